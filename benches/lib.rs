@@ -1,0 +1,1 @@
+//! Measurements; see the files beside this one.

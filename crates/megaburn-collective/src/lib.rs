@@ -1,0 +1,1 @@
+//! Groups of ranks, their collectives over threads and TCP, and differentiable regions on tensors.

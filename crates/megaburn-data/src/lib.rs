@@ -1,0 +1,1 @@
+//! Corpora, tokenizers and samplers: (seed, sample index) -> tokens.

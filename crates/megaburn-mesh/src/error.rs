@@ -1,0 +1,51 @@
+use thiserror::Error;
+
+/// Why a layout, a mesh or a shard cannot be.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+#[allow(missing_docs, reason = "the message of each variant says what its fields are")]
+pub enum MeshError {
+    #[error(
+        "layout `{text}`: {why}; write it like `tp2-dp2-sp` (axes: tp cp pp dp ep etp, flag: sp)"
+    )]
+    Syntax { text: String, why: String },
+    #[error("layout `{layout}` has degree 0 on {axis}: every degree is at least 1")]
+    ZeroDegree { layout: String, axis: &'static str },
+    #[error("layout `{layout}`: sequence parallelism (sp) needs tp > 1, and tp is 1")]
+    SequenceWithoutTensor { layout: String },
+    #[error(
+        "layout `{layout}`: tp {tp} with ep {ep} needs sequence parallelism, or every expert sees each token {tp} times; add `-sp`"
+    )]
+    ExpertsWithoutSequence { layout: String, tp: usize, ep: usize },
+    #[error("layout `{layout}`: ep {ep} x etp {etp} = {} does not divide tp {tp} x cp {cp} x dp {dp} = {}", ep * etp, tp * cp * dp)]
+    ExpertGrid { layout: String, ep: usize, etp: usize, tp: usize, cp: usize, dp: usize },
+    #[error("layout `{layout}` takes tp {tp} x cp {cp} x pp {pp} x dp {dp} = {} ranks, and there are {world}", tp * cp * pp * dp)]
+    World { layout: String, tp: usize, cp: usize, pp: usize, dp: usize, world: usize },
+    #[error("layout `{layout}`: tp {tp} x cp {cp} x pp {pp} = {} does not divide the {world} ranks, so no dp fills the world", tp * cp * pp)]
+    NoDp { layout: String, tp: usize, cp: usize, pp: usize, world: usize },
+    #[error(
+        "layout `{layout}`: {what} {size} is not divisible by {divisor_name} {divisor}; {hint}"
+    )]
+    Indivisible {
+        layout: String,
+        what: &'static str,
+        size: usize,
+        divisor_name: &'static str,
+        divisor: usize,
+        hint: String,
+    },
+    #[error(
+        "layout `{layout}`: {kv_heads} key/value heads over tp {tp}: one number must divide the other (heads {heads})"
+    )]
+    KvHeads { layout: String, kv_heads: usize, heads: usize, tp: usize },
+    #[error("layout `{layout}`: {layers} layers cannot fill {pp} pipeline stages")]
+    Layers { layout: String, layers: usize, pp: usize },
+    #[error("dim {dim} of {global_shape:?} holds {size}, its parts add up to {parts}")]
+    Parts { global_shape: Vec<usize>, dim: usize, size: usize, parts: usize },
+    #[error(
+        "a part of {units} units of {unit} cannot be split over {ranks} ranks of {axis}: one number must divide the other"
+    )]
+    Units { units: usize, unit: usize, ranks: usize, axis: &'static str },
+    #[error("two parameters are named `{path}`")]
+    DuplicateParam { path: String },
+}

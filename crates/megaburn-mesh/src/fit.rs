@@ -1,0 +1,111 @@
+use serde::{Deserialize, Serialize};
+
+use crate::{Layout, MeshError};
+
+/// The sizes of a model that a layout must be able to split. The vocabulary is not among them: it
+/// is padded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ModelShape {
+    /// Width of the residual stream.
+    pub hidden: usize,
+    /// Width inside the MLP.
+    pub ffn: usize,
+    /// Query heads.
+    pub heads: usize,
+    /// Key/value heads (KV groups). Fewer than tp: each is replicated.
+    pub kv_heads: usize,
+    /// Transformer layers.
+    pub layers: usize,
+    /// Tokens in a sequence.
+    pub seq_len: usize,
+}
+
+impl Layout {
+    /// Refuses a model that this layout cannot split.
+    ///
+    /// # Errors
+    /// The first size that does not divide, with all the numbers and what to change.
+    pub fn fits(&self, model: &ModelShape) -> Result<(), MeshError> {
+        let ModelShape { ffn, heads, kv_heads, layers, seq_len, .. } = *model;
+        let (tp, cp, pp) = (self.tp, self.cp, self.pp);
+        self.divides("attention heads", heads, "tp", tp, "choose a tp that divides the heads")?;
+        if kv_heads == 0 || !(kv_heads.is_multiple_of(tp) || tp.is_multiple_of(kv_heads)) {
+            return Err(MeshError::KvHeads { layout: self.to_string(), kv_heads, heads, tp });
+        }
+        self.divides("MLP width", ffn, "tp", tp, "choose a tp that divides it")?;
+        if cp > 1 {
+            let hint = "the zigzag split cuts 2 x cp chunks: change the sequence length";
+            self.divides("sequence length", seq_len, "2 x cp =", 2 * cp, hint)?;
+        }
+        if self.sp {
+            let hint = "change the sequence length, or drop `sp`";
+            self.divides("sequence length", seq_len, "tp x cp =", tp * cp, hint)?;
+        }
+        if layers < pp {
+            return Err(MeshError::Layers { layout: self.to_string(), layers, pp });
+        }
+        Ok(())
+    }
+
+    fn divides(
+        &self,
+        what: &'static str,
+        size: usize,
+        divisor_name: &'static str,
+        divisor: usize,
+        hint: &str,
+    ) -> Result<(), MeshError> {
+        if size > 0 && size.is_multiple_of(divisor) {
+            return Ok(());
+        }
+        let (layout, hint) = (self.to_string(), hint.to_string());
+        Err(MeshError::Indivisible { layout, what, size, divisor_name, divisor, hint })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+
+    const MODEL: ModelShape =
+        ModelShape { hidden: 64, ffn: 160, heads: 8, kv_heads: 4, layers: 4, seq_len: 64 };
+
+    #[rstest]
+    #[case("tp8-sp")]
+    #[case("tp2-cp2-pp4-sp")]
+    #[case("pp3")]
+    #[case("dp7")]
+    fn a_layout_that_divides_is_accepted(#[case] layout: Layout) {
+        layout.fits(&MODEL).unwrap();
+    }
+
+    #[rstest]
+    #[case("tp3", "attention heads 8 is not divisible by tp 3")]
+    #[case("tp16", "attention heads 8 is not divisible by tp 16")]
+    #[case("cp3", "sequence length 64 is not divisible by 2 x cp = 6")]
+    #[case("pp5", "4 layers cannot fill 5 pipeline stages")]
+    fn a_layout_that_does_not_divide_is_refused_with_the_numbers(
+        #[case] layout: Layout,
+        #[case] message: &str,
+    ) {
+        let error = layout.fits(&MODEL).unwrap_err().to_string();
+        assert!(error.contains(message), "{error}");
+    }
+
+    #[test]
+    fn kv_heads_divide_or_are_divided() {
+        let layout: Layout = "tp2".parse().unwrap();
+        layout.fits(&ModelShape { kv_heads: 1, ..MODEL }).unwrap();
+        let error = layout.fits(&ModelShape { kv_heads: 3, ..MODEL }).unwrap_err().to_string();
+        assert!(error.contains("3 key/value heads over tp 2"), "{error}");
+    }
+
+    #[test]
+    fn sequence_parallelism_needs_a_divisible_sequence() {
+        let layout: Layout = "tp2-sp".parse().unwrap();
+        let error = layout.fits(&ModelShape { seq_len: 63, ..MODEL }).unwrap_err().to_string();
+        assert!(error.contains("sequence length 63 is not divisible by tp x cp = 2"), "{error}");
+    }
+}

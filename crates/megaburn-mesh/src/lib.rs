@@ -1,0 +1,32 @@
+//! The arithmetic of a parallel run: which rank stands where, who talks to whom, which part of a
+//! tensor a rank holds, and what random number belongs to which position. No Burn, no threads, no
+//! I/O: everything here is a pure function.
+//!
+//! ```
+//! use megaburn_mesh::{Axis, Layout, Mesh};
+//!
+//! let layout: Layout = "tp2-dp2-sp".parse()?;
+//! let mesh = Mesh::new(layout);
+//! assert_eq!(mesh.world_size(), 4);
+//! assert_eq!(mesh.group_of(&[Axis::Tp], 3), [2, 3]);
+//! assert_eq!(mesh.group_of(&[Axis::Dp], 3), [1, 3]);
+//! # Ok::<(), megaburn_mesh::MeshError>(())
+//! ```
+
+mod axis;
+mod error;
+mod fit;
+mod layout;
+mod mesh;
+mod plan;
+mod rng;
+mod shard;
+
+pub use axis::Axis;
+pub use error::MeshError;
+pub use fit::ModelShape;
+pub use layout::Layout;
+pub use mesh::{Coords, Mesh};
+pub use plan::{ParamSpec, ShardPlan};
+pub use rng::{PositionRng, Purpose};
+pub use shard::{Part, Piece, ShardSpec, pad_vocab};

@@ -1,0 +1,1 @@
+//! Models that read like their papers: Llama.

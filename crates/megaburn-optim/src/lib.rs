@@ -1,0 +1,1 @@
+//! Gradients, clipping, AdamW and schedules for sharded parameters.

@@ -1,0 +1,1 @@
+//! Tensor- and sequence-parallel layers as ordinary Burn modules.

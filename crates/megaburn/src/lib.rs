@@ -1,0 +1,1 @@
+//! Megatron-LM's training system for Burn: tensor, sequence and data parallelism as ordinary modules.

@@ -1,0 +1,2 @@
+//! The `megaburn` command.
+fn main() {}

@@ -1,0 +1,1 @@
+//! Only examples live here: see the files beside this one.

@@ -1,0 +1,1 @@
+//! Integration tests; see the files beside this one.

@@ -1,1 +1,33 @@
-//! Groups of ranks, their collectives over threads and TCP, and differentiable regions on tensors.
+//! Groups of ranks and their collectives.
+//!
+//! A [`Group`] is a handle that a rank holds: who its members are, which of them this rank is, the
+//! run's seed, and the link over which they talk: threads of one process ([`run_threads`]) or TCP
+//! between processes ([`connect`]). There are no globals; whatever communicates is given its group.
+//!
+//! - **Deterministic**: reductions run in rank order, so the result is bit-identical on every rank,
+//!   over every transport and in every run.
+//! - **Nothing hangs**: ranks that disagree, a dead, panicked or silent peer become a
+//!   [`CollectiveError`] on every other rank within the timeout. Afterwards every group of the rank
+//!   is unusable.
+//!
+//! [`region`] holds the differentiable operations on tensors that parallel layers are made of.
+
+mod collectives;
+mod error;
+mod group;
+mod launch;
+mod mailbox;
+mod message;
+mod process_groups;
+mod recorder;
+mod reduce;
+mod threads;
+mod transport;
+
+pub use error::CollectiveError;
+pub use group::{Group, GroupOptions, ReduceOp};
+pub use launch::{RankFailure, run_threads};
+pub use message::{Call, Message, OpKind, Payload};
+pub use process_groups::ProcessGroups;
+pub use recorder::{FlightRecord, FlightState};
+pub use transport::{Channel, Transport, TransportError};

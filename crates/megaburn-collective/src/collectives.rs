@@ -1,0 +1,293 @@
+//! The collectives of a [`Group`] on host data, each built from one exchange or two.
+
+use burn::tensor::{DType, TensorData};
+
+use crate::{
+    CollectiveError, Group, ReduceOp,
+    group::no_data,
+    message::{Call, OpKind, Payload},
+    reduce::reduce,
+};
+
+/// Up to this many bytes an all-reduce sends everything to everyone (one exchange); above, each
+/// member reduces its stretch and hands it out (two exchanges, `2 / size` of the bytes).
+const ONE_EXCHANGE: usize = 16 << 10;
+
+impl Group {
+    /// Combines the members' values; every member gets the result.
+    ///
+    /// # Shapes
+    /// The same on every member, any (zero elements too); the result has it.
+    /// # Errors
+    /// See [`CollectiveError`]; a mean of integers is refused.
+    /// # Collective
+    /// All members; sends the data once (small) or `2 (n - 1) / n` of it.
+    /// # Determinism
+    /// Bit-identical on all members, transports and runs.
+    pub fn all_reduce(
+        &self,
+        data: TensorData,
+        op: ReduceOp,
+    ) -> Result<TensorData, CollectiveError> {
+        if self.size() == 1 {
+            return Ok(data);
+        }
+        let kind = match op {
+            ReduceOp::Sum => OpKind::AllReduceSum,
+            ReduceOp::Max => OpKind::AllReduceMax,
+            ReduceOp::Mean => OpKind::AllReduceMean,
+        };
+        let call = self.next_call(kind, &data);
+        let (bytes, shape, dtype) = data.into_parts();
+        self.run(&call, |link, deadline| {
+            let refused = || self.bad_argument(&call, format!("{dtype:?} cannot be reduced so"));
+            let mine = Payload::new(bytes);
+            let len = mine.as_slice().len();
+            if len <= ONE_EXCHANGE {
+                let all = self.exchange(link, &call, deadline, |_| mine.clone())?;
+                let sum = reduce(&all, dtype, op).ok_or_else(refused)?;
+                return Ok(TensorData::from_bytes(sum, shape, dtype));
+            }
+            let elements = len / dtype.size();
+            let stretch = |member: usize| {
+                let at = |i: usize| elements * i / self.size() * dtype.size();
+                at(member)..at(member + 1)
+            };
+            let parts = self.exchange(link, &call, deadline, |to| mine.slice(stretch(to)))?;
+            let sum = Payload::new(reduce(&parts, dtype, op).ok_or_else(refused)?);
+            let all = self.exchange(link, &call, deadline, |_| sum.clone())?;
+            Ok(TensorData::from_bytes_vec(concatenate(&all), shape, dtype))
+        })
+    }
+
+    /// Concatenates the members' values along the first dimension; every member gets the result.
+    ///
+    /// # Shapes
+    /// `[d, ..]` the same on every member; the result is `[size * d, ..]`.
+    /// # Errors
+    /// See [`CollectiveError`].
+    /// # Collective
+    /// All members; each sends its data to every other.
+    pub fn all_gather(&self, data: TensorData) -> Result<TensorData, CollectiveError> {
+        if self.size() == 1 {
+            return Ok(data);
+        }
+        let call = self.next_call(OpKind::AllGather, &data);
+        let (bytes, mut shape, dtype) = data.into_parts();
+        self.run(&call, |link, deadline| {
+            let mine = Payload::new(bytes);
+            let all = self.exchange(link, &call, deadline, |_| mine.clone())?;
+            let Some(first) = shape.first_mut() else {
+                return Err(self.bad_argument(&call, "a scalar has no dimension to gather along"));
+            };
+            *first *= self.size();
+            Ok(TensorData::from_bytes_vec(concatenate(&all), shape, dtype))
+        })
+    }
+
+    /// Combines the members' values and leaves each member its share of the first dimension.
+    ///
+    /// # Shapes
+    /// `[size * d, ..]` the same on every member; the result is `[d, ..]`.
+    /// # Errors
+    /// See [`CollectiveError`]; a first dimension that the members do not divide is refused.
+    /// # Collective
+    /// All members; sends `(n - 1) / n` of the data.
+    /// # Determinism
+    /// Bit-identical to the member's share of [`Group::all_reduce`].
+    pub fn reduce_scatter(
+        &self,
+        data: TensorData,
+        op: ReduceOp,
+    ) -> Result<TensorData, CollectiveError> {
+        if self.size() == 1 {
+            return Ok(data);
+        }
+        let kind = match op {
+            ReduceOp::Sum => OpKind::ReduceScatterSum,
+            ReduceOp::Max => OpKind::ReduceScatterMax,
+            ReduceOp::Mean => OpKind::ReduceScatterMean,
+        };
+        let call = self.next_call(kind, &data);
+        let (bytes, mut shape, dtype) = data.into_parts();
+        self.run(&call, |link, deadline| {
+            match shape.first_mut() {
+                Some(first) if first.is_multiple_of(self.size()) => *first /= self.size(),
+                _ => {
+                    let why = format!("dim 0 does not divide into {} shares", self.size());
+                    return Err(self.bad_argument(&call, why));
+                }
+            }
+            let share = bytes.len() / self.size();
+            let mine = Payload::new(bytes);
+            let parts = self
+                .exchange(link, &call, deadline, |to| mine.slice(to * share..(to + 1) * share))?;
+            let sum = reduce(&parts, dtype, op).ok_or_else(|| {
+                self.bad_argument(&call, format!("{dtype:?} cannot be reduced so"))
+            })?;
+            Ok(TensorData::from_bytes(sum, shape, dtype))
+        })
+    }
+
+    /// Sends `parts[i]` to member `i` and returns what each member sent here. Parts may differ in
+    /// size, and be empty.
+    ///
+    /// # Shapes
+    /// Any; all of one element type.
+    /// # Errors
+    /// See [`CollectiveError`]; another number of parts than members is refused.
+    /// # Collective
+    /// All members; each part is sent once.
+    pub fn all_to_all(&self, parts: Vec<TensorData>) -> Result<Vec<TensorData>, CollectiveError> {
+        let dtype = parts.first().map_or(DType::U8, TensorData::dtype);
+        let call = self.next_call(OpKind::AllToAll, &no_data_of(dtype));
+        if parts.len() != self.size() {
+            let why = format!("{} parts for {} members", parts.len(), self.size());
+            return self.run(&call, |_, _| Err(self.bad_argument(&call, why)));
+        }
+        if parts.iter().any(|part| part.dtype() != dtype) {
+            let why = "parts of different element types";
+            return self.run(&call, |_, _| Err(self.bad_argument(&call, why)));
+        }
+        if self.size() == 1 {
+            return Ok(parts);
+        }
+        self.run(&call, |link, deadline| {
+            let mut own = None;
+            let size = self.size();
+            let mut parts: Vec<Option<TensorData>> = parts.into_iter().map(Some).collect();
+            for step in 1..size {
+                let to = (self.rank() + step) % size;
+                let part = parts[to].take().expect("each part is sent once");
+                let mut call = call.clone();
+                call.shape = part.shape().to_vec();
+                let payload = Payload::new(part.into_parts().0);
+                self.send_to(link, &call, to, payload, deadline)?;
+            }
+            own.clone_from(&parts[self.rank()]);
+            (0..size)
+                .map(|from| {
+                    if from == self.rank() {
+                        return Ok(own.take().expect("own part is kept"));
+                    }
+                    let message = self.receive_from(link, &call, from, deadline)?;
+                    let bytes = message.payload.into_bytes();
+                    Ok(TensorData::from_bytes(bytes, message.call.shape, dtype))
+                })
+                .collect()
+        })
+    }
+
+    /// Every member gets the value of member `root`.
+    ///
+    /// # Shapes
+    /// Any; the same on every member (the others' values do not matter).
+    /// # Errors
+    /// See [`CollectiveError`].
+    /// # Collective
+    /// All members; the root sends its data to every other.
+    pub fn broadcast(&self, data: TensorData, root: usize) -> Result<TensorData, CollectiveError> {
+        if self.size() == 1 && root == 0 {
+            return Ok(data);
+        }
+        let call = self.next_call(OpKind::Broadcast { root }, &data);
+        let (bytes, shape, dtype) = data.into_parts();
+        self.run(&call, |link, deadline| {
+            if root >= self.size() {
+                let why = format!("there is no member {root} among {}", self.size());
+                return Err(self.bad_argument(&call, why));
+            }
+            let is_root = self.rank() == root;
+            let mine = if is_root { Payload::new(bytes) } else { Payload::empty() };
+            let all = self.exchange(link, &call, deadline, |_| mine.clone())?;
+            let value = all.into_iter().nth(root).expect("the root is a member");
+            Ok(TensorData::from_bytes(value.into_bytes(), shape, dtype))
+        })
+    }
+
+    /// Returns when every member has called it.
+    ///
+    /// # Errors
+    /// See [`CollectiveError`].
+    /// # Collective
+    /// All members; sends no data.
+    pub fn barrier(&self) -> Result<(), CollectiveError> {
+        if self.size() == 1 {
+            return Ok(());
+        }
+        let call = self.next_call(OpKind::Barrier, &no_data());
+        self.run(&call, |link, deadline| {
+            self.exchange(link, &call, deadline, |_| Payload::empty()).map(drop)
+        })
+    }
+
+    /// Sends a value to member `to`, which calls [`Group::recv`].
+    ///
+    /// # Errors
+    /// See [`CollectiveError`]; sending to oneself is refused.
+    /// # Collective
+    /// This rank and `to`. Returns when the data is handed over, not when it is received.
+    pub fn send(&self, data: TensorData, to: usize) -> Result<(), CollectiveError> {
+        let call = self.pair_call(to, 0, &data);
+        self.run(&call, |link, deadline| {
+            self.check_peer(&call, to)?;
+            self.send_to(link, &call, to, Payload::new(data.into_parts().0), deadline)
+        })
+    }
+
+    /// The next value that member `from` sent, which must have this shape (`None`: any) and type.
+    ///
+    /// # Errors
+    /// See [`CollectiveError`]; another shape or type is a mismatch.
+    /// # Collective
+    /// This rank and `from`.
+    pub fn recv(
+        &self,
+        from: usize,
+        shape: Option<&[usize]>,
+        dtype: DType,
+    ) -> Result<TensorData, CollectiveError> {
+        let mut call = self.pair_call(from, 1, &no_data_of(dtype));
+        call.shape = shape.unwrap_or_default().to_vec();
+        self.run(&call, |link, deadline| {
+            self.check_peer(&call, from)?;
+            let message = self.receive_from(link, &call, from, deadline)?;
+            if shape.is_some_and(|shape| shape != message.call.shape) {
+                return Err(CollectiveError::Mismatch {
+                    rank: self.global_rank(),
+                    group: self.name().to_string(),
+                    mine: Box::new(call.clone()),
+                    peer: self.members()[from],
+                    theirs: Box::new(message.call),
+                });
+            }
+            let bytes = message.payload.into_bytes();
+            Ok(TensorData::from_bytes(bytes, message.call.shape, dtype))
+        })
+    }
+
+    fn pair_call(&self, member: usize, direction: usize, data: &TensorData) -> Call {
+        let seq = if member < self.size() { self.next_pair(member, direction) } else { 0 };
+        let (dtype, shape) = (data.dtype(), data.shape().to_vec());
+        Call { op: OpKind::Send, seq, dtype, shape }
+    }
+
+    fn check_peer(&self, call: &Call, member: usize) -> Result<(), CollectiveError> {
+        if member < self.size() && member != self.rank() {
+            return Ok(());
+        }
+        let why =
+            format!("member {member} is no peer of member {} of {}", self.rank(), self.size());
+        Err(self.bad_argument(call, why))
+    }
+}
+
+fn no_data_of(dtype: DType) -> TensorData {
+    TensorData::from_bytes_vec(Vec::new(), [0], dtype)
+}
+
+fn concatenate(parts: &[Payload]) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(parts.iter().map(|part| part.as_slice().len()).sum());
+    parts.iter().for_each(|part| bytes.extend_from_slice(part.as_slice()));
+    bytes
+}

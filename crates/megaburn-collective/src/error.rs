@@ -1,0 +1,42 @@
+use thiserror::Error;
+
+use crate::message::Call;
+
+/// Why a collective failed. The rank, its group, the operation and its sequence number are always
+/// named.
+#[derive(Clone, Debug, PartialEq, Error)]
+#[non_exhaustive]
+#[allow(missing_docs, reason = "the message of each variant says what its fields are")]
+pub enum CollectiveError {
+    #[error(
+        "rank {rank}, group {group}: ranks disagree: this rank called {mine}, rank {peer} called {theirs}"
+    )]
+    Mismatch { rank: usize, group: String, mine: Box<Call>, peer: usize, theirs: Box<Call> },
+    #[error(
+        "rank {rank}, group {group}: {call} timed out after {seconds:.1} s waiting for rank {peer}; it is stopped, stuck or slower than `timeout`"
+    )]
+    Timeout { rank: usize, group: String, call: Box<Call>, peer: usize, seconds: f64 },
+    #[error("rank {rank}, group {group}: {call} lost rank {peer}: {why}")]
+    PeerLost { rank: usize, group: String, call: Box<Call>, peer: usize, why: String },
+    #[error(
+        "rank {rank}, group {group}: {call} was ended by rank {by}, which failed first: {reason}"
+    )]
+    Aborted { rank: usize, group: String, call: Box<Call>, by: usize, reason: String },
+    #[error("rank {rank}, group {group}: {call}: {why}")]
+    BadArgument { rank: usize, group: String, call: Box<Call>, why: String },
+    #[error("rank {rank}, group {group}: unusable since an earlier failure: {first}")]
+    Unusable { rank: usize, group: String, first: Box<CollectiveError> },
+    #[error(
+        "group {group} of ranks {members:?} cannot be made by rank {rank} of {world_size}: {why}"
+    )]
+    BadGroup { rank: usize, group: String, members: Vec<usize>, world_size: usize, why: String },
+    #[error("rendezvous: {why}")]
+    Rendezvous { why: String },
+}
+
+impl CollectiveError {
+    /// Whether this rank only heard of a failure that another rank saw first.
+    pub fn is_echo(&self) -> bool {
+        matches!(self, Self::Aborted { .. } | Self::Unusable { .. })
+    }
+}

@@ -1,0 +1,333 @@
+use std::{
+    fmt,
+    sync::{
+        Arc, Mutex, OnceLock, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use burn::tensor::{DType, TensorData};
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::{
+    CollectiveError, FlightRecord, Transport, TransportError,
+    message::{Call, Message, Payload},
+    recorder::FlightRecorder,
+};
+
+/// How members' values are combined.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ReduceOp {
+    /// The sum, in rank order.
+    Sum,
+    /// The largest; NaN if any member has it.
+    Max,
+    /// The sum divided by the number of members.
+    Mean,
+}
+
+/// What all groups of a run share.
+#[derive(Clone, Copy, Debug)]
+pub struct GroupOptions {
+    /// The run's seed: parameters, dropout and data order are drawn from it.
+    pub seed: u64,
+    /// How long a collective waits for a peer before it fails.
+    pub timeout: Duration,
+}
+
+impl Default for GroupOptions {
+    /// Seed 0 and ten minutes, as in Megatron-LM.
+    fn default() -> Self {
+        Self { seed: 0, timeout: Duration::from_secs(600) }
+    }
+}
+
+/// A rank's handle on some ranks that work together: who they are, which one it is, the run's seed
+/// and the collectives. Cloning is cheap and names the same group.
+///
+/// Members are numbered `0..size()` in rank order; all arguments and results of collectives use
+/// these numbers. A group of one never communicates.
+///
+/// # Collective
+/// Every method that says so must be called by every member, in the same order.
+#[derive(Clone)]
+pub struct Group(Arc<Inner>);
+
+struct Inner {
+    name: String,
+    members: Vec<usize>,
+    rank: usize,
+    channel: u64,
+    options: GroupOptions,
+    seq: AtomicU64,
+    /// Messages sent to and received from each member by `send` and `recv`.
+    pairs: Mutex<Vec<[u64; 2]>>,
+    link: Option<Arc<Link>>,
+}
+
+/// What all groups of one rank share: the transport, the recorder and the first failure.
+#[derive(Debug)]
+pub(crate) struct Link {
+    pub(crate) transport: Arc<dyn Transport>,
+    recorder: FlightRecorder,
+    failure: OnceLock<CollectiveError>,
+}
+
+impl Link {
+    pub(crate) fn new(transport: Arc<dyn Transport>) -> Self {
+        Self { transport, recorder: FlightRecorder::default(), failure: OnceLock::new() }
+    }
+}
+
+impl Group {
+    /// The group of one.
+    pub fn single(seed: u64) -> Self {
+        let options = GroupOptions { seed, ..Default::default() };
+        Self::assemble("single", vec![0], 0, options, None)
+    }
+
+    /// The group of all ranks of a transport.
+    pub(crate) fn world(link: Arc<Link>, options: GroupOptions) -> Self {
+        let (rank, size) = (link.transport.rank(), link.transport.world_size());
+        Self::assemble("world", (0..size).collect(), rank, options, Some(link))
+    }
+
+    fn assemble(
+        name: &str,
+        members: Vec<usize>,
+        rank: usize,
+        options: GroupOptions,
+        link: Option<Arc<Link>>,
+    ) -> Self {
+        let channel = xxh3_64(format!("{name} {members:?}").as_bytes());
+        let pairs = Mutex::new(vec![[0; 2]; members.len()]);
+        let (name, seq) = (name.to_string(), AtomicU64::new(0));
+        Self(Arc::new(Inner { name, members, rank, channel, options, seq, pairs, link }))
+    }
+
+    /// The group of some members of this one, given by global rank. Nothing is sent: members make
+    /// it independently, with the same name and list.
+    ///
+    /// # Errors
+    /// The list is not ascending, leaves the world or does not hold this rank.
+    pub fn subgroup(&self, name: &str, members: &[usize]) -> Result<Self, CollectiveError> {
+        let me = self.global_rank();
+        let bad = |why: &str| CollectiveError::BadGroup {
+            rank: me,
+            group: name.to_string(),
+            members: members.to_vec(),
+            world_size: self.0.link.as_ref().map_or(1, |link| link.transport.world_size()),
+            why: why.to_string(),
+        };
+        if !members.is_sorted_by(|a, b| a < b) {
+            return Err(bad("members must ascend"));
+        }
+        if let Some(outside) = members.iter().find(|member| !self.0.members.contains(member)) {
+            return Err(bad(&format!("rank {outside} is no member of group {}", self.0.name)));
+        }
+        let rank = members.iter().position(|&member| member == me);
+        let rank = rank.ok_or_else(|| bad("it does not hold this rank"))?;
+        let link = self.0.link.clone();
+        Ok(Self::assemble(name, members.to_vec(), rank, self.0.options, link))
+    }
+
+    /// The name, for messages: `tp`, `dp`, `world`.
+    pub fn name(&self) -> &str {
+        &self.0.name
+    }
+
+    /// This rank's number within the group.
+    pub fn rank(&self) -> usize {
+        self.0.rank
+    }
+
+    /// The number of members.
+    pub fn size(&self) -> usize {
+        self.0.members.len()
+    }
+
+    /// The members' global ranks, ascending.
+    pub fn members(&self) -> &[usize] {
+        &self.0.members
+    }
+
+    /// This rank's number in the world.
+    pub fn global_rank(&self) -> usize {
+        self.0.members[self.0.rank]
+    }
+
+    /// The run's seed.
+    pub fn seed(&self) -> u64 {
+        self.0.options.seed
+    }
+
+    /// The first failure of any group of this rank. Once there is one, every collective fails.
+    pub fn failure(&self) -> Option<CollectiveError> {
+        self.0.link.as_ref()?.failure.get().cloned()
+    }
+
+    /// The last collectives of this rank over all its groups, oldest first.
+    pub fn flight_records(&self) -> Vec<FlightRecord> {
+        self.0.link.as_ref().map(|link| link.recorder.records()).unwrap_or_default()
+    }
+
+    /// The flight recorder as a text, a line a collective.
+    pub fn flight_dump(&self) -> String {
+        let lines = self.flight_records().into_iter().map(|record| format!("  {record}\n"));
+        format!("last collectives of rank {}:\n{}", self.global_rank(), lines.collect::<String>())
+    }
+
+    /// Ends every rank's current and later collectives with an error that carries `reason`: for a
+    /// rank that cannot go on.
+    pub fn abort(&self, reason: &str) {
+        if let Some(link) = &self.0.link {
+            link.transport.abort(reason);
+        }
+    }
+
+    pub(crate) fn next_call(&self, op: crate::message::OpKind, data: &TensorData) -> Call {
+        let seq = self.0.seq.fetch_add(1, Ordering::Relaxed);
+        Call { op, seq, dtype: data.dtype(), shape: data.shape().to_vec() }
+    }
+
+    /// The numbers of the next `send` to and `recv` from `member`.
+    pub(crate) fn next_pair(&self, member: usize, direction: usize) -> u64 {
+        let mut pairs = self.0.pairs.lock().unwrap_or_else(PoisonError::into_inner);
+        let next = &mut pairs[member][direction];
+        *next += 1;
+        *next - 1
+    }
+
+    /// Runs `body` as `call`: recorded, refused after an earlier failure, and made known to every
+    /// rank when it fails.
+    pub(crate) fn run<T>(
+        &self,
+        call: &Call,
+        body: impl FnOnce(&Link, Instant) -> Result<T, CollectiveError>,
+    ) -> Result<T, CollectiveError> {
+        let Some(link) = &self.0.link else {
+            return Err(self.bad_argument(call, "a group of one has no peers"));
+        };
+        if let Some(first) = link.failure.get() {
+            let (rank, group) = (self.global_rank(), self.0.name.clone());
+            let first = Box::new(first.clone());
+            return Err(CollectiveError::Unusable { rank, group, first });
+        }
+        let id = link.recorder.start(&self.0.name, call);
+        let result = body(link, Instant::now() + self.0.options.timeout);
+        link.recorder.finish(id, result.as_ref().err().map(ToString::to_string));
+        if let Err(error) = &result
+            && link.failure.set(error.clone()).is_ok()
+        {
+            link.transport.abort(&error.to_string());
+            tracing::error!("{error}\n{}", self.flight_dump());
+        }
+        result
+    }
+
+    /// Sends `outgoing(member)` to every other member and returns what they sent, in member order;
+    /// this rank's own contribution stands in its place.
+    pub(crate) fn exchange(
+        &self,
+        link: &Link,
+        call: &Call,
+        deadline: Instant,
+        outgoing: impl Fn(usize) -> Payload,
+    ) -> Result<Vec<Payload>, CollectiveError> {
+        let size = self.size();
+        for step in 1..size {
+            // Each rank starts with another peer, so that nobody is everybody's first.
+            let to = (self.rank() + step) % size;
+            self.send_to(link, call, to, outgoing(to), deadline)?;
+        }
+        (0..size)
+            .map(|from| {
+                if from == self.rank() {
+                    return Ok(outgoing(from));
+                }
+                self.receive_from(link, call, from, deadline).map(|message| message.payload)
+            })
+            .collect()
+    }
+
+    pub(crate) fn send_to(
+        &self,
+        link: &Link,
+        call: &Call,
+        to: usize,
+        payload: Payload,
+        deadline: Instant,
+    ) -> Result<(), CollectiveError> {
+        let message = Message { call: call.clone(), payload };
+        link.transport
+            .send(self.0.members[to], self.0.channel, message, deadline)
+            .map_err(|error| self.transport_error(call, to, error))
+    }
+
+    pub(crate) fn receive_from(
+        &self,
+        link: &Link,
+        call: &Call,
+        from: usize,
+        deadline: Instant,
+    ) -> Result<Message, CollectiveError> {
+        let peer = self.0.members[from];
+        let message = link
+            .transport
+            .receive(peer, self.0.channel, deadline)
+            .map_err(|error| self.transport_error(call, from, error))?;
+        if !call.agrees(&message.call) {
+            return Err(CollectiveError::Mismatch {
+                rank: self.global_rank(),
+                group: self.0.name.clone(),
+                mine: Box::new(call.clone()),
+                peer,
+                theirs: Box::new(message.call),
+            });
+        }
+        Ok(message)
+    }
+
+    fn transport_error(
+        &self,
+        call: &Call,
+        member: usize,
+        error: TransportError,
+    ) -> CollectiveError {
+        let (rank, group) = (self.global_rank(), self.0.name.clone());
+        let (call, peer) = (Box::new(call.clone()), self.0.members[member]);
+        match error {
+            TransportError::Timeout => {
+                let seconds = self.0.options.timeout.as_secs_f64();
+                CollectiveError::Timeout { rank, group, call, peer, seconds }
+            }
+            TransportError::Lost { why } => {
+                CollectiveError::PeerLost { rank, group, call, peer, why }
+            }
+            TransportError::Aborted { by, reason } => {
+                CollectiveError::Aborted { rank, group, call, by, reason }
+            }
+        }
+    }
+
+    pub(crate) fn bad_argument(&self, call: &Call, why: impl Into<String>) -> CollectiveError {
+        CollectiveError::BadArgument {
+            rank: self.global_rank(),
+            group: self.0.name.clone(),
+            call: Box::new(call.clone()),
+            why: why.into(),
+        }
+    }
+}
+
+impl fmt::Debug for Group {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Group({} rank {} of {:?})", self.name(), self.rank(), self.members())
+    }
+}
+
+/// An empty contribution, for collectives that carry no data.
+pub(crate) fn no_data() -> TensorData {
+    TensorData::from_bytes_vec(Vec::new(), [0], DType::U8)
+}

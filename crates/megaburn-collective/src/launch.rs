@@ -1,0 +1,100 @@
+use std::{
+    any::Any,
+    fmt,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::Arc,
+    thread,
+};
+
+use crate::{Group, GroupOptions, Transport, group::Link, threads::ThreadTransport};
+
+/// Autodiff walks deep graphs on the rank's own stack.
+const STACK_BYTES: usize = 32 << 20;
+
+/// How one rank of [`run_threads`] ended badly.
+#[derive(Debug, PartialEq, Eq)]
+pub enum RankFailure<E> {
+    /// Its function returned this error.
+    Failed(E),
+    /// It panicked with this message.
+    Panicked(String),
+}
+
+impl<E: fmt::Display> fmt::Display for RankFailure<E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Failed(error) => write!(f, "{error}"),
+            Self::Panicked(message) => write!(f, "panicked: {message}"),
+        }
+    }
+}
+
+impl<E: fmt::Debug + fmt::Display> std::error::Error for RankFailure<E> {}
+
+/// Runs `body` as `world_size` ranks, each a thread of this process with its world group, and
+/// returns how each ended, in rank order.
+///
+/// A rank that returns, fails or panics while others wait for it ends their waiting with an error.
+///
+/// Set `RAYON_NUM_THREADS` (or build rayon's pool) to `cores / world_size` first: Burn's CPU
+/// backend shares one pool among all ranks.
+///
+/// ```
+/// use burn::tensor::TensorData;
+/// use megaburn_collective::{CollectiveError, GroupOptions, ReduceOp, run_threads};
+///
+/// let sums = run_threads(4, GroupOptions::default(), |world| {
+///     let mine = TensorData::from([world.rank() as f32, 1.0]);
+///     Ok::<_, CollectiveError>(world.all_reduce(mine, ReduceOp::Sum)?)
+/// });
+/// assert!(sums.into_iter().all(|sum| sum.unwrap() == TensorData::from([6.0f32, 4.0])));
+/// ```
+pub fn run_threads<T, E, F>(
+    world_size: usize,
+    options: GroupOptions,
+    body: F,
+) -> Vec<Result<T, RankFailure<E>>>
+where
+    T: Send,
+    E: fmt::Display + Send,
+    F: Fn(Group) -> Result<T, E> + Sync,
+{
+    let body = &body;
+    thread::scope(|scope| {
+        let ranks: Vec<_> = ThreadTransport::world(world_size)
+            .into_iter()
+            .map(|transport| {
+                let name = format!("rank-{}", transport.rank());
+                let builder = thread::Builder::new().name(name).stack_size(STACK_BYTES);
+                let run = move || run_rank(Arc::new(transport), options, body);
+                builder.spawn_scoped(scope, run).expect("the system has room for a thread")
+            })
+            .collect();
+        let join = |rank: thread::ScopedJoinHandle<'_, _>| rank.join().expect("rank caught panics");
+        ranks.into_iter().map(join).collect()
+    })
+}
+
+fn run_rank<T, E: fmt::Display>(
+    transport: Arc<ThreadTransport>,
+    options: GroupOptions,
+    body: impl Fn(Group) -> Result<T, E>,
+) -> Result<T, RankFailure<E>> {
+    let link = Arc::new(Link::new(transport.clone()));
+    let world = Group::world(link, options);
+    let result = match catch_unwind(AssertUnwindSafe(|| body(world))) {
+        Ok(result) => result.map_err(RankFailure::Failed),
+        Err(panic) => Err(RankFailure::Panicked(panic_message(panic.as_ref()))),
+    };
+    match &result {
+        Ok(_) => transport.leave("it finished and left"),
+        Err(failure) => transport.leave(&failure.to_string()),
+    }
+    result
+}
+
+fn panic_message(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(ToString::to_string);
+    text.or_else(|| panic.downcast_ref::<String>().cloned())
+        .unwrap_or_else(|| "a value that is no text".into())
+}

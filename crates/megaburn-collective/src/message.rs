@@ -1,0 +1,117 @@
+use std::{fmt, ops::Range, sync::Arc};
+
+use burn::tensor::{Bytes, DType};
+use serde::{Deserialize, Serialize};
+
+/// What a collective does. Ranks that meet with different ones have a bug.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[allow(missing_docs, reason = "named for the collective")]
+pub enum OpKind {
+    AllReduceSum,
+    AllReduceMax,
+    AllReduceMean,
+    AllGather,
+    ReduceScatterSum,
+    ReduceScatterMax,
+    ReduceScatterMean,
+    AllToAll,
+    Broadcast { root: usize },
+    Send,
+    Barrier,
+}
+
+impl fmt::Display for OpKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = match self {
+            Self::AllReduceSum => "all_reduce(sum)",
+            Self::AllReduceMax => "all_reduce(max)",
+            Self::AllReduceMean => "all_reduce(mean)",
+            Self::AllGather => "all_gather",
+            Self::ReduceScatterSum => "reduce_scatter(sum)",
+            Self::ReduceScatterMax => "reduce_scatter(max)",
+            Self::ReduceScatterMean => "reduce_scatter(mean)",
+            Self::AllToAll => "all_to_all",
+            Self::Broadcast { root } => return write!(f, "broadcast(from member {root})"),
+            Self::Send => "send/recv",
+            Self::Barrier => "barrier",
+        };
+        f.write_str(name)
+    }
+}
+
+/// One call of one rank: what its peers compare theirs with.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Call {
+    /// The operation.
+    pub op: OpKind,
+    /// How many calls this group (for send/recv: this pair) made before.
+    pub seq: u64,
+    /// Element type.
+    pub dtype: DType,
+    /// Shape of this rank's contribution.
+    pub shape: Vec<usize>,
+}
+
+impl Call {
+    /// Whether two ranks may meet in these calls. Shapes must agree, but for operations whose
+    /// contributions may differ by rank.
+    pub(crate) fn agrees(&self, other: &Call) -> bool {
+        let any_shape = matches!(self.op, OpKind::AllToAll | OpKind::Send);
+        (self.op, self.seq, self.dtype) == (other.op, other.seq, other.dtype)
+            && (any_shape || self.shape == other.shape)
+    }
+}
+
+impl fmt::Display for Call {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { op, seq, dtype, shape } = self;
+        write!(f, "{op} #{seq} of {dtype:?} {shape:?}")
+    }
+}
+
+/// Bytes that several receivers may share without a copy.
+#[derive(Clone, Debug)]
+pub struct Payload {
+    owner: Arc<Bytes>,
+    range: Range<usize>,
+}
+
+impl Payload {
+    pub(crate) fn new(bytes: Bytes) -> Self {
+        let range = 0..bytes.len();
+        Self { owner: Arc::new(bytes), range }
+    }
+
+    pub(crate) fn empty() -> Self {
+        Self::new(Bytes::from_bytes_vec(Vec::new()))
+    }
+
+    /// The stretch `range` of this payload, sharing its memory.
+    pub(crate) fn slice(&self, range: Range<usize>) -> Self {
+        let range = self.range.start + range.start..self.range.start + range.end;
+        assert!(range.end <= self.range.end, "slice past the end of a payload");
+        Self { owner: self.owner.clone(), range }
+    }
+
+    /// The bytes.
+    pub fn as_slice(&self) -> &[u8] {
+        &self.owner[self.range.clone()]
+    }
+
+    /// The bytes, without a copy where this is the only holder of the whole buffer.
+    pub(crate) fn into_bytes(self) -> Bytes {
+        if self.range == (0..self.owner.len()) {
+            return Arc::try_unwrap(self.owner).unwrap_or_else(|shared| (*shared).clone());
+        }
+        Bytes::from_bytes_vec(self.as_slice().to_vec())
+    }
+}
+
+/// A message from one rank to another: the sender's call and its contribution.
+#[derive(Clone, Debug)]
+pub struct Message {
+    /// What the sender called.
+    pub call: Call,
+    /// What it sends to this receiver.
+    pub payload: Payload,
+}

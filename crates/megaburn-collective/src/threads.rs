@@ -1,0 +1,66 @@
+use std::{sync::Arc, time::Instant};
+
+use crate::{
+    mailbox::Mailbox,
+    message::Message,
+    transport::{Channel, Transport, TransportError},
+};
+
+/// Ranks as threads of one process: a message is an `Arc` put into the receiver's mailbox.
+#[derive(Debug)]
+pub(crate) struct ThreadTransport {
+    rank: usize,
+    mailboxes: Arc<[Mailbox]>,
+}
+
+impl ThreadTransport {
+    /// One end for each of `world_size` ranks.
+    pub(crate) fn world(world_size: usize) -> Vec<Self> {
+        let mailboxes: Arc<[Mailbox]> = (0..world_size).map(|_| Mailbox::default()).collect();
+        (0..world_size).map(|rank| Self { rank, mailboxes: mailboxes.clone() }).collect()
+    }
+
+    /// Tells the others how this rank ended. Without it they would wait for the timeout.
+    pub(crate) fn leave(&self, why: &str) {
+        self.others().for_each(|mailbox| mailbox.lose(self.rank, why));
+    }
+
+    fn others(&self) -> impl Iterator<Item = &Mailbox> {
+        let others = self.mailboxes.iter().enumerate().filter(|(rank, _)| *rank != self.rank);
+        others.map(|(_, mailbox)| mailbox)
+    }
+}
+
+impl Transport for ThreadTransport {
+    fn rank(&self) -> usize {
+        self.rank
+    }
+
+    fn world_size(&self) -> usize {
+        self.mailboxes.len()
+    }
+
+    fn send(
+        &self,
+        to: usize,
+        channel: Channel,
+        message: Message,
+        _deadline: Instant,
+    ) -> Result<(), TransportError> {
+        self.mailboxes[to].deliver(self.rank, channel, message);
+        Ok(())
+    }
+
+    fn receive(
+        &self,
+        from: usize,
+        channel: Channel,
+        deadline: Instant,
+    ) -> Result<Message, TransportError> {
+        self.mailboxes[self.rank].take(from, channel, deadline)
+    }
+
+    fn abort(&self, reason: &str) {
+        self.others().for_each(|mailbox| mailbox.abort(self.rank, reason));
+    }
+}

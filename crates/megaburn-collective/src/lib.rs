@@ -21,6 +21,7 @@ mod message;
 mod process_groups;
 mod recorder;
 mod reduce;
+pub mod region;
 mod threads;
 mod transport;
 

@@ -1,0 +1,127 @@
+//! The moves on host data: a collective on contiguous bytes between a cut and a join along any
+//! dimension.
+
+use burn::tensor::TensorData;
+
+use crate::{
+    CollectiveError, Group, ReduceOp,
+    message::{Call, OpKind},
+    region::op::Move,
+};
+
+pub(crate) fn run(
+    data: TensorData,
+    mv: Move,
+    group: &Group,
+) -> Result<TensorData, CollectiveError> {
+    let size = group.size();
+    match mv {
+        Move::Identity => Ok(data),
+        Move::AllReduce => group.all_reduce(data, ReduceOp::Sum),
+        Move::AllGather { dim } => {
+            let outer = outer(&data, dim);
+            let shape = data.shape().to_vec();
+            let gathered = group.all_gather(data)?;
+            if outer == 1 {
+                return Ok(reshape(gathered, scaled(&shape, dim, size)));
+            }
+            Ok(join(&cut(&gathered, 0, size), dim))
+        }
+        Move::ReduceScatter { dim } => {
+            check_divides(&data, dim, group)?;
+            let mut shape = data.shape().to_vec();
+            shape[dim] /= size;
+            let stacked = if outer(&data, dim) == 1 {
+                flat(data)
+            } else {
+                flat(join(&cut(&data, dim, size), 0))
+            };
+            Ok(reshape(group.reduce_scatter(stacked, ReduceOp::Sum)?, shape))
+        }
+        Move::Split { dim } => {
+            check_divides(&data, dim, group)?;
+            Ok(cut(&data, dim, size).swap_remove(group.rank()))
+        }
+        Move::AllToAll { split, concat } => {
+            check_divides(&data, split, group)?;
+            Ok(join(&group.all_to_all(cut(&data, split, size))?, concat))
+        }
+        Move::Shift { by } => {
+            let at =
+                |steps: isize| (group.rank() as isize + steps).rem_euclid(size as isize) as usize;
+            if at(by) == group.rank() {
+                return Ok(data);
+            }
+            let (shape, dtype) = (data.shape().to_vec(), data.dtype());
+            group.send(data, at(by))?;
+            group.recv(at(-by), Some(&shape), dtype)
+        }
+    }
+}
+
+fn check_divides(data: &TensorData, dim: usize, group: &Group) -> Result<(), CollectiveError> {
+    let len = data.shape()[dim];
+    if len.is_multiple_of(group.size()) {
+        return Ok(());
+    }
+    let (dtype, shape) = (data.dtype(), data.shape().to_vec());
+    let call = Call { op: OpKind::AllToAll, seq: 0, dtype, shape };
+    let why = format!("dim {dim} of length {len} does not divide into {} shares", group.size());
+    let error = group.bad_argument(&call, why);
+    group.abort(&error.to_string());
+    Err(error)
+}
+
+fn outer(data: &TensorData, dim: usize) -> usize {
+    data.shape()[..dim].iter().product()
+}
+
+fn scaled(shape: &[usize], dim: usize, by: usize) -> Vec<usize> {
+    let mut shape = shape.to_vec();
+    shape[dim] *= by;
+    shape
+}
+
+fn reshape(data: TensorData, shape: Vec<usize>) -> TensorData {
+    let (bytes, _, dtype) = data.into_parts();
+    TensorData::from_bytes(bytes, shape, dtype)
+}
+
+/// One dimension: what reduce-scatter cuts evenly whatever the rank of the tensor.
+fn flat(data: TensorData) -> TensorData {
+    let elements = data.num_elements();
+    reshape(data, vec![elements])
+}
+
+/// Cuts into `count` equal shares along `dim`.
+fn cut(data: &TensorData, dim: usize, count: usize) -> Vec<TensorData> {
+    let mut shape = data.shape().to_vec();
+    shape[dim] /= count;
+    let share: usize = shape[dim..].iter().product::<usize>() * data.dtype().size();
+    let bytes: &[u8] = data.bytes();
+    let rows = outer(data, dim);
+    (0..count)
+        .map(|index| {
+            let mut out = Vec::with_capacity(rows * share);
+            for row in 0..rows {
+                let start = (row * count + index) * share;
+                out.extend_from_slice(&bytes[start..start + share]);
+            }
+            TensorData::from_bytes_vec(out, shape.clone(), data.dtype())
+        })
+        .collect()
+}
+
+/// Joins equal shares along `dim`.
+fn join(parts: &[TensorData], dim: usize) -> TensorData {
+    let first = &parts[0];
+    let shape = scaled(first.shape().as_slice(), dim, parts.len());
+    let share: usize = first.shape()[dim..].iter().product::<usize>() * first.dtype().size();
+    let mut out = Vec::with_capacity(parts.len() * first.bytes().len());
+    for row in 0..outer(first, dim) {
+        for part in parts {
+            out.extend_from_slice(&part.bytes()[row * share..(row + 1) * share]);
+        }
+    }
+    TensorData::from_bytes_vec(out, shape, first.dtype())
+}

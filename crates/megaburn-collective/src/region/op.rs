@@ -1,0 +1,109 @@
+//! The one operation behind all regions: a Burn backend extension whose backward step runs the
+//! conjugate move.
+
+use burn::{
+    backend::{
+        Backend, Dispatch, Flex, TensorMetadata,
+        autodiff::{
+            Autodiff,
+            checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
+            grads::Gradients,
+            ops::{Backward, Ops, OpsKind},
+        },
+        backend_extension,
+        tensor::FloatTensor,
+    },
+    tensor::Tensor,
+};
+
+use crate::{Group, region::moves};
+
+/// One direction of a region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Move {
+    Identity,
+    AllReduce,
+    AllGather { dim: usize },
+    ReduceScatter { dim: usize },
+    Split { dim: usize },
+    AllToAll { split: usize, concat: usize },
+    Shift { by: isize },
+}
+
+/// A region on a group.
+#[derive(Clone, Debug)]
+pub(crate) struct Region {
+    forward: Move,
+    backward: Move,
+    group: Group,
+}
+
+impl Region {
+    fn conjugate(self) -> Self {
+        Self { forward: self.backward, backward: self.forward, group: self.group }
+    }
+}
+
+pub(crate) fn apply<const D: usize>(
+    x: Tensor<D>,
+    forward: Move,
+    backward: Move,
+    group: &Group,
+) -> Tensor<D> {
+    if group.size() == 1 {
+        return x;
+    }
+    let region = Region { forward, backward, group: group.clone() };
+    Tensor::from_dispatch(<Dispatch as RegionOps>::region(x.into_dispatch(), region))
+}
+
+#[backend_extension(Flex, Autodiff)]
+pub(crate) trait RegionOps: Backend {
+    fn region(x: FloatTensor<Self>, region: Region) -> FloatTensor<Self>;
+}
+
+impl RegionOps for Flex {
+    fn region(x: FloatTensor<Self>, region: Region) -> FloatTensor<Self> {
+        on_host::<Self>(x, &region)
+    }
+}
+
+/// Moves the data through host memory: right for every backend, fast where the device is the host.
+fn on_host<B: Backend>(x: FloatTensor<B>, region: &Region) -> FloatTensor<B> {
+    if region.forward == Move::Identity {
+        return x;
+    }
+    let device = x.device();
+    let data = burn::tensor::read_sync(B::float_into_data(x)).expect("the tensor can be read");
+    match moves::run(data, region.forward, &region.group) {
+        Ok(data) => B::float_from_data(data, &device),
+        Err(error) => panic!("{error}"),
+    }
+}
+
+#[derive(Debug)]
+struct RegionBackward;
+
+impl<B: RegionOps> Backward<B, 1> for RegionBackward {
+    type State = Region;
+
+    fn backward(self, ops: Ops<Region, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
+        let [parent] = ops.parents;
+        let grad = grads.consume::<B>(&ops.node);
+        // The collective runs whether or not this rank wants the gradient: its peers may.
+        let grad = B::region(grad, ops.state.conjugate());
+        if let Some(parent) = parent {
+            grads.register::<B>(parent.id, grad);
+        }
+    }
+}
+
+impl<B: RegionOps, C: CheckpointStrategy> RegionOps for Autodiff<B, C> {
+    fn region(x: FloatTensor<Self>, region: Region) -> FloatTensor<Self> {
+        let (x, node) = x.into_parts();
+        match RegionBackward.prepare::<C>([node]).compute_bound().stateful() {
+            OpsKind::Tracked(prep) => prep.finish(region.clone(), B::region(x, region)),
+            OpsKind::UnTracked(prep) => prep.finish(B::region(x, region)),
+        }
+    }
+}

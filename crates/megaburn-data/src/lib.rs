@@ -1,1 +1,46 @@
-//! Corpora, tokenizers and samplers: (seed, sample index) -> tokens.
+//! What a run reads: text or generated symbols, as tokens, in an order that is a pure function
+//! `(seed, sample index) -> tokens`. Neither the layout, nor the batch sizes, nor a restart
+//! changes which tokens the sample of a number holds.
+//!
+//! A [`Corpus`] is encoded by a [`Tokenizer`] into a [`TokenDataset`], which is split into a
+//! training and a validation part; a [`Sampler`] numbers the samples of a part; a [`GlobalBatch`]
+//! says which numbers a data-parallel rank reads in a step.
+//!
+//! ```
+//! use megaburn_data::{ByteTokenizer, Corpus, GlobalBatch, Sampler, TokenDataset};
+//!
+//! let text = "It was the best of times, it was the worst of times. ".repeat(20);
+//! let corpus = Corpus::from_documents("two cities", vec![text])?;
+//! let split = TokenDataset::new(&corpus, &ByteTokenizer)?.split(0.1)?;
+//! let order = Sampler::shuffled(split.train, 16, 42)?;
+//! let batch = GlobalBatch::new(8, 2, 2)?; // 8 samples a step, 2 a micro-batch, 2 ranks
+//! assert_eq!(batch.num_micro_batches(), 2);
+//!
+//! let mine = order.batch(batch.micro_batch(0, 1, 0)); // step from 0 on, rank 1, its micro-batch 0
+//! assert_eq!(mine, [order.tokens(4), order.tokens(5)]);
+//! assert_eq!(mine[0].len(), 16 + 1); // inputs are the first 16 tokens, targets the last 16
+//! # Ok::<(), megaburn_data::DataError>(())
+//! ```
+
+mod batch;
+mod burn_sources;
+mod corpus;
+mod dataset;
+mod error;
+mod files;
+mod permutation;
+mod sample_log;
+mod sampler;
+mod synthetic;
+mod tokenizer;
+
+pub use batch::GlobalBatch;
+pub use burn_sources::{BURN_CRATES, BURN_VERSION};
+pub use corpus::Corpus;
+pub use dataset::{Split, TokenDataset};
+pub use error::DataError;
+pub use permutation::Permutation;
+pub use sample_log::{SampleLog, order_hash};
+pub use sampler::Sampler;
+pub use synthetic::{NUM_SYMBOLS, Synthetic, SyntheticKind};
+pub use tokenizer::{ByteTokenizer, TextStream, Tokenizer, bits_per_byte};

@@ -1,0 +1,139 @@
+//! Which samples of a step a data-parallel rank reads.
+
+use std::ops::Range;
+
+use crate::DataError;
+
+/// The samples of a step, shared out over data-parallel ranks and micro-batches.
+///
+/// A step that starts after `consumed` samples reads the samples
+/// `[consumed, consumed + global_batch_size)`. Rank `r` of `dp` reads the `r`-th of `dp` equal
+/// stretches of them, and its micro-batch `j` the `j`-th stretch of `micro_batch_size` in its own:
+/// `consumed + r * global_batch_size / dp + j * micro_batch_size` is the first. So the samples of a
+/// step are the same set whatever `dp` and `micro_batch_size`, and rank order, then micro-batch
+/// order, is the global order.
+///
+/// Ranks that differ only in tp, cp or pp read the same samples.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GlobalBatch {
+    global_batch_size: usize,
+    micro_batch_size: usize,
+    dp: usize,
+}
+
+impl GlobalBatch {
+    /// `global_batch_size` samples a step, `micro_batch_size` at a time on each of `dp` ranks.
+    ///
+    /// # Errors
+    /// A zero, or a global batch that is no multiple of `micro_batch_size * dp`.
+    pub fn new(
+        global_batch_size: usize,
+        micro_batch_size: usize,
+        dp: usize,
+    ) -> Result<Self, DataError> {
+        let sizes = [
+            ("the global batch size", global_batch_size),
+            ("the micro-batch size", micro_batch_size),
+            ("the data-parallel degree", dp),
+        ];
+        if let Some((what, _)) = sizes.into_iter().find(|(_, size)| *size == 0) {
+            return Err(DataError::Zero { what });
+        }
+        if !global_batch_size.is_multiple_of(micro_batch_size * dp) {
+            return Err(DataError::Batch { global_batch_size, micro_batch_size, dp });
+        }
+        Ok(Self { global_batch_size, micro_batch_size, dp })
+    }
+
+    /// Samples of a step, over all ranks.
+    pub fn global_batch_size(&self) -> usize {
+        self.global_batch_size
+    }
+
+    /// Samples of a micro-batch.
+    pub fn micro_batch_size(&self) -> usize {
+        self.micro_batch_size
+    }
+
+    /// Data-parallel ranks.
+    pub fn dp(&self) -> usize {
+        self.dp
+    }
+
+    /// Micro-batches of a rank in a step.
+    pub fn num_micro_batches(&self) -> usize {
+        self.global_batch_size / self.dp / self.micro_batch_size
+    }
+
+    /// The samples that rank `dp_rank` reads in the step that starts after `consumed` samples.
+    ///
+    /// # Panics
+    /// If `dp_rank` is not below the degree.
+    pub fn rank(&self, consumed: u64, dp_rank: usize) -> Range<u64> {
+        assert!(dp_rank < self.dp, "data-parallel rank {dp_rank} of {}", self.dp);
+        let share = (self.global_batch_size / self.dp) as u64;
+        let first = consumed + dp_rank as u64 * share;
+        first..first + share
+    }
+
+    /// The samples of one of that rank's micro-batches.
+    ///
+    /// # Panics
+    /// If `dp_rank` is not below the degree or `micro_batch` not below their number.
+    pub fn micro_batch(&self, consumed: u64, dp_rank: usize, micro_batch: usize) -> Range<u64> {
+        let num = self.num_micro_batches();
+        assert!(micro_batch < num, "micro-batch {micro_batch} of {num}");
+        let size = self.micro_batch_size as u64;
+        let first = self.rank(consumed, dp_rank).start + micro_batch as u64 * size;
+        first..first + size
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use rstest::rstest;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn a_step_is_read_once_and_in_order_by_any_layout(
+            dp in 1usize..9, micro in 1usize..5, num_micro in 1usize..6, consumed in 0u64..10_000
+        ) {
+            let batch = GlobalBatch::new(dp * micro * num_micro, micro, dp).unwrap();
+            prop_assert_eq!(batch.num_micro_batches(), num_micro);
+            let read: Vec<u64> = (0..dp)
+                .flat_map(|r| (0..num_micro).flat_map(move |j| batch.micro_batch(consumed, r, j)))
+                .collect();
+            let whole: Vec<u64> =
+                (consumed..consumed + batch.global_batch_size() as u64).collect();
+            prop_assert_eq!(read, whole);
+        }
+    }
+
+    #[rstest]
+    #[case(
+        10,
+        2,
+        2,
+        "a global batch of 10 samples is not divisible by micro-batch 2 x dp 2 = 4; use 12"
+    )]
+    #[case(
+        3,
+        2,
+        4,
+        "a global batch of 3 samples is not divisible by micro-batch 2 x dp 4 = 8; use 8"
+    )]
+    #[case(0, 2, 4, "the global batch size is 0 and must be at least 1")]
+    #[case(8, 0, 4, "the micro-batch size is 0 and must be at least 1")]
+    #[case(8, 2, 0, "the data-parallel degree is 0 and must be at least 1")]
+    fn batches_that_cannot_be_shared_out_are_refused(
+        #[case] global: usize,
+        #[case] micro: usize,
+        #[case] dp: usize,
+        #[case] message: &str,
+    ) {
+        assert_eq!(GlobalBatch::new(global, micro, dp).unwrap_err().to_string(), message);
+    }
+}

@@ -1,0 +1,198 @@
+//! Real text that everyone who builds megaburn already has: Burn's own Rust sources.
+
+use std::env;
+use std::ffi::OsStr;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use cargo_metadata::{Error as CargoError, MetadataCommand};
+
+use crate::files::read_text;
+use crate::{Corpus, DataError};
+
+/// The version of Burn whose sources are read: the one this workspace pins.
+pub const BURN_VERSION: &str = "0.22.1";
+
+/// The crates whose sources are read: what every build of megaburn compiles of Burn, without its
+/// code generators and small helpers. About 5 MB.
+pub const BURN_CRATES: [&str; 9] = [
+    "burn",
+    "burn-autodiff",
+    "burn-backend",
+    "burn-core",
+    "burn-flex",
+    "burn-nn",
+    "burn-optim",
+    "burn-std",
+    "burn-tensor",
+];
+
+impl Corpus {
+    /// The Rust sources of [`BURN_CRATES`], one document a file, sorted by crate and path: the same
+    /// text, and so the same hash, wherever it was found.
+    ///
+    /// Looks, in this order,
+    /// 1. where `cargo metadata` says the crates are (offline, for the package of
+    ///    `CARGO_MANIFEST_DIR` at run time, else for the nearest `Cargo.toml` above the working
+    ///    directory). Cargo refuses that offline while an optional crate of the lock file was never
+    ///    downloaded, which is the case after a first build;
+    /// 2. in `$CARGO_HOME/registry/src`, where that build has put them;
+    /// 3. at megaburn's own sources, another and smaller text ([`Corpus::note`] says why).
+    ///
+    /// # Errors
+    /// None of the three is there, or a source file cannot be read.
+    pub fn burn_sources() -> Result<Self, DataError> {
+        Search::from_environment().find()
+    }
+}
+
+/// Where to look.
+#[derive(Clone, Debug)]
+struct Search {
+    /// The manifest to ask cargo about.
+    manifest: Option<PathBuf>,
+    /// The cargo to ask; the one that runs us, or that of the path, where none is given.
+    cargo: Option<PathBuf>,
+    cargo_home: Option<PathBuf>,
+    /// Folders that may hold megaburn's sources in `crates`.
+    projects: Vec<PathBuf>,
+}
+
+/// A crate's name and folder.
+type Root = (String, PathBuf);
+
+impl Search {
+    fn from_environment() -> Self {
+        let manifest = env::var_os("CARGO_MANIFEST_DIR")
+            .map(|dir| Path::new(&dir).join("Cargo.toml"))
+            .filter(|manifest| manifest.is_file())
+            .or_else(|| {
+                let here = env::current_dir().ok()?;
+                here.ancestors().map(|d| d.join("Cargo.toml")).find(|m| m.is_file())
+            });
+        let built_here = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2);
+        let running_here = manifest.as_deref().and_then(Path::parent);
+        let projects = [built_here, running_here].into_iter().flatten().map(PathBuf::from);
+        Self {
+            projects: projects.collect(),
+            manifest,
+            cargo: None,
+            cargo_home: env::var_os("CARGO_HOME")
+                .map(PathBuf::from)
+                .or_else(|| Some(env::home_dir()?.join(".cargo"))),
+        }
+    }
+
+    fn find(&self) -> Result<Corpus, DataError> {
+        let what = format!("Rust sources of {} Burn {BURN_VERSION} crates", BURN_CRATES.len());
+        let not_cargo = match self.ask_cargo() {
+            Ok(roots) => return load(format!("{what} (found by cargo metadata)"), &roots),
+            Err(why) => why,
+        };
+        let not_registry = match self.scan_registry() {
+            Ok((place, roots)) => {
+                tracing::info!("Burn's sources are read from the registry, as {not_cargo}");
+                return load(format!("{what} (found in {})", place.display()), &roots);
+            }
+            Err(why) => why,
+        };
+        let tried = format!("{not_cargo}; {not_registry}");
+        match self.projects.iter().map(|p| p.join("crates")).find(|crates| crates.is_dir()) {
+            Some(crates) => {
+                tracing::warn!("megaburn's own sources are read in place of Burn's: {tried}");
+                let name = format!("megaburn's own Rust sources (found in {})", crates.display());
+                let corpus = load(name, &[("crates".into(), crates)])?;
+                Ok(corpus.with_note(Some(format!("Burn's are not there: {tried}"))))
+            }
+            None => Err(DataError::NoSources {
+                tried: format!("{tried}; megaburn's own sources are not there either"),
+            }),
+        }
+    }
+
+    fn ask_cargo(&self) -> Result<Vec<Root>, String> {
+        let manifest = self.manifest.as_ref().ok_or("no Cargo.toml is above the working folder")?;
+        let mut command = MetadataCommand::new();
+        command.manifest_path(manifest);
+        // Locked: asking must not write a lock file into somebody's project.
+        command.other_options(["--offline", "--locked"].map(String::from));
+        if let Some(cargo) = &self.cargo {
+            command.cargo_path(cargo);
+        }
+        let metadata = command.exec().map_err(|error| match error {
+            CargoError::CargoMetadata { stderr } => {
+                let first = stderr.lines().find(|l| l.starts_with("error")).unwrap_or("no reason");
+                format!("cargo metadata says `{first}`")
+            }
+            other => other.to_string(),
+        })?;
+        BURN_CRATES
+            .iter()
+            .map(|&name| {
+                let is_it = |p: &&cargo_metadata::Package| {
+                    p.name.as_str() == name && p.version.to_string() == BURN_VERSION
+                };
+                let package = metadata.packages.iter().find(is_it);
+                let root = package.and_then(|p| p.manifest_path.parent());
+                root.map(|root| (name.to_string(), root.into()))
+                    .ok_or_else(|| format!("cargo metadata knows no {name} {BURN_VERSION}"))
+            })
+            .collect()
+    }
+
+    fn scan_registry(&self) -> Result<(PathBuf, Vec<Root>), String> {
+        let home = self.cargo_home.as_ref().ok_or("there is no CARGO_HOME and no home folder")?;
+        let src = home.join("registry").join("src");
+        // One folder a registry: crates.io, its mirrors.
+        let mut places: Vec<PathBuf> = fs::read_dir(&src)
+            .map_err(|error| format!("{}: {error}", src.display()))?
+            .filter_map(|entry| Some(entry.ok()?.path()))
+            .collect();
+        places.sort();
+        let roots_in = |place: &PathBuf| {
+            let root =
+                |name: &&str| (name.to_string(), place.join(format!("{name}-{BURN_VERSION}")));
+            let roots: Vec<Root> = BURN_CRATES.iter().map(root).collect();
+            roots.iter().all(|(_, root)| root.is_dir()).then(|| (place.clone(), roots))
+        };
+        places.iter().find_map(roots_in).ok_or_else(|| {
+            let (count, src) = (BURN_CRATES.len(), src.display());
+            format!("{src} does not hold all {count} Burn {BURN_VERSION} crates")
+        })
+    }
+}
+
+/// A corpus of all `.rs` files under the roots, sorted by crate and path.
+fn load(name: String, roots: &[Root]) -> Result<Corpus, DataError> {
+    let mut files = Vec::new();
+    for (label, root) in roots {
+        rust_files(root, label, &mut files)?;
+    }
+    // The label, not the path: where the registry lies must not change the order.
+    files.sort();
+    let documents = files.iter().map(|(_, path)| read_text(path)).collect::<Result<_, _>>()?;
+    Corpus::from_documents(name, documents)
+}
+
+fn rust_files(
+    folder: &Path,
+    label: &str,
+    files: &mut Vec<(String, PathBuf)>,
+) -> Result<(), DataError> {
+    let unreadable = |source| DataError::Io { path: folder.into(), source };
+    for entry in fs::read_dir(folder).map_err(unreadable)? {
+        let entry = entry.map_err(unreadable)?;
+        let (path, name) = (entry.path(), entry.file_name().to_string_lossy().into_owned());
+        let label = format!("{label}/{name}");
+        let kind = entry.file_type().map_err(unreadable)?;
+        if kind.is_dir() && name != "target" && !name.starts_with('.') {
+            rust_files(&path, &label, files)?;
+        } else if kind.is_file() && path.extension() == Some(OsStr::new("rs")) {
+            files.push((label, path));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

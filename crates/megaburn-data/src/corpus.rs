@@ -1,0 +1,209 @@
+//! What a run learns from: documents of text, or generated symbols.
+
+use std::fmt;
+
+use xxhash_rust::xxh3::Xxh3;
+
+use crate::{DataError, NUM_SYMBOLS, Synthetic, SyntheticKind, Tokenizer};
+
+/// A text in documents, or a generated sequence of symbols.
+///
+/// Printed, it says what was taken, how much of it, and its hash:
+///
+/// ```
+/// let corpus = megaburn_data::Corpus::from_documents("notes", vec!["a".into(), "bc".into()])?;
+/// assert_eq!(corpus.to_string(), "notes: 2 documents, 3 bytes, xxh3 d7b8f0fb555b604b");
+/// # Ok::<(), megaburn_data::DataError>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Corpus {
+    name: String,
+    note: Option<String>,
+    content: Content,
+}
+
+#[derive(Clone, Debug)]
+enum Content {
+    Text(Vec<String>),
+    Symbols { law: Synthetic, tokens: Vec<u32> },
+}
+
+impl Corpus {
+    /// A corpus of ready documents, the empty ones left out; `name` stands for it in messages.
+    ///
+    /// # Errors
+    /// Documents without a single byte.
+    pub fn from_documents(
+        name: impl Into<String>,
+        documents: Vec<String>,
+    ) -> Result<Self, DataError> {
+        let name = name.into();
+        let documents: Vec<String> = documents.into_iter().filter(|d| !d.is_empty()).collect();
+        if documents.is_empty() {
+            return Err(DataError::Empty { name });
+        }
+        Ok(Self { name, note: None, content: Content::Text(documents) })
+    }
+
+    /// The first `num_tokens` symbols of a generated text, whose least possible loss is known
+    /// ([`Self::loss_floor`]).
+    ///
+    /// # Errors
+    /// An echo distance of 0, or no tokens.
+    pub fn synthetic(kind: SyntheticKind, seed: u64, num_tokens: usize) -> Result<Self, DataError> {
+        let law = Synthetic::new(kind, seed)?;
+        let name = match law.kind() {
+            SyntheticKind::Markov => format!("synthetic markov (seed {seed})"),
+            SyntheticKind::Echo { distance } => {
+                format!("synthetic echo (distance {distance}, seed {seed})")
+            }
+        };
+        if num_tokens == 0 {
+            return Err(DataError::Empty { name });
+        }
+        let tokens = law.tokens(num_tokens);
+        Ok(Self { name, note: None, content: Content::Symbols { law, tokens } })
+    }
+
+    pub(crate) fn with_note(self, note: Option<String>) -> Self {
+        Self { note, ..self }
+    }
+
+    /// What was taken.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Why it was taken in place of what was looked for first, where that is so.
+    pub fn note(&self) -> Option<&str> {
+        self.note.as_deref()
+    }
+
+    /// The documents; none where symbols are generated.
+    pub fn documents(&self) -> &[String] {
+        match &self.content {
+            Content::Text(documents) => documents,
+            Content::Symbols { .. } => &[],
+        }
+    }
+
+    /// Bytes of text; none where symbols are generated.
+    pub fn num_bytes(&self) -> Option<usize> {
+        match &self.content {
+            Content::Text(documents) => Some(documents.iter().map(String::len).sum()),
+            Content::Symbols { .. } => None,
+        }
+    }
+
+    /// The xxh3 of all documents, each followed by the byte 0xFF, which text never holds; or of the
+    /// symbols, four bytes each, little-endian.
+    pub fn hash(&self) -> u64 {
+        let mut hash = Xxh3::new();
+        match &self.content {
+            Content::Text(documents) => documents.iter().for_each(|document| {
+                hash.update(document.as_bytes());
+                hash.update(&[0xFF]);
+            }),
+            Content::Symbols { tokens, .. } => {
+                tokens.iter().for_each(|token| hash.update(&token.to_le_bytes()));
+            }
+        }
+        hash.digest()
+    }
+
+    /// Number of token ids a model of this corpus needs: the tokenizer's, or [`NUM_SYMBOLS`].
+    pub fn vocab_size(&self, tokenizer: &dyn Tokenizer) -> usize {
+        match &self.content {
+            Content::Text(_) => tokenizer.vocab_size(),
+            Content::Symbols { .. } => NUM_SYMBOLS,
+        }
+    }
+
+    /// The mean loss that no model goes below on samples of `seq_len` ([`Synthetic::floor`]); none
+    /// for text.
+    pub fn loss_floor(&self, seq_len: usize) -> Option<f64> {
+        match &self.content {
+            Content::Text(_) => None,
+            Content::Symbols { law, .. } => Some(law.floor(seq_len)),
+        }
+    }
+
+    /// Calls `visit` with every stretch of tokens in order, eos between two documents. Only one
+    /// document's ids are held at a time.
+    pub(crate) fn visit_tokens(&self, tokenizer: &dyn Tokenizer, mut visit: impl FnMut(&[u32])) {
+        match &self.content {
+            Content::Text(documents) => documents.iter().enumerate().for_each(|(i, document)| {
+                if i > 0 {
+                    visit(&[tokenizer.eos()]);
+                }
+                visit(&tokenizer.encode(document));
+            }),
+            Content::Symbols { tokens, .. } => visit(tokens),
+        }
+    }
+}
+
+impl fmt::Display for Corpus {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.name)?;
+        if let Some(note) = &self.note {
+            write!(f, " ({note})")?;
+        }
+        match &self.content {
+            Content::Text(documents) => {
+                let (count, bytes) = (documents.len(), self.num_bytes().unwrap_or_default());
+                let plural = if count == 1 { "" } else { "s" };
+                write!(f, ": {count} document{plural}, {bytes} bytes")?;
+            }
+            Content::Symbols { tokens, .. } => write!(f, ": {} symbols", tokens.len())?,
+        }
+        write!(f, ", xxh3 {:016x}", self.hash())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{ByteTokenizer, TokenDataset};
+
+    fn text(documents: &[&str]) -> Corpus {
+        Corpus::from_documents("t", documents.iter().map(|d| d.to_string()).collect()).unwrap()
+    }
+
+    #[test]
+    fn the_hash_sees_the_text_and_where_documents_end() {
+        let base = text(&["ab", "c"]).hash();
+        assert_eq!(base, text(&["ab", "", "c"]).hash(), "an empty document is none");
+        for other in [text(&["a", "bc"]), text(&["abc"]), text(&["c", "ab"]), text(&["ab", "d"])] {
+            assert_ne!(base, other.hash());
+        }
+    }
+
+    #[test]
+    fn a_corpus_without_text_is_refused() {
+        for documents in [vec![], vec![String::new(), String::new()]] {
+            let error = Corpus::from_documents("nothing", documents).unwrap_err().to_string();
+            assert_eq!(error, "`nothing` is empty; give a text with at least one sample");
+        }
+    }
+
+    #[test]
+    fn a_synthetic_corpus_keeps_its_own_symbols() {
+        let kind = SyntheticKind::Echo { distance: 7 };
+        let corpus = Corpus::synthetic(kind, 3, 1000).unwrap();
+        let set = TokenDataset::new(&corpus, &ByteTokenizer).unwrap();
+        assert_eq!((set.vocab_size(), set.token_width(), set.num_tokens()), (64, 1, 1000));
+        assert_eq!(set.sample(999, 0), Synthetic::new(kind, 3).unwrap().tokens(1000));
+        assert_eq!(set.bytes_per_token(), None);
+        assert_eq!(corpus.loss_floor(128), Some(Synthetic::new(kind, 3).unwrap().floor(128)));
+        assert_eq!(text(&["a"]).loss_floor(128), None);
+        let shown = corpus.to_string();
+        assert!(shown.starts_with("synthetic echo (distance 7, seed 3): 1000 symbols, xxh3 "));
+        let error = Corpus::synthetic(kind, 3, 0).unwrap_err().to_string();
+        assert!(error.starts_with("`synthetic echo (distance 7, seed 3)` is empty"), "{error}");
+        assert_ne!(
+            corpus.hash(),
+            Corpus::synthetic(SyntheticKind::Markov, 3, 1000).unwrap().hash()
+        );
+    }
+}

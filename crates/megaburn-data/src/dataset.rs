@@ -1,0 +1,259 @@
+//! Tokens in memory, cut into samples.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use crate::{Corpus, DataError, Tokenizer};
+
+/// A stretch of tokens, held once for all the rank threads of a process (a clone shares it) in the
+/// narrowest of 1, 2 or 4 bytes that the vocabulary fits.
+#[derive(Clone, Debug)]
+pub struct TokenDataset {
+    name: String,
+    store: Arc<Store>,
+    range: Range<usize>,
+    vocab_size: usize,
+    bytes_per_token: Option<f64>,
+}
+
+/// The two parts of a data set.
+#[derive(Clone, Debug)]
+pub struct Split {
+    /// What is trained on: the head.
+    pub train: TokenDataset,
+    /// What is evaluated on: the tail; empty for a fraction of 0.
+    pub valid: TokenDataset,
+}
+
+impl TokenDataset {
+    /// Encodes a corpus. Its documents are joined by the tokenizer's eos; a synthetic corpus is
+    /// tokens already and keeps its own vocabulary.
+    ///
+    /// # Errors
+    /// A token outside the tokenizer's vocabulary.
+    pub fn new(corpus: &Corpus, tokenizer: &dyn Tokenizer) -> Result<Self, DataError> {
+        let vocab_size = corpus.vocab_size(tokenizer);
+        let mut set = Self::empty(corpus.name(), vocab_size);
+        let mut store = Store::for_vocab(vocab_size);
+        let mut outcome = Ok(());
+        corpus.visit_tokens(tokenizer, |tokens| {
+            if outcome.is_ok() {
+                outcome = store.extend(tokens, vocab_size, corpus.name());
+            }
+        });
+        outcome?;
+        set.range = 0..store.len();
+        set.bytes_per_token = corpus.num_bytes().map(|b| b as f64 / store.len().max(1) as f64);
+        set.store = Arc::new(store);
+        Ok(set)
+    }
+
+    /// A data set of ready tokens; `name` stands for it in messages.
+    ///
+    /// # Errors
+    /// A token outside the vocabulary.
+    pub fn from_tokens(
+        name: impl Into<String>,
+        tokens: &[u32],
+        vocab_size: usize,
+    ) -> Result<Self, DataError> {
+        let mut set = Self::empty(name, vocab_size);
+        let mut store = Store::for_vocab(vocab_size);
+        store.extend(tokens, vocab_size, &set.name)?;
+        set.range = 0..store.len();
+        set.store = Arc::new(store);
+        Ok(set)
+    }
+
+    fn empty(name: impl Into<String>, vocab_size: usize) -> Self {
+        let store = Arc::new(Store::for_vocab(vocab_size));
+        Self { name: name.into(), store, range: 0..0, vocab_size, bytes_per_token: None }
+    }
+
+    /// Cuts off the last `valid_fraction` of the tokens (rounded to the nearest) for validation.
+    ///
+    /// The cut falls where it falls, also inside a document: it depends on the tokens and the
+    /// fraction alone. Both parts share the memory.
+    ///
+    /// # Errors
+    /// A fraction outside `[0, 1)`.
+    pub fn split(&self, valid_fraction: f64) -> Result<Split, DataError> {
+        if !(0.0..1.0).contains(&valid_fraction) {
+            return Err(DataError::Fraction { fraction: valid_fraction });
+        }
+        let num_valid = (self.num_tokens() as f64 * valid_fraction).round() as usize;
+        let cut = self.range.end - num_valid;
+        let part = |what, range| Self {
+            name: format!("{what} part of {}", self.name),
+            range,
+            ..self.clone()
+        };
+        Ok(Split {
+            train: part("training", self.range.start..cut),
+            valid: part("validation", cut..self.range.end),
+        })
+    }
+
+    /// What messages call it.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Number of tokens.
+    pub fn num_tokens(&self) -> usize {
+        self.range.len()
+    }
+
+    /// Number of ids; every token is below it.
+    pub fn vocab_size(&self) -> usize {
+        self.vocab_size
+    }
+
+    /// Bytes of text per token, over the whole corpus (document separators count as tokens without
+    /// bytes); none where the tokens do not come from text. See [`crate::bits_per_byte`].
+    pub fn bytes_per_token(&self) -> Option<f64> {
+        self.bytes_per_token
+    }
+
+    /// Bytes that one token takes in memory: 1, 2 or 4.
+    pub fn token_width(&self) -> usize {
+        match *self.store {
+            Store::U8(_) => 1,
+            Store::U16(_) => 2,
+            Store::U32(_) => 4,
+        }
+    }
+
+    /// Number of samples of `seq_len` targets. Neighbours share one token, so every token but the
+    /// first is a target once; up to `seq_len - 1` tokens at the end are in no sample.
+    pub fn num_samples(&self, seq_len: usize) -> usize {
+        match seq_len {
+            0 => 0,
+            _ => self.num_tokens().saturating_sub(1) / seq_len,
+        }
+    }
+
+    /// Sample `index` in the order of the text: `seq_len + 1` tokens from `index * seq_len` on.
+    /// Inputs are all but the last, targets all but the first.
+    ///
+    /// # Panics
+    /// If `index` is not below [`Self::num_samples`].
+    pub fn sample(&self, seq_len: usize, index: usize) -> Vec<u32> {
+        let num_samples = self.num_samples(seq_len);
+        assert!(index < num_samples, "sample {index} of {num_samples}");
+        let start = self.range.start + index * seq_len;
+        self.store.get(start..start + seq_len + 1)
+    }
+}
+
+#[derive(Debug)]
+enum Store {
+    U8(Vec<u8>),
+    U16(Vec<u16>),
+    U32(Vec<u32>),
+}
+
+impl Store {
+    fn for_vocab(vocab_size: usize) -> Self {
+        match vocab_size {
+            0..=0x100 => Self::U8(Vec::new()),
+            0x101..=0x1_0000 => Self::U16(Vec::new()),
+            _ => Self::U32(Vec::new()),
+        }
+    }
+
+    fn len(&self) -> usize {
+        match self {
+            Self::U8(v) => v.len(),
+            Self::U16(v) => v.len(),
+            Self::U32(v) => v.len(),
+        }
+    }
+
+    fn extend(&mut self, tokens: &[u32], vocab_size: usize, name: &str) -> Result<(), DataError> {
+        if let Some(i) = tokens.iter().position(|&t| t as usize >= vocab_size) {
+            let (token, position) = (tokens[i], self.len() + i);
+            return Err(DataError::OutsideVocab { name: name.into(), token, position, vocab_size });
+        }
+        // Narrowing keeps every token: each is below the vocabulary that chose the width.
+        match self {
+            Self::U8(v) => v.extend(tokens.iter().map(|&t| t as u8)),
+            Self::U16(v) => v.extend(tokens.iter().map(|&t| t as u16)),
+            Self::U32(v) => v.extend(tokens),
+        }
+        Ok(())
+    }
+
+    fn get(&self, range: Range<usize>) -> Vec<u32> {
+        match self {
+            Self::U8(v) => v[range].iter().map(|&t| t.into()).collect(),
+            Self::U16(v) => v[range].iter().map(|&t| t.into()).collect(),
+            Self::U32(v) => v[range].to_vec(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use rstest::rstest;
+
+    use super::*;
+    use crate::ByteTokenizer;
+
+    #[rstest]
+    #[case(256, 1)]
+    #[case(257, 2)]
+    #[case(65_536, 2)]
+    #[case(65_537, 4)]
+    fn tokens_are_kept_in_the_narrowest_width(#[case] vocab_size: usize, #[case] width: usize) {
+        let tokens: Vec<u32> = (0..100).chain([vocab_size as u32 - 1]).collect();
+        let set = TokenDataset::from_tokens("t", &tokens, vocab_size).unwrap();
+        assert_eq!(set.token_width(), width);
+        assert_eq!(set.sample(100, 0), tokens);
+        let error = TokenDataset::from_tokens("t", &[1, 2, vocab_size as u32], vocab_size);
+        let error = error.unwrap_err().to_string();
+        let expected = format!(
+            "t: token {vocab_size} at position 2 is outside the vocabulary of {vocab_size}; use the tokenizer that made it"
+        );
+        assert_eq!(error, expected);
+    }
+
+    proptest! {
+        #[test]
+        fn every_token_but_the_first_is_a_target_once(len in 0usize..300, seq_len in 1usize..40) {
+            let tokens: Vec<u32> = (0..len as u32).collect();
+            let set = TokenDataset::from_tokens("t", &tokens, 300).unwrap();
+            let n = set.num_samples(seq_len);
+            let targets: Vec<u32> =
+                (0..n).flat_map(|i| set.sample(seq_len, i)[1..].to_vec()).collect();
+            prop_assert_eq!(&targets[..], tokens.get(1..1 + n * seq_len).unwrap_or_default());
+            prop_assert!(len.saturating_sub(1) - n * seq_len < seq_len);
+        }
+
+        #[test]
+        fn a_split_loses_and_repeats_nothing(len in 0usize..200, fraction in 0.0f64..1.0) {
+            let tokens: Vec<u32> = (0..len as u32).collect();
+            let split = TokenDataset::from_tokens("t", &tokens, 200).unwrap().split(fraction)?;
+            let all = |set: &TokenDataset| set.store.get(set.range.clone());
+            prop_assert_eq!([all(&split.train), all(&split.valid)].concat(), tokens);
+            prop_assert!((split.valid.num_tokens() as f64 - len as f64 * fraction).abs() <= 0.5);
+        }
+    }
+
+    #[test]
+    fn documents_are_joined_by_eos() {
+        let corpus = Corpus::from_documents("two", vec!["ab".into(), "é".into()]).unwrap();
+        let set = TokenDataset::new(&corpus, &ByteTokenizer).unwrap();
+        assert_eq!(set.sample(4, 0), [97, 98, ByteTokenizer::EOS, 195, 169]);
+        assert_eq!(set.bytes_per_token(), Some(0.8));
+        assert_eq!((set.vocab_size(), set.token_width(), set.num_tokens()), (260, 2, 5));
+    }
+
+    #[rstest]
+    fn a_fraction_outside_its_range_is_refused(#[values(-0.1, 1.0, f64::NAN)] fraction: f64) {
+        let set = TokenDataset::from_tokens("t", &[1, 2, 3], 4).unwrap();
+        let error = set.split(fraction).unwrap_err().to_string();
+        assert!(error.starts_with(&format!("validation fraction {fraction} is not in [0, 1)")));
+    }
+}

@@ -1,0 +1,55 @@
+use std::io;
+use std::path::PathBuf;
+
+use thiserror::Error;
+
+/// Why there is no data to train on.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+#[allow(missing_docs, reason = "the message of each variant says what its fields are")]
+pub enum DataError {
+    #[error("data file `{}` does not exist; check the path given as data", path.display())]
+    Missing { path: PathBuf },
+    #[error("data file `{}` is a directory; give one .txt or .jsonl file", path.display())]
+    Directory { path: PathBuf },
+    #[error("data file `{}` cannot be read: {source}", path.display())]
+    Io { path: PathBuf, source: io::Error },
+    #[error("`{name}` is empty; give a text with at least one sample")]
+    Empty { name: String },
+    #[error(
+        "data file `{}` is not UTF-8: byte {offset} of {size} starts no character; convert the file to UTF-8",
+        path.display()
+    )]
+    NotUtf8 { path: PathBuf, offset: usize, size: usize },
+    #[error(
+        "data file `{}`, line {line}: {why}; every line is one JSON object with its text in the field `{field}`",
+        path.display()
+    )]
+    JsonLine { path: PathBuf, line: usize, field: String, why: String },
+    #[error(
+        "{name} holds {found} tokens, and one sample of sequence length {seq_len} needs {needed}; give more text, a shorter sequence or another validation fraction"
+    )]
+    TooShort { name: String, found: usize, needed: usize, seq_len: usize },
+    #[error(
+        "{name}: token {token} at position {position} is outside the vocabulary of {vocab_size}; use the tokenizer that made it"
+    )]
+    OutsideVocab { name: String, token: u32, position: usize, vocab_size: usize },
+    #[error(
+        "validation fraction {fraction} is not in [0, 1); 0 keeps every token for training, 0.05 the last twentieth for validation"
+    )]
+    Fraction { fraction: f64 },
+    #[error("{what} is 0 and must be at least 1")]
+    Zero { what: &'static str },
+    #[error(
+        "a global batch of {global_batch_size} samples is not divisible by micro-batch {micro_batch_size} x dp {dp} = {}; use {}",
+        micro_batch_size * dp,
+        global_batch_size.next_multiple_of(micro_batch_size * dp)
+    )]
+    Batch { global_batch_size: usize, micro_batch_size: usize, dp: usize },
+    #[error(
+        "sample {index} was read with different tokens by two ranks; they use another seed, text or sequence length"
+    )]
+    SampleConflict { index: u64 },
+    #[error("no text to train on was found ({tried}); give a file as data")]
+    NoSources { tried: String },
+}

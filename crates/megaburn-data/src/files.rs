@@ -1,0 +1,218 @@
+//! Text from the user's own files.
+
+use std::fs;
+use std::io::ErrorKind;
+use std::path::Path;
+
+use serde_json::Value;
+
+use crate::{Corpus, DataError};
+
+impl Corpus {
+    /// The text of a file. `.jsonl` is one document a line, in the field `text`
+    /// ([`Self::from_jsonl`]); anything else is one document of UTF-8, a byte order mark left out.
+    ///
+    /// # Errors
+    /// A file that is missing, a directory, unreadable, empty or not UTF-8; a line that is no JSON
+    /// object with that field.
+    pub fn from_file(path: impl AsRef<Path>) -> Result<Self, DataError> {
+        let path = path.as_ref();
+        if path.extension().is_some_and(|e| e.eq_ignore_ascii_case("jsonl")) {
+            return Self::from_jsonl(path, "text");
+        }
+        Self::from_documents(path.display().to_string(), vec![read_text(path)?])
+    }
+
+    /// The documents of a file that holds a JSON object a line, with their text in `field`. Blank
+    /// lines and empty documents are left out.
+    ///
+    /// # Errors
+    /// As [`Self::from_file`].
+    pub fn from_jsonl(path: impl AsRef<Path>, field: &str) -> Result<Self, DataError> {
+        let path = path.as_ref();
+        let text = read_text(path)?;
+        let documents = text
+            .lines()
+            .enumerate()
+            .filter(|(_, line)| !line.trim().is_empty())
+            .map(|(i, line)| {
+                document(line, field).map_err(|why| DataError::JsonLine {
+                    path: path.into(),
+                    line: i + 1,
+                    field: field.into(),
+                    why,
+                })
+            })
+            .collect::<Result<_, _>>()?;
+        Self::from_documents(path.display().to_string(), documents)
+    }
+}
+
+fn document(line: &str, field: &str) -> Result<String, String> {
+    let value: Value = serde_json::from_str(line).map_err(|error| {
+        // Each line is parsed alone, so serde's own line number would always be 1.
+        let place = format!(" at line {} column {}", error.line(), error.column());
+        let what = error.to_string().replace(&place, "");
+        format!("not JSON ({what} at column {})", error.column())
+    })?;
+    match value {
+        Value::Object(mut fields) => match fields.remove(field) {
+            Some(Value::String(text)) => Ok(text),
+            Some(other) => Err(format!("field `{field}` is {}, not a string", kind(&other))),
+            None => {
+                let names: Vec<&str> = fields.keys().map(String::as_str).collect();
+                Err(format!("no field `{field}`, only [{}]", names.join(", ")))
+            }
+        },
+        other => Err(format!("{}, not an object", kind(&other))),
+    }
+}
+
+fn kind(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "a boolean",
+        Value::Number(_) => "a number",
+        Value::String(_) => "a string",
+        Value::Array(_) => "an array",
+        Value::Object(_) => "an object",
+    }
+}
+
+/// The text of a file, without a byte order mark.
+pub(crate) fn read_text(path: &Path) -> Result<String, DataError> {
+    let unreadable = |source: std::io::Error| match source.kind() {
+        ErrorKind::NotFound => DataError::Missing { path: path.into() },
+        _ => DataError::Io { path: path.into(), source },
+    };
+    if fs::metadata(path).map_err(unreadable)?.is_dir() {
+        return Err(DataError::Directory { path: path.into() });
+    }
+    let mut text = String::from_utf8(fs::read(path).map_err(unreadable)?).map_err(|error| {
+        DataError::NotUtf8 {
+            path: path.into(),
+            offset: error.utf8_error().valid_up_to(),
+            size: error.as_bytes().len(),
+        }
+    })?;
+    if text.starts_with('\u{FEFF}') {
+        text.drain(..'\u{FEFF}'.len_utf8());
+    }
+    Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use rstest::rstest;
+    use tempfile::TempDir;
+
+    use super::*;
+
+    fn file(name: &str, content: impl AsRef<[u8]>) -> (TempDir, PathBuf) {
+        let dir = TempDir::new().unwrap();
+        let path = dir.path().join(name);
+        fs::write(&path, content).unwrap();
+        (dir, path)
+    }
+
+    fn refusal(path: &Path) -> String {
+        Corpus::from_file(path).unwrap_err().to_string()
+    }
+
+    #[rstest]
+    #[case("a.txt", "one\r\ntwo\n\n", &["one\r\ntwo\n\n"])]
+    #[case("a.md", "# ü", &["# ü"])]
+    #[case("noextension", "\u{FEFF}x", &["x"])]
+    #[case("a.jsonl", "{\"text\": \"a\\nb\", \"n\": 1}\r\n\n{\"text\":\"\"}\n{\"text\":\"ü\"}", &["a\nb", "ü"])]
+    #[case("A.JSONL", "\u{FEFF}{\"text\":\"x\"}\n", &["x"])]
+    fn a_file_is_read_by_its_kind(
+        #[case] name: &str,
+        #[case] content: &str,
+        #[case] documents: &[&str],
+    ) {
+        let (_dir, path) = file(name, content);
+        let corpus = Corpus::from_file(&path).unwrap();
+        assert_eq!(corpus.documents(), documents);
+        assert_eq!(corpus.name(), path.display().to_string());
+        assert_eq!(corpus.note(), None);
+    }
+
+    #[test]
+    fn the_text_may_stand_in_another_field() {
+        let (_dir, path) = file("a.jsonl", "{\"content\": \"x\", \"text\": 3}\n");
+        assert_eq!(Corpus::from_jsonl(&path, "content").unwrap().documents(), ["x"]);
+    }
+
+    #[rstest]
+    #[case("{\"text\": \"a\"", "not JSON (EOF while parsing an object at column 12)")]
+    #[case("hello", "not JSON (expected value at column 1)")]
+    #[case("{\"body\": \"a\", \"id\": 1}", "no field `text`, only [body, id]")]
+    #[case("{\"text\": null}", "field `text` is null, not a string")]
+    #[case("[\"text\"]", "an array, not an object")]
+    fn a_bad_line_is_named_by_its_number(#[case] line: &str, #[case] why: &str) {
+        let (_dir, path) = file("bad.jsonl", format!("{{\"text\":\"ok\"}}\n\n{line}\n"));
+        let shown = path.display();
+        let expected = format!(
+            "data file `{shown}`, line 3: {why}; every line is one JSON object with its text in the field `text`"
+        );
+        assert_eq!(refusal(&path), expected);
+    }
+
+    #[test]
+    fn a_missing_file_is_named() {
+        let (dir, _) = file("a", "a");
+        let path = dir.path().join("nosuch.txt");
+        let shown = path.display();
+        let expected = format!("data file `{shown}` does not exist; check the path given as data");
+        assert_eq!(refusal(&path), expected);
+        assert!(refusal(&dir.path().join("nosuch.jsonl")).contains("does not exist"));
+    }
+
+    #[test]
+    fn a_directory_is_refused() {
+        let (dir, _) = file("a", "a");
+        let shown = dir.path().display();
+        let expected = format!("data file `{shown}` is a directory; give one .txt or .jsonl file");
+        assert_eq!(refusal(dir.path()), expected);
+    }
+
+    #[rstest]
+    #[case("a.txt", "")]
+    #[case("a.txt", "\u{FEFF}")]
+    #[case("a.jsonl", "\n \n")]
+    #[case("a.jsonl", "{\"text\":\"\"}\n")]
+    fn an_empty_file_is_refused(#[case] name: &str, #[case] content: &str) {
+        let (_dir, path) = file(name, content);
+        let shown = path.display();
+        let expected = format!("`{shown}` is empty; give a text with at least one sample");
+        assert_eq!(refusal(&path), expected);
+    }
+
+    #[rstest]
+    #[case("a.txt", b"abc\xFFdef", 3, 7)]
+    #[case("a.txt", b"abcd\xC3", 4, 5)]
+    #[case("a.jsonl", b"{\"text\":\"\xE2\x28\"}", 9, 13)]
+    fn bytes_that_are_not_utf8_are_refused_with_their_place(
+        #[case] name: &str,
+        #[case] content: &[u8],
+        #[case] offset: usize,
+        #[case] size: usize,
+    ) {
+        let (_dir, path) = file(name, content);
+        let shown = path.display();
+        let expected = format!(
+            "data file `{shown}` is not UTF-8: byte {offset} of {size} starts no character; convert the file to UTF-8"
+        );
+        assert_eq!(refusal(&path), expected);
+    }
+
+    #[test]
+    fn a_file_behind_a_file_cannot_be_read() {
+        let (_dir, path) = file("a.txt", "a");
+        let path = path.join("b.txt");
+        let start = format!("data file `{}` cannot be read: ", path.display());
+        assert!(refusal(&path).starts_with(&start), "{}", refusal(&path));
+    }
+}

@@ -1,0 +1,179 @@
+//! The order in which samples are read.
+
+use std::ops::Range;
+
+use megaburn_mesh::{PositionRng, Purpose};
+
+use crate::{DataError, Permutation, TokenDataset};
+
+/// Numbers the samples of a data set without end: `(seed, sample index) -> tokens`, a pure
+/// function, computed where it is asked for.
+///
+/// Sample index `i` belongs to epoch `i / num_samples`; each epoch reads every sample once, in the
+/// order of a [`Permutation`] of its own. Nothing else enters: not the data-parallel degree, the
+/// batch sizes, the length of the run, or where it was resumed. (The order does depend on the
+/// sequence length and the text, which decide what a sample is.)
+#[derive(Clone, Debug)]
+pub struct Sampler {
+    dataset: TokenDataset,
+    seq_len: usize,
+    num_samples: u64,
+    shuffle: Option<PositionRng>,
+}
+
+impl Sampler {
+    /// Samples of `seq_len + 1` tokens, shuffled anew each epoch: for training.
+    ///
+    /// # Errors
+    /// A sequence length of 0, or a data set shorter than one sample.
+    pub fn shuffled(dataset: TokenDataset, seq_len: usize, seed: u64) -> Result<Self, DataError> {
+        let rng = PositionRng::new(seed, Purpose::DataOrder, "train");
+        Self::new(dataset, seq_len, Some(rng))
+    }
+
+    /// Samples of `seq_len + 1` tokens in the order of the text, from the start again after the
+    /// end: for validation.
+    ///
+    /// # Errors
+    /// As [`Self::shuffled`].
+    pub fn sequential(dataset: TokenDataset, seq_len: usize) -> Result<Self, DataError> {
+        Self::new(dataset, seq_len, None)
+    }
+
+    fn new(
+        dataset: TokenDataset,
+        seq_len: usize,
+        shuffle: Option<PositionRng>,
+    ) -> Result<Self, DataError> {
+        if seq_len == 0 {
+            return Err(DataError::Zero { what: "the sequence length" });
+        }
+        let num_samples = dataset.num_samples(seq_len) as u64;
+        if num_samples == 0 {
+            return Err(DataError::TooShort {
+                name: dataset.name().into(),
+                found: dataset.num_tokens(),
+                needed: seq_len + 1,
+                seq_len,
+            });
+        }
+        Ok(Self { dataset, seq_len, num_samples, shuffle })
+    }
+
+    /// Targets of a sample.
+    pub fn seq_len(&self) -> usize {
+        self.seq_len
+    }
+
+    /// Samples of an epoch.
+    pub fn num_samples(&self) -> u64 {
+        self.num_samples
+    }
+
+    /// What is sampled.
+    pub fn dataset(&self) -> &TokenDataset {
+        &self.dataset
+    }
+
+    /// The epoch of sample `index` and which sample of the text it is.
+    pub fn position(&self, index: u64) -> (u64, u64) {
+        let (epoch, index) = (index / self.num_samples, index % self.num_samples);
+        let sample = match self.shuffle {
+            Some(rng) => Permutation::new(self.num_samples, rng.with_stream(epoch)).at(index),
+            None => index,
+        };
+        (epoch, sample)
+    }
+
+    /// The `seq_len + 1` tokens of sample `index`: inputs are all but the last, targets all but
+    /// the first.
+    pub fn tokens(&self, index: u64) -> Vec<u32> {
+        let (_, sample) = self.position(index);
+        self.dataset.sample(self.seq_len, sample as usize)
+    }
+
+    /// The tokens of the samples `indices` ([`GlobalBatch`](crate::GlobalBatch) says which a rank
+    /// reads).
+    pub fn batch(&self, indices: Range<u64>) -> Vec<Vec<u32>> {
+        indices.map(|index| self.tokens(index)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use rstest::rstest;
+
+    use super::*;
+
+    fn dataset(len: usize) -> TokenDataset {
+        let tokens: Vec<u32> = (0..len as u32).collect();
+        TokenDataset::from_tokens("count", &tokens, len).unwrap()
+    }
+
+    fn epoch(sampler: &Sampler, epoch: u64) -> Vec<u64> {
+        let n = sampler.num_samples();
+        (epoch * n..(epoch + 1) * n)
+            .map(|i| {
+                let (e, sample) = sampler.position(i);
+                assert_eq!(e, epoch);
+                sample
+            })
+            .collect()
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
+        #[test]
+        fn an_epoch_reads_every_sample_once(len in 20usize..2000, seq_len in 1usize..19, seed: u64) {
+            let sampler = Sampler::shuffled(dataset(len), seq_len, seed).unwrap();
+            for e in [0, 1, 1_000_000] {
+                let mut order = epoch(&sampler, e);
+                order.sort_unstable();
+                prop_assert_eq!(order, (0..sampler.num_samples()).collect::<Vec<_>>());
+            }
+        }
+
+        #[test]
+        fn a_sample_is_a_stretch_of_the_text(len in 20usize..2000, seq_len in 1usize..19, i: u64) {
+            let sampler = Sampler::shuffled(dataset(len), seq_len, 5).unwrap();
+            let start = sampler.position(i).1 as u32 * seq_len as u32;
+            let expected: Vec<u32> = (start..=start + seq_len as u32).collect();
+            prop_assert_eq!(sampler.tokens(i), expected);
+        }
+    }
+
+    #[rstest]
+    fn epochs_and_seeds_differ(#[values(64, 97)] num_samples: usize) {
+        let sampler = |seed| Sampler::shuffled(dataset(num_samples * 3 + 1), 3, seed).unwrap();
+        let first = epoch(&sampler(1), 0);
+        assert_ne!(first, (0..num_samples as u64).collect::<Vec<_>>(), "not the text's order");
+        assert_ne!(first, epoch(&sampler(1), 1));
+        assert_ne!(first, epoch(&sampler(2), 0));
+        assert_eq!(first, epoch(&sampler(1), 0));
+    }
+
+    #[test]
+    fn validation_follows_the_text_and_starts_again() {
+        let sampler = Sampler::sequential(dataset(11), 3).unwrap();
+        assert_eq!(epoch(&sampler, 0), [0, 1, 2]);
+        assert_eq!(sampler.batch(2..4), [vec![6, 7, 8, 9], vec![0, 1, 2, 3]]);
+    }
+
+    #[test]
+    fn a_text_shorter_than_a_sample_is_refused_with_both_numbers() {
+        let split = dataset(100).split(0.1).unwrap();
+        assert!(Sampler::shuffled(split.train.clone(), 89, 1).is_ok());
+        let error = Sampler::shuffled(split.train, 90, 1).unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "training part of count holds 90 tokens, and one sample of sequence length 90 needs 91; give more text, a shorter sequence or another validation fraction"
+        );
+        let error = Sampler::sequential(split.valid, 16).unwrap_err().to_string();
+        assert!(error.starts_with("validation part of count holds 10 tokens, "), "{error}");
+        assert!(error.contains(" sequence length 16 needs 17;"), "{error}");
+        let error = Sampler::sequential(dataset(9), 0).unwrap_err().to_string();
+        assert_eq!(error, "the sequence length is 0 and must be at least 1");
+    }
+}

@@ -1,0 +1,265 @@
+//! Generated symbols whose entropy is known in closed form: a model that learns reaches the floor,
+//! and one that falls below it has seen its own targets.
+
+use megaburn_mesh::{PositionRng, Purpose};
+use serde::{Deserialize, Serialize};
+
+use crate::DataError;
+
+/// Symbols of a generated corpus: token ids 0 to 63.
+pub const NUM_SYMBOLS: usize = 64;
+
+/// The law by which one of its four successors follows a symbol.
+const SUCCESSORS: [f64; 4] = [0.5, 0.25, 0.15, 0.1];
+
+/// Probability that `echo` repeats instead of drawing.
+const REPEAT: f64 = 0.9;
+
+/// What rule the symbols follow. In TOML: `"markov"` or `{ echo = { distance = 7 } }`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SyntheticKind {
+    /// Each symbol has four successors with probabilities 0.5, 0.25, 0.15 and 0.1; which four
+    /// depends on the seed. Needs only an embedding and an MLP to be learnt.
+    Markov,
+    /// The symbol `distance` places back is repeated with probability 0.9, else any of the 64 is
+    /// drawn. Cannot be learnt without attention and positions.
+    Echo {
+        /// How many places back; at least 1.
+        distance: usize,
+    },
+}
+
+/// An endless text of symbols, the same for the same kind and seed.
+///
+/// ```
+/// use megaburn_data::{Synthetic, SyntheticKind};
+///
+/// let echo = Synthetic::new(SyntheticKind::Echo { distance: 7 }, 1)?;
+/// assert!((echo.entropy() - 0.7295).abs() < 1e-4);
+/// assert_eq!(echo.tokens(10), echo.tokens(20)[..10]);
+/// # Ok::<(), megaburn_data::DataError>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Synthetic {
+    kind: SyntheticKind,
+    seed: u64,
+}
+
+impl Synthetic {
+    /// The text of `kind` under `seed`.
+    ///
+    /// # Errors
+    /// An echo distance of 0.
+    pub fn new(kind: SyntheticKind, seed: u64) -> Result<Self, DataError> {
+        match kind {
+            SyntheticKind::Echo { distance: 0 } => {
+                Err(DataError::Zero { what: "the distance of a synthetic echo" })
+            }
+            _ => Ok(Self { kind, seed }),
+        }
+    }
+
+    /// The rule.
+    pub fn kind(&self) -> SyntheticKind {
+        self.kind
+    }
+
+    /// The seed.
+    pub fn seed(&self) -> u64 {
+        self.seed
+    }
+
+    /// The first `num_tokens` symbols.
+    pub fn tokens(&self, num_tokens: usize) -> Vec<u32> {
+        match self.kind {
+            SyntheticKind::Markov => self.markov(num_tokens),
+            SyntheticKind::Echo { distance } => self.echo(num_tokens, distance),
+        }
+    }
+
+    /// Entropy of a symbol whose whole past is known, in nats: 1.2080 (`Markov`), 0.7295 (`Echo`).
+    pub fn entropy(&self) -> f64 {
+        match self.kind {
+            SyntheticKind::Markov => SUCCESSORS.iter().map(|&p| surprise(p)).sum(),
+            SyntheticKind::Echo { .. } => {
+                let other = (1.0 - REPEAT) / NUM_SYMBOLS as f64;
+                surprise(REPEAT + other) + (NUM_SYMBOLS - 1) as f64 * surprise(other)
+            }
+        }
+    }
+
+    /// The mean loss, in nats per token, that no model goes below on samples of `seq_len` inputs
+    /// `x[0..seq_len]` and targets `x[1..=seq_len]`.
+    ///
+    /// Of an echo's targets, `x[1..distance]` repeat a symbol from before the sample: those cost
+    /// `ln 64` each.
+    pub fn floor(&self, seq_len: usize) -> f64 {
+        let blind = match self.kind {
+            SyntheticKind::Markov => 0,
+            SyntheticKind::Echo { distance } => (distance - 1).min(seq_len),
+        } as f64;
+        let seq_len = seq_len as f64;
+        (blind * (NUM_SYMBOLS as f64).ln() + (seq_len - blind) * self.entropy()) / seq_len
+    }
+
+    fn markov(&self, num_tokens: usize) -> Vec<u32> {
+        let rng = PositionRng::new(self.seed, Purpose::Sampling, "synthetic.markov");
+        let (rows, walk) = (successors(rng.with_stream(0)), rng.with_stream(1));
+        let mut state = rng.with_stream(2).below(0, NUM_SYMBOLS as u64) as usize;
+        (0..num_tokens as u64)
+            .map(|t| {
+                let mut rest = f64::from(walk.uniform(t));
+                let choice = SUCCESSORS.iter().position(|&p| {
+                    rest -= p;
+                    rest < 0.0
+                });
+                state = rows[state][choice.unwrap_or(SUCCESSORS.len() - 1)];
+                state as u32
+            })
+            .collect()
+    }
+
+    fn echo(&self, num_tokens: usize, distance: usize) -> Vec<u32> {
+        let rng = PositionRng::new(self.seed, Purpose::Sampling, "synthetic.echo");
+        let (repeat, draw) = (rng.with_stream(0), rng.with_stream(1));
+        let mut tokens: Vec<u32> = Vec::with_capacity(num_tokens);
+        for t in 0..num_tokens {
+            let repeats = t >= distance && f64::from(repeat.uniform(t as u64)) < REPEAT;
+            tokens.push(match repeats {
+                true => tokens[t - distance],
+                false => draw.below(t as u64, NUM_SYMBOLS as u64) as u32,
+            });
+        }
+        tokens
+    }
+}
+
+/// Four distinct successors of every symbol: the first four of a shuffle of all.
+fn successors(rng: PositionRng) -> Vec<[usize; 4]> {
+    (0..NUM_SYMBOLS)
+        .map(|row| {
+            let mut symbols: [usize; NUM_SYMBOLS] = std::array::from_fn(|i| i);
+            std::array::from_fn(|i| {
+                let index = (row * NUM_SYMBOLS + i) as u64;
+                symbols.swap(i, i + rng.below(index, (NUM_SYMBOLS - i) as u64) as usize);
+                symbols[i]
+            })
+        })
+        .collect()
+}
+
+fn surprise(p: f64) -> f64 {
+    -p * p.ln()
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+
+    const N: usize = 1 << 18;
+
+    fn synthetic(kind: SyntheticKind, seed: u64) -> Synthetic {
+        Synthetic::new(kind, seed).unwrap()
+    }
+
+    /// Entropy of a token given the one `distance` before, from counts. Counting 64 x 64 pairs
+    /// understates it by about 63 * 64 / 2N = 0.008 nats where all pairs occur.
+    fn conditional_entropy(tokens: &[u32], distance: usize) -> f64 {
+        let mut counts = vec![[0u32; NUM_SYMBOLS]; NUM_SYMBOLS];
+        for (&past, &now) in tokens.iter().zip(&tokens[distance..]) {
+            counts[past as usize][now as usize] += 1;
+        }
+        let total = (tokens.len() - distance) as f64;
+        let row = |row: &[u32; NUM_SYMBOLS]| {
+            let sum: u32 = row.iter().sum();
+            row.iter()
+                .filter(|&&c| c > 0)
+                .map(|&c| f64::from(c) / total * (f64::from(sum) / f64::from(c)).ln())
+                .sum::<f64>()
+        };
+        counts.iter().map(row).sum()
+    }
+
+    #[test]
+    fn the_closed_forms_are_the_documented_figures() {
+        let markov = synthetic(SyntheticKind::Markov, 0);
+        assert!((markov.entropy() - 1.2080).abs() < 5e-5, "{}", markov.entropy());
+        assert_eq!(markov.floor(100), markov.entropy());
+        let echo = synthetic(SyntheticKind::Echo { distance: 7 }, 0);
+        assert!((echo.entropy() - 0.7295).abs() < 5e-5, "{}", echo.entropy());
+        let floor = (122.0 * echo.entropy() + 6.0 * 64f64.ln()) / 128.0;
+        assert!((echo.floor(128) - floor).abs() < 1e-12);
+        assert!((echo.floor(3) - 64f64.ln()).abs() < 1e-12, "no target has its source in view");
+        let next = synthetic(SyntheticKind::Echo { distance: 1 }, 0);
+        assert!((next.floor(128) - next.entropy()).abs() < 1e-12);
+    }
+
+    #[rstest]
+    fn the_next_symbol_of_markov_is_as_uncertain_as_its_closed_form(#[values(1, 2, 77)] seed: u64) {
+        let markov = synthetic(SyntheticKind::Markov, seed);
+        let tokens = markov.tokens(N);
+        let h = conditional_entropy(&tokens, 1);
+        assert!((h - markov.entropy()).abs() < 0.01, "{h}");
+        assert!(conditional_entropy(&tokens, 5) > 2.0, "only the last symbol tells the next");
+    }
+
+    #[rstest]
+    fn an_echo_is_certain_from_its_source_and_noise_from_elsewhere(
+        #[values(1, 7, 12)] distance: usize,
+        #[values(3, 4)] seed: u64,
+    ) {
+        let echo = synthetic(SyntheticKind::Echo { distance }, seed);
+        let tokens = echo.tokens(N);
+        let h = conditional_entropy(&tokens, distance);
+        assert!((h - echo.entropy()).abs() < 0.02, "{h}");
+        if distance > 1 {
+            // A pair comes back `distance` later with probability 0.81, so pairs count for about a
+            // tenth of their number, and counting understates the entropy by 0.08.
+            let h = conditional_entropy(&tokens, distance - 1);
+            assert!((h - 64f64.ln()).abs() < 0.1, "{h}");
+        }
+    }
+
+    #[rstest]
+    fn symbols_depend_on_the_seed_and_fill_their_range(
+        #[values(SyntheticKind::Markov, SyntheticKind::Echo { distance: 5 })] kind: SyntheticKind,
+    ) {
+        let tokens = synthetic(kind, 9).tokens(10_000);
+        assert_eq!(tokens, synthetic(kind, 9).tokens(10_000));
+        assert_ne!(tokens, synthetic(kind, 10).tokens(10_000));
+        assert!(tokens.iter().all(|&t| (t as usize) < NUM_SYMBOLS));
+        let kinds: std::collections::BTreeSet<_> = tokens.iter().collect();
+        assert!(kinds.len() > 48, "{} symbols occur", kinds.len());
+    }
+
+    #[test]
+    fn every_symbol_of_markov_has_four_different_successors() {
+        let rows = successors(PositionRng::new(5, Purpose::Sampling, "rows"));
+        for row in &rows {
+            let distinct: std::collections::BTreeSet<_> = row.iter().collect();
+            assert!(distinct.len() == 4 && row.iter().all(|&s| s < NUM_SYMBOLS), "{row:?}");
+        }
+        assert_ne!(rows[0], rows[1]);
+    }
+
+    #[test]
+    fn a_distance_of_zero_is_refused() {
+        let error = Synthetic::new(SyntheticKind::Echo { distance: 0 }, 1).unwrap_err();
+        let expected = "the distance of a synthetic echo is 0 and must be at least 1";
+        assert_eq!(error.to_string(), expected);
+    }
+
+    #[test]
+    fn kinds_are_written_in_a_configuration_by_name() {
+        for (kind, text) in [
+            (SyntheticKind::Markov, r#""markov""#),
+            (SyntheticKind::Echo { distance: 5 }, r#"{"echo":{"distance":5}}"#),
+        ] {
+            assert_eq!(serde_json::to_string(&kind).unwrap(), text);
+            assert_eq!(serde_json::from_str::<SyntheticKind>(text).unwrap(), kind);
+        }
+    }
+}

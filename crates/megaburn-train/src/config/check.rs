@@ -31,3 +31,10 @@ pub(super) fn positive(key: &'static str, value: f64) -> Result<(), TrainError> 
 pub(super) fn not_negative(key: &'static str, value: f64) -> Result<(), TrainError> {
     require(value >= 0.0 && value.is_finite(), key, value, "0 or more and finite")
 }
+
+/// Refuses what an integer of TOML cannot hold: the resolved configuration could not be written.
+pub(super) fn fits_toml(key: &'static str, value: u64) -> Result<i64, TrainError> {
+    let rule = format!("at most {}", i64::MAX);
+    require(i64::try_from(value).is_ok(), key, value, rule)?;
+    Ok(value as i64)
+}

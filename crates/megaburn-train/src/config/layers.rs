@@ -5,7 +5,7 @@ use std::{fs, path::Path};
 use serde::Deserialize;
 use toml::{Table, Value};
 
-use super::{ParallelConfig, TrainConfig, schema};
+use super::{ParallelConfig, TrainConfig, check::fits_toml, schema};
 use crate::TrainError;
 
 /// Collects the layers of a configuration. What is added later overrides what was added before;
@@ -62,7 +62,8 @@ impl ConfigLayers {
     /// Adds `--data FILE`: `data.path`.
     ///
     /// # Errors
-    /// None that a string can cause.
+    /// None: any text is a path, and [`load`](Self::load) refuses an empty one. It returns a result
+    /// so that calls chain.
     pub fn with_data(self, path: &str) -> Result<Self, TrainError> {
         self.with_value("data.path", path.into(), format!("`--data {path}`"))
     }
@@ -70,11 +71,10 @@ impl ConfigLayers {
     /// Adds `--steps N`: `train.steps`.
     ///
     /// # Errors
-    /// More steps than TOML's integers hold.
+    /// More steps than an integer of TOML holds.
     pub fn with_steps(self, steps: u64) -> Result<Self, TrainError> {
-        let origin = format!("`--steps {steps}`");
-        let value = i64::try_from(steps).unwrap_or(i64::MAX);
-        self.with_value("train.steps", value.into(), origin)
+        let value = fits_toml("train.steps", steps)?;
+        self.with_value("train.steps", value.into(), format!("`--steps {steps}`"))
     }
 
     /// Adds `--layout L`, which replaces all of `[parallel]`.
@@ -218,6 +218,14 @@ mod tests {
         let error = ConfigLayers::new().with_text("my.toml", text).unwrap_err();
         assert!(error.to_string().contains(message), "{error}");
         assert_eq!(error.exit(), Exit::BadInput);
+    }
+
+    #[test]
+    fn more_steps_than_toml_can_hold_are_refused() {
+        let error = ConfigLayers::new().with_steps(u64::MAX).unwrap_err();
+        let message =
+            "`train.steps` is 18446744073709551615: it must be at most 9223372036854775807";
+        assert_eq!(error.to_string(), message);
     }
 
     #[test]

@@ -76,8 +76,11 @@ impl TrainConfig {
     }
 
     /// The configuration with every default spelled out. Read back, it is the same.
+    ///
+    /// # Panics
+    /// An integer above `i64::MAX`, which only code can put there: TOML has no such number.
     pub fn to_toml(&self) -> String {
-        toml::to_string(self).expect("numbers, strings and tables are all that TOML needs")
+        toml::to_string(self).expect("every integer is at most i64::MAX")
     }
 
     /// Refuses values that no run can use. [`ConfigLayers::load`] calls it.

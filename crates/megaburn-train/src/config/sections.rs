@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::check::{at_least_one, not_negative, require};
+use super::check::{at_least_one, fits_toml, not_negative, require};
 use crate::TrainError;
 
 /// `[run]`: where the run lives, and its seed.
@@ -26,7 +26,8 @@ impl Default for RunConfig {
 
 impl RunConfig {
     pub(super) fn validate(&self) -> Result<(), TrainError> {
-        require(!self.dir.is_empty(), "run.dir", "empty", "the path of a folder")
+        require(!self.dir.is_empty(), "run.dir", "empty", "the path of a folder")?;
+        fits_toml("run.seed", self.seed).map(drop)
     }
 }
 
@@ -224,6 +225,16 @@ mod tests {
     ) {
         let config = LoopConfig { global_batch, micro_batch, ..LoopConfig::default() };
         assert_eq!(config.num_micro_batches(dp).unwrap(), expected);
+    }
+
+    #[test]
+    fn a_seed_that_toml_cannot_hold_is_refused() {
+        let run = RunConfig { seed: 1 << 63, ..RunConfig::default() };
+        let error = run.validate().unwrap_err().to_string();
+        assert!(
+            error.starts_with("`run.seed` is 9223372036854775808: it must be at most"),
+            "{error}"
+        );
     }
 
     #[test]

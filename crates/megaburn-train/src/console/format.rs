@@ -49,13 +49,14 @@ pub(super) fn step_line(metrics: &StepMetrics, steps: u64, left: Duration) -> St
     let StepMetrics { step, loss, grad_norm, lr, tokens_per_second, tflops, memory_bytes, .. } =
         *metrics;
     let width = steps.to_string().len();
+    let rest =
+        if left.is_zero() { "done".into() } else { format!("{} left", human_duration(left)) };
     format!(
-        "step {step:>width$}/{steps}  loss {loss:.4}  grad norm {}  lr {lr:.2e}  {} tokens/s  {} TFLOP/s  {}  {} left",
+        "step {step:>width$}/{steps}  loss {loss:.4}  grad norm {}  lr {lr:.2e}  {} tokens/s  {} TFLOP/s  {}  {rest}",
         human_number(grad_norm),
         human_number(tokens_per_second),
         human_number(tflops),
         BinaryBytes(memory_bytes),
-        human_duration(left),
     )
 }
 
@@ -106,6 +107,15 @@ mod tests {
     #[case(f64::INFINITY, "inf")]
     fn numbers_have_three_digits_that_count(#[case] value: f64, #[case] text: &str) {
         assert_eq!(human_number(value), text);
+    }
+
+    #[test]
+    fn the_last_step_is_done() {
+        let line = step_line(&example_step(300, f64::NAN), 300, Duration::ZERO);
+        assert!(
+            line.starts_with("step 300/300  loss NaN  ") && line.ends_with("MiB  done"),
+            "{line}"
+        );
     }
 
     #[test]

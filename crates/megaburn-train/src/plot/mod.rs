@@ -57,6 +57,7 @@ fn draw(title: &str, records: &[MetricsRecord], backend: SVGBackend<'_>) -> Draw
     let mut chart = ChartBuilder::on(&canvas)
         .caption(title, font(20))
         .margin(16)
+        .margin_right(28)
         .x_label_area_size(48)
         .y_label_area_size(64)
         .build_cartesian_2d(steps.0..steps.1, losses.0..losses.1)?;
@@ -94,9 +95,15 @@ fn axes(chart: &mut Chart<'_, '_>) -> Drawn<()> {
         .x_desc("step")
         .y_desc("loss (nats per token)")
         .x_labels(8)
+        .x_label_formatter(&whole)
         .y_labels(8)
         .draw()?;
     Ok(())
+}
+
+/// There is no step between two steps.
+fn whole(step: &f64) -> String {
+    if step.fract() == 0.0 { step.to_string() } else { String::new() }
 }
 
 fn draw_train<'a, 'b: 'a>(chart: &mut Chart<'a, 'b>, curve: &Curve) -> Drawn<()> {

@@ -14,7 +14,7 @@ pub enum TrainError {
     UnknownKey { key: String, origin: String, nearest: String },
     #[error("`{key}` in {origin}: expected {expected}, found {found}")]
     WrongType { key: String, origin: String, expected: &'static str, found: String },
-    #[error("{origin} cannot be read: {source}")]
+    #[error("{origin} cannot be read: {}", source.to_string().trim_end())]
     Toml { origin: String, source: toml::de::Error },
     #[error("`--set {text}` is not KEY=VALUE, with a key like `parallel.tp`")]
     Set { text: String },

@@ -205,7 +205,8 @@ mod tests {
     #[case("train..steps=3", "`--set train..steps=3` is not KEY=VALUE")]
     fn a_bad_setting_is_an_error_that_names_it(#[case] set: &str, #[case] message: &str) {
         let error = ConfigLayers::new().with_set(set).unwrap_err();
-        assert!(error.to_string().contains(message), "{error}");
+        let error_text = error.to_string();
+        assert!(error_text.contains(message) && !error_text.ends_with('\n'), "{error_text}");
         assert_eq!(error.exit(), Exit::BadInput);
     }
 
@@ -216,7 +217,8 @@ mod tests {
     #[case("[train]\nsteps = 1\nsteps = 2", "duplicate key")]
     fn a_bad_file_is_an_error_that_names_it(#[case] text: &str, #[case] message: &str) {
         let error = ConfigLayers::new().with_text("my.toml", text).unwrap_err();
-        assert!(error.to_string().contains(message), "{error}");
+        let error_text = error.to_string();
+        assert!(error_text.contains(message) && !error_text.ends_with('\n'), "{error_text}");
         assert_eq!(error.exit(), Exit::BadInput);
     }
 

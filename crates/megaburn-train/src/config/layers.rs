@@ -1,0 +1,239 @@
+//! Layers of configuration: defaults, then files, then `--set`, then dedicated flags.
+
+use std::{fs, path::Path};
+
+use serde::Deserialize;
+use toml::{Table, Value};
+
+use super::{ParallelConfig, TrainConfig, check::fits_toml, schema};
+use crate::TrainError;
+
+/// Collects the layers of a configuration. What is added later overrides what was added before;
+/// every layer is checked by itself, so an error names the file or flag at fault even where another
+/// layer overrides the value.
+#[derive(Clone, Debug, Default)]
+pub struct ConfigLayers {
+    merged: Table,
+}
+
+impl ConfigLayers {
+    /// No layer: the defaults.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds a TOML file.
+    ///
+    /// # Errors
+    /// The file cannot be read or is not TOML, or has an unknown key or a value of a wrong type.
+    pub fn with_file(self, path: impl AsRef<Path>) -> Result<Self, TrainError> {
+        let path = path.as_ref();
+        let text = fs::read_to_string(path)
+            .map_err(|source| TrainError::Read { path: path.into(), source })?;
+        self.with_text(&path.display().to_string(), &text)
+    }
+
+    /// Adds TOML text; `name` stands for it in errors.
+    ///
+    /// # Errors
+    /// As [`with_file`](Self::with_file).
+    pub fn with_text(self, name: &str, text: &str) -> Result<Self, TrainError> {
+        let origin = format!("`{name}`");
+        match text.parse() {
+            Ok(table) => self.with_layer(table, origin),
+            Err(source) => Err(TrainError::Toml { origin, source }),
+        }
+    }
+
+    /// Adds one `KEY=VALUE`, as `parallel.tp=2`. VALUE is TOML, else a bare string.
+    ///
+    /// # Errors
+    /// `text` has no key or no `=`, the key is unknown or its value has another type.
+    pub fn with_set(self, text: &str) -> Result<Self, TrainError> {
+        let (key, value) = text
+            .split_once('=')
+            .filter(|(key, _)| key.trim().split('.').all(|part| !part.is_empty()))
+            .ok_or_else(|| TrainError::Set { text: text.into() })?;
+        let value = value.trim();
+        let value = value.parse().unwrap_or_else(|_| Value::String(value.into()));
+        self.with_value(key.trim(), value, format!("`--set {text}`"))
+    }
+
+    /// Adds `--data FILE`: `data.path`.
+    ///
+    /// # Errors
+    /// None: any text is a path, and [`load`](Self::load) refuses an empty one. It returns a result
+    /// so that calls chain.
+    pub fn with_data(self, path: &str) -> Result<Self, TrainError> {
+        self.with_value("data.path", path.into(), format!("`--data {path}`"))
+    }
+
+    /// Adds `--steps N`: `train.steps`.
+    ///
+    /// # Errors
+    /// More steps than an integer of TOML holds.
+    pub fn with_steps(self, steps: u64) -> Result<Self, TrainError> {
+        let value = fits_toml("train.steps", steps)?;
+        self.with_value("train.steps", value.into(), format!("`--steps {steps}`"))
+    }
+
+    /// Adds `--layout L`, which replaces all of `[parallel]`.
+    ///
+    /// # Errors
+    /// A layout that cannot be.
+    pub fn with_layout(mut self, text: &str) -> Result<Self, TrainError> {
+        let parallel = ParallelConfig::from_layout(text)?;
+        let table = Table::try_from(parallel).expect("a section is a table");
+        self.merged.insert("parallel".into(), table.into());
+        Ok(self)
+    }
+
+    /// The configuration: the defaults under all layers.
+    ///
+    /// # Errors
+    /// A value that no run can use, by its key.
+    pub fn load(self) -> Result<TrainConfig, TrainError> {
+        let config = read(self.merged, "the configuration".into())?;
+        config.validate()?;
+        Ok(config)
+    }
+
+    fn with_value(self, key: &str, value: Value, origin: String) -> Result<Self, TrainError> {
+        let nested = key
+            .rsplit('.')
+            .fold(value, |value, name| Value::Table(Table::from_iter([(name.to_string(), value)])));
+        let Value::Table(layer) = nested else { return Err(TrainError::Set { text: key.into() }) };
+        self.with_layer(layer, origin)
+    }
+
+    fn with_layer(mut self, layer: Table, origin: String) -> Result<Self, TrainError> {
+        schema::check(&layer, &origin)?;
+        read(layer.clone(), origin)?;
+        merge(&mut self.merged, layer);
+        Ok(self)
+    }
+}
+
+fn read(layer: Table, origin: String) -> Result<TrainConfig, TrainError> {
+    TrainConfig::deserialize(layer).map_err(|source| TrainError::Toml { origin, source })
+}
+
+fn merge(base: &mut Table, layer: Table) {
+    for (key, value) in layer {
+        match (base.get_mut(&key), value) {
+            (Some(Value::Table(base)), Value::Table(layer)) => merge(base, layer),
+            (_, value) => {
+                base.insert(key, value);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+    use crate::Exit;
+
+    #[test]
+    fn later_layers_override_earlier_ones_key_by_key() {
+        let dir = tempfile::tempdir().unwrap();
+        let (a, b) = (dir.path().join("a.toml"), dir.path().join("b.toml"));
+        fs::write(&a, "[train]\nsteps = 10\nglobal_batch = 16\n[run]\nseed = 1").unwrap();
+        fs::write(&b, "[train]\nsteps = 20\n[optimizer]\nlr = 1").unwrap();
+        let files = ConfigLayers::new().with_file(&a).unwrap().with_file(&b).unwrap();
+        let config = files.clone().load().unwrap();
+        assert_eq!((config.train.steps, config.train.global_batch), (20, 16));
+        assert_eq!((config.run.seed, config.optimizer.lr), (1, 1.0));
+        let set = files.with_set("train.steps=30").unwrap().with_set(" run.seed = 2 ").unwrap();
+        let config = set.clone().load().unwrap();
+        assert_eq!((config.train.steps, config.run.seed), (30, 2));
+        let flagged = set.with_steps(40).unwrap().with_data("x.txt").unwrap().load().unwrap();
+        assert_eq!(flagged.train.steps, 40);
+        assert_eq!(flagged.data.path.as_deref(), Some("x.txt"));
+    }
+
+    #[rstest]
+    #[case("data.path=corpus.txt", "corpus.txt")]
+    #[case("data.path=\"corpus.txt\"", "corpus.txt")]
+    #[case("data.path='2024'", "2024")]
+    #[case("data.path=a=b", "a=b")]
+    #[case("data.path=1\nrun.seed = 9", "1\nrun.seed = 9")]
+    #[case("data.path= a b ", "a b")]
+    fn a_value_is_toml_else_a_bare_string(#[case] set: &str, #[case] path: &str) {
+        let config = ConfigLayers::new().with_set(set).unwrap().load().unwrap();
+        assert_eq!(config.data.path.as_deref(), Some(path));
+        assert_eq!(config.run.seed, 1234);
+    }
+
+    #[test]
+    fn layout_replaces_the_whole_section() {
+        let layers = ConfigLayers::new().with_set("parallel.pp=2").unwrap();
+        let config = layers.with_layout("dp2").unwrap().load().unwrap();
+        assert_eq!(config.layout(None).unwrap().to_string(), "dp2");
+        let error = ConfigLayers::new().with_layout("tp0").unwrap_err();
+        assert!(error.to_string().contains("degree 0"), "{error}");
+    }
+
+    #[rstest]
+    #[case(
+        "parallel.tpp=2",
+        "unknown key `parallel.tpp` in `--set parallel.tpp=2`; the nearest key is `parallel.tp`"
+    )]
+    #[case(
+        "train.steps=-1",
+        "`train.steps` in `--set train.steps=-1`: expected a whole number of 0 or more, found the integer -1"
+    )]
+    #[case("train.steps=many", "expected a whole number of 0 or more, found the string \"many\"")]
+    #[case("train.steps=1.5", "expected a whole number of 0 or more, found the float 1.5")]
+    #[case("optimizer.lr=high", "expected a number, found the string \"high\"")]
+    #[case("parallel.sp=1", "expected true or false, found the integer 1")]
+    #[case("data.path=2024", "expected a string in quotes, found the integer 2024")]
+    #[case("data.path=[1]", "expected a string in quotes, found an array")]
+    #[case("model=3", "`model` in `--set model=3`: expected a table, found the integer 3")]
+    #[case(
+        "parallel.tp.x=3",
+        "`parallel.tp` in `--set parallel.tp.x=3`: expected a whole number of 0 or more, found a table"
+    )]
+    #[case(
+        "data.tokenizer=bpe",
+        "`--set data.tokenizer=bpe` cannot be read: unknown variant `bpe`, expected `byte`"
+    )]
+    #[case("train.steps", "`--set train.steps` is not KEY=VALUE, with a key like `parallel.tp`")]
+    #[case("=3", "`--set =3` is not KEY=VALUE")]
+    #[case("train..steps=3", "`--set train..steps=3` is not KEY=VALUE")]
+    fn a_bad_setting_is_an_error_that_names_it(#[case] set: &str, #[case] message: &str) {
+        let error = ConfigLayers::new().with_set(set).unwrap_err();
+        let error_text = error.to_string();
+        assert!(error_text.contains(message) && !error_text.ends_with('\n'), "{error_text}");
+        assert_eq!(error.exit(), Exit::BadInput);
+    }
+
+    #[rstest]
+    #[case("[trian]\nsteps = 3", "unknown key `trian` in `my.toml`; the nearest key is `train`")]
+    #[case("[empty]", "unknown key `empty` in `my.toml`")]
+    #[case("[train]\nsteps = ", "`my.toml` cannot be read: TOML parse error at line 2")]
+    #[case("[train]\nsteps = 1\nsteps = 2", "duplicate key")]
+    fn a_bad_file_is_an_error_that_names_it(#[case] text: &str, #[case] message: &str) {
+        let error = ConfigLayers::new().with_text("my.toml", text).unwrap_err();
+        let error_text = error.to_string();
+        assert!(error_text.contains(message) && !error_text.ends_with('\n'), "{error_text}");
+        assert_eq!(error.exit(), Exit::BadInput);
+    }
+
+    #[test]
+    fn more_steps_than_toml_can_hold_are_refused() {
+        let error = ConfigLayers::new().with_steps(u64::MAX).unwrap_err();
+        let message =
+            "`train.steps` is 18446744073709551615: it must be at most 9223372036854775807";
+        assert_eq!(error.to_string(), message);
+    }
+
+    #[test]
+    fn a_missing_file_is_bad_input() {
+        let error = ConfigLayers::new().with_file("no/such.toml").unwrap_err();
+        assert!(error.to_string().starts_with("cannot read `no/such.toml`: "), "{error}");
+        assert_eq!(error.exit(), Exit::BadInput);
+    }
+}

@@ -1,0 +1,163 @@
+//! What a run is configured by: typed TOML sections whose defaults are the newcomer's run.
+//!
+//! A configuration is built from layers, each overriding the ones before it: the defaults, files in
+//! the order given, `--set KEY=VALUE`, and the flags that have a name of their own. See
+//! [`ConfigLayers`].
+//!
+//! ```
+//! use megaburn_train::ConfigLayers;
+//!
+//! let config = ConfigLayers::new()
+//!     .with_text("my.toml", "[train]\nsteps = 50")?
+//!     .with_set("optimizer.lr=1e-3")?
+//!     .load()?;
+//! assert_eq!((config.train.steps, config.optimizer.lr), (50, 1e-3));
+//! assert_eq!(config.layout(None)?.to_string(), "tp2-dp2-sp");
+//! # Ok::<(), megaburn_train::TrainError>(())
+//! ```
+
+mod check;
+mod layers;
+mod model;
+mod optimizer;
+mod parallel;
+mod schema;
+mod sections;
+
+use megaburn_mesh::Layout;
+use serde::{Deserialize, Serialize};
+
+pub use layers::ConfigLayers;
+pub use model::{ModelConfig, RopeScalingConfig, RopeScalingKind};
+pub use optimizer::OptimizerConfig;
+pub use parallel::ParallelConfig;
+pub use sections::{DataConfig, GenerateConfig, LoopConfig, RunConfig, Tokenizer};
+
+use crate::TrainError;
+
+/// Everything that decides what a run computes. The default trains a byte-level Llama of 0.8
+/// million parameters on four ranks.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct TrainConfig {
+    /// `[run]`: where the run lives, and its seed.
+    pub run: RunConfig,
+    /// `[model]`: the sizes of the Llama.
+    pub model: ModelConfig,
+    /// `[parallel]`: how the run is split over ranks.
+    pub parallel: ParallelConfig,
+    /// `[data]`: what is learnt.
+    pub data: DataConfig,
+    /// `[train]`: batches, intervals and the number of steps.
+    pub train: LoopConfig,
+    /// `[optimizer]`: AdamW, its learning-rate schedule, clipping.
+    pub optimizer: OptimizerConfig,
+    /// `[generate]`: the sample written at the end.
+    pub generate: GenerateConfig,
+}
+
+impl TrainConfig {
+    /// The layout of this run on `world` ranks (`None`: no launcher says how many), after a look at
+    /// whether the model, the sequence and the batch can be split that way.
+    ///
+    /// # Errors
+    /// A layout that cannot be, does not take `world` ranks or does not split the model, with the
+    /// numbers.
+    pub fn layout(&self, world: Option<usize>) -> Result<Layout, TrainError> {
+        let layout = self.parallel.layout(world)?;
+        layout.fits(&self.model.shape(self.data.seq_len))?;
+        self.train.num_micro_batches(layout.dp)?;
+        Ok(layout)
+    }
+
+    /// Tokens that one step trains on, over all ranks.
+    pub fn tokens_per_step(&self) -> usize {
+        self.train.global_batch * self.data.seq_len
+    }
+
+    /// The configuration with every default spelled out. Read back, it is the same.
+    ///
+    /// # Panics
+    /// An integer above `i64::MAX`, which only code can put there: TOML has no such number.
+    pub fn to_toml(&self) -> String {
+        toml::to_string(self).expect("every integer is at most i64::MAX")
+    }
+
+    /// Refuses values that no run can use. [`ConfigLayers::load`] calls it.
+    ///
+    /// # Errors
+    /// The first such value, by its key.
+    pub fn validate(&self) -> Result<(), TrainError> {
+        self.run.validate()?;
+        self.model.validate()?;
+        self.parallel.validate()?;
+        self.data.validate()?;
+        self.train.validate()?;
+        self.optimizer.validate()?;
+        self.generate.validate()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+    use crate::Exit;
+
+    fn with(sets: &[&str]) -> Result<TrainConfig, TrainError> {
+        sets.iter().try_fold(ConfigLayers::new(), |layers, set| layers.with_set(set))?.load()
+    }
+
+    #[test]
+    fn an_empty_file_is_the_newcomers_run() {
+        let config = ConfigLayers::new().with_text("empty.toml", "").unwrap().load().unwrap();
+        assert_eq!(config, TrainConfig::default());
+        assert_eq!(config.layout(None).unwrap().to_string(), "tp2-dp2-sp");
+        assert_eq!(config.tokens_per_step(), 1024);
+    }
+
+    #[rstest]
+    #[case(&[])]
+    #[case(&["run.seed=7", "data.path=\"a 'quoted' \\\"path\\\"\"", "optimizer.lr=0.1", "model.vocab=260"])]
+    #[case(&["model.rope_scaling.factor=32.0", "parallel.dp=2", "parallel.sp=false", "optimizer.min_lr=0"])]
+    #[case(&["optimizer.eps=1.2345678901234567e-17", "generate.prompt=\"\\n\\u0000é\""])]
+    fn the_resolved_text_reads_back_to_the_same_configuration(#[case] sets: &[&str]) {
+        let config = with(sets).unwrap();
+        let text = config.to_toml();
+        let again = ConfigLayers::new().with_text("config.toml", &text).unwrap().load().unwrap();
+        assert_eq!(again, config, "{text}");
+    }
+
+    #[rstest]
+    #[case(&["train.global_batch=6", "train.micro_batch=2"], "`train.global_batch` is 6: it must be a multiple of train.micro_batch 2 x dp 2 = 4")]
+    #[case(&["model.heads=6", "model.head_dim=16", "model.kv_heads=2", "parallel.tp=4"], "attention heads 6 is not divisible by tp 4")]
+    #[case(&["data.seq_len=127"], "sequence length 127 is not divisible")]
+    #[case(&["parallel.tp=3"], "3 does not divide the 4 ranks, so no dp fills the world; no launcher says")]
+    fn a_layout_that_does_not_split_the_run_is_refused(
+        #[case] sets: &[&str],
+        #[case] message: &str,
+    ) {
+        let error = with(sets).unwrap().layout(None).unwrap_err();
+        assert!(error.to_string().contains(message), "{error}");
+        assert_eq!(error.exit(), Exit::BadInput);
+    }
+
+    #[test]
+    fn the_commented_file_spells_out_exactly_the_defaults_and_names_every_key() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../configs/llama-tiny.toml");
+        let text = std::fs::read_to_string(path).unwrap();
+        let spelled: toml::Table = text.parse().unwrap();
+        assert_eq!(spelled, TrainConfig::default().to_toml().parse().unwrap());
+        let config = ConfigLayers::new().with_file(path).unwrap().load().unwrap();
+        assert_eq!(config, TrainConfig::default());
+        for key in schema::keys() {
+            let name = key.rsplit('.').next().unwrap();
+            let named = text.lines().any(|line| {
+                let line = line.trim_start_matches("# ");
+                line.starts_with(&format!("{name} = ")) || line == format!("[{key}]")
+            });
+            assert!(named, "configs/llama-tiny.toml does not mention {key}");
+        }
+    }
+}

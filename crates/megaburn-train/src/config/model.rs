@@ -1,0 +1,199 @@
+use megaburn_mesh::ModelShape;
+use serde::{Deserialize, Serialize};
+
+use super::check::{at_least_one, positive, require};
+use crate::TrainError;
+
+/// `[model]`: the sizes of the Llama.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ModelConfig {
+    /// Width of the residual stream.
+    pub hidden: usize,
+    /// Width inside the MLP.
+    pub ffn: usize,
+    /// Transformer layers.
+    pub layers: usize,
+    /// Query heads.
+    pub heads: usize,
+    /// Key/value heads (KV groups); they divide the query heads.
+    pub kv_heads: usize,
+    /// Width of a head. Default: hidden / heads.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub head_dim: Option<usize>,
+    /// Number of token ids. Default: the tokenizer's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub vocab: Option<usize>,
+    /// Base of the rotary frequencies.
+    pub rope_theta: f64,
+    /// Epsilon of RMSNorm.
+    pub norm_eps: f64,
+    /// Whether the output projection is the embedding's weight.
+    pub tied: bool,
+    /// `[model.rope_scaling]`: how rotary frequencies are stretched. Default: they are not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rope_scaling: Option<RopeScalingConfig>,
+}
+
+impl Default for ModelConfig {
+    fn default() -> Self {
+        Self {
+            hidden: 128,
+            ffn: 384,
+            layers: 4,
+            heads: 4,
+            kv_heads: 2,
+            head_dim: None,
+            vocab: None,
+            rope_theta: 10_000.0,
+            norm_eps: 1e-5,
+            tied: true,
+            rope_scaling: None,
+        }
+    }
+}
+
+impl ModelConfig {
+    /// Width of a head.
+    pub fn head_dim(&self) -> usize {
+        self.head_dim.unwrap_or(self.hidden / self.heads)
+    }
+
+    /// The sizes that a layout must be able to split.
+    pub fn shape(&self, seq_len: usize) -> ModelShape {
+        let Self { hidden, ffn, heads, kv_heads, layers, .. } = *self;
+        ModelShape { hidden, ffn, heads, kv_heads, layers, seq_len }
+    }
+
+    pub(super) fn validate(&self) -> Result<(), TrainError> {
+        let Self { hidden, heads, kv_heads, .. } = *self;
+        at_least_one("model.hidden", hidden)?;
+        at_least_one("model.ffn", self.ffn)?;
+        at_least_one("model.layers", self.layers)?;
+        at_least_one("model.heads", heads)?;
+        at_least_one("model.kv_heads", kv_heads)?;
+        if let Some(vocab) = self.vocab {
+            at_least_one("model.vocab", vocab)?;
+        }
+        if self.head_dim.is_none() {
+            let rule = format!("a multiple of model.heads {heads}, or model.head_dim be set");
+            require(hidden.is_multiple_of(heads), "model.hidden", hidden, rule)?;
+        }
+        let rule = format!("a divisor of model.heads {heads}");
+        require(heads.is_multiple_of(kv_heads), "model.kv_heads", kv_heads, rule)?;
+        let head_dim = self.head_dim();
+        let even = head_dim > 0 && head_dim.is_multiple_of(2);
+        let rule =
+            "even and at least 2, for rotary embeddings turn pairs (default: hidden / heads)";
+        require(even, "model.head_dim", head_dim, rule)?;
+        positive("model.rope_theta", self.rope_theta)?;
+        positive("model.norm_eps", self.norm_eps)?;
+        self.rope_scaling.as_ref().map_or(Ok(()), RopeScalingConfig::validate)
+    }
+}
+
+/// `[model.rope_scaling]`, under Hugging Face's names; the defaults are Llama 3.1's.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct RopeScalingConfig {
+    /// Which formula.
+    pub kind: RopeScalingKind,
+    /// How many times longer the low frequencies' waves become.
+    pub factor: f64,
+    /// Waves longer than the original context over this are stretched in full.
+    pub low_freq_factor: f64,
+    /// Waves shorter than the original context over this stay as they are.
+    pub high_freq_factor: f64,
+    /// Tokens of context that the frequencies were made for.
+    pub original_max_position_embeddings: usize,
+}
+
+/// The formula that stretches rotary frequencies.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum RopeScalingKind {
+    /// Llama 3.1's: low frequencies divided by the factor, high ones kept, a ramp between them.
+    #[default]
+    Llama3,
+}
+
+impl Default for RopeScalingConfig {
+    fn default() -> Self {
+        Self {
+            kind: RopeScalingKind::Llama3,
+            factor: 8.0,
+            low_freq_factor: 1.0,
+            high_freq_factor: 4.0,
+            original_max_position_embeddings: 8192,
+        }
+    }
+}
+
+impl RopeScalingConfig {
+    fn validate(&self) -> Result<(), TrainError> {
+        let Self { factor, low_freq_factor: low, high_freq_factor: high, .. } = *self;
+        let rule = "at least 1 and finite";
+        require(factor >= 1.0 && factor.is_finite(), "model.rope_scaling.factor", factor, rule)?;
+        positive("model.rope_scaling.low_freq_factor", low)?;
+        let rule = format!("finite and more than low_freq_factor {low}");
+        let ok = high > low && high.is_finite();
+        require(ok, "model.rope_scaling.high_freq_factor", high, rule)?;
+        let original = self.original_max_position_embeddings;
+        at_least_one("model.rope_scaling.original_max_position_embeddings", original)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use crate::{ConfigLayers, Exit};
+
+    #[rstest]
+    #[case("hidden = 0", "`model.hidden` is 0: it must be at least 1")]
+    #[case("ffn = 0", "`model.ffn` is 0: it must be at least 1")]
+    #[case("layers = 0", "`model.layers` is 0: it must be at least 1")]
+    #[case("heads = 0", "`model.heads` is 0: it must be at least 1")]
+    #[case("kv_heads = 0", "`model.kv_heads` is 0: it must be at least 1")]
+    #[case("vocab = 0", "`model.vocab` is 0: it must be at least 1")]
+    #[case("hidden = 130", "`model.hidden` is 130: it must be a multiple of model.heads 4, or")]
+    #[case("kv_heads = 3", "`model.kv_heads` is 3: it must be a divisor of model.heads 4")]
+    #[case("head_dim = 7", "`model.head_dim` is 7: it must be even")]
+    #[case("head_dim = 0", "`model.head_dim` is 0: it must be even and at least 2")]
+    #[case("hidden = 12", "`model.head_dim` is 3: it must be even")]
+    #[case("rope_theta = -1.0", "`model.rope_theta` is -1: it must be more than 0 and finite")]
+    #[case("norm_eps = nan", "`model.norm_eps` is NaN: it must be more than 0 and finite")]
+    #[case(
+        "rope_scaling.factor = 0.5",
+        "`model.rope_scaling.factor` is 0.5: it must be at least 1"
+    )]
+    #[case("rope_scaling.low_freq_factor = 0", "low_freq_factor` is 0: it must be more than 0")]
+    #[case(
+        "rope_scaling.high_freq_factor = 1",
+        "is 1: it must be finite and more than low_freq_factor 1"
+    )]
+    #[case("rope_scaling.original_max_position_embeddings = 0", "is 0: it must be at least 1")]
+    #[case("rope_scaling.kind = \"yarn\"", "unknown variant `yarn`, expected `llama3`")]
+    fn a_model_that_cannot_be_is_refused(#[case] line: &str, #[case] message: &str) {
+        let layers = ConfigLayers::new().with_text("m.toml", &format!("[model]\n{line}"));
+        let error = layers.and_then(ConfigLayers::load).unwrap_err();
+        assert!(error.to_string().contains(message), "{error}");
+        assert_eq!(error.exit(), Exit::BadInput);
+    }
+
+    #[test]
+    fn an_absent_head_width_follows_from_the_heads() {
+        let read = |text| ConfigLayers::new().with_text("m.toml", text).unwrap().load().unwrap();
+        assert_eq!(read("").model.head_dim(), 32);
+        assert_eq!(read("[model]\nhidden = 130\nhead_dim = 24").model.head_dim(), 24);
+        assert_eq!(read("").model.shape(64).seq_len, 64);
+    }
+
+    #[test]
+    fn rope_scaling_is_off_until_one_of_its_keys_is_set() {
+        assert_eq!(ConfigLayers::new().load().unwrap().model.rope_scaling, None);
+        let set = ConfigLayers::new().with_set("model.rope_scaling.factor=32").unwrap();
+        let scaling = set.load().unwrap().model.rope_scaling.unwrap();
+        assert_eq!((scaling.factor, scaling.high_freq_factor), (32.0, 4.0));
+    }
+}

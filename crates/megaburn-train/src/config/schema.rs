@@ -1,0 +1,153 @@
+//! Which keys there are and what each holds, read off a configuration in which all of them are set.
+
+use std::{cmp::Reverse, sync::LazyLock};
+
+use toml::{Table, Value};
+
+use super::{RopeScalingConfig, TrainConfig};
+use crate::TrainError;
+
+static SCHEMA: LazyLock<Table> = LazyLock::new(|| {
+    let mut config = TrainConfig::default();
+    config.model.head_dim = Some(1);
+    config.model.vocab = Some(1);
+    config.model.rope_scaling = Some(RopeScalingConfig::default());
+    config.parallel.dp = Some(1);
+    config.parallel.sp = Some(true);
+    config.data.path = Some(String::new());
+    config.optimizer.decay_steps = Some(1);
+    Table::try_from(config).expect("a configuration is a table")
+});
+
+/// Every key, sections included, as a dotted path.
+pub(super) fn keys() -> Vec<String> {
+    fn walk(table: &Table, prefix: &str, keys: &mut Vec<String>) {
+        for (name, value) in table {
+            let key = join(prefix, name);
+            if let Value::Table(inner) = value {
+                walk(inner, &key, keys);
+            }
+            keys.push(key);
+        }
+    }
+    let mut keys = Vec::new();
+    walk(&SCHEMA, "", &mut keys);
+    keys
+}
+
+/// Refuses a key that does not exist and a value of another type. `origin` says where the layer
+/// came from.
+pub(super) fn check(layer: &Table, origin: &str) -> Result<(), TrainError> {
+    check_table(layer, &SCHEMA, "", origin)
+}
+
+fn check_table(
+    given: &Table,
+    schema: &Table,
+    prefix: &str,
+    origin: &str,
+) -> Result<(), TrainError> {
+    for (name, found) in given {
+        let key = join(prefix, name);
+        let origin = origin.to_string();
+        let Some(expected) = schema.get(name) else {
+            let nearest = nearest(&key);
+            return Err(TrainError::UnknownKey { key, origin, nearest });
+        };
+        let expected = match (expected, found) {
+            (Value::Table(schema), Value::Table(given)) => {
+                check_table(given, schema, &key, &origin)?;
+                continue;
+            }
+            (Value::Integer(_), Value::Integer(number)) if *number >= 0 => continue,
+            (Value::Float(_), Value::Integer(_) | Value::Float(_)) => continue,
+            (Value::String(_), Value::String(_)) | (Value::Boolean(_), Value::Boolean(_)) => {
+                continue;
+            }
+            (Value::Integer(_), _) => "a whole number of 0 or more",
+            (Value::Float(_), _) => "a number",
+            (Value::Boolean(_), _) => "true or false",
+            (Value::Table(_), _) => "a table",
+            _ => "a string in quotes",
+        };
+        return Err(TrainError::WrongType { key, origin, expected, found: describe(found) });
+    }
+    Ok(())
+}
+
+fn describe(value: &Value) -> String {
+    match value {
+        Value::Array(_) => "an array".into(),
+        Value::Table(_) => "a table".into(),
+        _ => format!("the {} {value}", value.type_str()),
+    }
+}
+
+/// The existing key that differs least from `key`. A key of the right name in another section
+/// (`train.lr`, or `lr` alone) is nearer than any misspelling; among equals, the one that starts
+/// alike.
+fn nearest(key: &str) -> String {
+    let last = |key: &str| key.rsplit('.').next().unwrap_or_default().to_string();
+    let distance = |candidate: &String| {
+        let name = strsim::damerau_levenshtein(&last(key), &last(candidate));
+        let alike = key.chars().zip(candidate.chars()).take_while(|(a, b)| a == b).count();
+        (name, strsim::damerau_levenshtein(key, candidate), Reverse(alike))
+    };
+    keys().into_iter().min_by_key(distance).expect("there are keys")
+}
+
+fn join(prefix: &str, name: &str) -> String {
+    if prefix.is_empty() { name.to_string() } else { format!("{prefix}.{name}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+    use serde::de::DeserializeOwned;
+
+    use super::*;
+
+    #[rstest]
+    #[case("parallel.tpp", "parallel.tp")]
+    #[case("optimizer.mni_lr", "optimizer.min_lr")]
+    #[case("stesp", "train.steps")]
+    #[case("trian", "train")]
+    #[case("train.lr", "optimizer.lr")]
+    #[case("lr", "optimizer.lr")]
+    #[case("optimizer.beta_1", "optimizer.beta1")]
+    #[case("model.rope_scaling.factr", "model.rope_scaling.factor")]
+    fn the_nearest_key_is_the_one_meant(#[case] given: &str, #[case] meant: &str) {
+        assert_eq!(nearest(given), meant);
+    }
+
+    // serde's refusal of an unknown field lists the fields that a section really has.
+    fn fields<T: DeserializeOwned + std::fmt::Debug>() -> Vec<String> {
+        let text = toml::from_str::<T>("no_such_field = 1").unwrap_err().to_string();
+        let list = text.split("expected one of").nth(1).or(text.split("expected").nth(1)).unwrap();
+        list.split('`').skip(1).step_by(2).map(str::to_string).collect()
+    }
+
+    #[test]
+    fn the_schema_holds_every_field_of_every_section() {
+        use crate::config::*;
+        let sections = [
+            ("", fields::<TrainConfig>()),
+            ("run", fields::<RunConfig>()),
+            ("model", fields::<ModelConfig>()),
+            ("model.rope_scaling", fields::<RopeScalingConfig>()),
+            ("parallel", fields::<ParallelConfig>()),
+            ("data", fields::<DataConfig>()),
+            ("train", fields::<LoopConfig>()),
+            ("optimizer", fields::<OptimizerConfig>()),
+            ("generate", fields::<GenerateConfig>()),
+        ];
+        let mut real: Vec<String> = sections
+            .into_iter()
+            .flat_map(|(prefix, names)| names.into_iter().map(move |name| join(prefix, &name)))
+            .collect();
+        let mut known = keys();
+        real.sort();
+        known.sort();
+        assert_eq!(known, real);
+    }
+}

@@ -1,0 +1,245 @@
+//! The sections that are little more than their fields.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::check::{at_least_one, fits_toml, not_negative, require};
+use crate::TrainError;
+
+/// `[run]`: where the run lives, and its seed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct RunConfig {
+    /// Folder of the run: resolved configuration, metrics, checkpoints, loss picture. It may exist
+    /// and hold other files.
+    pub dir: String,
+    /// What initial weights and the order of the data are drawn from.
+    pub seed: u64,
+}
+
+impl Default for RunConfig {
+    fn default() -> Self {
+        Self { dir: "runs/llama-tiny".into(), seed: 1234 }
+    }
+}
+
+impl RunConfig {
+    pub(super) fn validate(&self) -> Result<(), TrainError> {
+        require(!self.dir.is_empty(), "run.dir", "empty", "the path of a folder")?;
+        fits_toml("run.seed", self.seed).map(drop)
+    }
+}
+
+/// `[data]`: what is learnt.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct DataConfig {
+    /// A `.txt` or `.jsonl` file, relative to the working directory. Default: the Rust sources of
+    /// the Burn crates in the local Cargo registry.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub path: Option<String>,
+    /// Tokens of a sample.
+    pub seq_len: usize,
+    /// Part of the data that is only evaluated on.
+    pub validation_fraction: f64,
+    /// How text becomes tokens.
+    pub tokenizer: Tokenizer,
+}
+
+/// How text becomes tokens.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Tokenizer {
+    /// Each byte is a token.
+    #[default]
+    Byte,
+}
+
+impl Default for DataConfig {
+    fn default() -> Self {
+        Self { path: None, seq_len: 128, validation_fraction: 0.05, tokenizer: Tokenizer::Byte }
+    }
+}
+
+impl DataConfig {
+    pub(super) fn validate(&self) -> Result<(), TrainError> {
+        if let Some(path) = &self.path {
+            require(!path.is_empty(), "data.path", "empty", "the path of a file")?;
+        }
+        at_least_one("data.seq_len", self.seq_len)?;
+        let fraction = self.validation_fraction;
+        let ok = fraction > 0.0 && fraction < 1.0;
+        require(ok, "data.validation_fraction", fraction, "more than 0 and less than 1")
+    }
+}
+
+/// `[train]`: batches, intervals and the number of steps.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct LoopConfig {
+    /// Optimizer steps of the whole run, those before a restart included.
+    pub steps: u64,
+    /// Samples of a step, over all ranks.
+    pub global_batch: usize,
+    /// Samples that one rank computes at a time; gradients of several are summed.
+    pub micro_batch: usize,
+    /// Steps between evaluations; 0 evaluates only at the end.
+    pub eval_interval: u64,
+    /// Global batches of an evaluation.
+    pub eval_batches: usize,
+    /// Steps between lines on the console.
+    pub log_interval: u64,
+    /// Steps between checkpoints; 0 saves only at the end and when stopped.
+    pub checkpoint_interval: u64,
+    /// The last checkpoints that are kept.
+    pub keep_checkpoints: usize,
+    /// Seconds that a rank waits for another in a collective before it gives the run up.
+    pub timeout_seconds: f64,
+}
+
+impl Default for LoopConfig {
+    fn default() -> Self {
+        Self {
+            steps: 300,
+            global_batch: 8,
+            micro_batch: 2,
+            eval_interval: 50,
+            eval_batches: 4,
+            log_interval: 10,
+            checkpoint_interval: 100,
+            keep_checkpoints: 2,
+            timeout_seconds: 60.0,
+        }
+    }
+}
+
+impl LoopConfig {
+    /// Micro-batches of a step on each of `dp` data-parallel ranks.
+    ///
+    /// # Errors
+    /// The global batch cannot be cut that way.
+    pub fn num_micro_batches(&self, dp: usize) -> Result<usize, TrainError> {
+        let Self { global_batch, micro_batch, .. } = *self;
+        let samples = micro_batch.saturating_mul(dp);
+        let rule = format!("a multiple of train.micro_batch {micro_batch} x dp {dp} = {samples}");
+        let ok = samples > 0 && global_batch.is_multiple_of(samples);
+        require(ok, "train.global_batch", global_batch, rule)?;
+        Ok(global_batch / samples)
+    }
+
+    /// How long a rank waits for another in a collective.
+    pub fn timeout(&self) -> Duration {
+        Duration::try_from_secs_f64(self.timeout_seconds).unwrap_or(Duration::MAX)
+    }
+
+    pub(super) fn validate(&self) -> Result<(), TrainError> {
+        require(self.steps >= 1, "train.steps", self.steps, "at least 1")?;
+        at_least_one("train.global_batch", self.global_batch)?;
+        at_least_one("train.micro_batch", self.micro_batch)?;
+        self.num_micro_batches(1)?;
+        at_least_one("train.eval_batches", self.eval_batches)?;
+        require(self.log_interval >= 1, "train.log_interval", self.log_interval, "at least 1")?;
+        at_least_one("train.keep_checkpoints", self.keep_checkpoints)?;
+        let seconds = self.timeout_seconds;
+        let ok = (1e-3..=1e6).contains(&seconds);
+        require(ok, "train.timeout_seconds", seconds, "from 0.001 to 1000000")
+    }
+}
+
+/// `[generate]`: the sample written at the end.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct GenerateConfig {
+    /// What the sample starts with.
+    pub prompt: String,
+    /// Tokens to generate; 0 writes no sample.
+    pub tokens: usize,
+    /// How far from the most likely token the choice may stray; 0 always takes the most likely.
+    pub temperature: f64,
+}
+
+impl Default for GenerateConfig {
+    fn default() -> Self {
+        Self { prompt: "pub fn ".into(), tokens: 200, temperature: 0.8 }
+    }
+}
+
+impl GenerateConfig {
+    pub(super) fn validate(&self) -> Result<(), TrainError> {
+        let ok = !self.prompt.is_empty() || self.tokens == 0;
+        require(ok, "generate.prompt", "empty", "some text for a sample to start with")?;
+        not_negative("generate.temperature", self.temperature)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+    use crate::{ConfigLayers, Exit};
+
+    #[rstest]
+    #[case("run.dir = \"\"", "`run.dir` is empty: it must be the path of a folder")]
+    #[case("data.path = \"\"", "`data.path` is empty: it must be the path of a file")]
+    #[case("data.seq_len = 0", "`data.seq_len` is 0: it must be at least 1")]
+    #[case("data.validation_fraction = 0", "is 0: it must be more than 0 and less than 1")]
+    #[case("data.validation_fraction = 1.0", "is 1: it must be more than 0 and less than 1")]
+    #[case("train.steps = 0", "`train.steps` is 0: it must be at least 1")]
+    #[case("train.global_batch = 0", "`train.global_batch` is 0: it must be at least 1")]
+    #[case("train.micro_batch = 0", "`train.micro_batch` is 0: it must be at least 1")]
+    #[case(
+        "train.micro_batch = 3",
+        "`train.global_batch` is 8: it must be a multiple of train.micro_batch 3 x dp 1 = 3"
+    )]
+    #[case("train.eval_batches = 0", "`train.eval_batches` is 0: it must be at least 1")]
+    #[case("train.log_interval = 0", "`train.log_interval` is 0: it must be at least 1")]
+    #[case("train.keep_checkpoints = 0", "`train.keep_checkpoints` is 0: it must be at least 1")]
+    #[case(
+        "train.timeout_seconds = 0",
+        "`train.timeout_seconds` is 0: it must be from 0.001 to 1000000"
+    )]
+    #[case("train.timeout_seconds = inf", "`train.timeout_seconds` is inf: it must be from 0.001")]
+    #[case("generate.prompt = \"\"", "`generate.prompt` is empty: it must be some text")]
+    #[case(
+        "generate.temperature = -1",
+        "`generate.temperature` is -1: it must be 0 or more and finite"
+    )]
+    fn a_value_that_no_run_can_use_is_refused(#[case] line: &str, #[case] message: &str) {
+        let layers = ConfigLayers::new().with_text("s.toml", line);
+        let error = layers.and_then(ConfigLayers::load).unwrap_err();
+        assert!(error.to_string().contains(message), "{error}");
+        assert_eq!(error.exit(), Exit::BadInput);
+    }
+
+    #[rstest]
+    #[case(32, 8, 2, 2)]
+    #[case(8, 2, 2, 2)]
+    #[case(15, 5, 1, 3)]
+    fn the_global_batch_is_cut_into_micro_batches(
+        #[case] global_batch: usize,
+        #[case] micro_batch: usize,
+        #[case] dp: usize,
+        #[case] expected: usize,
+    ) {
+        let config = LoopConfig { global_batch, micro_batch, ..LoopConfig::default() };
+        assert_eq!(config.num_micro_batches(dp).unwrap(), expected);
+    }
+
+    #[test]
+    fn a_seed_that_toml_cannot_hold_is_refused() {
+        let run = RunConfig { seed: 1 << 63, ..RunConfig::default() };
+        let error = run.validate().unwrap_err().to_string();
+        assert!(
+            error.starts_with("`run.seed` is 9223372036854775808: it must be at most"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn the_timeout_may_be_a_fraction_of_a_second() {
+        let config = LoopConfig { timeout_seconds: 0.25, ..LoopConfig::default() };
+        assert_eq!(config.timeout(), Duration::from_millis(250));
+    }
+}

@@ -1,0 +1,110 @@
+use std::{io, path::PathBuf};
+
+use megaburn_mesh::MeshError;
+use thiserror::Error;
+
+use crate::Exit;
+
+/// Why a run cannot start or go on.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+#[allow(missing_docs, reason = "the message of each variant says what its fields are")]
+pub enum TrainError {
+    #[error("unknown key `{key}` in {origin}; the nearest key is `{nearest}`")]
+    UnknownKey { key: String, origin: String, nearest: String },
+    #[error("`{key}` in {origin}: expected {expected}, found {found}")]
+    WrongType { key: String, origin: String, expected: &'static str, found: String },
+    #[error("{origin} cannot be read: {}", source.to_string().trim_end())]
+    Toml { origin: String, source: toml::de::Error },
+    #[error("`--set {text}` is not KEY=VALUE, with a key like `parallel.tp`")]
+    Set { text: String },
+    #[error("`{key}` is {value}: it must be {rule}")]
+    Invalid { key: &'static str, value: String, rule: String },
+    #[error(transparent)]
+    Layout(#[from] MeshError),
+    #[error(
+        "{source}; no launcher says how many ranks there are, so it is `parallel.ranks` = {ranks}: change it, or set `parallel.dp`"
+    )]
+    Ranks { ranks: usize, source: MeshError },
+    #[error("cannot read `{}`: {source}", path.display())]
+    Read { path: PathBuf, source: io::Error },
+    #[error("cannot write `{}`: {source}", path.display())]
+    Write { path: PathBuf, source: io::Error },
+    #[error("`{}`, line {line} is no line of metrics: {source}", path.display())]
+    MetricsLine { path: PathBuf, line: usize, source: serde_json::Error },
+    #[error("cannot draw the loss curve: {why}")]
+    Plot { why: String },
+    #[error("cannot listen to SIGINT and SIGTERM: {source}")]
+    Signals { source: io::Error },
+    #[error(
+        "step {step} is not finite (loss {loss}, gradient norm {grad_norm}); the weights are those of step {}",
+        step.saturating_sub(1)
+    )]
+    NonFinite { step: u64, loss: f64, grad_norm: f64 },
+}
+
+impl TrainError {
+    /// How a process that fails with this error exits.
+    pub fn exit(&self) -> Exit {
+        match self {
+            Self::UnknownKey { .. }
+            | Self::WrongType { .. }
+            | Self::Toml { .. }
+            | Self::Set { .. }
+            | Self::Invalid { .. }
+            | Self::Layout(_)
+            | Self::Ranks { .. }
+            | Self::Read { .. }
+            | Self::MetricsLine { .. } => Exit::BadInput,
+            Self::Write { .. } | Self::Plot { .. } | Self::Signals { .. } => Exit::Failed,
+            Self::NonFinite { .. } => Exit::NonFinite,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+
+    #[rstest]
+    #[case(
+        TrainError::NonFinite { step: 7, loss: f64::NAN, grad_norm: f64::INFINITY },
+        "step 7 is not finite (loss NaN, gradient norm inf); the weights are those of step 6",
+        Exit::NonFinite
+    )]
+    #[case(
+        TrainError::Write { path: "a/b".into(), source: io::ErrorKind::StorageFull.into() },
+        "cannot write `a/b`: no storage space",
+        Exit::Failed
+    )]
+    #[case(
+        TrainError::Read { path: "a/b".into(), source: io::ErrorKind::NotFound.into() },
+        "cannot read `a/b`: entity not found",
+        Exit::BadInput
+    )]
+    #[case(
+        TrainError::Signals { source: io::ErrorKind::PermissionDenied.into() },
+        "cannot listen to SIGINT and SIGTERM: permission denied",
+        Exit::Failed
+    )]
+    #[case(
+        TrainError::Plot { why: "no room".into() },
+        "cannot draw the loss curve: no room",
+        Exit::Failed
+    )]
+    fn an_error_says_what_happened_and_how_to_exit(
+        #[case] error: TrainError,
+        #[case] message: &str,
+        #[case] exit: Exit,
+    ) {
+        assert_eq!(error.to_string(), message);
+        assert_eq!(error.exit(), exit);
+    }
+
+    #[test]
+    fn errors_stay_small_enough_to_return_by_value() {
+        assert!(size_of::<TrainError>() <= 128, "{}", size_of::<TrainError>());
+    }
+}

@@ -1,0 +1,20 @@
+//! How much memory this process holds.
+
+/// Resident memory of this process in bytes; 0 where the operating system does not tell.
+pub fn resident_bytes() -> u64 {
+    memory_stats::memory_stats().map_or(0, |stats| stats.physical_mem as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_that_was_touched_is_counted() {
+        const SIZE: usize = 64 << 20;
+        let before = resident_bytes();
+        let block = std::hint::black_box(vec![1u8; SIZE]);
+        let grown = resident_bytes().saturating_sub(before);
+        assert!(grown > SIZE as u64 / 2, "{grown} bytes more after touching {}", block.len());
+    }
+}

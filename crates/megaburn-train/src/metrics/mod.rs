@@ -1,0 +1,149 @@
+//! What is measured at each step, and `metrics.jsonl`, where it is kept.
+
+mod reader;
+mod writer;
+
+use serde::{Deserialize, Deserializer, Serialize};
+
+pub use reader::read_metrics;
+pub use writer::MetricsWriter;
+
+/// One optimizer step: a line of `metrics.jsonl`. A number that is not finite is written as null
+/// and read back as NaN.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct StepMetrics {
+    /// The step, counted from 1.
+    pub step: u64,
+    /// Mean cross entropy over all tokens of the step, before the update; nats per token.
+    #[serde(deserialize_with = "nan_if_null")]
+    pub loss: f64,
+    /// Norm of the gradient of all parameters, before clipping.
+    #[serde(deserialize_with = "nan_if_null")]
+    pub grad_norm: f64,
+    /// Learning rate of the update.
+    #[serde(deserialize_with = "nan_if_null")]
+    pub lr: f64,
+    /// Tokens of the step, over all ranks.
+    pub tokens: u64,
+    /// Tokens a second, over all ranks.
+    #[serde(deserialize_with = "nan_if_null")]
+    pub tokens_per_second: f64,
+    /// 10^12 floating-point operations a second and rank, by Megatron's formula.
+    #[serde(deserialize_with = "nan_if_null")]
+    pub tflops: f64,
+    /// Resident memory of the largest process, in bytes.
+    pub memory_bytes: u64,
+}
+
+/// One evaluation: a line of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct EvalMetrics {
+    /// The step after which the model was evaluated.
+    pub step: u64,
+    /// Mean cross entropy over the validation tokens; nats per token.
+    #[serde(deserialize_with = "nan_if_null")]
+    pub eval_loss: f64,
+}
+
+/// A line of `metrics.jsonl`.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[serde(untagged)]
+pub enum MetricsRecord {
+    /// An optimizer step.
+    Step(StepMetrics),
+    /// An evaluation.
+    Eval(EvalMetrics),
+}
+
+impl MetricsRecord {
+    /// The step that the line belongs to.
+    pub fn step(&self) -> u64 {
+        match self {
+            Self::Step(metrics) => metrics.step,
+            Self::Eval(metrics) => metrics.step,
+        }
+    }
+
+    /// Reads one line, which is an evaluation if it has an `eval_loss`.
+    fn parse(line: &[u8]) -> Result<Self, serde_json::Error> {
+        let value: serde_json::Value = serde_json::from_slice(line)?;
+        match value.get("eval_loss") {
+            Some(_) => serde_json::from_value(value).map(Self::Eval),
+            None => serde_json::from_value(value).map(Self::Step),
+        }
+    }
+}
+
+impl From<StepMetrics> for MetricsRecord {
+    fn from(metrics: StepMetrics) -> Self {
+        Self::Step(metrics)
+    }
+}
+
+impl From<EvalMetrics> for MetricsRecord {
+    fn from(metrics: EvalMetrics) -> Self {
+        Self::Eval(metrics)
+    }
+}
+
+fn nan_if_null<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
+    Ok(Option::deserialize(deserializer)?.unwrap_or(f64::NAN))
+}
+
+#[cfg(test)]
+pub(crate) fn example_step(step: u64, loss: f64) -> StepMetrics {
+    StepMetrics {
+        step,
+        loss,
+        grad_norm: 1.25,
+        lr: 3e-4,
+        tokens: 1024,
+        tokens_per_second: 12345.678,
+        tflops: 0.0123,
+        memory_bytes: 123 << 20,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn json(record: impl Into<MetricsRecord>) -> String {
+        serde_json::to_string(&record.into()).unwrap()
+    }
+
+    #[test]
+    fn a_line_has_the_fields_of_the_contract_in_their_order() {
+        assert_eq!(
+            json(example_step(1, 5.5)),
+            r#"{"step":1,"loss":5.5,"grad_norm":1.25,"lr":0.0003,"tokens":1024,"tokens_per_second":12345.678,"tflops":0.0123,"memory_bytes":128974848}"#
+        );
+        assert_eq!(json(EvalMetrics { step: 2, eval_loss: 4.5 }), r#"{"step":2,"eval_loss":4.5}"#);
+    }
+
+    #[test]
+    fn a_number_that_is_not_finite_is_null_and_comes_back_as_nan() {
+        for value in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
+            let line = json(StepMetrics { grad_norm: value, ..example_step(3, value) });
+            assert!(line.starts_with(r#"{"step":3,"loss":null,"grad_norm":null,"lr":0.0003"#));
+            let Ok(MetricsRecord::Step(back)) = MetricsRecord::parse(line.as_bytes()) else {
+                panic!("{line}");
+            };
+            assert!(back.loss.is_nan() && back.grad_norm.is_nan() && back.lr == 3e-4);
+            let line = json(EvalMetrics { step: 4, eval_loss: value });
+            assert_eq!(line, r#"{"step":4,"eval_loss":null}"#);
+            assert!(matches!(
+                MetricsRecord::parse(line.as_bytes()),
+                Ok(MetricsRecord::Eval(back)) if back.eval_loss.is_nan()
+            ));
+        }
+    }
+
+    #[test]
+    fn numbers_come_back_to_the_bit() {
+        for loss in [5.545177444479562, 1e-300, f64::from(0.1_f32), f64::MAX] {
+            let record = MetricsRecord::from(example_step(u64::MAX, loss));
+            assert_eq!(MetricsRecord::parse(json(record).as_bytes()).unwrap(), record);
+        }
+    }
+}

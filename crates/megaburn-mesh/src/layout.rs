@@ -29,6 +29,9 @@ pub struct Layout {
     pub sp: bool,
 }
 
+/// Beyond any machine, and small enough that no product of degrees overflows.
+const MAX_DEGREE: usize = 1 << 12;
+
 impl Layout {
     /// One rank.
     pub const SINGLE: Layout = Layout { tp: 1, cp: 1, pp: 1, dp: 1, ep: 1, etp: 1, sp: false };
@@ -64,6 +67,9 @@ impl Layout {
                 _ => return Err(syntax(format!("`{part}` is no part of a layout"))),
             };
             *degree = number.parse().map_err(|_| syntax(format!("`{part}` has no degree")))?;
+            if *degree > MAX_DEGREE {
+                return Err(syntax(format!("`{part}` is more than {MAX_DEGREE} ways")));
+            }
         }
         if !seen.contains(&"dp") {
             layout.dp = match world {
@@ -234,6 +240,7 @@ mod tests {
     #[case("tp0", None, "degree 0 on tp")]
     #[case("tp0", Some(2), "does not divide the 2 ranks")]
     #[case("tp99999999999999999999", None, "has no degree")]
+    #[case("tp9999999999-cp9999999999", None, "`tp9999999999` is more than 4096 ways")]
     #[case("sp", None, "needs tp > 1")]
     #[case("tp2-ep2", None, "add `-sp`")]
     #[case("dp2-ep4", None, "ep 4 x etp 1 = 4 does not divide tp 1 x cp 1 x dp 2 = 2")]

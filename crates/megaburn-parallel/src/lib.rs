@@ -1,1 +1,49 @@
 //! Tensor- and sequence-parallel layers as ordinary Burn modules.
+//!
+//! Each follows Burn's pattern (`XConfig::new(..).with_y(..).init(&group, &device)?`), takes and gives
+//! plain [`burn::tensor::Tensor`]s, and owns its collectives, so that a model's `forward` reads
+//! like the paper. With a group of one every layer computes exactly what its Burn counterpart does
+//! and never touches a communicator.
+//!
+//! Activations are `[seq, batch, hidden]`. With sequence parallelism the tensors between layers hold
+//! this rank's stretch of the sequence.
+//!
+//! ```
+//! use burn::{prelude::Device, tensor::Tensor};
+//! use megaburn_collective::{GroupOptions, run_threads};
+//! use megaburn_parallel::{ParallelError, ParallelLinearConfig};
+//!
+//! let ranks = run_threads(2, GroupOptions::default(), |group| {
+//!     let device = Device::flex();
+//!     let up = ParallelLinearConfig::column(8, 32).with_name("up").init(&group, &device)?;
+//!     let down = ParallelLinearConfig::row(32, 8).with_name("down").init(&group, &device)?;
+//!     assert_eq!(up.weight.dims(), [8, 16]); // half of the columns
+//!     let y = down.forward(up.forward(Tensor::<3>::ones([4, 1, 8], &device)));
+//!     Ok::<_, ParallelError>(y.into_data())
+//! });
+//! let ranks: Vec<_> = ranks.into_iter().map(Result::unwrap).collect();
+//! assert_eq!(ranks[0], ranks[1]);
+//! ```
+
+mod attention;
+mod cross_entropy;
+mod dropout;
+mod embedding;
+mod error;
+mod init;
+mod linear;
+mod mlp;
+mod norm;
+mod params;
+mod shards;
+
+pub use attention::{SelfAttention, SelfAttentionConfig};
+pub use cross_entropy::{CrossEntropy, CrossEntropyConfig};
+pub use dropout::{ParallelDropout, ParallelDropoutConfig, TokenBlock};
+pub use embedding::{VocabParallelEmbedding, VocabParallelEmbeddingConfig};
+pub use error::ParallelError;
+pub use linear::{ParallelLinear, ParallelLinearConfig, Split};
+pub use mlp::{Activation, GatedMlp, GatedMlpConfig, Mlp, MlpConfig};
+pub use norm::{LayerNorm, LayerNormConfig, RmsNorm, RmsNormConfig};
+pub use params::{load_params, read_params};
+pub use shards::{PlanBuilder, Sharded, check_plan, shard_plan};

@@ -1,1 +1,24 @@
-//! Megatron-LM's training system for Burn: tensor, sequence and data parallelism as ordinary modules.
+//! Megatron-LM's training system for Burn.
+//!
+//! This facade gathers the crates under one name; [`prelude`] holds what an application needs to
+//! make its own modules parallel.
+
+pub use megaburn_checkpoint as checkpoint;
+pub use megaburn_collective as collective;
+pub use megaburn_data as data;
+pub use megaburn_kernels as kernels;
+pub use megaburn_mesh as mesh;
+pub use megaburn_models as models;
+pub use megaburn_optim as optim;
+pub use megaburn_parallel as parallel;
+pub use megaburn_train as train;
+
+/// What an application needs to make its own modules parallel.
+pub mod prelude {
+    pub use megaburn_collective::{Group, GroupOptions, ProcessGroups, ReduceOp, run_threads};
+    pub use megaburn_mesh::{Axis, Layout, Mesh, ShardPlan, ShardSpec};
+    pub use megaburn_parallel::{
+        ParallelError, ParallelLinear, ParallelLinearConfig, Sharded, VocabParallelEmbedding,
+        VocabParallelEmbeddingConfig,
+    };
+}

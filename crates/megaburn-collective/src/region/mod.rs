@@ -111,6 +111,17 @@ pub fn reduce_scatter_to_sequence<const D: usize>(x: Tensor<D>, group: &Group) -
     op::apply(x, Move::ReduceScatter { dim: 0 }, Move::AllGather { dim: 0 }, group)
 }
 
+/// The elementwise maximum over the members, on every member; NaN where any has it. Carries no
+/// gradient: for statistics such as the row maximum of a softmax.
+///
+/// # Shapes
+/// Any, unchanged.
+/// # Collective
+/// One all-reduce.
+pub fn max_over<const D: usize>(x: Tensor<D>, group: &Group) -> Tensor<D> {
+    op::apply(x.inner(), Move::AllReduceMax, Move::Identity, group)
+}
+
 /// Cuts `split` into one share a member, sends each where it belongs and joins what arrives along
 /// `concat`: heads to sequence and back.
 ///

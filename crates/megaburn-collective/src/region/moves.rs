@@ -18,6 +18,7 @@ pub(crate) fn run(
     match mv {
         Move::Identity => Ok(data),
         Move::AllReduce => group.all_reduce(data, ReduceOp::Sum),
+        Move::AllReduceMax => group.all_reduce(data, ReduceOp::Max),
         Move::AllGather { dim } => {
             let outer = outer(&data, dim);
             let shape = data.shape().to_vec();

@@ -23,6 +23,7 @@ use crate::{Group, region::moves};
 pub(crate) enum Move {
     Identity,
     AllReduce,
+    AllReduceMax,
     AllGather { dim: usize },
     ReduceScatter { dim: usize },
     Split { dim: usize },

@@ -1,0 +1,80 @@
+//! Floating-point operations of a training step by Megatron's formula, so that TFLOP/s can be
+//! compared: matrix products only, forward and backward, attention's causal half, no recomputation.
+//!
+//! Source: Megatron-LM `megatron/training/training.py`, `num_floating_point_operations`.
+
+/// The sizes that count.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FlopShape {
+    /// Features of the residual stream.
+    pub hidden: usize,
+    /// Query features: heads times head size.
+    pub query: usize,
+    /// Key (and value) features.
+    pub key_value: usize,
+    /// Features inside the MLP.
+    pub ffn: usize,
+    /// Matrices of the MLP: 3 gated, 2 plain.
+    pub ffn_matrices: usize,
+    /// Blocks.
+    pub layers: usize,
+    /// Tokens of the vocabulary.
+    pub vocab: usize,
+}
+
+impl FlopShape {
+    /// FLOPs to train on `num_sequences` sequences of `seq_len` tokens, forward and backward.
+    pub fn training(&self, num_sequences: usize, seq_len: usize) -> f64 {
+        let Self { hidden, query, key_value, ffn, ffn_matrices, layers, vocab } = *self;
+        let attention = hidden * (query + 2 * key_value) + query * hidden;
+        let block = attention + ffn_matrices * hidden * ffn;
+        let tokens = (num_sequences * seq_len) as f64;
+        let squares = tokens * seq_len as f64;
+        6.0 * tokens * (layers * block + hidden * vocab) as f64
+            + 6.0 * (query * layers) as f64 * squares
+    }
+
+    /// FLOPs a token.
+    pub fn training_per_token(&self, seq_len: usize) -> f64 {
+        self.training(1, seq_len) / seq_len as f64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn llama3(hidden: usize, ffn: usize, layers: usize) -> FlopShape {
+        FlopShape {
+            hidden,
+            query: hidden,
+            key_value: 1024,
+            ffn,
+            ffn_matrices: 3,
+            layers,
+            vocab: 128256,
+        }
+    }
+
+    /// GFLOP a token derived from NVIDIA's published pairs of tokens/s and TFLOP/s.
+    #[test]
+    fn llama_3_costs_what_is_published() {
+        for (shape, published) in [
+            (llama3(4096, 14336, 32), 51.47),
+            (llama3(8192, 28672, 80), 449.2),
+            (llama3(16384, 53248, 126), 2524.0),
+        ] {
+            let gflop = shape.training_per_token(8192) / 1e9;
+            assert!((gflop / published - 1.0).abs() < 5e-4, "{gflop} against {published}");
+        }
+    }
+
+    #[test]
+    fn a_plain_mlp_has_two_matrices() {
+        // Megatron's 7B CI case: 43.49 GFLOP a token (hidden 4096, ffn 16384, vocabulary 131200).
+        let shape =
+            FlopShape { ffn: 16384, ffn_matrices: 2, vocab: 131200, ..llama3(4096, 14336, 32) };
+        let gflop = shape.training_per_token(8192) / 1e9;
+        assert!((gflop / 43.49 - 1.0).abs() < 5e-4, "{gflop}");
+    }
+}

@@ -1,0 +1,150 @@
+use burn::{
+    config::Config,
+    module::{Module, Param},
+    nn::Initializer,
+    prelude::{Device, Int},
+    tensor::{
+        Tensor,
+        module::{embedding, linear},
+    },
+};
+use megaburn_collective::{
+    Group,
+    region::{Partial, SequenceShard, copy_to},
+};
+use megaburn_mesh::{Axis, ShardSpec, pad_vocab};
+
+use crate::{ParallelError, PlanBuilder, Sharded, init::Draw};
+
+/// Configuration of a [`VocabParallelEmbedding`].
+#[derive(Config, Debug)]
+pub struct VocabParallelEmbeddingConfig {
+    /// Tokens of the vocabulary, without padding.
+    pub n_embedding: usize,
+    /// Features.
+    pub d_model: usize,
+    /// The vocabulary is padded to a multiple of this times the group's size.
+    #[config(default = 128)]
+    pub pad_multiple: usize,
+    /// Whether the output holds this rank's stretch of the sequence only.
+    #[config(default = false)]
+    pub sequence_parallel: bool,
+    /// How the vectors start.
+    #[config(default = "Initializer::Normal { mean: 0.0, std: 0.02 }")]
+    pub initializer: Initializer,
+    /// The layer's path in the model. Required in a group of more than one.
+    pub path: Option<String>,
+}
+
+impl VocabParallelEmbeddingConfig {
+    /// This rank's rows.
+    ///
+    /// # Errors
+    /// No name in a group of more than one.
+    pub fn init(
+        &self,
+        group: &Group,
+        device: &Device,
+    ) -> Result<VocabParallelEmbedding, ParallelError> {
+        let Self { n_embedding, d_model, pad_multiple, sequence_parallel, .. } = *self;
+        let padded = pad_vocab(n_embedding, pad_multiple, group.size());
+        let spec = ShardSpec::split_padded(
+            &[n_embedding, d_model],
+            0,
+            padded,
+            Axis::Tp,
+            group.rank(),
+            group.size(),
+        )
+        .map_err(|source| ParallelError::Shard { name: format!("{:?}", self.path), source })?;
+        let draw = Draw {
+            layer: "VocabParallelEmbedding",
+            name: self.path.as_deref(),
+            field: "weight",
+            initializer: &self.initializer,
+            fans: [n_embedding, d_model],
+        };
+        let weight = draw.param(&spec, group, device)?;
+        Ok(VocabParallelEmbedding {
+            weight,
+            rows: EmbeddingRows { spec, sequence_parallel, group: group.clone() },
+        })
+    }
+}
+
+/// Token vectors, their rows split over a group. The vocabulary is padded so that it divides; the
+/// padding rows are no part of the model: they start at zero and stay there.
+///
+/// Source: Megatron-LM `megatron/core/tensor_parallel/layers.py`, `VocabParallelEmbedding`.
+/// # Collective
+/// Forward: one all-reduce (with sequence parallelism one reduce-scatter). Backward: none (one
+/// all-gather).
+#[derive(Module, Debug)]
+pub struct VocabParallelEmbedding {
+    /// This rank's rows, `[padded vocabulary / n, d_model]`.
+    pub weight: Param<Tensor<2>>,
+    #[module(skip)]
+    rows: EmbeddingRows,
+}
+
+#[derive(Clone, Debug)]
+struct EmbeddingRows {
+    spec: ShardSpec,
+    sequence_parallel: bool,
+    group: Group,
+}
+
+impl VocabParallelEmbedding {
+    /// The vectors of some tokens.
+    ///
+    /// # Shapes
+    /// - ids: `[seq, batch]`, the same on every member; each below the vocabulary's size
+    /// - output: `[seq, batch, d_model]`; with sequence parallelism `[seq / n, batch, d_model]`
+    pub fn forward(&self, ids: Tensor<2, Int>) -> Tensor<3> {
+        let EmbeddingRows { spec, sequence_parallel, group } = &self.rows;
+        if group.size() == 1 {
+            return embedding(self.weight.val(), ids);
+        }
+        let start = (group.rank() * spec.local_len) as i64;
+        let end = start + spec.local_len as i64;
+        let foreign = ids.clone().lower_elem(start).bool_or(ids.clone().greater_equal_elem(end));
+        let local = (ids - start).mask_fill(foreign.clone(), 0);
+        let vectors = embedding(self.weight.val(), local);
+        let foreign = foreign.unsqueeze_dim::<3>(2).expand(vectors.dims());
+        let partial = Partial::new(vectors.mask_fill(foreign, 0.0), group);
+        if *sequence_parallel {
+            partial.reduce_scatter().into_shard()
+        } else {
+            partial.all_reduce()
+        }
+    }
+
+    /// The product of some hidden states with every token's vector: the logits, when the vectors
+    /// are a model's output projection (its own, or tied to its input).
+    ///
+    /// # Shapes
+    /// - x: `[seq, batch, d_model]`; with sequence parallelism `[seq / n, batch, d_model]`
+    /// - output: `[seq, batch, padded vocabulary / n]`, this rank's tokens
+    /// # Collective
+    /// As a column-parallel [`crate::ParallelLinear`].
+    pub fn logits(&self, x: Tensor<3>) -> Tensor<3> {
+        let EmbeddingRows { sequence_parallel, group, .. } = &self.rows;
+        let x = if *sequence_parallel {
+            SequenceShard::new(x, group).gather()
+        } else {
+            copy_to(x, group)
+        };
+        linear(x, self.weight.val().transpose(), None)
+    }
+
+    /// Tokens of the vocabulary, without padding.
+    pub fn n_embedding(&self) -> usize {
+        self.rows.spec.global_shape[0]
+    }
+}
+
+impl Sharded for VocabParallelEmbedding {
+    fn shards(&self, plan: &mut PlanBuilder) {
+        plan.param("weight", &self.rows.spec);
+    }
+}

@@ -1,0 +1,22 @@
+use megaburn_collective::CollectiveError;
+use megaburn_mesh::MeshError;
+use thiserror::Error;
+
+/// Why a parallel layer cannot be made.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+#[allow(missing_docs, reason = "the message of each variant says what its fields are")]
+pub enum ParallelError {
+    #[error(
+        "a {layer} in group {group} of {size} ranks needs a name, from which every rank draws the same weights: add `.with_name(\"path\")`"
+    )]
+    Unnamed { layer: &'static str, group: String, size: usize },
+    #[error("{layer} `{name}`: {why}")]
+    Config { layer: &'static str, name: String, why: String },
+    #[error("`{name}`: {source}")]
+    Shard { name: String, source: MeshError },
+    #[error("the shard plan does not describe the module: {why}")]
+    Plan { why: String },
+    #[error(transparent)]
+    Collective(#[from] CollectiveError),
+}

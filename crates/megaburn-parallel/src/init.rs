@@ -1,0 +1,131 @@
+//! First values of parameters: `rng(seed, path, global index)`, so that a weight starts bit-identical
+//! under every layout.
+
+use burn::{
+    module::Param,
+    nn::Initializer,
+    prelude::Device,
+    tensor::{Tensor, TensorData},
+};
+use megaburn_collective::Group;
+use megaburn_mesh::{PositionRng, Purpose, ShardSpec};
+
+use crate::ParallelError;
+
+/// `with_name` for configurations whose field `path` keys the draw. (Burn's derive would make it
+/// take an `Option<String>`.)
+macro_rules! named {
+    ($($config:ty),*) => {$(
+        impl $config {
+            /// Names the layer by its path in the model, from which its weights are drawn.
+            pub fn with_name(mut self, path: impl Into<String>) -> Self {
+                self.path = Some(path.into());
+                self
+            }
+        }
+    )*};
+}
+
+named!(
+    crate::GatedMlpConfig,
+    crate::MlpConfig,
+    crate::ParallelLinearConfig,
+    crate::SelfAttentionConfig,
+    crate::VocabParallelEmbeddingConfig
+);
+
+/// What names and sizes a parameter's draw.
+pub(crate) struct Draw<'a> {
+    /// The layer, for messages.
+    pub(crate) layer: &'static str,
+    /// Its path in the model, if it has one.
+    pub(crate) name: Option<&'a str>,
+    /// `weight`, `bias`.
+    pub(crate) field: &'static str,
+    pub(crate) initializer: &'a Initializer,
+    /// Global input and output features: a shard is drawn like the whole.
+    pub(crate) fans: [usize; 2],
+}
+
+impl Draw<'_> {
+    /// This rank's shard. Unnamed in a group of one it is drawn as Burn draws it.
+    pub(crate) fn param<const D: usize>(
+        &self,
+        spec: &ShardSpec,
+        group: &Group,
+        device: &Device,
+    ) -> Result<Param<Tensor<D>>, ParallelError> {
+        let Self { layer, name, field, initializer, fans: [fan_in, fan_out] } = *self;
+        let Some(name) = name else {
+            if group.size() > 1 {
+                let (group, size) = (group.name().to_string(), group.size());
+                return Err(ParallelError::Unnamed { layer, group, size });
+            }
+            let shape = spec.local_shape();
+            return Ok(initializer.init_with(shape, Some(fan_in), Some(fan_out), device));
+        };
+        let law = Law::of(initializer, fan_in as f64, fan_out as f64).ok_or_else(|| {
+            let why = format!("{initializer:?} cannot be drawn shard by shard; use another one");
+            ParallelError::Config { layer, name: name.to_string(), why }
+        })?;
+        let rng = PositionRng::new(group.seed(), Purpose::Init, &format!("{name}.{field}"));
+        let shape = spec.local_shape();
+        let mut values = vec![0.0; shape.iter().product()];
+        for piece in &spec.pieces {
+            spec.for_each_run(piece, |local, global, len| {
+                law.fill(&rng, global as u64, &mut values[local..local + len]);
+            });
+        }
+        Ok(Param::from_data(TensorData::new(values, shape), device))
+    }
+}
+
+/// A Burn initializer with its fans filled in.
+enum Law {
+    Constant(f32),
+    Uniform { low: f32, width: f32 },
+    Normal { mean: f32, std: f32 },
+}
+
+impl Law {
+    fn of(initializer: &Initializer, fan_in: f64, fan_out: f64) -> Option<Self> {
+        let uniform = |a: f64| Self::Uniform { low: -a as f32, width: (2.0 * a) as f32 };
+        let normal = |std: f64| Self::Normal { mean: 0.0, std: std as f32 };
+        let kaiming = |fan_out_only| 1.0 / f64::sqrt(if fan_out_only { fan_out } else { fan_in });
+        let xavier = (2.0 / (fan_in + fan_out)).sqrt();
+        Some(match *initializer {
+            Initializer::Constant { value } => Self::Constant(value as f32),
+            Initializer::Ones => Self::Constant(1.0),
+            Initializer::Zeros => Self::Constant(0.0),
+            Initializer::Uniform { min, max } => {
+                Self::Uniform { low: min as f32, width: (max - min) as f32 }
+            }
+            Initializer::Normal { mean, std } => {
+                Self::Normal { mean: mean as f32, std: std as f32 }
+            }
+            Initializer::KaimingUniform { gain, fan_out_only } => {
+                uniform(3f64.sqrt() * gain * kaiming(fan_out_only))
+            }
+            Initializer::KaimingNormal { gain, fan_out_only } => {
+                normal(gain * kaiming(fan_out_only))
+            }
+            Initializer::XavierUniform { gain } => uniform(3f64.sqrt() * gain * xavier),
+            Initializer::XavierNormal { gain } => normal(gain * xavier),
+            Initializer::Orthogonal { .. } => return None,
+        })
+    }
+
+    fn fill(&self, rng: &PositionRng, start: u64, out: &mut [f32]) {
+        match *self {
+            Self::Constant(value) => out.fill(value),
+            Self::Uniform { low, width } => {
+                rng.fill_uniform(start, out);
+                out.iter_mut().for_each(|x| *x = low + width * *x);
+            }
+            Self::Normal { mean, std } => {
+                rng.fill_normal(start, out);
+                out.iter_mut().for_each(|x| *x = mean + std * *x);
+            }
+        }
+    }
+}

@@ -1,1 +1,0 @@
-//! Integration tests; see the files beside this one.

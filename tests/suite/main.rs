@@ -1,0 +1,3 @@
+//! Tests that span crates, in one binary.
+
+mod fixtures;

@@ -9,12 +9,24 @@ pub(crate) fn device() -> Device {
 
 /// Fresh standard normal numbers that gradients are asked of.
 pub(crate) fn normal<const D: usize>(shape: [usize; D]) -> Tensor<D> {
-    Tensor::random(shape, Distribution::Normal(0.0, 1.0), &device()).require_grad()
+    leaf(Tensor::random(shape, Distribution::Normal(0.0, 1.0), &device()))
 }
 
-/// `x` as a constant of `device`, whether that differentiates or not.
-pub(crate) fn constant_on<const D: usize>(x: Tensor<D>, device: &Device) -> Tensor<D> {
-    if device.is_autodiff() { x.detach() } else { x.inner() }
+/// The same numbers as a new leaf, without the operations that made them (which two graphs would
+/// share, and the backward of the first would consume for the second).
+pub(crate) fn leaf<const D: usize>(x: Tensor<D>) -> Tensor<D> {
+    Tensor::from_inner(x.inner()).require_grad()
+}
+
+/// Fresh standard normal numbers that gradients stop at. (Burn's `detach` keeps a leaf a leaf.)
+pub(crate) fn constant<const D: usize>(shape: [usize; D]) -> Tensor<D> {
+    Tensor::from_inner(normal(shape).inner())
+}
+
+/// Fresh standard normal numbers on `device`, a leaf if it differentiates.
+pub(crate) fn normal_on<const D: usize>(shape: [usize; D], device: &Device) -> Tensor<D> {
+    let x = normal(shape);
+    if device.is_autodiff() { x } else { x.inner() }
 }
 
 /// The elements in f64, whatever the dtype.
@@ -46,13 +58,13 @@ pub(crate) fn assert_same_bits<const D: usize>(a: Tensor<D>, b: Tensor<D>) {
     assert_eq!(a.as_bytes(), b.as_bytes(), "the bits differ");
 }
 
-/// Asserts that `fast` and `slow` give the same values and, for random output gradients, the same
-/// gradient of each input listed. `$input` are names of tracked tensors that the expressions clone.
+/// Asserts that `$fast` and `$slow` give the same values and, for random output gradients, the same
+/// gradient of each input listed. The inputs are names of leaves that the expressions clone.
 macro_rules! assert_same_function {
     ($tolerance:expr, [$($input:ident),+], $fast:expr, $slow:expr) => {{
         let (fast, slow) = ($fast, $slow);
         crate::testing::assert_close(fast.clone(), slow.clone(), $tolerance);
-        let weight = crate::testing::normal(fast.dims()).detach().cast(fast.dtype());
+        let weight = crate::testing::leaf(crate::testing::normal(fast.dims()).cast(fast.dtype()));
         let fast = (fast * weight.clone()).sum().backward();
         let slow = (slow * weight).sum().backward();
         $(

@@ -45,7 +45,7 @@ mod tests {
     use rstest::rstest;
 
     use super::*;
-    use crate::testing::{assert_close, assert_same_function, normal, values};
+    use crate::testing::{assert_close, assert_same_function, constant, leaf, normal, values};
 
     /// `(q, k, v)` for `[s_q, s_k, b, hq, hkv, d]`.
     fn qkv([s_q, s_k, b, hq, hkv, d]: [usize; 6]) -> (Tensor<4>, Tensor<4>, Tensor<4>) {
@@ -87,7 +87,7 @@ mod tests {
     #[case(DType::F16, 4e-3)]
     fn half_precision_is_computed_in_f32(#[case] dtype: DType, #[case] tolerance: f64) {
         let (q, k, v) = qkv([6, 6, 2, 4, 2, 8]);
-        let [q, k, v] = [q, k, v].map(|t| t.cast(dtype).detach().require_grad());
+        let [q, k, v] = [q, k, v].map(|t| leaf(t.cast(dtype)));
         let options = AttentionOptions::causal();
         let y = attention(q.clone(), k.clone(), v.clone(), options.clone());
         assert_eq!(y.dtype(), dtype);
@@ -102,8 +102,8 @@ mod tests {
     #[test]
     fn gradients_are_the_differences_of_values() {
         let (q, k, v) = qkv([3, 4, 1, 2, 1, 2]);
-        let [q, k, v] = [q, k, v].map(|t| t.cast(DType::F64).detach().require_grad());
-        let weight = normal([3, 1, 4]).detach().cast(DType::F64);
+        let [q, k, v] = [q, k, v].map(|t| leaf(t.cast(DType::F64)));
+        let weight = constant([3, 1, 4]).cast(DType::F64);
         let loss = |q: Tensor<4>, k: Tensor<4>, v: Tensor<4>| {
             (attention(q, k, v, options(true, 1, None)) * weight.clone()).sum()
         };

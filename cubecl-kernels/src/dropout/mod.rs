@@ -41,7 +41,7 @@ mod tests {
     use rstest::rstest;
 
     use super::*;
-    use crate::testing::{assert_same_bits, assert_same_function, normal, values};
+    use crate::testing::{assert_same_bits, assert_same_function, constant, leaf, normal, values};
 
     fn key(path: &str, shape: &[usize]) -> DropoutKey {
         DropoutKey::new(PositionRng::new(11, Purpose::Dropout, path), shape)
@@ -52,7 +52,7 @@ mod tests {
         #[values([8, 2, 16], [5, 3, 7])] shape: [usize; 3],
         #[values((DType::F32, 1e-6), (DType::F16, 2e-3))] (dtype, tolerance): (DType, f64),
     ) {
-        let x = normal(shape).cast(dtype).detach().require_grad();
+        let x = leaf(normal(shape).cast(dtype));
         let key = key("layers.0", &shape);
         assert_same_function!(
             tolerance,
@@ -67,7 +67,7 @@ mod tests {
     #[case::batch(1)]
     #[case::heads(2)]
     fn shards_drop_the_elements_that_the_whole_drops(#[case] dim: usize) {
-        let x = normal([6, 4, 10]).detach();
+        let x = constant([6, 4, 10]);
         let whole = dropout(x.clone(), 0.4, key("a", &[6, 4, 10]));
         let len = x.dims()[dim] / 2;
         let shards = (0..2).map(|rank| {
@@ -79,7 +79,7 @@ mod tests {
 
     #[test]
     fn the_share_of_kept_elements_is_one_minus_p_and_the_mean_stays() {
-        let ones = normal([64, 4, 64]).detach().ones_like();
+        let ones = constant([64, 4, 64]).ones_like();
         let y = values(dropout(ones, 0.25, key("a", &[64, 4, 64])));
         let kept = y.iter().filter(|&&v| v != 0.0).count() as f64 / y.len() as f64;
         assert!((kept - 0.75).abs() < 0.015, "{kept}");
@@ -88,7 +88,7 @@ mod tests {
 
     #[test]
     fn paths_and_streams_drop_other_elements() {
-        let x = normal([8, 8]).detach();
+        let x = constant([8, 8]);
         let drop = |key| values(dropout(x.clone(), 0.5, key));
         let base = drop(key("a", &[8, 8]));
         assert_eq!(base, drop(key("a", &[8, 8])));
@@ -99,7 +99,7 @@ mod tests {
 
     #[test]
     fn a_probability_of_zero_changes_nothing() {
-        let x = normal([3, 5]).detach();
+        let x = constant([3, 5]);
         assert_same_bits(dropout(x.clone(), 0.0, key("a", &[3, 5])), x);
     }
 

@@ -34,9 +34,11 @@ pub fn layer_norm<const D: usize>(
     {
         assert_eq!(n, length, "layer_norm: {name} has {length} elements for rows of {n}");
     }
-    let beta = beta.map(Tensor::into_dispatch);
     let (x, gamma) = (x.into_dispatch(), gamma.into_dispatch());
-    Tensor::from_dispatch(<Dispatch as LayerNormOps>::affine_norm(x, gamma, beta, epsilon))
+    Tensor::from_dispatch(match beta {
+        Some(beta) => Dispatch::affine_norm(x, gamma, beta.into_dispatch(), epsilon),
+        None => Dispatch::scaled_norm(x, gamma, epsilon),
+    })
 }
 
 #[cfg(test)]
@@ -47,7 +49,7 @@ mod tests {
 
     use super::*;
     use crate::testing::{
-        assert_close, assert_same_bits, assert_same_function, constant_on, device, normal,
+        assert_close, assert_same_bits, assert_same_function, device, leaf, normal, normal_on,
     };
 
     #[rstest]
@@ -79,9 +81,9 @@ mod tests {
         for device in [Device::flex(), device()] {
             let config = LayerNormConfig::new(s[2]).with_epsilon(1e-6).with_bias(bias);
             let mut norm = config.init(&device);
-            norm.gamma = norm.gamma.map(|_| constant_on(normal([s[2]]), &device));
-            norm.beta = norm.beta.map(|b| b.map(|_| constant_on(normal([s[2]]), &device)));
-            let x = constant_on(normal(s), &device);
+            norm.gamma = norm.gamma.map(|_| normal_on([s[2]], &device));
+            norm.beta = norm.beta.map(|b| b.map(|_| normal_on([s[2]], &device)));
+            let x = normal_on(s, &device);
             let beta = norm.beta.as_ref().map(|b| b.val());
             let fast = layer_norm(x.clone(), norm.gamma.val(), beta, 1e-6);
             assert_same_bits(fast, norm.forward(x));
@@ -92,8 +94,8 @@ mod tests {
     #[case(DType::F16, 2e-3)]
     #[case(DType::BF16, 1e-2)]
     fn half_precision_keeps_f32_statistics(#[case] dtype: DType, #[case] tolerance: f64) {
-        let x = (normal([3, 1, 200]) * 300.0).cast(dtype).detach().require_grad();
-        let gamma = normal([200]).cast(dtype).detach().require_grad();
+        let x = leaf((normal([3, 1, 200]) * 300.0).cast(dtype));
+        let gamma = leaf(normal([200]).cast(dtype));
         let wide = |t: Tensor<3>| t.cast(DType::F32);
         let exact = layer_norm(wide(x.clone()), gamma.clone().cast(DType::F32), None, 1e-5);
         for y in [

@@ -9,74 +9,94 @@ use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
 use burn::backend::autodiff::{Autodiff, NodeId};
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, TensorMetadata, backend_extension};
-use burn::tensor::{DType, Shape};
+use burn::tensor::DType;
 
 use crate::primitive::{cast, compute_dtype, row, rows, sum_rows};
 
+// (`layer_norm` is a method of Burn's `ModuleOps`, and the macro takes no optional tensors.)
 #[backend_extension(Flex: cfg(feature = "flex"), Autodiff)]
 pub(crate) trait LayerNormOps: Backend {
-    /// `x: [.., n]`, `gamma, beta: [n]`. (`layer_norm` is taken by Burn's `ModuleOps`.)
+    /// `x: [.., n]`, `gamma: [n]`.
+    fn scaled_norm(
+        x: FloatTensor<Self>,
+        gamma: FloatTensor<Self>,
+        epsilon: f64,
+    ) -> FloatTensor<Self>;
+
+    /// `x: [.., n]`, `gamma, beta: [n]`.
     fn affine_norm(
         x: FloatTensor<Self>,
         gamma: FloatTensor<Self>,
-        beta: Option<FloatTensor<Self>>,
+        beta: FloatTensor<Self>,
         epsilon: f64,
     ) -> FloatTensor<Self>;
 }
 
 #[cfg(feature = "flex")]
 impl LayerNormOps for burn::backend::Flex {
-    /// Flex's own fused loop, the one `burn::nn::LayerNorm` runs.
+    fn scaled_norm(
+        x: FloatTensor<Self>,
+        gamma: FloatTensor<Self>,
+        epsilon: f64,
+    ) -> FloatTensor<Self> {
+        fused::<Self>(x, gamma, None, epsilon)
+    }
+
     fn affine_norm(
         x: FloatTensor<Self>,
         gamma: FloatTensor<Self>,
-        beta: Option<FloatTensor<Self>>,
+        beta: FloatTensor<Self>,
         epsilon: f64,
     ) -> FloatTensor<Self> {
-        use burn::backend::ops::ModuleOps;
-        let (dtype, wide) = (x.dtype(), compute_dtype(x.dtype()));
-        let x = cast::<Self>(x, wide);
-        let gamma = cast::<Self>(gamma, wide);
-        let beta = beta.map(|beta| cast::<Self>(beta, wide));
-        cast::<Self>(<Self as ModuleOps<Self>>::layer_norm(x, gamma, beta, epsilon), dtype.into())
+        fused::<Self>(x, gamma, Some(beta), epsilon)
     }
 }
 
-/// The normalised input as `[rows, n]` and the deviation as `[rows, 1]`, in the compute dtype.
-///
-/// The order of the operations is that of Burn's composed layer norm, for equal bits.
-fn normalize<B: Backend>(x: FloatTensor<B>, epsilon: f64) -> (FloatTensor<B>, FloatTensor<B>) {
-    let wide = compute_dtype(x.dtype());
+/// The backend's own loop, the one that `burn::nn::LayerNorm` runs.
+fn fused<B: Backend>(
+    x: FloatTensor<B>,
+    gamma: FloatTensor<B>,
+    beta: Option<FloatTensor<B>>,
+    epsilon: f64,
+) -> FloatTensor<B> {
+    let (dtype, wide) = (x.dtype(), compute_dtype(x.dtype()));
+    let [x, gamma] = [x, gamma].map(|t| cast::<B>(t, wide));
+    let beta = beta.map(|beta| cast::<B>(beta, wide));
+    cast::<B>(B::layer_norm(x, gamma, beta, epsilon), dtype.into())
+}
+
+/// What the backward reads, in the compute dtype.
+#[derive(Clone, Debug)]
+struct Saved<T> {
+    /// `[rows, n]`.
+    n: T,
+    /// `[rows, 1]`.
+    deviation: T,
+    gamma: T,
+    dtype: DType,
+}
+
+/// The norm, operation by operation in the order of Burn's composed one, for equal bits.
+fn composed<B: Backend>(
+    x: FloatTensor<B>,
+    gamma: FloatTensor<B>,
+    beta: Option<FloatTensor<B>>,
+    epsilon: f64,
+) -> (FloatTensor<B>, Saved<FloatTensor<B>>) {
+    let (shape, dtype, wide) = (x.shape(), x.dtype(), compute_dtype(x.dtype()));
     let x = cast::<B>(rows::<B>(x), wide);
     let mean = B::float_mean_dim(x.clone(), 1);
     let centered = B::float_sub(x, mean);
     let variance = B::float_mean_dim(B::float_mul(centered.clone(), centered.clone()), 1);
     let deviation = B::float_sqrt(B::float_add_scalar(variance, epsilon.into()));
-    (B::float_div(centered, deviation.clone()), deviation)
-}
-
-fn affine<B: Backend>(
-    n: FloatTensor<B>,
-    gamma: FloatTensor<B>,
-    beta: Option<FloatTensor<B>>,
-    shape: Shape,
-    dtype: DType,
-) -> FloatTensor<B> {
-    let wide = n.dtype();
-    let y = B::float_mul(n, row::<B>(gamma, wide.into()));
+    let n = B::float_div(centered, deviation.clone());
+    let y = B::float_mul(n.clone(), row::<B>(gamma.clone(), wide));
     let y = match beta {
-        Some(beta) => B::float_add(y, row::<B>(beta, wide.into())),
+        Some(beta) => B::float_add(y, row::<B>(beta, wide)),
         None => y,
     };
-    B::float_reshape(cast::<B>(y, dtype.into()), shape)
-}
-
-#[derive(Clone, Debug)]
-struct Saved<T> {
-    n: T,
-    deviation: T,
-    gamma: T,
-    dtype: DType,
+    let y = B::float_reshape(cast::<B>(y, dtype.into()), shape);
+    (y, Saved { n, deviation, gamma, dtype })
 }
 
 /// The gradient's `[rows, n]` in the compute dtype, after registering those of `x` and `gamma`.
@@ -136,33 +156,33 @@ impl<B: LayerNormOps> Backward<B, 3> for AffineNormBackward {
 }
 
 impl<B: LayerNormOps, C: CheckpointStrategy> LayerNormOps for Autodiff<B, C> {
-    fn affine_norm(
+    fn scaled_norm(
         x: FloatTensor<Self>,
         gamma: FloatTensor<Self>,
-        beta: Option<FloatTensor<Self>>,
         epsilon: f64,
     ) -> FloatTensor<Self> {
         let ((x, for_x), (gamma, for_gamma)) = (x.into_parts(), gamma.into_parts());
-        let (shape, dtype) = (x.shape(), x.dtype());
-        let (n, deviation) = normalize::<B>(x, epsilon);
-        let saved = Saved { n: n.clone(), deviation, gamma: gamma.clone(), dtype };
-        match beta.map(|beta| beta.into_parts()) {
-            None => {
-                let y = affine::<B>(n, gamma, None, shape, dtype);
-                match NormBackward.prepare::<C>([for_x, for_gamma]).compute_bound().stateful() {
-                    OpsKind::Tracked(op) => op.finish(saved, y),
-                    OpsKind::UnTracked(op) => op.finish(y),
-                }
-            }
-            Some((beta, for_beta)) => {
-                let saved = (saved, beta.dtype());
-                let y = affine::<B>(n, gamma, Some(beta), shape, dtype);
-                let nodes = [for_x, for_gamma, for_beta];
-                match AffineNormBackward.prepare::<C>(nodes).compute_bound().stateful() {
-                    OpsKind::Tracked(op) => op.finish(saved, y),
-                    OpsKind::UnTracked(op) => op.finish(y),
-                }
-            }
+        let (y, saved) = composed::<B>(x, gamma, None, epsilon);
+        match NormBackward.prepare::<C>([for_x, for_gamma]).compute_bound().stateful() {
+            OpsKind::Tracked(op) => op.finish(saved, y),
+            OpsKind::UnTracked(op) => op.finish(y),
+        }
+    }
+
+    fn affine_norm(
+        x: FloatTensor<Self>,
+        gamma: FloatTensor<Self>,
+        beta: FloatTensor<Self>,
+        epsilon: f64,
+    ) -> FloatTensor<Self> {
+        let ((x, for_x), (gamma, for_gamma)) = (x.into_parts(), gamma.into_parts());
+        let (beta, for_beta) = beta.into_parts();
+        let dtype = beta.dtype();
+        let (y, saved) = composed::<B>(x, gamma, Some(beta), epsilon);
+        let nodes = [for_x, for_gamma, for_beta];
+        match AffineNormBackward.prepare::<C>(nodes).compute_bound().stateful() {
+            OpsKind::Tracked(op) => op.finish((saved, dtype), y),
+            OpsKind::UnTracked(op) => op.finish(y),
         }
     }
 }

@@ -35,7 +35,8 @@ mod tests {
 
     use super::*;
     use crate::testing::{
-        assert_close, assert_same_bits, assert_same_function, constant_on, device, normal,
+        assert_close, assert_same_bits, assert_same_function, constant, device, leaf, normal,
+        normal_on,
     };
 
     #[rstest]
@@ -56,8 +57,8 @@ mod tests {
     fn f32_results_are_bit_for_bit_those_of_burn(#[values([4, 2, 64], [3, 5, 7])] s: [usize; 3]) {
         for device in [Device::flex(), device()] {
             let mut norm = RmsNormConfig::new(s[2]).with_epsilon(1e-6).init(&device);
-            norm.gamma = norm.gamma.map(|_| constant_on(normal([s[2]]), &device));
-            let x = constant_on(normal(s), &device);
+            norm.gamma = norm.gamma.map(|_| normal_on([s[2]], &device));
+            let x = normal_on(s, &device);
             let fast = rms_norm(x.clone(), norm.gamma.val(), 1e-6);
             assert_same_bits(fast, norm.forward(x));
         }
@@ -68,8 +69,8 @@ mod tests {
     #[case(DType::BF16, 1e-2)]
     fn half_precision_keeps_f32_statistics(#[case] dtype: DType, #[case] tolerance: f64) {
         // A sum of squares of 300 * 300 * 200 overflows f16.
-        let x = (normal([3, 1, 200]) * 300.0).cast(dtype).detach().require_grad();
-        let gamma = normal([200]).cast(dtype).detach().require_grad();
+        let x = leaf((normal([3, 1, 200]) * 300.0).cast(dtype));
+        let gamma = leaf(normal([200]).cast(dtype));
         let y = rms_norm(x.clone(), gamma.clone(), 1e-5);
         assert_eq!(y.dtype(), dtype);
         let wide = |t: Tensor<3>| t.cast(DType::F32);
@@ -85,7 +86,7 @@ mod tests {
 
     #[test]
     fn an_input_that_needs_no_gradient_gets_none() {
-        let (x, gamma) = (normal([4, 6]).detach(), normal([6]));
+        let (x, gamma) = (constant([4, 6]), normal([6]));
         let grads = rms_norm(x.clone(), gamma.clone(), 1e-5).sum().backward();
         assert!(x.grad(&grads).is_none() && gamma.grad(&grads).is_some());
     }

@@ -41,7 +41,9 @@ mod tests {
     use rstest::rstest;
 
     use super::*;
-    use crate::testing::{assert_close, assert_same_bits, assert_same_function, device, normal};
+    use crate::testing::{
+        assert_close, assert_same_bits, assert_same_function, constant, device, leaf, normal,
+    };
 
     fn table(d: usize, positions: impl IntoIterator<Item = usize>) -> RopeTable {
         RopeConfig::new(d).init(positions, &device()).expect("a valid configuration")
@@ -53,7 +55,7 @@ mod tests {
         #[values((DType::F32, 1e-6), (DType::BF16, 3e-2))] (dtype, tolerance): (DType, f64),
     ) {
         let table = table(shape[3], 5..5 + shape[0]);
-        let x = normal(shape).cast(dtype).detach().require_grad();
+        let x = leaf(normal(shape).cast(dtype));
         assert_eq!(apply_rope(x.clone(), &table).dtype(), dtype);
         assert_same_function!(
             tolerance,
@@ -65,7 +67,7 @@ mod tests {
 
     #[test]
     fn a_rotation_keeps_lengths_and_depends_on_distance_only() {
-        let (q, k) = (normal([1, 1, 1, 12]).detach(), normal([1, 1, 1, 12]).detach());
+        let (q, k) = (constant([1, 1, 1, 12]), constant([1, 1, 1, 12]));
         let at = |x: &Tensor<4>, p: usize| apply_rope(x.clone(), &table(12, [p]));
         let score = |i, j| (at(&q, i) * at(&k, j)).sum();
         assert_close(score(9, 2), score(107, 100), 1e-5);
@@ -75,7 +77,7 @@ mod tests {
 
     #[test]
     fn a_list_of_positions_rotates_like_the_rows_of_the_whole() {
-        let x = normal([8, 2, 3, 4]).detach();
+        let x = constant([8, 2, 3, 4]);
         let whole = apply_rope(x.clone(), &table(4, 0..8));
         // The two chunks of a zigzag context-parallel rank.
         let zigzag =

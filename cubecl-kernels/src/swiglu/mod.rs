@@ -31,20 +31,20 @@ mod tests {
     use rstest::rstest;
 
     use super::*;
-    use crate::testing::{assert_same_bits, assert_same_function, normal};
+    use crate::testing::{assert_same_bits, assert_same_function, constant, leaf, normal};
 
     #[rstest]
     fn values_and_gradients_are_those_of_the_reference(
         #[values([4, 2, 16], [7, 3, 10])] shape: [usize; 3],
         #[values((DType::F32, 2e-6), (DType::BF16, 3e-2))] (dtype, tolerance): (DType, f64),
     ) {
-        let x = (normal(shape) * 3.0).cast(dtype).detach().require_grad();
+        let x = leaf((normal(shape) * 3.0).cast(dtype));
         assert_same_function!(tolerance, [x], swiglu(x.clone()), reference::swiglu(x.clone()));
     }
 
     #[test]
     fn f32_results_are_bit_for_bit_those_of_burn() {
-        let x = normal([5, 3, 14]).detach();
+        let x = constant([5, 3, 14]);
         let burn = silu(x.clone().narrow(2, 0, 7)) * x.clone().narrow(2, 7, 7);
         assert_same_bits(swiglu(x), burn);
     }

@@ -1,1 +1,59 @@
-//! The operations of a transformer, each with a plain-tensor reference and (from CUDA on) a fused CubeCL kernel.
+//! The operations of a transformer, one folder each: the function on [`Tensor`](burn::Tensor)s, a
+//! plain-tensor [`reference`] that defines it on every Burn backend, and, where Burn's automatic
+//! differentiation wastes passes, an operation with a handwritten backward.
+//!
+//! Activations are `[seq, batch, hidden]`. Statistics, softmax and rotations are computed in f32
+//! (f64 for f64 inputs) whatever the activations are, and results come back in the input's dtype.
+//!
+//! Letters in the docs: `s` positions (`s_q` of queries, `s_k` of keys), `b` batch, `h` heads
+//! (`hq` of queries, `hkv` of keys and values), `d` size of a head, `f` features of a feed-forward.
+//!
+//! ```
+//! use burn::tensor::{Device, Distribution, Tensor};
+//! use megaburn_kernels::{AttentionOptions, RopeConfig, apply_rope, attention, rms_norm};
+//!
+//! let device = Device::flex();
+//! let x = Tensor::<3>::random([6, 2, 4 * 8], Distribution::Default, &device);
+//! let x = rms_norm(x, Tensor::ones([32], &device), 1e-5);
+//! let heads = x.reshape([6, 2, 4, 8]);
+//! let table = RopeConfig::new(8).init(0..6, &device)?;
+//! let (q, k) = (apply_rope(heads.clone(), &table), apply_rope(heads.clone(), &table));
+//! let y = attention(q, k, heads, AttentionOptions::causal());
+//! assert_eq!(y.dims(), [6, 2, 32]);
+//! # Ok::<(), megaburn_kernels::KernelError>(())
+//! ```
+
+mod attention;
+mod dropout;
+mod error;
+mod gelu;
+mod layer_norm;
+mod primitive;
+mod rms_norm;
+mod rope;
+mod softmax;
+mod swiglu;
+#[cfg(test)]
+mod testing;
+
+pub use attention::{AttentionOptions, attention};
+pub use dropout::{DropoutKey, dropout};
+pub use error::KernelError;
+pub use gelu::{gelu, gelu_tanh};
+pub use layer_norm::layer_norm;
+pub use rms_norm::rms_norm;
+pub use rope::{RopeConfig, RopeScaling, RopeTable, apply_rope};
+pub use softmax::{SoftmaxMask, scale_mask_softmax};
+pub use swiglu::swiglu;
+
+/// The definitions: every operation composed of differentiable tensor operations, slow and plain.
+///
+/// A fast operation is tested against its reference in values and in gradients.
+pub mod reference {
+    pub use crate::attention::reference::attention;
+    pub use crate::dropout::reference::dropout;
+    pub use crate::layer_norm::reference::layer_norm;
+    pub use crate::rms_norm::reference::rms_norm;
+    pub use crate::rope::reference::apply_rope;
+    pub use crate::swiglu::reference::swiglu;
+}

@@ -1,0 +1,161 @@
+//! Scaled dot-product attention with grouped queries (Ainslie et al., 2023, arXiv:2305.13245).
+
+mod op;
+mod options;
+pub(crate) mod reference;
+
+use burn::backend::Dispatch;
+use burn::tensor::Tensor;
+
+use op::AttentionOps;
+pub use options::AttentionOptions;
+
+/// `softmax(q k^T * scale, visible keys) v`, where `hq / hkv` neighbouring query heads share a head
+/// of keys and values.
+///
+/// Keys and values are read where they are, neither repeated nor transposed in memory. Computed in
+/// f32 (f64 for f64), result in the dtype of `q`. A query that sees no key gives 0. The backward is
+/// written by hand and keeps `q`, `k`, `v`, the probabilities and the result alive, so memory grows
+/// with `s_q * s_k`.
+///
+/// # Shapes
+/// - `q`: `[s_q, b, hq, d]`
+/// - `k`: `[s_k, b, hkv, d]`, `v`: `[s_k, b, hkv, d_v]`
+/// - result: `[s_q, b, hq * d_v]`
+///
+/// # Panics
+/// If the shapes do not fit, or `hkv` does not divide `hq`.
+pub fn attention(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, options: AttentionOptions) -> Tensor<3> {
+    let ([_, b, hq, d], [s_k, b_k, hkv, d_k]) = (q.dims(), k.dims());
+    let [s_v, b_v, h_v, _] = v.dims();
+    assert!(
+        (b, d, s_k, b, hkv) == (b_k, d_k, s_v, b_v, h_v) && hkv > 0 && hq.is_multiple_of(hkv),
+        "attention: q {:?}, k {:?}, v {:?} are not [s_q, b, hq, d], [s_k, b, hkv, d], [s_k, b, hkv, d_v] with hkv dividing hq",
+        q.dims(),
+        k.dims(),
+        v.dims()
+    );
+    let (q, k, v) = (q.into_dispatch(), k.into_dispatch(), v.into_dispatch());
+    Tensor::from_dispatch(<Dispatch as AttentionOps>::grouped_attention(q, k, v, options))
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::DType;
+    use rstest::rstest;
+
+    use super::*;
+    use crate::testing::{assert_close, assert_same_function, constant, leaf, normal, values};
+
+    /// `(q, k, v)` for `[s_q, s_k, b, hq, hkv, d]`.
+    fn qkv([s_q, s_k, b, hq, hkv, d]: [usize; 6]) -> (Tensor<4>, Tensor<4>, Tensor<4>) {
+        (normal([s_q, b, hq, d]), normal([s_k, b, hkv, d]), normal([s_k, b, hkv, d]))
+    }
+
+    fn options(causal: bool, query_offset: usize, window: Option<usize>) -> AttentionOptions {
+        AttentionOptions { scale: None, causal, query_offset, window }
+    }
+
+    #[rstest]
+    #[case::all_keys([6, 6, 2, 4, 2, 8], options(false, 0, None))]
+    #[case::causal([8, 8, 2, 4, 2, 8], options(true, 0, None))]
+    #[case::every_head_its_own([5, 5, 3, 3, 3, 6], options(true, 0, None))]
+    #[case::one_head_of_keys([7, 7, 1, 6, 1, 4], options(true, 0, None))]
+    #[case::ragged_with_offset([3, 11, 2, 6, 3, 5], options(true, 4, None))]
+    #[case::last_query([1, 9, 2, 4, 2, 8], options(true, 8, None))]
+    #[case::fewer_keys_than_queries([9, 4, 1, 2, 1, 4], options(true, 0, None))]
+    #[case::window([9, 9, 2, 4, 2, 4], options(true, 0, Some(3)))]
+    #[case::window_with_offset([4, 9, 1, 4, 2, 4], options(true, 5, Some(2)))]
+    #[case::window_not_causal([6, 6, 1, 2, 2, 4], options(false, 0, Some(2)))]
+    #[case::queries_beyond_the_window([8, 5, 2, 4, 2, 4], options(true, 2, Some(3)))]
+    #[case::scale([4, 4, 1, 2, 1, 4], AttentionOptions { scale: Some(0.9), ..AttentionOptions::causal() })]
+    fn values_and_gradients_are_those_of_the_reference(
+        #[case] shape: [usize; 6],
+        #[case] options: AttentionOptions,
+    ) {
+        let (q, k, v) = qkv(shape);
+        assert_same_function!(
+            3e-6,
+            [q, k, v],
+            attention(q.clone(), k.clone(), v.clone(), options.clone()),
+            reference::attention(q.clone(), k.clone(), v.clone(), options.clone())
+        );
+    }
+
+    #[rstest]
+    #[case(DType::BF16, 3e-2)]
+    #[case(DType::F16, 4e-3)]
+    fn half_precision_is_computed_in_f32(#[case] dtype: DType, #[case] tolerance: f64) {
+        let (q, k, v) = qkv([6, 6, 2, 4, 2, 8]);
+        let [q, k, v] = [q, k, v].map(|t| leaf(t.cast(dtype)));
+        let options = AttentionOptions::causal();
+        let y = attention(q.clone(), k.clone(), v.clone(), options.clone());
+        assert_eq!(y.dtype(), dtype);
+        assert_same_function!(
+            tolerance,
+            [q, k, v],
+            attention(q.clone(), k.clone(), v.clone(), options.clone()),
+            reference::attention(q.clone(), k.clone(), v.clone(), options.clone())
+        );
+    }
+
+    #[test]
+    fn gradients_are_the_differences_of_values() {
+        let (q, k, v) = qkv([3, 4, 1, 2, 1, 2]);
+        let [q, k, v] = [q, k, v].map(|t| leaf(t.cast(DType::F64)));
+        let weight = constant([3, 1, 4]).cast(DType::F64);
+        let loss = |q: Tensor<4>, k: Tensor<4>, v: Tensor<4>| {
+            (attention(q, k, v, options(true, 1, None)) * weight.clone()).sum()
+        };
+        let grads = loss(q.clone(), k.clone(), v.clone()).backward();
+        let step = 1e-5;
+        for (which, input) in [&q, &k, &v].into_iter().enumerate() {
+            let grad = values(input.grad(&grads).unwrap());
+            for (i, grad) in grad.into_iter().enumerate() {
+                let moved = |by: f64| {
+                    let mut data = values(input.clone());
+                    data[i] += by;
+                    let data = burn::tensor::TensorData::new(data, input.shape());
+                    let moved = Tensor::from_data(data, (&input.device(), DType::F64));
+                    let mut inputs = [q.clone(), k.clone(), v.clone()];
+                    inputs[which] = moved;
+                    let [q, k, v] = inputs;
+                    values(loss(q, k, v))[0]
+                };
+                let slope = (moved(step) - moved(-step)) / (2.0 * step);
+                assert!((grad - slope).abs() < 1e-7, "input {which}, element {i}: {grad} {slope}");
+            }
+        }
+    }
+
+    #[test]
+    fn keys_and_values_may_be_views_and_values_of_another_size() {
+        let fused = normal([5, 2, 4, 14]);
+        let part = |start, len| fused.clone().narrow(3, start, len);
+        let options = AttentionOptions::causal();
+        assert_same_function!(
+            3e-6,
+            [fused],
+            attention(part(0, 4), part(4, 4), part(8, 6), options.clone()),
+            reference::attention(part(0, 4), part(4, 4), part(8, 6), options.clone())
+        );
+    }
+
+    #[test]
+    fn queries_in_two_parts_with_offsets_give_the_whole() {
+        let (q, k, v) = qkv([10, 10, 2, 4, 2, 8]);
+        let whole = attention(q.clone(), k.clone(), v.clone(), AttentionOptions::causal());
+        let parts = [(0, 6), (6, 4)].map(|(start, len)| {
+            let q = q.clone().narrow(0, start, len);
+            attention(q, k.clone(), v.clone(), options(true, start, None))
+        });
+        assert_close(Tensor::cat(parts.to_vec(), 0), whole, 1e-6);
+    }
+
+    #[test]
+    #[should_panic(expected = "hkv dividing hq")]
+    fn heads_that_do_not_divide_are_refused() {
+        let (q, k, v) = qkv([2, 2, 1, 4, 3, 2]);
+        attention(q, k, v, AttentionOptions::default());
+    }
+}

@@ -1,0 +1,117 @@
+//! Dropout whose mask depends on the place of an element in the whole tensor, not on the layout.
+
+mod key;
+mod op;
+pub(crate) mod reference;
+
+use burn::backend::Dispatch;
+use burn::tensor::Tensor;
+
+pub use key::DropoutKey;
+use op::DropoutOps;
+
+/// Each element set to 0 with probability `p`, or else divided by `1 - p`.
+///
+/// Which elements are kept is a function of the key alone: of seed, path and stream, and of each
+/// element's index in the global tensor. Ranks that hold shards of it agree with a rank that holds
+/// it whole, and ranks that hold the same shard agree with each other. With `p = 0` the input
+/// comes back untouched.
+///
+/// # Shapes
+/// - `x`, result: `[..]`, the shard that `key` describes
+///
+/// # Determinism
+/// The same on every device, rank count and thread timing.
+///
+/// # Panics
+/// If `p` is not in `[0, 1)`, or the shard does not lie in the key's global shape.
+pub fn dropout<const D: usize>(x: Tensor<D>, p: f64, key: DropoutKey) -> Tensor<D> {
+    assert!((0.0..1.0).contains(&p), "dropout: probability {p} is not in [0, 1)");
+    key.check(&x.dims());
+    if p == 0.0 {
+        return x;
+    }
+    Tensor::from_dispatch(<Dispatch as DropoutOps>::dropout(x.into_dispatch(), p, key))
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::DType;
+    use megaburn_mesh::{PositionRng, Purpose};
+    use rstest::rstest;
+
+    use super::*;
+    use crate::testing::{assert_same_bits, assert_same_function, constant, leaf, normal, values};
+
+    fn key(path: &str, shape: &[usize]) -> DropoutKey {
+        DropoutKey::new(PositionRng::new(11, Purpose::Dropout, path), shape)
+    }
+
+    #[rstest]
+    fn values_and_gradients_are_those_of_the_reference(
+        #[values([8, 2, 16], [5, 3, 7])] shape: [usize; 3],
+        #[values((DType::F32, 1e-6), (DType::F16, 2e-3))] (dtype, tolerance): (DType, f64),
+    ) {
+        let x = leaf(normal(shape).cast(dtype));
+        let key = key("layers.0", &shape);
+        assert_same_function!(
+            tolerance,
+            [x],
+            dropout(x.clone(), 0.3, key.clone()),
+            reference::dropout(x.clone(), 0.3, key.clone())
+        );
+    }
+
+    #[rstest]
+    #[case::sequence(0)]
+    #[case::batch(1)]
+    #[case::heads(2)]
+    fn shards_drop_the_elements_that_the_whole_drops(#[case] dim: usize) {
+        let x = constant([6, 4, 10]);
+        let whole = dropout(x.clone(), 0.4, key("a", &[6, 4, 10]));
+        let len = x.dims()[dim] / 2;
+        let shards = (0..2).map(|rank| {
+            let key = key("a", &[6, 4, 10]).with_offset(dim, rank * len);
+            dropout(x.clone().narrow(dim, rank * len, len), 0.4, key)
+        });
+        assert_same_bits(Tensor::cat(shards.collect(), dim), whole);
+    }
+
+    #[test]
+    fn the_share_of_kept_elements_is_one_minus_p_and_the_mean_stays() {
+        let ones = constant([64, 4, 64]).ones_like();
+        let y = values(dropout(ones, 0.25, key("a", &[64, 4, 64])));
+        let kept = y.iter().filter(|&&v| v != 0.0).count() as f64 / y.len() as f64;
+        assert!((kept - 0.75).abs() < 0.015, "{kept}");
+        assert!(y.iter().all(|&v| v == 0.0 || (v - 4.0 / 3.0).abs() < 1e-6));
+    }
+
+    #[test]
+    fn paths_and_streams_drop_other_elements() {
+        let x = constant([8, 8]);
+        let drop = |key| values(dropout(x.clone(), 0.5, key));
+        let base = drop(key("a", &[8, 8]));
+        assert_eq!(base, drop(key("a", &[8, 8])));
+        assert_ne!(base, drop(key("b", &[8, 8])));
+        let rng = PositionRng::new(11, Purpose::Dropout, "a").with_stream(1);
+        assert_ne!(base, drop(DropoutKey::new(rng, &[8, 8])));
+    }
+
+    #[test]
+    fn a_probability_of_zero_changes_nothing() {
+        let x = constant([3, 5]);
+        assert_same_bits(dropout(x.clone(), 0.0, key("a", &[3, 5])), x);
+    }
+
+    #[test]
+    #[should_panic(expected = "probability 1 is not in [0, 1)")]
+    fn a_probability_of_one_is_refused() {
+        dropout(normal([3, 5]), 1.0, key("a", &[3, 5]));
+    }
+
+    #[test]
+    #[should_panic(expected = "elements 4..6 of dim 1 of [3, 5]")]
+    fn a_shard_outside_of_the_whole_is_refused() {
+        dropout(normal([3, 2]), 0.1, key("a", &[3, 5]).with_offset(1, 4));
+    }
+}

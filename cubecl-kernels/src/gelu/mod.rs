@@ -1,0 +1,63 @@
+//! The Gaussian error linear unit (Hendrycks and Gimpel, 2016, arXiv:1606.08415).
+//!
+//! Burn's own two forms are exact, and the first has a fused backward: these are their names here.
+
+use burn::tensor::{Tensor, activation};
+
+/// `x * Phi(x)` with the exact normal distribution function (Hugging Face's `gelu`).
+///
+/// # Shapes
+/// - `x`, result: `[..]`
+pub fn gelu<const D: usize>(x: Tensor<D>) -> Tensor<D> {
+    activation::gelu(x)
+}
+
+/// `x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x^3)))` (Hugging Face's `gelu_new` and
+/// `gelu_pytorch_tanh`, GPT-2's activation).
+///
+/// # Shapes
+/// - `x`, result: `[..]`
+pub fn gelu_tanh<const D: usize>(x: Tensor<D>) -> Tensor<D> {
+    activation::gelu_approximate(x)
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::Tensor;
+    use rstest::rstest;
+
+    use super::*;
+    use crate::testing::{device, values};
+
+    /// Rows of x, gelu, its derivative, gelu_tanh, its derivative.
+    ///
+    /// From Python's `math.erf`, `math.exp` and `math.tanh` in double precision.
+    const TABLE: [[f64; 5]; 7] = [
+        [-6.0, -0.000000006, -0.000000035, -0.000000000, -0.000000001],
+        [-2.5, -0.015524163, -0.037611086, -0.015084266, -0.037951576],
+        [-0.75, -0.169970514, 0.000774278, -0.170039445, 0.001061744],
+        [0.0, 0.000000000, 0.500000000, 0.000000000, 0.500000000],
+        [0.5, 0.345731231, 0.867495125, 0.345714010, 0.867369904],
+        [1.25, 1.117937783, 1.122661583, 1.117714203, 1.122492632],
+        [4.0, 3.999873315, 1.000503650, 3.999929754, 1.000335123],
+    ];
+
+    type Activation = fn(Tensor<1>) -> Tensor<1>;
+
+    #[rstest]
+    #[case(gelu, 1)]
+    #[case(gelu_tanh, 3)]
+    fn values_and_slopes_are_those_of_double_precision(
+        #[case] activation: Activation,
+        #[case] column: usize,
+    ) {
+        let inputs = TABLE.map(|row| row[0] as f32);
+        let x = Tensor::<1>::from_floats(inputs, &device()).require_grad();
+        let y = activation(x.clone());
+        let slope = x.grad(&y.clone().sum().backward()).expect("gradient");
+        for (i, (y, slope)) in values(y).into_iter().zip(values(slope)).enumerate() {
+            assert!((y - TABLE[i][column]).abs() < 1e-6, "{i}: {y}");
+            assert!((slope - TABLE[i][column + 1]).abs() < 1e-6, "{i}: {slope}");
+        }
+    }
+}

@@ -1,0 +1,52 @@
+//! What the handwritten operations share: small steps on a backend's own tensors.
+
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{Backend, TensorMetadata};
+use burn::tensor::{DType, FloatDType, Shape, Slice};
+
+/// The dtype that statistics are computed in: f64 for f64, f32 for everything narrower.
+pub(crate) fn compute_dtype(dtype: DType) -> FloatDType {
+    if dtype == DType::F64 { FloatDType::F64 } else { FloatDType::F32 }
+}
+
+/// `x` in `dtype`; nothing happens when it is already.
+pub(crate) fn cast<B: Backend>(x: FloatTensor<B>, dtype: FloatDType) -> FloatTensor<B> {
+    if x.dtype() == dtype.into() { x } else { B::float_cast(x, dtype) }
+}
+
+/// `[.., n]` as `[rows, n]`.
+pub(crate) fn rows<B: Backend>(x: FloatTensor<B>) -> FloatTensor<B> {
+    let shape = x.shape();
+    let n = last_dim(&shape);
+    let rows = shape[..shape.num_dims() - 1].iter().product();
+    B::float_reshape(x, Shape::from([rows, n]))
+}
+
+/// Size of the last dimension.
+pub(crate) fn last_dim(shape: &Shape) -> usize {
+    shape[shape.num_dims() - 1]
+}
+
+/// A vector of `n` in `dtype`, as `[1, n]`, to be broadcast over rows.
+pub(crate) fn row<B: Backend>(vector: FloatTensor<B>, dtype: FloatDType) -> FloatTensor<B> {
+    let n = vector.shape().num_elements();
+    B::float_reshape(cast::<B>(vector, dtype), Shape::from([1, n]))
+}
+
+/// Sum over the rows of `[rows, n]`, as a vector of `n` in `dtype`.
+pub(crate) fn sum_rows<B: Backend>(x: FloatTensor<B>, dtype: DType) -> FloatTensor<B> {
+    let n = last_dim(&x.shape());
+    let sum = B::float_reshape(B::float_sum_dim(x, 0), Shape::from([n]));
+    cast::<B>(sum, dtype.into())
+}
+
+/// The two halves of the last dimension: views where the backend has them.
+pub(crate) fn halves<B: Backend>(x: FloatTensor<B>) -> (FloatTensor<B>, FloatTensor<B>) {
+    let shape = x.shape();
+    let (last, n) = (shape.num_dims() - 1, last_dim(&shape));
+    let mut slices = vec![Slice::full(); last + 1];
+    slices[last] = Slice::from(0..n / 2);
+    let first = B::float_slice(x.clone(), &slices);
+    slices[last] = Slice::from(n / 2..n);
+    (first, B::float_slice(x, &slices))
+}

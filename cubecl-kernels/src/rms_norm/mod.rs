@@ -1,0 +1,99 @@
+//! Root-mean-square normalisation (Zhang and Sennrich, 2019, arXiv:1910.07467).
+
+mod op;
+pub(crate) mod reference;
+
+use burn::backend::Dispatch;
+use burn::tensor::Tensor;
+
+use op::RmsNormOps;
+
+/// `x / sqrt(mean(x^2) + epsilon) * gamma` over the last dimension.
+///
+/// Statistics and product in f32, result in the dtype of `x`. On f32 tensors the result equals
+/// `burn::nn::RmsNorm` bit for bit; the backward is written by hand and keeps `x / rms`, `rms` and
+/// `gamma` alive.
+///
+/// # Shapes
+/// - `x`, result: `[.., n]`
+/// - `gamma`: `[n]`
+///
+/// # Panics
+/// If `gamma` is not as long as the last dimension of `x`.
+pub fn rms_norm<const D: usize>(x: Tensor<D>, gamma: Tensor<1>, epsilon: f64) -> Tensor<D> {
+    let (n, [length]) = (x.dims()[D - 1], gamma.dims());
+    assert_eq!(n, length, "rms_norm: gamma has {length} elements for rows of {n}");
+    let (x, gamma) = (x.into_dispatch(), gamma.into_dispatch());
+    Tensor::from_dispatch(<Dispatch as RmsNormOps>::rms_norm(x, gamma, epsilon))
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::nn::RmsNormConfig;
+    use burn::tensor::{DType, Device};
+    use rstest::rstest;
+
+    use super::*;
+    use crate::testing::{
+        assert_close, assert_same_bits, assert_same_function, constant, device, leaf, normal,
+        normal_on,
+    };
+
+    #[rstest]
+    fn values_and_gradients_are_those_of_the_reference(
+        #[values([5, 3, 8], [7, 1, 33])] shape: [usize; 3],
+        #[values(1e-5, 0.3)] epsilon: f64,
+    ) {
+        let (x, gamma) = (normal(shape), normal([shape[2]]));
+        assert_same_function!(
+            2e-6,
+            [x, gamma],
+            rms_norm(x.clone(), gamma.clone(), epsilon),
+            reference::rms_norm(x.clone(), gamma.clone(), epsilon)
+        );
+    }
+
+    #[rstest]
+    fn f32_results_are_bit_for_bit_those_of_burn(#[values([4, 2, 64], [3, 5, 7])] s: [usize; 3]) {
+        for device in [Device::flex(), device()] {
+            let mut norm = RmsNormConfig::new(s[2]).with_epsilon(1e-6).init(&device);
+            norm.gamma = norm.gamma.map(|_| normal_on([s[2]], &device));
+            let x = normal_on(s, &device);
+            let fast = rms_norm(x.clone(), norm.gamma.val(), 1e-6);
+            assert_same_bits(fast, norm.forward(x));
+        }
+    }
+
+    #[rstest]
+    #[case(DType::F16, 2e-3)]
+    #[case(DType::BF16, 1e-2)]
+    fn half_precision_keeps_f32_statistics(#[case] dtype: DType, #[case] tolerance: f64) {
+        // A sum of squares of 300 * 300 * 200 overflows f16.
+        let x = leaf((normal([3, 1, 200]) * 300.0).cast(dtype));
+        let gamma = leaf(normal([200]).cast(dtype));
+        let y = rms_norm(x.clone(), gamma.clone(), 1e-5);
+        assert_eq!(y.dtype(), dtype);
+        let wide = |t: Tensor<3>| t.cast(DType::F32);
+        let exact = rms_norm(wide(x.clone()), gamma.clone().cast(DType::F32), 1e-5);
+        assert_close(wide(y), exact, tolerance);
+        assert_same_function!(
+            tolerance,
+            [x, gamma],
+            rms_norm(x.clone(), gamma.clone(), 1e-5),
+            reference::rms_norm(x.clone(), gamma.clone(), 1e-5)
+        );
+    }
+
+    #[test]
+    fn an_input_that_needs_no_gradient_gets_none() {
+        let (x, gamma) = (constant([4, 6]), normal([6]));
+        let grads = rms_norm(x.clone(), gamma.clone(), 1e-5).sum().backward();
+        assert!(x.grad(&grads).is_none() && gamma.grad(&grads).is_some());
+    }
+
+    #[test]
+    #[should_panic(expected = "gamma has 5 elements for rows of 4")]
+    fn a_gamma_of_another_length_is_refused() {
+        rms_norm(normal([2, 4]), normal([5]), 1e-5);
+    }
+}

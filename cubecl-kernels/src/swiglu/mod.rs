@@ -1,0 +1,57 @@
+//! The gated activation of Llama's feed-forward (Shazeer, 2020, arXiv:2002.05202).
+
+mod op;
+pub(crate) mod reference;
+
+use burn::backend::Dispatch;
+use burn::tensor::Tensor;
+
+use op::SwigluOps;
+
+/// `silu(gate) * up`, where `gate` is the first half of the last dimension and `up` the second.
+///
+/// The backward is written by hand, computed in f32 (f64 for f64) and kept to one exponential per
+/// gate.
+///
+/// # Shapes
+/// - `gate_up`: `[.., 2f]`
+/// - result: `[.., f]`
+///
+/// # Panics
+/// If the last dimension is odd.
+pub fn swiglu<const D: usize>(gate_up: Tensor<D>) -> Tensor<D> {
+    let n = gate_up.dims()[D - 1];
+    assert!(n.is_multiple_of(2), "swiglu: the last dimension, {n}, is not a gate and an up half");
+    Tensor::from_dispatch(<Dispatch as SwigluOps>::swiglu(gate_up.into_dispatch()))
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::{DType, activation::silu};
+    use rstest::rstest;
+
+    use super::*;
+    use crate::testing::{assert_same_bits, assert_same_function, constant, leaf, normal};
+
+    #[rstest]
+    fn values_and_gradients_are_those_of_the_reference(
+        #[values([4, 2, 16], [7, 3, 10])] shape: [usize; 3],
+        #[values((DType::F32, 2e-6), (DType::BF16, 3e-2))] (dtype, tolerance): (DType, f64),
+    ) {
+        let x = leaf((normal(shape) * 3.0).cast(dtype));
+        assert_same_function!(tolerance, [x], swiglu(x.clone()), reference::swiglu(x.clone()));
+    }
+
+    #[test]
+    fn f32_results_are_bit_for_bit_those_of_burn() {
+        let x = constant([5, 3, 14]);
+        let burn = silu(x.clone().narrow(2, 0, 7)) * x.clone().narrow(2, 7, 7);
+        assert_same_bits(swiglu(x), burn);
+    }
+
+    #[test]
+    #[should_panic(expected = "the last dimension, 7,")]
+    fn an_odd_dimension_is_refused() {
+        swiglu(normal([2, 7]));
+    }
+}

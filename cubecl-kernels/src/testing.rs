@@ -1,0 +1,80 @@
+//! What the tests of the operations share.
+
+use burn::tensor::{Device, Distribution, Tensor};
+
+/// A device whose tensors can be differentiated.
+pub(crate) fn device() -> Device {
+    Device::flex().autodiff()
+}
+
+/// Fresh standard normal numbers that gradients are asked of.
+pub(crate) fn normal<const D: usize>(shape: [usize; D]) -> Tensor<D> {
+    leaf(Tensor::random(shape, Distribution::Normal(0.0, 1.0), &device()))
+}
+
+/// The same numbers as a new leaf, without the operations that made them (which two graphs would
+/// share, and the backward of the first would consume for the second).
+pub(crate) fn leaf<const D: usize>(x: Tensor<D>) -> Tensor<D> {
+    Tensor::from_inner(x.inner()).require_grad()
+}
+
+/// Fresh standard normal numbers that gradients stop at. (Burn's `detach` keeps a leaf a leaf.)
+pub(crate) fn constant<const D: usize>(shape: [usize; D]) -> Tensor<D> {
+    Tensor::from_inner(normal(shape).inner())
+}
+
+/// Fresh standard normal numbers on `device`, a leaf if it differentiates.
+pub(crate) fn normal_on<const D: usize>(shape: [usize; D], device: &Device) -> Tensor<D> {
+    let x = normal(shape);
+    if device.is_autodiff() { x } else { x.inner() }
+}
+
+/// The elements in f64, whatever the dtype.
+pub(crate) fn values<const D: usize>(x: Tensor<D>) -> Vec<f64> {
+    x.into_data().iter::<f64>().collect()
+}
+
+/// Largest difference relative to the largest element of `b` (at least one).
+pub(crate) fn distance<const D: usize>(a: Tensor<D>, b: Tensor<D>) -> f64 {
+    assert_eq!(a.dims(), b.dims());
+    let (a, b) = (values(a), values(b));
+    let size = b.iter().fold(1.0f64, |m, v| m.max(v.abs()));
+    a.iter().zip(&b).map(|(a, b)| if a == b { 0.0 } else { (a - b).abs() }).fold(0.0, |m, d| {
+        assert!(!d.is_nan(), "a result is not a number");
+        f64::max(m, d / size)
+    })
+}
+
+/// Asserts that two tensors agree within `tolerance`, relative to the largest element.
+pub(crate) fn assert_close<const D: usize>(a: Tensor<D>, b: Tensor<D>, tolerance: f64) {
+    let distance = distance(a, b);
+    assert!(distance <= tolerance, "differ by {distance:e}, allowed {tolerance:e}");
+}
+
+/// Asserts that two tensors are equal bit for bit.
+pub(crate) fn assert_same_bits<const D: usize>(a: Tensor<D>, b: Tensor<D>) {
+    let (a, b) = (a.into_data(), b.into_data());
+    assert_eq!((a.shape(), a.dtype()), (b.shape(), b.dtype()));
+    assert_eq!(a.as_bytes(), b.as_bytes(), "the bits differ");
+}
+
+/// Asserts that `$fast` and `$slow` give the same values and, for random output gradients, the same
+/// gradient of each input listed. The inputs are names of leaves that the expressions clone.
+macro_rules! assert_same_function {
+    ($tolerance:expr, [$($input:ident),+], $fast:expr, $slow:expr) => {{
+        let (fast, slow) = ($fast, $slow);
+        crate::testing::assert_close(fast.clone(), slow.clone(), $tolerance);
+        let weight = crate::testing::leaf(crate::testing::normal(fast.dims()).cast(fast.dtype()));
+        let fast = (fast * weight.clone()).sum().backward();
+        let slow = (slow * weight).sum().backward();
+        $(
+            let (a, b) = ($input.grad(&fast), $input.grad(&slow));
+            crate::testing::assert_close(
+                a.expect(concat!("fast gradient of ", stringify!($input))),
+                b.expect(concat!("reference gradient of ", stringify!($input))),
+                $tolerance,
+            );
+        )+
+    }};
+}
+pub(crate) use assert_same_function;

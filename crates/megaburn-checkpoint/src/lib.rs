@@ -1,1 +1,5 @@
 //! Sharded, atomic, reshardable checkpoints.
+/// x
+#[derive(Debug, thiserror::Error)]
+#[error("x")]
+pub struct CheckpointError;

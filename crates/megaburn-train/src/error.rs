@@ -95,6 +95,7 @@ impl TrainError {
             | Self::CannotResume { .. }
             | Self::Data(_)
             | Self::Model(_) => Exit::BadInput,
+            Self::Optim(_) | Self::Checkpoint(_) => Exit::Failed,
             Self::RankPanicked { .. } => Exit::Failed,
             Self::Collective(error) => match **error {
                 CollectiveError::Rendezvous { .. } => Exit::BadInput,

@@ -68,9 +68,9 @@ impl Trainer {
         let plan = shard_plan(&model).map_err(megaburn_models::ModelError::from)?;
         let optimizer = &config.optimizer;
         let adamw = AdamWConfig::new()
-            .with_beta1(optimizer.beta1)
-            .with_beta2(optimizer.beta2)
-            .with_eps(optimizer.eps)
+            .with_beta_1(optimizer.beta1)
+            .with_beta_2(optimizer.beta2)
+            .with_epsilon(optimizer.eps)
             .with_weight_decay(optimizer.weight_decay);
         let seq_len = config.data.seq_len;
         Ok(Self {

@@ -23,6 +23,9 @@
 //! # Ok::<(), megaburn_kernels::KernelError>(())
 //! ```
 
+#[cfg(not(feature = "flex"))]
+compile_error!("megaburn-kernels has no backend to run on: enable its feature `flex`");
+
 mod attention;
 mod dropout;
 mod error;

@@ -1,5 +1,1 @@
 //! Sharded, atomic, reshardable checkpoints.
-/// x
-#[derive(Debug, thiserror::Error)]
-#[error("x")]
-pub struct CheckpointError;

@@ -46,7 +46,9 @@ pub enum TrainError {
         step.saturating_sub(1)
     )]
     NonFinite { step: u64, loss: f64, grad_norm: f64 },
-    #[error("layout with {axis} {degree}: {axis} > 1 is planned but not built yet; tp, dp and sp are")]
+    #[error(
+        "layout with {axis} {degree}: {axis} > 1 is planned but not built yet; tp, dp and sp are"
+    )]
     AxisToCome { axis: &'static str, degree: usize },
     #[error("rank {rank} was started with another configuration, layout or data than rank 0")]
     OtherConfig { rank: usize },
@@ -95,12 +97,31 @@ impl TrainError {
             | Self::CannotResume { .. }
             | Self::Data(_)
             | Self::Model(_) => Exit::BadInput,
-            Self::Optim(_) | Self::Checkpoint(_) => Exit::Failed,
             Self::RankPanicked { .. } => Exit::Failed,
-            Self::Collective(error) => match **error {
-                CollectiveError::Rendezvous { .. } => Exit::BadInput,
-                _ => Exit::PeerLost,
+            Self::Checkpoint(
+                CheckpointError::Damaged { .. }
+                | CheckpointError::UnknownVersion { .. }
+                | CheckpointError::MissingTensor { .. }
+                | CheckpointError::GlobalShape { .. }
+                | CheckpointError::Dtype { .. },
+            ) => Exit::BadInput,
+            Self::Collective(_) | Self::Optim(_) | Self::Checkpoint(_) => match self.collective() {
+                Some(
+                    CollectiveError::Rendezvous { .. } | CollectiveError::BadEnvironment { .. },
+                ) => Exit::BadInput,
+                Some(_) => Exit::PeerLost,
+                None => Exit::Failed,
             },
+        }
+    }
+
+    /// The collective that failed, if that is what happened.
+    pub fn collective(&self) -> Option<&CollectiveError> {
+        match self {
+            Self::Collective(error) => Some(error),
+            Self::Optim(OptimError::Collective(error))
+            | Self::Checkpoint(CheckpointError::Collective(error)) => Some(error),
+            _ => None,
         }
     }
 }

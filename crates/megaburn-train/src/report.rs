@@ -148,5 +148,9 @@ fn describe(layout: &Layout) -> String {
     let axes = [megaburn_mesh::Axis::Tp, megaburn_mesh::Axis::Dp];
     let split = axes.into_iter().filter(|&axis| layout.degree(axis) > 1).map(groups);
     let split = split.collect::<Vec<_>>().join("; ");
-    if ranks == 1 { format!("{layout}: 1 rank") } else { format!("{layout}: {ranks} ranks; {split}") }
+    if ranks == 1 {
+        format!("{layout}: 1 rank")
+    } else {
+        format!("{layout}: {ranks} ranks; {split}")
+    }
 }

@@ -9,8 +9,8 @@ use std::{
 
 use burn::{prelude::Device, tensor::TensorData};
 use megaburn_collective::{
-    ConnectOptions, Group, GroupOptions, ProcessGroups, RankEnv, RankFailure, connect,
-    region::FAILED_REGION, run_threads,
+    CollectiveError, ConnectOptions, Group, GroupOptions, ProcessGroups, RankEnv, RankFailure,
+    connect, region::FAILED_REGION, run_threads,
 };
 use megaburn_mesh::Layout;
 use xxhash_rust::xxh3::xxh3_64;
@@ -167,7 +167,8 @@ impl Job {
     /// # Collective
     /// All ranks.
     fn agree_on_config(&self, world: &Group) -> Result<(), TrainError> {
-        let text = format!("{}{}{}{}", self.config.to_toml(), self.layout, self.fresh, self.data.hash);
+        let text =
+            format!("{}{}{}{}", self.config.to_toml(), self.layout, self.fresh, self.data.hash);
         let mine = TensorData::from([xxh3_64(text.as_bytes()) as i64]);
         if world.broadcast(mine.clone(), 0)? == mine {
             return Ok(());
@@ -190,7 +191,7 @@ fn root_cause(ranks: Vec<Result<(), RankFailure<TrainError>>>) -> Result<(), Tra
         })
     });
     let blame = |error: &TrainError| match error {
-        TrainError::Collective(error) if error.is_echo() => 2,
+        error if error.collective().is_some_and(CollectiveError::is_echo) => 2,
         error if error.exit() == Exit::PeerLost => 1,
         _ => 0,
     };

@@ -66,14 +66,13 @@ impl ModelConfig {
 
     /// The whole configuration of the model, for text of `vocab` token ids.
     pub fn llama(&self, data: &DataConfig, vocab: usize) -> LlamaConfig {
-        let scaling = self.rope_scaling.as_ref().map_or(RopeScaling::None, |scaling| {
-            RopeScaling::Llama3 {
+        let scaling =
+            self.rope_scaling.as_ref().map_or(RopeScaling::None, |scaling| RopeScaling::Llama3 {
                 factor: scaling.factor,
                 low_freq_factor: scaling.low_freq_factor,
                 high_freq_factor: scaling.high_freq_factor,
                 original_max_position: scaling.original_max_position_embeddings,
-            }
-        });
+            });
         LlamaConfig {
             vocab: self.vocab.unwrap_or(vocab),
             hidden: self.hidden,

@@ -79,7 +79,11 @@ impl Trainer {
             schedule: optimizer.schedule(config.train.steps),
             train: Sampler::shuffled(data.train.clone(), seq_len, config.run.seed)?,
             valid: Sampler::sequential(data.valid.clone(), seq_len)?,
-            batch: GlobalBatch::new(config.train.global_batch, config.train.micro_batch, layout.dp)?,
+            batch: GlobalBatch::new(
+                config.train.global_batch,
+                config.train.micro_batch,
+                layout.dp,
+            )?,
             model: Some(model),
             plan,
             model_config,

@@ -38,9 +38,11 @@ impl Trainer {
         let moments = self.optimizer.state_tensors().map(|(path, moment, tensor)| {
             (format!("{}.{path}", moment.name()), path.to_string(), tensor.into_data())
         });
-        let tensors = params
-            .chain(moments)
-            .map(|(name, path, data)| NamedTensor { name, shard: shard(&path), data });
+        let tensors = params.chain(moments).map(|(name, path, data)| NamedTensor {
+            name,
+            shard: shard(&path),
+            data,
+        });
         let keep = self.config.train.keep_checkpoints;
         save(&self.checkpoints(), keep, &self.groups, &snapshot, tensors)?;
         Ok(())
@@ -102,7 +104,9 @@ impl Trainer {
             ("the hash of the data", saved.data_hash, mine.data_hash),
         ] {
             if saved != mine {
-                return refuse(format!("was trained with another order of samples: {name} is {saved} there and {mine} here"));
+                return refuse(format!(
+                    "was trained with another order of samples: {name} is {saved} there and {mine} here"
+                ));
             }
         }
         Ok(())
@@ -120,9 +124,8 @@ impl Trainer {
             params.insert(path.to_string(), read("model", path)?);
         }
         let progress = read_state(checkpoint)?.progress;
-        self.optimizer.load_state(progress.step, &self.grads, |path, moment| {
-            read(moment.name(), path)
-        })?;
+        self.optimizer
+            .load_state(progress.step, &self.grads, |path, moment| read(moment.name(), path))?;
         let model = self.model.take().expect("the model is only away during an update");
         self.model = Some(load_params(model, |path, _| {
             Ok::<_, TrainError>(params.remove(path).expect("the plan was checked"))

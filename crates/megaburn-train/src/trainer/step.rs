@@ -34,16 +34,19 @@ impl Trainer {
         self.update(lr, grad_norm);
         self.progress.step = step;
         self.progress.consumed_samples += self.config.train.global_batch as u64;
-        self.measure(started, StepMetrics {
-            step,
-            loss,
-            grad_norm,
-            lr,
-            tokens: sums.tokens as u64,
-            tokens_per_second: 0.0,
-            tflops: 0.0,
-            memory_bytes: resident_bytes(),
-        })
+        self.measure(
+            started,
+            StepMetrics {
+                step,
+                loss,
+                grad_norm,
+                lr,
+                tokens: sums.tokens as u64,
+                tokens_per_second: 0.0,
+                tflops: 0.0,
+                memory_bytes: resident_bytes(),
+            },
+        )
     }
 
     /// Forward and backward over this rank's micro-batches.
@@ -79,10 +82,10 @@ impl Trainer {
         started: Instant,
         mut metrics: StepMetrics,
     ) -> Result<StepMetrics, TrainError> {
-        let slowest = world_max(&self.groups, &[
-            started.elapsed().as_secs_f64(),
-            metrics.memory_bytes as f64,
-        ])?;
+        let slowest = world_max(
+            &self.groups,
+            &[started.elapsed().as_secs_f64(), metrics.memory_bytes as f64],
+        )?;
         let [seconds, memory] = slowest[..] else { unreachable!("two numbers went in") };
         let (samples, seq_len) = (self.config.train.global_batch, self.config.data.seq_len);
         let flops = self.model_config.flop_shape().training(samples, seq_len);

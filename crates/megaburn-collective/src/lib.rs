@@ -17,6 +17,8 @@ mod error;
 mod fault;
 mod group;
 mod launch;
+#[cfg(unix)]
+pub mod launcher;
 mod mailbox;
 mod message;
 mod process_groups;

@@ -23,6 +23,8 @@ use crate::{
 const LAST_WORDS: Duration = Duration::from_secs(1);
 /// How long a rank that leaves waits until the others have read what it sent them.
 const LINGER: Duration = Duration::from_secs(5);
+/// The same after a failure, when nothing is worth waiting for.
+const LINGER_FAILED: Duration = Duration::from_millis(200);
 /// A write fails a moment before the reader sees why; it is given this long.
 const REASON: Duration = Duration::from_secs(1);
 const READ_BUFFER: usize = 64 << 10;
@@ -94,6 +96,18 @@ impl TcpTransport {
         let why = format!("its connection ended: {error}");
         let lost = TransportError::Lost { peer: to, why };
         Err(self.mailbox.wait_gone(to, Instant::now() + REASON).unwrap_or(lost))
+    }
+
+    /// At once to all, so that one stopped peer does not keep the news from the others.
+    fn tell_all(&self, word: &Word, deadline: Instant) {
+        thread::scope(|scope| {
+            for peer in self.others() {
+                let tell = || peer.last_word(word, deadline);
+                if thread::Builder::new().spawn_scoped(scope, tell).is_err() {
+                    peer.last_word(word, deadline);
+                }
+            }
+        });
     }
 
     fn others(&self) -> impl Iterator<Item = &Peer> {
@@ -198,24 +212,20 @@ impl Transport for TcpTransport {
         // First the own mailbox: it stops this rank's other threads, which may be writing.
         self.mailbox.abort(by, reason);
         let word = Word::Abort { by, reason: reason.to_string() };
-        // At once to all, so that one stopped peer does not keep the news from the others.
-        thread::scope(|scope| {
-            for peer in self.others() {
-                scope.spawn(|| peer.last_word(&word, Instant::now() + LAST_WORDS));
-            }
-        });
+        self.tell_all(&word, Instant::now() + LAST_WORDS);
     }
 }
 
 impl Drop for TcpTransport {
     /// Leaves in order: says so, and waits until the others have read everything.
     fn drop(&mut self) {
-        let deadline = Instant::now() + LINGER;
         if thread::panicking() {
             self.abort(self.rank, "it panicked");
         }
+        let failed = self.mailbox.gone(self.rank).is_some();
+        let deadline = Instant::now() + if failed { LINGER_FAILED } else { LINGER };
+        self.tell_all(&Word::Leave, deadline);
         for peer in self.others() {
-            peer.last_word(&Word::Leave, Instant::now() + LAST_WORDS);
             let _ = peer.stream.shutdown(Shutdown::Write);
         }
         for peer in self.peers.iter_mut().flatten() {

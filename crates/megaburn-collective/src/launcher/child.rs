@@ -1,0 +1,89 @@
+//! One rank's process.
+
+use std::{
+    ffi::OsString,
+    io,
+    os::unix::process::CommandExt,
+    process::{Child, Command, Stdio},
+};
+
+use nix::{
+    sys::{
+        signal::{Signal, killpg},
+        wait::{Id, WaitPidFlag, waitid},
+    },
+    unistd::{Pid, getppid},
+};
+
+use super::LaunchOptions;
+
+/// Exit codes of a command that cannot be started, as shells have them.
+const EXIT_CANNOT_START: i32 = 126;
+const EXIT_NOT_FOUND: i32 = 127;
+
+/// Starts local rank `local_rank` as the leader of its own process group, so that what it starts
+/// can be ended with it.
+pub(super) fn start(
+    options: &LaunchOptions,
+    local_rank: usize,
+    (addr, port): &(String, u16),
+) -> io::Result<Child> {
+    let LaunchOptions { nproc, nnodes, node_rank, .. } = options;
+    Command::new(std::env::current_exe()?)
+        .args(&options.entry)
+        .arg(std::process::id().to_string())
+        .args(&options.command)
+        .env("RANK", (node_rank * nproc + local_rank).to_string())
+        .env("LOCAL_RANK", local_rank.to_string())
+        .env("WORLD_SIZE", (nproc * nnodes).to_string())
+        .env("LOCAL_WORLD_SIZE", nproc.to_string())
+        .env("GROUP_RANK", node_rank.to_string())
+        .env("MASTER_ADDR", addr)
+        .env("MASTER_PORT", port.to_string())
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .process_group(0)
+        .spawn()
+}
+
+/// Waits until a child has ended and leaves it as a zombie, so that its process id (and that of its
+/// group) still means it.
+pub(super) fn await_end(pid: Pid) {
+    let flags = WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT;
+    // Interrupted by a signal, it waits on; any other error means that there is no such child.
+    while waitid(Id::Pid(pid), flags) == Err(nix::errno::Errno::EINTR) {}
+}
+
+/// Sends a signal to a rank and everything that it started, as far as it is still there.
+pub(super) fn signal(pid: Pid, signal: Signal) {
+    let _ = killpg(pid, signal);
+}
+
+/// What the program does when it is called by [`super::LaunchOptions::entry`]: ties this process to
+/// the launcher's life and becomes the command. `args` are those after the entry. Returns an exit
+/// code if that failed.
+///
+/// The kernel kills a rank when its launcher dies, even by SIGKILL. What a rank itself starts (a
+/// shell script's commands, unless it ends with `exec`) is not tied so.
+pub fn launch_child(args: impl IntoIterator<Item = OsString>) -> i32 {
+    let mut args = args.into_iter();
+    let launcher = args.next().and_then(|pid| pid.to_str()?.parse().ok());
+    let (Some(launcher), Some(command)) = (launcher, args.next()) else {
+        eprintln!("launch-child is called by `megaburn launch` only");
+        return EXIT_CANNOT_START;
+    };
+    #[cfg(target_os = "linux")]
+    if let Err(error) = nix::sys::prctl::set_pdeathsig(Signal::SIGKILL) {
+        eprintln!("cannot tie this rank to its launcher: {error}");
+        return EXIT_CANNOT_START;
+    }
+    // It may have died before the line above.
+    if getppid() != Pid::from_raw(launcher) {
+        eprintln!("the launcher is gone");
+        return EXIT_CANNOT_START;
+    }
+    let error = Command::new(&command).args(args).exec();
+    eprintln!("cannot start {}: {error}", command.display());
+    if error.kind() == io::ErrorKind::NotFound { EXIT_NOT_FOUND } else { EXIT_CANNOT_START }
+}

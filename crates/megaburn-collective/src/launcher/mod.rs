@@ -1,0 +1,154 @@
+//! Starts the ranks of one host as processes and sees to it that they end together.
+//!
+//! The ranks get torchrun's environment names, so the same program runs under torchrun, Slurm, MPI
+//! or Kubernetes as well. Each rank is started through this very program ([`launch_child`]), which
+//! asks the kernel to kill it when the launcher dies and then becomes the command.
+
+mod child;
+mod output;
+mod supervise;
+mod verdict;
+
+use std::{ffi::OsString, io, time::Duration};
+
+use thiserror::Error;
+
+pub use child::launch_child;
+pub use supervise::launch;
+pub use verdict::{EndedBy, Outcome, RankEnd};
+
+/// Exit code of a rank that only ended because another one died, hung or disagreed.
+pub const EXIT_PEER_FAILED: i32 = 4;
+
+/// What to start, and how often.
+#[derive(Clone, Debug)]
+pub struct LaunchOptions {
+    /// Ranks on this host.
+    pub nproc: usize,
+    /// Hosts, each with a launcher and as many ranks.
+    pub nnodes: usize,
+    /// This host's number, from 0.
+    pub node_rank: usize,
+    /// Rank 0's host; this one if there is only one.
+    pub master_addr: Option<String>,
+    /// Rank 0's port; a free one if there is only one host.
+    pub master_port: Option<u16>,
+    /// The program and its arguments.
+    pub command: Vec<OsString>,
+    /// How this program is called so that it calls [`launch_child`] with the arguments that follow.
+    pub entry: Vec<OsString>,
+    /// How long ranks may take to end after SIGTERM, once one has failed.
+    pub grace: Duration,
+}
+
+impl LaunchOptions {
+    /// `nproc` ranks of `command` on this host, started by `current_exe launch-child ...`.
+    pub fn new(nproc: usize, command: Vec<OsString>) -> Self {
+        Self {
+            nproc,
+            nnodes: 1,
+            node_rank: 0,
+            master_addr: None,
+            master_port: None,
+            command,
+            entry: vec!["launch-child".into()],
+            grace: Duration::from_secs(3),
+        }
+    }
+
+    /// Sets this host's place among several.
+    pub fn with_nodes(self, nnodes: usize, node_rank: usize) -> Self {
+        Self { nnodes, node_rank, ..self }
+    }
+
+    /// Sets where rank 0 is found.
+    pub fn with_master(self, addr: Option<String>, port: Option<u16>) -> Self {
+        Self { master_addr: addr, master_port: port, ..self }
+    }
+
+    /// Sets the arguments with which this program calls [`launch_child`].
+    pub fn with_entry(self, entry: Vec<OsString>) -> Self {
+        Self { entry, ..self }
+    }
+
+    /// Sets how long ranks may take to end after SIGTERM, once one has failed.
+    pub fn with_grace(self, grace: Duration) -> Self {
+        Self { grace, ..self }
+    }
+
+    /// The address and port of rank 0.
+    pub(crate) fn master(&self) -> Result<(String, u16), LaunchError> {
+        let Self { nproc, nnodes, node_rank, .. } = self;
+        let bad = |why: String| Err(LaunchError::BadOptions { why });
+        if self.command.is_empty() {
+            return bad("no command to start; it stands after `--`".into());
+        }
+        if *nproc == 0 || nproc.checked_mul(*nnodes).is_none_or(|ranks| ranks == 0) {
+            return bad(format!("{nproc} processes on {nnodes} nodes are no run"));
+        }
+        if node_rank >= nnodes {
+            return bad(format!("node rank {node_rank} is not below the {nnodes} nodes"));
+        }
+        match (&self.master_addr, self.master_port) {
+            (Some(addr), Some(port)) => Ok((addr.clone(), port)),
+            _ if *nnodes > 1 => bad(format!(
+                "{nnodes} nodes need `--master-addr` and `--master-port`, the same on each"
+            )),
+            (addr, port) => {
+                let port = match port {
+                    Some(port) => port,
+                    None => crate::free_port().map_err(LaunchError::NoPort)?,
+                };
+                Ok((addr.clone().unwrap_or_else(|| "127.0.0.1".into()), port))
+            }
+        }
+    }
+}
+
+/// Why the ranks could not be started or watched.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+#[allow(missing_docs, reason = "the message of each variant says what its fields are")]
+pub enum LaunchError {
+    #[error("cannot launch: {why}")]
+    BadOptions { why: String },
+    #[error("cannot launch: no port of this host is free: {0}")]
+    NoPort(io::Error),
+    #[error("cannot start rank {rank}: {error}; every rank that was started has been ended")]
+    Start { rank: usize, error: io::Error },
+    #[error("cannot watch the ranks: {0}")]
+    Watch(io::Error),
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+
+    #[rstest]
+    #[case(0, 1, 0, None)]
+    #[case(2, 0, 0, None)]
+    #[case(2, 2, 2, Some(("host", 5)))]
+    #[case(2, 2, 0, None)]
+    fn options_that_make_no_run_are_refused(
+        #[case] nproc: usize,
+        #[case] nnodes: usize,
+        #[case] node_rank: usize,
+        #[case] master: Option<(&str, u16)>,
+    ) {
+        let options = LaunchOptions::new(nproc, vec!["true".into()])
+            .with_nodes(nnodes, node_rank)
+            .with_master(master.map(|(addr, _)| addr.into()), master.map(|(_, port)| port));
+        assert!(matches!(options.master(), Err(LaunchError::BadOptions { .. })));
+    }
+
+    #[test]
+    fn one_host_needs_neither_address_nor_port() {
+        let options = LaunchOptions::new(2, vec!["true".into()]);
+        let (addr, first) = options.master().unwrap();
+        let (_, second) = options.master().unwrap();
+        assert_eq!(addr, "127.0.0.1");
+        assert_ne!(first, second, "two runs at once must not choose the same port");
+    }
+}

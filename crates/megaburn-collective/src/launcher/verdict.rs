@@ -1,0 +1,150 @@
+//! Which of several failures was the first cause.
+
+use std::{fmt, process::ExitStatus};
+
+use nix::sys::signal::Signal;
+
+use super::EXIT_PEER_FAILED;
+
+/// What ended a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EndedBy {
+    /// It exited with this code.
+    Code(i32),
+    /// This signal killed it.
+    Signal(i32),
+}
+
+impl EndedBy {
+    pub(super) fn of(status: ExitStatus) -> Self {
+        use std::os::unix::process::ExitStatusExt;
+        match (status.code(), status.signal()) {
+            (Some(code), _) => Self::Code(code),
+            (None, signal) => Self::Signal(signal.unwrap_or_default()),
+        }
+    }
+
+    fn failed(self) -> bool {
+        self != Self::Code(0)
+    }
+}
+
+impl fmt::Display for EndedBy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::Code(code) => write!(f, "exited with code {code}"),
+            Self::Signal(number) => match Signal::try_from(number) {
+                Ok(signal) => write!(f, "was killed by {signal}"),
+                Err(_) => write!(f, "was killed by signal {number}"),
+            },
+        }
+    }
+}
+
+/// How a rank ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RankEnd {
+    /// The rank.
+    pub rank: usize,
+    /// What ended it.
+    pub by: EndedBy,
+    /// Whether the launcher had told it to end by then.
+    pub told: bool,
+    /// The last lines it wrote to standard error.
+    pub last_words: Vec<String>,
+}
+
+/// How a run ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Outcome {
+    /// Its ranks on this host, in the order in which they ended.
+    pub ends: Vec<RankEnd>,
+    /// The signal that the launcher got and passed on, if any.
+    pub signal: Option<i32>,
+}
+
+impl Outcome {
+    /// The rank that failed first, if any did. One that was merely told of another's failure
+    /// (exit code 4, or ended by the launcher) is the cause only if there is no better one.
+    pub fn cause(&self) -> Option<&RankEnd> {
+        let failed = || self.ends.iter().filter(|end| end.by.failed());
+        let echo = |end: &&RankEnd| end.by == EndedBy::Code(EXIT_PEER_FAILED);
+        let own = || failed().filter(|end| !echo(end));
+        let told_to = |end: &&RankEnd| end.told && matches!(end.by, EndedBy::Signal(_));
+        own()
+            .find(|end| !end.told)
+            .or_else(|| own().find(|end| !told_to(end)))
+            .or_else(|| failed().find(|end| !end.told))
+            .or_else(|| failed().next())
+    }
+
+    /// What the launcher should exit with: the cause's code, 128 and the signal's number for one
+    /// that a signal killed, 0 if every rank succeeded.
+    pub fn exit_code(&self) -> i32 {
+        match self.cause().map(|end| end.by) {
+            None => 0,
+            Some(EndedBy::Code(code)) => code,
+            Some(EndedBy::Signal(number)) => 128 + number,
+        }
+    }
+}
+
+impl fmt::Display for Outcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let signal = self.signal.and_then(|number| Signal::try_from(number).ok());
+        let Some(RankEnd { rank, by, last_words, .. }) = self.cause() else {
+            return match signal {
+                Some(signal) => write!(f, "stopped by {signal}; every rank exited with code 0"),
+                None => f.write_str("every rank exited with code 0"),
+            };
+        };
+        if let Some(signal) = signal {
+            write!(f, "stopped by {signal}; ")?;
+        }
+        write!(f, "rank {rank} {by}")?;
+        if !last_words.is_empty() {
+            f.write_str("; the last it wrote to standard error:")?;
+        }
+        last_words.iter().try_for_each(|line| write!(f, "\n  {line}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::{EndedBy::*, *};
+
+    fn outcome(ends: &[(EndedBy, bool)]) -> Outcome {
+        let end = |(rank, &(by, told))| RankEnd { rank, by, told, last_words: Vec::new() };
+        Outcome { ends: ends.iter().enumerate().map(end).collect(), signal: None }
+    }
+
+    #[rstest]
+    #[case::success(&[(Code(0), false), (Code(0), false)], None, 0)]
+    #[case::first_in_time(&[(Code(2), false), (Code(1), false)], Some(0), 2)]
+    #[case::killed(&[(Signal(9), false), (Code(4), false), (Code(4), true)], Some(0), 137)]
+    #[case::echo_exits_first(&[(Code(4), false), (Code(3), false)], Some(1), 3)]
+    #[case::culprit_exits_late(&[(Code(4), false), (Signal(15), true), (Code(1), true)], Some(2), 1)]
+    #[case::only_echoes(&[(Code(0), false), (Code(4), false), (Signal(9), true)], Some(1), 4)]
+    #[case::signal_after_all_told(&[(Signal(15), true), (Signal(15), true)], Some(0), 143)]
+    fn the_first_own_failure_is_the_cause(
+        #[case] ends: &[(EndedBy, bool)],
+        #[case] cause: Option<usize>,
+        #[case] code: i32,
+    ) {
+        let outcome = outcome(ends);
+        assert_eq!((outcome.cause().map(|end| end.rank), outcome.exit_code()), (cause, code));
+    }
+
+    #[test]
+    fn the_cause_is_told_with_its_last_words() {
+        let mut outcome = outcome(&[(Code(0), false), (Signal(9), false)]);
+        outcome.ends[1].last_words = vec!["step 7".into()];
+        let text = outcome.to_string();
+        assert_eq!(
+            text,
+            "rank 1 was killed by SIGKILL; the last it wrote to standard error:\n  step 7"
+        );
+    }
+}

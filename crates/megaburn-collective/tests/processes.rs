@@ -1,0 +1,186 @@
+//! Ranks as real processes: they sum, are killed and stopped, and never outlive their launcher.
+//!
+//! This program is its own launcher (`launch N MODE`), `launch-child` and rank (`rank MODE`), so it
+//! has a `main` of its own.
+
+#![cfg(target_os = "linux")]
+
+#[path = "processes/rank.rs"]
+mod rank;
+#[path = "processes/run.rs"]
+mod run;
+
+use std::{
+    net::TcpListener,
+    process::ExitCode,
+    time::{Duration, Instant},
+};
+
+use libtest_mimic::{Arguments, Failed, Trial};
+use megaburn_collective::launcher::{LaunchOptions, launch, launch_child};
+use nix::sys::signal::Signal;
+use run::Run;
+
+/// Longer than the ranks' timeout of collectives (`rank::TIMEOUT`) and the promised 5 s.
+const PROMISED: Duration = Duration::from_secs(rank::TIMEOUT.as_secs() + 5);
+
+fn main() -> ExitCode {
+    let mut args = std::env::args_os().skip(1);
+    let code = match args.next().as_ref().and_then(|arg| arg.to_str()) {
+        Some("launch-child") => launch_child(args),
+        Some("rank") => rank::run(&args.map(|arg| arg.into_string().unwrap()).collect::<Vec<_>>()),
+        Some("launch") => {
+            let nproc = args.next().unwrap().to_str().unwrap().parse().unwrap();
+            let mut options = LaunchOptions::new(nproc, args.collect());
+            if let Ok(port) = std::env::var("TEST_PORT") {
+                options = options.with_master(None, Some(port.parse().unwrap()));
+            }
+            match launch(&options) {
+                Ok(outcome) => outcome.exit_code(),
+                Err(error) => {
+                    eprintln!("{error}");
+                    2
+                }
+            }
+        }
+        _ => return libtest_mimic::run(&Arguments::from_args(), trials()).exit_code(),
+    };
+    ExitCode::from(code as u8)
+}
+
+fn trials() -> Vec<Trial> {
+    let tests: [(&str, fn() -> Result<(), Failed>); 10] = [
+        ("processes_sum_over_tcp", processes_sum_over_tcp),
+        ("a_killed_rank_is_named_and_ends_all", a_killed_rank_is_named_and_ends_all),
+        ("a_stopped_rank_is_named_and_ends_all", a_stopped_rank_is_named_and_ends_all),
+        ("a_failing_ranks_exit_code_is_the_runs", a_failing_ranks_exit_code_is_the_runs),
+        ("a_killed_launcher_leaves_no_rank", a_killed_launcher_leaves_no_rank),
+        ("a_signal_is_passed_on_and_ranks_may_finish", a_signal_is_passed_on),
+        ("a_rank_that_ignores_sigterm_is_killed", a_rank_that_ignores_sigterm_is_killed),
+        ("what_a_rank_started_ends_with_it", what_a_rank_started_ends_with_it),
+        ("a_port_in_use_is_bad_input", a_port_in_use_is_bad_input),
+        ("a_command_that_does_not_exist_is_named", a_command_that_does_not_exist_is_named),
+    ];
+    tests.into_iter().map(|(name, test)| Trial::test(name, test)).collect()
+}
+
+fn processes_sum_over_tcp() -> Result<(), Failed> {
+    let end = Run::ranks(3, &["sum"]).end(PROMISED);
+    assert_eq!(end.code, Some(0), "{end:?}");
+    for line in ["sum 6", "[rank 1] sum 6", "[rank 2] sum 6"] {
+        assert!(end.out.iter().any(|out| out == line), "{line:?} is missing: {end:?}");
+    }
+    Ok(())
+}
+
+fn a_killed_rank_is_named_and_ends_all() -> Result<(), Failed> {
+    // At different moments of the first all-reduces.
+    for moment in [1, 30, 77] {
+        let mut run = Run::ranks(3, &["loop"]);
+        let pids = run.pids();
+        std::thread::sleep(Duration::from_millis(moment));
+        run::signal(pids[1], Signal::SIGKILL);
+        let begin = Instant::now();
+        let end = run.end(PROMISED);
+        assert!(begin.elapsed() < PROMISED);
+        assert_eq!(end.code, Some(128 + 9), "{end:?}");
+        assert!(end.err.last().unwrap().contains("rank 1 was killed by SIGKILL"), "{end:?}");
+        for rank in ["rank 0, group world", "rank 2, group world"] {
+            let named = |line: &&String| line.contains(rank) && line.contains("rank 1");
+            assert!(end.err.iter().any(|line| named(&line)), "{rank} is missing: {end:?}");
+        }
+        run::assert_gone(&pids);
+    }
+    Ok(())
+}
+
+fn a_stopped_rank_is_named_and_ends_all() -> Result<(), Failed> {
+    let mut run = Run::ranks(3, &["loop"]);
+    let pids = run.pids();
+    run::signal(pids[2], Signal::SIGSTOP);
+    let end = run.end(PROMISED);
+    assert_eq!(end.code, Some(4), "{end:?}");
+    let cause = end.err.iter().skip_while(|line| !line.starts_with("megaburn launch"));
+    let text = cause.cloned().collect::<Vec<_>>().join("\n");
+    assert!(text.contains("exited with code 4") && text.contains("rank 2"), "{end:?}");
+    run::assert_gone(&pids);
+    Ok(())
+}
+
+fn a_failing_ranks_exit_code_is_the_runs() -> Result<(), Failed> {
+    for code in [1, 3] {
+        let mut run = Run::ranks(3, &["fail", &code.to_string()]);
+        let pids = run.pids();
+        let end = run.end(PROMISED);
+        assert_eq!(end.code, Some(code), "{end:?}");
+        let last: Vec<_> = end.err.iter().rev().take(2).rev().collect();
+        assert!(last[0].contains(&format!("rank 1 exited with code {code}")), "{end:?}");
+        assert_eq!(last[1], "  its disk is full", "{end:?}");
+        run::assert_gone(&pids);
+    }
+    Ok(())
+}
+
+fn a_killed_launcher_leaves_no_rank() -> Result<(), Failed> {
+    let mut run = Run::ranks(3, &["patient"]);
+    let pids = run.pids();
+    run.signal(Signal::SIGKILL);
+    run::assert_gone(&pids);
+    Ok(())
+}
+
+fn a_signal_is_passed_on() -> Result<(), Failed> {
+    for signal in [Signal::SIGTERM, Signal::SIGINT] {
+        let mut run = Run::ranks(2, &["patient"]);
+        let pids = run.pids();
+        run.signal(signal);
+        let end = run.end(PROMISED);
+        assert_eq!(end.code, Some(0), "{end:?}");
+        for line in ["saved", "[rank 1] saved"] {
+            assert!(end.out.iter().any(|out| out == line), "{line:?} is missing: {end:?}");
+        }
+        assert!(end.err.last().unwrap().contains(signal.as_str()), "{end:?}");
+        run::assert_gone(&pids);
+    }
+    Ok(())
+}
+
+fn a_rank_that_ignores_sigterm_is_killed() -> Result<(), Failed> {
+    let mut run = Run::ranks(2, &["stubborn"]);
+    let pids = run.pids();
+    run::signal(pids[0], Signal::SIGKILL);
+    let end = run.end(PROMISED);
+    assert_eq!(end.code, Some(128 + 9), "{end:?}");
+    assert!(end.err.last().unwrap().contains("rank 0 was killed by SIGKILL"), "{end:?}");
+    run::assert_gone(&pids);
+    Ok(())
+}
+
+fn what_a_rank_started_ends_with_it() -> Result<(), Failed> {
+    let script = "sleep 600 & echo pid $!; exit 0";
+    let mut run = Run::launch(2, &["sh", "-c", script], &[]);
+    let pids = run.pids();
+    let end = run.end(PROMISED);
+    assert_eq!(end.code, Some(0), "{end:?}");
+    run::assert_gone(&pids);
+    Ok(())
+}
+
+fn a_port_in_use_is_bad_input() -> Result<(), Failed> {
+    let taken = TcpListener::bind("127.0.0.1:0")?;
+    let port = taken.local_addr()?.port().to_string();
+    let this = std::env::current_exe()?;
+    let command = [this.to_str().unwrap(), "rank", "sum"];
+    let end = Run::launch(2, &command, &[("TEST_PORT", &port)]).end(PROMISED);
+    assert_eq!(end.code, Some(2), "{end:?}");
+    let last = end.err.last().unwrap();
+    assert!(last.contains(&format!("127.0.0.1:{port}")) && last.contains("in use"), "{end:?}");
+    Ok(())
+}
+
+fn a_command_that_does_not_exist_is_named() -> Result<(), Failed> {
+    let end = Run::launch(2, &["no-such-program-anywhere"], &[]).end(PROMISED);
+    assert_eq!(end.code, Some(127), "{end:?}");
+    assert!(end.err.last().unwrap().contains("no-such-program-anywhere"), "{end:?}");
+    Ok(())
+}

@@ -1,0 +1,79 @@
+//! What the ranks do.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+    time::Duration,
+};
+
+use burn::tensor::TensorData;
+use megaburn_collective::{
+    CollectiveError, ConnectOptions, Group, GroupOptions, RankEnv, ReduceOp, connect,
+    launcher::EXIT_PEER_FAILED,
+};
+use signal_hook::consts::{SIGINT, SIGTERM};
+
+/// Of a collective.
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(4);
+
+/// Does as the mode says and returns the exit code.
+pub(crate) fn run(mode: &[String]) -> i32 {
+    let stop = Arc::new(AtomicBool::new(false));
+    for signal in [SIGTERM, SIGINT] {
+        if ["patient", "stubborn"].contains(&mode[0].as_str()) {
+            signal_hook::flag::register(signal, stop.clone()).unwrap();
+        }
+    }
+    let env = RankEnv::from_env().unwrap().expect("a launcher started this");
+    let group = GroupOptions { seed: 3, timeout: TIMEOUT };
+    let world = match connect(&ConnectOptions::new(env).with_group(group)) {
+        Ok(world) => world,
+        Err(error) => {
+            eprintln!("{error}");
+            return if matches!(error, CollectiveError::AddressInUse { .. }) { 2 } else { 4 };
+        }
+    };
+    println!("pid {}", std::process::id());
+    match mode[0].as_str() {
+        "sum" => match sum(&world, 1) {
+            Ok(sum) => println!("sum {sum}"),
+            Err(error) => panic!("{error}"),
+        },
+        "fail" if world.rank() == 1 => {
+            eprintln!("its disk is full");
+            return mode[1].parse().unwrap();
+        }
+        "loop" | "fail" => {
+            let error = loop {
+                if let Err(error) = sum(&world, 300_000) {
+                    break error;
+                }
+            };
+            eprintln!("{error}");
+            return EXIT_PEER_FAILED;
+        }
+        "patient" => {
+            while !stop.load(Ordering::Relaxed) {
+                thread::sleep(Duration::from_millis(5));
+            }
+            println!("saved");
+        }
+        "stubborn" => loop {
+            thread::sleep(Duration::from_secs(1));
+        },
+        other => panic!("no mode {other}"),
+    }
+    0
+}
+
+/// The sum of the ranks' numbers from 1.
+fn sum(world: &Group, count: usize) -> Result<f32, CollectiveError> {
+    let mine = TensorData::new(vec![world.rank() as f32 + 1.0; count], [count]);
+    let sum = world.all_reduce(mine, ReduceOp::Sum)?;
+    let first = sum.iter::<f32>().next().expect("it is not empty");
+    assert!(sum.iter::<f32>().all(|value| value == first));
+    Ok(first)
+}

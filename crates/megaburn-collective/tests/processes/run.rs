@@ -1,0 +1,138 @@
+//! A launcher and what it says, seen from outside.
+
+use std::{
+    io::{BufRead, BufReader, Read},
+    process::{Child, Command, Stdio},
+    sync::mpsc::{Receiver, channel},
+    thread,
+    time::{Duration, Instant},
+};
+
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+
+/// A launcher that runs.
+pub(crate) struct Run {
+    launcher: Child,
+    nproc: usize,
+    out: Receiver<String>,
+    err: Receiver<String>,
+    seen: Vec<String>,
+}
+
+/// How a launcher ended and what it had said.
+#[derive(Debug)]
+pub(crate) struct End {
+    pub(crate) code: Option<i32>,
+    pub(crate) out: Vec<String>,
+    pub(crate) err: Vec<String>,
+}
+
+impl Run {
+    /// This program as ranks.
+    pub(crate) fn ranks(nproc: usize, mode: &[&str]) -> Self {
+        let this = std::env::current_exe().unwrap();
+        let command = [&[this.to_str().unwrap(), "rank"], mode].concat();
+        Self::launch(nproc, &command, &[])
+    }
+
+    /// Any command.
+    pub(crate) fn launch(nproc: usize, command: &[&str], env: &[(&str, &str)]) -> Self {
+        let mut launcher = Command::new(std::env::current_exe().unwrap())
+            .args(["launch", &nproc.to_string()])
+            .args(command)
+            .envs(env.iter().copied())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let out = lines(launcher.stdout.take().unwrap());
+        let err = lines(launcher.stderr.take().unwrap());
+        Self { launcher, nproc, out, err, seen: Vec::new() }
+    }
+
+    /// The ranks' process ids, by rank, which they say first.
+    pub(crate) fn pids(&mut self) -> Vec<i32> {
+        let mut pids = vec![None; self.nproc];
+        while pids.contains(&None) {
+            let Ok(line) = self.out.recv_timeout(Duration::from_secs(30)) else {
+                let err: Vec<_> = self.err.try_iter().collect();
+                panic!("the ranks did not come: {:?}, {err:?}", self.seen);
+            };
+            let (rank, said) = match line.strip_prefix("[rank ") {
+                Some(rest) => rest.split_once("] ").unwrap(),
+                None => ("0", line.as_str()),
+            };
+            if let Some(pid) = said.strip_prefix("pid ") {
+                pids[rank.parse::<usize>().unwrap()] = Some(pid.parse().unwrap());
+            }
+            self.seen.push(line);
+        }
+        pids.into_iter().map(Option::unwrap).collect()
+    }
+
+    /// Signals the launcher.
+    pub(crate) fn signal(&self, number: Signal) {
+        signal(self.launcher.id().cast_signed(), number);
+    }
+
+    /// Waits for its end.
+    pub(crate) fn end(mut self, limit: Duration) -> End {
+        let until = Instant::now() + limit;
+        let status = loop {
+            match self.launcher.try_wait().unwrap() {
+                Some(status) => break status,
+                None if Instant::now() > until => {
+                    let said: Vec<_> = self.err.try_iter().collect();
+                    panic!("the launcher hangs after {limit:?}: {said:?}");
+                }
+                None => thread::sleep(Duration::from_millis(10)),
+            }
+        };
+        let mut out = std::mem::take(&mut self.seen);
+        out.extend(self.out.iter());
+        let err = self.err.iter().collect();
+        End { code: status.code(), out, err }
+    }
+}
+
+impl Drop for Run {
+    /// A test that failed leaves nothing behind either: the ranks die with their launcher.
+    fn drop(&mut self) {
+        let _ = self.launcher.kill();
+        let _ = self.launcher.wait();
+    }
+}
+
+fn lines(from: impl Read + Send + 'static) -> Receiver<String> {
+    let (line, lines) = channel();
+    thread::spawn(move || {
+        BufReader::new(from).lines().map_while(Result::ok).try_for_each(|said| line.send(said))
+    });
+    lines
+}
+
+/// Signals one process.
+pub(crate) fn signal(pid: i32, number: Signal) {
+    kill(Pid::from_raw(pid), number).unwrap();
+}
+
+/// Panics unless all end within a moment. One that ended but was not yet waited for by its new
+/// parent counts as ended.
+pub(crate) fn assert_gone(pids: &[i32]) {
+    let until = Instant::now() + Duration::from_secs(5);
+    for &pid in pids {
+        while alive(pid) {
+            assert!(Instant::now() < until, "process {pid} of {pids:?} was left behind");
+            thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+fn alive(pid: i32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    // The state follows the name, which stands in brackets and may hold anything.
+    stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
+}

@@ -1,165 +1,185 @@
 //! What Hugging Face Transformers computes on tiny models, under every layout.
 
-use std::{collections::BTreeMap, path::PathBuf};
+use std::{error::Error, path::PathBuf};
 
 use burn::{
     prelude::{Device, Int},
-    tensor::{Tensor, TensorData},
+    tensor::{BasicOps, Tensor},
 };
 use megaburn::{
-    collective::{GroupOptions, ProcessGroups, run_threads},
-    mesh::Layout,
+    collective::{GroupOptions, ProcessGroups, ReduceOp, run_threads},
+    mesh::{Layout, ShardPlan},
     models::{
         Llama, LlamaConfig,
-        hf::{HfKeys, HfTensors, cut},
+        hf::{HfKeys, HfSource, HfTensors},
     },
+    optim::{AdamWConfig, GradientAccumulator},
     parallel::{load_params, shard_plan},
 };
 use rstest::rstest;
 
-fn fixture(name: &str) -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("fixtures").join(name)
+use crate::gather::{LocalParams, gather, relative_distance};
+
+/// As in `reference.json`, like the defaults of `AdamWConfig`.
+const LEARNING_RATE: f64 = 1e-3;
+
+type Failure = Box<dyn Error + Send + Sync>;
+
+/// A model of Transformers, and what it computes.
+struct Fixture {
+    config: LlamaConfig,
+    weights: HfTensors,
+    reference: HfTensors,
 }
 
-type Failure = Box<dyn std::error::Error + Send + Sync>;
-
-/// Largest differences from the reference over what this rank sees.
-#[derive(Debug, Default)]
-struct Differences {
-    logits: f32,
-    loss: f32,
-    /// By parameter: (sum of squared differences, sum of squares of the reference).
-    grads: BTreeMap<String, [f64; 2]>,
-}
-
-fn max_abs(a: &TensorData, b: &TensorData) -> f32 {
-    assert_eq!(a.shape(), b.shape());
-    let (a, b) = (a.try_to_vec::<f32>().unwrap(), b.try_to_vec::<f32>().unwrap());
-    a.iter().zip(&b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
-}
-
-/// `[batch, seq, ..]` of the fixtures as `[seq, batch, ..]`.
-fn seq_first(data: TensorData, device: &Device) -> Tensor<2, Int> {
-    Tensor::<2, Int>::from_data(data, device).swap_dims(0, 1)
-}
-
-fn compare(name: &str, groups: &ProcessGroups) -> Result<Differences, Failure> {
-    let dir = fixture(name);
-    let config = LlamaConfig::from_hf(&dir.join("config.json"))?;
-    let weights = HfTensors::open(&dir.join("model.safetensors"))?;
-    let reference = HfTensors::open(&dir.join("reference.safetensors"))?;
-    let plain = Device::flex();
-    let device = plain.clone().autodiff();
-    let model = config.init(&groups.tp, groups.layout().sp, &device)?;
-    let plan = shard_plan(&model)?;
-    let model = load_params(model, |path, _| {
-        let source = Llama::hf_source(path).expect("every parameter has a source");
-        weights.shard(&source, "", &plan.get(path).expect("planned").shard)
-    })?;
-
-    let ids = seq_first(reference.tensor("input_ids")?, &plain);
-    let [seq, batch] = ids.dims();
-    let share = batch / groups.dp.size();
-    let ids = ids.narrow(1, groups.dp.rank() * share, share);
-    let last = Tensor::<2, Int>::full([1, share], -100, &plain);
-    let labels = Tensor::cat(vec![ids.clone().narrow(0, 1, seq - 1), last], 0);
-
-    let expected: Tensor<3> = Tensor::from_data(reference.tensor("logits")?, &plain);
-    let expected = expected.swap_dims(0, 1).narrow(1, groups.dp.rank() * share, share);
-    let logits = model.full_logits(ids.clone()).inner();
-    let mut found = Differences {
-        logits: max_abs(&logits.into_data(), &expected.into_data()),
-        ..Default::default()
-    };
-
-    let (sum, tokens) = model.loss(ids, labels);
-    let total = groups
-        .dp
-        .all_reduce(sum.clone().inner().into_data(), megaburn::collective::ReduceOp::Sum)?;
-    let loss = total.try_to_vec::<f32>()?[0] / (tokens * groups.dp.size()) as f32;
-    found.loss = (loss - reference.tensor("loss")?.try_to_vec::<f32>()?[0]).abs();
-
-    let mut grads = sum.backward();
-    found.grads = gradients::compare(&model, &mut grads, |path, grad: TensorData| {
-        let grad = groups.dp.all_reduce(grad, megaburn::collective::ReduceOp::Sum)?;
-        let source = Llama::hf_source(path).expect("every parameter has a source");
-        let whole = reference.parameter(&source, "grad.")?;
-        let expected = cut(&whole, &plan.get(path).expect("planned").shard);
-        let scale = 1.0 / (tokens * groups.dp.size()) as f32;
-        let (a, b) = (grad.try_to_vec::<f32>()?, expected.try_to_vec::<f32>()?);
-        let difference =
-            a.iter().zip(&b).map(|(a, b)| f64::from(a * scale - b).powi(2)).sum::<f64>();
-        Ok([difference, b.iter().map(|b| f64::from(*b).powi(2)).sum::<f64>()])
-    })?;
-    Ok(found)
-}
-
-mod gradients {
-    use std::collections::BTreeMap;
-
-    use burn::{
-        module::{Module, ModuleVisitor, Param},
-        tensor::{Gradients, Tensor, TensorData},
-    };
-
-    use super::Failure;
-
-    /// `f(path, local gradient)` for every parameter.
-    pub(super) fn compare<M: Module, T>(
-        module: &M,
-        grads: &mut Gradients,
-        f: impl FnMut(&str, TensorData) -> Result<T, Failure>,
-    ) -> Result<BTreeMap<String, T>, Failure> {
-        let mut visitor = Visitor { path: Vec::new(), grads, f, out: Ok(BTreeMap::new()) };
-        module.visit(&mut visitor);
-        visitor.out
+impl Fixture {
+    fn open(name: &str) -> Result<Self, Failure> {
+        let dir = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("fixtures").join(name);
+        Ok(Self {
+            config: LlamaConfig::from_hf(&dir.join("config.json"))?,
+            weights: HfTensors::open(&dir.join("model.safetensors"))?,
+            reference: HfTensors::open(&dir.join("reference.safetensors"))?,
+        })
     }
 
-    struct Visitor<'a, F, T> {
-        path: Vec<String>,
-        grads: &'a mut Gradients,
-        f: F,
-        out: Result<BTreeMap<String, T>, Failure>,
+    fn numbers(&self, name: &str) -> Result<Vec<f32>, Failure> {
+        Ok(self.reference.tensor(name)?.try_to_vec()?)
+    }
+}
+
+fn source(path: &str) -> HfSource {
+    Llama::hf_source(path).expect("every parameter has a source")
+}
+
+/// A rank's samples of `[B, S, ..]`, as `[S, B / dp, ..]`.
+fn share<const D: usize, K: BasicOps>(all: Tensor<D, K>, groups: &ProcessGroups) -> Tensor<D, K> {
+    let samples = all.dims()[0] / groups.dp.size();
+    all.narrow(0, groups.dp.rank() * samples, samples).swap_dims(0, 1)
+}
+
+/// One rank's model and samples.
+struct Rank {
+    model: Llama,
+    plan: ShardPlan,
+    /// `[S, B / dp]` each; the last label is ignored.
+    tokens: Tensor<2, Int>,
+    labels: Tensor<2, Int>,
+    groups: ProcessGroups,
+}
+
+/// What a rank computes.
+struct Found {
+    /// Largest difference from the reference.
+    logits: f64,
+    grads: LocalParams,
+    /// Before each update.
+    losses: Vec<f64>,
+}
+
+impl Rank {
+    fn new(fixture: &Fixture, groups: ProcessGroups) -> Result<Self, Failure> {
+        let device = Device::flex().autodiff();
+        let model = fixture.config.init(&groups.tp, groups.layout().sp, &device)?;
+        let plan = shard_plan(&model)?;
+        let model = load_params(model, |path, _| {
+            let spec = &plan.get(path).expect("every parameter is planned").shard;
+            fixture.weights.shard(&source(path), "", spec)
+        })?;
+        let ids = fixture.reference.tensor("input_ids")?;
+        let tokens = share(Tensor::<2, Int>::from_data(ids, &Device::flex()), &groups);
+        let [seq, batch] = tokens.dims();
+        let ignored = Tensor::full([1, batch], -100, &Device::flex());
+        let labels = Tensor::cat(vec![tokens.clone().narrow(0, 1, seq - 1), ignored], 0);
+        Ok(Self { model, plan, tokens, labels, groups })
     }
 
-    impl<F: FnMut(&str, TensorData) -> Result<T, Failure>, T> ModuleVisitor for Visitor<'_, F, T> {
-        fn enter_module(&mut self, name: &str, _: &str) {
-            self.path.push(name.to_string());
-        }
+    fn logits_difference(&self, fixture: &Fixture) -> Result<f64, Failure> {
+        let expected = fixture.reference.tensor("logits")?;
+        let expected = share(Tensor::<3>::from_data(expected, &Device::flex()), &self.groups);
+        let found = self.model.full_logits(self.tokens.clone()).inner();
+        Ok((found - expected).abs().max().into_scalar::<f32>().into())
+    }
 
-        fn exit_module(&mut self, _: &str, _: &str) {
-            self.path.pop();
-        }
+    /// Returns the mean loss; its gradients are in `grads` then.
+    fn backward(&self, grads: &mut GradientAccumulator) -> Result<f64, Failure> {
+        let dp = &self.groups.dp;
+        let (sum, count) = self.model.loss(self.tokens.clone(), self.labels.clone());
+        let whole = dp.all_reduce(sum.clone().inner().into_data(), ReduceOp::Sum)?;
+        let tokens = (count * dp.size()) as f64;
+        grads.reset();
+        grads.accumulate(&self.model, &mut sum.backward());
+        grads.reduce(dp)?;
+        grads.scale(1.0 / tokens);
+        Ok(f64::from(whole.try_to_vec::<f32>()?[0]) / tokens)
+    }
 
-        fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-            let path = self.path.join(".");
-            let grad = param.val().grad_remove(self.grads);
-            let grad = grad.unwrap_or_else(|| panic!("{path} has no gradient"));
-            let value = (self.f)(&path, grad.into_data());
-            match (&mut self.out, value) {
-                (Ok(out), Ok(value)) => drop(out.insert(path, value)),
-                (out @ Ok(_), Err(error)) => *out = Err(error),
-                _ => {}
-            }
+    /// Compares the logits, then trains on the one batch for as many steps as the reference.
+    fn run(mut self, fixture: &Fixture) -> Result<Found, Failure> {
+        let logits = self.logits_difference(fixture)?;
+        let mut grads = GradientAccumulator::new(&self.model, &self.plan)?;
+        let mut first = None;
+        let mut losses = Vec::new();
+        let mut optimizer = AdamWConfig::new().init()?;
+        for _ in fixture.numbers("train_losses")? {
+            losses.push(self.backward(&mut grads)?);
+            first.get_or_insert_with(|| self.local(&grads));
+            self.model = optimizer.step(LEARNING_RATE, self.model, &grads);
         }
+        Ok(Found { logits, grads: first.expect("the reference takes a step"), losses })
+    }
+
+    fn local(&self, grads: &GradientAccumulator) -> LocalParams {
+        let local = |path| grads.get(path).expect("every parameter has a gradient").into_data();
+        let all = self.plan.iter();
+        all.map(|(path, spec)| {
+            (path.to_string(), local(path).try_to_vec().unwrap(), spec.shard.clone())
+        })
+        .collect()
     }
 }
 
 #[rstest]
 fn llama_equals_transformers_under_every_layout(
     #[values("llama", "llama3-scaled")] name: &str,
-    #[values("tp1", "tp2", "tp4", "tp8", "dp2", "tp2-sp", "tp4-dp2-sp", "tp8-sp")] layout: Layout,
+    #[values(
+        "tp1",
+        "dp2",
+        "dp4",
+        "tp2",
+        "tp2-sp",
+        "tp2-dp2",
+        "tp2-dp2-sp",
+        "tp2-dp4-sp",
+        "tp4",
+        "tp4-sp",
+        "tp4-dp2",
+        "tp4-dp2-sp",
+        "tp8",
+        "tp8-sp"
+    )]
+    layout: Layout,
 ) {
-    let results = run_threads(layout.world_size(), GroupOptions::default(), |world| {
-        compare(name, &ProcessGroups::new(&world, layout)?)
+    let fixture = Fixture::open(name).unwrap();
+    let ranks = run_threads(layout.world_size(), GroupOptions::default(), |world| {
+        Rank::new(&fixture, ProcessGroups::new(&world, layout)?)?.run(&fixture)
     });
-    for result in results {
-        let found = result.unwrap();
-        assert!(found.logits <= 1e-4, "logits {found:?}");
-        assert!(found.loss <= 1e-5, "loss {found:?}");
-        for (path, [difference, norm]) in &found.grads {
-            let relative = (difference / norm.max(1e-30)).sqrt();
-            assert!(relative <= 1e-3, "gradient of {path}: {relative} ({name}, {layout})");
+    let ranks: Vec<Found> = ranks.into_iter().map(Result::unwrap).collect();
+
+    let loss = fixture.numbers("loss").unwrap()[0];
+    let train_losses = fixture.numbers("train_losses").unwrap();
+    for Found { logits, losses, .. } in &ranks {
+        assert!(*logits <= 1e-4, "logits differ by {logits}");
+        let difference = (losses[0] - f64::from(loss)).abs();
+        assert!(difference <= 1e-5, "the loss differs by {difference}");
+        for (step, (found, expected)) in losses.iter().zip(&train_losses).enumerate() {
+            let difference = (found - f64::from(*expected)).abs();
+            assert!(difference <= 1e-4, "the loss of step {} differs by {difference}", step + 1);
         }
+    }
+    let grads: Vec<LocalParams> = ranks.into_iter().map(|found| found.grads).collect();
+    for (path, found) in gather(&grads) {
+        let expected = fixture.reference.parameter(&source(&path), "grad.").unwrap();
+        let relative = relative_distance(&found, &expected.try_to_vec::<f32>().unwrap());
+        assert!(relative <= 1e-3, "the gradient of {path} differs by {relative}");
     }
 }

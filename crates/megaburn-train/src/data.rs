@@ -8,7 +8,7 @@ use crate::{TrainConfig, TrainError, config::Tokenizer};
 
 /// The text, its tokens and the tokenizer between them.
 #[derive(Debug)]
-pub(crate) struct RunData {
+pub struct RunData {
     pub(crate) tokenizer: Box<dyn TokenizerTrait>,
     pub(crate) train: TokenDataset,
     pub(crate) valid: TokenDataset,
@@ -20,7 +20,10 @@ pub(crate) struct RunData {
 
 impl RunData {
     /// Reads what `[data]` names.
-    pub(crate) fn load(config: &TrainConfig) -> Result<Self, TrainError> {
+    ///
+    /// # Errors
+    /// The text cannot be read or holds nothing.
+    pub fn load(config: &TrainConfig) -> Result<Self, TrainError> {
         let tokenizer: Box<dyn TokenizerTrait> = match config.data.tokenizer {
             Tokenizer::Byte => Box::new(ByteTokenizer),
         };

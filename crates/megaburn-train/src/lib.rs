@@ -15,6 +15,8 @@ pub mod signal;
 mod trainer;
 
 pub use config::{ConfigLayers, TrainConfig};
+pub use data::RunData;
 pub use error::TrainError;
 pub use exit::Exit;
 pub use run::pretrain;
+pub use trainer::{Progress, Trainer};

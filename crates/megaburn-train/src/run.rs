@@ -3,7 +3,7 @@
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
-    sync::Arc,
+    sync::{Arc, Once},
     thread,
 };
 
@@ -76,13 +76,16 @@ fn share_cores(ranks: usize) {
 /// A collective that fails in the middle of `backward` unwinds the rank. What it says is printed
 /// once, as the run's error, not by every rank's panic.
 fn quiet_failed_regions() {
-    let default = std::panic::take_hook();
-    std::panic::set_hook(Box::new(move |info| {
-        let message = info.payload_as_str().unwrap_or_default();
-        if !message.starts_with(FAILED_REGION) {
-            default(info);
-        }
-    }));
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let default = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |info| {
+            let message = info.payload_as_str().unwrap_or_default();
+            if !message.starts_with(FAILED_REGION) {
+                default(info);
+            }
+        }));
+    });
 }
 
 /// What every rank of a run is given.

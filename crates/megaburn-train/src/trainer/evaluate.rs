@@ -10,9 +10,11 @@ impl Trainer {
     /// The loss on unseen data: the first `train.eval_batches` global batches of the validation
     /// part, always the same ones.
     ///
+    /// # Errors
+    /// A failed collective.
     /// # Collective
     /// All ranks.
-    pub(crate) fn evaluate(&self) -> Result<EvalMetrics, TrainError> {
+    pub fn evaluate(&self) -> Result<EvalMetrics, TrainError> {
         let model = self.model().valid();
         let plain = self.device.clone().inner();
         let global_batch = self.config.train.global_batch as u64;

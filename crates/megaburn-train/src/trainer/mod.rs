@@ -21,9 +21,43 @@ use crate::{TrainConfig, TrainError, data::RunData, schedule::LrSchedule};
 
 pub(crate) use stats::agree_to_stop;
 
-/// Everything a rank trains with.
+/// Everything a rank trains with. [`pretrain`](crate::pretrain) drives one per rank; a loop of one's
+/// own does it like this:
+///
+/// ```
+/// use std::sync::Arc;
+///
+/// use burn::prelude::Device;
+/// use megaburn_collective::{GroupOptions, ProcessGroups, run_threads};
+/// use megaburn_train::{ConfigLayers, RunData, TrainError, Trainer};
+///
+/// let config = "[model]\nhidden = 16\nffn = 32\nlayers = 1\nheads = 2
+/// [data]\nseq_len = 8\n[train]\nglobal_batch = 4\n[optimizer]\nwarmup_steps = 0";
+/// let file = std::env::temp_dir().join(format!("trainer-{}.txt", std::process::id()));
+/// std::fs::write(&file, "It was the best of times. ".repeat(50)).unwrap();
+/// let config = ConfigLayers::new().with_text("example", config)?;
+/// let config = Arc::new(config.with_data(&file.to_string_lossy())?.with_layout("tp2-sp")?.load()?);
+/// let data = Arc::new(RunData::load(&config)?);
+///
+/// let layout = config.layout(None)?;
+/// let losses = run_threads(layout.world_size(), GroupOptions::default(), |world| {
+///     let groups = ProcessGroups::new(&world, layout)?;
+///     let device = Device::flex().autodiff();
+///     let mut trainer = Trainer::new(config.clone(), groups, device, data.clone())?;
+///     let first = trainer.step()?.loss;
+///     for _ in 0..3 {
+///         trainer.step()?;
+///     }
+///     Ok::<_, TrainError>((first, trainer.evaluate()?.eval_loss))
+/// });
+/// for rank in losses {
+///     let (first, eval) = rank.unwrap();
+///     assert!(eval < first);
+/// }
+/// # Ok::<(), TrainError>(())
+/// ```
 #[derive(Debug)]
-pub(crate) struct Trainer {
+pub struct Trainer {
     config: Arc<TrainConfig>,
     model_config: LlamaConfig,
     groups: ProcessGroups,
@@ -43,19 +77,22 @@ pub(crate) struct Trainer {
 
 /// How far a run has come.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub(crate) struct Progress {
+pub struct Progress {
     /// Optimizer steps done.
-    pub(crate) step: u64,
+    pub step: u64,
     /// Training samples read.
-    pub(crate) consumed_samples: u64,
+    pub consumed_samples: u64,
 }
 
 impl Trainer {
-    /// A freshly drawn model with nothing learnt.
+    /// A freshly drawn model with nothing learnt. `groups` decides the layout; the one in `config` is
+    /// not looked at.
     ///
+    /// # Errors
+    /// The layout does not split the model or the batch, or the data is shorter than one sample.
     /// # Collective
     /// Nothing is sent.
-    pub(crate) fn new(
+    pub fn new(
         config: Arc<TrainConfig>,
         groups: ProcessGroups,
         device: Device,
@@ -95,7 +132,8 @@ impl Trainer {
         })
     }
 
-    pub(crate) fn progress(&self) -> Progress {
+    /// How far the run has come.
+    pub fn progress(&self) -> Progress {
         self.progress
     }
 
@@ -108,8 +146,14 @@ impl Trainer {
         self.progress.step >= self.config.train.steps
     }
 
-    fn model(&self) -> &Llama {
+    /// This rank's part of the model.
+    pub fn model(&self) -> &Llama {
         self.model.as_ref().expect("the model is only away during an update")
+    }
+
+    /// Which part of each parameter that is.
+    pub fn plan(&self) -> &ShardPlan {
+        &self.plan
     }
 
     /// Folder of the checkpoints.

@@ -22,11 +22,13 @@ struct TrainerState {
 }
 
 impl Trainer {
-    /// Writes a checkpoint of the current state.
+    /// Writes a checkpoint of the current state into `run.dir`.
     ///
+    /// # Errors
+    /// Any rank's failure, on every rank; the older checkpoints are untouched.
     /// # Collective
     /// All ranks.
-    pub(crate) fn save(&self) -> Result<(), TrainError> {
+    pub fn save(&self) -> Result<(), TrainError> {
         let snapshot = Snapshot {
             step: self.progress.step,
             model: self.model_json(),
@@ -50,9 +52,12 @@ impl Trainer {
 
     /// Goes on from the newest whole checkpoint of the run, if there is one.
     ///
+    /// # Errors
+    /// Its checkpoints are all damaged, or the newest whole one is of another model or another order
+    /// of samples.
     /// # Collective
     /// All ranks.
-    pub(crate) fn resume(&mut self) -> Result<Option<Progress>, TrainError> {
+    pub fn resume(&mut self) -> Result<Option<Progress>, TrainError> {
         let dir = self.checkpoints();
         prepare(&dir, &self.groups.world)?;
         let latest = find_latest(&dir, &self.groups.world)?;

@@ -1,4 +1,4 @@
-use std::time::Instant;
+use std::{ops::Range, time::Instant};
 
 use crate::{
     TrainError,
@@ -19,7 +19,7 @@ impl Trainer {
     /// are as before on every rank.
     /// # Collective
     /// All ranks.
-    pub(crate) fn step(&mut self) -> Result<StepMetrics, TrainError> {
+    pub fn step(&mut self) -> Result<StepMetrics, TrainError> {
         let started = Instant::now();
         let sums = self.accumulate_gradients()?.over(&self.groups.dp_cp)?;
         self.grads.reduce(&self.groups.dp_cp)?;
@@ -49,15 +49,22 @@ impl Trainer {
         )
     }
 
+    /// What this rank reads as micro-batch `index` of its next step: the samples' numbers, counted
+    /// over the whole run, and the `seq_len + 1` tokens of each.
+    pub fn micro_batch(&self, index: usize) -> (Range<u64>, Vec<Vec<u32>>) {
+        let consumed = self.progress.consumed_samples;
+        let numbers = self.batch.micro_batch(consumed, self.groups.dp.rank(), index);
+        (numbers.clone(), self.train.batch(numbers))
+    }
+
     /// Forward and backward over this rank's micro-batches.
     fn accumulate_gradients(&mut self) -> Result<Sums, TrainError> {
         self.grads.reset();
         let plain = self.device.clone().inner();
         let mut sums = Sums::default();
         for index in 0..self.batch.num_micro_batches() {
-            let consumed = self.progress.consumed_samples;
-            let samples = self.batch.micro_batch(consumed, self.groups.dp.rank(), index);
-            let (tokens, labels) = inputs_and_labels(&self.train.batch(samples), &plain);
+            let (_, samples) = self.micro_batch(index);
+            let (tokens, labels) = inputs_and_labels(&samples, &plain);
             let (loss, count) = self.model().loss(tokens, labels);
             sums.add(f64::from(loss.clone().inner().into_scalar::<f32>()), count);
             let mut grads = loss.backward();

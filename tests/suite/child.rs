@@ -1,0 +1,145 @@
+//! Training runs as child processes.
+
+use std::{
+    fs,
+    path::PathBuf,
+    process::{Child, Command, ExitStatus, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use megaburn::collective::free_port;
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+use tempfile::TempDir;
+
+/// No child may take longer, whatever it does.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
+
+/// How a child ended.
+#[derive(Debug)]
+pub(crate) struct Ended {
+    /// None if a signal ended it.
+    pub(crate) code: Option<i32>,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
+}
+
+/// Processes of this package's `pretrain`, killed when dropped.
+pub(crate) struct Ranks {
+    children: Vec<Child>,
+    output: TempDir,
+}
+
+/// The command, on one thread and not under a launcher of its own.
+fn pretrain(args: &[String]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_pretrain"));
+    command.args(args).env("RAYON_NUM_THREADS", "1").stdin(Stdio::null());
+    for name in ["RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "RUST_LOG"] {
+        command.env_remove(name);
+    }
+    command
+}
+
+impl Ranks {
+    /// One process, all of whose ranks are threads.
+    pub(crate) fn threads(args: &[String]) -> Self {
+        Self::spawn(vec![pretrain(args)])
+    }
+
+    /// One process with these variables set.
+    pub(crate) fn with_env(args: &[String], env: &[(&str, String)]) -> Self {
+        let mut command = pretrain(args);
+        command.envs(env.iter().map(|(name, value)| (name, value)));
+        Self::spawn(vec![command])
+    }
+
+    /// A process for each rank, under a launcher's environment.
+    pub(crate) fn processes(world_size: usize, args: &[String]) -> Self {
+        let port = free_port().unwrap().to_string();
+        let rank = |rank: usize| {
+            let mut command = pretrain(args);
+            command.env("RANK", rank.to_string()).env("LOCAL_RANK", rank.to_string());
+            command.env("WORLD_SIZE", world_size.to_string());
+            command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", &port);
+            command
+        };
+        Self::spawn((0..world_size).map(rank).collect())
+    }
+
+    fn spawn(commands: Vec<Command>) -> Self {
+        let output = tempfile::tempdir().unwrap();
+        let mut ranks = Self { children: Vec::new(), output };
+        for (rank, mut command) in commands.into_iter().enumerate() {
+            let file = |stream| fs::File::create(ranks.output_path(rank, stream)).unwrap();
+            command.stdout(file("stdout")).stderr(file("stderr"));
+            ranks.children.push(command.spawn().unwrap());
+        }
+        ranks
+    }
+
+    fn output_path(&self, rank: usize, stream: &str) -> PathBuf {
+        self.output.path().join(format!("{rank}.{stream}"))
+    }
+
+    pub(crate) fn signal(&self, rank: usize, signal: Signal) {
+        kill(Pid::from_raw(self.children[rank].id() as i32), signal).unwrap();
+    }
+
+    /// Kills every process, as nearly at once as can be.
+    pub(crate) fn kill_all(&mut self) {
+        for child in &mut self.children {
+            // A process that has ended already cannot be killed.
+            let _ = child.kill();
+        }
+        for child in &mut self.children {
+            child.wait().unwrap();
+        }
+    }
+
+    /// Waits until something is so, while all processes run.
+    pub(crate) fn wait_until(&mut self, mut is_so: impl FnMut() -> bool) {
+        let deadline = Instant::now() + PATIENCE;
+        while !is_so() {
+            for rank in 0..self.children.len() {
+                if let Some(status) = self.children[rank].try_wait().unwrap() {
+                    panic!("rank {rank} ended early: {:?}", self.ended(rank, status));
+                }
+            }
+            assert!(Instant::now() < deadline, "nothing happened in {PATIENCE:?}");
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// How rank `rank` ended, which it must by `deadline`.
+    pub(crate) fn wait(&mut self, rank: usize, deadline: Instant) -> Ended {
+        loop {
+            if let Some(status) = self.children[rank].try_wait().unwrap() {
+                return self.ended(rank, status);
+            }
+            assert!(Instant::now() < deadline, "rank {rank} did not end in time");
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// How each process ended.
+    pub(crate) fn wait_all(&mut self) -> Vec<Ended> {
+        let deadline = Instant::now() + PATIENCE;
+        (0..self.children.len()).map(|rank| self.wait(rank, deadline)).collect()
+    }
+
+    fn ended(&self, rank: usize, status: ExitStatus) -> Ended {
+        let read = |stream| {
+            String::from_utf8_lossy(&fs::read(self.output_path(rank, stream)).unwrap()).into_owned()
+        };
+        Ended { code: status.code(), stdout: read("stdout"), stderr: read("stderr") }
+    }
+}
+
+impl Drop for Ranks {
+    fn drop(&mut self) {
+        self.kill_all();
+    }
+}

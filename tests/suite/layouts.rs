@@ -1,0 +1,167 @@
+//! Every layout trains as one rank does.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+use burn::prelude::Device;
+use megaburn::{
+    collective::{GroupOptions, ProcessGroups, run_threads},
+    mesh::Layout,
+    train::{ConfigLayers, RunData, TrainConfig, TrainError, Trainer, metrics::StepMetrics},
+};
+use rstest::rstest;
+use serde::Deserialize;
+
+use crate::{
+    gather::{WholeParams, gather, local_params, relative_distance},
+    text::{fresh_seed, write_random_text},
+};
+
+const STEPS: u64 = 3;
+/// Of losses, gradient norms and each parameter, relative.
+const TOLERANCE: f64 = 1e-5;
+
+/// `layouts.toml`.
+#[derive(Deserialize)]
+pub(crate) struct Matrix {
+    pub(crate) rows: Vec<Row>,
+    pub(crate) models: BTreeMap<String, Model>,
+}
+
+#[derive(Deserialize)]
+pub(crate) struct Row {
+    pub(crate) model: String,
+    pub(crate) layout: Layout,
+    pub(crate) global_batch: usize,
+    pub(crate) micro_batch: usize,
+}
+
+#[derive(Deserialize)]
+pub(crate) struct Model {
+    seq_len: usize,
+    rope_factor: Option<f64>,
+    /// Keys of `[model]` in a run's configuration.
+    #[serde(flatten)]
+    sizes: toml::Table,
+}
+
+impl Matrix {
+    pub(crate) fn read() -> Self {
+        toml::from_str(include_str!("../layouts.toml")).unwrap()
+    }
+}
+
+impl Model {
+    fn vocab(&self) -> usize {
+        self.sizes["vocab"].as_integer().unwrap() as usize
+    }
+
+    pub(crate) fn config(
+        &self,
+        data: &str,
+        global_batch: usize,
+        micro_batch: usize,
+    ) -> TrainConfig {
+        let scaling = self.rope_factor.map(|factor| {
+            format!(
+                "[model.rope_scaling]\nfactor = {factor}\noriginal_max_position_embeddings = 16"
+            )
+        });
+        let text = format!(
+            "[model]\n{}{}
+            [data]\npath = {data:?}\nseq_len = {}
+            [train]\nsteps = {STEPS}\nglobal_batch = {global_batch}\nmicro_batch = {micro_batch}
+            [optimizer]\nlr = 1e-3\nwarmup_steps = 0",
+            self.sizes,
+            scaling.unwrap_or_default(),
+            self.seq_len,
+        );
+        ConfigLayers::new().with_text("layouts.toml", &text).unwrap().load().unwrap()
+    }
+}
+
+struct Trained {
+    steps: Vec<StepMetrics>,
+    params: WholeParams,
+}
+
+fn train(config: TrainConfig, layout: Layout) -> Trained {
+    let data = Arc::new(RunData::load(&config).unwrap());
+    let config = Arc::new(config);
+    let options = GroupOptions { seed: config.run.seed, ..Default::default() };
+    let ranks = run_threads(layout.world_size(), options, |world| {
+        let groups = ProcessGroups::new(&world, layout)?;
+        let device = Device::flex().autodiff();
+        let mut trainer = Trainer::new(config.clone(), groups, device, data.clone())?;
+        let steps = (0..STEPS).map(|_| trainer.step()).collect::<Result<Vec<_>, _>>()?;
+        Ok::<_, TrainError>((steps, local_params(&trainer)))
+    });
+    let ranks: Vec<_> = ranks.into_iter().map(Result::unwrap).collect();
+    let (steps, params): (Vec<_>, Vec<_>) = ranks.into_iter().unzip();
+    for rank in &steps {
+        let numbers = |steps: &[StepMetrics]| -> Vec<(f64, f64)> {
+            steps.iter().map(|step| (step.loss, step.grad_norm)).collect()
+        };
+        assert_eq!(numbers(rank), numbers(&steps[0]), "ranks report different numbers");
+    }
+    Trained { params: gather(&params), steps: steps.into_iter().next().unwrap() }
+}
+
+#[rstest]
+fn every_layout_trains_as_one_rank_does(
+    #[values("untied", "grouped", "one-group", "threes", "fives-and-sevens")] name: &str,
+) {
+    let Matrix { rows, models } = Matrix::read();
+    let model = &models[name];
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("text.txt");
+    write_random_text(&path, 200 * model.seq_len, model.vocab(), fresh_seed());
+    let data = path.to_str().unwrap();
+
+    let mut one_rank: BTreeMap<usize, Trained> = BTreeMap::new();
+    for row in rows.iter().filter(|row| row.model == name) {
+        let Row { layout, global_batch, micro_batch, .. } = *row;
+        let expected = one_rank.entry(global_batch).or_insert_with(|| {
+            train(model.config(data, global_batch, global_batch), Layout::SINGLE)
+        });
+        let found = train(model.config(data, global_batch, micro_batch), layout);
+        compare(&found, expected, &format!("{name}, {layout}"));
+    }
+    assert!(one_rank.values().all(|run| run.steps[2].loss != run.steps[0].loss));
+}
+
+fn compare(found: &Trained, expected: &Trained, row: &str) {
+    for (found, expected) in found.steps.iter().zip(&expected.steps) {
+        let numbers = [
+            ("loss", found.loss, expected.loss),
+            ("gradient norm", found.grad_norm, expected.grad_norm),
+        ];
+        for (what, found, expected) in numbers {
+            let relative = (found - expected).abs() / expected;
+            assert!(relative <= TOLERANCE, "{row}: {what} {found}, on one rank {expected}");
+        }
+    }
+    assert!(found.params.keys().eq(expected.params.keys()), "{row}: other parameters");
+    for (path, found) in &found.params {
+        let relative = relative_distance(found, &expected.params[path]);
+        assert!(relative <= TOLERANCE, "{row}: {path} differs by {relative:e}");
+    }
+}
+
+#[test]
+fn the_matrix_covers_what_it_should() {
+    let Matrix { rows, models } = Matrix::read();
+    let all = |value: fn(&Row) -> usize| rows.iter().map(value).collect::<BTreeSet<_>>();
+    assert!((1..=8).all(|tp| all(|row| row.layout.tp).contains(&tp)));
+    assert!((1..=8).all(|dp| all(|row| row.layout.dp).contains(&dp)));
+    assert!(rows.iter().all(|row| row.layout.world_size() <= 8));
+    assert!(rows.iter().filter(|row| row.layout.sp).any(|row| row.layout.world_size() == 8));
+    let micro_batches = all(|row| row.global_batch / row.micro_batch / row.layout.dp);
+    assert!([1, 3, 5, 7].iter().all(|odd| micro_batches.contains(odd)), "{micro_batches:?}");
+    let run: BTreeSet<_> = rows.iter().map(|row| &row.model).collect();
+    assert!(models.keys().eq(run), "a model without rows, or the other way round");
+    let tied = models.values().map(|model| model.sizes["tied"].as_bool().unwrap());
+    assert_eq!(tied.collect::<BTreeSet<_>>().len(), 2);
+}

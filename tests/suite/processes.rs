@@ -1,0 +1,151 @@
+//! Ranks as processes: they compute what threads do, and no death of one hangs or harms the rest.
+
+use std::{
+    sync::Arc,
+    thread,
+    time::{Duration, Instant},
+};
+
+use megaburn::{
+    checkpoint::find_latest,
+    collective::Group,
+    mesh::{PositionRng, Purpose},
+    train::pretrain,
+};
+use nix::sys::signal::Signal;
+use rstest::rstest;
+
+use crate::{
+    child::Ranks,
+    layouts::{Matrix, Row},
+    run::Run,
+    text::fresh_seed,
+};
+
+/// The command line of a run under `layout` with further `KEY=VALUE`s.
+fn args(run: &Run, layout: &str, steps: u64, sets: &[&str]) -> Vec<String> {
+    let config = run.path("config.toml").display().to_string();
+    let steps = steps.to_string();
+    let mut args = vec!["--config", &config, "--layout", layout, "--steps", &steps];
+    args.extend(sets.iter().flat_map(|set| ["--set", set]));
+    args.into_iter().map(String::from).collect()
+}
+
+/// Steps that no test waits for.
+const ENDLESS: u64 = 1_000_000;
+
+#[test]
+fn the_smallest_rows_of_the_matrix_give_the_same_bits_as_processes_and_as_threads() {
+    let Matrix { rows, models } = Matrix::read();
+    let smallest = |row: &&Row| row.layout.world_size() == 2;
+    let mut run_rows = 0;
+    for row in rows.iter().filter(smallest) {
+        let (threads, processes) = (Run::new(), Run::new());
+        for run in [&threads, &processes] {
+            let data = run.path("text.txt");
+            let model = &models[&row.model];
+            let mut config =
+                model.config(data.to_str().unwrap(), row.global_batch, row.micro_batch);
+            config.run.dir = run.path("run").display().to_string();
+            config.generate.tokens = 0;
+            std::fs::write(run.path("config.toml"), config.to_toml()).unwrap();
+        }
+        let layout = row.layout.to_string();
+        pretrain(threads.config(&layout, 3), false).unwrap();
+        for ended in Ranks::processes(2, &args(&processes, &layout, 3, &[])).wait_all() {
+            assert_eq!(ended.code, Some(0), "{ended:?}");
+        }
+        assert_eq!(threads.numbers().len(), 3);
+        assert_eq!(threads.numbers(), processes.numbers(), "{} {layout}", row.model);
+        assert!(threads.tensors(3) == processes.tensors(3), "{} {layout}", row.model);
+        run_rows += 1;
+    }
+    assert!(run_rows >= 4, "{run_rows} rows were run");
+}
+
+#[rstest]
+fn the_death_or_silence_of_a_rank_ends_all_others_in_time(
+    #[values(Signal::SIGKILL, Signal::SIGSTOP)] signal: Signal,
+    #[values(0, 2)] victim: usize,
+) {
+    const TIMEOUT: u64 = 4;
+    let run = Run::new();
+    let timeout = format!("train.timeout_seconds={TIMEOUT}");
+    let mut ranks = Ranks::processes(4, &args(&run, "tp2-dp2-sp", ENDLESS, &[&timeout]));
+    ranks.wait_until(|| run.steps().len() >= 2);
+    ranks.signal(victim, signal);
+    let deadline = Instant::now() + Duration::from_secs(TIMEOUT + 5);
+    for rank in (0..4).filter(|rank| *rank != victim) {
+        let ended = ranks.wait(rank, deadline);
+        assert_eq!(ended.code, Some(4), "rank {rank}: {ended:?}");
+        // A stopped rank also stops whom it waits for: any of them may be the first to time out.
+        let what = match signal {
+            Signal::SIGKILL => format!("lost rank {victim}: "),
+            _ => "timed out after".to_string(),
+        };
+        assert!(ended.stderr.contains(&what), "rank {rank}: {ended:?}");
+        assert!(ended.stderr.contains("error: rank"), "{ended:?}");
+    }
+}
+
+#[test]
+fn killing_the_whole_run_at_any_moment_leaves_a_checkpoint_that_loads() {
+    let run = Run::new();
+    let args = |steps| args(&run, "tp2-sp", steps, &["train.checkpoint_interval=1"]);
+    let rng = PositionRng::new(fresh_seed(), Purpose::Sampling, "kills");
+    let latest = || find_latest(&run.checkpoints(), &Group::single(0)).unwrap();
+    let mut saved = 0;
+    for kill in 0..20 {
+        let mut ranks = Ranks::processes(2, &args(ENDLESS));
+        // Every fifth while it starts, the others while it trains and saves.
+        if kill % 5 != 0 {
+            ranks.wait_until(|| latest_step(&run) > saved);
+        }
+        thread::sleep(Duration::from_micros(rng.below(kill, 150_000)));
+        ranks.kill_all();
+        let found = latest();
+        assert!(found.refused.is_empty(), "kill {kill}: {:?}", found.refused);
+        let step = found.checkpoint.map_or(0, |checkpoint| checkpoint.step());
+        assert!(step >= saved, "kill {kill}: step {step} after {saved}");
+        saved = step;
+    }
+    assert!(saved >= 16, "only {saved} steps were saved");
+    for ended in Ranks::processes(2, &args(saved + 2)).wait_all() {
+        assert_eq!(ended.code, Some(0), "{ended:?}");
+    }
+    let steps: Vec<u64> = run.steps().iter().map(|metrics| metrics.step).collect();
+    assert_eq!(steps, (1..=saved + 2).collect::<Vec<_>>());
+}
+
+/// The highest step of a committed checkpoint, without a look inside.
+fn latest_step(run: &Run) -> u64 {
+    let Ok(entries) = std::fs::read_dir(run.checkpoints()) else { return 0 };
+    let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+    names.filter_map(|name| name.strip_prefix("step-")?.parse().ok()).max().unwrap_or(0)
+}
+
+#[rstest]
+#[case::threads(1)]
+#[case::processes(4)]
+fn sigterm_saves_and_the_same_command_goes_on(#[case] processes: usize) {
+    let run = Arc::new(Run::new());
+    let start = |steps| {
+        let args = args(&run, "tp2-dp2-sp", steps, &[]);
+        if processes == 1 { Ranks::threads(&args) } else { Ranks::processes(processes, &args) }
+    };
+    let mut ranks = start(ENDLESS);
+    ranks.wait_until(|| run.steps().len() >= 2);
+    // One rank hears of it, all leave together.
+    ranks.signal(processes - 1, Signal::SIGTERM);
+    let ended = ranks.wait_all();
+    assert!(ended.iter().all(|ended| ended.code == Some(0)), "{ended:?}");
+    let stopped = run.steps().len() as u64;
+    let line = format!("after step {stopped}, saved; the same command goes on from there");
+    assert!(ended[0].stdout.contains(&line), "{ended:?}");
+
+    let ended = start(stopped + 2).wait_all();
+    assert!(ended.iter().all(|ended| ended.code == Some(0)), "{ended:?}");
+    assert!(ended[0].stdout.contains(&format!("resumed  after step {stopped} ")), "{ended:?}");
+    let steps: Vec<u64> = run.steps().iter().map(|metrics| metrics.step).collect();
+    assert_eq!(steps, (1..=stopped + 2).collect::<Vec<_>>());
+}

@@ -1,0 +1,114 @@
+//! Small runs: a configuration, a text and a folder each.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use megaburn::train::{
+    ConfigLayers, TrainConfig,
+    metrics::{MetricsRecord, StepMetrics, read_metrics},
+};
+use tempfile::TempDir;
+
+use crate::text::{fresh_seed, write_random_text};
+
+/// Steps of a run that is resumed half-way.
+pub(crate) const STEPS: u64 = 20;
+
+const CONFIG: &str = "
+[model]
+hidden = 32
+ffn = 48
+layers = 2
+heads = 4
+kv_heads = 2
+
+[data]
+seq_len = 16
+
+[train]
+global_batch = 8
+micro_batch = 1
+eval_interval = 7
+eval_batches = 1
+log_interval = 1000000
+checkpoint_interval = 0
+
+[optimizer]
+lr = 1e-2
+warmup_steps = 3
+decay_steps = 20
+
+[generate]
+tokens = 0
+";
+
+/// A run in a folder that goes away with it.
+pub(crate) struct Run {
+    dir: TempDir,
+}
+
+impl Run {
+    /// A fresh one. All read the same text.
+    pub(crate) fn new() -> Self {
+        let run = Self { dir: tempfile::tempdir().unwrap() };
+        write_random_text(&run.path("text.txt"), 10_000, 128, fresh_seed());
+        let paths = format!(
+            "[data]\npath = {:?}\n[run]\ndir = {:?}",
+            run.path("text.txt"),
+            run.path("run")
+        );
+        let config = ConfigLayers::new().with_text("run.rs", CONFIG).unwrap();
+        let config = config.with_text("run.rs", &paths).unwrap().load().unwrap();
+        fs::write(run.path("config.toml"), config.to_toml()).unwrap();
+        run
+    }
+
+    /// A file beside the run's folder `run`; its configuration is `config.toml`.
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    pub(crate) fn config(&self, layout: &str, steps: u64) -> TrainConfig {
+        let layers = ConfigLayers::new().with_file(self.path("config.toml")).unwrap();
+        let layers = layers.with_layout(layout).and_then(|layers| layers.with_steps(steps));
+        layers.and_then(ConfigLayers::load).unwrap()
+    }
+
+    pub(crate) fn checkpoints(&self) -> PathBuf {
+        self.path("run/checkpoints")
+    }
+
+    /// The bytes of all tensors in the checkpoint of `step`, file by file.
+    pub(crate) fn tensors(&self, step: u64) -> Vec<Vec<u8>> {
+        let mut files = tensor_files(&self.checkpoints().join(format!("step-{step:08}")));
+        files.sort();
+        files.iter().map(|file| fs::read(file).unwrap()).collect()
+    }
+
+    /// The lines of `metrics.jsonl` that are steps; none before there is such a file.
+    pub(crate) fn steps(&self) -> Vec<StepMetrics> {
+        let path = self.path("run/metrics.jsonl");
+        let records = if path.exists() { read_metrics(path).unwrap() } else { Vec::new() };
+        let step = |record| match record {
+            MetricsRecord::Step(step) => Some(step),
+            MetricsRecord::Eval(_) => None,
+        };
+        records.into_iter().filter_map(step).collect()
+    }
+
+    /// What does not depend on the clock in [`steps`](Self::steps), to the bit.
+    pub(crate) fn numbers(&self) -> Vec<[u64; 5]> {
+        let numbers = |s: StepMetrics| {
+            [s.step, s.loss.to_bits(), s.grad_norm.to_bits(), s.lr.to_bits(), s.tokens]
+        };
+        self.steps().into_iter().map(numbers).collect()
+    }
+}
+
+/// The files of a checkpoint that hold tensors.
+pub(crate) fn tensor_files(checkpoint: &Path) -> Vec<PathBuf> {
+    let files = fs::read_dir(checkpoint).unwrap().map(|entry| entry.unwrap().path());
+    files.filter(|path| path.extension().is_some_and(|end| end == "safetensors")).collect()
+}

@@ -1,0 +1,26 @@
+//! Text to train on.
+
+use std::{
+    fs,
+    hash::{BuildHasher, RandomState},
+    path::Path,
+    sync::OnceLock,
+};
+
+use megaburn::mesh::{PositionRng, Purpose};
+
+/// Drawn anew in every run of the tests; printed, so that a failure shows it.
+pub(crate) fn fresh_seed() -> u64 {
+    static SEED: OnceLock<u64> = OnceLock::new();
+    let seed = *SEED.get_or_init(|| RandomState::new().hash_one("seed"));
+    println!("the text is drawn from seed {seed}");
+    seed
+}
+
+/// Writes `len` random characters, each one byte and one token below `vocab`.
+pub(crate) fn write_random_text(path: &Path, len: usize, vocab: usize, seed: u64) {
+    let rng = PositionRng::new(seed, Purpose::Sampling, "text");
+    let symbols = vocab.min(128) as u64;
+    let text = (0..len as u64).map(|index| rng.below(index, symbols) as u8 as char);
+    fs::write(path, text.collect::<String>()).unwrap();
+}

@@ -23,14 +23,11 @@ use crate::{
 const BAD_INPUT: i32 = 2;
 const NON_FINITE: i32 = 3;
 
-fn args(run: &Run, more: &[&str]) -> Vec<String> {
-    let config = run.path("config.toml").display().to_string();
-    let args = ["--config", &config, "--layout", "tp1", "--steps", "1"];
-    args.iter().chain(more).map(ToString::to_string).collect()
-}
-
+/// One step on one rank, with further arguments.
 fn start(run: &Run, more: &[&str]) -> Ended {
-    Ranks::threads(&args(run, more)).wait_all().remove(0)
+    let args = run.args("tp1", 1, &[]).into_iter();
+    let args: Vec<_> = args.chain(more.iter().map(ToString::to_string)).collect();
+    Ranks::threads(&args).wait_all().remove(0)
 }
 
 #[track_caller]
@@ -50,29 +47,33 @@ fn assert_refused(ended: &Ended, message: &str) {
     "unknown key `trian` in `--set trian.steps=2`; the nearest key is `train`"
 )]
 #[case::missing_config(&["--config", "nowhere.toml"], "cannot read `nowhere.toml`")]
-#[case::heads(
-    &["--layout", "tp3"],
-    "layout `tp3`: attention heads 4 is not divisible by tp 3"
-)]
-#[case::sequence(
-    &["--layout", "tp4-sp", "--set", "data.seq_len=18"],
-    "sequence length 18 is not divisible by tp x cp = 4"
-)]
-#[case::batch(&["--layout", "dp3"], "`train.global_batch` is 8: it must be a multiple of")]
-#[case::no_layout(&["--layout", "tp2-xp2"], "`xp2` is no part of a layout")]
-#[case::pipeline(&["--layout", "pp2"], "layout with pp 2: pp > 1 is planned but not built yet")]
-#[case::context(&["--layout", "cp2"], "layout with cp 2: cp > 1 is planned but not built yet")]
-#[case::experts(&["--layout", "ep2"], "layout with ep 2: ep > 1 is planned but not built yet")]
 #[case::missing_data(&["--data", "nowhere.txt"], "data file `nowhere.txt` does not exist")]
 fn a_mistake_is_named(#[case] more: &[&str], #[case] message: &str) {
-    // Flags that stand once on a command line replace those of `args`.
     let run = Run::new();
-    let mut all = args(&run, &[]);
-    if more[0] == "--layout" {
-        all.drain(2..4);
-    }
-    all.extend(more.iter().map(ToString::to_string));
-    assert_refused(&Ranks::threads(&all).wait_all()[0], message);
+    assert_refused(&start(&run, more), message);
+    assert!(!run.path("run").exists(), "a refused run leaves nothing behind");
+}
+
+#[rstest]
+#[case::heads("tp3", &[], "layout `tp3`: attention heads 4 is not divisible by tp 3")]
+#[case::sequence(
+    "tp4-sp",
+    &["data.seq_len=18"],
+    "sequence length 18 is not divisible by tp x cp = 4"
+)]
+#[case::batch("dp3", &[], "`train.global_batch` is 8: it must be a multiple of")]
+#[case::no_layout("tp2-xp2", &[], "`xp2` is no part of a layout")]
+#[case::pipeline("pp2", &[], "layout with pp 2: pp > 1 is planned but not built yet")]
+#[case::context("cp2", &[], "layout with cp 2: cp > 1 is planned but not built yet")]
+#[case::experts("ep2", &[], "layout with ep 2: ep > 1 is planned but not built yet")]
+fn a_layout_that_cannot_be_is_named(
+    #[case] layout: &str,
+    #[case] sets: &[&str],
+    #[case] message: &str,
+) {
+    let run = Run::new();
+    let ended = Ranks::threads(&run.args(layout, 1, sets)).wait_all().remove(0);
+    assert_refused(&ended, message);
     assert!(!run.path("run").exists(), "a refused run leaves nothing behind");
 }
 
@@ -117,10 +118,8 @@ fn truncate(checkpoint: &Path) {
 #[test]
 fn a_truncated_checkpoint_is_refused_and_the_one_before_it_taken() {
     let run = Run::new();
-    let every_step = ["--set", "train.checkpoint_interval=1", "--set", "train.steps=3"];
-    let mut all = args(&run, &every_step);
-    all.drain(4..6);
-    let start = || Ranks::threads(&all).wait_all().remove(0);
+    let args = run.args("tp1", 3, &["train.checkpoint_interval=1"]);
+    let start = || Ranks::threads(&args).wait_all().remove(0);
     assert_eq!(start().code, Some(0));
     let numbers = run.numbers();
 
@@ -149,7 +148,7 @@ fn a_port_in_use_is_named() {
 }
 
 #[rstest]
-#[case("tp2-dp2", 3, "layout `tp2-dp2`: tp 2")]
+#[case("tp2-dp2", 3, "layout `tp2-dp2` takes tp 2 x cp 1 x pp 1 x dp 2 = 4 ranks, and there are 3")]
 #[case("tp2", 3, "2 does not divide the 3 ranks, so no dp fills the world")]
 fn a_world_of_another_size_than_the_layout_is_named(
     #[case] layout: &str,
@@ -158,13 +157,10 @@ fn a_world_of_another_size_than_the_layout_is_named(
 ) {
     let ended = start_rank(&Run::new(), layout, world_size, 1);
     assert_refused(&ended, message);
-    assert_refused(&ended, "ranks");
 }
 
 /// Rank 0 of several, whose others never come.
 fn start_rank(run: &Run, layout: &str, world_size: usize, port: u16) -> Ended {
-    let mut all = args(run, &[]);
-    all[3] = layout.into();
     let env = [
         ("RANK", "0".to_string()),
         ("LOCAL_RANK", "0".into()),
@@ -172,19 +168,15 @@ fn start_rank(run: &Run, layout: &str, world_size: usize, port: u16) -> Ended {
         ("MASTER_ADDR", "127.0.0.1".into()),
         ("MASTER_PORT", port.to_string()),
     ];
-    Ranks::with_env(&all, &env).wait_all().remove(0)
+    Ranks::with_env(&run.args(layout, 1, &[]), &env).wait_all().remove(0)
 }
-
-/// A learning rate after whose first update nothing is finite.
-const EXPLODE: [&str; 4] = ["--set", "optimizer.lr=1e30", "--set", "optimizer.warmup_steps=0"];
 
 #[test]
 fn a_loss_that_is_not_finite_ends_the_run_with_its_own_code() {
     let run = Run::new();
-    let mut all = args(&run, &EXPLODE);
-    all[5] = "4".into();
-    all.extend(["--set", "train.checkpoint_interval=1"].map(String::from));
-    let ended = Ranks::threads(&all).wait_all().remove(0);
+    let explode = ["optimizer.lr=1e30", "optimizer.warmup_steps=0"];
+    let sets = [&explode[..], &["train.checkpoint_interval=1"]].concat();
+    let ended = Ranks::threads(&run.args("tp1", 4, &sets)).wait_all().remove(0);
     assert_eq!(ended.code, Some(NON_FINITE), "{ended:?}");
     let message = "error: step 2 is not finite (loss ";
     assert!(ended.stderr.contains(message), "{ended:?}");

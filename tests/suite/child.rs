@@ -130,6 +130,13 @@ impl Ranks {
         (0..self.children.len()).map(|rank| self.wait(rank, deadline)).collect()
     }
 
+    /// How each process ended, which must be well.
+    pub(crate) fn finish(&mut self) -> Vec<Ended> {
+        let ended = self.wait_all();
+        assert!(ended.iter().all(|ended| ended.code == Some(0)), "{ended:#?}");
+        ended
+    }
+
     fn ended(&self, rank: usize, status: ExitStatus) -> Ended {
         let read = |stream| {
             String::from_utf8_lossy(&fs::read(self.output_path(rank, stream)).unwrap()).into_owned()

@@ -4,7 +4,7 @@ use std::{error::Error, path::PathBuf};
 
 use burn::{
     prelude::{Device, Int},
-    tensor::{BasicOps, Tensor},
+    tensor::{Tensor, kind::Basic},
 };
 use megaburn::{
     collective::{GroupOptions, ProcessGroups, ReduceOp, run_threads},
@@ -52,7 +52,7 @@ fn source(path: &str) -> HfSource {
 }
 
 /// A rank's samples of `[B, S, ..]`, as `[S, B / dp, ..]`.
-fn share<const D: usize, K: BasicOps>(all: Tensor<D, K>, groups: &ProcessGroups) -> Tensor<D, K> {
+fn share<const D: usize, K: Basic>(all: Tensor<D, K>, groups: &ProcessGroups) -> Tensor<D, K> {
     let samples = all.dims()[0] / groups.dp.size();
     all.narrow(0, groups.dp.rank() * samples, samples).swap_dims(0, 1)
 }

@@ -1,7 +1,6 @@
 //! Ranks as processes: they compute what threads do, and no death of one hangs or harms the rest.
 
 use std::{
-    sync::Arc,
     thread,
     time::{Duration, Instant},
 };
@@ -10,7 +9,6 @@ use megaburn::{
     checkpoint::find_latest,
     collective::Group,
     mesh::{PositionRng, Purpose},
-    train::pretrain,
 };
 use nix::sys::signal::Signal;
 use rstest::rstest;
@@ -21,15 +19,6 @@ use crate::{
     run::Run,
     text::fresh_seed,
 };
-
-/// The command line of a run under `layout` with further `KEY=VALUE`s.
-fn args(run: &Run, layout: &str, steps: u64, sets: &[&str]) -> Vec<String> {
-    let config = run.path("config.toml").display().to_string();
-    let steps = steps.to_string();
-    let mut args = vec!["--config", &config, "--layout", layout, "--steps", &steps];
-    args.extend(sets.iter().flat_map(|set| ["--set", set]));
-    args.into_iter().map(String::from).collect()
-}
 
 /// Steps that no test waits for.
 const ENDLESS: u64 = 1_000_000;
@@ -51,10 +40,8 @@ fn the_smallest_rows_of_the_matrix_give_the_same_bits_as_processes_and_as_thread
             std::fs::write(run.path("config.toml"), config.to_toml()).unwrap();
         }
         let layout = row.layout.to_string();
-        pretrain(threads.config(&layout, 3), false).unwrap();
-        for ended in Ranks::processes(2, &args(&processes, &layout, 3, &[])).wait_all() {
-            assert_eq!(ended.code, Some(0), "{ended:?}");
-        }
+        Ranks::threads(&threads.args(&layout, 3, &[])).finish();
+        Ranks::processes(2, &processes.args(&layout, 3, &[])).finish();
         assert_eq!(threads.numbers().len(), 3);
         assert_eq!(threads.numbers(), processes.numbers(), "{} {layout}", row.model);
         assert!(threads.tensors(3) == processes.tensors(3), "{} {layout}", row.model);
@@ -71,7 +58,7 @@ fn the_death_or_silence_of_a_rank_ends_all_others_in_time(
     const TIMEOUT: u64 = 4;
     let run = Run::new();
     let timeout = format!("train.timeout_seconds={TIMEOUT}");
-    let mut ranks = Ranks::processes(4, &args(&run, "tp2-dp2-sp", ENDLESS, &[&timeout]));
+    let mut ranks = Ranks::processes(4, &run.args("tp2-dp2-sp", ENDLESS, &[&timeout]));
     ranks.wait_until(|| run.steps().len() >= 2);
     ranks.signal(victim, signal);
     let deadline = Instant::now() + Duration::from_secs(TIMEOUT + 5);
@@ -91,7 +78,7 @@ fn the_death_or_silence_of_a_rank_ends_all_others_in_time(
 #[test]
 fn killing_the_whole_run_at_any_moment_leaves_a_checkpoint_that_loads() {
     let run = Run::new();
-    let args = |steps| args(&run, "tp2-sp", steps, &["train.checkpoint_interval=1"]);
+    let args = |steps| run.args("tp2-sp", steps, &["train.checkpoint_interval=1"]);
     let rng = PositionRng::new(fresh_seed(), Purpose::Sampling, "kills");
     let latest = || find_latest(&run.checkpoints(), &Group::single(0)).unwrap();
     let mut saved = 0;
@@ -110,9 +97,7 @@ fn killing_the_whole_run_at_any_moment_leaves_a_checkpoint_that_loads() {
         saved = step;
     }
     assert!(saved >= 16, "only {saved} steps were saved");
-    for ended in Ranks::processes(2, &args(saved + 2)).wait_all() {
-        assert_eq!(ended.code, Some(0), "{ended:?}");
-    }
+    Ranks::processes(2, &args(saved + 2)).finish();
     let steps: Vec<u64> = run.steps().iter().map(|metrics| metrics.step).collect();
     assert_eq!(steps, (1..=saved + 2).collect::<Vec<_>>());
 }
@@ -128,23 +113,21 @@ fn latest_step(run: &Run) -> u64 {
 #[case::threads(1)]
 #[case::processes(4)]
 fn sigterm_saves_and_the_same_command_goes_on(#[case] processes: usize) {
-    let run = Arc::new(Run::new());
+    let run = Run::new();
     let start = |steps| {
-        let args = args(&run, "tp2-dp2-sp", steps, &[]);
+        let args = run.args("tp2-dp2-sp", steps, &[]);
         if processes == 1 { Ranks::threads(&args) } else { Ranks::processes(processes, &args) }
     };
     let mut ranks = start(ENDLESS);
     ranks.wait_until(|| run.steps().len() >= 2);
     // One rank hears of it, all leave together.
     ranks.signal(processes - 1, Signal::SIGTERM);
-    let ended = ranks.wait_all();
-    assert!(ended.iter().all(|ended| ended.code == Some(0)), "{ended:?}");
+    let ended = ranks.finish();
     let stopped = run.steps().len() as u64;
     let line = format!("after step {stopped}, saved; the same command goes on from there");
     assert!(ended[0].stdout.contains(&line), "{ended:?}");
 
-    let ended = start(stopped + 2).wait_all();
-    assert!(ended.iter().all(|ended| ended.code == Some(0)), "{ended:?}");
+    let ended = start(stopped + 2).finish();
     assert!(ended[0].stdout.contains(&format!("resumed  after step {stopped} ")), "{ended:?}");
     let steps: Vec<u64> = run.steps().iter().map(|metrics| metrics.step).collect();
     assert_eq!(steps, (1..=stopped + 2).collect::<Vec<_>>());

@@ -7,21 +7,24 @@ use megaburn::{
     collective::{GroupOptions, ProcessGroups, run_threads},
     data::SampleLog,
     mesh::Layout,
-    train::{RunData, TrainConfig, TrainError, Trainer, pretrain},
+    train::{RunData, TrainConfig, TrainError, Trainer},
 };
 use rstest::rstest;
 
-use crate::run::{Run, STEPS};
+use crate::{
+    child::Ranks,
+    run::{Run, STEPS},
+};
 
 #[rstest]
 fn a_resumed_run_equals_the_uninterrupted_one_to_the_bit(
     #[values("tp1", "tp2-dp2-sp")] layout: &str,
 ) {
     let (whole, halves) = (Run::new(), Run::new());
-    pretrain(whole.config(layout, STEPS), false).unwrap();
-    pretrain(halves.config(layout, STEPS / 2), false).unwrap();
+    Ranks::threads(&whole.args(layout, STEPS, &[])).finish();
+    Ranks::threads(&halves.args(layout, STEPS / 2, &[])).finish();
     assert_eq!(halves.steps().len() as u64, STEPS / 2);
-    pretrain(halves.config(layout, STEPS), false).unwrap();
+    Ranks::threads(&halves.args(layout, STEPS, &[])).finish();
     assert_eq!(whole.numbers().len() as u64, STEPS);
     assert_eq!(whole.numbers(), halves.numbers());
     let tensors = whole.tensors(STEPS);

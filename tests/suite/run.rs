@@ -76,6 +76,14 @@ impl Run {
         layers.and_then(ConfigLayers::load).unwrap()
     }
 
+    /// The command line of this run with further `KEY=VALUE`s.
+    pub(crate) fn args(&self, layout: &str, steps: u64, sets: &[&str]) -> Vec<String> {
+        let (config, steps) = (self.path("config.toml").display().to_string(), steps.to_string());
+        let mut args = vec!["--config", &config, "--layout", layout, "--steps", &steps];
+        args.extend(sets.iter().flat_map(|set| ["--set", set]));
+        args.into_iter().map(String::from).collect()
+    }
+
     pub(crate) fn checkpoints(&self) -> PathBuf {
         self.path("run/checkpoints")
     }

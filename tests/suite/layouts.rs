@@ -143,14 +143,12 @@ fn compare(found: &Trained, expected: &Trained, row: &str) {
         ];
         for (what, found, expected) in numbers {
             let relative = (found - expected).abs() / expected;
-            println!("XX {row} {what} {relative:e}");
             assert!(relative <= TOLERANCE, "{row}: {what} {found}, on one rank {expected}");
         }
     }
     assert!(found.params.keys().eq(expected.params.keys()), "{row}: other parameters");
     for (path, found) in &found.params {
         let relative = relative_distance(found, &expected.params[path]);
-        println!("XX {row} {path} {relative:e}");
         assert!(relative <= TOLERANCE, "{row}: {path} differs by {relative:e}");
     }
 }

@@ -56,7 +56,10 @@ impl VocabParallelEmbeddingConfig {
             group.rank(),
             group.size(),
         )
-        .map_err(|source| ParallelError::Shard { name: format!("{:?}", self.path), source })?;
+        .map_err(|source| ParallelError::Shard {
+            name: self.path.clone().unwrap_or_else(|| "unnamed".into()),
+            source,
+        })?;
         let draw = Draw {
             layer: "VocabParallelEmbedding",
             name: self.path.as_deref(),

@@ -56,6 +56,9 @@ impl ParallelLinear {
     /// - output: `[.., d_output]`; column without `gather_output`: `[.., d_output / n]`; row with
     ///   `sequence_parallel`: `[seq / n, .., d_output]`
     pub fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
+        if self.plan.group.size() == 1 {
+            return linear(x, self.weight.val(), self.bias.as_ref().map(Param::val));
+        }
         match self.plan.config.split {
             Split::Column => {
                 self.gathered(linear(self.column_input(x), self.weight(), self.bias()))

@@ -1,6 +1,6 @@
 //! Norms, MLPs and attention under layouts.
 
-use burn::tensor::Tensor;
+use burn::{nn::Initializer, tensor::Tensor};
 use megaburn_collective::Group;
 use megaburn_kernels::RopeConfig;
 use megaburn_parallel::{
@@ -72,7 +72,10 @@ fn an_mlp_has_each_activation(
 }
 
 fn check_attention(setting: &Setting, config: SelfAttentionConfig) {
-    let config = config.with_name("blocks.2.attention");
+    // Wide enough that the scores matter.
+    let config = config
+        .with_initializer(Initializer::Normal { mean: 0.0, std: 0.4 })
+        .with_name("blocks.2.attention");
     let build = |group: &Group| config.init(group, &autodiff());
     let forward = |layer: &SelfAttention, x: Tensor<3>| {
         let positions = 0..setting.shapes[0][0];

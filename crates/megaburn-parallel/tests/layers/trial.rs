@@ -7,7 +7,7 @@ use burn::{
     tensor::{Tensor, TensorData},
 };
 use megaburn_collective::Group;
-use megaburn_mesh::{Axis, Part, ShardSpec};
+use megaburn_mesh::{Axis, Part, ShardSpec, pad_vocab};
 use megaburn_parallel::{ParallelError, Sharded, read_params, shard_plan};
 
 use crate::support::{
@@ -23,6 +23,8 @@ pub(crate) enum End {
     Sequence,
     /// A share of these features.
     Features(Vec<Part>),
+    /// A share of the features, which are padded to a multiple of this times the ranks.
+    Padded(usize),
 }
 
 impl End {
@@ -34,6 +36,10 @@ impl End {
             }
             Self::Features(parts) => {
                 ShardSpec::split(&shape, 2, parts, Axis::Tp, rank, ranks).unwrap()
+            }
+            Self::Padded(multiple) => {
+                let padded = pad_vocab(shape[2], *multiple, ranks);
+                ShardSpec::split_padded(&shape, 2, padded, Axis::Tp, rank, ranks).unwrap()
             }
         }
     }

@@ -88,12 +88,12 @@ impl ParallelLinearConfig {
         };
         let parts = self.fused.clone().unwrap_or_else(|| vec![Part::new(size)]);
         let (rank, ranks) = (group.rank(), group.size());
+        self.check_even(&parts, ranks)?;
         let shard = |shape: &[usize], dim| {
             ShardSpec::split(shape, dim, &parts, Axis::Tp, rank, ranks)
                 .map_err(|source| ParallelError::Shard { name: self.label(), source })
         };
         let weight_spec = shard(&[rows, columns], dim)?;
-        self.check_copies(&weight_spec, ranks)?;
         let bias_spec = match (self.bias, self.split) {
             (false, _) => None,
             (true, Split::Column) => Some(shard(&[columns], 0)?),
@@ -150,19 +150,22 @@ impl ParallelLinearConfig {
         }
     }
 
-    /// Refuses copies where nobody expects them: outside of a column split's parts.
-    fn check_copies(&self, weight: &ShardSpec, ranks: usize) -> Result<(), ParallelError> {
-        let copied = weight.pieces.iter().any(|piece| piece.replicas > 1);
-        if !copied || (self.split == Split::Column && self.fused.is_some()) {
+    /// Refuses parts that are not shared out evenly where copies would be counted twice: everywhere
+    /// but in the parts of a column split.
+    fn check_even(&self, parts: &[Part], ranks: usize) -> Result<(), ParallelError> {
+        let copies_allowed = self.split == Split::Column && self.fused.is_some();
+        let uneven = parts.iter().find(|part| !part.units.is_multiple_of(ranks));
+        let Some(part) = uneven.filter(|_| !copies_allowed) else {
             return Ok(());
-        }
-        let (features, size) = match self.split {
-            Split::Column => ("output", self.d_output),
-            Split::Row => ("input", self.d_input),
         };
+        let features = match self.split {
+            Split::Column => "output",
+            Split::Row => "input",
+        };
+        let (size, step) = (part.size(), ranks * part.unit);
         let why = format!(
-            "{size} {features} features do not divide over {ranks} ranks without copies; use \
-             Burn's `Linear` for so small a layer, or fewer ranks"
+            "{size} {features} features do not divide over {ranks} ranks; take a multiple of \
+             {step}, or Burn's `Linear` for a small layer"
         );
         Err(ParallelError::Config { layer: "ParallelLinear", name: self.label(), why })
     }

@@ -136,6 +136,7 @@ impl ParallelLinear {
 
 impl Sharded for ParallelLinear {
     fn shards(&self, plan: &mut PlanBuilder) {
+        plan.drawn_from(self.plan.config.path.as_deref());
         plan.param("weight", &self.plan.weight_spec);
         if let Some(spec) = &self.plan.bias_spec {
             plan.param("bias", spec);

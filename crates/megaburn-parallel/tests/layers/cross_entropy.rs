@@ -76,7 +76,7 @@ fn run(
     let padded = pad_vocab(config.vocab, multiple, ranks);
     let mut results = on_ranks(ranks, 1, |group| {
         let (rank, size, shape) = (group.rank(), group.size(), logits.shape());
-        let spec = ShardSpec::split_padded(&shape, 2, padded, Axis::Tp, rank, size).unwrap();
+        let spec = ShardSpec::split_padded(shape, 2, padded, Axis::Tp, rank, size).unwrap();
         let mine = poison(&cut(logits, &spec, false), &spec, rank as u64);
         let labels = Tensor::<2, Int>::from_data(labels.clone(), &autodiff());
         let loss = config.init(&group).unwrap();
@@ -117,7 +117,7 @@ fn check(
     logits: &TensorData,
     labels: &TensorData,
 ) {
-    let weight = normal(&labels.shape(), 5, "weight");
+    let weight = normal(labels.shape(), 5, "weight");
     let (losses, grad) = run(config, ranks, multiple, logits, labels, &weight);
     let (wanted, jacobian) = dense(logits, labels, config);
     assert_close("losses", &losses, &wanted, 1e-6);

@@ -9,6 +9,7 @@ mod dropout;
 mod embedding;
 mod errors;
 mod linear;
+mod params;
 mod plan;
 mod support;
 mod trial;

@@ -1,4 +1,4 @@
-//! Plans of a model of own and plain Burn layers, and its parameters across layouts.
+//! Plans of a model of own and plain Burn layers.
 
 use burn::{
     module::Module,
@@ -10,12 +10,12 @@ use megaburn_mesh::{Axis, ParamSpec, PositionRng, Purpose, ShardPlan, ShardSpec}
 use megaburn_parallel::{
     GatedMlp, GatedMlpConfig, ParallelError, ParallelLinear, ParallelLinearConfig, PlanBuilder,
     RmsNorm, RmsNormConfig, SelfAttention, SelfAttentionConfig, Sharded, VocabParallelEmbedding,
-    VocabParallelEmbeddingConfig, check_plan, load_params, read_params, shard_plan,
+    VocabParallelEmbeddingConfig, check_plan, read_params, shard_plan,
 };
 use rstest::rstest;
 
 use crate::{
-    support::{assert_bits, autodiff, cut, floats, fresh_seed, join, normal, on_ranks},
+    support::{assert_bits, autodiff, cut, fresh_seed, on_ranks},
     trial::{Setting, assert_same_under_layout, stream},
 };
 
@@ -35,18 +35,18 @@ impl Sharded for Block {
 }
 
 #[derive(Module, Debug)]
-struct Model {
+pub(crate) struct Model {
     embedding: VocabParallelEmbedding,
     blocks: Vec<Block>,
     /// Plain Burn, on every rank.
     scale: nn::LayerNorm,
-    head: Option<ParallelLinear>,
+    pub(crate) head: Option<ParallelLinear>,
     #[module(skip)]
     group: Group,
 }
 
 impl Model {
-    fn new(group: &Group) -> Result<Self, ParallelError> {
+    pub(crate) fn new(group: &Group) -> Result<Self, ParallelError> {
         let device = autodiff();
         let block = |index| {
             let name = format!("blocks.{index}");
@@ -69,7 +69,7 @@ impl Model {
         })
     }
 
-    fn forward(&self, x: Tensor<3>) -> Tensor<3> {
+    pub(crate) fn forward(&self, x: Tensor<3>) -> Tensor<3> {
         let mut x = x;
         for block in &self.blocks {
             x = x.clone() + block.mlp.forward(block.norm.forward(x));
@@ -177,53 +177,6 @@ fn a_model_with_plain_burn_layers_is_the_same_everywhere(#[values(1, 2, 4)] rank
     assert_same_under_layout(&Setting { ranks, seed: fresh_seed(), shapes, ends }, build, forward);
 }
 
-#[rstest]
-fn loaded_parameters_are_used_and_still_learn(#[values(1, 2, 4)] ranks: usize) {
-    let seed = fresh_seed();
-    let shards = on_ranks(ranks, seed, |group| {
-        let model = Model::new(&group).unwrap();
-        let plan = shard_plan(&model).unwrap();
-        let model = load_params(model, |path, shape| {
-            let spec = &plan.get(path).expect("every parameter is planned").shard;
-            assert_eq!(spec.local_shape(), shape);
-            Ok::<_, ParallelError>(cut(&normal(&spec.global_shape, seed, path), spec, false))
-        })
-        .unwrap();
-        let x = Tensor::<3>::from_data(normal(&[2, 3, 6], seed, "x"), &autodiff());
-        let y = model.forward(x);
-        let grads = y.clone().sum().backward();
-        assert!(model.head.as_ref().unwrap().weight.val().grad(&grads).is_some());
-        let spec = |path: &str| plan.get(path).unwrap().shard.clone();
-        let params = read_params(&model);
-        (
-            params.into_iter().map(|(p, d)| (spec(&p), p, d)).collect::<Vec<_>>(),
-            floats(&y.into_data()),
-        )
-    });
-    for index in 0..shards[0].0.len() {
-        let path = &shards[0].0[index].1;
-        let all: Vec<_> = shards
-            .iter()
-            .map(|(params, _)| (params[index].0.clone(), params[index].2.clone()))
-            .collect();
-        let shape = all[0].0.global_shape.clone();
-        assert_bits(path, &join(path, &all), &normal(&shape, seed, path));
-    }
-    assert!(shards.iter().all(|(_, y)| *y == shards[0].1));
-}
-
-#[test]
-fn the_first_error_of_loading_is_returned() {
-    let model = Model::new(&Group::single(0)).unwrap();
-    let mut asked = Vec::new();
-    let error = load_params(model, |path, _| {
-        asked.push(path.to_string());
-        Err::<TensorData, _>(format!("{path} is not in the file"))
-    });
-    assert_eq!(error.unwrap_err(), "embedding.weight is not in the file");
-    assert_eq!(asked, ["embedding.weight"]);
-}
-
 /// The plan without one parameter.
 fn without(plan: &ShardPlan, missing: &str) -> ShardPlan {
     let mut rest = ShardPlan::new();
@@ -269,4 +222,34 @@ fn two_parameters_of_one_name_are_refused() {
     let twice = Twice { norm: RmsNormConfig::new(2).init(&Group::single(0), &autodiff()) };
     let message = shard_plan(&twice).unwrap_err().to_string();
     assert!(message.ends_with("two parameters are named `norm.gamma`"), "{message}");
+}
+
+#[test]
+fn two_layers_of_one_name_are_refused() {
+    #[derive(Module, Debug)]
+    struct Pair {
+        tokens: VocabParallelEmbedding,
+        up: ParallelLinear,
+    }
+    impl Sharded for Pair {
+        fn shards(&self, plan: &mut PlanBuilder) {
+            plan.child("tokens", &self.tokens);
+            plan.child("up", &self.up);
+        }
+    }
+    let pair = |names: [&str; 2]| {
+        let (group, device) = (Group::single(0), autodiff());
+        let tokens = VocabParallelEmbeddingConfig::new(4, 4).with_name(names[0]);
+        let up = ParallelLinearConfig::new(4, 4).with_name(names[1]);
+        Pair {
+            tokens: tokens.init(&group, &device).unwrap(),
+            up: up.init(&group, &device).unwrap(),
+        }
+    };
+    shard_plan(&pair(["tokens", "up"])).unwrap();
+    assert_eq!(
+        shard_plan(&pair(["up", "up"])).unwrap_err().to_string(),
+        "layers `tokens` and `up` are both named `up` and would start with the same weights: name \
+         each by its own path"
+    );
 }

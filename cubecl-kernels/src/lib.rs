@@ -1,5 +1,5 @@
 //! The operations of a transformer, one folder each: the function on [`Tensor`](burn::Tensor)s, a
-//! plain-tensor [`reference`] that defines it on every Burn backend, and, where Burn's automatic
+//! plain-tensor [`mod@reference`] that defines it on every Burn backend, and, where Burn's automatic
 //! differentiation wastes passes, an operation with a handwritten backward.
 //!
 //! Activations are `[seq, batch, hidden]`. Statistics, softmax and rotations are computed in f32
@@ -22,6 +22,9 @@
 //! assert_eq!(y.dims(), [6, 2, 32]);
 //! # Ok::<(), megaburn_kernels::KernelError>(())
 //! ```
+
+#[cfg(not(feature = "flex"))]
+compile_error!("megaburn-kernels has no backend to run on: enable its feature `flex`");
 
 mod attention;
 mod dropout;

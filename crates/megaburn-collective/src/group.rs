@@ -87,6 +87,11 @@ impl Group {
         Self::assemble("single", vec![0], 0, options, None)
     }
 
+    /// The group of a world of one, which never communicates.
+    pub(crate) fn alone(options: GroupOptions) -> Self {
+        Self::assemble("world", vec![0], 0, options, None)
+    }
+
     /// The group of all ranks of a transport.
     pub(crate) fn world(link: Arc<Link>, options: GroupOptions) -> Self {
         let (rank, size) = (link.transport.rank(), link.transport.world_size());
@@ -182,7 +187,7 @@ impl Group {
     /// rank that cannot go on.
     pub fn abort(&self, reason: &str) {
         if let Some(link) = &self.0.link {
-            link.transport.abort(reason);
+            link.transport.abort(self.global_rank(), reason);
         }
     }
 
@@ -220,7 +225,11 @@ impl Group {
         if let Err(error) = &result
             && link.failure.set(error.clone()).is_ok()
         {
-            link.transport.abort(&error.to_string());
+            // Who only heard of a failure passes on the root cause, not its own echo of it.
+            match error {
+                CollectiveError::Aborted { by, reason, .. } => link.transport.abort(*by, reason),
+                first => link.transport.abort(self.global_rank(), &first.to_string()),
+            }
             tracing::error!("{error}\n{}", self.flight_dump());
         }
         result
@@ -302,7 +311,7 @@ impl Group {
                 let seconds = self.0.options.timeout.as_secs_f64();
                 CollectiveError::Timeout { rank, group, call, peer, seconds }
             }
-            TransportError::Lost { why } => {
+            TransportError::Lost { peer, why } => {
                 CollectiveError::PeerLost { rank, group, call, peer, why }
             }
             TransportError::Aborted { by, reason } => {

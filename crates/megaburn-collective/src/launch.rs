@@ -88,7 +88,7 @@ fn run_rank<T, E: fmt::Display>(
     };
     match &result {
         Ok(_) => transport.leave("it finished and left"),
-        Err(failure) => transport.leave(&failure.to_string()),
+        Err(failure) => transport.die(&failure.to_string()),
     }
     result
 }

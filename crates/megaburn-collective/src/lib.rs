@@ -14,6 +14,7 @@
 
 mod collectives;
 mod error;
+mod fault;
 mod group;
 mod launch;
 mod mailbox;
@@ -22,13 +23,17 @@ mod process_groups;
 mod recorder;
 mod reduce;
 pub mod region;
+mod sync;
+mod tcp;
 mod threads;
 mod transport;
 
 pub use error::CollectiveError;
+pub use fault::{Channel, TransportError};
 pub use group::{Group, GroupOptions, ReduceOp};
 pub use launch::{RankFailure, run_threads};
 pub use message::{Call, Message, OpKind, Payload};
 pub use process_groups::ProcessGroups;
 pub use recorder::{FlightRecord, FlightState};
-pub use transport::{Channel, Transport, TransportError};
+pub use tcp::{ConnectOptions, RankEnv, connect, free_port};
+pub use transport::Transport;

@@ -1,44 +1,67 @@
+//! Where a rank's messages wait for it, and where it learns that none will come.
+
 use std::{
     collections::{HashMap, VecDeque},
-    sync::{Condvar, Mutex, MutexGuard, PoisonError},
-    time::Instant,
+    sync::PoisonError,
+    time::{Duration, Instant},
 };
 
 use crate::{
-    message::Message,
-    transport::{Channel, TransportError},
+    fault::{Channel, TransportError},
+    sync::{Condvar, Mutex, MutexGuard},
 };
 
 /// What has arrived for one rank and was not taken yet.
-#[derive(Debug, Default)]
-pub(crate) struct Mailbox {
-    state: Mutex<State>,
+#[derive(Debug)]
+pub(crate) struct Mailbox<M> {
+    state: Mutex<State<M>>,
     changed: Condvar,
 }
 
-#[derive(Debug, Default)]
-struct State {
-    queues: HashMap<(Channel, usize), VecDeque<Message>>,
-    lost: HashMap<usize, String>,
-    aborted: Option<(usize, String)>,
+#[derive(Debug)]
+struct State<M> {
+    queues: HashMap<(Channel, usize), VecDeque<M>>,
+    left: HashMap<usize, String>,
+    /// The first failure of any rank: nobody can go on.
+    failure: Option<TransportError>,
 }
 
-impl Mailbox {
+impl<M> Default for Mailbox<M> {
+    fn default() -> Self {
+        let state = State { queues: HashMap::new(), left: HashMap::new(), failure: None };
+        Self { state: Mutex::new(state), changed: Condvar::new() }
+    }
+}
+
+impl<M> Mailbox<M> {
     /// Puts a message of rank `from` into its queue.
-    pub(crate) fn deliver(&self, from: usize, channel: Channel, message: Message) {
+    pub(crate) fn deliver(&self, from: usize, channel: Channel, message: M) {
         self.lock().queues.entry((channel, from)).or_default().push_back(message);
         self.changed.notify_all();
     }
 
-    /// Nothing more will come from `from`. The first reason stands.
-    pub(crate) fn lose(&self, from: usize, why: &str) {
-        self.lock().lost.entry(from).or_insert_with(|| why.to_string());
+    /// Rank `from` finished and left in order: only who still waits for it fails. The first reason
+    /// stands.
+    pub(crate) fn leave(&self, from: usize, why: &str) {
+        self.lock().left.entry(from).or_insert_with(|| why.to_string());
         self.changed.notify_all();
     }
 
-    /// Rank `by` failed. The first failure stands.
+    /// Rank `peer` ended out of order: every wait fails, unless it left before or another failure
+    /// came first.
+    pub(crate) fn die(&self, peer: usize, why: &str) {
+        let mut state = self.lock();
+        if !state.left.contains_key(&peer) {
+            let lost = || TransportError::Lost { peer, why: why.to_string() };
+            state.failure.get_or_insert_with(lost);
+            self.changed.notify_all();
+        }
+    }
+
+    /// Rank `by` failed: every wait fails. The first failure stands.
     pub(crate) fn abort(&self, by: usize, reason: &str) {
-        self.lock().aborted.get_or_insert_with(|| (by, reason.to_string()));
+        let aborted = || TransportError::Aborted { by, reason: reason.to_string() };
+        self.lock().failure.get_or_insert_with(aborted);
         self.changed.notify_all();
     }
 
@@ -49,34 +72,58 @@ impl Mailbox {
         from: usize,
         channel: Channel,
         deadline: Instant,
-    ) -> Result<Message, TransportError> {
+    ) -> Result<M, TransportError> {
+        let arrived = |state: &mut State<M>| {
+            let queue = state.queues.get_mut(&(channel, from));
+            match queue.and_then(VecDeque::pop_front) {
+                Some(message) => Some(Ok(message)),
+                None => state.gone(from).map(Err),
+            }
+        };
+        self.wait(deadline, arrived).unwrap_or(Err(TransportError::Timeout))
+    }
+
+    /// Why `peer` can no longer be talked to, if it cannot.
+    pub(crate) fn gone(&self, peer: usize) -> Option<TransportError> {
+        self.lock().gone(peer)
+    }
+
+    /// The same, waiting for the reason until `deadline`.
+    pub(crate) fn wait_gone(&self, peer: usize, deadline: Instant) -> Option<TransportError> {
+        self.wait(deadline, |state| state.gone(peer))
+    }
+
+    fn wait<T>(
+        &self,
+        deadline: Instant,
+        mut ready: impl FnMut(&mut State<M>) -> Option<T>,
+    ) -> Option<T> {
         let mut state = self.lock();
         loop {
-            if let Some(message) =
-                state.queues.get_mut(&(channel, from)).and_then(VecDeque::pop_front)
-            {
-                return Ok(message);
+            if let Some(value) = ready(&mut state) {
+                return Some(value);
             }
-            if let Some((by, reason)) = state.aborted.clone() {
-                return Err(TransportError::Aborted { by, reason });
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left == Duration::ZERO {
+                return None;
             }
-            if let Some(why) = state.lost.get(&from).cloned() {
-                return Err(TransportError::Lost { why });
-            }
-            let now = Instant::now();
-            if now >= deadline {
-                return Err(TransportError::Timeout);
-            }
-            state = self
-                .changed
-                .wait_timeout(state, deadline - now)
-                .unwrap_or_else(PoisonError::into_inner)
-                .0;
+            let woken = self.changed.wait_timeout(state, left);
+            state = woken.unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 
     /// A rank that panicked while holding the lock left the queues whole: every change is one step.
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, State<M>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<M> State<M> {
+    fn gone(&self, peer: usize) -> Option<TransportError> {
+        let left = || {
+            let why = self.left.get(&peer)?.clone();
+            Some(TransportError::Lost { peer, why })
+        };
+        self.failure.clone().or_else(left)
     }
 }

@@ -1,28 +1,9 @@
 use std::{fmt, time::Instant};
 
-use crate::message::Message;
-
-/// Names one group's queue between two ranks; equal on all members.
-pub type Channel = u64;
-
-/// Why a message could not be had.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum TransportError {
-    /// Nothing came in time.
-    Timeout,
-    /// The peer is gone.
-    Lost {
-        /// How it went.
-        why: String,
-    },
-    /// A rank failed and told everybody.
-    Aborted {
-        /// The rank that failed.
-        by: usize,
-        /// What it said.
-        reason: String,
-    },
-}
+use crate::{
+    fault::{Channel, TransportError},
+    message::Message,
+};
 
 /// Moves messages between the ranks of a world. Everything else (collectives, checks, errors) is
 /// built on it once, for every transport.
@@ -36,7 +17,7 @@ pub trait Transport: fmt::Debug + Send + Sync {
     /// Queues `message` for rank `to`. Messages of one channel from one rank arrive in order.
     ///
     /// # Errors
-    /// `to` is gone, or takes nothing until `deadline`.
+    /// `to` is gone, takes nothing until `deadline`, or some rank failed.
     fn send(
         &self,
         to: usize,
@@ -48,7 +29,7 @@ pub trait Transport: fmt::Debug + Send + Sync {
     /// The next message of `channel` from rank `from`.
     ///
     /// # Errors
-    /// None came until `deadline`, `from` is gone, or some rank aborted.
+    /// None came until `deadline`, `from` is gone, or some rank failed.
     fn receive(
         &self,
         from: usize,
@@ -56,7 +37,7 @@ pub trait Transport: fmt::Debug + Send + Sync {
         deadline: Instant,
     ) -> Result<Message, TransportError>;
 
-    /// Tells every rank that this one failed; what they wait for ends with
-    /// [`TransportError::Aborted`]. Never blocks for long.
-    fn abort(&self, reason: &str);
+    /// Tells every rank that rank `by` failed first, this one or one that it heard of; what they
+    /// wait for ends with [`TransportError::Aborted`]. Never blocks for long.
+    fn abort(&self, by: usize, reason: &str);
 }

@@ -1,1 +1,29 @@
-//! Gradients, clipping, AdamW and schedules for sharded parameters.
+//! From the gradients of micro-batches to an update, for parameters of which each rank holds a shard.
+//!
+//! ```text
+//! backward ─▶ GradientAccumulator::accumulate   f32, every micro-batch
+//!             ::reduce(dp x cp)                 one sum over the ranks that hold the same shard
+//!             ::scale(1 / tokens)               the loss is a sum over tokens, divided once
+//!             ::norm(tp x pp)                   each logical element once, the same on every rank
+//!             ::clip                            Megatron's coefficient
+//!             AdamW::step                       the module with its parameters updated
+//! ```
+//!
+//! Everything is keyed by a parameter's path and described by its `megaburn_mesh::ShardSpec`.
+
+mod accumulator;
+mod adamw;
+mod adamw_state;
+mod error;
+mod norm;
+mod plan;
+mod reduce;
+#[cfg(test)]
+mod testing;
+mod visit;
+
+pub use accumulator::GradientAccumulator;
+pub use adamw::{AdamW, AdamWConfig};
+pub use adamw_state::Moment;
+pub use error::OptimError;
+pub use plan::check_plan;

@@ -1,6 +1,11 @@
 use std::{io, path::PathBuf};
 
+use megaburn_checkpoint::CheckpointError;
+use megaburn_collective::CollectiveError;
+use megaburn_data::DataError;
 use megaburn_mesh::MeshError;
+use megaburn_models::ModelError;
+use megaburn_optim::OptimError;
 use thiserror::Error;
 
 use crate::Exit;
@@ -41,6 +46,35 @@ pub enum TrainError {
         step.saturating_sub(1)
     )]
     NonFinite { step: u64, loss: f64, grad_norm: f64 },
+    #[error(
+        "layout with {axis} {degree}: {axis} > 1 is planned but not built yet; tp, dp and sp are"
+    )]
+    AxisToCome { axis: &'static str, degree: usize },
+    #[error("rank {rank} was started with another configuration, layout or data than rank 0")]
+    OtherConfig { rank: usize },
+    #[error(
+        "checkpoint `{}` {what}; start anew with --fresh, or in another folder with --set run.dir=...",
+        path.display()
+    )]
+    CannotResume { path: PathBuf, what: String },
+    #[error("rank {rank} panicked: {message}")]
+    RankPanicked { rank: usize, message: String },
+    #[error(transparent)]
+    Collective(Box<CollectiveError>),
+    #[error(transparent)]
+    Data(#[from] DataError),
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    #[error(transparent)]
+    Optim(#[from] OptimError),
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+}
+
+impl From<CollectiveError> for TrainError {
+    fn from(error: CollectiveError) -> Self {
+        Self::Collective(Box::new(error))
+    }
 }
 
 impl TrainError {
@@ -58,6 +92,36 @@ impl TrainError {
             | Self::MetricsLine { .. } => Exit::BadInput,
             Self::Write { .. } | Self::Plot { .. } | Self::Signals { .. } => Exit::Failed,
             Self::NonFinite { .. } => Exit::NonFinite,
+            Self::AxisToCome { .. }
+            | Self::OtherConfig { .. }
+            | Self::CannotResume { .. }
+            | Self::Data(_)
+            | Self::Model(_) => Exit::BadInput,
+            Self::RankPanicked { .. } => Exit::Failed,
+            Self::Checkpoint(
+                CheckpointError::Damaged { .. }
+                | CheckpointError::UnknownVersion { .. }
+                | CheckpointError::MissingTensor { .. }
+                | CheckpointError::GlobalShape { .. }
+                | CheckpointError::Dtype { .. },
+            ) => Exit::BadInput,
+            Self::Collective(_) | Self::Optim(_) | Self::Checkpoint(_) => match self.collective() {
+                Some(
+                    CollectiveError::Rendezvous { .. } | CollectiveError::BadEnvironment { .. },
+                ) => Exit::BadInput,
+                Some(_) => Exit::PeerLost,
+                None => Exit::Failed,
+            },
+        }
+    }
+
+    /// The collective that failed, if that is what happened.
+    pub fn collective(&self) -> Option<&CollectiveError> {
+        match self {
+            Self::Collective(error) => Some(error),
+            Self::Optim(OptimError::Collective(error))
+            | Self::Checkpoint(CheckpointError::Collective(error)) => Some(error),
+            _ => None,
         }
     }
 }

@@ -2,14 +2,19 @@
 
 pub mod config;
 pub mod console;
+mod data;
 mod error;
 mod exit;
 pub mod memory;
 pub mod metrics;
 pub mod plot;
+mod report;
+mod run;
 pub mod schedule;
 pub mod signal;
+mod trainer;
 
 pub use config::{ConfigLayers, TrainConfig};
 pub use error::TrainError;
 pub use exit::Exit;
+pub use run::pretrain;

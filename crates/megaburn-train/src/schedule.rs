@@ -33,8 +33,8 @@ pub struct LrSchedule {
 }
 
 impl LrSchedule {
-    /// The rate after `updates` updates. As in Megatron, the first update of a run uses
-    /// `lr(0)` = `init`, and update n (from 1) uses `lr(n - 1)`.
+    /// The rate after `updates` updates. Update n of a run (from 1) uses `lr(n)`, so that the first
+    /// one already moves the weights; Megatron uses `lr(n - 1)`.
     pub fn lr(&self, updates: u64) -> f64 {
         let Self { init, max, min, warmup_steps, decay_steps } = *self;
         if warmup_steps > 0 && updates <= warmup_steps {

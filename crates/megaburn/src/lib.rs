@@ -13,6 +13,8 @@ pub use megaburn_optim as optim;
 pub use megaburn_parallel as parallel;
 pub use megaburn_train as train;
 
+pub mod cli;
+
 /// What an application needs to make its own modules parallel.
 pub mod prelude {
     pub use megaburn_collective::{Group, GroupOptions, ProcessGroups, ReduceOp, run_threads};

@@ -1,5 +1,6 @@
 //! Scaled dot-product attention with grouped queries (Ainslie et al., 2023, arXiv:2305.13245).
 
+mod block;
 mod op;
 mod options;
 pub(crate) mod reference;
@@ -24,13 +25,16 @@ pub use options::AttentionOptions;
 /// - result: `[s_q, b, hq * d_v]`
 ///
 /// # Panics
-/// If the shapes do not fit, or `hkv` does not divide `hq`.
+/// If the shapes do not fit, `hkv` does not divide `hq`, or there is no query or no key.
 pub fn attention(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, options: AttentionOptions) -> Tensor<3> {
-    let ([_, b, hq, d], [s_k, b_k, hkv, d_k]) = (q.dims(), k.dims());
+    let ([s_q, b, hq, d], [s_k, b_k, hkv, d_k]) = (q.dims(), k.dims());
     let [s_v, b_v, h_v, _] = v.dims();
     assert!(
-        (b, d, s_k, b, hkv) == (b_k, d_k, s_v, b_v, h_v) && hkv > 0 && hq.is_multiple_of(hkv),
-        "attention: q {:?}, k {:?}, v {:?} are not [s_q, b, hq, d], [s_k, b, hkv, d], [s_k, b, hkv, d_v] with hkv dividing hq",
+        (b, d, s_k, b, hkv) == (b_k, d_k, s_v, b_v, h_v)
+            && hkv > 0
+            && hq.is_multiple_of(hkv)
+            && s_q * s_k > 0,
+        "attention: q {:?}, k {:?}, v {:?} are not [s_q, b, hq, d], [s_k, b, hkv, d], [s_k, b, hkv, d_v] with hkv dividing hq and at least one query and key",
         q.dims(),
         k.dims(),
         v.dims()
@@ -68,6 +72,10 @@ mod tests {
     #[case::window_with_offset([4, 9, 1, 4, 2, 4], options(true, 5, Some(2)))]
     #[case::window_not_causal([6, 6, 1, 2, 2, 4], options(false, 0, Some(2)))]
     #[case::queries_beyond_the_window([8, 5, 2, 4, 2, 4], options(true, 2, Some(3)))]
+    #[case::blocks([80, 80, 1, 4, 2, 4], options(true, 0, None))]
+    #[case::ragged_blocks([67, 90, 2, 2, 1, 3], options(true, 20, None))]
+    #[case::blocks_with_window([99, 99, 1, 2, 1, 4], options(true, 0, Some(20)))]
+    #[case::blocks_without_keys([99, 30, 1, 2, 2, 4], options(true, 3, Some(5)))]
     #[case::scale([4, 4, 1, 2, 1, 4], AttentionOptions { scale: Some(0.9), ..AttentionOptions::causal() })]
     fn values_and_gradients_are_those_of_the_reference(
         #[case] shape: [usize; 6],

@@ -74,16 +74,19 @@ mod tests {
     }
 
     #[rstest]
-    fn f32_results_are_bit_for_bit_those_of_burn(
-        #[values([4, 2, 64], [3, 5, 7])] s: [usize; 3],
+    fn results_are_bit_for_bit_those_of_burn(
+        #[values([4, 2, 64], [3, 5, 7])] shape: [usize; 3],
         #[values(true, false)] bias: bool,
+        #[values(DType::F32, DType::F16)] dtype: DType,
     ) {
         for device in [Device::flex(), device()] {
-            let config = LayerNormConfig::new(s[2]).with_epsilon(1e-6).with_bias(bias);
+            let n = shape[2];
+            let vector = || normal_on([n], &device).cast(dtype);
+            let config = LayerNormConfig::new(n).with_epsilon(1e-6).with_bias(bias);
             let mut norm = config.init(&device);
-            norm.gamma = norm.gamma.map(|_| normal_on([s[2]], &device));
-            norm.beta = norm.beta.map(|b| b.map(|_| normal_on([s[2]], &device)));
-            let x = normal_on(s, &device);
+            norm.gamma = norm.gamma.map(|_| vector());
+            norm.beta = norm.beta.map(|beta| beta.map(|_| vector()));
+            let x = normal_on(shape, &device).cast(dtype);
             let beta = norm.beta.as_ref().map(|b| b.val());
             let fast = layer_norm(x.clone(), norm.gamma.val(), beta, 1e-6);
             assert_same_bits(fast, norm.forward(x));

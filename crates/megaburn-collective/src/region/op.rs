@@ -18,6 +18,9 @@ use burn::{
 
 use crate::{Group, region::moves};
 
+/// How the panic of a region starts whose collective failed; the error's text follows.
+pub const FAILED_REGION: &str = "collective failed: ";
+
 /// One direction of a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Move {
@@ -78,7 +81,7 @@ fn on_host<B: Backend>(x: FloatTensor<B>, region: &Region) -> FloatTensor<B> {
     let data = burn::tensor::read_sync(B::float_into_data(x)).expect("the tensor can be read");
     match moves::run(data, region.forward, &region.group) {
         Ok(data) => B::float_from_data(data, &device),
-        Err(error) => panic!("{error}"),
+        Err(error) => panic!("{FAILED_REGION}{error}"),
     }
 }
 

@@ -1,7 +1,12 @@
+use megaburn_kernels::RopeScaling;
 use megaburn_mesh::ModelShape;
+use megaburn_models::LlamaConfig;
 use serde::{Deserialize, Serialize};
 
-use super::check::{at_least_one, positive, require};
+use super::{
+    DataConfig,
+    check::{at_least_one, positive, require},
+};
 use crate::TrainError;
 
 /// `[model]`: the sizes of the Llama.
@@ -57,6 +62,31 @@ impl ModelConfig {
     /// Width of a head.
     pub fn head_dim(&self) -> usize {
         self.head_dim.unwrap_or(self.hidden / self.heads)
+    }
+
+    /// The whole configuration of the model, for text of `vocab` token ids.
+    pub fn llama(&self, data: &DataConfig, vocab: usize) -> LlamaConfig {
+        let scaling =
+            self.rope_scaling.as_ref().map_or(RopeScaling::None, |scaling| RopeScaling::Llama3 {
+                factor: scaling.factor,
+                low_freq_factor: scaling.low_freq_factor,
+                high_freq_factor: scaling.high_freq_factor,
+                original_max_position: scaling.original_max_position_embeddings,
+            });
+        LlamaConfig {
+            vocab: self.vocab.unwrap_or(vocab),
+            hidden: self.hidden,
+            ffn: self.ffn,
+            layers: self.layers,
+            heads: self.heads,
+            kv_heads: self.kv_heads,
+            head_dim: self.head_dim(),
+            max_seq_len: data.seq_len,
+            rope_theta: self.rope_theta,
+            rope_scaling: scaling,
+            norm_eps: self.norm_eps,
+            tied: self.tied,
+        }
     }
 
     /// The sizes that a layout must be able to split.

@@ -1,0 +1,241 @@
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+    sync::OnceLock,
+};
+
+use burn::tensor::{DType, TensorData};
+use megaburn_mesh::{Piece, ShardSpec};
+use memmap2::Mmap;
+use safetensors::{SafeTensors, tensor::Metadata};
+use serde_json::Value;
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::{
+    CheckpointError, Manifest, PieceInfo, TensorInfo, dtype,
+    error::IoContext,
+    manifest::{FORMAT, MANIFEST, MANIFEST_HASH, at_least_1d, hex},
+    mmap::map,
+    overlap::{Stretch, for_each_shared_run},
+};
+
+/// The length of a safetensors header stands before it in this many bytes.
+const HEADER_LEN: usize = 8;
+
+/// An opened checkpoint: what it says of itself, and its tensors, of which each rank reads the
+/// slices it needs.
+#[derive(Debug)]
+pub struct Checkpoint {
+    path: PathBuf,
+    manifest: Manifest,
+    /// Where each tensor's pieces are: (file, piece).
+    index: BTreeMap<String, Vec<(usize, usize)>>,
+    files: Vec<OnceLock<MappedFile>>,
+}
+
+#[derive(Debug)]
+struct MappedFile {
+    map: Mmap,
+    header: Metadata,
+    data_start: usize,
+}
+
+impl Checkpoint {
+    /// Opens the checkpoint in the folder `path`. Its manifest is verified, and that every file is
+    /// there in full length; the files' hashes are not, see [`find_latest`](crate::find_latest)
+    /// and [`Checkpoint::verify`].
+    ///
+    /// # Errors
+    /// A missing, unreadable or damaged manifest, another format version, a missing or truncated
+    /// file.
+    pub fn open(path: &Path) -> Result<Self, CheckpointError> {
+        let manifest = read_manifest(path)?;
+        let mut index: BTreeMap<String, Vec<(usize, usize)>> = BTreeMap::new();
+        for (f, file) in manifest.files.iter().enumerate() {
+            let file_path = path.join(&file.name);
+            let found = fs::metadata(&file_path).during("read", &file_path)?.len();
+            if found != file.bytes {
+                let why = format!("it has {found} bytes of {}", file.bytes);
+                return Err(CheckpointError::damaged(&file_path, why));
+            }
+            for (p, piece) in file.pieces.iter().enumerate() {
+                index.entry(piece.tensor.clone()).or_default().push((f, p));
+            }
+        }
+        let files = manifest.files.iter().map(|_| OnceLock::new()).collect();
+        Ok(Self { path: path.to_path_buf(), manifest, index, files })
+    }
+
+    /// Its folder.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Updates done when it was saved.
+    pub fn step(&self) -> u64 {
+        self.manifest.step
+    }
+
+    /// The model's configuration, as it was given to [`save`](crate::save).
+    pub fn model(&self) -> &Value {
+        &self.manifest.model
+    }
+
+    /// The trainer's state, as it was given to [`save`](crate::save).
+    pub fn trainer(&self) -> &Value {
+        &self.manifest.trainer
+    }
+
+    /// Everything it says of itself.
+    pub fn manifest(&self) -> &Manifest {
+        &self.manifest
+    }
+
+    /// Whether there is a tensor of this name.
+    pub fn contains(&self, name: &str) -> bool {
+        self.manifest.tensors.contains_key(name)
+    }
+
+    /// Compares every file with its hash.
+    ///
+    /// # Errors
+    /// The first file that cannot be read or is not what was written.
+    pub fn verify(&self) -> Result<(), CheckpointError> {
+        (0..self.files.len()).try_for_each(|file| self.verify_file(file))
+    }
+
+    pub(crate) fn num_files(&self) -> usize {
+        self.files.len()
+    }
+
+    pub(crate) fn verify_file(&self, file: usize) -> Result<(), CheckpointError> {
+        let info = &self.manifest.files[file];
+        let path = self.path.join(&info.name);
+        let map = map(&path).during("read", &path)?;
+        let found = hex(xxh3_64(&map));
+        if found != info.xxh3 {
+            let why = format!("its xxh3 is {found}, and {} was written", info.xxh3);
+            return Err(CheckpointError::damaged(&path, why));
+        }
+        Ok(())
+    }
+
+    /// Reads what `shard` says of the tensor `name`: this rank's part under its own layout. Only
+    /// these slices are read from disk.
+    ///
+    /// # Shapes
+    /// `shard.local_shape()`, padding zero.
+    /// # Errors
+    /// No such tensor (the nearest name is given), another global shape (a checkpoint of another
+    /// model) or element type, a damaged file.
+    pub fn read(
+        &self,
+        name: &str,
+        shard: &ShardSpec,
+        dtype: DType,
+    ) -> Result<TensorData, CheckpointError> {
+        let info = self.info(name)?;
+        let (path, name) = (self.path.clone(), name.to_string());
+        if info.global_shape != shard.global_shape {
+            let (expected, found) = (shard.global_shape.clone(), info.global_shape.clone());
+            return Err(CheckpointError::GlobalShape { path, name, expected, found });
+        }
+        if dtype::to_file(dtype) != Some(info.dtype) {
+            let (expected, found) = (format!("{dtype:?}"), info.dtype.to_string());
+            return Err(CheckpointError::Dtype { path, name, expected, found });
+        }
+        let shape = at_least_1d(&shard.global_shape);
+        let size = dtype::size(info.dtype);
+        let local_shape = shard.local_shape();
+        let mut local = vec![0; local_shape.iter().product::<usize>() * size];
+        for &(file, piece) in self.index.get(&name).into_iter().flatten() {
+            let piece = &self.manifest.files[file].pieces[piece];
+            for wanted in shard.pieces.iter().filter(|wanted| shares(piece, shard.dim, wanted)) {
+                let bytes = self.piece_bytes(file, piece, &shape, info.dtype)?;
+                let (range, dim) = (piece.range.clone(), piece.dim);
+                let stored = Stretch { dim, len: range.len(), global: range, start: 0 };
+                let (global, start) = (wanted.global.clone(), wanted.local.start);
+                let wanted = Stretch { dim: shard.dim, len: shard.local_len, global, start };
+                for_each_shared_run(&shape, &stored, &wanted, |from, to, len| {
+                    let source = &bytes[from * size..(from + len) * size];
+                    local[to * size..(to + len) * size].copy_from_slice(source);
+                });
+            }
+        }
+        Ok(TensorData::from_bytes_vec(local, local_shape, dtype))
+    }
+
+    fn info(&self, name: &str) -> Result<&TensorInfo, CheckpointError> {
+        let tensors = &self.manifest.tensors;
+        tensors.get(name).ok_or_else(|| {
+            let near = |other: &&String| strsim::jaro_winkler(name, other);
+            let nearest = tensors.keys().max_by(|a, b| near(a).total_cmp(&near(b)));
+            CheckpointError::MissingTensor {
+                path: self.path.clone(),
+                name: name.to_string(),
+                nearest: nearest.cloned().unwrap_or_default(),
+            }
+        })
+    }
+
+    /// The bytes of a piece, checked against the file's own header.
+    fn piece_bytes(
+        &self,
+        file: usize,
+        piece: &PieceInfo,
+        global_shape: &[usize],
+        dtype: safetensors::Dtype,
+    ) -> Result<&[u8], CheckpointError> {
+        let mut shape = global_shape.to_vec();
+        shape[piece.dim] = piece.range.len();
+        let MappedFile { map, header, data_start } = self.file(file)?;
+        let found = header.info(&piece.key).filter(|i| i.shape == shape && i.dtype == dtype);
+        let (start, end) = found.map(|info| info.data_offsets).ok_or_else(|| {
+            let why = format!("it lacks `{}` as {dtype} {shape:?}", piece.key);
+            CheckpointError::damaged(&self.path.join(&self.manifest.files[file].name), why)
+        })?;
+        Ok(&map[data_start + start..data_start + end])
+    }
+
+    /// Maps a file at its first use.
+    fn file(&self, file: usize) -> Result<&MappedFile, CheckpointError> {
+        if self.files[file].get().is_none() {
+            let path = self.path.join(&self.manifest.files[file].name);
+            let map = map(&path).during("read", &path)?;
+            let (len, header) = SafeTensors::read_metadata(&map)
+                .map_err(|error| CheckpointError::damaged(&path, error.to_string()))?;
+            // Another thread may have been first; either map will do.
+            let _ = self.files[file].set(MappedFile { map, header, data_start: HEADER_LEN + len });
+        }
+        Ok(self.files[file].get().expect("it was just set"))
+    }
+}
+
+/// Whether a stored piece can hold elements of a wanted one.
+fn shares(stored: &PieceInfo, dim: usize, wanted: &Piece) -> bool {
+    let (a, b) = (&stored.range, &wanted.global);
+    stored.dim != dim || (a.start < b.end && b.start < a.end)
+}
+
+fn read_manifest(folder: &Path) -> Result<Manifest, CheckpointError> {
+    let path = folder.join(MANIFEST);
+    let text = fs::read(&path).during("read", &path)?;
+    let damaged = |why: String| CheckpointError::damaged(&path, why);
+    let value: Value = serde_json::from_slice(&text).map_err(|e| damaged(e.to_string()))?;
+    // Before the hash: another version may hash otherwise.
+    let version = value.get("format").and_then(Value::as_u64);
+    if let Some(found) = version.filter(|&found| found != FORMAT) {
+        let supported = FORMAT;
+        return Err(CheckpointError::UnknownVersion { path, found, supported });
+    }
+    let hash_path = folder.join(MANIFEST_HASH);
+    let hash = fs::read_to_string(&hash_path).during("read", &hash_path)?;
+    let found = hex(xxh3_64(&text));
+    if hash != found {
+        return Err(damaged(format!("its xxh3 is {found}, and {MANIFEST_HASH} says {hash}")));
+    }
+    let manifest: Manifest = serde_json::from_value(value).map_err(|e| damaged(e.to_string()))?;
+    manifest.check().map_err(|(name, why)| damaged(format!("tensor `{name}`: {why}")))?;
+    Ok(manifest)
+}

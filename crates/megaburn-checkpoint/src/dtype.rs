@@ -1,0 +1,27 @@
+use burn::tensor::DType;
+use safetensors::Dtype;
+
+const PAIRS: [(DType, Dtype); 12] = [
+    (DType::F64, Dtype::F64),
+    (DType::F32, Dtype::F32),
+    (DType::F16, Dtype::F16),
+    (DType::BF16, Dtype::BF16),
+    (DType::I64, Dtype::I64),
+    (DType::I32, Dtype::I32),
+    (DType::I16, Dtype::I16),
+    (DType::I8, Dtype::I8),
+    (DType::U64, Dtype::U64),
+    (DType::U32, Dtype::U32),
+    (DType::U16, Dtype::U16),
+    (DType::U8, Dtype::U8),
+];
+
+/// The file format's name of an element type, if it has one.
+pub(crate) fn to_file(dtype: DType) -> Option<Dtype> {
+    PAIRS.iter().find(|(burn, _)| *burn == dtype).map(|(_, file)| *file)
+}
+
+/// Bytes of an element.
+pub(crate) fn size(dtype: Dtype) -> usize {
+    dtype.bitsize() / 8
+}

@@ -1,0 +1,169 @@
+use std::{
+    collections::BTreeMap,
+    fs::File,
+    io::Write,
+    path::{Path, PathBuf},
+};
+
+use burn::tensor::TensorData;
+use megaburn_collective::ProcessGroups;
+use megaburn_mesh::ShardSpec;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::{
+    CheckpointError, FileInfo, Manifest, TensorInfo,
+    agree::{broadcast, gather, settle},
+    dtype,
+    error::IoContext,
+    folder::{Staging, retain, step_path, sync_dir},
+    manifest::{FORMAT, MANIFEST, MANIFEST_HASH, hex},
+    write::write_rank_file,
+};
+
+/// What a checkpoint holds beside tensors. Rank 0's is written.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Snapshot {
+    /// Updates done.
+    pub step: u64,
+    /// The model's configuration.
+    pub model: Value,
+    /// What else the trainer needs to go on as if nothing had happened.
+    pub trainer: Value,
+}
+
+/// One tensor as a rank holds it.
+#[derive(Clone, Debug)]
+pub struct NamedTensor<'a> {
+    /// Its name in the checkpoint: `model.` or an optimizer state's name, and the parameter's path.
+    pub name: String,
+    /// Which part of the whole this is.
+    pub shard: &'a ShardSpec,
+    /// The local values, padding included; in the local shape or flat.
+    pub data: TensorData,
+}
+
+impl NamedTensor<'_> {
+    pub(crate) fn file_dtype(&self) -> Result<safetensors::Dtype, CheckpointError> {
+        dtype::to_file(self.data.dtype()).ok_or_else(|| CheckpointError::UnsupportedDtype {
+            name: self.name.clone(),
+            dtype: format!("{:?}", self.data.dtype()),
+        })
+    }
+}
+
+/// What a rank wrote.
+#[derive(Debug, Default, Serialize, Deserialize)]
+struct Report {
+    tensors: BTreeMap<String, TensorInfo>,
+    file: Option<FileInfo>,
+}
+
+/// Saves a checkpoint to `dir/step-XXXXXXXX` and returns that path. Then only the newest `keep`
+/// checkpoints stay (0 keeps all). One of the same step is replaced.
+///
+/// Every element is written once, by the rank that owns it at data- and context-parallel
+/// coordinate 0; `tensors` is read there only, one copy of the rank's tensors on the host.
+///
+/// # Errors
+/// Any rank's failure, on every rank; then the older checkpoints are untouched and nothing of the
+/// new one stays. Tensors that the ranks' pieces do not tile exactly once are refused.
+/// # Collective
+/// All ranks of `groups.world`; a few messages, none with tensors. The slowest rank's writing must
+/// fit into the group's timeout.
+pub fn save<'a>(
+    dir: &Path,
+    keep: usize,
+    groups: &ProcessGroups,
+    snapshot: &Snapshot,
+    tensors: impl IntoIterator<Item = NamedTensor<'a>>,
+) -> Result<PathBuf, CheckpointError> {
+    let world = &groups.world;
+    let staging = match groups.is_main() {
+        true => Staging::create(dir, snapshot.step).map(Some),
+        false => Ok(None),
+    };
+    let staging = settle(world, staging)?;
+    // Only the name: ranks of other hosts may see the folder under another path.
+    let name = staging.as_ref().and_then(|staging| staging.path.file_name());
+    let name: Option<String> =
+        broadcast(world, &name.map(|name| name.to_string_lossy().into_owned()))?;
+    let name = name.expect("rank 0 made it");
+    let writes = groups.coords.dp == 0 && groups.coords.cp == 0;
+    let mine = match writes {
+        true => write_share(&dir.join(name), world.rank(), tensors),
+        false => Ok(Report::default()),
+    };
+    let mine = settle(world, mine)?;
+    let reports = gather(world, &mine)?;
+
+    let committed = staging.map(|staging| {
+        let manifest = merge(snapshot, groups.layout().to_string(), reports)?;
+        write_manifest(&staging.path, &manifest)?;
+        staging.commit(snapshot.step)
+    });
+    let is_main = settle(world, committed.transpose())?.is_some();
+    if is_main && let Err(error) = retain(dir, snapshot.step, keep) {
+        tracing::warn!("old checkpoints stay: {error}");
+    }
+    Ok(step_path(dir, snapshot.step))
+}
+
+fn write_share<'a>(
+    folder: &Path,
+    rank: usize,
+    tensors: impl IntoIterator<Item = NamedTensor<'a>>,
+) -> Result<Report, CheckpointError> {
+    let tensors: Vec<_> = tensors.into_iter().collect();
+    let file = write_rank_file(folder, &format!("rank-{rank:05}.safetensors"), &tensors)?;
+    let mut report = Report { tensors: BTreeMap::new(), file };
+    for tensor in &tensors {
+        let global_shape = tensor.shard.global_shape.clone();
+        let info = TensorInfo { dtype: tensor.file_dtype()?, global_shape };
+        if report.tensors.insert(tensor.name.clone(), info).is_some() {
+            let (name, why) = (tensor.name.clone(), "it was given twice".into());
+            return Err(CheckpointError::Untiled { name, why });
+        }
+    }
+    Ok(report)
+}
+
+fn merge(
+    snapshot: &Snapshot,
+    layout: String,
+    reports: Vec<Report>,
+) -> Result<Manifest, CheckpointError> {
+    let mut tensors: BTreeMap<String, TensorInfo> = BTreeMap::new();
+    let mut files = Vec::new();
+    for report in reports {
+        for (name, info) in report.tensors {
+            let known = tensors.entry(name.clone()).or_insert_with(|| info.clone());
+            if *known != info {
+                let why = format!("one rank says {known:?}, another {info:?}");
+                return Err(CheckpointError::Untiled { name, why });
+            }
+        }
+        files.extend(report.file);
+    }
+    let Snapshot { step, model, trainer } = snapshot.clone();
+    let manifest = Manifest { format: FORMAT, step, layout, model, trainer, tensors, files };
+    let refuse = |(name, why)| CheckpointError::Untiled { name, why };
+    manifest.check().map_err(refuse)?;
+    Ok(manifest)
+}
+
+fn write_manifest(folder: &Path, manifest: &Manifest) -> Result<(), CheckpointError> {
+    let text = serde_json::to_vec_pretty(manifest).expect("a manifest has a text");
+    let hash = hex(xxh3_64(&text));
+    for (name, bytes) in [(MANIFEST, text.as_slice()), (MANIFEST_HASH, hash.as_bytes())] {
+        let path = folder.join(name);
+        let write = || {
+            let mut file = File::create(&path)?;
+            file.write_all(bytes)?;
+            file.sync_all()
+        };
+        write().during("write", &path)?;
+    }
+    sync_dir(folder)
+}

@@ -1,0 +1,25 @@
+//! What can go wrong between two ranks.
+
+/// Names one group's queue between two ranks; equal on all members.
+pub type Channel = u64;
+
+/// Why a message could not be had or sent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TransportError {
+    /// Nothing came, or nothing was taken, in time.
+    Timeout,
+    /// A rank is gone: the one waited for, or any that died.
+    Lost {
+        /// The rank that is gone.
+        peer: usize,
+        /// How it went.
+        why: String,
+    },
+    /// A rank failed and told everybody.
+    Aborted {
+        /// The rank that failed first.
+        by: usize,
+        /// What it said.
+        reason: String,
+    },
+}

@@ -1,0 +1,165 @@
+use crate::CollectiveError;
+
+/// Which rank of which run this process is, as launchers say it: torchrun's environment names.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RankEnv {
+    /// `RANK`: this rank, from 0.
+    pub rank: usize,
+    /// `WORLD_SIZE`: the number of ranks.
+    pub world_size: usize,
+    /// `LOCAL_RANK`: this rank's number on its host, which chooses its GPU.
+    pub local_rank: usize,
+    /// `MASTER_ADDR`: host name or address (IPv4, IPv6) of rank 0's host.
+    pub master_addr: String,
+    /// The port where rank 0 listens: `MASTER_PORT`, under torchrun the next one, because
+    /// torchrun's agent keeps a store of its own at `MASTER_PORT`.
+    pub master_port: u16,
+    /// Ranks of another run are refused. Under torchrun its run id and restart count, else empty.
+    pub run_id: String,
+}
+
+impl RankEnv {
+    /// What the environment says; `None` where neither `RANK` nor `WORLD_SIZE` is set, as in a
+    /// program that was started by hand.
+    ///
+    /// # Errors
+    /// [`CollectiveError::BadEnvironment`]: some of `RANK WORLD_SIZE LOCAL_RANK MASTER_ADDR
+    /// MASTER_PORT` are missing or make no sense.
+    pub fn from_env() -> Result<Option<Self>, CollectiveError> {
+        Self::from_lookup(|name| {
+            std::env::var_os(name).map(|value| value.to_string_lossy().into_owned())
+        })
+    }
+
+    fn from_lookup(get: impl Fn(&str) -> Option<String>) -> Result<Option<Self>, CollectiveError> {
+        if get("RANK").is_none() && get("WORLD_SIZE").is_none() {
+            return Ok(None);
+        }
+        let world_size = number(&get, "WORLD_SIZE", 1, usize::MAX, "a number of ranks, 1 or more")?;
+        let below = format!("a rank below WORLD_SIZE={world_size}, counted from 0");
+        let rank = number(&get, "RANK", 0, world_size - 1, &below)?;
+        let local_rank = number(&get, "LOCAL_RANK", 0, rank, "at most RANK, counted from 0")?;
+        let master_addr = text(&get, "MASTER_ADDR")?;
+        let port = number(&get, "MASTER_PORT", 1, 65_535, "a port between 1 and 65535")?;
+        let mut master_port = port as u16;
+        let mut run_id = String::new();
+        if let Some(id) = get("TORCHELASTIC_RUN_ID") {
+            master_port = master_port.checked_add(1).unwrap_or(master_port - 1);
+            let restarts = get("TORCHELASTIC_RESTART_COUNT").unwrap_or_default();
+            run_id = format!("{id}/{restarts}");
+        }
+        Ok(Some(Self { rank, world_size, local_rank, master_addr, master_port, run_id }))
+    }
+
+    /// What [`super::socket::listen`] has to serve so that the others find this rank: the address
+    /// of rank 0 is this host's own only if it is a loopback address.
+    pub(crate) fn master_addr_for_peers(&self) -> &str {
+        let loopback = self.master_addr.parse().is_ok_and(|ip: std::net::IpAddr| ip.is_loopback());
+        if loopback || self.master_addr == "localhost" { &self.master_addr } else { "" }
+    }
+
+    /// Where rank 0 listens, as text.
+    pub(crate) fn master(&self) -> String {
+        match self.master_addr.contains(':') {
+            true => format!("[{}]:{}", self.master_addr, self.master_port),
+            false => format!("{}:{}", self.master_addr, self.master_port),
+        }
+    }
+}
+
+fn bad(variable: &str, why: String) -> CollectiveError {
+    CollectiveError::BadEnvironment { variable: variable.to_string(), why }
+}
+
+fn text(get: &impl Fn(&str) -> Option<String>, name: &str) -> Result<String, CollectiveError> {
+    let hint = "start all ranks by `megaburn launch`, torchrun, or a launcher that sets RANK, \
+                WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT; or set none of them";
+    match get(name).map(|value| value.trim().to_string()) {
+        None => Err(bad(name, format!("is not set, though RANK or WORLD_SIZE is; {hint}"))),
+        Some(value) if value.is_empty() => Err(bad(name, format!("is empty; {hint}"))),
+        Some(value) => Ok(value),
+    }
+}
+
+fn number(
+    get: &impl Fn(&str) -> Option<String>,
+    name: &str,
+    min: usize,
+    max: usize,
+    wanted: &str,
+) -> Result<usize, CollectiveError> {
+    let value = text(get, name)?;
+    match value.parse() {
+        Ok(number) if (min..=max).contains(&number) => Ok(number),
+        _ => Err(bad(name, format!("is {value:?}; it must be {wanted}"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+
+    const GOOD: [(&str, &str); 5] = [
+        ("RANK", "3"),
+        ("WORLD_SIZE", "4"),
+        ("LOCAL_RANK", "1"),
+        ("MASTER_ADDR", "::1"),
+        ("MASTER_PORT", "29500"),
+    ];
+
+    fn read(change: &[(&str, Option<&str>)]) -> Result<Option<RankEnv>, CollectiveError> {
+        RankEnv::from_lookup(|name| {
+            if let Some((_, value)) = change.iter().find(|(changed, _)| *changed == name) {
+                return value.map(str::to_string);
+            }
+            GOOD.iter().find(|(good, _)| *good == name).map(|(_, value)| value.to_string())
+        })
+    }
+
+    #[test]
+    fn a_whole_environment_is_read() {
+        let env = read(&[]).unwrap().unwrap();
+        assert_eq!((env.rank, env.world_size, env.local_rank), (3, 4, 1));
+        assert_eq!((env.master(), env.run_id.as_str()), ("[::1]:29500".to_string(), ""));
+    }
+
+    #[test]
+    fn without_rank_and_world_size_there_is_no_run() {
+        assert_eq!(read(&[("RANK", None), ("WORLD_SIZE", None)]), Ok(None));
+    }
+
+    #[test]
+    fn torchruns_own_store_keeps_its_port() {
+        let elastic =
+            [("TORCHELASTIC_RUN_ID", Some("r7")), ("TORCHELASTIC_RESTART_COUNT", Some("2"))];
+        let env = read(&elastic).unwrap().unwrap();
+        assert_eq!((env.master_port, env.run_id.as_str()), (29501, "r7/2"));
+        let last = [("TORCHELASTIC_RUN_ID", Some("r7")), ("MASTER_PORT", Some("65535"))];
+        assert_eq!(read(&last).unwrap().unwrap().master_port, 65534);
+    }
+
+    #[rstest]
+    #[case("RANK", None)]
+    #[case("WORLD_SIZE", None)]
+    #[case("LOCAL_RANK", None)]
+    #[case("MASTER_ADDR", Some(" "))]
+    #[case("MASTER_PORT", None)]
+    #[case("RANK", Some("4"))]
+    #[case("RANK", Some("-1"))]
+    #[case("WORLD_SIZE", Some("0"))]
+    #[case("WORLD_SIZE", Some("four"))]
+    #[case("LOCAL_RANK", Some("9"))]
+    #[case("MASTER_PORT", Some("0"))]
+    #[case("MASTER_PORT", Some("70000"))]
+    fn nonsense_is_named_with_its_value(#[case] variable: &str, #[case] value: Option<&str>) {
+        let error = read(&[(variable, value)]).unwrap_err();
+        let CollectiveError::BadEnvironment { variable: named, why } = &error else {
+            panic!("{error}");
+        };
+        assert_eq!(named, variable);
+        let value = value.map(str::trim).filter(|value| !value.is_empty());
+        assert!(why.contains(value.unwrap_or("RANK")), "{error}");
+    }
+}

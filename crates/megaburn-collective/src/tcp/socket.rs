@@ -1,0 +1,223 @@
+//! Sockets with deadlines, and how addresses are found.
+
+use std::{
+    io::{self, ErrorKind, IoSlice, Read, Write},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs},
+    sync::atomic::{AtomicU16, Ordering},
+    thread,
+    time::{Duration, Instant},
+};
+
+use socket2::{SockRef, TcpKeepalive};
+
+use crate::CollectiveError;
+
+/// How often who waits at a socket looks up whether it still should.
+pub(super) const TICK: Duration = Duration::from_millis(5);
+/// The same while a full buffer of a peer blocks a write.
+const WRITE_TICK: Duration = Duration::from_millis(100);
+
+/// A stream whose reads and writes end at a deadline, or when `stop` says so.
+pub(super) struct Until<'a> {
+    stream: &'a TcpStream,
+    deadline: Instant,
+    stop: &'a dyn Fn() -> bool,
+}
+
+impl<'a> Until<'a> {
+    pub(super) fn new(stream: &'a TcpStream, deadline: Instant) -> Self {
+        Self { stream, deadline, stop: &|| false }
+    }
+
+    pub(super) fn or(self, stop: &'a dyn Fn() -> bool) -> Self {
+        Self { stop, ..self }
+    }
+
+    /// How long the next system call may take. Zero would mean forever.
+    fn patience(&self) -> Option<Duration> {
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        Some(left.clamp(Duration::from_millis(1), WRITE_TICK))
+    }
+
+    fn again(&self, error: &io::Error) -> bool {
+        matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut)
+            && Instant::now() < self.deadline
+            && !(self.stop)()
+    }
+}
+
+impl Read for Until<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        loop {
+            self.stream.set_read_timeout(self.patience())?;
+            match self.stream.read(buffer) {
+                Err(error) if self.again(&error) => {}
+                result => return result,
+            }
+        }
+    }
+}
+
+impl Write for Until<'_> {
+    fn write(&mut self, buffer: &[u8]) -> io::Result<usize> {
+        self.write_vectored(&[IoSlice::new(buffer)])
+    }
+
+    fn write_vectored(&mut self, buffers: &[IoSlice<'_>]) -> io::Result<usize> {
+        loop {
+            self.stream.set_write_timeout(self.patience())?;
+            match self.stream.write_vectored(buffers) {
+                Err(error) if self.again(&error) => {}
+                result => return result,
+            }
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// What stands at the other end of a stream.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Pending {
+    Nothing,
+    Data,
+    Closed,
+}
+
+/// Looks without waiting or taking.
+pub(super) fn pending(stream: &TcpStream) -> Pending {
+    let peeked = stream.set_nonblocking(true).and_then(|()| stream.peek(&mut [0]));
+    if stream.set_nonblocking(false).is_err() {
+        return Pending::Closed;
+    }
+    match peeked {
+        Ok(0) => Pending::Closed,
+        Ok(_) => Pending::Data,
+        Err(error) if error.kind() == ErrorKind::WouldBlock => Pending::Nothing,
+        Err(_) => Pending::Closed,
+    }
+}
+
+/// Messages go out at once, and a host that vanished is noticed within a minute.
+pub(super) fn tune(stream: &TcpStream) -> io::Result<()> {
+    stream.set_nodelay(true)?;
+    let keepalive = TcpKeepalive::new()
+        .with_time(Duration::from_secs(20))
+        .with_interval(Duration::from_secs(5));
+    SockRef::from(stream).set_tcp_keepalive(&keepalive)
+}
+
+/// The next connection, if one waits.
+pub(super) fn accept(listener: &TcpListener) -> io::Result<Option<(TcpStream, SocketAddr)>> {
+    match listener.accept() {
+        Ok((stream, from)) => {
+            stream.set_nonblocking(false)?;
+            tune(&stream)?;
+            Ok(Some((stream, from)))
+        }
+        Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {
+            Ok(None)
+        }
+        // The connection ended before it was taken.
+        Err(error) if error.kind() == ErrorKind::ConnectionAborted => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// A non-blocking listener where others find this host under `name`: at the very address if it is
+/// one (or `localhost`), at every interface if it is a host name, because a host often knows its own
+/// name by another address than the others do.
+pub(super) fn listen(name: &str, port: u16) -> Result<TcpListener, CollectiveError> {
+    let everywhere = [IpAddr::V6(Ipv6Addr::UNSPECIFIED), IpAddr::V4(Ipv4Addr::UNSPECIFIED)];
+    let mut hosts = match name.parse::<IpAddr>() {
+        Ok(ip) => vec![ip],
+        Err(_) if name == "localhost" => resolve(name, port).unwrap_or_default(),
+        Err(_) => Vec::new(),
+    };
+    // An address that is not this host's own (forwarded to it) can only be served everywhere.
+    hosts.extend(everywhere);
+    let mut last = None;
+    for host in hosts {
+        match TcpListener::bind((host, port)).and_then(|listener| {
+            listener.set_nonblocking(true)?;
+            Ok(listener)
+        }) {
+            Ok(listener) => return Ok(listener),
+            Err(error) if error.kind() == ErrorKind::AddrInUse => {
+                let address = SocketAddr::new(host, port).to_string();
+                return Err(CollectiveError::AddressInUse { address });
+            }
+            Err(error) => last = Some((host, error)),
+        }
+    }
+    let (host, error) = last.expect("at least two addresses were tried");
+    Err(rendezvous(format!("cannot listen at {}: {error}", SocketAddr::new(host, port))))
+}
+
+/// A stream to any address of `name`, tried until `deadline`.
+pub(super) fn dial(name: &str, port: u16, deadline: Instant) -> Result<TcpStream, String> {
+    let mut pause = Duration::from_millis(10);
+    loop {
+        let error = match dial_once(name, port, deadline) {
+            Ok(stream) => return Ok(stream),
+            Err(error) => error,
+        };
+        if Instant::now() + pause >= deadline {
+            return Err(error.to_string());
+        }
+        thread::sleep(pause);
+        pause = (pause * 2).min(Duration::from_millis(500));
+    }
+}
+
+fn dial_once(name: &str, port: u16, deadline: Instant) -> io::Result<TcpStream> {
+    let mut last = io::Error::new(ErrorKind::NotFound, "the name has no address");
+    for host in resolve(name, port)? {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let patience = left.clamp(Duration::from_millis(1), Duration::from_secs(10));
+        match TcpStream::connect_timeout(&SocketAddr::new(host, port), patience) {
+            // On the own host, a port nobody listens at can end up connected to itself.
+            Ok(stream) if stream.local_addr()? == stream.peer_addr()? => {
+                last = ErrorKind::ConnectionRefused.into();
+            }
+            Ok(stream) => {
+                tune(&stream)?;
+                return Ok(stream);
+            }
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
+}
+
+fn resolve(name: &str, port: u16) -> io::Result<Vec<IpAddr>> {
+    let mut hosts: Vec<IpAddr> = (name, port).to_socket_addrs()?.map(|at| at.ip()).collect();
+    hosts.dedup();
+    Ok(hosts)
+}
+
+/// A port of this host where nobody listens now. Chosen below the range from which systems take the
+/// ports of outgoing connections, and differently by every call, so that it most likely stays free.
+///
+/// # Errors
+/// None is free.
+pub fn free_port() -> io::Result<u16> {
+    const FIRST: u16 = 12_000;
+    const COUNT: u16 = 20_000;
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    let start = std::process::id().wrapping_mul(7_919);
+    for _ in 0..COUNT {
+        let step = u32::from(NEXT.fetch_add(1, Ordering::Relaxed));
+        let port = FIRST + (start.wrapping_add(step) % u32::from(COUNT)) as u16;
+        if TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)).is_ok() {
+            return Ok(port);
+        }
+    }
+    Err(ErrorKind::AddrInUse.into())
+}
+
+pub(super) fn rendezvous(why: impl Into<String>) -> CollectiveError {
+    CollectiveError::Rendezvous { why: why.into() }
+}

@@ -1,0 +1,193 @@
+//! What ranks say to each other over a connection, and how it is written down.
+//!
+//! A frame is a header of 24 bytes (magic, length of the word, length of the payload, channel;
+//! little-endian), the word as JSON, and the payload as it is.
+
+use std::io::{self, ErrorKind, IoSlice, Read, Write};
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    fault::Channel,
+    message::{Call, Payload},
+};
+
+/// Ranks that speak another version are refused.
+pub(super) const VERSION: u32 = 1;
+
+const MAGIC: [u8; 4] = *b"mgbn";
+const HEADER: usize = 24;
+/// Longer words than a table of many thousand addresses are no words.
+const LONGEST_WORD: usize = 8 << 20;
+/// Memory is taken in such steps while a payload arrives, not on the word of a header.
+const STEP: usize = 64 << 20;
+
+/// Everything a rank can say.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) enum Word {
+    /// To rank 0: who connects, and the port where it awaits the others.
+    Hello(Hello),
+    /// From rank 0: still waiting for these.
+    Missing { ranks: Vec<usize> },
+    /// From rank 0, when all are there: where each rank listens.
+    Table(Table),
+    /// Between two other ranks.
+    Peer { nonce: u64, from: usize, to: usize },
+    /// To rank 0: connected to everybody.
+    Ready,
+    /// From rank 0: everybody is ready.
+    Go,
+    /// Somebody cannot take part.
+    Refused { why: String },
+    /// A message; its contribution is the payload.
+    Data(Call),
+    /// Rank `by` failed first.
+    Abort { by: usize, reason: String },
+    /// The sender finished.
+    Leave,
+}
+
+/// A rank's introduction to rank 0.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Hello {
+    pub(super) version: u32,
+    pub(super) run_id: String,
+    pub(super) rank: usize,
+    pub(super) world_size: usize,
+    pub(super) seed: u64,
+    pub(super) port: u16,
+}
+
+/// Where each rank listens.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Table {
+    /// Tells this run's connections from any other's.
+    pub(super) nonce: u64,
+    /// By rank; no host: the rank is on rank 0's host, at the address where the reader found rank 0.
+    pub(super) peers: Vec<(Option<std::net::IpAddr>, u16)>,
+}
+
+/// A word with what belongs to it.
+#[derive(Debug)]
+pub(super) struct Frame {
+    pub(super) word: Word,
+    pub(super) channel: Channel,
+    pub(super) payload: Vec<u8>,
+}
+
+/// Writes a frame and tells how much went out when it fails.
+pub(super) fn write_frame(
+    mut to: impl Write,
+    word: &Word,
+    channel: Channel,
+    payload: Option<&Payload>,
+) -> Result<(), (usize, io::Error)> {
+    let payload = payload.map(Payload::as_slice).unwrap_or_default();
+    let word = serde_json::to_vec(word).map_err(|error| (0, error.into()))?;
+    let mut head = Vec::with_capacity(HEADER + word.len());
+    head.extend_from_slice(&MAGIC);
+    head.extend_from_slice(&(word.len() as u32).to_le_bytes());
+    head.extend_from_slice(&(payload.len() as u64).to_le_bytes());
+    head.extend_from_slice(&channel.to_le_bytes());
+    head.extend_from_slice(&word);
+    let mut slices = [IoSlice::new(&head), IoSlice::new(payload)];
+    let mut slices = &mut slices[..];
+    let mut written = 0;
+    while !slices.is_empty() {
+        match to.write_vectored(slices) {
+            Ok(0) => return Err((written, ErrorKind::WriteZero.into())),
+            Ok(count) => {
+                written += count;
+                IoSlice::advance_slices(&mut slices, count);
+            }
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) => return Err((written, error)),
+        }
+    }
+    Ok(())
+}
+
+/// Reads a frame; `None` where the connection ended before one.
+pub(super) fn read_frame(mut from: impl Read) -> io::Result<Option<Frame>> {
+    let mut header = [0; HEADER];
+    if from.by_ref().take(1).read(&mut header[..1])? == 0 {
+        return Ok(None);
+    }
+    from.read_exact(&mut header[1..4])?;
+    if header[..4] != MAGIC {
+        return Err(invalid("it does not speak as a megaburn rank does"));
+    }
+    from.read_exact(&mut header[4..])?;
+    let number = |at: usize| u64::from_le_bytes(header[at..at + 8].try_into().expect("8 bytes"));
+    let word_len = u32::from_le_bytes(header[4..8].try_into().expect("4 bytes")) as usize;
+    let (payload_len, channel) = (number(8), number(16));
+    if word_len > LONGEST_WORD {
+        return Err(invalid("its word is too long"));
+    }
+    let word = read_bytes(&mut from, word_len as u64)?;
+    let word = serde_json::from_slice(&word).map_err(|error| invalid(&error.to_string()))?;
+    if payload_len > 0 && !matches!(word, Word::Data(_)) {
+        return Err(invalid("a payload where none belongs"));
+    }
+    let payload = read_bytes(&mut from, payload_len)?;
+    Ok(Some(Frame { word, channel, payload }))
+}
+
+fn read_bytes(from: &mut impl Read, len: u64) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::with_capacity(len.min(STEP as u64) as usize);
+    if from.take(len).read_to_end(&mut bytes)? as u64 != len {
+        return Err(ErrorKind::UnexpectedEof.into());
+    }
+    Ok(bytes)
+}
+
+fn invalid(why: &str) -> io::Error {
+    io::Error::new(ErrorKind::InvalidData, why)
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::{Bytes, DType};
+
+    use super::*;
+    use crate::OpKind;
+
+    fn written(payload: &[u8]) -> Vec<u8> {
+        let call = Call { op: OpKind::AllGather, seq: 7, dtype: DType::U8, shape: vec![3, 0] };
+        let payload = Payload::new(Bytes::from_bytes_vec(payload.to_vec()));
+        let mut bytes = Vec::new();
+        write_frame(&mut bytes, &Word::Data(call), 99, Some(&payload)).unwrap();
+        bytes
+    }
+
+    #[test]
+    fn frames_come_back_one_after_the_other() {
+        let both = [written(&[1, 2, 3]), written(&[])].concat();
+        let mut from = both.as_slice();
+        let first = read_frame(&mut from).unwrap().unwrap();
+        assert_eq!((first.channel, first.payload.as_slice()), (99, &[1, 2, 3][..]));
+        assert!(matches!(first.word, Word::Data(call) if call.seq == 7 && call.shape == [3, 0]));
+        assert!(read_frame(&mut from).unwrap().unwrap().payload.is_empty());
+        assert!(read_frame(&mut from).unwrap().is_none());
+    }
+
+    #[test]
+    fn a_frame_cut_anywhere_is_an_error() {
+        let whole = written(&[1, 2, 3]);
+        for cut in 1..whole.len() {
+            let error = read_frame(&whole[..cut]).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::UnexpectedEof, "cut at {cut}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_frame_is_refused() {
+        assert!(read_frame(&b"GET / HTTP/1.1\r\n\r\n"[..]).is_err());
+        let mut long = written(&[]);
+        long[4..8].copy_from_slice(&u32::MAX.to_le_bytes());
+        assert!(read_frame(long.as_slice()).is_err());
+        let mut boasting = written(&[5]);
+        boasting[8..16].copy_from_slice(&u64::MAX.to_le_bytes());
+        assert!(read_frame(boasting.as_slice()).is_err());
+    }
+}

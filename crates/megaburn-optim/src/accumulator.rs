@@ -1,0 +1,199 @@
+use std::collections::BTreeMap;
+
+use burn::{
+    Tensor,
+    module::{Module, Param},
+    tensor::{DType, Device, Gradients},
+};
+use megaburn_mesh::{ParamSpec, ShardPlan};
+
+use crate::{
+    OptimError, check_plan,
+    visit::{FloatVisitor, visit_floats},
+};
+
+/// The gradients of a module's trainable parameters by path, in f32 whatever the parameters are,
+/// summed over micro-batches and then over ranks.
+///
+/// A frozen parameter has no entry; a trainable one that got no gradient counts as zero.
+#[derive(Debug)]
+pub struct GradientAccumulator {
+    pub(crate) entries: BTreeMap<String, Entry>,
+}
+
+/// One parameter's sum. The gradient is flat: `[local elements]`, none for zero.
+#[derive(Debug)]
+pub(crate) struct Entry {
+    pub(crate) spec: ParamSpec,
+    pub(crate) device: Device,
+    pub(crate) grad: Option<Tensor<1>>,
+}
+
+impl Entry {
+    pub(crate) fn num_elements(&self) -> usize {
+        self.spec.shard.local_shape().iter().product()
+    }
+
+    /// The gradient, zeros if there was none.
+    pub(crate) fn flat(&self) -> Tensor<1> {
+        self.grad
+            .clone()
+            .unwrap_or_else(|| Tensor::zeros([self.num_elements()], (&self.device, DType::F32)))
+    }
+}
+
+impl GradientAccumulator {
+    /// Zero gradients for the parameters of `module` that require them.
+    ///
+    /// # Errors
+    /// The module is not the plan's, see [`check_plan`].
+    pub fn new<M: Module>(module: &M, plan: &ShardPlan) -> Result<Self, OptimError> {
+        check_plan(module, plan)?;
+        let mut collect = Collect { plan, entries: BTreeMap::new() };
+        visit_floats(module, &mut collect);
+        Ok(Self { entries: collect.entries })
+    }
+
+    /// Adds the gradients of one micro-batch, taking them out of `grads`.
+    ///
+    /// `module` is the one this was made for, or its successor after updates.
+    pub fn accumulate<M: Module>(&mut self, module: &M, grads: &mut Gradients) {
+        visit_floats(module, &mut Accumulate { entries: &mut self.entries, grads });
+    }
+
+    /// Multiplies every gradient, for one with `1 / tokens`.
+    pub fn scale(&mut self, factor: f64) {
+        for entry in self.entries.values_mut() {
+            entry.grad = entry.grad.take().map(|grad| grad.mul_scalar(factor));
+        }
+    }
+
+    /// Scales the gradients down to `max_norm` if `norm`, which [`GradientAccumulator::norm`]
+    /// gave, exceeds it, and returns the coefficient applied (1 for none).
+    ///
+    /// Source: Megatron-LM `megatron/core/optimizer/clip_grads.py`: `max_norm / (norm + 1e-6)`,
+    /// applied if below 1.
+    pub fn clip(&mut self, norm: f64, max_norm: f64) -> f64 {
+        let coefficient = max_norm / (norm + 1e-6);
+        if coefficient < 1.0 {
+            self.scale(coefficient);
+            return coefficient;
+        }
+        1.0
+    }
+
+    /// Sets all gradients to zero, for the next step.
+    pub fn reset(&mut self) {
+        self.entries.values_mut().for_each(|entry| entry.grad = None);
+    }
+
+    /// The gradient of the parameter at `path`; none for a frozen or unknown one.
+    ///
+    /// # Shapes
+    /// `[local elements]`, row-major, padding included.
+    pub fn get(&self, path: &str) -> Option<Tensor<1>> {
+        self.entries.get(path).map(Entry::flat)
+    }
+
+    /// The paths that have gradients, in order.
+    pub fn paths(&self) -> impl Iterator<Item = &str> {
+        self.entries.keys().map(String::as_str)
+    }
+}
+
+struct Collect<'a> {
+    plan: &'a ShardPlan,
+    entries: BTreeMap<String, Entry>,
+}
+
+impl FloatVisitor for Collect<'_> {
+    fn visit<const D: usize>(&mut self, path: String, param: &Param<Tensor<D>>) {
+        let spec = self.plan.get(&path).expect("the plan was checked").clone();
+        if param.val().is_require_grad() {
+            let device = param.val().device().inner();
+            self.entries.insert(path, Entry { spec, device, grad: None });
+        }
+    }
+}
+
+struct Accumulate<'a> {
+    entries: &'a mut BTreeMap<String, Entry>,
+    grads: &'a mut Gradients,
+}
+
+impl FloatVisitor for Accumulate<'_> {
+    fn visit<const D: usize>(&mut self, path: String, param: &Param<Tensor<D>>) {
+        let Some(entry) = self.entries.get_mut(&path) else { return };
+        let Some(grad) = param.val().grad_remove(self.grads) else { return };
+        let grad = grad.cast(DType::F32).flatten(0, D - 1);
+        entry.grad = Some(match entry.grad.take() {
+            Some(sum) => sum + grad,
+            None => grad,
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::module::Module;
+
+    use super::*;
+    use crate::testing::{Net, plan_of, values};
+
+    #[test]
+    fn micro_batches_add_up_and_a_missing_gradient_is_zero() {
+        let device = Device::default().autodiff();
+        let net = Net::new(3, 4, 0, 1, &device);
+        let mut sum = GradientAccumulator::new(&net, &plan_of(3, 4, 0, 1)).unwrap();
+        for scale in [1.0f32, 2.5, -0.25] {
+            let loss = net.matrix.val().sum().mul_scalar(scale);
+            sum.accumulate(&net, &mut loss.backward());
+        }
+        assert_eq!(values(sum.get("matrix").unwrap()), [3.25; 12]);
+        assert_eq!(values(sum.get("bias").unwrap()), [0.0; 4]);
+        sum.scale(0.5);
+        assert_eq!(values(sum.get("matrix").unwrap()), [1.625; 12]);
+        sum.reset();
+        assert_eq!(values(sum.get("matrix").unwrap()), [0.0; 12]);
+    }
+
+    #[test]
+    fn a_frozen_parameter_has_no_gradient() {
+        let device = Device::default().autodiff();
+        let mut net = Net::new(3, 4, 0, 1, &device);
+        net.bias = net.bias.set_require_grad(false);
+        let sum = GradientAccumulator::new(&net, &plan_of(3, 4, 0, 1)).unwrap();
+        assert_eq!(sum.paths().collect::<Vec<_>>(), ["matrix"]);
+        assert!(sum.get("bias").is_none());
+        let frozen = net.no_grad();
+        let sum = GradientAccumulator::new(&frozen, &plan_of(3, 4, 0, 1)).unwrap();
+        assert_eq!(sum.paths().count(), 0);
+    }
+
+    #[test]
+    fn bf16_gradients_are_summed_in_f32() {
+        let device = Device::default().autodiff();
+        let mut net = Net::new(2, 2, 0, 1, &device);
+        net.matrix = net.matrix.map(|t| t.inner().cast(DType::BF16).autodiff().require_grad());
+        let mut sum = GradientAccumulator::new(&net, &plan_of(2, 2, 0, 1)).unwrap();
+        // 256 + 1 is no bf16.
+        for scale in [256.0f32, 1.0] {
+            let loss = net.matrix.val().sum().mul_scalar(scale);
+            sum.accumulate(&net, &mut loss.backward());
+        }
+        assert_eq!(values(sum.get("matrix").unwrap()), [257.0; 4]);
+    }
+
+    #[test]
+    fn clipping_scales_down_to_the_maximum_and_never_up() {
+        let device = Device::default().autodiff();
+        let net = Net::new(2, 2, 0, 1, &device);
+        let mut sum = GradientAccumulator::new(&net, &plan_of(2, 2, 0, 1)).unwrap();
+        sum.accumulate(&net, &mut net.matrix.val().sum().mul_scalar(3.0).backward());
+        assert_eq!(sum.clip(6.0, 7.0), 1.0);
+        assert_eq!(values(sum.get("matrix").unwrap()), [3.0; 4]);
+        let coefficient = sum.clip(6.0, 1.5);
+        assert_eq!(coefficient, 1.5 / (6.0 + 1e-6));
+        values(sum.get("matrix").unwrap()).iter().for_each(|g| assert!((g - 0.75).abs() < 1e-6));
+    }
+}

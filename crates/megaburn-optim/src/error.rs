@@ -1,0 +1,29 @@
+use megaburn_collective::CollectiveError;
+use thiserror::Error;
+
+/// Why gradients or an optimizer cannot be.
+#[derive(Clone, Debug, PartialEq, Error)]
+#[non_exhaustive]
+#[allow(missing_docs, reason = "the message of each variant says what its fields are")]
+pub enum OptimError {
+    #[error(
+        "the module has a parameter `{path}` of shape {shape:?} that the shard plan lacks; a layer adds its parameters to the plan when it is built"
+    )]
+    NotInPlan { path: String, shape: Vec<usize> },
+    #[error(
+        "the shard plan has a parameter `{path}` that the module lacks; the plan was made for another module"
+    )]
+    NotInModule { path: String },
+    #[error(
+        "parameter `{path}` has shape {found:?}, and the shard plan says {expected:?} on this rank"
+    )]
+    LocalShape { path: String, found: Vec<usize>, expected: Vec<usize> },
+    #[error("AdamW: {name} is {value}; it must be {must_be}")]
+    BadConfig { name: &'static str, value: f64, must_be: &'static str },
+    #[error(
+        "optimizer state `{moment}` of `{path}` has {found} elements of {dtype}, and the parameter {expected} of F32 on this rank"
+    )]
+    State { moment: &'static str, path: String, found: usize, dtype: String, expected: usize },
+    #[error(transparent)]
+    Collective(#[from] CollectiveError),
+}

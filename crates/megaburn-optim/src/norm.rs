@@ -1,0 +1,128 @@
+use burn::tensor::TensorData;
+use megaburn_collective::{Group, ReduceOp};
+
+use crate::{GradientAccumulator, OptimError, accumulator::Entry};
+
+impl GradientAccumulator {
+    /// The L2 norm of the model's whole gradient: each logical element once, whoever holds copies
+    /// of it, and no padding. Call it after [`GradientAccumulator::reduce`].
+    ///
+    /// A value that is not finite anywhere, in a copy too, makes the norm so on every rank.
+    ///
+    /// # Errors
+    /// See [`megaburn_collective::CollectiveError`].
+    /// # Collective
+    /// All members of `group` (tp x pp, [`megaburn_collective::ProcessGroups::model`]); one number.
+    /// # Determinism
+    /// Summed in f64, in path order and then rank order: bit-identical on every rank of the world.
+    pub fn norm(&self, group: &Group) -> Result<f64, OptimError> {
+        let squares: f64 = self.entries.values().map(owned_squares).sum();
+        let sum = group.all_reduce(TensorData::from([squares]), ReduceOp::Sum)?;
+        Ok(sum.as_slice::<f64>().expect("the sum is f64")[0].sqrt())
+    }
+
+    /// The first path whose gradient on this rank is not finite, to say where it went wrong.
+    pub fn find_non_finite(&self) -> Option<&str> {
+        let bad = |entry: &Entry| {
+            let grad = entry.grad.clone();
+            grad.is_some_and(|grad| host(&grad.into_data()).iter().any(|g| !g.is_finite()))
+        };
+        self.entries.iter().find(|(_, entry)| bad(entry)).map(|(path, _)| path.as_str())
+    }
+}
+
+/// The sum of squares of the elements that this rank owns; not finite if any held one is not.
+fn owned_squares(entry: &Entry) -> f64 {
+    let Some(grad) = entry.grad.clone() else { return 0.0 };
+    let data = grad.into_data();
+    let values = host(&data);
+    let mut sum = 0.0;
+    for piece in entry.spec.shard.owned() {
+        entry.spec.shard.for_each_run(piece, |local, _, len| {
+            sum += values[local..local + len].iter().map(|&g| f64::from(g).powi(2)).sum::<f64>();
+        });
+    }
+    // Zero, or NaN if a copy that is not counted holds one.
+    let poison: f64 = values.iter().map(|&g| f64::from(g) * 0.0).sum();
+    sum + poison
+}
+
+fn host(data: &TensorData) -> &[f32] {
+    data.as_slice().expect("gradients are f32")
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::{Device, Tensor};
+    use megaburn_collective::{GroupOptions, ProcessGroups, run_threads};
+    use megaburn_mesh::Layout;
+    use rstest::rstest;
+
+    use super::*;
+    use crate::testing::{Net, cut, plan_of};
+
+    /// A gradient of the whole model, its largest element far above the others.
+    fn whole(path: &str, len: usize) -> Vec<f32> {
+        (0..len).map(|i| ((i * 7 + path.len() * 3) % 11) as f32 * 0.37 - 1.5).collect()
+    }
+
+    /// The norm on every rank under a layout; `spoil(rank)` may change what a rank holds.
+    fn norms(layout: &str, spoil: impl Fn(usize, &mut Vec<f32>) + Sync) -> Vec<f64> {
+        let layout: Layout = layout.parse().unwrap();
+        let ranks = run_threads(layout.world_size(), GroupOptions::default(), |world| {
+            let groups = ProcessGroups::new(&world, layout)?;
+            let (rank, tp) = (groups.tp.rank(), groups.tp.size());
+            let device = Device::default().autodiff();
+            let net = Net::new(5, 12, rank, tp, &device);
+            let plan = plan_of(5, 12, rank, tp);
+            let mut grads = GradientAccumulator::new(&net, &plan)?;
+            for (path, entry) in &mut grads.entries {
+                let shard = &plan.get(path).unwrap().shard;
+                let mut local = cut(shard, &whole(path, shard.num_global()));
+                spoil(world.rank(), &mut local);
+                entry.grad = Some(Tensor::from_data(local.as_slice(), &device.clone().inner()));
+            }
+            grads.norm(&groups.model)
+        });
+        ranks.into_iter().map(Result::unwrap).collect()
+    }
+
+    #[rstest]
+    #[case("dp1")]
+    #[case("tp2")]
+    #[case("tp4")]
+    #[case("tp2-dp2")]
+    #[case("tp3")]
+    fn each_logical_element_counts_once_on_every_rank(#[case] layout: &str) {
+        let elements = [whole("matrix", 60), whole("bias", 12)].concat();
+        let expected = elements.iter().map(|&g| f64::from(g).powi(2)).sum::<f64>().sqrt();
+        let norms = norms(layout, |_, _| {});
+        assert!((norms[0] - expected).abs() < 1e-12 * expected, "{} {expected}", norms[0]);
+        assert!(norms.iter().all(|norm| norm.to_bits() == norms[0].to_bits()), "{norms:?}");
+    }
+
+    #[rstest]
+    #[case(f32::NAN)]
+    #[case(f32::INFINITY)]
+    fn a_bad_value_in_an_uncounted_copy_spoils_the_norm_of_all(#[case] bad: f32) {
+        // Under tp4 the bias has two units: rank 1 holds a copy of what rank 0 owns.
+        let norms = norms("tp4", |rank, local| {
+            if rank == 1 && local.len() == 6 {
+                local[2] = bad;
+            }
+        });
+        assert!(norms.iter().all(|norm| !norm.is_finite()), "{norms:?}");
+    }
+
+    #[test]
+    fn the_first_bad_gradient_is_named() {
+        let device = Device::default().autodiff();
+        let net = Net::new(3, 4, 0, 1, &device);
+        let mut grads = GradientAccumulator::new(&net, &plan_of(3, 4, 0, 1)).unwrap();
+        assert_eq!(grads.find_non_finite(), None);
+        let loss = net.matrix.val().sum().mul_scalar(f32::MAX).mul_scalar(2.0);
+        grads.accumulate(&net, &mut loss.backward());
+        assert_eq!(grads.find_non_finite(), Some("matrix"));
+        assert!(!grads.norm(&Group::single(0)).unwrap().is_finite());
+    }
+}

@@ -1,0 +1,156 @@
+//! What rank 0 tells people and files about a run.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use megaburn_mesh::Layout;
+
+use crate::{
+    TrainConfig, TrainError,
+    console::{Console, human_number},
+    data::RunData,
+    metrics::{EvalMetrics, MetricsWriter, StepMetrics, read_metrics},
+    plot::write_loss_plot,
+    signal::StopSignal,
+    trainer::{Progress, Trainer},
+};
+
+/// Prints, and writes `config.toml`, `metrics.jsonl` and `loss.svg` into the run's folder.
+pub(crate) struct Reporter<'a> {
+    dir: PathBuf,
+    console: Console,
+    metrics: MetricsWriter,
+    data: &'a RunData,
+}
+
+impl<'a> Reporter<'a> {
+    /// Makes the folder and says what is about to happen.
+    pub(crate) fn start(
+        config: &TrainConfig,
+        layout: &Layout,
+        trainer: &Trainer,
+        data: &'a RunData,
+        resumed: Option<Progress>,
+    ) -> Result<Self, TrainError> {
+        let dir = PathBuf::from(&config.run.dir);
+        let write = |path: &Path, source| TrainError::Write { path: path.to_path_buf(), source };
+        fs::create_dir_all(&dir).map_err(|source| write(&dir, source))?;
+        let resolved = dir.join("config.toml");
+        fs::write(&resolved, config.to_toml()).map_err(|source| write(&resolved, source))?;
+        let done = resumed.map_or(0, |progress| progress.step);
+        let metrics = MetricsWriter::open(dir.join("metrics.jsonl"), done)?;
+        let mut console = Console::new(config.train.steps, done, config.train.log_interval);
+        let model = trainer.model_config();
+        console.line(format!("layout   {}", describe(layout)));
+        console.line(format!(
+            "model    Llama, {} parameters: {} layers, hidden {}, {} heads ({} key/value), vocabulary {}",
+            human_number(model.num_params() as f64),
+            model.layers,
+            model.hidden,
+            model.heads,
+            model.kv_heads,
+            model.vocab,
+        ));
+        console.line(format!("data     {}", data.description));
+        console.line(format!(
+            "steps    {} of {} tokens ({} samples of {})",
+            config.train.steps,
+            config.tokens_per_step(),
+            config.train.global_batch,
+            config.data.seq_len,
+        ));
+        console.line(format!("run      {}", dir.display()));
+        if let Some(Progress { step, .. }) = resumed {
+            console.line(format!("resumed  after step {step} (--fresh starts anew)"));
+        }
+        Ok(Self { dir, console, metrics, data })
+    }
+
+    pub(crate) fn step(&mut self, metrics: &StepMetrics) -> Result<(), TrainError> {
+        self.metrics.write(*metrics)?;
+        self.console.step(metrics);
+        Ok(())
+    }
+
+    pub(crate) fn eval(&mut self, metrics: &EvalMetrics) -> Result<(), TrainError> {
+        self.metrics.write(*metrics)?;
+        self.console.eval(metrics);
+        Ok(())
+    }
+
+    /// The evaluation at the end of a run; a finished run that is started again already has it in
+    /// its metrics.
+    pub(crate) fn final_eval(&mut self, metrics: &EvalMetrics) -> Result<(), TrainError> {
+        let path = self.dir.join("metrics.jsonl");
+        let known = read_metrics(&path)?.iter().any(|record| {
+            matches!(record, crate::metrics::MetricsRecord::Eval(eval) if eval.step == metrics.step)
+        });
+        if !known {
+            self.metrics.write(*metrics)?;
+        }
+        self.console.eval(metrics);
+        Ok(())
+    }
+
+    /// The run was asked to stop and is saved.
+    pub(crate) fn stopped(mut self, step: u64, stop: &StopSignal) -> Result<(), TrainError> {
+        self.draw()?;
+        let signal = stop.requested().unwrap_or("a signal to another rank");
+        self.console.line(format!(
+            "stopped by {signal} after step {step}, saved; the same command goes on from there"
+        ));
+        self.console.finish();
+        Ok(())
+    }
+
+    /// The last lines of a finished run.
+    pub(crate) fn finish(
+        mut self,
+        eval: &EvalMetrics,
+        sample: Option<&str>,
+    ) -> Result<(), TrainError> {
+        let picture = self.draw()?;
+        let EvalMetrics { step, eval_loss } = *eval;
+        let bits = self.data.bits_per_byte(eval_loss);
+        let bits = bits.map(|bits| format!(" = {bits:.3} bits per byte")).unwrap_or_default();
+        if let Some(sample) = sample {
+            self.console.line(format!("sample   {}", sample.replace('\n', "\n         ")));
+        }
+        self.console.line(format!("finished {step} steps; validation loss {eval_loss:.4}{bits}"));
+        self.console.line(format!("picture  {}", picture.display()));
+        self.console.line(format!(
+            "run      {} (metrics.jsonl, config.toml, checkpoints/); train on with a larger --steps, or anew with --fresh",
+            self.dir.display()
+        ));
+        self.console.finish();
+        Ok(())
+    }
+
+    fn draw(&self) -> Result<PathBuf, TrainError> {
+        let picture = self.dir.join("loss.svg");
+        let records = read_metrics(self.dir.join("metrics.jsonl"))?;
+        let title = self.dir.file_name().unwrap_or_default().to_string_lossy();
+        write_loss_plot(&picture, &title, &records)?;
+        Ok(picture)
+    }
+}
+
+/// `tp2-dp2-sp: 4 ranks, tp groups [0 1] [2 3]`.
+fn describe(layout: &Layout) -> String {
+    let mesh = megaburn_mesh::Mesh::new(*layout);
+    let ranks = layout.world_size();
+    let groups = |axis| {
+        let groups = mesh.groups(&[axis]).into_iter().map(|group| format!("{group:?}"));
+        format!("{axis} {}", groups.collect::<Vec<_>>().join(" "))
+    };
+    let axes = [megaburn_mesh::Axis::Tp, megaburn_mesh::Axis::Dp];
+    let split = axes.into_iter().filter(|&axis| layout.degree(axis) > 1).map(groups);
+    let split = split.collect::<Vec<_>>().join("; ");
+    if ranks == 1 {
+        format!("{layout}: 1 rank")
+    } else {
+        format!("{layout}: {ranks} ranks; {split}")
+    }
+}

@@ -1,0 +1,168 @@
+use std::{collections::BTreeMap, fs, io};
+
+use burn::tensor::{DType, TensorData};
+use megaburn_checkpoint::{Checkpoint, NamedTensor, Snapshot, find_latest, prepare, save};
+use megaburn_parallel::{load_params, read_params};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use crate::{
+    TrainError,
+    trainer::{Progress, Trainer},
+};
+
+/// What a run needs beside its tensors to go on as if nothing had happened. The learning rate and
+/// the data are functions of these numbers.
+#[derive(Debug, Serialize, Deserialize)]
+struct TrainerState {
+    progress: Progress,
+    seed: u64,
+    seq_len: usize,
+    data_hash: u64,
+}
+
+impl Trainer {
+    /// Writes a checkpoint of the current state.
+    ///
+    /// # Collective
+    /// All ranks.
+    pub(crate) fn save(&self) -> Result<(), TrainError> {
+        let snapshot = Snapshot {
+            step: self.progress.step,
+            model: self.model_json(),
+            trainer: serde_json::to_value(self.state()).expect("numbers are always JSON"),
+        };
+        let shard = |path: &str| &self.plan.get(path).expect("the plan was checked").shard;
+        let params = read_params(self.model());
+        let params = params.into_iter().map(|(path, data)| (format!("model.{path}"), path, data));
+        let moments = self.optimizer.state_tensors().map(|(path, moment, tensor)| {
+            (format!("{}.{path}", moment.name()), path.to_string(), tensor.into_data())
+        });
+        let tensors = params.chain(moments).map(|(name, path, data)| NamedTensor {
+            name,
+            shard: shard(&path),
+            data,
+        });
+        let keep = self.config.train.keep_checkpoints;
+        save(&self.checkpoints(), keep, &self.groups, &snapshot, tensors)?;
+        Ok(())
+    }
+
+    /// Goes on from the newest whole checkpoint of the run, if there is one.
+    ///
+    /// # Collective
+    /// All ranks.
+    pub(crate) fn resume(&mut self) -> Result<Option<Progress>, TrainError> {
+        let dir = self.checkpoints();
+        prepare(&dir, &self.groups.world)?;
+        let latest = find_latest(&dir, &self.groups.world)?;
+        let Some(checkpoint) = latest.checkpoint else {
+            // Starting anew beside the remains of a run would bury them.
+            return match latest.refused.into_iter().next() {
+                Some(refused) => Err(TrainError::CannotResume {
+                    path: refused.path,
+                    what: format!("is damaged, and no other is whole: {}", refused.why),
+                }),
+                None => Ok(None),
+            };
+        };
+        self.check_fits(&checkpoint)?;
+        self.load(&checkpoint)?;
+        Ok(Some(self.progress))
+    }
+
+    /// Removes the run's checkpoints.
+    ///
+    /// # Collective
+    /// All ranks; rank 0 works.
+    pub(crate) fn discard_checkpoints(&self) -> Result<Option<Progress>, TrainError> {
+        let dir = self.checkpoints();
+        if self.groups.is_main() {
+            match fs::remove_dir_all(&dir) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                    return Err(TrainError::Write { path: dir, source: error });
+                }
+                _ => {}
+            }
+        }
+        prepare(&dir, &self.groups.world)?;
+        Ok(None)
+    }
+
+    /// Refuses a checkpoint of another model or of another stream of samples.
+    fn check_fits(&self, checkpoint: &Checkpoint) -> Result<(), TrainError> {
+        let refuse = |what: String| {
+            Err(TrainError::CannotResume { path: checkpoint.path().to_path_buf(), what })
+        };
+        if let Some(difference) = difference(checkpoint.model(), &self.model_json()) {
+            return refuse(format!("is of another model: {difference}"));
+        }
+        let (saved, mine) = (read_state(checkpoint)?, self.state());
+        for (name, saved, mine) in [
+            ("run.seed", saved.seed, mine.seed),
+            ("data.seq_len", saved.seq_len as u64, mine.seq_len as u64),
+            ("the hash of the data", saved.data_hash, mine.data_hash),
+        ] {
+            if saved != mine {
+                return refuse(format!(
+                    "was trained with another order of samples: {name} is {saved} there and {mine} here"
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    fn load(&mut self, checkpoint: &Checkpoint) -> Result<(), TrainError> {
+        let plan = &self.plan;
+        let read = |prefix: &str, path: &str| -> Result<TensorData, TrainError> {
+            let shard = &plan.get(path).expect("the plan was checked").shard;
+            Ok(checkpoint.read(&format!("{prefix}.{path}"), shard, DType::F32)?)
+        };
+        // Read everything before anything is replaced: an error leaves the trainer as it was.
+        let mut params = BTreeMap::new();
+        for (path, _) in plan.iter() {
+            params.insert(path.to_string(), read("model", path)?);
+        }
+        let progress = read_state(checkpoint)?.progress;
+        self.optimizer
+            .load_state(progress.step, &self.grads, |path, moment| read(moment.name(), path))?;
+        let model = self.model.take().expect("the model is only away during an update");
+        self.model = Some(load_params(model, |path, _| {
+            Ok::<_, TrainError>(params.remove(path).expect("the plan was checked"))
+        })?);
+        self.progress = progress;
+        Ok(())
+    }
+
+    fn state(&self) -> TrainerState {
+        TrainerState {
+            progress: self.progress,
+            seed: self.config.run.seed,
+            seq_len: self.config.data.seq_len,
+            data_hash: self.data.hash,
+        }
+    }
+
+    /// The model's sizes, but for the length of its rotary table, which is no part of the weights.
+    fn model_json(&self) -> Value {
+        let mut json = json!(self.model_config);
+        json.as_object_mut().map(|fields| fields.remove("max_seq_len"));
+        json
+    }
+}
+
+fn read_state(checkpoint: &Checkpoint) -> Result<TrainerState, TrainError> {
+    serde_json::from_value(checkpoint.trainer().clone()).map_err(|error| {
+        let what = format!("has a trainer state that this version does not read: {error}");
+        TrainError::CannotResume { path: checkpoint.path().to_path_buf(), what }
+    })
+}
+
+/// The first field in which two objects differ, for people.
+fn difference(saved: &Value, mine: &Value) -> Option<String> {
+    let fields = mine.as_object()?;
+    let differs = |(name, value): &(&String, &Value)| saved.get(name.as_str()) != Some(value);
+    let (name, value) = fields.iter().find(differs)?;
+    let saved = saved.get(name).map_or("missing".to_string(), Value::to_string);
+    Some(format!("{name} is {saved} there and {value} here"))
+}

@@ -1,0 +1,55 @@
+//! Numbers that ranks combine outside the model.
+
+use burn::tensor::TensorData;
+use megaburn_collective::{CollectiveError, Group, ProcessGroups, ReduceOp};
+
+use crate::TrainError;
+
+/// A loss summed over tokens, so that it is divided once by all of them, however they were split.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Sums {
+    pub(super) loss: f64,
+    pub(super) tokens: f64,
+}
+
+impl Sums {
+    pub(super) fn add(&mut self, loss: f64, tokens: usize) {
+        self.loss += loss;
+        self.tokens += tokens as f64;
+    }
+
+    /// The sums of all members.
+    ///
+    /// # Collective
+    /// All members.
+    pub(super) fn over(self, group: &Group) -> Result<Self, TrainError> {
+        let sums = reduce(group, &[self.loss, self.tokens], ReduceOp::Sum)?;
+        Ok(Self { loss: sums[0], tokens: sums[1] })
+    }
+
+    /// Nats per token.
+    pub(super) fn mean(&self) -> f64 {
+        self.loss / self.tokens.max(1.0)
+    }
+}
+
+/// The largest of each number over all ranks.
+///
+/// # Collective
+/// All ranks.
+pub(super) fn world_max(groups: &ProcessGroups, values: &[f64]) -> Result<Vec<f64>, TrainError> {
+    Ok(reduce(&groups.world, values, ReduceOp::Max)?)
+}
+
+/// Whether any rank was asked to stop: they leave the loop together.
+///
+/// # Collective
+/// All ranks.
+pub(crate) fn agree_to_stop(groups: &ProcessGroups, asked: bool) -> Result<bool, TrainError> {
+    Ok(world_max(groups, &[f64::from(u8::from(asked))])?[0] > 0.0)
+}
+
+fn reduce(group: &Group, values: &[f64], op: ReduceOp) -> Result<Vec<f64>, CollectiveError> {
+    let data = group.all_reduce(TensorData::from(values), op)?;
+    Ok(data.try_to_vec().expect("f64 went in"))
+}

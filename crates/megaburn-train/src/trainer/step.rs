@@ -1,0 +1,97 @@
+use std::time::Instant;
+
+use crate::{
+    TrainError,
+    memory::resident_bytes,
+    metrics::StepMetrics,
+    trainer::{
+        Trainer,
+        batch::inputs_and_labels,
+        stats::{Sums, world_max},
+    },
+};
+
+impl Trainer {
+    /// One optimizer step over the next global batch.
+    ///
+    /// # Errors
+    /// A failed collective; a loss or gradient norm that is not finite, in which case the weights
+    /// are as before on every rank.
+    /// # Collective
+    /// All ranks.
+    pub(crate) fn step(&mut self) -> Result<StepMetrics, TrainError> {
+        let started = Instant::now();
+        let sums = self.accumulate_gradients()?.over(&self.groups.dp_cp)?;
+        self.grads.reduce(&self.groups.dp_cp)?;
+        self.grads.scale(1.0 / sums.tokens.max(1.0));
+        let loss = sums.mean();
+        let grad_norm = self.grads.norm(&self.groups.model)?;
+        let step = self.progress.step + 1;
+        if !(loss.is_finite() && grad_norm.is_finite()) {
+            return Err(TrainError::NonFinite { step, loss, grad_norm });
+        }
+        let lr = self.schedule.lr(step);
+        self.update(lr, grad_norm);
+        self.progress.step = step;
+        self.progress.consumed_samples += self.config.train.global_batch as u64;
+        self.measure(
+            started,
+            StepMetrics {
+                step,
+                loss,
+                grad_norm,
+                lr,
+                tokens: sums.tokens as u64,
+                tokens_per_second: 0.0,
+                tflops: 0.0,
+                memory_bytes: resident_bytes(),
+            },
+        )
+    }
+
+    /// Forward and backward over this rank's micro-batches.
+    fn accumulate_gradients(&mut self) -> Result<Sums, TrainError> {
+        self.grads.reset();
+        let plain = self.device.clone().inner();
+        let mut sums = Sums::default();
+        for index in 0..self.batch.num_micro_batches() {
+            let consumed = self.progress.consumed_samples;
+            let samples = self.batch.micro_batch(consumed, self.groups.dp.rank(), index);
+            let (tokens, labels) = inputs_and_labels(&self.train.batch(samples), &plain);
+            let (loss, count) = self.model().loss(tokens, labels);
+            sums.add(f64::from(loss.clone().inner().into_scalar::<f32>()), count);
+            let mut grads = loss.backward();
+            let model = self.model.as_ref().expect("the model is only away during an update");
+            self.grads.accumulate(model, &mut grads);
+        }
+        Ok(sums)
+    }
+
+    fn update(&mut self, lr: f64, grad_norm: f64) {
+        let max_norm = self.config.optimizer.clip_grad;
+        if max_norm > 0.0 {
+            self.grads.clip(grad_norm, max_norm);
+        }
+        let model = self.model.take().expect("the model is only away during an update");
+        self.model = Some(self.optimizer.step(lr, model, &self.grads));
+    }
+
+    /// Fills in what depends on the clock and on all ranks.
+    fn measure(
+        &self,
+        started: Instant,
+        mut metrics: StepMetrics,
+    ) -> Result<StepMetrics, TrainError> {
+        let slowest = world_max(
+            &self.groups,
+            &[started.elapsed().as_secs_f64(), metrics.memory_bytes as f64],
+        )?;
+        let [seconds, memory] = slowest[..] else { unreachable!("two numbers went in") };
+        let (samples, seq_len) = (self.config.train.global_batch, self.config.data.seq_len);
+        let flops = self.model_config.flop_shape().training(samples, seq_len);
+        metrics.tokens_per_second = metrics.tokens as f64 / seconds;
+        metrics.tflops = flops / seconds / self.groups.world.size() as f64 / 1e12;
+        metrics.memory_bytes = memory as u64;
+        Ok(metrics)
+    }
+}

@@ -1,0 +1,102 @@
+//! The rules of the house that a machine can check.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+};
+
+use cargo_metadata::{DependencyKind, MetadataCommand};
+
+/// A crate depends only on floors below its own.
+const FLOORS: [(&str, u8); 13] = [
+    ("megaburn-mesh", 0),
+    ("megaburn-collective", 1),
+    ("megaburn-kernels", 1),
+    ("megaburn-data", 1),
+    ("megaburn-parallel", 2),
+    ("megaburn-optim", 2),
+    ("megaburn-checkpoint", 2),
+    ("megaburn-models", 3),
+    ("megaburn-train", 4),
+    ("megaburn", 5),
+    ("megaburn-examples", 6),
+    ("megaburn-tests", 6),
+    ("megaburn-benches", 6),
+];
+
+/// Lines that a source file may have, its tests included.
+const LONGEST_FILE: usize = 320;
+
+/// Files that are allowed to be longer. This list may only shrink.
+const LONG_FILES: [&str; 0] = [];
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_path_buf()
+}
+
+#[test]
+fn floors_point_down() {
+    let floors = BTreeMap::from(FLOORS);
+    let metadata =
+        MetadataCommand::new().manifest_path(root().join("Cargo.toml")).no_deps().exec().unwrap();
+    let mut edges = 0;
+    for package in &metadata.packages {
+        let name = package.name.as_str();
+        let floor = floors.get(name).unwrap_or_else(|| panic!("{name} has no floor: add it"));
+        for dependency in &package.dependencies {
+            let Some(below) = floors.get(dependency.name.as_str()) else { continue };
+            let is_test = dependency.kind == DependencyKind::Development;
+            assert!(
+                below < floor || is_test,
+                "{name} (floor {floor}) depends on {} (floor {below})",
+                dependency.name
+            );
+            edges += 1;
+        }
+    }
+    assert!(edges > 20, "only {edges} edges were looked at");
+}
+
+#[test]
+fn a_file_holds_one_idea() {
+    let mut long = Vec::new();
+    let mut files = 0;
+    for folder in ["crates", "cubecl-kernels", "examples", "tests", "benches"] {
+        visit(&root().join(folder), &mut |path| {
+            files += 1;
+            let lines = fs::read_to_string(path).unwrap().lines().count();
+            let name = path.strip_prefix(root()).unwrap().display().to_string();
+            if lines > LONGEST_FILE && !LONG_FILES.contains(&name.as_str()) {
+                long.push(format!("{name}: {lines} lines"));
+            }
+        });
+    }
+    assert!(files > 50, "only {files} files were looked at");
+    assert!(long.is_empty(), "split them: {long:#?}");
+}
+
+#[test]
+fn unsafe_stands_in_one_file() {
+    let mut found = Vec::new();
+    for folder in ["crates", "cubecl-kernels", "examples", "benches"] {
+        visit(&root().join(folder), &mut |path| {
+            let code = fs::read_to_string(path).unwrap();
+            if code.contains("unsafe {") || code.contains("unsafe fn") {
+                found.push(path.strip_prefix(root()).unwrap().display().to_string());
+            }
+        });
+    }
+    assert_eq!(found, ["crates/megaburn-checkpoint/src/mmap.rs"]);
+}
+
+fn visit(folder: &Path, f: &mut impl FnMut(&Path)) {
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() && path.file_name().is_some_and(|name| name != "target") {
+            visit(&path, f);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            f(&path);
+        }
+    }
+}

@@ -64,7 +64,9 @@ fn tensors_that_the_ranks_do_not_tile_are_refused() {
     let why = "tensor `model.embedding.weight` cannot be saved: its pieces end at 8 of 13";
     assert!(missing.iter().all(|error| error.contains(why)), "{missing:?}");
     let twice = errors(dir.path(), "tp2", |_, tensors| tensors.push(tensors[0].clone()));
-    assert!(twice.iter().all(|error| error.contains("embedding.weight")), "{twice:?}");
+    assert!(twice.iter().all(|error| error.contains("it was given twice")), "{twice:?}");
+    let named = errors(dir.path(), "tp2", |_, tensors| tensors[0].name += "#3");
+    assert!(named.iter().all(|error| error.contains("its name holds a `#`")), "{named:?}");
     let boolean = errors(dir.path(), "tp2", |_, tensors| {
         tensors[6].data = TensorData::from([true; 6]);
     });

@@ -108,7 +108,7 @@ impl ParallelLinearConfig {
         };
         let weight = draw("weight").param(&weight_spec, group, device)?;
         let bias = bias_spec.as_ref().map(|spec| draw("bias").param(spec, group, device));
-        let replicas = ReplicatedParts::of(&weight_spec, group)?;
+        let replicas = ReplicatedParts::of(&weight_spec, group, &self.label())?;
         Ok(ParallelLinear {
             weight,
             bias: bias.transpose()?,

@@ -16,12 +16,21 @@ pub(super) struct ReplicatedParts {
 }
 
 impl ReplicatedParts {
-    pub(super) fn of(spec: &ShardSpec, group: &Group) -> Result<Vec<Self>, ParallelError> {
+    /// The replicated stretches of the layer `label`, each with a group of its own: two layers that
+    /// met in one would not notice.
+    pub(super) fn of(
+        spec: &ShardSpec,
+        group: &Group,
+        label: &str,
+    ) -> Result<Vec<Self>, ParallelError> {
         let replicated = spec.pieces.iter().filter(|piece| piece.replicas > 1);
         let part = |piece: &Piece| {
             let first = group.rank() - piece.replica;
             let holders = &group.members()[first..first + piece.replicas];
-            let holders = group.subgroup(&format!("{}-replicas", group.name()), holders)?;
+            let holders = group.subgroup(
+                &format!("{}-replicas of {label} from {}", group.name(), piece.global.start),
+                holders,
+            )?;
             Ok(Self { start: piece.local.start, len: piece.local.len(), holders })
         };
         replicated.map(part).collect()

@@ -15,7 +15,7 @@ use megaburn::prelude::{
     Group, GroupOptions, ParallelError, ParallelLinear, ParallelLinearConfig, run_threads,
 };
 
-/// A classifier of points in the plane: inside or outside a ring.
+/// Learns a surface over the plane.
 #[derive(Module, Debug)]
 struct Net {
     up: ParallelLinear,
@@ -36,23 +36,26 @@ impl Net {
     }
 }
 
-fn train(group: &Group) -> Result<f32, ParallelError> {
+/// The loss at the first step and at the last.
+fn train(group: &Group) -> Result<(f32, f32), ParallelError> {
     let device = Device::flex().autodiff();
     let mut net = Net::new(group, &device)?;
     let mut optimizer = AdamWConfig::new().init();
     // Every rank sees the same data: tensor parallelism splits the layers, not the batch.
-    let points = grid(32);
-    let radius = points.clone().square().sum_dim(1);
-    let inside = radius.clone().greater_elem(0.2).bool_and(radius.lower_elem(0.8)).float();
-    let (points, inside) = (Tensor::from_inner(points), Tensor::from_inner(inside));
-    let mut last = 0.0;
-    for _ in 0..200 {
-        let loss = (net.forward(points.clone()) - inside.clone()).square().mean();
-        last = loss.clone().into_scalar::<f32>();
+    let points = grid(24);
+    let surface = (points.clone() * 3.0).sin().prod_dim(1);
+    let (points, surface) = (Tensor::from_inner(points), Tensor::from_inner(surface));
+    let mut losses = (0.0, 0.0);
+    for step in 0..200 {
+        let loss = (net.forward(points.clone()) - surface.clone()).square().mean();
+        losses.1 = loss.clone().into_scalar::<f32>();
+        if step == 0 {
+            losses.0 = losses.1;
+        }
         let grads = GradientsParams::from_grads(loss.backward(), &net);
-        net = optimizer.step(1e-2, net, grads);
+        net = optimizer.step(5e-3, net, grads);
     }
-    Ok(last)
+    Ok(losses)
 }
 
 /// `n * n` points of the square from -1 to 1.
@@ -68,8 +71,9 @@ fn grid(n: i64) -> Tensor<2> {
 fn main() {
     for ranks in [1, 2, 4] {
         let losses = run_threads(ranks, GroupOptions::default(), |group| train(&group));
-        let losses: Vec<f32> =
-            losses.into_iter().map(|loss| loss.expect("no rank fails")).collect();
-        println!("{ranks} rank(s): loss {:?}", losses);
+        for (rank, losses) in losses.into_iter().enumerate() {
+            let (first, last) = losses.expect("no rank fails");
+            println!("rank {rank} of {ranks}: loss {first:.6} -> {last:.6}");
+        }
     }
 }

@@ -68,7 +68,7 @@ pub(crate) fn broadcast<T: Serialize + DeserializeOwned>(
     value: &T,
 ) -> Result<T, CollectiveError> {
     let mine = encode(value);
-    let len = world.broadcast(TensorData::from([mine.len() as u64 as i64]), 0)?;
+    let len = world.broadcast(TensorData::from([mine.len() as i64]), 0)?;
     let len = len.as_slice::<i64>().expect("it was sent as i64")[0] as usize;
     // The others' bytes do not matter, but their number must be the root's.
     let mine = if world.rank() == 0 { mine } else { vec![0; len] };

@@ -116,16 +116,21 @@ fn write_share<'a>(
     tensors: impl IntoIterator<Item = NamedTensor<'a>>,
 ) -> Result<Report, CheckpointError> {
     let tensors: Vec<_> = tensors.into_iter().collect();
-    let file = write_rank_file(folder, &format!("rank-{rank:05}.safetensors"), &tensors)?;
-    let mut report = Report { tensors: BTreeMap::new(), file };
+    let mut report = Report::default();
     for tensor in &tensors {
+        let name = tensor.name.clone();
+        let refuse = |why: &str| CheckpointError::Untiled { name: name.clone(), why: why.into() };
+        // A piece is stored as its tensor's name, `#` and where it starts.
+        if name.contains('#') {
+            return Err(refuse("its name holds a `#`"));
+        }
         let global_shape = tensor.shard.global_shape.clone();
         let info = TensorInfo { dtype: tensor.file_dtype()?, global_shape };
-        if report.tensors.insert(tensor.name.clone(), info).is_some() {
-            let (name, why) = (tensor.name.clone(), "it was given twice".into());
-            return Err(CheckpointError::Untiled { name, why });
+        if report.tensors.insert(name.clone(), info).is_some() {
+            return Err(refuse("it was given twice"));
         }
     }
+    report.file = write_rank_file(folder, &format!("rank-{rank:05}.safetensors"), &tensors)?;
     Ok(report)
 }
 

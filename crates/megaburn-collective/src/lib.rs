@@ -14,6 +14,7 @@
 
 mod collectives;
 mod error;
+mod exchange;
 mod fault;
 mod group;
 mod launch;

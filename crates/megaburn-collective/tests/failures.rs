@@ -97,13 +97,12 @@ fn a_rank_that_goes_ends_the_others_in_any_operation(
         let begin = Instant::now();
         let ends = bounded(LIMIT, move || {
             world(over, 3, impatient(PATIENT), |group| {
-                for (_, operation) in &OPERATIONS[..7] {
-                    operation(&group)?;
-                }
+                // The culprit may be gone before the others have finished what it did with them.
+                let before = OPERATIONS[..7].iter().try_for_each(|(_, before)| before(&group));
                 if group.rank() == 1 {
-                    return misbehave(misdeed, &group);
+                    return before.and_then(|()| misbehave(misdeed, &group));
                 }
-                let error = until_it_fails(&group, operation);
+                let error = before.err().unwrap_or_else(|| until_it_fails(&group, operation));
                 check_unusable(&group, &error);
                 Ok(error)
             })
@@ -122,11 +121,11 @@ fn a_failure_in_one_subgroup_reaches_those_outside(
         world(over, 4, impatient(PATIENT), |world| {
             let members = if world.rank() < 2 { [0, 1] } else { [2, 3] };
             let group = world.subgroup("pair", &members)?;
-            group.barrier()?;
+            let before = group.barrier();
             if world.rank() == 1 {
-                return misbehave(misdeed, &group);
+                return before.and_then(|()| misbehave(misdeed, &group));
             }
-            let error = until_it_fails(&group, Group::barrier);
+            let error = before.err().unwrap_or_else(|| until_it_fails(&group, Group::barrier));
             check_unusable(&world, &error);
             Ok(error)
         })

@@ -48,8 +48,10 @@ fn main() -> ExitCode {
     ExitCode::from(code as u8)
 }
 
+type Test = fn() -> Result<(), Failed>;
+
 fn trials() -> Vec<Trial> {
-    let tests: [(&str, fn() -> Result<(), Failed>); 10] = [
+    let tests: [(&str, Test); 10] = [
         ("processes_sum_over_tcp", processes_sum_over_tcp),
         ("a_killed_rank_is_named_and_ends_all", a_killed_rank_is_named_and_ends_all),
         ("a_stopped_rank_is_named_and_ends_all", a_stopped_rank_is_named_and_ends_all),

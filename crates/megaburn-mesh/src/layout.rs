@@ -29,8 +29,8 @@ pub struct Layout {
     pub sp: bool,
 }
 
-/// Beyond any machine, and small enough that no product of degrees overflows.
-const MAX_DEGREE: usize = 1 << 12;
+/// Beyond any machine, and small enough that the product of four degrees does not overflow.
+const MAX_DEGREE: usize = u16::MAX as usize;
 
 impl Layout {
     /// One rank.
@@ -240,7 +240,7 @@ mod tests {
     #[case("tp0", None, "degree 0 on tp")]
     #[case("tp0", Some(2), "does not divide the 2 ranks")]
     #[case("tp99999999999999999999", None, "has no degree")]
-    #[case("tp9999999999-cp9999999999", None, "`tp9999999999` is more than 4096 ways")]
+    #[case("tp9999999999-cp9999999999", None, "`tp9999999999` is more than 65535 ways")]
     #[case("sp", None, "needs tp > 1")]
     #[case("tp2-ep2", None, "add `-sp`")]
     #[case("dp2-ep4", None, "ep 4 x etp 1 = 4 does not divide tp 1 x cp 1 x dp 2 = 2")]

@@ -49,7 +49,7 @@ impl SelfAttentionConfig {
             let why = format!(
                 "{num_heads} heads do not divide over {num_kv_heads} key/value heads and {ranks} ranks"
             );
-            let name = self.path.clone().unwrap_or_default();
+            let name = self.path.clone().unwrap_or_else(|| "unnamed".into());
             return Err(ParallelError::Config { layer: "SelfAttention", name, why });
         }
         let heads = |count| Part::units(count, head_dim);

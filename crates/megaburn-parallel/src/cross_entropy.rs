@@ -1,23 +1,14 @@
 use burn::{
-    backend::{
-        Backend, Dispatch, Flex, TensorMetadata,
-        autodiff::{
-            Autodiff,
-            checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
-            grads::Gradients,
-            ops::{Backward, Ops, OpsKind},
-        },
-        backend_extension,
-        tensor::FloatTensor,
-    },
     config::Config,
     prelude::{Bool, Int},
-    tensor::Tensor,
+    tensor::{DType, Tensor},
 };
 use megaburn_collective::{
     Group,
     region::{max_over, reduce_from},
 };
+
+use crate::{ParallelError, known_gradient::attach_gradient};
 
 /// Configuration of a [`CrossEntropy`].
 #[derive(Config, Debug)]
@@ -34,8 +25,22 @@ pub struct CrossEntropyConfig {
 
 impl CrossEntropyConfig {
     /// The loss over logits whose columns are split over `group`.
-    pub fn init(&self, group: &Group) -> CrossEntropy {
-        CrossEntropy { config: self.clone(), group: group.clone() }
+    ///
+    /// # Errors
+    /// A smoothing outside of `[0, 1)`, or a vocabulary without tokens.
+    pub fn init(&self, group: &Group) -> Result<CrossEntropy, ParallelError> {
+        let Self { vocab, label_smoothing, .. } = *self;
+        let refuse = |why| {
+            let (layer, name) = ("CrossEntropy", format!("vocab {vocab}"));
+            Err(ParallelError::Config { layer, name, why })
+        };
+        if !(0.0..1.0).contains(&label_smoothing) {
+            return refuse(format!("`label_smoothing` {label_smoothing} is not in [0, 1)"));
+        }
+        if vocab == 0 {
+            return refuse("there is no token to predict".into());
+        }
+        Ok(CrossEntropy { config: self.clone(), group: group.clone() })
     }
 }
 
@@ -55,15 +60,24 @@ pub struct CrossEntropy {
 }
 
 impl CrossEntropy {
-    /// The loss of each token, in nats; 0 where the label is ignored.
+    /// The loss of each token, in nats; 0 where the label is ignored. Computed in f32 (f64 for f64
+    /// logits), whatever the logits' dtype.
     ///
     /// # Shapes
     /// - logits: `[seq, batch, padded vocabulary / n]`, this rank's columns
-    /// - labels: `[seq, batch]`, the same on every member
+    /// - labels: `[seq, batch]`, the same on every member; each a token of the vocabulary or
+    ///   `ignore_index` (the loss of any other label is meaningless)
     /// - output: `[seq, batch]`, the same on every member
+    ///
+    /// # Panics
+    /// If the members' columns are fewer than the vocabulary's tokens.
     pub fn forward(&self, logits: Tensor<3>, labels: Tensor<2, Int>) -> Tensor<2> {
-        let (loss, jacobian) = self.loss_and_jacobian(logits.clone().inner(), labels.inner());
-        attach_gradient(logits, loss, jacobian)
+        let rows = self.rows(logits.clone().inner(), labels.inner());
+        if !logits.device().is_autodiff() {
+            return rows.loss();
+        }
+        let jacobian = rows.jacobian().cast(logits.dtype());
+        attach_gradient(logits, rows.loss(), jacobian)
     }
 
     /// The sum of the losses of all tokens that count, and how many those are.
@@ -76,13 +90,13 @@ impl CrossEntropy {
         (self.forward(logits, labels).sum(), count)
     }
 
-    fn loss_and_jacobian(
-        &self,
-        logits: Tensor<3>,
-        labels: Tensor<2, Int>,
-    ) -> (Tensor<2>, Tensor<3>) {
+    /// What loss and derivative have in common.
+    fn rows(&self, logits: Tensor<3>, labels: Tensor<2, Int>) -> Rows {
         let CrossEntropyConfig { vocab, label_smoothing, ignore_index } = self.config;
         let [seq, batch, columns] = logits.dims();
+        let ranks = self.group.size();
+        assert!(columns * ranks >= vocab, "{ranks} x {columns} logits for {vocab} tokens");
+        let dtype = if logits.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
         let start = self.group.rank() * columns;
         let tokens = vocab.saturating_sub(start).min(columns);
         let device = logits.device();
@@ -90,12 +104,8 @@ impl CrossEntropy {
         let padding = (tokens < columns).then(|| {
             column.clone().greater_equal_elem(tokens as i64).expand([seq, batch, columns])
         });
-        let hide = |x: Tensor<3>, value: f64| match &padding {
-            Some(padding) => x.mask_fill(padding.clone(), value),
-            None => x,
-        };
 
-        let logits = hide(logits, f64::NEG_INFINITY);
+        let logits = hide(logits.cast(dtype), &padding, f64::NEG_INFINITY);
         let max = max_over(logits.clone().max_dim(2), &self.group);
         let logits = logits - max;
         let local = (labels.clone() - start as i64).reshape([seq, batch, 1]);
@@ -107,87 +117,59 @@ impl CrossEntropy {
             vec![exp.clone().sum_dim(2), logits.clone().mask_fill(nothing, 0.0).sum_dim(2)];
         let smoothing = label_smoothing * vocab as f64 / (vocab as f64 - 1.0).max(1.0);
         if smoothing > 0.0 {
-            sums.push(hide(logits, 0.0).sum_dim(2));
+            sums.push(hide(logits, &padding, 0.0).sum_dim(2));
         }
         let sums = reduce_from(Tensor::cat(sums, 2), &self.group);
-        let sum = |index| sums.clone().narrow(2, index, 1);
-
-        // loss = log(sum exp) - (1 - s) x_target - s mean(x)
-        let mut loss = sum(0).log() - sum(1) * (1.0 - smoothing);
-        let mut jacobian = exp / sum(0) - target.float() * (1.0 - smoothing);
-        if smoothing > 0.0 {
-            loss = loss - sum(2) * (smoothing / vocab as f64);
-            jacobian = hide(jacobian - smoothing / vocab as f64, 0.0);
-        }
         let ignored = labels.equal_elem(ignore_index);
-        let loss = loss.reshape([seq, batch]).mask_fill(ignored.clone(), 0.0);
-        let ignored = ignored.unsqueeze_dim::<3>(2).expand([seq, batch, columns]);
-        (loss, jacobian.mask_fill(ignored, 0.0))
+        Rows { exp, target, padding, ignored, sums, smoothing, per_token: smoothing / vocab as f64 }
     }
 }
 
-/// `value` as a function of `x` whose derivative is known already: backward is one product.
-///
-/// # Shapes
-/// `x` and `jacobian` `[s, b, v]`, `value` `[s, b]` with `d value[s, b] / d x[s, b, v] = jacobian[s, b, v]`.
-fn attach_gradient(x: Tensor<3>, value: Tensor<2>, jacobian: Tensor<3>) -> Tensor<2> {
-    if !x.device().is_autodiff() {
-        return value;
-    }
-    let [x, value, jacobian] = [x.into_dispatch(), value.into_dispatch(), jacobian.into_dispatch()];
-    Tensor::from_dispatch(<Dispatch as KnownGradient>::known_gradient(x, value, jacobian))
-}
-
-#[backend_extension(Flex, Autodiff)]
-trait KnownGradient: Backend {
-    fn known_gradient(
-        x: FloatTensor<Self>,
-        value: FloatTensor<Self>,
-        jacobian: FloatTensor<Self>,
-    ) -> FloatTensor<Self>;
-}
-
-impl KnownGradient for Flex {
-    fn known_gradient(
-        _x: FloatTensor<Self>,
-        value: FloatTensor<Self>,
-        _jacobian: FloatTensor<Self>,
-    ) -> FloatTensor<Self> {
-        value
+/// `x` with `value` in the columns that belong to no token.
+fn hide(x: Tensor<3>, padding: &Option<Tensor<3, Bool>>, value: f64) -> Tensor<3> {
+    match padding {
+        Some(padding) => x.mask_fill(padding.clone(), value),
+        None => x,
     }
 }
 
-#[derive(Debug)]
-struct KnownGradientBackward;
+/// This rank's columns of some tokens' softmax. Logits `x` are relative to their row's maximum.
+struct Rows {
+    /// `exp(x)`, `[seq, batch, columns]`.
+    exp: Tensor<3>,
+    target: Tensor<3, Bool>,
+    padding: Option<Tensor<3, Bool>>,
+    /// `[seq, batch]`.
+    ignored: Tensor<2, Bool>,
+    /// Over the whole vocabulary: sum of `exp(x)`, the target's `x` and, if smoothed, the sum of `x`.
+    sums: Tensor<3>,
+    smoothing: f64,
+    per_token: f64,
+}
 
-impl<B: KnownGradient> Backward<B, 1> for KnownGradientBackward {
-    type State = FloatTensor<B>;
+impl Rows {
+    fn sum(&self, index: usize) -> Tensor<3> {
+        self.sums.clone().narrow(2, index, 1)
+    }
 
-    fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
-        let grad = grads.consume::<B>(&ops.node);
-        let [seq, batch] = grad.shape().dims();
-        let grad = B::float_reshape(grad, [seq, batch, 1].into());
-        let [parent] = ops.parents;
-        if let Some(parent) = parent {
-            grads.register::<B>(parent.id, B::float_mul(ops.state, grad));
+    /// `log(sum exp) - (1 - s) x_target - s mean(x)`.
+    fn loss(&self) -> Tensor<2> {
+        let mut loss = self.sum(0).log() - self.sum(1) * (1.0 - self.smoothing);
+        if self.smoothing > 0.0 {
+            loss = loss - self.sum(2) * self.per_token;
         }
+        let [seq, batch] = self.ignored.dims();
+        loss.reshape([seq, batch]).mask_fill(self.ignored.clone(), 0.0)
     }
-}
 
-impl<B: KnownGradient, C: CheckpointStrategy> KnownGradient for Autodiff<B, C> {
-    fn known_gradient(
-        x: FloatTensor<Self>,
-        value: FloatTensor<Self>,
-        jacobian: FloatTensor<Self>,
-    ) -> FloatTensor<Self> {
-        let (x, node) = x.into_parts();
-        let (value, jacobian) = (value.into_primitive(), jacobian.into_primitive());
-        match KnownGradientBackward.prepare::<C>([node]).compute_bound().stateful() {
-            OpsKind::Tracked(prep) => {
-                let value = B::known_gradient(x, value, jacobian.clone());
-                prep.finish(jacobian, value)
-            }
-            OpsKind::UnTracked(prep) => prep.finish(B::known_gradient(x, value, jacobian)),
+    /// Its derivative by this rank's logits.
+    fn jacobian(&self) -> Tensor<3> {
+        let target = self.target.clone().float().cast(self.exp.dtype());
+        let mut jacobian = self.exp.clone() / self.sum(0) - target * (1.0 - self.smoothing);
+        if self.smoothing > 0.0 {
+            jacobian = hide(jacobian - self.per_token, &self.padding, 0.0);
         }
+        let ignored = self.ignored.clone().unsqueeze_dim::<3>(2).expand(self.exp.dims());
+        jacobian.mask_fill(ignored, 0.0)
     }
 }

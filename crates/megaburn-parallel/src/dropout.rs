@@ -3,6 +3,8 @@ use megaburn_collective::Group;
 use megaburn_kernels::{DropoutKey, dropout};
 use megaburn_mesh::{PositionRng, Purpose};
 
+use crate::ParallelError;
+
 /// Which tokens of the run a forward pass sees, so that dropout does not depend on the layout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TokenBlock {
@@ -28,8 +30,16 @@ pub struct ParallelDropoutConfig {
 
 impl ParallelDropoutConfig {
     /// The layer.
-    pub fn init(&self, group: &Group) -> ParallelDropout {
-        ParallelDropout { config: self.clone(), group: group.clone() }
+    ///
+    /// # Errors
+    /// A share outside of `[0, 1)`.
+    pub fn init(&self, group: &Group) -> Result<ParallelDropout, ParallelError> {
+        if !(0.0..1.0).contains(&self.prob) {
+            let (layer, name) = ("ParallelDropout", self.name.clone());
+            let why = format!("`prob` {} is not in [0, 1)", self.prob);
+            return Err(ParallelError::Config { layer, name, why });
+        }
+        Ok(ParallelDropout { config: self.clone(), group: group.clone() })
     }
 }
 

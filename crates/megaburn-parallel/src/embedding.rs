@@ -56,7 +56,10 @@ impl VocabParallelEmbeddingConfig {
             group.rank(),
             group.size(),
         )
-        .map_err(|source| ParallelError::Shard { name: format!("{:?}", self.path), source })?;
+        .map_err(|source| ParallelError::Shard {
+            name: self.path.clone().unwrap_or_else(|| "unnamed".into()),
+            source,
+        })?;
         let draw = Draw {
             layer: "VocabParallelEmbedding",
             name: self.path.as_deref(),
@@ -67,7 +70,12 @@ impl VocabParallelEmbeddingConfig {
         let weight = draw.param(&spec, group, device)?;
         Ok(VocabParallelEmbedding {
             weight,
-            rows: EmbeddingRows { spec, sequence_parallel, group: group.clone() },
+            rows: EmbeddingRows {
+                spec,
+                sequence_parallel,
+                group: group.clone(),
+                path: self.path.clone(),
+            },
         })
     }
 }
@@ -92,6 +100,7 @@ struct EmbeddingRows {
     spec: ShardSpec,
     sequence_parallel: bool,
     group: Group,
+    path: Option<String>,
 }
 
 impl VocabParallelEmbedding {
@@ -101,7 +110,7 @@ impl VocabParallelEmbedding {
     /// - ids: `[seq, batch]`, the same on every member; each below the vocabulary's size
     /// - output: `[seq, batch, d_model]`; with sequence parallelism `[seq / n, batch, d_model]`
     pub fn forward(&self, ids: Tensor<2, Int>) -> Tensor<3> {
-        let EmbeddingRows { spec, sequence_parallel, group } = &self.rows;
+        let EmbeddingRows { spec, sequence_parallel, group, .. } = &self.rows;
         if group.size() == 1 {
             return embedding(self.weight.val(), ids);
         }
@@ -145,6 +154,7 @@ impl VocabParallelEmbedding {
 
 impl Sharded for VocabParallelEmbedding {
     fn shards(&self, plan: &mut PlanBuilder) {
+        plan.drawn_from(self.rows.path.as_deref());
         plan.param("weight", &self.rows.spec);
     }
 }

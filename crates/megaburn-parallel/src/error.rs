@@ -17,6 +17,10 @@ pub enum ParallelError {
     Shard { name: String, source: MeshError },
     #[error("the shard plan does not describe the module: {why}")]
     Plan { why: String },
+    #[error(
+        "layers `{first}` and `{second}` are both named `{name}` and would start with the same weights: name each by its own path"
+    )]
+    SameName { name: String, first: String, second: String },
     #[error(transparent)]
     Collective(#[from] CollectiveError),
 }

@@ -61,8 +61,7 @@ impl Draw<'_> {
                 let (group, size) = (group.name().to_string(), group.size());
                 return Err(ParallelError::Unnamed { layer, group, size });
             }
-            let shape = spec.local_shape();
-            return Ok(initializer.init_with(shape, Some(fan_in), Some(fan_out), device));
+            return Ok(drawn_by_burn(spec, initializer, self.fans, device));
         };
         let law = Law::of(initializer, fan_in as f64, fan_out as f64).ok_or_else(|| {
             let why = format!("{initializer:?} cannot be drawn shard by shard; use another one");
@@ -78,6 +77,26 @@ impl Draw<'_> {
         }
         Ok(Param::from_data(TensorData::new(values, shape), device))
     }
+}
+
+/// The whole parameter as Burn draws it, at zero where it is padded.
+fn drawn_by_burn<const D: usize>(
+    spec: &ShardSpec,
+    initializer: &Initializer,
+    [fan_in, fan_out]: [usize; 2],
+    device: &Device,
+) -> Param<Tensor<D>> {
+    let param =
+        initializer.init_with(spec.global_shape.clone(), Some(fan_in), Some(fan_out), device);
+    let padding = spec.local_len - spec.global_shape[spec.dim];
+    if padding == 0 {
+        return param;
+    }
+    let values: Tensor<D> = param.val().inner();
+    let mut shape = values.dims();
+    shape[spec.dim] = padding;
+    let zeros = Tensor::zeros(shape, (&values.device(), values.dtype()));
+    Param::from_data(Tensor::cat(vec![values, zeros], spec.dim).into_data(), device)
 }
 
 /// A Burn initializer with its fans filled in.

@@ -31,6 +31,7 @@ mod dropout;
 mod embedding;
 mod error;
 mod init;
+mod known_gradient;
 mod linear;
 mod mlp;
 mod norm;

@@ -16,6 +16,9 @@ pub fn read_params<M: Module>(module: &M) -> Vec<(String, TensorData)> {
 ///
 /// # Errors
 /// The first error of `value`; the module is lost with it.
+///
+/// # Panics
+/// If `value` gives data of another shape.
 pub fn load_params<M: Module, E>(
     module: M,
     value: impl FnMut(&str, &[usize]) -> Result<TensorData, E>,
@@ -70,8 +73,10 @@ where
         if self.error.is_some() {
             return param;
         }
-        match (self.value)(&self.path.join("."), &param.dims()) {
+        let (path, shape) = (self.path.join("."), param.dims());
+        match (self.value)(&path, &shape) {
             Ok(data) => param.map(|old| {
+                assert_eq!(data.shape().as_slice(), shape, "the new value of `{path}`");
                 let new = Tensor::from_data(data, (&old.device(), old.dtype()));
                 new.set_require_grad(old.is_require_grad())
             }),

@@ -14,7 +14,16 @@ use crate::ParallelError;
 /// A module that knows the shards of its parameters. Layers of this crate implement it; a model
 /// passes it on to its fields under their names:
 ///
-/// ```ignore
+/// ```
+/// use burn::module::Module;
+/// use megaburn_parallel::{GatedMlp, PlanBuilder, RmsNorm, Sharded};
+///
+/// #[derive(Module, Debug)]
+/// struct Block {
+///     norm: RmsNorm,
+///     mlp: GatedMlp,
+/// }
+///
 /// impl Sharded for Block {
 ///     fn shards(&self, plan: &mut PlanBuilder) {
 ///         plan.child("norm", &self.norm);
@@ -32,6 +41,8 @@ pub trait Sharded {
 pub struct PlanBuilder {
     path: Vec<String>,
     params: Vec<(String, ParamSpec)>,
+    /// Name of each layer that drew its weights from one, and its path.
+    names: Vec<(String, String)>,
 }
 
 impl PlanBuilder {
@@ -65,6 +76,11 @@ impl PlanBuilder {
         }
     }
 
+    /// The current module drew its weights from this name, if any.
+    pub(crate) fn drawn_from(&mut self, name: Option<&str>) {
+        self.names.extend(name.map(|name| (name.to_string(), self.path.join("."))));
+    }
+
     fn join(&self, field: &str) -> String {
         let prefix = self.path.iter().map(|part| format!("{part}."));
         format!("{}{field}", prefix.collect::<String>())
@@ -74,7 +90,7 @@ impl PlanBuilder {
 /// The plan of a whole model, checked against its parameters.
 ///
 /// # Errors
-/// See [`check_plan`]; also two parameters of one name.
+/// See [`check_plan`]; also two parameters of one path, or two layers of one name.
 pub fn shard_plan<M: Module + Sharded>(model: &M) -> Result<ShardPlan, ParallelError> {
     let mut builder = PlanBuilder::default();
     model.shards(&mut builder);
@@ -83,6 +99,12 @@ pub fn shard_plan<M: Module + Sharded>(model: &M) -> Result<ShardPlan, ParallelE
         plan.insert(path, spec).map_err(|error| ParallelError::Plan { why: error.to_string() })?;
     }
     check_plan(model, &plan)?;
+    let mut paths = BTreeMap::new();
+    for (name, second) in builder.names {
+        if let Some(first) = paths.insert(name.clone(), second.clone()) {
+            return Err(ParallelError::SameName { name, first, second });
+        }
+    }
     Ok(plan)
 }
 

@@ -107,7 +107,9 @@ impl TrainError {
             ) => Exit::BadInput,
             Self::Collective(_) | Self::Optim(_) | Self::Checkpoint(_) => match self.collective() {
                 Some(
-                    CollectiveError::Rendezvous { .. } | CollectiveError::BadEnvironment { .. },
+                    CollectiveError::Rendezvous { .. }
+                    | CollectiveError::BadEnvironment { .. }
+                    | CollectiveError::AddressInUse { .. },
                 ) => Exit::BadInput,
                 Some(_) => Exit::PeerLost,
                 None => Exit::Failed,

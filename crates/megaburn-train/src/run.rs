@@ -41,7 +41,7 @@ pub fn pretrain(config: TrainConfig, fresh: bool) -> Result<(), TrainError> {
     let job = Job { config: Arc::new(config), layout, fresh, data, stop };
     match env {
         Some(env) => {
-            share_cores(env.world_size);
+            share_cores(env.local_world_size);
             let world = connect(&ConnectOptions::new(env).with_group(group))?;
             job.run_rank(&world)
         }

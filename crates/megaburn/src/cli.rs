@@ -21,6 +21,9 @@ pub struct TrainArgs {
     /// How the run is split over ranks, like `tp2-dp2-sp`.
     #[arg(long, value_name = "LAYOUT")]
     pub layout: Option<String>,
+    /// Rank threads to start without a launcher; a layout without `dp` fills them.
+    #[arg(long, value_name = "N")]
+    pub ranks: Option<usize>,
     /// Optimizer steps of the whole run, those before a restart included.
     #[arg(long, value_name = "N")]
     pub steps: Option<u64>,
@@ -63,7 +66,14 @@ impl TrainArgs {
         if let Some(steps) = self.steps {
             layers = layers.with_steps(steps)?;
         }
-        layers.load()
+        if let Some(ranks) = self.ranks {
+            layers = layers.with_set(&format!("parallel.ranks={ranks}"))?;
+        }
+        let config = layers.load()?;
+        if let Some(ranks) = self.ranks {
+            config.layout(Some(ranks))?;
+        }
+        Ok(config)
     }
 
     /// Runs the training; errors are printed. Returns how the process should exit.

@@ -16,15 +16,15 @@ use signal_hook::{
 };
 
 use super::{
-    EXIT_PEER_FAILED, LaunchError, LaunchOptions,
+    LaunchError, LaunchOptions,
     child::{await_end, signal, start},
     output::{LastWords, Pumps, Sink},
     verdict::{EndedBy, Outcome, RankEnd},
 };
 
-/// A rank that was told of a failure may exit before the one that failed: so long the others are
-/// given to end by themselves.
-const SETTLE: Duration = Duration::from_millis(500);
+/// So long the others may end by themselves after the first failure: they say what they saw, and
+/// the one that really failed may exit after one that was only told of it.
+const SETTLE: Duration = Duration::from_secs(1);
 /// Output that comes later than this after all ranks have ended is not waited for.
 const DRAIN: Duration = Duration::from_secs(2);
 
@@ -44,10 +44,11 @@ struct Rank {
 
 /// Starts the ranks, passes on their output, and returns when all have ended.
 ///
-/// The first rank that fails ends all others: SIGTERM, then after [`LaunchOptions::grace`] SIGKILL.
-/// SIGINT and SIGTERM are passed on to the ranks, which may save and exit; who sends a second one
-/// has no patience: then the grace begins. The cause of a failure is written to standard error as
-/// the last thing. Standard input is empty for ranks.
+/// The first rank that fails ends all others: they have a second to end by themselves, as ranks do
+/// that lose a peer, then they get SIGTERM, and after [`LaunchOptions::grace`] SIGKILL. SIGINT and
+/// SIGTERM are passed on to the ranks, which may save and exit; who sends a second one has no
+/// patience: then the grace begins. The cause of a failure is written to standard error as the last
+/// thing. Standard input is empty for ranks.
 ///
 /// Call it on a thread that lives until it returns (the main thread): ranks are tied to its life.
 ///
@@ -166,13 +167,8 @@ impl Run<'_> {
         };
         rank.running = false;
         self.ends.push((local_rank, by, self.told));
-        match (self.plan, by) {
-            (_, EndedBy::Code(0)) | (Plan::Kill(_) | Plan::Killed, _) => {}
-            (Plan::Wait, EndedBy::Code(EXIT_PEER_FAILED)) => {
-                self.plan = Plan::Terminate(Instant::now() + SETTLE);
-            }
-            (Plan::Terminate(_), EndedBy::Code(EXIT_PEER_FAILED)) => {}
-            _ => self.terminate(),
+        if self.plan == Plan::Wait && by != EndedBy::Code(0) {
+            self.plan = Plan::Terminate(Instant::now() + SETTLE);
         }
     }
 

@@ -9,6 +9,8 @@ pub struct RankEnv {
     pub world_size: usize,
     /// `LOCAL_RANK`: this rank's number on its host, which chooses its GPU.
     pub local_rank: usize,
+    /// `LOCAL_WORLD_SIZE`: ranks on this host, which share its cores; all, where it is not set.
+    pub local_world_size: usize,
     /// `MASTER_ADDR`: host name or address (IPv4, IPv6) of rank 0's host.
     pub master_addr: String,
     /// The port where rank 0 listens: `MASTER_PORT`, under torchrun the next one, because
@@ -39,6 +41,10 @@ impl RankEnv {
         let below = format!("a rank below WORLD_SIZE={world_size}, counted from 0");
         let rank = number(&get, "RANK", 0, world_size - 1, &below)?;
         let local_rank = number(&get, "LOCAL_RANK", 0, rank, "at most RANK, counted from 0")?;
+        let local_world_size = match get("LOCAL_WORLD_SIZE") {
+            Some(_) => number(&get, "LOCAL_WORLD_SIZE", 1, world_size, "at most WORLD_SIZE")?,
+            None => world_size,
+        };
         let master_addr = text(&get, "MASTER_ADDR")?;
         let port = number(&get, "MASTER_PORT", 1, 65_535, "a port between 1 and 65535")?;
         let mut master_port = port as u16;
@@ -48,7 +54,15 @@ impl RankEnv {
             let restarts = get("TORCHELASTIC_RESTART_COUNT").unwrap_or_default();
             run_id = format!("{id}/{restarts}");
         }
-        Ok(Some(Self { rank, world_size, local_rank, master_addr, master_port, run_id }))
+        Ok(Some(Self {
+            rank,
+            world_size,
+            local_rank,
+            local_world_size,
+            master_addr,
+            master_port,
+            run_id,
+        }))
     }
 
     /// What [`super::socket::listen`] has to serve so that the others find this rank: the address

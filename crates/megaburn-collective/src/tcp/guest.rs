@@ -103,8 +103,8 @@ impl Guest<'_> {
     /// still has to hear of it.
     fn mesh(&self, table: &Table) -> Result<Vec<Option<TcpStream>>, (String, bool)> {
         let mut streams: Vec<Option<TcpStream>> = table.peers.iter().map(|_| None).collect();
-        for to in 1..self.env.rank {
-            streams[to] = Some(self.call(to, table.peers[to]).map_err(|why| (why, true))?);
+        for (to, &peer) in table.peers.iter().enumerate().take(self.env.rank).skip(1) {
+            streams[to] = Some(self.call(to, peer).map_err(|why| (why, true))?);
         }
         loop {
             let missing: Vec<_> =

@@ -19,7 +19,7 @@ use std::{
 pub use env::RankEnv;
 pub use socket::free_port;
 
-use crate::{CollectiveError, Group, GroupOptions, group::Link};
+use crate::{CollectiveError, Group, GroupOptions, exchange::Link};
 
 /// How a process joins its run.
 #[derive(Clone, Debug)]

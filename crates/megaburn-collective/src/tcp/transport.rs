@@ -239,3 +239,7 @@ impl Drop for TcpTransport {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "transport_tests.rs"]
+mod tests;

@@ -47,7 +47,7 @@ impl LlamaConfig {
             head: if self.tied { None } else { Some(vectors("head")?) },
             parts: Parts {
                 config: self.clone(),
-                loss: CrossEntropyConfig::new(self.vocab).init(group),
+                loss: CrossEntropyConfig::new(self.vocab).init(group)?,
                 group: group.clone(),
                 rope: Arc::default(),
             },

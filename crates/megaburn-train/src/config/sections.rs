@@ -101,7 +101,7 @@ pub struct LoopConfig {
 impl Default for LoopConfig {
     fn default() -> Self {
         Self {
-            steps: 300,
+            steps: 900,
             global_batch: 8,
             micro_batch: 2,
             eval_interval: 50,

@@ -1,0 +1,109 @@
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use megaburn_checkpoint::{CheckpointError, Refused, find_latest};
+use megaburn_collective::{GroupOptions, run_threads};
+use tempfile::TempDir;
+
+use crate::model::{Random, alone, check, names, save_as};
+
+/// An older and a newer checkpoint, each of four rank files.
+fn two() -> (TempDir, PathBuf) {
+    let dir = tempfile::tempdir().unwrap();
+    save_as(dir.path(), 2, 10, "tp4");
+    let newest = save_as(dir.path(), 2, 20, "tp4");
+    (dir, newest)
+}
+
+/// The newer one is refused with `file` named, the older one is taken, and all ranks agree.
+fn refused(dir: &Path, newest: &Path, file: &str, ranks: usize) {
+    let found = run_threads(ranks, GroupOptions::default(), |world| {
+        let latest = find_latest(dir, &world)?;
+        check(&latest.checkpoint.expect("the older one is whole"), 10, 2);
+        Ok::<_, CheckpointError>(latest.refused)
+    });
+    let found: Vec<Vec<Refused>> = found.into_iter().map(Result::unwrap).collect();
+    assert!(found.iter().all(|refused| *refused == found[0]));
+    assert_eq!(found[0].len(), 1);
+    assert_eq!(found[0][0].path, newest);
+    assert!(found[0][0].why.contains(file), "{file}: {}", found[0][0].why);
+}
+
+#[test]
+fn a_flipped_bit_anywhere_is_found() {
+    let (dir, newest) = two();
+    let mut random = Random::fresh();
+    let files = names(&newest);
+    for round in 0..60 {
+        let name = &files[random.below(files.len() as u64) as usize];
+        let path = newest.join(name);
+        let whole = fs::read(&path).unwrap();
+        let mut bytes = whole.clone();
+        let (at, bit) = (random.below(bytes.len() as u64) as usize, random.below(8));
+        bytes[at] ^= 1 << bit;
+        fs::write(&path, bytes).unwrap();
+        // A flip in either manifest file is a disagreement of the two.
+        let named = if name.starts_with("manifest") { "manifest" } else { name };
+        refused(dir.path(), &newest, named, 1 + round % 3);
+        fs::write(&path, whole).unwrap();
+    }
+    check(&find_latest(dir.path(), &alone()).unwrap().checkpoint.unwrap(), 20, 4);
+}
+
+#[test]
+fn a_truncated_or_grown_file_is_found() {
+    let (dir, newest) = two();
+    let mut random = Random::fresh();
+    for name in names(&newest) {
+        let path = newest.join(&name);
+        let whole = fs::read(&path).unwrap();
+        let named = if name.starts_with("manifest") { "manifest" } else { &name };
+        for len in [0, whole.len() - 1, random.below(whole.len() as u64) as usize] {
+            fs::write(&path, &whole[..len]).unwrap();
+            refused(dir.path(), &newest, named, 2);
+        }
+        fs::write(&path, [&whole[..], b"x"].concat()).unwrap();
+        refused(dir.path(), &newest, named, 1);
+        fs::write(&path, whole).unwrap();
+    }
+}
+
+#[test]
+fn a_lost_file_is_found() {
+    let (dir, newest) = two();
+    for name in names(&newest) {
+        let path = newest.join(&name);
+        let whole = fs::read(&path).unwrap();
+        fs::remove_file(&path).unwrap();
+        refused(dir.path(), &newest, &name, 2);
+        fs::write(&path, whole).unwrap();
+    }
+}
+
+#[test]
+fn swapped_files_are_found() {
+    let (dir, newest) = two();
+    // Ranks 1 and 2 hold files of equal length: only the hash tells them apart.
+    let [a, b] = ["rank-00001.safetensors", "rank-00002.safetensors"].map(|f| newest.join(f));
+    assert_ne!(fs::read(&a).unwrap(), fs::read(&b).unwrap());
+    let aside = newest.join("aside");
+    fs::rename(&a, &aside).unwrap();
+    fs::rename(&b, &a).unwrap();
+    fs::rename(&aside, &b).unwrap();
+    refused(dir.path(), &newest, "rank-0000", 2);
+}
+
+#[test]
+fn when_all_are_damaged_there_is_none() {
+    let (dir, newest) = two();
+    fs::write(newest.join("manifest.json"), "{").unwrap();
+    fs::remove_dir_all(dir.path().join("step-00000010")).unwrap();
+    fs::create_dir(dir.path().join("step-00000005")).unwrap();
+    let latest = find_latest(dir.path(), &alone()).unwrap();
+    assert!(latest.checkpoint.is_none());
+    assert_eq!(latest.refused.len(), 2);
+    let nowhere = find_latest(&dir.path().join("nowhere"), &alone()).unwrap();
+    assert!(nowhere.checkpoint.is_none() && nowhere.refused.is_empty());
+}

@@ -1,0 +1,135 @@
+use std::{env, fs, path::Path, process::Command, time::Duration};
+
+use burn::tensor::TensorData;
+use megaburn_checkpoint::{CheckpointError, find_latest, save};
+use megaburn_collective::{GroupOptions, ProcessGroups, RankFailure, run_threads};
+use megaburn_mesh::Layout;
+
+use crate::model::{alone, check, named, names, save_as, save_rank, snapshot, tensors};
+
+const CHILD_DIR: &str = "MEGABURN_TEST_LIMITED_DIR";
+
+/// Every rank's error when all ranks of a layout save step 2, with `spoil(rank, tensors)`.
+fn errors(
+    dir: &Path,
+    layout: &str,
+    spoil: impl Fn(usize, &mut Vec<megaburn_checkpoint::NamedTensor<'_>>) + Sync,
+) -> Vec<String> {
+    let layout: Layout = layout.parse().unwrap();
+    let options = GroupOptions { timeout: Duration::from_secs(10), ..Default::default() };
+    let ranks = run_threads(layout.world_size(), options, |world| {
+        let groups = ProcessGroups::new(&world, layout)?;
+        let tensors = tensors(groups.tp.rank(), groups.tp.size());
+        let mut named: Vec<_> = tensors.iter().map(|tensor| named(tensor, 2)).collect();
+        spoil(world.rank(), &mut named);
+        save(dir, 2, &groups, &snapshot(2), named)
+    });
+    ranks.into_iter().map(|rank| rank.unwrap_err().to_string()).collect()
+}
+
+/// Only step 1 is there, whole, and nothing of step 2.
+fn only_the_first(dir: &Path) {
+    assert_eq!(names(dir), ["step-00000001"]);
+    check(&find_latest(dir, &alone()).unwrap().checkpoint.unwrap(), 1, 2);
+}
+
+#[test]
+fn a_failure_of_one_rank_is_an_error_on_all_and_leaves_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    save_as(dir.path(), 2, 1, "tp2-dp2");
+    for bad in [0, 1] {
+        let errors = errors(dir.path(), "tp2-dp2", |rank, tensors| {
+            if rank == bad {
+                tensors[2].data = TensorData::from([1.0f32, 2.0]);
+            }
+        });
+        for (rank, error) in errors.iter().enumerate() {
+            let own = "tensor `model.layers.0.qkv.weight` to be saved has 2 elements";
+            assert!(error.contains(own), "{error}");
+            assert_eq!(error.contains(&format!("rank {bad} failed")), rank != bad, "{error}");
+        }
+        only_the_first(dir.path());
+    }
+}
+
+#[test]
+fn tensors_that_the_ranks_do_not_tile_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    save_as(dir.path(), 2, 1, "tp2");
+    let missing = errors(dir.path(), "tp2", |rank, tensors| {
+        if rank == 1 {
+            tensors.remove(0);
+        }
+    });
+    let why = "tensor `model.embedding.weight` cannot be saved: its pieces end at 8 of 13";
+    assert!(missing.iter().all(|error| error.contains(why)), "{missing:?}");
+    let twice = errors(dir.path(), "tp2", |_, tensors| tensors.push(tensors[0].clone()));
+    assert!(twice.iter().all(|error| error.contains("it was given twice")), "{twice:?}");
+    let named = errors(dir.path(), "tp2", |_, tensors| tensors[0].name += "#3");
+    assert!(named.iter().all(|error| error.contains("its name holds a `#`")), "{named:?}");
+    let boolean = errors(dir.path(), "tp2", |_, tensors| {
+        tensors[6].data = TensorData::from([true; 6]);
+    });
+    assert!(
+        boolean.iter().all(|error| error.contains("which checkpoints do not hold")),
+        "{boolean:?}"
+    );
+    only_the_first(dir.path());
+}
+
+#[test]
+fn a_folder_that_cannot_be_made_is_an_error_on_all() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("file");
+    fs::write(&file, "in the way").unwrap();
+    let errors = errors(&file.join("checkpoints"), "tp2-dp2", |_, _| {});
+    assert!(errors.iter().all(|error| error.contains("cannot make the folder")), "{errors:?}");
+}
+
+#[test]
+fn a_panic_of_one_rank_ends_the_others_and_leaves_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    save_as(dir.path(), 2, 1, "tp4");
+    for bad in 0..4 {
+        let errors = errors(dir.path(), "tp4", |rank, _| assert_ne!(rank, bad, "a bug"));
+        assert!(errors.iter().all(|error| error.contains("a bug")), "{errors:?}");
+        only_the_first(dir.path());
+    }
+}
+
+/// A disk that takes no more: the shell's file size limit stands for it, its signal ignored as a
+/// full disk sends none. Each file may have 512 bytes, less than a rank writes.
+#[test]
+fn a_full_disk_is_an_error_on_every_rank_and_leaves_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    save_as(dir.path(), 2, 1, "tp2");
+    let child = Command::new("sh")
+        .args(["-c", "trap '' XFSZ; ulimit -f 1; exec \"$0\" \"$@\""])
+        .arg(env::current_exe().unwrap())
+        .args(["--exact", "failures::child_saves_on_a_full_disk", "--ignored"])
+        .env(CHILD_DIR, dir.path())
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&child.stdout);
+    assert!(child.status.success() && said.contains("1 passed"), "{said}");
+    only_the_first(dir.path());
+}
+
+#[test]
+#[ignore = "the child of the test above"]
+fn child_saves_on_a_full_disk() {
+    let dir = env::var(CHILD_DIR).expect("started by its parent test");
+    let layout: Layout = "tp2-dp2".parse().unwrap();
+    let ranks = run_threads(4, GroupOptions::default(), |world| {
+        let result = save_rank(dir.as_ref(), 2, 2, &ProcessGroups::new(&world, layout)?);
+        // The groups are not spoilt: the run can go on and try again later.
+        world.barrier()?;
+        result
+    });
+    for rank in ranks {
+        let Err(RankFailure::Failed(error)) = rank else { panic!("{rank:?}") };
+        let error: CheckpointError = error;
+        assert!(error.to_string().contains("cannot write"), "{error}");
+        assert!(error.to_string().contains("File too large"), "{error}");
+    }
+}

@@ -1,0 +1,93 @@
+use burn::tensor::{DType, TensorData};
+use megaburn_checkpoint::{Checkpoint, NamedTensor, Snapshot, find_latest, save};
+use megaburn_collective::{GroupOptions, ProcessGroups, run_threads};
+use megaburn_mesh::{Axis, Layout, Part, ShardSpec};
+use rstest::rstest;
+
+use crate::model::{alone, check, names, save_as};
+
+#[rstest]
+fn saved_under_one_layout_it_loads_bit_for_bit_under_any(
+    #[values("dp1", "tp2", "tp4", "tp8", "dp3", "tp2-cp2-dp2")] saved: &str,
+) {
+    let dir = tempfile::tempdir().unwrap();
+    let path = save_as(dir.path(), 2, 120, saved);
+    assert_eq!(path, dir.path().join("step-00000120"));
+    for tp in [1, 2, 4, 8] {
+        check(&Checkpoint::open(&path).unwrap(), 120, tp);
+    }
+    let latest = find_latest(dir.path(), &alone()).unwrap();
+    assert!(latest.refused.is_empty());
+    let checkpoint = latest.checkpoint.unwrap();
+    checkpoint.verify().unwrap();
+    assert_eq!(checkpoint.manifest().layout, saved.parse::<Layout>().unwrap().to_string());
+}
+
+#[test]
+fn each_element_is_written_once_and_replicas_write_no_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = save_as(dir.path(), 2, 1, "tp2-dp2");
+    let files = ["rank-00000.safetensors", "rank-00001.safetensors"];
+    assert_eq!(names(&path), [["manifest.json", "manifest.xxh3"], files].concat());
+    let checkpoint = Checkpoint::open(&path).unwrap();
+    let pieces = checkpoint.manifest().files.iter().map(|file| file.pieces.len());
+    // Seven tensors, three of them in more than one part; the norm is rank 0's.
+    assert_eq!(pieces.collect::<Vec<_>>(), [10, 9]);
+    // The format is safetensors': any reader of it sees the pieces.
+    let bytes = std::fs::read(path.join(files[1])).unwrap();
+    let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    let view = file.tensor("model.layers.0.cube#4").unwrap();
+    assert_eq!(view.shape(), [2, 4, 3]);
+}
+
+/// A tensor may be cut along another dimension than it was saved.
+#[rstest]
+#[case(2, 0, 2, 1)]
+#[case(3, 1, 2, 0)]
+#[case(1, 0, 3, 2)]
+fn a_tensor_loads_along_another_dimension(
+    #[case] saved: usize,
+    #[case] saved_dim: usize,
+    #[case] loaded: usize,
+    #[case] loaded_dim: usize,
+) {
+    let shape = [6, 6, 6];
+    let cut = |dim, rank, ranks| {
+        ShardSpec::split(&shape, dim, &[Part::new(6)], Axis::Tp, rank, ranks).unwrap()
+    };
+    let whole: Vec<f32> = (0..216).map(|i| i as f32).collect();
+    let local = |shard: &ShardSpec| {
+        let mut local = vec![0.0f32; shard.local_shape().iter().product()];
+        shard.for_each_run(&shard.pieces[0], |l, g, n| {
+            local[l..l + n].copy_from_slice(&whole[g..g + n]);
+        });
+        local
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let layout: Layout = format!("tp{saved}").parse().unwrap();
+    let ranks = run_threads(saved, GroupOptions::default(), |world| {
+        let groups = ProcessGroups::new(&world, layout)?;
+        let shard = cut(saved_dim, world.rank(), saved);
+        let values = local(&shard);
+        let data = TensorData::new(values, [36 * 6 / saved]);
+        let tensor = NamedTensor { name: "w".into(), shard: &shard, data };
+        save(dir.path(), 1, &groups, &Snapshot::default(), [tensor])
+    });
+    let path = ranks.into_iter().map(Result::unwrap).next().unwrap();
+    let checkpoint = Checkpoint::open(&path).unwrap();
+    for rank in 0..loaded {
+        let shard = cut(loaded_dim, rank, loaded);
+        let read = checkpoint.read("w", &shard, DType::F32).unwrap();
+        assert_eq!(read.as_slice::<f32>().unwrap(), local(&shard));
+    }
+}
+
+#[test]
+fn saving_keeps_the_newest_and_replaces_the_same_step() {
+    let dir = tempfile::tempdir().unwrap();
+    for step in [1, 2, 3, 3] {
+        save_as(dir.path(), 2, step, "tp2");
+    }
+    assert_eq!(names(dir.path()), ["step-00000002", "step-00000003"]);
+    check(&find_latest(dir.path(), &alone()).unwrap().checkpoint.unwrap(), 3, 2);
+}

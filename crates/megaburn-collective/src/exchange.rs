@@ -1,0 +1,157 @@
+//! How every collective meets its peers: one exchange of messages, checked, recorded, and its failure
+//! made known to all.
+
+use std::{
+    sync::{Arc, OnceLock},
+    time::Instant,
+};
+
+use crate::{
+    CollectiveError, Group, Transport, TransportError,
+    message::{Call, Message, Payload},
+    recorder::FlightRecorder,
+};
+
+/// What all groups of one rank share: the transport, the recorder and the first failure.
+#[derive(Debug)]
+pub(crate) struct Link {
+    pub(crate) transport: Arc<dyn Transport>,
+    pub(crate) recorder: FlightRecorder,
+    pub(crate) failure: OnceLock<CollectiveError>,
+}
+
+impl Link {
+    pub(crate) fn new(transport: Arc<dyn Transport>) -> Self {
+        Self { transport, recorder: FlightRecorder::default(), failure: OnceLock::new() }
+    }
+}
+
+impl Group {
+    /// Runs `body` as `call`: recorded, refused after an earlier failure, and made known to every
+    /// rank when it fails.
+    pub(crate) fn run<T>(
+        &self,
+        call: &Call,
+        body: impl FnOnce(&Link, Instant) -> Result<T, CollectiveError>,
+    ) -> Result<T, CollectiveError> {
+        let Some(link) = &self.0.link else {
+            return Err(self.bad_argument(call, "a group of one has no peers"));
+        };
+        if let Some(first) = link.failure.get() {
+            let (rank, group) = (self.global_rank(), self.name().to_string());
+            let first = Box::new(first.clone());
+            return Err(CollectiveError::Unusable { rank, group, first });
+        }
+        let id = link.recorder.start(self.name(), call);
+        let result = body(link, Instant::now() + self.0.options.timeout);
+        link.recorder.finish(id, result.as_ref().err().map(ToString::to_string));
+        if let Err(error) = &result
+            && link.failure.set(error.clone()).is_ok()
+        {
+            // Who only heard of a failure passes on the root cause, not its own echo of it.
+            match error {
+                CollectiveError::Aborted { by, reason, .. } => link.transport.abort(*by, reason),
+                first => link.transport.abort(self.global_rank(), &first.to_string()),
+            }
+            // One dump tells the story; the others would repeat it.
+            if !error.is_echo() {
+                tracing::error!("{error}\n{}", self.flight_dump());
+            }
+        }
+        result
+    }
+
+    /// Sends `outgoing(member)` to every other member and returns what they sent, in member order;
+    /// this rank's own contribution stands in its place.
+    pub(crate) fn exchange(
+        &self,
+        link: &Link,
+        call: &Call,
+        deadline: Instant,
+        outgoing: impl Fn(usize) -> Payload,
+    ) -> Result<Vec<Payload>, CollectiveError> {
+        let size = self.size();
+        for step in 1..size {
+            // Each rank starts with another peer, so that nobody is everybody's first.
+            let to = (self.rank() + step) % size;
+            self.send_to(link, call, to, outgoing(to), deadline)?;
+        }
+        (0..size)
+            .map(|from| {
+                if from == self.rank() {
+                    return Ok(outgoing(from));
+                }
+                self.receive_from(link, call, from, deadline).map(|message| message.payload)
+            })
+            .collect()
+    }
+
+    pub(crate) fn send_to(
+        &self,
+        link: &Link,
+        call: &Call,
+        to: usize,
+        payload: Payload,
+        deadline: Instant,
+    ) -> Result<(), CollectiveError> {
+        let message = Message { call: call.clone(), payload };
+        link.transport
+            .send(self.0.members[to], self.0.channel, message, deadline)
+            .map_err(|error| self.transport_error(call, to, error))
+    }
+
+    pub(crate) fn receive_from(
+        &self,
+        link: &Link,
+        call: &Call,
+        from: usize,
+        deadline: Instant,
+    ) -> Result<Message, CollectiveError> {
+        let peer = self.0.members[from];
+        let message = link
+            .transport
+            .receive(peer, self.0.channel, deadline)
+            .map_err(|error| self.transport_error(call, from, error))?;
+        if !call.agrees(&message.call) {
+            return Err(CollectiveError::Mismatch {
+                rank: self.global_rank(),
+                group: self.name().to_string(),
+                mine: Box::new(call.clone()),
+                peer,
+                theirs: Box::new(message.call),
+            });
+        }
+        Ok(message)
+    }
+
+    fn transport_error(
+        &self,
+        call: &Call,
+        member: usize,
+        error: TransportError,
+    ) -> CollectiveError {
+        let (rank, group) = (self.global_rank(), self.name().to_string());
+        let (call, peer) = (Box::new(call.clone()), self.0.members[member]);
+        match error {
+            TransportError::Timeout => {
+                let seconds = self.0.options.timeout.as_secs_f64();
+                CollectiveError::Timeout { rank, group, call, peer, seconds }
+            }
+            TransportError::Lost { peer, why } => {
+                CollectiveError::PeerLost { rank, group, call, peer, why }
+            }
+            TransportError::Aborted { by, reason } => {
+                CollectiveError::Aborted { rank, group, call, by, reason }
+            }
+        }
+    }
+
+    pub(crate) fn bad_argument(&self, call: &Call, why: impl Into<String>) -> CollectiveError {
+        CollectiveError::BadArgument {
+            rank: self.global_rank(),
+            group: self.name().to_string(),
+            call: Box::new(call.clone()),
+            why: why.into(),
+        }
+    }
+}

@@ -1,0 +1,92 @@
+use std::{
+    net::{TcpListener, TcpStream},
+    sync::Arc,
+    thread,
+    time::{Duration, Instant},
+};
+
+use burn::tensor::{Bytes, DType};
+
+use super::TcpTransport;
+use crate::{Call, Message, OpKind, Payload, Transport, TransportError};
+
+fn pair() -> (TcpStream, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let one = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    (one, listener.accept().unwrap().0)
+}
+
+fn message(len: usize) -> Message {
+    let call = Call { op: OpKind::Send, seq: 0, dtype: DType::U8, shape: vec![len] };
+    Message { call, payload: Payload::new(Bytes::from_bytes_vec(vec![7; len])) }
+}
+
+fn soon(millis: u64) -> Instant {
+    Instant::now() + Duration::from_millis(millis)
+}
+
+/// Far more than the system buffers between two sockets.
+const HUGE: usize = 64 << 20;
+
+#[test]
+fn a_peer_that_takes_nothing_is_a_timeout_and_leaving_it_is_quick() {
+    let (mine, stopped) = pair();
+    let transport = TcpTransport::new(0, vec![None, Some(mine)]).unwrap();
+    let begin = Instant::now();
+    let error = transport.send(1, 0, message(HUGE), soon(300)).unwrap_err();
+    assert_eq!(error, TransportError::Timeout);
+    transport.abort(0, "it waited in vain");
+    drop(transport);
+    assert!(begin.elapsed() < Duration::from_secs(4), "{:?}", begin.elapsed());
+    drop(stopped);
+}
+
+#[test]
+fn a_failure_elsewhere_frees_who_is_stuck_writing() {
+    let ((to_stopped, _stopped), (to_other, other)) = (pair(), pair());
+    let streams = vec![None, Some(to_stopped), Some(to_other)];
+    let transport = Arc::new(TcpTransport::new(0, streams).unwrap());
+    let stuck = transport.clone();
+    let writer = thread::spawn(move || stuck.send(1, 0, message(HUGE), soon(30_000)));
+    thread::sleep(Duration::from_millis(100));
+    let begin = Instant::now();
+    TcpTransport::new(2, vec![Some(other), None, None]).unwrap().abort(2, "it broke");
+    let error = writer.join().unwrap().unwrap_err();
+    assert_eq!(error, TransportError::Aborted { by: 2, reason: "it broke".into() });
+    assert!(begin.elapsed() < Duration::from_secs(5), "{:?}", begin.elapsed());
+}
+
+#[test]
+fn a_connection_that_breaks_is_a_lost_peer_for_senders_and_receivers() {
+    let (mine, theirs) = pair();
+    let transport = TcpTransport::new(1, vec![Some(mine), None]).unwrap();
+    drop(theirs);
+    let lost = |error| matches!(error, TransportError::Lost { peer: 0, .. });
+    assert!(lost(transport.receive(0, 5, soon(10_000)).unwrap_err()));
+    assert!(lost(transport.send(0, 5, message(1), soon(10_000)).unwrap_err()));
+}
+
+#[test]
+fn bytes_that_are_no_frame_are_a_lost_peer() {
+    let (mine, mut theirs) = pair();
+    let transport = TcpTransport::new(1, vec![Some(mine), None]).unwrap();
+    std::io::Write::write_all(&mut theirs, &[0; 100]).unwrap();
+    let error = transport.receive(0, 5, soon(10_000)).unwrap_err();
+    let TransportError::Lost { peer: 0, why } = error else { panic!("{error:?}") };
+    assert!(why.contains("does not speak"), "{why}");
+}
+
+#[test]
+fn all_that_was_sent_arrives_though_its_sender_left_at_once() {
+    let (mine, theirs) = pair();
+    let sender = TcpTransport::new(0, vec![None, Some(mine)]).unwrap();
+    let receiver = TcpTransport::new(1, vec![Some(theirs), None]).unwrap();
+    // Something unread at the sender must not cut off what it sent.
+    receiver.send(0, 9, message(100_000), soon(10_000)).unwrap();
+    sender.send(1, 3, message(HUGE), soon(20_000)).unwrap();
+    drop(sender);
+    let got = receiver.receive(0, 3, soon(10_000)).unwrap();
+    assert_eq!(got.payload.as_slice().len(), HUGE);
+    let error = receiver.receive(0, 3, soon(10_000)).unwrap_err();
+    assert_eq!(error, TransportError::Lost { peer: 0, why: "it finished and left".into() });
+}

@@ -1,0 +1,172 @@
+use burn::{config::Config, nn::Initializer, prelude::Device};
+use megaburn_collective::Group;
+use megaburn_mesh::{Axis, Part, ShardSpec};
+
+use super::{LinearPlan, ParallelLinear, replicas::ReplicatedParts};
+use crate::{ParallelError, init::Draw};
+
+/// Which dimension of a linear layer's weight `[d_input, d_output]` is split over the group.
+#[derive(Config, Debug, Copy, PartialEq, Eq)]
+pub enum Split {
+    /// The output features: `Y_i = X W_i`.
+    Column,
+    /// The input features: `Y = sum_i X_i W_i`.
+    Row,
+}
+
+/// Configuration of a [`ParallelLinear`].
+///
+/// [`new`](Self::new) is a drop-in for Burn's `LinearConfig`: whole tensors in, whole tensors out.
+/// [`column`](Self::column) followed by [`row`](Self::row) is Megatron's pair: between the two the
+/// features stay split and one all-reduce a direction suffices.
+#[derive(Config, Debug)]
+pub struct ParallelLinearConfig {
+    /// Input features of the whole layer.
+    pub d_input: usize,
+    /// Output features of the whole layer.
+    pub d_output: usize,
+    /// Which dimension is split.
+    #[config(default = "Split::Column")]
+    pub split: Split,
+    /// Whether there is a bias.
+    #[config(default = true)]
+    pub bias: bool,
+    /// Column: whether every rank gets all output features.
+    #[config(default = true)]
+    pub gather_output: bool,
+    /// Row: whether the input already holds only this rank's features.
+    #[config(default = false)]
+    pub input_is_parallel: bool,
+    /// Whether the layer stands at the edge of a sequence-parallel region: a column layer's input,
+    /// a row layer's output, then holds this rank's stretch of the sequence (dim 0).
+    #[config(default = false)]
+    pub sequence_parallel: bool,
+    /// The split dimension as separately split parts (a fused QKV or gate-up), which stay split;
+    /// `None`: one part. Of a column split only, a part may have fewer units than there are ranks:
+    /// neighbours then hold copies.
+    pub fused: Option<Vec<Part>>,
+    /// How weight and bias start, as in Burn's `Linear`.
+    #[config(
+        default = "Initializer::KaimingUniform { gain: 1.0 / f64::sqrt(3.0), fan_out_only: false }"
+    )]
+    pub initializer: Initializer,
+    /// The layer's path in the model, from which its weights are drawn. Required in a group of
+    /// more than one.
+    pub path: Option<String>,
+}
+
+impl ParallelLinearConfig {
+    /// Whole input, this rank's share of the output features.
+    pub fn column(d_input: usize, d_output: usize) -> Self {
+        Self::new(d_input, d_output).with_gather_output(false)
+    }
+
+    /// This rank's share of the input features, whole output.
+    pub fn row(d_input: usize, d_output: usize) -> Self {
+        Self::new(d_input, d_output).with_split(Split::Row).with_input_is_parallel(true)
+    }
+
+    /// Makes the split dimension a concatenation of parts.
+    pub fn with_parts(mut self, parts: impl Into<Vec<Part>>) -> Self {
+        self.fused = Some(parts.into());
+        self
+    }
+
+    /// This rank's shard of the layer.
+    ///
+    /// # Errors
+    /// No name in a group of more than one, features that do not divide, or flags that
+    /// contradict each other.
+    /// # Collective
+    /// Nothing is sent; every member of `group` makes its own shard.
+    pub fn init(&self, group: &Group, device: &Device) -> Result<ParallelLinear, ParallelError> {
+        self.validate()?;
+        let [rows, columns] = [self.d_input, self.d_output];
+        let (dim, size) = match self.split {
+            Split::Column => (1, columns),
+            Split::Row => (0, rows),
+        };
+        let parts = self.fused.clone().unwrap_or_else(|| vec![Part::new(size)]);
+        let (rank, ranks) = (group.rank(), group.size());
+        self.check_even(&parts, ranks)?;
+        let shard = |shape: &[usize], dim| {
+            ShardSpec::split(shape, dim, &parts, Axis::Tp, rank, ranks)
+                .map_err(|source| ParallelError::Shard { name: self.label(), source })
+        };
+        let weight_spec = shard(&[rows, columns], dim)?;
+        let bias_spec = match (self.bias, self.split) {
+            (false, _) => None,
+            (true, Split::Column) => Some(shard(&[columns], 0)?),
+            (true, Split::Row) => Some(ShardSpec::whole(&[columns], Axis::Tp, rank, ranks)),
+        };
+        let draw = |field| Draw {
+            layer: "ParallelLinear",
+            name: self.path.as_deref(),
+            field,
+            initializer: &self.initializer,
+            fans: [rows, columns],
+        };
+        let weight = draw("weight").param(&weight_spec, group, device)?;
+        let bias = bias_spec.as_ref().map(|spec| draw("bias").param(spec, group, device));
+        let replicas = ReplicatedParts::of(&weight_spec, group, &self.label())?;
+        Ok(ParallelLinear {
+            weight,
+            bias: bias.transpose()?,
+            plan: LinearPlan {
+                config: self.clone(),
+                group: group.clone(),
+                weight_spec,
+                bias_spec,
+                replicas,
+            },
+        })
+    }
+
+    fn label(&self) -> String {
+        self.path.clone().unwrap_or_else(|| "unnamed".into())
+    }
+
+    fn validate(&self) -> Result<(), ParallelError> {
+        let refuse = |why: &str| {
+            let (layer, name, why) = ("ParallelLinear", self.label(), why.to_string());
+            Err(ParallelError::Config { layer, name, why })
+        };
+        match self.split {
+            Split::Row if self.sequence_parallel && !self.input_is_parallel => refuse(
+                "a row split with sequence parallelism needs `input_is_parallel`: the sequence and \
+                 the features of its input cannot both be split",
+            ),
+            Split::Row if self.fused.is_some() && !self.input_is_parallel => refuse(
+                "a row split of parts needs `input_is_parallel`: a whole input is cut as one part",
+            ),
+            Split::Column if self.input_is_parallel => refuse(
+                "`input_is_parallel` belongs to a row split; a column split takes all features",
+            ),
+            Split::Column if self.fused.is_some() && self.gather_output => refuse(
+                "`gather_output` with parts would interleave the ranks' shares of them; start from \
+                 `ParallelLinearConfig::column`",
+            ),
+            _ => Ok(()),
+        }
+    }
+
+    /// Refuses parts that are not shared out evenly where copies would be counted twice: everywhere
+    /// but in the parts of a column split.
+    fn check_even(&self, parts: &[Part], ranks: usize) -> Result<(), ParallelError> {
+        let copies_allowed = self.split == Split::Column && self.fused.is_some();
+        let uneven = parts.iter().find(|part| !part.units.is_multiple_of(ranks));
+        let Some(part) = uneven.filter(|_| !copies_allowed) else {
+            return Ok(());
+        };
+        let features = match self.split {
+            Split::Column => "output",
+            Split::Row => "input",
+        };
+        let (size, step) = (part.size(), ranks * part.unit);
+        let why = format!(
+            "{size} {features} features do not divide over {ranks} ranks; take a multiple of \
+             {step}, or Burn's `Linear` for a small layer"
+        );
+        Err(ParallelError::Config { layer: "ParallelLinear", name: self.label(), why })
+    }
+}

@@ -1,0 +1,145 @@
+mod config;
+mod replicas;
+
+use burn::{
+    module::{Module, Param},
+    tensor::{Tensor, module::linear},
+};
+use megaburn_collective::{
+    Group,
+    region::{Partial, SequenceShard, copy_to, gather_from_last_dim, scatter_to_last_dim},
+};
+use megaburn_mesh::ShardSpec;
+
+pub use config::{ParallelLinearConfig, Split};
+
+use crate::{PlanBuilder, Sharded};
+use replicas::ReplicatedParts;
+
+/// A linear layer `Y = X W + b` split over a group of ranks.
+///
+/// Source: Shoeybi et al., "Megatron-LM" (2019), section 3; Korthikanti et al. (2022) for sequence
+/// parallelism; Megatron-LM `megatron/core/tensor_parallel/layers.py`.
+///
+/// # Collective
+/// All members call `forward` together.
+///
+/// | split | forward | backward |
+/// |---|---|---|
+/// | column | none (`sequence_parallel`: all-gather of X; `gather_output`: all-gather of Y) | all-reduce of dX (reduce-scatter) |
+/// | row | all-reduce of Y (`sequence_parallel`: reduce-scatter) | none (all-gather of dY) |
+#[derive(Module, Debug)]
+pub struct ParallelLinear {
+    /// This rank's shard of the weight, `[d_input, d_output / n]` or `[d_input / n, d_output]`.
+    pub weight: Param<Tensor<2>>,
+    /// The bias: `[d_output / n]` of a column split, `[d_output]` on every rank of a row split.
+    pub bias: Option<Param<Tensor<1>>>,
+    #[module(skip)]
+    plan: LinearPlan,
+}
+
+#[derive(Clone, Debug)]
+struct LinearPlan {
+    config: ParallelLinearConfig,
+    group: Group,
+    weight_spec: ShardSpec,
+    bias_spec: Option<ShardSpec>,
+    replicas: Vec<ReplicatedParts>,
+}
+
+impl ParallelLinear {
+    /// Applies the layer.
+    ///
+    /// # Shapes
+    /// - input: `[.., d_input]`; row with `input_is_parallel`: `[.., d_input / n]`; column with
+    ///   `sequence_parallel`: `[seq / n, .., d_input]`
+    /// - output: `[.., d_output]`; column without `gather_output`: `[.., d_output / n]`; row with
+    ///   `sequence_parallel`: `[seq / n, .., d_output]`
+    pub fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
+        if self.plan.group.size() == 1 {
+            return linear(x, self.weight.val(), self.bias.as_ref().map(Param::val));
+        }
+        match self.plan.config.split {
+            Split::Column => {
+                self.gathered(linear(self.column_input(x), self.weight(), self.bias()))
+            }
+            Split::Row => {
+                let y = self.reduced(x);
+                match self.bias() {
+                    Some(bias) => y + bias.unsqueeze(),
+                    None => y,
+                }
+            }
+        }
+    }
+
+    /// Applies the layer without its bias, which is returned for the caller to add (Megatron's
+    /// `skip_bias_add`), fused with what follows.
+    ///
+    /// # Shapes
+    /// As [`forward`](Self::forward); the bias has as many features as the output.
+    /// # Collective
+    /// As [`forward`](Self::forward); `gather_output` gathers the bias too.
+    pub fn forward_with_bias<const D: usize>(
+        &self,
+        x: Tensor<D>,
+    ) -> (Tensor<D>, Option<Tensor<1>>) {
+        match self.plan.config.split {
+            Split::Column => {
+                let y = self.gathered(linear(self.column_input(x), self.weight(), None));
+                (y, self.bias().map(|bias| self.gathered(bias)))
+            }
+            Split::Row => (self.reduced(x), self.bias()),
+        }
+    }
+
+    fn column_input<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
+        if self.plan.config.sequence_parallel {
+            SequenceShard::new(x, &self.plan.group).gather()
+        } else {
+            copy_to(x, &self.plan.group)
+        }
+    }
+
+    fn gathered<const D: usize>(&self, y: Tensor<D>) -> Tensor<D> {
+        if self.plan.config.gather_output { gather_from_last_dim(y, &self.plan.group) } else { y }
+    }
+
+    fn reduced<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
+        let LinearPlan { config, group, .. } = &self.plan;
+        let x = if config.input_is_parallel { x } else { scatter_to_last_dim(x, group) };
+        let partial = Partial::new(linear(x, self.weight(), None), group);
+        if config.sequence_parallel {
+            partial.reduce_scatter().into_shard()
+        } else {
+            partial.all_reduce()
+        }
+    }
+
+    fn weight(&self) -> Tensor<2> {
+        let dim = self.plan.weight_spec.dim;
+        self.plan.replicas.iter().fold(self.weight.val(), |weight, part| part.share(weight, dim))
+    }
+
+    /// The bias as this rank adds it. A row split's bias is a replica; added to sequence shards,
+    /// each rank sees the gradient of its own tokens only.
+    fn bias(&self) -> Option<Tensor<1>> {
+        let LinearPlan { config, group, replicas, .. } = &self.plan;
+        let bias = self.bias.as_ref()?.val();
+        Some(match config.split {
+            Split::Row if config.sequence_parallel => copy_to(bias, group),
+            Split::Row => bias,
+            Split::Column => replicas.iter().fold(bias, |bias, part| part.share(bias, 0)),
+        })
+    }
+}
+
+impl Sharded for ParallelLinear {
+    fn shards(&self, plan: &mut PlanBuilder) {
+        plan.drawn_from(self.plan.config.path.as_deref());
+        plan.param("weight", &self.plan.weight_spec);
+        if let Some(spec) = &self.plan.bias_spec {
+            plan.param("bias", spec);
+        }
+    }
+}

@@ -1,0 +1,129 @@
+//! Norms, MLPs and attention under layouts.
+
+use burn::{nn::Initializer, tensor::Tensor};
+use megaburn_collective::Group;
+use megaburn_kernels::RopeConfig;
+use megaburn_parallel::{
+    Activation, GatedMlp, GatedMlpConfig, LayerNorm, LayerNormConfig, Mlp, MlpConfig, RmsNorm,
+    RmsNormConfig, SelfAttention, SelfAttentionConfig,
+};
+use rstest::rstest;
+
+use crate::{
+    support::{autodiff, fresh_seed},
+    trial::{Setting, assert_same_under_layout, stream},
+};
+
+/// A layer from the residual stream to the residual stream.
+fn residual(ranks: usize, [seq, batch, hidden]: [usize; 3], sequence_parallel: bool) -> Setting {
+    let shape = [seq, batch, hidden];
+    let end = stream(sequence_parallel);
+    Setting { ranks, seed: fresh_seed(), shapes: [shape; 2], ends: [end.clone(), end] }
+}
+
+#[rstest]
+fn norms_see_their_own_tokens_only(
+    #[values(1, 2, 3, 4, 8)] ranks: usize,
+    #[values(true, false)] sequence_parallel: bool,
+    #[values((1, 2, 8), (3, 1, 7))] (per_rank, batch, hidden): (usize, usize, usize),
+) {
+    let setting = residual(ranks, [per_rank * ranks, batch, hidden], sequence_parallel);
+    let rms = RmsNormConfig::new(hidden).with_sequence_parallel(sequence_parallel);
+    let build = |group: &Group| Ok(rms.init(group, &autodiff()));
+    assert_same_under_layout(&setting, build, RmsNorm::forward);
+    for bias in [true, false] {
+        let layer =
+            LayerNormConfig::new(hidden).with_bias(bias).with_sequence_parallel(sequence_parallel);
+        let build = |group: &Group| Ok(layer.init(group, &autodiff()));
+        assert_same_under_layout(&setting, build, LayerNorm::forward);
+    }
+}
+
+#[rstest]
+fn a_gated_mlp_keeps_gate_and_up_together(
+    #[values(1, 2, 3, 4, 8)] ranks: usize,
+    #[values(true, false)] sequence_parallel: bool,
+    #[values([2, 2, 8, 24], [1, 3, 5, 48])] sizes: [usize; 4],
+) {
+    let [per_rank, batch, hidden, ffn] = sizes;
+    let setting = residual(ranks, [per_rank * ranks, batch, hidden], sequence_parallel);
+    let config = GatedMlpConfig::new(hidden, ffn)
+        .with_sequence_parallel(sequence_parallel)
+        .with_name("blocks.0.mlp");
+    let build = |group: &Group| config.init(group, &autodiff());
+    assert_same_under_layout(&setting, build, GatedMlp::forward);
+}
+
+#[rstest]
+fn an_mlp_has_each_activation(
+    #[values(1, 2, 3, 4, 8)] ranks: usize,
+    #[values(true, false)] sequence_parallel: bool,
+    #[values(Activation::Gelu, Activation::GeluTanh, Activation::Relu)] activation: Activation,
+    #[values(true, false)] bias: bool,
+) {
+    let setting = residual(ranks, [2 * ranks, 3, 7], sequence_parallel);
+    let config = MlpConfig::new(7, 24)
+        .with_activation(activation)
+        .with_bias(bias)
+        .with_sequence_parallel(sequence_parallel)
+        .with_name("blocks.1.mlp");
+    let build = |group: &Group| config.init(group, &autodiff());
+    assert_same_under_layout(&setting, build, Mlp::forward);
+}
+
+fn check_attention(setting: &Setting, config: SelfAttentionConfig) {
+    // Wide enough that the scores matter.
+    let config = config
+        .with_initializer(Initializer::Normal { mean: 0.0, std: 0.4 })
+        .with_name("blocks.2.attention");
+    let build = |group: &Group| config.init(group, &autodiff());
+    let forward = |layer: &SelfAttention, x: Tensor<3>| {
+        let positions = 0..setting.shapes[0][0];
+        layer.forward(x, &RopeConfig::new(config.head_dim).init(positions, &autodiff()).unwrap())
+    };
+    assert_same_under_layout(setting, build, forward);
+}
+
+#[rstest]
+#[case::one_kv_head_over_eight(8, 8, 1)]
+#[case::two_kv_heads_over_eight(8, 8, 2)]
+#[case::one_kv_head_over_four(4, 4, 1)]
+#[case::two_kv_heads_over_four(4, 8, 2)]
+#[case::as_many_kv_heads_as_ranks(4, 8, 4)]
+#[case::grouped_over_three(3, 6, 3)]
+#[case::one_kv_head_over_three(3, 6, 1)]
+#[case::every_head_its_own(2, 6, 6)]
+#[case::grouped_over_two(2, 6, 2)]
+fn attention_splits_its_heads(
+    #[case] ranks: usize,
+    #[case] heads: usize,
+    #[case] kv_heads: usize,
+    #[values(true, false)] sequence_parallel: bool,
+    #[values((false, None), (true, Some(3)))] (bias, window): (bool, Option<usize>),
+) {
+    for [per_rank, batch, hidden] in [[2, 2, 12], [3, 1, 7]] {
+        let setting = residual(ranks, [per_rank * ranks, batch, hidden], sequence_parallel);
+        let mut config = SelfAttentionConfig::new(hidden, heads, kv_heads, 4)
+            .with_qkv_bias(bias)
+            .with_output_bias(bias)
+            .with_sequence_parallel(sequence_parallel);
+        config.window = window;
+        check_attention(&setting, config);
+    }
+}
+
+#[test]
+fn a_window_changes_what_late_tokens_see() {
+    let setting = residual(1, [6, 1, 8], false);
+    let output = |window| {
+        let mut config = SelfAttentionConfig::new(8, 2, 1, 4).with_name("attention");
+        config.window = window;
+        let build = |group: &Group| config.init(group, &autodiff());
+        let rope = RopeConfig::new(4).init(0..6, &autodiff()).unwrap();
+        let trial = setting.run(build, |layer: &SelfAttention, x| layer.forward(x, &rope));
+        crate::support::floats(&trial.output)
+    };
+    let (all, windowed) = (output(None), output(Some(2)));
+    assert_eq!(all[..16], windowed[..16]); // tokens 0 and 1 have nothing behind the window
+    assert!(all[16..].iter().zip(&windowed[16..]).any(|(a, b)| (a - b).abs() > 1e-7));
+}

@@ -1,0 +1,180 @@
+//! What is refused, and in which words.
+
+use burn::{nn::Initializer, prelude::Device};
+use megaburn_collective::Group;
+use megaburn_mesh::Part;
+use megaburn_parallel::{
+    CrossEntropyConfig, GatedMlpConfig, MlpConfig, ParallelDropoutConfig, ParallelError,
+    ParallelLinearConfig, SelfAttentionConfig, VocabParallelEmbeddingConfig,
+};
+use rstest::rstest;
+
+use crate::support::on_ranks;
+
+/// A configuration of any layer.
+trait Layer: Sync {
+    fn build(&self, group: &Group) -> Result<(), ParallelError>;
+}
+
+macro_rules! layers {
+    ($($config:ty => |$this:ident, $group:ident| $init:expr),* $(,)?) => {$(
+        impl Layer for $config {
+            fn build(&self, $group: &Group) -> Result<(), ParallelError> {
+                let $this = self;
+                $init.map(drop)
+            }
+        }
+    )*};
+}
+
+layers!(
+    ParallelLinearConfig => |config, group| config.init(group, &Device::flex()),
+    VocabParallelEmbeddingConfig => |config, group| config.init(group, &Device::flex()),
+    GatedMlpConfig => |config, group| config.init(group, &Device::flex()),
+    MlpConfig => |config, group| config.init(group, &Device::flex()),
+    SelfAttentionConfig => |config, group| config.init(group, &Device::flex()),
+    CrossEntropyConfig => |config, group| config.init(group),
+    ParallelDropoutConfig => |config, group| config.init(group),
+);
+
+/// The message on every rank, which must be one.
+fn message(ranks: usize, layer: impl Layer) -> String {
+    let refuse = |group: Group| layer.build(&group).expect_err("it is refused").to_string();
+    let mut messages = on_ranks(ranks, 0, refuse);
+    messages.dedup();
+    assert_eq!(messages.len(), 1, "{messages:?}");
+    messages.remove(0)
+}
+
+fn up(config: ParallelLinearConfig) -> ParallelLinearConfig {
+    config.with_name("up")
+}
+
+fn attention(heads: usize, kv_heads: usize) -> SelfAttentionConfig {
+    SelfAttentionConfig::new(8, heads, kv_heads, 2).with_name("attention")
+}
+
+fn dropout(prob: f64) -> ParallelDropoutConfig {
+    ParallelDropoutConfig::new(prob, "blocks.0.dropout".into())
+}
+
+#[rstest]
+#[case::linear("ParallelLinear", ParallelLinearConfig::new(4, 4))]
+#[case::embedding("VocabParallelEmbedding", VocabParallelEmbeddingConfig::new(4, 4))]
+#[case::gated("ParallelLinear", GatedMlpConfig::new(4, 4))]
+#[case::mlp("ParallelLinear", MlpConfig::new(4, 4))]
+#[case::attention("ParallelLinear", SelfAttentionConfig::new(4, 2, 2, 2))]
+fn an_unnamed_layer_in_a_group_is_refused(#[case] layer: &str, #[case] config: impl Layer + Clone) {
+    assert_eq!(
+        message(2, config.clone()),
+        format!(
+            "a {layer} in group world of 2 ranks needs a name, from which every rank draws the \
+             same weights: add `.with_name(\"path\")`"
+        )
+    );
+    config.build(&Group::single(0)).unwrap();
+}
+
+#[rstest]
+#[case::sequence_and_features(
+    "ParallelLinear `up`: a row split with sequence parallelism needs `input_is_parallel`",
+    up(ParallelLinearConfig::row(4, 4).with_input_is_parallel(false).with_sequence_parallel(true)))]
+#[case::parallel_input_of_columns(
+    "ParallelLinear `up`: `input_is_parallel` belongs to a row split",
+    up(ParallelLinearConfig::column(4, 4).with_input_is_parallel(true)))]
+#[case::gathered_parts(
+    "ParallelLinear `up`: `gather_output` with parts would interleave",
+    up(ParallelLinearConfig::new(4, 4).with_parts([Part::new(2), Part::new(2)])))]
+#[case::scattered_parts(
+    "ParallelLinear `up`: a row split of parts needs `input_is_parallel`",
+    up(ParallelLinearConfig::row(4, 4).with_parts([Part::new(4)]).with_input_is_parallel(false)))]
+#[case::orthogonal(
+    "ParallelLinear `up`: Orthogonal { gain: 1.0 } cannot be drawn shard by shard",
+    up(ParallelLinearConfig::new(4, 4).with_initializer(Initializer::Orthogonal { gain: 1.0 })))]
+#[case::parts_of_another_sum(
+    "`up`: dim 1 of [4, 4] holds 4, its parts add up to 6",
+    up(ParallelLinearConfig::column(4, 4).with_parts([Part::new(6)])))]
+#[case::smoothing(
+    "CrossEntropy `vocab 9`: `label_smoothing` 1 is not in [0, 1)",
+    CrossEntropyConfig::new(9).with_label_smoothing(1.0))]
+#[case::negative_smoothing(
+    "CrossEntropy `vocab 9`: `label_smoothing` -0.1 is not in [0, 1)",
+    CrossEntropyConfig::new(9).with_label_smoothing(-0.1))]
+#[case::no_vocabulary(
+    "CrossEntropy `vocab 0`: there is no token to predict",
+    CrossEntropyConfig::new(0)
+)]
+#[case::dropping_all("ParallelDropout `blocks.0.dropout`: `prob` 1 is not in [0, 1)", dropout(1.0))]
+#[case::dropping_nan(
+    "ParallelDropout `blocks.0.dropout`: `prob` NaN is not in [0, 1)",
+    dropout(f64::NAN)
+)]
+#[case::heads(
+    "SelfAttention `attention`: 6 heads do not divide over 4 key/value heads and",
+    attention(6, 4)
+)]
+#[case::no_kv_heads(
+    "SelfAttention `attention`: 6 heads do not divide over 0 key/value heads and",
+    attention(6, 0)
+)]
+fn a_contradiction_is_refused_under_every_layout(
+    #[case] expected: &str,
+    #[case] config: impl Layer,
+    #[values(1, 2)] ranks: usize,
+) {
+    let message = message(ranks, config);
+    assert!(message.starts_with(expected), "{message}");
+}
+
+#[rstest]
+#[case::columns(
+    "ParallelLinear `up`: 10 output features do not divide over 4 ranks; take a multiple of 4",
+    up(ParallelLinearConfig::new(8, 10))
+)]
+#[case::fewer_columns_than_ranks(
+    "ParallelLinear `up`: 2 output features do not divide over 4 ranks; take a multiple of 4",
+    up(ParallelLinearConfig::new(8, 2))
+)]
+#[case::rows(
+    "ParallelLinear `up`: 10 input features do not divide over 4 ranks",
+    up(ParallelLinearConfig::row(10, 8))
+)]
+#[case::fewer_rows_than_ranks(
+    "ParallelLinear `up`: 2 input features do not divide over 4 ranks",
+    up(ParallelLinearConfig::row(2, 8))
+)]
+#[case::row_parts(
+    "ParallelLinear `up`: 6 input features do not divide over 4 ranks; take a multiple of 12",
+    up(ParallelLinearConfig::row(6, 8).with_parts([Part::units(2, 3)])))]
+#[case::column_parts(
+    "`up`: a part of 6 units of 2 cannot be split over 4 ranks of tp",
+    up(ParallelLinearConfig::column(8, 12).with_parts([Part::units(6, 2)])))]
+#[case::heads(
+    "SelfAttention `attention`: 6 heads do not divide over 2 key/value heads and 4 ranks",
+    attention(6, 2)
+)]
+#[case::key_value_heads(
+    "`attention.qkv`: a part of 6 units of 2 cannot be split over 4 ranks of tp",
+    attention(12, 6)
+)]
+#[case::mlp(
+    "`mlp.gate_up`: a part of 6 units of 1 cannot be split over 4 ranks of tp",
+    GatedMlpConfig::new(8, 6).with_name("mlp"))]
+fn features_that_do_not_divide_are_refused(#[case] expected: &str, #[case] config: impl Layer) {
+    let message = message(4, config);
+    assert!(message.starts_with(expected), "{message}");
+}
+
+#[test]
+fn an_orthogonal_layer_may_be_drawn_whole() {
+    let config = ParallelLinearConfig::new(4, 4)
+        .with_bias(false)
+        .with_initializer(Initializer::Orthogonal { gain: 1.0 });
+    let layer = config.init(&Group::single(0), &Device::flex()).unwrap();
+    let weight = layer.weight.val();
+    let product: Vec<f32> = weight.clone().matmul(weight.transpose()).into_data().iter().collect();
+    for (i, value) in product.into_iter().enumerate() {
+        let unit = if i % 5 == 0 { 1.0 } else { 0.0 };
+        assert!((value - unit).abs() < 1e-5, "element {i}: {value}");
+    }
+}

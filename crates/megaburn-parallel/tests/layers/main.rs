@@ -1,0 +1,15 @@
+//! Every layer against plain Burn modules in a group of one, and against itself under every layout:
+//! first weights, values, and gradients of the input and of each parameter.
+
+mod blocks;
+mod burn_user;
+mod cross_entropy;
+mod degree_one;
+mod dropout;
+mod embedding;
+mod errors;
+mod linear;
+mod params;
+mod plan;
+mod support;
+mod trial;

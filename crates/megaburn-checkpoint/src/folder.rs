@@ -29,6 +29,22 @@ pub fn prepare(dir: &Path, world: &Group) -> Result<(), CheckpointError> {
     settle(world, mine)
 }
 
+/// Removes every checkpoint and leftover of one in the folder; what else it holds stays.
+///
+/// # Errors
+/// One cannot be removed, on any rank.
+/// # Collective
+/// All ranks of `world`; rank 0 works.
+pub fn clear(dir: &Path, world: &Group) -> Result<(), CheckpointError> {
+    let remove = || {
+        clean(dir)?;
+        committed(dir)?.into_iter().try_for_each(|(_, path)| {
+            fs::remove_dir_all(&path).during("remove the checkpoint", &path)
+        })
+    };
+    settle(world, if world.rank() == 0 { remove() } else { Ok(()) })
+}
+
 fn clean(dir: &Path) -> Result<(), CheckpointError> {
     fs::create_dir_all(dir).during("make the folder", dir)?;
     if let Some(parent) = dir.parent().filter(|parent| !parent.as_os_str().is_empty()) {

@@ -30,7 +30,8 @@ pub struct Refused {
 /// refused, which is said by `tracing::warn!` on rank 0.
 ///
 /// # Errors
-/// The folder cannot be read. A folder that is not there holds no checkpoint.
+/// The folder cannot be read, or its newest checkpoint was written by a newer version. A folder that
+/// is not there holds no checkpoint.
 /// # Collective
 /// All ranks of `world`; each file is verified by one of them, and all get the same answer.
 pub fn find_latest(dir: &Path, world: &Group) -> Result<Latest, CheckpointError> {
@@ -50,6 +51,8 @@ pub fn find_latest(dir: &Path, world: &Group) -> Result<Latest, CheckpointError>
         });
         match (first_failure(world, mine.as_ref().err())?, mine) {
             (None, Ok(checkpoint)) => return Ok(Latest { checkpoint: Some(checkpoint), refused }),
+            // A newer version wrote it: falling back would bury it under older steps.
+            (_, Err(error @ CheckpointError::UnknownVersion { .. })) => return Err(error),
             (failure, _) => {
                 let why = failure.map(|failure| failure.message).unwrap_or_default();
                 if world.rank() == 0 {

@@ -42,7 +42,7 @@ mod write;
 
 pub use checkpoint::Checkpoint;
 pub use error::CheckpointError;
-pub use folder::prepare;
+pub use folder::{clear, prepare};
 pub use latest::{Latest, Refused, find_latest};
 pub use manifest::{FileInfo, Manifest, PieceInfo, TensorInfo};
 pub use save::{NamedTensor, Snapshot, save};

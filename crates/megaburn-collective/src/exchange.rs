@@ -3,13 +3,15 @@
 
 use std::{
     sync::{Arc, OnceLock},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use crate::{
-    CollectiveError, Group, Transport, TransportError,
+    CollectiveError, Group,
+    fault::TransportError,
     message::{Call, Message, Payload},
     recorder::FlightRecorder,
+    transport::Transport,
 };
 
 /// What all groups of one rank share: the transport, the recorder and the first failure.
@@ -43,7 +45,11 @@ impl Group {
             return Err(CollectiveError::Unusable { rank, group, first });
         }
         let id = link.recorder.start(self.name(), call);
-        let result = body(link, Instant::now() + self.0.options.timeout);
+        let now = Instant::now();
+        // A timeout beyond the clock's range is a year.
+        let year = Duration::from_secs(365 * 24 * 3600);
+        let deadline = now.checked_add(self.0.options.timeout).unwrap_or(now + year);
+        let result = body(link, deadline);
         link.recorder.finish(id, result.as_ref().err().map(ToString::to_string));
         if let Err(error) = &result
             && link.failure.set(error.clone()).is_ok()

@@ -1,11 +1,11 @@
 //! What can go wrong between two ranks.
 
 /// Names one group's queue between two ranks; equal on all members.
-pub type Channel = u64;
+pub(crate) type Channel = u64;
 
 /// Why a message could not be had or sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum TransportError {
+pub(crate) enum TransportError {
     /// Nothing came, or nothing was taken, in time.
     Timeout,
     /// A rank is gone: the one waited for, or any that died.

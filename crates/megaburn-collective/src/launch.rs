@@ -6,7 +6,7 @@ use std::{
     thread,
 };
 
-use crate::{Group, GroupOptions, Transport, exchange::Link, threads::ThreadTransport};
+use crate::{Group, GroupOptions, exchange::Link, threads::ThreadTransport, transport::Transport};
 
 /// Autodiff walks deep graphs on the rank's own stack.
 const STACK_BYTES: usize = 32 << 20;

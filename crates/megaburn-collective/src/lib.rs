@@ -32,11 +32,9 @@ mod threads;
 mod transport;
 
 pub use error::CollectiveError;
-pub use fault::{Channel, TransportError};
 pub use group::{Group, GroupOptions, ReduceOp};
 pub use launch::{RankFailure, run_threads};
-pub use message::{Call, Message, OpKind, Payload};
+pub use message::{Call, OpKind};
 pub use process_groups::ProcessGroups;
 pub use recorder::{FlightRecord, FlightState};
 pub use tcp::{ConnectOptions, RankEnv, connect, free_port};
-pub use transport::Transport;

@@ -71,7 +71,7 @@ impl fmt::Display for Call {
 
 /// Bytes that several receivers may share without a copy.
 #[derive(Clone, Debug)]
-pub struct Payload {
+pub(crate) struct Payload {
     owner: Arc<Bytes>,
     range: Range<usize>,
 }
@@ -94,7 +94,7 @@ impl Payload {
     }
 
     /// The bytes.
-    pub fn as_slice(&self) -> &[u8] {
+    pub(crate) fn as_slice(&self) -> &[u8] {
         &self.owner[self.range.clone()]
     }
 
@@ -109,7 +109,7 @@ impl Payload {
 
 /// A message from one rank to another: the sender's call and its contribution.
 #[derive(Clone, Debug)]
-pub struct Message {
+pub(crate) struct Message {
     /// What the sender called.
     pub call: Call,
     /// What it sends to this receiver.

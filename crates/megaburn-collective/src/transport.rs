@@ -7,7 +7,7 @@ use crate::{
 
 /// Moves messages between the ranks of a world. Everything else (collectives, checks, errors) is
 /// built on it once, for every transport.
-pub trait Transport: fmt::Debug + Send + Sync {
+pub(crate) trait Transport: fmt::Debug + Send + Sync {
     /// This rank.
     fn rank(&self) -> usize;
 

@@ -6,8 +6,6 @@ use crate::{Layout, MeshError};
 /// is padded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ModelShape {
-    /// Width of the residual stream.
-    pub hidden: usize,
     /// Width inside the MLP.
     pub ffn: usize,
     /// Query heads.
@@ -70,7 +68,7 @@ mod tests {
     use super::*;
 
     const MODEL: ModelShape =
-        ModelShape { hidden: 64, ffn: 160, heads: 8, kv_heads: 4, layers: 4, seq_len: 64 };
+        ModelShape { ffn: 160, heads: 8, kv_heads: 4, layers: 4, seq_len: 64 };
 
     #[rstest]
     #[case("tp8-sp")]

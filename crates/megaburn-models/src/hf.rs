@@ -84,7 +84,18 @@ impl HfTensors {
     pub fn parameter(&self, source: &HfSource, prefix: &str) -> Result<TensorData, ModelError> {
         let read = |name: &String| {
             let tensor = self.tensor(&format!("{prefix}{name}"))?;
-            Ok(if source.transposed { transpose(&tensor) } else { tensor })
+            if !source.transposed {
+                return Ok(tensor);
+            }
+            transpose(&tensor).ok_or_else(|| ModelError::Tensor {
+                path: self.path.clone(),
+                name: name.clone(),
+                why: format!(
+                    "is {:?} {:?}, expected a matrix of F32",
+                    tensor.dtype(),
+                    tensor.shape()
+                ),
+            })
         };
         let tensors = source.names.iter().map(read).collect::<Result<Vec<_>, ModelError>>()?;
         match <[TensorData; 1]>::try_from(tensors) {
@@ -130,11 +141,11 @@ pub fn cut(whole: &TensorData, spec: &ShardSpec) -> TensorData {
     TensorData::from_bytes_vec(local, shape, whole.dtype())
 }
 
-fn transpose(tensor: &TensorData) -> TensorData {
-    let [rows, columns] = tensor.shape().dims();
-    let values = tensor.try_to_vec::<f32>().expect("weights are f32");
+fn transpose(tensor: &TensorData) -> Option<TensorData> {
+    let [rows, columns] = tensor.shape().to_vec().try_into().ok()?;
+    let values = tensor.try_to_vec::<f32>().ok()?;
     let out = (0..rows * columns).map(|i| values[i % rows * columns + i / rows]).collect();
-    TensorData::new::<f32, _>(out, [columns, rows])
+    Some(TensorData::new::<f32, _>(out, [columns, rows]))
 }
 
 fn side_by_side(tensors: &[TensorData]) -> Option<TensorData> {

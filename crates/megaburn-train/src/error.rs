@@ -42,10 +42,17 @@ pub enum TrainError {
     #[error("cannot listen to SIGINT and SIGTERM: {source}")]
     Signals { source: io::Error },
     #[error(
-        "step {step} is not finite (loss {loss}, gradient norm {grad_norm}); the weights are those of step {}",
+        "step {step} is not finite (loss {loss}, gradient norm {grad_norm}{}); the weights are those of step {}",
+        param.as_ref().map(|path| format!(", first in `{path}`")).unwrap_or_default(),
         step.saturating_sub(1)
     )]
-    NonFinite { step: u64, loss: f64, grad_norm: f64 },
+    NonFinite { step: u64, loss: f64, grad_norm: f64, param: Option<String> },
+    #[error("`{}` belongs to a run that is going on; choose another folder with --set run.dir=...", path.display())]
+    RunDirInUse { path: PathBuf },
+    #[error("`{}` cannot be the run's folder: {source}", path.display())]
+    RunDir { path: PathBuf, source: io::Error },
+    #[error("--ranks {ranks} under a launcher that started {world_size}: leave the flag out")]
+    RanksUnderLauncher { ranks: usize, world_size: usize },
     #[error(
         "layout with {axis} {degree}: {axis} > 1 is planned but not built yet; tp, dp and sp are"
     )]
@@ -93,6 +100,9 @@ impl TrainError {
             Self::Write { .. } | Self::Plot { .. } | Self::Signals { .. } => Exit::Failed,
             Self::NonFinite { .. } => Exit::NonFinite,
             Self::AxisToCome { .. }
+            | Self::RunDirInUse { .. }
+            | Self::RunDir { .. }
+            | Self::RanksUnderLauncher { .. }
             | Self::OtherConfig { .. }
             | Self::CannotResume { .. }
             | Self::Data(_)
@@ -107,10 +117,11 @@ impl TrainError {
             ) => Exit::BadInput,
             Self::Collective(_) | Self::Optim(_) | Self::Checkpoint(_) => match self.collective() {
                 Some(
-                    CollectiveError::Rendezvous { .. }
-                    | CollectiveError::BadEnvironment { .. }
-                    | CollectiveError::AddressInUse { .. },
+                    CollectiveError::BadEnvironment { .. } | CollectiveError::AddressInUse { .. },
                 ) => Exit::BadInput,
+                Some(CollectiveError::BadArgument { .. } | CollectiveError::BadGroup { .. }) => {
+                    Exit::Failed
+                }
                 Some(_) => Exit::PeerLost,
                 None => Exit::Failed,
             },
@@ -136,8 +147,8 @@ mod tests {
 
     #[rstest]
     #[case(
-        TrainError::NonFinite { step: 7, loss: f64::NAN, grad_norm: f64::INFINITY },
-        "step 7 is not finite (loss NaN, gradient norm inf); the weights are those of step 6",
+        TrainError::NonFinite { step: 7, loss: f64::NAN, grad_norm: f64::INFINITY, param: Some("head.weight".into()) },
+        "step 7 is not finite (loss NaN, gradient norm inf, first in `head.weight`); the weights are those of step 6",
         Exit::NonFinite
     )]
     #[case(

@@ -1,9 +1,6 @@
 //! What rank 0 tells people and files about a run.
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-};
+use std::{fs, path::PathBuf};
 
 use megaburn_mesh::Layout;
 
@@ -11,10 +8,12 @@ use crate::{
     TrainConfig, TrainError,
     console::{Console, human_number},
     data::RunData,
+    memory::resident_bytes,
     metrics::{EvalMetrics, MetricsWriter, StepMetrics, read_metrics},
     plot::write_loss_plot,
+    schedule::LrSchedule,
     signal::StopSignal,
-    trainer::{Progress, Trainer},
+    trainer::{Progress, Resumed, Trainer},
 };
 
 /// Prints, and writes `config.toml`, `metrics.jsonl` and `loss.svg` into the run's folder.
@@ -32,14 +31,13 @@ impl<'a> Reporter<'a> {
         layout: &Layout,
         trainer: &Trainer,
         data: &'a RunData,
-        resumed: Option<Progress>,
+        resumed: Option<Resumed>,
     ) -> Result<Self, TrainError> {
         let dir = PathBuf::from(&config.run.dir);
-        let write = |path: &Path, source| TrainError::Write { path: path.to_path_buf(), source };
-        fs::create_dir_all(&dir).map_err(|source| write(&dir, source))?;
-        let resolved = dir.join("config.toml");
-        fs::write(&resolved, config.to_toml()).map_err(|source| write(&resolved, source))?;
-        let done = resumed.map_or(0, |progress| progress.step);
+        let path = dir.join("config.toml");
+        let resolved = config.resolved(layout, trainer.model_config()).to_toml();
+        fs::write(&path, resolved).map_err(|source| TrainError::Write { path, source })?;
+        let done = resumed.map_or(0, |resumed| resumed.progress.step);
         let metrics = MetricsWriter::open(dir.join("metrics.jsonl"), done)?;
         let mut console = Console::new(config.train.steps, done, config.train.log_interval);
         let model = trainer.model_config();
@@ -62,8 +60,14 @@ impl<'a> Reporter<'a> {
             config.data.seq_len,
         ));
         console.line(format!("run      {}", dir.display()));
-        if let Some(Progress { step, .. }) = resumed {
+        if let Some(Resumed { progress: Progress { step, .. }, other_schedule }) = resumed {
             console.line(format!("resumed  after step {step} (--fresh starts anew)"));
+            if let Some(LrSchedule { max, min, warmup_steps, decay_steps, .. }) = other_schedule {
+                console.line(format!(
+                    "note     the learning-rate schedule is another one now; the checkpoint's was lr={max} \
+                     min_lr={min} warmup_steps={warmup_steps} decay_steps={decay_steps}"
+                ));
+            }
         }
         Ok(Self { dir, console, metrics, data })
     }
@@ -72,6 +76,25 @@ impl<'a> Reporter<'a> {
         self.metrics.write(*metrics)?;
         self.console.step(metrics);
         Ok(())
+    }
+
+    /// A step whose update was not made: its line stands in the metrics, with nulls.
+    pub(crate) fn not_finite(
+        &mut self,
+        step: u64,
+        loss: f64,
+        grad_norm: f64,
+    ) -> Result<(), TrainError> {
+        self.metrics.write(StepMetrics {
+            step,
+            loss,
+            grad_norm,
+            lr: 0.0,
+            tokens: 0,
+            tokens_per_second: 0.0,
+            tflops: 0.0,
+            memory_bytes: resident_bytes(),
+        })
     }
 
     pub(crate) fn eval(&mut self, metrics: &EvalMetrics) -> Result<(), TrainError> {

@@ -3,11 +3,14 @@
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
+    path::Path,
     sync::{Arc, Once},
     thread,
+    time::Duration,
 };
 
 use burn::{prelude::Device, tensor::TensorData};
+use megaburn_checkpoint::CheckpointError;
 use megaburn_collective::{
     CollectiveError, ConnectOptions, Group, GroupOptions, ProcessGroups, RankEnv, RankFailure,
     connect, region::FAILED_REGION, run_threads,
@@ -18,6 +21,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use crate::{
     Exit, TrainConfig, TrainError,
     data::RunData,
+    lock::RunLock,
     report::Reporter,
     signal::StopSignal,
     trainer::{Trainer, agree_to_stop},
@@ -28,11 +32,13 @@ use crate::{
 /// Under a launcher (`RANK`, `WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT` are set) this process is one
 /// rank; otherwise every rank is a thread of it. Rank 0 prints and writes.
 ///
+/// Each step `stop` is looked at: when it was requested, the run saves and ends.
+///
 /// # Errors
 /// The root cause, where several ranks failed. [`TrainError::exit`] is the process's exit code.
-pub fn pretrain(config: TrainConfig, fresh: bool) -> Result<(), TrainError> {
+pub fn pretrain(config: TrainConfig, fresh: bool, stop: StopSignal) -> Result<(), TrainError> {
+    config.validate()?;
     quiet_failed_regions();
-    let stop = StopSignal::install()?;
     let env = RankEnv::from_env()?;
     let layout = config.layout(env.as_ref().map(|env| env.world_size))?;
     refuse_axes_to_come(&layout)?;
@@ -42,8 +48,11 @@ pub fn pretrain(config: TrainConfig, fresh: bool) -> Result<(), TrainError> {
     match env {
         Some(env) => {
             share_cores(env.local_world_size);
-            let world = connect(&ConnectOptions::new(env).with_group(group))?;
-            job.run_rank(&world)
+            let patience = group.timeout.max(SLOWEST_START);
+            let options =
+                ConnectOptions::new(env).with_group(group).with_rendezvous_timeout(patience);
+            let world = connect(&options)?;
+            on_deep_stack(|| job.run_rank(&world))
         }
         None => {
             share_cores(layout.world_size());
@@ -51,6 +60,20 @@ pub fn pretrain(config: TrainConfig, fresh: bool) -> Result<(), TrainError> {
             root_cause(ranks)
         }
     }
+}
+
+/// Processes of one run may be started this far apart, however impatient their collectives are.
+const SLOWEST_START: Duration = Duration::from_secs(60);
+
+/// Autodiff walks deep graphs: more stack than a main thread has.
+fn on_deep_stack<T: Send>(f: impl FnOnce() -> T + Send) -> T {
+    thread::scope(|scope| {
+        let thread = thread::Builder::new().stack_size(32 << 20).spawn_scoped(scope, f);
+        match thread.expect("the system has room for a thread").join() {
+            Ok(value) => value,
+            Err(panic) => resume_unwind(panic),
+        }
+    })
 }
 
 /// Pipeline, context and expert parallelism are laid out but not built yet.
@@ -118,10 +141,15 @@ impl Job {
     fn train(&self, world: &Group) -> Result<(), TrainError> {
         self.agree_on_config(world)?;
         let groups = ProcessGroups::new(world, self.layout)?;
+        let dir = Path::new(&self.config.run.dir);
+        let _lock = groups.is_main().then(|| RunLock::take(dir)).transpose()?;
         let device = Device::flex().autodiff();
         let mut trainer =
             Trainer::new(self.config.clone(), groups.clone(), device, self.data.clone())?;
-        let resumed = if self.fresh { trainer.discard_checkpoints()? } else { trainer.resume()? };
+        let resumed = match self.fresh {
+            true => trainer.discard_checkpoints().map(|()| None)?,
+            false => trainer.resume()?,
+        };
         let mut report = groups
             .is_main()
             .then(|| Reporter::start(&self.config, &self.layout, &trainer, &self.data, resumed))
@@ -129,9 +157,17 @@ impl Job {
 
         let train = &self.config.train;
         let mut evaluated = None;
-        let mut saved = resumed.map(|checkpoint| checkpoint.step);
+        let mut saved = resumed.map(|resumed| resumed.progress.step);
         while !trainer.is_finished() {
-            let metrics = trainer.step()?;
+            let metrics = match trainer.step() {
+                Err(TrainError::NonFinite { step, loss, grad_norm, param }) => {
+                    if let Some(report) = &mut report {
+                        report.not_finite(step, loss, grad_norm)?;
+                    }
+                    return Err(TrainError::NonFinite { step, loss, grad_norm, param });
+                }
+                metrics => metrics?,
+            };
             if let Some(report) = &mut report {
                 report.step(&metrics)?;
             }
@@ -195,6 +231,7 @@ fn root_cause(ranks: Vec<Result<(), RankFailure<TrainError>>>) -> Result<(), Tra
     });
     let blame = |error: &TrainError| match error {
         error if error.collective().is_some_and(CollectiveError::is_echo) => 2,
+        TrainError::Checkpoint(CheckpointError::Peer { .. }) => 1,
         error if error.exit() == Exit::PeerLost => 1,
         _ => 0,
     };

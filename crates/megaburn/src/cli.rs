@@ -3,7 +3,8 @@
 use std::process::ExitCode;
 
 use clap::{Args, ValueEnum};
-use megaburn_train::{ConfigLayers, Exit, TrainConfig, TrainError, pretrain};
+use megaburn_collective::RankEnv;
+use megaburn_train::{ConfigLayers, Exit, TrainConfig, TrainError, pretrain, signal::StopSignal};
 
 /// How a run is configured on the command line: defaults, then files, then `--set`, then the flags
 /// with a name of their own.
@@ -85,10 +86,23 @@ impl TrainArgs {
                 Exit::BadInput,
             );
         }
-        match self.load().and_then(|config| pretrain(config, self.fresh)) {
+        match self.start() {
             Ok(()) => Exit::Done.into(),
             Err(error) => fail(&error.to_string(), error.exit()),
         }
+    }
+}
+
+impl TrainArgs {
+    fn start(&self) -> Result<(), TrainError> {
+        let config = self.load()?;
+        if let (Some(ranks), Some(env)) = (self.ranks, RankEnv::from_env()?)
+            && ranks != env.world_size
+        {
+            let world_size = env.world_size;
+            return Err(TrainError::RanksUnderLauncher { ranks, world_size });
+        }
+        pretrain(config, self.fresh, StopSignal::install()?)
     }
 }
 

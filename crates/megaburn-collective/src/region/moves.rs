@@ -3,11 +3,7 @@
 
 use burn::tensor::TensorData;
 
-use crate::{
-    CollectiveError, Group, ReduceOp,
-    message::{Call, OpKind},
-    region::op::Move,
-};
+use crate::{CollectiveError, Group, ReduceOp, message::OpKind, region::op::Move};
 
 pub(crate) fn run(
     data: TensorData,
@@ -29,7 +25,7 @@ pub(crate) fn run(
             Ok(join(&cut(&gathered, 0, size), dim))
         }
         Move::ReduceScatter { dim } => {
-            check_divides(&data, dim, group)?;
+            check_divides(&data, dim, OpKind::ReduceScatterSum, group)?;
             let mut shape = data.shape().to_vec();
             shape[dim] /= size;
             let stacked = if outer(&data, dim) == 1 {
@@ -40,11 +36,11 @@ pub(crate) fn run(
             Ok(reshape(group.reduce_scatter(stacked, ReduceOp::Sum)?, shape))
         }
         Move::Split { dim } => {
-            check_divides(&data, dim, group)?;
+            check_divides(&data, dim, OpKind::AllGather, group)?;
             Ok(cut(&data, dim, size).swap_remove(group.rank()))
         }
         Move::AllToAll { split, concat } => {
-            check_divides(&data, split, group)?;
+            check_divides(&data, split, OpKind::AllToAll, group)?;
             Ok(join(&group.all_to_all(cut(&data, split, size))?, concat))
         }
         Move::Shift { by } => {
@@ -60,17 +56,19 @@ pub(crate) fn run(
     }
 }
 
-fn check_divides(data: &TensorData, dim: usize, group: &Group) -> Result<(), CollectiveError> {
+fn check_divides(
+    data: &TensorData,
+    dim: usize,
+    op: OpKind,
+    group: &Group,
+) -> Result<(), CollectiveError> {
     let len = data.shape()[dim];
     if len.is_multiple_of(group.size()) {
         return Ok(());
     }
-    let (dtype, shape) = (data.dtype(), data.shape().to_vec());
-    let call = Call { op: OpKind::AllToAll, seq: 0, dtype, shape };
+    let call = group.next_call(op, data);
     let why = format!("dim {dim} of length {len} does not divide into {} shares", group.size());
-    let error = group.bad_argument(&call, why);
-    group.abort(&error.to_string());
-    Err(error)
+    group.run(&call, |_, _| Err(group.bad_argument(&call, why)))
 }
 
 fn outer(data: &TensorData, dim: usize) -> usize {

@@ -8,7 +8,12 @@ use std::{
 use burn::tensor::{Bytes, DType};
 
 use super::TcpTransport;
-use crate::{Call, Message, OpKind, Payload, Transport, TransportError};
+use crate::{
+    Call, OpKind,
+    fault::TransportError,
+    message::{Message, Payload},
+    transport::Transport,
+};
 
 fn pair() -> (TcpStream, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();

@@ -131,8 +131,8 @@ impl LlamaConfig {
                 format!("sequences of {seq_len} tokens, the model's limit is {}", self.max_seq_len);
             return Err(ModelError::Config(why));
         }
-        let Self { hidden, ffn, heads, kv_heads, layers, .. } = *self;
-        Ok(layout.fits(&ModelShape { hidden, ffn, heads, kv_heads, layers, seq_len })?)
+        let Self { ffn, heads, kv_heads, layers, .. } = *self;
+        Ok(layout.fits(&ModelShape { ffn, heads, kv_heads, layers, seq_len })?)
     }
 
     /// The rotary embedding.

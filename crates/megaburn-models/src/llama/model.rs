@@ -89,8 +89,8 @@ struct Parts {
     config: LlamaConfig,
     loss: CrossEntropy,
     group: Group,
-    /// The rotary table of the last sequence length: all calls of a run share one.
-    rope: Arc<Mutex<Option<RopeTable>>>,
+    /// The rotary table of the last device and sequence length: all calls of a run share one.
+    rope: Arc<Mutex<Option<(Device, RopeTable)>>>,
 }
 
 impl Llama {
@@ -131,13 +131,15 @@ impl Llama {
 
     fn rope(&self, seq_len: usize, device: &Device) -> RopeTable {
         let mut cached = self.parts.rope.lock().unwrap_or_else(PoisonError::into_inner);
-        match &*cached {
-            Some(table) if table.num_positions() == seq_len => table.clone(),
-            _ => {
-                let table = self.parts.config.rope().init(0..seq_len, device);
-                cached.insert(table.expect("the configuration was validated")).clone()
-            }
+        if let Some((place, table)) = &*cached
+            && (place, table.num_positions()) == (device, seq_len)
+        {
+            return table.clone();
         }
+        let table = self.parts.config.rope().init(0..seq_len, device);
+        let table = table.expect("the configuration was validated");
+        *cached = Some((device.clone(), table.clone()));
+        table
     }
 }
 

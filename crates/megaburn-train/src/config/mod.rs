@@ -25,6 +25,7 @@ mod schema;
 mod sections;
 
 use megaburn_mesh::Layout;
+use megaburn_models::LlamaConfig;
 use serde::{Deserialize, Serialize};
 
 pub use layers::ConfigLayers;
@@ -81,6 +82,20 @@ impl TrainConfig {
     /// An integer above `i64::MAX`, which only code can put there: TOML has no such number.
     pub fn to_toml(&self) -> String {
         toml::to_string(self).expect("every integer is at most i64::MAX")
+    }
+
+    /// The same with everything filled in that followed from the ranks, the tokenizer or other keys:
+    /// what really ran.
+    pub fn resolved(&self, layout: &Layout, model: &LlamaConfig) -> Self {
+        let mut resolved = self.clone();
+        resolved.parallel.ranks = layout.world_size();
+        resolved.parallel.dp = Some(layout.dp);
+        resolved.parallel.sp = Some(layout.sp);
+        resolved.model.head_dim = Some(model.head_dim);
+        resolved.model.vocab = Some(model.vocab);
+        resolved.optimizer.decay_steps =
+            Some(self.optimizer.schedule(self.train.steps).decay_steps);
+        resolved
     }
 
     /// Refuses values that no run can use. [`ConfigLayers::load`] calls it.

@@ -11,7 +11,8 @@ pub struct OptimizerConfig {
     pub lr: f64,
     /// Learning rate at the end of the decay.
     pub min_lr: f64,
-    /// Learning rate of the first update, where the warm-up starts.
+    /// Learning rate from which the warm-up climbs: update n of w warm-up updates uses
+    /// `init_lr + (lr - init_lr) * n / w`.
     pub init_lr: f64,
     /// Updates of the linear warm-up.
     pub warmup_steps: u64,

@@ -94,7 +94,8 @@ pub struct LoopConfig {
     pub checkpoint_interval: u64,
     /// The last checkpoints that are kept.
     pub keep_checkpoints: usize,
-    /// Seconds that a rank waits for another in a collective before it gives the run up.
+    /// Seconds that a rank waits for another in a collective before it gives the run up; the
+    /// slowest rank's writing of a checkpoint must fit into it.
     pub timeout_seconds: f64,
 }
 

@@ -8,7 +8,7 @@ use crate::{
 
 impl Trainer {
     /// The loss on unseen data: the first `train.eval_batches` global batches of the validation
-    /// part, always the same ones.
+    /// part, or all of it if that is less; each sample once, always the same ones.
     ///
     /// # Errors
     /// A failed collective.
@@ -18,24 +18,22 @@ impl Trainer {
         let model = self.model().valid();
         let plain = self.device.clone().inner();
         let global_batch = self.config.train.global_batch as u64;
+        let wanted = (self.config.train.eval_batches as u64).saturating_mul(global_batch);
+        let total = wanted.min(self.valid.num_samples());
         let mut sums = Sums::default();
-        for batch in 0..self.eval_batches() {
+        for batch in 0..total.div_ceil(global_batch) {
             for index in 0..self.batch.num_micro_batches() {
                 let first = batch * global_batch;
-                let samples = self.batch.micro_batch(first, self.groups.dp.rank(), index);
-                let (tokens, labels) = inputs_and_labels(&self.valid.batch(samples), &plain);
+                let numbers = self.batch.micro_batch(first, self.groups.dp.rank(), index);
+                // Behind the end the sampler starts again: those samples do not count.
+                let counted = total.saturating_sub(numbers.start) as usize;
+                let samples = self.valid.batch(numbers);
+                let (tokens, labels) = inputs_and_labels(&samples, counted, &plain);
                 let (loss, count) = model.loss(tokens, labels);
                 sums.add(f64::from(loss.into_scalar::<f32>()), count);
             }
         }
         let eval_loss = sums.over(&self.groups.dp_cp)?.mean();
         Ok(EvalMetrics { step: self.progress.step, eval_loss })
-    }
-
-    /// As many as were asked for and the validation part has; at least one, which then repeats
-    /// samples.
-    fn eval_batches(&self) -> u64 {
-        let there = self.valid.num_samples() / self.config.train.global_batch as u64;
-        (self.config.train.eval_batches as u64).min(there).max(1)
     }
 }

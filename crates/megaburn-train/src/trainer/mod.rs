@@ -19,6 +19,7 @@ use megaburn_parallel::shard_plan;
 
 use crate::{TrainConfig, TrainError, data::RunData, schedule::LrSchedule};
 
+pub use save::Resumed;
 pub(crate) use stats::agree_to_stop;
 
 /// Everything a rank trains with. [`pretrain`](crate::pretrain) drives one per rank; a loop of one's
@@ -101,6 +102,11 @@ impl Trainer {
         let layout = groups.layout();
         let model_config = config.model.llama(&config.data, data.vocab());
         model_config.check_layout(&layout, config.data.seq_len)?;
+        if model_config.vocab < data.vocab() {
+            let rule = format!("at least the tokenizer's {}, or absent", data.vocab());
+            let value = model_config.vocab.to_string();
+            return Err(TrainError::Invalid { key: "model.vocab", value, rule });
+        }
         let model = model_config.init(&groups.tp, layout.sp, &device)?;
         let plan = shard_plan(&model).map_err(megaburn_models::ModelError::from)?;
         let optimizer = &config.optimizer;

@@ -1,13 +1,14 @@
-use std::{collections::BTreeMap, fs, io};
+use std::collections::BTreeMap;
 
 use burn::tensor::{DType, TensorData};
-use megaburn_checkpoint::{Checkpoint, NamedTensor, Snapshot, find_latest, prepare, save};
+use megaburn_checkpoint::{Checkpoint, NamedTensor, Snapshot, clear, find_latest, prepare, save};
 use megaburn_parallel::{load_params, read_params};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::{
     TrainError,
+    schedule::LrSchedule,
     trainer::{Progress, Trainer},
 };
 
@@ -19,6 +20,18 @@ struct TrainerState {
     seed: u64,
     seq_len: usize,
     data_hash: u64,
+    num_train_samples: u64,
+    schedule: LrSchedule,
+}
+
+/// Where a resumed run stands.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Resumed {
+    /// What was done before.
+    pub progress: Progress,
+    /// The learning-rate schedule of the checkpoint, where it is not the one that the run goes on
+    /// with: the losses will not be those of a run that was never interrupted.
+    pub other_schedule: Option<LrSchedule>,
 }
 
 impl Trainer {
@@ -57,7 +70,7 @@ impl Trainer {
     /// of samples.
     /// # Collective
     /// All ranks.
-    pub fn resume(&mut self) -> Result<Option<Progress>, TrainError> {
+    pub fn resume(&mut self) -> Result<Option<Resumed>, TrainError> {
         let dir = self.checkpoints();
         prepare(&dir, &self.groups.world)?;
         let latest = find_latest(&dir, &self.groups.world)?;
@@ -73,25 +86,21 @@ impl Trainer {
         };
         self.check_fits(&checkpoint)?;
         self.load(&checkpoint)?;
-        Ok(Some(self.progress))
+        let schedule = read_state(&checkpoint)?.schedule;
+        Ok(Some(Resumed {
+            progress: self.progress,
+            other_schedule: (schedule != self.schedule).then_some(schedule),
+        }))
     }
 
     /// Removes the run's checkpoints.
     ///
+    /// # Errors
+    /// One cannot be removed.
     /// # Collective
     /// All ranks; rank 0 works.
-    pub(crate) fn discard_checkpoints(&self) -> Result<Option<Progress>, TrainError> {
-        let dir = self.checkpoints();
-        if self.groups.is_main() {
-            match fs::remove_dir_all(&dir) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                    return Err(TrainError::Write { path: dir, source: error });
-                }
-                _ => {}
-            }
-        }
-        prepare(&dir, &self.groups.world)?;
-        Ok(None)
+    pub fn discard_checkpoints(&self) -> Result<(), TrainError> {
+        Ok(clear(&self.checkpoints(), &self.groups.world)?)
     }
 
     /// Refuses a checkpoint of another model or of another stream of samples.
@@ -107,6 +116,7 @@ impl Trainer {
             ("run.seed", saved.seed, mine.seed),
             ("data.seq_len", saved.seq_len as u64, mine.seq_len as u64),
             ("the hash of the data", saved.data_hash, mine.data_hash),
+            ("the number of training samples", saved.num_train_samples, mine.num_train_samples),
         ] {
             if saved != mine {
                 return refuse(format!(
@@ -145,6 +155,8 @@ impl Trainer {
             seed: self.config.run.seed,
             seq_len: self.config.data.seq_len,
             data_hash: self.data.hash,
+            num_train_samples: self.train.num_samples(),
+            schedule: self.schedule,
         }
     }
 

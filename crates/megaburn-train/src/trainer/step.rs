@@ -28,7 +28,8 @@ impl Trainer {
         let grad_norm = self.grads.norm(&self.groups.model)?;
         let step = self.progress.step + 1;
         if !(loss.is_finite() && grad_norm.is_finite()) {
-            return Err(TrainError::NonFinite { step, loss, grad_norm });
+            let param = self.grads.find_non_finite().map(str::to_string);
+            return Err(TrainError::NonFinite { step, loss, grad_norm, param });
         }
         let lr = self.schedule.lr(step);
         self.update(lr, grad_norm);
@@ -64,7 +65,7 @@ impl Trainer {
         let mut sums = Sums::default();
         for index in 0..self.batch.num_micro_batches() {
             let (_, samples) = self.micro_batch(index);
-            let (tokens, labels) = inputs_and_labels(&samples, &plain);
+            let (tokens, labels) = inputs_and_labels(&samples, samples.len(), &plain);
             let (loss, count) = self.model().loss(tokens, labels);
             sums.add(f64::from(loss.clone().inner().into_scalar::<f32>()), count);
             let mut grads = loss.backward();

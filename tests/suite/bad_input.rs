@@ -139,6 +139,21 @@ fn a_truncated_checkpoint_is_refused_and_the_one_before_it_taken() {
 }
 
 #[test]
+fn a_vocabulary_that_lacks_tokens_is_named() {
+    let ended = start(&Run::new(), &["--set", "model.vocab=259"]);
+    assert_refused(&ended, "`model.vocab` is 259: it must be at least the tokenizer's 260");
+}
+
+#[test]
+fn a_folder_whose_run_is_going_on_is_named() {
+    let run = Run::new();
+    let mut first = Ranks::threads(&run.args("tp1", 1_000_000, &[]));
+    first.wait_until(|| !run.steps().is_empty());
+    assert_refused(&start(&run, &[]), "belongs to a run that is going on");
+    first.wait_until(|| run.steps().len() > 10);
+}
+
+#[test]
 fn a_port_in_use_is_named() {
     let run = Run::new();
     let other = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -182,7 +197,9 @@ fn a_loss_that_is_not_finite_ends_the_run_with_its_own_code() {
     assert!(ended.stderr.contains(message), "{ended:?}");
     assert!(ended.stderr.contains("; the weights are those of step 1"), "{ended:?}");
     let steps = run.steps();
-    assert_eq!((steps.len(), steps[0].step), (1, 1));
+    assert_eq!(steps.len(), 2);
+    assert!(steps[0].loss.is_finite() && steps[0].grad_norm.is_finite());
+    assert!(!(steps[1].loss.is_finite() && steps[1].grad_norm.is_finite()), "{steps:?}");
     let saved: Vec<_> = fs::read_dir(run.checkpoints()).unwrap().collect();
     assert_eq!(saved.len(), 1, "only step 1 is saved: {saved:?}");
     assert_eq!(run.tensors(1).len(), 1);

@@ -57,10 +57,6 @@ impl Matrix {
 }
 
 impl Model {
-    fn vocab(&self) -> usize {
-        self.sizes["vocab"].as_integer().unwrap() as usize
-    }
-
     pub(crate) fn config(
         &self,
         data: &str,
@@ -120,7 +116,7 @@ fn every_layout_trains_as_one_rank_does(
     let model = &models[name];
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("text.txt");
-    write_random_text(&path, 200 * model.seq_len, model.vocab(), fresh_seed());
+    write_random_text(&path, 200 * model.seq_len, fresh_seed());
     let data = path.to_str().unwrap();
 
     let mut one_rank: BTreeMap<usize, Trained> = BTreeMap::new();

@@ -53,7 +53,7 @@ impl Run {
     /// A fresh one. All read the same text.
     pub(crate) fn new() -> Self {
         let run = Self { dir: tempfile::tempdir().unwrap() };
-        write_random_text(&run.path("text.txt"), 10_000, 128, fresh_seed());
+        write_random_text(&run.path("text.txt"), 10_000, fresh_seed());
         let paths = format!(
             "[data]\npath = {:?}\n[run]\ndir = {:?}",
             run.path("text.txt"),

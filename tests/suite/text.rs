@@ -17,10 +17,9 @@ pub(crate) fn fresh_seed() -> u64 {
     seed
 }
 
-/// Writes `len` random characters, each one byte and one token below `vocab`.
-pub(crate) fn write_random_text(path: &Path, len: usize, vocab: usize, seed: u64) {
+/// Writes `len` random characters, each of them one byte and so one token.
+pub(crate) fn write_random_text(path: &Path, len: usize, seed: u64) {
     let rng = PositionRng::new(seed, Purpose::Sampling, "text");
-    let symbols = vocab.min(128) as u64;
-    let text = (0..len as u64).map(|index| rng.below(index, symbols) as u8 as char);
+    let text = (0..len as u64).map(|index| rng.below(index, 128) as u8 as char);
     fs::write(path, text.collect::<String>()).unwrap();
 }

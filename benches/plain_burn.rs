@@ -69,7 +69,7 @@ fn compare(rounds: usize) -> Result<Vec<Vec<String>>, Failure> {
         check_losses(&ours, &plain)?;
         let tokens = seq_len * global_batch();
         if clip == Clip::No {
-            let [a, b] = alternate(rounds, || drop(ours.forward()), || drop(plain.forward()));
+            let [a, b] = alternate(rounds, || _ = ours.forward(), || _ = plain.forward());
             rows.push(row("forward", &a, &b, tokens));
         }
         let mut failure = None;

@@ -1,6 +1,7 @@
 //! The models that are measured, and megaburn's training step on them.
 
 use burn::{
+    module::Module,
     prelude::{Device, Int},
     tensor::{Tensor, TensorData},
 };
@@ -112,10 +113,10 @@ impl Megaburn {
         self.model.as_ref().expect("the model is only away during an update")
     }
 
-    /// The mean loss of this rank's batch in nats, tracked but not propagated back.
+    /// The mean loss of this rank's batch in nats, without automatic differentiation.
     pub fn forward(&self) -> f32 {
         let [tokens, labels] = self.batch.clone();
-        let (sum, count) = self.model().loss(tokens, labels);
+        let (sum, count) = self.model().valid().loss(tokens, labels);
         sum.into_scalar::<f32>() / count as f32
     }
 

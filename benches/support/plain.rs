@@ -44,10 +44,11 @@ impl PlainBurn {
         Self { model: Some(model), optimizer: optimizer.init(), tokens, labels }
     }
 
-    /// The mean loss in nats, tracked but not propagated back.
+    /// The mean loss in nats, without automatic differentiation.
     pub fn forward(&self) -> f32 {
         let model = self.model.as_ref().expect("the model is only away during an update");
-        model.loss(self.tokens.clone(), self.labels.clone()).into_scalar()
+        let [tokens, labels] = [&self.tokens, &self.labels].map(|x| x.clone().inner());
+        model.valid().loss(tokens, labels).into_scalar()
     }
 
     /// One training step.

@@ -17,23 +17,34 @@ use megaburn_benches::{
     Failure,
     llama::{Clip, Megaburn, default_model, global_batch, larger_model},
     report::{Args, Report, Table},
-    timing::{Times, millis, pool},
+    timing::{self, Times, millis},
 };
 
-/// The layouts, each with the rayon threads of a rank. The first is what the others are held
-/// against.
-const LAYOUTS: [(&str, usize); 9] = [
-    ("dp1", 2),
-    ("dp1", 1),
-    ("tp2", 1),
-    ("tp2-sp", 1),
-    ("dp2", 1),
-    ("tp4", 1),
-    ("tp2-dp2", 1),
-    ("tp2-dp2-sp", 1),
-    ("dp4", 1),
+/// Which rayon pool a rank computes on.
+#[derive(Clone, Copy, Debug)]
+enum Pool {
+    /// One of its own, with so many threads.
+    Own(usize),
+    /// The process's, of one thread, that all ranks share.
+    Shared,
+}
+
+/// The layouts; the first is what the others are held against.
+const LAYOUTS: [(&str, Pool); 12] = [
+    ("dp1", Pool::Own(2)),
+    ("dp1", Pool::Own(1)),
+    ("tp2", Pool::Own(1)),
+    ("tp2-sp", Pool::Own(1)),
+    ("tp2-sp", Pool::Shared),
+    ("dp2", Pool::Own(1)),
+    ("dp2", Pool::Shared),
+    ("tp4", Pool::Own(1)),
+    ("tp2-dp2", Pool::Own(1)),
+    ("tp2-dp2-sp", Pool::Own(1)),
+    ("tp2-dp2-sp", Pool::Shared),
+    ("dp4", Pool::Own(1)),
 ];
-const WARM_UP: usize = 2;
+const WARM_UP: usize = 1;
 
 fn main() -> ExitCode {
     match run(&Args::parse()) {
@@ -46,18 +57,21 @@ fn main() -> ExitCode {
 }
 
 fn run(args: &Args) -> Result<(), Failure> {
+    rayon::ThreadPoolBuilder::new().num_threads(1).build_global()?;
     let cores = available_parallelism()?.get();
     let about = format!(
         "Training steps (forward, backward, gradient reduction, norm, clipping, AdamW) of rank \
-         threads on {cores} cores: each rank computes on a rayon pool of its own. The global batch \
-         is {} samples whatever the layout, a micro-batch a rank. Layouts take turns; the time of a \
-         step is the slowest rank's.",
+         threads on {cores} cores. A rank's tensors are computed on a rayon pool of its own, or on one \
+         of a single thread that all ranks share. The global batch is {} samples whatever the \
+         layout, a micro-batch a rank. Layouts take turns; the time of a step is the slowest \
+         rank's.",
         global_batch(),
     );
     let mut report = Report::new("ranks", about);
-    let models = [("default model", default_model(), 12), ("twice as wide", larger_model(), 5)];
-    for (name, (config, seq_len), steps) in models {
-        let (rounds, steps) = if args.quick { (1, 2) } else { (3, steps) };
+    let models =
+        [("default model", default_model(), [3, 8]), ("twice as wide", larger_model(), [2, 4])];
+    for (name, (config, seq_len), repeats) in models {
+        let [rounds, steps] = if args.quick { [1, 2] } else { repeats };
         let title = format!(
             "{name}: hidden {}, ffn {}, {} layers, {:.2} M parameters, {} steps a layout",
             config.hidden,
@@ -73,15 +87,18 @@ fn run(args: &Args) -> Result<(), Failure> {
 }
 
 fn table(title: String, times: &[Times], tokens: usize) -> Table {
-    let head =
-        ["layout", "ranks", "threads a rank", "median ms", "min ms", "tok/s", "against one rank"];
+    let head = ["layout", "ranks", "pool", "median ms", "min ms", "tok/s", "against one rank"];
     let mut table = Table::new(title, &head);
-    for ((text, threads), time) in LAYOUTS.into_iter().zip(times) {
+    for ((text, pool), time) in LAYOUTS.into_iter().zip(times) {
         let layout: Layout = text.parse().expect("the list is right");
         table.row(vec![
             text.to_string(),
             layout.world_size().to_string(),
-            threads.to_string(),
+            match pool {
+                Pool::Own(1) => "own, 1 thread".to_string(),
+                Pool::Own(threads) => format!("own, {threads} threads"),
+                Pool::Shared => "shared, 1 thread".to_string(),
+            },
             millis(time.median()),
             millis(time.min()),
             format!("{:.0}", tokens as f64 / time.median()),
@@ -100,8 +117,8 @@ fn measure(
 ) -> Result<Vec<Times>, Failure> {
     let mut times = vec![Times::default(); LAYOUTS.len()];
     for _ in 0..rounds {
-        for ((text, threads), times) in LAYOUTS.into_iter().zip(&mut times) {
-            times.extend(run_layout(config, seq_len, text.parse()?, threads, steps)?);
+        for ((text, pool), times) in LAYOUTS.into_iter().zip(&mut times) {
+            times.extend(run_layout(config, seq_len, text.parse()?, pool, steps)?);
         }
     }
     Ok(times)
@@ -111,12 +128,16 @@ fn run_layout(
     config: &LlamaConfig,
     seq_len: usize,
     layout: Layout,
-    threads: usize,
+    pool: Pool,
     steps: usize,
 ) -> Result<Times, Failure> {
     let options = GroupOptions { timeout: Duration::from_secs(60), ..Default::default() };
     let ranks = run_threads(layout.world_size(), options, |world| {
-        pool(threads).install(|| run_rank(&world, config, seq_len, layout, steps))
+        let run = || run_rank(&world, config, seq_len, layout, steps);
+        match pool {
+            Pool::Own(threads) => timing::pool(threads).install(run),
+            Pool::Shared => run(),
+        }
     });
     let ranks = ranks.into_iter().collect::<Result<Vec<_>, _>>()?;
     let mut times = Times::default();

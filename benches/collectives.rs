@@ -1,0 +1,196 @@
+//! How the collectives scale with size, over rank threads and over TCP on this host.
+
+use std::{
+    process::ExitCode,
+    thread,
+    time::{Duration, Instant},
+};
+
+use burn::tensor::{DType, TensorData};
+use clap::Parser;
+use megaburn::collective::{
+    CollectiveError, ConnectOptions, Group, GroupOptions, RankEnv, ReduceOp, connect, free_port,
+    run_threads,
+};
+use megaburn_benches::{
+    Failure,
+    report::{Args, Report, Table},
+    timing::Times,
+};
+
+const SIZES: [usize; 5] = [1 << 10, 16 << 10, 256 << 10, 4 << 20, 64 << 20];
+const OPS: [Op; 4] = [Op::AllReduce, Op::AllGather, Op::ReduceScatter, Op::AllToAll];
+
+#[derive(Clone, Copy, Debug)]
+enum Op {
+    AllReduce,
+    AllGather,
+    ReduceScatter,
+    AllToAll,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Transport {
+    Threads,
+    Tcp,
+}
+
+fn main() -> ExitCode {
+    match run(&Args::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(args: &Args) -> Result<(), Failure> {
+    let about = "Collectives on f32 data over rank threads and over TCP connections of this host \
+                 (the ranks are threads of one process there too). As in nccl-tests, the size S is \
+                 a rank's buffer before an all-reduce, reduce-scatter or all-to-all and after an \
+                 all-gather, and the bus bandwidth is S / t times 2 (n - 1) / n for an all-reduce \
+                 and (n - 1) / n for the others. A time is the median over repetitions of the \
+                 slowest rank's.";
+    let mut report = Report::new("collectives", about);
+    for transport in [Transport::Threads, Transport::Tcp] {
+        for ranks in [2, 4] {
+            let name = match transport {
+                Transport::Threads => "threads",
+                Transport::Tcp => "TCP",
+            };
+            let title = format!("{name}, {ranks} ranks: µs (GB/s bus bandwidth)");
+            report.table(&table(title, transport, ranks, args.quick)?);
+        }
+    }
+    report.finish(args)
+}
+
+fn table(title: String, transport: Transport, ranks: usize, quick: bool) -> Result<Table, Failure> {
+    let head = ["size", "all_reduce", "all_gather", "reduce_scatter", "all_to_all"];
+    let mut table = Table::new(title, &head);
+    let times = measure(transport, ranks, quick)?;
+    for (size, times) in SIZES.into_iter().zip(times.chunks(OPS.len())) {
+        let cells = OPS.into_iter().zip(times).map(|(op, time)| {
+            let seconds = time.median();
+            let bandwidth = size as f64 / seconds * op.bus_factor(ranks) / 1e9;
+            format!("{:.1} ({bandwidth:.2})", seconds * 1e6)
+        });
+        table.row([label(size)].into_iter().chain(cells).collect());
+    }
+    Ok(table)
+}
+
+fn label(bytes: usize) -> String {
+    if bytes >= 1 << 20 { format!("{} MiB", bytes >> 20) } else { format!("{} KiB", bytes >> 10) }
+}
+
+/// For each size each operation's times, the slowest rank's of each repetition.
+fn measure(transport: Transport, ranks: usize, quick: bool) -> Result<Vec<Times>, Failure> {
+    let options = GroupOptions { timeout: Duration::from_secs(60), ..Default::default() };
+    let by_rank = match transport {
+        Transport::Threads => {
+            let results = run_threads(ranks, options, |world| run_rank(&world, quick));
+            results.into_iter().collect::<Result<Vec<_>, _>>()?
+        }
+        Transport::Tcp => over_tcp(ranks, options, |world| run_rank(&world, quick))?,
+    };
+    let cells = (0..SIZES.len() * OPS.len()).map(|cell| {
+        let mut times = Times::default();
+        for repetition in 0..by_rank[0][cell].len() {
+            let slowest = by_rank.iter().map(|rank| rank[cell][repetition]).max();
+            times.push(slowest.expect("there are ranks"));
+        }
+        times
+    });
+    Ok(cells.collect())
+}
+
+/// Runs `body` as ranks with TCP connections between them, each a thread.
+fn over_tcp<T: Send>(
+    ranks: usize,
+    options: GroupOptions,
+    body: impl Fn(Group) -> Result<T, CollectiveError> + Sync,
+) -> Result<Vec<T>, Failure> {
+    let master_port = free_port()?;
+    let (world_size, body) = (ranks, &body);
+    thread::scope(|scope| {
+        let threads: Vec<_> = (0..ranks)
+            .map(|rank| {
+                let (master_addr, run_id) = ("127.0.0.1".to_string(), String::new());
+                let env = RankEnv {
+                    rank,
+                    world_size,
+                    local_rank: rank,
+                    master_addr,
+                    master_port,
+                    run_id,
+                };
+                scope.spawn(move || body(connect(&ConnectOptions::new(env).with_group(options))?))
+            })
+            .collect();
+        let join = |thread: thread::ScopedJoinHandle<'_, Result<T, CollectiveError>>| {
+            Ok(thread.join().map_err(|_| "a rank panicked")??)
+        };
+        threads.into_iter().map(join).collect()
+    })
+}
+
+/// This rank's times: for each size and operation, a list of repetitions.
+fn run_rank(world: &Group, quick: bool) -> Result<Vec<Vec<Duration>>, CollectiveError> {
+    let mut times = Vec::new();
+    for size in SIZES {
+        // A repetition of a small collective is many of them: one is too short for the clock.
+        let calls = ((1 << 20) / size).clamp(1, 32);
+        let repetitions = if quick { 2 } else { ((256 << 20) / size).clamp(5, 30) };
+        for op in OPS {
+            op.repeat(world, size, calls)?;
+            let repeat = |_| op.repeat(world, size, calls);
+            times.push((0..repetitions).map(repeat).collect::<Result<_, _>>()?);
+        }
+    }
+    Ok(times)
+}
+
+impl Op {
+    fn bus_factor(self, ranks: usize) -> f64 {
+        let share = (ranks - 1) as f64 / ranks as f64;
+        if matches!(self, Self::AllReduce) { 2.0 * share } else { share }
+    }
+
+    /// The time of one of `calls` calls. Inputs are made before the clock starts.
+    fn repeat(self, world: &Group, size: usize, calls: usize) -> Result<Duration, CollectiveError> {
+        let inputs: Vec<_> = (0..calls).map(|_| self.input(world, size)).collect();
+        world.barrier()?;
+        let start = Instant::now();
+        for input in inputs {
+            self.call(world, input)?;
+        }
+        Ok(start.elapsed() / calls as u32)
+    }
+
+    fn input(self, world: &Group, size: usize) -> Vec<TensorData> {
+        let share = size / world.size();
+        match self {
+            Self::AllReduce | Self::ReduceScatter => vec![data(size)],
+            Self::AllGather => vec![data(share)],
+            Self::AllToAll => (0..world.size()).map(|_| data(share)).collect(),
+        }
+    }
+
+    fn call(self, world: &Group, mut input: Vec<TensorData>) -> Result<(), CollectiveError> {
+        let mut only = || input.pop().expect("one input");
+        match self {
+            Self::AllReduce => world.all_reduce(only(), ReduceOp::Sum).map(drop),
+            Self::AllGather => world.all_gather(only()).map(drop),
+            Self::ReduceScatter => world.reduce_scatter(only(), ReduceOp::Sum).map(drop),
+            Self::AllToAll => world.all_to_all(input).map(drop),
+        }
+    }
+}
+
+/// f32 ones of `bytes`.
+fn data(bytes: usize) -> TensorData {
+    let elements = bytes / DType::F32.size();
+    TensorData::new(vec![1.0f32; elements], [elements])
+}

@@ -1,1 +1,0 @@
-//! Measurements; see the files beside this one.

@@ -1,0 +1,12 @@
+//! What the measurements beside this folder share: the models, the clock and the report.
+//!
+//! Run one with `cargo bench -p megaburn-benches --bench plain_burn` (or `ranks`, `collectives`);
+//! `-- --save` also writes a dated file into `results/`.
+
+pub mod llama;
+pub mod plain;
+pub mod report;
+pub mod timing;
+
+/// Why a measurement ends without a result.
+pub type Failure = Box<dyn std::error::Error + Send + Sync>;

@@ -1,0 +1,147 @@
+//! The models that are measured, and megaburn's training step on them.
+
+use burn::{
+    module::Module,
+    prelude::{Device, Int},
+    tensor::{Tensor, TensorData},
+};
+use megaburn::{
+    collective::ProcessGroups,
+    models::{Llama, LlamaConfig},
+    optim::{AdamW, AdamWConfig, GradientAccumulator},
+    parallel::shard_plan,
+    train::TrainConfig,
+};
+
+use crate::Failure;
+
+/// Tokens of a byte-level vocabulary.
+const VOCAB: usize = 260;
+
+/// The model of the main job as configured by default, and tokens of a sample.
+pub fn default_model() -> (LlamaConfig, usize) {
+    let config = TrainConfig::default();
+    (config.model.llama(&config.data, VOCAB), config.data.seq_len)
+}
+
+/// The default model at twice the width: four times the parameters and FLOPs of a token.
+pub fn larger_model() -> (LlamaConfig, usize) {
+    let (small, seq_len) = default_model();
+    let config = LlamaConfig {
+        hidden: 2 * small.hidden,
+        ffn: 2 * small.ffn,
+        heads: 2 * small.heads,
+        kv_heads: 2 * small.kv_heads,
+        ..small
+    };
+    (config, seq_len)
+}
+
+/// Samples of a global batch.
+pub fn global_batch() -> usize {
+    TrainConfig::default().train.global_batch
+}
+
+/// Tokens and labels of some samples of a fixed pseudo-random text.
+///
+/// # Shapes
+/// `[seq, samples]` each, on the device without autodiff.
+pub fn batch(seq_len: usize, samples: std::ops::Range<usize>) -> [Tensor<2, Int>; 2] {
+    // The steps of a multiplicative congruential generator, spread over the vocabulary.
+    let token = |sample: usize, position: usize| {
+        let index = (sample * (seq_len + 1) + position + 1) as u64;
+        (index.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 33) as i64 % VOCAB as i64
+    };
+    [0, 1].map(|ahead| {
+        let samples = samples.clone();
+        let tokens = (0..seq_len).flat_map(|position| {
+            samples.clone().map(move |sample| token(sample, position + ahead))
+        });
+        let data = TensorData::new(tokens.collect::<Vec<i64>>(), [seq_len, samples.len()]);
+        Tensor::from_data(data, &Device::flex())
+    })
+}
+
+/// How much of the optimizer's side a step has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Clip {
+    /// AdamW alone.
+    No,
+    /// Gradient norm, clipping to 1 and AdamW, as the trainer does.
+    ToOne,
+}
+
+/// One rank's model, data and optimizer: what the trainer holds, with a batch that stays.
+#[derive(Debug)]
+pub struct Megaburn {
+    /// Always there, but while the optimizer turns it into the next one.
+    model: Option<Llama>,
+    groups: ProcessGroups,
+    grads: GradientAccumulator,
+    optimizer: AdamW,
+    batch: [Tensor<2, Int>; 2],
+}
+
+impl Megaburn {
+    /// A freshly drawn model and this rank's share of the global batch, as one micro-batch.
+    ///
+    /// # Errors
+    /// A layout that the model does not fit.
+    pub fn new(
+        config: &LlamaConfig,
+        seq_len: usize,
+        groups: ProcessGroups,
+    ) -> Result<Self, Failure> {
+        let layout = groups.layout();
+        config.check_layout(&layout, seq_len)?;
+        let device = Device::flex().autodiff();
+        let model = config.init(&groups.tp, layout.sp, &device)?;
+        let plan = shard_plan(&model)?;
+        let share = global_batch() / layout.dp;
+        let first = groups.dp.rank() * share;
+        Ok(Self {
+            grads: GradientAccumulator::new(&model, &plan)?,
+            optimizer: AdamWConfig::new().init()?,
+            batch: batch(seq_len, first..first + share),
+            model: Some(model),
+            groups,
+        })
+    }
+
+    /// The model.
+    pub fn model(&self) -> &Llama {
+        self.model.as_ref().expect("the model is only away during an update")
+    }
+
+    /// The mean loss of this rank's batch in nats, without automatic differentiation.
+    pub fn forward(&self) -> f32 {
+        let [tokens, labels] = self.batch.clone();
+        let (sum, count) = self.model().valid().loss(tokens, labels);
+        sum.into_scalar::<f32>() / count as f32
+    }
+
+    /// One training step.
+    ///
+    /// # Errors
+    /// A failed collective.
+    /// # Collective
+    /// All ranks.
+    pub fn step(&mut self, clip: Clip) -> Result<(), Failure> {
+        let [tokens, labels] = self.batch.clone();
+        let model = self.model.take().expect("the model is only away during an update");
+        let (sum, count) = model.loss(tokens, labels);
+        self.grads.reset();
+        self.grads.accumulate(&model, &mut sum.backward());
+        self.grads.reduce(&self.groups.dp_cp)?;
+        self.grads.scale(1.0 / (count * self.groups.dp.size()) as f64);
+        if clip == Clip::ToOne {
+            let norm = self.grads.norm(&self.groups.model)?;
+            self.grads.clip(norm, 1.0);
+        }
+        self.model = Some(self.optimizer.step(LEARNING_RATE, model, &self.grads));
+        Ok(())
+    }
+}
+
+/// Small, so that the weights stay where floats are ordinary.
+pub(crate) const LEARNING_RATE: f64 = 1e-4;

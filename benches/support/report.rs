@@ -1,0 +1,157 @@
+//! What a measurement prints, and the dated file that it becomes with `--save`.
+
+use std::{fmt::Write, fs, path::Path, process::Command};
+
+use chrono::Utc;
+use clap::Parser;
+use sysinfo::System;
+
+use crate::Failure;
+
+/// The flags of every measurement.
+#[derive(Debug, Parser)]
+pub struct Args {
+    /// Write the result to `benches/results/YYYY-MM-DD-NAME.md` too.
+    #[arg(long)]
+    pub save: bool,
+    /// Only a few repetitions: to see that it works, not how fast.
+    #[arg(long)]
+    pub quick: bool,
+    /// `cargo bench` passes this.
+    #[arg(long, hide = true)]
+    pub bench: bool,
+}
+
+/// A markdown table.
+#[derive(Clone, Debug)]
+pub struct Table {
+    title: String,
+    rows: Vec<Vec<String>>,
+}
+
+impl Table {
+    /// An empty table.
+    pub fn new(title: impl Into<String>, head: &[&str]) -> Self {
+        let head = head.iter().map(ToString::to_string).collect();
+        Self { title: title.into(), rows: vec![head] }
+    }
+
+    /// Adds a row; it has as many cells as the head.
+    pub fn row(&mut self, cells: Vec<String>) {
+        self.rows.push(cells);
+    }
+
+    /// The table with its columns aligned, numbers' columns to the right.
+    pub fn to_markdown(&self) -> String {
+        let columns = self.rows[0].len();
+        let width = |column: usize| {
+            self.rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0)
+        };
+        let widths: Vec<usize> = (0..columns).map(width).collect();
+        let mut text = format!("### {}\n\n", self.title);
+        for (index, row) in self.rows.iter().enumerate() {
+            let cells = row.iter().zip(&widths).enumerate().map(|(column, (cell, width))| {
+                if column == 0 { format!("{cell:<width$}") } else { format!("{cell:>width$}") }
+            });
+            let _ = writeln!(text, "| {} |", cells.collect::<Vec<_>>().join(" | "));
+            if index == 0 {
+                let rule = |(column, width): (usize, &usize)| match column {
+                    0 => "-".repeat(width + 2),
+                    _ => format!("{}:", "-".repeat(width + 1)),
+                };
+                let rules: Vec<_> = widths.iter().enumerate().map(rule).collect();
+                let _ = writeln!(text, "|{}|", rules.join("|"));
+            }
+        }
+        text
+    }
+}
+
+/// A measurement's result: what was measured, and its tables.
+#[derive(Clone, Debug)]
+pub struct Report {
+    name: &'static str,
+    about: String,
+    load_before: f64,
+    body: String,
+}
+
+impl Report {
+    /// A report without tables; prints what is being measured.
+    pub fn new(name: &'static str, about: impl Into<String>) -> Self {
+        let about = about.into();
+        println!("{name}: {about}\n");
+        Self { name, about, load_before: System::load_average().one, body: String::new() }
+    }
+
+    /// Prints a table and adds it.
+    pub fn table(&mut self, table: &Table) {
+        self.text(&table.to_markdown());
+    }
+
+    /// Prints a paragraph and adds it.
+    pub fn text(&mut self, text: &str) {
+        let text = text.trim_end();
+        println!("{text}\n");
+        let _ = write!(self.body, "{text}\n\n");
+    }
+
+    /// Writes the dated file if `args` ask for it.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn finish(&self, args: &Args) -> Result<(), Failure> {
+        if !args.save {
+            return Ok(());
+        }
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("results");
+        fs::create_dir_all(&folder)?;
+        let date = Utc::now().format("%Y-%m-%d").to_string();
+        let path = folder.join(format!("{date}-{}.md", self.name));
+        fs::write(&path, self.document(&date, args))?;
+        println!("written to {}", path.display());
+        Ok(())
+    }
+
+    fn document(&self, date: &str, args: &Args) -> String {
+        let Self { name, about, load_before, body } = self;
+        let quick = if args.quick { " --quick" } else { "" };
+        let facts = [
+            ("machine", machine()),
+            ("load", format!("{load_before:.2} before, {:.2} after", System::load_average().one)),
+            ("commit", output("git", &["describe", "--always", "--dirty", "--abbrev=12"])),
+            (
+                "command",
+                format!("`cargo bench -p megaburn-benches --bench {name} -- --save{quick}`"),
+            ),
+            ("versions", format!("burn {}, {}", burn_version(), output("rustc", &["--version"]))),
+        ];
+        let facts = facts.map(|(key, value)| format!("- {key}: {value}\n")).concat();
+        format!("# {name}, {date}\n\n{about}\n\n{facts}\n{}\n", body.trim_end())
+    }
+}
+
+fn machine() -> String {
+    let system = System::new_all();
+    let cpu = system.cpus().first().map_or("unknown processor", |cpu| cpu.brand().trim());
+    let (cores, memory) = (system.cpus().len(), system.total_memory() as f64 / (1u64 << 30) as f64);
+    let os = System::long_os_version().unwrap_or_default();
+    format!("{cpu}, {cores} cores, {memory:.0} GiB memory, {os}")
+}
+
+/// The version of burn that was built, from the lock file.
+fn burn_version() -> String {
+    let lock = include_str!("../../Cargo.lock");
+    let after = lock.split_once("name = \"burn\"\nversion = \"").map_or("", |(_, after)| after);
+    after.split('"').next().unwrap_or_default().to_string()
+}
+
+fn output(program: &str, args: &[&str]) -> String {
+    let output = Command::new(program).args(args).current_dir(env!("CARGO_MANIFEST_DIR")).output();
+    match output {
+        Ok(output) if output.status.success() => {
+            String::from_utf8_lossy(&output.stdout).trim().to_string()
+        }
+        _ => format!("unknown ({program} failed)"),
+    }
+}

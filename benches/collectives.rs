@@ -122,6 +122,7 @@ fn over_tcp<T: Send>(
                     rank,
                     world_size,
                     local_rank: rank,
+                    local_world_size: world_size,
                     master_addr,
                     master_port,
                     run_id,

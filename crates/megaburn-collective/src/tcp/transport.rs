@@ -87,11 +87,13 @@ impl TcpTransport {
             return Ok(());
         };
         drop(torn);
+        // Decided before the connection is ended here: its reader takes that for the peer's death.
+        let late = (Instant::now() >= deadline).then(|| gone().unwrap_or(TransportError::Timeout));
         if written > 0 {
             let _ = peer.stream.shutdown(Shutdown::Both);
         }
-        if Instant::now() >= deadline {
-            return Err(gone().unwrap_or(TransportError::Timeout));
+        if let Some(error) = late {
+            return Err(error);
         }
         let why = format!("its connection ended: {error}");
         let lost = TransportError::Lost { peer: to, why };

@@ -8,7 +8,8 @@ use burn::{
 use megaburn_mesh::{ParamSpec, ShardPlan};
 
 use crate::{
-    OptimError, check_plan,
+    OptimError,
+    plan::check_plan,
     visit::{FloatVisitor, visit_floats},
 };
 
@@ -46,7 +47,8 @@ impl GradientAccumulator {
     /// Zero gradients for the parameters of `module` that require them.
     ///
     /// # Errors
-    /// The module is not the plan's, see [`check_plan`].
+    /// The module has a parameter that the plan lacks, lacks one that it has, or holds one in another
+    /// local shape.
     pub fn new<M: Module>(module: &M, plan: &ShardPlan) -> Result<Self, OptimError> {
         check_plan(module, plan)?;
         let mut collect = Collect { plan, entries: BTreeMap::new() };

@@ -26,4 +26,3 @@ pub use accumulator::GradientAccumulator;
 pub use adamw::{AdamW, AdamWConfig};
 pub use adamw_state::Moment;
 pub use error::OptimError;
-pub use plan::check_plan;

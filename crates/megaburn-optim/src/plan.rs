@@ -15,7 +15,7 @@ use crate::{
 ///
 /// # Errors
 /// The first parameter that only one of them has, or whose local shape differs.
-pub fn check_plan<M: Module>(module: &M, plan: &ShardPlan) -> Result<(), OptimError> {
+pub(crate) fn check_plan<M: Module>(module: &M, plan: &ShardPlan) -> Result<(), OptimError> {
     let mut check = Check { plan, seen: BTreeSet::new(), error: None };
     visit_floats(module, &mut check);
     if let Some(error) = check.error {

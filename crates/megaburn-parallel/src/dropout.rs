@@ -6,7 +6,7 @@ use megaburn_mesh::{PositionRng, Purpose};
 use crate::ParallelError;
 
 /// Which tokens of the run a forward pass sees, so that dropout does not depend on the layout.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(derive_new::new, Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TokenBlock {
     /// Number of the training step.
     pub step: u64,

@@ -5,6 +5,12 @@
 //! like the paper. With a group of one every layer computes exactly what its Burn counterpart does
 //! and never touches a communicator.
 //!
+//! In a Burn program with its own loop, gradients are right as they come out of `backward`. Two of
+//! Burn's own tools are not made for shards: gradient clipping of an optimizer sees only this rank's
+//! part of each parameter, so ranks would clip differently (clip by `megaburn-optim`'s norm
+//! instead), and a plain Burn norm on sequence shards keeps the gradient of its own tokens only (use
+//! [`RmsNorm`] and [`LayerNorm`] of this crate).
+//!
 //! Activations are `[seq, batch, hidden]`. With sequence parallelism the tensors between layers hold
 //! this rank's stretch of the sequence.
 //!

@@ -2,8 +2,9 @@ use std::process::ExitCode;
 
 /// How a run ended, as its exit code tells a script or a supervisor.
 ///
-/// Two codes come from elsewhere: 101 after a panic (a bug), and 128 + the signal's number when a
-/// second SIGINT (130) or SIGTERM (143) ended the process at once ([`crate::signal`]).
+/// Two codes come from elsewhere: 101 after a panic outside a rank thread (a bug), and 128 + the
+/// signal's number when a later SIGINT (130) or SIGTERM (143) ended the process at once
+/// ([`crate::signal`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Exit {
     /// 0: finished, or stopped by a signal after saving. Starting the same command again continues

@@ -47,17 +47,18 @@ pub fn pretrain(config: TrainConfig, fresh: bool, stop: StopSignal) -> Result<()
     let job = Job { config: Arc::new(config), layout, fresh, data, stop };
     match env {
         Some(env) => {
-            share_cores(env.local_world_size);
+            let ranks = env.local_world_size;
             let patience = group.timeout.max(SLOWEST_START);
             let options =
                 ConnectOptions::new(env).with_group(group).with_rendezvous_timeout(patience);
             let world = connect(&options)?;
-            on_deep_stack(|| job.run_rank(&world))
+            in_own_pool(ranks, || job.run_rank(&world))
         }
         None => {
-            share_cores(layout.world_size());
-            let ranks = run_threads(layout.world_size(), group, |world| job.run_rank(&world));
-            root_cause(ranks)
+            let ranks = layout.world_size();
+            root_cause(run_threads(ranks, group, |world| {
+                in_own_pool(ranks, || job.run_rank(&world))
+            }))
         }
     }
 }
@@ -65,16 +66,8 @@ pub fn pretrain(config: TrainConfig, fresh: bool, stop: StopSignal) -> Result<()
 /// Processes of one run may be started this far apart, however impatient their collectives are.
 const SLOWEST_START: Duration = Duration::from_secs(60);
 
-/// Autodiff walks deep graphs: more stack than a main thread has.
-fn on_deep_stack<T: Send>(f: impl FnOnce() -> T + Send) -> T {
-    thread::scope(|scope| {
-        let thread = thread::Builder::new().stack_size(32 << 20).spawn_scoped(scope, f);
-        match thread.expect("the system has room for a thread").join() {
-            Ok(value) => value,
-            Err(panic) => resume_unwind(panic),
-        }
-    })
-}
+/// Autodiff walks deep graphs on the rank's own stack.
+const STACK_BYTES: usize = 32 << 20;
 
 /// Pipeline, context and expert parallelism are laid out but not built yet.
 fn refuse_axes_to_come(layout: &Layout) -> Result<(), TrainError> {
@@ -85,15 +78,17 @@ fn refuse_axes_to_come(layout: &Layout) -> Result<(), TrainError> {
     }
 }
 
-/// Burn's CPU backend runs on one rayon pool a process: each of `ranks` gets its share of the cores.
-/// `RAYON_NUM_THREADS` overrides.
-fn share_cores(ranks: usize) {
+/// Runs a rank on a rayon pool of its own, so that Burn's CPU backend works for it there: its equal
+/// share of the cores of `ranks` ranks on this host (`RAYON_NUM_THREADS` overrides). In the global
+/// pool the ranks of a process would queue behind each other.
+fn in_own_pool<T: Send>(ranks: usize, rank: impl FnOnce() -> T + Send) -> T {
     let cores = thread::available_parallelism().map_or(1, |cores| cores.get());
-    if std::env::var_os("RAYON_NUM_THREADS").is_none() {
-        let threads = (cores / ranks.max(1)).max(1);
-        // Fails only when the application built the pool before: then its choice stands.
-        let _ = rayon::ThreadPoolBuilder::new().num_threads(threads).build_global();
-    }
+    let threads = match std::env::var_os("RAYON_NUM_THREADS") {
+        Some(_) => 0, // Rayon reads the variable itself.
+        None => (cores / ranks.max(1)).max(1),
+    };
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).stack_size(STACK_BYTES);
+    pool.build().expect("the system has room for a thread").install(rank)
 }
 
 /// A collective that fails in the middle of `backward` unwinds the rank. What it says is printed

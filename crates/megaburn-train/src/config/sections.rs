@@ -102,13 +102,13 @@ pub struct LoopConfig {
 impl Default for LoopConfig {
     fn default() -> Self {
         Self {
-            steps: 900,
+            steps: 1200,
             global_batch: 8,
             micro_batch: 2,
-            eval_interval: 50,
+            eval_interval: 100,
             eval_batches: 4,
             log_interval: 10,
-            checkpoint_interval: 100,
+            checkpoint_interval: 200,
             keep_checkpoints: 2,
             timeout_seconds: 60.0,
         }

@@ -14,6 +14,11 @@ use crate::{
     transport::Transport,
 };
 
+/// How long a rank that fails by itself waits before it ends the others. They may have agreed on the
+/// failure in their last collective (a loss that is not finite, a checkpoint that cannot be written),
+/// which some of them are still finishing: they should end with it, not with the loss of this rank.
+pub(crate) const LAST_WORDS: Duration = Duration::from_millis(100);
+
 /// What all groups of one rank share: the transport, the recorder and the first failure.
 #[derive(Debug)]
 pub(crate) struct Link {

@@ -4,6 +4,7 @@ use std::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
+    thread,
     time::Duration,
 };
 
@@ -12,7 +13,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::{
     CollectiveError, FlightRecord,
-    exchange::Link,
+    exchange::{LAST_WORDS, Link},
     message::{Call, OpKind},
 };
 
@@ -170,9 +171,11 @@ impl Group {
     }
 
     /// Ends every rank's current and later collectives with an error that carries `reason`: for a
-    /// rank that cannot go on.
+    /// rank that cannot go on. The others have a tenth of a second to finish a collective that this
+    /// rank has finished.
     pub fn abort(&self, reason: &str) {
         if let Some(link) = &self.0.link {
+            thread::sleep(LAST_WORDS);
             link.transport.abort(self.global_rank(), reason);
         }
     }

@@ -4,16 +4,17 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     sync::Arc,
     thread,
-    time::Duration,
 };
 
-use crate::{Group, GroupOptions, exchange::Link, threads::ThreadTransport, transport::Transport};
+use crate::{
+    Group, GroupOptions,
+    exchange::{LAST_WORDS, Link},
+    threads::ThreadTransport,
+    transport::Transport,
+};
 
 /// Autodiff walks deep graphs on the rank's own stack.
 const STACK_BYTES: usize = 32 << 20;
-
-/// How long a collective that this rank has finished may still take on the others.
-const LAST_WORDS: Duration = Duration::from_millis(100);
 
 /// How one rank of [`run_threads`] ended badly.
 #[derive(Debug, PartialEq, Eq)]
@@ -93,8 +94,6 @@ fn run_rank<T, E: fmt::Display>(
     match &result {
         Ok(_) => transport.leave("it finished and left"),
         Err(failure) => {
-            // The ranks may have agreed on this failure in their last collective, which some of
-            // them are still finishing: they should end with it, not with the loss of this rank.
             thread::sleep(LAST_WORDS);
             transport.die(&failure.to_string());
         }

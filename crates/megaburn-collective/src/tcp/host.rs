@@ -37,6 +37,8 @@ struct Host<'a> {
     seed: u64,
     deadline: Instant,
     guests: Vec<Option<Guest>>,
+    /// Who introduced itself at some time: its own patience may end before rank 0's.
+    came: Vec<bool>,
     refusals: Vec<String>,
 }
 
@@ -48,7 +50,8 @@ pub(super) fn gather(
     deadline: Instant,
 ) -> Result<Vec<Option<TcpStream>>, CollectiveError> {
     let guests = (0..env.world_size).map(|_| None).collect();
-    let mut host = Host { env, seed, deadline, guests, refusals: Vec::new() };
+    let came = vec![false; env.world_size];
+    let mut host = Host { env, seed, deadline, guests, came, refusals: Vec::new() };
     let result = host
         .await_all(listener)
         .and_then(|()| host.hand_out_table())
@@ -139,6 +142,7 @@ impl Host<'_> {
                 let _ = say(&stream, &Word::Refused { why: why.clone() });
                 return Err(why);
             }
+            self.came[hello.rank] = true;
             self.guests[hello.rank] = Some(Guest { stream, host, port });
         }
         Ok(())
@@ -223,12 +227,18 @@ impl Host<'_> {
         if Instant::now() < self.deadline {
             return Ok(());
         }
-        let mut why = format!(
-            "ranks {:?} of {} did not reach rank 0 at {} in time",
-            self.missing(),
-            self.env.world_size,
-            self.env.master()
-        );
+        let (left, never): (Vec<usize>, Vec<usize>) =
+            self.missing().into_iter().partition(|&rank| self.came[rank]);
+        let (world_size, master) = (self.env.world_size, self.env.master());
+        let mut why = match never.is_empty() {
+            true => format!("ranks {left:?} of {world_size} left rank 0 at {master}"),
+            false => {
+                format!("ranks {never:?} of {world_size} did not reach rank 0 at {master} in time")
+            }
+        };
+        if !(never.is_empty() || left.is_empty()) {
+            why += &format!("; ranks {left:?} came and left again");
+        }
         for refusal in &self.refusals {
             why += &format!("; {refusal}");
         }

@@ -11,6 +11,12 @@ use crate::KernelError;
 pub enum RopeScaling {
     /// The frequencies as they are.
     None,
+    /// All frequencies divided by `factor`: positions are interpolated (Chen et al., 2023,
+    /// arXiv:2306.15595).
+    Linear {
+        /// How much longer the context is than the original one.
+        factor: f64,
+    },
     /// Llama 3.1's: wave lengths above `original_max_position / low_freq_factor` are stretched by
     /// `factor`, those below `original_max_position / high_freq_factor` are kept, and between the
     /// two the frequencies are interpolated linearly in the number of turns (`rope_type: llama3`
@@ -89,20 +95,22 @@ impl RopeConfig {
 
 impl RopeScaling {
     fn check(&self) -> Result<(), KernelError> {
-        let &Self::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_position } =
-            self
-        else {
-            return Ok(());
-        };
-        check("scaling factor", factor, 0.0)?;
-        check("low_freq_factor", low_freq_factor, 0.0)?;
-        check("high_freq_factor", high_freq_factor, low_freq_factor)?;
-        check("original_max_position", original_max_position as f64, 0.0)
+        match *self {
+            Self::None => Ok(()),
+            Self::Linear { factor } => check("scaling factor", factor, 0.0),
+            Self::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_position } => {
+                check("scaling factor", factor, 0.0)?;
+                check("low_freq_factor", low_freq_factor, 0.0)?;
+                check("high_freq_factor", high_freq_factor, low_freq_factor)?;
+                check("original_max_position", original_max_position as f64, 0.0)
+            }
+        }
     }
 
     fn apply(&self, frequency: f64) -> f64 {
         match *self {
             Self::None => frequency,
+            Self::Linear { factor } => frequency / factor,
             Self::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_position } => {
                 let turns = original_max_position as f64 * frequency / TAU;
                 let kept = (turns - low_freq_factor) / (high_freq_factor - low_freq_factor);
@@ -151,6 +159,14 @@ mod tests {
 
     use super::*;
     use crate::testing::{device, values};
+
+    #[test]
+    fn linear_scaling_puts_positions_closer_together() {
+        let plain = RopeConfig::new(8).frequencies().unwrap();
+        let scaled = RopeConfig::new(8).with_scaling(RopeScaling::Linear { factor: 4.0 });
+        let scaled = scaled.frequencies().unwrap();
+        assert!(plain.iter().zip(&scaled).all(|(plain, scaled)| *plain == scaled * 4.0));
+    }
 
     fn llama3(factor: f64, original_max_position: usize) -> RopeScaling {
         let (low_freq_factor, high_freq_factor) = (1.0, 4.0);
@@ -207,6 +223,7 @@ mod tests {
     #[case(RopeConfig::new(8).with_theta(0.0), "theta is 0, it must be a finite number above 0")]
     #[case(RopeConfig::new(8).with_scaling(llama3(f64::NAN, 32)), "factor is NaN")]
     #[case(RopeConfig::new(8).with_scaling(llama3(8.0, 0)), "original_max_position is 0")]
+    #[case(RopeConfig::new(8).with_scaling(RopeScaling::Linear { factor: 0.0 }), "factor is 0")]
     fn a_table_that_cannot_be_is_refused(#[case] config: RopeConfig, #[case] message: &str) {
         let error = config.init(0..2, &device()).unwrap_err().to_string();
         assert!(error.contains(message), "{error}");

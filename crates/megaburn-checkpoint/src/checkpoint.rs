@@ -7,21 +7,18 @@ use std::{
 
 use burn::tensor::{DType, TensorData};
 use megaburn_mesh::{Piece, ShardSpec};
-use memmap2::Mmap;
-use safetensors::{SafeTensors, tensor::Metadata};
 use serde_json::Value;
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::{
-    CheckpointError, Manifest, PieceInfo, TensorInfo, dtype,
+    CheckpointError, Manifest, PieceInfo, TensorInfo, cast,
     error::IoContext,
     manifest::{FORMAT, MANIFEST, MANIFEST_HASH, at_least_1d, hex},
+    mapped::MappedFile,
     mmap::map,
     overlap::{Stretch, for_each_shared_run},
+    source::nearest,
 };
-
-/// The length of a safetensors header stands before it in this many bytes.
-const HEADER_LEN: usize = 8;
 
 /// An opened checkpoint: what it says of itself, and its tensors, of which each rank reads the
 /// slices it needs.
@@ -32,13 +29,6 @@ pub struct Checkpoint {
     /// Where each tensor's pieces are: (file, piece).
     index: BTreeMap<String, Vec<(usize, usize)>>,
     files: Vec<OnceLock<MappedFile>>,
-}
-
-#[derive(Debug)]
-struct MappedFile {
-    map: Mmap,
-    header: Metadata,
-    data_start: usize,
 }
 
 impl Checkpoint {
@@ -97,6 +87,22 @@ impl Checkpoint {
         self.manifest.tensors.contains_key(name)
     }
 
+    /// The element type in which a tensor is stored.
+    ///
+    /// # Errors
+    /// No such tensor (the nearest name is given).
+    pub fn dtype(&self, name: &str) -> Result<DType, CheckpointError> {
+        Ok(self.info(name)?.dtype())
+    }
+
+    /// The shape of a whole tensor, without padding.
+    ///
+    /// # Errors
+    /// No such tensor (the nearest name is given).
+    pub fn global_shape(&self, name: &str) -> Result<&[usize], CheckpointError> {
+        Ok(&self.info(name)?.global_shape)
+    }
+
     /// Compares every file with its hash.
     ///
     /// # Errors
@@ -122,33 +128,34 @@ impl Checkpoint {
     }
 
     /// Reads what `shard` says of the tensor `name`: this rank's part under its own layout. Only
-    /// these slices are read from disk.
+    /// these slices are read from disk. Floats of another type become `dtype`, each rounded to the
+    /// nearest, on the way: nothing else is in memory than the result.
     ///
     /// # Shapes
     /// `shard.local_shape()`, padding zero.
     /// # Errors
     /// No such tensor (the nearest name is given), another global shape (a checkpoint of another
-    /// model) or element type, a damaged file.
+    /// model), an element type that does not become `dtype`, a damaged file.
     pub fn read(
         &self,
         name: &str,
         shard: &ShardSpec,
         dtype: DType,
     ) -> Result<TensorData, CheckpointError> {
-        let info = self.info(name)?;
+        let (info, stored) = (self.info(name)?, self.dtype(name)?);
         let (path, name) = (self.path.clone(), name.to_string());
         if info.global_shape != shard.global_shape {
             let (expected, found) = (shard.global_shape.clone(), info.global_shape.clone());
             return Err(CheckpointError::GlobalShape { path, name, expected, found });
         }
-        if dtype::to_file(dtype) != Some(info.dtype) {
+        let Some(copy) = cast::copy(stored, dtype) else {
             let (expected, found) = (format!("{dtype:?}"), info.dtype.to_string());
             return Err(CheckpointError::Dtype { path, name, expected, found });
-        }
+        };
         let shape = at_least_1d(&shard.global_shape);
-        let size = dtype::size(info.dtype);
+        let (from_size, to_size) = (stored.size(), dtype.size());
         let local_shape = shard.local_shape();
-        let mut local = vec![0; local_shape.iter().product::<usize>() * size];
+        let mut local = vec![0; local_shape.iter().product::<usize>() * to_size];
         for &(file, piece) in self.index.get(&name).into_iter().flatten() {
             let piece = &self.manifest.files[file].pieces[piece];
             for wanted in shard.pieces.iter().filter(|wanted| shares(piece, shard.dim, wanted)) {
@@ -158,8 +165,10 @@ impl Checkpoint {
                 let (global, start) = (wanted.global.clone(), wanted.local.start);
                 let wanted = Stretch { dim: shard.dim, len: shard.local_len, global, start };
                 for_each_shared_run(&shape, &stored, &wanted, |from, to, len| {
-                    let source = &bytes[from * size..(from + len) * size];
-                    local[to * size..(to + len) * size].copy_from_slice(source);
+                    copy(
+                        &bytes[from * from_size..(from + len) * from_size],
+                        &mut local[to * to_size..(to + len) * to_size],
+                    );
                 });
             }
         }
@@ -168,14 +177,10 @@ impl Checkpoint {
 
     fn info(&self, name: &str) -> Result<&TensorInfo, CheckpointError> {
         let tensors = &self.manifest.tensors;
-        tensors.get(name).ok_or_else(|| {
-            let near = |other: &&String| strsim::jaro_winkler(name, other);
-            let nearest = tensors.keys().max_by(|a, b| near(a).total_cmp(&near(b)));
-            CheckpointError::MissingTensor {
-                path: self.path.clone(),
-                name: name.to_string(),
-                nearest: nearest.cloned().unwrap_or_default(),
-            }
+        tensors.get(name).ok_or_else(|| CheckpointError::MissingTensor {
+            path: self.path.clone(),
+            name: name.to_string(),
+            nearest: nearest(name, tensors.keys()),
         })
     }
 
@@ -189,24 +194,21 @@ impl Checkpoint {
     ) -> Result<&[u8], CheckpointError> {
         let mut shape = global_shape.to_vec();
         shape[piece.dim] = piece.range.len();
-        let MappedFile { map, header, data_start } = self.file(file)?;
-        let found = header.info(&piece.key).filter(|i| i.shape == shape && i.dtype == dtype);
-        let (start, end) = found.map(|info| info.data_offsets).ok_or_else(|| {
+        let file = self.file(file)?;
+        let found = file.info(&piece.key).filter(|i| i.shape == shape && i.dtype == dtype);
+        let found = found.ok_or_else(|| {
             let why = format!("it lacks `{}` as {dtype} {shape:?}", piece.key);
-            CheckpointError::damaged(&self.path.join(&self.manifest.files[file].name), why)
+            CheckpointError::damaged(&file.path, why)
         })?;
-        Ok(&map[data_start + start..data_start + end])
+        Ok(file.bytes(found))
     }
 
     /// Maps a file at its first use.
     fn file(&self, file: usize) -> Result<&MappedFile, CheckpointError> {
         if self.files[file].get().is_none() {
             let path = self.path.join(&self.manifest.files[file].name);
-            let map = map(&path).during("read", &path)?;
-            let (len, header) = SafeTensors::read_metadata(&map)
-                .map_err(|error| CheckpointError::damaged(&path, error.to_string()))?;
             // Another thread may have been first; either map will do.
-            let _ = self.files[file].set(MappedFile { map, header, data_start: HEADER_LEN + len });
+            let _ = self.files[file].set(MappedFile::open(&path)?);
         }
         Ok(self.files[file].get().expect("it was just set"))
     }

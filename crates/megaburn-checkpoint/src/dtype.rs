@@ -1,4 +1,4 @@
-use burn::tensor::DType;
+use burn::tensor::{BoolStore, DType};
 use safetensors::Dtype;
 
 const PAIRS: [(DType, Dtype); 12] = [
@@ -24,4 +24,22 @@ pub(crate) fn to_file(dtype: DType) -> Option<Dtype> {
 /// Bytes of an element.
 pub(crate) fn size(dtype: Dtype) -> usize {
     dtype.bitsize() / 8
+}
+
+/// The element type that stands in a file under this name, if megaburn reads it.
+pub(crate) fn from_file(dtype: Dtype) -> Option<DType> {
+    PAIRS.iter().find(|(_, file)| *file == dtype).map(|(burn, _)| *burn)
+}
+
+/// Truth values: no parameter is made of them, but published models hold masks.
+const BOOL: (DType, Dtype) = (DType::Bool(BoolStore::Native), Dtype::BOOL);
+
+/// As [`to_file`], in a published model.
+pub(crate) fn to_hf(dtype: DType) -> Option<Dtype> {
+    to_file(dtype).or((dtype == BOOL.0).then_some(BOOL.1))
+}
+
+/// As [`from_file`], in a published model.
+pub(crate) fn from_hf(dtype: Dtype) -> Option<DType> {
+    from_file(dtype).or((dtype == BOOL.1).then_some(BOOL.0))
 }

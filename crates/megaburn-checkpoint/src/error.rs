@@ -32,6 +32,32 @@ pub enum CheckpointError {
     LocalShape { name: String, found: usize, expected: usize },
     #[error("tensor `{name}` cannot be saved: {why}")]
     Untiled { name: String, why: String },
+    #[error("tensor `{name}` to be saved could not be had: {why}")]
+    Source { name: String, why: String },
+    #[error("{path} exists; choose another path or replace it with --force")]
+    Exists { path: PathBuf },
+    #[error(
+        "{path} exists and is no {what} and nothing else ({why}), so that --force does not replace it; choose another path or remove it yourself"
+    )]
+    NotReplaced { path: PathBuf, what: &'static str, why: String },
+    #[error("`{path}` is no relative path inside the folder that is being written")]
+    OutsidePath { path: String },
+    #[error("{path} has neither `model.safetensors` nor `model.safetensors.index.json`")]
+    NoWeights { path: PathBuf },
+    #[error(
+        "{file}: tensor `{name}` is {dtype}, which megaburn does not read; convert it to BF16, F16 or F32 first"
+    )]
+    UnreadableDtype { file: PathBuf, name: String, dtype: String },
+    #[error("{path}: tensor {name} has shape {found:?} and {expected:?} is expected")]
+    Shape { path: PathBuf, name: String, expected: Vec<usize>, found: Vec<usize> },
+    #[error(
+        "{path}: tensors of several element types would become one: {tensors}; choose one with --dtype"
+    )]
+    MixedDtypes { path: PathBuf, tensors: String },
+    #[error("`{name}` cannot be made of tensor `{tensor}` of shape {shape:?}: {why}")]
+    Entry { name: String, tensor: String, shape: Vec<usize>, why: String },
+    #[error("{dtype} is no element type to convert to; take F64, F32, F16 or BF16")]
+    NoFloat { dtype: String },
     #[error("rank {rank} failed: {message}")]
     Peer { rank: usize, message: String },
     #[error(transparent)]

@@ -3,19 +3,19 @@
 use std::{
     fs,
     path::{Path, PathBuf},
-    process,
-    time::{SystemTime, UNIX_EPOCH},
 };
 
 use megaburn_collective::Group;
 
-use crate::{CheckpointError, agree::settle, error::IoContext};
+use crate::{
+    CheckpointError,
+    agree::settle,
+    error::IoContext,
+    staging::{REPLACED, TMP, discard, sync_dir, unique},
+};
 
-/// Suffixes of names that are no checkpoint: being written, on its way out, replaced by a
-/// checkpoint of the same step.
-const TMP: &str = ".tmp-";
+/// Suffix of a checkpoint on its way out.
 const TRASH: &str = ".trash-";
-const REPLACED: &str = ".replaced-";
 
 /// Makes the folder if there is none and removes what a crash left behind. Call it when a run
 /// starts, before loading or saving.
@@ -77,53 +77,6 @@ pub(crate) fn committed(dir: &Path) -> Result<Vec<(u64, PathBuf)>, CheckpointErr
     Ok(found)
 }
 
-/// A new folder for a checkpoint in the making; removed when dropped before its commit.
-#[derive(Debug)]
-pub(crate) struct Staging {
-    pub(crate) path: PathBuf,
-    committed: bool,
-}
-
-impl Staging {
-    pub(crate) fn create(dir: &Path, step: u64) -> Result<Self, CheckpointError> {
-        fs::create_dir_all(dir).during("make the folder", dir)?;
-        let path = dir.join(format!("{}{TMP}{}", step_name(step), unique()));
-        fs::create_dir(&path).during("make the folder", &path)?;
-        Ok(Self { path, committed: false })
-    }
-
-    /// Gives it its final name: from here on it is the newest checkpoint, whatever happens.
-    pub(crate) fn commit(mut self, step: u64) -> Result<(), CheckpointError> {
-        let dir = self.path.parent().expect("it was made inside a folder").to_path_buf();
-        let target = step_path(&dir, step);
-        let old = dir.join(format!("{}{REPLACED}{}", step_name(step), unique()));
-        let replaces = target.exists();
-        if replaces {
-            fs::rename(&target, &old).during("move aside", &target)?;
-        }
-        if let Err(error) = fs::rename(&self.path, &target).during("rename", &self.path) {
-            if replaces {
-                fs::rename(&old, &target).during("restore", &old)?;
-            }
-            return Err(error);
-        }
-        self.committed = true;
-        sync_dir(&dir)?;
-        if replaces {
-            discard(&old);
-        }
-        Ok(())
-    }
-}
-
-impl Drop for Staging {
-    fn drop(&mut self) {
-        if !self.committed {
-            discard(&self.path);
-        }
-    }
-}
-
 /// Keeps the newest `keep` checkpoints up to `current` (0 keeps all). Later ones are of another
 /// past of the run and are not touched.
 pub(crate) fn retain(dir: &Path, current: u64, keep: usize) -> Result<(), CheckpointError> {
@@ -135,18 +88,6 @@ pub(crate) fn retain(dir: &Path, current: u64, keep: usize) -> Result<(), Checkp
         discard(&trash);
     }
     Ok(())
-}
-
-/// Removes a folder that nobody needs; what stays behind is removed by the next [`prepare`].
-fn discard(path: &Path) {
-    if let Err(error) = fs::remove_dir_all(path) {
-        tracing::warn!("cannot remove {}: {error}", path.display());
-    }
-}
-
-/// Makes the names in a folder survive a power loss.
-pub(crate) fn sync_dir(dir: &Path) -> Result<(), CheckpointError> {
-    fs::File::open(dir).and_then(|dir| dir.sync_all()).during("sync the folder", dir)
 }
 
 fn entries(dir: &Path) -> Result<Vec<(String, PathBuf)>, CheckpointError> {
@@ -173,11 +114,6 @@ fn parse_step(name: &str) -> Option<u64> {
     let digits = name.strip_prefix("step-")?;
     let step = digits.parse().ok()?;
     (step_name(step) == name).then_some(step)
-}
-
-fn unique() -> String {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    format!("{:x}-{:x}", process::id(), since.as_nanos())
 }
 
 #[cfg(test)]
@@ -221,20 +157,5 @@ mod tests {
         let steps: Vec<u64> = committed(here).unwrap().into_iter().map(|(step, _)| step).collect();
         assert_eq!(steps, [123456789, 40, 30, 20]);
         assert_eq!(names(here).len(), 5);
-    }
-
-    #[test]
-    fn an_uncommitted_folder_disappears_and_a_committed_one_replaces_its_step() {
-        let dir = tempfile::tempdir().unwrap();
-        let here = dir.path();
-        drop(Staging::create(here, 3).unwrap());
-        assert_eq!(names(here), [""; 0]);
-        for text in ["first", "second"] {
-            let staging = Staging::create(here, 3).unwrap();
-            fs::write(staging.path.join("x"), text).unwrap();
-            staging.commit(3).unwrap();
-            assert_eq!(fs::read_to_string(step_path(here, 3).join("x")).unwrap(), text);
-            assert_eq!(names(here), ["step-00000003"]);
-        }
     }
 }

@@ -26,6 +26,15 @@ pub struct Refused {
     pub why: String,
 }
 
+/// The newest checkpoint in `dir`, whose files are there in full length; what is in them is not
+/// verified. None if there is none.
+///
+/// # Errors
+/// The folder cannot be read, or its newest checkpoint is damaged.
+pub fn newest(dir: &Path) -> Result<Option<Checkpoint>, CheckpointError> {
+    committed(dir)?.first().map(|(_, path)| Checkpoint::open(path)).transpose()
+}
+
 /// The newest checkpoint in `dir` of which every byte is as it was written. Those that are not are
 /// refused, which is said by `tracing::warn!` on rank 0.
 ///

@@ -11,8 +11,15 @@
 //!   step-00000130.tmp-…       being written, or left by a crash
 //! ```
 //!
-//! Tensors are stored by global coordinates, each element once; a rank reads the slices that its
-//! own [`ShardSpec`](megaburn_mesh::ShardSpec) names, whatever layout wrote them.
+//! [`save`] writes one as all ranks of a run, [`save_single`] one as a single process at an exact
+//! path; both ask for one tensor's values at a time. Tensors are stored by global coordinates,
+//! each element once; a rank reads the slices that its own
+//! [`ShardSpec`](megaburn_mesh::ShardSpec) names, whatever layout wrote them, floats cast to the
+//! type it wants.
+//!
+//! Models that others published are read by [`HfDir`], by slice too, and written by [`write_hf`]
+//! from any [`TensorSource`]: a published model, a checkpoint, or a checkpoint seen as a published
+//! model ([`HfView`]). [`compare`] says where two of them differ.
 //!
 //! What holds after a failure while saving:
 //!
@@ -21,28 +28,45 @@
 //! | an error on any rank (disk full, no permission) | every rank gets an error; the older checkpoints, nothing of the new one |
 //! | a panic of a rank | the others get an error within the group's timeout; the older checkpoints |
 //! | kill -9 of any rank, at any instant | the older checkpoints, and the new one if it was renamed; leftovers, which [`prepare`] removes |
+//! | any of these in [`save_single`] and [`write_hf`] | what stood at the path before, whole; only kill -9 leaves `PATH.tmp-…`, and between the two renames of a replacement `PATH.replaced-…`, the old one |
 //! | power loss | the same, as far as the disk obeys fsync |
 //!
 //! Damage that comes later (a flipped bit, a truncated or lost file) is found by [`find_latest`],
 //! which refuses the checkpoint, says so, and takes the previous one.
 //!
+//! Nothing is replaced at an exact path unless that is asked for, and only what is of the same kind.
+//!
 //! One run writes to a folder at a time, and all ranks see the same folder.
 
 mod agree;
+mod cast;
 mod checkpoint;
+mod compare;
 mod dtype;
 mod error;
 mod folder;
+pub mod hf;
 mod latest;
 mod manifest;
+mod mapped;
 mod mmap;
 mod overlap;
+mod plane;
 mod save;
+mod single;
+mod source;
+mod staging;
+mod tensor_file;
 mod write;
 
 pub use checkpoint::Checkpoint;
+pub use compare::{Comparison, TensorComparison, ValueDifference, compare};
 pub use error::CheckpointError;
 pub use folder::{clear, prepare};
-pub use latest::{Latest, Refused, find_latest};
+pub use hf::{HfDir, HfEntry, HfView, HfWriteOptions, HfWritten, write_hf};
+pub use latest::{Latest, Refused, find_latest, newest};
 pub use manifest::{FileInfo, Manifest, PieceInfo, TensorInfo};
-pub use save::{NamedTensor, Snapshot, save};
+pub use save::{LazyData, NamedTensor, Snapshot, save};
+pub use single::save_single;
+pub use source::{TensorHeader, TensorSource};
+pub use tensor_file::TensorFile;

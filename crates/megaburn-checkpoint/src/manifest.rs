@@ -1,11 +1,14 @@
 use std::{collections::BTreeMap, ops::Range, path::Path};
 
+use burn::tensor::DType;
 use safetensors::Dtype;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::dtype;
+
 /// The format that this version writes and reads.
-pub(crate) const FORMAT: u64 = 1;
+pub(crate) const FORMAT: u64 = 2;
 pub(crate) const MANIFEST: &str = "manifest.json";
 pub(crate) const MANIFEST_HASH: &str = "manifest.xxh3";
 
@@ -73,6 +76,13 @@ pub(crate) fn at_least_1d(shape: &[usize]) -> Vec<usize> {
     if shape.is_empty() { vec![1] } else { shape.to_vec() }
 }
 
+impl TensorInfo {
+    /// Element type.
+    pub(crate) fn dtype(&self) -> DType {
+        dtype::from_file(self.dtype).expect("the manifest was checked")
+    }
+}
+
 impl Manifest {
     /// Checks that the pieces tile every tensor exactly once. Returns the tensor at fault and why.
     pub(crate) fn check(&self) -> Result<(), (String, String)> {
@@ -89,6 +99,9 @@ impl Manifest {
             return Err((stray.to_string(), "it has pieces but no entry".into()));
         }
         for (name, info) in &self.tensors {
+            if dtype::from_file(info.dtype).is_none() {
+                return Err((name.clone(), format!("checkpoints hold no {}", info.dtype)));
+            }
             let mut pieces = held.remove(name.as_str()).unwrap_or_default();
             pieces.sort_by_key(|piece| piece.range.start);
             let shape = at_least_1d(&info.global_shape);
@@ -180,6 +193,13 @@ mod tests {
             }
             (result, _) => panic!("{result:?}"),
         }
+    }
+
+    #[test]
+    fn an_element_type_that_no_checkpoint_holds_is_refused() {
+        let mut manifest = manifest(&[2], &[(0, 0..2)]);
+        manifest.tensors.get_mut("w").unwrap().dtype = Dtype::F8_E4M3;
+        assert!(manifest.check().unwrap_err().1.contains("hold no F8_E4M3"));
     }
 
     #[test]

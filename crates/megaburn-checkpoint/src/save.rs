@@ -1,11 +1,12 @@
 use std::{
     collections::BTreeMap,
+    fmt,
     fs::File,
     io::Write,
     path::{Path, PathBuf},
 };
 
-use burn::tensor::TensorData;
+use burn::tensor::{DType, TensorData};
 use megaburn_collective::ProcessGroups;
 use megaburn_mesh::ShardSpec;
 use serde::{Deserialize, Serialize};
@@ -17,8 +18,9 @@ use crate::{
     agree::{broadcast, gather, settle},
     dtype,
     error::IoContext,
-    folder::{Staging, retain, step_path, sync_dir},
+    folder::{retain, step_path},
     manifest::{FORMAT, MANIFEST, MANIFEST_HASH, hex},
+    staging::{Staging, sync_dir},
     write::write_rank_file,
 };
 
@@ -33,29 +35,61 @@ pub struct Snapshot {
     pub trainer: Value,
 }
 
-/// One tensor as a rank holds it.
-#[derive(Clone, Debug)]
+/// One tensor as a rank holds it. Its values are asked for when they are written, one tensor after
+/// the other, and let go before the next.
 pub struct NamedTensor<'a> {
     /// Its name in the checkpoint: `model.` or an optimizer state's name, and the parameter's path.
     pub name: String,
     /// Which part of the whole this is.
     pub shard: &'a ShardSpec,
-    /// The local values, padding included; in the local shape or flat.
-    pub data: TensorData,
+    /// Element type.
+    pub dtype: DType,
+    /// Gives the local values, padding included; in the local shape or flat.
+    pub data: LazyData<'a>,
 }
 
-impl NamedTensor<'_> {
+/// Gives a tensor's local values when they are wanted.
+pub type LazyData<'a> = Box<dyn FnOnce() -> Result<TensorData, CheckpointError> + 'a>;
+
+impl<'a> NamedTensor<'a> {
+    /// A tensor whose values are at hand.
+    pub fn new(name: impl Into<String>, shard: &'a ShardSpec, data: TensorData) -> Self {
+        Self::lazy(name, shard, data.dtype(), move || Ok(data))
+    }
+
+    /// A tensor whose values `data` gives when they are written; it is not asked where this rank
+    /// owns nothing of the tensor. Its error ends the save on all ranks.
+    pub fn lazy(
+        name: impl Into<String>,
+        shard: &'a ShardSpec,
+        dtype: DType,
+        data: impl FnOnce() -> Result<TensorData, CheckpointError> + 'a,
+    ) -> Self {
+        Self { name: name.into(), shard, dtype, data: Box::new(data) }
+    }
+
     pub(crate) fn file_dtype(&self) -> Result<safetensors::Dtype, CheckpointError> {
-        dtype::to_file(self.data.dtype()).ok_or_else(|| CheckpointError::UnsupportedDtype {
+        dtype::to_file(self.dtype).ok_or_else(|| CheckpointError::UnsupportedDtype {
             name: self.name.clone(),
-            dtype: format!("{:?}", self.data.dtype()),
+            dtype: format!("{:?}", self.dtype),
         })
+    }
+}
+
+impl fmt::Debug for NamedTensor<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { name, shard, dtype, data: _ } = self;
+        f.debug_struct("NamedTensor")
+            .field("name", name)
+            .field("shard", shard)
+            .field("dtype", dtype)
+            .finish_non_exhaustive()
     }
 }
 
 /// What a rank wrote.
 #[derive(Debug, Default, Serialize, Deserialize)]
-struct Report {
+pub(crate) struct Report {
     tensors: BTreeMap<String, TensorInfo>,
     file: Option<FileInfo>,
 }
@@ -64,7 +98,7 @@ struct Report {
 /// checkpoints stay (0 keeps all). One of the same step is replaced.
 ///
 /// Every element is written once, by the rank that owns it at data- and context-parallel
-/// coordinate 0; `tensors` is read there only, one copy of the rank's tensors on the host.
+/// coordinate 0; `tensors` is read there only, the values of one tensor at a time.
 ///
 /// # Errors
 /// Any rank's failure, on every rank; then the older checkpoints are untouched and nothing of the
@@ -81,7 +115,7 @@ pub fn save<'a>(
 ) -> Result<PathBuf, CheckpointError> {
     let world = &groups.world;
     let staging = match groups.is_main() {
-        true => Staging::create(dir, snapshot.step).map(Some),
+        true => Staging::create(&step_path(dir, snapshot.step)).map(Some),
         false => Ok(None),
     };
     let staging = settle(world, staging)?;
@@ -101,7 +135,7 @@ pub fn save<'a>(
     let committed = staging.map(|staging| {
         let manifest = merge(snapshot, groups.layout().to_string(), reports)?;
         write_manifest(&staging.path, &manifest)?;
-        staging.commit(snapshot.step)
+        staging.commit()
     });
     let is_main = settle(world, committed.transpose())?.is_some();
     if is_main && let Err(error) = retain(dir, snapshot.step, keep) {
@@ -110,7 +144,7 @@ pub fn save<'a>(
     Ok(step_path(dir, snapshot.step))
 }
 
-fn write_share<'a>(
+pub(crate) fn write_share<'a>(
     folder: &Path,
     rank: usize,
     tensors: impl IntoIterator<Item = NamedTensor<'a>>,
@@ -130,11 +164,11 @@ fn write_share<'a>(
             return Err(refuse("it was given twice"));
         }
     }
-    report.file = write_rank_file(folder, &format!("rank-{rank:05}.safetensors"), &tensors)?;
+    report.file = write_rank_file(folder, &format!("rank-{rank:05}.safetensors"), tensors)?;
     Ok(report)
 }
 
-fn merge(
+pub(crate) fn merge(
     snapshot: &Snapshot,
     layout: String,
     reports: Vec<Report>,
@@ -158,7 +192,7 @@ fn merge(
     Ok(manifest)
 }
 
-fn write_manifest(folder: &Path, manifest: &Manifest) -> Result<(), CheckpointError> {
+pub(crate) fn write_manifest(folder: &Path, manifest: &Manifest) -> Result<(), CheckpointError> {
     let text = serde_json::to_vec_pretty(manifest).expect("a manifest has a text");
     let hash = hex(xxh3_64(&text));
     for (name, bytes) in [(MANIFEST, text.as_slice()), (MANIFEST_HASH, hash.as_bytes())] {

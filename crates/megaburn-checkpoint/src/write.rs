@@ -1,107 +1,141 @@
 use std::{
+    cmp::Reverse,
+    collections::HashMap,
     fs::File,
     io::{self, BufWriter, Write},
-    path::Path,
+    path::{Path, PathBuf},
 };
 
-use megaburn_mesh::{Piece, ShardSpec};
-use safetensors::tensor::{Metadata, TensorInfo};
+use megaburn_mesh::Piece;
+use safetensors::{
+    Dtype,
+    tensor::{Metadata, TensorInfo},
+};
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::{
     CheckpointError, FileInfo, NamedTensor, PieceInfo, dtype,
     error::IoContext,
-    folder::sync_dir,
     manifest::{at_least_1d, hex},
+    staging::sync_dir,
 };
-
-/// What one rank is about to write: one owned piece.
-struct Owned<'a> {
-    info: PieceInfo,
-    shape: Vec<usize>,
-    dtype: safetensors::Dtype,
-    shard: &'a ShardSpec,
-    piece: &'a Piece,
-    bytes: &'a [u8],
-}
 
 /// Writes what this rank owns of `tensors` to `folder/name` and syncs it; no file if it owns
 /// nothing. The hash is taken of what is written, not of what the disk says afterwards.
 pub(crate) fn write_rank_file(
     folder: &Path,
     name: &str,
-    tensors: &[NamedTensor<'_>],
+    tensors: Vec<NamedTensor<'_>>,
 ) -> Result<Option<FileInfo>, CheckpointError> {
-    let mut owned = Vec::new();
-    for tensor in tensors {
-        collect(tensor, &mut owned)?;
-    }
+    let mut owned: Vec<_> =
+        tensors.into_iter().filter(|tensor| tensor.shard.owned().next().is_some()).collect();
     if owned.is_empty() {
         return Ok(None);
     }
     // Wide elements first: every piece is then aligned, which other readers of the file like.
-    owned.sort_by(|a, b| b.dtype.cmp(&a.dtype).then_with(|| a.info.key.cmp(&b.info.key)));
+    owned.sort_by_cached_key(|tensor| (Reverse(tensor.dtype.size()), tensor.name.clone()));
+    let mut pieces = Vec::new();
+    let mut header = Header::default();
+    for tensor in &owned {
+        let (global_shape, dim) = (at_least_1d(&tensor.shard.global_shape), tensor.shard.dim);
+        for Piece { global, .. } in tensor.shard.owned() {
+            let mut shape = global_shape.clone();
+            shape[dim] = global.len();
+            let (tensor_name, start) = (&tensor.name, global.start);
+            let whole = shape == global_shape;
+            let key = if whole { tensor_name.clone() } else { format!("{tensor_name}#{start}") };
+            header.push(key.clone(), tensor.file_dtype()?, shape);
+            let (tensor, range) = (tensor_name.clone(), global.clone());
+            pieces.push(PieceInfo { tensor, key, dim, range });
+        }
+    }
     let path = folder.join(name);
-    let (bytes, hash) = write(&path, &owned).during("write", &path)?;
+    let mut file = DataFile::create(&path, header, None)?;
+    for tensor in owned {
+        write_tensor(&mut file, tensor)?;
+    }
+    let (bytes, hash) = file.finish()?;
     sync_dir(folder)?;
-    let pieces = owned.into_iter().map(|owned| owned.info).collect();
     Ok(Some(FileInfo { name: name.to_string(), bytes, xxh3: hex(hash), pieces }))
 }
 
-fn collect<'a>(
-    tensor: &'a NamedTensor<'_>,
-    owned: &mut Vec<Owned<'a>>,
-) -> Result<(), CheckpointError> {
-    let NamedTensor { name, shard, data } = tensor;
-    let expected: usize = shard.local_shape().iter().product();
-    if data.num_elements() != expected {
-        let (name, found) = (name.clone(), data.num_elements());
+fn write_tensor(file: &mut DataFile, tensor: NamedTensor<'_>) -> Result<(), CheckpointError> {
+    let NamedTensor { name, shard, dtype, data } = tensor;
+    let data = data()?;
+    if data.dtype() != dtype {
+        let why = format!("it is {:?}, and {dtype:?} was announced", data.dtype());
+        return Err(CheckpointError::Source { name, why });
+    }
+    let (found, expected) = (data.num_elements(), shard.local_shape().iter().product());
+    if found != expected {
         return Err(CheckpointError::LocalShape { name, found, expected });
     }
-    let dtype = tensor.file_dtype()?;
-    let global_shape = at_least_1d(&shard.global_shape);
+    let (bytes, size) = (data.as_bytes(), dtype.size());
     for piece in shard.owned() {
-        let mut shape = global_shape.clone();
-        shape[shard.dim] = piece.global.len();
-        let whole = shape == global_shape;
-        let key = if whole { name.clone() } else { format!("{name}#{}", piece.global.start) };
-        let range = piece.global.clone();
-        let info = PieceInfo { tensor: name.clone(), key, dim: shard.dim, range };
-        owned.push(Owned { info, shape, dtype, shard, piece, bytes: data.as_bytes() });
-    }
-    Ok(())
-}
-
-/// Returns length and hash.
-fn write(path: &Path, owned: &[Owned<'_>]) -> io::Result<(u64, u64)> {
-    let mut file = Hashing { file: BufWriter::new(File::create(path)?), hash: Xxh3::new(), len: 0 };
-    let mut end = 0;
-    let entry = |owned: &Owned<'_>| {
-        let start = end;
-        end += owned.shape.iter().product::<usize>() * dtype::size(owned.dtype);
-        let (dtype, shape) = (owned.dtype, owned.shape.clone());
-        (owned.info.key.clone(), TensorInfo { dtype, shape, data_offsets: (start, end) })
-    };
-    let entries = owned.iter().map(entry).collect();
-    let header = Metadata::new(None, entries).map_err(io::Error::other)?;
-    let mut header = serde_json::to_vec(&header)?;
-    // The format wants the data at a multiple of 8 bytes.
-    header.resize(header.len().next_multiple_of(8), b' ');
-    file.write_all(&(header.len() as u64).to_le_bytes())?;
-    file.write_all(&header)?;
-    for Owned { shard, piece, dtype, bytes, .. } in owned {
-        let size = dtype::size(*dtype);
         let mut result = Ok(());
         shard.for_each_run(piece, |local, _, len| {
             if result.is_ok() {
-                result = file.write_all(&bytes[local * size..(local + len) * size]);
+                result = file.write(&bytes[local * size..(local + len) * size]);
             }
         });
         result?;
     }
-    let Hashing { file, hash, len } = file;
-    file.into_inner().map_err(io::IntoInnerError::into_error)?.sync_all()?;
-    Ok((len, hash.digest()))
+    Ok(())
+}
+
+/// What a safetensors file will hold, in this order.
+#[derive(Debug, Default)]
+pub(crate) struct Header {
+    entries: Vec<(String, TensorInfo)>,
+    end: usize,
+}
+
+impl Header {
+    pub(crate) fn push(&mut self, key: String, dtype: Dtype, shape: Vec<usize>) {
+        let start = self.end;
+        self.end += shape.iter().product::<usize>() * dtype::size(dtype);
+        self.entries.push((key, TensorInfo { dtype, shape, data_offsets: (start, self.end) }));
+    }
+}
+
+/// A safetensors file in the making.
+pub(crate) struct DataFile {
+    path: PathBuf,
+    file: Hashing<BufWriter<File>>,
+}
+
+impl DataFile {
+    pub(crate) fn create(
+        path: &Path,
+        header: Header,
+        metadata: Option<HashMap<String, String>>,
+    ) -> Result<Self, CheckpointError> {
+        let create = || {
+            let metadata = Metadata::new(metadata, header.entries).map_err(io::Error::other)?;
+            let mut text = serde_json::to_vec(&metadata)?;
+            // The format wants the data at a multiple of 8 bytes.
+            text.resize(text.len().next_multiple_of(8), b' ');
+            let file = BufWriter::new(File::create(path)?);
+            let mut file = Hashing { file, hash: Xxh3::new(), len: 0 };
+            file.write_all(&(text.len() as u64).to_le_bytes())?;
+            file.write_all(&text)?;
+            Ok(file)
+        };
+        Ok(Self { path: path.to_path_buf(), file: create().during("write", path)? })
+    }
+
+    /// Appends data; all of it must be what the header says.
+    pub(crate) fn write(&mut self, bytes: &[u8]) -> Result<(), CheckpointError> {
+        self.file.write_all(bytes).during("write", &self.path)
+    }
+
+    /// Syncs it; returns length and hash.
+    pub(crate) fn finish(self) -> Result<(u64, u64), CheckpointError> {
+        let Hashing { file, hash, len } = self.file;
+        let file = file.into_inner().map_err(io::IntoInnerError::into_error);
+        file.and_then(|file| file.sync_all()).during("write", &self.path)?;
+        Ok((len, hash.digest()))
+    }
 }
 
 /// Hashes and counts what passes through.

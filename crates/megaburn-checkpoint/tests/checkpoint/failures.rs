@@ -1,7 +1,7 @@
 use std::{env, fs, path::Path, process::Command, time::Duration};
 
-use burn::tensor::TensorData;
-use megaburn_checkpoint::{CheckpointError, find_latest, save};
+use burn::tensor::{DType, TensorData};
+use megaburn_checkpoint::{CheckpointError, NamedTensor, find_latest, save};
 use megaburn_collective::{GroupOptions, ProcessGroups, RankFailure, run_threads};
 use megaburn_mesh::Layout;
 
@@ -13,7 +13,7 @@ const CHILD_DIR: &str = "MEGABURN_TEST_LIMITED_DIR";
 fn errors(
     dir: &Path,
     layout: &str,
-    spoil: impl Fn(usize, &mut Vec<megaburn_checkpoint::NamedTensor<'_>>) + Sync,
+    spoil: impl Fn(usize, &mut Vec<NamedTensor<'_>>) + Sync,
 ) -> Vec<String> {
     let layout: Layout = layout.parse().unwrap();
     let options = GroupOptions { timeout: Duration::from_secs(10), ..Default::default() };
@@ -40,7 +40,8 @@ fn a_failure_of_one_rank_is_an_error_on_all_and_leaves_nothing() {
     for bad in [0, 1] {
         let errors = errors(dir.path(), "tp2-dp2", |rank, tensors| {
             if rank == bad {
-                tensors[2].data = TensorData::from([1.0f32, 2.0]);
+                let data = TensorData::from([1.0f32, 2.0]).convert_dtype(DType::BF16);
+                tensors[2].data = Box::new(|| Ok(data));
             }
         });
         for (rank, error) in errors.iter().enumerate() {
@@ -63,12 +64,16 @@ fn tensors_that_the_ranks_do_not_tile_are_refused() {
     });
     let why = "tensor `model.embedding.weight` cannot be saved: its pieces end at 8 of 13";
     assert!(missing.iter().all(|error| error.contains(why)), "{missing:?}");
-    let twice = errors(dir.path(), "tp2", |_, tensors| tensors.push(tensors[0].clone()));
+    let twice = errors(dir.path(), "tp2", |_, tensors| {
+        let again = TensorData::from([0.0f32]);
+        tensors.push(NamedTensor::new(tensors[0].name.clone(), tensors[0].shard, again));
+    });
     assert!(twice.iter().all(|error| error.contains("it was given twice")), "{twice:?}");
     let named = errors(dir.path(), "tp2", |_, tensors| tensors[0].name += "#3");
     assert!(named.iter().all(|error| error.contains("its name holds a `#`")), "{named:?}");
     let boolean = errors(dir.path(), "tp2", |_, tensors| {
-        tensors[6].data = TensorData::from([true; 6]);
+        let data = TensorData::from([true; 6]);
+        tensors[6] = NamedTensor::new("model.norm.weight", tensors[6].shard, data);
     });
     assert!(
         boolean.iter().all(|error| error.contains("which checkpoints do not hold")),
@@ -95,6 +100,29 @@ fn a_panic_of_one_rank_ends_the_others_and_leaves_nothing() {
         assert!(errors.iter().all(|error| error.contains("a bug")), "{errors:?}");
         only_the_first(dir.path());
     }
+}
+
+/// Values that cannot be had, or are not what was announced, in the middle of the file.
+#[test]
+fn a_tensor_that_fails_while_it_is_written_is_an_error_on_all_and_leaves_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    save_as(dir.path(), 2, 1, "tp2-dp2");
+    let fails = errors(dir.path(), "tp2-dp2", |rank, tensors| {
+        if rank == 1 {
+            let name = tensors[3].name.clone();
+            let why = "the device is gone".to_string();
+            tensors[3].data = Box::new(|| Err(CheckpointError::Source { name, why }));
+        }
+    });
+    for (rank, error) in fails.iter().enumerate() {
+        let own =
+            "`model.layers.0.gate_up.weight` to be saved could not be had: the device is gone";
+        assert!(error.contains(own), "{error}");
+        assert_eq!(error.contains("rank 1 failed"), rank != 1, "{error}");
+    }
+    let other = errors(dir.path(), "tp2", |_, tensors| tensors[3].dtype = DType::F16);
+    assert!(other.iter().all(|e| e.contains("it is F32, and F16 was announced")), "{other:?}");
+    only_the_first(dir.path());
 }
 
 /// A disk that takes no more: the shell's file size limit stands for it, its signal ignored as a

@@ -1,8 +1,15 @@
 //! What checkpoints promise: reshaping, refusal of damage, failures while saving, kill -9.
 
+mod compare;
 mod corruption;
 mod errors;
+mod export;
 mod failures;
+mod hf_errors;
+mod hf_read;
 mod kill;
+mod lazy;
 mod model;
+mod published;
 mod reshape;
+mod single;

@@ -63,7 +63,7 @@ pub(crate) fn local_bytes(tensor: &Tensor, step: u64) -> Vec<u8> {
 pub(crate) fn named(tensor: &Tensor, step: u64) -> NamedTensor<'_> {
     let data = local_bytes(tensor, step);
     let data = TensorData::from_bytes_vec(data, tensor.shard.local_shape(), tensor.dtype);
-    NamedTensor { name: tensor.name.to_string(), shard: &tensor.shard, data }
+    NamedTensor::new(tensor.name, &tensor.shard, data)
 }
 
 pub(crate) fn snapshot(step: u64) -> Snapshot {

@@ -4,7 +4,7 @@ use megaburn_collective::{GroupOptions, ProcessGroups, run_threads};
 use megaburn_mesh::{Axis, Layout, Part, ShardSpec};
 use rstest::rstest;
 
-use crate::model::{alone, check, names, save_as};
+use crate::model::{alone, check, local_bytes, names, save_as, tensors};
 
 #[rstest]
 fn saved_under_one_layout_it_loads_bit_for_bit_under_any(
@@ -40,6 +40,42 @@ fn each_element_is_written_once_and_replicas_write_no_file() {
     assert_eq!(view.shape(), [2, 4, 3]);
 }
 
+/// Each element as f64, all of which floats of every type are.
+fn widened(data: TensorData) -> Vec<f64> {
+    data.convert_dtype(DType::F64).try_to_vec().unwrap()
+}
+
+#[rstest]
+fn floats_load_as_other_floats_under_any_layout(
+    #[values("dp1", "tp2", "tp4")] saved: &str,
+    #[values(DType::F64, DType::F32)] wanted: DType,
+) {
+    let dir = tempfile::tempdir().unwrap();
+    let checkpoint = Checkpoint::open(&save_as(dir.path(), 1, 9, saved)).unwrap();
+    let mut cast = 0;
+    for tensor in [1, 2, 4].into_iter().flat_map(|tp| (0..tp).flat_map(move |r| tensors(r, tp))) {
+        assert_eq!(checkpoint.dtype(tensor.name).unwrap(), tensor.dtype);
+        let shape = &tensor.shard.global_shape;
+        assert_eq!(checkpoint.global_shape(tensor.name).unwrap(), shape);
+        let read = checkpoint.read(tensor.name, &tensor.shard, wanted);
+        if tensor.dtype == DType::I64 {
+            assert!(read.unwrap_err().to_string().contains("is I64 and"));
+            continue;
+        }
+        let read = read.unwrap();
+        assert_eq!(read.dtype(), wanted);
+        assert_eq!(read.shape().to_vec(), tensor.shard.local_shape());
+        let local = local_bytes(&tensor, 9);
+        let local = TensorData::from_bytes_vec(local, read.shape().to_vec(), tensor.dtype);
+        for (a, b) in widened(read).into_iter().zip(widened(local.convert_dtype(wanted))) {
+            assert!(a == b || (a.is_nan() && b.is_nan()), "{}: {a} {b}", tensor.name);
+        }
+        cast += usize::from(tensor.dtype != wanted);
+    }
+    // Of a rank's seven tensors; seven ranks.
+    assert_eq!(cast, 7 * if wanted == DType::F64 { 5 } else { 3 });
+}
+
 /// A tensor may be cut along another dimension than it was saved.
 #[rstest]
 #[case(2, 0, 2, 1)]
@@ -70,7 +106,7 @@ fn a_tensor_loads_along_another_dimension(
         let shard = cut(saved_dim, world.rank(), saved);
         let values = local(&shard);
         let data = TensorData::new(values, [36 * 6 / saved]);
-        let tensor = NamedTensor { name: "w".into(), shard: &shard, data };
+        let tensor = NamedTensor::new("w", &shard, data);
         save(dir.path(), 1, &groups, &Snapshot::default(), [tensor])
     });
     let path = ranks.into_iter().map(Result::unwrap).next().unwrap();

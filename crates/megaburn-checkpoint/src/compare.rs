@@ -1,0 +1,250 @@
+use std::{cmp::Ordering, iter, ops::Range};
+
+use burn::tensor::{DType, TensorData, bf16, f16};
+
+use crate::{CheckpointError, TensorHeader, TensorSource};
+
+/// Bytes of a tensor that are read at once.
+const BLOCK: usize = 16 << 20;
+/// Elements that are looked at one by one only if their bytes differ.
+const STRETCH: usize = 4096;
+
+/// One tensor of two sources.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TensorComparison {
+    /// Its name.
+    pub name: String,
+    /// As the first source has it; none if it does not.
+    pub a: Option<TensorHeader>,
+    /// As the second source has it; none if it does not.
+    pub b: Option<TensorHeader>,
+    /// How the values differ; none if the shapes do, or one source lacks it.
+    pub values: Option<ValueDifference>,
+}
+
+/// How the values of two tensors of one shape differ.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ValueDifference {
+    /// Whether element type and every bit are the same.
+    pub bitwise_equal: bool,
+    /// Elements with another value. Zeros of both signs are one value, and so is every NaN.
+    pub num_different: u64,
+    /// The largest absolute difference; infinite where only one is NaN.
+    pub max_abs: f64,
+    /// Where the first of the largest stands; none if no value differs.
+    pub at: Option<Vec<usize>>,
+}
+
+/// What [`compare`] found, by the tensors' names.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Comparison {
+    /// Tensors of either source.
+    pub num_tensors: usize,
+    /// The first source alone has them.
+    pub only_in_a: Vec<String>,
+    /// The second source alone has them.
+    pub only_in_b: Vec<String>,
+    /// In both, with different shapes; their values are not compared.
+    pub shapes_differ: Vec<String>,
+    /// In both, with different element types; their values are compared.
+    pub dtypes_differ: Vec<String>,
+    /// Of one shape, with at least one other value.
+    pub values_differ: Vec<String>,
+    /// Of one shape and element type, and every bit is the same.
+    pub num_bitwise_equal: usize,
+    /// The largest absolute difference in any tensor.
+    pub max_abs: f64,
+    /// The first tensor that has it; none if no value differs.
+    pub worst: Option<String>,
+}
+
+impl Comparison {
+    /// Whether every tensor is in both, bit for bit.
+    pub fn is_identical(&self) -> bool {
+        self.num_bitwise_equal == self.num_tensors
+    }
+}
+
+/// Compares two sources tensor by tensor, in the order of their names; `visit` is told of each.
+/// Blocks of rows of about 16 MiB (one row, if that has more) of each are in memory.
+///
+/// # Errors
+/// One of them cannot be read.
+pub fn compare(
+    a: &dyn TensorSource,
+    b: &dyn TensorSource,
+    mut visit: impl FnMut(&TensorComparison),
+) -> Result<Comparison, CheckpointError> {
+    let mut found = Comparison::default();
+    for (header_a, header_b) in pairs(a.headers(), b.headers()) {
+        let name = header_a.as_ref().or(header_b.as_ref()).expect("one has it").name.clone();
+        let values = match (&header_a, &header_b) {
+            (Some(of_a), Some(of_b)) if of_a.shape == of_b.shape => {
+                Some(values((a, of_a), (b, of_b))?)
+            }
+            _ => None,
+        };
+        let tensor = TensorComparison { name, a: header_a, b: header_b, values };
+        found.count(&tensor);
+        visit(&tensor);
+    }
+    Ok(found)
+}
+
+impl Comparison {
+    fn count(&mut self, TensorComparison { name, a, b, values }: &TensorComparison) {
+        self.num_tensors += 1;
+        match (a, b) {
+            (Some(_), None) => self.only_in_a.push(name.clone()),
+            (None, Some(_)) => self.only_in_b.push(name.clone()),
+            (Some(a), Some(b)) => {
+                if a.dtype != b.dtype {
+                    self.dtypes_differ.push(name.clone());
+                }
+                if a.shape != b.shape {
+                    self.shapes_differ.push(name.clone());
+                }
+            }
+            (None, None) => {}
+        }
+        let Some(values) = values else { return };
+        self.num_bitwise_equal += usize::from(values.bitwise_equal);
+        if values.num_different > 0 {
+            self.values_differ.push(name.clone());
+        }
+        if values.max_abs > self.max_abs {
+            self.max_abs = values.max_abs;
+            self.worst = Some(name.clone());
+        }
+    }
+}
+
+/// Both lists, which are sorted by name, side by side.
+fn pairs(
+    a: Vec<TensorHeader>,
+    b: Vec<TensorHeader>,
+) -> impl Iterator<Item = (Option<TensorHeader>, Option<TensorHeader>)> {
+    let (mut a, mut b) = (a.into_iter().peekable(), b.into_iter().peekable());
+    iter::from_fn(move || {
+        let order = match (a.peek(), b.peek()) {
+            (None, None) => return None,
+            (Some(_), None) => Ordering::Less,
+            (None, Some(_)) => Ordering::Greater,
+            (Some(a), Some(b)) => a.name.cmp(&b.name),
+        };
+        Some((
+            (order != Ordering::Greater).then(|| a.next()).flatten(),
+            (order != Ordering::Less).then(|| b.next()).flatten(),
+        ))
+    })
+}
+
+type Side<'a> = (&'a dyn TensorSource, &'a TensorHeader);
+
+fn values(a: Side<'_>, b: Side<'_>) -> Result<ValueDifference, CheckpointError> {
+    let (header, row) = (a.1, a.1.row_len());
+    let mut found = Found { equal: header.dtype == b.1.dtype, num: 0, max_abs: 0.0, at: None };
+    for Range { start, end } in header.blocks(BLOCK) {
+        let of_a = a.0.read_rows(&header.name, start..end)?;
+        let of_b = b.0.read_rows(&header.name, start..end)?;
+        found.look_at(&of_a, &of_b, start * row);
+    }
+    let Found { equal: bitwise_equal, num: num_different, max_abs, at } = found;
+    let at = at.map(|at| index(at, &header.shape));
+    Ok(ValueDifference { bitwise_equal, num_different, max_abs, at })
+}
+
+struct Found {
+    equal: bool,
+    num: u64,
+    max_abs: f64,
+    at: Option<usize>,
+}
+
+impl Found {
+    /// Looks at the elements from number `start` on.
+    fn look_at(&mut self, a: &TensorData, b: &TensorData, start: usize) {
+        let (type_a, type_b) = (a.dtype(), b.dtype());
+        let difference = difference(type_a, type_b);
+        let (size_a, size_b) = (type_a.size(), type_b.size());
+        let stretches_a = a.as_bytes().chunks(STRETCH * size_a);
+        let stretches_b = b.as_bytes().chunks(STRETCH * size_b);
+        for (number, (a, b)) in stretches_a.zip(stretches_b).enumerate() {
+            if type_a == type_b && a == b {
+                continue;
+            }
+            self.equal = false;
+            let elements = a.chunks_exact(size_a).zip(b.chunks_exact(size_b));
+            for (i, (a, b)) in elements.enumerate() {
+                let abs = difference(a, b);
+                self.num += u64::from(abs > 0.0);
+                if abs > self.max_abs {
+                    self.max_abs = abs;
+                    self.at = Some(start + number * STRETCH + i);
+                }
+            }
+        }
+    }
+}
+
+/// How far the elements are apart that have these bytes.
+type Difference = Box<dyn Fn(&[u8], &[u8]) -> f64>;
+/// The value of an element that has these bytes.
+type Load = Box<dyn Fn(&[u8]) -> f64>;
+
+fn difference(a: DType, b: DType) -> Difference {
+    match (integer(a), integer(b)) {
+        // Large integers are closer together than f64 can tell.
+        (Some(a), Some(b)) => Box::new(move |x, y| a(x).abs_diff(b(y)) as f64),
+        _ => {
+            let (a, b) = (float(a), float(b));
+            Box::new(move |x, y| match (a(x), b(y)) {
+                (x, y) if x == y || (x.is_nan() && y.is_nan()) => 0.0,
+                (x, y) if x.is_nan() || y.is_nan() => f64::INFINITY,
+                (x, y) => (x - y).abs(),
+            })
+        }
+    }
+}
+
+/// The bytes of one element, which are as many as its type has.
+fn own<const N: usize>(bytes: &[u8]) -> [u8; N] {
+    bytes.try_into().expect("an element has the bytes of its type")
+}
+
+fn integer(dtype: DType) -> Option<fn(&[u8]) -> i128> {
+    Some(match dtype {
+        DType::I64 => |x| i64::from_le_bytes(own(x)).into(),
+        DType::I32 => |x| i32::from_le_bytes(own(x)).into(),
+        DType::I16 => |x| i16::from_le_bytes(own(x)).into(),
+        DType::I8 => |x| i8::from_le_bytes(own(x)).into(),
+        DType::U64 => |x| u64::from_le_bytes(own(x)).into(),
+        DType::U32 => |x| u32::from_le_bytes(own(x)).into(),
+        DType::U16 => |x| u16::from_le_bytes(own(x)).into(),
+        DType::U8 | DType::Bool(_) => |x| x[0].into(),
+        _ => return None,
+    })
+}
+
+fn float(dtype: DType) -> Load {
+    match dtype {
+        DType::F64 => Box::new(|x| f64::from_le_bytes(own(x))),
+        DType::F32 => Box::new(|x| f32::from_le_bytes(own(x)).into()),
+        DType::F16 => Box::new(|x| f16::from_le_bytes(own(x)).to_f64()),
+        DType::BF16 => Box::new(|x| bf16::from_le_bytes(own(x)).to_f64()),
+        other => {
+            let load = integer(other).expect("no source gives other types");
+            Box::new(move |x| load(x) as f64)
+        }
+    }
+}
+
+/// The coordinates of element number `at`.
+fn index(mut at: usize, shape: &[usize]) -> Vec<usize> {
+    let mut index = vec![0; shape.len()];
+    for (i, &len) in index.iter_mut().zip(shape).rev() {
+        *i = at % len;
+        at /= len;
+    }
+    index
+}

@@ -1,0 +1,190 @@
+use std::{
+    collections::BTreeMap,
+    ffi::OsStr,
+    fs,
+    ops::Range,
+    path::{Path, PathBuf},
+};
+
+use burn::tensor::TensorData;
+use safetensors::tensor::TensorInfo;
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::{CONFIG, INDEX, SINGLE};
+use crate::{
+    CheckpointError, TensorHeader, TensorSource, dtype, error::IoContext, mapped::MappedFile,
+    source::nearest,
+};
+
+/// An opened folder of a published model: `config.json`, and `model.safetensors` or the files that
+/// `model.safetensors.index.json` names (the first, where there are both, as `transformers` does).
+///
+/// The files are mapped and their headers read once; what is read of their data is what is asked
+/// for.
+#[derive(Debug)]
+pub struct HfDir {
+    path: PathBuf,
+    config: Value,
+    files: Vec<MappedFile>,
+    /// Which file each tensor is in.
+    index: BTreeMap<String, usize>,
+}
+
+/// `model.safetensors.index.json`.
+#[derive(Deserialize)]
+struct Index {
+    weight_map: BTreeMap<String, String>,
+}
+
+impl HfDir {
+    /// Opens the folder `path`.
+    ///
+    /// # Errors
+    /// A missing folder; a missing or invalid `config.json`; no weights; an index that is invalid,
+    /// names a missing file, or finds a tensor in a file that lacks it; a file that is truncated or
+    /// damaged; an element type that megaburn does not read (8-bit floats).
+    pub fn open(path: &Path) -> Result<Self, CheckpointError> {
+        fs::read_dir(path).during("read the folder", path)?;
+        let config: Value = read_json(&path.join(CONFIG))?;
+        if !config.is_object() {
+            return Err(CheckpointError::damaged(&path.join(CONFIG), "it is no JSON object"));
+        }
+        let (files, index) = if path.join(SINGLE).exists() {
+            let file = MappedFile::open(&path.join(SINGLE))?;
+            let index = file.keys().into_iter().map(|name| (name, 0)).collect();
+            (vec![file], index)
+        } else if path.join(INDEX).exists() {
+            open_indexed(path)?
+        } else {
+            return Err(CheckpointError::NoWeights { path: path.to_path_buf() });
+        };
+        let opened = Self { path: path.to_path_buf(), config, files, index };
+        for (name, &file) in &opened.index {
+            let (file, info) = opened.info(file, name);
+            if dtype::from_hf(info.dtype).is_none() {
+                let (file, name, dtype) = (file.path.clone(), name.clone(), info.dtype.to_string());
+                return Err(CheckpointError::UnreadableDtype { file, name, dtype });
+            }
+        }
+        Ok(opened)
+    }
+
+    /// Its folder.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// What `config.json` holds: an object.
+    pub fn config(&self) -> &Value {
+        &self.config
+    }
+
+    /// All tensors, sorted by name.
+    pub fn tensors(&self) -> impl Iterator<Item = TensorHeader> {
+        self.index.iter().map(|(name, &file)| self.header_in(file, name))
+    }
+
+    /// What is known of a tensor, if there is one of this name.
+    pub fn header(&self, name: &str) -> Option<TensorHeader> {
+        self.index.get(name).map(|&file| self.header_in(file, name))
+    }
+
+    /// The bytes of a tensor as they stand in the file, if there is one of this name; at any
+    /// alignment.
+    pub fn bytes(&self, name: &str) -> Option<&[u8]> {
+        let (file, info) = self.info(*self.index.get(name)?, name);
+        Some(file.bytes(info))
+    }
+
+    /// What is known of a tensor that must be there.
+    ///
+    /// # Errors
+    /// No such tensor (the nearest name is given).
+    pub fn require(&self, name: &str) -> Result<TensorHeader, CheckpointError> {
+        self.find(name).map(|(_, header, _)| header)
+    }
+
+    /// The tensor's file, header and bytes.
+    pub(crate) fn find(&self, name: &str) -> Result<(&Path, TensorHeader, &[u8]), CheckpointError> {
+        let Some(&index) = self.index.get(name) else {
+            let (path, name) = (self.path.clone(), name.to_string());
+            let nearest = nearest(&name, self.index.keys());
+            return Err(CheckpointError::MissingTensor { path, name, nearest });
+        };
+        let (file, info) = self.info(index, name);
+        Ok((&file.path, self.header_in(index, name), file.bytes(info)))
+    }
+
+    fn header_in(&self, file: usize, name: &str) -> TensorHeader {
+        let (_, info) = self.info(file, name);
+        let dtype =
+            dtype::from_hf(info.dtype).expect("it was looked at when the folder was opened");
+        TensorHeader { name: name.to_string(), dtype, shape: info.shape.clone() }
+    }
+
+    fn info(&self, file: usize, name: &str) -> (&MappedFile, &TensorInfo) {
+        let file = &self.files[file];
+        (file, file.info(name).expect("the index was checked when the folder was opened"))
+    }
+}
+
+impl TensorSource for HfDir {
+    fn label(&self) -> String {
+        self.path.display().to_string()
+    }
+
+    fn headers(&self) -> Vec<TensorHeader> {
+        self.tensors().collect()
+    }
+
+    fn read_rows(&self, name: &str, rows: Range<usize>) -> Result<TensorData, CheckpointError> {
+        let (_, header, bytes) = self.find(name)?;
+        let row = header.row_len() * header.dtype.size();
+        let shape = header.rows_shape(&rows);
+        let bytes = bytes[rows.start * row..rows.end * row].to_vec();
+        Ok(TensorData::from_bytes_vec(bytes, shape, header.dtype))
+    }
+}
+
+type Opened = (Vec<MappedFile>, BTreeMap<String, usize>);
+
+fn open_indexed(folder: &Path) -> Result<Opened, CheckpointError> {
+    let path = folder.join(INDEX);
+    let Index { weight_map } = read_json(&path)?;
+    let mut files: Vec<MappedFile> = Vec::new();
+    let mut numbers: BTreeMap<String, usize> = BTreeMap::new();
+    let mut index = BTreeMap::new();
+    for (tensor, name) in weight_map {
+        let number = match numbers.get(&name) {
+            Some(number) => *number,
+            None => {
+                let refuse = |why| Err(CheckpointError::damaged(&path, why));
+                if Path::new(&name).file_name() != Some(OsStr::new(&name)) {
+                    return refuse(format!("`{name}`, where it finds `{tensor}`, is no file name"));
+                }
+                if !folder.join(&name).exists() {
+                    let why = format!("it finds tensor `{tensor}` in `{name}`, which is missing");
+                    return refuse(why);
+                }
+                files.push(MappedFile::open(&folder.join(&name))?);
+                numbers.insert(name.clone(), files.len() - 1);
+                files.len() - 1
+            }
+        };
+        if files[number].info(&tensor).is_none() {
+            let near = nearest(&tensor, files[number].keys().iter());
+            let why = format!(
+                "it finds tensor `{tensor}` in `{name}`, which lacks it; the nearest there is `{near}`"
+            );
+            return Err(CheckpointError::damaged(&path, why));
+        }
+        index.insert(tensor, number);
+    }
+    Ok((files, index))
+}
+
+fn read_json<T: for<'a> Deserialize<'a>>(path: &Path) -> Result<T, CheckpointError> {
+    let text = fs::read(path).during("read", path)?;
+    serde_json::from_slice(&text).map_err(|e| CheckpointError::damaged(path, e.to_string()))
+}

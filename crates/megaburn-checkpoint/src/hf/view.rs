@@ -1,0 +1,135 @@
+use std::{collections::BTreeMap, ops::Range};
+
+use burn::tensor::{DType, TensorData};
+
+use super::read::swapped;
+use crate::{
+    Checkpoint, CheckpointError, TensorHeader, TensorSource,
+    plane::{Plane, PlaneCopy},
+    source::{nearest, stretch},
+};
+
+/// A checkpoint seen as the tensors that a published model has.
+#[derive(Debug)]
+pub struct HfView<'a> {
+    checkpoint: &'a Checkpoint,
+    entries: BTreeMap<String, (HfEntry, DType, Vec<usize>)>,
+}
+
+/// How a published tensor is made of one of a checkpoint.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HfEntry {
+    /// Its published name.
+    pub name: String,
+    /// The tensor of the checkpoint.
+    pub tensor: String,
+    /// Which stretch of the last dim of the checkpoint's tensor it is.
+    pub columns: Range<usize>,
+    /// Whether the last two dims are swapped; a vector is never transposed.
+    pub transposed: bool,
+}
+
+impl<'a> HfView<'a> {
+    /// # Errors
+    /// An entry of a tensor that the checkpoint lacks (the nearest name is given), of columns that
+    /// it does not have, or a name that is given twice.
+    pub fn new(checkpoint: &'a Checkpoint, entries: Vec<HfEntry>) -> Result<Self, CheckpointError> {
+        let mut known = BTreeMap::new();
+        for entry in entries {
+            let shape = checkpoint.global_shape(&entry.tensor)?.to_vec();
+            let dtype = checkpoint.dtype(&entry.tensor)?;
+            let HfEntry { name, tensor, columns, .. } = entry.clone();
+            let refuse = |why: String| {
+                let (name, shape) = (name.clone(), shape.clone());
+                Err(CheckpointError::Entry { name, tensor, shape, why })
+            };
+            if columns.start > columns.end || columns.end > shape.last().copied().unwrap_or(1) {
+                return refuse(format!("it has no columns {columns:?}"));
+            }
+            if known.contains_key(&name) {
+                return refuse("another tensor has this name already".into());
+            }
+            known.insert(name, (entry, dtype, shape));
+        }
+        Ok(Self { checkpoint, entries: known })
+    }
+}
+
+impl TensorSource for HfView<'_> {
+    fn label(&self) -> String {
+        self.checkpoint.label()
+    }
+
+    fn headers(&self) -> Vec<TensorHeader> {
+        let header = |(entry, dtype, shape): &(HfEntry, DType, Vec<usize>)| {
+            let mut shape = shape.clone();
+            if let Some(len) = shape.last_mut() {
+                *len = entry.columns.len();
+            }
+            let shape = swapped(&shape, entry.transposed);
+            TensorHeader { name: entry.name.clone(), dtype: *dtype, shape }
+        };
+        self.entries.values().map(header).collect()
+    }
+
+    fn read_rows(&self, name: &str, rows: Range<usize>) -> Result<TensorData, CheckpointError> {
+        let Some((entry, dtype, shape)) = self.entries.get(name) else {
+            let (path, name) = (self.checkpoint.path().to_path_buf(), name.to_string());
+            let nearest = nearest(&name, self.entries.keys());
+            return Err(CheckpointError::MissingTensor { path, name, nearest });
+        };
+        let HfEntry { tensor, columns, transposed, .. } = entry;
+        let read = |dim, range| self.checkpoint.read(tensor, &stretch(shape, dim, range), *dtype);
+        let shifted = columns.start + rows.start..columns.start + rows.end;
+        match shape.as_slice() {
+            [] => read(0, rows),
+            [_] => read(0, shifted),
+            // Its rows are columns here: nothing else is read.
+            [len, _] if *transposed => {
+                let data = read(1, shifted)?;
+                Ok(arranged(&data, (*len, rows.len()), 0..rows.len(), true))
+            }
+            [.., num_rows, num_cols] => {
+                let num_rows = if shape.len() == 2 { rows.len() } else { *num_rows };
+                let data = read(0, rows)?;
+                match !*transposed && *columns == (0..*num_cols) {
+                    true => Ok(data),
+                    false => {
+                        Ok(arranged(&data, (num_rows, *num_cols), columns.clone(), *transposed))
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Matrices one after the other with only some of their columns, each transposed if asked for.
+fn arranged(
+    data: &TensorData,
+    (rows, cols): (usize, usize),
+    columns: Range<usize>,
+    transposed: bool,
+) -> TensorData {
+    let (dtype, source) = (data.dtype(), data.as_bytes());
+    let copy = PlaneCopy::new(dtype, dtype).expect("every type is its own");
+    let mut shape = data.shape().to_vec();
+    *shape.last_mut().expect("it has a matrix at least") = columns.len();
+    let mut dest = vec![0; shape.iter().product::<usize>() * dtype.size()];
+    let width = columns.len();
+    let outer = data.num_elements().checked_div(rows * cols).unwrap_or(0);
+    for matrix in 0..outer {
+        let from = Plane { start: matrix * rows * cols + columns.start, stride: cols };
+        let start = matrix * rows * width;
+        match transposed {
+            true => {
+                let to = Plane { start, stride: rows };
+                copy.transposed((source, from), (&mut dest, to), (width, rows));
+            }
+            false => {
+                let to = Plane { start, stride: width };
+                copy.straight((source, from), (&mut dest, to), (rows, width));
+            }
+        }
+    }
+    TensorData::from_bytes_vec(dest, swapped(&shape, transposed), dtype)
+}

@@ -1,0 +1,54 @@
+use std::path::Path;
+
+use burn::tensor::TensorData;
+
+use crate::{CheckpointError, dtype, mapped::MappedFile, source::nearest};
+
+/// One safetensors file, whatever is in it.
+#[derive(Debug)]
+pub struct TensorFile {
+    file: MappedFile,
+}
+
+impl TensorFile {
+    /// Maps a file and reads its header.
+    ///
+    /// # Errors
+    /// A file that cannot be read, is no safetensors file or is truncated.
+    pub fn open(path: &Path) -> Result<Self, CheckpointError> {
+        Ok(Self { file: MappedFile::open(path)? })
+    }
+
+    /// The file.
+    pub fn path(&self) -> &Path {
+        &self.file.path
+    }
+
+    /// Whether there is a tensor of this name.
+    pub fn contains(&self, name: &str) -> bool {
+        self.file.info(name).is_some()
+    }
+
+    /// The shape of a tensor, if there is one of this name.
+    pub fn shape(&self, name: &str) -> Option<&[usize]> {
+        self.file.info(name).map(|info| info.shape.as_slice())
+    }
+
+    /// A whole tensor.
+    ///
+    /// # Errors
+    /// No such tensor (the nearest name is given), or one of a type that is not read.
+    pub fn read(&self, name: &str) -> Result<TensorData, CheckpointError> {
+        let (path, name) = (self.file.path.clone(), name.to_string());
+        let Some(info) = self.file.info(&name) else {
+            let nearest = nearest(&name, self.file.keys().iter());
+            return Err(CheckpointError::MissingTensor { path, name, nearest });
+        };
+        let Some(dtype) = dtype::from_hf(info.dtype) else {
+            let dtype = info.dtype.to_string();
+            return Err(CheckpointError::UnreadableDtype { file: path, name, dtype });
+        };
+        let bytes = self.file.bytes(info).to_vec();
+        Ok(TensorData::from_bytes_vec(bytes, info.shape.clone(), dtype))
+    }
+}

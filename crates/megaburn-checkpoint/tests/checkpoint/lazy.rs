@@ -1,0 +1,76 @@
+//! A save holds one tensor's values at a time.
+
+use std::{cell::RefCell, fs, path::Path, rc::Rc};
+
+use burn::tensor::{DType, TensorData};
+use megaburn_checkpoint::{Checkpoint, CheckpointError, NamedTensor, Snapshot, save_single};
+use megaburn_mesh::{Axis, Part, ShardSpec};
+
+use crate::model::{Random, names};
+
+/// Bytes of the rank's file that is being written under `dir`.
+fn written(dir: &Path) -> u64 {
+    let staging = names(dir).into_iter().find(|name| name.contains(".tmp-")).unwrap();
+    fs::metadata(dir.join(staging).join("rank-00000.safetensors")).unwrap().len()
+}
+
+#[test]
+fn each_tensor_is_asked_for_once_when_those_before_it_are_written_and_let_go() {
+    let mut random = Random::fresh();
+    let dir = tempfile::tempdir().unwrap();
+    let here = dir.path();
+    // Two pieces each, longer than any buffer on the way to the file.
+    let specs: Vec<(ShardSpec, DType)> = [DType::BF16, DType::F64, DType::F32, DType::F64]
+        .into_iter()
+        .map(|dtype| {
+            let len = 40_000 + random.below(40_000) as usize;
+            let parts = [Part::new(len), Part::new(7)];
+            let shape = [2, len + 7];
+            (ShardSpec::split(&shape, 1, &parts, Axis::Tp, 0, 1).unwrap(), dtype)
+        })
+        .collect();
+    let bytes = |(spec, dtype): &(ShardSpec, DType)| (spec.num_global() * dtype.size()) as u64;
+    let asked = RefCell::new(Vec::new());
+    // What a closure holds; gone with it.
+    let alive = Rc::new(());
+    let tensors = specs.iter().enumerate().map(|(number, tensor)| {
+        let ((spec, dtype), asked, held) = (tensor, &asked, alive.clone());
+        let name = format!("t{number}");
+        NamedTensor::lazy(name, spec, *dtype, move || {
+            asked.borrow_mut().push((number, written(here), Rc::strong_count(&held)));
+            let data = vec![number as u8; spec.num_global() * dtype.size()];
+            Ok(TensorData::from_bytes_vec(data, spec.local_shape(), *dtype))
+        })
+    });
+    let path = here.join("out");
+    save_single(&path, false, &Snapshot::default(), "dp1", tensors, &[]).unwrap();
+
+    let order: Vec<usize> = asked.borrow().iter().map(|(number, ..)| *number).collect();
+    assert_eq!(order, [1, 3, 2, 0], "wide types first");
+    let mut before = 0;
+    for (turn, (number, written, held)) in asked.borrow().iter().enumerate() {
+        assert!(*written + 8192 >= before, "tensor {number}: {written} of {before} were written");
+        assert_eq!(*held, 1 + specs.len() - turn, "tensor {number}");
+        before += bytes(&specs[*number]);
+    }
+    let checkpoint = Checkpoint::open(&path).unwrap();
+    checkpoint.verify().unwrap();
+    for (number, (spec, dtype)) in specs.iter().enumerate() {
+        let read = checkpoint.read(&format!("t{number}"), spec, *dtype).unwrap();
+        assert!(read.as_bytes().iter().all(|byte| *byte == number as u8));
+    }
+}
+
+#[test]
+fn a_tensor_that_this_rank_does_not_own_is_not_asked_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let replica = ShardSpec::whole(&[3], Axis::Tp, 1, 2);
+    let other = NamedTensor::lazy("other", &replica, DType::F32, || panic!("nobody wants it"));
+    let own = ShardSpec::whole(&[2], Axis::Tp, 0, 1);
+    let own = NamedTensor::new("own", &own, TensorData::from([1.0f32, 2.0]));
+    let path = dir.path().join("out");
+    let result = save_single(&path, false, &Snapshot::default(), "dp1", [other, own], &[]);
+    let error = result.unwrap_err();
+    assert!(matches!(error, CheckpointError::Untiled { .. }), "{error}");
+    assert!(error.to_string().contains("no rank owns any of its [3]"), "{error}");
+}

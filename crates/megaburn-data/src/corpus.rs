@@ -6,6 +6,9 @@ use xxhash_rust::xxh3::Xxh3;
 
 use crate::{DataError, NUM_SYMBOLS, Synthetic, SyntheticKind, Tokenizer};
 
+/// Bytes of text that are encoded at a time.
+const BATCH_BYTES: usize = 1 << 24;
+
 /// A text in documents, or a generated sequence of symbols.
 ///
 /// Printed, it says what was taken, how much of it, and its hash:
@@ -128,19 +131,45 @@ impl Corpus {
         }
     }
 
-    /// Calls `visit` with every stretch of tokens in order, eos between two documents. Only one
-    /// document's ids are held at a time.
-    pub(crate) fn visit_tokens(&self, tokenizer: &dyn Tokenizer, mut visit: impl FnMut(&[u32])) {
-        match &self.content {
-            Content::Text(documents) => documents.iter().enumerate().for_each(|(i, document)| {
-                if i > 0 {
-                    visit(&[tokenizer.eos()]);
+    /// Calls `visit` with every stretch of tokens in order, eos between two documents. Only the ids
+    /// of some documents are held at a time.
+    pub(crate) fn visit_tokens(
+        &self,
+        tokenizer: &dyn Tokenizer,
+        mut visit: impl FnMut(&[u32]) -> Result<(), DataError>,
+    ) -> Result<(), DataError> {
+        let documents = match &self.content {
+            Content::Text(documents) => documents,
+            Content::Symbols { tokens, .. } => return visit(tokens),
+        };
+        let mut is_first = true;
+        for batch in batches(documents) {
+            let texts: Vec<&str> = batch.iter().map(String::as_str).collect();
+            for ids in tokenizer.encode_batch(&texts)? {
+                if !std::mem::take(&mut is_first) {
+                    visit(&[tokenizer.eos()])?;
                 }
-                visit(&tokenizer.encode(document));
-            }),
-            Content::Symbols { tokens, .. } => visit(tokens),
+                visit(&ids)?;
+            }
         }
+        Ok(())
     }
+}
+
+/// Documents in stretches of [`BATCH_BYTES`] or a little more.
+fn batches(documents: &[String]) -> impl Iterator<Item = &[String]> {
+    let mut rest = documents;
+    std::iter::from_fn(move || {
+        let mut bytes = 0;
+        let fits = |document: &&String| {
+            let room = bytes < BATCH_BYTES;
+            bytes += document.len();
+            room
+        };
+        let (batch, left) = rest.split_at(rest.iter().take_while(fits).count());
+        rest = left;
+        (!batch.is_empty()).then_some(batch)
+    })
 }
 
 impl fmt::Display for Corpus {

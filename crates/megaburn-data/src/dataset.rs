@@ -30,18 +30,12 @@ impl TokenDataset {
     /// tokens already and keeps its own vocabulary.
     ///
     /// # Errors
-    /// A token outside the tokenizer's vocabulary.
+    /// A text that the tokenizer cannot encode, a token outside its vocabulary.
     pub fn new(corpus: &Corpus, tokenizer: &dyn Tokenizer) -> Result<Self, DataError> {
         let vocab_size = corpus.vocab_size(tokenizer);
         let mut set = Self::empty(corpus.name(), vocab_size);
         let mut store = Store::for_vocab(vocab_size);
-        let mut outcome = Ok(());
-        corpus.visit_tokens(tokenizer, |tokens| {
-            if outcome.is_ok() {
-                outcome = store.extend(tokens, vocab_size, corpus.name());
-            }
-        });
-        outcome?;
+        corpus.visit_tokens(tokenizer, |tokens| store.extend(tokens, vocab_size, corpus.name()))?;
         set.range = 0..store.len();
         set.bytes_per_token = corpus.num_bytes().map(|b| b as f64 / store.len().max(1) as f64);
         set.store = Arc::new(store);

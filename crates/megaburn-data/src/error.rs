@@ -52,4 +52,28 @@ pub enum DataError {
     SampleConflict { index: u64 },
     #[error("no text to train on was found ({tried}); give a file as data")]
     NoSources { tried: String },
+    #[error(
+        "no tokenizer at `{}`: {why}; give a tokenizer.json, or a folder that holds one",
+        path.display()
+    )]
+    NoTokenizer { path: PathBuf, why: String },
+    #[error("`{}` cannot be used as a tokenizer: {why}", path.display())]
+    BadTokenizer { path: PathBuf, why: String },
+    #[error(
+        "the tokenizer `{}` does not say which token ends a text ({looked}); name it in a tokenizer_config.json beside it, like {{\"eos_token\": \"</s>\"}}",
+        path.display()
+    )]
+    NoEos { path: PathBuf, looked: String },
+    #[error("the tokenizer `{tokenizer}` cannot encode the text {excerpt:?}: {why}")]
+    Encode { tokenizer: String, excerpt: String, why: String },
+    #[error("a vocabulary of {vocab_size} is too small: 256 bytes and {num_special} special tokens need {}", 256 + num_special)]
+    SmallVocab { vocab_size: usize, num_special: usize },
+    #[error(
+        "special token {token:?} {why}; use something that text does not hold, like `<|tool|>`"
+    )]
+    BadSpecial { token: String, why: &'static str },
+    #[error("`{}` exists; choose another place, or overwrite it with --force", path.display())]
+    Exists { path: PathBuf },
+    #[error("cannot write `{}`: {source}", path.display())]
+    Write { path: PathBuf, source: io::Error },
 }

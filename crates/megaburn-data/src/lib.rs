@@ -43,4 +43,7 @@ pub use permutation::Permutation;
 pub use sample_log::{SampleLog, order_hash};
 pub use sampler::Sampler;
 pub use synthetic::{NUM_SYMBOLS, Synthetic, SyntheticKind};
-pub use tokenizer::{ByteTokenizer, TextStream, Tokenizer, bits_per_byte};
+pub use tokenizer::{
+    BOS, ByteTokenizer, EOS, HfTokenizer, PAD, TextStream, Tokenizer, TokenizerTrainer,
+    TrainedTokenizer, bits_per_byte,
+};

@@ -1,0 +1,137 @@
+//! Documents in pieces of bounded size, so that all cores have work and a long document does not
+//! take many times its length in memory.
+
+use tokenizers::parallelism::MaybeParallelRefIterator;
+
+use crate::DataError;
+
+/// Bytes that one thread encodes at a time.
+const PIECE: usize = 1 << 16;
+/// Bytes on each side of a cut that must give the same tokens with and without it.
+const WINDOW: usize = 256;
+/// Lines that are tried for a cut.
+const TRIES: usize = 4;
+
+/// Encodes texts on the threads of the rayon pool (`RAYON_NUM_THREADS`).
+///
+/// A text of more than [`PIECE`] bytes is cut behind a line, where encoding what is around the cut
+/// shows that the tokens do not see it; where all tries fail (a tokenizer that starts every text
+/// with a space of its own), the text stays whole. Cuts depend on the text alone.
+pub(super) fn encode<F>(texts: &[&str], encode: F) -> Result<Vec<Vec<u32>>, DataError>
+where
+    F: Fn(&str) -> Result<Vec<u32>, DataError> + Sync,
+{
+    let mut pieces = Vec::new();
+    for (index, text) in texts.iter().enumerate() {
+        let harmless = |at: usize| -> Result<bool, DataError> {
+            let (left, right) = around(text, at);
+            let mut apart = encode(left)?;
+            apart.extend(encode(right)?);
+            Ok(apart == encode(&[left, right].concat())?)
+        };
+        pieces.extend(cut(text, harmless)?.into_iter().map(|piece| (index, piece)));
+    }
+    let ids: Vec<_> = pieces.maybe_par_iter().map(|(_, piece)| encode(piece)).collect();
+    let mut encoded = vec![Vec::new(); texts.len()];
+    for ((index, _), ids) in pieces.iter().zip(ids) {
+        let ids = ids?;
+        if encoded[*index].is_empty() {
+            encoded[*index] = ids;
+        } else {
+            encoded[*index].extend(ids);
+        }
+    }
+    Ok(encoded)
+}
+
+/// Text in pieces of at most [`PIECE`] bytes, as near as lines allow; for counting words, where a
+/// word that is cut does no harm.
+pub(super) fn lines(text: &str) -> Vec<&str> {
+    cut(text, |_| Ok::<_, std::convert::Infallible>(true)).unwrap_or_else(|never| match never {})
+}
+
+fn cut<E>(text: &str, harmless: impl Fn(usize) -> Result<bool, E>) -> Result<Vec<&str>, E> {
+    let (mut pieces, mut start) = (Vec::new(), 0);
+    while text.len() - start > PIECE {
+        let from = ceil(text, start + PIECE / 2);
+        let mut at = None;
+        for candidate in line_ends(text, from).take(TRIES) {
+            if harmless(candidate)? {
+                at = Some(candidate);
+                break;
+            }
+        }
+        let Some(at) = at else { break };
+        pieces.push(&text[start..at]);
+        start = at;
+    }
+    pieces.push(&text[start..]);
+    Ok(pieces)
+}
+
+/// Places behind a line break between a letter or a mark and another: no run of spaces is cut.
+fn line_ends(text: &str, from: usize) -> impl Iterator<Item = usize> {
+    let bytes = text.as_bytes();
+    let solid = |at: usize| bytes.get(at).is_some_and(|b| b.is_ascii_graphic());
+    let breaks = text[from..].match_indices('\n').map(move |(i, _)| from + i);
+    breaks.filter(move |&i| i > 0 && solid(i - 1) && solid(i + 1)).map(|i| i + 1)
+}
+
+fn around(text: &str, at: usize) -> (&str, &str) {
+    let start = ceil(text, at.saturating_sub(WINDOW));
+    let end = ceil(text, (at + WINDOW).min(text.len()));
+    (&text[start..at], &text[at..end])
+}
+
+/// The first place from `at` on that is between two characters.
+fn ceil(text: &str, at: usize) -> usize {
+    (at..text.len()).find(|&at| text.is_char_boundary(at)).unwrap_or(text.len())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use super::*;
+
+    fn text(lines: usize) -> String {
+        (0..lines)
+            .map(|i| format!("line {i} größer\n{}", if i % 5 == 0 { "\n  " } else { "" }))
+            .collect()
+    }
+
+    #[test]
+    fn pieces_are_bounded_end_with_lines_and_join_to_the_text() {
+        let text = text(20_000);
+        let pieces = lines(&text);
+        assert!(pieces.len() > text.len() / PIECE, "{}", pieces.len());
+        assert!(pieces.iter().all(|piece| piece.len() <= PIECE));
+        assert!(pieces.windows(2).all(|two| two[0].ends_with("r\n") && two[1].starts_with('l')));
+        assert_eq!(pieces.concat(), text);
+    }
+
+    #[test]
+    fn a_text_is_cut_only_where_the_tokens_do_not_see_it() {
+        let text = text(20_000);
+        let longest = Mutex::new(0);
+        let bytes = |text: &str| text.bytes().map(u32::from).collect::<Vec<_>>();
+        let of_bytes = |text: &str| {
+            let mut longest = longest.lock().unwrap();
+            *longest = text.len().max(*longest);
+            Ok(bytes(text))
+        };
+        assert!(encode(&[&text, "", "x"], of_bytes).unwrap() == [bytes(&text), vec![], vec![120]]);
+        assert!(*longest.lock().unwrap() <= PIECE);
+
+        // One that starts every text with a token of its own cannot be cut.
+        let started = |text: &str| Ok([vec![999], bytes(text)].concat());
+        assert!(encode(&[&text], started).unwrap() == [[vec![999], bytes(&text)].concat()]);
+    }
+
+    #[test]
+    fn a_text_without_lines_stays_whole() {
+        for text in ["a".repeat(3 * PIECE), "é".repeat(PIECE), "\n ".repeat(PIECE)] {
+            assert_eq!(lines(&text), [text.as_str()]);
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! Which tokens end a text, start one and fill one: a `tokenizer.json` does not say; the files that
+//! lie beside it do.
+
+use std::{fs, io::ErrorKind, path::Path};
+
+use serde_json::Value;
+use tokenizers::Tokenizer;
+
+use crate::DataError;
+
+/// Files that name special tokens, as `"eos_token": "</s>"` or `{"content": "</s>"}`.
+const NAMES: [&str; 2] = ["tokenizer_config.json", "special_tokens_map.json"];
+/// Files that number them, as `"eos_token_id": 2` or a list, the first of which counts.
+const IDS: [&str; 2] = ["generation_config.json", "config.json"];
+/// What families call the end of a text, where no file says so.
+const WELL_KNOWN_EOS: [&str; 8] = [
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "</s>",
+    "<eos>",
+    "<|im_end|>",
+    "<|eot_id|>",
+    "<|eos|>",
+    "[EOS]",
+];
+
+/// The special tokens that training and generation ask for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct SpecialIds {
+    pub(super) eos: u32,
+    pub(super) bos: Option<u32>,
+    pub(super) pad: Option<u32>,
+}
+
+impl SpecialIds {
+    /// Those of the tokenizer that was read from `path`.
+    pub(super) fn find(path: &Path, tokenizer: &Tokenizer) -> Result<Self, DataError> {
+        let files = Files::read(path.parent().unwrap_or(Path::new("")))?;
+        let well_known = || {
+            let added = tokenizer.get_added_vocabulary();
+            WELL_KNOWN_EOS.iter().find_map(|name| added.get_vocab().get(*name).copied())
+        };
+        let Some(eos) = files.id("eos", tokenizer).or_else(well_known) else {
+            return Err(DataError::NoEos { path: path.into(), looked: files.looked("eos") });
+        };
+        Ok(Self { eos, bos: files.id("bos", tokenizer), pad: files.id("pad", tokenizer) })
+    }
+}
+
+/// The files beside a tokenizer, those of [`NAMES`] first; null where there is none.
+struct Files([(&'static str, Value); 4]);
+
+impl Files {
+    fn read(folder: &Path) -> Result<Self, DataError> {
+        let [a, b] = NAMES;
+        let [c, d] = IDS;
+        let mut files = [a, b, c, d].map(|name| (name, Value::Null));
+        for (name, value) in &mut files {
+            let path = folder.join(*name);
+            let text = match fs::read(&path) {
+                Ok(text) => text,
+                Err(error) if error.kind() == ErrorKind::NotFound => continue,
+                Err(source) => return Err(DataError::Io { path, source }),
+            };
+            *value = serde_json::from_slice(&text).map_err(|error| DataError::BadTokenizer {
+                path,
+                why: format!("not JSON ({error})"),
+            })?;
+        }
+        Ok(Self(files))
+    }
+
+    /// The id of a kind of token, in the first file that names one which the tokenizer has.
+    fn id(&self, kind: &str, tokenizer: &Tokenizer) -> Option<u32> {
+        let (named, numbered) = self.0.split_at(NAMES.len());
+        let names = named.iter().filter_map(|(_, file)| name(file, kind));
+        let ids = numbered.iter().filter_map(|(_, file)| number(file, kind));
+        names
+            .filter_map(|name| tokenizer.token_to_id(name))
+            .chain(ids.filter(|&id| tokenizer.id_to_token(id).is_some()))
+            .next()
+    }
+
+    /// What each file says about a kind of token, for people.
+    fn looked(&self, kind: &str) -> String {
+        let says = |(file, value): &(&str, Value)| {
+            let what = match (value, name(value, kind), number(value, kind)) {
+                (Value::Null, ..) => "is not there".to_string(),
+                (_, Some(name), _) if NAMES.contains(file) => {
+                    format!("names {name:?}, which is no token")
+                }
+                (_, _, Some(id)) if IDS.contains(file) => format!("gives {id}, which is no token"),
+                _ => "names none".into(),
+            };
+            format!("{file} {what}")
+        };
+        let files = self.0.iter().map(says).collect::<Vec<_>>().join(", ");
+        format!("{files}, and no added token has a usual name like {:?}", WELL_KNOWN_EOS[0])
+    }
+}
+
+fn name<'a>(file: &'a Value, kind: &str) -> Option<&'a str> {
+    let token = file.get(format!("{kind}_token"))?;
+    token.as_str().or_else(|| token.get("content")?.as_str())
+}
+
+fn number(file: &Value, kind: &str) -> Option<u32> {
+    let id = file.get(format!("{kind}_token_id"))?;
+    id.as_u64().or_else(|| id.get(0)?.as_u64()).and_then(|id| u32::try_from(id).ok())
+}

@@ -1,0 +1,200 @@
+use std::{
+    fs::{self, File},
+    io::{self, Write},
+    path::{Path, PathBuf},
+};
+
+use serde_json::json;
+use tokenizers::{
+    AddedToken, DecoderWrapper, NormalizerWrapper, OffsetReferential, OffsetType,
+    PostProcessorWrapper, PreTokenizedString, PreTokenizer, PreTokenizerWrapper, TokenizerImpl,
+    models::bpe::{BPE, BpeTrainer},
+    pre_tokenizers::byte_level::ByteLevel,
+};
+
+use super::{HfTokenizer, pieces, special::SpecialIds};
+use crate::{Corpus, DataError};
+
+/// Starts a text in a vocabulary of [`TokenizerTrainer`]: id 0.
+pub const BOS: &str = "<|begin_of_text|>";
+/// Ends a text there, and stands between two documents: id 1.
+pub const EOS: &str = "<|end_of_text|>";
+/// Fills short samples there: id 2.
+pub const PAD: &str = "<|pad|>";
+
+const CONFIG: &str = "tokenizer_config.json";
+
+/// Learns a byte-level BPE from a corpus (Sennrich et al. 2016, "Neural Machine Translation of Rare
+/// Words with Subword Units"; over bytes as in Radford et al. 2019, "Language Models are
+/// Unsupervised Multitask Learners").
+///
+/// All 256 bytes are tokens, so that any text comes back as it went in. The same corpus gives the
+/// same file.
+///
+/// ```
+/// use megaburn_data::{Corpus, Tokenizer, TokenizerTrainer};
+///
+/// let corpus = Corpus::from_documents("t", vec!["low lower lowest ".repeat(9)])?;
+/// let trained = TokenizerTrainer::new(265).train(&corpus)?;
+/// assert_eq!(trained.tokenizer().vocab_size(), 265);
+/// assert_eq!(trained.tokenizer().encode(" lower")?.len(), 1);
+/// # Ok::<(), megaburn_data::DataError>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct TokenizerTrainer {
+    vocab_size: usize,
+    special: Vec<String>,
+}
+
+/// A tokenizer that was trained and lies nowhere yet.
+#[derive(Debug)]
+pub struct TrainedTokenizer {
+    tokenizer: HfTokenizer,
+    json: String,
+}
+
+type Bpe = TokenizerImpl<
+    BPE,
+    NormalizerWrapper,
+    PreTokenizerWrapper,
+    PostProcessorWrapper,
+    DecoderWrapper,
+>;
+
+impl TokenizerTrainer {
+    /// A vocabulary of `vocab_size` tokens: [`BOS`], [`EOS`], [`PAD`], 256 bytes, and merges.
+    pub fn new(vocab_size: usize) -> Self {
+        Self { vocab_size, special: [BOS, EOS, PAD].map(String::from).into() }
+    }
+
+    /// Further special tokens, which follow the three.
+    pub fn with_special_tokens(mut self, tokens: impl IntoIterator<Item = String>) -> Self {
+        self.special.extend(tokens);
+        self
+    }
+
+    /// Learns the merges. A corpus with fewer repeated pairs than asked for gives a smaller
+    /// vocabulary.
+    ///
+    /// # Errors
+    /// A vocabulary without room for bytes and special tokens, a special token that text could be,
+    /// a corpus without text.
+    pub fn train(&self, corpus: &Corpus) -> Result<TrainedTokenizer, DataError> {
+        let (vocab_size, num_special) = (self.vocab_size, self.special.len());
+        if vocab_size < 256 + num_special {
+            return Err(DataError::SmallVocab { vocab_size, num_special });
+        }
+        self.check_special()?;
+        if corpus.documents().is_empty() {
+            return Err(DataError::Empty { name: corpus.name().into() });
+        }
+        let fails = |error: tokenizers::Error| DataError::BadTokenizer {
+            path: corpus.name().into(),
+            why: error.to_string(),
+        };
+        let tokens = self.special.iter().map(|token| AddedToken::from(token, true));
+        let mut trainer = BpeTrainer::builder()
+            .vocab_size(vocab_size)
+            .min_frequency(2)
+            .show_progress(false)
+            .initial_alphabet(ByteLevel::alphabet().into_iter().collect())
+            .special_tokens(tokens.collect())
+            .build();
+        let mut bpe: Bpe = TokenizerImpl::new(BPE::default());
+        bpe.with_pre_tokenizer(Some(byte_level()));
+        bpe.with_decoder(Some(ByteLevel::default()));
+        let texts = corpus.documents().iter().flat_map(|document| pieces::lines(document));
+        bpe.train(&mut trainer, texts).map_err(fails)?;
+        let mut json = bpe.to_string(true).map_err(fails)?;
+        json.push('\n');
+
+        // Read back, it is what a reader of the file will have.
+        let read = tokenizers::Tokenizer::from_bytes(&json).map_err(fails)?;
+        let special = SpecialIds { bos: Some(0), eos: 1, pad: Some(2) };
+        let name = PathBuf::from("the tokenizer that was just trained");
+        let tokenizer = HfTokenizer::new(name, read, special, json.as_bytes())?;
+        Ok(TrainedTokenizer { tokenizer, json })
+    }
+
+    fn check_special(&self) -> Result<(), DataError> {
+        for (index, token) in self.special.iter().enumerate() {
+            let mut text = PreTokenizedString::from(token.as_str());
+            let whole = byte_level().pre_tokenize(&mut text).is_err()
+                || text.get_splits(OffsetReferential::Original, OffsetType::Byte).len() < 2;
+            let why = if token.is_empty() {
+                "is empty"
+            } else if self.special[..index].contains(token) {
+                "is there already"
+            } else if whole {
+                // Merges work inside words, so a word could be learnt and then be left out as special.
+                "is a single word, which text could be"
+            } else {
+                continue;
+            };
+            return Err(DataError::BadSpecial { token: token.clone(), why });
+        }
+        Ok(())
+    }
+}
+
+fn byte_level() -> ByteLevel {
+    ByteLevel::default().add_prefix_space(false)
+}
+
+impl TrainedTokenizer {
+    /// What was trained, ready to use.
+    pub fn tokenizer(&self) -> &HfTokenizer {
+        &self.tokenizer
+    }
+
+    /// Writes `tokenizer.json` and a `tokenizer_config.json` beside it, as Hugging Face's libraries
+    /// read them, and returns the path of the first. `path` is that file if it ends in `.json`, else
+    /// the folder, which is made. Each file is whole or as it was before.
+    ///
+    /// # Errors
+    /// One of the files exists and `force` is not set, or cannot be written.
+    pub fn save(&self, path: impl AsRef<Path>, force: bool) -> Result<PathBuf, DataError> {
+        let path = path.as_ref();
+        let is_file = path.extension().is_some_and(|extension| extension == "json");
+        let file = if is_file { path.to_path_buf() } else { path.join("tokenizer.json") };
+        let config = file.with_file_name(CONFIG);
+        if file == config {
+            let why = format!("{CONFIG} is the name of the file beside it");
+            return Err(DataError::BadTokenizer { path: file, why });
+        }
+        if let Some(path) = [&file, &config].into_iter().find(|path| path.exists() && !force) {
+            return Err(DataError::Exists { path: path.clone() });
+        }
+        let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty());
+        if let Some(folder) = folder {
+            fs::create_dir_all(folder)
+                .map_err(|source| DataError::Write { path: folder.into(), source })?;
+        }
+        let names = json!({
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "bos_token": BOS,
+            "eos_token": EOS,
+            "pad_token": PAD,
+        });
+        replace(&config, &format!("{names:#}\n"))?;
+        replace(&file, &self.json)?;
+        Ok(file)
+    }
+}
+
+/// Writes a file under another name and renames it.
+fn replace(path: &Path, text: &str) -> Result<(), DataError> {
+    let mut temporary = path.as_os_str().to_owned();
+    temporary.push(format!(".tmp-{}", std::process::id()));
+    let write = || -> io::Result<()> {
+        let mut file = File::create(&temporary)?;
+        file.write_all(text.as_bytes())?;
+        file.sync_all()?;
+        fs::rename(&temporary, path)
+    };
+    write().map_err(|source| {
+        // The error that is reported is the first one.
+        let _ = fs::remove_file(&temporary);
+        DataError::Write { path: path.into(), source }
+    })
+}

@@ -1,0 +1,22 @@
+//! Tokenizers of Hugging Face's make: those of Python's library, and ones trained here.
+
+use std::path::{Path, PathBuf};
+
+use megaburn_data::HfTokenizer;
+
+mod open;
+mod parity;
+mod stream;
+mod threads;
+mod train;
+
+/// The tokenizers that `tests/tools/hf_tokenizers.py` wrote.
+const FIXTURES: [&str; 5] = ["byte-level", "llama3", "llama2", "mistral", "unigram"];
+
+fn folder(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/tokenizers").join(name)
+}
+
+fn fixture(name: &str) -> HfTokenizer {
+    HfTokenizer::open(folder(name)).unwrap()
+}

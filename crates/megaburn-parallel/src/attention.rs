@@ -3,7 +3,10 @@ use megaburn_collective::Group;
 use megaburn_kernels::{AttentionOptions, RopeTable, apply_rope, attention};
 use megaburn_mesh::Part;
 
-use crate::{ParallelError, ParallelLinear, ParallelLinearConfig, PlanBuilder, Sharded};
+use crate::{
+    KvCache, Norm, NormConfig, Packed, ParallelError, ParallelLinear, ParallelLinearConfig,
+    PlanBuilder, Sharded,
+};
 
 /// Configuration of a [`SelfAttention`].
 #[derive(Config, Debug)]
@@ -22,7 +25,10 @@ pub struct SelfAttentionConfig {
     /// Whether the output projection has a bias.
     #[config(default = false)]
     pub output_bias: bool,
-    /// A query sees only this many positions back.
+    /// Epsilon of an RMS norm over each query and key head, before the rotation (Qwen3); none
+    /// without such norms.
+    pub qk_norm: Option<f64>,
+    /// A query sees this many positions, its own included; none: all up to its own.
     pub window: Option<usize>,
     /// Whether input and output hold this rank's stretch of the sequence only.
     #[config(default = false)]
@@ -62,10 +68,20 @@ impl SelfAttentionConfig {
             .with_initializer(self.output_initializer.clone());
         let layer = |mut config: ParallelLinearConfig, field: &str| {
             config.path = self.path.as_ref().map(|name| format!("{name}.{field}"));
-            config.with_sequence_parallel(sequence_parallel).init(group, device)
+            config
+                .with_bias_initializer(Some(Initializer::Zeros))
+                .with_sequence_parallel(sequence_parallel)
+                .init(group, device)
+        };
+        let head_norm = || {
+            // Each rank norms heads of its own, so that the scale's gradient is a sum over ranks.
+            let config = NormConfig::rms(head_dim).with_sequence_parallel(true);
+            self.qk_norm.map(|epsilon| config.with_epsilon(epsilon).init(group, device))
         };
         Ok(SelfAttention {
             qkv: layer(qkv, "qkv")?,
+            q_norm: head_norm(),
+            k_norm: head_norm(),
             output: layer(output, "output")?,
             heads: num_heads / ranks,
             kv_heads: (num_kv_heads / ranks).max(1),
@@ -75,15 +91,21 @@ impl SelfAttentionConfig {
     }
 }
 
-/// Causal self-attention with rotary positions and grouped queries, its heads split over a group.
+/// Causal self-attention with grouped queries, its heads split over a group.
 ///
-/// Source: Vaswani et al. (2017); Ainslie et al. (2023) for grouped queries.
+/// Source: Vaswani et al. (2017); Ainslie et al. (2023) for grouped queries; Su et al. (2021) for
+/// rotary positions.
 /// # Collective
-/// As a column and a row [`ParallelLinear`].
+/// As a column and a row [`ParallelLinear`]. Norms of queries and keys add an all-reduce of their
+/// scales' gradients to the backward.
 #[derive(Module, Debug)]
 pub struct SelfAttention {
     /// Queries, keys and values of this rank's heads, `[d_model, (q + 2 kv) head_dim]`.
     pub qkv: ParallelLinear,
+    /// Over each head of the queries.
+    pub q_norm: Option<Norm>,
+    /// Over each head of the keys.
+    pub k_norm: Option<Norm>,
     /// The output projection, `[q head_dim, d_model]`.
     pub output: ParallelLinear,
     heads: usize,
@@ -93,12 +115,55 @@ pub struct SelfAttention {
 }
 
 impl SelfAttention {
-    /// Applies the attention.
+    /// Applies the attention to whole sequences.
     ///
     /// # Shapes
     /// `[seq, batch, d_model]`, unchanged (with sequence parallelism `seq` is this rank's stretch);
-    /// `rope` holds the whole sequence's positions.
-    pub fn forward(&self, x: Tensor<3>, rope: &RopeTable) -> Tensor<3> {
+    /// `rope` holds the whole sequence's positions, none where the model has learned positions.
+    pub fn forward(&self, x: Tensor<3>, rope: Option<&RopeTable>) -> Tensor<3> {
+        let (q, k, v) = self.queries_keys_values(x, rope);
+        self.output.forward(attention(q, k, v, self.options(0)))
+    }
+
+    /// Applies the attention to the next tokens of some sequences, whose earlier keys and values
+    /// `cache` holds and whose new ones it then holds too. Not for training.
+    ///
+    /// # Shapes
+    /// `[tokens, 1, d_model]`, unchanged: the tokens that `packed` describes; `rope` holds their
+    /// positions. The layer is one without sequence parallelism.
+    pub fn forward_cached(
+        &self,
+        x: Tensor<3>,
+        rope: Option<&RopeTable>,
+        packed: &Packed,
+        cache: &mut KvCache,
+    ) -> Tensor<3> {
+        let (q, k, v) = self.queries_keys_values(x, rope);
+        let attended = packed.segments().iter().map(|segment| {
+            let own =
+                |all: &Tensor<4>| all.clone().narrow(0, segment.rows.start, segment.rows.len());
+            let (keys, values) = cache.append(segment.sequence, own(&k), own(&v));
+            attention(own(&q), keys, values, self.options(segment.start))
+        });
+        self.output.forward(Tensor::cat(attended.collect(), 0))
+    }
+
+    /// The same layer and weights for whole sequences, as generation needs it.
+    pub fn whole_sequence(self) -> Self {
+        let Self { qkv, output, .. } = self;
+        Self { qkv: qkv.whole_sequence(), output: output.whole_sequence(), ..self }
+    }
+
+    fn options(&self, query_offset: usize) -> AttentionOptions {
+        AttentionOptions { window: self.window, query_offset, ..AttentionOptions::causal() }
+    }
+
+    /// Normed and rotated, `[seq, batch, heads, head_dim]` each.
+    fn queries_keys_values(
+        &self,
+        x: Tensor<3>,
+        rope: Option<&RopeTable>,
+    ) -> (Tensor<4>, Tensor<4>, Tensor<4>) {
         let qkv = self.qkv.forward(x);
         let [seq, batch, _] = qkv.dims();
         let mut start = 0;
@@ -107,17 +172,21 @@ impl SelfAttention {
             start += count * self.head_dim;
             part.reshape([seq, batch, count, self.head_dim])
         };
-        let q = apply_rope(heads(self.heads), rope);
-        let k = apply_rope(heads(self.kv_heads), rope);
-        let v = heads(self.kv_heads);
-        let options = AttentionOptions { window: self.window, ..AttentionOptions::causal() };
-        self.output.forward(attention(q, k, v, options))
+        let (q, k, v) = (heads(self.heads), heads(self.kv_heads), heads(self.kv_heads));
+        let placed = |x: Tensor<4>, norm: &Option<Norm>| {
+            let x = norm.iter().fold(x, |x, norm| norm.forward(x));
+            rope.into_iter().fold(x, apply_rope)
+        };
+        (placed(q, &self.q_norm), placed(k, &self.k_norm), v)
     }
 }
 
 impl Sharded for SelfAttention {
     fn shards(&self, plan: &mut PlanBuilder) {
         plan.child("qkv", &self.qkv);
+        for (name, norm) in [("q_norm", &self.q_norm), ("k_norm", &self.k_norm)] {
+            norm.iter().for_each(|norm| plan.child(name, norm));
+        }
         plan.child("output", &self.output);
     }
 }

@@ -146,6 +146,12 @@ impl VocabParallelEmbedding {
         linear(x, self.weight.val().transpose(), None)
     }
 
+    /// The same layer and weights for whole sequences, as generation needs it.
+    pub fn whole_sequence(mut self) -> Self {
+        self.rows.sequence_parallel = false;
+        self
+    }
+
     /// Tokens of the vocabulary, without padding.
     pub fn n_embedding(&self) -> usize {
         self.rows.spec.global_shape[0]

@@ -2,7 +2,7 @@
 //! under every layout.
 
 use burn::{
-    module::Param,
+    module::{Param, ParamId},
     nn::Initializer,
     prelude::Device,
     tensor::{Tensor, TensorData},
@@ -27,9 +27,9 @@ macro_rules! named {
 }
 
 named!(
-    crate::GatedMlpConfig,
     crate::MlpConfig,
     crate::ParallelLinearConfig,
+    crate::PositionEmbeddingConfig,
     crate::SelfAttentionConfig,
     crate::VocabParallelEmbeddingConfig
 );
@@ -69,13 +69,19 @@ impl Draw<'_> {
         })?;
         let rng = PositionRng::new(group.seed(), Purpose::Init, &format!("{name}.{field}"));
         let shape = spec.local_shape();
-        let mut values = vec![0.0; shape.iter().product()];
-        for piece in &spec.pieces {
-            spec.for_each_run(piece, |local, global, len| {
-                law.fill(&rng, global as u64, &mut values[local..local + len]);
-            });
-        }
-        Ok(Param::from_data(TensorData::new(values, shape), device))
+        let (spec, lazy_shape) = (spec.clone(), shape.clone());
+        // Drawn when it is first used: a model that is loaded never draws.
+        let draw = move |device: &Device, require_grad: bool| {
+            let mut values = vec![0.0; shape.iter().product()];
+            for piece in &spec.pieces {
+                spec.for_each_run(piece, |local, global, len| {
+                    law.fill(&rng, global as u64, &mut values[local..local + len]);
+                });
+            }
+            let values = Tensor::from_data(TensorData::new(values, shape), device);
+            values.set_require_grad(require_grad)
+        };
+        Ok(Param::uninitialized(ParamId::new(), draw, device.clone(), true, lazy_shape.into()))
     }
 }
 

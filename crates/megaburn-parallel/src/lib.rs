@@ -9,7 +9,7 @@
 //! Burn's own tools are not made for shards: gradient clipping of an optimizer sees only this rank's
 //! part of each parameter, so ranks would clip differently (clip by `megaburn-optim`'s norm
 //! instead), and a plain Burn norm on sequence shards keeps the gradient of its own tokens only (use
-//! [`RmsNorm`] and [`LayerNorm`] of this crate).
+//! [`Norm`] of this crate).
 //!
 //! Activations are `[seq, batch, hidden]`. With sequence parallelism the tensors between layers hold
 //! this rank's stretch of the sequence.
@@ -38,10 +38,13 @@ mod embedding;
 mod error;
 mod init;
 mod known_gradient;
+mod kv_cache;
 mod linear;
 mod mlp;
 mod norm;
 mod params;
+mod position;
+mod replica;
 mod shards;
 
 pub use attention::{SelfAttention, SelfAttentionConfig};
@@ -49,8 +52,10 @@ pub use cross_entropy::{CrossEntropy, CrossEntropyConfig};
 pub use dropout::{ParallelDropout, ParallelDropoutConfig, TokenBlock};
 pub use embedding::{VocabParallelEmbedding, VocabParallelEmbeddingConfig};
 pub use error::ParallelError;
+pub use kv_cache::{KvCache, Packed, Segment};
 pub use linear::{ParallelLinear, ParallelLinearConfig, Split};
-pub use mlp::{Activation, GatedMlp, GatedMlpConfig, Mlp, MlpConfig};
-pub use norm::{LayerNorm, LayerNormConfig, RmsNorm, RmsNormConfig};
-pub use params::{load_params, read_params};
+pub use mlp::{Activation, Mlp, MlpConfig};
+pub use norm::{Norm, NormConfig, NormKind};
+pub use params::{LazyParam, lazy_params, load_params, read_params};
+pub use position::{PositionEmbedding, PositionEmbeddingConfig};
 pub use shards::{PlanBuilder, Sharded, check_plan, shard_plan};

@@ -5,154 +5,112 @@ use burn::{
     prelude::Device,
     tensor::Tensor,
 };
-use megaburn_collective::{Group, region::copy_to};
+use megaburn_collective::Group;
 use megaburn_kernels::{layer_norm, rms_norm};
-use megaburn_mesh::{Axis, ShardSpec};
 
-use crate::{PlanBuilder, Sharded};
+use crate::{PlanBuilder, Sharded, replica::Replica};
 
-/// Configuration of an [`RmsNorm`].
+/// What a [`Norm`] divides by.
+#[derive(Config, Debug, Copy, PartialEq, Eq)]
+pub enum NormKind {
+    /// The root mean square: `x / sqrt(mean(x^2) + eps) * gamma`.
+    Rms,
+    /// The standard deviation, after the mean is taken off:
+    /// `(x - mean) / sqrt(var + eps) * gamma + beta`.
+    Layer,
+}
+
+/// Configuration of a [`Norm`].
 #[derive(Config, Debug)]
-pub struct RmsNormConfig {
+pub struct NormConfig {
     /// Features.
     pub d_model: usize,
-    /// Added to the mean square.
+    /// What it divides by.
+    pub kind: NormKind,
+    /// Added under the root.
     #[config(default = 1e-5)]
     pub epsilon: f64,
-    /// Whether the input holds this rank's stretch of the sequence only.
-    #[config(default = false)]
-    pub sequence_parallel: bool,
-}
-
-impl RmsNormConfig {
-    /// The norm, with gamma at one.
-    pub fn init(&self, group: &Group, device: &Device) -> RmsNorm {
-        let gamma = Initializer::Ones.init([self.d_model], device);
-        RmsNorm {
-            gamma,
-            epsilon: self.epsilon,
-            replica: Replica::of(group, self.sequence_parallel),
-        }
-    }
-}
-
-/// `x / sqrt(mean(x^2) + eps) * gamma` over the last dimension, statistics in f32. Every rank holds
-/// gamma.
-///
-/// Source: Zhang and Sennrich (2019).
-/// # Collective
-/// Forward: none. Backward: with sequence parallelism one all-reduce of gamma's gradient, because
-/// each rank sees its own tokens only.
-#[derive(Module, Debug)]
-pub struct RmsNorm {
-    /// The scale, `[d_model]`.
-    pub gamma: Param<Tensor<1>>,
-    /// Added to the mean square.
-    pub epsilon: f64,
-    #[module(skip)]
-    replica: Replica,
-}
-
-impl RmsNorm {
-    /// Applies the norm.
-    ///
-    /// # Shapes
-    /// `[.., d_model]`, unchanged.
-    pub fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
-        rms_norm(x, self.replica.value(&self.gamma), self.epsilon)
-    }
-}
-
-impl Sharded for RmsNorm {
-    fn shards(&self, plan: &mut PlanBuilder) {
-        plan.param("gamma", &self.replica.spec(&self.gamma));
-    }
-}
-
-/// Configuration of a [`LayerNorm`].
-#[derive(Config, Debug)]
-pub struct LayerNormConfig {
-    /// Features.
-    pub d_model: usize,
-    /// Added to the variance.
-    #[config(default = 1e-5)]
-    pub epsilon: f64,
-    /// Whether there is a beta.
+    /// Whether a layer norm has a beta; an RMS norm has none.
     #[config(default = true)]
     pub bias: bool,
-    /// Whether the input holds this rank's stretch of the sequence only.
+    /// Whether each rank sees rows of its own: the input holds this rank's stretch of the sequence,
+    /// or its heads.
     #[config(default = false)]
     pub sequence_parallel: bool,
 }
 
-impl LayerNormConfig {
+impl NormConfig {
+    /// RMSNorm.
+    pub fn rms(d_model: usize) -> Self {
+        Self::new(d_model, NormKind::Rms)
+    }
+
+    /// LayerNorm.
+    pub fn layer(d_model: usize) -> Self {
+        Self::new(d_model, NormKind::Layer)
+    }
+
     /// The norm, with gamma at one and beta at zero.
-    pub fn init(&self, group: &Group, device: &Device) -> LayerNorm {
-        LayerNorm {
+    pub fn init(&self, group: &Group, device: &Device) -> Norm {
+        let beta = self.bias && self.kind == NormKind::Layer;
+        Norm {
             gamma: Initializer::Ones.init([self.d_model], device),
-            beta: self.bias.then(|| Initializer::Zeros.init([self.d_model], device)),
+            beta: beta.then(|| Initializer::Zeros.init([self.d_model], device)),
             epsilon: self.epsilon,
+            kind: self.kind,
             replica: Replica::of(group, self.sequence_parallel),
         }
     }
 }
 
-/// `(x - mean) / sqrt(var + eps) * gamma + beta` over the last dimension, statistics in f32. Every
-/// rank holds gamma and beta.
+/// A norm over the last dimension, statistics in f32. Every rank holds gamma and beta.
 ///
-/// Source: Ba et al. (2016).
+/// Source: Zhang and Sennrich (2019) for RMSNorm; Ba et al. (2016) for LayerNorm.
 /// # Collective
-/// As [`RmsNorm`], for gamma and beta.
+/// Forward: none. Backward: with sequence parallelism one all-reduce of each parameter's gradient,
+/// because each rank sees its own tokens only.
 #[derive(Module, Debug)]
-pub struct LayerNorm {
+pub struct Norm {
     /// The scale, `[d_model]`.
     pub gamma: Param<Tensor<1>>,
-    /// The shift, `[d_model]`.
+    /// The shift, `[d_model]`; of a layer norm only.
     pub beta: Option<Param<Tensor<1>>>,
-    /// Added to the variance.
+    /// Added under the root.
     pub epsilon: f64,
+    #[module(skip)]
+    kind: NormKind,
     #[module(skip)]
     replica: Replica,
 }
 
-impl LayerNorm {
+impl Norm {
     /// Applies the norm.
     ///
     /// # Shapes
     /// `[.., d_model]`, unchanged.
     pub fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
-        let beta = self.beta.as_ref().map(|beta| self.replica.value(beta));
-        layer_norm(x, self.replica.value(&self.gamma), beta, self.epsilon)
+        let gamma = self.replica.value(&self.gamma);
+        match self.kind {
+            NormKind::Rms => rms_norm(x, gamma, self.epsilon),
+            NormKind::Layer => {
+                let beta = self.beta.as_ref().map(|beta| self.replica.value(beta));
+                layer_norm(x, gamma, beta, self.epsilon)
+            }
+        }
+    }
+
+    /// The same layer and weights for whole sequences, as generation needs it.
+    pub fn whole_sequence(mut self) -> Self {
+        self.replica = self.replica.of_all_rows();
+        self
     }
 }
 
-impl Sharded for LayerNorm {
+impl Sharded for Norm {
     fn shards(&self, plan: &mut PlanBuilder) {
         plan.param("gamma", &self.replica.spec(&self.gamma));
         if let Some(beta) = &self.beta {
             plan.param("beta", &self.replica.spec(beta));
         }
-    }
-}
-
-/// A parameter that every rank of a group holds whole.
-#[derive(Clone, Debug)]
-struct Replica {
-    group: Group,
-    sequence_parallel: bool,
-}
-
-impl Replica {
-    fn of(group: &Group, sequence_parallel: bool) -> Self {
-        Self { group: group.clone(), sequence_parallel }
-    }
-
-    /// The value as used on this rank's tokens.
-    fn value<const D: usize>(&self, param: &Param<Tensor<D>>) -> Tensor<D> {
-        if self.sequence_parallel { copy_to(param.val(), &self.group) } else { param.val() }
-    }
-
-    fn spec<const D: usize>(&self, param: &Param<Tensor<D>>) -> ShardSpec {
-        ShardSpec::whole(&param.dims(), Axis::Tp, self.group.rank(), self.group.size())
     }
 }

@@ -1,18 +1,59 @@
 //! A module's parameters by path.
 
+use std::fmt;
+
 use burn::{
     module::{Module, ModuleMapper, ModuleVisitor, Param},
-    tensor::{Tensor, TensorData},
+    tensor::{DType, Tensor, TensorData},
 };
 
-/// The local values of all float parameters with their paths, in the module's order.
-pub fn read_params<M: Module>(module: &M) -> Vec<(String, TensorData)> {
+/// A parameter whose values stay where they are until they are asked for.
+pub struct LazyParam {
+    /// Its path in the module.
+    pub path: String,
+    /// Element type.
+    pub dtype: DType,
+    read: Box<dyn FnOnce() -> Result<TensorData, String>>,
+}
+
+impl LazyParam {
+    /// The local values, on the host.
+    ///
+    /// # Errors
+    /// The device cannot give them.
+    pub fn read(self) -> Result<TensorData, String> {
+        (self.read)()
+    }
+}
+
+impl fmt::Debug for LazyParam {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {:?}", self.path, self.dtype)
+    }
+}
+
+/// All float parameters with their paths, in the module's order.
+pub fn lazy_params<M: Module>(module: &M) -> Vec<LazyParam> {
     let mut reader = Reader::default();
     module.visit(&mut reader);
     reader.params
 }
 
-/// The module with every float parameter's local value replaced by `value(path, local shape)`.
+/// The local values of all float parameters with their paths, in the module's order.
+///
+/// # Panics
+/// If the device cannot give them.
+pub fn read_params<M: Module>(module: &M) -> Vec<(String, TensorData)> {
+    let read = |param: LazyParam| {
+        let path = param.path.clone();
+        let data = param.read().unwrap_or_else(|error| panic!("cannot read `{path}`: {error}"));
+        (path, data)
+    };
+    lazy_params(module).into_iter().map(read).collect()
+}
+
+/// The module with every float parameter's local value replaced by `value(path, local shape)`, in
+/// the element type that this gives.
 ///
 /// # Errors
 /// The first error of `value`; the module is lost with it.
@@ -34,7 +75,7 @@ pub fn load_params<M: Module, E>(
 #[derive(Default)]
 struct Reader {
     path: Vec<String>,
-    params: Vec<(String, TensorData)>,
+    params: Vec<LazyParam>,
 }
 
 impl ModuleVisitor for Reader {
@@ -47,7 +88,12 @@ impl ModuleVisitor for Reader {
     }
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        self.params.push((self.path.join("."), param.val().inner().into_data()));
+        let value = param.val().inner();
+        self.params.push(LazyParam {
+            path: self.path.join("."),
+            dtype: value.dtype(),
+            read: Box::new(move || value.try_into_data().map_err(|error| error.to_string())),
+        });
     }
 }
 
@@ -73,13 +119,15 @@ where
         if self.error.is_some() {
             return param;
         }
-        let (path, shape) = (self.path.join("."), param.dims());
+        // A parameter that was never used is replaced without being drawn.
+        let (path, shape) = (self.path.join("."), param.lazy_shape());
         match (self.value)(&path, &shape) {
-            Ok(data) => param.map(|old| {
-                assert_eq!(data.shape().as_slice(), shape, "the new value of `{path}`");
-                let new = Tensor::from_data(data, (&old.device(), old.dtype()));
-                new.set_require_grad(old.is_require_grad())
-            }),
+            Ok(data) => {
+                assert_eq!(data.shape(), &shape, "the new value of `{path}`");
+                let (id, dtype) = (param.id, data.dtype());
+                let value = Tensor::from_data(data, (&param.lazy_device(), dtype));
+                param.transform_for_load(value, id)
+            }
             Err(error) => {
                 self.error = Some(error);
                 param

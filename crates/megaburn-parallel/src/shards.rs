@@ -16,12 +16,12 @@ use crate::ParallelError;
 ///
 /// ```
 /// use burn::module::Module;
-/// use megaburn_parallel::{GatedMlp, PlanBuilder, RmsNorm, Sharded};
+/// use megaburn_parallel::{Mlp, Norm, PlanBuilder, Sharded};
 ///
 /// #[derive(Module, Debug)]
 /// struct Block {
-///     norm: RmsNorm,
-///     mlp: GatedMlp,
+///     norm: Norm,
+///     mlp: Mlp,
 /// }
 ///
 /// impl Sharded for Block {
@@ -154,6 +154,6 @@ impl ModuleVisitor for Shapes {
     }
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        self.shapes.insert(self.path.join("."), param.dims().to_vec());
+        self.shapes.insert(self.path.join("."), param.lazy_shape().to_vec());
     }
 }

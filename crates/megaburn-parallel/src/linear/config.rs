@@ -50,6 +50,8 @@ pub struct ParallelLinearConfig {
         default = "Initializer::KaimingUniform { gain: 1.0 / f64::sqrt(3.0), fan_out_only: false }"
     )]
     pub initializer: Initializer,
+    /// How the bias starts, if not as the weight.
+    pub bias_initializer: Option<Initializer>,
     /// The layer's path in the model, from which its weights are drawn. Required in a group of
     /// more than one.
     pub path: Option<String>,
@@ -99,15 +101,16 @@ impl ParallelLinearConfig {
             (true, Split::Column) => Some(shard(&[columns], 0)?),
             (true, Split::Row) => Some(ShardSpec::whole(&[columns], Axis::Tp, rank, ranks)),
         };
-        let draw = |field| Draw {
+        let draw = |field, initializer| Draw {
             layer: "ParallelLinear",
             name: self.path.as_deref(),
             field,
-            initializer: &self.initializer,
+            initializer,
             fans: [rows, columns],
         };
-        let weight = draw("weight").param(&weight_spec, group, device)?;
-        let bias = bias_spec.as_ref().map(|spec| draw("bias").param(spec, group, device));
+        let weight = draw("weight", &self.initializer).param(&weight_spec, group, device)?;
+        let for_bias = self.bias_initializer.as_ref().unwrap_or(&self.initializer);
+        let bias = bias_spec.as_ref().map(|spec| draw("bias", for_bias).param(spec, group, device));
         let replicas = ReplicatedParts::of(&weight_spec, group, &self.label())?;
         Ok(ParallelLinear {
             weight,

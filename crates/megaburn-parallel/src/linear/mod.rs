@@ -93,6 +93,12 @@ impl ParallelLinear {
         }
     }
 
+    /// The same layer and weights for whole sequences, as generation needs it.
+    pub fn whole_sequence(mut self) -> Self {
+        self.plan.config.sequence_parallel = false;
+        self
+    }
+
     fn column_input<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
         if self.plan.config.sequence_parallel {
             SequenceShard::new(x, &self.plan.group).gather()

@@ -4,8 +4,8 @@ use burn::{nn::Initializer, tensor::Tensor};
 use megaburn_collective::Group;
 use megaburn_kernels::RopeConfig;
 use megaburn_parallel::{
-    Activation, GatedMlp, GatedMlpConfig, LayerNorm, LayerNormConfig, Mlp, MlpConfig, RmsNorm,
-    RmsNormConfig, SelfAttention, SelfAttentionConfig,
+    Activation, Mlp, MlpConfig, Norm, NormConfig, PositionEmbedding, PositionEmbeddingConfig,
+    SelfAttention, SelfAttentionConfig,
 };
 use rstest::rstest;
 
@@ -28,14 +28,34 @@ fn norms_see_their_own_tokens_only(
     #[values((1, 2, 8), (3, 1, 7))] (per_rank, batch, hidden): (usize, usize, usize),
 ) {
     let setting = residual(ranks, [per_rank * ranks, batch, hidden], sequence_parallel);
-    let rms = RmsNormConfig::new(hidden).with_sequence_parallel(sequence_parallel);
+    let rms = NormConfig::rms(hidden).with_sequence_parallel(sequence_parallel);
     let build = |group: &Group| Ok(rms.init(group, &autodiff()));
-    assert_same_under_layout(&setting, build, RmsNorm::forward);
+    assert_same_under_layout(&setting, build, Norm::forward);
     for bias in [true, false] {
         let layer =
-            LayerNormConfig::new(hidden).with_bias(bias).with_sequence_parallel(sequence_parallel);
+            NormConfig::layer(hidden).with_bias(bias).with_sequence_parallel(sequence_parallel);
         let build = |group: &Group| Ok(layer.init(group, &autodiff()));
-        assert_same_under_layout(&setting, build, LayerNorm::forward);
+        assert_same_under_layout(&setting, build, Norm::forward);
+    }
+}
+
+#[rstest]
+fn position_vectors_go_to_their_own_tokens(
+    #[values(1, 2, 3, 4)] ranks: usize,
+    #[values(true, false)] sequence_parallel: bool,
+    #[values((1, 2, 8), (3, 1, 7))] (per_rank, batch, hidden): (usize, usize, usize),
+) {
+    let setting = residual(ranks, [per_rank * ranks, batch, hidden], sequence_parallel);
+    let config = PositionEmbeddingConfig::new(3 * per_rank * ranks, hidden)
+        .with_sequence_parallel(sequence_parallel)
+        .with_name("positions");
+    let build = |group: &Group| config.init(group, &autodiff());
+    // In order, and as a packed batch has them.
+    for stride in [1, 2] {
+        let positions: Vec<usize> = (0..per_rank * ranks).map(|i| 2 + stride * i).collect();
+        assert_same_under_layout(&setting, build, |layer: &PositionEmbedding, x| {
+            x + layer.forward(&positions)
+        });
     }
 }
 
@@ -47,11 +67,11 @@ fn a_gated_mlp_keeps_gate_and_up_together(
 ) {
     let [per_rank, batch, hidden, ffn] = sizes;
     let setting = residual(ranks, [per_rank * ranks, batch, hidden], sequence_parallel);
-    let config = GatedMlpConfig::new(hidden, ffn)
+    let config = MlpConfig::gated(hidden, ffn)
         .with_sequence_parallel(sequence_parallel)
         .with_name("blocks.0.mlp");
     let build = |group: &Group| config.init(group, &autodiff());
-    assert_same_under_layout(&setting, build, GatedMlp::forward);
+    assert_same_under_layout(&setting, build, Mlp::forward);
 }
 
 #[rstest]
@@ -79,8 +99,12 @@ fn check_attention(setting: &Setting, config: SelfAttentionConfig) {
     let build = |group: &Group| config.init(group, &autodiff());
     let forward = |layer: &SelfAttention, x: Tensor<3>| {
         let positions = 0..setting.shapes[0][0];
-        layer.forward(x, &RopeConfig::new(config.head_dim).init(positions, &autodiff()).unwrap())
+        let rope = RopeConfig::new(config.head_dim).init(positions, &autodiff()).unwrap();
+        layer.forward(x, Some(&rope))
     };
+    assert_same_under_layout(setting, build, forward);
+    // Learned positions are added elsewhere.
+    let forward = |layer: &SelfAttention, x: Tensor<3>| layer.forward(x, None);
     assert_same_under_layout(setting, build, forward);
 }
 
@@ -99,7 +123,8 @@ fn attention_splits_its_heads(
     #[case] heads: usize,
     #[case] kv_heads: usize,
     #[values(true, false)] sequence_parallel: bool,
-    #[values((false, None), (true, Some(3)))] (bias, window): (bool, Option<usize>),
+    #[values((false, None, None), (true, Some(3), None), (false, None, Some(1e-6)))]
+    (bias, window, qk_norm): (bool, Option<usize>, Option<f64>),
 ) {
     for [per_rank, batch, hidden] in [[2, 2, 12], [3, 1, 7]] {
         let setting = residual(ranks, [per_rank * ranks, batch, hidden], sequence_parallel);
@@ -108,6 +133,7 @@ fn attention_splits_its_heads(
             .with_output_bias(bias)
             .with_sequence_parallel(sequence_parallel);
         config.window = window;
+        config.qk_norm = qk_norm;
         check_attention(&setting, config);
     }
 }
@@ -120,7 +146,7 @@ fn a_window_changes_what_late_tokens_see() {
         config.window = window;
         let build = |group: &Group| config.init(group, &autodiff());
         let rope = RopeConfig::new(4).init(0..6, &autodiff()).unwrap();
-        let trial = setting.run(build, |layer: &SelfAttention, x| layer.forward(x, &rope));
+        let trial = setting.run(build, |layer: &SelfAttention, x| layer.forward(x, Some(&rope)));
         crate::support::floats(&trial.output)
     };
     let (all, windowed) = (output(None), output(Some(2)));

@@ -9,8 +9,7 @@ use burn::{
 };
 use megaburn_collective::Group;
 use megaburn_parallel::{
-    GatedMlpConfig, LayerNormConfig, ParallelLinearConfig, RmsNormConfig,
-    VocabParallelEmbeddingConfig, read_params,
+    MlpConfig, NormConfig, ParallelLinearConfig, VocabParallelEmbeddingConfig, read_params,
 };
 use rstest::rstest;
 
@@ -165,7 +164,7 @@ fn norms_are_burns(#[values([6, 2, 8], [5, 3, 7], [1, 1, 33])] shape: [usize; 3]
         }
     };
 
-    let mut ours = RmsNormConfig::new(shape[2]).init(&group, &autodiff());
+    let mut ours = NormConfig::rms(shape[2]).init(&group, &autodiff());
     ours.gamma = ours.gamma.map(|_| leaf(gamma.clone()));
     let mut burns = nn::RmsNormConfig::new(shape[2]).with_epsilon(1e-5).init(&autodiff());
     burns.gamma = burns.gamma.map(|_| leaf(gamma.clone()));
@@ -175,7 +174,7 @@ fn norms_are_burns(#[values([6, 2, 8], [5, 3, 7], [1, 1, 33])] shape: [usize; 3]
     );
 
     for bias in [true, false] {
-        let mut ours = LayerNormConfig::new(shape[2]).with_bias(bias).init(&group, &autodiff());
+        let mut ours = NormConfig::layer(shape[2]).with_bias(bias).init(&group, &autodiff());
         ours.gamma = ours.gamma.map(|_| leaf(gamma.clone()));
         ours.beta = ours.beta.map(|b| b.map(|_| leaf(beta.clone())));
         let mut burns = nn::LayerNormConfig::new(shape[2]).with_bias(bias).init(&autodiff());
@@ -194,12 +193,12 @@ fn a_gated_mlp_is_silu_of_the_gate_times_up(
 ) {
     let [seq, batch, hidden, ffn] = sizes;
     let seed = fresh_seed();
-    let config = GatedMlpConfig::new(hidden, ffn).with_name("mlp");
+    let config = MlpConfig::gated(hidden, ffn).with_name("mlp");
     let ours = config.init(&Group::single(seed), &autodiff()).unwrap();
     let x = normal(&[seq, batch, hidden], seed, "input");
     let composed = |x: Tensor<3>| {
-        let gate_up = linear(x, ours.gate_up.weight.val(), None);
-        let [gate, up] = [0, ffn].map(|start| gate_up.clone().narrow(2, start, ffn));
+        let up = linear(x, ours.up.weight.val(), None);
+        let [gate, up] = [0, ffn].map(|start| up.clone().narrow(2, start, ffn));
         linear(activation::silu(gate) * up, ours.down.weight.val(), None)
     };
     let fast = run(&ours, &x, |x: Tensor<3>| ours.forward(x));

@@ -4,8 +4,8 @@ use burn::{nn::Initializer, prelude::Device};
 use megaburn_collective::Group;
 use megaburn_mesh::Part;
 use megaburn_parallel::{
-    CrossEntropyConfig, GatedMlpConfig, MlpConfig, ParallelDropoutConfig, ParallelError,
-    ParallelLinearConfig, SelfAttentionConfig, VocabParallelEmbeddingConfig,
+    CrossEntropyConfig, MlpConfig, ParallelDropoutConfig, ParallelError, ParallelLinearConfig,
+    PositionEmbeddingConfig, SelfAttentionConfig, VocabParallelEmbeddingConfig,
 };
 use rstest::rstest;
 
@@ -30,8 +30,8 @@ macro_rules! layers {
 layers!(
     ParallelLinearConfig => |config, group| config.init(group, &Device::flex()),
     VocabParallelEmbeddingConfig => |config, group| config.init(group, &Device::flex()),
-    GatedMlpConfig => |config, group| config.init(group, &Device::flex()),
     MlpConfig => |config, group| config.init(group, &Device::flex()),
+    PositionEmbeddingConfig => |config, group| config.init(group, &Device::flex()),
     SelfAttentionConfig => |config, group| config.init(group, &Device::flex()),
     CrossEntropyConfig => |config, group| config.init(group),
     ParallelDropoutConfig => |config, group| config.init(group),
@@ -61,7 +61,7 @@ fn dropout(prob: f64) -> ParallelDropoutConfig {
 #[rstest]
 #[case::linear("ParallelLinear", ParallelLinearConfig::new(4, 4))]
 #[case::embedding("VocabParallelEmbedding", VocabParallelEmbeddingConfig::new(4, 4))]
-#[case::gated("ParallelLinear", GatedMlpConfig::new(4, 4))]
+#[case::gated("ParallelLinear", MlpConfig::gated(4, 4))]
 #[case::mlp("ParallelLinear", MlpConfig::new(4, 4))]
 #[case::attention("ParallelLinear", SelfAttentionConfig::new(4, 2, 2, 2))]
 fn an_unnamed_layer_in_a_group_is_refused(#[case] layer: &str, #[case] config: impl Layer + Clone) {
@@ -158,8 +158,8 @@ fn a_contradiction_is_refused_under_every_layout(
     attention(12, 6)
 )]
 #[case::mlp(
-    "`mlp.gate_up`: a part of 6 units of 1 cannot be split over 4 ranks of tp",
-    GatedMlpConfig::new(8, 6).with_name("mlp"))]
+    "`mlp.up`: a part of 6 units of 1 cannot be split over 4 ranks of tp",
+    MlpConfig::gated(8, 6).with_name("mlp"))]
 fn features_that_do_not_divide_are_refused(#[case] expected: &str, #[case] config: impl Layer) {
     let message = message(4, config);
     assert!(message.starts_with(expected), "{message}");

@@ -3,6 +3,7 @@
 
 mod blocks;
 mod burn_user;
+mod cached;
 mod cross_entropy;
 mod degree_one;
 mod dropout;

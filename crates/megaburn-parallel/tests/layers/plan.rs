@@ -8,8 +8,8 @@ use burn::{
 use megaburn_collective::Group;
 use megaburn_mesh::{Axis, ParamSpec, PositionRng, Purpose, ShardPlan, ShardSpec};
 use megaburn_parallel::{
-    GatedMlp, GatedMlpConfig, ParallelError, ParallelLinear, ParallelLinearConfig, PlanBuilder,
-    RmsNorm, RmsNormConfig, SelfAttention, SelfAttentionConfig, Sharded, VocabParallelEmbedding,
+    Mlp, MlpConfig, Norm, NormConfig, ParallelError, ParallelLinear, ParallelLinearConfig,
+    PlanBuilder, SelfAttention, SelfAttentionConfig, Sharded, VocabParallelEmbedding,
     VocabParallelEmbeddingConfig, check_plan, read_params, shard_plan,
 };
 use rstest::rstest;
@@ -21,9 +21,9 @@ use crate::{
 
 #[derive(Module, Debug)]
 struct Block {
-    norm: RmsNorm,
+    norm: Norm,
     attention: SelfAttention,
-    mlp: GatedMlp,
+    mlp: Mlp,
 }
 
 impl Sharded for Block {
@@ -51,9 +51,9 @@ impl Model {
         let block = |index| {
             let name = format!("blocks.{index}");
             let attention = SelfAttentionConfig::new(6, 4, 2, 2).with_qkv_bias(true);
-            let mlp = GatedMlpConfig::new(6, 8).with_name(format!("{name}.mlp"));
+            let mlp = MlpConfig::gated(6, 8).with_name(format!("{name}.mlp"));
             Ok(Block {
-                norm: RmsNormConfig::new(6).init(group, &device),
+                norm: NormConfig::rms(6).init(group, &device),
                 attention: attention.with_name(format!("{name}.attention")).init(group, &device)?,
                 mlp: mlp.init(group, &device)?,
             })
@@ -100,7 +100,7 @@ fn the_plan_names_every_parameter_with_its_whole_shape(#[values(1, 2, 4)] ranks:
             ("attention.qkv.bias", &[16]),
             ("attention.qkv.weight", &[6, 16]),
             ("mlp.down.weight", &[8, 6]),
-            ("mlp.gate_up.weight", &[6, 16]),
+            ("mlp.up.weight", &[6, 16]),
             ("norm.gamma", &[6]),
         ];
         let blocks = (0..2)
@@ -151,7 +151,7 @@ fn a_model_with_plain_burn_layers_is_the_same_everywhere(#[values(1, 2, 4)] rank
     // Attention and embedding take no part here, and have tests of their own.
     #[derive(Module, Debug)]
     struct Used {
-        mlp: GatedMlp,
+        mlp: Mlp,
         scale: nn::LayerNorm,
         head: Option<ParallelLinear>,
         #[module(skip)]
@@ -211,7 +211,7 @@ fn a_plan_that_does_not_describe_the_module_is_refused() {
 fn two_parameters_of_one_name_are_refused() {
     #[derive(Module, Debug)]
     struct Twice {
-        norm: RmsNorm,
+        norm: Norm,
     }
     impl Sharded for Twice {
         fn shards(&self, plan: &mut PlanBuilder) {
@@ -219,7 +219,7 @@ fn two_parameters_of_one_name_are_refused() {
             plan.child("norm", &self.norm);
         }
     }
-    let twice = Twice { norm: RmsNormConfig::new(2).init(&Group::single(0), &autodiff()) };
+    let twice = Twice { norm: NormConfig::rms(2).init(&Group::single(0), &autodiff()) };
     let message = shard_plan(&twice).unwrap_err().to_string();
     assert!(message.ends_with("two parameters are named `norm.gamma`"), "{message}");
 }

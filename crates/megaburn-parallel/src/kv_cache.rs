@@ -1,0 +1,139 @@
+//! What generation remembers of the tokens it has read.
+
+use std::ops::Range;
+
+use burn::tensor::Tensor;
+
+/// Tokens of several sequences side by side in one forward pass, each sequence going on from what
+/// its cache holds. Nothing is padded: a prompt of any length and a single next token stand in the
+/// same pass.
+///
+/// After the packed batches of Yu et al., "Orca" (2022).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Packed {
+    segments: Vec<Segment>,
+}
+
+/// The tokens of one sequence in a [`Packed`] pass.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Segment {
+    /// Which sequence of the cache.
+    pub sequence: usize,
+    /// Where its tokens stand in the pass.
+    pub rows: Range<usize>,
+    /// Position of the first of them: how many tokens the cache holds already.
+    pub start: usize,
+}
+
+impl Packed {
+    /// `(sequence, first position, tokens)` of each segment, in the order of their tokens.
+    pub fn new(segments: impl IntoIterator<Item = (usize, usize, usize)>) -> Self {
+        let mut end = 0;
+        let segment = |(sequence, start, len): (usize, usize, usize)| {
+            let rows = end..end + len;
+            end = rows.end;
+            Segment { sequence, rows, start }
+        };
+        Self { segments: segments.into_iter().map(segment).collect() }
+    }
+
+    /// The segments, in the order of their tokens.
+    pub fn segments(&self) -> &[Segment] {
+        &self.segments
+    }
+
+    /// Tokens in all.
+    pub fn num_tokens(&self) -> usize {
+        self.segments.last().map_or(0, |segment| segment.rows.end)
+    }
+
+    /// The position of each token in its own sequence.
+    pub fn positions(&self) -> Vec<usize> {
+        let positions = |s: &Segment| s.start..s.start + s.rows.len();
+        self.segments.iter().flat_map(positions).collect()
+    }
+}
+
+/// Keys and values of one attention layer for some sequences, on one rank: its own heads.
+#[derive(Clone, Debug)]
+pub struct KvCache {
+    sequences: Vec<Option<[Rows; 2]>>,
+}
+
+impl KvCache {
+    /// An empty cache for `num_sequences` sequences.
+    pub fn new(num_sequences: usize) -> Self {
+        Self { sequences: vec![None; num_sequences] }
+    }
+
+    /// Appends keys and values to a sequence and gives back all of them.
+    ///
+    /// # Shapes
+    /// `[tokens, 1, kv_heads, head_dim]` in, all the sequence's tokens out
+    pub(crate) fn append(
+        &mut self,
+        sequence: usize,
+        k: Tensor<4>,
+        v: Tensor<4>,
+    ) -> (Tensor<4>, Tensor<4>) {
+        let slot = &mut self.sequences[sequence];
+        let rows = match slot.take() {
+            Some([keys, values]) => [keys.append(k), values.append(v)],
+            None => [Rows::new(k), Rows::new(v)],
+        };
+        let [keys, values] = slot.insert(rows);
+        (keys.all(), values.all())
+    }
+
+    /// Forgets a sequence.
+    pub fn clear(&mut self, sequence: usize) {
+        self.sequences[sequence] = None;
+    }
+}
+
+/// Rows that are appended to. There is room for more behind them, so that most appends write only
+/// what is new.
+#[derive(Clone, Debug)]
+struct Rows {
+    /// `[room, 1, kv_heads, head_dim]`
+    memory: Tensor<4>,
+    len: usize,
+}
+
+impl Rows {
+    fn new(rows: Tensor<4>) -> Self {
+        let len = rows.dims()[0];
+        Self { memory: rows, len }
+    }
+
+    fn append(self, rows: Tensor<4>) -> Self {
+        let Self { mut memory, len } = self;
+        let [room, _, heads, size] = memory.dims();
+        let end = len + rows.dims()[0];
+        if end > room {
+            let more = end.max(2 * len) - len;
+            let options = (&memory.device(), memory.dtype());
+            let empty = Tensor::zeros([more, 1, heads, size], options);
+            memory = Tensor::cat(vec![memory.narrow(0, 0, len), empty], 0);
+        }
+        Self { memory: memory.slice_assign([len..end, 0..1, 0..heads, 0..size], rows), len: end }
+    }
+
+    fn all(&self) -> Tensor<4> {
+        self.memory.clone().narrow(0, 0, self.len)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn segments_stand_side_by_side_and_count_their_own_positions() {
+        let packed = Packed::new([(2, 0, 3), (0, 7, 1), (1, 4, 2)]);
+        assert_eq!(packed.num_tokens(), 6);
+        assert_eq!(packed.positions(), [0, 1, 2, 7, 4, 5]);
+        assert_eq!(packed.segments()[2], Segment { sequence: 1, rows: 4..6, start: 4 });
+        assert_eq!(Packed::new([]).num_tokens(), 0);
+    }
+}

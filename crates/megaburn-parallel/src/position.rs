@@ -1,0 +1,103 @@
+use burn::{
+    config::Config,
+    module::{Module, Param},
+    nn::Initializer,
+    prelude::{Device, Int},
+    tensor::{Tensor, TensorData, module::embedding},
+};
+use megaburn_collective::Group;
+use megaburn_mesh::{Axis, ShardSpec};
+
+use crate::{ParallelError, PlanBuilder, Sharded, init::Draw, replica::Replica};
+
+/// Configuration of a [`PositionEmbedding`].
+#[derive(Config, Debug)]
+pub struct PositionEmbeddingConfig {
+    /// Positions that have a vector.
+    pub num_positions: usize,
+    /// Features.
+    pub d_model: usize,
+    /// Whether the output holds this rank's stretch of the sequence only.
+    #[config(default = false)]
+    pub sequence_parallel: bool,
+    /// How the vectors start.
+    #[config(default = "Initializer::Normal { mean: 0.0, std: 0.02 }")]
+    pub initializer: Initializer,
+    /// The layer's path in the model. Required in a group of more than one.
+    pub path: Option<String>,
+}
+
+impl PositionEmbeddingConfig {
+    /// The vectors, whole on every rank.
+    ///
+    /// # Errors
+    /// No name in a group of more than one.
+    pub fn init(&self, group: &Group, device: &Device) -> Result<PositionEmbedding, ParallelError> {
+        let shape = [self.num_positions, self.d_model];
+        let draw = Draw {
+            layer: "PositionEmbedding",
+            name: self.path.as_deref(),
+            field: "weight",
+            initializer: &self.initializer,
+            fans: shape,
+        };
+        let spec = ShardSpec::whole(&shape, Axis::Tp, group.rank(), group.size());
+        Ok(PositionEmbedding {
+            weight: draw.param(&spec, group, device)?,
+            path: self.path.clone(),
+            replica: Replica::of(group, self.sequence_parallel),
+        })
+    }
+}
+
+/// A learned vector a position. Every rank holds all of them.
+///
+/// Source: Radford et al. (2019), GPT-2.
+/// # Collective
+/// Forward: none. Backward: with sequence parallelism one all-reduce of the gradient, because each
+/// rank sees its own positions only.
+#[derive(Module, Debug)]
+pub struct PositionEmbedding {
+    /// The vectors, `[num_positions, d_model]`.
+    pub weight: Param<Tensor<2>>,
+    #[module(skip)]
+    path: Option<String>,
+    #[module(skip)]
+    replica: Replica,
+}
+
+impl PositionEmbedding {
+    /// The vectors of some positions, to be added to the tokens'.
+    ///
+    /// # Shapes
+    /// One position for each place of the sequence, `S` in all; output `[S, 1, d_model]`, with
+    /// sequence parallelism `[S / n, 1, d_model]`
+    ///
+    /// # Panics
+    /// If a position has no vector.
+    pub fn forward(&self, positions: &[usize]) -> Tensor<3> {
+        let positions = self.replica.rows(positions);
+        let num_positions = self.weight.dims()[0];
+        assert!(
+            positions.iter().all(|&position| position < num_positions),
+            "a position of {positions:?} has none of {num_positions} vectors"
+        );
+        let ids: Vec<i64> = positions.iter().map(|&position| position as i64).collect();
+        let ids = TensorData::new(ids, [positions.len(), 1]);
+        let ids = Tensor::<2, Int>::from_data(ids, &self.weight.device().inner());
+        embedding(self.replica.value(&self.weight), ids)
+    }
+
+    /// The same layer and weights for whole sequences, as generation needs it.
+    pub fn whole_sequence(mut self) -> Self {
+        self.replica = self.replica.of_all_rows();
+        self
+    }
+}
+
+impl Sharded for PositionEmbedding {
+    fn shards(&self, plan: &mut PlanBuilder) {
+        plan.drawn_from(self.path.as_deref());
+        plan.param("weight", &self.replica.spec(&self.weight));
+    }
+}

@@ -1,0 +1,41 @@
+use burn::{module::Param, tensor::Tensor};
+use megaburn_collective::{Group, region::copy_to};
+use megaburn_mesh::{Axis, ShardSpec};
+
+/// How a parameter is used that every rank of a group holds whole.
+#[derive(Clone, Debug)]
+pub(crate) struct Replica {
+    group: Group,
+    /// Whether each rank uses it on rows of its own, so that the ranks' gradients are parts of a sum.
+    own_rows: bool,
+}
+
+impl Replica {
+    pub(crate) fn of(group: &Group, own_rows: bool) -> Self {
+        Self { group: group.clone(), own_rows }
+    }
+
+    /// The same parameter where every rank sees all rows.
+    pub(crate) fn of_all_rows(self) -> Self {
+        Self { own_rows: false, ..self }
+    }
+
+    /// The value as used on this rank's rows.
+    pub(crate) fn value<const D: usize>(&self, param: &Param<Tensor<D>>) -> Tensor<D> {
+        if self.own_rows { copy_to(param.val(), &self.group) } else { param.val() }
+    }
+
+    pub(crate) fn spec<const D: usize>(&self, param: &Param<Tensor<D>>) -> ShardSpec {
+        let shape = param.lazy_shape();
+        ShardSpec::whole(&shape, Axis::Tp, self.group.rank(), self.group.size())
+    }
+
+    /// This rank's stretch of `all`.
+    pub(crate) fn rows<'a, T>(&self, all: &'a [T]) -> &'a [T] {
+        if !self.own_rows {
+            return all;
+        }
+        let len = all.len() / self.group.size();
+        &all[self.group.rank() * len..][..len]
+    }
+}

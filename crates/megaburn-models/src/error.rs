@@ -12,10 +12,14 @@ use thiserror::Error;
 pub enum ModelError {
     #[error("model configuration: {0}")]
     Config(String),
+    #[error("{0}")]
+    Generate(String),
     #[error(transparent)]
     Layout(#[from] MeshError),
     #[error(transparent)]
     Layer(#[from] ParallelError),
+    #[error(transparent)]
+    Checkpoint(#[from] megaburn_checkpoint::CheckpointError),
     #[error(transparent)]
     Kernel(#[from] KernelError),
     #[error("{}: {why}", path.display())]

@@ -1,166 +1,116 @@
-//! Hugging Face checkpoints: where each parameter stands in one, and reading it.
+//! Where the parameters of a model stand in a checkpoint of Hugging Face.
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-};
+use std::ops::Range;
 
-use burn::tensor::{DType, TensorData};
-use megaburn_mesh::ShardSpec;
-use safetensors::{Dtype, SafeTensors};
+use megaburn_mesh::{ShardPlan, ShardSpec};
 
-use crate::ModelError;
+use crate::{DecoderConfig, ModelError};
 
-/// How a parameter is made of the tensors of a Hugging Face checkpoint: one or more, as they are or
-/// transposed, side by side along the last dimension.
+/// One line of a family's key map: which tensors a parameter is made of. A `*` stands for the number
+/// of the layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Key {
+    ours: &'static str,
+    theirs: Theirs,
+    transposed: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Theirs {
+    One(&'static str),
+    Many(&'static [&'static str]),
+}
+
+impl Key {
+    /// One tensor as it is.
+    pub const fn plain(ours: &'static str, theirs: &'static str) -> Self {
+        Self { ours, theirs: Theirs::One(theirs), transposed: false }
+    }
+
+    /// Tensors as they are, side by side.
+    pub const fn joined(ours: &'static str, theirs: &'static [&'static str]) -> Self {
+        Self { ours, theirs: Theirs::Many(theirs), transposed: false }
+    }
+
+    /// Weights of PyTorch's `Linear`, which are `[out, in]`, side by side: `[in, out_1 | out_2 | ..]`.
+    pub const fn linear(ours: &'static str, theirs: &'static [&'static str]) -> Self {
+        Self { ours, theirs: Theirs::Many(theirs), transposed: true }
+    }
+
+    /// The names, if this line is for the parameter at `path`.
+    pub(crate) fn names(&self, path: &str) -> Option<Vec<String>> {
+        let layer = match self.ours.split_once('*') {
+            None => (self.ours == path).then_some("")?,
+            Some((before, after)) => {
+                let layer = path.strip_prefix(before)?.strip_suffix(after)?;
+                layer.parse::<usize>().ok()?;
+                layer
+            }
+        };
+        let names = match &self.theirs {
+            Theirs::One(name) => std::slice::from_ref(name),
+            Theirs::Many(names) => names,
+        };
+        Some(names.iter().map(|name| name.replacen('*', layer, 1)).collect())
+    }
+}
+
+/// A parameter as a checkpoint of Hugging Face holds it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct HfSource {
-    /// The tensors' names, in order.
-    pub names: Vec<String>,
-    /// Whether they are stored transposed (Hugging Face keeps linear weights `[out, in]`).
+pub struct HfParam {
+    /// The parameter's path in the model.
+    pub path: String,
+    /// Its shape.
+    pub shape: Vec<usize>,
+    /// The tensors that it is made of, side by side along its last dimension.
+    pub parts: Vec<HfPart>,
+    /// Whether they are stored transposed.
     pub transposed: bool,
 }
 
-impl HfSource {
-    /// One tensor as it is.
-    pub fn plain(name: impl Into<String>) -> Self {
-        Self { names: vec![name.into()], transposed: false }
+/// One tensor of a [`HfParam`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HfPart {
+    /// Its name.
+    pub name: String,
+    /// Where it stands along the last dimension of the parameter.
+    pub columns: Range<usize>,
+}
+
+impl HfParam {
+    /// The tensors' names, in order.
+    pub fn names(&self) -> Vec<String> {
+        self.parts.iter().map(|part| part.name.clone()).collect()
     }
-
-    /// Linear weights side by side: `[in, out_1 | out_2 | ..]`.
-    pub fn columns(names: impl IntoIterator<Item = String>) -> Self {
-        Self { names: names.into_iter().collect(), transposed: true }
-    }
 }
 
-/// A model family that Hugging Face knows too.
-pub trait HfKeys {
-    /// Where the parameter at `path` stands; `None` if the family has no such parameter.
-    fn hf_source(path: &str) -> Option<HfSource>;
-}
-
-/// A safetensors file of f32 tensors in memory.
-#[derive(Debug)]
-pub struct HfTensors {
-    path: PathBuf,
-    bytes: Vec<u8>,
-}
-
-impl HfTensors {
-    /// Reads a file.
+impl DecoderConfig {
+    /// Every parameter of the model, and what it is called on Hugging Face.
     ///
     /// # Errors
-    /// It cannot be read, or is no safetensors file.
-    pub fn open(path: &Path) -> Result<Self, ModelError> {
-        let fail = |why: String| ModelError::File { path: path.to_path_buf(), why };
-        let bytes = fs::read(path).map_err(|error| fail(error.to_string()))?;
-        SafeTensors::deserialize(&bytes).map_err(|error| fail(error.to_string()))?;
-        Ok(Self { path: path.to_path_buf(), bytes })
+    /// Sizes that no model can have, or a parameter that the family has no name for.
+    pub fn hf_params(&self) -> Result<Vec<HfParam>, ModelError> {
+        let plan: ShardPlan = self.whole_plan()?;
+        plan.iter().map(|(path, spec)| self.hf_param(path, &spec.shard)).collect()
     }
 
-    /// The tensor `prefix + name`.
-    ///
-    /// # Errors
-    /// There is none, or it is neither f32 nor i64.
-    pub fn tensor(&self, name: &str) -> Result<TensorData, ModelError> {
-        let fail = |why: String| {
-            let (path, name) = (self.path.clone(), name.to_string());
-            ModelError::Tensor { path, name, why }
+    fn hf_param(&self, path: &str, whole: &ShardSpec) -> Result<HfParam, ModelError> {
+        let mut keys = self.family.spec().keys.iter().copied().flatten();
+        let found = keys.find_map(|key| Some((key.names(path)?, key.transposed)));
+        let (names, transposed) = found.ok_or_else(|| {
+            let family = self.family;
+            ModelError::Config(format!("{family} models on Hugging Face have no `{path}`"))
+        })?;
+        let shape = whole.global_shape.clone();
+        let last = shape.len() - 1;
+        // In a group of one, the pieces along the last dimension are the fused parts.
+        let stretches: Vec<Range<usize>> = match names.len() {
+            1 => std::iter::once(0..shape[last]).collect(),
+            _ => whole.pieces.iter().map(|piece| piece.global.clone()).collect(),
         };
-        let tensors = SafeTensors::deserialize(&self.bytes).expect("it was read once");
-        let view = tensors.tensor(name).map_err(|error| fail(error.to_string()))?;
-        let dtype = match view.dtype() {
-            Dtype::F32 => DType::F32,
-            Dtype::I64 => DType::I64,
-            other => return Err(fail(format!("is {other:?}, expected F32 or I64"))),
-        };
-        Ok(TensorData::from_bytes_vec(view.data().to_vec(), view.shape().to_vec(), dtype))
+        assert_eq!(names.len(), stretches.len(), "the parts of {path}");
+        let parts = names.into_iter().zip(stretches);
+        let parts = parts.map(|(name, columns)| HfPart { name, columns }).collect();
+        Ok(HfParam { path: path.to_string(), shape, parts, transposed })
     }
-
-    /// The whole parameter made from `source`, each name with `prefix` in front.
-    ///
-    /// # Errors
-    /// See [`tensor`](Self::tensor); also tensors that do not stand side by side.
-    pub fn parameter(&self, source: &HfSource, prefix: &str) -> Result<TensorData, ModelError> {
-        let read = |name: &String| {
-            let tensor = self.tensor(&format!("{prefix}{name}"))?;
-            if !source.transposed {
-                return Ok(tensor);
-            }
-            transpose(&tensor).ok_or_else(|| ModelError::Tensor {
-                path: self.path.clone(),
-                name: name.clone(),
-                why: format!(
-                    "is {:?} {:?}, expected a matrix of F32",
-                    tensor.dtype(),
-                    tensor.shape()
-                ),
-            })
-        };
-        let tensors = source.names.iter().map(read).collect::<Result<Vec<_>, ModelError>>()?;
-        match <[TensorData; 1]>::try_from(tensors) {
-            Ok([tensor]) => Ok(tensor),
-            Err(tensors) => side_by_side(&tensors).ok_or_else(|| ModelError::Tensor {
-                path: self.path.clone(),
-                name: source.names.join(" | "),
-                why: "do not have the same number of input features".into(),
-            }),
-        }
-    }
-
-    /// This rank's shard of a parameter.
-    ///
-    /// # Errors
-    /// As [`parameter`](Self::parameter); also another shape than the model's.
-    pub fn shard(
-        &self,
-        source: &HfSource,
-        prefix: &str,
-        spec: &ShardSpec,
-    ) -> Result<TensorData, ModelError> {
-        let whole = self.parameter(source, prefix)?;
-        if whole.shape().as_slice() != spec.global_shape {
-            let why = format!("expected {:?}, found {:?}", spec.global_shape, whole.shape());
-            let name = source.names.join(" | ");
-            return Err(ModelError::Tensor { path: self.path.clone(), name, why });
-        }
-        Ok(cut(&whole, spec))
-    }
-}
-
-/// The local tensor of a rank out of the whole one; padding is zero.
-pub fn cut(whole: &TensorData, spec: &ShardSpec) -> TensorData {
-    let (shape, size) = (spec.local_shape(), whole.dtype().size());
-    let mut local = vec![0; shape.iter().product::<usize>() * size];
-    for piece in &spec.pieces {
-        spec.for_each_run(piece, |to, from, len| {
-            local[to * size..(to + len) * size]
-                .copy_from_slice(&whole.bytes()[from * size..(from + len) * size]);
-        });
-    }
-    TensorData::from_bytes_vec(local, shape, whole.dtype())
-}
-
-fn transpose(tensor: &TensorData) -> Option<TensorData> {
-    let [rows, columns] = tensor.shape().to_vec().try_into().ok()?;
-    let values = tensor.try_to_vec::<f32>().ok()?;
-    let out = (0..rows * columns).map(|i| values[i % rows * columns + i / rows]).collect();
-    Some(TensorData::new::<f32, _>(out, [columns, rows]))
-}
-
-fn side_by_side(tensors: &[TensorData]) -> Option<TensorData> {
-    let rows = tensors.first()?.shape()[0];
-    if tensors.iter().any(|tensor| tensor.shape().num_dims() != 2 || tensor.shape()[0] != rows) {
-        return None;
-    }
-    let columns = tensors.iter().map(|tensor| tensor.shape()[1]).sum::<usize>();
-    let mut out = Vec::with_capacity(rows * columns);
-    for row in 0..rows {
-        for tensor in tensors {
-            let width = tensor.shape()[1];
-            let values = tensor.try_to_vec::<f32>().ok()?;
-            out.extend_from_slice(&values[row * width..(row + 1) * width]);
-        }
-    }
-    Some(TensorData::new::<f32, _>(out, [rows, columns]))
 }

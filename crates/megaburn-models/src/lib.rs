@@ -1,10 +1,20 @@
 //! Models that read like their papers. Their layers own the collectives, so a `forward` contains no
 //! communication, and one implementation serves every layout.
+//!
+//! GPT-2, Llama, Mistral, Qwen2 and Qwen3 are one [`Decoder`], whose block is composed of the parts
+//! that its [`DecoderConfig`] names. What is particular to a family, its parts and its names on
+//! Hugging Face, stands in one file of [`families`].
 
+pub mod assets;
+pub mod convert;
+pub mod decoder;
 mod error;
+pub mod families;
 pub mod flops;
+pub mod generate;
 pub mod hf;
-pub mod llama;
+pub mod source;
 
+pub use decoder::{Decoder, DecoderConfig};
 pub use error::ModelError;
-pub use llama::{Llama, LlamaConfig};
+pub use families::Family;

@@ -1,0 +1,145 @@
+//! Hugging Face models into checkpoints and back, one tensor at a time.
+
+use std::path::Path;
+
+use burn::tensor::DType;
+use megaburn_checkpoint::{
+    CheckpointError, NamedTensor, Snapshot,
+    hf::{HfWriteOptions, HfWritten, write_hf},
+    save_single,
+};
+use serde_json::{Value, json};
+
+use crate::{
+    DecoderConfig, ModelError,
+    assets::{ASSETS, Assets},
+    source::ModelSource,
+};
+
+/// Writes the Hugging Face model in `from` as a checkpoint at step 0, which any layout can load, to
+/// exactly `to`. Floats become `dtype`, or without one stay what they are.
+///
+/// One parameter is in memory at a time. What stands at `to` is replaced only with `force`.
+///
+/// # Errors
+/// See [`ModelSource::open`]; something that is not to be replaced, a full disk. Then nothing new
+/// stays behind.
+pub fn import(
+    from: &Path,
+    to: &Path,
+    dtype: Option<DType>,
+    force: bool,
+) -> Result<ModelSource, ModelError> {
+    let source = ModelSource::open(from)?;
+    if source.hf_dir().is_none() {
+        let why = "is a checkpoint already; give a Hugging Face folder".to_string();
+        return Err(ModelError::File { path: from.to_path_buf(), why });
+    }
+    check_target(from, to)?;
+    let plan = source.config().whole_plan()?;
+    let snapshot = Snapshot { step: 0, model: json!(source.config()), trainer: Value::Null };
+    let mut tensors = Vec::new();
+    for (path, spec) in plan.iter() {
+        let stored = dtype.map_or_else(|| source.dtype(path), Ok)?;
+        let (source, name) = (&source, format!("model.{path}"));
+        tensors.push(NamedTensor::lazy(name.clone(), &spec.shard, stored, move || {
+            let data = source.shard(path, &spec.shard, Some(stored));
+            data.map_err(|error| CheckpointError::Source {
+                name: name.clone(),
+                why: error.to_string(),
+            })
+        }));
+    }
+    let assets = Assets::of(&source)?.kept().into_iter();
+    let assets: Vec<_> = assets.map(|(name, file)| (format!("{ASSETS}/{name}"), file)).collect();
+    save_single(to, force, &snapshot, "tp1", tensors, &assets)?;
+    Ok(source)
+}
+
+/// Writes the model of a checkpoint or run as a folder that Transformers loads, with the small files
+/// that came with it when it was imported.
+///
+/// A few blocks of rows are in memory at a time.
+///
+/// # Errors
+/// See [`ModelSource::open`]; something that is not to be replaced, a full disk. Then nothing new
+/// stays behind.
+pub fn export(from: &Path, to: &Path, options: &HfWriteOptions) -> Result<HfWritten, ModelError> {
+    let source = ModelSource::open(from)?;
+    if source.hf_dir().is_some() {
+        let why = "is a Hugging Face model already; give a checkpoint or a run".to_string();
+        return Err(ModelError::File { path: from.to_path_buf(), why });
+    }
+    check_target(from, to)?;
+    if let Some(checkpoint) = source.checkpoint() {
+        checkpoint.verify()?;
+    }
+    let tensors = source.as_hf()?;
+    let mut assets = Assets::of(&source)?;
+    let original = assets.json("config.json");
+    let config = config_json(source.config(), original, options.dtype, &*tensors)?;
+    if let Some(mut config) = config {
+        let tokens = assets.json("generation_config.json").unwrap_or_default();
+        for key in ["eos_token_id", "bos_token_id", "pad_token_id"] {
+            if let (None, Some(id)) = (config.get(key), tokens.get(key)) {
+                config[key] = id.clone();
+            }
+        }
+        assets.insert("config.json", format!("{config:#}\n").into_bytes());
+    }
+    Ok(write_hf(to, &*tensors, options, &assets.published())?)
+}
+
+/// Refuses a target that would replace the source, or stand inside a checkpoint.
+fn check_target(from: &Path, to: &Path) -> Result<(), ModelError> {
+    let refuse = |why: String| Err(ModelError::File { path: to.to_path_buf(), why });
+    let whole = |path: &Path| path.canonicalize().or_else(|_| std::path::absolute(path));
+    if let (Ok(from), Ok(to)) = (whole(from), whole(to)) {
+        if from.starts_with(&to) {
+            return refuse("holds what is to be converted; choose another place".into());
+        }
+        let above = to.ancestors().skip(1);
+        if let Some(checkpoint) =
+            above.into_iter().find(|above| above.join("manifest.json").is_file())
+        {
+            let checkpoint = checkpoint.display();
+            return refuse(format!("is inside the checkpoint {checkpoint}; choose another place"));
+        }
+    }
+    Ok(())
+}
+
+/// The `config.json` to write; none where the one that came with the model says it all.
+fn config_json(
+    config: &DecoderConfig,
+    original: Option<Value>,
+    dtype: Option<DType>,
+    tensors: &dyn megaburn_checkpoint::TensorSource,
+) -> Result<Option<Value>, ModelError> {
+    let stored = tensors.headers().first().map_or(DType::F32, |header| header.dtype);
+    let name = match dtype.unwrap_or(stored) {
+        DType::F64 => "float64",
+        DType::F16 => "float16",
+        DType::BF16 => "bfloat16",
+        _ => "float32",
+    };
+    let same_model = |json: &Value| {
+        let found = DecoderConfig::from_hf(json, Path::new("config.json"));
+        let found = found.map(|found| match found.rope() {
+            // A run on shorter sequences is still the same model.
+            Some(_) => DecoderConfig { max_seq_len: config.max_seq_len, ..found },
+            None => found,
+        });
+        found.is_ok_and(|found| found == *config)
+    };
+    let original = original.filter(same_model);
+    let says = |json: &Value| ["dtype", "torch_dtype"].iter().any(|key| json[key] == name);
+    if original.as_ref().is_some_and(says) {
+        return Ok(None);
+    }
+    let mut json = original.unwrap_or_else(|| config.to_hf());
+    config.check_sayable()?;
+    json.as_object_mut().map(|keys| keys.shift_remove("torch_dtype"));
+    json["dtype"] = name.into();
+    Ok(Some(json))
+}

@@ -1,0 +1,114 @@
+use burn::{module::Module, nn::Initializer, prelude::Device, tensor::Tensor};
+use megaburn_collective::Group;
+use megaburn_kernels::RopeTable;
+use megaburn_parallel::{
+    KvCache, Mlp, MlpConfig, Norm, NormConfig, Packed, PlanBuilder, SelfAttention,
+    SelfAttentionConfig, Sharded,
+};
+
+use crate::{DecoderConfig, ModelError};
+
+/// One transformer block: attention and MLP, each behind a norm and added to its input.
+#[derive(Module, Debug)]
+pub struct Block {
+    /// Before the attention.
+    pub attention_norm: Norm,
+    /// The attention.
+    pub attention: SelfAttention,
+    /// Before the MLP.
+    pub mlp_norm: Norm,
+    /// The MLP.
+    pub mlp: Mlp,
+}
+
+pub(super) fn norm(
+    config: &DecoderConfig,
+    group: &Group,
+    sequence_parallel: bool,
+    device: &Device,
+) -> Norm {
+    NormConfig::new(config.hidden, config.norm)
+        .with_epsilon(config.norm_eps)
+        .with_sequence_parallel(sequence_parallel)
+        .init(group, device)
+}
+
+impl Block {
+    /// Block `index`.
+    pub(super) fn new(
+        config: &DecoderConfig,
+        index: usize,
+        group: &Group,
+        sequence_parallel: bool,
+        device: &Device,
+    ) -> Result<Self, ModelError> {
+        let DecoderConfig { hidden, ffn, heads, kv_heads, head_dim, layers, .. } = *config;
+        let into_stream =
+            Initializer::Normal { mean: 0.0, std: 0.02 / (2.0 * layers as f64).sqrt() };
+        let mut attention = SelfAttentionConfig::new(hidden, heads, kv_heads, head_dim)
+            .with_qkv_bias(config.qkv_bias)
+            .with_output_bias(config.output_bias)
+            .with_sequence_parallel(sequence_parallel)
+            .with_output_initializer(into_stream.clone())
+            .with_name(format!("blocks.{index}.attention"));
+        attention.window = config.layer_window(index);
+        attention.qk_norm = config.qk_norm.then_some(config.norm_eps);
+        let mlp = MlpConfig::new(hidden, ffn)
+            .with_activation(config.activation)
+            .with_bias(config.mlp_bias)
+            .with_sequence_parallel(sequence_parallel)
+            .with_output_initializer(into_stream)
+            .with_name(format!("blocks.{index}.mlp"));
+        Ok(Self {
+            attention_norm: norm(config, group, sequence_parallel, device),
+            attention: attention.init(group, device)?,
+            mlp_norm: norm(config, group, sequence_parallel, device),
+            mlp: mlp.init(group, device)?,
+        })
+    }
+
+    /// Applies the block.
+    ///
+    /// # Shapes
+    /// `[S, B, H]`, unchanged (with sequence parallelism `[S / n, B, H]`); `rope` holds `S`
+    /// positions
+    pub fn forward(&self, x: Tensor<3>, rope: Option<&RopeTable>) -> Tensor<3> {
+        let x = x.clone() + self.attention.forward(self.attention_norm.forward(x), rope);
+        x.clone() + self.mlp.forward(self.mlp_norm.forward(x))
+    }
+
+    /// The same block and weights for whole sequences.
+    pub(super) fn whole_sequence(self) -> Self {
+        Self {
+            attention_norm: self.attention_norm.whole_sequence(),
+            attention: self.attention.whole_sequence(),
+            mlp_norm: self.mlp_norm.whole_sequence(),
+            mlp: self.mlp.whole_sequence(),
+        }
+    }
+
+    /// Applies the block to the next tokens of some sequences.
+    ///
+    /// # Shapes
+    /// `[T, 1, H]`, unchanged: the tokens of `packed`
+    pub(super) fn forward_cached(
+        &self,
+        x: Tensor<3>,
+        rope: Option<&RopeTable>,
+        packed: &Packed,
+        cache: &mut KvCache,
+    ) -> Tensor<3> {
+        let normed = self.attention_norm.forward(x.clone());
+        let x = x + self.attention.forward_cached(normed, rope, packed, cache);
+        x.clone() + self.mlp.forward(self.mlp_norm.forward(x))
+    }
+}
+
+impl Sharded for Block {
+    fn shards(&self, plan: &mut PlanBuilder) {
+        plan.child("attention_norm", &self.attention_norm);
+        plan.child("attention", &self.attention);
+        plan.child("mlp_norm", &self.mlp_norm);
+        plan.child("mlp", &self.mlp);
+    }
+}

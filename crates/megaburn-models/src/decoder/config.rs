@@ -1,0 +1,158 @@
+use megaburn_kernels::{RopeConfig, RopeScaling};
+use megaburn_mesh::{Layout, ModelShape};
+use megaburn_parallel::{Activation, NormKind};
+use serde::{Deserialize, Serialize};
+
+use crate::{Family, ModelError, flops::FlopShape};
+
+/// The sizes of a decoder and the parts that its blocks are composed of. [`Family::template`] has
+/// the parts of each family.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DecoderConfig {
+    /// Whose names it has on Hugging Face.
+    pub family: Family,
+    /// Tokens of the vocabulary, without padding.
+    pub vocab: usize,
+    /// Features of the residual stream.
+    pub hidden: usize,
+    /// Features inside the MLP.
+    pub ffn: usize,
+    /// Transformer blocks.
+    pub layers: usize,
+    /// Query heads.
+    pub heads: usize,
+    /// Key/value heads.
+    pub kv_heads: usize,
+    /// Features of a head.
+    pub head_dim: usize,
+    /// Longest sequence, in tokens.
+    pub max_seq_len: usize,
+    /// How the model knows where a token stands.
+    pub positions: Positions,
+    /// Which norm.
+    pub norm: NormKind,
+    /// Added under the norms' roots.
+    pub norm_eps: f64,
+    /// The function between the matrices of the MLP.
+    pub activation: Activation,
+    /// Whether queries, keys and values have biases.
+    pub qkv_bias: bool,
+    /// Whether the attention's output projection has a bias.
+    pub output_bias: bool,
+    /// Whether the matrices of the MLP have biases.
+    pub mlp_bias: bool,
+    /// Whether each query and key head is normed before the rotation.
+    pub qk_norm: bool,
+    /// Positions that a query sees, its own included; none: all up to its own.
+    pub window: Option<usize>,
+    /// Layers in which a query sees all positions even so.
+    pub full_layers: Vec<usize>,
+    /// Whether the output projection is the embedding.
+    pub tied: bool,
+}
+
+/// Beyond these the numbers are mistakes, and their products overflow.
+const LARGEST: usize = 1 << 30;
+const MOST_LAYERS: usize = 10_000;
+
+/// How a model knows where a token stands.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase", deny_unknown_fields)]
+pub enum Positions {
+    /// Queries and keys are rotated by their position.
+    Rotary {
+        /// Base of the frequencies.
+        theta: f64,
+        /// Stretching of the frequencies.
+        scaling: RopeScaling,
+    },
+    /// A learned vector a position is added to the token's; `max_seq_len` of them.
+    Learned,
+}
+
+impl DecoderConfig {
+    /// Refuses sizes that no model can have.
+    ///
+    /// # Errors
+    /// The first of them, with the numbers.
+    pub fn validate(&self) -> Result<(), ModelError> {
+        let refuse = |why: String| Err(ModelError::Config(why));
+        let sizes = [
+            ("vocab", self.vocab),
+            ("hidden", self.hidden),
+            ("ffn", self.ffn),
+            ("layers", self.layers),
+            ("heads", self.heads),
+            ("kv_heads", self.kv_heads),
+            ("head_dim", self.head_dim),
+            ("max_seq_len", self.max_seq_len),
+            ("window", self.window.unwrap_or(1)),
+        ];
+        if let Some((name, _)) = sizes.into_iter().find(|(_, size)| *size == 0) {
+            return refuse(format!("`{name}` is 0"));
+        }
+        if let Some((name, size)) = sizes.into_iter().find(|(_, size)| *size > LARGEST) {
+            return refuse(format!("`{name}` is {size}, which no model has"));
+        }
+        if self.layers > MOST_LAYERS {
+            return refuse(format!("`layers` is {}, which no model has", self.layers));
+        }
+        let (heads, kv_heads) = (self.heads, self.kv_heads);
+        if !heads.is_multiple_of(kv_heads) {
+            return refuse(format!("{kv_heads} key/value heads do not divide {heads} query heads"));
+        }
+        if !(self.norm_eps >= 0.0 && self.norm_eps.is_finite()) {
+            return refuse(format!("`norm_eps` is {}", self.norm_eps));
+        }
+        if let Some(layer) = self.full_layers.iter().find(|&&layer| layer >= self.layers) {
+            return refuse(format!("`full_layers` names layer {layer} of {}", self.layers));
+        }
+        if let Some(rope) = self.rope() {
+            rope.frequencies()?;
+        }
+        Ok(())
+    }
+
+    /// What a layout must be able to split, for sequences of `seq_len` tokens.
+    ///
+    /// # Errors
+    /// The layout does not fit, with all the numbers; or the sequence is longer than the model's.
+    pub fn check_layout(&self, layout: &Layout, seq_len: usize) -> Result<(), ModelError> {
+        if seq_len > self.max_seq_len {
+            let why =
+                format!("sequences of {seq_len} tokens, the model's limit is {}", self.max_seq_len);
+            return Err(ModelError::Config(why));
+        }
+        let Self { ffn, heads, kv_heads, layers, .. } = *self;
+        Ok(layout.fits(&ModelShape { ffn, heads, kv_heads, layers, seq_len })?)
+    }
+
+    /// The rotary embedding, where there is one.
+    pub fn rope(&self) -> Option<RopeConfig> {
+        match &self.positions {
+            Positions::Rotary { theta, scaling } => Some(
+                RopeConfig::new(self.head_dim).with_theta(*theta).with_scaling(scaling.clone()),
+            ),
+            Positions::Learned => None,
+        }
+    }
+
+    /// Positions that a query of layer `index` sees; none: all up to its own.
+    pub fn layer_window(&self, index: usize) -> Option<usize> {
+        self.window.filter(|_| !self.full_layers.contains(&index))
+    }
+
+    /// What counts in Megatron's FLOP formula.
+    pub fn flop_shape(&self) -> FlopShape {
+        FlopShape {
+            hidden: self.hidden,
+            query: self.heads * self.head_dim,
+            key_value: self.kv_heads * self.head_dim,
+            ffn: self.ffn,
+            ffn_matrices: if self.activation.is_gated() { 3 } else { 2 },
+            layers: self.layers,
+            vocab: self.vocab,
+        }
+    }
+}

@@ -1,0 +1,13 @@
+//! The decoder-only transformer of every family: embedding, blocks of attention and MLP, norm, head.
+//!
+//! Source: Vaswani et al. (2017); Radford et al. (2019) for GPT-2; Touvron et al. (2023) for Llama.
+
+mod block;
+mod cached;
+mod config;
+mod model;
+
+pub use block::Block;
+pub use cached::DecoderCache;
+pub use config::{DecoderConfig, Positions};
+pub use model::Decoder;

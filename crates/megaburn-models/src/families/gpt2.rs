@@ -1,0 +1,111 @@
+//! GPT-2: learned positions, LayerNorm, GELU by its tanh approximation, biases everywhere.
+//!
+//! Source: Radford et al., "Language models are unsupervised multitask learners" (2019). Dropout is
+//! not applied, whatever `config.json` says.
+
+use megaburn_parallel::{Activation, NormKind};
+use serde_json::{Value, json};
+
+use super::{Family, FamilySpec, HfJson, llama};
+use crate::{DecoderConfig, decoder::Positions, hf::Key};
+
+pub(super) const SPEC: FamilySpec = FamilySpec {
+    model_type: "gpt2",
+    architecture: "GPT2LMHeadModel",
+    keys: &[KEYS],
+    optional_prefix: "transformer.",
+    constants: &[".attn.bias", ".attn.masked_bias"],
+    template,
+    read,
+    write,
+};
+
+/// GPT-2 stores linear weights `[in, out]` as we do, and queries, keys and values in one.
+const KEYS: &[Key] = &[
+    Key::plain("embedding.weight", "transformer.wte.weight"),
+    Key::plain("positions.weight", "transformer.wpe.weight"),
+    Key::plain("norm.gamma", "transformer.ln_f.weight"),
+    Key::plain("norm.beta", "transformer.ln_f.bias"),
+    Key::plain("head.weight", "lm_head.weight"),
+    Key::plain("blocks.*.attention_norm.gamma", "transformer.h.*.ln_1.weight"),
+    Key::plain("blocks.*.attention_norm.beta", "transformer.h.*.ln_1.bias"),
+    Key::plain("blocks.*.attention.qkv.weight", "transformer.h.*.attn.c_attn.weight"),
+    Key::plain("blocks.*.attention.qkv.bias", "transformer.h.*.attn.c_attn.bias"),
+    Key::plain("blocks.*.attention.output.weight", "transformer.h.*.attn.c_proj.weight"),
+    Key::plain("blocks.*.attention.output.bias", "transformer.h.*.attn.c_proj.bias"),
+    Key::plain("blocks.*.mlp_norm.gamma", "transformer.h.*.ln_2.weight"),
+    Key::plain("blocks.*.mlp_norm.beta", "transformer.h.*.ln_2.bias"),
+    Key::plain("blocks.*.mlp.up.weight", "transformer.h.*.mlp.c_fc.weight"),
+    Key::plain("blocks.*.mlp.up.bias", "transformer.h.*.mlp.c_fc.bias"),
+    Key::plain("blocks.*.mlp.down.weight", "transformer.h.*.mlp.c_proj.weight"),
+    Key::plain("blocks.*.mlp.down.bias", "transformer.h.*.mlp.c_proj.bias"),
+];
+
+fn template() -> DecoderConfig {
+    DecoderConfig {
+        family: Family::Gpt2,
+        ffn: 512,
+        kv_heads: 4,
+        positions: Positions::Learned,
+        norm: NormKind::Layer,
+        activation: Activation::GeluTanh,
+        qkv_bias: true,
+        output_bias: true,
+        mlp_bias: true,
+        tied: true,
+        ..llama::template()
+    }
+}
+
+fn read(json: &HfJson<'_>) -> Result<DecoderConfig, String> {
+    json.only("scale_attn_weights", true)?;
+    json.only("scale_attn_by_inverse_layer_idx", false)?;
+    json.only("reorder_and_upcast_attn", false)?;
+    json.only("add_cross_attention", false)?;
+    let (hidden, heads) = (json.size("n_embd")?, json.size("n_head")?);
+    if heads == 0 || !hidden.is_multiple_of(heads) {
+        return Err(format!("`n_embd` {hidden} is no multiple of `n_head` {heads}"));
+    }
+    Ok(DecoderConfig {
+        vocab: json.size("vocab_size")?,
+        hidden,
+        ffn: json.optional_size("n_inner")?.unwrap_or(4 * hidden),
+        layers: json.size("n_layer")?,
+        heads,
+        kv_heads: heads,
+        head_dim: hidden / heads,
+        max_seq_len: json.size("n_positions")?,
+        norm_eps: json.number("layer_norm_epsilon", 1e-5)?,
+        activation: activation(json.text("activation_function")?.unwrap_or("gelu_new"))?,
+        tied: json.flag("tie_word_embeddings", true)?,
+        ..template()
+    })
+}
+
+fn activation(name: &str) -> Result<Activation, String> {
+    match name {
+        "gelu_new" | "gelu_pytorch_tanh" => Ok(Activation::GeluTanh),
+        "gelu" => Ok(Activation::Gelu),
+        "relu" => Ok(Activation::Relu),
+        _ => Err(format!(
+            "`activation_function` is {name}; gelu_new, gelu_pytorch_tanh, gelu and relu are \
+             supported"
+        )),
+    }
+}
+
+fn write(config: &DecoderConfig) -> Value {
+    json!({
+        "activation_function": match config.activation {
+            Activation::Gelu => "gelu",
+            Activation::Relu => "relu",
+            Activation::GeluTanh | Activation::SwiGlu => "gelu_new",
+        },
+        "n_embd": config.hidden,
+        "n_inner": config.ffn,
+        "n_layer": config.layers,
+        "n_head": config.heads,
+        "n_positions": config.max_seq_len,
+        "layer_norm_epsilon": config.norm_eps,
+    })
+}

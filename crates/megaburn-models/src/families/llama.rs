@@ -1,0 +1,143 @@
+//! Llama 2, 3 and 3.x: RMSNorm, rotary positions, grouped-query attention, SwiGLU.
+//!
+//! Source: Touvron et al., "Llama 2" (2023); Grattafiori et al., "The Llama 3 herd of models" (2024).
+
+use megaburn_kernels::RopeScaling;
+use megaburn_parallel::{Activation, NormKind};
+use serde_json::{Value, json};
+
+use super::{Family, FamilySpec, HfJson, json::rope_parameters};
+use crate::{DecoderConfig, decoder::Positions, hf::Key};
+
+pub(super) const SPEC: FamilySpec = FamilySpec {
+    model_type: "llama",
+    architecture: "LlamaForCausalLM",
+    keys: &[KEYS],
+    optional_prefix: "model.",
+    constants: &[".rotary_emb.inv_freq"],
+    template,
+    read,
+    write,
+};
+
+/// Mistral and Qwen name their tensors like this too.
+pub(super) const KEYS: &[Key] = &[
+    Key::plain("embedding.weight", "model.embed_tokens.weight"),
+    Key::plain("norm.gamma", "model.norm.weight"),
+    Key::plain("head.weight", "lm_head.weight"),
+    Key::plain("blocks.*.attention_norm.gamma", "model.layers.*.input_layernorm.weight"),
+    Key::plain("blocks.*.mlp_norm.gamma", "model.layers.*.post_attention_layernorm.weight"),
+    Key::linear(
+        "blocks.*.attention.qkv.weight",
+        &[
+            "model.layers.*.self_attn.q_proj.weight",
+            "model.layers.*.self_attn.k_proj.weight",
+            "model.layers.*.self_attn.v_proj.weight",
+        ],
+    ),
+    Key::joined(
+        "blocks.*.attention.qkv.bias",
+        &[
+            "model.layers.*.self_attn.q_proj.bias",
+            "model.layers.*.self_attn.k_proj.bias",
+            "model.layers.*.self_attn.v_proj.bias",
+        ],
+    ),
+    Key::linear("blocks.*.attention.output.weight", &["model.layers.*.self_attn.o_proj.weight"]),
+    Key::plain("blocks.*.attention.output.bias", "model.layers.*.self_attn.o_proj.bias"),
+    Key::linear(
+        "blocks.*.mlp.up.weight",
+        &["model.layers.*.mlp.gate_proj.weight", "model.layers.*.mlp.up_proj.weight"],
+    ),
+    Key::joined(
+        "blocks.*.mlp.up.bias",
+        &["model.layers.*.mlp.gate_proj.bias", "model.layers.*.mlp.up_proj.bias"],
+    ),
+    Key::linear("blocks.*.mlp.down.weight", &["model.layers.*.mlp.down_proj.weight"]),
+    Key::plain("blocks.*.mlp.down.bias", "model.layers.*.mlp.down_proj.bias"),
+];
+
+pub(super) fn template() -> DecoderConfig {
+    DecoderConfig {
+        family: Family::Llama,
+        vocab: 260,
+        hidden: 128,
+        ffn: 384,
+        layers: 4,
+        heads: 4,
+        kv_heads: 2,
+        head_dim: 32,
+        max_seq_len: 128,
+        positions: Positions::Rotary { theta: 10_000.0, scaling: RopeScaling::None },
+        norm: NormKind::Rms,
+        norm_eps: 1e-5,
+        activation: Activation::SwiGlu,
+        qkv_bias: false,
+        output_bias: false,
+        mlp_bias: false,
+        qk_norm: false,
+        window: None,
+        full_layers: Vec::new(),
+        tied: false,
+    }
+}
+
+/// What Llama's `config.json` shares with its successors', on top of a family's parts. Where the
+/// number of key/value heads is absent, Transformers means `kv_heads`; where it is null, as many as
+/// query heads.
+pub(super) fn read_sizes(
+    json: &HfJson<'_>,
+    template: DecoderConfig,
+    kv_heads: Option<usize>,
+) -> Result<DecoderConfig, String> {
+    json.only("hidden_act", "silu")?;
+    let (hidden, heads) = (json.size("hidden_size")?, json.size("num_attention_heads")?);
+    let kv_heads = json.size_or_null("num_key_value_heads", kv_heads.unwrap_or(heads))?;
+    Ok(DecoderConfig {
+        vocab: json.size("vocab_size")?,
+        hidden,
+        ffn: json.size("intermediate_size")?,
+        layers: json.size("num_hidden_layers")?,
+        heads,
+        kv_heads: kv_heads.unwrap_or(heads),
+        head_dim: json.optional_size("head_dim")?.unwrap_or(hidden / heads.max(1)),
+        max_seq_len: json.size("max_position_embeddings")?,
+        positions: json.rotary()?,
+        norm_eps: json.number("rms_norm_eps", 1e-6)?,
+        tied: json.flag("tie_word_embeddings", false)?,
+        ..template
+    })
+}
+
+fn read(json: &HfJson<'_>) -> Result<DecoderConfig, String> {
+    let bias = json.flag("attention_bias", false)?;
+    Ok(DecoderConfig {
+        qkv_bias: bias,
+        output_bias: bias,
+        mlp_bias: json.flag("mlp_bias", false)?,
+        ..read_sizes(json, template(), None)?
+    })
+}
+
+/// The inverse of [`read_sizes`].
+pub(super) fn write_sizes(config: &DecoderConfig) -> Value {
+    json!({
+        "hidden_act": "silu",
+        "hidden_size": config.hidden,
+        "intermediate_size": config.ffn,
+        "num_hidden_layers": config.layers,
+        "num_attention_heads": config.heads,
+        "num_key_value_heads": config.kv_heads,
+        "head_dim": config.head_dim,
+        "max_position_embeddings": config.max_seq_len,
+        "rms_norm_eps": config.norm_eps,
+        "rope_parameters": rope_parameters(&config.positions),
+    })
+}
+
+fn write(config: &DecoderConfig) -> Value {
+    let mut json = write_sizes(config);
+    json["attention_bias"] = config.qkv_bias.into();
+    json["mlp_bias"] = config.mlp_bias.into();
+    json
+}

@@ -1,0 +1,169 @@
+//! What is particular to each family: the parts of its block, how its `config.json` says them, and
+//! the names of its tensors on Hugging Face.
+//!
+//! A family is one file with one [`FamilySpec`], and a line in [`Family`]; `docs/families.md` walks
+//! through adding one.
+
+mod gpt2;
+mod json;
+mod llama;
+mod mistral;
+mod qwen2;
+mod qwen3;
+
+use std::{fmt, path::Path, str::FromStr};
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::{DecoderConfig, ModelError, hf::Key};
+pub use json::HfJson;
+
+/// A model family.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Family {
+    /// Radford et al., "Language models are unsupervised multitask learners" (2019).
+    Gpt2,
+    /// Llama 2, 3 and 3.x.
+    Llama,
+    /// Mistral 7B and its successors.
+    Mistral,
+    /// Qwen2 and Qwen2.5.
+    Qwen2,
+    /// Qwen3, dense.
+    Qwen3,
+}
+
+/// All that the rest of the code knows of a family.
+#[derive(Clone, Copy, Debug)]
+pub struct FamilySpec {
+    /// `model_type` in `config.json`.
+    pub model_type: &'static str,
+    /// What stands in `architectures` in `config.json`.
+    pub architecture: &'static str,
+    /// Where each parameter stands in a checkpoint of Hugging Face.
+    pub keys: &'static [&'static [Key]],
+    /// What some checkpoints leave out at the start of every name, because they were saved without
+    /// the head.
+    pub optional_prefix: &'static str,
+    /// How names of tensors end that are no parameters: constants that older checkpoints carry.
+    pub constants: &'static [&'static str],
+    /// The parts of the family's block, with the sizes of a tiny model.
+    pub template: fn() -> DecoderConfig,
+    /// Reads `config.json`.
+    pub read: fn(&HfJson<'_>) -> Result<DecoderConfig, String>,
+    /// What `config.json` says of a model beside `architectures`, `model_type` and `dtype`.
+    pub write: fn(&DecoderConfig) -> Value,
+}
+
+impl Family {
+    /// All of them.
+    pub const ALL: [Self; 5] = [Self::Gpt2, Self::Llama, Self::Mistral, Self::Qwen2, Self::Qwen3];
+
+    /// What is particular to it.
+    pub fn spec(self) -> &'static FamilySpec {
+        match self {
+            Self::Gpt2 => &gpt2::SPEC,
+            Self::Llama => &llama::SPEC,
+            Self::Mistral => &mistral::SPEC,
+            Self::Qwen2 => &qwen2::SPEC,
+            Self::Qwen3 => &qwen3::SPEC,
+        }
+    }
+
+    /// The parts of its block, with the sizes of a tiny model.
+    pub fn template(self) -> DecoderConfig {
+        (self.spec().template)()
+    }
+}
+
+impl fmt::Display for Family {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.spec().model_type)
+    }
+}
+
+impl FromStr for Family {
+    type Err = ModelError;
+
+    fn from_str(text: &str) -> Result<Self, ModelError> {
+        let found = Self::ALL.into_iter().find(|family| family.spec().model_type == text);
+        found.ok_or_else(|| {
+            let known = Self::ALL.map(|family| family.to_string()).join(", ");
+            ModelError::Config(format!("family `{text}` is not known; {known} are"))
+        })
+    }
+}
+
+impl DecoderConfig {
+    /// Reads a Hugging Face `config.json`, of today (`rope_parameters`) or as published before
+    /// (`rope_theta`, `rope_scaling`); `path` stands for it in messages.
+    ///
+    /// # Errors
+    /// Another architecture, a missing value, or one that would change what the model computes and
+    /// is not supported.
+    pub fn from_hf(json: &Value, path: &Path) -> Result<Self, ModelError> {
+        read(json).map_err(|why| ModelError::File { path: path.to_path_buf(), why })
+    }
+
+    /// The `config.json` of this model, for Transformers to read.
+    pub fn to_hf(&self) -> Value {
+        let spec = self.family.spec();
+        let mut json = (spec.write)(self);
+        json["architectures"] = vec![spec.architecture].into();
+        json["model_type"] = spec.model_type.into();
+        json["tie_word_embeddings"] = self.tied.into();
+        json["vocab_size"] = self.vocab.into();
+        json
+    }
+}
+
+impl DecoderConfig {
+    /// Refuses a model that its family's `config.json` cannot say: it could be trained, but nobody
+    /// could read its export.
+    ///
+    /// # Errors
+    /// The first field that would be lost.
+    pub fn check_sayable(&self) -> Result<(), ModelError> {
+        let said = read(&self.to_hf()).map_err(ModelError::Config)?;
+        let [said, own] = [serde_json::json!(said), serde_json::json!(self)];
+        let fields = own.as_object().into_iter().flatten();
+        match fields.into_iter().find(|(name, value)| said.get(name.as_str()) != Some(value)) {
+            Some((name, value)) => Err(ModelError::Config(format!(
+                "`{name}` is {value}, and the config.json of a {} has no word for that (it would \
+                 mean {}): choose another family",
+                self.family, said[name]
+            ))),
+            None => Ok(()),
+        }
+    }
+}
+
+fn read(json: &Value) -> Result<DecoderConfig, String> {
+    let known = || Family::ALL.map(|family| family.spec().architecture).join(", ");
+    let found = json["architectures"].get(0).or(json.get("architectures")).and_then(Value::as_str);
+    let found =
+        found.ok_or_else(|| format!("`architectures` is missing; it names one of {}", known()))?;
+    let family = Family::ALL.into_iter().find(|family| family.spec().architecture == found);
+    let family = family
+        .ok_or_else(|| format!("architecture `{found}` is not supported; {} are", known()))?;
+    let model_type = json["model_type"].as_str().unwrap_or(family.spec().model_type);
+    if model_type != family.spec().model_type {
+        return Err(format!(
+            "`model_type` is {model_type}, and the architecture `{found}` is of {family}: one of the \
+             two is wrong"
+        ));
+    }
+    if !json["quantization_config"].is_null() {
+        return Err("`quantization_config` is set: quantized weights are not supported; take the \
+                    checkpoint in bf16"
+            .into());
+    }
+    let config = (family.spec().read)(&HfJson::new(json))?;
+    config.validate().map_err(|error| error.to_string())?;
+    Ok(config)
+}
+
+#[cfg(test)]
+mod tests;

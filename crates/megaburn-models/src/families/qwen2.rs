@@ -1,0 +1,56 @@
+//! Qwen2 and Qwen2.5: a Llama whose queries, keys and values have biases.
+//!
+//! Source: Yang et al., "Qwen2 technical report" (2024).
+
+use serde_json::{Value, json};
+
+use super::{Family, FamilySpec, HfJson, llama};
+use crate::DecoderConfig;
+
+pub(super) const SPEC: FamilySpec = FamilySpec {
+    model_type: "qwen2",
+    architecture: "Qwen2ForCausalLM",
+    template,
+    read,
+    write,
+    ..llama::SPEC
+};
+
+fn template() -> DecoderConfig {
+    DecoderConfig { family: Family::Qwen2, qkv_bias: true, norm_eps: 1e-6, ..llama::template() }
+}
+
+fn read(json: &HfJson<'_>) -> Result<DecoderConfig, String> {
+    with_window(json, llama::read_sizes(json, template(), Some(32))?)
+}
+
+/// The sliding window of the later layers, which is off unless `use_sliding_window`.
+pub(super) fn with_window(
+    json: &HfJson<'_>,
+    config: DecoderConfig,
+) -> Result<DecoderConfig, String> {
+    let window = json.size_or_null("sliding_window", 4096)?;
+    let used = json.flag("use_sliding_window", false)?;
+    let Some(window) = window.filter(|_| used) else {
+        return Ok(config);
+    };
+    let first = json.optional_size("max_window_layers")?.unwrap_or(28).min(config.layers);
+    let full_layers = json.full_layers(config.layers)?.unwrap_or_else(|| (0..first).collect());
+    Ok(DecoderConfig { window: Some(window), full_layers, ..config })
+}
+
+pub(super) fn write_window(config: &DecoderConfig, json: &mut Value) {
+    let kind = |layer| match config.layer_window(layer) {
+        Some(_) => "sliding_attention",
+        None => "full_attention",
+    };
+    json["use_sliding_window"] = config.window.is_some().into();
+    json["sliding_window"] = config.window.into();
+    json["layer_types"] = json!((0..config.layers).map(kind).collect::<Vec<_>>());
+}
+
+fn write(config: &DecoderConfig) -> Value {
+    let mut json = llama::write_sizes(config);
+    write_window(config, &mut json);
+    json
+}

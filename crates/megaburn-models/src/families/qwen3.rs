@@ -1,0 +1,43 @@
+//! Qwen3: a Llama that norms each query and key head, with heads of a size of their own.
+//!
+//! Source: Yang et al., "Qwen3 technical report" (2025).
+
+use serde_json::Value;
+
+use super::{Family, FamilySpec, HfJson, llama, qwen2};
+use crate::{DecoderConfig, hf::Key};
+
+pub(super) const SPEC: FamilySpec = FamilySpec {
+    model_type: "qwen3",
+    architecture: "Qwen3ForCausalLM",
+    keys: &[llama::KEYS, KEYS],
+    template,
+    read,
+    write,
+    ..llama::SPEC
+};
+
+const KEYS: &[Key] = &[
+    Key::plain("blocks.*.attention.q_norm.gamma", "model.layers.*.self_attn.q_norm.weight"),
+    Key::plain("blocks.*.attention.k_norm.gamma", "model.layers.*.self_attn.k_norm.weight"),
+];
+
+fn template() -> DecoderConfig {
+    DecoderConfig { family: Family::Qwen3, qk_norm: true, norm_eps: 1e-6, ..llama::template() }
+}
+
+fn read(json: &HfJson<'_>) -> Result<DecoderConfig, String> {
+    let bias = json.flag("attention_bias", false)?;
+    let sizes = llama::read_sizes(json, template(), Some(32))?;
+    // Transformers' default, where heads times their size is not the width.
+    let head_dim = json.optional_size("head_dim")?.unwrap_or(128);
+    let config = DecoderConfig { head_dim, qkv_bias: bias, output_bias: bias, ..sizes };
+    qwen2::with_window(json, config)
+}
+
+fn write(config: &DecoderConfig) -> Value {
+    let mut json = llama::write_sizes(config);
+    json["attention_bias"] = config.qkv_bias.into();
+    qwen2::write_window(config, &mut json);
+    json
+}

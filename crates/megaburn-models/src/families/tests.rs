@@ -1,0 +1,159 @@
+use rstest::rstest;
+use serde_json::json;
+
+use super::*;
+use crate::decoder::Positions;
+use megaburn_kernels::RopeScaling;
+
+fn read_text(text: &str) -> Result<DecoderConfig, String> {
+    read(&serde_json::from_str(text).unwrap())
+}
+
+const LLAMA_3_1: &str = r#"{"architectures": ["LlamaForCausalLM"], "vocab_size": 128256,
+    "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
+    "num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 131072,
+    "rope_theta": 500000.0, "rms_norm_eps": 1e-05, "tie_word_embeddings": false,
+    "rope_scaling": {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                     "original_max_position_embeddings": 8192, "rope_type": "llama3"}}"#;
+
+#[test]
+fn a_published_config_is_read() {
+    let config = read_text(LLAMA_3_1).unwrap();
+    assert_eq!(config.head_dim, 128);
+    let Positions::Rotary { theta, scaling } = &config.positions else { panic!() };
+    assert_eq!(*theta, 500000.0);
+    assert!(matches!(scaling, RopeScaling::Llama3 { factor: 8.0, .. }));
+}
+
+#[test]
+fn todays_rope_parameters_mean_the_same() {
+    let published: Value = serde_json::from_str(LLAMA_3_1).unwrap();
+    let mut today = published.clone();
+    let mut rope = today["rope_scaling"].take();
+    rope["rope_theta"] = 500000.0.into();
+    today["rope_parameters"] = rope;
+    today.as_object_mut().unwrap().remove("rope_theta");
+    assert_eq!(read(&today).unwrap(), read(&published).unwrap());
+}
+
+/// Parameters as published.
+#[rstest]
+#[case::llama_3_8b(LLAMA_3_1, 8_030_261_248)]
+#[case::gpt2(
+    r#"{"architectures": ["GPT2LMHeadModel"], "n_embd": 768, "n_layer": 12, "n_head": 12,
+        "n_positions": 1024, "vocab_size": 50257, "layer_norm_epsilon": 1e-5}"#,
+    124_439_808
+)]
+#[case::mistral_7b(
+    r#"{"architectures": ["MistralForCausalLM"], "vocab_size": 32000, "hidden_size": 4096,
+        "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "max_position_embeddings": 32768, "sliding_window": null}"#,
+    7_241_732_096
+)]
+#[case::qwen2_5_0_5b(
+    r#"{"architectures": ["Qwen2ForCausalLM"], "vocab_size": 151936, "hidden_size": 896,
+        "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14,
+        "num_key_value_heads": 2, "max_position_embeddings": 32768, "tie_word_embeddings": true,
+        "use_sliding_window": false, "sliding_window": 32768, "max_window_layers": 24}"#,
+    494_032_768
+)]
+#[case::qwen3_8b(
+    r#"{"architectures": ["Qwen3ForCausalLM"], "vocab_size": 151936, "hidden_size": 4096,
+        "intermediate_size": 12288, "num_hidden_layers": 36, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 40960}"#,
+    8_190_735_360
+)]
+fn published_models_have_their_number_of_parameters(#[case] json: &str, #[case] params: usize) {
+    let config = read_text(json).unwrap();
+    assert_eq!(config.whole_plan().unwrap().num_global(), params);
+    let named: usize =
+        config.hf_params().unwrap().iter().map(|p| p.shape.iter().product::<usize>()).sum();
+    assert_eq!(named, params);
+}
+
+#[test]
+fn what_is_written_is_read_again() {
+    for family in Family::ALL {
+        let template = family.template();
+        let varied = DecoderConfig { tied: !template.tied, norm_eps: 3e-6, ..template.clone() };
+        for config in [template, varied] {
+            assert_eq!(read(&config.to_hf()).unwrap(), config);
+        }
+        assert_eq!(family.to_string().parse::<Family>().unwrap(), family);
+    }
+    let windowed =
+        DecoderConfig { window: Some(7), full_layers: vec![0, 2], ..Family::Qwen2.template() };
+    assert_eq!(read(&windowed.to_hf()).unwrap(), windowed);
+    let biased = DecoderConfig {
+        qkv_bias: true,
+        output_bias: true,
+        mlp_bias: true,
+        ..Family::Llama.template()
+    };
+    assert_eq!(read(&biased.to_hf()).unwrap(), biased);
+}
+
+/// What Transformers means where a published file says nothing.
+#[rstest]
+#[case(Family::Llama, 64, 1, None)]
+#[case(Family::Mistral, 8, 1, Some(4096))]
+#[case(Family::Qwen2, 32, 1, None)]
+#[case(Family::Qwen3, 32, 128, None)]
+fn absent_keys_mean_what_transformers_means(
+    #[case] family: Family,
+    #[case] kv_heads: usize,
+    #[case] head_dim: usize,
+    #[case] window: Option<usize>,
+) {
+    let json = json!({
+        "architectures": [family.spec().architecture], "vocab_size": 9, "hidden_size": 64,
+        "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 64,
+        "max_position_embeddings": 8
+    });
+    // A head of one feature cannot be rotated, so that these are read and not validated.
+    let config = (family.spec().read)(&HfJson::new(&json)).unwrap();
+    assert_eq!((config.kv_heads, config.head_dim, config.window), (kv_heads, head_dim, window));
+    assert_eq!((config.norm_eps, config.tied), (1e-6, false));
+    let mut null = json.clone();
+    null["num_key_value_heads"] = Value::Null;
+    null["sliding_window"] = Value::Null;
+    let config = (family.spec().read)(&HfJson::new(&null)).unwrap();
+    assert_eq!((config.kv_heads, config.window), (64, None));
+}
+
+#[test]
+fn a_window_covers_the_layers_that_the_config_says() {
+    let qwen = |json: Value| {
+        let mut all = Family::Qwen2.template().to_hf();
+        all.as_object_mut().unwrap().remove("layer_types");
+        all.as_object_mut().unwrap().extend(json.as_object().unwrap().clone());
+        let config = read(&all).unwrap();
+        (0..config.layers).map(|layer| config.layer_window(layer)).collect::<Vec<_>>()
+    };
+    let on = json!({"use_sliding_window": true, "sliding_window": 9, "max_window_layers": 3});
+    assert_eq!(qwen(on), [None, None, None, Some(9)]);
+    let off = json!({"use_sliding_window": false, "sliding_window": 9, "max_window_layers": 0});
+    assert_eq!(qwen(off), [None; 4]);
+}
+
+#[rstest]
+#[case("architectures", json!(["MambaForCausalLM"]), "architecture `MambaForCausalLM` is not supported; GPT2LMHeadModel, LlamaForCausalLM")]
+#[case("architectures", Value::Null, "`architectures` is missing")]
+#[case("hidden_size", Value::Null, "`hidden_size` is missing")]
+#[case("hidden_size", json!("big"), "`hidden_size` is \"big\", expected a whole number")]
+#[case("hidden_act", json!("gelu"), "`hidden_act` is \"gelu\", and only \"silu\" is supported")]
+#[case("num_key_value_heads", json!(5), "5 key/value heads do not divide 32")]
+#[case("rope_scaling", json!({"rope_type": "yarn"}), "`yarn` is not supported; `default`, `linear` and")]
+#[case("rope_scaling", json!({"rope_type": "llama3"}), "`llama3` has no number `factor`")]
+#[case("quantization_config", json!({"bits": 4}), "`quantization_config` is set")]
+#[case("partial_rotary_factor", json!(0.5), "only 1.0 is supported")]
+fn what_cannot_be_is_refused_by_name(
+    #[case] key: &str,
+    #[case] value: Value,
+    #[case] message: &str,
+) {
+    let mut json: Value = serde_json::from_str(LLAMA_3_1).unwrap();
+    json[key] = value;
+    let error = read(&json).unwrap_err();
+    assert!(error.contains(message), "{error}");
+}

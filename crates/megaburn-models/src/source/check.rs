@@ -1,0 +1,71 @@
+//! Whether the tensors of a Hugging Face folder are those of its model.
+
+use std::collections::BTreeSet;
+
+use megaburn_checkpoint::HfDir;
+
+use crate::{DecoderConfig, ModelError, hf::HfParam};
+
+/// The output projection, which a tied model may store beside its embedding.
+const HEAD: &str = "lm_head.weight";
+
+/// Whether a folder whose configuration ties the head to the embedding has a head of its own: then
+/// Transformers does not tie them.
+pub(super) fn has_own_head(dir: &HfDir, config: &DecoderConfig) -> bool {
+    let keys = config.family.spec().keys.iter().copied().flatten();
+    let embedding = keys.into_iter().find_map(|key| key.names("embedding.weight"));
+    let embedding = embedding.and_then(|names| names.into_iter().next()).unwrap_or_default();
+    let bare = embedding.strip_prefix(config.family.spec().optional_prefix).unwrap_or_default();
+    match (dir.bytes(HEAD), dir.bytes(&embedding).or_else(|| dir.bytes(bare))) {
+        (Some(head), Some(embedding)) => head != embedding,
+        _ => false,
+    }
+}
+
+/// Refuses a folder whose tensors are not those of its model.
+pub(super) fn check_tensors(
+    dir: &HfDir,
+    config: &DecoderConfig,
+    params: &[HfParam],
+) -> Result<(), ModelError> {
+    let fail = |name: &str, why: String| {
+        let (path, name) = (dir.path().to_path_buf(), name.to_string());
+        Err(ModelError::Tensor { path, name, why })
+    };
+    let mut known = BTreeSet::new();
+    for param in params {
+        for part in &param.parts {
+            let mut shape = param.shape.clone();
+            *shape.last_mut().expect("a parameter has a dimension") = part.columns.len();
+            if param.transposed {
+                shape.reverse();
+            }
+            let header = dir.require(&part.name)?;
+            if header.shape != shape {
+                let found = header.shape;
+                return fail(
+                    &part.name,
+                    format!("expected {shape:?} by config.json, found {found:?}"),
+                );
+            }
+            if !header.dtype.is_float() {
+                let found = header.dtype;
+                return fail(&part.name, format!("expected floats, found {found:?}"));
+            }
+            known.insert(part.name.as_str());
+        }
+    }
+    let constants = config.family.spec().constants;
+    let ignored = |name: &str| {
+        constants.iter().any(|end| name.ends_with(end)) || (config.tied && name == HEAD)
+    };
+    match dir.tensors().find(|t| !known.contains(t.name.as_str()) && !ignored(&t.name)) {
+        Some(stray) => {
+            let family = config.family;
+            let why =
+                format!("{:?} has no place in the {family} model of config.json", stray.shape);
+            fail(&stray.name, why)
+        }
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,283 @@
+//! Where weights come from: a folder of Hugging Face, a checkpoint, or a run.
+
+mod check;
+
+use std::{
+    collections::BTreeMap,
+    ops::Range,
+    path::{Path, PathBuf},
+};
+
+use burn::tensor::{DType, TensorData};
+use megaburn_checkpoint::{
+    Checkpoint, CheckpointError, TensorHeader, TensorSource,
+    hf::{HfDir, HfEntry, HfView},
+    newest,
+};
+use megaburn_mesh::{ShardPlan, ShardSpec};
+use megaburn_parallel::load_params;
+
+use crate::{Decoder, DecoderConfig, ModelError, assets::Assets, hf::HfParam};
+use check::{check_tensors, has_own_head};
+
+/// An opened model: its configuration, and its weights, of which each rank reads what it holds.
+#[derive(Debug)]
+pub struct ModelSource {
+    path: PathBuf,
+    config: DecoderConfig,
+    /// By path.
+    params: BTreeMap<String, HfParam>,
+    has_bare_names: bool,
+    weights: Weights,
+}
+
+#[derive(Debug)]
+enum Weights {
+    Hf(HfDir),
+    Checkpoint(Checkpoint),
+}
+
+/// Where a checkpoint keeps the model's parameters.
+const PREFIX: &str = "model.";
+
+impl ModelSource {
+    /// Opens a Hugging Face folder (it has `config.json`), a checkpoint (`manifest.json`) or a run
+    /// (`checkpoints/`, of which the newest counts). Names, shapes and element types of all tensors are
+    /// checked; no weight is read.
+    ///
+    /// # Errors
+    /// None of the three, a file that cannot be read or is damaged, an architecture that is not
+    /// known, a tensor that is missing, of another shape, no float, or of no use.
+    pub fn open(path: &Path) -> Result<Self, ModelError> {
+        if path.join("config.json").is_file() {
+            return Self::open_hf(path);
+        }
+        let weights = if path.join("manifest.json").is_file() {
+            Checkpoint::open(path)?
+        } else if path.join("checkpoints").is_dir() {
+            newest(&path.join("checkpoints"))?.ok_or_else(|| ModelError::File {
+                path: path.join("checkpoints"),
+                why: "holds no checkpoint".into(),
+            })?
+        } else {
+            let why = match path.is_dir() {
+                true => {
+                    "holds neither config.json (a Hugging Face model), manifest.json (a \
+                     checkpoint) nor checkpoints/ (a run)"
+                }
+                false => "is no folder; give a Hugging Face model, a checkpoint or a run",
+            };
+            return Err(ModelError::File { path: path.to_path_buf(), why: why.into() });
+        };
+        Self::open_checkpoint(path, weights)
+    }
+
+    fn open_hf(path: &Path) -> Result<Self, ModelError> {
+        let dir = HfDir::open(path)?;
+        let mut config = DecoderConfig::from_hf(dir.config(), &path.join("config.json"))?;
+        config.tied &= !has_own_head(&dir, &config);
+        let mut params = config.hf_params()?;
+        let prefix = config.family.spec().optional_prefix;
+        let bare = !dir.tensors().any(|tensor| tensor.name.starts_with(prefix));
+        if bare {
+            bare_names(&config, &mut params);
+        }
+        check_tensors(&dir, &config, &params)?;
+        Ok(Self::new(path, config, params, bare, Weights::Hf(dir)))
+    }
+
+    fn open_checkpoint(path: &Path, checkpoint: Checkpoint) -> Result<Self, ModelError> {
+        let fail = |why: String| ModelError::File { path: checkpoint.path().to_path_buf(), why };
+        let config: DecoderConfig =
+            serde_json::from_value(checkpoint.model().clone()).map_err(|error| {
+                fail(format!("holds a model that this version does not read: {error}"))
+            })?;
+        config.validate()?;
+        let mut params = config.hf_params()?;
+        let bare = Assets::say_bare_names(&checkpoint);
+        if bare {
+            bare_names(&config, &mut params);
+        }
+        for param in &params {
+            let found = checkpoint.global_shape(&format!("{PREFIX}{}", param.path))?;
+            if found != param.shape {
+                let HfParam { path, shape, .. } = param;
+                return Err(fail(format!("`{path}` is {found:?}, and its model has {shape:?}")));
+            }
+        }
+        Ok(Self::new(path, config, params, bare, Weights::Checkpoint(checkpoint)))
+    }
+
+    fn new(
+        path: &Path,
+        config: DecoderConfig,
+        params: Vec<HfParam>,
+        has_bare_names: bool,
+        weights: Weights,
+    ) -> Self {
+        let params = params.into_iter().map(|param| (param.path.clone(), param)).collect();
+        Self { path: path.to_path_buf(), config, params, has_bare_names, weights }
+    }
+
+    /// Whether its names on Hugging Face lack the prefix that the family's have today, as those that
+    /// were saved without a head.
+    pub(crate) fn has_bare_names(&self) -> bool {
+        self.has_bare_names
+    }
+
+    /// What was opened.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The model.
+    pub fn config(&self) -> &DecoderConfig {
+        &self.config
+    }
+
+    /// Every parameter, by path.
+    pub fn params(&self) -> impl Iterator<Item = &HfParam> {
+        self.params.values()
+    }
+
+    /// Elements of all parameters, a tied matrix once.
+    pub fn num_params(&self) -> usize {
+        self.params().map(|param| param.shape.iter().product::<usize>()).sum()
+    }
+
+    /// The folder of Hugging Face, if it is one.
+    pub fn hf_dir(&self) -> Option<&HfDir> {
+        match &self.weights {
+            Weights::Hf(dir) => Some(dir),
+            Weights::Checkpoint(_) => None,
+        }
+    }
+
+    /// The checkpoint, if it is one or a run's.
+    pub fn checkpoint(&self) -> Option<&Checkpoint> {
+        match &self.weights {
+            Weights::Hf(_) => None,
+            Weights::Checkpoint(checkpoint) => Some(checkpoint),
+        }
+    }
+
+    /// The element type of a parameter as it is stored, if its parts have one.
+    ///
+    /// # Errors
+    /// A parameter that the model does not have, parts of several types.
+    pub fn dtype(&self, path: &str) -> Result<DType, ModelError> {
+        let param = self.param(path)?;
+        let dir = match &self.weights {
+            Weights::Checkpoint(checkpoint) => {
+                return Ok(checkpoint.dtype(&format!("{PREFIX}{path}"))?);
+            }
+            Weights::Hf(dir) => dir,
+        };
+        let dtype = |name: &str| dir.header(name).map(|header| header.dtype);
+        let found = param.parts.iter().filter_map(|part| dtype(&part.name));
+        let found: Vec<DType> = found.collect();
+        if found.iter().all(|dtype| *dtype == found[0]) {
+            return Ok(found[0]);
+        }
+        Err(ModelError::Tensor {
+            path: self.path.clone(),
+            name: param.names().join(" | "),
+            why: format!("are {found:?}, and make up one parameter: ask for one type (--dtype)"),
+        })
+    }
+
+    /// A rank's part of the parameter at `path`, in `dtype`, or without one as it is stored.
+    ///
+    /// # Shapes
+    /// `shard.local_shape()`, padding zero.
+    /// # Errors
+    /// A parameter that the model does not have or has in another shape, a damaged file.
+    pub fn shard(
+        &self,
+        path: &str,
+        shard: &ShardSpec,
+        dtype: Option<DType>,
+    ) -> Result<TensorData, ModelError> {
+        let param = self.param(path)?;
+        Ok(match &self.weights {
+            Weights::Hf(dir) => dir.read_shard(&param.names(), param.transposed, shard, dtype)?,
+            Weights::Checkpoint(checkpoint) => {
+                let name = format!("{PREFIX}{path}");
+                let dtype = dtype.map_or_else(|| checkpoint.dtype(&name), Ok)?;
+                checkpoint.read(&name, shard, dtype)?
+            }
+        })
+    }
+
+    /// The model with this rank's part of every parameter, in f32.
+    ///
+    /// # Errors
+    /// See [`shard`](Self::shard).
+    pub fn load(&self, model: Decoder, plan: &ShardPlan) -> Result<Decoder, ModelError> {
+        load_params(model, |path, _| {
+            let shard = &plan.get(path).expect("the plan was checked").shard;
+            self.shard(path, shard, Some(DType::F32))
+        })
+    }
+
+    /// The parameters under their names on Hugging Face, and nothing else.
+    ///
+    /// # Errors
+    /// A checkpoint that lacks a parameter.
+    pub fn as_hf(&self) -> Result<Box<dyn TensorSource + '_>, ModelError> {
+        match &self.weights {
+            Weights::Hf(dir) => Ok(Box::new(Parameters { dir, params: &self.params })),
+            Weights::Checkpoint(checkpoint) => {
+                let entries = self.params().flat_map(|param| {
+                    param.parts.iter().map(|part| HfEntry {
+                        name: part.name.clone(),
+                        tensor: format!("{PREFIX}{}", param.path),
+                        columns: part.columns.clone(),
+                        transposed: param.transposed,
+                    })
+                });
+                Ok(Box::new(HfView::new(checkpoint, entries.collect())?))
+            }
+        }
+    }
+
+    fn param(&self, path: &str) -> Result<&HfParam, ModelError> {
+        self.params.get(path).ok_or_else(|| ModelError::Tensor {
+            path: self.path.clone(),
+            name: path.to_string(),
+            why: format!("is no parameter of this {} model", self.config.family),
+        })
+    }
+}
+
+/// The tensors of a folder that are parameters: neither constants nor copies of a tied matrix.
+struct Parameters<'a> {
+    dir: &'a HfDir,
+    params: &'a BTreeMap<String, HfParam>,
+}
+
+impl TensorSource for Parameters<'_> {
+    fn label(&self) -> String {
+        self.dir.label()
+    }
+
+    fn headers(&self) -> Vec<TensorHeader> {
+        let parts = self.params.values().flat_map(|param| &param.parts);
+        let mut headers: Vec<_> = parts.filter_map(|part| self.dir.header(&part.name)).collect();
+        headers.sort_by(|a, b| a.name.cmp(&b.name));
+        headers
+    }
+
+    fn read_rows(&self, name: &str, rows: Range<usize>) -> Result<TensorData, CheckpointError> {
+        self.dir.read_rows(name, rows)
+    }
+}
+
+fn bare_names(config: &DecoderConfig, params: &mut [HfParam]) {
+    let prefix = config.family.spec().optional_prefix;
+    for part in params.iter_mut().flat_map(|param| &mut param.parts) {
+        if let Some(bare) = part.name.strip_prefix(prefix) {
+            part.name = bare.to_string();
+        }
+    }
+}

@@ -1,20 +1,18 @@
 //! The data of a run, loaded once a process and shared by its rank threads.
 
-use megaburn_data::{
-    ByteTokenizer, Corpus, Split, TokenDataset, Tokenizer as TokenizerTrait, bits_per_byte,
-};
+use megaburn_data::{Corpus, Split, TokenDataset, Tokenizer, bits_per_byte};
 
-use crate::{TrainConfig, TrainError, config::Tokenizer};
+use crate::{TrainConfig, TrainError};
 
 /// The text, its tokens and the tokenizer between them.
 #[derive(Debug)]
 pub struct RunData {
-    pub(crate) tokenizer: Box<dyn TokenizerTrait>,
+    pub(crate) tokenizer: Box<dyn Tokenizer>,
     pub(crate) train: TokenDataset,
     pub(crate) valid: TokenDataset,
     /// Where the text is from, its size and hash, for people.
     pub(crate) description: String,
-    /// Hash of the text: a resumed run must read the same.
+    /// Hash of the text and its tokenizer: a resumed run must read the same tokens.
     pub(crate) hash: u64,
 }
 
@@ -22,11 +20,9 @@ impl RunData {
     /// Reads what `[data]` names.
     ///
     /// # Errors
-    /// The text cannot be read or holds nothing.
+    /// The text cannot be read or holds nothing; the tokenizer cannot be used or not encode it.
     pub fn load(config: &TrainConfig) -> Result<Self, TrainError> {
-        let tokenizer: Box<dyn TokenizerTrait> = match config.data.tokenizer {
-            Tokenizer::Byte => Box::new(ByteTokenizer),
-        };
+        let tokenizer = config.data.tokenizer.open()?;
         let corpus = match &config.data.path {
             Some(path) => Corpus::from_file(path)?,
             None => Corpus::burn_sources()?,
@@ -34,8 +30,15 @@ impl RunData {
         let tokens = TokenDataset::new(&corpus, tokenizer.as_ref())?;
         let Split { train, valid } = tokens.split(config.data.validation_fraction)?;
         let note = corpus.note().map(|note| format!(" ({note})")).unwrap_or_default();
-        let description = format!("{corpus}{note}");
-        Ok(Self { tokenizer, train, valid, description, hash: corpus.hash() })
+        let mut description = format!("{corpus}{note}");
+        if !tokenizer.is_byte_level() {
+            let (path, num_ids) =
+                (String::from(config.data.tokenizer.clone()), tokenizer.vocab_size());
+            description += &format!(", {} tokens of {path} ({num_ids} ids)", tokens.num_tokens());
+        }
+        // The byte-level hash is 0, so that such runs keep the hash of their text alone.
+        let hash = corpus.hash() ^ tokenizer.hash();
+        Ok(Self { tokenizer, train, valid, description, hash })
     }
 
     /// Number of token ids.

@@ -25,6 +25,10 @@ pub enum TrainError {
     Set { text: String },
     #[error("`{key}` is {value}: it must be {rule}")]
     Invalid { key: &'static str, value: String, rule: String },
+    #[error(
+        "`model.{key}` is set to {value}, and `{init}`, which the run starts from, has {found}: what the model is follows from there, so leave `[model]` out of files and flags"
+    )]
+    OtherThanInit { key: String, value: String, init: String, found: String },
     #[error(transparent)]
     Layout(#[from] MeshError),
     #[error(
@@ -95,6 +99,7 @@ impl TrainError {
             | Self::Invalid { .. }
             | Self::Layout(_)
             | Self::Ranks { .. }
+            | Self::OtherThanInit { .. }
             | Self::Read { .. }
             | Self::MetricsLine { .. } => Exit::BadInput,
             Self::Write { .. } | Self::Plot { .. } | Self::Signals { .. } => Exit::Failed,
@@ -105,16 +110,15 @@ impl TrainError {
             | Self::RanksUnderLauncher { .. }
             | Self::OtherConfig { .. }
             | Self::CannotResume { .. }
-            | Self::Data(_)
-            | Self::Model(_) => Exit::BadInput,
+            | Self::Data(_) => Exit::BadInput,
             Self::RankPanicked { .. } => Exit::Failed,
-            Self::Checkpoint(
-                CheckpointError::Damaged { .. }
-                | CheckpointError::UnknownVersion { .. }
-                | CheckpointError::MissingTensor { .. }
-                | CheckpointError::GlobalShape { .. }
-                | CheckpointError::Dtype { .. },
-            ) => Exit::BadInput,
+            Self::Model(ModelError::Checkpoint(error)) | Self::Checkpoint(error)
+                if is_bad_input(error) =>
+            {
+                Exit::BadInput
+            }
+            Self::Model(ModelError::Checkpoint(_)) => Exit::Failed,
+            Self::Model(_) => Exit::BadInput,
             Self::Collective(_) | Self::Optim(_) | Self::Checkpoint(_) => match self.collective() {
                 Some(
                     CollectiveError::BadEnvironment { .. } | CollectiveError::AddressInUse { .. },
@@ -136,6 +140,25 @@ impl TrainError {
             | Self::Checkpoint(CheckpointError::Collective(error)) => Some(error),
             _ => None,
         }
+    }
+}
+
+/// Whether what is wrong with a checkpoint is what the user gave, not what happened to it.
+fn is_bad_input(error: &CheckpointError) -> bool {
+    match error {
+        CheckpointError::Io { source, .. } => matches!(
+            source.kind(),
+            io::ErrorKind::NotFound
+                | io::ErrorKind::NotADirectory
+                | io::ErrorKind::IsADirectory
+                | io::ErrorKind::PermissionDenied
+        ),
+        CheckpointError::Peer { .. }
+        | CheckpointError::Collective(_)
+        | CheckpointError::Source { .. }
+        | CheckpointError::LocalShape { .. }
+        | CheckpointError::Untiled { .. } => false,
+        _ => true,
     }
 }
 

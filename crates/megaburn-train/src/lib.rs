@@ -1,5 +1,6 @@
 //! Configuration, training loop, metrics and resilience.
 
+mod assets;
 pub mod config;
 pub mod console;
 mod data;
@@ -9,11 +10,14 @@ mod lock;
 pub mod memory;
 pub mod metrics;
 pub mod plot;
+mod ranks;
 mod report;
 mod run;
 pub mod schedule;
 pub mod signal;
+pub mod text;
 mod trainer;
+pub mod verify;
 
 pub use config::{ConfigLayers, TrainConfig};
 pub use data::RunData;

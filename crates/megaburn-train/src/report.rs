@@ -3,9 +3,11 @@
 use std::{fs, path::PathBuf};
 
 use megaburn_mesh::Layout;
+use megaburn_models::assets::ASSETS;
 
 use crate::{
     TrainConfig, TrainError,
+    config::Tokenizer,
     console::{Console, human_number},
     data::RunData,
     memory::resident_bytes,
@@ -35,7 +37,12 @@ impl<'a> Reporter<'a> {
     ) -> Result<Self, TrainError> {
         let dir = PathBuf::from(&config.run.dir);
         let path = dir.join("config.toml");
-        let resolved = config.resolved(layout, trainer.model_config()).to_toml();
+        let mut resolved = config.resolved(layout, trainer.model_config());
+        let kept = dir.join(ASSETS).join("tokenizer.json");
+        if kept.is_file() && resolved.data.tokenizer != Tokenizer::Byte {
+            resolved.data.tokenizer = Tokenizer::File(kept.display().to_string());
+        }
+        let resolved = resolved.to_toml();
         fs::write(&path, resolved).map_err(|source| TrainError::Write { path, source })?;
         let done = resumed.map_or(0, |resumed| resumed.progress.step);
         let metrics = MetricsWriter::open(dir.join("metrics.jsonl"), done)?;
@@ -43,8 +50,9 @@ impl<'a> Reporter<'a> {
         let model = trainer.model_config();
         console.line(format!("layout   {}", describe(layout)));
         console.line(format!(
-            "model    Llama, {} parameters: {} layers, hidden {}, {} heads ({} key/value), vocabulary {}",
-            human_number(model.num_params() as f64),
+            "model    {}, {} parameters: {} layers, hidden {}, {} heads ({} key/value), vocabulary {}",
+            model.family,
+            human_number(trainer.plan().num_global() as f64),
             model.layers,
             model.hidden,
             model.heads,

@@ -5,7 +5,7 @@ use std::{fs, path::Path};
 use serde::Deserialize;
 use toml::{Table, Value};
 
-use super::{ParallelConfig, TrainConfig, check::fits_toml, schema};
+use super::{ParallelConfig, TrainConfig, check::fits_toml, init, schema};
 use crate::TrainError;
 
 /// Collects the layers of a configuration. What is added later overrides what was added before;
@@ -14,6 +14,7 @@ use crate::TrainError;
 #[derive(Clone, Debug, Default)]
 pub struct ConfigLayers {
     merged: Table,
+    fresh: bool,
 }
 
 impl ConfigLayers {
@@ -68,6 +69,21 @@ impl ConfigLayers {
         self.with_value("data.path", path.into(), format!("`--data {path}`"))
     }
 
+    /// Adds `--init PATH`: `model.init`.
+    ///
+    /// # Errors
+    /// None; see [`with_data`](Self::with_data).
+    pub fn with_init(self, path: &str) -> Result<Self, TrainError> {
+        self.with_value("model.init", path.into(), format!("`--init {path}`"))
+    }
+
+    /// Whether the run starts anew (`--fresh`): its model is then that of `model.init` even where the
+    /// run has a checkpoint.
+    pub fn with_fresh(mut self, fresh: bool) -> Self {
+        self.fresh = fresh;
+        self
+    }
+
     /// Adds `--steps N`: `train.steps`.
     ///
     /// # Errors
@@ -93,7 +109,8 @@ impl ConfigLayers {
     /// # Errors
     /// A value that no run can use, by its key.
     pub fn load(self) -> Result<TrainConfig, TrainError> {
-        let config = read(self.merged, "the configuration".into())?;
+        let mut config = read(self.merged.clone(), "the configuration".into())?;
+        init::fill_in(&mut config, &self.merged, self.fresh)?;
         config.validate()?;
         Ok(config)
     }
@@ -196,10 +213,7 @@ mod tests {
         "parallel.tp.x=3",
         "`parallel.tp` in `--set parallel.tp.x=3`: expected a whole number of 0 or more, found a table"
     )]
-    #[case(
-        "data.tokenizer=bpe",
-        "`--set data.tokenizer=bpe` cannot be read: unknown variant `bpe`, expected `byte`"
-    )]
+    #[case("data.tokenizer=7", "expected a string in quotes, found the integer 7")]
     #[case("train.steps", "`--set train.steps` is not KEY=VALUE, with a key like `parallel.tp`")]
     #[case("=3", "`--set =3` is not KEY=VALUE")]
     #[case("train..steps=3", "`--set train..steps=3` is not KEY=VALUE")]

@@ -17,22 +17,28 @@
 //! ```
 
 mod check;
+mod init;
 mod layers;
 mod model;
 mod optimizer;
 mod parallel;
+mod rope;
 mod schema;
 mod sections;
+mod tokenizer;
 
 use megaburn_mesh::Layout;
-use megaburn_models::LlamaConfig;
+use megaburn_models::DecoderConfig;
 use serde::{Deserialize, Serialize};
 
+pub(crate) use init::Start;
 pub use layers::ConfigLayers;
-pub use model::{ModelConfig, RopeScalingConfig, RopeScalingKind};
+pub use model::ModelConfig;
 pub use optimizer::OptimizerConfig;
 pub use parallel::ParallelConfig;
-pub use sections::{DataConfig, GenerateConfig, LoopConfig, RunConfig, Tokenizer};
+pub use rope::{RopeScalingConfig, RopeScalingKind};
+pub use sections::{DataConfig, GenerateConfig, LoopConfig, RunConfig};
+pub use tokenizer::Tokenizer;
 
 use crate::TrainError;
 
@@ -43,7 +49,7 @@ use crate::TrainError;
 pub struct TrainConfig {
     /// `[run]`: where the run lives, and its seed.
     pub run: RunConfig,
-    /// `[model]`: the sizes of the Llama.
+    /// `[model]`: the family and the sizes of the model.
     pub model: ModelConfig,
     /// `[parallel]`: how the run is split over ranks.
     pub parallel: ParallelConfig,
@@ -86,7 +92,7 @@ impl TrainConfig {
 
     /// The same with everything filled in that followed from the ranks, the tokenizer or other keys:
     /// what really ran.
-    pub fn resolved(&self, layout: &Layout, model: &LlamaConfig) -> Self {
+    pub fn resolved(&self, layout: &Layout, model: &DecoderConfig) -> Self {
         let mut resolved = self.clone();
         resolved.parallel.ranks = layout.world_size();
         resolved.parallel.dp = Some(layout.dp);

@@ -1,18 +1,24 @@
 use megaburn_kernels::RopeScaling;
 use megaburn_mesh::ModelShape;
-use megaburn_models::LlamaConfig;
+use megaburn_models::{DecoderConfig, Family, decoder::Positions};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    DataConfig,
+    RopeScalingConfig,
     check::{at_least_one, positive, require},
 };
 use crate::TrainError;
 
-/// `[model]`: the sizes of the Llama.
+/// `[model]`: the family and the sizes of the model.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ModelConfig {
+    /// What the run starts from: a Hugging Face folder, a checkpoint or a run, which then says all
+    /// of the rest. Default: freshly drawn weights.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub init: Option<String>,
+    /// Which parts the blocks are made of, and the names on export.
+    pub family: Family,
     /// Width of the residual stream.
     pub hidden: usize,
     /// Width inside the MLP.
@@ -29,9 +35,12 @@ pub struct ModelConfig {
     /// Number of token ids. Default: the tokenizer's.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vocab: Option<usize>,
+    /// Positions that a query sees, its own included. Default: all up to its own.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub window: Option<usize>,
     /// Base of the rotary frequencies.
     pub rope_theta: f64,
-    /// Epsilon of RMSNorm.
+    /// Epsilon of the norms.
     pub norm_eps: f64,
     /// Whether the output projection is the embedding's weight.
     pub tied: bool,
@@ -43,6 +52,8 @@ pub struct ModelConfig {
 impl Default for ModelConfig {
     fn default() -> Self {
         Self {
+            init: None,
+            family: Family::Llama,
             hidden: 128,
             ffn: 384,
             layers: 4,
@@ -50,6 +61,7 @@ impl Default for ModelConfig {
             kv_heads: 2,
             head_dim: None,
             vocab: None,
+            window: None,
             rope_theta: 10_000.0,
             norm_eps: 1e-5,
             tied: true,
@@ -64,16 +76,13 @@ impl ModelConfig {
         self.head_dim.unwrap_or(self.hidden / self.heads)
     }
 
-    /// The whole configuration of the model, for text of `vocab` token ids.
-    pub fn llama(&self, data: &DataConfig, vocab: usize) -> LlamaConfig {
-        let scaling =
-            self.rope_scaling.as_ref().map_or(RopeScaling::None, |scaling| RopeScaling::Llama3 {
-                factor: scaling.factor,
-                low_freq_factor: scaling.low_freq_factor,
-                high_freq_factor: scaling.high_freq_factor,
-                original_max_position: scaling.original_max_position_embeddings,
-            });
-        LlamaConfig {
+    /// The whole configuration of a model that does not start from another, for sequences of
+    /// `seq_len` tokens and text of `vocab` token ids.
+    pub fn decoder(&self, seq_len: usize, vocab: usize) -> DecoderConfig {
+        let parts = self.family.template();
+        let scaling = self.rope_scaling.as_ref();
+        let scaling = scaling.map_or(RopeScaling::None, RopeScalingConfig::scaling);
+        DecoderConfig {
             vocab: self.vocab.unwrap_or(vocab),
             hidden: self.hidden,
             ffn: self.ffn,
@@ -81,11 +90,39 @@ impl ModelConfig {
             heads: self.heads,
             kv_heads: self.kv_heads,
             head_dim: self.head_dim(),
-            max_seq_len: data.seq_len,
-            rope_theta: self.rope_theta,
-            rope_scaling: scaling,
+            max_seq_len: seq_len,
+            positions: match parts.positions {
+                Positions::Rotary { .. } => Positions::Rotary { theta: self.rope_theta, scaling },
+                Positions::Learned => Positions::Learned,
+            },
             norm_eps: self.norm_eps,
+            window: self.window,
             tied: self.tied,
+            ..parts
+        }
+    }
+
+    /// The section that says what `model` is, as far as it has keys for it.
+    pub fn of(model: &DecoderConfig) -> Self {
+        let (rope_theta, rope_scaling) = match &model.positions {
+            Positions::Learned => (Self::default().rope_theta, None),
+            Positions::Rotary { theta, scaling } => (*theta, RopeScalingConfig::of(scaling)),
+        };
+        Self {
+            init: None,
+            family: model.family,
+            hidden: model.hidden,
+            ffn: model.ffn,
+            layers: model.layers,
+            heads: model.heads,
+            kv_heads: model.kv_heads,
+            head_dim: Some(model.head_dim),
+            vocab: Some(model.vocab),
+            window: model.window,
+            rope_theta,
+            norm_eps: model.norm_eps,
+            tied: model.tied,
+            rope_scaling,
         }
     }
 
@@ -111,65 +148,28 @@ impl ModelConfig {
         }
         let rule = format!("a divisor of model.heads {heads}");
         require(heads.is_multiple_of(kv_heads), "model.kv_heads", kv_heads, rule)?;
+        let learned = self.family.template().positions == Positions::Learned;
+        let rule = format!("model.heads {heads}, for {} has no shared ones", self.family);
+        require(!learned || kv_heads == heads, "model.kv_heads", kv_heads, rule)?;
+        let unused = !learned || self.rope_scaling.is_none();
+        let rule = format!("absent, for {} has no rotary positions", self.family);
+        require(unused, "model.rope_scaling", "set", rule)?;
+        if let Some(window) = self.window {
+            at_least_one("model.window", window)?;
+        }
         let head_dim = self.head_dim();
-        let even = head_dim > 0 && head_dim.is_multiple_of(2);
+        let even = head_dim > 0 && (learned || head_dim.is_multiple_of(2));
         let rule =
             "even and at least 2, for rotary embeddings turn pairs (default: hidden / heads)";
         require(even, "model.head_dim", head_dim, rule)?;
         positive("model.rope_theta", self.rope_theta)?;
         positive("model.norm_eps", self.norm_eps)?;
-        self.rope_scaling.as_ref().map_or(Ok(()), RopeScalingConfig::validate)
-    }
-}
-
-/// `[model.rope_scaling]`, under Hugging Face's names; the defaults are Llama 3.1's.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct RopeScalingConfig {
-    /// Which formula.
-    pub kind: RopeScalingKind,
-    /// How many times longer the low frequencies' waves become.
-    pub factor: f64,
-    /// Waves longer than the original context over this are stretched in full.
-    pub low_freq_factor: f64,
-    /// Waves shorter than the original context over this stay as they are.
-    pub high_freq_factor: f64,
-    /// Tokens of context that the frequencies were made for.
-    pub original_max_position_embeddings: usize,
-}
-
-/// The formula that stretches rotary frequencies.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum RopeScalingKind {
-    /// Llama 3.1's: low frequencies divided by the factor, high ones kept, a ramp between them.
-    #[default]
-    Llama3,
-}
-
-impl Default for RopeScalingConfig {
-    fn default() -> Self {
-        Self {
-            kind: RopeScalingKind::Llama3,
-            factor: 8.0,
-            low_freq_factor: 1.0,
-            high_freq_factor: 4.0,
-            original_max_position_embeddings: 8192,
+        self.rope_scaling.as_ref().map_or(Ok(()), RopeScalingConfig::validate)?;
+        if self.init.is_none() {
+            // Any length and vocabulary will do.
+            self.decoder(1, 1).check_sayable()?;
         }
-    }
-}
-
-impl RopeScalingConfig {
-    fn validate(&self) -> Result<(), TrainError> {
-        let Self { factor, low_freq_factor: low, high_freq_factor: high, .. } = *self;
-        let rule = "at least 1 and finite";
-        require(factor >= 1.0 && factor.is_finite(), "model.rope_scaling.factor", factor, rule)?;
-        positive("model.rope_scaling.low_freq_factor", low)?;
-        let rule = format!("finite and more than low_freq_factor {low}");
-        let ok = high > low && high.is_finite();
-        require(ok, "model.rope_scaling.high_freq_factor", high, rule)?;
-        let original = self.original_max_position_embeddings;
-        at_least_one("model.rope_scaling.original_max_position_embeddings", original)
+        Ok(())
     }
 }
 
@@ -203,7 +203,15 @@ mod tests {
         "is 1: it must be finite and more than low_freq_factor 1"
     )]
     #[case("rope_scaling.original_max_position_embeddings = 0", "is 0: it must be at least 1")]
-    #[case("rope_scaling.kind = \"yarn\"", "unknown variant `yarn`, expected `llama3`")]
+    #[case(
+        "window = 9",
+        "`window` is 9, and the config.json of a llama has no word for that (it would mean null)"
+    )]
+    #[case("family = \"mistral\"\nwindow = 0", "`model.window` is 0")]
+    #[case("family = \"gpt2\"", "`model.kv_heads` is 2: it must be model.heads 4, for gpt2")]
+    #[case("family = \"gpt2\"\nkv_heads = 4\nhead_dim = 8", "`head_dim` is 8, and the config.json")]
+    #[case("family = \"gpt3\"", "unknown variant `gpt3`")]
+    #[case("rope_scaling.kind = \"yarn\"", "unknown variant `yarn`, expected `llama3` or `linear`")]
     fn a_model_that_cannot_be_is_refused(#[case] line: &str, #[case] message: &str) {
         let layers = ConfigLayers::new().with_text("m.toml", &format!("[model]\n{line}"));
         let error = layers.and_then(ConfigLayers::load).unwrap_err();

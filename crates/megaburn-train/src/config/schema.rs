@@ -9,7 +9,9 @@ use crate::TrainError;
 
 static SCHEMA: LazyLock<Table> = LazyLock::new(|| {
     let mut config = TrainConfig::default();
+    config.model.init = Some(String::new());
     config.model.head_dim = Some(1);
+    config.model.window = Some(1);
     config.model.vocab = Some(1);
     config.model.rope_scaling = Some(RopeScalingConfig::default());
     config.parallel.dp = Some(1);

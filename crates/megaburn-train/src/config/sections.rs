@@ -4,7 +4,10 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::check::{at_least_one, fits_toml, not_negative, require};
+use super::{
+    check::{at_least_one, fits_toml, not_negative, require},
+    tokenizer::Tokenizer,
+};
 use crate::TrainError;
 
 /// `[run]`: where the run lives, and its seed.
@@ -43,17 +46,9 @@ pub struct DataConfig {
     pub seq_len: usize,
     /// Part of the data that is only evaluated on.
     pub validation_fraction: f64,
-    /// How text becomes tokens.
+    /// How text becomes tokens: `byte`, or the path of a `tokenizer.json` or of a folder that holds
+    /// one, relative to the working directory.
     pub tokenizer: Tokenizer,
-}
-
-/// How text becomes tokens.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Tokenizer {
-    /// Each byte is a token.
-    #[default]
-    Byte,
 }
 
 impl Default for DataConfig {
@@ -67,6 +62,7 @@ impl DataConfig {
         if let Some(path) = &self.path {
             require(!path.is_empty(), "data.path", "empty", "the path of a file")?;
         }
+        self.tokenizer.validate()?;
         at_least_one("data.seq_len", self.seq_len)?;
         let fraction = self.validation_fraction;
         let ok = fraction > 0.0 && fraction < 1.0;
@@ -184,6 +180,11 @@ mod tests {
     #[rstest]
     #[case("run.dir = \"\"", "`run.dir` is empty: it must be the path of a folder")]
     #[case("data.path = \"\"", "`data.path` is empty: it must be the path of a file")]
+    #[case(
+        "data.tokenizer = \"bpe\"",
+        "`data.tokenizer` is bpe: it must be `byte`, or the path of a tokenizer.json or of a folder that holds one"
+    )]
+    #[case("data.tokenizer = \"\"", "`data.tokenizer` is empty: it must be `byte`, or the path")]
     #[case("data.seq_len = 0", "`data.seq_len` is 0: it must be at least 1")]
     #[case("data.validation_fraction = 0", "is 0: it must be more than 0 and less than 1")]
     #[case("data.validation_fraction = 1.0", "is 1: it must be more than 0 and less than 1")]

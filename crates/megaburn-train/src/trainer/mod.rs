@@ -13,11 +13,11 @@ use burn::prelude::Device;
 use megaburn_collective::ProcessGroups;
 use megaburn_data::{GlobalBatch, Sampler};
 use megaburn_mesh::ShardPlan;
-use megaburn_models::{Llama, LlamaConfig};
+use megaburn_models::{Decoder, DecoderConfig};
 use megaburn_optim::{AdamW, AdamWConfig, GradientAccumulator};
 use megaburn_parallel::shard_plan;
 
-use crate::{TrainConfig, TrainError, data::RunData, schedule::LrSchedule};
+use crate::{TrainConfig, TrainError, config::Start, data::RunData, schedule::LrSchedule};
 
 pub use save::Resumed;
 pub(crate) use stats::agree_to_stop;
@@ -60,11 +60,11 @@ pub(crate) use stats::agree_to_stop;
 #[derive(Debug)]
 pub struct Trainer {
     config: Arc<TrainConfig>,
-    model_config: LlamaConfig,
+    model_config: DecoderConfig,
     groups: ProcessGroups,
     device: Device,
     /// Always there, but while the optimizer turns it into the next one.
-    model: Option<Llama>,
+    model: Option<Decoder>,
     plan: ShardPlan,
     grads: GradientAccumulator,
     optimizer: AdamW,
@@ -86,7 +86,8 @@ pub struct Progress {
 }
 
 impl Trainer {
-    /// A freshly drawn model with nothing learnt. `groups` decides the layout; the one in `config` is
+    /// A model that has learnt nothing here: freshly drawn, or what `model.init` names (if that is set
+    /// and the run has a checkpoint, [`resume`](Self::resume) loads the weights). `groups` decides the layout; the one in `config` is
     /// not looked at.
     ///
     /// # Errors
@@ -99,11 +100,32 @@ impl Trainer {
         device: Device,
         data: Arc<RunData>,
     ) -> Result<Self, TrainError> {
+        let start = config.start(false)?;
+        Self::starting_from(start, config, groups, device, data)
+    }
+
+    /// [`new`](Self::new) from an opened model.
+    pub(crate) fn starting_from(
+        start: Option<Start>,
+        config: Arc<TrainConfig>,
+        groups: ProcessGroups,
+        device: Device,
+        data: Arc<RunData>,
+    ) -> Result<Self, TrainError> {
         let layout = groups.layout();
-        let model_config = config.model.llama(&config.data, data.vocab());
+        let model_config = match &start {
+            Some(start) => start.source().config().clone(),
+            None => config.model.decoder(config.data.seq_len, data.vocab()),
+        };
         model_config.check_layout(&layout, config.data.seq_len)?;
         if model_config.vocab < data.vocab() {
-            let rule = format!("at least the tokenizer's {}, or absent", data.vocab());
+            let rule = match &start {
+                Some(_) => format!(
+                    "at least the {} of data.tokenizer, which is not the model's own",
+                    data.vocab()
+                ),
+                None => format!("at least the tokenizer's {}, or absent", data.vocab()),
+            };
             let value = model_config.vocab.to_string();
             return Err(TrainError::Invalid { key: "model.vocab", value, rule });
         }
@@ -116,7 +138,7 @@ impl Trainer {
             .with_epsilon(optimizer.eps)
             .with_weight_decay(optimizer.weight_decay);
         let seq_len = config.data.seq_len;
-        Ok(Self {
+        let mut trainer = Self {
             grads: GradientAccumulator::new(&model, &plan)?,
             optimizer: adamw.init()?,
             schedule: optimizer.schedule(config.train.steps),
@@ -135,7 +157,11 @@ impl Trainer {
             data,
             progress: Progress::default(),
             config,
-        })
+        };
+        if let Some(Start::Init(source)) = start {
+            trainer.load_weights(&source)?;
+        }
+        Ok(trainer)
     }
 
     /// How far the run has come.
@@ -143,7 +169,7 @@ impl Trainer {
         self.progress
     }
 
-    pub(crate) fn model_config(&self) -> &LlamaConfig {
+    pub(crate) fn model_config(&self) -> &DecoderConfig {
         &self.model_config
     }
 
@@ -153,7 +179,7 @@ impl Trainer {
     }
 
     /// This rank's part of the model.
-    pub fn model(&self) -> &Llama {
+    pub fn model(&self) -> &Decoder {
         self.model.as_ref().expect("the model is only away during an update")
     }
 

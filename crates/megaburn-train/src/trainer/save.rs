@@ -1,8 +1,12 @@
 use std::collections::BTreeMap;
 
 use burn::tensor::{DType, TensorData};
-use megaburn_checkpoint::{Checkpoint, NamedTensor, Snapshot, clear, find_latest, prepare, save};
-use megaburn_parallel::{load_params, read_params};
+use megaburn_checkpoint::{
+    Checkpoint, CheckpointError, NamedTensor, Snapshot, clear, find_latest, prepare, save,
+};
+use megaburn_mesh::ShardSpec;
+use megaburn_models::source::ModelSource;
+use megaburn_parallel::{lazy_params, load_params};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -44,20 +48,21 @@ impl Trainer {
     pub fn save(&self) -> Result<(), TrainError> {
         let snapshot = Snapshot {
             step: self.progress.step,
-            model: self.model_json(),
+            model: json!(self.model_config),
             trainer: serde_json::to_value(self.state()).expect("numbers are always JSON"),
         };
         let shard = |path: &str| &self.plan.get(path).expect("the plan was checked").shard;
-        let params = read_params(self.model());
-        let params = params.into_iter().map(|(path, data)| (format!("model.{path}"), path, data));
+        // A tensor comes to the host when it is written.
+        let params = lazy_params(self.model()).into_iter().map(|param| {
+            let (name, shard) = (format!("model.{}", param.path), shard(&param.path));
+            lazy(name, shard, param.dtype, move || param.read())
+        });
         let moments = self.optimizer.state_tensors().map(|(path, moment, tensor)| {
-            (format!("{}.{path}", moment.name()), path.to_string(), tensor.into_data())
+            let (name, dtype) = (format!("{}.{path}", moment.name()), tensor.dtype());
+            let read = move || tensor.try_into_data().map_err(|error| error.to_string());
+            lazy(name, shard(path), dtype, read)
         });
-        let tensors = params.chain(moments).map(|(name, path, data)| NamedTensor {
-            name,
-            shard: shard(&path),
-            data,
-        });
+        let tensors = params.chain(moments);
         let keep = self.config.train.keep_checkpoints;
         save(&self.checkpoints(), keep, &self.groups, &snapshot, tensors)?;
         Ok(())
@@ -84,7 +89,14 @@ impl Trainer {
                 None => Ok(None),
             };
         };
-        self.check_fits(&checkpoint)?;
+        if checkpoint.trainer().is_null() {
+            // An imported model that was put there: weights and nothing else.
+            self.check_model(&checkpoint)?;
+            self.load_weights(&ModelSource::open(checkpoint.path())?)?;
+            return Ok(None);
+        }
+        self.check_model(&checkpoint)?;
+        self.check_samples(&checkpoint)?;
         self.load(&checkpoint)?;
         let schedule = read_state(&checkpoint)?.schedule;
         Ok(Some(Resumed {
@@ -103,27 +115,43 @@ impl Trainer {
         Ok(clear(&self.checkpoints(), &self.groups.world)?)
     }
 
-    /// Refuses a checkpoint of another model or of another stream of samples.
-    fn check_fits(&self, checkpoint: &Checkpoint) -> Result<(), TrainError> {
-        let refuse = |what: String| {
-            Err(TrainError::CannotResume { path: checkpoint.path().to_path_buf(), what })
-        };
-        if let Some(difference) = difference(checkpoint.model(), &self.model_json()) {
-            return refuse(format!("is of another model: {difference}"));
+    /// Refuses a checkpoint of another model.
+    fn check_model(&self, checkpoint: &Checkpoint) -> Result<(), TrainError> {
+        let mut mine = json!(self.model_config);
+        if self.model_config.rope().is_some() {
+            // The length of a rotary table is no part of the weights.
+            mine.as_object_mut().map(|fields| fields.remove("max_seq_len"));
         }
+        difference(checkpoint.model(), &mine).map_or(Ok(()), |difference| {
+            let (path, what) =
+                (checkpoint.path().into(), format!("is of another model: {difference}"));
+            Err(TrainError::CannotResume { path, what })
+        })
+    }
+
+    /// Refuses a checkpoint of another stream of samples.
+    fn check_samples(&self, checkpoint: &Checkpoint) -> Result<(), TrainError> {
         let (saved, mine) = (read_state(checkpoint)?, self.state());
         for (name, saved, mine) in [
             ("run.seed", saved.seed, mine.seed),
             ("data.seq_len", saved.seq_len as u64, mine.seq_len as u64),
-            ("the hash of the data", saved.data_hash, mine.data_hash),
+            ("the hash of text and tokenizer", saved.data_hash, mine.data_hash),
             ("the number of training samples", saved.num_train_samples, mine.num_train_samples),
         ] {
             if saved != mine {
-                return refuse(format!(
+                let what = format!(
                     "was trained with another order of samples: {name} is {saved} there and {mine} here"
-                ));
+                );
+                return Err(TrainError::CannotResume { path: checkpoint.path().into(), what });
             }
         }
+        Ok(())
+    }
+
+    /// Takes the weights of another model of the same sizes; nothing else changes.
+    pub(super) fn load_weights(&mut self, source: &ModelSource) -> Result<(), TrainError> {
+        let model = self.model.take().expect("the model is only away during an update");
+        self.model = Some(source.load(model, &self.plan)?);
         Ok(())
     }
 
@@ -159,13 +187,19 @@ impl Trainer {
             schedule: self.schedule,
         }
     }
+}
 
-    /// The model's sizes, but for the length of its rotary table, which is no part of the weights.
-    fn model_json(&self) -> Value {
-        let mut json = json!(self.model_config);
-        json.as_object_mut().map(|fields| fields.remove("max_seq_len"));
-        json
-    }
+/// A tensor that is read from its device when it is written.
+fn lazy<'a>(
+    name: String,
+    shard: &'a ShardSpec,
+    dtype: DType,
+    read: impl FnOnce() -> Result<TensorData, String> + 'a,
+) -> NamedTensor<'a> {
+    let own = name.clone();
+    NamedTensor::lazy(name, shard, dtype, move || {
+        read().map_err(|why| CheckpointError::Source { name: own, why })
+    })
 }
 
 fn read_state(checkpoint: &Checkpoint) -> Result<TrainerState, TrainError> {

@@ -1,0 +1,123 @@
+//! Running one function on every rank: as threads of this process, or as one of several processes.
+
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
+    sync::Once,
+    thread,
+    time::Duration,
+};
+
+use megaburn_checkpoint::CheckpointError;
+use megaburn_collective::{
+    CollectiveError, ConnectOptions, Group, GroupOptions, RankEnv, RankFailure, connect,
+    region::FAILED_REGION, run_threads,
+};
+use megaburn_mesh::Layout;
+
+use crate::{Exit, TrainError};
+
+/// Runs `rank` on every rank of `layout` and gives back what each returned, in rank order: as
+/// threads of this process, or, under a launcher (`env`), as the one rank that this process is,
+/// whose result alone comes back. Each rank computes in a rayon pool of its own.
+///
+/// # Errors
+/// The root cause, where several ranks failed. Whatever ends one badly ends the others too.
+pub(crate) fn run_ranks<T: Send>(
+    layout: &Layout,
+    env: Option<RankEnv>,
+    group: GroupOptions,
+    rank: impl Fn(&Group) -> Result<T, TrainError> + Sync,
+) -> Result<Vec<T>, TrainError> {
+    quiet_failed_regions();
+    match env {
+        Some(env) => {
+            let ranks = env.local_world_size;
+            let patience = group.timeout.max(SLOWEST_START);
+            let options =
+                ConnectOptions::new(env).with_group(group).with_rendezvous_timeout(patience);
+            let world = connect(&options)?;
+            in_own_pool(ranks, || guarded(&world, &rank)).map(|result| vec![result])
+        }
+        None => {
+            let ranks = layout.world_size();
+            let run = |world: Group| in_own_pool(ranks, || guarded(&world, &rank));
+            root_cause(run_threads(ranks, group, run))
+        }
+    }
+}
+
+/// Processes of one run may be started this far apart, however impatient their collectives are.
+const SLOWEST_START: Duration = Duration::from_secs(60);
+
+/// Autodiff walks deep graphs on the rank's own stack.
+const STACK_BYTES: usize = 32 << 20;
+
+/// Runs one rank; whatever ends it badly ends the others too.
+fn guarded<T>(
+    world: &Group,
+    rank: impl Fn(&Group) -> Result<T, TrainError>,
+) -> Result<T, TrainError> {
+    let result = match catch_unwind(AssertUnwindSafe(|| rank(world))) {
+        Ok(result) => result,
+        Err(panic) => match world.failure() {
+            Some(failure) => Err(failure.into()),
+            None => resume_unwind(panic),
+        },
+    };
+    if let Err(error) = &result
+        && world.failure().is_none()
+    {
+        world.abort(&error.to_string());
+    }
+    result
+}
+
+/// Runs a rank on a rayon pool of its own, so that Burn's CPU backend works for it there: its equal
+/// share of the cores of `ranks` ranks on this host (`RAYON_NUM_THREADS` overrides). In the global
+/// pool the ranks of a process would queue behind each other.
+fn in_own_pool<T: Send>(ranks: usize, rank: impl FnOnce() -> T + Send) -> T {
+    let cores = thread::available_parallelism().map_or(1, |cores| cores.get());
+    let threads = match std::env::var_os("RAYON_NUM_THREADS") {
+        Some(_) => 0, // Rayon reads the variable itself.
+        None => (cores / ranks.max(1)).max(1),
+    };
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).stack_size(STACK_BYTES);
+    pool.build().expect("the system has room for a thread").install(rank)
+}
+
+/// A collective that fails in the middle of `backward` unwinds the rank. What it says is printed
+/// once, as the run's error, not by every rank's panic.
+fn quiet_failed_regions() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let default = std::panic::take_hook();
+        std::panic::set_hook(Box::new(move |info| {
+            let message = info.payload_as_str().unwrap_or_default();
+            if !message.starts_with(FAILED_REGION) {
+                default(info);
+            }
+        }));
+    });
+}
+
+/// The error that the others followed from: a rank's own before one it heard of, and any before
+/// those of a lost peer.
+fn root_cause<T>(ranks: Vec<Result<T, RankFailure<TrainError>>>) -> Result<Vec<T>, TrainError> {
+    let (mut values, mut errors) = (Vec::new(), Vec::new());
+    for (rank, result) in ranks.into_iter().enumerate() {
+        match result {
+            Ok(value) => values.push(value),
+            Err(RankFailure::Failed(error)) => errors.push(error),
+            Err(RankFailure::Panicked(message)) => {
+                errors.push(TrainError::RankPanicked { rank, message });
+            }
+        }
+    }
+    let blame = |error: &TrainError| match error {
+        error if error.collective().is_some_and(CollectiveError::is_echo) => 2,
+        TrainError::Checkpoint(CheckpointError::Peer { .. }) => 1,
+        error if error.exit() == Exit::PeerLost => 1,
+        _ => 0,
+    };
+    errors.into_iter().min_by_key(blame).map_or(Ok(values), Err)
+}

@@ -1,0 +1,57 @@
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use megaburn_data::Tokenizer;
+use megaburn_models::{
+    assets::{ASSETS, Assets},
+    source::ModelSource,
+};
+
+use crate::{TrainError, config::Tokenizer as Choice};
+
+/// The tokenizer of an opened model: `choice` if it is given, else what the run trained with, else
+/// the `tokenizer.json` that came with the model; none if there is none.
+///
+/// # Errors
+/// A tokenizer that cannot be used, a run whose `config.toml` cannot be read.
+pub fn model_tokenizer(
+    source: &ModelSource,
+    choice: Option<&str>,
+) -> Result<Option<Box<dyn Tokenizer>>, TrainError> {
+    let choice = match choice {
+        Some(choice) => Some(Choice::from(choice.to_string())),
+        None => match run_of(source) {
+            Some(run) => Some(run_choice(&run)?),
+            None => Assets::folder(source).and_then(|folder| in_folder(&folder)),
+        },
+    };
+    Ok(choice.map(|choice| choice.open()).transpose()?)
+}
+
+fn in_folder(folder: &Path) -> Option<Choice> {
+    let file = folder.join("tokenizer.json");
+    file.is_file().then(|| Choice::File(file.display().to_string()))
+}
+
+/// The run that a checkpoint belongs to.
+fn run_of(source: &ModelSource) -> Option<PathBuf> {
+    let run = source.checkpoint()?.path().parent()?.parent()?;
+    run.join("config.toml").is_file().then(|| run.to_path_buf())
+}
+
+/// What a run was trained with: its own copy of the tokenizer before the file it was taken from.
+fn run_choice(run: &Path) -> Result<Choice, TrainError> {
+    let path = run.join("config.toml");
+    let text = fs::read_to_string(&path)
+        .map_err(|source| TrainError::Read { path: path.clone(), source })?;
+    let table: toml::Table = text
+        .parse()
+        .map_err(|source| TrainError::Toml { origin: format!("`{}`", path.display()), source })?;
+    let said = table.get("data").and_then(|data| data.get("tokenizer")?.as_str());
+    Ok(match Choice::from(said.unwrap_or("byte").to_string()) {
+        Choice::Byte => Choice::Byte,
+        Choice::File(path) => in_folder(&run.join(ASSETS)).unwrap_or(Choice::File(path)),
+    })
+}

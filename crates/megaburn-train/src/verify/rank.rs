@@ -1,0 +1,114 @@
+use burn::{
+    prelude::{Device, Int},
+    tensor::{Tensor, kind::Basic},
+};
+use megaburn_collective::{ProcessGroups, ReduceOp};
+use megaburn_mesh::{ShardPlan, ShardSpec};
+use megaburn_models::{Decoder, ModelError};
+use megaburn_optim::GradientAccumulator;
+use megaburn_parallel::shard_plan;
+
+use super::Reference;
+use crate::TrainError;
+
+/// One rank's model and samples.
+pub(super) struct Rank<'a> {
+    reference: &'a Reference,
+    model: Decoder,
+    plan: ShardPlan,
+    groups: ProcessGroups,
+    /// `[S, B / dp]` each.
+    tokens: Tensor<2, Int>,
+    labels: Tensor<2, Int>,
+}
+
+/// What a rank computes.
+pub(super) struct Found {
+    /// Largest difference from the reference, if that has logits.
+    pub(super) logits: Option<f64>,
+    /// Path, local values and part of each gradient.
+    pub(super) grads: Vec<(String, Vec<f32>, ShardSpec)>,
+    /// Before each update.
+    pub(super) losses: Vec<f64>,
+}
+
+/// A rank's samples of `[B, S, ..]`, as `[S, B / dp, ..]`.
+fn share<const D: usize, K: Basic>(all: Tensor<D, K>, groups: &ProcessGroups) -> Tensor<D, K> {
+    let samples = all.dims()[0] / groups.dp.size();
+    all.narrow(0, groups.dp.rank() * samples, samples).swap_dims(0, 1)
+}
+
+impl<'a> Rank<'a> {
+    pub(super) fn new(
+        reference: &'a Reference,
+        groups: ProcessGroups,
+        device: &Device,
+    ) -> Result<Self, TrainError> {
+        let source = &reference.source;
+        let model = source.config().init(&groups.tp, groups.layout().sp, device)?;
+        let plan = shard_plan(&model).map_err(ModelError::from)?;
+        let model = source.load(model, &plan)?;
+        let [tokens, labels] =
+            reference.batch(&device.clone().inner()).map(|all| share(all, &groups));
+        Ok(Self { reference, model, plan, groups, tokens, labels })
+    }
+
+    /// Compares the logits, then trains on the one batch for as many steps as the reference.
+    pub(super) fn run(mut self) -> Result<Found, TrainError> {
+        let logits = self.logits_difference()?;
+        let mut grads = GradientAccumulator::new(&self.model, &self.plan)?;
+        let mut optimizer = self.reference.optimizer.adamw().init()?;
+        let steps = self.reference.numbers("train_losses")?.map_or(1, |losses| losses.len());
+        let (mut first, mut losses) = (None, Vec::new());
+        for _ in 0..steps.max(1) {
+            losses.push(self.backward(&mut grads)?);
+            first.get_or_insert_with(|| self.local(&grads));
+            if let Some(max_norm) = self.reference.optimizer.clip {
+                let norm = grads.norm(&self.groups.model)?;
+                grads.clip(norm, max_norm);
+            }
+            self.model = optimizer.step(self.reference.optimizer.lr, self.model, &grads);
+        }
+        Ok(Found { logits, grads: first.expect("there is a first step"), losses })
+    }
+
+    fn logits_difference(&self) -> Result<Option<f64>, TrainError> {
+        if !self.reference.tensors.contains("logits") {
+            return Ok(None);
+        }
+        let expected = self.reference.tensors.read("logits")?.convert::<f32>();
+        let expected = Tensor::<3>::from_data(expected, &self.tokens.device());
+        let found = self.model.full_logits(self.tokens.clone()).inner();
+        let differences = (found - share(expected, &self.groups)).abs().into_data();
+        let differences: Vec<f32> = differences.try_to_vec().expect("they are f32");
+        // `max` would lose a NaN.
+        let worst = differences.into_iter().fold(0.0f32, |worst, difference| {
+            if difference.is_nan() { f32::INFINITY } else { worst.max(difference) }
+        });
+        Ok(Some(worst.into()))
+    }
+
+    /// Returns the mean loss; its gradients are in `grads` then.
+    fn backward(&self, grads: &mut GradientAccumulator) -> Result<f64, TrainError> {
+        let dp = &self.groups.dp;
+        let (sum, count) = self.model.loss(self.tokens.clone(), self.labels.clone());
+        let mine = f64::from(sum.clone().inner().into_scalar::<f32>());
+        let all = dp.all_reduce([mine, count as f64].into(), ReduceOp::Sum)?;
+        let all: Vec<f64> = all.try_to_vec().expect("f64 went in");
+        grads.reset();
+        grads.accumulate(&self.model, &mut sum.backward());
+        grads.reduce(dp)?;
+        grads.scale(1.0 / all[1]);
+        Ok(all[0] / all[1])
+    }
+
+    fn local(&self, grads: &GradientAccumulator) -> Vec<(String, Vec<f32>, ShardSpec)> {
+        let local = |path| grads.get(path).expect("every parameter has a gradient").into_data();
+        let all = self.plan.iter();
+        all.map(|(path, spec)| {
+            let values = local(path).try_to_vec().expect("gradients are f32");
+            (path.to_string(), values, spec.shard.clone())
+        })
+        .collect()
+    }
+}

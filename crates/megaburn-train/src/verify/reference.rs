@@ -1,0 +1,189 @@
+use std::{fs, path::Path};
+
+use burn::{
+    prelude::{Device, Int},
+    tensor::{DType, Tensor, TensorData},
+};
+use megaburn_checkpoint::TensorFile;
+use megaburn_mesh::Layout;
+use megaburn_models::{ModelError, source::ModelSource};
+use megaburn_optim::AdamWConfig;
+use serde::Deserialize;
+
+use super::report::Expected;
+use crate::TrainError;
+
+/// A model of Hugging Face and what `transformers` computes with it on one batch, as
+/// `tests/tools/hf_reference.py` writes them.
+#[derive(Debug)]
+pub struct Reference {
+    pub(super) source: ModelSource,
+    pub(super) tensors: TensorFile,
+    pub(super) optimizer: OptimizerSpec,
+    /// `[B, S]`.
+    tokens: TensorData,
+    /// `[B, S]`, not yet shifted; without them the tokens themselves.
+    labels: Option<TensorData>,
+}
+
+/// `optimizer` of `reference.json`.
+#[derive(Clone, Debug, Deserialize)]
+pub(super) struct OptimizerSpec {
+    name: String,
+    pub(super) lr: f64,
+    betas: [f64; 2],
+    eps: f64,
+    weight_decay: f64,
+    pub(super) clip: Option<f64>,
+}
+
+impl OptimizerSpec {
+    pub(super) fn adamw(&self) -> AdamWConfig {
+        AdamWConfig::new()
+            .with_beta_1(self.betas[0])
+            .with_beta_2(self.betas[1])
+            .with_epsilon(self.eps)
+            .with_weight_decay(self.weight_decay)
+    }
+}
+
+#[derive(Deserialize)]
+struct Meta {
+    optimizer: OptimizerSpec,
+}
+
+/// The label that the loss leaves out.
+pub(super) const IGNORED: i64 = -100;
+
+impl Reference {
+    /// Opens a folder with `config.json`, weights, `reference.safetensors` and `reference.json`.
+    ///
+    /// # Errors
+    /// A missing or damaged file, weights that are not those of the model, tokens outside its
+    /// vocabulary, an optimizer that is not AdamW.
+    pub fn open(dir: &Path) -> Result<Self, TrainError> {
+        let source = ModelSource::open(dir)?;
+        let path = dir.join("reference.json");
+        if !path.is_file() {
+            return Err(ModelError::File {
+                path: dir.to_path_buf(),
+                why:
+                    "has no reference.json to verify a layout against: tests/tools/hf_reference.py \
+                      makes one with Transformers; two models are compared by `verify A B`"
+                        .into(),
+            }
+            .into());
+        }
+        let text = fs::read_to_string(&path)
+            .map_err(|source| TrainError::Read { path: path.clone(), source })?;
+        let fail = |path: &Path, why: String| ModelError::File { path: path.into(), why };
+        let meta: Meta =
+            serde_json::from_str(&text).map_err(|error| fail(&path, error.to_string()))?;
+        if meta.optimizer.name != "AdamW" {
+            let why = format!("optimizer `{}` is not supported; AdamW is", meta.optimizer.name);
+            return Err(fail(&path, why).into());
+        }
+        meta.optimizer.adamw().init()?;
+        let tensors = TensorFile::open(&dir.join("reference.safetensors"))?;
+        let (vocab, path) = (source.config().vocab, tensors.path().to_path_buf());
+        let tokens = tensors.read("input_ids")?;
+        let shape = tokens.shape().to_vec();
+        let bad = |name: &str, why: String| ModelError::Tensor {
+            path: path.clone(),
+            name: name.into(),
+            why,
+        };
+        if shape.len() != 2 || shape[0] == 0 || shape[1] < 2 || tokens.dtype() != DType::I64 {
+            let found = tokens.dtype();
+            return Err(bad(
+                "input_ids",
+                format!("expected [B, S] of I64, found {shape:?} of {found:?}"),
+            )
+            .into());
+        }
+        let outside = |id: &i64| *id < 0 || *id >= vocab as i64;
+        let ids: Vec<i64> = tokens.try_to_vec().expect("the type was checked");
+        if let Some(id) = ids.iter().find(|id| outside(id)) {
+            return Err(bad("input_ids", format!("holds {id}, the vocabulary is {vocab}")).into());
+        }
+        if let Some(shape) = tensors.shape("train_losses")
+            && (shape.len() != 1 || shape[0] == 0)
+        {
+            let why = format!("expected [N] with N of 1 or more, found {shape:?}");
+            return Err(bad("train_losses", why).into());
+        }
+        let labels = tensors.contains("labels").then(|| tensors.read("labels")).transpose()?;
+        if let Some(labels) = &labels {
+            if labels.shape() != tokens.shape() || labels.dtype() != DType::I64 {
+                let (found, dtype) = (labels.shape(), labels.dtype());
+                return Err(bad(
+                    "labels",
+                    format!("expected {shape:?} of I64, found {found:?} of {dtype:?}"),
+                )
+                .into());
+            }
+            let ids: Vec<i64> = labels.try_to_vec().expect("the type was checked");
+            if let Some(id) = ids.iter().find(|id| outside(id) && **id != IGNORED) {
+                return Err(bad("labels", format!("holds {id}, the vocabulary is {vocab}")).into());
+            }
+        }
+        let mut expected = vec![("logits", vec![shape[0], shape[1], vocab]), ("loss", vec![1])];
+        for param in source.params() {
+            for part in &param.parts {
+                let dir = source.hf_dir().expect("a folder with config.json is one");
+                let shape = dir.header(&part.name).expect("it was checked").shape;
+                expected.push((part.name.as_str(), shape));
+            }
+        }
+        for (index, (name, shape)) in expected.into_iter().enumerate() {
+            let name = if index < 2 { name.to_string() } else { format!("grad.{name}") };
+            if let Some(found) = tensors.shape(&name)
+                && found != shape
+            {
+                return Err(bad(&name, format!("expected {shape:?}, found {found:?}")).into());
+            }
+        }
+        Ok(Self { source, tensors, optimizer: meta.optimizer, tokens, labels })
+    }
+
+    /// Whether a layout can split model and batch.
+    pub(super) fn check(&self, layout: &Layout) -> Result<(), TrainError> {
+        let [batch, seq_len] = [self.tokens.shape()[0], self.tokens.shape()[1]];
+        self.source.config().check_layout(layout, seq_len)?;
+        if !batch.is_multiple_of(layout.dp) {
+            let rule = format!("a divisor of the reference's batch of {batch} samples");
+            let value = layout.dp.to_string();
+            return Err(TrainError::Invalid { key: "dp", value, rule });
+        }
+        Ok(())
+    }
+
+    /// Tokens and labels `[B, S]`: the label of a token is the next one's, the last has none.
+    pub(super) fn batch(&self, device: &Device) -> [Tensor<2, Int>; 2] {
+        let tokens = Tensor::<2, Int>::from_data(self.tokens.clone(), device);
+        let [batch, seq_len] = tokens.dims();
+        let labels = match &self.labels {
+            Some(labels) => Tensor::from_data(labels.clone(), device),
+            None => tokens.clone(),
+        };
+        let none = Tensor::full([batch, 1], IGNORED, device);
+        let labels = Tensor::cat(vec![labels.narrow(1, 1, seq_len - 1), none], 1);
+        [tokens, labels]
+    }
+
+    /// Numbers of the reference, if they are there.
+    pub(super) fn numbers(&self, name: &str) -> Result<Option<Vec<f32>>, TrainError> {
+        if !self.tensors.contains(name) {
+            return Ok(None);
+        }
+        let data = self.tensors.read(name)?.convert::<f32>();
+        Ok(Some(data.try_to_vec().expect("converted to f32")))
+    }
+
+    pub(super) fn losses(&self) -> Result<Expected, TrainError> {
+        let wide = |numbers: Vec<f32>| numbers.into_iter().map(f64::from).collect::<Vec<f64>>();
+        let loss = self.numbers("loss")?.map(wide);
+        let train = self.numbers("train_losses")?.map(wide);
+        Ok(Expected { loss: loss.and_then(|loss| loss.first().copied()), train })
+    }
+}

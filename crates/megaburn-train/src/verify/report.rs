@@ -1,0 +1,142 @@
+use serde::Serialize;
+
+use super::{Reference, gradients::Difference};
+
+/// How far a layout may be from the reference, in f32.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Tolerances {
+    /// Largest absolute difference of a logit.
+    pub logits: f64,
+    /// Absolute difference of the loss.
+    pub loss: f64,
+    /// Relative distance of a parameter's gradient.
+    pub grad: f64,
+    /// Absolute difference of the loss at a step.
+    pub train: f64,
+}
+
+impl Default for Tolerances {
+    fn default() -> Self {
+        Self { logits: 1e-4, loss: 1e-5, grad: 1e-3, train: 1e-4 }
+    }
+}
+
+/// What one layout gave: a line of `megaburn verify --json`. A part that the reference lacks is
+/// `None` and named in `skipped`; a number that is not finite becomes null too.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Report {
+    /// `model_type` of `config.json`.
+    pub family: String,
+    /// Canonical text of the layout.
+    pub layout: String,
+    /// Largest absolute difference of a logit.
+    pub logits_max_abs: Option<f64>,
+    /// Absolute difference of the loss.
+    pub loss_abs: Option<f64>,
+    /// Largest relative distance of a gradient.
+    pub grad_rel_max: Option<f64>,
+    /// The tensor whose gradient that is.
+    pub grad_worst: Option<String>,
+    /// Largest absolute difference of the loss at a step.
+    pub train_losses_max_abs: Option<f64>,
+    /// What the reference lacks.
+    pub skipped: Vec<String>,
+    /// Whether logits, loss and every gradient are there and all is within tolerance.
+    pub ok: bool,
+    /// Why there is no result.
+    pub error: Option<String>,
+}
+
+impl Report {
+    pub(super) fn new(reference: &Reference, layout: String) -> Self {
+        Self::empty(reference.source.config().family.to_string(), layout)
+    }
+
+    /// The report of a layout that cannot be.
+    pub fn refused(reference: &Reference, layout: &str, why: String) -> Self {
+        let mut report = Self::new(reference, layout.to_string());
+        report.refuse(why);
+        report
+    }
+
+    fn empty(family: String, layout: String) -> Self {
+        Self {
+            family,
+            layout,
+            logits_max_abs: None,
+            loss_abs: None,
+            grad_rel_max: None,
+            grad_worst: None,
+            train_losses_max_abs: None,
+            skipped: Vec::new(),
+            ok: false,
+            error: None,
+        }
+    }
+
+    pub(super) fn refuse(&mut self, why: String) {
+        *self = Self { error: Some(why), ..Self::empty(self.family.clone(), self.layout.clone()) };
+    }
+
+    /// A rank's logits.
+    pub(super) fn logits(&mut self, difference: Option<f64>) {
+        match difference {
+            Some(difference) => worse(&mut self.logits_max_abs, difference),
+            None => self.skip("logits"),
+        }
+    }
+
+    /// A rank's losses, before each update.
+    pub(super) fn losses(&mut self, expected: &Expected, losses: &[f64]) {
+        match (expected.loss, losses.first()) {
+            (Some(expected), Some(loss)) => worse(&mut self.loss_abs, (loss - expected).abs()),
+            _ => self.skip("loss"),
+        }
+        match &expected.train {
+            Some(expected) => {
+                for (loss, expected) in losses.iter().zip(expected) {
+                    worse(&mut self.train_losses_max_abs, (loss - expected).abs());
+                }
+            }
+            None => self.skip("train_losses"),
+        }
+    }
+
+    pub(super) fn gradients(&mut self, found: Vec<Difference>, skipped: Vec<String>) {
+        let worst = found.into_iter().max_by(|a, b| a.relative.total_cmp(&b.relative));
+        if let Some(Difference { name, relative }) = worst {
+            self.grad_rel_max = Some(relative);
+            self.grad_worst = Some(name);
+        }
+        skipped.iter().for_each(|name| self.skip(name));
+    }
+
+    pub(super) fn judge(&mut self, tolerances: &Tolerances) {
+        let Tolerances { logits, loss, grad, train } = *tolerances;
+        let within = |found: Option<f64>, tolerance| found.is_some_and(|found| found <= tolerance);
+        self.ok = within(self.logits_max_abs, logits)
+            && within(self.loss_abs, loss)
+            && within(self.grad_rel_max, grad)
+            && !self.skipped.iter().any(|part| part.starts_with("grad."))
+            && self.train_losses_max_abs.is_none_or(|found| found <= train);
+    }
+
+    fn skip(&mut self, part: &str) {
+        if !self.skipped.iter().any(|known| known == part) {
+            self.skipped.push(part.to_string());
+        }
+    }
+}
+
+/// What the reference says of the losses.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Expected {
+    pub(super) loss: Option<f64>,
+    pub(super) train: Option<Vec<f64>>,
+}
+
+/// Keeps the larger; what is no number differs from everything.
+fn worse(slot: &mut Option<f64>, found: f64) {
+    let found = if found.is_nan() { f64::INFINITY } else { found };
+    *slot = Some(slot.map_or(found, |worst| worst.max(found)));
+}

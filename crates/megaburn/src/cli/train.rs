@@ -4,7 +4,9 @@ use std::process::ExitCode;
 
 use clap::{Args, ValueEnum};
 use megaburn_collective::RankEnv;
-use megaburn_train::{ConfigLayers, Exit, TrainConfig, TrainError, pretrain, signal::StopSignal};
+use megaburn_train::{ConfigLayers, TrainConfig, TrainError, pretrain, signal::StopSignal};
+
+use super::{done, start_logging};
 
 /// How a run is configured on the command line: defaults, then files, then `--set`, then the flags
 /// with a name of their own.
@@ -19,6 +21,9 @@ pub struct TrainArgs {
     /// Text to train on (.txt or .jsonl) instead of the sources of the Burn crates.
     #[arg(long, value_name = "FILE")]
     pub data: Option<String>,
+    /// Start from this Hugging Face folder, checkpoint or run instead of fresh weights.
+    #[arg(long, value_name = "PATH")]
+    pub init: Option<String>,
     /// How the run is split over ranks, like `tp2-dp2-sp`.
     #[arg(long, value_name = "LAYOUT")]
     pub layout: Option<String>,
@@ -45,6 +50,20 @@ pub enum DeviceArg {
     Cuda,
 }
 
+impl DeviceArg {
+    /// Refuses what this program was built without.
+    pub(super) fn check(self) -> Result<(), TrainError> {
+        match self {
+            Self::Cpu => Ok(()),
+            Self::Cuda => Err(TrainError::Invalid {
+                key: "--device",
+                value: "cuda".into(),
+                rule: "cpu: this program was built without CUDA support".into(),
+            }),
+        }
+    }
+}
+
 impl TrainArgs {
     /// The configuration that these flags make.
     ///
@@ -61,6 +80,9 @@ impl TrainArgs {
         if let Some(data) = &self.data {
             layers = layers.with_data(data)?;
         }
+        if let Some(init) = &self.init {
+            layers = layers.with_init(init)?;
+        }
         if let Some(layout) = &self.layout {
             layers = layers.with_layout(layout)?;
         }
@@ -70,7 +92,7 @@ impl TrainArgs {
         if let Some(ranks) = self.ranks {
             layers = layers.with_set(&format!("parallel.ranks={ranks}"))?;
         }
-        let config = layers.load()?;
+        let config = layers.with_fresh(self.fresh).load()?;
         if let Some(ranks) = self.ranks {
             config.layout(Some(ranks))?;
         }
@@ -80,21 +102,11 @@ impl TrainArgs {
     /// Runs the training; errors are printed. Returns how the process should exit.
     pub fn run(&self) -> ExitCode {
         start_logging();
-        if self.device == DeviceArg::Cuda {
-            return fail(
-                "--device cuda: this program was built without CUDA support",
-                Exit::BadInput,
-            );
-        }
-        match self.start() {
-            Ok(()) => Exit::Done.into(),
-            Err(error) => fail(&error.to_string(), error.exit()),
-        }
+        done(self.start())
     }
-}
 
-impl TrainArgs {
     fn start(&self) -> Result<(), TrainError> {
+        self.device.check()?;
         let config = self.load()?;
         if let (Some(ranks), Some(env)) = (self.ranks, RankEnv::from_env()?)
             && ranks != env.world_size
@@ -104,21 +116,4 @@ impl TrainArgs {
         }
         pretrain(config, self.fresh, StopSignal::install()?)
     }
-}
-
-fn fail(error: &str, exit: Exit) -> ExitCode {
-    eprintln!("error: {error}");
-    exit.into()
-}
-
-/// Log lines go to stderr: warnings and errors, or what `RUST_LOG` asks for.
-fn start_logging() {
-    use tracing_subscriber::EnvFilter;
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("warn"));
-    // Fails only when the application has a subscriber of its own, which then stands.
-    let _ = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .without_time()
-        .try_init();
 }

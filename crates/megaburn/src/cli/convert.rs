@@ -1,0 +1,116 @@
+//! `megaburn convert`: Hugging Face models in and out.
+
+use std::path::PathBuf;
+
+use burn::tensor::DType;
+use clap::{Args, Subcommand, ValueEnum};
+use megaburn_checkpoint::HfWriteOptions;
+use megaburn_models::convert::{export, import};
+use megaburn_train::TrainError;
+
+#[derive(Subcommand)]
+pub(super) enum ConvertCommand {
+    /// Write a Hugging Face model as a checkpoint at step 0, which any layout can load.
+    Import(ImportArgs),
+    /// Write the model of a checkpoint or run as a folder that Transformers loads.
+    Export(ExportArgs),
+}
+
+#[derive(Args)]
+pub(super) struct ImportArgs {
+    /// Folder with `config.json` and safetensors files.
+    #[arg(value_name = "HF_DIR")]
+    from: PathBuf,
+    /// The checkpoint to write.
+    #[arg(value_name = "OUT")]
+    to: PathBuf,
+    /// Element type of the weights. Default: what they are.
+    #[arg(long, value_enum, value_name = "D")]
+    dtype: Option<DtypeArg>,
+    /// Replace a checkpoint that is there.
+    #[arg(long)]
+    force: bool,
+}
+
+#[derive(Args)]
+pub(super) struct ExportArgs {
+    /// A checkpoint, or a run, whose newest checkpoint is taken.
+    #[arg(value_name = "CKPT_OR_RUN")]
+    from: PathBuf,
+    /// The folder to write.
+    #[arg(value_name = "HF_DIR")]
+    to: PathBuf,
+    /// Element type of the weights. Default: what they are.
+    #[arg(long, value_enum, value_name = "D")]
+    dtype: Option<DtypeArg>,
+    /// Bytes of tensors in one file at most, in GB.
+    #[arg(long, value_name = "GB", default_value_t = 5.0)]
+    max_shard_gb: f64,
+    /// Replace a Hugging Face model that is there.
+    #[arg(long)]
+    force: bool,
+}
+
+/// Element types of weights, by both of their usual names.
+#[derive(Clone, Copy, ValueEnum)]
+enum DtypeArg {
+    #[value(alias = "float32")]
+    F32,
+    #[value(alias = "bfloat16")]
+    Bf16,
+    #[value(alias = "float16")]
+    F16,
+}
+
+impl From<DtypeArg> for DType {
+    fn from(dtype: DtypeArg) -> Self {
+        match dtype {
+            DtypeArg::F32 => Self::F32,
+            DtypeArg::Bf16 => Self::BF16,
+            DtypeArg::F16 => Self::F16,
+        }
+    }
+}
+
+impl ConvertCommand {
+    pub(super) fn run(self) -> Result<(), TrainError> {
+        match self {
+            Self::Import(args) => args.run(),
+            Self::Export(args) => args.run(),
+        }
+    }
+}
+
+impl ImportArgs {
+    fn run(self) -> Result<(), TrainError> {
+        let Self { from, to, dtype, force } = self;
+        let source = import(&from, &to, dtype.map(DType::from), force)?;
+        let (family, params) = (source.config().family, source.num_params());
+        println!("{family}, {params} parameters: {} -> {}", from.display(), to.display());
+        println!("train on with --init {0}, write with megaburn generate {0}", to.display());
+        Ok(())
+    }
+}
+
+impl ExportArgs {
+    fn run(self) -> Result<(), TrainError> {
+        let Self { from, to, dtype, max_shard_gb, force } = self;
+        if !(max_shard_gb > 0.0 && max_shard_gb.is_finite()) {
+            let (key, value) = ("--max-shard-gb", max_shard_gb.to_string());
+            return Err(TrainError::Invalid { key, value, rule: "more than 0".into() });
+        }
+        let max_shard_bytes = (max_shard_gb * 1e9) as u64;
+        let options = HfWriteOptions { dtype: dtype.map(DType::from), max_shard_bytes, force };
+        let written = export(&from, &to, &options)?;
+        let (num_files, plural) =
+            (written.files.len(), if written.files.len() == 1 { "" } else { "s" });
+        println!(
+            "{} tensors, {} bytes in {num_files} file{plural}: {} -> {}",
+            written.num_tensors,
+            written.num_bytes,
+            from.display(),
+            to.display()
+        );
+        Ok(())
+    }
+}

@@ -1,0 +1,174 @@
+//! `megaburn generate`: what a model writes behind prompts.
+
+use std::{fs, path::PathBuf};
+
+use clap::Args;
+use megaburn_collective::RankEnv;
+use megaburn_mesh::Layout;
+use megaburn_models::{
+    assets::Assets,
+    generate::{Finish, GenerateOptions, Sampling},
+    source::ModelSource,
+};
+use megaburn_train::{
+    TrainError,
+    text::{Continuation, GenerateJob, model_tokenizer, prompt_tokens},
+};
+use serde_json::json;
+
+use super::DeviceArg;
+
+#[derive(Args)]
+pub(super) struct GenerateArgs {
+    /// A Hugging Face folder, a checkpoint or a run.
+    #[arg(value_name = "MODEL")]
+    model: PathBuf,
+    /// A prompt. Repeatable: all prompts are continued in one batch.
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
+    prompt: Vec<String>,
+    /// A prompt as token ids, like `5,17,3`. Repeatable; these come behind the texts.
+    #[arg(long, value_name = "IDS", value_delimiter = None)]
+    prompt_ids: Vec<String>,
+    /// A file whose whole text is a prompt, behind the others. Repeatable.
+    #[arg(long, value_name = "FILE")]
+    prompt_file: Vec<PathBuf>,
+    /// Tokens to write at most.
+    #[arg(long, value_name = "N", default_value_t = 128)]
+    max_tokens: usize,
+    /// Below 1 the likely becomes likelier; 0 always takes the likeliest.
+    #[arg(long, value_name = "T", default_value_t = 0.0, allow_negative_numbers = true)]
+    temperature: f64,
+    /// Only the K likeliest tokens.
+    #[arg(long, value_name = "K")]
+    top_k: Option<usize>,
+    /// Only the likeliest tokens whose probabilities add up to P.
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
+    top_p: Option<f64>,
+    /// A text that ends what is written, and is no part of it. Repeatable.
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
+    stop: Vec<String>,
+    /// Write on behind the token that ends a text.
+    #[arg(long)]
+    ignore_eos: bool,
+    /// What choices are drawn from.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    seed: u64,
+    /// How the model is split: `tpN`. Under a launcher, its ranks.
+    #[arg(long, value_name = "L")]
+    layout: Option<String>,
+    /// `byte`, or a `tokenizer.json` or its folder. Default: the model's own.
+    #[arg(long, value_name = "PATH")]
+    tokenizer: Option<String>,
+    /// One JSON object a prompt instead of text.
+    #[arg(long)]
+    json: bool,
+    /// What the ranks compute on.
+    #[arg(long, value_enum, default_value_t = DeviceArg::Cpu)]
+    device: DeviceArg,
+}
+
+impl GenerateArgs {
+    pub(super) fn run(self) -> Result<(), TrainError> {
+        let invalid = |key, value: &str, rule: &str| {
+            Err(TrainError::Invalid { key, value: value.into(), rule: rule.into() })
+        };
+        self.device.check()?;
+        let env = RankEnv::from_env()?;
+        let world = env.as_ref().map(|env| env.world_size);
+        let layout = match (&self.layout, world) {
+            (Some(text), _) => Layout::parse(text, None)?,
+            (None, world) => Layout { tp: world.unwrap_or(1), ..Layout::SINGLE },
+        };
+        if let Some(world) = world {
+            layout.check_world(world)?;
+        }
+        let source = ModelSource::open(&self.model)?;
+        let tokenizer = model_tokenizer(&source, self.tokenizer.as_deref())?;
+        let mut texts = self.prompt.clone();
+        for path in &self.prompt_file {
+            let text = fs::read_to_string(path)
+                .map_err(|source| TrainError::Read { path: path.clone(), source })?;
+            texts.push(text);
+        }
+        let mut prompts = Vec::new();
+        if !texts.is_empty() || !self.stop.is_empty() {
+            let Some(tokenizer) = &tokenizer else {
+                let rule = "given (byte, or the path of a tokenizer.json), for the model has no \
+                            tokenizer; or ask with --prompt-ids";
+                return invalid("--tokenizer", "absent", rule);
+            };
+            for text in &texts {
+                prompts.push(prompt_tokens(tokenizer.as_ref(), text)?);
+            }
+        }
+        for text in &self.prompt_ids {
+            let ids = text.split(',').map(|id| id.trim().parse()).collect::<Result<Vec<u32>, _>>();
+            match ids {
+                Ok(ids) => prompts.push(ids),
+                Err(_) => {
+                    return invalid(
+                        "--prompt-ids",
+                        &format!("{text:?}"),
+                        "token ids with commas between them",
+                    );
+                }
+            }
+        }
+        if prompts.is_empty() {
+            return invalid("--prompt", "absent", "given, or --prompt-ids or --prompt-file");
+        }
+        // The model's ids mean its own tokenizer's tokens.
+        let mut eos = match self.tokenizer {
+            Some(_) => Vec::new(),
+            None => Assets::of(&source)?.eos(),
+        };
+        eos.extend(tokenizer.as_ref().map(|tokenizer| tokenizer.eos()));
+        if self.ignore_eos {
+            eos.clear();
+        }
+        let sampling =
+            Sampling { temperature: self.temperature, top_k: self.top_k, top_p: self.top_p };
+        let options =
+            GenerateOptions { max_tokens: self.max_tokens, eos, sampling, seed: self.seed };
+        let job = GenerateJob {
+            source: &source,
+            tokenizer: tokenizer.as_deref(),
+            prompts: &prompts,
+            options: &options,
+            stop: &self.stop,
+        };
+        let is_first = env.as_ref().is_none_or(|env| env.rank == 0);
+        let found = job.run(&layout, env)?;
+        if is_first {
+            let texts = texts.iter().map(Some).chain(std::iter::repeat(None));
+            for (index, ((found, ids), text)) in found.iter().zip(&prompts).zip(texts).enumerate() {
+                self.print(index, text.map(String::as_str), ids, found);
+            }
+        }
+        Ok(())
+    }
+
+    fn print(&self, index: usize, prompt: Option<&str>, ids: &[u32], found: &Continuation) {
+        let Continuation { tokens, text, finish } = found;
+        let finish = match finish {
+            Finish::Eos => "eos",
+            Finish::MaxTokens => "max_tokens",
+            Finish::Stopped => "stop",
+        };
+        if self.json {
+            let json = json!({
+                "prompt": prompt, "prompt_ids": ids, "text": text, "ids": tokens, "finish": finish,
+            });
+            println!("{json}");
+            return;
+        }
+        if index > 0 {
+            println!("---");
+        }
+        match (prompt, text) {
+            (Some(prompt), Some(text)) => println!("{prompt}{text}"),
+            (None, Some(text)) => println!("{text}"),
+            (_, None) => println!("{tokens:?}"),
+        }
+    }
+}

@@ -1,0 +1,47 @@
+//! `megaburn launch`: a program as several ranks on this host.
+
+use std::{ffi::OsString, process::ExitCode};
+
+use clap::Args;
+use megaburn_collective::launcher::{LaunchOptions, launch};
+use megaburn_train::Exit;
+
+use super::exit_code;
+
+#[derive(Args)]
+/// A program and how many ranks of it.
+pub(super) struct LaunchArgs {
+    /// Ranks on this host.
+    #[arg(long, value_name = "N")]
+    nproc: usize,
+    /// Hosts, each with a launcher of its own.
+    #[arg(long, value_name = "M", default_value_t = 1)]
+    nnodes: usize,
+    /// This host's number, from 0.
+    #[arg(long, value_name = "R", default_value_t = 0)]
+    node_rank: usize,
+    /// Rank 0's host, needed with several hosts.
+    #[arg(long, value_name = "A")]
+    master_addr: Option<String>,
+    /// Rank 0's port, needed with several hosts.
+    #[arg(long, value_name = "P")]
+    master_port: Option<u16>,
+    /// The program and its arguments.
+    #[arg(last = true, required = true, value_name = "COMMAND")]
+    command: Vec<OsString>,
+}
+
+impl LaunchArgs {
+    pub(super) fn run(self) -> ExitCode {
+        let options = LaunchOptions::new(self.nproc, self.command)
+            .with_nodes(self.nnodes, self.node_rank)
+            .with_master(self.master_addr, self.master_port);
+        match launch(&options) {
+            Ok(outcome) => exit_code(outcome.exit_code()),
+            Err(error) => {
+                eprintln!("error: {error}");
+                Exit::BadInput.into()
+            }
+        }
+    }
+}

@@ -1,0 +1,90 @@
+//! The `megaburn` command, and the flags of a training run, which applications share.
+
+mod convert;
+mod generate;
+mod launch;
+mod tokenize;
+mod train;
+mod verify;
+
+use std::{ffi::OsString, process::ExitCode};
+
+use clap::{Parser, Subcommand};
+use megaburn_collective::launcher::launch_child;
+use megaburn_train::{Exit, TrainError};
+
+pub use train::{DeviceArg, TrainArgs};
+
+/// Megatron-LM's training system for Burn.
+#[derive(Parser)]
+#[command(name = "megaburn", version)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Pre-train a model: on threads of this process, or as one rank under a launcher.
+    Train(Box<TrainArgs>),
+    /// Let a model continue prompts.
+    Generate(generate::GenerateArgs),
+    /// Turn a Hugging Face model into a checkpoint, or a checkpoint into a Hugging Face model.
+    #[command(subcommand)]
+    Convert(convert::ConvertCommand),
+    /// Compare a layout with what Transformers computed, or two models tensor by tensor.
+    Verify(verify::VerifyArgs),
+    /// Train a byte-level BPE tokenizer and write its `tokenizer.json`.
+    Tokenize(tokenize::TokenizeArgs),
+    /// Start a program as several ranks on this host, with torchrun's environment names.
+    Launch(launch::LaunchArgs),
+    /// What `launch` starts each rank through.
+    #[command(hide = true, disable_help_flag = true)]
+    LaunchChild {
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<OsString>,
+    },
+}
+
+/// Runs the command that the process was started with. Returns how it should exit.
+pub fn main() -> ExitCode {
+    let cli = Cli::parse();
+    start_logging();
+    match cli.command {
+        Command::Train(args) => args.run(),
+        Command::Generate(args) => done(args.run()),
+        Command::Convert(command) => done(command.run()),
+        Command::Verify(args) => args.run(),
+        Command::Tokenize(args) => args.run(),
+        Command::Launch(args) => args.run(),
+        Command::LaunchChild { args } => exit_code(launch_child(args)),
+    }
+}
+
+fn done(result: Result<(), TrainError>) -> ExitCode {
+    match result {
+        Ok(()) => Exit::Done.into(),
+        Err(error) => fail(&error.to_string(), error.exit()),
+    }
+}
+
+fn fail(error: &str, exit: Exit) -> ExitCode {
+    eprintln!("error: {error}");
+    exit.into()
+}
+
+fn exit_code(code: i32) -> ExitCode {
+    ExitCode::from(u8::try_from(code).unwrap_or(1))
+}
+
+/// Log lines go to stderr: warnings and errors, or what `RUST_LOG` asks for.
+fn start_logging() {
+    use tracing_subscriber::EnvFilter;
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("warn"));
+    // Fails only when the application has a subscriber of its own, which then stands.
+    let _ = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .without_time()
+        .try_init();
+}

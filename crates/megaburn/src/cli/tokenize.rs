@@ -1,0 +1,103 @@
+//! `megaburn tokenize`: a tokenizer of one's own.
+
+use std::{
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
+
+use clap::Args;
+use megaburn_data::{Corpus, DataError, TokenDataset, Tokenizer, TokenizerTrainer};
+use megaburn_train::{Exit, TrainError};
+
+#[derive(Args)]
+pub(super) struct TokenizeArgs {
+    /// Text to learn from (.txt or .jsonl); may be given several times. Default: the sources of the
+    /// Burn crates, as for training.
+    #[arg(long, value_name = "FILE")]
+    data: Vec<PathBuf>,
+    /// Number of token ids, 256 bytes and the special tokens included.
+    #[arg(long, value_name = "N")]
+    vocab: usize,
+    /// Where to write: a folder, or a file that ends in `.json`.
+    #[arg(long, value_name = "DIR_OR_FILE")]
+    out: PathBuf,
+    /// A special token besides those that start, end and fill a text. Repeatable.
+    #[arg(long, value_name = "TOKEN")]
+    special: Vec<String>,
+    /// Overwrite a tokenizer that is there.
+    #[arg(long)]
+    force: bool,
+}
+
+impl TokenizeArgs {
+    /// Trains and writes; errors are printed. Returns how the process should exit.
+    pub(super) fn run(self) -> ExitCode {
+        match self.start() {
+            Ok(()) => Exit::Done.into(),
+            Err(error) => {
+                eprintln!("error: {error}");
+                match error {
+                    DataError::Write { .. } => Exit::Failed.into(),
+                    error => TrainError::from(error).exit().into(),
+                }
+            }
+        }
+    }
+
+    fn start(self) -> Result<(), DataError> {
+        let corpus = corpus(&self.data)?;
+        let note = corpus.note().map(|note| format!(" ({note})")).unwrap_or_default();
+        println!("data     {corpus}{note}");
+        let trainer = TokenizerTrainer::new(self.vocab).with_special_tokens(self.special);
+        let trained = trainer.train(&corpus)?;
+        let tokens = TokenDataset::new(&corpus, trained.tokenizer())?;
+        let found = trained.tokenizer().vocab_size();
+        let fewer = match self.vocab {
+            asked if asked > found => {
+                format!("; no more pairs of tokens repeat, {asked} were asked for")
+            }
+            _ => String::new(),
+        };
+        println!("vocab    {found} tokens{fewer}");
+        let bytes = tokens.bytes_per_token().unwrap_or_default();
+        println!("text     {} tokens, {bytes:.3} bytes per token", tokens.num_tokens());
+        let path = trained.save(&self.out, self.force)?;
+        println!("wrote    {}", path.display());
+        println!(
+            "train    megaburn train --set data.tokenizer={}{}",
+            shown(&path),
+            flag(&self.data)
+        );
+        Ok(())
+    }
+}
+
+/// The documents of all files, or the default text.
+fn corpus(files: &[PathBuf]) -> Result<Corpus, DataError> {
+    match files {
+        [] => Corpus::burn_sources(),
+        [file] => Corpus::from_file(file),
+        files => {
+            let mut documents = Vec::new();
+            for file in files {
+                documents.extend_from_slice(Corpus::from_file(file)?.documents());
+            }
+            Corpus::from_documents(format!("{} files", files.len()), documents)
+        }
+    }
+}
+
+/// A path as a shell takes it.
+fn shown(path: &Path) -> String {
+    let text = path.display().to_string();
+    let plain = |c: char| c.is_alphanumeric() || "/._-".contains(c);
+    if text.chars().all(plain) { text } else { format!("'{}'", text.replace('\'', "'\\''")) }
+}
+
+/// The flag that trains on the same text, which takes one file.
+fn flag(files: &[PathBuf]) -> String {
+    match files {
+        [file] => format!(" --data {}", shown(file)),
+        _ => String::new(),
+    }
+}

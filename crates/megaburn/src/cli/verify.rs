@@ -1,0 +1,242 @@
+//! `megaburn verify`: layouts against Transformers, or two models tensor by tensor.
+
+use std::{
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
+
+use clap::Args;
+use megaburn_checkpoint::{
+    Checkpoint, HfDir, TensorComparison, TensorHeader, TensorSource, compare,
+};
+use megaburn_mesh::{Layout, MeshError};
+use megaburn_models::{ModelError, source::ModelSource};
+use megaburn_train::{
+    Exit, TrainError,
+    verify::{Reference, Report, Tolerances, verify},
+};
+use serde_json::{Value, json};
+
+use super::{DeviceArg, fail};
+
+#[derive(Args)]
+pub(super) struct VerifyArgs {
+    /// A Hugging Face model with `reference.safetensors` and `reference.json`; or two models
+    /// (Hugging Face folders, checkpoints, runs), to be compared tensor by tensor.
+    #[arg(required = true, num_args = 1..=2, value_name = "DIR")]
+    dirs: Vec<PathBuf>,
+    /// A layout to compare. Repeatable. Default: tp1.
+    #[arg(long, value_name = "L")]
+    layout: Vec<String>,
+    /// Only JSON on stdout, one object a line: a layout, or a tensor.
+    #[arg(long)]
+    json: bool,
+    /// Largest absolute difference of a logit.
+    #[arg(long, value_name = "X", allow_negative_numbers = true, default_value_t = Tolerances::default().logits)]
+    tol_logits: f64,
+    /// Absolute difference of the loss.
+    #[arg(long, value_name = "X", allow_negative_numbers = true, default_value_t = Tolerances::default().loss)]
+    tol_loss: f64,
+    /// Relative distance of a parameter's gradient.
+    #[arg(long, value_name = "X", allow_negative_numbers = true, default_value_t = Tolerances::default().grad)]
+    tol_grad: f64,
+    /// Absolute difference of the loss at a training step.
+    #[arg(long, value_name = "X", allow_negative_numbers = true, default_value_t = Tolerances::default().train)]
+    tol_train: f64,
+    /// What the ranks compute on.
+    #[arg(long, value_enum, default_value_t = DeviceArg::Cpu)]
+    device: DeviceArg,
+}
+
+impl VerifyArgs {
+    /// Compares and prints. Exits with 0 if all is as it should be, 1 if not, 2 for bad input.
+    pub(super) fn run(self) -> ExitCode {
+        let same = self.device.check().and_then(|()| match &self.dirs[..] {
+            [a, b] => self.compare(a, b),
+            _ => self.layouts(),
+        });
+        match same {
+            Ok(true) => Exit::Done.into(),
+            Ok(false) => Exit::Failed.into(),
+            Err(error) => fail(&error.to_string(), Exit::BadInput),
+        }
+    }
+
+    /// Whether every layout is within tolerance.
+    fn layouts(&self) -> Result<bool, TrainError> {
+        for (key, value) in [
+            ("--tol-logits", self.tol_logits),
+            ("--tol-loss", self.tol_loss),
+            ("--tol-grad", self.tol_grad),
+            ("--tol-train", self.tol_train),
+        ] {
+            if value.is_nan() || value < 0.0 {
+                let (value, rule) = (value.to_string(), "0 or more".into());
+                return Err(TrainError::Invalid { key, value, rule });
+            }
+        }
+        let tolerances = Tolerances {
+            logits: self.tol_logits,
+            loss: self.tol_loss,
+            grad: self.tol_grad,
+            train: self.tol_train,
+        };
+        let reference = Reference::open(&self.dirs[0])?;
+        let texts = match self.layout.is_empty() {
+            true => vec!["tp1".to_string()],
+            false => self.layout.clone(),
+        };
+        // What is no layout at all is bad input, before anything is computed.
+        let mut layouts = Vec::new();
+        for text in &texts {
+            match text.parse::<Layout>() {
+                Err(error @ MeshError::Syntax { .. }) => return Err(error.into()),
+                layout => layouts.push(layout),
+            }
+        }
+        let mut ok = true;
+        for (text, layout) in texts.iter().zip(layouts) {
+            let report = match layout {
+                Ok(layout) => verify(&reference, &layout, &tolerances),
+                Err(error) => Report::refused(&reference, text, error.to_string()),
+            };
+            ok &= report.ok;
+            match self.json {
+                true => println!("{}", json!(report)),
+                false => println!("{}", line(&report)),
+            }
+        }
+        Ok(ok)
+    }
+
+    /// Whether two models are the same, bit for bit.
+    fn compare(&self, a: &Path, b: &Path) -> Result<bool, TrainError> {
+        if !self.layout.is_empty() {
+            let (key, value) = ("--layout", self.layout.join(", "));
+            let rule = "left out where two models are compared".into();
+            return Err(TrainError::Invalid { key, value, rule });
+        }
+        let opened = [Side::open(a)?, Side::open(b)?];
+        let [of_a, of_b] = match &opened {
+            [Side::Hf(a), Side::Hf(b)] => [a as &dyn TensorSource, b],
+            // What only one of two has beside the weights is no difference between the models.
+            [Side::Model(a), Side::Model(b)] if has_state(a) == has_state(b) => {
+                [checkpoint(a) as &dyn TensorSource, checkpoint(b)]
+            }
+            _ => {
+                let [a, b] = [ModelSource::open(a)?, ModelSource::open(b)?];
+                return self.print(&*a.as_hf()?, &*b.as_hf()?);
+            }
+        };
+        self.print(of_a, of_b)
+    }
+
+    fn print(&self, a: &dyn TensorSource, b: &dyn TensorSource) -> Result<bool, TrainError> {
+        let found = compare(a, b, |tensor| match self.json {
+            true => println!("{}", tensor_json(tensor)),
+            false => difference(tensor).into_iter().for_each(|line| println!("{line}")),
+        })
+        .map_err(ModelError::from)?;
+        if !self.json {
+            println!(
+                "{} tensors, {} equal to the bit; largest difference {:e}{}",
+                found.num_tensors,
+                found.num_bitwise_equal,
+                found.max_abs,
+                found.worst.as_ref().map(|name| format!(" in {name}")).unwrap_or_default()
+            );
+        }
+        Ok(found.is_identical())
+    }
+}
+
+/// One of two models.
+enum Side {
+    Hf(HfDir),
+    Model(Box<ModelSource>),
+}
+
+impl Side {
+    fn open(path: &Path) -> Result<Self, ModelError> {
+        // Of any architecture: its tensors need no meaning to be compared.
+        match path.join("config.json").is_file() {
+            true => Ok(Self::Hf(HfDir::open(path)?)),
+            false => Ok(Self::Model(Box::new(ModelSource::open(path)?))),
+        }
+    }
+}
+
+fn checkpoint(source: &ModelSource) -> &Checkpoint {
+    source.checkpoint().expect("a folder without config.json is one")
+}
+
+/// Whether there is an optimizer's state beside the weights.
+fn has_state(source: &ModelSource) -> bool {
+    !checkpoint(source).trainer().is_null()
+}
+
+/// One layout, for people.
+fn line(report: &Report) -> String {
+    let Report { family, layout, ok, .. } = report;
+    let verdict = if *ok { "ok    " } else { "FAILED" };
+    if let Some(error) = &report.error {
+        return format!("{verdict} {family} {layout}: {error}");
+    }
+    let number = |number: Option<f64>| number.map_or("-".into(), |number| format!("{number:.1e}"));
+    let worst = report.grad_worst.as_deref().unwrap_or("-");
+    let skipped = match report.skipped.is_empty() {
+        true => String::new(),
+        false => format!("; without {}", report.skipped.join(", ")),
+    };
+    format!(
+        "{verdict} {family} {layout}: logits {}, loss {}, gradients {} ({worst}), training {}{skipped}",
+        number(report.logits_max_abs),
+        number(report.loss_abs),
+        number(report.grad_rel_max),
+        number(report.train_losses_max_abs),
+    )
+}
+
+/// What differs in a tensor, for people; nothing if it is the same.
+fn difference(tensor: &TensorComparison) -> Option<String> {
+    let shown = |header: &TensorHeader| format!("{:?} {:?}", header.dtype, header.shape);
+    let what = match (&tensor.a, &tensor.b, &tensor.values) {
+        (Some(a), None, _) => format!("only in the first: {}", shown(a)),
+        (None, Some(b), _) => format!("only in the second: {}", shown(b)),
+        (Some(a), Some(b), None) => format!("{} and {}", shown(a), shown(b)),
+        (Some(a), Some(b), Some(values)) => {
+            if values.bitwise_equal {
+                return None;
+            }
+            let types = match a.dtype == b.dtype {
+                true => String::new(),
+                false => format!("{:?} and {:?}, ", a.dtype, b.dtype),
+            };
+            let at = values.at.as_ref().map(|at| format!(" at {at:?}")).unwrap_or_default();
+            format!(
+                "{types}{} values differ, by {:e} at most{at}",
+                values.num_different, values.max_abs
+            )
+        }
+        (None, None, _) => return None,
+    };
+    Some(format!("{}: {what}", tensor.name))
+}
+
+fn tensor_json(tensor: &TensorComparison) -> Value {
+    let header = |header: &Option<TensorHeader>| {
+        let json =
+            |header: &TensorHeader| json!({"dtype": header.dtype.name(), "shape": header.shape});
+        header.as_ref().map(json)
+    };
+    let values = tensor.values.as_ref();
+    json!({
+        "name": tensor.name,
+        "a": header(&tensor.a),
+        "b": header(&tensor.b),
+        "bitwise_equal": values.is_some_and(|values| values.bitwise_equal),
+        "num_different": values.map(|values| values.num_different),
+        "max_abs": values.map(|values| values.max_abs),
+        "at": values.and_then(|values| values.at.clone()),
+    })
+}

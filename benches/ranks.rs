@@ -11,7 +11,7 @@ use clap::Parser;
 use megaburn::{
     collective::{Group, GroupOptions, ProcessGroups, run_threads},
     mesh::Layout,
-    models::LlamaConfig,
+    models::DecoderConfig,
 };
 use megaburn_benches::{
     Failure,
@@ -77,7 +77,7 @@ fn run(args: &Args) -> Result<(), Failure> {
             config.hidden,
             config.ffn,
             config.layers,
-            config.num_params() as f64 / 1e6,
+            config.whole_plan().expect("the sizes are valid").num_global() as f64 / 1e6,
             rounds * steps,
         );
         let times = measure(&config, seq_len, rounds, steps)?;
@@ -110,7 +110,7 @@ fn table(title: String, times: &[Times], tokens: usize) -> Table {
 
 /// The step times of every layout, a few at a time in turns.
 fn measure(
-    config: &LlamaConfig,
+    config: &DecoderConfig,
     seq_len: usize,
     rounds: usize,
     steps: usize,
@@ -125,7 +125,7 @@ fn measure(
 }
 
 fn run_layout(
-    config: &LlamaConfig,
+    config: &DecoderConfig,
     seq_len: usize,
     layout: Layout,
     pool: Pool,
@@ -149,7 +149,7 @@ fn run_layout(
 
 fn run_rank(
     world: &Group,
-    config: &LlamaConfig,
+    config: &DecoderConfig,
     seq_len: usize,
     layout: Layout,
     steps: usize,

@@ -1,6 +1,7 @@
 //! What the measurements beside this folder share: the models, the clock and the report.
 //!
-//! Run one with `cargo bench -p megaburn-benches --bench plain_burn` (or `ranks`, `collectives`);
+//! Run one with `cargo bench -p megaburn-benches --bench plain_burn` (or `ranks`, `collectives`,
+//! `load_hf`);
 //! `-- --save` also writes a dated file into `results/`.
 
 pub mod llama;

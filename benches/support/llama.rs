@@ -7,7 +7,7 @@ use burn::{
 };
 use megaburn::{
     collective::ProcessGroups,
-    models::{Llama, LlamaConfig},
+    models::{Decoder, DecoderConfig},
     optim::{AdamW, AdamWConfig, GradientAccumulator},
     parallel::shard_plan,
     train::TrainConfig,
@@ -19,15 +19,15 @@ use crate::Failure;
 const VOCAB: usize = 260;
 
 /// The model of the main job as configured by default, and tokens of a sample.
-pub fn default_model() -> (LlamaConfig, usize) {
+pub fn default_model() -> (DecoderConfig, usize) {
     let config = TrainConfig::default();
-    (config.model.llama(&config.data, VOCAB), config.data.seq_len)
+    (config.model.decoder(config.data.seq_len, VOCAB), config.data.seq_len)
 }
 
 /// The default model at twice the width: four times the parameters and FLOPs of a token.
-pub fn larger_model() -> (LlamaConfig, usize) {
+pub fn larger_model() -> (DecoderConfig, usize) {
     let (small, seq_len) = default_model();
-    let config = LlamaConfig {
+    let config = DecoderConfig {
         hidden: 2 * small.hidden,
         ffn: 2 * small.ffn,
         heads: 2 * small.heads,
@@ -75,7 +75,7 @@ pub enum Clip {
 #[derive(Debug)]
 pub struct Megaburn {
     /// Always there, but while the optimizer turns it into the next one.
-    model: Option<Llama>,
+    model: Option<Decoder>,
     groups: ProcessGroups,
     grads: GradientAccumulator,
     optimizer: AdamW,
@@ -88,7 +88,7 @@ impl Megaburn {
     /// # Errors
     /// A layout that the model does not fit.
     pub fn new(
-        config: &LlamaConfig,
+        config: &DecoderConfig,
         seq_len: usize,
         groups: ProcessGroups,
     ) -> Result<Self, Failure> {
@@ -109,7 +109,7 @@ impl Megaburn {
     }
 
     /// The model.
-    pub fn model(&self) -> &Llama {
+    pub fn model(&self) -> &Decoder {
         self.model.as_ref().expect("the model is only away during an update")
     }
 

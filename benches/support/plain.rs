@@ -15,7 +15,7 @@ use burn::{
     tensor::{Tensor, TensorData, activation, module},
 };
 use megaburn::{
-    models::{Llama, LlamaConfig},
+    models::{Decoder, DecoderConfig},
     parallel::read_params,
 };
 
@@ -32,7 +32,7 @@ pub struct PlainBurn {
 
 impl PlainBurn {
     /// A model with the weights of `from`, for a batch of `[seq, batch]`.
-    pub fn new(from: &Llama, [tokens, labels]: [Tensor<2, Int>; 2], clip: Clip) -> Self {
+    pub fn new(from: &Decoder, [tokens, labels]: [Tensor<2, Int>; 2], clip: Clip) -> Self {
         let device = Device::flex().autodiff();
         let [tokens, labels] = [tokens, labels].map(|x| Tensor::from_inner(x.transpose()));
         let model = PlainLlama::new(from, tokens.dims()[1], &device);
@@ -99,7 +99,7 @@ struct PlainBlock {
 }
 
 impl PlainLlama {
-    fn new(from: &Llama, seq_len: usize, device: &Device) -> Self {
+    fn new(from: &Decoder, seq_len: usize, device: &Device) -> Self {
         let (config, weights) = (from.config(), Weights::of(from, device));
         let mut embedding = EmbeddingConfig::new(config.vocab, config.hidden).init(device);
         embedding.weight =
@@ -127,11 +127,11 @@ impl PlainLlama {
 }
 
 impl PlainBlock {
-    fn new(config: &LlamaConfig, index: usize, weights: &Weights) -> Self {
+    fn new(config: &DecoderConfig, index: usize, weights: &Weights) -> Self {
         let at = |field: &str| format!("blocks.{index}.{field}");
         let (query, kv) = (config.heads * config.head_dim, config.kv_heads * config.head_dim);
         let qkv = |columns| weights.linear(&at("attention.qkv.weight"), columns);
-        let gate_up = |columns| weights.linear(&at("mlp.gate_up.weight"), columns);
+        let gate_up = |columns| weights.linear(&at("mlp.up.weight"), columns);
         let norm = |field| weights.norm(&at(field), config.norm_eps);
         Self {
             attention_norm: norm("attention_norm.gamma"),
@@ -182,8 +182,9 @@ impl PlainBlock {
 }
 
 impl Rope {
-    fn new(config: &LlamaConfig, seq_len: usize, device: &Device) -> Self {
-        let table = config.rope().init(0..seq_len, device).expect("the model has this table");
+    fn new(config: &DecoderConfig, seq_len: usize, device: &Device) -> Self {
+        let rope = config.rope().expect("a Llama has rotary positions");
+        let table = rope.init(0..seq_len, device).expect("the model has this table");
         let twice =
             |half: &Tensor<2>| Tensor::from_inner(Tensor::cat(vec![half.clone(), half.clone()], 1));
         let future = Tensor::<2, Bool>::tril_mask([seq_len, seq_len], 0, device);
@@ -206,7 +207,7 @@ struct Weights {
 }
 
 impl Weights {
-    fn of(model: &Llama, device: &Device) -> Self {
+    fn of(model: &Decoder, device: &Device) -> Self {
         Self { values: read_params(model).into_iter().collect(), device: device.clone() }
     }
 

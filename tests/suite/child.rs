@@ -2,7 +2,7 @@
 
 use std::{
     fs,
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
     thread,
     time::{Duration, Instant},
@@ -27,16 +27,26 @@ pub(crate) struct Ended {
     pub(crate) stderr: String,
 }
 
-/// Processes of this package's `pretrain`, killed when dropped.
+/// Processes of `megaburn`, killed when dropped.
 pub(crate) struct Ranks {
     children: Vec<Child>,
     output: TempDir,
 }
 
-/// The command, on one thread and not under a launcher of its own.
+/// `megaburn train`.
 fn pretrain(args: &[String]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_pretrain"));
-    command.args(args).env("RAYON_NUM_THREADS", "1").stdin(Stdio::null());
+    megaburn(&[&["train".to_string()], args].concat())
+}
+
+fn megaburn(args: &[String]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_megaburn-under-test"));
+    command.args(args);
+    alone(command)
+}
+
+/// On one thread and not under a launcher of its own.
+fn alone(mut command: Command) -> Command {
+    command.env("RAYON_NUM_THREADS", "1").stdin(Stdio::null());
     for name in ["RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "RUST_LOG"] {
         command.env_remove(name);
     }
@@ -44,6 +54,19 @@ fn pretrain(args: &[String]) -> Command {
 }
 
 impl Ranks {
+    /// `megaburn` with any subcommand.
+    pub(crate) fn command(args: &[&str]) -> Self {
+        let args: Vec<String> = args.iter().map(|arg| arg.to_string()).collect();
+        Self::spawn(vec![megaburn(&args)])
+    }
+
+    /// The lines of a script in the folder `dir`, up to the first that fails.
+    pub(crate) fn shell(script: &str, dir: &Path) -> Self {
+        let mut command = Command::new("sh");
+        command.args(["-e", "-c", script]).current_dir(dir);
+        Self::spawn(vec![alone(command)])
+    }
+
     /// One process, all of whose ranks are threads.
     pub(crate) fn threads(args: &[String]) -> Self {
         Self::spawn(vec![pretrain(args)])
@@ -56,11 +79,21 @@ impl Ranks {
         Self::spawn(vec![command])
     }
 
-    /// A process for each rank, under a launcher's environment.
+    /// `megaburn train` as a process for each rank, under a launcher's environment.
     pub(crate) fn processes(world_size: usize, args: &[String]) -> Self {
+        Self::each_rank(world_size, &[&["train".to_string()], args].concat())
+    }
+
+    /// `megaburn` with any subcommand as a process for each rank.
+    pub(crate) fn commands(world_size: usize, args: &[&str]) -> Self {
+        let args: Vec<String> = args.iter().map(|arg| arg.to_string()).collect();
+        Self::each_rank(world_size, &args)
+    }
+
+    fn each_rank(world_size: usize, args: &[String]) -> Self {
         let port = free_port().unwrap().to_string();
         let rank = |rank: usize| {
-            let mut command = pretrain(args);
+            let mut command = megaburn(args);
             command.env("RANK", rank.to_string()).env("LOCAL_RANK", rank.to_string());
             command.env("WORLD_SIZE", world_size.to_string());
             command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", &port);

@@ -90,7 +90,8 @@ fn unsafe_stands_in_one_file() {
     assert_eq!(found, ["crates/megaburn-checkpoint/src/mmap.rs"]);
 }
 
-fn visit(folder: &Path, f: &mut impl FnMut(&Path)) {
+/// Every Rust source below a folder.
+pub(crate) fn visit(folder: &Path, f: &mut impl FnMut(&Path)) {
     for entry in fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
         if path.is_dir() && path.file_name().is_some_and(|name| name != "target") {

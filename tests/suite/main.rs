@@ -2,12 +2,19 @@
 
 mod bad_input;
 mod child;
+mod docs;
 mod fixtures;
 mod gather;
+mod generate;
 mod house;
 mod layouts;
+mod model_errors;
+mod models;
 mod outside;
 mod processes;
+mod published;
+mod recipes;
 mod resume;
 mod run;
 mod text;
+mod tokenizers;

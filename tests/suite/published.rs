@@ -1,0 +1,193 @@
+//! Checkpoints as they were published: other names, constants, keys of older versions, element types.
+
+use std::{collections::BTreeMap, fs, path::Path};
+
+use rstest::rstest;
+use safetensors::{Dtype, SafeTensors, tensor::TensorView};
+use serde_json::{Value, json};
+
+use crate::{
+    fixtures::fixture,
+    models::{megaburn, succeed, text},
+};
+
+/// Names, and what stands under each.
+type Tensors = BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)>;
+
+fn read(path: &Path) -> Tensors {
+    let file = fs::read(path).unwrap();
+    let tensors = SafeTensors::deserialize(&file).unwrap();
+    let owned = |(name, view): (String, TensorView<'_>)| {
+        (name, (view.dtype(), view.shape().to_vec(), view.data().to_vec()))
+    };
+    tensors.tensors().into_iter().map(owned).collect()
+}
+
+fn write(path: &Path, tensors: &Tensors) {
+    let views: Vec<_> = tensors
+        .iter()
+        .map(|(name, (dtype, shape, bytes))| {
+            (name.clone(), TensorView::new(*dtype, shape.clone(), bytes).unwrap())
+        })
+        .collect();
+    safetensors::serialize_to_file(views, None, path).unwrap();
+}
+
+/// A fixture with other tensors and another configuration, which must compute the same.
+fn changed(
+    name: &str,
+    tensors: impl FnOnce(&mut Tensors),
+    config: impl FnOnce(&mut Value),
+) -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    let hf = dir.path().join("hf");
+    fs::create_dir(&hf).unwrap();
+    for file in ["reference.json", "reference.safetensors"] {
+        fs::copy(fixture(name).join(file), hf.join(file)).unwrap();
+    }
+    let mut all = read(&fixture(name).join("model.safetensors"));
+    tensors(&mut all);
+    write(&hf.join("model.safetensors"), &all);
+    let mut json =
+        serde_json::from_slice(&fs::read(fixture(name).join("config.json")).unwrap()).unwrap();
+    config(&mut json);
+    fs::write(hf.join("config.json"), json.to_string()).unwrap();
+    dir
+}
+
+/// It verifies, and comes back byte for byte but for the tensors that are no parameters.
+fn assert_round_trip(dir: &tempfile::TempDir, no_parameters: &[&str]) {
+    let [hf, checkpoint, back] = ["hf", "checkpoint", "back"].map(|name| dir.path().join(name));
+    succeed(&["verify", text(&hf), "--layout", "tp1", "--layout", "tp2"]);
+    succeed(&["convert", "import", text(&hf), text(&checkpoint)]);
+    succeed(&["convert", "export", text(&checkpoint), text(&back)]);
+    let mut expected = read(&hf.join("model.safetensors"));
+    expected.retain(|name, _| !no_parameters.iter().any(|end| name.ends_with(end)));
+    assert!(read(&back.join("model.safetensors")) == expected, "other tensors");
+    assert_eq!(
+        fs::read(back.join("config.json")).unwrap(),
+        fs::read(hf.join("config.json")).unwrap()
+    );
+}
+
+#[test]
+fn gpt2_as_published_was_saved_without_its_head() {
+    let dir = changed(
+        "gpt2",
+        |tensors| {
+            let named = std::mem::take(tensors).into_iter();
+            let bare = |name: String| name.strip_prefix("transformer.").unwrap().to_string();
+            tensors.extend(named.map(|(name, tensor)| (bare(name), tensor)));
+            for layer in 0..4 {
+                let mask = (Dtype::F32, vec![1, 1, 8, 8], vec![0; 256]);
+                tensors.insert(format!("h.{layer}.attn.bias"), mask);
+                let mask = (Dtype::F32, vec![], vec![0; 4]);
+                tensors.insert(format!("h.{layer}.attn.masked_bias"), mask);
+            }
+        },
+        |config| {
+            config.as_object_mut().unwrap().shift_remove("tie_word_embeddings");
+        },
+    );
+    assert_round_trip(&dir, &[".attn.bias", ".attn.masked_bias"]);
+}
+
+#[test]
+fn llama_as_published_says_rope_theta_and_rope_scaling() {
+    let dir = changed(
+        "llama3-scaled",
+        |tensors| {
+            let embedding = tensors["model.embed_tokens.weight"].clone();
+            tensors.insert("lm_head.weight".into(), embedding);
+            let frequencies = (Dtype::F32, vec![4], vec![0; 16]);
+            tensors.insert("model.layers.0.self_attn.rotary_emb.inv_freq".into(), frequencies);
+        },
+        |config| {
+            let keys = config.as_object_mut().unwrap();
+            let mut rope = keys.shift_remove("rope_parameters").unwrap();
+            let theta = rope.as_object_mut().unwrap().shift_remove("rope_theta").unwrap();
+            keys.insert("rope_theta".into(), theta);
+            keys.insert("rope_scaling".into(), rope);
+            keys.shift_remove("head_dim");
+            let dtype = keys.shift_remove("dtype").unwrap();
+            keys.insert("torch_dtype".into(), dtype);
+        },
+    );
+    assert_round_trip(&dir, &["lm_head.weight", "inv_freq"]);
+}
+
+#[test]
+fn a_head_of_its_own_is_not_tied_whatever_the_config_says() {
+    let dir = changed(
+        "gpt2-untied",
+        |_| {},
+        |config| {
+            config.as_object_mut().unwrap().shift_remove("tie_word_embeddings");
+        },
+    );
+    let [hf, checkpoint, back] = ["hf", "checkpoint", "back"].map(|name| dir.path().join(name));
+    succeed(&["verify", text(&hf), "--layout", "tp2"]);
+    succeed(&["convert", "import", text(&hf), text(&checkpoint)]);
+    succeed(&["convert", "export", text(&checkpoint), text(&back)]);
+    assert!(read(&back.join("model.safetensors")) == read(&hf.join("model.safetensors")));
+    let config: Value =
+        serde_json::from_slice(&fs::read(back.join("config.json")).unwrap()).unwrap();
+    assert_eq!(config["tie_word_embeddings"], false);
+}
+
+#[rstest]
+#[case("mistral", Dtype::BF16)]
+#[case("qwen2", Dtype::F16)]
+fn half_precision_comes_back_as_it_was(#[case] name: &str, #[case] dtype: Dtype) {
+    let dir = changed(
+        name,
+        |tensors| {
+            for (to, _, bytes) in tensors.values_mut() {
+                let values = bytes.chunks(4).map(|x| f32::from_le_bytes(x.try_into().unwrap()));
+                // The upper half of an f32 is a bf16; as an f16 those bits are other small numbers.
+                let halves = values.map(|x| ((x.to_bits() >> 16) as u16 & 0xBFFF).to_le_bytes());
+                (*to, *bytes) = (dtype, halves.flatten().collect());
+            }
+        },
+        |config| config["dtype"] = json!(if dtype == Dtype::BF16 { "bfloat16" } else { "float16" }),
+    );
+    let [hf, checkpoint, back] = ["hf", "checkpoint", "back"].map(|name| dir.path().join(name));
+    succeed(&["convert", "import", text(&hf), text(&checkpoint)]);
+    succeed(&["convert", "export", text(&checkpoint), text(&back)]);
+    assert!(read(&back.join("model.safetensors")) == read(&hf.join("model.safetensors")));
+    let wide = dir.path().join("wide");
+    succeed(&["convert", "export", text(&checkpoint), text(&wide), "--dtype", "float32"]);
+    let ended = megaburn(&["verify", text(&hf), text(&wide), "--json"]);
+    for line in ended.stdout.lines() {
+        let tensor: Value = serde_json::from_str(line).unwrap();
+        assert_eq!((&tensor["b"]["dtype"], &tensor["max_abs"]), (&json!("f32"), &json!(0.0)));
+    }
+    let config: Value =
+        serde_json::from_slice(&fs::read(wide.join("config.json")).unwrap()).unwrap();
+    assert_eq!(config["dtype"], "float32");
+}
+
+#[test]
+fn what_is_no_number_is_out_of_every_tolerance() {
+    let poison = |(_, _, bytes): &mut (Dtype, Vec<usize>, Vec<u8>)| {
+        bytes[..4].copy_from_slice(&f32::NAN.to_le_bytes());
+    };
+    let weights = changed(
+        "qwen3",
+        |tensors| poison(tensors.get_mut("model.layers.2.self_attn.k_norm.weight").unwrap()),
+        |_| {},
+    );
+    let reference = changed("qwen3", |_| {}, |_| {});
+    let path = reference.path().join("hf/reference.safetensors");
+    let mut tensors = read(&path);
+    poison(tensors.get_mut("grad.model.norm.weight").unwrap());
+    write(&path, &tensors);
+    for dir in [weights, reference] {
+        let hf = dir.path().join("hf");
+        let ended = megaburn(&["verify", text(&hf), "--layout", "tp2-sp", "--json"]);
+        assert_eq!(ended.code, Some(1), "{ended:#?}");
+        let report: Value = serde_json::from_str(&ended.stdout).unwrap();
+        assert_eq!((&report["ok"], &report["grad_rel_max"]), (&json!(false), &Value::Null));
+        assert!(report["grad_worst"].is_string(), "{report}");
+    }
+}

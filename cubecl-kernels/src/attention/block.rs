@@ -4,6 +4,9 @@
 //! `r = (hq / hkv) * queries`, so that one product serves the group; keys and values are permuted
 //! views. With `P` the probabilities, `O = P V` and `E = rowsum(dO * O)`: `dV = P^T dO`,
 //! `dS = P * (dO V^T - E)`, `dQ = dS K * scale`, `dK = dS^T Q * scale`.
+//!
+//! `E` is `rowsum(P * dO V^T)` too, with more rows to sum. Where a query sees a single key, that way
+//! is taken: its score changes nothing, and only so is the gradient of it zero and not rounding.
 
 use std::ops::Range;
 
@@ -60,6 +63,8 @@ pub(super) struct Block<T> {
     keys: Range<usize>,
     /// Query heads per head of keys.
     group: usize,
+    /// Whether some query sees a single key.
+    single: bool,
     /// Times scale, `[b, hkv, r, d]`.
     q: T,
     /// `[b, hkv, r, keys]`.
@@ -98,7 +103,8 @@ pub(super) fn forward<B: Backend>(
     let probabilities = softmax_visible::<B>(scores, &queries, &keys, s_k, options);
     let out = B::float_matmul(probabilities.clone(), narrow::<B>(v, &keys));
     let y = unfold::<B>(out.clone(), group);
-    (y, Block { queries, keys, group, q, probabilities, out })
+    let single = queries.clone().any(|i| options.visible(i, s_k).len() == 1);
+    (y, Block { queries, keys, group, single, q, probabilities, out })
 }
 
 /// Softmax of `[b, hkv, r, keys]` over the keys that each query sees.
@@ -142,11 +148,15 @@ pub(super) fn backward<B: Backend>(
     v: FloatTensor<B>,
     scale: f64,
 ) -> BlockGradients<FloatTensor<B>> {
-    let Block { queries, keys, group, q, probabilities, out } = block;
+    let Block { queries, keys, group, single, q, probabilities, out } = block;
     let (k, v) = (narrow::<B>(k, &keys), narrow::<B>(v, &keys));
     let dout = fold::<B>(B::float_slice(dy, &[Slice::from(queries)]), k.shape()[1], group);
-    let row_sums = B::float_sum_dim(B::float_mul(out, dout.clone()), 3);
     let dprobabilities = B::float_matmul(dout.clone(), transposed::<B>(v));
+    let terms = match single {
+        true => B::float_mul(probabilities.clone(), dprobabilities.clone()),
+        false => B::float_mul(out, dout.clone()),
+    };
+    let row_sums = B::float_sum_dim(terms, 3);
     let dv = B::float_matmul(transposed::<B>(probabilities.clone()), dout);
     let dscores = B::float_mul(B::float_sub(dprobabilities, row_sums), probabilities);
     let dq = B::float_mul_scalar(B::float_matmul(dscores.clone(), k), scale.into());

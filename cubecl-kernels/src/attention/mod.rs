@@ -107,6 +107,23 @@ mod tests {
         );
     }
 
+    #[rstest]
+    #[case::causal([5, 5, 2, 4, 2, 8], options(true, 0, None), 0..1)]
+    #[case::window_of_one([5, 5, 1, 4, 4, 6], options(true, 0, Some(1)), 0..5)]
+    fn a_query_that_sees_a_single_key_has_no_gradient(
+        #[case] shape: [usize; 6],
+        #[case] options: AttentionOptions,
+        #[case] single: std::ops::Range<usize>,
+    ) {
+        let (q, k, v) = qkv(shape);
+        let weight = constant([shape[0], shape[2], shape[3] * shape[5]]);
+        let grads = (attention(q.clone(), k, v, options) * weight).sum().backward();
+        let grad = q.grad(&grads).unwrap();
+        let of_single = grad.clone().narrow(0, single.start, single.len());
+        assert!(values(of_single).iter().all(|grad| *grad == 0.0));
+        assert!(single.len() == 5 || values(grad).iter().any(|grad| *grad != 0.0));
+    }
+
     #[test]
     fn gradients_are_the_differences_of_values() {
         let (q, k, v) = qkv([3, 4, 1, 2, 1, 2]);

@@ -100,6 +100,26 @@ fn damaged_weights_are_one_error() {
 }
 
 #[test]
+fn a_checkpoint_with_a_flipped_bit_is_used_for_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let [checkpoint, out] = ["checkpoint", "out"].map(|name| dir.path().join(name));
+    succeed(&["convert", "import", text(&fixture("qwen3-tied")), text(&checkpoint)]);
+    let path = checkpoint.join("rank-00000.safetensors");
+    let mut bytes = fs::read(&path).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    fs::write(&path, bytes).unwrap();
+    for ended in [
+        megaburn(&["convert", "export", text(&checkpoint), text(&out)]),
+        megaburn(&["generate", text(&checkpoint), "--prompt-ids", "1"]),
+        Started::new(&checkpoint).train("tp2-dp2", 1, &[]),
+    ] {
+        assert_eq!(ended.code, Some(2), "{ended:#?}");
+        assert!(ended.stderr.contains("rank-00000.safetensors is damaged"), "{ended:#?}");
+    }
+    assert!(!out.exists());
+}
+
+#[test]
 fn what_stands_there_is_not_overwritten() {
     let dir = tempfile::tempdir().unwrap();
     let (hf, out) = (fixture("llama"), dir.path().join("out"));

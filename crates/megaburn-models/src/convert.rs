@@ -71,9 +71,7 @@ pub fn export(from: &Path, to: &Path, options: &HfWriteOptions) -> Result<HfWrit
         return Err(ModelError::File { path: from.to_path_buf(), why });
     }
     check_target(from, to)?;
-    if let Some(checkpoint) = source.checkpoint() {
-        checkpoint.verify()?;
-    }
+    source.verify()?;
     let tensors = source.as_hf()?;
     let mut assets = Assets::of(&source)?;
     let original = assets.json("config.json");

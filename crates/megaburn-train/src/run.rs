@@ -10,6 +10,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::{
     TrainConfig, TrainError, assets,
+    config::Start,
     data::RunData,
     lock::RunLock,
     ranks::run_ranks,
@@ -64,6 +65,11 @@ impl Job {
         let _lock = groups.is_main().then(|| RunLock::take(dir)).transpose()?;
         let device = Device::flex().autodiff();
         let start = self.config.start(self.fresh)?;
+        if let Some(Start::Init(source)) = &start
+            && groups.is_main()
+        {
+            source.verify()?;
+        }
         let (config, data) = (self.config.clone(), self.data.clone());
         let mut trainer = Trainer::starting_from(start, config, groups.clone(), device, data)?;
         let resumed = match self.fresh {

@@ -161,6 +161,14 @@ impl ModelSource {
         }
     }
 
+    /// Compares a checkpoint's files with their hashes; a Hugging Face folder has none.
+    ///
+    /// # Errors
+    /// A file that is not what was written.
+    pub fn verify(&self) -> Result<(), ModelError> {
+        self.checkpoint().map_or(Ok(()), |checkpoint| Ok(checkpoint.verify()?))
+    }
+
     /// The element type of a parameter as it is stored, if its parts have one.
     ///
     /// # Errors

@@ -83,6 +83,9 @@ impl GenerateArgs {
             layout.check_world(world)?;
         }
         let source = ModelSource::open(&self.model)?;
+        if env.as_ref().is_none_or(|env| env.rank == 0) {
+            source.verify()?;
+        }
         let tokenizer = model_tokenizer(&source, self.tokenizer.as_deref())?;
         let mut texts = self.prompt.clone();
         for path in &self.prompt_file {

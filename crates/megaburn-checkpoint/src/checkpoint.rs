@@ -11,7 +11,9 @@ use serde_json::Value;
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::{
-    CheckpointError, Manifest, PieceInfo, TensorInfo, cast,
+    CheckpointError, Manifest, PieceInfo, TensorInfo,
+    buffer::filled,
+    cast,
     error::IoContext,
     manifest::{FORMAT, MANIFEST, MANIFEST_HASH, at_least_1d, hex},
     mapped::MappedFile,
@@ -155,24 +157,26 @@ impl Checkpoint {
         let shape = at_least_1d(&shard.global_shape);
         let (from_size, to_size) = (stored.size(), dtype.size());
         let local_shape = shard.local_shape();
-        let mut local = vec![0; local_shape.iter().product::<usize>() * to_size];
-        for &(file, piece) in self.index.get(&name).into_iter().flatten() {
-            let piece = &self.manifest.files[file].pieces[piece];
-            for wanted in shard.pieces.iter().filter(|wanted| shares(piece, shard.dim, wanted)) {
-                let bytes = self.piece_bytes(file, piece, &shape, info.dtype)?;
-                let (range, dim) = (piece.range.clone(), piece.dim);
-                let stored = Stretch { dim, len: range.len(), global: range, start: 0 };
-                let (global, start) = (wanted.global.clone(), wanted.local.start);
-                let wanted = Stretch { dim: shard.dim, len: shard.local_len, global, start };
-                for_each_shared_run(&shape, &stored, &wanted, |from, to, len| {
-                    copy(
-                        &bytes[from * from_size..(from + len) * from_size],
-                        &mut local[to * to_size..(to + len) * to_size],
-                    );
-                });
+        filled(local_shape, dtype, |local| {
+            for &(file, piece) in self.index.get(&name).into_iter().flatten() {
+                let piece = &self.manifest.files[file].pieces[piece];
+                let shared = shard.pieces.iter().filter(|wanted| shares(piece, shard.dim, wanted));
+                for wanted in shared {
+                    let bytes = self.piece_bytes(file, piece, &shape, info.dtype)?;
+                    let (range, dim) = (piece.range.clone(), piece.dim);
+                    let stored = Stretch { dim, len: range.len(), global: range, start: 0 };
+                    let (global, start) = (wanted.global.clone(), wanted.local.start);
+                    let wanted = Stretch { dim: shard.dim, len: shard.local_len, global, start };
+                    for_each_shared_run(&shape, &stored, &wanted, |from, to, len| {
+                        copy(
+                            &bytes[from * from_size..(from + len) * from_size],
+                            &mut local[to * to_size..(to + len) * to_size],
+                        );
+                    });
+                }
             }
-        }
-        Ok(TensorData::from_bytes_vec(local, local_shape, dtype))
+            Ok(())
+        })
     }
 
     fn info(&self, name: &str) -> Result<&TensorInfo, CheckpointError> {

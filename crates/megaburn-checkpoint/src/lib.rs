@@ -39,6 +39,7 @@
 //! One run writes to a folder at a time, and all ranks see the same folder.
 
 mod agree;
+mod buffer;
 mod cast;
 mod checkpoint;
 mod compare;

@@ -13,8 +13,8 @@ use serde_json::Value;
 
 use super::{CONFIG, INDEX, SINGLE};
 use crate::{
-    CheckpointError, TensorHeader, TensorSource, dtype, error::IoContext, mapped::MappedFile,
-    source::nearest,
+    CheckpointError, TensorHeader, TensorSource, buffer::filled, dtype, error::IoContext,
+    mapped::MappedFile, source::nearest,
 };
 
 /// An opened folder of a published model: `config.json`, and `model.safetensors` or the files that
@@ -142,8 +142,11 @@ impl TensorSource for HfDir {
         let (_, header, bytes) = self.find(name)?;
         let row = header.row_len() * header.dtype.size();
         let shape = header.rows_shape(&rows);
-        let bytes = bytes[rows.start * row..rows.end * row].to_vec();
-        Ok(TensorData::from_bytes_vec(bytes, shape, header.dtype))
+        let bytes = &bytes[rows.start * row..rows.end * row];
+        filled(shape, header.dtype, |rows| {
+            rows.copy_from_slice(bytes);
+            Ok(())
+        })
     }
 }
 

@@ -6,6 +6,7 @@ use megaburn_mesh::{Piece, ShardSpec};
 use super::HfDir;
 use crate::{
     CheckpointError, TensorHeader,
+    buffer::filled,
     plane::{Plane, PlaneCopy},
 };
 
@@ -49,18 +50,20 @@ impl HfDir {
         };
         let shape = Matrices::of(spec);
         let local_shape = spec.local_shape();
-        let mut local = vec![0; local_shape.iter().product::<usize>() * dtype.size()];
-        for part in &parts {
-            let Some(copy) = PlaneCopy::new(part.header.dtype, dtype) else {
-                let (path, name) = (self.path().to_path_buf(), part.header.name.clone());
-                let (expected, found) = (format!("{dtype:?}"), format!("{:?}", part.header.dtype));
-                return Err(CheckpointError::Dtype { path, name, expected, found });
-            };
-            for piece in &spec.pieces {
-                shape.copy(&copy, part, piece, transposed, &mut local);
+        filled(local_shape, dtype, |local| {
+            for part in &parts {
+                let Some(copy) = PlaneCopy::new(part.header.dtype, dtype) else {
+                    let (path, name) = (self.path().to_path_buf(), part.header.name.clone());
+                    let found = format!("{:?}", part.header.dtype);
+                    let expected = format!("{dtype:?}");
+                    return Err(CheckpointError::Dtype { path, name, expected, found });
+                };
+                for piece in &spec.pieces {
+                    shape.copy(&copy, part, piece, transposed, local);
+                }
             }
-        }
-        Ok(TensorData::from_bytes_vec(local, local_shape, dtype))
+            Ok(())
+        })
     }
 
     /// The tensors and where they stand, their shapes checked.

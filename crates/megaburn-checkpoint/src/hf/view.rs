@@ -5,6 +5,7 @@ use burn::tensor::{DType, TensorData};
 use super::read::swapped;
 use crate::{
     Checkpoint, CheckpointError, TensorHeader, TensorSource,
+    buffer::filled,
     plane::{Plane, PlaneCopy},
     source::{nearest, stretch},
 };
@@ -87,16 +88,14 @@ impl TensorSource for HfView<'_> {
             // Its rows are columns here: nothing else is read.
             [len, _] if *transposed => {
                 let data = read(1, shifted)?;
-                Ok(arranged(&data, (*len, rows.len()), 0..rows.len(), true))
+                arranged(&data, (*len, rows.len()), 0..rows.len(), true)
             }
             [.., num_rows, num_cols] => {
                 let num_rows = if shape.len() == 2 { rows.len() } else { *num_rows };
                 let data = read(0, rows)?;
                 match !*transposed && *columns == (0..*num_cols) {
                     true => Ok(data),
-                    false => {
-                        Ok(arranged(&data, (num_rows, *num_cols), columns.clone(), *transposed))
-                    }
+                    false => arranged(&data, (num_rows, *num_cols), columns.clone(), *transposed),
                 }
             }
         }
@@ -109,27 +108,28 @@ fn arranged(
     (rows, cols): (usize, usize),
     columns: Range<usize>,
     transposed: bool,
-) -> TensorData {
+) -> Result<TensorData, CheckpointError> {
     let (dtype, source) = (data.dtype(), data.as_bytes());
     let copy = PlaneCopy::new(dtype, dtype).expect("every type is its own");
     let mut shape = data.shape().to_vec();
     *shape.last_mut().expect("it has a matrix at least") = columns.len();
-    let mut dest = vec![0; shape.iter().product::<usize>() * dtype.size()];
     let width = columns.len();
     let outer = data.num_elements().checked_div(rows * cols).unwrap_or(0);
-    for matrix in 0..outer {
-        let from = Plane { start: matrix * rows * cols + columns.start, stride: cols };
-        let start = matrix * rows * width;
-        match transposed {
-            true => {
-                let to = Plane { start, stride: rows };
-                copy.transposed((source, from), (&mut dest, to), (width, rows));
-            }
-            false => {
-                let to = Plane { start, stride: width };
-                copy.straight((source, from), (&mut dest, to), (rows, width));
+    filled(swapped(&shape, transposed), dtype, |dest| {
+        for matrix in 0..outer {
+            let from = Plane { start: matrix * rows * cols + columns.start, stride: cols };
+            let start = matrix * rows * width;
+            match transposed {
+                true => {
+                    let to = Plane { start, stride: rows };
+                    copy.transposed((source, from), (dest, to), (width, rows));
+                }
+                false => {
+                    let to = Plane { start, stride: width };
+                    copy.straight((source, from), (dest, to), (rows, width));
+                }
             }
         }
-    }
-    TensorData::from_bytes_vec(dest, swapped(&shape, transposed), dtype)
+        Ok(())
+    })
 }

@@ -1,10 +1,11 @@
 //! The collectives of a [`Group`] on host data, each built from one exchange or two.
 
-use burn::tensor::{DType, TensorData};
+use burn::tensor::{Bytes, DType, TensorData};
 
 use crate::{
     CollectiveError, Group, ReduceOp,
     group::no_data,
+    joined::joined,
     message::{Call, OpKind, Payload},
     reduce::reduce,
 };
@@ -56,7 +57,7 @@ impl Group {
             let parts = self.exchange(link, &call, deadline, |to| mine.slice(stretch(to)))?;
             let sum = Payload::new(reduce(&parts, dtype, op).ok_or_else(refused)?);
             let all = self.exchange(link, &call, deadline, |_| sum.clone())?;
-            Ok(TensorData::from_bytes_vec(concatenate(&all), shape, dtype))
+            Ok(TensorData::from_bytes(concatenate(&all, dtype), shape, dtype))
         })
     }
 
@@ -81,7 +82,7 @@ impl Group {
                 return Err(self.bad_argument(&call, "a scalar has no dimension to gather along"));
             };
             *first *= self.size();
-            Ok(TensorData::from_bytes_vec(concatenate(&all), shape, dtype))
+            Ok(TensorData::from_bytes(concatenate(&all, dtype), shape, dtype))
         })
     }
 
@@ -286,8 +287,6 @@ fn no_data_of(dtype: DType) -> TensorData {
     TensorData::from_bytes_vec(Vec::new(), [0], dtype)
 }
 
-fn concatenate(parts: &[Payload]) -> Vec<u8> {
-    let mut bytes = Vec::with_capacity(parts.iter().map(|part| part.as_slice().len()).sum());
-    parts.iter().for_each(|part| bytes.extend_from_slice(part.as_slice()));
-    bytes
+fn concatenate(parts: &[Payload], dtype: DType) -> Bytes {
+    joined(parts.iter().map(Payload::as_slice), dtype)
 }

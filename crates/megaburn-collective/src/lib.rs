@@ -17,6 +17,7 @@ mod error;
 mod exchange;
 mod fault;
 mod group;
+mod joined;
 mod launch;
 #[cfg(unix)]
 pub mod launcher;

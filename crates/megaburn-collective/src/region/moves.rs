@@ -3,7 +3,7 @@
 
 use burn::tensor::TensorData;
 
-use crate::{CollectiveError, Group, ReduceOp, message::OpKind, region::op::Move};
+use crate::{CollectiveError, Group, ReduceOp, joined::joined, message::OpKind, region::op::Move};
 
 pub(crate) fn run(
     data: TensorData,
@@ -101,12 +101,9 @@ fn cut(data: &TensorData, dim: usize, count: usize) -> Vec<TensorData> {
     let rows = outer(data, dim);
     (0..count)
         .map(|index| {
-            let mut out = Vec::with_capacity(rows * share);
-            for row in 0..rows {
-                let start = (row * count + index) * share;
-                out.extend_from_slice(&bytes[start..start + share]);
-            }
-            TensorData::from_bytes_vec(out, shape.clone(), data.dtype())
+            let starts = (0..rows).map(|row| (row * count + index) * share);
+            let out = joined(starts.map(|start| &bytes[start..start + share]), data.dtype());
+            TensorData::from_bytes(out, shape.clone(), data.dtype())
         })
         .collect()
 }
@@ -116,11 +113,7 @@ fn join(parts: &[TensorData], dim: usize) -> TensorData {
     let first = &parts[0];
     let shape = scaled(first.shape().as_slice(), dim, parts.len());
     let share: usize = first.shape()[dim..].iter().product::<usize>() * first.dtype().size();
-    let mut out = Vec::with_capacity(parts.len() * first.bytes().len());
-    for row in 0..outer(first, dim) {
-        for part in parts {
-            out.extend_from_slice(&part.bytes()[row * share..(row + 1) * share]);
-        }
-    }
-    TensorData::from_bytes_vec(out, shape, first.dtype())
+    let stretches = (0..outer(first, dim))
+        .flat_map(|row| parts.iter().map(move |part| &part.bytes()[row * share..][..share]));
+    TensorData::from_bytes(joined(stretches, first.dtype()), shape, first.dtype())
 }

@@ -148,7 +148,7 @@ fn a_run_starts_from_a_model_resumes_and_is_exported() {
     assert_eq!(ended.code, Some(0), "{ended:#?}");
     assert!(ended.stdout.contains("qwen3"), "{ended:#?}");
     for (init, layout, tolerance) in
-        [(&hf, "tp2-dp2-sp", 1e-5), (&checkpoint, "tp4", 1e-5), (&half, "dp2", 0.05)]
+        [(&hf, "tp2-dp2-sp", 1e-5), (&checkpoint, "tp4", 1e-5), (&half, "dp2", 2e-3)]
     {
         let split = Started::new(init);
         fs::copy(whole.run.path("text.txt"), split.run.path("text.txt")).unwrap();

@@ -52,7 +52,7 @@ impl Assets {
     }
 
     /// Whether a checkpoint's tensors came without the prefix of their names.
-    pub(crate) fn say_bare_names(checkpoint: &Checkpoint) -> bool {
+    pub(crate) fn has_bare_names(checkpoint: &Checkpoint) -> bool {
         Self::folder_of(checkpoint).is_some_and(|folder| folder.join(BARE_NAMES).is_file())
     }
 

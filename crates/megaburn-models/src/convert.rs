@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use crate::{
     DecoderConfig, ModelError,
     assets::{ASSETS, Assets},
-    source::ModelSource,
+    source::{ModelSource, PREFIX},
 };
 
 /// Writes the Hugging Face model in `from` as a checkpoint at step 0, which any layout can load, to
@@ -41,7 +41,7 @@ pub fn import(
     let mut tensors = Vec::new();
     for (path, spec) in plan.iter() {
         let stored = dtype.map_or_else(|| source.dtype(path), Ok)?;
-        let (source, name) = (&source, format!("model.{path}"));
+        let (source, name) = (&source, format!("{PREFIX}{path}"));
         tensors.push(NamedTensor::lazy(name.clone(), &spec.shard, stored, move || {
             let data = source.shard(path, &spec.shard, Some(stored));
             data.map_err(|error| CheckpointError::Source {

@@ -38,7 +38,7 @@ impl Key {
     }
 
     /// The names, if this line is for the parameter at `path`.
-    pub(crate) fn names(&self, path: &str) -> Option<Vec<String>> {
+    fn names(&self, path: &str) -> Option<Vec<String>> {
         let layer = match self.ours.split_once('*') {
             None => (self.ours == path).then_some("")?,
             Some((before, after)) => {

@@ -4,12 +4,21 @@ use std::{fs, io, path::Path};
 
 use megaburn_models::assets::{ASSETS, Assets};
 
-use crate::{TrainConfig, TrainError, config::Tokenizer, data::RunData};
+use crate::{
+    TrainConfig, TrainError,
+    config::{Start, Tokenizer},
+    data::RunData,
+};
 
 /// Puts into the folder of a run that begins what came with the model that it starts from, with the
 /// tokenizer that it trains with, in place of what stood there.
-pub(crate) fn keep(config: &TrainConfig, data: &RunData, dir: &Path) -> Result<(), TrainError> {
-    let of_model = match config.start(true)? {
+pub(crate) fn keep(
+    config: &TrainConfig,
+    start: Option<&Start>,
+    data: &RunData,
+    dir: &Path,
+) -> Result<(), TrainError> {
+    let of_model = match start {
         Some(start) => Assets::of(start.source())?,
         None => Assets::default(),
     };

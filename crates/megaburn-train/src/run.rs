@@ -35,7 +35,8 @@ pub fn pretrain(config: TrainConfig, fresh: bool, stop: StopSignal) -> Result<()
     refuse_axes_to_come(&layout)?;
     let group = GroupOptions { seed: config.run.seed, timeout: config.train.timeout() };
     let data = Arc::new(RunData::load(&config)?);
-    let job = Job { config: Arc::new(config), layout, fresh, data, stop };
+    let start = config.start(fresh)?;
+    let job = Job { config: Arc::new(config), start, layout, fresh, data, stop };
     run_ranks(&job.layout, env, group, |world| job.train(world)).map(drop)
 }
 
@@ -51,6 +52,7 @@ pub(crate) fn refuse_axes_to_come(layout: &Layout) -> Result<(), TrainError> {
 /// What every rank of a run is given.
 struct Job {
     config: Arc<TrainConfig>,
+    start: Option<Start>,
     layout: Layout,
     fresh: bool,
     data: Arc<RunData>,
@@ -64,20 +66,20 @@ impl Job {
         let dir = Path::new(&self.config.run.dir);
         let _lock = groups.is_main().then(|| RunLock::take(dir)).transpose()?;
         let device = Device::flex().autodiff();
-        let start = self.config.start(self.fresh)?;
-        if let Some(Start::Init(source)) = &start
+        if let Some(Start::Init(source)) = &self.start
             && groups.is_main()
         {
             source.verify()?;
         }
         let (config, data) = (self.config.clone(), self.data.clone());
+        let start = self.start.as_ref();
         let mut trainer = Trainer::starting_from(start, config, groups.clone(), device, data)?;
         let resumed = match self.fresh {
             true => trainer.discard_checkpoints().map(|()| None)?,
             false => trainer.resume()?,
         };
         if groups.is_main() && resumed.is_none() {
-            assets::keep(&self.config, &self.data, dir)?;
+            assets::keep(&self.config, start, &self.data, dir)?;
         }
         let mut report = groups
             .is_main()

@@ -11,15 +11,10 @@ const HEAD: &str = "lm_head.weight";
 
 /// Whether a folder whose configuration ties the head to the embedding has a head of its own: then
 /// Transformers does not tie them.
-pub(super) fn has_own_head(dir: &HfDir, config: &DecoderConfig) -> bool {
-    let keys = config.family.spec().keys.iter().copied().flatten();
-    let embedding = keys.into_iter().find_map(|key| key.names("embedding.weight"));
-    let embedding = embedding.and_then(|names| names.into_iter().next()).unwrap_or_default();
-    let bare = embedding.strip_prefix(config.family.spec().optional_prefix).unwrap_or_default();
-    match (dir.bytes(HEAD), dir.bytes(&embedding).or_else(|| dir.bytes(bare))) {
-        (Some(head), Some(embedding)) => head != embedding,
-        _ => false,
-    }
+pub(super) fn has_own_head(dir: &HfDir, params: &[HfParam]) -> bool {
+    let embedding = params.iter().find(|param| param.path == "embedding.weight");
+    let embedding = embedding.and_then(|param| dir.bytes(&param.parts[0].name));
+    dir.bytes(HEAD).zip(embedding).is_some_and(|(head, embedding)| head != embedding)
 }
 
 /// Refuses a folder whose tensors are not those of its model.

@@ -38,7 +38,7 @@ enum Weights {
 }
 
 /// Where a checkpoint keeps the model's parameters.
-const PREFIX: &str = "model.";
+pub(crate) const PREFIX: &str = "model.";
 
 impl ModelSource {
     /// Opens a Hugging Face folder (it has `config.json`), a checkpoint (`manifest.json`) or a run
@@ -75,12 +75,12 @@ impl ModelSource {
     fn open_hf(path: &Path) -> Result<Self, ModelError> {
         let dir = HfDir::open(path)?;
         let mut config = DecoderConfig::from_hf(dir.config(), &path.join("config.json"))?;
-        config.tied &= !has_own_head(&dir, &config);
-        let mut params = config.hf_params()?;
         let prefix = config.family.spec().optional_prefix;
         let bare = !dir.tensors().any(|tensor| tensor.name.starts_with(prefix));
-        if bare {
-            bare_names(&config, &mut params);
+        let mut params = named_params(&config, bare)?;
+        if config.tied && has_own_head(&dir, &params) {
+            config.tied = false;
+            params = named_params(&config, bare)?;
         }
         check_tensors(&dir, &config, &params)?;
         Ok(Self::new(path, config, params, bare, Weights::Hf(dir)))
@@ -93,11 +93,8 @@ impl ModelSource {
                 fail(format!("holds a model that this version does not read: {error}"))
             })?;
         config.validate()?;
-        let mut params = config.hf_params()?;
-        let bare = Assets::say_bare_names(&checkpoint);
-        if bare {
-            bare_names(&config, &mut params);
-        }
+        let bare = Assets::has_bare_names(&checkpoint);
+        let params = named_params(&config, bare)?;
         for param in &params {
             let found = checkpoint.global_shape(&format!("{PREFIX}{}", param.path))?;
             if found != param.shape {
@@ -281,11 +278,16 @@ impl TensorSource for Parameters<'_> {
     }
 }
 
-fn bare_names(config: &DecoderConfig, params: &mut [HfParam]) {
-    let prefix = config.family.spec().optional_prefix;
-    for part in params.iter_mut().flat_map(|param| &mut param.parts) {
-        if let Some(bare) = part.name.strip_prefix(prefix) {
-            part.name = bare.to_string();
+/// Every parameter, with the names of a checkpoint that was saved without its head if `bare`.
+fn named_params(config: &DecoderConfig, bare: bool) -> Result<Vec<HfParam>, ModelError> {
+    let mut params = config.hf_params()?;
+    if bare {
+        let prefix = config.family.spec().optional_prefix;
+        for part in params.iter_mut().flat_map(|param| &mut param.parts) {
+            if let Some(name) = part.name.strip_prefix(prefix) {
+                part.name = name.to_string();
+            }
         }
     }
+    Ok(params)
 }

@@ -86,9 +86,9 @@ pub struct Progress {
 }
 
 impl Trainer {
-    /// A model that has learnt nothing here: freshly drawn, or what `model.init` names (if that is set
-    /// and the run has a checkpoint, [`resume`](Self::resume) loads the weights). `groups` decides the layout; the one in `config` is
-    /// not looked at.
+    /// A model that has learnt nothing here: freshly drawn, or what `model.init` names (if that is
+    /// set and the run has a checkpoint, [`resume`](Self::resume) loads the weights). `groups` decides
+    /// the layout; the one in `config` is not looked at.
     ///
     /// # Errors
     /// The layout does not split the model or the batch, or the data is shorter than one sample.
@@ -101,25 +101,25 @@ impl Trainer {
         data: Arc<RunData>,
     ) -> Result<Self, TrainError> {
         let start = config.start(false)?;
-        Self::starting_from(start, config, groups, device, data)
+        Self::starting_from(start.as_ref(), config, groups, device, data)
     }
 
     /// [`new`](Self::new) from an opened model.
     pub(crate) fn starting_from(
-        start: Option<Start>,
+        start: Option<&Start>,
         config: Arc<TrainConfig>,
         groups: ProcessGroups,
         device: Device,
         data: Arc<RunData>,
     ) -> Result<Self, TrainError> {
         let layout = groups.layout();
-        let model_config = match &start {
+        let model_config = match start {
             Some(start) => start.source().config().clone(),
             None => config.model.decoder(config.data.seq_len, data.vocab()),
         };
         model_config.check_layout(&layout, config.data.seq_len)?;
         if model_config.vocab < data.vocab() {
-            let rule = match &start {
+            let rule = match start {
                 Some(_) => format!(
                     "at least the {} of data.tokenizer, which is not the model's own",
                     data.vocab()
@@ -159,7 +159,7 @@ impl Trainer {
             config,
         };
         if let Some(Start::Init(source)) = start {
-            trainer.load_weights(&source)?;
+            trainer.load_weights(source)?;
         }
         Ok(trainer)
     }

@@ -127,16 +127,16 @@ impl Reference {
                 return Err(bad("labels", format!("holds {id}, the vocabulary is {vocab}")).into());
             }
         }
-        let mut expected = vec![("logits", vec![shape[0], shape[1], vocab]), ("loss", vec![1])];
+        let logits = ("logits".to_string(), vec![shape[0], shape[1], vocab]);
+        let mut expected = vec![logits, ("loss".to_string(), vec![1])];
         for param in source.params() {
             for part in &param.parts {
                 let dir = source.hf_dir().expect("a folder with config.json is one");
                 let shape = dir.header(&part.name).expect("it was checked").shape;
-                expected.push((part.name.as_str(), shape));
+                expected.push((format!("grad.{}", part.name), shape));
             }
         }
-        for (index, (name, shape)) in expected.into_iter().enumerate() {
-            let name = if index < 2 { name.to_string() } else { format!("grad.{name}") };
+        for (name, shape) in expected {
             if let Some(found) = tensors.shape(&name)
                 && found != shape
             {

@@ -1,0 +1,89 @@
+//! Events: points in a stream that others wait for, taken from a pool.
+
+use std::sync::{Mutex, PoisonError};
+
+use cudarc::driver::sys::{self, CUevent, CUresult};
+
+use crate::{CudaError, streams::Stream};
+
+/// Events of this process's context that nobody uses. Making one costs microseconds, recording one
+/// again does not.
+static FREE: Mutex<Vec<Event>> = Mutex::new(Vec::new());
+
+/// A recorded point in a stream. Valid on threads whose context is the device's.
+#[derive(Debug)]
+pub struct Event(Handle);
+
+#[derive(Debug)]
+struct Handle(CUevent);
+
+// SAFETY: an event handle is a name that the driver accepts from every thread.
+unsafe impl Send for Handle {}
+// SAFETY: as above; recording and waiting are thread-safe in the driver.
+unsafe impl Sync for Handle {}
+
+impl Event {
+    /// The point that `stream` has reached by now.
+    ///
+    /// # Errors
+    /// The driver refuses.
+    pub fn record(stream: Stream) -> Result<PooledEvent, CudaError> {
+        let event = FREE.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let event = PooledEvent(Some(event.map_or_else(Self::create, Ok)?));
+        // SAFETY: event and stream are live handles of this context.
+        unsafe { sys::cuEventRecord(event.handle(), stream.0) }
+            .result()
+            .map_err(CudaError::driver("cuEventRecord"))?;
+        Ok(event)
+    }
+
+    fn create() -> Result<Self, CudaError> {
+        let mut event = std::ptr::null_mut();
+        let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
+        // SAFETY: the driver writes the new handle through the pointer.
+        unsafe { sys::cuEventCreate(&mut event, flags) }
+            .result()
+            .map_err(CudaError::driver("cuEventCreate"))?;
+        Ok(Self(Handle(event)))
+    }
+}
+
+/// An event on loan from the pool; dropping it gives it back. Work that already waits for it keeps
+/// waiting for the point that was recorded.
+#[derive(Debug)]
+pub struct PooledEvent(Option<Event>);
+
+impl PooledEvent {
+    fn handle(&self) -> CUevent {
+        self.0.as_ref().expect("only drop takes it").0.0
+    }
+
+    /// Lets what is put on `stream` from now on wait for this point.
+    ///
+    /// # Errors
+    /// The driver refuses.
+    pub fn holds_up(&self, stream: Stream) -> Result<(), CudaError> {
+        // SAFETY: event and stream are live handles of this context.
+        unsafe { sys::cuStreamWaitEvent(stream.0, self.handle(), 0) }
+            .result()
+            .map_err(CudaError::driver("cuStreamWaitEvent"))
+    }
+
+    /// Whether the device has passed this point.
+    ///
+    /// # Errors
+    /// The driver's, which may be of any work before.
+    pub fn is_done(&self) -> Result<bool, CudaError> {
+        // SAFETY: the event is a live handle of this context.
+        match unsafe { sys::cuEventQuery(self.handle()) } {
+            CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+            other => other.result().map(|()| true).map_err(CudaError::driver("cuEventQuery")),
+        }
+    }
+}
+
+impl Drop for PooledEvent {
+    fn drop(&mut self) {
+        FREE.lock().unwrap_or_else(PoisonError::into_inner).extend(self.0.take());
+    }
+}

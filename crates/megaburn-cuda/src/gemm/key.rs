@@ -1,0 +1,90 @@
+use burn::tensor::DType;
+
+use crate::tensor::MatrixView;
+
+/// Everything that decides how a product is computed, except where its matrices are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct Key {
+    pub(super) m: usize,
+    pub(super) n: usize,
+    pub(super) k: usize,
+    pub(super) batch: usize,
+    pub(super) a: MatrixView,
+    pub(super) b: MatrixView,
+    pub(super) out: MatrixView,
+    pub(super) input: DType,
+    pub(super) output: DType,
+    pub(super) bias: bool,
+    pub(super) add: bool,
+    pub(super) tf32: bool,
+}
+
+impl Key {
+    /// Refuses, with the reason, what cuBLASLt would read or write wrongly: nothing there is checked.
+    pub(super) fn new(
+        [a, b, out]: [MatrixView; 3],
+        [of_a, of_b, output]: [DType; 3],
+        bias: Option<(DType, usize)>,
+        add: bool,
+        tf32: bool,
+    ) -> Result<Self, String> {
+        let (m, k, n) = (a.rows, a.cols, b.cols);
+        if of_a != of_b || !super::takes(of_a) {
+            return Err("they must both be bf16, f16 or f32".into());
+        }
+        if output != of_a && output != DType::F32 {
+            return Err(format!("the result cannot be {}", output.name()));
+        }
+        if b.rows != k || (out.rows, out.cols) != (m, n) {
+            let out = [out.rows, out.cols];
+            return Err(format!("their sizes do not fit each other and a result of {out:?}"));
+        }
+        if (a.batch, b.batch) != (out.batch, out.batch) {
+            let batches = [a.batch, b.batch, out.batch];
+            return Err(format!("batches of {batches:?} matrices differ"));
+        }
+        if let Some((dtype, len)) = bias
+            && (dtype != output || len != n)
+        {
+            let dtype = dtype.name();
+            return Err(format!("a bias of {len} {dtype} does not fit {n} {}", output.name()));
+        }
+        let (input, bias) = (of_a, bias.is_some());
+        let tf32 = tf32 && input == DType::F32;
+        Ok(Self { m, n, k, batch: a.batch, a, b, out, input, output, bias, add, tf32 })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn view(shape: [usize; 3]) -> MatrixView {
+        let [_, rows, cols] = shape;
+        MatrixView::new(&shape, &[rows * cols, cols, 1]).unwrap()
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused_with_the_numbers() {
+        use DType::{BF16, F16, F32, F64};
+        let good = [[2, 3, 5], [2, 5, 7], [2, 3, 7]];
+        let key = |shapes: [[usize; 3]; 3], dtypes, bias| {
+            Key::new(shapes.map(view), dtypes, bias, false, true)
+        };
+        let fine = key(good, [BF16, BF16, F32], Some((F32, 7))).unwrap();
+        assert_eq!((fine.m, fine.n, fine.k, fine.batch, fine.tf32), (3, 7, 5, 2, false));
+        for (shapes, dtypes, bias, why) in [
+            (good, [BF16, F16, F32], None, "both be bf16, f16 or f32"),
+            (good, [F64, F64, F64], None, "both be bf16, f16 or f32"),
+            (good, [F32, F32, BF16], None, "the result cannot be bf16"),
+            ([[2, 3, 5], [2, 6, 7], [2, 3, 7]], [F32; 3], None, "do not fit"),
+            ([[2, 3, 5], [2, 5, 7], [2, 3, 8]], [F32; 3], None, "a result of [3, 8]"),
+            ([[2, 3, 5], [4, 5, 7], [2, 3, 7]], [F32; 3], None, "batches of [2, 4, 2]"),
+            (good, [BF16; 3], Some((F32, 7)), "a bias of 7 f32"),
+            (good, [BF16; 3], Some((BF16, 6)), "a bias of 6 bf16"),
+        ] {
+            let error = key(shapes, dtypes, bias).unwrap_err();
+            assert!(error.contains(why), "{error}");
+        }
+    }
+}

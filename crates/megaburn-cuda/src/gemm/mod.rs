@@ -1,0 +1,140 @@
+//! Matrix products through cuBLASLt: bf16, f16 and f32 in, fp32 accumulation, operands where they
+//! are (transposed, sliced, pitched, batched), optionally added to what is there.
+//!
+//! cuBLASLt is column-major; a row-major `[R, C]` is a column-major `[C, R]`, so `D = A B` is asked
+//! for as `Dᵀ = Bᵀ Aᵀ` by passing B first.
+
+mod key;
+mod plan;
+mod tune;
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use burn::tensor::{DType, Shape};
+use burn_cubecl::tensor::CubeTensor;
+
+use crate::{
+    CudaError, CudaQueue, Op,
+    tensor::{MatrixView, empty},
+};
+use key::Key;
+
+static TF32: AtomicBool = AtomicBool::new(false);
+static TUNING: AtomicBool = AtomicBool::new(true);
+
+/// Whether products of f32 matrices may round their inputs to tf32 (ten bits of mantissa), which is
+/// eight times as fast. Off by default, as in PyTorch.
+pub fn set_tf32(allowed: bool) {
+    TF32.store(allowed, Ordering::Relaxed);
+}
+
+/// Whether the algorithm of a product is chosen by timing candidates when its shape first occurs,
+/// which is the default; off, it is cuBLASLt's first suggestion, the same in every run.
+pub fn set_tuning(on: bool) {
+    TUNING.store(on, Ordering::Relaxed);
+}
+
+/// Whether [`product`] takes matrices of this type.
+pub fn takes(dtype: DType) -> bool {
+    matches!(dtype, DType::F32 | DType::BF16 | DType::F16)
+}
+
+/// `a b`, plus `bias` on every row, in new memory of type `dtype`.
+///
+/// # Shapes
+/// - `a`: `[.., m, k]`, `b`: `[.., k, n]` of one type that [`takes`] names and with equal leading
+///   dimensions, whatever their strides
+/// - `bias`: `[n]` in `dtype`
+/// - result: `[.., m, n]`; `dtype` is that of the inputs or f32
+///
+/// # Errors
+/// The tensors are on no CUDA device, or shapes or types do not fit. What fails later is found by
+/// the next read of the result.
+pub fn product(
+    a: CubeTensor,
+    b: CubeTensor,
+    bias: Option<CubeTensor>,
+    dtype: DType,
+) -> Result<CubeTensor, CudaError> {
+    let mut shape: Shape = a.meta.shape().clone();
+    let rank = shape.num_dims();
+    if rank < 2 || b.meta.shape().num_dims() != rank {
+        return Err(refused(&a, &b, "they are not two batches of matrices"));
+    }
+    shape[rank - 1] = b.meta.shape()[rank - 1];
+    let out = empty(&a, shape, dtype);
+    multiply(a, b, bias, &out, false)?;
+    Ok(out)
+}
+
+/// `into = a b` or, if `add`, `into += a b`, in place. The caller sees to it that nobody else reads
+/// `into` meanwhile.
+///
+/// # Shapes
+/// As [`product`]; `into`: `[.., m, n]`, f32 or the inputs' type, its rows contiguous.
+///
+/// # Errors
+/// As [`product`].
+pub fn product_into(
+    a: CubeTensor,
+    b: CubeTensor,
+    into: &CubeTensor,
+    add: bool,
+) -> Result<(), CudaError> {
+    multiply(a, b, None, into, add)
+}
+
+fn multiply(
+    a: CubeTensor,
+    b: CubeTensor,
+    bias: Option<CubeTensor>,
+    out: &CubeTensor,
+    add: bool,
+) -> Result<(), CudaError> {
+    let Some(queue) = CudaQueue::of(out) else {
+        return Err(refused(&a, &b, "they are on no CUDA device"));
+    };
+    if out.meta.shape().num_elements() == 0 {
+        return Ok(());
+    }
+    let described = format!(
+        "matrix product {:?} {} x {:?} {} into {}",
+        a.meta.shape().as_slice(),
+        a.dtype.name(),
+        b.meta.shape().as_slice(),
+        b.dtype.name(),
+        out.dtype.name()
+    );
+    let ((a, view_a), (b, view_b)) = (MatrixView::of(a), MatrixView::of(b));
+    let bias = bias.map(crate::tensor::contiguous);
+    let view_out = MatrixView::new(out.meta.shape(), out.meta.strides());
+    let view_out = view_out.filter(|view| !view.transposed);
+    let Some(view_out) = view_out else {
+        return Err(refused(&a, &b, "the rows of the result are not contiguous"));
+    };
+    let dtypes = [a.dtype, b.dtype, out.dtype];
+    let tf32 = TF32.load(Ordering::Relaxed);
+    let bias_dtype = bias.as_ref().map(|bias| (bias.dtype, bias.meta.shape().num_elements()));
+    let key = Key::new([view_a, view_b, view_out], dtypes, bias_dtype, add, tf32)
+        .map_err(|why| refused(&a, &b, &why))?;
+    let mut op = Op::new(move || described.clone()).reads(&a).reads(&b).writes(out);
+    if let Some(bias) = &bias {
+        op = op.reads(bias);
+    }
+    let tune = TUNING.load(Ordering::Relaxed);
+    queue.enqueue(op, move |stream, buffers| {
+        let [a, b] = [buffers.reads[0], buffers.reads[1]];
+        plan::run(&key, stream, [a, b, buffers.writes[0]], buffers.reads.get(2).copied(), tune)
+    });
+    Ok(())
+}
+
+fn refused(a: &CubeTensor, b: &CubeTensor, why: &str) -> CudaError {
+    CudaError::Refused(format!(
+        "matrix product of {:?} {} and {:?} {}: {why}",
+        a.meta.shape().as_slice(),
+        a.dtype.name(),
+        b.meta.shape().as_slice(),
+        b.dtype.name()
+    ))
+}

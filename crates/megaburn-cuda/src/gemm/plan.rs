@@ -1,0 +1,298 @@
+use std::{cell::RefCell, collections::HashMap, ffi::c_void, ptr};
+
+use burn::tensor::DType;
+use cudarc::{
+    cublaslt::{
+        result::{self as lt, CublasError},
+        sys::{
+            self as lts, cublasComputeType_t as Compute, cublasLtEpilogue_t as Epilogue,
+            cublasLtMatmulDescAttributes_t as DescAttribute,
+            cublasLtMatmulPreferenceAttributes_t as PrefAttribute,
+            cublasLtMatrixLayoutAttribute_t as LayoutAttribute, cudaDataType,
+        },
+    },
+    driver::sys as cu,
+};
+
+use super::{key::Key, tune};
+use crate::{CudaError, RawBuffer, streams::Stream, tensor::MatrixView};
+
+/// What cuBLASLt may use beside the matrices. Its documentation asks for 32 MiB or more on Hopper.
+const WORKSPACE: usize = 64 << 20;
+
+/// cuBLASLt on one device thread: its handle, the workspace of CubeCL's stream, and what is known
+/// about the shapes seen so far. It lives as long as the device thread, which is the process.
+struct Library {
+    handle: lts::cublasLtHandle_t,
+    workspace: u64,
+    plans: HashMap<(Key, [u32; 4]), Plan>,
+}
+
+/// A product ready to be launched on any matrices of its shape and alignment.
+pub(super) struct Plan {
+    desc: lts::cublasLtMatmulDesc_t,
+    /// Of B, A and D, in cuBLASLt's order.
+    layouts: [lts::cublasLtMatrixLayout_t; 3],
+    pub(super) algorithm: lts::cublasLtMatmulAlgo_t,
+    add: bool,
+}
+
+thread_local! {
+    static LIBRARY: RefCell<Option<Library>> = const { RefCell::new(None) };
+}
+
+/// Enqueues the product on `stream`. Matrices in the order A, B, D.
+pub(super) fn run(
+    key: &Key,
+    stream: Stream,
+    [a, b, out]: [RawBuffer; 3],
+    bias: Option<RawBuffer>,
+    tune: bool,
+) -> Result<(), CudaError> {
+    check_bounds(key, [a, b, out])?;
+    let bias = bias.map_or(0, |bias| bias.ptr);
+    LIBRARY.with_borrow_mut(|library| {
+        let library = match library {
+            Some(library) => library,
+            None => library.insert(Library::load()?),
+        };
+        let (handle, workspace) = (library.handle, library.workspace);
+        let launch = |plan: &Plan, out: u64| {
+            plan.launch(handle, workspace, stream, [a.ptr, b.ptr, out, bias])
+        };
+        let aligned = [a.ptr, b.ptr, out.ptr, bias].map(alignment);
+        if let Some(plan) = library.plans.get(&(*key, aligned)) {
+            return launch(plan, out.ptr);
+        }
+        let (mut plan, candidates) = Plan::find(handle, key, aligned)?;
+        if tune
+            && let Some(best) = tune::fastest(stream, &candidates, out.bytes, |algorithm, out| {
+                plan.algorithm = algorithm;
+                launch(&plan, out)
+            })
+        {
+            plan.algorithm = best;
+        } else {
+            plan.algorithm = candidates[0];
+        }
+        launch(library.plans.entry((*key, aligned)).or_insert(plan), out.ptr)
+    })
+}
+
+/// The largest power of two up to 256 that divides an address: what algorithms may rely on.
+fn alignment(ptr: u64) -> u32 {
+    1 << ptr.trailing_zeros().min(8)
+}
+
+/// Refuses matrices that do not lie in their buffers; the library would not.
+fn check_bounds(key: &Key, buffers: [RawBuffer; 3]) -> Result<(), CudaError> {
+    let sizes = [key.input.size(), key.input.size(), key.output.size()];
+    for ((view, buffer), size) in [key.a, key.b, key.out].iter().zip(buffers).zip(sizes) {
+        let [long, wide] =
+            if view.transposed { [view.cols, view.rows] } else { [view.rows, view.cols] };
+        let last = (view.batch - 1) * view.batch_stride + (long - 1) * view.ld + wide;
+        if (last * size) as u64 > buffer.bytes {
+            let bytes = buffer.bytes;
+            return Err(CudaError::Refused(format!("{view:?} leaves its buffer of {bytes} bytes")));
+        }
+    }
+    Ok(())
+}
+
+impl Library {
+    fn load() -> Result<Self, CudaError> {
+        let mut workspace = 0;
+        // SAFETY: the driver writes the new address through the pointer; the context is current.
+        unsafe { cu::cuMemAlloc_v2(&mut workspace, WORKSPACE) }
+            .result()
+            .map_err(CudaError::driver("cuMemAlloc of cuBLASLt's workspace of 64 MiB"))?;
+        let handle = lt::create_handle().map_err(failed("cublasLtCreate"))?;
+        Ok(Self { handle, workspace, plans: HashMap::new() })
+    }
+}
+
+fn failed(call: &'static str) -> impl FnOnce(CublasError) -> CudaError {
+    move |error| CudaError::Call { call, why: format!("{:?}", error.0) }
+}
+
+fn data_type(dtype: DType) -> cudaDataType {
+    match dtype {
+        DType::BF16 => cudaDataType::CUDA_R_16BF,
+        DType::F16 => cudaDataType::CUDA_R_16F,
+        _ => cudaDataType::CUDA_R_32F,
+    }
+}
+
+impl Plan {
+    /// Descriptors for `key` and the algorithms that cuBLASLt suggests, best first; at least one.
+    fn find(
+        handle: lts::cublasLtHandle_t,
+        key: &Key,
+        aligned: [u32; 4],
+    ) -> Result<(Self, Vec<lts::cublasLtMatmulAlgo_t>), CudaError> {
+        let compute = match key.tf32 {
+            true => Compute::CUBLAS_COMPUTE_32F_FAST_TF32,
+            false => Compute::CUBLAS_COMPUTE_32F,
+        };
+        let desc = lt::create_matmul_desc(compute, cudaDataType::CUDA_R_32F)
+            .map_err(failed("cublasLtMatmulDescCreate"))?;
+        // Memory that is transposed for a row-major reader is plain for a column-major one, and the
+        // other way round; asking for the transposed product turns it back.
+        set_desc(desc, DescAttribute::CUBLASLT_MATMUL_DESC_TRANSA, &transpose(&key.b))?;
+        set_desc(desc, DescAttribute::CUBLASLT_MATMUL_DESC_TRANSB, &transpose(&key.a))?;
+        if key.bias {
+            let epilogue = Epilogue::CUBLASLT_EPILOGUE_BIAS;
+            set_desc(desc, DescAttribute::CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue)?;
+            // The bias of every launch is set by itself; the heuristic only wants to see one.
+            let some = 256u64;
+            set_desc(desc, DescAttribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &some)?;
+            let dtype = data_type(key.output);
+            set_desc(desc, DescAttribute::CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &dtype)?;
+        }
+        let layouts =
+            [layout(&key.b, key.input)?, layout(&key.a, key.input)?, layout(&key.out, key.output)?];
+        let candidates = candidates(handle, desc, layouts, aligned)?;
+        Ok((Self { desc, layouts, algorithm: candidates[0], add: key.add }, candidates))
+    }
+
+    fn launch(
+        &self,
+        handle: lts::cublasLtHandle_t,
+        workspace: u64,
+        stream: Stream,
+        [a, b, out, bias]: [u64; 4],
+    ) -> Result<(), CudaError> {
+        if bias != 0 {
+            set_desc(self.desc, DescAttribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias)?;
+        }
+        let (alpha, beta) = (1f32, if self.add { 1f32 } else { 0f32 });
+        let [of_b, of_a, of_out] = self.layouts;
+        // SAFETY: descriptors and algorithm belong together; `check_bounds` and `alignment` saw to
+        // the addresses; alpha and beta are f32 on the host as the scale type says.
+        unsafe {
+            lt::matmul(
+                handle,
+                self.desc,
+                ptr::from_ref(&alpha).cast(),
+                ptr::from_ref(&beta).cast(),
+                b as *const c_void,
+                of_b,
+                a as *const c_void,
+                of_a,
+                out as *const c_void,
+                of_out,
+                out as *mut c_void,
+                of_out,
+                &self.algorithm,
+                workspace as *mut c_void,
+                WORKSPACE,
+                stream.0.cast(),
+            )
+        }
+        .map_err(failed("cublasLtMatmul"))
+    }
+}
+
+impl Drop for Plan {
+    fn drop(&mut self) {
+        // SAFETY: the handles are this plan's own and not used after.
+        unsafe {
+            let _ = lt::destroy_matmul_desc(self.desc);
+            for layout in self.layouts {
+                let _ = lt::destroy_matrix_layout(layout);
+            }
+        }
+    }
+}
+
+/// `CUBLAS_OP_N` or `CUBLAS_OP_T`, which cudarc's bindings of cuBLASLt leave out.
+fn transpose(view: &MatrixView) -> i32 {
+    i32::from(view.transposed)
+}
+
+/// The column-major layout of a view's memory.
+fn layout(view: &MatrixView, dtype: DType) -> Result<lts::cublasLtMatrixLayout_t, CudaError> {
+    let [long, wide] =
+        if view.transposed { [view.cols, view.rows] } else { [view.rows, view.cols] };
+    let layout =
+        lt::create_matrix_layout(data_type(dtype), wide as u64, long as u64, view.ld as i64)
+            .map_err(failed("cublasLtMatrixLayoutCreate"))?;
+    if view.batch > 1 {
+        let (count, stride) = (view.batch as i32, view.batch_stride as i64);
+        let set = |attribute, value: *const c_void, size| {
+            // SAFETY: `value` points to `size` bytes of the type that the attribute has.
+            unsafe { lt::set_matrix_layout_attribute(layout, attribute, value, size) }
+                .map_err(failed("cublasLtMatrixLayoutSetAttribute"))
+        };
+        set(LayoutAttribute::CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, ptr::from_ref(&count).cast(), 4)?;
+        let offset = LayoutAttribute::CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET;
+        set(offset, ptr::from_ref(&stride).cast(), 8)?;
+    }
+    Ok(layout)
+}
+
+fn set_desc<T>(
+    desc: lts::cublasLtMatmulDesc_t,
+    attribute: DescAttribute,
+    value: &T,
+) -> Result<(), CudaError> {
+    let size = size_of::<T>();
+    // SAFETY: `value` is of the type that the attribute has.
+    unsafe { lt::set_matmul_desc_attribute(desc, attribute, ptr::from_ref(value).cast(), size) }
+        .map_err(failed("cublasLtMatmulDescSetAttribute"))
+}
+
+fn candidates(
+    handle: lts::cublasLtHandle_t,
+    desc: lts::cublasLtMatmulDesc_t,
+    [b, a, out]: [lts::cublasLtMatrixLayout_t; 3],
+    aligned: [u32; 4],
+) -> Result<Vec<lts::cublasLtMatmulAlgo_t>, CudaError> {
+    let preference = lt::create_matmul_pref().map_err(failed("cublasLtMatmulPreferenceCreate"))?;
+    let set = |attribute, value: *const c_void, size| {
+        // SAFETY: `value` points to `size` bytes of the type that the attribute has.
+        unsafe { lt::set_matmul_pref_attribute(preference, attribute, value, size) }
+            .map_err(failed("cublasLtMatmulPreferenceSetAttribute"))
+    };
+    let workspace = WORKSPACE;
+    let bytes = PrefAttribute::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
+    set(bytes, ptr::from_ref(&workspace).cast(), 8)?;
+    let [of_a, of_b, of_out, _] = &aligned;
+    for (attribute, bytes) in [
+        (PrefAttribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, of_b),
+        (PrefAttribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, of_a),
+        (PrefAttribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, of_out),
+        (PrefAttribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, of_out),
+    ] {
+        set(attribute, ptr::from_ref(bytes).cast(), 4)?;
+    }
+    // SAFETY: numbers and a status, for all of which zero is a value.
+    let mut found: [lts::cublasLtMatmulHeuristicResult_t; tune::CANDIDATES] =
+        unsafe { std::mem::zeroed() };
+    let mut count = 0;
+    // SAFETY: `found` has room for as many results as are asked for; all handles are live.
+    let status = unsafe {
+        lts::cublasLtMatmulAlgoGetHeuristic(
+            handle,
+            desc,
+            b,
+            a,
+            out,
+            out,
+            preference,
+            tune::CANDIDATES as i32,
+            found.as_mut_ptr(),
+            &mut count,
+        )
+    };
+    // SAFETY: the preference is this function's own.
+    let _ = unsafe { lt::destroy_matmul_pref(preference) };
+    status.result().map_err(failed("cublasLtMatmulAlgoGetHeuristic"))?;
+    let found = found.into_iter().take(usize::try_from(count).unwrap_or(0));
+    let usable = found.filter(|found| found.state.result().is_ok());
+    let usable: Vec<_> = usable.map(|found| found.algo).collect();
+    if usable.is_empty() {
+        return Err(CudaError::Refused("cuBLASLt knows no algorithm for it".into()));
+    }
+    Ok(usable)
+}

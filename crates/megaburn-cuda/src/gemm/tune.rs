@@ -1,0 +1,102 @@
+use cudarc::{cublaslt::sys::cublasLtMatmulAlgo_t, driver::sys as cu};
+
+use crate::{CudaError, streams::Stream};
+
+/// How many of cuBLASLt's suggestions are timed.
+pub(super) const CANDIDATES: usize = 8;
+const ROUNDS: usize = 5;
+/// A suggestion must be this much faster than an earlier one to be taken: the order is cuBLASLt's
+/// own estimate, and a timing is noisy.
+const CLEARLY: f32 = 0.98;
+
+/// The fastest algorithm on the matrices at hand, the result written to memory of its own; `None` if
+/// there is no choice, no such memory, or the clock cannot be read.
+///
+/// Waits for the device: once for each new shape.
+pub(super) fn fastest(
+    stream: Stream,
+    candidates: &[cublasLtMatmulAlgo_t],
+    out_bytes: u64,
+    mut launch: impl FnMut(cublasLtMatmulAlgo_t, u64) -> Result<(), CudaError>,
+) -> Option<cublasLtMatmulAlgo_t> {
+    if candidates.len() < 2 {
+        return None;
+    }
+    let scratch = Scratch::new(out_bytes)?;
+    let timer = Timer::new()?;
+    let mut best: Option<(f32, cublasLtMatmulAlgo_t)> = None;
+    for &candidate in candidates {
+        let mut fastest = f32::INFINITY;
+        for _ in 0..ROUNDS {
+            timer.start(stream)?;
+            // One that cuBLASLt suggests and then refuses is no candidate.
+            if launch(candidate, scratch.0).is_err() {
+                fastest = f32::INFINITY;
+                break;
+            }
+            fastest = fastest.min(timer.milliseconds(stream)?);
+        }
+        if best.is_none_or(|(time, _)| fastest < time * CLEARLY) {
+            best = Some((fastest, candidate));
+        }
+    }
+    best.filter(|(time, _)| time.is_finite()).map(|(_, algorithm)| algorithm)
+}
+
+/// Device memory of its own, beside CubeCL's.
+struct Scratch(u64);
+
+impl Scratch {
+    fn new(bytes: u64) -> Option<Self> {
+        let mut ptr = 0;
+        // SAFETY: the driver writes the new address through the pointer; the context is current.
+        let status = unsafe { cu::cuMemAlloc_v2(&mut ptr, usize::try_from(bytes).ok()?) };
+        status.result().is_ok().then_some(Self(ptr))
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        // SAFETY: the memory is this value's own; the driver waits for what uses it.
+        let _ = unsafe { cu::cuMemFree_v2(self.0) };
+    }
+}
+
+struct Timer([cu::CUevent; 2]);
+
+impl Timer {
+    fn new() -> Option<Self> {
+        let mut events = [std::ptr::null_mut(); 2];
+        for event in &mut events {
+            // SAFETY: the driver writes the new handle through the pointer.
+            unsafe { cu::cuEventCreate(event, 0) }.result().ok()?;
+        }
+        Some(Self(events))
+    }
+
+    fn start(&self, stream: Stream) -> Option<()> {
+        // SAFETY: event and stream are live handles of this context.
+        unsafe { cu::cuEventRecord(self.0[0], stream.0) }.result().ok()
+    }
+
+    fn milliseconds(&self, stream: Stream) -> Option<f32> {
+        let [start, end] = self.0;
+        let mut milliseconds = 0.0;
+        // SAFETY: events and stream are live handles of this context, both events recorded.
+        unsafe {
+            cu::cuEventRecord(end, stream.0).result().ok()?;
+            cu::cuEventSynchronize(end).result().ok()?;
+            cu::cuEventElapsedTime_v2(&mut milliseconds, start, end).result().ok()?;
+        }
+        Some(milliseconds)
+    }
+}
+
+impl Drop for Timer {
+    fn drop(&mut self) {
+        for event in self.0 {
+            // SAFETY: the events are this value's own.
+            let _ = unsafe { cu::cuEventDestroy_v2(event) };
+        }
+    }
+}

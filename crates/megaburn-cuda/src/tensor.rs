@@ -1,0 +1,141 @@
+//! CubeCL's tensors at the border to foreign libraries: the one place that knows of pitched rows.
+//!
+//! CubeCL pads the rows of what it allocates, and slices and transposed tensors share their parent's
+//! memory. A library that takes a leading dimension reads most of these where they are
+//! ([`MatrixView`]); one that takes a flat stretch needs [`contiguous`].
+
+use burn::tensor::{DType, Shape};
+use burn_cubecl::{
+    kernel::into_contiguous, ops::numeric::empty_device_contiguous_dtype, tensor::CubeTensor,
+};
+
+/// The same elements, one behind the other in memory; copied only if they are not.
+pub fn contiguous(tensor: CubeTensor) -> CubeTensor {
+    into_contiguous(tensor)
+}
+
+/// New memory without padding beside `like`, its content undefined.
+pub fn empty(like: &CubeTensor, shape: impl Into<Shape>, dtype: DType) -> CubeTensor {
+    empty_device_contiguous_dtype(like.client.clone(), like.device.clone(), shape.into(), dtype)
+}
+
+/// How the elements of a tensor `[.., rows, cols]` lie in memory, if as a batch of matrices at equal
+/// distances. All numbers are in elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct MatrixView {
+    /// Rows of a matrix.
+    pub rows: usize,
+    /// Columns of a matrix.
+    pub cols: usize,
+    /// From one row to the next or, if `transposed`, from one column to the next.
+    pub ld: usize,
+    /// Whether columns, not rows, are contiguous.
+    pub transposed: bool,
+    /// Matrices.
+    pub batch: usize,
+    /// From one matrix to the next.
+    pub batch_stride: usize,
+}
+
+impl MatrixView {
+    /// The view that shape and strides describe; `None` where no leading dimension does.
+    ///
+    /// # Shapes
+    /// `[.., rows, cols]`, both slices as long; no empty dimension.
+    pub fn new(shape: &[usize], strides: &[usize]) -> Option<Self> {
+        let matrix = shape.len().checked_sub(2)?;
+        if shape.contains(&0) {
+            return None;
+        }
+        let [rows, cols] = [shape[matrix], shape[matrix + 1]];
+        let [by_row, by_col] = [strides[matrix], strides[matrix + 1]];
+        // The stride of a dimension of one says nothing.
+        let ld = |len: usize, stride: usize, inner: usize| if len == 1 { inner } else { stride };
+        let (ld, transposed) = if (cols == 1 || by_col == 1) && ld(rows, by_row, cols) >= cols {
+            (ld(rows, by_row, cols), false)
+        } else if (rows == 1 || by_row == 1) && ld(cols, by_col, rows) >= rows {
+            (ld(cols, by_col, rows), true)
+        } else {
+            return None;
+        };
+        let (mut batch, mut batch_stride) = (1, 0);
+        for (&len, &stride) in shape[..matrix].iter().zip(strides).rev() {
+            if len == 1 {
+                continue;
+            }
+            if batch == 1 {
+                batch_stride = stride;
+            } else if stride != batch_stride * batch {
+                return None;
+            }
+            batch *= len;
+        }
+        Some(Self { rows, cols, ld, transposed, batch, batch_stride })
+    }
+
+    /// The tensor where it is, or a copy where its strides are no matrix's, and its view.
+    ///
+    /// # Panics
+    /// If the tensor has fewer than two dimensions or an empty one.
+    pub fn of(tensor: CubeTensor) -> (CubeTensor, Self) {
+        let view = |tensor: &CubeTensor| Self::new(tensor.meta.shape(), tensor.meta.strides());
+        let tiled = tensor.meta.shape().num_dims() != burn::backend::TensorMetadata::rank(&tensor);
+        if !tiled && let Some(found) = view(&tensor) {
+            return (tensor, found);
+        }
+        let tensor = contiguous(tensor);
+        let found = view(&tensor).expect("a contiguous tensor is a batch of matrices");
+        (tensor, found)
+    }
+
+    /// The matrices with rows and columns swapped, in the same memory.
+    pub fn swapped(self) -> Self {
+        Self { rows: self.cols, cols: self.rows, transposed: !self.transposed, ..self }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn view(
+        rows: usize,
+        cols: usize,
+        ld: usize,
+        transposed: bool,
+        batch: [usize; 2],
+    ) -> MatrixView {
+        MatrixView { rows, cols, ld, transposed, batch: batch[0], batch_stride: batch[1] }
+    }
+
+    #[test]
+    fn rows_may_be_pitched_sliced_or_swapped() {
+        for (shape, strides, expected) in [
+            (&[3, 5][..], &[5, 1][..], view(3, 5, 5, false, [1, 0])),
+            (&[3, 5], &[8, 1], view(3, 5, 8, false, [1, 0])),
+            (&[5, 3], &[1, 8], view(5, 3, 8, true, [1, 0])),
+            (&[1, 5], &[99, 1], view(1, 5, 5, false, [1, 0])),
+            (&[5, 1], &[7, 3], view(5, 1, 7, false, [1, 0])),
+            (&[2, 4, 3, 5], &[60, 15, 5, 1], view(3, 5, 5, false, [8, 15])),
+            (&[2, 1, 3, 5], &[40, 77, 8, 1], view(3, 5, 8, false, [2, 40])),
+            // Heads out of `[seq, batch, heads, d]`: rows of a head are far apart.
+            (&[2, 4, 7, 5], &[20, 5, 40, 1], view(7, 5, 40, false, [8, 5])),
+            (&[4, 7, 5], &[0, 5, 1], view(7, 5, 5, false, [4, 0])),
+        ] {
+            assert_eq!(MatrixView::new(shape, strides), Some(expected), "{shape:?} {strides:?}");
+        }
+    }
+
+    #[test]
+    fn what_no_leading_dimension_describes_is_copied() {
+        for (shape, strides) in [
+            (&[3, 5][..], &[10, 2][..]),
+            (&[3, 5], &[0, 1]),
+            (&[2, 4, 3, 5], &[15, 30, 5, 1]),
+            (&[2, 0], &[1, 1]),
+            (&[4], &[1]),
+        ] {
+            assert_eq!(MatrixView::new(shape, strides), None, "{shape:?} {strides:?}");
+        }
+    }
+}

@@ -27,11 +27,14 @@
 compile_error!("megaburn-kernels has no backend to run on: enable its feature `flex`");
 
 mod attention;
+mod backends;
 mod dropout;
 mod error;
 mod gelu;
 mod layer_norm;
+mod linear;
 mod primitive;
+mod products;
 mod rms_norm;
 mod rope;
 mod softmax;
@@ -44,6 +47,7 @@ pub use dropout::{DropoutKey, dropout};
 pub use error::KernelError;
 pub use gelu::{gelu, gelu_tanh};
 pub use layer_norm::layer_norm;
+pub use linear::{LinearOptions, MainGrad, linear};
 pub use rms_norm::rms_norm;
 pub use rope::{RopeConfig, RopeScaling, RopeTable, apply_rope};
 pub use softmax::{SoftmaxMask, scale_mask_softmax};
@@ -56,6 +60,7 @@ pub mod reference {
     pub use crate::attention::reference::attention;
     pub use crate::dropout::reference::dropout;
     pub use crate::layer_norm::reference::layer_norm;
+    pub use crate::linear::reference::linear;
     pub use crate::rms_norm::reference::rms_norm;
     pub use crate::rope::reference::apply_rope;
     pub use crate::swiglu::reference::swiglu;

@@ -4,6 +4,7 @@
 //! memory. A library that takes a leading dimension reads most of these where they are
 //! ([`MatrixView`]); one that takes a flat stretch needs [`contiguous`].
 
+use burn::backend::{Cube, TensorMetadata, tensor::FloatTensor};
 use burn::tensor::{DType, Shape};
 use burn_cubecl::{
     kernel::into_contiguous, ops::numeric::empty_device_contiguous_dtype, tensor::CubeTensor,
@@ -12,6 +13,29 @@ use burn_cubecl::{
 /// The same elements, one behind the other in memory; copied only if they are not.
 pub fn contiguous(tensor: CubeTensor) -> CubeTensor {
     into_contiguous(tensor)
+}
+
+/// Burn's tensor of a CubeCL device as CubeCL's own.
+pub fn from_backend(tensor: FloatTensor<Cube>) -> CubeTensor {
+    tensor
+}
+
+/// The inverse of [`from_backend`].
+pub fn into_backend(tensor: CubeTensor) -> FloatTensor<Cube> {
+    tensor
+}
+
+/// The last two dimensions swapped, in the same memory.
+pub fn transposed(tensor: CubeTensor) -> CubeTensor {
+    let mut tensor = if is_tiled(&tensor) { contiguous(tensor) } else { tensor };
+    let rank = tensor.meta.num_dims();
+    tensor.meta.swap(rank - 2, rank - 1);
+    tensor
+}
+
+/// Whether the tensor's memory is ordered by tiles, so that its strides are no dimension's.
+fn is_tiled(tensor: &CubeTensor) -> bool {
+    tensor.meta.shape().num_dims() != TensorMetadata::rank(tensor)
 }
 
 /// New memory without padding beside `like`, its content undefined.
@@ -79,8 +103,9 @@ impl MatrixView {
     /// If the tensor has fewer than two dimensions or an empty one.
     pub fn of(tensor: CubeTensor) -> (CubeTensor, Self) {
         let view = |tensor: &CubeTensor| Self::new(tensor.meta.shape(), tensor.meta.strides());
-        let tiled = tensor.meta.shape().num_dims() != burn::backend::TensorMetadata::rank(&tensor);
-        if !tiled && let Some(found) = view(&tensor) {
+        if !is_tiled(&tensor)
+            && let Some(found) = view(&tensor)
+        {
             return (tensor, found);
         }
         let tensor = contiguous(tensor);

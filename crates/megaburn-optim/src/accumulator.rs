@@ -5,6 +5,7 @@ use burn::{
     module::{Module, Param},
     tensor::{DType, Device, Gradients},
 };
+use megaburn_kernels::MainGrad;
 use megaburn_mesh::{ParamSpec, ShardPlan};
 
 use crate::{
@@ -28,11 +29,23 @@ pub(crate) struct Entry {
     pub(crate) spec: ParamSpec,
     pub(crate) device: Device,
     pub(crate) grad: Option<Tensor<1>>,
+    /// Where the layer that uses the parameter sums a part of its gradient, or all.
+    pub(crate) main_grad: Option<MainGrad>,
 }
 
 impl Entry {
     pub(crate) fn num_elements(&self) -> usize {
         self.spec.shard.local_shape().iter().product()
+    }
+
+    /// Takes what the layer summed.
+    pub(crate) fn gather(&mut self) {
+        let Some(sum) = self.main_grad.as_ref().and_then(MainGrad::take) else { return };
+        let sum = sum.flatten(0, 1);
+        self.grad = Some(match self.grad.take() {
+            Some(grad) => grad + sum,
+            None => sum,
+        });
     }
 
     /// The gradient, zeros if there was none.
@@ -56,7 +69,29 @@ impl GradientAccumulator {
         Ok(Self { entries: collect.entries })
     }
 
-    /// Adds the gradients of one micro-batch, taking them out of `grads`.
+    /// Lets linear layers sum the gradients of their weights in f32 while they compute them, given
+    /// by path (`megaburn_parallel::main_grads`): they pass through neither Burn's `Gradients` nor
+    /// [`accumulate`](Self::accumulate) any more.
+    ///
+    /// A path without a trainable parameter is left alone.
+    #[must_use]
+    pub fn with_main_grads(mut self, main_grads: BTreeMap<String, MainGrad>) -> Self {
+        for (path, main_grad) in main_grads {
+            if let Some(entry) = self.entries.get_mut(&path) {
+                main_grad.attach();
+                entry.main_grad = Some(main_grad);
+            }
+        }
+        self
+    }
+
+    /// Takes what the layers summed since; until then the sums of a step are theirs.
+    pub(crate) fn gather(&mut self) {
+        self.entries.values_mut().for_each(Entry::gather);
+    }
+
+    /// Adds the gradients of one micro-batch, taking them out of `grads`. After the last one comes
+    /// [`reduce`](Self::reduce), which completes the sums, on one rank too.
     ///
     /// `module` is the one this was made for, or its successor after updates.
     pub fn accumulate<M: Module>(&mut self, module: &M, grads: &mut Gradients) {
@@ -86,6 +121,7 @@ impl GradientAccumulator {
 
     /// Sets all gradients to zero, for the next step.
     pub fn reset(&mut self) {
+        self.gather();
         self.entries.values_mut().for_each(|entry| entry.grad = None);
     }
 
@@ -113,7 +149,7 @@ impl FloatVisitor for Collect<'_> {
         let spec = self.plan.get(&path).expect("the plan was checked").clone();
         if param.val().is_require_grad() {
             let device = param.val().device().inner();
-            self.entries.insert(path, Entry { spec, device, grad: None });
+            self.entries.insert(path, Entry { spec, device, grad: None, main_grad: None });
         }
     }
 }

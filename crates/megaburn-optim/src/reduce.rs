@@ -23,6 +23,7 @@ impl GradientAccumulator {
     }
 
     fn reduce_by(&mut self, group: &Group, bucket: usize) -> Result<(), OptimError> {
+        self.gather();
         if group.size() > 1 {
             let mut entries: Vec<&mut Entry> = self.entries.values_mut().collect();
             let mut rest = entries.as_mut_slice();

@@ -3,15 +3,13 @@ use burn::{
     module::{Module, Param},
     nn::Initializer,
     prelude::{Device, Int},
-    tensor::{
-        Tensor,
-        module::{embedding, linear},
-    },
+    tensor::{Tensor, module::embedding},
 };
 use megaburn_collective::{
     Group,
     region::{Partial, SequenceShard, copy_to},
 };
+use megaburn_kernels::{LinearOptions, MainGrad, linear};
 use megaburn_mesh::{Axis, ShardSpec, pad_vocab};
 
 use crate::{ParallelError, PlanBuilder, Sharded, init::Draw};
@@ -75,6 +73,7 @@ impl VocabParallelEmbeddingConfig {
                 sequence_parallel,
                 group: group.clone(),
                 path: self.path.clone(),
+                main_grad: MainGrad::default(),
             },
         })
     }
@@ -101,6 +100,7 @@ struct EmbeddingRows {
     sequence_parallel: bool,
     group: Group,
     path: Option<String>,
+    main_grad: MainGrad,
 }
 
 impl VocabParallelEmbedding {
@@ -137,13 +137,14 @@ impl VocabParallelEmbedding {
     /// # Collective
     /// As a column-parallel [`crate::ParallelLinear`].
     pub fn logits(&self, x: Tensor<3>) -> Tensor<3> {
-        let EmbeddingRows { sequence_parallel, group, .. } = &self.rows;
+        let EmbeddingRows { sequence_parallel, group, main_grad, .. } = &self.rows;
         let x = if *sequence_parallel {
             SequenceShard::new(x, group).gather()
         } else {
             copy_to(x, group)
         };
-        linear(x, self.weight.val().transpose(), None)
+        let options = LinearOptions { out_in: true, main_grad: Some(main_grad.clone()) };
+        linear(x, self.weight.val(), None, options)
     }
 
     /// The same layer and weights for whole sequences, as generation needs it.
@@ -161,6 +162,6 @@ impl VocabParallelEmbedding {
 impl Sharded for VocabParallelEmbedding {
     fn shards(&self, plan: &mut PlanBuilder) {
         plan.drawn_from(self.rows.path.as_deref());
-        plan.param("weight", &self.rows.spec);
+        plan.matrix("weight", &self.rows.spec, Some(self.rows.main_grad.clone()));
     }
 }

@@ -58,4 +58,4 @@ pub use mlp::{Activation, Mlp, MlpConfig};
 pub use norm::{Norm, NormConfig, NormKind};
 pub use params::{LazyParam, lazy_params, load_params, read_params};
 pub use position::{PositionEmbedding, PositionEmbeddingConfig};
-pub use shards::{PlanBuilder, Sharded, check_plan, shard_plan};
+pub use shards::{PlanBuilder, Sharded, check_plan, main_grads, shard_plan};

@@ -7,6 +7,7 @@ use burn::{
     tensor::Tensor,
 };
 use megaburn_collective::Group;
+use megaburn_kernels::MainGrad;
 use megaburn_mesh::{Axis, ParamSpec, ShardPlan, ShardSpec};
 
 use crate::ParallelError;
@@ -41,6 +42,7 @@ pub trait Sharded {
 pub struct PlanBuilder {
     path: Vec<String>,
     params: Vec<(String, ParamSpec)>,
+    main_grads: BTreeMap<String, MainGrad>,
     /// Name of each layer that drew its weights from one, and its path.
     names: Vec<(String, String)>,
 }
@@ -49,6 +51,12 @@ impl PlanBuilder {
     /// A parameter of the current module.
     pub fn param(&mut self, field: &str, shard: &ShardSpec) {
         self.params.push((self.join(field), ParamSpec { shard: shard.clone() }));
+    }
+
+    /// A weight of the current module whose gradient may be summed in a [`MainGrad`].
+    pub(crate) fn matrix(&mut self, field: &str, shard: &ShardSpec, main_grad: Option<MainGrad>) {
+        self.main_grads.extend(main_grad.map(|main_grad| (self.join(field), main_grad)));
+        self.param(field, shard);
     }
 
     /// A module in field `field`.
@@ -106,6 +114,14 @@ pub fn shard_plan<M: Module + Sharded>(model: &M) -> Result<ShardPlan, ParallelE
         }
     }
     Ok(plan)
+}
+
+/// Where a model's linear layers sum the gradients of their weights, by parameter path: for an
+/// optimizer to attach itself to. The other parameters get ordinary gradients.
+pub fn main_grads<M: Sharded>(model: &M) -> BTreeMap<String, MainGrad> {
+    let mut builder = PlanBuilder::default();
+    model.shards(&mut builder);
+    builder.main_grads
 }
 
 /// Refuses a plan that leaves out a parameter, names one that is not there or gives one another

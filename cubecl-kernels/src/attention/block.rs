@@ -12,10 +12,12 @@ use std::ops::Range;
 
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, TensorMetadata};
-use burn::tensor::{Shape, Slice, TensorData};
+use burn::tensor::{Shape, Slice};
 
 use super::AttentionOptions;
-use crate::primitive::cast;
+use super::scores::{Scores, Visible};
+use crate::primitive::{cast, compute_dtype};
+use crate::products::Products;
 
 /// Keys or values as a view of `[b, hkv, s_k, d]`, from `[s_k, b, hkv, d]`.
 pub(super) fn by_head<B: Backend>(x: FloatTensor<B>) -> FloatTensor<B> {
@@ -65,7 +67,7 @@ pub(super) struct Block<T> {
     group: usize,
     /// Whether some query sees a single key.
     single: bool,
-    /// Times scale, `[b, hkv, r, d]`.
+    /// `[b, hkv, r, d]`.
     q: T,
     /// `[b, hkv, r, keys]`.
     probabilities: T,
@@ -87,7 +89,9 @@ pub(super) struct BlockGradients<T> {
 
 /// Attention of `queries` out of `q: [s_q, b, hq, d]` to `k: [b, hkv, s_k, d]` and
 /// `v: [b, hkv, s_k, d_v]`, all of one dtype; gives `[queries, b, hq, d_v]`.
-pub(super) fn forward<B: Backend>(
+///
+/// Scores and softmax are in the compute dtype, probabilities in that of the inputs.
+pub(super) fn forward<B: Products + Scores>(
     q: FloatTensor<B>,
     queries: Range<usize>,
     k: FloatTensor<B>,
@@ -97,51 +101,21 @@ pub(super) fn forward<B: Backend>(
     let [_, hkv, s_k, d] = k.shape().dims();
     let group = q.shape()[2] / hkv;
     let keys = options.visible_to_any(queries.clone(), s_k);
-    let q = B::float_slice(q, &[Slice::from(queries.clone())]);
-    let q = B::float_mul_scalar(fold::<B>(q, hkv, group), options.factor(d).into());
-    let scores = B::float_matmul(q.clone(), transposed::<B>(narrow::<B>(k, &keys)));
-    let probabilities = softmax_visible::<B>(scores, &queries, &keys, s_k, options);
-    let out = B::float_matmul(probabilities.clone(), narrow::<B>(v, &keys));
+    let q = fold::<B>(B::float_slice(q, &[Slice::from(queries.clone())]), hkv, group);
+    let (dtype, wide) = (q.dtype().into(), compute_dtype(q.dtype()));
+    let k = transposed::<B>(narrow::<B>(k, &keys));
+    let scores = B::product(q.clone(), k, options.factor(d), wide);
+    let visible = Visible { queries: queries.clone(), keys: keys.clone(), s_k, options };
+    let probabilities = B::probabilities(scores, &visible, dtype);
+    let out = B::product(probabilities.clone(), narrow::<B>(v, &keys), 1.0, dtype);
     let y = unfold::<B>(out.clone(), group);
     let single = queries.clone().any(|i| options.visible(i, s_k).len() == 1);
     (y, Block { queries, keys, group, single, q, probabilities, out })
 }
 
-/// Softmax of `[b, hkv, r, keys]` over the keys that each query sees.
-fn softmax_visible<B: Backend>(
-    scores: FloatTensor<B>,
-    queries: &Range<usize>,
-    keys: &Range<usize>,
-    s_k: usize,
-    options: &AttentionOptions,
-) -> FloatTensor<B> {
-    let visible: Vec<_> = queries.clone().map(|i| options.visible(i, s_k)).collect();
-    if visible.iter().all(|v| v == keys) {
-        return B::softmax(scores, 3);
-    }
-    let (shape, device, dtype) = (scores.shape(), scores.device(), scores.dtype());
-    let constant = |data: Vec<f32>, shape: [usize; 3]| {
-        cast::<B>(B::float_from_data(TensorData::new(data, shape), &device), dtype.into())
-    };
-    // A query without keys keeps finite scores here, and loses its row afterwards.
-    let (s, n) = (queries.len(), keys.len());
-    let mut bias = vec![0.0; s * n];
-    for (row, seen) in bias.chunks_mut(n).zip(&visible).filter(|(_, seen)| !seen.is_empty()) {
-        row[..seen.start - keys.start].fill(f32::NEG_INFINITY);
-        row[seen.end - keys.start..].fill(f32::NEG_INFINITY);
-    }
-    let heads = shape.num_elements() / (s * n);
-    let scores = B::float_reshape(scores, Shape::from([heads, s, n]));
-    let mut probabilities = B::softmax(B::float_add(scores, constant(bias, [1, s, n])), 2);
-    if visible.iter().any(Range::is_empty) {
-        let seeing = visible.iter().map(|seen| if seen.is_empty() { 0.0 } else { 1.0 }).collect();
-        probabilities = B::float_mul(probabilities, constant(seeing, [1, s, 1]));
-    }
-    B::float_reshape(probabilities, shape)
-}
-
 /// The gradients of a block, from `dy: [s_q, b, hq * d_v]` and the keys and values of the forward.
-pub(super) fn backward<B: Backend>(
+/// Those of keys and values are in the compute dtype, to be summed.
+pub(super) fn backward<B: Products + Scores>(
     block: Block<FloatTensor<B>>,
     dy: FloatTensor<B>,
     k: FloatTensor<B>,
@@ -149,19 +123,15 @@ pub(super) fn backward<B: Backend>(
     scale: f64,
 ) -> BlockGradients<FloatTensor<B>> {
     let Block { queries, keys, group, single, q, probabilities, out } = block;
+    let (dtype, wide) = (q.dtype().into(), compute_dtype(q.dtype()));
     let (k, v) = (narrow::<B>(k, &keys), narrow::<B>(v, &keys));
     let dout = fold::<B>(B::float_slice(dy, &[Slice::from(queries)]), k.shape()[1], group);
-    let dprobabilities = B::float_matmul(dout.clone(), transposed::<B>(v));
-    let terms = match single {
-        true => B::float_mul(probabilities.clone(), dprobabilities.clone()),
-        false => B::float_mul(out, dout.clone()),
-    };
-    let row_sums = B::float_sum_dim(terms, 3);
-    let dv = B::float_matmul(transposed::<B>(probabilities.clone()), dout);
-    let dscores = B::float_mul(B::float_sub(dprobabilities, row_sums), probabilities);
-    let dq = B::float_mul_scalar(B::float_matmul(dscores.clone(), k), scale.into());
-    // `q` carries the scale already.
-    let dk = B::float_matmul(transposed::<B>(dscores), q);
+    let dprobabilities = B::product(dout.clone(), transposed::<B>(v), 1.0, wide);
+    let dv = B::product(transposed::<B>(probabilities.clone()), dout.clone(), 1.0, wide);
+    let output = (!single).then_some((out, dout));
+    let dscores = cast::<B>(B::score_gradient(probabilities, dprobabilities, output), dtype);
+    let dq = B::product(dscores.clone(), k, scale, dtype);
+    let dk = B::product(transposed::<B>(dscores), q, scale, wide);
     BlockGradients { q: unfold::<B>(dq, group), keys, k: dk, v: dv }
 }
 

@@ -4,6 +4,9 @@ mod block;
 mod op;
 mod options;
 pub(crate) mod reference;
+mod scores;
+#[cfg(feature = "cuda")]
+mod scores_cube;
 
 use burn::backend::Dispatch;
 use burn::tensor::Tensor;

@@ -12,9 +12,12 @@ use burn::tensor::{DType, Shape};
 
 use super::AttentionOptions;
 use super::block::{self, Block, accumulate, by_head, by_position};
+use super::scores::Scores;
+use crate::backends::on_every_backend;
 use crate::primitive::{cast, compute_dtype};
+use crate::products::Products;
 
-#[backend_extension(Flex: cfg(feature = "flex"), Autodiff)]
+#[backend_extension(Cube: cfg(feature = "cuda"), Flex: cfg(feature = "flex"), Autodiff)]
 pub(crate) trait AttentionOps: Backend {
     /// `q: [s_q, b, hq, d]`, `k: [s_k, b, hkv, d]`, `v: [s_k, b, hkv, d_v]` to
     /// `[s_q, b, hq * d_v]`. (`attention` is taken by Burn's `ModuleOps`.)
@@ -26,38 +29,42 @@ pub(crate) trait AttentionOps: Backend {
     ) -> FloatTensor<Self>;
 }
 
-#[cfg(feature = "flex")]
-impl AttentionOps for burn::backend::Flex {
-    fn grouped_attention(
-        q: FloatTensor<Self>,
-        k: FloatTensor<Self>,
-        v: FloatTensor<Self>,
-        options: AttentionOptions,
-    ) -> FloatTensor<Self> {
-        forward::<Self>(q, k, v, &options).0
+on_every_backend! {
+    impl AttentionOps {
+        fn grouped_attention(
+            q: FloatTensor<Self>,
+            k: FloatTensor<Self>,
+            v: FloatTensor<Self>,
+            options: AttentionOptions,
+        ) -> FloatTensor<Self> {
+            forward::<Self>(q, k, v, &options).0
+        }
     }
 }
 
 #[derive(Clone, Debug)]
 struct Saved<T> {
     blocks: Vec<Block<T>>,
-    /// `[b, hkv, s_k, d]` in the compute dtype.
+    /// `[b, hkv, s_k, d]`.
     k: T,
-    /// `[b, hkv, s_k, d_v]` in the compute dtype.
+    /// `[b, hkv, s_k, d_v]`.
     v: T,
     scale: f64,
     dtypes: [DType; 3],
 }
 
-fn forward<B: Backend>(
+fn forward<B: Products + Scores>(
     q: FloatTensor<B>,
     k: FloatTensor<B>,
     v: FloatTensor<B>,
     options: &AttentionOptions,
 ) -> (FloatTensor<B>, Saved<FloatTensor<B>>) {
     let dtypes = [q.dtype(), k.dtype(), v.dtype()];
-    let wide = compute_dtype(dtypes[0]);
-    let [q, k, v] = [q, k, v].map(|x| cast::<B>(x, wide));
+    let common = match dtypes.iter().all(|&dtype| dtype == dtypes[0]) {
+        true => dtypes[0].into(),
+        false => compute_dtype(dtypes[0]),
+    };
+    let [q, k, v] = [q, k, v].map(|x| cast::<B>(x, common));
     let [s_q, b, hq, d] = q.shape().dims();
     let (k, v) = (by_head::<B>(k), by_head::<B>(v));
     let (outputs, blocks) = options
@@ -72,7 +79,7 @@ fn forward<B: Backend>(
 #[derive(Debug)]
 struct AttentionBackward;
 
-impl<B: AttentionOps> Backward<B, 3> for AttentionBackward {
+impl<B: AttentionOps + Products + Scores> Backward<B, 3> for AttentionBackward {
     type State = Saved<FloatTensor<B>>;
 
     fn backward(self, ops: Ops<Self::State, 3>, grads: &mut Gradients, _: &mut Checkpointer) {
@@ -98,7 +105,7 @@ impl<B: AttentionOps> Backward<B, 3> for AttentionBackward {
     }
 }
 
-impl<B: AttentionOps, C: CheckpointStrategy> AttentionOps for Autodiff<B, C> {
+impl<B: AttentionOps + Products + Scores, C: CheckpointStrategy> AttentionOps for Autodiff<B, C> {
     fn grouped_attention(
         q: FloatTensor<Self>,
         k: FloatTensor<Self>,

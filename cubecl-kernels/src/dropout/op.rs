@@ -9,18 +9,20 @@ use burn::backend::{Backend, TensorMetadata, backend_extension};
 use burn::tensor::TensorData;
 
 use super::DropoutKey;
+use crate::backends::on_every_backend;
 use crate::primitive::{cast, compute_dtype};
 
-#[backend_extension(Flex: cfg(feature = "flex"), Autodiff)]
+#[backend_extension(Cube: cfg(feature = "cuda"), Flex: cfg(feature = "flex"), Autodiff)]
 pub(crate) trait DropoutOps: Backend {
     fn dropout(x: FloatTensor<Self>, p: f64, key: DropoutKey) -> FloatTensor<Self>;
 }
 
-#[cfg(feature = "flex")]
-impl DropoutOps for burn::backend::Flex {
-    fn dropout(x: FloatTensor<Self>, p: f64, key: DropoutKey) -> FloatTensor<Self> {
-        let factors = factors::<Self>(&x, p, &key);
-        apply::<Self>(x, factors)
+on_every_backend! {
+    impl DropoutOps {
+        fn dropout(x: FloatTensor<Self>, p: f64, key: DropoutKey) -> FloatTensor<Self> {
+            let factors = factors::<Self>(&x, p, &key);
+            apply::<Self>(x, factors)
+        }
     }
 }
 

@@ -11,10 +11,11 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, TensorMetadata, backend_extension};
 use burn::tensor::DType;
 
+use crate::backends::on_every_backend;
 use crate::primitive::{cast, compute_dtype, row, rows, sum_rows};
 
 // (`layer_norm` is a method of Burn's `ModuleOps`, and the macro takes no optional tensors.)
-#[backend_extension(Flex: cfg(feature = "flex"), Autodiff)]
+#[backend_extension(Cube: cfg(feature = "cuda"), Flex: cfg(feature = "flex"), Autodiff)]
 pub(crate) trait LayerNormOps: Backend {
     /// `x: [.., n]`, `gamma: [n]`.
     fn scaled_norm(
@@ -32,23 +33,24 @@ pub(crate) trait LayerNormOps: Backend {
     ) -> FloatTensor<Self>;
 }
 
-#[cfg(feature = "flex")]
-impl LayerNormOps for burn::backend::Flex {
-    fn scaled_norm(
-        x: FloatTensor<Self>,
-        gamma: FloatTensor<Self>,
-        epsilon: f64,
-    ) -> FloatTensor<Self> {
-        fused::<Self>(x, gamma, None, epsilon)
-    }
+on_every_backend! {
+    impl LayerNormOps {
+        fn scaled_norm(
+            x: FloatTensor<Self>,
+            gamma: FloatTensor<Self>,
+            epsilon: f64,
+        ) -> FloatTensor<Self> {
+            fused::<Self>(x, gamma, None, epsilon)
+        }
 
-    fn affine_norm(
-        x: FloatTensor<Self>,
-        gamma: FloatTensor<Self>,
-        beta: FloatTensor<Self>,
-        epsilon: f64,
-    ) -> FloatTensor<Self> {
-        fused::<Self>(x, gamma, Some(beta), epsilon)
+        fn affine_norm(
+            x: FloatTensor<Self>,
+            gamma: FloatTensor<Self>,
+            beta: FloatTensor<Self>,
+            epsilon: f64,
+        ) -> FloatTensor<Self> {
+            fused::<Self>(x, gamma, Some(beta), epsilon)
+        }
     }
 }
 

@@ -11,20 +11,22 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, TensorMetadata, backend_extension};
 use burn::tensor::{DType, Shape};
 
+use crate::backends::on_every_backend;
 use crate::primitive::{cast, compute_dtype, row, rows, sum_rows};
 
-#[backend_extension(Flex: cfg(feature = "flex"), Autodiff)]
+#[backend_extension(Cube: cfg(feature = "cuda"), Flex: cfg(feature = "flex"), Autodiff)]
 pub(crate) trait RmsNormOps: Backend {
     /// `x: [.., n]`, `gamma: [n]`.
     fn rms_norm(x: FloatTensor<Self>, gamma: FloatTensor<Self>, epsilon: f64) -> FloatTensor<Self>;
 }
 
-#[cfg(feature = "flex")]
-impl RmsNormOps for burn::backend::Flex {
-    fn rms_norm(x: FloatTensor<Self>, gamma: FloatTensor<Self>, epsilon: f64) -> FloatTensor<Self> {
-        let (shape, dtype) = (x.shape(), x.dtype());
-        let (n, _) = normalize::<Self>(x, epsilon);
-        scale::<Self>(n, gamma, shape, dtype)
+on_every_backend! {
+    impl RmsNormOps {
+        fn rms_norm(x: FloatTensor<Self>, gamma: FloatTensor<Self>, epsilon: f64) -> FloatTensor<Self> {
+            let (shape, dtype) = (x.shape(), x.dtype());
+            let (n, _) = normalize::<Self>(x, epsilon);
+            scale::<Self>(n, gamma, shape, dtype)
+        }
     }
 }
 

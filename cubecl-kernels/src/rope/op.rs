@@ -7,9 +7,10 @@ use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, TensorMetadata, backend_extension};
 
+use crate::backends::on_every_backend;
 use crate::primitive::{cast, compute_dtype, halves};
 
-#[backend_extension(Flex: cfg(feature = "flex"), Autodiff)]
+#[backend_extension(Cube: cfg(feature = "cuda"), Flex: cfg(feature = "flex"), Autodiff)]
 pub(crate) trait RopeOps: Backend {
     /// `x: [s, b, h, d]`, `cos, sin: [s, 1, 1, d / 2]`.
     fn rope(
@@ -19,14 +20,15 @@ pub(crate) trait RopeOps: Backend {
     ) -> FloatTensor<Self>;
 }
 
-#[cfg(feature = "flex")]
-impl RopeOps for burn::backend::Flex {
-    fn rope(
-        x: FloatTensor<Self>,
-        cos: FloatTensor<Self>,
-        sin: FloatTensor<Self>,
-    ) -> FloatTensor<Self> {
-        rotate::<Self>(x, cos, sin, Turn::Forward)
+on_every_backend! {
+    impl RopeOps {
+        fn rope(
+            x: FloatTensor<Self>,
+            cos: FloatTensor<Self>,
+            sin: FloatTensor<Self>,
+        ) -> FloatTensor<Self> {
+            rotate::<Self>(x, cos, sin, Turn::Forward)
+        }
     }
 }
 

@@ -11,21 +11,23 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, TensorMetadata, backend_extension};
 use burn::tensor::{DType, Shape};
 
+use crate::backends::on_every_backend;
 use crate::primitive::{cast, compute_dtype, halves, rows};
 
-#[backend_extension(Flex: cfg(feature = "flex"), Autodiff)]
+#[backend_extension(Cube: cfg(feature = "cuda"), Flex: cfg(feature = "flex"), Autodiff)]
 pub(crate) trait SwigluOps: Backend {
     /// `[.., 2f]` to `[.., f]`.
     fn swiglu(gate_up: FloatTensor<Self>) -> FloatTensor<Self>;
 }
 
-#[cfg(feature = "flex")]
-impl SwigluOps for burn::backend::Flex {
-    fn swiglu(gate_up: FloatTensor<Self>) -> FloatTensor<Self> {
-        let (shape, dtype) = (gate_up.shape(), gate_up.dtype());
-        let gate_up = wide_rows::<Self>(gate_up);
-        let sigmoid = sigmoid_of_gate::<Self>(gate_up.clone());
-        product::<Self>(gate_up, sigmoid, shape, dtype)
+on_every_backend! {
+    impl SwigluOps {
+        fn swiglu(gate_up: FloatTensor<Self>) -> FloatTensor<Self> {
+            let (shape, dtype) = (gate_up.shape(), gate_up.dtype());
+            let gate_up = wide_rows::<Self>(gate_up);
+            let sigmoid = sigmoid_of_gate::<Self>(gate_up.clone());
+            product::<Self>(gate_up, sigmoid, shape, dtype)
+        }
     }
 }
 

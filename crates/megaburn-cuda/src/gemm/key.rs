@@ -29,10 +29,10 @@ impl Key {
         tf32: bool,
     ) -> Result<Self, String> {
         let (m, k, n) = (a.rows, a.cols, b.cols);
-        if of_a != of_b || !super::takes(of_a) {
+        if !super::takes(of_a, of_b, of_a) {
             return Err("they must both be bf16, f16 or f32".into());
         }
-        if output != of_a && output != DType::F32 {
+        if !super::takes(of_a, of_b, output) {
             return Err(format!("the result cannot be {}", output.name()));
         }
         if b.rows != k || (out.rows, out.cols) != (m, n) {

@@ -34,15 +34,16 @@ pub fn set_tuning(on: bool) {
     TUNING.store(on, Ordering::Relaxed);
 }
 
-/// Whether [`product`] takes matrices of this type.
-pub fn takes(dtype: DType) -> bool {
-    matches!(dtype, DType::F32 | DType::BF16 | DType::F16)
+/// Whether [`product`] takes matrices of these types, for a result of type `out`.
+pub fn takes(a: DType, b: DType, out: DType) -> bool {
+    let known = matches!(a, DType::F32 | DType::BF16 | DType::F16);
+    known && a == b && (out == a || out == DType::F32)
 }
 
-/// `a b`, plus `bias` on every row, in new memory of type `dtype`.
+/// `a b * scale`, plus `bias` on every row, in new memory of type `dtype`.
 ///
 /// # Shapes
-/// - `a`: `[.., m, k]`, `b`: `[.., k, n]` of one type that [`takes`] names and with equal leading
+/// - `a`: `[.., m, k]`, `b`: `[.., k, n]` of types that [`takes`] allows and with equal leading
 ///   dimensions, whatever their strides
 /// - `bias`: `[n]` in `dtype`
 /// - result: `[.., m, n]`; `dtype` is that of the inputs or f32
@@ -54,6 +55,7 @@ pub fn product(
     a: CubeTensor,
     b: CubeTensor,
     bias: Option<CubeTensor>,
+    scale: f32,
     dtype: DType,
 ) -> Result<CubeTensor, CudaError> {
     let mut shape: Shape = a.meta.shape().clone();
@@ -63,7 +65,7 @@ pub fn product(
     }
     shape[rank - 1] = b.meta.shape()[rank - 1];
     let out = empty(&a, shape, dtype);
-    multiply(a, b, bias, &out, false)?;
+    multiply(a, b, bias, &out, Factors { alpha: scale, beta: 0.0 })?;
     Ok(out)
 }
 
@@ -81,7 +83,14 @@ pub fn product_into(
     into: &CubeTensor,
     add: bool,
 ) -> Result<(), CudaError> {
-    multiply(a, b, None, into, add)
+    multiply(a, b, None, into, Factors { alpha: 1.0, beta: f32::from(u8::from(add)) })
+}
+
+/// `D = alpha A B + beta D`.
+#[derive(Clone, Copy, Debug)]
+struct Factors {
+    alpha: f32,
+    beta: f32,
 }
 
 fn multiply(
@@ -89,7 +98,7 @@ fn multiply(
     b: CubeTensor,
     bias: Option<CubeTensor>,
     out: &CubeTensor,
-    add: bool,
+    factors: Factors,
 ) -> Result<(), CudaError> {
     let Some(queue) = CudaQueue::of(out) else {
         return Err(refused(&a, &b, "they are on no CUDA device"));
@@ -115,7 +124,7 @@ fn multiply(
     let dtypes = [a.dtype, b.dtype, out.dtype];
     let tf32 = TF32.load(Ordering::Relaxed);
     let bias_dtype = bias.as_ref().map(|bias| (bias.dtype, bias.meta.shape().num_elements()));
-    let key = Key::new([view_a, view_b, view_out], dtypes, bias_dtype, add, tf32)
+    let key = Key::new([view_a, view_b, view_out], dtypes, bias_dtype, factors.beta != 0.0, tf32)
         .map_err(|why| refused(&a, &b, &why))?;
     let mut op = Op::new(move || described.clone()).reads(&a).reads(&b).writes(out);
     if let Some(bias) = &bias {
@@ -124,7 +133,14 @@ fn multiply(
     let tune = TUNING.load(Ordering::Relaxed);
     queue.enqueue(op, move |stream, buffers| {
         let [a, b] = [buffers.reads[0], buffers.reads[1]];
-        plan::run(&key, stream, [a, b, buffers.writes[0]], buffers.reads.get(2).copied(), tune)
+        plan::run(
+            &key,
+            stream,
+            [a, b, buffers.writes[0]],
+            buffers.reads.get(2).copied(),
+            factors,
+            tune,
+        )
     });
     Ok(())
 }

@@ -14,7 +14,7 @@ use cudarc::{
     driver::sys as cu,
 };
 
-use super::{key::Key, tune};
+use super::{Factors, key::Key, tune};
 use crate::{CudaError, RawBuffer, streams::Stream, tensor::MatrixView};
 
 /// What cuBLASLt may use beside the matrices. Its documentation asks for 32 MiB or more on Hopper.
@@ -33,8 +33,7 @@ pub(super) struct Plan {
     desc: lts::cublasLtMatmulDesc_t,
     /// Of B, A and D, in cuBLASLt's order.
     layouts: [lts::cublasLtMatrixLayout_t; 3],
-    pub(super) algorithm: lts::cublasLtMatmulAlgo_t,
-    add: bool,
+    algorithm: lts::cublasLtMatmulAlgo_t,
 }
 
 thread_local! {
@@ -47,6 +46,7 @@ pub(super) fn run(
     stream: Stream,
     [a, b, out]: [RawBuffer; 3],
     bias: Option<RawBuffer>,
+    factors: Factors,
     tune: bool,
 ) -> Result<(), CudaError> {
     check_bounds(key, [a, b, out])?;
@@ -58,7 +58,7 @@ pub(super) fn run(
         };
         let (handle, workspace) = (library.handle, library.workspace);
         let launch = |plan: &Plan, out: u64| {
-            plan.launch(handle, workspace, stream, [a.ptr, b.ptr, out, bias])
+            plan.launch(handle, workspace, stream, factors, [a.ptr, b.ptr, out, bias])
         };
         let aligned = [a.ptr, b.ptr, out.ptr, bias].map(alignment);
         if let Some(plan) = library.plans.get(&(*key, aligned)) {
@@ -152,7 +152,7 @@ impl Plan {
         let layouts =
             [layout(&key.b, key.input)?, layout(&key.a, key.input)?, layout(&key.out, key.output)?];
         let candidates = candidates(handle, desc, layouts, aligned)?;
-        Ok((Self { desc, layouts, algorithm: candidates[0], add: key.add }, candidates))
+        Ok((Self { desc, layouts, algorithm: candidates[0] }, candidates))
     }
 
     fn launch(
@@ -160,12 +160,13 @@ impl Plan {
         handle: lts::cublasLtHandle_t,
         workspace: u64,
         stream: Stream,
+        factors: Factors,
         [a, b, out, bias]: [u64; 4],
     ) -> Result<(), CudaError> {
         if bias != 0 {
             set_desc(self.desc, DescAttribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias)?;
         }
-        let (alpha, beta) = (1f32, if self.add { 1f32 } else { 0f32 });
+        let Factors { alpha, beta } = factors;
         let [of_b, of_a, of_out] = self.layouts;
         // SAFETY: descriptors and algorithm belong together; `check_bounds` and `alignment` saw to
         // the addresses; alpha and beta are f32 on the host as the scale type says.

@@ -1,5 +1,6 @@
 use burn::{config::Config, nn::Initializer, prelude::Device};
 use megaburn_collective::Group;
+use megaburn_kernels::MainGrad;
 use megaburn_mesh::{Axis, Part, ShardSpec};
 
 use super::{LinearPlan, ParallelLinear, replicas::ReplicatedParts};
@@ -121,6 +122,7 @@ impl ParallelLinearConfig {
                 weight_spec,
                 bias_spec,
                 replicas,
+                main_grad: MainGrad::default(),
             },
         })
     }

@@ -3,12 +3,13 @@ mod replicas;
 
 use burn::{
     module::{Module, Param},
-    tensor::{Tensor, module::linear},
+    tensor::Tensor,
 };
 use megaburn_collective::{
     Group,
     region::{Partial, SequenceShard, copy_to, gather_from_last_dim, scatter_to_last_dim},
 };
+use megaburn_kernels::{LinearOptions, MainGrad, linear};
 use megaburn_mesh::ShardSpec;
 
 pub use config::{ParallelLinearConfig, Split};
@@ -45,6 +46,7 @@ struct LinearPlan {
     weight_spec: ShardSpec,
     bias_spec: Option<ShardSpec>,
     replicas: Vec<ReplicatedParts>,
+    main_grad: MainGrad,
 }
 
 impl ParallelLinear {
@@ -57,12 +59,10 @@ impl ParallelLinear {
     ///   `sequence_parallel`: `[seq / n, .., d_output]`
     pub fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
         if self.plan.group.size() == 1 {
-            return linear(x, self.weight.val(), self.bias.as_ref().map(Param::val));
+            return self.product(x, self.bias.as_ref().map(Param::val));
         }
         match self.plan.config.split {
-            Split::Column => {
-                self.gathered(linear(self.column_input(x), self.weight(), self.bias()))
-            }
+            Split::Column => self.gathered(self.product(self.column_input(x), self.bias())),
             Split::Row => {
                 let y = self.reduced(x);
                 match self.bias() {
@@ -86,7 +86,7 @@ impl ParallelLinear {
     ) -> (Tensor<D>, Option<Tensor<1>>) {
         match self.plan.config.split {
             Split::Column => {
-                let y = self.gathered(linear(self.column_input(x), self.weight(), None));
+                let y = self.gathered(self.product(self.column_input(x), None));
                 (y, self.bias().map(|bias| self.gathered(bias)))
             }
             Split::Row => (self.reduced(x), self.bias()),
@@ -114,12 +114,22 @@ impl ParallelLinear {
     fn reduced<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
         let LinearPlan { config, group, .. } = &self.plan;
         let x = if config.input_is_parallel { x } else { scatter_to_last_dim(x, group) };
-        let partial = Partial::new(linear(x, self.weight(), None), group);
+        let partial = Partial::new(self.product(x, None), group);
         if config.sequence_parallel {
             partial.reduce_scatter().into_shard()
         } else {
             partial.all_reduce()
         }
+    }
+
+    /// `x W + bias` on this rank's shard.
+    fn product<const D: usize>(&self, x: Tensor<D>, bias: Option<Tensor<1>>) -> Tensor<D> {
+        linear(x, self.weight(), bias, LinearOptions { out_in: false, main_grad: self.main_grad() })
+    }
+
+    /// Where the weight's gradient is summed; nowhere if it is summed over holders first.
+    fn main_grad(&self) -> Option<MainGrad> {
+        self.plan.replicas.is_empty().then(|| self.plan.main_grad.clone())
     }
 
     fn weight(&self) -> Tensor<2> {
@@ -143,7 +153,7 @@ impl ParallelLinear {
 impl Sharded for ParallelLinear {
     fn shards(&self, plan: &mut PlanBuilder) {
         plan.drawn_from(self.plan.config.path.as_deref());
-        plan.param("weight", &self.plan.weight_spec);
+        plan.matrix("weight", &self.plan.weight_spec, self.main_grad());
         if let Some(spec) = &self.plan.bias_spec {
             plan.param("bias", spec);
         }

@@ -15,7 +15,7 @@ use megaburn_data::{GlobalBatch, Sampler};
 use megaburn_mesh::ShardPlan;
 use megaburn_models::{Decoder, DecoderConfig};
 use megaburn_optim::{AdamW, AdamWConfig, GradientAccumulator};
-use megaburn_parallel::shard_plan;
+use megaburn_parallel::{main_grads, shard_plan};
 
 use crate::{TrainConfig, TrainError, config::Start, data::RunData, schedule::LrSchedule};
 
@@ -139,7 +139,7 @@ impl Trainer {
             .with_weight_decay(optimizer.weight_decay);
         let seq_len = config.data.seq_len;
         let mut trainer = Self {
-            grads: GradientAccumulator::new(&model, &plan)?,
+            grads: GradientAccumulator::new(&model, &plan)?.with_main_grads(main_grads(&model)),
             optimizer: adamw.init()?,
             schedule: optimizer.schedule(config.train.steps),
             train: Sampler::shuffled(data.train.clone(), seq_len, config.run.seed)?,

@@ -1,0 +1,61 @@
+use std::{
+    fmt,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use burn::tensor::Tensor;
+
+/// Where the gradient of a weight is summed in f32 by the product that computes it, micro-batch
+/// after micro-batch, instead of through Burn's `Gradients` (Megatron's `main_grad`, with
+/// `gradient_accumulation_fusion`).
+///
+/// A layer holds one for its weight and gives it to [`linear`](crate::linear). Until an optimizer
+/// [attaches](Self::attach) itself it does nothing, and the weight gets an ordinary gradient. Clones
+/// share one sum.
+#[derive(Clone, Default)]
+pub struct MainGrad(Arc<Mutex<State>>);
+
+#[derive(Default)]
+struct State {
+    attached: bool,
+    sum: Option<Tensor<2>>,
+}
+
+impl MainGrad {
+    /// From now on gradients are summed here, for somebody who takes them.
+    pub fn attach(&self) {
+        self.lock().attached = true;
+    }
+
+    /// Whether gradients are summed here.
+    pub fn is_attached(&self) -> bool {
+        self.lock().attached
+    }
+
+    /// The sum since it was last taken; `None` if there was no gradient.
+    ///
+    /// # Shapes
+    /// As the weight, in f32.
+    pub fn take(&self) -> Option<Tensor<2>> {
+        self.lock().sum.take()
+    }
+
+    /// Replaces the sum by what `add` makes of it.
+    pub(crate) fn update(&self, add: impl FnOnce(Option<Tensor<2>>) -> Tensor<2>) {
+        let mut state = self.lock();
+        let sum = add(state.sum.take());
+        state.sum = Some(sum);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for MainGrad {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let state = self.lock();
+        let shape = state.sum.as_ref().map(Tensor::dims);
+        f.debug_struct("MainGrad").field("attached", &state.attached).field("sum", &shape).finish()
+    }
+}

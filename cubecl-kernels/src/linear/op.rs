@@ -1,0 +1,171 @@
+//! The linear map on a backend's primitives, with its backward.
+//!
+//! `dx = dy wᵀ`, `dw = xᵀ dy`, `dbias = sum_rows(dy)`; the weight's gradient goes to its
+//! [`MainGrad`] where that is attached.
+
+use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
+use burn::backend::autodiff::grads::Gradients;
+use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
+use burn::backend::autodiff::{Autodiff, NodeId};
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{Backend, TensorMetadata, backend_extension};
+
+use super::{LinearOptions, MainGrad};
+use crate::backends::on_every_backend;
+use crate::primitive::{cast, rows, sum_rows};
+use crate::products::{Products, swapped};
+
+// (`linear` is a method of Burn's `ModuleOps`, and the macro takes no optional tensors.)
+#[backend_extension(Cube: cfg(feature = "cuda"), Flex: cfg(feature = "flex"), Autodiff)]
+pub(crate) trait LinearOps: Backend {
+    /// `x: [.., k]`, `w: [k, n]` (`[n, k]` with `out_in`) to `[.., n]`.
+    fn linear_map(
+        x: FloatTensor<Self>,
+        w: FloatTensor<Self>,
+        options: LinearOptions,
+    ) -> FloatTensor<Self>;
+
+    /// The same plus `bias: [n]`.
+    fn affine_map(
+        x: FloatTensor<Self>,
+        w: FloatTensor<Self>,
+        bias: FloatTensor<Self>,
+        options: LinearOptions,
+    ) -> FloatTensor<Self>;
+}
+
+on_every_backend! {
+    impl LinearOps {
+        fn linear_map(
+            x: FloatTensor<Self>,
+            w: FloatTensor<Self>,
+            options: LinearOptions,
+        ) -> FloatTensor<Self> {
+            forward::<Self>(x, w, None, &options)
+        }
+
+        fn affine_map(
+            x: FloatTensor<Self>,
+            w: FloatTensor<Self>,
+            bias: FloatTensor<Self>,
+            options: LinearOptions,
+        ) -> FloatTensor<Self> {
+            forward::<Self>(x, w, Some(bias), &options)
+        }
+    }
+}
+
+fn forward<B: Products>(
+    x: FloatTensor<B>,
+    w: FloatTensor<B>,
+    bias: Option<FloatTensor<B>>,
+    options: &LinearOptions,
+) -> FloatTensor<B> {
+    let mut shape = x.shape();
+    let w = if options.out_in { swapped::<B>(w) } else { w };
+    let last = shape.num_dims() - 1;
+    shape[last] = w.shape()[1];
+    B::float_reshape(B::affine(rows::<B>(x), w, bias), shape)
+}
+
+#[derive(Clone, Debug)]
+struct Saved<T> {
+    x: T,
+    w: T,
+    options: LinearOptions,
+}
+
+/// Registers the gradients of `x` and `w`; gives `dy` as `[rows, n]`.
+fn register<B: Products>(
+    dy: FloatTensor<B>,
+    saved: Saved<FloatTensor<B>>,
+    [for_x, for_w]: [Option<NodeId>; 2],
+    grads: &mut Gradients,
+) -> FloatTensor<B> {
+    let Saved { x, w, options } = saved;
+    let (shape, dtype) = (x.shape(), x.dtype());
+    let dy = cast::<B>(rows::<B>(dy), dtype.into());
+    if let Some(id) = for_x {
+        let w = if options.out_in { w.clone() } else { swapped::<B>(w.clone()) };
+        let dx = B::product(dy.clone(), w, 1.0, dtype.into());
+        grads.register::<B>(id, B::float_reshape(dx, shape));
+    }
+    if let Some(id) = for_w {
+        let x = rows::<B>(x);
+        let (inner, outer) = if options.out_in { (dy.clone(), x) } else { (x, dy.clone()) };
+        match options.main_grad.filter(MainGrad::is_attached) {
+            Some(main_grad) => {
+                main_grad.update(|sum| B::add_weight_gradient(inner, outer, sum));
+            }
+            None => {
+                let dw = B::product(swapped::<B>(inner), outer, 1.0, w.dtype().into());
+                grads.register::<B>(id, dw);
+            }
+        }
+    }
+    dy
+}
+
+#[derive(Debug)]
+struct LinearBackward;
+
+impl<B: LinearOps + Products> Backward<B, 2> for LinearBackward {
+    type State = Saved<FloatTensor<B>>;
+
+    fn backward(self, ops: Ops<Self::State, 2>, grads: &mut Gradients, _: &mut Checkpointer) {
+        let dy = grads.consume::<B>(&ops.node);
+        register::<B>(dy, ops.state, ops.parents.map(|node| node.map(|node| node.id)), grads);
+    }
+}
+
+#[derive(Debug)]
+struct AffineBackward;
+
+impl<B: LinearOps + Products> Backward<B, 3> for AffineBackward {
+    type State = Saved<FloatTensor<B>>;
+
+    fn backward(self, ops: Ops<Self::State, 3>, grads: &mut Gradients, _: &mut Checkpointer) {
+        let [for_x, for_w, for_bias] = ops.parents.map(|node| node.map(|node| node.id));
+        let dy = grads.consume::<B>(&ops.node);
+        let dtype = ops.state.w.dtype();
+        let dy = register::<B>(dy, ops.state, [for_x, for_w], grads);
+        if let Some(id) = for_bias {
+            let dy = cast::<B>(dy, crate::primitive::compute_dtype(dtype));
+            grads.register::<B>(id, sum_rows::<B>(dy, dtype));
+        }
+    }
+}
+
+impl<B: LinearOps + Products, C: CheckpointStrategy> LinearOps for Autodiff<B, C> {
+    fn linear_map(
+        x: FloatTensor<Self>,
+        w: FloatTensor<Self>,
+        options: LinearOptions,
+    ) -> FloatTensor<Self> {
+        let ((x, for_x), (w, for_w)) = (x.into_parts(), w.into_parts());
+        match LinearBackward.prepare::<C>([for_x, for_w]).compute_bound().stateful() {
+            OpsKind::Tracked(op) => {
+                let y = forward::<B>(x.clone(), w.clone(), None, &options);
+                op.finish(Saved { x, w, options }, y)
+            }
+            OpsKind::UnTracked(op) => op.finish(B::linear_map(x, w, options)),
+        }
+    }
+
+    fn affine_map(
+        x: FloatTensor<Self>,
+        w: FloatTensor<Self>,
+        bias: FloatTensor<Self>,
+        options: LinearOptions,
+    ) -> FloatTensor<Self> {
+        let ((x, for_x), (w, for_w)) = (x.into_parts(), w.into_parts());
+        let (bias, for_bias) = bias.into_parts();
+        match AffineBackward.prepare::<C>([for_x, for_w, for_bias]).compute_bound().stateful() {
+            OpsKind::Tracked(op) => {
+                let y = forward::<B>(x.clone(), w.clone(), Some(bias), &options);
+                op.finish(Saved { x, w, options }, y)
+            }
+            OpsKind::UnTracked(op) => op.finish(B::affine_map(x, w, bias, options)),
+        }
+    }
+}

@@ -1,0 +1,158 @@
+//! Matrix products, as each backend computes them best: Flex by its own GEMM, CUDA through cuBLASLt,
+//! other GPUs by CubeCL's.
+
+use burn::backend::ops::ModuleOps;
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{Backend, TensorMetadata};
+use burn::tensor::{DType, FloatDType, Tensor};
+
+use crate::primitive::cast;
+
+/// What a backend must be able to multiply. Inputs may be views, transposed or cut from others.
+pub(crate) trait Products: Backend {
+    /// `a b * scale` in `dtype`, summed in f32 at least.
+    ///
+    /// # Shapes
+    /// `a: [.., m, k]`, `b: [.., k, n]` of one dtype
+    fn product(
+        a: FloatTensor<Self>,
+        b: FloatTensor<Self>,
+        scale: f64,
+        dtype: FloatDType,
+    ) -> FloatTensor<Self> {
+        product_of_wide::<Self>(a, b, scale, dtype)
+    }
+
+    /// `x w + bias` in the dtype of `x`.
+    ///
+    /// # Shapes
+    /// `x: [t, k]`, `w: [k, n]`, `bias: [n]`
+    fn affine(
+        x: FloatTensor<Self>,
+        w: FloatTensor<Self>,
+        bias: Option<FloatTensor<Self>>,
+    ) -> FloatTensor<Self> {
+        Self::linear(x, w, bias)
+    }
+
+    /// `sum + xᵀ dy` in f32, `sum` being zero where there is none. `sum` may be written in place.
+    ///
+    /// # Shapes
+    /// `x: [t, k]`, `dy: [t, n]`; sum and result `[k, n]`
+    fn add_weight_gradient(
+        x: FloatTensor<Self>,
+        dy: FloatTensor<Self>,
+        sum: Option<Tensor<2>>,
+    ) -> Tensor<2>;
+}
+
+fn product_of_wide<B: Backend>(
+    a: FloatTensor<B>,
+    b: FloatTensor<B>,
+    scale: f64,
+    dtype: FloatDType,
+) -> FloatTensor<B> {
+    let wide = crate::primitive::compute_dtype(a.dtype());
+    let a = cast::<B>(a, wide);
+    let a = if scale == 1.0 { a } else { B::float_mul_scalar(a, scale.into()) };
+    cast::<B>(B::float_matmul(a, cast::<B>(b, wide)), dtype)
+}
+
+/// The rows of `w` swapped with its columns.
+pub(crate) fn swapped<B: Backend>(w: FloatTensor<B>) -> FloatTensor<B> {
+    let rank = w.rank();
+    B::float_swap_dims(w, rank - 2, rank - 1)
+}
+
+fn plus(sum: Option<Tensor<2>>, term: Tensor<2>) -> Tensor<2> {
+    let term = term.cast(DType::F32);
+    match sum {
+        Some(sum) => sum + term,
+        None => term,
+    }
+}
+
+#[cfg(feature = "flex")]
+impl Products for burn::backend::Flex {
+    fn add_weight_gradient(
+        x: FloatTensor<Self>,
+        dy: FloatTensor<Self>,
+        sum: Option<Tensor<2>>,
+    ) -> Tensor<2> {
+        // A narrow product would be rounded before it is summed.
+        let [x, dy] = [x, dy].map(|x| cast::<Self>(x, FloatDType::F32));
+        plus(sum, Tensor::from_primitive::<Self>(Self::linear_weight_backward(x, dy)))
+    }
+}
+
+#[cfg(feature = "cuda")]
+mod cube {
+    use burn::backend::Cube;
+    use megaburn_cuda::{CudaQueue, gemm, tensor};
+
+    use super::*;
+
+    impl Products for Cube {
+        fn product(
+            a: FloatTensor<Self>,
+            b: FloatTensor<Self>,
+            scale: f64,
+            dtype: FloatDType,
+        ) -> FloatTensor<Self> {
+            let (a, b) = (tensor::from_backend(a), tensor::from_backend(b));
+            let out = DType::from(dtype);
+            if CudaQueue::of(&a).is_some() && gemm::takes(a.dtype, b.dtype, out) {
+                return tensor::into_backend(done(gemm::product(a, b, None, scale as f32, out)));
+            }
+            product_of_wide::<Self>(tensor::into_backend(a), tensor::into_backend(b), scale, dtype)
+        }
+
+        fn affine(
+            x: FloatTensor<Self>,
+            w: FloatTensor<Self>,
+            bias: Option<FloatTensor<Self>>,
+        ) -> FloatTensor<Self> {
+            let (x, w) = (tensor::from_backend(x), tensor::from_backend(w));
+            let bias = bias.map(tensor::from_backend);
+            if CudaQueue::of(&x).is_some() && gemm::takes(x.dtype, w.dtype, x.dtype) {
+                let dtype = x.dtype;
+                return tensor::into_backend(done(gemm::product(x, w, bias, 1.0, dtype)));
+            }
+            let bias = bias.map(tensor::into_backend);
+            Self::linear(tensor::into_backend(x), tensor::into_backend(w), bias)
+        }
+
+        fn add_weight_gradient(
+            x: FloatTensor<Self>,
+            dy: FloatTensor<Self>,
+            sum: Option<Tensor<2>>,
+        ) -> Tensor<2> {
+            let (x, dy) = (tensor::from_backend(x), tensor::from_backend(dy));
+            if CudaQueue::of(&x).is_none() || !gemm::takes(x.dtype, dy.dtype, DType::F32) {
+                let [x, dy] =
+                    [x, dy].map(|x| cast::<Self>(tensor::into_backend(x), FloatDType::F32));
+                return plus(
+                    sum,
+                    Tensor::from_primitive::<Self>(Self::linear_weight_backward(x, dy)),
+                );
+            }
+            let x = tensor::transposed(x);
+            let sum = match sum {
+                None => done(gemm::product(x, dy, None, 1.0, DType::F32)),
+                Some(sum) => {
+                    let sum = sum.try_into_primitive::<Self>();
+                    let sum = tensor::from_backend(sum.expect("it was made by this function"));
+                    done(gemm::product_into(x, dy, &sum, true));
+                    sum
+                }
+            };
+            Tensor::from_primitive::<Self>(tensor::into_backend(sum))
+        }
+    }
+
+    /// Shapes and types are checked before a product is asked for; what fails on the device shows at
+    /// the next read.
+    fn done<T>(result: Result<T, megaburn_cuda::CudaError>) -> T {
+        result.unwrap_or_else(|error| panic!("{error}"))
+    }
+}

@@ -58,6 +58,22 @@ pub enum TrainError {
     #[error("--ranks {ranks} under a launcher that started {world_size}: leave the flag out")]
     RanksUnderLauncher { ranks: usize, world_size: usize },
     #[error(
+        "layout `{layout}` takes {ranks} GPUs, one a rank, and this host shows {gpus} (see CUDA_VISIBLE_DEVICES): choose a smaller layout, or --device cpu"
+    )]
+    TooFewGpus { layout: String, ranks: usize, gpus: usize },
+    #[error(
+        "local rank {local_rank} has no GPU of its own: {ranks} ranks were started on this host, which shows {gpus} GPUs (see CUDA_VISIBLE_DEVICES)"
+    )]
+    NoGpuForRank { local_rank: usize, ranks: usize, gpus: usize },
+    #[error(
+        "layout `{layout}` takes {ranks} GPUs, and each needs a process of its own: start them with `megaburn launch --nproc {ranks}` or another launcher"
+    )]
+    GpuThreads { layout: String, ranks: usize },
+    #[error("cannot compute on GPUs: {why}")]
+    Cuda { why: String },
+    #[error("cannot start the ranks: {why}")]
+    Launch { why: String },
+    #[error(
         "layout with {axis} {degree}: {axis} > 1 is planned but not built yet; tp, dp and sp are"
     )]
     AxisToCome { axis: &'static str, degree: usize },
@@ -108,6 +124,11 @@ impl TrainError {
             | Self::RunDirInUse { .. }
             | Self::RunDir { .. }
             | Self::RanksUnderLauncher { .. }
+            | Self::TooFewGpus { .. }
+            | Self::NoGpuForRank { .. }
+            | Self::GpuThreads { .. }
+            | Self::Cuda { .. }
+            | Self::Launch { .. }
             | Self::OtherConfig { .. }
             | Self::CannotResume { .. }
             | Self::Data(_) => Exit::BadInput,

@@ -4,6 +4,7 @@ mod assets;
 pub mod config;
 pub mod console;
 mod data;
+pub mod device;
 mod error;
 mod exit;
 mod lock;

@@ -10,6 +10,7 @@ use crate::{
     config::Tokenizer,
     console::{Console, human_number},
     data::RunData,
+    device::Devices,
     memory::resident_bytes,
     metrics::{EvalMetrics, MetricsWriter, StepMetrics, read_metrics},
     plot::write_loss_plot,
@@ -30,13 +31,14 @@ impl<'a> Reporter<'a> {
     /// Makes the folder and says what is about to happen.
     pub(crate) fn start(
         config: &TrainConfig,
-        layout: &Layout,
+        devices: Devices,
         trainer: &Trainer,
         data: &'a RunData,
         resumed: Option<Resumed>,
     ) -> Result<Self, TrainError> {
         let dir = PathBuf::from(&config.run.dir);
         let path = dir.join("config.toml");
+        let layout = &trainer.layout();
         let mut resolved = config.resolved(layout, trainer.model_config());
         let kept = dir.join(ASSETS).join("tokenizer.json");
         if kept.is_file() && resolved.data.tokenizer != Tokenizer::Byte {
@@ -49,6 +51,9 @@ impl<'a> Reporter<'a> {
         let mut console = Console::new(config.train.steps, done, config.train.log_interval);
         let model = trainer.model_config();
         console.line(format!("layout   {}", describe(layout)));
+        if let Some(gpus) = devices.describe(layout.world_size()) {
+            console.line(format!("device   {gpus}"));
+        }
         console.line(format!(
             "model    {}, {} parameters: {} layers, hidden {}, {} heads ({} key/value), vocabulary {}",
             model.family,

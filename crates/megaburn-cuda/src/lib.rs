@@ -19,6 +19,8 @@ mod error;
 pub mod events;
 pub mod gemm;
 pub mod libraries;
+pub mod memory;
+pub mod nvtx;
 mod queue;
 pub mod streams;
 pub mod tensor;

@@ -84,6 +84,13 @@ pub enum TrainError {
         path.display()
     )]
     CannotResume { path: PathBuf, what: String },
+    #[error(
+        "out of GPU memory: there is no room for {:.2} GiB more; {memory}; choose a smaller train.micro_batch or data.seq_len, or a larger parallel.tp",
+        *bytes as f64 / f64::from(1 << 30)
+    )]
+    OutOfMemory { bytes: u64, memory: String },
+    #[error("the GPU failed: {why}")]
+    Device { why: String },
     #[error("rank {rank} panicked: {message}")]
     RankPanicked { rank: usize, message: String },
     #[error(transparent)]
@@ -132,7 +139,9 @@ impl TrainError {
             | Self::OtherConfig { .. }
             | Self::CannotResume { .. }
             | Self::Data(_) => Exit::BadInput,
-            Self::RankPanicked { .. } => Exit::Failed,
+            Self::RankPanicked { .. } | Self::OutOfMemory { .. } | Self::Device { .. } => {
+                Exit::Failed
+            }
             Self::Model(ModelError::Checkpoint(error)) | Self::Checkpoint(error)
                 if is_bad_input(error) =>
             {

@@ -2,6 +2,7 @@
 
 use std::{fs, path::PathBuf};
 
+use burn::prelude::Device;
 use megaburn_mesh::Layout;
 use megaburn_models::assets::ASSETS;
 
@@ -11,7 +12,7 @@ use crate::{
     console::{Console, human_number},
     data::RunData,
     device::Devices,
-    memory::resident_bytes,
+    memory::used_bytes,
     metrics::{EvalMetrics, MetricsWriter, StepMetrics, read_metrics},
     plot::write_loss_plot,
     schedule::LrSchedule,
@@ -25,6 +26,7 @@ pub(crate) struct Reporter<'a> {
     console: Console,
     metrics: MetricsWriter,
     data: &'a RunData,
+    device: Device,
 }
 
 impl<'a> Reporter<'a> {
@@ -82,7 +84,7 @@ impl<'a> Reporter<'a> {
                 ));
             }
         }
-        Ok(Self { dir, console, metrics, data })
+        Ok(Self { dir, console, metrics, data, device: trainer.device().clone() })
     }
 
     pub(crate) fn step(&mut self, metrics: &StepMetrics) -> Result<(), TrainError> {
@@ -106,7 +108,7 @@ impl<'a> Reporter<'a> {
             tokens: 0,
             tokens_per_second: 0.0,
             tflops: 0.0,
-            memory_bytes: resident_bytes(),
+            memory_bytes: used_bytes(&self.device),
         })
     }
 

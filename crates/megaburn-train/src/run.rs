@@ -41,7 +41,7 @@ pub fn pretrain(config: TrainConfig, fresh: bool, stop: StopSignal) -> Result<()
     let data = Arc::new(RunData::load(&config)?);
     let start = config.start(fresh)?;
     let job = Job { config: Arc::new(config), start, layout, devices, device, fresh, data, stop };
-    run_ranks(&job.layout, env, group, |world| job.train(world)).map(drop)
+    run_ranks(&job.layout, env, group, &job.device, |world| job.train(world)).map(drop)
 }
 
 /// Pipeline, context and expert parallelism are laid out but not built yet.

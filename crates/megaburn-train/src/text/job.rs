@@ -57,7 +57,7 @@ impl GenerateJob<'_> {
             seq_len: 1,
         })?;
         let device = devices.of_this_process(layout, env.as_ref())?;
-        let mut ranks = run_ranks(layout, env, GroupOptions::default(), |world| {
+        let mut ranks = run_ranks(layout, env, GroupOptions::default(), &device, |world| {
             let groups = ProcessGroups::new(world, *layout)?;
             let model = config.init(&groups.tp, false, &device)?;
             let plan = shard_plan(&model).map_err(ModelError::from)?;

@@ -169,6 +169,10 @@ impl Trainer {
         self.progress
     }
 
+    pub(crate) fn device(&self) -> &Device {
+        &self.device
+    }
+
     /// How the run is split over ranks.
     pub(crate) fn layout(&self) -> Layout {
         self.groups.layout()

@@ -40,7 +40,7 @@ pub fn verify(
         let device = devices.of_this_process(layout, env.as_ref())?;
         let options = GroupOptions::default();
         let compare = |world: &Group| verify_on(world, reference, layout, tolerances, &device);
-        Ok(run_ranks(layout, env, options, compare)?.swap_remove(0))
+        Ok(run_ranks(layout, env, options, &device, compare)?.swap_remove(0))
     };
     run().unwrap_or_else(|error: TrainError| {
         Report::refused(reference, &layout.to_string(), error.to_string())

@@ -1,1 +1,20 @@
-//! Only examples live here: see the files beside this one.
+//! The main job as a function: for `llama_pretrain` beside this file, and for a program that is
+//! several.
+
+use std::{ffi::OsString, process::ExitCode};
+
+use clap::Parser;
+use megaburn::cli::TrainArgs;
+
+/// Pre-trains a Llama with tensor, sequence and data parallelism.
+#[derive(Parser)]
+#[command(name = "llama_pretrain")]
+struct Cli {
+    #[command(flatten)]
+    train: TrainArgs,
+}
+
+/// Runs the command line of `llama_pretrain`, which begins with the program's name.
+pub fn llama_pretrain(command: impl IntoIterator<Item = OsString>) -> ExitCode {
+    Cli::parse_from(command).train.run()
+}

@@ -11,3 +11,9 @@ pub mod timing;
 
 /// Why a measurement ends without a result.
 pub type Failure = Box<dyn std::error::Error + Send + Sync>;
+
+/// A measurement with its command line, its name first.
+pub type Program = fn(Vec<std::ffi::OsString>) -> std::process::ExitCode;
+
+/// The measurements that are functions, for a program that is several.
+pub const PROGRAMS: &[(&str, Program)] = &[];

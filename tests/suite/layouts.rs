@@ -9,78 +9,18 @@ use burn::prelude::Device;
 use megaburn::{
     collective::{GroupOptions, ProcessGroups, run_threads},
     mesh::Layout,
-    train::{ConfigLayers, RunData, TrainConfig, TrainError, Trainer, metrics::StepMetrics},
+    train::{RunData, TrainConfig, TrainError, Trainer, metrics::StepMetrics},
 };
 use rstest::rstest;
-use serde::Deserialize;
 
 use crate::{
     gather::{WholeParams, gather, local_params, relative_distance},
+    matrix::{Matrix, Row, STEPS},
     text::{fresh_seed, write_random_text},
 };
 
-const STEPS: u64 = 3;
 /// Of losses, gradient norms and each parameter, relative.
 const TOLERANCE: f64 = 1e-5;
-/// Adam's first updates are g / (|g| + epsilon): with a tiny epsilon, an element whose gradient is
-/// little more than rounding moves as far as any other, in a direction that rounding decides.
-const EPSILON: f64 = 1e-5;
-
-/// `layouts.toml`.
-#[derive(Deserialize)]
-pub(crate) struct Matrix {
-    pub(crate) rows: Vec<Row>,
-    pub(crate) models: BTreeMap<String, Model>,
-}
-
-#[derive(Deserialize)]
-pub(crate) struct Row {
-    pub(crate) model: String,
-    pub(crate) layout: Layout,
-    pub(crate) global_batch: usize,
-    pub(crate) micro_batch: usize,
-}
-
-#[derive(Deserialize)]
-pub(crate) struct Model {
-    seq_len: usize,
-    rope_factor: Option<f64>,
-    /// Keys of `[model]` in a run's configuration.
-    #[serde(flatten)]
-    sizes: toml::Table,
-}
-
-impl Matrix {
-    pub(crate) fn read() -> Self {
-        toml::from_str(include_str!("../layouts.toml")).unwrap()
-    }
-}
-
-impl Model {
-    pub(crate) fn config(
-        &self,
-        data: &str,
-        global_batch: usize,
-        micro_batch: usize,
-    ) -> TrainConfig {
-        let scaling = self.rope_factor.map(|factor| {
-            format!(
-                "[model.rope_scaling]\nfactor = {factor}\noriginal_max_position_embeddings = 16"
-            )
-        });
-        let text = format!(
-            "[model]\n{}{}
-            [data]\npath = {data:?}\nseq_len = {}
-            [train]\nsteps = {STEPS}\nglobal_batch = {global_batch}\nmicro_batch = {micro_batch}
-            [optimizer]\nlr = 1e-3\neps = {EPSILON}\nwarmup_steps = 0",
-            self.sizes,
-            scaling.unwrap_or_default(),
-            self.seq_len,
-        );
-        ConfigLayers::new().with_text("layouts.toml", &text).unwrap().load().unwrap()
-    }
-}
-
 struct Trained {
     steps: Vec<StepMetrics>,
     params: WholeParams,

@@ -8,6 +8,7 @@ mod gather;
 mod generate;
 mod house;
 mod layouts;
+mod matrix;
 mod model_errors;
 mod models;
 mod outside;

@@ -15,7 +15,7 @@ use rstest::rstest;
 
 use crate::{
     child::Ranks,
-    layouts::{Matrix, Row},
+    matrix::{Matrix, Row},
     run::Run,
     text::fresh_seed,
 };

@@ -13,13 +13,28 @@
 //! The crate is empty without its feature `cuda`.
 #![cfg(feature = "cuda")]
 
+use cubecl_environment::stream::{StreamPolicy, set_policy};
+
 mod error;
 pub mod events;
 pub mod gemm;
 pub mod libraries;
+pub mod memory;
+pub mod nvtx;
 mod queue;
 pub mod streams;
 pub mod tensor;
 
 pub use error::CudaError;
 pub use queue::{Buffers, CudaQueue, Op, RawBuffer, Retained, Server};
+
+/// Makes this process ready to compute on one GPU, and returns how many it may use. Called before the
+/// first tensor: all threads of the process then launch on one stream, in the order of their calls.
+///
+/// # Errors
+/// The first thing that is missing on the machine; see [`libraries::check`].
+pub fn start() -> Result<usize, CudaError> {
+    libraries::check()?;
+    set_policy(StreamPolicy::Single);
+    Ok(libraries::num_gpus())
+}

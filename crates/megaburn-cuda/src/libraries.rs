@@ -17,6 +17,12 @@ pub fn num_gpus() -> usize {
     count().map_or(0, |count| usize::try_from(count).unwrap_or(0))
 }
 
+/// The name of a GPU, as `NVIDIA H200`.
+pub fn gpu_name(index: usize) -> Option<String> {
+    let device = cudarc::driver::result::device::get(i32::try_from(index).ok()?).ok()?;
+    cudarc::driver::result::device::get_name(device).ok()
+}
+
 /// Refuses a machine that lacks something a CUDA run needs.
 ///
 /// # Errors

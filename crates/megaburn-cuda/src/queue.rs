@@ -7,12 +7,16 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
+use burn::{backend::DispatchDevice, prelude::Device};
 use burn_cubecl::{CubeDevice, tensor::CubeTensor};
 use cubecl::{
     cuda::CudaRuntime,
     server::{Handle, ServerError, ServerStorage},
 };
-use cubecl_common::{device::DeviceId, device_handle::DeviceHandle};
+use cubecl_common::{
+    device::{Device as _, DeviceId},
+    device_handle::DeviceHandle,
+};
 use cubecl_environment::{backtrace::BackTrace, stream::StreamId};
 use cubecl_server::{
     runtime::Runtime,
@@ -112,6 +116,14 @@ impl CudaQueue {
     pub fn of(tensor: &CubeTensor) -> Option<Self> {
         let CubeDevice::Cuda(_) = tensor.device else { return None };
         Some(Self::on(tensor.client.service_id().device))
+    }
+
+    /// The queue of a GPU; `None` for another device.
+    pub fn for_device(device: &Device) -> Option<Self> {
+        match device.clone().inner().as_dispatch() {
+            DispatchDevice::Cube(CubeDevice::Cuda(gpu)) => Some(Self::on(gpu.to_id())),
+            _ => None,
+        }
     }
 
     /// The queue of a device.

@@ -58,6 +58,22 @@ pub enum TrainError {
     #[error("--ranks {ranks} under a launcher that started {world_size}: leave the flag out")]
     RanksUnderLauncher { ranks: usize, world_size: usize },
     #[error(
+        "layout `{layout}` takes {ranks} GPUs, one a rank, and this host shows {gpus} (see CUDA_VISIBLE_DEVICES): choose a smaller layout, or --device cpu"
+    )]
+    TooFewGpus { layout: String, ranks: usize, gpus: usize },
+    #[error(
+        "local rank {local_rank} has no GPU of its own: {ranks} ranks were started on this host, which shows {gpus} GPUs (see CUDA_VISIBLE_DEVICES)"
+    )]
+    NoGpuForRank { local_rank: usize, ranks: usize, gpus: usize },
+    #[error(
+        "layout `{layout}` takes {ranks} GPUs, and each needs a process of its own: start them with `megaburn launch --nproc {ranks}` or another launcher"
+    )]
+    GpuThreads { layout: String, ranks: usize },
+    #[error("cannot compute on GPUs: {why}")]
+    Cuda { why: String },
+    #[error("cannot start the ranks: {why}")]
+    Launch { why: String },
+    #[error(
         "layout with {axis} {degree}: {axis} > 1 is planned but not built yet; tp, dp and sp are"
     )]
     AxisToCome { axis: &'static str, degree: usize },
@@ -68,6 +84,13 @@ pub enum TrainError {
         path.display()
     )]
     CannotResume { path: PathBuf, what: String },
+    #[error(
+        "out of GPU memory: there is no room for {:.2} GiB more; {memory}; choose a smaller train.micro_batch or data.seq_len, or a larger parallel.tp",
+        *bytes as f64 / f64::from(1 << 30)
+    )]
+    OutOfMemory { bytes: u64, memory: String },
+    #[error("the GPU failed: {why}")]
+    Device { why: String },
     #[error("rank {rank} panicked: {message}")]
     RankPanicked { rank: usize, message: String },
     #[error(transparent)]
@@ -108,10 +131,17 @@ impl TrainError {
             | Self::RunDirInUse { .. }
             | Self::RunDir { .. }
             | Self::RanksUnderLauncher { .. }
+            | Self::TooFewGpus { .. }
+            | Self::NoGpuForRank { .. }
+            | Self::GpuThreads { .. }
+            | Self::Cuda { .. }
+            | Self::Launch { .. }
             | Self::OtherConfig { .. }
             | Self::CannotResume { .. }
             | Self::Data(_) => Exit::BadInput,
-            Self::RankPanicked { .. } => Exit::Failed,
+            Self::RankPanicked { .. } | Self::OutOfMemory { .. } | Self::Device { .. } => {
+                Exit::Failed
+            }
             Self::Model(ModelError::Checkpoint(error)) | Self::Checkpoint(error)
                 if is_bad_input(error) =>
             {

@@ -1,5 +1,28 @@
 //! How much memory this process holds.
 
+use burn::prelude::Device;
+
+/// What the metrics call memory: what this process holds of the GPU that `device` is, else
+/// [`resident_bytes`].
+pub fn used_bytes(device: &Device) -> u64 {
+    #[cfg(feature = "cuda")]
+    if let Some(report) = megaburn_cuda::memory::MemoryReport::of(device) {
+        return report.reserved;
+    }
+    let _ = device;
+    resident_bytes()
+}
+
+/// What a GPU's memory is taken by, as a text; `None` for other devices.
+pub(crate) fn report(device: &Device) -> Option<String> {
+    #[cfg(feature = "cuda")]
+    if let Some(report) = megaburn_cuda::memory::MemoryReport::of(device) {
+        return Some(report.to_string());
+    }
+    let _ = device;
+    None
+}
+
 /// Resident memory of this process in bytes; 0 where the operating system does not tell.
 pub fn resident_bytes() -> u64 {
     memory_stats::memory_stats().map_or(0, |stats| stats.physical_mem as u64)

@@ -1,12 +1,14 @@
 //! Running one function on every rank: as threads of this process, or as one of several processes.
 
 use std::{
+    any::Any,
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
     sync::Once,
     thread,
     time::Duration,
 };
 
+use burn::prelude::Device;
 use megaburn_checkpoint::CheckpointError;
 use megaburn_collective::{
     CollectiveError, ConnectOptions, Group, GroupOptions, RankEnv, RankFailure, connect,
@@ -14,11 +16,14 @@ use megaburn_collective::{
 };
 use megaburn_mesh::Layout;
 
-use crate::{Exit, TrainError};
+use crate::{
+    Exit, TrainError,
+    failure::{diagnose, is_about_device},
+};
 
 /// Runs `rank` on every rank of `layout` and gives back what each returned, in rank order: as
 /// threads of this process, or, under a launcher (`env`), as the one rank that this process is,
-/// whose result alone comes back. Each rank computes in a rayon pool of its own.
+/// whose result alone comes back. Each rank computes in a rayon pool of its own, on `device`.
 ///
 /// # Errors
 /// The root cause, where several ranks failed. Whatever ends one badly ends the others too.
@@ -26,6 +31,7 @@ pub(crate) fn run_ranks<T: Send>(
     layout: &Layout,
     env: Option<RankEnv>,
     group: GroupOptions,
+    device: &Device,
     rank: impl Fn(&Group) -> Result<T, TrainError> + Sync,
 ) -> Result<Vec<T>, TrainError> {
     quiet_failed_regions();
@@ -36,11 +42,11 @@ pub(crate) fn run_ranks<T: Send>(
             let options =
                 ConnectOptions::new(env).with_group(group).with_rendezvous_timeout(patience);
             let world = connect(&options)?;
-            in_own_pool(ranks, || guarded(&world, &rank)).map(|result| vec![result])
+            in_own_pool(ranks, || guarded(&world, device, &rank)).map(|result| vec![result])
         }
         None => {
             let ranks = layout.world_size();
-            let run = |world: Group| in_own_pool(ranks, || guarded(&world, &rank));
+            let run = |world: Group| in_own_pool(ranks, || guarded(&world, device, &rank));
             root_cause(run_threads(ranks, group, run))
         }
     }
@@ -55,13 +61,20 @@ const STACK_BYTES: usize = 32 << 20;
 /// Runs one rank; whatever ends it badly ends the others too.
 fn guarded<T>(
     world: &Group,
+    device: &Device,
     rank: impl Fn(&Group) -> Result<T, TrainError>,
 ) -> Result<T, TrainError> {
     let result = match catch_unwind(AssertUnwindSafe(|| rank(world))) {
+        Ok(Err(error)) if is_about_device(&error.to_string()) => {
+            Err(diagnose(&error.to_string(), device).unwrap_or(error))
+        }
         Ok(result) => result,
-        Err(panic) => match world.failure() {
-            Some(failure) => Err(failure.into()),
-            None => resume_unwind(panic),
+        Err(panic) => match (world.failure(), panic_text(&*panic)) {
+            (Some(failure), _) => Err(failure.into()),
+            (None, Some(text)) if is_about_device(text) => {
+                Err(diagnose(text, device).expect("it is about the device"))
+            }
+            (None, _) => resume_unwind(panic),
         },
     };
     if let Err(error) = &result
@@ -70,6 +83,11 @@ fn guarded<T>(
         world.abort(&error.to_string());
     }
     result
+}
+
+fn panic_text(panic: &(dyn Any + Send)) -> Option<&str> {
+    let text = panic.downcast_ref::<String>().map(String::as_str);
+    text.or_else(|| panic.downcast_ref::<&str>().copied())
 }
 
 /// Runs a rank on a rayon pool of its own, so that Burn's CPU backend works for it there: its equal
@@ -85,15 +103,16 @@ fn in_own_pool<T: Send>(ranks: usize, rank: impl FnOnce() -> T + Send) -> T {
     pool.build().expect("the system has room for a thread").install(rank)
 }
 
-/// A collective that fails in the middle of `backward` unwinds the rank. What it says is printed
-/// once, as the run's error, not by every rank's panic.
+/// A collective that fails in the middle of `backward` unwinds the rank, and so does a tensor that a
+/// device never computed. What they say is printed once, as the run's error, not by every rank's
+/// panic.
 fn quiet_failed_regions() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         let default = std::panic::take_hook();
         std::panic::set_hook(Box::new(move |info| {
             let message = info.payload_as_str().unwrap_or_default();
-            if !message.starts_with(FAILED_REGION) {
+            if !message.starts_with(FAILED_REGION) && !is_about_device(message) {
                 default(info);
             }
         }));

@@ -2,6 +2,7 @@
 
 use std::{fs, path::PathBuf};
 
+use burn::prelude::Device;
 use megaburn_mesh::Layout;
 use megaburn_models::assets::ASSETS;
 
@@ -10,7 +11,8 @@ use crate::{
     config::Tokenizer,
     console::{Console, human_number},
     data::RunData,
-    memory::resident_bytes,
+    device::Devices,
+    memory::used_bytes,
     metrics::{EvalMetrics, MetricsWriter, StepMetrics, read_metrics},
     plot::write_loss_plot,
     schedule::LrSchedule,
@@ -24,19 +26,21 @@ pub(crate) struct Reporter<'a> {
     console: Console,
     metrics: MetricsWriter,
     data: &'a RunData,
+    device: Device,
 }
 
 impl<'a> Reporter<'a> {
     /// Makes the folder and says what is about to happen.
     pub(crate) fn start(
         config: &TrainConfig,
-        layout: &Layout,
+        devices: Devices,
         trainer: &Trainer,
         data: &'a RunData,
         resumed: Option<Resumed>,
     ) -> Result<Self, TrainError> {
         let dir = PathBuf::from(&config.run.dir);
         let path = dir.join("config.toml");
+        let layout = &trainer.layout();
         let mut resolved = config.resolved(layout, trainer.model_config());
         let kept = dir.join(ASSETS).join("tokenizer.json");
         if kept.is_file() && resolved.data.tokenizer != Tokenizer::Byte {
@@ -49,6 +53,9 @@ impl<'a> Reporter<'a> {
         let mut console = Console::new(config.train.steps, done, config.train.log_interval);
         let model = trainer.model_config();
         console.line(format!("layout   {}", describe(layout)));
+        if let Some(gpus) = devices.describe(layout.world_size()) {
+            console.line(format!("device   {gpus}"));
+        }
         console.line(format!(
             "model    {}, {} parameters: {} layers, hidden {}, {} heads ({} key/value), vocabulary {}",
             model.family,
@@ -77,7 +84,7 @@ impl<'a> Reporter<'a> {
                 ));
             }
         }
-        Ok(Self { dir, console, metrics, data })
+        Ok(Self { dir, console, metrics, data, device: trainer.device().clone() })
     }
 
     pub(crate) fn step(&mut self, metrics: &StepMetrics) -> Result<(), TrainError> {
@@ -101,7 +108,7 @@ impl<'a> Reporter<'a> {
             tokens: 0,
             tokens_per_second: 0.0,
             tflops: 0.0,
-            memory_bytes: resident_bytes(),
+            memory_bytes: used_bytes(&self.device),
         })
     }
 

@@ -12,6 +12,7 @@ use crate::{
     TrainConfig, TrainError, assets,
     config::Start,
     data::RunData,
+    device::Devices,
     lock::RunLock,
     ranks::run_ranks,
     report::Reporter,
@@ -22,7 +23,8 @@ use crate::{
 /// Trains a model as `config` says, resuming from the last checkpoint in `run.dir` unless `fresh`.
 ///
 /// Under a launcher (`RANK`, `WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT` are set) this process is one
-/// rank; otherwise every rank is a thread of it. Rank 0 prints and writes.
+/// rank; otherwise every rank is a thread of it, which only ranks on the CPU can be. Rank 0 prints
+/// and writes.
 ///
 /// Each step `stop` is looked at: when it was requested, the run saves and ends.
 ///
@@ -30,14 +32,16 @@ use crate::{
 /// The root cause, where several ranks failed. [`TrainError::exit`] is the process's exit code.
 pub fn pretrain(config: TrainConfig, fresh: bool, stop: StopSignal) -> Result<(), TrainError> {
     config.validate()?;
+    let devices = config.run.device.find()?;
     let env = RankEnv::from_env()?;
-    let layout = config.layout(env.as_ref().map(|env| env.world_size))?;
+    let layout = config.layout_on(devices, env.as_ref().map(|env| env.world_size))?;
     refuse_axes_to_come(&layout)?;
+    let device = devices.of_this_process(&layout, env.as_ref())?;
     let group = GroupOptions { seed: config.run.seed, timeout: config.train.timeout() };
     let data = Arc::new(RunData::load(&config)?);
     let start = config.start(fresh)?;
-    let job = Job { config: Arc::new(config), start, layout, fresh, data, stop };
-    run_ranks(&job.layout, env, group, |world| job.train(world)).map(drop)
+    let job = Job { config: Arc::new(config), start, layout, devices, device, fresh, data, stop };
+    run_ranks(&job.layout, env, group, &job.device, |world| job.train(world)).map(drop)
 }
 
 /// Pipeline, context and expert parallelism are laid out but not built yet.
@@ -54,6 +58,8 @@ struct Job {
     config: Arc<TrainConfig>,
     start: Option<Start>,
     layout: Layout,
+    devices: Devices,
+    device: Device,
     fresh: bool,
     data: Arc<RunData>,
     stop: StopSignal,
@@ -65,7 +71,7 @@ impl Job {
         let groups = ProcessGroups::new(world, self.layout)?;
         let dir = Path::new(&self.config.run.dir);
         let _lock = groups.is_main().then(|| RunLock::take(dir)).transpose()?;
-        let device = Device::flex().autodiff();
+        let device = self.device.clone().autodiff();
         if let Some(Start::Init(source)) = &self.start
             && groups.is_main()
         {
@@ -83,7 +89,7 @@ impl Job {
         }
         let mut report = groups
             .is_main()
-            .then(|| Reporter::start(&self.config, &self.layout, &trainer, &self.data, resumed))
+            .then(|| Reporter::start(&self.config, self.devices, &trainer, &self.data, resumed))
             .transpose()?;
 
         let train = &self.config.train;
@@ -137,8 +143,9 @@ impl Job {
     /// # Collective
     /// All ranks.
     fn agree_on_config(&self, world: &Group) -> Result<(), TrainError> {
-        let text =
-            format!("{}{}{}{}", self.config.to_toml(), self.layout, self.fresh, self.data.hash);
+        let Self { config, layout, fresh, data, .. } = self;
+        let on_gpus = self.devices != Devices::Cpu;
+        let text = format!("{}{layout}{fresh}{}{on_gpus}", config.to_toml(), data.hash);
         let mine = TensorData::from([xxh3_64(text.as_bytes()) as i64]);
         if world.broadcast(mine.clone(), 0)? == mine {
             return Ok(());

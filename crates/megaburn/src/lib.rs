@@ -5,6 +5,8 @@
 
 pub use megaburn_checkpoint as checkpoint;
 pub use megaburn_collective as collective;
+#[cfg(feature = "cuda")]
+pub use megaburn_cuda as cuda;
 pub use megaburn_data as data;
 pub use megaburn_kernels as kernels;
 pub use megaburn_mesh as mesh;

@@ -9,7 +9,7 @@ use std::{
 
 use nix::{
     sys::{
-        signal::{Signal, killpg},
+        signal::{Signal, kill, killpg},
         wait::{Id, WaitPidFlag, waitid},
     },
     unistd::{Pid, getppid},
@@ -20,6 +20,8 @@ use super::LaunchOptions;
 /// Exit codes of a command that cannot be started, as shells have them.
 const EXIT_CANNOT_START: i32 = 126;
 const EXIT_NOT_FOUND: i32 = 127;
+/// The environment name under which a rank finds its launcher's process id.
+const LAUNCHER: &str = "MEGABURN_LAUNCHER";
 
 /// Starts local rank `local_rank` as the leader of its own process group, so that what it starts
 /// can be ended with it.
@@ -29,10 +31,22 @@ pub(super) fn start(
     (addr, port): &(String, u16),
 ) -> io::Result<Child> {
     let LaunchOptions { nproc, nnodes, node_rank, .. } = options;
-    Command::new(std::env::current_exe()?)
-        .args(&options.entry)
-        .arg(std::process::id().to_string())
-        .args(&options.command)
+    let (program, arguments) = options.command.split_first().expect("options were checked");
+    let launcher = std::process::id().to_string();
+    let mut command = match &options.entry {
+        Some(entry) => {
+            let mut command = Command::new(std::env::current_exe()?);
+            command.args(entry).arg(&launcher).args(&options.command);
+            command
+        }
+        None => {
+            let mut command = Command::new(program);
+            command.args(arguments);
+            command
+        }
+    };
+    command
+        .env(LAUNCHER, launcher)
         .env("RANK", (node_rank * nproc + local_rank).to_string())
         .env("LOCAL_RANK", local_rank.to_string())
         .env("WORLD_SIZE", (nproc * nnodes).to_string())
@@ -73,17 +87,40 @@ pub fn launch_child(args: impl IntoIterator<Item = OsString>) -> i32 {
         eprintln!("launch-child is called by `megaburn launch` only");
         return EXIT_CANNOT_START;
     };
-    #[cfg(target_os = "linux")]
-    if let Err(error) = nix::sys::prctl::set_pdeathsig(Signal::SIGKILL) {
-        eprintln!("cannot tie this rank to its launcher: {error}");
-        return EXIT_CANNOT_START;
-    }
-    // It may have died before the line above.
-    if getppid() != Pid::from_raw(launcher) {
-        eprintln!("the launcher is gone");
+    if let Err(error) = tie_to(Pid::from_raw(launcher)) {
+        eprintln!("{error}");
         return EXIT_CANNOT_START;
     }
     let error = Command::new(&command).args(args).exec();
     eprintln!("cannot start {}: {error}", command.display());
     if error.kind() == io::ErrorKind::NotFound { EXIT_NOT_FOUND } else { EXIT_CANNOT_START }
+}
+
+/// Has the kernel kill this process when the launcher dies that started it. For programs that start
+/// themselves as ranks ([`LaunchOptions::this_program`]): called before anything else. Where no
+/// launcher of ours is the parent, nothing happens.
+///
+/// # Errors
+/// The launcher is already gone, or the kernel refuses.
+pub fn tie_to_launcher() -> io::Result<()> {
+    let launcher = std::env::var(LAUNCHER).ok().and_then(|pid| pid.parse().ok());
+    match launcher.map(Pid::from_raw) {
+        // What a rank starts inherits the name; it is tied to nobody.
+        Some(launcher) if getppid() == launcher || kill(launcher, None).is_err() => {
+            tie_to(launcher)
+        }
+        _ => Ok(()),
+    }
+}
+
+fn tie_to(launcher: Pid) -> io::Result<()> {
+    #[cfg(target_os = "linux")]
+    nix::sys::prctl::set_pdeathsig(Signal::SIGKILL).map_err(|error| {
+        io::Error::other(format!("cannot tie this rank to its launcher: {error}"))
+    })?;
+    // It may have died before the line above.
+    if getppid() != launcher {
+        return Err(io::Error::other("the launcher is gone"));
+    }
+    Ok(())
 }

@@ -2,7 +2,8 @@
 //!
 //! The ranks get torchrun's environment names, so the same program runs under torchrun, Slurm, MPI
 //! or Kubernetes as well. Each rank is started through this very program ([`launch_child`]), which
-//! asks the kernel to kill it when the launcher dies and then becomes the command.
+//! asks the kernel to kill it when the launcher dies and then becomes the command; a program that
+//! starts itself several times ([`LaunchOptions::this_program`]) asks for that directly.
 
 mod child;
 mod output;
@@ -13,7 +14,7 @@ use std::{ffi::OsString, io, time::Duration};
 
 use thiserror::Error;
 
-pub use child::launch_child;
+pub use child::{launch_child, tie_to_launcher};
 pub use supervise::launch;
 pub use verdict::{EndedBy, Outcome, RankEnd};
 
@@ -35,8 +36,11 @@ pub struct LaunchOptions {
     pub master_port: Option<u16>,
     /// The program and its arguments.
     pub command: Vec<OsString>,
-    /// How this program is called so that it calls [`launch_child`] with the arguments that follow.
-    pub entry: Vec<OsString>,
+    /// How this program is called so that it calls [`launch_child`] with the arguments that follow;
+    /// `None` for a command that calls [`tie_to_launcher`] itself.
+    pub entry: Option<Vec<OsString>>,
+    /// Whether the cause of a failure is written to standard error at the end.
+    pub tells_cause: bool,
     /// How long ranks may take to end after SIGTERM, once one has failed.
     pub grace: Duration,
 }
@@ -51,9 +55,19 @@ impl LaunchOptions {
             master_addr: None,
             master_port: None,
             command,
-            entry: vec!["launch-child".into()],
+            entry: Some(vec!["launch-child".into()]),
+            tells_cause: true,
             grace: Duration::from_secs(3),
         }
+    }
+
+    /// `nproc` ranks on this host of the program that is running, called as it was but for
+    /// `arguments`. It must call [`tie_to_launcher`] first of all.
+    pub fn this_program(nproc: usize, arguments: impl IntoIterator<Item = OsString>) -> Self {
+        // By the name it was called by: what it does may depend on that.
+        let program = std::env::args_os().next().unwrap_or_default();
+        let command = std::iter::once(program).chain(arguments).collect();
+        Self { entry: None, ..Self::new(nproc, command) }
     }
 
     /// Sets this host's place among several.
@@ -68,7 +82,12 @@ impl LaunchOptions {
 
     /// Sets the arguments with which this program calls [`launch_child`].
     pub fn with_entry(self, entry: Vec<OsString>) -> Self {
-        Self { entry, ..self }
+        Self { entry: Some(entry), ..self }
+    }
+
+    /// Leaves it to the caller to tell the cause of a failure.
+    pub fn with_silent_end(self) -> Self {
+        Self { tells_cause: false, ..self }
     }
 
     /// Sets how long ranks may take to end after SIGTERM, once one has failed.

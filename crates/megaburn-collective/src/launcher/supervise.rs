@@ -48,7 +48,7 @@ struct Rank {
 /// that lose a peer, then they get SIGTERM, and after [`LaunchOptions::grace`] SIGKILL. SIGINT and
 /// SIGTERM are passed on to the ranks, which may save and exit; who sends a second one has no
 /// patience: then the grace begins. The cause of a failure is written to standard error as the last
-/// thing. Standard input is empty for ranks.
+/// thing, unless the caller does that. Standard input is empty for ranks.
 ///
 /// Call it on a thread that lives until it returns (the main thread): ranks are tied to its life.
 ///
@@ -73,7 +73,7 @@ pub fn launch(options: &LaunchOptions) -> Result<Outcome, LaunchError> {
     signals.close();
     pumps.finish(DRAIN);
     let outcome = run.into_outcome();
-    if outcome.cause().is_some() || outcome.signal.is_some() {
+    if options.tells_cause && (outcome.cause().is_some() || outcome.signal.is_some()) {
         eprintln!("megaburn launch: {outcome}");
     }
     Ok(outcome)

@@ -40,14 +40,14 @@ pub use rope::{RopeScalingConfig, RopeScalingKind};
 pub use sections::{DataConfig, GenerateConfig, LoopConfig, RunConfig};
 pub use tokenizer::Tokenizer;
 
-use crate::TrainError;
+use crate::{TrainError, device::Devices};
 
 /// Everything that decides what a run computes. The default trains a byte-level Llama of 0.8
 /// million parameters on four ranks.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct TrainConfig {
-    /// `[run]`: where the run lives, and its seed.
+    /// `[run]`: where the run lives, its seed and its devices.
     pub run: RunConfig,
     /// `[model]`: the family and the sizes of the model.
     pub model: ModelConfig,
@@ -72,9 +72,30 @@ impl TrainConfig {
     /// numbers.
     pub fn layout(&self, world: Option<usize>) -> Result<Layout, TrainError> {
         let layout = self.parallel.layout(world)?;
+        self.fits(&layout).map(|()| layout)
+    }
+
+    /// The layout of this run on the devices of this host; `world` is what a launcher says.
+    ///
+    /// On GPUs without a launcher, `parallel.dp` or `parallel.ranks` (a layout sets both or either)
+    /// say how many ranks there are; otherwise it is the most GPUs over which model and batch can be
+    /// split.
+    ///
+    /// # Errors
+    /// As [`layout`](Self::layout), and a layout of more ranks than there are GPUs, with the numbers.
+    pub fn layout_on(&self, devices: Devices, world: Option<usize>) -> Result<Layout, TrainError> {
+        match (devices, world) {
+            (Devices::Cuda { gpus }, None) => {
+                self.parallel.layout_on_gpus(gpus, |layout| self.fits(layout))
+            }
+            _ => self.layout(world),
+        }
+    }
+
+    /// Whether the model, the sequence and the batch can be split over a layout.
+    fn fits(&self, layout: &Layout) -> Result<(), TrainError> {
         layout.fits(&self.model.shape(self.data.seq_len))?;
-        self.train.num_micro_batches(layout.dp)?;
-        Ok(layout)
+        self.train.num_micro_batches(layout.dp).map(drop)
     }
 
     /// Tokens that one step trains on, over all ranks.
@@ -94,7 +115,8 @@ impl TrainConfig {
     /// what really ran.
     pub fn resolved(&self, layout: &Layout, model: &DecoderConfig) -> Self {
         let mut resolved = self.clone();
-        resolved.parallel.ranks = layout.world_size();
+        resolved.parallel.ranks = Some(layout.world_size());
+        resolved.parallel.tp = Some(layout.tp);
         resolved.parallel.dp = Some(layout.dp);
         resolved.parallel.sp = Some(layout.sp);
         resolved.model.head_dim = Some(model.head_dim);
@@ -160,6 +182,38 @@ mod tests {
         #[case] message: &str,
     ) {
         let error = with(sets).unwrap().layout(None).unwrap_err();
+        assert!(error.to_string().contains(message), "{error}");
+        assert_eq!(error.exit(), Exit::BadInput);
+    }
+
+    #[rstest]
+    #[case(1, &[], "tp1")]
+    #[case(2, &[], "tp2-sp")]
+    #[case(3, &[], "tp2-sp")]
+    #[case(4, &[], "tp2-dp2-sp")]
+    #[case(6, &[], "tp2-dp2-sp")]
+    #[case(8, &[], "tp2-dp4-sp")]
+    #[case(3, &["train.global_batch=12"], "dp3")]
+    #[case(8, &["parallel.tp=1"], "dp4")]
+    #[case(8, &["parallel.tp=4"], "tp4-dp2-sp")]
+    #[case(8, &["parallel.dp=1"], "tp2-sp")]
+    #[case(1, &["parallel.dp=1"], "tp1")]
+    #[case(8, &["parallel.ranks=2"], "tp2-sp")]
+    fn on_gpus_a_run_takes_as_many_as_it_can_be_split_over(
+        #[case] gpus: usize,
+        #[case] sets: &[&str],
+        #[case] layout: &str,
+    ) {
+        let found = with(sets).unwrap().layout_on(Devices::Cuda { gpus }, None).unwrap();
+        assert_eq!(found.to_string(), layout);
+    }
+
+    #[rstest]
+    #[case("tp2-dp2", "layout `tp2-dp2` takes 4 GPUs, one a rank, and this host shows 3")]
+    #[case("tp3", "attention heads 4 is not divisible by tp 3")]
+    fn a_layout_that_the_gpus_do_not_carry_is_refused(#[case] layout: &str, #[case] message: &str) {
+        let config = ConfigLayers::new().with_layout(layout).unwrap().load().unwrap();
+        let error = config.layout_on(Devices::Cuda { gpus: 3 }, None).unwrap_err();
         assert!(error.to_string().contains(message), "{error}");
         assert_eq!(error.exit(), Exit::BadInput);
     }

@@ -2,16 +2,19 @@ use megaburn_mesh::Layout;
 use serde::{Deserialize, Serialize};
 
 use super::check::require;
-use crate::TrainError;
+use crate::{TrainError, device::Devices};
 
 /// `[parallel]`: how the run is split over ranks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ParallelConfig {
-    /// Rank threads to start where neither a launcher nor `dp` says how many ranks there are.
-    pub ranks: usize,
-    /// Tensor-parallel degree.
-    pub tp: usize,
+    /// Ranks to start where neither a launcher nor `dp` says how many there are. Default: 4 threads
+    /// on the CPU; on GPUs, as many of them as the model and the batch can be split over.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ranks: Option<usize>,
+    /// Tensor-parallel degree. Default: 2 where the ranks can be split so, else 1.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tp: Option<usize>,
     /// Context-parallel degree.
     pub cp: usize,
     /// Pipeline-parallel degree.
@@ -30,9 +33,14 @@ pub struct ParallelConfig {
 
 impl Default for ParallelConfig {
     fn default() -> Self {
-        Self { ranks: 4, tp: 2, cp: 1, pp: 1, dp: None, ep: 1, etp: 1, sp: None }
+        Self { ranks: None, tp: None, cp: 1, pp: 1, dp: None, ep: 1, etp: 1, sp: None }
     }
 }
+
+/// Rank threads that nobody said a number of.
+const THREADS: usize = 4;
+/// What `tp` is tried as where it is not set.
+const USUAL_TP: [usize; 2] = [2, 1];
 
 /// Degrees up to this multiply without overflow.
 const MAX_DEGREE: usize = u16::MAX as usize;
@@ -47,7 +55,16 @@ impl ParallelConfig {
         let layout: Layout = text.parse()?;
         let Layout { tp, cp, pp, dp, ep, etp, sp } = layout;
         let dp = text.split('-').any(|part| part.starts_with("dp")).then_some(dp);
-        Ok(Self { ranks: layout.world_size(), tp, cp, pp, dp, ep, etp, sp: Some(sp) })
+        Ok(Self {
+            ranks: Some(layout.world_size()),
+            tp: Some(tp),
+            cp,
+            pp,
+            dp,
+            ep,
+            etp,
+            sp: Some(sp),
+        })
     }
 
     /// The layout on `world` ranks (`None`: no launcher says how many).
@@ -55,17 +72,63 @@ impl ParallelConfig {
     /// # Errors
     /// A layout that cannot be, or that does not take `world` ranks.
     pub fn layout(&self, world: Option<usize>) -> Result<Layout, TrainError> {
-        self.validate()?;
-        let Self { ranks, tp, cp, pp, ep, etp, .. } = *self;
-        let mut text = format!("tp{tp}-cp{cp}-pp{pp}-ep{ep}-etp{etp}");
-        if self.sp.unwrap_or(tp > 1) {
-            text.push_str("-sp");
+        let world = match (self.dp, world) {
+            (_, Some(world)) => Some(world),
+            (Some(_), None) => None,
+            (None, None) => {
+                let ranks = self.ranks.unwrap_or(THREADS);
+                return self.on(Some(ranks)).map_err(|error| match error {
+                    TrainError::Layout(source) => TrainError::Ranks { ranks, source },
+                    error => error,
+                });
+            }
+        };
+        self.on(world)
+    }
+
+    /// The layout where `gpus` GPUs are there for the taking: with as many ranks as `dp` or `ranks`
+    /// say, else with the most that `fits` has nothing against.
+    ///
+    /// # Errors
+    /// A layout that cannot be, does not fit, or takes more GPUs than there are.
+    pub(super) fn layout_on_gpus(
+        &self,
+        gpus: usize,
+        fits: impl Fn(&Layout) -> Result<(), TrainError>,
+    ) -> Result<Layout, TrainError> {
+        let fitting = |layout: Layout| fits(&layout).map(|()| layout);
+        if self.dp.is_none() && self.ranks.is_none() {
+            let found = self.on(Some(gpus)).and_then(fitting);
+            let fewer = |_: &TrainError| {
+                (1..gpus).rev().find_map(|ranks| self.on(Some(ranks)).and_then(fitting).ok())
+            };
+            return found.or_else(|error| fewer(&error).ok_or(error));
         }
-        match (self.dp, world) {
-            (Some(dp), world) => Ok(Layout::parse(&format!("{text}-dp{dp}"), world)?),
-            (None, Some(world)) => Ok(Layout::parse(&text, Some(world))?),
-            (None, None) => Layout::parse(&text, Some(ranks))
-                .map_err(|source| TrainError::Ranks { ranks, source }),
+        let mut found = self.layout(None)?;
+        if self.tp.is_none() && found.world_size() > gpus {
+            found = Self { tp: Some(1), ..self.clone() }.layout(None)?;
+        }
+        Devices::Cuda { gpus }.hold(&found)?;
+        fitting(found)
+    }
+
+    /// The layout on `world` ranks, or on as many as its degrees make.
+    fn on(&self, world: Option<usize>) -> Result<Layout, TrainError> {
+        self.validate()?;
+        let with_tp = |tp: usize| {
+            let Self { cp, pp, ep, etp, .. } = *self;
+            let mut text = format!("tp{tp}-cp{cp}-pp{pp}-ep{ep}-etp{etp}");
+            if self.sp.unwrap_or(tp > 1) {
+                text.push_str("-sp");
+            }
+            if let Some(dp) = self.dp {
+                text.push_str(&format!("-dp{dp}"));
+            }
+            Layout::parse(&text, world).map_err(TrainError::from)
+        };
+        match self.tp {
+            Some(tp) => with_tp(tp),
+            None => USUAL_TP.into_iter().map(with_tp).reduce(Result::or).expect("it is not empty"),
         }
     }
 
@@ -74,8 +137,8 @@ impl ParallelConfig {
             let rule = format!("from 1 to {MAX_DEGREE}");
             require((1..=MAX_DEGREE).contains(&value), key, value, rule)
         };
-        degree("parallel.ranks", self.ranks)?;
-        degree("parallel.tp", self.tp)?;
+        degree("parallel.ranks", self.ranks.unwrap_or(1))?;
+        degree("parallel.tp", self.tp.unwrap_or(1))?;
         degree("parallel.cp", self.cp)?;
         degree("parallel.pp", self.pp)?;
         degree("parallel.dp", self.dp.unwrap_or(1))?;
@@ -99,6 +162,9 @@ mod tests {
     #[rstest]
     #[case("", None, "tp2-dp2-sp")]
     #[case("", Some(8), "tp2-dp4-sp")]
+    #[case("", Some(3), "dp3")]
+    #[case("ranks = 5", None, "dp5")]
+    #[case("dp = 2", Some(2), "dp2")]
     #[case("tp = 1", None, "dp4")]
     #[case("tp = 4", None, "tp4-sp")]
     #[case("sp = false", None, "tp2-dp2")]
@@ -139,7 +205,7 @@ mod tests {
     #[case("etp = 65536", None, "`parallel.etp` is 65536: it must be from 1 to 65535")]
     #[case("ranks = 0", None, "`parallel.ranks` is 0: it must be from 1 to 65535")]
     #[case("tp = 1\nsp = true", None, "sequence parallelism (sp) needs tp > 1")]
-    #[case("dp = 2", Some(8), "= 4 ranks, and there are 8")]
+    #[case("tp = 2\ndp = 2", Some(8), "= 4 ranks, and there are 8")]
     #[case("tp = 3", Some(8), "3 does not divide the 8 ranks, so no dp fills the world")]
     #[case(
         "tp = 8",

@@ -8,9 +8,9 @@ use super::{
     check::{at_least_one, fits_toml, not_negative, require},
     tokenizer::Tokenizer,
 };
-use crate::TrainError;
+use crate::{TrainError, device::DeviceChoice};
 
-/// `[run]`: where the run lives, and its seed.
+/// `[run]`: where the run lives, its seed and its devices.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct RunConfig {
@@ -19,11 +19,13 @@ pub struct RunConfig {
     pub dir: String,
     /// What initial weights and the order of the data are drawn from.
     pub seed: u64,
+    /// What the ranks compute on: `auto`, `cpu` or `cuda`.
+    pub device: DeviceChoice,
 }
 
 impl Default for RunConfig {
     fn default() -> Self {
-        Self { dir: "runs/llama-tiny".into(), seed: 1234 }
+        Self { dir: "runs/llama-tiny".into(), seed: 1234, device: DeviceChoice::Auto }
     }
 }
 

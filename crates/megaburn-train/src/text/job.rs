@@ -12,7 +12,7 @@ use megaburn_models::{
 use megaburn_parallel::shard_plan;
 
 use super::{Continuation, continue_text};
-use crate::{TrainError, ranks::run_ranks};
+use crate::{TrainError, device::Devices, ranks::run_ranks};
 
 /// What to generate and with which model.
 #[derive(Clone, Copy, Debug)]
@@ -30,8 +30,8 @@ pub struct GenerateJob<'a> {
 }
 
 impl GenerateJob<'_> {
-    /// Loads the model split over the ranks of `layout`, threads or processes (`env`), and lets it
-    /// continue the prompts.
+    /// Loads the model split over the ranks of `layout`, threads or processes (`env`), on `devices`,
+    /// and lets it continue the prompts.
     ///
     /// # Errors
     /// A layout that splits more than the model, or that the model refuses; see also
@@ -39,6 +39,7 @@ impl GenerateJob<'_> {
     pub fn run(
         &self,
         layout: &Layout,
+        devices: Devices,
         env: Option<RankEnv>,
     ) -> Result<Vec<Continuation>, TrainError> {
         if layout.world_size() != layout.tp {
@@ -55,8 +56,8 @@ impl GenerateJob<'_> {
             layers: config.layers,
             seq_len: 1,
         })?;
-        let mut ranks = run_ranks(layout, env, GroupOptions::default(), |world| {
-            let device = Device::flex();
+        let device = devices.of_this_process(layout, env.as_ref())?;
+        let mut ranks = run_ranks(layout, env, GroupOptions::default(), &device, |world| {
             let groups = ProcessGroups::new(world, *layout)?;
             let model = config.init(&groups.tp, false, &device)?;
             let plan = shard_plan(&model).map_err(ModelError::from)?;

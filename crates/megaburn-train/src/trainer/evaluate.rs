@@ -2,6 +2,7 @@ use burn::module::Module;
 
 use crate::{
     TrainError,
+    failure::read,
     metrics::EvalMetrics,
     trainer::{Trainer, batch::inputs_and_labels, stats::Sums},
 };
@@ -11,7 +12,7 @@ impl Trainer {
     /// part, or all of it if that is less; each sample once, always the same ones.
     ///
     /// # Errors
-    /// A failed collective.
+    /// A failed collective; a device that failed or is out of memory.
     /// # Collective
     /// All ranks.
     pub fn evaluate(&self) -> Result<EvalMetrics, TrainError> {
@@ -30,7 +31,7 @@ impl Trainer {
                 let samples = self.valid.batch(numbers);
                 let (tokens, labels) = inputs_and_labels(&samples, counted, &plain);
                 let (loss, count) = model.loss(tokens, labels);
-                sums.add(f64::from(loss.into_scalar::<f32>()), count);
+                sums.add(read(loss)?, count);
             }
         }
         let eval_loss = sums.over(&self.groups.dp_cp)?.mean();

@@ -12,7 +12,7 @@ use std::{path::PathBuf, sync::Arc};
 use burn::prelude::Device;
 use megaburn_collective::ProcessGroups;
 use megaburn_data::{GlobalBatch, Sampler};
-use megaburn_mesh::ShardPlan;
+use megaburn_mesh::{Layout, ShardPlan};
 use megaburn_models::{Decoder, DecoderConfig};
 use megaburn_optim::{AdamW, AdamWConfig, GradientAccumulator};
 use megaburn_parallel::{main_grads, shard_plan};
@@ -167,6 +167,15 @@ impl Trainer {
     /// How far the run has come.
     pub fn progress(&self) -> Progress {
         self.progress
+    }
+
+    pub(crate) fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// How the run is split over ranks.
+    pub(crate) fn layout(&self) -> Layout {
+        self.groups.layout()
     }
 
     pub(crate) fn model_config(&self) -> &DecoderConfig {

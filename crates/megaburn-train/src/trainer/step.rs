@@ -2,8 +2,10 @@ use std::{ops::Range, time::Instant};
 
 use crate::{
     TrainError,
-    memory::resident_bytes,
+    failure::read,
+    memory::used_bytes,
     metrics::StepMetrics,
+    profile::range,
     trainer::{
         Trainer,
         batch::inputs_and_labels,
@@ -15,17 +17,19 @@ impl Trainer {
     /// One optimizer step over the next global batch.
     ///
     /// # Errors
-    /// A failed collective; a loss or gradient norm that is not finite, in which case the weights
-    /// are as before on every rank.
+    /// A failed collective; a device that failed or is out of memory; a loss or gradient norm that
+    /// is not finite, in which case the weights are as before on every rank.
     /// # Collective
     /// All ranks.
     pub fn step(&mut self) -> Result<StepMetrics, TrainError> {
         let started = Instant::now();
         let sums = self.accumulate_gradients()?.over(&self.groups.dp_cp)?;
+        let reduce = range("reduce");
         self.grads.reduce(&self.groups.dp_cp)?;
         self.grads.scale(1.0 / sums.tokens.max(1.0));
         let loss = sums.mean();
         let grad_norm = self.grads.norm(&self.groups.model)?;
+        drop(reduce);
         let step = self.progress.step + 1;
         if !(loss.is_finite() && grad_norm.is_finite()) {
             let param = self.grads.find_non_finite().map(str::to_string);
@@ -45,7 +49,7 @@ impl Trainer {
                 tokens: sums.tokens as u64,
                 tokens_per_second: 0.0,
                 tflops: 0.0,
-                memory_bytes: resident_bytes(),
+                memory_bytes: used_bytes(&self.device),
             },
         )
     }
@@ -66,8 +70,11 @@ impl Trainer {
         for index in 0..self.batch.num_micro_batches() {
             let (_, samples) = self.micro_batch(index);
             let (tokens, labels) = inputs_and_labels(&samples, samples.len(), &plain);
+            let forward = range("forward");
             let (loss, count) = self.model().loss(tokens, labels);
-            sums.add(f64::from(loss.clone().inner().into_scalar::<f32>()), count);
+            drop(forward);
+            sums.add(read(loss.clone().inner())?, count);
+            let _backward = range("backward");
             let mut grads = loss.backward();
             let model = self.model.as_ref().expect("the model is only away during an update");
             self.grads.accumulate(model, &mut grads);
@@ -76,6 +83,7 @@ impl Trainer {
     }
 
     fn update(&mut self, lr: f64, grad_norm: f64) {
+        let _update = range("update");
         let max_norm = self.config.optimizer.clip_grad;
         if max_norm > 0.0 {
             self.grads.clip(grad_norm, max_norm);

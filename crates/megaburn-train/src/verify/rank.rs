@@ -9,7 +9,7 @@ use megaburn_optim::GradientAccumulator;
 use megaburn_parallel::shard_plan;
 
 use super::Reference;
-use crate::TrainError;
+use crate::{TrainError, failure::read};
 
 /// One rank's model and samples.
 pub(super) struct Rank<'a> {
@@ -92,7 +92,7 @@ impl<'a> Rank<'a> {
     fn backward(&self, grads: &mut GradientAccumulator) -> Result<f64, TrainError> {
         let dp = &self.groups.dp;
         let (sum, count) = self.model.loss(self.tokens.clone(), self.labels.clone());
-        let mine = f64::from(sum.clone().inner().into_scalar::<f32>());
+        let mine = read(sum.clone().inner())?;
         let all = dp.all_reduce([mine, count as f64].into(), ReduceOp::Sum)?;
         let all: Vec<f64> = all.try_to_vec().expect("f64 went in");
         grads.reset();

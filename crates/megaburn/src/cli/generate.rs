@@ -1,6 +1,6 @@
 //! `megaburn generate`: what a model writes behind prompts.
 
-use std::{fs, path::PathBuf};
+use std::{fs, path::PathBuf, process::ExitCode};
 
 use clap::Args;
 use megaburn_collective::RankEnv;
@@ -11,12 +11,13 @@ use megaburn_models::{
     source::ModelSource,
 };
 use megaburn_train::{
-    TrainError,
+    Exit, TrainError,
+    device::DeviceChoice,
     text::{Continuation, GenerateJob, model_tokenizer, prompt_tokens},
 };
 use serde_json::json;
 
-use super::DeviceArg;
+use super::device::{DeviceArg, launch_again};
 
 #[derive(Args)]
 pub(super) struct GenerateArgs {
@@ -62,17 +63,18 @@ pub(super) struct GenerateArgs {
     /// One JSON object a prompt instead of text.
     #[arg(long)]
     json: bool,
-    /// What the ranks compute on.
-    #[arg(long, value_enum, default_value_t = DeviceArg::Cpu)]
-    device: DeviceArg,
+    /// What the ranks compute on. Default: GPUs where there are any and the program was built for
+    /// them, else the CPU.
+    #[arg(long, value_enum)]
+    device: Option<DeviceArg>,
 }
 
 impl GenerateArgs {
-    pub(super) fn run(self) -> Result<(), TrainError> {
+    pub(super) fn run(self) -> Result<ExitCode, TrainError> {
         let invalid = |key, value: &str, rule: &str| {
             Err(TrainError::Invalid { key, value: value.into(), rule: rule.into() })
         };
-        self.device.check()?;
+        let devices = self.device.map(DeviceChoice::from).unwrap_or_default().find()?;
         let env = RankEnv::from_env()?;
         let world = env.as_ref().map(|env| env.world_size);
         let layout = match (&self.layout, world) {
@@ -81,6 +83,10 @@ impl GenerateArgs {
         };
         if let Some(world) = world {
             layout.check_world(world)?;
+        }
+        if devices.need_processes(&layout, env.as_ref()) {
+            devices.hold(&layout)?;
+            return launch_again(layout.world_size(), std::env::args_os().skip(1));
         }
         let source = ModelSource::open(&self.model)?;
         if env.as_ref().is_none_or(|env| env.rank == 0) {
@@ -141,14 +147,14 @@ impl GenerateArgs {
             stop: &self.stop,
         };
         let is_first = env.as_ref().is_none_or(|env| env.rank == 0);
-        let found = job.run(&layout, env)?;
+        let found = job.run(&layout, devices, env)?;
         if is_first {
             let texts = texts.iter().map(Some).chain(std::iter::repeat(None));
             for (index, ((found, ids), text)) in found.iter().zip(&prompts).zip(texts).enumerate() {
                 self.print(index, text.map(String::as_str), ids, found);
             }
         }
-        Ok(())
+        Ok(Exit::Done.into())
     }
 
     fn print(&self, index: usize, prompt: Option<&str>, ids: &[u32], found: &Continuation) {

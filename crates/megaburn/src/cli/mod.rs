@@ -1,6 +1,7 @@
 //! The `megaburn` command, and the flags of a training run, which applications share.
 
 mod convert;
+mod device;
 mod generate;
 mod launch;
 mod tokenize;
@@ -10,10 +11,11 @@ mod verify;
 use std::{ffi::OsString, process::ExitCode};
 
 use clap::{Parser, Subcommand};
-use megaburn_collective::launcher::launch_child;
+use megaburn_collective::launcher::{launch_child, tie_to_launcher};
 use megaburn_train::{Exit, TrainError};
 
-pub use train::{DeviceArg, TrainArgs};
+pub use device::DeviceArg;
+pub use train::TrainArgs;
 
 /// Megatron-LM's training system for Burn.
 #[derive(Parser)]
@@ -25,7 +27,7 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Pre-train a model: on threads of this process, or as one rank under a launcher.
+    /// Pre-train a model: on all GPUs, on threads of this process, or as one rank under a launcher.
     Train(Box<TrainArgs>),
     /// Let a model continue prompts.
     Generate(generate::GenerateArgs),
@@ -48,17 +50,31 @@ enum Command {
 
 /// Runs the command that the process was started with. Returns how it should exit.
 pub fn main() -> ExitCode {
-    let cli = Cli::parse();
+    run(std::env::args_os())
+}
+
+/// Runs a command line, which begins with the program's name: for programs that are several.
+pub fn run(command: impl IntoIterator<Item = OsString>) -> ExitCode {
+    let cli = Cli::parse_from(command);
     start_logging();
     match cli.command {
         Command::Train(args) => args.run(),
-        Command::Generate(args) => done(args.run()),
+        Command::Generate(args) => begin(|| args.run()),
         Command::Convert(command) => done(command.run()),
         Command::Verify(args) => args.run(),
         Command::Tokenize(args) => args.run(),
         Command::Launch(args) => args.run(),
         Command::LaunchChild { args } => exit_code(launch_child(args)),
     }
+}
+
+/// What a program does that may be one of several ranks.
+fn begin(run: impl FnOnce() -> Result<ExitCode, TrainError>) -> ExitCode {
+    start_logging();
+    if let Err(error) = tie_to_launcher() {
+        return fail(&error.to_string(), Exit::Failed);
+    }
+    run().unwrap_or_else(|error| fail(&error.to_string(), error.exit()))
 }
 
 fn done(result: Result<(), TrainError>) -> ExitCode {

@@ -2,11 +2,14 @@
 
 use std::process::ExitCode;
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 use megaburn_collective::RankEnv;
-use megaburn_train::{ConfigLayers, TrainConfig, TrainError, pretrain, signal::StopSignal};
+use megaburn_train::{ConfigLayers, Exit, TrainConfig, TrainError, pretrain, signal::StopSignal};
 
-use super::{done, start_logging};
+use super::{
+    begin,
+    device::{DeviceArg, launch_again},
+};
 
 /// How a run is configured on the command line: defaults, then files, then `--set`, then the flags
 /// with a name of their own.
@@ -27,7 +30,8 @@ pub struct TrainArgs {
     /// How the run is split over ranks, like `tp2-dp2-sp`.
     #[arg(long, value_name = "LAYOUT")]
     pub layout: Option<String>,
-    /// Rank threads to start without a launcher; a layout without `dp` fills them.
+    /// Ranks to start without a launcher (threads; on GPUs, processes); a layout without `dp` fills
+    /// them.
     #[arg(long, value_name = "N")]
     pub ranks: Option<usize>,
     /// Optimizer steps of the whole run, those before a restart included.
@@ -36,32 +40,10 @@ pub struct TrainArgs {
     /// Start anew, discarding the checkpoints in the run's folder.
     #[arg(long)]
     pub fresh: bool,
-    /// What the ranks compute on.
-    #[arg(long, value_enum, default_value_t = DeviceArg::Cpu)]
-    pub device: DeviceArg,
-}
-
-/// What the ranks compute on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum DeviceArg {
-    /// Threads or processes of this machine's processor.
-    Cpu,
-    /// NVIDIA GPUs, one process each.
-    Cuda,
-}
-
-impl DeviceArg {
-    /// Refuses what this program was built without.
-    pub(super) fn check(self) -> Result<(), TrainError> {
-        match self {
-            Self::Cpu => Ok(()),
-            Self::Cuda => Err(TrainError::Invalid {
-                key: "--device",
-                value: "cuda".into(),
-                rule: "cpu: this program was built without CUDA support".into(),
-            }),
-        }
-    }
+    /// What the ranks compute on. Default: `run.device`, which is GPUs where there are any and the
+    /// program was built for them, else the CPU.
+    #[arg(long, value_enum)]
+    pub device: Option<DeviceArg>,
 }
 
 impl TrainArgs {
@@ -92,6 +74,9 @@ impl TrainArgs {
         if let Some(ranks) = self.ranks {
             layers = layers.with_set(&format!("parallel.ranks={ranks}"))?;
         }
+        if let Some(device) = self.device {
+            layers = layers.with_set(&format!("run.device={}", device.name()))?;
+        }
         let config = layers.with_fresh(self.fresh).load()?;
         if let Some(ranks) = self.ranks {
             config.layout(Some(ranks))?;
@@ -100,20 +85,28 @@ impl TrainArgs {
     }
 
     /// Runs the training; errors are printed. Returns how the process should exit.
+    ///
+    /// Where the ranks compute on GPUs and no launcher started them, this starts the program once
+    /// more for each of them, with the same arguments, and watches over them.
     pub fn run(&self) -> ExitCode {
-        start_logging();
-        done(self.start())
+        begin(|| self.start())
     }
 
-    fn start(&self) -> Result<(), TrainError> {
-        self.device.check()?;
+    fn start(&self) -> Result<ExitCode, TrainError> {
         let config = self.load()?;
-        if let (Some(ranks), Some(env)) = (self.ranks, RankEnv::from_env()?)
-            && ranks != env.world_size
+        let env = RankEnv::from_env()?;
+        let world = env.as_ref().map(|env| env.world_size);
+        if let (Some(ranks), Some(world_size)) = (self.ranks, world)
+            && ranks != world_size
         {
-            let world_size = env.world_size;
             return Err(TrainError::RanksUnderLauncher { ranks, world_size });
         }
-        pretrain(config, self.fresh, StopSignal::install()?)
+        let devices = config.run.device.find()?;
+        let layout = config.layout_on(devices, world)?;
+        if devices.need_processes(&layout, env.as_ref()) {
+            return launch_again(layout.world_size(), std::env::args_os().skip(1));
+        }
+        pretrain(config, self.fresh, StopSignal::install()?)?;
+        Ok(Exit::Done.into())
     }
 }

@@ -9,15 +9,21 @@ use clap::Args;
 use megaburn_checkpoint::{
     Checkpoint, HfDir, TensorComparison, TensorHeader, TensorSource, compare,
 };
+use megaburn_collective::RankEnv;
 use megaburn_mesh::{Layout, MeshError};
 use megaburn_models::{ModelError, source::ModelSource};
 use megaburn_train::{
     Exit, TrainError,
+    device::{DeviceChoice, Devices},
     verify::{Reference, Report, Tolerances, verify},
 };
 use serde_json::{Value, json};
 
-use super::{DeviceArg, fail};
+use super::{
+    begin,
+    device::{DeviceArg, launch_silently},
+    fail,
+};
 
 #[derive(Args)]
 pub(super) struct VerifyArgs {
@@ -51,15 +57,17 @@ pub(super) struct VerifyArgs {
 impl VerifyArgs {
     /// Compares and prints. Exits with 0 if all is as it should be, 1 if not, 2 for bad input.
     pub(super) fn run(self) -> ExitCode {
-        let same = self.device.check().and_then(|()| match &self.dirs[..] {
-            [a, b] => self.compare(a, b),
-            _ => self.layouts(),
-        });
-        match same {
-            Ok(true) => Exit::Done.into(),
-            Ok(false) => Exit::Failed.into(),
-            Err(error) => fail(&error.to_string(), Exit::BadInput),
-        }
+        begin(|| {
+            let same = match &self.dirs[..] {
+                [a, b] => self.compare(a, b),
+                _ => self.layouts(),
+            };
+            Ok(match same {
+                Ok(true) => Exit::Done.into(),
+                Ok(false) => Exit::Failed.into(),
+                Err(error) => fail(&error.to_string(), Exit::BadInput),
+            })
+        })
     }
 
     /// Whether every layout is within tolerance.
@@ -81,6 +89,9 @@ impl VerifyArgs {
             grad: self.tol_grad,
             train: self.tol_train,
         };
+        let devices = DeviceChoice::from(self.device).find()?;
+        let env = RankEnv::from_env()?;
+        let is_first = env.as_ref().is_none_or(|env| env.rank == 0);
         let reference = Reference::open(&self.dirs[0])?;
         let texts = match self.layout.is_empty() {
             true => vec!["tp1".to_string()],
@@ -97,9 +108,23 @@ impl VerifyArgs {
         let mut ok = true;
         for (text, layout) in texts.iter().zip(layouts) {
             let report = match layout {
-                Ok(layout) => verify(&reference, &layout, &tolerances),
+                Ok(layout) if devices.need_processes(&layout, env.as_ref()) => {
+                    match self.as_processes(text, &layout, devices) {
+                        Ok(fine) => {
+                            ok &= fine;
+                            continue;
+                        }
+                        Err(error) => Report::refused(&reference, text, error.to_string()),
+                    }
+                }
+                Ok(layout) => verify(&reference, &layout, &tolerances, devices, env.clone()),
                 Err(error) => Report::refused(&reference, text, error.to_string()),
             };
+            if !is_first {
+                // The first rank prints; one of the others that fails has ended that one too.
+                ok &= report.error.is_none();
+                continue;
+            }
             ok &= report.ok;
             match self.json {
                 true => println!("{}", json!(report)),
@@ -107,6 +132,33 @@ impl VerifyArgs {
             }
         }
         Ok(ok)
+    }
+
+    /// Whether one layout is within tolerance, as a process a rank; rank 0 prints its line.
+    fn as_processes(
+        &self,
+        text: &str,
+        layout: &Layout,
+        devices: Devices,
+    ) -> Result<bool, TrainError> {
+        devices.hold(layout)?;
+        let mut arguments = std::env::args_os().skip(1);
+        let mut mine = Vec::new();
+        while let Some(argument) = arguments.next() {
+            match argument.to_str() {
+                Some("--layout") => drop(arguments.next()),
+                Some(flag) if flag.starts_with("--layout=") => {}
+                _ => mine.push(argument),
+            }
+        }
+        mine.extend(["--layout".into(), text.into()]);
+        let outcome = launch_silently(layout.world_size(), mine)?;
+        match outcome.exit_code() {
+            0 => Ok(true),
+            // Rank 0 has printed what is out of tolerance.
+            code if code == i32::from(Exit::Failed.code()) => Ok(false),
+            _ => Err(TrainError::Launch { why: outcome.to_string() }),
+        }
     }
 
     /// Whether two models are the same, bit for bit.

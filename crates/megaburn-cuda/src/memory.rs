@@ -1,0 +1,84 @@
+//! How much memory a GPU holds.
+
+use std::{
+    fmt,
+    sync::atomic::{AtomicU64, Ordering},
+};
+
+use burn::prelude::Device;
+
+use crate::{CudaError, CudaQueue};
+
+/// The most that CubeCL's pools of this process held when somebody looked.
+static PEAK: AtomicU64 = AtomicU64::new(0);
+
+/// The memory of this process's GPU, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryReport {
+    /// What live tensors take.
+    pub allocated: u64,
+    /// What CubeCL's pools hold of the GPU: live tensors, and what they left behind to be used again.
+    pub reserved: u64,
+    /// The most that `reserved` was at any report of this process. The pools give nothing back while
+    /// a run goes on, so this is what the run needed.
+    pub peak: u64,
+    /// What nobody holds, of all processes.
+    pub free: u64,
+    /// What the GPU has.
+    pub total: u64,
+}
+
+impl MemoryReport {
+    /// The memory of `device`; `None` if that is no GPU. Waits for launches that were submitted, not
+    /// for the GPU.
+    pub fn of(device: &Device) -> Option<Self> {
+        let queue = CudaQueue::for_device(device)?;
+        let usage = device.memory_pool_usage()?;
+        let info = queue.on_device_thread(|| {
+            cudarc::driver::result::mem_get_info().map_err(CudaError::driver("cuMemGetInfo"))
+        });
+        // A GPU that has failed for good says nothing more.
+        let (free, total) = info.unwrap_or((0, 0));
+        let (allocated, reserved) = (usage.bytes_in_use, usage.bytes_reserved);
+        let peak = PEAK.fetch_max(reserved, Ordering::Relaxed).max(reserved);
+        Some(Self { allocated, reserved, peak, free: free as u64, total: total as u64 })
+    }
+}
+
+impl fmt::Display for MemoryReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let gib = |bytes: u64| bytes as f64 / f64::from(1 << 30);
+        write!(
+            f,
+            "{:.2} GiB allocated, {:.2} GiB reserved (at most {:.2} GiB), {:.2} of the GPU's {:.2} GiB free",
+            gib(self.allocated),
+            gib(self.reserved),
+            gib(self.peak),
+            gib(self.free),
+            gib(self.total),
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_report_reads_as_a_sentence() {
+        let report = MemoryReport {
+            allocated: 3 << 29,
+            reserved: 2 << 30,
+            peak: 2 << 30,
+            free: 1 << 30,
+            total: 140 << 30,
+        };
+        let text = "1.50 GiB allocated, 2.00 GiB reserved (at most 2.00 GiB), 1.00 of the GPU's 140.00 GiB free";
+        assert_eq!(report.to_string(), text);
+    }
+
+    #[test]
+    fn the_cpu_has_no_report() {
+        assert_eq!(MemoryReport::of(&Device::flex()), None);
+    }
+}

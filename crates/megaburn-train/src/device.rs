@@ -1,0 +1,222 @@
+//! What the ranks compute on.
+
+use burn::prelude::Device;
+use megaburn_collective::RankEnv;
+use megaburn_mesh::Layout;
+use serde::{Deserialize, Serialize};
+
+use crate::TrainError;
+
+/// `run.device`: what the ranks compute on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DeviceChoice {
+    /// GPUs, where the program was built with feature `cuda` and the machine shows one; else the CPU.
+    #[default]
+    Auto,
+    /// This machine's processor.
+    Cpu,
+    /// NVIDIA GPUs, one a rank.
+    Cuda,
+}
+
+/// What the ranks of this host compute on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Devices {
+    /// The processor, which all share.
+    Cpu,
+    /// So many NVIDIA GPUs, one a rank; each rank is a process.
+    Cuda {
+        /// GPUs that this process may use.
+        gpus: usize,
+    },
+}
+
+impl DeviceChoice {
+    /// What it comes to on this machine. Where that is GPUs, this process is made ready for them:
+    /// call it before there is a tensor on one.
+    ///
+    /// # Errors
+    /// GPUs were asked for and there are none, or something is missing that they need.
+    pub fn find(self) -> Result<Devices, TrainError> {
+        match self {
+            Self::Cpu => Ok(Devices::Cpu),
+            Self::Auto if cuda::num_gpus() == 0 => Ok(Devices::Cpu),
+            Self::Auto | Self::Cuda => Ok(Devices::Cuda { gpus: cuda::start()? }),
+        }
+    }
+}
+
+impl Devices {
+    /// Whether `layout`'s ranks have to be started as processes: no launcher did.
+    pub fn need_processes(self, layout: &Layout, env: Option<&RankEnv>) -> bool {
+        self != Self::Cpu && env.is_none() && layout.world_size() > 1
+    }
+
+    /// Refuses a layout of more ranks than these GPUs can carry on one host.
+    ///
+    /// # Errors
+    /// [`TrainError::TooFewGpus`].
+    pub fn hold(self, layout: &Layout) -> Result<(), TrainError> {
+        let ranks = layout.world_size();
+        match self {
+            Self::Cuda { gpus } if ranks > gpus => {
+                Err(TrainError::TooFewGpus { layout: layout.to_string(), ranks, gpus })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The device of this process's ranks, without autodiff.
+    ///
+    /// # Errors
+    /// There is no GPU left for this rank, or several ranks share this process.
+    pub(crate) fn of_this_process(
+        self,
+        layout: &Layout,
+        env: Option<&RankEnv>,
+    ) -> Result<Device, TrainError> {
+        let Self::Cuda { gpus } = self else { return Ok(Device::flex()) };
+        if self.need_processes(layout, env) {
+            let ranks = layout.world_size();
+            return Err(TrainError::GpuThreads { layout: layout.to_string(), ranks });
+        }
+        let masked = std::env::var_os("CUDA_VISIBLE_DEVICES").is_some();
+        cuda::device(index(env, gpus, masked)?)
+    }
+
+    /// What the console calls them, from `ranks` ranks; nothing for the CPU.
+    pub(crate) fn describe(self, ranks: usize) -> Option<String> {
+        let Self::Cuda { gpus } = self else { return None };
+        let name = cuda::name();
+        Some(match ranks {
+            ranks if ranks < gpus => format!("{name}, {ranks} of the {gpus} on this host"),
+            1 => name,
+            _ => format!("{name}, one a rank"),
+        })
+    }
+}
+
+/// The GPU of this rank: that of its number on this host, unless the launcher shows each rank only
+/// its own (`masked`: a choice of GPUs was made for this process).
+fn index(env: Option<&RankEnv>, gpus: usize, masked: bool) -> Result<usize, TrainError> {
+    let Some(env) = env else { return Ok(0) };
+    let RankEnv { local_rank, local_world_size: ranks, .. } = *env;
+    if gpus == 1 && masked {
+        return Ok(0);
+    }
+    if local_rank >= gpus {
+        return Err(TrainError::NoGpuForRank { local_rank, ranks, gpus });
+    }
+    Ok(local_rank)
+}
+
+#[cfg(feature = "cuda")]
+mod cuda {
+    use burn::prelude::Device;
+
+    use crate::TrainError;
+
+    pub(super) use megaburn_cuda::libraries::num_gpus;
+
+    pub(super) fn start() -> Result<usize, TrainError> {
+        megaburn_cuda::start().map_err(|error| TrainError::Cuda { why: error.to_string() })
+    }
+
+    pub(super) fn device(index: usize) -> Result<Device, TrainError> {
+        Ok(Device::cuda(index))
+    }
+
+    pub(super) fn name() -> String {
+        megaburn_cuda::libraries::gpu_name(0).unwrap_or_else(|| "GPU".into())
+    }
+}
+
+#[cfg(not(feature = "cuda"))]
+mod cuda {
+    use burn::prelude::Device;
+
+    use crate::TrainError;
+
+    pub(super) fn num_gpus() -> usize {
+        0
+    }
+
+    pub(super) fn start() -> Result<usize, TrainError> {
+        Err(TrainError::Cuda {
+            why: "this program was built without feature `cuda`: build it with `cargo build \
+                  --release --features cuda`, or choose --device cpu"
+                .into(),
+        })
+    }
+
+    pub(super) fn device(_: usize) -> Result<Device, TrainError> {
+        start().map(|_| Device::flex())
+    }
+
+    pub(super) fn name() -> String {
+        "GPU".into()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+
+    fn env(local_rank: usize, local_world_size: usize) -> RankEnv {
+        RankEnv {
+            rank: local_rank,
+            world_size: local_world_size,
+            local_rank,
+            local_world_size,
+            master_addr: "localhost".into(),
+            master_port: 1,
+            run_id: String::new(),
+        }
+    }
+
+    #[rstest]
+    #[case::alone(None, 8, false, 0)]
+    #[case::first(Some((0, 4)), 4, false, 0)]
+    #[case::last(Some((3, 4)), 4, false, 3)]
+    #[case::some_are_hidden(Some((1, 2)), 2, true, 1)]
+    #[case::each_sees_its_own(Some((3, 4)), 1, true, 0)]
+    fn a_rank_takes_the_gpu_of_its_number(
+        #[case] rank: Option<(usize, usize)>,
+        #[case] gpus: usize,
+        #[case] masked: bool,
+        #[case] expected: usize,
+    ) {
+        let env = rank.map(|(rank, ranks)| env(rank, ranks));
+        assert_eq!(index(env.as_ref(), gpus, masked).unwrap(), expected);
+    }
+
+    #[rstest]
+    #[case(1, false)]
+    #[case(2, true)]
+    fn more_ranks_than_gpus_are_refused_with_both_numbers(
+        #[case] gpus: usize,
+        #[case] masked: bool,
+    ) {
+        let error = index(Some(&env(3, 4)), gpus, masked).unwrap_err().to_string();
+        assert!(error.contains("local rank 3") && error.contains("4 ranks"), "{error}");
+        assert!(error.contains(&format!("shows {gpus} GPUs")), "{error}");
+    }
+
+    #[test]
+    fn several_gpus_in_one_process_are_refused_by_name() {
+        let layout = "tp2".parse().unwrap();
+        let error = Devices::Cuda { gpus: 4 }.of_this_process(&layout, None).unwrap_err();
+        assert!(error.to_string().contains("`megaburn launch --nproc 2`"), "{error}");
+    }
+
+    #[cfg(not(feature = "cuda"))]
+    #[test]
+    fn a_program_without_the_feature_says_how_to_build_one_with_it() {
+        assert_eq!(DeviceChoice::Auto.find().unwrap(), Devices::Cpu);
+        let error = DeviceChoice::Cuda.find().unwrap_err().to_string();
+        assert!(error.contains("--features cuda"), "{error}");
+    }
+}

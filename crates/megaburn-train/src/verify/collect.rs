@@ -1,0 +1,64 @@
+use burn::tensor::{DType, TensorData};
+use megaburn_collective::Group;
+use megaburn_mesh::ShardSpec;
+use serde::{Deserialize, Serialize};
+
+use super::rank::Found;
+use crate::TrainError;
+
+/// All but the gradients' values of a [`Found`]. Numbers go as bits: JSON has no NaN.
+#[derive(Serialize, Deserialize)]
+struct Header {
+    logits: Option<u64>,
+    losses: Vec<u64>,
+    grads: Vec<(String, ShardSpec)>,
+}
+
+/// What every rank found, in rank order, on rank 0; `None` on the others.
+///
+/// # Collective
+/// All ranks.
+pub(super) fn collect(world: &Group, mine: Found) -> Result<Option<Vec<Found>>, TrainError> {
+    if world.rank() != 0 {
+        return send(world, mine).map(|()| None);
+    }
+    let mut all = vec![mine];
+    for rank in 1..world.size() {
+        all.push(receive(world, rank)?);
+    }
+    Ok(Some(all))
+}
+
+fn send(world: &Group, found: Found) -> Result<(), TrainError> {
+    let (grads, values): (Vec<_>, Vec<_>) =
+        found.grads.into_iter().map(|(path, values, spec)| ((path, spec), values)).unzip();
+    let header = Header {
+        logits: found.logits.map(f64::to_bits),
+        losses: found.losses.into_iter().map(f64::to_bits).collect(),
+        grads,
+    };
+    let header = serde_json::to_vec(&header).expect("numbers, names and shards are JSON");
+    let shape = [header.len()];
+    world.send(TensorData::from_bytes_vec(header, shape, DType::U8), 0)?;
+    for values in values {
+        let shape = [values.len()];
+        world.send(TensorData::new(values, shape), 0)?;
+    }
+    Ok(())
+}
+
+fn receive(world: &Group, rank: usize) -> Result<Found, TrainError> {
+    let header = world.recv(rank, None, DType::U8)?;
+    let Header { logits, losses, grads } =
+        serde_json::from_slice(header.as_bytes()).expect("ranks run one program");
+    let mut found = Found {
+        logits: logits.map(f64::from_bits),
+        losses: losses.into_iter().map(f64::from_bits).collect(),
+        grads: Vec::new(),
+    };
+    for (path, spec) in grads {
+        let values = world.recv(rank, None, DType::F32)?;
+        found.grads.push((path, values.try_to_vec().expect("f32 was sent"), spec));
+    }
+    Ok(found)
+}

@@ -1,0 +1,65 @@
+//! What Hugging Face Transformers computes on tiny models, in f32 on GPUs, with the tolerances of the
+//! CPU.
+
+use burn::prelude::Device;
+use megaburn::{
+    collective::Group,
+    mesh::Layout,
+    train::verify::{Reference, Tolerances, verify_on},
+};
+
+use crate::{GroupTest, Test, matrix::Matrix, ranks::this_gpu, root};
+
+pub(crate) const TESTS: &[Test] =
+    &[("every_fixture_on_one_gpu", || compare_all(&Group::single(0), &Device::cuda(0)))];
+
+pub(crate) const GROUP_TESTS: &[GroupTest] =
+    &[("every_fixture_under_every_layout", |world| compare_all(world, &this_gpu()))];
+
+/// Every fixture under every layout of the matrix that takes all ranks.
+fn compare_all(world: &Group, device: &Device) -> Result<(), String> {
+    let folder = root().join("tests/fixtures");
+    let entries = std::fs::read_dir(&folder).map_err(|why| format!("{folder:?}: {why}"))?;
+    let mut fixtures: Vec<_> = entries.map(|entry| entry.expect("it is listed").path()).collect();
+    fixtures.retain(|fixture| fixture.join("reference.json").is_file());
+    fixtures.sort();
+    let mut layouts: Vec<Layout> = Matrix::read().rows.iter().map(|row| row.layout).collect();
+    layouts.retain(|layout| layout.world_size() == world.size());
+    layouts.sort_by_key(Layout::to_string);
+    layouts.dedup();
+    let (mut compared, mut wrong) = (0, Vec::new());
+    for fixture in &fixtures {
+        let reference = Reference::open(fixture).map_err(|error| error.to_string())?;
+        for layout in &layouts {
+            let found = verify_on(world, &reference, layout, &Tolerances::default(), device);
+            match found {
+                Ok(report) if world.rank() == 0 => {
+                    compared += 1;
+                    if !report.ok || !report.skipped.is_empty() {
+                        wrong.push(format!("{}: {report:?}", fixture.display()));
+                    }
+                }
+                Ok(_) => {}
+                // Heads, samples or the sequence do not divide: every rank refuses alike.
+                Err(error) if error.collective().is_none() && cannot_split(&error.to_string()) => {}
+                Err(error) => return Err(format!("{}, {layout}: {error}", fixture.display())),
+            }
+        }
+    }
+    if !wrong.is_empty() {
+        return Err(wrong.join("\n"));
+    }
+    let least = if world.size() > 1 { fixtures.len() * 2 } else { fixtures.len() };
+    if world.rank() == 0 && (compared < least || fixtures.len() < 14) {
+        return Err(format!(
+            "only {compared} of {} fixtures x {} layouts",
+            fixtures.len(),
+            layouts.len()
+        ));
+    }
+    Ok(())
+}
+
+fn cannot_split(error: &str) -> bool {
+    ["heads", "batch of 2 samples", "sequence length"].iter().any(|why| error.contains(why))
+}

@@ -1,0 +1,99 @@
+//! Every layout trains as one rank does, on GPUs.
+
+use std::{collections::BTreeMap, path::Path, sync::Arc};
+
+use burn::tensor::TensorData;
+use megaburn::{
+    collective::{Group, ProcessGroups},
+    mesh::Layout,
+    train::{RunData, TrainConfig, TrainError, Trainer},
+};
+
+use crate::{
+    GroupTest,
+    gather::{LocalParams, WholeParams, gather, local_params, relative_distance},
+    matrix::{Matrix, Row, STEPS},
+    ranks::this_gpu,
+    text::{fresh_seed, write_random_text},
+};
+
+pub(crate) const GROUP_TESTS: &[GroupTest] = &[("the_matrix_trains_as_one_gpu_does", matrix)];
+
+/// Of losses, gradient norms and each parameter, relative.
+const TOLERANCE: f64 = 1e-5;
+
+/// Loss and gradient norm of each step, and the parameters afterwards.
+type Trained = (Vec<[f64; 2]>, LocalParams);
+
+fn train(config: TrainConfig, world: &Group, layout: Layout) -> Result<Trained, TrainError> {
+    let data = Arc::new(RunData::load(&config)?);
+    let groups = ProcessGroups::new(world, layout)?;
+    let device = this_gpu().autodiff();
+    let mut trainer = Trainer::new(Arc::new(config), groups, device, data)?;
+    let step = |trainer: &mut Trainer| trainer.step().map(|step| [step.loss, step.grad_norm]);
+    let steps = (0..STEPS).map(|_| step(&mut trainer)).collect::<Result<_, _>>()?;
+    Ok((steps, local_params(&trainer)))
+}
+
+fn matrix(world: &Group) -> Result<(), String> {
+    let Matrix { rows, models } = Matrix::read();
+    let text = |error: &dyn std::fmt::Display| error.to_string();
+    let folder = std::env::temp_dir().join(format!("megaburn-gpu-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).map_err(|error| text(&error))?;
+    let seed = TensorData::from([fresh_seed() as i64]);
+    let seed = world.broadcast(seed, 0).map_err(|error| text(&error))?;
+    let seed = seed.try_to_vec::<i64>().expect("i64 went in")[0] as u64;
+    let mut alone: BTreeMap<(String, usize), (Vec<[f64; 2]>, WholeParams)> = BTreeMap::new();
+    let mut compared = 0;
+    for row in rows.iter().filter(|row| row.layout.world_size() == world.size()) {
+        let Row { model: name, layout, global_batch, micro_batch } = row;
+        let (model, path) = (&models[name], folder.join(format!("{name}.txt")));
+        write_random_text(&path, 200 * model.seq_len, seed);
+        let data = path.to_str().expect("the folder's name is text");
+        let key = (name.clone(), *global_batch);
+        if !alone.contains_key(&key) {
+            let config = model.config(data, *global_batch, *global_batch);
+            let one = Group::single(world.seed());
+            let (steps, params) =
+                train(config, &one, Layout::SINGLE).map_err(|error| text(&error))?;
+            alone.insert(key.clone(), (steps, gather(&[params])));
+        }
+        let config = model.config(data, *global_batch, *micro_batch);
+        let found =
+            train(config, world, *layout).map_err(|error| format!("{name}, {layout}: {error}"))?;
+        compare(&found, &alone[&key]).map_err(|error| format!("{name}, {layout}: {error}"))?;
+        compared += 1;
+    }
+    remove(&folder);
+    if compared < 5 { Err(format!("only {compared} rows")) } else { Ok(()) }
+}
+
+fn remove(folder: &Path) {
+    // What is left behind in a folder of temporary files harms nobody.
+    let _ = std::fs::remove_dir_all(folder);
+}
+
+fn compare(found: &Trained, expected: &(Vec<[f64; 2]>, WholeParams)) -> Result<(), String> {
+    for (found, expected) in found.0.iter().zip(&expected.0) {
+        for (found, expected) in found.iter().zip(expected) {
+            let relative = (found - expected).abs() / expected;
+            if relative.is_nan() || relative > TOLERANCE {
+                return Err(format!("loss or gradient norm {found}, on one GPU {expected}"));
+            }
+        }
+    }
+    for (path, local, spec) in &found.1 {
+        let whole = &expected.1[path];
+        let mut same_part = vec![0.0; local.len()];
+        for piece in &spec.pieces {
+            spec.for_each_run(piece, |from, to, len| {
+                same_part[from..from + len].copy_from_slice(&whole[to..to + len]);
+            });
+        }
+        let relative = relative_distance(local, &same_part);
+        if relative.is_nan() || relative > TOLERANCE {
+            return Err(format!("{path} differs by {relative:e}"));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,126 @@
+//! Tests on GPUs, and the executable of `.ci/bundle`: one file that is several programs, by the name
+//! it is called by or by its first argument.
+//!
+//! ```sh
+//! cargo test --release -p megaburn-tests --features cuda --test gpu -- [NAME]
+//! ```
+//!
+//! Tests of one GPU run in this process, one after the other; tests of several start it again as a
+//! rank for each GPU.
+
+mod failures;
+mod fixtures;
+#[path = "../suite/gather.rs"]
+mod gather;
+mod interop;
+mod layouts;
+#[path = "../suite/matrix.rs"]
+mod matrix;
+mod ranks;
+mod runs;
+#[path = "../suite/text.rs"]
+mod text;
+
+use std::{
+    ffi::{OsStr, OsString},
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
+
+use libtest_mimic::{Arguments, Failed, Trial};
+use megaburn::collective::Group;
+
+/// A program with its command line, its name first.
+type Program = fn(Vec<OsString>) -> ExitCode;
+/// A test of one GPU, or of none: what is wrong is a text.
+type Test = (&'static str, fn() -> Result<(), String>);
+/// A test that every rank of a group runs.
+type GroupTest = (&'static str, fn(&Group) -> Result<(), String>);
+
+const TESTS: [(&str, &[Test]); 3] =
+    [("interop", interop::TESTS), ("fixtures", fixtures::TESTS), ("failures", failures::TESTS)];
+const GROUP_TESTS: [(&str, &[GroupTest]); 2] =
+    [("fixtures", fixtures::GROUP_TESTS), ("layouts", layouts::GROUP_TESTS)];
+
+/// What this file can be.
+fn programs() -> impl Iterator<Item = (&'static str, Program)> {
+    let own: [(&str, Program); 3] = [
+        ("megaburn", megaburn::cli::run),
+        ("llama_pretrain", megaburn_examples::llama_pretrain),
+        ("gpu-tests", tests),
+    ];
+    own.into_iter().chain(megaburn_benches::PROGRAMS.iter().copied())
+}
+
+fn program(name: &OsStr) -> Option<Program> {
+    programs().find(|(known, _)| name == *known).map(|(_, program)| program)
+}
+
+fn main() -> ExitCode {
+    let command: Vec<OsString> = std::env::args_os().collect();
+    let called = command.first().and_then(|path| Path::new(path).file_stem());
+    if let Some(program) = called.and_then(program) {
+        return program(command);
+    }
+    match command.get(1) {
+        // What `.ci/bundle` asks for.
+        Some(name) if name == "programs" => {
+            programs().for_each(|(name, _)| println!("{name}"));
+            ExitCode::SUCCESS
+        }
+        // How `megaburn launch` starts its ranks.
+        Some(name) if name == "launch-child" => megaburn::cli::run(command),
+        Some(name) => match program(name) {
+            Some(program) => program(command[1..].to_vec()),
+            None => tests(command),
+        },
+        None => tests(command),
+    }
+}
+
+fn tests(command: Vec<OsString>) -> ExitCode {
+    if let Some(name) = ranks::test_of_this_rank(&command) {
+        let mut known = GROUP_TESTS.iter().flat_map(|(module, tests)| {
+            tests.iter().map(move |(name, test)| (format!("{module}::{name}"), *test))
+        });
+        let (_, test) = known.find(|(known, _)| *known == name).expect("the launcher knows it");
+        return ranks::run(test);
+    }
+    let mut arguments = Arguments::from_iter(command);
+    // Each test has the GPUs to itself.
+    arguments.test_threads = Some(1);
+    let gpus = match megaburn::cuda::start() {
+        Ok(gpus) => gpus,
+        Err(error) => {
+            eprintln!("error: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let mut trials = Vec::new();
+    for (module, tests) in TESTS {
+        trials.extend(tests.iter().map(|&(name, test)| {
+            Trial::test(format!("{module}::{name}"), move || test().map_err(Failed::from))
+        }));
+    }
+    for (module, tests) in GROUP_TESTS {
+        for (name, _) in tests {
+            for ranks in [2, 4] {
+                let (name, full) =
+                    (format!("{module}::{name}"), format!("{module}::{name}::{ranks}"));
+                let trial = Trial::test(full, move || {
+                    ranks::launch_test(&name, ranks).map_err(Failed::from)
+                });
+                trials.push(trial.with_ignored_flag(gpus < ranks));
+            }
+        }
+    }
+    libtest_mimic::run(&arguments, trials).exit_code()
+}
+
+/// The repository, or the folder that a bundle was unpacked into.
+fn root() -> PathBuf {
+    match std::env::var_os("MEGABURN_BUNDLE") {
+        Some(bundle) => bundle.into(),
+        None => Path::new(env!("CARGO_MANIFEST_DIR")).join(".."),
+    }
+}

@@ -1,0 +1,64 @@
+//! Tests of several GPUs: this program once more for each, as torchrun would start it.
+
+use std::{ffi::OsString, process::ExitCode, thread};
+
+use burn::prelude::Device;
+use megaburn::collective::{
+    ConnectOptions, Group, RankEnv, connect,
+    launcher::{LaunchOptions, launch, tie_to_launcher},
+};
+
+/// The argument before the name of a rank's test.
+const RANK: &str = "rank-of";
+/// Autodiff walks deep graphs on the rank's own stack.
+const STACK_BYTES: usize = 64 << 20;
+
+/// Runs a group test on `ranks` GPUs.
+pub(crate) fn launch_test(name: &str, ranks: usize) -> Result<(), String> {
+    let options = LaunchOptions::this_program(ranks, [RANK, name].map(OsString::from));
+    let outcome = launch(&options.with_silent_end()).map_err(|error| error.to_string())?;
+    match outcome.cause() {
+        None => Ok(()),
+        Some(_) => Err(outcome.to_string()),
+    }
+}
+
+/// The group test that this process is a rank of, if it is one.
+pub(crate) fn test_of_this_rank(command: &[OsString]) -> Option<String> {
+    match command {
+        [_, rank, name] if rank == RANK => name.to_str().map(String::from),
+        _ => None,
+    }
+}
+
+/// Runs one rank of a group test.
+pub(crate) fn run(test: fn(&Group) -> Result<(), String>) -> ExitCode {
+    let body = move || -> Result<(), String> {
+        tie_to_launcher().map_err(|error| error.to_string())?;
+        megaburn::cuda::start().map_err(|error| error.to_string())?;
+        let env = RankEnv::from_env().map_err(|error| error.to_string())?;
+        let env = env.ok_or("a rank has a launcher")?;
+        let world = connect(&ConnectOptions::new(env)).map_err(|error| error.to_string())?;
+        let result = test(&world);
+        if let Err(error) = &result {
+            world.abort(error);
+        }
+        result
+    };
+    let rank = thread::Builder::new().stack_size(STACK_BYTES).spawn(body);
+    match rank.expect("there is room for a thread").join() {
+        Ok(Ok(())) => ExitCode::SUCCESS,
+        Ok(Err(error)) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+        // The panic has been printed.
+        Err(_) => ExitCode::FAILURE,
+    }
+}
+
+/// The GPU of this rank, or the first one where there is no launcher.
+pub(crate) fn this_gpu() -> Device {
+    let env = RankEnv::from_env().ok().flatten();
+    Device::cuda(env.map_or(0, |env| env.local_rank))
+}

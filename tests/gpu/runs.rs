@@ -1,0 +1,187 @@
+//! Training runs as child processes of the tests.
+
+use std::{
+    fs,
+    path::PathBuf,
+    process::{Child, Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use megaburn::train::metrics::{MetricsRecord, StepMetrics, read_metrics};
+use nix::{
+    sys::signal::{Signal, killpg},
+    unistd::Pid,
+};
+use tempfile::TempDir;
+
+use crate::text::write_random_text;
+
+/// A small run: two layers, one short text.
+const CONFIG: &str = "
+[model]\nhidden = 256\nffn = 512\nlayers = 2\nheads = 4\nkv_heads = 2
+[data]\nseq_len = 64
+[train]\nglobal_batch = 8\nmicro_batch = 1\neval_interval = 0\neval_batches = 1
+log_interval = 1000000\ncheckpoint_interval = 5\ntimeout_seconds = 10
+[optimizer]\nwarmup_steps = 3\ndecay_steps = 100
+[generate]\ntokens = 0
+[run]\ndevice = \"cuda\"
+";
+
+/// Steps that no test waits for.
+pub(crate) const ENDLESS: u64 = 1_000_000;
+
+/// The folder of a run, which goes away with it.
+pub(crate) struct Folder(TempDir);
+
+/// How a run ended.
+#[derive(Debug)]
+pub(crate) struct Ended {
+    pub(crate) code: Option<i32>,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
+}
+
+/// `megaburn train` and all that it started; killed when dropped.
+pub(crate) struct Running<'a> {
+    child: Child,
+    folder: &'a Folder,
+}
+
+impl Folder {
+    pub(crate) fn new() -> Self {
+        let folder = Self(tempfile::tempdir().expect("there is a folder for temporary files"));
+        write_random_text(&folder.path("text.txt"), 50_000, 7);
+        fs::write(folder.path("config.toml"), CONFIG).expect("a file can be written");
+        folder
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    /// Starts the run, with further `KEY=VALUE`s.
+    pub(crate) fn train(&self, layout: &str, steps: u64, sets: &[&str]) -> Running<'_> {
+        let exe = std::env::current_exe().expect("this program has a path");
+        let mut command = Command::new(exe);
+        command.args(["megaburn", "train", "--layout", layout, "--steps", &steps.to_string()]);
+        command.arg("--config").arg(self.path("config.toml"));
+        command.arg("--data").arg(self.path("text.txt"));
+        command.arg("--set").arg(format!("run.dir={}", self.path("run").display()));
+        command.args(sets.iter().flat_map(|set| ["--set", set]));
+        let file = |name| fs::File::create(self.path(name)).expect("a file can be written");
+        command.stdin(Stdio::null()).stdout(file("stdout")).stderr(file("stderr"));
+        let child = std::os::unix::process::CommandExt::process_group(&mut command, 0).spawn();
+        Running { child: child.expect("this program can be started"), folder: self }
+    }
+
+    /// The steps in its metrics so far.
+    pub(crate) fn steps(&self) -> Vec<StepMetrics> {
+        let records = read_metrics(self.path("run/metrics.jsonl")).unwrap_or_default();
+        let step = |record| match record {
+            MetricsRecord::Step(step) => Some(step),
+            MetricsRecord::Eval(_) => None,
+        };
+        records.into_iter().filter_map(step).collect()
+    }
+}
+
+impl Running<'_> {
+    /// Waits until something is so, while it runs.
+    pub(crate) fn wait_until(
+        &mut self,
+        patience: Duration,
+        mut is_so: impl FnMut() -> bool,
+    ) -> Result<(), String> {
+        let until = Instant::now() + patience;
+        while !is_so() {
+            if let Some(status) = self.child.try_wait().map_err(|error| error.to_string())? {
+                return Err(format!("the run ended early: {:?}", self.ended(status.code())));
+            }
+            if Instant::now() > until {
+                return Err(format!("nothing happened in {patience:?}: {:?}", self.ended(None)));
+            }
+            thread::sleep(Duration::from_millis(20));
+        }
+        Ok(())
+    }
+
+    /// How it ended, which it must within `patience`.
+    pub(crate) fn wait(&mut self, patience: Duration) -> Result<Ended, String> {
+        let until = Instant::now() + patience;
+        loop {
+            if let Some(status) = self.child.try_wait().map_err(|error| error.to_string())? {
+                return Ok(self.ended(status.code()));
+            }
+            if Instant::now() > until {
+                return Err(format!("it did not end within {patience:?}: {:?}", self.ended(None)));
+            }
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// The process that started the ranks.
+    pub(crate) fn launcher(&self) -> Pid {
+        Pid::from_raw(self.child.id().cast_signed())
+    }
+
+    /// Its ranks' process ids, in rank order.
+    pub(crate) fn ranks(&self) -> Vec<Pid> {
+        let mut ranks: Vec<(usize, Pid)> = children(self.child.id())
+            .into_iter()
+            .filter_map(|pid| {
+                let environ = fs::read(format!("/proc/{pid}/environ")).ok()?;
+                let rank = environ.split(|byte| *byte == 0).find_map(|entry| {
+                    std::str::from_utf8(entry).ok()?.strip_prefix("RANK=")?.parse().ok()
+                })?;
+                Some((rank, Pid::from_raw(pid)))
+            })
+            .collect();
+        ranks.sort_unstable();
+        ranks.into_iter().map(|(_, pid)| pid).collect()
+    }
+
+    fn ended(&self, code: Option<i32>) -> Ended {
+        let read = |name| fs::read_to_string(self.folder.path(name)).unwrap_or_default();
+        Ended { code, stdout: read("stdout"), stderr: read("stderr") }
+    }
+}
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        let _ = killpg(self.launcher(), Signal::SIGKILL);
+        let _ = self.child.wait();
+    }
+}
+
+/// The processes whose parent is `parent`.
+fn children(parent: u32) -> Vec<i32> {
+    let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
+    processes
+        .filter_map(|entry| {
+            let pid: i32 = entry.file_name().to_str()?.parse().ok()?;
+            let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+            // Behind the name, which may hold anything, in parentheses: state, then parent.
+            let parent_of: u32 =
+                stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()?;
+            (parent_of == parent).then_some(pid)
+        })
+        .collect()
+}
+
+/// Whether a process is still there, and no zombie.
+pub(crate) fn is_alive(pid: Pid) -> bool {
+    fs::read_to_string(format!("/proc/{pid}/stat"))
+        .is_ok_and(|stat| !stat.rsplit_once(')').is_some_and(|(_, rest)| rest.starts_with(" Z")))
+}
+
+/// Memory in use of each GPU in MiB, as `nvidia-smi` says.
+pub(crate) fn memory_used() -> Result<Vec<u64>, String> {
+    let query = ["--query-gpu=memory.used", "--format=csv,noheader,nounits"];
+    let output = Command::new("nvidia-smi").args(query).output();
+    let output = output.map_err(|error| format!("nvidia-smi: {error}"))?;
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    text.lines()
+        .map(|line| line.trim().parse().map_err(|_| format!("nvidia-smi: {text}")))
+        .collect()
+}

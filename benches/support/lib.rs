@@ -4,6 +4,9 @@
 //! `load_hf`);
 //! `-- --save` also writes a dated file into `results/`.
 
+#[cfg(feature = "cuda")]
+#[path = "../gpu/mod.rs"]
+pub mod gpu;
 pub mod llama;
 pub mod plain;
 pub mod report;
@@ -16,4 +19,11 @@ pub type Failure = Box<dyn std::error::Error + Send + Sync>;
 pub type Program = fn(Vec<std::ffi::OsString>) -> std::process::ExitCode;
 
 /// The measurements that are functions, for a program that is several.
+///
+/// Those of GPUs are here alone: they run from the bundle, where there is no Cargo.
+#[cfg(feature = "cuda")]
+pub const PROGRAMS: &[(&str, Program)] =
+    &[("bench-gemm", gpu::gemm::main), ("bench-train-step", gpu::train_step::main)];
+/// Without GPUs there are none.
+#[cfg(not(feature = "cuda"))]
 pub const PROGRAMS: &[(&str, Program)] = &[];

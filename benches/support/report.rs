@@ -1,6 +1,11 @@
 //! What a measurement prints, and the dated file that it becomes with `--save`.
 
-use std::{fmt::Write, fs, path::Path, process::Command};
+use std::{
+    fmt::Write,
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
 
 use chrono::Utc;
 use clap::Parser;
@@ -14,6 +19,9 @@ pub struct Args {
     /// Write the result to `benches/results/YYYY-MM-DD-NAME.md` too.
     #[arg(long)]
     pub save: bool,
+    /// Write the result into this folder instead.
+    #[arg(long, value_name = "FOLDER")]
+    pub out: Option<PathBuf>,
     /// Only a few repetitions: to see that it works, not how fast.
     #[arg(long)]
     pub quick: bool,
@@ -101,10 +109,11 @@ impl Report {
     /// # Errors
     /// The file cannot be written.
     pub fn finish(&self, args: &Args) -> Result<(), Failure> {
-        if !args.save {
-            return Ok(());
-        }
-        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("results");
+        let folder = match &args.out {
+            Some(folder) => folder.clone(),
+            None if args.save => Path::new(env!("CARGO_MANIFEST_DIR")).join("results"),
+            None => return Ok(()),
+        };
         fs::create_dir_all(&folder)?;
         let date = Utc::now().format("%Y-%m-%d").to_string();
         let path = folder.join(format!("{date}-{}.md", self.name));
@@ -113,17 +122,24 @@ impl Report {
         Ok(())
     }
 
+    /// How the result can be had again.
+    fn command(&self, quick: &str) -> String {
+        match std::env::var_os("MEGABURN_BUNDLE") {
+            Some(_) => format!("`{}`, from the bundle of `.ci/bundle`", arguments()),
+            None => {
+                format!("`cargo bench -p megaburn-benches --bench {} -- --save{quick}`", self.name)
+            }
+        }
+    }
+
     fn document(&self, date: &str, args: &Args) -> String {
         let Self { name, about, load_before, body } = self;
         let quick = if args.quick { " --quick" } else { "" };
         let facts = [
             ("machine", machine()),
             ("load", format!("{load_before:.2} before, {:.2} after", System::load_average().one)),
-            ("commit", output("git", &["describe", "--always", "--dirty", "--abbrev=12"])),
-            (
-                "command",
-                format!("`cargo bench -p megaburn-benches --bench {name} -- --save{quick}`"),
-            ),
+            ("commit", commit()),
+            ("command", self.command(quick)),
             ("versions", format!("burn {}, {}", burn_version(), output("rustc", &["--version"]))),
         ];
         let facts = facts.map(|(key, value)| format!("- {key}: {value}\n")).concat();
@@ -131,12 +147,36 @@ impl Report {
     }
 }
 
+/// What the sources were: of this repository or, in a bundle, of the one that it was made from.
+fn commit() -> String {
+    let bundle = std::env::var_os("MEGABURN_BUNDLE");
+    let written =
+        bundle.and_then(|bundle| fs::read_to_string(Path::new(&bundle).join("COMMIT")).ok());
+    written.map_or_else(
+        || output("git", &["describe", "--always", "--dirty", "--abbrev=12"]),
+        |commit| commit.trim().to_string(),
+    )
+}
+
 fn machine() -> String {
     let system = System::new_all();
     let cpu = system.cpus().first().map_or("unknown processor", |cpu| cpu.brand().trim());
     let (cores, memory) = (system.cpus().len(), system.total_memory() as f64 / (1u64 << 30) as f64);
     let os = System::long_os_version().unwrap_or_default();
-    format!("{cpu}, {cores} cores, {memory:.0} GiB memory, {os}")
+    let gpus = output("nvidia-smi", &["--query-gpu=name,driver_version", "--format=csv,noheader"]);
+    let gpus = match gpus.starts_with("unknown") {
+        true => String::new(),
+        false => format!("{} GPUs, {}; ", gpus.lines().count(), gpus.lines().next().unwrap_or("")),
+    };
+    format!("{gpus}{cpu}, {cores} cores, {memory:.0} GiB memory, {os}")
+}
+
+/// The command line, the program without its folder.
+fn arguments() -> String {
+    let mut arguments = std::env::args();
+    let program = arguments.next().unwrap_or_default();
+    let program = program.rsplit('/').next().unwrap_or_default().to_string();
+    [program].into_iter().chain(arguments).collect::<Vec<_>>().join(" ")
 }
 
 /// The version of burn that was built, from the lock file.

@@ -152,7 +152,7 @@ fn through_foreign_work() -> Result<(), String> {
     let out = empty(&lost, lost.meta.shape().clone(), DType::F32);
     let queue = CudaQueue::of(&lost).ok_or("no CUDA tensor")?;
     queue.enqueue(Op::new(|| "copy".into()).reads(&lost).writes(&out), copy);
-    let product = product(out, cube(&random([4, 2])), None, DType::F32);
+    let product = product(out, cube(&random([4, 2])), None, 1.0, DType::F32);
     assert_told(tensor(product.map_err(|error| error.to_string())?), "on purpose")
 }
 
@@ -195,7 +195,7 @@ fn ragged() -> Result<(), String> {
         for (name, a, b) in parts {
             let expected: TensorData = host(&a)?.matmul(host(&b)?).into_data();
             let expected: Vec<f32> = expected.try_to_vec().expect("it is f32");
-            let found = product(cube(&a), cube(&b), None, DType::F32);
+            let found = product(cube(&a), cube(&b), None, 1.0, DType::F32);
             let found = read(tensor::<3>(found.map_err(|error| error.to_string())?))?;
             assert_close(&format!("{name} {m}x{k}x{n}"), &found, &expected, 1e-4)?;
         }

@@ -25,7 +25,7 @@ pub(crate) fn attach_gradient(x: Tensor<3>, value: Tensor<2>, jacobian: Tensor<3
     Tensor::from_dispatch(<Dispatch as KnownGradient>::known_gradient(x, value, jacobian))
 }
 
-#[backend_extension(Flex, Autodiff)]
+#[backend_extension(Cube: cfg(feature = "cuda"), Flex, Autodiff)]
 pub(crate) trait KnownGradient: Backend {
     fn known_gradient(
         x: FloatTensor<Self>,
@@ -34,15 +34,24 @@ pub(crate) trait KnownGradient: Backend {
     ) -> FloatTensor<Self>;
 }
 
-impl KnownGradient for Flex {
-    fn known_gradient(
-        _x: FloatTensor<Self>,
-        value: FloatTensor<Self>,
-        _jacobian: FloatTensor<Self>,
-    ) -> FloatTensor<Self> {
-        value
-    }
+/// Without gradients it is its value, on every backend.
+macro_rules! value_of {
+    ($backend:ty) => {
+        impl KnownGradient for $backend {
+            fn known_gradient(
+                _x: FloatTensor<Self>,
+                value: FloatTensor<Self>,
+                _jacobian: FloatTensor<Self>,
+            ) -> FloatTensor<Self> {
+                value
+            }
+        }
+    };
 }
+
+value_of!(Flex);
+#[cfg(feature = "cuda")]
+value_of!(burn::backend::Cube);
 
 #[derive(Debug)]
 struct KnownGradientBackward;

@@ -1,0 +1,150 @@
+//! Matrix products of a Llama layer through cuBLASLt, as training asks for them, beside PyTorch's.
+
+use std::{ffi::OsString, path::PathBuf, process::ExitCode, time::Instant};
+
+use burn::{
+    backend::Cube,
+    prelude::Device,
+    tensor::{DType, Distribution, Tensor},
+};
+use burn_cubecl::tensor::CubeTensor;
+use clap::Parser;
+use megaburn::cuda::{self, gemm::product, gemm::product_into, tensor::transposed};
+
+use super::peer_times;
+use crate::{
+    Failure,
+    report::{Args, Report, Table},
+};
+
+/// Tokens, input and output features.
+const SHAPES: [[usize; 3]; 8] = [
+    [8192, 8192, 8192],
+    [4096, 4096, 4096],
+    [4096, 4096, 6144],
+    [4096, 4096, 28672],
+    [4096, 14336, 4096],
+    [4096, 4096, 32000],
+    [8192, 4096, 28672],
+    [8192, 14336, 4096],
+];
+const FORMS: [(&str, Form); 5] = [
+    ("fprop", Form::Fprop),
+    ("dgrad", Form::Dgrad),
+    ("wgrad bf16", Form::Wgrad),
+    ("wgrad f32", Form::WgradF32),
+    ("wgrad f32 +=", Form::WgradAdd),
+];
+
+#[derive(Clone, Copy, Debug)]
+enum Form {
+    Fprop,
+    Dgrad,
+    Wgrad,
+    WgradF32,
+    WgradAdd,
+}
+
+#[derive(Debug, Parser)]
+struct GemmArgs {
+    #[command(flatten)]
+    report: Args,
+    /// What `peer/gemm.py` printed in the same run.
+    #[arg(long, value_name = "FILE")]
+    peer: Option<PathBuf>,
+    /// Take cuBLASLt's first suggestion instead of timing several.
+    #[arg(long)]
+    untuned: bool,
+}
+
+/// The measurement.
+pub fn main(command: Vec<OsString>) -> ExitCode {
+    match run(&GemmArgs::parse_from(command)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(args: &GemmArgs) -> Result<(), Failure> {
+    cuda::start()?;
+    cuda::gemm::set_tuning(!args.untuned);
+    let peer = peer_times(args.peer.as_deref())?;
+    let about = "Matrix products of bf16 matrices with fp32 accumulation on one GPU, shapes of \
+                 Llama-3-8B (tokens x in x out), uniform random numbers: forward X W (NN), input \
+                 gradient dY Wᵀ (NT), weight gradient Xᵀ dY (TN) in bf16, in f32, and added to an f32 \
+                 buffer. The time is the mean of 30 after 3, from a host that enqueues without waiting \
+                 in between; the median of three such means. `floor` of the last is what its bytes \
+                 take at 4.3 TB/s (read X, dY and the buffer, write the buffer).";
+    let mut report = Report::new("gemm", about);
+    let head = ["shape", "form", "ms", "TFLOP/s", "PyTorch", "ratio", "byte floor ms"];
+    let mut table = Table::new("cuBLASLt through `enqueue`", &head);
+    let device = Device::cuda(0);
+    for [t, i, o] in SHAPES {
+        let random = |rows: usize, cols: usize| -> Tensor<2> {
+            let shape = [rows, cols];
+            Tensor::random(shape, Distribution::Uniform(-1.0, 1.0), (&device, DType::BF16))
+        };
+        let (x, w, dy) = (random(t, i), random(i, o), random(t, o));
+        let sum = Tensor::<2>::zeros([i, o], (&device, DType::F32));
+        for (name, form) in FORMS {
+            let step = |[x, w, dy, sum]: [CubeTensor; 4]| match form {
+                Form::Fprop => product(x, w, None, 1.0, DType::BF16).map(drop),
+                Form::Dgrad => product(dy, transposed(w), None, 1.0, DType::BF16).map(drop),
+                Form::Wgrad => product(transposed(x), dy, None, 1.0, DType::BF16).map(drop),
+                Form::WgradF32 => product(transposed(x), dy, None, 1.0, DType::F32).map(drop),
+                Form::WgradAdd => product_into(transposed(x), dy, &sum, true),
+            };
+            let operands = || [&x, &w, &dy, &sum].map(|tensor| cube(tensor));
+            let seconds = time(&device, || step(operands()))?;
+            let flops = 2.0 * (t * i * o) as f64;
+            let key = format!("{t}x{i}x{o} {name}");
+            let theirs = peer.get(&key).map(|milliseconds| milliseconds / 1e3);
+            let rate = |seconds: f64| format!("{:.0}", flops / seconds / 1e12);
+            let floor = match form {
+                Form::WgradAdd => {
+                    let bytes = 2 * (t * i + t * o) + 8 * i * o;
+                    format!("{:.3}", bytes as f64 / 4.3e12 * 1e3)
+                }
+                _ => String::new(),
+            };
+            table.row(vec![
+                format!("{t}x{i}x{o}"),
+                name.into(),
+                format!("{:.3}", seconds * 1e3),
+                rate(seconds),
+                theirs.map_or("-".into(), rate),
+                theirs.map_or("-".into(), |theirs| format!("{:.3}", theirs / seconds)),
+                floor,
+            ]);
+        }
+    }
+    report.table(&table);
+    report.finish(&args.report)
+}
+
+/// Seconds of one call: the median of three means.
+fn time(device: &Device, step: impl Fn() -> Result<(), cuda::CudaError>) -> Result<f64, Failure> {
+    let mut means = Vec::new();
+    for _ in 0..3 {
+        step()?;
+    }
+    for _ in 0..3 {
+        device.sync().map_err(|error| format!("{error:?}"))?;
+        let started = Instant::now();
+        for _ in 0..30 {
+            step()?;
+        }
+        device.sync().map_err(|error| format!("{error:?}"))?;
+        means.push(started.elapsed().as_secs_f64() / 30.0);
+    }
+    means.sort_by(f64::total_cmp);
+    Ok(means[1])
+}
+
+fn cube(tensor: &Tensor<2>) -> CubeTensor {
+    let primitive = tensor.clone().try_into_primitive::<Cube>();
+    cuda::tensor::from_backend(primitive.expect("the tensor is on a GPU"))
+}

@@ -1,0 +1,22 @@
+//! Measurements on GPUs, beside what PyTorch does in the same run.
+
+pub mod gemm;
+pub mod train_step;
+
+use std::{collections::BTreeMap, fs, path::Path};
+
+use crate::Failure;
+
+/// The peer's times in milliseconds by name: lines `NAME\tMILLISECONDS`, others left out.
+///
+/// # Errors
+/// The file cannot be read.
+pub fn peer_times(path: Option<&Path>) -> Result<BTreeMap<String, f64>, Failure> {
+    let Some(path) = path else { return Ok(BTreeMap::new()) };
+    let text = fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))?;
+    let time = |line: &str| {
+        let (name, milliseconds) = line.split_once('\t')?;
+        Some((name.to_string(), milliseconds.trim().parse().ok()?))
+    };
+    Ok(text.lines().filter_map(time).collect())
+}

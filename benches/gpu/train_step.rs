@@ -1,0 +1,109 @@
+//! A training step of four layers of Llama-3-8B on one GPU, beside PyTorch's.
+
+use std::{ffi::OsString, fs, path::PathBuf, process::ExitCode, sync::Arc, time::Instant};
+
+use burn::prelude::Device;
+use clap::Parser;
+use megaburn::{
+    collective::ProcessGroups,
+    cuda,
+    train::{ConfigLayers, RunData, Trainer},
+};
+
+use super::peer_times;
+use crate::{
+    Failure,
+    report::{Args, Report, Table},
+};
+
+const CONFIG: &str = r#"
+[model]
+hidden = 4096
+ffn = 14336
+layers = 4
+heads = 32
+kv_heads = 8
+vocab = 32000
+[data]
+seq_len = 4096
+[train]
+global_batch = 1
+micro_batch = 1
+[optimizer]
+warmup_steps = 0
+"#;
+
+#[derive(Debug, Parser)]
+struct StepArgs {
+    #[command(flatten)]
+    report: Args,
+    /// What `peer/train_step.py` printed in the same run.
+    #[arg(long, value_name = "FILE")]
+    peer: Option<PathBuf>,
+    /// Settings on top of the measurement's, as `megaburn train --set`.
+    #[arg(long, value_name = "KEY=VALUE")]
+    set: Vec<String>,
+    /// Steps that are timed.
+    #[arg(long, default_value_t = 12)]
+    steps: usize,
+}
+
+/// The measurement.
+pub fn main(command: Vec<OsString>) -> ExitCode {
+    match run(&StepArgs::parse_from(command)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(args: &StepArgs) -> Result<(), Failure> {
+    cuda::start()?;
+    let about = "One optimizer step (forward, backward, AdamW) of four layers of Llama-3-8B's shape: \
+                 hidden 4096, 32 heads (8 key/value), ffn 14336, vocabulary 32000, one sequence of \
+                 4096 tokens, on one GPU. The time is the median from the end of a step to the end \
+                 of the next, its loss read.";
+    let mut report = Report::new("train_step", about);
+    let folder = tempfile::tempdir()?;
+    let file = folder.path().join("text.txt");
+    fs::write(&file, "The quick brown fox jumps over the lazy dog. ".repeat(20_000))?;
+    let mut config = ConfigLayers::new().with_text("train_step", CONFIG)?;
+    for set in &args.set {
+        config = config.with_set(set)?;
+    }
+    let config = config.with_data(&file.to_string_lossy())?.with_layout("tp1")?.load()?;
+    let config = Arc::new(config);
+    let data = Arc::new(RunData::load(&config)?);
+    let device = Device::cuda(0).autodiff();
+    let mut trainer = Trainer::new(config.clone(), ProcessGroups::single(0), device, data.clone())?;
+    let mut times = Vec::new();
+    let (mut loss, mut memory) = (f64::NAN, 0);
+    for step in 0..args.steps + 4 {
+        let started = Instant::now();
+        let metrics = trainer.step()?;
+        let seconds = started.elapsed().as_secs_f64();
+        println!("step {step}: {:.1} ms, loss {:.4}", seconds * 1e3, metrics.loss);
+        (loss, memory) = (metrics.loss, metrics.memory_bytes);
+        if step >= 4 {
+            times.push(seconds);
+        }
+    }
+    times.sort_by(f64::total_cmp);
+    let (fastest, seconds) = (times[0], times[times.len() / 2]);
+    let flops = 4096.0 * (6.0 * 1_003_487_232.0 + 12.0 * (4 * 4096 * 4096) as f64 / 2.0);
+    let mut table = Table::new("a step", &["what", "ms", "fastest ms", "TFLOP/s", "GiB"]);
+    let row = |name: &str, seconds: f64, fastest: String, gib: String| {
+        let rate = format!("{:.0}", flops / seconds / 1e12);
+        vec![name.into(), format!("{:.1}", seconds * 1e3), fastest, rate, gib]
+    };
+    let gib = format!("{:.1}", memory as f64 / f64::from(1 << 30));
+    table.row(row("megaburn", seconds, format!("{:.1}", fastest * 1e3), gib));
+    for (name, milliseconds) in peer_times(args.peer.as_deref())? {
+        table.row(row(&name, milliseconds / 1e3, String::new(), String::new()));
+    }
+    report.table(&table);
+    report.text(&format!("Loss after {} steps: {loss:.4}.", args.steps + 4));
+    report.finish(&args.report)
+}

@@ -114,3 +114,32 @@ fn the_commands_run_as_they_stand(#[case] page: &str, #[case] section: &str) {
         .unwrap();
     Ranks::shell(&commands, clone.path()).finish();
 }
+
+/// What a scheduler calls a process, and what it is called by torchrun's names.
+#[rstest]
+#[case::slurm("SLURM_PROCID=9 SLURM_NTASKS=16 SLURM_LOCALID=1 SLURM_NTASKS_PER_NODE=8", true)]
+#[case::open_mpi(
+    "OMPI_COMM_WORLD_RANK=9 OMPI_COMM_WORLD_SIZE=16 OMPI_COMM_WORLD_LOCAL_RANK=1 \
+     OMPI_COMM_WORLD_LOCAL_SIZE=8",
+    true
+)]
+#[case::mpich("PMI_RANK=9 PMI_SIZE=16 MPI_LOCALRANKID=1", false)]
+fn a_job_tells_each_process_which_rank_it_is(#[case] names: &str, #[case] tells_host: bool) {
+    let script = format!("env -i {names} docs/clusters/as-rank.sh /usr/bin/env");
+    let ended = Ranks::shell(&script, &root()).finish().remove(0);
+    let found = |name: &str| ended.stdout.lines().any(|line| line == name);
+    assert!(["RANK=9", "WORLD_SIZE=16", "LOCAL_RANK=1"].into_iter().all(found), "{ended:?}");
+    assert_eq!(found("LOCAL_WORLD_SIZE=8"), tells_host, "{ended:?}");
+}
+
+#[test]
+fn every_job_file_is_named_and_is_a_script() {
+    let page = read("docs/clusters.md");
+    for entry in fs::read_dir(root().join("docs/clusters")).unwrap() {
+        let name = entry.unwrap().file_name().into_string().unwrap();
+        assert!(page.contains(&format!("(clusters/{name})")), "{name} is not in docs/clusters.md");
+        if !name.ends_with(".yaml") {
+            Ranks::shell(&format!("bash -n docs/clusters/{name}"), &root()).finish();
+        }
+    }
+}

@@ -78,13 +78,15 @@ fn a_file_holds_one_idea() {
 }
 
 #[test]
-fn unsafe_stands_in_one_file() {
+fn unsafe_stands_where_foreign_code_is_called() {
     let mut found = Vec::new();
     for folder in ["crates", "cubecl-kernels", "examples", "benches"] {
         visit(&root().join(folder), &mut |path| {
             let code = fs::read_to_string(path).unwrap();
-            if code.contains("unsafe {") || code.contains("unsafe fn") {
-                found.push(path.strip_prefix(root()).unwrap().display().to_string());
+            let path = path.strip_prefix(root()).unwrap().display().to_string();
+            let has_unsafe = code.contains("unsafe {") || code.contains("unsafe fn");
+            if has_unsafe && !path.starts_with("crates/megaburn-cuda/") {
+                found.push(path);
             }
         });
     }

@@ -31,7 +31,10 @@ fn main() -> ExitCode {
         Some("rank") => rank::run(&args.map(|arg| arg.into_string().unwrap()).collect::<Vec<_>>()),
         Some("launch") => {
             let nproc = args.next().unwrap().to_str().unwrap().parse().unwrap();
-            let mut options = LaunchOptions::new(nproc, args.collect());
+            let mut options = match std::env::var_os("TEST_SELF") {
+                Some(_) => LaunchOptions::this_program(nproc, args),
+                None => LaunchOptions::new(nproc, args.collect()),
+            };
             if let Ok(port) = std::env::var("TEST_PORT") {
                 options = options.with_master(None, Some(port.parse().unwrap()));
             }
@@ -51,12 +54,14 @@ fn main() -> ExitCode {
 type Test = fn() -> Result<(), Failed>;
 
 fn trials() -> Vec<Trial> {
-    let tests: [(&str, Test); 10] = [
+    let tests: [(&str, Test); 12] = [
         ("processes_sum_over_tcp", processes_sum_over_tcp),
         ("a_killed_rank_is_named_and_ends_all", a_killed_rank_is_named_and_ends_all),
         ("a_stopped_rank_is_named_and_ends_all", a_stopped_rank_is_named_and_ends_all),
         ("a_failing_ranks_exit_code_is_the_runs", a_failing_ranks_exit_code_is_the_runs),
         ("a_killed_launcher_leaves_no_rank", a_killed_launcher_leaves_no_rank),
+        ("a_program_starts_itself_as_ranks", a_program_starts_itself_as_ranks),
+        ("a_killed_program_leaves_no_rank_of_itself", a_killed_program_leaves_no_rank_of_itself),
         ("a_signal_is_passed_on_and_ranks_may_finish", a_signal_is_passed_on),
         ("a_rank_that_ignores_sigterm_is_killed", a_rank_that_ignores_sigterm_is_killed),
         ("what_a_rank_started_ends_with_it", what_a_rank_started_ends_with_it),
@@ -125,6 +130,26 @@ fn a_failing_ranks_exit_code_is_the_runs() -> Result<(), Failed> {
 
 fn a_killed_launcher_leaves_no_rank() -> Result<(), Failed> {
     let mut run = Run::ranks(3, &["patient"]);
+    let pids = run.pids();
+    run.signal(Signal::SIGKILL);
+    run::assert_gone(&pids);
+    Ok(())
+}
+
+fn a_program_starts_itself_as_ranks() -> Result<(), Failed> {
+    let end = Run::of_itself(3, &["sum"]).end(PROMISED);
+    assert_eq!(end.code, Some(0), "{end:?}");
+    for line in ["sum 6", "[rank 1] sum 6", "[rank 2] sum 6"] {
+        assert!(end.out.iter().any(|out| out == line), "{line:?} is missing: {end:?}");
+    }
+    let end = Run::of_itself(3, &["fail", "3"]).end(PROMISED);
+    assert_eq!(end.code, Some(3), "{end:?}");
+    assert_eq!(end.err.last().unwrap(), "  its disk is full", "{end:?}");
+    Ok(())
+}
+
+fn a_killed_program_leaves_no_rank_of_itself() -> Result<(), Failed> {
+    let mut run = Run::of_itself(3, &["patient"]);
     let pids = run.pids();
     run.signal(Signal::SIGKILL);
     run::assert_gone(&pids);

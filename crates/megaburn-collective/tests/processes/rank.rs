@@ -12,7 +12,7 @@ use std::{
 use burn::tensor::TensorData;
 use megaburn_collective::{
     CollectiveError, ConnectOptions, Group, GroupOptions, RankEnv, ReduceOp, connect,
-    launcher::EXIT_PEER_FAILED,
+    launcher::{EXIT_PEER_FAILED, tie_to_launcher},
 };
 use signal_hook::consts::{SIGINT, SIGTERM};
 
@@ -21,6 +21,7 @@ pub(crate) const TIMEOUT: Duration = Duration::from_secs(4);
 
 /// Does as the mode says and returns the exit code.
 pub(crate) fn run(mode: &[String]) -> i32 {
+    tie_to_launcher().unwrap();
     let stop = Arc::new(AtomicBool::new(false));
     for signal in [SIGTERM, SIGINT] {
         if ["patient", "stubborn"].contains(&mode[0].as_str()) {

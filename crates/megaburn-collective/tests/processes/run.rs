@@ -38,6 +38,11 @@ impl Run {
         Self::launch(nproc, &command, &[])
     }
 
+    /// This program as ranks that it starts without a word between: they tie themselves to it.
+    pub(crate) fn of_itself(nproc: usize, mode: &[&str]) -> Self {
+        Self::launch(nproc, &[&["rank"], mode].concat(), &[("TEST_SELF", "1")])
+    }
+
     /// Any command.
     pub(crate) fn launch(nproc: usize, command: &[&str], env: &[(&str, &str)]) -> Self {
         let mut launcher = Command::new(std::env::current_exe().unwrap())

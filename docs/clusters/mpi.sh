@@ -1,0 +1,14 @@
+#!/bin/bash
+# One rank a GPU under Open MPI, on the hosts of a hostfile: `docs/clusters/mpi.sh HOSTFILE GPUS_A_HOST`.
+# MPI only starts the processes; they talk over TCP and NCCL.
+set -euo pipefail
+hosts=$1
+gpus=$2
+shift 2
+
+MASTER_ADDR=$(awk 'NF { print $1; exit }' "$hosts")
+export MASTER_ADDR MASTER_PORT=${MASTER_PORT:-29500}
+
+mpirun --hostfile "$hosts" --map-by "ppr:$gpus:node" --bind-to none -x MASTER_ADDR -x MASTER_PORT \
+    docs/clusters/as-rank.sh \
+    target/release/megaburn train --config configs/llama-3-8b.toml "$@"

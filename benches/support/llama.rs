@@ -116,8 +116,8 @@ impl Megaburn {
     /// The mean loss of this rank's batch in nats, without automatic differentiation.
     pub fn forward(&self) -> f32 {
         let [tokens, labels] = self.batch.clone();
-        let (sum, count) = self.model().valid().loss(tokens, labels);
-        sum.into_scalar::<f32>() / count as f32
+        let count = labels.shape().num_elements();
+        self.model().valid().loss(tokens, labels).into_scalar::<f32>() / count as f32
     }
 
     /// One training step.
@@ -129,7 +129,8 @@ impl Megaburn {
     pub fn step(&mut self, clip: Clip) -> Result<(), Failure> {
         let [tokens, labels] = self.batch.clone();
         let model = self.model.take().expect("the model is only away during an update");
-        let (sum, count) = model.loss(tokens, labels);
+        let count = labels.shape().num_elements();
+        let sum = model.loss(tokens, labels);
         self.grads.reset();
         self.grads.accumulate(&model, &mut sum.backward());
         self.grads.reduce(&self.groups.dp_cp)?;

@@ -13,6 +13,7 @@ mod fixtures;
 #[path = "../suite/gather.rs"]
 mod gather;
 mod interop;
+mod kernels;
 mod layouts;
 #[path = "../suite/matrix.rs"]
 mod matrix;
@@ -37,8 +38,12 @@ type Test = (&'static str, fn() -> Result<(), String>);
 /// A test that every rank of a group runs.
 type GroupTest = (&'static str, fn(&Group) -> Result<(), String>);
 
-const TESTS: [(&str, &[Test]); 3] =
-    [("interop", interop::TESTS), ("fixtures", fixtures::TESTS), ("failures", failures::TESTS)];
+const TESTS: [(&str, &[Test]); 4] = [
+    ("interop", interop::TESTS),
+    ("kernels", kernels::TESTS),
+    ("fixtures", fixtures::TESTS),
+    ("failures", failures::TESTS),
+];
 const GROUP_TESTS: [(&str, &[GroupTest]); 2] =
     [("fixtures", fixtures::GROUP_TESTS), ("layouts", layouts::GROUP_TESTS)];
 

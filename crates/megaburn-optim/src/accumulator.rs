@@ -21,6 +21,8 @@ use crate::{
 #[derive(Debug)]
 pub struct GradientAccumulator {
     pub(crate) entries: BTreeMap<String, Entry>,
+    /// What every gradient is still to be multiplied with: who reads it does, in the same pass.
+    pub(crate) factor: f64,
 }
 
 /// One parameter's sum. The gradient is flat: `[local elements]`, none for zero.
@@ -66,7 +68,7 @@ impl GradientAccumulator {
         check_plan(module, plan)?;
         let mut collect = Collect { plan, entries: BTreeMap::new() };
         visit_floats(module, &mut collect);
-        Ok(Self { entries: collect.entries })
+        Ok(Self { entries: collect.entries, factor: 1.0 })
     }
 
     /// Lets linear layers sum the gradients of their weights in f32 while they compute them, given
@@ -100,9 +102,7 @@ impl GradientAccumulator {
 
     /// Multiplies every gradient, for one with `1 / tokens`.
     pub fn scale(&mut self, factor: f64) {
-        for entry in self.entries.values_mut() {
-            entry.grad = entry.grad.take().map(|grad| grad.mul_scalar(factor));
-        }
+        self.factor *= factor;
     }
 
     /// Scales the gradients down to `max_norm` if `norm`, which [`GradientAccumulator::norm`]
@@ -123,6 +123,7 @@ impl GradientAccumulator {
     pub fn reset(&mut self) {
         self.gather();
         self.entries.values_mut().for_each(|entry| entry.grad = None);
+        self.factor = 1.0;
     }
 
     /// The gradient of the parameter at `path`; none for a frozen or unknown one.
@@ -130,7 +131,7 @@ impl GradientAccumulator {
     /// # Shapes
     /// `[local elements]`, row-major, padding included.
     pub fn get(&self, path: &str) -> Option<Tensor<1>> {
-        self.entries.get(path).map(Entry::flat)
+        self.entries.get(path).map(|entry| entry.flat().mul_scalar(self.factor))
     }
 
     /// The paths that have gradients, in order.

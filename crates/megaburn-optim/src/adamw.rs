@@ -7,6 +7,8 @@ use burn::{
     tensor::DType,
 };
 
+use megaburn_kernels::{AdamwState, AdamwStep, adamw};
+
 use crate::{GradientAccumulator, OptimError, accumulator::Entry, visit::Path};
 
 /// [`AdamW`] configuration; the defaults are those of large language models. The learning rate is
@@ -88,24 +90,28 @@ impl AdamW {
         module.map(&mut Step { path: Path::default(), lr, optimizer: self, grads })
     }
 
-    fn update(&mut self, lr: f64, path: String, param: Tensor<1>, entry: &Entry) -> Tensor<1> {
+    fn update(
+        &mut self,
+        lr: f64,
+        path: String,
+        param: Tensor<1>,
+        entry: &Entry,
+        grad_factor: f64,
+    ) -> Tensor<1> {
         let AdamWConfig { beta_1, beta_2, epsilon, weight_decay } = self.config;
         let grad = entry.flat();
         let old = self.moments.remove(&path).unwrap_or_else(|| Moments {
             exp_avg: grad.zeros_like(),
             exp_avg_sq: grad.zeros_like(),
         });
-        let exp_avg = old.exp_avg.mul_scalar(beta_1) + grad.clone().mul_scalar(1.0 - beta_1);
-        let exp_avg_sq = old.exp_avg_sq.mul_scalar(beta_2) + grad.square().mul_scalar(1.0 - beta_2);
-
-        let correction = |beta: f64| 1.0 - beta.powf(self.time as f64);
-        let root = exp_avg_sq.clone().sqrt().div_scalar(correction(beta_2).sqrt());
-        let update = exp_avg.clone() / root.add_scalar(epsilon);
+        let weight_decay = if entry.spec.decays() { weight_decay } else { 0.0 };
+        let time = self.time;
+        let step = AdamwStep { lr, beta_1, beta_2, epsilon, weight_decay, grad_factor, time };
+        let Moments { exp_avg, exp_avg_sq } = old;
+        let new = adamw(AdamwState { param, exp_avg, exp_avg_sq }, grad, &step);
+        let AdamwState { param, exp_avg, exp_avg_sq } = new;
         self.moments.insert(path, Moments { exp_avg, exp_avg_sq });
-
-        let decay = if entry.spec.decays() { lr * weight_decay } else { 0.0 };
-        let kept = if decay == 0.0 { param } else { param.mul_scalar(1.0 - decay) };
-        kept - update.mul_scalar(lr / correction(beta_1))
+        param
     }
 }
 
@@ -132,7 +138,7 @@ impl ModuleMapper for Step<'_> {
             let strategy = tensor.gradient_checkpointing_strategy();
             let (shape, dtype) = (tensor.shape(), tensor.dtype());
             let flat = tensor.inner().cast(DType::F32).flatten(0, D - 1);
-            let flat = self.optimizer.update(self.lr, path, flat, entry);
+            let flat = self.optimizer.update(self.lr, path, flat, entry, self.grads.factor);
             let leaf = flat.reshape(shape).cast(dtype).autodiff();
             let leaf = match strategy {
                 Some(strategy) => leaf.with_gradient_checkpointing_strategy(strategy),

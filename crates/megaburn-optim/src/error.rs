@@ -24,6 +24,8 @@ pub enum OptimError {
         "optimizer state `{moment}` of `{path}` has {found} elements of {dtype}, and the parameter {expected} of F32 on this rank"
     )]
     State { moment: &'static str, path: String, found: usize, dtype: String, expected: usize },
+    #[error("the gradients cannot be read: {why}")]
+    Device { why: String },
     #[error(transparent)]
     Collective(#[from] CollectiveError),
 }

@@ -1,5 +1,6 @@
-use burn::tensor::TensorData;
+use burn::tensor::{Tensor, TensorData};
 use megaburn_collective::{Group, ReduceOp};
+use megaburn_kernels::{is_on_gpu, partial_sums_of_squares};
 
 use crate::{GradientAccumulator, OptimError, accumulator::Entry};
 
@@ -14,11 +15,25 @@ impl GradientAccumulator {
     /// # Collective
     /// All members of `group` (tp x pp, [`megaburn_collective::ProcessGroups::model`]); one number.
     /// # Determinism
-    /// Summed in f64, in path order and then rank order: bit-identical on every rank of the world.
+    /// On CPUs summed in f64, in path order and then rank order; on GPUs squares are summed in f32
+    /// over stretches, those in f64. Either way bit-identical on every rank of the world.
     pub fn norm(&self, group: &Group) -> Result<f64, OptimError> {
-        let squares: f64 = self.entries.values().map(owned_squares).sum();
+        let mut squares = 0.0;
+        let mut on_gpu = Vec::new();
+        for entry in self.entries.values() {
+            match &entry.grad {
+                Some(grad) if is_on_gpu(grad) => on_gpu.extend(owned_sums(entry, grad)),
+                _ => squares += owned_squares(entry),
+            }
+        }
+        if !on_gpu.is_empty() {
+            // The one place of a step where the host waits for the GPU.
+            let sums = Tensor::cat(on_gpu, 0).try_into_data();
+            let sums = sums.map_err(|error| OptimError::Device { why: error.to_string() })?;
+            squares += host(&sums).iter().copied().map(f64::from).sum::<f64>();
+        }
         let sum = group.all_reduce(TensorData::from([squares]), ReduceOp::Sum)?;
-        Ok(sum.as_slice::<f64>().expect("the sum is f64")[0].sqrt())
+        Ok(sum.as_slice::<f64>().expect("the sum is f64")[0].sqrt() * self.factor)
     }
 
     /// The first path whose gradient on this rank is not finite, to say where it went wrong.
@@ -29,6 +44,27 @@ impl GradientAccumulator {
         };
         self.entries.iter().find(|(_, entry)| bad(entry)).map(|(path, _)| path.as_str())
     }
+}
+
+/// Sums of squares of the elements that this rank owns, on its GPU, where none is read; not finite if
+/// any held one is not.
+fn owned_sums(entry: &Entry, grad: &Tensor<1>) -> Vec<Tensor<1>> {
+    let shard = &entry.spec.shard;
+    let all = partial_sums_of_squares(grad.clone());
+    if shard.pieces.iter().all(|piece| piece.replica == 0) {
+        return vec![all];
+    }
+    // Zeros, or NaN if a copy that is not counted holds one.
+    let mut sums = vec![all.mul_scalar(0.0)];
+    let inner: usize = shard.global_shape.iter().skip(shard.dim + 1).product();
+    let row = shard.local_len * inner;
+    let rows = grad.clone().reshape([-1, row as i64]);
+    for piece in shard.owned() {
+        let [start, end] = [piece.local.start, piece.local.end].map(|at| at * inner);
+        let owned = rows.clone().narrow(1, start, end - start);
+        sums.push(partial_sums_of_squares(owned.flatten(0, 1)));
+    }
+    sums
 }
 
 /// The sum of squares of the elements that this rank owns; not finite if any held one is not.
@@ -53,7 +89,7 @@ fn host(data: &TensorData) -> &[f32] {
 
 #[cfg(test)]
 mod tests {
-    use burn::tensor::{Device, Tensor};
+    use burn::tensor::Device;
     use megaburn_collective::{GroupOptions, ProcessGroups, run_threads};
     use megaburn_mesh::Layout;
     use rstest::rstest;

@@ -80,16 +80,6 @@ impl CrossEntropy {
         attach_gradient(logits, rows.loss(), jacobian)
     }
 
-    /// The sum of the losses of all tokens that count, and how many those are.
-    ///
-    /// # Shapes
-    /// As [`forward`](Self::forward); the sum is `[1]`.
-    pub fn forward_sum(&self, logits: Tensor<3>, labels: Tensor<2, Int>) -> (Tensor<1>, usize) {
-        let counted = labels.clone().not_equal_elem(self.config.ignore_index);
-        let count = counted.int().sum().into_scalar::<i64>() as usize;
-        (self.forward(logits, labels).sum(), count)
-    }
-
     /// What loss and derivative have in common.
     fn rows(&self, logits: Tensor<3>, labels: Tensor<2, Int>) -> Rows {
         let CrossEntropyConfig { vocab, label_smoothing, ignore_index } = self.config;

@@ -3,7 +3,10 @@
 //! A GPU's work fails where nobody looks: what it should have written is marked, work on that is
 //! skipped, and the first read tells. The text that tells is long and quotes itself.
 
-use burn::{prelude::Device, tensor::Tensor};
+use burn::{
+    prelude::Device,
+    tensor::{DType, Tensor},
+};
 
 use crate::{TrainError, memory};
 
@@ -12,11 +15,24 @@ use crate::{TrainError, memory};
 /// # Errors
 /// It was never computed, because the device is out of memory or failed.
 pub(crate) fn read(number: Tensor<1>) -> Result<f64, TrainError> {
-    let device = number.device();
-    number.try_into_scalar::<f32>().map(f64::from).map_err(|error| {
-        let text = error.to_string();
-        diagnose(&text, &device).unwrap_or(TrainError::Device { why: text })
-    })
+    read_all(number).map(|numbers| f64::from(numbers[0]))
+}
+
+/// Reads some numbers.
+///
+/// # Errors
+/// As [`read`].
+pub(crate) fn read_all(numbers: Tensor<1>) -> Result<Vec<f32>, TrainError> {
+    let device = numbers.device();
+    match numbers.cast(DType::F32).try_into_data() {
+        Ok(data) => Ok(data.try_to_vec().expect("they were made f32")),
+        Err(error) => Err(told(error.to_string(), &device)),
+    }
+}
+
+/// The error of a device whose memory cannot be read, by the text it gave.
+pub(crate) fn told(text: String, device: &Device) -> TrainError {
+    diagnose(&text, device).unwrap_or(TrainError::Device { why: text })
 }
 
 /// The error that a text (of another error, or of a panic) tells of a device; `None` if it is about

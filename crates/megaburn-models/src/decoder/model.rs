@@ -122,12 +122,12 @@ impl Decoder {
         self.logits(x)
     }
 
-    /// The sum of the next-token losses in nats, and over how many tokens.
+    /// The sum of the next-token losses in nats; a label that is -100 does not count.
     ///
     /// # Shapes
     /// tokens and labels `[S, B]`; the sum is `[1]`, the same on every member
-    pub fn loss(&self, tokens: Tensor<2, Int>, labels: Tensor<2, Int>) -> (Tensor<1>, usize) {
-        self.parts.loss.forward_sum(self.forward(tokens), labels)
+    pub fn loss(&self, tokens: Tensor<2, Int>, labels: Tensor<2, Int>) -> Tensor<1> {
+        self.parts.loss.forward(self.forward(tokens), labels).sum()
     }
 
     /// The logits of the whole vocabulary, on every member.

@@ -6,30 +6,26 @@ use burn::{
 /// The label that the loss leaves out, as PyTorch's and Hugging Face's.
 const IGNORED: i64 = -100;
 
-/// Samples of `seq_len + 1` tokens as input and, one place on, labels. Only the first `counted`
-/// samples take part in the loss.
-///
-/// # Shapes
-/// `[seq_len, samples]` each, on the device without autodiff.
-pub(super) fn inputs_and_labels(
-    samples: &[Vec<u32>],
-    counted: usize,
-    device: &Device,
-) -> (Tensor<2, Int>, Tensor<2, Int>) {
+/// What a model reads, and what it is asked for.
+pub(super) struct Batch {
+    /// `[seq_len, samples]`.
+    pub(super) tokens: Tensor<2, Int>,
+    /// One place on, `[seq_len, samples]`.
+    pub(super) labels: Tensor<2, Int>,
+    /// Labels that take part in the loss.
+    pub(super) counted: usize,
+}
+
+/// Samples of `seq_len + 1` tokens on the device without autodiff. Only the first `counted` samples
+/// take part in the loss.
+pub(super) fn batch(samples: &[Vec<u32>], counted: usize, device: &Device) -> Batch {
     let seq_len = samples[0].len() - 1;
-    let stretch = |start: usize| {
-        let tokens = (start..start + seq_len)
-            .flat_map(|position| samples.iter().map(move |sample| i64::from(sample[position])));
-        let data = TensorData::new(tokens.collect::<Vec<i64>>(), [seq_len, samples.len()]);
-        Tensor::from_data(data, device)
-    };
-    let labels = stretch(1);
-    if counted >= samples.len() {
-        return (stretch(0), labels);
-    }
-    if counted == 0 {
-        return (stretch(0), Tensor::full([seq_len, samples.len()], IGNORED, device));
-    }
-    let rest = Tensor::full([seq_len, samples.len() - counted], IGNORED, device);
-    (stretch(0), Tensor::cat(vec![labels.narrow(1, 0, counted), rest], 1))
+    let counted = counted.min(samples.len());
+    let place = |position: usize| samples.iter().map(move |sample| i64::from(sample[position]));
+    let matrix =
+        |ids: Vec<i64>| Tensor::from_data(TensorData::new(ids, [seq_len, samples.len()]), device);
+    let tokens = matrix((0..seq_len).flat_map(place).collect());
+    let is_counted = |(sample, id)| if sample < counted { id } else { IGNORED };
+    let labels = (1..=seq_len).flat_map(|position| place(position).enumerate().map(is_counted));
+    Batch { tokens, labels: matrix(labels.collect()), counted: counted * seq_len }
 }

@@ -2,9 +2,12 @@ use burn::module::Module;
 
 use crate::{
     TrainError,
-    failure::read,
     metrics::EvalMetrics,
-    trainer::{Trainer, batch::inputs_and_labels, stats::Sums},
+    trainer::{
+        Trainer,
+        batch::{Batch, batch},
+        stats::Losses,
+    },
 };
 
 impl Trainer {
@@ -21,20 +24,19 @@ impl Trainer {
         let global_batch = self.config.train.global_batch as u64;
         let wanted = (self.config.train.eval_batches as u64).saturating_mul(global_batch);
         let total = wanted.min(self.valid.num_samples());
-        let mut sums = Sums::default();
-        for batch in 0..total.div_ceil(global_batch) {
+        let mut losses = Losses::default();
+        for step in 0..total.div_ceil(global_batch) {
             for index in 0..self.batch.num_micro_batches() {
-                let first = batch * global_batch;
+                let first = step * global_batch;
                 let numbers = self.batch.micro_batch(first, self.groups.dp.rank(), index);
                 // Behind the end the sampler starts again: those samples do not count.
                 let counted = total.saturating_sub(numbers.start) as usize;
                 let samples = self.valid.batch(numbers);
-                let (tokens, labels) = inputs_and_labels(&samples, counted, &plain);
-                let (loss, count) = model.loss(tokens, labels);
-                sums.add(read(loss)?, count);
+                let Batch { tokens, labels, counted } = batch(&samples, counted, &plain);
+                losses.add(model.loss(tokens, labels), counted);
             }
         }
-        let eval_loss = sums.over(&self.groups.dp_cp)?.mean();
+        let eval_loss = losses.read()?.over(&self.groups.dp_cp)?.mean();
         Ok(EvalMetrics { step: self.progress.step, eval_loss })
     }
 }

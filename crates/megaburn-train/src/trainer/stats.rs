@@ -1,9 +1,9 @@
 //! Numbers that ranks combine outside the model.
 
-use burn::tensor::TensorData;
+use burn::tensor::{Tensor, TensorData};
 use megaburn_collective::{CollectiveError, Group, ProcessGroups, ReduceOp};
 
-use crate::TrainError;
+use crate::{TrainError, failure::read_all};
 
 /// A loss summed over tokens, so that it is divided once by all of them, however they were split.
 #[derive(Clone, Copy, Debug, Default)]
@@ -12,12 +12,37 @@ pub(super) struct Sums {
     pub(super) tokens: f64,
 }
 
-impl Sums {
-    pub(super) fn add(&mut self, loss: f64, tokens: usize) {
-        self.loss += loss;
-        self.tokens += tokens as f64;
+/// The losses of some micro-batches, still on the device: reading one would wait for it.
+#[derive(Default)]
+pub(super) struct Losses {
+    sums: Vec<Tensor<1>>,
+    tokens: usize,
+}
+
+impl Losses {
+    /// A micro-batch's loss, `[1]`, over so many tokens.
+    pub(super) fn add(&mut self, loss: Tensor<1>, tokens: usize) {
+        self.sums.push(loss);
+        self.tokens += tokens;
     }
 
+    /// Tokens of all micro-batches.
+    pub(super) fn tokens(&self) -> usize {
+        self.tokens
+    }
+
+    /// The sums of this rank, waiting for the device.
+    pub(super) fn read(self) -> Result<Sums, TrainError> {
+        let tokens = self.tokens as f64;
+        if self.sums.is_empty() {
+            return Ok(Sums { loss: 0.0, tokens });
+        }
+        let sums = read_all(Tensor::cat(self.sums, 0))?;
+        Ok(Sums { loss: sums.into_iter().map(f64::from).sum(), tokens })
+    }
+}
+
+impl Sums {
     /// The sums of all members.
     ///
     /// # Collective

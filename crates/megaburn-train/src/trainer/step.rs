@@ -1,15 +1,17 @@
 use std::{ops::Range, time::Instant};
 
+use megaburn_optim::OptimError;
+
 use crate::{
     TrainError,
-    failure::read,
+    failure::told,
     memory::used_bytes,
     metrics::StepMetrics,
     profile::range,
     trainer::{
         Trainer,
-        batch::inputs_and_labels,
-        stats::{Sums, world_max},
+        batch::{Batch, batch},
+        stats::{Losses, Sums, world_max},
     },
 };
 
@@ -23,12 +25,19 @@ impl Trainer {
     /// All ranks.
     pub fn step(&mut self) -> Result<StepMetrics, TrainError> {
         let started = Instant::now();
-        let sums = self.accumulate_gradients()?.over(&self.groups.dp_cp)?;
+        let losses = self.accumulate_gradients();
         let reduce = range("reduce");
         self.grads.reduce(&self.groups.dp_cp)?;
-        self.grads.scale(1.0 / sums.tokens.max(1.0));
+        let tokens = Sums { loss: 0.0, tokens: losses.tokens() as f64 };
+        let tokens = tokens.over(&self.groups.dp_cp)?.tokens;
+        self.grads.scale(1.0 / tokens.max(1.0));
+        // The host has only enqueued so far; here it waits for the device.
+        let grad_norm = self.grads.norm(&self.groups.model).map_err(|error| match error {
+            OptimError::Device { why } => told(why, &self.device),
+            error => error.into(),
+        })?;
+        let sums = losses.read()?.over(&self.groups.dp_cp)?;
         let loss = sums.mean();
-        let grad_norm = self.grads.norm(&self.groups.model)?;
         drop(reduce);
         let step = self.progress.step + 1;
         if !(loss.is_finite() && grad_norm.is_finite()) {
@@ -63,23 +72,23 @@ impl Trainer {
     }
 
     /// Forward and backward over this rank's micro-batches.
-    fn accumulate_gradients(&mut self) -> Result<Sums, TrainError> {
+    fn accumulate_gradients(&mut self) -> Losses {
         self.grads.reset();
         let plain = self.device.clone().inner();
-        let mut sums = Sums::default();
+        let mut losses = Losses::default();
         for index in 0..self.batch.num_micro_batches() {
             let (_, samples) = self.micro_batch(index);
-            let (tokens, labels) = inputs_and_labels(&samples, samples.len(), &plain);
+            let Batch { tokens, labels, counted } = batch(&samples, samples.len(), &plain);
             let forward = range("forward");
-            let (loss, count) = self.model().loss(tokens, labels);
+            let loss = self.model().loss(tokens, labels);
             drop(forward);
-            sums.add(read(loss.clone().inner())?, count);
+            losses.add(loss.clone().inner(), counted);
             let _backward = range("backward");
             let mut grads = loss.backward();
             let model = self.model.as_ref().expect("the model is only away during an update");
             self.grads.accumulate(model, &mut grads);
         }
-        Ok(sums)
+        losses
     }
 
     fn update(&mut self, lr: f64, grad_norm: f64) {

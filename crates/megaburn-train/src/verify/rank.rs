@@ -8,7 +8,7 @@ use megaburn_models::{Decoder, ModelError};
 use megaburn_optim::GradientAccumulator;
 use megaburn_parallel::shard_plan;
 
-use super::Reference;
+use super::{Reference, reference::IGNORED};
 use crate::{TrainError, failure::read};
 
 /// One rank's model and samples.
@@ -91,7 +91,9 @@ impl<'a> Rank<'a> {
     /// Returns the mean loss; its gradients are in `grads` then.
     fn backward(&self, grads: &mut GradientAccumulator) -> Result<f64, TrainError> {
         let dp = &self.groups.dp;
-        let (sum, count) = self.model.loss(self.tokens.clone(), self.labels.clone());
+        let sum = self.model.loss(self.tokens.clone(), self.labels.clone());
+        let labels = self.labels.to_data();
+        let count = labels.iter::<i64>().filter(|&label| label != IGNORED).count();
         let mine = read(sum.clone().inner())?;
         let all = dp.all_reduce([mine, count as f64].into(), ReduceOp::Sum)?;
         let all: Vec<f64> = all.try_to_vec().expect("f64 went in");

@@ -1,0 +1,135 @@
+//! What an optimizer does to flat f32 buffers: AdamW and sums of squares, each in one pass on GPUs.
+
+#[cfg(feature = "cuda")]
+mod cube;
+pub(crate) mod reference;
+
+use burn::tensor::Tensor;
+
+/// One step of AdamW, as `torch.optim.AdamW` defines it: bias correction of both moments, epsilon
+/// outside the root, decay decoupled.
+///
+/// Source: Loshchilov and Hutter 2019, <https://arxiv.org/abs/1711.05101>.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AdamwStep {
+    /// Learning rate.
+    pub lr: f64,
+    /// Decay of the mean of gradients.
+    pub beta_1: f64,
+    /// Decay of the mean of squared gradients.
+    pub beta_2: f64,
+    /// Added to the root of the second moment.
+    pub epsilon: f64,
+    /// Decoupled weight decay.
+    pub weight_decay: f64,
+    /// What the gradient is multiplied with first: one over the tokens, a clip coefficient.
+    pub grad_factor: f64,
+    /// The number of this step, from 1.
+    pub time: u64,
+}
+
+impl AdamwStep {
+    /// `1 - beta^time`.
+    fn correction(&self, beta: f64) -> f64 {
+        1.0 - beta.powf(self.time as f64)
+    }
+}
+
+/// A parameter and the state that AdamW keeps of it, all f32.
+///
+/// # Shapes
+/// `[n]` each.
+#[derive(Clone, Debug)]
+pub struct AdamwState {
+    /// The parameter, or its master.
+    pub param: Tensor<1>,
+    /// The mean of gradients.
+    pub exp_avg: Tensor<1>,
+    /// The mean of squared gradients.
+    pub exp_avg_sq: Tensor<1>,
+}
+
+/// The state after one step with `grad`. On GPUs one kernel, in place where nobody else holds the
+/// buffers; elsewhere [`reference::adamw`](crate::reference::adamw).
+///
+/// # Panics
+/// If the lengths differ or a buffer is not f32.
+pub fn adamw(state: AdamwState, grad: Tensor<1>, step: &AdamwStep) -> AdamwState {
+    #[cfg(feature = "cuda")]
+    let (state, grad) = match cube::adamw(state, grad, step) {
+        Ok(state) => return state,
+        Err(elsewhere) => elsewhere,
+    };
+    reference::adamw(state, grad, step)
+}
+
+/// Sums of squares of stretches of `x`, to be added in f64: on GPUs some thousand, in a fixed order,
+/// elsewhere one.
+///
+/// # Shapes
+/// `[n]` to `[any]`, f32. A value that is not finite makes a sum so.
+pub fn partial_sums_of_squares(x: Tensor<1>) -> Tensor<1> {
+    #[cfg(feature = "cuda")]
+    let x = match cube::sums_of_squares(x) {
+        Ok(sums) => return sums,
+        Err(elsewhere) => elsewhere,
+    };
+    x.square().sum()
+}
+
+/// Whether a tensor is on a GPU, where reading it means waiting for everything before.
+pub fn is_on_gpu<const D: usize>(x: &Tensor<D>) -> bool {
+    #[cfg(feature = "cuda")]
+    return x.clone().inner().try_into_primitive::<burn::backend::Cube>().is_ok();
+    #[cfg(not(feature = "cuda"))]
+    {
+        let _ = x;
+        false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{constant, values};
+
+    #[test]
+    fn a_step_is_torchs() {
+        let [param, grad, m, v] = [0; 4].map(|_| constant([37]));
+        let (v, time) = (v.abs(), 7);
+        let step = AdamwStep {
+            lr: 1e-2,
+            beta_1: 0.9,
+            beta_2: 0.95,
+            epsilon: 1e-8,
+            weight_decay: 0.1,
+            grad_factor: 0.5,
+            time,
+        };
+        let state = AdamwState { param: param.clone(), exp_avg: m.clone(), exp_avg_sq: v.clone() };
+        let after = adamw(state, grad.clone(), &step);
+        let before = [param, grad, m, v].map(values);
+        let after = [after.param, after.exp_avg, after.exp_avg_sq].map(values);
+        for i in 0..37 {
+            let [p, g, m, v] = [0, 1, 2, 3].map(|which| before[which][i]);
+            let g = 0.5 * g;
+            let (m, v) = (0.9 * m + 0.1 * g, 0.95 * v + 0.05 * g * g);
+            let root = (v / (1.0 - 0.95f64.powi(7))).sqrt() + 1e-8;
+            let p = p * (1.0 - 1e-2 * 0.1) - 1e-2 * (m / (1.0 - 0.9f64.powi(7))) / root;
+            for (found, expected) in [0, 1, 2].map(|which| after[which][i]).iter().zip([p, m, v]) {
+                assert!((found - expected).abs() < 1e-6 * expected.abs().max(1.0));
+            }
+        }
+    }
+
+    #[test]
+    fn squares_are_summed_and_nan_is_kept() {
+        let x = constant([1000]);
+        let expected: f64 = values(x.clone()).iter().map(|x| x * x).sum();
+        let found: f64 = values(partial_sums_of_squares(x.clone())).iter().sum();
+        assert!((found - expected).abs() < 1e-4 * expected);
+        let bad = x.slice_fill([10..11], f32::NAN);
+        assert!(values(partial_sums_of_squares(bad)).iter().sum::<f64>().is_nan());
+        assert!(!is_on_gpu(&constant([3])));
+    }
+}

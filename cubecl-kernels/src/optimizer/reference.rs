@@ -1,0 +1,17 @@
+use super::{AdamwState, AdamwStep};
+use burn::tensor::Tensor;
+
+/// [`adamw`](crate::adamw) by its definition.
+pub fn adamw(state: AdamwState, grad: Tensor<1>, step: &AdamwStep) -> AdamwState {
+    let AdamwStep { lr, beta_1, beta_2, epsilon, weight_decay, grad_factor, .. } = *step;
+    let grad = if grad_factor == 1.0 { grad } else { grad.mul_scalar(grad_factor) };
+    let exp_avg = state.exp_avg.mul_scalar(beta_1) + grad.clone().mul_scalar(1.0 - beta_1);
+    let exp_avg_sq = state.exp_avg_sq.mul_scalar(beta_2) + grad.square().mul_scalar(1.0 - beta_2);
+
+    let root = exp_avg_sq.clone().sqrt().div_scalar(step.correction(beta_2).sqrt());
+    let update = exp_avg.clone() / root.add_scalar(epsilon);
+    let decay = lr * weight_decay;
+    let kept = if decay == 0.0 { state.param } else { state.param.mul_scalar(1.0 - decay) };
+    let param = kept - update.mul_scalar(lr / step.correction(beta_1));
+    AdamwState { param, exp_avg, exp_avg_sq }
+}

@@ -4,7 +4,10 @@ use std::path::{Path, PathBuf};
 
 use megaburn::{
     mesh::Layout,
-    train::verify::{Reference, Tolerances, verify},
+    train::{
+        config::Dtype,
+        verify::{Reference, Tolerances, verify},
+    },
 };
 use rstest::rstest;
 
@@ -55,7 +58,7 @@ fn a_model_equals_transformers_under_every_layout(
     let reference = Reference::open(&fixture(name)).unwrap();
     let mut compared = 0;
     for layout in LAYOUTS.map(|text| text.parse::<Layout>().unwrap()) {
-        let report = verify(&reference, &layout, &Tolerances::default());
+        let report = verify(&reference, &layout, Dtype::F32, &Tolerances::of(Dtype::F32));
         // Samples, and the sequence, may not divide either: then all numbers are in the error.
         if let Some(error) = &report.error {
             let of_heads = layout.tp > most && error.contains("heads");

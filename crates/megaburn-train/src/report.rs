@@ -7,7 +7,7 @@ use megaburn_models::assets::ASSETS;
 
 use crate::{
     TrainConfig, TrainError,
-    config::Tokenizer,
+    config::{Dtype, Tokenizer},
     console::{Console, human_number},
     data::RunData,
     memory::resident_bytes,
@@ -50,9 +50,13 @@ impl<'a> Reporter<'a> {
         let model = trainer.model_config();
         console.line(format!("layout   {}", describe(layout)));
         console.line(format!(
-            "model    {}, {} parameters: {} layers, hidden {}, {} heads ({} key/value), vocabulary {}",
+            "model    {}, {} parameters{}: {} layers, hidden {}, {} heads ({} key/value), vocabulary {}",
             model.family,
             human_number(trainer.plan().num_global() as f64),
+            match config.train.dtype {
+                Dtype::F32 => "",
+                Dtype::Bf16 => " in bf16",
+            },
             model.layers,
             model.hidden,
             model.heads,

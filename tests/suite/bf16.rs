@@ -221,13 +221,14 @@ fn the_loss_curve_of_the_tiny_example_is_that_of_f32() {
         config.run.dir = dir.path().join(format!("{dtype}")).display().to_string();
         config.parallel.ranks = 1;
         (config.parallel.tp, config.train.dtype) = (1, dtype);
-        (config.train.global_batch, config.train.steps) = (4, 40);
-        let losses = train(config, 40).into_iter().map(|step| step.loss);
+        // With its learning rate and half of its batch, two f32 layouts would part too.
+        (config.train.global_batch, config.optimizer.lr) = (4, 1e-3);
+        let losses = train(config, 30).into_iter().map(|step| step.loss);
         losses.collect::<Vec<_>>()
     };
     let (found, expected) = (curve(Dtype::Bf16), curve(Dtype::F32));
-    assert!(expected[39] < 0.7 * expected[0], "it does not learn: {expected:?}");
+    assert!(expected[29] < 0.7 * expected[0], "it does not learn: {expected:?}");
     for (found, expected) in found.iter().zip(&expected) {
-        assert!(relative(*found, *expected) < 1e-2, "{found} {expected}");
+        assert!(relative(*found, *expected) < 4e-3, "{found} {expected}");
     }
 }

@@ -29,6 +29,7 @@ seq_len = 4096
 [train]
 global_batch = 1
 micro_batch = 1
+dtype = "bf16"
 [optimizer]
 warmup_steps = 0
 "#;

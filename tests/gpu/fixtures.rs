@@ -5,7 +5,10 @@ use burn::prelude::Device;
 use megaburn::{
     collective::Group,
     mesh::Layout,
-    train::verify::{Reference, Tolerances, verify_on},
+    train::{
+        config::Dtype,
+        verify::{Reference, Tolerances, verify_on},
+    },
 };
 
 use crate::{GroupTest, Test, matrix::Matrix, ranks::this_gpu, root};
@@ -31,7 +34,8 @@ fn compare_all(world: &Group, device: &Device) -> Result<(), String> {
     for fixture in &fixtures {
         let reference = Reference::open(fixture).map_err(|error| error.to_string())?;
         for layout in &layouts {
-            let found = verify_on(world, &reference, layout, &Tolerances::default(), device);
+            let tolerances = Tolerances::of(Dtype::F32);
+            let found = verify_on(world, &reference, layout, Dtype::F32, &tolerances, device);
             match found {
                 Ok(report) if world.rank() == 0 => {
                     compared += 1;

@@ -11,7 +11,7 @@ use burn::prelude::Device;
 use megaburn::{
     collective::{GroupOptions, ProcessGroups, run_threads},
     parallel::read_params,
-    train::{RunData, TrainError, Trainer},
+    train::{RunData, TrainError, Trainer, config::Dtype},
 };
 use rstest::rstest;
 
@@ -205,10 +205,13 @@ fn a_loss_that_is_not_finite_ends_the_run_with_its_own_code() {
     assert_eq!(run.tensors(1).len(), 1);
 }
 
-#[test]
-fn a_loss_that_is_not_finite_leaves_the_weights_of_every_rank_untouched() {
+#[rstest]
+fn a_loss_that_is_not_finite_leaves_the_weights_of_every_rank_untouched(
+    #[values(Dtype::F32, Dtype::Bf16)] dtype: Dtype,
+) {
     let run = Run::new();
     let mut config = run.config("tp2-dp2-sp", 4);
+    config.train.dtype = dtype;
     (config.optimizer.lr, config.optimizer.warmup_steps) = (1e30, 0);
     let layout = config.layout(None).unwrap();
     let data = Arc::new(RunData::load(&config).unwrap());

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use megaburn::{
     mesh::Layout,
     train::{
+        config::Dtype,
         device::Devices,
         verify::{Reference, Tolerances, verify},
     },
@@ -58,7 +59,8 @@ fn a_model_equals_transformers_under_every_layout(
     let reference = Reference::open(&fixture(name)).unwrap();
     let mut compared = 0;
     for layout in LAYOUTS.map(|text| text.parse::<Layout>().unwrap()) {
-        let report = verify(&reference, &layout, &Tolerances::default(), Devices::Cpu, None);
+        let tolerances = Tolerances::of(Dtype::F32);
+        let report = verify(&reference, &layout, Dtype::F32, &tolerances, Devices::Cpu, None);
         // Samples, and the sequence, may not divide either: then all numbers are in the error.
         if let Some(error) = &report.error {
             let of_heads = layout.tp > most && error.contains("heads");

@@ -1,6 +1,8 @@
 //! Tests that span crates, in one binary.
 
 mod bad_input;
+mod bf16;
+mod bf16_models;
 mod child;
 mod docs;
 mod fixtures;

@@ -1,6 +1,9 @@
 //! Models of Hugging Face in, trained, asked, and out again, by the command line.
 
-use std::{fs, path::Path};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
 
 use rstest::rstest;
 use serde_json::Value;
@@ -129,7 +132,12 @@ impl Started {
         megaburn(&args.iter().map(String::as_str).collect::<Vec<_>>())
     }
 
-    fn losses(&self) -> Vec<f64> {
+    /// A file beside the run's folder `run`.
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.run.path(name)
+    }
+
+    pub(crate) fn losses(&self) -> Vec<f64> {
         self.run.steps().iter().map(|step| step.loss).collect()
     }
 }

@@ -19,12 +19,13 @@ use crate::{
 #[rstest]
 fn a_resumed_run_equals_the_uninterrupted_one_to_the_bit(
     #[values("tp1", "tp2-dp2-sp")] layout: &str,
+    #[values("train.dtype=f32", "train.dtype=bf16")] dtype: &str,
 ) {
     let (whole, halves) = (Run::new(), Run::new());
-    Ranks::threads(&whole.args(layout, STEPS, &[])).finish();
-    Ranks::threads(&halves.args(layout, STEPS / 2, &[])).finish();
+    Ranks::threads(&whole.args(layout, STEPS, &[dtype])).finish();
+    Ranks::threads(&halves.args(layout, STEPS / 2, &[dtype])).finish();
     assert_eq!(halves.steps().len() as u64, STEPS / 2);
-    Ranks::threads(&halves.args(layout, STEPS, &[])).finish();
+    Ranks::threads(&halves.args(layout, STEPS, &[dtype])).finish();
     assert_eq!(whole.numbers().len() as u64, STEPS);
     assert_eq!(whole.numbers(), halves.numbers());
     let tensors = whole.tensors(STEPS);

@@ -4,12 +4,16 @@ use burn::{
     Tensor,
     config::Config,
     module::{Module, ModuleMapper, Param},
-    tensor::DType,
 };
 
 use megaburn_kernels::{AdamwState, AdamwStep, adamw};
 
-use crate::{GradientAccumulator, OptimError, accumulator::Entry, visit::Path};
+use crate::{
+    GradientAccumulator, OptimError,
+    accumulator::Entry,
+    masters::{Leaf, has_master, wide},
+    visit::Path,
+};
 
 /// [`AdamW`] configuration; the defaults are those of large language models. The learning rate is
 /// given to each step.
@@ -43,7 +47,8 @@ impl AdamWConfig {
         check("beta_2", self.beta_2, unit(self.beta_2), "at least 0 and below 1")?;
         check("epsilon", self.epsilon, self.epsilon > 0.0, "positive")?;
         check("weight_decay", self.weight_decay, self.weight_decay >= 0.0, "at least 0")?;
-        Ok(AdamW { config: self.clone(), time: 0, moments: BTreeMap::new() })
+        let (moments, masters) = (BTreeMap::new(), BTreeMap::new());
+        Ok(AdamW { config: self.clone(), time: 0, moments, masters })
     }
 }
 
@@ -60,6 +65,8 @@ pub struct AdamW {
     config: AdamWConfig,
     pub(crate) time: u64,
     pub(crate) moments: BTreeMap<String, Moments>,
+    /// Of parameters that are narrower than f32, by path: the values, f32, flat.
+    pub(crate) masters: BTreeMap<String, Tensor<1>>,
 }
 
 /// The state of one parameter, f32, flat: `[local elements]`.
@@ -83,8 +90,10 @@ impl AdamW {
     /// Updates the parameters that `grads` has, which stay leaves that require gradients; others
     /// are left as they are.
     ///
-    /// Arithmetic is in f32 whatever the parameters are. Equal shards with equal gradients stay
-    /// bit-identical; padding, whose gradient [`GradientAccumulator::reduce`] clears, stays zero.
+    /// Arithmetic is in f32 whatever the parameters are. A parameter that is narrower becomes the
+    /// rounding of its f32 master, which is what is updated ([`AdamW::cast_params`]; without one the
+    /// parameter itself is the first). Equal shards with equal gradients stay bit-identical;
+    /// padding, whose gradient [`GradientAccumulator::reduce`] clears, stays zero.
     pub fn step<M: Module>(&mut self, lr: f64, module: M, grads: &GradientAccumulator) -> M {
         self.time += 1;
         module.map(&mut Step { path: Path::default(), lr, optimizer: self, grads })
@@ -135,16 +144,18 @@ impl ModuleMapper for Step<'_> {
         let path = self.path.text();
         let Some(entry) = self.grads.entries.get(&path) else { return param };
         param.map(|tensor| {
-            let strategy = tensor.gradient_checkpointing_strategy();
-            let (shape, dtype) = (tensor.shape(), tensor.dtype());
-            let flat = tensor.inner().cast(DType::F32).flatten(0, D - 1);
-            let flat = self.optimizer.update(self.lr, path, flat, entry, self.grads.factor);
-            let leaf = flat.reshape(shape).cast(dtype).autodiff();
-            let leaf = match strategy {
-                Some(strategy) => leaf.with_gradient_checkpointing_strategy(strategy),
-                None => leaf,
+            let leaf = Leaf::of(&tensor);
+            let master = self.optimizer.masters.remove(&path);
+            let value = match master.filter(|_| has_master(leaf.dtype)) {
+                Some(master) => master,
+                None => wide(tensor),
             };
-            leaf.require_grad()
+            let factor = self.grads.factor;
+            let value = self.optimizer.update(self.lr, path.clone(), value, entry, factor);
+            if has_master(leaf.dtype) {
+                self.optimizer.masters.insert(path, value.clone());
+            }
+            leaf.with(value)
         })
     }
 }

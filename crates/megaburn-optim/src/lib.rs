@@ -9,12 +9,17 @@
 //!             AdamW::step                       the module with its parameters updated
 //! ```
 //!
+//! All of it is in f32. Parameters that are narrower ([`AdamW::cast_params`]) are roundings of f32
+//! masters that the optimizer keeps: an update smaller than the distance of two bf16 numbers would
+//! otherwise be lost.
+//!
 //! Everything is keyed by a parameter's path and described by its `megaburn_mesh::ShardSpec`.
 
 mod accumulator;
 mod adamw;
 mod adamw_state;
 mod error;
+mod masters;
 mod norm;
 mod plan;
 mod reduce;

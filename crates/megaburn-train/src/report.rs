@@ -8,7 +8,7 @@ use megaburn_models::assets::ASSETS;
 
 use crate::{
     TrainConfig, TrainError,
-    config::Tokenizer,
+    config::{Dtype, Tokenizer},
     console::{Console, human_number},
     data::RunData,
     device::Devices,
@@ -57,9 +57,13 @@ impl<'a> Reporter<'a> {
             console.line(format!("device   {gpus}"));
         }
         console.line(format!(
-            "model    {}, {} parameters: {} layers, hidden {}, {} heads ({} key/value), vocabulary {}",
+            "model    {}, {} parameters{}: {} layers, hidden {}, {} heads ({} key/value), vocabulary {}",
             model.family,
             human_number(trainer.plan().num_global() as f64),
+            match config.train.dtype {
+                Dtype::F32 => "",
+                Dtype::Bf16 => " in bf16",
+            },
             model.layers,
             model.hidden,
             model.heads,

@@ -17,6 +17,7 @@
 //! ```
 
 mod check;
+mod dtype;
 mod init;
 mod layers;
 mod model;
@@ -31,6 +32,7 @@ use megaburn_mesh::Layout;
 use megaburn_models::DecoderConfig;
 use serde::{Deserialize, Serialize};
 
+pub use dtype::Dtype;
 pub(crate) use init::Start;
 pub use layers::ConfigLayers;
 pub use model::ModelConfig;

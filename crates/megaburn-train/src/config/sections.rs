@@ -5,6 +5,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::{
+    Dtype,
     check::{at_least_one, fits_toml, not_negative, require},
     tokenizer::Tokenizer,
 };
@@ -78,6 +79,8 @@ impl DataConfig {
 pub struct LoopConfig {
     /// Optimizer steps of the whole run, those before a restart included.
     pub steps: u64,
+    /// Element type of parameters and activations.
+    pub dtype: Dtype,
     /// Samples of a step, over all ranks.
     pub global_batch: usize,
     /// Samples that one rank computes at a time; gradients of several are summed.
@@ -101,6 +104,7 @@ impl Default for LoopConfig {
     fn default() -> Self {
         Self {
             steps: 1200,
+            dtype: Dtype::F32,
             global_batch: 8,
             micro_batch: 2,
             eval_interval: 100,

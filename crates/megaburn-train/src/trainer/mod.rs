@@ -131,17 +131,22 @@ impl Trainer {
         }
         let model = model_config.init(&groups.tp, layout.sp, &device)?;
         let plan = shard_plan(&model).map_err(megaburn_models::ModelError::from)?;
-        let optimizer = &config.optimizer;
         let adamw = AdamWConfig::new()
-            .with_beta_1(optimizer.beta1)
-            .with_beta_2(optimizer.beta2)
-            .with_epsilon(optimizer.eps)
-            .with_weight_decay(optimizer.weight_decay);
+            .with_beta_1(config.optimizer.beta1)
+            .with_beta_2(config.optimizer.beta2)
+            .with_epsilon(config.optimizer.eps)
+            .with_weight_decay(config.optimizer.weight_decay);
         let seq_len = config.data.seq_len;
-        let mut trainer = Self {
+        let mut optimizer = adamw.init()?;
+        let model = match start {
+            Some(Start::Init(source)) => source.load(model, &plan)?,
+            Some(Start::Resumed(_)) | None => model,
+        };
+        let model = optimizer.cast_params(model, config.train.dtype.into());
+        Ok(Self {
             grads: GradientAccumulator::new(&model, &plan)?.with_main_grads(main_grads(&model)),
-            optimizer: adamw.init()?,
-            schedule: optimizer.schedule(config.train.steps),
+            optimizer,
+            schedule: config.optimizer.schedule(config.train.steps),
             train: Sampler::shuffled(data.train.clone(), seq_len, config.run.seed)?,
             valid: Sampler::sequential(data.valid.clone(), seq_len)?,
             batch: GlobalBatch::new(
@@ -157,11 +162,7 @@ impl Trainer {
             data,
             progress: Progress::default(),
             config,
-        };
-        if let Some(Start::Init(source)) = start {
-            trainer.load_weights(source)?;
-        }
-        Ok(trainer)
+        })
     }
 
     /// How far the run has come.

@@ -1,6 +1,6 @@
 use std::collections::BTreeMap;
 
-use burn::tensor::{DType, TensorData};
+use burn::tensor::{DType, Tensor, TensorData};
 use megaburn_checkpoint::{
     Checkpoint, CheckpointError, NamedTensor, Snapshot, clear, find_latest, prepare, save,
 };
@@ -41,6 +41,10 @@ pub struct Resumed {
 impl Trainer {
     /// Writes a checkpoint of the current state into `run.dir`.
     ///
+    /// Parameters are written in f32: where they are narrower, their masters, of which they are the
+    /// roundings. So the checkpoint of a bf16 run and that of an f32 run are the same thing, and
+    /// either kind of run goes on from either.
+    ///
     /// # Errors
     /// Any rank's failure, on every rank; the older checkpoints are untouched.
     /// # Collective
@@ -55,12 +59,14 @@ impl Trainer {
         // A tensor comes to the host when it is written.
         let params = lazy_params(self.model()).into_iter().map(|param| {
             let (name, shard) = (format!("model.{}", param.path), shard(&param.path));
-            lazy(name, shard, param.dtype, move || param.read())
+            match self.optimizer.master(&param.path) {
+                Some(master) => lazy(name, shard, master.dtype(), move || to_host(master)),
+                None => lazy(name, shard, param.dtype, move || param.read()),
+            }
         });
         let moments = self.optimizer.state_tensors().map(|(path, moment, tensor)| {
-            let (name, dtype) = (format!("{}.{path}", moment.name()), tensor.dtype());
-            let read = move || tensor.try_into_data().map_err(|error| error.to_string());
-            lazy(name, shard(path), dtype, read)
+            let name = format!("{}.{path}", moment.name());
+            lazy(name, shard(path), tensor.dtype(), move || to_host(tensor))
         });
         let tensors = params.chain(moments);
         let keep = self.config.train.keep_checkpoints;
@@ -149,9 +155,10 @@ impl Trainer {
     }
 
     /// Takes the weights of another model of the same sizes; nothing else changes.
-    pub(super) fn load_weights(&mut self, source: &ModelSource) -> Result<(), TrainError> {
+    fn load_weights(&mut self, source: &ModelSource) -> Result<(), TrainError> {
         let model = self.model.take().expect("the model is only away during an update");
-        self.model = Some(source.load(model, &self.plan)?);
+        let model = source.load(model, &self.plan)?;
+        self.model = Some(self.optimizer.cast_params(model, self.config.train.dtype.into()));
         Ok(())
     }
 
@@ -170,9 +177,10 @@ impl Trainer {
         self.optimizer
             .load_state(progress.step, &self.grads, |path, moment| read(moment.name(), path))?;
         let model = self.model.take().expect("the model is only away during an update");
-        self.model = Some(load_params(model, |path, _| {
+        let model = load_params(model, |path, _| {
             Ok::<_, TrainError>(params.remove(path).expect("the plan was checked"))
-        })?);
+        })?;
+        self.model = Some(self.optimizer.cast_params(model, self.config.train.dtype.into()));
         self.progress = progress;
         Ok(())
     }
@@ -200,6 +208,10 @@ fn lazy<'a>(
     NamedTensor::lazy(name, shard, dtype, move || {
         read().map_err(|why| CheckpointError::Source { name: own, why })
     })
+}
+
+fn to_host(tensor: Tensor<1>) -> Result<TensorData, String> {
+    tensor.try_into_data().map_err(|error| error.to_string())
 }
 
 fn read_state(checkpoint: &Checkpoint) -> Result<TrainerState, TrainError> {

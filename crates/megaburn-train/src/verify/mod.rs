@@ -10,16 +10,18 @@ use burn::prelude::Device;
 use megaburn_collective::{Group, GroupOptions, ProcessGroups, RankEnv};
 use megaburn_mesh::Layout;
 
-use crate::{TrainError, device::Devices, ranks::run_ranks, run::refuse_axes_to_come};
+use crate::{
+    TrainError, config::Dtype, device::Devices, ranks::run_ranks, run::refuse_axes_to_come,
+};
 use collect::collect;
 use gradients::compare_gradients;
 use rank::Rank;
 pub use reference::Reference;
 pub use report::{Report, Tolerances};
 
-/// Runs the reference's model and batch on the ranks of `layout` and compares: on threads of this
-/// process, or as one of several processes (`env`), where every rank but the first reports an error
-/// of its own at most.
+/// Runs the reference's model and batch on the ranks of `layout`, parameters and activations in
+/// `dtype`, and compares: on threads of this process, or as one of several processes (`env`), where
+/// every rank but the first reports an error of its own at most.
 ///
 /// Without an error, every number is there that the reference has the counterpart of.
 ///
@@ -31,6 +33,7 @@ pub use report::{Report, Tolerances};
 pub fn verify(
     reference: &Reference,
     layout: &Layout,
+    dtype: Dtype,
     tolerances: &Tolerances,
     devices: Devices,
     env: Option<RankEnv>,
@@ -39,7 +42,8 @@ pub fn verify(
         refuse_axes_to_come(layout)?;
         let device = devices.of_this_process(layout, env.as_ref())?;
         let options = GroupOptions::default();
-        let compare = |world: &Group| verify_on(world, reference, layout, tolerances, &device);
+        let compare =
+            |world: &Group| verify_on(world, reference, layout, dtype, tolerances, &device);
         Ok(run_ranks(layout, env, options, &device, compare)?.swap_remove(0))
     };
     run().unwrap_or_else(|error: TrainError| {
@@ -58,12 +62,13 @@ pub fn verify_on(
     world: &Group,
     reference: &Reference,
     layout: &Layout,
+    dtype: Dtype,
     tolerances: &Tolerances,
     device: &Device,
 ) -> Result<Report, TrainError> {
     reference.check(layout)?;
     let groups = ProcessGroups::new(world, *layout)?;
-    let found = Rank::new(reference, groups, &device.clone().autodiff())?.run()?;
+    let found = Rank::new(reference, groups, dtype, &device.clone().autodiff())?.run()?;
     let mut report = Report::new(reference, layout.to_string());
     let Some(ranks) = collect(world, found)? else { return Ok(report) };
     let expected = reference.losses()?;

@@ -1,20 +1,21 @@
 use burn::{
     prelude::{Device, Int},
-    tensor::{Tensor, kind::Basic},
+    tensor::{DType, Tensor, kind::Basic},
 };
 use megaburn_collective::{ProcessGroups, ReduceOp};
 use megaburn_mesh::{ShardPlan, ShardSpec};
 use megaburn_models::{Decoder, ModelError};
-use megaburn_optim::GradientAccumulator;
+use megaburn_optim::{AdamW, GradientAccumulator};
 use megaburn_parallel::shard_plan;
 
 use super::{Reference, reference::IGNORED};
-use crate::{TrainError, failure::read};
+use crate::{TrainError, config::Dtype, failure::read};
 
 /// One rank's model and samples.
 pub(super) struct Rank<'a> {
     reference: &'a Reference,
     model: Decoder,
+    optimizer: AdamW,
     plan: ShardPlan,
     groups: ProcessGroups,
     /// `[S, B / dp]` each.
@@ -42,22 +43,23 @@ impl<'a> Rank<'a> {
     pub(super) fn new(
         reference: &'a Reference,
         groups: ProcessGroups,
+        dtype: Dtype,
         device: &Device,
     ) -> Result<Self, TrainError> {
         let source = &reference.source;
         let model = source.config().init(&groups.tp, groups.layout().sp, device)?;
         let plan = shard_plan(&model).map_err(ModelError::from)?;
-        let model = source.load(model, &plan)?;
+        let mut optimizer = reference.optimizer.adamw().init()?;
+        let model = optimizer.cast_params(source.load(model, &plan)?, dtype.into());
         let [tokens, labels] =
             reference.batch(&device.clone().inner()).map(|all| share(all, &groups));
-        Ok(Self { reference, model, plan, groups, tokens, labels })
+        Ok(Self { reference, model, optimizer, plan, groups, tokens, labels })
     }
 
     /// Compares the logits, then trains on the one batch for as many steps as the reference.
     pub(super) fn run(mut self) -> Result<Found, TrainError> {
         let logits = self.logits_difference()?;
         let mut grads = GradientAccumulator::new(&self.model, &self.plan)?;
-        let mut optimizer = self.reference.optimizer.adamw().init()?;
         let steps = self.reference.numbers("train_losses")?.map_or(1, |losses| losses.len());
         let (mut first, mut losses) = (None, Vec::new());
         for _ in 0..steps.max(1) {
@@ -67,7 +69,7 @@ impl<'a> Rank<'a> {
                 let norm = grads.norm(&self.groups.model)?;
                 grads.clip(norm, max_norm);
             }
-            self.model = optimizer.step(self.reference.optimizer.lr, self.model, &grads);
+            self.model = self.optimizer.step(self.reference.optimizer.lr, self.model, &grads);
         }
         Ok(Found { logits, grads: first.expect("there is a first step"), losses })
     }
@@ -78,7 +80,7 @@ impl<'a> Rank<'a> {
         }
         let expected = self.reference.tensors.read("logits")?.convert::<f32>();
         let expected = Tensor::<3>::from_data(expected, &self.tokens.device());
-        let found = self.model.full_logits(self.tokens.clone()).inner();
+        let found = self.model.full_logits(self.tokens.clone()).inner().cast(DType::F32);
         let differences = (found - share(expected, &self.groups)).abs().into_data();
         let differences: Vec<f32> = differences.try_to_vec().expect("they are f32");
         // `max` would lose a NaN.

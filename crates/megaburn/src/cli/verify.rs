@@ -5,7 +5,7 @@ use std::{
     process::ExitCode,
 };
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 use megaburn_checkpoint::{
     Checkpoint, HfDir, TensorComparison, TensorHeader, TensorSource, compare,
 };
@@ -14,6 +14,7 @@ use megaburn_mesh::{Layout, MeshError};
 use megaburn_models::{ModelError, source::ModelSource};
 use megaburn_train::{
     Exit, TrainError,
+    config::Dtype,
     device::{DeviceChoice, Devices},
     verify::{Reference, Report, Tolerances, verify},
 };
@@ -37,21 +38,42 @@ pub(super) struct VerifyArgs {
     /// Only JSON on stdout, one object a line: a layout, or a tensor.
     #[arg(long)]
     json: bool,
-    /// Largest absolute difference of a logit.
-    #[arg(long, value_name = "X", allow_negative_numbers = true, default_value_t = Tolerances::default().logits)]
-    tol_logits: f64,
-    /// Absolute difference of the loss.
-    #[arg(long, value_name = "X", allow_negative_numbers = true, default_value_t = Tolerances::default().loss)]
-    tol_loss: f64,
-    /// Relative distance of a parameter's gradient.
-    #[arg(long, value_name = "X", allow_negative_numbers = true, default_value_t = Tolerances::default().grad)]
-    tol_grad: f64,
-    /// Absolute difference of the loss at a training step.
-    #[arg(long, value_name = "X", allow_negative_numbers = true, default_value_t = Tolerances::default().train)]
-    tol_train: f64,
+    /// Element type of parameters and activations; the reference is f32.
+    #[arg(long, value_enum, default_value_t = DtypeArg::F32)]
+    dtype: DtypeArg,
+    /// Largest absolute difference of a logit. Default: 1e-4, in bf16 0.1.
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    tol_logits: Option<f64>,
+    /// Absolute difference of the loss. Default: 1e-5, in bf16 4e-3.
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    tol_loss: Option<f64>,
+    /// Relative distance of a parameter's gradient. Default: 1e-3, in bf16 0.08.
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    tol_grad: Option<f64>,
+    /// Absolute difference of the loss at a training step. Default: 1e-4, in bf16 1e-2.
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    tol_train: Option<f64>,
     /// What the ranks compute on.
     #[arg(long, value_enum, default_value_t = DeviceArg::Cpu)]
     device: DeviceArg,
+}
+
+/// What a model computes in, by both of its usual names.
+#[derive(Clone, Copy, ValueEnum)]
+enum DtypeArg {
+    #[value(alias = "float32")]
+    F32,
+    #[value(alias = "bfloat16")]
+    Bf16,
+}
+
+impl From<DtypeArg> for Dtype {
+    fn from(dtype: DtypeArg) -> Self {
+        match dtype {
+            DtypeArg::F32 => Self::F32,
+            DtypeArg::Bf16 => Self::Bf16,
+        }
+    }
 }
 
 impl VerifyArgs {
@@ -72,23 +94,20 @@ impl VerifyArgs {
 
     /// Whether every layout is within tolerance.
     fn layouts(&self) -> Result<bool, TrainError> {
-        for (key, value) in [
-            ("--tol-logits", self.tol_logits),
-            ("--tol-loss", self.tol_loss),
-            ("--tol-grad", self.tol_grad),
-            ("--tol-train", self.tol_train),
+        let dtype = Dtype::from(self.dtype);
+        let mut tolerances = Tolerances::of(dtype);
+        for (key, given, tolerance) in [
+            ("--tol-logits", self.tol_logits, &mut tolerances.logits),
+            ("--tol-loss", self.tol_loss, &mut tolerances.loss),
+            ("--tol-grad", self.tol_grad, &mut tolerances.grad),
+            ("--tol-train", self.tol_train, &mut tolerances.train),
         ] {
-            if value.is_nan() || value < 0.0 {
-                let (value, rule) = (value.to_string(), "0 or more".into());
+            *tolerance = given.unwrap_or(*tolerance);
+            if tolerance.is_nan() || *tolerance < 0.0 {
+                let (value, rule) = (tolerance.to_string(), "0 or more".into());
                 return Err(TrainError::Invalid { key, value, rule });
             }
         }
-        let tolerances = Tolerances {
-            logits: self.tol_logits,
-            loss: self.tol_loss,
-            grad: self.tol_grad,
-            train: self.tol_train,
-        };
         let devices = DeviceChoice::from(self.device).find()?;
         let env = RankEnv::from_env()?;
         let is_first = env.as_ref().is_none_or(|env| env.rank == 0);
@@ -117,7 +136,7 @@ impl VerifyArgs {
                         Err(error) => Report::refused(&reference, text, error.to_string()),
                     }
                 }
-                Ok(layout) => verify(&reference, &layout, &tolerances, devices, env.clone()),
+                Ok(layout) => verify(&reference, &layout, dtype, &tolerances, devices, env.clone()),
                 Err(error) => Report::refused(&reference, text, error.to_string()),
             };
             if !is_first {

@@ -1,0 +1,217 @@
+use burn::{
+    Tensor,
+    module::{Module, ModuleMapper, Param},
+    tensor::{DType, FloatDType, GradientCheckpointingStrategy},
+};
+
+use crate::{AdamW, visit::Path};
+
+impl AdamW {
+    /// The module with its float parameters in `dtype`.
+    ///
+    /// Where that is narrower than f32, what a trainable parameter is now stays here in f32: its
+    /// master. [`AdamW::step`] updates masters, and a parameter is its master rounded to nearest. So
+    /// call it with the f32 values that a run starts from, and again whenever others are put into
+    /// the module. A parameter that is in `dtype` already stays as it is, and so does its master.
+    pub fn cast_params<M: Module>(&mut self, module: M, dtype: FloatDType) -> M {
+        module.map(&mut Cast { path: Path::default(), dtype: dtype.into(), optimizer: self })
+    }
+
+    /// The f32 master of the parameter at `path`; none if the parameter itself is f32, or frozen.
+    ///
+    /// # Shapes
+    /// `[local elements]`: the local parameter, row-major, padding included.
+    pub fn master(&self, path: &str) -> Option<Tensor<1>> {
+        self.masters.get(path).cloned()
+    }
+}
+
+/// Whether a parameter of this type is the rounding of an f32 master.
+pub(crate) fn has_master(dtype: DType) -> bool {
+    matches!(dtype, DType::BF16 | DType::F16)
+}
+
+/// The values in f32 and without autodiff, flat.
+pub(crate) fn wide<const D: usize>(tensor: Tensor<D>) -> Tensor<1> {
+    tensor.inner().cast(DType::F32).flatten(0, D - 1)
+}
+
+/// What makes a new value stand where a parameter stood.
+pub(crate) struct Leaf<const D: usize> {
+    pub(crate) dtype: DType,
+    shape: [usize; D],
+    strategy: Option<GradientCheckpointingStrategy>,
+    pub(crate) requires_grad: bool,
+}
+
+impl<const D: usize> Leaf<D> {
+    pub(crate) fn of(tensor: &Tensor<D>) -> Self {
+        Self {
+            dtype: tensor.dtype(),
+            shape: tensor.dims(),
+            strategy: tensor.gradient_checkpointing_strategy(),
+            requires_grad: tensor.is_require_grad(),
+        }
+    }
+
+    /// The flat f32 `value`, rounded to the nearest.
+    pub(crate) fn with(&self, value: Tensor<1>) -> Tensor<D> {
+        let value = value.reshape(self.shape).cast(self.dtype);
+        match self.strategy {
+            None => value,
+            Some(strategy) => value
+                .autodiff()
+                .with_gradient_checkpointing_strategy(strategy)
+                .set_require_grad(self.requires_grad),
+        }
+    }
+}
+
+struct Cast<'a> {
+    path: Path,
+    dtype: DType,
+    optimizer: &'a mut AdamW,
+}
+
+impl ModuleMapper for Cast<'_> {
+    fn enter_module(&mut self, name: &str, _container_type: &str) {
+        self.path.enter(name);
+    }
+
+    fn exit_module(&mut self, _name: &str, _container_type: &str) {
+        self.path.exit();
+    }
+
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let Self { path, dtype, optimizer } = self;
+        param.map(|tensor| {
+            if tensor.dtype() == *dtype {
+                return tensor;
+            }
+            let leaf = Leaf { dtype: *dtype, ..Leaf::of(&tensor) };
+            let value = wide(tensor);
+            optimizer.masters.remove(&path.text());
+            if leaf.requires_grad && has_master(*dtype) {
+                optimizer.masters.insert(path.text(), value.clone());
+            }
+            leaf.with(value)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::Device;
+    use rstest::rstest;
+
+    use super::*;
+    use crate::{
+        AdamWConfig, GradientAccumulator,
+        testing::{Net, plan_of, values},
+    };
+
+    fn f32_values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
+        values(tensor.cast(DType::F32))
+    }
+
+    /// A net in `dtype`, its optimizer, and its values before.
+    fn cast_net(dtype: FloatDType) -> (Net, AdamW, [Vec<f32>; 2]) {
+        let net = Net::new(3, 4, 0, 1, &Device::default().autodiff());
+        let before = [values(net.matrix.val()), values(net.bias.val())];
+        let mut optimizer = AdamWConfig::new().with_weight_decay(0.0).init().unwrap();
+        let net = optimizer.cast_params(net, dtype);
+        (net, optimizer, before)
+    }
+
+    /// One step down the gradient of `sum(matrix)`, which is 1.
+    fn step(net: Net, optimizer: &mut AdamW, grads: &mut GradientAccumulator, lr: f64) -> Net {
+        grads.reset();
+        grads.accumulate(&net, &mut net.matrix.val().sum().backward());
+        optimizer.step(lr, net, grads)
+    }
+
+    fn rounded(values: &[f32], dtype: FloatDType) -> Vec<f32> {
+        f32_values(Tensor::<1>::from_floats(values, &Device::default()).cast(dtype))
+    }
+
+    #[rstest]
+    #[case(FloatDType::BF16)]
+    #[case(FloatDType::F16)]
+    fn a_narrow_parameter_is_its_master_rounded_from_the_start(#[case] dtype: FloatDType) {
+        let (net, optimizer, [matrix, bias]) = cast_net(dtype);
+        assert_eq!(net.matrix.val().dtype(), dtype.into());
+        assert!(net.matrix.val().is_require_grad() && net.matrix.val().is_autodiff());
+        assert_eq!(values(optimizer.master("matrix").unwrap()), matrix);
+        assert_eq!(values(optimizer.master("bias").unwrap()), bias);
+        assert_eq!(f32_values(net.matrix.val()), rounded(&matrix, dtype));
+        assert_ne!(f32_values(net.matrix.val()), matrix);
+    }
+
+    /// Adam moves each element by the learning rate where gradients are constant: 1e-4 a step is
+    /// less than half of the distance between two bf16 (or f16) numbers below 1.
+    #[rstest]
+    #[case(FloatDType::BF16)]
+    #[case(FloatDType::F16)]
+    fn small_steps_move_the_master_and_in_the_end_the_parameter(#[case] dtype: FloatDType) {
+        let mut net = Net::new(3, 4, 0, 1, &Device::default().autodiff());
+        net.matrix = net.matrix.map(|t| t.inner().ones_like().autodiff().require_grad());
+        let mut optimizer = AdamWConfig::new().with_weight_decay(0.0).init().unwrap();
+        net = optimizer.cast_params(net, dtype);
+        let mut grads = GradientAccumulator::new(&net, &plan_of(3, 4, 0, 1)).unwrap();
+        for taken in 1..=100 {
+            net = step(net, &mut optimizer, &mut grads, 1e-4);
+            let (master, matrix) = (values(optimizer.master("matrix").unwrap()), &net.matrix);
+            let expected = 1.0 - 1e-4 * taken as f32;
+            assert!(master.iter().all(|x| (x - expected).abs() < 1e-5), "{taken}: {master:?}");
+            assert_eq!(f32_values(matrix.val()), rounded(&master, dtype));
+            assert_eq!(f32_values(matrix.val()) == [1.0; 12], expected > 1.0 - half_step(dtype));
+        }
+    }
+
+    /// Half of the distance from 1 to the number below.
+    fn half_step(dtype: FloatDType) -> f32 {
+        if dtype == FloatDType::BF16 { 2f32.powi(-9) } else { 2f32.powi(-12) }
+    }
+
+    #[test]
+    fn masters_of_narrow_parameters_are_updated_as_f32_parameters_are() {
+        let (mut narrow, mut with_masters, [matrix, bias]) = cast_net(FloatDType::BF16);
+        let device = Device::default().autodiff();
+        let mut plain = Net::new(3, 4, 0, 1, &device);
+        let set = |values: &[f32]| Tensor::<1>::from_floats(values, &device).require_grad();
+        plain.matrix =
+            plain.matrix.map(|_| set(&matrix).inner().reshape([3, 4]).autodiff().require_grad());
+        plain.bias = plain.bias.map(|_| set(&bias));
+        let mut without = with_masters.config().init().unwrap();
+        let plan = plan_of(3, 4, 0, 1);
+        let mut grads = GradientAccumulator::new(&plain, &plan).unwrap();
+        for _ in 0..5 {
+            // The gradient is the same for both: it does not depend on the values.
+            plain = step(plain, &mut without, &mut grads, 1e-2);
+            narrow = with_masters.step(1e-2, narrow, &grads);
+        }
+        assert_eq!(values(with_masters.master("matrix").unwrap()), values(plain.matrix.val()));
+        assert_eq!(
+            f32_values(narrow.matrix.val()),
+            rounded(&values(plain.matrix.val()), FloatDType::BF16)
+        );
+        assert!(without.masters.is_empty(), "an f32 parameter is its own master");
+    }
+
+    #[test]
+    fn only_trainable_narrow_parameters_have_masters_and_casting_again_changes_nothing() {
+        let mut net = Net::new(3, 4, 0, 1, &Device::default().autodiff());
+        net.bias = net.bias.set_require_grad(false);
+        let matrix = values(net.matrix.val());
+        let mut optimizer = AdamWConfig::new().init().unwrap();
+        net = optimizer.cast_params(net, FloatDType::F32);
+        assert!(optimizer.masters.is_empty());
+        net = optimizer.cast_params(net, FloatDType::BF16);
+        assert!(optimizer.master("bias").is_none() && !net.bias.val().is_require_grad());
+        net = optimizer.cast_params(net, FloatDType::BF16);
+        assert_eq!(values(optimizer.master("matrix").unwrap()), matrix);
+        net = optimizer.cast_params(net, FloatDType::F32);
+        assert_eq!(net.matrix.val().dtype(), DType::F32);
+        assert!(optimizer.masters.is_empty());
+    }
+}

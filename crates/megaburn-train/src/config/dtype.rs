@@ -1,0 +1,39 @@
+use std::fmt;
+
+use burn::tensor::FloatDType;
+use serde::{Deserialize, Serialize};
+
+/// The element type of parameters and activations.
+///
+/// Norms, softmax, rotations and the loss are computed in f32 either way; gradients are summed and
+/// parameters updated in f32.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Dtype {
+    /// Single precision.
+    #[default]
+    #[serde(alias = "float32")]
+    F32,
+    /// Eight bits of mantissa in half of the memory. Each parameter is the rounding of an f32
+    /// master, which the optimizer updates and checkpoints hold.
+    #[serde(alias = "bfloat16")]
+    Bf16,
+}
+
+impl From<Dtype> for FloatDType {
+    fn from(dtype: Dtype) -> Self {
+        match dtype {
+            Dtype::F32 => Self::F32,
+            Dtype::Bf16 => Self::BF16,
+        }
+    }
+}
+
+impl fmt::Display for Dtype {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::F32 => "f32",
+            Self::Bf16 => "bf16",
+        })
+    }
+}

@@ -17,6 +17,8 @@ use cubecl_environment::stream::{StreamPolicy, set_policy};
 
 mod error;
 pub mod events;
+#[cfg(feature = "fusion")]
+mod fusion;
 pub mod gemm;
 pub mod libraries;
 pub mod memory;

@@ -15,15 +15,21 @@ pub fn contiguous(tensor: CubeTensor) -> CubeTensor {
     into_contiguous(tensor)
 }
 
-/// Burn's tensor of a CubeCL device as CubeCL's own.
+/// Burn's tensor of a CubeCL device as CubeCL's own. With the feature `fusion` everything that it is
+/// computed from, and all that was asked for before, is launched first.
+#[cfg(not(feature = "fusion"))]
 pub fn from_backend(tensor: FloatTensor<Cube>) -> CubeTensor {
     tensor
 }
 
 /// The inverse of [`from_backend`].
+#[cfg(not(feature = "fusion"))]
 pub fn into_backend(tensor: CubeTensor) -> FloatTensor<Cube> {
     tensor
 }
+
+#[cfg(feature = "fusion")]
+pub use crate::fusion::{from_backend, into_backend};
 
 /// The last two dimensions swapped, in the same memory.
 pub fn transposed(tensor: CubeTensor) -> CubeTensor {

@@ -6,7 +6,7 @@ use burn::{
     tensor::{Tensor, activation},
 };
 use megaburn_collective::Group;
-use megaburn_kernels::swiglu;
+use megaburn_kernels::{gelu, gelu_tanh, swiglu};
 use megaburn_mesh::Part;
 
 use crate::{ParallelError, ParallelLinear, ParallelLinearConfig, PlanBuilder, Sharded};
@@ -32,8 +32,8 @@ impl Activation {
     pub fn forward<const D: usize>(self, x: Tensor<D>) -> Tensor<D> {
         match self {
             Self::SwiGlu => swiglu(x),
-            Self::Gelu => activation::gelu(x),
-            Self::GeluTanh => activation::gelu_approximate(x),
+            Self::Gelu => gelu(x),
+            Self::GeluTanh => gelu_tanh(x),
             Self::Relu => activation::relu(x),
         }
     }

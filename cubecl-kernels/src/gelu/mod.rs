@@ -1,15 +1,19 @@
 //! The Gaussian error linear unit (Hendrycks and Gimpel, 2016, arXiv:1606.08415).
 //!
 //! Burn's own two forms are exact, and the first has a fused backward: these are their names here.
+//! Both are computed in f32 (f64 for f64), result in the dtype of `x`: composed of bf16 operations,
+//! the second would be rounded eight times.
 
 use burn::tensor::{Tensor, activation};
+
+use crate::primitive::compute_dtype;
 
 /// `x * Phi(x)` with the exact normal distribution function (Hugging Face's `gelu`).
 ///
 /// # Shapes
 /// - `x`, result: `[..]`
 pub fn gelu<const D: usize>(x: Tensor<D>) -> Tensor<D> {
-    activation::gelu(x)
+    wide(x, activation::gelu)
 }
 
 /// `x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x^3)))` (Hugging Face's `gelu_new` and
@@ -18,16 +22,22 @@ pub fn gelu<const D: usize>(x: Tensor<D>) -> Tensor<D> {
 /// # Shapes
 /// - `x`, result: `[..]`
 pub fn gelu_tanh<const D: usize>(x: Tensor<D>) -> Tensor<D> {
-    activation::gelu_approximate(x)
+    wide(x, activation::gelu_approximate)
+}
+
+/// `f` computed in the compute dtype.
+fn wide<const D: usize>(x: Tensor<D>, f: impl FnOnce(Tensor<D>) -> Tensor<D>) -> Tensor<D> {
+    let dtype = x.dtype();
+    f(x.cast(compute_dtype(dtype))).cast(dtype)
 }
 
 #[cfg(test)]
 mod tests {
-    use burn::tensor::Tensor;
+    use burn::tensor::{DType, Tensor};
     use rstest::rstest;
 
     use super::*;
-    use crate::testing::{device, values};
+    use crate::testing::{device, leaf, values};
 
     /// Rows of x, gelu, its derivative, gelu_tanh, its derivative.
     ///
@@ -59,5 +69,24 @@ mod tests {
             assert!((y - TABLE[i][column]).abs() < 1e-6, "{i}: {y}");
             assert!((slope - TABLE[i][column + 1]).abs() < 1e-6, "{i}: {slope}");
         }
+    }
+    #[rstest]
+    #[case(gelu)]
+    #[case(gelu_tanh)]
+    fn half_precision_is_rounded_once(
+        #[case] activation: Activation,
+        #[values(DType::BF16, DType::F16)] dtype: DType,
+    ) {
+        let inputs: Vec<f32> = (-40..40).map(|i| i as f32 / 8.0).collect();
+        let x = leaf(Tensor::<1>::from_floats(inputs.as_slice(), &device()).cast(dtype));
+        let y = activation(x.clone());
+        assert_eq!(y.dtype(), dtype);
+        // These inputs are numbers of either type.
+        let exact = leaf(Tensor::<1>::from_floats(inputs.as_slice(), &device()));
+        let exact_y = activation(exact.clone());
+        let slopes = x.grad(&y.clone().sum().backward()).expect("gradient");
+        let exact_slopes = exact.grad(&exact_y.clone().sum().backward()).expect("gradient");
+        assert_eq!(values(y), values(exact_y.cast(dtype)));
+        assert_eq!(values(slopes), values(exact_slopes.cast(dtype)));
     }
 }

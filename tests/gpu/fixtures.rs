@@ -1,5 +1,5 @@
-//! What Hugging Face Transformers computes on tiny models, in f32 on GPUs, with the tolerances of the
-//! CPU.
+//! What Hugging Face Transformers computes on tiny models, on GPUs in f32 and bf16, with the
+//! tolerances of the CPU.
 
 use burn::prelude::Device;
 use megaburn::{
@@ -13,14 +13,24 @@ use megaburn::{
 
 use crate::{GroupTest, Test, matrix::Matrix, ranks::this_gpu, root};
 
-pub(crate) const TESTS: &[Test] =
-    &[("every_fixture_on_one_gpu", || compare_all(&Group::single(0), &Device::cuda(0)))];
+pub(crate) const TESTS: &[Test] = &[
+    ("every_fixture_on_one_gpu", || on_one_gpu(Dtype::F32)),
+    ("every_fixture_on_one_gpu_in_bf16", || on_one_gpu(Dtype::Bf16)),
+];
 
-pub(crate) const GROUP_TESTS: &[GroupTest] =
-    &[("every_fixture_under_every_layout", |world| compare_all(world, &this_gpu()))];
+pub(crate) const GROUP_TESTS: &[GroupTest] = &[
+    ("every_fixture_under_every_layout", |world| compare_all(world, Dtype::F32, &this_gpu())),
+    ("every_fixture_under_every_layout_in_bf16", |world| {
+        compare_all(world, Dtype::Bf16, &this_gpu())
+    }),
+];
+
+fn on_one_gpu(dtype: Dtype) -> Result<(), String> {
+    compare_all(&Group::single(0), dtype, &Device::cuda(0))
+}
 
 /// Every fixture under every layout of the matrix that takes all ranks.
-fn compare_all(world: &Group, device: &Device) -> Result<(), String> {
+fn compare_all(world: &Group, dtype: Dtype, device: &Device) -> Result<(), String> {
     let folder = root().join("tests/fixtures");
     let entries = std::fs::read_dir(&folder).map_err(|why| format!("{folder:?}: {why}"))?;
     let mut fixtures: Vec<_> = entries.map(|entry| entry.expect("it is listed").path()).collect();
@@ -34,8 +44,8 @@ fn compare_all(world: &Group, device: &Device) -> Result<(), String> {
     for fixture in &fixtures {
         let reference = Reference::open(fixture).map_err(|error| error.to_string())?;
         for layout in &layouts {
-            let tolerances = Tolerances::of(Dtype::F32);
-            let found = verify_on(world, &reference, layout, Dtype::F32, &tolerances, device);
+            let tolerances = Tolerances::of(dtype);
+            let found = verify_on(world, &reference, layout, dtype, &tolerances, device);
             match found {
                 Ok(report) if world.rank() == 0 => {
                     compared += 1;

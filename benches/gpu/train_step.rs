@@ -2,7 +2,7 @@
 
 use std::{ffi::OsString, fs, path::PathBuf, process::ExitCode, sync::Arc, time::Instant};
 
-use burn::prelude::Device;
+use burn::{backend::Cube, prelude::Device, tensor::Tensor};
 use clap::Parser;
 use megaburn::{
     collective::ProcessGroups,
@@ -44,6 +44,9 @@ struct StepArgs {
     /// Settings on top of the measurement's, as `megaburn train --set`.
     #[arg(long, value_name = "KEY=VALUE")]
     set: Vec<String>,
+    /// One more step at the end with the profiler on, for `ncu --profile-from-start off`.
+    #[arg(long)]
+    profile: bool,
     /// Steps that are timed.
     #[arg(long, default_value_t = 12)]
     steps: usize,
@@ -90,6 +93,13 @@ fn run(args: &StepArgs) -> Result<(), Failure> {
         if step >= 4 {
             times.push(seconds);
         }
+    }
+    if args.profile {
+        let probe = Tensor::<1>::zeros([1], &Device::cuda(0));
+        let probe = probe.try_into_primitive::<Cube>().expect("it is on a GPU");
+        let queue = cuda::CudaQueue::of(&cuda::tensor::from_backend(probe));
+        cuda::profiler::captured(&queue.expect("it is on a GPU"), || trainer.step())??;
+        return Ok(());
     }
     times.sort_by(f64::total_cmp);
     let (fastest, seconds) = (times[0], times[times.len() / 2]);

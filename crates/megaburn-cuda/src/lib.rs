@@ -23,6 +23,7 @@ pub mod gemm;
 pub mod libraries;
 pub mod memory;
 pub mod nvtx;
+pub mod profiler;
 mod queue;
 pub mod streams;
 pub mod tensor;

@@ -21,6 +21,7 @@ pub(crate) const TESTS: &[Test] = &[
     ("a_stopped_rank_ends_the_run_within_the_timeout", || lost(Signal::SIGSTOP)),
     ("a_killed_launcher_leaves_no_rank", killed_launcher),
     ("more_ranks_than_gpus_are_refused_with_the_numbers", too_many),
+    ("a_rank_with_another_configuration_is_named", other_configuration),
     ("memory_that_is_not_there_is_an_error_on_every_rank", out_of_memory),
     ("a_thousand_steps_take_no_more_memory_than_the_first_hundred", thousand_steps),
 ];
@@ -132,6 +133,21 @@ fn too_many() -> Result<(), String> {
     let ended = folder.train(&format!("dp{}", gpus + 1), 1, &[]).wait(START)?;
     let message = format!("takes {} GPUs, one a rank, and this host shows {gpus}", gpus + 1);
     if ended.code != Some(2) || !ended.stderr.contains(&message) {
+        return Err(format!("expected: {message}; found: {ended:?}"));
+    }
+    Ok(())
+}
+
+fn other_configuration() -> Result<(), String> {
+    let (layout, ranks) = layout();
+    if ranks == 1 {
+        println!("needs two GPUs");
+        return Ok(());
+    }
+    let folder = Folder::new();
+    let ended = folder.train_at_odds(layout, ranks).wait(START)?;
+    let message = "rank 1 was started with another configuration";
+    if ended.code != Some(2) || !ended.stderr.contains(message) {
         return Err(format!("expected: {message}; found: {ended:?}"));
     }
     Ok(())

@@ -1,7 +1,9 @@
 //! Training runs as child processes of the tests.
 
 use std::{
+    ffi::OsString,
     fs,
+    os::unix::process::CommandExt,
     path::PathBuf,
     process::{Child, Command, Stdio},
     thread,
@@ -62,17 +64,38 @@ impl Folder {
 
     /// Starts the run, with further `KEY=VALUE`s.
     pub(crate) fn train(&self, layout: &str, steps: u64, sets: &[&str]) -> Running<'_> {
+        self.start(&self.arguments(layout, steps, sets))
+    }
+
+    /// Starts the run as `ranks` ranks, of which rank 1 has another seed.
+    pub(crate) fn train_at_odds(&self, layout: &str, ranks: usize) -> Running<'_> {
+        const ODD: &str = "exec \"$@\" --set run.seed=$((7 + (RANK == 1)))";
+        let launch = ["megaburn", "launch", "--nproc", &ranks.to_string(), "--", "sh", "-c", ODD];
         let exe = std::env::current_exe().expect("this program has a path");
-        let mut command = Command::new(exe);
-        command.args(["megaburn", "train", "--layout", layout, "--steps", &steps.to_string()]);
-        command.arg("--config").arg(self.path("config.toml"));
-        command.arg("--data").arg(self.path("text.txt"));
-        command.arg("--set").arg(format!("run.dir={}", self.path("run").display()));
-        command.args(sets.iter().flat_map(|set| ["--set", set]));
+        let mut arguments = launch.map(OsString::from).to_vec();
+        arguments.extend(["sh".into(), exe.into_os_string()]);
+        arguments.extend(self.arguments(layout, 5, &[]));
+        self.start(&arguments)
+    }
+
+    fn arguments(&self, layout: &str, steps: u64, sets: &[&str]) -> Vec<OsString> {
+        let (config, data) = (self.path("config.toml"), self.path("text.txt"));
+        let run = format!("run.dir={}", self.path("run").display());
+        let mut arguments = ["megaburn", "train", "--layout", layout].map(OsString::from).to_vec();
+        arguments.extend(["--steps".into(), steps.to_string().into()]);
+        arguments.extend(["--config".into(), config.into(), "--data".into(), data.into()]);
+        let sets = std::iter::once(&*run).chain(sets.iter().copied());
+        arguments.extend(sets.flat_map(|set| ["--set".into(), set.into()]));
+        arguments
+    }
+
+    fn start(&self, arguments: &[OsString]) -> Running<'_> {
+        let exe = std::env::current_exe().expect("this program has a path");
         let file = |name| fs::File::create(self.path(name)).expect("a file can be written");
-        command.stdin(Stdio::null()).stdout(file("stdout")).stderr(file("stderr"));
-        let child = std::os::unix::process::CommandExt::process_group(&mut command, 0).spawn();
-        Running { child: child.expect("this program can be started"), folder: self }
+        let mut command = Command::new(exe);
+        command.args(arguments).process_group(0).stdin(Stdio::null());
+        command.stdout(file("stdout")).stderr(file("stderr"));
+        Running { child: command.spawn().expect("this program can be started"), folder: self }
     }
 
     /// The steps in its metrics so far.

@@ -1,6 +1,12 @@
 //! Matrix products of a Llama layer through cuBLASLt, as training asks for them, beside PyTorch's.
 
-use std::{ffi::OsString, path::PathBuf, process::ExitCode, time::Instant};
+use std::{
+    ffi::OsString,
+    path::PathBuf,
+    process::ExitCode,
+    thread,
+    time::{Duration, Instant},
+};
 
 use burn::{
     backend::Cube,
@@ -76,7 +82,7 @@ fn run(args: &GemmArgs) -> Result<(), Failure> {
                  Llama-3-8B (tokens x in x out), uniform random numbers: forward X W (NN), input \
                  gradient dY Wᵀ (NT), weight gradient Xᵀ dY (TN) in bf16, in f32, and added to an f32 \
                  buffer. The time is the mean of 30 after 3, from a host that enqueues without waiting \
-                 in between; the median of three such means. `floor` of the last is what its bytes \
+                 in between, after 0.1 s of rest; the median of three such means. `floor` of the last is what its bytes \
                  take at 4.3 TB/s (read X, dY and the buffer, write the buffer).";
     let mut report = Report::new("gemm", about);
     let head = ["shape", "form", "ms", "TFLOP/s", "PyTorch", "ratio", "byte floor ms"];
@@ -132,6 +138,8 @@ fn time(device: &Device, step: impl Fn() -> Result<(), cuda::CudaError>) -> Resu
         step()?;
     }
     for _ in 0..3 {
+        // A GPU at its power limit slows down: both programs let it rest as long.
+        thread::sleep(Duration::from_millis(100));
         device.sync().map_err(|error| format!("{error:?}"))?;
         let started = Instant::now();
         for _ in 0..30 {

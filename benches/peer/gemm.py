@@ -1,5 +1,7 @@
 """PyTorch's matrix products at the shapes of `bench-gemm`: prints NAME, a tab, milliseconds."""
 
+import time
+
 import torch
 
 SHAPES = [
@@ -15,6 +17,7 @@ def timed(step):
     for _ in range(3):
         start, end = torch.cuda.Event(True), torch.cuda.Event(True)
         torch.cuda.synchronize()
+        time.sleep(0.1)
         start.record()
         for _ in range(30):
             step()

@@ -128,7 +128,7 @@ mod tests {
         let expected: f64 = values(x.clone()).iter().map(|x| x * x).sum();
         let found: f64 = values(partial_sums_of_squares(x.clone())).iter().sum();
         assert!((found - expected).abs() < 1e-4 * expected);
-        let bad = x.slice_fill([10..11], f32::NAN);
+        let bad = x.slice_fill(10..11, f32::NAN);
         assert!(values(partial_sums_of_squares(bad)).iter().sum::<f64>().is_nan());
         assert!(!is_on_gpu(&constant([3])));
     }

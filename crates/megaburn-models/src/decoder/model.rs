@@ -127,7 +127,11 @@ impl Decoder {
     /// # Shapes
     /// tokens and labels `[S, B]`; the sum is `[1]`, the same on every member
     pub fn loss(&self, tokens: Tensor<2, Int>, labels: Tensor<2, Int>) -> Tensor<1> {
-        self.parts.loss.forward(self.forward(tokens), labels).sum()
+        let losses = self.parts.loss.forward(self.forward(tokens), labels);
+        let count = losses.shape().num_elements();
+        // Burn's `sum` adds into its result atomically, which CubeCL does not take for writing: of losses
+        // that were never computed (out of memory, say) it gives 0 and no error.
+        losses.reshape([1, count]).sum_dim(1).reshape([1])
     }
 
     /// The logits of the whole vocabulary, on every member.

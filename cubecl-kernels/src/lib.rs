@@ -29,6 +29,7 @@ compile_error!("megaburn-kernels has no backend to run on: enable its feature `f
 mod attention;
 mod backends;
 mod dropout;
+mod embedding;
 mod error;
 mod gelu;
 mod layer_norm;
@@ -45,6 +46,7 @@ mod testing;
 
 pub use attention::{AttentionOptions, attention};
 pub use dropout::{DropoutKey, dropout};
+pub use embedding::{EmbeddingOptions, embedding};
 pub use error::KernelError;
 pub use gelu::{gelu, gelu_tanh};
 pub use layer_norm::layer_norm;
@@ -61,6 +63,7 @@ pub use swiglu::swiglu;
 pub mod reference {
     pub use crate::attention::reference::attention;
     pub use crate::dropout::reference::dropout;
+    pub use crate::embedding::reference::embedding;
     pub use crate::layer_norm::reference::layer_norm;
     pub use crate::linear::reference::linear;
     pub use crate::optimizer::reference::adamw;

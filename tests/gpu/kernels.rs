@@ -2,12 +2,12 @@
 //! random inputs, aligned and ragged shapes.
 
 use burn::{
-    prelude::Device,
+    prelude::{Device, Int},
     tensor::{DType, Distribution, Tensor, TensorData},
 };
 use megaburn::kernels::{
-    AttentionOptions, LinearOptions, MainGrad, RopeConfig, apply_rope, attention, gelu, layer_norm,
-    linear, rms_norm, swiglu,
+    AttentionOptions, EmbeddingOptions, LinearOptions, MainGrad, RopeConfig, apply_rope, attention,
+    embedding, gelu, layer_norm, linear, rms_norm, swiglu,
 };
 
 use crate::Test;
@@ -15,6 +15,7 @@ use crate::Test;
 pub(crate) const TESTS: &[Test] = &[
     ("linear_in_every_form", linear_forms),
     ("weight_gradients_are_summed_in_f32", main_grads),
+    ("token_vectors_and_their_gradients", embeddings),
     ("norms", norms),
     ("rope_and_activations", pointwise),
     ("attention_of_every_kind", attentions),
@@ -146,6 +147,56 @@ fn main_grads() -> Result<(), String> {
             let found = sum(&Device::cuda(0), dtype)?;
             // Nothing is rounded but f32 sums: bf16 inputs are exact.
             close(&format!("main_grad {t} {shape:?} {dtype:?}"), &found, &expected, 2e-6)?;
+        }
+    }
+    Ok(())
+}
+
+/// Many tokens of few ids, some of them of another rank's part, in one block of 256 and in several.
+fn embeddings() -> Result<(), String> {
+    for dtype in [DType::BF16, DType::F32] {
+        for ([rows, d], tokens, first) in
+            [([50, 64], [300, 3], None), ([40, 36], [700, 1], Some(30)), ([9, 5], [7, 2], Some(2))]
+        {
+            let table = normal([rows, d], dtype);
+            let ids = (0..tokens[0] * tokens[1]).map(|i| (i * i + i / 7) % (rows + 20));
+            let last = rows - 1;
+            let ids: Vec<i64> =
+                ids.map(|id| if first.is_none() { id.min(last) } else { id + 20 } as i64).collect();
+            let ids = TensorData::new(ids, tokens);
+            let weight = normal([tokens[0], tokens[1], d], dtype);
+            let run = |device: &Device, dtype: DType, attached: bool| -> Result<_, String> {
+                let main_grad = MainGrad::default();
+                if attached {
+                    main_grad.attach();
+                }
+                let options = EmbeddingOptions { first, main_grad: Some(main_grad.clone()) };
+                let table: Tensor<2> = leaf(&table, device, dtype);
+                let weight = Tensor::<3>::from_data(weight.clone(), (device, dtype));
+                let weight = Tensor::from_inner(weight);
+                let (mut y, mut grad) = (None, None);
+                for _ in 0..2 {
+                    let ids = Tensor::<2, Int>::from_data(ids.clone(), device);
+                    let found = embedding(table.clone(), ids, options.clone());
+                    let grads = (found.clone() * weight.clone()).sum().backward();
+                    grad = table.grad(&grads);
+                    y = Some(found.inner());
+                }
+                let grad = if attached { main_grad.take() } else { grad };
+                Ok((host(y.ok_or("no vectors")?)?, host(grad.ok_or("no gradient")?)?))
+            };
+            for attached in [true, false] {
+                let what = format!("embedding {rows}x{d} of {tokens:?} {dtype:?} {attached}");
+                let (y, grad) = run(&Device::flex(), DType::F32, attached)?;
+                let (found_y, found) = run(&Device::cuda(0), dtype, attached)?;
+                close(&what, &found_y, &y, 0.0)?;
+                let rounded = if attached || dtype == DType::F32 { 2e-6 } else { 4e-3 };
+                close(&what, &found, &grad, rounded)?;
+                let (_, again) = run(&Device::cuda(0), dtype, attached)?;
+                if again != found {
+                    return Err(format!("{what}: other bits the second time"));
+                }
+            }
         }
     }
     Ok(())

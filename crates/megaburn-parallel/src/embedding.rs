@@ -3,13 +3,13 @@ use burn::{
     module::{Module, Param},
     nn::Initializer,
     prelude::{Device, Int},
-    tensor::{Tensor, module::embedding},
+    tensor::Tensor,
 };
 use megaburn_collective::{
     Group,
     region::{Partial, SequenceShard, copy_to},
 };
-use megaburn_kernels::{LinearOptions, MainGrad, linear};
+use megaburn_kernels::{EmbeddingOptions, LinearOptions, MainGrad, embedding, linear};
 use megaburn_mesh::{Axis, ShardSpec, pad_vocab};
 
 use crate::{ParallelError, PlanBuilder, Sharded, init::Draw};
@@ -110,17 +110,15 @@ impl VocabParallelEmbedding {
     /// - ids: `[seq, batch]`, the same on every member; each below the vocabulary's size
     /// - output: `[seq, batch, d_model]`; with sequence parallelism `[seq / n, batch, d_model]`
     pub fn forward(&self, ids: Tensor<2, Int>) -> Tensor<3> {
-        let EmbeddingRows { spec, sequence_parallel, group, .. } = &self.rows;
+        let EmbeddingRows { spec, sequence_parallel, group, main_grad, .. } = &self.rows;
+        let main_grad = Some(main_grad.clone());
         if group.size() == 1 {
-            return embedding(self.weight.val(), ids);
+            let options = EmbeddingOptions { first: None, main_grad };
+            return embedding(self.weight.val(), ids, options);
         }
-        let start = (group.rank() * spec.local_len) as i64;
-        let end = start + spec.local_len as i64;
-        let foreign = ids.clone().lower_elem(start).bool_or(ids.clone().greater_equal_elem(end));
-        let local = (ids - start).mask_fill(foreign.clone(), 0);
-        let vectors = embedding(self.weight.val(), local);
-        let foreign = foreign.unsqueeze_dim::<3>(2).expand(vectors.dims());
-        let partial = Partial::new(vectors.mask_fill(foreign, 0.0), group);
+        let first = Some(group.rank() * spec.local_len);
+        let vectors = embedding(self.weight.val(), ids, EmbeddingOptions { first, main_grad });
+        let partial = Partial::new(vectors, group);
         if *sequence_parallel {
             partial.reduce_scatter().into_shard()
         } else {

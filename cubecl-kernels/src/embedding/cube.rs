@@ -1,0 +1,158 @@
+//! The kernels: a unit takes a vector of four elements of a row.
+
+use burn::backend::cubecl::dtype_to_storage_type;
+use burn::backend::tensor::{FloatTensor, IntTensor};
+use burn::backend::{Cube, TensorMetadata};
+use burn::tensor::DType;
+use cubecl::prelude::*;
+use megaburn_cuda::tensor;
+
+use super::rows::{self, Rows, Tokens};
+
+/// Units of a cube, and the tokens that it looks at together.
+const UNITS: usize = 256;
+
+impl Rows for Cube {
+    fn take_rows(table: FloatTensor<Self>, tokens: Tokens<IntTensor<Self>>) -> FloatTensor<Self> {
+        let table = tensor::contiguous(tensor::from_backend(table));
+        let ids = tensor::contiguous(tensor::from_backend(tokens.ids));
+        let [num_rows, d] = table.shape().dims();
+        let n = ids.meta.num_elements();
+        let out = tensor::empty(&table, [n, d], table.dtype);
+        let lanes = lanes(d);
+        let dtypes = [dtype_to_storage_type(table.dtype), dtype_to_storage_type(ids.dtype)];
+        take_kernel::launch(
+            &table.client.clone(),
+            CubeCount::Static((n * d / lanes).div_ceil(UNITS) as u32, 1, 1),
+            CubeDim::new_1d(UNITS as u32),
+            lanes,
+            table.into_buffer_arg(),
+            ids.into_buffer_arg(),
+            out.clone().into_buffer_arg(),
+            tokens.first.unwrap_or(0) as i32,
+            num_rows as i32,
+            (d / lanes) as u32,
+            dtypes,
+        );
+        tensor::into_backend(out)
+    }
+
+    fn add_rows(
+        dy: FloatTensor<Self>,
+        tokens: Tokens<IntTensor<Self>>,
+        sum: FloatTensor<Self>,
+    ) -> FloatTensor<Self> {
+        if sum.dtype() != DType::F32 {
+            return rows::add_rows::<Self>(dy, tokens, sum);
+        }
+        let dy = tensor::contiguous(tensor::from_backend(dy));
+        let ids = tensor::contiguous(tensor::from_backend(tokens.ids));
+        let sum = tensor::contiguous(tensor::from_backend(sum));
+        let sum = if sum.can_mut() { sum } else { sum.copy() };
+        let [num_rows, d] = sum.shape().dims();
+        let n = ids.meta.num_elements();
+        let lanes = lanes(d);
+        let dtypes = [dtype_to_storage_type(dy.dtype), dtype_to_storage_type(ids.dtype)];
+        add_kernel::launch(
+            &dy.client.clone(),
+            CubeCount::Static(n as u32, (d / lanes).div_ceil(UNITS) as u32, 1),
+            CubeDim::new_1d(UNITS as u32),
+            lanes,
+            dy.into_buffer_arg(),
+            ids.into_buffer_arg(),
+            sum.clone().into_buffer_arg(),
+            n as u32,
+            tokens.first.unwrap_or(0) as i32,
+            num_rows as i32,
+            (d / lanes) as u32,
+            dtypes,
+        );
+        tensor::into_backend(sum)
+    }
+}
+
+/// Elements of a vector that divides a row.
+fn lanes(d: usize) -> usize {
+    if d.is_multiple_of(4) { 4 } else { 1 }
+}
+
+#[cube(launch)]
+fn take_kernel<F: Float, I: Numeric, N: Size>(
+    table: &[Vector<F, N>],
+    ids: &[I],
+    out: &mut [Vector<F, N>],
+    first: i32,
+    num_rows: i32,
+    width: u32,
+    #[define(F, I)] _dtypes: [ElemType; 2],
+) {
+    if ABSOLUTE_POS < out.len() {
+        let width = width as usize;
+        let row = i32::cast_from(ids[ABSOLUTE_POS / width]) - first;
+        let mut value = Vector::<F, N>::new(F::new(0.0));
+        if row >= 0 && row < num_rows {
+            value = table[usize::cast_from(row) * width + ABSOLUTE_POS % width];
+        }
+        out[ABSOLUTE_POS] = value;
+    }
+}
+
+/// The cubes of a token sum all tokens of its id, in their order, if it is the first of them.
+#[cube(launch)]
+fn add_kernel<F: Float, I: Numeric, N: Size>(
+    dy: &[Vector<F, N>],
+    ids: &[I],
+    sum: &mut [Vector<f32, N>],
+    tokens: u32,
+    first: i32,
+    num_rows: i32,
+    width: u32,
+    #[define(F, I)] _dtypes: [ElemType; 2],
+) {
+    let mut is_same = Shared::new_slice(256usize);
+    let mut any_is_same = Shared::new_slice(1usize);
+    let id = i32::cast_from(ids[CUBE_POS_X as usize]);
+    let row = id - first;
+    let column = CUBE_POS_Y * 256 + UNIT_POS_X;
+    // The same for all units of a cube, as the barriers want it.
+    let mut is_first = row >= 0 && row < num_rows;
+    let mut total = Vector::<f32, N>::new(0.0);
+    let mut start = 0u32;
+    while start < tokens && is_first {
+        if UNIT_POS_X == 0 {
+            any_is_same[0] = 0u32;
+        }
+        sync_cube();
+        let mine = start + UNIT_POS_X;
+        let mut same = 0u32;
+        if mine < tokens {
+            if i32::cast_from(ids[mine as usize]) == id {
+                same = 1u32;
+                any_is_same[0] = 1u32;
+            }
+        }
+        is_same[UNIT_POS_X as usize] = same;
+        sync_cube();
+        if any_is_same[0] == 1u32 {
+            for offset in 0..256u32 {
+                if is_same[offset as usize] == 1u32 {
+                    let token = start + offset;
+                    if token < CUBE_POS_X {
+                        is_first = false;
+                    }
+                    if column < width && is_first {
+                        let at = token as usize * width as usize + column as usize;
+                        total += Vector::cast_from(dy[at]);
+                    }
+                }
+            }
+        }
+        // Nobody clears what another still reads.
+        sync_cube();
+        start += 256;
+    }
+    if is_first && column < width {
+        let at = usize::cast_from(row) * width as usize + column as usize;
+        sum[at] += total;
+    }
+}

@@ -1,0 +1,106 @@
+//! Vectors of tokens on a backend's primitives, with the backward.
+
+use burn::backend::autodiff::Autodiff;
+use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
+use burn::backend::autodiff::grads::Gradients;
+use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
+use burn::backend::tensor::{FloatTensor, IntTensor};
+use burn::backend::{Backend, TensorMetadata, backend_extension};
+use burn::tensor::{DType, FloatDType, Shape};
+
+use super::EmbeddingOptions;
+use super::rows::{Bridge, Rows, Tokens};
+use crate::MainGrad;
+use crate::backends::on_every_backend;
+use crate::primitive::{cast, compute_dtype, last_dim, rows};
+
+// (`embedding` is a method of Burn's `ModuleOps`.)
+#[backend_extension(Cube: cfg(feature = "cuda"), Flex: cfg(feature = "flex"), Autodiff)]
+pub(crate) trait EmbeddingOps: Backend {
+    /// `table: [rows, d]`, `ids: [s, b]` to `[s, b, d]`.
+    fn token_vectors(
+        table: FloatTensor<Self>,
+        ids: IntTensor<Self>,
+        options: EmbeddingOptions,
+    ) -> FloatTensor<Self>;
+}
+
+on_every_backend! {
+    impl EmbeddingOps {
+        fn token_vectors(
+            table: FloatTensor<Self>,
+            ids: IntTensor<Self>,
+            options: EmbeddingOptions,
+        ) -> FloatTensor<Self> {
+            forward::<Self>(table, ids, &options)
+        }
+    }
+}
+
+fn flat<B: Backend>(ids: IntTensor<B>, options: &EmbeddingOptions) -> Tokens<IntTensor<B>> {
+    let n = ids.shape().num_elements();
+    Tokens { ids: B::int_reshape(ids, Shape::from([n])), first: options.first }
+}
+
+fn forward<B: Rows>(
+    table: FloatTensor<B>,
+    ids: IntTensor<B>,
+    options: &EmbeddingOptions,
+) -> FloatTensor<B> {
+    let ([s, b], d) = (ids.shape().dims(), last_dim(&table.shape()));
+    let vectors = B::take_rows(table, flat::<B>(ids, options));
+    B::float_reshape(vectors, Shape::from([s, b, d]))
+}
+
+#[derive(Clone, Debug)]
+struct Saved<I> {
+    ids: I,
+    num_rows: usize,
+    dtype: DType,
+    options: EmbeddingOptions,
+}
+
+#[derive(Debug)]
+struct EmbeddingBackward;
+
+impl<B: EmbeddingOps + Rows + Bridge> Backward<B, 1> for EmbeddingBackward {
+    type State = Saved<IntTensor<B>>;
+
+    fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
+        let Saved { ids, num_rows, dtype, options } = ops.state;
+        let dy = rows::<B>(grads.consume::<B>(&ops.node));
+        let [parent] = ops.parents;
+        let Some(node) = parent else { return };
+        let (shape, device) = (Shape::from([num_rows, last_dim(&dy.shape())]), dy.device());
+        let zeros = |dtype| B::float_zeros(shape.clone(), &device, dtype);
+        let tokens = flat::<B>(ids, &options);
+        match options.main_grad.filter(MainGrad::is_attached) {
+            Some(main_grad) => main_grad.update(|sum| {
+                let sum = sum.map_or_else(|| zeros(FloatDType::F32), B::unwrap);
+                B::wrap(B::add_rows(dy, tokens, sum))
+            }),
+            None => {
+                let sum = B::add_rows(dy, tokens, zeros(compute_dtype(dtype)));
+                grads.register::<B>(node.id, cast::<B>(sum, dtype.into()));
+            }
+        }
+    }
+}
+
+impl<B: EmbeddingOps + Rows + Bridge, C: CheckpointStrategy> EmbeddingOps for Autodiff<B, C> {
+    fn token_vectors(
+        table: FloatTensor<Self>,
+        ids: IntTensor<Self>,
+        options: EmbeddingOptions,
+    ) -> FloatTensor<Self> {
+        let (table, node) = table.into_parts();
+        match EmbeddingBackward.prepare::<C>([node]).compute_bound().stateful() {
+            OpsKind::Tracked(op) => {
+                let (num_rows, dtype) = (table.shape()[0], table.dtype());
+                let y = forward::<B>(table, ids.clone(), &options);
+                op.finish(Saved { ids, num_rows, dtype, options }, y)
+            }
+            OpsKind::UnTracked(op) => op.finish(B::token_vectors(table, ids, options)),
+        }
+    }
+}

@@ -1,0 +1,113 @@
+//! Rows out of a table and sums of rows into one, composed of primitives.
+
+use burn::backend::tensor::{FloatTensor, IndexingUpdateOp, IntTensor};
+use burn::backend::{Backend, TensorMetadata};
+use burn::tensor::{BoolDType, Shape, Tensor};
+
+use crate::backends::on_every_backend;
+use crate::primitive::cast;
+
+/// The tokens of a table's rows: `ids: [n]`, and the options' `first`.
+#[derive(Clone, Debug)]
+pub(super) struct Tokens<I> {
+    pub(super) ids: I,
+    pub(super) first: Option<usize>,
+}
+
+/// What a backend must be able to do with rows.
+pub(crate) trait Rows: Backend {
+    /// The rows of the tokens.
+    ///
+    /// # Shapes
+    /// `table: [rows, d]` to `[n, d]`
+    fn take_rows(table: FloatTensor<Self>, tokens: Tokens<IntTensor<Self>>) -> FloatTensor<Self>;
+
+    /// `sum` plus each token's gradient in the token's row. `sum` may be written in place.
+    ///
+    /// # Shapes
+    /// `dy: [n, d]`; sum, in the compute dtype, and result `[rows, d]`
+    fn add_rows(
+        dy: FloatTensor<Self>,
+        tokens: Tokens<IntTensor<Self>>,
+        sum: FloatTensor<Self>,
+    ) -> FloatTensor<Self>;
+}
+
+/// A backend's tensors as Burn's, and back.
+pub(crate) trait Bridge: Backend {
+    fn wrap(x: FloatTensor<Self>) -> Tensor<2>;
+    fn unwrap(x: Tensor<2>) -> FloatTensor<Self>;
+}
+
+on_every_backend! {
+    impl Bridge {
+        fn wrap(x: FloatTensor<Self>) -> Tensor<2> {
+            Tensor::from_primitive::<Self>(x)
+        }
+
+        fn unwrap(x: Tensor<2>) -> FloatTensor<Self> {
+            x.try_into_primitive::<Self>().expect("`wrap` made it")
+        }
+    }
+}
+
+#[cfg(feature = "flex")]
+impl Rows for burn::backend::Flex {
+    fn take_rows(table: FloatTensor<Self>, tokens: Tokens<IntTensor<Self>>) -> FloatTensor<Self> {
+        take_rows::<Self>(table, tokens)
+    }
+
+    fn add_rows(
+        dy: FloatTensor<Self>,
+        tokens: Tokens<IntTensor<Self>>,
+        sum: FloatTensor<Self>,
+    ) -> FloatTensor<Self> {
+        add_rows::<Self>(dy, tokens, sum)
+    }
+}
+
+/// Row numbers, 0 for tokens without a row, and zeros in the rows of those in `x: [n, d]`.
+fn masked<B: Backend>(
+    tokens: Tokens<IntTensor<B>>,
+    rows: usize,
+) -> (IntTensor<B>, impl Fn(FloatTensor<B>) -> FloatTensor<B>) {
+    let Tokens { ids, first } = tokens;
+    let (local, outside) = match first {
+        None => (ids, None),
+        Some(first) => {
+            let local = B::int_sub_scalar(ids, (first as i64).into());
+            let below = B::int_lower_elem(local.clone(), 0i64.into(), BoolDType::Native);
+            let above =
+                B::int_greater_equal_elem(local.clone(), (rows as i64).into(), BoolDType::Native);
+            let outside = B::bool_or(below, above);
+            (B::int_mask_fill(local, outside.clone(), 0i64.into()), Some(outside))
+        }
+    };
+    let mask = move |x: FloatTensor<B>| match &outside {
+        None => x,
+        Some(outside) => {
+            let shape = x.shape();
+            let column = B::bool_reshape(outside.clone(), Shape::from([shape[0], 1]));
+            B::float_mask_fill(x, B::bool_expand(column, shape), 0.0.into())
+        }
+    };
+    (local, mask)
+}
+
+pub(super) fn take_rows<B: Backend>(
+    table: FloatTensor<B>,
+    tokens: Tokens<IntTensor<B>>,
+) -> FloatTensor<B> {
+    let (local, mask) = masked::<B>(tokens, table.shape()[0]);
+    mask(B::float_select(table, 0, local))
+}
+
+pub(super) fn add_rows<B: Backend>(
+    dy: FloatTensor<B>,
+    tokens: Tokens<IntTensor<B>>,
+    sum: FloatTensor<B>,
+) -> FloatTensor<B> {
+    let (local, mask) = masked::<B>(tokens, sum.shape()[0]);
+    let dy = mask(cast::<B>(dy, sum.dtype().into()));
+    B::float_select_assign(sum, 0, local, dy, IndexingUpdateOp::Add)
+}

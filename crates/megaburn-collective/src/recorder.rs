@@ -80,6 +80,12 @@ impl FlightRecorder {
         }
     }
 
+    /// The call of a record, unless it was pushed out.
+    #[cfg(any(feature = "cuda", test))]
+    pub(crate) fn call(&self, id: u64) -> Option<Call> {
+        self.lock().1.iter().find(|record| record.id == id).map(|record| record.call.clone())
+    }
+
     /// The records, oldest first.
     pub(crate) fn records(&self) -> Vec<FlightRecord> {
         self.lock().1.iter().cloned().collect()

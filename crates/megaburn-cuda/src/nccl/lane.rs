@@ -23,8 +23,9 @@ pub struct Started {
 }
 
 impl Started {
-    /// A call in order, whose result is there for whatever comes after it.
-    pub(super) fn in_order(out: CubeTensor) -> Self {
+    /// A result that is there for whatever comes after it: of a call in order, or computed from
+    /// one.
+    pub fn done(out: CubeTensor) -> Self {
         Self { out, join: None }
     }
 

@@ -187,8 +187,8 @@ impl Group {
 
     /// The flight recorder as a text, a line a collective.
     pub fn flight_dump(&self) -> String {
-        let lines = self.flight_records().into_iter().map(|record| format!("  {record}\n"));
-        format!("last collectives of rank {}:\n{}", self.global_rank(), lines.collect::<String>())
+        let rank = self.global_rank();
+        self.0.link.as_ref().map(|link| link.recorder.dump(rank)).unwrap_or_default()
     }
 
     /// Ends every rank's current and later collectives with an error that carries `reason`: for a

@@ -131,9 +131,7 @@ impl Watch {
         }
         let rank = self.transport.rank();
         if fail(rank, &*self.transport, &self.failure, error) && !error.is_echo() {
-            let lines = self.recorder.records().into_iter().map(|record| format!("  {record}\n"));
-            let lines = lines.collect::<String>();
-            tracing::error!("{error}\nlast collectives of rank {rank}:\n{lines}");
+            tracing::error!("{error}\n{}", self.recorder.dump(rank));
         }
     }
 }

@@ -108,7 +108,7 @@ impl Communicator {
 
     pub(super) fn op(&self, label: &Label) -> Op {
         let (text, calls) = (label.text.clone(), self.calls.clone());
-        Op::new(move || text.to_string()).on_failure(move |why| calls.note_fault(why))
+        Op::new(move || text.to_string()).on_failure(move |why| calls.note_fault(&cause(why)))
     }
 
     /// A tensor like `x` with another number of rows.
@@ -144,4 +144,39 @@ pub(super) fn elements(x: &CubeTensor) -> usize {
 
 pub(super) fn refused(label: &Label, why: &str) -> CudaError {
     CudaError::Refused(format!("{label}: {why}"))
+}
+
+/// What is behind the last "Caused by" of CubeCL's long texts, without stack traces.
+fn cause(text: &str) -> String {
+    let is_trace = |line: &&str| {
+        let number = line.split(':').next().unwrap_or_default();
+        let numbered = !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit());
+        numbered || ["Backtrace", "No backtrace", "Asked at"].iter().any(|t| line.starts_with(t))
+    };
+    let last = text.rsplit("Caused by:").next().unwrap_or(text);
+    let lines = last.lines().map(str::trim).filter(|line| !line.is_empty());
+    lines.take_while(|line| !is_trace(line)).collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_text_is_told_by_its_cause() {
+        let text = "An error happened during execution\nCaused by:\n  The bytes were never written\n\
+            Caused by:\n  out of device memory\n  allocating 7 bytes\n   0: core::ops\nAsked at:\n   0: main";
+        assert_eq!(cause(text), "out of device memory allocating 7 bytes");
+        assert_eq!(cause("plain"), "plain");
+        let foreign = "group tp: all_reduce #3: NCCL failed\nBacktrace:\n   0: main";
+        assert_eq!(cause(foreign), "group tp: all_reduce #3: NCCL failed");
+    }
+
+    #[test]
+    fn every_type_that_models_have_is_taken() {
+        let taken =
+            [DType::F32, DType::BF16, DType::F16, DType::F64, DType::I32, DType::I64, DType::U8];
+        assert!(taken.into_iter().all(takes));
+        assert!(!takes(DType::I16));
+    }
 }

@@ -163,19 +163,19 @@ impl Calls {
             Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
             Err(TryLockError::WouldBlock) => None,
         };
-        let mut fault = None;
+        let mut error = None;
         match state.as_deref() {
             Some(State::Ended(_)) => return Look::default(),
             Some(State::Live(handle)) => {
                 let code = self.async_error(handle.0);
                 if !code.is_fine() {
-                    fault = Some(self.api.error("NCCL", code, Some(handle.0)).to_string());
+                    error = Some(self.api.error("NCCL", code, Some(handle.0)).to_string());
                 }
             }
             None => {}
         }
         drop(state);
-        let mut log = self.log();
+        let (mut log, mut fault) = (self.log(), None);
         let mut finished = Vec::new();
         while let Some((id, event, _)) = log.running.front() {
             match event.is_done() {
@@ -190,11 +190,13 @@ impl Calls {
                 }
             }
         }
-        if let Some(fault) = fault {
+        let running = log.running.front().map(|(id, _, began)| (*id, *began));
+        let oldest = running.or(log.starting);
+        // With nothing under way, an error is a peer's end, which is no trouble of this rank's.
+        if let Some(fault) = fault.or(error.filter(|_| oldest.is_some())) {
             log.fault.get_or_insert(fault);
         }
-        let running = log.running.front().map(|(id, _, began)| (*id, *began));
-        Look { finished, oldest: running.or(log.starting), fault: log.fault.clone() }
+        Look { finished, oldest, fault: log.fault.clone() }
     }
 
     /// Ends every call, on the GPU too; later ones fail with `reason`. The first end stands.

@@ -22,8 +22,11 @@ pub type Program = fn(Vec<std::ffi::OsString>) -> std::process::ExitCode;
 ///
 /// Those of GPUs are here alone: they run from the bundle, where there is no Cargo.
 #[cfg(feature = "cuda")]
-pub const PROGRAMS: &[(&str, Program)] =
-    &[("bench-gemm", gpu::gemm::main), ("bench-train-step", gpu::train_step::main)];
+pub const PROGRAMS: &[(&str, Program)] = &[
+    ("bench-gemm", gpu::gemm::main),
+    ("bench-nccl", gpu::nccl::main),
+    ("bench-train-step", gpu::train_step::main),
+];
 /// Without GPUs there are none.
 #[cfg(not(feature = "cuda"))]
 pub const PROGRAMS: &[(&str, Program)] = &[];

@@ -8,6 +8,8 @@
 //! Tests of one GPU run in this process, one after the other; tests of several start it again as a
 //! rank for each GPU.
 
+mod collectives;
+mod disagreements;
 mod failures;
 mod fixtures;
 #[path = "../suite/gather.rs"]
@@ -18,6 +20,7 @@ mod layouts;
 #[path = "../suite/matrix.rs"]
 mod matrix;
 mod ranks;
+mod regions;
 mod runs;
 #[path = "../suite/text.rs"]
 mod text;
@@ -44,8 +47,13 @@ const TESTS: [(&str, &[Test]); 4] = [
     ("fixtures", fixtures::TESTS),
     ("failures", failures::TESTS),
 ];
-const GROUP_TESTS: [(&str, &[GroupTest]); 2] =
-    [("fixtures", fixtures::GROUP_TESTS), ("layouts", layouts::GROUP_TESTS)];
+const GROUP_TESTS: [(&str, &[GroupTest]); 5] = [
+    ("collectives", collectives::GROUP_TESTS),
+    ("regions", regions::GROUP_TESTS),
+    ("disagreements", disagreements::GROUP_TESTS),
+    ("fixtures", fixtures::GROUP_TESTS),
+    ("layouts", layouts::GROUP_TESTS),
+];
 
 /// What this file can be.
 fn programs() -> impl Iterator<Item = (&'static str, Program)> {

@@ -22,6 +22,8 @@ pub enum CollectiveError {
         "rank {rank}, group {group}: {call} was ended by rank {by}, which failed first: {reason}"
     )]
     Aborted { rank: usize, group: String, call: Box<Call>, by: usize, reason: String },
+    #[error("rank {rank}, group {group}: {call} failed on the GPU: {why}")]
+    Device { rank: usize, group: String, call: Box<Call>, why: String },
     #[error("rank {rank}, group {group}: {call}: {why}")]
     BadArgument { rank: usize, group: String, call: Box<Call>, why: String },
     #[error("rank {rank}, group {group}: unusable since an earlier failure: {first}")]

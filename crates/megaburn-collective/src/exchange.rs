@@ -22,15 +22,42 @@ pub(crate) const LAST_WORDS: Duration = Duration::from_millis(100);
 /// What all groups of one rank share: the transport, the recorder and the first failure.
 #[derive(Debug)]
 pub(crate) struct Link {
+    /// First, so that it is dropped first: its thread holds on to the others.
+    #[cfg(feature = "cuda")]
+    pub(crate) device: crate::device::DeviceLink,
     pub(crate) transport: Arc<dyn Transport>,
-    pub(crate) recorder: FlightRecorder,
-    pub(crate) failure: OnceLock<CollectiveError>,
+    pub(crate) recorder: Arc<FlightRecorder>,
+    pub(crate) failure: Arc<OnceLock<CollectiveError>>,
 }
 
 impl Link {
     pub(crate) fn new(transport: Arc<dyn Transport>) -> Self {
-        Self { transport, recorder: FlightRecorder::default(), failure: OnceLock::new() }
+        Self {
+            #[cfg(feature = "cuda")]
+            device: Default::default(),
+            transport,
+            recorder: Arc::default(),
+            failure: Arc::default(),
+        }
     }
+}
+
+/// Keeps a rank's first failure and tells the others of it; false if it was not the first.
+pub(crate) fn fail(
+    rank: usize,
+    transport: &dyn Transport,
+    failure: &OnceLock<CollectiveError>,
+    error: &CollectiveError,
+) -> bool {
+    if failure.set(error.clone()).is_err() {
+        return false;
+    }
+    // Who only heard of a failure passes on the root cause, not its own echo of it.
+    match error {
+        CollectiveError::Aborted { by, reason, .. } => transport.abort(*by, reason),
+        first => transport.abort(rank, &first.to_string()),
+    }
+    true
 }
 
 impl Group {
@@ -56,20 +83,18 @@ impl Group {
         let deadline = now.checked_add(self.0.options.timeout).unwrap_or(now + year);
         let result = body(link, deadline);
         link.recorder.finish(id, result.as_ref().err().map(ToString::to_string));
-        if let Err(error) = &result
-            && link.failure.set(error.clone()).is_ok()
-        {
-            // Who only heard of a failure passes on the root cause, not its own echo of it.
-            match error {
-                CollectiveError::Aborted { by, reason, .. } => link.transport.abort(*by, reason),
-                first => link.transport.abort(self.global_rank(), &first.to_string()),
-            }
-            // One dump tells the story; the others would repeat it.
-            if !error.is_echo() {
-                tracing::error!("{error}\n{}", self.flight_dump());
-            }
+        if let Err(error) = &result {
+            self.record_failure(link, error);
         }
         result
+    }
+
+    /// Keeps this rank's first failure and makes it known.
+    pub(crate) fn record_failure(&self, link: &Link, error: &CollectiveError) {
+        // One dump tells the story; the others would repeat it.
+        if fail(self.global_rank(), &*link.transport, &link.failure, error) && !error.is_echo() {
+            tracing::error!("{error}\n{}", self.flight_dump());
+        }
     }
 
     /// Sends `outgoing(member)` to every other member and returns what they sent, in member order;
@@ -135,7 +160,7 @@ impl Group {
         Ok(message)
     }
 
-    fn transport_error(
+    pub(crate) fn transport_error(
         &self,
         call: &Call,
         member: usize,

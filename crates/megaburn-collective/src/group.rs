@@ -64,6 +64,9 @@ pub(crate) struct Inner {
     seq: AtomicU64,
     /// Messages sent to and received from each member by `send` and `recv`.
     pairs: Mutex<Vec<[u64; 2]>>,
+    /// Before the link, which watches it until it is closed.
+    #[cfg(feature = "cuda")]
+    pub(crate) device: std::sync::OnceLock<crate::device::DeviceSide>,
     pub(crate) link: Option<Arc<Link>>,
 }
 
@@ -95,7 +98,25 @@ impl Group {
         let channel = xxh3_64(format!("{name} {members:?}").as_bytes());
         let pairs = Mutex::new(vec![[0; 2]; members.len()]);
         let (name, seq) = (name.to_string(), AtomicU64::new(0));
-        Self(Arc::new(Inner { name, members, rank, channel, options, seq, pairs, link }))
+        Self(Arc::new(Inner {
+            name,
+            members,
+            rank,
+            channel,
+            options,
+            seq,
+            pairs,
+            #[cfg(feature = "cuda")]
+            device: Default::default(),
+            link,
+        }))
+    }
+
+    /// The same members under another name: a channel of its own.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn control(&self, name: &str) -> Self {
+        let Inner { members, rank, options, link, .. } = &*self.0;
+        Self::assemble(name, members.clone(), *rank, *options, link.clone())
     }
 
     /// The group of some members of this one, given by global rank. Nothing is sent: members make
@@ -166,8 +187,8 @@ impl Group {
 
     /// The flight recorder as a text, a line a collective.
     pub fn flight_dump(&self) -> String {
-        let lines = self.flight_records().into_iter().map(|record| format!("  {record}\n"));
-        format!("last collectives of rank {}:\n{}", self.global_rank(), lines.collect::<String>())
+        let rank = self.global_rank();
+        self.0.link.as_ref().map(|link| link.recorder.dump(rank)).unwrap_or_default()
     }
 
     /// Ends every rank's current and later collectives with an error that carries `reason`: for a
@@ -180,9 +201,17 @@ impl Group {
         }
     }
 
+    /// The member `steps` places on in the ring of members.
+    pub(crate) fn at(&self, steps: isize) -> usize {
+        (self.rank() as isize + steps).rem_euclid(self.size() as isize) as usize
+    }
+
     pub(crate) fn next_call(&self, op: OpKind, data: &TensorData) -> Call {
-        let seq = self.0.seq.fetch_add(1, Ordering::Relaxed);
-        Call { op, seq, dtype: data.dtype(), shape: data.shape().to_vec() }
+        Call { op, seq: self.next_seq(), dtype: data.dtype(), shape: data.shape().to_vec() }
+    }
+
+    pub(crate) fn next_seq(&self) -> u64 {
+        self.0.seq.fetch_add(1, Ordering::Relaxed)
     }
 
     /// The numbers of the next `send` to and `recv` from `member`.

@@ -10,9 +10,12 @@
 //!   [`CollectiveError`] on every other rank within the timeout. Afterwards every group of the rank
 //!   is unusable.
 //!
-//! [`region`] holds the differentiable operations on tensors that parallel layers are made of.
+//! [`region`] holds the differentiable operations on tensors that parallel layers are made of,
+//! [`tensors`] the same without gradients. On CUDA devices (feature `cuda`) both go through NCCL.
 
 mod collectives;
+#[cfg(any(feature = "cuda", test))]
+mod device;
 mod error;
 mod exchange;
 mod fault;
@@ -29,6 +32,7 @@ mod reduce;
 pub mod region;
 mod sync;
 mod tcp;
+pub mod tensors;
 mod threads;
 mod transport;
 

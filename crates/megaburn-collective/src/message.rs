@@ -17,6 +17,7 @@ pub enum OpKind {
     AllToAll,
     Broadcast { root: usize },
     Send,
+    Shift { by: isize },
     Barrier,
 }
 
@@ -33,6 +34,7 @@ impl fmt::Display for OpKind {
             Self::AllToAll => "all_to_all",
             Self::Broadcast { root } => return write!(f, "broadcast(from member {root})"),
             Self::Send => "send/recv",
+            Self::Shift { by } => return write!(f, "ring_shift(by {by})"),
             Self::Barrier => "barrier",
         };
         f.write_str(name)
@@ -56,9 +58,13 @@ impl Call {
     /// Whether two ranks may meet in these calls. Shapes must agree, but for operations whose
     /// contributions may differ by rank.
     pub(crate) fn agrees(&self, other: &Call) -> bool {
-        let any_shape = matches!(self.op, OpKind::AllToAll | OpKind::Send);
         (self.op, self.seq, self.dtype) == (other.op, other.seq, other.dtype)
-            && (any_shape || self.shape == other.shape)
+            && (self.any_shape() || self.shape == other.shape)
+    }
+
+    /// Whether ranks may call it with different shapes.
+    pub(crate) fn any_shape(&self) -> bool {
+        matches!(self.op, OpKind::AllToAll | OpKind::Send)
     }
 }
 

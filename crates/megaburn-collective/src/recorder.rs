@@ -49,14 +49,20 @@ pub(crate) struct FlightRecorder {
 }
 
 impl FlightRecorder {
+    /// Records, if none of them waits.
     const KEPT: usize = 64;
+    /// Records at all.
+    const MOST: usize = 1024;
 
     pub(crate) fn start(&self, group: &str, call: &Call) -> u64 {
         let mut records = self.lock();
         let (next, queue) = &mut *records;
         let id = *next;
         *next += 1;
-        if queue.len() == Self::KEPT {
+        // A GPU's calls end long after they are made: the oldest that waits is the one to know.
+        while queue.len() >= Self::KEPT
+            && (queue.len() >= Self::MOST || queue[0].state != FlightState::Started)
+        {
             queue.pop_front();
         }
         queue.push_back(FlightRecord {
@@ -80,6 +86,26 @@ impl FlightRecorder {
         }
     }
 
+    /// The call of a record, unless it was pushed out.
+    #[cfg(any(feature = "cuda", test))]
+    pub(crate) fn call(&self, id: u64) -> Option<Call> {
+        self.lock().1.iter().find(|record| record.id == id).map(|record| record.call.clone())
+    }
+
+    /// The records as a text, a line each; of many only the first and the last.
+    pub(crate) fn dump(&self, rank: usize) -> String {
+        let lines: Vec<_> =
+            self.records().into_iter().map(|record| format!("  {record}\n")).collect();
+        let left_out = lines.len().saturating_sub(Self::KEPT);
+        let (first, rest) = lines.split_at(lines.len().min(Self::KEPT / 2));
+        let (first, last) = (first.concat(), rest[left_out..].concat());
+        let between = match left_out {
+            0 => String::new(),
+            some => format!("  .. {some} more ..\n"),
+        };
+        format!("last collectives of rank {rank}:\n{first}{between}{last}")
+    }
+
     /// The records, oldest first.
     pub(crate) fn records(&self) -> Vec<FlightRecord> {
         self.lock().1.iter().cloned().collect()
@@ -87,5 +113,33 @@ impl FlightRecorder {
 
     fn lock(&self) -> MutexGuard<'_, (u64, VecDeque<FlightRecord>)> {
         self.records.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::DType;
+
+    use super::*;
+    use crate::OpKind;
+
+    #[test]
+    fn a_call_that_waits_is_kept_while_others_come_and_go() {
+        let recorder = FlightRecorder::default();
+        let start = |seq| {
+            let call = Call { op: OpKind::AllGather, seq, dtype: DType::F32, shape: vec![3] };
+            recorder.start("tp", &call)
+        };
+        start(0);
+        (1..300).for_each(|seq| recorder.finish(start(seq), None));
+        assert_eq!(recorder.records()[0].call.seq, 0);
+        assert_eq!(recorder.records().len(), 300);
+        let dump = recorder.dump(2);
+        assert!(dump.contains("rank 2") && dump.contains("#0 of") && dump.contains("#299 of"));
+        assert!(dump.contains(".. 236 more ..") && dump.lines().count() == 66, "{dump}");
+        recorder.finish(0, None);
+        start(300);
+        assert_eq!(recorder.records().len(), 64);
+        assert!(!recorder.dump(2).contains("more"));
     }
 }

@@ -54,7 +54,7 @@ impl Transport for ThreadTransport {
         _deadline: Instant,
     ) -> Result<(), TransportError> {
         // A rank that only sends must hear of failures too.
-        if let Some(error) = self.mailboxes[self.rank].gone(to) {
+        if let Some(error) = self.gone(to) {
             return Err(error);
         }
         self.mailboxes[to].deliver(self.rank, channel, message);
@@ -68,6 +68,10 @@ impl Transport for ThreadTransport {
         deadline: Instant,
     ) -> Result<Message, TransportError> {
         self.mailboxes[self.rank].take(from, channel, deadline)
+    }
+
+    fn gone(&self, peer: usize) -> Option<TransportError> {
+        self.mailboxes[self.rank].gone(peer)
     }
 
     fn abort(&self, by: usize, reason: &str) {

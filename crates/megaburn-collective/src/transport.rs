@@ -37,6 +37,10 @@ pub(crate) trait Transport: fmt::Debug + Send + Sync {
         deadline: Instant,
     ) -> Result<Message, TransportError>;
 
+    /// Why `peer` can no longer be talked to, if it cannot; of this rank itself, the first failure of
+    /// any rank that it heard of. Never blocks: for who waits for something else than a message.
+    fn gone(&self, peer: usize) -> Option<TransportError>;
+
     /// Tells every rank that rank `by` failed first, this one or one that it heard of; what they
     /// wait for ends with [`TransportError::Aborted`]. Never blocks for long.
     fn abort(&self, by: usize, reason: &str);

@@ -15,6 +15,7 @@
 
 use cubecl_environment::stream::{StreamPolicy, set_policy};
 
+mod context;
 mod error;
 pub mod events;
 #[cfg(feature = "fusion")]
@@ -22,6 +23,7 @@ mod fusion;
 pub mod gemm;
 pub mod libraries;
 pub mod memory;
+pub mod nccl;
 pub mod nvtx;
 pub mod profiler;
 mod queue;

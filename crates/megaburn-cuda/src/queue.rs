@@ -21,7 +21,7 @@ use cubecl_environment::{backtrace::BackTrace, stream::StreamId};
 use cubecl_server::{
     runtime::Runtime,
     storage::{ComputeStorage, ManagedResource},
-    stream::{ExecuteScope, WriteScoped, failed_writing},
+    stream::{ExecuteScope, ScopedOutcome, WriteScoped, failed_writing},
 };
 
 use crate::{CudaError, streams::Stream};
@@ -38,9 +38,13 @@ pub struct CudaQueue {
     stream: StreamId,
 }
 
+/// Told why work failed.
+type Hook = Box<dyn FnOnce(&str) + Send>;
+
 /// What a piece of work is and which buffers it touches.
 pub struct Op {
     describe: Box<dyn Fn() -> String + Send>,
+    on_failure: Option<Hook>,
     reads: Vec<Handle>,
     writes: Vec<Handle>,
 }
@@ -66,7 +70,15 @@ pub struct Buffers {
 impl Op {
     /// Work that `describe` names, with its shapes: it is asked only if the work fails.
     pub fn new(describe: impl Fn() -> String + Send + 'static) -> Self {
-        Self { describe: Box::new(describe), reads: Vec::new(), writes: Vec::new() }
+        let (reads, writes) = (Vec::new(), Vec::new());
+        Self { describe: Box::new(describe), on_failure: None, reads, writes }
+    }
+
+    /// Calls `hook` on the device thread with the reason if the work fails, or cannot run because a
+    /// buffer that it reads was never written: for work that others wait for.
+    pub fn on_failure(mut self, hook: impl FnOnce(&str) + Send + 'static) -> Self {
+        self.on_failure = Some(Box::new(hook));
+        self
     }
 
     /// A tensor's buffer that the work reads.
@@ -96,7 +108,10 @@ impl fmt::Debug for Op {
 /// Buffers that work on another stream still uses: they stay where they are until this is dropped,
 /// which must not be before CubeCL's stream waits for that work.
 #[derive(Clone, Default)]
-pub struct Retained(Arc<Mutex<Vec<(Vec<Handle>, Vec<Resource>)>>>);
+pub struct Retained(Arc<Mutex<Vec<Kept>>>);
+
+/// The buffers of one operation and what pins them.
+type Kept = (Vec<Handle>, Vec<Resource>);
 
 impl Retained {
     fn keep(&self, handles: Vec<Handle>, resources: Vec<Resource>) {
@@ -169,8 +184,14 @@ impl CudaQueue {
         retained: Option<Retained>,
         work: impl FnOnce(Stream, &Buffers) -> Result<(), CudaError> + Send + 'static,
     ) {
-        let id = self.stream;
+        let (id, mut op) = (self.stream, op);
         self.device.submit(move |server| {
+            let hook = op.on_failure.take();
+            let failed = |error: &ServerError| {
+                if let Some(hook) = hook {
+                    hook(&error.to_string());
+                }
+            };
             let written: Vec<_> = op.writes.iter().map(|handle| handle.clone().binding()).collect();
             // Also makes the context current, orders this stream behind the one a buffer came from,
             // and pins the allocations.
@@ -179,7 +200,10 @@ impl CudaQueue {
                 resources.map(|handle| server.get_resource(handle.clone().binding(), id)).collect();
             let resources = match resources {
                 Ok(resources) => resources,
-                Err(error) => return failed_writing(server, id, written, error),
+                Err(error) => {
+                    failed(&op.failed(&error));
+                    return failed_writing(server, id, written, error);
+                }
             };
             let raw = |(resource, handle): (&Resource, &Handle)| RawBuffer {
                 ptr: resource.resource().ptr,
@@ -190,7 +214,7 @@ impl CudaQueue {
                 reads: read.iter().zip(&op.reads).map(raw).collect(),
                 writes: write.iter().zip(&op.writes).map(raw).collect(),
             };
-            ExecuteScope::over(server, id, written).execute(|server| {
+            let outcome = ExecuteScope::over(server, id, written).execute(|server| {
                 let stream = server.write_streams().try_stream_mut(&id).map(|stream| stream.sys);
                 let stream = stream.ok_or_else(|| op.failed("this rank has no stream yet"))?;
                 match catch_unwind(AssertUnwindSafe(|| work(Stream(stream), &buffers))) {
@@ -198,6 +222,9 @@ impl CudaQueue {
                     Err(panic) => Err(op.failed(panic_message(panic.as_ref()))),
                 }
             });
+            if let ScopedOutcome::Failed(error) = outcome {
+                failed(&error);
+            }
             if let Some(retained) = retained {
                 retained.keep([op.reads, op.writes].concat(), resources);
             }
@@ -218,6 +245,11 @@ impl CudaQueue {
                 .unwrap_or_else(|panic| Err(CudaError::Refused(panic_message(panic.as_ref()))))
         });
         done.unwrap_or_else(|error| Err(CudaError::Refused(format!("{error:?}"))))
+    }
+
+    /// The GPU, as CubeCL knows it.
+    pub(crate) fn device_id(&self) -> DeviceId {
+        self.device.device_id()
     }
 
     /// Starts what was submitted so far. Submitted work waits until 32 pieces are together: call this

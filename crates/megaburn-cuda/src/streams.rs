@@ -62,4 +62,12 @@ impl Stream {
             .result()
             .map_err(CudaError::driver("cuStreamSynchronize"))
     }
+
+    /// Gives a stream of [`Stream::create`] back, once its work is done.
+    pub(crate) fn destroy(self) -> Result<(), CudaError> {
+        // SAFETY: the handle is of a live stream of this context, which nobody uses again.
+        unsafe { sys::cuStreamDestroy_v2(self.0) }
+            .result()
+            .map_err(CudaError::driver("cuStreamDestroy"))
+    }
 }

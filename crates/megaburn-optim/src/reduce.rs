@@ -1,8 +1,5 @@
-use burn::{
-    Tensor,
-    tensor::{DType, TensorData},
-};
-use megaburn_collective::{Group, ReduceOp};
+use burn::Tensor;
+use megaburn_collective::{Group, ReduceOp, tensors};
 
 use crate::{GradientAccumulator, OptimError, accumulator::Entry};
 
@@ -50,13 +47,11 @@ fn bucket_len(entries: &[&mut Entry], bucket: usize) -> usize {
 
 fn reduce_bucket(entries: &mut [&mut Entry], group: &Group) -> Result<(), OptimError> {
     let flat = Tensor::cat(entries.iter_mut().map(|entry| take(entry)).collect(), 0);
-    let sum = group.all_reduce(flat.into_data(), ReduceOp::Sum)?;
-    let sum = sum.as_slice::<f32>().expect("the buffer is f32");
+    let sum = tensors::all_reduce(flat, ReduceOp::Sum, group)?;
     let mut start = 0;
     for entry in entries {
         let len = entry.num_elements();
-        let data = TensorData::new(sum[start..start + len].to_vec(), [len]);
-        entry.grad = Some(Tensor::from_data(data, (&entry.device, DType::F32)));
+        entry.grad = Some(sum.clone().narrow(0, start, len));
         start += len;
     }
     Ok(())

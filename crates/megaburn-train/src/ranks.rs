@@ -65,16 +65,20 @@ fn guarded<T>(
     rank: impl Fn(&Group) -> Result<T, TrainError>,
 ) -> Result<T, TrainError> {
     let result = match catch_unwind(AssertUnwindSafe(|| rank(world))) {
-        Ok(Err(error)) if is_about_device(&error.to_string()) => {
-            Err(diagnose(&error.to_string(), device).unwrap_or(error))
-        }
+        Ok(Err(error)) if is_about_device(&error.to_string()) => Err(match peers_failure(world) {
+            Some(failure) => failure.into(),
+            None => diagnose(&error.to_string(), device).unwrap_or(error),
+        }),
         Ok(result) => result,
-        Err(panic) => match (world.failure(), panic_text(&*panic)) {
+        Err(panic) => match (peers_failure(world), panic_text(&*panic)) {
             (Some(failure), _) => Err(failure.into()),
             (None, Some(text)) if is_about_device(text) => {
                 Err(diagnose(text, device).expect("it is about the device"))
             }
-            (None, _) => resume_unwind(panic),
+            (None, _) => match world.failure() {
+                Some(failure) => Err(failure.into()),
+                None => resume_unwind(panic),
+            },
         },
     };
     if let Err(error) = &result
@@ -83,6 +87,12 @@ fn guarded<T>(
         world.abort(&error.to_string());
     }
     result
+}
+
+/// The failure of the world's collectives, unless it began on this rank's GPU, which then says more
+/// itself. Where a peer failed, this rank's GPU lacks what it waited for and only says so.
+fn peers_failure(world: &Group) -> Option<CollectiveError> {
+    world.failure().filter(|failure| !matches!(failure, CollectiveError::Device { .. }))
 }
 
 fn panic_text(panic: &(dyn Any + Send)) -> Option<&str> {

@@ -20,7 +20,11 @@
 //! Burn's tensor operations have no other way out, least of all in the middle of `backward`.
 //! [`crate::run_threads`] and the trainer turn that into an error; [`crate::Group::failure`] holds it.
 
+#[cfg(feature = "cuda")]
+mod gpu;
 mod moves;
+#[cfg(any(feature = "cuda", test))]
+mod on_device;
 mod op;
 mod placement;
 

@@ -44,14 +44,12 @@ pub(crate) fn run(
             Ok(join(&group.all_to_all(cut(&data, split, size))?, concat))
         }
         Move::Shift { by } => {
-            let at =
-                |steps: isize| (group.rank() as isize + steps).rem_euclid(size as isize) as usize;
-            if at(by) == group.rank() {
+            if group.at(by) == group.rank() {
                 return Ok(data);
             }
             let (shape, dtype) = (data.shape().to_vec(), data.dtype());
-            group.send(data, at(by))?;
-            group.recv(at(-by), Some(&shape), dtype)
+            group.send(data, group.at(by))?;
+            group.recv(group.at(-by), Some(&shape), dtype)
         }
     }
 }

@@ -37,9 +37,9 @@ pub(crate) enum Move {
 /// A region on a group.
 #[derive(Clone, Debug)]
 pub(crate) struct Region {
-    forward: Move,
+    pub(super) forward: Move,
     backward: Move,
-    group: Group,
+    pub(super) group: Group,
 }
 
 impl Region {
@@ -61,7 +61,7 @@ pub(crate) fn apply<const D: usize>(
     Tensor::from_dispatch(<Dispatch as RegionOps>::region(x.into_dispatch(), region))
 }
 
-#[backend_extension(Flex, Autodiff)]
+#[backend_extension(Cube: cfg(feature = "cuda"), Flex, Autodiff)]
 pub(crate) trait RegionOps: Backend {
     fn region(x: FloatTensor<Self>, region: Region) -> FloatTensor<Self>;
 }
@@ -73,7 +73,7 @@ impl RegionOps for Flex {
 }
 
 /// Moves the data through host memory: right for every backend, fast where the device is the host.
-fn on_host<B: Backend>(x: FloatTensor<B>, region: &Region) -> FloatTensor<B> {
+pub(super) fn on_host<B: Backend>(x: FloatTensor<B>, region: &Region) -> FloatTensor<B> {
     if region.forward == Move::Identity {
         return x;
     }

@@ -75,7 +75,7 @@ impl TcpTransport {
         payload: Option<&Payload>,
         deadline: Instant,
     ) -> Result<(), TransportError> {
-        let gone = || self.mailbox.gone(to);
+        let gone = || self.gone(to);
         if let Some(error) = gone() {
             return Err(error);
         }
@@ -210,6 +210,10 @@ impl Transport for TcpTransport {
         self.mailbox.take(from, channel, deadline)
     }
 
+    fn gone(&self, peer: usize) -> Option<TransportError> {
+        self.mailbox.gone(peer)
+    }
+
     fn abort(&self, by: usize, reason: &str) {
         // First the own mailbox: it stops this rank's other threads, which may be writing.
         self.mailbox.abort(by, reason);
@@ -224,7 +228,7 @@ impl Drop for TcpTransport {
         if thread::panicking() {
             self.abort(self.rank, "it panicked");
         }
-        let failed = self.mailbox.gone(self.rank).is_some();
+        let failed = self.gone(self.rank).is_some();
         let deadline = Instant::now() + if failed { LINGER_FAILED } else { LINGER };
         self.tell_all(&Word::Leave, deadline);
         for peer in self.others() {

@@ -1,0 +1,188 @@
+//! Collectives through NCCL from 1 KiB to 1 GiB, beside PyTorch's.
+//!
+//! ```sh
+//! torchrun --nproc-per-node 8 benches/peer/nccl_bw.py > peer.txt
+//! megaburn launch --nproc 8 -- bench-nccl --peer peer.txt
+//! ```
+
+use std::{ffi::OsString, path::PathBuf, process::ExitCode, time::Instant};
+
+use burn::{
+    prelude::Device,
+    tensor::{DType, Tensor, TensorData},
+};
+use clap::Parser;
+use megaburn::{
+    collective::{
+        CollectiveError, ConnectOptions, Group, RankEnv, ReduceOp, connect,
+        launcher::tie_to_launcher, tensors,
+    },
+    cuda,
+};
+
+use super::peer_times;
+use crate::{
+    Failure,
+    report::{Args, Report, Table},
+};
+
+const OPS: [Op; 4] = [Op::AllReduce, Op::AllGather, Op::ReduceScatter, Op::AllToAll];
+
+#[derive(Clone, Copy, Debug)]
+enum Op {
+    AllReduce,
+    AllGather,
+    ReduceScatter,
+    AllToAll,
+}
+
+#[derive(Debug, Parser)]
+struct NcclArgs {
+    #[command(flatten)]
+    report: Args,
+    /// What `peer/nccl_bw.py` printed on the same GPUs.
+    #[arg(long, value_name = "FILE")]
+    peer: Option<PathBuf>,
+}
+
+/// The measurement: one rank of it, as torchrun's environment names say.
+pub fn main(command: Vec<OsString>) -> ExitCode {
+    match run(&NcclArgs::parse_from(command)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(args: &NcclArgs) -> Result<(), Failure> {
+    tie_to_launcher()?;
+    cuda::start()?;
+    let env = RankEnv::from_env()?;
+    let env = env.ok_or("start it with `megaburn launch --nproc N -- bench-nccl`, or torchrun")?;
+    let device = Device::cuda(env.local_rank);
+    let world = connect(&ConnectOptions::new(env))?;
+    let sizes: Vec<usize> = (10..=30).step_by(2).map(|power| 1 << power).collect();
+    let mut times = Vec::new();
+    for &size in &sizes {
+        for op in OPS {
+            times.push(op.measure(&world, &device, size, args.report.quick)?);
+        }
+    }
+    if world.rank() != 0 {
+        return Ok(());
+    }
+    report(args, world.size(), &sizes, &times)
+}
+
+/// Prints and keeps what was measured.
+fn report(args: &NcclArgs, ranks: usize, sizes: &[usize], times: &[f64]) -> Result<(), Failure> {
+    let about = format!(
+        "Collectives of bf16 tensors over {ranks} GPUs through NCCL {}, one process a GPU, each after \
+         the other on CubeCL's stream, from a host that enqueues without waiting in between. As in \
+         nccl-tests, the size S is a rank's buffer before an all-reduce, reduce-scatter or all-to-all \
+         and after an all-gather, and the bus bandwidth is S / t times 2 (n - 1) / n for an all-reduce \
+         and (n - 1) / n for the others. A time is the median of three means of 10 to 200 calls, the \
+         slowest rank's.",
+        cuda::nccl::version()?
+    );
+    let peer = peer_times(args.peer.as_deref())?;
+    let mut report = Report::new("nccl", about);
+    let head = ["size", "collective", "us", "GB/s", "PyTorch us", "PyTorch GB/s", "ratio"];
+    let mut table = Table::new(format!("{ranks} GPUs"), &head);
+    for (&size, times) in sizes.iter().zip(times.chunks(OPS.len())) {
+        for (op, &seconds) in OPS.into_iter().zip(times) {
+            let bandwidth = |seconds: f64| {
+                let bytes = size as f64 * op.bus_factor(ranks);
+                format!("{:.1}", bytes / seconds / 1e9)
+            };
+            let theirs = peer.get(&format!("{} {size}", op.name())).map(|time| time / 1e3);
+            let of_peer = |show: &dyn Fn(f64) -> String| theirs.map_or("-".into(), show);
+            table.row(vec![
+                label(size),
+                op.name().into(),
+                format!("{:.1}", seconds * 1e6),
+                bandwidth(seconds),
+                of_peer(&|theirs| format!("{:.1}", theirs * 1e6)),
+                of_peer(&bandwidth),
+                of_peer(&|theirs| format!("{:.3}", theirs / seconds)),
+            ]);
+        }
+    }
+    report.table(&table);
+    report.finish(&args.report)
+}
+
+fn label(bytes: usize) -> String {
+    match bytes {
+        0..0x10_0000 => format!("{} KiB", bytes >> 10),
+        0x10_0000..0x4000_0000 => format!("{} MiB", bytes >> 20),
+        _ => format!("{} GiB", bytes >> 30),
+    }
+}
+
+impl Op {
+    fn name(self) -> &'static str {
+        match self {
+            Self::AllReduce => "all_reduce",
+            Self::AllGather => "all_gather",
+            Self::ReduceScatter => "reduce_scatter",
+            Self::AllToAll => "all_to_all",
+        }
+    }
+
+    fn bus_factor(self, ranks: usize) -> f64 {
+        let share = (ranks - 1) as f64 / ranks as f64;
+        if matches!(self, Self::AllReduce) { 2.0 * share } else { share }
+    }
+
+    /// Seconds of one call: the median of three means, the slowest rank's.
+    fn measure(
+        self,
+        world: &Group,
+        device: &Device,
+        size: usize,
+        quick: bool,
+    ) -> Result<f64, Failure> {
+        let whole = size / DType::BF16.size();
+        let share = whole / world.size();
+        let elements = if matches!(self, Self::AllGather) { share } else { share * world.size() };
+        let x = Tensor::<1>::ones([elements], (device, DType::BF16));
+        let rows = vec![share; world.size()];
+        let call = || self.call(world, x.clone(), &rows).map(drop);
+        let wait = || device.sync().map_err(|error| format!("{error:?}"));
+        let calls = if quick { 10 } else { ((1 << 28) / size).clamp(10, 200) };
+        for _ in 0..5 {
+            call()?;
+        }
+        let mut means = Vec::new();
+        for _ in 0..3 {
+            wait()?;
+            world.barrier()?;
+            let start = Instant::now();
+            for _ in 0..calls {
+                call()?;
+            }
+            wait()?;
+            means.push(start.elapsed().as_secs_f64() / calls as f64);
+        }
+        means.sort_by(f64::total_cmp);
+        let slowest = world.all_reduce(TensorData::from([means[1]]), ReduceOp::Max)?;
+        Ok(slowest.iter::<f64>().next().expect("one number went in"))
+    }
+
+    fn call(
+        self,
+        world: &Group,
+        x: Tensor<1>,
+        rows: &[usize],
+    ) -> Result<Tensor<1>, CollectiveError> {
+        match self {
+            Self::AllReduce => tensors::all_reduce(x, ReduceOp::Sum, world),
+            Self::AllGather => tensors::all_gather(x, world),
+            Self::ReduceScatter => tensors::reduce_scatter(x, ReduceOp::Sum, world),
+            Self::AllToAll => tensors::all_to_all(x, rows, rows, world),
+        }
+    }
+}

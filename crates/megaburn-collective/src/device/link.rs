@@ -1,0 +1,93 @@
+//! What all groups of a rank share on its GPU.
+
+use std::{
+    sync::{Arc, Mutex, OnceLock, PoisonError, Weak},
+    time::Instant,
+};
+
+use megaburn_cuda::{
+    CudaError,
+    nccl::{self, Communicator, Observer, Watchdog},
+};
+
+use super::{
+    watch::{Groups, Standing, Watch},
+    watched::Watched,
+};
+use crate::exchange::Link;
+
+/// The rank of this process that uses a GPU.
+static OWNER: Mutex<Weak<()>> = Mutex::new(Weak::new());
+
+/// The watchdog of a rank and the groups that it looks after.
+#[derive(Debug, Default)]
+pub(crate) struct DeviceLink {
+    watchdog: OnceLock<Result<Watchdog, CudaError>>,
+    groups: Groups,
+    rank: Arc<()>,
+}
+
+impl Link {
+    /// Makes this rank the one of its process that uses a GPU.
+    ///
+    /// # Errors
+    /// Another one does.
+    pub(super) fn claim_gpu(&self) -> Result<(), String> {
+        let mut owner = OWNER.lock().unwrap_or_else(PoisonError::into_inner);
+        match owner.upgrade() {
+            Some(other) if !Arc::ptr_eq(&other, &self.device.rank) => Err(
+                "another rank of this process uses a GPU already. NCCL wants one process a GPU: start \
+                 them with `megaburn launch --nproc N -- COMMAND`, torchrun or srun; rank threads \
+                 are for the CPU"
+                    .into(),
+            ),
+            _ => {
+                *owner = Arc::downgrade(&self.device.rank);
+                Ok(())
+            }
+        }
+    }
+
+    /// Looks after a group's calls from now on.
+    ///
+    /// # Errors
+    /// The system has no room for a thread.
+    pub(super) fn watch(
+        &self,
+        group: &Arc<Watched>,
+        communicator: &Communicator,
+    ) -> Result<(), CudaError> {
+        let DeviceLink { watchdog, groups, .. } = &self.device;
+        let watchdog = watchdog.get_or_init(|| {
+            let (transport, recorder) = (self.transport.clone(), self.recorder.clone());
+            let watch = Watch::new(transport, recorder, self.failure.clone(), groups.clone());
+            Watchdog::start(Eyes(watch))
+        });
+        let watchdog = watchdog.as_ref().map_err(Clone::clone)?;
+        groups.lock().unwrap_or_else(PoisonError::into_inner).push(group.clone());
+        watchdog.watch(group.channel, communicator);
+        Ok(())
+    }
+
+    /// Looks no more after a group: its communicator is closed.
+    pub(super) fn unwatch(&self, group: &Arc<Watched>) {
+        let mut groups = self.device.groups.lock().unwrap_or_else(PoisonError::into_inner);
+        groups.retain(|watched| !Arc::ptr_eq(watched, group));
+    }
+}
+
+struct Eyes(Watch);
+
+impl Observer for Eyes {
+    fn look(&mut self, standings: &[nccl::Standing]) -> Option<String> {
+        let standings: Vec<_> = standings.iter().cloned().map(Standing::from).collect();
+        self.0.look(Instant::now(), &standings)
+    }
+}
+
+impl From<nccl::Standing> for Standing {
+    fn from(from: nccl::Standing) -> Self {
+        let nccl::Standing { key, finished, oldest, fault } = from;
+        Self { key, finished, oldest, fault }
+    }
+}

@@ -1,0 +1,92 @@
+use std::{
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use super::log::{CallLog, Disagreement};
+use crate::{
+    CollectiveError,
+    fault::{Channel, TransportError},
+    message::Call,
+};
+
+/// A group whose calls are watched.
+#[derive(Debug)]
+pub(crate) struct Watched {
+    pub(crate) name: String,
+    /// This rank, in the world.
+    pub(crate) rank: usize,
+    /// The members' ranks in the world.
+    pub(crate) members: Vec<usize>,
+    /// Where bulletins go.
+    pub(crate) channel: Channel,
+    pub(crate) timeout: Duration,
+    log: Mutex<CallLog>,
+}
+
+impl Watched {
+    pub(crate) fn new(
+        name: &str,
+        rank: usize,
+        members: Vec<usize>,
+        channel: Channel,
+        timeout: Duration,
+    ) -> Self {
+        Self { name: name.to_string(), rank, members, channel, timeout, log: Mutex::default() }
+    }
+
+    pub(crate) fn log(&self) -> MutexGuard<'_, CallLog> {
+        self.log.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn last_call(&self) -> Option<Call> {
+        self.log().last().cloned()
+    }
+
+    pub(super) fn others(&self) -> impl Iterator<Item = usize> {
+        self.members.iter().copied().filter(|member| *member != self.rank)
+    }
+
+    pub(super) fn transport_error(&self, call: Call, error: TransportError) -> CollectiveError {
+        let (rank, group, call) = (self.rank, self.name.clone(), Box::new(call));
+        match error {
+            TransportError::Lost { peer, why } => {
+                CollectiveError::PeerLost { rank, group, call, peer, why }
+            }
+            TransportError::Aborted { by, reason } => {
+                CollectiveError::Aborted { rank, group, call, by, reason }
+            }
+            TransportError::Timeout => {
+                let why = "the host transport timed out".into();
+                CollectiveError::Device { rank, group, call, why }
+            }
+        }
+    }
+
+    pub(super) fn device_error(&self, call: Call, why: String) -> CollectiveError {
+        let (rank, group, call) = (self.rank, self.name.clone(), Box::new(call));
+        CollectiveError::Device { rank, group, call, why }
+    }
+
+    pub(super) fn disagreement(
+        &self,
+        call: Call,
+        peer: usize,
+        found: Disagreement,
+    ) -> CollectiveError {
+        let (rank, group) = (self.rank, self.name.clone());
+        match found {
+            Disagreement::At(calls) => {
+                let [mine, theirs] = calls.map(Box::new);
+                CollectiveError::Mismatch { rank, group, mine, peer, theirs }
+            }
+            Disagreement::Before(count) => {
+                let why = format!(
+                    "ranks disagree: rank {peer} made other calls than this one among the first \
+                     {count} of the group"
+                );
+                self.device_error(call, why)
+            }
+        }
+    }
+}

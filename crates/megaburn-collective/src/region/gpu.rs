@@ -1,0 +1,72 @@
+//! Regions on tensors of CubeCL: through NCCL on a CUDA device, through the host elsewhere.
+
+use burn::backend::{Cube, tensor::FloatTensor};
+use burn_cubecl::CubeBackend;
+use megaburn_cuda::{
+    nccl::{Lane, Started},
+    tensor,
+};
+
+use crate::{
+    CollectiveError, Group, ReduceOp,
+    device::{is_on_gpu, keeping_nan},
+    region::{
+        on_device::{self, Wire},
+        op::{FAILED_REGION, Move, Region, RegionOps, on_host},
+    },
+};
+
+impl RegionOps for Cube {
+    fn region(x: FloatTensor<Self>, region: Region) -> FloatTensor<Self> {
+        if region.forward == Move::Identity {
+            return x;
+        }
+        // With Burn's kernel fusion, a collective runs now, behind all that was asked for before.
+        let x = tensor::from_backend(x);
+        if !is_on_gpu(&x) {
+            return on_host::<Self>(tensor::into_backend(x), &region);
+        }
+        match on_device::run::<CubeBackend>(x, region.forward, &Nccl(&region.group)) {
+            Ok(x) => tensor::into_backend(x),
+            Err(error) => panic!("{FAILED_REGION}{error}"),
+        }
+    }
+}
+
+/// A group's collectives through NCCL, in order with CubeCL's kernels.
+struct Nccl<'a>(&'a Group);
+
+type Result<T> = std::result::Result<T, CollectiveError>;
+
+impl Wire<CubeBackend> for Nccl<'_> {
+    fn group(&self) -> &Group {
+        self.0
+    }
+
+    fn all_reduce(&self, x: FloatTensor<CubeBackend>) -> Result<FloatTensor<CubeBackend>> {
+        self.0.gpu_all_reduce(x, ReduceOp::Sum, Lane::InOrder).map(Started::wait)
+    }
+
+    fn max(&self, x: FloatTensor<CubeBackend>) -> Result<FloatTensor<CubeBackend>> {
+        keeping_nan::<CubeBackend, _>(x, |x| {
+            self.0.gpu_all_reduce(x, ReduceOp::Max, Lane::InOrder).map(Started::wait)
+        })
+    }
+
+    fn all_gather(&self, x: FloatTensor<CubeBackend>) -> Result<FloatTensor<CubeBackend>> {
+        self.0.gpu_all_gather(x, Lane::InOrder).map(Started::wait)
+    }
+
+    fn reduce_scatter(&self, x: FloatTensor<CubeBackend>) -> Result<FloatTensor<CubeBackend>> {
+        self.0.gpu_reduce_scatter(x, ReduceOp::Sum, Lane::InOrder).map(Started::wait)
+    }
+
+    fn all_to_all(&self, x: FloatTensor<CubeBackend>) -> Result<FloatTensor<CubeBackend>> {
+        let rows = vec![1; self.0.size()];
+        self.0.gpu_all_to_all(x, &rows, &rows, Lane::InOrder).map(Started::wait)
+    }
+
+    fn shift(&self, x: FloatTensor<CubeBackend>, by: isize) -> Result<FloatTensor<CubeBackend>> {
+        self.0.gpu_shift(x, by, Lane::InOrder).map(Started::wait)
+    }
+}

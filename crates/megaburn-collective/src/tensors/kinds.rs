@@ -1,0 +1,71 @@
+//! Which tensors can be moved, and how they are found on a GPU.
+
+use burn::tensor::{Float, Int, kind::Basic};
+#[cfg(feature = "cuda")]
+use {
+    crate::{CollectiveError, Group, ReduceOp, device},
+    burn::{backend::Cube, tensor::Tensor},
+    burn_cubecl::{CubeBackend, tensor::CubeTensor},
+    megaburn_cuda::{
+        nccl::{Lane, Started},
+        tensor::{from_backend, into_backend},
+    },
+};
+
+mod sealed {
+    pub trait Sealed {}
+    impl Sealed for burn::tensor::Float {}
+    impl Sealed for burn::tensor::Int {}
+}
+
+/// A kind of tensor that collectives move: floats and integers.
+pub trait Moved: Basic + sealed::Sealed {
+    /// The tensor's memory, if it is on a CUDA device.
+    #[cfg(feature = "cuda")]
+    #[doc(hidden)]
+    fn to_gpu<const D: usize>(x: &Tensor<D, Self>) -> Option<CubeTensor>
+    where
+        Self: Sized;
+
+    /// The tensor of some memory on a CUDA device.
+    #[cfg(feature = "cuda")]
+    #[doc(hidden)]
+    fn from_gpu<const D: usize>(x: CubeTensor) -> Tensor<D, Self>
+    where
+        Self: Sized;
+}
+
+macro_rules! moved {
+    ($($kind:ty),*) => {
+        $(impl Moved for $kind {
+            #[cfg(feature = "cuda")]
+            fn to_gpu<const D: usize>(x: &Tensor<D, Self>) -> Option<CubeTensor> {
+                let x = from_backend(x.clone().try_into_primitive::<Cube>().ok()?);
+                device::is_on_gpu(&x).then_some(x)
+            }
+
+            #[cfg(feature = "cuda")]
+            fn from_gpu<const D: usize>(x: CubeTensor) -> Tensor<D, Self> {
+                Tensor::from_primitive::<Cube>(into_backend(x))
+            }
+        })*
+    };
+}
+
+moved!(Float, Int);
+
+/// As NCCL's, but a maximum keeps NaN.
+#[cfg(feature = "cuda")]
+pub(super) fn all_reduce_on_gpu(
+    x: CubeTensor,
+    op: ReduceOp,
+    group: &Group,
+    lane: Lane,
+) -> Result<Started, CollectiveError> {
+    if op != ReduceOp::Max || !x.dtype.is_float() {
+        return group.gpu_all_reduce(x, op, lane);
+    }
+    // What comes behind the collective has to wait for it, so it is waited for here.
+    let max = |x| group.gpu_all_reduce(x, op, lane).map(Started::wait);
+    device::keeping_nan::<CubeBackend, _>(x, max).map(Started::done)
+}

@@ -1,0 +1,276 @@
+//! Collectives on tensors, without gradients: for optimizers, trainers and whatever is not a layer.
+//!
+//! Tensors on a CUDA device go from GPU to GPU through NCCL and the host waits for nothing; all
+//! others go through the group's host transport. Tensors must be off the autodiff device
+//! (`.inner()`). What reaches the GPU fails later: see [`crate::Group::failure`], which a rank asks after
+//! it has read something from its GPU and before it trusts what it read.
+//!
+//! The `start_` functions let a collective run beside the kernels that follow it, until its
+//! [`Pending`] is waited for. On the host they are done when they return.
+
+mod kinds;
+mod pending;
+mod rows;
+
+use burn::tensor::{Device, Shape, Tensor, TensorData};
+pub use kinds::Moved;
+use pending::Lane;
+pub use pending::Pending;
+
+use crate::{CollectiveError, Group, ReduceOp};
+
+/// Combines the members' tensors; every member gets the result.
+///
+/// On GPUs a maximum of floats keeps NaN as on the host, for twice the data; a mean divides each value
+/// before it adds.
+///
+/// # Shapes
+/// The same on every member, any; the result has it.
+/// # Errors
+/// See [`CollectiveError`]; a mean of integers is refused.
+/// # Collective
+/// All members.
+pub fn all_reduce<const D: usize, K: Moved>(
+    x: Tensor<D, K>,
+    op: ReduceOp,
+    group: &Group,
+) -> Result<Tensor<D, K>, CollectiveError> {
+    all_reduce_on(x, op, group, Lane::InOrder).map(Pending::wait)
+}
+
+/// As [`all_reduce`], beside what follows.
+///
+/// # Errors
+/// As [`all_reduce`].
+/// # Collective
+/// All members.
+pub fn start_all_reduce<const D: usize, K: Moved>(
+    x: Tensor<D, K>,
+    op: ReduceOp,
+    group: &Group,
+) -> Result<Pending<D, K>, CollectiveError> {
+    all_reduce_on(x, op, group, Lane::Overlapped)
+}
+
+fn all_reduce_on<const D: usize, K: Moved>(
+    x: Tensor<D, K>,
+    op: ReduceOp,
+    group: &Group,
+    lane: Lane,
+) -> Result<Pending<D, K>, CollectiveError> {
+    let _ = lane;
+    run(
+        x,
+        group,
+        #[cfg(feature = "cuda")]
+        |x| kinds::all_reduce_on_gpu(x, op, group, lane),
+        |x| group.all_reduce(x, op),
+    )
+}
+
+/// Joins the members' tensors along the first dimension; every member gets the whole.
+///
+/// # Shapes
+/// `[d, ..]`, the same on every member, to `[size * d, ..]`.
+/// # Errors
+/// See [`CollectiveError`].
+/// # Collective
+/// All members.
+pub fn all_gather<const D: usize, K: Moved>(
+    x: Tensor<D, K>,
+    group: &Group,
+) -> Result<Tensor<D, K>, CollectiveError> {
+    all_gather_on(x, group, Lane::InOrder).map(Pending::wait)
+}
+
+/// As [`all_gather`], beside what follows.
+///
+/// # Errors
+/// As [`all_gather`].
+/// # Collective
+/// All members.
+pub fn start_all_gather<const D: usize, K: Moved>(
+    x: Tensor<D, K>,
+    group: &Group,
+) -> Result<Pending<D, K>, CollectiveError> {
+    all_gather_on(x, group, Lane::Overlapped)
+}
+
+fn all_gather_on<const D: usize, K: Moved>(
+    x: Tensor<D, K>,
+    group: &Group,
+    lane: Lane,
+) -> Result<Pending<D, K>, CollectiveError> {
+    let _ = lane;
+    run(
+        x,
+        group,
+        #[cfg(feature = "cuda")]
+        |x| group.gpu_all_gather(x, lane),
+        |x| group.all_gather(x),
+    )
+}
+
+/// Combines the members' tensors and leaves each its share of the first dimension. On GPUs a maximum
+/// of floats **drops NaN** where not all members have it.
+///
+/// # Shapes
+/// `[size * d, ..]`, the same on every member, to `[d, ..]`.
+/// # Errors
+/// See [`CollectiveError`]; a first dimension that the members do not divide is refused.
+/// # Collective
+/// All members.
+pub fn reduce_scatter<const D: usize, K: Moved>(
+    x: Tensor<D, K>,
+    op: ReduceOp,
+    group: &Group,
+) -> Result<Tensor<D, K>, CollectiveError> {
+    reduce_scatter_on(x, op, group, Lane::InOrder).map(Pending::wait)
+}
+
+/// As [`reduce_scatter`], beside what follows.
+///
+/// # Errors
+/// As [`reduce_scatter`].
+/// # Collective
+/// All members.
+pub fn start_reduce_scatter<const D: usize, K: Moved>(
+    x: Tensor<D, K>,
+    op: ReduceOp,
+    group: &Group,
+) -> Result<Pending<D, K>, CollectiveError> {
+    reduce_scatter_on(x, op, group, Lane::Overlapped)
+}
+
+fn reduce_scatter_on<const D: usize, K: Moved>(
+    x: Tensor<D, K>,
+    op: ReduceOp,
+    group: &Group,
+    lane: Lane,
+) -> Result<Pending<D, K>, CollectiveError> {
+    let _ = lane;
+    run(
+        x,
+        group,
+        #[cfg(feature = "cuda")]
+        |x| group.gpu_reduce_scatter(x, op, lane),
+        |x| group.reduce_scatter(x, op),
+    )
+}
+
+/// Every member gets the tensor of member `root`.
+///
+/// # Shapes
+/// The same on every member, any.
+/// # Errors
+/// See [`CollectiveError`].
+/// # Collective
+/// All members.
+pub fn broadcast<const D: usize, K: Moved>(
+    x: Tensor<D, K>,
+    root: usize,
+    group: &Group,
+) -> Result<Tensor<D, K>, CollectiveError> {
+    let done = run(
+        x,
+        group,
+        #[cfg(feature = "cuda")]
+        |x| group.gpu_broadcast(x, root, Lane::InOrder),
+        |x| group.broadcast(x, root),
+    );
+    done.map(Pending::wait)
+}
+
+/// Sends `send[i]` rows to member `i`, one stretch behind the other, and joins the `recv[i]` rows
+/// that come from member `i`. The counts may be zero.
+///
+/// # Shapes
+/// `[sum of send, ..]` to `[sum of recv, ..]`.
+/// # Errors
+/// See [`CollectiveError`]; counts that do not fit the tensor or, on the host, what came. On GPUs the
+/// members' counts are not compared: tell them to each other first ([`Group::all_to_all`]).
+/// # Collective
+/// All members; `recv[i]` here is what member `i` sends here.
+pub fn all_to_all<const D: usize, K: Moved>(
+    x: Tensor<D, K>,
+    send: &[usize],
+    recv: &[usize],
+    group: &Group,
+) -> Result<Tensor<D, K>, CollectiveError> {
+    let done = run(
+        x,
+        group,
+        #[cfg(feature = "cuda")]
+        |x| group.gpu_all_to_all(x, send, recv, Lane::InOrder),
+        |x| group.all_to_all_rows(x, send, recv),
+    );
+    done.map(Pending::wait)
+}
+
+/// Sends a tensor to member `to`, which calls [`recv`].
+///
+/// # Errors
+/// See [`CollectiveError`].
+/// # Collective
+/// This rank and `to`. On GPUs, two members that send to each other at once hang: one receives
+/// first.
+pub fn send<const D: usize, K: Moved>(
+    x: Tensor<D, K>,
+    to: usize,
+    group: &Group,
+) -> Result<(), CollectiveError> {
+    #[cfg(feature = "cuda")]
+    if let Some(x) = K::to_gpu(&x) {
+        return group.gpu_send(x, to);
+    }
+    group.send(x.into_data(), to)
+}
+
+/// The next tensor that member `from` sends, shaped and placed like `like`, whose values do not matter.
+///
+/// # Errors
+/// See [`CollectiveError`]; on the host another shape or type is a mismatch. On GPUs it is not seen.
+/// # Collective
+/// This rank and `from`.
+pub fn recv<const D: usize, K: Moved>(
+    like: Tensor<D, K>,
+    from: usize,
+    group: &Group,
+) -> Result<Tensor<D, K>, CollectiveError> {
+    #[cfg(feature = "cuda")]
+    if let Some(like) = K::to_gpu(&like) {
+        let out = megaburn_cuda::tensor::empty(&like, like.meta.shape().clone(), like.dtype);
+        return group.gpu_recv(out, from).map(K::from_gpu);
+    }
+    let (shape, device, dtype): (Shape, Device, _) = (like.shape(), like.device(), like.dtype());
+    let data = group.recv(from, Some(shape.as_slice()), dtype)?;
+    Ok(Tensor::from_data(data, (&device, dtype)))
+}
+
+/// On the GPU where the tensor is there, else through the host; not at all in a group of one.
+fn run<const D: usize, K: Moved>(
+    x: Tensor<D, K>,
+    group: &Group,
+    #[cfg(feature = "cuda")] on_gpu: impl FnOnce(
+        burn_cubecl::tensor::CubeTensor,
+    ) -> Result<
+        megaburn_cuda::nccl::Started,
+        CollectiveError,
+    >,
+    on_host: impl FnOnce(TensorData) -> Result<TensorData, CollectiveError>,
+) -> Result<Pending<D, K>, CollectiveError> {
+    if group.size() == 1 {
+        return Ok(Pending::done(x));
+    }
+    #[cfg(feature = "cuda")]
+    if let Some(x) = K::to_gpu(&x) {
+        return on_gpu(x).map(Pending::started);
+    }
+    let (device, dtype) = (x.device(), x.dtype());
+    let data = on_host(x.into_data())?;
+    Ok(Pending::done(Tensor::from_data(data, (&device, dtype))))
+}
+
+#[cfg(test)]
+#[path = "tests.rs"]
+mod tests;

@@ -1,0 +1,73 @@
+use burn::tensor::{DType, Device, Int, Tensor};
+
+use super::*;
+use crate::{GroupOptions, run_threads};
+
+#[test]
+fn tensors_of_the_host_go_through_the_host() {
+    let results = run_threads(3, GroupOptions::default(), |group| {
+        let device = Device::flex();
+        let me = group.rank() as f32;
+        let x = Tensor::<2>::from_data([[me, 1.0], [2.0 * me, -1.0], [3.0, me]], &device);
+        let sum = all_reduce(x.clone(), ReduceOp::Sum, &group)?;
+        assert_eq!(sum.to_data(), [[3.0f32, 3.0], [6.0, -3.0], [9.0, 3.0]].into());
+        let later = start_all_reduce(x.clone(), ReduceOp::Sum, &group)?;
+        assert_eq!(later.wait().to_data(), sum.to_data());
+        let share = reduce_scatter(x.clone(), ReduceOp::Sum, &group)?;
+        let whole = all_gather(share, &group)?;
+        assert_eq!(whole.to_data(), sum.to_data());
+        let first = broadcast(x, 1, &group)?;
+        assert_eq!(first.to_data(), [[1.0f32, 1.0], [2.0, -1.0], [3.0, 1.0]].into());
+        let next = (group.rank() + 1) % 3;
+        let mine = Tensor::<1, Int>::from_data([group.rank() as i64, 7], &device);
+        send(mine.clone(), next, &group)?;
+        let from = (group.rank() + 2) % 3;
+        let got = recv(mine, from, &group)?.into_data_dtype(DType::I64);
+        assert_eq!(got, [from as i64, 7].into());
+        Ok::<_, CollectiveError>(())
+    });
+    results.into_iter().for_each(|result| result.unwrap());
+}
+
+#[test]
+fn rows_go_where_they_are_counted_for() {
+    // Member r sends to member m r + m rows, whose every element says both.
+    let results = run_threads(3, GroupOptions::default(), |group| {
+        let device = Device::flex();
+        let rank = group.rank();
+        let rows = |from: usize, to: usize| vec![(10 * from + to) as f32; 2 * (from + to)];
+        let joined = |parts: Vec<Vec<f32>>| {
+            let parts = parts.concat();
+            let count = parts.len() / 2;
+            Tensor::<2>::from_data(TensorData::new(parts, [count, 2]), &device)
+        };
+        let x = joined((0..3).map(|to| rows(rank, to)).collect());
+        let [send, recv] = [0, 0].map(|_| (0..3).map(|other| rank + other).collect::<Vec<_>>());
+        let got = all_to_all(x, &send, &recv, &group)?;
+        let expected = joined((0..3).map(|from| rows(from, rank)).collect());
+        assert_eq!(got.into_data(), expected.into_data());
+        Ok::<_, CollectiveError>(())
+    });
+    results.into_iter().for_each(|result| result.unwrap());
+}
+
+#[test]
+fn counts_that_do_not_fit_are_refused_on_every_rank() {
+    let results = run_threads(2, GroupOptions::default(), |group| {
+        let x = Tensor::<2>::ones([4, 3], &Device::flex());
+        Ok::<_, CollectiveError>(all_to_all(x, &[1, 2], &[2, 2], &group).unwrap_err().to_string())
+    });
+    for result in results {
+        let text = result.unwrap();
+        assert!(text.contains("[1, 2]") && text.contains("4 rows"), "{text}");
+    }
+}
+
+#[test]
+fn a_group_of_one_gives_back_what_it_gets() {
+    let x = Tensor::<1>::from_data([1.0f32, 2.0], &Device::flex());
+    let group = Group::single(0);
+    let y = all_reduce(x.clone(), ReduceOp::Max, &group).unwrap();
+    let z = all_to_all(x.clone(), &[2], &[2], &group).unwrap();
+    assert_eq!((y.to_data(), z.to_data()), (x.to_data(), x.to_data()));
+}

@@ -1,0 +1,243 @@
+//! NCCL's functions, found at run time.
+//!
+//! cudarc's own loader never tries `libnccl.so.2`, the only name under which distributions and
+//! Python wheels install the library, so it is loaded here.
+
+use std::{
+    env,
+    ffi::{CStr, c_char, c_int, c_void},
+    path::{Path, PathBuf},
+    sync::OnceLock,
+};
+
+use cudarc::nccl::sys::{ncclComm_t, ncclDataType_t, ncclRedOp_t, ncclUniqueId};
+use libloading::Library;
+
+use super::config::Config;
+use crate::CudaError;
+
+/// 2.18.0, as `ncclGetVersion` counts: the first with every field of [`Config`].
+pub(super) const OLDEST: c_int = 2_18_00;
+const NAMES: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
+const INSTALL: &str = "install NCCL 2.18 or newer (package libnccl2, or the wheel nvidia-nccl-cu13 with \
+    LD_LIBRARY_PATH naming its folder nvidia/nccl/lib)";
+
+/// What a call returns: NCCL's `ncclResult_t`, as a number because newer libraries have more of them.
+#[repr(transparent)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Code(c_int);
+
+impl Code {
+    pub(super) const SUCCESS: Self = Self(0);
+    pub(super) const IN_PROGRESS: Self = Self(7);
+
+    /// Whether nothing went wrong so far.
+    pub(super) fn is_fine(self) -> bool {
+        self == Self::SUCCESS || self == Self::IN_PROGRESS
+    }
+
+    /// This code, if it is a failure; else what `next` returns.
+    pub(super) fn and(self, next: impl FnOnce() -> Self) -> Self {
+        if self.is_fine() { next() } else { self }
+    }
+}
+
+macro_rules! functions {
+    ($($name:ident: $symbol:literal ($($argument:ty),*) -> $result:ty;)*) => {
+        /// The functions that are used here. Every one must be called with the context of the
+        /// communicator's GPU current.
+        #[derive(Debug)]
+        pub(super) struct Api {
+            $(pub(super) $name: unsafe extern "C" fn($($argument),*) -> $result,)*
+        }
+
+        impl Api {
+            fn resolve(library: &Library) -> Result<Self, CudaError> {
+                Ok(Self {
+                    // SAFETY: the types are those of the public header of 2.18 and later.
+                    $($name: *unsafe { library.get($symbol) }.map_err(|_| missing($symbol))?,)*
+                })
+            }
+        }
+    };
+}
+
+functions! {
+    get_version: "ncclGetVersion" (*mut c_int) -> Code;
+    get_unique_id: "ncclGetUniqueId" (*mut ncclUniqueId) -> Code;
+    get_error_string: "ncclGetErrorString" (Code) -> *const c_char;
+    get_last_error: "ncclGetLastError" (ncclComm_t) -> *const c_char;
+    comm_init_rank_config: "ncclCommInitRankConfig"
+        (*mut ncclComm_t, c_int, ncclUniqueId, c_int, *mut Config) -> Code;
+    comm_get_async_error: "ncclCommGetAsyncError" (ncclComm_t, *mut Code) -> Code;
+    comm_abort: "ncclCommAbort" (ncclComm_t) -> Code;
+    comm_finalize: "ncclCommFinalize" (ncclComm_t) -> Code;
+    comm_destroy: "ncclCommDestroy" (ncclComm_t) -> Code;
+    group_start: "ncclGroupStart" () -> Code;
+    group_end: "ncclGroupEnd" () -> Code;
+    all_reduce: "ncclAllReduce"
+        (*const c_void, *mut c_void, usize, ncclDataType_t, ncclRedOp_t, ncclComm_t, *mut c_void) -> Code;
+    all_gather: "ncclAllGather"
+        (*const c_void, *mut c_void, usize, ncclDataType_t, ncclComm_t, *mut c_void) -> Code;
+    reduce_scatter: "ncclReduceScatter"
+        (*const c_void, *mut c_void, usize, ncclDataType_t, ncclRedOp_t, ncclComm_t, *mut c_void) -> Code;
+    broadcast: "ncclBroadcast"
+        (*const c_void, *mut c_void, usize, ncclDataType_t, c_int, ncclComm_t, *mut c_void) -> Code;
+    send: "ncclSend" (*const c_void, usize, ncclDataType_t, c_int, ncclComm_t, *mut c_void) -> Code;
+    recv: "ncclRecv" (*mut c_void, usize, ncclDataType_t, c_int, ncclComm_t, *mut c_void) -> Code;
+}
+
+impl Api {
+    /// The library of this process, loaded by the first call.
+    ///
+    /// # Errors
+    /// It is missing or too old.
+    pub(super) fn get() -> Result<&'static Self, CudaError> {
+        static API: OnceLock<Result<Api, CudaError>> = OnceLock::new();
+        API.get_or_init(Self::load).as_ref().map_err(Clone::clone)
+    }
+
+    fn load() -> Result<Self, CudaError> {
+        let folders = wheel_folders(env::var("LD_LIBRARY_PATH").ok(), env::var("CUDA_PATH").ok());
+        let files = NAMES.iter().map(PathBuf::from).chain(folders.iter().map(|f| f.join(NAMES[0])));
+        // SAFETY: loading the library runs its initialisers, as linking to it would.
+        let library = files.into_iter().find_map(|file| unsafe { Library::new(file) }.ok());
+        let Some(library) = library else {
+            return Err(CudaError::MissingLibrary {
+                library: "NCCL",
+                names: NAMES.map(String::from).to_vec(),
+                folders: folders.iter().map(|folder| folder.display().to_string()).collect(),
+                install: INSTALL,
+            });
+        };
+        let api = Self::resolve(&library)?;
+        // It stays loaded for as long as the process lives: its threads may outlast any owner.
+        std::mem::forget(library);
+        check_version(api.version()?)?;
+        Ok(api)
+    }
+
+    /// The library's version, as 22703 for 2.27.3.
+    fn version(&self) -> Result<c_int, CudaError> {
+        let mut version = 0;
+        // SAFETY: the library writes the number through the pointer.
+        let code = unsafe { (self.get_version)(&mut version) };
+        if code == Code::SUCCESS {
+            Ok(version)
+        } else {
+            Err(self.error("ncclGetVersion", code, None))
+        }
+    }
+
+    /// A call that failed, with what the library says about it.
+    pub(super) fn error(
+        &self,
+        call: &'static str,
+        code: Code,
+        comm: Option<ncclComm_t>,
+    ) -> CudaError {
+        // SAFETY: both functions return texts that live as long as the library; NCCL takes a null
+        // communicator where the failure was before there is one.
+        let [what, last] = unsafe {
+            [
+                (self.get_error_string)(code),
+                (self.get_last_error)(comm.unwrap_or(std::ptr::null_mut())),
+            ]
+        }
+        .map(|text| {
+            if text.is_null() {
+                return String::new();
+            }
+            // SAFETY: a text of the library ends with a zero.
+            unsafe { CStr::from_ptr(text) }.to_string_lossy().trim().to_string()
+        });
+        let why = if last.is_empty() { what } else { format!("{what}: {last}") };
+        CudaError::Call { call, why }
+    }
+}
+
+/// The version of NCCL that this process would use, as text: `2.27.3`.
+///
+/// # Errors
+/// The library is missing, or older than 2.18.
+pub fn version() -> Result<String, CudaError> {
+    Api::get()?.version().map(dotted)
+}
+
+fn dotted(version: c_int) -> String {
+    // Before 2.9 the library counted otherwise; those are too old in either way of counting.
+    format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100)
+}
+
+fn check_version(version: c_int) -> Result<(), CudaError> {
+    if version >= OLDEST {
+        return Ok(());
+    }
+    let [found, oldest] = [version, OLDEST].map(dotted);
+    Err(CudaError::Refused(format!(
+        "NCCL {found} (ncclGetVersion says {version}) is too old: {oldest} or newer is needed for \
+         calls that do not block; {INSTALL}"
+    )))
+}
+
+fn missing(function: &'static str) -> CudaError {
+    CudaError::MissingFunction { library: "NCCL", function, wanted: "2.18" }
+}
+
+/// Where Python wheels put NCCL, beside other wheels of NVIDIA that the environment names: each has a
+/// folder `nvidia/NAME/lib`.
+fn wheel_folders(library_path: Option<String>, cuda_path: Option<String>) -> Vec<PathBuf> {
+    let libraries = library_path.iter().flat_map(|path| env::split_paths(path));
+    let wheels = libraries.filter_map(|folder| Some(folder.parent()?.parent()?.to_path_buf()));
+    let toolkit =
+        cuda_path.iter().filter_map(|path| Path::new(path).parent().map(Path::to_path_buf));
+    let mut folders: Vec<_> = wheels
+        .chain(toolkit)
+        .filter(|folder| folder.file_name().is_some_and(|name| name == "nvidia"))
+        .map(|folder| folder.join("nccl/lib"))
+        .collect();
+    folders.dedup();
+    folders
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn too_old_a_library_is_refused_by_number() {
+        assert_eq!(check_version(21800), Ok(()));
+        assert_eq!(check_version(22703), Ok(()));
+        for (version, text) in [(21703, "2.17.3"), (2708, "0.27.8")] {
+            let error = check_version(version).unwrap_err().to_string();
+            assert!(error.contains(text) && error.contains("2.18.0"), "{error}");
+            assert!(error.contains(&version.to_string()), "{error}");
+        }
+    }
+
+    #[test]
+    fn wheels_are_looked_for_beside_other_wheels() {
+        let path = "/opt/lib:/venv/nvidia/cublas/lib:/venv/nvidia/cuda_nvrtc/lib";
+        let cuda = Some("/other/nvidia/cu13".to_string());
+        let folders = wheel_folders(Some(path.into()), cuda);
+        let expected = ["/venv/nvidia/nccl/lib", "/other/nvidia/nccl/lib"].map(PathBuf::from);
+        assert_eq!(folders, expected);
+        assert!(wheel_folders(None, Some("/usr/local/cuda".into())).is_empty());
+    }
+
+    #[test]
+    fn a_machine_without_the_library_is_told_what_was_looked_for() {
+        // Where it is installed, there is nothing to see.
+        let Err(error) = version() else { return };
+        let text = error.to_string();
+        assert!(text.contains("libnccl.so.2") && text.contains("install"), "{text}");
+    }
+
+    #[test]
+    fn a_failure_ends_a_chain_and_progress_does_not() {
+        let failure = Code(5);
+        assert_eq!(Code::IN_PROGRESS.and(|| Code::SUCCESS), Code::SUCCESS);
+        assert_eq!(Code::SUCCESS.and(|| Code::IN_PROGRESS), Code::IN_PROGRESS);
+        assert_eq!(failure.and(|| panic!("not called")), failure);
+    }
+}

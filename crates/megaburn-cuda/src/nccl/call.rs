@@ -1,0 +1,182 @@
+//! What every call of a communicator has in common: its label, its place on a stream, its checks.
+
+use std::{
+    ffi::{c_int, c_void},
+    fmt,
+    sync::Arc,
+};
+
+use burn::tensor::DType;
+use burn_cubecl::tensor::CubeTensor;
+use cudarc::nccl::sys::{ncclComm_t, ncclDataType_t};
+
+use super::{
+    Communicator,
+    api::{Api, Code},
+    lane::{Done, Join, Lane, Started},
+};
+use crate::{Buffers, CudaError, CudaQueue, Op, Retained, streams::Stream, tensor::empty};
+
+/// What a call is called.
+#[derive(Clone, Debug)]
+pub struct Label {
+    /// By which the watchdog's observer knows it.
+    pub id: u64,
+    /// Its operation, shapes and group, for messages.
+    pub text: Arc<str>,
+}
+
+impl Label {
+    /// A label.
+    pub fn new(id: u64, text: impl Into<Arc<str>>) -> Self {
+        Self { id, text: text.into() }
+    }
+}
+
+impl fmt::Display for Label {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
+
+/// Whether the calls take elements of this type.
+pub fn takes(dtype: DType) -> bool {
+    data_type(dtype).is_some()
+}
+
+fn data_type(dtype: DType) -> Option<ncclDataType_t> {
+    Some(match dtype {
+        DType::F32 => ncclDataType_t::ncclFloat32,
+        DType::BF16 => ncclDataType_t::ncclBfloat16,
+        DType::F16 => ncclDataType_t::ncclFloat16,
+        DType::F64 => ncclDataType_t::ncclFloat64,
+        DType::I32 => ncclDataType_t::ncclInt32,
+        DType::I64 => ncclDataType_t::ncclInt64,
+        DType::U8 => ncclDataType_t::ncclUint8,
+        _ => return None,
+    })
+}
+
+/// A call as NCCL gets it: on the raw addresses of the input and the output.
+pub(super) type Call =
+    Box<dyn FnOnce(&Api, ncclComm_t, *const c_void, *mut c_void, *mut c_void) -> Code + Send>;
+
+impl Communicator {
+    /// Enqueues `call` on the addresses of `x` and `out`. For its safety: the communicator is live
+    /// while the lock of [`super::calls::Calls`] is held, which is as long as the call takes; the
+    /// buffers stay where they are until the stream has passed the call; they are as long as their
+    /// contiguous tensors, whose numbers of elements the calls were made with.
+    pub(super) fn call(
+        &self,
+        label: Label,
+        lane: Lane,
+        x: CubeTensor,
+        out: CubeTensor,
+        call: Call,
+    ) -> Result<Started, CudaError> {
+        let queue = self.queue_of(&x, &label)?;
+        if elements(&x) == 0 && elements(&out) == 0 {
+            return Ok(Started::done(out));
+        }
+        let op = self.op(&label).reads(&x).writes(&out);
+        let (calls, id) = (self.calls.clone(), label.id);
+        let make = move |stream: Stream, buffers: &Buffers| {
+            let (x, out) = (buffers.reads[0].ptr as *const c_void, buffers.writes[0].ptr);
+            let run = |api: &Api, comm| call(api, comm, x, out as *mut c_void, stream.0.cast());
+            calls.make(id, stream, run)
+        };
+        let started = match lane {
+            Lane::InOrder => {
+                queue.enqueue(op, move |stream, buffers| make(stream, buffers).map(drop));
+                Started::done(out)
+            }
+            Lane::Overlapped => {
+                let (side, retained, done) =
+                    (self.side_stream()?, Retained::default(), Done::default());
+                let point = done.clone();
+                queue.enqueue_retaining(op, &retained, move |stream, buffers| {
+                    side.wait_for(stream)?;
+                    *point.lock().expect("nobody panics with it") = Some(make(side, buffers)?);
+                    Ok(())
+                });
+                Started::overlapped(out, Join::new(queue.clone(), label.text, done, retained))
+            }
+        };
+        queue.flush();
+        Ok(started)
+    }
+
+    pub(super) fn op(&self, label: &Label) -> Op {
+        let (text, calls) = (label.text.clone(), self.calls.clone());
+        Op::new(move || text.to_string()).on_failure(move |why| calls.note_fault(&cause(why)))
+    }
+
+    /// A tensor like `x` with another number of rows.
+    pub(super) fn rows(&self, x: &CubeTensor, rows: usize) -> CubeTensor {
+        let mut shape = x.meta.shape().clone();
+        shape[0] = rows;
+        empty(x, shape, x.dtype)
+    }
+
+    pub(super) fn queue_of(&self, x: &CubeTensor, label: &Label) -> Result<CudaQueue, CudaError> {
+        let queue = CudaQueue::of(x);
+        let same = queue.filter(|queue| queue.device_id() == self.queue.device_id());
+        same.ok_or_else(|| refused(label, &format!("a tensor on {:?}, not on its GPU", x.device)))
+    }
+
+    pub(super) fn data_type(
+        &self,
+        x: &CubeTensor,
+        label: &Label,
+    ) -> Result<ncclDataType_t, CudaError> {
+        data_type(x.dtype).ok_or_else(|| refused(label, "NCCL does not take the element type"))
+    }
+
+    pub(super) fn peer(&self, member: usize, label: &Label) -> Result<c_int, CudaError> {
+        let fits = c_int::try_from(member).ok().filter(|_| member < self.members.size);
+        fits.ok_or_else(|| refused(label, &format!("no member {member} of {}", self.members.size)))
+    }
+}
+
+pub(super) fn elements(x: &CubeTensor) -> usize {
+    x.meta.shape().num_elements()
+}
+
+pub(super) fn refused(label: &Label, why: &str) -> CudaError {
+    CudaError::Refused(format!("{label}: {why}"))
+}
+
+/// What is behind the last "Caused by" of CubeCL's long texts, without stack traces.
+fn cause(text: &str) -> String {
+    let is_trace = |line: &&str| {
+        let number = line.split(':').next().unwrap_or_default();
+        let numbered = !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit());
+        numbered || ["Backtrace", "No backtrace", "Asked at"].iter().any(|t| line.starts_with(t))
+    };
+    let last = text.rsplit("Caused by:").next().unwrap_or(text);
+    let lines = last.lines().map(str::trim).filter(|line| !line.is_empty());
+    lines.take_while(|line| !is_trace(line)).collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_text_is_told_by_its_cause() {
+        let text = "An error happened during execution\nCaused by:\n  The bytes were never written\n\
+            Caused by:\n  out of device memory\n  allocating 7 bytes\n   0: core::ops\nAsked at:\n   0: main";
+        assert_eq!(cause(text), "out of device memory allocating 7 bytes");
+        assert_eq!(cause("plain"), "plain");
+        let foreign = "group tp: all_reduce #3: NCCL failed\nBacktrace:\n   0: main";
+        assert_eq!(cause(foreign), "group tp: all_reduce #3: NCCL failed");
+    }
+
+    #[test]
+    fn every_type_that_models_have_is_taken() {
+        let taken =
+            [DType::F32, DType::BF16, DType::F16, DType::F64, DType::I32, DType::I64, DType::U8];
+        assert!(taken.into_iter().all(takes));
+        assert!(!takes(DType::I16));
+    }
+}

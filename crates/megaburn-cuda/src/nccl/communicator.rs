@@ -1,0 +1,154 @@
+use std::{
+    ffi::{c_char, c_int},
+    ptr,
+    sync::{Arc, OnceLock},
+    thread,
+    time::Duration,
+};
+
+use cudarc::nccl::sys::{ncclComm_t, ncclUniqueId};
+
+use super::{
+    api::{Api, Code},
+    calls::Calls,
+    config::Config,
+};
+use crate::{
+    CudaError, CudaQueue,
+    context::Context,
+    streams::{Priority, Stream},
+};
+
+/// Names a communicator to be made; its first member draws it and tells the others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UniqueId(pub [u8; Self::BYTES]);
+
+impl UniqueId {
+    /// Its length.
+    pub const BYTES: usize = 128;
+
+    /// A new one.
+    ///
+    /// # Errors
+    /// NCCL is missing, too old, or has no network to listen on.
+    pub fn new() -> Result<Self, CudaError> {
+        let api = Api::get()?;
+        let mut id = ncclUniqueId { internal: [0; Self::BYTES] };
+        // SAFETY: NCCL writes the name through the pointer.
+        let code = unsafe { (api.get_unique_id)(&mut id) };
+        if code != Code::SUCCESS {
+            return Err(api.error("ncclGetUniqueId", code, None));
+        }
+        Ok(Self(id.internal.map(|byte| byte as u8)))
+    }
+}
+
+/// Which members a communicator has, and which of them this process is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Membership {
+    /// This process, from 0.
+    pub rank: usize,
+    /// All.
+    pub size: usize,
+}
+
+/// The GPUs of some processes, one each, joined for collectives.
+///
+/// # Collective
+/// All members make it and make the same calls in the same order. Dropping it closes it: waits up
+/// to 5 s for the other members to do so too, unless something failed.
+#[derive(Debug)]
+pub struct Communicator {
+    pub(super) calls: Arc<Calls>,
+    pub(super) queue: CudaQueue,
+    pub(super) members: Membership,
+    side: OnceLock<Result<Stream, CudaError>>,
+}
+
+impl Communicator {
+    /// Joins the members that know `id`, each with the GPU of its `queue`.
+    ///
+    /// `end` is asked every millisecond whether to go on waiting: `Some` says why not.
+    ///
+    /// # Errors
+    /// NCCL is missing or too old, refuses (two members on one GPU), or `end`'s reason.
+    pub fn join(
+        queue: &CudaQueue,
+        id: UniqueId,
+        members: Membership,
+        end: impl Fn() -> Option<String>,
+    ) -> Result<Self, CudaError> {
+        let api = Api::get()?;
+        let context = Context::of(queue.device_id())?;
+        let calls = context.scope(|| {
+            let comm = init(api, id, members)?;
+            let calls = Calls::new(api, context, comm);
+            match calls.settle(&end) {
+                Ok(()) => Ok(calls),
+                Err(error) => {
+                    calls.abort(&error.to_string());
+                    Err(error)
+                }
+            }
+        })?;
+        let (calls, queue) = (Arc::new(calls), queue.clone());
+        Ok(Self { calls, queue, members, side: OnceLock::new() })
+    }
+
+    /// Which members it has.
+    pub fn members(&self) -> Membership {
+        self.members
+    }
+
+    /// The stream of overlapped calls.
+    pub(super) fn side_stream(&self) -> Result<Stream, CudaError> {
+        let create = || self.calls.context().scope(|| Stream::create(Priority::High));
+        self.side.get_or_init(create).clone()
+    }
+}
+
+/// Starts joining. NCCL hands the communicator out at once.
+fn init(api: &Api, id: UniqueId, members: Membership) -> Result<ncclComm_t, CudaError> {
+    let id = ncclUniqueId { internal: id.0.map(|byte| byte as c_char) };
+    let number = |number: usize| {
+        c_int::try_from(number).map_err(|_| CudaError::Refused(format!("{number} ranks")))
+    };
+    let (size, rank) = (number(members.size)?, number(members.rank)?);
+    let mut comm: ncclComm_t = ptr::null_mut();
+    let mut config = Config::non_blocking();
+    // SAFETY: NCCL writes the handle through the first pointer and reads as much of the config as
+    // its field `size` says; both outlive the call.
+    let code = unsafe { (api.comm_init_rank_config)(&mut comm, size, id, rank, &mut config) };
+    match code.is_fine() && !comm.is_null() {
+        true => Ok(comm),
+        false => Err(api.error("ncclCommInitRankConfig", code, None)),
+    }
+}
+
+impl Calls {
+    /// Waits until the members have met.
+    fn settle(&self, end: &impl Fn() -> Option<String>) -> Result<(), CudaError> {
+        while !self.is_settled("ncclCommInitRankConfig")? {
+            if let Some(why) = end() {
+                return Err(CudaError::Refused(why));
+            }
+            thread::sleep(Duration::from_millis(1));
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Communicator {
+    fn drop(&mut self) {
+        if thread::panicking() || self.calls.is_over() {
+            self.calls.abort("its rank ended early");
+        } else {
+            // What was enqueued before uses the communicator: let it be made first.
+            let _ = self.queue.on_device_thread(|| Ok(()));
+            self.calls.close();
+        }
+        if let Some(Ok(side)) = self.side.get() {
+            let _ = self.calls.context().scope(|| side.destroy());
+        }
+    }
+}

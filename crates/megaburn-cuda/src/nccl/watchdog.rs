@@ -1,0 +1,114 @@
+use std::{
+    io,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak, mpsc},
+    thread::{self, JoinHandle},
+    time::{Duration, Instant},
+};
+
+use super::{Communicator, calls::Calls};
+use crate::CudaError;
+
+/// How often it looks.
+const TICK: Duration = Duration::from_millis(20);
+
+/// How far the calls of one communicator are.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Standing {
+    /// The key under which it is watched.
+    pub key: u64,
+    /// Calls that the GPU has finished since the last look, by their label's id.
+    pub finished: Vec<u64>,
+    /// The oldest call that is not finished, and when it was made.
+    pub oldest: Option<(u64, Instant)>,
+    /// The first failure: NCCL's, the driver's, or a call that this rank could not make.
+    pub fault: Option<String>,
+}
+
+/// Decides what a [`Watchdog`] does with what it sees.
+pub trait Observer: Send + 'static {
+    /// Looks at all communicators of the process, some fifty times a second. `Some`: all are
+    /// aborted with this reason, now and from now on.
+    fn look(&mut self, standings: &[Standing]) -> Option<String>;
+}
+
+/// A thread that looks after the communicators of a process. It ends when dropped.
+#[derive(Debug)]
+pub struct Watchdog {
+    watched: Watched,
+    stop: Option<mpsc::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+type Watched = Arc<Mutex<Vec<(u64, Weak<Calls>)>>>;
+
+impl Watchdog {
+    /// Starts the thread.
+    ///
+    /// # Errors
+    /// The system has no room for one.
+    pub fn start(mut observer: impl Observer) -> Result<Self, CudaError> {
+        let (stop, stopped) = mpsc::channel();
+        let watched = Watched::default();
+        let watching = watched.clone();
+        let run = move || {
+            while stopped.recv_timeout(TICK) == Err(mpsc::RecvTimeoutError::Timeout) {
+                let live = live(&watching);
+                let standings: Vec<_> =
+                    live.iter().map(|(key, calls)| stand(*key, calls)).collect();
+                if let Some(reason) = observer.look(&standings) {
+                    abort(live, &reason);
+                }
+            }
+        };
+        let thread = thread::Builder::new().name("nccl-watchdog".into()).spawn(run);
+        let thread = thread.map_err(|error: io::Error| CudaError::Refused(error.to_string()))?;
+        Ok(Self { watched, stop: Some(stop), thread: Some(thread) })
+    }
+
+    /// Looks after a communicator too, until it is dropped.
+    pub fn watch(&self, key: u64, communicator: &Communicator) {
+        lock(&self.watched).push((key, Arc::downgrade(&communicator.calls)));
+    }
+}
+
+impl Drop for Watchdog {
+    fn drop(&mut self) {
+        self.stop = None;
+        if let Some(thread) = self.thread.take() {
+            // The observer ended it, directly or not: it cannot wait for itself.
+            if thread.thread().id() != thread::current().id() {
+                let _ = thread.join();
+            }
+        }
+    }
+}
+
+fn live(watched: &Watched) -> Vec<(u64, Arc<Calls>)> {
+    let mut watched = lock(watched);
+    watched.retain(|(_, calls)| calls.strong_count() > 0);
+    watched.iter().filter_map(|(key, calls)| Some((*key, calls.upgrade()?))).collect()
+}
+
+fn stand(key: u64, calls: &Calls) -> Standing {
+    // Events are asked under the context that they were made in.
+    if let Err(error) = calls.context().bind() {
+        let fault = Some(error.to_string());
+        return Standing { key, fault, ..Default::default() };
+    }
+    let look = calls.look();
+    Standing { key, finished: look.finished, oldest: look.oldest, fault: look.fault }
+}
+
+/// At once, each in its own thread: one communicator's end may have to wait for a kernel that only
+/// the end of another one stops.
+fn abort(live: Vec<(u64, Arc<Calls>)>, reason: &str) {
+    for (_, calls) in live {
+        let reason = reason.to_string();
+        let name = "nccl-abort".to_string();
+        let _ = thread::Builder::new().name(name).spawn(move || calls.abort(&reason));
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -125,11 +125,11 @@ fn add_kernel<F: Float, I: Numeric, N: Size>(
         sync_cube();
         let mine = start + UNIT_POS_X;
         let mut same = 0u32;
-        if mine < tokens {
-            if i32::cast_from(ids[mine as usize]) == id {
-                same = 1u32;
-                any_is_same[0] = 1u32;
-            }
+        // Both sides of `&&` are computed.
+        let at = min(mine, tokens - 1);
+        if mine < tokens && i32::cast_from(ids[at as usize]) == id {
+            same = 1u32;
+            any_is_same[0] = 1u32;
         }
         is_same[UNIT_POS_X as usize] = same;
         sync_cube();

@@ -10,6 +10,7 @@ use megaburn::cuda::{
     Buffers, CudaError, CudaQueue, Op, Retained,
     events::Event,
     gemm::product,
+    memory::MemoryReport,
     streams::{Priority, Stream},
     tensor::{contiguous, empty},
 };
@@ -23,6 +24,7 @@ pub(crate) const TESTS: &[Test] = &[
     ("a_panic_is_told_at_the_next_read", a_panic),
     ("a_failure_goes_on_through_foreign_work", through_foreign_work),
     ("events_are_used_again", events),
+    ("the_memory_report_counts_tensors", memory),
     ("ragged_and_strided_matrices_are_multiplied", ragged),
 ];
 
@@ -178,6 +180,25 @@ fn events() -> Result<(), String> {
         }
     };
     queue.on_device_thread(run).map_err(|error| error.to_string())
+}
+
+fn memory() -> Result<(), String> {
+    const BYTES: u64 = 1 << 30;
+    let device = Device::cuda(0);
+    let report = || MemoryReport::of(&device).ok_or("no report of a GPU");
+    let before = report()?;
+    let tensor = Tensor::<2>::zeros([1 << 14, 1 << 14], &device);
+    let held = report()?;
+    drop(tensor);
+    let after = report()?;
+    let grown = held.allocated.saturating_sub(before.allocated);
+    let whole = held.reserved >= held.allocated && held.peak >= held.reserved;
+    let free = held.free < held.total && held.total - held.free >= held.reserved;
+    let given_back = after.allocated == before.allocated && after.peak >= held.reserved;
+    if !(BYTES..BYTES + BYTES / 16).contains(&grown) || !whole || !free || !given_back {
+        return Err(format!("before {before:?}, with 1 GiB more {held:?}, without {after:?}"));
+    }
+    Ok(())
 }
 
 /// Rows that CubeCL pads, parts of a larger tensor, transposed ones.

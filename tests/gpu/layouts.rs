@@ -25,6 +25,9 @@ const TOLERANCE: f64 = 1e-5;
 /// Loss and gradient norm of each step, and the parameters afterwards.
 type Trained = (Vec<[f64; 2]>, LocalParams);
 
+/// The same of one rank, its parameters whole.
+type Expected = (Vec<[f64; 2]>, WholeParams);
+
 fn train(config: TrainConfig, world: &Group, layout: Layout) -> Result<Trained, TrainError> {
     let data = Arc::new(RunData::load(&config)?);
     let groups = ProcessGroups::new(world, layout)?;
@@ -43,7 +46,7 @@ fn matrix(world: &Group) -> Result<(), String> {
     let seed = TensorData::from([fresh_seed() as i64]);
     let seed = world.broadcast(seed, 0).map_err(|error| text(&error))?;
     let seed = seed.try_to_vec::<i64>().expect("i64 went in")[0] as u64;
-    let mut alone: BTreeMap<(String, usize), (Vec<[f64; 2]>, WholeParams)> = BTreeMap::new();
+    let mut alone: BTreeMap<(String, usize), Expected> = BTreeMap::new();
     let mut compared = 0;
     for row in rows.iter().filter(|row| row.layout.world_size() == world.size()) {
         let Row { model: name, layout, global_batch, micro_batch } = row;
@@ -73,7 +76,7 @@ fn remove(folder: &Path) {
     let _ = std::fs::remove_dir_all(folder);
 }
 
-fn compare(found: &Trained, expected: &(Vec<[f64; 2]>, WholeParams)) -> Result<(), String> {
+fn compare(found: &Trained, expected: &Expected) -> Result<(), String> {
     for (found, expected) in found.0.iter().zip(&expected.0) {
         for (found, expected) in found.iter().zip(expected) {
             let relative = (found - expected).abs() / expected;

@@ -12,6 +12,8 @@ use megaburn::{
 };
 use rstest::rstest;
 
+use crate::child::Ranks;
+
 /// A model of Transformers, and what it computes.
 pub(crate) fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures").join(name)
@@ -75,4 +77,15 @@ fn a_model_equals_transformers_under_every_layout(
     }
     let least = if most == 8 { 11 } else { 5 };
     assert!(compared >= least, "{name}: {compared} layouts");
+}
+
+#[test]
+fn processes_compare_as_threads_do() {
+    let qwen3 = fixture("qwen3");
+    let args = ["verify", qwen3.to_str().unwrap(), "--layout", "tp2-sp", "--json"];
+    let threads = Ranks::command(&args).finish();
+    let processes = Ranks::commands(2, &args).finish();
+    assert!(threads[0].stdout.contains("\"ok\":true"), "{threads:?}");
+    assert_eq!(processes[0].stdout, threads[0].stdout);
+    assert_eq!(processes[1].stdout, "", "the first rank alone prints");
 }

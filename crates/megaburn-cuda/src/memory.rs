@@ -5,7 +5,8 @@ use std::{
     sync::atomic::{AtomicU64, Ordering},
 };
 
-use burn::prelude::Device;
+use burn::{backend::DispatchDevice, prelude::Device};
+use cubecl::{MemoryScope, MemoryUsage};
 
 use crate::{CudaError, CudaQueue};
 
@@ -33,7 +34,7 @@ impl MemoryReport {
     /// for the GPU.
     pub fn of(device: &Device) -> Option<Self> {
         let queue = CudaQueue::for_device(device)?;
-        let usage = device.memory_pool_usage()?;
+        let usage = pools(device)?;
         let info = queue.on_device_thread(|| {
             cudarc::driver::result::mem_get_info().map_err(CudaError::driver("cuMemGetInfo"))
         });
@@ -43,6 +44,18 @@ impl MemoryReport {
         let peak = PEAK.fetch_max(reserved, Ordering::Relaxed).max(reserved);
         Some(Self { allocated, reserved, peak, free: free as u64, total: total as u64 })
     }
+}
+
+/// What CubeCL's pools on the GPU hold; its pinned buffers on the host are no part of that.
+fn pools(device: &Device) -> Option<MemoryUsage> {
+    let device = device.clone().inner();
+    let DispatchDevice::Cube(gpu) = device.as_dispatch() else { return None };
+    let streams = gpu.client().memory_report(MemoryScope::Device).streams.into_iter();
+    Some(
+        streams
+            .map(|stream| stream.pools.usage())
+            .fold(MemoryUsage::default(), |all, stream| all.combine(stream)),
+    )
 }
 
 impl fmt::Display for MemoryReport {

@@ -1,12 +1,6 @@
 //! Matrix products of a Llama layer through cuBLASLt, as training asks for them, beside PyTorch's.
 
-use std::{
-    ffi::OsString,
-    path::PathBuf,
-    process::ExitCode,
-    thread,
-    time::{Duration, Instant},
-};
+use std::{ffi::OsString, path::PathBuf, process::ExitCode, thread, time::Duration};
 
 use burn::{
     backend::Cube,
@@ -15,7 +9,12 @@ use burn::{
 };
 use burn_cubecl::tensor::CubeTensor;
 use clap::Parser;
-use megaburn::cuda::{self, gemm::product, gemm::product_into, tensor::transposed};
+use megaburn::cuda::{
+    self, CudaQueue,
+    gemm::{product, product_into},
+    tensor::transposed,
+    timing::elapsed,
+};
 
 use super::peer_times;
 use crate::{
@@ -34,6 +33,8 @@ const SHAPES: [[usize; 3]; 8] = [
     [8192, 4096, 28672],
     [8192, 14336, 4096],
 ];
+/// Products of one timing.
+const ROUNDS: usize = 30;
 const FORMS: [(&str, Form); 5] = [
     ("fprop", Form::Fprop),
     ("dgrad", Form::Dgrad),
@@ -81,8 +82,8 @@ fn run(args: &GemmArgs) -> Result<(), Failure> {
     let about = "Matrix products of bf16 matrices with fp32 accumulation on one GPU, shapes of \
                  Llama-3-8B (tokens x in x out), uniform random numbers: forward X W (NN), input \
                  gradient dY Wᵀ (NT), weight gradient Xᵀ dY (TN) in bf16, in f32, and added to an f32 \
-                 buffer. The time is the mean of 30 after 3, from a host that enqueues without waiting \
-                 in between, after 0.1 s of rest; the median of three such means. `floor` of the last is what its bytes \
+                 buffer. The time is the device's for 30 after 3, enqueued without a wait in between, \
+                 after 0.1 s of rest; the median of three such means. `floor` of the last is what its bytes \
                  take at 4.3 TB/s (read X, dY and the buffer, write the buffer).";
     let mut report = Report::new("gemm", about);
     let head = ["shape", "form", "ms", "TFLOP/s", "PyTorch", "ratio", "byte floor ms"];
@@ -94,6 +95,7 @@ fn run(args: &GemmArgs) -> Result<(), Failure> {
             Tensor::random(shape, Distribution::Uniform(-1.0, 1.0), (&device, DType::BF16))
         };
         let (x, w, dy) = (random(t, i), random(i, o), random(t, o));
+        let queue = CudaQueue::of(&cube(&x)).ok_or("no CUDA tensor")?;
         let sum = Tensor::<2>::zeros([i, o], (&device, DType::F32));
         for (name, form) in FORMS {
             let step = |[x, w, dy, sum]: [CubeTensor; 4]| match form {
@@ -103,8 +105,8 @@ fn run(args: &GemmArgs) -> Result<(), Failure> {
                 Form::WgradF32 => product(transposed(x), dy, None, 1.0, DType::F32).map(drop),
                 Form::WgradAdd => product_into(transposed(x), dy, &sum, true),
             };
-            let operands = || [&x, &w, &dy, &sum].map(|tensor| cube(tensor));
-            let seconds = time(&device, || step(operands()))?;
+            let operands = || [&x, &w, &dy, &sum].map(cube);
+            let seconds = time(&queue, || step(operands()))?;
             let flops = 2.0 * (t * i * o) as f64;
             let key = format!("{t}x{i}x{o} {name}");
             let theirs = peer.get(&key).map(|milliseconds| milliseconds / 1e3);
@@ -131,22 +133,20 @@ fn run(args: &GemmArgs) -> Result<(), Failure> {
     report.finish(&args.report)
 }
 
-/// Seconds of one call: the median of three means.
-fn time(device: &Device, step: impl Fn() -> Result<(), cuda::CudaError>) -> Result<f64, Failure> {
+/// Seconds of one call on the device: the median of three means.
+fn time(queue: &CudaQueue, step: impl Fn() -> Result<(), cuda::CudaError>) -> Result<f64, Failure> {
     let mut means = Vec::new();
     for _ in 0..3 {
         step()?;
     }
     for _ in 0..3 {
+        queue.on_device_thread(|| Ok(()))?;
         // A GPU at its power limit slows down: both programs let it rest as long.
         thread::sleep(Duration::from_millis(100));
-        device.sync().map_err(|error| format!("{error:?}"))?;
-        let started = Instant::now();
-        for _ in 0..30 {
-            step()?;
-        }
-        device.sync().map_err(|error| format!("{error:?}"))?;
-        means.push(started.elapsed().as_secs_f64() / 30.0);
+        let mut result = Ok(());
+        let milliseconds = elapsed(queue, || result = (0..ROUNDS).try_for_each(|_| step()))?;
+        result?;
+        means.push(f64::from(milliseconds) / 1e3 / ROUNDS as f64);
     }
     means.sort_by(f64::total_cmp);
     Ok(means[1])

@@ -29,6 +29,7 @@ pub mod profiler;
 mod queue;
 pub mod streams;
 pub mod tensor;
+pub mod timing;
 
 pub use error::CudaError;
 pub use queue::{Buffers, CudaQueue, Op, RawBuffer, Retained, Server};

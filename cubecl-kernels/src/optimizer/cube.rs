@@ -12,16 +12,11 @@ const UNITS: usize = 256;
 /// Cubes of a sum: as many as give every multiprocessor of a large GPU several.
 const SUMS: usize = 1024;
 
-/// The tensor as CubeCL's, unpitched; or as it was, if it is on no GPU.
-fn on_gpu(x: Tensor<1>) -> Result<CubeTensor, Tensor<1>> {
-    let found = x.clone().try_into_primitive::<Cube>();
-    match found {
-        Ok(primitive) => {
-            drop(x);
-            Ok(tensor::contiguous(tensor::from_backend(primitive)))
-        }
-        Err(_) => Err(x),
-    }
+/// A tensor on a GPU as CubeCL's, unpitched.
+fn on_gpu(x: Tensor<1>) -> CubeTensor {
+    let primitive = x.try_into_primitive::<Cube>();
+    let primitive = primitive.expect("all that belongs to a gradient on a GPU is there too");
+    tensor::contiguous(tensor::from_backend(primitive))
 }
 
 fn wrap(x: CubeTensor) -> Tensor<1> {
@@ -56,18 +51,10 @@ fn cubes(units: usize) -> CubeCount {
     CubeCount::Static(units.div_ceil(UNITS) as u32, 1, 1)
 }
 
-pub(super) fn adamw(
-    state: AdamwState,
-    grad: Tensor<1>,
-    step: &AdamwStep,
-) -> Result<AdamwState, (AdamwState, Tensor<1>)> {
+pub(super) fn adamw(state: AdamwState, grad: Tensor<1>, step: &AdamwStep) -> AdamwState {
     let AdamwState { param, exp_avg, exp_avg_sq } = state;
-    let grad = match on_gpu(grad) {
-        Ok(grad) => grad,
-        Err(grad) => return Err((AdamwState { param, exp_avg, exp_avg_sq }, grad)),
-    };
-    let [param, exp_avg, exp_avg_sq] = [param, exp_avg, exp_avg_sq]
-        .map(|x| own(on_gpu(x).expect("a parameter's state is where its gradient is")));
+    let grad = on_gpu(grad);
+    let [param, exp_avg, exp_avg_sq] = [param, exp_avg, exp_avg_sq].map(|x| own(on_gpu(x)));
     let len = grad.meta.num_elements();
     for x in [&grad, &param, &exp_avg, &exp_avg_sq] {
         assert!(
@@ -98,11 +85,11 @@ pub(super) fn adamw(
         (1.0 - lr * weight_decay) as f32,
         (lr / step.correction(beta_1)) as f32,
     );
-    Ok(AdamwState { param: wrap(param), exp_avg: wrap(exp_avg), exp_avg_sq: wrap(exp_avg_sq) })
+    AdamwState { param: wrap(param), exp_avg: wrap(exp_avg), exp_avg_sq: wrap(exp_avg_sq) }
 }
 
-pub(super) fn sums_of_squares(x: Tensor<1>) -> Result<Tensor<1>, Tensor<1>> {
-    let x = on_gpu(x)?;
+pub(super) fn sums_of_squares(x: Tensor<1>) -> Tensor<1> {
+    let x = on_gpu(x);
     let len = x.meta.num_elements();
     let lanes = lanes(len);
     let sums = tensor::empty(&x, [SUMS], DType::F32);
@@ -115,7 +102,7 @@ pub(super) fn sums_of_squares(x: Tensor<1>) -> Result<Tensor<1>, Tensor<1>> {
         sums.clone().into_buffer_arg(),
         (len / lanes) as u64,
     );
-    Ok(wrap(sums))
+    wrap(sums)
 }
 
 #[cube(launch)]

@@ -56,10 +56,9 @@ pub struct AdamwState {
 /// If the lengths differ or a buffer is not f32.
 pub fn adamw(state: AdamwState, grad: Tensor<1>, step: &AdamwStep) -> AdamwState {
     #[cfg(feature = "cuda")]
-    let (state, grad) = match cube::adamw(state, grad, step) {
-        Ok(state) => return state,
-        Err(elsewhere) => elsewhere,
-    };
+    if is_on_gpu(&grad) {
+        return cube::adamw(state, grad, step);
+    }
     reference::adamw(state, grad, step)
 }
 
@@ -70,10 +69,9 @@ pub fn adamw(state: AdamwState, grad: Tensor<1>, step: &AdamwStep) -> AdamwState
 /// `[n]` to `[any]`, f32. A value that is not finite makes a sum so.
 pub fn partial_sums_of_squares(x: Tensor<1>) -> Tensor<1> {
     #[cfg(feature = "cuda")]
-    let x = match cube::sums_of_squares(x) {
-        Ok(sums) => return sums,
-        Err(elsewhere) => elsewhere,
-    };
+    if is_on_gpu(&x) {
+        return cube::sums_of_squares(x);
+    }
     x.square().sum()
 }
 

@@ -3,7 +3,7 @@
 use burn_cubecl::{CubeDevice, tensor::CubeTensor};
 use megaburn_cuda::{
     CudaError,
-    nccl::{Communicator, Label, Lane, Reduction, Started},
+    nccl::{self, Communicator, Label, Lane, Reduction, Started},
 };
 
 use super::side::DeviceSide;
@@ -125,7 +125,8 @@ impl Group {
         let side = self.device_side(&x)?;
         let control = &side.watching.control;
         let call = control.next_gpu_call(op, &x);
-        if is_mean && !x.dtype.is_float() {
+        // Before the members compare: the others may know the call that they make, and not ask.
+        if (is_mean && !x.dtype.is_float()) || !nccl::takes(x.dtype) {
             let why = format!("{:?} cannot be reduced so", x.dtype);
             return control.run(&call, |_, _| Err(control.bad_argument(&call, why)));
         }

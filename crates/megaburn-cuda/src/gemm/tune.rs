@@ -1,6 +1,6 @@
 use cudarc::{cublaslt::sys::cublasLtMatmulAlgo_t, driver::sys as cu};
 
-use crate::{CudaError, streams::Stream};
+use crate::{CudaError, streams::Stream, timing::Timer};
 
 /// How many of cuBLASLt's suggestions are timed.
 pub(super) const CANDIDATES: usize = 8;
@@ -24,14 +24,14 @@ pub(super) fn fastest(
         return None;
     }
     let scratch = Scratch::new(out_bytes)?;
-    let timer = Timer::new()?;
+    let timer = Timer::new().ok()?;
     let mut times = vec![Vec::with_capacity(ROUNDS); candidates.len()];
     for _ in 0..ROUNDS {
         for (&candidate, times) in candidates.iter().zip(&mut times) {
-            timer.start(stream)?;
+            timer.start(stream).ok()?;
             // One that cuBLASLt suggests and then refuses is no candidate.
             times.push(match launch(candidate, scratch.0) {
-                Ok(()) => timer.milliseconds(stream)?,
+                Ok(()) => timer.stop(stream).and_then(|()| timer.milliseconds()).ok()?,
                 Err(_) => f32::INFINITY,
             });
         }
@@ -63,44 +63,5 @@ impl Drop for Scratch {
     fn drop(&mut self) {
         // SAFETY: the memory is this value's own; the driver waits for what uses it.
         let _ = unsafe { cu::cuMemFree_v2(self.0) };
-    }
-}
-
-struct Timer([cu::CUevent; 2]);
-
-impl Timer {
-    fn new() -> Option<Self> {
-        let mut events = [std::ptr::null_mut(); 2];
-        for event in &mut events {
-            // SAFETY: the driver writes the new handle through the pointer.
-            unsafe { cu::cuEventCreate(event, 0) }.result().ok()?;
-        }
-        Some(Self(events))
-    }
-
-    fn start(&self, stream: Stream) -> Option<()> {
-        // SAFETY: event and stream are live handles of this context.
-        unsafe { cu::cuEventRecord(self.0[0], stream.0) }.result().ok()
-    }
-
-    fn milliseconds(&self, stream: Stream) -> Option<f32> {
-        let [start, end] = self.0;
-        let mut milliseconds = 0.0;
-        // SAFETY: events and stream are live handles of this context, both events recorded.
-        unsafe {
-            cu::cuEventRecord(end, stream.0).result().ok()?;
-            cu::cuEventSynchronize(end).result().ok()?;
-            cu::cuEventElapsedTime_v2(&mut milliseconds, start, end).result().ok()?;
-        }
-        Some(milliseconds)
-    }
-}
-
-impl Drop for Timer {
-    fn drop(&mut self) {
-        for event in self.0 {
-            // SAFETY: the events are this value's own.
-            let _ = unsafe { cu::cuEventDestroy_v2(event) };
-        }
     }
 }

@@ -1,6 +1,9 @@
 use std::{
     collections::VecDeque,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError, TryLockError,
+        atomic::{AtomicBool, Ordering},
+    },
     thread,
     time::{Duration, Instant},
 };
@@ -30,12 +33,14 @@ pub(super) struct Calls {
     context: Context,
     state: Mutex<State>,
     log: Mutex<Log>,
+    /// Whether NCCL has let go of an ended handle.
+    gone: AtomicBool,
 }
 
 #[derive(Debug)]
 enum State {
     Live(Handle),
-    /// Aborted or closed, and why: the handle is gone.
+    /// Aborted or closed, and why: the handle is nobody's any more.
     Ended(String),
 }
 
@@ -69,7 +74,7 @@ pub(super) struct Look {
 impl Calls {
     pub(super) fn new(api: &'static Api, context: Context, comm: ncclComm_t) -> Self {
         let state = Mutex::new(State::Live(Handle(comm)));
-        Self { api, context, state, log: Mutex::default() }
+        Self { api, context, state, log: Mutex::default(), gone: AtomicBool::new(false) }
     }
 
     pub(super) fn context(&self) -> Context {
@@ -207,8 +212,18 @@ impl Calls {
             let code = unsafe { (self.api.comm_abort)(comm) };
             if code.is_fine() { Ok(()) } else { Err(self.api.error("ncclCommAbort", code, None)) }
         });
+        self.gone.store(true, Ordering::Release);
         if let Err(error) = aborted {
             tracing::warn!("{error}");
+        }
+    }
+
+    /// Waits a moment until the thread that ended it has done so: a process that exits in the middle
+    /// of `ncclCommAbort` crashes.
+    pub(super) fn await_end(&self) {
+        let deadline = Instant::now() + LINGER;
+        while !self.gone.load(Ordering::Acquire) && Instant::now() < deadline {
+            thread::sleep(Duration::from_millis(1));
         }
     }
 
@@ -231,6 +246,7 @@ impl Calls {
         let _ = self.context.scope(|| {
             // SAFETY: the handle was taken out, so nobody else can use it.
             let code = unsafe { (self.api.comm_destroy)(comm) };
+            self.gone.store(true, Ordering::Release);
             if !code.is_fine() {
                 tracing::warn!("{}", self.api.error("ncclCommDestroy", code, None));
             }

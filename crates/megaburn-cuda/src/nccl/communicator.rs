@@ -142,6 +142,7 @@ impl Drop for Communicator {
     fn drop(&mut self) {
         if thread::panicking() || self.calls.is_over() {
             self.calls.abort("its rank ended early");
+            self.calls.await_end();
         } else {
             // What was enqueued before uses the communicator: let it be made first.
             let _ = self.queue.on_device_thread(|| Ok(()));

@@ -1,6 +1,6 @@
 //! Foreign CUDA libraries in order with CubeCL's kernels, without host synchronisation.
 //!
-//! CubeCL launches its kernels from one thread a device, on one stream. [`CudaQueue::enqueue`] runs
+//! CubeCL launches its kernels from one thread a device, on one stream. `CudaQueue::enqueue` runs
 //! a closure on that thread, between two launches, with the stream and the addresses of some
 //! buffers: whatever the closure puts on the stream runs after what produced its inputs and before
 //! what reads its outputs, and the host waits for nothing.
@@ -8,7 +8,7 @@
 //! - **A failure is a value.** Work that fails leaves its outputs marked as never written; the next
 //!   read of one of them, or of anything computed from them, gives the failure with the
 //!   operation's name and shapes.
-//! - **Libraries are loaded at run time** ([`libraries`]): building needs neither GPU nor toolkit.
+//! - **Libraries are loaded at run time** (`libraries`): building needs neither GPU nor toolkit.
 //!
 //! The crate is empty without its feature `cuda`.
 #![cfg(feature = "cuda")]

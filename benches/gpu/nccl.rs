@@ -5,7 +5,7 @@
 //! megaburn launch --nproc 8 -- bench-nccl --peer peer.txt
 //! ```
 
-use std::{ffi::OsString, path::PathBuf, process::ExitCode, time::Instant};
+use std::{ffi::OsString, path::PathBuf, process::ExitCode};
 
 use burn::{
     prelude::Device,
@@ -17,7 +17,7 @@ use megaburn::{
         CollectiveError, ConnectOptions, Group, RankEnv, ReduceOp, connect,
         launcher::tie_to_launcher, tensors,
     },
-    cuda,
+    cuda::{self, CudaQueue, timing::elapsed},
 };
 
 use super::peer_times;
@@ -83,7 +83,7 @@ fn report(args: &NcclArgs, ranks: usize, sizes: &[usize], times: &[f64]) -> Resu
          the other on CubeCL's stream, from a host that enqueues without waiting in between. As in \
          nccl-tests, the size S is a rank's buffer before an all-reduce, reduce-scatter or all-to-all \
          and after an all-gather, and the bus bandwidth is S / t times 2 (n - 1) / n for an all-reduce \
-         and (n - 1) / n for the others. A time is the median of three means of 10 to 200 calls, the \
+         and (n - 1) / n for the others. A time is the device's, the median of three means of 20 to 200 calls, the \
          slowest rank's.",
         cuda::nccl::version()?
     );
@@ -151,21 +151,19 @@ impl Op {
         let x = Tensor::<1>::ones([elements], (device, DType::BF16));
         let rows = vec![share; world.size()];
         let call = || self.call(world, x.clone(), &rows).map(drop);
-        let wait = || device.sync().map_err(|error| format!("{error:?}"));
-        let calls = if quick { 10 } else { ((1 << 28) / size).clamp(10, 200) };
+        let queue = CudaQueue::for_device(device).ok_or("no CUDA device")?;
+        let calls = if quick { 10 } else { ((1 << 30) / size).clamp(20, 200) };
         for _ in 0..5 {
             call()?;
         }
         let mut means = Vec::new();
         for _ in 0..3 {
-            wait()?;
+            queue.on_device_thread(|| Ok(()))?;
             world.barrier()?;
-            let start = Instant::now();
-            for _ in 0..calls {
-                call()?;
-            }
-            wait()?;
-            means.push(start.elapsed().as_secs_f64() / calls as f64);
+            let mut made = Ok(());
+            let all = elapsed(&queue, || made = (0..calls).try_for_each(|_| call()))?;
+            made?;
+            means.push(f64::from(all) / 1e3 / calls as f64);
         }
         means.sort_by(f64::total_cmp);
         let slowest = world.all_reduce(TensorData::from([means[1]]), ReduceOp::Max)?;

@@ -40,7 +40,7 @@ def main():
         x = torch.ones(size // 2, device="cuda", dtype=torch.bfloat16)
         y = torch.empty(x.numel() // n, device="cuda", dtype=torch.bfloat16)
         z = torch.empty_like(x)
-        calls = max(10, min(200, (1 << 28) // size))
+        calls = max(20, min(200, (1 << 30) // size))
         steps = {
             "all_reduce": lambda: dist.all_reduce(x),
             "all_gather": lambda: dist.all_gather_into_tensor(x, y),

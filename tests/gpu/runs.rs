@@ -67,9 +67,9 @@ impl Folder {
         self.start(&self.arguments(layout, steps, sets))
     }
 
-    /// Starts the run as `ranks` ranks, of which rank 1 has another seed.
+    /// Starts the run as `ranks` ranks, of which rank 1 has another learning rate.
     pub(crate) fn train_at_odds(&self, layout: &str, ranks: usize) -> Running<'_> {
-        const ODD: &str = "exec \"$@\" --set run.seed=$((7 + (RANK == 1)))";
+        const ODD: &str = "exec \"$@\" --set optimizer.lr=0.00$((1 + (RANK == 1)))";
         let launch = ["megaburn", "launch", "--nproc", &ranks.to_string(), "--", "sh", "-c", ODD];
         let exe = std::env::current_exe().expect("this program has a path");
         let mut arguments = launch.map(OsString::from).to_vec();

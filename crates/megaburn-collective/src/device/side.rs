@@ -7,6 +7,7 @@ use megaburn_cuda::{
     CudaError, CudaQueue,
     nccl::{Communicator, Membership, UniqueId},
 };
+use xxhash_rust::xxh3::xxh3_64;
 
 use super::watched::Watched;
 use crate::{
@@ -59,8 +60,9 @@ impl Group {
             let communicator = control.join(link, &call, deadline, &queue, id)?;
             let timeout = self.0.options.timeout;
             let (name, members) = (control.name(), self.members().to_vec());
-            // Not the control group's own channel: bulletins come when they come.
-            let channel = control.0.channel ^ 1;
+            // Bulletins come when they come: on a channel of this communicator alone, not of the
+            // next one of a group of the same name and members.
+            let channel = xxh3_64(&id.0);
             let watched = Watched::new(name, self.global_rank(), members, channel, timeout);
             let watched = Arc::new(watched);
             link.watch(&watched, &communicator).map_err(|error| failed(error.to_string()))?;

@@ -18,6 +18,7 @@ mod calls;
 mod collectives;
 mod communicator;
 mod config;
+mod exit;
 mod lane;
 mod point_to_point;
 mod watchdog;

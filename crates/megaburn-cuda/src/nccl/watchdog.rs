@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{Communicator, calls::Calls};
+use super::{Communicator, calls::Calls, exit};
 use crate::CudaError;
 
 /// How often it looks.
@@ -102,10 +102,16 @@ fn stand(key: u64, calls: &Calls) -> Standing {
 /// At once, each in its own thread: one communicator's end may have to wait for a kernel that only
 /// the end of another one stops.
 fn abort(live: Vec<(u64, Arc<Calls>)>, reason: &str) {
+    exit::wait_for_aborts();
     for (_, calls) in live {
         let reason = reason.to_string();
         let name = "nccl-abort".to_string();
-        let _ = thread::Builder::new().name(name).spawn(move || calls.abort(&reason));
+        let under_way = exit::Abort::begin();
+        let abort = move || {
+            calls.abort(&reason);
+            drop(under_way);
+        };
+        let _ = thread::Builder::new().name(name).spawn(abort);
     }
 }
 

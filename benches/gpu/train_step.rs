@@ -10,6 +10,11 @@ use megaburn::{
     train::{ConfigLayers, RunData, Trainer},
 };
 
+use nix::sys::{
+    resource::{UsageWho, getrusage},
+    time::TimeVal,
+};
+
 use super::peer_times;
 use crate::{
     Failure,
@@ -82,13 +87,19 @@ fn run(args: &StepArgs) -> Result<(), Failure> {
     let data = Arc::new(RunData::load(&config)?);
     let device = Device::cuda(0).autodiff();
     let mut trainer = Trainer::new(config.clone(), ProcessGroups::single(0), device, data.clone())?;
-    let mut times = Vec::new();
+    let (mut times, mut host_times) = (Vec::new(), Vec::new());
     let (mut loss, mut memory) = (f64::NAN, 0);
     for step in 0..args.steps + 4 {
-        let started = Instant::now();
+        let (started, worked) = (Instant::now(), cpu_time()?);
         let metrics = trainer.step()?;
         let seconds = started.elapsed().as_secs_f64();
-        println!("step {step}: {:.1} ms, loss {:.4}", seconds * 1e3, metrics.loss);
+        let host = cpu_time()? - worked;
+        let (milliseconds, host) = (seconds * 1e3, host * 1e3);
+        println!(
+            "step {step}: {milliseconds:.1} ms, {host:.1} ms of it the host's, loss {:.4}",
+            metrics.loss
+        );
+        host_times.push(host);
         (loss, memory) = (metrics.loss, metrics.memory_bytes);
         if step >= 4 {
             times.push(seconds);
@@ -115,6 +126,19 @@ fn run(args: &StepArgs) -> Result<(), Failure> {
         table.row(row(&name, milliseconds / 1e3, String::new(), String::new()));
     }
     report.table(&table);
-    report.text(&format!("Loss after {} steps: {loss:.4}.", args.steps + 4));
+    host_times.sort_by(f64::total_cmp);
+    report.text(&format!(
+        "The host's thread works {:.1} ms a step, enqueueing; it waits for the GPU once, for the \
+         gradient norm. Loss after {} steps: {loss:.4}.",
+        host_times[host_times.len() / 2],
+        args.steps + 4
+    ));
     report.finish(&args.report)
+}
+
+/// Seconds that this thread has computed, waits left out.
+fn cpu_time() -> Result<f64, Failure> {
+    let usage = getrusage(UsageWho::RUSAGE_THREAD)?;
+    let seconds = |time: TimeVal| time.tv_sec() as f64 + time.tv_usec() as f64 / 1e6;
+    Ok(seconds(usage.user_time()) + seconds(usage.system_time()))
 }

@@ -5,6 +5,7 @@ use burn::{
     prelude::{Device, Int},
     tensor::{DType, Distribution, Tensor, TensorData},
 };
+use megaburn::cuda::gemm::set_tf32;
 use megaburn::kernels::{
     AttentionOptions, EmbeddingOptions, LinearOptions, MainGrad, RopeConfig, apply_rope, attention,
     embedding, gelu, layer_norm, linear, rms_norm, swiglu,
@@ -19,6 +20,7 @@ pub(crate) const TESTS: &[Test] = &[
     ("norms", norms),
     ("rope_and_activations", pointwise),
     ("attention_of_every_kind", attentions),
+    ("tf32_is_off_until_it_is_asked_for", tf32),
 ];
 
 const DTYPES: [(DType, f64); 3] = [(DType::F32, 2e-5), (DType::BF16, 2e-2), (DType::F16, 3e-3)];
@@ -270,4 +272,24 @@ fn attentions() -> Result<(), String> {
         }
     }
     Ok(())
+}
+
+fn tf32() -> Result<(), String> {
+    let [a, b] = [0; 2].map(|_| normal([256, 256], DType::F32));
+    let product = |device: &Device| {
+        let [a, b] = [&a, &b].map(|data| leaf::<2>(data, device, DType::F32));
+        host(linear(a, b, None, LinearOptions::default()))
+    };
+    let (cpu, gpu) = (Device::flex(), Device::cuda(0));
+    let expected = product(&cpu)?;
+    close("f32", &product(&gpu)?, &expected, 2e-6)?;
+    set_tf32(true);
+    let rounded = product(&gpu);
+    set_tf32(false);
+    let rounded = rounded?;
+    close("tf32", &rounded, &expected, 2e-3)?;
+    match close("tf32", &rounded, &expected, 1e-5) {
+        Ok(()) => Err("nothing was rounded to tf32".into()),
+        Err(_) => close("f32 again", &product(&gpu)?, &expected, 2e-6),
+    }
 }

@@ -85,6 +85,13 @@ impl Devices {
         cuda::device(index(env, gpus, masked)?)
     }
 
+    /// Whether f32 matrices may be rounded to tf32 when GPUs multiply them, in all of this process.
+    pub(crate) fn allow_tf32(self, allowed: bool) {
+        if self != Self::Cpu {
+            cuda::allow_tf32(allowed);
+        }
+    }
+
     /// What the console calls them, from `ranks` ranks; nothing for the CPU.
     pub(crate) fn describe(self, ranks: usize) -> Option<String> {
         let Self::Cuda { gpus } = self else { return None };
@@ -117,7 +124,7 @@ mod cuda {
 
     use crate::TrainError;
 
-    pub(super) use megaburn_cuda::libraries::num_gpus;
+    pub(super) use megaburn_cuda::{gemm::set_tf32 as allow_tf32, libraries::num_gpus};
 
     pub(super) fn start() -> Result<usize, TrainError> {
         megaburn_cuda::start().map_err(|error| TrainError::Cuda { why: error.to_string() })
@@ -141,6 +148,8 @@ mod cuda {
     pub(super) fn num_gpus() -> usize {
         0
     }
+
+    pub(super) fn allow_tf32(_: bool) {}
 
     pub(super) fn start() -> Result<usize, TrainError> {
         Err(TrainError::Cuda {

@@ -37,6 +37,7 @@ pub fn pretrain(config: TrainConfig, fresh: bool, stop: StopSignal) -> Result<()
     let layout = config.layout_on(devices, env.as_ref().map(|env| env.world_size))?;
     refuse_axes_to_come(&layout)?;
     let device = devices.of_this_process(&layout, env.as_ref())?;
+    devices.allow_tf32(config.train.tf32);
     let group = GroupOptions { seed: config.run.seed, timeout: config.train.timeout() };
     let data = Arc::new(RunData::load(&config)?);
     let start = config.start(fresh)?;

@@ -81,6 +81,8 @@ pub struct LoopConfig {
     pub steps: u64,
     /// Element type of parameters and activations.
     pub dtype: Dtype,
+    /// Whether GPUs may round f32 matrices to tf32 (ten bits of mantissa) when they multiply them.
+    pub tf32: bool,
     /// Samples of a step, over all ranks.
     pub global_batch: usize,
     /// Samples that one rank computes at a time; gradients of several are summed.
@@ -105,6 +107,7 @@ impl Default for LoopConfig {
         Self {
             steps: 1200,
             dtype: Dtype::F32,
+            tf32: false,
             global_batch: 8,
             micro_batch: 2,
             eval_interval: 100,

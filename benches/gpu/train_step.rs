@@ -10,11 +10,6 @@ use megaburn::{
     train::{ConfigLayers, RunData, Trainer},
 };
 
-use nix::sys::{
-    resource::{UsageWho, getrusage},
-    time::TimeVal,
-};
-
 use super::peer_times;
 use crate::{
     Failure,
@@ -90,13 +85,13 @@ fn run(args: &StepArgs) -> Result<(), Failure> {
     let (mut times, mut host_times) = (Vec::new(), Vec::new());
     let (mut loss, mut memory) = (f64::NAN, 0);
     for step in 0..args.steps + 4 {
-        let (started, worked) = (Instant::now(), cpu_time()?);
+        let started = Instant::now();
         let metrics = trainer.step()?;
         let seconds = started.elapsed().as_secs_f64();
-        let host = cpu_time()? - worked;
+        let host = trainer.enqueue_time().as_secs_f64();
         let (milliseconds, host) = (seconds * 1e3, host * 1e3);
         println!(
-            "step {step}: {milliseconds:.1} ms, {host:.1} ms of it the host's, loss {:.4}",
+            "step {step}: {milliseconds:.1} ms, forward and backward enqueued in {host:.1} ms, loss {:.4}",
             metrics.loss
         );
         host_times.push(host);
@@ -128,17 +123,10 @@ fn run(args: &StepArgs) -> Result<(), Failure> {
     report.table(&table);
     host_times.sort_by(f64::total_cmp);
     report.text(&format!(
-        "The host's thread works {:.1} ms a step, enqueueing; it waits for the GPU once, for the \
+        "The host enqueues forward and backward in {:.1} ms; it waits for the GPU once a step, for the \
          gradient norm. Loss after {} steps: {loss:.4}.",
         host_times[host_times.len() / 2],
         args.steps + 4
     ));
     report.finish(&args.report)
-}
-
-/// Seconds that this thread has computed, waits left out.
-fn cpu_time() -> Result<f64, Failure> {
-    let usage = getrusage(UsageWho::RUSAGE_THREAD)?;
-    let seconds = |time: TimeVal| time.tv_sec() as f64 + time.tv_usec() as f64 / 1e6;
-    Ok(seconds(usage.user_time()) + seconds(usage.system_time()))
 }

@@ -44,11 +44,11 @@ pub(crate) fn gather(ranks: &[LocalParams]) -> WholeParams {
     found.into_iter().map(named).collect()
 }
 
-/// `||a - b|| / ||b||`.
+/// `||a - b|| / ||b||`; 0 where both are nothing but zeros, as a shard of padding.
 pub(crate) fn relative_distance(a: &[f32], b: &[f32]) -> f64 {
     assert_eq!(a.len(), b.len());
     let square = |value: f64| value * value;
     let distance: f64 = a.iter().zip(b).map(|(a, b)| square(f64::from(*a) - f64::from(*b))).sum();
     let norm: f64 = b.iter().map(|b| square(f64::from(*b))).sum();
-    (distance / norm).sqrt()
+    (distance / norm.max(f64::MIN_POSITIVE)).sqrt()
 }

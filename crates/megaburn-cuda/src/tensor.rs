@@ -4,7 +4,9 @@
 //! memory. A library that takes a leading dimension reads most of these where they are
 //! ([`MatrixView`]); one that takes a flat stretch needs [`contiguous`].
 
-use burn::backend::{Cube, TensorMetadata, tensor::FloatTensor};
+use burn::backend::TensorMetadata;
+#[cfg(not(feature = "fusion"))]
+use burn::backend::{Cube, tensor::FloatTensor};
 use burn::tensor::{DType, Shape};
 use burn_cubecl::{
     kernel::into_contiguous, ops::numeric::empty_device_contiguous_dtype, tensor::CubeTensor,

@@ -26,8 +26,8 @@ struct Net {
 impl Net {
     fn new(group: &Group, device: &Device) -> Result<Self, ParallelError> {
         Ok(Self {
-            up: ParallelLinearConfig::column(2, 66).with_name("up").init(group, device)?,
-            down: ParallelLinearConfig::row(66, 1).with_name("down").init(group, device)?,
+            up: ParallelLinearConfig::column(2, 68).with_name("up").init(group, device)?,
+            down: ParallelLinearConfig::row(68, 1).with_name("down").init(group, device)?,
         })
     }
 

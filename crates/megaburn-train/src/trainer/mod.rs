@@ -7,7 +7,7 @@ mod save;
 mod stats;
 mod step;
 
-use std::{path::PathBuf, sync::Arc};
+use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use burn::prelude::Device;
 use megaburn_collective::ProcessGroups;
@@ -74,6 +74,7 @@ pub struct Trainer {
     batch: GlobalBatch,
     data: Arc<RunData>,
     progress: Progress,
+    enqueued: Duration,
 }
 
 /// How far a run has come.
@@ -161,8 +162,15 @@ impl Trainer {
             device,
             data,
             progress: Progress::default(),
+            enqueued: Duration::ZERO,
             config,
         })
+    }
+
+    /// How long the host took over forward, backward and reduction of the last step, before it waited
+    /// for the norm: on a GPU, for enqueueing them.
+    pub fn enqueue_time(&self) -> Duration {
+        self.enqueued
     }
 
     /// How far the run has come.

@@ -31,6 +31,7 @@ impl Trainer {
         let tokens = Sums { loss: 0.0, tokens: losses.tokens() as f64 };
         let tokens = tokens.over(&self.groups.dp_cp)?.tokens;
         self.grads.scale(1.0 / tokens.max(1.0));
+        self.enqueued = started.elapsed();
         // The host has only enqueued so far; here it waits for the device.
         let grad_norm = self.grads.norm(&self.groups.model).map_err(|error| match error {
             OptimError::Device { why } => told(why, &self.device),

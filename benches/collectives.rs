@@ -14,21 +14,12 @@ use megaburn::collective::{
 };
 use megaburn_benches::{
     Failure,
+    collective::{Collective, label},
     report::{Args, Report, Table},
     timing::Times,
 };
 
 const SIZES: [usize; 5] = [1 << 10, 16 << 10, 256 << 10, 4 << 20, 64 << 20];
-const OPS: [Op; 4] = [Op::AllReduce, Op::AllGather, Op::ReduceScatter, Op::AllToAll];
-
-#[derive(Clone, Copy, Debug)]
-enum Op {
-    AllReduce,
-    AllGather,
-    ReduceScatter,
-    AllToAll,
-}
-
 #[derive(Clone, Copy, Debug)]
 enum Transport {
     Threads,
@@ -70,8 +61,8 @@ fn table(title: String, transport: Transport, ranks: usize, quick: bool) -> Resu
     let head = ["size", "all_reduce", "all_gather", "reduce_scatter", "all_to_all"];
     let mut table = Table::new(title, &head);
     let times = measure(transport, ranks, quick)?;
-    for (size, times) in SIZES.into_iter().zip(times.chunks(OPS.len())) {
-        let cells = OPS.into_iter().zip(times).map(|(op, time)| {
+    for (size, times) in SIZES.into_iter().zip(times.chunks(Collective::ALL.len())) {
+        let cells = Collective::ALL.into_iter().zip(times).map(|(op, time)| {
             let seconds = time.median();
             let bandwidth = size as f64 / seconds * op.bus_factor(ranks) / 1e9;
             format!("{:.1} ({bandwidth:.2})", seconds * 1e6)
@@ -79,10 +70,6 @@ fn table(title: String, transport: Transport, ranks: usize, quick: bool) -> Resu
         table.row([label(size)].into_iter().chain(cells).collect());
     }
     Ok(table)
-}
-
-fn label(bytes: usize) -> String {
-    if bytes >= 1 << 20 { format!("{} MiB", bytes >> 20) } else { format!("{} KiB", bytes >> 10) }
 }
 
 /// For each size each operation's times, the slowest rank's of each repetition.
@@ -95,7 +82,7 @@ fn measure(transport: Transport, ranks: usize, quick: bool) -> Result<Vec<Times>
         }
         Transport::Tcp => over_tcp(ranks, options, |world| run_rank(&world, quick))?,
     };
-    let cells = (0..SIZES.len() * OPS.len()).map(|cell| {
+    let cells = (0..SIZES.len() * Collective::ALL.len()).map(|cell| {
         let mut times = Times::default();
         for repetition in 0..by_rank[0][cell].len() {
             let slowest = by_rank.iter().map(|rank| rank[cell][repetition]).max();
@@ -144,49 +131,47 @@ fn run_rank(world: &Group, quick: bool) -> Result<Vec<Vec<Duration>>, Collective
         // A repetition of a small collective is many of them: one is too short for the clock.
         let calls = ((1 << 20) / size).clamp(1, 32);
         let repetitions = if quick { 2 } else { ((256 << 20) / size).clamp(5, 30) };
-        for op in OPS {
-            op.repeat(world, size, calls)?;
-            let repeat = |_| op.repeat(world, size, calls);
+        for op in Collective::ALL {
+            repeat(op, world, size, calls)?;
+            let repeat = |_| repeat(op, world, size, calls);
             times.push((0..repetitions).map(repeat).collect::<Result<_, _>>()?);
         }
     }
     Ok(times)
 }
 
-impl Op {
-    fn bus_factor(self, ranks: usize) -> f64 {
-        let share = (ranks - 1) as f64 / ranks as f64;
-        if matches!(self, Self::AllReduce) { 2.0 * share } else { share }
+/// The time of one of `calls` calls. Inputs are made before the clock starts.
+fn repeat(
+    op: Collective,
+    world: &Group,
+    size: usize,
+    calls: usize,
+) -> Result<Duration, CollectiveError> {
+    let inputs: Vec<_> = (0..calls).map(|_| input(op, world, size)).collect();
+    world.barrier()?;
+    let start = Instant::now();
+    for input in inputs {
+        call(op, world, input)?;
     }
+    Ok(start.elapsed() / calls as u32)
+}
 
-    /// The time of one of `calls` calls. Inputs are made before the clock starts.
-    fn repeat(self, world: &Group, size: usize, calls: usize) -> Result<Duration, CollectiveError> {
-        let inputs: Vec<_> = (0..calls).map(|_| self.input(world, size)).collect();
-        world.barrier()?;
-        let start = Instant::now();
-        for input in inputs {
-            self.call(world, input)?;
-        }
-        Ok(start.elapsed() / calls as u32)
+fn input(op: Collective, world: &Group, size: usize) -> Vec<TensorData> {
+    let share = size / world.size();
+    match op {
+        Collective::AllReduce | Collective::ReduceScatter => vec![data(size)],
+        Collective::AllGather => vec![data(share)],
+        Collective::AllToAll => (0..world.size()).map(|_| data(share)).collect(),
     }
+}
 
-    fn input(self, world: &Group, size: usize) -> Vec<TensorData> {
-        let share = size / world.size();
-        match self {
-            Self::AllReduce | Self::ReduceScatter => vec![data(size)],
-            Self::AllGather => vec![data(share)],
-            Self::AllToAll => (0..world.size()).map(|_| data(share)).collect(),
-        }
-    }
-
-    fn call(self, world: &Group, mut input: Vec<TensorData>) -> Result<(), CollectiveError> {
-        let mut only = || input.pop().expect("one input");
-        match self {
-            Self::AllReduce => world.all_reduce(only(), ReduceOp::Sum).map(drop),
-            Self::AllGather => world.all_gather(only()).map(drop),
-            Self::ReduceScatter => world.reduce_scatter(only(), ReduceOp::Sum).map(drop),
-            Self::AllToAll => world.all_to_all(input).map(drop),
-        }
+fn call(op: Collective, world: &Group, mut input: Vec<TensorData>) -> Result<(), CollectiveError> {
+    let mut only = || input.pop().expect("one input");
+    match op {
+        Collective::AllReduce => world.all_reduce(only(), ReduceOp::Sum).map(drop),
+        Collective::AllGather => world.all_gather(only()).map(drop),
+        Collective::ReduceScatter => world.reduce_scatter(only(), ReduceOp::Sum).map(drop),
+        Collective::AllToAll => world.all_to_all(input).map(drop),
     }
 }
 

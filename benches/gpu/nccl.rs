@@ -23,18 +23,9 @@ use megaburn::{
 use super::peer_times;
 use crate::{
     Failure,
+    collective::{Collective, label},
     report::{Args, Report, Table},
 };
-
-const OPS: [Op; 4] = [Op::AllReduce, Op::AllGather, Op::ReduceScatter, Op::AllToAll];
-
-#[derive(Clone, Copy, Debug)]
-enum Op {
-    AllReduce,
-    AllGather,
-    ReduceScatter,
-    AllToAll,
-}
 
 #[derive(Debug, Parser)]
 struct NcclArgs {
@@ -66,8 +57,8 @@ fn run(args: &NcclArgs) -> Result<(), Failure> {
     let sizes: Vec<usize> = (10..=30).step_by(2).map(|power| 1 << power).collect();
     let mut times = Vec::new();
     for &size in &sizes {
-        for op in OPS {
-            times.push(op.measure(&world, &device, size, args.report.quick)?);
+        for op in Collective::ALL {
+            times.push(measure(op, &world, &device, size, args.report.quick)?);
         }
     }
     if world.rank() != 0 {
@@ -91,8 +82,8 @@ fn report(args: &NcclArgs, ranks: usize, sizes: &[usize], times: &[f64]) -> Resu
     let mut report = Report::new("nccl", about);
     let head = ["size", "collective", "us", "GB/s", "PyTorch us", "PyTorch GB/s", "ratio"];
     let mut table = Table::new(format!("{ranks} GPUs"), &head);
-    for (&size, times) in sizes.iter().zip(times.chunks(OPS.len())) {
-        for (op, &seconds) in OPS.into_iter().zip(times) {
+    for (&size, times) in sizes.iter().zip(times.chunks(Collective::ALL.len())) {
+        for (op, &seconds) in Collective::ALL.into_iter().zip(times) {
             let bandwidth = |seconds: f64| {
                 let bytes = size as f64 * op.bus_factor(ranks);
                 format!("{:.1}", bytes / seconds / 1e9)
@@ -114,73 +105,49 @@ fn report(args: &NcclArgs, ranks: usize, sizes: &[usize], times: &[f64]) -> Resu
     report.finish(&args.report)
 }
 
-fn label(bytes: usize) -> String {
-    match bytes {
-        0..0x10_0000 => format!("{} KiB", bytes >> 10),
-        0x10_0000..0x4000_0000 => format!("{} MiB", bytes >> 20),
-        _ => format!("{} GiB", bytes >> 30),
+/// Seconds of one call: the median of three means, the slowest rank's.
+fn measure(
+    op: Collective,
+    world: &Group,
+    device: &Device,
+    size: usize,
+    quick: bool,
+) -> Result<f64, Failure> {
+    let whole = size / DType::BF16.size();
+    let share = whole / world.size();
+    let elements = if op == Collective::AllGather { share } else { share * world.size() };
+    let x = Tensor::<1>::ones([elements], (device, DType::BF16));
+    let rows = vec![share; world.size()];
+    let once = || call(op, world, x.clone(), &rows).map(drop);
+    let queue = CudaQueue::for_device(device).ok_or("no CUDA device")?;
+    let calls = if quick { 10 } else { ((1 << 30) / size).clamp(20, 200) };
+    for _ in 0..5 {
+        once()?;
     }
+    let mut means = Vec::new();
+    for _ in 0..3 {
+        queue.on_device_thread(|| Ok(()))?;
+        world.barrier()?;
+        let mut made = Ok(());
+        let all = elapsed(&queue, || made = (0..calls).try_for_each(|_| once()))?;
+        made?;
+        means.push(f64::from(all) / 1e3 / calls as f64);
+    }
+    means.sort_by(f64::total_cmp);
+    let slowest = world.all_reduce(TensorData::from([means[1]]), ReduceOp::Max)?;
+    Ok(slowest.iter::<f64>().next().expect("one number went in"))
 }
 
-impl Op {
-    fn name(self) -> &'static str {
-        match self {
-            Self::AllReduce => "all_reduce",
-            Self::AllGather => "all_gather",
-            Self::ReduceScatter => "reduce_scatter",
-            Self::AllToAll => "all_to_all",
-        }
-    }
-
-    fn bus_factor(self, ranks: usize) -> f64 {
-        let share = (ranks - 1) as f64 / ranks as f64;
-        if matches!(self, Self::AllReduce) { 2.0 * share } else { share }
-    }
-
-    /// Seconds of one call: the median of three means, the slowest rank's.
-    fn measure(
-        self,
-        world: &Group,
-        device: &Device,
-        size: usize,
-        quick: bool,
-    ) -> Result<f64, Failure> {
-        let whole = size / DType::BF16.size();
-        let share = whole / world.size();
-        let elements = if matches!(self, Self::AllGather) { share } else { share * world.size() };
-        let x = Tensor::<1>::ones([elements], (device, DType::BF16));
-        let rows = vec![share; world.size()];
-        let call = || self.call(world, x.clone(), &rows).map(drop);
-        let queue = CudaQueue::for_device(device).ok_or("no CUDA device")?;
-        let calls = if quick { 10 } else { ((1 << 30) / size).clamp(20, 200) };
-        for _ in 0..5 {
-            call()?;
-        }
-        let mut means = Vec::new();
-        for _ in 0..3 {
-            queue.on_device_thread(|| Ok(()))?;
-            world.barrier()?;
-            let mut made = Ok(());
-            let all = elapsed(&queue, || made = (0..calls).try_for_each(|_| call()))?;
-            made?;
-            means.push(f64::from(all) / 1e3 / calls as f64);
-        }
-        means.sort_by(f64::total_cmp);
-        let slowest = world.all_reduce(TensorData::from([means[1]]), ReduceOp::Max)?;
-        Ok(slowest.iter::<f64>().next().expect("one number went in"))
-    }
-
-    fn call(
-        self,
-        world: &Group,
-        x: Tensor<1>,
-        rows: &[usize],
-    ) -> Result<Tensor<1>, CollectiveError> {
-        match self {
-            Self::AllReduce => tensors::all_reduce(x, ReduceOp::Sum, world),
-            Self::AllGather => tensors::all_gather(x, world),
-            Self::ReduceScatter => tensors::reduce_scatter(x, ReduceOp::Sum, world),
-            Self::AllToAll => tensors::all_to_all(x, rows, rows, world),
-        }
+fn call(
+    op: Collective,
+    world: &Group,
+    x: Tensor<1>,
+    rows: &[usize],
+) -> Result<Tensor<1>, CollectiveError> {
+    match op {
+        Collective::AllReduce => tensors::all_reduce(x, ReduceOp::Sum, world),
+        Collective::AllGather => tensors::all_gather(x, world),
+        Collective::ReduceScatter => tensors::reduce_scatter(x, ReduceOp::Sum, world),
+        Collective::AllToAll => tensors::all_to_all(x, rows, rows, world),
     }
 }

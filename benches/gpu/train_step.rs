@@ -24,6 +24,7 @@ layers = 4
 heads = 32
 kv_heads = 8
 vocab = 32000
+tied = false
 [data]
 seq_len = 4096
 [train]

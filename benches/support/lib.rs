@@ -4,6 +4,7 @@
 //! `load_hf`);
 //! `-- --save` also writes a dated file into `results/`.
 
+pub mod collective;
 #[cfg(feature = "cuda")]
 #[path = "../gpu/mod.rs"]
 pub mod gpu;

@@ -19,6 +19,7 @@ mod kernels;
 mod layouts;
 #[path = "../suite/matrix.rs"]
 mod matrix;
+mod optimizer;
 mod ranks;
 mod regions;
 mod runs;
@@ -41,9 +42,10 @@ type Test = (&'static str, fn() -> Result<(), String>);
 /// A test that every rank of a group runs.
 type GroupTest = (&'static str, fn(&Group) -> Result<(), String>);
 
-const TESTS: [(&str, &[Test]); 4] = [
+const TESTS: [(&str, &[Test]); 5] = [
     ("interop", interop::TESTS),
     ("kernels", kernels::TESTS),
+    ("optimizer", optimizer::TESTS),
     ("fixtures", fixtures::TESTS),
     ("failures", failures::TESTS),
 ];

@@ -41,9 +41,21 @@ impl MemoryReport {
         // A GPU that has failed for good says nothing more.
         let (free, total) = info.unwrap_or((0, 0));
         let (allocated, reserved) = (usage.bytes_in_use, usage.bytes_reserved);
-        let peak = PEAK.fetch_max(reserved, Ordering::Relaxed).max(reserved);
+        let peak = note(reserved);
         Some(Self { allocated, reserved, peak, free: free as u64, total: total as u64 })
     }
+}
+
+/// [`MemoryReport::reserved`] alone, without asking the driver; `None` if the device is no GPU.
+pub fn reserved(device: &Device) -> Option<u64> {
+    let reserved = pools(device)?.bytes_reserved;
+    note(reserved);
+    Some(reserved)
+}
+
+/// The peak, with what is reserved now.
+fn note(reserved: u64) -> u64 {
+    PEAK.fetch_max(reserved, Ordering::Relaxed).max(reserved)
 }
 
 /// What CubeCL's pools on the GPU hold; its pinned buffers on the host are no part of that.

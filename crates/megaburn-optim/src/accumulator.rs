@@ -121,8 +121,10 @@ impl GradientAccumulator {
 
     /// Sets all gradients to zero, for the next step.
     pub fn reset(&mut self) {
-        self.gather();
-        self.entries.values_mut().for_each(|entry| entry.grad = None);
+        for entry in self.entries.values_mut() {
+            entry.grad = None;
+            entry.main_grad.as_ref().map(MainGrad::take);
+        }
         self.factor = 1.0;
     }
 

@@ -6,8 +6,8 @@ use burn::prelude::Device;
 /// [`resident_bytes`].
 pub fn used_bytes(device: &Device) -> u64 {
     #[cfg(feature = "cuda")]
-    if let Some(report) = megaburn_cuda::memory::MemoryReport::of(device) {
-        return report.reserved;
+    if let Some(reserved) = megaburn_cuda::memory::reserved(device) {
+        return reserved;
     }
     let _ = device;
     resident_bytes()

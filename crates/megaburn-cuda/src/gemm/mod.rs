@@ -106,14 +106,7 @@ fn multiply(
     if out.meta.shape().num_elements() == 0 {
         return Ok(());
     }
-    let described = format!(
-        "matrix product {:?} {} x {:?} {} into {}",
-        a.meta.shape().as_slice(),
-        a.dtype.name(),
-        b.meta.shape().as_slice(),
-        b.dtype.name(),
-        out.dtype.name()
-    );
+    let shapes = [&a, &b].map(|x| x.meta.shape().clone());
     let ((a, view_a), (b, view_b)) = (MatrixView::of(a), MatrixView::of(b));
     let bias = bias.map(crate::tensor::contiguous);
     let view_out = MatrixView::new(out.meta.shape(), out.meta.strides());
@@ -126,7 +119,12 @@ fn multiply(
     let bias_dtype = bias.as_ref().map(|bias| (bias.dtype, bias.meta.shape().num_elements()));
     let key = Key::new([view_a, view_b, view_out], dtypes, bias_dtype, factors.beta != 0.0, tf32)
         .map_err(|why| refused(&a, &b, &why))?;
-    let mut op = Op::new(move || described.clone()).reads(&a).reads(&b).writes(out);
+    let describe = move || {
+        let [a, b] = [shapes[0].as_slice(), shapes[1].as_slice()];
+        let [of_a, of_b, of_out] = dtypes.map(|dtype| dtype.name());
+        format!("matrix product {a:?} {of_a} x {b:?} {of_b} into {of_out}")
+    };
+    let mut op = Op::new(describe).reads(&a).reads(&b).writes(out);
     if let Some(bias) = &bias {
         op = op.reads(bias);
     }

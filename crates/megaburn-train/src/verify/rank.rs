@@ -6,7 +6,7 @@ use megaburn_collective::{ProcessGroups, ReduceOp};
 use megaburn_mesh::{ShardPlan, ShardSpec};
 use megaburn_models::{Decoder, ModelError};
 use megaburn_optim::{AdamW, GradientAccumulator};
-use megaburn_parallel::shard_plan;
+use megaburn_parallel::{main_grads, shard_plan};
 
 use super::{Reference, reference::IGNORED};
 use crate::{TrainError, config::Dtype, failure::read};
@@ -59,7 +59,9 @@ impl<'a> Rank<'a> {
     /// Compares the logits, then trains on the one batch for as many steps as the reference.
     pub(super) fn run(mut self) -> Result<Found, TrainError> {
         let logits = self.logits_difference()?;
-        let mut grads = GradientAccumulator::new(&self.model, &self.plan)?;
+        let grads = GradientAccumulator::new(&self.model, &self.plan)?;
+        // As the trainer does, so that its way of summing gradients is what is compared.
+        let mut grads = grads.with_main_grads(main_grads(&self.model));
         let steps = self.reference.numbers("train_losses")?.map_or(1, |losses| losses.len());
         let (mut first, mut losses) = (None, Vec::new());
         for _ in 0..steps.max(1) {

@@ -42,6 +42,13 @@ fn plain_descent(run: &Run, layout: &str, dtype: Dtype) -> TrainConfig {
     config
 }
 
+/// Plain descent in steps so short that ten of them do not double what rounding does to the first.
+fn gentle_descent(run: &Run, dtype: Dtype) -> TrainConfig {
+    let mut config = plain_descent(run, "tp1", dtype);
+    (config.optimizer.lr, config.optimizer.min_lr) = (1e2, 1e2);
+    config
+}
+
 /// Goes on from where `run.dir` stands to step `until`, and saves.
 fn train(config: TrainConfig, until: u64) -> Vec<StepMetrics> {
     let layout = config.layout(None).unwrap();
@@ -132,10 +139,16 @@ fn one_step_and_ten_steps_are_those_of_an_f32_run_up_to_rounding() {
     assert_ne!(found.loss, expected.loss, "it is no bf16 run");
     assert_updates_close(&update, &of_f32, 3e-2, "bf16");
 
-    let steps = |dtype| train(config(&Run::new(), "tp1", dtype), 10);
+    let steps = |dtype| train(gentle_descent(&Run::new(), dtype), 10);
     for (found, expected) in steps(Dtype::Bf16).iter().zip(steps(Dtype::F32)) {
+        assert!(relative(found.loss, expected.loss) < 1e-3, "{found:?} {expected:?}");
+        assert!(relative(found.grad_norm, expected.grad_norm) < 1e-2, "{found:?} {expected:?}");
+    }
+    // AdamW's updates have the same size where rounding decides their direction: ten steps on, the
+    // gradients may be a third apart, the losses are not.
+    let losses = |dtype| train(config(&Run::new(), "tp1", dtype), 10);
+    for (found, expected) in losses(Dtype::Bf16).iter().zip(losses(Dtype::F32)) {
         assert!(relative(found.loss, expected.loss) < 4e-3, "{found:?} {expected:?}");
-        assert!(relative(found.grad_norm, expected.grad_norm) < 5e-2, "{found:?} {expected:?}");
     }
 }
 

@@ -15,11 +15,11 @@ mod fixtures;
 #[path = "../suite/gather.rs"]
 mod gather;
 mod interop;
+#[path = "../../cubecl-kernels/tests/gpu/ops/mod.rs"]
 mod kernels;
 mod layouts;
 #[path = "../suite/matrix.rs"]
 mod matrix;
-mod optimizer;
 mod ranks;
 mod regions;
 mod runs;
@@ -42,13 +42,8 @@ type Test = (&'static str, fn() -> Result<(), String>);
 /// A test that every rank of a group runs.
 type GroupTest = (&'static str, fn(&Group) -> Result<(), String>);
 
-const TESTS: [(&str, &[Test]); 5] = [
-    ("interop", interop::TESTS),
-    ("kernels", kernels::TESTS),
-    ("optimizer", optimizer::TESTS),
-    ("fixtures", fixtures::TESTS),
-    ("failures", failures::TESTS),
-];
+const TESTS: [(&str, &[Test]); 3] =
+    [("interop", interop::TESTS), ("fixtures", fixtures::TESTS), ("failures", failures::TESTS)];
 const GROUP_TESTS: [(&str, &[GroupTest]); 5] = [
     ("collectives", collectives::GROUP_TESTS),
     ("regions", regions::GROUP_TESTS),
@@ -111,7 +106,9 @@ fn tests(command: Vec<OsString>) -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    let mut trials = Vec::new();
+    let mut trials: Vec<Trial> = kernels::tests()
+        .map(|(name, test)| Trial::test(name, move || test().map_err(Failed::from)))
+        .collect();
     for (module, tests) in TESTS {
         trials.extend(tests.iter().map(|&(name, test)| {
             Trial::test(format!("{module}::{name}"), move || test().map_err(Failed::from))

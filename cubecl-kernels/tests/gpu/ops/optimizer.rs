@@ -4,11 +4,11 @@ use burn::{
     prelude::Device,
     tensor::{Distribution, Tensor, TensorData},
 };
-use megaburn::kernels::{AdamwState, AdamwStep, adamw, partial_sums_of_squares, reference};
+use megaburn_kernels::{AdamwState, AdamwStep, adamw, partial_sums_of_squares, reference};
 
-use crate::{Test, kernels::close};
+use super::compare::close;
 
-pub(crate) const TESTS: &[Test] =
+pub(super) const TESTS: &[super::Test] =
     &[("adamw_is_its_definition", steps), ("sums_of_squares_are_whole_and_keep_nan", squares)];
 
 /// Whole vectors of four, more than all cubes take at once, and what no vector divides.

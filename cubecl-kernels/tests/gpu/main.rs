@@ -1,0 +1,27 @@
+//! The operations on a GPU. `.ci/bundle`'s executable has them too.
+//!
+//! ```sh
+//! cargo test --workspace --features cuda --test gpu-kernels -- [NAME]
+//! ```
+//!
+//! A computer without a GPU runs them too, slowly: see `tests/cuda-on-cpu/run`.
+
+mod ops;
+
+use std::process::ExitCode;
+
+use libtest_mimic::{Arguments, Failed, Trial};
+
+fn main() -> ExitCode {
+    let mut arguments = Arguments::from_args();
+    // Each test has the GPU to itself.
+    arguments.test_threads = Some(1);
+    if let Err(error) = megaburn_cuda::start() {
+        eprintln!("error: {error}");
+        return ExitCode::FAILURE;
+    }
+    let trials = ops::tests()
+        .map(|(name, test)| Trial::test(name, move || test().map_err(Failed::from)))
+        .collect();
+    libtest_mimic::run(&arguments, trials).exit_code()
+}

@@ -1,0 +1,94 @@
+//! Products and their gradients.
+
+use burn::{
+    prelude::Device,
+    tensor::{DType, Tensor},
+};
+use megaburn_cuda::gemm::set_tf32;
+use megaburn_kernels::{LinearOptions, MainGrad, linear};
+
+use super::compare::*;
+
+pub(super) const TESTS: &[super::Test] = &[
+    ("linear_in_every_form", linear_forms),
+    ("weight_gradients_are_summed_in_f32", main_grads),
+    ("tf32_is_off_until_it_is_asked_for", tf32),
+];
+
+fn linear_forms() -> Result<(), String> {
+    for (dtype, tolerance) in DTYPES {
+        for [s, b, inputs, outputs] in [[64, 2, 128, 256], [7, 3, 37, 65], [1, 1, 5, 1]] {
+            for out_in in [false, true] {
+                let what = format!("linear {s}x{b}x{inputs}->{outputs} out_in={out_in}");
+                let shape = if out_in { [outputs, inputs] } else { [inputs, outputs] };
+                let options = || LinearOptions { out_in, main_grad: None };
+                compare!(what, dtype, tolerance, [x: [s, b, inputs], w: shape], |_, x, w| {
+                    linear::<3>(x, w, None, options())
+                });
+                compare!(
+                    what,
+                    dtype,
+                    tolerance,
+                    [x: [s, b, inputs], w: shape, bias: [outputs]],
+                    |_, x, w, bias| linear::<3>(x, w, Some(bias), options())
+                );
+                // Inputs that are views: half of a wider tensor's features, positions swapped.
+                compare!(what, dtype, tolerance, [x: [b, s, 2 * inputs], w: shape], |_,
+                    x: Tensor<3>,
+                    w| {
+                    linear(x.swap_dims(0, 1).narrow(2, inputs, inputs), w, None, options())
+                });
+            }
+        }
+    }
+    Ok(())
+}
+
+fn main_grads() -> Result<(), String> {
+    for (dtype, [t, inputs, outputs]) in
+        [(DType::BF16, [256, 128, 64]), (DType::BF16, [33, 65, 17]), (DType::F32, [50, 31, 9])]
+    {
+        for out_in in [false, true] {
+            let shape = if out_in { [outputs, inputs] } else { [inputs, outputs] };
+            let w = normal(shape, dtype);
+            let batches = [0; 4].map(|_| (normal([t, inputs], dtype), normal([t, outputs], dtype)));
+            let sum = |device: &Device, dtype: DType| -> Result<Vec<f32>, String> {
+                let main_grad = MainGrad::default();
+                main_grad.attach();
+                let w: Tensor<2> = leaf(&w, device, dtype);
+                for (x, weight) in &batches {
+                    let options = LinearOptions { out_in, main_grad: Some(main_grad.clone()) };
+                    let y = linear(leaf::<2>(x, device, dtype), w.clone(), None, options);
+                    let weight = Tensor::from_data(weight.clone(), (&y.device(), y.dtype()));
+                    (y * weight).sum().backward();
+                }
+                host(main_grad.take().ok_or("no gradient")?)
+            };
+            let expected = sum(&Device::flex(), DType::F32)?;
+            let found = sum(&Device::cuda(0), dtype)?;
+            // Nothing is rounded but f32 sums: bf16 inputs are exact.
+            close(&format!("main_grad {t} {shape:?} {dtype:?}"), &found, &expected, 2e-6)?;
+        }
+    }
+    Ok(())
+}
+
+fn tf32() -> Result<(), String> {
+    let [a, b] = [0; 2].map(|_| normal([256, 256], DType::F32));
+    let product = |device: &Device| {
+        let [a, b] = [&a, &b].map(|data| leaf::<2>(data, device, DType::F32));
+        host(linear(a, b, None, LinearOptions::default()))
+    };
+    let (cpu, gpu) = (Device::flex(), Device::cuda(0));
+    let expected = product(&cpu)?;
+    close("f32", &product(&gpu)?, &expected, 2e-6)?;
+    set_tf32(true);
+    let rounded = product(&gpu);
+    set_tf32(false);
+    let rounded = rounded?;
+    close("tf32", &rounded, &expected, 2e-3)?;
+    match close("tf32", &rounded, &expected, 1e-5) {
+        Ok(()) => Err("nothing was rounded to tf32".into()),
+        Err(_) => close("f32 again", &product(&gpu)?, &expected, 2e-6),
+    }
+}

@@ -1,0 +1,26 @@
+//! Every operation on a GPU against the CPU: fresh random inputs, aligned and ragged shapes.
+
+mod attention;
+mod compare;
+mod embedding;
+mod linear;
+mod norms;
+mod optimizer;
+mod pointwise;
+
+/// A name, and what finds out what is wrong.
+pub(crate) type Test = (&'static str, fn() -> Result<(), String>);
+
+pub(crate) fn tests() -> impl Iterator<Item = (String, fn() -> Result<(), String>)> {
+    let modules = [
+        ("attention", attention::TESTS),
+        ("embedding", embedding::TESTS),
+        ("linear", linear::TESTS),
+        ("norms", norms::TESTS),
+        ("optimizer", optimizer::TESTS),
+        ("pointwise", pointwise::TESTS),
+    ];
+    modules.into_iter().flat_map(|(module, tests)| {
+        tests.iter().map(move |(name, test)| (format!("kernels::{module}::{name}"), *test))
+    })
+}

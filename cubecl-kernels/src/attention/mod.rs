@@ -1,6 +1,9 @@
 //! Scaled dot-product attention with grouped queries (Ainslie et al., 2023, arXiv:2305.13245).
 
 mod block;
+#[cfg(feature = "cuda")]
+mod flash;
+mod fused;
 mod op;
 mod options;
 pub(crate) mod reference;

@@ -8,7 +8,12 @@ use megaburn_kernels::{AttentionOptions, attention};
 
 use super::compare::*;
 
-pub(super) const TESTS: &[super::Test] = &[("attention_of_every_kind", attentions)];
+pub(super) const TESTS: &[super::Test] = &[
+    ("attention_of_every_kind", attentions),
+    ("fused_attention_of_every_head_size", head_sizes),
+    ("fused_attention_reads_views", views),
+    ("fused_attention_of_large_numbers", large_numbers),
+];
 
 fn attentions() -> Result<(), String> {
     let options = |causal, query_offset, window| AttentionOptions {
@@ -40,4 +45,82 @@ fn attentions() -> Result<(), String> {
         }
     }
     Ok(())
+}
+
+/// Heads of one to sixteen steps of a tensor core, values of another size, several tiles.
+fn head_sizes() -> Result<(), String> {
+    let causal = AttentionOptions::causal();
+    let window = AttentionOptions { window: Some(70), ..causal.clone() };
+    for (dtype, tolerance) in [DTYPES[1], DTYPES[2]] {
+        for ([s_q, s_k, hq, hkv, d, d_v], options) in [
+            ([150, 150, 2, 1, 128, 128], &causal),
+            ([130, 200, 2, 2, 64, 64], &window),
+            ([70, 70, 1, 1, 96, 96], &causal),
+            ([65, 65, 2, 1, 192, 128], &causal),
+            ([40, 70, 1, 1, 256, 256], &AttentionOptions::default()),
+            ([33, 33, 1, 1, 160, 160], &causal),
+        ] {
+            let what = format!("attention {s_q} {s_k} {hq}/{hkv} {d} {d_v} {options:?}");
+            compare!(
+                what,
+                dtype,
+                tolerance,
+                [q: [s_q, 1, hq, d], k: [s_k, 1, hkv, d], v: [s_k, 1, hkv, d_v]],
+                |_, q, k, v| attention(q, k, v, options.clone())
+            );
+        }
+    }
+    Ok(())
+}
+
+/// Queries, keys and values side by side in one tensor; and one whose rows start anywhere.
+fn views() -> Result<(), String> {
+    let (hq, hkv) = (4, 2);
+    for (s, b, d) in [(70, 2, 64), (35, 1, 24), (9, 1, 4)] {
+        for start in [0, 3] {
+            let width = start + (hq + 2 * hkv) * d;
+            compare!(
+                format!("attention of views {s} {b} {d} from {start}"),
+                DType::BF16,
+                DTYPES[1].1,
+                [fused: [s, b, width]],
+                |_, fused: Tensor<3>| {
+                    let part = |from: usize, heads: usize| {
+                        fused.clone().narrow(2, start + from * d, heads * d).reshape([s, b, heads, d])
+                    };
+                    let (q, k, v) = (part(0, hq), part(hq, hkv), part(hq + hkv, hkv));
+                    attention(q, k, v, AttentionOptions::causal())
+                }
+            );
+        }
+    }
+    Ok(())
+}
+
+/// Scores of hundreds: nothing overflows, and each row is that of its largest scores.
+fn large_numbers() -> Result<(), String> {
+    let shape = [80, 1, 2, 64];
+    compare!(
+        "attention of scores of hundreds",
+        DType::BF16,
+        DTYPES[1].1,
+        [q: shape, k: shape, v: shape],
+        |_, q: Tensor<4>, k, v| attention(q * 32.0, k, v, AttentionOptions::causal())
+    );
+    // Each query has one key then, and gradients of queries and keys are what rounding leaves of
+    // nothing: the values are theirs, and finite.
+    let [q, k, v] = [0; 3].map(|_| normal(shape, DType::BF16));
+    let run = |device: &Device, dtype| {
+        let [q, k, v] = [&q, &k, &v].map(|data| leaf::<4>(data, device, dtype));
+        let y = attention(q.clone() * 65536.0, k, v, AttentionOptions::causal());
+        let grads = y.clone().sum().backward();
+        Ok::<_, String>((host(y)?, host(q.grad(&grads).ok_or("no gradient")?)?))
+    };
+    let (expected, _) = run(&Device::flex(), DType::F32)?;
+    let (found, grad) = run(&Device::cuda(0), DType::BF16)?;
+    close("attention of scores of a million", &found, &expected, DTYPES[1].1)?;
+    match grad.iter().all(|grad| grad.is_finite()) {
+        true => Ok(()),
+        false => Err("a gradient is not finite".into()),
+    }
 }

@@ -39,7 +39,9 @@ mod primitive;
 mod products;
 mod rms_norm;
 mod rope;
+mod seed;
 mod softmax;
+mod split;
 mod swiglu;
 #[cfg(test)]
 mod testing;
@@ -54,7 +56,9 @@ pub use linear::{LinearOptions, MainGrad, linear};
 pub use optimizer::{AdamwState, AdamwStep, adamw, is_on_gpu, partial_sums_of_squares};
 pub use rms_norm::rms_norm;
 pub use rope::{RopeConfig, RopeScaling, RopeTable, apply_rope};
+pub use seed::seed;
 pub use softmax::{SoftmaxMask, scale_mask_softmax};
+pub use split::split_last;
 pub use swiglu::swiglu;
 
 /// The definitions: every operation composed of differentiable tensor operations, slow and plain.

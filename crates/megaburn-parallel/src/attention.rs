@@ -1,6 +1,6 @@
 use burn::{config::Config, module::Module, nn::Initializer, prelude::Device, tensor::Tensor};
 use megaburn_collective::Group;
-use megaburn_kernels::{AttentionOptions, RopeTable, apply_rope, attention};
+use megaburn_kernels::{AttentionOptions, RopeTable, apply_rope, attention, split_last};
 use megaburn_mesh::Part;
 
 use crate::{
@@ -166,13 +166,12 @@ impl SelfAttention {
     ) -> (Tensor<4>, Tensor<4>, Tensor<4>) {
         let qkv = self.qkv.forward(x);
         let [seq, batch, _] = qkv.dims();
-        let mut start = 0;
-        let mut heads = |count: usize| {
-            let part = qkv.clone().narrow(2, start, count * self.head_dim);
-            start += count * self.head_dim;
+        let counts = [self.heads, self.kv_heads, self.kv_heads];
+        let parts = split_last(qkv, counts.map(|count| count * self.head_dim));
+        let [q, k, v] = parts.map(|part| {
+            let count = part.dims()[2] / self.head_dim;
             part.reshape([seq, batch, count, self.head_dim])
-        };
-        let (q, k, v) = (heads(self.heads), heads(self.kv_heads), heads(self.kv_heads));
+        });
         let placed = |x: Tensor<4>, norm: &Option<Norm>| {
             let x = norm.iter().fold(x, |x, norm| norm.forward(x));
             rope.into_iter().fold(x, apply_rope)

@@ -1,0 +1,92 @@
+//! The backward from any gradient, where Burn's own begins with ones.
+
+use burn::backend::autodiff::Autodiff;
+use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
+use burn::backend::autodiff::grads::Gradients;
+use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
+use burn::backend::ops::FloatTensorOps;
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{Backend, Dispatch, TensorMetadata, backend_extension};
+use burn::tensor::{Shape, Tensor};
+
+use crate::backends::on_every_backend;
+
+/// One number whose `backward` gives the gradients that `y` has where its own gradient is `grad`. Only
+/// that counts: the number is 0.
+///
+/// `(y * grad).sum()` has the same gradients and makes three passes over `y` for them; this makes none.
+///
+/// # Shapes
+/// `y` and `grad` alike; result `[1]`
+///
+/// # Panics
+/// If the shapes differ.
+pub fn seed<const D: usize>(y: Tensor<D>, grad: Tensor<D>) -> Tensor<1> {
+    assert_eq!(y.dims(), grad.dims(), "seed: the gradient has another shape than its tensor");
+    Tensor::from_dispatch(<Dispatch as SeedOps>::seed_backward(
+        y.into_dispatch(),
+        grad.into_dispatch(),
+    ))
+}
+
+#[backend_extension(Cube: cfg(feature = "cuda"), Flex: cfg(feature = "flex"), Autodiff)]
+pub(crate) trait SeedOps: Backend {
+    /// `y` and `grad` of one shape to `[1]`. (`seed` is taken by Burn's `Backend`.)
+    fn seed_backward(y: FloatTensor<Self>, grad: FloatTensor<Self>) -> FloatTensor<Self>;
+}
+
+on_every_backend! {
+    impl SeedOps {
+        fn seed_backward(y: FloatTensor<Self>, _: FloatTensor<Self>) -> FloatTensor<Self> {
+            Self::float_zeros(Shape::from([1]), &y.device(), y.dtype().into())
+        }
+    }
+}
+
+#[derive(Debug)]
+struct SeedBackward;
+
+impl<B: SeedOps> Backward<B, 1> for SeedBackward {
+    type State = FloatTensor<B>;
+
+    fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
+        grads.consume::<B>(&ops.node);
+        let [parent] = ops.parents;
+        if let Some(node) = parent {
+            grads.register::<B>(node.id, ops.state);
+        }
+    }
+}
+
+impl<B: SeedOps, C: CheckpointStrategy> SeedOps for Autodiff<B, C> {
+    fn seed_backward(y: FloatTensor<Self>, grad: FloatTensor<Self>) -> FloatTensor<Self> {
+        let ((y, node), (grad, _)) = (y.into_parts(), grad.into_parts());
+        match SeedBackward.prepare::<C>([node]).compute_bound().stateful() {
+            OpsKind::Tracked(op) => op.finish(grad.clone(), B::seed_backward(y, grad)),
+            OpsKind::UnTracked(op) => op.finish(B::seed_backward(y, grad)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{constant, distance, leaf, normal};
+
+    #[test]
+    fn gradients_are_those_of_the_weighted_sum() {
+        let (x, weight) = (normal([3, 5]), constant([3, 5]));
+        let y = |x: &Tensor<2>| x.clone().exp();
+        let expected = x.grad(&(y(&x) * weight.clone()).sum().backward()).unwrap();
+        let x = leaf(x);
+        let found = seed(y(&x), Tensor::from_inner(weight.inner()));
+        assert_eq!(found.dims(), [1]);
+        assert_eq!(distance(x.grad(&found.backward()).unwrap(), expected), 0.0);
+    }
+
+    #[test]
+    #[should_panic(expected = "another shape")]
+    fn a_gradient_of_another_shape_is_refused() {
+        seed(normal([2, 2]), constant([2, 1]));
+    }
+}

@@ -1,0 +1,215 @@
+//! A tensor cut along its last dimension, whose gradient is put together in one pass.
+//!
+//! The gradient of a slice is a whole tensor of zeros with the slice's in it, and those of several
+//! slices are added: for queries, keys and values cut from one projection some ten passes over it.
+//! Here each part leaves its gradient in a common place, and one that stands between the parts and
+//! the tensor lays them side by side when all have been.
+
+use std::any::Any;
+use std::fmt::{self, Debug, Formatter};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use burn::backend::autodiff::Autodiff;
+use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
+use burn::backend::autodiff::grads::Gradients;
+use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
+use burn::backend::ops::FloatTensorOps;
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{Backend, Dispatch, TensorMetadata, backend_extension};
+use burn::tensor::{Shape, Slice, Tensor};
+
+use crate::backends::on_every_backend;
+
+/// Neighbouring stretches of the last dimension, views where the backend has them. The backward is
+/// one pass over the gradients of all parts; a part without one counts as zero.
+///
+/// # Shapes
+/// `[.., n]` to `[.., sizes[i]]` each
+///
+/// # Panics
+/// If the sizes do not add up to `n`.
+pub fn split_last<const D: usize, const N: usize>(
+    x: Tensor<D>,
+    sizes: [usize; N],
+) -> [Tensor<D>; N] {
+    let n = x.dims()[D - 1];
+    assert_eq!(sizes.iter().sum::<usize>(), n, "split_last: parts of {sizes:?} of {n} columns");
+    let parts = Parts(Arc::new(Mutex::new(sizes.iter().map(|_| None).collect())), Arc::new(sizes));
+    let whole = <Dispatch as SplitOps>::split_whole(x.into_dispatch(), parts.clone());
+    std::array::from_fn(|i| {
+        let part = <Dispatch as SplitOps>::split_part(whole.clone(), parts.clone(), i);
+        Tensor::from_dispatch(part)
+    })
+}
+
+/// A gradient of whichever backend.
+type AnyTensor = Box<dyn Any + Send>;
+
+/// Where the parts of one tensor leave their gradients, and their sizes.
+#[derive(Clone)]
+pub(crate) struct Parts(Arc<Mutex<Vec<Option<AnyTensor>>>>, Arc<dyn AsRef<[usize]> + Send + Sync>);
+
+impl Debug for Parts {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Parts").field(&self.sizes()).finish()
+    }
+}
+
+impl Parts {
+    fn sizes(&self) -> &[usize] {
+        (*self.1).as_ref()
+    }
+
+    /// Leaves the gradient of part `i`; whether it is the first.
+    fn leave(&self, i: usize, grad: AnyTensor) -> bool {
+        let mut places = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let first = places.iter().all(Option::is_none);
+        places[i] = Some(grad);
+        first
+    }
+
+    fn take(&self) -> Vec<Option<AnyTensor>> {
+        let mut places = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        places.iter_mut().map(Option::take).collect()
+    }
+}
+
+#[backend_extension(Cube: cfg(feature = "cuda"), Flex: cfg(feature = "flex"), Autodiff)]
+pub(crate) trait SplitOps: Backend {
+    /// The tensor itself, with a place of its own in the graph.
+    fn split_whole(x: FloatTensor<Self>, parts: Parts) -> FloatTensor<Self>;
+
+    /// Part `i`.
+    fn split_part(x: FloatTensor<Self>, parts: Parts, i: usize) -> FloatTensor<Self>;
+}
+
+on_every_backend! {
+    impl SplitOps {
+        fn split_whole(x: FloatTensor<Self>, _: Parts) -> FloatTensor<Self> {
+            x
+        }
+
+        fn split_part(x: FloatTensor<Self>, parts: Parts, i: usize) -> FloatTensor<Self> {
+            let start = parts.sizes()[..i].iter().sum::<usize>();
+            let mut slices = vec![Slice::full(); x.shape().num_dims()];
+            if let Some(last) = slices.last_mut() {
+                *last = Slice::from(start..start + parts.sizes()[i]);
+            }
+            Self::float_slice(x, &slices)
+        }
+    }
+}
+
+#[derive(Debug)]
+struct PartBackward;
+
+impl<B: SplitOps> Backward<B, 1> for PartBackward {
+    type State = (Parts, usize);
+
+    fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
+        let grad = grads.consume::<B>(&ops.node);
+        let ([parent], (parts, i)) = (ops.parents, ops.state);
+        let (device, dtype) = (grad.device(), grad.dtype());
+        let first = parts.leave(i, Box::new(grad));
+        if let (Some(node), true) = (parent, first) {
+            // Any gradient lets the whole's backward run; its own is in `parts`.
+            let sign = B::float_zeros(Shape::from([1]), &device, dtype.into());
+            grads.register::<B>(node.id, sign);
+        }
+    }
+}
+
+#[derive(Debug)]
+struct WholeBackward;
+
+impl<B: SplitOps> Backward<B, 1> for WholeBackward {
+    type State = (Parts, Shape);
+
+    fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
+        let sign = grads.consume::<B>(&ops.node);
+        let ([parent], (parts, shape)) = (ops.parents, ops.state);
+        let Some(node) = parent else { return };
+        let last = shape.num_dims() - 1;
+        let pieces = parts.take().into_iter().zip(parts.sizes()).map(|(grad, &size)| match grad {
+            Some(grad) => *grad.downcast().expect("all parts are on one backend"),
+            None => {
+                let mut shape = shape.clone();
+                shape[last] = size;
+                B::float_zeros(shape, &sign.device(), sign.dtype().into())
+            }
+        });
+        grads.register::<B>(node.id, B::float_cat(pieces.collect(), last));
+    }
+}
+
+impl<B: SplitOps, C: CheckpointStrategy> SplitOps for Autodiff<B, C> {
+    fn split_whole(x: FloatTensor<Self>, parts: Parts) -> FloatTensor<Self> {
+        let (x, node) = x.into_parts();
+        match WholeBackward.prepare::<C>([node]).compute_bound().stateful() {
+            OpsKind::Tracked(op) => {
+                let shape = x.shape();
+                op.finish((parts.clone(), shape), B::split_whole(x, parts))
+            }
+            OpsKind::UnTracked(op) => op.finish(B::split_whole(x, parts)),
+        }
+    }
+
+    fn split_part(x: FloatTensor<Self>, parts: Parts, i: usize) -> FloatTensor<Self> {
+        let (x, node) = x.into_parts();
+        match PartBackward.prepare::<C>([node]).compute_bound().stateful() {
+            OpsKind::Tracked(op) => op.finish((parts.clone(), i), B::split_part(x, parts, i)),
+            OpsKind::UnTracked(op) => op.finish(B::split_part(x, parts, i)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+    use crate::testing::{constant, distance, leaf, normal};
+
+    #[rstest]
+    #[case::all([true, true, true])]
+    #[case::some_are_not_used([false, true, false])]
+    fn values_and_gradients_are_those_of_slices(#[case] used: [bool; 3]) {
+        let sizes = [4, 2, 3];
+        let x = normal([3, 2, 9]);
+        let weights = sizes.map(|size| constant([3, 2, size]));
+        let loss = |parts: [Tensor<3>; 3]| {
+            let parts = parts.into_iter().zip(weights.clone()).zip(used);
+            let used = parts.filter(|(_, used)| *used);
+            used.map(|((part, weight), _)| (part.exp() * weight).sum()).reduce(|a, b| a + b)
+        };
+        let slices = |x: Tensor<3>| {
+            let part = |start, len| x.clone().narrow(2, start, len);
+            [part(0, 4), part(4, 2), part(6, 3)]
+        };
+        let expected = x.grad(&loss(slices(x.clone())).unwrap().backward()).unwrap();
+        let x = leaf(x);
+        for (part, slice) in split_last(x.clone(), sizes).into_iter().zip(slices(x.clone())) {
+            assert_eq!(distance(part, slice), 0.0);
+        }
+        let found = x.grad(&loss(split_last(x.clone(), sizes)).unwrap().backward()).unwrap();
+        assert_eq!(distance(found, expected), 0.0);
+    }
+
+    #[test]
+    fn the_tensor_may_be_used_beside_its_parts() {
+        let x = normal([2, 5]);
+        let loss =
+            |[a, b]: [Tensor<2>; 2], x: Tensor<2>| (a * 2.0).sum() + b.exp().sum() + x.exp().sum();
+        let slices = [x.clone().narrow(1, 0, 3), x.clone().narrow(1, 3, 2)];
+        let expected = x.grad(&loss(slices, x.clone()).backward()).unwrap();
+        let x = leaf(x);
+        let found = x.grad(&loss(split_last(x.clone(), [3, 2]), x.clone()).backward()).unwrap();
+        assert!(distance(found, expected) < 1e-6);
+    }
+
+    #[test]
+    #[should_panic(expected = "parts of [3, 3] of 5 columns")]
+    fn sizes_that_do_not_add_up_are_refused() {
+        split_last(normal([2, 5]), [3, 3]);
+    }
+}

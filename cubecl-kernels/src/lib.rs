@@ -46,7 +46,7 @@ mod swiglu;
 #[cfg(test)]
 mod testing;
 
-pub use attention::{AttentionOptions, attention};
+pub use attention::{AttentionKernel, AttentionOptions, attention, set_attention_kernel};
 pub use dropout::{DropoutKey, dropout};
 pub use embedding::{EmbeddingOptions, embedding};
 pub use error::KernelError;

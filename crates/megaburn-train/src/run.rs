@@ -5,6 +5,7 @@ use std::{path::Path, sync::Arc};
 
 use burn::{prelude::Device, tensor::TensorData};
 use megaburn_collective::{Group, GroupOptions, ProcessGroups, RankEnv};
+use megaburn_kernels::set_attention_kernel;
 use megaburn_mesh::Layout;
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -38,6 +39,7 @@ pub fn pretrain(config: TrainConfig, fresh: bool, stop: StopSignal) -> Result<()
     refuse_axes_to_come(&layout)?;
     let device = devices.of_this_process(&layout, env.as_ref())?;
     devices.allow_tf32(config.train.tf32);
+    set_attention_kernel(config.attention_on(devices)?);
     let group = GroupOptions { seed: config.run.seed, timeout: config.train.timeout() };
     let data = Arc::new(RunData::load(&config)?);
     let start = config.start(fresh)?;

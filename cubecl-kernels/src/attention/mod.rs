@@ -4,6 +4,7 @@ mod block;
 #[cfg(feature = "cuda")]
 mod flash;
 mod fused;
+mod kernel;
 mod op;
 mod options;
 pub(crate) mod reference;
@@ -14,6 +15,7 @@ mod scores_cube;
 use burn::backend::Dispatch;
 use burn::tensor::Tensor;
 
+pub use kernel::{AttentionKernel, set_attention_kernel};
 use op::AttentionOps;
 pub use options::AttentionOptions;
 
@@ -22,8 +24,9 @@ pub use options::AttentionOptions;
 ///
 /// Keys and values are read where they are, neither repeated nor transposed in memory. Computed in
 /// f32 (f64 for f64), result in the dtype of `q`. A query that sees no key gives 0. The backward is
-/// written by hand and keeps `q`, `k`, `v`, the probabilities and the result alive, so memory grows
-/// with `s_q * s_k`.
+/// written by hand. Where [`AttentionKernel::Cubecl`] serves, it keeps `q`, `k`, `v`, the result and
+/// a number a row alive and gives the same bits each time; elsewhere the probabilities too, so that
+/// memory grows with `s_q * s_k`.
 ///
 /// # Shapes
 /// - `q`: `[s_q, b, hq, d]`

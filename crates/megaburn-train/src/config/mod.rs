@@ -16,6 +16,7 @@
 //! # Ok::<(), megaburn_train::TrainError>(())
 //! ```
 
+mod attention;
 mod check;
 mod dtype;
 mod init;
@@ -28,10 +29,12 @@ mod schema;
 mod sections;
 mod tokenizer;
 
+use megaburn_kernels::AttentionKernel;
 use megaburn_mesh::Layout;
 use megaburn_models::DecoderConfig;
 use serde::{Deserialize, Serialize};
 
+pub use attention::Attention;
 pub use dtype::Dtype;
 pub(crate) use init::Start;
 pub use layers::ConfigLayers;
@@ -92,6 +95,15 @@ impl TrainConfig {
             }
             _ => self.layout(world),
         }
+    }
+
+    /// The attention of this run on the devices of this host.
+    ///
+    /// # Errors
+    /// The kernel that was asked for cannot compute this model's.
+    pub fn attention_on(&self, devices: Devices) -> Result<AttentionKernel, TrainError> {
+        let (on_gpu, head_dim) = (devices != Devices::Cpu, self.model.head_dim());
+        self.train.attention.resolved(on_gpu, self.train.dtype, head_dim)
     }
 
     /// Whether the model, the sequence and the batch can be split over a layout.

@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Dtype,
+    Attention, Dtype,
     check::{at_least_one, fits_toml, not_negative, require},
     tokenizer::Tokenizer,
 };
@@ -83,6 +83,8 @@ pub struct LoopConfig {
     pub dtype: Dtype,
     /// Whether GPUs may round f32 matrices to tf32 (ten bits of mantissa) when they multiply them.
     pub tf32: bool,
+    /// How attention is computed.
+    pub attention: Attention,
     /// Samples of a step, over all ranks.
     pub global_batch: usize,
     /// Samples that one rank computes at a time; gradients of several are summed.
@@ -108,6 +110,7 @@ impl Default for LoopConfig {
             steps: 1200,
             dtype: Dtype::F32,
             tf32: false,
+            attention: Attention::Auto,
             global_batch: 8,
             micro_batch: 2,
             eval_interval: 100,

@@ -12,22 +12,19 @@ use cubecl::prelude::*;
 use megaburn_cuda::{CudaQueue, tensor};
 
 use super::AttentionOptions;
+use super::kernel::{self, AttentionKernel};
 use backward::{Backward, PLANES, ROWS, flash_backward_keys, flash_backward_queries, flash_delta};
 use forward::{Forward, flash_forward};
 use tile::RowsLaunch;
 use visible::{Mask, Visible};
-
-/// The largest head.
-const MAX_D: usize = 256;
 
 /// Whether the kernels compute this; everything else is composed.
 pub(super) fn takes(inputs: &[CubeTensor; 3], options: &AttentionOptions) -> bool {
     let [q, k, v] = inputs;
     let heads = [dims(q)[3], dims(v)[3]];
     CudaQueue::of(q).is_some()
-        && matches!(q.dtype, DType::BF16 | DType::F16)
+        && kernel::chosen().resolved(q.dtype, &heads) == AttentionKernel::Cubecl
         && [k, v].iter().all(|x| x.dtype == q.dtype)
-        && heads.iter().all(|d| d.is_multiple_of(8) && *d <= MAX_D)
         && options.factor(heads[0]) > 0.0
         // Positions are 32-bit numbers.
         && [q, k].iter().all(|x| dims(x)[0] + options.query_offset < i32::MAX as usize / 2)

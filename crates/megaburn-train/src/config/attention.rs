@@ -1,0 +1,96 @@
+use burn::tensor::{DType, FloatDType};
+use megaburn_kernels::AttentionKernel;
+use serde::{Deserialize, Serialize};
+
+use super::{Dtype, check::require};
+use crate::TrainError;
+
+/// How attention is computed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Attention {
+    /// The fused kernel where it can, the composed operations elsewhere. What it comes to is said
+    /// when a run starts.
+    #[default]
+    Auto,
+    /// The fused kernel: on GPUs, in bf16, with heads of a multiple of 8 up to 256.
+    Cubecl,
+    /// The composed operations.
+    Reference,
+}
+
+impl From<Attention> for AttentionKernel {
+    fn from(attention: Attention) -> Self {
+        match attention {
+            Attention::Auto => Self::Auto,
+            Attention::Cubecl => Self::Cubecl,
+            Attention::Reference => Self::Reference,
+        }
+    }
+}
+
+impl Attention {
+    /// What the choice comes to.
+    ///
+    /// # Errors
+    /// The kernel that was asked for cannot do it.
+    pub(crate) fn resolved(
+        self,
+        on_gpu: bool,
+        dtype: Dtype,
+        head_dim: usize,
+    ) -> Result<AttentionKernel, TrainError> {
+        let found = match on_gpu {
+            true => {
+                let dtype = DType::from(FloatDType::from(dtype));
+                AttentionKernel::from(self).resolved(dtype, &[head_dim])
+            }
+            false => AttentionKernel::Reference,
+        };
+        let device = if on_gpu { "GPU" } else { "CPU" };
+        let rule = format!(
+            "\"auto\" or \"reference\" here: the kernel needs a GPU, train.dtype \"bf16\" and heads of a \
+             multiple of 8 up to 256, and this is a {device}, \"{dtype}\" and heads of {head_dim}"
+        );
+        let refused = self == Self::Cubecl && found != AttentionKernel::Cubecl;
+        require(!refused, "train.attention", "cubecl", rule)?;
+        Ok(found)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+
+    #[rstest]
+    #[case(Attention::Auto, true, Dtype::Bf16, 64, AttentionKernel::Cubecl)]
+    #[case(Attention::Auto, true, Dtype::F32, 64, AttentionKernel::Reference)]
+    #[case(Attention::Auto, false, Dtype::Bf16, 64, AttentionKernel::Reference)]
+    #[case(Attention::Reference, true, Dtype::Bf16, 64, AttentionKernel::Reference)]
+    #[case(Attention::Cubecl, true, Dtype::Bf16, 64, AttentionKernel::Cubecl)]
+    fn a_choice_comes_to(
+        #[case] choice: Attention,
+        #[case] on_gpu: bool,
+        #[case] dtype: Dtype,
+        #[case] head_dim: usize,
+        #[case] expected: AttentionKernel,
+    ) {
+        assert_eq!(choice.resolved(on_gpu, dtype, head_dim).unwrap(), expected);
+    }
+
+    #[rstest]
+    #[case(false, Dtype::Bf16, 64, "this is a CPU")]
+    #[case(true, Dtype::F32, 64, "\"f32\"")]
+    #[case(true, Dtype::Bf16, 100, "heads of 100")]
+    fn a_kernel_that_cannot_is_refused(
+        #[case] on_gpu: bool,
+        #[case] dtype: Dtype,
+        #[case] head_dim: usize,
+        #[case] expected: &str,
+    ) {
+        let error = Attention::Cubecl.resolved(on_gpu, dtype, head_dim).unwrap_err().to_string();
+        assert!(error.contains("train.attention") && error.contains(expected), "{error}");
+    }
+}

@@ -1,0 +1,83 @@
+//! Which implementation attention takes.
+
+use std::fmt;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use burn::tensor::DType;
+
+/// The implementations of [`attention`](crate::attention).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum AttentionKernel {
+    /// [`Cubecl`](Self::Cubecl) where it can, [`Reference`](Self::Reference) elsewhere.
+    #[default]
+    Auto,
+    /// One CubeCL kernel forward and two backward, on NVIDIA GPUs: bf16 or f16, heads of a multiple
+    /// of 8 up to 256. No scores in memory.
+    Cubecl,
+    /// Products and a softmax, a block of queries at a time: every device and dtype. Memory grows
+    /// with queries times keys.
+    Reference,
+}
+
+impl fmt::Display for AttentionKernel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Auto => "auto",
+            Self::Cubecl => "cubecl",
+            Self::Reference => "reference",
+        })
+    }
+}
+
+impl AttentionKernel {
+    /// What this choice comes to on a GPU for heads of `d`, or of keys and values of two sizes.
+    ///
+    /// [`Reference`](Self::Reference) for [`Cubecl`](Self::Cubecl) says that the kernel cannot.
+    pub fn resolved(self, dtype: DType, d: &[usize]) -> Self {
+        let fits = d.iter().all(|d| d.is_multiple_of(8) && (8..=256).contains(d));
+        match matches!(dtype, DType::BF16 | DType::F16) && fits {
+            true if self != Self::Reference => Self::Cubecl,
+            _ => Self::Reference,
+        }
+    }
+}
+
+static CHOICE: AtomicU8 = AtomicU8::new(0);
+
+/// Chooses for all of this process. [`Cubecl`](AttentionKernel::Cubecl) is the same as
+/// [`Auto`](AttentionKernel::Auto) here: whether the kernel can is for the caller to ask
+/// ([`AttentionKernel::resolved`]).
+pub fn set_attention_kernel(kernel: AttentionKernel) {
+    CHOICE.store(u8::from(kernel == AttentionKernel::Reference), Ordering::Relaxed);
+}
+
+#[cfg(feature = "cuda")]
+pub(super) fn chosen() -> AttentionKernel {
+    match CHOICE.load(Ordering::Relaxed) {
+        0 => AttentionKernel::Auto,
+        _ => AttentionKernel::Reference,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+
+    #[rstest]
+    #[case(AttentionKernel::Auto, DType::BF16, &[128], AttentionKernel::Cubecl)]
+    #[case(AttentionKernel::Cubecl, DType::F16, &[192, 128], AttentionKernel::Cubecl)]
+    #[case(AttentionKernel::Auto, DType::F32, &[128], AttentionKernel::Reference)]
+    #[case(AttentionKernel::Cubecl, DType::BF16, &[100], AttentionKernel::Reference)]
+    #[case(AttentionKernel::Auto, DType::BF16, &[264], AttentionKernel::Reference)]
+    #[case(AttentionKernel::Reference, DType::BF16, &[64], AttentionKernel::Reference)]
+    fn the_kernel_is_taken_where_it_can(
+        #[case] choice: AttentionKernel,
+        #[case] dtype: DType,
+        #[case] d: &[usize],
+        #[case] expected: AttentionKernel,
+    ) {
+        assert_eq!(choice.resolved(dtype, d), expected);
+    }
+}

@@ -28,12 +28,15 @@ compile_error!("megaburn-kernels has no backend to run on: enable its feature `f
 
 mod attention;
 mod backends;
+#[cfg(feature = "cuda")]
+mod cube;
 mod dropout;
 mod embedding;
 mod error;
 mod gelu;
 mod layer_norm;
 mod linear;
+mod norms;
 mod optimizer;
 mod primitive;
 mod products;
@@ -49,10 +52,11 @@ pub use dropout::{DropoutKey, dropout};
 pub use embedding::{EmbeddingOptions, embedding};
 pub use error::KernelError;
 pub use gelu::{gelu, gelu_tanh};
-pub use layer_norm::layer_norm;
+pub use layer_norm::{layer_norm, layer_norm_add, layer_norm_with};
 pub use linear::{LinearOptions, MainGrad, linear};
+pub use norms::NormOptions;
 pub use optimizer::{AdamwState, AdamwStep, adamw, is_on_gpu, partial_sums_of_squares};
-pub use rms_norm::rms_norm;
+pub use rms_norm::{rms_norm, rms_norm_add, rms_norm_with};
 pub use rope::{RopeConfig, RopeScaling, RopeTable, apply_rope};
 pub use softmax::{SoftmaxMask, scale_mask_softmax};
 pub use swiglu::swiglu;

@@ -1,18 +1,17 @@
 //! Root-mean-square normalisation (Zhang and Sennrich, 2019, arXiv:1910.07467).
 
-mod op;
 pub(crate) mod reference;
 
 use burn::backend::Dispatch;
 use burn::tensor::Tensor;
 
-use op::RmsNormOps;
+use crate::norms::{Norm, NormOps, NormOptions, norm_add};
 
 /// `x / sqrt(mean(x^2) + epsilon) * gamma` over the last dimension.
 ///
-/// Statistics and product in f32, result in the dtype of `x`. On f32 tensors the result equals
-/// `burn::nn::RmsNorm` bit for bit; the backward is written by hand and keeps `x / rms`, `rms` and
-/// `gamma` alive.
+/// Statistics and product in f32, result in the dtype of `x`. On f32 tensors of a CPU the result
+/// equals `burn::nn::RmsNorm` bit for bit. The backward is written by hand; it keeps `x / rms`, `rms`
+/// and `gamma` alive, on a GPU `x`, `1 / rms` and `gamma`.
 ///
 /// # Shapes
 /// - `x`, result: `[.., n]`
@@ -21,10 +20,50 @@ use op::RmsNormOps;
 /// # Panics
 /// If `gamma` is not as long as the last dimension of `x`.
 pub fn rms_norm<const D: usize>(x: Tensor<D>, gamma: Tensor<1>, epsilon: f64) -> Tensor<D> {
+    rms_norm_with(x, gamma, NormOptions::new(epsilon))
+}
+
+/// [`rms_norm`] with options.
+///
+/// # Shapes
+/// - `x`, result: `[.., n]`
+/// - `gamma`: `[n]`
+///
+/// # Panics
+/// As [`rms_norm`].
+pub fn rms_norm_with<const D: usize>(
+    x: Tensor<D>,
+    gamma: Tensor<1>,
+    options: NormOptions,
+) -> Tensor<D> {
+    check(&x, &gamma);
+    let (x, gamma) = (x.into_dispatch(), gamma.into_dispatch());
+    Tensor::from_dispatch(Dispatch::scaled_norm(x, gamma, Norm { centered: false, options }))
+}
+
+/// The [`rms_norm`] of `x + residual`, and the sum itself in the dtype of `x`: one pass over memory
+/// on a GPU, and one backward that takes the gradients of both.
+///
+/// # Shapes
+/// - `x`, `residual`, results: `[.., n]`
+/// - `gamma`: `[n]`
+///
+/// # Panics
+/// As [`rms_norm`], or if `x` and `residual` differ in shape or dtype.
+pub fn rms_norm_add<const D: usize>(
+    x: Tensor<D>,
+    residual: Tensor<D>,
+    gamma: Tensor<1>,
+    options: impl Into<NormOptions>,
+) -> (Tensor<D>, Tensor<D>) {
+    check(&x, &gamma);
+    let norm = Norm { centered: false, options: options.into() };
+    norm_add("rms_norm_add", [x, residual], gamma, None, norm)
+}
+
+fn check<const D: usize>(x: &Tensor<D>, gamma: &Tensor<1>) {
     let (n, [length]) = (x.dims()[D - 1], gamma.dims());
     assert_eq!(n, length, "rms_norm: gamma has {length} elements for rows of {n}");
-    let (x, gamma) = (x.into_dispatch(), gamma.into_dispatch());
-    Tensor::from_dispatch(<Dispatch as RmsNormOps>::rms_norm(x, gamma, epsilon))
 }
 
 #[cfg(test)]

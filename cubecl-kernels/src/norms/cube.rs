@@ -11,7 +11,7 @@ use megaburn_cuda::tensor;
 
 use super::kernels::*;
 use super::{Grads, Input, Norm, NormRows, Saved, composed};
-use crate::cube::{Rows, Team, address_type, lanes};
+use crate::cube::{Rows, Team, address_type, lanes, sum_parts};
 use crate::primitive::cast;
 
 /// Units that share the multiprocessors of a large GPU in the backward: as many as its registers
@@ -155,7 +155,8 @@ fn launch_backward(
     let dsum = dsum.map(Rows::of);
     let dsum_stride = dsum.as_ref().map_or(n, |dsum| dsum.stride);
     let lanes = lanes(dtype, &[n, x.stride, dy.stride, dsum_stride]);
-    let team = Team::new(n / lanes, 512, 2, 4);
+    // (The sums of two gradients take the registers of a vector more.)
+    let team = Team::new(n / lanes, 512, 2, if beta.is_some() { 3 } else { 4 });
     let cubes = team.cubes(rows).min(RESIDENT / team.cube_dim().num_elems());
     let teams = cubes * team.rows;
     let dx = tensor::empty(&dy.tensor, shape, dtype);
@@ -167,7 +168,6 @@ fn launch_backward(
         0 => long_backward_kernel::launch,
         _ => backward_kernel::launch,
     };
-    let unused = dgamma_parts.clone();
     if rows > 0 {
         launch(
             &dx.client.clone(),
@@ -183,7 +183,7 @@ fn launch_backward(
             inverse.into_buffer_arg(),
             dx.clone().into_buffer_arg(),
             dgamma_parts.clone().into_buffer_arg(),
-            dbeta_parts.clone().unwrap_or_else(|| unused.clone()).into_buffer_arg(),
+            dbeta_parts.clone().unwrap_or_else(|| dgamma_parts.clone()).into_buffer_arg(),
             rows as u32,
             (n / lanes) as u32,
             (dy.stride / lanes) as u32,
@@ -196,21 +196,15 @@ fn launch_backward(
             [dtype, gamma.dtype].map(dtype_to_storage_type),
         );
     }
-    let dgamma = tensor::empty(&dx, [n], gamma.dtype);
-    let dbeta = beta.map(|dtype| tensor::empty(&dx, [n], dtype));
-    partials_kernel::launch(
-        &dx.client.clone(),
-        CubeCount::Static(n.div_ceil(32) as u32, 1, 1),
-        CubeDim::new_2d(32, 16),
-        address_type(&[&dgamma_parts]),
-        dgamma_parts.into_buffer_arg(),
-        dbeta_parts.unwrap_or(unused).into_buffer_arg(),
-        dgamma.clone().into_buffer_arg(),
-        dbeta.clone().unwrap_or_else(|| dgamma.clone()).into_buffer_arg(),
-        teams,
-        n as u32,
-        beta.is_some(),
-        [gamma.dtype, beta.unwrap_or(gamma.dtype)].map(dtype_to_storage_type),
-    );
-    Grads { x: dx, gamma: dgamma, beta: dbeta }
+    let for_gamma = (dgamma_parts, gamma.dtype);
+    match dbeta_parts.zip(beta) {
+        Some(for_beta) => {
+            let [gamma, beta] = sum_parts([for_gamma, for_beta], teams);
+            Grads { x: dx, gamma, beta: Some(beta) }
+        }
+        None => {
+            let [gamma] = sum_parts([for_gamma], teams);
+            Grads { x: dx, gamma, beta: None }
+        }
+    }
 }

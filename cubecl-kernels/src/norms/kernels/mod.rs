@@ -3,12 +3,10 @@
 mod backward;
 mod forward;
 mod long;
-mod partials;
 
 pub(super) use backward::backward_kernel;
 pub(super) use forward::forward_kernel;
 pub(super) use long::{long_backward_kernel, long_forward_kernel};
-pub(super) use partials::partials_kernel;
 
 /// What a kernel is compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -75,10 +75,10 @@ pub mod reference {
     pub use crate::embedding::reference::embedding;
     pub use crate::geglu::reference::{geglu, geglu_tanh, geglu_tanh_weighted, geglu_weighted};
     pub use crate::gelu::reference::{bias_gelu, bias_gelu_tanh, gelu, gelu_tanh};
-    pub use crate::layer_norm::reference::layer_norm;
+    pub use crate::layer_norm::reference::{layer_norm, layer_norm_add, layer_norm_with};
     pub use crate::linear::reference::linear;
     pub use crate::optimizer::reference::adamw;
-    pub use crate::rms_norm::reference::rms_norm;
+    pub use crate::rms_norm::reference::{rms_norm, rms_norm_add, rms_norm_with};
     pub use crate::rope::reference::apply_rope;
     pub use crate::squared_relu::reference::{squared_relu, squared_relu_weighted};
     pub use crate::swiglu::reference::{swiglu, swiglu_weighted};

@@ -56,7 +56,7 @@ mod tests {
     use rstest::rstest;
 
     use super::*;
-    use crate::testing::{device, leaf, values};
+    use crate::testing::{assert_same_function, device, leaf, normal, values};
 
     /// Rows of x, gelu, its derivative, gelu_tanh, its derivative.
     ///
@@ -89,6 +89,32 @@ mod tests {
             assert!((slope - TABLE[i][column + 1]).abs() < 1e-6, "{i}: {slope}");
         }
     }
+
+    #[rstest]
+    fn values_and_gradients_with_a_bias_are_those_of_the_reference(
+        #[values((DType::F32, 2e-6), (DType::BF16, 3e-2))] (dtype, tolerance): (DType, f64),
+    ) {
+        let (x, bias) = (leaf((normal([5, 3, 7]) * 2.0).cast(dtype)), normal([7]));
+        assert_same_function!(
+            tolerance,
+            [x, bias],
+            bias_gelu(x.clone(), bias.clone()),
+            reference::bias_gelu(x.clone(), bias.clone())
+        );
+        assert_same_function!(
+            tolerance,
+            [x, bias],
+            bias_gelu_tanh(x.clone(), bias.clone()),
+            reference::bias_gelu_tanh(x.clone(), bias.clone())
+        );
+    }
+
+    #[test]
+    #[should_panic(expected = "bias_gelu: the bias has 3 elements for rows of 4")]
+    fn a_bias_of_another_length_is_refused() {
+        bias_gelu(normal([2, 4]), normal([3]));
+    }
+
     #[rstest]
     #[case(gelu)]
     #[case(gelu_tanh)]

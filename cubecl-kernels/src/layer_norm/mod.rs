@@ -158,6 +158,34 @@ mod tests {
         );
     }
 
+    #[rstest]
+    fn options_and_residual_sums_are_those_of_the_reference(
+        #[values([5, 3, 8], [7, 1, 33])] shape: [usize; 3],
+        #[values((DType::F32, 3e-6), (DType::BF16, 3e-2))] (dtype, tolerance): (DType, f64),
+    ) {
+        let [x, residual] = [0, 1].map(|_| leaf(normal(shape).cast(dtype)));
+        let [gamma, beta] = [0, 1].map(|_| normal([shape[2]]));
+        let options = NormOptions::new(1e-3).with_zero_centered_gamma(true);
+        assert_same_function!(
+            tolerance,
+            [x, gamma],
+            layer_norm_with(x.clone(), gamma.clone(), None, options),
+            reference::layer_norm_with(x.clone(), gamma.clone(), None, options)
+        );
+        let join = |(y, sum)| Tensor::cat(vec![y, sum], 0);
+        let inputs = || (x.clone(), residual.clone(), gamma.clone(), Some(beta.clone()));
+        let fast = |(x, residual, gamma, beta)| layer_norm_add(x, residual, gamma, beta, options);
+        let slow = |(x, residual, gamma, beta)| {
+            reference::layer_norm_add(x, residual, gamma, beta, options)
+        };
+        assert_same_function!(
+            tolerance,
+            [x, residual, gamma, beta],
+            join(fast(inputs())),
+            join(slow(inputs()))
+        );
+    }
+
     #[test]
     #[should_panic(expected = "beta has 5 elements for rows of 4")]
     fn a_beta_of_another_length_is_refused() {

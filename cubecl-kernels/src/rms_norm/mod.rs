@@ -123,6 +123,58 @@ mod tests {
         );
     }
 
+    #[rstest]
+    fn options_and_residual_sums_are_those_of_the_reference(
+        #[values([5, 3, 8], [7, 1, 33])] shape: [usize; 3],
+        #[values((DType::F32, 3e-6), (DType::BF16, 3e-2))] (dtype, tolerance): (DType, f64),
+    ) {
+        let x = leaf(normal(shape).cast(dtype));
+        let (residual, gamma) = (leaf(normal(shape).cast(dtype)), normal([shape[2]]));
+        let options = NormOptions::new(1e-3).with_zero_centered_gamma(true);
+        assert_same_function!(
+            tolerance,
+            [x, gamma],
+            rms_norm_with(x.clone(), gamma.clone(), options),
+            reference::rms_norm_with(x.clone(), gamma.clone(), options)
+        );
+        let join = |(y, sum)| Tensor::cat(vec![y, sum], 0);
+        assert_same_function!(
+            tolerance,
+            [x, residual, gamma],
+            join(rms_norm_add(x.clone(), residual.clone(), gamma.clone(), options)),
+            join(reference::rms_norm_add(x.clone(), residual.clone(), gamma.clone(), options))
+        );
+    }
+
+    #[test]
+    fn a_residual_sum_has_gradients_of_whichever_result_is_used() {
+        let (x, residual, gamma) = (normal([4, 6]), normal([4, 6]), normal([6]));
+        let both = || rms_norm_add(x.clone(), residual.clone(), gamma.clone(), 1e-5);
+        let grads = both().1.sum().backward();
+        assert_close(x.grad(&grads).expect("gradient"), Tensor::ones_like(&x).inner(), 0.0);
+        assert!(gamma.grad(&grads).is_none());
+        let grads = both().0.sum().backward();
+        assert!(gamma.grad(&grads).is_some() && residual.grad(&grads).is_some());
+        // The sum goes through a second norm, whose gradient comes back before the first one's.
+        let chain = |first: (Tensor<2>, Tensor<2>), gamma| {
+            let (y, sum) = first;
+            let (z, sum) = rms_norm_add(y.clone() * 2.0, sum, gamma, 1e-5);
+            z * y + sum
+        };
+        assert_same_function!(3e-6, [x, residual, gamma], chain(both(), gamma.clone()), {
+            let sum = x.clone() + residual.clone();
+            let y = reference::rms_norm(sum.clone(), gamma.clone(), 1e-5);
+            let sum = y.clone() * 2.0 + sum;
+            reference::rms_norm(sum.clone(), gamma.clone(), 1e-5) * y + sum
+        });
+    }
+
+    #[test]
+    #[should_panic(expected = "rms_norm_add: x and the residual differ in shape or dtype")]
+    fn a_residual_of_another_shape_is_refused() {
+        rms_norm_add(normal([2, 4]), normal([3, 4]), normal([4]), 1e-5);
+    }
+
     #[test]
     fn an_input_that_needs_no_gradient_gets_none() {
         let (x, gamma) = (constant([4, 6]), normal([6]));

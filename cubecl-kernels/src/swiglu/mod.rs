@@ -52,6 +52,20 @@ mod tests {
         assert_same_function!(tolerance, [x], swiglu(x.clone()), reference::swiglu(x.clone()));
     }
 
+    #[rstest]
+    fn weights_and_their_gradients_are_those_of_the_reference(
+        #[values((DType::F32, 2e-6), (DType::BF16, 3e-2))] (dtype, tolerance): (DType, f64),
+    ) {
+        let x = leaf((normal([5, 3, 14]) * 3.0).cast(dtype));
+        let weight = normal([15]);
+        assert_same_function!(
+            tolerance,
+            [x, weight],
+            swiglu_weighted(x.clone(), weight.clone()),
+            reference::swiglu_weighted(x.clone(), weight.clone())
+        );
+    }
+
     #[test]
     fn f32_results_are_bit_for_bit_those_of_burn() {
         let x = constant([5, 3, 14]);

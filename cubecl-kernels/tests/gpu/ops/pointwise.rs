@@ -10,6 +10,7 @@ use super::compare::*;
 
 pub(super) const TESTS: &[super::Test] = &[
     ("rope_and_activations", pointwise),
+    ("rotations_of_views", rotations),
     ("gated_activations", gated),
     ("activations_with_biases", biased),
     ("activations_of_views_and_large_numbers", views),
@@ -29,6 +30,27 @@ fn pointwise() -> Result<(), String> {
             });
             compare!(format!("gelu {what}"), dtype, tolerance, [x: [s, b, d]], |_, x| {
                 gelu::<3>(x)
+            });
+        }
+    }
+    Ok(())
+}
+
+/// Heads cut out of the product that has queries, keys and values, and dims swapped.
+fn rotations() -> Result<(), String> {
+    for (dtype, tolerance) in DTYPES {
+        for [s, b, h, d] in [[5, 2, 3, 64], [3, 2, 2, 10], [4, 1, 2, 2]] {
+            let what = format!("rope {s}x{b}x{h}x{d}");
+            compare!(what, dtype, tolerance, [x: [s, b, 3 * h, d]], |device: &Device, x| {
+                let x: Tensor<4> = x;
+                let table = RopeConfig::new(d).init(3..3 + s, device).expect("it can be");
+                let (q, k) = (x.clone().narrow(2, 0, h), x.narrow(2, h, h));
+                Tensor::cat(vec![apply_rope(q, &table), apply_rope(k, &table)], 2)
+            });
+            compare!(what, dtype, tolerance, [x: [b, h, s, d]], |device: &Device, x| {
+                let x: Tensor<4> = x;
+                let table = RopeConfig::new(d).init(0..s, device).expect("it can be");
+                apply_rope(x.swap_dims(1, 2).swap_dims(0, 1), &table)
             });
         }
     }

@@ -26,14 +26,19 @@
 #[cfg(not(feature = "flex"))]
 compile_error!("megaburn-kernels has no backend to run on: enable its feature `flex`");
 
+mod activation;
 mod attention;
 mod backends;
+#[cfg(feature = "cuda")]
+mod cube;
 mod dropout;
 mod embedding;
 mod error;
+mod geglu;
 mod gelu;
 mod layer_norm;
 mod linear;
+mod norms;
 mod optimizer;
 mod primitive;
 mod products;
@@ -42,6 +47,7 @@ mod rope;
 mod seed;
 mod softmax;
 mod split;
+mod squared_relu;
 mod swiglu;
 #[cfg(test)]
 mod testing;
@@ -50,16 +56,19 @@ pub use attention::{AttentionKernel, AttentionOptions, attention, set_attention_
 pub use dropout::{DropoutKey, dropout};
 pub use embedding::{EmbeddingOptions, embedding};
 pub use error::KernelError;
-pub use gelu::{gelu, gelu_tanh};
-pub use layer_norm::layer_norm;
+pub use geglu::{geglu, geglu_tanh, geglu_tanh_weighted, geglu_weighted};
+pub use gelu::{bias_gelu, bias_gelu_tanh, gelu, gelu_tanh};
+pub use layer_norm::{layer_norm, layer_norm_add, layer_norm_with};
 pub use linear::{LinearOptions, MainGrad, linear};
+pub use norms::NormOptions;
 pub use optimizer::{AdamwState, AdamwStep, adamw, is_on_gpu, partial_sums_of_squares};
-pub use rms_norm::rms_norm;
+pub use rms_norm::{rms_norm, rms_norm_add, rms_norm_with};
 pub use rope::{RopeConfig, RopeScaling, RopeTable, apply_rope};
 pub use seed::seed;
 pub use softmax::{SoftmaxMask, scale_mask_softmax};
 pub use split::split_last;
-pub use swiglu::swiglu;
+pub use squared_relu::{squared_relu, squared_relu_weighted};
+pub use swiglu::{swiglu, swiglu_weighted};
 
 /// The definitions: every operation composed of differentiable tensor operations, slow and plain.
 ///
@@ -68,10 +77,13 @@ pub mod reference {
     pub use crate::attention::reference::attention;
     pub use crate::dropout::reference::dropout;
     pub use crate::embedding::reference::embedding;
-    pub use crate::layer_norm::reference::layer_norm;
+    pub use crate::geglu::reference::{geglu, geglu_tanh, geglu_tanh_weighted, geglu_weighted};
+    pub use crate::gelu::reference::{bias_gelu, bias_gelu_tanh, gelu, gelu_tanh};
+    pub use crate::layer_norm::reference::{layer_norm, layer_norm_add, layer_norm_with};
     pub use crate::linear::reference::linear;
     pub use crate::optimizer::reference::adamw;
-    pub use crate::rms_norm::reference::rms_norm;
+    pub use crate::rms_norm::reference::{rms_norm, rms_norm_add, rms_norm_with};
     pub use crate::rope::reference::apply_rope;
-    pub use crate::swiglu::reference::swiglu;
+    pub use crate::squared_relu::reference::{squared_relu, squared_relu_weighted};
+    pub use crate::swiglu::reference::{swiglu, swiglu_weighted};
 }

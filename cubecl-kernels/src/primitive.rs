@@ -2,7 +2,7 @@
 
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, TensorMetadata};
-use burn::tensor::{DType, FloatDType, Shape, Slice};
+use burn::tensor::{DType, FloatDType, Shape, Slice, Tensor};
 
 /// The dtype that statistics are computed in: f64 for f64, f32 for everything narrower.
 pub(crate) fn compute_dtype(dtype: DType) -> FloatDType {
@@ -49,4 +49,21 @@ pub(crate) fn halves<B: Backend>(x: FloatTensor<B>) -> (FloatTensor<B>, FloatTen
     let first = B::float_slice(x.clone(), &slices);
     slices[last] = Slice::from(n / 2..n);
     (first, B::float_slice(x, &slices))
+}
+
+/// The two halves of the last dimension.
+pub(crate) fn halves_of<const D: usize>(x: Tensor<D>) -> [Tensor<D>; 2] {
+    x.chunk(2, D - 1).try_into().expect("an even dimension has two halves")
+}
+
+/// `f(x)` in the compute dtype, each row times its weight, in the dtype of `x`.
+pub(crate) fn weigh<const D: usize>(
+    x: Tensor<D>,
+    weight: Tensor<1>,
+    f: impl FnOnce(Tensor<D>) -> Tensor<D>,
+) -> Tensor<D> {
+    let (dtype, wide) = (x.dtype(), compute_dtype(x.dtype()));
+    let mut rows = x.dims();
+    rows[D - 1] = 1;
+    (f(x.cast(wide)) * weight.cast(wide).reshape(rows)).cast(dtype)
 }

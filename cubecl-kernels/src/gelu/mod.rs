@@ -1,25 +1,20 @@
 //! The Gaussian error linear unit (Hendrycks and Gimpel, 2016, arXiv:1606.08415).
 //!
-//! Burn's own two forms are these on CPUs, the first with a fused backward. On GPUs the backward of
-//! Burn's first form is that of the second (6e-4 off), so it is composed here.
-//! Both are computed in f32 (f64 for f64), result in the dtype of `x`: composed of bf16 operations,
-//! the second would be rounded eight times.
+//! Both forms are computed in f32 (f64 for f64), result in the dtype of `x`. Their backward computes
+//! everything again from the input, which is all it keeps.
 
-use std::f64::consts::FRAC_1_SQRT_2;
+pub(crate) mod reference;
 
-use burn::tensor::{Tensor, activation};
+use burn::tensor::Tensor;
 
-use crate::{optimizer::is_on_gpu, primitive::compute_dtype};
+use crate::activation::{Curve, biased, plain};
 
 /// `x * Phi(x)` with the exact normal distribution function (Hugging Face's `gelu`).
 ///
 /// # Shapes
 /// - `x`, result: `[..]`
 pub fn gelu<const D: usize>(x: Tensor<D>) -> Tensor<D> {
-    wide(x, |x| match is_on_gpu(&x) {
-        true => (x.clone().mul_scalar(FRAC_1_SQRT_2).erf() + 1.0) * x * 0.5,
-        false => activation::gelu(x),
-    })
+    plain(Curve::Gelu, x)
 }
 
 /// `x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x^3)))` (Hugging Face's `gelu_new` and
@@ -28,13 +23,31 @@ pub fn gelu<const D: usize>(x: Tensor<D>) -> Tensor<D> {
 /// # Shapes
 /// - `x`, result: `[..]`
 pub fn gelu_tanh<const D: usize>(x: Tensor<D>) -> Tensor<D> {
-    wide(x, activation::gelu_approximate)
+    plain(Curve::GeluTanh, x)
 }
 
-/// `f` computed in the compute dtype.
-fn wide<const D: usize>(x: Tensor<D>, f: impl FnOnce(Tensor<D>) -> Tensor<D>) -> Tensor<D> {
-    let dtype = x.dtype();
-    f(x.cast(compute_dtype(dtype))).cast(dtype)
+/// [`gelu`] of `x + bias`, in one pass over memory on a GPU.
+///
+/// # Shapes
+/// - `x`, result: `[.., f]`
+/// - `bias`: `[f]`
+///
+/// # Panics
+/// If the bias is not as long as the last dimension of `x`.
+pub fn bias_gelu<const D: usize>(x: Tensor<D>, bias: Tensor<1>) -> Tensor<D> {
+    biased("bias_gelu", Curve::Gelu, x, bias)
+}
+
+/// [`gelu_tanh`] of `x + bias`, in one pass over memory on a GPU (Megatron's `bias_gelu`).
+///
+/// # Shapes
+/// - `x`, result: `[.., f]`
+/// - `bias`: `[f]`
+///
+/// # Panics
+/// If the bias is not as long as the last dimension of `x`.
+pub fn bias_gelu_tanh<const D: usize>(x: Tensor<D>, bias: Tensor<1>) -> Tensor<D> {
+    biased("bias_gelu_tanh", Curve::GeluTanh, x, bias)
 }
 
 #[cfg(test)]
@@ -43,7 +56,7 @@ mod tests {
     use rstest::rstest;
 
     use super::*;
-    use crate::testing::{device, leaf, values};
+    use crate::testing::{assert_same_function, device, leaf, normal, values};
 
     /// Rows of x, gelu, its derivative, gelu_tanh, its derivative.
     ///
@@ -76,6 +89,32 @@ mod tests {
             assert!((slope - TABLE[i][column + 1]).abs() < 1e-6, "{i}: {slope}");
         }
     }
+
+    #[rstest]
+    fn values_and_gradients_with_a_bias_are_those_of_the_reference(
+        #[values((DType::F32, 2e-6), (DType::BF16, 3e-2))] (dtype, tolerance): (DType, f64),
+    ) {
+        let (x, bias) = (leaf((normal([5, 3, 7]) * 2.0).cast(dtype)), normal([7]));
+        assert_same_function!(
+            tolerance,
+            [x, bias],
+            bias_gelu(x.clone(), bias.clone()),
+            reference::bias_gelu(x.clone(), bias.clone())
+        );
+        assert_same_function!(
+            tolerance,
+            [x, bias],
+            bias_gelu_tanh(x.clone(), bias.clone()),
+            reference::bias_gelu_tanh(x.clone(), bias.clone())
+        );
+    }
+
+    #[test]
+    #[should_panic(expected = "bias_gelu: the bias has 3 elements for rows of 4")]
+    fn a_bias_of_another_length_is_refused() {
+        bias_gelu(normal([2, 4]), normal([3]));
+    }
+
     #[rstest]
     #[case(gelu)]
     #[case(gelu_tanh)]

@@ -1,20 +1,20 @@
 //! Layer normalisation (Ba, Kiros and Hinton, 2016, arXiv:1607.06450).
 
-mod op;
 pub(crate) mod reference;
 
 use burn::backend::Dispatch;
 use burn::tensor::Tensor;
 
-use op::LayerNormOps;
+use crate::norms::{Norm, NormOps, NormOptions, norm_add};
 
 /// `(x - mean(x)) / sqrt(var(x) + epsilon) * gamma [+ beta]` over the last dimension, with the
 /// biased variance.
 ///
-/// Statistics and product in f32, result in the dtype of `x`. The result equals
+/// Statistics and product in f32, result in the dtype of `x`. On a CPU the result equals
 /// `burn::nn::LayerNorm` bit for bit on f32 and f16 tensors of the same kind of device. (Burn's
 /// own bits differ between the two kinds: without autodiff its backend runs a fused loop.) The
-/// backward is written by hand and keeps the normalised input, the deviations and `gamma` alive.
+/// backward is written by hand; it keeps the normalised input, the deviations and `gamma` alive, on a
+/// GPU the input, its means, the inverse deviations and `gamma`.
 ///
 /// # Shapes
 /// - `x`, result: `[.., n]`
@@ -28,17 +28,59 @@ pub fn layer_norm<const D: usize>(
     beta: Option<Tensor<1>>,
     epsilon: f64,
 ) -> Tensor<D> {
-    let n = x.dims()[D - 1];
-    for (name, [length]) in
-        [("gamma", gamma.dims())].into_iter().chain(beta.as_ref().map(|b| ("beta", b.dims())))
-    {
-        assert_eq!(n, length, "layer_norm: {name} has {length} elements for rows of {n}");
-    }
+    layer_norm_with(x, gamma, beta, NormOptions::new(epsilon))
+}
+
+/// [`layer_norm`] with options.
+///
+/// # Shapes
+/// - `x`, result: `[.., n]`
+/// - `gamma`, `beta`: `[n]`
+///
+/// # Panics
+/// As [`layer_norm`].
+pub fn layer_norm_with<const D: usize>(
+    x: Tensor<D>,
+    gamma: Tensor<1>,
+    beta: Option<Tensor<1>>,
+    options: NormOptions,
+) -> Tensor<D> {
+    check(&x, &gamma, beta.as_ref());
+    let norm = Norm { centered: true, options };
     let (x, gamma) = (x.into_dispatch(), gamma.into_dispatch());
     Tensor::from_dispatch(match beta {
-        Some(beta) => Dispatch::affine_norm(x, gamma, beta.into_dispatch(), epsilon),
-        None => Dispatch::scaled_norm(x, gamma, epsilon),
+        Some(beta) => Dispatch::affine_norm(x, gamma, beta.into_dispatch(), norm),
+        None => Dispatch::scaled_norm(x, gamma, norm),
     })
+}
+
+/// The [`layer_norm`] of `x + residual`, and the sum itself in the dtype of `x`: one pass over memory
+/// on a GPU, and one backward that takes the gradients of both.
+///
+/// # Shapes
+/// - `x`, `residual`, results: `[.., n]`
+/// - `gamma`, `beta`: `[n]`
+///
+/// # Panics
+/// As [`layer_norm`], or if `x` and `residual` differ in shape or dtype.
+pub fn layer_norm_add<const D: usize>(
+    x: Tensor<D>,
+    residual: Tensor<D>,
+    gamma: Tensor<1>,
+    beta: Option<Tensor<1>>,
+    options: impl Into<NormOptions>,
+) -> (Tensor<D>, Tensor<D>) {
+    check(&x, &gamma, beta.as_ref());
+    let norm = Norm { centered: true, options: options.into() };
+    norm_add("layer_norm_add", [x, residual], gamma, beta, norm)
+}
+
+fn check<const D: usize>(x: &Tensor<D>, gamma: &Tensor<1>, beta: Option<&Tensor<1>>) {
+    let n = x.dims()[D - 1];
+    for (name, vector) in [("gamma", Some(gamma)), ("beta", beta)] {
+        let length = vector.map_or(n, |vector| vector.dims()[0]);
+        assert_eq!(n, length, "layer_norm: {name} has {length} elements for rows of {n}");
+    }
 }
 
 #[cfg(test)]
@@ -113,6 +155,34 @@ mod tests {
             [x, gamma],
             layer_norm(x.clone(), gamma.clone(), None, 1e-5),
             reference::layer_norm(x.clone(), gamma.clone(), None, 1e-5)
+        );
+    }
+
+    #[rstest]
+    fn options_and_residual_sums_are_those_of_the_reference(
+        #[values([5, 3, 8], [7, 1, 33])] shape: [usize; 3],
+        #[values((DType::F32, 3e-6), (DType::BF16, 3e-2))] (dtype, tolerance): (DType, f64),
+    ) {
+        let [x, residual] = [0, 1].map(|_| leaf(normal(shape).cast(dtype)));
+        let [gamma, beta] = [0, 1].map(|_| normal([shape[2]]));
+        let options = NormOptions::new(1e-3).with_zero_centered_gamma(true);
+        assert_same_function!(
+            tolerance,
+            [x, gamma],
+            layer_norm_with(x.clone(), gamma.clone(), None, options),
+            reference::layer_norm_with(x.clone(), gamma.clone(), None, options)
+        );
+        let join = |(y, sum)| Tensor::cat(vec![y, sum], 0);
+        let inputs = || (x.clone(), residual.clone(), gamma.clone(), Some(beta.clone()));
+        let fast = |(x, residual, gamma, beta)| layer_norm_add(x, residual, gamma, beta, options);
+        let slow = |(x, residual, gamma, beta)| {
+            reference::layer_norm_add(x, residual, gamma, beta, options)
+        };
+        assert_same_function!(
+            tolerance,
+            [x, residual, gamma, beta],
+            join(fast(inputs())),
+            join(slow(inputs()))
         );
     }
 

@@ -1,18 +1,17 @@
 //! Root-mean-square normalisation (Zhang and Sennrich, 2019, arXiv:1910.07467).
 
-mod op;
 pub(crate) mod reference;
 
 use burn::backend::Dispatch;
 use burn::tensor::Tensor;
 
-use op::RmsNormOps;
+use crate::norms::{Norm, NormOps, NormOptions, norm_add};
 
 /// `x / sqrt(mean(x^2) + epsilon) * gamma` over the last dimension.
 ///
-/// Statistics and product in f32, result in the dtype of `x`. On f32 tensors the result equals
-/// `burn::nn::RmsNorm` bit for bit; the backward is written by hand and keeps `x / rms`, `rms` and
-/// `gamma` alive.
+/// Statistics and product in f32, result in the dtype of `x`. On f32 tensors of a CPU the result
+/// equals `burn::nn::RmsNorm` bit for bit. The backward is written by hand; it keeps `x / rms`, `rms`
+/// and `gamma` alive, on a GPU `x`, `1 / rms` and `gamma`.
 ///
 /// # Shapes
 /// - `x`, result: `[.., n]`
@@ -21,10 +20,50 @@ use op::RmsNormOps;
 /// # Panics
 /// If `gamma` is not as long as the last dimension of `x`.
 pub fn rms_norm<const D: usize>(x: Tensor<D>, gamma: Tensor<1>, epsilon: f64) -> Tensor<D> {
+    rms_norm_with(x, gamma, NormOptions::new(epsilon))
+}
+
+/// [`rms_norm`] with options.
+///
+/// # Shapes
+/// - `x`, result: `[.., n]`
+/// - `gamma`: `[n]`
+///
+/// # Panics
+/// As [`rms_norm`].
+pub fn rms_norm_with<const D: usize>(
+    x: Tensor<D>,
+    gamma: Tensor<1>,
+    options: NormOptions,
+) -> Tensor<D> {
+    check(&x, &gamma);
+    let (x, gamma) = (x.into_dispatch(), gamma.into_dispatch());
+    Tensor::from_dispatch(Dispatch::scaled_norm(x, gamma, Norm { centered: false, options }))
+}
+
+/// The [`rms_norm`] of `x + residual`, and the sum itself in the dtype of `x`: one pass over memory
+/// on a GPU, and one backward that takes the gradients of both.
+///
+/// # Shapes
+/// - `x`, `residual`, results: `[.., n]`
+/// - `gamma`: `[n]`
+///
+/// # Panics
+/// As [`rms_norm`], or if `x` and `residual` differ in shape or dtype.
+pub fn rms_norm_add<const D: usize>(
+    x: Tensor<D>,
+    residual: Tensor<D>,
+    gamma: Tensor<1>,
+    options: impl Into<NormOptions>,
+) -> (Tensor<D>, Tensor<D>) {
+    check(&x, &gamma);
+    let norm = Norm { centered: false, options: options.into() };
+    norm_add("rms_norm_add", [x, residual], gamma, None, norm)
+}
+
+fn check<const D: usize>(x: &Tensor<D>, gamma: &Tensor<1>) {
     let (n, [length]) = (x.dims()[D - 1], gamma.dims());
     assert_eq!(n, length, "rms_norm: gamma has {length} elements for rows of {n}");
-    let (x, gamma) = (x.into_dispatch(), gamma.into_dispatch());
-    Tensor::from_dispatch(<Dispatch as RmsNormOps>::rms_norm(x, gamma, epsilon))
 }
 
 #[cfg(test)]
@@ -82,6 +121,58 @@ mod tests {
             rms_norm(x.clone(), gamma.clone(), 1e-5),
             reference::rms_norm(x.clone(), gamma.clone(), 1e-5)
         );
+    }
+
+    #[rstest]
+    fn options_and_residual_sums_are_those_of_the_reference(
+        #[values([5, 3, 8], [7, 1, 33])] shape: [usize; 3],
+        #[values((DType::F32, 3e-6), (DType::BF16, 3e-2))] (dtype, tolerance): (DType, f64),
+    ) {
+        let x = leaf(normal(shape).cast(dtype));
+        let (residual, gamma) = (leaf(normal(shape).cast(dtype)), normal([shape[2]]));
+        let options = NormOptions::new(1e-3).with_zero_centered_gamma(true);
+        assert_same_function!(
+            tolerance,
+            [x, gamma],
+            rms_norm_with(x.clone(), gamma.clone(), options),
+            reference::rms_norm_with(x.clone(), gamma.clone(), options)
+        );
+        let join = |(y, sum)| Tensor::cat(vec![y, sum], 0);
+        assert_same_function!(
+            tolerance,
+            [x, residual, gamma],
+            join(rms_norm_add(x.clone(), residual.clone(), gamma.clone(), options)),
+            join(reference::rms_norm_add(x.clone(), residual.clone(), gamma.clone(), options))
+        );
+    }
+
+    #[test]
+    fn a_residual_sum_has_gradients_of_whichever_result_is_used() {
+        let (x, residual, gamma) = (normal([4, 6]), normal([4, 6]), normal([6]));
+        let both = || rms_norm_add(x.clone(), residual.clone(), gamma.clone(), 1e-5);
+        let grads = both().1.sum().backward();
+        assert_close(x.grad(&grads).expect("gradient"), Tensor::ones_like(&x).inner(), 0.0);
+        assert!(gamma.grad(&grads).is_none());
+        let grads = both().0.sum().backward();
+        assert!(gamma.grad(&grads).is_some() && residual.grad(&grads).is_some());
+        // The sum goes through a second norm, whose gradient comes back before the first one's.
+        let chain = |first: (Tensor<2>, Tensor<2>), gamma| {
+            let (y, sum) = first;
+            let (z, sum) = rms_norm_add(y.clone() * 2.0, sum, gamma, 1e-5);
+            z * y + sum
+        };
+        assert_same_function!(3e-6, [x, residual, gamma], chain(both(), gamma.clone()), {
+            let sum = x.clone() + residual.clone();
+            let y = reference::rms_norm(sum.clone(), gamma.clone(), 1e-5);
+            let sum = y.clone() * 2.0 + sum;
+            reference::rms_norm(sum.clone(), gamma.clone(), 1e-5) * y + sum
+        });
+    }
+
+    #[test]
+    #[should_panic(expected = "rms_norm_add: x and the residual differ in shape or dtype")]
+    fn a_residual_of_another_shape_is_refused() {
+        rms_norm_add(normal([2, 4]), normal([3, 4]), normal([4]), 1e-5);
     }
 
     #[test]

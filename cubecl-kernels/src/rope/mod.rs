@@ -1,6 +1,8 @@
 //! Rotary position embedding (Su et al., 2021, arXiv:2104.09864), with the halves of a head rotated
 //! against each other as Hugging Face and Megatron do (not neighbouring elements).
 
+#[cfg(feature = "cuda")]
+mod cube;
 mod op;
 pub(crate) mod reference;
 mod table;

@@ -27,18 +27,34 @@ on_every_backend! {
             cos: FloatTensor<Self>,
             sin: FloatTensor<Self>,
         ) -> FloatTensor<Self> {
-            rotate::<Self>(x, cos, sin, Turn::Forward)
+            Self::rotate(x, cos, sin, Turn::Forward)
         }
     }
 }
 
-#[derive(Clone, Copy, Debug)]
-enum Turn {
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Turn {
     Forward,
     Back,
 }
 
-fn rotate<B: Backend>(
+/// The rotation, as each backend computes it best.
+pub(crate) trait Rotate: Backend {
+    /// `x: [s, b, h, d]`, `cos, sin: [s, 1, 1, d / 2]`.
+    fn rotate(
+        x: FloatTensor<Self>,
+        cos: FloatTensor<Self>,
+        sin: FloatTensor<Self>,
+        turn: Turn,
+    ) -> FloatTensor<Self> {
+        composed::<Self>(x, cos, sin, turn)
+    }
+}
+
+#[cfg(feature = "flex")]
+impl Rotate for burn::backend::Flex {}
+
+pub(super) fn composed<B: Backend>(
     x: FloatTensor<B>,
     cos: FloatTensor<B>,
     sin: FloatTensor<B>,
@@ -61,7 +77,7 @@ fn rotate<B: Backend>(
 #[derive(Debug)]
 struct RopeBackward;
 
-impl<B: RopeOps> Backward<B, 1> for RopeBackward {
+impl<B: Rotate> Backward<B, 1> for RopeBackward {
     /// `cos` and `sin`.
     type State = (FloatTensor<B>, FloatTensor<B>);
 
@@ -70,12 +86,12 @@ impl<B: RopeOps> Backward<B, 1> for RopeBackward {
         let dy = grads.consume::<B>(&ops.node);
         let (cos, sin) = ops.state;
         if let Some(node) = parent {
-            grads.register::<B>(node.id, rotate::<B>(dy, cos, sin, Turn::Back));
+            grads.register::<B>(node.id, B::rotate(dy, cos, sin, Turn::Back));
         }
     }
 }
 
-impl<B: RopeOps, C: CheckpointStrategy> RopeOps for Autodiff<B, C> {
+impl<B: RopeOps + Rotate, C: CheckpointStrategy> RopeOps for Autodiff<B, C> {
     fn rope(
         x: FloatTensor<Self>,
         cos: FloatTensor<Self>,

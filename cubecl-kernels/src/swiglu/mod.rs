@@ -1,17 +1,15 @@
 //! The gated activation of Llama's feed-forward (Shazeer, 2020, arXiv:2002.05202).
 
-mod op;
 pub(crate) mod reference;
 
-use burn::backend::Dispatch;
 use burn::tensor::Tensor;
 
-use op::SwigluOps;
+use crate::activation::{Curve, gated};
 
 /// `silu(gate) * up`, where `gate` is the first half of the last dimension and `up` the second.
 ///
-/// The backward is written by hand, computed in f32 (f64 for f64) and kept to one exponential per
-/// gate.
+/// Computed in f32 (f64 for f64), result in the dtype of the input. The backward computes everything
+/// again from the input, which is all it keeps.
 ///
 /// # Shapes
 /// - `gate_up`: `[.., 2f]`
@@ -20,9 +18,21 @@ use op::SwigluOps;
 /// # Panics
 /// If the last dimension is odd.
 pub fn swiglu<const D: usize>(gate_up: Tensor<D>) -> Tensor<D> {
-    let n = gate_up.dims()[D - 1];
-    assert!(n.is_multiple_of(2), "swiglu: the last dimension, {n}, is not a gate and an up half");
-    Tensor::from_dispatch(<Dispatch as SwigluOps>::swiglu(gate_up.into_dispatch()))
+    gated("swiglu", Curve::Silu, gate_up, None)
+}
+
+/// [`swiglu`], each row times its weight (the router's probability of a token's expert), with a
+/// gradient of the weights.
+///
+/// # Shapes
+/// - `gate_up`: `[.., 2f]`
+/// - `weight`: `[tokens]`, as many as rows of `gate_up`
+/// - result: `[.., f]`
+///
+/// # Panics
+/// If the last dimension is odd, or there are more or fewer weights than rows.
+pub fn swiglu_weighted<const D: usize>(gate_up: Tensor<D>, weight: Tensor<1>) -> Tensor<D> {
+    gated("swiglu_weighted", Curve::Silu, gate_up, Some(weight))
 }
 
 #[cfg(test)]
@@ -40,6 +50,20 @@ mod tests {
     ) {
         let x = leaf((normal(shape) * 3.0).cast(dtype));
         assert_same_function!(tolerance, [x], swiglu(x.clone()), reference::swiglu(x.clone()));
+    }
+
+    #[rstest]
+    fn weights_and_their_gradients_are_those_of_the_reference(
+        #[values((DType::F32, 2e-6), (DType::BF16, 3e-2))] (dtype, tolerance): (DType, f64),
+    ) {
+        let x = leaf((normal([5, 3, 14]) * 3.0).cast(dtype));
+        let weight = normal([15]);
+        assert_same_function!(
+            tolerance,
+            [x, weight],
+            swiglu_weighted(x.clone(), weight.clone()),
+            reference::swiglu_weighted(x.clone(), weight.clone())
+        );
     }
 
     #[test]

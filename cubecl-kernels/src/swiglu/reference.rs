@@ -1,14 +1,15 @@
 use burn::tensor::{Tensor, activation::sigmoid};
 
-use crate::primitive::compute_dtype;
+use crate::primitive::{compute_dtype, halves_of, weigh};
 
 /// [`swiglu`](crate::swiglu) by its definition.
 pub fn swiglu<const D: usize>(gate_up: Tensor<D>) -> Tensor<D> {
     let dtype = gate_up.dtype();
-    let [gate, up]: [Tensor<D>; 2] = gate_up
-        .cast(compute_dtype(dtype))
-        .chunk(2, D - 1)
-        .try_into()
-        .expect("an even dimension has two halves");
+    let [gate, up] = halves_of(gate_up.cast(compute_dtype(dtype)));
     (gate.clone() * sigmoid(gate) * up).cast(dtype)
+}
+
+/// [`swiglu_weighted`](crate::swiglu_weighted) by its definition.
+pub fn swiglu_weighted<const D: usize>(gate_up: Tensor<D>, weight: Tensor<1>) -> Tensor<D> {
+    weigh(gate_up, weight, swiglu)
 }

@@ -4,26 +4,149 @@ use burn::{
     prelude::Device,
     tensor::{DType, Tensor},
 };
-use megaburn_kernels::{layer_norm, rms_norm};
+use megaburn_kernels::{
+    NormOptions, layer_norm, layer_norm_add, layer_norm_with, rms_norm, rms_norm_add, rms_norm_with,
+};
 
 use super::compare::*;
 
-pub(super) const TESTS: &[super::Test] = &[("norms", norms)];
+pub(super) const TESTS: &[super::Test] = &[
+    ("norms", norms),
+    ("norms_of_views_and_large_numbers", views),
+    ("norms_of_residual_sums", sums),
+    ("norms_of_long_rows", long),
+    ("norms_of_no_rows", none),
+];
+
+/// Aligned rows, ragged ones, rows of one element, several rows for each worker of the backward.
+const SHAPES: [[usize; 3]; 7] =
+    [[16, 2, 256], [5, 3, 67], [1, 1, 3], [3, 1, 1], [3, 2, 1028], [2, 1, 4096], [700, 4, 8]];
 
 fn norms() -> Result<(), String> {
     for (dtype, tolerance) in DTYPES {
-        for [s, b, n] in [[16, 2, 256], [5, 3, 67]] {
+        for [s, b, n] in SHAPES {
             let what = format!("norm {s}x{b}x{n}");
-            compare!(what, dtype, tolerance, [x: [s, b, n], gamma: [n]], |_, x, gamma| {
-                rms_norm::<3>(x, gamma, 1e-5)
+            // The gradient of the sign, which is the RMS norm of a lone element, is only rounding.
+            let epsilon = if n == 1 { 8.0 } else { 1e-2 };
+            compare!(format!("rms {what}"), dtype, tolerance, [x: [s, b, n], gamma: [n]], |_, x, gamma| {
+                rms_norm::<3>(x, gamma, epsilon)
             });
-            compare!(what, dtype, tolerance, [x: [s, b, n], gamma: [n], beta: [n]], |_,
+            let shifted = NormOptions::new(epsilon).with_zero_centered_gamma(true);
+            compare!(format!("rms shifted {what}"), dtype, tolerance, [x: [s, b, n], gamma: [n]], |_, x, gamma| {
+                rms_norm_with::<3>(x, gamma, shifted)
+            });
+            compare!(format!("layer {what}"), dtype, tolerance, [x: [s, b, n], gamma: [n], beta: [n]], |_,
                 x,
                 gamma,
                 beta| {
-                layer_norm::<3>(x, gamma, Some(beta), 1e-5)
+                layer_norm::<3>(x, gamma, Some(beta), epsilon)
+            });
+            compare!(format!("layer shifted {what}"), dtype, tolerance, [x: [s, b, n], gamma: [n]], |_, x, gamma| {
+                layer_norm_with::<3>(x, gamma, None, shifted)
             });
         }
     }
     Ok(())
+}
+
+/// Rows cut out of longer ones, other dims swapped, and rows of 1e4 far from zero.
+fn views() -> Result<(), String> {
+    for (dtype, tolerance) in DTYPES {
+        for [s, b, n] in [[4, 3, 256], [5, 2, 66]] {
+            let what = format!("view {s}x{b}x{n}");
+            compare!(what, dtype, tolerance, [x: [s, b, n + 16], gamma: [n]], |_, x, gamma| {
+                let x: Tensor<3> = x;
+                rms_norm::<3>(x.narrow(2, 8, n), gamma, 1e-5)
+            });
+            compare!(what, dtype, tolerance, [x: [b, s, n], gamma: [n], beta: [n]], |_,
+                x,
+                gamma,
+                beta| {
+                let x: Tensor<3> = x;
+                layer_norm::<3>(x.swap_dims(0, 1), gamma, Some(beta), 1e-5)
+            });
+            let large = if dtype == DType::F16 { 1024.0 } else { 8192.0 };
+            compare!(what, dtype, tolerance, [x: [s, b, n], gamma: [n]], |_, x, gamma| {
+                let x: Tensor<3> = x;
+                rms_norm::<3>(x * large, gamma, 1e-5) + 0.0
+            });
+        }
+    }
+    // A mean that is 1e4 deviations away.
+    compare!("far", DType::F32, 5e-3, [x: [2, 3, 512], gamma: [512]], |_, x, gamma| {
+        let x: Tensor<3> = x;
+        layer_norm::<3>(x + 1e4, gamma, None, 1e-5)
+    });
+    Ok(())
+}
+
+fn sums() -> Result<(), String> {
+    for (dtype, tolerance) in DTYPES {
+        for [s, b, n] in [[6, 2, 256], [5, 3, 67]] {
+            let what = format!("sum {s}x{b}x{n}");
+            let (shape, v) = ([s, b, n], [n]);
+            // Gradients of both results, of the normed rows alone, and of the sum alone.
+            for weights in [[1.0, 0.5], [1.0, 0.0], [0.0, 1.0]] {
+                let join = |(y, sum): (Tensor<3>, Tensor<3>)| match weights {
+                    [_, 0.0] => y,
+                    [0.0, _] => sum,
+                    [_, weight] => Tensor::cat(vec![y, sum * weight], 1),
+                };
+                if weights[0] != 0.0 {
+                    compare!(what, dtype, tolerance, [x: shape, r: shape, gamma: v], |_, x, r, gamma| {
+                        join(rms_norm_add::<3>(x, r, gamma, 1e-5))
+                    });
+                    compare!(what, dtype, tolerance, [x: shape, r: shape, gamma: v, beta: v], |_,
+                        x,
+                        r,
+                        gamma,
+                        beta| {
+                        join(layer_norm_add::<3>(x, r, gamma, Some(beta), 1e-5))
+                    });
+                } else {
+                    compare!(what, dtype, tolerance, [x: shape, r: shape], |device: &Device, x, r| {
+                        let gamma = Tensor::ones([n], &device.clone().autodiff());
+                        join(rms_norm_add::<3>(x, r, gamma, 1e-5))
+                    });
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Rows that units hold many vectors of, and rows that no registers hold.
+fn long() -> Result<(), String> {
+    for (dtype, tolerance) in [DTYPES[0], DTYPES[1]] {
+        for [s, n] in [[3, 16384], [2, 8193], [2, 70000]] {
+            let what = format!("long {s}x{n}");
+            compare!(what, dtype, tolerance, [x: [s, n], gamma: [n]], |_, x, gamma| {
+                rms_norm::<2>(x, gamma, 1e-5)
+            });
+            let shape = [s, n];
+            compare!(what, dtype, tolerance, [x: shape, r: shape, gamma: [n], beta: [n]], |_,
+                x,
+                r,
+                gamma,
+                beta| {
+                let (y, sum) = layer_norm_add::<2>(x, r, gamma, Some(beta), 1e-5);
+                Tensor::cat(vec![y, sum], 0)
+            });
+        }
+    }
+    Ok(())
+}
+
+fn none() -> Result<(), String> {
+    let device = Device::cuda(0).autodiff();
+    let x = Tensor::<2>::empty([0, 64], &device).require_grad();
+    let gamma = Tensor::<1>::ones([64], &device).require_grad();
+    let y = rms_norm(x.clone(), gamma.clone(), 1e-5);
+    let grads = y.clone().backward();
+    let dims = [y.dims(), x.grad(&grads).ok_or("no gradient")?.dims()];
+    let dgamma = host(gamma.grad(&grads).ok_or("no gradient")?)?;
+    match dims == [[0, 64]; 2] && dgamma == [0.0; 64] {
+        true => Ok(()),
+        false => Err(format!("{dims:?} {dgamma:?}")),
+    }
 }

@@ -1,0 +1,188 @@
+//! Activations on CubeCL's GPUs.
+
+use burn::backend::cubecl::dtype_to_storage_type;
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{Cube, TensorMetadata};
+use burn::tensor::{DType, Shape};
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::prelude::*;
+use megaburn_cuda::tensor;
+
+use super::kernels::*;
+use super::{Activate, Activation, Grads, Input, composed};
+use crate::cube::{Rows, Team, address_type, lanes, sum_parts};
+use crate::primitive::cast;
+
+/// Units of a cube that has no rows.
+const UNITS: usize = 256;
+/// Units of a row, at most: the gradient of its weight is one sum.
+const ROW_UNITS: u32 = 256;
+/// Cubes for a gradient of a bias: several for each multiprocessor of a large GPU.
+const CUBES: usize = 132 * 4;
+/// Rows that a unit of these loads together.
+const AHEAD: u32 = 4;
+
+impl Activate for Cube {
+    fn forward(activation: Activation, input: Input<FloatTensor<Self>>) -> FloatTensor<Self> {
+        if input.x.dtype() == DType::F64 {
+            return composed::forward::<Self>(activation, input);
+        }
+        tensor::into_backend(launch_forward(activation, input.map(tensor::from_backend)))
+    }
+
+    fn backward(
+        activation: Activation,
+        input: Input<FloatTensor<Self>>,
+        dy: FloatTensor<Self>,
+    ) -> Grads<FloatTensor<Self>> {
+        if input.x.dtype() == DType::F64 {
+            return composed::backward::<Self>(activation, input, dy);
+        }
+        let dy = tensor::from_backend(cast::<Self>(dy, input.x.dtype().into()));
+        let grads = launch_backward(activation, input.map(tensor::from_backend), dy);
+        Grads {
+            x: tensor::into_backend(grads.x),
+            bias: grads.bias.map(tensor::into_backend),
+            weight: grads.weight.map(tensor::into_backend),
+        }
+    }
+}
+
+impl<T> Input<T> {
+    fn map<U>(self, mut f: impl FnMut(T) -> U) -> Input<U> {
+        let Self { x, bias, weight } = self;
+        Input { x: f(x), bias: bias.map(&mut f), weight: weight.map(f) }
+    }
+}
+
+fn launch_forward(activation: Activation, input: Input<CubeTensor>) -> CubeTensor {
+    let Input { x, bias, weight } = input;
+    let dtype = x.dtype;
+    let mut shape: Shape = x.shape();
+    if activation.gated {
+        let last = shape.num_dims() - 1;
+        shape[last] /= 2;
+    }
+    let len = shape[shape.num_dims() - 1];
+    let y = tensor::empty(&x, shape, dtype);
+    let elements = y.meta.num_elements();
+    if elements == 0 {
+        return y;
+    }
+    let x = Rows::of(x);
+    let lanes = lanes(dtype, &[len, x.stride]);
+    let [bias, weight] = [bias, weight].map(|t| t.map(tensor::contiguous));
+    let (biased, weighted) = (bias.is_some(), weight.is_some());
+    let factor = weight.or_else(|| bias.clone()).unwrap_or_else(|| x.tensor.clone());
+    let dtypes = [dtype, factor.dtype].map(dtype_to_storage_type);
+    forward_kernel::launch(
+        &y.client.clone(),
+        CubeCount::Static((elements / lanes).div_ceil(UNITS) as u32, 1, 1),
+        CubeDim::new_1d(UNITS as u32),
+        address_type(&[&x.tensor, &y]),
+        lanes,
+        x.tensor.into_buffer_arg(),
+        bias.unwrap_or_else(|| factor.clone()).into_buffer_arg(),
+        factor.into_buffer_arg(),
+        y.clone().into_buffer_arg(),
+        elements / lanes,
+        (len / lanes) as u32,
+        (x.stride / lanes) as u32,
+        activation,
+        biased,
+        weighted,
+        dtypes,
+    );
+    y
+}
+
+fn launch_backward(
+    activation: Activation,
+    input: Input<CubeTensor>,
+    dy: CubeTensor,
+) -> Grads<CubeTensor> {
+    let Input { x, bias, weight } = input;
+    let dtype = x.dtype;
+    let dx = tensor::empty(&x, x.shape(), dtype);
+    let [bias, weight] = [bias, weight].map(|t| t.map(tensor::contiguous));
+    let [x, dy] = [x, dy].map(Rows::of);
+    let (rows, len) = (dy.count, dy.len);
+    let lanes = lanes(dtype, &[len, x.stride, dy.stride]);
+    let address = address_type(&[&x.tensor, &dy.tensor, &dx]);
+    let client = dx.client.clone();
+    let [width, x_stride, dy_stride] = [len, x.stride, dy.stride].map(|n| (n / lanes) as u32);
+    let (mut dbias, mut dweight) = (None, None);
+    if let Some(bias) = bias {
+        let columns = (width as usize).div_ceil(UNITS).max(1);
+        let parts = (CUBES / columns).clamp(1, rows.div_ceil(AHEAD as usize).max(1));
+        let sums = tensor::empty(&dx, [parts, len], DType::F32);
+        let dtype_of_bias = bias.dtype;
+        biased_backward_kernel::launch(
+            &client,
+            CubeCount::Static(columns as u32, parts as u32, 1),
+            CubeDim::new_1d(UNITS as u32),
+            address,
+            lanes,
+            x.tensor.into_buffer_arg(),
+            bias.into_buffer_arg(),
+            dy.tensor.into_buffer_arg(),
+            dx.clone().into_buffer_arg(),
+            sums.clone().into_buffer_arg(),
+            rows as u32,
+            width,
+            x_stride,
+            dy_stride,
+            parts as u32,
+            activation,
+            AHEAD,
+            [dtype, dtype_of_bias].map(dtype_to_storage_type),
+        );
+        let [sum] = sum_parts([(sums, dtype_of_bias)], parts as u32);
+        dbias = Some(sum);
+    } else if let Some(weight) = weight {
+        let sums = tensor::empty(&weight, weight.shape(), weight.dtype);
+        let team = Team::new(width as usize, ROW_UNITS, 1, usize::MAX);
+        let dtypes = [dtype, weight.dtype].map(dtype_to_storage_type);
+        if rows > 0 {
+            weighted_backward_kernel::launch(
+                &client,
+                CubeCount::Static(team.cubes(rows), 1, 1),
+                team.cube_dim(),
+                address,
+                lanes,
+                x.tensor.into_buffer_arg(),
+                weight.into_buffer_arg(),
+                dy.tensor.into_buffer_arg(),
+                dx.clone().into_buffer_arg(),
+                sums.clone().into_buffer_arg(),
+                rows as u32,
+                width,
+                x_stride,
+                dy_stride,
+                activation,
+                Team { held: 0, ..team },
+                dtypes,
+            );
+        }
+        dweight = Some(sums);
+    } else if rows > 0 {
+        let vectors = rows * width as usize;
+        backward_kernel::launch(
+            &client,
+            CubeCount::Static(vectors.div_ceil(UNITS) as u32, 1, 1),
+            CubeDim::new_1d(UNITS as u32),
+            address,
+            lanes,
+            x.tensor.into_buffer_arg(),
+            dy.tensor.into_buffer_arg(),
+            dx.clone().into_buffer_arg(),
+            vectors,
+            width,
+            x_stride,
+            dy_stride,
+            activation,
+            dtype_to_storage_type(dtype),
+        );
+    }
+    Grads { x: dx, bias: dbias, weight: dweight }
+}

@@ -1,0 +1,216 @@
+//! The kernels: without weights and biases a unit takes a vector; the gradient of weights has a team
+//! per row, that of a bias a unit per column.
+
+use cubecl::prelude::*;
+
+use super::{Activation, Curve};
+use crate::cube::{Team, place, row_sum};
+
+/// The curve and its derivative.
+#[cube]
+fn curve<N: Size>(x: Vector<f32, N>, #[comptime] curve: Curve) -> (Vector<f32, N>, Vector<f32, N>) {
+    let one = Vector::<f32, N>::new(1.0);
+    let square = x * x;
+    if comptime!(curve == Curve::SquaredRelu) {
+        let positive = max(x, Vector::new(0.0));
+        (positive * positive, positive + positive)
+    } else if comptime!(curve == Curve::Gelu) {
+        let share = (x * Vector::new(0.70710678)).erf() * Vector::new(0.5) + Vector::new(0.5);
+        let density = (square * Vector::new(-0.5)).exp() * Vector::new(0.39894228);
+        (x * share, share + x * density)
+    } else {
+        // `(1 + tanh(u)) / 2` is the sigmoid of `2u`: both are sigmoids of some `z`.
+        let mut z = x;
+        let mut change = x;
+        if comptime!(curve == Curve::GeluTanh) {
+            let scaled = x * Vector::new(1.5957691);
+            z = scaled * (one + square * Vector::new(0.044715));
+            change = scaled * (one + square * Vector::new(0.134145));
+        }
+        let share = one / (one + (-z).exp());
+        (x * share, share + change * (share - share * share))
+    }
+}
+
+/// `width` vectors of a result's row; `up` lies as many behind the gate.
+#[cube(
+    launch,
+    address_type = "dynamic",
+    fast_math = FastMath::ReducedPrecision | FastMath::NotNaN | FastMath::NotInf
+)]
+pub(super) fn forward_kernel<F: Float, G: Float, N: Size>(
+    x: &[Vector<F, N>],
+    bias: &[Vector<G, N>],
+    weight: &[G],
+    y: &mut [Vector<F, N>],
+    vectors: usize,
+    width: u32,
+    stride: u32,
+    #[comptime] activation: Activation,
+    #[comptime] biased: bool,
+    #[comptime] weighted: bool,
+    #[define(F, G)] _dtypes: [ElemType; 2],
+) {
+    if ABSOLUTE_POS < vectors {
+        let row = ABSOLUTE_POS / width as usize;
+        let column = ABSOLUTE_POS % width as usize;
+        let at = row * stride as usize + column;
+        let mut input = Vector::<f32, N>::cast_from(x[at]);
+        if comptime!(biased) {
+            input += Vector::cast_from(bias[column]);
+        }
+        let (mut value, _slope) = curve(input, activation.curve);
+        if comptime!(activation.gated) {
+            value *= Vector::cast_from(x[at + width as usize]);
+        }
+        if comptime!(weighted) {
+            value *= Vector::new(f32::cast_from(weight[row]));
+        }
+        y[ABSOLUTE_POS] = Vector::cast_from(value);
+    }
+}
+
+#[cube(
+    launch,
+    address_type = "dynamic",
+    fast_math = FastMath::ReducedPrecision | FastMath::NotNaN | FastMath::NotInf
+)]
+pub(super) fn backward_kernel<F: Float, N: Size>(
+    x: &[Vector<F, N>],
+    dy: &[Vector<F, N>],
+    dx: &mut [Vector<F, N>],
+    vectors: usize,
+    width: u32,
+    x_stride: u32,
+    dy_stride: u32,
+    #[comptime] activation: Activation,
+    #[define(F)] _dtype: ElemType,
+) {
+    if ABSOLUTE_POS < vectors {
+        let width = width as usize;
+        let row = ABSOLUTE_POS / width;
+        let column = ABSOLUTE_POS % width;
+        let at = row * x_stride as usize + column;
+        let dy = Vector::<f32, N>::cast_from(dy[row * dy_stride as usize + column]);
+        let (value, slope) = curve(Vector::<f32, N>::cast_from(x[at]), activation.curve);
+        if comptime!(activation.gated) {
+            let up = Vector::<f32, N>::cast_from(x[at + width]);
+            let to = row * 2 * width + column;
+            dx[to] = Vector::cast_from(dy * slope * up);
+            dx[to + width] = Vector::cast_from(dy * value);
+        } else {
+            dx[ABSOLUTE_POS] = Vector::cast_from(dy * slope);
+        }
+    }
+}
+
+/// As [`backward_kernel`], with the sum over each row of `dy` and what it is multiplied by the weight.
+#[cube(
+    launch,
+    address_type = "dynamic",
+    fast_math = FastMath::ReducedPrecision | FastMath::NotNaN | FastMath::NotInf
+)]
+pub(super) fn weighted_backward_kernel<F: Float, G: Float, N: Size>(
+    x: &[Vector<F, N>],
+    weight: &[G],
+    dy: &[Vector<F, N>],
+    dx: &mut [Vector<F, N>],
+    dweight: &mut [G],
+    rows: u32,
+    width: u32,
+    x_stride: u32,
+    dy_stride: u32,
+    #[comptime] activation: Activation,
+    #[comptime] team: Team,
+    #[define(F, G)] _dtypes: [ElemType; 2],
+) {
+    let mut shared = Shared::new_slice(32usize);
+    let (unit, row) = place(team);
+    if row < rows {
+        let factor = Vector::<f32, N>::new(f32::cast_from(weight[row as usize]));
+        let from = row as usize * x_stride as usize;
+        let from_dy = row as usize * dy_stride as usize;
+        let mut sum = Vector::<f32, N>::new(0.0);
+        let mut column = unit;
+        while column < width {
+            let at = from + column as usize;
+            let dy = Vector::<f32, N>::cast_from(dy[from_dy + column as usize]);
+            let (value, slope) = curve(Vector::<f32, N>::cast_from(x[at]), activation.curve);
+            let weighted = dy * factor;
+            if comptime!(activation.gated) {
+                let up = Vector::<f32, N>::cast_from(x[at + width as usize]);
+                let to = row as usize * 2 * width as usize + column as usize;
+                dx[to] = Vector::cast_from(weighted * slope * up);
+                dx[to + width as usize] = Vector::cast_from(weighted * value);
+                sum += dy * value * up;
+            } else {
+                let to = row as usize * width as usize + column as usize;
+                dx[to] = Vector::cast_from(weighted * slope);
+                sum += dy * value;
+            }
+            column += comptime!(team.planes * 32);
+        }
+        let sum = row_sum(Vector::vector_sum(sum), &mut shared, 0u32, team.planes);
+        if unit == 0 {
+            dweight[row as usize] = G::cast_from(sum);
+        }
+    }
+}
+
+/// As [`backward_kernel`] of an activation with a bias. A unit has a column of every `parts`-th row
+/// and writes their sum as its part of the bias's gradient.
+#[cube(
+    launch,
+    address_type = "dynamic",
+    fast_math = FastMath::ReducedPrecision | FastMath::NotNaN | FastMath::NotInf
+)]
+pub(super) fn biased_backward_kernel<F: Float, G: Float, N: Size>(
+    x: &[Vector<F, N>],
+    bias: &[Vector<G, N>],
+    dy: &[Vector<F, N>],
+    dx: &mut [Vector<F, N>],
+    dbias: &mut [Vector<f32, N>],
+    rows: u32,
+    width: u32,
+    x_stride: u32,
+    dy_stride: u32,
+    parts: u32,
+    #[comptime] activation: Activation,
+    #[comptime] ahead: u32,
+    #[define(F, G)] _dtypes: [ElemType; 2],
+) {
+    let column = CUBE_POS_X * CUBE_DIM_X + UNIT_POS_X;
+    if column < width {
+        let bias = Vector::<f32, N>::cast_from(bias[column as usize]);
+        let mut sum = Vector::<f32, N>::new(0.0);
+        let mut row = CUBE_POS_Y;
+        while row < rows {
+            // The loads of several rows are under way together.
+            let mut inputs = Array::<Vector<F, N>>::new(comptime!(ahead as usize));
+            let mut outputs = Array::<Vector<F, N>>::new(comptime!(ahead as usize));
+            #[unroll]
+            for i in 0..ahead {
+                let row = row + i * parts;
+                if row < rows {
+                    let (row, column) = (row as usize, column as usize);
+                    inputs[i as usize] = x[row * x_stride as usize + column];
+                    outputs[i as usize] = dy[row * dy_stride as usize + column];
+                }
+            }
+            #[unroll]
+            for i in 0..ahead {
+                let row = row + i * parts;
+                if row < rows {
+                    let input = Vector::<f32, N>::cast_from(inputs[i as usize]) + bias;
+                    let (_value, slope) = curve(input, activation.curve);
+                    let value = Vector::<f32, N>::cast_from(outputs[i as usize]) * slope;
+                    sum += value;
+                    let to = row as usize * width as usize + column as usize;
+                    dx[to] = Vector::cast_from(value);
+                }
+            }
+            row += parts * ahead;
+        }
+        dbias[CUBE_POS_Y as usize * width as usize + column as usize] = sum;
+    }
+}

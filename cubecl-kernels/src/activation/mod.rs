@@ -1,0 +1,124 @@
+//! What the activations of a feed-forward share: one operation with options, composed of primitives
+//! on CPUs and of kernels of its own on GPUs. Its backward computes everything again from the inputs.
+
+mod composed;
+#[cfg(feature = "cuda")]
+mod cube;
+#[cfg(feature = "cuda")]
+mod kernels;
+mod op;
+
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{Backend, Dispatch};
+use burn::tensor::Tensor;
+
+use op::ActivationOps;
+
+/// The function of one number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Curve {
+    /// `x * sigmoid(x)`.
+    Silu,
+    /// `x * Phi(x)`.
+    Gelu,
+    /// `x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x^3)))`.
+    GeluTanh,
+    /// `max(x, 0)^2`.
+    SquaredRelu,
+}
+
+/// What an activation does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Activation {
+    pub(crate) curve: Curve,
+    /// The first half of a row goes through the curve and is multiplied by the second half.
+    pub(crate) gated: bool,
+}
+
+/// What goes in.
+///
+/// # Shapes
+/// `x`: `[.., f]`, or `[.., 2f]` where it is gated; `bias`: as long as a row of `x`; `weight`: as
+/// many as rows
+#[derive(Clone, Debug)]
+pub(crate) struct Input<T> {
+    pub(crate) x: T,
+    /// Added to each row first; of an activation that is not gated.
+    pub(crate) bias: Option<T>,
+    /// Each row of the result is multiplied by its weight.
+    pub(crate) weight: Option<T>,
+}
+
+/// Gradients, each in the dtype of what it is of.
+pub(crate) struct Grads<T> {
+    pub(crate) x: T,
+    pub(crate) bias: Option<T>,
+    pub(crate) weight: Option<T>,
+}
+
+/// An activation, as each backend computes it best.
+pub(crate) trait Activate: Backend {
+    fn forward(activation: Activation, input: Input<FloatTensor<Self>>) -> FloatTensor<Self> {
+        composed::forward::<Self>(activation, input)
+    }
+
+    fn backward(
+        activation: Activation,
+        input: Input<FloatTensor<Self>>,
+        dy: FloatTensor<Self>,
+    ) -> Grads<FloatTensor<Self>> {
+        composed::backward::<Self>(activation, input, dy)
+    }
+}
+
+#[cfg(feature = "flex")]
+impl Activate for burn::backend::Flex {}
+
+/// `curve(x)`.
+pub(crate) fn plain<const D: usize>(curve: Curve, x: Tensor<D>) -> Tensor<D> {
+    let activation = Activation { curve, gated: false };
+    Tensor::from_dispatch(Dispatch::activation(x.into_dispatch(), activation))
+}
+
+/// `curve(x + bias)`.
+pub(crate) fn biased<const D: usize>(
+    name: &str,
+    curve: Curve,
+    x: Tensor<D>,
+    bias: Tensor<1>,
+) -> Tensor<D> {
+    let (n, [length]) = (x.dims()[D - 1], bias.dims());
+    assert_eq!(n, length, "{name}: the bias has {length} elements for rows of {n}");
+    let activation = Activation { curve, gated: false };
+    let (x, bias) = (x.into_dispatch(), bias.into_dispatch());
+    Tensor::from_dispatch(Dispatch::biased_activation(x, bias, activation))
+}
+
+/// `curve(gate) * up`, times the weight of the row if there are weights.
+pub(crate) fn gated<const D: usize>(
+    name: &str,
+    curve: Curve,
+    gate_up: Tensor<D>,
+    weight: Option<Tensor<1>>,
+) -> Tensor<D> {
+    let n = gate_up.dims()[D - 1];
+    assert!(n.is_multiple_of(2), "{name}: the last dimension, {n}, is not a gate and an up half");
+    let activation = Activation { curve, gated: true };
+    match weight {
+        Some(weight) => weighted(name, activation, gate_up, weight),
+        None => Tensor::from_dispatch(Dispatch::activation(gate_up.into_dispatch(), activation)),
+    }
+}
+
+/// The activation of each row, times its weight.
+pub(crate) fn weighted<const D: usize>(
+    name: &str,
+    activation: Activation,
+    x: Tensor<D>,
+    weight: Tensor<1>,
+) -> Tensor<D> {
+    let (rows, [length]) = (x.dims()[..D - 1].iter().product::<usize>(), weight.dims());
+    assert_eq!(rows, length, "{name}: {length} weights for {rows} rows");
+    let (x, weight) = (x.into_dispatch(), weight.into_dispatch());
+    Tensor::from_dispatch(Dispatch::weighted_activation(x, weight, activation))
+}

@@ -1,0 +1,116 @@
+//! Activations under automatic differentiation.
+
+use burn::backend::autodiff::Autodiff;
+use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
+use burn::backend::autodiff::grads::Gradients;
+use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{Backend, backend_extension};
+
+use super::{Activate, Activation, Grads, Input};
+use crate::backends::on_every_backend;
+
+// (The macro takes no optional tensors.)
+#[backend_extension(Cube: cfg(feature = "cuda"), Flex: cfg(feature = "flex"), Autodiff)]
+pub(crate) trait ActivationOps: Backend {
+    /// `x: [.., f]`, or `[.., 2f]` where it is gated.
+    fn activation(x: FloatTensor<Self>, activation: Activation) -> FloatTensor<Self>;
+
+    /// `x: [.., f]`, `bias: [f]`.
+    fn biased_activation(
+        x: FloatTensor<Self>,
+        bias: FloatTensor<Self>,
+        activation: Activation,
+    ) -> FloatTensor<Self>;
+
+    /// `weight` has a number per row of `x`.
+    fn weighted_activation(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        activation: Activation,
+    ) -> FloatTensor<Self>;
+}
+
+on_every_backend! {
+    impl ActivationOps {
+        fn activation(x: FloatTensor<Self>, activation: Activation) -> FloatTensor<Self> {
+            Self::forward(activation, Input { x, bias: None, weight: None })
+        }
+
+        fn biased_activation(
+            x: FloatTensor<Self>,
+            bias: FloatTensor<Self>,
+            activation: Activation,
+        ) -> FloatTensor<Self> {
+            Self::forward(activation, Input { x, bias: Some(bias), weight: None })
+        }
+
+        fn weighted_activation(
+            x: FloatTensor<Self>,
+            weight: FloatTensor<Self>,
+            activation: Activation,
+        ) -> FloatTensor<Self> {
+            Self::forward(activation, Input { x, bias: None, weight: Some(weight) })
+        }
+    }
+}
+
+/// The parents are `x` and, where there is one, the bias or the weights.
+#[derive(Debug)]
+struct ActivationBackward;
+
+impl<B: Activate, const N: usize> Backward<B, N> for ActivationBackward {
+    type State = (Activation, Input<FloatTensor<B>>);
+
+    fn backward(self, ops: Ops<Self::State, N>, grads: &mut Gradients, _: &mut Checkpointer) {
+        let dy = grads.consume::<B>(&ops.node);
+        let (activation, input) = ops.state;
+        let Grads { x, bias, weight } = B::backward(activation, input, dy);
+        let found = [Some(x), bias.or(weight)];
+        for (parent, gradient) in ops.parents.into_iter().zip(found) {
+            if let (Some(node), Some(gradient)) = (parent, gradient) {
+                grads.register::<B>(node.id, gradient);
+            }
+        }
+    }
+}
+
+impl<B: ActivationOps + Activate, C: CheckpointStrategy> ActivationOps for Autodiff<B, C> {
+    fn activation(x: FloatTensor<Self>, activation: Activation) -> FloatTensor<Self> {
+        let (x, for_x) = x.into_parts();
+        let input = Input { x, bias: None, weight: None };
+        let y = B::forward(activation, input.clone());
+        match ActivationBackward.prepare::<C>([for_x]).compute_bound().stateful() {
+            OpsKind::Tracked(op) => op.finish((activation, input), y),
+            OpsKind::UnTracked(op) => op.finish(y),
+        }
+    }
+
+    fn biased_activation(
+        x: FloatTensor<Self>,
+        bias: FloatTensor<Self>,
+        activation: Activation,
+    ) -> FloatTensor<Self> {
+        let ((x, for_x), (bias, for_bias)) = (x.into_parts(), bias.into_parts());
+        let input = Input { x, bias: Some(bias), weight: None };
+        let y = B::forward(activation, input.clone());
+        match ActivationBackward.prepare::<C>([for_x, for_bias]).compute_bound().stateful() {
+            OpsKind::Tracked(op) => op.finish((activation, input), y),
+            OpsKind::UnTracked(op) => op.finish(y),
+        }
+    }
+
+    fn weighted_activation(
+        x: FloatTensor<Self>,
+        weight: FloatTensor<Self>,
+        activation: Activation,
+    ) -> FloatTensor<Self> {
+        let ((x, for_x), (weight, for_weight)) = (x.into_parts(), weight.into_parts());
+        let input = Input { x, bias: None, weight: Some(weight) };
+        let y = B::forward(activation, input.clone());
+        match ActivationBackward.prepare::<C>([for_x, for_weight]).compute_bound().stateful() {
+            OpsKind::Tracked(op) => op.finish((activation, input), y),
+            OpsKind::UnTracked(op) => op.finish(y),
+        }
+    }
+}

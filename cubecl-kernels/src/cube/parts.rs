@@ -1,0 +1,80 @@
+use burn::backend::cubecl::dtype_to_storage_type;
+use burn::tensor::DType;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::prelude::*;
+use megaburn_cuda::tensor;
+
+use super::address_type;
+
+/// Partial sums `[parts, n]` in f32 summed up to `[n]` in the dtype beside each, by one kernel and in
+/// a fixed order. Without parts the sums are 0.
+pub(crate) fn sum_parts<const K: usize>(
+    sums: [(CubeTensor, DType); K],
+    parts: u32,
+) -> [CubeTensor; K] {
+    let n = sums[0].0.meta.shape()[1];
+    let (first, second) = (&sums[0], sums.get(1).unwrap_or(&sums[0]));
+    let totals = sums.each_ref().map(|(sum, dtype)| tensor::empty(sum, [n], *dtype));
+    if n > 0 {
+        parts_kernel::launch(
+            &first.0.client,
+            CubeCount::Static(n.div_ceil(32) as u32, 1, 1),
+            CubeDim::new_2d(32, 16),
+            address_type(&[&first.0]),
+            first.0.clone().into_buffer_arg(),
+            second.0.clone().into_buffer_arg(),
+            totals[0].clone().into_buffer_arg(),
+            totals[K - 1].clone().into_buffer_arg(),
+            parts,
+            n as u32,
+            K == 2,
+            [first.1, second.1].map(dtype_to_storage_type),
+        );
+    }
+    totals
+}
+
+/// 32 columns a cube, and each of its planes every 16th part.
+#[cube(launch, address_type = "dynamic")]
+fn parts_kernel<G: Float, H: Float>(
+    parts_1: &[f32],
+    parts_2: &[f32],
+    total_1: &mut [G],
+    total_2: &mut [H],
+    parts: u32,
+    len: u32,
+    #[comptime] two: bool,
+    #[define(G, H)] _dtypes: [ElemType; 2],
+) {
+    let mut shared = Shared::new_slice(1024usize);
+    let column = CUBE_POS_X * 32 + UNIT_POS_X;
+    let mut sum_1 = f32::new(0.0);
+    let mut sum_2 = f32::new(0.0);
+    if column < len {
+        let mut part = UNIT_POS_Y;
+        while part < parts {
+            let at = part as usize * len as usize + column as usize;
+            sum_1 += parts_1[at];
+            if comptime!(two) {
+                sum_2 += parts_2[at];
+            }
+            part += 16;
+        }
+    }
+    shared[UNIT_POS as usize] = sum_1;
+    shared[(512 + UNIT_POS) as usize] = sum_2;
+    sync_cube();
+    if UNIT_POS_Y == 0 && column < len {
+        sum_1 = 0.0;
+        sum_2 = 0.0;
+        #[unroll]
+        for plane in 0..16u32 {
+            sum_1 += shared[(plane * 32 + UNIT_POS_X) as usize];
+            sum_2 += shared[(512 + plane * 32 + UNIT_POS_X) as usize];
+        }
+        total_1[column as usize] = G::cast_from(sum_1);
+        if comptime!(two) {
+            total_2[column as usize] = H::cast_from(sum_2);
+        }
+    }
+}

@@ -1,0 +1,100 @@
+//! The gated activation of Gemma's feed-forward (Shazeer, 2020, arXiv:2002.05202).
+
+pub(crate) mod reference;
+
+use burn::tensor::Tensor;
+
+use crate::activation::{Curve, gated};
+
+/// `gelu(gate) * up`, where `gate` is the first half of the last dimension and `up` the second.
+///
+/// Computed in f32 (f64 for f64), result in the dtype of the input. The backward computes everything
+/// again from the input, which is all it keeps.
+///
+/// # Shapes
+/// - `gate_up`: `[.., 2f]`
+/// - result: `[.., f]`
+///
+/// # Panics
+/// If the last dimension is odd.
+pub fn geglu<const D: usize>(gate_up: Tensor<D>) -> Tensor<D> {
+    gated("geglu", Curve::Gelu, gate_up, None)
+}
+
+/// [`geglu`] with [`gelu_tanh`](crate::gelu_tanh) (Megatron's and Gemma's).
+///
+/// # Shapes
+/// - `gate_up`: `[.., 2f]`
+/// - result: `[.., f]`
+///
+/// # Panics
+/// If the last dimension is odd.
+pub fn geglu_tanh<const D: usize>(gate_up: Tensor<D>) -> Tensor<D> {
+    gated("geglu_tanh", Curve::GeluTanh, gate_up, None)
+}
+
+/// [`geglu`], each row times its weight (the router's probability of a token's expert), with a
+/// gradient of the weights.
+///
+/// # Shapes
+/// - `gate_up`: `[.., 2f]`
+/// - `weight`: `[tokens]`, as many as rows of `gate_up`
+/// - result: `[.., f]`
+///
+/// # Panics
+/// If the last dimension is odd, or there are more or fewer weights than rows.
+pub fn geglu_weighted<const D: usize>(gate_up: Tensor<D>, weight: Tensor<1>) -> Tensor<D> {
+    gated("geglu_weighted", Curve::Gelu, gate_up, Some(weight))
+}
+
+/// [`geglu_weighted`] with [`gelu_tanh`](crate::gelu_tanh).
+///
+/// # Shapes
+/// - `gate_up`: `[.., 2f]`
+/// - `weight`: `[tokens]`, as many as rows of `gate_up`
+/// - result: `[.., f]`
+///
+/// # Panics
+/// As [`geglu_weighted`].
+pub fn geglu_tanh_weighted<const D: usize>(gate_up: Tensor<D>, weight: Tensor<1>) -> Tensor<D> {
+    gated("geglu_tanh_weighted", Curve::GeluTanh, gate_up, Some(weight))
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::DType;
+    use rstest::rstest;
+
+    use super::*;
+    use crate::testing::{assert_same_function, leaf, normal};
+
+    #[rstest]
+    fn values_and_gradients_are_those_of_the_reference(
+        #[values([4, 2, 16], [7, 3, 10])] shape: [usize; 3],
+        #[values((DType::F32, 3e-6), (DType::BF16, 3e-2))] (dtype, tolerance): (DType, f64),
+    ) {
+        let x = leaf((normal(shape) * 3.0).cast(dtype));
+        let weight = leaf(normal([shape[0] * shape[1]]).cast(dtype));
+        assert_same_function!(tolerance, [x], geglu(x.clone()), reference::geglu(x.clone()));
+        let reference = reference::geglu_tanh(x.clone());
+        assert_same_function!(tolerance, [x], geglu_tanh(x.clone()), reference);
+        assert_same_function!(
+            tolerance,
+            [x, weight],
+            geglu_weighted(x.clone(), weight.clone()),
+            reference::geglu_weighted(x.clone(), weight.clone())
+        );
+        assert_same_function!(
+            tolerance,
+            [x, weight],
+            geglu_tanh_weighted(x.clone(), weight.clone()),
+            reference::geglu_tanh_weighted(x.clone(), weight.clone())
+        );
+    }
+
+    #[test]
+    #[should_panic(expected = "geglu_weighted: 3 weights for 2 rows")]
+    fn weights_of_other_rows_are_refused() {
+        geglu_weighted(normal([2, 8]), normal([3]));
+    }
+}

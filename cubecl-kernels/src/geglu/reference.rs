@@ -1,0 +1,28 @@
+use burn::tensor::Tensor;
+
+use crate::gelu::reference::{gelu, gelu_tanh};
+use crate::primitive::{compute_dtype, halves_of, weigh};
+
+/// [`geglu`](crate::geglu) by its definition.
+pub fn geglu<const D: usize>(gate_up: Tensor<D>) -> Tensor<D> {
+    let dtype = gate_up.dtype();
+    let [gate, up] = halves_of(gate_up.cast(compute_dtype(dtype)));
+    (gelu(gate) * up).cast(dtype)
+}
+
+/// [`geglu_tanh`](crate::geglu_tanh) by its definition.
+pub fn geglu_tanh<const D: usize>(gate_up: Tensor<D>) -> Tensor<D> {
+    let dtype = gate_up.dtype();
+    let [gate, up] = halves_of(gate_up.cast(compute_dtype(dtype)));
+    (gelu_tanh(gate) * up).cast(dtype)
+}
+
+/// [`geglu_weighted`](crate::geglu_weighted) by its definition.
+pub fn geglu_weighted<const D: usize>(gate_up: Tensor<D>, weight: Tensor<1>) -> Tensor<D> {
+    weigh(gate_up, weight, geglu)
+}
+
+/// [`geglu_tanh_weighted`](crate::geglu_tanh_weighted) by its definition.
+pub fn geglu_tanh_weighted<const D: usize>(gate_up: Tensor<D>, weight: Tensor<1>) -> Tensor<D> {
+    weigh(gate_up, weight, geglu_tanh)
+}

@@ -1,0 +1,91 @@
+//! Norms composed of a backend's primitives.
+//!
+//! With `n = (x - mean) / deviation` (no mean in RMS norm) and `g = dy * gamma`:
+//! `dbeta = sum_rows(dy)`, `dgamma = sum_rows(dy * n)`,
+//! `dx = (g - mean(g) - n * mean(g * n)) / deviation`.
+
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{Backend, TensorMetadata};
+use burn::tensor::FloatDType;
+
+use super::{Grads, Input, Norm, Saved};
+use crate::primitive::{cast, compute_dtype, row, rows, sum_rows};
+
+pub(super) fn normed<B: Backend>(norm: Norm, input: Input<FloatTensor<B>>) -> FloatTensor<B> {
+    if !norm.centered || norm.options.zero_centered_gamma || input.residual.is_some() {
+        return forward::<B>(norm, input).0;
+    }
+    // The backend's own loop, the one that `burn::nn::LayerNorm` runs.
+    let Input { x, gamma, beta, .. } = input;
+    let (dtype, wide) = (x.dtype(), compute_dtype(x.dtype()));
+    let [x, gamma] = [x, gamma].map(|t| cast::<B>(t, wide));
+    let beta = beta.map(|beta| cast::<B>(beta, wide));
+    cast::<B>(B::layer_norm(x, gamma, beta, norm.options.epsilon), dtype.into())
+}
+
+/// The norm, operation by operation in the order of Burn's composed one, for equal bits.
+pub(super) fn forward<B: Backend>(
+    norm: Norm,
+    input: Input<FloatTensor<B>>,
+) -> (FloatTensor<B>, FloatTensor<B>, Saved<FloatTensor<B>>) {
+    let Input { x, residual, gamma, beta } = input;
+    let (shape, dtype, wide) = (x.shape(), x.dtype(), compute_dtype(x.dtype()));
+    let sum = match residual {
+        Some(residual) => {
+            let sum = B::float_add(cast::<B>(x, wide), cast::<B>(residual, wide));
+            cast::<B>(sum, dtype.into())
+        }
+        None => x,
+    };
+    let x = cast::<B>(rows::<B>(sum.clone()), wide);
+    let centered = match norm.centered {
+        true => B::float_sub(x.clone(), B::float_mean_dim(x, 1)),
+        false => x,
+    };
+    let squares = B::float_mean_dim(B::float_mul(centered.clone(), centered.clone()), 1);
+    let deviation = B::float_sqrt(B::float_add_scalar(squares, norm.options.epsilon.into()));
+    let n = B::float_div(centered, deviation.clone());
+    let y = B::float_mul(n.clone(), scale::<B>(norm, gamma.clone(), wide));
+    let types = beta.as_ref().map(|beta| beta.dtype());
+    let y = match beta {
+        Some(beta) => B::float_add(y, row::<B>(beta, wide)),
+        None => y,
+    };
+    let y = B::float_reshape(cast::<B>(y, dtype.into()), shape);
+    (y, sum, Saved { x: n, mean: None, deviation, gamma, beta: types, dtype })
+}
+
+/// What normalised rows are multiplied by, `[1, n]`.
+fn scale<B: Backend>(norm: Norm, gamma: FloatTensor<B>, wide: FloatDType) -> FloatTensor<B> {
+    let gamma = row::<B>(gamma, wide);
+    match norm.options.zero_centered_gamma {
+        true => B::float_add_scalar(gamma, 1.0.into()),
+        false => gamma,
+    }
+}
+
+pub(super) fn backward<B: Backend>(
+    norm: Norm,
+    saved: Saved<FloatTensor<B>>,
+    dy: FloatTensor<B>,
+    dsum: Option<FloatTensor<B>>,
+) -> Grads<FloatTensor<B>> {
+    let Saved { x: n, deviation, gamma, beta, dtype, .. } = saved;
+    let (shape, wide) = (dy.shape(), n.dtype().into());
+    let dy = cast::<B>(rows::<B>(dy), wide);
+    let dy_n = B::float_mul(n.clone(), dy.clone());
+    let dbeta = beta.map(|dtype| sum_rows::<B>(dy.clone(), dtype));
+    let dgamma = sum_rows::<B>(dy_n.clone(), gamma.dtype());
+    let gamma = scale::<B>(norm, gamma, wide);
+    let mean_gn = B::float_mean_dim(B::float_mul(dy_n, gamma.clone()), 1);
+    let mut g = B::float_mul(dy, gamma);
+    if norm.centered {
+        g = B::float_sub(g.clone(), B::float_mean_dim(g, 1));
+    }
+    let mut dx = B::float_div(B::float_sub(g, B::float_mul(n, mean_gn)), deviation);
+    if let Some(dsum) = dsum {
+        dx = B::float_add(dx, cast::<B>(rows::<B>(dsum), wide));
+    }
+    let dx = B::float_reshape(cast::<B>(dx, dtype.into()), shape);
+    Grads { x: dx, gamma: dgamma, beta: dbeta }
+}

@@ -1,0 +1,210 @@
+//! Norms on CubeCL's GPUs: one kernel forward, and backward one for rows and one that sums up the
+//! gradients of gamma and beta.
+
+use burn::backend::cubecl::dtype_to_storage_type;
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{Cube, TensorMetadata};
+use burn::tensor::DType;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::prelude::*;
+use megaburn_cuda::tensor;
+
+use super::kernels::*;
+use super::{Grads, Input, Norm, NormRows, Saved, composed};
+use crate::cube::{Rows, Team, address_type, lanes, sum_parts};
+use crate::primitive::cast;
+
+/// Units that share the multiprocessors of a large GPU in the backward: as many as its registers
+/// have room for, so that all teams run at once and their partial sums are few.
+const RESIDENT: u32 = 132 * 512;
+
+impl NormRows for Cube {
+    fn normed(norm: Norm, input: Input<FloatTensor<Self>>) -> FloatTensor<Self> {
+        if !has_kernel(&input.x) {
+            return composed::normed::<Self>(norm, input);
+        }
+        Self::forward(norm, input).0
+    }
+
+    fn forward(
+        norm: Norm,
+        input: Input<FloatTensor<Self>>,
+    ) -> (FloatTensor<Self>, FloatTensor<Self>, Saved<FloatTensor<Self>>) {
+        if !has_kernel(&input.x) {
+            return composed::forward::<Self>(norm, input);
+        }
+        let (y, sum, saved) = launch_forward(norm, input.map(tensor::from_backend));
+        (tensor::into_backend(y), tensor::into_backend(sum), saved.map(tensor::into_backend))
+    }
+
+    fn backward(
+        norm: Norm,
+        saved: Saved<FloatTensor<Self>>,
+        dy: FloatTensor<Self>,
+        dsum: Option<FloatTensor<Self>>,
+    ) -> Grads<FloatTensor<Self>> {
+        if !has_kernel(&dy) {
+            return composed::backward::<Self>(norm, saved, dy, dsum);
+        }
+        // The gradient of a mean, say, may come in another dtype.
+        let dtype = saved.dtype.into();
+        let [dy, dsum] = [Some(dy), dsum].map(|d| d.map(|d| from(cast::<Self>(d, dtype))));
+        let dy = dy.expect("it was given");
+        let grads = launch_backward(norm, saved.map(tensor::from_backend), dy, dsum);
+        Grads {
+            x: tensor::into_backend(grads.x),
+            gamma: tensor::into_backend(grads.gamma),
+            beta: grads.beta.map(tensor::into_backend),
+        }
+    }
+}
+
+fn from(x: FloatTensor<Cube>) -> CubeTensor {
+    tensor::from_backend(x)
+}
+
+/// Kernels compute in f32.
+fn has_kernel(x: &FloatTensor<Cube>) -> bool {
+    x.dtype() != DType::F64
+}
+
+fn launch_forward(
+    norm: Norm,
+    input: Input<CubeTensor>,
+) -> (CubeTensor, CubeTensor, Saved<CubeTensor>) {
+    let Input { x, residual, gamma, beta } = input;
+    let (shape, dtype) = (x.shape(), x.dtype);
+    let x = Rows::of(x);
+    let (rows, n) = (x.count, x.len);
+    let gamma = tensor::contiguous(gamma);
+    let beta = beta.map(tensor::contiguous);
+    let flavor = Flavor {
+        centered: norm.centered,
+        zero_centered_gamma: norm.options.zero_centered_gamma,
+        beta: beta.is_some(),
+        add: residual.is_some(),
+    };
+    let residual = residual.map(Rows::of);
+    let residual_stride = residual.as_ref().map_or(n, |residual| residual.stride);
+    let lanes = lanes(dtype, &[n, x.stride, residual_stride]);
+    let team = match Team::new(n / lanes, 256, 2, 8) {
+        Team { held: 0, .. } => Team::new(n / lanes, 1024, 2, 8),
+        team => team,
+    };
+    let y = tensor::empty(&x.tensor, shape.clone(), dtype);
+    let sum = residual.as_ref().map(|_| tensor::empty(&x.tensor, shape, dtype));
+    let inverse = tensor::empty(&x.tensor, [rows, 1], DType::F32);
+    let mean = norm.centered.then(|| tensor::empty(&x.tensor, [rows, 1], DType::F32));
+    let beta_dtype = beta.as_ref().map(|beta| beta.dtype);
+    let other = residual.map_or_else(|| x.tensor.clone(), |residual| residual.tensor);
+    let dtypes = [dtype, gamma.dtype, beta_dtype.unwrap_or(gamma.dtype)];
+    let launch = match team.held {
+        0 => long_forward_kernel::launch,
+        _ => forward_kernel::launch,
+    };
+    let sum_or_y = sum.clone().unwrap_or_else(|| y.clone());
+    let mean_or_inverse = mean.clone().unwrap_or_else(|| inverse.clone());
+    // (No grid is empty.)
+    if rows > 0 {
+        launch(
+            &y.client.clone(),
+            CubeCount::Static(team.cubes(rows), 1, 1),
+            team.cube_dim(),
+            address_type(&[&x.tensor, &other, &y]),
+            lanes,
+            x.tensor.clone().into_buffer_arg(),
+            other.into_buffer_arg(),
+            gamma.clone().into_buffer_arg(),
+            beta.unwrap_or_else(|| gamma.clone()).into_buffer_arg(),
+            y.clone().into_buffer_arg(),
+            sum_or_y.into_buffer_arg(),
+            mean_or_inverse.into_buffer_arg(),
+            inverse.clone().into_buffer_arg(),
+            rows as u32,
+            (n / lanes) as u32,
+            (x.stride / lanes) as u32,
+            (residual_stride / lanes) as u32,
+            n as f32,
+            norm.options.epsilon as f32,
+            team,
+            flavor,
+            dtypes.map(dtype_to_storage_type),
+        );
+    }
+    let sum = sum.unwrap_or(x.tensor);
+    let saved = Saved { x: sum.clone(), mean, deviation: inverse, gamma, beta: beta_dtype, dtype };
+    (y, sum, saved)
+}
+
+fn launch_backward(
+    norm: Norm,
+    saved: Saved<CubeTensor>,
+    dy: CubeTensor,
+    dsum: Option<CubeTensor>,
+) -> Grads<CubeTensor> {
+    let Saved { x, mean, deviation: inverse, gamma, beta, dtype } = saved;
+    let shape = dy.shape();
+    let [x, dy] = [x, dy].map(Rows::of);
+    let (rows, n) = (x.count, x.len);
+    let flavor = Flavor {
+        centered: norm.centered,
+        zero_centered_gamma: norm.options.zero_centered_gamma,
+        beta: beta.is_some(),
+        add: dsum.is_some(),
+    };
+    let dsum = dsum.map(Rows::of);
+    let dsum_stride = dsum.as_ref().map_or(n, |dsum| dsum.stride);
+    let lanes = lanes(dtype, &[n, x.stride, dy.stride, dsum_stride]);
+    // (The sums of two gradients take the registers of a vector more.)
+    let team = Team::new(n / lanes, 512, 2, if beta.is_some() { 3 } else { 4 });
+    let cubes = team.cubes(rows).min(RESIDENT / team.cube_dim().num_elems());
+    let teams = cubes * team.rows;
+    let dx = tensor::empty(&dy.tensor, shape, dtype);
+    // Without rows there is a team of nobody, whose sums are not read.
+    let parts = || tensor::empty(&dx, [teams.max(1) as usize, n], DType::F32);
+    let (dgamma_parts, dbeta_parts) = (parts(), beta.map(|_| parts()));
+    let dsum = dsum.map_or_else(|| dy.tensor.clone(), |dsum| dsum.tensor);
+    let launch = match team.held {
+        0 => long_backward_kernel::launch,
+        _ => backward_kernel::launch,
+    };
+    if rows > 0 {
+        launch(
+            &dx.client.clone(),
+            CubeCount::Static(cubes, 1, 1),
+            team.cube_dim(),
+            address_type(&[&x.tensor, &dy.tensor, &dsum, &dx, &dgamma_parts]),
+            lanes,
+            dy.tensor.into_buffer_arg(),
+            x.tensor.into_buffer_arg(),
+            dsum.into_buffer_arg(),
+            gamma.clone().into_buffer_arg(),
+            mean.unwrap_or_else(|| inverse.clone()).into_buffer_arg(),
+            inverse.into_buffer_arg(),
+            dx.clone().into_buffer_arg(),
+            dgamma_parts.clone().into_buffer_arg(),
+            dbeta_parts.clone().unwrap_or_else(|| dgamma_parts.clone()).into_buffer_arg(),
+            rows as u32,
+            (n / lanes) as u32,
+            (dy.stride / lanes) as u32,
+            (x.stride / lanes) as u32,
+            (dsum_stride / lanes) as u32,
+            n as f32,
+            teams,
+            team,
+            flavor,
+            [dtype, gamma.dtype].map(dtype_to_storage_type),
+        );
+    }
+    let for_gamma = (dgamma_parts, gamma.dtype);
+    match dbeta_parts.zip(beta) {
+        Some(for_beta) => {
+            let [gamma, beta] = sum_parts([for_gamma, for_beta], teams);
+            Grads { x: dx, gamma, beta: Some(beta) }
+        }
+        None => {
+            let [gamma] = sum_parts([for_gamma], teams);
+            Grads { x: dx, gamma, beta: None }
+        }
+    }
+}

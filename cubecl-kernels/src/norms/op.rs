@@ -1,0 +1,101 @@
+//! Norms under automatic differentiation.
+
+use burn::backend::autodiff::Autodiff;
+use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
+use burn::backend::autodiff::grads::Gradients;
+use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{Backend, backend_extension};
+
+use super::{Grads, Input, Norm, NormRows, Saved};
+use crate::backends::on_every_backend;
+
+// (`layer_norm` is a method of Burn's `ModuleOps`, and the macro takes no optional tensors.)
+#[backend_extension(Cube: cfg(feature = "cuda"), Flex: cfg(feature = "flex"), Autodiff)]
+pub(crate) trait NormOps: Backend {
+    /// `x: [.., n]`, `gamma: [n]`.
+    fn scaled_norm(x: FloatTensor<Self>, gamma: FloatTensor<Self>, norm: Norm)
+    -> FloatTensor<Self>;
+
+    /// `x: [.., n]`, `gamma, beta: [n]`.
+    fn affine_norm(
+        x: FloatTensor<Self>,
+        gamma: FloatTensor<Self>,
+        beta: FloatTensor<Self>,
+        norm: Norm,
+    ) -> FloatTensor<Self>;
+}
+
+on_every_backend! {
+    impl NormOps {
+        fn scaled_norm(
+            x: FloatTensor<Self>,
+            gamma: FloatTensor<Self>,
+            norm: Norm,
+        ) -> FloatTensor<Self> {
+            Self::normed(norm, Input { x, residual: None, gamma, beta: None })
+        }
+
+        fn affine_norm(
+            x: FloatTensor<Self>,
+            gamma: FloatTensor<Self>,
+            beta: FloatTensor<Self>,
+            norm: Norm,
+        ) -> FloatTensor<Self> {
+            Self::normed(norm, Input { x, residual: None, gamma, beta: Some(beta) })
+        }
+    }
+}
+
+/// The parents are `x`, `gamma` and, where there is one, `beta`.
+#[derive(Debug)]
+struct NormBackward;
+
+impl<B: NormRows, const N: usize> Backward<B, N> for NormBackward {
+    type State = (Norm, Saved<FloatTensor<B>>);
+
+    fn backward(self, ops: Ops<Self::State, N>, grads: &mut Gradients, _: &mut Checkpointer) {
+        let dy = grads.consume::<B>(&ops.node);
+        let (norm, saved) = ops.state;
+        let Grads { x, gamma, beta } = B::backward(norm, saved, dy, None);
+        let found = [Some(x), Some(gamma), beta];
+        for (parent, gradient) in ops.parents.into_iter().zip(found) {
+            if let (Some(node), Some(gradient)) = (parent, gradient) {
+                grads.register::<B>(node.id, gradient);
+            }
+        }
+    }
+}
+
+impl<B: NormOps + NormRows, C: CheckpointStrategy> NormOps for Autodiff<B, C> {
+    fn scaled_norm(
+        x: FloatTensor<Self>,
+        gamma: FloatTensor<Self>,
+        norm: Norm,
+    ) -> FloatTensor<Self> {
+        let ((x, for_x), (gamma, for_gamma)) = (x.into_parts(), gamma.into_parts());
+        let input = Input { x, residual: None, gamma, beta: None };
+        let (y, _, saved) = B::forward(norm, input);
+        match NormBackward.prepare::<C>([for_x, for_gamma]).compute_bound().stateful() {
+            OpsKind::Tracked(op) => op.finish((norm, saved), y),
+            OpsKind::UnTracked(op) => op.finish(y),
+        }
+    }
+
+    fn affine_norm(
+        x: FloatTensor<Self>,
+        gamma: FloatTensor<Self>,
+        beta: FloatTensor<Self>,
+        norm: Norm,
+    ) -> FloatTensor<Self> {
+        let ((x, for_x), (gamma, for_gamma)) = (x.into_parts(), gamma.into_parts());
+        let (beta, for_beta) = beta.into_parts();
+        let input = Input { x, residual: None, gamma, beta: Some(beta) };
+        let (y, _, saved) = B::forward(norm, input);
+        let nodes = [for_x, for_gamma, for_beta];
+        match NormBackward.prepare::<C>(nodes).compute_bound().stateful() {
+            OpsKind::Tracked(op) => op.finish((norm, saved), y),
+            OpsKind::UnTracked(op) => op.finish(y),
+        }
+    }
+}

@@ -1,0 +1,58 @@
+//! The squared rectifier (So et al., 2021, arXiv:2109.08668), Nemotron's activation.
+
+pub(crate) mod reference;
+
+use burn::tensor::Tensor;
+
+use crate::activation::{Activation, Curve, plain, weighted};
+
+/// `max(x, 0)^2`.
+///
+/// Computed in f32 (f64 for f64), result in the dtype of the input. The backward computes everything
+/// again from the input, which is all it keeps.
+///
+/// # Shapes
+/// - `x`, result: `[..]`
+pub fn squared_relu<const D: usize>(x: Tensor<D>) -> Tensor<D> {
+    plain(Curve::SquaredRelu, x)
+}
+
+/// [`squared_relu`], each row times its weight (the router's probability of a token's expert), with
+/// a gradient of the weights.
+///
+/// # Shapes
+/// - `x`, result: `[.., f]`
+/// - `weight`: `[tokens]`, as many as rows of `x`
+///
+/// # Panics
+/// If there are more or fewer weights than rows.
+pub fn squared_relu_weighted<const D: usize>(x: Tensor<D>, weight: Tensor<1>) -> Tensor<D> {
+    let activation = Activation { curve: Curve::SquaredRelu, gated: false };
+    weighted("squared_relu_weighted", activation, x, weight)
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::DType;
+    use rstest::rstest;
+
+    use super::*;
+    use crate::testing::{assert_same_function, leaf, normal};
+
+    #[rstest]
+    fn values_and_gradients_are_those_of_the_reference(
+        #[values([4, 2, 16], [7, 3, 5])] shape: [usize; 3],
+        #[values((DType::F32, 2e-6), (DType::BF16, 3e-2))] (dtype, tolerance): (DType, f64),
+    ) {
+        let x = leaf((normal(shape) * 3.0).cast(dtype));
+        let weight = leaf(normal([shape[0] * shape[1]]).cast(dtype));
+        let slow = reference::squared_relu(x.clone());
+        assert_same_function!(tolerance, [x], squared_relu(x.clone()), slow);
+        assert_same_function!(
+            tolerance,
+            [x, weight],
+            squared_relu_weighted(x.clone(), weight.clone()),
+            reference::squared_relu_weighted(x.clone(), weight.clone())
+        );
+    }
+}

@@ -28,6 +28,7 @@ compile_error!("megaburn-kernels has no backend to run on: enable its feature `f
 
 mod attention;
 mod backends;
+mod cross_entropy;
 mod dropout;
 mod embedding;
 mod error;
@@ -45,6 +46,7 @@ mod swiglu;
 mod testing;
 
 pub use attention::{AttentionOptions, attention};
+pub use cross_entropy::{CrossEntropyOptions, cross_entropy};
 pub use dropout::{DropoutKey, dropout};
 pub use embedding::{EmbeddingOptions, embedding};
 pub use error::KernelError;
@@ -62,6 +64,7 @@ pub use swiglu::swiglu;
 /// A fast operation is tested against its reference in values and in gradients.
 pub mod reference {
     pub use crate::attention::reference::attention;
+    pub use crate::cross_entropy::reference::cross_entropy;
     pub use crate::dropout::reference::dropout;
     pub use crate::embedding::reference::embedding;
     pub use crate::layer_norm::reference::layer_norm;

@@ -2,6 +2,7 @@
 
 mod attention;
 mod compare;
+mod cross_entropy;
 mod embedding;
 mod linear;
 mod norms;
@@ -14,6 +15,7 @@ pub(crate) type Test = (&'static str, fn() -> Result<(), String>);
 pub(crate) fn tests() -> impl Iterator<Item = (String, fn() -> Result<(), String>)> {
     let modules = [
         ("attention", attention::TESTS),
+        ("cross_entropy", cross_entropy::TESTS),
         ("embedding", embedding::TESTS),
         ("linear", linear::TESTS),
         ("norms", norms::TESTS),

@@ -53,7 +53,9 @@ pub use error::KernelError;
 pub use gelu::{gelu, gelu_tanh};
 pub use layer_norm::layer_norm;
 pub use linear::{LinearOptions, MainGrad, linear};
-pub use optimizer::{AdamwState, AdamwStep, adamw, is_on_gpu, partial_sums_of_squares};
+pub use optimizer::{
+    AdamwState, AdamwStep, adamw, adamw_scaled, is_on_gpu, partial_sums_of_squares, scaled, total,
+};
 pub use rms_norm::rms_norm;
 pub use rope::{RopeConfig, RopeScaling, RopeTable, apply_rope};
 pub use softmax::{SoftmaxMask, scale_mask_softmax};

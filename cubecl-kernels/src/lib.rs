@@ -74,5 +74,6 @@ pub mod reference {
     pub use crate::optimizer::reference::adamw;
     pub use crate::rms_norm::reference::rms_norm;
     pub use crate::rope::reference::apply_rope;
+    pub use crate::softmax::reference::scale_mask_softmax;
     pub use crate::swiglu::reference::swiglu;
 }

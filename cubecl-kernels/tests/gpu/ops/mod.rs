@@ -8,6 +8,7 @@ mod linear;
 mod norms;
 mod optimizer;
 mod pointwise;
+mod softmax;
 
 /// A name, and what finds out what is wrong.
 pub(crate) type Test = (&'static str, fn() -> Result<(), String>);
@@ -21,6 +22,7 @@ pub(crate) fn tests() -> impl Iterator<Item = (String, fn() -> Result<(), String
         ("norms", norms::TESTS),
         ("optimizer", optimizer::TESTS),
         ("pointwise", pointwise::TESTS),
+        ("softmax", softmax::TESTS),
     ];
     modules.into_iter().flat_map(|(module, tests)| {
         tests.iter().map(move |(name, test)| (format!("kernels::{module}::{name}"), *test))

@@ -29,6 +29,7 @@ compile_error!("megaburn-kernels has no backend to run on: enable its feature `f
 mod activation;
 mod attention;
 mod backends;
+mod cross_entropy;
 #[cfg(feature = "cuda")]
 mod cube;
 mod dropout;
@@ -53,6 +54,7 @@ mod swiglu;
 mod testing;
 
 pub use attention::{AttentionKernel, AttentionOptions, attention, set_attention_kernel};
+pub use cross_entropy::{CrossEntropyOptions, cross_entropy};
 pub use dropout::{DropoutKey, dropout};
 pub use embedding::{EmbeddingOptions, embedding};
 pub use error::KernelError;
@@ -61,7 +63,9 @@ pub use gelu::{bias_gelu, bias_gelu_tanh, gelu, gelu_tanh};
 pub use layer_norm::{layer_norm, layer_norm_add, layer_norm_with};
 pub use linear::{LinearOptions, MainGrad, linear};
 pub use norms::NormOptions;
-pub use optimizer::{AdamwState, AdamwStep, adamw, is_on_gpu, partial_sums_of_squares};
+pub use optimizer::{
+    AdamwState, AdamwStep, adamw, adamw_scaled, is_on_gpu, partial_sums_of_squares, scaled, total,
+};
 pub use rms_norm::{rms_norm, rms_norm_add, rms_norm_with};
 pub use rope::{RopeConfig, RopeScaling, RopeTable, apply_rope};
 pub use seed::seed;
@@ -75,6 +79,7 @@ pub use swiglu::{swiglu, swiglu_weighted};
 /// A fast operation is tested against its reference in values and in gradients.
 pub mod reference {
     pub use crate::attention::reference::attention;
+    pub use crate::cross_entropy::reference::cross_entropy;
     pub use crate::dropout::reference::dropout;
     pub use crate::embedding::reference::embedding;
     pub use crate::geglu::reference::{geglu, geglu_tanh, geglu_tanh_weighted, geglu_weighted};
@@ -84,6 +89,8 @@ pub mod reference {
     pub use crate::optimizer::reference::adamw;
     pub use crate::rms_norm::reference::{rms_norm, rms_norm_add, rms_norm_with};
     pub use crate::rope::reference::apply_rope;
+    pub use crate::softmax::reference::scale_mask_softmax;
     pub use crate::squared_relu::reference::{squared_relu, squared_relu_weighted};
+    pub use crate::swiglu::reference::swiglu;
     pub use crate::swiglu::reference::{swiglu, swiglu_weighted};
 }

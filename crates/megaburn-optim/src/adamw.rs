@@ -104,9 +104,10 @@ impl AdamW {
         lr: f64,
         path: String,
         param: Tensor<1>,
+        rounded: Option<Tensor<1>>,
         entry: &Entry,
         grad_factor: f64,
-    ) -> Tensor<1> {
+    ) -> (Tensor<1>, Option<Tensor<1>>) {
         let AdamWConfig { beta_1, beta_2, epsilon, weight_decay } = self.config;
         let grad = entry.flat();
         let old = self.moments.remove(&path).unwrap_or_else(|| Moments {
@@ -117,10 +118,10 @@ impl AdamW {
         let time = self.time;
         let step = AdamwStep { lr, beta_1, beta_2, epsilon, weight_decay, grad_factor, time };
         let Moments { exp_avg, exp_avg_sq } = old;
-        let new = adamw(AdamwState { param, exp_avg, exp_avg_sq }, grad, &step);
-        let AdamwState { param, exp_avg, exp_avg_sq } = new;
+        let new = adamw(AdamwState { param, exp_avg, exp_avg_sq, rounded }, grad, &step);
+        let AdamwState { param, exp_avg, exp_avg_sq, rounded } = new;
         self.moments.insert(path, Moments { exp_avg, exp_avg_sq });
-        param
+        (param, rounded)
     }
 }
 
@@ -144,18 +145,20 @@ impl ModuleMapper for Step<'_> {
         let path = self.path.text();
         let Some(entry) = self.grads.entries.get(&path) else { return param };
         param.map(|tensor| {
-            let leaf = Leaf::of(&tensor);
+            let (leaf, factor) = (Leaf::of(&tensor), self.grads.factor);
             let master = self.optimizer.masters.remove(&path);
-            let value = match master.filter(|_| has_master(leaf.dtype)) {
-                Some(master) => master,
-                None => wide(tensor),
-            };
-            let factor = self.grads.factor;
-            let value = self.optimizer.update(self.lr, path.clone(), value, entry, factor);
-            if has_master(leaf.dtype) {
-                self.optimizer.masters.insert(path, value.clone());
+            if !has_master(leaf.dtype) {
+                let value = wide(tensor);
+                return leaf
+                    .with(self.optimizer.update(self.lr, path, value, None, entry, factor).0);
             }
-            leaf.with(value)
+            let value = master.unwrap_or_else(|| wide(tensor.clone()));
+            // The old values' memory takes the new.
+            let old = Some(tensor.inner().flatten(0, D - 1));
+            let (value, rounded) =
+                self.optimizer.update(self.lr, path.clone(), value, old, entry, factor);
+            self.optimizer.masters.insert(path, value.clone());
+            leaf.with(rounded.unwrap_or(value))
         })
     }
 }

@@ -37,7 +37,6 @@ mod dropout;
 mod embedding;
 mod error;
 mod init;
-mod known_gradient;
 mod kv_cache;
 mod linear;
 mod mlp;

@@ -1,14 +1,17 @@
-//! The kernels: one unit a vector of four elements.
+//! How the kernels are launched: one unit a vector.
 
+use burn::backend::cubecl::dtype_to_storage_type;
 use burn::backend::{Cube, TensorMetadata};
 use burn::tensor::{DType, Tensor};
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 use megaburn_cuda::tensor;
 
+use super::kernels::{
+    UNITS, adamw_kernel, copy_kernel, scale_kernel, squares_kernel, total_kernel,
+};
 use super::{AdamwState, AdamwStep};
 
-const UNITS: usize = 256;
 /// Cubes of a sum: as many as give every multiprocessor of a large GPU several.
 const SUMS: usize = 1024;
 
@@ -47,25 +50,49 @@ fn own(x: CubeTensor) -> CubeTensor {
     copy
 }
 
+/// A buffer that nobody else sees, of the same size, whatever it holds.
+fn room(x: CubeTensor) -> CubeTensor {
+    if x.can_mut() { x } else { tensor::empty(&x, x.shape(), x.dtype) }
+}
+
 fn cubes(units: usize) -> CubeCount {
     CubeCount::Static(units.div_ceil(UNITS) as u32, 1, 1)
 }
 
-pub(super) fn adamw(state: AdamwState, grad: Tensor<1>, step: &AdamwStep) -> AdamwState {
-    let AdamwState { param, exp_avg, exp_avg_sq } = state;
+pub(super) fn adamw(
+    state: AdamwState,
+    grad: Tensor<1>,
+    factor: Option<Tensor<1>>,
+    step: &AdamwStep,
+) -> AdamwState {
+    let AdamwState { param, exp_avg, exp_avg_sq, rounded } = state;
     let grad = on_gpu(grad);
     let [param, exp_avg, exp_avg_sq] = [param, exp_avg, exp_avg_sq].map(|x| own(on_gpu(x)));
+    let rounded = rounded.map(|x| room(on_gpu(x)));
+    let factor = factor.map(on_gpu);
     let len = grad.meta.num_elements();
-    for x in [&grad, &param, &exp_avg, &exp_avg_sq] {
+    let check = |x: &CubeTensor, ok: bool| {
         assert!(
-            x.dtype == DType::F32 && x.meta.num_elements() == len,
-            "adamw: {} {} elements beside {len} f32 of the gradient",
+            ok && x.meta.num_elements() == len,
+            "adamw: {} {} elements beside {len} of the gradient",
             x.meta.num_elements(),
             x.dtype.name()
         );
+    };
+    for x in [&grad, &param, &exp_avg, &exp_avg_sq] {
+        check(x, x.dtype == DType::F32);
+    }
+    if let Some(x) = &rounded {
+        check(x, matches!(x.dtype, DType::BF16 | DType::F16));
     }
     let AdamwStep { lr, beta_1, beta_2, epsilon, weight_decay, grad_factor, .. } = *step;
     let lanes = lanes(len);
+    // A kernel is given a buffer for each argument, also for those that it does not look at.
+    let none = |dtype| tensor::empty(&grad, [1], dtype);
+    let (rounds, scales) = (rounded.is_some(), factor.is_some());
+    let rounded_arg = rounded.clone().unwrap_or_else(|| none(DType::BF16));
+    let factor = factor.unwrap_or_else(|| none(DType::F32));
+    let dtype = dtype_to_storage_type(rounded_arg.dtype);
     adamw_kernel::launch(
         &grad.client.clone(),
         cubes(len / lanes),
@@ -75,6 +102,8 @@ pub(super) fn adamw(state: AdamwState, grad: Tensor<1>, step: &AdamwStep) -> Ada
         param.clone().into_buffer_arg(),
         exp_avg.clone().into_buffer_arg(),
         exp_avg_sq.clone().into_buffer_arg(),
+        rounded_arg.into_buffer_arg(),
+        factor.into_buffer_arg(),
         grad_factor as f32,
         beta_1 as f32,
         (1.0 - beta_1) as f32,
@@ -84,8 +113,56 @@ pub(super) fn adamw(state: AdamwState, grad: Tensor<1>, step: &AdamwStep) -> Ada
         epsilon as f32,
         (1.0 - lr * weight_decay) as f32,
         (lr / step.correction(beta_1)) as f32,
+        rounds,
+        scales,
+        dtype,
     );
-    AdamwState { param: wrap(param), exp_avg: wrap(exp_avg), exp_avg_sq: wrap(exp_avg_sq) }
+    AdamwState {
+        param: wrap(param),
+        exp_avg: wrap(exp_avg),
+        exp_avg_sq: wrap(exp_avg_sq),
+        rounded: rounded.map(wrap),
+    }
+}
+
+pub(super) fn scaled(x: Tensor<1>, factor: Tensor<1>) -> Tensor<1> {
+    let (x, factor) = (on_gpu(x), on_gpu(factor));
+    let len = x.meta.num_elements();
+    // Vectors of 16 bytes.
+    let lanes = [16 / x.dtype.size(), 4].into_iter().find(|lanes| len.is_multiple_of(*lanes));
+    let lanes = lanes.unwrap_or(1);
+    let (client, dtype) = (x.client.clone(), dtype_to_storage_type(x.dtype));
+    let (out, out_arg) = match x.can_mut() {
+        true => (x.clone(), x.as_tensor_alias(0)),
+        false => {
+            let out = tensor::empty(&x, x.shape(), x.dtype);
+            (out.clone(), out.into_tensor_arg())
+        }
+    };
+    scale_kernel::launch(
+        &client,
+        cubes(len / lanes),
+        CubeDim::new_1d(UNITS as u32),
+        lanes,
+        x.into_buffer_arg(),
+        factor.into_buffer_arg(),
+        out_arg.into_buffer_arg(),
+        dtype,
+    );
+    wrap(out)
+}
+
+pub(super) fn total(sums: Tensor<1>) -> Tensor<1> {
+    let sums = on_gpu(sums);
+    let out = tensor::empty(&sums, [1], DType::F32);
+    total_kernel::launch(
+        &sums.client.clone(),
+        CubeCount::Static(1, 1, 1),
+        CubeDim::new_1d(UNITS as u32),
+        sums.into_buffer_arg(),
+        out.clone().into_buffer_arg(),
+    );
+    wrap(out)
 }
 
 pub(super) fn sums_of_squares(x: Tensor<1>) -> Tensor<1> {
@@ -103,66 +180,4 @@ pub(super) fn sums_of_squares(x: Tensor<1>) -> Tensor<1> {
         (len / lanes) as u64,
     );
     wrap(sums)
-}
-
-#[cube(launch)]
-fn copy_kernel<N: Size>(from: &[Vector<f32, N>], to: &mut [Vector<f32, N>]) {
-    if ABSOLUTE_POS < from.len() {
-        to[ABSOLUTE_POS] = from[ABSOLUTE_POS];
-    }
-}
-
-#[cube(launch)]
-fn adamw_kernel<N: Size>(
-    grad: &[Vector<f32, N>],
-    param: &mut [Vector<f32, N>],
-    exp_avg: &mut [Vector<f32, N>],
-    exp_avg_sq: &mut [Vector<f32, N>],
-    grad_factor: f32,
-    beta_1: f32,
-    rest_1: f32,
-    beta_2: f32,
-    rest_2: f32,
-    root_factor: f32,
-    epsilon: f32,
-    keep: f32,
-    rate: f32,
-) {
-    if ABSOLUTE_POS < grad.len() {
-        let g = grad[ABSOLUTE_POS] * Vector::new(grad_factor);
-        let m = exp_avg[ABSOLUTE_POS] * Vector::new(beta_1) + g * Vector::new(rest_1);
-        let v = exp_avg_sq[ABSOLUTE_POS] * Vector::new(beta_2) + g * g * Vector::new(rest_2);
-        let root = v.sqrt() * Vector::new(root_factor) + Vector::new(epsilon);
-        exp_avg[ABSOLUTE_POS] = m;
-        exp_avg_sq[ABSOLUTE_POS] = v;
-        param[ABSOLUTE_POS] =
-            param[ABSOLUTE_POS] * Vector::new(keep) - m / root * Vector::new(rate);
-    }
-}
-
-/// Each cube sums every `SUMS`-th stretch of as many vectors as it has units.
-#[cube(launch)]
-fn squares_kernel<N: Size>(x: &[Vector<f32, N>], sums: &mut [f32], vectors: u64) {
-    let mut shared = Shared::new_slice(8usize);
-    let mut sum = Vector::<f32, N>::new(0.0);
-    let mut at = ABSOLUTE_POS;
-    let step = CUBE_COUNT * 256;
-    while at < vectors as usize {
-        let value = x[at];
-        sum += value * value;
-        at += step;
-    }
-    let sum = plane_sum(Vector::vector_sum(sum));
-    if UNIT_POS_X == 0 {
-        shared[UNIT_POS_Y as usize] = sum;
-    }
-    sync_cube();
-    if UNIT_POS == 0 {
-        let mut total = f32::new(0.0);
-        #[unroll]
-        for i in 0..8 {
-            total += shared[i];
-        }
-        sums[CUBE_POS] = total;
-    }
 }

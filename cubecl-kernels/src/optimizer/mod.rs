@@ -1,10 +1,13 @@
-//! What an optimizer does to flat f32 buffers: AdamW and sums of squares, each in one pass on GPUs.
+//! What an optimizer does to flat buffers: AdamW, sums of squares, scaling, each in one pass on GPUs
+//! and without the host's waiting for a number.
 
 #[cfg(feature = "cuda")]
 mod cube;
+#[cfg(feature = "cuda")]
+mod kernels;
 pub(crate) mod reference;
 
-use burn::tensor::Tensor;
+use burn::tensor::{DType, Tensor};
 
 /// One step of AdamW, as `torch.optim.AdamW` defines it: bias correction of both moments, epsilon
 /// outside the root, decay decoupled.
@@ -35,7 +38,7 @@ impl AdamwStep {
     }
 }
 
-/// A parameter and the state that AdamW keeps of it, all f32.
+/// A parameter and the state that AdamW keeps of it, f32 but for the rounded parameter.
 ///
 /// # Shapes
 /// `[n]` each.
@@ -47,19 +50,68 @@ pub struct AdamwState {
     pub exp_avg: Tensor<1>,
     /// The mean of squared gradients.
     pub exp_avg_sq: Tensor<1>,
+    /// If given, becomes the new parameter rounded to this tensor's dtype, bf16 or f16; what it holds
+    /// before does not matter.
+    pub rounded: Option<Tensor<1>>,
 }
 
 /// The state after one step with `grad`. On GPUs one kernel, in place where nobody else holds the
 /// buffers; elsewhere [`reference::adamw`](crate::reference::adamw).
 ///
 /// # Panics
-/// If the lengths differ or a buffer is not f32.
+/// If the lengths differ or a buffer is of another dtype.
 pub fn adamw(state: AdamwState, grad: Tensor<1>, step: &AdamwStep) -> AdamwState {
     #[cfg(feature = "cuda")]
     if is_on_gpu(&grad) {
-        return cube::adamw(state, grad, step);
+        return cube::adamw(state, grad, None, step);
     }
-    reference::adamw(state, grad, step)
+    reference::adamw(state, grad, None, step)
+}
+
+/// As [`adamw`] with a gradient that is multiplied with `factor` besides, which the host need not
+/// know. Where `factor` is not finite the step does nothing: the rounded parameter is that of the old.
+///
+/// # Shapes
+/// `factor: [1]`, f32, on the device of the others
+/// # Panics
+/// As [`adamw`].
+pub fn adamw_scaled(
+    state: AdamwState,
+    grad: Tensor<1>,
+    factor: Tensor<1>,
+    step: &AdamwStep,
+) -> AdamwState {
+    #[cfg(feature = "cuda")]
+    if is_on_gpu(&grad) {
+        return cube::adamw(state, grad, Some(factor), step);
+    }
+    reference::adamw(state, grad, Some(factor), step)
+}
+
+/// `x * factor`, in place where nobody else holds `x`.
+///
+/// # Shapes
+/// `x: [n]`, f32, bf16 or f16; `factor: [1]`, f32, on the same device
+pub fn scaled(x: Tensor<1>, factor: Tensor<1>) -> Tensor<1> {
+    #[cfg(feature = "cuda")]
+    if is_on_gpu(&x) {
+        return cube::scaled(x, factor);
+    }
+    let dtype = x.dtype();
+    (x.cast(DType::F32) * factor).cast(dtype)
+}
+
+/// The sum of what [`partial_sums_of_squares`] gave, of one tensor or of several behind each other: on
+/// GPUs in f64, in a fixed order, read by nobody.
+///
+/// # Shapes
+/// `[any]` to `[1]`, f32
+pub fn total(sums: Tensor<1>) -> Tensor<1> {
+    #[cfg(feature = "cuda")]
+    if is_on_gpu(&sums) {
+        return cube::total(sums);
+    }
+    sums.sum()
 }
 
 /// Sums of squares of stretches of `x`, to be added in f64: on GPUs some thousand, in a fixed order,
@@ -89,7 +141,11 @@ pub fn is_on_gpu<const D: usize>(x: &Tensor<D>) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{constant, values};
+    use crate::testing::{constant, device, values};
+
+    fn factor(value: f32) -> Tensor<1> {
+        Tensor::from_floats([value], &device())
+    }
 
     #[test]
     fn a_step_is_torchs() {
@@ -104,8 +160,21 @@ mod tests {
             grad_factor: 0.5,
             time,
         };
-        let state = AdamwState { param: param.clone(), exp_avg: m.clone(), exp_avg_sq: v.clone() };
+        let state = AdamwState {
+            param: param.clone(),
+            exp_avg: m.clone(),
+            exp_avg_sq: v.clone(),
+            rounded: Some(param.zeros_like().cast(DType::BF16)),
+        };
+        let scaled = AdamwStep { grad_factor: 0.25, ..step };
+        let by_factor = adamw_scaled(state.clone(), grad.clone(), factor(2.0), &scaled);
+        let skipped = adamw_scaled(state.clone(), grad.clone(), factor(f32::NAN), &scaled);
         let after = adamw(state, grad.clone(), &step);
+        assert_eq!(values(by_factor.param), values(after.param.clone()));
+        assert_eq!(values(skipped.exp_avg), values(m.clone()));
+        let rounded = [after.rounded.unwrap(), skipped.rounded.unwrap()].map(values);
+        let whole = [after.param.clone(), param.clone()].map(|x| values(x.cast(DType::BF16)));
+        assert_eq!(rounded, whole);
         let before = [param, grad, m, v].map(values);
         let after = [after.param, after.exp_avg, after.exp_avg_sq].map(values);
         for i in 0..37 {
@@ -129,5 +198,7 @@ mod tests {
         let bad = x.slice_fill(10..11, f32::NAN);
         assert!(values(partial_sums_of_squares(bad)).iter().sum::<f64>().is_nan());
         assert!(!is_on_gpu(&constant([3])));
+        assert_eq!(values(total(factor(3.0).repeat(&[4]))), [12.0]);
+        assert_eq!(values(super::scaled(factor(3.0), factor(-2.0))), [-6.0]);
     }
 }

@@ -1,10 +1,20 @@
 use super::{AdamwState, AdamwStep};
 use burn::tensor::Tensor;
 
-/// [`adamw`](crate::adamw) by its definition.
-pub fn adamw(state: AdamwState, grad: Tensor<1>, step: &AdamwStep) -> AdamwState {
+/// [`adamw`](crate::adamw), with a factor [`adamw_scaled`](crate::adamw_scaled), by its definition.
+pub fn adamw(
+    state: AdamwState,
+    grad: Tensor<1>,
+    factor: Option<Tensor<1>>,
+    step: &AdamwStep,
+) -> AdamwState {
     let AdamwStep { lr, beta_1, beta_2, epsilon, weight_decay, grad_factor, .. } = *step;
     let grad = if grad_factor == 1.0 { grad } else { grad.mul_scalar(grad_factor) };
+    let grad = match factor {
+        None => grad,
+        Some(factor) if factor.clone().is_finite().all().into_scalar() => grad * factor,
+        Some(_) => return round(state),
+    };
     let exp_avg = state.exp_avg.mul_scalar(beta_1) + grad.clone().mul_scalar(1.0 - beta_1);
     let exp_avg_sq = state.exp_avg_sq.mul_scalar(beta_2) + grad.square().mul_scalar(1.0 - beta_2);
 
@@ -13,5 +23,10 @@ pub fn adamw(state: AdamwState, grad: Tensor<1>, step: &AdamwStep) -> AdamwState
     let decay = lr * weight_decay;
     let kept = if decay == 0.0 { state.param } else { state.param.mul_scalar(1.0 - decay) };
     let param = kept - update.mul_scalar(lr / step.correction(beta_1));
-    AdamwState { param, exp_avg, exp_avg_sq }
+    round(AdamwState { param, exp_avg, exp_avg_sq, rounded: state.rounded })
+}
+
+fn round(state: AdamwState) -> AdamwState {
+    let rounded = state.rounded.map(|old| state.param.clone().cast(old.dtype()));
+    AdamwState { rounded, ..state }
 }

@@ -287,8 +287,9 @@ template <class T> inline T atomicMin(T *at, T with) {
 
 // ---- inline PTX, as `../nvrtc.cpp` writes it ----------------------------------------------------
 
-template <class T> inline void emu_ptx_atom_add(unsigned, T &old, T *at, T with) {
-    old = atomicAdd(at, with);
+// CubeCL passes a pointer to const where it updates what is there.
+template <class T> inline void emu_ptx_atom_add(unsigned, T &old, const T *at, T with) {
+    old = atomicAdd(const_cast<T *>(at), with);
 }
 inline void emu_ptx_max_nan(unsigned, float &out, float a, float b) {
     out = a != a ? a : b != b ? b : max(a, b);

@@ -2,11 +2,13 @@
 
 mod attention;
 mod compare;
+mod cross_entropy;
 mod embedding;
 mod linear;
 mod norms;
 mod optimizer;
 mod pointwise;
+mod softmax;
 
 /// A name, and what finds out what is wrong.
 pub(crate) type Test = (&'static str, fn() -> Result<(), String>);
@@ -14,11 +16,13 @@ pub(crate) type Test = (&'static str, fn() -> Result<(), String>);
 pub(crate) fn tests() -> impl Iterator<Item = (String, fn() -> Result<(), String>)> {
     let modules = [
         ("attention", attention::TESTS),
+        ("cross_entropy", cross_entropy::TESTS),
         ("embedding", embedding::TESTS),
         ("linear", linear::TESTS),
         ("norms", norms::TESTS),
         ("optimizer", optimizer::TESTS),
         ("pointwise", pointwise::TESTS),
+        ("softmax", softmax::TESTS),
     ];
     modules.into_iter().flat_map(|(module, tests)| {
         tests.iter().map(move |(name, test)| (format!("kernels::{module}::{name}"), *test))

@@ -2,14 +2,19 @@
 
 use burn::{
     prelude::Device,
-    tensor::{Distribution, Tensor, TensorData},
+    tensor::{DType, Distribution, Tensor, TensorData},
 };
-use megaburn_kernels::{AdamwState, AdamwStep, adamw, partial_sums_of_squares, reference};
+use megaburn_kernels::{
+    AdamwState, AdamwStep, adamw, adamw_scaled, partial_sums_of_squares, scaled, total,
+};
 
-use super::compare::close;
+use super::compare::{DTYPES, close, host};
 
-pub(super) const TESTS: &[super::Test] =
-    &[("adamw_is_its_definition", steps), ("sums_of_squares_are_whole_and_keep_nan", squares)];
+pub(super) const TESTS: &[super::Test] = &[
+    ("adamw_is_its_definition", steps),
+    ("sums_of_squares_are_whole_and_keep_nan", squares),
+    ("scaling_is_a_product", scales),
+];
 
 /// Whole vectors of four, more than all cubes take at once, and what no vector divides.
 const LENS: [usize; 4] = [1, 37, 4096, 1_200_003];
@@ -18,18 +23,27 @@ fn normal(len: usize) -> TensorData {
     Tensor::<1>::random([len], Distribution::Normal(0.0, 1.0), &Device::flex()).into_data()
 }
 
-fn host(x: Tensor<1>) -> Result<Vec<f32>, String> {
-    let data = x.try_into_data().map_err(|error| error.to_string())?;
-    data.try_to_vec().map_err(|error| format!("{error:?}"))
-}
-
 fn steps() -> Result<(), String> {
-    for len in LENS {
+    for (len, dtype, factor) in [
+        (1, None, None),
+        (37, Some(DType::BF16), None),
+        (4096, Some(DType::F16), Some(0.7)),
+        (4096, None, Some(0.7)),
+        (1_200_003, Some(DType::BF16), Some(0.7)),
+        (4096, Some(DType::BF16), Some(f32::NAN)),
+        (37, None, Some(f32::INFINITY)),
+    ] {
         let [param, grad] = [0; 2].map(|_| normal(len));
-        let run = |device: &Device, adamw: fn(_, _, &AdamwStep) -> AdamwState| {
+        let run = |device: &Device| {
             let on = |data: &TensorData| Tensor::<1>::from_data(data.clone(), device);
             let zeros = || Tensor::zeros([len], device);
-            let mut state = AdamwState { param: on(&param), exp_avg: zeros(), exp_avg_sq: zeros() };
+            let rounded = dtype.map(|dtype| Tensor::ones([len], (device, dtype)));
+            let mut state = AdamwState {
+                param: on(&param),
+                exp_avg: zeros(),
+                exp_avg_sq: zeros(),
+                rounded: rounded.clone(),
+            };
             // Somebody else holds what the first step starts from, and must not see it change.
             let before = state.param.clone();
             for time in 1..=3 {
@@ -42,20 +56,52 @@ fn steps() -> Result<(), String> {
                     grad_factor: 0.3,
                     time,
                 };
-                state = adamw(state, on(&grad), &step);
+                state = match factor {
+                    None => adamw(state, on(&grad), &step),
+                    Some(factor) => {
+                        let factor = Tensor::from_floats([factor], device);
+                        adamw_scaled(state, on(&grad), factor, &step)
+                    }
+                };
             }
-            Ok::<_, String>([
-                host(state.param)?,
-                host(state.exp_avg)?,
-                host(state.exp_avg_sq)?,
-                host(before)?,
-            ])
+            let AdamwState { param, exp_avg, exp_avg_sq, rounded: after } = state;
+            let mut found = vec![param, exp_avg, exp_avg_sq, before];
+            if let (Some(after), Some(held)) = (after, rounded) {
+                // The rounding of its own parameter, bit for bit.
+                let again = found[0].clone().cast(after.dtype());
+                found.extend([(again.cast(DType::F32) - after.cast(DType::F32)), held]);
+            }
+            found.into_iter().map(host).collect::<Result<Vec<_>, String>>()
         };
-        let expected = run(&Device::flex(), reference::adamw)?;
-        let found = run(&Device::cuda(0), adamw)?;
-        let names = ["parameter", "exp_avg", "exp_avg_sq", "parameter before"];
+        let (expected, found) = (run(&Device::flex())?, run(&Device::cuda(0))?);
+        let names = ["parameter", "exp_avg", "exp_avg_sq", "before", "rounding", "rounded before"];
         for ((name, found), expected) in names.into_iter().zip(&found).zip(&expected) {
-            close(&format!("{name} of {len}"), found, expected, 2e-6)?;
+            let tolerance = if name.starts_with("round") { 0.0 } else { 2e-6 };
+            close(&format!("{name} of {len} {dtype:?} {factor:?}"), found, expected, tolerance)?;
+        }
+    }
+    Ok(())
+}
+
+fn scales() -> Result<(), String> {
+    for (dtype, _) in DTYPES {
+        for len in LENS {
+            let data = Tensor::<1>::from_data(normal(len), (&Device::flex(), dtype)).into_data();
+            let run = |device: &Device, held: bool| {
+                let x = Tensor::<1>::from_data(data.clone(), (device, dtype));
+                let before = held.then(|| x.clone());
+                let y = host(scaled(x, Tensor::from_floats([-0.37], device)))?;
+                Ok::<_, String>((y, before.map(host).transpose()?))
+            };
+            let (expected, _) = run(&Device::flex(), false)?;
+            let x = host(Tensor::<1>::from_data(data.clone(), &Device::flex()))?;
+            for held in [false, true] {
+                let (found, before) = run(&Device::cuda(0), held)?;
+                close(&format!("{len} {dtype:?} scaled"), &found, &expected, 0.0)?;
+                if before.is_some_and(|before| before != x) {
+                    return Err(format!("{len} {dtype:?}: what is held has changed"));
+                }
+            }
         }
     }
     Ok(())
@@ -75,6 +121,9 @@ fn squares() -> Result<(), String> {
         if apart.is_nan() || apart > 1e-5 {
             return Err(format!("squares of {len}: {found}, not {expected}"));
         }
+        let all = Tensor::cat(vec![partial_sums_of_squares(x.clone()); 3], 0);
+        let total = host(total(all))?[0];
+        close("total", &[total], &[(3.0 * expected) as f32], 1e-5)?;
         let bad = x.slice_fill(len - 1..len, f32::NAN);
         if !sum(bad)?.is_nan() {
             return Err(format!("NaN in the last of {len} is lost"));

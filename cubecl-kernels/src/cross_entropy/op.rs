@@ -1,0 +1,227 @@
+//! The steps on each backend, and the losses as a function of the logits.
+
+use burn::backend::autodiff::Autodiff;
+use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
+use burn::backend::autodiff::grads::Gradients;
+use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
+use burn::backend::tensor::{FloatTensor, IntTensor};
+use burn::backend::{Backend, Dispatch, TensorMetadata, backend_extension};
+use burn::tensor::{Int, Shape, Slice, Tensor};
+
+use super::CrossEntropyOptions;
+
+/// What a backend does with a part of the logits.
+#[backend_extension(Cube: cfg(feature = "cuda"), Flex: cfg(feature = "flex"), Autodiff)]
+pub(crate) trait Parts: Backend {
+    /// Of each row of this part, over its tokens: the maximum `m`, the sum of `exp(x - m)`, the
+    /// target's `x` (0 if it is another part's) and the sum of `x - m` (anything if not smoothed).
+    /// Those of ignored rows are anything finite.
+    ///
+    /// # Shapes
+    /// `logits: [s, b, columns]`, `labels: [s, b]` to `[1, 4, s * b]` in the compute dtype
+    fn statistics(
+        logits: FloatTensor<Self>,
+        labels: IntTensor<Self>,
+        options: CrossEntropyOptions,
+    ) -> FloatTensor<Self>;
+
+    /// Of each row, over all parts: the maximum `m`, the sum of `exp(x - m)`, the loss.
+    ///
+    /// # Shapes
+    /// `statistics: [parts, 4, s * b]`, `labels: [s, b]` to `[3, s * b]`
+    fn combined(
+        statistics: FloatTensor<Self>,
+        labels: IntTensor<Self>,
+        columns: usize,
+        options: CrossEntropyOptions,
+    ) -> FloatTensor<Self>;
+
+    /// The losses' gradient by this part's logits, in their place where possible.
+    ///
+    /// # Shapes
+    /// `logits: [s, b, columns]`, `labels, grad: [s, b]`, `rows` as [`Parts::combined`] gives them
+    fn logit_gradient(
+        logits: FloatTensor<Self>,
+        labels: IntTensor<Self>,
+        rows: FloatTensor<Self>,
+        grad: FloatTensor<Self>,
+        options: CrossEntropyOptions,
+    ) -> FloatTensor<Self>;
+
+    /// The losses among `rows`, whose derivative by the logits is known.
+    ///
+    /// # Shapes
+    /// As those of [`Parts::logit_gradient`]; the result is as `labels`.
+    fn losses(
+        logits: FloatTensor<Self>,
+        labels: IntTensor<Self>,
+        rows: FloatTensor<Self>,
+        options: CrossEntropyOptions,
+    ) -> FloatTensor<Self>;
+}
+
+/// [`Parts::losses`] where nothing is differentiated.
+pub(super) fn losses_of<B: Backend>(rows: FloatTensor<B>, shape: Shape) -> FloatTensor<B> {
+    let row = B::float_slice(rows, &[Slice::from(2..3), Slice::full()]);
+    B::float_reshape(row, shape)
+}
+
+/// See [`Parts::statistics`].
+pub(super) fn statistics(
+    logits: Tensor<3>,
+    labels: Tensor<2, Int>,
+    options: CrossEntropyOptions,
+) -> Tensor<3> {
+    let (logits, labels) = (logits.into_dispatch(), labels.into_dispatch());
+    Tensor::from_dispatch(<Dispatch as Parts>::statistics(logits, labels, options))
+}
+
+/// See [`Parts::combined`].
+pub(super) fn combined(
+    statistics: Tensor<3>,
+    labels: Tensor<2, Int>,
+    columns: usize,
+    options: CrossEntropyOptions,
+) -> Tensor<2> {
+    let (statistics, labels) = (statistics.into_dispatch(), labels.into_dispatch());
+    Tensor::from_dispatch(<Dispatch as Parts>::combined(statistics, labels, columns, options))
+}
+
+/// See [`Parts::losses`].
+pub(super) fn losses(
+    logits: Tensor<3>,
+    labels: Tensor<2, Int>,
+    rows: Tensor<2>,
+    options: CrossEntropyOptions,
+) -> Tensor<2> {
+    let (logits, rows) = (logits.into_dispatch(), rows.into_dispatch());
+    let losses = <Dispatch as Parts>::losses(logits, labels.into_dispatch(), rows, options);
+    Tensor::from_dispatch(losses)
+}
+
+/// The steps composed, for a backend without kernels for them.
+#[cfg(feature = "flex")]
+mod flex {
+    use burn::backend::Flex;
+
+    use super::*;
+    use crate::cross_entropy::composed;
+
+    fn wrap<const D: usize>(x: FloatTensor<Flex>) -> Tensor<D> {
+        Tensor::from_primitive::<Flex>(x)
+    }
+
+    fn ints(x: IntTensor<Flex>) -> Tensor<2, Int> {
+        Tensor::from_primitive::<Flex>(x)
+    }
+
+    fn unwrap<const D: usize>(x: Tensor<D>) -> FloatTensor<Flex> {
+        x.try_into_primitive::<Flex>().expect("computed from Flex's tensors")
+    }
+
+    impl Parts for Flex {
+        fn statistics(
+            logits: FloatTensor<Self>,
+            labels: IntTensor<Self>,
+            options: CrossEntropyOptions,
+        ) -> FloatTensor<Self> {
+            unwrap(composed::statistics(wrap(logits), ints(labels), options))
+        }
+
+        fn combined(
+            statistics: FloatTensor<Self>,
+            labels: IntTensor<Self>,
+            columns: usize,
+            options: CrossEntropyOptions,
+        ) -> FloatTensor<Self> {
+            unwrap(composed::combined(wrap(statistics), ints(labels), columns, options))
+        }
+
+        fn logit_gradient(
+            logits: FloatTensor<Self>,
+            labels: IntTensor<Self>,
+            rows: FloatTensor<Self>,
+            grad: FloatTensor<Self>,
+            options: CrossEntropyOptions,
+        ) -> FloatTensor<Self> {
+            let (rows, grad) = (wrap(rows), wrap(grad));
+            unwrap(composed::logit_gradient(wrap(logits), ints(labels), rows, grad, options))
+        }
+
+        fn losses(
+            _logits: FloatTensor<Self>,
+            labels: IntTensor<Self>,
+            rows: FloatTensor<Self>,
+            _options: CrossEntropyOptions,
+        ) -> FloatTensor<Self> {
+            losses_of::<Self>(rows, labels.shape())
+        }
+    }
+}
+
+#[derive(Debug)]
+struct LossesBackward;
+
+/// Logits, labels, rows.
+type Saved<B> = (FloatTensor<B>, IntTensor<B>, FloatTensor<B>, CrossEntropyOptions);
+
+impl<B: Parts> Backward<B, 1> for LossesBackward {
+    type State = Saved<B>;
+
+    fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
+        let grad = grads.consume::<B>(&ops.node);
+        let (logits, labels, rows, options) = ops.state;
+        let [parent] = ops.parents;
+        if let Some(parent) = parent {
+            let grad = B::logit_gradient(logits, labels, rows, grad, options);
+            grads.register::<B>(parent.id, grad);
+        }
+    }
+}
+
+impl<B: Parts, C: CheckpointStrategy> Parts for Autodiff<B, C> {
+    fn statistics(
+        _logits: FloatTensor<Self>,
+        _labels: IntTensor<Self>,
+        _options: CrossEntropyOptions,
+    ) -> FloatTensor<Self> {
+        unreachable!("statistics carry no gradient")
+    }
+
+    fn combined(
+        _statistics: FloatTensor<Self>,
+        _labels: IntTensor<Self>,
+        _columns: usize,
+        _options: CrossEntropyOptions,
+    ) -> FloatTensor<Self> {
+        unreachable!("statistics carry no gradient")
+    }
+
+    fn logit_gradient(
+        _logits: FloatTensor<Self>,
+        _labels: IntTensor<Self>,
+        _rows: FloatTensor<Self>,
+        _grad: FloatTensor<Self>,
+        _options: CrossEntropyOptions,
+    ) -> FloatTensor<Self> {
+        unreachable!("a gradient is not differentiated again")
+    }
+
+    fn losses(
+        logits: FloatTensor<Self>,
+        labels: IntTensor<Self>,
+        rows: FloatTensor<Self>,
+        options: CrossEntropyOptions,
+    ) -> FloatTensor<Self> {
+        let (logits, node) = logits.into_parts();
+        let rows = rows.into_primitive();
+        match LossesBackward.prepare::<C>([node]).compute_bound().stateful() {
+            OpsKind::Tracked(op) => {
+                // Not `B::losses`, which takes the logits: here nobody else shall hold them.
+                let losses = losses_of::<B>(rows.clone(), labels.shape());
+                op.finish((logits, labels, rows, options), losses)
+            }
+            OpsKind::UnTracked(op) => op.finish(losses_of::<B>(rows, labels.shape())),
+        }
+    }
+}

@@ -1,0 +1,24 @@
+use burn::tensor::{Int, Tensor, activation};
+
+use super::CrossEntropyOptions;
+use crate::primitive::compute_dtype;
+
+/// [`cross_entropy`](crate::cross_entropy) of whole logits by its definition.
+pub fn cross_entropy(
+    logits: Tensor<3>,
+    labels: Tensor<2, Int>,
+    options: CrossEntropyOptions,
+) -> Tensor<2> {
+    let [s, b, _] = logits.dims();
+    let wide = compute_dtype(logits.dtype());
+    let log_p = activation::log_softmax(logits.cast(wide).narrow(2, 0, options.vocab), 2);
+    let ignored = labels.clone().equal_elem(options.ignore_index);
+    let index = labels.mask_fill(ignored.clone(), 0).reshape([s, b, 1]);
+    let (index, ignored) = match log_p.device().is_autodiff() {
+        true => (Tensor::from_inner(index), Tensor::from_inner(ignored)),
+        false => (index, ignored),
+    };
+    let target = log_p.clone().gather(2, index) * options.on_target();
+    let loss = -target - log_p.sum_dim(2) * options.on_each();
+    loss.reshape([s, b]).mask_fill(ignored, 0.0)
+}

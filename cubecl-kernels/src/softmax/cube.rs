@@ -1,0 +1,141 @@
+//! How the kernels are launched.
+
+use burn::backend::cubecl::dtype_to_storage_type;
+use burn::backend::ops::BoolTensorOps;
+use burn::backend::tensor::{BoolTensor, FloatTensor};
+use burn::backend::{Cube, TensorMetadata};
+use burn::tensor::{DType, Shape};
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::prelude::*;
+use megaburn_cuda::tensor;
+
+use super::kernels::{
+    HELD, MAX_PLANES, PLANE, Plan, ROWS, ScoresLaunch, gradient_kernel, softmax_kernel,
+};
+use super::op::ScoreSoftmax;
+
+impl ScoreSoftmax for Cube {
+    fn scaled_softmax(scores: FloatTensor<Self>, scale: f64, causal: bool) -> FloatTensor<Self> {
+        tensor::into_backend(softmax(tensor::from_backend(scores), None, scale, causal))
+    }
+
+    fn masked_softmax(
+        scores: FloatTensor<Self>,
+        mask: BoolTensor<Self>,
+        scale: f64,
+    ) -> FloatTensor<Self> {
+        let shape = scores.shape();
+        let [b, h, _, _] = mask.shape().dims();
+        let mask = Self::bool_expand(mask, Shape::from([b, h, shape[2], shape[3]]));
+        let mask = tensor::contiguous(tensor::from_backend(mask));
+        tensor::into_backend(softmax(tensor::from_backend(scores), Some(mask), scale, false))
+    }
+
+    fn softmax_gradient(
+        p: FloatTensor<Self>,
+        dp: FloatTensor<Self>,
+        scale: f64,
+        causal: bool,
+    ) -> FloatTensor<Self> {
+        let [p, dp] = [p, dp].map(|x| tensor::contiguous(tensor::from_backend(x)));
+        let grid = Grid::of(&p, causal, false);
+        let (client, dtype) = (p.client.clone(), dtype_to_storage_type(p.dtype));
+        let (out, out_arg) = place(&dp, 1);
+        gradient_kernel::launch(
+            &client,
+            grid.cubes(),
+            grid.dim(),
+            grid.lanes,
+            p.into_buffer_arg(),
+            dp.into_buffer_arg(),
+            out_arg.into_buffer_arg(),
+            grid.scores([0; 2], scale),
+            grid.plan,
+            dtype,
+        );
+        tensor::into_backend(out)
+    }
+}
+
+fn softmax(scores: CubeTensor, mask: Option<CubeTensor>, scale: f64, causal: bool) -> CubeTensor {
+    let scores = tensor::contiguous(scores);
+    let grid = Grid::of(&scores, causal, mask.is_some());
+    let of_mask = mask.as_ref().map_or([0; 2], |mask| {
+        let [b, h, _, _] = mask.shape().dims();
+        let head = grid.queries * grid.vectors;
+        [if b == 1 { 0 } else { h * head }, if h == 1 { 0 } else { head }]
+    });
+    // A kernel is given a buffer for each argument, also for those that it does not look at.
+    let mask = mask.unwrap_or_else(|| tensor::empty(&scores, [1], DType::F32));
+    let (client, dtypes) = (scores.client.clone(), [scores.dtype, mask.dtype]);
+    let (out, out_arg) = place(&scores, 0);
+    softmax_kernel::launch(
+        &client,
+        grid.cubes(),
+        grid.dim(),
+        grid.lanes,
+        scores.into_buffer_arg(),
+        mask.into_buffer_arg(),
+        out_arg.into_buffer_arg(),
+        grid.scores(of_mask, scale),
+        grid.plan,
+        dtypes.map(dtype_to_storage_type),
+    );
+    out
+}
+
+/// Where the result goes: over `x`, argument `position` of the kernel, if nobody else holds it.
+fn place(x: &CubeTensor, position: usize) -> (CubeTensor, TensorArg) {
+    if x.can_mut() {
+        return (x.clone(), x.as_tensor_alias(position));
+    }
+    let out = tensor::empty(x, x.shape(), x.dtype);
+    (out.clone(), out.into_tensor_arg())
+}
+
+/// How contiguous scores are spread over planes.
+struct Grid {
+    rows: usize,
+    queries: usize,
+    heads: usize,
+    /// Vectors of a row.
+    vectors: usize,
+    lanes: usize,
+    plan: Plan,
+}
+
+impl Grid {
+    fn of(scores: &CubeTensor, causal: bool, masked: bool) -> Self {
+        let [b, heads, queries, keys] = scores.shape().dims();
+        let most = 16 / scores.dtype.size();
+        let lanes = [most, most / 2, most / 4].into_iter().find(|n| *n > 0 && keys % n == 0);
+        let lanes = lanes.unwrap_or(1);
+        let vectors = keys / lanes;
+        let planes = vectors.div_ceil(HELD * PLANE).next_power_of_two().min(MAX_PLANES);
+        let fits = vectors <= planes * PLANE * HELD;
+        let plan = Plan { planes, fits, causal, masked };
+        Self { rows: b * heads * queries, queries, heads, vectors, lanes, plan }
+    }
+
+    fn cubes(&self) -> CubeCount {
+        let rows = if self.plan.planes == 1 { ROWS } else { 1 };
+        CubeCount::Static(self.rows.div_ceil(rows) as u32, 1, 1)
+    }
+
+    fn dim(&self) -> CubeDim {
+        let planes = if self.plan.planes == 1 { ROWS } else { self.plan.planes };
+        CubeDim::new_2d(PLANE as u32, planes as u32)
+    }
+
+    fn scores(&self, [mask_batch, mask_head]: [usize; 2], scale: f64) -> ScoresLaunch {
+        ScoresLaunch::new(
+            self.rows as u32,
+            self.vectors as u32,
+            self.queries as u32,
+            self.heads as u32,
+            mask_batch as u32,
+            mask_head as u32,
+            scale as f32,
+        )
+    }
+}

@@ -1,0 +1,310 @@
+//! The kernels: a plane or more a row, which stays in registers between the two looks at it where it
+//! fits. In place each unit writes only what it alone reads.
+
+use cubecl::prelude::*;
+
+/// Units of a plane.
+pub(super) const PLANE: usize = 32;
+/// Planes of the largest cube.
+pub(super) const MAX_PLANES: usize = 16;
+/// Rows of a cube if a plane is enough for each.
+pub(super) const ROWS: usize = 8;
+/// Vectors of 16 bytes that a unit holds.
+pub(super) const HELD: usize = 4;
+
+/// A stand-in for minus infinity whose difference with itself is a number.
+const LOWEST: f32 = -3.0e38;
+
+/// Rows of scores and which of them a mask hides. Distances are in vectors.
+#[derive(CubeType, CubeLaunch, Clone, Copy)]
+pub(super) struct Scores {
+    pub(super) rows: u32,
+    /// Vectors of a row.
+    pub(super) vectors: u32,
+    pub(super) queries: u32,
+    pub(super) heads: u32,
+    /// In the mask, from a sequence to the next; 0 if they share it.
+    pub(super) mask_batch: u32,
+    /// In the mask, from a head to the next; 0 if they share it.
+    pub(super) mask_head: u32,
+    pub(super) scale: f32,
+}
+
+/// How a kernel's units are spread over rows, and what is hidden.
+#[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
+pub(super) struct Plan {
+    /// Planes of a row.
+    pub(super) planes: usize,
+    /// Whether the units hold a whole row.
+    pub(super) fits: bool,
+    pub(super) causal: bool,
+    pub(super) masked: bool,
+}
+
+/// `exp(x)` for `x <= 0`, by the one instruction there is for powers of 2.
+#[cube]
+fn exp_of(x: f32) -> f32 {
+    let y: f32;
+    let x = x * core::f32::consts::LOG2_E;
+    gpu_asm!("ex2.approx.ftz.f32 {}, {};", out(_) y, in(_) x, options(pure, nomem));
+    y
+}
+
+/// The row of this unit's plane.
+#[cube]
+fn row(#[comptime] plan: Plan) -> u32 {
+    if comptime!(plan.planes == 1) {
+        CUBE_POS_X * comptime!(ROWS as u32) + UNIT_POS_Y
+    } else {
+        CUBE_POS_X
+    }
+}
+
+/// This unit among those of its row.
+#[cube]
+fn unit(#[comptime] plan: Plan) -> u32 {
+    if comptime!(plan.planes == 1) { UNIT_POS_X } else { UNIT_POS }
+}
+
+/// Keys that a row's query sees, if no mask hides them.
+#[cube]
+fn visible(scores: &Scores, row: u32, lanes: u32, #[comptime] plan: Plan) -> u32 {
+    let all = scores.vectors * lanes;
+    if comptime!(plan.causal) { min(row % scores.queries + 1, all) } else { all }
+}
+
+/// A vector of scaled scores, `LOWEST` where hidden.
+#[cube]
+#[allow(clippy::too_many_arguments, reason = "a place in the scores and one in the mask")]
+fn scaled<F: Float, M: Numeric, N: Size>(
+    from: &[Vector<F, N>],
+    mask: &[Vector<M, N>],
+    start: usize,
+    mask_start: usize,
+    at: u32,
+    seen: u32,
+    scale: f32,
+    #[comptime] plan: Plan,
+) -> Vector<f32, N> {
+    let lanes = N::value();
+    let mut y = Vector::<f32, N>::cast_from(from[start + at as usize]) * Vector::new(scale);
+    if comptime!(plan.causal) {
+        let column = at * lanes as u32;
+        if column + lanes as u32 > seen {
+            #[unroll]
+            for lane in 0..lanes {
+                if column + comptime!(lane as u32) >= seen {
+                    y.insert(lane, f32::new(LOWEST));
+                }
+            }
+        }
+    }
+    if comptime!(plan.masked) {
+        let hidden = mask[mask_start + at as usize];
+        #[unroll]
+        for lane in 0..lanes {
+            if hidden.extract(lane) != M::from_int(0) {
+                y.insert(lane, f32::new(LOWEST));
+            }
+        }
+    }
+    y
+}
+
+#[cube(launch)]
+pub(super) fn softmax_kernel<F: Float, M: Numeric, N: Size>(
+    from: &[Vector<F, N>],
+    mask: &[Vector<M, N>],
+    out: &mut [Vector<F, N>],
+    scores: Scores,
+    #[comptime] plan: Plan,
+    #[define(F, M)] _dtypes: [ElemType; 2],
+) {
+    let lanes = N::value();
+    let step = comptime!((plan.planes * PLANE) as u32);
+    let row = row(plan);
+    if row < scores.rows {
+        let start = row as usize * scores.vectors as usize;
+        let seen = visible(&scores, row, lanes as u32, plan);
+        let seen_vectors = seen.div_ceil(lanes as u32);
+        let head = row / scores.queries;
+        let mask_start = (head / scores.heads) as usize * scores.mask_batch as usize
+            + (head % scores.heads) as usize * scores.mask_head as usize
+            + (row % scores.queries) as usize * scores.vectors as usize;
+
+        let mut x = Array::<Vector<f32, N>>::new(HELD);
+        #[unroll]
+        for i in 0..HELD {
+            x[i] = Vector::new(f32::new(LOWEST));
+        }
+        let mut top = f32::new(LOWEST);
+        let mut sum = f32::new(0.0);
+        let mut first = unit(plan);
+        while first < seen_vectors {
+            let mut high = top;
+            #[unroll]
+            for i in 0..HELD {
+                let at = first + comptime!(i as u32) * step;
+                x[i] = Vector::new(f32::new(LOWEST));
+                if at < seen_vectors {
+                    x[i] = scaled::<F, M, N>(
+                        from,
+                        mask,
+                        start,
+                        mask_start,
+                        at,
+                        seen,
+                        scores.scale,
+                        plan,
+                    );
+                }
+                #[unroll]
+                for lane in 0..lanes {
+                    high = max(high, x[i].extract(lane));
+                }
+            }
+            sum *= exp_of(top - high);
+            top = high;
+            #[unroll]
+            for i in 0..HELD {
+                #[unroll]
+                for lane in 0..lanes {
+                    sum += exp_of(x[i].extract(lane) - top);
+                }
+            }
+            first += comptime!(HELD as u32) * step;
+        }
+
+        let mut high = plane_max(top);
+        let mut total = plane_sum(sum * exp_of(top - high));
+        if comptime!(plan.planes > 1) {
+            let mut tops = Shared::new_slice(comptime!(plan.planes));
+            let mut sums = Shared::new_slice(comptime!(plan.planes));
+            if UNIT_POS_X == 0 {
+                tops[UNIT_POS_Y as usize] = high;
+                sums[UNIT_POS_Y as usize] = total;
+            }
+            sync_cube();
+            high = f32::new(LOWEST);
+            #[unroll]
+            for i in 0..comptime!(plan.planes) {
+                high = max(high, tops[i]);
+            }
+            total = f32::new(0.0);
+            #[unroll]
+            for i in 0..comptime!(plan.planes) {
+                total += sums[i] * exp_of(tops[i] - high);
+            }
+        }
+        // A query that sees nothing has no sum: each hidden key counted as 1.
+        let mut share = 1.0 / total;
+        if high <= f32::new(LOWEST) {
+            share = f32::new(0.0);
+        }
+
+        let mut first = unit(plan);
+        while first < scores.vectors {
+            #[unroll]
+            for i in 0..HELD {
+                let at = first + comptime!(i as u32) * step;
+                if at < scores.vectors {
+                    let mut y = Vector::<f32, N>::new(f32::new(LOWEST));
+                    if comptime!(plan.fits) {
+                        y = x[i];
+                    } else if at < seen_vectors {
+                        y = scaled::<F, M, N>(
+                            from,
+                            mask,
+                            start,
+                            mask_start,
+                            at,
+                            seen,
+                            scores.scale,
+                            plan,
+                        );
+                    }
+                    #[unroll]
+                    for lane in 0..lanes {
+                        let p = exp_of(y.extract(lane) - high) * share;
+                        y.insert(lane, p);
+                    }
+                    out[start + at as usize] = Vector::cast_from(y);
+                }
+            }
+            first += comptime!(HELD as u32) * step;
+        }
+    }
+}
+
+#[cube(launch)]
+pub(super) fn gradient_kernel<F: Float, N: Size>(
+    p: &[Vector<F, N>],
+    dp: &[Vector<F, N>],
+    out: &mut [Vector<F, N>],
+    scores: Scores,
+    #[comptime] plan: Plan,
+    #[define(F)] _dtype: ElemType,
+) {
+    let lanes = N::value();
+    let step = comptime!((plan.planes * PLANE) as u32);
+    let row = row(plan);
+    if row < scores.rows {
+        let start = row as usize * scores.vectors as usize;
+        let seen = visible(&scores, row, lanes as u32, plan).div_ceil(lanes as u32);
+        let mut held_p = Array::<Vector<F, N>>::new(HELD);
+        let mut held_dp = Array::<Vector<F, N>>::new(HELD);
+        let mut sums = Vector::<f32, N>::new(0.0);
+        let mut first = unit(plan);
+        while first < seen {
+            #[unroll]
+            for i in 0..HELD {
+                let at = first + comptime!(i as u32) * step;
+                if at < seen {
+                    held_p[i] = p[start + at as usize];
+                    held_dp[i] = dp[start + at as usize];
+                    sums += Vector::<f32, N>::cast_from(held_p[i])
+                        * Vector::<f32, N>::cast_from(held_dp[i]);
+                }
+            }
+            first += comptime!(HELD as u32) * step;
+        }
+
+        let mut sum = plane_sum(Vector::vector_sum(sums));
+        if comptime!(plan.planes > 1) {
+            let mut of_planes = Shared::new_slice(comptime!(plan.planes));
+            if UNIT_POS_X == 0 {
+                of_planes[UNIT_POS_Y as usize] = sum;
+            }
+            sync_cube();
+            sum = f32::new(0.0);
+            #[unroll]
+            for i in 0..comptime!(plan.planes) {
+                sum += of_planes[i];
+            }
+        }
+
+        let mut first = unit(plan);
+        while first < scores.vectors {
+            #[unroll]
+            for i in 0..HELD {
+                let at = first + comptime!(i as u32) * step;
+                if at < scores.vectors {
+                    let mut dx = Vector::<f32, N>::new(f32::new(0.0));
+                    if at < seen {
+                        let mut p_here = held_p[i];
+                        let mut dp_here = held_dp[i];
+                        if comptime!(!plan.fits) {
+                            p_here = p[start + at as usize];
+                            dp_here = dp[start + at as usize];
+                        }
+                        let above = Vector::<f32, N>::cast_from(dp_here) - Vector::new(sum);
+                        dx =
+                            Vector::<f32, N>::cast_from(p_here) * above * Vector::new(scores.scale);
+                    }
+                    out[start + at as usize] = Vector::cast_from(dx);
+                }
+            }
+            first += comptime!(HELD as u32) * step;
+        }
+    }
+}

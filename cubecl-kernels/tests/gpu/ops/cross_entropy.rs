@@ -1,0 +1,171 @@
+//! Cross entropy of whole logits and of their parts.
+
+use burn::{
+    prelude::{Device, Int},
+    tensor::{DType, Tensor, TensorData},
+};
+use megaburn_kernels::{CrossEntropyOptions, cross_entropy, reference};
+
+use super::compare::*;
+
+pub(super) const TESTS: &[super::Test] = &[
+    ("losses_and_their_gradients", losses),
+    ("logits_of_all_sizes_and_places", places),
+    ("logits_that_others_hold_stay", held),
+];
+
+/// Labels of all kinds: the first and last token, ignored ones, any.
+fn labels(rows: usize, vocab: usize, ignored: i64) -> Vec<i64> {
+    let label = |i: usize| match i % 5 {
+        0 => vocab as i64 - 1,
+        1 => ignored,
+        2 => 0,
+        _ => (i * 7919 % vocab) as i64,
+    };
+    (0..rows).map(label).collect()
+}
+
+fn on(labels: &[i64], [s, b]: [usize; 2], device: &Device) -> Tensor<2, Int> {
+    Tensor::from_data(TensorData::new(labels.to_vec(), [s, b]), device)
+}
+
+/// Logits times `size` in `dtype`, exactly.
+fn logits(shape: [usize; 3], dtype: DType, size: f32) -> TensorData {
+    let x = Tensor::<3>::from_data(normal(shape, dtype), &Device::flex()) * size;
+    x.cast(dtype).cast(DType::F32).into_data()
+}
+
+type Found = (Vec<f32>, Vec<f32>);
+
+/// The whole in f32 on the CPU: losses, and the gradient of their sum with `weight`.
+fn expected(
+    x: &TensorData,
+    labels: &[i64],
+    weight: &TensorData,
+    options: CrossEntropyOptions,
+) -> Result<Found, String> {
+    let cpu = Device::flex();
+    let x: Tensor<3> = leaf(x, &cpu, DType::F32);
+    let [s, b, _] = x.dims();
+    let loss = reference::cross_entropy(x.clone(), on(labels, [s, b], &cpu), options);
+    let weight = Tensor::<2>::from_data(weight.clone(), &cpu.autodiff());
+    let grads = (loss.clone() * weight).sum().backward();
+    Ok((host(loss)?, host(x.grad(&grads).ok_or("no gradient")?)?))
+}
+
+/// The same of a GPU's logits that nobody else holds.
+fn found(
+    x: Tensor<3>,
+    labels: &[i64],
+    weight: &TensorData,
+    options: CrossEntropyOptions,
+) -> Result<Found, String> {
+    let gpu = Device::cuda(0);
+    let [s, b, _] = x.dims();
+    let leaf = Tensor::from_inner(x).require_grad();
+    // An operation that keeps nothing of what it gives: the logits are the loss's own.
+    let x = leaf.clone() * 1.0;
+    let loss = cross_entropy(x, on(labels, [s, b], &gpu), options, |own| own);
+    let weight = Tensor::<2>::from_data(weight.clone(), &gpu.autodiff());
+    let grads = (loss.clone() * weight).sum().backward();
+    Ok((host(loss)?, host(leaf.grad(&grads).ok_or("no gradient")?)?))
+}
+
+fn compare_with(what: &str, dtype: DType, found: &Found, expected: &Found) -> Result<(), String> {
+    close(&format!("{what}: losses"), &found.0, &expected.0, 2e-6)?;
+    // Rounded once, to what the largest gradient is rounded to.
+    let rounded = [(DType::F32, 2e-6), (DType::BF16, 4e-3), (DType::F16, 5e-4)];
+    let tolerance = rounded.iter().find(|(of, _)| *of == dtype).map_or(0.0, |(_, t)| *t);
+    close(&format!("{what}: gradient"), &found.1, &expected.1, tolerance)
+}
+
+fn losses() -> Result<(), String> {
+    for (dtype, _) in DTYPES {
+        for (smoothing, ignore_index) in [(0.0, -100), (0.1, -100), (0.3, 3)] {
+            for size in [1.0, 1e4] {
+                for ([s, b], columns, vocab) in
+                    [([3, 2], 640, 640), ([5, 1], 9, 7), ([2, 3], 2056, 2051)]
+                {
+                    let what = format!("{s}x{b}x{vocab} of {columns} {dtype:?} {smoothing} {size}");
+                    let options = CrossEntropyOptions {
+                        smoothing,
+                        ignore_index,
+                        ..CrossEntropyOptions::new(vocab)
+                    };
+                    let x = logits([s, b, columns], dtype, size);
+                    let labels = labels(s * b, vocab, ignore_index);
+                    let weight = normal([s, b], DType::F32);
+                    let expected = expected(&x, &labels, &weight, options)?;
+                    let x = Tensor::from_data(x, (&Device::cuda(0), dtype));
+                    let found = found(x, &labels, &weight, options)?;
+                    compare_with(&what, dtype, &found, &expected)?;
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Parts of a vocabulary, as ranks hold them: columns cut out of wider rows, some of padding only, with
+/// NaN in it.
+fn places() -> Result<(), String> {
+    let ([s, b], gpu) = ([3, 2], Device::cuda(0));
+    for (dtype, _) in DTYPES {
+        for (parts, columns, vocab) in [(3, 264, 700), (4, 17, 40), (2, 8200, 16300)] {
+            for smoothing in [0.0, 0.2] {
+                let what = format!("{parts} parts of {columns} {dtype:?} {smoothing}");
+                let whole = CrossEntropyOptions { smoothing, ..CrossEntropyOptions::new(vocab) };
+                let x = normal([s, b, parts * columns], dtype);
+                let labels = labels(s * b, vocab, -100);
+                let weight = normal([s, b], DType::F32);
+                let expected = expected(&x, &labels, &weight, whole)?;
+                let padded = Tensor::<3>::from_data(x, (&gpu, dtype));
+                let padded = padded.slice_fill([0..s, 0..b, vocab..parts * columns], f32::NAN);
+                let cut = |part| padded.clone().narrow(2, part * columns, columns);
+                let weights = Tensor::<2>::from_data(weight.clone(), &gpu.clone().autodiff());
+                let run = |part: usize, all: Option<Tensor<3>>| -> Result<_, String> {
+                    let options = CrossEntropyOptions { part, ..whole };
+                    let x = Tensor::from_inner(cut(part)).require_grad();
+                    let mut own = None;
+                    let loss = cross_entropy(x.clone(), on(&labels, [s, b], &gpu), options, |x| {
+                        own = Some(x.clone());
+                        all.unwrap_or(x)
+                    });
+                    let grads = (loss.clone() * weights.clone()).sum().backward();
+                    let grad = x.grad(&grads).ok_or("no gradient")?;
+                    Ok((loss.inner(), grad, own.ok_or("nothing to exchange")?))
+                };
+                let all: Result<Vec<_>, String> = (0..parts).map(|i| Ok(run(i, None)?.2)).collect();
+                let all = Tensor::cat(all?, 0);
+                let mut grads = Vec::new();
+                let mut first = None;
+                for part in 0..parts {
+                    let (loss, grad, _) = run(part, Some(all.clone()))?;
+                    grads.push(grad);
+                    let loss = host(loss)?;
+                    if first.get_or_insert_with(|| loss.clone()) != &loss {
+                        return Err(format!("{what}: parts have different losses"));
+                    }
+                }
+                let found = (first.ok_or("no part")?, host(Tensor::cat(grads, 2))?);
+                compare_with(&what, dtype, &found, &expected)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn held() -> Result<(), String> {
+    let gpu = Device::cuda(0);
+    let data = normal([2, 2, 48], DType::F32);
+    let x = Tensor::<3>::from_data(data.clone(), &gpu.clone().autodiff()).require_grad();
+    let options = CrossEntropyOptions::new(48);
+    let loss = cross_entropy(x.clone(), on(&[0, 5, 7, 47], [2, 2], &gpu), options, |own| own);
+    let _ = host(x.grad(&loss.sum().backward()).ok_or("no gradient")?)?;
+    close(
+        "logits that are held",
+        &host(x.inner())?,
+        &host(Tensor::<3>::from_data(data, &gpu))?,
+        0.0,
+    )
+}

@@ -91,6 +91,5 @@ pub mod reference {
     pub use crate::rope::reference::apply_rope;
     pub use crate::softmax::reference::scale_mask_softmax;
     pub use crate::squared_relu::reference::{squared_relu, squared_relu_weighted};
-    pub use crate::swiglu::reference::swiglu;
     pub use crate::swiglu::reference::{swiglu, swiglu_weighted};
 }

@@ -31,7 +31,7 @@ impl Rows {
         };
         let shape = tensor.meta.shape();
         let (len, elements) = (shape[shape.num_dims() - 1], shape.num_elements());
-        let count = if len == 0 { 0 } else { elements / len };
+        let count = elements.checked_div(len).unwrap_or(0);
         Self { tensor, count, len, stride }
     }
 }

@@ -137,12 +137,15 @@ impl<B: NormRows, const N: usize> Backward<B, N> for AddNormBackward {
     }
 }
 
+/// A tensor under automatic differentiation.
+type Tracked<B, C> = FloatTensor<Autodiff<B, C>>;
+
 /// The two results of an operation, whose output is `sum`.
 fn ports<B: Backend, C: CheckpointStrategy>(
     y: FloatTensor<B>,
-    sum: FloatTensor<Autodiff<B, C>>,
+    sum: Tracked<B, C>,
     mailbox: &Mailbox<FloatTensor<B>>,
-) -> (FloatTensor<Autodiff<B, C>>, FloatTensor<Autodiff<B, C>>) {
+) -> (Tracked<B, C>, Tracked<B, C>) {
     let (for_y, (sum, for_sum)) = (sum.node(), sum.into_parts());
     let [y, sum] =
         [(y, for_y, 0), (sum, for_sum, 1)].map(|(result, node, place)| {

@@ -48,14 +48,14 @@ pub(in crate::norms) fn backward_kernel<F: Float, G: Float, N: Size>(
         next_dy[i] = Vector::new(F::new(0.0));
     }
     if comptime!(ahead) {
-        if worker < rows {
-            next_scale = inverse[worker as usize];
-            if comptime!(flavor.centered) {
-                next_average = mean[worker as usize];
-            }
-            load(x, worker as usize * x_stride as usize, &mut next_x, unit, width, team);
-            load(dy, worker as usize * dy_stride as usize, &mut next_dy, unit, width, team);
+        // (Teams without a row load the last one, as all do at their end.)
+        let first = min(worker, rows - 1);
+        next_scale = inverse[first as usize];
+        if comptime!(flavor.centered) {
+            next_average = mean[first as usize];
         }
+        load(x, first as usize * x_stride as usize, &mut next_x, unit, width, team);
+        load(dy, first as usize * dy_stride as usize, &mut next_dy, unit, width, team);
     }
     let mut row = worker;
     let mut turn = 0u32;
@@ -77,16 +77,14 @@ pub(in crate::norms) fn backward_kernel<F: Float, G: Float, N: Size>(
             row_x[i] = next_x[i];
             row_dy[i] = next_dy[i];
         }
-        let next = row + teams;
         if comptime!(ahead) {
-            if next < rows {
-                next_scale = inverse[next as usize];
-                if comptime!(flavor.centered) {
-                    next_average = mean[next as usize];
-                }
-                load(x, next as usize * x_stride as usize, &mut next_x, unit, width, team);
-                load(dy, next as usize * dy_stride as usize, &mut next_dy, unit, width, team);
+            let next = min(row + teams, rows - 1);
+            next_scale = inverse[next as usize];
+            if comptime!(flavor.centered) {
+                next_average = mean[next as usize];
             }
+            load(x, next as usize * x_stride as usize, &mut next_x, unit, width, team);
+            load(dy, next as usize * dy_stride as usize, &mut next_dy, unit, width, team);
         }
         let from_sum = row as usize * dsum_stride as usize;
         let mut added = Array::<Vector<F, N>>::new(held);
@@ -148,7 +146,7 @@ pub(in crate::norms) fn backward_kernel<F: Float, G: Float, N: Size>(
                 dx[row as usize * width as usize + at as usize] = Vector::cast_from(value);
             }
         }
-        row = next;
+        row += teams;
         turn = 1 - turn;
     }
     #[unroll]

@@ -46,7 +46,7 @@ mod swiglu;
 mod testing;
 
 pub use attention::{AttentionOptions, attention};
-pub use cross_entropy::{CrossEntropyOptions, cross_entropy};
+pub use cross_entropy::{CrossEntropyOptions, cross_entropy, linear_cross_entropy};
 pub use dropout::{DropoutKey, dropout};
 pub use embedding::{EmbeddingOptions, embedding};
 pub use error::KernelError;

@@ -19,19 +19,16 @@ fn exp_of(x: f32) -> f32 {
 
 /// A vector of scaled scores, `LOWEST` where hidden.
 #[cube]
-#[allow(clippy::too_many_arguments, reason = "a place in the scores and one in the mask")]
 fn scaled<F: Float, M: Numeric, N: Size>(
-    from: &[Vector<F, N>],
-    mask: &[Vector<M, N>],
-    start: usize,
-    mask_start: usize,
+    read: Vector<F, N>,
+    hidden: Vector<M, N>,
     at: u32,
     seen: u32,
     scale: f32,
     #[comptime] plan: Plan,
 ) -> Vector<f32, N> {
     let lanes = N::value();
-    let mut y = Vector::<f32, N>::cast_from(from[start + at as usize]) * Vector::new(scale);
+    let mut y = Vector::<f32, N>::cast_from(read) * Vector::new(scale);
     if comptime!(plan.causal) {
         let column = at * lanes as u32;
         if column + lanes as u32 > seen {
@@ -44,7 +41,6 @@ fn scaled<F: Float, M: Numeric, N: Size>(
         }
     }
     if comptime!(plan.masked) {
-        let hidden = mask[mask_start + at as usize];
         #[unroll]
         for lane in 0..lanes {
             if hidden.extract(lane) != M::from_int(0) {
@@ -85,22 +81,26 @@ pub(super) fn softmax_kernel<F: Float, M: Numeric, N: Size>(
         let mut sum = f32::new(0.0);
         let mut first = unit(plan);
         while first < seen_vectors {
+            // All reads are under way before the first is looked at; those behind the end are of the
+            // last vector, and are not.
+            let mut read = Array::<Vector<F, N>>::new(HELD);
+            let mut hidden = Array::<Vector<M, N>>::new(HELD);
+            #[unroll]
+            for i in 0..HELD {
+                let at = min(first + comptime!(i as u32) * step, seen_vectors - 1);
+                read[i] = from[start + at as usize];
+                hidden[i] = Vector::new(M::from_int(0));
+                if comptime!(plan.masked) {
+                    hidden[i] = mask[mask_start + at as usize];
+                }
+            }
             let mut high = top;
             #[unroll]
             for i in 0..HELD {
                 let at = first + comptime!(i as u32) * step;
                 x[i] = Vector::new(f32::new(LOWEST));
                 if at < seen_vectors {
-                    x[i] = scaled::<F, M, N>(
-                        from,
-                        mask,
-                        start,
-                        mask_start,
-                        at,
-                        seen,
-                        scores.scale,
-                        plan,
-                    );
+                    x[i] = scaled::<F, M, N>(read[i], hidden[i], at, seen, scores.scale, plan);
                 }
                 #[unroll]
                 for lane in 0..lanes {
@@ -156,16 +156,12 @@ pub(super) fn softmax_kernel<F: Float, M: Numeric, N: Size>(
                     if comptime!(plan.fits) {
                         y = x[i];
                     } else if at < seen_vectors {
-                        y = scaled::<F, M, N>(
-                            from,
-                            mask,
-                            start,
-                            mask_start,
-                            at,
-                            seen,
-                            scores.scale,
-                            plan,
-                        );
+                        let mut hidden = Vector::<M, N>::new(M::from_int(0));
+                        if comptime!(plan.masked) {
+                            hidden = mask[mask_start + at as usize];
+                        }
+                        let read = from[start + at as usize];
+                        y = scaled::<F, M, N>(read, hidden, at, seen, scores.scale, plan);
                     }
                     #[unroll]
                     for lane in 0..lanes {

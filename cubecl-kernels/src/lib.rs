@@ -54,7 +54,7 @@ mod swiglu;
 mod testing;
 
 pub use attention::{AttentionKernel, AttentionOptions, attention, set_attention_kernel};
-pub use cross_entropy::{CrossEntropyOptions, cross_entropy};
+pub use cross_entropy::{CrossEntropyOptions, cross_entropy, linear_cross_entropy};
 pub use dropout::{DropoutKey, dropout};
 pub use embedding::{EmbeddingOptions, embedding};
 pub use error::KernelError;

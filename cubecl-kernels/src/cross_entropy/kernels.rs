@@ -77,13 +77,21 @@ pub(super) fn statistics_kernel<F: Float, I: Numeric, N: Size>(
     }
     let mut start = UNIT_POS;
     while start < whole {
+        // All reads are under way before the first is looked at; those behind the end are of the last
+        // vector, and are not.
+        let mut read = Array::<Vector<F, N>>::new(READS);
+        #[unroll]
+        for i in 0..READS {
+            let at = min(start + comptime!((i * planes * PLANE) as u32), whole - 1);
+            read[i] = logits[base + at as usize];
+        }
         let mut x = Array::<Vector<f32, N>>::new(READS);
         #[unroll]
         for i in 0..READS {
             let at = start + comptime!((i * planes * PLANE) as u32);
             x[i] = Vector::new(f32::new(LOWEST));
             if at < whole {
-                x[i] = Vector::cast_from(logits[base + at as usize]);
+                x[i] = Vector::cast_from(read[i]);
             }
         }
         let mut high = top;

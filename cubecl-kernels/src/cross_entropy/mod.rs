@@ -5,6 +5,7 @@
 //! 3. Backward reads the columns again and writes the gradient, over them where nobody else holds
 //!    them: nothing as large as the logits is kept besides.
 
+mod chunked;
 mod composed;
 #[cfg(feature = "cuda")]
 mod cube;
@@ -14,6 +15,8 @@ mod op;
 pub(crate) mod reference;
 
 use burn::tensor::{Int, Tensor};
+
+pub use chunked::linear_cross_entropy;
 
 /// What is predicted, and which columns of the logits are here.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -69,6 +72,8 @@ impl CrossEntropyOptions {
 /// - logits: `[s, b, columns]`, labels and result: `[s, b]`
 /// - `exchange`: `[1, 4, s * b]` to `[parts, 4, s * b]`
 ///
+/// # Panics
+/// For logits of f64 on a GPU.
 /// # Determinism
 /// The same bits each time, and the same on all parts.
 pub fn cross_entropy(
@@ -157,5 +162,35 @@ mod tests {
         assert_eq!(grad.dtype(), DType::BF16);
         // The gradient of a row sums to nothing.
         assert!(values(grad.sum_dim(2)).iter().all(|sum| sum.abs() < 1e-2));
+    }
+
+    #[rstest]
+    fn chunks_of_a_linear_map_give_what_all_logits_give(
+        #[values(1, 4, 6, 9)] chunk: usize,
+        #[values(false, true)] out_in: bool,
+    ) {
+        let x = leaf(normal([3, 2, 4]));
+        let w = leaf(normal(if out_in { [9, 4] } else { [4, 9] }));
+        let labels = labels([0, -100, 2, 6, 1, 5]);
+        let options = CrossEntropyOptions { smoothing: 0.1, ..CrossEntropyOptions::new(7) };
+        let linear = crate::LinearOptions { out_in, main_grad: None };
+        assert_same_function!(
+            2e-6,
+            [x, w],
+            linear_cross_entropy(
+                x.clone(),
+                w.clone(),
+                labels.clone(),
+                linear.clone(),
+                options,
+                chunk,
+                |own| own
+            ),
+            crate::reference::cross_entropy(
+                crate::reference::linear(x.clone(), w.clone(), None, linear.clone()),
+                labels.clone(),
+                options
+            )
+        );
     }
 }

@@ -9,10 +9,9 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 use megaburn_cuda::tensor;
 
-use super::kernels::{
-    HELD, MAX_PLANES, PLANE, Plan, ROWS, ScoresLaunch, gradient_kernel, softmax_kernel,
-};
+use super::kernels::{gradient_kernel, softmax_kernel};
 use super::op::ScoreSoftmax;
+use super::plan::{HELD, MAX_PLANES, PLANE, Plan, ROWS, ScoresLaunch};
 
 impl ScoreSoftmax for Cube {
     fn scaled_softmax(scores: FloatTensor<Self>, scale: f64, causal: bool) -> FloatTensor<Self> {
@@ -108,7 +107,8 @@ impl Grid {
     fn of(scores: &CubeTensor, causal: bool, masked: bool) -> Self {
         let [b, heads, queries, keys] = scores.shape().dims();
         let most = 16 / scores.dtype.size();
-        let lanes = [most, most / 2, most / 4].into_iter().find(|n| *n > 0 && keys % n == 0);
+        let lanes =
+            [most, most / 2, most / 4].into_iter().find(|n| *n > 0 && keys.is_multiple_of(*n));
         let lanes = lanes.unwrap_or(1);
         let vectors = keys / lanes;
         let planes = vectors.div_ceil(HELD * PLANE).next_power_of_two().min(MAX_PLANES);

@@ -3,43 +3,10 @@
 
 use cubecl::prelude::*;
 
-/// Units of a plane.
-pub(super) const PLANE: usize = 32;
-/// Planes of the largest cube.
-pub(super) const MAX_PLANES: usize = 16;
-/// Rows of a cube if a plane is enough for each.
-pub(super) const ROWS: usize = 8;
-/// Vectors of 16 bytes that a unit holds.
-pub(super) const HELD: usize = 4;
+use super::plan::{HELD, PLANE, Plan, Scores, row, unit, visible};
 
 /// A stand-in for minus infinity whose difference with itself is a number.
 const LOWEST: f32 = -3.0e38;
-
-/// Rows of scores and which of them a mask hides. Distances are in vectors.
-#[derive(CubeType, CubeLaunch, Clone, Copy)]
-pub(super) struct Scores {
-    pub(super) rows: u32,
-    /// Vectors of a row.
-    pub(super) vectors: u32,
-    pub(super) queries: u32,
-    pub(super) heads: u32,
-    /// In the mask, from a sequence to the next; 0 if they share it.
-    pub(super) mask_batch: u32,
-    /// In the mask, from a head to the next; 0 if they share it.
-    pub(super) mask_head: u32,
-    pub(super) scale: f32,
-}
-
-/// How a kernel's units are spread over rows, and what is hidden.
-#[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
-pub(super) struct Plan {
-    /// Planes of a row.
-    pub(super) planes: usize,
-    /// Whether the units hold a whole row.
-    pub(super) fits: bool,
-    pub(super) causal: bool,
-    pub(super) masked: bool,
-}
 
 /// `exp(x)` for `x <= 0`, by the one instruction there is for powers of 2.
 #[cube]
@@ -50,44 +17,18 @@ fn exp_of(x: f32) -> f32 {
     y
 }
 
-/// The row of this unit's plane.
-#[cube]
-fn row(#[comptime] plan: Plan) -> u32 {
-    if comptime!(plan.planes == 1) {
-        CUBE_POS_X * comptime!(ROWS as u32) + UNIT_POS_Y
-    } else {
-        CUBE_POS_X
-    }
-}
-
-/// This unit among those of its row.
-#[cube]
-fn unit(#[comptime] plan: Plan) -> u32 {
-    if comptime!(plan.planes == 1) { UNIT_POS_X } else { UNIT_POS }
-}
-
-/// Keys that a row's query sees, if no mask hides them.
-#[cube]
-fn visible(scores: &Scores, row: u32, lanes: u32, #[comptime] plan: Plan) -> u32 {
-    let all = scores.vectors * lanes;
-    if comptime!(plan.causal) { min(row % scores.queries + 1, all) } else { all }
-}
-
 /// A vector of scaled scores, `LOWEST` where hidden.
 #[cube]
-#[allow(clippy::too_many_arguments, reason = "a place in the scores and one in the mask")]
 fn scaled<F: Float, M: Numeric, N: Size>(
-    from: &[Vector<F, N>],
-    mask: &[Vector<M, N>],
-    start: usize,
-    mask_start: usize,
+    read: Vector<F, N>,
+    hidden: Vector<M, N>,
     at: u32,
     seen: u32,
     scale: f32,
     #[comptime] plan: Plan,
 ) -> Vector<f32, N> {
     let lanes = N::value();
-    let mut y = Vector::<f32, N>::cast_from(from[start + at as usize]) * Vector::new(scale);
+    let mut y = Vector::<f32, N>::cast_from(read) * Vector::new(scale);
     if comptime!(plan.causal) {
         let column = at * lanes as u32;
         if column + lanes as u32 > seen {
@@ -100,7 +41,6 @@ fn scaled<F: Float, M: Numeric, N: Size>(
         }
     }
     if comptime!(plan.masked) {
-        let hidden = mask[mask_start + at as usize];
         #[unroll]
         for lane in 0..lanes {
             if hidden.extract(lane) != M::from_int(0) {
@@ -141,22 +81,26 @@ pub(super) fn softmax_kernel<F: Float, M: Numeric, N: Size>(
         let mut sum = f32::new(0.0);
         let mut first = unit(plan);
         while first < seen_vectors {
+            // All reads are under way before the first is looked at; those behind the end are of the
+            // last vector, and are not.
+            let mut read = Array::<Vector<F, N>>::new(HELD);
+            let mut hidden = Array::<Vector<M, N>>::new(HELD);
+            #[unroll]
+            for i in 0..HELD {
+                let at = min(first + comptime!(i as u32) * step, seen_vectors - 1);
+                read[i] = from[start + at as usize];
+                hidden[i] = Vector::new(M::from_int(0));
+                if comptime!(plan.masked) {
+                    hidden[i] = mask[mask_start + at as usize];
+                }
+            }
             let mut high = top;
             #[unroll]
             for i in 0..HELD {
                 let at = first + comptime!(i as u32) * step;
                 x[i] = Vector::new(f32::new(LOWEST));
                 if at < seen_vectors {
-                    x[i] = scaled::<F, M, N>(
-                        from,
-                        mask,
-                        start,
-                        mask_start,
-                        at,
-                        seen,
-                        scores.scale,
-                        plan,
-                    );
+                    x[i] = scaled::<F, M, N>(read[i], hidden[i], at, seen, scores.scale, plan);
                 }
                 #[unroll]
                 for lane in 0..lanes {
@@ -212,16 +156,12 @@ pub(super) fn softmax_kernel<F: Float, M: Numeric, N: Size>(
                     if comptime!(plan.fits) {
                         y = x[i];
                     } else if at < seen_vectors {
-                        y = scaled::<F, M, N>(
-                            from,
-                            mask,
-                            start,
-                            mask_start,
-                            at,
-                            seen,
-                            scores.scale,
-                            plan,
-                        );
+                        let mut hidden = Vector::<M, N>::new(M::from_int(0));
+                        if comptime!(plan.masked) {
+                            hidden = mask[mask_start + at as usize];
+                        }
+                        let read = from[start + at as usize];
+                        y = scaled::<F, M, N>(read, hidden, at, seen, scores.scale, plan);
                     }
                     #[unroll]
                     for lane in 0..lanes {

@@ -7,6 +7,8 @@ mod cube;
 mod kernels;
 #[cfg(feature = "cuda")]
 mod op;
+#[cfg(feature = "cuda")]
+mod plan;
 pub(crate) mod reference;
 
 use burn::tensor::{Bool, Tensor};

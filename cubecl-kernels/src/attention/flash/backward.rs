@@ -67,25 +67,21 @@ pub(super) fn flash_delta<F: Float>(
     let row = (CUBE_POS_X * CUBE_DIM + UNIT_POS) / lanes;
     let chunk = UNIT_POS % lanes;
     let mut sum = f32::new(0.0);
-    if row < rows {
-        if chunk < comptime!(chunks as u32) {
-            let at = row as usize * chunks + chunk as usize;
-            let product = Vector::<f32, Const<8>>::cast_from(out[at])
-                * Vector::<f32, Const<8>>::cast_from(dout[at]);
-            sum = Vector::vector_sum(product);
-        }
+    if row < rows && chunk < comptime!(chunks as u32) {
+        let at = row as usize * chunks + chunk as usize;
+        let product = Vector::<f32, Const<8>>::cast_from(out[at])
+            * Vector::<f32, Const<8>>::cast_from(dout[at]);
+        sum = Vector::vector_sum(product);
     }
     #[unroll]
     for i in 0..comptime!(chunks.next_power_of_two().ilog2()) {
         sum += plane_shuffle_xor(sum, comptime!(1u32 << i));
     }
-    if row < rows {
-        if chunk == 0 {
-            // A row is `(position * batch + sequence) * heads + head`.
-            let per_position = rows / s_q;
-            let (position, rest) = (row / per_position, row % per_position);
-            delta[(rest * s_q + position) as usize] = sum;
-        }
+    if row < rows && chunk == 0 {
+        // A row is `(position * batch + sequence) * heads + head`.
+        let per_position = rows / s_q;
+        let (position, rest) = (row / per_position, row % per_position);
+        delta[(rest * s_q + position) as usize] = sum;
     }
 }
 

@@ -183,7 +183,7 @@ pub(super) fn flash_forward<F: Float>(
                 #[unroll]
                 for column in 0..columns {
                     let index = comptime!(2 * (stretch * columns + column) + half);
-                    sums[index] = sums[index] * Pair::<f32>::new(shrink);
+                    sums[index] *= Pair::<f32>::new(shrink);
                 }
             }
         }
@@ -208,14 +208,15 @@ pub(super) fn flash_forward<F: Float>(
                     logarithm = top[of_row] * scale * f32::new(core::f32::consts::LN_2) + sum.ln();
                 }
                 // A NaN is the row's result.
-                if sum != sum {
+                if sum.is_nan() {
                     factor = sum;
                     logarithm = sum;
                 }
                 let place = (i * CUBE_COUNT_Z + batch) * heads + head;
                 let to = place as usize * comptime!(d_v / 2);
                 write_row::<F>(&sums, factor, out, to, stretch, half, d_v);
-                if UNIT_POS_X % 4 == 0 {
+                let lane = UNIT_POS_X % 4;
+                if lane == 0 {
                     lse[((batch * heads + head) * s_q + i) as usize] = logarithm;
                 }
             }

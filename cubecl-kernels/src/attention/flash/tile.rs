@@ -71,11 +71,9 @@ pub(super) fn copy_tile<F: Float>(
             let position = first + row;
             let mut len = 0usize;
             let mut source = start;
-            if position < of.len {
-                if chunk < comptime!((d / CHUNK) as u32) {
-                    len = CHUNK.runtime();
-                    source += position as usize * of.position + chunk as usize * CHUNK;
-                }
+            if position < of.len && chunk < comptime!((d / CHUNK) as u32) {
+                len = CHUNK.runtime();
+                source += position as usize * of.position + chunk as usize * CHUNK;
             }
             let target = at + place(row, chunk, d);
             copy_async_checked(

@@ -4,7 +4,9 @@ use burn::{
     prelude::{Device, Int},
     tensor::{DType, Tensor, TensorData},
 };
-use megaburn_kernels::{CrossEntropyOptions, cross_entropy, reference};
+use megaburn_kernels::{
+    CrossEntropyOptions, LinearOptions, MainGrad, cross_entropy, linear_cross_entropy, reference,
+};
 
 use super::compare::*;
 
@@ -12,6 +14,7 @@ pub(super) const TESTS: &[super::Test] = &[
     ("losses_and_their_gradients", losses),
     ("logits_of_all_sizes_and_places", places),
     ("logits_that_others_hold_stay", held),
+    ("chunks_of_a_linear_map", chunks),
 ];
 
 /// Labels of all kinds: the first and last token, ignored ones, any.
@@ -168,4 +171,50 @@ fn held() -> Result<(), String> {
         &host(Tensor::<3>::from_data(data, &gpu))?,
         0.0,
     )
+}
+
+/// Losses and gradients of a linear map by chunks against those of all logits on the CPU.
+fn chunks() -> Result<(), String> {
+    let (s, b, inputs) = (7, 2, 16);
+    for (dtype, tolerance) in DTYPES {
+        for (columns, vocab, chunk) in [(48, 48, 4), (40, 37, 5), (24, 24, 100)] {
+            for (out_in, attached) in [(true, true), (true, false), (false, true), (false, false)] {
+                let what = format!("{vocab} by {chunk} {dtype:?} {out_in} {attached}");
+                let options =
+                    CrossEntropyOptions { smoothing: 0.1, ..CrossEntropyOptions::new(vocab) };
+                let shape = if out_in { [columns, inputs] } else { [inputs, columns] };
+                let (x, w) = (normal([s, b, inputs], dtype), normal(shape, dtype));
+                let weight = normal([s, b], DType::F32);
+                let labels = labels(s * b, vocab, -100);
+                let run = |device: &Device, dtype: DType| {
+                    let main_grad = MainGrad::default();
+                    let on_gpu = device != &Device::flex();
+                    if on_gpu && attached {
+                        main_grad.attach();
+                    }
+                    let (x, w) = (leaf::<3>(&x, device, dtype), leaf::<2>(&w, device, dtype));
+                    let labels = on(&labels, [s, b], device);
+                    let linear = LinearOptions { out_in, main_grad: Some(main_grad.clone()) };
+                    let loss = if on_gpu {
+                        let (x, w) = (x.clone(), w.clone());
+                        linear_cross_entropy(x, w, labels, linear, options, chunk, |own| own)
+                    } else {
+                        let logits = reference::linear(x.clone(), w.clone(), None, linear);
+                        reference::cross_entropy(logits, labels, options)
+                    };
+                    let weight = Tensor::<2>::from_data(weight.clone(), &device.clone().autodiff());
+                    let grads = (loss.clone() * weight).sum().backward();
+                    let dw = w.grad(&grads).or_else(|| main_grad.take()).ok_or("no gradient")?;
+                    let dx = x.grad(&grads).ok_or("no gradient")?;
+                    Ok::<_, String>([host(loss)?, host(dx)?, host(dw)?])
+                };
+                let expected = run(&Device::flex(), DType::F32)?;
+                let found = run(&Device::cuda(0), dtype)?;
+                for (name, i) in [("losses", 0), ("dx", 1), ("dw", 2)] {
+                    close(&format!("{what}: {name}"), &found[i], &expected[i], tolerance)?;
+                }
+            }
+        }
+    }
+    Ok(())
 }

@@ -14,7 +14,8 @@ pub(super) const TESTS: &[super::Test] =
 /// A mask of a sequence and of a head each, or of all; the second query sees nothing, the first key is
 /// seen by nobody.
 fn mask([b, h, s_q, s_k]: [usize; 4], device: &Device) -> SoftmaxMask {
-    let hidden = |i: usize| i % s_k == 0 || i / s_k % s_q == 1 || i * 7919 % 5 == 0;
+    let hidden =
+        |i: usize| i.is_multiple_of(s_k) || i / s_k % s_q == 1 || (i * 7919).is_multiple_of(5);
     let bits: Vec<bool> = (0..b * h * s_q * s_k).map(hidden).collect();
     let bits = TensorData::new(bits, [b, h, s_q, s_k]);
     SoftmaxMask::Masked(Tensor::<4, Bool>::from_data(bits, device))

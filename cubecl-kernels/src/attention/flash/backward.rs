@@ -49,42 +49,6 @@ impl Backward {
     }
 }
 
-/// `rowsum(dO * O)`, a chunk of eight a unit.
-///
-/// # Shapes
-/// `out`, `dout`: `[rows, d_v / 8]` of eight, rows being `[s_q, b, hq]`; `delta: [b, hq, s_q]`.
-#[cube(launch_unchecked)]
-pub(super) fn flash_delta<F: Float>(
-    out: &[Vector<F, Const<8>>],
-    dout: &[Vector<F, Const<8>>],
-    delta: &mut [f32],
-    rows: u32,
-    s_q: u32,
-    #[comptime] chunks: usize,
-    #[define(F)] _dtype: ElemType,
-) {
-    let lanes = comptime!(chunks.next_power_of_two() as u32);
-    let row = (CUBE_POS_X * CUBE_DIM + UNIT_POS) / lanes;
-    let chunk = UNIT_POS % lanes;
-    let mut sum = f32::new(0.0);
-    if row < rows && chunk < comptime!(chunks as u32) {
-        let at = row as usize * chunks + chunk as usize;
-        let product = Vector::<f32, Const<8>>::cast_from(out[at])
-            * Vector::<f32, Const<8>>::cast_from(dout[at]);
-        sum = Vector::vector_sum(product);
-    }
-    #[unroll]
-    for i in 0..comptime!(chunks.next_power_of_two().ilog2()) {
-        sum += plane_shuffle_xor(sum, comptime!(1u32 << i));
-    }
-    if row < rows && chunk == 0 {
-        // A row is `(position * batch + sequence) * heads + head`.
-        let per_position = rows / s_q;
-        let (position, rest) = (row / per_position, row % per_position);
-        delta[(rest * s_q + position) as usize] = sum;
-    }
-}
-
 /// A row's `log2` of the sum of exponentials, plus infinity for a row without a key: no probability
 /// of it is other than zero.
 #[cube]

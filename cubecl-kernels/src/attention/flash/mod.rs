@@ -1,6 +1,7 @@
 //! Attention on tensor cores without scores in memory, for bf16 and f16 on NVIDIA GPUs.
 
 mod backward;
+mod delta;
 mod forward;
 mod tile;
 mod visible;
@@ -13,7 +14,7 @@ use megaburn_cuda::{CudaQueue, tensor};
 
 use super::AttentionOptions;
 use super::kernel::{self, AttentionKernel};
-use backward::{Backward, PLANES, ROWS, flash_backward_keys, flash_backward_queries, flash_delta};
+use backward::{Backward, PLANES, ROWS, flash_backward_keys, flash_backward_queries};
 use forward::{Forward, flash_forward};
 use tile::RowsLaunch;
 use visible::{Mask, Visible};
@@ -83,7 +84,7 @@ pub(super) fn backward(
 ) -> [CubeTensor; 3] {
     let [q, k, v] = inputs;
     let dout = tensor::contiguous(dout);
-    let delta = row_sums(&out, &dout);
+    let delta = delta::row_sums(&out, &dout);
     let saved = [&dout, &lse, &delta];
     let [dq, dk, dv] = inputs.map(|x| tensor::empty(x, x.shape(), x.dtype));
     let (d, d_v) = (dims(q)[3], dims(v)[3]);
@@ -106,31 +107,6 @@ pub(super) fn backward(
         keys([q, k, v], saved, [&dk, &dv], options, shape);
     }
     [dq, dk, dv]
-}
-
-/// `rowsum(dO * O)`, `[b, hq, s_q]`.
-fn row_sums(out: &CubeTensor, dout: &CubeTensor) -> CubeTensor {
-    const UNITS: usize = 256;
-    let [s_q, b, hq, d_v] = dims(out);
-    let delta = tensor::empty(out, Shape::from([b, hq, s_q]), DType::F32);
-    let (rows, chunks) = (s_q * b * hq, d_v / 8);
-    let cubes = (rows * chunks.next_power_of_two()).div_ceil(UNITS) as u32;
-    // SAFETY: rows and chunks behind the last are not read.
-    unsafe {
-        flash_delta::launch_unchecked(
-            &out.client.clone(),
-            CubeCount::Static(cubes, 1, 1),
-            CubeDim::new_1d(UNITS as u32),
-            out.clone().into_buffer_arg(),
-            dout.clone().into_buffer_arg(),
-            delta.clone().into_buffer_arg(),
-            rows as u32,
-            s_q as u32,
-            chunks,
-            dtype_of(out),
-        );
-    }
-    delta
 }
 
 fn keys(

@@ -1,0 +1,69 @@
+//! What every probability's gradient is measured from: `rowsum(dO * O)`.
+
+use burn::tensor::{DType, Shape};
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::prelude::*;
+use megaburn_cuda::tensor;
+
+use super::{dims, dtype_of};
+
+/// `rowsum(dO * O)`, `[b, hq, s_q]`.
+pub(super) fn row_sums(out: &CubeTensor, dout: &CubeTensor) -> CubeTensor {
+    const UNITS: usize = 256;
+    let [s_q, b, hq, d_v] = dims(out);
+    let delta = tensor::empty(out, Shape::from([b, hq, s_q]), DType::F32);
+    let (rows, chunks) = (s_q * b * hq, d_v / 8);
+    let cubes = (rows * chunks.next_power_of_two()).div_ceil(UNITS) as u32;
+    // SAFETY: rows and chunks behind the last are not read.
+    unsafe {
+        flash_delta::launch_unchecked(
+            &out.client.clone(),
+            CubeCount::Static(cubes, 1, 1),
+            CubeDim::new_1d(UNITS as u32),
+            out.clone().into_buffer_arg(),
+            dout.clone().into_buffer_arg(),
+            delta.clone().into_buffer_arg(),
+            rows as u32,
+            s_q as u32,
+            chunks,
+            dtype_of(out),
+        );
+    }
+    delta
+}
+
+/// `rowsum(dO * O)`, a chunk of eight a unit.
+///
+/// # Shapes
+/// `out`, `dout`: `[rows, d_v / 8]` of eight, rows being `[s_q, b, hq]`; `delta: [b, hq, s_q]`.
+#[cube(launch_unchecked)]
+fn flash_delta<F: Float>(
+    out: &[Vector<F, Const<8>>],
+    dout: &[Vector<F, Const<8>>],
+    delta: &mut [f32],
+    rows: u32,
+    s_q: u32,
+    #[comptime] chunks: usize,
+    #[define(F)] _dtype: ElemType,
+) {
+    let lanes = comptime!(chunks.next_power_of_two() as u32);
+    let row = (CUBE_POS_X * CUBE_DIM + UNIT_POS) / lanes;
+    let chunk = UNIT_POS % lanes;
+    let mut sum = f32::new(0.0);
+    if row < rows && chunk < comptime!(chunks as u32) {
+        let at = row as usize * chunks + chunk as usize;
+        let product = Vector::<f32, Const<8>>::cast_from(out[at])
+            * Vector::<f32, Const<8>>::cast_from(dout[at]);
+        sum = Vector::vector_sum(product);
+    }
+    #[unroll]
+    for i in 0..comptime!(chunks.next_power_of_two().ilog2()) {
+        sum += plane_shuffle_xor(sum, comptime!(1u32 << i));
+    }
+    if row < rows && chunk == 0 {
+        // A row is `(position * batch + sequence) * heads + head`.
+        let per_position = rows / s_q;
+        let (position, rest) = (row / per_position, row % per_position);
+        delta[(rest * s_q + position) as usize] = sum;
+    }
+}

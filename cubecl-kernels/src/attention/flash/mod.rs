@@ -1,6 +1,8 @@
 //! Attention on tensor cores without scores in memory, for bf16 and f16 on NVIDIA GPUs.
 
 mod backward;
+mod backward_keys;
+mod backward_queries;
 mod delta;
 mod forward;
 mod tile;
@@ -14,7 +16,9 @@ use megaburn_cuda::{CudaQueue, tensor};
 
 use super::AttentionOptions;
 use super::kernel::{self, AttentionKernel};
-use backward::{Backward, PLANES, ROWS, flash_backward_keys, flash_backward_queries};
+use backward::{Backward, PLANES, ROWS};
+use backward_keys::flash_backward_keys;
+use backward_queries::flash_backward_queries;
 use forward::{Forward, flash_forward};
 use tile::RowsLaunch;
 use visible::{Mask, Visible};

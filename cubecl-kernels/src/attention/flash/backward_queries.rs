@@ -1,0 +1,132 @@
+//! Gradients of queries: a cube has a tile of queries, and the keys that they see come by.
+
+use cubecl::cmma::MmaDefinition;
+use cubecl::prelude::*;
+
+use super::backward::{Backward, ROWS, UNITS, in_base_2, probability};
+use super::tile::*;
+use super::visible::{Visible, end_of_keys, first_key, sees};
+
+/// Cubes `[tiles of queries, hq, b]`.
+///
+/// # Shapes
+/// As [`flash_forward`](super::forward::flash_forward)'s, `dq: [s_q, b, hq, d]`.
+#[cube(launch_unchecked)]
+#[allow(clippy::too_many_arguments, reason = "a kernel's arguments are its interface")]
+pub(super) fn flash_backward_queries<F: Float>(
+    q: &[F],
+    k: &[F],
+    v: &[F],
+    dout: &[F],
+    lse: &[f32],
+    delta: &[f32],
+    dq: &mut [Pair<F>],
+    of_q: Rows,
+    of_k: Rows,
+    of_v: Rows,
+    of_dout: Rows,
+    visible: Visible,
+    group: u32,
+    // The factor of scores, with and without log2(e).
+    scale_2: f32,
+    scale: f32,
+    #[comptime] shape: Backward,
+    #[define(F)] _dtype: ElemType,
+) {
+    let Backward { d, d_v, tile, mask, .. } = shape;
+    let mma = MmaDefinition::<F, F, f32>::new(16usize, 8usize, 16usize);
+    let mut tiles = Shared::<[F]>::new_aligned_slice(comptime!(shape.shared()), 1024usize);
+    let at_dout = comptime!(ROWS * row_len(d)).runtime();
+
+    let (head, batch) = (CUBE_POS_Y, CUBE_POS_Z);
+    let (s_q, s_k) = (of_q.len, of_k.len);
+    // The last queries see the most keys: they go first.
+    let first = from_behind(CUBE_POS_X, CUBE_COUNT_X) * comptime!(ROWS as u32);
+    let of_head = (head / group) as usize;
+    let start_q = batch as usize * of_q.batch + head as usize * of_q.head;
+    let start_dout = batch as usize * of_dout.batch + head as usize * of_dout.head;
+    let start_k = batch as usize * of_k.batch + of_head * of_k.head;
+    let start_v = batch as usize * of_v.batch + of_head * of_v.head;
+    copy_tile::<F>(q, &of_q, start_q, first, &mut tiles, 0usize, ROWS, d, UNITS);
+    copy_tile::<F>(dout, &of_dout, start_dout, first, &mut tiles, at_dout, ROWS, d_v, UNITS);
+
+    let row = UNIT_POS_Y * 16;
+    let mut lse_of = Array::<f32>::new(2usize);
+    let mut delta_of = Array::<f32>::new(2usize);
+    #[unroll]
+    for half in 0..2usize {
+        let i = first + row + UNIT_POS_X / 4 + comptime!(8 * half as u32);
+        lse_of[half] = f32::new(f32::INFINITY);
+        delta_of[half] = f32::new(0.0);
+        if i < s_q {
+            let at = ((batch * CUBE_COUNT_Y + head) * s_q + i) as usize;
+            lse_of[half] = in_base_2(lse[at]);
+            delta_of[half] = delta[at];
+        }
+    }
+
+    let end = end_of_keys(&visible, min(first + comptime!(ROWS as u32), s_q), s_k, mask);
+    let begin = first_key(&visible, first, mask) / comptime!(tile as u32);
+    let mut count = 0u32;
+    if begin * comptime!(tile as u32) < end {
+        count = (end - begin * comptime!(tile as u32)).div_ceil(comptime!(tile as u32));
+    }
+    let mut sum = zeros(1usize, comptime!(2 * steps(d)));
+    let mut index = 0u32;
+    // One round more than there are tiles: the first only asks for one.
+    while index <= count {
+        wait_for_copies(0usize);
+        sync_cube();
+        if index < count {
+            let j = (begin + index) * comptime!(tile as u32);
+            let at = comptime!(shape.own()) + (index % 2) as usize * comptime!(shape.stage());
+            copy_tile::<F>(k, &of_k, start_k, j, &mut tiles, at, tile, d, UNITS);
+            let at = at + comptime!(tile * row_len(d));
+            copy_tile::<F>(v, &of_v, start_v, j, &mut tiles, at, tile, d_v, UNITS);
+        }
+        if index > 0 {
+            let done = index - 1;
+            let j = (begin + done) * comptime!(tile as u32);
+            let at_k = comptime!(shape.own()) + (done % 2) as usize * comptime!(shape.stage());
+            let at_v = at_k + comptime!(tile * row_len(d));
+            let p = multiply_rows::<F>(&mma, &tiles, 0usize, row, at_k, 1usize, tile, d);
+            let mut ds = multiply_rows::<F>(&mma, &tiles, at_dout, row, at_v, 1usize, tile, d_v);
+            #[unroll]
+            for block in 0..comptime!(tile / 8) {
+                #[unroll]
+                for half in 0..2usize {
+                    let at = comptime!(2 * block + half);
+                    let i = first + row + UNIT_POS_X / 4 + comptime!(8 * half as u32);
+                    let (of_p, mut of_ds) = (p[at], ds[at]);
+                    #[unroll]
+                    for side in 0..2usize {
+                        let column = comptime!((8 * block + side) as u32) + UNIT_POS_X % 4 * 2;
+                        let seen = sees(&visible, i, j + column, s_k, mask);
+                        let (_, other) = probability(
+                            of_p.extract(side),
+                            of_ds.extract(side),
+                            lse_of[half],
+                            delta_of[half],
+                            scale_2,
+                            seen,
+                        );
+                        of_ds.insert(side, other);
+                    }
+                    ds[at] = of_ds;
+                }
+            }
+            add_columns::<F>(&mma, &ds, &tiles, at_k, &mut sum, 1usize, tile, d);
+        }
+        index += 1;
+    }
+
+    #[unroll]
+    for half in 0..2usize {
+        let i = first + row + UNIT_POS_X / 4 + comptime!(8 * half as u32);
+        if i < s_q {
+            let to = ((i * CUBE_COUNT_Z + batch) * CUBE_COUNT_Y + head) as usize;
+            let to = to * comptime!(d / 2);
+            write_row::<F>(&sum, scale, dq, to, 0usize, half, d);
+        }
+    }
+}

@@ -12,7 +12,7 @@ use burn::tensor::{Shape, Tensor};
 use crate::backends::on_every_backend;
 
 /// One number whose `backward` gives the gradients that `y` has where its own gradient is `grad`. Only
-/// that counts: the number is 0.
+/// that counts: the number is 0, and a factor that it is multiplied with is lost.
 ///
 /// `(y * grad).sum()` has the same gradients and makes three passes over `y` for them; this makes none.
 ///
@@ -20,9 +20,10 @@ use crate::backends::on_every_backend;
 /// `y` and `grad` alike; result `[1]`
 ///
 /// # Panics
-/// If the shapes differ.
+/// If the shapes or dtypes differ.
 pub fn seed<const D: usize>(y: Tensor<D>, grad: Tensor<D>) -> Tensor<1> {
     assert_eq!(y.dims(), grad.dims(), "seed: the gradient has another shape than its tensor");
+    assert_eq!(y.dtype(), grad.dtype(), "seed: the gradient has another dtype than its tensor");
     Tensor::from_dispatch(<Dispatch as SeedOps>::seed_backward(
         y.into_dispatch(),
         grad.into_dispatch(),

@@ -16,12 +16,14 @@ use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
 use burn::backend::ops::FloatTensorOps;
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, Dispatch, TensorMetadata, backend_extension};
-use burn::tensor::{Shape, Slice, Tensor};
+use burn::tensor::{DType, Shape, Slice, Tensor};
 
 use crate::backends::on_every_backend;
+use crate::primitive::cast;
 
 /// Neighbouring stretches of the last dimension, views where the backend has them. The backward is
-/// one pass over the gradients of all parts; a part without one counts as zero.
+/// one pass over the gradients of all parts; a part without one counts as zero. The parts are one
+/// operation: a `backward` from one of them uses up the graph of all.
 ///
 /// # Shapes
 /// `[.., n]` to `[.., sizes[i]]` each
@@ -123,19 +125,22 @@ impl<B: SplitOps> Backward<B, 1> for PartBackward {
 struct WholeBackward;
 
 impl<B: SplitOps> Backward<B, 1> for WholeBackward {
-    type State = (Parts, Shape);
+    type State = (Parts, Shape, DType);
 
     fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
         let sign = grads.consume::<B>(&ops.node);
-        let ([parent], (parts, shape)) = (ops.parents, ops.state);
+        let ([parent], (parts, shape, dtype)) = (ops.parents, ops.state);
         let Some(node) = parent else { return };
         let last = shape.num_dims() - 1;
         let pieces = parts.take().into_iter().zip(parts.sizes()).map(|(grad, &size)| match grad {
-            Some(grad) => *grad.downcast().expect("all parts are on one backend"),
+            Some(grad) => {
+                let grad: FloatTensor<B> = *grad.downcast().expect("all parts are on one backend");
+                cast::<B>(grad, dtype.into())
+            }
             None => {
                 let mut shape = shape.clone();
                 shape[last] = size;
-                B::float_zeros(shape, &sign.device(), sign.dtype().into())
+                B::float_zeros(shape, &sign.device(), dtype.into())
             }
         });
         grads.register::<B>(node.id, B::float_cat(pieces.collect(), last));
@@ -147,8 +152,8 @@ impl<B: SplitOps, C: CheckpointStrategy> SplitOps for Autodiff<B, C> {
         let (x, node) = x.into_parts();
         match WholeBackward.prepare::<C>([node]).compute_bound().stateful() {
             OpsKind::Tracked(op) => {
-                let shape = x.shape();
-                op.finish((parts.clone(), shape), B::split_whole(x, parts))
+                let (shape, dtype) = (x.shape(), x.dtype());
+                op.finish((parts.clone(), shape, dtype), B::split_whole(x, parts))
             }
             OpsKind::UnTracked(op) => op.finish(B::split_whole(x, parts)),
         }

@@ -249,6 +249,8 @@ void emu_sync_warp(unsigned site, const void *in, void *out,
 }
 
 void emu_copy_async(void *to, const void *from, unsigned bytes, unsigned filled) {
+    auto end = reinterpret_cast<uintptr_t>(to) | reinterpret_cast<uintptr_t>(from);
+    if (end % bytes) emu_fail("cp.async: an address is not aligned to the copy's size");
     // Until it is waited for, nobody knows what is there.
     memset(to, 0xff, bytes);
     running->copies.push_back({to, from, bytes, filled});

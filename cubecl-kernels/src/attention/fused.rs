@@ -7,6 +7,7 @@ use super::AttentionOptions;
 
 /// What the gradients are made from.
 #[derive(Clone, Debug)]
+#[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "only GPUs have such an operation"))]
 pub(super) struct Saved<T> {
     /// `[s_q, b, hq, d]`.
     pub(super) q: T,

@@ -11,8 +11,8 @@ pub enum AttentionKernel {
     /// [`Cubecl`](Self::Cubecl) where it can, [`Reference`](Self::Reference) elsewhere.
     #[default]
     Auto,
-    /// One CubeCL kernel forward and two backward, on NVIDIA GPUs: bf16 or f16, heads of a multiple
-    /// of 8 up to 256. No scores in memory.
+    /// One CubeCL kernel forward and three or four backward, on NVIDIA GPUs that copy beside their
+    /// work (Ampere and later): bf16 or f16, heads of a multiple of 8 up to 256. No scores in memory.
     Cubecl,
     /// Products and a softmax, a block of queries at a time: every device and dtype. Memory grows
     /// with queries times keys.

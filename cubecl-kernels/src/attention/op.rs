@@ -109,6 +109,7 @@ impl<B: AttentionOps + Products + Scores + Fused> Backward<B, 3> for AttentionBa
         let dy = grads.consume::<B>(&ops.node);
         let gradients = match ops.state {
             Saved::Fused(saved) => {
+                let dy = cast::<B>(dy, saved.out.dtype().into());
                 let dout = B::float_reshape(dy, saved.out.shape());
                 B::fused_gradients(saved, dout).map(Some)
             }

@@ -3,7 +3,7 @@
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Cube, TensorMetadata};
-use burn::tensor::DType;
+use burn::tensor::{DType, FloatDType};
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 use megaburn_cuda::tensor;
@@ -13,6 +13,8 @@ use super::kernels::{
     MAX_PLANES, PLANE, PartLaunch, READS, combine_kernel, gradient_kernel, statistics_kernel,
 };
 use super::op::{Parts, losses_of};
+use crate::cube::address_type;
+use crate::primitive::cast;
 
 /// Units of a cube that takes a row each.
 const UNITS: usize = 256;
@@ -32,6 +34,7 @@ impl Parts for Cube {
             &logits.client.clone(),
             CubeCount::Static(view.rows as u32, 1, 1),
             CubeDim::new_2d(PLANE as u32, planes as u32),
+            address_type(&[&logits]),
             lanes,
             logits.clone().into_buffer_arg(),
             labels.clone().into_buffer_arg(),
@@ -84,6 +87,7 @@ impl Parts for Cube {
         let (logits, view) = Rows::of(tensor::from_backend(logits));
         let [labels, rows] =
             [tensor::from_backend(labels), tensor::from_backend(rows)].map(tensor::contiguous);
+        let grad = cast::<Self>(grad, FloatDType::F32);
         let grad = tensor::contiguous(tensor::from_backend(grad));
         let lanes = view.lanes(&logits);
         let vectors = view.columns / lanes;
@@ -102,6 +106,7 @@ impl Parts for Cube {
             &client,
             CubeCount::Static(view.rows as u32, 1, 1),
             CubeDim::new_2d(PLANE as u32, planes as u32),
+            address_type(&[&logits]),
             lanes,
             logits.into_buffer_arg(),
             labels.into_buffer_arg(),

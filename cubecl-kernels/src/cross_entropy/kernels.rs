@@ -41,7 +41,7 @@ pub(super) struct Part {
 
 /// A row's maximum `m`, its sum of `exp(x - m)`, the target's `x`, the sum of `x - m` if `smoothed`:
 /// `out[i * rows + row]`.
-#[cube(launch)]
+#[cube(launch, address_type = "dynamic")]
 pub(super) fn statistics_kernel<F: Float, I: Numeric, N: Size>(
     logits: &[Vector<F, N>],
     labels: &[I],
@@ -226,7 +226,7 @@ pub(super) fn combine_kernel<I: Numeric>(
 }
 
 /// `(exp(x - m) / sum - wanted) * grad` where `x` was or elsewhere; 0 for padding.
-#[cube(launch)]
+#[cube(launch, address_type = "dynamic")]
 #[allow(clippy::too_many_arguments, reason = "the logits have a shape, the loss has options")]
 pub(super) fn gradient_kernel<F: Float, I: Numeric, N: Size>(
     logits: &[Vector<F, N>],

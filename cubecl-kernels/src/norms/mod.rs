@@ -56,6 +56,7 @@ pub(crate) struct Saved<T> {
     /// the norm where a kernel computes them again.
     pub(crate) x: T,
     /// Means of rows, where `x` is the input of a layer norm.
+    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "only kernels read it"))]
     pub(crate) mean: Option<T>,
     /// What rows were divided by, or the inverse where `x` is the input. `[rows, 1]`
     pub(crate) deviation: T,

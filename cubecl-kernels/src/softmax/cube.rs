@@ -12,6 +12,7 @@ use megaburn_cuda::tensor;
 use super::kernels::{gradient_kernel, softmax_kernel};
 use super::op::ScoreSoftmax;
 use super::plan::{HELD, MAX_PLANES, PLANE, Plan, ROWS, ScoresLaunch};
+use crate::cube::address_type;
 
 impl ScoreSoftmax for Cube {
     fn scaled_softmax(scores: FloatTensor<Self>, scale: f64, causal: bool) -> FloatTensor<Self> {
@@ -44,6 +45,7 @@ impl ScoreSoftmax for Cube {
             &client,
             grid.cubes(),
             grid.dim(),
+            address_type(&[&p]),
             grid.lanes,
             p.into_buffer_arg(),
             dp.into_buffer_arg(),
@@ -72,6 +74,7 @@ fn softmax(scores: CubeTensor, mask: Option<CubeTensor>, scale: f64, causal: boo
         &client,
         grid.cubes(),
         grid.dim(),
+        address_type(&[&scores]),
         grid.lanes,
         scores.into_buffer_arg(),
         mask.into_buffer_arg(),

@@ -51,7 +51,7 @@ fn scaled<F: Float, M: Numeric, N: Size>(
     y
 }
 
-#[cube(launch)]
+#[cube(launch, address_type = "dynamic")]
 pub(super) fn softmax_kernel<F: Float, M: Numeric, N: Size>(
     from: &[Vector<F, N>],
     mask: &[Vector<M, N>],
@@ -176,7 +176,7 @@ pub(super) fn softmax_kernel<F: Float, M: Numeric, N: Size>(
     }
 }
 
-#[cube(launch)]
+#[cube(launch, address_type = "dynamic")]
 pub(super) fn gradient_kernel<F: Float, N: Size>(
     p: &[Vector<F, N>],
     dp: &[Vector<F, N>],

@@ -34,7 +34,19 @@ pub enum SoftmaxMask {
 ///
 /// # Shapes
 /// - `scores`, result: `[b, h, s_q, s_k]`
+///
+/// # Panics
+/// If a mask has another shape than `[b or 1, h or 1, s_q, s_k]`.
 pub fn scale_mask_softmax(scores: Tensor<4>, mask: SoftmaxMask, scale: f64) -> Tensor<4> {
+    if let SoftmaxMask::Masked(mask) = &mask {
+        let (found, [b, h, s_q, s_k]) = (mask.dims(), scores.dims());
+        assert!(
+            (found[0] == b || found[0] == 1)
+                && (found[1] == h || found[1] == 1)
+                && found[2..] == [s_q, s_k],
+            "scale_mask_softmax: the mask is {found:?}, not [{b} or 1, {h} or 1, {s_q}, {s_k}]"
+        );
+    }
     #[cfg(feature = "cuda")]
     if crate::is_on_gpu(&scores) && scores.dtype() != burn::tensor::DType::F64 {
         return op::on_gpu(scores, mask, scale);

@@ -16,6 +16,7 @@ use megaburn_cuda::{CudaQueue, tensor};
 
 use super::AttentionOptions;
 use super::kernel::{self, AttentionKernel};
+use crate::cube::address_type;
 use backward::{Backward, PLANES, ROWS};
 use backward_keys::flash_backward_keys;
 use backward_queries::flash_backward_queries;
@@ -26,13 +27,59 @@ use visible::{Mask, Visible};
 /// Whether the kernels compute this; everything else is composed.
 pub(super) fn takes(inputs: &[CubeTensor; 3], options: &AttentionOptions) -> bool {
     let [q, k, v] = inputs;
-    let heads = [dims(q)[3], dims(v)[3]];
+    let ([_, b, hq, d], d_v) = (dims(q), dims(v)[3]);
     CudaQueue::of(q).is_some()
-        && kernel::chosen().resolved(q.dtype, &heads) == AttentionKernel::Cubecl
+        && kernel::chosen().resolved(q.dtype, &[d, d_v]) == AttentionKernel::Cubecl
         && [k, v].iter().all(|x| x.dtype == q.dtype)
-        && options.factor(heads[0]) > 0.0
-        // Positions are 32-bit numbers.
+        && base_2(options.factor(d)).is_normal()
+        && options.factor(d) > 0.0
+        // Positions and places of elements are 32-bit numbers, of a tensor that inputs are cut from
+        // as well.
         && [q, k].iter().all(|x| dims(x)[0] + options.query_offset < i32::MAX as usize / 2)
+        && address_type(&[q, k, v]) == AddressType::U32
+        && fits(q, [b, hq], shared_bytes(d, d_v, options))
+}
+
+/// Whether the GPU copies beside its work, and has room for a cube and a grid of the shape.
+fn fits(q: &CubeTensor, grid: [usize; 2], shared: usize) -> bool {
+    let properties = q.client.properties();
+    let (_, heads, sequences) = properties.hardware.max_cube_count;
+    properties.features.copy_async
+        && shared <= properties.hardware.max_shared_memory_size
+        && grid[0] <= sequences as usize
+        && grid[1] <= heads as usize
+}
+
+/// What the largest of the kernels takes of shared memory.
+fn shared_bytes(d: usize, d_v: usize, options: &AttentionOptions) -> usize {
+    let backward = backward_shapes(d, d_v, options);
+    let elements = backward.iter().map(|shape| (2 * shape.shared(), 16 * shape.tile));
+    let backward = elements.map(|(tiles, rows)| tiles + rows).max().unwrap_or(0);
+    backward.max(2 * forward_shape(d, d_v, options).shared())
+}
+
+fn forward_shape(d: usize, d_v: usize, options: &AttentionOptions) -> Forward {
+    Forward { d, d_v, planes: 4, stretches: 1, keys: 64, mask: Mask::of(options) }
+}
+
+/// The kernels of the backward: that of queries, then of keys and values.
+fn backward_shapes(d: usize, d_v: usize, options: &AttentionOptions) -> Vec<Backward> {
+    let shape = |tile, of_keys, of_values| Backward {
+        d,
+        d_v,
+        tile,
+        mask: Mask::of(options),
+        of_keys,
+        of_values,
+    };
+    let mut shapes = vec![shape(64, false, false)];
+    // Sums and scores are in registers, of which a unit has 255: half of `d + d_v`, and a tile's rows.
+    shapes.extend(match (d + d_v) / 2 {
+        ..=128 => vec![shape(64, true, true)],
+        129..=160 => vec![shape(32, true, true)],
+        _ => vec![shape(32, true, false), shape(32, false, true)],
+    });
+    shapes
 }
 
 /// `x` where it lies if its rows can be copied 16 bytes at a time, a copy otherwise.
@@ -50,7 +97,7 @@ pub(super) fn forward(
     options: &AttentionOptions,
 ) -> (CubeTensor, CubeTensor) {
     let ([s_q, b, hq, d], [_, _, hkv, d_v]) = (dims(q), dims(v));
-    let shape = Forward { d, d_v, planes: 4, stretches: 1, keys: 64, mask: Mask::of(options) };
+    let shape = forward_shape(d, d_v, options);
     let out = tensor::empty(q, Shape::from([s_q, b, hq, d_v]), q.dtype);
     let lse = tensor::empty(q, Shape::from([b, hq, s_q]), DType::F32);
     // SAFETY: rows behind the last are neither read nor written, and all else is inside the shapes
@@ -86,29 +133,18 @@ pub(super) fn backward(
     dout: CubeTensor,
     options: &AttentionOptions,
 ) -> [CubeTensor; 3] {
-    let [q, k, v] = inputs;
-    let dout = tensor::contiguous(dout);
+    let [q, _, v] = inputs;
+    let dout = readable(dout);
+    let dout = if dout.is_contiguous() { dout } else { tensor::contiguous(dout) };
     let delta = delta::row_sums(&out, &dout);
     let saved = [&dout, &lse, &delta];
     let [dq, dk, dv] = inputs.map(|x| tensor::empty(x, x.shape(), x.dtype));
     let (d, d_v) = (dims(q)[3], dims(v)[3]);
-    let shape = |tile, of_keys, of_values| Backward {
-        d,
-        d_v,
-        tile,
-        mask: Mask::of(options),
-        of_keys,
-        of_values,
-    };
-    queries(inputs, saved, &dq, options, shape(64, false, false));
-    // Sums and scores are in registers, of which a unit has 255: half of `d + d_v`, and a tile's rows.
-    let kernels = match (d + d_v) / 2 {
-        ..=128 => vec![shape(64, true, true)],
-        129..=160 => vec![shape(32, true, true)],
-        _ => vec![shape(32, true, false), shape(32, false, true)],
-    };
-    for shape in kernels {
-        keys([q, k, v], saved, [&dk, &dv], options, shape);
+    for shape in backward_shapes(d, d_v, options) {
+        match shape.of_keys || shape.of_values {
+            false => queries(inputs, saved, &dq, options, shape),
+            true => keys(inputs, saved, [&dk, &dv], options, shape),
+        }
     }
     [dq, dk, dv]
 }

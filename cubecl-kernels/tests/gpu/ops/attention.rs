@@ -4,7 +4,7 @@ use burn::{
     prelude::Device,
     tensor::{DType, Tensor},
 };
-use megaburn_kernels::{AttentionOptions, attention};
+use megaburn_kernels::{AttentionKernel, AttentionOptions, attention, set_attention_kernel};
 
 use super::compare::*;
 
@@ -13,6 +13,7 @@ pub(super) const TESTS: &[super::Test] = &[
     ("fused_attention_of_every_head_size", head_sizes),
     ("fused_attention_reads_views", views),
     ("fused_attention_of_large_numbers", large_numbers),
+    ("the_kernel_is_the_one_that_was_chosen", choice),
 ];
 
 fn attentions() -> Result<(), String> {
@@ -122,5 +123,40 @@ fn large_numbers() -> Result<(), String> {
     match grad.iter().all(|grad| grad.is_finite()) {
         true => Ok(()),
         false => Err("a gradient is not finite".into()),
+    }
+}
+
+/// The fused kernel gives the same bits each time, and others than the composed operations, which
+/// round their probabilities; both are near the CPU.
+fn choice() -> Result<(), String> {
+    let (dtype, shape) = (DType::BF16, [70, 1, 2, 32]);
+    let inputs = [0; 3].map(|_| normal(shape, dtype));
+    let weight = normal([70, 1, 64], dtype);
+    let run = |device: &Device, dtype| {
+        let [q, k, v] = inputs.each_ref().map(|data| leaf::<4>(data, device, dtype));
+        let y = attention(q.clone(), k.clone(), v.clone(), AttentionOptions::causal());
+        let weight = Tensor::<3>::from_data(weight.clone(), (&y.device(), dtype));
+        let grads = (y.clone() * weight).sum().backward();
+        let mut found = host(y)?;
+        for x in [q, k, v] {
+            found.extend(host(x.grad(&grads).ok_or("no gradient")?)?);
+        }
+        Ok::<_, String>(found)
+    };
+    let gpu = Device::cuda(0);
+    let (expected, fused, again) =
+        (run(&Device::flex(), DType::F32)?, run(&gpu, dtype)?, run(&gpu, dtype)?);
+    set_attention_kernel(AttentionKernel::Reference);
+    let composed = run(&gpu, dtype);
+    set_attention_kernel(AttentionKernel::Auto);
+    let composed = composed?;
+    close("fused", &fused, &expected, DTYPES[1].1)?;
+    close("composed", &composed, &expected, DTYPES[1].1)?;
+    if fused != again {
+        return Err("other bits the second time".into());
+    }
+    match fused == composed {
+        true => Err("both choices are one implementation".into()),
+        false => Ok(()),
     }
 }

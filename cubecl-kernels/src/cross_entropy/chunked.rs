@@ -28,7 +28,7 @@ use crate::{LinearOptions, MainGrad, linear};
 /// - labels, result: `[s, b]`; `exchange`: `[1, 4, s * b]` to `[parts, 4, s * b]`
 ///
 /// # Panics
-/// As [`linear`] and [`cross_entropy`](crate::cross_entropy), and for chunks of nothing.
+/// As [`linear`] and [`cross_entropy`](crate::cross_entropy), for chunks of nothing and for no token.
 pub fn linear_cross_entropy(
     x: Tensor<3>,
     weight: Tensor<2>,
@@ -41,6 +41,7 @@ pub fn linear_cross_entropy(
     assert!(chunk > 0, "linear_cross_entropy: chunks of no token");
     let ([s, b, inputs], labels) = (x.dims(), labels.inner());
     let num_rows = s * b;
+    assert!(num_rows > 0, "linear_cross_entropy: x is [{s}, {b}, {inputs}], without a token");
     let columns = weight.dims()[if linear_options.out_in { 0 } else { 1 }];
     let all = x.clone().inner().reshape([1, num_rows, inputs]);
     let by_row = labels.clone().reshape([1, num_rows]);

@@ -66,10 +66,8 @@ pub(super) fn adamw(
     step: &AdamwStep,
 ) -> AdamwState {
     let AdamwState { param, exp_avg, exp_avg_sq, rounded } = state;
-    let grad = on_gpu(grad);
-    let [param, exp_avg, exp_avg_sq] = [param, exp_avg, exp_avg_sq].map(|x| own(on_gpu(x)));
-    let rounded = rounded.map(|x| room(on_gpu(x)));
-    let factor = factor.map(on_gpu);
+    let [grad, param, exp_avg, exp_avg_sq] = [grad, param, exp_avg, exp_avg_sq].map(on_gpu);
+    let [rounded, factor] = [rounded, factor].map(|x| x.map(on_gpu));
     let len = grad.meta.num_elements();
     let check = |x: &CubeTensor, ok: bool| {
         assert!(
@@ -85,6 +83,8 @@ pub(super) fn adamw(
     if let Some(x) = &rounded {
         check(x, matches!(x.dtype, DType::BF16 | DType::F16));
     }
+    let [param, exp_avg, exp_avg_sq] = [param, exp_avg, exp_avg_sq].map(own);
+    let rounded = rounded.map(room);
     let AdamwStep { lr, beta_1, beta_2, epsilon, weight_decay, grad_factor, .. } = *step;
     let lanes = lanes(len);
     // A kernel is given a buffer for each argument, also for those that it does not look at.

@@ -73,14 +73,16 @@ pub fn adamw(state: AdamwState, grad: Tensor<1>, step: &AdamwStep) -> AdamwState
 ///
 /// # Shapes
 /// `factor: [1]`, f32, on the device of the others
+///
 /// # Panics
-/// As [`adamw`].
+/// As [`adamw`], or if `factor` is anything else.
 pub fn adamw_scaled(
     state: AdamwState,
     grad: Tensor<1>,
     factor: Tensor<1>,
     step: &AdamwStep,
 ) -> AdamwState {
+    check_factor(&factor);
     #[cfg(feature = "cuda")]
     if is_on_gpu(&grad) {
         return cube::adamw(state, grad, Some(factor), step);
@@ -88,11 +90,25 @@ pub fn adamw_scaled(
     reference::adamw(state, grad, Some(factor), step)
 }
 
+/// A factor on the device is one f32.
+fn check_factor(factor: &Tensor<1>) {
+    assert!(
+        factor.dims() == [1] && factor.dtype() == DType::F32,
+        "a factor on the device is one f32, not {:?} {}",
+        factor.dims(),
+        factor.dtype().name()
+    );
+}
+
 /// `x * factor`, in place where nobody else holds `x`.
 ///
 /// # Shapes
 /// `x: [n]`, f32, bf16 or f16; `factor: [1]`, f32, on the same device
+///
+/// # Panics
+/// If `factor` is anything else.
 pub fn scaled(x: Tensor<1>, factor: Tensor<1>) -> Tensor<1> {
+    check_factor(&factor);
     #[cfg(feature = "cuda")]
     if is_on_gpu(&x) {
         return cube::scaled(x, factor);
@@ -200,5 +216,11 @@ mod tests {
         assert!(!is_on_gpu(&constant([3])));
         assert_eq!(values(total(factor(3.0).repeat(&[4]))), [12.0]);
         assert_eq!(values(super::scaled(factor(3.0), factor(-2.0))), [-6.0]);
+    }
+
+    #[test]
+    #[should_panic(expected = "one f32, not [2] f32")]
+    fn a_factor_of_two_numbers_is_refused() {
+        scaled(constant([3]), constant([2]));
     }
 }

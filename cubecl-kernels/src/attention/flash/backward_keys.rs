@@ -63,7 +63,7 @@ pub(super) fn flash_backward_keys<F: Float>(
     let mut index = 0u32;
     // One round more than there are tiles: the first only asks for one.
     while index <= count {
-        wait_for_copies(0usize);
+        wait_for_copies();
         sync_cube();
         if index < count {
             let i = (begin + index % per_head) * comptime!(tile as u32);

@@ -108,14 +108,14 @@ pub(super) fn flash_forward<F: Float>(
     let mut key = begin;
     while key < end {
         // The keys are there, and nobody reads the last tile's values any more.
-        wait_for_copies(0usize);
+        wait_for_copies();
         sync_cube();
         copy_tile::<F>(v, &of_v, start_v, key, &mut tiles, at_v, keys, d_v, units);
 
         let mut scores = multiply_rows::<F>(&mma, &tiles, 0usize, row, at_k, stretches, keys, d);
 
         // The values are there, and nobody reads these keys any more.
-        wait_for_copies(0usize);
+        wait_for_copies();
         sync_cube();
         let next = key + comptime!(keys as u32);
         if next < end {
@@ -190,7 +190,7 @@ pub(super) fn flash_forward<F: Float>(
         add_columns::<F>(&mma, &scores, &tiles, at_v, &mut sums, stretches, keys, d_v);
         key = next;
     }
-    wait_for_copies(0usize);
+    wait_for_copies();
 
     let heads = CUBE_COUNT_Y;
     #[unroll]

@@ -86,25 +86,27 @@ pub(super) fn copy_tile<F: Float>(
     gpu_asm!("cp.async.commit_group;");
 }
 
-/// Waits until all but the `pending` youngest of this unit's copies are there.
+/// Waits until all of this unit's copies are there.
 #[cube]
-pub(super) fn wait_for_copies(#[comptime] pending: usize) {
-    gpu_asm!("cp.async.wait_group {};", const pending);
+pub(super) fn wait_for_copies() {
+    gpu_asm!("cp.async.wait_group 0;");
 }
 
-/// Rows `row..row + 16`, columns `16 step..16 step + 16`, as the left operand.
+/// Rows `row..row + 16`, columns `16 step..16 step + 16`: a left operand; or, transposed, two right
+/// operands of 8 columns each, summed over the rows.
 #[cube]
-fn left<F: Float>(
+fn block<F: Float>(
     mma: &MmaDefinition<F, F, f32>,
     tile: &Shared<[F]>,
     at: usize,
     row: u32,
     #[comptime] step: usize,
     #[comptime] d: usize,
+    #[comptime] transposed: bool,
 ) -> Array<Pair<F>> {
     let lane = UNIT_POS_X;
     let from = at + place(row + lane % 16, comptime!(2 * step as u32) + lane / 16, d);
-    mma.load_matrix::<F, Const<2>>(&tile[from..from + CHUNK], MatrixIdent::A, 4usize, false)
+    mma.load_matrix::<F, Const<2>>(&tile[from..from + CHUNK], MatrixIdent::A, 4usize, transposed)
 }
 
 /// Rows `row..row + 16` as the columns of two right operands of 8, summed over columns
@@ -122,22 +124,6 @@ fn right_of_rows<F: Float>(
     let chunk = comptime!(2 * step as u32) + lane / 8 % 2;
     let from = at + place(row + lane / 16 * 8 + lane % 8, chunk, d);
     mma.load_matrix::<F, Const<2>>(&tile[from..from + CHUNK], MatrixIdent::A, 4usize, false)
-}
-
-/// Columns `16 step..16 step + 16` as the columns of two right operands of 8, summed over rows
-/// `row..row + 16` of the tile.
-#[cube]
-fn right_of_columns<F: Float>(
-    mma: &MmaDefinition<F, F, f32>,
-    tile: &Shared<[F]>,
-    at: usize,
-    row: u32,
-    #[comptime] step: usize,
-    #[comptime] d: usize,
-) -> Array<Pair<F>> {
-    let lane = UNIT_POS_X;
-    let from = at + place(row + lane % 16, comptime!(2 * step as u32) + lane / 16, d);
-    mma.load_matrix::<F, Const<2>>(&tile[from..from + CHUNK], MatrixIdent::A, 4usize, true)
 }
 
 /// Adds the product of `a` with the two right operands in `b` to the sums `at` and `at + 1`, which
@@ -212,7 +198,7 @@ pub(super) fn multiply_rows<F: Float>(
         #[unroll]
         for stretch in 0..stretches {
             let row = row + comptime!(16 * stretch as u32);
-            a.push(left::<F>(mma, tiles, at_left, row, step, d));
+            a.push(block::<F>(mma, tiles, at_left, row, step, d, false));
         }
         #[unroll]
         for pair in 0..comptime!(columns / 16) {
@@ -252,7 +238,7 @@ pub(super) fn add_columns<F: Float>(
         #[unroll]
         for pair in 0..comptime!(steps(d)) {
             let row = comptime!(16 * step as u32).runtime();
-            let b = right_of_columns::<F>(mma, tiles, at_right, row, pair, d);
+            let b = block::<F>(mma, tiles, at_right, row, pair, d, true);
             #[unroll]
             for stretch in 0..stretches {
                 let at = comptime!(stretch * steps(d) * 2 + 2 * pair);

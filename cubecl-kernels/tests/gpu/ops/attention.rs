@@ -95,6 +95,15 @@ fn views() -> Result<(), String> {
             );
         }
     }
+    // Heads that lie across rows cannot be copied 16 bytes at a time.
+    let (s, d) = (21, 16);
+    compare!(
+        "attention of queries that lie across",
+        DType::BF16,
+        DTYPES[1].1,
+        [q: [s, 1, d, 2], k: [s, 1, 2, d], v: [s, 1, 2, d]],
+        |_, q: Tensor<4>, k, v| attention(q.swap_dims(2, 3), k, v, AttentionOptions::causal())
+    );
     Ok(())
 }
 

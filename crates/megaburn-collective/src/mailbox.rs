@@ -1,7 +1,7 @@
 //! Where a rank's messages wait for it, and where it learns that none will come.
 
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::{HashMap, HashSet, VecDeque},
     sync::PoisonError,
     time::{Duration, Instant},
 };
@@ -10,6 +10,17 @@ use crate::{
     fault::{Channel, TransportError},
     sync::{Condvar, Mutex, MutexGuard},
 };
+
+/// What a rank hears after its time was over.
+#[derive(Debug)]
+pub(crate) struct Heard {
+    /// Ranks that ask this one why they wait for it.
+    pub(crate) asked_by: Vec<usize>,
+    /// Whether the rank waited for waits as well.
+    pub(crate) waits_too: bool,
+    /// The failure that ends all waits.
+    pub(crate) failure: Option<TransportError>,
+}
 
 /// What has arrived for one rank and was not taken yet.
 #[derive(Debug)]
@@ -22,13 +33,23 @@ pub(crate) struct Mailbox<M> {
 struct State<M> {
     queues: HashMap<(Channel, usize), VecDeque<M>>,
     left: HashMap<usize, String>,
+    /// Whose time is over and who were not answered yet.
+    asked_by: Vec<usize>,
+    /// Who answered that they wait as well.
+    waits_too: HashSet<usize>,
     /// The first failure of any rank: nobody can go on.
     failure: Option<TransportError>,
 }
 
 impl<M> Default for Mailbox<M> {
     fn default() -> Self {
-        let state = State { queues: HashMap::new(), left: HashMap::new(), failure: None };
+        let state = State {
+            queues: HashMap::new(),
+            left: HashMap::new(),
+            asked_by: Vec::new(),
+            waits_too: HashSet::new(),
+            failure: None,
+        };
         Self { state: Mutex::new(state), changed: Condvar::new() }
     }
 }
@@ -65,22 +86,56 @@ impl<M> Mailbox<M> {
         self.changed.notify_all();
     }
 
+    /// Rank `from` asks why it waits for this rank.
+    pub(crate) fn ask(&self, from: usize) {
+        self.lock().asked_by.push(from);
+        self.changed.notify_all();
+    }
+
+    /// Rank `from` answers that it waits as well.
+    pub(crate) fn answer(&self, from: usize) {
+        self.lock().waits_too.insert(from);
+        self.changed.notify_all();
+    }
+
     /// Takes the next message of `from`, waiting until `deadline`. What has arrived is handed out
     /// even when its sender is gone since: a rank that finished first left its last words here.
+    ///
+    /// The wait is over earlier where another rank's is, unless this rank began late: with less than
+    /// half of its time gone, it is the one to blame.
     pub(crate) fn take(
         &self,
         from: usize,
         channel: Channel,
         deadline: Instant,
     ) -> Result<M, TransportError> {
+        let begin = Instant::now();
         let arrived = |state: &mut State<M>| {
             let queue = state.queues.get_mut(&(channel, from));
-            match queue.and_then(VecDeque::pop_front) {
-                Some(message) => Some(Ok(message)),
-                None => state.gone(from).map(Err),
+            if let Some(message) = queue.and_then(VecDeque::pop_front) {
+                return Some(Ok(message));
             }
+            let overdue = || {
+                let (waited, left) = (begin.elapsed(), deadline.saturating_duration_since(begin));
+                !state.asked_by.is_empty() && 2 * waited > left
+            };
+            state.gone(from).or_else(|| overdue().then_some(TransportError::Timeout)).map(Err)
         };
         self.wait(deadline, arrived).unwrap_or(Err(TransportError::Timeout))
+    }
+
+    /// What this rank hears until `deadline` from those that ask it and from `peer`, whom it asked;
+    /// an answer that is `known` is no news.
+    pub(crate) fn wait_overdue(&self, peer: usize, known: bool, deadline: Instant) -> Heard {
+        let news = |state: &mut State<M>| {
+            let heard = state.heard(peer);
+            let any = heard.failure.is_some() || heard.waits_too && !known;
+            if any || !heard.asked_by.is_empty() {
+                return Some(heard);
+            }
+            None
+        };
+        self.wait(deadline, news).unwrap_or_else(|| self.lock().heard(peer))
     }
 
     /// Why `peer` can no longer be talked to, if it cannot.
@@ -119,6 +174,14 @@ impl<M> Mailbox<M> {
 }
 
 impl<M> State<M> {
+    fn heard(&mut self, peer: usize) -> Heard {
+        Heard {
+            asked_by: std::mem::take(&mut self.asked_by),
+            waits_too: self.waits_too.contains(&peer),
+            failure: self.gone(peer),
+        }
+    }
+
     fn gone(&self, peer: usize) -> Option<TransportError> {
         let left = || {
             let why = self.left.get(&peer)?.clone();

@@ -4,7 +4,7 @@ use crate::{
     fault::{Channel, TransportError},
     mailbox::Mailbox,
     message::Message,
-    transport::Transport,
+    transport::{Overdue, Transport},
 };
 
 /// Ranks as threads of one process: a message is an `Arc` put into the receiver's mailbox.
@@ -46,6 +46,10 @@ impl Transport for ThreadTransport {
         self.mailboxes.len()
     }
 
+    fn mailbox(&self) -> &Mailbox<Message> {
+        &self.mailboxes[self.rank]
+    }
+
     fn send(
         &self,
         to: usize,
@@ -61,17 +65,11 @@ impl Transport for ThreadTransport {
         Ok(())
     }
 
-    fn receive(
-        &self,
-        from: usize,
-        channel: Channel,
-        deadline: Instant,
-    ) -> Result<Message, TransportError> {
-        self.mailboxes[self.rank].take(from, channel, deadline)
-    }
-
-    fn gone(&self, peer: usize) -> Option<TransportError> {
-        self.mailboxes[self.rank].gone(peer)
+    fn say(&self, to: usize, overdue: Overdue) {
+        match overdue {
+            Overdue::Question => self.mailboxes[to].ask(self.rank),
+            Overdue::WaitsToo => self.mailboxes[to].answer(self.rank),
+        }
     }
 
     fn abort(&self, by: usize, reason: &str) {

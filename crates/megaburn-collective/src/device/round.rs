@@ -44,8 +44,7 @@ impl Round {
     ) -> Option<(usize, Disagreement)> {
         let (mut asked, mut news) = (false, false);
         for peer in group.others() {
-            // Only what has arrived: the deadline is over.
-            while let Ok(message) = transport.receive(peer, group.channel, Instant::now()) {
+            while let Some(message) = transport.arrived(peer, group.channel) {
                 let said = serde_json::from_slice::<Bulletin>(message.payload.as_slice());
                 let Ok(bulletin) = said else { continue };
                 asked |= bulletin.asks;

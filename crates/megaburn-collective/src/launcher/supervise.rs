@@ -174,6 +174,8 @@ impl Run<'_> {
 
     fn terminate(&mut self) {
         self.signal_all(Signal::SIGTERM);
+        // A stopped rank hears it only when it goes on.
+        self.signal_all(Signal::SIGCONT);
         self.told = true;
         self.plan = Plan::Kill(Instant::now() + self.options.grace);
     }

@@ -16,11 +16,13 @@ use crate::{
     fault::{Channel, TransportError},
     mailbox::Mailbox,
     message::{Message, Payload},
-    transport::Transport,
+    transport::{Overdue, Transport},
 };
 
 /// How long the bad news of one failure may hold up the rank that brings it.
 const LAST_WORDS: Duration = Duration::from_secs(1);
+/// How long a word may take for which nobody waits.
+const AT_ONCE: Duration = Duration::from_millis(100);
 /// How long a rank that leaves waits until the others have read what it sent them.
 const LINGER: Duration = Duration::from_secs(5);
 /// The same after a failure, when nothing is worth waiting for.
@@ -140,19 +142,23 @@ impl Peer {
 
     /// Says a last word, if the connection is whole; ends it where it is not, which is as clear.
     fn last_word(&self, word: &Word, deadline: Instant) {
-        let said = loop {
+        if !self.say(word, deadline) {
+            let _ = self.stream.shutdown(Shutdown::Both);
+        }
+    }
+
+    /// Says a word without a payload; false if the connection did not take it in time.
+    fn say(&self, word: &Word, deadline: Instant) -> bool {
+        loop {
             match self.torn.try_lock() {
                 Ok(mut torn) => {
                     let until = Until::new(&self.stream, deadline);
-                    break self.write(&mut torn, until, word, 0, None).is_ok();
+                    return self.write(&mut torn, until, word, 0, None).is_ok();
                 }
-                Err(TryLockError::Poisoned(_)) => break false,
-                Err(TryLockError::WouldBlock) if Instant::now() >= deadline => break false,
+                Err(TryLockError::Poisoned(_)) => return false,
+                Err(TryLockError::WouldBlock) if Instant::now() >= deadline => return false,
                 Err(TryLockError::WouldBlock) => thread::sleep(Duration::from_millis(1)),
             }
-        };
-        if !said {
-            let _ = self.stream.shutdown(Shutdown::Both);
         }
     }
 }
@@ -171,6 +177,8 @@ fn read(from: usize, stream: &TcpStream, mailbox: &Mailbox<Message>) {
                 let payload = Payload::new(Bytes::from_bytes_vec(payload));
                 mailbox.deliver(from, channel, Message { call, payload });
             }
+            Word::Overdue(Overdue::Question) => mailbox.ask(from),
+            Word::Overdue(Overdue::WaitsToo) => mailbox.answer(from),
             Word::Abort { by, reason } => mailbox.abort(by, &reason),
             Word::Leave => {
                 mailbox.leave(from, "it finished and left");
@@ -191,6 +199,10 @@ impl Transport for TcpTransport {
         self.peers.len()
     }
 
+    fn mailbox(&self) -> &Mailbox<Message> {
+        &self.mailbox
+    }
+
     fn send(
         &self,
         to: usize,
@@ -201,17 +213,10 @@ impl Transport for TcpTransport {
         self.write(to, &Word::Data(message.call), channel, Some(&message.payload), deadline)
     }
 
-    fn receive(
-        &self,
-        from: usize,
-        channel: Channel,
-        deadline: Instant,
-    ) -> Result<Message, TransportError> {
-        self.mailbox.take(from, channel, deadline)
-    }
-
-    fn gone(&self, peer: usize) -> Option<TransportError> {
-        self.mailbox.gone(peer)
+    fn say(&self, to: usize, overdue: Overdue) {
+        if let Some(peer) = &self.peers[to] {
+            peer.say(&Word::Overdue(overdue), Instant::now() + AT_ONCE);
+        }
     }
 
     fn abort(&self, by: usize, reason: &str) {

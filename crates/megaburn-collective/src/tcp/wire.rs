@@ -10,10 +10,11 @@ use serde::{Deserialize, Serialize};
 use crate::{
     fault::Channel,
     message::{Call, Payload},
+    transport::Overdue,
 };
 
 /// Ranks that speak another version are refused.
-pub(super) const VERSION: u32 = 1;
+pub(super) const VERSION: u32 = 2;
 
 const MAGIC: [u8; 4] = *b"mgbn";
 const HEADER: usize = 24;
@@ -41,6 +42,8 @@ pub(super) enum Word {
     Refused { why: String },
     /// A message; its contribution is the payload.
     Data(Call),
+    /// About a wait that took too long.
+    Overdue(Overdue),
     /// Rank `by` failed first.
     Abort { by: usize, reason: String },
     /// The sender finished.

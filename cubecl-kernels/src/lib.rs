@@ -53,7 +53,10 @@ mod swiglu;
 #[cfg(test)]
 mod testing;
 
-pub use attention::{AttentionKernel, AttentionOptions, attention, set_attention_kernel};
+pub use attention::{
+    AttentionDropout, AttentionKernel, AttentionOptions, PackedSequences, attention,
+    set_attention_kernel,
+};
 pub use cross_entropy::{CrossEntropyOptions, cross_entropy, linear_cross_entropy};
 pub use dropout::{DropoutKey, dropout};
 pub use embedding::{EmbeddingOptions, embedding};

@@ -34,7 +34,7 @@ pub enum Purpose {
 /// rng.fill_normal(6, &mut tail);
 /// assert_eq!(whole[6..], tail);
 /// ```
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PositionRng {
     key: [u32; 2],
     stream: u64,

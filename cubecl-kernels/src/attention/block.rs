@@ -12,10 +12,10 @@ use std::ops::Range;
 
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, TensorMetadata};
-use burn::tensor::{Shape, Slice};
+use burn::tensor::{Shape, Slice, TensorData};
 
-use super::AttentionOptions;
 use super::scores::{Scores, Visible};
+use super::{AttentionDropout, AttentionOptions};
 use crate::primitive::{cast, compute_dtype};
 use crate::products::Products;
 
@@ -69,8 +69,12 @@ pub(super) struct Block<T> {
     single: bool,
     /// `[b, hkv, r, d]`.
     q: T,
-    /// `[b, hkv, r, keys]`.
+    /// `[b, hkv, r, keys]`, before any are dropped.
     probabilities: T,
+    /// What each probability is multiplied with, in the compute dtype, where some are dropped.
+    kept: Option<T>,
+    /// The derivative of the scores by what is under their cap, if there is one.
+    slope: Option<T>,
     /// `[b, hkv, r, d_v]`.
     out: T,
 }
@@ -105,15 +109,43 @@ pub(super) fn forward<B: Products + Scores>(
     let (dtype, wide) = (q.dtype().into(), compute_dtype(q.dtype()));
     let k = transposed::<B>(narrow::<B>(k, &keys));
     let scores = B::product(q.clone(), k, options.factor(d), wide);
+    let (scores, slope) = match options.soft_cap {
+        Some(cap) => capped::<B>(scores, cap),
+        None => (scores, None),
+    };
+    let kept = options.dropout.as_ref().map(|AttentionDropout { p, key }| {
+        let [b, hkv, rows, keys_len] = scores.shape().dims();
+        let key = key.clone().moved(2, queries.start).moved(3, keys.start);
+        let factors = key.factors(&[b, hkv * group, rows / group, keys_len], *p);
+        let factors = TensorData::new(factors, scores.shape());
+        cast::<B>(B::float_from_data(factors, &scores.device()), wide)
+    });
     let visible = Visible { queries: queries.clone(), keys: keys.clone(), s_k, options };
     let probabilities = B::probabilities(scores, &visible, dtype);
-    let out = B::product(probabilities.clone(), narrow::<B>(v, &keys), 1.0, dtype);
+    let left = dropped::<B>(probabilities.clone(), kept.as_ref());
+    let out = B::product(left, narrow::<B>(v, &keys), 1.0, dtype);
     let y = unfold::<B>(out.clone(), group);
     let single = queries.clone().any(|i| options.visible(i, s_k).len() == 1);
-    (y, Block { queries, keys, group, single, q, probabilities, out })
+    (y, Block { queries, keys, group, single, q, probabilities, kept, slope, out })
 }
 
-/// The gradients of a block, from `dy: [s_q, b, hq * d_v]` and the keys and values of the forward.
+/// `cap * tanh(x / cap)` and its derivative.
+fn capped<B: Backend>(x: FloatTensor<B>, cap: f64) -> (FloatTensor<B>, Option<FloatTensor<B>>) {
+    let share = B::float_tanh(B::float_mul_scalar(x, (1.0 / cap).into()));
+    let square = B::float_mul(share.clone(), share.clone());
+    let slope = B::float_add_scalar(B::float_neg(square), 1.0.into());
+    (B::float_mul_scalar(share, cap.into()), Some(slope))
+}
+
+/// `x` times the factors, if there are any, in its own dtype.
+fn dropped<B: Backend>(x: FloatTensor<B>, factors: Option<&FloatTensor<B>>) -> FloatTensor<B> {
+    let Some(factors) = factors else { return x };
+    let dtype = x.dtype().into();
+    let x = cast::<B>(x, factors.dtype().into());
+    cast::<B>(B::float_mul(x, factors.clone()), dtype)
+}
+
+/// The gradients of a block, from `dy: [s_q, b, hq, d_v]` and the keys and values of the forward.
 /// Those of keys and values are in the compute dtype, to be summed.
 pub(super) fn backward<B: Products + Scores>(
     block: Block<FloatTensor<B>>,
@@ -122,14 +154,17 @@ pub(super) fn backward<B: Products + Scores>(
     v: FloatTensor<B>,
     scale: f64,
 ) -> BlockGradients<FloatTensor<B>> {
-    let Block { queries, keys, group, single, q, probabilities, out } = block;
+    let Block { queries, keys, group, single, q, probabilities, kept, slope, out } = block;
     let (dtype, wide) = (q.dtype().into(), compute_dtype(q.dtype()));
     let (k, v) = (narrow::<B>(k, &keys), narrow::<B>(v, &keys));
     let dout = fold::<B>(B::float_slice(dy, &[Slice::from(queries)]), k.shape()[1], group);
     let dprobabilities = B::product(dout.clone(), transposed::<B>(v), 1.0, wide);
-    let dv = B::product(transposed::<B>(probabilities.clone()), dout.clone(), 1.0, wide);
+    let dprobabilities = dropped::<B>(dprobabilities, kept.as_ref());
+    let left = dropped::<B>(probabilities.clone(), kept.as_ref());
+    let dv = B::product(transposed::<B>(left), dout.clone(), 1.0, wide);
     let output = (!single).then_some((out, dout));
-    let dscores = cast::<B>(B::score_gradient(probabilities, dprobabilities, output), dtype);
+    let dscores = B::score_gradient(probabilities, dprobabilities, output);
+    let dscores = cast::<B>(dropped::<B>(dscores, slope.as_ref()), dtype);
     let dq = B::product(dscores.clone(), k, scale, dtype);
     let dk = B::product(transposed::<B>(dscores), q, scale, wide);
     BlockGradients { q: unfold::<B>(dq, group), keys, k: dk, v: dv }

@@ -1,12 +1,14 @@
 //! Scaled dot-product attention with grouped queries (Ainslie et al., 2023, arXiv:2305.13245).
 
 mod block;
+mod composed;
 #[cfg(feature = "cuda")]
 mod flash;
 mod fused;
 mod kernel;
 mod op;
 mod options;
+mod packed;
 pub(crate) mod reference;
 mod scores;
 #[cfg(feature = "cuda")]
@@ -17,7 +19,8 @@ use burn::tensor::Tensor;
 
 pub use kernel::{AttentionKernel, set_attention_kernel};
 use op::AttentionOps;
-pub use options::AttentionOptions;
+pub use options::{AttentionDropout, AttentionOptions};
+pub use packed::PackedSequences;
 
 /// `softmax(q k^T * scale, visible keys) v`, where `hq / hkv` neighbouring query heads share a head
 /// of keys and values.
@@ -34,8 +37,23 @@ pub use options::AttentionOptions;
 /// - result: `[s_q, b, hq * d_v]`
 ///
 /// # Panics
-/// If the shapes do not fit, `hkv` does not divide `hq`, or there is no query or no key.
-pub fn attention(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, options: AttentionOptions) -> Tensor<3> {
+/// If the shapes do not fit, `hkv` does not divide `hq`, there is no query or no key, or an option is
+/// for other shapes.
+pub fn attention(
+    q: Tensor<4>,
+    k: Tensor<4>,
+    v: Tensor<4>,
+    mut options: AttentionOptions,
+) -> Tensor<3> {
+    check([&q, &k, &v], &options);
+    options.dropout = options.dropout.filter(|dropout| dropout.p > 0.0);
+    let ([s_q, b, hq, _], d_v) = (q.dims(), v.dims()[3]);
+    let (q, k, v) = (q.into_dispatch(), k.into_dispatch(), v.into_dispatch());
+    let y = <Dispatch as AttentionOps>::grouped_attention(q, k, v, options);
+    Tensor::<4>::from_dispatch(y).reshape([s_q, b, hq * d_v])
+}
+
+fn check([q, k, v]: [&Tensor<4>; 3], options: &AttentionOptions) {
     let ([s_q, b, hq, d], [s_k, b_k, hkv, d_k]) = (q.dims(), k.dims());
     let [s_v, b_v, h_v, _] = v.dims();
     assert!(
@@ -48,16 +66,17 @@ pub fn attention(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, options: AttentionOpt
         k.dims(),
         v.dims()
     );
-    let (q, k, v) = (q.into_dispatch(), k.into_dispatch(), v.into_dispatch());
-    Tensor::from_dispatch(<Dispatch as AttentionOps>::grouped_attention(q, k, v, options))
+    options.check([b, hq, s_q, s_k]);
 }
 
 #[cfg(test)]
 mod tests {
     use burn::tensor::DType;
+    use megaburn_mesh::{PositionRng, Purpose};
     use rstest::rstest;
 
     use super::*;
+    use crate::DropoutKey;
     use crate::testing::{assert_close, assert_same_function, constant, leaf, normal, values};
 
     /// `(q, k, v)` for `[s_q, s_k, b, hq, hkv, d]`.
@@ -66,7 +85,22 @@ mod tests {
     }
 
     fn options(causal: bool, query_offset: usize, window: Option<usize>) -> AttentionOptions {
-        AttentionOptions { scale: None, causal, query_offset, window }
+        AttentionOptions { causal, query_offset, window, ..Default::default() }
+    }
+
+    fn packed<const N: usize, const B: usize>(
+        queries: [[usize; N]; B],
+        keys: [[usize; N]; B],
+        options: AttentionOptions,
+    ) -> AttentionOptions {
+        let sequences = PackedSequences::new(queries).with_keys(keys);
+        AttentionOptions { sequences: Some(sequences), ..options }
+    }
+
+    fn dropped(p: f64, shape: [usize; 4], options: AttentionOptions) -> AttentionOptions {
+        let rng = PositionRng::new(7, Purpose::Dropout, "attention").with_stream(2);
+        let dropout = Some(AttentionDropout::new(p, DropoutKey::new(rng, &shape)));
+        AttentionOptions { dropout, ..options }
     }
 
     #[rstest]
@@ -86,6 +120,17 @@ mod tests {
     #[case::blocks_with_window([99, 99, 1, 2, 1, 4], options(true, 0, Some(20)))]
     #[case::blocks_without_keys([99, 30, 1, 2, 2, 4], options(true, 3, Some(5)))]
     #[case::scale([4, 4, 1, 2, 1, 4], AttentionOptions { scale: Some(0.9), ..AttentionOptions::causal() })]
+    #[case::soft_cap([9, 9, 2, 4, 2, 8], AttentionOptions { soft_cap: Some(0.7), ..AttentionOptions::causal() })]
+    #[case::packed([9, 9, 2, 4, 2, 4], packed([[0, 4, 9], [0, 8, 9]], [[0, 4, 9], [0, 8, 9]], options(true, 0, None)))]
+    #[case::packed_not_causal([9, 9, 2, 2, 1, 4], packed([[0, 4, 9], [0, 8, 9]], [[0, 4, 9], [0, 8, 9]], options(false, 0, None)))]
+    #[case::packed_with_window([50, 50, 1, 2, 2, 4], packed([[0, 17, 50]], [[0, 17, 50]], options(true, 0, Some(6))))]
+    #[case::packed_crossed([7, 12, 2, 4, 2, 4], packed([[0, 0, 5, 7], [0, 3, 4, 7]], [[0, 2, 8, 12], [0, 12, 12, 12]], options(true, 3, None)))]
+    #[case::dropout([6, 7, 2, 4, 2, 4], dropped(0.4, [2, 4, 6, 7], options(false, 0, None)))]
+    #[case::dropout_in_blocks([70, 70, 1, 2, 1, 4], dropped(0.3, [1, 2, 70, 70], options(true, 0, None)))]
+    #[case::all_of_it([40, 40, 2, 4, 2, 4], AttentionOptions {
+        soft_cap: Some(1.5),
+        ..dropped(0.2, [2, 4, 40, 40], packed([[0, 33, 40], [0, 3, 40]], [[0, 33, 40], [0, 3, 40]], options(true, 0, Some(9))))
+    })]
     fn values_and_gradients_are_those_of_the_reference(
         #[case] shape: [usize; 6],
         #[case] options: AttentionOptions,
@@ -184,6 +229,44 @@ mod tests {
             attention(q, k.clone(), v.clone(), options(true, start, None))
         });
         assert_close(Tensor::cat(parts.to_vec(), 0), whole, 1e-6);
+    }
+
+    #[test]
+    fn packed_sequences_are_those_attended_one_by_one() {
+        let (q, k, v) = qkv([10, 10, 1, 4, 2, 8]);
+        let bounds = [0, 3, 4, 10];
+        let options = packed([bounds], [bounds], AttentionOptions::causal());
+        let whole = attention(q.clone(), k.clone(), v.clone(), options);
+        let parts = bounds.windows(2).map(|ends| {
+            let [q, k, v] = [&q, &k, &v].map(|x| x.clone().slice([ends[0]..ends[1]]));
+            attention(q, k, v, AttentionOptions::causal())
+        });
+        assert_close(Tensor::cat(parts.collect(), 0), whole, 1e-6);
+    }
+
+    #[test]
+    fn heads_and_queries_of_a_rank_drop_what_the_whole_drops() {
+        let (q, k, v) = qkv([6, 6, 2, 4, 2, 8]);
+        let options = dropped(0.5, [2, 4, 6, 6], options(false, 0, None));
+        let whole = attention(q.clone(), k.clone(), v.clone(), options.clone());
+        let parts = [(0, 0), (0, 3), (1, 0), (1, 3)].map(|(kv, at)| {
+            let q = q.clone().slice([at..at + 3, 0..2, 2 * kv..2 * kv + 2]);
+            let [k, v] = [&k, &v].map(|x| x.clone().narrow(2, kv, 1));
+            let AttentionDropout { p, key } = options.dropout.clone().unwrap();
+            let key = key.with_offset(1, 2 * kv).with_offset(2, at);
+            let dropout = Some(AttentionDropout::new(p, key));
+            attention(q, k, v, AttentionOptions { dropout, ..options.clone() })
+        });
+        let [a, b, c, d] = parts;
+        let found = Tensor::cat(vec![Tensor::cat(vec![a, b], 0), Tensor::cat(vec![c, d], 0)], 2);
+        assert_close(found, whole, 1e-6);
+    }
+
+    #[test]
+    #[should_panic(expected = "soft cap 0 is not above 0")]
+    fn a_soft_cap_of_zero_is_refused() {
+        let (q, k, v) = qkv([2, 2, 1, 1, 1, 2]);
+        attention(q, k, v, AttentionOptions { soft_cap: Some(0.0), ..Default::default() });
     }
 
     #[test]

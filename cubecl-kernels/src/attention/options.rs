@@ -1,5 +1,8 @@
 use std::ops::Range;
 
+use super::packed::{PackedSequences, Sequence};
+use crate::DropoutKey;
+
 /// Which keys a query sees, and how scores are scaled. The default: all keys, `1 / sqrt(d)`.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct AttentionOptions {
@@ -13,12 +16,84 @@ pub struct AttentionOptions {
     /// A query sees only keys with `position - j < window` (Mistral's sliding window; it bounds the
     /// past, with or without `causal`).
     pub window: Option<usize>,
+    /// Scores are `cap * tanh(score / cap)` before they are masked (Gemma 2, arXiv:2408.00118).
+    pub soft_cap: Option<f64>,
+    /// Several sequences in the rows of the batch, which do not see each other.
+    pub sequences: Option<PackedSequences>,
+    /// Which probabilities are set to 0, of which sums and the result know nothing else.
+    pub dropout: Option<AttentionDropout>,
+}
+
+/// Dropout of attention's probabilities: a function of seed, path, stream and the place of query, key
+/// and head in the whole, so that ranks that hold parts of it agree.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AttentionDropout {
+    /// The share of probabilities that is dropped; those kept are divided by `1 - p`.
+    pub p: f64,
+    /// For the global tensor of probabilities, `[b, hq, s_q, s_k]`.
+    pub key: DropoutKey,
+}
+
+impl AttentionDropout {
+    /// Drops the share `p` of the probabilities.
+    ///
+    /// # Panics
+    /// If `p` is not in `[0, 1)`.
+    pub fn new(p: f64, key: DropoutKey) -> Self {
+        assert!((0.0..1.0).contains(&p), "attention: dropout probability {p} is not in [0, 1)");
+        Self { p, key }
+    }
+}
+
+/// What is attended by itself.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Piece {
+    /// Rows of the batch.
+    pub(super) rows: Range<usize>,
+    pub(super) queries: Range<usize>,
+    pub(super) keys: Range<usize>,
+    /// Without sequences.
+    pub(super) options: AttentionOptions,
 }
 
 impl AttentionOptions {
     /// Causal self-attention over a whole sequence.
     pub fn causal() -> Self {
         Self { causal: true, ..Self::default() }
+    }
+
+    /// Panics unless the options are for `b` rows of `s_q` queries and `s_k` keys, with `hq` heads.
+    pub(super) fn check(&self, [b, hq, s_q, s_k]: [usize; 4]) {
+        if let Some(sequences) = &self.sequences {
+            sequences.check(b, s_q, s_k);
+        }
+        if let Some(AttentionDropout { key, .. }) = &self.dropout {
+            key.check(&[b, hq, s_q, s_k]);
+        }
+        if let Some(cap) = self.soft_cap {
+            assert!(cap > 0.0 && cap.is_finite(), "attention: soft cap {cap} is not above 0");
+        }
+    }
+
+    /// The sequences, one by one; all of it where there are none.
+    pub(super) fn pieces(&self, b: usize, s_q: usize, s_k: usize) -> Vec<Piece> {
+        let Some(sequences) = &self.sequences else {
+            return vec![Piece {
+                rows: 0..b,
+                queries: 0..s_q,
+                keys: 0..s_k,
+                options: self.clone(),
+            }];
+        };
+        let piece = |Sequence { row, queries, keys }| {
+            let dropout = self.dropout.clone().map(|AttentionDropout { p, key }| {
+                let key = key.moved(0, row).moved(2, queries.start).moved(3, keys.start);
+                AttentionDropout { p, key }
+            });
+            let options = Self { sequences: None, dropout, ..self.clone() };
+            Piece { rows: row..row + 1, queries, keys, options }
+        };
+        sequences.sequences().map(piece).collect()
     }
 
     /// The factor of the scores of heads of size `d`.

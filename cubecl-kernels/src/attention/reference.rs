@@ -1,6 +1,7 @@
 use burn::tensor::{Tensor, TensorData};
 
-use super::AttentionOptions;
+use super::{AttentionDropout, AttentionOptions};
+use crate::dropout::reference::dropout;
 use crate::primitive::compute_dtype;
 use crate::softmax::{SoftmaxMask, scale_mask_softmax};
 
@@ -14,19 +15,35 @@ pub fn attention(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, options: AttentionOpt
     };
     debug_assert!(hq.is_multiple_of(hkv));
     let (q, k, v) = (heads_of(q), heads_of(k), heads_of(v));
-    let mut hidden = Vec::with_capacity(s_q * s_k);
-    for i in 0..s_q {
-        let position = options.query_offset + i;
-        hidden.extend((0..s_k).map(|j| {
-            let future = options.causal && j > position;
-            let past = options.window.is_some_and(|window| position >= j + window);
-            future || past
-        }));
-    }
-    let hidden = TensorData::new(hidden, [1, 1, s_q, s_k]);
+    let hidden = TensorData::new(hidden([b, s_q, s_k], &options), [b, 1, s_q, s_k]);
     let mask = SoftmaxMask::Masked(Tensor::from_data(hidden, &q.device().inner()));
-    let scores = q.matmul(k.transpose());
-    let out = scale_mask_softmax(scores, mask, options.factor(d)).matmul(v);
+    let mut scores = q.matmul(k.transpose()) * options.factor(d);
+    if let Some(cap) = options.soft_cap {
+        scores = (scores / cap).tanh() * cap;
+    }
+    let mut probabilities = scale_mask_softmax(scores, mask, 1.0);
+    if let Some(AttentionDropout { p, key }) = options.dropout {
+        probabilities = dropout(probabilities, p, key);
+    }
+    let out = probabilities.matmul(v);
     let d_v = out.dims()[3];
     out.permute([2, 0, 1, 3]).reshape([s_q, b, hq * d_v]).cast(dtype)
+}
+
+/// Whether a query does not see a key, `[b, s_q, s_k]`.
+fn hidden([b, s_q, s_k]: [usize; 3], options: &AttentionOptions) -> Vec<bool> {
+    let mut hidden = vec![true; b * s_q * s_k];
+    for piece in options.pieces(b, s_q, s_k) {
+        for row in piece.rows {
+            for (i, at_q) in piece.queries.clone().enumerate() {
+                let position = options.query_offset + i;
+                for (j, at_k) in piece.keys.clone().enumerate() {
+                    let future = options.causal && j > position;
+                    let past = options.window.is_some_and(|window| position >= j + window);
+                    hidden[(row * s_q + at_q) * s_k + at_k] = future || past;
+                }
+            }
+        }
+    }
+    hidden
 }

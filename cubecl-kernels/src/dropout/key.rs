@@ -11,7 +11,7 @@ use megaburn_mesh::PositionRng;
 /// let rng = PositionRng::new(42, Purpose::Dropout, "layers.3.attn").with_stream(5);
 /// let key = DropoutKey::new(rng, &[8, 2, 16]).with_offset(0, 4);
 /// ```
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct DropoutKey {
     rng: PositionRng,
     global_shape: Vec<usize>,
@@ -34,6 +34,12 @@ impl DropoutKey {
         let rank = self.offsets.len();
         assert!(dim < rank, "dropout key: dim {dim} of a tensor of {rank} dims");
         self.offsets[dim] = offset;
+        self
+    }
+
+    /// The same with the shard `by` further in `dim`.
+    pub(crate) fn moved(mut self, dim: usize, by: usize) -> Self {
+        self.offsets[dim] += by;
         self
     }
 

@@ -1,0 +1,99 @@
+//! Several sequences one behind the other, as attention sees them.
+
+use std::ops::Range;
+
+/// The bounds of sequences that lie one behind the other in the rows of a tensor (`cu_seqlens`): a
+/// query sees keys of its own sequence only, and positions count from each sequence's first key.
+///
+/// ```
+/// use megaburn_kernels::PackedSequences;
+///
+/// // Sequences of 3, 5 and 4 tokens in the 12 rows of a batch of one.
+/// let packed = PackedSequences::new([[0, 3, 8, 12]]);
+/// // A batch of two rows, each with bounds of its own.
+/// let rows = PackedSequences::new([vec![0, 12], vec![0, 7, 12]]);
+/// // Keys of another number than queries: 3 queries see 6 keys, 5 see none, 4 see 2.
+/// let crossed = packed.with_keys([[0, 6, 6, 8]]);
+/// # let _ = (rows, crossed);
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PackedSequences {
+    /// By row of the batch.
+    queries: Vec<Vec<usize>>,
+    keys: Vec<Vec<usize>>,
+}
+
+/// Queries, and the keys they see, of one sequence.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Sequence {
+    /// The row of the batch.
+    pub(super) row: usize,
+    pub(super) queries: Range<usize>,
+    pub(super) keys: Range<usize>,
+}
+
+impl PackedSequences {
+    /// By row of the batch: where each sequence begins, and where the last ends, for queries and keys
+    /// alike. Sequences may be empty.
+    pub fn new(cu_seqlens: impl IntoIterator<Item = impl Into<Vec<usize>>>) -> Self {
+        let queries: Vec<_> = cu_seqlens.into_iter().map(Into::into).collect();
+        Self { keys: queries.clone(), queries }
+    }
+
+    /// The same for keys that have other bounds, as many sequences in each row.
+    pub fn with_keys(self, cu_seqlens: impl IntoIterator<Item = impl Into<Vec<usize>>>) -> Self {
+        let keys = cu_seqlens.into_iter().map(Into::into).collect();
+        Self { keys, ..self }
+    }
+
+    /// Panics unless the bounds are those of `b` rows of `s_q` queries and `s_k` keys.
+    pub(super) fn check(&self, b: usize, s_q: usize, s_k: usize) {
+        for (what, bounds, len) in [("queries", &self.queries, s_q), ("keys", &self.keys, s_k)] {
+            assert_eq!(bounds.len(), b, "attention: cu_seqlens of {what} for a batch of {b}");
+            for row in bounds {
+                let rising = row.windows(2).all(|pair| pair[0] <= pair[1]);
+                assert!(
+                    rising && row.first() == Some(&0) && row.last() == Some(&len),
+                    "attention: cu_seqlens {row:?} do not rise from 0 to the {len} {what}"
+                );
+            }
+        }
+        for (queries, keys) in self.queries.iter().zip(&self.keys) {
+            let (queries, keys) = (queries.len() - 1, keys.len() - 1);
+            assert_eq!(queries, keys, "attention: sequences of queries and of keys in one row");
+        }
+    }
+
+    /// Row after row, in order.
+    pub(super) fn sequences(&self) -> impl Iterator<Item = Sequence> {
+        self.queries.iter().zip(&self.keys).enumerate().flat_map(|(row, (queries, keys))| {
+            let ranges = queries.windows(2).zip(keys.windows(2));
+            ranges.map(move |(q, k)| Sequence { row, queries: q[0]..q[1], keys: k[0]..k[1] })
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sequences_are_what_lies_between_the_bounds() {
+        let packed = PackedSequences::new([vec![0, 2, 5], vec![0, 0, 5]]).with_keys([[0, 4, 4]; 2]);
+        packed.check(2, 5, 4);
+        let found: Vec<_> = packed.sequences().map(|s| (s.row, s.queries, s.keys)).collect();
+        assert_eq!(found, [(0, 0..2, 0..4), (0, 2..5, 4..4), (1, 0..0, 0..4), (1, 0..5, 4..4)]);
+    }
+
+    #[test]
+    #[should_panic(expected = "cu_seqlens [0, 3, 2, 5] do not rise from 0 to the 5 queries")]
+    fn bounds_that_fall_are_refused() {
+        PackedSequences::new([[0, 3, 2, 5]]).check(1, 5, 5);
+    }
+
+    #[test]
+    #[should_panic(expected = "for a batch of 2")]
+    fn bounds_of_fewer_rows_are_refused() {
+        PackedSequences::new([[0, 5]]).check(2, 5, 5);
+    }
+}

@@ -54,8 +54,8 @@ mod swiglu;
 mod testing;
 
 pub use attention::{
-    AttentionDropout, AttentionKernel, AttentionOptions, PackedSequences, attention,
-    set_attention_kernel,
+    AttentionDropout, AttentionKernel, AttentionOptions, AttentionPart, PackedSequences, attention,
+    attention_part, attention_part_gradients, set_attention_kernel,
 };
 pub use cross_entropy::{CrossEntropyOptions, cross_entropy, linear_cross_entropy};
 pub use dropout::{DropoutKey, dropout};

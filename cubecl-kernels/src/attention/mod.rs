@@ -9,6 +9,7 @@ mod kernel;
 mod op;
 mod options;
 mod packed;
+mod part;
 pub(crate) mod reference;
 mod scores;
 #[cfg(feature = "cuda")]
@@ -21,6 +22,7 @@ pub use kernel::{AttentionKernel, set_attention_kernel};
 use op::AttentionOps;
 pub use options::{AttentionDropout, AttentionOptions};
 pub use packed::PackedSequences;
+pub use part::{AttentionPart, attention_part, attention_part_gradients};
 
 /// `softmax(q k^T * scale, visible keys) v`, where `hq / hkv` neighbouring query heads share a head
 /// of keys and values.

@@ -1,5 +1,6 @@
 //! Several sequences one behind the other, as attention sees them.
 
+use std::fmt;
 use std::ops::Range;
 
 /// The bounds of sequences that lie one behind the other in the rows of a tensor (`cu_seqlens`): a
@@ -16,11 +17,13 @@ use std::ops::Range;
 /// let crossed = packed.with_keys([[0, 6, 6, 8]]);
 /// # let _ = (rows, crossed);
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone)]
 pub struct PackedSequences {
     /// By row of the batch.
     queries: Vec<Vec<usize>>,
     keys: Vec<Vec<usize>>,
+    #[cfg(feature = "cuda")]
+    pub(super) on_gpu: super::flash::OnGpu,
 }
 
 /// Queries, and the keys they see, of one sequence.
@@ -37,13 +40,22 @@ impl PackedSequences {
     /// alike. Sequences may be empty.
     pub fn new(cu_seqlens: impl IntoIterator<Item = impl Into<Vec<usize>>>) -> Self {
         let queries: Vec<_> = cu_seqlens.into_iter().map(Into::into).collect();
-        Self { keys: queries.clone(), queries }
+        Self::of(queries.clone(), queries)
     }
 
     /// The same for keys that have other bounds, as many sequences in each row.
     pub fn with_keys(self, cu_seqlens: impl IntoIterator<Item = impl Into<Vec<usize>>>) -> Self {
         let keys = cu_seqlens.into_iter().map(Into::into).collect();
-        Self { keys, ..self }
+        Self::of(self.queries, keys)
+    }
+
+    fn of(queries: Vec<Vec<usize>>, keys: Vec<Vec<usize>>) -> Self {
+        Self {
+            queries,
+            keys,
+            #[cfg(feature = "cuda")]
+            on_gpu: Default::default(),
+        }
     }
 
     /// Panics unless the bounds are those of `b` rows of `s_q` queries and `s_k` keys.
@@ -70,6 +82,19 @@ impl PackedSequences {
             let ranges = queries.windows(2).zip(keys.windows(2));
             ranges.map(move |(q, k)| Sequence { row, queries: q[0]..q[1], keys: k[0]..k[1] })
         })
+    }
+}
+
+impl PartialEq for PackedSequences {
+    fn eq(&self, other: &Self) -> bool {
+        (&self.queries, &self.keys) == (&other.queries, &other.keys)
+    }
+}
+
+impl fmt::Debug for PackedSequences {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut text = f.debug_struct("PackedSequences");
+        text.field("queries", &self.queries).field("keys", &self.keys).finish()
     }
 }
 

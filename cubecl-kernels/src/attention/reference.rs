@@ -31,7 +31,7 @@ pub fn attention(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, options: AttentionOpt
 }
 
 /// Whether a query does not see a key, `[b, s_q, s_k]`.
-fn hidden([b, s_q, s_k]: [usize; 3], options: &AttentionOptions) -> Vec<bool> {
+pub(super) fn hidden([b, s_q, s_k]: [usize; 3], options: &AttentionOptions) -> Vec<bool> {
     let mut hidden = vec![true; b * s_q * s_k];
     for piece in options.pieces(b, s_q, s_k) {
         for row in piece.rows {

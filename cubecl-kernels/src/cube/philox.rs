@@ -16,6 +16,11 @@ impl RandomStream {
         let ([key_0, key_1], [stream_0, stream_1]) = (rng.key(), rng.stream());
         RandomStreamLaunch::new(key_0, key_1, stream_0, stream_1)
     }
+
+    /// An argument for a launch that draws no number.
+    pub(crate) fn nothing() -> RandomStreamLaunch {
+        RandomStreamLaunch::new(0, 0, 0, 0)
+    }
 }
 
 /// The random bits at `4 * block` and the three indices behind it: `block` is `block_0` and, above
@@ -47,10 +52,13 @@ pub(crate) fn random_bits(
     (counter_0, counter_1, counter_2, counter_3)
 }
 
+/// `2^-24`.
+const UNIT: f32 = 1.0 / 16_777_216.0;
+
 /// The number in `[0, 1)` that [`PositionRng::uniform`] makes of random bits.
 #[cube]
 pub(crate) fn unit(bits: u32) -> f32 {
-    (bits >> 8u32) as f32 * (1.0 / 16_777_216.0)
+    (bits >> 8u32) as f32 * UNIT
 }
 
 #[cfg(test)]

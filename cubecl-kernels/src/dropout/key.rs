@@ -43,6 +43,24 @@ impl DropoutKey {
         self
     }
 
+    /// The stream that the mask is drawn from.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn rng(&self) -> &PositionRng {
+        &self.rng
+    }
+
+    /// The number of the shard's first element in the stream, and how many numbers further the next
+    /// element of each dimension is.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn numbers(&self) -> (u64, Vec<u64>) {
+        let mut by = vec![1; self.offsets.len()];
+        for dim in (1..by.len()).rev() {
+            by[dim - 1] = by[dim] * self.global_shape[dim] as u64;
+        }
+        let first = by.iter().zip(&self.offsets).map(|(by, &offset)| by * offset as u64).sum();
+        (first, by)
+    }
+
     /// Panics if a shard of `shape` does not lie in the global shape.
     pub(crate) fn check(&self, shape: &[usize]) {
         let global = &self.global_shape;

@@ -6,9 +6,8 @@
 //! owner: no atomics, the same bits each time. A plane has 16 rows, keys in the one and queries in
 //! the other; scores have that orientation, and pass from one product to the next in registers.
 
-use cubecl::prelude::*;
-
-use super::tile::{exp2, row_len};
+use super::dropped::Dropped;
+use super::tile::row_len;
 use super::visible::Mask;
 
 /// Planes of a cube; each has 16 rows.
@@ -25,6 +24,9 @@ pub(super) struct Backward {
     /// Rows of the tiles that come by: queries where the cube has keys, keys where it has queries.
     pub(super) tile: usize,
     pub(super) mask: Mask,
+    /// Whether scores are under a cap.
+    pub(super) capped: bool,
+    pub(super) dropped: Dropped,
     /// Which gradients of keys and of values: both, if there are registers for them.
     pub(super) of_keys: bool,
     pub(super) of_values: bool,
@@ -46,32 +48,4 @@ impl Backward {
     pub(super) fn shared(&self) -> usize {
         self.own() + 2 * self.stage()
     }
-}
-
-/// A row's `log2` of the sum of exponentials, plus infinity for a row without a key: no probability
-/// of it is other than zero.
-#[cube]
-pub(super) fn in_base_2(lse: f32) -> f32 {
-    let mut found = lse * f32::new(core::f32::consts::LOG2_E);
-    if lse == f32::new(f32::NEG_INFINITY) {
-        found = f32::new(f32::INFINITY);
-    }
-    found
-}
-
-/// `P` and `dS` of one element: written over the score and the product `dO V^T`.
-#[cube]
-pub(super) fn probability(
-    score: f32,
-    dp: f32,
-    lse: f32,
-    delta: f32,
-    scale: f32,
-    seen: bool,
-) -> (f32, f32) {
-    let mut p = exp2(score * scale - lse);
-    if !seen {
-        p = f32::new(0.0);
-    }
-    (p, p * (dp - delta))
 }

@@ -3,9 +3,11 @@
 use cubecl::cmma::MmaDefinition;
 use cubecl::prelude::*;
 
-use super::backward::{Backward, ROWS, UNITS, in_base_2, probability};
+use super::backward::{Backward, ROWS, UNITS};
+use super::dropped::{Dropout, factors_of_queries};
+use super::score::{Scale, cap, in_base_2, probability};
 use super::tile::*;
-use super::visible::{Visible, end_of_queries, first_query, sees};
+use super::visible::{Side, Visible, queries_of, within};
 
 /// Cubes `[tiles of keys, hkv, b]`.
 ///
@@ -23,19 +25,19 @@ pub(super) fn flash_backward_keys<F: Float>(
     delta: &[f32],
     dk: &mut [Pair<F>],
     dv: &mut [Pair<F>],
+    bounds: &[i32],
     of_q: Rows,
     of_k: Rows,
     of_v: Rows,
     of_dout: Rows,
     visible: Visible,
     group: u32,
-    // The factor of scores, with and without log2(e).
-    scale_2: f32,
-    scale: f32,
+    of_scores: Scale,
+    dropout: Dropout,
     #[comptime] shape: Backward,
     #[define(F)] _dtype: ElemType,
 ) {
-    let Backward { d, d_v, tile, mask, of_keys, of_values } = shape;
+    let Backward { d, d_v, tile, mask, capped, dropped, of_keys, of_values } = shape;
     let mma = MmaDefinition::<F, F, f32>::new(16usize, 8usize, 16usize);
     let mut tiles = Shared::<[F]>::new_aligned_slice(comptime!(shape.shared()), 1024usize);
     let mut rows = Shared::<[f32]>::new_aligned_slice(comptime!(4 * tile), 16usize);
@@ -49,8 +51,11 @@ pub(super) fn flash_backward_keys<F: Float>(
     copy_tile::<F>(k, &of_k, start_k, first, &mut tiles, 0usize, ROWS, d, UNITS);
     copy_tile::<F>(v, &of_v, start_v, first, &mut tiles, at_v, ROWS, d_v, UNITS);
 
-    let end = end_of_queries(&visible, min(first + comptime!(ROWS as u32), s_k), s_q, mask);
-    let begin = first_query(&visible, first, mask) / comptime!(tile as u32);
+    let last = min(first + comptime!(ROWS as u32), s_k) - 1;
+    let of_first = queries_of(&visible, bounds, batch, first, s_q, s_k, mask);
+    let of_last = queries_of(&visible, bounds, batch, last, s_q, s_k, mask);
+    let end = of_last.end as u32;
+    let begin = of_first.begin as u32 / comptime!(tile as u32);
     let mut per_head = 0u32;
     if begin * comptime!(tile as u32) < end {
         per_head = (end - begin * comptime!(tile as u32)).div_ceil(comptime!(tile as u32));
@@ -58,6 +63,9 @@ pub(super) fn flash_backward_keys<F: Float>(
     let count = per_head * group;
 
     let row = UNIT_POS_Y * 16;
+    let own = first + row + UNIT_POS_X / 4;
+    let seen_by = queries_of(&visible, bounds, batch, own, s_q, s_k, mask);
+    let below_seen_by = queries_of(&visible, bounds, batch, own + 8, s_q, s_k, mask);
     let mut sum_k = zeros(1usize, comptime!(if of_keys { 2 * steps(d) } else { 0 }));
     let mut sum_v = zeros(1usize, comptime!(if of_values { 2 * steps(d_v) } else { 0 }));
     let mut index = 0u32;
@@ -95,26 +103,33 @@ pub(super) fn flash_backward_keys<F: Float>(
             let at_q = comptime!(shape.own()) + (done % 2) as usize * comptime!(shape.stage());
             let at_dout = at_q + comptime!(tile * row_len(d));
             let mut p = multiply_rows::<F>(&mma, &tiles, 0usize, row, at_q, 1usize, tile, d);
+            cap(&mut p, &of_scores, comptime!(tile / 4), capped);
             let mut ds = multiply_rows::<F>(&mma, &tiles, at_v, row, at_dout, 1usize, tile, d_v);
             #[unroll]
             for block in 0..comptime!(tile / 8) {
                 #[unroll]
                 for half in 0..2usize {
                     let at = comptime!(2 * block + half);
-                    let j = first + row + UNIT_POS_X / 4 + comptime!(8 * half as u32);
+                    let span = comptime![if half == 0 { &seen_by } else { &below_seen_by }];
                     let (mut of_p, mut of_ds) = (p[at], ds[at]);
+                    let of_head = head * group + done / per_head;
+                    let query = i + comptime!((8 * block) as u32) + UNIT_POS_X % 4 * 2;
+                    let key = own + comptime!(8 * half as u32);
+                    let factors = factors_of_queries(&dropout, batch, of_head, query, key, dropped);
                     #[unroll]
                     for side in 0..2usize {
                         let column = comptime!((8 * block + side) as u32) + UNIT_POS_X % 4 * 2;
-                        let seen = sees(&visible, i + column, j, s_k, mask);
+                        let seen = within(span, i + column, mask, Side::Queries);
                         let of_row = ((done % 2) * comptime!(2 * tile as u32) + column) as usize;
                         let (one, other) = probability(
                             of_p.extract(side),
                             of_ds.extract(side),
                             rows[of_row],
                             rows[of_row + tile],
-                            scale_2,
+                            of_scores.base_2,
                             seen,
+                            comptime![if side == 0 { factors.0 } else { factors.1 }],
+                            capped,
                         );
                         of_p.insert(side, one);
                         of_ds.insert(side, other);
@@ -140,7 +155,7 @@ pub(super) fn flash_backward_keys<F: Float>(
             let place = ((j * CUBE_COUNT_Z + batch) * CUBE_COUNT_Y + head) as usize;
             if comptime!(of_keys) {
                 let to = place * comptime!(d / 2);
-                write_row::<F>(&sum_k, scale, dk, to, 0usize, half, d);
+                write_row::<F>(&sum_k, of_scores.factor, dk, to, 0usize, half, d);
             }
             if comptime!(of_values) {
                 let to = place * comptime!(d_v / 2);

@@ -3,9 +3,11 @@
 use cubecl::cmma::MmaDefinition;
 use cubecl::prelude::*;
 
-use super::backward::{Backward, ROWS, UNITS, in_base_2, probability};
+use super::backward::{Backward, ROWS, UNITS};
+use super::dropped::{Dropout, factors_of_keys};
+use super::score::{Scale, cap, in_base_2, probability};
 use super::tile::*;
-use super::visible::{Visible, end_of_keys, first_key, sees};
+use super::visible::{Side, Visible, keys_of, within};
 
 /// Cubes `[tiles of queries, hq, b]`.
 ///
@@ -21,19 +23,19 @@ pub(super) fn flash_backward_queries<F: Float>(
     lse: &[f32],
     delta: &[f32],
     dq: &mut [Pair<F>],
+    bounds: &[i32],
     of_q: Rows,
     of_k: Rows,
     of_v: Rows,
     of_dout: Rows,
     visible: Visible,
     group: u32,
-    // The factor of scores, with and without log2(e).
-    scale_2: f32,
-    scale: f32,
+    of_scores: Scale,
+    dropout: Dropout,
     #[comptime] shape: Backward,
     #[define(F)] _dtype: ElemType,
 ) {
-    let Backward { d, d_v, tile, mask, .. } = shape;
+    let Backward { d, d_v, tile, mask, capped, dropped, .. } = shape;
     let mma = MmaDefinition::<F, F, f32>::new(16usize, 8usize, 16usize);
     let mut tiles = Shared::<[F]>::new_aligned_slice(comptime!(shape.shared()), 1024usize);
     let at_dout = comptime!(ROWS * row_len(d)).runtime();
@@ -65,8 +67,14 @@ pub(super) fn flash_backward_queries<F: Float>(
         }
     }
 
-    let end = end_of_keys(&visible, min(first + comptime!(ROWS as u32), s_q), s_k, mask);
-    let begin = first_key(&visible, first, mask) / comptime!(tile as u32);
+    let last = min(first + comptime!(ROWS as u32), s_q) - 1;
+    let of_first = keys_of(&visible, bounds, batch, first, s_q, s_k, mask);
+    let of_last = keys_of(&visible, bounds, batch, last, s_q, s_k, mask);
+    let end = of_last.end as u32;
+    let begin = of_first.begin as u32 / comptime!(tile as u32);
+    let own = first + row + UNIT_POS_X / 4;
+    let seen = keys_of(&visible, bounds, batch, own, s_q, s_k, mask);
+    let seen_below = keys_of(&visible, bounds, batch, own + 8, s_q, s_k, mask);
     let mut count = 0u32;
     if begin * comptime!(tile as u32) < end {
         count = (end - begin * comptime!(tile as u32)).div_ceil(comptime!(tile as u32));
@@ -89,26 +97,32 @@ pub(super) fn flash_backward_queries<F: Float>(
             let j = (begin + done) * comptime!(tile as u32);
             let at_k = comptime!(shape.own()) + (done % 2) as usize * comptime!(shape.stage());
             let at_v = at_k + comptime!(tile * row_len(d));
-            let p = multiply_rows::<F>(&mma, &tiles, 0usize, row, at_k, 1usize, tile, d);
+            let mut p = multiply_rows::<F>(&mma, &tiles, 0usize, row, at_k, 1usize, tile, d);
+            cap(&mut p, &of_scores, comptime!(tile / 4), capped);
             let mut ds = multiply_rows::<F>(&mma, &tiles, at_dout, row, at_v, 1usize, tile, d_v);
             #[unroll]
             for block in 0..comptime!(tile / 8) {
                 #[unroll]
                 for half in 0..2usize {
                     let at = comptime!(2 * block + half);
-                    let i = first + row + UNIT_POS_X / 4 + comptime!(8 * half as u32);
+                    let span = comptime![if half == 0 { &seen } else { &seen_below }];
                     let (of_p, mut of_ds) = (p[at], ds[at]);
+                    let query = own + comptime!(8 * half as u32);
+                    let key = j + comptime!((8 * block) as u32) + UNIT_POS_X % 4 * 2;
+                    let factors = factors_of_keys(&dropout, batch, head, query, key, dropped);
                     #[unroll]
                     for side in 0..2usize {
                         let column = comptime!((8 * block + side) as u32) + UNIT_POS_X % 4 * 2;
-                        let seen = sees(&visible, i, j + column, s_k, mask);
+                        let inside = within(span, j + column, mask, Side::Keys);
                         let (_, other) = probability(
                             of_p.extract(side),
                             of_ds.extract(side),
                             lse_of[half],
                             delta_of[half],
-                            scale_2,
-                            seen,
+                            of_scores.base_2,
+                            inside,
+                            comptime![if side == 0 { factors.0 } else { factors.1 }],
+                            capped,
                         );
                         of_ds.insert(side, other);
                     }
@@ -126,7 +140,7 @@ pub(super) fn flash_backward_queries<F: Float>(
         if i < s_q {
             let to = ((i * CUBE_COUNT_Z + batch) * CUBE_COUNT_Y + head) as usize;
             let to = to * comptime!(d / 2);
-            write_row::<F>(&sum, scale, dq, to, 0usize, half, d);
+            write_row::<F>(&sum, of_scores.factor, dq, to, 0usize, half, d);
         }
     }
 }

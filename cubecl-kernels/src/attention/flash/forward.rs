@@ -8,8 +8,10 @@
 use cubecl::cmma::MmaDefinition;
 use cubecl::prelude::*;
 
+use super::dropped::{Dropout, Dropped, factors_of_keys};
+use super::score::{Scale, cap};
 use super::tile::*;
-use super::visible::{Mask, Visible, end_of_keys, first_key, sees};
+use super::visible::{Mask, Side, Visible, keys_of, within};
 
 /// The shape of the work of a cube.
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
@@ -23,6 +25,9 @@ pub(super) struct Forward {
     /// Keys of a tile.
     pub(super) keys: usize,
     pub(super) mask: Mask,
+    /// Whether scores are under a cap.
+    pub(super) capped: bool,
+    pub(super) dropped: Dropped,
 }
 
 impl Forward {
@@ -60,17 +65,19 @@ pub(super) fn flash_forward<F: Float>(
     v: &[F],
     out: &mut [Pair<F>],
     lse: &mut [f32],
+    bounds: &[i32],
     of_q: Rows,
     of_k: Rows,
     of_v: Rows,
     visible: Visible,
     group: u32,
-    // The factor of scores and log2(e).
-    scale: f32,
+    of_scores: Scale,
+    dropout: Dropout,
     #[comptime] shape: Forward,
     #[define(F)] _dtype: ElemType,
 ) {
-    let Forward { d, d_v, stretches, keys, mask, .. } = shape;
+    let Forward { d, d_v, stretches, keys, mask, capped, dropped, .. } = shape;
+    let scale = of_scores.base_2;
     let (queries, units) = comptime!((shape.queries(), shape.units()));
     let at_k = comptime!(queries * row_len(d)).runtime();
     let at_v = comptime!(shape.values()).runtime();
@@ -86,8 +93,11 @@ pub(super) fn flash_forward<F: Float>(
     let start_k = batch as usize * of_k.batch + of_head * of_k.head;
     let start_v = batch as usize * of_v.batch + of_head * of_v.head;
 
-    let end = end_of_keys(&visible, min(first + comptime!(queries as u32), s_q), s_k, mask);
-    let begin = first_key(&visible, first, mask) / comptime!(keys as u32) * comptime!(keys as u32);
+    let last = min(first + comptime!(queries as u32), s_q) - 1;
+    let of_first = keys_of(&visible, bounds, batch, first, s_q, s_k, mask);
+    let of_last = keys_of(&visible, bounds, batch, last, s_q, s_k, mask);
+    let end = of_last.end as u32;
+    let begin = of_first.begin as u32 / comptime!(keys as u32) * comptime!(keys as u32);
 
     // The rows of a lane: in each stretch its own and the one eight below.
     let row = UNIT_POS_Y * comptime!(16 * stretches as u32);
@@ -113,6 +123,7 @@ pub(super) fn flash_forward<F: Float>(
         copy_tile::<F>(v, &of_v, start_v, key, &mut tiles, at_v, keys, d_v, units);
 
         let mut scores = multiply_rows::<F>(&mma, &tiles, 0usize, row, at_k, stretches, keys, d);
+        cap(&mut scores, &of_scores, comptime!(2 * stretches * tiles_of_keys), capped);
 
         // The values are there, and nobody reads these keys any more.
         wait_for_copies();
@@ -123,20 +134,14 @@ pub(super) fn flash_forward<F: Float>(
         }
 
         // Whether some query of the cube does not see some key of the tile.
-        let mut masked = next > s_k;
-        if comptime!(mask.causal) {
-            masked = masked || next as i32 > visible.offset + first as i32 + 1;
-        }
-        if comptime!(mask.windowed) {
-            let last = visible.offset + first as i32 + comptime!(queries as i32 - 1);
-            masked = masked || key as i32 <= last - visible.window;
-        }
+        let masked = next as i32 > of_first.end || (key as i32) < of_last.begin;
         #[unroll]
         for stretch in 0..stretches {
             #[unroll]
             for half in 0..2usize {
                 let i = first + row + lane_row + comptime!((16 * stretch + 8 * half) as u32);
                 if masked {
+                    let seen = keys_of(&visible, bounds, batch, i, s_q, s_k, mask);
                     #[unroll]
                     for tile in 0..tiles_of_keys {
                         let index = comptime!(2 * (stretch * tiles_of_keys + tile) + half);
@@ -144,7 +149,7 @@ pub(super) fn flash_forward<F: Float>(
                         #[unroll]
                         for side in 0..2usize {
                             let j = key + comptime!((8 * tile + side) as u32) + UNIT_POS_X % 4 * 2;
-                            if !sees(&visible, i, j, s_k, mask) {
+                            if !within(&seen, j, mask, Side::Keys) {
                                 pair.insert(side, f32::new(f32::NEG_INFINITY));
                             }
                         }
@@ -176,6 +181,12 @@ pub(super) fn flash_forward<F: Float>(
                         let p = exp2(pair.extract(side) * scale - base);
                         sum += p;
                         pair.insert(side, p);
+                    }
+                    if comptime!(dropped != Dropped::No) {
+                        let j = key + comptime!(8 * tile as u32) + UNIT_POS_X % 4 * 2;
+                        let (one, other) = factors_of_keys(&dropout, batch, head, i, j, dropped);
+                        pair.insert(0usize, pair.extract(0usize) * one);
+                        pair.insert(1usize, pair.extract(1usize) * other);
                     }
                     scores[index] = pair;
                 }

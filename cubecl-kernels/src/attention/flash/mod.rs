@@ -4,7 +4,10 @@ mod backward;
 mod backward_keys;
 mod backward_queries;
 mod delta;
+mod dropped;
 mod forward;
+mod packed;
+mod score;
 mod tile;
 mod visible;
 
@@ -20,9 +23,12 @@ use crate::cube::address_type;
 use backward::{Backward, PLANES, ROWS};
 use backward_keys::flash_backward_keys;
 use backward_queries::flash_backward_queries;
+use dropped::{Dropout, Dropped};
 use forward::{Forward, flash_forward};
+pub(super) use packed::OnGpu;
+use score::Scale;
 use tile::RowsLaunch;
-use visible::{Mask, Visible};
+use visible::{Mask, Side, Visible};
 
 /// Whether the kernels compute this; everything else is composed.
 pub(super) fn takes(inputs: &[CubeTensor; 3], options: &AttentionOptions) -> bool {
@@ -31,8 +37,7 @@ pub(super) fn takes(inputs: &[CubeTensor; 3], options: &AttentionOptions) -> boo
     CudaQueue::of(q).is_some()
         && kernel::chosen().resolved(q.dtype, &[d, d_v]) == AttentionKernel::Cubecl
         && [k, v].iter().all(|x| x.dtype == q.dtype)
-        && base_2(options.factor(d)).is_normal()
-        && options.factor(d) > 0.0
+        && Scale::fits(options, d)
         // Positions and places of elements are 32-bit numbers, of a tensor that inputs are cut from
         // as well.
         && [q, k].iter().all(|x| dims(x)[0] + options.query_offset < i32::MAX as usize / 2)
@@ -59,7 +64,16 @@ fn shared_bytes(d: usize, d_v: usize, options: &AttentionOptions) -> usize {
 }
 
 fn forward_shape(d: usize, d_v: usize, options: &AttentionOptions) -> Forward {
-    Forward { d, d_v, planes: 4, stretches: 1, keys: 64, mask: Mask::of(options) }
+    Forward {
+        d,
+        d_v,
+        planes: 4,
+        stretches: 1,
+        keys: 64,
+        mask: Mask::of(options),
+        capped: options.soft_cap.is_some(),
+        dropped: Dropped::of(options),
+    }
 }
 
 /// The kernels of the backward: that of queries, then of keys and values.
@@ -69,6 +83,8 @@ fn backward_shapes(d: usize, d_v: usize, options: &AttentionOptions) -> Vec<Back
         d_v,
         tile,
         mask: Mask::of(options),
+        capped: options.soft_cap.is_some(),
+        dropped: Dropped::of(options),
         of_keys,
         of_values,
     };
@@ -112,12 +128,14 @@ pub(super) fn forward(
             v.clone().into_buffer_arg(),
             out.clone().into_buffer_arg(),
             lse.clone().into_buffer_arg(),
+            bounds_of(options, Side::Keys, q),
             rows(q),
             rows(k),
             rows(v),
             Visible::launch_arg(options),
             (hq / hkv) as u32,
-            base_2(options.factor(d)),
+            Scale::launch_arg(options, d),
+            Dropout::launch_arg(options),
             shape,
             dtype_of(q),
         );
@@ -171,14 +189,15 @@ fn keys(
             delta.clone().into_buffer_arg(),
             dk.clone().into_buffer_arg(),
             dv.clone().into_buffer_arg(),
+            bounds_of(options, Side::Queries, q),
             rows(q),
             rows(k),
             rows(v),
             rows(dout),
             Visible::launch_arg(options),
             (hq / hkv) as u32,
-            base_2(options.factor(d)),
-            options.factor(d) as f32,
+            Scale::launch_arg(options, d),
+            Dropout::launch_arg(options),
             shape,
             dtype_of(q),
         );
@@ -206,18 +225,29 @@ fn queries(
             lse.clone().into_buffer_arg(),
             delta.clone().into_buffer_arg(),
             dq.clone().into_buffer_arg(),
+            bounds_of(options, Side::Keys, q),
             rows(q),
             rows(k),
             rows(v),
             rows(dout),
             Visible::launch_arg(options),
             (hq / hkv) as u32,
-            base_2(options.factor(d)),
-            options.factor(d) as f32,
+            Scale::launch_arg(options, d),
+            Dropout::launch_arg(options),
             shape,
             dtype_of(q),
         );
     }
+}
+
+/// The bounds of what rows see; without packed sequences nobody reads what stands in their place.
+fn bounds_of(options: &AttentionOptions, side: Side, q: &CubeTensor) -> BufferArg {
+    let bounds = options.sequences.as_ref().map(|packed| packed::bounds(packed, q));
+    let tensor = bounds.map(|bounds| match side {
+        Side::Keys => bounds.of_queries,
+        Side::Queries => bounds.of_keys,
+    });
+    tensor.unwrap_or_else(|| q.clone()).into_buffer_arg()
 }
 
 fn dims(x: &CubeTensor) -> [usize; 4] {
@@ -235,9 +265,4 @@ fn cubes(rows: usize, of_cube: usize, heads: usize, b: usize) -> CubeCount {
 
 fn dtype_of(x: &CubeTensor) -> ElemType {
     burn::backend::cubecl::dtype_to_storage_type(x.dtype)
-}
-
-/// The factor of a power of two that gives the power of e.
-fn base_2(factor: f64) -> f32 {
-    (factor * std::f64::consts::LOG2_E) as f32
 }

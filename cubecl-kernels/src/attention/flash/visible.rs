@@ -1,13 +1,13 @@
-//! Which keys a query sees, in a kernel.
+//! Which keys a query sees, and which queries see a key, in a kernel.
 
 use cubecl::prelude::*;
 
 use super::AttentionOptions;
 
-/// See [`AttentionOptions`]; positions are counted from the first key.
+/// See [`AttentionOptions`]; positions are counted from the first key of a query's sequence.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 pub(super) struct Visible {
-    /// Position of the first query.
+    /// Position of a sequence's first query.
     pub(super) offset: i32,
     /// Keys that a query sees up to its own, its own included.
     pub(super) window: i32,
@@ -18,12 +18,34 @@ pub(super) struct Visible {
 pub(super) struct Mask {
     pub(super) causal: bool,
     pub(super) windowed: bool,
+    /// Whether the rows are several sequences, whose bounds are given.
+    pub(super) packed: bool,
 }
 
 impl Mask {
     pub(super) fn of(options: &AttentionOptions) -> Self {
-        Self { causal: options.causal, windowed: options.window.is_some() }
+        Self {
+            causal: options.causal,
+            windowed: options.window.is_some(),
+            packed: options.sequences.is_some(),
+        }
     }
+
+    /// Whether a span of keys may begin behind the first.
+    fn begins(self, of: Side) -> bool {
+        let moving = match of {
+            Side::Keys => self.windowed,
+            Side::Queries => self.causal,
+        };
+        moving || self.packed
+    }
+}
+
+/// What a span is of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Side {
+    Keys,
+    Queries,
 }
 
 impl Visible {
@@ -34,57 +56,83 @@ impl Visible {
     }
 }
 
-/// The first key that any of the queries from `first` on sees.
+/// Positions from `begin` up to `end`. From row to row of a tensor neither ever goes back.
+#[derive(CubeType, Clone, Copy)]
+pub(super) struct Span {
+    pub(super) begin: i32,
+    pub(super) end: i32,
+}
+
+/// The keys out of `s_k` that query `i` of `s_q` sees. `bounds` are read where sequences are packed:
+/// of query `i` of row `batch` the first key, the key behind the last, and what its position among
+/// the keys is ahead of `i`, at `3 * (batch * s_q + i)`.
 #[cube]
-pub(super) fn first_key(visible: &Visible, first: u32, #[comptime] mask: Mask) -> u32 {
-    let mut key = 0u32;
+pub(super) fn keys_of(
+    visible: &Visible,
+    bounds: &[i32],
+    batch: u32,
+    i: u32,
+    s_q: u32,
+    s_k: u32,
+    #[comptime] mask: Mask,
+) -> Span {
+    let mut first = 0i32;
+    let mut last = s_k as i32;
+    let mut position = visible.offset + i as i32;
+    if comptime!(mask.packed) {
+        let at = (batch * s_q + min(i, s_q - 1)) as usize * 3;
+        first = bounds[at];
+        last = bounds[at + 1];
+        position += bounds[at + 2];
+    }
+    let mut begin = first;
     if comptime!(mask.windowed) {
-        key = u32::cast_from(max(visible.offset + first as i32 + 1 - visible.window, 0i32));
+        begin = min(max(first, position + 1 - visible.window), last);
     }
-    key
+    let mut end = last;
+    if comptime!(mask.causal) {
+        end = max(begin, min(last, position + 1));
+    }
+    Span { begin, end }
 }
 
-/// The key behind the last that any of the queries before `end` sees.
+/// The queries out of `s_q` that see key `j` of `s_k`; `bounds` are those of keys.
 #[cube]
-pub(super) fn end_of_keys(visible: &Visible, end: u32, s_k: u32, #[comptime] mask: Mask) -> u32 {
-    let mut key = s_k;
-    if comptime!(mask.causal) {
-        key = min(u32::cast_from(max(visible.offset + end as i32, 0i32)), s_k);
+pub(super) fn queries_of(
+    visible: &Visible,
+    bounds: &[i32],
+    batch: u32,
+    j: u32,
+    s_q: u32,
+    s_k: u32,
+    #[comptime] mask: Mask,
+) -> Span {
+    let mut first = 0i32;
+    let mut last = s_q as i32;
+    let mut position = j as i32 - visible.offset;
+    if comptime!(mask.packed) {
+        let at = (batch * s_k + min(j, s_k - 1)) as usize * 3;
+        first = bounds[at];
+        last = bounds[at + 1];
+        position += bounds[at + 2];
     }
-    key
-}
-
-/// Whether query `i` sees key `j`.
-#[cube]
-pub(super) fn sees(visible: &Visible, i: u32, j: u32, s_k: u32, #[comptime] mask: Mask) -> bool {
-    let position = visible.offset + i as i32;
-    let mut seen = j < s_k;
+    let mut begin = first;
     if comptime!(mask.causal) {
-        seen = seen && j as i32 <= position;
+        begin = min(max(first, position), last);
     }
+    let mut end = last;
     if comptime!(mask.windowed) {
-        seen = seen && j as i32 > position - visible.window;
+        end = max(begin, min(last, position + visible.window));
     }
-    seen
+    Span { begin, end }
 }
 
-/// The first query that sees any of the keys from `first` on.
+/// Whether `at` is in the span.
 #[cube]
-pub(super) fn first_query(visible: &Visible, first: u32, #[comptime] mask: Mask) -> u32 {
-    let mut query = 0u32;
-    if comptime!(mask.causal) {
-        query = u32::cast_from(max(first as i32 - visible.offset, 0i32));
+pub(super) fn within(span: &Span, at: u32, #[comptime] mask: Mask, #[comptime] of: Side) -> bool {
+    let mut inside = (at as i32) < span.end;
+    if comptime!(mask.begins(of)) {
+        inside = inside && at as i32 >= span.begin;
     }
-    query
-}
-
-/// The query behind the last that sees any of the keys before `end`.
-#[cube]
-pub(super) fn end_of_queries(visible: &Visible, end: u32, s_q: u32, #[comptime] mask: Mask) -> u32 {
-    let mut query = s_q;
-    if comptime!(mask.windowed) {
-        let behind = end as i32 - 1 + visible.window - visible.offset;
-        query = min(u32::cast_from(max(behind, 0i32)), s_q);
-    }
-    query
+    inside
 }

@@ -4,13 +4,18 @@ use burn::{
     prelude::Device,
     tensor::{DType, Tensor},
 };
-use megaburn_kernels::{AttentionKernel, AttentionOptions, attention, set_attention_kernel};
+use megaburn_kernels::{
+    AttentionDropout, AttentionKernel, AttentionOptions, DropoutKey, PackedSequences, attention,
+    set_attention_kernel,
+};
+use megaburn_mesh::{PositionRng, Purpose};
 
 use super::compare::*;
 
 pub(super) const TESTS: &[super::Test] = &[
     ("attention_of_every_kind", attentions),
     ("fused_attention_of_every_head_size", head_sizes),
+    ("fused_attention_drops_what_the_cpu_drops", dropout),
     ("fused_attention_reads_views", views),
     ("fused_attention_of_large_numbers", large_numbers),
     ("the_kernel_is_the_one_that_was_chosen", choice),
@@ -18,10 +23,10 @@ pub(super) const TESTS: &[super::Test] = &[
 
 fn attentions() -> Result<(), String> {
     let options = |causal, query_offset, window| AttentionOptions {
-        scale: None,
         causal,
         query_offset,
         window,
+        ..Default::default()
     };
     for (dtype, tolerance) in DTYPES {
         for ([s_q, s_k, b, hq, hkv, d], options) in [
@@ -34,6 +39,20 @@ fn attentions() -> Result<(), String> {
             // Queries that see no key.
             ([20, 40, 1, 2, 1, 8], options(true, 30, Some(4))),
             ([40, 10, 1, 2, 1, 8], options(true, 0, Some(3))),
+            ([90, 90, 2, 4, 2, 32], capped(options(true, 0, None))),
+            ([90, 90, 2, 4, 2, 32], packed([vec![0, 30, 90], vec![0, 66, 67, 90]])),
+            (
+                [90, 90, 2, 2, 1, 16],
+                AttentionOptions {
+                    window: Some(20),
+                    ..capped(packed([vec![0, 90], vec![0, 1, 80, 90]]))
+                },
+            ),
+            (
+                [90, 90, 1, 2, 1, 16],
+                AttentionOptions { causal: false, ..packed([vec![0, 70, 90]]) },
+            ),
+            ([40, 90, 2, 2, 1, 16], crossed()),
         ] {
             let what = format!("attention {s_q} {s_k} {b} {hq}/{hkv} {d} {options:?}");
             compare!(
@@ -46,6 +65,26 @@ fn attentions() -> Result<(), String> {
         }
     }
     Ok(())
+}
+
+fn capped(options: AttentionOptions) -> AttentionOptions {
+    AttentionOptions { soft_cap: Some(1.3), ..options }
+}
+
+fn packed<const B: usize>(cu_seqlens: [Vec<usize>; B]) -> AttentionOptions {
+    let sequences = Some(PackedSequences::new(cu_seqlens));
+    AttentionOptions { sequences, ..AttentionOptions::causal() }
+}
+
+/// Sequences of 40 queries and 90 keys: with fewer queries than keys, more, none and no keys.
+fn crossed() -> AttentionOptions {
+    let queries = PackedSequences::new([[0, 10, 30, 30, 35, 40], [0, 0, 0, 5, 12, 40]]);
+    let keys = [[0, 40, 45, 60, 60, 90], [0, 1, 2, 2, 85, 90]];
+    AttentionOptions {
+        query_offset: 2,
+        sequences: Some(queries.with_keys(keys)),
+        ..AttentionOptions::causal()
+    }
 }
 
 /// Heads of one to sixteen steps of a tensor core, values of another size, several tiles.
@@ -67,6 +106,39 @@ fn head_sizes() -> Result<(), String> {
                 dtype,
                 tolerance,
                 [q: [s_q, 1, hq, d], k: [s_k, 1, hkv, d], v: [s_k, 1, hkv, d_v]],
+                |_, q, k, v| attention(q, k, v, options.clone())
+            );
+        }
+    }
+    Ok(())
+}
+
+/// With random numbers for two keys at a time, and for each; of a part of the heads and queries.
+fn dropout() -> Result<(), String> {
+    let rng = PositionRng::new(9, Purpose::Dropout, "attention").with_stream(1 << 33);
+    let whole = |shape: [usize; 4]| DropoutKey::new(rng, &shape);
+    let causal = AttentionOptions::causal();
+    for (dtype, tolerance) in [DTYPES[1], DTYPES[2]] {
+        for ([s, b, hq, hkv, d], options, key) in [
+            ([70, 2, 4, 2, 32], &causal, whole([2, 4, 70, 70])),
+            ([67, 1, 2, 1, 16], &capped(packed([vec![0, 20, 67]])), whole([1, 2, 67, 67])),
+            // A part of a tensor of more than 2^32 elements.
+            (
+                [40, 1, 2, 2, 16],
+                &causal,
+                whole([9, 8, 10_000, 10_000])
+                    .with_offset(0, 7)
+                    .with_offset(1, 4)
+                    .with_offset(2, 9_960),
+            ),
+        ] {
+            let dropout = Some(AttentionDropout::new(0.3, key));
+            let options = AttentionOptions { dropout, ..options.clone() };
+            compare!(
+                format!("attention {s} {b} {hq}/{hkv} {d} {options:?}"),
+                dtype,
+                tolerance,
+                [q: [s, b, hq, d], k: [s, b, hkv, d], v: [s, b, hkv, d]],
                 |_, q, k, v| attention(q, k, v, options.clone())
             );
         }

@@ -1,0 +1,138 @@
+//! Which probabilities are dropped: random numbers made where they are used, see
+//! [`AttentionDropout`](crate::AttentionDropout).
+
+use cubecl::prelude::*;
+
+use super::super::{AttentionDropout, AttentionOptions};
+use crate::cube::{RandomStream, random_bits, unit};
+
+/// What of it is known when a kernel is compiled.
+#[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
+pub(super) enum Dropped {
+    /// None.
+    No,
+    /// A query's probabilities for an even key and the next have one block of random numbers.
+    Pairs,
+    /// Each has a block of its own.
+    Each,
+}
+
+/// The random numbers of a tensor of probabilities, `[b, hq, s_q, s_k]` of a global one.
+#[derive(CubeType, CubeLaunch)]
+pub(super) struct Dropout {
+    random: RandomStream,
+    /// The number of the first element.
+    first: u64,
+    /// How many numbers further the next row of the batch is.
+    by_row: u64,
+    by_head: u64,
+    by_query: u64,
+    p: f32,
+    /// What is kept is multiplied with it.
+    kept: f32,
+}
+
+impl Dropped {
+    pub(super) fn of(options: &AttentionOptions) -> Self {
+        let Some(AttentionDropout { key, .. }) = &options.dropout else {
+            return Self::No;
+        };
+        let (first, by) = key.numbers();
+        match by[..3].iter().chain([&first]).all(|number| number.is_multiple_of(2)) {
+            true => Self::Pairs,
+            false => Self::Each,
+        }
+    }
+}
+
+impl Dropout {
+    pub(super) fn launch_arg(options: &AttentionOptions) -> DropoutLaunch {
+        let Some(AttentionDropout { p, key }) = &options.dropout else {
+            let nothing = RandomStream::nothing();
+            return DropoutLaunch::new(nothing, 0, 0, 0, 0, 0.0, 1.0);
+        };
+        let (first, by) = key.numbers();
+        let kept = (1.0 / (1.0 - p)) as f32;
+        let random = RandomStream::of(key.rng());
+        DropoutLaunch::new(random, first, by[0], by[1], by[2], *p as f32, kept)
+    }
+}
+
+/// What the probabilities of query `i` for keys `j` and `j + 1` are multiplied with; `j` is even.
+#[cube]
+pub(super) fn factors_of_keys(
+    dropout: &Dropout,
+    batch: u32,
+    head: u32,
+    i: u32,
+    j: u32,
+    #[comptime] dropped: Dropped,
+) -> (f32, f32) {
+    let number = number_of(dropout, batch, head, i) + j as u64;
+    let mut one = f32::new(1.0);
+    let mut other = f32::new(1.0);
+    if comptime!(dropped == Dropped::Pairs) {
+        let (a, b, c, d) = block_of(dropout, number);
+        let second = number % 4u64 == 2u64;
+        one = factor(dropout, select(second, c, a));
+        other = factor(dropout, select(second, d, b));
+    }
+    if comptime!(dropped == Dropped::Each) {
+        one = factor_of(dropout, number);
+        other = factor_of(dropout, number + 1u64);
+    }
+    (one, other)
+}
+
+/// What the probabilities of queries `i` and `i + 1` for key `j` are multiplied with.
+#[cube]
+pub(super) fn factors_of_queries(
+    dropout: &Dropout,
+    batch: u32,
+    head: u32,
+    i: u32,
+    j: u32,
+    #[comptime] dropped: Dropped,
+) -> (f32, f32) {
+    let mut one = f32::new(1.0);
+    let mut other = f32::new(1.0);
+    if comptime!(dropped != Dropped::No) {
+        let number = number_of(dropout, batch, head, i) + j as u64;
+        one = factor_of(dropout, number);
+        other = factor_of(dropout, number + dropout.by_query);
+    }
+    (one, other)
+}
+
+/// The number of query `i`'s first probability.
+#[cube]
+fn number_of(dropout: &Dropout, batch: u32, head: u32, i: u32) -> u64 {
+    dropout.first
+        + batch as u64 * dropout.by_row
+        + head as u64 * dropout.by_head
+        + i as u64 * dropout.by_query
+}
+
+#[cube]
+fn block_of(dropout: &Dropout, number: u64) -> (u32, u32, u32, u32) {
+    let block = number / 4u64;
+    random_bits(&dropout.random, block as u32, (block >> 32u64) as u32)
+}
+
+#[cube]
+fn factor_of(dropout: &Dropout, number: u64) -> f32 {
+    let (a, b, c, d) = block_of(dropout, number);
+    let lane = (number % 4u64) as u32;
+    let low = select(lane == 0, a, b);
+    let high = select(lane == 2, c, d);
+    factor(dropout, select(lane < 2, low, high))
+}
+
+#[cube]
+fn factor(dropout: &Dropout, bits: u32) -> f32 {
+    let mut factor = dropout.kept;
+    if unit(bits) < dropout.p {
+        factor = f32::new(0.0);
+    }
+    factor
+}

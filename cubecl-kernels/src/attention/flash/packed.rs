@@ -1,0 +1,49 @@
+//! The bounds of packed sequences on the GPU, brought there once for all layers.
+
+use std::sync::{Arc, OnceLock};
+
+use burn::tensor::{DType, Shape};
+use burn_cubecl::tensor::CubeTensor;
+
+use super::super::packed::{PackedSequences, Sequence};
+
+/// What each query, and each key, needs to know of its sequence: see
+/// [`keys_of`](super::visible::keys_of).
+#[derive(Clone, Debug)]
+pub(in crate::attention) struct Bounds {
+    pub(super) of_queries: CubeTensor,
+    pub(super) of_keys: CubeTensor,
+}
+
+/// Bounds that were brought to the GPU.
+pub(in crate::attention) type OnGpu = Arc<OnceLock<Bounds>>;
+
+/// The bounds on the GPU of `like`.
+pub(super) fn bounds(packed: &PackedSequences, like: &CubeTensor) -> Bounds {
+    let brought = packed.on_gpu.get_or_init(|| bring(packed, like));
+    // A process has one GPU; one that asks for another pays each time.
+    match brought.of_queries.device == like.device {
+        true => brought.clone(),
+        false => bring(packed, like),
+    }
+}
+
+fn bring(packed: &PackedSequences, like: &CubeTensor) -> Bounds {
+    let (mut of_queries, mut of_keys) = (Vec::new(), Vec::new());
+    for Sequence { queries, keys, .. } in packed.sequences() {
+        let [queries, keys] = [queries, keys].map(|range| (range.start as i32, range.end as i32));
+        for _ in queries.0..queries.1 {
+            of_queries.extend([keys.0, keys.1, keys.0 - queries.0]);
+        }
+        for _ in keys.0..keys.1 {
+            of_keys.extend([queries.0, queries.1, queries.0 - keys.0]);
+        }
+    }
+    let [of_queries, of_keys] = [of_queries, of_keys].map(|numbers| {
+        let bytes: Vec<u8> = numbers.iter().flat_map(|number: &i32| number.to_ne_bytes()).collect();
+        let handle = like.client.create_from_slice(&bytes);
+        let (client, device) = (like.client.clone(), like.device.clone());
+        CubeTensor::new_contiguous(client, device, Shape::from([numbers.len()]), handle, DType::I32)
+    });
+    Bounds { of_queries, of_keys }
+}

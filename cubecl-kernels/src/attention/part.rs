@@ -1,0 +1,325 @@
+//! Attention to a part of the keys, to be joined with attention to others: what ring attention (Liu
+//! et al., 2023, arXiv:2310.01889) and decoding by stretches of a cache are made of.
+
+use burn::tensor::{Bool, DType, Tensor, TensorData};
+
+use super::options::AttentionDropout;
+use super::{AttentionOptions, check, reference::hidden};
+use crate::primitive::compute_dtype;
+
+/// What attention to some keys gives, with what it takes to join it with attention to others.
+#[derive(Clone, Debug)]
+pub struct AttentionPart {
+    /// The result over these keys alone, `[s_q, b, hq, d_v]`.
+    pub out: Tensor<4>,
+    /// The natural logarithms of the sums of exponentials of the scores, `[b, hq, s_q]` in f32 (f64
+    /// for f64); minus infinity for a query that sees no key.
+    pub lse: Tensor<3>,
+}
+
+impl AttentionPart {
+    /// Attention to the keys of both, which have none in common. The result is in the dtype of the
+    /// logarithms.
+    ///
+    /// # Shapes
+    /// Both of the same.
+    pub fn join(self, other: Self) -> Self {
+        let highest = self.lse.clone().max_pair(other.lse.clone()).clamp_min(LOWEST);
+        let weights = [&self, &other].map(|part| (part.lse.clone() - highest.clone()).exp());
+        let [a, b] = weights.each_ref().map(Clone::clone);
+        let sum = a + b;
+        // Where neither sees a key, nothing is divided by nothing.
+        let over = sum.clone().clamp_min(f32::MIN_POSITIVE);
+        let dtype = sum.dtype();
+        let parts = [self.out, other.out].into_iter().zip(weights);
+        let mut outs = parts.map(|(out, weight)| {
+            let share = (weight / over.clone()).permute([2, 0, 1]);
+            out.cast(dtype) * share.unsqueeze_dim(3)
+        });
+        let both = "two parts";
+        let out = outs.next().expect(both) + outs.next().expect(both);
+        Self { out, lse: sum.log() + highest }
+    }
+}
+
+/// Stands for minus infinity where that would be taken from itself.
+const LOWEST: f64 = -1e30;
+
+/// [`attention`](crate::attention) with the logarithms of its sums, and without automatic
+/// differentiation: [`attention_part_gradients`] gives its gradients.
+///
+/// Tensors of a device with automatic differentiation are taken without their graph; the result is
+/// on the device without it.
+///
+/// # Shapes
+/// As [`attention`](crate::attention)'s; with keys that begin at key `j` of all, queries that begin at
+/// query `i` have the offset `i - j`.
+///
+/// # Panics
+/// As [`attention`](crate::attention).
+pub fn attention_part(
+    q: Tensor<4>,
+    k: Tensor<4>,
+    v: Tensor<4>,
+    mut options: AttentionOptions,
+) -> AttentionPart {
+    check([&q, &k, &v], &options);
+    options.dropout = options.dropout.filter(|dropout| dropout.p > 0.0);
+    let inputs = [q, k, v].map(untracked);
+    #[cfg(feature = "cuda")]
+    if let Some(part) = on_gpu::forward(&inputs, &options) {
+        return part;
+    }
+    let [q, _, v] = &inputs;
+    let (dtype, weights) = (q.dtype(), Weights::of(&inputs, &options));
+    let highest = weights.scores.clone().max_dim(3).clamp_min(LOWEST);
+    let sum = (weights.scores.clone() - highest.clone()).exp().sum_dim(3);
+    let lse = (sum.log() + highest).squeeze_dim::<3>(3);
+    let heads = q.dims()[2];
+    let out = weights.dropped(weights.probabilities(&lse)).matmul(by_head(v, heads));
+    AttentionPart { out: out.permute([2, 0, 1, 3]).cast(dtype), lse }
+}
+
+/// The gradients of `q`, `k` and `v` of a part, in their dtypes: from the result and the logarithms
+/// of all parts joined, and the gradient of that result. Those of `q` of all parts are to be summed.
+///
+/// # Shapes
+/// As [`attention_part`]'s; `dout` as the result
+///
+/// # Panics
+/// As [`attention_part`], and if `whole` or `dout` are of other shapes.
+pub fn attention_part_gradients(
+    [q, k, v]: [Tensor<4>; 3],
+    whole: AttentionPart,
+    dout: Tensor<4>,
+    mut options: AttentionOptions,
+) -> [Tensor<4>; 3] {
+    check([&q, &k, &v], &options);
+    options.dropout = options.dropout.filter(|dropout| dropout.p > 0.0);
+    let ([s_q, b, hq, d], [s_k, _, hkv, d_v]) = (q.dims(), v.dims());
+    let expected = ([s_q, b, hq, d_v], [b, hq, s_q]);
+    assert!(
+        (whole.out.dims(), whole.lse.dims()) == expected && dout.dims() == expected.0,
+        "attention_part_gradients: out {:?}, lse {:?}, dout {:?} for {expected:?}",
+        whole.out.dims(),
+        whole.lse.dims(),
+        dout.dims()
+    );
+    let inputs = [q, k, v].map(untracked);
+    let whole = AttentionPart { out: untracked(whole.out), lse: untracked(whole.lse) };
+    let dout = untracked(dout);
+    #[cfg(feature = "cuda")]
+    if let Some(gradients) = on_gpu::backward(&inputs, &whole, &dout, &options) {
+        return gradients;
+    }
+    let [q, k, v] = &inputs;
+    let weights = Weights::of(&inputs, &options);
+    let wide = weights.scores.dtype();
+    let [out, dout] = [whole.out, dout].map(|x| x.cast(wide).permute([1, 2, 0, 3]));
+    let p = weights.probabilities(&whole.lse.cast(wide));
+    let dp = weights.dropped(dout.clone().matmul(by_head(v, hq).transpose()));
+    let dv = weights.dropped(p.clone()).transpose().matmul(dout.clone());
+    let mut ds = p * (dp - (out * dout).sum_dim(3));
+    if let Some(slope) = weights.slope {
+        ds = ds * slope;
+    }
+    let ds = ds * options.factor(d);
+    let dk = ds.clone().transpose().matmul(by_head(q, hq));
+    let dq = ds.matmul(by_head(k, hq));
+    // The query heads that share a head of keys and values.
+    let summed = |x: Tensor<4>, d: usize| {
+        x.reshape([b, hkv, hq / hkv, s_k, d]).sum_dim(2).squeeze_dim::<4>(2)
+    };
+    let [dq, dk, dv] =
+        [dq, summed(dk, d), summed(dv, d_v)].map(|gradient| gradient.permute([2, 0, 1, 3]));
+    [dq.cast(q.dtype()), dk.cast(k.dtype()), dv.cast(v.dtype())]
+}
+
+/// By the definition, whole.
+struct Weights {
+    /// `[b, hq, s_q, s_k]` in the compute dtype, minus infinity where a query does not see a key.
+    scores: Tensor<4>,
+    /// The derivative of the scores by what is under their cap.
+    slope: Option<Tensor<4>>,
+    /// What dropout multiplies probabilities with.
+    kept: Option<Tensor<4>>,
+}
+
+impl Weights {
+    fn of([q, k, _]: &[Tensor<4>; 3], options: &AttentionOptions) -> Self {
+        let ([s_q, b, hq, d], s_k, device) = (q.dims(), k.dims()[0], q.device());
+        let products = by_head(q, hq).matmul(by_head(k, hq).transpose()) * options.factor(d);
+        let dtype = products.dtype();
+        let (scores, slope) = match options.soft_cap {
+            Some(cap) => {
+                let share = (products / cap).tanh();
+                (share.clone() * cap, Some(share.square().neg() + 1.0))
+            }
+            None => (products, None),
+        };
+        let hidden = TensorData::new(hidden([b, s_q, s_k], options), [b, 1, s_q, s_k]);
+        let hidden = Tensor::<4, Bool>::from_data(hidden, &device);
+        let scores = scores.mask_fill(hidden.expand([b, hq, s_q, s_k]), f32::NEG_INFINITY);
+        let shape = [b, hq, s_q, s_k];
+        let kept = options.dropout.as_ref().map(|AttentionDropout { p, key }| {
+            let factors = TensorData::new(key.factors(&shape, *p), shape);
+            Tensor::<4>::from_data(factors, (&device, DType::F32)).cast(dtype)
+        });
+        Self { scores, slope, kept }
+    }
+
+    /// `exp(scores - lse)`; nothing of a row without keys.
+    fn probabilities(&self, lse: &Tensor<3>) -> Tensor<4> {
+        (self.scores.clone() - lse.clone().clamp_min(LOWEST).unsqueeze_dim(3)).exp()
+    }
+
+    fn dropped(&self, x: Tensor<4>) -> Tensor<4> {
+        match &self.kept {
+            Some(kept) => x * kept.clone(),
+            None => x,
+        }
+    }
+}
+
+fn untracked<const D: usize>(x: Tensor<D>) -> Tensor<D> {
+    if x.device().is_autodiff() { x.inner() } else { x }
+}
+
+/// `[b, heads, s, d]` in the compute dtype, from `[s, b, h, d]` with `h` dividing `heads`.
+fn by_head(x: &Tensor<4>, heads: usize) -> Tensor<4> {
+    let [s, b, h, d] = x.dims();
+    let x = x.clone().cast(compute_dtype(x.dtype())).reshape([s, b, h, 1, d]);
+    x.repeat_dim(3, heads / h).reshape([s, b, heads, d]).permute([1, 2, 0, 3])
+}
+
+#[cfg(feature = "cuda")]
+mod on_gpu {
+    use burn::backend::Cube;
+    use burn_cubecl::tensor::CubeTensor;
+    use megaburn_cuda::tensor;
+
+    use super::*;
+    use crate::attention::flash;
+
+    fn cube<const D: usize>(x: &Tensor<D>) -> Option<CubeTensor> {
+        x.clone().try_into_primitive::<Cube>().ok().map(tensor::from_backend)
+    }
+
+    fn wrap<const D: usize>(x: CubeTensor) -> Tensor<D> {
+        Tensor::from_primitive::<Cube>(tensor::into_backend(x))
+    }
+
+    /// The inputs, if the kernels can.
+    fn taken(inputs: &[Tensor<4>; 3], options: &AttentionOptions) -> Option<[CubeTensor; 3]> {
+        let [q, k, v] = inputs;
+        let inputs = [cube(q)?, cube(k)?, cube(v)?];
+        flash::takes(&inputs, options).then(|| inputs.map(flash::readable))
+    }
+
+    pub(super) fn forward(
+        inputs: &[Tensor<4>; 3],
+        options: &AttentionOptions,
+    ) -> Option<AttentionPart> {
+        let inputs = taken(inputs, options)?;
+        let (out, lse) = flash::forward(inputs.each_ref(), options);
+        Some(AttentionPart { out: wrap(out), lse: wrap(lse) })
+    }
+
+    pub(super) fn backward(
+        inputs: &[Tensor<4>; 3],
+        whole: &AttentionPart,
+        dout: &Tensor<4>,
+        options: &AttentionOptions,
+    ) -> Option<[Tensor<4>; 3]> {
+        let dtype = inputs[0].dtype();
+        let inputs = taken(inputs, options)?;
+        let AttentionPart { out, lse } = whole.clone();
+        let [out, dout] = [out, dout.clone()].map(|x| cube(&x.cast(dtype)).map(tensor::contiguous));
+        let lse = tensor::contiguous(cube(&lse.cast(DType::F32))?);
+        Some(flash::backward(inputs.each_ref(), out?, lse, dout?, options).map(wrap))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+    use crate::PackedSequences;
+    use crate::testing::{assert_close, constant, normal};
+
+    fn causal() -> AttentionOptions {
+        AttentionOptions::causal()
+    }
+
+    #[rstest]
+    #[case(causal())]
+    #[case(AttentionOptions { soft_cap: Some(0.8), ..causal() })]
+    #[case(AttentionOptions { causal: false, window: Some(3), ..causal() })]
+    #[case(AttentionOptions { sequences: Some(PackedSequences::new([[0, 4, 9]; 2])), ..causal() })]
+    fn one_part_is_all_of_attention(#[case] options: AttentionOptions) {
+        let [q, k, v] = [normal([9, 2, 4, 8]), normal([9, 2, 2, 8]), normal([9, 2, 2, 6])];
+        let dout = constant([9, 2, 4, 6]);
+        let y = crate::attention(q.clone(), k.clone(), v.clone(), options.clone());
+        let grads =
+            (y.clone() * Tensor::from_inner(dout.clone().reshape([9, 2, 24]))).sum().backward();
+        let part = attention_part(q.clone(), k.clone(), v.clone(), options.clone());
+        assert_close(part.out.clone().reshape([9, 2, 24]), y.inner(), 1e-6);
+        let inputs = [q, k, v];
+        let found = attention_part_gradients(inputs.clone(), part, dout, options);
+        for (input, found) in inputs.iter().zip(found) {
+            assert_close(found, input.grad(&grads).unwrap(), 1e-5);
+        }
+    }
+
+    #[test]
+    fn parts_of_the_keys_join_to_the_whole_and_so_do_their_gradients() {
+        // The last queries of twelve, and keys in three parts: the first query sees nothing of the
+        // third.
+        let (s_q, offset) = (5, 7);
+        let [q, k, v] =
+            [constant([s_q, 2, 4, 8]), constant([12, 2, 2, 8]), constant([12, 2, 2, 8])];
+        let options = |start: usize| AttentionOptions { query_offset: offset - start, ..causal() };
+        let whole = attention_part(q.clone(), k.clone(), v.clone(), options(0));
+        let part = |start: usize, len: usize| {
+            [q.clone(), k.clone().narrow(0, start, len), v.clone().narrow(0, start, len)]
+        };
+        let ranges = [(0, 3), (3, 4), (7, 5)];
+        let joined = ranges.map(|(start, len)| {
+            let [q, k, v] = part(start, len);
+            attention_part(q, k, v, options(start))
+        });
+        let joined = joined.into_iter().reduce(AttentionPart::join).unwrap();
+        assert_close(joined.out.clone(), whole.out.clone(), 1e-6);
+        assert_close(joined.lse.clone(), whole.lse.clone(), 1e-6);
+        let dout = constant([s_q, 2, 4, 8]);
+        let expected = attention_part_gradients(
+            [q.clone(), k.clone(), v.clone()],
+            whole,
+            dout.clone(),
+            options(0),
+        );
+        let found = ranges.map(|(start, len)| {
+            attention_part_gradients(part(start, len), joined.clone(), dout.clone(), options(start))
+        });
+        let [[q_0, k_0, v_0], [q_1, k_1, v_1], [q_2, k_2, v_2]] = found;
+        let found = [
+            q_0 + q_1 + q_2,
+            Tensor::cat(vec![k_0, k_1, k_2], 0),
+            Tensor::cat(vec![v_0, v_1, v_2], 0),
+        ];
+        for (found, expected) in found.into_iter().zip(expected) {
+            assert_close(found, expected, 1e-5);
+        }
+    }
+
+    #[test]
+    fn parts_without_keys_join_to_nothing() {
+        let [q, k, v] = [constant([2, 1, 1, 4]), constant([3, 1, 1, 4]), constant([3, 1, 1, 4])];
+        let options = AttentionOptions { query_offset: 30, window: Some(2), ..causal() };
+        let part = || attention_part(q.clone(), k.clone(), v.clone(), options.clone());
+        let AttentionPart { out, lse } = part().join(part());
+        assert!(out.into_data().iter::<f32>().all(|x| x == 0.0));
+        assert!(lse.into_data().iter::<f32>().all(|x| x < -1e29));
+    }
+}

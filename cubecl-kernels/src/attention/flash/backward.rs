@@ -10,17 +10,13 @@ use super::dropped::Dropped;
 use super::tile::row_len;
 use super::visible::Mask;
 
-/// Planes of a cube; each has 16 rows.
-pub(super) const PLANES: usize = 4;
-/// Rows of a cube.
-pub(super) const ROWS: usize = 16 * PLANES;
-pub(super) const UNITS: usize = 32 * PLANES;
-
 /// The shape of the work of a cube.
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
 pub(super) struct Backward {
     pub(super) d: usize,
     pub(super) d_v: usize,
+    /// Planes of a cube; each has 16 rows.
+    pub(super) planes: usize,
     /// Rows of the tiles that come by: queries where the cube has keys, keys where it has queries.
     pub(super) tile: usize,
     pub(super) mask: Mask,
@@ -33,9 +29,18 @@ pub(super) struct Backward {
 }
 
 impl Backward {
+    /// Rows of a cube.
+    pub(super) fn rows(&self) -> usize {
+        16 * self.planes
+    }
+
+    pub(super) fn units(&self) -> usize {
+        32 * self.planes
+    }
+
     /// Elements of the cube's own rows.
     pub(super) fn own(&self) -> usize {
-        ROWS * (row_len(self.d) + row_len(self.d_v))
+        self.rows() * (row_len(self.d) + row_len(self.d_v))
     }
 
     /// Elements of a pair of tiles that come by. There are two pairs: one comes while the other is

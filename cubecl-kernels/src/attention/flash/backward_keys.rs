@@ -3,7 +3,7 @@
 use cubecl::cmma::MmaDefinition;
 use cubecl::prelude::*;
 
-use super::backward::{Backward, ROWS, UNITS};
+use super::backward::Backward;
 use super::dropped::{Dropout, factors_of_queries};
 use super::score::{Scale, cap, in_base_2, probability};
 use super::tile::*;
@@ -37,21 +37,22 @@ pub(super) fn flash_backward_keys<F: Float>(
     #[comptime] shape: Backward,
     #[define(F)] _dtype: ElemType,
 ) {
-    let Backward { d, d_v, tile, mask, capped, dropped, of_keys, of_values } = shape;
+    let Backward { d, d_v, tile, mask, capped, dropped, of_keys, of_values, .. } = shape;
+    let (own_rows, units) = comptime!((shape.rows(), shape.units()));
     let mma = MmaDefinition::<F, F, f32>::new(16usize, 8usize, 16usize);
     let mut tiles = Shared::<[F]>::new_aligned_slice(comptime!(shape.shared()), 1024usize);
     let mut rows = Shared::<[f32]>::new_aligned_slice(comptime!(4 * tile), 16usize);
-    let at_v = comptime!(ROWS * row_len(d)).runtime();
+    let at_v = comptime!(own_rows * row_len(d)).runtime();
 
     let (head, batch) = (CUBE_POS_Y, CUBE_POS_Z);
     let (s_q, s_k) = (of_q.len, of_k.len);
-    let first = CUBE_POS_X * comptime!(ROWS as u32);
+    let first = CUBE_POS_X * comptime!(own_rows as u32);
     let start_k = batch as usize * of_k.batch + head as usize * of_k.head;
     let start_v = batch as usize * of_v.batch + head as usize * of_v.head;
-    copy_tile::<F>(k, &of_k, start_k, first, &mut tiles, 0usize, ROWS, d, UNITS);
-    copy_tile::<F>(v, &of_v, start_v, first, &mut tiles, at_v, ROWS, d_v, UNITS);
+    copy_tile::<F>(k, &of_k, start_k, first, &mut tiles, 0usize, own_rows, d, units);
+    copy_tile::<F>(v, &of_v, start_v, first, &mut tiles, at_v, own_rows, d_v, units);
 
-    let last = min(first + comptime!(ROWS as u32), s_k) - 1;
+    let last = min(first + comptime!(own_rows as u32), s_k) - 1;
     let of_first = queries_of(&visible, bounds, batch, first, s_q, s_k, mask);
     let of_last = queries_of(&visible, bounds, batch, last, s_q, s_k, mask);
     let end = of_last.end as u32;
@@ -79,10 +80,10 @@ pub(super) fn flash_backward_keys<F: Float>(
             let stage = index % 2;
             let at = comptime!(shape.own()) + stage as usize * comptime!(shape.stage());
             let start = batch as usize * of_q.batch + of_head as usize * of_q.head;
-            copy_tile::<F>(q, &of_q, start, i, &mut tiles, at, tile, d, UNITS);
+            copy_tile::<F>(q, &of_q, start, i, &mut tiles, at, tile, d, units);
             let start = batch as usize * of_dout.batch + of_head as usize * of_dout.head;
             let at = at + comptime!(tile * row_len(d));
-            copy_tile::<F>(dout, &of_dout, start, i, &mut tiles, at, tile, d_v, UNITS);
+            copy_tile::<F>(dout, &of_dout, start, i, &mut tiles, at, tile, d_v, units);
             if UNIT_POS < comptime!(tile as u32) {
                 let mut of_row = f32::new(f32::INFINITY);
                 let mut delta_of_row = f32::new(0.0);

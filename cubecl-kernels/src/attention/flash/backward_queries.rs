@@ -3,7 +3,7 @@
 use cubecl::cmma::MmaDefinition;
 use cubecl::prelude::*;
 
-use super::backward::{Backward, ROWS, UNITS};
+use super::backward::Backward;
 use super::dropped::{Dropout, factors_of_keys};
 use super::score::{Scale, cap, in_base_2, probability};
 use super::tile::*;
@@ -36,21 +36,22 @@ pub(super) fn flash_backward_queries<F: Float>(
     #[define(F)] _dtype: ElemType,
 ) {
     let Backward { d, d_v, tile, mask, capped, dropped, .. } = shape;
+    let (own_rows, units) = comptime!((shape.rows(), shape.units()));
     let mma = MmaDefinition::<F, F, f32>::new(16usize, 8usize, 16usize);
     let mut tiles = Shared::<[F]>::new_aligned_slice(comptime!(shape.shared()), 1024usize);
-    let at_dout = comptime!(ROWS * row_len(d)).runtime();
+    let at_dout = comptime!(own_rows * row_len(d)).runtime();
 
     let (head, batch) = (CUBE_POS_Y, CUBE_POS_Z);
     let (s_q, s_k) = (of_q.len, of_k.len);
     // The last queries see the most keys: they go first.
-    let first = from_behind(CUBE_POS_X, CUBE_COUNT_X) * comptime!(ROWS as u32);
+    let first = from_behind(CUBE_POS_X, CUBE_COUNT_X) * comptime!(own_rows as u32);
     let of_head = (head / group) as usize;
     let start_q = batch as usize * of_q.batch + head as usize * of_q.head;
     let start_dout = batch as usize * of_dout.batch + head as usize * of_dout.head;
     let start_k = batch as usize * of_k.batch + of_head * of_k.head;
     let start_v = batch as usize * of_v.batch + of_head * of_v.head;
-    copy_tile::<F>(q, &of_q, start_q, first, &mut tiles, 0usize, ROWS, d, UNITS);
-    copy_tile::<F>(dout, &of_dout, start_dout, first, &mut tiles, at_dout, ROWS, d_v, UNITS);
+    copy_tile::<F>(q, &of_q, start_q, first, &mut tiles, 0usize, own_rows, d, units);
+    copy_tile::<F>(dout, &of_dout, start_dout, first, &mut tiles, at_dout, own_rows, d_v, units);
 
     let row = UNIT_POS_Y * 16;
     let mut lse_of = Array::<f32>::new(2usize);
@@ -67,7 +68,7 @@ pub(super) fn flash_backward_queries<F: Float>(
         }
     }
 
-    let last = min(first + comptime!(ROWS as u32), s_q) - 1;
+    let last = min(first + comptime!(own_rows as u32), s_q) - 1;
     let of_first = keys_of(&visible, bounds, batch, first, s_q, s_k, mask);
     let of_last = keys_of(&visible, bounds, batch, last, s_q, s_k, mask);
     let end = of_last.end as u32;
@@ -88,9 +89,9 @@ pub(super) fn flash_backward_queries<F: Float>(
         if index < count {
             let j = (begin + index) * comptime!(tile as u32);
             let at = comptime!(shape.own()) + (index % 2) as usize * comptime!(shape.stage());
-            copy_tile::<F>(k, &of_k, start_k, j, &mut tiles, at, tile, d, UNITS);
+            copy_tile::<F>(k, &of_k, start_k, j, &mut tiles, at, tile, d, units);
             let at = at + comptime!(tile * row_len(d));
-            copy_tile::<F>(v, &of_v, start_v, j, &mut tiles, at, tile, d_v, UNITS);
+            copy_tile::<F>(v, &of_v, start_v, j, &mut tiles, at, tile, d_v, units);
         }
         if index > 0 {
             let done = index - 1;

@@ -8,6 +8,7 @@ mod dropped;
 mod forward;
 mod packed;
 mod score;
+mod shapes;
 mod tile;
 mod visible;
 
@@ -20,15 +21,16 @@ use megaburn_cuda::{CudaQueue, tensor};
 use super::AttentionOptions;
 use super::kernel::{self, AttentionKernel};
 use crate::cube::address_type;
-use backward::{Backward, PLANES, ROWS};
+use backward::Backward;
 use backward_keys::flash_backward_keys;
 use backward_queries::flash_backward_queries;
-use dropped::{Dropout, Dropped};
-use forward::{Forward, flash_forward};
+use dropped::Dropout;
+use forward::flash_forward;
 pub(super) use packed::OnGpu;
 use score::Scale;
+use shapes::{backward_shapes, forward_shape};
 use tile::RowsLaunch;
-use visible::{Mask, Side, Visible};
+use visible::{Side, Visible};
 
 /// Whether the kernels compute this; everything else is composed.
 pub(super) fn takes(inputs: &[CubeTensor; 3], options: &AttentionOptions) -> bool {
@@ -61,41 +63,6 @@ fn shared_bytes(d: usize, d_v: usize, options: &AttentionOptions) -> usize {
     let elements = backward.iter().map(|shape| (2 * shape.shared(), 16 * shape.tile));
     let backward = elements.map(|(tiles, rows)| tiles + rows).max().unwrap_or(0);
     backward.max(2 * forward_shape(d, d_v, options).shared())
-}
-
-fn forward_shape(d: usize, d_v: usize, options: &AttentionOptions) -> Forward {
-    Forward {
-        d,
-        d_v,
-        planes: 4,
-        stretches: 1,
-        keys: 64,
-        mask: Mask::of(options),
-        capped: options.soft_cap.is_some(),
-        dropped: Dropped::of(options),
-    }
-}
-
-/// The kernels of the backward: that of queries, then of keys and values.
-fn backward_shapes(d: usize, d_v: usize, options: &AttentionOptions) -> Vec<Backward> {
-    let shape = |tile, of_keys, of_values| Backward {
-        d,
-        d_v,
-        tile,
-        mask: Mask::of(options),
-        capped: options.soft_cap.is_some(),
-        dropped: Dropped::of(options),
-        of_keys,
-        of_values,
-    };
-    let mut shapes = vec![shape(64, false, false)];
-    // Sums and scores are in registers, of which a unit has 255: half of `d + d_v`, and a tile's rows.
-    shapes.extend(match (d + d_v) / 2 {
-        ..=128 => vec![shape(64, true, true)],
-        129..=160 => vec![shape(32, true, true)],
-        _ => vec![shape(32, true, false), shape(32, false, true)],
-    });
-    shapes
 }
 
 /// `x` where it lies if its rows can be copied 16 bytes at a time, a copy otherwise.
@@ -179,8 +146,8 @@ fn keys(
     unsafe {
         flash_backward_keys::launch_unchecked(
             &q.client.clone(),
-            cubes(s_k, ROWS, hkv, b),
-            CubeDim::new_2d(32, PLANES as u32),
+            cubes(s_k, shape.rows(), hkv, b),
+            CubeDim::new_2d(32, shape.planes as u32),
             q.clone().into_buffer_arg(),
             k.clone().into_buffer_arg(),
             v.clone().into_buffer_arg(),
@@ -216,8 +183,8 @@ fn queries(
     unsafe {
         flash_backward_queries::launch_unchecked(
             &q.client.clone(),
-            cubes(s_q, ROWS, hq, b),
-            CubeDim::new_2d(32, PLANES as u32),
+            cubes(s_q, shape.rows(), hq, b),
+            CubeDim::new_2d(32, shape.planes as u32),
             q.clone().into_buffer_arg(),
             k.clone().into_buffer_arg(),
             v.clone().into_buffer_arg(),

@@ -2,11 +2,11 @@
 
 use burn::{
     prelude::Device,
-    tensor::{DType, Tensor},
+    tensor::{DType, Tensor, TensorData},
 };
 use megaburn_kernels::{
     AttentionDropout, AttentionKernel, AttentionOptions, DropoutKey, PackedSequences, attention,
-    set_attention_kernel,
+    attention_part, attention_part_gradients, set_attention_kernel,
 };
 use megaburn_mesh::{PositionRng, Purpose};
 
@@ -16,6 +16,7 @@ pub(super) const TESTS: &[super::Test] = &[
     ("attention_of_every_kind", attentions),
     ("fused_attention_of_every_head_size", head_sizes),
     ("fused_attention_drops_what_the_cpu_drops", dropout),
+    ("parts_of_attention_join_as_on_the_cpu", parts),
     ("fused_attention_reads_views", views),
     ("fused_attention_of_large_numbers", large_numbers),
     ("the_kernel_is_the_one_that_was_chosen", choice),
@@ -142,6 +143,45 @@ fn dropout() -> Result<(), String> {
                 |_, q, k, v| attention(q, k, v, options.clone())
             );
         }
+    }
+    Ok(())
+}
+
+/// Two parts of the keys, joined, and the gradients of each.
+fn parts() -> Result<(), String> {
+    let (s, split, d) = (75, 40, 32);
+    for (dtype, tolerance) in [DTYPES[1], DTYPES[2]] {
+        let inputs = [[s, 1, 4, d], [s, 1, 2, d], [s, 1, 2, d], [s, 1, 4, d]]
+            .map(|shape| normal(shape, dtype));
+        let run = |device: &Device, dtype| {
+            let tensor = |data: &TensorData| Tensor::<4>::from_data(data.clone(), (device, dtype));
+            let [q, k, v, dout] = inputs.each_ref().map(tensor);
+            // The queries of the second stretch, which see the first whole.
+            let [q, dout] = [q, dout].map(|x| x.narrow(0, split, s - split));
+            let part = |start: usize, len: usize| {
+                let keys = [&k, &v].map(|x| x.clone().narrow(0, start, len));
+                let query_offset = split - start;
+                (keys, AttentionOptions { query_offset, ..AttentionOptions::causal() })
+            };
+            let ranges = [part(0, split), part(split, s - split)];
+            let [first, second] = ranges.each_ref().map(|([k, v], options)| {
+                attention_part(q.clone(), k.clone(), v.clone(), options.clone())
+            });
+            let whole = first.join(second);
+            let mut found = host(whole.out.clone())?;
+            found.extend(host(whole.lse.clone())?);
+            for ([k, v], options) in ranges {
+                let inputs = [q.clone(), k, v];
+                for gradient in
+                    attention_part_gradients(inputs, whole.clone(), dout.clone(), options)
+                {
+                    found.extend(host(gradient)?);
+                }
+            }
+            Ok::<_, String>(found)
+        };
+        let (expected, found) = (run(&Device::flex(), DType::F32)?, run(&Device::cuda(0), dtype)?);
+        close(&format!("attention in parts {dtype:?}"), &found, &expected, tolerance)?;
     }
     Ok(())
 }

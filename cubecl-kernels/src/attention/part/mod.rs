@@ -1,6 +1,9 @@
 //! Attention to a part of the keys, to be joined with attention to others: what ring attention (Liu
 //! et al., 2023, arXiv:2310.01889) and decoding by stretches of a cache are made of.
 
+#[cfg(feature = "cuda")]
+mod cube;
+
 use burn::tensor::{Bool, DType, Tensor, TensorData};
 
 use super::options::AttentionDropout;
@@ -67,7 +70,7 @@ pub fn attention_part(
     options.dropout = options.dropout.filter(|dropout| dropout.p > 0.0);
     let inputs = [q, k, v].map(untracked);
     #[cfg(feature = "cuda")]
-    if let Some(part) = on_gpu::forward(&inputs, &options) {
+    if let Some(part) = cube::forward(&inputs, &options) {
         return part;
     }
     let [q, _, v] = &inputs;
@@ -109,7 +112,7 @@ pub fn attention_part_gradients(
     let whole = AttentionPart { out: untracked(whole.out), lse: untracked(whole.lse) };
     let dout = untracked(dout);
     #[cfg(feature = "cuda")]
-    if let Some(gradients) = on_gpu::backward(&inputs, &whole, &dout, &options) {
+    if let Some(gradients) = cube::backward(&inputs, &whole, &dout, &options) {
         return gradients;
     }
     let [q, k, v] = &inputs;
@@ -190,54 +193,6 @@ fn by_head(x: &Tensor<4>, heads: usize) -> Tensor<4> {
     let [s, b, h, d] = x.dims();
     let x = x.clone().cast(compute_dtype(x.dtype())).reshape([s, b, h, 1, d]);
     x.repeat_dim(3, heads / h).reshape([s, b, heads, d]).permute([1, 2, 0, 3])
-}
-
-#[cfg(feature = "cuda")]
-mod on_gpu {
-    use burn::backend::Cube;
-    use burn_cubecl::tensor::CubeTensor;
-    use megaburn_cuda::tensor;
-
-    use super::*;
-    use crate::attention::flash;
-
-    fn cube<const D: usize>(x: &Tensor<D>) -> Option<CubeTensor> {
-        x.clone().try_into_primitive::<Cube>().ok().map(tensor::from_backend)
-    }
-
-    fn wrap<const D: usize>(x: CubeTensor) -> Tensor<D> {
-        Tensor::from_primitive::<Cube>(tensor::into_backend(x))
-    }
-
-    /// The inputs, if the kernels can.
-    fn taken(inputs: &[Tensor<4>; 3], options: &AttentionOptions) -> Option<[CubeTensor; 3]> {
-        let [q, k, v] = inputs;
-        let inputs = [cube(q)?, cube(k)?, cube(v)?];
-        flash::takes(&inputs, options).then(|| inputs.map(flash::readable))
-    }
-
-    pub(super) fn forward(
-        inputs: &[Tensor<4>; 3],
-        options: &AttentionOptions,
-    ) -> Option<AttentionPart> {
-        let inputs = taken(inputs, options)?;
-        let (out, lse) = flash::forward(inputs.each_ref(), options);
-        Some(AttentionPart { out: wrap(out), lse: wrap(lse) })
-    }
-
-    pub(super) fn backward(
-        inputs: &[Tensor<4>; 3],
-        whole: &AttentionPart,
-        dout: &Tensor<4>,
-        options: &AttentionOptions,
-    ) -> Option<[Tensor<4>; 3]> {
-        let dtype = inputs[0].dtype();
-        let inputs = taken(inputs, options)?;
-        let AttentionPart { out, lse } = whole.clone();
-        let [out, dout] = [out, dout.clone()].map(|x| cube(&x.cast(dtype)).map(tensor::contiguous));
-        let lse = tensor::contiguous(cube(&lse.cast(DType::F32))?);
-        Some(flash::backward(inputs.each_ref(), out?, lse, dout?, options).map(wrap))
-    }
 }
 
 #[cfg(test)]

@@ -55,6 +55,17 @@ impl PositionRng {
         Self { stream, ..self }
     }
 
+    /// Philox's key, for a kernel that draws the same numbers: lower word first.
+    pub fn key(&self) -> [u32; 2] {
+        self.key
+    }
+
+    /// The upper half of Philox's counter, lower word first. (The lower half is the number of the
+    /// block of four indices.)
+    pub fn stream(&self) -> [u32; 2] {
+        [self.stream as u32, (self.stream >> 32) as u32]
+    }
+
     /// The 32 random bits at `index`.
     pub fn bits(&self, index: u64) -> u32 {
         self.block(index / 4)[(index % 4) as usize]
@@ -103,9 +114,8 @@ impl PositionRng {
     }
 
     fn block(&self, block: u64) -> [u32; 4] {
-        let counter =
-            [block as u32, (block >> 32) as u32, self.stream as u32, (self.stream >> 32) as u32];
-        philox4x32_10(counter, self.key)
+        let [stream_0, stream_1] = self.stream();
+        philox4x32_10([block as u32, (block >> 32) as u32, stream_0, stream_1], self.key)
     }
 }
 

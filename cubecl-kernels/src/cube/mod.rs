@@ -1,11 +1,14 @@
-//! What the kernels of rows share: how rows lie in memory, who works on them, and sums over them.
+//! What the kernels share: how rows lie in memory, who works on them, sums over them, and random
+//! numbers.
 
 mod parts;
+mod philox;
 mod reduce;
 mod rows;
 mod team;
 
 pub(crate) use parts::sum_parts;
+pub(crate) use philox::{RandomStream, random_bits, unit};
 pub(crate) use reduce::{row_sum, row_sums};
 pub(crate) use rows::{Rows, address_type, lanes};
 pub(crate) use team::{Team, place};

@@ -55,7 +55,7 @@ mod testing;
 
 pub use attention::{AttentionKernel, AttentionOptions, attention, set_attention_kernel};
 pub use cross_entropy::{CrossEntropyOptions, cross_entropy, linear_cross_entropy};
-pub use dropout::{DropoutKey, dropout};
+pub use dropout::{DropoutKey, bias_dropout_add, dropout};
 pub use embedding::{EmbeddingOptions, embedding};
 pub use error::KernelError;
 pub use geglu::{geglu, geglu_tanh, geglu_tanh_weighted, geglu_weighted};
@@ -80,7 +80,7 @@ pub use swiglu::{swiglu, swiglu_weighted};
 pub mod reference {
     pub use crate::attention::reference::attention;
     pub use crate::cross_entropy::reference::cross_entropy;
-    pub use crate::dropout::reference::dropout;
+    pub use crate::dropout::reference::{bias_dropout_add, dropout};
     pub use crate::embedding::reference::embedding;
     pub use crate::geglu::reference::{geglu, geglu_tanh, geglu_tanh_weighted, geglu_weighted};
     pub use crate::gelu::reference::{bias_gelu, bias_gelu_tanh, gelu, gelu_tanh};

@@ -47,10 +47,13 @@ pub(crate) fn random_bits(
     (counter_0, counter_1, counter_2, counter_3)
 }
 
+/// `2^-24`.
+const UNIT: f32 = 1.0 / 16_777_216.0;
+
 /// The number in `[0, 1)` that [`PositionRng::uniform`] makes of random bits.
 #[cube]
 pub(crate) fn unit(bits: u32) -> f32 {
-    (bits >> 8u32) as f32 * (1.0 / 16_777_216.0)
+    (bits >> 8u32) as f32 * UNIT
 }
 
 #[cfg(test)]

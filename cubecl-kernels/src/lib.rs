@@ -67,7 +67,7 @@ pub use optimizer::{
     AdamwState, AdamwStep, adamw, adamw_scaled, is_on_gpu, partial_sums_of_squares, scaled, total,
 };
 pub use rms_norm::{rms_norm, rms_norm_add, rms_norm_with};
-pub use rope::{RopeConfig, RopeScaling, RopeTable, apply_rope};
+pub use rope::{RopeConfig, RopeLayout, RopeScaling, RopeTable, apply_rope, packed_positions};
 pub use seed::seed;
 pub use softmax::{SoftmaxMask, scale_mask_softmax};
 pub use split::split_last;

@@ -41,6 +41,7 @@ mod layer_norm;
 mod linear;
 mod norms;
 mod optimizer;
+mod ports;
 mod primitive;
 mod products;
 mod rms_norm;

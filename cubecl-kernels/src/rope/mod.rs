@@ -129,12 +129,12 @@ mod tests {
     #[case(RopeLayout::Interleaved, [-1.272232513, -1.838864985, 1.683928641, 4.707906576])]
     fn elements_are_paired_as_the_layout_says(
         #[case] layout: RopeLayout,
-        #[case] rotated: [f32; 4],
+        #[case] rotated: [f64; 4],
     ) {
         let config = RopeConfig::new(6).with_theta(100.0).with_layout(layout);
         let table = config.with_rotary_percent(2.0 / 3.0).init([3], &device()).expect("valid");
         let x = Tensor::<1>::from_floats([1.0, 2.0, 3.0, 4.0, 5.0, 6.0], &device());
-        let expected = Tensor::<1>::from_floats(rotated, &device());
+        let expected = Tensor::<1>::from_floats(rotated.map(|x| x as f32), &device());
         let y = apply_rope(x.reshape([1, 1, 1, 6]), &table).reshape([6]);
         assert_close(y.clone().narrow(0, 0, 4), expected, 1e-6);
         assert_eq!(values(y.narrow(0, 4, 2)), [5.0, 6.0]);

@@ -185,8 +185,10 @@ impl Rope {
     fn new(config: &DecoderConfig, seq_len: usize, device: &Device) -> Self {
         let rope = config.rope().expect("a Llama has rotary positions");
         let table = rope.init(0..seq_len, device).expect("the model has this table");
-        let twice =
-            |half: &Tensor<2>| Tensor::from_inner(Tensor::cat(vec![half.clone(), half.clone()], 1));
+        let twice = |half: &Tensor<3>| {
+            let half = half.clone().squeeze_dim::<2>(1);
+            Tensor::from_inner(Tensor::cat(vec![half.clone(), half], 1))
+        };
         let future = Tensor::<2, Bool>::tril_mask([seq_len, seq_len], 0, device);
         Self { cos: twice(table.cos()), sin: twice(table.sin()), future }
     }

@@ -41,6 +41,7 @@ mod layer_norm;
 mod linear;
 mod norms;
 mod optimizer;
+mod ports;
 mod primitive;
 mod products;
 mod rms_norm;
@@ -58,7 +59,7 @@ pub use attention::{
     attention_part, attention_part_gradients, set_attention_kernel,
 };
 pub use cross_entropy::{CrossEntropyOptions, cross_entropy, linear_cross_entropy};
-pub use dropout::{DropoutKey, dropout};
+pub use dropout::{DropoutKey, bias_dropout_add, dropout};
 pub use embedding::{EmbeddingOptions, embedding};
 pub use error::KernelError;
 pub use geglu::{geglu, geglu_tanh, geglu_tanh_weighted, geglu_weighted};
@@ -70,7 +71,7 @@ pub use optimizer::{
     AdamwState, AdamwStep, adamw, adamw_scaled, is_on_gpu, partial_sums_of_squares, scaled, total,
 };
 pub use rms_norm::{rms_norm, rms_norm_add, rms_norm_with};
-pub use rope::{RopeConfig, RopeScaling, RopeTable, apply_rope};
+pub use rope::{RopeConfig, RopeLayout, RopeScaling, RopeTable, apply_rope, packed_positions};
 pub use seed::seed;
 pub use softmax::{SoftmaxMask, scale_mask_softmax};
 pub use split::split_last;
@@ -83,7 +84,7 @@ pub use swiglu::{swiglu, swiglu_weighted};
 pub mod reference {
     pub use crate::attention::reference::attention;
     pub use crate::cross_entropy::reference::cross_entropy;
-    pub use crate::dropout::reference::dropout;
+    pub use crate::dropout::reference::{bias_dropout_add, dropout};
     pub use crate::embedding::reference::embedding;
     pub use crate::geglu::reference::{geglu, geglu_tanh, geglu_tanh_weighted, geglu_weighted};
     pub use crate::gelu::reference::{bias_gelu, bias_gelu_tanh, gelu, gelu_tanh};

@@ -2,12 +2,10 @@
 //!
 //! The gradient of a slice is a whole tensor of zeros with the slice's in it, and those of several
 //! slices are added: for queries, keys and values cut from one projection some ten passes over it.
-//! Here each part leaves its gradient in a common place, and one that stands between the parts and
-//! the tensor lays them side by side when all have been.
+//! Here each part is a port of one operation, which lays the gradients side by side when all have
+//! been.
 
-use std::any::Any;
-use std::fmt::{self, Debug, Formatter};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use burn::backend::autodiff::Autodiff;
 use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
@@ -19,6 +17,7 @@ use burn::backend::{Backend, Dispatch, TensorMetadata, backend_extension};
 use burn::tensor::{DType, Shape, Slice, Tensor};
 
 use crate::backends::on_every_backend;
+use crate::ports::{Mailbox, port};
 use crate::primitive::cast;
 
 /// Neighbouring stretches of the last dimension, views where the backend has them. The backward is
@@ -36,7 +35,7 @@ pub fn split_last<const D: usize, const N: usize>(
 ) -> [Tensor<D>; N] {
     let n = x.dims()[D - 1];
     assert_eq!(sizes.iter().sum::<usize>(), n, "split_last: parts of {sizes:?} of {n} columns");
-    let parts = Parts(Arc::new(Mutex::new(sizes.iter().map(|_| None).collect())), Arc::new(sizes));
+    let parts = Parts { mailbox: Mailbox::new(N), sizes: Arc::from(sizes) };
     let whole = <Dispatch as SplitOps>::split_whole(x.into_dispatch(), parts.clone());
     std::array::from_fn(|i| {
         let part = <Dispatch as SplitOps>::split_part(whole.clone(), parts.clone(), i);
@@ -44,36 +43,11 @@ pub fn split_last<const D: usize, const N: usize>(
     })
 }
 
-/// A gradient of whichever backend.
-type AnyTensor = Box<dyn Any + Send>;
-
 /// Where the parts of one tensor leave their gradients, and their sizes.
-#[derive(Clone)]
-pub(crate) struct Parts(Arc<Mutex<Vec<Option<AnyTensor>>>>, Arc<dyn AsRef<[usize]> + Send + Sync>);
-
-impl Debug for Parts {
-    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Parts").field(&self.sizes()).finish()
-    }
-}
-
-impl Parts {
-    fn sizes(&self) -> &[usize] {
-        (*self.1).as_ref()
-    }
-
-    /// Leaves the gradient of part `i`; whether it is the first.
-    fn leave(&self, i: usize, grad: AnyTensor) -> bool {
-        let mut places = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let first = places.iter().all(Option::is_none);
-        places[i] = Some(grad);
-        first
-    }
-
-    fn take(&self) -> Vec<Option<AnyTensor>> {
-        let mut places = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        places.iter_mut().map(Option::take).collect()
-    }
+#[derive(Clone, Debug)]
+pub(crate) struct Parts {
+    mailbox: Mailbox,
+    sizes: Arc<[usize]>,
 }
 
 #[backend_extension(Cube: cfg(feature = "cuda"), Flex: cfg(feature = "flex"), Autodiff)]
@@ -92,31 +66,12 @@ on_every_backend! {
         }
 
         fn split_part(x: FloatTensor<Self>, parts: Parts, i: usize) -> FloatTensor<Self> {
-            let start = parts.sizes()[..i].iter().sum::<usize>();
+            let start = parts.sizes[..i].iter().sum::<usize>();
             let mut slices = vec![Slice::full(); x.shape().num_dims()];
             if let Some(last) = slices.last_mut() {
-                *last = Slice::from(start..start + parts.sizes()[i]);
+                *last = Slice::from(start..start + parts.sizes[i]);
             }
             Self::float_slice(x, &slices)
-        }
-    }
-}
-
-#[derive(Debug)]
-struct PartBackward;
-
-impl<B: SplitOps> Backward<B, 1> for PartBackward {
-    type State = (Parts, usize);
-
-    fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
-        let grad = grads.consume::<B>(&ops.node);
-        let ([parent], (parts, i)) = (ops.parents, ops.state);
-        let (device, dtype) = (grad.device(), grad.dtype());
-        let first = parts.leave(i, Box::new(grad));
-        if let (Some(node), true) = (parent, first) {
-            // Any gradient lets the whole's backward run; its own is in `parts`.
-            let sign = B::float_zeros(Shape::from([1]), &device, dtype.into());
-            grads.register::<B>(node.id, sign);
         }
     }
 }
@@ -128,19 +83,18 @@ impl<B: SplitOps> Backward<B, 1> for WholeBackward {
     type State = (Parts, Shape, DType);
 
     fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
-        let sign = grads.consume::<B>(&ops.node);
+        // Only the sign that there are gradients.
+        let device = grads.consume::<B>(&ops.node).device();
         let ([parent], (parts, shape, dtype)) = (ops.parents, ops.state);
         let Some(node) = parent else { return };
         let last = shape.num_dims() - 1;
-        let pieces = parts.take().into_iter().zip(parts.sizes()).map(|(grad, &size)| match grad {
-            Some(grad) => {
-                let grad: FloatTensor<B> = *grad.downcast().expect("all parts are on one backend");
-                cast::<B>(grad, dtype.into())
-            }
+        let taken = parts.mailbox.take::<B>();
+        let pieces = taken.into_iter().zip(parts.sizes.iter()).map(|(grad, &size)| match grad {
+            Some(grad) => cast::<B>(grad, dtype.into()),
             None => {
                 let mut shape = shape.clone();
                 shape[last] = size;
-                B::float_zeros(shape, &sign.device(), dtype.into())
+                B::float_zeros(shape, &device, dtype.into())
             }
         });
         grads.register::<B>(node.id, B::float_cat(pieces.collect(), last));
@@ -160,11 +114,8 @@ impl<B: SplitOps, C: CheckpointStrategy> SplitOps for Autodiff<B, C> {
     }
 
     fn split_part(x: FloatTensor<Self>, parts: Parts, i: usize) -> FloatTensor<Self> {
-        let (x, node) = x.into_parts();
-        match PartBackward.prepare::<C>([node]).compute_bound().stateful() {
-            OpsKind::Tracked(op) => op.finish((parts.clone(), i), B::split_part(x, parts, i)),
-            OpsKind::UnTracked(op) => op.finish(B::split_part(x, parts, i)),
-        }
+        let mailbox = parts.mailbox.clone();
+        port::<B, C>(x, &mailbox, i, |x| B::split_part(x, parts, i))
     }
 }
 

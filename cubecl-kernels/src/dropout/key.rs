@@ -78,25 +78,57 @@ impl DropoutKey {
     pub(crate) fn factors(&self, shape: &[usize], p: f64) -> Vec<f32> {
         let mut factors = vec![0.0; shape.iter().product()];
         let row = shape.last().copied().unwrap_or(1).max(1);
+        let starts = self.row_starts(shape);
         for (i, out) in factors.chunks_mut(row).enumerate() {
-            self.rng.fill_uniform(self.global_index(shape, i * row), out);
+            self.rng.fill_uniform(starts.of(i), out);
         }
-        let (p, kept) = (p as f32, (1.0 / (1.0 - p)) as f32);
+        let (p, kept) = (p as f32, kept(p));
         for factor in &mut factors {
             *factor = if *factor < p { 0.0 } else { kept };
         }
         factors
     }
 
-    /// The index in the global tensor of a shard's `local` element.
-    fn global_index(&self, shape: &[usize], mut local: usize) -> u64 {
-        let (mut index, mut stride) = (0, 1);
+    /// Where the rows of a shard of `shape` begin in the global tensor.
+    pub(super) fn row_starts(&self, shape: &[usize]) -> RowStarts {
+        let (mut first, mut stride) = (0, 1);
+        let mut dims: Vec<(usize, u64)> = Vec::new();
         for dim in (0..shape.len()).rev() {
-            index += (self.offsets[dim] + local % shape[dim]) as u64 * stride;
-            local /= shape[dim];
+            first += self.offsets[dim] as u64 * stride;
+            match dims.last_mut() {
+                // The rows of several of them are at equal distances too.
+                Some((size, by)) if stride == *size as u64 * *by => *size *= shape[dim],
+                _ if dim + 1 < shape.len() && shape[dim] != 1 => dims.push((shape[dim], stride)),
+                _ => {}
+            }
             stride *= self.global_shape[dim] as u64;
         }
-        index
+        RowStarts { first, dims }
+    }
+}
+
+/// What elements are multiplied by that are kept.
+pub(super) fn kept(p: f64) -> f32 {
+    (1.0 / (1.0 - p)) as f32
+}
+
+/// Where the rows (of the last dimension) of a shard begin in the global tensor.
+#[derive(Debug, PartialEq)]
+pub(super) struct RowStarts {
+    /// The first one's index.
+    pub(super) first: u64,
+    /// Of the dimensions before the last, from the innermost outwards: how many there are, and how
+    /// far apart. Neighbours that are one stretch are one dimension.
+    pub(super) dims: Vec<(usize, u64)>,
+}
+
+impl RowStarts {
+    fn of(&self, mut row: usize) -> u64 {
+        self.dims.iter().fold(self.first, |index, &(size, by)| {
+            let at = row % size;
+            row /= size;
+            index + at as u64 * by
+        })
     }
 }
 
@@ -116,5 +148,17 @@ mod tests {
             let dropped = rng.uniform((s * 30 + b * 5 + h) as u64) < 0.4;
             assert_eq!(factor == 0.0, dropped, "element {i}");
         }
+    }
+
+    #[test]
+    fn dimensions_that_are_one_stretch_of_rows_are_one() {
+        let key = DropoutKey::new(PositionRng::new(1, Purpose::Dropout, "x"), &[4, 6, 5, 8]);
+        let dims = |key: &DropoutKey, shape: [usize; 4]| key.row_starts(&shape).dims;
+        assert_eq!(dims(&key, [4, 6, 5, 8]), [(120, 8)]);
+        assert_eq!(dims(&key, [4, 6, 5, 3]), [(120, 8)]);
+        assert_eq!(dims(&key, [4, 3, 5, 8]), [(15, 8), (4, 240)]);
+        assert_eq!(dims(&key, [2, 6, 1, 8]), [(12, 40)]);
+        assert_eq!(dims(&key, [1, 1, 1, 8]), []);
+        assert_eq!(key.with_offset(1, 2).row_starts(&[1, 2, 2, 8]).first, 80);
     }
 }

@@ -1,21 +1,77 @@
 //! Dropout whose mask depends on the place of an element in the whole tensor, not on the layout.
 
+mod add;
+mod composed;
+#[cfg(feature = "cuda")]
+mod cube;
+#[cfg(feature = "cuda")]
+mod kernels;
 mod key;
 mod op;
 pub(crate) mod reference;
 
-use burn::backend::Dispatch;
-use burn::tensor::Tensor;
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{Backend, Dispatch};
+use burn::tensor::{DType, Tensor};
 
+pub use add::bias_dropout_add;
 pub use key::DropoutKey;
 use op::DropoutOps;
+
+/// What is dropped.
+#[derive(Clone, Debug)]
+pub(crate) struct Mask {
+    /// The share, in `[0, 1)`; with 0 the key is not asked.
+    p: f64,
+    key: DropoutKey,
+}
+
+impl Mask {
+    fn new(name: &str, p: f64, key: DropoutKey, shape: &[usize]) -> Self {
+        assert!((0.0..1.0).contains(&p), "{name}: probability {p} is not in [0, 1)");
+        key.check(shape);
+        Self { p, key }
+    }
+}
+
+/// What goes in.
+///
+/// # Shapes
+/// `x` and `residual`: `[.., n]`, of one dtype; `bias`: `[n]`
+pub(crate) struct Input<T> {
+    x: T,
+    /// Added to each row before the mask.
+    bias: Option<T>,
+    /// Added behind it.
+    residual: Option<T>,
+}
+
+/// Dropout, as each backend computes it best.
+pub(crate) trait Drop: Backend {
+    fn forward(mask: &Mask, input: Input<FloatTensor<Self>>) -> FloatTensor<Self> {
+        composed::forward::<Self>(mask, input)
+    }
+
+    /// The gradients of `x`, in the dtype of `dy`, and of a bias of the given dtype. (The residual's
+    /// is `dy`.)
+    fn backward(
+        mask: &Mask,
+        dy: FloatTensor<Self>,
+        bias: Option<DType>,
+    ) -> (FloatTensor<Self>, Option<FloatTensor<Self>>) {
+        composed::backward::<Self>(mask, dy, bias)
+    }
+}
+
+#[cfg(feature = "flex")]
+impl Drop for burn::backend::Flex {}
 
 /// Each element set to 0 with probability `p`, or else divided by `1 - p`.
 ///
 /// Which elements are kept is a function of the key alone: of seed, path and stream, and of each
 /// element's index in the global tensor. Ranks that hold shards of it agree with a rank that holds
 /// it whole, and ranks that hold the same shard agree with each other. With `p = 0` the input
-/// comes back untouched.
+/// comes back untouched. The backward makes the mask again: nothing is kept for it.
 ///
 /// # Shapes
 /// - `x`, result: `[..]`, the shard that `key` describes
@@ -26,12 +82,11 @@ use op::DropoutOps;
 /// # Panics
 /// If `p` is not in `[0, 1)`, or the shard does not lie in the key's global shape.
 pub fn dropout<const D: usize>(x: Tensor<D>, p: f64, key: DropoutKey) -> Tensor<D> {
-    assert!((0.0..1.0).contains(&p), "dropout: probability {p} is not in [0, 1)");
-    key.check(&x.dims());
+    let mask = Mask::new("dropout", p, key, &x.dims());
     if p == 0.0 {
         return x;
     }
-    Tensor::from_dispatch(<Dispatch as DropoutOps>::dropout(x.into_dispatch(), p, key))
+    Tensor::from_dispatch(<Dispatch as DropoutOps>::dropout(x.into_dispatch(), mask))
 }
 
 #[cfg(test)]

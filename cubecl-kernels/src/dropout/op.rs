@@ -1,4 +1,5 @@
-//! Dropout on a backend's primitives: the backward multiplies by the forward's mask.
+//! Dropout under automatic differentiation. The backward makes the forward's mask again, so nothing
+//! is kept for it.
 
 use burn::backend::autodiff::Autodiff;
 use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
@@ -6,62 +7,114 @@ use burn::backend::autodiff::grads::Gradients;
 use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, TensorMetadata, backend_extension};
-use burn::tensor::TensorData;
+use burn::tensor::DType;
 
-use super::DropoutKey;
+use super::{Drop, Input, Mask};
 use crate::backends::on_every_backend;
-use crate::primitive::{cast, compute_dtype};
 
+// (The macro takes no optional tensors.)
 #[backend_extension(Cube: cfg(feature = "cuda"), Flex: cfg(feature = "flex"), Autodiff)]
 pub(crate) trait DropoutOps: Backend {
-    fn dropout(x: FloatTensor<Self>, p: f64, key: DropoutKey) -> FloatTensor<Self>;
+    fn dropout(x: FloatTensor<Self>, mask: Mask) -> FloatTensor<Self>;
+
+    /// `x` and `residual` alike.
+    fn dropout_add(
+        x: FloatTensor<Self>,
+        residual: FloatTensor<Self>,
+        mask: Mask,
+    ) -> FloatTensor<Self>;
+
+    /// `x` and `residual`: `[.., n]`, `bias: [n]`.
+    fn bias_dropout_add(
+        x: FloatTensor<Self>,
+        residual: FloatTensor<Self>,
+        bias: FloatTensor<Self>,
+        mask: Mask,
+    ) -> FloatTensor<Self>;
 }
 
 on_every_backend! {
     impl DropoutOps {
-        fn dropout(x: FloatTensor<Self>, p: f64, key: DropoutKey) -> FloatTensor<Self> {
-            let factors = factors::<Self>(&x, p, &key);
-            apply::<Self>(x, factors)
+        fn dropout(x: FloatTensor<Self>, mask: Mask) -> FloatTensor<Self> {
+            Self::forward(&mask, Input { x, bias: None, residual: None })
+        }
+
+        fn dropout_add(
+            x: FloatTensor<Self>,
+            residual: FloatTensor<Self>,
+            mask: Mask,
+        ) -> FloatTensor<Self> {
+            Self::forward(&mask, Input { x, bias: None, residual: Some(residual) })
+        }
+
+        fn bias_dropout_add(
+            x: FloatTensor<Self>,
+            residual: FloatTensor<Self>,
+            bias: FloatTensor<Self>,
+            mask: Mask,
+        ) -> FloatTensor<Self> {
+            Self::forward(&mask, Input { x, bias: Some(bias), residual: Some(residual) })
         }
     }
 }
 
-fn factors<B: Backend>(x: &FloatTensor<B>, p: f64, key: &DropoutKey) -> FloatTensor<B> {
-    let data = TensorData::new(key.factors(&x.shape(), p), x.shape());
-    cast::<B>(B::float_from_data(data, &x.device()), compute_dtype(x.dtype()))
-}
-
-fn apply<B: Backend>(x: FloatTensor<B>, factors: FloatTensor<B>) -> FloatTensor<B> {
-    let (dtype, wide) = (x.dtype(), factors.dtype());
-    cast::<B>(B::float_mul(cast::<B>(x, wide.into()), factors), dtype.into())
-}
-
+/// The parents are `x` and, where there are such, the residual and the bias.
 #[derive(Debug)]
 struct DropoutBackward;
 
-impl<B: DropoutOps> Backward<B, 1> for DropoutBackward {
-    /// The factors of the forward.
-    type State = FloatTensor<B>;
+impl<B: Drop, const N: usize> Backward<B, N> for DropoutBackward {
+    /// With the bias's dtype.
+    type State = (Mask, Option<DType>);
 
-    fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
-        let [parent] = ops.parents;
+    fn backward(self, ops: Ops<Self::State, N>, grads: &mut Gradients, _: &mut Checkpointer) {
         let dy = grads.consume::<B>(&ops.node);
-        if let Some(node) = parent {
-            grads.register::<B>(node.id, apply::<B>(dy, ops.state));
+        let (mask, bias) = ops.state;
+        let (dx, dbias) = B::backward(&mask, dy.clone(), bias);
+        for (parent, gradient) in ops.parents.into_iter().zip([Some(dx), Some(dy), dbias]) {
+            if let (Some(node), Some(gradient)) = (parent, gradient) {
+                grads.register::<B>(node.id, gradient);
+            }
         }
     }
 }
 
-impl<B: DropoutOps, C: CheckpointStrategy> DropoutOps for Autodiff<B, C> {
-    fn dropout(x: FloatTensor<Self>, p: f64, key: DropoutKey) -> FloatTensor<Self> {
+impl<B: DropoutOps + Drop, C: CheckpointStrategy> DropoutOps for Autodiff<B, C> {
+    fn dropout(x: FloatTensor<Self>, mask: Mask) -> FloatTensor<Self> {
         let (x, node) = x.into_parts();
+        let y = B::dropout(x, mask.clone());
         match DropoutBackward.prepare::<C>([node]).compute_bound().stateful() {
-            OpsKind::Tracked(op) => {
-                let factors = factors::<B>(&x, p, &key);
-                let y = apply::<B>(x, factors.clone());
-                op.finish(factors, y)
-            }
-            OpsKind::UnTracked(op) => op.finish(B::dropout(x, p, key)),
+            OpsKind::Tracked(op) => op.finish((mask, None), y),
+            OpsKind::UnTracked(op) => op.finish(y),
+        }
+    }
+
+    fn dropout_add(
+        x: FloatTensor<Self>,
+        residual: FloatTensor<Self>,
+        mask: Mask,
+    ) -> FloatTensor<Self> {
+        let ((x, for_x), (residual, for_residual)) = (x.into_parts(), residual.into_parts());
+        let y = B::dropout_add(x, residual, mask.clone());
+        match DropoutBackward.prepare::<C>([for_x, for_residual]).compute_bound().stateful() {
+            OpsKind::Tracked(op) => op.finish((mask, None), y),
+            OpsKind::UnTracked(op) => op.finish(y),
+        }
+    }
+
+    fn bias_dropout_add(
+        x: FloatTensor<Self>,
+        residual: FloatTensor<Self>,
+        bias: FloatTensor<Self>,
+        mask: Mask,
+    ) -> FloatTensor<Self> {
+        let ((x, for_x), (residual, for_residual)) = (x.into_parts(), residual.into_parts());
+        let (bias, for_bias) = bias.into_parts();
+        let dtype = bias.dtype();
+        let y = B::bias_dropout_add(x, residual, bias, mask.clone());
+        let nodes = [for_x, for_residual, for_bias];
+        match DropoutBackward.prepare::<C>(nodes).compute_bound().stateful() {
+            OpsKind::Tracked(op) => op.finish((mask, Some(dtype)), y),
+            OpsKind::UnTracked(op) => op.finish(y),
         }
     }
 }

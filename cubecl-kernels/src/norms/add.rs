@@ -1,11 +1,4 @@
-//! A residual sum and its norm in one pass, both with gradients.
-//!
-//! Burn's automatic differentiation has operations of one output. Here the operation's output is the
-//! sum, which nobody sees; a port of each result passes its gradient on as it is, through a mailbox,
-//! and the operation takes all of them at once. Whichever port runs first also registers its gradient
-//! for the operation, as a sign that there is one: no pass over memory is made for it.
-
-use std::sync::{Arc, Mutex, PoisonError};
+//! A residual sum and its norm in one pass, both with gradients (through `ports`).
 
 use burn::backend::autodiff::Autodiff;
 use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
@@ -17,6 +10,7 @@ use burn::tensor::Tensor;
 
 use super::{Grads, Input, Norm, NormRows, Saved};
 use crate::backends::on_every_backend;
+use crate::ports::{Mailbox, port};
 
 /// `norm(x + residual)` and `x + residual`.
 pub(crate) fn norm_add<const D: usize>(
@@ -84,45 +78,20 @@ on_every_backend! {
     }
 }
 
-/// The gradients of the normed rows and of the sum, on their way to the operation.
-type Mailbox<T> = Arc<Mutex<[Option<T>; 2]>>;
-
-/// Leaves the gradient of one result in the mailbox.
-#[derive(Debug)]
-struct PortBackward;
-
-impl<B: Backend> Backward<B, 1> for PortBackward {
-    /// The mailbox, and the place in it.
-    type State = (Mailbox<FloatTensor<B>>, usize);
-
-    fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
-        let gradient = grads.consume::<B>(&ops.node);
-        let [parent] = ops.parents;
-        let (mailbox, place) = ops.state;
-        let mut mailbox = mailbox.lock().unwrap_or_else(PoisonError::into_inner);
-        if mailbox.iter().all(Option::is_none)
-            && let Some(node) = parent
-        {
-            grads.register::<B>(node.id, gradient.clone());
-        }
-        mailbox[place] = Some(gradient);
-    }
-}
-
 /// The parents are `x`, the residual, `gamma` and, where there is one, `beta`.
 #[derive(Debug)]
 struct AddNormBackward;
 
 impl<B: NormRows, const N: usize> Backward<B, N> for AddNormBackward {
-    type State = (Norm, Saved<FloatTensor<B>>, Mailbox<FloatTensor<B>>);
+    /// The mailbox has places for the normed rows and the sum.
+    type State = (Norm, Saved<FloatTensor<B>>, Mailbox);
 
     fn backward(self, ops: Ops<Self::State, N>, grads: &mut Gradients, _: &mut Checkpointer) {
         // Only the sign that the mailbox is not empty.
         drop(grads.consume::<B>(&ops.node));
         let (norm, saved, mailbox) = ops.state;
-        let taken =
-            mailbox.lock().unwrap_or_else(PoisonError::into_inner).each_mut().map(Option::take);
-        let found = match taken {
+        let mut taken = mailbox.take::<B>().into_iter();
+        let found = match [taken.next().flatten(), taken.next().flatten()] {
             [Some(dy), dsum] => {
                 let Grads { x, gamma, beta } = B::backward(norm, saved, dy, dsum);
                 [Some(x.clone()), Some(x), Some(gamma), beta]
@@ -144,17 +113,9 @@ type Tracked<B, C> = FloatTensor<Autodiff<B, C>>;
 fn ports<B: Backend, C: CheckpointStrategy>(
     y: FloatTensor<B>,
     sum: Tracked<B, C>,
-    mailbox: &Mailbox<FloatTensor<B>>,
+    mailbox: &Mailbox,
 ) -> (Tracked<B, C>, Tracked<B, C>) {
-    let (for_y, (sum, for_sum)) = (sum.node(), sum.into_parts());
-    let [y, sum] =
-        [(y, for_y, 0), (sum, for_sum, 1)].map(|(result, node, place)| {
-            match PortBackward.prepare::<C>([node]).compute_bound().stateful() {
-                OpsKind::Tracked(op) => op.finish((mailbox.clone(), place), result),
-                OpsKind::UnTracked(op) => op.finish(result),
-            }
-        });
-    (y, sum)
+    (port::<B, C>(sum.clone(), mailbox, 0, |_| y), port::<B, C>(sum, mailbox, 1, |sum| sum))
 }
 
 impl<B: AddNormOps + NormRows, C: CheckpointStrategy> AddNormOps for Autodiff<B, C> {
@@ -168,7 +129,7 @@ impl<B: AddNormOps + NormRows, C: CheckpointStrategy> AddNormOps for Autodiff<B,
         let (gamma, for_gamma) = gamma.into_parts();
         let input = Input { x, residual: Some(residual), gamma, beta: None };
         let (y, sum, saved) = B::forward(norm, input);
-        let mailbox = Mailbox::default();
+        let mailbox = Mailbox::new(2);
         let nodes = [for_x, for_residual, for_gamma];
         let sum = match AddNormBackward.prepare::<C>(nodes).compute_bound().stateful() {
             OpsKind::Tracked(op) => op.finish((norm, saved, mailbox.clone()), sum),
@@ -188,7 +149,7 @@ impl<B: AddNormOps + NormRows, C: CheckpointStrategy> AddNormOps for Autodiff<B,
         let ((gamma, for_gamma), (beta, for_beta)) = (gamma.into_parts(), beta.into_parts());
         let input = Input { x, residual: Some(residual), gamma, beta: Some(beta) };
         let (y, sum, saved) = B::forward(norm, input);
-        let mailbox = Mailbox::default();
+        let mailbox = Mailbox::new(2);
         let nodes = [for_x, for_residual, for_gamma, for_beta];
         let sum = match AddNormBackward.prepare::<C>(nodes).compute_bound().stateful() {
             OpsKind::Tracked(op) => op.finish((norm, saved, mailbox.clone()), sum),

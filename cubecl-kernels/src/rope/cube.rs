@@ -1,5 +1,5 @@
-//! The rotation on CubeCL's GPUs: a unit turns a vector of the first half of a head and one of the
-//! second.
+//! The rotation on CubeCL's GPUs: a unit turns as many pairs of elements as a vector has, of two
+//! vectors; of a head that is rotated in part others copy the rest.
 
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn::backend::tensor::FloatTensor;
@@ -8,6 +8,7 @@ use burn::tensor::DType;
 use cubecl::prelude::*;
 use megaburn_cuda::tensor;
 
+use super::RopeLayout;
 use super::op::{Rotate, Turn, composed};
 use crate::cube::{address_type, lanes};
 
@@ -18,10 +19,11 @@ impl Rotate for Cube {
         x: FloatTensor<Self>,
         cos: FloatTensor<Self>,
         sin: FloatTensor<Self>,
+        layout: RopeLayout,
         turn: Turn,
     ) -> FloatTensor<Self> {
         if x.dtype() == DType::F64 {
-            return composed::<Self>(x, cos, sin, turn);
+            return composed::<Self>(x, cos, sin, layout, turn);
         }
         let x = tensor::from_backend(x);
         // Queries and keys are views of what one product gave: read where they are.
@@ -29,18 +31,26 @@ impl Rotate for Cube {
         let x = if is_view { x } else { tensor::contiguous(x) };
         let [cos, sin] = [cos, sin].map(|t| tensor::contiguous(tensor::from_backend(t)));
         let y = tensor::empty(&x, x.shape(), x.dtype);
-        let [_, b, h, d] = x.meta.shape().dims();
+        let ([s, b, h, d], [_, each, _, half]) = (x.meta.shape().dims(), cos.meta.shape().dims());
         let strides = x.meta.strides();
         let (by_s, by_b, by_h) = (strides[0], strides[1], strides[2]);
-        let lanes = lanes(x.dtype, &[d / 2, by_s, by_b, by_h]);
-        let pairs = y.meta.num_elements() / 2 / lanes;
-        if pairs == 0 {
+        let lanes = lanes(x.dtype, &[half, d, by_s, by_b, by_h]);
+        // What units do of a head: pairs of vectors, and vectors that are copied.
+        let (width, rest) = (half / lanes, (d - 2 * half) / lanes);
+        let items = s * b * h * (width + rest);
+        if items == 0 {
             return tensor::into_backend(y);
         }
+        let steps = Steps {
+            interleaved: layout == RopeLayout::Interleaved,
+            back: turn == Turn::Back,
+            partial: rest > 0,
+            each: each > 1,
+        };
         let dtypes = [x.dtype, cos.dtype].map(dtype_to_storage_type);
         rotate_kernel::launch(
             &y.client.clone(),
-            CubeCount::Static(pairs.div_ceil(UNITS) as u32, 1, 1),
+            CubeCount::Static(items.div_ceil(UNITS) as u32, 1, 1),
             CubeDim::new_1d(UNITS as u32),
             address_type(&[&x, &y]),
             lanes,
@@ -48,56 +58,139 @@ impl Rotate for Cube {
             cos.into_buffer_arg(),
             sin.into_buffer_arg(),
             y.clone().into_buffer_arg(),
-            pairs,
+            items,
             b as u32,
             h as u32,
-            (d / 2 / lanes) as u32,
+            width as u32,
+            rest as u32,
             (by_s / lanes) as u32,
             (by_b / lanes) as u32,
             (by_h / lanes) as u32,
-            turn == Turn::Back,
+            steps,
             dtypes,
         );
         tensor::into_backend(y)
     }
 }
 
-/// `width` vectors are half a head; strides are in vectors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Steps {
+    interleaved: bool,
+    back: bool,
+    /// A head has a rest that is copied.
+    partial: bool,
+    /// Each sequence has its own rows of the table.
+    each: bool,
+}
+
+/// `width` vectors are half of what is rotated of a head, `rest` are copied; strides are in vectors.
 #[cube(launch, address_type = "dynamic")]
 fn rotate_kernel<F: Float, T: Float, N: Size>(
     x: &[Vector<F, N>],
     cos: &[Vector<T, N>],
     sin: &[Vector<T, N>],
     y: &mut [Vector<F, N>],
-    pairs: usize,
+    items: usize,
     batch: u32,
     heads: u32,
     width: u32,
+    rest: u32,
     by_s: u32,
     by_b: u32,
     by_h: u32,
-    #[comptime] back: bool,
+    #[comptime] steps: Steps,
     #[define(F, T)] _dtypes: [ElemType; 2],
 ) {
-    if ABSOLUTE_POS < pairs {
+    if ABSOLUTE_POS < items {
         let width = width as usize;
-        let column = ABSOLUTE_POS % width;
-        let head = ABSOLUTE_POS / width;
+        let mut of_head = width;
+        if comptime!(steps.partial) {
+            of_head += rest as usize;
+        }
+        let column = ABSOLUTE_POS % of_head;
+        let head = ABSOLUTE_POS / of_head;
         let row = head / heads as usize;
         let position = row / batch as usize;
         let from = position * by_s as usize
             + row % batch as usize * by_b as usize
-            + head % heads as usize * by_h as usize
-            + column;
-        let first = Vector::<f32, N>::cast_from(x[from]);
-        let second = Vector::<f32, N>::cast_from(x[from + width]);
-        let cos = Vector::<f32, N>::cast_from(cos[position * width + column]);
-        let mut sin = Vector::<f32, N>::cast_from(sin[position * width + column]);
-        if comptime!(back) {
-            sin = -sin;
+            + head % heads as usize * by_h as usize;
+        let to = head * (of_head + width);
+        if column < width {
+            let mut place = position;
+            if comptime!(steps.each) {
+                place = row;
+            }
+            let cos = Vector::<f32, N>::cast_from(cos[place * width + column]);
+            let mut sin = Vector::<f32, N>::cast_from(sin[place * width + column]);
+            if comptime!(steps.back) {
+                sin = -sin;
+            }
+            if comptime!(steps.interleaved) {
+                let (at, to) = (from + 2 * column, to + 2 * column);
+                let (first, second) = unzipped(
+                    Vector::<f32, N>::cast_from(x[at]),
+                    Vector::<f32, N>::cast_from(x[at + 1]),
+                );
+                let (left, right) = zipped(first * cos - second * sin, second * cos + first * sin);
+                y[to] = Vector::cast_from(left);
+                y[to + 1] = Vector::cast_from(right);
+            } else {
+                let (at, to) = (from + column, to + column);
+                let first = Vector::<f32, N>::cast_from(x[at]);
+                let second = Vector::<f32, N>::cast_from(x[at + width]);
+                y[to] = Vector::cast_from(first * cos - second * sin);
+                y[to + width] = Vector::cast_from(second * cos + first * sin);
+            }
+        } else {
+            // `width` vectors of the second half lie between the first and the rest too.
+            y[to + width + column] = x[from + width + column];
         }
-        let to = head * 2 * width + column;
-        y[to] = Vector::cast_from(first * cos - second * sin);
-        y[to + width] = Vector::cast_from(second * cos + first * sin);
     }
+}
+
+/// The elements at even and those at odd places of two neighbouring vectors.
+#[cube]
+fn unzipped<N: Size>(
+    left: Vector<f32, N>,
+    right: Vector<f32, N>,
+) -> (Vector<f32, N>, Vector<f32, N>) {
+    let lanes = N::value();
+    let mut even = Vector::<f32, N>::new(0.0);
+    let mut odd = Vector::<f32, N>::new(0.0);
+    #[unroll]
+    for lane in 0..lanes {
+        if comptime!(2 * lane < lanes) {
+            even.insert(lane, left.extract(comptime!(2 * lane)));
+        } else {
+            even.insert(lane, right.extract(comptime!(2 * lane - lanes)));
+        }
+        if comptime!(2 * lane + 1 < lanes) {
+            odd.insert(lane, left.extract(comptime!(2 * lane + 1)));
+        } else {
+            odd.insert(lane, right.extract(comptime!(2 * lane + 1 - lanes)));
+        }
+    }
+    (even, odd)
+}
+
+/// The inverse of [`unzipped`].
+#[cube]
+fn zipped<N: Size>(even: Vector<f32, N>, odd: Vector<f32, N>) -> (Vector<f32, N>, Vector<f32, N>) {
+    let lanes = N::value();
+    let mut left = Vector::<f32, N>::new(0.0);
+    let mut right = Vector::<f32, N>::new(0.0);
+    #[unroll]
+    for lane in 0..lanes {
+        if comptime!(2 * lane < lanes) {
+            left.insert(comptime!(2 * lane), even.extract(lane));
+        } else {
+            right.insert(comptime!(2 * lane - lanes), even.extract(lane));
+        }
+        if comptime!(2 * lane + 1 < lanes) {
+            left.insert(comptime!(2 * lane + 1), odd.extract(lane));
+        } else {
+            right.insert(comptime!(2 * lane + 1 - lanes), odd.extract(lane));
+        }
+    }
+    (left, right)
 }

@@ -1,40 +1,48 @@
-//! Rotary position embedding (Su et al., 2021, arXiv:2104.09864), with the halves of a head rotated
-//! against each other as Hugging Face and Megatron do (not neighbouring elements).
+//! Rotary position embedding (Su et al., 2021, arXiv:2104.09864), of whole heads or a part of each,
+//! with halves or neighbouring elements rotated against each other.
 
 #[cfg(feature = "cuda")]
 mod cube;
 mod op;
+mod packed;
 pub(crate) mod reference;
+mod scaling;
 mod table;
 
 use burn::backend::Dispatch;
 use burn::tensor::Tensor;
 
 use op::RopeOps;
-pub use table::{RopeConfig, RopeScaling, RopeTable};
+pub use packed::packed_positions;
+pub use scaling::RopeScaling;
+pub use table::{RopeConfig, RopeLayout, RopeTable};
 
-/// Rotates each head by its position: with `x = [x1, x2]` in halves of the last dimension,
-/// `[x1 * cos - x2 * sin, x2 * cos + x1 * sin]`.
+/// Rotates the pairs `(x1, x2)` of each head by the angles of its position:
+/// `(x1 * cos - x2 * sin, x2 * cos + x1 * sin)`.
 ///
-/// Computed in f32 (f64 for f64), result in the dtype of `x`. The backward is the rotation by the
-/// opposite angle and keeps only the table.
+/// Which elements are pairs, and whether the end of a head passes through, the table's
+/// [`RopeConfig`] says. Computed in f32 (f64 for f64), result in the dtype of `x`. The backward is
+/// the rotation by the opposite angle and keeps only the table.
 ///
 /// # Shapes
-/// - `x`, result: `[s, b, h, d]`, where row `i` stands at the table's `i`-th position
+/// - `x`, result: `[s, b, h, d]`, where row `i` stands at the table's `i`-th position, of each
+///   sequence or of all
 ///
 /// # Panics
-/// If the table is not for `s` positions and heads of `d`.
+/// If the table is not for `s` positions and heads of `d`, or for other sequences than `b`.
 pub fn apply_rope(x: Tensor<4>, table: &RopeTable) -> Tensor<4> {
-    let [s, _, _, d] = x.dims();
-    let [positions, half] = table.cos().dims();
+    let [s, b, _, d] = x.dims();
+    let [positions, each, half] = table.cos().dims();
+    let head = table.head_dim();
     assert!(
-        (positions, 2 * half) == (s, d),
-        "apply_rope: {s} rows of heads of {d}, the table has {positions} positions for heads of {}",
-        2 * half
+        (positions, head) == (s, d),
+        "apply_rope: {s} rows of heads of {d}, the table has {positions} positions for heads of {head}"
     );
-    let broadcast = |t: &Tensor<2>| t.clone().reshape([s, 1, 1, half]).into_dispatch();
+    assert!(each == 1 || each == b, "apply_rope: {b} sequences, the table has those of {each}");
+    let broadcast = |t: &Tensor<3>| t.clone().reshape([s, each, 1, half]).into_dispatch();
     let (cos, sin) = (broadcast(table.cos()), broadcast(table.sin()));
-    Tensor::from_dispatch(<Dispatch as RopeOps>::rope(x.into_dispatch(), cos, sin))
+    let y = <Dispatch as RopeOps>::rope(x.into_dispatch(), cos, sin, table.layout());
+    Tensor::from_dispatch(y)
 }
 
 #[cfg(test)]
@@ -45,6 +53,7 @@ mod tests {
     use super::*;
     use crate::testing::{
         assert_close, assert_same_bits, assert_same_function, constant, device, leaf, normal,
+        values,
     };
 
     fn table(d: usize, positions: impl IntoIterator<Item = usize>) -> RopeTable {
@@ -85,6 +94,65 @@ mod tests {
         let held =
             |t: Tensor<4>| Tensor::cat(vec![t.clone().narrow(0, 0, 2), t.narrow(0, 6, 2)], 0);
         assert_same_bits(apply_rope(held(x), &table(4, [0, 1, 6, 7])), held(whole));
+    }
+
+    #[rstest]
+    fn layouts_parts_and_positions_of_each_sequence_are_those_of_the_reference(
+        #[values(RopeLayout::Halves, RopeLayout::Interleaved)] layout: RopeLayout,
+        #[values(([4, 2, 3, 16], 0.5), ([7, 3, 2, 10], 0.4), ([5, 2, 1, 6], 1.0))] (shape, part): (
+            [usize; 4],
+            f64,
+        ),
+        #[values(false, true)] each: bool,
+    ) {
+        let [s, b, _, d] = shape;
+        let config = RopeConfig::new(d).with_layout(layout).with_rotary_percent(part);
+        let sequences: Vec<Vec<usize>> =
+            (0..b).map(|b| packed_positions(&[0, b + 1, s]).expect("they ascend")).collect();
+        let table = match each {
+            true => config.init_each(&sequences, &device()),
+            false => config.init(sequences[0].iter().copied(), &device()),
+        };
+        let table = table.expect("a valid configuration");
+        let x = normal(shape);
+        assert_same_function!(
+            1e-6,
+            [x],
+            apply_rope(x.clone(), &table),
+            reference::apply_rope(x.clone(), &table)
+        );
+    }
+
+    // In Python: angles t = p * 100.0 ** -(2 * i / 4), p = 3, of x = [1, 2, 3, 4, 5, 6].
+    #[rstest]
+    #[case(RopeLayout::Halves, [-1.413352521, 0.728592152, -2.828857482, 4.412386370])]
+    #[case(RopeLayout::Interleaved, [-1.272232513, -1.838864985, 1.683928641, 4.707906576])]
+    fn elements_are_paired_as_the_layout_says(
+        #[case] layout: RopeLayout,
+        #[case] rotated: [f64; 4],
+    ) {
+        let config = RopeConfig::new(6).with_theta(100.0).with_layout(layout);
+        let table = config.with_rotary_percent(2.0 / 3.0).init([3], &device()).expect("valid");
+        let x = Tensor::<1>::from_floats([1.0, 2.0, 3.0, 4.0, 5.0, 6.0], &device());
+        let expected = Tensor::<1>::from_floats(rotated.map(|x| x as f32), &device());
+        let y = apply_rope(x.reshape([1, 1, 1, 6]), &table).reshape([6]);
+        assert_close(y.clone().narrow(0, 0, 4), expected, 1e-6);
+        assert_eq!(values(y.narrow(0, 4, 2)), [5.0, 6.0]);
+    }
+
+    #[test]
+    fn packed_documents_are_rotated_as_if_alone() {
+        let x = constant([7, 2, 3, 8]);
+        let packed = apply_rope(x.clone(), &table(8, packed_positions(&[0, 3, 7]).unwrap()));
+        let alone = |start, len| apply_rope(x.clone().narrow(0, start, len), &table(8, 0..len));
+        assert_same_bits(packed, Tensor::cat(vec![alone(0, 3), alone(3, 4)], 0));
+    }
+
+    #[test]
+    #[should_panic(expected = "2 sequences, the table has those of 3")]
+    fn a_table_of_other_sequences_is_refused() {
+        let table = RopeConfig::new(4).init_each(&[[0], [1], [2]], &device()).unwrap();
+        apply_rope(normal([1, 2, 1, 4]), &table);
     }
 
     #[test]

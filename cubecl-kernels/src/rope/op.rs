@@ -1,22 +1,28 @@
 //! The rotation on a backend's primitives, with its backward.
 
+use std::ops::Range;
+
 use burn::backend::autodiff::Autodiff;
 use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
 use burn::backend::autodiff::grads::Gradients;
 use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, TensorMetadata, backend_extension};
+use burn::tensor::{Shape, Slice};
 
+use super::RopeLayout;
 use crate::backends::on_every_backend;
-use crate::primitive::{cast, compute_dtype, halves};
+use crate::primitive::{cast, compute_dtype};
 
 #[backend_extension(Cube: cfg(feature = "cuda"), Flex: cfg(feature = "flex"), Autodiff)]
 pub(crate) trait RopeOps: Backend {
-    /// `x: [s, b, h, d]`, `cos, sin: [s, 1, 1, d / 2]`.
+    /// `x: [s, b, h, d]`; `cos, sin: [s, b, 1, r / 2]`, or `[s, 1, 1, r / 2]` for all sequences,
+    /// where the first `r` of `d` elements are rotated.
     fn rope(
         x: FloatTensor<Self>,
         cos: FloatTensor<Self>,
         sin: FloatTensor<Self>,
+        layout: RopeLayout,
     ) -> FloatTensor<Self>;
 }
 
@@ -26,8 +32,9 @@ on_every_backend! {
             x: FloatTensor<Self>,
             cos: FloatTensor<Self>,
             sin: FloatTensor<Self>,
+            layout: RopeLayout,
         ) -> FloatTensor<Self> {
-            Self::rotate(x, cos, sin, Turn::Forward)
+            Self::rotate(x, cos, sin, layout, Turn::Forward)
         }
     }
 }
@@ -40,14 +47,15 @@ pub(crate) enum Turn {
 
 /// The rotation, as each backend computes it best.
 pub(crate) trait Rotate: Backend {
-    /// `x: [s, b, h, d]`, `cos, sin: [s, 1, 1, d / 2]`.
+    /// As [`RopeOps::rope`], and back.
     fn rotate(
         x: FloatTensor<Self>,
         cos: FloatTensor<Self>,
         sin: FloatTensor<Self>,
+        layout: RopeLayout,
         turn: Turn,
     ) -> FloatTensor<Self> {
-        composed::<Self>(x, cos, sin, turn)
+        composed::<Self>(x, cos, sin, layout, turn)
     }
 }
 
@@ -58,35 +66,60 @@ pub(super) fn composed<B: Backend>(
     x: FloatTensor<B>,
     cos: FloatTensor<B>,
     sin: FloatTensor<B>,
+    layout: RopeLayout,
     turn: Turn,
 ) -> FloatTensor<B> {
     let (dtype, wide) = (x.dtype(), compute_dtype(x.dtype()));
-    let (cos, sin) = (cast::<B>(cos, wide), cast::<B>(sin, wide));
-    let (first, second) = halves::<B>(cast::<B>(x, wide));
+    let ([s, b, h, d], [_, each, _, half]) = (x.shape().dims(), cos.shape().dims());
+    let rest = (2 * half < d).then(|| slice::<B>(x.clone(), 3, 2 * half..d));
+    let x = if rest.is_some() { slice::<B>(x, 3, 0..2 * half) } else { x };
+    // The pairs of halves are `[.., 2, r / 2]`, those of neighbours `[.., r / 2, 2]`.
+    let (dim, pairs, table) = match layout {
+        RopeLayout::Halves => (3, [s, b, h, 2, half], [s, each, 1, 1, half]),
+        RopeLayout::Interleaved => (4, [s, b, h, half, 2], [s, each, 1, half, 1]),
+    };
+    let [cos, sin] = [cos, sin].map(|t| B::float_reshape(cast::<B>(t, wide), Shape::from(table)));
+    let x = B::float_reshape(cast::<B>(x, wide), Shape::from(pairs));
+    let [first, second] = [0..1, 1..2].map(|one| slice::<B>(x.clone(), dim, one));
     let first_cos = B::float_mul(first.clone(), cos.clone());
     let second_cos = B::float_mul(second.clone(), cos);
     let first_sin = B::float_mul(first, sin.clone());
     let second_sin = B::float_mul(second, sin);
-    let (first, second) = match turn {
-        Turn::Forward => (B::float_sub(first_cos, second_sin), B::float_add(second_cos, first_sin)),
-        Turn::Back => (B::float_add(first_cos, second_sin), B::float_sub(second_cos, first_sin)),
+    let turned = match turn {
+        Turn::Forward => {
+            vec![B::float_sub(first_cos, second_sin), B::float_add(second_cos, first_sin)]
+        }
+        Turn::Back => {
+            vec![B::float_add(first_cos, second_sin), B::float_sub(second_cos, first_sin)]
+        }
     };
-    cast::<B>(B::float_cat(vec![first, second], 3), dtype.into())
+    let y = B::float_reshape(B::float_cat(turned, dim), Shape::from([s, b, h, 2 * half]));
+    let y = cast::<B>(y, dtype.into());
+    match rest {
+        Some(rest) => B::float_cat(vec![y, rest], 3),
+        None => y,
+    }
+}
+
+fn slice<B: Backend>(x: FloatTensor<B>, dim: usize, range: Range<usize>) -> FloatTensor<B> {
+    let mut slices = vec![Slice::full(); x.shape().num_dims()];
+    slices[dim] = Slice::from(range);
+    B::float_slice(x, &slices)
 }
 
 #[derive(Debug)]
 struct RopeBackward;
 
 impl<B: Rotate> Backward<B, 1> for RopeBackward {
-    /// `cos` and `sin`.
-    type State = (FloatTensor<B>, FloatTensor<B>);
+    /// `cos`, `sin` and the layout.
+    type State = (FloatTensor<B>, FloatTensor<B>, RopeLayout);
 
     fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
         let [parent] = ops.parents;
         let dy = grads.consume::<B>(&ops.node);
-        let (cos, sin) = ops.state;
+        let (cos, sin, layout) = ops.state;
         if let Some(node) = parent {
-            grads.register::<B>(node.id, B::rotate(dy, cos, sin, Turn::Back));
+            grads.register::<B>(node.id, B::rotate(dy, cos, sin, layout, Turn::Back));
         }
     }
 }
@@ -96,12 +129,13 @@ impl<B: RopeOps + Rotate, C: CheckpointStrategy> RopeOps for Autodiff<B, C> {
         x: FloatTensor<Self>,
         cos: FloatTensor<Self>,
         sin: FloatTensor<Self>,
+        layout: RopeLayout,
     ) -> FloatTensor<Self> {
         let (x, node) = x.into_parts();
         let (cos, sin) = (cos.into_primitive(), sin.into_primitive());
-        let y = B::rope(x, cos.clone(), sin.clone());
+        let y = B::rope(x, cos.clone(), sin.clone(), layout);
         match RopeBackward.prepare::<C>([node]).compute_bound().stateful() {
-            OpsKind::Tracked(op) => op.finish((cos, sin), y),
+            OpsKind::Tracked(op) => op.finish((cos, sin, layout), y),
             OpsKind::UnTracked(op) => op.finish(y),
         }
     }

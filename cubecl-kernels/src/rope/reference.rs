@@ -1,19 +1,30 @@
 use burn::tensor::Tensor;
 
-use super::RopeTable;
+use super::{RopeLayout, RopeTable};
 use crate::primitive::compute_dtype;
 
-/// [`apply_rope`](crate::apply_rope) by its definition: `x * cos + rotate_half(x) * sin`.
+/// [`apply_rope`](crate::apply_rope) by its definition: `x * cos + turned(x) * sin`, where `turned` is
+/// a quarter turn of each pair.
 pub fn apply_rope(x: Tensor<4>, table: &RopeTable) -> Tensor<4> {
-    let [s, _, _, d] = x.dims();
+    let [s, b, h, d] = x.dims();
     let (dtype, wide) = (x.dtype(), compute_dtype(x.dtype()));
-    let full = |half: &Tensor<2>| {
-        let full = Tensor::cat(vec![half.clone(), half.clone()], 1);
-        let full = full.cast(wide).reshape([s, 1, 1, d]);
-        if x.device().is_autodiff() { Tensor::from_inner(full) } else { full }
+    let [_, each, half] = table.cos().dims();
+    // Pairs as `[s, b, h, d / 2, 2]` or, of halves, as `[s, b, h, 2, d / 2]`.
+    let (dim, shape) = match table.layout() {
+        RopeLayout::Halves => (3, [s, b, h, 2, half]),
+        RopeLayout::Interleaved => (4, [s, b, h, half, 2]),
     };
-    let (cos, sin) = (full(table.cos()), full(table.sin()));
-    let x = x.cast(wide);
-    let (first, second) = (x.clone().narrow(3, 0, d / 2), x.clone().narrow(3, d / 2, d / 2));
-    (x * cos + Tensor::cat(vec![-second, first], 3) * sin).cast(dtype)
+    let for_pairs = |t: &Tensor<3>| {
+        let t = t.clone().cast(wide).reshape([s, each, 1, half]).unsqueeze_dim::<5>(dim);
+        if x.device().is_autodiff() { Tensor::from_inner(t) } else { t }
+    };
+    let (cos, sin) = (for_pairs(table.cos()), for_pairs(table.sin()));
+    let pairs = x.clone().narrow(3, 0, 2 * half).cast(wide).reshape(shape);
+    let (first, second) = (pairs.clone().narrow(dim, 0, 1), pairs.clone().narrow(dim, 1, 1));
+    let turned = Tensor::cat(vec![-second, first], dim);
+    let rotated = (pairs * cos + turned * sin).cast(dtype).reshape([s, b, h, 2 * half]);
+    match d - 2 * half {
+        0 => rotated,
+        rest => Tensor::cat(vec![rotated, x.narrow(3, 2 * half, rest)], 3),
+    }
 }

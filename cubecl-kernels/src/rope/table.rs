@@ -1,88 +1,112 @@
-use std::f64::consts::TAU;
-
 use burn::config::Config;
 use burn::tensor::{Device, Tensor, TensorData};
 
+use super::scaling::{RopeScaling, check};
 use crate::KernelError;
 
-/// How the frequencies of a rotary embedding are stretched for contexts longer than it was
-/// trained on.
-#[derive(Config, Debug, PartialEq)]
-pub enum RopeScaling {
-    /// The frequencies as they are.
-    None,
-    /// All frequencies divided by `factor`: positions are interpolated (Chen et al., 2023,
-    /// arXiv:2306.15595).
-    Linear {
-        /// How much longer the context is than the original one.
-        factor: f64,
-    },
-    /// Llama 3.1's: wave lengths above `original_max_position / low_freq_factor` are stretched by
-    /// `factor`, those below `original_max_position / high_freq_factor` are kept, and between the
-    /// two the frequencies are interpolated linearly in the number of turns (`rope_type: llama3`
-    /// in Hugging Face's `modeling_rope_utils.py`, `rope_scaling` in Megatron's
-    /// `rotary_pos_embedding.py`).
-    Llama3 {
-        /// How much longer the context is than the original one.
-        factor: f64,
-        /// Turns within the original context below which a frequency is stretched whole.
-        low_freq_factor: f64,
-        /// Turns within the original context above which a frequency is kept.
-        high_freq_factor: f64,
-        /// The context trained on, in positions.
-        original_max_position: usize,
-    },
+/// Which elements of a head are rotated against each other.
+#[derive(Config, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum RopeLayout {
+    /// Element `i` of the first half with element `i` of the second (Llama and GPT-NeoX; Hugging
+    /// Face's and Megatron's default).
+    Halves,
+    /// Elements `2i` and `2i + 1` (the paper's, GPT-J; Megatron's `rotary_interleaved`).
+    Interleaved,
 }
 
 /// What a [`RopeTable`] is made from.
 #[derive(Config, Debug, PartialEq)]
 pub struct RopeConfig {
-    /// Size of a head; even.
+    /// Size of a head.
     pub head_dim: usize,
-    /// The base of the frequencies, `theta^(-2i / head_dim)`.
+    /// The base of the frequencies, `theta^(-2i / d)` for `d` rotated elements.
     #[config(default = 10000.0)]
     pub theta: f64,
     /// Stretching of the frequencies.
     #[config(default = "RopeScaling::None")]
     pub scaling: RopeScaling,
+    /// Which elements are rotated against each other.
+    #[config(default = "RopeLayout::Halves")]
+    pub layout: RopeLayout,
+    /// The part of a head, from its beginning, that is rotated; the rest passes through (Megatron's
+    /// `rotary_percent`, Hugging Face's `partial_rotary_factor`). It is a whole and even number of
+    /// elements, rounded down.
+    #[config(default = 1.0)]
+    pub rotary_percent: f64,
 }
 
 impl RopeConfig {
-    /// The table for `positions`: a range, or the list that a context-parallel rank holds.
+    /// The table for `positions`, which are those of every sequence of a batch: a range, the list
+    /// that a context-parallel rank holds, or [`packed_positions`](crate::packed_positions).
     ///
     /// Angles are computed in f64 on the host; the table is made on the device without automatic
     /// differentiation, whichever `device` is.
     ///
     /// # Errors
-    /// An odd head size, or a parameter that is not a finite number in its range.
+    /// A part of a head that has no pairs, or a parameter that is not a finite number in its range.
     pub fn init(
         &self,
         positions: impl IntoIterator<Item = usize>,
         device: &Device,
     ) -> Result<RopeTable, KernelError> {
+        let positions: Vec<usize> = positions.into_iter().collect();
+        self.table(positions.len(), 1, |s, _| positions[s], device)
+    }
+
+    /// The table for sequences of a batch that have positions of their own, as packed ones have whose
+    /// documents are of different lengths. As [`init`](Self::init) otherwise.
+    ///
+    /// # Shapes
+    /// `b` sequences of `s` positions
+    ///
+    /// # Errors
+    /// As [`init`](Self::init); and no sequences, or sequences of different lengths.
+    pub fn init_each<P: AsRef<[usize]>>(
+        &self,
+        sequences: &[P],
+        device: &Device,
+    ) -> Result<RopeTable, KernelError> {
+        let lengths = || sequences.iter().map(|positions| positions.as_ref().len());
+        let s = lengths().next().unwrap_or(0);
+        if sequences.is_empty() || lengths().any(|length| length != s) {
+            return Err(KernelError::RopeSequences { lengths: lengths().collect() });
+        }
+        self.table(s, sequences.len(), |s, b| sequences[b].as_ref()[s], device)
+    }
+
+    fn table(
+        &self,
+        s: usize,
+        b: usize,
+        position: impl Fn(usize, usize) -> usize,
+        device: &Device,
+    ) -> Result<RopeTable, KernelError> {
         let frequencies = self.frequencies()?;
         let (mut cos, mut sin) = (Vec::new(), Vec::new());
-        for position in positions {
+        for (s, b) in (0..s).flat_map(|s| (0..b).map(move |b| (s, b))) {
+            let position = position(s, b) as f64;
             for frequency in &frequencies {
-                let (s, c) = (position as f64 * frequency).sin_cos();
+                let (s, c) = (position * frequency).sin_cos();
                 cos.push(c as f32);
                 sin.push(s as f32);
             }
         }
         let device = device.clone().inner();
-        let shape = [cos.len() / frequencies.len(), frequencies.len()];
+        let shape = [s, b, frequencies.len()];
         let tensor = |data| Tensor::from_data(TensorData::new(data, shape), &device);
-        Ok(RopeTable { cos: tensor(cos), sin: tensor(sin) })
+        let Self { head_dim, layout, .. } = *self;
+        Ok(RopeTable { cos: tensor(cos), sin: tensor(sin), head_dim, layout })
     }
 
-    /// The angle per position of each pair of elements, in radians, `head_dim / 2` of them.
+    /// The angle per position of each pair of elements, in radians: half as many as are rotated.
     ///
     /// # Errors
     /// As [`init`](Self::init).
     pub fn frequencies(&self) -> Result<Vec<f64>, KernelError> {
-        let d = self.head_dim;
-        if d == 0 || !d.is_multiple_of(2) {
-            return Err(KernelError::RopeHeadDim { head_dim: d });
+        let Self { head_dim, rotary_percent, .. } = *self;
+        let d = (head_dim as f64 * rotary_percent) as usize;
+        if d == 0 || !d.is_multiple_of(2) || d > head_dim {
+            return Err(KernelError::RopeHeadDim { head_dim, rotary_percent, rotated: d });
         }
         check("theta", self.theta, 0.0)?;
         self.scaling.check()?;
@@ -93,63 +117,40 @@ impl RopeConfig {
     }
 }
 
-impl RopeScaling {
-    fn check(&self) -> Result<(), KernelError> {
-        match *self {
-            Self::None => Ok(()),
-            Self::Linear { factor } => check("scaling factor", factor, 0.0),
-            Self::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_position } => {
-                check("scaling factor", factor, 0.0)?;
-                check("low_freq_factor", low_freq_factor, 0.0)?;
-                check("high_freq_factor", high_freq_factor, low_freq_factor)?;
-                check("original_max_position", original_max_position as f64, 0.0)
-            }
-        }
-    }
-
-    fn apply(&self, frequency: f64) -> f64 {
-        match *self {
-            Self::None => frequency,
-            Self::Linear { factor } => frequency / factor,
-            Self::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_position } => {
-                let turns = original_max_position as f64 * frequency / TAU;
-                let kept = (turns - low_freq_factor) / (high_freq_factor - low_freq_factor);
-                let kept = kept.clamp(0.0, 1.0);
-                frequency * (kept + (1.0 - kept) / factor)
-            }
-        }
-    }
-}
-
-fn check(name: &'static str, value: f64, above: f64) -> Result<(), KernelError> {
-    if value.is_finite() && value > above {
-        Ok(())
-    } else {
-        Err(KernelError::RopeParameter { name, value, above })
-    }
-}
-
-/// Cosines and sines of a list of positions, f32, on a device without automatic differentiation.
+/// Cosines and sines of positions, f32, on a device without automatic differentiation.
 #[derive(Clone, Debug)]
 pub struct RopeTable {
-    cos: Tensor<2>,
-    sin: Tensor<2>,
+    cos: Tensor<3>,
+    sin: Tensor<3>,
+    head_dim: usize,
+    layout: RopeLayout,
 }
 
 impl RopeTable {
-    /// The cosines, `[s, d / 2]`.
-    pub fn cos(&self) -> &Tensor<2> {
+    /// The cosines, `[s, 1, d / 2]` of `d` rotated elements, or `[s, b, d / 2]` where each sequence
+    /// has positions of its own.
+    pub fn cos(&self) -> &Tensor<3> {
         &self.cos
     }
 
-    /// The sines, `[s, d / 2]`.
-    pub fn sin(&self) -> &Tensor<2> {
+    /// The sines, as many as cosines.
+    pub fn sin(&self) -> &Tensor<3> {
         &self.sin
     }
 
-    /// How many positions the table has.
+    /// How many positions of a sequence the table has.
     pub fn num_positions(&self) -> usize {
         self.cos.dims()[0]
+    }
+
+    /// Size of the heads that it is for.
+    pub fn head_dim(&self) -> usize {
+        self.head_dim
+    }
+
+    /// Which elements are rotated against each other.
+    pub fn layout(&self) -> RopeLayout {
+        self.layout
     }
 }
 
@@ -158,55 +159,13 @@ mod tests {
     use rstest::rstest;
 
     use super::*;
-    use crate::testing::{device, values};
-
-    #[test]
-    fn linear_scaling_puts_positions_closer_together() {
-        let plain = RopeConfig::new(8).frequencies().unwrap();
-        let scaled = RopeConfig::new(8).with_scaling(RopeScaling::Linear { factor: 4.0 });
-        let scaled = scaled.frequencies().unwrap();
-        assert!(plain.iter().zip(&scaled).all(|(plain, scaled)| *plain == scaled * 4.0));
-    }
-
-    fn llama3(factor: f64, original_max_position: usize) -> RopeScaling {
-        let (low_freq_factor, high_freq_factor) = (1.0, 4.0);
-        RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_position }
-    }
-
-    // Made with Python, by wave lengths as Hugging Face writes the rule:
-    //   f = theta ** (-2 * i / d); wave = 2 * pi / f
-    //   if wave > old / low: f /= factor
-    //   elif wave >= old / high:
-    //       smooth = (old / wave - low) / (high - low); f = (1 - smooth) * f / factor + smooth * f
-    #[rstest]
-    #[case::plain(8, RopeScaling::None, 0, &[1.0, 0.03760603093086393, 0.001414213562373095, 5.318295896944988e-05])]
-    // The `llama3-scaled` fixture: one kept, three stretched whole.
-    #[case::fixture(8, llama3(8.0, 32), 0, &[1.0, 0.004700753866357992, 0.00017677669529663688, 6.647869871181235e-06])]
-    // Llama 3.1, head size 128: from the last kept frequency, over the band, into the stretched.
-    #[case::llama31(128, llama3(8.0, 8192), 28, &[
-        0.003211445994752591, 0.002166570763503359, 0.0013718935677611381, 0.0008567514129196321,
-        0.0005248461609929547, 0.00031269375038406517, 0.0001785078127679964, 9.556212353964683e-05,
-        7.78465527393245e-05, 6.341514345777615e-05,
-    ])]
-    fn frequencies_are_those_of_hugging_face(
-        #[case] head_dim: usize,
-        #[case] scaling: RopeScaling,
-        #[case] skip: usize,
-        #[case] expected: &[f64],
-    ) {
-        let config = RopeConfig::new(head_dim).with_theta(500_000.0).with_scaling(scaling);
-        let frequencies = config.frequencies().unwrap();
-        assert_eq!(frequencies.len(), head_dim / 2);
-        for (a, b) in frequencies[skip..].iter().zip(expected) {
-            assert!((a / b - 1.0).abs() < 1e-12, "{a} {b}");
-        }
-    }
+    use crate::testing::{assert_same_bits, device, values};
 
     #[test]
     fn a_table_is_untracked_and_holds_any_positions() {
         let table = RopeConfig::new(4).with_theta(100.0).init([7, 0, 3], &device()).unwrap();
         assert!(!table.cos().device().is_autodiff());
-        assert_eq!((table.num_positions(), table.sin().dims()), (3, [3, 2]));
+        assert_eq!((table.num_positions(), table.sin().dims()), (3, [3, 1, 2]));
         // Frequencies 1 and 0.1.
         let expected = [7.0f64, 0.7, 0.0, 0.0, 3.0, 0.3];
         for (value, angle) in values(table.cos().clone()).into_iter().zip(expected) {
@@ -218,11 +177,13 @@ mod tests {
     }
 
     #[rstest]
-    #[case(RopeConfig::new(7), "heads of size 7")]
-    #[case(RopeConfig::new(0), "heads of size 0")]
+    #[case(RopeConfig::new(7), "the part 1 of a head's 7 elements, 7 of them")]
+    #[case(RopeConfig::new(0), "a head's 0 elements, 0 of them")]
+    #[case(RopeConfig::new(12).with_rotary_percent(0.25), "the part 0.25 of a head's 12 elements, 3 of them")]
+    #[case(RopeConfig::new(8).with_rotary_percent(1.25), "8 elements, 10 of them")]
+    #[case(RopeConfig::new(8).with_rotary_percent(-1.0), "8 elements, 0 of them")]
+    #[case(RopeConfig::new(8).with_rotary_percent(f64::NAN), "8 elements, 0 of them")]
     #[case(RopeConfig::new(8).with_theta(0.0), "theta is 0, it must be a finite number above 0")]
-    #[case(RopeConfig::new(8).with_scaling(llama3(f64::NAN, 32)), "factor is NaN")]
-    #[case(RopeConfig::new(8).with_scaling(llama3(8.0, 0)), "original_max_position is 0")]
     #[case(RopeConfig::new(8).with_scaling(RopeScaling::Linear { factor: 0.0 }), "factor is 0")]
     fn a_table_that_cannot_be_is_refused(#[case] config: RopeConfig, #[case] message: &str) {
         let error = config.init(0..2, &device()).unwrap_err().to_string();
@@ -230,18 +191,29 @@ mod tests {
     }
 
     #[test]
-    fn a_band_without_width_is_refused() {
-        let (factor, original_max_position) = (8.0, 32);
-        let (low_freq_factor, high_freq_factor) = (4.0, 4.0);
-        let scaling = RopeScaling::Llama3 {
-            factor,
-            low_freq_factor,
-            high_freq_factor,
-            original_max_position,
-        };
-        let error = RopeConfig::new(8).with_scaling(scaling).frequencies().unwrap_err();
-        assert!(
-            error.to_string().contains("high_freq_factor is 4, it must be a finite number above 4")
-        );
+    fn a_part_of_a_head_has_the_frequencies_of_a_head_of_that_size() {
+        let part = RopeConfig::new(16).with_rotary_percent(0.5);
+        assert_eq!(part.frequencies().unwrap(), RopeConfig::new(8).frequencies().unwrap());
+        assert_eq!(part.init(0..3, &device()).unwrap().head_dim(), 16);
+    }
+
+    #[test]
+    fn each_sequence_has_the_rows_of_its_positions() {
+        let config = RopeConfig::new(6);
+        let each = config.init_each(&[[0, 1, 2], [5, 0, 1]], &device()).unwrap();
+        assert_eq!((each.num_positions(), each.cos().dims()), (3, [3, 2, 3]));
+        for (b, positions) in [[0, 1, 2], [5, 0, 1]].into_iter().enumerate() {
+            let alone = config.init(positions, &device()).unwrap();
+            assert_same_bits(each.cos().clone().narrow(1, b, 1), alone.cos().clone());
+            assert_same_bits(each.sin().clone().narrow(1, b, 1), alone.sin().clone());
+        }
+    }
+
+    #[test]
+    fn sequences_of_different_lengths_are_refused() {
+        let sequences = [vec![0, 1, 2], vec![0, 1]];
+        let error = RopeConfig::new(6).init_each(&sequences, &device()).unwrap_err();
+        assert!(error.to_string().contains("have [3, 2] positions"), "{error}");
+        assert!(RopeConfig::new(6).init_each::<Vec<usize>>(&[], &device()).is_err());
     }
 }

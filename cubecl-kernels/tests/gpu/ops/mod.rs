@@ -3,6 +3,7 @@
 mod attention;
 mod compare;
 mod cross_entropy;
+mod dropout;
 mod embedding;
 mod linear;
 mod norms;
@@ -17,6 +18,7 @@ pub(crate) fn tests() -> impl Iterator<Item = (String, fn() -> Result<(), String
     let modules = [
         ("attention", attention::TESTS),
         ("cross_entropy", cross_entropy::TESTS),
+        ("dropout", dropout::TESTS),
         ("embedding", embedding::TESTS),
         ("linear", linear::TESTS),
         ("norms", norms::TESTS),

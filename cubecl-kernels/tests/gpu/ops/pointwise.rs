@@ -11,6 +11,7 @@ use super::compare::*;
 pub(super) const TESTS: &[super::Test] = &[
     ("rope_and_activations", pointwise),
     ("rotations_of_views", rotations),
+    ("rotations_of_parts_and_packed_sequences", layouts),
     ("gated_activations", gated),
     ("activations_with_biases", biased),
     ("activations_of_views_and_large_numbers", views),
@@ -52,6 +53,33 @@ fn rotations() -> Result<(), String> {
                 let table = RopeConfig::new(d).init(0..s, device).expect("it can be");
                 apply_rope(x.swap_dims(1, 2).swap_dims(0, 1), &table)
             });
+        }
+    }
+    Ok(())
+}
+
+/// Both layouts, heads that are rotated whole and in part, and positions of each sequence.
+fn layouts() -> Result<(), String> {
+    for (dtype, tolerance) in DTYPES {
+        for ([s, b, h, d], part) in
+            [([5, 2, 3, 64], 0.5), ([4, 3, 2, 10], 0.4), ([3, 2, 2, 24], 1.0)]
+        {
+            for layout in [RopeLayout::Halves, RopeLayout::Interleaved] {
+                let config = RopeConfig::new(d).with_layout(layout).with_rotary_percent(part);
+                let ends = (0..b).map(|b| packed_positions(&[0, b, s]).expect("they ascend"));
+                let sequences: Vec<Vec<usize>> = ends.collect();
+                let what = format!("rope {layout:?} {part} of {s}x{b}x{h}x{d}");
+                compare!(what, dtype, tolerance, [x: [s, b, h, d]], |device: &Device, x| {
+                    let table = config.init(2..2 + s, device).expect("it can be");
+                    apply_rope(x, &table)
+                });
+                compare!(what, dtype, tolerance, [x: [s, b, 3 * h, d]], |device: &Device, x| {
+                    let x: Tensor<4> = x;
+                    let table = config.init_each(&sequences, device).expect("it can be");
+                    let (q, k) = (x.clone().narrow(2, 0, h), x.narrow(2, h, h));
+                    Tensor::cat(vec![apply_rope(q, &table), apply_rope(k, &table)], 2)
+                });
+            }
         }
     }
     Ok(())

@@ -1,0 +1,132 @@
+use burn::backend::Dispatch;
+use burn::tensor::Tensor;
+
+use super::op::DropoutOps;
+use super::{DropoutKey, Mask};
+
+/// `residual + dropout(x + bias)`, the end of a transformer's attention and feed-forward, in one pass
+/// over memory on a GPU (Megatron's `fused_bias_dropout.py`).
+///
+/// Computed in f32 (f64 for f64) and rounded once, to the dtype of `x`. What is dropped, [`dropout`]
+/// says; with `p = 0`, as outside of training, no random numbers are drawn. The backward makes the
+/// mask again: nothing is kept for it. The residual's gradient is that of the result itself.
+///
+/// # Shapes
+/// - `x`, `residual`, result: `[.., n]`, the shard that `key` describes
+/// - `bias`: `[n]`
+///
+/// # Determinism
+/// What is dropped is the same on every device, rank count and thread timing.
+///
+/// # Panics
+/// If `p` is not in `[0, 1)`, the shard does not lie in the key's global shape, the residual is not
+/// like `x` in shape and dtype, or the bias is not as long as their last dimension.
+///
+/// [`dropout`]: crate::dropout
+pub fn bias_dropout_add<const D: usize>(
+    x: Tensor<D>,
+    bias: Option<Tensor<1>>,
+    residual: Tensor<D>,
+    p: f64,
+    key: DropoutKey,
+) -> Tensor<D> {
+    let name = "bias_dropout_add";
+    let [of_x, of_residual] = [&x, &residual].map(|t| (t.dims(), t.dtype()));
+    assert_eq!(of_x, of_residual, "{name}: x and the residual differ in shape or dtype");
+    let mask = Mask::new(name, p, key, &x.dims());
+    let n = x.dims()[D - 1];
+    let [x, residual] = [x, residual].map(Tensor::into_dispatch);
+    let y = match bias {
+        Some(bias) => {
+            let [length] = bias.dims();
+            assert_eq!(n, length, "{name}: the bias has {length} elements for rows of {n}");
+            let bias = bias.into_dispatch();
+            <Dispatch as DropoutOps>::bias_dropout_add(x, residual, bias, mask)
+        }
+        None => <Dispatch as DropoutOps>::dropout_add(x, residual, mask),
+    };
+    Tensor::from_dispatch(y)
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::DType;
+    use megaburn_mesh::{PositionRng, Purpose};
+    use rstest::rstest;
+
+    use super::*;
+    use crate::dropout::{dropout, reference};
+    use crate::testing::{assert_close, assert_same_bits, assert_same_function, constant, leaf};
+    use crate::testing::{normal, values};
+
+    fn key(shape: &[usize]) -> DropoutKey {
+        DropoutKey::new(PositionRng::new(5, Purpose::Dropout, "blocks.0"), shape)
+    }
+
+    #[rstest]
+    fn values_and_gradients_are_those_of_the_reference(
+        #[values([8, 2, 16], [5, 3, 7])] shape: [usize; 3],
+        #[values((DType::F32, 2e-6), (DType::BF16, 2e-2))] (dtype, tolerance): (DType, f64),
+        #[values(0.0, 0.4)] p: f64,
+    ) {
+        let [x, residual] = [0, 1].map(|_| leaf(normal(shape).cast(dtype)));
+        let bias = normal([shape[2]]);
+        let some = Some(bias.clone());
+        assert_same_function!(
+            tolerance,
+            [x, residual, bias],
+            bias_dropout_add(x.clone(), some.clone(), residual.clone(), p, key(&shape)),
+            reference::bias_dropout_add(x.clone(), some.clone(), residual.clone(), p, key(&shape))
+        );
+        assert_same_function!(
+            tolerance,
+            [x, residual],
+            bias_dropout_add(x.clone(), None, residual.clone(), p, key(&shape)),
+            reference::bias_dropout_add(x.clone(), None, residual.clone(), p, key(&shape))
+        );
+    }
+
+    #[test]
+    fn the_elements_are_dropped_that_dropout_drops() {
+        let (x, residual) = (constant([4, 6]), constant([4, 6]));
+        let y = bias_dropout_add(x.clone(), None, residual.clone(), 0.5, key(&[4, 6]));
+        assert_close(y, residual + dropout(x, 0.5, key(&[4, 6])), 1e-6);
+    }
+
+    #[test]
+    fn a_probability_of_zero_is_a_sum() {
+        let (x, residual, bias) = (constant([4, 6]), constant([4, 6]), constant([6]));
+        let y =
+            bias_dropout_add(x.clone(), Some(bias.clone()), residual.clone(), 0.0, key(&[4, 6]));
+        assert_same_bits(y, residual + (x + bias.unsqueeze()));
+    }
+
+    #[test]
+    fn half_precision_is_rounded_once() {
+        let inputs = [0, 1].map(|_| constant([5, 9]).cast(DType::BF16));
+        let bias = constant([9]);
+        let sum = |[x, residual]: [Tensor<2>; 2]| {
+            bias_dropout_add(x, Some(bias.clone()), residual, 0.2, key(&[5, 9]))
+        };
+        let exact = sum(inputs.clone().map(|t| t.cast(DType::F32)));
+        assert_eq!(values(sum(inputs)), values(exact.cast(DType::BF16)));
+    }
+
+    #[test]
+    #[should_panic(expected = "bias_dropout_add: the bias has 3 elements for rows of 4")]
+    fn a_bias_of_another_length_is_refused() {
+        bias_dropout_add(normal([2, 4]), Some(normal([3])), normal([2, 4]), 0.1, key(&[2, 4]));
+    }
+
+    #[test]
+    #[should_panic(expected = "bias_dropout_add: x and the residual differ in shape or dtype")]
+    fn a_residual_of_another_shape_is_refused() {
+        bias_dropout_add(normal([2, 4]), None, normal([4, 2]), 0.1, key(&[2, 4]));
+    }
+
+    #[test]
+    #[should_panic(expected = "bias_dropout_add: probability -0.1 is not in [0, 1)")]
+    fn a_probability_below_zero_is_refused() {
+        bias_dropout_add(normal([2, 4]), None, normal([2, 4]), -0.1, key(&[2, 4]));
+    }
+}

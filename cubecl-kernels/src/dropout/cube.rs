@@ -1,0 +1,146 @@
+//! Dropout on CubeCL's GPUs: the mask is made where it is used and lies nowhere in memory.
+
+use burn::backend::cubecl::dtype_to_storage_type;
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{Cube, TensorMetadata};
+use burn::tensor::DType;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::prelude::*;
+use megaburn_cuda::tensor;
+
+use super::kernels::*;
+use super::key::{RowStarts, kept};
+use super::{Drop, Input, Mask, composed};
+use crate::cube::{RandomStream, Rows, address_type, lanes, sum_parts};
+
+const UNITS: usize = 256;
+/// Cubes for a gradient of a bias: several for each multiprocessor of a large GPU.
+const CUBES: usize = 132 * 4;
+/// Rows that a unit of these loads together.
+const AHEAD: u32 = 4;
+
+impl Drop for Cube {
+    fn forward(mask: &Mask, input: Input<FloatTensor<Self>>) -> FloatTensor<Self> {
+        if input.x.dtype() == DType::F64 {
+            return composed::forward::<Self>(mask, input);
+        }
+        let Input { x, bias, residual } = input;
+        let [x, bias, residual] = [Some(x), bias, residual].map(|t| t.map(tensor::from_backend));
+        let x = x.expect("it was put in");
+        tensor::into_backend(launch_forward(mask, Input { x, bias, residual }))
+    }
+
+    fn backward(
+        mask: &Mask,
+        dy: FloatTensor<Self>,
+        bias: Option<DType>,
+    ) -> (FloatTensor<Self>, Option<FloatTensor<Self>>) {
+        if dy.dtype() == DType::F64 {
+            return composed::backward::<Self>(mask, dy, bias);
+        }
+        let (dx, dbias) = launch_backward(mask, tensor::from_backend(dy), bias);
+        (tensor::into_backend(dx), dbias.map(tensor::into_backend))
+    }
+}
+
+/// Elements of a vector of rows that begin at `starts`: of whole blocks of random numbers, or one.
+fn lanes_of(starts: &RowStarts, dtype: DType, lens: &[usize]) -> usize {
+    let lanes = lanes(dtype, lens);
+    let mut strides = starts.dims.iter().map(|&(_, by)| by).chain([starts.first]);
+    if lanes >= 4 && strides.all(|by| by.is_multiple_of(4)) { lanes } else { 1 }
+}
+
+/// The argument of a launch.
+fn mask_arg(mask: &Mask, starts: RowStarts) -> MaskArgLaunch {
+    let mut dims = starts.dims;
+    let (_, outer) = dims.pop().unwrap_or((1, 0));
+    MaskArgLaunch::new(
+        RandomStream::of(mask.key.rng()),
+        starts.first,
+        dims.iter().map(|&(size, _)| size as u32).collect(),
+        dims.iter().map(|&(_, by)| by).collect(),
+        outer,
+        mask.p as f32,
+        kept(mask.p),
+    )
+}
+
+fn launch_forward(mask: &Mask, input: Input<CubeTensor>) -> CubeTensor {
+    let Input { x, bias, residual } = input;
+    let (dtype, starts) = (x.dtype, mask.key.row_starts(x.meta.shape()));
+    let y = tensor::empty(&x, x.shape(), dtype);
+    let elements = y.meta.num_elements();
+    if elements == 0 {
+        return y;
+    }
+    let x = Rows::of(x);
+    let [biased, added] = [bias.is_some(), residual.is_some()];
+    let steps = Steps { dropped: mask.p > 0.0, biased, added };
+    let residual = residual.map(Rows::of);
+    let (residual, residual_stride) = match residual {
+        Some(rows) => (rows.tensor, rows.stride),
+        None => (x.tensor.clone(), x.stride),
+    };
+    let bias = bias.map_or_else(|| x.tensor.clone(), tensor::contiguous);
+    let lanes = lanes_of(&starts, dtype, &[x.len, x.stride, residual_stride]);
+    let dtypes = [dtype, bias.dtype].map(dtype_to_storage_type);
+    forward_kernel::launch(
+        &y.client.clone(),
+        CubeCount::Static((elements / lanes).div_ceil(UNITS) as u32, 1, 1),
+        CubeDim::new_1d(UNITS as u32),
+        address_type(&[&x.tensor, &residual, &y]),
+        lanes,
+        x.tensor.into_buffer_arg(),
+        bias.into_buffer_arg(),
+        residual.into_buffer_arg(),
+        y.clone().into_buffer_arg(),
+        mask_arg(mask, starts),
+        elements / lanes,
+        (x.len / lanes) as u32,
+        (x.stride / lanes) as u32,
+        (residual_stride / lanes) as u32,
+        steps,
+        dtypes,
+    );
+    y
+}
+
+fn launch_backward(
+    mask: &Mask,
+    dy: CubeTensor,
+    bias: Option<DType>,
+) -> (CubeTensor, Option<CubeTensor>) {
+    let dropped = mask.p > 0.0;
+    let Some(bias) = bias else {
+        let input = Input { x: dy.clone(), bias: None, residual: None };
+        return (if dropped { launch_forward(mask, input) } else { dy }, None);
+    };
+    let (dtype, starts) = (dy.dtype, mask.key.row_starts(dy.meta.shape()));
+    let dx = if dropped { tensor::empty(&dy, dy.shape(), dtype) } else { dy.clone() };
+    let dy = Rows::of(dy);
+    let lanes = lanes_of(&starts, dtype, &[dy.len, dy.stride]);
+    let width = dy.len / lanes;
+    let columns = width.div_ceil(UNITS).max(1);
+    let parts = (CUBES / columns).clamp(1, dy.count.div_ceil(AHEAD as usize).max(1));
+    let sums = tensor::empty(&dx, [parts, dy.len], DType::F32);
+    biased_backward_kernel::launch(
+        &dx.client.clone(),
+        CubeCount::Static(columns as u32, parts as u32, 1),
+        CubeDim::new_1d(UNITS as u32),
+        address_type(&[&dy.tensor, &dx, &sums]),
+        lanes,
+        dy.tensor.into_buffer_arg(),
+        dx.clone().into_buffer_arg(),
+        sums.clone().into_buffer_arg(),
+        mask_arg(mask, starts),
+        dy.count as u32,
+        width as u32,
+        (dy.stride / lanes) as u32,
+        parts as u32,
+        dropped,
+        AHEAD,
+        dtype_to_storage_type(dtype),
+    );
+    let [dbias] = sum_parts([(sums, bias)], parts as u32);
+    (dx, Some(dbias))
+}

@@ -1,0 +1,144 @@
+use std::f64::consts::TAU;
+
+use burn::config::Config;
+
+use crate::KernelError;
+
+/// How the frequencies of a rotary embedding are stretched for contexts longer than it was
+/// trained on.
+#[derive(Config, Debug, PartialEq)]
+pub enum RopeScaling {
+    /// The frequencies as they are.
+    None,
+    /// All frequencies divided by `factor`: positions are interpolated (Chen et al., 2023,
+    /// arXiv:2306.15595).
+    Linear {
+        /// How much longer the context is than the original one.
+        factor: f64,
+    },
+    /// Llama 3.1's: wave lengths above `original_max_position / low_freq_factor` are stretched by
+    /// `factor`, those below `original_max_position / high_freq_factor` are kept, and between the
+    /// two the frequencies are interpolated linearly in the number of turns (`rope_type: llama3`
+    /// in Hugging Face's `modeling_rope_utils.py`, `rope_scaling` in Megatron's
+    /// `rotary_pos_embedding.py`).
+    Llama3 {
+        /// How much longer the context is than the original one.
+        factor: f64,
+        /// Turns within the original context below which a frequency is stretched whole.
+        low_freq_factor: f64,
+        /// Turns within the original context above which a frequency is kept.
+        high_freq_factor: f64,
+        /// The context trained on, in positions.
+        original_max_position: usize,
+    },
+}
+
+impl RopeScaling {
+    pub(super) fn check(&self) -> Result<(), KernelError> {
+        match *self {
+            Self::None => Ok(()),
+            Self::Linear { factor } => check("scaling factor", factor, 0.0),
+            Self::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_position } => {
+                check("scaling factor", factor, 0.0)?;
+                check("low_freq_factor", low_freq_factor, 0.0)?;
+                check("high_freq_factor", high_freq_factor, low_freq_factor)?;
+                check("original_max_position", original_max_position as f64, 0.0)
+            }
+        }
+    }
+
+    pub(super) fn apply(&self, frequency: f64) -> f64 {
+        match *self {
+            Self::None => frequency,
+            Self::Linear { factor } => frequency / factor,
+            Self::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_position } => {
+                let turns = original_max_position as f64 * frequency / TAU;
+                let kept = (turns - low_freq_factor) / (high_freq_factor - low_freq_factor);
+                let kept = kept.clamp(0.0, 1.0);
+                frequency * (kept + (1.0 - kept) / factor)
+            }
+        }
+    }
+}
+
+pub(super) fn check(name: &'static str, value: f64, above: f64) -> Result<(), KernelError> {
+    if value.is_finite() && value > above {
+        Ok(())
+    } else {
+        Err(KernelError::RopeParameter { name, value, above })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+    use crate::RopeConfig;
+
+    #[test]
+    fn linear_scaling_puts_positions_closer_together() {
+        let plain = RopeConfig::new(8).frequencies().unwrap();
+        let scaled = RopeConfig::new(8).with_scaling(RopeScaling::Linear { factor: 4.0 });
+        let scaled = scaled.frequencies().unwrap();
+        assert!(plain.iter().zip(&scaled).all(|(plain, scaled)| *plain == scaled * 4.0));
+    }
+
+    fn llama3(factor: f64, original_max_position: usize) -> RopeScaling {
+        let (low_freq_factor, high_freq_factor) = (1.0, 4.0);
+        RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_position }
+    }
+
+    // Made with Python, by wave lengths as Hugging Face writes the rule:
+    //   f = theta ** (-2 * i / d); wave = 2 * pi / f
+    //   if wave > old / low: f /= factor
+    //   elif wave >= old / high:
+    //       smooth = (old / wave - low) / (high - low); f = (1 - smooth) * f / factor + smooth * f
+    #[rstest]
+    #[case::plain(8, RopeScaling::None, 0, &[1.0, 0.03760603093086393, 0.001414213562373095, 5.318295896944988e-05])]
+    // The `llama3-scaled` fixture: one kept, three stretched whole.
+    #[case::fixture(8, llama3(8.0, 32), 0, &[1.0, 0.004700753866357992, 0.00017677669529663688, 6.647869871181235e-06])]
+    // Llama 3.1, head size 128: from the last kept frequency, over the band, into the stretched.
+    #[case::llama31(128, llama3(8.0, 8192), 28, &[
+        0.003211445994752591, 0.002166570763503359, 0.0013718935677611381, 0.0008567514129196321,
+        0.0005248461609929547, 0.00031269375038406517, 0.0001785078127679964, 9.556212353964683e-05,
+        7.78465527393245e-05, 6.341514345777615e-05,
+    ])]
+    fn frequencies_are_those_of_hugging_face(
+        #[case] head_dim: usize,
+        #[case] scaling: RopeScaling,
+        #[case] skip: usize,
+        #[case] expected: &[f64],
+    ) {
+        let config = RopeConfig::new(head_dim).with_theta(500_000.0).with_scaling(scaling);
+        let frequencies = config.frequencies().unwrap();
+        assert_eq!(frequencies.len(), head_dim / 2);
+        for (a, b) in frequencies[skip..].iter().zip(expected) {
+            assert!((a / b - 1.0).abs() < 1e-12, "{a} {b}");
+        }
+    }
+
+    #[test]
+    fn a_band_without_width_is_refused() {
+        let (factor, original_max_position) = (8.0, 32);
+        let (low_freq_factor, high_freq_factor) = (4.0, 4.0);
+        let scaling = RopeScaling::Llama3 {
+            factor,
+            low_freq_factor,
+            high_freq_factor,
+            original_max_position,
+        };
+        let error = RopeConfig::new(8).with_scaling(scaling).frequencies().unwrap_err();
+        assert!(
+            error.to_string().contains("high_freq_factor is 4, it must be a finite number above 4")
+        );
+    }
+
+    #[rstest]
+    #[case(llama3(f64::NAN, 32), "factor is NaN")]
+    #[case(llama3(8.0, 0), "original_max_position is 0")]
+    fn parameters_that_cannot_be_are_refused(#[case] scaling: RopeScaling, #[case] message: &str) {
+        let error = RopeConfig::new(8).with_scaling(scaling).frequencies().unwrap_err();
+        assert!(error.to_string().contains(message), "{error}");
+    }
+}

@@ -2,6 +2,8 @@
 
 mod block;
 #[cfg(feature = "cuda")]
+mod cudnn;
+#[cfg(feature = "cuda")]
 mod flash;
 mod fused;
 mod kernel;

@@ -8,7 +8,7 @@ use super::{
     attention::{Attention, Heads},
     descriptor::Descriptor,
     library::Pass,
-    names::{Attribute, Kind},
+    names::{Address, Attribute, Handle, Kind},
     plan::{Plan, Target},
 };
 use crate::CudaError;
@@ -128,6 +128,21 @@ fn views_into_one_tensor_have_engines() -> Result<(), CudaError> {
         let plan = Plan::find(api, &gpu, graph);
         assert!(plan.is_ok() || std::env::var_os("CUDNN_PLANS").is_none(), "{plan:?}");
     }
+    Ok(())
+}
+
+#[test]
+fn a_call_that_the_library_refuses_is_an_error() -> Result<(), CudaError> {
+    let Some(api) = library() else { return Ok(()) };
+    let attention = attention([64, 64, 1, 2, 2, 64, 64], DType::BF16, false).unwrap();
+    let Ok(plan) = Plan::find(api, &h200(api)?, attention.forward(api)?) else { return Ok(()) };
+    let at = |address: usize| Address(std::ptr::without_provenance_mut(address));
+    let (reads, writes) = Pass::Forward.roles();
+    let roles = reads.iter().chain(writes).map(|&role| role as i64);
+    let tensors: Vec<_> = roles.map(|id| (id, at(4096))).collect();
+    // There is no GPU to have a handle of.
+    let error = plan.enqueue(api, Handle(std::ptr::null_mut()), &tensors, at(4096)).unwrap_err();
+    assert!(error.to_string().contains("cudnnBackendExecute failed: CUDNN_STATUS"), "{error}");
     Ok(())
 }
 

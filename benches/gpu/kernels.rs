@@ -14,9 +14,9 @@ use clap::Parser;
 use megaburn::{
     cuda::{self, CudaQueue, timing::elapsed},
     kernels::{
-        AdamwState, AdamwStep, AttentionOptions, CrossEntropyOptions, NormOptions, RopeConfig,
-        SoftmaxMask, adamw, apply_rope, attention, cross_entropy, layer_norm, rms_norm,
-        rms_norm_add, scale_mask_softmax, seed, swiglu,
+        AdamwState, AdamwStep, AttentionKernel, AttentionOptions, CrossEntropyOptions, NormOptions,
+        RopeConfig, SoftmaxMask, adamw, apply_rope, attention, cross_entropy, layer_norm, rms_norm,
+        rms_norm_add, scale_mask_softmax, seed, set_attention_kernel, swiglu,
     },
 };
 
@@ -263,25 +263,48 @@ impl Bench {
     }
 
     fn attentions(&mut self) -> Result<(), Failure> {
+        let mut kernels = vec![("", AttentionKernel::Cubecl)];
+        match cuda::cudnn::version() {
+            Ok(version) => {
+                println!("cuDNN {version}");
+                kernels.push((" by cuDNN", AttentionKernel::Cudnn));
+            }
+            Err(error) => println!("without cuDNN's attention: {error}"),
+        }
         for s in [4096, 8192] {
-            let name = format!("attention {s}");
-            if !self.wants(&name) {
+            if !self.wants(&format!("attention {s}")) {
                 continue;
             }
-            let b = T / s;
-            let inputs = [32, 8, 8].map(|heads| self.normal([s, b, heads, 128]));
-            let attend = |[q, k, v]: [Tensor<4>; 3]| attention(q, k, v, AttentionOptions::causal());
-            let forward = self.forward(|| drop(attend(inputs.clone())))?;
-            let leaves = inputs.map(|x| Tensor::from_inner(x).require_grad());
-            let backward = self.backward(|| attend(leaves.clone()))?;
-            let flops = (2 * b * 32 * s * s * 128) as f64;
-            for (what, factor, time) in [("fwd", 1.0, forward), ("bwd", 2.5, backward)] {
-                let rate = |time: f64| format!("{:.0}", factor * flops / time / 1e9);
-                for library in ["flash", "cudnn"] {
-                    let peer = format!("attention {s} {library} {what}");
-                    let cells = self.cells(&format!("{name} {what}, {library}"), &peer, time, rate);
-                    self.flops.row(cells);
-                }
+            for (by, kernel) in &kernels {
+                set_attention_kernel(*kernel);
+                let outcome = self.attention_of(s, by);
+                set_attention_kernel(AttentionKernel::Auto);
+                outcome?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Both directions over sequences of `s`, by the kernel that was chosen.
+    fn attention_of(&mut self, s: usize, by: &str) -> Result<(), Failure> {
+        let (b, name) = (T / s, format!("attention {s}"));
+        let inputs = [32, 8, 8].map(|heads| self.normal([s, b, heads, 128]));
+        let attend = |[q, k, v]: [Tensor<4>; 3]| attention(q, k, v, AttentionOptions::causal());
+        let plans = cuda::cudnn::num_plans();
+        let forward = self.forward(|| drop(attend(inputs.clone())))?;
+        if !by.is_empty() && cuda::cudnn::num_plans() == plans {
+            return Err("cuDNN did not serve: see the warnings".into());
+        }
+        let leaves = inputs.map(|x| Tensor::from_inner(x).require_grad());
+        let backward = self.backward(|| attend(leaves.clone()))?;
+        let flops = (2 * b * 32 * s * s * 128) as f64;
+        for (what, factor, time) in [("fwd", 1.0, forward), ("bwd", 2.5, backward)] {
+            let rate = |time: f64| format!("{:.0}", factor * flops / time / 1e9);
+            for library in ["flash", "cudnn"] {
+                let peer = format!("attention {s} {library} {what}");
+                let label = format!("{name} {what}{by}, {library}");
+                let cells = self.cells(&label, &peer, time, rate);
+                self.flops.row(cells);
             }
         }
         Ok(())

@@ -16,6 +16,7 @@
 use cubecl_environment::stream::{StreamPolicy, set_policy};
 
 mod context;
+pub mod cudnn;
 mod error;
 pub mod events;
 #[cfg(feature = "fusion")]
@@ -30,6 +31,7 @@ mod queue;
 pub mod streams;
 pub mod tensor;
 pub mod timing;
+mod wheels;
 
 pub use error::CudaError;
 pub use queue::{Buffers, CudaQueue, Op, RawBuffer, Retained, Server};

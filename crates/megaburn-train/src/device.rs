@@ -2,6 +2,7 @@
 
 use burn::prelude::Device;
 use megaburn_collective::RankEnv;
+use megaburn_kernels::AttentionKernel;
 use megaburn_mesh::Layout;
 use serde::{Deserialize, Serialize};
 
@@ -92,6 +93,17 @@ impl Devices {
         }
     }
 
+    /// Finds what a choice of attention needs beside all that a run on these devices needs.
+    ///
+    /// # Errors
+    /// The library that is missing, where it was looked for and how to install it.
+    pub(crate) fn find_libraries_of(self, attention: AttentionKernel) -> Result<(), TrainError> {
+        match attention {
+            AttentionKernel::Cudnn => cuda::find_cudnn(),
+            _ => Ok(()),
+        }
+    }
+
     /// What the console calls them, from `ranks` ranks; nothing for the CPU.
     pub(crate) fn describe(self, ranks: usize) -> Option<String> {
         let Self::Cuda { gpus } = self else { return None };
@@ -134,6 +146,11 @@ mod cuda {
         Ok(Device::cuda(index))
     }
 
+    pub(super) fn find_cudnn() -> Result<(), TrainError> {
+        let found = megaburn_cuda::cudnn::version().map(drop);
+        found.map_err(|error| TrainError::Cuda { why: error.to_string() })
+    }
+
     pub(super) fn name() -> String {
         megaburn_cuda::libraries::gpu_name(0).unwrap_or_else(|| "GPU".into())
     }
@@ -157,6 +174,10 @@ mod cuda {
                   --release --features cuda`, or choose --device cpu"
                 .into(),
         })
+    }
+
+    pub(super) fn find_cudnn() -> Result<(), TrainError> {
+        start().map(drop)
     }
 
     pub(super) fn device(_: usize) -> Result<Device, TrainError> {

@@ -39,7 +39,9 @@ pub fn pretrain(config: TrainConfig, fresh: bool, stop: StopSignal) -> Result<()
     refuse_axes_to_come(&layout)?;
     let device = devices.of_this_process(&layout, env.as_ref())?;
     devices.allow_tf32(config.train.tf32);
-    set_attention_kernel(config.attention_on(devices)?);
+    let attention = config.attention_on(devices)?;
+    devices.find_libraries_of(attention)?;
+    set_attention_kernel(attention);
     let group = GroupOptions { seed: config.run.seed, timeout: config.train.timeout() };
     let data = Arc::new(RunData::load(&config)?);
     let start = config.start(fresh)?;

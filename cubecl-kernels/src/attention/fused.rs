@@ -63,7 +63,7 @@ mod cube {
     use megaburn_cuda::tensor::{from_backend, into_backend};
 
     use super::*;
-    use crate::attention::flash;
+    use crate::attention::{cudnn, flash};
 
     impl Fused for Cube {
         fn fused(
@@ -73,6 +73,10 @@ mod cube {
             options: &AttentionOptions,
         ) -> Option<Saved<FloatTensor<Self>>> {
             let inputs = [q, k, v].map(|x| from_backend(x.clone()));
+            if let Some(saved) = cudnn::forward(&inputs, options) {
+                let [q, k, v, out, lse] = saved.map(into_backend);
+                return Some(Saved { q, k, v, out, lse, options: options.clone() });
+            }
             if !flash::takes(&inputs, options) {
                 return None;
             }
@@ -88,6 +92,9 @@ mod cube {
         ) -> [FloatTensor<Self>; 3] {
             let Saved { q, k, v, out, lse, options } = saved;
             let [q, k, v, out, lse, dout] = [q, k, v, out, lse, dout].map(from_backend);
+            if let Some(gradients) = cudnn::backward([&q, &k, &v], [&out, &lse], &dout, &options) {
+                return gradients.map(into_backend);
+            }
             flash::backward([&q, &k, &v], out, lse, dout, &options).map(into_backend)
         }
     }

@@ -14,6 +14,10 @@ pub enum AttentionKernel {
     /// One CubeCL kernel forward and three or four backward, on NVIDIA GPUs that copy beside their
     /// work (Ampere and later): bf16 or f16, heads of a multiple of 8 up to 256. No scores in memory.
     Cubecl,
+    /// cuDNN's engines, on NVIDIA GPUs where cuDNN 9 is installed: as [`Cubecl`](Self::Cubecl), all
+    /// keys or causal from the first. What they cannot, or where there is no cuDNN, is `Cubecl`'s.
+    /// Gradients of queries have other last bits each time.
+    Cudnn,
     /// Products and a softmax, a block of queries at a time: every device and dtype. Memory grows
     /// with queries times keys.
     Reference,
@@ -24,6 +28,7 @@ impl fmt::Display for AttentionKernel {
         f.write_str(match self {
             Self::Auto => "auto",
             Self::Cubecl => "cubecl",
+            Self::Cudnn => "cudnn",
             Self::Reference => "reference",
         })
     }
@@ -32,31 +37,31 @@ impl fmt::Display for AttentionKernel {
 impl AttentionKernel {
     /// What this choice comes to on a GPU for heads of `d`, or of keys and values of two sizes.
     ///
-    /// [`Reference`](Self::Reference) for [`Cubecl`](Self::Cubecl) says that the kernel cannot.
+    /// [`Reference`](Self::Reference) for another says that the kernel cannot.
     pub fn resolved(self, dtype: DType, d: &[usize]) -> Self {
         let fits = d.iter().all(|d| d.is_multiple_of(8) && (8..=256).contains(d));
         match matches!(dtype, DType::BF16 | DType::F16) && fits {
-            true if self != Self::Reference => Self::Cubecl,
-            _ => Self::Reference,
+            true if self == Self::Auto => Self::Cubecl,
+            true => self,
+            false => Self::Reference,
         }
     }
 }
 
-static CHOICE: AtomicU8 = AtomicU8::new(0);
+static CHOICE: AtomicU8 = AtomicU8::new(AttentionKernel::Auto as u8);
 
 /// Chooses for all of this process. [`Cubecl`](AttentionKernel::Cubecl) is the same as
-/// [`Auto`](AttentionKernel::Auto) here: whether the kernel can is for the caller to ask
+/// [`Auto`](AttentionKernel::Auto) here: whether a kernel can is for the caller to ask
 /// ([`AttentionKernel::resolved`]).
 pub fn set_attention_kernel(kernel: AttentionKernel) {
-    CHOICE.store(u8::from(kernel == AttentionKernel::Reference), Ordering::Relaxed);
+    CHOICE.store(kernel as u8, Ordering::Relaxed);
 }
 
 #[cfg(feature = "cuda")]
 pub(super) fn chosen() -> AttentionKernel {
-    match CHOICE.load(Ordering::Relaxed) {
-        0 => AttentionKernel::Auto,
-        _ => AttentionKernel::Reference,
-    }
+    use AttentionKernel::*;
+    let choice = CHOICE.load(Ordering::Relaxed);
+    [Auto, Cubecl, Cudnn, Reference].into_iter().find(|x| *x as u8 == choice).unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -72,6 +77,8 @@ mod tests {
     #[case(AttentionKernel::Cubecl, DType::BF16, &[100], AttentionKernel::Reference)]
     #[case(AttentionKernel::Auto, DType::BF16, &[264], AttentionKernel::Reference)]
     #[case(AttentionKernel::Reference, DType::BF16, &[64], AttentionKernel::Reference)]
+    #[case(AttentionKernel::Cudnn, DType::BF16, &[64], AttentionKernel::Cudnn)]
+    #[case(AttentionKernel::Cudnn, DType::F32, &[64], AttentionKernel::Reference)]
     fn the_kernel_is_taken_where_it_can(
         #[case] choice: AttentionKernel,
         #[case] dtype: DType,

@@ -3,6 +3,8 @@
 mod block;
 mod composed;
 #[cfg(feature = "cuda")]
+mod cudnn;
+#[cfg(feature = "cuda")]
 mod flash;
 mod fused;
 mod kernel;

@@ -4,9 +4,8 @@
 //! Python wheels install the library, so it is loaded here.
 
 use std::{
-    env,
     ffi::{CStr, c_char, c_int, c_void},
-    path::{Path, PathBuf},
+    path::PathBuf,
     sync::OnceLock,
 };
 
@@ -14,7 +13,7 @@ use cudarc::nccl::sys::{ncclComm_t, ncclDataType_t, ncclRedOp_t, ncclUniqueId};
 use libloading::Library;
 
 use super::config::Config;
-use crate::CudaError;
+use crate::{CudaError, wheels};
 
 /// 2.18.0, as `ncclGetVersion` counts: the first with every field of [`Config`].
 pub(super) const OLDEST: c_int = 2_18_00;
@@ -98,7 +97,7 @@ impl Api {
     }
 
     fn load() -> Result<Self, CudaError> {
-        let folders = wheel_folders(env::var("LD_LIBRARY_PATH").ok(), env::var("CUDA_PATH").ok());
+        let folders = wheels::folders(&["nccl"]);
         let files = NAMES.iter().map(PathBuf::from).chain(folders.iter().map(|f| f.join(NAMES[0])));
         // SAFETY: loading the library runs its initialisers, as linking to it would.
         let library = files.into_iter().find_map(|file| unsafe { Library::new(file) }.ok());
@@ -184,22 +183,6 @@ fn missing(function: &'static str) -> CudaError {
     CudaError::MissingFunction { library: "NCCL", function, wanted: "2.18" }
 }
 
-/// Where Python wheels put NCCL, beside other wheels of NVIDIA that the environment names: each has a
-/// folder `nvidia/NAME/lib`.
-fn wheel_folders(library_path: Option<String>, cuda_path: Option<String>) -> Vec<PathBuf> {
-    let libraries = library_path.iter().flat_map(|path| env::split_paths(path));
-    let wheels = libraries.filter_map(|folder| Some(folder.parent()?.parent()?.to_path_buf()));
-    let toolkit =
-        cuda_path.iter().filter_map(|path| Path::new(path).parent().map(Path::to_path_buf));
-    let mut folders: Vec<_> = wheels
-        .chain(toolkit)
-        .filter(|folder| folder.file_name().is_some_and(|name| name == "nvidia"))
-        .map(|folder| folder.join("nccl/lib"))
-        .collect();
-    folders.dedup();
-    folders
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -213,16 +196,6 @@ mod tests {
             assert!(error.contains(text) && error.contains("2.18.0"), "{error}");
             assert!(error.contains(&version.to_string()), "{error}");
         }
-    }
-
-    #[test]
-    fn wheels_are_looked_for_beside_other_wheels() {
-        let path = "/opt/lib:/venv/nvidia/cublas/lib:/venv/nvidia/cuda_nvrtc/lib";
-        let cuda = Some("/other/nvidia/cu13".to_string());
-        let folders = wheel_folders(Some(path.into()), cuda);
-        let expected = ["/venv/nvidia/nccl/lib", "/other/nvidia/nccl/lib"].map(PathBuf::from);
-        assert_eq!(folders, expected);
-        assert!(wheel_folders(None, Some("/usr/local/cuda".into())).is_empty());
     }
 
     #[test]

@@ -15,6 +15,8 @@ pub enum Attention {
     Auto,
     /// The fused kernel: on GPUs, in bf16, with heads of a multiple of 8 up to 256.
     Cubecl,
+    /// cuDNN's engines, where cuDNN 9 is installed: as `cubecl`, but not the same bits each time.
+    Cudnn,
     /// The composed operations.
     Reference,
 }
@@ -24,6 +26,7 @@ impl From<Attention> for AttentionKernel {
         match attention {
             Attention::Auto => Self::Auto,
             Attention::Cubecl => Self::Cubecl,
+            Attention::Cudnn => Self::Cudnn,
             Attention::Reference => Self::Reference,
         }
     }
@@ -40,11 +43,9 @@ impl Attention {
         dtype: Dtype,
         head_dim: usize,
     ) -> Result<AttentionKernel, TrainError> {
+        let asked = AttentionKernel::from(self);
         let found = match on_gpu {
-            true => {
-                let dtype = DType::from(FloatDType::from(dtype));
-                AttentionKernel::from(self).resolved(dtype, &[head_dim])
-            }
+            true => asked.resolved(DType::from(FloatDType::from(dtype)), &[head_dim]),
             false => AttentionKernel::Reference,
         };
         let device = if on_gpu { "GPU" } else { "CPU" };
@@ -52,8 +53,8 @@ impl Attention {
             "\"auto\" or \"reference\" here: the kernel needs a GPU, train.dtype \"bf16\" and heads of a \
              multiple of 8 up to 256, and this is a {device}, \"{dtype}\" and heads of {head_dim}"
         );
-        let refused = self == Self::Cubecl && found != AttentionKernel::Cubecl;
-        require(!refused, "train.attention", "cubecl", rule)?;
+        let refused = self != Self::Auto && found != asked;
+        require(!refused, "train.attention", asked, rule)?;
         Ok(found)
     }
 }
@@ -70,6 +71,7 @@ mod tests {
     #[case(Attention::Auto, false, Dtype::Bf16, 64, AttentionKernel::Reference)]
     #[case(Attention::Reference, true, Dtype::Bf16, 64, AttentionKernel::Reference)]
     #[case(Attention::Cubecl, true, Dtype::Bf16, 64, AttentionKernel::Cubecl)]
+    #[case(Attention::Cudnn, true, Dtype::Bf16, 64, AttentionKernel::Cudnn)]
     fn a_choice_comes_to(
         #[case] choice: Attention,
         #[case] on_gpu: bool,
@@ -90,7 +92,10 @@ mod tests {
         #[case] head_dim: usize,
         #[case] expected: &str,
     ) {
-        let error = Attention::Cubecl.resolved(on_gpu, dtype, head_dim).unwrap_err().to_string();
-        assert!(error.contains("train.attention") && error.contains(expected), "{error}");
+        for (choice, name) in [(Attention::Cubecl, "cubecl"), (Attention::Cudnn, "cudnn")] {
+            let error = choice.resolved(on_gpu, dtype, head_dim).unwrap_err().to_string();
+            assert!(error.contains("train.attention") && error.contains(expected), "{error}");
+            assert!(error.contains(name), "{error}");
+        }
     }
 }

@@ -37,7 +37,7 @@ pub(super) fn takes(inputs: &[CubeTensor; 3], options: &AttentionOptions) -> boo
     let [q, k, v] = inputs;
     let ([_, b, hq, d], d_v) = (dims(q), dims(v)[3]);
     CudaQueue::of(q).is_some()
-        && kernel::chosen().resolved(q.dtype, &[d, d_v]) == AttentionKernel::Cubecl
+        && kernel::chosen().resolved(q.dtype, &[d, d_v]) != AttentionKernel::Reference
         && [k, v].iter().all(|x| x.dtype == q.dtype)
         && Scale::fits(options, d)
         // Positions and places of elements are 32-bit numbers, of a tensor that inputs are cut from

@@ -3,6 +3,7 @@
 mod attention;
 mod compare;
 mod cross_entropy;
+mod cudnn;
 mod dropout;
 mod embedding;
 mod linear;
@@ -25,8 +26,18 @@ pub(crate) fn tests() -> impl Iterator<Item = (String, fn() -> Result<(), String
         ("optimizer", optimizer::TESTS),
         ("pointwise", pointwise::TESTS),
         ("softmax", softmax::TESTS),
+        ("cudnn", if has_cudnn() { cudnn::TESTS } else { &[] }),
     ];
     modules.into_iter().flat_map(|(module, tests)| {
         tests.iter().map(move |(name, test)| (format!("kernels::{module}::{name}"), *test))
     })
+}
+
+/// Whether cuDNN is installed; says why not.
+fn has_cudnn() -> bool {
+    let version = megaburn_cuda::cudnn::version();
+    if let Err(error) = &version {
+        eprintln!("the tests of kernels::cudnn are left out: {error}");
+    }
+    version.is_ok()
 }

@@ -1,0 +1,158 @@
+//! cuDNN on a device thread: its handle and the plans of the shapes seen so far.
+
+use std::{cell::RefCell, collections::HashMap, ffi::c_void, ptr};
+
+use super::{
+    api::Api,
+    attention::Attention,
+    graph::{ALIGNMENT, Number, Role},
+    names::{Address, DataType, Handle},
+    plan::{self, Plan, Target},
+};
+use crate::{Buffers, CudaError, RawBuffer, streams::Stream};
+
+/// One direction of an attention.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Pass {
+    Forward,
+    Backward,
+}
+
+impl Pass {
+    /// What it reads, and what it writes before the workspace.
+    pub(super) fn roles(self) -> (&'static [Role], &'static [Role]) {
+        use Role::*;
+        match self {
+            Self::Forward => (&[Queries, Keys, Values], &[Out, Lse]),
+            Self::Backward => (
+                &[Queries, Keys, Values, Out, Lse, OutGradient],
+                &[QueriesGradient, KeysGradient, ValuesGradient, Delta, QueriesSum],
+            ),
+        }
+    }
+}
+
+/// Both directions of an attention.
+#[derive(Debug)]
+struct Plans {
+    forward: Plan,
+    backward: Plan,
+}
+
+impl Plans {
+    fn workspaces(&self) -> Workspaces {
+        Workspaces { forward: self.forward.workspace, backward: self.backward.workspace }
+    }
+}
+
+/// It lives as long as the device thread, which is the process.
+struct Library {
+    api: &'static Api,
+    handle: Handle,
+    plans: HashMap<Attention, Plans>,
+}
+
+thread_local! {
+    static LIBRARY: RefCell<Option<Library>> = const { RefCell::new(None) };
+}
+
+fn with<T>(task: impl FnOnce(&mut Library) -> Result<T, CudaError>) -> Result<T, CudaError> {
+    LIBRARY.with_borrow_mut(|library| {
+        let library = match library {
+            Some(library) => library,
+            None => {
+                let api = Api::get()?;
+                let handle = plan::handle(api)?;
+                library.insert(Library { api, handle, plans: HashMap::new() })
+            }
+        };
+        task(library)
+    })
+}
+
+/// What the passes take of device memory beside their tensors, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Workspaces {
+    pub(super) forward: u64,
+    pub(super) backward: u64,
+}
+
+/// Makes the plans of both directions, which takes a second or two. On the device thread, its context
+/// current.
+pub(super) fn prepare(attention: &Attention) -> Result<Workspaces, CudaError> {
+    with(|library| {
+        // Another thread may have asked meanwhile, and its work be under way.
+        if let Some(plans) = library.plans.get(attention) {
+            return Ok(plans.workspaces());
+        }
+        let (api, target) = (library.api, Target::Gpu(library.handle));
+        let plans = Plans {
+            forward: Plan::find(api, &target, attention.forward(api)?)?,
+            backward: Plan::find(api, &target, attention.backward(api)?)?,
+        };
+        Ok(library.plans.entry(*attention).or_insert(plans).workspaces())
+    })
+}
+
+/// Enqueues a direction of a prepared attention on `stream`. Buffers in the order of
+/// [`Pass::roles`], the workspace last.
+pub(super) fn run(
+    attention: &Attention,
+    pass: Pass,
+    scale: f32,
+    stream: Stream,
+    buffers: &Buffers,
+) -> Result<(), CudaError> {
+    let (reads, writes) = pass.roles();
+    let roles = reads.iter().chain(writes);
+    let mut tensors = Vec::with_capacity(reads.len() + writes.len() + 3);
+    for (&role, buffer) in roles.zip(buffers.reads.iter().chain(&buffers.writes)) {
+        check_bounds(attention, role, buffer)?;
+        tensors.push((role as i64, on_device(buffer)));
+    }
+    let numbers = [(Number::Scale, scale), (Number::One, 1.0), (Number::Unseen, f32::NEG_INFINITY)];
+    let is_used = |number| match number {
+        Number::Scale => true,
+        Number::One => pass == Pass::Backward,
+        Number::Unseen => attention.causal,
+    };
+    for (number, value) in &numbers {
+        if is_used(*number) {
+            tensors.push((*number as i64, Address(ptr::from_ref(value).cast_mut().cast())));
+        }
+    }
+    let workspace = buffers.writes[writes.len()];
+    with(|library| {
+        let Some(plans) = library.plans.get(attention) else {
+            return Err(CudaError::Refused("its plan was never made".into()));
+        };
+        let plan = match pass {
+            Pass::Forward => &plans.forward,
+            Pass::Backward => &plans.backward,
+        };
+        if plan.workspace > workspace.bytes {
+            let (needed, found) = (plan.workspace, workspace.bytes);
+            return Err(CudaError::Refused(format!("a workspace of {found} bytes, not {needed}")));
+        }
+        // SAFETY: the stream is the current context's.
+        let status = unsafe { (library.api.set_stream)(library.handle, stream.0.cast()) };
+        library.api.check("cudnnSetStream", status)?;
+        plan.enqueue(library.api, library.handle, &tensors, on_device(&workspace))
+    })
+}
+
+fn on_device(buffer: &RawBuffer) -> Address {
+    Address(buffer.ptr as *mut c_void)
+}
+
+/// Refuses a tensor that does not lie in its buffer or at an address of 16 bytes; the library would
+/// not.
+fn check_bounds(attention: &Attention, role: Role, buffer: &RawBuffer) -> Result<(), CudaError> {
+    let (layout, dtype) = attention.memory(role);
+    let size = if dtype == DataType::F32 { 4 } else { 2 };
+    if layout.extent() as u64 * size > buffer.bytes || !buffer.ptr.is_multiple_of(ALIGNMENT as u64)
+    {
+        return Err(CudaError::Refused(format!("{role:?} of {layout:?} is not in {buffer:?}")));
+    }
+    Ok(())
+}

@@ -94,7 +94,7 @@ pub(crate) trait Transport: fmt::Debug + Send + Sync {
     }
 
     /// A message of `channel` from rank `from`, if one has arrived.
-    #[cfg(feature = "cuda")]
+    #[cfg(any(feature = "cuda", test))]
     fn arrived(&self, from: usize, channel: Channel) -> Option<Message> {
         self.mailbox().take(from, channel, Instant::now()).ok()
     }

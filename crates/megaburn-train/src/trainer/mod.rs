@@ -167,8 +167,8 @@ impl Trainer {
         })
     }
 
-    /// How long the host took over forward, backward and reduction of the last step, before it waited
-    /// for the norm: on a GPU, for enqueueing them.
+    /// How long the host took over the last step before it waited for its loss: on a GPU, for
+    /// enqueueing it.
     pub fn enqueue_time(&self) -> Duration {
         self.enqueued
     }

@@ -10,8 +10,8 @@ use megaburn_kernels::RopeTable;
 use megaburn_mesh::ShardPlan;
 use megaburn_parallel::{
     CrossEntropy, CrossEntropyConfig, Norm, PlanBuilder, PositionEmbedding,
-    PositionEmbeddingConfig, Sharded, VocabParallelEmbedding, VocabParallelEmbeddingConfig,
-    shard_plan,
+    PositionEmbeddingConfig, Residual, Sharded, VocabParallelEmbedding,
+    VocabParallelEmbeddingConfig, shard_plan,
 };
 
 use super::{Block, DecoderConfig, Positions, block::norm};
@@ -115,7 +115,7 @@ impl Decoder {
     pub fn forward(&self, tokens: Tensor<2, Int>) -> Tensor<3> {
         let positions: Vec<usize> = (0..tokens.dims()[0]).collect();
         let rope = self.rope(positions.len(), &tokens.device());
-        let mut x = self.embed(tokens, &positions);
+        let mut x = Residual::from(self.embed(tokens, &positions));
         for block in &self.blocks {
             x = block.forward(x, rope.as_ref());
         }
@@ -160,8 +160,9 @@ impl Decoder {
         }
     }
 
-    pub(super) fn logits(&self, x: Tensor<3>) -> Tensor<3> {
-        self.head.as_ref().unwrap_or(&self.embedding).logits(self.norm.forward(x))
+    pub(super) fn logits(&self, x: Residual) -> Tensor<3> {
+        let (x, _) = x.normed(&self.norm);
+        self.head.as_ref().unwrap_or(&self.embedding).logits(x)
     }
 
     pub(super) fn gathered(&self, logits: Tensor<3>) -> Tensor<3> {

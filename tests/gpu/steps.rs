@@ -19,6 +19,7 @@ use crate::{
 
 pub(crate) const TESTS: &[Test] = &[
     ("clipped_steps_are_those_of_the_cpu", clipped),
+    ("a_loss_without_all_logits_is_that_of_the_cpu_with_them", fused_loss),
     ("a_step_that_is_not_finite_changes_nothing", not_finite),
     ("a_sum_is_its_numbers", sums),
 ];
@@ -74,6 +75,14 @@ fn clipped() -> Result<(), String> {
                 .map_err(|why| format!("clip_grad {clip_grad}: {why}"))?;
         }
         Ok(())
+    })
+}
+
+fn fused_loss() -> Result<(), String> {
+    with_config(|mut config| {
+        let expected = numbers(&config, Device::flex())?;
+        config.train.fused_linear_cross_entropy = true;
+        compare(&numbers(&config, Device::cuda(0))?, &expected)
     })
 }
 

@@ -13,6 +13,7 @@ pub struct Sum {
 }
 
 #[derive(Clone, Debug)]
+#[allow(clippy::large_enum_variant, reason = "a step has two of them")]
 pub(crate) enum Value {
     Known(f64),
     /// `[1]`, f32.

@@ -92,7 +92,7 @@ fn run(args: &StepArgs) -> Result<(), Failure> {
         let host = trainer.enqueue_time().as_secs_f64();
         let (milliseconds, host) = (seconds * 1e3, host * 1e3);
         println!(
-            "step {step}: {milliseconds:.1} ms, forward and backward enqueued in {host:.1} ms, loss {:.4}",
+            "step {step}: {milliseconds:.1} ms, enqueued in {host:.1} ms, loss {:.4}",
             metrics.loss
         );
         host_times.push(host);

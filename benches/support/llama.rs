@@ -137,7 +137,7 @@ impl Megaburn {
         self.grads.scale(1.0 / (count * self.groups.dp.size()) as f64);
         if clip == Clip::ToOne {
             let norm = self.grads.norm(&self.groups.model)?;
-            self.grads.clip(norm, 1.0);
+            self.grads.clip(&norm, 1.0);
         }
         self.model = Some(self.optimizer.step(LEARNING_RATE, model, &self.grads));
         Ok(())

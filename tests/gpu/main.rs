@@ -23,6 +23,7 @@ mod matrix;
 mod ranks;
 mod regions;
 mod runs;
+mod steps;
 #[path = "../suite/text.rs"]
 mod text;
 
@@ -42,8 +43,12 @@ type Test = (&'static str, fn() -> Result<(), String>);
 /// A test that every rank of a group runs.
 type GroupTest = (&'static str, fn(&Group) -> Result<(), String>);
 
-const TESTS: [(&str, &[Test]); 3] =
-    [("interop", interop::TESTS), ("fixtures", fixtures::TESTS), ("failures", failures::TESTS)];
+const TESTS: [(&str, &[Test]); 4] = [
+    ("interop", interop::TESTS),
+    ("fixtures", fixtures::TESTS),
+    ("steps", steps::TESTS),
+    ("failures", failures::TESTS),
+];
 const GROUP_TESTS: [(&str, &[GroupTest]); 5] = [
     ("collectives", collectives::GROUP_TESTS),
     ("regions", regions::GROUP_TESTS),

@@ -71,6 +71,25 @@ fn every_layout_trains_as_one_rank_does(
     assert!(one_rank.values().all(|run| run.steps[2].loss != run.steps[0].loss));
 }
 
+#[rstest]
+fn a_loss_without_all_logits_trains_as_one_with_them_under_every_layout(
+    #[values("untied", "grouped")] name: &str,
+    #[values("tp1", "tp2", "tp2-sp", "tp4-sp", "tp8-sp", "dp2", "tp2-dp2-sp")] layout: &str,
+) {
+    let model = &Matrix::read().models[name];
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("text.txt");
+    write_random_text(&path, 200 * model.seq_len, fresh_seed());
+    let config = |micro_batch, fused| {
+        let mut config = model.config(path.to_str().unwrap(), 6, micro_batch);
+        config.train.fused_linear_cross_entropy = fused;
+        config
+    };
+    let expected = train(config(6, false), Layout::SINGLE);
+    let found = train(config(1, true), layout.parse().unwrap());
+    compare(&found, &expected, &format!("{name}, {layout}"));
+}
+
 fn compare(found: &Trained, expected: &Trained, row: &str) {
     for (found, expected) in found.steps.iter().zip(&expected.steps) {
         let numbers = [

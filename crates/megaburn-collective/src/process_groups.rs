@@ -42,16 +42,22 @@ impl ProcessGroups {
         let mesh = Mesh::new(layout);
         let group =
             |name: &str, axes: &[Axis]| world.subgroup(name, &mesh.group_of(axes, world.rank()));
+        let tp = group("tp", &[Axis::Tp])?;
+        // One group, one communicator on the GPU.
+        let model = match layout.pp {
+            1 => tp.clone(),
+            _ => group("model", &[Axis::Tp, Axis::Pp])?,
+        };
         Ok(Self {
             mesh,
             coords: mesh.coords(world.rank()),
             world: world.clone(),
-            tp: group("tp", &[Axis::Tp])?,
+            tp,
             cp: group("cp", &[Axis::Cp])?,
             dp: group("dp", &[Axis::Dp])?,
             pp: group("pp", &[Axis::Pp])?,
             dp_cp: group("dp-cp", &[Axis::Dp, Axis::Cp])?,
-            model: group("model", &[Axis::Tp, Axis::Pp])?,
+            model,
         })
     }
 

@@ -5,7 +5,7 @@ use burn::{
     module::{Module, Param},
     tensor::{DType, Device, Gradients},
 };
-use megaburn_kernels::MainGrad;
+use megaburn_kernels::{MainGrad, scaled};
 use megaburn_mesh::{ParamSpec, ShardPlan};
 
 use crate::{
@@ -23,6 +23,8 @@ pub struct GradientAccumulator {
     pub(crate) entries: BTreeMap<String, Entry>,
     /// What every gradient is still to be multiplied with: who reads it does, in the same pass.
     pub(crate) factor: f64,
+    /// The same, of what only the GPU knows: `[1]`, f32.
+    pub(crate) factor_on_gpu: Option<Tensor<1>>,
 }
 
 /// One parameter's sum. The gradient is flat: `[local elements]`, none for zero.
@@ -68,7 +70,7 @@ impl GradientAccumulator {
         check_plan(module, plan)?;
         let mut collect = Collect { plan, entries: BTreeMap::new() };
         visit_floats(module, &mut collect);
-        Ok(Self { entries: collect.entries, factor: 1.0 })
+        Ok(Self { entries: collect.entries, factor: 1.0, factor_on_gpu: None })
     }
 
     /// Lets linear layers sum the gradients of their weights in f32 while they compute them, given
@@ -105,27 +107,13 @@ impl GradientAccumulator {
         self.factor *= factor;
     }
 
-    /// Scales the gradients down to `max_norm` if `norm`, which [`GradientAccumulator::norm`]
-    /// gave, exceeds it, and returns the coefficient applied (1 for none).
-    ///
-    /// Source: Megatron-LM `megatron/core/optimizer/clip_grads.py`: `max_norm / (norm + 1e-6)`,
-    /// applied if below 1.
-    pub fn clip(&mut self, norm: f64, max_norm: f64) -> f64 {
-        let coefficient = max_norm / (norm + 1e-6);
-        if coefficient < 1.0 {
-            self.scale(coefficient);
-            return coefficient;
-        }
-        1.0
-    }
-
     /// Sets all gradients to zero, for the next step.
     pub fn reset(&mut self) {
         for entry in self.entries.values_mut() {
             entry.grad = None;
             entry.main_grad.as_ref().map(MainGrad::take);
         }
-        self.factor = 1.0;
+        (self.factor, self.factor_on_gpu) = (1.0, None);
     }
 
     /// The gradient of the parameter at `path`; none for a frozen or unknown one.
@@ -133,7 +121,11 @@ impl GradientAccumulator {
     /// # Shapes
     /// `[local elements]`, row-major, padding included.
     pub fn get(&self, path: &str) -> Option<Tensor<1>> {
-        self.entries.get(path).map(|entry| entry.flat().mul_scalar(self.factor))
+        let grad = self.entries.get(path)?.flat().mul_scalar(self.factor);
+        Some(match self.factor_on_gpu.clone() {
+            Some(factor) => scaled(grad, factor),
+            None => grad,
+        })
     }
 
     /// The paths that have gradients, in order.
@@ -223,18 +215,5 @@ mod tests {
             sum.accumulate(&net, &mut loss.backward());
         }
         assert_eq!(values(sum.get("matrix").unwrap()), [257.0; 4]);
-    }
-
-    #[test]
-    fn clipping_scales_down_to_the_maximum_and_never_up() {
-        let device = Device::default().autodiff();
-        let net = Net::new(2, 2, 0, 1, &device);
-        let mut sum = GradientAccumulator::new(&net, &plan_of(2, 2, 0, 1)).unwrap();
-        sum.accumulate(&net, &mut net.matrix.val().sum().mul_scalar(3.0).backward());
-        assert_eq!(sum.clip(6.0, 7.0), 1.0);
-        assert_eq!(values(sum.get("matrix").unwrap()), [3.0; 4]);
-        let coefficient = sum.clip(6.0, 1.5);
-        assert_eq!(coefficient, 1.5 / (6.0 + 1e-6));
-        values(sum.get("matrix").unwrap()).iter().for_each(|g| assert!((g - 0.75).abs() < 1e-6));
     }
 }

@@ -6,7 +6,7 @@ use burn::{
     module::{Module, ModuleMapper, Param},
 };
 
-use megaburn_kernels::{AdamwState, AdamwStep, adamw};
+use megaburn_kernels::{AdamwState, AdamwStep, adamw, adamw_scaled};
 
 use crate::{
     GradientAccumulator, OptimError,
@@ -94,34 +94,20 @@ impl AdamW {
     /// rounding of its f32 master, which is what is updated ([`AdamW::cast_params`]; without one the
     /// parameter itself is the first). Equal shards with equal gradients stay bit-identical;
     /// padding, whose gradient [`GradientAccumulator::reduce`] clears, stays zero.
+    ///
+    /// Where what [`GradientAccumulator::clip`] or [`GradientAccumulator::guard`] were given is not
+    /// finite, everything stays as it is but the count of steps; see [`AdamW::uncount`].
     pub fn step<M: Module>(&mut self, lr: f64, module: M, grads: &GradientAccumulator) -> M {
         self.time += 1;
+        if !grads.factor.is_finite() {
+            return module;
+        }
         module.map(&mut Step { path: Path::default(), lr, optimizer: self, grads })
     }
 
-    fn update(
-        &mut self,
-        lr: f64,
-        path: String,
-        param: Tensor<1>,
-        rounded: Option<Tensor<1>>,
-        entry: &Entry,
-        grad_factor: f64,
-    ) -> (Tensor<1>, Option<Tensor<1>>) {
-        let AdamWConfig { beta_1, beta_2, epsilon, weight_decay } = self.config;
-        let grad = entry.flat();
-        let old = self.moments.remove(&path).unwrap_or_else(|| Moments {
-            exp_avg: grad.zeros_like(),
-            exp_avg_sq: grad.zeros_like(),
-        });
-        let weight_decay = if entry.spec.decays() { weight_decay } else { 0.0 };
-        let time = self.time;
-        let step = AdamwStep { lr, beta_1, beta_2, epsilon, weight_decay, grad_factor, time };
-        let Moments { exp_avg, exp_avg_sq } = old;
-        let new = adamw(AdamwState { param, exp_avg, exp_avg_sq, rounded }, grad, &step);
-        let AdamwState { param, exp_avg, exp_avg_sq, rounded } = new;
-        self.moments.insert(path, Moments { exp_avg, exp_avg_sq });
-        (param, rounded)
+    /// Takes back the count of the last step, which turned out to have done nothing.
+    pub fn uncount(&mut self) {
+        self.time -= 1;
     }
 }
 
@@ -130,6 +116,37 @@ struct Step<'a> {
     lr: f64,
     optimizer: &'a mut AdamW,
     grads: &'a GradientAccumulator,
+}
+
+impl Step<'_> {
+    /// Updates one parameter, or its master.
+    fn update(
+        &mut self,
+        path: String,
+        param: Tensor<1>,
+        rounded: Option<Tensor<1>>,
+        entry: &Entry,
+    ) -> (Tensor<1>, Option<Tensor<1>>) {
+        let Self { lr, grads, ref mut optimizer, .. } = *self;
+        let AdamWConfig { beta_1, beta_2, epsilon, weight_decay } = optimizer.config;
+        let grad = entry.flat();
+        let old = optimizer.moments.remove(&path).unwrap_or_else(|| Moments {
+            exp_avg: grad.zeros_like(),
+            exp_avg_sq: grad.zeros_like(),
+        });
+        let weight_decay = if entry.spec.decays() { weight_decay } else { 0.0 };
+        let (time, grad_factor) = (optimizer.time, grads.factor);
+        let step = AdamwStep { lr, beta_1, beta_2, epsilon, weight_decay, grad_factor, time };
+        let Moments { exp_avg, exp_avg_sq } = old;
+        let old = AdamwState { param, exp_avg, exp_avg_sq, rounded };
+        let new = match grads.factor_on_gpu.clone() {
+            Some(factor) => adamw_scaled(old, grad, factor, &step),
+            None => adamw(old, grad, &step),
+        };
+        let AdamwState { param, exp_avg, exp_avg_sq, rounded } = new;
+        optimizer.moments.insert(path, Moments { exp_avg, exp_avg_sq });
+        (param, rounded)
+    }
 }
 
 impl ModuleMapper for Step<'_> {
@@ -145,18 +162,16 @@ impl ModuleMapper for Step<'_> {
         let path = self.path.text();
         let Some(entry) = self.grads.entries.get(&path) else { return param };
         param.map(|tensor| {
-            let (leaf, factor) = (Leaf::of(&tensor), self.grads.factor);
+            let leaf = Leaf::of(&tensor);
             let master = self.optimizer.masters.remove(&path);
             if !has_master(leaf.dtype) {
                 let value = wide(tensor);
-                return leaf
-                    .with(self.optimizer.update(self.lr, path, value, None, entry, factor).0);
+                return leaf.with(self.update(path, value, None, entry).0);
             }
             let value = master.unwrap_or_else(|| wide(tensor.clone()));
             // The old values' memory takes the new.
             let old = Some(tensor.inner().flatten(0, D - 1));
-            let (value, rounded) =
-                self.optimizer.update(self.lr, path.clone(), value, old, entry, factor);
+            let (value, rounded) = self.update(path.clone(), value, old, entry);
             self.optimizer.masters.insert(path, value.clone());
             leaf.with(rounded.unwrap_or(value))
         })

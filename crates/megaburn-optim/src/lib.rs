@@ -9,6 +9,9 @@
 //!             AdamW::step                       the module with its parameters updated
 //! ```
 //!
+//! On GPUs the host waits for none of it: norm and coefficient stay there, and a norm that is not
+//! finite is seen when it is read, behind an update that it made do nothing.
+//!
 //! All of it is in f32. Parameters that are narrower ([`AdamW::cast_params`]) are roundings of f32
 //! masters that the optimizer keeps: an update smaller than the distance of two bf16 numbers would
 //! otherwise be lost.
@@ -18,11 +21,13 @@
 mod accumulator;
 mod adamw;
 mod adamw_state;
+mod clip;
 mod error;
 mod masters;
 mod norm;
 mod plan;
 mod reduce;
+mod sum;
 #[cfg(test)]
 mod testing;
 mod visit;
@@ -31,3 +36,5 @@ pub use accumulator::GradientAccumulator;
 pub use adamw::{AdamW, AdamWConfig};
 pub use adamw_state::Moment;
 pub use error::OptimError;
+pub use norm::GradNorm;
+pub use sum::Sum;

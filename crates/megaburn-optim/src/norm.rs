@@ -1,8 +1,26 @@
-use burn::tensor::{Tensor, TensorData};
-use megaburn_collective::{Group, ReduceOp};
+use burn::tensor::{DType, Tensor, TensorData};
+use megaburn_collective::Group;
 use megaburn_kernels::{is_on_gpu, partial_sums_of_squares};
 
-use crate::{GradientAccumulator, OptimError, accumulator::Entry};
+use crate::{GradientAccumulator, OptimError, Sum, accumulator::Entry};
+
+/// The L2 norm of a gradient, which on GPUs the host has not waited for.
+#[derive(Clone, Debug)]
+pub struct GradNorm {
+    pub(crate) squares: Sum,
+    /// What the gradient was to be multiplied with.
+    pub(crate) factor: f64,
+}
+
+impl GradNorm {
+    /// The number, which on a GPU the host waits for.
+    ///
+    /// # Errors
+    /// See [`Sum::read`].
+    pub fn read(&self) -> Result<f64, OptimError> {
+        Ok(self.squares.read()?.sqrt() * self.factor)
+    }
+}
 
 impl GradientAccumulator {
     /// The L2 norm of the model's whole gradient: each logical element once, whoever holds copies
@@ -17,23 +35,24 @@ impl GradientAccumulator {
     /// # Determinism
     /// On CPUs summed in f64, in path order and then rank order; on GPUs squares are summed in f32
     /// over stretches, those in f64. Either way bit-identical on every rank of the world.
-    pub fn norm(&self, group: &Group) -> Result<f64, OptimError> {
-        let mut squares = 0.0;
-        let mut on_gpu = Vec::new();
-        for entry in self.entries.values() {
-            match &entry.grad {
-                Some(grad) if is_on_gpu(grad) => on_gpu.extend(owned_sums(entry, grad)),
-                _ => squares += owned_squares(entry),
-            }
+    pub fn norm(&self, group: &Group) -> Result<GradNorm, OptimError> {
+        let on_gpu = |entry: &Entry| is_on_gpu(&Tensor::<1>::zeros([1], &entry.device));
+        // A rank's parameters are all in one place.
+        if self.entries.values().next().is_some_and(on_gpu) {
+            return self.norm_on_gpu(group);
         }
-        if !on_gpu.is_empty() {
-            // The one place of a step where the host waits for the GPU.
-            let sums = Tensor::cat(on_gpu, 0).try_into_data();
-            let sums = sums.map_err(|error| OptimError::Device { why: error.to_string() })?;
-            squares += host(&sums).iter().copied().map(f64::from).sum::<f64>();
-        }
-        let sum = group.all_reduce(TensorData::from([squares]), ReduceOp::Sum)?;
-        Ok(sum.as_slice::<f64>().expect("the sum is f64")[0].sqrt() * self.factor)
+        let squares = self.entries.values().map(owned_squares).sum();
+        Ok(GradNorm { squares: Sum::known(squares, group)?, factor: self.factor })
+    }
+
+    /// The same, by tensors that nobody reads.
+    pub(crate) fn norm_on_gpu(&self, group: &Group) -> Result<GradNorm, OptimError> {
+        let sums = self.entries.values().flat_map(|entry| match &entry.grad {
+            Some(grad) => owned_sums(entry, grad),
+            None => vec![Tensor::zeros([1], (&entry.device, DType::F32))],
+        });
+        let squares = Sum::on_gpu(Tensor::cat(sums.collect(), 0), group)?;
+        Ok(GradNorm { squares, factor: self.factor })
     }
 
     /// The first path whose gradient on this rank is not finite, to say where it went wrong.
@@ -103,7 +122,7 @@ mod tests {
     }
 
     /// The norm on every rank under a layout; `spoil(rank)` may change what a rank holds.
-    fn norms(layout: &str, spoil: impl Fn(usize, &mut Vec<f32>) + Sync) -> Vec<f64> {
+    fn norms(layout: &str, on_gpu: bool, spoil: impl Fn(usize, &mut Vec<f32>) + Sync) -> Vec<f64> {
         let layout: Layout = layout.parse().unwrap();
         let ranks = run_threads(layout.world_size(), GroupOptions::default(), |world| {
             let groups = ProcessGroups::new(&world, layout)?;
@@ -118,7 +137,8 @@ mod tests {
                 spoil(world.rank(), &mut local);
                 entry.grad = Some(Tensor::from_data(local.as_slice(), &device.clone().inner()));
             }
-            grads.norm(&groups.model)
+            if on_gpu { grads.norm_on_gpu(&groups.model) } else { grads.norm(&groups.model) }?
+                .read()
         });
         ranks.into_iter().map(Result::unwrap).collect()
     }
@@ -129,20 +149,24 @@ mod tests {
     #[case("tp4")]
     #[case("tp2-dp2")]
     #[case("tp3")]
-    fn each_logical_element_counts_once_on_every_rank(#[case] layout: &str) {
+    fn each_logical_element_counts_once_on_every_rank(
+        #[case] layout: &str,
+        #[values((false, 1e-12), (true, 1e-6))] (on_gpu, tolerance): (bool, f64),
+    ) {
         let elements = [whole("matrix", 60), whole("bias", 12)].concat();
         let expected = elements.iter().map(|&g| f64::from(g).powi(2)).sum::<f64>().sqrt();
-        let norms = norms(layout, |_, _| {});
-        assert!((norms[0] - expected).abs() < 1e-12 * expected, "{} {expected}", norms[0]);
+        let norms = norms(layout, on_gpu, |_, _| {});
+        assert!((norms[0] - expected).abs() < tolerance * expected, "{} {expected}", norms[0]);
         assert!(norms.iter().all(|norm| norm.to_bits() == norms[0].to_bits()), "{norms:?}");
     }
 
     #[rstest]
-    #[case(f32::NAN)]
-    #[case(f32::INFINITY)]
-    fn a_bad_value_in_an_uncounted_copy_spoils_the_norm_of_all(#[case] bad: f32) {
+    fn a_bad_value_in_an_uncounted_copy_spoils_the_norm_of_all(
+        #[values(f32::NAN, f32::INFINITY)] bad: f32,
+        #[values(false, true)] on_gpu: bool,
+    ) {
         // Under tp4 the bias has two units: rank 1 holds a copy of what rank 0 owns.
-        let norms = norms("tp4", |rank, local| {
+        let norms = norms("tp4", on_gpu, |rank, local| {
             if rank == 1 && local.len() == 6 {
                 local[2] = bad;
             }
@@ -159,6 +183,6 @@ mod tests {
         let loss = net.matrix.val().sum().mul_scalar(f32::MAX).mul_scalar(2.0);
         grads.accumulate(&net, &mut loss.backward());
         assert_eq!(grads.find_non_finite(), Some("matrix"));
-        assert!(!grads.norm(&Group::single(0)).unwrap().is_finite());
+        assert!(!grads.norm(&Group::single(0)).unwrap().read().unwrap().is_finite());
     }
 }

@@ -1,6 +1,6 @@
 use burn::{config::Config, prelude::Int, tensor::Tensor};
 use megaburn_collective::{Group, region::gather_from_sequence_to_replicas};
-use megaburn_kernels::{CrossEntropyOptions, cross_entropy};
+use megaburn_kernels::{CrossEntropyOptions, LinearOptions, cross_entropy, linear_cross_entropy};
 
 use crate::ParallelError;
 
@@ -66,17 +66,51 @@ impl CrossEntropy {
     /// # Panics
     /// If the members' columns are fewer than the vocabulary's tokens.
     pub fn forward(&self, logits: Tensor<3>, labels: Tensor<2, Int>) -> Tensor<2> {
+        let options = self.options(logits.dims()[2]);
+        cross_entropy(logits, labels, options, |statistics| self.exchanged(statistics))
+    }
+
+    /// The losses of the logits that `x` and a weight give, some tokens at a time: their logits, about
+    /// as large as `x`, are all that is ever in memory, and computed once more for the gradient.
+    ///
+    /// Source: Hsu et al., "Liger Kernel" (2024), <https://arxiv.org/abs/2410.10989>, section 3.2,
+    /// which has also the number of tokens, but computes gradients in the forward.
+    /// # Shapes
+    /// - x: `[seq, batch, d_model]`, the same on every member; its gradient is this rank's part
+    /// - weight: `[padded vocabulary / n, d_model]`, this rank's tokens (without `out_in` transposed)
+    /// - labels and output as [`forward`](Self::forward)
+    ///
+    /// # Panics
+    /// As [`forward`](Self::forward), or if `x` holds no token.
+    pub fn forward_linear(
+        &self,
+        x: Tensor<3>,
+        weight: Tensor<2>,
+        labels: Tensor<2, Int>,
+        linear: LinearOptions,
+    ) -> Tensor<2> {
+        let [seq, batch, d_model] = x.dims();
+        let columns = weight.shape().num_elements() / d_model;
+        let chunk = (seq * batch).div_ceil(columns.div_ceil(d_model)).next_power_of_two();
+        let exchange = |statistics| self.exchanged(statistics);
+        let options = self.options(columns);
+        linear_cross_entropy(x, weight, labels, linear, options, chunk, exchange)
+    }
+
+    /// What this rank's `columns` of the logits are.
+    fn options(&self, columns: usize) -> CrossEntropyOptions {
         let CrossEntropyConfig { vocab, label_smoothing, ignore_index } = self.config;
-        let (ranks, columns) = (self.group.size(), logits.dims()[2]);
+        let ranks = self.group.size();
         assert!(columns * ranks >= vocab, "{ranks} x {columns} logits for {vocab} tokens");
-        let options = CrossEntropyOptions {
+        CrossEntropyOptions {
             vocab,
             part: self.group.rank(),
             smoothing: label_smoothing * vocab as f64 / (vocab as f64 - 1.0).max(1.0),
             ignore_index,
-        };
-        cross_entropy(logits, labels, options, |statistics| {
-            gather_from_sequence_to_replicas(statistics, &self.group)
-        })
+        }
+    }
+
+    fn exchanged(&self, statistics: Tensor<3>) -> Tensor<3> {
+        gather_from_sequence_to_replicas(statistics, &self.group)
     }
 }

@@ -12,7 +12,7 @@ use megaburn_collective::{
 use megaburn_kernels::{EmbeddingOptions, LinearOptions, MainGrad, embedding, linear};
 use megaburn_mesh::{Axis, ShardSpec, pad_vocab};
 
-use crate::{ParallelError, PlanBuilder, Sharded, init::Draw};
+use crate::{CrossEntropy, ParallelError, PlanBuilder, Sharded, init::Draw};
 
 /// Configuration of a [`VocabParallelEmbedding`].
 #[derive(Config, Debug)]
@@ -135,14 +135,30 @@ impl VocabParallelEmbedding {
     /// # Collective
     /// As a column-parallel [`crate::ParallelLinear`].
     pub fn logits(&self, x: Tensor<3>) -> Tensor<3> {
-        let EmbeddingRows { sequence_parallel, group, main_grad, .. } = &self.rows;
-        let x = if *sequence_parallel {
-            SequenceShard::new(x, group).gather()
-        } else {
-            copy_to(x, group)
-        };
-        let options = LinearOptions { out_in: true, main_grad: Some(main_grad.clone()) };
-        linear(x, self.weight.val(), None, options)
+        linear(self.output_input(x), self.weight.val(), None, self.output_options())
+    }
+
+    /// The losses of [`logits`](Self::logits) that never are in memory all at once; see
+    /// [`CrossEntropy::forward_linear`].
+    ///
+    /// # Shapes
+    /// - x: `[seq, batch, d_model]`; with sequence parallelism `[seq / n, batch, d_model]`
+    /// - labels, output: `[seq, batch]`, the same on every member
+    /// # Collective
+    /// As [`logits`](Self::logits) and `loss` together.
+    pub fn losses(&self, x: Tensor<3>, labels: Tensor<2, Int>, loss: &CrossEntropy) -> Tensor<2> {
+        let (x, weight) = (self.output_input(x), self.weight.val());
+        loss.forward_linear(x, weight, labels, self.output_options())
+    }
+
+    /// Hidden states, as every member's product needs them.
+    fn output_input(&self, x: Tensor<3>) -> Tensor<3> {
+        let EmbeddingRows { sequence_parallel, group, .. } = &self.rows;
+        if *sequence_parallel { SequenceShard::new(x, group).gather() } else { copy_to(x, group) }
+    }
+
+    fn output_options(&self) -> LinearOptions {
+        LinearOptions { out_in: true, main_grad: Some(self.rows.main_grad.clone()) }
     }
 
     /// The same layer and weights for whole sequences, as generation needs it.

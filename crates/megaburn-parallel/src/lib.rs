@@ -44,6 +44,7 @@ mod norm;
 mod params;
 mod position;
 mod replica;
+mod residual;
 mod shards;
 
 pub use attention::{SelfAttention, SelfAttentionConfig};
@@ -57,4 +58,5 @@ pub use mlp::{Activation, Mlp, MlpConfig};
 pub use norm::{Norm, NormConfig, NormKind};
 pub use params::{LazyParam, lazy_params, load_params, read_params};
 pub use position::{PositionEmbedding, PositionEmbeddingConfig};
+pub use residual::Residual;
 pub use shards::{PlanBuilder, Sharded, check_plan, main_grads, shard_plan};

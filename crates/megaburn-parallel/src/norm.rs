@@ -6,7 +6,7 @@ use burn::{
     tensor::Tensor,
 };
 use megaburn_collective::Group;
-use megaburn_kernels::{layer_norm, rms_norm};
+use megaburn_kernels::{layer_norm, layer_norm_add, rms_norm, rms_norm_add};
 
 use crate::{PlanBuilder, Sharded, replica::Replica};
 
@@ -92,11 +92,28 @@ impl Norm {
         let gamma = self.replica.value(&self.gamma);
         match self.kind {
             NormKind::Rms => rms_norm(x, gamma, self.epsilon),
-            NormKind::Layer => {
-                let beta = self.beta.as_ref().map(|beta| self.replica.value(beta));
-                layer_norm(x, gamma, beta, self.epsilon)
-            }
+            NormKind::Layer => layer_norm(x, gamma, self.beta(), self.epsilon),
         }
+    }
+
+    /// The norm of `x + residual`, and the sum itself, in one pass.
+    ///
+    /// # Shapes
+    /// `[.., d_model]`, unchanged.
+    pub fn forward_add<const D: usize>(
+        &self,
+        x: Tensor<D>,
+        residual: Tensor<D>,
+    ) -> (Tensor<D>, Tensor<D>) {
+        let gamma = self.replica.value(&self.gamma);
+        match self.kind {
+            NormKind::Rms => rms_norm_add(x, residual, gamma, self.epsilon),
+            NormKind::Layer => layer_norm_add(x, residual, gamma, self.beta(), self.epsilon),
+        }
+    }
+
+    fn beta(&self) -> Option<Tensor<1>> {
+        self.beta.as_ref().map(|beta| self.replica.value(beta))
     }
 
     /// The same layer and weights for whole sequences, as generation needs it.

@@ -154,13 +154,14 @@ pub(super) fn scaled(x: Tensor<1>, factor: Tensor<1>) -> Tensor<1> {
 
 pub(super) fn total(sums: Tensor<1>) -> Tensor<1> {
     let sums = on_gpu(sums);
-    let out = tensor::empty(&sums, [1], DType::F32);
+    let (out, len) = (tensor::empty(&sums, [1], DType::F32), sums.meta.num_elements());
     total_kernel::launch(
         &sums.client.clone(),
         CubeCount::Static(1, 1, 1),
         CubeDim::new_1d(UNITS as u32),
         sums.into_buffer_arg(),
         out.clone().into_buffer_arg(),
+        len as u64,
     );
     wrap(out)
 }

@@ -101,13 +101,14 @@ pub(super) fn squares_kernel<N: Size>(x: &[Vector<f32, N>], sums: &mut [f32], ve
     }
 }
 
-/// One cube: each unit sums every 256th, the first adds the units' sums.
+/// One cube: each unit sums every 256th, the first adds the units' sums. What lies behind the first
+/// `len` is the allocation's padding, or another tensor's.
 #[cube(launch)]
-pub(super) fn total_kernel(sums: &[f32], out: &mut [f32]) {
+pub(super) fn total_kernel(sums: &[f32], out: &mut [f32], len: u64) {
     let mut shared = Shared::<[f64]>::new_slice(UNITS);
     let mut sum = f64::new(0.0);
     let mut at = UNIT_POS as usize;
-    while at < sums.len() {
+    while at < len as usize {
         sum += f64::cast_from(sums[at]);
         at += UNITS;
     }

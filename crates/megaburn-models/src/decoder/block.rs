@@ -1,8 +1,8 @@
-use burn::{module::Module, nn::Initializer, prelude::Device, tensor::Tensor};
+use burn::{module::Module, nn::Initializer, prelude::Device};
 use megaburn_collective::Group;
 use megaburn_kernels::RopeTable;
 use megaburn_parallel::{
-    KvCache, Mlp, MlpConfig, Norm, NormConfig, Packed, PlanBuilder, SelfAttention,
+    KvCache, Mlp, MlpConfig, Norm, NormConfig, Packed, PlanBuilder, Residual, SelfAttention,
     SelfAttentionConfig, Sharded,
 };
 
@@ -72,9 +72,11 @@ impl Block {
     /// # Shapes
     /// `[S, B, H]`, unchanged (with sequence parallelism `[S / n, B, H]`); `rope` holds `S`
     /// positions
-    pub fn forward(&self, x: Tensor<3>, rope: Option<&RopeTable>) -> Tensor<3> {
-        let x = x.clone() + self.attention.forward(self.attention_norm.forward(x), rope);
-        x.clone() + self.mlp.forward(self.mlp_norm.forward(x))
+    pub fn forward(&self, x: Residual, rope: Option<&RopeTable>) -> Residual {
+        let (normed, x) = x.normed(&self.attention_norm);
+        let x = x + self.attention.forward(normed, rope);
+        let (normed, x) = x.normed(&self.mlp_norm);
+        x + self.mlp.forward(normed)
     }
 
     /// The same block and weights for whole sequences.
@@ -93,14 +95,15 @@ impl Block {
     /// `[T, 1, H]`, unchanged: the tokens of `packed`
     pub(super) fn forward_cached(
         &self,
-        x: Tensor<3>,
+        x: Residual,
         rope: Option<&RopeTable>,
         packed: &Packed,
         cache: &mut KvCache,
-    ) -> Tensor<3> {
-        let normed = self.attention_norm.forward(x.clone());
+    ) -> Residual {
+        let (normed, x) = x.normed(&self.attention_norm);
         let x = x + self.attention.forward_cached(normed, rope, packed, cache);
-        x.clone() + self.mlp.forward(self.mlp_norm.forward(x))
+        let (normed, x) = x.normed(&self.mlp_norm);
+        x + self.mlp.forward(normed)
     }
 }
 

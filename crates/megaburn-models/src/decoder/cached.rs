@@ -5,7 +5,7 @@ use burn::{
     prelude::{Device, Int},
     tensor::{Tensor, TensorData},
 };
-use megaburn_parallel::{KvCache, Packed, PositionEmbedding, VocabParallelEmbedding};
+use megaburn_parallel::{KvCache, Packed, PositionEmbedding, Residual, VocabParallelEmbedding};
 
 use super::{Block, Decoder};
 
@@ -84,16 +84,18 @@ impl Decoder {
         });
         let tokens = next.iter().flat_map(|(_, tokens)| tokens.iter().map(|&id| i64::from(id)));
         let tokens = TensorData::new(tokens.collect(), [packed.num_tokens(), 1]);
-        let mut x = self.embed(Tensor::<2, Int>::from_data(tokens, device), &positions);
+        let tokens = Tensor::<2, Int>::from_data(tokens, device);
+        let mut x = Residual::from(self.embed(tokens, &positions));
         for (block, layer) in self.blocks.iter().zip(&mut cache.layers) {
             x = block.forward_cached(x, rope.as_ref(), &packed, layer);
         }
         for (sequence, tokens) in next {
             cache.lens[*sequence] += tokens.len();
         }
+        let x = x.sum();
         // Only the last token of each sequence is asked what follows it.
         let last = |rows: Range<usize>| x.clone().narrow(0, rows.end - 1, 1);
         let last = packed.segments().iter().map(|segment| last(segment.rows.clone())).collect();
-        self.gathered(self.logits(Tensor::cat(last, 0)))
+        self.gathered(self.logits(Tensor::cat(last, 0).into()))
     }
 }

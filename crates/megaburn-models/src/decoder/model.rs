@@ -10,8 +10,8 @@ use megaburn_kernels::RopeTable;
 use megaburn_mesh::ShardPlan;
 use megaburn_parallel::{
     CrossEntropy, CrossEntropyConfig, Norm, PlanBuilder, PositionEmbedding,
-    PositionEmbeddingConfig, Sharded, VocabParallelEmbedding, VocabParallelEmbeddingConfig,
-    shard_plan,
+    PositionEmbeddingConfig, Residual, Sharded, VocabParallelEmbedding,
+    VocabParallelEmbeddingConfig, shard_plan,
 };
 
 use super::{Block, DecoderConfig, Positions, block::norm};
@@ -59,6 +59,7 @@ impl DecoderConfig {
             parts: Parts {
                 config: self.clone(),
                 loss: CrossEntropyConfig::new(self.vocab).init(group)?,
+                fused_loss: false,
                 group: group.clone(),
                 rope: Arc::default(),
             },
@@ -102,24 +103,39 @@ pub struct Decoder {
 pub(super) struct Parts {
     config: DecoderConfig,
     loss: CrossEntropy,
+    /// Whether the loss goes without all logits.
+    fused_loss: bool,
     group: Group,
     /// The rotary table of the last device and sequence length: all calls of a run share one.
     rope: Arc<Mutex<Option<(Device, RopeTable)>>>,
 }
 
 impl Decoder {
+    /// Whether [`loss`](Self::loss) computes some tokens' logits at a time, and those once more
+    /// backward ([`CrossEntropy::forward_linear`]), instead of holding all of them. Off at first.
+    #[must_use]
+    pub fn with_fused_linear_cross_entropy(mut self, fused: bool) -> Self {
+        self.parts.fused_loss = fused;
+        self
+    }
+
     /// This rank's columns of the logits.
     ///
     /// # Shapes
     /// tokens `[S, B]`, output `[S, B, V / n]`
     pub fn forward(&self, tokens: Tensor<2, Int>) -> Tensor<3> {
+        self.logits(self.stream(tokens))
+    }
+
+    /// The residual stream behind the last block.
+    fn stream(&self, tokens: Tensor<2, Int>) -> Residual {
         let positions: Vec<usize> = (0..tokens.dims()[0]).collect();
         let rope = self.rope(positions.len(), &tokens.device());
-        let mut x = self.embed(tokens, &positions);
+        let mut x = Residual::from(self.embed(tokens, &positions));
         for block in &self.blocks {
             x = block.forward(x, rope.as_ref());
         }
-        self.logits(x)
+        x
     }
 
     /// The sum of the next-token losses in nats; a label that is -100 does not count.
@@ -127,7 +143,11 @@ impl Decoder {
     /// # Shapes
     /// tokens and labels `[S, B]`; the sum is `[1]`, the same on every member
     pub fn loss(&self, tokens: Tensor<2, Int>, labels: Tensor<2, Int>) -> Tensor<1> {
-        let losses = self.parts.loss.forward(self.forward(tokens), labels);
+        let (stream, loss) = (self.stream(tokens), &self.parts.loss);
+        let losses = match self.parts.fused_loss {
+            true => self.output().losses(stream.normed(&self.norm).0, labels, loss),
+            false => loss.forward(self.logits(stream), labels),
+        };
         let count = losses.shape().num_elements();
         // Burn's `sum` adds into its result atomically, which CubeCL does not take for writing: of losses
         // that were never computed (out of memory, say) it gives 0 and no error.
@@ -160,8 +180,13 @@ impl Decoder {
         }
     }
 
-    pub(super) fn logits(&self, x: Tensor<3>) -> Tensor<3> {
-        self.head.as_ref().unwrap_or(&self.embedding).logits(self.norm.forward(x))
+    pub(super) fn logits(&self, x: Residual) -> Tensor<3> {
+        self.output().logits(x.normed(&self.norm).0)
+    }
+
+    /// The output projection.
+    fn output(&self) -> &VocabParallelEmbedding {
+        self.head.as_ref().unwrap_or(&self.embedding)
     }
 
     pub(super) fn gathered(&self, logits: Tensor<3>) -> Tensor<3> {

@@ -1,16 +1,18 @@
 //! Norms, MLPs and attention under layouts.
 
+use std::ops::Add;
+
 use burn::{nn::Initializer, tensor::Tensor};
 use megaburn_collective::Group;
 use megaburn_kernels::RopeConfig;
 use megaburn_parallel::{
-    Activation, Mlp, MlpConfig, Norm, NormConfig, PositionEmbedding, PositionEmbeddingConfig,
-    SelfAttention, SelfAttentionConfig,
+    Activation, Mlp, MlpConfig, Norm, NormConfig, NormKind, PositionEmbedding,
+    PositionEmbeddingConfig, Residual, SelfAttention, SelfAttentionConfig,
 };
 use rstest::rstest;
 
 use crate::{
-    support::{autodiff, fresh_seed},
+    support::{assert_close, autodiff, fresh_seed},
     trial::{Setting, assert_same_under_layout, stream},
 };
 
@@ -36,6 +38,38 @@ fn norms_see_their_own_tokens_only(
             NormConfig::layer(hidden).with_bias(bias).with_sequence_parallel(sequence_parallel);
         let build = |group: &Group| Ok(layer.init(group, &autodiff()));
         assert_same_under_layout(&setting, build, Norm::forward);
+    }
+}
+
+#[rstest]
+fn a_norm_adds_the_last_term_of_the_residual_stream(
+    #[values(1, 2, 3)] ranks: usize,
+    #[values(true, false)] sequence_parallel: bool,
+    #[values(NormKind::Rms, NormKind::Layer)] kind: NormKind,
+    #[values(1, 2)] terms: usize,
+) {
+    let setting = residual(ranks, [2 * ranks, 3, 7], sequence_parallel);
+    let config = NormConfig::new(7, kind).with_sequence_parallel(sequence_parallel);
+    let build = |group: &Group| Ok(config.init(group, &autodiff()));
+    let term = |x: &Tensor<3>, i: usize| x.clone().tanh() * (i + 1) as f64;
+    let stream = |layer: &Norm, x: Tensor<3>| {
+        let terms = (0..terms).map(|i| term(&x, i));
+        let (y, stream) = terms.fold(Residual::from(x.clone()), Residual::add).normed(layer);
+        let (z, stream) = (stream + y).normed(layer);
+        z + stream.sum()
+    };
+    assert_same_under_layout(&setting, build, stream);
+    // The same in so many words.
+    let words = |layer: &Norm, x: Tensor<3>| {
+        let x = (0..terms).fold(x.clone(), |sum, i| sum + term(&x, i));
+        let x = x.clone() + layer.forward(x);
+        layer.forward(x.clone()) + x
+    };
+    let (found, expected) = (setting.run(build, stream), setting.run(build, words));
+    assert_close("output", &found.output, &expected.output, 1e-6);
+    assert_close("gradient", &found.input_grad, &expected.input_grad, 3e-6);
+    for (path, grad) in &found.grads {
+        assert_close(path, grad, &expected.grads[path], 3e-6);
     }
 }
 

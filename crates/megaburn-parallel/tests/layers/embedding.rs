@@ -13,7 +13,7 @@ use megaburn_parallel::{
 use rstest::rstest;
 
 use crate::{
-    support::{autodiff, floats, fresh_seed, leaf, normal, on_ranks, tokens},
+    support::{assert_close, autodiff, floats, fresh_seed, leaf, normal, on_ranks, tokens},
     trial::{End, Setting, assert_same_under_layout, stream},
 };
 
@@ -92,6 +92,12 @@ impl Tied {
         let logits = self.embedding.logits(self.embedding.forward(ids.clone()) + x);
         self.loss.forward(logits, labels.clone()).unsqueeze_dim(2)
     }
+
+    /// The same without all logits.
+    fn fused(&self, ids: &Tensor<2, Int>, labels: &Tensor<2, Int>, x: Tensor<3>) -> Tensor<3> {
+        let x = self.embedding.forward(ids.clone()) + x;
+        self.embedding.losses(x, labels.clone(), &self.loss).unsqueeze_dim(2)
+    }
 }
 
 impl Sharded for Tied {
@@ -116,11 +122,18 @@ fn a_tied_matrix_gets_the_gradients_of_both_uses(
     let shapes = [[seq, batch, d_model], [seq, batch, 1]];
     let ends = [stream(sequence_parallel), End::Whole];
     // `join` refuses a padding row whose value or gradient is not zero.
-    assert_same_under_layout(
-        &Setting { ranks, seed, shapes, ends },
-        |group| Tied::new(&config, smoothing, group),
-        |tied: &Tied, x| tied.forward(&ids, &labels, x),
-    );
+    let setting = Setting { ranks, seed, shapes, ends };
+    let build = |group: &Group| Tied::new(&config, smoothing, group);
+    let forward = |tied: &Tied, x| tied.forward(&ids, &labels, x);
+    assert_same_under_layout(&setting, build, forward);
+    // Without all logits too, and it is the same.
+    let fused = |tied: &Tied, x| tied.fused(&ids, &labels, x);
+    let (found, expected) = (setting.run(build, fused), setting.run(build, forward));
+    assert_close("losses", &found.output, &expected.output, 1e-6);
+    assert_close("input gradient", &found.input_grad, &expected.input_grad, 3e-6);
+    for (path, grad) in &found.grads {
+        assert_close(path, grad, &expected.grads[path], 3e-6);
+    }
 }
 
 #[test]

@@ -85,6 +85,9 @@ pub struct LoopConfig {
     pub tf32: bool,
     /// How attention is computed.
     pub attention: Attention,
+    /// Whether the loss computes the logits of some tokens at a time, and once more backward,
+    /// instead of holding all of them.
+    pub fused_linear_cross_entropy: bool,
     /// Samples of a step, over all ranks.
     pub global_batch: usize,
     /// Samples that one rank computes at a time; gradients of several are summed.
@@ -111,6 +114,7 @@ impl Default for LoopConfig {
             dtype: Dtype::F32,
             tf32: false,
             attention: Attention::Auto,
+            fused_linear_cross_entropy: false,
             global_batch: 8,
             micro_batch: 2,
             eval_interval: 100,

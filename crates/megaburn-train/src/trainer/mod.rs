@@ -130,7 +130,9 @@ impl Trainer {
             let value = model_config.vocab.to_string();
             return Err(TrainError::Invalid { key: "model.vocab", value, rule });
         }
-        let model = model_config.init(&groups.tp, layout.sp, &device)?;
+        let model = model_config
+            .init(&groups.tp, layout.sp, &device)?
+            .with_fused_linear_cross_entropy(config.train.fused_linear_cross_entropy);
         let plan = shard_plan(&model).map_err(megaburn_models::ModelError::from)?;
         let adamw = AdamWConfig::new()
             .with_beta_1(config.optimizer.beta1)
@@ -167,8 +169,8 @@ impl Trainer {
         })
     }
 
-    /// How long the host took over forward, backward and reduction of the last step, before it waited
-    /// for the norm: on a GPU, for enqueueing them.
+    /// How long the host took over the last step before it waited for its loss: on a GPU, for
+    /// enqueueing it.
     pub fn enqueue_time(&self) -> Duration {
         self.enqueued
     }

@@ -2,6 +2,7 @@
 
 use burn::tensor::{Tensor, TensorData};
 use megaburn_collective::{CollectiveError, Group, ProcessGroups, ReduceOp};
+use megaburn_optim::{OptimError, Sum};
 
 use crate::{TrainError, failure::read_all};
 
@@ -26,9 +27,20 @@ impl Losses {
         self.tokens += tokens;
     }
 
-    /// Tokens of all micro-batches.
-    pub(super) fn tokens(&self) -> usize {
-        self.tokens
+    /// Tokens of all micro-batches, of all members.
+    ///
+    /// # Collective
+    /// All members.
+    pub(super) fn tokens_over(&self, group: &Group) -> Result<f64, CollectiveError> {
+        Ok(reduce(group, &[self.tokens as f64], ReduceOp::Sum)?[0])
+    }
+
+    /// The sum of all members, not waiting for the device.
+    ///
+    /// # Collective
+    /// All members, each with a micro-batch or more.
+    pub(super) fn sum_over(self, group: &Group) -> Result<Sum, OptimError> {
+        Sum::of(Tensor::cat(self.sums, 0), group)
     }
 
     /// The sums of this rank, waiting for the device.

@@ -1,6 +1,6 @@
 use std::{ops::Range, time::Instant};
 
-use megaburn_optim::OptimError;
+use megaburn_optim::{GradNorm, OptimError};
 
 use crate::{
     TrainError,
@@ -11,7 +11,7 @@ use crate::{
     trainer::{
         Trainer,
         batch::{Batch, batch},
-        stats::{Losses, Sums, world_max},
+        stats::{Losses, world_max},
     },
 };
 
@@ -20,7 +20,7 @@ impl Trainer {
     ///
     /// # Errors
     /// A failed collective; a device that failed or is out of memory; a loss or gradient norm that
-    /// is not finite, in which case the weights are as before on every rank.
+    /// is not finite, in which case weights and optimizer are as before on every rank.
     /// # Collective
     /// All ranks.
     pub fn step(&mut self) -> Result<StepMetrics, TrainError> {
@@ -28,25 +28,25 @@ impl Trainer {
         let losses = self.accumulate_gradients();
         let reduce = range("reduce");
         self.grads.reduce(&self.groups.dp_cp)?;
-        let tokens = Sums { loss: 0.0, tokens: losses.tokens() as f64 };
-        let tokens = tokens.over(&self.groups.dp_cp)?.tokens;
+        let tokens = losses.tokens_over(&self.groups.dp_cp)?;
         self.grads.scale(1.0 / tokens.max(1.0));
-        self.enqueued = started.elapsed();
-        // The host has only enqueued so far; here it waits for the device.
-        let grad_norm = self.grads.norm(&self.groups.model).map_err(|error| match error {
-            OptimError::Device { why } => told(why, &self.device),
-            error => error.into(),
-        })?;
-        let sums = losses.read()?.over(&self.groups.dp_cp)?;
-        let loss = sums.mean();
+        let norm = self.grads.norm(&self.groups.model)?;
+        let loss = losses.sum_over(&self.groups.dp_cp)?;
         drop(reduce);
         let step = self.progress.step + 1;
+        let lr = self.schedule.lr(step);
+        self.grads.guard(&loss);
+        self.update(lr, &norm);
+        self.enqueued = started.elapsed();
+        // The host has only enqueued so far; here it waits for the device.
+        let (loss, grad_norm) = (self.number(loss.read())?, self.number(norm.read())?);
+        let loss = loss / tokens.max(1.0);
         if !(loss.is_finite() && grad_norm.is_finite()) {
+            // The update has seen that too, and done nothing.
+            self.optimizer.uncount();
             let param = self.grads.find_non_finite().map(str::to_string);
             return Err(TrainError::NonFinite { step, loss, grad_norm, param });
         }
-        let lr = self.schedule.lr(step);
-        self.update(lr, grad_norm);
         self.progress.step = step;
         self.progress.consumed_samples += self.config.train.global_batch as u64;
         self.measure(
@@ -56,7 +56,7 @@ impl Trainer {
                 loss,
                 grad_norm,
                 lr,
-                tokens: sums.tokens as u64,
+                tokens: tokens as u64,
                 tokens_per_second: 0.0,
                 tflops: 0.0,
                 memory_bytes: used_bytes(&self.device),
@@ -92,14 +92,20 @@ impl Trainer {
         losses
     }
 
-    fn update(&mut self, lr: f64, grad_norm: f64) {
+    fn update(&mut self, lr: f64, norm: &GradNorm) {
         let _update = range("update");
-        let max_norm = self.config.optimizer.clip_grad;
-        if max_norm > 0.0 {
-            self.grads.clip(grad_norm, max_norm);
-        }
+        let clip_grad = self.config.optimizer.clip_grad;
+        self.grads.clip(norm, if clip_grad > 0.0 { clip_grad } else { f64::INFINITY });
         let model = self.model.take().expect("the model is only away during an update");
         self.model = Some(self.optimizer.step(lr, model, &self.grads));
+    }
+
+    /// A number from the device.
+    fn number(&self, read: Result<f64, OptimError>) -> Result<f64, TrainError> {
+        read.map_err(|error| match error {
+            OptimError::Device { why } => told(why, &self.device),
+            error => error.into(),
+        })
     }
 
     /// Fills in what depends on the clock and on all ranks.

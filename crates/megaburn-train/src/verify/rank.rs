@@ -69,7 +69,7 @@ impl<'a> Rank<'a> {
             first.get_or_insert_with(|| self.local(&grads));
             if let Some(max_norm) = self.reference.optimizer.clip {
                 let norm = grads.norm(&self.groups.model)?;
-                grads.clip(norm, max_norm);
+                grads.clip(&norm, max_norm);
             }
             self.model = self.optimizer.step(self.reference.optimizer.lr, self.model, &grads);
         }

@@ -13,6 +13,7 @@ use super::compare::{DTYPES, close, host};
 pub(super) const TESTS: &[super::Test] = &[
     ("adamw_is_its_definition", steps),
     ("sums_of_squares_are_whole_and_keep_nan", squares),
+    ("a_total_is_of_its_own_numbers", totals),
     ("scaling_is_a_product", scales),
 ];
 
@@ -78,6 +79,24 @@ fn steps() -> Result<(), String> {
         for ((name, found), expected) in names.into_iter().zip(&found).zip(&expected) {
             let tolerance = if name.starts_with("round") { 0.0 } else { 2e-6 };
             close(&format!("{name} of {len} {dtype:?} {factor:?}"), found, expected, tolerance)?;
+        }
+    }
+    Ok(())
+}
+
+/// Also of a stretch of a longer tensor, and of fewer numbers than an allocation holds.
+fn totals() -> Result<(), String> {
+    for len in [1, 2, 3, 37, 1000] {
+        let data = normal(len + 7);
+        let all = Tensor::<1>::from_data(data.clone(), &Device::cuda(0));
+        let numbers: Vec<f64> = data.iter::<f64>().collect();
+        for start in [0, 5] {
+            let stretch = all.clone().narrow(0, start, len);
+            let expected: f64 = numbers[start..start + len].iter().sum();
+            for stretch in [stretch.clone(), stretch + 0.0] {
+                let found = host(total(stretch))?;
+                close(&format!("{len} from {start}"), &found, &[expected as f32], 1e-6)?;
+            }
         }
     }
     Ok(())

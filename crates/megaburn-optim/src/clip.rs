@@ -1,0 +1,129 @@
+use burn::Tensor;
+
+use crate::{GradNorm, GradientAccumulator, Sum, sum::Value};
+
+impl GradientAccumulator {
+    /// Scales the gradients down to `max_norm` if their `norm` exceeds it; an infinite one never
+    /// does. Where the norm is not finite, an update from them does nothing
+    /// ([`AdamW::step`](crate::AdamW::step)).
+    ///
+    /// On GPUs neither the norm nor the coefficient comes to the host.
+    ///
+    /// Source: Megatron-LM `megatron/core/optimizer/clip_grads.py`: `max_norm / (norm + 1e-6)`,
+    /// applied if below 1.
+    pub fn clip(&mut self, norm: &GradNorm, max_norm: f64) {
+        match &norm.squares.value {
+            Value::Known(squares) if squares.is_finite() => {
+                let norm = squares.sqrt() * norm.factor;
+                self.scale((max_norm / (norm + 1e-6)).min(1.0));
+            }
+            Value::Known(_) => self.scale(f64::NAN),
+            Value::OnGpu(squares) => {
+                let norm = squares.clone().sqrt().mul_scalar(norm.factor);
+                let coefficient = norm.add_scalar(1e-6).recip().mul_scalar(max_norm);
+                self.scale_on_gpu(coefficient.clamp_max(1.0) + nothing_if_finite(squares));
+            }
+        }
+    }
+
+    /// Makes an update from these gradients depend on a number besides, the loss: it does nothing
+    /// where that is not finite.
+    pub fn guard(&mut self, number: &Sum) {
+        match &number.value {
+            Value::Known(number) if number.is_finite() => {}
+            Value::Known(_) => self.scale(f64::NAN),
+            Value::OnGpu(number) => self.scale_on_gpu(nothing_if_finite(number).add_scalar(1.0)),
+        }
+    }
+
+    fn scale_on_gpu(&mut self, coefficient: Tensor<1>) {
+        self.factor_on_gpu = Some(match self.factor_on_gpu.take() {
+            Some(factor) => factor * coefficient,
+            None => coefficient,
+        });
+    }
+}
+
+/// Zero, or NaN.
+fn nothing_if_finite(number: &Tensor<1>) -> Tensor<1> {
+    number.clone().mul_scalar(0.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::Device;
+    use megaburn_collective::Group;
+    use rstest::rstest;
+
+    use super::*;
+    use crate::{
+        AdamWConfig,
+        testing::{Net, plan_of, values},
+    };
+
+    /// A net and its gradient: `of_matrix` everywhere in the matrix, zero in the bias.
+    fn net(of_matrix: f32) -> (Net, GradientAccumulator) {
+        let device = Device::default().autodiff();
+        let net = Net::new(2, 2, 0, 1, &device);
+        let mut grads = GradientAccumulator::new(&net, &plan_of(2, 2, 0, 1)).unwrap();
+        grads.accumulate(&net, &mut net.matrix.val().sum().mul_scalar(of_matrix).backward());
+        (net, grads)
+    }
+
+    fn norm(grads: &GradientAccumulator, on_gpu: bool) -> GradNorm {
+        let group = Group::single(0);
+        if on_gpu { grads.norm_on_gpu(&group) } else { grads.norm(&group) }.unwrap()
+    }
+
+    #[rstest]
+    fn clipping_scales_down_to_the_maximum_and_never_up(#[values(false, true)] on_gpu: bool) {
+        let (_, mut grads) = net(6.0);
+        grads.scale(0.5);
+        let norm = norm(&grads, on_gpu);
+        assert_eq!(norm.read().unwrap(), 6.0);
+        let found = |grads: &GradientAccumulator| values(grads.get("matrix").unwrap());
+        for never in [7.0, f64::INFINITY] {
+            grads.clip(&norm, never);
+            assert_eq!(found(&grads), [3.0; 4]);
+        }
+        grads.clip(&norm, 1.5);
+        found(&grads).iter().for_each(|g| assert!((g - 0.75).abs() < 1e-6, "{g}"));
+        grads.reset();
+        assert!(grads.factor_on_gpu.is_none() && grads.factor == 1.0);
+    }
+
+    #[rstest]
+    fn an_update_from_what_is_not_finite_does_nothing(
+        #[values(false, true)] on_gpu: bool,
+        #[values(f32::NAN, f32::INFINITY)] bad: f32,
+        #[values(1.0, f64::INFINITY)] max_norm: f64,
+        #[values(false, true)] of_loss: bool,
+    ) {
+        let (mut net, mut grads) = net(1.0);
+        let mut optimizer = AdamWConfig::new().init().unwrap();
+        net = optimizer.step(1e-2, net, &grads);
+        if !of_loss {
+            grads.entries.get_mut("bias").unwrap().grad =
+                Some(Tensor::from_floats([0.0, bad], &Device::default()));
+        }
+        let norm = norm(&grads, on_gpu);
+        assert_eq!(norm.read().unwrap().is_finite(), of_loss);
+        grads.clip(&norm, max_norm);
+        if of_loss {
+            let group = Group::single(0);
+            let loss = Tensor::from_floats([bad], &Device::default());
+            let loss = if on_gpu { Sum::on_gpu(loss, &group) } else { Sum::of(loss, &group) };
+            grads.guard(&loss.unwrap());
+        }
+        let state = |net: &Net, optimizer: &crate::AdamW| {
+            let moments = optimizer.state_tensors().map(|(_, _, tensor)| values(tensor));
+            let params = [values(net.matrix.val()), values(net.bias.val())];
+            params.into_iter().chain(moments).collect::<Vec<_>>()
+        };
+        let before = state(&net, &optimizer);
+        net = optimizer.step(1e-2, net, &grads);
+        optimizer.uncount();
+        assert_eq!(state(&net, &optimizer), before);
+        assert_eq!(optimizer.time(), 1);
+    }
+}

@@ -1,0 +1,67 @@
+use std::ops::Add;
+
+use burn::tensor::Tensor;
+
+use crate::Norm;
+
+/// The residual stream of a transformer, whose last term is added by the norm that reads it next: sum
+/// and norm are then one pass over memory (and one backward), where a sum of its own would be another.
+///
+/// ```
+/// use burn::tensor::{Device, Distribution, Tensor};
+/// use megaburn_collective::Group;
+/// use megaburn_parallel::{NormConfig, Residual};
+///
+/// let norm = NormConfig::rms(8).init(&Group::single(0), &Device::flex());
+/// let x = Tensor::<3>::random([4, 2, 8], Distribution::Default, &Device::flex());
+///
+/// let stream = Residual::from(x.clone());
+/// let (y, stream) = stream.normed(&norm);
+/// let (z, stream) = (stream + y.clone()).normed(&norm);
+/// assert_eq!(stream.sum().into_data(), (x + y).into_data());
+/// # assert_eq!(z.dims(), [4, 2, 8]);
+/// ```
+#[derive(Clone, Debug)]
+pub struct Residual {
+    sum: Tensor<3>,
+    /// What is still to be added.
+    term: Option<Tensor<3>>,
+}
+
+impl Residual {
+    /// What a norm makes of the stream, and the stream behind it.
+    ///
+    /// # Shapes
+    /// `[seq, batch, d_model]`, unchanged.
+    pub fn normed(self, norm: &Norm) -> (Tensor<3>, Self) {
+        match self.term {
+            None => (norm.forward(self.sum.clone()), self),
+            Some(term) => {
+                let (normed, sum) = norm.forward_add(term, self.sum);
+                (normed, sum.into())
+            }
+        }
+    }
+
+    /// The stream's value.
+    pub fn sum(self) -> Tensor<3> {
+        match self.term {
+            None => self.sum,
+            Some(term) => self.sum + term,
+        }
+    }
+}
+
+impl From<Tensor<3>> for Residual {
+    fn from(sum: Tensor<3>) -> Self {
+        Self { sum, term: None }
+    }
+}
+
+impl Add<Tensor<3>> for Residual {
+    type Output = Self;
+
+    fn add(self, term: Tensor<3>) -> Self {
+        Self { sum: self.sum(), term: Some(term) }
+    }
+}

@@ -1,0 +1,124 @@
+//! Optimizer steps of a trainer whose host does not wait for the gradient's norm.
+
+use std::sync::Arc;
+
+use burn::{prelude::Device, tensor::Tensor};
+use megaburn::{
+    collective::{Group, ProcessGroups},
+    mesh::Layout,
+    optim::Sum,
+    parallel::read_params,
+    train::{RunData, TrainConfig, TrainError, Trainer, config::Dtype},
+};
+
+use crate::{
+    Test,
+    matrix::Matrix,
+    text::{fresh_seed, write_random_text},
+};
+
+pub(crate) const TESTS: &[Test] = &[
+    ("clipped_steps_are_those_of_the_cpu", clipped),
+    ("a_loss_without_all_logits_is_that_of_the_cpu_with_them", fused_loss),
+    ("a_step_that_is_not_finite_changes_nothing", not_finite),
+    ("a_sum_is_its_numbers", sums),
+];
+
+/// Runs `test` with a model of the matrix and a text for it.
+fn with_config(test: impl FnOnce(TrainConfig) -> Result<(), String>) -> Result<(), String> {
+    let folder = std::env::temp_dir().join(format!("megaburn-steps-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).map_err(|error| error.to_string())?;
+    let path = folder.join("text.txt");
+    let model = &Matrix::read().models["untied"];
+    write_random_text(&path, 200 * model.seq_len, fresh_seed());
+    let found = test(model.config(path.to_str().expect("the folder's name is text"), 4, 2));
+    // What is left behind in a folder of temporary files harms nobody.
+    let _ = std::fs::remove_dir_all(&folder);
+    found
+}
+
+fn trainer(config: &TrainConfig, device: Device) -> Result<Trainer, TrainError> {
+    let groups = ProcessGroups::new(&Group::single(config.run.seed), Layout::SINGLE)?;
+    let data = Arc::new(RunData::load(config)?);
+    Trainer::new(Arc::new(config.clone()), groups, device.autodiff(), data)
+}
+
+/// Losses and gradient norms of three steps.
+fn numbers(config: &TrainConfig, device: Device) -> Result<Vec<f64>, String> {
+    let told = |error: TrainError| error.to_string();
+    let mut trainer = trainer(config, device).map_err(told)?;
+    let mut numbers = Vec::new();
+    for _ in 0..3 {
+        let step = trainer.step().map_err(told)?;
+        numbers.extend([step.loss, step.grad_norm]);
+    }
+    Ok(numbers)
+}
+
+fn compare(found: &[f64], expected: &[f64]) -> Result<(), String> {
+    for (found, expected) in found.iter().zip(expected) {
+        let relative = (found - expected).abs() / expected;
+        if relative.is_nan() || relative > 1e-5 {
+            return Err(format!("{found}, on the CPU {expected}"));
+        }
+    }
+    Ok(())
+}
+
+/// The largest norm is one that each step exceeds, one that none does, and none.
+fn clipped() -> Result<(), String> {
+    with_config(|mut config| {
+        for clip_grad in [0.05, 1e3, 0.0] {
+            config.optimizer.clip_grad = clip_grad;
+            let expected = numbers(&config, Device::flex())?;
+            compare(&numbers(&config, Device::cuda(0))?, &expected)
+                .map_err(|why| format!("clip_grad {clip_grad}: {why}"))?;
+        }
+        Ok(())
+    })
+}
+
+fn fused_loss() -> Result<(), String> {
+    with_config(|mut config| {
+        let expected = numbers(&config, Device::flex())?;
+        config.train.fused_linear_cross_entropy = true;
+        compare(&numbers(&config, Device::cuda(0))?, &expected)
+    })
+}
+
+fn not_finite() -> Result<(), String> {
+    with_config(|mut config| {
+        (config.optimizer.lr, config.optimizer.clip_grad) = (1e30, 1.0);
+        for dtype in [Dtype::F32, Dtype::Bf16] {
+            config.train.dtype = dtype;
+            let told = |error: TrainError| error.to_string();
+            let mut trainer = trainer(&config, Device::cuda(0)).map_err(told)?;
+            trainer.step().map_err(told)?;
+            let (params, progress) = (read_params(trainer.model()), trainer.progress());
+            for _ in 0..2 {
+                match trainer.step() {
+                    Err(TrainError::NonFinite { step: 2, .. }) => {}
+                    other => return Err(format!("{dtype}: {other:?}")),
+                }
+                if read_params(trainer.model()) != params || trainer.progress() != progress {
+                    return Err(format!("{dtype}: something has changed"));
+                }
+            }
+        }
+        Ok(())
+    })
+}
+
+fn sums() -> Result<(), String> {
+    let group = Group::single(0);
+    for (numbers, expected) in
+        [(vec![1.5f32, -4.0, 0.25], -2.25), (vec![f32::INFINITY], f64::INFINITY)]
+    {
+        let numbers = Tensor::<1>::from_floats(numbers.as_slice(), &Device::cuda(0));
+        let found = Sum::of(numbers, &group).and_then(|sum| sum.read());
+        if found != Ok(expected) {
+            return Err(format!("{found:?}, not {expected}"));
+        }
+    }
+    Ok(())
+}

@@ -242,7 +242,7 @@ mod tests {
         let options = packed([bounds], [bounds], AttentionOptions::causal());
         let whole = attention(q.clone(), k.clone(), v.clone(), options);
         let parts = bounds.windows(2).map(|ends| {
-            let [q, k, v] = [&q, &k, &v].map(|x| x.clone().slice([ends[0]..ends[1]]));
+            let [q, k, v] = [&q, &k, &v].map(|x| x.clone().narrow(0, ends[0], ends[1] - ends[0]));
             attention(q, k, v, AttentionOptions::causal())
         });
         assert_close(Tensor::cat(parts.collect(), 0), whole, 1e-6);

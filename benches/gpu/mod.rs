@@ -1,5 +1,6 @@
 //! Measurements on GPUs, beside what PyTorch does in the same run.
 
+pub mod errors;
 pub mod gemm;
 pub mod kernels;
 pub mod nccl;
@@ -9,7 +10,8 @@ use std::{collections::BTreeMap, fs, path::Path};
 
 use crate::Failure;
 
-/// The peer's times in milliseconds by name: lines `NAME\tMILLISECONDS`, others left out.
+/// The peer's times in milliseconds by name: lines `NAME\tMILLISECONDS`, others left out. (Or other
+/// numbers, written so.)
 ///
 /// # Errors
 /// The file cannot be read.

@@ -3,11 +3,12 @@
 
 use std::{
     sync::{Arc, OnceLock},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use crate::{
     CollectiveError, Group,
+    deadline::Deadline,
     fault::TransportError,
     message::{Call, Message, Payload},
     recorder::FlightRecorder,
@@ -66,7 +67,7 @@ impl Group {
     pub(crate) fn run<T>(
         &self,
         call: &Call,
-        body: impl FnOnce(&Link, Instant) -> Result<T, CollectiveError>,
+        body: impl FnOnce(&Link, Deadline) -> Result<T, CollectiveError>,
     ) -> Result<T, CollectiveError> {
         let Some(link) = &self.0.link else {
             return Err(self.bad_argument(call, "a group of one has no peers"));
@@ -77,11 +78,7 @@ impl Group {
             return Err(CollectiveError::Unusable { rank, group, first });
         }
         let id = link.recorder.start(self.name(), call);
-        let now = Instant::now();
-        // A timeout beyond the clock's range is a year.
-        let year = Duration::from_secs(365 * 24 * 3600);
-        let deadline = now.checked_add(self.0.options.timeout).unwrap_or(now + year);
-        let result = body(link, deadline);
+        let result = body(link, Deadline::after(self.0.options.timeout));
         link.recorder.finish(id, result.as_ref().err().map(ToString::to_string));
         if let Err(error) = &result {
             self.record_failure(link, error);
@@ -103,7 +100,7 @@ impl Group {
         &self,
         link: &Link,
         call: &Call,
-        deadline: Instant,
+        deadline: Deadline,
         outgoing: impl Fn(usize) -> Payload,
     ) -> Result<Vec<Payload>, CollectiveError> {
         let size = self.size();
@@ -128,12 +125,12 @@ impl Group {
         call: &Call,
         to: usize,
         payload: Payload,
-        deadline: Instant,
+        deadline: Deadline,
     ) -> Result<(), CollectiveError> {
         let message = Message { call: call.clone(), payload };
         link.transport
             .send(self.0.members[to], self.0.channel, message, deadline)
-            .map_err(|error| self.transport_error(call, to, error))
+            .map_err(|error| self.transport_error(call, to, error, deadline.waited()))
     }
 
     pub(crate) fn receive_from(
@@ -141,13 +138,13 @@ impl Group {
         link: &Link,
         call: &Call,
         from: usize,
-        deadline: Instant,
+        deadline: Deadline,
     ) -> Result<Message, CollectiveError> {
         let peer = self.0.members[from];
         let message = link
             .transport
             .receive(peer, self.0.channel, deadline)
-            .map_err(|error| self.transport_error(call, from, error))?;
+            .map_err(|error| self.transport_error(call, from, error, deadline.waited()))?;
         if !call.agrees(&message.call) {
             return Err(CollectiveError::Mismatch {
                 rank: self.global_rank(),
@@ -165,12 +162,13 @@ impl Group {
         call: &Call,
         member: usize,
         error: TransportError,
+        waited: Duration,
     ) -> CollectiveError {
         let (rank, group) = (self.global_rank(), self.name().to_string());
         let (call, peer) = (Box::new(call.clone()), self.0.members[member]);
         match error {
             TransportError::Timeout => {
-                let seconds = self.0.options.timeout.as_secs_f64();
+                let seconds = waited.as_secs_f64();
                 CollectiveError::Timeout { rank, group, call, peer, seconds }
             }
             TransportError::Lost { peer, why } => {

@@ -33,7 +33,8 @@ pub enum ReduceOp {
 pub struct GroupOptions {
     /// The run's seed: parameters, dropout and data order are drawn from it.
     pub seed: u64,
-    /// How long a collective waits for a peer before it fails.
+    /// How long a collective waits for a peer before it fails: up to a second longer where it asks
+    /// whom that peer waits for, and as little as half of it where another's time is over.
     pub timeout: Duration,
 }
 

@@ -14,6 +14,7 @@
 //! [`tensors`] the same without gradients. On CUDA devices (feature `cuda`) both go through NCCL.
 
 mod collectives;
+mod deadline;
 #[cfg(any(feature = "cuda", test))]
 mod device;
 mod error;

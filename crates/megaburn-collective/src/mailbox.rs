@@ -7,6 +7,7 @@ use std::{
 };
 
 use crate::{
+    deadline::Deadline,
     fault::{Channel, TransportError},
     sync::{Condvar, Mutex, MutexGuard},
 };
@@ -102,26 +103,28 @@ impl<M> Mailbox<M> {
     /// even when its sender is gone since: a rank that finished first left its last words here.
     ///
     /// The wait is over earlier where another rank's is, unless this rank began late: with less than
-    /// half of its time gone, it is the one to blame.
+    /// half of its time over, it is the one to blame.
     pub(crate) fn take(
         &self,
         from: usize,
         channel: Channel,
-        deadline: Instant,
+        deadline: Deadline,
     ) -> Result<M, TransportError> {
-        let begin = Instant::now();
         let arrived = |state: &mut State<M>| {
             let queue = state.queues.get_mut(&(channel, from));
             if let Some(message) = queue.and_then(VecDeque::pop_front) {
                 return Some(Ok(message));
             }
-            let overdue = || {
-                let (waited, left) = (begin.elapsed(), deadline.saturating_duration_since(begin));
-                !state.asked_by.is_empty() && 2 * waited > left
-            };
-            state.gone(from).or_else(|| overdue().then_some(TransportError::Timeout)).map(Err)
+            state.gone(from).map(Err)
         };
-        self.wait(deadline, arrived).unwrap_or(Err(TransportError::Timeout))
+        if let Some(end) = self.wait(deadline.half(), arrived) {
+            return end;
+        }
+        let arrived = |state: &mut State<M>| {
+            let asked = !state.asked_by.is_empty();
+            arrived(state).or_else(|| asked.then_some(Err(TransportError::Timeout)))
+        };
+        self.wait(deadline.at(), arrived).unwrap_or(Err(TransportError::Timeout))
     }
 
     /// What this rank hears until `deadline` from those that ask it and from `peer`, whom it asked;
@@ -136,6 +139,11 @@ impl<M> Mailbox<M> {
             None
         };
         self.wait(deadline, news).unwrap_or_else(|| self.lock().heard(peer))
+    }
+
+    /// Whether another rank's time is over that waits for this one.
+    pub(crate) fn is_asked(&self) -> bool {
+        !self.lock().asked_by.is_empty()
     }
 
     /// Why `peer` can no longer be talked to, if it cannot.

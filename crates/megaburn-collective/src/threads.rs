@@ -1,6 +1,7 @@
-use std::{sync::Arc, time::Instant};
+use std::sync::Arc;
 
 use crate::{
+    deadline::Deadline,
     fault::{Channel, TransportError},
     mailbox::Mailbox,
     message::Message,
@@ -55,7 +56,7 @@ impl Transport for ThreadTransport {
         to: usize,
         channel: Channel,
         message: Message,
-        _deadline: Instant,
+        _deadline: Deadline,
     ) -> Result<(), TransportError> {
         // A rank that only sends must hear of failures too.
         if let Some(error) = self.gone(to) {
@@ -75,5 +76,54 @@ impl Transport for ThreadTransport {
     fn abort(&self, by: usize, reason: &str) {
         // This rank's own mailbox too: its other threads may wait in other groups.
         self.mailboxes.iter().for_each(|mailbox| mailbox.abort(by, reason));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use burn::tensor::{Bytes, DType};
+
+    use super::*;
+    use crate::{
+        OpKind,
+        message::{Call, Payload},
+    };
+
+    const TIME: Duration = Duration::from_secs(2);
+
+    fn message() -> Message {
+        let call = Call { op: OpKind::Send, seq: 0, dtype: DType::U8, shape: vec![1] };
+        Message { call, payload: Payload::new(Bytes::from_bytes_vec(vec![7])) }
+    }
+
+    /// What rank 1 hears from rank 2 and how long that took, while rank 0 asks it at once and rank 2
+    /// speaks some time after that, or never.
+    fn asked(after: Option<Duration>) -> (Result<(), TransportError>, Duration) {
+        let ranks = ThreadTransport::world(3);
+        let begin = Instant::now();
+        ranks[0].say(1, Overdue::Question);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let Some(after) = after else { return };
+                std::thread::sleep(after);
+                ranks[2].send(1, 0, message(), Deadline::after(TIME)).unwrap();
+            });
+            let taken = ranks[1].mailbox().take(2, 0, Deadline::after(TIME));
+            (taken.map(drop), begin.elapsed())
+        })
+    }
+
+    #[test]
+    fn who_began_late_waits_on_though_others_time_is_over() {
+        assert_eq!(asked(Some(TIME / 8)).0, Ok(()));
+    }
+
+    #[test]
+    fn who_has_waited_half_its_time_gives_up_with_the_others() {
+        let (taken, time) = asked(None);
+        assert_eq!(taken, Err(TransportError::Timeout));
+        assert!(TIME / 2 <= time && time < TIME, "{time:?}");
     }
 }

@@ -4,6 +4,7 @@ use std::{
 };
 
 use crate::{
+    deadline::Deadline,
     fault::{Channel, TransportError},
     mailbox::Mailbox,
     message::Message,
@@ -37,16 +38,17 @@ pub(crate) trait Transport: fmt::Debug + Send + Sync {
     /// Queues `message` for rank `to`. Messages of one channel from one rank arrive in order.
     ///
     /// # Errors
-    /// `to` is gone, takes nothing until `deadline`, or some rank failed.
+    /// `to` is gone, takes nothing until `deadline` (or until another rank's is over, once half of
+    /// this one is), or some rank failed.
     fn send(
         &self,
         to: usize,
         channel: Channel,
         message: Message,
-        deadline: Instant,
+        deadline: Deadline,
     ) -> Result<(), TransportError>;
 
-    /// Says `overdue` to rank `to`, if that takes no time.
+    /// Says `overdue` to rank `to`, if it takes a word at once.
     fn say(&self, to: usize, overdue: Overdue);
 
     /// Tells every rank that rank `by` failed first, this one or one that it heard of; what they
@@ -60,12 +62,13 @@ pub(crate) trait Transport: fmt::Debug + Send + Sync {
     /// answers is not to blame, and whom it waits for in vain comes as the failure of all.
     ///
     /// # Errors
-    /// None came until `deadline`, `from` is gone, or some rank failed.
+    /// None came until `deadline` (or until another rank's is over, once half of this one is), `from`
+    /// is gone, or some rank failed.
     fn receive(
         &self,
         from: usize,
         channel: Channel,
-        deadline: Instant,
+        deadline: Deadline,
     ) -> Result<Message, TransportError> {
         let mailbox = self.mailbox();
         let arrived = mailbox.take(from, channel, deadline);
@@ -96,7 +99,7 @@ pub(crate) trait Transport: fmt::Debug + Send + Sync {
     /// A message of `channel` from rank `from`, if one has arrived.
     #[cfg(any(feature = "cuda", test))]
     fn arrived(&self, from: usize, channel: Channel) -> Option<Message> {
-        self.mailbox().take(from, channel, Instant::now()).ok()
+        self.mailbox().take(from, channel, Deadline::after(Duration::ZERO)).ok()
     }
 
     /// Why `peer` can no longer be talked to, if it cannot; of this rank itself, the first failure of

@@ -12,6 +12,8 @@
     reason = "modules of the crate, seen from a test"
 )]
 
+#[path = "../src/deadline.rs"]
+mod deadline;
 #[path = "../src/fault.rs"]
 mod fault;
 #[path = "../src/mailbox.rs"]
@@ -29,6 +31,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use deadline::Deadline;
 use fault::TransportError;
 use loom::thread;
 use mailbox::Mailbox;
@@ -44,7 +47,7 @@ fn lost(peer: usize) -> Taken {
 }
 
 fn take(mailbox: &Mailbox<u32>, from: usize) -> Taken {
-    mailbox.take(from, 0, Instant::now() + Duration::from_secs(3600))
+    mailbox.take(from, 0, Deadline::after(Duration::from_secs(3600)))
 }
 
 /// Runs `peers` beside `owner` in every interleaving.

@@ -40,9 +40,13 @@ impl AttentionDropout {
     /// # Panics
     /// If `p` is not in `[0, 1)`.
     pub fn new(p: f64, key: DropoutKey) -> Self {
-        assert!((0.0..1.0).contains(&p), "attention: dropout probability {p} is not in [0, 1)");
+        check_probability(p);
         Self { p, key }
     }
+}
+
+fn check_probability(p: f64) {
+    assert!((0.0..1.0).contains(&p), "attention: dropout probability {p} is not in [0, 1)");
 }
 
 /// What is attended by itself.
@@ -67,7 +71,8 @@ impl AttentionOptions {
         if let Some(sequences) = &self.sequences {
             sequences.check(b, s_q, s_k);
         }
-        if let Some(AttentionDropout { key, .. }) = &self.dropout {
+        if let Some(AttentionDropout { p, key }) = &self.dropout {
+            check_probability(*p);
             key.check(&[b, hq, s_q, s_k]);
         }
         if let Some(cap) = self.soft_cap {
@@ -85,12 +90,13 @@ impl AttentionOptions {
                 options: self.clone(),
             }];
         };
+        let alone = Self { sequences: None, dropout: None, ..*self };
         let piece = |Sequence { row, queries, keys }| {
             let dropout = self.dropout.clone().map(|AttentionDropout { p, key }| {
                 let key = key.moved(0, row).moved(2, queries.start).moved(3, keys.start);
                 AttentionDropout { p, key }
             });
-            let options = Self { sequences: None, dropout, ..self.clone() };
+            let options = Self { dropout, ..alone.clone() };
             Piece { rows: row..row + 1, queries, keys, options }
         };
         sequences.sequences().map(piece).collect()

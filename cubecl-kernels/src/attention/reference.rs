@@ -39,7 +39,8 @@ pub(super) fn hidden([b, s_q, s_k]: [usize; 3], options: &AttentionOptions) -> V
                 let position = options.query_offset + i;
                 for (j, at_k) in piece.keys.clone().enumerate() {
                     let future = options.causal && j > position;
-                    let past = options.window.is_some_and(|window| position >= j + window);
+                    let past =
+                        options.window.is_some_and(|window| position >= j.saturating_add(window));
                     hidden[(row * s_q + at_q) * s_k + at_k] = future || past;
                 }
             }

@@ -13,6 +13,7 @@ use super::{
     watched::Watched,
 };
 use crate::{
+    deadline::Deadline,
     message::{Call, Message, OpKind, Payload},
     transport::Transport,
 };
@@ -140,6 +141,6 @@ fn send(
     let payload = Payload::new(Bytes::from_bytes_vec(bytes));
     for peer in peers {
         let message = Message { call: call.clone(), payload: payload.clone() };
-        let _ = transport.send(peer, group.channel, message, Instant::now() + ROUND);
+        let _ = transport.send(peer, group.channel, message, Deadline::after(ROUND));
     }
 }

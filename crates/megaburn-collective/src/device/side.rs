@@ -1,6 +1,6 @@
 //! A group's communicator, made when it is first needed.
 
-use std::{cell::RefCell, sync::Arc, time::Instant};
+use std::{cell::RefCell, sync::Arc};
 
 use burn_cubecl::tensor::CubeTensor;
 use megaburn_cuda::{
@@ -12,6 +12,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use super::watched::Watched;
 use crate::{
     CollectiveError, Group,
+    deadline::Deadline,
     exchange::Link,
     fault::TransportError,
     group::no_data,
@@ -77,7 +78,7 @@ impl Group {
         &self,
         link: &Link,
         call: &Call,
-        deadline: Instant,
+        deadline: Deadline,
     ) -> Result<UniqueId, CollectiveError> {
         let id = match self.rank() {
             0 => UniqueId::new().map_err(|error| self.device_error(call, error.to_string()))?.0,
@@ -94,7 +95,7 @@ impl Group {
         &self,
         link: &Link,
         call: &Call,
-        deadline: Instant,
+        deadline: Deadline,
         queue: &CudaQueue,
         id: UniqueId,
     ) -> Result<Communicator, CollectiveError> {
@@ -102,7 +103,7 @@ impl Group {
         let fault = RefCell::new(None);
         let end = || {
             let gone = link.transport.gone(self.global_rank());
-            let late = || (Instant::now() >= deadline).then_some(TransportError::Timeout);
+            let late = || deadline.is_over().then_some(TransportError::Timeout);
             let why = gone.or_else(late)?;
             Some(format!("{:?}", fault.borrow_mut().insert(why)))
         };
@@ -115,7 +116,7 @@ impl Group {
                 );
                 self.device_error(call, why)
             }
-            Some(lost) => self.transport_error(call, 0, lost),
+            Some(lost) => self.transport_error(call, 0, lost, deadline.waited()),
             None => self.device_error(call, error.to_string()),
         })
     }

@@ -189,6 +189,7 @@ impl Run<'_> {
     fn pass_on(&mut self, number: i32) {
         if let Ok(signal) = Signal::try_from(number) {
             self.signal_all(signal);
+            self.signal_all(Signal::SIGCONT);
         }
         self.told = true;
         if self.signal.replace(number).is_some() && self.plan == Plan::Wait {

@@ -13,6 +13,7 @@ use super::{
     wire::{Frame, Word, read_frame, write_frame},
 };
 use crate::{
+    deadline::Deadline,
     fault::{Channel, TransportError},
     mailbox::Mailbox,
     message::{Message, Payload},
@@ -75,7 +76,7 @@ impl TcpTransport {
         word: &Word,
         channel: Channel,
         payload: Option<&Payload>,
-        deadline: Instant,
+        deadline: Deadline,
     ) -> Result<(), TransportError> {
         let gone = || self.gone(to);
         if let Some(error) = gone() {
@@ -83,14 +84,16 @@ impl TcpTransport {
         }
         let peer = self.peers[to].as_ref().expect("the rank itself is never written to");
         let mut torn = peer.lock();
-        let stop = || gone().is_some();
-        let until = Until::new(&peer.stream, deadline).or(&stop);
+        let overdue = || deadline.is_half_over() && self.mailbox.is_asked();
+        let stop = || gone().is_some() || overdue();
+        let until = Until::new(&peer.stream, deadline.at()).or(&stop);
         let Err((written, error)) = peer.write(&mut torn, until, word, channel, payload) else {
             return Ok(());
         };
         drop(torn);
         // Decided before the connection is ended here: its reader takes that for the peer's death.
-        let late = (Instant::now() >= deadline).then(|| gone().unwrap_or(TransportError::Timeout));
+        let late = deadline.is_over() || overdue();
+        let late = late.then(|| gone().unwrap_or(TransportError::Timeout));
         if written > 0 {
             let _ = peer.stream.shutdown(Shutdown::Both);
         }
@@ -208,7 +211,7 @@ impl Transport for TcpTransport {
         to: usize,
         channel: Channel,
         message: Message,
-        deadline: Instant,
+        deadline: Deadline,
     ) -> Result<(), TransportError> {
         self.write(to, &Word::Data(message.call), channel, Some(&message.payload), deadline)
     }

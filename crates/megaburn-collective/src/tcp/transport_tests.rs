@@ -10,6 +10,7 @@ use burn::tensor::{Bytes, DType};
 use super::TcpTransport;
 use crate::{
     Call, OpKind,
+    deadline::Deadline,
     fault::TransportError,
     message::{Message, Payload},
     transport::Transport,
@@ -30,8 +31,8 @@ fn message(len: usize) -> Message {
     Message { call, payload: Payload::new(Bytes::from_bytes_vec(vec![7; len])) }
 }
 
-fn soon(millis: u64) -> Instant {
-    Instant::now() + Duration::from_millis(millis)
+fn soon(millis: u64) -> Deadline {
+    Deadline::after(Duration::from_millis(millis))
 }
 
 /// Far more than the system buffers between two sockets.

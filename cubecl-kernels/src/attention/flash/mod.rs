@@ -35,7 +35,7 @@ use visible::{Side, Visible};
 /// Whether the kernels compute this; everything else is composed.
 pub(super) fn takes(inputs: &[CubeTensor; 3], options: &AttentionOptions) -> bool {
     let [q, k, v] = inputs;
-    let ([_, b, hq, d], d_v) = (dims(q), dims(v)[3]);
+    let ([s_q, b, hq, d], d_v) = (dims(q), dims(v)[3]);
     CudaQueue::of(q).is_some()
         && kernel::chosen().resolved(q.dtype, &[d, d_v]) != AttentionKernel::Reference
         && [k, v].iter().all(|x| x.dtype == q.dtype)
@@ -44,6 +44,7 @@ pub(super) fn takes(inputs: &[CubeTensor; 3], options: &AttentionOptions) -> boo
         // as well.
         && [q, k].iter().all(|x| dims(x)[0] + options.query_offset < i32::MAX as usize / 2)
         && address_type(&[q, k, v]) == AddressType::U32
+        && s_q * b * hq * d.max(d_v) <= u32::MAX as usize
         && fits(q, [b, hq], shared_bytes(d, d_v, options))
 }
 
@@ -51,8 +52,14 @@ pub(super) fn takes(inputs: &[CubeTensor; 3], options: &AttentionOptions) -> boo
 fn fits(q: &CubeTensor, grid: [usize; 2], shared: usize) -> bool {
     let properties = q.client.properties();
     let (_, heads, sequences) = properties.hardware.max_cube_count;
+    let room = properties.hardware.max_shared_memory_size;
+    assert!(
+        shared <= room || !shapes::are_asked(),
+        "{}: {shared} bytes of shared memory, there are {room}",
+        shapes::VARIABLE
+    );
     properties.features.copy_async
-        && shared <= properties.hardware.max_shared_memory_size
+        && shared <= room
         && grid[0] <= sequences as usize
         && grid[1] <= heads as usize
 }

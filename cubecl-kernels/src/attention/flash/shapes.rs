@@ -11,7 +11,7 @@ use super::visible::Mask;
 
 /// Another choice than the one below, for measurements: up to three of `forward=PLANES,STRETCHES,KEYS`,
 /// `queries=PLANES,TILE` and `keys=PLANES,TILE` with spaces between.
-const VARIABLE: &str = "MEGABURN_ATTENTION_SHAPES";
+pub(super) const VARIABLE: &str = "MEGABURN_ATTENTION_SHAPES";
 
 pub(super) fn forward_shape(d: usize, d_v: usize, options: &AttentionOptions) -> Forward {
     let [planes, stretches, keys] = chosen().forward.unwrap_or([4, 1, 64]);
@@ -50,6 +50,11 @@ pub(super) fn backward_shapes(d: usize, d_v: usize, options: &AttentionOptions) 
         _ => vec![shape(of_keys(32), true, false), shape(of_keys(32), false, true)],
     });
     shapes
+}
+
+/// Whether the variable asks for any.
+pub(super) fn are_asked() -> bool {
+    chosen() != Choice::default()
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

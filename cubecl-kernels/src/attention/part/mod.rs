@@ -26,7 +26,12 @@ impl AttentionPart {
     ///
     /// # Shapes
     /// Both of the same.
+    ///
+    /// # Panics
+    /// If they are not.
     pub fn join(self, other: Self) -> Self {
+        let shapes = |part: &Self| (part.out.dims(), part.lse.dims());
+        assert_eq!(shapes(&self), shapes(&other), "AttentionPart::join: parts of other shapes");
         let highest = self.lse.clone().max_pair(other.lse.clone()).clamp_min(LOWEST);
         let weights = [&self, &other].map(|part| (part.lse.clone() - highest.clone()).exp());
         let [a, b] = weights.each_ref().map(Clone::clone);
@@ -56,7 +61,8 @@ const LOWEST: f64 = -1e30;
 ///
 /// # Shapes
 /// As [`attention`](crate::attention)'s; with keys that begin at key `j` of all, queries that begin at
-/// query `i` have the offset `i - j`.
+/// query `i` have the offset `i - j`. Queries in front of `j` see none of such keys causally: they are
+/// left out.
 ///
 /// # Panics
 /// As [`attention`](crate::attention).
@@ -79,7 +85,8 @@ pub fn attention_part(
     let sum = (weights.scores.clone() - highest.clone()).exp().sum_dim(3);
     let lse = (sum.log() + highest).squeeze_dim::<3>(3);
     let heads = q.dims()[2];
-    let out = weights.dropped(weights.probabilities(&lse)).matmul(by_head(v, heads));
+    let v = v.clone().cast(dtype);
+    let out = weights.dropped(weights.probabilities(&lse)).matmul(by_head(&v, heads));
     AttentionPart { out: out.permute([2, 0, 1, 3]).cast(dtype), lse }
 }
 
@@ -115,6 +122,8 @@ pub fn attention_part_gradients(
     if let Some(gradients) = cube::backward(&inputs, &whole, &dout, &options) {
         return gradients;
     }
+    let dtypes = inputs.each_ref().map(Tensor::dtype);
+    let inputs = inputs.map(|x| x.cast(dtypes[0]));
     let [q, k, v] = &inputs;
     let weights = Weights::of(&inputs, &options);
     let wide = weights.scores.dtype();
@@ -135,7 +144,7 @@ pub fn attention_part_gradients(
     };
     let [dq, dk, dv] =
         [dq, summed(dk, d), summed(dv, d_v)].map(|gradient| gradient.permute([2, 0, 1, 3]));
-    [dq.cast(q.dtype()), dk.cast(k.dtype()), dv.cast(v.dtype())]
+    [dq.cast(dtypes[0]), dk.cast(dtypes[1]), dv.cast(dtypes[2])]
 }
 
 /// By the definition, whole.
@@ -151,7 +160,8 @@ struct Weights {
 impl Weights {
     fn of([q, k, _]: &[Tensor<4>; 3], options: &AttentionOptions) -> Self {
         let ([s_q, b, hq, d], s_k, device) = (q.dims(), k.dims()[0], q.device());
-        let products = by_head(q, hq).matmul(by_head(k, hq).transpose()) * options.factor(d);
+        let keys = by_head(&k.clone().cast(q.dtype()), hq).transpose();
+        let products = by_head(q, hq).matmul(keys) * options.factor(d);
         let dtype = products.dtype();
         let (scores, slope) = match options.soft_cap {
             Some(cap) => {
@@ -197,11 +207,12 @@ fn by_head(x: &Tensor<4>, heads: usize) -> Tensor<4> {
 
 #[cfg(test)]
 mod tests {
+    use megaburn_mesh::{PositionRng, Purpose};
     use rstest::rstest;
 
     use super::*;
-    use crate::PackedSequences;
     use crate::testing::{assert_close, constant, normal};
+    use crate::{DropoutKey, PackedSequences};
 
     fn causal() -> AttentionOptions {
         AttentionOptions::causal()
@@ -227,14 +238,25 @@ mod tests {
         }
     }
 
-    #[test]
-    fn parts_of_the_keys_join_to_the_whole_and_so_do_their_gradients() {
-        // The last queries of twelve, and keys in three parts: the first query sees nothing of the
-        // third.
+    #[rstest]
+    #[case(None, None)]
+    // The last queries see nothing of the first part.
+    #[case(Some(5), None)]
+    #[case(None, Some(0.3))]
+    fn parts_of_the_keys_join_to_the_whole_and_so_do_their_gradients(
+        #[case] window: Option<usize>,
+        #[case] dropped: Option<f64>,
+    ) {
+        // The last queries of twelve, and keys in three parts.
         let (s_q, offset) = (5, 7);
         let [q, k, v] =
             [constant([s_q, 2, 4, 8]), constant([12, 2, 2, 8]), constant([12, 2, 2, 8])];
-        let options = |start: usize| AttentionOptions { query_offset: offset - start, ..causal() };
+        let options = |start: usize| {
+            let rng = PositionRng::new(3, Purpose::Dropout, "parts");
+            let key = DropoutKey::new(rng, &[2, 4, s_q, 12]).with_offset(3, start);
+            let dropout = dropped.map(|p| AttentionDropout::new(p, key));
+            AttentionOptions { query_offset: offset - start, window, dropout, ..causal() }
+        };
         let whole = attention_part(q.clone(), k.clone(), v.clone(), options(0));
         let part = |start: usize, len: usize| {
             [q.clone(), k.clone().narrow(0, start, len), v.clone().narrow(0, start, len)]

@@ -227,6 +227,7 @@ fn a_loss_that_is_not_finite_leaves_the_weights_of_every_rank_untouched(
             assert!(matches!(error, TrainError::NonFinite { step: 2, .. }), "{error}");
             assert!(read_params(trainer.model()) == params);
             assert_eq!(trainer.progress(), progress);
+            assert_eq!(trainer.optimizer().time(), 1);
         }
         Ok::<_, TrainError>(())
     });

@@ -105,9 +105,9 @@ impl AdamW {
         module.map(&mut Step { path: Path::default(), lr, optimizer: self, grads })
     }
 
-    /// Takes back the count of the last step, which turned out to have done nothing.
+    /// Takes back the count of the last step, if there was one, which turned out to have done nothing.
     pub fn uncount(&mut self) {
-        self.time -= 1;
+        self.time = self.time.saturating_sub(1);
     }
 }
 

@@ -1,4 +1,4 @@
-use burn::tensor::{Tensor, TensorData};
+use burn::tensor::{DType, Tensor, TensorData};
 use megaburn_collective::{Group, ReduceOp, tensors};
 use megaburn_kernels::{is_on_gpu, total};
 
@@ -32,7 +32,8 @@ impl Sum {
     /// way bit-identical on every member.
     pub fn of(numbers: Tensor<1>, group: &Group) -> Result<Self, OptimError> {
         if is_on_gpu(&numbers) {
-            return Self::on_gpu(numbers, group);
+            let plain = if numbers.device().is_autodiff() { numbers.inner() } else { numbers };
+            return Self::on_gpu(plain.cast(DType::F32), group);
         }
         let data = numbers.into_data();
         Self::known(data.iter::<f64>().sum(), group)

@@ -59,31 +59,37 @@ impl Descriptor {
     /// A number of a finished descriptor.
     pub(super) fn number(&self, attribute: Attribute) -> Result<i64, CudaError> {
         let mut value = 0i64;
-        self.read::<i64>(attribute, 1, ptr::from_mut(&mut value).cast())?;
+        // SAFETY: one number has room for one.
+        unsafe { self.read::<i64>(attribute, 1, ptr::from_mut(&mut value).cast())? };
         Ok(value)
     }
 
     /// Descriptors that a finished one refers to, as new ones of `kind`.
     pub(super) fn parts(&self, attribute: Attribute, kind: Kind) -> Result<Vec<Self>, CudaError> {
-        let count = self.read::<Raw>(attribute, 0, ptr::null_mut())?;
+        // SAFETY: nothing is read.
+        let count = unsafe { self.read::<Raw>(attribute, 0, ptr::null_mut())? };
         let parts = (0..count).map(|_| Self::new(self.api, kind));
         let mut parts = parts.collect::<Result<Vec<_>, _>>()?;
         let mut raw: Vec<_> = parts.iter().map(Self::raw).collect();
         // The library fills the descriptors that it is given.
-        let count = self.read::<Raw>(attribute, count, raw.as_mut_ptr().cast())?;
+        // SAFETY: `raw` has `count` of them.
+        let count = unsafe { self.read::<Raw>(attribute, count, raw.as_mut_ptr().cast())? };
         parts.truncate(usize::try_from(count).unwrap_or(0));
         Ok(parts)
     }
 
-    /// Reads up to `room` values into memory that has that room, and returns how many there are.
-    fn read<T: Value>(
+    /// Reads up to `room` values into memory, and returns how many there are.
+    ///
+    /// # Safety
+    /// `into` has room for as many values of the type.
+    unsafe fn read<T: Value>(
         &self,
         attribute: Attribute,
         room: i64,
         into: *mut c_void,
     ) -> Result<i64, CudaError> {
         let mut count = 0;
-        // SAFETY: `into` has room for as many values of the type as are asked for: the two callers'.
+        // SAFETY: the room is the caller's.
         let status = unsafe {
             (self.api.get_attribute)(self.raw, attribute as i32, T::TYPE, room, &mut count, into)
         };

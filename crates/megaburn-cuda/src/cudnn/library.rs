@@ -137,7 +137,9 @@ pub(super) fn run(
         // SAFETY: the stream is the current context's.
         let status = unsafe { (library.api.set_stream)(library.handle, stream.0.cast()) };
         library.api.check("cudnnSetStream", status)?;
-        plan.enqueue(library.api, library.handle, &tensors, on_device(&workspace))
+        // SAFETY: the tensors are those of the pass, inside their buffers as was checked, and the queue
+        // holds them and the workspace, made for this plan, until the stream has passed.
+        unsafe { plan.enqueue(library.api, library.handle, &tensors, on_device(&workspace)) }
     })
 }
 

@@ -90,7 +90,11 @@ impl Plan {
 
     /// Puts the computation on the handle's stream. Addresses by the tensors' ids, of the workspace
     /// last.
-    pub(super) fn enqueue(
+    ///
+    /// # Safety
+    /// All the plan's tensors are among `tensors`, each with as much memory as its layout spans, and the
+    /// workspace is as large as the plan asks for, until the stream has passed.
+    pub(super) unsafe fn enqueue(
         &self,
         api: &'static Api,
         handle: Handle,
@@ -103,8 +107,7 @@ impl Plan {
             .with(Attribute::PackPointers, &addresses)?
             .with(Attribute::PackWorkspace, &[workspace])?
             .finished()?;
-        // SAFETY: the plan's tensors are all among `tensors`, with as much memory as their layouts
-        // span, and the workspace is as large as the plan asks for: the caller's.
+        // SAFETY: the caller's.
         let status = unsafe { (api.execute)(handle, self.plan.raw(), pack.raw()) };
         api.check("cudnnBackendExecute", status)
     }

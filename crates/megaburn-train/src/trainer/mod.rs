@@ -203,6 +203,11 @@ impl Trainer {
         self.model.as_ref().expect("the model is only away during an update")
     }
 
+    /// The optimizer, with the count of its steps.
+    pub fn optimizer(&self) -> &AdamW {
+        &self.optimizer
+    }
+
     /// Which part of each parameter that is.
     pub fn plan(&self) -> &ShardPlan {
         &self.plan

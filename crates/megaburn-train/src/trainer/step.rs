@@ -19,8 +19,9 @@ impl Trainer {
     /// One optimizer step over the next global batch.
     ///
     /// # Errors
-    /// A failed collective; a device that failed or is out of memory; a loss or gradient norm that
-    /// is not finite, in which case weights and optimizer are as before on every rank.
+    /// A loss or gradient norm that is not finite, in which case weights and optimizer are as before
+    /// on every rank. A failed collective, or a device that failed or is out of memory: on GPUs this
+    /// trainer's weights cannot be read any more then, and a new one goes on from a checkpoint.
     /// # Collective
     /// All ranks.
     pub fn step(&mut self) -> Result<StepMetrics, TrainError> {
@@ -39,11 +40,15 @@ impl Trainer {
         self.update(lr, &norm);
         self.enqueued = started.elapsed();
         // The host has only enqueued so far; here it waits for the device.
-        let (loss, grad_norm) = (self.number(loss.read())?, self.number(norm.read())?);
-        let loss = loss / tokens.max(1.0);
-        if !(loss.is_finite() && grad_norm.is_finite()) {
+        let read = self.number(loss.read()).and_then(|loss| Ok((loss, self.number(norm.read())?)));
+        let is_step = read.as_ref().is_ok_and(|(loss, norm)| loss.is_finite() && norm.is_finite());
+        if !is_step {
             // The update has seen that too, and done nothing.
             self.optimizer.uncount();
+        }
+        let (loss, grad_norm) = read?;
+        let loss = loss / tokens.max(1.0);
+        if !is_step {
             let param = self.grads.find_non_finite().map(str::to_string);
             return Err(TrainError::NonFinite { step, loss, grad_norm, param });
         }

@@ -36,7 +36,10 @@ impl GradientAccumulator {
     /// On CPUs summed in f64, in path order and then rank order; on GPUs squares are summed in f32
     /// over stretches, those in f64. Either way bit-identical on every rank of the world.
     pub fn norm(&self, group: &Group) -> Result<GradNorm, OptimError> {
-        let on_gpu = |entry: &Entry| is_on_gpu(&Tensor::<1>::zeros([1], &entry.device));
+        let on_gpu = |entry: &Entry| match &entry.grad {
+            Some(grad) => is_on_gpu(grad),
+            None => is_on_gpu(&Tensor::<1>::zeros([1], &entry.device)),
+        };
         // A rank's parameters are all in one place.
         if self.entries.values().next().is_some_and(on_gpu) {
             return self.norm_on_gpu(group);

@@ -43,21 +43,16 @@ pub use part::{AttentionPart, attention_part, attention_part_gradients};
 /// # Panics
 /// If the shapes do not fit, `hkv` does not divide `hq`, there is no query or no key, or an option is
 /// for other shapes.
-pub fn attention(
-    q: Tensor<4>,
-    k: Tensor<4>,
-    v: Tensor<4>,
-    mut options: AttentionOptions,
-) -> Tensor<3> {
-    check([&q, &k, &v], &options);
-    options.dropout = options.dropout.filter(|dropout| dropout.p > 0.0);
+pub fn attention(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, options: AttentionOptions) -> Tensor<3> {
+    let options = checked([&q, &k, &v], options);
     let ([s_q, b, hq, _], d_v) = (q.dims(), v.dims()[3]);
     let (q, k, v) = (q.into_dispatch(), k.into_dispatch(), v.into_dispatch());
     let y = <Dispatch as AttentionOps>::grouped_attention(q, k, v, options);
     Tensor::<4>::from_dispatch(y).reshape([s_q, b, hq * d_v])
 }
 
-fn check([q, k, v]: [&Tensor<4>; 3], options: &AttentionOptions) {
+/// The options, without a dropout that drops nothing. Panics if anything does not fit.
+fn checked([q, k, v]: [&Tensor<4>; 3], options: AttentionOptions) -> AttentionOptions {
     let ([s_q, b, hq, d], [s_k, b_k, hkv, d_k]) = (q.dims(), k.dims());
     let [s_v, b_v, h_v, _] = v.dims();
     assert!(
@@ -71,6 +66,7 @@ fn check([q, k, v]: [&Tensor<4>; 3], options: &AttentionOptions) {
         v.dims()
     );
     options.check([b, hq, s_q, s_k]);
+    AttentionOptions { dropout: options.dropout.filter(|dropout| dropout.p > 0.0), ..options }
 }
 
 #[cfg(test)]

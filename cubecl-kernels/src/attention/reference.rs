@@ -1,4 +1,4 @@
-use burn::tensor::{Tensor, TensorData};
+use burn::tensor::{FloatDType, Tensor, TensorData};
 
 use super::{AttentionDropout, AttentionOptions};
 use crate::dropout::reference::dropout;
@@ -8,15 +8,11 @@ use crate::softmax::{SoftmaxMask, scale_mask_softmax};
 /// [`attention`](crate::attention) by its definition, each head with a copy of its keys and values.
 pub fn attention(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, options: AttentionOptions) -> Tensor<3> {
     let ([s_q, b, hq, d], [s_k, _, hkv, _], dtype) = (q.dims(), k.dims(), q.dtype());
-    let heads_of = |x: Tensor<4>| {
-        let [s, _, h, d] = x.dims();
-        let x = x.cast(compute_dtype(dtype)).reshape([s, b, h, 1, d]);
-        x.repeat_dim(3, hq / h).reshape([s, b, hq, d]).permute([1, 2, 0, 3])
-    };
     debug_assert!(hq.is_multiple_of(hkv));
-    let (q, k, v) = (heads_of(q), heads_of(k), heads_of(v));
+    let device = q.device();
+    let [q, k, v] = [q, k, v].map(|x| by_head(&x, hq, compute_dtype(dtype)));
     let hidden = TensorData::new(hidden([b, s_q, s_k], &options), [b, 1, s_q, s_k]);
-    let mask = SoftmaxMask::Masked(Tensor::from_data(hidden, &q.device().inner()));
+    let mask = SoftmaxMask::Masked(Tensor::from_data(hidden, &device.inner()));
     let mut scores = q.matmul(k.transpose()) * options.factor(d);
     if let Some(cap) = options.soft_cap {
         scores = (scores / cap).tanh() * cap;
@@ -47,4 +43,11 @@ pub(super) fn hidden([b, s_q, s_k]: [usize; 3], options: &AttentionOptions) -> V
         }
     }
     hidden
+}
+
+/// `[b, heads, s, d]` in `dtype`, from `[s, b, h, d]` with `h` dividing `heads`.
+pub(super) fn by_head(x: &Tensor<4>, heads: usize, dtype: FloatDType) -> Tensor<4> {
+    let [s, b, h, d] = x.dims();
+    let x = x.clone().cast(dtype).reshape([s, b, h, 1, d]);
+    x.repeat_dim(3, heads / h).reshape([s, b, heads, d]).permute([1, 2, 0, 3])
 }

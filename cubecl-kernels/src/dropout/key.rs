@@ -51,7 +51,6 @@ impl DropoutKey {
 
     /// The number of the shard's first element in the stream, and how many numbers further the next
     /// element of each dimension is.
-    #[cfg(feature = "cuda")]
     pub(crate) fn numbers(&self) -> (u64, Vec<u64>) {
         let mut by = vec![1; self.offsets.len()];
         for dim in (1..by.len()).rev() {
@@ -91,24 +90,22 @@ impl DropoutKey {
 
     /// Where the rows of a shard of `shape` begin in the global tensor.
     pub(super) fn row_starts(&self, shape: &[usize]) -> RowStarts {
-        let (mut first, mut stride) = (0, 1);
+        let (first, by) = self.numbers();
         let mut dims: Vec<(usize, u64)> = Vec::new();
-        for dim in (0..shape.len()).rev() {
-            first += self.offsets[dim] as u64 * stride;
+        for (&size, by) in shape.iter().zip(by).rev().skip(1) {
             match dims.last_mut() {
                 // The rows of several of them are at equal distances too.
-                Some((size, by)) if stride == *size as u64 * *by => *size *= shape[dim],
-                _ if dim + 1 < shape.len() && shape[dim] != 1 => dims.push((shape[dim], stride)),
+                Some((inner, inner_by)) if by == *inner as u64 * *inner_by => *inner *= size,
+                _ if size != 1 => dims.push((size, by)),
                 _ => {}
             }
-            stride *= self.global_shape[dim] as u64;
         }
         RowStarts { first, dims }
     }
 }
 
 /// What elements are multiplied by that are kept.
-pub(super) fn kept(p: f64) -> f32 {
+pub(crate) fn kept(p: f64) -> f32 {
     (1.0 / (1.0 - p)) as f32
 }
 

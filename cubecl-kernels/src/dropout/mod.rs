@@ -16,6 +16,8 @@ use burn::tensor::{DType, Tensor};
 
 pub use add::bias_dropout_add;
 pub use key::DropoutKey;
+#[cfg(feature = "cuda")]
+pub(crate) use key::kept;
 use op::DropoutOps;
 
 /// What is dropped.

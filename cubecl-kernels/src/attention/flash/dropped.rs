@@ -5,6 +5,7 @@ use cubecl::prelude::*;
 
 use super::super::{AttentionDropout, AttentionOptions};
 use crate::cube::{RandomStream, random_bits, unit};
+use crate::dropout::kept;
 
 /// What of it is known when a kernel is compiled.
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
@@ -52,9 +53,8 @@ impl Dropout {
             return DropoutLaunch::new(nothing, 0, 0, 0, 0, 0.0, 1.0);
         };
         let (first, by) = key.numbers();
-        let kept = (1.0 / (1.0 - p)) as f32;
         let random = RandomStream::of(key.rng());
-        DropoutLaunch::new(random, first, by[0], by[1], by[2], *p as f32, kept)
+        DropoutLaunch::new(random, first, by[0], by[1], by[2], *p as f32, kept(*p))
     }
 }
 

@@ -7,7 +7,8 @@ mod cube;
 use burn::tensor::{Bool, DType, Tensor, TensorData};
 
 use super::options::AttentionDropout;
-use super::{AttentionOptions, check, reference::hidden};
+use super::reference::{by_head, hidden};
+use super::{AttentionOptions, checked};
 use crate::primitive::compute_dtype;
 
 /// What attention to some keys gives, with what it takes to join it with attention to others.
@@ -70,10 +71,9 @@ pub fn attention_part(
     q: Tensor<4>,
     k: Tensor<4>,
     v: Tensor<4>,
-    mut options: AttentionOptions,
+    options: AttentionOptions,
 ) -> AttentionPart {
-    check([&q, &k, &v], &options);
-    options.dropout = options.dropout.filter(|dropout| dropout.p > 0.0);
+    let options = checked([&q, &k, &v], options);
     let inputs = [q, k, v].map(untracked);
     #[cfg(feature = "cuda")]
     if let Some(part) = cube::forward(&inputs, &options) {
@@ -85,8 +85,8 @@ pub fn attention_part(
     let sum = (weights.scores.clone() - highest.clone()).exp().sum_dim(3);
     let lse = (sum.log() + highest).squeeze_dim::<3>(3);
     let heads = q.dims()[2];
-    let v = v.clone().cast(dtype);
-    let out = weights.dropped(weights.probabilities(&lse)).matmul(by_head(&v, heads));
+    let v = by_head(v, heads, compute_dtype(dtype));
+    let out = weights.dropped(weights.probabilities(&lse)).matmul(v);
     AttentionPart { out: out.permute([2, 0, 1, 3]).cast(dtype), lse }
 }
 
@@ -102,10 +102,9 @@ pub fn attention_part_gradients(
     [q, k, v]: [Tensor<4>; 3],
     whole: AttentionPart,
     dout: Tensor<4>,
-    mut options: AttentionOptions,
+    options: AttentionOptions,
 ) -> [Tensor<4>; 3] {
-    check([&q, &k, &v], &options);
-    options.dropout = options.dropout.filter(|dropout| dropout.p > 0.0);
+    let options = checked([&q, &k, &v], options);
     let ([s_q, b, hq, d], [s_k, _, hkv, d_v]) = (q.dims(), v.dims());
     let expected = ([s_q, b, hq, d_v], [b, hq, s_q]);
     assert!(
@@ -123,21 +122,20 @@ pub fn attention_part_gradients(
         return gradients;
     }
     let dtypes = inputs.each_ref().map(Tensor::dtype);
-    let inputs = inputs.map(|x| x.cast(dtypes[0]));
-    let [q, k, v] = &inputs;
     let weights = Weights::of(&inputs, &options);
-    let wide = weights.scores.dtype();
+    let wide = compute_dtype(dtypes[0]);
+    let [q, k, v] = inputs.map(|x| by_head(&x, hq, wide));
     let [out, dout] = [whole.out, dout].map(|x| x.cast(wide).permute([1, 2, 0, 3]));
     let p = weights.probabilities(&whole.lse.cast(wide));
-    let dp = weights.dropped(dout.clone().matmul(by_head(v, hq).transpose()));
+    let dp = weights.dropped(dout.clone().matmul(v.transpose()));
     let dv = weights.dropped(p.clone()).transpose().matmul(dout.clone());
     let mut ds = p * (dp - (out * dout).sum_dim(3));
     if let Some(slope) = weights.slope {
         ds = ds * slope;
     }
     let ds = ds * options.factor(d);
-    let dk = ds.clone().transpose().matmul(by_head(q, hq));
-    let dq = ds.matmul(by_head(k, hq));
+    let dk = ds.clone().transpose().matmul(q);
+    let dq = ds.matmul(k);
     // The query heads that share a head of keys and values.
     let summed = |x: Tensor<4>, d: usize| {
         x.reshape([b, hkv, hq / hkv, s_k, d]).sum_dim(2).squeeze_dim::<4>(2)
@@ -160,9 +158,9 @@ struct Weights {
 impl Weights {
     fn of([q, k, _]: &[Tensor<4>; 3], options: &AttentionOptions) -> Self {
         let ([s_q, b, hq, d], s_k, device) = (q.dims(), k.dims()[0], q.device());
-        let keys = by_head(&k.clone().cast(q.dtype()), hq).transpose();
-        let products = by_head(q, hq).matmul(keys) * options.factor(d);
-        let dtype = products.dtype();
+        let dtype = compute_dtype(q.dtype());
+        let keys = by_head(k, hq, dtype).transpose();
+        let products = by_head(q, hq, dtype).matmul(keys) * options.factor(d);
         let (scores, slope) = match options.soft_cap {
             Some(cap) => {
                 let share = (products / cap).tanh();
@@ -196,13 +194,6 @@ impl Weights {
 
 fn untracked<const D: usize>(x: Tensor<D>) -> Tensor<D> {
     if x.device().is_autodiff() { x.inner() } else { x }
-}
-
-/// `[b, heads, s, d]` in the compute dtype, from `[s, b, h, d]` with `h` dividing `heads`.
-fn by_head(x: &Tensor<4>, heads: usize) -> Tensor<4> {
-    let [s, b, h, d] = x.dims();
-    let x = x.clone().cast(compute_dtype(x.dtype())).reshape([s, b, h, 1, d]);
-    x.repeat_dim(3, heads / h).reshape([s, b, heads, d]).permute([1, 2, 0, 3])
 }
 
 #[cfg(test)]

@@ -22,6 +22,7 @@ pub mod events;
 #[cfg(feature = "fusion")]
 mod fusion;
 pub mod gemm;
+pub mod kernel_cache;
 pub mod libraries;
 pub mod memory;
 pub mod nccl;
@@ -37,12 +38,14 @@ pub use error::CudaError;
 pub use queue::{Buffers, CudaQueue, Op, RawBuffer, Retained, Server};
 
 /// Makes this process ready to compute on one GPU, and returns how many it may use. Called before the
-/// first tensor: all threads of the process then launch on one stream, in the order of their calls.
+/// first tensor: all threads of the process then launch on one stream, in the order of their calls, and
+/// kernels compiled once are kept on disk ([`kernel_cache`]).
 ///
 /// # Errors
 /// The first thing that is missing on the machine; see [`libraries::check`].
 pub fn start() -> Result<usize, CudaError> {
     libraries::check()?;
+    kernel_cache::turn_on();
     set_policy(StreamPolicy::Single);
     Ok(libraries::num_gpus())
 }

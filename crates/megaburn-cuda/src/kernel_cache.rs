@@ -1,0 +1,54 @@
+//! Compiled kernels on disk: what NVIDIA's compiler made of a kernel in one process serves the next.
+
+use std::{env, path::PathBuf};
+
+use cubecl::config::{CubeClRuntimeConfig, RuntimeConfig, cache::CacheConfig};
+
+/// `0`: kernels are compiled anew in each process. A folder: they lie there. Otherwise, in that of
+/// CubeCL's configuration: `target/environment` in a Cargo workspace, the user's cache folder elsewhere.
+pub const VARIABLE: &str = "MEGABURN_KERNEL_CACHE";
+
+/// What the variable asks for.
+#[derive(Debug, PartialEq, Eq)]
+enum Cache {
+    Off,
+    Default,
+    Folder(PathBuf),
+}
+
+impl Cache {
+    fn of(value: Option<&str>) -> Self {
+        match value {
+            None | Some("" | "1") => Self::Default,
+            Some("0") => Self::Off,
+            Some(folder) => Self::Folder(folder.into()),
+        }
+    }
+}
+
+/// Turns the cache on in CubeCL's configuration, which is read from `cubecl.toml` and the environment as
+/// ever. A program that has set the configuration itself keeps its own.
+pub(crate) fn turn_on() {
+    let asked = Cache::of(env::var(VARIABLE).ok().as_deref());
+    let mut config = CubeClRuntimeConfig::from_current_dir().override_from_env();
+    config.compilation.cache = asked != Cache::Off;
+    if let Cache::Folder(folder) = asked {
+        config.environment.path = CacheConfig::Directory(folder);
+    }
+    if !CubeClRuntimeConfig::try_set(config) {
+        tracing::debug!("CubeCL's configuration is the program's own: {VARIABLE} has no effect");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_is_any_value_but_a_switch() {
+        assert_eq!(Cache::of(None), Cache::Default);
+        assert_eq!(Cache::of(Some("1")), Cache::Default);
+        assert_eq!(Cache::of(Some("0")), Cache::Off);
+        assert_eq!(Cache::of(Some("/scratch/k")), Cache::Folder("/scratch/k".into()));
+    }
+}

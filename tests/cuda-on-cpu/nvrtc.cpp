@@ -2,6 +2,7 @@
 //
 // "PTX" is the path of a shared library. What has been compiled once is kept in the folder
 // `CUDA_ON_CPU_CACHE`, beside its source.
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -67,6 +68,67 @@ std::string join(const std::vector<std::string> &parts) {
     return out;
 }
 
+// Chains of products on four warps, whose operands go by the numbers of registers: the result's first.
+// Each warp has 16 rows and its part of the work is its own.
+std::string wgmma_of(const std::string &ptx, const std::vector<std::string> &out,
+                     const std::vector<std::string> &in) {
+    const std::regex product(
+        R"((add\.s64 a, %(\d+), (\d+);\\n)?add\.s64 b, %(\d+), (\d+);\\n)"
+        R"(wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k16\.f32\.(bf16|f16)\.\7 \{%(\d+)[^}]*\}, )"
+        R"((a|\{%(\d+)[^}]*\}), b, ([01]), 1, 1(, 0)?, ([01]);)");
+    std::vector<std::string> descriptors, words, sums(out.size(), "0");
+    auto place = [](std::vector<std::string> &all, const std::string &one) {
+        size_t at = std::find(all.begin(), all.end(), one) - all.begin();
+        if (at == all.size()) all.push_back(one);
+        return std::to_string(at);
+    };
+    auto input = [&](const std::string &number, unsigned ahead = 0) {
+        return in.at(stoul(number) + ahead - out.size());
+    };
+    std::string products, columns, type;
+    unsigned count = 0, written = 0;
+    for (std::sregex_iterator p(ptx.begin(), ptx.end(), product), none; p != none; ++p, count++) {
+        const std::smatch &m = *p;
+        bool in_registers = m[10].matched;
+        products += "{" + m[8].str() + ", ";
+        products += in_registers ? std::to_string(words.size()) + ", 0, 0, "
+                                 : "-1, " + place(descriptors, input(m[2])) + ", " + m[3].str() + ", ";
+        for (unsigned i = 0; in_registers && i < 4; i++) words.push_back(input(m[10], i));
+        products += place(descriptors, input(m[4])) + ", " + m[5].str() + ", " + m[11].str() + ", " +
+                    m[13].str() + "}, ";
+        columns = m[6], type = m[7] == "bf16" ? "bf16" : "half";
+        written = std::max<unsigned>(written, stoul(m[8]) + stoul(columns) / 2);
+    }
+    const std::regex move(R"(mov\.f32 %(\d+), %(\d+);)");
+    for (std::sregex_iterator p(ptx.begin(), ptx.end(), move), none; p != none; ++p)
+        sums.at(stoul((*p)[1])) = input((*p)[2]);
+    size_t instructions = 0;
+    for (size_t at = ptx.find("mma_async"); at != ptx.npos; at = ptx.find("mma_async", at + 1))
+        instructions++;
+    if (!count || count != instructions || written > out.size() || descriptors.size() > 4) return "";
+    words.push_back("0");
+    auto all = [](const std::vector<std::string> &parts) { return "{" + join(parts).substr(2) + "}"; };
+    std::string call = "[&] { static const EmuProduct products[] = {" + products + "}; float sums[] = " +
+                       all(sums) + "; unsigned words[] = " + all(words) + "; EmuWgmma in{products, " +
+                       std::to_string(count) + ", " + columns + ", " + std::to_string(out.size()) +
+                       ", sums, " + all(descriptors) + ", words}; float found[" +
+                       std::to_string(out.size()) +
+                       "]; emu_sync_warp(EMU_SITE, &in, found, EmuWgmmaWork<emu_from_" + type +
+                       ">::work);";
+    for (size_t i = 0; i < out.size(); i++) call += out[i] + " = found[" + std::to_string(i) + "]; ";
+    return call + "}()";
+}
+
+// Waits for products, and hands on what they wrote: they were made when they were asked for.
+std::string moves_of(const std::string &ptx, const std::vector<std::string> &out,
+                     const std::vector<std::string> &in) {
+    const std::regex move(R"(mov\.f32 %(\d+), %(\d+);)");
+    std::string call = "[&] {";
+    for (std::sregex_iterator p(ptx.begin(), ptx.end(), move), none; p != none; ++p)
+        call += " " + out.at(stoul((*p)[1])) + " = " + in.at(stoul((*p)[2]) - out.size()) + ";";
+    return call + " }()";
+}
+
 // A call that does what one inline assembly does; empty where there is none.
 std::string call_of(const std::string &ptx, std::vector<std::string> out,
                     std::vector<std::string> in) {
@@ -76,6 +138,11 @@ std::string call_of(const std::string &ptx, std::vector<std::string> out,
     if (is(R"(mma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.(bf16|f16)\.\1\.f32)"))
         return "emu_mma<emu_from_" + std::string(m[1] == "bf16" ? "bf16" : "half") +
                ">(EMU_SITE" + all + ")";
+    if (is(R"(wgmma\.mma_async)")) return wgmma_of(ptx, out, in);
+    if (is(R"(wgmma\.wait_group)")) return moves_of(ptx, out, in);
+    if (is(R"(fence\.proxy\.async)")) return "(void)0";
+    if (is(R"(cvta\.to\.shared\.u64)"))
+        return "(" + out[0] + " = __cvta_generic_to_shared(" + in[0] + "))";
     if (is(R"(ldmatrix\.sync\.aligned\.m8n8\.x(\d)(\.trans)?\.)"))
         return "emu_ldmatrix<" + m[1].str() + ", " + (m[2].matched ? "true" : "false") +
                ">(EMU_SITE" + join(in) + join(out) + ")";

@@ -401,6 +401,75 @@ inline void emu_mma(unsigned site, float &d0, float &d1, float &d2, float &d3, I
     d0 = d[0], d1 = d[1], d2 = d[2], d3 = d[3];
 }
 
+// A chain of products of 64 rows, 16 of them a warp's, with the columns of a tile in shared memory, as
+// the PTX manual lays out m64nNk16 with a swizzle of 128 bytes.
+struct EmuProduct {
+    // Places of the result, of the left operand's words (or -1), of the descriptors in those below;
+    // units that the descriptors are ahead; whether it adds to the result, and how the right one lies.
+    int result, words, left, left_ahead, right, right_ahead, adds, transposed;
+};
+struct EmuWgmma {
+    const EmuProduct *products;
+    unsigned count, columns, num_sums;
+    const float *sums;
+    unsigned long long descriptors[4];
+    const unsigned *words;
+    unsigned warp = (threadIdx.x + blockDim.x * threadIdx.y) / 32;
+};
+template <float (*WIDE)(unsigned short)> struct EmuWgmmaWork {
+    // The 16-bit number `x` bytes into row `row` of what a descriptor describes, `ahead` units on.
+    static float at(unsigned long long described, int ahead, unsigned row, unsigned x) {
+        if (described >> 62 != 1) emu_fail("wgmma: a swizzle other than of 128 bytes");
+        unsigned start = ((described + ahead) & 0x3fff) * 16;
+        unsigned panel = (described >> 16 & 0x3fff) * 16, rows = (described >> 32 & 0x3fff) * 16;
+        unsigned linear = start + x / 128 * panel + row / 8 * rows + row % 8 * 128 + x % 128;
+        return WIDE(*reinterpret_cast<const unsigned short *>(
+            emu_shared() + (linear ^ (linear >> 3 & 0x70))));
+    }
+    static void work(unsigned lanes, const void **in, void **out) {
+        if (lanes != ~0u) emu_fail("wgmma: lanes of the warp are missing");
+        auto of = [&](unsigned lane) -> const EmuWgmma & {
+            return *static_cast<const EmuWgmma *>(in[lane]);
+        };
+        const EmuWgmma &one = of(0);
+        unsigned first = one.warp % 4 * 16;
+        static thread_local float sums[16][512];
+        auto place = [&](unsigned lane, unsigned i) -> float & {
+            return sums[lane / 4 + i / 2 % 2 * 8][i / 4 * 8 + 2 * (lane % 4) + i % 2];
+        };
+        for (unsigned lane = 0; lane < 32; lane++)
+            for (unsigned i = 0; i < one.num_sums; i++) place(lane, i) = of(lane).sums[i];
+        for (unsigned step = 0; step < one.count; step++) {
+            const EmuProduct &p = one.products[step];
+            static thread_local float a[16][16], b[16][256];
+            unsigned result = p.result / 4 * 8;
+            for (unsigned k = 0; k < 16; k++)
+                for (unsigned n = 0; n < one.columns; n++)
+                    b[k][n] = p.transposed
+                                  ? at(one.descriptors[p.right], p.right_ahead, k, 2 * n)
+                                  : at(one.descriptors[p.right], p.right_ahead, n, 2 * k);
+            for (unsigned row = 0; row < 16; row++)
+                for (unsigned k = 0; k < 16; k++) {
+                    if (p.words < 0) {
+                        a[row][k] = at(one.descriptors[p.left], p.left_ahead, first + row, 2 * k);
+                        continue;
+                    }
+                    unsigned word = of(row % 8 * 4 + k % 8 / 2).words[p.words + row / 8 + 2 * (k / 8)];
+                    a[row][k] = WIDE(word >> (16 * (k % 2)));
+                }
+            for (unsigned row = 0; row < 16; row++)
+                for (unsigned n = 0; n < one.columns; n++) {
+                    float sum = p.adds ? sums[row][result + n] : 0;
+                    for (unsigned k = 0; k < 16; k++) sum += a[row][k] * b[k][n];
+                    sums[row][result + n] = sum;
+                }
+        }
+        for (unsigned lane = 0; lane < 32; lane++)
+            for (unsigned i = 0; i < one.num_sums; i++)
+                static_cast<float *>(out[lane])[i] = place(lane, i);
+    }
+};
+
 // ---- how a kernel is called ---------------------------------------------------------------------
 
 template <size_t...> struct EmuIndices {};

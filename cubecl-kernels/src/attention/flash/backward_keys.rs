@@ -4,10 +4,11 @@ use cubecl::cmma::MmaDefinition;
 use cubecl::prelude::*;
 
 use super::backward::Backward;
-use super::dropped::{Dropout, factors_of_queries};
-use super::score::{Scale, cap, in_base_2, probability};
-use super::tile::*;
-use super::visible::{Side, Visible, queries_of, within};
+use super::dropped::{Dropout, Dropped, factors_of_queries};
+use super::products::{add_columns, meet, multiply_rows, settle};
+use super::score::{Scale, cap, gradient, in_base_2, kept, number, probability};
+use super::tile::{Pair, Rows, copy_tile, row_len, steps, write_row, zeros};
+use super::visible::{Side, Visible, hide, queries_of};
 
 /// Cubes `[tiles of keys, hkv, b]`.
 ///
@@ -37,7 +38,7 @@ pub(super) fn flash_backward_keys<F: Float>(
     #[comptime] shape: Backward,
     #[define(F)] _dtype: ElemType,
 ) {
-    let Backward { d, d_v, tile, mask, capped, dropped, of_keys, of_values, .. } = shape;
+    let Backward { d, d_v, tile, mask, capped, dropped, of_keys, of_values, products, .. } = shape;
     let (own_rows, units) = comptime!((shape.rows(), shape.units()));
     let mma = MmaDefinition::<F, F, f32>::new(16usize, 8usize, 16usize);
     let mut tiles = Shared::<[F]>::new_aligned_slice(comptime!(shape.shared()), 1024usize);
@@ -69,14 +70,22 @@ pub(super) fn flash_backward_keys<F: Float>(
     let below_seen_by = queries_of(&visible, bounds, batch, own + 8, s_q, s_k, mask);
     let mut sum_k = zeros(1usize, comptime!(if of_keys { 2 * steps(d) } else { 0 }));
     let mut sum_v = zeros(1usize, comptime!(if of_values { 2 * steps(d_v) } else { 0 }));
+    let count_of_tile = comptime!(tile / 4);
     let mut index = 0u32;
+    // Tile and head of those that are asked for, and of those that are there.
+    let mut asked_tile = 0u32;
+    let mut asked_head = 0u32;
+    let mut done_tile = 0u32;
+    let mut done_head = 0u32;
     // One round more than there are tiles: the first only asks for one.
     while index <= count {
-        wait_for_copies();
-        sync_cube();
+        meet(products);
+        // Of the tile that is asked for: they come while the one that is there is multiplied.
+        let mut of_row = f32::new(f32::INFINITY);
+        let mut delta_of_row = f32::new(0.0);
         if index < count {
-            let i = (begin + index % per_head) * comptime!(tile as u32);
-            let of_head = head * group + index / per_head;
+            let i = (begin + asked_tile) * comptime!(tile as u32);
+            let of_head = head * group + asked_head;
             let stage = index % 2;
             let at = comptime!(shape.own()) + stage as usize * comptime!(shape.stage());
             let start = batch as usize * of_q.batch + of_head as usize * of_q.head;
@@ -84,69 +93,109 @@ pub(super) fn flash_backward_keys<F: Float>(
             let start = batch as usize * of_dout.batch + of_head as usize * of_dout.head;
             let at = at + comptime!(tile * row_len(d));
             copy_tile::<F>(dout, &of_dout, start, i, &mut tiles, at, tile, d_v, units);
-            if UNIT_POS < comptime!(tile as u32) {
-                let mut of_row = f32::new(f32::INFINITY);
-                let mut delta_of_row = f32::new(0.0);
-                if i + UNIT_POS < s_q {
-                    let heads = CUBE_COUNT_Y * group;
-                    let at = ((batch * heads + of_head) * s_q + i + UNIT_POS) as usize;
-                    of_row = in_base_2(lse[at]);
-                    delta_of_row = delta[at];
-                }
-                let at = (stage * comptime!(2 * tile as u32) + UNIT_POS) as usize;
-                rows[at] = of_row;
-                rows[at + tile] = delta_of_row;
+            if UNIT_POS < comptime!(tile as u32) && i + UNIT_POS < s_q {
+                let heads = CUBE_COUNT_Y * group;
+                let at = ((batch * heads + of_head) * s_q + i + UNIT_POS) as usize;
+                of_row = lse[at];
+                delta_of_row = delta[at];
             }
         }
         if index > 0 {
             let done = index - 1;
-            let i = (begin + done % per_head) * comptime!(tile as u32);
+            let i = (begin + done_tile) * comptime!(tile as u32);
             let at_q = comptime!(shape.own()) + (done % 2) as usize * comptime!(shape.stage());
             let at_dout = at_q + comptime!(tile * row_len(d));
-            let mut p = multiply_rows::<F>(&mma, &tiles, 0usize, row, at_q, 1usize, tile, d);
-            cap(&mut p, &of_scores, comptime!(tile / 4), capped);
-            let mut ds = multiply_rows::<F>(&mma, &tiles, at_v, row, at_dout, 1usize, tile, d_v);
+            let at_rows = (done % 2) * comptime!(2 * tile as u32);
+            let mut p =
+                multiply_rows::<F>(&mma, &tiles, 0usize, at_q, own_rows, 1usize, tile, d, products);
+            let mut ds = zeros(1usize, comptime!(if of_keys { tile / 8 } else { 0 }));
+            if comptime!(of_keys) {
+                ds = multiply_rows::<F>(
+                    &mma, &tiles, at_v, at_dout, own_rows, 1usize, tile, d_v, products,
+                );
+            }
+            // Probabilities are made while `dO V^T` is multiplied, its gradients while `P^T dO` is.
+            settle(&mut p, count_of_tile, comptime!(usize::from(of_keys)), products);
+            cap(&mut p, &of_scores, count_of_tile, capped);
+            let under_cap = kept(&p, count_of_tile, capped);
+            let is_dropped = comptime!(dropped != Dropped::No);
+            let mut after_dropout = kept(&p, count_of_tile, is_dropped);
+            // Whether some key of the cube is not seen by some query of the tile.
+            let next = i + comptime!(tile as u32);
+            if next as i32 > of_first.end || (i as i32) < of_last.begin {
+                hide(&mut p, &seen_by, &below_seen_by, i, count_of_tile, mask, Side::Queries);
+            }
             #[unroll]
-            for block in 0..comptime!(tile / 8) {
+            for at in 0..count_of_tile {
+                let mut of_p = p[at];
                 #[unroll]
-                for half in 0..2usize {
-                    let at = comptime!(2 * block + half);
-                    let span = comptime![if half == 0 { &seen_by } else { &below_seen_by }];
-                    let (mut of_p, mut of_ds) = (p[at], ds[at]);
-                    let of_head = head * group + done / per_head;
-                    let query = i + comptime!((8 * block) as u32) + UNIT_POS_X % 4 * 2;
-                    let key = own + comptime!(8 * half as u32);
-                    let factors = factors_of_queries(&dropout, batch, of_head, query, key, dropped);
-                    #[unroll]
-                    for side in 0..2usize {
-                        let column = comptime!((8 * block + side) as u32) + UNIT_POS_X % 4 * 2;
-                        let seen = within(span, i + column, mask, Side::Queries);
-                        let of_row = ((done % 2) * comptime!(2 * tile as u32) + column) as usize;
-                        let (one, other) = probability(
-                            of_p.extract(side),
-                            of_ds.extract(side),
-                            rows[of_row],
-                            rows[of_row + tile],
-                            of_scores.base_2,
-                            seen,
-                            comptime![if side == 0 { factors.0 } else { factors.1 }],
-                            capped,
-                        );
-                        of_p.insert(side, one);
-                        of_ds.insert(side, other);
-                    }
-                    p[at] = of_p;
-                    ds[at] = of_ds;
+                for side in 0..2usize {
+                    let column = comptime!((at / 2 * 8 + side) as u32) + UNIT_POS_X % 4 * 2;
+                    let lse = rows[(at_rows + column) as usize];
+                    of_p.insert(side, probability(of_p.extract(side), lse, of_scores.base_2));
+                }
+                p[at] = of_p;
+                if comptime!(is_dropped) {
+                    let of_head = head * group + done_head;
+                    let query = i + comptime!((at / 2 * 8) as u32) + UNIT_POS_X % 4 * 2;
+                    let key = own + comptime!((at % 2 * 8) as u32);
+                    let (one, other) =
+                        factors_of_queries(&dropout, batch, of_head, query, key, dropped);
+                    of_p.insert(0usize, of_p.extract(0usize) * one);
+                    of_p.insert(1usize, of_p.extract(1usize) * other);
+                    after_dropout[at] = of_p;
                 }
             }
+            let weights = comptime![if is_dropped { &after_dropout } else { &p }];
             if comptime!(of_values) {
-                add_columns::<F>(&mma, &p, &tiles, at_dout, &mut sum_v, 1usize, tile, d_v);
+                add_columns::<F>(
+                    &mma, weights, &tiles, at_dout, &mut sum_v, 1usize, tile, d_v, products,
+                );
             }
             if comptime!(of_keys) {
-                add_columns::<F>(&mma, &ds, &tiles, at_q, &mut sum_k, 1usize, tile, d);
+                settle(&mut ds, count_of_tile, comptime!(usize::from(of_values)), products);
+                #[unroll]
+                for at in 0..count_of_tile {
+                    let mut of_ds = ds[at];
+                    #[unroll]
+                    for side in 0..2usize {
+                        let column = comptime!((at / 2 * 8 + side) as u32) + UNIT_POS_X % 4 * 2;
+                        let delta = rows[(at_rows + comptime!(tile as u32) + column) as usize];
+                        let of_row = gradient(
+                            p[at].extract(side),
+                            number(weights, at, side),
+                            of_ds.extract(side),
+                            delta,
+                            number(comptime![if capped { &under_cap } else { &p }], at, side),
+                            capped,
+                        );
+                        of_ds.insert(side, of_row);
+                    }
+                    ds[at] = of_ds;
+                }
+                add_columns::<F>(&mma, &ds, &tiles, at_q, &mut sum_k, 1usize, tile, d, products);
             }
+            settle(
+                &mut sum_v,
+                comptime!(if of_values { 4 * steps(d_v) } else { 0 }),
+                0usize,
+                products,
+            );
+            settle(&mut sum_k, comptime!(if of_keys { 4 * steps(d) } else { 0 }), 0usize, products);
+        }
+        if UNIT_POS < comptime!(tile as u32) {
+            let at = (index % 2 * comptime!(2 * tile as u32) + UNIT_POS) as usize;
+            rows[at] = in_base_2(of_row);
+            rows[at + tile] = delta_of_row;
         }
         index += 1;
+        done_tile = asked_tile;
+        done_head = asked_head;
+        asked_tile += 1;
+        if asked_tile == per_head {
+            asked_tile = 0u32;
+            asked_head += 1;
+        }
     }
 
     #[unroll]

@@ -5,9 +5,10 @@ use cubecl::prelude::*;
 
 use super::backward::Backward;
 use super::dropped::{Dropout, factors_of_keys};
-use super::score::{Scale, cap, in_base_2, probability};
-use super::tile::*;
-use super::visible::{Side, Visible, keys_of, within};
+use super::products::{add_columns, meet, multiply_rows, settle};
+use super::score::{Scale, cap, gradient, in_base_2, kept, number, probability};
+use super::tile::{Pair, Rows, copy_tile, from_behind, row_len, steps, write_row, zeros};
+use super::visible::{Side, Visible, hide, keys_of};
 
 /// Cubes `[tiles of queries, hq, b]`.
 ///
@@ -35,7 +36,7 @@ pub(super) fn flash_backward_queries<F: Float>(
     #[comptime] shape: Backward,
     #[define(F)] _dtype: ElemType,
 ) {
-    let Backward { d, d_v, tile, mask, capped, dropped, .. } = shape;
+    let Backward { d, d_v, tile, mask, capped, dropped, products, .. } = shape;
     let (own_rows, units) = comptime!((shape.rows(), shape.units()));
     let mma = MmaDefinition::<F, F, f32>::new(16usize, 8usize, 16usize);
     let mut tiles = Shared::<[F]>::new_aligned_slice(comptime!(shape.shared()), 1024usize);
@@ -81,11 +82,11 @@ pub(super) fn flash_backward_queries<F: Float>(
         count = (end - begin * comptime!(tile as u32)).div_ceil(comptime!(tile as u32));
     }
     let mut sum = zeros(1usize, comptime!(2 * steps(d)));
+    let count_of_tile = comptime!(tile / 4);
     let mut index = 0u32;
     // One round more than there are tiles: the first only asks for one.
     while index <= count {
-        wait_for_copies();
-        sync_cube();
+        meet(products);
         if index < count {
             let j = (begin + index) * comptime!(tile as u32);
             let at = comptime!(shape.own()) + (index % 2) as usize * comptime!(shape.stage());
@@ -98,39 +99,55 @@ pub(super) fn flash_backward_queries<F: Float>(
             let j = (begin + done) * comptime!(tile as u32);
             let at_k = comptime!(shape.own()) + (done % 2) as usize * comptime!(shape.stage());
             let at_v = at_k + comptime!(tile * row_len(d));
-            let mut p = multiply_rows::<F>(&mma, &tiles, 0usize, row, at_k, 1usize, tile, d);
-            cap(&mut p, &of_scores, comptime!(tile / 4), capped);
-            let mut ds = multiply_rows::<F>(&mma, &tiles, at_dout, row, at_v, 1usize, tile, d_v);
-            #[unroll]
-            for block in 0..comptime!(tile / 8) {
-                #[unroll]
-                for half in 0..2usize {
-                    let at = comptime!(2 * block + half);
-                    let span = comptime![if half == 0 { &seen } else { &seen_below }];
-                    let (of_p, mut of_ds) = (p[at], ds[at]);
-                    let query = own + comptime!(8 * half as u32);
-                    let key = j + comptime!((8 * block) as u32) + UNIT_POS_X % 4 * 2;
-                    let factors = factors_of_keys(&dropout, batch, head, query, key, dropped);
-                    #[unroll]
-                    for side in 0..2usize {
-                        let column = comptime!((8 * block + side) as u32) + UNIT_POS_X % 4 * 2;
-                        let inside = within(span, j + column, mask, Side::Keys);
-                        let (_, other) = probability(
-                            of_p.extract(side),
-                            of_ds.extract(side),
-                            lse_of[half],
-                            delta_of[half],
-                            of_scores.base_2,
-                            inside,
-                            comptime![if side == 0 { factors.0 } else { factors.1 }],
-                            capped,
-                        );
-                        of_ds.insert(side, other);
-                    }
-                    ds[at] = of_ds;
-                }
+            let mut p =
+                multiply_rows::<F>(&mma, &tiles, 0usize, at_k, own_rows, 1usize, tile, d, products);
+            let mut ds = multiply_rows::<F>(
+                &mma, &tiles, at_dout, at_v, own_rows, 1usize, tile, d_v, products,
+            );
+            // Probabilities are made while `dO V^T` is multiplied.
+            settle(&mut p, count_of_tile, 1usize, products);
+            cap(&mut p, &of_scores, count_of_tile, capped);
+            let under_cap = kept(&p, count_of_tile, capped);
+            // Whether some query of the cube does not see some key of the tile.
+            let next = j + comptime!(tile as u32);
+            if next as i32 > of_first.end || (j as i32) < of_last.begin {
+                hide(&mut p, &seen, &seen_below, j, count_of_tile, mask, Side::Keys);
             }
-            add_columns::<F>(&mma, &ds, &tiles, at_k, &mut sum, 1usize, tile, d);
+            #[unroll]
+            for at in 0..count_of_tile {
+                let mut of_p = p[at];
+                #[unroll]
+                for side in 0..2usize {
+                    let lse = lse_of[comptime!(at % 2)];
+                    of_p.insert(side, probability(of_p.extract(side), lse, of_scores.base_2));
+                }
+                p[at] = of_p;
+            }
+            settle(&mut ds, count_of_tile, 0usize, products);
+            #[unroll]
+            for at in 0..count_of_tile {
+                let half = comptime!(at % 2);
+                let query = own + comptime!(8 * half as u32);
+                let key = j + comptime!((at / 2 * 8) as u32) + UNIT_POS_X % 4 * 2;
+                let (one, other) = factors_of_keys(&dropout, batch, head, query, key, dropped);
+                let mut of_ds = ds[at];
+                #[unroll]
+                for side in 0..2usize {
+                    let of_p = p[at].extract(side);
+                    let of_row = gradient(
+                        of_p,
+                        of_p * comptime![if side == 0 { one } else { other }],
+                        of_ds.extract(side),
+                        delta_of[half],
+                        number(comptime![if capped { &under_cap } else { &p }], at, side),
+                        capped,
+                    );
+                    of_ds.insert(side, of_row);
+                }
+                ds[at] = of_ds;
+            }
+            add_columns::<F>(&mma, &ds, &tiles, at_k, &mut sum, 1usize, tile, d, products);
+            settle(&mut sum, comptime!(4 * steps(d)), 0usize, products);
         }
         index += 1;
     }

@@ -2,16 +2,19 @@
 //!
 //! Source: Dao, FlashAttention-2 (2023), <https://arxiv.org/abs/2307.08691>. A cube has a tile of
 //! queries of one head; each plane has 16 or 32 of them, and walks over the tiles of keys with the
-//! running maximum and sum of each row. While a tile of keys is multiplied that of values comes,
-//! and the other way round.
+//! running maximum and sum of each row. While one pair of tiles is multiplied the next comes, and while
+//! values are multiplied the softmax of the next scores is made (Shah et al., FlashAttention-3 (2024),
+//! <https://arxiv.org/abs/2407.08608>, its overlap within a warpgroup).
 
 use cubecl::cmma::MmaDefinition;
 use cubecl::prelude::*;
 
-use super::dropped::{Dropout, Dropped, factors_of_keys};
-use super::score::{Scale, cap};
-use super::tile::*;
-use super::visible::{Mask, Side, Visible, keys_of, within};
+use super::dropped::{Dropout, Dropped};
+use super::products::{Products, add_columns, meet, multiply_rows, settle};
+use super::score::Scale;
+use super::softmax::{Place, Softmax};
+use super::tile::{Pair, Rows, copy_tile, from_behind, row_len, steps, write_row, zeros};
+use super::visible::{Mask, Visible, keys_of};
 
 /// The shape of the work of a cube.
 #[derive(Clone, Copy, Debug, Hash, PartialEq, Eq)]
@@ -28,6 +31,7 @@ pub(super) struct Forward {
     /// Whether scores are under a cap.
     pub(super) capped: bool,
     pub(super) dropped: Dropped,
+    pub(super) products: Products,
 }
 
 impl Forward {
@@ -40,14 +44,19 @@ impl Forward {
         self.planes * 32
     }
 
-    /// Elements in shared memory.
-    pub(super) fn shared(&self) -> usize {
-        self.values() + self.keys * row_len(self.d_v)
+    /// Elements of a pair of tiles. There are two pairs: one comes while the other is multiplied.
+    fn stage(&self) -> usize {
+        self.keys * (row_len(self.d) + row_len(self.d_v))
     }
 
-    /// Where the tile of values lies, behind queries and keys.
-    fn values(&self) -> usize {
-        (self.queries() + self.keys) * row_len(self.d)
+    /// Elements of the cube's queries.
+    fn own(&self) -> usize {
+        self.queries() * row_len(self.d)
+    }
+
+    /// Elements in shared memory.
+    pub(super) fn shared(&self) -> usize {
+        self.own() + 2 * self.stage()
     }
 }
 
@@ -76,11 +85,8 @@ pub(super) fn flash_forward<F: Float>(
     #[comptime] shape: Forward,
     #[define(F)] _dtype: ElemType,
 ) {
-    let Forward { d, d_v, stretches, keys, mask, capped, dropped, .. } = shape;
-    let scale = of_scores.base_2;
+    let Forward { d, d_v, stretches, keys, mask, products, .. } = shape;
     let (queries, units) = comptime!((shape.queries(), shape.units()));
-    let at_k = comptime!(queries * row_len(d)).runtime();
-    let at_v = comptime!(shape.values()).runtime();
     let mma = MmaDefinition::<F, F, f32>::new(16usize, 8usize, 16usize);
     let mut tiles = Shared::<[F]>::new_aligned_slice(comptime!(shape.shared()), 1024usize);
 
@@ -99,130 +105,93 @@ pub(super) fn flash_forward<F: Float>(
     let end = of_last.end as u32;
     let begin = of_first.begin as u32 / comptime!(keys as u32) * comptime!(keys as u32);
 
-    // The rows of a lane: in each stretch its own and the one eight below.
-    let row = UNIT_POS_Y * comptime!(16 * stretches as u32);
-    let lane_row = UNIT_POS_X / 4;
     let columns = comptime!(steps(d_v) * 2);
-    let tiles_of_keys = comptime!(keys / 8);
+    let num_scores = comptime!(2 * stretches * (keys / 8));
     let mut sums = zeros(stretches, columns);
-    let mut top = Array::<f32>::new(comptime!(2 * stretches));
-    let mut total = Array::<f32>::new(comptime!(2 * stretches));
-    #[unroll]
-    for i in 0..comptime!(2 * stretches) {
-        top[i] = f32::new(f32::NEG_INFINITY);
-        total[i] = f32::new(0.0);
-    }
+    let mut softmax = Softmax::new(stretches);
+    let query = first + UNIT_POS_Y * comptime!(16 * stretches as u32) + UNIT_POS_X / 4;
+    let place = Place { batch, head, query, s_q, s_k };
 
+    let at_k = comptime!(queries * row_len(d)).runtime();
+    let at_v = at_k + comptime!(2 * keys * row_len(d));
+    let (k_len, v_len) = comptime!((keys * row_len(d), keys * row_len(d_v)));
     copy_tile::<F>(q, &of_q, start_q, first, &mut tiles, 0usize, queries, d, units);
     copy_tile::<F>(k, &of_k, start_k, begin, &mut tiles, at_k, keys, d, units);
-    let mut key = begin;
-    while key < end {
-        // The keys are there, and nobody reads the last tile's values any more.
-        wait_for_copies();
-        sync_cube();
-        copy_tile::<F>(v, &of_v, start_v, key, &mut tiles, at_v, keys, d_v, units);
-
-        let mut scores = multiply_rows::<F>(&mma, &tiles, 0usize, row, at_k, stretches, keys, d);
-        cap(&mut scores, &of_scores, comptime!(2 * stretches * tiles_of_keys), capped);
-
-        // The values are there, and nobody reads these keys any more.
-        wait_for_copies();
-        sync_cube();
-        let next = key + comptime!(keys as u32);
+    if begin < end {
+        meet(products);
+        let mut next = begin + comptime!(keys as u32);
+        let mut slot = 0usize;
         if next < end {
-            copy_tile::<F>(k, &of_k, start_k, next, &mut tiles, at_k, keys, d, units);
+            copy_tile::<F>(k, &of_k, start_k, next, &mut tiles, at_k + k_len, keys, d, units);
         }
-
+        copy_tile::<F>(v, &of_v, start_v, begin, &mut tiles, at_v, keys, d_v, units);
+        let mut scores =
+            multiply_rows::<F>(&mma, &tiles, 0usize, at_k, queries, stretches, keys, d, products);
+        settle(&mut scores, num_scores, 0usize, products);
         // Whether some query of the cube does not see some key of the tile.
-        let masked = next as i32 > of_first.end || (key as i32) < of_last.begin;
-        #[unroll]
-        for stretch in 0..stretches {
-            #[unroll]
-            for half in 0..2usize {
-                let i = first + row + lane_row + comptime!((16 * stretch + 8 * half) as u32);
-                if masked {
-                    let seen = keys_of(&visible, bounds, batch, i, s_q, s_k, mask);
-                    #[unroll]
-                    for tile in 0..tiles_of_keys {
-                        let index = comptime!(2 * (stretch * tiles_of_keys + tile) + half);
-                        let mut pair = scores[index];
-                        #[unroll]
-                        for side in 0..2usize {
-                            let j = key + comptime!((8 * tile + side) as u32) + UNIT_POS_X % 4 * 2;
-                            if !within(&seen, j, mask, Side::Keys) {
-                                pair.insert(side, f32::new(f32::NEG_INFINITY));
-                            }
-                        }
-                        scores[index] = pair;
-                    }
-                }
-                let of_row = comptime!(2 * stretch + half);
-                let mut highest = top[of_row];
-                #[unroll]
-                for tile in 0..tiles_of_keys {
-                    let pair = scores[comptime!(2 * (stretch * tiles_of_keys + tile) + half)];
-                    highest = max(highest, max(pair.extract(0usize), pair.extract(1usize)));
-                }
-                let highest = max_of_row(highest);
-                // A row that has seen no key yet has nothing to be measured from.
-                let mut base = highest * scale;
-                if highest == f32::new(f32::NEG_INFINITY) {
-                    base = f32::new(0.0);
-                }
-                let shrink = exp2(top[of_row] * scale - base);
-                top[of_row] = highest;
-                let mut sum = total[of_row] * shrink;
-                #[unroll]
-                for tile in 0..tiles_of_keys {
-                    let index = comptime!(2 * (stretch * tiles_of_keys + tile) + half);
-                    let mut pair = scores[index];
-                    #[unroll]
-                    for side in 0..2usize {
-                        let p = exp2(pair.extract(side) * scale - base);
-                        sum += p;
-                        pair.insert(side, p);
-                    }
-                    if comptime!(dropped != Dropped::No) {
-                        let j = key + comptime!(8 * tile as u32) + UNIT_POS_X % 4 * 2;
-                        let (one, other) = factors_of_keys(&dropout, batch, head, i, j, dropped);
-                        pair.insert(0usize, pair.extract(0usize) * one);
-                        pair.insert(1usize, pair.extract(1usize) * other);
-                    }
-                    scores[index] = pair;
-                }
-                total[of_row] = sum;
-                #[unroll]
-                for column in 0..columns {
-                    let index = comptime!(2 * (stretch * columns + column) + half);
-                    sums[index] *= Pair::<f32>::new(shrink);
-                }
+        let masked = next as i32 > of_first.end || (begin as i32) < of_last.begin;
+        softmax.take(
+            &mut scores,
+            &place,
+            begin,
+            masked,
+            &visible,
+            bounds,
+            &of_scores,
+            &dropout,
+            shape,
+        );
+        while next < end {
+            // The next keys and these values are there, and nobody reads the tiles before any more.
+            meet(products);
+            let after = next + comptime!(keys as u32);
+            let other = 1 - slot;
+            if after < end {
+                let to = at_k + slot * k_len;
+                copy_tile::<F>(k, &of_k, start_k, after, &mut tiles, to, keys, d, units);
             }
+            let to = at_v + other * v_len;
+            copy_tile::<F>(v, &of_v, start_v, next, &mut tiles, to, keys, d_v, units);
+
+            // The next softmax is made while values are multiplied.
+            let of_keys = at_k + other * k_len;
+            let mut later = multiply_rows::<F>(
+                &mma, &tiles, 0usize, of_keys, queries, stretches, keys, d, products,
+            );
+            let of_values = at_v + slot * v_len;
+            add_columns::<F>(
+                &mma, &scores, &tiles, of_values, &mut sums, stretches, keys, d_v, products,
+            );
+            settle(&mut later, num_scores, 1usize, products);
+            let masked = after as i32 > of_first.end || (next as i32) < of_last.begin;
+            softmax.take(
+                &mut later, &place, next, masked, &visible, bounds, &of_scores, &dropout, shape,
+            );
+            settle(&mut sums, comptime!(2 * stretches * columns), 0usize, products);
+            softmax.shrink(&mut sums, stretches, columns);
+            #[unroll]
+            for i in 0..num_scores {
+                scores[i] = later[i];
+            }
+            next = after;
+            slot = other;
         }
-        add_columns::<F>(&mma, &scores, &tiles, at_v, &mut sums, stretches, keys, d_v);
-        key = next;
+        meet(products);
+        let of_values = at_v + slot * v_len;
+        add_columns::<F>(
+            &mma, &scores, &tiles, of_values, &mut sums, stretches, keys, d_v, products,
+        );
+        settle(&mut sums, comptime!(2 * stretches * columns), 0usize, products);
     }
-    wait_for_copies();
 
     let heads = CUBE_COUNT_Y;
     #[unroll]
     for stretch in 0..stretches {
         #[unroll]
         for half in 0..2usize {
-            let of_row = comptime!(2 * stretch + half);
-            let sum = sum_of_row(total[of_row]);
-            let i = first + row + lane_row + comptime!((16 * stretch + 8 * half) as u32);
+            let (factor, logarithm) = softmax.end(comptime!(2 * stretch + half), of_scores.base_2);
+            let i = query + comptime!((16 * stretch + 8 * half) as u32);
             if i < s_q {
-                let mut factor = f32::new(0.0);
-                let mut logarithm = f32::new(f32::NEG_INFINITY);
-                if sum > 0.0 {
-                    factor = 1.0 / sum;
-                    logarithm = top[of_row] * scale * f32::new(core::f32::consts::LN_2) + sum.ln();
-                }
-                // A NaN is the row's result.
-                if sum.is_nan() {
-                    factor = sum;
-                    logarithm = sum;
-                }
                 let place = (i * CUBE_COUNT_Z + batch) * heads + head;
                 let to = place as usize * comptime!(d_v / 2);
                 write_row::<F>(&sums, factor, out, to, stretch, half, d_v);

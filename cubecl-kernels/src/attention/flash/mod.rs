@@ -7,10 +7,13 @@ mod delta;
 mod dropped;
 mod forward;
 mod packed;
+mod products;
 mod score;
 mod shapes;
+mod softmax;
 mod tile;
 mod visible;
+mod wgmma;
 
 use burn::backend::TensorMetadata;
 use burn::tensor::{DType, Shape};
@@ -27,8 +30,9 @@ use backward_queries::flash_backward_queries;
 use dropped::Dropout;
 use forward::flash_forward;
 pub(super) use packed::OnGpu;
+use products::Products;
 use score::Scale;
-use shapes::{backward_shapes, forward_shape};
+use shapes::{backward_shapes, forward_shape, products_of};
 use tile::RowsLaunch;
 use visible::{Side, Visible};
 
@@ -45,7 +49,7 @@ pub(super) fn takes(inputs: &[CubeTensor; 3], options: &AttentionOptions) -> boo
         && [q, k].iter().all(|x| dims(x)[0] + options.query_offset < i32::MAX as usize / 2)
         && address_type(&[q, k, v]) == AddressType::U32
         && s_q * b * hq * d.max(d_v) <= u32::MAX as usize
-        && fits(q, [b, hq], shared_bytes(d, d_v, options))
+        && fits(q, [b, hq], shared_bytes(d, d_v, options, products_of(q)))
 }
 
 /// Whether the GPU copies beside its work, and has room for a cube and a grid of the shape.
@@ -65,11 +69,11 @@ fn fits(q: &CubeTensor, grid: [usize; 2], shared: usize) -> bool {
 }
 
 /// What the largest of the kernels takes of shared memory.
-fn shared_bytes(d: usize, d_v: usize, options: &AttentionOptions) -> usize {
-    let backward = backward_shapes(d, d_v, options);
+fn shared_bytes(d: usize, d_v: usize, options: &AttentionOptions, products: Products) -> usize {
+    let backward = backward_shapes(d, d_v, options, products);
     let elements = backward.iter().map(|shape| (2 * shape.shared(), 16 * shape.tile));
     let backward = elements.map(|(tiles, rows)| tiles + rows).max().unwrap_or(0);
-    backward.max(2 * forward_shape(d, d_v, options).shared())
+    backward.max(2 * forward_shape(d, d_v, options, products).shared())
 }
 
 /// `x` where it lies if its rows can be copied 16 bytes at a time, a copy otherwise.
@@ -87,7 +91,7 @@ pub(super) fn forward(
     options: &AttentionOptions,
 ) -> (CubeTensor, CubeTensor) {
     let ([s_q, b, hq, d], [_, _, hkv, d_v]) = (dims(q), dims(v));
-    let shape = forward_shape(d, d_v, options);
+    let shape = forward_shape(d, d_v, options, products_of(q));
     let out = tensor::empty(q, Shape::from([s_q, b, hq, d_v]), q.dtype);
     let lse = tensor::empty(q, Shape::from([b, hq, s_q]), DType::F32);
     // SAFETY: rows behind the last are neither read nor written, and all else is inside the shapes
@@ -132,7 +136,7 @@ pub(super) fn backward(
     let saved = [&dout, &lse, &delta];
     let [dq, dk, dv] = inputs.map(|x| tensor::empty(x, x.shape(), x.dtype));
     let (d, d_v) = (dims(q)[3], dims(v)[3]);
-    for shape in backward_shapes(d, d_v, options) {
+    for shape in backward_shapes(d, d_v, options, products_of(q)) {
         match shape.of_keys || shape.of_values {
             false => queries(inputs, saved, &dq, options, shape),
             true => keys(inputs, saved, [&dk, &dv], options, shape),

@@ -75,27 +75,54 @@ pub(super) fn in_base_2(lse: f32) -> f32 {
     found
 }
 
-/// `P` and `dS` of one element, from the product under its [`cap`], `dO V^T` and what dropout
-/// multiplies the probability with.
+/// The probability of one element, from the product under its [`cap`]; minus infinity where it is not
+/// seen.
 #[cube]
-#[allow(clippy::too_many_arguments, reason = "what a probability depends on")]
-pub(super) fn probability(
-    product: f32,
+pub(super) fn probability(product: f32, lse: f32, base_2: f32) -> f32 {
+    exp2(product * base_2 - lse)
+}
+
+/// `dS` of one element, from its probability, what dropout made of that, `dO V^T` and the product under
+/// its [`cap`], which is read where there is one.
+#[cube]
+pub(super) fn gradient(
+    p: f32,
+    dropped: f32,
     dp: f32,
-    lse: f32,
     delta: f32,
-    base_2: f32,
-    seen: bool,
-    factor: f32,
+    product: f32,
     #[comptime] capped: bool,
-) -> (f32, f32) {
-    let mut p = exp2(product * base_2 - lse);
-    if !seen {
-        p = f32::new(0.0);
-    }
-    let mut ds = p * (dp * factor - delta);
+) -> f32 {
+    let mut ds = dropped * dp - p * delta;
     if comptime!(capped) {
         ds *= 1.0 - product * product;
     }
-    (p * factor, ds)
+    ds
+}
+
+/// A copy where one is asked for, otherwise nothing.
+#[cube]
+pub(super) fn kept(
+    products: &Array<Pair<f32>>,
+    #[comptime] count: usize,
+    #[comptime] asked: bool,
+) -> Array<Pair<f32>> {
+    let mut copy = Array::<Pair<f32>>::new(comptime!(if asked { count } else { 0 }));
+    if comptime!(asked) {
+        #[unroll]
+        for i in 0..count {
+            copy[i] = products[i];
+        }
+    }
+    copy
+}
+
+/// One of a pair's numbers.
+#[cube]
+pub(super) fn number(
+    pairs: &Array<Pair<f32>>,
+    #[comptime] at: usize,
+    #[comptime] side: usize,
+) -> f32 {
+    pairs[at].extract(side)
 }

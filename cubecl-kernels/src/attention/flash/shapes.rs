@@ -3,18 +3,46 @@
 use std::env;
 use std::sync::OnceLock;
 
+use burn::tensor::DType;
+use burn_cubecl::tensor::CubeTensor;
+
 use super::AttentionOptions;
 use super::backward::Backward;
 use super::dropped::Dropped;
 use super::forward::Forward;
+use super::products::Products;
 use super::visible::Mask;
+use super::wgmma;
 
 /// Another choice than the one below, for measurements: up to three of `forward=PLANES,STRETCHES,KEYS`,
-/// `queries=PLANES,TILE` and `keys=PLANES,TILE` with spaces between.
+/// `queries=PLANES,TILE` and `keys=PLANES,TILE` with spaces between, and `mma`, which multiplies by the
+/// instructions of older GPUs, as do planes that are not fours.
 pub(super) const VARIABLE: &str = "MEGABURN_ATTENTION_SHAPES";
 
-pub(super) fn forward_shape(d: usize, d_v: usize, options: &AttentionOptions) -> Forward {
-    let [planes, stretches, keys] = chosen().forward.unwrap_or([4, 1, 64]);
+/// The instructions that `x`'s GPU multiplies by: Hopper has its own, which no other GPU has.
+pub(super) fn products_of(x: &CubeTensor) -> Products {
+    let is_hopper = x.client.properties().identity.fingerprint == "ptx_sm90";
+    match x.dtype {
+        _ if !is_hopper || chosen().mma => Products::OfPlane,
+        DType::F16 => Products::OfFourPlanes("f16"),
+        _ => Products::OfFourPlanes("bf16"),
+    }
+}
+
+pub(super) fn forward_shape(
+    d: usize,
+    d_v: usize,
+    options: &AttentionOptions,
+    products: Products,
+) -> Forward {
+    let [planes, stretches, keys] = chosen().forward.unwrap_or(match products {
+        Products::OfFourPlanes(_) if d.max(d_v) <= 128 => [8, 1, 128],
+        Products::OfFourPlanes(_) => [8, 1, 64],
+        // Two pairs of tiles fit 99 KB, which every GPU since Ampere has.
+        Products::OfPlane if d + d_v <= 256 => [4, 1, 64],
+        Products::OfPlane => [4, 1, 32],
+    });
+    let products = if stretches == 1 { products.of_planes(planes) } else { Products::OfPlane };
     Forward {
         d,
         d_v,
@@ -24,11 +52,17 @@ pub(super) fn forward_shape(d: usize, d_v: usize, options: &AttentionOptions) ->
         mask: Mask::of(options),
         capped: options.soft_cap.is_some(),
         dropped: Dropped::of(options),
+        products,
     }
 }
 
 /// The kernels of the backward: that of queries, then of keys and values.
-pub(super) fn backward_shapes(d: usize, d_v: usize, options: &AttentionOptions) -> Vec<Backward> {
+pub(super) fn backward_shapes(
+    d: usize,
+    d_v: usize,
+    options: &AttentionOptions,
+    products: Products,
+) -> Vec<Backward> {
     let shape = |[planes, tile]: [usize; 2], of_keys, of_values| Backward {
         d,
         d_v,
@@ -39,15 +73,22 @@ pub(super) fn backward_shapes(d: usize, d_v: usize, options: &AttentionOptions) 
         dropped: Dropped::of(options),
         of_keys,
         of_values,
+        products: products.of_planes(planes),
     };
     let Choice { queries, keys, .. } = chosen();
-    let mut shapes = vec![shape(queries.unwrap_or([4, 64]), false, false)];
+    let planes = if products == Products::OfPlane { 4 } else { 2 * wgmma::PLANES };
+    // Own rows and two pairs of tiles are in shared memory, of which a multiprocessor has 227 KB.
+    let room = if products != Products::OfPlane && d + d_v > 448 { 32 } else { 64 };
+    let of_queries = if products != Products::OfPlane && d + d_v <= 256 { 128 } else { room };
+    let mut shapes = vec![shape(queries.unwrap_or([planes, of_queries]), false, false)];
     // Sums and scores are in registers, of which a unit has 255: half of `d + d_v`, and a tile's rows.
-    let of_keys = |tile| keys.unwrap_or([4, tile]);
-    shapes.extend(match (d + d_v) / 2 {
-        ..=128 => vec![shape(of_keys(64), true, true)],
-        129..=160 => vec![shape(of_keys(32), true, true)],
-        _ => vec![shape(of_keys(32), true, false), shape(of_keys(32), false, true)],
+    let of_keys = |tile: usize| keys.unwrap_or([planes, tile.min(room)]);
+    let halves = (d + d_v) / 2;
+    shapes.extend(match products {
+        _ if halves <= 128 => vec![shape(of_keys(64), true, true)],
+        Products::OfPlane if halves <= 160 => vec![shape(of_keys(32), true, true)],
+        Products::OfPlane => vec![shape(of_keys(32), true, false), shape(of_keys(32), false, true)],
+        _ => vec![shape(of_keys(64), true, false), shape(of_keys(64), false, true)],
     });
     shapes
 }
@@ -62,6 +103,7 @@ struct Choice {
     forward: Option<[usize; 3]>,
     queries: Option<[usize; 2]>,
     keys: Option<[usize; 2]>,
+    mma: bool,
 }
 
 fn chosen() -> Choice {
@@ -81,6 +123,10 @@ impl Choice {
     fn parse(text: &str) -> Option<Self> {
         let mut choice = Self::default();
         for part in text.split_whitespace() {
+            if part == "mma" {
+                choice.mma = true;
+                continue;
+            }
             let (name, numbers) = part.split_once('=')?;
             let numbers: Vec<usize> =
                 numbers.split(',').map(|number| number.parse().ok()).collect::<Option<_>>()?;

@@ -1,8 +1,9 @@
 //! Tiles in shared memory and on tensor cores: what the forward and the backward are made of.
 //!
-//! A tile is rows of one head, each a query, key or value. A row takes a multiple of 128 bytes, and
-//! its chunks of 16 bytes are swapped by the row's number, so that the eight rows that `ldmatrix`
-//! reads at a time lie in different banks. Columns up to the next multiple of 16 are zero.
+//! A tile is rows of one head, each a query, key or value: one panel of 64 columns behind the other,
+//! in which a row has 128 bytes. Its chunks of 16 bytes are swapped by the row's number, so that the
+//! eight rows that `ldmatrix` reads at a time lie in different banks: the layout with a swizzle of 128
+//! bytes that Hopper's own products read. Columns up to the next multiple of 16 are zero.
 
 use cubecl::cmma::{MatrixIdent, MmaDefinition};
 use cubecl::prelude::barrier::copy_async_checked;
@@ -13,12 +14,14 @@ pub(super) type Pair<F> = Vector<F, Const<2>>;
 
 /// Elements of a chunk, which is 16 bytes.
 const CHUNK: usize = 8;
+/// Columns of a panel.
+pub(super) const PANEL: usize = 64;
 /// Columns that one product of tensor cores sums over.
 pub(super) const STEP: usize = 16;
 
 /// Elements that a row of `d` takes in shared memory.
 pub(super) fn row_len(d: usize) -> usize {
-    d.next_multiple_of(64)
+    d.next_multiple_of(PANEL)
 }
 
 /// Steps over the columns of a row of `d`.
@@ -39,10 +42,11 @@ pub(super) struct Rows {
     pub(super) len: u32,
 }
 
+/// Of a chunk in a tile of `rows`.
 #[cube]
-fn place(row: u32, chunk: u32, #[comptime] d: usize) -> usize {
-    let swapped = chunk ^ (row % 8);
-    row as usize * comptime!(row_len(d)) + swapped as usize * CHUNK
+fn place(row: u32, chunk: u32, #[comptime] rows: usize) -> usize {
+    let swapped = (chunk % 8) ^ (row % 8);
+    (chunk / 8) as usize * comptime!(rows * PANEL) + row as usize * PANEL + swapped as usize * CHUNK
 }
 
 /// Asks for `rows` rows from position `first` on; those behind the last are zero. `start` is the
@@ -62,20 +66,25 @@ pub(super) fn copy_tile<F: Float>(
 ) {
     let chunks = comptime!(steps(d) * STEP / CHUNK);
     let total = comptime!(rows * chunks);
+    // Where a unit's chunks are all in one column, it computes their places once for all tiles.
+    let in_column = comptime!(units.is_multiple_of(8 * chunks));
+    let step = comptime!(if in_column { units / chunks } else { 0 });
     #[unroll]
     for i in 0..comptime!(total.div_ceil(units)) {
-        let index = UNIT_POS + comptime!((i * units) as u32);
-        if comptime!(total.is_multiple_of(units)) || index < comptime!(total as u32) {
-            let row = index / comptime!(chunks as u32);
-            let chunk = index % comptime!(chunks as u32);
-            let position = first + row;
-            let mut len = 0usize;
-            let mut source = start;
-            if position < of.len && chunk < comptime!((d / CHUNK) as u32) {
-                len = CHUNK.runtime();
-                source += position as usize * of.position + chunk as usize * CHUNK;
+        let ahead = comptime!(if in_column { 0 } else { i * units });
+        let index = UNIT_POS + comptime!(ahead as u32);
+        let all = comptime!(total.is_multiple_of(units));
+        if all || UNIT_POS + comptime!((i * units) as u32) < comptime!(total as u32) {
+            let (row, chunk) = (index / comptime!(chunks as u32), index % comptime!(chunks as u32));
+            let first = first + comptime!((i * step) as u32);
+            let mut is_there = first + row < of.len;
+            if comptime!(!d.is_multiple_of(STEP)) {
+                is_there = is_there && chunk < comptime!((d / CHUNK) as u32);
             }
-            let target = at + place(row, chunk, d);
+            let of_tile = start + first as usize * of.position;
+            let source = of_tile + (row as usize * of.position + chunk as usize * CHUNK);
+            let len = select(is_there, CHUNK.runtime(), 0usize);
+            let target = at + comptime!(i * step * PANEL) + place(row, chunk, rows);
             copy_async_checked(
                 &from[source..source + len],
                 &mut to[target..target + CHUNK],
@@ -101,11 +110,11 @@ fn block<F: Float>(
     at: usize,
     row: u32,
     #[comptime] step: usize,
-    #[comptime] d: usize,
+    #[comptime] rows: usize,
     #[comptime] transposed: bool,
 ) -> Array<Pair<F>> {
     let lane = UNIT_POS_X;
-    let from = at + place(row + lane % 16, comptime!(2 * step as u32) + lane / 16, d);
+    let from = at + place(row + lane % 16, comptime!(2 * step as u32) + lane / 16, rows);
     mma.load_matrix::<F, Const<2>>(&tile[from..from + CHUNK], MatrixIdent::A, 4usize, transposed)
 }
 
@@ -118,11 +127,11 @@ fn right_of_rows<F: Float>(
     at: usize,
     row: u32,
     #[comptime] step: usize,
-    #[comptime] d: usize,
+    #[comptime] rows: usize,
 ) -> Array<Pair<F>> {
     let lane = UNIT_POS_X;
     let chunk = comptime!(2 * step as u32) + lane / 8 % 2;
-    let from = at + place(row + lane / 16 * 8 + lane % 8, chunk, d);
+    let from = at + place(row + lane / 16 * 8 + lane % 8, chunk, rows);
     mma.load_matrix::<F, Const<2>>(&tile[from..from + CHUNK], MatrixIdent::A, 4usize, false)
 }
 
@@ -178,7 +187,7 @@ pub(super) fn zeros(#[comptime] stretches: usize, #[comptime] tiles: usize) -> A
 }
 
 /// The products of rows with rows: of `stretches` times 16 from `row` on of the tile at `at_left`
-/// with all `columns` of the one at `at_right`, both rows of `d`.
+/// with all `columns` of the one at `at_right`, both rows of `d`; the left tile has `left_rows`.
 #[cube]
 #[allow(clippy::too_many_arguments, reason = "a product has two operands and a shape")]
 pub(super) fn multiply_rows<F: Float>(
@@ -187,6 +196,7 @@ pub(super) fn multiply_rows<F: Float>(
     at_left: usize,
     row: u32,
     at_right: usize,
+    #[comptime] left_rows: usize,
     #[comptime] stretches: usize,
     #[comptime] columns: usize,
     #[comptime] d: usize,
@@ -198,12 +208,12 @@ pub(super) fn multiply_rows<F: Float>(
         #[unroll]
         for stretch in 0..stretches {
             let row = row + comptime!(16 * stretch as u32);
-            a.push(block::<F>(mma, tiles, at_left, row, step, d, false));
+            a.push(block::<F>(mma, tiles, at_left, row, step, left_rows, false));
         }
         #[unroll]
         for pair in 0..comptime!(columns / 16) {
             let row = comptime!(16 * pair as u32).runtime();
-            let b = right_of_rows::<F>(mma, tiles, at_right, row, step, d);
+            let b = right_of_rows::<F>(mma, tiles, at_right, row, step, columns);
             #[unroll]
             for stretch in 0..stretches {
                 let at = comptime!(stretch * columns / 8 + 2 * pair);
@@ -238,7 +248,7 @@ pub(super) fn add_columns<F: Float>(
         #[unroll]
         for pair in 0..comptime!(steps(d)) {
             let row = comptime!(16 * step as u32).runtime();
-            let b = block::<F>(mma, tiles, at_right, row, pair, d, true);
+            let b = block::<F>(mma, tiles, at_right, row, pair, rows, true);
             #[unroll]
             for stretch in 0..stretches {
                 let at = comptime!(stretch * steps(d) * 2 + 2 * pair);

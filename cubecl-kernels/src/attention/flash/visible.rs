@@ -2,6 +2,8 @@
 
 use cubecl::prelude::*;
 
+use super::tile::Pair;
+
 use super::AttentionOptions;
 
 /// See [`AttentionOptions`]; positions are counted from the first key of a query's sequence.
@@ -135,4 +137,31 @@ pub(super) fn within(span: &Span, at: u32, #[comptime] mask: Mask, #[comptime] o
         inside = inside && at as i32 >= span.begin;
     }
     inside
+}
+
+/// Makes minus infinity of the scores of a lane's two rows, one eight below the other, for columns from
+/// `first` on that are not in the rows' spans.
+#[cube]
+pub(super) fn hide(
+    scores: &mut Array<Pair<f32>>,
+    span: &Span,
+    below: &Span,
+    first: u32,
+    #[comptime] count: usize,
+    #[comptime] mask: Mask,
+    #[comptime] of: Side,
+) {
+    #[unroll]
+    for at in 0..count {
+        let span = comptime![if at % 2 == 0 { span } else { below }];
+        let mut pair = scores[at];
+        #[unroll]
+        for side in 0..2usize {
+            let column = first + comptime!((at / 2 * 8 + side) as u32) + UNIT_POS_X % 4 * 2;
+            if !within(span, column, mask, of) {
+                pair.insert(side, f32::new(f32::NEG_INFINITY));
+            }
+        }
+        scores[at] = pair;
+    }
 }

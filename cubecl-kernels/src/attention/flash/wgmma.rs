@@ -1,0 +1,282 @@
+//! Products on Hopper's tensor cores, which four planes ask for together and which read shared memory
+//! themselves: each row of the right operand once for 64 rows, where `mma.sync` reads it for 16.
+//!
+//! Source: NVIDIA, PTX ISA 9.0, `wgmma`; tiles are its "128-byte swizzle" layouts. An assembly's operands
+//! go by their registers' numbers here: those of its result from 0 on, then its inputs'.
+
+use std::fmt::Write;
+use std::ops::Range;
+
+use cubecl::prelude::*;
+
+use super::tile::{PANEL, Pair, STEP, steps};
+
+/// Rows that four planes multiply together.
+pub(super) const ROWS: usize = 64;
+/// Planes that do.
+pub(super) const PLANES: usize = 4;
+
+/// 16 bytes, a descriptor's unit: of a panel of `rows`, and of eight rows of one.
+const fn panel(rows: usize) -> usize {
+    rows * PANEL * 2 / 16
+}
+
+/// What a step over columns adds to the address of a tile of `rows`.
+fn ahead_of_columns(step: usize, rows: usize) -> usize {
+    let in_panel = PANEL / STEP;
+    step / in_panel * panel(rows) + step % in_panel * 2
+}
+
+/// The assembly of a group of products. It writes registers that must be left alone until it is done.
+struct Assembly {
+    text: String,
+    dtype: &'static str,
+}
+
+/// `{%first, ...}`.
+fn registers(numbers: Range<usize>) -> String {
+    let numbers: Vec<String> = numbers.map(|number| format!("%{number}")).collect();
+    format!("{{{}}}", numbers.join(", "))
+}
+
+impl Assembly {
+    fn new(dtype: &'static str) -> Self {
+        Self { text: "{\n.reg .b64 a, b;\n".into(), dtype }
+    }
+
+    /// The result begins as the `count` numbers from register `first` on.
+    fn with_result_of_inputs(mut self, count: usize, first: usize) -> Self {
+        for i in 0..count {
+            let _ = writeln!(self.text, "mov.f32 %{i}, %{};", first + i);
+        }
+        self
+    }
+
+    fn begun(mut self) -> Self {
+        self.text += "wgmma.fence.sync.aligned;\n";
+        self
+    }
+
+    /// Rows with rows of `d`, to `columns` columns, from the descriptors in `left` and `right`.
+    fn with_rows(mut self, [left, right]: [usize; 2], [left_rows, columns, d]: [usize; 3]) -> Self {
+        let sums = registers(0..columns / 2);
+        let dtype = self.dtype;
+        for step in 0..steps(d) {
+            let (a, b) = (ahead_of_columns(step, left_rows), ahead_of_columns(step, columns));
+            let adds = usize::from(step > 0);
+            let _ = writeln!(
+                self.text,
+                "add.s64 a, %{left}, {a};\nadd.s64 b, %{right}, {b};\n\
+                 wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{dtype}.{dtype} {sums}, a, b, {adds}, 1, 1, 0, 0;"
+            );
+        }
+        self
+    }
+
+    /// Adds the products of weights, four registers from `left` on for 16 of `rows` rows, with
+    /// `columns` columns of the tile in `right`.
+    fn with_columns(mut self, [left, right]: [usize; 2], [rows, columns]: [usize; 2]) -> Self {
+        let (sums, dtype) = (registers(0..columns / 2), self.dtype);
+        for step in 0..rows / STEP {
+            let (a, b) = (registers(left + 4 * step..left + 4 * step + 4), step * panel(STEP));
+            let _ = writeln!(
+                self.text,
+                "add.s64 b, %{right}, {b};\n\
+                 wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.{dtype}.{dtype} {sums}, {a}, b, 1, 1, 1, 1;"
+            );
+        }
+        self
+    }
+
+    /// The text of a group.
+    fn done(self) -> String {
+        self.text + "wgmma.commit_group.sync.aligned;\n}\n" + OPERANDS
+    }
+}
+
+/// Registers of a vector for `count` numbers: vectors have powers of two, of which the last ones do not
+/// occur in an assembly then.
+fn registers_for(count: usize) -> usize {
+    count.next_power_of_two()
+}
+
+/// Of `count` numbers that products in flight have written, from register `first` on: what they are when
+/// all groups but the last `pending` are done.
+fn of_settling(pending: usize, count: usize, first: usize) -> String {
+    let mut text = format!("wgmma.wait_group.sync.aligned {pending};\n");
+    for i in 0..count {
+        let _ = writeln!(text, "mov.f32 %{i}, %{};", first + i);
+    }
+    text + OPERANDS
+}
+
+/// Begins a comment that names the operands, as the macro wants.
+const OPERANDS: &str = "// operands: ";
+
+fn of_rows(dtype: &'static str, left_rows: usize, columns: usize, d: usize) -> String {
+    let count = registers_for(columns / 2);
+    let assembly = Assembly::new(dtype).begun();
+    assembly.with_rows([count, count + 1], [left_rows, columns, d]).done()
+}
+
+fn of_columns(dtype: &'static str, rows: usize, columns: usize) -> String {
+    let count = registers_for(columns / 2);
+    let (words, right) = (2 * count, 2 * count + registers_for(rows / 4));
+    let assembly = Assembly::new(dtype).with_result_of_inputs(columns / 2, count).begun();
+    assembly.with_columns([words, right], [rows, columns]).done()
+}
+
+// Registers of a result and of weights, as many as the call at hand says.
+define_size!(Sums);
+define_size!(Words);
+
+#[cube]
+#[allow(clippy::extra_unused_type_parameters, reason = "the kernel's scope keeps the size by it")]
+fn size_is<N: Size>(#[comptime] count: usize) {
+    intrinsic!(|scope| scope.register_size::<N>(count))
+}
+
+/// What a variable holds: an assembly takes a variable itself for its address.
+#[cube]
+fn read<P: Scalar, N: Size>(variable: Vector<P, N>) -> Vector<P, N> {
+    intrinsic!(|scope| variable.read_value(scope).into())
+}
+
+/// What was copied to shared memory is there for the tensor cores too.
+#[cube]
+pub(super) fn show_to_tensor_cores() {
+    gpu_asm!("fence.proxy.async.shared::cta;");
+}
+
+/// The first row of this plane's four, by a way that shows the compiler that it is one number a plane.
+#[cube]
+fn first_row() -> usize {
+    let plane = plane_broadcast(UNIT_POS_Y, 0u32);
+    (plane / comptime!(PLANES as u32) * comptime!(ROWS as u32)) as usize
+}
+
+/// A descriptor of the tile of `rows` that begins at element `at`.
+#[cube]
+fn descriptor<F: Float>(tiles: &Shared<[F]>, at: usize, #[comptime] rows: usize) -> u64 {
+    let address: u32;
+    gpu_asm!(
+        "{{ .reg .u64 at; cvta.to.shared.u64 at, {}; cvt.u32.u64 {}, at; }}",
+        in(_) &tiles[at],
+        out(_) address,
+    );
+    // Of the address, to the next panel and to the next eight rows; and the swizzle of 128 bytes.
+    let shape = comptime!((panel(rows) as u64) << 16 | (panel(8) as u64) << 32 | 1u64 << 62);
+    ((address >> 4) & 0x3fff) as u64 | shape.runtime()
+}
+
+/// As [`multiply_rows`](super::tile::multiply_rows) for one stretch, begun: the four planes' 64 rows of
+/// the tile at `at_left`.
+#[cube]
+#[allow(clippy::too_many_arguments, reason = "a product has two operands and a shape")]
+pub(super) fn multiply_rows<F: Float>(
+    tiles: &Shared<[F]>,
+    at_left: usize,
+    at_right: usize,
+    #[comptime] left_rows: usize,
+    #[comptime] columns: usize,
+    #[comptime] d: usize,
+    #[comptime] dtype: &'static str,
+) -> Array<Pair<f32>> {
+    size_is::<Sums>(comptime!(registers_for(columns / 2)));
+    let a = descriptor::<F>(tiles, at_left + first_row() * PANEL, left_rows);
+    let b = descriptor::<F>(tiles, at_right, columns);
+    let text = comptime!(of_rows(dtype, left_rows, columns, d));
+    let products: Vector<f32, Sums>;
+    gpu_asm!(
+        "{text}{products} {a} {b}",
+        products = out(_) products,
+        a = in(_) a,
+        b = in(_) b,
+    );
+    let mut found = Array::<Pair<f32>>::new(comptime!(columns / 4));
+    split::<Sums>(products, &mut found, comptime!(columns / 4));
+    found
+}
+
+/// As [`settle`](super::products::settle).
+#[cube]
+pub(super) fn settle(
+    result: &mut Array<Pair<f32>>,
+    #[comptime] count: usize,
+    #[comptime] pending: usize,
+) {
+    let registers = comptime!(registers_for(2 * count));
+    size_is::<Sums>(registers);
+    let text = comptime!(of_settling(pending, 2 * count, registers));
+    let begun = joined::<Sums>(&*result, count);
+    let done: Vector<f32, Sums>;
+    gpu_asm!("{text}{done} {begun}", done = out(_) done, begun = in(_) begun);
+    split::<Sums>(done, result, count);
+}
+
+/// As [`add_columns`](super::tile::add_columns) for one stretch, begun.
+#[cube]
+pub(super) fn add_columns<F: Float>(
+    weights: &Array<Pair<f32>>,
+    tiles: &Shared<[F]>,
+    at_right: usize,
+    sums: &mut Array<Pair<f32>>,
+    #[comptime] rows: usize,
+    #[comptime] d: usize,
+    #[comptime] dtype: &'static str,
+) {
+    let columns = comptime!(steps(d) * STEP);
+    size_is::<Sums>(comptime!(registers_for(columns / 2)));
+    size_is::<Words>(comptime!(registers_for(rows / 4)));
+    let b = descriptor::<F>(tiles, at_right, rows);
+    let words = words_of::<F, Words>(weights, comptime!(rows / 4));
+    let before = joined::<Sums>(&*sums, comptime!(columns / 4));
+    let text = comptime!(of_columns(dtype, rows, columns));
+    let after: Vector<f32, Sums>;
+    gpu_asm!(
+        "{text}{after} {before} {words} {b}",
+        after = out(_) after,
+        before = in(_) before,
+        words = in(_) words,
+        b = in(_) b,
+    );
+    split::<Sums>(after, sums, comptime!(columns / 4));
+}
+
+/// Writes numbers as `count` pairs.
+#[cube]
+fn split<N: Size>(numbers: Vector<f32, N>, pairs: &mut Array<Pair<f32>>, #[comptime] count: usize) {
+    #[unroll]
+    for i in 0..count {
+        let mut pair = Pair::<f32>::new(0.0);
+        pair.insert(0usize, numbers.extract(comptime!(2 * i)));
+        pair.insert(1usize, numbers.extract(comptime!(2 * i + 1)));
+        pairs[i] = pair;
+    }
+}
+
+/// The numbers of `count` pairs.
+#[cube]
+fn joined<N: Size>(pairs: &Array<Pair<f32>>, #[comptime] count: usize) -> Vector<f32, N> {
+    let mut numbers = Vector::<f32, N>::new(0.0f32);
+    #[unroll]
+    for i in 0..count {
+        numbers.insert(comptime!(2 * i), pairs[i].extract(0usize));
+        numbers.insert(comptime!(2 * i + 1), pairs[i].extract(1usize));
+    }
+    read::<f32, N>(numbers)
+}
+
+/// `count` pairs as a left operand.
+#[cube]
+fn words_of<F: Float, N: Size>(
+    pairs: &Array<Pair<f32>>,
+    #[comptime] count: usize,
+) -> Vector<u32, N> {
+    let mut words = Vector::<u32, N>::new(0u32);
+    #[unroll]
+    for i in 0..count {
+        words.insert(i, u32::reinterpret(Pair::<F>::cast_from(pairs[i])));
+    }
+    read::<u32, N>(words)
+}

@@ -2,7 +2,7 @@
 
 use burn::prelude::Device;
 use megaburn_collective::RankEnv;
-use megaburn_kernels::AttentionKernel;
+use megaburn_kernels::{AUTO_LEN, AttentionKernel};
 use megaburn_mesh::Layout;
 use serde::{Deserialize, Serialize};
 
@@ -99,8 +99,19 @@ impl Devices {
     /// The library that is missing, where it was looked for and how to install it.
     pub(crate) fn find_libraries_of(self, attention: AttentionKernel) -> Result<(), TrainError> {
         match attention {
-            AttentionKernel::Cudnn => cuda::find_cudnn(),
+            AttentionKernel::Cudnn => cuda::find_cudnn().map(drop),
             _ => Ok(()),
+        }
+    }
+
+    /// What a choice of attention comes to, as the console says it.
+    pub(crate) fn describe_attention(self, attention: AttentionKernel) -> String {
+        match (attention, cuda::find_cudnn()) {
+            (AttentionKernel::Auto, Ok(version)) => {
+                format!("cudnn {version} from {AUTO_LEN} positions on, cubecl for fewer (auto)")
+            }
+            (AttentionKernel::Auto, Err(_)) => "cubecl (auto: there is no cuDNN)".into(),
+            (chosen, _) => chosen.to_string(),
         }
     }
 
@@ -146,8 +157,9 @@ mod cuda {
         Ok(Device::cuda(index))
     }
 
-    pub(super) fn find_cudnn() -> Result<(), TrainError> {
-        let found = megaburn_cuda::cudnn::version().map(drop);
+    /// Its version.
+    pub(super) fn find_cudnn() -> Result<String, TrainError> {
+        let found = megaburn_cuda::cudnn::version();
         found.map_err(|error| TrainError::Cuda { why: error.to_string() })
     }
 
@@ -176,8 +188,8 @@ mod cuda {
         })
     }
 
-    pub(super) fn find_cudnn() -> Result<(), TrainError> {
-        start().map(drop)
+    pub(super) fn find_cudnn() -> Result<String, TrainError> {
+        start().map(|_| String::new())
     }
 
     pub(super) fn device(_: usize) -> Result<Device, TrainError> {

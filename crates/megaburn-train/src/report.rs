@@ -55,7 +55,8 @@ impl<'a> Reporter<'a> {
         console.line(format!("layout   {}", describe(layout)));
         if let Some(gpus) = devices.describe(layout.world_size()) {
             console.line(format!("device   {gpus}"));
-            console.line(format!("attention {}", config.attention_on(devices)?));
+            let attention = devices.describe_attention(config.attention_on(devices)?);
+            console.line(format!("attention {attention}"));
         }
         console.line(format!(
             "model    {}, {} parameters{}: {} layers, hidden {}, {} heads ({} key/value), vocabulary {}",

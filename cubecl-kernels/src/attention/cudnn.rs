@@ -5,7 +5,7 @@ use megaburn_cuda::cudnn;
 
 use super::AttentionOptions;
 use super::flash::readable;
-use super::kernel::{self, AttentionKernel};
+use super::kernel::{self, AUTO_LEN, AttentionKernel};
 
 /// What is saved for the gradients, its inputs first: `q`, `k`, `v`, the result `[s_q, b, hq, d_v]`
 /// and the logarithms of the sums, `[b, hq, s_q]` in f32. Nothing where cuDNN does not serve.
@@ -13,7 +13,7 @@ pub(super) fn forward(
     inputs: &[CubeTensor; 3],
     options: &AttentionOptions,
 ) -> Option<[CubeTensor; 5]> {
-    let (causal, scale) = asked(&inputs[0], options)?;
+    let (causal, scale) = asked([&inputs[0], &inputs[1]], options)?;
     let [q, k, v] = inputs.clone().map(readable);
     let [out, lse] = cudnn::forward([&q, &k, &v], causal, scale).ok()?;
     Some([q, k, v, out, lse])
@@ -26,12 +26,12 @@ pub(super) fn backward(
     dout: &CubeTensor,
     options: &AttentionOptions,
 ) -> Option<[CubeTensor; 3]> {
-    let (causal, scale) = asked(inputs[0], options)?;
+    let (causal, scale) = asked([inputs[0], inputs[1]], options)?;
     cudnn::backward(inputs, out, lse, dout.clone(), causal, scale).ok()
 }
 
 /// Whether cuDNN is to mask, and the factor of scores, if it is chosen and these options are its own.
-fn asked(q: &CubeTensor, options: &AttentionOptions) -> Option<(bool, f32)> {
+fn asked([q, k]: [&CubeTensor; 2], options: &AttentionOptions) -> Option<(bool, f32)> {
     let AttentionOptions {
         scale: _,
         causal,
@@ -45,8 +45,22 @@ fn asked(q: &CubeTensor, options: &AttentionOptions) -> Option<(bool, f32)> {
         return None;
     };
     let from_the_first = !causal || query_offset == 0;
-    let chosen = kernel::chosen() == AttentionKernel::Cudnn && from_the_first;
-    let d = *q.meta.shape().as_slice().last()?;
+    let [s_q, _, _, d] = q.meta.shape().dims();
     let scale = options.factor(d) as f32;
-    (chosen && scale.is_normal() && scale > 0.0).then_some((causal, scale))
+    let serves = from_the_first && scale.is_normal() && scale > 0.0;
+    (serves && is_chosen([s_q, k.meta.shape()[0]])).then_some((causal, scale))
+}
+
+/// Plans are made for a length each, which takes a second or two: the choice is cuDNN's for sequences as
+/// training has them, and for a bounded number of them.
+fn is_chosen([s_q, s_k]: [usize; 2]) -> bool {
+    const LENGTHS: usize = 64;
+    match kernel::chosen() {
+        AttentionKernel::Cudnn => true,
+        AttentionKernel::Auto => {
+            let is_long = s_q == s_k && s_q >= AUTO_LEN;
+            is_long && cudnn::num_plans() <= LENGTHS && cudnn::version().is_ok()
+        }
+        AttentionKernel::Cubecl | AttentionKernel::Reference => false,
+    }
 }

@@ -20,7 +20,7 @@ mod scores_cube;
 use burn::backend::Dispatch;
 use burn::tensor::Tensor;
 
-pub use kernel::{AttentionKernel, set_attention_kernel};
+pub use kernel::{AUTO_LEN, AttentionKernel, set_attention_kernel};
 use op::AttentionOps;
 pub use options::{AttentionDropout, AttentionOptions};
 pub use packed::PackedSequences;

@@ -9,8 +9,8 @@ use crate::TrainError;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Attention {
-    /// The fused kernel where it can, the composed operations elsewhere. What it comes to is said
-    /// when a run starts.
+    /// On GPUs cuDNN for sequences of 1024 and more, where it is installed, the fused kernel for others;
+    /// the composed operations where they cannot. What it comes to is said when a run starts.
     #[default]
     Auto,
     /// The fused kernel: on GPUs, in bf16, with heads of a multiple of 8 up to 256.
@@ -66,7 +66,7 @@ mod tests {
     use super::*;
 
     #[rstest]
-    #[case(Attention::Auto, true, Dtype::Bf16, 64, AttentionKernel::Cubecl)]
+    #[case(Attention::Auto, true, Dtype::Bf16, 64, AttentionKernel::Auto)]
     #[case(Attention::Auto, true, Dtype::F32, 64, AttentionKernel::Reference)]
     #[case(Attention::Auto, false, Dtype::Bf16, 64, AttentionKernel::Reference)]
     #[case(Attention::Reference, true, Dtype::Bf16, 64, AttentionKernel::Reference)]

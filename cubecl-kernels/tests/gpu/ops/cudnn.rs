@@ -5,7 +5,9 @@ use burn::{
     tensor::{DType, Tensor},
 };
 use megaburn_cuda::cudnn::num_plans;
-use megaburn_kernels::{AttentionKernel, AttentionOptions, attention, set_attention_kernel};
+use megaburn_kernels::{
+    AUTO_LEN, AttentionKernel, AttentionOptions, attention, set_attention_kernel,
+};
 
 use super::compare::*;
 
@@ -15,6 +17,7 @@ pub(super) const TESTS: &[super::Test] = &[
     ("attention_reads_views", views),
     ("what_cudnn_cannot_is_cubecls", fallback),
     ("cudnn_follows_and_is_followed_by_kernels", order),
+    ("auto_is_cudnns_for_long_sequences_alone", automatic),
 ];
 
 /// Runs `test` with cuDNN chosen, and fails where it made fewer than `plans` new plans.
@@ -160,4 +163,26 @@ fn order() -> Result<(), String> {
         }
         Ok(())
     })
+}
+
+/// Neither shorter sequences nor queries of another length are cuDNN's unless it is chosen.
+fn automatic() -> Result<(), String> {
+    let causal = AttentionOptions::causal();
+    let (dtype, tolerance) = DTYPES[1];
+    for (s_q, s_k, made) in [(AUTO_LEN, AUTO_LEN, 1), (AUTO_LEN - 8, AUTO_LEN - 8, 0), (8, 1100, 0)]
+    {
+        let before = num_plans();
+        compare!(
+            format!("automatic attention {s_q} {s_k}"),
+            dtype,
+            tolerance,
+            [q: [s_q, 1, 2, 56], k: [s_k, 1, 2, 56], v: [s_k, 1, 2, 56]],
+            |_, q, k, v| attention(q, k, v, causal.clone())
+        );
+        let found = num_plans() - before;
+        if found != made {
+            return Err(format!("{s_q} queries and {s_k} keys: {found} plans, not {made}"));
+        }
+    }
+    Ok(())
 }

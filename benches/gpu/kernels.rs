@@ -271,7 +271,7 @@ impl Bench {
             }
             Err(error) => println!("without cuDNN's attention: {error}"),
         }
-        for s in [4096, 8192] {
+        for s in [512, 1024, 2048, 4096, 8192] {
             if !self.wants(&format!("attention {s}")) {
                 continue;
             }

@@ -1,6 +1,7 @@
 //! Measurements on GPUs, beside what PyTorch does in the same run.
 
 pub mod errors;
+pub mod first_use;
 pub mod gemm;
 pub mod kernels;
 pub mod nccl;

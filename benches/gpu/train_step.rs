@@ -118,8 +118,10 @@ fn run(args: &StepArgs) -> Result<(), Failure> {
     };
     let gib = format!("{:.1}", memory as f64 / f64::from(1 << 30));
     table.row(row("megaburn", seconds, format!("{:.1}", fastest * 1e3), gib));
-    for (name, milliseconds) in peer_times(args.peer.as_deref())? {
-        table.row(row(&name, milliseconds / 1e3, String::new(), String::new()));
+    let peers = peer_times(args.peer.as_deref())?;
+    for (name, milliseconds) in peers.iter().filter(|(name, _)| !name.ends_with(" GiB")) {
+        let gib = peers.get(&format!("{name} GiB")).map(|gib| format!("{gib:.1}"));
+        table.row(row(name, milliseconds / 1e3, String::new(), gib.unwrap_or_default()));
     }
     report.table(&table);
     host_times.sort_by(f64::total_cmp);

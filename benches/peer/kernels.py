@@ -71,7 +71,7 @@ def memory_bound():
 
 
 def attention():
-    for s in (4096, 8192):
+    for s in (512, 1024, 2048, 4096, 8192):
         b = 8192 // s
         q, (k, v) = leaf(b, 32, s, 128), (leaf(b, 8, s, 128) for _ in range(2))
         for name, backend in (("flash", SDPBackend.FLASH_ATTENTION),

@@ -25,6 +25,7 @@ pub type Program = fn(Vec<std::ffi::OsString>) -> std::process::ExitCode;
 #[cfg(feature = "cuda")]
 pub const PROGRAMS: &[(&str, Program)] = &[
     ("bench-gemm", gpu::gemm::main),
+    ("bench-first-use", gpu::first_use::main),
     ("bench-kernel-errors", gpu::errors::main),
     ("bench-kernels", gpu::kernels::main),
     ("bench-nccl", gpu::nccl::main),

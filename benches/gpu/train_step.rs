@@ -67,8 +67,8 @@ pub fn main(command: Vec<OsString>) -> ExitCode {
 fn run(args: &StepArgs) -> Result<(), Failure> {
     cuda::start()?;
     let about = "One optimizer step (forward, backward, AdamW) of four layers of Llama-3-8B's shape: \
-                 hidden 4096, 32 heads (8 key/value), ffn 14336, vocabulary 32000, one sequence of \
-                 4096 tokens, on one GPU. The time is the median from the end of a step to the end \
+                 hidden 4096, 32 heads (8 key/value), ffn 14336, vocabulary 32000, one sequence, on \
+                 one GPU. The time is the median from the end of a step to the end \
                  of the next, its loss read.";
     let mut report = Report::new("train_step", about);
     let folder = tempfile::tempdir()?;
@@ -110,8 +110,10 @@ fn run(args: &StepArgs) -> Result<(), Failure> {
     }
     times.sort_by(f64::total_cmp);
     let (fastest, seconds) = (times[0], times[times.len() / 2]);
-    let flops = 4096.0 * (6.0 * 1_003_487_232.0 + 12.0 * (4 * 4096 * 4096) as f64 / 2.0);
-    let mut table = Table::new("a step", &["what", "ms", "fastest ms", "TFLOP/s", "GiB"]);
+    let tokens = config.data.seq_len as f64;
+    let flops = tokens * (6.0 * 1_003_487_232.0 + 12.0 * (4 * 4096) as f64 * tokens / 2.0);
+    let title = format!("a step of {tokens} tokens");
+    let mut table = Table::new(title, &["what", "ms", "fastest ms", "TFLOP/s", "GiB"]);
     let row = |name: &str, seconds: f64, fastest: String, gib: String| {
         let rate = format!("{:.0}", flops / seconds / 1e12);
         vec![name.into(), format!("{:.1}", seconds * 1e3), fastest, rate, gib]

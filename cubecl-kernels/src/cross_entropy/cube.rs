@@ -65,6 +65,7 @@ impl Parts for Cube {
             statistics.into_buffer_arg(),
             labels.into_buffer_arg(),
             out.clone().into_buffer_arg(),
+            rows,
             parts as u32,
             columns as u32,
             options.vocab as u32,

@@ -182,6 +182,7 @@ pub(super) fn combine_kernel<I: Numeric>(
     statistics: &[f32],
     labels: &[I],
     out: &mut [f32],
+    rows: usize,
     parts: u32,
     columns: u32,
     vocab: u32,
@@ -192,7 +193,6 @@ pub(super) fn combine_kernel<I: Numeric>(
     #[define(I)] _dtype: ElemType,
 ) {
     let row = ABSOLUTE_POS;
-    let rows = labels.len();
     if row < rows {
         let mut top = f32::new(LOWEST);
         for part in 0..parts {

@@ -32,6 +32,7 @@ impl Rows for Cube {
             tokens.first.unwrap_or(0) as i32,
             num_rows as i32,
             (d / lanes) as u32,
+            n * d / lanes,
             dtypes,
         );
         tensor::into_backend(out)
@@ -84,9 +85,10 @@ fn take_kernel<F: Float, I: Numeric, N: Size>(
     first: i32,
     num_rows: i32,
     width: u32,
+    vectors: usize,
     #[define(F, I)] _dtypes: [ElemType; 2],
 ) {
-    if ABSOLUTE_POS < out.len() {
+    if ABSOLUTE_POS < vectors {
         let width = width as usize;
         let row = i32::cast_from(ids[ABSOLUTE_POS / width]) - first;
         let mut value = Vector::<F, N>::new(F::new(0.0));

@@ -46,6 +46,7 @@ fn own(x: CubeTensor) -> CubeTensor {
         lanes,
         x.into_buffer_arg(),
         copy.clone().into_buffer_arg(),
+        len / lanes,
     );
     copy
 }
@@ -104,6 +105,7 @@ pub(super) fn adamw(
         exp_avg_sq.clone().into_buffer_arg(),
         rounded_arg.into_buffer_arg(),
         factor.into_buffer_arg(),
+        len / lanes,
         grad_factor as f32,
         beta_1 as f32,
         (1.0 - beta_1) as f32,
@@ -147,6 +149,7 @@ pub(super) fn scaled(x: Tensor<1>, factor: Tensor<1>) -> Tensor<1> {
         x.into_buffer_arg(),
         factor.into_buffer_arg(),
         out_arg.into_buffer_arg(),
+        len / lanes,
         dtype,
     );
     wrap(out)

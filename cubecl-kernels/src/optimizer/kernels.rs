@@ -1,4 +1,5 @@
-//! The kernels: one unit a vector of at most 16 bytes of f32.
+//! The kernels: one unit a vector of at most 16 bytes of f32. How many there are is said: a buffer's length
+//! is that of its memory, from where a view of it begins to the end.
 
 use cubecl::prelude::*;
 
@@ -6,8 +7,12 @@ use cubecl::prelude::*;
 pub(super) const UNITS: usize = 256;
 
 #[cube(launch)]
-pub(super) fn copy_kernel<N: Size>(from: &[Vector<f32, N>], to: &mut [Vector<f32, N>]) {
-    if ABSOLUTE_POS < from.len() {
+pub(super) fn copy_kernel<N: Size>(
+    from: &[Vector<f32, N>],
+    to: &mut [Vector<f32, N>],
+    vectors: usize,
+) {
+    if ABSOLUTE_POS < vectors {
         to[ABSOLUTE_POS] = from[ABSOLUTE_POS];
     }
 }
@@ -22,6 +27,7 @@ pub(super) fn adamw_kernel<R: Float, N: Size>(
     exp_avg_sq: &mut [Vector<f32, N>],
     rounded: &mut [Vector<R, N>],
     factor: &[f32],
+    vectors: usize,
     grad_factor: f32,
     beta_1: f32,
     rest_1: f32,
@@ -35,7 +41,7 @@ pub(super) fn adamw_kernel<R: Float, N: Size>(
     #[comptime] scales: bool,
     #[define(R)] _dtype: ElemType,
 ) {
-    if ABSOLUTE_POS < grad.len() {
+    if ABSOLUTE_POS < vectors {
         let mut grad_factor = grad_factor;
         let mut goes = true;
         if scales {
@@ -66,9 +72,10 @@ pub(super) fn scale_kernel<F: Float, N: Size>(
     x: &[Vector<F, N>],
     factor: &[f32],
     out: &mut [Vector<F, N>],
+    vectors: usize,
     #[define(F)] _dtype: ElemType,
 ) {
-    if ABSOLUTE_POS < x.len() {
+    if ABSOLUTE_POS < vectors {
         let wide = Vector::<f32, N>::cast_from(x[ABSOLUTE_POS]);
         out[ABSOLUTE_POS] = Vector::cast_from(wide * Vector::new(factor[0]));
     }

@@ -14,6 +14,7 @@ pub(super) const TESTS: &[super::Test] = &[
     ("losses_and_their_gradients", losses),
     ("logits_of_all_sizes_and_places", places),
     ("logits_that_others_hold_stay", held),
+    ("labels_cut_out_of_a_batch", cut_out),
     ("chunks_of_a_linear_map", chunks),
 ];
 
@@ -63,12 +64,21 @@ fn found(
     weight: &TensorData,
     options: CrossEntropyOptions,
 ) -> Result<Found, String> {
-    let gpu = Device::cuda(0);
     let [s, b, _] = x.dims();
+    found_of(x, on(labels, [s, b], &Device::cuda(0)), weight, options)
+}
+
+fn found_of(
+    x: Tensor<3>,
+    labels: Tensor<2, Int>,
+    weight: &TensorData,
+    options: CrossEntropyOptions,
+) -> Result<Found, String> {
+    let gpu = Device::cuda(0);
     let leaf = Tensor::from_inner(x).require_grad();
     // An operation that keeps nothing of what it gives: the logits are the loss's own.
     let x = leaf.clone() * 1.0;
-    let loss = cross_entropy(x, on(labels, [s, b], &gpu), options, |own| own);
+    let loss = cross_entropy(x, labels, options, |own| own);
     let weight = Tensor::<2>::from_data(weight.clone(), &gpu.autodiff());
     let grads = (loss.clone() * weight).sum().backward();
     Ok((host(loss)?, host(leaf.grad(&grads).ok_or("no gradient")?)?))
@@ -214,6 +224,29 @@ fn chunks() -> Result<(), String> {
                     close(&format!("{what}: {name}"), &found[i], &expected[i], tolerance)?;
                 }
             }
+        }
+    }
+    Ok(())
+}
+
+/// Samples of a batch are its rows, of which a data-parallel rank has some: views of all labels.
+fn cut_out() -> Result<(), String> {
+    let (gpu, samples, vocab) = (Device::cuda(0), 3, 40);
+    for s in [5, 16, 33] {
+        let all: Vec<i64> = labels(samples * s, vocab, -100);
+        let whole = Tensor::<2, Int>::from_data(TensorData::new(all.clone(), [samples, s]), &gpu);
+        for (first, count) in [(0, 1), (1, 1), (2, 1), (0, 2), (1, 2)] {
+            let what = format!("samples {first} and on, {count} of {s} labels");
+            let options = CrossEntropyOptions::new(vocab);
+            let x = logits([s, count, vocab], DType::F32, 1.0);
+            let weight = normal([s, count], DType::F32);
+            let of = |i: usize| all[(first + i % count) * s + i / count];
+            let mine: Vec<i64> = (0..s * count).map(of).collect();
+            let expected = expected(&x, &mine, &weight, options)?;
+            let x = Tensor::from_data(x, (&gpu, DType::F32));
+            let cut = whole.clone().narrow(0, first, count).swap_dims(0, 1);
+            let found = found_of(x, cut, &weight, options)?;
+            compare_with(&what, DType::F32, &found, &expected)?;
         }
     }
     Ok(())

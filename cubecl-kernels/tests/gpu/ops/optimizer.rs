@@ -15,6 +15,7 @@ pub(super) const TESTS: &[super::Test] = &[
     ("sums_of_squares_are_whole_and_keep_nan", squares),
     ("a_total_is_of_its_own_numbers", totals),
     ("scaling_is_a_product", scales),
+    ("neighbours_in_memory_stay", neighbours),
 ];
 
 /// Whole vectors of four, more than all cubes take at once, and what no vector divides.
@@ -147,6 +148,45 @@ fn squares() -> Result<(), String> {
         if !sum(bad)?.is_nan() {
             return Err(format!("NaN in the last of {len} is lost"));
         }
+    }
+    Ok(())
+}
+
+/// Gradients as a reduction leaves them, parts of one buffer, and parameters that lie side by side: each
+/// update is of its own numbers alone.
+fn neighbours() -> Result<(), String> {
+    const LEN: usize = 40;
+    let gpu = Device::cuda(0);
+    let all = normal(64 * LEN);
+    let grads = Tensor::<1>::from_data(all.clone(), &gpu);
+    let values: Vec<f32> = all.try_to_vec().map_err(|error| format!("{error:?}"))?;
+    let fresh = || Tensor::<1>::zeros([LEN], &gpu) + 1.0;
+    let mut params: Vec<_> = (0..16).map(|_| fresh()).collect();
+    let step = AdamwStep {
+        lr: 1e-2,
+        beta_1: 0.9,
+        beta_2: 0.95,
+        epsilon: 1e-8,
+        weight_decay: 0.0,
+        grad_factor: 1.0,
+        time: 1,
+    };
+    for i in 0..params.len() {
+        let before = params.remove(0);
+        let state = AdamwState {
+            param: before,
+            exp_avg: Tensor::zeros([LEN], &gpu),
+            exp_avg_sq: Tensor::zeros([LEN], &gpu),
+            rounded: None,
+        };
+        let grad = grads.clone().narrow(0, i * 64, LEN);
+        params.push(adamw(state, grad, &step).param);
+    }
+    for (i, param) in params.into_iter().enumerate() {
+        // The first step of Adam is the sign of the gradient.
+        let expected: Vec<f32> =
+            values[i * 64..i * 64 + LEN].iter().map(|grad| 1.0 - 1e-2 * grad.signum()).collect();
+        close(&format!("parameter {i}"), &host(param)?, &expected, 1e-5)?;
     }
     Ok(())
 }

@@ -1,6 +1,6 @@
 //! Compiled kernels on disk: what NVIDIA's compiler made of a kernel in one process serves the next.
 
-use std::{env, path::PathBuf};
+use std::{env, path::PathBuf, sync::Once};
 
 use cubecl::config::{CubeClRuntimeConfig, RuntimeConfig, cache::CacheConfig};
 
@@ -26,9 +26,15 @@ impl Cache {
     }
 }
 
-/// Turns the cache on in CubeCL's configuration, which is read from `cubecl.toml` and the environment as
-/// ever. A program that has set the configuration itself keeps its own.
+/// Turns the cache on in CubeCL's configuration, whose other settings are read from `cubecl.toml` and the
+/// environment as ever (`compilation.cache` is not: the variable has its place). A program that has set the
+/// configuration itself keeps its own.
 pub(crate) fn turn_on() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(set);
+}
+
+fn set() {
     let asked = Cache::of(env::var(VARIABLE).ok().as_deref());
     let mut config = CubeClRuntimeConfig::from_current_dir().override_from_env();
     config.compilation.cache = asked != Cache::Off;

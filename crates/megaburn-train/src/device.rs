@@ -106,12 +106,14 @@ impl Devices {
 
     /// What a choice of attention comes to, as the console says it.
     pub(crate) fn describe_attention(self, attention: AttentionKernel) -> String {
-        match (attention, cuda::find_cudnn()) {
-            (AttentionKernel::Auto, Ok(version)) => {
-                format!("cudnn {version} from {AUTO_LEN} positions on, cubecl for fewer (auto)")
-            }
-            (AttentionKernel::Auto, Err(_)) => "cubecl (auto: there is no cuDNN)".into(),
-            (chosen, _) => chosen.to_string(),
+        if attention != AttentionKernel::Auto {
+            return attention.to_string();
+        }
+        match cuda::find_cudnn() {
+            Ok(version) => format!(
+                "auto: cudnn {version} for {AUTO_LEN} positions and more where it serves, else cubecl"
+            ),
+            Err(error) => format!("auto: cubecl, without cudnn: {error}"),
         }
     }
 

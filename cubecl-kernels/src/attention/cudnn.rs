@@ -15,6 +15,9 @@ pub(super) fn forward(
 ) -> Option<[CubeTensor; 5]> {
     let (causal, scale) = asked([&inputs[0], &inputs[1]], options)?;
     let [q, k, v] = inputs.clone().map(readable);
+    if !may_ask([&q, &k, &v], causal) {
+        return None;
+    }
     let [out, lse] = cudnn::forward([&q, &k, &v], causal, scale).ok()?;
     Some([q, k, v, out, lse])
 }
@@ -51,16 +54,20 @@ fn asked([q, k]: [&CubeTensor; 2], options: &AttentionOptions) -> Option<(bool, 
     (serves && is_chosen([s_q, k.meta.shape()[0]])).then_some((causal, scale))
 }
 
-/// Plans are made for a length each, which takes a second or two: the choice is cuDNN's for sequences as
-/// training has them, and for a bounded number of them.
+/// Whether the choice is cuDNN's for these lengths: of itself for sequences as training has them.
 fn is_chosen([s_q, s_k]: [usize; 2]) -> bool {
-    const LENGTHS: usize = 64;
     match kernel::chosen() {
         AttentionKernel::Cudnn => true,
-        AttentionKernel::Auto => {
-            let is_long = s_q == s_k && s_q >= AUTO_LEN;
-            is_long && cudnn::num_plans() <= LENGTHS && cudnn::version().is_ok()
-        }
+        AttentionKernel::Auto => s_q == s_k && s_q >= AUTO_LEN && cudnn::version().is_ok(),
         AttentionKernel::Cubecl | AttentionKernel::Reference => false,
     }
+}
+
+/// Plans are made for a shape each, which takes a second or two, and kept: who has not asked for cuDNN
+/// waits for a few of them alone.
+fn may_ask(inputs: [&CubeTensor; 3], causal: bool) -> bool {
+    const SHAPES: usize = 64;
+    kernel::chosen() == AttentionKernel::Cudnn
+        || cudnn::is_known(inputs, causal)
+        || cudnn::num_asked() < SHAPES
 }

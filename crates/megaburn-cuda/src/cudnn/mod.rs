@@ -87,6 +87,18 @@ pub fn num_plans() -> usize {
     answers().values().filter(|answer| answer.is_ok()).count()
 }
 
+/// About how many attentions cuDNN was asked in this process, whatever it said.
+pub fn num_asked() -> usize {
+    answers().len()
+}
+
+/// Whether it was asked about this one.
+pub fn is_known(inputs: [&CubeTensor; 3], causal: bool) -> bool {
+    let key = |attention| Some((CudaQueue::of(inputs[0])?.device_id(), attention));
+    let key = Attention::of(inputs, causal).ok().and_then(key);
+    key.is_some_and(|key| answers().contains_key(&key))
+}
+
 /// The queue of the tensor's GPU, and what both directions take there. The first time for a shape it
 /// waits for the device thread, a second or two.
 fn prepared(attention: Attention, on: &CubeTensor) -> Result<(CudaQueue, Workspaces), CudaError> {

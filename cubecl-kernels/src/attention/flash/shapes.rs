@@ -11,6 +11,7 @@ use super::backward::Backward;
 use super::dropped::Dropped;
 use super::forward::Forward;
 use super::products::Products;
+use super::tile::row_len;
 use super::visible::Mask;
 use super::wgmma;
 
@@ -39,7 +40,7 @@ pub(super) fn forward_shape(
         Products::OfFourPlanes(_) if d.max(d_v) <= 128 => [8, 1, 128],
         Products::OfFourPlanes(_) => [8, 1, 64],
         // Two pairs of tiles fit 99 KB, which every GPU since Ampere has.
-        Products::OfPlane if d + d_v <= 256 => [4, 1, 64],
+        Products::OfPlane if row_len(d) + row_len(d_v) <= 256 => [4, 1, 64],
         Products::OfPlane => [4, 1, 32],
     });
     let products = if stretches == 1 { products.of_planes(planes) } else { Products::OfPlane };
@@ -77,9 +78,14 @@ pub(super) fn backward_shapes(
     };
     let Choice { queries, keys, .. } = chosen();
     let planes = if products == Products::OfPlane { 4 } else { 2 * wgmma::PLANES };
-    // Own rows and two pairs of tiles are in shared memory, of which a multiprocessor has 227 KB.
-    let room = if products != Products::OfPlane && d + d_v > 448 { 32 } else { 64 };
-    let of_queries = if products != Products::OfPlane && d + d_v <= 256 { 128 } else { room };
+    // Own rows and two pairs of tiles are in shared memory, of which a multiprocessor of Hopper has 227 KB.
+    let padded = row_len(d) + row_len(d_v);
+    let (room, of_queries) = match products {
+        Products::OfPlane => (64, 64),
+        _ if padded <= 256 => (64, 128),
+        _ if padded <= 448 => (64, 64),
+        _ => (32, 32),
+    };
     let mut shapes = vec![shape(queries.unwrap_or([planes, of_queries]), false, false)];
     // Sums and scores are in registers, of which a unit has 255: half of `d + d_v`, and a tile's rows.
     let of_keys = |tile: usize| keys.unwrap_or([planes, tile.min(room)]);
@@ -154,6 +160,18 @@ impl Choice {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn heads_of_every_size_fit_hoppers_shared_memory() {
+        let options = AttentionOptions::causal();
+        let sizes = || (8..=256).step_by(8);
+        for (d, d_v) in sizes().flat_map(|d| sizes().map(move |d_v| (d, d_v))) {
+            for products in [Products::OfFourPlanes("bf16"), Products::OfPlane] {
+                let bytes = super::super::shared_bytes(d, d_v, &options, products);
+                assert!(bytes <= 227 * 1024, "{d} {d_v} {products:?}: {bytes}");
+            }
+        }
+    }
 
     #[test]
     fn shapes_are_read_and_others_refused() {

@@ -58,7 +58,7 @@ fn asked([q, k]: [&CubeTensor; 2], options: &AttentionOptions) -> Option<(bool, 
 fn is_chosen([s_q, s_k]: [usize; 2]) -> bool {
     match kernel::chosen() {
         AttentionKernel::Cudnn => true,
-        AttentionKernel::Auto => s_q == s_k && s_q >= AUTO_LEN && cudnn::version().is_ok(),
+        AttentionKernel::Auto => s_q == s_k && s_q >= AUTO_LEN && cudnn::is_available(),
         AttentionKernel::Cubecl | AttentionKernel::Reference => false,
     }
 }

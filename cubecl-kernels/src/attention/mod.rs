@@ -32,8 +32,8 @@ pub use part::{AttentionPart, attention_part, attention_part_gradients};
 /// Keys and values are read where they are, neither repeated nor transposed in memory. Computed in
 /// f32 (f64 for f64), result in the dtype of `q`. A query that sees no key gives 0. The backward is
 /// written by hand. Where [`AttentionKernel::Cubecl`] serves, it keeps `q`, `k`, `v`, the result and
-/// a number a row alive and gives the same bits each time; elsewhere the probabilities too, so that
-/// memory grows with `s_q * s_k`.
+/// a number a row alive and gives the same bits each time; [`AttentionKernel::Cudnn`] keeps as much and
+/// gives others; elsewhere the probabilities are kept too, so that memory grows with `s_q * s_k`.
 ///
 /// # Shapes
 /// - `q`: `[s_q, b, hq, d]`

@@ -151,6 +151,12 @@ pub fn version() -> Result<String, CudaError> {
     Api::get().map(|api| dotted(api.version()))
 }
 
+/// Whether there is a cuDNN for this process.
+pub fn is_available() -> bool {
+    static FOUND: OnceLock<bool> = OnceLock::new();
+    *FOUND.get_or_init(|| Api::get().is_ok())
+}
+
 fn dotted(version: usize) -> String {
     // Before 9.0 the library counted otherwise.
     let [major, minor] = if version < 90_000 { [1000, 10] } else { [10_000, 100] };

@@ -32,7 +32,7 @@ use crate::{
     CudaError, CudaQueue, Op,
     tensor::{contiguous, empty},
 };
-pub use api::version;
+pub use api::{is_available, version};
 pub use attention::{Attention, Heads};
 use library::{Pass, Workspaces};
 

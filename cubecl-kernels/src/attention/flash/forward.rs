@@ -44,7 +44,8 @@ impl Forward {
         self.planes * 32
     }
 
-    /// Elements of a pair of tiles. There are two pairs: one comes while the other is multiplied.
+    /// Elements of a tile of keys and one of values. There are two of each: one comes while the other is
+    /// multiplied.
     fn stage(&self) -> usize {
         self.keys * (row_len(self.d) + row_len(self.d_v))
     }

@@ -150,7 +150,7 @@ impl Softmax {
     }
 
     /// What makes row `half` of a stretch its result of its sums, and the natural logarithm of its sum of
-    /// exponentials; minus infinity where it saw no key, NaN twice where something was.
+    /// exponentials; minus infinity where it saw no key. Both are NaN where the sum is.
     pub(super) fn end(&self, #[comptime] row: usize, scale: f32) -> (f32, f32) {
         let sum = sum_of_row(self.total[row]);
         let mut factor = f32::new(0.0);

@@ -2,7 +2,8 @@
 //! themselves: each row of the right operand once for 64 rows, where `mma.sync` reads it for 16.
 //!
 //! Source: NVIDIA, PTX ISA 9.0, `wgmma`; tiles are its "128-byte swizzle" layouts. An assembly's operands
-//! go by their registers' numbers here: those of its result from 0 on, then its inputs'.
+//! go by their registers' numbers here: those of its result from 0 on, then its inputs'. A result is written
+//! before all inputs are read: NVIDIA's compiler gives an assembly's results registers of their own.
 
 use std::fmt::Write;
 use std::ops::Range;

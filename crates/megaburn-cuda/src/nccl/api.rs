@@ -15,8 +15,8 @@ use libloading::Library;
 use super::config::Config;
 use crate::{CudaError, wheels};
 
-/// 2.18.0, as `ncclGetVersion` counts: the first with every field of [`Config`].
-pub(super) const OLDEST: c_int = 2_18_00;
+/// 2.18.1, as `ncclGetVersion` counts: the first with every field of [`Config`], and that splits.
+pub(super) const OLDEST: c_int = 2_18_01;
 const NAMES: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
 const INSTALL: &str = "install NCCL 2.18 or newer (package libnccl2, or the wheel nvidia-nccl-cu13 with \
     LD_LIBRARY_PATH naming its folder nvidia/nccl/lib)";
@@ -68,6 +68,8 @@ functions! {
     get_last_error: "ncclGetLastError" (ncclComm_t) -> *const c_char;
     comm_init_rank_config: "ncclCommInitRankConfig"
         (*mut ncclComm_t, c_int, ncclUniqueId, c_int, *mut Config) -> Code;
+    comm_split: "ncclCommSplit"
+        (ncclComm_t, c_int, c_int, *mut ncclComm_t, *mut Config) -> Code;
     comm_get_async_error: "ncclCommGetAsyncError" (ncclComm_t, *mut Code) -> Code;
     comm_abort: "ncclCommAbort" (ncclComm_t) -> Code;
     comm_finalize: "ncclCommFinalize" (ncclComm_t) -> Code;
@@ -189,11 +191,11 @@ mod tests {
 
     #[test]
     fn too_old_a_library_is_refused_by_number() {
-        assert_eq!(check_version(21800), Ok(()));
+        assert_eq!(check_version(21801), Ok(()));
         assert_eq!(check_version(22703), Ok(()));
         for (version, text) in [(21703, "2.17.3"), (2708, "0.27.8")] {
             let error = check_version(version).unwrap_err().to_string();
-            assert!(error.contains(text) && error.contains("2.18.0"), "{error}");
+            assert!(error.contains(text) && error.contains("2.18.1"), "{error}");
             assert!(error.contains(&version.to_string()), "{error}");
         }
     }

@@ -1,17 +1,14 @@
 use std::{
-    ffi::{c_char, c_int},
-    ptr,
     sync::{Arc, OnceLock},
     thread,
-    time::Duration,
 };
 
-use cudarc::nccl::sys::{ncclComm_t, ncclUniqueId};
+use cudarc::nccl::sys::ncclUniqueId;
 
 use super::{
     api::{Api, Code},
     calls::Calls,
-    config::Config,
+    handles::Handles,
 };
 use crate::{
     CudaError, CudaQueue,
@@ -80,18 +77,8 @@ impl Communicator {
     ) -> Result<Self, CudaError> {
         let api = Api::get()?;
         let context = Context::of(queue.device_id())?;
-        let calls = context.scope(|| {
-            let comm = init(api, id, members)?;
-            let calls = Calls::new(api, context, comm);
-            match calls.settle(&end) {
-                Ok(()) => Ok(calls),
-                Err(error) => {
-                    calls.abort(&error.to_string());
-                    Err(error)
-                }
-            }
-        })?;
-        let (calls, queue) = (Arc::new(calls), queue.clone());
+        let handles = context.scope(|| Handles::join(api, context, id, members, &end))?;
+        let (calls, queue) = (Arc::new(Calls::new(handles)), queue.clone());
         Ok(Self { calls, queue, members, side: OnceLock::new() })
     }
 
@@ -104,37 +91,6 @@ impl Communicator {
     pub(super) fn side_stream(&self) -> Result<Stream, CudaError> {
         let create = || self.calls.context().scope(|| Stream::create(Priority::High));
         self.side.get_or_init(create).clone()
-    }
-}
-
-/// Starts joining. NCCL hands the communicator out at once.
-fn init(api: &Api, id: UniqueId, members: Membership) -> Result<ncclComm_t, CudaError> {
-    let id = ncclUniqueId { internal: id.0.map(|byte| byte as c_char) };
-    let number = |number: usize| {
-        c_int::try_from(number).map_err(|_| CudaError::Refused(format!("{number} ranks")))
-    };
-    let (size, rank) = (number(members.size)?, number(members.rank)?);
-    let mut comm: ncclComm_t = ptr::null_mut();
-    let mut config = Config::non_blocking();
-    // SAFETY: NCCL writes the handle through the first pointer and reads as much of the config as
-    // its field `size` says; both outlive the call.
-    let code = unsafe { (api.comm_init_rank_config)(&mut comm, size, id, rank, &mut config) };
-    match code.is_fine() && !comm.is_null() {
-        true => Ok(comm),
-        false => Err(api.error("ncclCommInitRankConfig", code, None)),
-    }
-}
-
-impl Calls {
-    /// Waits until the members have met.
-    fn settle(&self, end: &impl Fn() -> Option<String>) -> Result<(), CudaError> {
-        while !self.is_settled("ncclCommInitRankConfig")? {
-            if let Some(why) = end() {
-                return Err(CudaError::Refused(why));
-            }
-            thread::sleep(Duration::from_millis(1));
-        }
-        Ok(())
     }
 }
 

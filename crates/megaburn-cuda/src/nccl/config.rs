@@ -24,13 +24,23 @@ pub(super) struct Config {
 }
 
 impl Config {
-    /// Calls that return before they are done, so that a peer that never comes holds up nobody.
+    /// Calls that return before they are done, so that a peer that never comes holds up nobody. A
+    /// communicator that is split from it shares its memory, and the flag by which it is aborted.
     pub(super) fn non_blocking() -> Self {
+        Self { split_share: 1, ..Self::of(0) }
+    }
+
+    /// Calls that return when they are on their stream.
+    pub(super) fn blocking() -> Self {
+        Self::of(1)
+    }
+
+    fn of(blocking: c_int) -> Self {
         Self {
             size: size_of::<Self>(),
             magic: 0xcafe_beef,
             version: super::api::OLDEST as c_uint,
-            blocking: 0,
+            blocking,
             cga_cluster_size: UNDEFINED,
             min_ctas: UNDEFINED,
             max_ctas: UNDEFINED,
@@ -69,6 +79,7 @@ mod tests {
         // As a C compiler of 2.18's header has it: the last field and its padding.
         assert_eq!(size_of::<Config>(), 48);
         let config = Config::non_blocking();
-        assert_eq!((config.size, config.version, config.blocking), (48, 21800, 0));
+        assert_eq!((config.size, config.version, config.blocking), (48, 21801, 0));
+        assert_eq!((Config::blocking().blocking, config.split_share), (1, 1));
     }
 }

@@ -4,8 +4,9 @@
 //! CubeCL's own stream ([`Lane::InOrder`]), or on a stream of the communicator beside it
 //! ([`Lane::Overlapped`]). The host waits for nothing.
 //!
-//! - **No call blocks for ever**: communicators are NCCL's non-blocking ones. A call that NCCL is still
-//!   starting is awaited on the device thread, where an abort ends the waiting.
+//! - **No call blocks for ever**: members meet in a non-blocking communicator, until a deadline. Calls
+//!   are those of a blocking one that is split from it, since NCCL starts them three times as fast; an
+//!   abort of the first ends them, wherever they are.
 //! - **A [`Watchdog`] looks after them**: it sees NCCL's errors and which call has waited since when,
 //!   and aborts all communicators of the process when its observer says so. GPU kernels that wait
 //!   for a lost peer end then, and the host that waits for them goes on.
@@ -19,6 +20,7 @@ mod collectives;
 mod communicator;
 mod config;
 mod exit;
+mod handles;
 mod lane;
 mod point_to_point;
 mod watchdog;

@@ -24,7 +24,7 @@ use crate::{
     run::{Run, STEPS},
 };
 
-fn config(run: &Run, layout: &str, dtype: Dtype) -> TrainConfig {
+pub(crate) fn config(run: &Run, layout: &str, dtype: Dtype) -> TrainConfig {
     let mut config = run.config(layout, STEPS);
     config.train.dtype = dtype;
     config
@@ -50,7 +50,7 @@ fn gentle_descent(run: &Run, dtype: Dtype) -> TrainConfig {
 }
 
 /// Goes on from where `run.dir` stands to step `until`, and saves.
-fn train(config: TrainConfig, until: u64) -> Vec<StepMetrics> {
+pub(crate) fn train(config: TrainConfig, until: u64) -> Vec<StepMetrics> {
     let layout = config.layout(None).unwrap();
     let data = Arc::new(RunData::load(&config).unwrap());
     let options = GroupOptions { seed: config.run.seed, ..Default::default() };
@@ -77,17 +77,22 @@ fn train(config: TrainConfig, until: u64) -> Vec<StepMetrics> {
 
 /// Every tensor of the newest checkpoint, whole: parameters and moments, all of them f32.
 fn saved(run: &Run) -> WholeParams {
+    saved_in(run, DType::F32)
+}
+
+/// The same of a checkpoint whose tensors are all of this type, widened.
+pub(crate) fn saved_in(run: &Run, dtype: DType) -> WholeParams {
     let checkpoint = newest(&run.checkpoints()).unwrap().unwrap();
     let read = |(name, info): (&String, &megaburn::checkpoint::TensorInfo)| {
         let whole = ShardSpec::whole(&info.global_shape, Axis::Tp, 0, 1);
-        assert_eq!(checkpoint.dtype(name).unwrap(), DType::F32, "{name}");
+        assert_eq!(checkpoint.dtype(name).unwrap(), dtype, "{name}");
         let data = checkpoint.read(name, &whole, DType::F32).unwrap();
         (name.clone(), data.try_to_vec().unwrap())
     };
     checkpoint.manifest().tensors.iter().map(read).collect()
 }
 
-fn bits(params: &WholeParams) -> Vec<(&str, Vec<u32>)> {
+pub(crate) fn bits(params: &WholeParams) -> Vec<(&str, Vec<u32>)> {
     let bits = |values: &Vec<f32>| values.iter().map(|value| value.to_bits()).collect();
     params.iter().map(|(name, values)| (name.as_str(), bits(values))).collect()
 }
@@ -114,7 +119,7 @@ fn assert_updates_close(found: &WholeParams, expected: &WholeParams, tolerance: 
     }
 }
 
-fn relative(found: f64, expected: f64) -> f64 {
+pub(crate) fn relative(found: f64, expected: f64) -> f64 {
     (found - expected).abs() / expected
 }
 

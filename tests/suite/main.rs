@@ -3,6 +3,7 @@
 mod bad_input;
 mod bf16;
 mod bf16_models;
+mod bf16_state;
 mod child;
 mod docs;
 mod fixtures;

@@ -3,7 +3,7 @@ use std::collections::BTreeMap;
 use burn::{
     Tensor,
     module::{Module, Param},
-    tensor::{DType, Device, Gradients},
+    tensor::{DType, Device, FloatDType, Gradients},
 };
 use megaburn_kernels::{MainGrad, scaled};
 use megaburn_mesh::{ParamSpec, ShardPlan};
@@ -14,8 +14,8 @@ use crate::{
     visit::{FloatVisitor, visit_floats},
 };
 
-/// The gradients of a module's trainable parameters by path, in f32 whatever the parameters are,
-/// summed over micro-batches and then over ranks.
+/// The gradients of a module's trainable parameters by path, summed over micro-batches and then over
+/// ranks: in f32 whatever the parameters are, unless [told otherwise](Self::with_dtype).
 ///
 /// A frozen parameter has no entry; a trainable one that got no gradient counts as zero.
 #[derive(Debug)]
@@ -32,6 +32,7 @@ pub struct GradientAccumulator {
 pub(crate) struct Entry {
     pub(crate) spec: ParamSpec,
     pub(crate) device: Device,
+    pub(crate) dtype: DType,
     pub(crate) grad: Option<Tensor<1>>,
     /// Where the layer that uses the parameter sums a part of its gradient, or all.
     pub(crate) main_grad: Option<MainGrad>,
@@ -56,7 +57,7 @@ impl Entry {
     pub(crate) fn flat(&self) -> Tensor<1> {
         self.grad
             .clone()
-            .unwrap_or_else(|| Tensor::zeros([self.num_elements()], (&self.device, DType::F32)))
+            .unwrap_or_else(|| Tensor::zeros([self.num_elements()], (&self.device, self.dtype)))
     }
 }
 
@@ -73,15 +74,25 @@ impl GradientAccumulator {
         Ok(Self { entries: collect.entries, factor: 1.0, factor_on_gpu: None })
     }
 
+    /// Sums in another type than f32, over micro-batches and over ranks: bf16 takes half of the memory
+    /// and of what is sent, and loses what is smaller than 1/256 of the sum that it is added to
+    /// (Megatron's `--main-grads-dtype`). Call it before there are gradients.
+    #[must_use]
+    pub fn with_dtype(mut self, dtype: FloatDType) -> Self {
+        self.entries.values_mut().for_each(|entry| entry.dtype = dtype.into());
+        self
+    }
+
     /// Lets linear layers sum the gradients of their weights in f32 while they compute them, given
     /// by path (`megaburn_parallel::main_grads`): they pass through neither Burn's `Gradients` nor
     /// [`accumulate`](Self::accumulate) any more.
     ///
-    /// A path without a trainable parameter is left alone.
+    /// A path without a trainable parameter is left alone, and one whose gradients are not summed in
+    /// f32 ([`with_dtype`](Self::with_dtype)).
     #[must_use]
     pub fn with_main_grads(mut self, main_grads: BTreeMap<String, MainGrad>) -> Self {
         for (path, main_grad) in main_grads {
-            if let Some(entry) = self.entries.get_mut(&path) {
+            if let Some(entry) = self.entries.get_mut(&path).filter(|e| e.dtype == DType::F32) {
                 main_grad.attach();
                 entry.main_grad = Some(main_grad);
             }
@@ -143,8 +154,8 @@ impl FloatVisitor for Collect<'_> {
     fn visit<const D: usize>(&mut self, path: String, param: &Param<Tensor<D>>) {
         let spec = self.plan.get(&path).expect("the plan was checked").clone();
         if param.val().is_require_grad() {
-            let device = param.val().device().inner();
-            self.entries.insert(path, Entry { spec, device, grad: None, main_grad: None });
+            let (device, dtype) = (param.val().device().inner(), DType::F32);
+            self.entries.insert(path, Entry { spec, device, dtype, grad: None, main_grad: None });
         }
     }
 }
@@ -158,7 +169,7 @@ impl FloatVisitor for Accumulate<'_> {
     fn visit<const D: usize>(&mut self, path: String, param: &Param<Tensor<D>>) {
         let Some(entry) = self.entries.get_mut(&path) else { return };
         let Some(grad) = param.val().grad_remove(self.grads) else { return };
-        let grad = grad.cast(DType::F32).flatten(0, D - 1);
+        let grad = grad.cast(entry.dtype).flatten(0, D - 1);
         entry.grad = Some(match entry.grad.take() {
             Some(sum) => sum + grad,
             None => grad,
@@ -215,5 +226,17 @@ mod tests {
             sum.accumulate(&net, &mut loss.backward());
         }
         assert_eq!(values(sum.get("matrix").unwrap()), [257.0; 4]);
+
+        let mut narrow = GradientAccumulator::new(&net, &plan_of(2, 2, 0, 1)).unwrap();
+        narrow = narrow.with_dtype(FloatDType::BF16).with_main_grads(BTreeMap::new());
+        for scale in [256.0f32, 1.0] {
+            let loss = net.matrix.val().sum().mul_scalar(scale);
+            narrow.accumulate(&net, &mut loss.backward());
+        }
+        for (path, expected) in [("matrix", 256.0), ("bias", 0.0)] {
+            let sum = narrow.get(path).unwrap();
+            assert_eq!(sum.dtype(), DType::BF16);
+            assert!(values(sum.cast(DType::F32)).into_iter().all(|x| x == expected));
+        }
     }
 }

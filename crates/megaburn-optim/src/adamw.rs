@@ -4,6 +4,7 @@ use burn::{
     Tensor,
     config::Config,
     module::{Module, ModuleMapper, Param},
+    tensor::{DType, FloatDType},
 };
 
 use megaburn_kernels::{AdamwState, AdamwStep, adamw, adamw_scaled};
@@ -11,7 +12,7 @@ use megaburn_kernels::{AdamwState, AdamwStep, adamw, adamw_scaled};
 use crate::{
     GradientAccumulator, OptimError,
     accumulator::Entry,
-    masters::{Leaf, has_master, wide},
+    masters::{Leaf, flat, wide},
     visit::Path,
 };
 
@@ -31,13 +32,25 @@ pub struct AdamWConfig {
     /// Decoupled weight decay, of parameters of two dimensions or more.
     #[config(default = 0.1)]
     pub weight_decay: f64,
+    /// What is updated: the f32 masters of narrower parameters, or, as PyTorch's AdamW does, parameters
+    /// of this type themselves, where an update that is smaller than half of the distance to the next
+    /// number is lost (Megatron's `--main-params-dtype`).
+    #[config(default = "FloatDType::F32")]
+    pub main_params: FloatDType,
+    /// In what the mean of gradients is kept (`--exp-avg-dtype`).
+    #[config(default = "FloatDType::F32")]
+    pub exp_avg: FloatDType,
+    /// In what the mean of squared gradients is kept (`--exp-avg-sq-dtype`).
+    #[config(default = "FloatDType::F32")]
+    pub exp_avg_sq: FloatDType,
 }
 
 impl AdamWConfig {
     /// The optimizer, before its first step.
     ///
     /// # Errors
-    /// A beta outside `[0, 1)`, an epsilon that is not positive, a negative weight decay.
+    /// A beta outside `[0, 1)`, an epsilon that is not positive, a negative weight decay, state in f16
+    /// (whose smallest numbers a squared gradient easily falls below) or f64.
     pub fn init(&self) -> Result<AdamW, OptimError> {
         let check = |name, value: f64, ok: bool, must_be| {
             if ok { Ok(()) } else { Err(OptimError::BadConfig { name, value, must_be }) }
@@ -47,6 +60,15 @@ impl AdamWConfig {
         check("beta_2", self.beta_2, unit(self.beta_2), "at least 0 and below 1")?;
         check("epsilon", self.epsilon, self.epsilon > 0.0, "positive")?;
         check("weight_decay", self.weight_decay, self.weight_decay >= 0.0, "at least 0")?;
+        for (name, dtype) in [
+            ("main_params", self.main_params),
+            ("exp_avg", self.exp_avg),
+            ("exp_avg_sq", self.exp_avg_sq),
+        ] {
+            if !matches!(dtype, FloatDType::F32 | FloatDType::BF16) {
+                return Err(OptimError::BadStateDtype { name, dtype });
+            }
+        }
         let (moments, masters) = (BTreeMap::new(), BTreeMap::new());
         Ok(AdamW { config: self.clone(), time: 0, moments, masters })
     }
@@ -69,7 +91,7 @@ pub struct AdamW {
     pub(crate) masters: BTreeMap<String, Tensor<1>>,
 }
 
-/// The state of one parameter, f32, flat: `[local elements]`.
+/// The state of one parameter, flat: `[local elements]`.
 #[derive(Clone, Debug)]
 pub(crate) struct Moments {
     pub(crate) exp_avg: Tensor<1>,
@@ -92,7 +114,7 @@ impl AdamW {
     ///
     /// Arithmetic is in f32 whatever the parameters are. A parameter that is narrower becomes the
     /// rounding of its f32 master, which is what is updated ([`AdamW::cast_params`]; without one the
-    /// parameter itself is the first). Equal shards with equal gradients stay bit-identical;
+    /// parameter itself is the first); one of [`AdamWConfig::main_params`] is updated itself. Equal shards with equal gradients stay bit-identical;
     /// padding, whose gradient [`GradientAccumulator::reduce`] clears, stays zero.
     ///
     /// Where what [`GradientAccumulator::clip`] or [`GradientAccumulator::guard`] were given is not
@@ -128,11 +150,14 @@ impl Step<'_> {
         entry: &Entry,
     ) -> (Tensor<1>, Option<Tensor<1>>) {
         let Self { lr, grads, ref mut optimizer, .. } = *self;
-        let AdamWConfig { beta_1, beta_2, epsilon, weight_decay } = optimizer.config;
+        let AdamWConfig { beta_1, beta_2, epsilon, weight_decay, .. } = optimizer.config;
         let grad = entry.flat();
+        let zeros = |dtype: FloatDType| {
+            Tensor::zeros([entry.num_elements()], (&entry.device, DType::from(dtype)))
+        };
         let old = optimizer.moments.remove(&path).unwrap_or_else(|| Moments {
-            exp_avg: grad.zeros_like(),
-            exp_avg_sq: grad.zeros_like(),
+            exp_avg: zeros(optimizer.config.exp_avg),
+            exp_avg_sq: zeros(optimizer.config.exp_avg_sq),
         });
         let weight_decay = if entry.spec.decays() { weight_decay } else { 0.0 };
         let (time, grad_factor) = (optimizer.time, grads.factor);
@@ -164,13 +189,12 @@ impl ModuleMapper for Step<'_> {
         param.map(|tensor| {
             let leaf = Leaf::of(&tensor);
             let master = self.optimizer.masters.remove(&path);
-            if !has_master(leaf.dtype) {
-                let value = wide(tensor);
-                return leaf.with(self.update(path, value, None, entry).0);
+            if !self.optimizer.has_master(leaf.dtype) {
+                return leaf.with(self.update(path, flat(tensor), None, entry).0);
             }
             let value = master.unwrap_or_else(|| wide(tensor.clone()));
             // The old values' memory takes the new.
-            let old = Some(tensor.inner().flatten(0, D - 1));
+            let old = Some(flat(tensor));
             let (value, rounded) = self.update(path.clone(), value, old, entry);
             self.optimizer.masters.insert(path, value.clone());
             leaf.with(rounded.unwrap_or(value))

@@ -44,8 +44,9 @@ impl AdamW {
         })
     }
 
-    /// Puts back what [`AdamW::state_tensors`] gave after `time` steps. `read` is asked for both
-    /// moments of each parameter of `grads`; at time 0 for none.
+    /// Puts back what [`AdamW::state_tensors`] gave after `time` steps, in f32 whatever it was; it is
+    /// kept in what this optimizer keeps. `read` is asked for both moments of each parameter of `grads`;
+    /// at time 0 for none.
     ///
     /// # Errors
     /// Those of `read`, or state that is not f32 of the parameter's local size.
@@ -68,7 +69,12 @@ impl AdamW {
                     Err(OptimError::State { moment, path, found, dtype, expected })?;
                 }
                 let data = TensorData::from_bytes(data.into_bytes(), [expected], DType::F32);
-                Ok::<_, E>(Tensor::from_data(data, (&entry.device, DType::F32)))
+                let dtype = match moment {
+                    Moment::First => self.config().exp_avg,
+                    Moment::Second => self.config().exp_avg_sq,
+                };
+                let wide = Tensor::<1>::from_data(data, (&entry.device, DType::F32));
+                Ok::<_, E>(wide.cast(dtype))
             };
             let (exp_avg, exp_avg_sq) = (load(Moment::First)?, load(Moment::Second)?);
             moments.insert(path.clone(), Moments { exp_avg, exp_avg_sq });

@@ -12,9 +12,9 @@
 //! On GPUs the host waits for none of it: norm and coefficient stay there, and a norm that is not
 //! finite is seen when it is read, behind an update that it made do nothing.
 //!
-//! All of it is in f32. Parameters that are narrower ([`AdamW::cast_params`]) are roundings of f32
-//! masters that the optimizer keeps: an update smaller than the distance of two bf16 numbers would
-//! otherwise be lost.
+//! All of it is in f32 unless told otherwise, and computed in f32 always. Parameters that are narrower
+//! ([`AdamW::cast_params`]) are roundings of f32 masters that the optimizer keeps: an update smaller
+//! than the distance of two bf16 numbers would otherwise be lost.
 //!
 //! Everything is keyed by a parameter's path and described by its `megaburn_mesh::ShardSpec`.
 

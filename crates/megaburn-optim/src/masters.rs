@@ -9,31 +9,36 @@ use crate::{AdamW, visit::Path};
 impl AdamW {
     /// The module with its float parameters in `dtype`.
     ///
-    /// Where that is narrower than f32, what a trainable parameter is now stays here in f32: its
-    /// master. [`AdamW::step`] updates masters, and a parameter is its master rounded to nearest. So
+    /// Where that is narrower than f32 (and than [`AdamWConfig::main_params`](crate::AdamWConfig)), what
+    /// a trainable parameter is now stays here in f32: its master. [`AdamW::step`] updates masters, and a parameter is its master rounded to nearest. So
     /// call it with the f32 values that a run starts from, and again whenever others are put into
     /// the module. A parameter that is in `dtype` already stays as it is, and so does its master.
     pub fn cast_params<M: Module>(&mut self, module: M, dtype: FloatDType) -> M {
         module.map(&mut Cast { path: Path::default(), dtype: dtype.into(), optimizer: self })
     }
 
-    /// The f32 master of the parameter at `path`; none if the parameter itself is f32, or frozen.
+    /// The f32 master of the parameter at `path`; none if the parameter itself is updated, or frozen.
     ///
     /// # Shapes
     /// `[local elements]`: the local parameter, row-major, padding included.
     pub fn master(&self, path: &str) -> Option<Tensor<1>> {
         self.masters.get(path).cloned()
     }
+
+    /// Whether a parameter of this type is the rounding of an f32 master.
+    pub(crate) fn has_master(&self, dtype: DType) -> bool {
+        matches!(dtype, DType::BF16 | DType::F16) && dtype != self.config().main_params.into()
+    }
 }
 
-/// Whether a parameter of this type is the rounding of an f32 master.
-pub(crate) fn has_master(dtype: DType) -> bool {
-    matches!(dtype, DType::BF16 | DType::F16)
+/// The values without autodiff, flat.
+pub(crate) fn flat<const D: usize>(tensor: Tensor<D>) -> Tensor<1> {
+    tensor.inner().flatten(0, D - 1)
 }
 
-/// The values in f32 and without autodiff, flat.
+/// The same in f32.
 pub(crate) fn wide<const D: usize>(tensor: Tensor<D>) -> Tensor<1> {
-    tensor.inner().cast(DType::F32).flatten(0, D - 1)
+    flat(tensor).cast(DType::F32)
 }
 
 /// What makes a new value stand where a parameter stood.
@@ -54,7 +59,7 @@ impl<const D: usize> Leaf<D> {
         }
     }
 
-    /// The flat f32 `value`, rounded to the nearest.
+    /// The flat `value`, rounded to the nearest.
     pub(crate) fn with(&self, value: Tensor<1>) -> Tensor<D> {
         let value = value.reshape(self.shape).cast(self.dtype);
         match self.strategy {
@@ -91,7 +96,7 @@ impl ModuleMapper for Cast<'_> {
             let leaf = Leaf { dtype: *dtype, ..Leaf::of(&tensor) };
             let value = wide(tensor);
             optimizer.masters.remove(&path.text());
-            if leaf.requires_grad && has_master(*dtype) {
+            if leaf.requires_grad && optimizer.has_master((*dtype).into()) {
                 optimizer.masters.insert(path.text(), value.clone());
             }
             leaf.with(value)

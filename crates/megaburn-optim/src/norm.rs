@@ -1,4 +1,4 @@
-use burn::tensor::{DType, Tensor, TensorData};
+use burn::tensor::{DType, Tensor};
 use megaburn_collective::Group;
 use megaburn_kernels::{is_on_gpu, partial_sums_of_squares};
 
@@ -62,7 +62,7 @@ impl GradientAccumulator {
     pub fn find_non_finite(&self) -> Option<&str> {
         let bad = |entry: &Entry| {
             let grad = entry.grad.clone();
-            grad.is_some_and(|grad| host(&grad.into_data()).iter().any(|g| !g.is_finite()))
+            grad.is_some_and(|grad| host(grad).iter().any(|g| !g.is_finite()))
         };
         self.entries.iter().find(|(_, entry)| bad(entry)).map(|(path, _)| path.as_str())
     }
@@ -92,8 +92,7 @@ fn owned_sums(entry: &Entry, grad: &Tensor<1>) -> Vec<Tensor<1>> {
 /// The sum of squares of the elements that this rank owns; not finite if any held one is not.
 fn owned_squares(entry: &Entry) -> f64 {
     let Some(grad) = entry.grad.clone() else { return 0.0 };
-    let data = grad.into_data();
-    let values = host(&data);
+    let values = host(grad);
     let mut sum = 0.0;
     for piece in entry.spec.shard.owned() {
         entry.spec.shard.for_each_run(piece, |local, _, len| {
@@ -105,8 +104,8 @@ fn owned_squares(entry: &Entry) -> f64 {
     sum + poison
 }
 
-fn host(data: &TensorData) -> &[f32] {
-    data.as_slice().expect("gradients are f32")
+fn host(grad: Tensor<1>) -> Vec<f32> {
+    grad.cast(DType::F32).into_data().try_to_vec().expect("it is f32")
 }
 
 #[cfg(test)]

@@ -26,9 +26,14 @@ fn wrap(x: CubeTensor) -> Tensor<1> {
     Tensor::from_primitive::<Cube>(tensor::into_backend(x))
 }
 
-/// Elements of a vector that divides `len`.
-fn lanes(len: usize) -> usize {
-    if len.is_multiple_of(4) { 4 } else { 1 }
+/// Elements of a vector that divides `len`: 16 bytes of the widest buffer, else four elements, else one.
+fn lanes(len: usize, dtypes: &[DType]) -> usize {
+    let widest = dtypes.iter().map(|dtype| dtype.size()).max().expect("there is a buffer");
+    [16 / widest, 4].into_iter().find(|lanes| len.is_multiple_of(*lanes)).unwrap_or(1)
+}
+
+fn is_float(x: &CubeTensor) -> bool {
+    matches!(x.dtype, DType::F32 | DType::BF16 | DType::F16)
 }
 
 /// A buffer that nobody else sees, with the same content.
@@ -37,8 +42,8 @@ fn own(x: CubeTensor) -> CubeTensor {
         return x;
     }
     let copy = tensor::empty(&x, x.shape(), x.dtype);
-    let len = x.meta.num_elements();
-    let lanes = lanes(len);
+    let (len, dtype) = (x.meta.num_elements(), dtype_to_storage_type(x.dtype));
+    let lanes = lanes(len, &[x.dtype]);
     copy_kernel::launch(
         &x.client.clone(),
         cubes(len / lanes),
@@ -47,6 +52,7 @@ fn own(x: CubeTensor) -> CubeTensor {
         x.into_buffer_arg(),
         copy.clone().into_buffer_arg(),
         len / lanes,
+        dtype,
     );
     copy
 }
@@ -79,21 +85,21 @@ pub(super) fn adamw(
         );
     };
     for x in [&grad, &param, &exp_avg, &exp_avg_sq] {
-        check(x, x.dtype == DType::F32);
+        check(x, is_float(x));
     }
     if let Some(x) = &rounded {
-        check(x, matches!(x.dtype, DType::BF16 | DType::F16));
+        check(x, is_float(x));
     }
     let [param, exp_avg, exp_avg_sq] = [param, exp_avg, exp_avg_sq].map(own);
     let rounded = rounded.map(room);
     let AdamwStep { lr, beta_1, beta_2, epsilon, weight_decay, grad_factor, .. } = *step;
-    let lanes = lanes(len);
     // A kernel is given a buffer for each argument, also for those that it does not look at.
     let none = |dtype| tensor::empty(&grad, [1], dtype);
     let (rounds, scales) = (rounded.is_some(), factor.is_some());
     let rounded_arg = rounded.clone().unwrap_or_else(|| none(DType::BF16));
     let factor = factor.unwrap_or_else(|| none(DType::F32));
-    let dtype = dtype_to_storage_type(rounded_arg.dtype);
+    let dtypes = [grad.dtype, param.dtype, exp_avg.dtype, exp_avg_sq.dtype, rounded_arg.dtype];
+    let lanes = lanes(len, &dtypes);
     adamw_kernel::launch(
         &grad.client.clone(),
         cubes(len / lanes),
@@ -117,7 +123,7 @@ pub(super) fn adamw(
         (lr / step.correction(beta_1)) as f32,
         rounds,
         scales,
-        dtype,
+        dtypes.map(dtype_to_storage_type),
     );
     AdamwState {
         param: wrap(param),
@@ -130,9 +136,7 @@ pub(super) fn adamw(
 pub(super) fn scaled(x: Tensor<1>, factor: Tensor<1>) -> Tensor<1> {
     let (x, factor) = (on_gpu(x), on_gpu(factor));
     let len = x.meta.num_elements();
-    // Vectors of 16 bytes.
-    let lanes = [16 / x.dtype.size(), 4].into_iter().find(|lanes| len.is_multiple_of(*lanes));
-    let lanes = lanes.unwrap_or(1);
+    let lanes = lanes(len, &[x.dtype]);
     let (client, dtype) = (x.client.clone(), dtype_to_storage_type(x.dtype));
     let (out, out_arg) = match x.can_mut() {
         true => (x.clone(), x.as_tensor_alias(0)),
@@ -171,8 +175,8 @@ pub(super) fn total(sums: Tensor<1>) -> Tensor<1> {
 
 pub(super) fn sums_of_squares(x: Tensor<1>) -> Tensor<1> {
     let x = on_gpu(x);
-    let len = x.meta.num_elements();
-    let lanes = lanes(len);
+    let (len, dtype) = (x.meta.num_elements(), dtype_to_storage_type(x.dtype));
+    let lanes = lanes(len, &[x.dtype]);
     let sums = tensor::empty(&x, [SUMS], DType::F32);
     squares_kernel::launch(
         &x.client.clone(),
@@ -182,6 +186,7 @@ pub(super) fn sums_of_squares(x: Tensor<1>) -> Tensor<1> {
         x.into_buffer_arg(),
         sums.clone().into_buffer_arg(),
         (len / lanes) as u64,
+        dtype,
     );
     wrap(sums)
 }

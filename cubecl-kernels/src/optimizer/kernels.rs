@@ -1,5 +1,5 @@
-//! The kernels: one unit a vector of at most 16 bytes of f32. How many there are is said: a buffer's length
-//! is that of its memory, from where a view of it begins to the end.
+//! The kernels: one unit a vector, 16 bytes of the widest buffer. Arithmetic is in f32. How many there are
+//! is said: a buffer's length is that of its memory, from where a view of it begins to the end.
 
 use cubecl::prelude::*;
 
@@ -7,10 +7,11 @@ use cubecl::prelude::*;
 pub(super) const UNITS: usize = 256;
 
 #[cube(launch)]
-pub(super) fn copy_kernel<N: Size>(
-    from: &[Vector<f32, N>],
-    to: &mut [Vector<f32, N>],
+pub(super) fn copy_kernel<F: Float, N: Size>(
+    from: &[Vector<F, N>],
+    to: &mut [Vector<F, N>],
     vectors: usize,
+    #[define(F)] _dtype: ElemType,
 ) {
     if ABSOLUTE_POS < vectors {
         to[ABSOLUTE_POS] = from[ABSOLUTE_POS];
@@ -20,11 +21,11 @@ pub(super) fn copy_kernel<N: Size>(
 /// `rounded` is looked at only if it `rounds`, `factor` only if it `scales`.
 #[cube(launch)]
 #[allow(clippy::too_many_arguments, reason = "the state and what the host knows of the step")]
-pub(super) fn adamw_kernel<R: Float, N: Size>(
-    grad: &[Vector<f32, N>],
-    param: &mut [Vector<f32, N>],
-    exp_avg: &mut [Vector<f32, N>],
-    exp_avg_sq: &mut [Vector<f32, N>],
+pub(super) fn adamw_kernel<G: Float, P: Float, M: Float, V: Float, R: Float, N: Size>(
+    grad: &[Vector<G, N>],
+    param: &mut [Vector<P, N>],
+    exp_avg: &mut [Vector<M, N>],
+    exp_avg_sq: &mut [Vector<V, N>],
     rounded: &mut [Vector<R, N>],
     factor: &[f32],
     vectors: usize,
@@ -39,7 +40,7 @@ pub(super) fn adamw_kernel<R: Float, N: Size>(
     rate: f32,
     #[comptime] rounds: bool,
     #[comptime] scales: bool,
-    #[define(R)] _dtype: ElemType,
+    #[define(G, P, M, V, R)] _dtypes: [ElemType; 5],
 ) {
     if ABSOLUTE_POS < vectors {
         let mut grad_factor = grad_factor;
@@ -50,16 +51,18 @@ pub(super) fn adamw_kernel<R: Float, N: Size>(
             goes = factor.abs() <= f32::new(f32::MAX);
             grad_factor *= factor;
         }
-        let mut p = param[ABSOLUTE_POS];
+        let mut p = Vector::<f32, N>::cast_from(param[ABSOLUTE_POS]);
         if goes {
-            let g = grad[ABSOLUTE_POS] * Vector::new(grad_factor);
-            let m = exp_avg[ABSOLUTE_POS] * Vector::new(beta_1) + g * Vector::new(rest_1);
-            let v = exp_avg_sq[ABSOLUTE_POS] * Vector::new(beta_2) + g * g * Vector::new(rest_2);
+            let g = Vector::cast_from(grad[ABSOLUTE_POS]) * Vector::new(grad_factor);
+            let m = Vector::cast_from(exp_avg[ABSOLUTE_POS]) * Vector::new(beta_1)
+                + g * Vector::new(rest_1);
+            let v = Vector::cast_from(exp_avg_sq[ABSOLUTE_POS]) * Vector::new(beta_2)
+                + g * g * Vector::new(rest_2);
             let root = v.sqrt() * Vector::new(root_factor) + Vector::new(epsilon);
             p = p * Vector::new(keep) - m / root * Vector::new(rate);
-            exp_avg[ABSOLUTE_POS] = m;
-            exp_avg_sq[ABSOLUTE_POS] = v;
-            param[ABSOLUTE_POS] = p;
+            exp_avg[ABSOLUTE_POS] = Vector::cast_from(m);
+            exp_avg_sq[ABSOLUTE_POS] = Vector::cast_from(v);
+            param[ABSOLUTE_POS] = Vector::cast_from(p);
         }
         if rounds {
             rounded[ABSOLUTE_POS] = Vector::cast_from(p);
@@ -83,13 +86,18 @@ pub(super) fn scale_kernel<F: Float, N: Size>(
 
 /// Each cube sums every `SUMS`-th stretch of as many vectors as it has units.
 #[cube(launch)]
-pub(super) fn squares_kernel<N: Size>(x: &[Vector<f32, N>], sums: &mut [f32], vectors: u64) {
+pub(super) fn squares_kernel<F: Float, N: Size>(
+    x: &[Vector<F, N>],
+    sums: &mut [f32],
+    vectors: u64,
+    #[define(F)] _dtype: ElemType,
+) {
     let mut shared = Shared::new_slice(8usize);
     let mut sum = Vector::<f32, N>::new(0.0);
     let mut at = ABSOLUTE_POS;
     let step = CUBE_COUNT * UNITS;
     while at < vectors as usize {
-        let value = x[at];
+        let value = Vector::<f32, N>::cast_from(x[at]);
         sum += value * value;
         at += step;
     }

@@ -38,7 +38,8 @@ impl AdamwStep {
     }
 }
 
-/// A parameter and the state that AdamW keeps of it, f32 but for the rounded parameter.
+/// A parameter and the state that AdamW keeps of it, each of its own dtype: f32, bf16 or f16. The
+/// arithmetic is in f32 whatever they are; what is kept is rounded to nearest.
 ///
 /// # Shapes
 /// `[n]` each.
@@ -50,16 +51,16 @@ pub struct AdamwState {
     pub exp_avg: Tensor<1>,
     /// The mean of squared gradients.
     pub exp_avg_sq: Tensor<1>,
-    /// If given, becomes the new parameter rounded to this tensor's dtype, bf16 or f16; what it holds
-    /// before does not matter.
+    /// If given, becomes the new parameter rounded to this tensor's dtype; what it holds before does not
+    /// matter.
     pub rounded: Option<Tensor<1>>,
 }
 
-/// The state after one step with `grad`. On GPUs one kernel, in place where nobody else holds the
+/// The state after one step with `grad`, f32, bf16 or f16. On GPUs one kernel, in place where nobody else holds the
 /// buffers; elsewhere [`reference::adamw`](crate::reference::adamw).
 ///
 /// # Panics
-/// If the lengths differ or a buffer is of another dtype.
+/// If the lengths differ or a buffer is of another dtype than those.
 pub fn adamw(state: AdamwState, grad: Tensor<1>, step: &AdamwStep) -> AdamwState {
     #[cfg(feature = "cuda")]
     if is_on_gpu(&grad) {
@@ -134,13 +135,13 @@ pub fn total(sums: Tensor<1>) -> Tensor<1> {
 /// elsewhere one.
 ///
 /// # Shapes
-/// `[n]` to `[any]`, f32. A value that is not finite makes a sum so.
+/// `[n]`, f32, bf16 or f16, to `[any]`, f32. A value that is not finite makes a sum so.
 pub fn partial_sums_of_squares(x: Tensor<1>) -> Tensor<1> {
     #[cfg(feature = "cuda")]
     if is_on_gpu(&x) {
         return cube::sums_of_squares(x);
     }
-    x.square().sum()
+    x.cast(DType::F32).square().sum()
 }
 
 /// Whether a tensor is on a GPU, where reading it means waiting for everything before.
@@ -202,6 +203,32 @@ mod tests {
             for (found, expected) in [0, 1, 2].map(|which| after[which][i]).iter().zip([p, m, v]) {
                 assert!((found - expected).abs() < 1e-6 * expected.abs().max(1.0));
             }
+        }
+    }
+
+    #[test]
+    fn narrow_state_is_rounded_once_a_step() {
+        let [param, grad, m, v] =
+            [0; 4].map(|_| constant([37]).cast(DType::BF16)).map(|x: Tensor<1>| x.abs());
+        let step = AdamwStep {
+            lr: 1e-2,
+            beta_1: 0.9,
+            beta_2: 0.95,
+            epsilon: 1e-8,
+            weight_decay: 0.1,
+            grad_factor: 0.5,
+            time: 3,
+        };
+        let after = |dtype| {
+            let [param, grad, exp_avg, exp_avg_sq] =
+                [&param, &grad, &m, &v].map(|x| x.clone().cast(dtype));
+            let state = AdamwState { param, exp_avg, exp_avg_sq, rounded: None };
+            let after = adamw(state, grad, &step);
+            [after.param, after.exp_avg, after.exp_avg_sq]
+        };
+        for (narrow, wide) in after(DType::BF16).into_iter().zip(after(DType::F32)) {
+            assert_eq!(narrow.dtype(), DType::BF16);
+            assert_eq!(values(narrow), values(wide.cast(DType::BF16)));
         }
     }
 

@@ -3,10 +3,10 @@ use std::fmt;
 use burn::tensor::FloatDType;
 use serde::{Deserialize, Serialize};
 
-/// The element type of parameters and activations.
+/// The element type of parameters and activations, or of what the optimizer keeps.
 ///
 /// Norms, softmax, rotations and the loss are computed in f32 either way; gradients are summed and
-/// parameters updated in f32.
+/// parameters updated in f32 unless the optimizer's types say otherwise.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Dtype {
@@ -15,7 +15,8 @@ pub enum Dtype {
     #[serde(alias = "float32")]
     F32,
     /// Eight bits of mantissa in half of the memory. Each parameter is the rounding of an f32
-    /// master, which the optimizer updates and checkpoints hold.
+    /// master, which the optimizer updates and checkpoints hold, unless
+    /// `optimizer.main_params_dtype` does without.
     #[serde(alias = "bfloat16")]
     Bf16,
 }

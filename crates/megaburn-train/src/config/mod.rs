@@ -150,7 +150,7 @@ impl TrainConfig {
         self.parallel.validate()?;
         self.data.validate()?;
         self.train.validate()?;
-        self.optimizer.validate()?;
+        self.optimizer.validate(self.train.dtype)?;
         self.generate.validate()
     }
 }

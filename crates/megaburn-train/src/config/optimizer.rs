@@ -1,6 +1,10 @@
+use megaburn_optim::AdamWConfig;
 use serde::{Deserialize, Serialize};
 
-use super::check::{not_negative, positive, require};
+use super::{
+    Dtype,
+    check::{not_negative, positive, require},
+};
 use crate::{TrainError, schedule::LrSchedule};
 
 /// `[optimizer]`: AdamW, its learning-rate schedule, clipping.
@@ -30,6 +34,15 @@ pub struct OptimizerConfig {
     pub weight_decay: f64,
     /// Largest norm of the gradient of all parameters; 0 does not clip.
     pub clip_grad: f64,
+    /// What is updated: "f32", masters of which bf16 parameters are roundings, or "bf16", those
+    /// parameters themselves, where small updates are lost.
+    pub main_params_dtype: Dtype,
+    /// In what gradients are summed over micro-batches and ranks; "bf16" only where train.dtype is.
+    pub main_grads_dtype: Dtype,
+    /// In what the mean of gradients is kept.
+    pub exp_avg_dtype: Dtype,
+    /// In what the mean of squared gradients is kept.
+    pub exp_avg_sq_dtype: Dtype,
 }
 
 impl Default for OptimizerConfig {
@@ -45,6 +58,10 @@ impl Default for OptimizerConfig {
             eps: 1e-8,
             weight_decay: 0.1,
             clip_grad: 1.0,
+            main_params_dtype: Dtype::F32,
+            main_grads_dtype: Dtype::F32,
+            exp_avg_dtype: Dtype::F32,
+            exp_avg_sq_dtype: Dtype::F32,
         }
     }
 }
@@ -62,7 +79,19 @@ impl OptimizerConfig {
         }
     }
 
-    pub(super) fn validate(&self) -> Result<(), TrainError> {
+    /// The optimizer.
+    pub(crate) fn adamw(&self) -> AdamWConfig {
+        AdamWConfig::new()
+            .with_beta_1(self.beta1)
+            .with_beta_2(self.beta2)
+            .with_epsilon(self.eps)
+            .with_weight_decay(self.weight_decay)
+            .with_main_params(self.main_params_dtype.into())
+            .with_exp_avg(self.exp_avg_dtype.into())
+            .with_exp_avg_sq(self.exp_avg_sq_dtype.into())
+    }
+
+    pub(super) fn validate(&self, of_params: Dtype) -> Result<(), TrainError> {
         let Self { lr, min_lr, init_lr, warmup_steps, .. } = *self;
         positive("optimizer.lr", lr)?;
         let rule = format!("from 0 to optimizer.lr {lr}");
@@ -77,7 +106,15 @@ impl OptimizerConfig {
         }
         positive("optimizer.eps", self.eps)?;
         not_negative("optimizer.weight_decay", self.weight_decay)?;
-        not_negative("optimizer.clip_grad", self.clip_grad)
+        not_negative("optimizer.clip_grad", self.clip_grad)?;
+        for (key, dtype) in [
+            ("optimizer.main_params_dtype", self.main_params_dtype),
+            ("optimizer.main_grads_dtype", self.main_grads_dtype),
+        ] {
+            let rule = format!("f32 where train.dtype is {of_params}");
+            require(dtype == Dtype::F32 || dtype == of_params, key, dtype, rule)?;
+        }
+        Ok(())
     }
 }
 
@@ -102,6 +139,15 @@ mod tests {
     #[case("eps = 0", "`optimizer.eps` is 0: it must be more than 0 and finite")]
     #[case("weight_decay = -1", "`optimizer.weight_decay` is -1: it must be 0 or more and finite")]
     #[case("clip_grad = -1", "`optimizer.clip_grad` is -1: it must be 0 or more and finite")]
+    #[case(
+        "main_params_dtype = 'bf16'",
+        "`optimizer.main_params_dtype` is bf16: it must be f32 where train.dtype is f32"
+    )]
+    #[case(
+        "main_grads_dtype = 'bf16'",
+        "`optimizer.main_grads_dtype` is bf16: it must be f32 where train.dtype is f32"
+    )]
+    #[case("exp_avg_dtype = 'f16'", "unknown variant `f16`")]
     fn an_optimizer_that_cannot_be_is_refused(#[case] line: &str, #[case] message: &str) {
         let layers = ConfigLayers::new().with_text("o.toml", &format!("[optimizer]\n{line}"));
         let error = layers.and_then(ConfigLayers::load).unwrap_err();

@@ -14,7 +14,7 @@ use megaburn_collective::ProcessGroups;
 use megaburn_data::{GlobalBatch, Sampler};
 use megaburn_mesh::{Layout, ShardPlan};
 use megaburn_models::{Decoder, DecoderConfig};
-use megaburn_optim::{AdamW, AdamWConfig, GradientAccumulator};
+use megaburn_optim::{AdamW, GradientAccumulator};
 use megaburn_parallel::{main_grads, shard_plan};
 
 use crate::{TrainConfig, TrainError, config::Start, data::RunData, schedule::LrSchedule};
@@ -134,20 +134,18 @@ impl Trainer {
             .init(&groups.tp, layout.sp, &device)?
             .with_fused_linear_cross_entropy(config.train.fused_linear_cross_entropy);
         let plan = shard_plan(&model).map_err(megaburn_models::ModelError::from)?;
-        let adamw = AdamWConfig::new()
-            .with_beta_1(config.optimizer.beta1)
-            .with_beta_2(config.optimizer.beta2)
-            .with_epsilon(config.optimizer.eps)
-            .with_weight_decay(config.optimizer.weight_decay);
         let seq_len = config.data.seq_len;
-        let mut optimizer = adamw.init()?;
+        let mut optimizer = config.optimizer.adamw().init()?;
         let model = match start {
             Some(Start::Init(source)) => source.load(model, &plan)?,
             Some(Start::Resumed(_)) | None => model,
         };
         let model = optimizer.cast_params(model, config.train.dtype.into());
+        let grads = GradientAccumulator::new(&model, &plan)?
+            .with_dtype(config.optimizer.main_grads_dtype.into())
+            .with_main_grads(main_grads(&model));
         Ok(Self {
-            grads: GradientAccumulator::new(&model, &plan)?.with_main_grads(main_grads(&model)),
+            grads,
             optimizer,
             schedule: config.optimizer.schedule(config.train.steps),
             train: Sampler::shuffled(data.train.clone(), seq_len, config.run.seed)?,

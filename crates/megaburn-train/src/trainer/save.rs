@@ -41,9 +41,9 @@ pub struct Resumed {
 impl Trainer {
     /// Writes a checkpoint of the current state into `run.dir`.
     ///
-    /// Parameters are written in f32: where they are narrower, their masters, of which they are the
-    /// roundings. So the checkpoint of a bf16 run and that of an f32 run are the same thing, and
-    /// either kind of run goes on from either.
+    /// What is updated is written: of narrower parameters their f32 masters, of which they are the
+    /// roundings, and the optimizer's state as it is kept. Reading widens it. So the checkpoint of a
+    /// bf16 run and that of an f32 run are the same thing, and either kind of run goes on from either.
     ///
     /// # Errors
     /// Any rank's failure, on every rank; the older checkpoints are untouched.

@@ -1,0 +1,66 @@
+//! Runs whose optimizer has no f32 at all: parameters are updated themselves, gradients and moments are
+//! bf16.
+
+use burn::tensor::DType;
+use megaburn::train::{TrainConfig, config::Dtype};
+use rstest::rstest;
+
+use crate::{
+    bf16::{bits, config, relative, saved_in, train},
+    run::Run,
+};
+
+/// Every number that is kept in bf16.
+fn narrow(run: &Run, layout: &str) -> TrainConfig {
+    let mut config = config(run, layout, Dtype::Bf16);
+    let optimizer = &mut config.optimizer;
+    (optimizer.main_params_dtype, optimizer.main_grads_dtype) = (Dtype::Bf16, Dtype::Bf16);
+    (optimizer.exp_avg_dtype, optimizer.exp_avg_sq_dtype) = (Dtype::Bf16, Dtype::Bf16);
+    config
+}
+
+#[rstest]
+#[case("tp1")]
+#[case("dp2")]
+#[case("tp2-sp")]
+#[case("tp2-dp2-sp")]
+fn it_trains_as_a_run_with_masters_does_up_to_rounding(#[case] layout: &str) {
+    let found = train(narrow(&Run::new(), layout), 10);
+    let expected = train(config(&Run::new(), "tp1", Dtype::Bf16), 10);
+    assert!(expected[9].loss < expected[0].loss - 0.1, "it does not learn: {expected:?}");
+    for (found, expected) in found.iter().zip(&expected) {
+        assert!(relative(found.loss, expected.loss) < 1e-2, "{found:?} {expected:?}");
+    }
+    assert_ne!(found[9].loss, expected[9].loss, "it has masters");
+}
+
+#[rstest]
+#[case("tp1", "tp2-sp")]
+#[case("tp2-dp2-sp", "tp1")]
+fn it_resumes_bit_for_bit_and_under_any_layout(#[case] layout: &str, #[case] other: &str) {
+    let [whole, parts] = [0; 2].map(|_| Run::new());
+    let straight = train(narrow(&whole, layout), 4);
+    train(narrow(&parts, layout), 2);
+    let half = saved_in(&parts, DType::BF16);
+    // Loaded under another layout, and saved again where it was.
+    train(narrow(&parts, other), 2);
+    assert_eq!(bits(&saved_in(&parts, DType::BF16)), bits(&half));
+    let resumed = train(narrow(&parts, layout), 4);
+    for (found, expected) in resumed.iter().zip(&straight[2..]) {
+        assert_eq!(found.loss.to_bits(), expected.loss.to_bits());
+        assert_eq!(found.grad_norm.to_bits(), expected.grad_norm.to_bits());
+    }
+    assert_eq!(bits(&saved_in(&parts, DType::BF16)), bits(&saved_in(&whole, DType::BF16)));
+}
+
+#[test]
+fn a_run_may_go_on_with_masters_and_back() {
+    let run = Run::new();
+    train(narrow(&run, "tp1"), 2);
+    let before = saved_in(&run, DType::BF16);
+    train(config(&run, "tp1", Dtype::Bf16), 2);
+    assert_eq!(bits(&saved_in(&run, DType::F32)), bits(&before));
+    let next = train(config(&run, "tp2", Dtype::Bf16), 3).remove(0);
+    let last = train(narrow(&run, "tp1"), 4).remove(0);
+    assert!(relative(next.loss, last.loss) < 0.2, "{next:?} {last:?}");
+}

@@ -51,14 +51,21 @@ fn parts_kernel<G: Float, H: Float>(
     let mut sum_1 = f32::new(0.0);
     let mut sum_2 = f32::new(0.0);
     if column < len {
-        let mut part = UNIT_POS_Y;
-        while part < parts {
-            let at = part as usize * len as usize + column as usize;
-            sum_1 += parts_1[at];
-            if comptime!(two) {
-                sum_2 += parts_2[at];
+        let mut first = UNIT_POS_Y;
+        while first < parts {
+            // So many are on their way at once.
+            #[unroll]
+            for i in 0..8u32 {
+                let part = first + i * 16;
+                if part < parts {
+                    let at = part as usize * len as usize + column as usize;
+                    sum_1 += parts_1[at];
+                    if comptime!(two) {
+                        sum_2 += parts_2[at];
+                    }
+                }
             }
-            part += 16;
+            first += 128;
         }
     }
     shared[UNIT_POS as usize] = sum_1;

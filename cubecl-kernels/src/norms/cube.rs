@@ -14,9 +14,17 @@ use super::{Grads, Input, Norm, NormRows, Saved, composed};
 use crate::cube::{Rows, Team, address_type, lanes, sum_parts};
 use crate::primitive::cast;
 
-/// Units that share the multiprocessors of a large GPU in the backward: as many as its registers
-/// have room for, so that all teams run at once and their partial sums are few.
-const RESIDENT: u32 = 132 * 512;
+/// Units that share the multiprocessors of a large GPU in the backward: as many as its registers (and
+/// the shared memory of stages) have room for, so that all teams run at once and their partial sums are
+/// few.
+fn resident(flavor: Flavor) -> u32 {
+    let of_one = match flavor {
+        Flavor { stages: 0, .. } | Flavor { beta: true, .. } => 512,
+        Flavor { add: true, .. } => 768,
+        _ => 1024,
+    };
+    132 * of_one
+}
 
 impl NormRows for Cube {
     fn normed(norm: Norm, input: Input<FloatTensor<Self>>) -> FloatTensor<Self> {
@@ -82,6 +90,7 @@ fn launch_forward(
         zero_centered_gamma: norm.options.zero_centered_gamma,
         beta: beta.is_some(),
         add: residual.is_some(),
+        stages: 0,
     };
     let residual = residual.map(Rows::of);
     let residual_stride = residual.as_ref().map_or(n, |residual| residual.stride);
@@ -145,18 +154,20 @@ fn launch_backward(
     let shape = dy.shape();
     let [x, dy] = [x, dy].map(Rows::of);
     let (rows, n) = (x.count, x.len);
-    let flavor = Flavor {
-        centered: norm.centered,
-        zero_centered_gamma: norm.options.zero_centered_gamma,
-        beta: beta.is_some(),
-        add: dsum.is_some(),
-    };
+    let add = dsum.is_some();
     let dsum = dsum.map(Rows::of);
     let dsum_stride = dsum.as_ref().map_or(n, |dsum| dsum.stride);
     let lanes = lanes(dtype, &[n, x.stride, dy.stride, dsum_stride]);
     // (The sums of two gradients take the registers of a vector more.)
     let team = Team::new(n / lanes, 512, 2, if beta.is_some() { 3 } else { 4 });
-    let cubes = team.cubes(rows).min(RESIDENT / team.cube_dim().num_elems());
+    let flavor = Flavor {
+        centered: norm.centered,
+        zero_centered_gamma: norm.options.zero_centered_gamma,
+        beta: beta.is_some(),
+        add,
+        stages: stages(&dy.tensor, lanes, team, if add { 3 } else { 2 }),
+    };
+    let cubes = team.cubes(rows).min(resident(flavor) / team.cube_dim().num_elems());
     let teams = cubes * team.rows;
     let dx = tensor::empty(&dy.tensor, shape, dtype);
     // Without rows there is a team of nobody, whose sums are not read.
@@ -206,4 +217,14 @@ fn launch_backward(
             Grads { x: dx, gamma, beta: None }
         }
     }
+}
+
+/// How many stages the backward has for vectors of `lanes` elements of so many tensors.
+fn stages(of: &CubeTensor, lanes: usize, team: Team, tensors: u32) -> u32 {
+    let properties = of.client.properties();
+    let shared = STAGES * team.held * team.cube_dim().num_elems() * 16 * tensors;
+    // Smaller copies are not worth their instructions; a kernel has some shared memory besides.
+    let fits = shared as usize + 1024 <= properties.hardware.max_shared_memory_size;
+    let whole = lanes * of.dtype.size() == 16;
+    if properties.features.copy_async && whole && fits { STAGES } else { 0 }
 }

@@ -1,10 +1,13 @@
+use cubecl::prelude::barrier::copy_async;
 use cubecl::prelude::*;
 
 use super::Flavor;
 use crate::cube::{Team, place, row_sums};
 
-/// Each team takes every `teams`-th row. Where registers have room it loads the next row while it sums
-/// over the last. Gradients of gamma and beta add up in its registers and end as its row of the partial sums.
+/// Each team takes every `teams`-th row. With stages, so many rows less one are on their way from
+/// memory while it works on another: each unit copies the vectors that it will need itself into places of
+/// its own, so that nobody waits for anybody's copies. That takes vectors of 16 bytes. Gradients of gamma
+/// and beta add up in registers and end as its row of the partial sums.
 #[cube(launch, address_type = "dynamic")]
 pub(in crate::norms) fn backward_kernel<F: Float, G: Float, N: Size>(
     dy: &[Vector<F, N>],
@@ -31,65 +34,77 @@ pub(in crate::norms) fn backward_kernel<F: Float, G: Float, N: Size>(
     let mut shared = Shared::new_slice(128usize);
     let units = comptime!(team.planes * 32);
     let held = comptime!(team.held as usize);
-    // Two vectors of 16 bytes of both rows are 32 registers, and as many are sums of gradients.
-    let ahead = comptime!(team.held <= 2);
+    let stages = comptime!(flavor.stages);
+    let staged = comptime!(stages > 0);
+    let places = comptime!((stages * team.held * units * team.rows).max(1) as usize);
+    let mut coming_x = Shared::<[Vector<F, N>]>::new_slice(places);
+    let mut coming_dy = Shared::<[Vector<F, N>]>::new_slice(places);
+    let mut coming_dsum =
+        Shared::<[Vector<F, N>]>::new_slice(comptime!(if flavor.add { places } else { 1 }));
     let (unit, worker) = place(team);
-    let mut next_x = Array::<Vector<F, N>>::new(held);
-    let mut next_dy = Array::<Vector<F, N>>::new(held);
-    let mut next_average = f32::new(0.0);
-    let mut next_scale = f32::new(0.0);
     let mut for_gamma = Array::<Vector<f32, N>>::new(held);
     let mut for_beta = Array::<Vector<f32, N>>::new(held);
     #[unroll]
     for i in 0..held {
         for_gamma[i] = Vector::new(0.0);
         for_beta[i] = Vector::new(0.0);
-        next_x[i] = Vector::new(F::new(0.0));
-        next_dy[i] = Vector::new(F::new(0.0));
     }
-    if comptime!(ahead) {
-        // (Teams without a row load the last one, as all do at their end.)
-        let first = min(worker, rows - 1);
-        next_scale = inverse[first as usize];
-        if comptime!(flavor.centered) {
-            next_average = mean[first as usize];
+    // (Teams without a row load the last one, as all do at their end.)
+    let first = min(worker, rows - 1);
+    let mut next_scale = inverse[first as usize];
+    let mut next_average = f32::new(0.0);
+    if comptime!(flavor.centered) {
+        next_average = mean[first as usize];
+    }
+    if staged {
+        #[unroll]
+        for stage in 0..comptime!(stages - 1) {
+            let ahead = min(worker + stage * teams, rows - 1) as usize;
+            fetch(x, ahead * x_stride as usize, &mut coming_x, stage, unit, width, team);
+            fetch(dy, ahead * dy_stride as usize, &mut coming_dy, stage, unit, width, team);
+            if comptime!(flavor.add) {
+                let from = ahead * dsum_stride as usize;
+                fetch(dsum, from, &mut coming_dsum, stage, unit, width, team);
+            }
+            gpu_asm!("cp.async.commit_group;");
         }
-        load(x, first as usize * x_stride as usize, &mut next_x, unit, width, team);
-        load(dy, first as usize * dy_stride as usize, &mut next_dy, unit, width, team);
     }
     let mut row = worker;
     let mut turn = 0u32;
+    let mut stage = 0u32;
     while row < rows {
-        if comptime!(!ahead) {
-            next_scale = inverse[row as usize];
-            if comptime!(flavor.centered) {
-                next_average = mean[row as usize];
-            }
-            load(x, row as usize * x_stride as usize, &mut next_x, unit, width, team);
-            load(dy, row as usize * dy_stride as usize, &mut next_dy, unit, width, team);
-        }
+        // (A tuple of both would name the variables, not their values.)
         let average = next_average;
         let scale = next_scale;
+        let next = min(row + teams, rows - 1) as usize;
+        next_scale = inverse[next];
+        if comptime!(flavor.centered) {
+            next_average = mean[next];
+        }
         let mut row_x = Array::<Vector<F, N>>::new(held);
         let mut row_dy = Array::<Vector<F, N>>::new(held);
-        #[unroll]
-        for i in 0..held {
-            row_x[i] = next_x[i];
-            row_dy[i] = next_dy[i];
-        }
-        if comptime!(ahead) {
-            let next = min(row + teams, rows - 1);
-            next_scale = inverse[next as usize];
-            if comptime!(flavor.centered) {
-                next_average = mean[next as usize];
-            }
-            load(x, next as usize * x_stride as usize, &mut next_x, unit, width, team);
-            load(dy, next as usize * dy_stride as usize, &mut next_dy, unit, width, team);
-        }
         let from_sum = row as usize * dsum_stride as usize;
-        let mut added = Array::<Vector<F, N>>::new(held);
-        if comptime!(flavor.add && ahead) {
-            load(dsum, from_sum, &mut added, unit, width, team);
+        if staged {
+            let last = (stage + comptime!(stages - 1)) % stages;
+            let ahead = min(row + comptime!(stages - 1) * teams, rows - 1) as usize;
+            fetch(x, ahead * x_stride as usize, &mut coming_x, last, unit, width, team);
+            fetch(dy, ahead * dy_stride as usize, &mut coming_dy, last, unit, width, team);
+            if comptime!(flavor.add) {
+                let from = ahead * dsum_stride as usize;
+                fetch(dsum, from, &mut coming_dsum, last, unit, width, team);
+            }
+            gpu_asm!("cp.async.commit_group;");
+            // All but the last groups, as many as there are stages less one.
+            gpu_asm!("cp.async.wait_group 2;");
+            #[unroll]
+            for i in 0..held {
+                let at = slot(stage, i as u32, team);
+                row_x[i] = coming_x[at];
+                row_dy[i] = coming_dy[at];
+            }
+        } else {
+            load(x, row as usize * x_stride as usize, &mut row_x, unit, width, team);
+            load(dy, row as usize * dy_stride as usize, &mut row_dy, unit, width, team);
         }
         let mut sum_g = Vector::<f32, N>::new(0.0);
         let mut sum_gn = Vector::<f32, N>::new(0.0);
@@ -137,10 +152,10 @@ pub(in crate::norms) fn backward_kernel<F: Float, G: Float, N: Size>(
                 let n = n * Vector::new(scale);
                 let inner = g - Vector::new(mean_g) - n * Vector::new(mean_gn);
                 let mut value = inner * Vector::new(scale);
-                if comptime!(flavor.add && ahead) {
-                    value += Vector::cast_from(added[i]);
+                if comptime!(flavor.add && staged) {
+                    value += Vector::cast_from(coming_dsum[slot(stage, i as u32, team)]);
                 }
-                if comptime!(flavor.add && !ahead) {
+                if comptime!(flavor.add && !staged) {
                     value += Vector::cast_from(dsum[from_sum + at as usize]);
                 }
                 dx[row as usize * width as usize + at as usize] = Vector::cast_from(value);
@@ -148,6 +163,9 @@ pub(in crate::norms) fn backward_kernel<F: Float, G: Float, N: Size>(
         }
         row += teams;
         turn = 1 - turn;
+        if staged {
+            stage = (stage + 1) % stages;
+        }
     }
     #[unroll]
     for i in 0..held {
@@ -177,6 +195,36 @@ fn load<F: Float, N: Size>(
         let at = unit + i as u32 * comptime!(team.planes * 32);
         if at < width {
             into[i] = rows[from + at as usize];
+        }
+    }
+}
+
+/// Where this unit's vector `i` of a stage is.
+#[cube]
+fn slot(stage: u32, i: u32, #[comptime] team: Team) -> usize {
+    let all = comptime!(team.planes * team.rows * 32);
+    ((stage * comptime!(team.held) + i) * all + UNIT_POS) as usize
+}
+
+/// Asks for the unit's vectors of the row that starts at `from`.
+#[cube]
+fn fetch<F: Float, N: Size>(
+    rows: &[Vector<F, N>],
+    from: usize,
+    into: &mut Shared<[Vector<F, N>]>,
+    stage: u32,
+    unit: u32,
+    width: u32,
+    #[comptime] team: Team,
+) {
+    let lanes = N::value();
+    #[unroll]
+    for i in 0..comptime!(team.held) {
+        let at = unit + i * comptime!(team.planes * 32);
+        if at < width {
+            let (source, target) = (from + at as usize, slot(stage, i, team));
+            let len = comptime!(lanes as u32);
+            copy_async(&rows[source..source + 1], &mut into[target..target + 1], len);
         }
     }
 }

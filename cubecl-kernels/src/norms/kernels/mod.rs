@@ -19,4 +19,10 @@ pub(super) struct Flavor {
     pub(super) beta: bool,
     /// Forward: a residual is added, and the sum is a result. Backward: the sum has a gradient.
     pub(super) add: bool,
+    /// Backward: rows of a team that it works on or that come by asynchronous copies, [`STAGES`], or 0
+    /// where there are none.
+    pub(super) stages: u32,
 }
+
+/// How many stages there are if any: enough bytes on their way for the memory's latency.
+pub(super) const STAGES: u32 = 3;

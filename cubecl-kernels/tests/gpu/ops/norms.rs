@@ -35,8 +35,8 @@ fn norms() -> Result<(), String> {
             compare!(format!("rms shifted {what}"), dtype, tolerance, [x: [s, b, n], gamma: [n]], |_, x, gamma| {
                 rms_norm_with::<3>(x, gamma, shifted)
             });
-            // So is all of a lone element's gradient through a layer norm.
-            let tolerance = if n == 1 { 2.0 * tolerance } else { tolerance };
+            // So is all, or much, of what a layer norm of few elements passes back.
+            let tolerance = if n <= 3 { 3.0 * tolerance } else { tolerance };
             compare!(format!("layer {what}"), dtype, tolerance, [x: [s, b, n], gamma: [n], beta: [n]], |_,
                 x,
                 gamma,

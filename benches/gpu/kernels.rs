@@ -1,26 +1,22 @@
 //! The fused operations at Llama-3-8B's shapes, 8192 tokens in bf16, beside PyTorch's.
 
-use std::{
-    cell::RefCell, collections::BTreeMap, ffi::OsString, path::PathBuf, process::ExitCode, thread,
-    time::Duration,
-};
+use std::{cell::RefCell, collections::BTreeMap, ffi::OsString, path::PathBuf, process::ExitCode};
 
 use burn::{
-    backend::Cube,
     prelude::{Device, Int},
     tensor::{DType, Distribution, Tensor},
 };
 use clap::Parser;
 use megaburn::{
-    cuda::{self, CudaQueue, timing::elapsed},
+    cuda,
     kernels::{
         AdamwState, AdamwStep, AttentionKernel, AttentionOptions, CrossEntropyOptions, NormOptions,
         RopeConfig, SoftmaxMask, adamw, apply_rope, attention, cross_entropy, layer_norm, rms_norm,
-        rms_norm_add, scale_mask_softmax, seed, set_attention_kernel, swiglu,
+        rms_norm_add, scale_mask_softmax, set_attention_kernel, swiglu,
     },
 };
 
-use super::peer_times;
+use super::{device_clock::DeviceClock, peer_times};
 use crate::{
     Failure,
     report::{Args, Report, Table},
@@ -64,10 +60,11 @@ fn run(args: &KernelsArgs) -> Result<(), Failure> {
     let about = "Fused operations on one GPU, bf16, shapes of Llama-3-8B with 8192 tokens, normally \
                  distributed numbers. The device's time of one call, the mean of 20 enqueued without \
                  a wait in between, the median of three such means; of a backward the mean of single \
-                 ones, each behind its forward. Bytes: each input read once, each output written \
-                 once; rms_norm_add also writes the sum, which is not counted as PyTorch's leaves \
-                 it out. Attention: causal, 32 heads of 128, 8 of keys and values; the backward counted \
-                 as 2.5 forwards.";
+                 ones, each behind its forward. Both sides enqueue while the GPU is still busy with \
+                 something else, so that the host's time does not count. Bytes: each input read once, \
+                 each output written once (rms_norm_add: sum and norm, and the gradients of both). \
+                 Attention: causal, 32 heads of 128, 8 of keys and values; the backward counted as 2.5 \
+                 forwards.";
     let mut report = Report::new("kernels", about);
     let mut bench = Bench::new(args)?;
     bench.memory_bound()?;
@@ -79,10 +76,9 @@ fn run(args: &KernelsArgs) -> Result<(), Failure> {
 
 struct Bench {
     device: Device,
-    queue: CudaQueue,
+    clock: DeviceClock,
     peer: BTreeMap<String, f64>,
     only: String,
-    rounds: usize,
     bytes: Table,
     flops: Table,
 }
@@ -90,16 +86,14 @@ struct Bench {
 impl Bench {
     fn new(args: &KernelsArgs) -> Result<Self, Failure> {
         let device = Device::cuda(0);
-        let probe = Tensor::<1>::zeros([1], &device).try_into_primitive::<Cube>();
-        let probe = probe.map_err(|_| "no tensor of a GPU")?;
-        let queue = CudaQueue::of(&cuda::tensor::from_backend(probe)).ok_or("no CUDA tensor")?;
+        let rounds = if args.report.quick { 2 } else { 20 };
+        let clock = DeviceClock::new(&device, rounds)?;
         let head = |unit| ["operation", "ms", unit, "PyTorch ms", unit, "time ratio"];
         Ok(Self {
             device,
-            queue,
+            clock,
             peer: peer_times(args.peer.as_deref())?,
             only: args.only.clone(),
-            rounds: if args.report.quick { 2 } else { 20 },
             bytes: Table::new("Memory-bound operations", &head("TB/s")),
             flops: Table::new("Attention", &head("TFLOP/s")),
         })
@@ -112,35 +106,6 @@ impl Bench {
     /// Fresh numbers without a place in a graph.
     fn normal<const D: usize>(&self, shape: [usize; D]) -> Tensor<D> {
         Tensor::random(shape, Distribution::Normal(0.0, 1.0), (&self.device, DType::BF16))
-    }
-
-    /// Milliseconds of one call on the device.
-    fn forward(&self, step: impl Fn()) -> Result<f64, Failure> {
-        for _ in 0..3 {
-            step();
-        }
-        let mut means = Vec::new();
-        for _ in 0..3 {
-            self.queue.on_device_thread(|| Ok(()))?;
-            thread::sleep(Duration::from_millis(50));
-            let total = elapsed(&self.queue, || (0..self.rounds).for_each(|_| step()))?;
-            means.push(f64::from(total) / self.rounds as f64);
-        }
-        means.sort_by(f64::total_cmp);
-        Ok(means[1])
-    }
-
-    /// Milliseconds of one backward on the device, its forward left out.
-    fn backward<const D: usize>(&self, step: impl Fn() -> Tensor<D>) -> Result<f64, Failure> {
-        let grad = self.normal(step().dims()).cast(step().dtype());
-        let mut times = Vec::new();
-        for _ in 0..self.rounds + 3 {
-            let root = seed(step(), Tensor::from_inner(grad.clone()));
-            self.queue.on_device_thread(|| Ok(()))?;
-            times.push(elapsed(&self.queue, || drop(root.backward()))?);
-        }
-        let times = &times[3..];
-        Ok(times.iter().map(|time| f64::from(*time)).sum::<f64>() / times.len() as f64)
     }
 
     /// A row of the table of bytes.
@@ -172,22 +137,22 @@ impl Bench {
     }
 
     /// An operation of one input, and its gradients of all of `leaves`.
-    fn both<const D: usize, const N: usize, const E: usize>(
+    fn both<const D: usize, const N: usize, const E: usize, const O: usize>(
         &mut self,
         name: &str,
         [forward, backward]: [usize; 2],
         x: Tensor<D>,
         parameters: [Tensor<1>; N],
-        step: impl Fn(Tensor<D>, [Tensor<1>; N]) -> Tensor<E>,
+        step: impl Fn(Tensor<D>, [Tensor<1>; N]) -> [Tensor<E>; O],
     ) -> Result<(), Failure> {
         if !self.wants(name) {
             return Ok(());
         }
-        let time = self.forward(|| drop(step(x.clone(), parameters.clone())))?;
+        let time = self.clock.forward(|| drop(step(x.clone(), parameters.clone())))?;
         self.row(&format!("{name} fwd"), forward, time);
         let leaf = Tensor::from_inner(x).require_grad();
         let parameters = parameters.map(|p| Tensor::from_inner(p).require_grad());
-        let time = self.backward(|| step(leaf.clone(), parameters.clone()))?;
+        let time = self.clock.backward(|| step(leaf.clone(), parameters.clone()))?;
         self.row(&format!("{name} bwd"), backward, time);
         Ok(())
     }
@@ -196,39 +161,39 @@ impl Bench {
         let e = T * H * 2;
         let x = self.normal([T, 1, H]);
         if self.wants("copy") {
-            let time = self.forward(|| drop(x.clone() * 1.5))?;
+            let time = self.clock.forward(|| drop(x.clone() * 1.5))?;
             self.row("copy", 2 * e, time);
         }
         let (gamma, beta) = (self.normal([H]), self.normal([H]));
         self.both("rms_norm", [2 * e, 3 * e], x.clone(), [gamma.clone()], |x, [gamma]| {
-            rms_norm(x, gamma, 1e-5)
+            [rms_norm(x, gamma, 1e-5)]
         })?;
         let residual = self.normal([T, 1, H]);
         let tracked = Tensor::from_inner(residual.clone()).require_grad();
-        self.both("rms_norm_add", [3 * e, 4 * e], x.clone(), [gamma.clone()], |x, [gamma]| {
+        self.both("rms_norm_add", [4 * e, 4 * e], x.clone(), [gamma.clone()], |x, [gamma]| {
             let residual = if x.device().is_autodiff() { &tracked } else { &residual };
-            rms_norm_add(x, residual.clone(), gamma, NormOptions::new(1e-5)).0
+            <[_; 2]>::from(rms_norm_add(x, residual.clone(), gamma, NormOptions::new(1e-5)))
         })?;
         self.both("layer_norm", [2 * e, 3 * e], x, [gamma, beta], |x, [gamma, beta]| {
-            layer_norm(x, gamma, Some(beta), 1e-5)
+            [layer_norm(x, gamma, Some(beta), 1e-5)]
         })?;
         let f = T * FF * 2;
         let gate_up = self.normal([T, 1, 2 * FF]);
-        self.both("swiglu", [3 * f, 5 * f], gate_up, [], |x, []| swiglu(x))?;
+        self.both("swiglu", [3 * f, 5 * f], gate_up, [], |x, []| [swiglu(x)])?;
         let table = RopeConfig::new(128).init(0..T, &self.device)?;
         let heads = self.normal([T, 1, 32, 128]);
-        self.both("rope", [2 * e, 2 * e], heads, [], |x, []| apply_rope(x, &table))?;
+        self.both("rope", [2 * e, 2 * e], heads, [], |x, []| [apply_rope(x, &table)])?;
         let scores = self.normal([1, 32, 4096, 4096]);
         let s = 2 * 32 * 4096 * 4096;
         self.both("softmax", [2 * s, 3 * s], scores, [], |x, []| {
-            scale_mask_softmax(x, SoftmaxMask::Causal, 0.088)
+            [scale_mask_softmax(x, SoftmaxMask::Causal, 0.088)]
         })?;
         let logits = self.normal([T, 1, V]);
         let labels =
             Tensor::<2, Int>::random([T, 1], Distribution::Uniform(0.0, V as f64), &self.device);
         let l = T * V * 2;
         self.both("cross_entropy", [l, 2 * l], logits, [], |x, []| {
-            cross_entropy(x, labels.clone(), CrossEntropyOptions::new(V), |sums| sums)
+            [cross_entropy(x, labels.clone(), CrossEntropyOptions::new(V), |sums| sums)]
         })?;
         self.adamw()
     }
@@ -253,7 +218,7 @@ impl Bench {
             let rounded = (bytes == 30).then(|| flat().cast(DType::BF16));
             let state = AdamwState { param: flat(), exp_avg: flat(), exp_avg_sq: flat(), rounded };
             let state = RefCell::new(Some(state));
-            let time = self.forward(|| {
+            let time = self.clock.forward(|| {
                 let before = state.take().expect("it is put back");
                 state.replace(Some(adamw(before, grad.clone(), &step)));
             })?;
@@ -291,12 +256,12 @@ impl Bench {
         let inputs = [32, 8, 8].map(|heads| self.normal([s, b, heads, 128]));
         let attend = |[q, k, v]: [Tensor<4>; 3]| attention(q, k, v, AttentionOptions::causal());
         let plans = cuda::cudnn::num_plans();
-        let forward = self.forward(|| drop(attend(inputs.clone())))?;
+        let forward = self.clock.forward(|| drop(attend(inputs.clone())))?;
         if !by.is_empty() && cuda::cudnn::num_plans() == plans {
             return Err("cuDNN did not serve: see the warnings".into());
         }
         let leaves = inputs.map(|x| Tensor::from_inner(x).require_grad());
-        let backward = self.backward(|| attend(leaves.clone()))?;
+        let backward = self.clock.backward(|| [attend(leaves.clone())])?;
         let flops = (2 * b * 32 * s * s * 128) as f64;
         for (what, factor, time) in [("fwd", 1.0, forward), ("bwd", 2.5, backward)] {
             let rate = |time: f64| format!("{:.0}", factor * flops / time / 1e9);

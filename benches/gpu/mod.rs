@@ -1,5 +1,6 @@
 //! Measurements on GPUs, beside what PyTorch does in the same run.
 
+mod device_clock;
 pub mod errors;
 pub mod first_use;
 pub mod gemm;

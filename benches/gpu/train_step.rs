@@ -7,7 +7,7 @@ use clap::Parser;
 use megaburn::{
     collective::ProcessGroups,
     cuda,
-    train::{ConfigLayers, RunData, Trainer},
+    train::{ConfigLayers, RunData, TrainConfig, Trainer},
 };
 
 use super::peer_times;
@@ -35,6 +35,22 @@ dtype = "bf16"
 warmup_steps = 0
 "#;
 
+/// What the optimizer keeps, and how the rows of its peers end. The first is PyTorch's AdamW of a bf16
+/// model, which does not clip; the second Megatron-LM's.
+const OPTIMIZERS: [(&str, &[&str]); 2] = [
+    (
+        "",
+        &[
+            "optimizer.main_params_dtype=bf16",
+            "optimizer.main_grads_dtype=bf16",
+            "optimizer.exp_avg_dtype=bf16",
+            "optimizer.exp_avg_sq_dtype=bf16",
+            "optimizer.clip_grad=0",
+        ],
+    ),
+    (", f32 masters", &[]),
+];
+
 #[derive(Debug, Parser)]
 struct StepArgs {
     #[command(flatten)]
@@ -45,7 +61,8 @@ struct StepArgs {
     /// Settings on top of the measurement's, as `megaburn train --set`.
     #[arg(long, value_name = "KEY=VALUE")]
     set: Vec<String>,
-    /// One more step at the end with the profiler on, for `ncu --profile-from-start off`.
+    /// One more step of each at the end, and no result: with the profiler on, for
+    /// `ncu --profile-from-start off`.
     #[arg(long)]
     profile: bool,
     /// Steps that are timed.
@@ -74,15 +91,64 @@ fn run(args: &StepArgs) -> Result<(), Failure> {
     let folder = tempfile::tempdir()?;
     let file = folder.path().join("text.txt");
     fs::write(&file, "The quick brown fox jumps over the lazy dog. ".repeat(20_000))?;
-    let mut config = ConfigLayers::new().with_text("train_step", CONFIG)?;
-    for set in &args.set {
-        config = config.with_set(set)?;
+    let load = |sets: &[&str]| -> Result<TrainConfig, Failure> {
+        let mut config = ConfigLayers::new().with_text("train_step", CONFIG)?;
+        for set in sets.iter().copied().chain(args.set.iter().map(String::as_str)) {
+            config = config.with_set(set)?;
+        }
+        Ok(config.with_data(&file.to_string_lossy())?.with_layout("tp1")?.load()?)
+    };
+    let tokens = load(&[])?.data.seq_len as f64;
+    let flops = tokens * (6.0 * 1_003_487_232.0 + 12.0 * (4 * 4096) as f64 * tokens / 2.0);
+    let title = format!("a step of {tokens} tokens");
+    let mut table = Table::new(title, &["what", "ms", "fastest ms", "TFLOP/s", "GiB"]);
+    let row = |name: String, seconds: f64, fastest: String, gib: String| {
+        let rate = format!("{:.0}", flops / seconds / 1e12);
+        vec![name, format!("{:.1}", seconds * 1e3), fastest, rate, gib]
+    };
+    let mut text = String::new();
+    for (suffix, sets) in OPTIMIZERS {
+        let found = steps(args, load(sets)?)?;
+        let gib = format!("{:.1}", found.memory as f64 / f64::from(1 << 30));
+        let fastest = format!("{:.1}", found.fastest * 1e3);
+        table.row(row(format!("megaburn{suffix}"), found.seconds, fastest, gib));
+        text = format!(
+            "The host enqueues a step with f32 masters in {:.1} ms; it waits for the GPU once a step, for loss \
+             and gradient norm. Loss after {} steps: {:.4}.",
+            found.host * 1e3,
+            args.steps + 4,
+            found.loss
+        );
     }
-    let config = config.with_data(&file.to_string_lossy())?.with_layout("tp1")?.load()?;
+    if args.profile {
+        return Ok(());
+    }
+    let peers = peer_times(args.peer.as_deref())?;
+    for (name, milliseconds) in peers.iter().filter(|(name, _)| !name.ends_with(" GiB")) {
+        let gib = peers.get(&format!("{name} GiB")).map(|gib| format!("{gib:.1}"));
+        table.row(row(name.clone(), milliseconds / 1e3, String::new(), gib.unwrap_or_default()));
+    }
+    report.table(&table);
+    report.text(&text);
+    report.finish(&args.report)
+}
+
+/// What was seen of a run of some steps.
+struct Found {
+    /// Seconds of the median step, of the fastest, and of the host until it waits.
+    seconds: f64,
+    fastest: f64,
+    host: f64,
+    loss: f64,
+    /// Bytes on the GPU, at most.
+    memory: u64,
+}
+
+fn steps(args: &StepArgs, config: TrainConfig) -> Result<Found, Failure> {
     let config = Arc::new(config);
     let data = Arc::new(RunData::load(&config)?);
     let device = Device::cuda(0).autodiff();
-    let mut trainer = Trainer::new(config.clone(), ProcessGroups::single(0), device, data.clone())?;
+    let mut trainer = Trainer::new(config.clone(), ProcessGroups::single(0), device, data)?;
     let (mut times, mut host_times) = (Vec::new(), Vec::new());
     let (mut loss, mut memory) = (f64::NAN, 0);
     for step in 0..args.steps + 4 {
@@ -90,15 +156,16 @@ fn run(args: &StepArgs) -> Result<(), Failure> {
         let metrics = trainer.step()?;
         let seconds = started.elapsed().as_secs_f64();
         let host = trainer.enqueue_time().as_secs_f64();
-        let (milliseconds, host) = (seconds * 1e3, host * 1e3);
         println!(
-            "step {step}: {milliseconds:.1} ms, enqueued in {host:.1} ms, loss {:.4}",
+            "step {step}: {:.1} ms, enqueued in {:.1} ms, loss {:.4}",
+            seconds * 1e3,
+            host * 1e3,
             metrics.loss
         );
-        host_times.push(host);
         (loss, memory) = (metrics.loss, metrics.memory_bytes);
         if step >= 4 {
             times.push(seconds);
+            host_times.push(host);
         }
     }
     if args.profile {
@@ -106,32 +173,12 @@ fn run(args: &StepArgs) -> Result<(), Failure> {
         let probe = probe.try_into_primitive::<Cube>().expect("it is on a GPU");
         let queue = cuda::CudaQueue::of(&cuda::tensor::from_backend(probe));
         cuda::profiler::captured(&queue.expect("it is on a GPU"), || trainer.step())??;
-        return Ok(());
     }
+    // The next run's memory is its own.
+    drop(trainer);
+    Device::cuda(0).memory_cleanup();
     times.sort_by(f64::total_cmp);
-    let (fastest, seconds) = (times[0], times[times.len() / 2]);
-    let tokens = config.data.seq_len as f64;
-    let flops = tokens * (6.0 * 1_003_487_232.0 + 12.0 * (4 * 4096) as f64 * tokens / 2.0);
-    let title = format!("a step of {tokens} tokens");
-    let mut table = Table::new(title, &["what", "ms", "fastest ms", "TFLOP/s", "GiB"]);
-    let row = |name: &str, seconds: f64, fastest: String, gib: String| {
-        let rate = format!("{:.0}", flops / seconds / 1e12);
-        vec![name.into(), format!("{:.1}", seconds * 1e3), fastest, rate, gib]
-    };
-    let gib = format!("{:.1}", memory as f64 / f64::from(1 << 30));
-    table.row(row("megaburn", seconds, format!("{:.1}", fastest * 1e3), gib));
-    let peers = peer_times(args.peer.as_deref())?;
-    for (name, milliseconds) in peers.iter().filter(|(name, _)| !name.ends_with(" GiB")) {
-        let gib = peers.get(&format!("{name} GiB")).map(|gib| format!("{gib:.1}"));
-        table.row(row(name, milliseconds / 1e3, String::new(), gib.unwrap_or_default()));
-    }
-    report.table(&table);
     host_times.sort_by(f64::total_cmp);
-    report.text(&format!(
-        "The host enqueues forward and backward in {:.1} ms; it waits for the GPU once a step, for the \
-         gradient norm. Loss after {} steps: {loss:.4}.",
-        host_times[host_times.len() / 2],
-        args.steps + 4
-    ));
-    report.finish(&args.report)
+    let [seconds, host] = [&times, &host_times].map(|times| times[times.len() / 2]);
+    Ok(Found { seconds, fastest: times[0], host, loss, memory })
 }

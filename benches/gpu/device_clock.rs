@@ -1,0 +1,75 @@
+//! How long a GPU takes for an operation, without what its host does.
+
+use std::{thread, time::Duration};
+
+use burn::{
+    backend::Cube,
+    prelude::Device,
+    tensor::{DType, Distribution, Tensor},
+};
+use megaburn::{
+    cuda::{self, CudaQueue, timing::elapsed},
+    kernels::seed,
+};
+
+use crate::Failure;
+
+/// Times operations by the device's own clock, enqueued while the device is busy with something else.
+pub(crate) struct DeviceClock {
+    queue: CudaQueue,
+    rounds: usize,
+    /// What the GPU is kept busy with.
+    large: Tensor<1>,
+}
+
+impl DeviceClock {
+    /// A time is the mean of `rounds`.
+    pub(crate) fn new(device: &Device, rounds: usize) -> Result<Self, Failure> {
+        let probe = Tensor::<1>::zeros([1], device).try_into_primitive::<Cube>();
+        let probe = probe.map_err(|_| "no tensor of a GPU")?;
+        let queue = CudaQueue::of(&cuda::tensor::from_backend(probe)).ok_or("no CUDA tensor")?;
+        Ok(Self { queue, rounds, large: Tensor::zeros([256 << 20], (device, DType::F32)) })
+    }
+
+    /// Something for the GPU to do while the host enqueues what is timed: half a millisecond each.
+    fn busy(&self, times: usize) {
+        (0..times).for_each(|_| drop(self.large.clone() * 1.5));
+    }
+
+    /// Milliseconds of one call on the device.
+    pub(crate) fn forward(&self, step: impl Fn()) -> Result<f64, Failure> {
+        for _ in 0..3 {
+            step();
+        }
+        let mut means = Vec::new();
+        for _ in 0..3 {
+            self.queue.on_device_thread(|| Ok(()))?;
+            thread::sleep(Duration::from_millis(50));
+            self.busy(12);
+            let total = elapsed(&self.queue, || (0..self.rounds).for_each(|_| step()))?;
+            means.push(f64::from(total) / self.rounds as f64);
+        }
+        means.sort_by(f64::total_cmp);
+        Ok(means[1])
+    }
+
+    /// Milliseconds of one backward on the device, its forward left out.
+    pub(crate) fn backward<const D: usize, const O: usize>(
+        &self,
+        step: impl Fn() -> [Tensor<D>; O],
+    ) -> Result<f64, Failure> {
+        let normal = Distribution::Normal(0.0, 1.0);
+        let grads = step().map(|y| y.inner().random_like(normal));
+        let mut times = Vec::new();
+        for _ in 0..self.rounds + 3 {
+            let seeds = step().into_iter().zip(&grads);
+            let seeds = seeds.map(|(y, grad)| seed(y, Tensor::from_inner(grad.clone())));
+            let root = seeds.reduce(|a, b| a + b).expect("there is an output");
+            self.queue.on_device_thread(|| Ok(()))?;
+            self.busy(3);
+            times.push(elapsed(&self.queue, || drop(root.backward()))?);
+        }
+        let times = &times[3..];
+        Ok(times.iter().map(|time| f64::from(*time)).sum::<f64>() / times.len() as f64)
+    }
+}

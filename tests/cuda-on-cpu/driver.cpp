@@ -46,6 +46,12 @@ Result release(Pointer at) {
     return SUCCESS;
 }
 
+// With CUDA_ON_CPU_TRACE set: what the driver is asked for, line by line on stderr.
+template <typename... Values> void trace(const char *format, Values... values) {
+    static const bool wanted = getenv("CUDA_ON_CPU_TRACE");
+    if (wanted) fprintf(stderr, format, values...);
+}
+
 struct Function {
     std::string name;
     void (*entry)(void **);
@@ -133,10 +139,16 @@ Result cuMemGetInfo_v2(size_t *free, size_t *total) {
     std::lock_guard guard(lock);
     return *free = MEMORY - allocated, *total = MEMORY, SUCCESS;
 }
-Result cuMemAlloc_v2(Pointer *at, size_t bytes) { return allocate(at, bytes); }
-Result cuMemAllocAsync(Pointer *at, size_t bytes, Stream) { return allocate(at, bytes); }
-Result cuMemFree_v2(Pointer at) { return release(at); }
-Result cuMemFreeAsync(Pointer at, Stream) { return release(at); }
+Result cuMemAlloc_v2(Pointer *at, size_t bytes) {
+    trace("allocate %zu\n", bytes);
+    return allocate(at, bytes);
+}
+Result cuMemAllocAsync(Pointer *at, size_t bytes, Stream) { return cuMemAlloc_v2(at, bytes); }
+Result cuMemFree_v2(Pointer at) {
+    trace("free\n");
+    return release(at);
+}
+Result cuMemFreeAsync(Pointer at, Stream) { return cuMemFree_v2(at); }
 Result cuMemAllocHost_v2(void **at, size_t bytes) {
     return (*at = malloc(bytes ? bytes : 1)) ? SUCCESS : OUT_OF_MEMORY;
 }
@@ -208,6 +220,7 @@ Result cuLaunchKernel(Function *function, unsigned grid_x, unsigned grid_y, unsi
                       unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared,
                       Stream, void **arguments, void **) {
     if (!grid_x || !grid_y || !grid_z) return INVALID_VALUE;
+    trace("launch %s %u %u %u\n", function->name.c_str(), grid_x, grid_y, grid_z);
     const char *error =
         emu_launch(function->name.c_str(), function->entry, arguments, {grid_x, grid_y, grid_z},
                    {block_x, block_y, block_z}, shared);

@@ -10,6 +10,7 @@ use megaburn_mesh::{ParamSpec, ShardPlan};
 
 use crate::{
     OptimError,
+    adamw_config::check_dtype,
     plan::check_plan,
     visit::{FloatVisitor, visit_floats},
 };
@@ -76,11 +77,14 @@ impl GradientAccumulator {
 
     /// Sums in another type than f32, over micro-batches and over ranks: bf16 takes half of the memory
     /// and of what is sent, and loses what is smaller than 1/256 of the sum that it is added to
-    /// (Megatron's `--main-grads-dtype`). Call it before there are gradients.
-    #[must_use]
-    pub fn with_dtype(mut self, dtype: FloatDType) -> Self {
+    /// (Megatron's `--main-grads-dtype`). Call it before [`with_main_grads`](Self::with_main_grads).
+    ///
+    /// # Errors
+    /// It is neither f32 nor bf16; sums over tokens would leave the range of f16.
+    pub fn with_dtype(mut self, dtype: FloatDType) -> Result<Self, OptimError> {
+        check_dtype("main_grads", dtype)?;
         self.entries.values_mut().for_each(|entry| entry.dtype = dtype.into());
-        self
+        Ok(self)
     }
 
     /// Lets linear layers sum the gradients of their weights in f32 while they compute them, given
@@ -228,7 +232,7 @@ mod tests {
         assert_eq!(values(sum.get("matrix").unwrap()), [257.0; 4]);
 
         let mut narrow = GradientAccumulator::new(&net, &plan_of(2, 2, 0, 1)).unwrap();
-        narrow = narrow.with_dtype(FloatDType::BF16).with_main_grads(BTreeMap::new());
+        narrow = narrow.with_dtype(FloatDType::BF16).unwrap();
         for scale in [256.0f32, 1.0] {
             let loss = net.matrix.val().sum().mul_scalar(scale);
             narrow.accumulate(&net, &mut loss.backward());

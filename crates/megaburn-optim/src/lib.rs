@@ -20,6 +20,7 @@
 
 mod accumulator;
 mod adamw;
+mod adamw_config;
 mod adamw_state;
 mod clip;
 mod error;
@@ -33,7 +34,8 @@ mod testing;
 mod visit;
 
 pub use accumulator::GradientAccumulator;
-pub use adamw::{AdamW, AdamWConfig};
+pub use adamw::AdamW;
+pub use adamw_config::AdamWConfig;
 pub use adamw_state::Moment;
 pub use error::OptimError;
 pub use norm::GradNorm;

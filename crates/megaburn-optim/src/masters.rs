@@ -96,7 +96,7 @@ impl ModuleMapper for Cast<'_> {
             let leaf = Leaf { dtype: *dtype, ..Leaf::of(&tensor) };
             let value = wide(tensor);
             optimizer.masters.remove(&path.text());
-            if leaf.requires_grad && optimizer.has_master((*dtype).into()) {
+            if leaf.requires_grad && optimizer.has_master(*dtype) {
                 optimizer.masters.insert(path.text(), value.clone());
             }
             leaf.with(value)

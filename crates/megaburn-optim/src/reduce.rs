@@ -13,8 +13,8 @@ impl GradientAccumulator {
     /// # Errors
     /// See [`megaburn_collective::CollectiveError`].
     /// # Collective
-    /// All members of `group` (dp x cp); sends every gradient, in path order, in buckets of
-    /// 16 MiB.
+    /// All members of `group` (dp x cp); sends every gradient, in path order, in buckets of 4 Mi
+    /// elements.
     pub fn reduce(&mut self, group: &Group) -> Result<(), OptimError> {
         self.reduce_by(group, BUCKET)
     }

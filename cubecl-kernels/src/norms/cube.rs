@@ -14,16 +14,20 @@ use super::{Grads, Input, Norm, NormRows, Saved, composed};
 use crate::cube::{Rows, Team, address_type, lanes, sum_parts};
 use crate::primitive::cast;
 
-/// Units that share the multiprocessors of a large GPU in the backward: as many as its registers (and
-/// the shared memory of stages) have room for, so that all teams run at once and their partial sums are
-/// few.
-fn resident(flavor: Flavor) -> u32 {
-    let of_one = match flavor {
+/// Multiprocessors of a large GPU.
+const PROCESSORS: u32 = 132;
+
+/// Cubes of the backward that share the multiprocessors of a large GPU: as many as its registers and the
+/// shared memory of stages have room for, so that all teams run at once and their partial sums are few.
+fn resident(flavor: Flavor, team: Team, shared: usize, room: usize) -> u32 {
+    let units = match flavor {
         Flavor { stages: 0, .. } | Flavor { beta: true, .. } => 512,
         Flavor { add: true, .. } => 768,
         _ => 1024,
     };
-    132 * of_one
+    let by_shared = room.checked_div(shared).unwrap_or(usize::MAX).max(1);
+    let by_units = (units / team.cube_dim().num_elems()).max(1);
+    PROCESSORS * by_units.min(by_shared.min(32) as u32)
 }
 
 impl NormRows for Cube {
@@ -160,14 +164,16 @@ fn launch_backward(
     let lanes = lanes(dtype, &[n, x.stride, dy.stride, dsum_stride]);
     // (The sums of two gradients take the registers of a vector more.)
     let team = Team::new(n / lanes, 512, 2, if beta.is_some() { 3 } else { 4 });
+    let room = dy.tensor.client.properties().hardware.max_shared_memory_size;
+    let shared = stage_bytes(team, if add { 3 } else { 2 });
     let flavor = Flavor {
         centered: norm.centered,
         zero_centered_gamma: norm.options.zero_centered_gamma,
         beta: beta.is_some(),
         add,
-        stages: stages(&dy.tensor, lanes, team, if add { 3 } else { 2 }),
+        stages: if has_stages(&dy.tensor, lanes, team, shared) { STAGES } else { 0 },
     };
-    let cubes = team.cubes(rows).min(resident(flavor) / team.cube_dim().num_elems());
+    let cubes = team.cubes(rows).min(resident(flavor, team, shared, room));
     let teams = cubes * team.rows;
     let dx = tensor::empty(&dy.tensor, shape, dtype);
     // Without rows there is a team of nobody, whose sums are not read.
@@ -219,12 +225,41 @@ fn launch_backward(
     }
 }
 
-/// How many stages the backward has for vectors of `lanes` elements of so many tensors.
-fn stages(of: &CubeTensor, lanes: usize, team: Team, tensors: u32) -> u32 {
+/// What a cube takes of shared memory for the stages of so many tensors, in vectors of 16 bytes.
+fn stage_bytes(team: Team, tensors: u32) -> usize {
+    // (Beside them are the places of sums.)
+    (STAGES * team.held * team.cube_dim().num_elems() * 16 * tensors + 1024) as usize
+}
+
+/// Whether rows come to the backward by asynchronous copies.
+fn has_stages(of: &CubeTensor, lanes: usize, team: Team, shared: usize) -> bool {
     let properties = of.client.properties();
-    let shared = STAGES * team.held * team.cube_dim().num_elems() * 16 * tensors;
-    // Smaller copies are not worth their instructions; a kernel has some shared memory besides.
-    let fits = shared as usize + 1024 <= properties.hardware.max_shared_memory_size;
-    let whole = lanes * of.dtype.size() == 16;
-    if properties.features.copy_async && whole && fits { STAGES } else { 0 }
+    // Smaller copies are not worth their instructions, and rows that registers do not hold have none.
+    properties.features.copy_async
+        && team.held > 0
+        && lanes * of.dtype.size() == 16
+        && shared <= properties.hardware.max_shared_memory_size
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As many teams as run at once: by registers, or where rows are long by shared memory.
+    #[test]
+    fn cubes_of_the_backward_are_as_many_as_fit() {
+        const ROOM: usize = 227 << 10;
+        let flavor =
+            |beta, add| Flavor { centered: beta, zero_centered_gamma: false, beta, add, stages: 3 };
+        let cubes = |n: usize, beta, add| {
+            let team = Team::new(n / 8, 512, 2, if beta { 3 } else { 4 });
+            let shared = stage_bytes(team, if add { 3 } else { 2 });
+            resident(flavor(beta, add), team, shared, ROOM) / PROCESSORS
+        };
+        assert_eq!(cubes(4096, false, false), 4);
+        assert_eq!(cubes(4096, false, true), 3);
+        assert_eq!(cubes(4096, true, false), 2);
+        assert_eq!(cubes(8192, false, true), 1, "144 KiB each");
+        assert_eq!(cubes(16384, false, false), 1, "192 KiB");
+    }
 }

@@ -15,10 +15,11 @@ use libloading::Library;
 use super::config::Config;
 use crate::{CudaError, wheels};
 
-/// 2.18.1, as `ncclGetVersion` counts: the first with every field of [`Config`], and that splits.
-pub(super) const OLDEST: c_int = 2_18_01;
+/// 2.22.3, as `ncclGetVersion` counts: the first whose abort inside a group sets its flag at once and lets
+/// go of memory at the group's end (`handles`).
+pub(super) const OLDEST: c_int = 2_22_03;
 const NAMES: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
-const INSTALL: &str = "install NCCL 2.18 or newer (package libnccl2, or the wheel nvidia-nccl-cu13 with \
+const INSTALL: &str = "install NCCL 2.22.3 or newer (package libnccl2, or the wheel nvidia-nccl-cu13 with \
     LD_LIBRARY_PATH naming its folder nvidia/nccl/lib)";
 
 /// What a call returns: NCCL's `ncclResult_t`, as a number because newer libraries have more of them.
@@ -53,7 +54,7 @@ macro_rules! functions {
         impl Api {
             fn resolve(library: &Library) -> Result<Self, CudaError> {
                 Ok(Self {
-                    // SAFETY: the types are those of the public header of 2.18 and later.
+                    // SAFETY: the types are those of the public header of 2.22 and later.
                     $($name: *unsafe { library.get($symbol) }.map_err(|_| missing($symbol))?,)*
                 })
             }
@@ -160,7 +161,7 @@ impl Api {
 /// The version of NCCL that this process would use, as text: `2.27.3`.
 ///
 /// # Errors
-/// The library is missing, or older than 2.18.
+/// The library is missing, or older than 2.22.3.
 pub fn version() -> Result<String, CudaError> {
     Api::get()?.version().map(dotted)
 }
@@ -176,13 +177,13 @@ fn check_version(version: c_int) -> Result<(), CudaError> {
     }
     let [found, oldest] = [version, OLDEST].map(dotted);
     Err(CudaError::Refused(format!(
-        "NCCL {found} (ncclGetVersion says {version}) is too old: {oldest} or newer is needed for \
-         calls that do not block; {INSTALL}"
+        "NCCL {found} (ncclGetVersion says {version}) is too old: {oldest} or newer is needed to \
+         abort calls safely; {INSTALL}"
     )))
 }
 
 fn missing(function: &'static str) -> CudaError {
-    CudaError::MissingFunction { library: "NCCL", function, wanted: "2.18" }
+    CudaError::MissingFunction { library: "NCCL", function, wanted: "2.22.3" }
 }
 
 #[cfg(test)]
@@ -191,11 +192,11 @@ mod tests {
 
     #[test]
     fn too_old_a_library_is_refused_by_number() {
-        assert_eq!(check_version(21801), Ok(()));
+        assert_eq!(check_version(22203), Ok(()));
         assert_eq!(check_version(22703), Ok(()));
-        for (version, text) in [(21703, "2.17.3"), (2708, "0.27.8")] {
+        for (version, text) in [(22105, "2.21.5"), (2708, "0.27.8")] {
             let error = check_version(version).unwrap_err().to_string();
-            assert!(error.contains(text) && error.contains("2.18.1"), "{error}");
+            assert!(error.contains(text) && error.contains("2.22.3"), "{error}");
             assert!(error.contains(&version.to_string()), "{error}");
         }
     }

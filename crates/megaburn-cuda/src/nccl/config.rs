@@ -7,8 +7,11 @@ use std::{
 /// `NCCL_CONFIG_UNDEF_INT`: the library's default, or what an environment variable says.
 const UNDEFINED: c_int = c_int::MIN;
 
-/// NCCL's `ncclConfig_t` as of 2.18. A newer library reads as many bytes as `size` says and takes its
-/// own defaults for the fields that `version` did not have.
+/// 2.18.1, whose header has the fields below and no more.
+const VERSION: c_uint = 2_18_01;
+
+/// NCCL's `ncclConfig_t` as of that version. A newer library reads as many bytes as `size` says and takes
+/// its own defaults for the fields that `version` did not have.
 #[repr(C)]
 #[derive(Debug)]
 pub(super) struct Config {
@@ -39,7 +42,7 @@ impl Config {
         Self {
             size: size_of::<Self>(),
             magic: 0xcafe_beef,
-            version: super::api::OLDEST as c_uint,
+            version: VERSION,
             blocking,
             cga_cluster_size: UNDEFINED,
             min_ctas: UNDEFINED,

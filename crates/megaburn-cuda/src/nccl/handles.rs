@@ -7,8 +7,6 @@
 //! nobody uses, ends a call that another thread is making at that moment.
 
 use std::{
-    ffi::{c_char, c_int},
-    ptr,
     sync::{
         Mutex, MutexGuard, PoisonError, TryLockError,
         atomic::{AtomicBool, Ordering},
@@ -18,19 +16,21 @@ use std::{
     time::{Duration, Instant},
 };
 
-use cudarc::nccl::sys::{ncclComm_t, ncclUniqueId};
+use cudarc::nccl::sys::ncclComm_t;
 
 use super::{
     Membership, UniqueId,
     api::{Api, Code},
-    config::Config,
+    meeting::{async_error, init, refuse_overrides, settle, split},
 };
 use crate::{CudaError, context::Context};
 
 /// How long an orderly end waits for the other members, and an abort for a call that is being made.
 const LINGER: Duration = Duration::from_secs(5);
 
-/// The handles, which are used by one thread at a time and only while they are live.
+/// The handles. Calls are made by one thread at a time. Who ends the communicator takes the handles out, so
+/// that no call begins any more, and waits for the one that is being made; if that does not come back, the
+/// handles stay NCCL's for ever, rather than being freed under it.
 #[derive(Debug)]
 pub(super) struct Handles {
     api: &'static Api,
@@ -58,9 +58,9 @@ struct Pair {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Handle(ncclComm_t);
+pub(super) struct Handle(pub(super) ncclComm_t);
 
-// SAFETY: NCCL ties no communicator to a thread; `State` is behind a lock.
+// SAFETY: NCCL ties no communicator to a thread; `Handles` sees to it that they take turns.
 unsafe impl Send for Handle {}
 
 impl Handles {
@@ -75,6 +75,7 @@ impl Handles {
         members: Membership,
         end: &impl Fn() -> Option<String>,
     ) -> Result<Self, CudaError> {
+        refuse_overrides()?;
         let parent = init(api, id, members)?;
         let met = settle(api, parent, "ncclCommInitRankConfig", end)
             .and_then(|()| split(api, parent, members, end));
@@ -112,7 +113,7 @@ impl Handles {
         };
         let code = call(self.api, worker.0);
         match &*self.state() {
-            _ if code.is_fine() => Ok(()),
+            _ if code == Code::SUCCESS => Ok(()),
             // What it failed with is the abort.
             State::Ended(why) => Err(CudaError::Refused(why.clone())),
             State::Live(_) => Err(self.api.error(name, code, Some(worker.0))),
@@ -137,9 +138,10 @@ impl Handles {
         let Some(Pair { parent, worker }) = self.end(reason) else { return };
         let _ = self.context.scope(|| {
             // A call that is being made comes back.
-            let calling = abort_while(self.api, parent, || self.after_the_call());
-            abort(self.api, worker);
-            drop(calling);
+            if let Some(calling) = abort_while(self.api, parent, || self.after_the_call()) {
+                abort(self.api, worker);
+                drop(calling);
+            }
             Ok(())
         });
         self.gone.store(true, Ordering::Release);
@@ -163,7 +165,7 @@ impl Handles {
     /// Waits a moment until the thread that ended them has done so: a process that exits in the middle
     /// of `ncclCommAbort` crashes.
     pub(super) fn await_end(&self) {
-        let deadline = Instant::now() + LINGER;
+        let deadline = Instant::now() + 2 * LINGER;
         while !self.gone.load(Ordering::Acquire) && Instant::now() < deadline {
             thread::sleep(Duration::from_millis(1));
         }
@@ -178,7 +180,7 @@ impl Handles {
             // All of it, and not the handle's only field.
             let worker = worker;
             let _ = context.scope(|| {
-                // SAFETY: the handle was taken out, so that nobody else uses it.
+                // SAFETY: the handle was taken out, and the caller holds the lock of calls.
                 let code = unsafe { (api.comm_finalize)(worker.0) };
                 // SAFETY: as above, and not used again.
                 let code = code.and(|| unsafe { (api.comm_destroy)(worker.0) });
@@ -187,15 +189,17 @@ impl Handles {
             });
             let _ = done.send(());
         };
-        // The blocking one waits for members that may not come.
-        let thread = thread::Builder::new().name("nccl-close".into()).spawn(finalize);
-        let in_order = thread.is_ok() && finished.recv_timeout(LINGER).is_ok();
         let _ = context.scope(|| {
-            match in_order {
-                // SAFETY: the handle was taken out and is not used again.
-                true => warn_of(api, "ncclCommDestroy", unsafe { (api.comm_destroy)(parent.0) }),
-                // The other one's end comes back.
-                false => abort_while(api, parent, || _ = finished.recv_timeout(LINGER)),
+            // (A call that does not come back, which an abort would have ended, keeps both.)
+            let Some(_calling) = self.after_the_call() else { return Ok(()) };
+            // The blocking one waits for members that may not come.
+            let thread = thread::Builder::new().name("nccl-close".into()).spawn(finalize);
+            if thread.is_ok() && finished.recv_timeout(LINGER).is_ok() {
+                // SAFETY: the handle was taken out, has nothing under way and is not used again.
+                warn_of(api, "ncclCommDestroy", unsafe { (api.comm_destroy)(parent.0) });
+            } else {
+                // Aborted, the parent sets the flag that lets the other come back.
+                abort_while(api, parent, || finished.recv_timeout(LINGER).ok());
             }
             Ok(())
         });
@@ -223,93 +227,27 @@ impl Handles {
     }
 }
 
-/// Starts joining. NCCL hands the communicator out at once.
-fn init(api: &Api, id: UniqueId, members: Membership) -> Result<Handle, CudaError> {
-    let id = ncclUniqueId { internal: id.0.map(|byte| byte as c_char) };
-    let (size, rank) = (number(members.size)?, number(members.rank)?);
-    let mut comm: ncclComm_t = ptr::null_mut();
-    let mut config = Config::non_blocking();
-    // SAFETY: NCCL writes the handle through the first pointer and reads as much of the config as
-    // its field `size` says; both outlive the call.
-    let code = unsafe { (api.comm_init_rank_config)(&mut comm, size, id, rank, &mut config) };
-    match code.is_fine() && !comm.is_null() {
-        true => Ok(Handle(comm)),
-        false => Err(api.error("ncclCommInitRankConfig", code, None)),
-    }
-}
-
-/// A blocking communicator of all members of `parent`.
-fn split(
-    api: &Api,
-    parent: Handle,
-    members: Membership,
-    end: &impl Fn() -> Option<String>,
-) -> Result<Handle, CudaError> {
-    let rank = number(members.rank)?;
-    // NCCL's thread writes the handle and reads the config when the members are there, which may be
-    // after this one has given up: then the place stays.
-    let place = Box::into_raw(Box::new((ptr::null_mut() as ncclComm_t, Config::blocking())));
-    // SAFETY: both parts of the place live until NCCL is done with them.
-    let code =
-        unsafe { (api.comm_split)(parent.0, 0, rank, &raw mut (*place).0, &raw mut (*place).1) };
-    if !code.is_fine() {
-        return Err(api.error("ncclCommSplit", code, Some(parent.0)));
-    }
-    settle(api, parent, "ncclCommSplit", end)?;
-    // SAFETY: it came from a box, and NCCL is done with it.
-    let (comm, _) = *unsafe { Box::from_raw(place) };
-    match comm.is_null() {
-        false => Ok(Handle(comm)),
-        true => Err(CudaError::Refused("ncclCommSplit gave no communicator".into())),
-    }
-}
-
-/// Waits until what is under way is done.
-fn settle(
-    api: &Api,
-    comm: Handle,
-    name: &'static str,
-    end: &impl Fn() -> Option<String>,
-) -> Result<(), CudaError> {
-    loop {
-        match async_error(api, comm) {
-            Code::SUCCESS => return Ok(()),
-            Code::IN_PROGRESS => {}
-            code => return Err(api.error(name, code, Some(comm.0))),
-        }
-        if let Some(why) = end() {
-            return Err(CudaError::Refused(why));
-        }
-        thread::sleep(Duration::from_millis(1));
-    }
-}
-
-/// What is under way ended with, or that it has not.
-fn async_error(api: &Api, comm: Handle) -> Code {
-    let mut state = Code::SUCCESS;
-    // SAFETY: the communicator is live, as the caller sees to; NCCL writes the state through the
-    // pointer.
-    let code = unsafe { (api.comm_get_async_error)(comm.0, &mut state) };
-    if code == Code::SUCCESS { state } else { code }
-}
-
 /// Aborts a communicator that nobody uses, and with it what is under way in those that were split from
-/// it, for which `wait` waits.
-fn abort_while<T>(api: &Api, parent: Handle, wait: impl FnOnce() -> T) -> T {
+/// it, for which `wait` waits: `None` if that did not come back.
+fn abort_while<T>(api: &Api, parent: Handle, wait: impl FnOnce() -> Option<T>) -> Option<T> {
     // In a group NCCL sets the flag at once. What the parent shares with the others it lets go of at the
     // group's end, when nobody is about to use it any more.
     // SAFETY: a group has no conditions but its end.
     warn_of(api, "ncclGroupStart", unsafe { (api.group_start)() });
     abort(api, parent);
     let waited = wait();
-    // SAFETY: as above.
-    warn_of(api, "ncclGroupEnd", unsafe { (api.group_end)() });
+    if waited.is_some() {
+        // SAFETY: as above.
+        warn_of(api, "ncclGroupEnd", unsafe { (api.group_end)() });
+    } else {
+        tracing::warn!("an NCCL call does not come back after its abort: its memory stays taken");
+    }
     waited
 }
 
-/// Aborts a communicator that nobody uses from now on.
+/// Aborts a communicator, which is not used again.
 fn abort(api: &Api, comm: Handle) {
-    // SAFETY: the handle was taken out, so that nobody else uses it.
+    // SAFETY: the handle was taken out, and no call is being made with it (`Handles`).
     warn_of(api, "ncclCommAbort", unsafe { (api.comm_abort)(comm.0) });
 }
 
@@ -317,8 +255,4 @@ fn warn_of(api: &Api, call: &'static str, code: Code) {
     if !code.is_fine() {
         tracing::warn!("{}", api.error(call, code, None));
     }
-}
-
-fn number(number: usize) -> Result<c_int, CudaError> {
-    c_int::try_from(number).map_err(|_| CudaError::Refused(format!("{number} ranks")))
 }

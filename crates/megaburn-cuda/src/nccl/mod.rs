@@ -22,6 +22,7 @@ mod config;
 mod exit;
 mod handles;
 mod lane;
+mod meeting;
 mod point_to_point;
 mod watchdog;
 

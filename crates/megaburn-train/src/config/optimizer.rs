@@ -39,9 +39,9 @@ pub struct OptimizerConfig {
     pub main_params_dtype: Dtype,
     /// In what gradients are summed over micro-batches and ranks; "bf16" only where train.dtype is.
     pub main_grads_dtype: Dtype,
-    /// In what the mean of gradients is kept.
+    /// In what the mean of gradients is kept. "bf16" wants a beta1 of 0.996 or less, to decay.
     pub exp_avg_dtype: Dtype,
-    /// In what the mean of squared gradients is kept.
+    /// In what the mean of squared gradients is kept. "bf16" wants a beta2 of 0.996 or less, to decay.
     pub exp_avg_sq_dtype: Dtype,
 }
 
@@ -114,6 +114,14 @@ impl OptimizerConfig {
             let rule = format!("f32 where train.dtype is {of_params}");
             require(dtype == Dtype::F32 || dtype == of_params, key, dtype, rule)?;
         }
+        // Rounded to 8 bits, a mean that a step takes less than 1/256 off stays what it is.
+        for (key, beta, dtype) in [
+            ("optimizer.beta1", self.beta1, self.exp_avg_dtype),
+            ("optimizer.beta2", self.beta2, self.exp_avg_sq_dtype),
+        ] {
+            let rule = "at most 0.996 where its mean is kept in bf16, or the mean would never fall";
+            require(dtype == Dtype::F32 || beta <= 0.996, key, beta, rule)?;
+        }
         Ok(())
     }
 }
@@ -148,6 +156,10 @@ mod tests {
         "`optimizer.main_grads_dtype` is bf16: it must be f32 where train.dtype is f32"
     )]
     #[case("exp_avg_dtype = 'f16'", "unknown variant `f16`")]
+    #[case(
+        "beta2 = 0.999\nexp_avg_sq_dtype = 'bf16'",
+        "`optimizer.beta2` is 0.999: it must be at most 0.996 where its mean is kept in bf16"
+    )]
     fn an_optimizer_that_cannot_be_is_refused(#[case] line: &str, #[case] message: &str) {
         let layers = ConfigLayers::new().with_text("o.toml", &format!("[optimizer]\n{line}"));
         let error = layers.and_then(ConfigLayers::load).unwrap_err();

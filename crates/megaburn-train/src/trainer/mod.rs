@@ -142,7 +142,7 @@ impl Trainer {
         };
         let model = optimizer.cast_params(model, config.train.dtype.into());
         let grads = GradientAccumulator::new(&model, &plan)?
-            .with_dtype(config.optimizer.main_grads_dtype.into())
+            .with_dtype(config.optimizer.main_grads_dtype.into())?
             .with_main_grads(main_grads(&model));
         Ok(Self {
             grads,

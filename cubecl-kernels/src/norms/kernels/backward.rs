@@ -95,6 +95,7 @@ pub(in crate::norms) fn backward_kernel<F: Float, G: Float, N: Size>(
             }
             gpu_asm!("cp.async.commit_group;");
             // All but the last groups, as many as there are stages less one.
+            comptime!(assert_eq!(stages, 3));
             gpu_asm!("cp.async.wait_group 2;");
             #[unroll]
             for i in 0..held {

@@ -1,6 +1,7 @@
 use std::{
     collections::BTreeMap,
     fs,
+    io::ErrorKind,
     path::{Path, PathBuf},
     sync::OnceLock,
 };
@@ -229,17 +230,20 @@ fn read_manifest(folder: &Path) -> Result<Manifest, CheckpointError> {
     let text = fs::read(&path).during("read", &path)?;
     let damaged = |why: String| CheckpointError::damaged(&path, why);
     let value: Value = serde_json::from_slice(&text).map_err(|e| damaged(e.to_string()))?;
-    // Before the hash: another version may hash otherwise.
-    let version = value.get("format").and_then(Value::as_u64);
-    if let Some(found) = version.filter(|&found| found != FORMAT) {
-        let supported = FORMAT;
-        return Err(CheckpointError::UnknownVersion { path, found, supported });
-    }
+    let version = value.get("format").and_then(Value::as_u64).filter(|&found| found != FORMAT);
     let hash_path = folder.join(MANIFEST_HASH);
-    let hash = fs::read_to_string(&hash_path).during("read", &hash_path)?;
+    let hash = match fs::read_to_string(&hash_path) {
+        // A version that hashes otherwise is free to keep its hash elsewhere.
+        Err(error) if version.is_some() && error.kind() == ErrorKind::NotFound => None,
+        hash => Some(hash.during("read", &hash_path)?),
+    };
+    // The version is believed after the hash: it may be what is damaged.
     let found = hex(xxh3_64(&text));
-    if hash != found {
+    if let Some(hash) = hash.filter(|hash| *hash != found) {
         return Err(damaged(format!("its xxh3 is {found}, and {MANIFEST_HASH} says {hash}")));
+    }
+    if let Some(found) = version {
+        return Err(CheckpointError::UnknownVersion { path, found, supported: FORMAT });
     }
     let manifest: Manifest = serde_json::from_value(value).map_err(|e| damaged(e.to_string()))?;
     manifest.check().map_err(|(name, why)| damaged(format!("tensor `{name}`: {why}")))?;

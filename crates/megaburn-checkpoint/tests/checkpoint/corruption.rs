@@ -53,6 +53,21 @@ fn a_flipped_bit_anywhere_is_found() {
 }
 
 #[test]
+fn a_flipped_bit_in_the_version_is_damage_and_no_other_version() {
+    let (dir, newest) = two();
+    let path = newest.join("manifest.json");
+    let whole = fs::read(&path).unwrap();
+    let before = "\"format\": ";
+    let at = String::from_utf8_lossy(&whole).find(before).unwrap() + before.len();
+    for bit in 0..8 {
+        let mut bytes = whole.clone();
+        bytes[at] ^= 1 << bit;
+        fs::write(&path, bytes).unwrap();
+        refused(dir.path(), &newest, "manifest", 2);
+    }
+}
+
+#[test]
 fn a_truncated_or_grown_file_is_found() {
     let (dir, newest) = two();
     let mut random = Random::fresh();

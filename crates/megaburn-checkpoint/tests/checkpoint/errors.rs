@@ -1,9 +1,11 @@
-use std::fs;
+use std::{fs, path::Path};
 
 use burn::tensor::DType;
-use megaburn_checkpoint::{Checkpoint, CheckpointError};
+use megaburn_checkpoint::{Checkpoint, CheckpointError, find_latest};
+use megaburn_collective::{GroupOptions, run_threads};
 use megaburn_mesh::{Axis, ShardSpec};
 use tempfile::TempDir;
+use xxhash_rust::xxh3::xxh3_64;
 
 use crate::model::save_as;
 
@@ -42,14 +44,39 @@ fn another_element_type_is_refused() {
     assert!(error.contains("`model.norm.weight` is F64 and I64 is wanted"), "{error}");
 }
 
+/// Writes `version` into the checkpoint's manifest, and its hash beside it.
+fn set_version(folder: &Path, version: u64) {
+    let path = folder.join("manifest.json");
+    let text = fs::read_to_string(&path).unwrap();
+    assert!(text.contains("\"format\": 2"));
+    let text = text.replace("\"format\": 2", &format!("\"format\": {version}"));
+    fs::write(folder.join("manifest.xxh3"), format!("{:016x}", xxh3_64(text.as_bytes()))).unwrap();
+    fs::write(&path, text).unwrap();
+}
+
 #[test]
 fn another_format_version_is_named() {
     let (_dir, checkpoint) = opened();
-    let path = checkpoint.path().join("manifest.json");
-    let text = fs::read_to_string(&path).unwrap().replace("\"format\": 2", "\"format\": 12");
-    fs::write(&path, text).unwrap();
-    let error = Checkpoint::open(checkpoint.path()).unwrap_err();
-    assert!(matches!(error, CheckpointError::UnknownVersion { found: 12, supported: 2, .. }));
+    set_version(checkpoint.path(), 12);
+    let unknown =
+        |error| matches!(error, CheckpointError::UnknownVersion { found: 12, supported: 2, .. });
+    assert!(unknown(Checkpoint::open(checkpoint.path()).unwrap_err()));
+    // It may hash in a way of its own.
+    fs::remove_file(checkpoint.path().join("manifest.xxh3")).unwrap();
+    assert!(unknown(Checkpoint::open(checkpoint.path()).unwrap_err()));
+}
+
+#[test]
+fn no_older_checkpoint_is_taken_in_place_of_one_of_another_version() {
+    let (dir, checkpoint) = opened();
+    let newest = save_as(dir.path(), 2, 8, "tp2");
+    set_version(&newest, 3);
+    let found = run_threads(2, GroupOptions::default(), |world| find_latest(dir.path(), &world));
+    for found in found {
+        let error = found.unwrap_err().to_string();
+        assert!(error.contains("has checkpoint format 3"), "{error}");
+    }
+    assert!(checkpoint.path().exists() && newest.exists());
 }
 
 #[test]

@@ -10,9 +10,10 @@ impl AdamW {
     /// The module with its float parameters in `dtype`.
     ///
     /// Where that is narrower than f32 (and than [`AdamWConfig::main_params`](crate::AdamWConfig)), what
-    /// a trainable parameter is now stays here in f32: its master. [`AdamW::step`] updates masters, and a parameter is its master rounded to nearest. So
-    /// call it with the f32 values that a run starts from, and again whenever others are put into
-    /// the module. A parameter that is in `dtype` already stays as it is, and so does its master.
+    /// a trainable parameter is now stays here in f32: its master. [`AdamW::step`] updates masters,
+    /// and a parameter is its master rounded to nearest. So call it with the f32 values that a run
+    /// starts from, and again whenever others are put into the module. A parameter that is in `dtype`
+    /// already stays as it is, and so does its master.
     pub fn cast_params<M: Module>(&mut self, module: M, dtype: FloatDType) -> M {
         module.map(&mut Cast { path: Path::default(), dtype: dtype.into(), optimizer: self })
     }

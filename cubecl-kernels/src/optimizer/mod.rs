@@ -160,6 +160,16 @@ mod tests {
     use super::*;
     use crate::testing::{constant, device, values};
 
+    const STEP: AdamwStep = AdamwStep {
+        lr: 1e-2,
+        beta_1: 0.9,
+        beta_2: 0.95,
+        epsilon: 1e-8,
+        weight_decay: 0.1,
+        grad_factor: 0.5,
+        time: 1,
+    };
+
     fn factor(value: f32) -> Tensor<1> {
         Tensor::from_floats([value], &device())
     }
@@ -167,16 +177,8 @@ mod tests {
     #[test]
     fn a_step_is_torchs() {
         let [param, grad, m, v] = [0; 4].map(|_| constant([37]));
-        let (v, time) = (v.abs(), 7);
-        let step = AdamwStep {
-            lr: 1e-2,
-            beta_1: 0.9,
-            beta_2: 0.95,
-            epsilon: 1e-8,
-            weight_decay: 0.1,
-            grad_factor: 0.5,
-            time,
-        };
+        let v = v.abs();
+        let step = AdamwStep { time: 7, ..STEP };
         let state = AdamwState {
             param: param.clone(),
             exp_avg: m.clone(),
@@ -210,15 +212,7 @@ mod tests {
     fn narrow_state_is_rounded_once_a_step() {
         let [param, grad, m, v] =
             [0; 4].map(|_| constant([37]).cast(DType::BF16)).map(|x: Tensor<1>| x.abs());
-        let step = AdamwStep {
-            lr: 1e-2,
-            beta_1: 0.9,
-            beta_2: 0.95,
-            epsilon: 1e-8,
-            weight_decay: 0.1,
-            grad_factor: 0.5,
-            time: 3,
-        };
+        let step = AdamwStep { time: 3, ..STEP };
         let after = |dtype| {
             let [param, grad, exp_avg, exp_avg_sq] =
                 [&param, &grad, &m, &v].map(|x| x.clone().cast(dtype));

@@ -63,10 +63,10 @@ pub(super) type Call =
 
 impl Communicator {
     /// Enqueues `call` on the addresses of `x` and `out`. For its safety: the communicator is live
-    /// as long as the call takes, since who ends it waits for the call and, where that does not come back,
-    /// lets go of nothing ([`super::handles`]); the
-    /// buffers stay where they are until the stream has passed the call; they are as long as their
-    /// contiguous tensors, whose numbers of elements the calls were made with.
+    /// as long as the call takes, since who ends it waits for the call and, where that does not come
+    /// back, lets go of nothing ([`super::handles`]); the buffers stay where they are until the stream
+    /// has passed the call; they are as long as their contiguous tensors, whose numbers of elements the
+    /// calls were made with.
     pub(super) fn call(
         &self,
         label: Label,

@@ -1,10 +1,10 @@
 use std::path::{Path, PathBuf};
 
-use megaburn_collective::Group;
+use megaburn_collective::{Group, objects};
 
 use crate::{
     Checkpoint, CheckpointError,
-    agree::{broadcast, first_failure, settle},
+    agree::{first_failure, settle},
     folder::committed,
 };
 
@@ -48,7 +48,7 @@ pub fn find_latest(dir: &Path, world: &Group) -> Result<Latest, CheckpointError>
     let list = settle(world, list)?;
     let names = list.iter().filter_map(|(_, path)| path.file_name());
     let names: Vec<_> = names.map(|name| name.to_string_lossy().into_owned()).collect();
-    let names: Vec<String> = broadcast(world, &names)?;
+    let names: Vec<String> = objects::broadcast(world, &names)?;
 
     let mut refused = Vec::new();
     for name in names {

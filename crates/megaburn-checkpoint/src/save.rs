@@ -7,7 +7,7 @@ use std::{
 };
 
 use burn::tensor::{DType, TensorData};
-use megaburn_collective::ProcessGroups;
+use megaburn_collective::{ProcessGroups, objects};
 use megaburn_mesh::ShardSpec;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -15,7 +15,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::{
     CheckpointError, FileInfo, Manifest, TensorInfo,
-    agree::{broadcast, gather, settle},
+    agree::settle,
     dtype,
     error::IoContext,
     folder::{retain, step_path},
@@ -122,7 +122,7 @@ pub fn save<'a>(
     // Only the name: ranks of other hosts may see the folder under another path.
     let name = staging.as_ref().and_then(|staging| staging.path.file_name());
     let name: Option<String> =
-        broadcast(world, &name.map(|name| name.to_string_lossy().into_owned()))?;
+        objects::broadcast(world, &name.map(|name| name.to_string_lossy().into_owned()))?;
     let name = name.expect("rank 0 made it");
     let writes = groups.coords.dp == 0 && groups.coords.cp == 0;
     let mine = match writes {
@@ -130,7 +130,7 @@ pub fn save<'a>(
         false => Ok(Report::default()),
     };
     let mine = settle(world, mine)?;
-    let reports = gather(world, &mine)?;
+    let reports = objects::gather(world, &mine)?;
 
     let committed = staging.map(|staging| {
         let manifest = merge(snapshot, groups.layout().to_string(), reports)?;

@@ -27,6 +27,7 @@ mod launch;
 pub mod launcher;
 mod mailbox;
 mod message;
+pub mod objects;
 mod process_groups;
 mod recorder;
 mod reduce;

@@ -47,6 +47,10 @@ pub enum DataError {
     )]
     Batch { global_batch_size: usize, micro_batch_size: usize, dp: usize },
     #[error(
+        "a batch cannot grow from {start} to {end} samples by {increment}; start at or below {end}, a multiple of {increment} away"
+    )]
+    Ramp { start: usize, increment: usize, end: usize },
+    #[error(
         "sample {index} was read with different tokens by two ranks; they use another seed, text or sequence length"
     )]
     SampleConflict { index: u64 },

@@ -4,7 +4,7 @@
 //!
 //! A [`Corpus`] is encoded by a [`Tokenizer`] into a [`TokenDataset`], which is split into a
 //! training and a validation part; a [`Sampler`] numbers the samples of a part; a [`GlobalBatch`]
-//! says which numbers a data-parallel rank reads in a step.
+//! says which numbers a data-parallel rank reads in a step, a [`BatchSchedule`] how many all of them do.
 //!
 //! ```
 //! use megaburn_data::{ByteTokenizer, Corpus, GlobalBatch, Sampler, TokenDataset};
@@ -23,6 +23,7 @@
 //! ```
 
 mod batch;
+mod batch_schedule;
 mod burn_sources;
 mod corpus;
 mod dataset;
@@ -35,6 +36,7 @@ mod synthetic;
 mod tokenizer;
 
 pub use batch::GlobalBatch;
+pub use batch_schedule::BatchSchedule;
 pub use burn_sources::{BURN_CRATES, BURN_VERSION};
 pub use corpus::Corpus;
 pub use dataset::{Split, TokenDataset};

@@ -32,6 +32,15 @@ pub struct AdamW {
     pub(crate) masters: BTreeMap<String, Tensor<1>>,
 }
 
+/// What an update of a parameter uses beside its gradient.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Rates {
+    /// Learning rate.
+    pub lr: f64,
+    /// Decoupled weight decay.
+    pub weight_decay: f64,
+}
+
 /// The state of one parameter, flat: `[local elements]`.
 #[derive(Clone, Debug)]
 pub(crate) struct Moments {
@@ -60,17 +69,30 @@ impl AdamW {
     ///
     /// Arithmetic is in f32 whatever the parameters are. A parameter that is narrower becomes the
     /// rounding of its f32 master, which is what is updated ([`AdamW::cast_params`]; without one the
-    /// parameter itself is the first); one of [`AdamWConfig::main_params`] is updated itself. Equal shards with equal gradients stay bit-identical;
-    /// padding, whose gradient [`GradientAccumulator::reduce`] clears, stays zero.
+    /// parameter itself is the first); one of [`AdamWConfig::main_params`] is updated itself. Equal
+    /// shards with equal gradients stay bit-identical; padding, whose gradient
+    /// [`GradientAccumulator::reduce`] clears, stays zero.
     ///
     /// Where what [`GradientAccumulator::clip`] or [`GradientAccumulator::guard`] were given is not
     /// finite, everything stays as it is but the count of steps; see [`AdamW::uncount`].
     pub fn step<M: Module>(&mut self, lr: f64, module: M, grads: &GradientAccumulator) -> M {
+        let rates = Rates { lr, weight_decay: self.config.weight_decay };
+        self.step_with(|_| rates, module, grads)
+    }
+
+    /// The same with the rates of each parameter, by path. Parameters of one dimension do not decay
+    /// here either.
+    pub fn step_with<M: Module>(
+        &mut self,
+        rates: impl Fn(&str) -> Rates,
+        module: M,
+        grads: &GradientAccumulator,
+    ) -> M {
         self.time += 1;
         if !grads.factor.is_finite() {
             return module;
         }
-        module.map(&mut Step { path: Path::default(), lr, optimizer: self, grads })
+        module.map(&mut Step { path: Path::default(), rates, optimizer: self, grads })
     }
 
     /// Takes back the count of the last step, if there was one, which turned out to have done nothing.
@@ -79,14 +101,14 @@ impl AdamW {
     }
 }
 
-struct Step<'a> {
+struct Step<'a, R> {
     path: Path,
-    lr: f64,
+    rates: R,
     optimizer: &'a mut AdamW,
     grads: &'a GradientAccumulator,
 }
 
-impl Step<'_> {
+impl<R: Fn(&str) -> Rates> Step<'_, R> {
     /// Updates one parameter, or its master.
     fn update(
         &mut self,
@@ -95,8 +117,9 @@ impl Step<'_> {
         rounded: Option<Tensor<1>>,
         entry: &Entry,
     ) -> (Tensor<1>, Option<Tensor<1>>) {
-        let Self { lr, grads, ref mut optimizer, .. } = *self;
-        let AdamWConfig { beta_1, beta_2, epsilon, weight_decay, .. } = optimizer.config;
+        let Rates { lr, weight_decay } = (self.rates)(&path);
+        let Self { grads, ref mut optimizer, .. } = *self;
+        let AdamWConfig { beta_1, beta_2, epsilon, .. } = optimizer.config;
         let grad = entry.flat();
         let zeros = |dtype: FloatDType| {
             Tensor::zeros([entry.num_elements()], (&entry.device, DType::from(dtype)))
@@ -120,7 +143,7 @@ impl Step<'_> {
     }
 }
 
-impl ModuleMapper for Step<'_> {
+impl<R: Fn(&str) -> Rates> ModuleMapper for Step<'_, R> {
     fn enter_module(&mut self, name: &str, _container_type: &str) {
         self.path.enter(name);
     }
@@ -215,6 +238,33 @@ mod tests {
             }
         }
         assert_eq!(optimizer.time(), 12);
+    }
+
+    #[test]
+    fn each_parameter_has_its_own_rates() {
+        let device = Device::default().autodiff();
+        let net = || {
+            let mut net = Net::new(2, 4, 0, 1, &device);
+            net.matrix = net.matrix.map(|t| t.inner().ones_like().autodiff().require_grad());
+            net.bias = net.bias.map(|t| t.inner().ones_like().autodiff().require_grad());
+            net
+        };
+        let step = |rates: &dyn Fn(&str) -> Rates| {
+            let net = net();
+            let mut grads = GradientAccumulator::new(&net, &plan_of(2, 4, 0, 1)).unwrap();
+            let loss = net.matrix.val().sum() + net.bias.val().sum();
+            grads.accumulate(&net, &mut loss.backward());
+            let mut optimizer = AdamWConfig::new().with_epsilon(1e-12).init().unwrap();
+            let net = optimizer.step_with(rates, net, &grads);
+            [values(net.matrix.val())[0], values(net.bias.val())[0]]
+        };
+        // The first update is the learning rate; a bias does not decay whatever its rates say.
+        let rates = |path: &str| match path {
+            "matrix" => Rates { lr: 0.125, weight_decay: 2.0 },
+            _ => Rates { lr: 0.25, weight_decay: 2.0 },
+        };
+        assert_eq!(step(&rates), [1.0 - 0.25 - 0.125, 0.75]);
+        assert_eq!(step(&|_| Rates { lr: 0.0, weight_decay: 2.0 }), [1.0, 1.0]);
     }
 
     #[test]

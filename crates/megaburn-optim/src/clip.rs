@@ -26,6 +26,20 @@ impl GradientAccumulator {
         }
     }
 
+    /// Makes an update from these gradients do nothing if their `norm` is above `threshold`
+    /// (Megatron's `--grad-norm-skip-threshold`).
+    pub fn skip_above(&mut self, norm: &GradNorm, threshold: f64) {
+        let limit = norm.square_of(threshold);
+        match &norm.squares.value {
+            Value::Known(squares) if *squares > f64::from(limit) => self.scale(f64::NAN),
+            Value::Known(_) => {}
+            Value::OnGpu(squares) => {
+                let above = squares.clone().greater_elem(limit);
+                self.scale_on_gpu(squares.ones_like().mask_fill(above, f32::NAN));
+            }
+        }
+    }
+
     /// Makes an update from these gradients depend on a number besides, the loss: it does nothing
     /// where that is not finite.
     pub fn guard(&mut self, number: &Sum) {
@@ -125,5 +139,25 @@ mod tests {
         optimizer.uncount();
         assert_eq!(state(&net, &optimizer), before);
         assert_eq!(optimizer.time(), 1);
+    }
+    #[rstest]
+    fn an_update_from_a_norm_above_the_threshold_does_nothing(
+        #[values(false, true)] on_gpu: bool,
+        #[values(false, true)] clipped: bool,
+    ) {
+        // The norm is 3; what it is compared with is f32.
+        for (threshold, is_above) in [(2.999, true), (3.0, false), (3.001, false), (1e30, false)] {
+            let (mut net, mut grads) = net(3.0);
+            grads.scale(0.5);
+            let norm = norm(&grads, on_gpu);
+            assert_eq!(norm.is_above(threshold).unwrap(), is_above, "{threshold}");
+            if clipped {
+                grads.clip(&norm, 1.0);
+            }
+            grads.skip_above(&norm, threshold);
+            let before = values(net.matrix.val());
+            net = AdamWConfig::new().init().unwrap().step(1e-2, net, &grads);
+            assert_eq!(values(net.matrix.val()) == before, is_above, "{threshold}");
+        }
     }
 }

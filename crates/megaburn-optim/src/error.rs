@@ -21,6 +21,8 @@ pub enum OptimError {
     LocalShape { path: String, found: Vec<usize>, expected: Vec<usize> },
     #[error("AdamW: {name} is {value}; it must be {must_be}")]
     BadConfig { name: &'static str, value: f64, must_be: &'static str },
+    #[error("loss scale: {name} is {value}; it must be {must_be}")]
+    BadLossScale { name: &'static str, value: f64, must_be: &'static str },
     #[error("AdamW: {name} cannot be kept in {dtype:?}; it must be F32 or BF16")]
     BadStateDtype { name: &'static str, dtype: FloatDType },
     #[error(

@@ -16,6 +16,9 @@
 //! ([`AdamW::cast_params`]) are roundings of f32 masters that the optimizer keeps: an update smaller
 //! than the distance of two bf16 numbers would otherwise be lost.
 //!
+//! What an update uses, [`LrSchedule`] and [`WeightDecaySchedule`], are pure functions of the samples
+//! trained on. f16 runs scale their loss ([`LossScaler`]).
+//!
 //! Everything is keyed by a parameter's path and described by its `megaburn_mesh::ShardSpec`.
 
 mod accumulator;
@@ -24,19 +27,23 @@ mod adamw_config;
 mod adamw_state;
 mod clip;
 mod error;
+mod loss_scaler;
 mod masters;
 mod norm;
 mod plan;
 mod reduce;
+mod schedule;
 mod sum;
 #[cfg(test)]
 mod testing;
 mod visit;
 
 pub use accumulator::GradientAccumulator;
-pub use adamw::AdamW;
+pub use adamw::{AdamW, Rates};
 pub use adamw_config::AdamWConfig;
 pub use adamw_state::Moment;
 pub use error::OptimError;
+pub use loss_scaler::{LossScaleConfig, LossScaler};
 pub use norm::GradNorm;
+pub use schedule::{Decay, LrSchedule, WeightDecaySchedule, WeightDecayStyle, WsdStyle};
 pub use sum::Sum;

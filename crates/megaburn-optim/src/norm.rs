@@ -20,6 +20,19 @@ impl GradNorm {
     pub fn read(&self) -> Result<f64, OptimError> {
         Ok(self.squares.read()?.sqrt() * self.factor)
     }
+
+    /// Whether it is above `threshold`: what [`GradientAccumulator::skip_above`] goes by, to the bit.
+    ///
+    /// # Errors
+    /// See [`Sum::read`].
+    pub fn is_above(&self, threshold: f64) -> Result<bool, OptimError> {
+        Ok(self.squares.read()? > f64::from(self.square_of(threshold)))
+    }
+
+    /// The sum of squares of a norm, as a GPU compares it.
+    pub(crate) fn square_of(&self, norm: f64) -> f32 {
+        (norm / self.factor).powi(2) as f32
+    }
 }
 
 impl GradientAccumulator {
@@ -58,8 +71,10 @@ impl GradientAccumulator {
         Ok(GradNorm { squares, factor: self.factor })
     }
 
-    /// The first path whose gradient on this rank is not finite, to say where it went wrong.
-    pub fn find_non_finite(&self) -> Option<&str> {
+    /// The first path whose gradient on this rank is not finite, to say where it went wrong. Before
+    /// [`GradientAccumulator::reduce`] gradients are the rank's own.
+    pub fn find_non_finite(&mut self) -> Option<&str> {
+        self.gather();
         let bad = |entry: &Entry| {
             let grad = entry.grad.clone();
             grad.is_some_and(|grad| host(grad).iter().any(|g| !g.is_finite()))

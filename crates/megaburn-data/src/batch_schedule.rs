@@ -1,0 +1,165 @@
+//! How many samples a step reads.
+
+use serde::Serialize;
+
+use crate::DataError;
+
+/// The samples of each step, as a pure function of the samples read before it: a resumed run needs no
+/// state for it.
+///
+/// Source: Megatron-LM `megatron/core/num_microbatches_calculator.py`.
+///
+/// ```
+/// use megaburn_data::BatchSchedule;
+///
+/// // 32 samples, 64 after 1000, 96 after 2000.
+/// let schedule = BatchSchedule::ramp(32, 32, 2000, 96)?;
+/// assert_eq!([0, 999, 1000, 5000].map(|read| schedule.batch_size(read)), [32, 32, 64, 96]);
+/// # Ok::<(), megaburn_data::DataError>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct BatchSchedule {
+    /// The batch from some number of samples on; the first from 0, the last for ever.
+    stages: Vec<(u64, usize)>,
+}
+
+impl BatchSchedule {
+    /// The same all the time.
+    ///
+    /// # Errors
+    /// A batch of 0.
+    pub fn constant(batch: usize) -> Result<Self, DataError> {
+        Self::ramp(batch, 1, 0, batch)
+    }
+
+    /// From `start` samples a step to `end`, by `increment` each time an equal part of `samples`
+    /// samples was read (Megatron's `--rampup-batch-size start increment samples`).
+    ///
+    /// # Errors
+    /// A 0, a start above the end, or a distance between them that is no multiple of the increment.
+    pub fn ramp(
+        start: usize,
+        increment: usize,
+        samples: u64,
+        end: usize,
+    ) -> Result<Self, DataError> {
+        for (what, size) in [("the first batch size", start), ("the batch increment", increment)] {
+            if size == 0 {
+                return Err(DataError::Zero { what });
+            }
+        }
+        let distance = end.checked_sub(start).filter(|distance| distance % increment == 0);
+        let Some(distance) = distance else {
+            return Err(DataError::Ramp { start, increment, end });
+        };
+        let increments = (distance / increment) as u64;
+        let stage = |n: u64| {
+            let from = u128::from(n) * u128::from(samples);
+            let from = from.div_ceil(u128::from(increments.max(1))) as u64;
+            (from, start + n as usize * increment)
+        };
+        Ok(Self { stages: (0..=increments).map(stage).collect() })
+    }
+
+    /// The samples of the step that starts after `consumed` samples.
+    pub fn batch_size(&self, consumed: u64) -> usize {
+        let begun = self.stages.partition_point(|(from, _)| *from <= consumed);
+        self.stages[begun - 1].1
+    }
+
+    /// Every batch size that there is, in order.
+    pub fn batch_sizes(&self) -> impl Iterator<Item = usize> {
+        self.stages.iter().map(|(_, batch)| *batch)
+    }
+
+    /// The samples that `updates` steps read, from the first on.
+    pub fn samples_after(&self, updates: u64) -> u64 {
+        let (mut consumed, mut left) = (0u64, updates);
+        let ends = self.stages.iter().skip(1).map(|(from, _)| *from).chain([u64::MAX]);
+        for (batch, end) in self.batch_sizes().zip(ends) {
+            let batch = batch as u64;
+            let steps = end.saturating_sub(consumed).div_ceil(batch).min(left);
+            consumed = consumed.saturating_add(steps.saturating_mul(batch));
+            left -= steps;
+        }
+        consumed
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use rstest::rstest;
+
+    use super::*;
+
+    /// Megatron's rule as its file has it.
+    fn megatrons(ramp: (usize, usize, u64, usize), consumed: u64) -> usize {
+        let (start, increment, samples, end) = ramp;
+        let increments = (end - start) / increment;
+        if consumed > samples || increments == 0 {
+            return end;
+        }
+        // Its floats, as exact numbers: consumed / (samples / increments), rounded down.
+        start + (consumed * increments as u64 / samples) as usize * increment
+    }
+
+    proptest! {
+        #[test]
+        fn batches_are_megatrons(
+            start in 1usize..50,
+            increment in 1usize..20,
+            increments in 0usize..20,
+            samples in 1u64..10_000,
+            consumed in 0u64..20_000,
+        ) {
+            let end = start + increment * increments;
+            let schedule = BatchSchedule::ramp(start, increment, samples, end).unwrap();
+            let expected = megatrons((start, increment, samples, end), consumed);
+            prop_assert_eq!(schedule.batch_size(consumed), expected);
+        }
+
+        #[test]
+        fn the_samples_of_some_updates_are_the_sum_of_their_batches(
+            start in 1usize..50,
+            increment in 1usize..20,
+            increments in 0usize..20,
+            samples in 0u64..2_000,
+            updates in 0u64..300,
+        ) {
+            let end = start + increment * increments;
+            let schedule = BatchSchedule::ramp(start, increment, samples, end).unwrap();
+            let sum = (0..updates).fold(0, |sum, _| sum + schedule.batch_size(sum) as u64);
+            prop_assert_eq!(schedule.samples_after(updates), sum);
+        }
+    }
+
+    #[test]
+    fn a_constant_batch_stays() {
+        let schedule = BatchSchedule::constant(8).unwrap();
+        assert_eq!([0, 1, u64::MAX].map(|read| schedule.batch_size(read)), [8; 3]);
+        assert_eq!(schedule.samples_after(1200), 9600);
+        assert_eq!(schedule.batch_sizes().collect::<Vec<_>>(), [8]);
+        assert_eq!(schedule.samples_after(u64::MAX), u64::MAX);
+    }
+
+    #[rstest]
+    #[case(0, 8, 64, "the first batch size is 0 and must be at least 1")]
+    #[case(8, 0, 64, "the batch increment is 0 and must be at least 1")]
+    #[case(
+        128,
+        8,
+        64,
+        "a batch cannot grow from 128 to 64 samples by 8; start at or below 64, a multiple of 8 away"
+    )]
+    #[case(10, 8, 64, "a batch cannot grow from 10 to 64 samples by 8")]
+    fn a_ramp_that_does_not_arrive_is_refused(
+        #[case] start: usize,
+        #[case] increment: usize,
+        #[case] end: usize,
+        #[case] message: &str,
+    ) {
+        let error = BatchSchedule::ramp(start, increment, 1000, end).unwrap_err().to_string();
+        assert!(error.contains(message), "{error}");
+    }
+}

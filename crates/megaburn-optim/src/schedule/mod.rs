@@ -1,0 +1,8 @@
+//! What an update uses, as pure functions of the samples that were trained on: a resumed run needs no
+//! state for them, and a batch that grows changes nothing.
+
+mod learning_rate;
+mod weight_decay;
+
+pub use learning_rate::{Decay, LrSchedule, WsdStyle};
+pub use weight_decay::{WeightDecaySchedule, WeightDecayStyle};

@@ -33,7 +33,7 @@ pub(crate) fn config(run: &Run, layout: &str, dtype: Dtype) -> TrainConfig {
 /// With so large an epsilon AdamW is plain descent: its update is proportional to the gradient,
 /// where it otherwise has one size whatever the gradient is, and a direction that rounding may
 /// decide.
-fn plain_descent(run: &Run, layout: &str, dtype: Dtype) -> TrainConfig {
+pub(crate) fn plain_descent(run: &Run, layout: &str, dtype: Dtype) -> TrainConfig {
     let mut config = config(run, layout, dtype);
     config.optimizer.eps = 1e3;
     config.optimizer.lr = 1e3;
@@ -68,6 +68,7 @@ pub(crate) fn train(config: TrainConfig, until: u64) -> Vec<StepMetrics> {
         let dtype = match config.train.dtype {
             Dtype::F32 => DType::F32,
             Dtype::Bf16 => DType::BF16,
+            Dtype::F16 => DType::F16,
         };
         assert!(read_params(trainer.model()).iter().all(|(_, data)| data.dtype() == dtype));
         Ok::<_, TrainError>(steps)
@@ -76,7 +77,7 @@ pub(crate) fn train(config: TrainConfig, until: u64) -> Vec<StepMetrics> {
 }
 
 /// Every tensor of the newest checkpoint, whole: parameters and moments, all of them f32.
-fn saved(run: &Run) -> WholeParams {
+pub(crate) fn saved(run: &Run) -> WholeParams {
     saved_in(run, DType::F32)
 }
 
@@ -98,7 +99,7 @@ pub(crate) fn bits(params: &WholeParams) -> Vec<(&str, Vec<u32>)> {
 }
 
 /// By how much each parameter moves in the first step.
-fn first_update(config: impl Fn(&Run) -> TrainConfig) -> (StepMetrics, WholeParams) {
+pub(crate) fn first_update(config: impl Fn(&Run) -> TrainConfig) -> (StepMetrics, WholeParams) {
     let run = Run::new();
     train(config(&run), 0);
     let before = saved(&run);
@@ -111,7 +112,12 @@ fn first_update(config: impl Fn(&Run) -> TrainConfig) -> (StepMetrics, WholePara
     (step, params.map(difference).collect())
 }
 
-fn assert_updates_close(found: &WholeParams, expected: &WholeParams, tolerance: f64, what: &str) {
+pub(crate) fn assert_updates_close(
+    found: &WholeParams,
+    expected: &WholeParams,
+    tolerance: f64,
+    what: &str,
+) {
     assert!(found.keys().eq(expected.keys()));
     for (name, found) in found {
         let relative = relative_distance(found, &expected[name]);

@@ -10,6 +10,7 @@ use rstest::rstest;
 
 use crate::{
     bf16::{bits, config, relative, saved_in, train},
+    child::Ranks,
     run::Run,
 };
 
@@ -100,4 +101,25 @@ fn a_run_may_go_on_with_masters_and_back() {
         assert!(relative(found.loss, expected.loss) < 4e-3, "{found:?} {expected:?}");
         assert!(relative(found.grad_norm, expected.grad_norm) < 0.1, "{found:?} {expected:?}");
     }
+}
+
+#[test]
+fn a_run_that_rounds_what_it_goes_on_with_says_so() {
+    let run = Run::new();
+    let bf16 = "train.dtype=bf16";
+    let keys = ["main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype"];
+    let notes = |steps, narrow: &[&str]| {
+        let sets = narrow.iter().map(|key| format!("optimizer.{key}=bf16")).collect::<Vec<_>>();
+        let sets = sets.iter().map(String::as_str).chain([bf16]).collect::<Vec<_>>();
+        let ended = Ranks::threads(&run.args("tp1", steps, &sets)).finish().remove(0);
+        let note = |key| format!("note     the checkpoint held more than optimizer.{key} keeps");
+        keys.map(|key| ended.stdout.contains(&note(key)))
+    };
+    assert_eq!(notes(1, &[]), [false; 3]);
+    assert_eq!(notes(2, &[]), [false; 3]);
+    assert_eq!(notes(3, &keys[1..2]), [false, true, false]);
+    // It is no longer there to be rounded.
+    assert_eq!(notes(4, &keys), [true, false, true]);
+    assert_eq!(notes(5, &keys), [false; 3]);
+    assert_eq!(notes(6, &[]), [false; 3]);
 }

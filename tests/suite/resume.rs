@@ -35,16 +35,15 @@ fn a_resumed_run_equals_the_uninterrupted_one_to_the_bit(
 
 /// What some steps of a run read, and their losses.
 #[derive(Debug, Default)]
-struct Stretch {
-    samples: SampleLog,
-    losses: Vec<f64>,
+pub(crate) struct Stretch {
+    pub(crate) samples: SampleLog,
+    pub(crate) losses: Vec<f64>,
 }
 
 /// Trains to step `until` from where `run.dir` stands, saving after step `save_at`.
-fn train(config: TrainConfig, until: u64, save_at: u64) -> Stretch {
+pub(crate) fn train(config: TrainConfig, until: u64, save_at: u64) -> Stretch {
     let layout = config.layout(None).unwrap();
     let data = Arc::new(RunData::load(&config).unwrap());
-    let micro_batches = config.train.num_micro_batches(layout.dp).unwrap();
     let options = GroupOptions { seed: config.run.seed, ..Default::default() };
     let config = Arc::new(config);
     let ranks = run_threads(layout.world_size(), options, |world| {
@@ -54,7 +53,8 @@ fn train(config: TrainConfig, until: u64, save_at: u64) -> Stretch {
         trainer.resume()?;
         let mut stretch = Stretch::default();
         while trainer.progress().step < until {
-            for (numbers, samples) in (0..micro_batches).map(|index| trainer.micro_batch(index)) {
+            let micro_batches = 0..trainer.num_micro_batches();
+            for (numbers, samples) in micro_batches.map(|index| trainer.micro_batch(index)) {
                 for (number, tokens) in numbers.zip(samples) {
                     stretch.samples.record(number, &tokens)?;
                 }

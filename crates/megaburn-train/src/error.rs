@@ -8,7 +8,7 @@ use megaburn_models::ModelError;
 use megaburn_optim::OptimError;
 use thiserror::Error;
 
-use crate::Exit;
+use crate::{Exit, trainer::Culprit};
 
 /// Why a run cannot start or go on.
 #[derive(Debug, Error)]
@@ -47,10 +47,22 @@ pub enum TrainError {
     Signals { source: io::Error },
     #[error(
         "step {step} is not finite (loss {loss}, gradient norm {grad_norm}{}); the weights are those of step {}",
-        param.as_ref().map(|path| format!(", first in `{path}`")).unwrap_or_default(),
+        match culprit {
+            Some(Culprit { rank, param }) => format!(", first in `{param}` of rank {rank}"),
+            None => ", though computed again every gradient was finite".into(),
+        },
         step.saturating_sub(1)
     )]
-    NonFinite { step: u64, loss: f64, grad_norm: f64, param: Option<String> },
+    NonFinite { step: u64, loss: f64, grad_norm: f64, culprit: Option<Culprit> },
+    #[error(
+        "after step {step} ranks {} and {} hold different copies of `{param}`: the memory or the hardware of one has failed, or they run different builds; go on from a checkpoint",
+        ranks[0], ranks[1]
+    )]
+    ReplicasDiffer { step: u64, param: String, ranks: [usize; 2] },
+    #[error(
+        "step {step} is the last of {skips} in a row that changed nothing (loss {loss}, gradient norm {grad_norm}, loss scale {loss_scale}); go on from a checkpoint with a smaller optimizer.lr, a larger optimizer.grad_norm_skip_threshold or train.dtype=bf16"
+    )]
+    Stalled { step: u64, skips: u64, loss: f64, grad_norm: f64, loss_scale: f64 },
     #[error("`{}` belongs to a run that is going on; choose another folder with --set run.dir=...", path.display())]
     RunDirInUse { path: PathBuf },
     #[error("`{}` cannot be the run's folder: {source}", path.display())]
@@ -126,7 +138,8 @@ impl TrainError {
             | Self::Read { .. }
             | Self::MetricsLine { .. } => Exit::BadInput,
             Self::Write { .. } | Self::Plot { .. } | Self::Signals { .. } => Exit::Failed,
-            Self::NonFinite { .. } => Exit::NonFinite,
+            Self::NonFinite { .. } | Self::Stalled { .. } => Exit::NonFinite,
+            Self::ReplicasDiffer { .. } => Exit::PeerLost,
             Self::AxisToCome { .. }
             | Self::RunDirInUse { .. }
             | Self::RunDir { .. }
@@ -200,8 +213,28 @@ mod tests {
 
     #[rstest]
     #[case(
-        TrainError::NonFinite { step: 7, loss: f64::NAN, grad_norm: f64::INFINITY, param: Some("head.weight".into()) },
-        "step 7 is not finite (loss NaN, gradient norm inf, first in `head.weight`); the weights are those of step 6",
+        TrainError::NonFinite {
+            step: 7,
+            loss: f64::NAN,
+            grad_norm: f64::INFINITY,
+            culprit: Some(Culprit { rank: 3, param: "head.weight".into() }),
+        },
+        "step 7 is not finite (loss NaN, gradient norm inf, first in `head.weight` of rank 3); the weights are those of step 6",
+        Exit::NonFinite
+    )]
+    #[case(
+        TrainError::NonFinite { step: 7, loss: 2.5, grad_norm: f64::INFINITY, culprit: None },
+        "step 7 is not finite (loss 2.5, gradient norm inf, though computed again every gradient was finite); the weights are those of step 6",
+        Exit::NonFinite
+    )]
+    #[case(
+        TrainError::ReplicasDiffer { step: 7, param: "head.weight".into(), ranks: [1, 3] },
+        "after step 7 ranks 1 and 3 hold different copies of `head.weight`: the memory or the hardware of one has failed, or they run different builds; go on from a checkpoint",
+        Exit::PeerLost
+    )]
+    #[case(
+        TrainError::Stalled { step: 107, skips: 100, loss: 2.5, grad_norm: f64::INFINITY, loss_scale: 1.0 },
+        "step 107 is the last of 100 in a row that changed nothing (loss 2.5, gradient norm inf, loss scale 1); go on from a checkpoint with a smaller optimizer.lr, a larger optimizer.grad_norm_skip_threshold or train.dtype=bf16",
         Exit::NonFinite
     )]
     #[case(

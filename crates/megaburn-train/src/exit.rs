@@ -15,7 +15,8 @@ pub enum Exit {
     /// 2: the command line, the configuration, the data or the checkpoint cannot be used. Starting
     /// again without a change fails again.
     BadInput,
-    /// 3: the loss or the gradient was not finite. The weights are those of the step before.
+    /// 3: the loss or the gradient was not finite, or too many steps in a row were skipped. The
+    /// weights are those of the step before.
     NonFinite,
     /// 4: another rank died, hung, or ran another collective than this one. Starting again
     /// continues from the last checkpoint.

@@ -8,14 +8,13 @@ use megaburn_models::assets::ASSETS;
 
 use crate::{
     TrainConfig, TrainError,
-    config::{Dtype, Tokenizer},
+    config::{BatchRampConfig, Dtype, Tokenizer},
     console::{Console, human_number},
     data::RunData,
     device::Devices,
     memory::used_bytes,
     metrics::{EvalMetrics, MetricsWriter, StepMetrics, read_metrics},
     plot::write_loss_plot,
-    schedule::LrSchedule,
     signal::StopSignal,
     trainer::{Progress, Resumed, Trainer},
 };
@@ -48,7 +47,7 @@ impl<'a> Reporter<'a> {
         }
         let resolved = resolved.to_toml();
         fs::write(&path, resolved).map_err(|source| TrainError::Write { path, source })?;
-        let done = resumed.map_or(0, |resumed| resumed.progress.step);
+        let done = resumed.as_ref().map_or(0, |resumed| resumed.progress.step);
         let metrics = MetricsWriter::open(dir.join("metrics.jsonl"), done)?;
         let mut console = Console::new(config.train.steps, done, config.train.log_interval);
         let model = trainer.model_config();
@@ -65,6 +64,7 @@ impl<'a> Reporter<'a> {
             match config.train.dtype {
                 Dtype::F32 => "",
                 Dtype::Bf16 => " in bf16",
+                Dtype::F16 => " in f16",
             },
             model.layers,
             model.hidden,
@@ -80,13 +80,22 @@ impl<'a> Reporter<'a> {
             config.train.global_batch,
             config.data.seq_len,
         ));
+        if let Some(BatchRampConfig { start, increment, samples }) = config.train.batch_ramp {
+            console.line(format!(
+                "batch    from {start} samples by {increment} over the first {samples}"
+            ));
+        }
         console.line(format!("run      {}", dir.display()));
-        if let Some(Resumed { progress: Progress { step, .. }, other_schedule }) = resumed {
+        if let Some(Resumed { progress: Progress { step, .. }, other_schedule, rounded }) = resumed
+        {
             console.line(format!("resumed  after step {step} (--fresh starts anew)"));
-            if let Some(LrSchedule { max, min, warmup_steps, decay_steps, .. }) = other_schedule {
+            if let Some(difference) = other_schedule {
+                let what = format!("the checkpoint was on another schedule: {difference}");
+                console.line(format!("note     {what}"));
+            }
+            for key in rounded {
                 console.line(format!(
-                    "note     the learning-rate schedule is another one now; the checkpoint's was lr={max} \
-                     min_lr={min} warmup_steps={warmup_steps} decay_steps={decay_steps}"
+                    "note     the checkpoint held more than {key} keeps: it was rounded"
                 ));
             }
         }
@@ -115,6 +124,8 @@ impl<'a> Reporter<'a> {
             tokens_per_second: 0.0,
             tflops: 0.0,
             memory_bytes: used_bytes(&self.device),
+            loss_scale: None,
+            skipped: false,
         })
     }
 

@@ -92,6 +92,7 @@ impl Job {
         if groups.is_main() && resumed.is_none() {
             assets::keep(&self.config, start, &self.data, dir)?;
         }
+        let mut saved = resumed.as_ref().map(|resumed| resumed.progress.step);
         let mut report = groups
             .is_main()
             .then(|| Reporter::start(&self.config, self.devices, &trainer, &self.data, resumed))
@@ -99,19 +100,21 @@ impl Job {
 
         let train = &self.config.train;
         let mut evaluated = None;
-        let mut saved = resumed.map(|resumed| resumed.progress.step);
         while !trainer.is_finished() {
             let metrics = match trainer.step() {
-                Err(TrainError::NonFinite { step, loss, grad_norm, param }) => {
+                Err(TrainError::NonFinite { step, loss, grad_norm, culprit }) => {
                     if let Some(report) = &mut report {
                         report.not_finite(step, loss, grad_norm)?;
                     }
-                    return Err(TrainError::NonFinite { step, loss, grad_norm, param });
+                    return Err(TrainError::NonFinite { step, loss, grad_norm, culprit });
                 }
                 metrics => metrics?,
             };
             if let Some(report) = &mut report {
                 report.step(&metrics)?;
+            }
+            if due(metrics.step, train.check_replicas_interval) {
+                trainer.check_replicas()?;
             }
             if due(metrics.step, train.eval_interval) {
                 evaluated = Some(trainer.evaluate()?);

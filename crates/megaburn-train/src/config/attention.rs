@@ -13,7 +13,7 @@ pub enum Attention {
     /// the composed operations where they cannot. What it comes to is said when a run starts.
     #[default]
     Auto,
-    /// The fused kernel: on GPUs, in bf16, with heads of a multiple of 8 up to 256.
+    /// The fused kernel: on GPUs, in bf16 or f16, with heads of a multiple of 8 up to 256.
     Cubecl,
     /// cuDNN's engines, where cuDNN 9 is installed: as `cubecl`, but not the same bits each time.
     Cudnn,
@@ -50,8 +50,8 @@ impl Attention {
         };
         let device = if on_gpu { "GPU" } else { "CPU" };
         let rule = format!(
-            "\"auto\" or \"reference\" here: the kernel needs a GPU, train.dtype \"bf16\" and heads of a \
-             multiple of 8 up to 256, and this is a {device}, \"{dtype}\" and heads of {head_dim}"
+            "\"auto\" or \"reference\" here: the kernel needs a GPU, train.dtype \"bf16\" or \"f16\" and heads of \
+             a multiple of 8 up to 256, and this is a {device}, \"{dtype}\" and heads of {head_dim}"
         );
         let refused = self != Self::Auto && found != asked;
         require(!refused, "train.attention", asked, rule)?;

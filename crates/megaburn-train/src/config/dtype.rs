@@ -19,6 +19,10 @@ pub enum Dtype {
     /// `optimizer.main_params_dtype` does without.
     #[serde(alias = "bfloat16")]
     Bf16,
+    /// Eleven bits of mantissa and a small range: the loss is scaled (`optimizer.loss_scale`), and a
+    /// step whose gradient overflows is skipped. Parameters have f32 masters.
+    #[serde(alias = "float16")]
+    F16,
 }
 
 impl From<Dtype> for FloatDType {
@@ -26,6 +30,7 @@ impl From<Dtype> for FloatDType {
         match dtype {
             Dtype::F32 => Self::F32,
             Dtype::Bf16 => Self::BF16,
+            Dtype::F16 => Self::F16,
         }
     }
 }
@@ -35,6 +40,7 @@ impl fmt::Display for Dtype {
         f.write_str(match self {
             Self::F32 => "f32",
             Self::Bf16 => "bf16",
+            Self::F16 => "f16",
         })
     }
 }

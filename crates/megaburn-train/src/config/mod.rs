@@ -17,6 +17,7 @@
 //! ```
 
 mod attention;
+mod batch;
 mod check;
 mod dtype;
 mod init;
@@ -25,6 +26,7 @@ mod model;
 mod optimizer;
 mod parallel;
 mod rope;
+mod schedule;
 mod schema;
 mod sections;
 mod tokenizer;
@@ -35,6 +37,7 @@ use megaburn_models::DecoderConfig;
 use serde::{Deserialize, Serialize};
 
 pub use attention::Attention;
+pub use batch::BatchRampConfig;
 pub use dtype::Dtype;
 pub(crate) use init::Start;
 pub use layers::ConfigLayers;
@@ -42,6 +45,7 @@ pub use model::ModelConfig;
 pub use optimizer::OptimizerConfig;
 pub use parallel::ParallelConfig;
 pub use rope::{RopeScalingConfig, RopeScalingKind};
+pub use schedule::LrDecayStyle;
 pub use sections::{DataConfig, GenerateConfig, LoopConfig, RunConfig};
 pub use tokenizer::Tokenizer;
 
@@ -112,7 +116,7 @@ impl TrainConfig {
         self.train.num_micro_batches(layout.dp).map(drop)
     }
 
-    /// Tokens that one step trains on, over all ranks.
+    /// Tokens that one step trains on, over all ranks, when the batch has grown.
     pub fn tokens_per_step(&self) -> usize {
         self.train.global_batch * self.data.seq_len
     }
@@ -135,8 +139,7 @@ impl TrainConfig {
         resolved.parallel.sp = Some(layout.sp);
         resolved.model.head_dim = Some(model.head_dim);
         resolved.model.vocab = Some(model.vocab);
-        resolved.optimizer.decay_steps =
-            Some(self.optimizer.schedule(self.train.steps).decay_steps);
+        resolved.optimizer.resolve_decay(&self.train);
         resolved
     }
 
@@ -150,7 +153,7 @@ impl TrainConfig {
         self.parallel.validate()?;
         self.data.validate()?;
         self.train.validate()?;
-        self.optimizer.validate(self.train.dtype)?;
+        self.optimizer.validate(&self.train)?;
         self.generate.validate()
     }
 }

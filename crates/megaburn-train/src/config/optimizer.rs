@@ -1,13 +1,14 @@
-use megaburn_optim::AdamWConfig;
+use megaburn_optim::{AdamWConfig, LossScaleConfig, WeightDecayStyle, WsdStyle};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Dtype,
+    Dtype, LoopConfig,
     check::{not_negative, positive, require},
+    schedule::LrDecayStyle,
 };
-use crate::{TrainError, schedule::LrSchedule};
+use crate::TrainError;
 
-/// `[optimizer]`: AdamW, its learning-rate schedule, clipping.
+/// `[optimizer]`: AdamW, its schedules, clipping.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct OptimizerConfig {
@@ -18,12 +19,38 @@ pub struct OptimizerConfig {
     /// Learning rate from which the warm-up climbs: update n of w warm-up updates uses
     /// `init_lr + (lr - init_lr) * n / w`.
     pub init_lr: f64,
+    /// How the learning rate falls behind the warm-up.
+    pub lr_decay_style: LrDecayStyle,
     /// Updates of the linear warm-up.
     pub warmup_steps: u64,
-    /// Updates, the warm-up's included, at which the cosine reaches `min_lr`. Default:
+    /// Its samples, in place of `warmup_steps`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub warmup_samples: Option<u64>,
+    /// The warm-up as a part of the decay, in place of `warmup_steps`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub warmup_fraction: Option<f64>,
+    /// Updates, the warm-up's included, at which the learning rate reaches `min_lr`. Default:
     /// train.steps.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub decay_steps: Option<u64>,
+    /// The same in samples, in place of `decay_steps`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub decay_samples: Option<u64>,
+    /// The shape of the fall that ends a `wsd` decay.
+    pub wsd_decay_style: WsdStyle,
+    /// Updates of that fall, of `train.global_batch` samples each. Default: a tenth of the decay.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub wsd_decay_steps: Option<u64>,
+    /// Its samples, in place of `wsd_decay_steps`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub wsd_decay_samples: Option<u64>,
+    /// Learning rate of the token embedding and of the output matrix at the end of the warm-up.
+    /// Default: `lr`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub decoupled_lr: Option<f64>,
+    /// Theirs at the end of the decay. Default: `min_lr`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub decoupled_min_lr: Option<f64>,
     /// Decay of the mean of gradients.
     pub beta1: f64,
     /// Decay of the mean of squared gradients.
@@ -32,8 +59,27 @@ pub struct OptimizerConfig {
     pub eps: f64,
     /// Decoupled weight decay, of parameters with two dimensions or more.
     pub weight_decay: f64,
+    /// What it has become at the end of the run. Default: the same.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub end_weight_decay: Option<f64>,
+    /// How it gets there.
+    pub weight_decay_style: WeightDecayStyle,
     /// Largest norm of the gradient of all parameters; 0 does not clip.
     pub clip_grad: f64,
+    /// A step whose gradient has a larger norm changes nothing; 0 skips none.
+    pub grad_norm_skip_threshold: f64,
+    /// What the loss of an f16 run is multiplied with, so that small gradients do not vanish. Default:
+    /// what the next four keys say.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub loss_scale: Option<f64>,
+    /// Where that starts.
+    pub initial_loss_scale: f64,
+    /// It falls no lower.
+    pub min_loss_scale: f64,
+    /// Steps without an overflow after which it is doubled.
+    pub loss_scale_window: u64,
+    /// Overflows after which it is halved; counted anew when it is doubled.
+    pub hysteresis: u64,
     /// What is updated: "f32", masters of which bf16 parameters are roundings, or "bf16", those
     /// parameters themselves, where small updates are lost.
     pub main_params_dtype: Dtype,
@@ -51,13 +97,30 @@ impl Default for OptimizerConfig {
             lr: 3e-3,
             min_lr: 3e-4,
             init_lr: 0.0,
+            lr_decay_style: LrDecayStyle::Cosine,
             warmup_steps: 20,
+            warmup_samples: None,
+            warmup_fraction: None,
             decay_steps: None,
+            decay_samples: None,
+            wsd_decay_style: WsdStyle::Exponential,
+            wsd_decay_steps: None,
+            wsd_decay_samples: None,
+            decoupled_lr: None,
+            decoupled_min_lr: None,
             beta1: 0.9,
             beta2: 0.95,
             eps: 1e-8,
             weight_decay: 0.1,
+            end_weight_decay: None,
+            weight_decay_style: WeightDecayStyle::Linear,
             clip_grad: 1.0,
+            grad_norm_skip_threshold: 0.0,
+            loss_scale: None,
+            initial_loss_scale: LossScaleConfig::default().initial,
+            min_loss_scale: LossScaleConfig::default().min,
+            loss_scale_window: 1000,
+            hysteresis: LossScaleConfig::default().hysteresis,
             main_params_dtype: Dtype::F32,
             main_grads_dtype: Dtype::F32,
             exp_avg_dtype: Dtype::F32,
@@ -67,18 +130,6 @@ impl Default for OptimizerConfig {
 }
 
 impl OptimizerConfig {
-    /// The learning rate of a run of `steps` updates. A run shorter than the warm-up is all
-    /// warm-up.
-    pub fn schedule(&self, steps: u64) -> LrSchedule {
-        LrSchedule {
-            init: self.init_lr,
-            max: self.lr,
-            min: self.min_lr,
-            warmup_steps: self.warmup_steps,
-            decay_steps: self.decay_steps.unwrap_or(steps.max(self.warmup_steps + 1)),
-        }
-    }
-
     /// The optimizer.
     pub(crate) fn adamw(&self) -> AdamWConfig {
         AdamWConfig::new()
@@ -91,22 +142,39 @@ impl OptimizerConfig {
             .with_exp_avg_sq(self.exp_avg_sq_dtype.into())
     }
 
-    pub(super) fn validate(&self, of_params: Dtype) -> Result<(), TrainError> {
-        let Self { lr, min_lr, init_lr, warmup_steps, .. } = *self;
-        positive("optimizer.lr", lr)?;
-        let rule = format!("from 0 to optimizer.lr {lr}");
-        require((0.0..=lr).contains(&min_lr), "optimizer.min_lr", min_lr, rule.clone())?;
-        require((0.0..=lr).contains(&init_lr), "optimizer.init_lr", init_lr, rule)?;
-        if let Some(decay_steps) = self.decay_steps {
-            let rule = format!("more than optimizer.warmup_steps {warmup_steps}");
-            require(decay_steps > warmup_steps, "optimizer.decay_steps", decay_steps, rule)?;
+    /// How the loss of an f16 run is scaled.
+    pub(crate) fn scaling(&self) -> LossScaleConfig {
+        let Self { min_loss_scale: min, hysteresis, .. } = *self;
+        match self.loss_scale {
+            Some(scale) => LossScaleConfig { initial: scale, min: scale, window: None, hysteresis },
+            None => LossScaleConfig {
+                initial: self.initial_loss_scale,
+                min,
+                window: Some(self.loss_scale_window),
+                hysteresis,
+            },
         }
+    }
+
+    pub(super) fn validate(&self, train: &LoopConfig) -> Result<(), TrainError> {
+        self.validate_schedules(train)?;
+        let of_params = train.dtype;
         for (key, beta) in [("optimizer.beta1", self.beta1), ("optimizer.beta2", self.beta2)] {
             require((0.0..1.0).contains(&beta), key, beta, "at least 0 and less than 1")?;
         }
         positive("optimizer.eps", self.eps)?;
-        not_negative("optimizer.weight_decay", self.weight_decay)?;
         not_negative("optimizer.clip_grad", self.clip_grad)?;
+        not_negative("optimizer.grad_norm_skip_threshold", self.grad_norm_skip_threshold)?;
+        self.validate_loss_scale()?;
+        for (key, dtype) in [
+            ("optimizer.main_params_dtype", self.main_params_dtype),
+            ("optimizer.main_grads_dtype", self.main_grads_dtype),
+            ("optimizer.exp_avg_dtype", self.exp_avg_dtype),
+            ("optimizer.exp_avg_sq_dtype", self.exp_avg_sq_dtype),
+        ] {
+            let rule = "f32 or bf16: sums and small updates leave the range of f16";
+            require(dtype != Dtype::F16, key, dtype, rule)?;
+        }
         for (key, dtype) in [
             ("optimizer.main_params_dtype", self.main_params_dtype),
             ("optimizer.main_grads_dtype", self.main_grads_dtype),
@@ -124,28 +192,36 @@ impl OptimizerConfig {
         }
         Ok(())
     }
+
+    fn validate_loss_scale(&self) -> Result<(), TrainError> {
+        let Self { initial_loss_scale: initial, min_loss_scale: min, .. } = *self;
+        if let Some(scale) = self.loss_scale {
+            positive("optimizer.loss_scale", scale)?;
+        }
+        positive("optimizer.min_loss_scale", min)?;
+        let rule = format!("at least optimizer.min_loss_scale {min} and at most 2^126");
+        let ok = (min..=2f64.powi(126)).contains(&initial);
+        require(ok, "optimizer.initial_loss_scale", initial, rule)?;
+        for (key, steps) in [
+            ("optimizer.loss_scale_window", self.loss_scale_window),
+            ("optimizer.hysteresis", self.hysteresis),
+        ] {
+            require(steps >= 1, key, steps, "at least 1")?;
+        }
+        Ok(())
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use rstest::rstest;
 
-    use super::*;
     use crate::{ConfigLayers, Exit};
 
     #[rstest]
-    #[case("lr = 0", "`optimizer.lr` is 0: it must be more than 0 and finite")]
-    #[case("lr = inf", "`optimizer.lr` is inf: it must be more than 0 and finite")]
-    #[case("min_lr = 1", "`optimizer.min_lr` is 1: it must be from 0 to optimizer.lr 0.003")]
-    #[case("init_lr = -0.1", "`optimizer.init_lr` is -0.1: it must be from 0 to optimizer.lr")]
-    #[case(
-        "decay_steps = 20",
-        "`optimizer.decay_steps` is 20: it must be more than optimizer.warmup_steps 20"
-    )]
     #[case("beta1 = 1", "`optimizer.beta1` is 1: it must be at least 0 and less than 1")]
     #[case("beta2 = nan", "`optimizer.beta2` is NaN: it must be at least 0 and less than 1")]
     #[case("eps = 0", "`optimizer.eps` is 0: it must be more than 0 and finite")]
-    #[case("weight_decay = -1", "`optimizer.weight_decay` is -1: it must be 0 or more and finite")]
     #[case("clip_grad = -1", "`optimizer.clip_grad` is -1: it must be 0 or more and finite")]
     #[case(
         "main_params_dtype = 'bf16'",
@@ -155,7 +231,22 @@ mod tests {
         "main_grads_dtype = 'bf16'",
         "`optimizer.main_grads_dtype` is bf16: it must be f32 where train.dtype is f32"
     )]
-    #[case("exp_avg_dtype = 'f16'", "unknown variant `f16`")]
+    #[case("exp_avg_dtype = 'f16'", "`optimizer.exp_avg_dtype` is f16: it must be f32 or bf16")]
+    #[case("main_grads_dtype = 'f16'", "`optimizer.main_grads_dtype` is f16: it must be f32 or")]
+    #[case("exp_avg_sq_dtype = 'f8'", "unknown variant `f8`")]
+    #[case(
+        "grad_norm_skip_threshold = -1",
+        "`optimizer.grad_norm_skip_threshold` is -1: it must be 0 or more and finite"
+    )]
+    #[case("loss_scale = 0", "`optimizer.loss_scale` is 0: it must be more than 0 and finite")]
+    #[case("min_loss_scale = 0", "`optimizer.min_loss_scale` is 0: it must be more than 0")]
+    #[case(
+        "initial_loss_scale = 2\nmin_loss_scale = 4",
+        "`optimizer.initial_loss_scale` is 2: it must be at least optimizer.min_loss_scale 4"
+    )]
+    #[case("initial_loss_scale = inf", "`optimizer.initial_loss_scale` is inf: it must be at")]
+    #[case("loss_scale_window = 0", "`optimizer.loss_scale_window` is 0: it must be at least 1")]
+    #[case("hysteresis = 0", "`optimizer.hysteresis` is 0: it must be at least 1")]
     #[case(
         "beta2 = 0.999\nexp_avg_sq_dtype = 'bf16'",
         "`optimizer.beta2` is 0.999: it must be at most 0.996 where its mean is kept in bf16"
@@ -165,21 +256,5 @@ mod tests {
         let error = layers.and_then(ConfigLayers::load).unwrap_err();
         assert!(error.to_string().contains(message), "{error}");
         assert_eq!(error.exit(), Exit::BadInput);
-    }
-
-    #[test]
-    fn the_decay_ends_with_the_run_unless_told_otherwise() {
-        let config = OptimizerConfig::default();
-        assert_eq!(config.schedule(300).lr(300), config.min_lr);
-        let longer = OptimizerConfig { decay_steps: Some(600), ..config };
-        assert!(longer.schedule(300).lr(300) > longer.min_lr);
-        assert_eq!(longer.schedule(300).lr(600), longer.min_lr);
-    }
-
-    #[test]
-    fn a_run_shorter_than_the_warm_up_only_warms_up() {
-        let schedule = OptimizerConfig::default().schedule(5);
-        assert!((schedule.lr(5) - 3e-3 * 5.0 / 20.0).abs() < 1e-18);
-        assert_eq!(schedule.lr(20), 3e-3);
     }
 }

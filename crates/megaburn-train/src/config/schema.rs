@@ -4,7 +4,7 @@ use std::{cmp::Reverse, sync::LazyLock};
 
 use toml::{Table, Value};
 
-use super::{RopeScalingConfig, TrainConfig};
+use super::{BatchRampConfig, RopeScalingConfig, TrainConfig};
 use crate::TrainError;
 
 static SCHEMA: LazyLock<Table> = LazyLock::new(|| {
@@ -19,7 +19,17 @@ static SCHEMA: LazyLock<Table> = LazyLock::new(|| {
     config.parallel.dp = Some(1);
     config.parallel.sp = Some(true);
     config.data.path = Some(String::new());
+    config.train.batch_ramp = Some(BatchRampConfig::default());
+    config.optimizer.warmup_samples = Some(1);
+    config.optimizer.warmup_fraction = Some(1.0);
     config.optimizer.decay_steps = Some(1);
+    config.optimizer.decay_samples = Some(1);
+    config.optimizer.wsd_decay_steps = Some(1);
+    config.optimizer.wsd_decay_samples = Some(1);
+    config.optimizer.decoupled_lr = Some(1.0);
+    config.optimizer.decoupled_min_lr = Some(1.0);
+    config.optimizer.end_weight_decay = Some(1.0);
+    config.optimizer.loss_scale = Some(1.0);
     Table::try_from(config).expect("a configuration is a table")
 });
 
@@ -142,6 +152,7 @@ mod tests {
             ("parallel", fields::<ParallelConfig>()),
             ("data", fields::<DataConfig>()),
             ("train", fields::<LoopConfig>()),
+            ("train.batch_ramp", fields::<BatchRampConfig>()),
             ("optimizer", fields::<OptimizerConfig>()),
             ("generate", fields::<GenerateConfig>()),
         ];

@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Attention, Dtype,
+    Attention, BatchRampConfig, Dtype,
     check::{at_least_one, fits_toml, not_negative, require},
     tokenizer::Tokenizer,
 };
@@ -90,6 +90,9 @@ pub struct LoopConfig {
     pub fused_linear_cross_entropy: bool,
     /// Samples of a step, over all ranks.
     pub global_batch: usize,
+    /// `[train.batch_ramp]`: how the first steps grow to as many.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub batch_ramp: Option<BatchRampConfig>,
     /// Samples that one rank computes at a time; gradients of several are summed.
     pub micro_batch: usize,
     /// Steps between evaluations; 0 evaluates only at the end.
@@ -100,6 +103,8 @@ pub struct LoopConfig {
     pub log_interval: u64,
     /// Steps between checkpoints; 0 saves only at the end and when stopped.
     pub checkpoint_interval: u64,
+    /// Steps between comparisons of what ranks hold copies of; 0 compares never.
+    pub check_replicas_interval: u64,
     /// The last checkpoints that are kept.
     pub keep_checkpoints: usize,
     /// Seconds that a rank waits for another in a collective before it gives the run up; the
@@ -116,11 +121,13 @@ impl Default for LoopConfig {
             attention: Attention::Auto,
             fused_linear_cross_entropy: false,
             global_batch: 8,
+            batch_ramp: None,
             micro_batch: 2,
             eval_interval: 100,
             eval_batches: 4,
             log_interval: 10,
             checkpoint_interval: 200,
+            check_replicas_interval: 0,
             keep_checkpoints: 2,
             timeout_seconds: 60.0,
         }
@@ -128,19 +135,6 @@ impl Default for LoopConfig {
 }
 
 impl LoopConfig {
-    /// Micro-batches of a step on each of `dp` data-parallel ranks.
-    ///
-    /// # Errors
-    /// The global batch cannot be cut that way.
-    pub fn num_micro_batches(&self, dp: usize) -> Result<usize, TrainError> {
-        let Self { global_batch, micro_batch, .. } = *self;
-        let samples = micro_batch.saturating_mul(dp);
-        let rule = format!("a multiple of train.micro_batch {micro_batch} x dp {dp} = {samples}");
-        let ok = samples > 0 && global_batch.is_multiple_of(samples);
-        require(ok, "train.global_batch", global_batch, rule)?;
-        Ok(global_batch / samples)
-    }
-
     /// How long a rank waits for another in a collective.
     pub fn timeout(&self) -> Duration {
         Duration::try_from_secs_f64(self.timeout_seconds).unwrap_or(Duration::MAX)
@@ -150,6 +144,9 @@ impl LoopConfig {
         require(self.steps >= 1, "train.steps", self.steps, "at least 1")?;
         at_least_one("train.global_batch", self.global_batch)?;
         at_least_one("train.micro_batch", self.micro_batch)?;
+        if let Some(ramp) = &self.batch_ramp {
+            ramp.validate(self.global_batch)?;
+        }
         self.num_micro_batches(1)?;
         at_least_one("train.eval_batches", self.eval_batches)?;
         require(self.log_interval >= 1, "train.log_interval", self.log_interval, "at least 1")?;
@@ -229,20 +226,6 @@ mod tests {
         let error = layers.and_then(ConfigLayers::load).unwrap_err();
         assert!(error.to_string().contains(message), "{error}");
         assert_eq!(error.exit(), Exit::BadInput);
-    }
-
-    #[rstest]
-    #[case(32, 8, 2, 2)]
-    #[case(8, 2, 2, 2)]
-    #[case(15, 5, 1, 3)]
-    fn the_global_batch_is_cut_into_micro_batches(
-        #[case] global_batch: usize,
-        #[case] micro_batch: usize,
-        #[case] dp: usize,
-        #[case] expected: usize,
-    ) {
-        let config = LoopConfig { global_batch, micro_batch, ..LoopConfig::default() };
-        assert_eq!(config.num_micro_batches(dp).unwrap(), expected);
     }
 
     #[test]

@@ -48,12 +48,15 @@ pub fn human_number(value: f64) -> String {
 pub(super) fn step_line(metrics: &StepMetrics, steps: u64, left: Duration) -> String {
     let StepMetrics { step, loss, grad_norm, lr, tokens_per_second, tflops, memory_bytes, .. } =
         *metrics;
+    let scale = metrics.loss_scale.map(|scale| format!("  loss scale {}", human_number(scale)));
+    let skipped = if metrics.skipped { "  skipped" } else { "" };
     let width = steps.to_string().len();
     let rest =
         if left.is_zero() { "done".into() } else { format!("{} left", human_duration(left)) };
     format!(
-        "step {step:>width$}/{steps}  loss {loss:.4}  grad norm {}  lr {lr:.2e}  {} tokens/s  {} TFLOP/s  {}  {rest}",
+        "step {step:>width$}/{steps}  loss {loss:.4}  grad norm {}  lr {lr:.2e}{}{skipped}  {} tokens/s  {} TFLOP/s  {}  {rest}",
         human_number(grad_norm),
+        scale.unwrap_or_default(),
         human_number(tokens_per_second),
         human_number(tflops),
         BinaryBytes(memory_bytes),
@@ -116,6 +119,18 @@ mod tests {
             line.starts_with("step 300/300  loss NaN  ") && line.ends_with("MiB  done"),
             "{line}"
         );
+    }
+
+    #[test]
+    fn a_skipped_step_says_so_with_its_scale() {
+        let metrics = StepMetrics {
+            grad_norm: f64::INFINITY,
+            loss_scale: Some(65536.0),
+            skipped: true,
+            ..example_step(7, 5.5)
+        };
+        let line = step_line(&metrics, 9, Duration::ZERO);
+        assert!(line.contains("norm inf  lr 3.00e-4  loss scale 65.5k  skipped  12.3k"), "{line}");
     }
 
     #[test]

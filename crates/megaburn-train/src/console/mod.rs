@@ -81,13 +81,14 @@ impl Console {
     }
 
     /// Reports a step: the bar moves at each, a line is printed at the first, at every multiple of
-    /// the interval and at the last.
+    /// the interval, at the last, and where nothing was changed.
     pub fn step(&mut self, metrics: &StepMetrics) {
         self.bar.set_message(brief(metrics));
         self.bar.set_position(metrics.step);
         let step = metrics.step;
         let first = step == self.first_step + 1;
-        if first || step.is_multiple_of(self.log_interval) || step == self.steps {
+        if first || metrics.skipped || step.is_multiple_of(self.log_interval) || step == self.steps
+        {
             let done = step.saturating_sub(self.first_step).max(1);
             let left = self.steps.saturating_sub(step);
             let eta = self.started.elapsed().mul_f64(left as f64 / done as f64);

@@ -33,6 +33,12 @@ pub struct StepMetrics {
     pub tflops: f64,
     /// Resident memory of the largest process, in bytes.
     pub memory_bytes: u64,
+    /// What an f16 run multiplied its loss with; `loss` and `grad_norm` are without it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub loss_scale: Option<f64>,
+    /// Whether the step changed nothing: its gradient overflowed f16 or was above the threshold.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub skipped: bool,
 }
 
 /// One evaluation: a line of its own.
@@ -101,6 +107,8 @@ pub(crate) fn example_step(step: u64, loss: f64) -> StepMetrics {
         tokens_per_second: 12345.678,
         tflops: 0.0123,
         memory_bytes: 123 << 20,
+        loss_scale: None,
+        skipped: false,
     }
 }
 
@@ -118,6 +126,12 @@ mod tests {
             json(example_step(1, 5.5)),
             r#"{"step":1,"loss":5.5,"grad_norm":1.25,"lr":0.0003,"tokens":1024,"tokens_per_second":12345.678,"tflops":0.0123,"memory_bytes":128974848}"#
         );
+        let half = StepMetrics { loss_scale: Some(65536.0), skipped: true, ..example_step(1, 5.5) };
+        assert!(
+            json(half)
+                .ends_with(r#""memory_bytes":128974848,"loss_scale":65536.0,"skipped":true}"#)
+        );
+        assert_eq!(MetricsRecord::parse(json(half).as_bytes()).unwrap(), half.into());
         assert_eq!(json(EvalMetrics { step: 2, eval_loss: 4.5 }), r#"{"step":2,"eval_loss":4.5}"#);
     }
 

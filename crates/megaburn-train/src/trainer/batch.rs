@@ -18,7 +18,7 @@ pub(super) struct Batch {
 
 /// Samples of `seq_len + 1` tokens on the device without autodiff. Only the first `counted` samples
 /// take part in the loss.
-pub(super) fn batch(samples: &[Vec<u32>], counted: usize, device: &Device) -> Batch {
+pub(super) fn tensors(samples: &[Vec<u32>], counted: usize, device: &Device) -> Batch {
     let seq_len = samples[0].len() - 1;
     let counted = counted.min(samples.len());
     let place = |position: usize| samples.iter().map(move |sample| i64::from(sample[position]));

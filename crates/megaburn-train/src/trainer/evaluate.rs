@@ -5,7 +5,7 @@ use crate::{
     metrics::EvalMetrics,
     trainer::{
         Trainer,
-        batch::{Batch, batch},
+        batch::{Batch, tensors},
         stats::Losses,
     },
 };
@@ -32,7 +32,7 @@ impl Trainer {
                 // Behind the end the sampler starts again: those samples do not count.
                 let counted = total.saturating_sub(numbers.start) as usize;
                 let samples = self.valid.batch(numbers);
-                let Batch { tokens, labels, counted } = batch(&samples, counted, &plain);
+                let Batch { tokens, labels, counted } = tensors(&samples, counted, &plain);
                 losses.add(model.loss(tokens, labels), counted);
             }
         }

@@ -1,11 +1,16 @@
 //! The training loop of one rank.
 
 mod batch;
+mod culprit;
 mod evaluate;
+mod replicas;
 mod sample;
 mod save;
+mod schedules;
 mod stats;
 mod step;
+#[cfg(test)]
+mod testing;
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
@@ -14,11 +19,17 @@ use megaburn_collective::ProcessGroups;
 use megaburn_data::{GlobalBatch, Sampler};
 use megaburn_mesh::{Layout, ShardPlan};
 use megaburn_models::{Decoder, DecoderConfig};
-use megaburn_optim::{AdamW, GradientAccumulator};
+use megaburn_optim::{AdamW, GradientAccumulator, LossScaler};
 use megaburn_parallel::{main_grads, shard_plan};
 
-use crate::{TrainConfig, TrainError, config::Start, data::RunData, schedule::LrSchedule};
+use crate::{
+    TrainConfig, TrainError,
+    config::{Dtype, Start},
+    data::RunData,
+};
+use schedules::Schedules;
 
+pub use culprit::Culprit;
 pub use save::Resumed;
 pub(crate) use stats::agree_to_stop;
 
@@ -68,9 +79,14 @@ pub struct Trainer {
     plan: ShardPlan,
     grads: GradientAccumulator,
     optimizer: AdamW,
-    schedule: LrSchedule,
+    schedules: Schedules,
+    /// In f16.
+    loss_scaler: Option<LossScaler>,
+    /// Steps up to now that changed nothing.
+    skips_in_a_row: u64,
     train: Sampler,
     valid: Sampler,
+    /// The batch of an evaluation, and of a step when it has grown.
     batch: GlobalBatch,
     data: Arc<RunData>,
     progress: Progress,
@@ -84,6 +100,12 @@ pub struct Progress {
     pub step: u64,
     /// Training samples read.
     pub consumed_samples: u64,
+    /// Steps of those that changed nothing: gradients that overflowed, or were above the threshold.
+    #[serde(default)]
+    pub skipped_steps: u64,
+    /// The samples of those, over which schedules did not move on.
+    #[serde(default)]
+    pub skipped_samples: u64,
 }
 
 impl Trainer {
@@ -119,6 +141,7 @@ impl Trainer {
             None => config.model.decoder(config.data.seq_len, data.vocab()),
         };
         model_config.check_layout(&layout, config.data.seq_len)?;
+        config.train.num_micro_batches(layout.dp)?;
         if model_config.vocab < data.vocab() {
             let rule = match start {
                 Some(_) => format!(
@@ -147,7 +170,12 @@ impl Trainer {
         Ok(Self {
             grads,
             optimizer,
-            schedule: config.optimizer.schedule(config.train.steps),
+            schedules: Schedules::of(&config)?,
+            loss_scaler: match config.train.dtype {
+                Dtype::F16 => Some(LossScaler::new(config.optimizer.scaling())?),
+                Dtype::F32 | Dtype::Bf16 => None,
+            },
+            skips_in_a_row: 0,
             train: Sampler::shuffled(data.train.clone(), seq_len, config.run.seed)?,
             valid: Sampler::sequential(data.valid.clone(), seq_len)?,
             batch: GlobalBatch::new(
@@ -189,6 +217,13 @@ impl Trainer {
 
     pub(crate) fn model_config(&self) -> &DecoderConfig {
         &self.model_config
+    }
+
+    /// The batch of the next step.
+    fn next_batch(&self) -> GlobalBatch {
+        let samples = self.schedules.batch.batch_size(self.progress.consumed_samples);
+        let (micro, dp) = (self.batch.micro_batch_size(), self.batch.dp());
+        GlobalBatch::new(samples, micro, dp).expect("every batch was checked")
     }
 
     /// Whether all steps are done.

@@ -1,18 +1,18 @@
 use std::collections::BTreeMap;
 
-use burn::tensor::{DType, Tensor, TensorData};
+use burn::tensor::{DType, FloatDType, Tensor, TensorData};
 use megaburn_checkpoint::{
     Checkpoint, CheckpointError, NamedTensor, Snapshot, clear, find_latest, prepare, save,
 };
 use megaburn_mesh::ShardSpec;
 use megaburn_models::source::ModelSource;
+use megaburn_optim::{LossScaler, Moment};
 use megaburn_parallel::{lazy_params, load_params};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::{
     TrainError,
-    schedule::LrSchedule,
     trainer::{Progress, Trainer},
 };
 
@@ -25,17 +25,23 @@ struct TrainerState {
     seq_len: usize,
     data_hash: u64,
     num_train_samples: u64,
-    schedule: LrSchedule,
+    /// Only compared.
+    schedule: Value,
+    #[serde(default)]
+    loss_scaler: Option<LossScaler>,
 }
 
 /// Where a resumed run stands.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Resumed {
     /// What was done before.
     pub progress: Progress,
-    /// The learning-rate schedule of the checkpoint, where it is not the one that the run goes on
-    /// with: the losses will not be those of a run that was never interrupted.
-    pub other_schedule: Option<LrSchedule>,
+    /// In what the schedules of the checkpoint differ from those that the run goes on with, if they
+    /// do: the losses will not be those of a run that was never interrupted.
+    pub other_schedule: Option<String>,
+    /// The keys of what this run keeps in fewer bits than the checkpoint does: it was rounded, for
+    /// good.
+    pub rounded: Vec<&'static str>,
 }
 
 impl Trainer {
@@ -107,8 +113,30 @@ impl Trainer {
         let schedule = read_state(&checkpoint)?.schedule;
         Ok(Some(Resumed {
             progress: self.progress,
-            other_schedule: (schedule != self.schedule).then_some(schedule),
+            other_schedule: difference(&schedule, &json!(self.schedules)),
+            rounded: self.rounded(&checkpoint),
         }))
+    }
+
+    fn rounded(&self, checkpoint: &Checkpoint) -> Vec<&'static str> {
+        let optimizer = self.optimizer.config();
+        let is_wide = |name: &String, prefix: &str| {
+            name.split('.').next() == Some(prefix)
+                && checkpoint.dtype(name).ok() == Some(DType::F32)
+        };
+        let is_rounded = |prefix: &str, kept: FloatDType| {
+            let mut names = checkpoint.manifest().tensors.keys();
+            kept == FloatDType::BF16 && names.any(|name| is_wide(name, prefix))
+        };
+        [
+            ("optimizer.main_params_dtype", "model", optimizer.main_params),
+            ("optimizer.exp_avg_dtype", Moment::First.name(), optimizer.exp_avg),
+            ("optimizer.exp_avg_sq_dtype", Moment::Second.name(), optimizer.exp_avg_sq),
+        ]
+        .into_iter()
+        .filter(|(_, prefix, kept)| is_rounded(prefix, *kept))
+        .map(|(key, ..)| key)
+        .collect()
     }
 
     /// Removes the run's checkpoints.
@@ -173,14 +201,18 @@ impl Trainer {
         for (path, _) in plan.iter() {
             params.insert(path.to_string(), read("model", path)?);
         }
-        let progress = read_state(checkpoint)?.progress;
+        let TrainerState { progress, loss_scaler, .. } = read_state(checkpoint)?;
+        let updates = progress.step - progress.skipped_steps;
         self.optimizer
-            .load_state(progress.step, &self.grads, |path, moment| read(moment.name(), path))?;
+            .load_state(updates, &self.grads, |path, moment| read(moment.name(), path))?;
         let model = self.model.take().expect("the model is only away during an update");
         let model = load_params(model, |path, _| {
             Ok::<_, TrainError>(params.remove(path).expect("the plan was checked"))
         })?;
         self.model = Some(self.optimizer.cast_params(model, self.config.train.dtype.into()));
+        if let (Some(mine), Some(saved)) = (&mut self.loss_scaler, loss_scaler) {
+            mine.resume(&saved);
+        }
         self.progress = progress;
         Ok(())
     }
@@ -192,7 +224,8 @@ impl Trainer {
             seq_len: self.config.data.seq_len,
             data_hash: self.data.hash,
             num_train_samples: self.train.num_samples(),
-            schedule: self.schedule,
+            schedule: json!(self.schedules),
+            loss_scaler: self.loss_scaler,
         }
     }
 }
@@ -210,7 +243,7 @@ fn lazy<'a>(
     })
 }
 
-fn to_host(tensor: Tensor<1>) -> Result<TensorData, String> {
+pub(super) fn to_host(tensor: Tensor<1>) -> Result<TensorData, String> {
     tensor.try_into_data().map_err(|error| error.to_string())
 }
 

@@ -1,112 +1,188 @@
 use std::{ops::Range, time::Instant};
 
-use megaburn_optim::{GradNorm, OptimError};
+use megaburn_optim::{GradNorm, LossScaler, OptimError, Sum};
 
 use crate::{
     TrainError,
+    config::OptimizerConfig,
     failure::told,
     memory::used_bytes,
     metrics::StepMetrics,
     profile::range,
     trainer::{
         Trainer,
-        batch::{Batch, batch},
+        batch::{Batch, tensors},
+        schedules::StepRates,
         stats::{Losses, world_max},
     },
 };
 
+/// So many steps that change nothing are no longer chance, nor a loss scale on its way down from
+/// 2^32.
+const MAX_SKIPS_IN_A_ROW: u64 = 100;
+
+/// What a step came to, the same on every rank.
+#[derive(Clone, Copy, Debug)]
+struct Outcome {
+    /// Nats per token.
+    loss: f64,
+    grad_norm: f64,
+    is_update: bool,
+}
+
+impl Outcome {
+    fn is_finite(&self) -> bool {
+        self.loss.is_finite() && self.grad_norm.is_finite()
+    }
+}
+
 impl Trainer {
-    /// One optimizer step over the next global batch.
+    /// One optimizer step over the next global batch. One whose gradient is above
+    /// `optimizer.grad_norm_skip_threshold`, or overflowed f16, changes nothing and says so.
     ///
     /// # Errors
-    /// A loss or gradient norm that is not finite, in which case weights and optimizer are as before
-    /// on every rank. A failed collective, or a device that failed or is out of memory: on GPUs this
-    /// trainer's weights cannot be read any more then, and a new one goes on from a checkpoint.
+    /// A loss or gradient norm that is not finite where parameters are not f16, or too many skipped
+    /// steps one after the other; weights and optimizer are as before on every rank. A failed
+    /// collective, or a device that failed or is out of memory: on GPUs this trainer's weights cannot
+    /// be read any more then, and a new one goes on from a checkpoint.
     /// # Collective
     /// All ranks.
     pub fn step(&mut self) -> Result<StepMetrics, TrainError> {
         let started = Instant::now();
-        let losses = self.accumulate_gradients();
+        let samples = self.next_batch().global_batch_size() as u64;
+        let (losses, loss_factor) = self.accumulate_gradients();
         let reduce = range("reduce");
         self.grads.reduce(&self.groups.dp_cp)?;
         let tokens = losses.tokens_over(&self.groups.dp_cp)?;
-        self.grads.scale(1.0 / tokens.max(1.0));
+        self.grads.scale(1.0 / (loss_factor * tokens.max(1.0)));
         let norm = self.grads.norm(&self.groups.model)?;
         let loss = losses.sum_over(&self.groups.dp_cp)?;
         drop(reduce);
-        let step = self.progress.step + 1;
-        let lr = self.schedule.lr(step);
+        let progress = self.progress;
+        let trained = progress.consumed_samples - progress.skipped_samples + samples;
+        let rates = self.schedules.rates(trained);
         self.grads.guard(&loss);
-        self.update(lr, &norm);
+        self.update(&rates, &norm);
         self.enqueued = started.elapsed();
         // The host has only enqueued so far; here it waits for the device.
-        let read = self.number(loss.read()).and_then(|loss| Ok((loss, self.number(norm.read())?)));
-        let is_step = read.as_ref().is_ok_and(|(loss, norm)| loss.is_finite() && norm.is_finite());
-        if !is_step {
+        let outcome = self.outcome(&loss, &norm, tokens);
+        if !outcome.as_ref().is_ok_and(|outcome| outcome.is_update) {
             // The update has seen that too, and done nothing.
             self.optimizer.uncount();
         }
-        let (loss, grad_norm) = read?;
-        let loss = loss / tokens.max(1.0);
-        if !is_step {
-            let param = self.grads.find_non_finite().map(str::to_string);
-            return Err(TrainError::NonFinite { step, loss, grad_norm, param });
-        }
-        self.progress.step = step;
-        self.progress.consumed_samples += self.config.train.global_batch as u64;
+        let outcome = outcome?;
+        let loss_scale = self.loss_scaler.as_ref().map(LossScaler::scale);
+        let step = progress.step + 1;
+        self.count(step, samples, outcome)?;
+        let Outcome { loss, grad_norm, is_update } = outcome;
         self.measure(
             started,
+            samples as usize,
             StepMetrics {
                 step,
                 loss,
                 grad_norm,
-                lr,
+                lr: rates.lr,
                 tokens: tokens as u64,
                 tokens_per_second: 0.0,
                 tflops: 0.0,
                 memory_bytes: used_bytes(&self.device),
+                loss_scale,
+                skipped: !is_update,
             },
         )
+    }
+
+    /// Reads what the step came to.
+    fn outcome(&self, loss: &Sum, norm: &GradNorm, tokens: f64) -> Result<Outcome, TrainError> {
+        let loss = self.told(loss.read())? / tokens.max(1.0);
+        let grad_norm = self.told(norm.read())?;
+        let threshold = self.config.optimizer.grad_norm_skip_threshold;
+        let is_above = threshold > 0.0 && self.told(norm.is_above(threshold))?;
+        let outcome = Outcome { loss, grad_norm, is_update: !is_above };
+        Ok(Outcome { is_update: !is_above && outcome.is_finite(), ..outcome })
+    }
+
+    /// Takes note of a step over so many samples.
+    fn count(&mut self, step: u64, samples: u64, outcome: Outcome) -> Result<(), TrainError> {
+        let Outcome { loss, grad_norm, is_update } = outcome;
+        if !outcome.is_finite() && self.loss_scaler.is_none() {
+            let culprit = self.culprit()?;
+            return Err(TrainError::NonFinite { step, loss, grad_norm, culprit });
+        }
+        self.skips_in_a_row = if is_update { 0 } else { self.skips_in_a_row + 1 };
+        if self.skips_in_a_row == MAX_SKIPS_IN_A_ROW {
+            let loss_scale = self.loss_scaler.as_ref().map_or(1.0, LossScaler::scale);
+            let skips = MAX_SKIPS_IN_A_ROW;
+            return Err(TrainError::Stalled { step, skips, loss, grad_norm, loss_scale });
+        }
+        if let Some(scaler) = &mut self.loss_scaler {
+            scaler.update(!outcome.is_finite());
+        }
+        let progress = &mut self.progress;
+        progress.step = step;
+        progress.consumed_samples += samples;
+        if !is_update {
+            progress.skipped_steps += 1;
+            progress.skipped_samples += samples;
+        }
+        Ok(())
     }
 
     /// What this rank reads as micro-batch `index` of its next step: the samples' numbers, counted
     /// over the whole run, and the `seq_len + 1` tokens of each.
     pub fn micro_batch(&self, index: usize) -> (Range<u64>, Vec<Vec<u32>>) {
         let consumed = self.progress.consumed_samples;
-        let numbers = self.batch.micro_batch(consumed, self.groups.dp.rank(), index);
+        let numbers = self.next_batch().micro_batch(consumed, self.groups.dp.rank(), index);
         (numbers.clone(), self.train.batch(numbers))
     }
 
-    /// Forward and backward over this rank's micro-batches.
-    fn accumulate_gradients(&mut self) -> Losses {
+    /// Micro-batches of this rank in the next step.
+    pub fn num_micro_batches(&self) -> usize {
+        self.next_batch().num_micro_batches()
+    }
+
+    /// Forward and backward over this rank's micro-batches. Gradients are those of the loss (a sum over
+    /// tokens) times the number that is returned.
+    pub(super) fn accumulate_gradients(&mut self) -> (Losses, f64) {
         self.grads.reset();
+        let batch = self.next_batch();
+        // As if the loss were a mean over all tokens, whose gradients f16 holds more easily.
+        let tokens = batch.global_batch_size() * self.config.data.seq_len;
+        let factor = self.loss_scaler.as_ref().map(|scaler| scaler.scale() / tokens as f64);
         let plain = self.device.clone().inner();
         let mut losses = Losses::default();
-        for index in 0..self.batch.num_micro_batches() {
+        for index in 0..batch.num_micro_batches() {
             let (_, samples) = self.micro_batch(index);
-            let Batch { tokens, labels, counted } = batch(&samples, samples.len(), &plain);
+            let Batch { tokens, labels, counted } = tensors(&samples, samples.len(), &plain);
             let forward = range("forward");
             let loss = self.model().loss(tokens, labels);
             drop(forward);
             losses.add(loss.clone().inner(), counted);
             let _backward = range("backward");
-            let mut grads = loss.backward();
+            let mut grads = match factor {
+                Some(factor) => loss.mul_scalar(factor).backward(),
+                None => loss.backward(),
+            };
             let model = self.model.as_ref().expect("the model is only away during an update");
             self.grads.accumulate(model, &mut grads);
         }
-        losses
+        (losses, factor.unwrap_or(1.0))
     }
 
-    fn update(&mut self, lr: f64, norm: &GradNorm) {
+    fn update(&mut self, rates: &StepRates, norm: &GradNorm) {
         let _update = range("update");
-        let clip_grad = self.config.optimizer.clip_grad;
+        let OptimizerConfig { clip_grad, grad_norm_skip_threshold, .. } = self.config.optimizer;
         self.grads.clip(norm, if clip_grad > 0.0 { clip_grad } else { f64::INFINITY });
+        if grad_norm_skip_threshold > 0.0 {
+            self.grads.skip_above(norm, grad_norm_skip_threshold);
+        }
         let model = self.model.take().expect("the model is only away during an update");
-        self.model = Some(self.optimizer.step(lr, model, &self.grads));
+        self.model = Some(self.optimizer.step_with(|path| rates.of(path), model, &self.grads));
     }
 
-    /// A number from the device.
-    fn number(&self, read: Result<f64, OptimError>) -> Result<f64, TrainError> {
+    /// What the device told.
+    fn told<T>(&self, read: Result<T, OptimError>) -> Result<T, TrainError> {
         read.map_err(|error| match error {
             OptimError::Device { why } => told(why, &self.device),
             error => error.into(),
@@ -117,6 +193,7 @@ impl Trainer {
     fn measure(
         &self,
         started: Instant,
+        samples: usize,
         mut metrics: StepMetrics,
     ) -> Result<StepMetrics, TrainError> {
         let slowest = world_max(
@@ -124,8 +201,7 @@ impl Trainer {
             &[started.elapsed().as_secs_f64(), metrics.memory_bytes as f64],
         )?;
         let [seconds, memory] = slowest[..] else { unreachable!("two numbers went in") };
-        let (samples, seq_len) = (self.config.train.global_batch, self.config.data.seq_len);
-        let flops = self.model_config.flop_shape().training(samples, seq_len);
+        let flops = self.model_config.flop_shape().training(samples, self.config.data.seq_len);
         metrics.tokens_per_second = metrics.tokens as f64 / seconds;
         metrics.tflops = flops / seconds / self.groups.world.size() as f64 / 1e12;
         metrics.memory_bytes = memory as u64;

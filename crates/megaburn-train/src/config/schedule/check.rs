@@ -1,0 +1,152 @@
+use megaburn_optim::{Decay, LrSchedule};
+
+use super::{
+    super::check::{not_negative, positive, require},
+    LoopConfig, LrDecayStyle, OptimizerConfig,
+};
+use crate::TrainError;
+
+impl OptimizerConfig {
+    /// Refuses schedules that cannot be.
+    pub(in crate::config) fn validate_schedules(
+        &self,
+        train: &LoopConfig,
+    ) -> Result<(), TrainError> {
+        let Self { lr, min_lr, init_lr, .. } = *self;
+        positive("optimizer.lr", lr)?;
+        let rule = format!("from 0 to optimizer.lr {lr}");
+        require((0.0..=lr).contains(&min_lr), "optimizer.min_lr", min_lr, rule.clone())?;
+        require((0.0..=lr).contains(&init_lr), "optimizer.init_lr", init_lr, rule)?;
+        if let Some(lr) = self.decoupled_lr {
+            positive("optimizer.decoupled_lr", lr)?;
+        }
+        if let Some(min) = self.decoupled_min_lr {
+            let lr = self.decoupled_lr.unwrap_or(lr);
+            let rule = format!("from 0 to optimizer.decoupled_lr {lr}");
+            require((0.0..=lr).contains(&min), "optimizer.decoupled_min_lr", min, rule)?;
+        }
+        not_negative("optimizer.weight_decay", self.weight_decay)?;
+        not_negative("optimizer.end_weight_decay", self.end_weight_decay.unwrap_or_default())?;
+        self.validate_lengths(train)
+    }
+
+    fn validate_lengths(&self, train: &LoopConfig) -> Result<(), TrainError> {
+        for (key, given, other, instead) in [
+            (
+                "optimizer.warmup_fraction",
+                self.warmup_fraction.is_some(),
+                "optimizer.warmup_samples",
+                self.warmup_samples.is_some(),
+            ),
+            (
+                "optimizer.decay_samples",
+                self.decay_samples.is_some(),
+                "optimizer.decay_steps",
+                self.decay_steps.is_some(),
+            ),
+            (
+                "optimizer.wsd_decay_samples",
+                self.wsd_decay_samples.is_some(),
+                "optimizer.wsd_decay_steps",
+                self.wsd_decay_steps.is_some(),
+            ),
+        ] {
+            require(!(given && instead), key, "given", format!("absent where {other} is given"))?;
+        }
+        if let Some(fraction) = self.warmup_fraction {
+            let ok = (0.0..1.0).contains(&fraction);
+            require(ok, "optimizer.warmup_fraction", fraction, "at least 0 and less than 1")?;
+        }
+        let batches = train.batch_schedule()?;
+        let schedule = self.lr_schedule(train.steps, &batches);
+        let LrSchedule { warmup_samples, decay_samples, decay, .. } = schedule;
+        // Where the decay is not given it follows the run, however short that is.
+        let warmup = match (self.warmup_samples, self.warmup_steps) {
+            (Some(samples), _) => format!("optimizer.warmup_samples {samples}"),
+            (None, steps) => format!("optimizer.warmup_steps {steps}"),
+        };
+        let rule = format!("more than {warmup}");
+        if let Some(steps) = self.decay_steps {
+            let ok = batches.samples_after(steps) > warmup_samples;
+            require(ok, "optimizer.decay_steps", steps, rule.clone())?;
+        }
+        if let Some(samples) = self.decay_samples {
+            require(samples > warmup_samples, "optimizer.decay_samples", samples, rule)?;
+        }
+        let needs_warmup = self.lr_decay_style == LrDecayStyle::InverseSquareRoot;
+        let rule = "more than 0 where optimizer.lr_decay_style is inverse_square_root, which is in \
+                    proportion to it";
+        require(!needs_warmup || warmup_samples > 0, "optimizer.warmup_steps", 0, rule)?;
+        if let Decay::Wsd { samples, .. } = decay {
+            let stable = decay_samples - warmup_samples;
+            let rule = format!("at most the {stable} samples between warm-up and end of the decay");
+            let (key, given) = match self.wsd_decay_steps {
+                Some(steps) => ("optimizer.wsd_decay_steps", steps),
+                None => ("optimizer.wsd_decay_samples", samples),
+            };
+            require(samples <= stable, key, given, rule)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use crate::{ConfigLayers, Exit};
+
+    #[rstest]
+    #[case("lr = 0", "`optimizer.lr` is 0: it must be more than 0 and finite")]
+    #[case("lr = inf", "`optimizer.lr` is inf: it must be more than 0 and finite")]
+    #[case("min_lr = 1", "`optimizer.min_lr` is 1: it must be from 0 to optimizer.lr 0.003")]
+    #[case("init_lr = -0.1", "`optimizer.init_lr` is -0.1: it must be from 0 to optimizer.lr")]
+    #[case("decoupled_lr = 0", "`optimizer.decoupled_lr` is 0: it must be more than 0")]
+    #[case(
+        "decoupled_lr = 1e-4\ndecoupled_min_lr = 1e-3",
+        "`optimizer.decoupled_min_lr` is 0.001: it must be from 0 to optimizer.decoupled_lr 0.0001"
+    )]
+    #[case("weight_decay = -1", "`optimizer.weight_decay` is -1: it must be 0 or more and finite")]
+    #[case("end_weight_decay = nan", "`optimizer.end_weight_decay` is NaN: it must be 0 or more")]
+    #[case("weight_decay_style = 'square'", "unknown variant `square`")]
+    #[case("lr_decay_style = 'cosin'", "unknown variant `cosin`")]
+    #[case("wsd_decay_style = 'sqrt'", "unknown variant `sqrt`")]
+    #[case(
+        "decay_steps = 20",
+        "`optimizer.decay_steps` is 20: it must be more than optimizer.warmup_steps 20"
+    )]
+    #[case(
+        "warmup_samples = 800\ndecay_samples = 800",
+        "`optimizer.decay_samples` is 800: it must be more than optimizer.warmup_samples 800"
+    )]
+    #[case(
+        "decay_steps = 300\ndecay_samples = 800",
+        "`optimizer.decay_samples` is given: it must be absent where optimizer.decay_steps is"
+    )]
+    #[case(
+        "warmup_samples = 8\nwarmup_fraction = 0.1",
+        "`optimizer.warmup_fraction` is given: it must be absent where optimizer.warmup_samples is"
+    )]
+    #[case(
+        "warmup_fraction = 1",
+        "`optimizer.warmup_fraction` is 1: it must be at least 0 and less"
+    )]
+    #[case(
+        "lr_decay_style = 'inverse_square_root'\nwarmup_steps = 0",
+        "`optimizer.warmup_steps` is 0: it must be more than 0 where"
+    )]
+    #[case(
+        "lr_decay_style = 'wsd'\nwsd_decay_steps = 1181",
+        "`optimizer.wsd_decay_steps` is 1181: it must be at most the 9440 samples between warm-up"
+    )]
+    #[case(
+        "lr_decay_style = 'wsd'\nwsd_decay_steps = 1\nwsd_decay_samples = 8",
+        "`optimizer.wsd_decay_samples` is given: it must be absent"
+    )]
+    fn a_schedule_that_cannot_be_is_refused(#[case] lines: &str, #[case] message: &str) {
+        let layers = ConfigLayers::new().with_text("s.toml", &format!("[optimizer]\n{lines}"));
+        let error = layers.and_then(ConfigLayers::load).unwrap_err();
+        assert!(error.to_string().contains(message), "{error}");
+        assert_eq!(error.exit(), Exit::BadInput);
+    }
+}

@@ -1,0 +1,190 @@
+//! What `[optimizer]` says of learning rate and weight decay over a run, in samples.
+
+mod check;
+
+use megaburn_data::BatchSchedule;
+use megaburn_optim::{Decay, LrSchedule, WeightDecaySchedule};
+use serde::{Deserialize, Serialize};
+
+use super::{LoopConfig, OptimizerConfig};
+
+/// How the learning rate falls behind the warm-up (Megatron's `--lr-decay-style`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LrDecayStyle {
+    /// It does not.
+    Constant,
+    /// In proportion to the samples.
+    Linear,
+    /// As half a cosine.
+    #[default]
+    Cosine,
+    /// As the square root of the warm-up over the samples, never below `min_lr`.
+    InverseSquareRoot,
+    /// Not at all, and at the end in the way of `wsd_decay_style`: warm-up, stable, decay.
+    Wsd,
+}
+
+impl OptimizerConfig {
+    /// The learning rate of a run of `steps` updates. A run shorter than the warm-up is all
+    /// warm-up.
+    pub fn lr_schedule(&self, steps: u64, batches: &BatchSchedule) -> LrSchedule {
+        let run = self
+            .decay_samples
+            .unwrap_or_else(|| batches.samples_after(self.decay_steps.unwrap_or(steps)));
+        let warmup_samples = match (self.warmup_samples, self.warmup_fraction) {
+            (Some(samples), _) => samples,
+            (None, Some(fraction)) => (run as f64 * fraction) as u64,
+            (None, None) => batches.samples_after(self.warmup_steps),
+        };
+        let decay_samples = run.max(warmup_samples + 1);
+        let decay = match self.lr_decay_style {
+            LrDecayStyle::Constant => Decay::Constant,
+            LrDecayStyle::Linear => Decay::Linear,
+            LrDecayStyle::Cosine => Decay::Cosine,
+            LrDecayStyle::InverseSquareRoot => Decay::InverseSquareRoot,
+            LrDecayStyle::Wsd => {
+                let full = batches.batch_sizes().last().expect("there is one") as u64;
+                let of_steps = self.wsd_decay_steps.map(|steps| steps.saturating_mul(full));
+                let of_run = (decay_samples / 10).min(decay_samples - warmup_samples);
+                let samples = self.wsd_decay_samples.or(of_steps).unwrap_or(of_run);
+                Decay::Wsd { samples, style: self.wsd_decay_style }
+            }
+        };
+        let Self { init_lr, lr, min_lr, .. } = *self;
+        LrSchedule { init: init_lr, max: lr, min: min_lr, warmup_samples, decay_samples, decay }
+    }
+
+    /// The same of the token embedding and the output matrix.
+    pub fn decoupled_schedule(&self, steps: u64, batches: &BatchSchedule) -> LrSchedule {
+        let schedule = self.lr_schedule(steps, batches);
+        let max = self.decoupled_lr.unwrap_or(schedule.max);
+        let min = self.decoupled_min_lr.unwrap_or(schedule.min.min(max));
+        LrSchedule { max, min, init: schedule.init.min(max), ..schedule }
+    }
+
+    /// The weight decay of a run of `steps` updates.
+    pub fn weight_decay_schedule(
+        &self,
+        steps: u64,
+        batches: &BatchSchedule,
+    ) -> WeightDecaySchedule {
+        let (start, style) = (self.weight_decay, self.weight_decay_style);
+        match self.end_weight_decay.filter(|end| *end != start) {
+            Some(end) => {
+                WeightDecaySchedule { start, end, samples: batches.samples_after(steps), style }
+            }
+            None => WeightDecaySchedule::constant(start),
+        }
+    }
+
+    /// Spells out the length of the decay, so that a longer run goes on along the same curve.
+    pub(in crate::config) fn resolve_decay(&mut self, train: &LoopConfig) {
+        let Ok(batches) = train.batch_schedule() else { return };
+        let LrSchedule { warmup_samples, .. } = self.lr_schedule(train.steps, &batches);
+        let is_open = self.decay_steps.is_none() && self.decay_samples.is_none();
+        // A run that is all warm-up has no decay to speak of.
+        if is_open && batches.samples_after(train.steps) > warmup_samples {
+            self.decay_steps = Some(train.steps);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use megaburn_optim::WeightDecayStyle;
+
+    use super::*;
+    use crate::ConfigLayers;
+
+    /// The rates behind each of the updates of a run.
+    fn rates(lines: &str, steps: u64) -> Vec<f64> {
+        let text = format!("[optimizer]\n{lines}");
+        let config = ConfigLayers::new().with_text("s.toml", &text).unwrap().load().unwrap();
+        let batches = config.train.batch_schedule().unwrap();
+        let schedule = config.optimizer.lr_schedule(steps, &batches);
+        (1..=steps).map(|step| schedule.lr(batches.samples_after(step))).collect()
+    }
+
+    #[test]
+    fn the_decay_ends_with_the_run_unless_told_otherwise() {
+        let config = OptimizerConfig::default();
+        let batches = BatchSchedule::constant(8).unwrap();
+        assert_eq!(config.lr_schedule(300, &batches).lr(2400), config.min_lr);
+        let longer = OptimizerConfig { decay_steps: Some(600), ..config };
+        assert!(longer.lr_schedule(300, &batches).lr(2400) > longer.min_lr);
+        assert_eq!(longer.lr_schedule(300, &batches).lr(4800), longer.min_lr);
+    }
+
+    #[test]
+    fn a_run_shorter_than_the_warm_up_only_warms_up() {
+        let batches = BatchSchedule::constant(8).unwrap();
+        let schedule = OptimizerConfig::default().lr_schedule(5, &batches);
+        assert_eq!(schedule.lr(40), 3e-3 * 5.0 / 20.0);
+        assert_eq!(schedule.lr(160), 3e-3);
+    }
+
+    #[test]
+    fn lengths_are_said_in_updates_samples_or_parts() {
+        let expected = rates("warmup_steps = 30\ndecay_steps = 300", 400);
+        for same in [
+            "warmup_samples = 240\ndecay_steps = 300",
+            "warmup_fraction = 0.1\ndecay_samples = 2400",
+            "warmup_steps = 30\ndecay_samples = 2400",
+        ] {
+            assert_eq!(rates(same, 400), expected, "{same}");
+        }
+        let wsd = "warmup_steps = 30\nlr_decay_style = 'wsd'\ndecay_steps = 300\n";
+        let expected = rates(&format!("{wsd}wsd_decay_steps = 30"), 400);
+        assert_eq!(rates(wsd, 400), expected);
+        assert_eq!(rates(&format!("{wsd}wsd_decay_samples = 240"), 400), expected);
+        assert_eq!(expected.iter().filter(|&&lr| lr == 3e-3).count(), 241);
+        assert_eq!(expected[299..], [3e-4; 101]);
+    }
+
+    /// Twice the samples a step is half the steps: rates are those of samples.
+    #[test]
+    fn a_batch_that_grows_reaches_the_same_rates_at_the_same_samples() {
+        let text =
+            "[train]\nsteps = 150\n[train.batch_ramp]\nstart = 4\nincrement = 4\nsamples = 400";
+        let ramped = ConfigLayers::new().with_text("r.toml", text).unwrap().load().unwrap();
+        let batches = ramped.train.batch_schedule().unwrap();
+        assert_eq!([0, 399, 400].map(|read| batches.batch_size(read)), [4, 4, 8]);
+        assert_eq!(batches.samples_after(150), 800);
+        let schedule = ramped.optimizer.lr_schedule(150, &batches);
+        assert_eq!((schedule.warmup_samples, schedule.decay_samples), (80, 800));
+        let plain = OptimizerConfig { warmup_steps: 10, ..OptimizerConfig::default() };
+        assert_eq!(plain.lr_schedule(100, &BatchSchedule::constant(8).unwrap()), schedule);
+    }
+
+    #[test]
+    fn embedding_and_head_have_a_rate_of_their_own() {
+        let batches = BatchSchedule::constant(8).unwrap();
+        let config = OptimizerConfig { init_lr: 1e-3, ..OptimizerConfig::default() };
+        let all = config.lr_schedule(100, &batches);
+        assert_eq!(config.decoupled_schedule(100, &batches), all);
+        let own = OptimizerConfig { decoupled_lr: Some(1e-4), ..config };
+        let expected = LrSchedule { init: 1e-4, max: 1e-4, min: 1e-4, ..all };
+        assert_eq!(own.decoupled_schedule(100, &batches), expected);
+        let own = OptimizerConfig { decoupled_min_lr: Some(1e-5), ..own };
+        let expected = LrSchedule { init: 1e-4, max: 1e-4, min: 1e-5, ..all };
+        assert_eq!(own.decoupled_schedule(100, &batches), expected);
+        assert_eq!(own.lr_schedule(100, &batches), all);
+    }
+
+    #[test]
+    fn weight_decay_may_change_over_the_run() {
+        let batches = BatchSchedule::constant(8).unwrap();
+        let config = OptimizerConfig::default();
+        let schedule = config.weight_decay_schedule(100, &batches);
+        assert_eq!([0, 400, 800].map(|at| schedule.weight_decay(at)), [0.1; 3]);
+        let config = OptimizerConfig {
+            end_weight_decay: Some(0.3),
+            weight_decay_style: WeightDecayStyle::Cosine,
+            ..config
+        };
+        let schedule = config.weight_decay_schedule(100, &batches);
+        let found = [0, 400, 800].map(|at| schedule.weight_decay(at));
+        assert_eq!(found.map(|decay| (decay * 1e9).round() / 1e9), [0.1, 0.2, 0.3]);
+    }
+}

@@ -1,0 +1,129 @@
+use std::collections::BTreeMap;
+
+use megaburn_collective::objects;
+use megaburn_mesh::ShardSpec;
+use megaburn_parallel::lazy_params;
+use serde::{Deserialize, Serialize};
+use xxhash_rust::xxh3::Xxh3Default;
+
+use crate::{
+    TrainError,
+    trainer::{Trainer, save::to_host},
+};
+
+/// A stretch of a parameter that a rank holds, and the hash of what it holds there.
+#[derive(Debug, Serialize, Deserialize)]
+struct Held {
+    param: String,
+    start: usize,
+    end: usize,
+    hash: u64,
+}
+
+/// A parameter of which two ranks hold different copies.
+#[derive(Debug, Serialize, Deserialize)]
+struct Difference {
+    param: String,
+    ranks: [usize; 2],
+}
+
+impl Trainer {
+    /// Compares what ranks hold copies of: data-parallel replicas all parameters, tensor-parallel
+    /// ranks norms, biases and replicated heads. They are updated alike and stay equal to the bit,
+    /// unless hardware fails. Of narrower parameters the masters are compared.
+    ///
+    /// Source: Megatron-LM `--check-weight-hash-across-dp-replicas-interval`.
+    ///
+    /// # Errors
+    /// Two ranks that differ, with the parameter; a device that cannot be read.
+    /// # Collective
+    /// All ranks; a hash of each stretch of each parameter goes to rank 0.
+    pub fn check_replicas(&self) -> Result<(), TrainError> {
+        let mut mine = Vec::new();
+        for param in lazy_params(self.model()) {
+            let path = param.path.clone();
+            let data = match self.optimizer.master(&path) {
+                Some(master) => to_host(master),
+                None => param.read(),
+            };
+            let data = data.map_err(|why| TrainError::Device { why })?;
+            let shard = &self.plan.get(&path).expect("the plan was checked").shard;
+            mine.extend(held(&path, shard, data.as_bytes()));
+        }
+        let world = &self.groups.world;
+        let first = first_difference(objects::gather(world, &mine)?);
+        match objects::broadcast(world, &first)? {
+            Some(Difference { param, ranks }) => {
+                let step = self.progress.step;
+                Err(TrainError::ReplicasDiffer { step, param, ranks })
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+fn held(path: &str, shard: &ShardSpec, bytes: &[u8]) -> Vec<Held> {
+    let elements: usize = shard.local_shape().iter().product();
+    let size = bytes.len() / elements.max(1);
+    let piece = |piece: &megaburn_mesh::Piece| {
+        let mut hash = Xxh3Default::new();
+        shard.for_each_run(piece, |local, _, len| {
+            hash.update(&bytes[local * size..(local + len) * size]);
+        });
+        let (start, end) = (piece.global.start, piece.global.end);
+        Held { param: path.to_string(), start, end, hash: hash.digest() }
+    };
+    shard.pieces.iter().map(piece).collect()
+}
+
+/// The first stretch, in the model's order, that a rank holds otherwise than the lowest rank that holds it.
+fn first_difference(all: Vec<Vec<Held>>) -> Option<Difference> {
+    let mut first = BTreeMap::new();
+    let mut found = None;
+    for (rank, held) in all.into_iter().enumerate() {
+        for (place, Held { param, start, end, hash }) in held.into_iter().enumerate() {
+            let (other, expected) =
+                *first.entry((param.clone(), start, end)).or_insert((rank, hash));
+            let is_first = found.as_ref().is_none_or(|(at, _)| place < *at);
+            if hash != expected && is_first {
+                found = Some((place, Difference { param, ranks: [other, rank] }));
+            }
+        }
+    }
+    found.map(|(_, difference)| difference)
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use crate::trainer::testing::{poison, trainers};
+
+    #[rstest]
+    // Data-parallel copies; a norm, which tensor-parallel ranks hold too; keys and values, of which
+    // there are fewer than ranks.
+    #[case("dp3", 2, "blocks.1.mlp.down.weight", [0, 2])]
+    #[case("tp2-dp2", 3, "blocks.1.attention.output.weight", [1, 3])]
+    #[case("tp2", 1, "blocks.0.mlp_norm.gamma", [0, 1])]
+    #[case("tp4", 3, "blocks.1.attention.qkv.weight", [2, 3])]
+    fn a_copy_that_differs_is_found(
+        #[case] layout: &str,
+        #[case] rank: usize,
+        #[case] param: &str,
+        #[case] ranks: [usize; 2],
+    ) {
+        let errors = trainers(layout, |mut trainer| {
+            trainer.step()?;
+            trainer.check_replicas()?;
+            if trainer.groups.world.rank() == rank {
+                poison(&mut trainer, param, 0.5);
+            }
+            Ok(trainer.check_replicas().unwrap_err().to_string())
+        });
+        let [a, b] = ranks;
+        let text = format!("after step 1 ranks {a} and {b} hold different copies of `{param}`");
+        for error in errors {
+            assert!(error.starts_with(&text), "{error}");
+        }
+    }
+}

@@ -1,0 +1,78 @@
+use megaburn_data::BatchSchedule;
+use megaburn_optim::{LrSchedule, Rates, WeightDecaySchedule};
+use serde::Serialize;
+
+use crate::{TrainConfig, TrainError};
+
+/// What changes over a run, as functions of the samples it was trained on.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Schedules {
+    pub(super) batch: BatchSchedule,
+    lr: LrSchedule,
+    /// Of the token embedding and of the output matrix.
+    decoupled_lr: LrSchedule,
+    weight_decay: WeightDecaySchedule,
+}
+
+/// What one update uses.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct StepRates {
+    pub(super) lr: f64,
+    decoupled_lr: f64,
+    weight_decay: f64,
+}
+
+impl Schedules {
+    pub(super) fn of(config: &TrainConfig) -> Result<Self, TrainError> {
+        let (optimizer, steps) = (&config.optimizer, config.train.steps);
+        let batch = config.train.batch_schedule()?;
+        Ok(Self {
+            lr: optimizer.lr_schedule(steps, &batch),
+            decoupled_lr: optimizer.decoupled_schedule(steps, &batch),
+            weight_decay: optimizer.weight_decay_schedule(steps, &batch),
+            batch,
+        })
+    }
+
+    /// Of the update with which so many samples were trained on.
+    pub(super) fn rates(&self, samples: u64) -> StepRates {
+        StepRates {
+            lr: self.lr.lr(samples),
+            decoupled_lr: self.decoupled_lr.lr(samples),
+            weight_decay: self.weight_decay.weight_decay(samples),
+        }
+    }
+}
+
+impl StepRates {
+    /// Of the parameter at `path`.
+    pub(super) fn of(&self, path: &str) -> Rates {
+        let Self { lr, decoupled_lr, weight_decay } = *self;
+        let is_decoupled = path.starts_with("embedding.") || path.starts_with("head.");
+        Rates { lr: if is_decoupled { decoupled_lr } else { lr }, weight_decay }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ConfigLayers;
+
+    #[test]
+    fn only_embedding_and_head_are_decoupled() {
+        let text = "[optimizer]\nwarmup_steps = 10\ndecoupled_lr = 1e-4\nend_weight_decay = 0.5
+                    [train]\nsteps = 100\nglobal_batch = 8";
+        let config = ConfigLayers::new().with_text("s.toml", text).unwrap().load().unwrap();
+        let rates = Schedules::of(&config).unwrap().rates(40);
+        let weight_decay = 0.1 + (0.5 - 0.1) * 0.05;
+        let (all, own) = (Rates { lr: 1.5e-3, weight_decay }, Rates { lr: 5e-5, weight_decay });
+        for path in ["embedding.weight", "head.weight"] {
+            assert_eq!(rates.of(path), own, "{path}");
+        }
+        for path in ["norm.weight", "positions.weight", "blocks.0.head.weight", "embedding_norm.w"]
+        {
+            assert_eq!(rates.of(path), all, "{path}");
+        }
+        assert_eq!(rates.lr, 1.5e-3);
+    }
+}

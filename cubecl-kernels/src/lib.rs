@@ -5,6 +5,11 @@
 //! Activations are `[seq, batch, hidden]`. Statistics, softmax and rotations are computed in f32
 //! (f64 for f64 inputs) whatever the activations are, and results come back in the input's dtype.
 //!
+//! A dtype that an operation does not compute with, tensors on two devices, shapes that do not fit and
+//! options out of range are programming errors: it panics before it launches anything, and names
+//! itself, the value and what to change. Views (swapped, cut, expanded) give what their copies give. A
+//! tensor without tokens gives an empty result and gradients of 0, where nothing else is said.
+//!
 //! Letters in the docs: `s` positions (`s_q` of queries, `s_k` of keys), `b` batch, `h` heads
 //! (`hq` of queries, `hkv` of keys and values), `d` size of a head, `f` features of a feed-forward.
 //!
@@ -40,6 +45,7 @@ mod gelu;
 mod layer_norm;
 mod linear;
 mod norms;
+mod operands;
 mod optimizer;
 mod ports;
 mod primitive;

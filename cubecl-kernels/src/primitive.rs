@@ -1,5 +1,7 @@
 //! What the handwritten operations share: small steps on a backend's own tensors.
 
+use std::ops::Range;
+
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{DType, FloatDType, Shape, Slice, Tensor};
@@ -40,15 +42,24 @@ pub(crate) fn sum_rows<B: Backend>(x: FloatTensor<B>, dtype: DType) -> FloatTens
     cast::<B>(sum, dtype.into())
 }
 
+/// A stretch of a dimension: a view where the backend has them.
+pub(crate) fn stretch<B: Backend>(
+    x: FloatTensor<B>,
+    dim: usize,
+    range: Range<usize>,
+) -> FloatTensor<B> {
+    let shape = x.shape();
+    // Flex refuses to read nothing from anywhere but the beginning.
+    let range = if shape.num_elements() == 0 { 0..range.len() } else { range };
+    let mut slices = vec![Slice::full(); shape.num_dims()];
+    slices[dim] = Slice::from(range);
+    B::float_slice(x, &slices)
+}
+
 /// The two halves of the last dimension: views where the backend has them.
 pub(crate) fn halves<B: Backend>(x: FloatTensor<B>) -> (FloatTensor<B>, FloatTensor<B>) {
-    let shape = x.shape();
-    let (last, n) = (shape.num_dims() - 1, last_dim(&shape));
-    let mut slices = vec![Slice::full(); last + 1];
-    slices[last] = Slice::from(0..n / 2);
-    let first = B::float_slice(x.clone(), &slices);
-    slices[last] = Slice::from(n / 2..n);
-    (first, B::float_slice(x, &slices))
+    let (last, n) = (x.rank() - 1, last_dim(&x.shape()));
+    (stretch::<B>(x.clone(), last, 0..n / 2), stretch::<B>(x, last, n / 2..n))
 }
 
 /// The two halves of the last dimension.

@@ -99,6 +99,9 @@ mod cube {
             scale: f64,
             dtype: FloatDType,
         ) -> FloatTensor<Self> {
+            if let Some(zeros) = without_terms::<Self>(&a, &b, dtype) {
+                return zeros;
+            }
             let (a, b) = (tensor::from_backend(a), tensor::from_backend(b));
             let out = DType::from(dtype);
             if CudaQueue::of(&a).is_some() && gemm::takes(a.dtype, b.dtype, out) {
@@ -127,6 +130,10 @@ mod cube {
             dy: FloatTensor<Self>,
             sum: Option<Tensor<2>>,
         ) -> Tensor<2> {
+            if x.shape()[0] == 0 {
+                let none = Self::product(swapped::<Self>(x), dy, 1.0, FloatDType::F32);
+                return plus(sum, Tensor::from_primitive::<Self>(none));
+            }
             let (x, dy) = (tensor::from_backend(x), tensor::from_backend(dy));
             if CudaQueue::of(&x).is_none() || !gemm::takes(x.dtype, dy.dtype, DType::F32) {
                 let [x, dy] =
@@ -148,6 +155,21 @@ mod cube {
             };
             Tensor::from_primitive::<Self>(tensor::into_backend(sum))
         }
+    }
+
+    /// `a b` where it is a sum of nothing, as weights' gradients of no rows are: no library knows of
+    /// such products.
+    fn without_terms<B: Backend>(
+        a: &FloatTensor<B>,
+        b: &FloatTensor<B>,
+        dtype: FloatDType,
+    ) -> Option<FloatTensor<B>> {
+        let (mut shape, last) = (a.shape(), a.rank() - 1);
+        if shape[last] > 0 {
+            return None;
+        }
+        shape[last] = b.shape()[last];
+        Some(B::float_zeros(shape, &a.device(), dtype))
     }
 
     /// Shapes and types are checked before a product is asked for; what fails on the device shows at

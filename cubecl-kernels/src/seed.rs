@@ -10,6 +10,7 @@ use burn::backend::{Backend, Dispatch, TensorMetadata, backend_extension};
 use burn::tensor::{Shape, Tensor};
 
 use crate::backends::on_every_backend;
+use crate::operands::{self, float};
 
 /// One number whose `backward` gives the gradients that `y` has where its own gradient is `grad`. Only
 /// that counts: the number is 0, and a factor that it is multiplied with is lost.
@@ -24,6 +25,7 @@ use crate::backends::on_every_backend;
 pub fn seed<const D: usize>(y: Tensor<D>, grad: Tensor<D>) -> Tensor<1> {
     assert_eq!(y.dims(), grad.dims(), "seed: the gradient has another shape than its tensor");
     assert_eq!(y.dtype(), grad.dtype(), "seed: the gradient has another dtype than its tensor");
+    operands::check("seed", [float("y", &y), float("grad", &grad)]);
     Tensor::from_dispatch(<Dispatch as SeedOps>::seed_backward(
         y.into_dispatch(),
         grad.into_dispatch(),
@@ -71,8 +73,11 @@ impl<B: SeedOps, C: CheckpointStrategy> SeedOps for Autodiff<B, C> {
 
 #[cfg(test)]
 mod tests {
+    use burn::tensor::DType;
+    use rstest::rstest;
+
     use super::*;
-    use crate::testing::{constant, distance, leaf, normal};
+    use crate::testing::{assert_refused, constant, distance, leaf, normal, quantized, values};
 
     #[test]
     fn gradients_are_those_of_the_weighted_sum() {
@@ -85,9 +90,20 @@ mod tests {
         assert_eq!(distance(x.grad(&found.backward()).unwrap(), expected), 0.0);
     }
 
-    #[test]
-    #[should_panic(expected = "another shape")]
-    fn a_gradient_of_another_shape_is_refused() {
-        seed(normal([2, 2]), constant([2, 1]));
+    #[rstest]
+    #[case([2, 3])]
+    #[case([0, 3])]
+    fn views_and_nothing_have_their_gradients(#[case] shape: [usize; 2]) {
+        let (x, grad) = (normal(shape), constant([shape[1], shape[0]]));
+        let found = x.grad(&seed(x.clone() * 2.0, grad.clone().transpose()).backward()).unwrap();
+        assert_eq!(values(found), values(grad.transpose() * 2.0));
+    }
+
+    #[rstest]
+    #[case(|| drop(seed(normal([2, 2]), constant([2, 1]))), "seed: the gradient has another shape")]
+    #[case(|| drop(seed(normal([2, 2]), constant([2, 2]).cast(DType::F64))), "seed: the gradient has another dtype")]
+    #[case(|| drop(seed(quantized([2, 4]), quantized([2, 4]))), "seed: y is qfloat")]
+    fn bad_input_is_refused(#[case] call: fn(), #[case] message: &str) {
+        assert_refused(call, message);
     }
 }

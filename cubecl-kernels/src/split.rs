@@ -11,14 +11,14 @@ use burn::backend::autodiff::Autodiff;
 use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
 use burn::backend::autodiff::grads::Gradients;
 use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
-use burn::backend::ops::FloatTensorOps;
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, Dispatch, TensorMetadata, backend_extension};
-use burn::tensor::{DType, Shape, Slice, Tensor};
+use burn::tensor::{DType, Shape, Tensor};
 
 use crate::backends::on_every_backend;
+use crate::operands::{self, float};
 use crate::ports::{Mailbox, port};
-use crate::primitive::cast;
+use crate::primitive::{cast, stretch};
 
 /// Neighbouring stretches of the last dimension, views where the backend has them. The backward is
 /// one pass over the gradients of all parts; a part without one counts as zero. The parts are one
@@ -33,6 +33,7 @@ pub fn split_last<const D: usize, const N: usize>(
     x: Tensor<D>,
     sizes: [usize; N],
 ) -> [Tensor<D>; N] {
+    operands::check("split_last", [float("x", &x)]);
     let n = x.dims()[D - 1];
     assert_eq!(sizes.iter().sum::<usize>(), n, "split_last: parts of {sizes:?} of {n} columns");
     let parts = Parts { mailbox: Mailbox::new(N), sizes: Arc::from(sizes) };
@@ -67,11 +68,8 @@ on_every_backend! {
 
         fn split_part(x: FloatTensor<Self>, parts: Parts, i: usize) -> FloatTensor<Self> {
             let start = parts.sizes[..i].iter().sum::<usize>();
-            let mut slices = vec![Slice::full(); x.shape().num_dims()];
-            if let Some(last) = slices.last_mut() {
-                *last = Slice::from(start..start + parts.sizes[i]);
-            }
-            Self::float_slice(x, &slices)
+            let last = x.rank() - 1;
+            stretch::<Self>(x, last, start..start + parts.sizes[i])
         }
     }
 }
@@ -124,7 +122,7 @@ mod tests {
     use rstest::rstest;
 
     use super::*;
-    use crate::testing::{constant, distance, leaf, normal};
+    use crate::testing::{assert_refused, constant, distance, leaf, normal, quantized};
 
     #[rstest]
     #[case::all([true, true, true])]
@@ -163,9 +161,27 @@ mod tests {
         assert!(distance(found, expected) < 1e-6);
     }
 
-    #[test]
-    #[should_panic(expected = "parts of [3, 3] of 5 columns")]
-    fn sizes_that_do_not_add_up_are_refused() {
-        split_last(normal([2, 5]), [3, 3]);
+    #[rstest]
+    #[case([4, 3, 5])]
+    #[case([0, 3, 5])]
+    fn views_empty_tensors_and_empty_parts_are_split(#[case] shape: [usize; 3]) {
+        let x = normal(shape);
+        let view = x.clone().swap_dims(0, 1);
+        let [a, none, b] = split_last(view.clone(), [2, 0, 3]);
+        assert_eq!(none.dims(), [3, shape[0], 0]);
+        let weights = [2, 3].map(|size| constant([3, shape[0], size]));
+        let [of_a, of_b] = weights.clone();
+        let loss = (a.clone() * of_a).sum() + (b.clone() * of_b).sum();
+        assert_eq!(distance(Tensor::cat(vec![a, b], 2), view), 0.0);
+        let grad = x.grad(&loss.backward()).unwrap();
+        let expected = Tensor::cat(weights.to_vec(), 2).inner().swap_dims(0, 1);
+        assert_eq!(distance(grad, expected), 0.0);
+    }
+
+    #[rstest]
+    #[case(|| drop(split_last(normal([2, 5]), [3, 3])), "split_last: parts of [3, 3] of 5 columns")]
+    #[case(|| drop(split_last(quantized([2, 8]), [4, 4])), "split_last: x is qfloat")]
+    fn bad_input_is_refused(#[case] call: fn(), #[case] message: &str) {
+        assert_refused(call, message);
     }
 }

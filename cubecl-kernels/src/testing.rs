@@ -1,6 +1,8 @@
 //! What the tests of the operations share.
 
-use burn::tensor::{Device, Distribution, Tensor};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use burn::tensor::{Device, Distribution, Tensor, quantization::QuantScheme};
 
 /// A device whose tensors can be differentiated.
 pub(crate) fn device() -> Device {
@@ -27,6 +29,21 @@ pub(crate) fn constant<const D: usize>(shape: [usize; D]) -> Tensor<D> {
 pub(crate) fn normal_on<const D: usize>(shape: [usize; D], device: &Device) -> Tensor<D> {
     let x = normal(shape);
     if device.is_autodiff() { x } else { x.inner() }
+}
+
+/// Numbers of a dtype that no operation computes with.
+pub(crate) fn quantized<const D: usize>(shape: [usize; D]) -> Tensor<D> {
+    normal(shape).inner().quantize_dynamic(&QuantScheme::default())
+}
+
+/// Asserts that `call` panics, and with `message` among what it says.
+pub(crate) fn assert_refused<T>(call: impl FnOnce() -> T, message: &str) {
+    let panic = catch_unwind(AssertUnwindSafe(|| drop(call())));
+    let panic = panic.expect_err("it was not refused");
+    let said = panic.downcast_ref::<String>().cloned();
+    let said = said.or_else(|| panic.downcast_ref::<&str>().map(|said| said.to_string()));
+    let said = said.expect("panics have messages");
+    assert!(said.contains(message), "it was refused otherwise: {said}");
 }
 
 /// The elements in f64, whatever the dtype.

@@ -60,7 +60,7 @@ impl CrossEntropy {
     /// # Shapes
     /// - logits: `[seq, batch, padded vocabulary / n]`, this rank's columns
     /// - labels: `[seq, batch]`, the same on every member; each a token of the vocabulary or
-    ///   `ignore_index` (the loss of any other label is meaningless)
+    ///   `ignore_index` (the loss of any other label is NaN)
     /// - output: `[seq, batch]`, the same on every member
     ///
     /// # Panics

@@ -12,6 +12,7 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, Dispatch};
 use burn::tensor::Tensor;
 
+use crate::operands::{self, float};
 use op::ActivationOps;
 
 /// The function of one number.
@@ -75,7 +76,8 @@ pub(crate) trait Activate: Backend {
 impl Activate for burn::backend::Flex {}
 
 /// `curve(x)`.
-pub(crate) fn plain<const D: usize>(curve: Curve, x: Tensor<D>) -> Tensor<D> {
+pub(crate) fn plain<const D: usize>(name: &str, curve: Curve, x: Tensor<D>) -> Tensor<D> {
+    operands::check(name, [float("x", &x)]);
     let activation = Activation { curve, gated: false };
     Tensor::from_dispatch(Dispatch::activation(x.into_dispatch(), activation))
 }
@@ -87,6 +89,7 @@ pub(crate) fn biased<const D: usize>(
     x: Tensor<D>,
     bias: Tensor<1>,
 ) -> Tensor<D> {
+    operands::check(name, [float("x", &x), float("the bias", &bias)]);
     let (n, [length]) = (x.dims()[D - 1], bias.dims());
     assert_eq!(n, length, "{name}: the bias has {length} elements for rows of {n}");
     let activation = Activation { curve, gated: false };
@@ -101,6 +104,7 @@ pub(crate) fn gated<const D: usize>(
     gate_up: Tensor<D>,
     weight: Option<Tensor<1>>,
 ) -> Tensor<D> {
+    operands::check(name, [float("gate_up", &gate_up)]);
     let n = gate_up.dims()[D - 1];
     assert!(n.is_multiple_of(2), "{name}: the last dimension, {n}, is not a gate and an up half");
     let activation = Activation { curve, gated: true };
@@ -117,8 +121,11 @@ pub(crate) fn weighted<const D: usize>(
     x: Tensor<D>,
     weight: Tensor<1>,
 ) -> Tensor<D> {
-    let (rows, [length]) = (x.dims()[..D - 1].iter().product::<usize>(), weight.dims());
+    operands::check(name, [float("x", &x), float("the weight", &weight)]);
+    let (dims, [length]) = (x.dims(), weight.dims());
+    let rows = dims[..D - 1].iter().product::<usize>();
     assert_eq!(rows, length, "{name}: {length} weights for {rows} rows");
+    assert!(dims[D - 1] > 0, "{name}: x is {dims:?}, rows of no element");
     let (x, weight) = (x.into_dispatch(), weight.into_dispatch());
     Tensor::from_dispatch(Dispatch::weighted_activation(x, weight, activation))
 }

@@ -20,6 +20,7 @@ mod scores_cube;
 use burn::backend::Dispatch;
 use burn::tensor::Tensor;
 
+use crate::operands::{self, float};
 pub use kernel::{AUTO_LEN, AttentionKernel, set_attention_kernel};
 use op::AttentionOps;
 pub use options::{AttentionDropout, AttentionOptions};
@@ -41,8 +42,8 @@ pub use part::{AttentionPart, attention_part, attention_part_gradients};
 /// - result: `[s_q, b, hq * d_v]`
 ///
 /// # Panics
-/// If the shapes do not fit, `hkv` does not divide `hq`, there is no query or no key, or an option is
-/// for other shapes.
+/// If the shapes do not fit, `hkv` does not divide `hq`, a dimension is empty, or an option is out of its
+/// range or for other shapes.
 pub fn attention(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, options: AttentionOptions) -> Tensor<3> {
     let options = checked([&q, &k, &v], options);
     let ([s_q, b, hq, _], d_v) = (q.dims(), v.dims()[3]);
@@ -53,17 +54,18 @@ pub fn attention(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, options: AttentionOpt
 
 /// The options, without a dropout that drops nothing. Panics if anything does not fit.
 fn checked([q, k, v]: [&Tensor<4>; 3], options: AttentionOptions) -> AttentionOptions {
+    operands::check("attention", [float("q", q), float("k", k), float("v", v)]);
     let ([s_q, b, hq, d], [s_k, b_k, hkv, d_k]) = (q.dims(), k.dims());
     let [s_v, b_v, h_v, _] = v.dims();
+    let shapes = [q, k, v].map(|x| x.dims());
     assert!(
         (b, d, s_k, b, hkv) == (b_k, d_k, s_v, b_v, h_v)
-            && hkv > 0
-            && hq.is_multiple_of(hkv)
-            && s_q * s_k > 0,
-        "attention: q {:?}, k {:?}, v {:?} are not [s_q, b, hq, d], [s_k, b, hkv, d], [s_k, b, hkv, d_v] with hkv dividing hq and at least one query and key",
-        q.dims(),
-        k.dims(),
-        v.dims()
+            && shapes.iter().all(|shape| !shape.contains(&0))
+            && hq.is_multiple_of(hkv),
+        "attention: q {:?}, k {:?}, v {:?} are not [s_q, b, hq, d], [s_k, b, hkv, d], [s_k, b, hkv, d_v] with hkv dividing hq and no empty dimension",
+        shapes[0],
+        shapes[1],
+        shapes[2]
     );
     options.check([b, hq, s_q, s_k]);
     AttentionOptions { dropout: options.dropout.filter(|dropout| dropout.p > 0.0), ..options }
@@ -77,7 +79,10 @@ mod tests {
 
     use super::*;
     use crate::DropoutKey;
-    use crate::testing::{assert_close, assert_same_function, constant, leaf, normal, values};
+    use crate::testing::{
+        assert_close, assert_refused, assert_same_function, constant, leaf, normal, quantized,
+        values,
+    };
 
     /// `(q, k, v)` for `[s_q, s_k, b, hq, hkv, d]`.
     fn qkv([s_q, s_k, b, hq, hkv, d]: [usize; 6]) -> (Tensor<4>, Tensor<4>, Tensor<4>) {
@@ -262,17 +267,50 @@ mod tests {
         assert_close(found, whole, 1e-6);
     }
 
-    #[test]
-    #[should_panic(expected = "soft cap 0 is not above 0")]
-    fn a_soft_cap_of_zero_is_refused() {
-        let (q, k, v) = qkv([2, 2, 1, 1, 1, 2]);
-        attention(q, k, v, AttentionOptions { soft_cap: Some(0.0), ..Default::default() });
+    fn of(shape: [usize; 6], options: AttentionOptions) {
+        let (q, k, v) = qkv(shape);
+        attention(q, k, v, options);
     }
 
-    #[test]
-    #[should_panic(expected = "hkv dividing hq")]
-    fn heads_that_do_not_divide_are_refused() {
-        let (q, k, v) = qkv([2, 2, 1, 4, 3, 2]);
-        attention(q, k, v, AttentionOptions::default());
+    fn with(change: impl FnOnce(&mut AttentionOptions)) {
+        let mut options = AttentionOptions::causal();
+        change(&mut options);
+        of([2, 2, 1, 1, 1, 2], options);
+    }
+
+    #[rstest]
+    #[case::heads(|| of([2, 2, 1, 4, 3, 2], options(true, 0, None)), "hkv dividing hq")]
+    #[case::no_queries(|| of([0, 2, 1, 4, 2, 2], options(true, 0, None)), "no empty dimension")]
+    #[case::no_keys(|| of([2, 0, 1, 4, 2, 2], options(true, 0, None)), "no empty dimension")]
+    #[case::no_sequences(|| of([2, 2, 0, 4, 2, 2], options(true, 0, None)), "no empty dimension")]
+    #[case::no_heads(|| of([2, 2, 1, 0, 2, 2], options(true, 0, None)), "no empty dimension")]
+    #[case::heads_of_nothing(|| of([2, 2, 1, 4, 2, 0], options(true, 0, None)), "no empty dimension")]
+    #[case::head_dims(
+        || drop(attention(normal([2, 1, 2, 8]), normal([2, 1, 2, 4]), normal([2, 1, 2, 8]), options(true, 0, None))),
+        "attention: q [2, 1, 2, 8], k [2, 1, 2, 4], v [2, 1, 2, 8] are not"
+    )]
+    #[case::keys_and_values(
+        || drop(attention(normal([2, 1, 2, 8]), normal([3, 1, 2, 8]), normal([2, 1, 2, 8]), options(true, 0, None))),
+        "k [3, 1, 2, 8], v [2, 1, 2, 8] are not"
+    )]
+    #[case::dtype(
+        || drop(attention(normal([2, 1, 2, 8]), quantized([2, 1, 2, 8]), normal([2, 1, 2, 8]), options(true, 0, None))),
+        "attention: k is qfloat"
+    )]
+    #[case::cap(|| with(|options| options.soft_cap = Some(0.0)), "soft cap 0 is not above 0")]
+    #[case::nan_cap(|| with(|options| options.soft_cap = Some(f64::NAN)), "soft cap NaN is not above 0")]
+    #[case::scale(|| with(|options| options.scale = Some(f64::NAN)), "scale NaN is not a finite number")]
+    #[case::offset(|| with(|options| options.query_offset = usize::MAX), "query offset 18446744073709551615 is above")]
+    #[case::sequences(
+        || with(|options| options.sequences = Some(PackedSequences::new([[0, 3]]))),
+        "cu_seqlens [0, 3] do not rise from 0 to the 2 queries"
+    )]
+    #[case::dropout(
+        || with(|options| options.dropout = dropped(0.1, [1, 1, 2, 1], AttentionOptions::default()).dropout),
+        "elements 0..2 of dim 3 of [1, 1, 2, 1]"
+    )]
+    #[case::probability(|| drop(dropped(1.5, [1, 1, 2, 2], AttentionOptions::default())), "dropout probability 1.5")]
+    fn bad_input_is_refused(#[case] call: fn(), #[case] message: &str) {
+        assert_refused(call, message);
     }
 }

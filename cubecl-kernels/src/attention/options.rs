@@ -78,6 +78,12 @@ impl AttentionOptions {
         if let Some(cap) = self.soft_cap {
             assert!(cap > 0.0 && cap.is_finite(), "attention: soft cap {cap} is not above 0");
         }
+        if let Some(scale) = self.scale {
+            assert!(scale.is_finite(), "attention: scale {scale} is not a finite number");
+        }
+        // Kernels count positions in 32 bits.
+        let (offset, most) = (self.query_offset, (i32::MAX as usize).saturating_sub(s_q.max(s_k)));
+        assert!(offset <= most, "attention: query offset {offset} is above {most}");
     }
 
     /// The sequences, one by one; all of it where there are none.

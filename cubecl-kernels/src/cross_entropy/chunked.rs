@@ -12,9 +12,10 @@ use burn::backend::tensor::{FloatTensor, IntTensor};
 use burn::backend::{Backend, Dispatch, TensorMetadata, backend_extension};
 use burn::tensor::{Int, Shape, Slice, Tensor};
 
-use super::CrossEntropyOptions;
 use super::op::{self, Parts, losses_of};
+use super::{CrossEntropyOptions, exchanged};
 use crate::backends::on_every_backend;
+use crate::operands::{self, float, int};
 use crate::primitive::{cast, compute_dtype, rows};
 use crate::products::{Products, swapped};
 use crate::{LinearOptions, MainGrad, linear};
@@ -38,11 +39,17 @@ pub fn linear_cross_entropy(
     chunk: usize,
     exchange: impl FnOnce(Tensor<3>) -> Tensor<3>,
 ) -> Tensor<2> {
-    assert!(chunk > 0, "linear_cross_entropy: chunks of no token");
+    let name = "linear_cross_entropy";
+    assert!(chunk > 0, "{name}: chunks of no token");
     let ([s, b, inputs], labels) = (x.dims(), labels.inner());
     let num_rows = s * b;
-    assert!(num_rows > 0, "linear_cross_entropy: x is [{s}, {b}, {inputs}], without a token");
+    assert!(num_rows > 0, "{name}: x is [{s}, {b}, {inputs}], without a token");
     let columns = weight.dims()[if linear_options.out_in { 0 } else { 1 }];
+    operands::check(name, [float("x", &x), float("the weight", &weight), int("labels", &labels)]);
+    options.check(name, [s, b, columns], labels.dims());
+    if let Some(main_grad) = &linear_options.main_grad {
+        main_grad.check(name, weight.dims());
+    }
     let all = x.clone().inner().reshape([1, num_rows, inputs]);
     let by_row = labels.clone().reshape([1, num_rows]);
     let plain = LinearOptions { main_grad: None, ..linear_options.clone() };
@@ -53,7 +60,8 @@ pub fn linear_cross_entropy(
         op::statistics(logits, by_row.clone().narrow(1, start, len), options)
     });
     let statistics = Tensor::cat(statistics.collect(), 2);
-    let rows = op::combined(exchange(statistics), labels.clone(), columns, options);
+    let statistics = exchanged(name, statistics, exchange, columns, options);
+    let rows = op::combined(statistics, labels.clone(), columns, options);
     let (x, weight) = (x.into_dispatch(), weight.into_dispatch());
     let (labels, rows) = (labels.into_dispatch(), rows.into_dispatch());
     let how = How { linear: linear_options, options, chunk };

@@ -38,7 +38,10 @@ pub(super) fn combined(
     let of = |which| statistics.clone().narrow(1, which, 1).reshape([parts, rows]);
     let max = of(0).max_dim(0);
     let above = of(0) - max.clone();
-    let sum = (of(1) * above.clone().exp()).sum_dim(0);
+    let labels = labels.reshape([1, rows]);
+    let is_token = labels.clone().greater_equal_elem(0);
+    let is_token = is_token.bool_and(labels.clone().lower_elem(options.vocab as i64));
+    let sum = (of(1) * above.clone().exp()).sum_dim(0).mask_fill(is_token.bool_not(), f64::NAN);
     let target = of(2).sum_dim(0) - max.clone();
     let mut loss = sum.clone().log() - target * options.on_target();
     if options.smoothing > 0.0 {
@@ -48,7 +51,7 @@ pub(super) fn combined(
         let excess = (of(3) + above * tokens).sum_dim(0);
         loss = loss - excess * options.on_each();
     }
-    let ignored = labels.equal_elem(options.ignore_index).reshape([1, rows]);
+    let ignored = labels.equal_elem(options.ignore_index);
     Tensor::cat(vec![max, sum, loss.mask_fill(ignored, 0.0)], 0)
 }
 

@@ -175,7 +175,8 @@ pub(super) fn statistics_kernel<F: Float, I: Numeric, N: Size>(
     }
 }
 
-/// A unit a row: over all parts the maximum `m`, the sum of `exp(x - m)`, the loss.
+/// A unit a row: over all parts the maximum `m`, the sum of `exp(x - m)`, the loss; NaN for a label that
+/// is no token.
 #[cube(launch)]
 #[allow(clippy::too_many_arguments, reason = "the statistics have a shape, the loss has options")]
 pub(super) fn combine_kernel<I: Numeric>(
@@ -212,11 +213,15 @@ pub(super) fn combine_kernel<I: Numeric>(
                 above += statistics[at + 3 * rows] + lower * f32::cast_from(tokens);
             }
         }
+        let label = i32::cast_from(labels[row]);
+        if label < 0 || label >= i32::cast_from(vocab) {
+            sum = f32::new(f32::NAN);
+        }
         let mut loss = sum.ln() - (target - top) * on_target;
         if smoothed {
             loss -= above * on_each;
         }
-        if i32::cast_from(labels[row]) == ignored {
+        if label == ignored {
             loss = f32::new(0.0);
         }
         out[row] = top;

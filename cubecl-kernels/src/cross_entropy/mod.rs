@@ -12,59 +12,21 @@ mod cube;
 #[cfg(feature = "cuda")]
 mod kernels;
 mod op;
+mod options;
 pub(crate) mod reference;
 
 use burn::tensor::{Int, Tensor};
 
+use crate::operands::{self, float, int};
 pub use chunked::linear_cross_entropy;
-
-/// What is predicted, and which columns of the logits are here.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct CrossEntropyOptions {
-    /// Tokens of the vocabulary. Columns behind them are padding and take no part.
-    pub vocab: usize,
-    /// Which of the equal parts of the columns is here, from 0.
-    pub part: usize,
-    /// Share of the target's probability that is spread evenly over the whole vocabulary, the
-    /// target included.
-    pub smoothing: f64,
-    /// Labels with this value take no part.
-    pub ignore_index: i64,
-}
-
-impl CrossEntropyOptions {
-    /// All columns here, no smoothing, -100 ignored.
-    pub fn new(vocab: usize) -> Self {
-        Self { vocab, part: 0, smoothing: 0.0, ignore_index: -100 }
-    }
-
-    /// Those of a part's columns that are tokens.
-    fn tokens_of(&self, part: usize, columns: usize) -> usize {
-        self.vocab.saturating_sub(part * columns).min(columns)
-    }
-
-    /// The token of the first column.
-    fn first(&self, columns: usize) -> usize {
-        self.part * columns
-    }
-
-    /// What a label asks of its own token beyond what it asks of each.
-    fn on_target(&self) -> f64 {
-        1.0 - self.smoothing
-    }
-
-    /// What a label asks of every token.
-    fn on_each(&self) -> f64 {
-        self.smoothing / self.vocab as f64
-    }
-}
+pub use options::CrossEntropyOptions;
 
 /// `-log softmax(logits)[label]` of each token, smoothed if asked for; 0 where the label is ignored.
 /// Computed in f32 (f64 for f64), whatever the logits' dtype; the gradient comes in theirs.
 ///
 /// `exchange` joins the parts' statistics along the first dimension, in the order of the parts; with
 /// all columns here it is the identity. Labels must be the same for all parts, each a token or
-/// `ignore_index` (the loss of any other is meaningless).
+/// `ignore_index`: loss and gradient of any other are NaN, since nobody waits to read them.
 ///
 /// On GPUs backward overwrites the logits with their gradient unless somebody else holds them.
 ///
@@ -73,7 +35,8 @@ impl CrossEntropyOptions {
 /// - `exchange`: `[1, 4, s * b]` to `[parts, 4, s * b]`
 ///
 /// # Panics
-/// For logits of f64 on a GPU.
+/// If labels are not `[s, b]`, there is no token or no column, the parts hold fewer than the vocabulary,
+/// or an option is out of its range. For logits of f64 on a GPU.
 /// # Determinism
 /// The same bits each time, and the same on all parts.
 pub fn cross_entropy(
@@ -82,11 +45,41 @@ pub fn cross_entropy(
     options: CrossEntropyOptions,
     exchange: impl FnOnce(Tensor<3>) -> Tensor<3>,
 ) -> Tensor<2> {
-    let labels = labels.inner();
+    let (name, labels) = ("cross_entropy", labels.inner());
+    operands::check(name, [float("logits", &logits), int("labels", &labels)]);
+    options.check(name, logits.dims(), labels.dims());
     let columns = logits.dims()[2];
     let statistics = op::statistics(logits.clone().inner(), labels.clone(), options);
-    let rows = op::combined(exchange(statistics), labels.clone(), columns, options);
+    let statistics = exchanged(name, statistics, exchange, columns, options);
+    let rows = op::combined(statistics, labels.clone(), columns, options);
     op::losses(logits, labels, rows, options)
+}
+
+/// The statistics of all parts. Panics unless they are like this part's and all tokens are there.
+fn exchanged(
+    name: &str,
+    own: Tensor<3>,
+    exchange: impl FnOnce(Tensor<3>) -> Tensor<3>,
+    columns: usize,
+    options: CrossEntropyOptions,
+) -> Tensor<3> {
+    let (like, [_, each, rows]) = (float("the logits' part", &own), own.dims());
+    let dtype = own.dtype();
+    let all = exchange(own).inner();
+    operands::check(name, [like, float("the exchanged statistics", &all)]);
+    let (found, parts) = (all.dims(), all.dims()[0]);
+    assert!(
+        found == [parts, each, rows] && all.dtype() == dtype,
+        "{name}: exchanged statistics are {found:?} {}, not [parts, {each}, {rows}] {}",
+        all.dtype().name(),
+        dtype.name()
+    );
+    let CrossEntropyOptions { vocab, part, .. } = options;
+    assert!(
+        part < parts && parts.saturating_mul(columns) >= vocab,
+        "{name}: part {part} of {parts} of {columns} columns each, for {vocab} tokens"
+    );
+    all
 }
 
 #[cfg(test)]
@@ -95,7 +88,9 @@ mod tests {
     use rstest::rstest;
 
     use super::*;
-    use crate::testing::{assert_close, assert_same_function, device, leaf, normal, values};
+    use crate::testing::{
+        assert_close, assert_refused, assert_same_function, device, leaf, normal, quantized, values,
+    };
 
     fn labels<const D: usize>(labels: [i64; D]) -> Tensor<2, Int> {
         Tensor::from_data(TensorData::new(labels.to_vec(), [D / 2, 2]), &device().inner())
@@ -192,5 +187,79 @@ mod tests {
                 options
             )
         );
+    }
+
+    #[test]
+    fn views_give_what_their_copies_give() {
+        let (logits, labels) = (normal([2, 9, 4]), labels([0, -100, 2, 6]).swap_dims(0, 1));
+        let options = CrossEntropyOptions::new(7);
+        // Sequences in front of positions, columns in front of both.
+        let view = || logits.clone().permute([2, 0, 1]).narrow(0, 1, 2);
+        assert_same_function!(
+            2e-6,
+            [logits],
+            cross_entropy(view(), labels.clone(), options, |own| own),
+            crate::reference::cross_entropy(view(), labels.clone(), options)
+        );
+    }
+
+    #[rstest]
+    #[case(7)]
+    #[case(-1)]
+    #[case(8)]
+    fn a_label_that_is_no_token_makes_loss_and_gradient_not_a_number(#[case] label: i64) {
+        let logits = normal([2, 2, 9]);
+        let options = CrossEntropyOptions { smoothing: 0.1, ..CrossEntropyOptions::new(7) };
+        let losses = cross_entropy(logits.clone(), labels([0, label, 6, -100]), options, |own| own);
+        let is_nan = |x: &[f64]| x.iter().map(|x| x.is_nan()).collect::<Vec<_>>();
+        assert_eq!(is_nan(&values(losses.clone())), [false, true, false, false]);
+        let grad = values(logits.grad(&losses.sum().backward()).unwrap());
+        let rows: Vec<_> = grad.chunks(9).map(|row| is_nan(row).contains(&true)).collect();
+        assert_eq!(rows, [false, true, false, false]);
+        // Ignored it takes no part.
+        let options = CrossEntropyOptions { ignore_index: label, ..options };
+        let losses = cross_entropy(logits.clone(), labels([0, label, 6, 1]), options, |own| own);
+        assert_eq!(is_nan(&values(losses)), [false; 4]);
+    }
+
+    fn of(change: impl FnOnce(&mut CrossEntropyOptions)) {
+        let mut options = CrossEntropyOptions::new(9);
+        change(&mut options);
+        cross_entropy(normal([2, 2, 9]), labels([0; 4]), options, |own| own);
+    }
+
+    fn exchanged_as(exchange: fn(Tensor<3>) -> Tensor<3>) {
+        cross_entropy(normal([2, 2, 4]), labels([0; 4]), CrossEntropyOptions::new(7), exchange);
+    }
+
+    fn chunked(x: Tensor<3>, w: Tensor<2>, labels: Tensor<2, Int>, chunk: usize) {
+        let (linear, options) = (crate::LinearOptions::default(), CrossEntropyOptions::new(9));
+        linear_cross_entropy(x, w, labels, linear, options, chunk, |own| own);
+    }
+
+    #[rstest]
+    #[case(|| drop(cross_entropy(normal([2, 3, 9]), labels([0; 6]), CrossEntropyOptions::new(9), |own| own)), "labels are not [s, b] of logits [2, 3, 9]")]
+    #[case(|| drop(cross_entropy(normal([0, 2, 9]), labels([]), CrossEntropyOptions::new(9), |own| own)), "logits are [0, 2, 9], without a token")]
+    #[case(|| drop(cross_entropy(normal([1, 2, 0]), labels([0; 2]), CrossEntropyOptions::new(9), |own| own)), "part 0 of 0 columns")]
+    #[case(|| drop(cross_entropy(quantized([1, 2, 4]), labels([0; 2]), CrossEntropyOptions::new(4), |own| own)), "cross_entropy: logits is qfloat")]
+    #[case(|| drop(cross_entropy(normal([1, 2, 4]), labels([0; 2]).cast(DType::U8), CrossEntropyOptions::new(4), |own| own)), "labels is u8, not i64 or i32")]
+    #[case(|| of(|options| options.vocab = 0), "a vocabulary of 0 tokens")]
+    #[case(|| of(|options| options.vocab = 10), "part 0 of 1 of 9 columns each, for 10 tokens")]
+    #[case(|| of(|options| options.part = 1), "part 1 of 1 of 9 columns each")]
+    #[case(|| of(|options| options.part = usize::MAX), "part 18446744073709551615 of 9 columns")]
+    #[case(|| of(|options| options.smoothing = -0.1), "smoothing -0.1 is negative")]
+    #[case(|| of(|options| options.smoothing = 1.2), "smoothing 1.2 is negative or leaves the target")]
+    #[case(|| of(|options| options.smoothing = f64::NAN), "smoothing NaN is negative")]
+    #[case(|| of(|options| options.ignore_index = 1 << 32), "ignore_index 4294967296 is beyond 32 bits")]
+    #[case(|| exchanged_as(|own| own), "part 0 of 1 of 4 columns each, for 7 tokens")]
+    #[case(|| exchanged_as(|own| own.narrow(2, 0, 2)), "exchanged statistics are [1, 4, 2] f32, not [parts, 4, 4] f32")]
+    #[case(|| exchanged_as(|own| own.cast(DType::F64)), "exchanged statistics are [1, 4, 4] f64")]
+    #[case(|| chunked(normal([2, 2, 4]), normal([4, 9]), labels([0; 4]), 0), "chunks of no token")]
+    #[case(|| chunked(normal([0, 2, 4]), normal([4, 9]), labels([]), 3), "x is [0, 2, 4], without a token")]
+    #[case(|| chunked(normal([1, 4, 4]), normal([4, 9]), labels([0; 4]), 3), "linear_cross_entropy: labels are not [s, b]")]
+    #[case(|| chunked(normal([2, 2, 4]), normal([5, 9]), labels([0; 4]), 3), "a weight from 5 to 9 features")]
+    #[case(|| chunked(normal([2, 2, 4]), quantized([4, 8]), labels([0; 4]), 3), "linear_cross_entropy: the weight is qfloat")]
+    fn bad_input_is_refused(#[case] call: fn(), #[case] message: &str) {
+        assert_refused(call, message);
     }
 }

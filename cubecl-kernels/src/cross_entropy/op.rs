@@ -25,7 +25,8 @@ pub(crate) trait Parts: Backend {
         options: CrossEntropyOptions,
     ) -> FloatTensor<Self>;
 
-    /// Of each row, over all parts: the maximum `m`, the sum of `exp(x - m)`, the loss.
+    /// Of each row, over all parts: the maximum `m`, the sum of `exp(x - m)`, the loss. The sum, and with
+    /// it loss and gradient, is NaN where the label is no token.
     ///
     /// # Shapes
     /// `statistics: [parts, 4, s * b]`, `labels: [s, b]` to `[3, s * b]`

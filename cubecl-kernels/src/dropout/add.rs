@@ -3,6 +3,7 @@ use burn::tensor::Tensor;
 
 use super::op::DropoutOps;
 use super::{DropoutKey, Mask};
+use crate::operands::{self, float};
 
 /// `residual + dropout(x + bias)`, the end of a transformer's attention and feed-forward, in one pass
 /// over memory on a GPU (Megatron's `fused_bias_dropout.py`).
@@ -33,6 +34,9 @@ pub fn bias_dropout_add<const D: usize>(
     let name = "bias_dropout_add";
     let [of_x, of_residual] = [&x, &residual].map(|t| (t.dims(), t.dtype()));
     assert_eq!(of_x, of_residual, "{name}: x and the residual differ in shape or dtype");
+    let operands = [float("x", &x), float("the residual", &residual)];
+    let bias_too = bias.as_ref().map(|bias| float("the bias", bias));
+    operands::check(name, operands.into_iter().chain(bias_too));
     let mask = Mask::new(name, p, key, &x.dims());
     let n = x.dims()[D - 1];
     let [x, residual] = [x, residual].map(Tensor::into_dispatch);
@@ -56,8 +60,10 @@ mod tests {
 
     use super::*;
     use crate::dropout::{dropout, reference};
-    use crate::testing::{assert_close, assert_same_bits, assert_same_function, constant, leaf};
-    use crate::testing::{normal, values};
+    use crate::testing::{
+        assert_close, assert_refused, assert_same_bits, assert_same_function, constant, leaf,
+        normal, quantized, values,
+    };
 
     fn key(shape: &[usize]) -> DropoutKey {
         DropoutKey::new(PositionRng::new(5, Purpose::Dropout, "blocks.0"), shape)
@@ -113,20 +119,46 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "bias_dropout_add: the bias has 3 elements for rows of 4")]
-    fn a_bias_of_another_length_is_refused() {
-        bias_dropout_add(normal([2, 4]), Some(normal([3])), normal([2, 4]), 0.1, key(&[2, 4]));
+    fn views_are_those_of_the_reference() {
+        let (x, residual, bias) = (normal([3, 5, 12]), normal([8, 5, 3]), normal([1]));
+        let all = |bias_dropout_add: Op| {
+            let x = x.clone().swap_dims(0, 1).narrow(2, 1, 8);
+            let bias = Some(bias.clone().expand([8]));
+            bias_dropout_add(x, bias, residual.clone().permute([1, 2, 0]), 0.3, key(&[5, 3, 8]))
+        };
+        assert_same_function!(
+            2e-6,
+            [x, residual, bias],
+            all(bias_dropout_add),
+            all(reference::bias_dropout_add)
+        );
     }
 
-    #[test]
-    #[should_panic(expected = "bias_dropout_add: x and the residual differ in shape or dtype")]
-    fn a_residual_of_another_shape_is_refused() {
-        bias_dropout_add(normal([2, 4]), None, normal([4, 2]), 0.1, key(&[2, 4]));
+    type Op = fn(Tensor<3>, Option<Tensor<1>>, Tensor<3>, f64, DropoutKey) -> Tensor<3>;
+
+    #[rstest]
+    fn no_rows_give_none_and_the_bias_a_gradient_of_0(#[values(0.0, 0.5)] p: f64) {
+        let (x, residual, bias) = (normal([0, 4]), normal([0, 4]), normal([4]));
+        let some = Some(bias.clone());
+        let y = bias_dropout_add(x.clone(), some, residual.clone(), p, key(&[3, 4]));
+        assert_eq!(y.dims(), [0, 4]);
+        let grads = y.sum().backward();
+        assert_eq!([x, residual].map(|x| x.grad(&grads).unwrap().dims()), [[0, 4]; 2]);
+        assert_eq!(values(bias.grad(&grads).unwrap()), [0.0; 4]);
     }
 
-    #[test]
-    #[should_panic(expected = "bias_dropout_add: probability -0.1 is not in [0, 1)")]
-    fn a_probability_below_zero_is_refused() {
-        bias_dropout_add(normal([2, 4]), None, normal([2, 4]), -0.1, key(&[2, 4]));
+    fn added(bias: Option<Tensor<1>>, residual: Tensor<2>, p: f64) {
+        bias_dropout_add(normal([2, 4]), bias, residual, p, key(&[2, 4]));
+    }
+
+    #[rstest]
+    #[case::bias(|| added(Some(normal([3])), normal([2, 4]), 0.1), "bias_dropout_add: the bias has 3 elements for rows of 4")]
+    #[case::residual(|| added(None, normal([4, 2]), 0.1), "bias_dropout_add: x and the residual differ in shape or dtype")]
+    #[case::dtypes(|| added(None, normal([2, 4]).cast(DType::F16), 0.1), "x and the residual differ in shape or dtype")]
+    #[case::dtype(|| added(Some(quantized([4])), normal([2, 4]), 0.1), "the bias is qfloat")]
+    #[case::below(|| added(None, normal([2, 4]), -0.1), "bias_dropout_add: probability -0.1 is not in [0, 1)")]
+    #[case::nan(|| added(None, normal([2, 4]), f64::NAN), "probability NaN is not in [0, 1)")]
+    fn bad_input_is_refused(#[case] call: fn(), #[case] message: &str) {
+        assert_refused(call, message);
     }
 }

@@ -67,7 +67,7 @@ impl DropoutKey {
         for (dim, ((&len, &start), &size)) in
             shape.iter().zip(&self.offsets).zip(global).enumerate()
         {
-            let end = start + len;
+            let end = start.saturating_add(len);
             assert!(end <= size, "dropout: elements {start}..{end} of dim {dim} of {global:?}");
         }
     }

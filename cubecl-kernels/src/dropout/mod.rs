@@ -14,6 +14,7 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, Dispatch};
 use burn::tensor::{DType, Tensor};
 
+use crate::operands::{self, float};
 pub use add::bias_dropout_add;
 pub use key::DropoutKey;
 #[cfg(feature = "cuda")]
@@ -84,6 +85,7 @@ impl Drop for burn::backend::Flex {}
 /// # Panics
 /// If `p` is not in `[0, 1)`, or the shard does not lie in the key's global shape.
 pub fn dropout<const D: usize>(x: Tensor<D>, p: f64, key: DropoutKey) -> Tensor<D> {
+    operands::check("dropout", [float("x", &x)]);
     let mask = Mask::new("dropout", p, key, &x.dims());
     if p == 0.0 {
         return x;
@@ -98,7 +100,10 @@ mod tests {
     use rstest::rstest;
 
     use super::*;
-    use crate::testing::{assert_same_bits, assert_same_function, constant, leaf, normal, values};
+    use crate::testing::{
+        assert_refused, assert_same_bits, assert_same_function, constant, leaf, normal, quantized,
+        values,
+    };
 
     fn key(path: &str, shape: &[usize]) -> DropoutKey {
         DropoutKey::new(PositionRng::new(11, Purpose::Dropout, path), shape)
@@ -161,14 +166,40 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "probability 1 is not in [0, 1)")]
-    fn a_probability_of_one_is_refused() {
-        dropout(normal([3, 5]), 1.0, key("a", &[3, 5]));
+    fn views_drop_what_their_copies_drop() {
+        let (x, key) = (normal([3, 5, 12]), key("a", &[5, 3, 8]));
+        let view = || x.clone().swap_dims(0, 1).narrow(2, 1, 8);
+        assert_same_function!(
+            1e-6,
+            [x],
+            dropout(view(), 0.4, key.clone()),
+            reference::dropout(view(), 0.4, key.clone())
+        );
     }
 
     #[test]
-    #[should_panic(expected = "elements 4..6 of dim 1 of [3, 5]")]
-    fn a_shard_outside_of_the_whole_is_refused() {
-        dropout(normal([3, 2]), 0.1, key("a", &[3, 5]).with_offset(1, 4));
+    fn nothing_drops_nothing() {
+        let x = normal([0, 4]);
+        let y = dropout(x.clone(), 0.5, key("a", &[3, 4]));
+        assert_eq!((y.dims(), x.grad(&y.sum().backward()).unwrap().dims()), ([0, 4], [0, 4]));
+    }
+
+    #[rstest]
+    #[case::one(|| drop(dropout(normal([3, 5]), 1.0, key("a", &[3, 5]))), "dropout: probability 1 is not in [0, 1)")]
+    #[case::more(|| drop(dropout(normal([3, 5]), 1.5, key("a", &[3, 5]))), "probability 1.5 is not in [0, 1)")]
+    #[case::nan(|| drop(dropout(normal([3, 5]), f64::NAN, key("a", &[3, 5]))), "probability NaN is not in [0, 1)")]
+    #[case::dtype(|| drop(dropout(quantized([2, 4]), 0.1, key("a", &[2, 4]))), "dropout: x is qfloat")]
+    #[case::rank(|| drop(dropout(normal([3, 5]), 0.1, key("a", &[15]))), "a shard [3, 5] of a tensor [15]")]
+    #[case::outside(
+        || drop(dropout(normal([3, 2]), 0.1, key("a", &[3, 5]).with_offset(1, 4))),
+        "elements 4..6 of dim 1 of [3, 5]"
+    )]
+    #[case::far_outside(
+        || drop(dropout(normal([3, 2]), 0.1, key("a", &[3, 5]).with_offset(1, usize::MAX))),
+        "of dim 1 of [3, 5]"
+    )]
+    #[case::dim(|| drop(key("a", &[3, 5]).with_offset(2, 0)), "dim 2 of a tensor of 2 dims")]
+    fn bad_input_is_refused(#[case] call: fn(), #[case] message: &str) {
+        assert_refused(call, message);
     }
 }

@@ -21,6 +21,8 @@ impl Rows for Cube {
         let out = tensor::empty(&table, [n, d], table.dtype);
         let lanes = lanes(d);
         let dtypes = [dtype_to_storage_type(table.dtype), dtype_to_storage_type(ids.dtype)];
+        // An id that is nobody's shall not go unseen.
+        let missing = if tokens.first.is_some() { 0.0 } else { f32::NAN };
         take_kernel::launch(
             &table.client.clone(),
             CubeCount::Static((n * d / lanes).div_ceil(UNITS) as u32, 1, 1),
@@ -33,6 +35,7 @@ impl Rows for Cube {
             num_rows as i32,
             (d / lanes) as u32,
             n * d / lanes,
+            missing,
             dtypes,
         );
         tensor::into_backend(out)
@@ -77,6 +80,7 @@ fn lanes(d: usize) -> usize {
     if d.is_multiple_of(4) { 4 } else { 1 }
 }
 
+/// Tokens without a row get vectors of what is `missing`.
 #[cube(launch)]
 fn take_kernel<F: Float, I: Numeric, N: Size>(
     table: &[Vector<F, N>],
@@ -86,12 +90,13 @@ fn take_kernel<F: Float, I: Numeric, N: Size>(
     num_rows: i32,
     width: u32,
     vectors: usize,
+    missing: f32,
     #[define(F, I)] _dtypes: [ElemType; 2],
 ) {
     if ABSOLUTE_POS < vectors {
         let width = width as usize;
         let row = i32::cast_from(ids[ABSOLUTE_POS / width]) - first;
-        let mut value = Vector::<F, N>::new(F::new(0.0));
+        let mut value = Vector::<F, N>::new(F::cast_from(missing));
         if row >= 0 && row < num_rows {
             value = table[usize::cast_from(row) * width + ABSOLUTE_POS % width];
         }

@@ -10,6 +10,7 @@ use burn::backend::Dispatch;
 use burn::tensor::{Int, Tensor};
 
 use crate::MainGrad;
+use crate::operands::{self, float, int};
 use op::EmbeddingOps;
 
 /// How [`embedding`] reads its table, and where the table's gradient goes.
@@ -32,7 +33,21 @@ pub struct EmbeddingOptions {
 /// - `table`: `[rows, d]`
 /// - `ids`: `[s, b]`
 /// - result: `[s, b, d]`
+///
+/// # Panics
+/// If the table has no row or ids beyond 32 bits, or the main gradient is of a table of another shape;
+/// on a CPU also for an id without a row in a whole table. On a GPU, where nobody reads the ids, the
+/// vector of such an id is NaN.
 pub fn embedding(table: Tensor<2>, ids: Tensor<2, Int>, options: EmbeddingOptions) -> Tensor<3> {
+    operands::check("embedding", [float("the table", &table), int("ids", &ids)]);
+    let ([rows, d], first) = (table.dims(), options.first.unwrap_or(0));
+    assert!(
+        rows > 0 && first.saturating_add(rows) <= i32::MAX as usize,
+        "embedding: a table of {rows} rows from id {first} on: there must be one, and ids fit 32 bits"
+    );
+    if let Some(main_grad) = &options.main_grad {
+        main_grad.check("embedding", [rows, d]);
+    }
     let (table, ids) = (table.into_dispatch(), ids.into_dispatch());
     Tensor::from_dispatch(<Dispatch as EmbeddingOps>::token_vectors(table, ids, options))
 }
@@ -45,7 +60,8 @@ mod tests {
     use super::*;
     use crate::reference;
     use crate::testing::{
-        assert_close, assert_same_bits, assert_same_function, device, leaf, normal, values,
+        assert_close, assert_refused, assert_same_bits, assert_same_function, device, leaf, normal,
+        quantized, values,
     };
 
     fn ids<const N: usize>(shape: [usize; 2], ids: [i64; N]) -> Tensor<2, Int> {
@@ -117,5 +133,39 @@ mod tests {
         let sum = main_grad.take().expect("three gradients");
         assert_eq!(sum.dtype(), DType::F32);
         assert_close(sum, expected.unwrap(), 1e-6);
+    }
+
+    #[test]
+    fn tables_and_ids_may_be_views() {
+        let (table, ids) = (normal([5, 9]), ids([2, 6], [1, 6, 0, 1, 1, 3]).swap_dims(0, 1));
+        let view = || table.clone().transpose().narrow(0, 1, 7);
+        let slow = reference::embedding(view(), ids.clone(), part(None));
+        assert_same_function!(1e-6, [table], embedding(view(), ids.clone(), part(None)), slow);
+    }
+
+    #[rstest]
+    fn no_tokens_have_no_vectors(#[values(None, Some(3))] first: Option<usize>) {
+        let table = normal([4, 3]);
+        let y = embedding(table.clone(), Tensor::empty([0, 2], &device().inner()), part(first));
+        assert_eq!(y.dims(), [0, 2, 3]);
+        assert_eq!(values(table.grad(&y.sum().backward()).unwrap()), [0.0; 12]);
+    }
+
+    fn of(table: Tensor<2>, id: i64, first: Option<usize>) {
+        embedding(table, ids([1, 2], [id]), part(first));
+    }
+
+    #[rstest]
+    #[case::no_rows(|| of(normal([0, 3]), 0, Some(2)), "embedding: a table of 0 rows from id 2 on: there must be one")]
+    #[case::beyond(|| of(normal([2, 3]), 0, Some(usize::MAX)), "ids fit 32 bits")]
+    #[case::above(|| of(normal([7, 3]), 7, None), "index 7 out of bounds for dimension of size 7")]
+    #[case::below(|| of(normal([7, 3]), -1, None), "index -1 out of bounds for dimension of size 7")]
+    #[case::dtype(|| of(quantized([4, 4]), 0, None), "embedding: the table is qfloat")]
+    #[case::dtype_of_ids(
+        || drop(embedding(normal([4, 4]), ids([1, 2], [1]).cast(DType::U8), part(Some(2)))),
+        "embedding: ids is u8, not i64 or i32"
+    )]
+    fn bad_input_is_refused(#[case] call: fn(), #[case] message: &str) {
+        assert_refused(call, message);
     }
 }

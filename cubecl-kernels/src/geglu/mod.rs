@@ -42,7 +42,7 @@ pub fn geglu_tanh<const D: usize>(gate_up: Tensor<D>) -> Tensor<D> {
 /// - result: `[.., f]`
 ///
 /// # Panics
-/// If the last dimension is odd, or there are more or fewer weights than rows.
+/// If the last dimension is odd or empty, or there are more or fewer weights than rows.
 pub fn geglu_weighted<const D: usize>(gate_up: Tensor<D>, weight: Tensor<1>) -> Tensor<D> {
     gated("geglu_weighted", Curve::Gelu, gate_up, Some(weight))
 }
@@ -66,7 +66,7 @@ mod tests {
     use rstest::rstest;
 
     use super::*;
-    use crate::testing::{assert_same_function, leaf, normal};
+    use crate::testing::{assert_refused, assert_same_function, leaf, normal, quantized};
 
     #[rstest]
     fn values_and_gradients_are_those_of_the_reference(
@@ -92,9 +92,12 @@ mod tests {
         );
     }
 
-    #[test]
-    #[should_panic(expected = "geglu_weighted: 3 weights for 2 rows")]
-    fn weights_of_other_rows_are_refused() {
-        geglu_weighted(normal([2, 8]), normal([3]));
+    #[rstest]
+    #[case(|| drop(geglu(normal([2, 7]))), "geglu: the last dimension, 7,")]
+    #[case(|| drop(geglu_tanh(quantized([2, 8]))), "geglu_tanh: gate_up is qfloat")]
+    #[case(|| drop(geglu_weighted(normal([2, 8]), normal([3]))), "geglu_weighted: 3 weights for 2 rows")]
+    #[case(|| drop(geglu_tanh_weighted(normal([2, 5]), normal([2]))), "geglu_tanh_weighted: the last dimension, 5,")]
+    fn bad_input_is_refused(#[case] call: fn(), #[case] message: &str) {
+        assert_refused(call, message);
     }
 }

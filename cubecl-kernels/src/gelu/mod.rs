@@ -14,7 +14,7 @@ use crate::activation::{Curve, biased, plain};
 /// # Shapes
 /// - `x`, result: `[..]`
 pub fn gelu<const D: usize>(x: Tensor<D>) -> Tensor<D> {
-    plain(Curve::Gelu, x)
+    plain("gelu", Curve::Gelu, x)
 }
 
 /// `x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x^3)))` (Hugging Face's `gelu_new` and
@@ -23,7 +23,7 @@ pub fn gelu<const D: usize>(x: Tensor<D>) -> Tensor<D> {
 /// # Shapes
 /// - `x`, result: `[..]`
 pub fn gelu_tanh<const D: usize>(x: Tensor<D>) -> Tensor<D> {
-    plain(Curve::GeluTanh, x)
+    plain("gelu_tanh", Curve::GeluTanh, x)
 }
 
 /// [`gelu`] of `x + bias`, in one pass over memory on a GPU.
@@ -56,7 +56,9 @@ mod tests {
     use rstest::rstest;
 
     use super::*;
-    use crate::testing::{assert_same_function, device, leaf, normal, values};
+    use crate::testing::{
+        assert_refused, assert_same_function, device, leaf, normal, quantized, values,
+    };
 
     /// Rows of x, gelu, its derivative, gelu_tanh, its derivative.
     ///
@@ -110,9 +112,37 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "bias_gelu: the bias has 3 elements for rows of 4")]
-    fn a_bias_of_another_length_is_refused() {
-        bias_gelu(normal([2, 4]), normal([3]));
+    fn views_are_those_of_the_reference() {
+        let (x, bias) = (normal([3, 5, 12]), normal([1]));
+        let view = || x.clone().swap_dims(0, 2).narrow(0, 3, 8);
+        let biased = || (view(), bias.clone().expand([3]));
+        assert_same_function!(2e-6, [x], gelu(view()), reference::gelu(view()));
+        let (fast, slow) = (
+            |(x, bias)| bias_gelu_tanh::<3>(x, bias),
+            |(x, bias)| reference::bias_gelu_tanh::<3>(x, bias),
+        );
+        assert_same_function!(2e-6, [x, bias], fast(biased()), slow(biased()));
+    }
+
+    #[rstest]
+    #[case([0, 3, 4])]
+    #[case([2, 3, 0])]
+    fn nothing_gives_nothing_and_a_bias_a_gradient_of_0(#[case] shape: [usize; 3]) {
+        let (x, bias) = (normal(shape), normal([shape[2]]));
+        let y = bias_gelu(x.clone(), bias.clone());
+        assert_eq!((y.dims(), gelu(x.clone()).dims()), (shape, shape));
+        let grads = y.sum().backward();
+        assert_eq!(x.grad(&grads).unwrap().dims(), shape);
+        assert_eq!(values(bias.grad(&grads).unwrap()), vec![0.0; shape[2]]);
+    }
+
+    #[rstest]
+    #[case(|| drop(bias_gelu(normal([2, 4]), normal([3]))), "bias_gelu: the bias has 3 elements for rows of 4")]
+    #[case(|| drop(bias_gelu_tanh(normal([2, 4]), quantized([4]))), "bias_gelu_tanh: the bias is qfloat")]
+    #[case(|| drop(gelu(quantized([2, 4]))), "gelu: x is qfloat")]
+    #[case(|| drop(gelu_tanh(quantized([2, 4]))), "gelu_tanh: x is qfloat")]
+    fn bad_input_is_refused(#[case] call: fn(), #[case] message: &str) {
+        assert_refused(call, message);
     }
 
     #[rstest]

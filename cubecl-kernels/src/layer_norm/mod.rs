@@ -5,7 +5,7 @@ pub(crate) mod reference;
 use burn::backend::Dispatch;
 use burn::tensor::Tensor;
 
-use crate::norms::{Norm, NormOps, NormOptions, norm_add};
+use crate::norms::{Norm, NormOps, NormOptions, check, norm_add};
 
 /// `(x - mean(x)) / sqrt(var(x) + epsilon) * gamma [+ beta]` over the last dimension, with the
 /// biased variance.
@@ -21,7 +21,8 @@ use crate::norms::{Norm, NormOps, NormOptions, norm_add};
 /// - `gamma`, `beta`: `[n]`
 ///
 /// # Panics
-/// If `gamma` or `beta` is not as long as the last dimension of `x`.
+/// If `gamma` or `beta` is not as long as the last dimension of `x`, that is empty, or epsilon is
+/// negative or not finite.
 pub fn layer_norm<const D: usize>(
     x: Tensor<D>,
     gamma: Tensor<1>,
@@ -45,7 +46,7 @@ pub fn layer_norm_with<const D: usize>(
     beta: Option<Tensor<1>>,
     options: NormOptions,
 ) -> Tensor<D> {
-    check(&x, &gamma, beta.as_ref());
+    check("layer_norm", &x, &gamma, beta.as_ref(), options);
     let norm = Norm { centered: true, options };
     let (x, gamma) = (x.into_dispatch(), gamma.into_dispatch());
     Tensor::from_dispatch(match beta {
@@ -70,17 +71,9 @@ pub fn layer_norm_add<const D: usize>(
     beta: Option<Tensor<1>>,
     options: impl Into<NormOptions>,
 ) -> (Tensor<D>, Tensor<D>) {
-    check(&x, &gamma, beta.as_ref());
     let norm = Norm { centered: true, options: options.into() };
+    check("layer_norm_add", &x, &gamma, beta.as_ref(), norm.options);
     norm_add("layer_norm_add", [x, residual], gamma, beta, norm)
-}
-
-fn check<const D: usize>(x: &Tensor<D>, gamma: &Tensor<1>, beta: Option<&Tensor<1>>) {
-    let n = x.dims()[D - 1];
-    for (name, vector) in [("gamma", Some(gamma)), ("beta", beta)] {
-        let length = vector.map_or(n, |vector| vector.dims()[0]);
-        assert_eq!(n, length, "layer_norm: {name} has {length} elements for rows of {n}");
-    }
 }
 
 #[cfg(test)]
@@ -91,7 +84,8 @@ mod tests {
 
     use super::*;
     use crate::testing::{
-        assert_close, assert_same_bits, assert_same_function, device, leaf, normal, normal_on,
+        assert_close, assert_refused, assert_same_bits, assert_same_function, device, leaf, normal,
+        normal_on, quantized, values,
     };
 
     #[rstest]
@@ -187,8 +181,38 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "beta has 5 elements for rows of 4")]
-    fn a_beta_of_another_length_is_refused() {
-        layer_norm(normal([2, 4]), normal([4]), Some(normal([5])), 1e-5);
+    fn views_are_normed_as_their_copies() {
+        let (x, vectors) = (normal([3, 5, 12]), normal([8, 2]));
+        let inputs = || {
+            let x = x.clone().swap_dims(0, 1).narrow(2, 2, 8);
+            let [gamma, beta] = [0, 1].map(|i| vectors.clone().narrow(1, i, 1).squeeze_dim(1));
+            (x, gamma, Some(beta))
+        };
+        let fast = |(x, gamma, beta)| layer_norm::<3>(x, gamma, beta, 1e-5);
+        let slow = |(x, gamma, beta)| reference::layer_norm::<3>(x, gamma, beta, 1e-5);
+        assert_same_function!(3e-6, [x, vectors], fast(inputs()), slow(inputs()));
+    }
+
+    #[test]
+    fn norms_of_no_rows_are_none_and_vectors_have_gradients_of_0() {
+        let (x, gamma, beta) = (normal([0, 3, 4]), normal([4]), normal([4]));
+        let y = layer_norm(x.clone(), gamma.clone(), Some(beta.clone()), 1e-5);
+        let grads = y.clone().sum().backward();
+        assert_eq!((y.dims(), x.grad(&grads).unwrap().dims()), ([0, 3, 4], [0, 3, 4]));
+        for vector in [gamma, beta] {
+            assert_eq!(values(vector.grad(&grads).unwrap()), [0.0; 4]);
+        }
+    }
+
+    #[rstest]
+    #[case::gamma(|| drop(layer_norm(normal([2, 4]), normal([3]), None, 1e-5)), "layer_norm: gamma has 3 elements for rows of 4")]
+    #[case::beta(|| drop(layer_norm(normal([2, 4]), normal([4]), Some(normal([5])), 1e-5)), "beta has 5 elements for rows of 4")]
+    #[case::no_columns(|| drop(layer_norm(normal([2, 0]), normal([0]), None, 1e-5)), "x is [2, 0], rows of no element")]
+    #[case::dtype(|| drop(layer_norm(quantized([2, 4]), normal([4]), None, 1e-5)), "layer_norm: x is qfloat")]
+    #[case::dtype_of_beta(|| drop(layer_norm(normal([2, 4]), normal([4]), Some(quantized([4])), 1e-5)), "beta is qfloat")]
+    #[case::epsilon(|| drop(layer_norm(normal([2, 4]), normal([4]), None, f64::INFINITY)), "epsilon inf is not")]
+    #[case::residual(|| drop(layer_norm_add(normal([2, 4]), normal([4, 2]), normal([4]), None, 1e-5)), "layer_norm_add: x and the residual differ")]
+    fn bad_input_is_refused(#[case] call: fn(), #[case] message: &str) {
+        assert_refused(call, message);
     }
 }

@@ -40,6 +40,12 @@ impl MainGrad {
         self.lock().sum.take()
     }
 
+    /// Panics if what is summed here is of a weight of other `dims`.
+    pub(crate) fn check(&self, op: &str, dims: [usize; 2]) {
+        let Some(of) = self.lock().sum.as_ref().map(Tensor::dims) else { return };
+        assert!(of == dims, "{op}: the main gradient is of a weight {of:?}, not {dims:?}");
+    }
+
     /// Replaces the sum by what `add` makes of it.
     pub(crate) fn update(&self, add: impl FnOnce(Option<Tensor<2>>) -> Tensor<2>) {
         let mut state = self.lock();

@@ -7,6 +7,7 @@ pub(crate) mod reference;
 use burn::backend::Dispatch;
 use burn::tensor::Tensor;
 
+use crate::operands::{self, float};
 pub use main_grad::MainGrad;
 use op::LinearOps;
 
@@ -31,7 +32,8 @@ pub struct LinearOptions {
 /// - result: `[.., out]`
 ///
 /// # Panics
-/// If the shapes do not fit.
+/// If the shapes do not fit, there is no input feature, the dtypes differ, or the main gradient is of
+/// a weight of another shape.
 pub fn linear<const D: usize>(
     x: Tensor<D>,
     weight: Tensor<2>,
@@ -43,9 +45,21 @@ pub fn linear<const D: usize>(
     let dims = x.dims();
     let bias_len = bias.as_ref().map_or(outputs, |bias| bias.dims()[0]);
     assert!(
-        dims[D - 1] == inputs && bias_len == outputs,
+        dims[D - 1] == inputs && bias_len == outputs && inputs > 0,
         "linear: x {dims:?}, a weight from {inputs} to {outputs} features and a bias of {bias_len} do not fit",
     );
+    let operands = [float("x", &x), float("the weight", &weight)];
+    let bias_too = bias.as_ref().map(|bias| float("the bias", bias));
+    operands::check("linear", operands.into_iter().chain(bias_too));
+    let dtypes = [x.dtype(), weight.dtype(), bias.as_ref().map_or(x.dtype(), Tensor::dtype)];
+    assert!(
+        dtypes.iter().all(|&dtype| dtype == dtypes[0]),
+        "linear: x, weight and bias are {}: cast them to one dtype",
+        dtypes.map(|dtype| dtype.name()).join(", ")
+    );
+    if let Some(main_grad) = &options.main_grad {
+        main_grad.check("linear", [rows, cols]);
+    }
     let (x, weight) = (x.into_dispatch(), weight.into_dispatch());
     Tensor::from_dispatch(match bias {
         Some(bias) => <Dispatch as LinearOps>::affine_map(x, weight, bias.into_dispatch(), options),
@@ -61,7 +75,8 @@ mod tests {
     use super::*;
     use crate::reference;
     use crate::testing::{
-        assert_close, assert_same_bits, assert_same_function, constant, leaf, normal,
+        assert_close, assert_refused, assert_same_bits, assert_same_function, constant, leaf,
+        normal, quantized, values,
     };
 
     fn options(out_in: bool) -> LinearOptions {
@@ -133,8 +148,60 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "linear: x [2, 4], a weight from 5 to 3 features")]
-    fn shapes_that_do_not_fit_are_refused() {
-        linear(constant([2, 4]), constant([5, 3]), None, options(false));
+    fn views_give_what_the_reference_gives() {
+        let (x, w, bias) = (normal([3, 5, 9]), normal([9, 12]), normal([1]));
+        let all = |linear: Op| {
+            let x = x.clone().swap_dims(0, 1).narrow(2, 1, 8);
+            let w = w.clone().narrow(0, 1, 8).narrow(1, 3, 7);
+            linear(x, w, Some(bias.clone().expand([7])), options(false))
+        };
+        assert_same_function!(2e-6, [x, w, bias], all(linear), all(reference::linear));
+    }
+
+    type Op = fn(Tensor<3>, Tensor<2>, Option<Tensor<1>>, LinearOptions) -> Tensor<3>;
+
+    #[rstest]
+    fn no_rows_give_none_and_gradients_of_0(#[values(false, true)] attached: bool) {
+        let (x, w, bias) = (normal([0, 2, 4]), normal([4, 3]), normal([3]));
+        let main_grad = MainGrad::default();
+        if attached {
+            main_grad.attach();
+        }
+        let with = LinearOptions { out_in: false, main_grad: Some(main_grad.clone()) };
+        let y = linear(x.clone(), w.clone(), Some(bias.clone()), with);
+        assert_eq!(y.dims(), [0, 2, 3]);
+        let grads = y.sum().backward();
+        assert_eq!(x.grad(&grads).unwrap().dims(), [0, 2, 4]);
+        let dw = if attached { main_grad.take() } else { w.grad(&grads) };
+        assert_eq!(values(dw.unwrap()), [0.0; 12]);
+        assert_eq!(values(bias.grad(&grads).unwrap()), [0.0; 3]);
+    }
+
+    fn of_two_weights() {
+        let main_grad = MainGrad::default();
+        main_grad.attach();
+        for outputs in [3, 5] {
+            let with = LinearOptions { out_in: false, main_grad: Some(main_grad.clone()) };
+            linear(normal([2, 4]), normal([4, outputs]), None, with).sum().backward();
+        }
+    }
+
+    #[rstest]
+    #[case(|| drop(linear(normal([2, 4]), normal([5, 3]), None, options(false))), "linear: x [2, 4], a weight from 5 to 3 features")]
+    #[case(|| drop(linear(normal([2, 3]), normal([5, 3]), None, options(false))), "x [2, 3], a weight from 5 to 3 features")]
+    #[case(|| drop(linear(normal([2, 4]), normal([4, 3]), Some(normal([1])), options(false))), "a bias of 1 do not fit")]
+    #[case(|| drop(linear(normal([2, 0]), normal([0, 3]), None, options(false))), "a weight from 0 to 3 features")]
+    #[case(|| drop(linear(normal([2, 4]), quantized([4, 4]), None, options(false))), "linear: the weight is qfloat")]
+    #[case(
+        || drop(linear(normal([2, 4]), normal([4, 3]).cast(DType::BF16), None, options(false))),
+        "linear: x, weight and bias are f32, bf16, f32: cast them to one dtype"
+    )]
+    #[case(
+        || drop(linear(normal([2, 4]), normal([4, 3]), Some(normal([3]).cast(DType::F16)), options(false))),
+        "x, weight and bias are f32, f32, f16"
+    )]
+    #[case(of_two_weights, "linear: the main gradient is of a weight [4, 3], not [4, 5]")]
+    fn bad_input_is_refused(#[case] call: fn(), #[case] message: &str) {
+        assert_refused(call, message);
     }
 }

@@ -10,6 +10,7 @@ use burn::tensor::Tensor;
 
 use super::{Grads, Input, Norm, NormRows, Saved};
 use crate::backends::on_every_backend;
+use crate::operands::{self, float};
 use crate::ports::{Mailbox, port};
 
 /// `norm(x + residual)` and `x + residual`.
@@ -22,6 +23,7 @@ pub(crate) fn norm_add<const D: usize>(
 ) -> (Tensor<D>, Tensor<D>) {
     let [(shape, dtype), other] = [&x, &residual].map(|t| (t.dims(), t.dtype()));
     assert_eq!((shape, dtype), other, "{name}: x and the residual differ in shape or dtype");
+    operands::check(name, [float("x", &x), float("the residual", &residual)]);
     let [x, residual] = [x, residual].map(Tensor::into_dispatch);
     let gamma = gamma.into_dispatch();
     let (y, sum) = match beta {

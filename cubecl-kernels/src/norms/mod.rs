@@ -17,6 +17,7 @@ use burn::tensor::DType;
 pub(crate) use add::norm_add;
 pub(crate) use op::NormOps;
 pub use options::NormOptions;
+pub(crate) use options::check;
 
 /// Which norm, and how.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -1,3 +1,7 @@
+use burn::tensor::Tensor;
+
+use crate::operands::{self, float};
+
 /// How rows are normalised. A number is its `epsilon`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct NormOptions {
@@ -24,4 +28,28 @@ impl From<f64> for NormOptions {
     fn from(epsilon: f64) -> Self {
         Self::new(epsilon)
     }
+}
+
+/// Panics unless rows of `x` can be normalised with these.
+pub(crate) fn check<const D: usize>(
+    op: &str,
+    x: &Tensor<D>,
+    gamma: &Tensor<1>,
+    beta: Option<&Tensor<1>>,
+    NormOptions { epsilon, .. }: NormOptions,
+) {
+    let vectors = [("gamma", Some(gamma)), ("beta", beta)];
+    let vectors = vectors.into_iter().filter_map(|(name, vector)| Some((name, vector?)));
+    let others = vectors.clone().map(|(name, vector)| float(name, vector));
+    operands::check(op, [float("x", x)].into_iter().chain(others));
+    let n = x.dims()[D - 1];
+    assert!(n > 0, "{op}: x is {:?}, rows of no element", x.dims());
+    for (name, vector) in vectors {
+        let [length] = vector.dims();
+        assert_eq!(n, length, "{op}: {name} has {length} elements for rows of {n}");
+    }
+    assert!(
+        epsilon >= 0.0 && epsilon.is_finite(),
+        "{op}: epsilon {epsilon} is not a finite number from 0 on"
+    );
 }

@@ -6,67 +6,23 @@ mod cube;
 #[cfg(feature = "cuda")]
 mod kernels;
 pub(crate) mod reference;
+mod state;
 
 use burn::tensor::{DType, Tensor};
 
-/// One step of AdamW, as `torch.optim.AdamW` defines it: bias correction of both moments, epsilon
-/// outside the root, decay decoupled.
-///
-/// Source: Loshchilov and Hutter 2019, <https://arxiv.org/abs/1711.05101>.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct AdamwStep {
-    /// Learning rate.
-    pub lr: f64,
-    /// Decay of the mean of gradients.
-    pub beta_1: f64,
-    /// Decay of the mean of squared gradients.
-    pub beta_2: f64,
-    /// Added to the root of the second moment.
-    pub epsilon: f64,
-    /// Decoupled weight decay.
-    pub weight_decay: f64,
-    /// What the gradient is multiplied with first: one over the tokens, a clip coefficient.
-    pub grad_factor: f64,
-    /// The number of this step, from 1.
-    pub time: u64,
-}
+use crate::operands::{self, float};
+pub use state::{AdamwState, AdamwStep};
+use state::{check, kept, one};
 
-impl AdamwStep {
-    /// `1 - beta^time`.
-    fn correction(&self, beta: f64) -> f64 {
-        1.0 - beta.powf(self.time as f64)
-    }
-}
-
-/// A parameter and the state that AdamW keeps of it, each of its own dtype: f32, bf16 or f16. The
-/// arithmetic is in f32 whatever they are; what is kept is rounded to nearest.
-///
-/// # Shapes
-/// `[n]` each.
-#[derive(Clone, Debug)]
-pub struct AdamwState {
-    /// The parameter, or its master.
-    pub param: Tensor<1>,
-    /// The mean of gradients.
-    pub exp_avg: Tensor<1>,
-    /// The mean of squared gradients.
-    pub exp_avg_sq: Tensor<1>,
-    /// If given, becomes the new parameter rounded to this tensor's dtype; what it holds before does not
-    /// matter.
-    pub rounded: Option<Tensor<1>>,
-}
-
-/// The state after one step with `grad`, f32, bf16 or f16. On GPUs one kernel, in place where nobody else holds the
-/// buffers; elsewhere [`reference::adamw`](crate::reference::adamw).
+/// The state after one step with `grad`, f32, bf16 or f16. On GPUs one kernel, in place where nobody
+/// else holds the buffers; elsewhere [`reference::adamw`](crate::reference::adamw). Tensors of a device
+/// with automatic differentiation are taken without their graph; the result is on the device without it.
 ///
 /// # Panics
-/// If the lengths differ or a buffer is of another dtype than those.
+/// If the lengths differ, a buffer is of another dtype than those, or a number of the step is out of
+/// its range.
 pub fn adamw(state: AdamwState, grad: Tensor<1>, step: &AdamwStep) -> AdamwState {
-    #[cfg(feature = "cuda")]
-    if is_on_gpu(&grad) {
-        return cube::adamw(state, grad, None, step);
-    }
-    reference::adamw(state, grad, None, step)
+    stepped("adamw", state, grad, None, step)
 }
 
 /// As [`adamw`] with a gradient that is multiplied with `factor` besides, which the host need not
@@ -83,33 +39,35 @@ pub fn adamw_scaled(
     factor: Tensor<1>,
     step: &AdamwStep,
 ) -> AdamwState {
-    check_factor(&factor);
+    stepped("adamw_scaled", state, grad, Some(factor), step)
+}
+
+fn stepped(
+    name: &str,
+    state: AdamwState,
+    grad: Tensor<1>,
+    factor: Option<Tensor<1>>,
+    step: &AdamwStep,
+) -> AdamwState {
+    check(name, &state, &grad, factor.as_ref(), step);
+    let (state, grad, factor) = (state.inner(), grad.inner(), factor.map(Tensor::inner));
     #[cfg(feature = "cuda")]
     if is_on_gpu(&grad) {
-        return cube::adamw(state, grad, Some(factor), step);
+        return cube::adamw(state, grad, factor, step);
     }
-    reference::adamw(state, grad, Some(factor), step)
+    reference::adamw(state, grad, factor, step)
 }
 
-/// A factor on the device is one f32.
-fn check_factor(factor: &Tensor<1>) {
-    assert!(
-        factor.dims() == [1] && factor.dtype() == DType::F32,
-        "a factor on the device is one f32, not {:?} {}",
-        factor.dims(),
-        factor.dtype().name()
-    );
-}
-
-/// `x * factor`, in place where nobody else holds `x`.
+/// `x * factor`, in place where nobody else holds `x`, and without its graph.
 ///
 /// # Shapes
 /// `x: [n]`, f32, bf16 or f16; `factor: [1]`, f32, on the same device
 ///
 /// # Panics
-/// If `factor` is anything else.
+/// If `x` or `factor` is anything else.
 pub fn scaled(x: Tensor<1>, factor: Tensor<1>) -> Tensor<1> {
-    check_factor(&factor);
+    operands::check("scaled", [kept("x", &x), one("scaled", &factor)]);
+    let (x, factor) = (x.inner(), factor.inner());
     #[cfg(feature = "cuda")]
     if is_on_gpu(&x) {
         return cube::scaled(x, factor);
@@ -123,7 +81,12 @@ pub fn scaled(x: Tensor<1>, factor: Tensor<1>) -> Tensor<1> {
 ///
 /// # Shapes
 /// `[any]` to `[1]`, f32
+///
+/// # Panics
+/// For sums of another dtype.
 pub fn total(sums: Tensor<1>) -> Tensor<1> {
+    operands::check("total", [float("sums", &sums).of(&[DType::F32])]);
+    let sums = sums.inner();
     #[cfg(feature = "cuda")]
     if is_on_gpu(&sums) {
         return cube::total(sums);
@@ -136,7 +99,12 @@ pub fn total(sums: Tensor<1>) -> Tensor<1> {
 ///
 /// # Shapes
 /// `[n]`, f32, bf16 or f16, to `[any]`, f32. A value that is not finite makes a sum so.
+///
+/// # Panics
+/// For `x` of another dtype.
 pub fn partial_sums_of_squares(x: Tensor<1>) -> Tensor<1> {
+    operands::check("partial_sums_of_squares", [kept("x", &x)]);
+    let x = x.inner();
     #[cfg(feature = "cuda")]
     if is_on_gpu(&x) {
         return cube::sums_of_squares(x);
@@ -157,8 +125,11 @@ pub fn is_on_gpu<const D: usize>(x: &Tensor<D>) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use burn::tensor::s;
+    use rstest::rstest;
+
     use super::*;
-    use crate::testing::{constant, device, values};
+    use crate::testing::{assert_refused, constant, device, quantized, values};
 
     const STEP: AdamwStep = AdamwStep {
         lr: 1e-2,
@@ -240,8 +211,70 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "one f32, not [2] f32")]
-    fn a_factor_of_two_numbers_is_refused() {
-        scaled(constant([3]), constant([2]));
+    fn views_are_read_and_what_is_differentiated_is_taken_without_its_graph() {
+        // Every fourth of some, from the second on.
+        let view = || constant([40]).slice(s![1..;4]);
+        let [param, grad, m, v] = [0; 4].map(|_| view());
+        let copy = |x: &Tensor<1>| Tensor::from_data(x.clone().into_data(), &device());
+        let step = AdamwStep { time: 2, ..STEP };
+        let after = |param: Tensor<1>, m: Tensor<1>, v: Tensor<1>, grad| {
+            let state = AdamwState { param, exp_avg: m, exp_avg_sq: v.abs(), rounded: None };
+            let after = adamw(state, grad, &step);
+            assert!(!after.param.device().is_autodiff());
+            [after.param, after.exp_avg, after.exp_avg_sq].map(values)
+        };
+        let copies = after(copy(&param), copy(&m), copy(&v), copy(&grad));
+        assert_eq!(after(param.require_grad(), m, v, grad.clone()), copies);
+        let squares = |x| values(partial_sums_of_squares(x));
+        assert_eq!(squares(grad.clone()), squares(copy(&grad)));
+        let twice = |x| values(scaled(x, factor(2.0)));
+        assert_eq!(twice(grad.clone()), twice(copy(&grad)));
+        assert_eq!(values(total(grad.clone())), values(total(copy(&grad))));
+    }
+
+    #[test]
+    fn nothing_is_stepped_and_its_squares_are_zero() {
+        let none = || Tensor::<1>::empty([0], &device().inner());
+        let state = AdamwState {
+            param: none(),
+            exp_avg: none(),
+            exp_avg_sq: none(),
+            rounded: Some(none().cast(DType::BF16)),
+        };
+        let after = adamw_scaled(state, none(), factor(1.0), &STEP);
+        assert_eq!((after.param.dims(), after.rounded.unwrap().dims()), ([0], [0]));
+        assert_eq!(scaled(none(), factor(1.0)).dims(), [0]);
+        assert_eq!(values(total(partial_sums_of_squares(none()))), [0.0]);
+        assert_eq!(values(total(none())), [0.0]);
+    }
+
+    fn stepped_with(change: impl FnOnce(&mut AdamwState, &mut Tensor<1>, &mut AdamwStep)) {
+        let [param, exp_avg, exp_avg_sq, mut grad] = [0; 4].map(|_| constant([4]));
+        let mut state = AdamwState { param, exp_avg, exp_avg_sq, rounded: None };
+        let mut step = STEP;
+        change(&mut state, &mut grad, &mut step);
+        adamw(state, grad, &step);
+    }
+
+    #[rstest]
+    #[case(|| stepped_with(|_, grad, _| *grad = constant([1])), "param has 4 elements, the gradient 1")]
+    #[case(|| stepped_with(|state, _, _| state.exp_avg_sq = constant([5])), "exp_avg_sq has 5 elements")]
+    #[case(|| stepped_with(|state, _, _| state.rounded = Some(constant([1]))), "rounded has 1 elements")]
+    #[case(|| stepped_with(|_, grad, _| *grad = quantized([4])), "adamw: the gradient is qfloat, not f32 or bf16 or f16")]
+    #[case(|| stepped_with(|state, _, _| state.param = constant([4]).cast(DType::F64)), "param is f64")]
+    #[case(|| stepped_with(|_, _, step| step.time = 0), "counted from 1")]
+    #[case(|| stepped_with(|_, _, step| step.lr = f64::NAN), "lr NaN is not")]
+    #[case(|| stepped_with(|_, _, step| step.beta_1 = 1.0), "beta_1 1 is not in [0, 1)")]
+    #[case(|| stepped_with(|_, _, step| step.beta_2 = -0.1), "beta_2 -0.1 is not in [0, 1)")]
+    #[case(|| stepped_with(|_, _, step| step.epsilon = -1e-8), "epsilon -0.00000001 is not")]
+    #[case(|| stepped_with(|_, _, step| step.weight_decay = f64::INFINITY), "weight_decay inf is not")]
+    #[case(|| stepped_with(|_, _, step| step.grad_factor = f64::NAN), "grad_factor NaN is not")]
+    #[case(|| drop(scaled(constant([3]), constant([2]))), "scaled: a factor on the device is one f32, not [2]")]
+    #[case(|| drop(scaled(constant([3]), constant([1]).cast(DType::BF16))), "the factor is bf16, not f32")]
+    #[case(|| drop(scaled(constant([3]).cast(DType::F64), factor(1.0))), "scaled: x is f64")]
+    #[case(|| drop(total(constant([3]).cast(DType::F16))), "total: sums is f16, not f32")]
+    #[case(|| drop(partial_sums_of_squares(quantized([4]))), "partial_sums_of_squares: x is qfloat")]
+    fn bad_input_is_refused(#[case] call: fn(), #[case] message: &str) {
+        assert_refused(call, message);
     }
 }

@@ -5,7 +5,7 @@ pub(crate) mod reference;
 use burn::backend::Dispatch;
 use burn::tensor::Tensor;
 
-use crate::norms::{Norm, NormOps, NormOptions, norm_add};
+use crate::norms::{Norm, NormOps, NormOptions, check, norm_add};
 
 /// `x / sqrt(mean(x^2) + epsilon) * gamma` over the last dimension.
 ///
@@ -18,7 +18,8 @@ use crate::norms::{Norm, NormOps, NormOptions, norm_add};
 /// - `gamma`: `[n]`
 ///
 /// # Panics
-/// If `gamma` is not as long as the last dimension of `x`.
+/// If `gamma` is not as long as the last dimension of `x`, that is empty, or epsilon is negative or
+/// not finite.
 pub fn rms_norm<const D: usize>(x: Tensor<D>, gamma: Tensor<1>, epsilon: f64) -> Tensor<D> {
     rms_norm_with(x, gamma, NormOptions::new(epsilon))
 }
@@ -36,7 +37,7 @@ pub fn rms_norm_with<const D: usize>(
     gamma: Tensor<1>,
     options: NormOptions,
 ) -> Tensor<D> {
-    check(&x, &gamma);
+    check("rms_norm", &x, &gamma, None, options);
     let (x, gamma) = (x.into_dispatch(), gamma.into_dispatch());
     Tensor::from_dispatch(Dispatch::scaled_norm(x, gamma, Norm { centered: false, options }))
 }
@@ -56,14 +57,9 @@ pub fn rms_norm_add<const D: usize>(
     gamma: Tensor<1>,
     options: impl Into<NormOptions>,
 ) -> (Tensor<D>, Tensor<D>) {
-    check(&x, &gamma);
     let norm = Norm { centered: false, options: options.into() };
+    check("rms_norm_add", &x, &gamma, None, norm.options);
     norm_add("rms_norm_add", [x, residual], gamma, None, norm)
-}
-
-fn check<const D: usize>(x: &Tensor<D>, gamma: &Tensor<1>) {
-    let (n, [length]) = (x.dims()[D - 1], gamma.dims());
-    assert_eq!(n, length, "rms_norm: gamma has {length} elements for rows of {n}");
 }
 
 #[cfg(test)]
@@ -74,8 +70,8 @@ mod tests {
 
     use super::*;
     use crate::testing::{
-        assert_close, assert_same_bits, assert_same_function, constant, device, leaf, normal,
-        normal_on,
+        assert_close, assert_refused, assert_same_bits, assert_same_function, constant, device,
+        leaf, normal, normal_on, quantized, values,
     };
 
     #[rstest]
@@ -170,9 +166,26 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "rms_norm_add: x and the residual differ in shape or dtype")]
-    fn a_residual_of_another_shape_is_refused() {
-        rms_norm_add(normal([2, 4]), normal([3, 4]), normal([4]), 1e-5);
+    fn views_are_normed_as_their_copies() {
+        let (x, residual, gamma) = (normal([3, 5, 12]), normal([5, 3, 8]), normal([1]));
+        let inputs = || {
+            let x = x.clone().swap_dims(0, 1).narrow(2, 2, 8);
+            (x, residual.clone(), gamma.clone().expand([8]))
+        };
+        let join = |(y, sum)| Tensor::cat(vec![y, sum], 0);
+        let fast = |(x, residual, gamma)| join(rms_norm_add::<3>(x, residual, gamma, 1e-5));
+        let slow =
+            |(x, residual, gamma)| join(reference::rms_norm_add::<3>(x, residual, gamma, 1e-5));
+        assert_same_function!(3e-6, [x, residual, gamma], fast(inputs()), slow(inputs()));
+    }
+
+    #[test]
+    fn norms_of_no_rows_are_none_and_gamma_has_a_gradient_of_0() {
+        let (x, gamma) = (normal([0, 3, 4]), normal([4]));
+        let y = rms_norm(x.clone(), gamma.clone(), 1e-5);
+        let grads = y.clone().sum().backward();
+        assert_eq!((y.dims(), x.grad(&grads).unwrap().dims()), ([0, 3, 4], [0, 3, 4]));
+        assert_eq!(values(gamma.grad(&grads).unwrap()), [0.0; 4]);
     }
 
     #[test]
@@ -182,9 +195,19 @@ mod tests {
         assert!(x.grad(&grads).is_none() && gamma.grad(&grads).is_some());
     }
 
-    #[test]
-    #[should_panic(expected = "gamma has 5 elements for rows of 4")]
-    fn a_gamma_of_another_length_is_refused() {
-        rms_norm(normal([2, 4]), normal([5]), 1e-5);
+    #[rstest]
+    #[case::length(|| drop(rms_norm(normal([2, 4]), normal([5]), 1e-5)), "gamma has 5 elements for rows of 4")]
+    #[case::no_columns(|| drop(rms_norm(normal([2, 0]), normal([0]), 1e-5)), "x is [2, 0], rows of no element")]
+    #[case::dtype(|| drop(rms_norm(quantized([2, 4]), normal([4]), 1e-5)), "rms_norm: x is qfloat")]
+    #[case::dtype_of_gamma(|| drop(rms_norm(normal([2, 4]), quantized([4]), 1e-5)), "gamma is qfloat")]
+    #[case::epsilon(|| drop(rms_norm(normal([2, 4]), normal([4]), -1e-5)), "rms_norm: epsilon -0.00001 is not")]
+    #[case::nan(|| drop(rms_norm_add(normal([2, 4]), normal([2, 4]), normal([4]), f64::NAN)), "rms_norm_add: epsilon NaN is not")]
+    #[case::residual(|| drop(rms_norm_add(normal([2, 4]), normal([3, 4]), normal([4]), 1e-5)), "x and the residual differ in shape or dtype")]
+    #[case::dtype_of_residual(
+        || drop(rms_norm_add(normal([2, 4]), normal([2, 4]).cast(DType::F64), normal([4]), 1e-5)),
+        "rms_norm_add: x and the residual differ in shape or dtype"
+    )]
+    fn bad_input_is_refused(#[case] call: fn(), #[case] message: &str) {
+        assert_refused(call, message);
     }
 }

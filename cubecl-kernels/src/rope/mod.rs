@@ -12,6 +12,7 @@ mod table;
 use burn::backend::Dispatch;
 use burn::tensor::Tensor;
 
+use crate::operands::{self, float};
 use op::RopeOps;
 pub use packed::packed_positions;
 pub use scaling::RopeScaling;
@@ -31,6 +32,7 @@ pub use table::{RopeConfig, RopeLayout, RopeTable};
 /// # Panics
 /// If the table is not for `s` positions and heads of `d`, or for other sequences than `b`.
 pub fn apply_rope(x: Tensor<4>, table: &RopeTable) -> Tensor<4> {
+    operands::check("apply_rope", [float("x", &x), float("the table", table.cos())]);
     let [s, b, _, d] = x.dims();
     let [positions, each, half] = table.cos().dims();
     let head = table.head_dim();
@@ -52,8 +54,8 @@ mod tests {
 
     use super::*;
     use crate::testing::{
-        assert_close, assert_same_bits, assert_same_function, constant, device, leaf, normal,
-        values,
+        assert_close, assert_refused, assert_same_bits, assert_same_function, constant, device,
+        leaf, normal, quantized, values,
     };
 
     fn table(d: usize, positions: impl IntoIterator<Item = usize>) -> RopeTable {
@@ -148,16 +150,51 @@ mod tests {
         assert_same_bits(packed, Tensor::cat(vec![alone(0, 3), alone(3, 4)], 0));
     }
 
-    #[test]
-    #[should_panic(expected = "2 sequences, the table has those of 3")]
-    fn a_table_of_other_sequences_is_refused() {
-        let table = RopeConfig::new(4).init_each(&[[0], [1], [2]], &device()).unwrap();
-        apply_rope(normal([1, 2, 1, 4]), &table);
+    #[rstest]
+    fn views_are_rotated_as_their_copies(
+        #[values(RopeLayout::Halves, RopeLayout::Interleaved)] layout: RopeLayout,
+    ) {
+        let (x, one) = (normal([2, 6, 5, 10]), normal([5, 2, 1, 8]));
+        let config = RopeConfig::new(8).with_layout(layout).with_rotary_percent(0.5);
+        let table = config.init(3..8, &device()).expect("valid");
+        // Positions and sequences swapped, some of the heads and of each head's elements.
+        let view = || x.clone().permute([2, 0, 1, 3]).narrow(2, 2, 3).narrow(3, 1, 8);
+        let slow = reference::apply_rope(view(), &table);
+        assert_same_function!(1e-6, [x], apply_rope(view(), &table), slow);
+        let view = || one.clone().expand([5, 2, 3, 8]);
+        let slow = reference::apply_rope(view(), &table);
+        assert_same_function!(2e-6, [one], apply_rope(view(), &table), slow);
     }
 
-    #[test]
-    #[should_panic(expected = "3 rows of heads of 8, the table has 4 positions for heads of 8")]
-    fn a_table_of_other_positions_is_refused() {
-        apply_rope(normal([3, 1, 1, 8]), &table(8, 0..4));
+    #[rstest]
+    #[case([0, 2, 3, 4])]
+    #[case([2, 0, 3, 4])]
+    #[case([2, 2, 0, 4])]
+    fn nothing_is_rotated_to_nothing(#[case] shape: [usize; 4]) {
+        let x = normal(shape);
+        let y = apply_rope(x.clone(), &table(4, 0..shape[0]));
+        assert_eq!(y.dims(), shape);
+        assert_eq!(x.grad(&y.sum().backward()).unwrap().dims(), shape);
+    }
+
+    fn of_each(shape: [usize; 4]) {
+        let table = RopeConfig::new(4).init_each(&[[0], [1], [2]], &device()).unwrap();
+        apply_rope(normal(shape), &table);
+    }
+
+    #[rstest]
+    #[case(|| of_each([1, 2, 1, 4]), "apply_rope: 2 sequences, the table has those of 3")]
+    #[case(|| of_each([1, 0, 1, 4]), "apply_rope: 0 sequences, the table has those of 3")]
+    #[case(
+        || drop(apply_rope(normal([3, 1, 1, 8]), &table(8, 0..4))),
+        "3 rows of heads of 8, the table has 4 positions for heads of 8"
+    )]
+    #[case(
+        || drop(apply_rope(normal([3, 1, 1, 6]), &table(8, 0..3))),
+        "3 rows of heads of 6, the table has 3 positions for heads of 8"
+    )]
+    #[case(|| drop(apply_rope(quantized([3, 1, 1, 8]), &table(8, 0..3))), "apply_rope: x is qfloat")]
+    fn bad_input_is_refused(#[case] call: fn(), #[case] message: &str) {
+        assert_refused(call, message);
     }
 }

@@ -1,18 +1,16 @@
 //! The rotation on a backend's primitives, with its backward.
 
-use std::ops::Range;
-
 use burn::backend::autodiff::Autodiff;
 use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
 use burn::backend::autodiff::grads::Gradients;
 use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, TensorMetadata, backend_extension};
-use burn::tensor::{Shape, Slice};
+use burn::tensor::Shape;
 
 use super::RopeLayout;
 use crate::backends::on_every_backend;
-use crate::primitive::{cast, compute_dtype};
+use crate::primitive::{cast, compute_dtype, stretch};
 
 #[backend_extension(Cube: cfg(feature = "cuda"), Flex: cfg(feature = "flex"), Autodiff)]
 pub(crate) trait RopeOps: Backend {
@@ -71,8 +69,8 @@ pub(super) fn composed<B: Backend>(
 ) -> FloatTensor<B> {
     let (dtype, wide) = (x.dtype(), compute_dtype(x.dtype()));
     let ([s, b, h, d], [_, each, _, half]) = (x.shape().dims(), cos.shape().dims());
-    let rest = (2 * half < d).then(|| slice::<B>(x.clone(), 3, 2 * half..d));
-    let x = if rest.is_some() { slice::<B>(x, 3, 0..2 * half) } else { x };
+    let rest = (2 * half < d).then(|| stretch::<B>(x.clone(), 3, 2 * half..d));
+    let x = if rest.is_some() { stretch::<B>(x, 3, 0..2 * half) } else { x };
     // The pairs of halves are `[.., 2, r / 2]`, those of neighbours `[.., r / 2, 2]`.
     let (dim, pairs, table) = match layout {
         RopeLayout::Halves => (3, [s, b, h, 2, half], [s, each, 1, 1, half]),
@@ -80,7 +78,7 @@ pub(super) fn composed<B: Backend>(
     };
     let [cos, sin] = [cos, sin].map(|t| B::float_reshape(cast::<B>(t, wide), Shape::from(table)));
     let x = B::float_reshape(cast::<B>(x, wide), Shape::from(pairs));
-    let [first, second] = [0..1, 1..2].map(|one| slice::<B>(x.clone(), dim, one));
+    let [first, second] = [0..1, 1..2].map(|one| stretch::<B>(x.clone(), dim, one));
     let first_cos = B::float_mul(first.clone(), cos.clone());
     let second_cos = B::float_mul(second.clone(), cos);
     let first_sin = B::float_mul(first, sin.clone());
@@ -99,12 +97,6 @@ pub(super) fn composed<B: Backend>(
         Some(rest) => B::float_cat(vec![y, rest], 3),
         None => y,
     }
-}
-
-fn slice<B: Backend>(x: FloatTensor<B>, dim: usize, range: Range<usize>) -> FloatTensor<B> {
-    let mut slices = vec![Slice::full(); x.shape().num_dims()];
-    slices[dim] = Slice::from(range);
-    B::float_slice(x, &slices)
 }
 
 #[derive(Debug)]

@@ -13,6 +13,8 @@ pub(crate) mod reference;
 
 use burn::tensor::{Bool, Tensor};
 
+use crate::operands::{self, float};
+
 /// Which scores do not count.
 #[derive(Clone, Debug)]
 #[allow(clippy::large_enum_variant, reason = "made once a call and moved into it")]
@@ -36,16 +38,23 @@ pub enum SoftmaxMask {
 /// - `scores`, result: `[b, h, s_q, s_k]`
 ///
 /// # Panics
-/// If a mask has another shape than `[b or 1, h or 1, s_q, s_k]`.
+/// If a mask has another shape than `[b or 1, h or 1, s_q, s_k]`, or the scale is not finite.
 pub fn scale_mask_softmax(scores: Tensor<4>, mask: SoftmaxMask, scale: f64) -> Tensor<4> {
+    let name = "scale_mask_softmax";
+    operands::check(name, [float("scores", &scores)]);
+    assert!(scale.is_finite(), "{name}: scale {scale} is not a finite number");
     if let SoftmaxMask::Masked(mask) = &mask {
+        operands::check(name, [float("scores", &scores), operands::bool("the mask", mask)]);
         let (found, [b, h, s_q, s_k]) = (mask.dims(), scores.dims());
         assert!(
             (found[0] == b || found[0] == 1)
                 && (found[1] == h || found[1] == 1)
                 && found[2..] == [s_q, s_k],
-            "scale_mask_softmax: the mask is {found:?}, not [{b} or 1, {h} or 1, {s_q}, {s_k}]"
+            "{name}: the mask is {found:?}, not [{b} or 1, {h} or 1, {s_q}, {s_k}]"
         );
+    }
+    if scores.shape().num_elements() == 0 {
+        return scores;
     }
     #[cfg(feature = "cuda")]
     if crate::is_on_gpu(&scores) && scores.dtype() != burn::tensor::DType::F64 {
@@ -60,7 +69,9 @@ mod tests {
     use rstest::rstest;
 
     use super::*;
-    use crate::testing::{constant, device, normal, values};
+    use crate::testing::{
+        assert_close, assert_refused, constant, device, leaf, normal, quantized, values,
+    };
 
     /// The definition in f64, row by row.
     fn by_hand(scores: &[f64], s_k: usize, scale: f64, masked: impl Fn(usize) -> bool) -> Vec<f64> {
@@ -125,5 +136,62 @@ mod tests {
         let y = scale_mask_softmax(scores, SoftmaxMask::None, 8.0);
         assert_eq!(y.dtype(), DType::F16);
         assert!(values(y).iter().all(|p| (p - 1.0 / 3.0).abs() < 1e-3));
+    }
+
+    fn mask(shape: [usize; 4]) -> SoftmaxMask {
+        // (On a device that differentiates, too.)
+        let bits = (0..shape.iter().product()).map(|i| i % 3 == 1).collect();
+        let data = TensorData::new::<bool, _>(bits, shape);
+        SoftmaxMask::Masked(Tensor::from_data(data, &device()))
+    }
+
+    #[test]
+    fn views_give_what_their_copies_give() {
+        let scores = normal([4, 5, 2, 9]);
+        let view = |x: Tensor<4>| x.permute([2, 0, 1, 3]).narrow(3, 1, 7);
+        let copy = leaf(Tensor::from_data(view(scores.clone()).into_data(), &device()));
+        let weight = constant([2, 4, 5, 7]);
+        let probabilities = |scores: Tensor<4>| {
+            // A mask that is a view, too.
+            let SoftmaxMask::Masked(mask) = mask([7, 5, 1, 1]) else { unreachable!() };
+            let mask = SoftmaxMask::Masked(mask.permute([2, 3, 1, 0]));
+            scale_mask_softmax(scores, mask, 0.7)
+        };
+        let [y, expected] = [view(scores.clone()), copy.clone()].map(probabilities);
+        assert_close(y.clone(), expected.clone(), 1e-6);
+        let grads = [y, expected].map(|y| (y * weight.clone()).sum().backward());
+        let grad = view(scores.grad(&grads[0]).unwrap());
+        assert_close(grad, copy.grad(&grads[1]).unwrap(), 1e-6);
+    }
+
+    #[rstest]
+    #[case([0, 2, 3, 3])]
+    #[case([1, 2, 0, 3])]
+    #[case([1, 2, 3, 0])]
+    fn nothing_gives_nothing(#[case] shape: [usize; 4]) {
+        let scores = normal(shape);
+        for masked in [SoftmaxMask::None, SoftmaxMask::Causal, mask(shape)] {
+            let y = scale_mask_softmax(scores.clone(), masked, 1.0);
+            assert_eq!(y.dims(), shape);
+            assert_eq!(scores.grad(&y.sum().backward()).unwrap().dims(), shape);
+        }
+    }
+
+    fn of(shape: [usize; 4], mask: SoftmaxMask, scale: f64) {
+        scale_mask_softmax(normal(shape), mask, scale);
+    }
+
+    #[rstest]
+    #[case::queries(|| of([2, 3, 4, 5], mask([1, 1, 1, 5]), 1.0), "scale_mask_softmax: the mask is [1, 1, 1, 5], not [2 or 1, 3 or 1, 4, 5]")]
+    #[case::swapped(|| of([2, 3, 4, 5], mask([1, 1, 5, 4]), 1.0), "the mask is [1, 1, 5, 4]")]
+    #[case::heads(|| of([2, 3, 4, 5], mask([2, 2, 4, 5]), 1.0), "the mask is [2, 2, 4, 5]")]
+    #[case::nan(|| of([2, 3, 4, 5], SoftmaxMask::None, f64::NAN), "scale NaN is not a finite number")]
+    #[case::infinite(|| of([2, 3, 4, 5], SoftmaxMask::Causal, f64::INFINITY), "scale inf is not")]
+    #[case::dtype(
+        || drop(scale_mask_softmax(quantized([1, 1, 4, 4]), SoftmaxMask::None, 1.0)),
+        "scale_mask_softmax: scores is qfloat"
+    )]
+    fn bad_input_is_refused(#[case] call: fn(), #[case] message: &str) {
+        assert_refused(call, message);
     }
 }

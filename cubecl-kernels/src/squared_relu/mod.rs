@@ -14,7 +14,7 @@ use crate::activation::{Activation, Curve, plain, weighted};
 /// # Shapes
 /// - `x`, result: `[..]`
 pub fn squared_relu<const D: usize>(x: Tensor<D>) -> Tensor<D> {
-    plain(Curve::SquaredRelu, x)
+    plain("squared_relu", Curve::SquaredRelu, x)
 }
 
 /// [`squared_relu`], each row times its weight (the router's probability of a token's expert), with
@@ -25,7 +25,7 @@ pub fn squared_relu<const D: usize>(x: Tensor<D>) -> Tensor<D> {
 /// - `weight`: `[tokens]`, as many as rows of `x`
 ///
 /// # Panics
-/// If there are more or fewer weights than rows.
+/// If there are more or fewer weights than rows, or rows are empty.
 pub fn squared_relu_weighted<const D: usize>(x: Tensor<D>, weight: Tensor<1>) -> Tensor<D> {
     let activation = Activation { curve: Curve::SquaredRelu, gated: false };
     weighted("squared_relu_weighted", activation, x, weight)
@@ -37,7 +37,7 @@ mod tests {
     use rstest::rstest;
 
     use super::*;
-    use crate::testing::{assert_same_function, leaf, normal};
+    use crate::testing::{assert_refused, assert_same_function, leaf, normal, quantized};
 
     #[rstest]
     fn values_and_gradients_are_those_of_the_reference(
@@ -54,5 +54,13 @@ mod tests {
             squared_relu_weighted(x.clone(), weight.clone()),
             reference::squared_relu_weighted(x.clone(), weight.clone())
         );
+    }
+
+    #[rstest]
+    #[case(|| drop(squared_relu(quantized([2, 4]))), "squared_relu: x is qfloat")]
+    #[case(|| drop(squared_relu_weighted(normal([2, 4]), normal([4]))), "squared_relu_weighted: 4 weights for 2 rows")]
+    #[case(|| drop(squared_relu_weighted(normal([2, 0]), normal([2]))), "x is [2, 0], rows of no element")]
+    fn bad_input_is_refused(#[case] call: fn(), #[case] message: &str) {
+        assert_refused(call, message);
     }
 }

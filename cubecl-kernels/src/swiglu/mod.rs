@@ -30,7 +30,7 @@ pub fn swiglu<const D: usize>(gate_up: Tensor<D>) -> Tensor<D> {
 /// - result: `[.., f]`
 ///
 /// # Panics
-/// If the last dimension is odd, or there are more or fewer weights than rows.
+/// If the last dimension is odd or empty, or there are more or fewer weights than rows.
 pub fn swiglu_weighted<const D: usize>(gate_up: Tensor<D>, weight: Tensor<1>) -> Tensor<D> {
     gated("swiglu_weighted", Curve::Silu, gate_up, Some(weight))
 }
@@ -41,7 +41,9 @@ mod tests {
     use rstest::rstest;
 
     use super::*;
-    use crate::testing::{assert_same_bits, assert_same_function, constant, leaf, normal};
+    use crate::testing::{
+        assert_refused, assert_same_bits, assert_same_function, constant, leaf, normal, quantized,
+    };
 
     #[rstest]
     fn values_and_gradients_are_those_of_the_reference(
@@ -74,8 +76,42 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "the last dimension, 7,")]
-    fn an_odd_dimension_is_refused() {
-        swiglu(normal([2, 7]));
+    fn views_are_those_of_the_reference() {
+        let (x, weight) = (normal([3, 5, 12]), normal([5, 2]));
+        let view = || x.clone().swap_dims(0, 1).narrow(2, 1, 8);
+        let weights = || weight.clone().repeat_dim(1, 3).narrow(1, 1, 3).reshape([15]);
+        assert_same_function!(2e-6, [x], swiglu(view()), reference::swiglu(view()));
+        assert_same_function!(
+            2e-6,
+            [x, weight],
+            swiglu_weighted(view(), weights()),
+            reference::swiglu_weighted(view(), weights())
+        );
+    }
+
+    #[rstest]
+    #[case([0, 3, 8], [0, 3, 4])]
+    #[case([2, 3, 0], [2, 3, 0])]
+    fn nothing_gives_nothing(#[case] shape: [usize; 3], #[case] expected: [usize; 3]) {
+        let x = normal(shape);
+        let y = swiglu(x.clone());
+        assert_eq!(y.dims(), expected);
+        assert_eq!(x.grad(&y.sum().backward()).unwrap().dims(), shape);
+        if shape[2] > 0 {
+            let weight = normal([shape[0] * shape[1]]);
+            let y = swiglu_weighted(x, weight.clone());
+            assert_eq!(y.dims(), expected);
+            assert_eq!(weight.grad(&y.sum().backward()).unwrap().dims(), weight.dims());
+        }
+    }
+
+    #[rstest]
+    #[case::odd(|| drop(swiglu(normal([2, 7]))), "swiglu: the last dimension, 7,")]
+    #[case::dtype(|| drop(swiglu(quantized([2, 8]))), "swiglu: gate_up is qfloat")]
+    #[case::weights(|| drop(swiglu_weighted(normal([2, 8]), normal([1]))), "swiglu_weighted: 1 weights for 2 rows")]
+    #[case::no_columns(|| drop(swiglu_weighted(normal([2, 0]), normal([2]))), "x is [2, 0], rows of no element")]
+    #[case::dtype_of_weights(|| drop(swiglu_weighted(normal([4, 8]), quantized([4]))), "the weight is qfloat")]
+    fn bad_input_is_refused(#[case] call: fn(), #[case] message: &str) {
+        assert_refused(call, message);
     }
 }

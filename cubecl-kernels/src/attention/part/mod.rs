@@ -3,56 +3,17 @@
 
 #[cfg(feature = "cuda")]
 mod cube;
+mod join;
 
 use burn::tensor::{Bool, DType, Tensor, TensorData};
 
 use super::options::AttentionDropout;
 use super::reference::{by_head, hidden};
 use super::{AttentionOptions, checked};
+use crate::operands::{self, float};
 use crate::primitive::compute_dtype;
-
-/// What attention to some keys gives, with what it takes to join it with attention to others.
-#[derive(Clone, Debug)]
-pub struct AttentionPart {
-    /// The result over these keys alone, `[s_q, b, hq, d_v]`.
-    pub out: Tensor<4>,
-    /// The natural logarithms of the sums of exponentials of the scores, `[b, hq, s_q]` in f32 (f64
-    /// for f64); minus infinity for a query that sees no key.
-    pub lse: Tensor<3>,
-}
-
-impl AttentionPart {
-    /// Attention to the keys of both, which have none in common. The result is in the dtype of the
-    /// logarithms.
-    ///
-    /// # Shapes
-    /// Both of the same.
-    ///
-    /// # Panics
-    /// If they are not.
-    pub fn join(self, other: Self) -> Self {
-        let shapes = |part: &Self| (part.out.dims(), part.lse.dims());
-        assert_eq!(shapes(&self), shapes(&other), "AttentionPart::join: parts of other shapes");
-        let highest = self.lse.clone().max_pair(other.lse.clone()).clamp_min(LOWEST);
-        let weights = [&self, &other].map(|part| (part.lse.clone() - highest.clone()).exp());
-        let [a, b] = weights.each_ref().map(Clone::clone);
-        let sum = a + b;
-        // Where neither sees a key, nothing is divided by nothing.
-        let over = sum.clone().clamp_min(f32::MIN_POSITIVE);
-        let dtype = sum.dtype();
-        let parts = [self.out, other.out].into_iter().zip(weights);
-        let mut outs = parts.map(|(out, weight)| {
-            let share = (weight / over.clone()).permute([2, 0, 1]);
-            out.cast(dtype) * share.unsqueeze_dim(3)
-        });
-        let both = "two parts";
-        let out = outs.next().expect(both) + outs.next().expect(both);
-        Self { out, lse: sum.log() + highest }
-    }
-}
-
-/// Stands for minus infinity where that would be taken from itself.
-const LOWEST: f64 = -1e30;
+pub use join::AttentionPart;
+use join::LOWEST;
 
 /// [`attention`](crate::attention) with the logarithms of its sums, and without automatic
 /// differentiation: [`attention_part_gradients`] gives its gradients.
@@ -107,13 +68,16 @@ pub fn attention_part_gradients(
     let options = checked([&q, &k, &v], options);
     let ([s_q, b, hq, d], [s_k, _, hkv, d_v]) = (q.dims(), v.dims());
     let expected = ([s_q, b, hq, d_v], [b, hq, s_q]);
+    let name = "attention_part_gradients";
     assert!(
         (whole.out.dims(), whole.lse.dims()) == expected && dout.dims() == expected.0,
-        "attention_part_gradients: out {:?}, lse {:?}, dout {:?} for {expected:?}",
+        "{name}: out {:?}, lse {:?}, dout {:?} for {expected:?}",
         whole.out.dims(),
         whole.lse.dims(),
         dout.dims()
     );
+    let others = [float("out", &whole.out), float("lse", &whole.lse), float("dout", &dout)];
+    operands::check(name, [float("q", &q)].into_iter().chain(others));
     let inputs = [q, k, v].map(untracked);
     let whole = AttentionPart { out: untracked(whole.out), lse: untracked(whole.lse) };
     let dout = untracked(dout);
@@ -202,7 +166,7 @@ mod tests {
     use rstest::rstest;
 
     use super::*;
-    use crate::testing::{assert_close, constant, normal};
+    use crate::testing::{assert_close, assert_refused, constant, normal};
     use crate::{DropoutKey, PackedSequences};
 
     fn causal() -> AttentionOptions {
@@ -289,5 +253,23 @@ mod tests {
         let AttentionPart { out, lse } = part().join(part());
         assert!(out.into_data().iter::<f32>().all(|x| x == 0.0));
         assert!(lse.into_data().iter::<f32>().all(|x| x < -1e29));
+    }
+
+    fn gradients(out: [usize; 4], lse: [usize; 3], dout: [usize; 4]) {
+        let whole = AttentionPart { out: constant(out), lse: constant(lse) };
+        let inputs = [constant([3, 2, 4, 8]), constant([5, 2, 2, 8]), constant([5, 2, 2, 6])];
+        attention_part_gradients(inputs, whole, constant(dout), causal());
+    }
+
+    #[rstest]
+    #[case(|| gradients([3, 2, 4, 8], [2, 4, 3], [3, 2, 4, 6]), "attention_part_gradients: out [3, 2, 4, 8]")]
+    #[case(|| gradients([3, 2, 4, 6], [4, 2, 3], [3, 2, 4, 6]), "lse [4, 2, 3]")]
+    #[case(|| gradients([3, 2, 4, 6], [2, 4, 3], [3, 2, 1, 6]), "dout [3, 2, 1, 6]")]
+    #[case(
+        || drop(attention_part(constant([3, 2, 4, 8]), constant([0, 2, 2, 8]), constant([0, 2, 2, 8]), causal())),
+        "no empty dimension"
+    )]
+    fn bad_input_is_refused(#[case] call: fn(), #[case] message: &str) {
+        assert_refused(call, message);
     }
 }

@@ -5,6 +5,7 @@ mod compare;
 mod cross_entropy;
 mod cudnn;
 mod dropout;
+mod edges;
 mod embedding;
 mod linear;
 mod norms;
@@ -20,6 +21,7 @@ pub(crate) fn tests() -> impl Iterator<Item = (String, fn() -> Result<(), String
         ("attention", attention::TESTS),
         ("cross_entropy", cross_entropy::TESTS),
         ("dropout", dropout::TESTS),
+        ("edges", edges::TESTS),
         ("embedding", embedding::TESTS),
         ("linear", linear::TESTS),
         ("norms", norms::TESTS),

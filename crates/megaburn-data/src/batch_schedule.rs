@@ -17,10 +17,14 @@ use crate::DataError;
 /// assert_eq!([0, 999, 1000, 5000].map(|read| schedule.batch_size(read)), [32, 32, 64, 96]);
 /// # Ok::<(), megaburn_data::DataError>(())
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct BatchSchedule {
-    /// The batch from some number of samples on; the first from 0, the last for ever.
-    stages: Vec<(u64, usize)>,
+    start: usize,
+    increment: usize,
+    /// How many times it grows.
+    increments: u64,
+    /// Samples over which it grows.
+    samples: u64,
 }
 
 impl BatchSchedule {
@@ -53,36 +57,47 @@ impl BatchSchedule {
             return Err(DataError::Ramp { start, increment, end });
         };
         let increments = (distance / increment) as u64;
-        let stage = |n: u64| {
-            let from = u128::from(n) * u128::from(samples);
-            let from = from.div_ceil(u128::from(increments.max(1))) as u64;
-            (from, start + n as usize * increment)
-        };
-        Ok(Self { stages: (0..=increments).map(stage).collect() })
+        Ok(Self { start, increment, increments, samples })
     }
 
     /// The samples of the step that starts after `consumed` samples.
     pub fn batch_size(&self, consumed: u64) -> usize {
-        let begun = self.stages.partition_point(|(from, _)| *from <= consumed);
-        self.stages[begun - 1].1
+        let Self { start, increment, increments, samples } = *self;
+        let grown = match consumed < samples {
+            true => (u128::from(consumed) * u128::from(increments) / u128::from(samples)) as u64,
+            false => increments,
+        };
+        start + grown as usize * increment
     }
 
-    /// Every batch size that there is, in order.
-    pub fn batch_sizes(&self) -> impl Iterator<Item = usize> {
-        self.stages.iter().map(|(_, batch)| *batch)
+    /// The samples of a step when the batch has grown.
+    pub fn largest(&self) -> usize {
+        self.batch_size(u64::MAX)
     }
 
     /// The samples that `updates` steps read, from the first on.
     pub fn samples_after(&self, updates: u64) -> u64 {
         let (mut consumed, mut left) = (0u64, updates);
-        let ends = self.stages.iter().skip(1).map(|(from, _)| *from).chain([u64::MAX]);
-        for (batch, end) in self.batch_sizes().zip(ends) {
-            let batch = batch as u64;
-            let steps = end.saturating_sub(consumed).div_ceil(batch).min(left);
+        while left > 0 {
+            let batch = self.batch_size(consumed) as u64;
+            let steps = self
+                .next_growth(consumed)
+                .map_or(left, |at| (at - consumed).div_ceil(batch).min(left));
             consumed = consumed.saturating_add(steps.saturating_mul(batch));
             left -= steps;
         }
         consumed
+    }
+
+    /// The number of samples after which the batch is a larger one than after `consumed`.
+    fn next_growth(&self, consumed: u64) -> Option<u64> {
+        let Self { start, increment, increments, samples } = *self;
+        let grown = ((self.batch_size(consumed) - start) / increment) as u64;
+        let at = |grown: u64| {
+            let exact = u128::from(grown) * u128::from(samples);
+            exact.div_ceil(u128::from(increments)) as u64
+        };
+        (grown < increments).then(|| at(grown + 1))
     }
 }
 
@@ -139,8 +154,16 @@ mod tests {
         let schedule = BatchSchedule::constant(8).unwrap();
         assert_eq!([0, 1, u64::MAX].map(|read| schedule.batch_size(read)), [8; 3]);
         assert_eq!(schedule.samples_after(1200), 9600);
-        assert_eq!(schedule.batch_sizes().collect::<Vec<_>>(), [8]);
+        assert_eq!(schedule.largest(), 8);
         assert_eq!(schedule.samples_after(u64::MAX), u64::MAX);
+    }
+
+    #[test]
+    fn a_ramp_of_many_increments_takes_no_room() {
+        let schedule = BatchSchedule::ramp(1, 1, u64::MAX, 1 << 40).unwrap();
+        assert_eq!(schedule.batch_size(u64::MAX / 2), 1 << 39);
+        assert_eq!(schedule.samples_after(1000), 1000);
+        assert_eq!(schedule.largest(), 1 << 40);
     }
 
     #[rstest]

@@ -20,7 +20,7 @@ pub struct LossScaler {
     #[serde(skip)]
     config: LossScaleConfig,
     scale: f64,
-    /// Updates without an overflow since the last change.
+    /// Updates since the last overflow or growth.
     clean: u64,
     /// Overflows that are still tolerated before the scale is reduced.
     tolerated: u64,
@@ -36,8 +36,8 @@ pub struct LossScaleConfig {
     /// Updates without an overflow after which it is doubled (`--loss-scale-window`); none: it stays
     /// what it is (`--loss-scale`).
     pub window: Option<u64>,
-    /// Overflows, not necessarily one after the other, before it is halved. They are counted anew
-    /// only when it grows (`--hysteresis`).
+    /// Overflows, not necessarily one after the other, at the last of which it is halved, and at each
+    /// one behind that. They are counted anew only when it grows (`--hysteresis`).
     pub hysteresis: u64,
 }
 
@@ -62,8 +62,8 @@ impl LossScaler {
             if ok { Ok(()) } else { Err(OptimError::BadLossScale { name, value, must_be }) }
         };
         check("min", min, min > 0.0 && min.is_finite(), "positive and finite")?;
-        let ok = initial >= min && initial.is_finite();
-        check("initial", initial, ok, "at least the smallest scale, and finite")?;
+        let ok = (min..=LARGEST).contains(&initial);
+        check("initial", initial, ok, "at least the smallest scale and at most 2^126")?;
         check("window", window.unwrap_or(1) as f64, window != Some(0), "at least 1")?;
         check("hysteresis", hysteresis as f64, hysteresis > 0, "at least 1")?;
         Ok(Self { config, scale: initial, clean: 0, tolerated: hysteresis })
@@ -72,6 +72,13 @@ impl LossScaler {
     /// What the loss is multiplied with, and gradients are divided by.
     pub fn scale(&self) -> f64 {
         self.scale
+    }
+
+    /// How many overflows in a row take it from the largest scale that it was given to the smallest.
+    pub fn max_backoffs(&self) -> u64 {
+        let LossScaleConfig { initial, min, window, hysteresis } = self.config;
+        let halvings = (initial / min).log2().ceil() as u64;
+        if window.is_some() { hysteresis.saturating_add(halvings) } else { 0 }
     }
 
     /// Takes note of a step, and whether a gradient or the loss overflowed in it on any rank.
@@ -86,7 +93,7 @@ impl LossScaler {
             return;
         }
         self.clean += 1;
-        if self.clean == window {
+        if self.clean >= window {
             (self.clean, self.tolerated) = (0, self.config.hysteresis);
             self.scale = (self.scale * 2.0).min(LARGEST);
         }
@@ -184,7 +191,28 @@ mod tests {
         }
     }
 
+    #[test]
+    fn it_may_go_on_with_a_smaller_window() {
+        let config = LossScaleConfig { window: Some(8), ..Default::default() };
+        let mut first = scaler(config);
+        scales(&mut first, ".....");
+        let mut second = scaler(LossScaleConfig { window: Some(3), ..config });
+        second.resume(&first);
+        assert_eq!(scales(&mut second, "...."), [33, 33, 33, 34].map(|e| 2f64.powi(e)));
+    }
+
+    #[test]
+    fn so_many_overflows_take_it_to_the_smallest() {
+        let config = LossScaleConfig { initial: 48.0, min: 1.0, window: Some(4), hysteresis: 3 };
+        let mut falling = scaler(config);
+        assert_eq!(falling.max_backoffs(), 9);
+        let scales = scales(&mut falling, "!!!!!!!!!");
+        assert_eq!(scales, [48.0, 48.0, 24.0, 12.0, 6.0, 3.0, 1.5, 1.0, 1.0]);
+        assert_eq!(scaler(LossScaleConfig { window: None, ..config }).max_backoffs(), 0);
+    }
+
     #[rstest]
+    #[case(LossScaleConfig { initial: 1e39, window: None, ..Default::default() }, "at most 2^126")]
     #[case(LossScaleConfig { min: 0.0, ..Default::default() }, "min is 0; it must be positive")]
     #[case(LossScaleConfig { initial: 0.5, ..Default::default() }, "initial is 0.5; it must be at")]
     #[case(LossScaleConfig { initial: f64::NAN, ..Default::default() }, "initial is NaN")]

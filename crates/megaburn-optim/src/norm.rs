@@ -1,3 +1,5 @@
+use std::collections::BTreeSet;
+
 use burn::tensor::{DType, Tensor};
 use megaburn_collective::Group;
 use megaburn_kernels::{is_on_gpu, partial_sums_of_squares};
@@ -71,15 +73,31 @@ impl GradientAccumulator {
         Ok(GradNorm { squares, factor: self.factor })
     }
 
-    /// The first path whose gradient on this rank is not finite, to say where it went wrong. Before
+    /// The paths whose gradients on this rank are not finite, to say where it went wrong. Before
     /// [`GradientAccumulator::reduce`] gradients are the rank's own.
-    pub fn find_non_finite(&mut self) -> Option<&str> {
+    ///
+    /// # Errors
+    /// The device cannot be read.
+    pub fn find_non_finite(&mut self) -> Result<BTreeSet<&str>, OptimError> {
         self.gather();
-        let bad = |entry: &Entry| {
-            let grad = entry.grad.clone();
-            grad.is_some_and(|grad| host(grad).iter().any(|g| !g.is_finite()))
-        };
-        self.entries.iter().find(|(_, entry)| bad(entry)).map(|(path, _)| path.as_str())
+        let grads =
+            self.entries.iter().filter_map(|(path, entry)| Some((path, entry.grad.clone()?)));
+        // Zero, or NaN: where the gradients are, and read together.
+        let poison = |grad: Tensor<1>| grad.cast(DType::F32).mul_scalar(0.0).sum();
+        let (paths, sums): (Vec<_>, Vec<_>) =
+            grads.map(|(path, g)| (path.as_str(), poison(g))).unzip();
+        if sums.is_empty() {
+            return Ok(BTreeSet::new());
+        }
+        let sums = Tensor::cat(sums, 0).try_into_data();
+        let sums = sums.map_err(|error| OptimError::Device { why: error.to_string() })?;
+        let sums: Vec<f32> = sums.try_to_vec().expect("it is f32");
+        Ok(paths
+            .into_iter()
+            .zip(sums)
+            .filter(|(_, sum)| sum.is_nan())
+            .map(|(path, _)| path)
+            .collect())
     }
 }
 
@@ -192,14 +210,14 @@ mod tests {
     }
 
     #[test]
-    fn the_first_bad_gradient_is_named() {
+    fn bad_gradients_are_named() {
         let device = Device::default().autodiff();
         let net = Net::new(3, 4, 0, 1, &device);
         let mut grads = GradientAccumulator::new(&net, &plan_of(3, 4, 0, 1)).unwrap();
-        assert_eq!(grads.find_non_finite(), None);
+        assert!(grads.find_non_finite().unwrap().is_empty());
         let loss = net.matrix.val().sum().mul_scalar(f32::MAX).mul_scalar(2.0);
         grads.accumulate(&net, &mut loss.backward());
-        assert_eq!(grads.find_non_finite(), Some("matrix"));
+        assert!(grads.find_non_finite().unwrap().into_iter().eq(["matrix"]));
         assert!(!grads.norm(&Group::single(0)).unwrap().read().unwrap().is_finite());
     }
 }

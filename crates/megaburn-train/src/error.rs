@@ -47,10 +47,7 @@ pub enum TrainError {
     Signals { source: io::Error },
     #[error(
         "step {step} is not finite (loss {loss}, gradient norm {grad_norm}{}); the weights are those of step {}",
-        match culprit {
-            Some(Culprit { rank, param }) => format!(", first in `{param}` of rank {rank}"),
-            None => ", though computed again every gradient was finite".into(),
-        },
+        place(culprit),
         step.saturating_sub(1)
     )]
     NonFinite { step: u64, loss: f64, grad_norm: f64, culprit: Option<Culprit> },
@@ -60,9 +57,21 @@ pub enum TrainError {
     )]
     ReplicasDiffer { step: u64, param: String, ranks: [usize; 2] },
     #[error(
-        "step {step} is the last of {skips} in a row that changed nothing (loss {loss}, gradient norm {grad_norm}, loss scale {loss_scale}); go on from a checkpoint with a smaller optimizer.lr, a larger optimizer.grad_norm_skip_threshold or train.dtype=bf16"
+        "step {step} is the last of {skips} in a row that changed nothing (loss {loss}, gradient norm {grad_norm}, loss scale {loss_scale}{}); go on from a checkpoint with a smaller optimizer.lr, a larger optimizer.grad_norm_skip_threshold or train.dtype=bf16",
+        if loss.is_finite() && grad_norm.is_finite() { String::new() } else { place(culprit) }
     )]
-    Stalled { step: u64, skips: u64, loss: f64, grad_norm: f64, loss_scale: f64 },
+    Stalled {
+        step: u64,
+        skips: u64,
+        loss: f64,
+        grad_norm: f64,
+        loss_scale: f64,
+        culprit: Option<Culprit>,
+    },
+    #[error(
+        "rank {rank} found step {step} good, and another rank did not: the memory or the hardware of one has failed; go on from a checkpoint"
+    )]
+    Disagrees { step: u64, rank: usize },
     #[error("`{}` belongs to a run that is going on; choose another folder with --set run.dir=...", path.display())]
     RunDirInUse { path: PathBuf },
     #[error("`{}` cannot be the run's folder: {source}", path.display())]
@@ -139,7 +148,7 @@ impl TrainError {
             | Self::MetricsLine { .. } => Exit::BadInput,
             Self::Write { .. } | Self::Plot { .. } | Self::Signals { .. } => Exit::Failed,
             Self::NonFinite { .. } | Self::Stalled { .. } => Exit::NonFinite,
-            Self::ReplicasDiffer { .. } => Exit::PeerLost,
+            Self::ReplicasDiffer { .. } | Self::Disagrees { .. } => Exit::PeerLost,
             Self::AxisToCome { .. }
             | Self::RunDirInUse { .. }
             | Self::RunDir { .. }
@@ -186,6 +195,18 @@ impl TrainError {
     }
 }
 
+/// Where gradients were not finite, as a part of a sentence.
+fn place(culprit: &Option<Culprit>) -> String {
+    match culprit {
+        Some(culprit) => format!(", {culprit}"),
+        None => {
+            ", though each rank's gradients are finite when computed again: their sum overflows, \
+                 or the hardware failed once"
+                .into()
+        }
+    }
+}
+
 /// Whether what is wrong with a checkpoint is what the user gave, not what happened to it.
 fn is_bad_input(error: &CheckpointError) -> bool {
     match error {
@@ -217,14 +238,14 @@ mod tests {
             step: 7,
             loss: f64::NAN,
             grad_norm: f64::INFINITY,
-            culprit: Some(Culprit { rank: 3, param: "head.weight".into() }),
+            culprit: Some(Culprit { ranks: vec![2, 3], param: "head.weight".into() }),
         },
-        "step 7 is not finite (loss NaN, gradient norm inf, first in `head.weight` of rank 3); the weights are those of step 6",
+        "step 7 is not finite (loss NaN, gradient norm inf, in backward first in `head.weight`, on ranks 2, 3); the weights are those of step 6",
         Exit::NonFinite
     )]
     #[case(
         TrainError::NonFinite { step: 7, loss: 2.5, grad_norm: f64::INFINITY, culprit: None },
-        "step 7 is not finite (loss 2.5, gradient norm inf, though computed again every gradient was finite); the weights are those of step 6",
+        "step 7 is not finite (loss 2.5, gradient norm inf, though each rank's gradients are finite when computed again: their sum overflows, or the hardware failed once); the weights are those of step 6",
         Exit::NonFinite
     )]
     #[case(
@@ -233,8 +254,15 @@ mod tests {
         Exit::PeerLost
     )]
     #[case(
-        TrainError::Stalled { step: 107, skips: 100, loss: 2.5, grad_norm: f64::INFINITY, loss_scale: 1.0 },
-        "step 107 is the last of 100 in a row that changed nothing (loss 2.5, gradient norm inf, loss scale 1); go on from a checkpoint with a smaller optimizer.lr, a larger optimizer.grad_norm_skip_threshold or train.dtype=bf16",
+        TrainError::Stalled {
+            step: 107,
+            skips: 100,
+            loss: 2.5,
+            grad_norm: 7.5,
+            loss_scale: 1.0,
+            culprit: None,
+        },
+        "step 107 is the last of 100 in a row that changed nothing (loss 2.5, gradient norm 7.5, loss scale 1); go on from a checkpoint with a smaller optimizer.lr, a larger optimizer.grad_norm_skip_threshold or train.dtype=bf16",
         Exit::NonFinite
     )]
     #[case(

@@ -1,5 +1,5 @@
 //! What an update uses, as pure functions of the samples that were trained on: a resumed run needs no
-//! state for them, and a batch that grows changes nothing.
+//! state beside that number, and a batch that grows does not bend them.
 
 mod learning_rate;
 mod weight_decay;

@@ -72,6 +72,7 @@ mod tests {
     #[case(Attention::Reference, true, Dtype::Bf16, 64, AttentionKernel::Reference)]
     #[case(Attention::Cubecl, true, Dtype::Bf16, 64, AttentionKernel::Cubecl)]
     #[case(Attention::Cudnn, true, Dtype::Bf16, 64, AttentionKernel::Cudnn)]
+    #[case(Attention::Cubecl, true, Dtype::F16, 64, AttentionKernel::Cubecl)]
     fn a_choice_comes_to(
         #[case] choice: Attention,
         #[case] on_gpu: bool,

@@ -181,6 +181,8 @@ mod tests {
     #[case(&[])]
     #[case(&["run.seed=7", "data.path=\"a 'quoted' \\\"path\\\"\"", "optimizer.lr=0.1", "model.vocab=260"])]
     #[case(&["model.rope_scaling.factor=32.0", "parallel.dp=2", "parallel.sp=false", "optimizer.min_lr=0"])]
+    #[case(&["train.batch_ramp.samples=24", "train.check_replicas_interval=3", "optimizer.decay_samples=2400"])]
+    #[case(&["optimizer.warmup_fraction=0.29", "optimizer.lr_decay_style=\"wsd\"", "optimizer.wsd_decay_steps=4"])]
     #[case(&["optimizer.eps=1.2345678901234567e-17", "generate.prompt=\"\\n\\u0000é\""])]
     fn the_resolved_text_reads_back_to_the_same_configuration(#[case] sets: &[&str]) {
         let config = with(sets).unwrap();

@@ -16,8 +16,8 @@ pub struct OptimizerConfig {
     pub lr: f64,
     /// Learning rate at the end of the decay.
     pub min_lr: f64,
-    /// Learning rate from which the warm-up climbs: update n of w warm-up updates uses
-    /// `init_lr + (lr - init_lr) * n / w`.
+    /// Learning rate from which the warm-up climbs: an update with which n of w warm-up samples are
+    /// trained on uses `init_lr + (lr - init_lr) * n / w`.
     pub init_lr: f64,
     /// How the learning rate falls behind the warm-up.
     pub lr_decay_style: LrDecayStyle,
@@ -44,11 +44,11 @@ pub struct OptimizerConfig {
     /// Its samples, in place of `wsd_decay_steps`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub wsd_decay_samples: Option<u64>,
-    /// Learning rate of the token embedding and of the output matrix at the end of the warm-up.
-    /// Default: `lr`.
+    /// Learning rate of the token embedding and of the output matrix at the end of the warm-up, which
+    /// climbs to it from `init_lr` where that is lower. Default: `lr`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub decoupled_lr: Option<f64>,
-    /// Theirs at the end of the decay. Default: `min_lr`.
+    /// Theirs at the end of the decay. Default: `min_lr`, or their own where that is lower.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub decoupled_min_lr: Option<f64>,
     /// Decay of the mean of gradients.
@@ -59,7 +59,7 @@ pub struct OptimizerConfig {
     pub eps: f64,
     /// Decoupled weight decay, of parameters with two dimensions or more.
     pub weight_decay: f64,
-    /// What it has become at the end of the run. Default: the same.
+    /// What it has become at train.steps; a longer run changes it more slowly. Default: the same.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub end_weight_decay: Option<f64>,
     /// How it gets there.
@@ -196,7 +196,8 @@ impl OptimizerConfig {
     fn validate_loss_scale(&self) -> Result<(), TrainError> {
         let Self { initial_loss_scale: initial, min_loss_scale: min, .. } = *self;
         if let Some(scale) = self.loss_scale {
-            positive("optimizer.loss_scale", scale)?;
+            let ok = scale > 0.0 && scale <= 2f64.powi(126);
+            require(ok, "optimizer.loss_scale", scale, "more than 0 and at most 2^126")?;
         }
         positive("optimizer.min_loss_scale", min)?;
         let rule = format!("at least optimizer.min_loss_scale {min} and at most 2^126");
@@ -238,7 +239,11 @@ mod tests {
         "grad_norm_skip_threshold = -1",
         "`optimizer.grad_norm_skip_threshold` is -1: it must be 0 or more and finite"
     )]
-    #[case("loss_scale = 0", "`optimizer.loss_scale` is 0: it must be more than 0 and finite")]
+    #[case(
+        "loss_scale = 0",
+        "`optimizer.loss_scale` is 0: it must be more than 0 and at most 2^126"
+    )]
+    #[case("loss_scale = 1e39", "2^126")]
     #[case("min_loss_scale = 0", "`optimizer.min_loss_scale` is 0: it must be more than 0")]
     #[case(
         "initial_loss_scale = 2\nmin_loss_scale = 4",

@@ -1,21 +1,35 @@
+use std::fmt;
+
 use megaburn_collective::objects;
+use megaburn_parallel::lazy_params;
 use serde::{Deserialize, Serialize};
 
 use crate::{TrainError, trainer::Trainer};
 
-/// Where a step went wrong first.
+/// Where gradients of a step are not finite.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Culprit {
-    /// The lowest rank of the world with a gradient of its own that is not finite.
-    pub rank: usize,
-    /// The first such parameter there.
+    /// The ranks of the world with such gradients of their own: several where they compute with what
+    /// one of them sends.
+    pub ranks: Vec<usize>,
+    /// The first such parameter as backward goes, on the lowest of them.
     pub param: String,
+}
+
+impl fmt::Display for Culprit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { ranks, param } = self;
+        let plural = if ranks.len() == 1 { "" } else { "s" };
+        let ranks = ranks.iter().map(usize::to_string).collect::<Vec<_>>().join(", ");
+        write!(f, "in backward first in `{param}`, on rank{plural} {ranks}")
+    }
 }
 
 impl Trainer {
     /// Computes the gradients of the next step once more, and looks at them before they are summed
     /// over data-parallel ranks, where all of them would look alike. A step that goes well costs
-    /// nothing for it; Megatron looks at each bucket of each step (`--check-for-nan-in-loss-and-grad`).
+    /// nothing for it, where Megatron looks at each bucket of each step
+    /// (`--check-for-nan-in-loss-and-grad`); what went wrong once and not again is not found.
     ///
     /// None if every gradient is finite this time.
     ///
@@ -23,35 +37,46 @@ impl Trainer {
     /// All ranks; a forward and backward pass, and a name.
     pub(super) fn culprit(&mut self) -> Result<Option<Culprit>, TrainError> {
         self.accumulate_gradients();
+        let model = self.model.as_ref().expect("the model is only away during an update");
+        let order = lazy_params(model).into_iter().map(|param| param.path);
+        let bad = self.grads.find_non_finite()?;
+        let mine = order.filter(|path| bad.contains(path.as_str())).last();
         let world = &self.groups.world;
-        let mine = self.grads.find_non_finite().map(str::to_string);
-        let mut all = objects::gather(world, &mine)?.into_iter().enumerate();
-        let first = all.find_map(|(rank, param)| param.map(|param| Culprit { rank, param }));
-        Ok(objects::broadcast(world, &first)?)
+        let all = objects::gather(world, &mine)?.into_iter().enumerate();
+        let (ranks, params): (Vec<_>, Vec<String>) =
+            all.filter_map(|(rank, param)| Some((rank, param?))).unzip();
+        let culprit = params.into_iter().next().map(|param| Culprit { ranks, param });
+        Ok(objects::broadcast(world, &culprit)?)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use rstest::rstest;
+
     use crate::trainer::testing::{poison, trainers};
 
-    #[test]
-    fn the_rank_whose_gradients_are_not_finite_is_named() {
-        // In the second layout rank 2 computes with what rank 3 sends.
-        for (layout, rank) in [("dp3", 2), ("tp2-dp2", 3)] {
-            let errors = trainers(layout, |mut trainer| {
-                trainer.step()?;
-                if trainer.groups.world.rank() == rank {
-                    poison(&mut trainer, "blocks.1.mlp.down.weight", f32::NAN);
-                }
-                let error = trainer.step().unwrap_err();
-                assert_eq!(trainer.progress().step, 1);
-                Ok(error.to_string())
-            });
-            for error in errors {
-                assert!(error.contains("first in `blocks.0."), "{layout}: {error}");
-                assert!(error.contains("` of rank 2); the weights"), "{layout}: {error}");
+    #[rstest]
+    // Where the loss is lost, so is everything; ranks 2 and 3 compute with each other's.
+    #[case("dp3", 2, "norm.gamma", "`norm.gamma`, on rank 2);")]
+    #[case("tp2-dp2", 3, "blocks.1.mlp.down.weight", "`norm.gamma`, on ranks 2, 3);")]
+    fn the_ranks_whose_gradients_are_not_finite_are_named(
+        #[case] layout: &str,
+        #[case] rank: usize,
+        #[case] param: &str,
+        #[case] text: &str,
+    ) {
+        let errors = trainers(layout, |mut trainer| {
+            trainer.step()?;
+            if trainer.groups.world.rank() == rank {
+                poison(&mut trainer, param, f32::NAN);
             }
+            let error = trainer.step().unwrap_err();
+            assert_eq!(trainer.progress().step, 1);
+            Ok(error.to_string())
+        });
+        for error in errors {
+            assert!(error.contains(text), "{layout}: {error}");
         }
     }
 }

@@ -16,8 +16,8 @@ use crate::{
     trainer::{Progress, Trainer},
 };
 
-/// What a run needs beside its tensors to go on as if nothing had happened. The learning rate and
-/// the data are functions of these numbers.
+/// What a run needs beside its tensors to go on as if nothing had happened. Rates, batches and data
+/// are functions of these numbers.
 #[derive(Debug, Serialize, Deserialize)]
 struct TrainerState {
     progress: Progress,
@@ -113,7 +113,7 @@ impl Trainer {
         let schedule = read_state(&checkpoint)?.schedule;
         Ok(Some(Resumed {
             progress: self.progress,
-            other_schedule: difference(&schedule, &json!(self.schedules)),
+            other_schedule: other_schedule(&schedule, &json!(self.schedules)),
             rounded: self.rounded(&checkpoint),
         }))
     }
@@ -254,6 +254,12 @@ fn read_state(checkpoint: &Checkpoint) -> Result<TrainerState, TrainError> {
     })
 }
 
+/// In what the schedules of a checkpoint are others. Those of before schedules were functions of
+/// samples say nothing that could be compared.
+fn other_schedule(saved: &Value, mine: &Value) -> Option<String> {
+    saved.get("batch").and_then(|_| difference(saved, mine))
+}
+
 /// The first field in which two objects differ, for people.
 fn difference(saved: &Value, mine: &Value) -> Option<String> {
     let fields = mine.as_object()?;
@@ -261,4 +267,32 @@ fn difference(saved: &Value, mine: &Value) -> Option<String> {
     let (name, value) = fields.iter().find(differs)?;
     let saved = saved.get(name).map_or("missing".to_string(), Value::to_string);
     Some(format!("{name} is {saved} there and {value} here"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn another_schedule_is_told_and_one_of_another_form_is_not() {
+        let mine = json!({"batch": {"end": 8}, "lr": {"max": 0.1}});
+        assert_eq!(other_schedule(&mine, &mine), None);
+        let saved = json!({"batch": {"end": 8}, "lr": {"max": 0.2}});
+        let expected = r#"lr is {"max":0.2} there and {"max":0.1} here"#;
+        assert_eq!(other_schedule(&saved, &mine).unwrap(), expected);
+        let of_updates = json!({"init": 0.0, "max": 0.1, "warmup_steps": 20, "decay_steps": 300});
+        assert_eq!(other_schedule(&of_updates, &mine), None);
+    }
+
+    #[test]
+    fn a_state_from_before_there_were_skips_is_read() {
+        let state = json!({
+            "progress": {"step": 3, "consumed_samples": 24},
+            "seed": 1, "seq_len": 8, "data_hash": 2, "num_train_samples": 100,
+            "schedule": {"init": 0.0, "max": 0.1, "min": 0.0, "warmup_steps": 20, "decay_steps": 300},
+        });
+        let state: TrainerState = serde_json::from_value(state).unwrap();
+        let progress = Progress { step: 3, consumed_samples: 24, ..Progress::default() };
+        assert_eq!((state.progress, state.loss_scaler), (progress, None));
+    }
 }

@@ -1,4 +1,7 @@
-use std::{ops::Range, time::Instant};
+use std::{
+    ops::Range,
+    time::{Duration, Instant},
+};
 
 use megaburn_optim::{GradNorm, LossScaler, OptimError, Sum};
 
@@ -17,8 +20,7 @@ use crate::{
     },
 };
 
-/// So many steps that change nothing are no longer chance, nor a loss scale on its way down from
-/// 2^32.
+/// So many steps that change nothing, beside those of a loss scale on its way down, are no chance.
 const MAX_SKIPS_IN_A_ROW: u64 = 100;
 
 /// What a step came to, the same on every rank.
@@ -73,24 +75,42 @@ impl Trainer {
         let outcome = outcome?;
         let loss_scale = self.loss_scaler.as_ref().map(LossScaler::scale);
         let step = progress.step + 1;
+        let [seconds, memory] = self.agree(step, outcome, started.elapsed())?;
         self.count(step, samples, outcome)?;
         let Outcome { loss, grad_norm, is_update } = outcome;
-        self.measure(
-            started,
-            samples as usize,
-            StepMetrics {
-                step,
-                loss,
-                grad_norm,
-                lr: rates.lr,
-                tokens: tokens as u64,
-                tokens_per_second: 0.0,
-                tflops: 0.0,
-                memory_bytes: used_bytes(&self.device),
-                loss_scale,
-                skipped: !is_update,
-            },
-        )
+        let seq_len = self.config.data.seq_len;
+        let flops = self.model_config.flop_shape().training(samples as usize, seq_len);
+        Ok(StepMetrics {
+            step,
+            loss,
+            grad_norm,
+            lr: rates.lr,
+            tokens: tokens as u64,
+            tokens_per_second: tokens / seconds,
+            tflops: flops / seconds / self.groups.world.size() as f64 / 1e12,
+            memory_bytes: memory as u64,
+            loss_scale,
+            skipped: !is_update,
+        })
+    }
+
+    /// The time of the slowest rank, in seconds, and the memory of the largest, in bytes. All have
+    /// added the same numbers in the same order, so that all found the same; a rank that did not must
+    /// not go on, or it would wait for ranks that do something else.
+    fn agree(
+        &self,
+        step: u64,
+        outcome: Outcome,
+        elapsed: Duration,
+    ) -> Result<[f64; 2], TrainError> {
+        let bad = f64::from(u8::from(!outcome.is_update));
+        let memory = used_bytes(&self.device) as f64;
+        let largest = world_max(&self.groups, &[elapsed.as_secs_f64(), memory, bad])?;
+        if largest[2] > bad {
+            let rank = self.groups.world.rank();
+            return Err(TrainError::Disagrees { step, rank });
+        }
+        Ok([largest[0], largest[1]])
     }
 
     /// Reads what the step came to.
@@ -111,10 +131,12 @@ impl Trainer {
             return Err(TrainError::NonFinite { step, loss, grad_norm, culprit });
         }
         self.skips_in_a_row = if is_update { 0 } else { self.skips_in_a_row + 1 };
-        if self.skips_in_a_row == MAX_SKIPS_IN_A_ROW {
+        let backoffs = self.loss_scaler.as_ref().map_or(0, LossScaler::max_backoffs);
+        if self.skips_in_a_row == MAX_SKIPS_IN_A_ROW.saturating_add(backoffs) {
             let loss_scale = self.loss_scaler.as_ref().map_or(1.0, LossScaler::scale);
-            let skips = MAX_SKIPS_IN_A_ROW;
-            return Err(TrainError::Stalled { step, skips, loss, grad_norm, loss_scale });
+            let culprit = if outcome.is_finite() { None } else { self.culprit()? };
+            let skips = self.skips_in_a_row;
+            return Err(TrainError::Stalled { step, skips, loss, grad_norm, loss_scale, culprit });
         }
         if let Some(scaler) = &mut self.loss_scaler {
             scaler.update(!outcome.is_finite());
@@ -187,24 +209,5 @@ impl Trainer {
             OptimError::Device { why } => told(why, &self.device),
             error => error.into(),
         })
-    }
-
-    /// Fills in what depends on the clock and on all ranks.
-    fn measure(
-        &self,
-        started: Instant,
-        samples: usize,
-        mut metrics: StepMetrics,
-    ) -> Result<StepMetrics, TrainError> {
-        let slowest = world_max(
-            &self.groups,
-            &[started.elapsed().as_secs_f64(), metrics.memory_bytes as f64],
-        )?;
-        let [seconds, memory] = slowest[..] else { unreachable!("two numbers went in") };
-        let flops = self.model_config.flop_shape().training(samples, self.config.data.seq_len);
-        metrics.tokens_per_second = metrics.tokens as f64 / seconds;
-        metrics.tflops = flops / seconds / self.groups.world.size() as f64 / 1e12;
-        metrics.memory_bytes = memory as u64;
-        Ok(metrics)
     }
 }

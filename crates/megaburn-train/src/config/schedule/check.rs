@@ -21,8 +21,11 @@ impl OptimizerConfig {
             positive("optimizer.decoupled_lr", lr)?;
         }
         if let Some(min) = self.decoupled_min_lr {
+            let rule = match self.decoupled_lr {
+                Some(lr) => format!("from 0 to optimizer.decoupled_lr {lr}"),
+                None => format!("from 0 to optimizer.lr {lr}"),
+            };
             let lr = self.decoupled_lr.unwrap_or(lr);
-            let rule = format!("from 0 to optimizer.decoupled_lr {lr}");
             require((0.0..=lr).contains(&min), "optimizer.decoupled_min_lr", min, rule)?;
         }
         not_negative("optimizer.weight_decay", self.weight_decay)?;
@@ -60,12 +63,9 @@ impl OptimizerConfig {
         let batches = train.batch_schedule()?;
         let schedule = self.lr_schedule(train.steps, &batches);
         let LrSchedule { warmup_samples, decay_samples, decay, .. } = schedule;
+        let (key, warmup) = self.warmup();
+        let rule = format!("more than {key} {warmup}");
         // Where the decay is not given it follows the run, however short that is.
-        let warmup = match (self.warmup_samples, self.warmup_steps) {
-            (Some(samples), _) => format!("optimizer.warmup_samples {samples}"),
-            (None, steps) => format!("optimizer.warmup_steps {steps}"),
-        };
-        let rule = format!("more than {warmup}");
         if let Some(steps) = self.decay_steps {
             let ok = batches.samples_after(steps) > warmup_samples;
             require(ok, "optimizer.decay_steps", steps, rule.clone())?;
@@ -74,19 +74,31 @@ impl OptimizerConfig {
             require(samples > warmup_samples, "optimizer.decay_samples", samples, rule)?;
         }
         let needs_warmup = self.lr_decay_style == LrDecayStyle::InverseSquareRoot;
-        let rule = "more than 0 where optimizer.lr_decay_style is inverse_square_root, which is in \
-                    proportion to it";
-        require(!needs_warmup || warmup_samples > 0, "optimizer.warmup_steps", 0, rule)?;
+        let rule = "more than 0 samples where optimizer.lr_decay_style is inverse_square_root, which is \
+                    in proportion to it";
+        require(!needs_warmup || warmup_samples > 0, key, warmup, rule)?;
         if let Decay::Wsd { samples, .. } = decay {
             let stable = decay_samples - warmup_samples;
-            let rule = format!("at most the {stable} samples between warm-up and end of the decay");
-            let (key, given) = match self.wsd_decay_steps {
-                Some(steps) => ("optimizer.wsd_decay_steps", steps),
-                None => ("optimizer.wsd_decay_samples", samples),
+            let (key, given, most) = match self.wsd_decay_steps {
+                Some(steps) => {
+                    let most = stable / batches.largest() as u64;
+                    ("optimizer.wsd_decay_steps", steps, format!("{most} updates"))
+                }
+                None => ("optimizer.wsd_decay_samples", samples, format!("{stable} samples")),
             };
+            let rule = format!("at most the {most} between warm-up and end of the decay");
             require(samples <= stable, key, given, rule)?;
         }
         Ok(())
+    }
+
+    /// The key that gives the warm-up, and its value.
+    fn warmup(&self) -> (&'static str, String) {
+        match (self.warmup_samples, self.warmup_fraction) {
+            (Some(samples), _) => ("optimizer.warmup_samples", samples.to_string()),
+            (None, Some(fraction)) => ("optimizer.warmup_fraction", fraction.to_string()),
+            (None, None) => ("optimizer.warmup_steps", self.warmup_steps.to_string()),
+        }
     }
 }
 
@@ -133,11 +145,27 @@ mod tests {
     )]
     #[case(
         "lr_decay_style = 'inverse_square_root'\nwarmup_steps = 0",
-        "`optimizer.warmup_steps` is 0: it must be more than 0 where"
+        "`optimizer.warmup_steps` is 0: it must be more than 0 samples where"
     )]
     #[case(
-        "lr_decay_style = 'wsd'\nwsd_decay_steps = 1181",
-        "`optimizer.wsd_decay_steps` is 1181: it must be at most the 9440 samples between warm-up"
+        "lr_decay_style = 'wsd'\ndecay_steps = 1200\nwsd_decay_steps = 1181",
+        "`optimizer.wsd_decay_steps` is 1181: it must be at most the 1180 updates between warm-up"
+    )]
+    #[case(
+        "lr_decay_style = 'wsd'\ndecay_steps = 1200\nwsd_decay_samples = 9441",
+        "`optimizer.wsd_decay_samples` is 9441: it must be at most the 9440 samples between"
+    )]
+    #[case(
+        "lr_decay_style = 'inverse_square_root'\nwarmup_samples = 0",
+        "`optimizer.warmup_samples` is 0: it must be more than 0 samples where"
+    )]
+    #[case(
+        "decoupled_min_lr = 1",
+        "`optimizer.decoupled_min_lr` is 1: it must be from 0 to optimizer.lr 0.003"
+    )]
+    #[case(
+        "warmup_steps = 9223372036854775807\ndecay_steps = 9223372036854775807",
+        "`optimizer.decay_steps` is 9223372036854775807: it must be more than optimizer.warmup_steps"
     )]
     #[case(
         "lr_decay_style = 'wsd'\nwsd_decay_steps = 1\nwsd_decay_samples = 8",

@@ -34,20 +34,22 @@ impl OptimizerConfig {
             .unwrap_or_else(|| batches.samples_after(self.decay_steps.unwrap_or(steps)));
         let warmup_samples = match (self.warmup_samples, self.warmup_fraction) {
             (Some(samples), _) => samples,
-            (None, Some(fraction)) => (run as f64 * fraction) as u64,
+            (None, Some(fraction)) => (run as f64 * fraction).round() as u64,
             (None, None) => batches.samples_after(self.warmup_steps),
         };
-        let decay_samples = run.max(warmup_samples + 1);
+        let decay_samples = run.max(warmup_samples.saturating_add(1));
         let decay = match self.lr_decay_style {
             LrDecayStyle::Constant => Decay::Constant,
             LrDecayStyle::Linear => Decay::Linear,
             LrDecayStyle::Cosine => Decay::Cosine,
             LrDecayStyle::InverseSquareRoot => Decay::InverseSquareRoot,
             LrDecayStyle::Wsd => {
-                let full = batches.batch_sizes().last().expect("there is one") as u64;
+                let full = batches.largest() as u64;
                 let of_steps = self.wsd_decay_steps.map(|steps| steps.saturating_mul(full));
-                let of_run = (decay_samples / 10).min(decay_samples - warmup_samples);
-                let samples = self.wsd_decay_samples.or(of_steps).unwrap_or(of_run);
+                let samples = self.wsd_decay_samples.or(of_steps).unwrap_or(decay_samples / 10);
+                // Where the decay follows the run, so does its end.
+                let stable = decay_samples - warmup_samples;
+                let samples = if self.has_decay() { samples } else { samples.min(stable) };
                 Decay::Wsd { samples, style: self.wsd_decay_style }
             }
         };
@@ -78,13 +80,17 @@ impl OptimizerConfig {
         }
     }
 
-    /// Spells out the length of the decay, so that a longer run goes on along the same curve.
+    /// Whether the decay has a length of its own, not the run's.
+    fn has_decay(&self) -> bool {
+        self.decay_steps.is_some() || self.decay_samples.is_some()
+    }
+
+    /// Spells out the length of the decay, so that a longer run goes on along the same learning rates.
     pub(in crate::config) fn resolve_decay(&mut self, train: &LoopConfig) {
         let Ok(batches) = train.batch_schedule() else { return };
         let LrSchedule { warmup_samples, .. } = self.lr_schedule(train.steps, &batches);
-        let is_open = self.decay_steps.is_none() && self.decay_samples.is_none();
         // A run that is all warm-up has no decay to speak of.
-        if is_open && batches.samples_after(train.steps) > warmup_samples {
+        if !self.has_decay() && batches.samples_after(train.steps) > warmup_samples {
             self.decay_steps = Some(train.steps);
         }
     }
@@ -140,6 +146,17 @@ mod tests {
         assert_eq!(rates(&format!("{wsd}wsd_decay_samples = 240"), 400), expected);
         assert_eq!(expected.iter().filter(|&&lr| lr == 3e-3).count(), 241);
         assert_eq!(expected[299..], [3e-4; 101]);
+    }
+
+    #[test]
+    fn a_run_too_short_for_its_schedule_runs_all_the_same() {
+        for style in ["wsd", "inverse_square_root", "cosine", "constant"] {
+            let found = rates(&format!("lr_decay_style = '{style}'\nwsd_decay_steps = 30"), 5);
+            assert_eq!(found, rates("", 5), "{style}");
+        }
+        let endless = OptimizerConfig { warmup_steps: u64::MAX, ..OptimizerConfig::default() };
+        let schedule = endless.lr_schedule(5, &BatchSchedule::constant(8).unwrap());
+        assert!((0.0..1e-12).contains(&schedule.lr(40)));
     }
 
     /// Twice the samples a step is half the steps: rates are those of samples.

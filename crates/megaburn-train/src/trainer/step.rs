@@ -132,7 +132,7 @@ impl Trainer {
         }
         self.skips_in_a_row = if is_update { 0 } else { self.skips_in_a_row + 1 };
         let backoffs = self.loss_scaler.as_ref().map_or(0, LossScaler::max_backoffs);
-        if self.skips_in_a_row == MAX_SKIPS_IN_A_ROW.saturating_add(backoffs) {
+        if self.skips_in_a_row >= MAX_SKIPS_IN_A_ROW.saturating_add(backoffs) {
             let loss_scale = self.loss_scaler.as_ref().map_or(1.0, LossScaler::scale);
             let culprit = if outcome.is_finite() { None } else { self.culprit()? };
             let skips = self.skips_in_a_row;

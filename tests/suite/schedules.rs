@@ -1,9 +1,17 @@
 //! Schedules over whole runs: a batch that grows, rates that follow the samples.
 
-use megaburn::{data::BatchSchedule, train::TrainConfig};
+use megaburn::{
+    data::BatchSchedule,
+    train::{TrainConfig, config::Dtype},
+};
 use rstest::rstest;
 
-use crate::{child::Ranks, resume::train, run::Run};
+use crate::{
+    bf16::{first_update, plain_descent, relative},
+    child::Ranks,
+    resume::train,
+    run::Run,
+};
 
 /// 10 steps of 2 samples, 5 of 4, 4 of 6 (the last ends at 64), and then 8.
 const RAMP: [&str; 3] =
@@ -87,4 +95,42 @@ fn the_rate_is_that_of_the_samples() {
         assert!((step.lr - expected).abs() < 1e-12, "{samples}: {} is not {expected}", step.lr);
     }
     assert!(samples > 100, "the decay was not reached");
+}
+
+/// Plain descent: an update is the learning rate times the gradient.
+#[test]
+fn embedding_and_head_move_at_their_own_rate() {
+    let update = |decoupled_lr| {
+        let config = |run: &Run| {
+            let mut config = plain_descent(run, "tp2", Dtype::F32);
+            (config.model.tied, config.optimizer.decoupled_lr) = (false, decoupled_lr);
+            config
+        };
+        first_update(config).1
+    };
+    let (all, own) = (update(None), update(Some(250.0)));
+    let length = |x: &[f32]| x.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>().sqrt();
+    for (name, found) in &own {
+        let (found, expected) = (length(found), length(&all[name]));
+        let is_own = name.starts_with("model.embedding.") || name.starts_with("model.head.");
+        // Up to the minimum at the schedule's end, which both share.
+        let ratio = if is_own { 0.25 } else { 1.0 };
+        assert!(relative(found, ratio * expected) < 1e-2, "{name}: {found} of {expected}");
+    }
+}
+
+#[test]
+fn an_update_uses_the_weight_decay_of_its_samples() {
+    let update = |start, end| {
+        let config = |run: &Run| {
+            let mut config = plain_descent(run, "tp1", Dtype::F32);
+            (config.optimizer.weight_decay, config.optimizer.end_weight_decay) = (start, end);
+            config
+        };
+        first_update(config).1
+    };
+    // The first of twenty updates, from 0 to 0.002.
+    let (found, expected) = (update(0.0, Some(2e-3)), update(1e-4, None));
+    assert_ne!(found, update(0.0, None));
+    assert_eq!(found, expected);
 }

@@ -121,32 +121,27 @@ mod tests {
 
     proptest! {
         #[test]
-        fn batches_are_megatrons(
+        fn batches_are_megatrons_and_add_up(
             start in 1usize..50,
             increment in 1usize..20,
             increments in 0usize..20,
             samples in 1u64..10_000,
             consumed in 0u64..20_000,
+            updates in 0u64..300,
         ) {
             let end = start + increment * increments;
             let schedule = BatchSchedule::ramp(start, increment, samples, end).unwrap();
             let expected = megatrons((start, increment, samples, end), consumed);
             prop_assert_eq!(schedule.batch_size(consumed), expected);
-        }
-
-        #[test]
-        fn the_samples_of_some_updates_are_the_sum_of_their_batches(
-            start in 1usize..50,
-            increment in 1usize..20,
-            increments in 0usize..20,
-            samples in 0u64..2_000,
-            updates in 0u64..300,
-        ) {
-            let end = start + increment * increments;
-            let schedule = BatchSchedule::ramp(start, increment, samples, end).unwrap();
             let sum = (0..updates).fold(0, |sum, _| sum + schedule.batch_size(sum) as u64);
             prop_assert_eq!(schedule.samples_after(updates), sum);
         }
+    }
+
+    #[test]
+    fn a_ramp_over_no_samples_is_at_its_end() {
+        let schedule = BatchSchedule::ramp(2, 3, 0, 8).unwrap();
+        assert_eq!((schedule.batch_size(0), schedule.samples_after(5)), (8, 40));
     }
 
     #[test]

@@ -150,7 +150,7 @@ mod tests {
             let (mut net, mut grads) = net(3.0);
             grads.scale(0.5);
             let norm = norm(&grads, on_gpu);
-            assert_eq!(norm.is_above(threshold).unwrap(), is_above, "{threshold}");
+            assert_eq!(norm.read_against(threshold).unwrap(), (3.0, is_above), "{threshold}");
             if clipped {
                 grads.clip(&norm, 1.0);
             }

@@ -23,12 +23,15 @@ impl GradNorm {
         Ok(self.squares.read()?.sqrt() * self.factor)
     }
 
-    /// Whether it is above `threshold`: what [`GradientAccumulator::skip_above`] goes by, to the bit.
+    /// The same, and whether it is above `threshold`: what [`GradientAccumulator::skip_above`] goes by,
+    /// to the bit.
     ///
     /// # Errors
     /// See [`Sum::read`].
-    pub fn is_above(&self, threshold: f64) -> Result<bool, OptimError> {
-        Ok(self.squares.read()? > f64::from(self.square_of(threshold)))
+    pub fn read_against(&self, threshold: f64) -> Result<(f64, bool), OptimError> {
+        let squares = self.squares.read()?;
+        let is_above = squares > f64::from(self.square_of(threshold));
+        Ok((squares.sqrt() * self.factor, is_above))
     }
 
     /// The sum of squares of a norm, as a GPU compares it.

@@ -66,7 +66,7 @@ pub struct TrainConfig {
     pub data: DataConfig,
     /// `[train]`: batches, intervals and the number of steps.
     pub train: LoopConfig,
-    /// `[optimizer]`: AdamW, its learning-rate schedule, clipping.
+    /// `[optimizer]`: AdamW, its schedules, clipping, loss scaling.
     pub optimizer: OptimizerConfig,
     /// `[generate]`: the sample written at the end.
     pub generate: GenerateConfig,

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::TrainError;
 
-/// `[optimizer]`: AdamW, its schedules, clipping.
+/// `[optimizer]`: AdamW, its schedules, clipping, loss scaling.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct OptimizerConfig {

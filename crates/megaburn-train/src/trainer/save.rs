@@ -48,8 +48,8 @@ impl Trainer {
     /// Writes a checkpoint of the current state into `run.dir`.
     ///
     /// What is updated is written: of narrower parameters their f32 masters, of which they are the
-    /// roundings, and the optimizer's state as it is kept. Reading widens it. So either
-    /// kind of run goes on from either; one that keeps less rounds what it reads.
+    /// roundings, and the optimizer's state as it is kept. Reading widens it. So either kind of run
+    /// goes on from either; one that keeps less rounds what it reads.
     ///
     /// # Errors
     /// Any rank's failure, on every rank; the older checkpoints are untouched.

@@ -116,9 +116,9 @@ impl Trainer {
     /// Reads what the step came to.
     fn outcome(&self, loss: &Sum, norm: &GradNorm, tokens: f64) -> Result<Outcome, TrainError> {
         let loss = self.told(loss.read())? / tokens.max(1.0);
-        let grad_norm = self.told(norm.read())?;
         let threshold = self.config.optimizer.grad_norm_skip_threshold;
-        let is_above = threshold > 0.0 && self.told(norm.is_above(threshold))?;
+        let threshold = if threshold > 0.0 { threshold } else { f64::INFINITY };
+        let (grad_norm, is_above) = self.told(norm.read_against(threshold))?;
         let outcome = Outcome { loss, grad_norm, is_update: !is_above };
         Ok(Outcome { is_update: !is_above && outcome.is_finite(), ..outcome })
     }

@@ -1,6 +1,12 @@
 //! How far the fused operations in bf16 are from the definition in f64, beside PyTorch's.
 
-use std::{collections::BTreeMap, ffi::OsString, path::PathBuf, process::ExitCode};
+use std::{
+    collections::BTreeMap,
+    ffi::OsString,
+    fs,
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
 
 use burn::{
     prelude::{Device, Int},
@@ -28,6 +34,9 @@ struct ErrorsArgs {
     /// What `peer/kernel_errors.py` printed in the same run.
     #[arg(long, value_name = "FILE")]
     peer: Option<PathBuf>,
+    /// The folder where it put the numbers that it drew; without it others are drawn here.
+    #[arg(long, value_name = "FOLDER")]
+    numbers: Option<PathBuf>,
 }
 
 /// The measurement.
@@ -42,6 +51,7 @@ pub fn main(command: Vec<OsString>) -> ExitCode {
 }
 
 struct Errors {
+    numbers: Option<PathBuf>,
     peer: BTreeMap<String, f64>,
     table: Table,
 }
@@ -66,10 +76,25 @@ impl Errors {
     }
 }
 
-/// Standard normal numbers that bf16 holds exactly.
-fn normal<const D: usize>(shape: [usize; D]) -> TensorData {
-    let x = Tensor::<D>::random(shape, Distribution::Normal(0.0, 1.0), &Device::flex());
-    x.cast(DType::BF16).cast(DType::F64).into_data()
+/// Standard normal numbers that bf16 holds exactly: those of file `name` in `folder`, or new ones.
+fn normal<const D: usize>(
+    folder: Option<&Path>,
+    name: &str,
+    shape: [usize; D],
+) -> Result<TensorData, Failure> {
+    let Some(folder) = folder else {
+        let x = Tensor::<D>::random(shape, Distribution::Normal(0.0, 1.0), &Device::flex());
+        return Ok(x.cast(DType::BF16).cast(DType::F64).into_data());
+    };
+    let path = folder.join(name);
+    let bytes = fs::read(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+    let expected = shape.iter().product::<usize>() * 2;
+    if bytes.len() != expected {
+        let found = bytes.len();
+        return Err(format!("{}: {found} bytes, not {expected}", path.display()).into());
+    }
+    let data = TensorData::from_bytes_vec(bytes, shape, DType::BF16);
+    Ok(data.convert::<f64>())
 }
 
 fn leaf<const D: usize>(data: &TensorData, device: &Device, dtype: DType) -> Tensor<D> {
@@ -84,14 +109,17 @@ fn host<const D: usize>(x: Tensor<D>) -> Result<Vec<f64>, Failure> {
 /// Rows of the values and of the gradients of all inputs.
 macro_rules! measure {
     ($errors:expr, $name:expr, [$($input:ident: $shape:expr),+], $fast:expr, $plain:expr) => {{
-        $(let $input = normal($shape);)+
+        let folder = $errors.numbers.clone();
+        let file_of = |input: &str| format!("{} {input}", $name);
+        $(let $input = normal(folder.as_deref(), &file_of(stringify!($input)), $shape)?;)+
         let mut weight = None;
         let [mut found, mut expected] = [const { Vec::<(&str, Vec<f64>)>::new() }; 2];
         {
             $(let $input = leaf(&$input, &Device::cuda(0), DType::BF16);)+
             #[allow(clippy::redundant_closure_call, reason = "the closure is the macro's argument")]
             let y = ($fast)($($input.clone()),+);
-            let data = weight.get_or_insert_with(|| normal(y.dims())).clone();
+            let data = normal(folder.as_deref(), &file_of("weight"), y.dims())?;
+            weight = Some(data.clone());
             found.push(("values", host(y.clone())?));
             let weight = Tensor::from_data(data, (&y.device(), y.dtype()));
             let grads = (y * weight).sum().backward();
@@ -123,10 +151,11 @@ fn run(args: &ErrorsArgs) -> Result<(), Failure> {
     cuda::start()?;
     let about = "Fused operations on one GPU in bf16 against their definition in f64 on the CPU, on \
                  the same numbers: the norm of the difference over the norm of the result, of values \
-                 and of each input's gradient. PyTorch's own against f64 beside, on other numbers of \
-                 the same distribution.";
+                 and of each input's gradient. PyTorch's own against f64 beside, on the same numbers \
+                 where `--numbers` is given.";
     let mut report = Report::new("kernel-errors", about);
     let mut errors = Errors {
+        numbers: args.numbers.clone(),
         peer: peer_times(args.peer.as_deref())?,
         table: Table::new("Relative errors", &["operation", "megaburn", "PyTorch", "ratio"]),
     };

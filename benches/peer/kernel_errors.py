@@ -1,20 +1,35 @@
 """The errors of PyTorch's fused operations in bf16 against f64, of the shapes of `bench-kernel-errors`:
-prints NAME, a tab, the norm of the difference over the norm of the result."""
+prints NAME, a tab, the norm of the difference over the norm of the result. The numbers that it draws go into
+the folder that is named (NAME INPUT, bf16 in the order of megaburn's shapes), for megaburn to read."""
 
+import pathlib, sys
 import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 
+FOLDER = pathlib.Path(sys.argv[1]) if len(sys.argv) > 1 else None
+
+
+def keep(name, x):
+    """Attention here is [batch, heads, tokens, dim], there [tokens, batch, heads, dim]."""
+    if FOLDER:
+        x = x.permute(2, 0, 1, 3) if name.startswith("attention") else x
+        (FOLDER / name).write_bytes(x.contiguous().cpu().view(torch.int16).numpy().tobytes())
+
+
 def errors(name, fast, plain, **shapes):
     inputs = {key: torch.randn(*shape, device="cuda", dtype=torch.bfloat16)
               for key, shape in shapes.items()}
+    for key, x in inputs.items():
+        keep(f"{name} {key}", x)
     weight, results = None, []
     for function, dtype in ((fast, torch.bfloat16), (plain, torch.float64)):
         leaves = {key: x.detach().to(dtype).requires_grad_() for key, x in inputs.items()}
         y = function(*leaves.values())
         if weight is None:
             weight = torch.randn(y.shape, device="cuda").to(torch.bfloat16)
+            keep(f"{name} weight", weight)
         gradients = torch.autograd.grad(y, list(leaves.values()), weight.to(y.dtype))
         results.append([y.detach(), *gradients])
     for what, found, expected in zip(["values", *shapes], *results):
@@ -40,7 +55,9 @@ def attention(causal):
 
 
 def main():
-    torch.manual_seed(0)
+    torch.seed()
+    if FOLDER:
+        FOLDER.mkdir(parents=True, exist_ok=True)
     for name, causal, d in (("attention causal 128", True, 128), ("attention whole 64", False, 64)):
         errors(name, *attention(causal), q=(1, 8, 700, d), k=(1, 2, 700, d), v=(1, 2, 700, d))
     both = lambda function: (torch.compile(function), function)

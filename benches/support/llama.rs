@@ -8,7 +8,7 @@ use burn::{
 use megaburn::{
     collective::ProcessGroups,
     models::{Decoder, DecoderConfig},
-    optim::{AdamW, AdamWConfig, GradientAccumulator},
+    optim::{AdamW, AdamWConfig, GradientAccumulator, ShardingConfig, ShardingLevel},
     parallel::shard_plan,
     train::TrainConfig,
 };
@@ -97,11 +97,12 @@ impl Megaburn {
         let device = Device::flex().autodiff();
         let model = config.init(&groups.tp, layout.sp, &device)?;
         let plan = shard_plan(&model)?;
+        let sharding = ShardingConfig::new(ShardingLevel::None).init(&model, &groups)?;
         let share = global_batch() / layout.dp;
         let first = groups.dp.rank() * share;
         Ok(Self {
-            grads: GradientAccumulator::new(&model, &plan)?,
-            optimizer: AdamWConfig::new().init()?,
+            grads: GradientAccumulator::new(&model, &plan, &sharding)?,
+            optimizer: AdamWConfig::new().init(&sharding)?,
             batch: batch(seq_len, first..first + share),
             model: Some(model),
             groups,
@@ -133,13 +134,13 @@ impl Megaburn {
         let sum = model.loss(tokens, labels);
         self.grads.reset();
         self.grads.accumulate(&model, &mut sum.backward());
-        self.grads.reduce(&self.groups.dp_cp)?;
+        self.grads.reduce()?;
         self.grads.scale(1.0 / (count * self.groups.dp.size()) as f64);
         if clip == Clip::ToOne {
-            let norm = self.grads.norm(&self.groups.model)?;
+            let norm = self.grads.norm()?;
             self.grads.clip(&norm, 1.0);
         }
-        self.model = Some(self.optimizer.step(LEARNING_RATE, model, &self.grads));
+        self.model = Some(self.optimizer.step(LEARNING_RATE, model, &self.grads)?);
         Ok(())
     }
 }

@@ -49,7 +49,7 @@ fn matrix(world: &Group) -> Result<(), String> {
     let mut alone: BTreeMap<(String, usize), Expected> = BTreeMap::new();
     let mut compared = 0;
     for row in rows.iter().filter(|row| row.layout.world_size() == world.size()) {
-        let Row { model: name, layout, global_batch, micro_batch } = row;
+        let Row { model: name, layout, global_batch, .. } = row;
         let (model, path) = (&models[name], folder.join(format!("{name}.txt")));
         write_random_text(&path, 200 * model.seq_len, seed);
         let data = path.to_str().expect("the folder's name is text");
@@ -61,10 +61,10 @@ fn matrix(world: &Group) -> Result<(), String> {
                 train(config, &one, Layout::SINGLE).map_err(|error| text(&error))?;
             alone.insert(key.clone(), (steps, gather(&[params])));
         }
-        let config = model.config(data, *global_batch, *micro_batch);
-        let found =
-            train(config, world, *layout).map_err(|error| format!("{name}, {layout}: {error}"))?;
-        compare(&found, &alone[&key]).map_err(|error| format!("{name}, {layout}: {error}"))?;
+        let named = |error: String| format!("{}: {error}", row.name());
+        let found = train(row.config(model, data), world, *layout);
+        let found = found.map_err(|error| named(error.to_string()))?;
+        compare(&found, &alone[&key]).map_err(named)?;
         compared += 1;
     }
     remove(&folder);

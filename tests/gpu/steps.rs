@@ -9,7 +9,7 @@ use burn::{
 use megaburn::{
     collective::{Group, ProcessGroups},
     mesh::Layout,
-    optim::{GradientAccumulator, Sum},
+    optim::{GradientAccumulator, Sharding, Sum},
     parallel::{main_grads, read_params, shard_plan},
     train::{RunData, TrainConfig, TrainError, Trainer, config::Dtype},
 };
@@ -95,7 +95,8 @@ fn of_sample(config: &TrainConfig, device: Device, sample: usize) -> Result<Vec<
         all.narrow(0, sample, 1).swap_dims(0, 1)
     };
     let plan = shard_plan(model).map_err(|error| error.to_string())?;
-    let grads = GradientAccumulator::new(model, &plan).map_err(|error| error.to_string())?;
+    let grads = GradientAccumulator::new(model, &plan, &Sharding::none())
+        .map_err(|error| error.to_string())?;
     let mut grads = grads.with_main_grads(main_grads(model));
     grads.reset();
     let loss = model.loss(numbers(7), numbers(11));

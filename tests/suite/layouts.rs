@@ -61,12 +61,11 @@ fn every_layout_trains_as_one_rank_does(
 
     let mut one_rank: BTreeMap<usize, Trained> = BTreeMap::new();
     for row in rows.iter().filter(|row| row.model == name) {
-        let Row { layout, global_batch, micro_batch, .. } = *row;
-        let expected = one_rank.entry(global_batch).or_insert_with(|| {
-            train(model.config(data, global_batch, global_batch), Layout::SINGLE)
-        });
-        let found = train(model.config(data, global_batch, micro_batch), layout);
-        compare(&found, expected, &format!("{name}, {layout}"));
+        let batch = row.global_batch;
+        let expected = one_rank
+            .entry(batch)
+            .or_insert_with(|| train(model.config(data, batch, batch), Layout::SINGLE));
+        compare(&train(row.config(model, data), row.layout), expected, &row.name());
     }
     assert!(one_rank.values().all(|run| run.steps[2].loss != run.steps[0].loss));
 }
@@ -116,6 +115,8 @@ fn the_matrix_covers_what_it_should() {
     assert!((1..=8).all(|dp| all(|row| row.layout.dp).contains(&dp)));
     assert!(rows.iter().all(|row| row.layout.world_size() <= 8));
     assert!(rows.iter().filter(|row| row.layout.sp).any(|row| row.layout.world_size() == 8));
+    assert!((0..=2).all(|zero| all(|row| row.zero.into()).contains(&zero)));
+    assert!(rows.iter().any(|row| row.zero_ranks.is_some_and(|ranks| ranks < row.layout.dp)));
     let micro_batches = all(|row| row.global_batch / row.micro_batch / row.layout.dp);
     assert!([1, 3, 5, 7].iter().all(|odd| micro_batches.contains(odd)), "{micro_batches:?}");
     let run: BTreeSet<_> = rows.iter().map(|row| &row.model).collect();

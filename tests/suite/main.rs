@@ -24,3 +24,4 @@ mod run;
 mod schedules;
 mod text;
 mod tokenizers;
+mod zero;

@@ -27,6 +27,28 @@ pub(crate) struct Row {
     pub(crate) layout: Layout,
     pub(crate) global_batch: usize,
     pub(crate) micro_batch: usize,
+    /// `parallel.zero` and `parallel.zero_ranks`.
+    #[serde(default)]
+    pub(crate) zero: u8,
+    pub(crate) zero_ranks: Option<usize>,
+}
+
+impl Row {
+    /// The run of this row.
+    pub(crate) fn config(&self, model: &Model, data: &str) -> TrainConfig {
+        let mut config = model.config(data, self.global_batch, self.micro_batch);
+        (config.parallel.zero, config.parallel.zero_ranks) = (self.zero, self.zero_ranks);
+        // Several buckets, and parameters that ranks cut.
+        config.parallel.bucket_size = Some(3000);
+        config
+    }
+
+    /// What tells it from others, for messages.
+    pub(crate) fn name(&self) -> String {
+        let Self { model, layout, zero, zero_ranks, .. } = self;
+        let zero = if *zero > 0 { format!(", zero {zero} {zero_ranks:?}") } else { String::new() };
+        format!("{model}, {layout}{zero}")
+    }
 }
 
 #[derive(Deserialize)]

@@ -67,7 +67,7 @@ pub use folder::{clear, prepare};
 pub use hf::{HfDir, HfEntry, HfView, HfWriteOptions, HfWritten, write_hf};
 pub use latest::{Latest, Refused, find_latest, newest};
 pub use manifest::{FileInfo, Manifest, PieceInfo, TensorInfo};
-pub use save::{LazyData, NamedTensor, Snapshot, save};
+pub use save::{LazyData, NamedTensor, Snapshot, is_written_by, save};
 pub use single::save_single;
 pub use source::{TensorHeader, TensorSource};
 pub use tensor_file::TensorFile;

@@ -124,8 +124,7 @@ pub fn save<'a>(
     let name: Option<String> =
         objects::broadcast(world, &name.map(|name| name.to_string_lossy().into_owned()))?;
     let name = name.expect("rank 0 made it");
-    let writes = groups.coords.dp == 0 && groups.coords.cp == 0;
-    let mine = match writes {
+    let mine = match is_written_by(groups) {
         true => write_share(&dir.join(name), world.rank(), tensors),
         false => Ok(Report::default()),
     };
@@ -142,6 +141,11 @@ pub fn save<'a>(
         tracing::warn!("old checkpoints stay: {error}");
     }
     Ok(step_path(dir, snapshot.step))
+}
+
+/// Whether this rank writes a share of a checkpoint: whether [`save`] asks it for tensors.
+pub fn is_written_by(groups: &ProcessGroups) -> bool {
+    groups.coords.dp == 0 && groups.coords.cp == 0
 }
 
 pub(crate) fn write_share<'a>(

@@ -1,4 +1,4 @@
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, ops::Range};
 
 use burn::{
     Tensor,
@@ -9,32 +9,39 @@ use megaburn_kernels::{MainGrad, scaled};
 use megaburn_mesh::{ParamSpec, ShardPlan};
 
 use crate::{
-    OptimError,
+    OptimError, Sharding,
     adamw_config::check_dtype,
     plan::check_plan,
     visit::{FloatVisitor, visit_floats},
 };
 
 /// The gradients of a module's trainable parameters by path, summed over micro-batches and then over
-/// ranks: in f32 whatever the parameters are, unless [told otherwise](Self::with_dtype).
+/// ranks: in f32 whatever the parameters are, unless [told otherwise](Self::with_dtype). Of the sums over
+/// ranks a rank has what its [`Sharding`] says.
 ///
 /// A frozen parameter has no entry; a trainable one that got no gradient counts as zero.
 #[derive(Debug)]
 pub struct GradientAccumulator {
     pub(crate) entries: BTreeMap<String, Entry>,
+    pub(crate) sharding: Sharding,
     /// What every gradient is still to be multiplied with: who reads it does, in the same pass.
     pub(crate) factor: f64,
     /// The same, of what only the GPU knows: `[1]`, f32.
     pub(crate) factor_on_gpu: Option<Tensor<1>>,
 }
 
-/// One parameter's sum. The gradient is flat: `[local elements]`, none for zero.
+/// One parameter's sums, flat; none for zero.
 #[derive(Debug)]
 pub(crate) struct Entry {
     pub(crate) spec: ParamSpec,
     pub(crate) device: Device,
     pub(crate) dtype: DType,
-    pub(crate) grad: Option<Tensor<1>>,
+    /// What of the local parameter this rank keeps the sum over ranks of.
+    pub(crate) kept: Range<usize>,
+    /// This rank's own, which was not summed over ranks yet: `[local elements]`.
+    pub(crate) own: Option<Tensor<1>>,
+    /// Summed over ranks: `[kept]`.
+    pub(crate) sum: Option<Tensor<1>>,
     /// Where the layer that uses the parameter sums a part of its gradient, or all.
     pub(crate) main_grad: Option<MainGrad>,
 }
@@ -48,31 +55,58 @@ impl Entry {
     pub(crate) fn gather(&mut self) {
         let Some(sum) = self.main_grad.as_ref().and_then(MainGrad::take) else { return };
         let sum = sum.flatten(0, 1);
-        self.grad = Some(match self.grad.take() {
-            Some(grad) => grad + sum,
+        self.own = Some(match self.own.take() {
+            Some(own) => own + sum,
             None => sum,
         });
     }
 
-    /// The gradient, zeros if there was none.
-    pub(crate) fn flat(&self) -> Tensor<1> {
-        self.grad
-            .clone()
-            .unwrap_or_else(|| Tensor::zeros([self.num_elements()], (&self.device, self.dtype)))
+    /// Takes this rank's own gradient, zeros if there was none.
+    pub(crate) fn take_own(&mut self) -> Tensor<1> {
+        self.own.take().unwrap_or_else(|| self.zeros(self.num_elements()))
+    }
+
+    /// Adds what ranks have summed of what this one keeps.
+    pub(crate) fn add(&mut self, part: Tensor<1>) {
+        self.sum = Some(match self.sum.take() {
+            Some(sum) => sum + part,
+            None => part,
+        });
+    }
+
+    /// What this rank keeps of the gradient, if it is not zero.
+    pub(crate) fn grad(&self) -> Option<Tensor<1>> {
+        let own = || Some(self.own.clone()?.narrow(0, self.kept.start, self.kept.len()));
+        self.sum.clone().or_else(own)
+    }
+
+    /// The same, zeros if there was none.
+    pub(crate) fn grad_or_zeros(&self) -> Tensor<1> {
+        self.grad().unwrap_or_else(|| self.zeros(self.kept.len()))
+    }
+
+    fn zeros(&self, len: usize) -> Tensor<1> {
+        Tensor::zeros([len], (&self.device, self.dtype))
     }
 }
 
 impl GradientAccumulator {
-    /// Zero gradients for the parameters of `module` that require them.
+    /// Zero gradients for the parameters of `module` that require them, shared out as `sharding` says,
+    /// which was made for it too.
     ///
     /// # Errors
     /// The module has a parameter that the plan lacks, lacks one that it has, or holds one in another
     /// local shape.
-    pub fn new<M: Module>(module: &M, plan: &ShardPlan) -> Result<Self, OptimError> {
+    pub fn new<M: Module>(
+        module: &M,
+        plan: &ShardPlan,
+        sharding: &Sharding,
+    ) -> Result<Self, OptimError> {
         check_plan(module, plan)?;
-        let mut collect = Collect { plan, entries: BTreeMap::new() };
+        let mut collect = Collect { plan, sharding, entries: BTreeMap::new() };
         visit_floats(module, &mut collect);
-        Ok(Self { entries: collect.entries, factor: 1.0, factor_on_gpu: None })
+        let (entries, sharding) = (collect.entries, sharding.clone());
+        Ok(Self { entries, sharding, factor: 1.0, factor_on_gpu: None })
     }
 
     /// Sums in another type than f32, over micro-batches and over ranks: bf16 takes half of the memory
@@ -109,8 +143,9 @@ impl GradientAccumulator {
         self.entries.values_mut().for_each(Entry::gather);
     }
 
-    /// Adds the gradients of one micro-batch, taking them out of `grads`. After the last one comes
-    /// [`reduce`](Self::reduce), which completes the sums, on one rank too.
+    /// Adds the gradients of one micro-batch, taking them out of `grads`. After it comes
+    /// [`end_micro_batch`](Self::end_micro_batch), and after the last one [`reduce`](Self::reduce), which
+    /// completes the sums, on one rank too.
     ///
     /// `module` is the one this was made for, or its successor after updates.
     pub fn accumulate<M: Module>(&mut self, module: &M, grads: &mut Gradients) {
@@ -125,18 +160,18 @@ impl GradientAccumulator {
     /// Sets all gradients to zero, for the next step.
     pub fn reset(&mut self) {
         for entry in self.entries.values_mut() {
-            entry.grad = None;
+            (entry.own, entry.sum) = (None, None);
             entry.main_grad.as_ref().map(MainGrad::take);
         }
         (self.factor, self.factor_on_gpu) = (1.0, None);
     }
 
-    /// The gradient of the parameter at `path`; none for a frozen or unknown one.
+    /// What this rank keeps of the gradient of the parameter at `path`; none for a frozen or unknown one.
     ///
     /// # Shapes
-    /// `[local elements]`, row-major, padding included.
+    /// `[local elements]`, row-major, padding included; less where gradients are shared out.
     pub fn get(&self, path: &str) -> Option<Tensor<1>> {
-        let grad = self.entries.get(path)?.flat().mul_scalar(self.factor);
+        let grad = self.entries.get(path)?.grad_or_zeros().mul_scalar(self.factor);
         Some(match self.factor_on_gpu.clone() {
             Some(factor) => scaled(grad, factor),
             None => grad,
@@ -151,6 +186,7 @@ impl GradientAccumulator {
 
 struct Collect<'a> {
     plan: &'a ShardPlan,
+    sharding: &'a Sharding,
     entries: BTreeMap<String, Entry>,
 }
 
@@ -159,7 +195,9 @@ impl FloatVisitor for Collect<'_> {
         let spec = self.plan.get(&path).expect("the plan was checked").clone();
         if param.val().is_require_grad() {
             let (device, dtype) = (param.val().device().inner(), DType::F32);
-            self.entries.insert(path, Entry { spec, device, dtype, grad: None, main_grad: None });
+            let kept = self.sharding.kept(&path, param.val().shape().num_elements());
+            let (own, sum, main_grad) = (None, None, None);
+            self.entries.insert(path, Entry { spec, device, dtype, kept, own, sum, main_grad });
         }
     }
 }
@@ -174,8 +212,8 @@ impl FloatVisitor for Accumulate<'_> {
         let Some(entry) = self.entries.get_mut(&path) else { return };
         let Some(grad) = param.val().grad_remove(self.grads) else { return };
         let grad = grad.cast(entry.dtype).flatten(0, D - 1);
-        entry.grad = Some(match entry.grad.take() {
-            Some(sum) => sum + grad,
+        entry.own = Some(match entry.own.take() {
+            Some(own) => own + grad,
             None => grad,
         });
     }
@@ -192,7 +230,8 @@ mod tests {
     fn micro_batches_add_up_and_a_missing_gradient_is_zero() {
         let device = Device::default().autodiff();
         let net = Net::new(3, 4, 0, 1, &device);
-        let mut sum = GradientAccumulator::new(&net, &plan_of(3, 4, 0, 1)).unwrap();
+        let mut sum =
+            GradientAccumulator::new(&net, &plan_of(3, 4, 0, 1), &Sharding::none()).unwrap();
         for scale in [1.0f32, 2.5, -0.25] {
             let loss = net.matrix.val().sum().mul_scalar(scale);
             sum.accumulate(&net, &mut loss.backward());
@@ -210,11 +249,12 @@ mod tests {
         let device = Device::default().autodiff();
         let mut net = Net::new(3, 4, 0, 1, &device);
         net.bias = net.bias.set_require_grad(false);
-        let sum = GradientAccumulator::new(&net, &plan_of(3, 4, 0, 1)).unwrap();
+        let sum = GradientAccumulator::new(&net, &plan_of(3, 4, 0, 1), &Sharding::none()).unwrap();
         assert_eq!(sum.paths().collect::<Vec<_>>(), ["matrix"]);
         assert!(sum.get("bias").is_none());
         let frozen = net.no_grad();
-        let sum = GradientAccumulator::new(&frozen, &plan_of(3, 4, 0, 1)).unwrap();
+        let sum =
+            GradientAccumulator::new(&frozen, &plan_of(3, 4, 0, 1), &Sharding::none()).unwrap();
         assert_eq!(sum.paths().count(), 0);
     }
 
@@ -223,7 +263,8 @@ mod tests {
         let device = Device::default().autodiff();
         let mut net = Net::new(2, 2, 0, 1, &device);
         net.matrix = net.matrix.map(|t| t.inner().cast(DType::BF16).autodiff().require_grad());
-        let mut sum = GradientAccumulator::new(&net, &plan_of(2, 2, 0, 1)).unwrap();
+        let mut sum =
+            GradientAccumulator::new(&net, &plan_of(2, 2, 0, 1), &Sharding::none()).unwrap();
         // 256 + 1 is no bf16.
         for scale in [256.0f32, 1.0] {
             let loss = net.matrix.val().sum().mul_scalar(scale);
@@ -231,7 +272,8 @@ mod tests {
         }
         assert_eq!(values(sum.get("matrix").unwrap()), [257.0; 4]);
 
-        let mut narrow = GradientAccumulator::new(&net, &plan_of(2, 2, 0, 1)).unwrap();
+        let mut narrow =
+            GradientAccumulator::new(&net, &plan_of(2, 2, 0, 1), &Sharding::none()).unwrap();
         narrow = narrow.with_dtype(FloatDType::BF16).unwrap();
         for scale in [256.0f32, 1.0] {
             let loss = net.matrix.val().sum().mul_scalar(scale);

@@ -2,18 +2,12 @@ use std::collections::BTreeMap;
 
 use burn::{
     Tensor,
-    module::{Module, ModuleMapper, Param},
     tensor::{DType, FloatDType},
 };
 
 use megaburn_kernels::{AdamwState, AdamwStep, adamw, adamw_scaled};
 
-use crate::{
-    AdamWConfig, GradientAccumulator,
-    accumulator::Entry,
-    masters::{Leaf, flat, wide},
-    visit::Path,
-};
+use crate::{AdamWConfig, GradientAccumulator, Sharding};
 
 /// AdamW on the shards of a rank, its state keyed by path. The formula is `torch.optim.AdamW`'s:
 /// bias correction of both moments, epsilon outside the root, decay decoupled.
@@ -26,9 +20,10 @@ use crate::{
 #[derive(Clone, Debug)]
 pub struct AdamW {
     config: AdamWConfig,
+    pub(crate) sharding: Sharding,
     pub(crate) time: u64,
     pub(crate) moments: BTreeMap<String, Moments>,
-    /// Of parameters whose masters are updated, by path: the values, f32, flat.
+    /// Of parameters whose masters are updated, by path: what this rank keeps of them, f32.
     pub(crate) masters: BTreeMap<String, Tensor<1>>,
 }
 
@@ -41,7 +36,7 @@ pub struct Rates {
     pub weight_decay: f64,
 }
 
-/// The state of one parameter, flat: `[local elements]`.
+/// The state of what a rank keeps of one parameter.
 #[derive(Clone, Debug)]
 pub(crate) struct Moments {
     pub(crate) exp_avg: Tensor<1>,
@@ -50,8 +45,9 @@ pub(crate) struct Moments {
 
 impl AdamW {
     /// Before its first step.
-    pub(crate) fn new(config: AdamWConfig) -> Self {
-        Self { config, time: 0, moments: BTreeMap::new(), masters: BTreeMap::new() }
+    pub(crate) fn new(config: AdamWConfig, sharding: Sharding) -> Self {
+        let (moments, masters) = Default::default();
+        Self { config, sharding, time: 0, moments, masters }
     }
 
     /// The configuration.
@@ -64,110 +60,72 @@ impl AdamW {
         self.time
     }
 
-    /// Updates the parameters that `grads` has, which stay leaves that require gradients; others
-    /// are left as they are.
-    ///
-    /// Arithmetic is in f32 whatever the parameters are. A parameter that is narrower becomes the
-    /// rounding of its f32 master, which is what is updated ([`AdamW::cast_params`]; without one the
-    /// parameter itself is the first); one of [`AdamWConfig::main_params`] is updated itself. Equal
-    /// shards with equal gradients stay bit-identical; padding, whose gradient
-    /// [`GradientAccumulator::reduce`] clears, stays zero.
-    ///
-    /// Where what [`GradientAccumulator::clip`] or [`GradientAccumulator::guard`] were given is not
-    /// finite, everything stays as it is but the count of steps; see [`AdamW::uncount`].
-    pub fn step<M: Module>(&mut self, lr: f64, module: M, grads: &GradientAccumulator) -> M {
-        let rates = Rates { lr, weight_decay: self.config.weight_decay };
-        self.step_with(|_| rates, module, grads)
-    }
-
-    /// The same with the rates of each parameter, by path. Parameters of one dimension do not decay
-    /// here either.
-    pub fn step_with<M: Module>(
-        &mut self,
-        rates: impl Fn(&str) -> Rates,
-        module: M,
-        grads: &GradientAccumulator,
-    ) -> M {
-        self.time += 1;
-        if !grads.factor.is_finite() {
-            return module;
-        }
-        module.map(&mut Step { path: Path::default(), rates, optimizer: self, grads })
-    }
-
     /// Takes back the count of the last step, if there was one, which turned out to have done nothing.
     pub fn uncount(&mut self) {
         self.time = self.time.saturating_sub(1);
     }
-}
 
-struct Step<'a, R> {
-    path: Path,
-    rates: R,
-    optimizer: &'a mut AdamW,
-    grads: &'a GradientAccumulator,
-}
-
-impl<R: Fn(&str) -> Rates> Step<'_, R> {
-    /// Updates one parameter, or its master.
-    fn update(
+    /// Updates what this rank keeps of one parameter, or its master: the new values in the type of the
+    /// `old` ones.
+    pub(crate) fn update(
         &mut self,
-        path: String,
+        path: &str,
+        old: Tensor<1>,
+        grads: &GradientAccumulator,
+        rates: Rates,
+    ) -> Tensor<1> {
+        if !self.has_master(old.dtype()) {
+            return self.update_with(path, old, None, grads, rates).0;
+        }
+        let master = self.masters.remove(path).unwrap_or_else(|| old.clone().cast(DType::F32));
+        // The old values' memory takes the new.
+        let (master, rounded) = self.update_with(path, master, Some(old), grads, rates);
+        self.masters.insert(path.to_string(), master);
+        rounded.expect("it was given what to round to")
+    }
+
+    /// That this rank keeps nothing of a parameter: its state is there, and empty.
+    pub(crate) fn keep_nothing(&mut self, path: &str, nothing: Tensor<1>) {
+        let empty = |dtype: FloatDType| nothing.clone().cast(dtype);
+        let AdamWConfig { exp_avg, exp_avg_sq, .. } = self.config;
+        let moments = Moments { exp_avg: empty(exp_avg), exp_avg_sq: empty(exp_avg_sq) };
+        self.moments.insert(path.to_string(), moments);
+        if self.has_master(nothing.dtype()) {
+            self.masters.insert(path.to_string(), empty(FloatDType::F32));
+        }
+    }
+
+    fn update_with(
+        &mut self,
+        path: &str,
         param: Tensor<1>,
         rounded: Option<Tensor<1>>,
-        entry: &Entry,
+        grads: &GradientAccumulator,
+        rates: Rates,
     ) -> (Tensor<1>, Option<Tensor<1>>) {
-        let Rates { lr, weight_decay } = (self.rates)(&path);
-        let Self { grads, ref mut optimizer, .. } = *self;
-        let AdamWConfig { beta_1, beta_2, epsilon, .. } = optimizer.config;
-        let grad = entry.flat();
+        let entry = &grads.entries[path];
+        let AdamWConfig { beta_1, beta_2, epsilon, .. } = self.config;
         let zeros = |dtype: FloatDType| {
-            Tensor::zeros([entry.num_elements()], (&entry.device, DType::from(dtype)))
+            Tensor::zeros([entry.kept.len()], (&entry.device, DType::from(dtype)))
         };
-        let old = optimizer.moments.remove(&path).unwrap_or_else(|| Moments {
-            exp_avg: zeros(optimizer.config.exp_avg),
-            exp_avg_sq: zeros(optimizer.config.exp_avg_sq),
+        let old = self.moments.remove(path).unwrap_or_else(|| Moments {
+            exp_avg: zeros(self.config.exp_avg),
+            exp_avg_sq: zeros(self.config.exp_avg_sq),
         });
+        let Rates { lr, weight_decay } = rates;
         let weight_decay = if entry.spec.decays() { weight_decay } else { 0.0 };
-        let (time, grad_factor) = (optimizer.time, grads.factor);
+        let (time, grad_factor) = (self.time, grads.factor);
         let step = AdamwStep { lr, beta_1, beta_2, epsilon, weight_decay, grad_factor, time };
         let Moments { exp_avg, exp_avg_sq } = old;
         let old = AdamwState { param, exp_avg, exp_avg_sq, rounded };
+        let grad = entry.grad_or_zeros();
         let new = match grads.factor_on_gpu.clone() {
             Some(factor) => adamw_scaled(old, grad, factor, &step),
             None => adamw(old, grad, &step),
         };
         let AdamwState { param, exp_avg, exp_avg_sq, rounded } = new;
-        optimizer.moments.insert(path, Moments { exp_avg, exp_avg_sq });
+        self.moments.insert(path.to_string(), Moments { exp_avg, exp_avg_sq });
         (param, rounded)
-    }
-}
-
-impl<R: Fn(&str) -> Rates> ModuleMapper for Step<'_, R> {
-    fn enter_module(&mut self, name: &str, _container_type: &str) {
-        self.path.enter(name);
-    }
-
-    fn exit_module(&mut self, _name: &str, _container_type: &str) {
-        self.path.exit();
-    }
-
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let path = self.path.text();
-        let Some(entry) = self.grads.entries.get(&path) else { return param };
-        param.map(|tensor| {
-            let leaf = Leaf::of(&tensor);
-            let master = self.optimizer.masters.remove(&path);
-            if !self.optimizer.has_master(leaf.dtype) {
-                return leaf.with(self.update(path, flat(tensor), None, entry).0);
-            }
-            let value = master.unwrap_or_else(|| wide(tensor.clone()));
-            // The old values' memory takes the new.
-            let old = Some(flat(tensor));
-            let (value, rounded) = self.update(path.clone(), value, old, entry);
-            self.optimizer.masters.insert(path, value.clone());
-            leaf.with(rounded.unwrap_or(value))
-        })
     }
 }
 
@@ -210,8 +168,9 @@ mod tests {
     ) {
         let device = Device::default().autodiff();
         let mut net = Net::new(rows, cols, 0, 1, &device);
-        let mut grads = GradientAccumulator::new(&net, &plan_of(rows, cols, 0, 1)).unwrap();
-        let mut optimizer = config.init().unwrap();
+        let mut grads =
+            GradientAccumulator::new(&net, &plan_of(rows, cols, 0, 1), &Sharding::none()).unwrap();
+        let mut optimizer = config.init(&Sharding::none()).unwrap();
         let start = |p: f32| Torch { p: f64::from(p), ..Default::default() };
         let all = |net: &Net| [values(net.matrix.val()), values(net.bias.val())];
         let mut expected = all(&net).map(|ps| ps.into_iter().map(start).collect::<Vec<_>>());
@@ -222,7 +181,7 @@ mod tests {
             grads.accumulate(&net, &mut loss.backward());
             let before = all(&net);
             let lr = lr / f64::from(t);
-            net = optimizer.step(lr, net, &grads);
+            net = optimizer.step(lr, net, &grads).unwrap();
             for (which, decay) in [(0, config.weight_decay), (1, 0.0)] {
                 let after = &all(&net)[which];
                 for (i, torch) in expected[which].iter_mut().enumerate() {
@@ -251,11 +210,13 @@ mod tests {
         };
         let step = |rates: &dyn Fn(&str) -> Rates| {
             let net = net();
-            let mut grads = GradientAccumulator::new(&net, &plan_of(2, 4, 0, 1)).unwrap();
+            let mut grads =
+                GradientAccumulator::new(&net, &plan_of(2, 4, 0, 1), &Sharding::none()).unwrap();
             let loss = net.matrix.val().sum() + net.bias.val().sum();
             grads.accumulate(&net, &mut loss.backward());
-            let mut optimizer = AdamWConfig::new().with_epsilon(1e-12).init().unwrap();
-            let net = optimizer.step_with(rates, net, &grads);
+            let mut optimizer =
+                AdamWConfig::new().with_epsilon(1e-12).init(&Sharding::none()).unwrap();
+            let net = optimizer.step_with(rates, net, &grads).unwrap();
             [values(net.matrix.val())[0], values(net.bias.val())[0]]
         };
         // The first update is the learning rate; a bias does not decay whatever its rates say.
@@ -272,8 +233,9 @@ mod tests {
         let device = Device::default().autodiff();
         let mut net = Net::new(3, 4, 0, 1, &device);
         net.bias = net.bias.set_require_grad(false);
-        let mut grads = GradientAccumulator::new(&net, &plan_of(3, 4, 0, 1)).unwrap();
-        let mut optimizer = AdamWConfig::new().init().unwrap();
+        let mut grads =
+            GradientAccumulator::new(&net, &plan_of(3, 4, 0, 1), &Sharding::none()).unwrap();
+        let mut optimizer = AdamWConfig::new().init(&Sharding::none()).unwrap();
         let (bias, id) = (values(net.bias.val()), net.matrix.id);
         for _ in 0..3 {
             let before = values(net.matrix.val());
@@ -281,7 +243,7 @@ mod tests {
             grads.reset();
             grads.accumulate(&net, &mut loss.backward());
             assert_eq!(values(grads.get("matrix").unwrap()), [3.0; 12]);
-            net = optimizer.step(1e-2, net, &grads);
+            net = optimizer.step(1e-2, net, &grads).unwrap();
             assert!(net.matrix.val().is_require_grad() && net.matrix.val().is_autodiff());
             assert_ne!(values(net.matrix.val()), before);
         }
@@ -297,13 +259,13 @@ mod tests {
         net.matrix =
             net.matrix.map(|t| t.inner().slice_fill([1..4, 0..6], 0.0).autodiff().require_grad());
         let plan = plan_of(5, 6, 1, 2);
-        let mut grads = GradientAccumulator::new(&net, &plan).unwrap();
-        let mut optimizer = AdamWConfig::new().init().unwrap();
+        let mut grads = GradientAccumulator::new(&net, &plan, &Sharding::none()).unwrap();
+        let mut optimizer = AdamWConfig::new().init(&Sharding::none()).unwrap();
         for _ in 0..3 {
             grads.reset();
             grads.accumulate(&net, &mut net.matrix.val().exp().sum().backward());
-            grads.reduce(&megaburn_collective::Group::single(0)).unwrap();
-            net = optimizer.step(1e-1, net, &grads);
+            grads.reduce().unwrap();
+            net = optimizer.step(1e-1, net, &grads).unwrap();
         }
         let matrix = values(net.matrix.val());
         assert_eq!(matrix[6..], [0.0; 18]);

@@ -1,6 +1,6 @@
 use burn::{config::Config, tensor::FloatDType};
 
-use crate::{AdamW, OptimError};
+use crate::{AdamW, OptimError, Sharding};
 
 /// [`AdamW`] configuration; the defaults are those of large language models. The learning rate is
 /// given to each step.
@@ -34,12 +34,12 @@ pub struct AdamWConfig {
 }
 
 impl AdamWConfig {
-    /// The optimizer, before its first step.
+    /// The optimizer, before its first step; of its state a rank keeps what `sharding` says.
     ///
     /// # Errors
     /// A beta outside `[0, 1)`, an epsilon that is not positive, a negative weight decay, state in f16
     /// (whose smallest numbers a squared gradient easily falls below) or f64.
-    pub fn init(&self) -> Result<AdamW, OptimError> {
+    pub fn init(&self, sharding: &Sharding) -> Result<AdamW, OptimError> {
         let check = |name, value: f64, ok: bool, must_be| {
             if ok { Ok(()) } else { Err(OptimError::BadConfig { name, value, must_be }) }
         };
@@ -51,7 +51,7 @@ impl AdamWConfig {
         check_dtype("main_params", self.main_params)?;
         check_dtype("exp_avg", self.exp_avg)?;
         check_dtype("exp_avg_sq", self.exp_avg_sq)?;
-        Ok(AdamW::new(self.clone()))
+        Ok(AdamW::new(self.clone(), sharding.clone()))
     }
 }
 
@@ -75,7 +75,7 @@ mod tests {
             (AdamWConfig::new().with_epsilon(0.0), "epsilon is 0; it must be positive"),
             (AdamWConfig::new().with_weight_decay(-0.1), "weight_decay is -0.1"),
         ] {
-            let error = config.init().unwrap_err().to_string();
+            let error = config.init(&Sharding::none()).unwrap_err().to_string();
             assert!(error.contains(message), "{error}");
         }
         for (config, message) in [
@@ -89,7 +89,7 @@ mod tests {
                 "exp_avg_sq cannot be kept in F16",
             ),
         ] {
-            let error = config.init().unwrap_err().to_string();
+            let error = config.init(&Sharding::none()).unwrap_err().to_string();
             assert!(error.contains(message) && error.contains("F32 or BF16"), "{error}");
         }
     }

@@ -8,7 +8,7 @@ use burn::{
 use crate::{AdamW, GradientAccumulator, OptimError, adamw::Moments};
 
 /// The two tensors of state that AdamW keeps of a parameter; named as PyTorch names them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Moment {
     /// The decaying mean of gradients.
     First,
@@ -34,7 +34,8 @@ impl AdamW {
     /// there is none.
     ///
     /// # Shapes
-    /// `[local elements]`: the local parameter, row-major, padding included.
+    /// `[local elements]`: the local parameter, row-major, padding included; less where the state is shared
+    /// out.
     pub fn state_tensors(&self) -> impl Iterator<Item = (&str, Moment, Tensor<1>)> {
         self.moments.iter().flat_map(|(path, moments)| {
             [
@@ -74,7 +75,7 @@ impl AdamW {
                     Moment::Second => self.config().exp_avg_sq,
                 };
                 let wide = Tensor::<1>::from_data(data, (&entry.device, DType::F32));
-                Ok::<_, E>(wide.cast(dtype))
+                Ok::<_, E>(self.sharding.cut(path, wide).cast(dtype))
             };
             let (exp_avg, exp_avg_sq) = (load(Moment::First)?, load(Moment::Second)?);
             moments.insert(path.clone(), Moments { exp_avg, exp_avg_sq });
@@ -92,7 +93,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        AdamWConfig,
+        AdamWConfig, Sharding,
         testing::{Net, plan_of, values},
     };
 
@@ -101,7 +102,7 @@ mod tests {
             grads.reset();
             let loss = net.matrix.val().exp().sum() + net.bias.val().square().sum();
             grads.accumulate(&net, &mut loss.backward());
-            optimizer.step(1e-2, net, grads)
+            optimizer.step(1e-2, net, grads).unwrap()
         })
     }
 
@@ -109,8 +110,9 @@ mod tests {
     fn saved_and_loaded_state_continues_bit_for_bit() {
         let device = Device::default().autodiff();
         let net = Net::new(3, 4, 0, 1, &device);
-        let mut grads = GradientAccumulator::new(&net, &plan_of(3, 4, 0, 1)).unwrap();
-        let mut optimizer = AdamWConfig::new().init().unwrap();
+        let mut grads =
+            GradientAccumulator::new(&net, &plan_of(3, 4, 0, 1), &Sharding::none()).unwrap();
+        let mut optimizer = AdamWConfig::new().init(&Sharding::none()).unwrap();
         assert_eq!(optimizer.state_tensors().count(), 0);
         let net = train(net, &mut optimizer, &mut grads, 3);
 
@@ -119,7 +121,7 @@ mod tests {
             .map(|(path, moment, t)| ((path.to_string(), moment.name()), t.into_data()))
             .collect();
         assert_eq!(saved.len(), 4);
-        let mut resumed = AdamWConfig::new().init().unwrap();
+        let mut resumed = AdamWConfig::new().init(&Sharding::none()).unwrap();
         let read = |path: &str, moment: Moment| {
             Ok::<_, OptimError>(saved[&(path.to_string(), moment.name())].clone())
         };
@@ -135,8 +137,9 @@ mod tests {
     #[test]
     fn state_of_another_size_is_refused_and_nothing_changes() {
         let net = Net::new(3, 4, 0, 1, &Device::default().autodiff());
-        let grads = GradientAccumulator::new(&net, &plan_of(3, 4, 0, 1)).unwrap();
-        let mut optimizer = AdamWConfig::new().init().unwrap();
+        let grads =
+            GradientAccumulator::new(&net, &plan_of(3, 4, 0, 1), &Sharding::none()).unwrap();
+        let mut optimizer = AdamWConfig::new().init(&Sharding::none()).unwrap();
         let short = |_: &str, _: Moment| Ok::<_, OptimError>(TensorData::from([1.0f32; 5]));
         let error = optimizer.load_state(2, &grads, short).unwrap_err().to_string();
         assert!(error.contains("`exp_avg` of `bias` has 5 elements of F32"), "{error}");

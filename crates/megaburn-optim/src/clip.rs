@@ -71,7 +71,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        AdamWConfig,
+        AdamWConfig, Sharding,
         testing::{Net, plan_of, values},
     };
 
@@ -79,14 +79,14 @@ mod tests {
     fn net(of_matrix: f32) -> (Net, GradientAccumulator) {
         let device = Device::default().autodiff();
         let net = Net::new(2, 2, 0, 1, &device);
-        let mut grads = GradientAccumulator::new(&net, &plan_of(2, 2, 0, 1)).unwrap();
+        let mut grads =
+            GradientAccumulator::new(&net, &plan_of(2, 2, 0, 1), &Sharding::none()).unwrap();
         grads.accumulate(&net, &mut net.matrix.val().sum().mul_scalar(of_matrix).backward());
         (net, grads)
     }
 
     fn norm(grads: &GradientAccumulator, on_gpu: bool) -> GradNorm {
-        let group = Group::single(0);
-        if on_gpu { grads.norm_on_gpu(&group) } else { grads.norm(&group) }.unwrap()
+        if on_gpu { grads.norm_on_gpu() } else { grads.norm() }.unwrap()
     }
 
     #[rstest]
@@ -114,10 +114,10 @@ mod tests {
         #[values(false, true)] of_loss: bool,
     ) {
         let (mut net, mut grads) = net(1.0);
-        let mut optimizer = AdamWConfig::new().init().unwrap();
-        net = optimizer.step(1e-2, net, &grads);
+        let mut optimizer = AdamWConfig::new().init(&Sharding::none()).unwrap();
+        net = optimizer.step(1e-2, net, &grads).unwrap();
         if !of_loss {
-            grads.entries.get_mut("bias").unwrap().grad =
+            grads.entries.get_mut("bias").unwrap().sum =
                 Some(Tensor::from_floats([0.0, bad], &Device::default()));
         }
         let norm = norm(&grads, on_gpu);
@@ -135,7 +135,7 @@ mod tests {
             params.into_iter().chain(moments).collect::<Vec<_>>()
         };
         let before = state(&net, &optimizer);
-        net = optimizer.step(1e-2, net, &grads);
+        net = optimizer.step(1e-2, net, &grads).unwrap();
         optimizer.uncount();
         assert_eq!(state(&net, &optimizer), before);
         assert_eq!(optimizer.time(), 1);
@@ -156,7 +156,8 @@ mod tests {
             }
             grads.skip_above(&norm, threshold);
             let before = values(net.matrix.val());
-            net = AdamWConfig::new().init().unwrap().step(1e-2, net, &grads);
+            let mut optimizer = AdamWConfig::new().init(&Sharding::none()).unwrap();
+            net = optimizer.step(1e-2, net, &grads).unwrap();
             assert_eq!(values(net.matrix.val()) == before, is_above, "{threshold}");
         }
     }

@@ -29,6 +29,10 @@ pub enum OptimError {
         "optimizer state `{moment}` of `{path}` has {found} elements of {dtype}, and the parameter {expected} of F32 on this rank"
     )]
     State { moment: &'static str, path: String, found: usize, dtype: String, expected: usize },
+    #[error(
+        "{ranks} ranks cannot share what {replicas} data- and context-parallel ranks hold copies of; take a divisor of {replicas}"
+    )]
+    BadSharding { ranks: usize, replicas: usize },
     #[error("the gradients cannot be read: {why}")]
     Device { why: String },
     #[error(transparent)]

@@ -2,9 +2,10 @@
 //!
 //! ```text
 //! backward ─▶ GradientAccumulator::accumulate   f32, every micro-batch
-//!             ::reduce(dp x cp)                 one sum over the ranks that hold the same shard
+//!             ::end_micro_batch                 summed over ranks now, where gradients are shared out
+//!             ::reduce                          else one sum over the ranks that hold the same shard
 //!             ::scale(1 / tokens)               the loss is a sum over tokens, divided once
-//!             ::norm(tp x pp)                   each logical element once, the same on every rank
+//!             ::norm                            each logical element once, the same on every rank
 //!             ::clip                            Megatron's coefficient
 //!             AdamW::step                       the module with its parameters updated
 //! ```
@@ -15,6 +16,9 @@
 //! All of it is in f32 unless told otherwise, and computed in f32 always. Parameters that are narrower
 //! ([`AdamW::cast_params`]) are roundings of f32 masters that the optimizer keeps: an update smaller
 //! than the distance of two bf16 numbers would otherwise be lost.
+//!
+//! Ranks that hold the same shard need not all keep everything: [`Sharding`] says what of optimizer state
+//! and gradients is whose (ZeRO).
 //!
 //! What an update uses, [`LrSchedule`] and [`WeightDecaySchedule`], are pure functions of the samples
 //! trained on. f16 runs scale their loss ([`LossScaler`]).
@@ -33,10 +37,13 @@ mod norm;
 mod plan;
 mod reduce;
 mod schedule;
+mod sharding;
+mod step;
 mod sum;
 #[cfg(test)]
 mod testing;
 mod visit;
+mod whole;
 
 pub use accumulator::GradientAccumulator;
 pub use adamw::{AdamW, Rates};
@@ -46,4 +53,6 @@ pub use error::OptimError;
 pub use loss_scaler::{LossScaleConfig, LossScaler};
 pub use norm::GradNorm;
 pub use schedule::{Decay, LrSchedule, WeightDecaySchedule, WeightDecayStyle, WsdStyle};
+pub use sharding::{Sharding, ShardingConfig, ShardingLevel};
 pub use sum::Sum;
+pub use whole::{StateTensor, WholeState};

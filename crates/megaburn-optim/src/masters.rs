@@ -13,15 +13,18 @@ impl AdamW {
     /// a trainable parameter is now stays here in f32: its master. [`AdamW::step`] updates masters,
     /// and a parameter is its master rounded to nearest. So call it with the f32 values that a run
     /// starts from, and again whenever others are put into the module. A parameter that is in `dtype`
-    /// already stays as it is, and so does its master.
+    /// already stays as it is, and so does its master. Of masters a rank keeps what its
+    /// [`Sharding`](crate::Sharding) says.
     pub fn cast_params<M: Module>(&mut self, module: M, dtype: FloatDType) -> M {
         module.map(&mut Cast { path: Path::default(), dtype: dtype.into(), optimizer: self })
     }
 
-    /// The f32 master of the parameter at `path`; none if the parameter itself is updated, or frozen.
+    /// What this rank keeps of the f32 master of the parameter at `path`; none if the parameter itself is
+    /// updated, or frozen.
     ///
     /// # Shapes
-    /// `[local elements]`: the local parameter, row-major, padding included.
+    /// `[local elements]`: the local parameter, row-major, padding included; less where the optimizer's
+    /// state is shared out.
     pub fn master(&self, path: &str) -> Option<Tensor<1>> {
         self.masters.get(path).cloned()
     }
@@ -43,26 +46,28 @@ pub(crate) fn wide<const D: usize>(tensor: Tensor<D>) -> Tensor<1> {
 }
 
 /// What makes a new value stand where a parameter stood.
-pub(crate) struct Leaf<const D: usize> {
+#[derive(Clone, Debug)]
+pub(crate) struct Leaf {
     pub(crate) dtype: DType,
-    shape: [usize; D],
+    shape: Vec<usize>,
     strategy: Option<GradientCheckpointingStrategy>,
     pub(crate) requires_grad: bool,
 }
 
-impl<const D: usize> Leaf<D> {
-    pub(crate) fn of(tensor: &Tensor<D>) -> Self {
+impl Leaf {
+    pub(crate) fn of<const D: usize>(tensor: &Tensor<D>) -> Self {
         Self {
             dtype: tensor.dtype(),
-            shape: tensor.dims(),
+            shape: tensor.dims().to_vec(),
             strategy: tensor.gradient_checkpointing_strategy(),
             requires_grad: tensor.is_require_grad(),
         }
     }
 
     /// The flat `value`, rounded to the nearest.
-    pub(crate) fn with(&self, value: Tensor<1>) -> Tensor<D> {
-        let value = value.reshape(self.shape).cast(self.dtype);
+    pub(crate) fn with<const D: usize>(&self, value: Tensor<1>) -> Tensor<D> {
+        let shape: [usize; D] = self.shape.as_slice().try_into().expect("it is the same tensor's");
+        let value = value.reshape(shape).cast(self.dtype);
         match self.strategy {
             None => value,
             Some(strategy) => value
@@ -98,7 +103,9 @@ impl ModuleMapper for Cast<'_> {
             let value = wide(tensor);
             optimizer.masters.remove(&path.text());
             if leaf.requires_grad && optimizer.has_master(*dtype) {
-                optimizer.masters.insert(path.text(), value.clone());
+                let path = path.text();
+                let master = optimizer.sharding.cut(&path, value.clone());
+                optimizer.masters.insert(path, master);
             }
             leaf.with(value)
         })
@@ -112,7 +119,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        AdamWConfig, GradientAccumulator,
+        AdamWConfig, GradientAccumulator, Sharding,
         testing::{Net, plan_of, values},
     };
 
@@ -124,7 +131,8 @@ mod tests {
     fn cast_net(dtype: FloatDType) -> (Net, AdamW, [Vec<f32>; 2]) {
         let net = Net::new(3, 4, 0, 1, &Device::default().autodiff());
         let before = [values(net.matrix.val()), values(net.bias.val())];
-        let mut optimizer = AdamWConfig::new().with_weight_decay(0.0).init().unwrap();
+        let mut optimizer =
+            AdamWConfig::new().with_weight_decay(0.0).init(&Sharding::none()).unwrap();
         let net = optimizer.cast_params(net, dtype);
         (net, optimizer, before)
     }
@@ -133,7 +141,7 @@ mod tests {
     fn step(net: Net, optimizer: &mut AdamW, grads: &mut GradientAccumulator, lr: f64) -> Net {
         grads.reset();
         grads.accumulate(&net, &mut net.matrix.val().sum().backward());
-        optimizer.step(lr, net, grads)
+        optimizer.step(lr, net, grads).unwrap()
     }
 
     fn rounded(values: &[f32], dtype: FloatDType) -> Vec<f32> {
@@ -161,9 +169,11 @@ mod tests {
     fn small_steps_move_the_master_and_in_the_end_the_parameter(#[case] dtype: FloatDType) {
         let mut net = Net::new(3, 4, 0, 1, &Device::default().autodiff());
         net.matrix = net.matrix.map(|t| t.inner().ones_like().autodiff().require_grad());
-        let mut optimizer = AdamWConfig::new().with_weight_decay(0.0).init().unwrap();
+        let mut optimizer =
+            AdamWConfig::new().with_weight_decay(0.0).init(&Sharding::none()).unwrap();
         net = optimizer.cast_params(net, dtype);
-        let mut grads = GradientAccumulator::new(&net, &plan_of(3, 4, 0, 1)).unwrap();
+        let mut grads =
+            GradientAccumulator::new(&net, &plan_of(3, 4, 0, 1), &Sharding::none()).unwrap();
         for taken in 1..=100 {
             net = step(net, &mut optimizer, &mut grads, 1e-4);
             let (master, matrix) = (values(optimizer.master("matrix").unwrap()), &net.matrix);
@@ -188,13 +198,13 @@ mod tests {
         plain.matrix =
             plain.matrix.map(|_| set(&matrix).inner().reshape([3, 4]).autodiff().require_grad());
         plain.bias = plain.bias.map(|_| set(&bias));
-        let mut without = with_masters.config().init().unwrap();
+        let mut without = with_masters.config().init(&Sharding::none()).unwrap();
         let plan = plan_of(3, 4, 0, 1);
-        let mut grads = GradientAccumulator::new(&plain, &plan).unwrap();
+        let mut grads = GradientAccumulator::new(&plain, &plan, &Sharding::none()).unwrap();
         for _ in 0..5 {
             // The gradient is the same for both: it does not depend on the values.
             plain = step(plain, &mut without, &mut grads, 1e-2);
-            narrow = with_masters.step(1e-2, narrow, &grads);
+            narrow = with_masters.step(1e-2, narrow, &grads).unwrap();
         }
         assert_eq!(values(with_masters.master("matrix").unwrap()), values(plain.matrix.val()));
         assert_eq!(
@@ -209,7 +219,7 @@ mod tests {
         let mut net = Net::new(3, 4, 0, 1, &Device::default().autodiff());
         net.bias = net.bias.set_require_grad(false);
         let matrix = values(net.matrix.val());
-        let mut optimizer = AdamWConfig::new().init().unwrap();
+        let mut optimizer = AdamWConfig::new().init(&Sharding::none()).unwrap();
         net = optimizer.cast_params(net, FloatDType::F32);
         assert!(optimizer.masters.is_empty());
         net = optimizer.cast_params(net, FloatDType::BF16);

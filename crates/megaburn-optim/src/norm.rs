@@ -1,10 +1,9 @@
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, ops::Range};
 
 use burn::tensor::{DType, Tensor};
-use megaburn_collective::Group;
 use megaburn_kernels::{is_on_gpu, partial_sums_of_squares};
 
-use crate::{GradientAccumulator, OptimError, Sum, accumulator::Entry};
+use crate::{GradientAccumulator, OptimError, Sum, accumulator::Entry, sharding::joined};
 
 /// The L2 norm of a gradient, which on GPUs the host has not waited for.
 #[derive(Clone, Debug)]
@@ -49,42 +48,39 @@ impl GradientAccumulator {
     /// # Errors
     /// See [`megaburn_collective::CollectiveError`].
     /// # Collective
-    /// All members of `group` (tp x pp, [`megaburn_collective::ProcessGroups::model`]); one number.
+    /// All ranks that hold the model between them, or shares of it; one number.
     /// # Determinism
     /// On CPUs summed in f64, in path order and then rank order; on GPUs squares are summed in f32
     /// over stretches, those in f64. Either way bit-identical on every rank of the world.
-    pub fn norm(&self, group: &Group) -> Result<GradNorm, OptimError> {
-        let on_gpu = |entry: &Entry| match &entry.grad {
-            Some(grad) => is_on_gpu(grad),
-            None => is_on_gpu(&Tensor::<1>::zeros([1], &entry.device)),
-        };
+    pub fn norm(&self) -> Result<GradNorm, OptimError> {
         // A rank's parameters are all in one place.
-        if self.entries.values().next().is_some_and(on_gpu) {
-            return self.norm_on_gpu(group);
+        let first = self.entries.values().next();
+        if first.is_some_and(|entry| is_on_gpu(&Tensor::<1>::zeros([1], &entry.device))) {
+            return self.norm_on_gpu();
         }
         let squares = self.entries.values().map(owned_squares).sum();
-        Ok(GradNorm { squares: Sum::known(squares, group)?, factor: self.factor })
+        Ok(GradNorm { squares: Sum::known(squares, self.sharding.norm())?, factor: self.factor })
     }
 
     /// The same, by tensors that nobody reads.
-    pub(crate) fn norm_on_gpu(&self, group: &Group) -> Result<GradNorm, OptimError> {
-        let sums = self.entries.values().flat_map(|entry| match &entry.grad {
+    pub(crate) fn norm_on_gpu(&self) -> Result<GradNorm, OptimError> {
+        let sums = self.entries.values().flat_map(|entry| match entry.grad() {
             Some(grad) => owned_sums(entry, grad),
             None => vec![Tensor::zeros([1], (&entry.device, DType::F32))],
         });
-        let squares = Sum::on_gpu(Tensor::cat(sums.collect(), 0), group)?;
+        let squares = Sum::on_gpu(Tensor::cat(sums.collect(), 0), self.sharding.norm())?;
         Ok(GradNorm { squares, factor: self.factor })
     }
 
-    /// The paths whose gradients on this rank are not finite, to say where it went wrong. Before
-    /// [`GradientAccumulator::reduce`] gradients are the rank's own.
+    /// The paths whose gradients are not finite of those that this rank has not summed over ranks yet, to
+    /// say where it went wrong: call it before [`GradientAccumulator::end_micro_batch`].
     ///
     /// # Errors
     /// The device cannot be read.
     pub fn find_non_finite(&mut self) -> Result<BTreeSet<&str>, OptimError> {
         self.gather();
         let grads =
-            self.entries.iter().filter_map(|(path, entry)| Some((path, entry.grad.clone()?)));
+            self.entries.iter().filter_map(|(path, entry)| Some((path, entry.own.clone()?)));
         // Zero, or NaN: where the gradients are, and read together.
         let poison = |grad: Tensor<1>| grad.cast(DType::F32).mul_scalar(0.0).sum();
         let (paths, sums): (Vec<_>, Vec<_>) =
@@ -106,17 +102,17 @@ impl GradientAccumulator {
 
 /// Sums of squares of the elements that this rank owns, on its GPU, where none is read; not finite if
 /// any held one is not.
-fn owned_sums(entry: &Entry, grad: &Tensor<1>) -> Vec<Tensor<1>> {
+fn owned_sums(entry: &Entry, grad: Tensor<1>) -> Vec<Tensor<1>> {
     let shard = &entry.spec.shard;
     let all = partial_sums_of_squares(grad.clone());
-    if shard.pieces.iter().all(|piece| piece.replica == 0) {
+    if shard.pieces.iter().all(|piece| piece.replica == 0) || entry.kept.is_empty() {
         return vec![all];
     }
     // Zeros, or NaN if a copy that is not counted holds one.
     let mut sums = vec![all.mul_scalar(0.0)];
     let inner: usize = shard.global_shape.iter().skip(shard.dim + 1).product();
     let row = shard.local_len * inner;
-    let rows = grad.clone().reshape([-1, row as i64]);
+    let rows = whole_rows(grad, &entry.kept, row);
     for piece in shard.owned() {
         let [start, end] = [piece.local.start, piece.local.end].map(|at| at * inner);
         let owned = rows.clone().narrow(1, start, end - start);
@@ -125,14 +121,26 @@ fn owned_sums(entry: &Entry, grad: &Tensor<1>) -> Vec<Tensor<1>> {
     sums
 }
 
+/// What is kept of a tensor, as the rows that it touches: `[rows, row]`, zeros where none is kept.
+fn whole_rows(part: Tensor<1>, kept: &Range<usize>, row: usize) -> Tensor<2> {
+    let gap = |len| Tensor::zeros([len], (&part.device(), part.dtype()));
+    let [front, back] = [kept.start % row, kept.end.next_multiple_of(row) - kept.end]
+        .map(|len| (len > 0).then(|| gap(len)));
+    let parts = front.into_iter().chain([part.clone()]).chain(back);
+    joined(parts.collect()).reshape([-1, row as i64])
+}
+
 /// The sum of squares of the elements that this rank owns; not finite if any held one is not.
 fn owned_squares(entry: &Entry) -> f64 {
-    let Some(grad) = entry.grad.clone() else { return 0.0 };
+    let Some(grad) = entry.grad() else { return 0.0 };
     let values = host(grad);
+    let kept = &entry.kept;
     let mut sum = 0.0;
     for piece in entry.spec.shard.owned() {
         entry.spec.shard.for_each_run(piece, |local, _, len| {
-            sum += values[local..local + len].iter().map(|&g| f64::from(g).powi(2)).sum::<f64>();
+            let [start, end] =
+                [local, local + len].map(|at| at.clamp(kept.start, kept.end) - kept.start);
+            sum += values[start..end].iter().map(|&g| f64::from(g).powi(2)).sum::<f64>();
         });
     }
     // Zero, or NaN if a copy that is not counted holds one.
@@ -152,7 +160,10 @@ mod tests {
     use rstest::rstest;
 
     use super::*;
-    use crate::testing::{Net, cut, plan_of};
+    use crate::{
+        Sharding, ShardingConfig, ShardingLevel,
+        testing::{Net, cut, plan_of},
+    };
 
     /// A gradient of the whole model, its largest element far above the others.
     fn whole(path: &str, len: usize) -> Vec<f32> {
@@ -160,40 +171,50 @@ mod tests {
     }
 
     /// The norm on every rank under a layout; `spoil(rank)` may change what a rank holds.
-    fn norms(layout: &str, on_gpu: bool, spoil: impl Fn(usize, &mut Vec<f32>) + Sync) -> Vec<f64> {
+    fn norms(
+        layout: &str,
+        level: ShardingLevel,
+        on_gpu: bool,
+        spoil: impl Fn(usize, &mut Vec<f32>) + Sync,
+    ) -> Vec<f64> {
         let layout: Layout = layout.parse().unwrap();
         let ranks = run_threads(layout.world_size(), GroupOptions::default(), |world| {
             let groups = ProcessGroups::new(&world, layout)?;
             let (rank, tp) = (groups.tp.rank(), groups.tp.size());
             let device = Device::default().autodiff();
-            let net = Net::new(5, 12, rank, tp, &device);
-            let plan = plan_of(5, 12, rank, tp);
-            let mut grads = GradientAccumulator::new(&net, &plan)?;
+            let net = Net::new(5, 120, rank, tp, &device);
+            let plan = plan_of(5, 120, rank, tp);
+            let sharding = ShardingConfig::new(level).init(&net, &groups)?;
+            let mut grads = GradientAccumulator::new(&net, &plan, &sharding)?;
             for (path, entry) in &mut grads.entries {
                 let shard = &plan.get(path).unwrap().shard;
                 let mut local = cut(shard, &whole(path, shard.num_global()));
                 spoil(world.rank(), &mut local);
-                entry.grad = Some(Tensor::from_data(local.as_slice(), &device.clone().inner()));
+                let local = Tensor::from_floats(local.as_slice(), &device.clone().inner());
+                entry.sum = Some(local.slice([entry.kept.clone()]));
             }
-            if on_gpu { grads.norm_on_gpu(&groups.model) } else { grads.norm(&groups.model) }?
-                .read()
+            if on_gpu { grads.norm_on_gpu() } else { grads.norm() }?.read()
         });
         ranks.into_iter().map(Result::unwrap).collect()
     }
 
     #[rstest]
-    #[case("dp1")]
-    #[case("tp2")]
-    #[case("tp4")]
-    #[case("tp2-dp2")]
-    #[case("tp3")]
+    #[case("dp1", ShardingLevel::None)]
+    #[case("tp2", ShardingLevel::None)]
+    #[case("tp4", ShardingLevel::None)]
+    #[case("tp2-dp2", ShardingLevel::None)]
+    #[case("tp2-dp2", ShardingLevel::Optimizer)]
+    #[case("dp3", ShardingLevel::Optimizer)]
+    #[case("tp4-dp2", ShardingLevel::Gradients)]
+    #[case("tp3", ShardingLevel::None)]
     fn each_logical_element_counts_once_on_every_rank(
         #[case] layout: &str,
+        #[case] level: ShardingLevel,
         #[values((false, 1e-12), (true, 1e-6))] (on_gpu, tolerance): (bool, f64),
     ) {
-        let elements = [whole("matrix", 60), whole("bias", 12)].concat();
+        let elements = [whole("matrix", 600), whole("bias", 120)].concat();
         let expected = elements.iter().map(|&g| f64::from(g).powi(2)).sum::<f64>().sqrt();
-        let norms = norms(layout, on_gpu, |_, _| {});
+        let norms = norms(layout, level, on_gpu, |_, _| {});
         assert!((norms[0] - expected).abs() < tolerance * expected, "{} {expected}", norms[0]);
         assert!(norms.iter().all(|norm| norm.to_bits() == norms[0].to_bits()), "{norms:?}");
     }
@@ -204,8 +225,8 @@ mod tests {
         #[values(false, true)] on_gpu: bool,
     ) {
         // Under tp4 the bias has two units: rank 1 holds a copy of what rank 0 owns.
-        let norms = norms("tp4", on_gpu, |rank, local| {
-            if rank == 1 && local.len() == 6 {
+        let norms = norms("tp4", ShardingLevel::None, on_gpu, |rank, local| {
+            if rank == 1 && local.len() == 60 {
                 local[2] = bad;
             }
         });
@@ -216,11 +237,12 @@ mod tests {
     fn bad_gradients_are_named() {
         let device = Device::default().autodiff();
         let net = Net::new(3, 4, 0, 1, &device);
-        let mut grads = GradientAccumulator::new(&net, &plan_of(3, 4, 0, 1)).unwrap();
+        let plan = plan_of(3, 4, 0, 1);
+        let mut grads = GradientAccumulator::new(&net, &plan, &Sharding::none()).unwrap();
         assert!(grads.find_non_finite().unwrap().is_empty());
         let loss = net.matrix.val().sum().mul_scalar(f32::MAX).mul_scalar(2.0);
         grads.accumulate(&net, &mut loss.backward());
         assert!(grads.find_non_finite().unwrap().into_iter().eq(["matrix"]));
-        assert!(!grads.norm(&Group::single(0)).unwrap().read().unwrap().is_finite());
+        assert!(!grads.norm().unwrap().read().unwrap().is_finite());
     }
 }

@@ -1,67 +1,93 @@
 use burn::Tensor;
-use megaburn_collective::{Group, ReduceOp, tensors};
+use megaburn_collective::{ReduceOp, tensors};
 
-use crate::{GradientAccumulator, OptimError, accumulator::Entry};
-
-/// Elements (16 MiB of f32) that are reduced at once: bounds the memory beside the gradients.
-const BUCKET: usize = 4 << 20;
+use crate::{
+    GradientAccumulator, OptimError, ShardingLevel,
+    accumulator::Entry,
+    sharding::{Bucket, Slot},
+};
 
 impl GradientAccumulator {
-    /// Sums the gradients over the ranks that hold the same shards, and sets the gradients of
-    /// padding to zero.
+    /// Where gradients are shared out, sums what came since the last call over the ranks that hold the
+    /// same shards, and keeps this rank's share. Else does nothing. Call it after each micro-batch.
     ///
     /// # Errors
     /// See [`megaburn_collective::CollectiveError`].
     /// # Collective
-    /// All members of `group` (dp x cp); sends every gradient, in path order, in buckets of 4 Mi
-    /// elements.
-    pub fn reduce(&mut self, group: &Group) -> Result<(), OptimError> {
-        self.reduce_by(group, BUCKET)
+    /// As [`reduce`](Self::reduce).
+    pub fn end_micro_batch(&mut self) -> Result<(), OptimError> {
+        match self.sharding.level() {
+            ShardingLevel::None | ShardingLevel::Optimizer => Ok(()),
+            ShardingLevel::Gradients => self.reduce_own(),
+        }
     }
 
-    fn reduce_by(&mut self, group: &Group, bucket: usize) -> Result<(), OptimError> {
-        self.gather();
-        if group.size() > 1 {
-            let mut entries: Vec<&mut Entry> = self.entries.values_mut().collect();
-            let mut rest = entries.as_mut_slice();
-            while !rest.is_empty() {
-                let (now, later) = rest.split_at_mut(bucket_len(rest, bucket));
-                reduce_bucket(now, group)?;
-                rest = later;
-            }
+    /// Sums the gradients over the ranks that hold the same shards, and keeps this rank's share. The
+    /// gradients of padding become zero. Call it after the last micro-batch.
+    ///
+    /// # Errors
+    /// See [`megaburn_collective::CollectiveError`].
+    /// # Collective
+    /// All data- and context-parallel ranks; sends every gradient, in buckets, those that backward gives
+    /// first in front.
+    /// # Determinism
+    /// On CPUs summed in rank order: what a rank keeps is, bit for bit, what it is without sharding.
+    pub fn reduce(&mut self) -> Result<(), OptimError> {
+        match self.sharding.level() {
+            ShardingLevel::None | ShardingLevel::Optimizer => self.reduce_own(),
+            ShardingLevel::Gradients => Ok(()),
         }
+    }
+
+    fn reduce_own(&mut self) -> Result<(), OptimError> {
+        self.gather();
         self.entries.values_mut().for_each(clear_padding);
+        let sharding = self.sharding.clone();
+        if sharding.num_shares() == 1 && sharding.copies().size() == 1 {
+            self.entries.values_mut().for_each(|entry| {
+                if let Some(own) = entry.own.take() {
+                    entry.add(own);
+                }
+            });
+            return Ok(());
+        }
+        // All are on their way before the first is waited for.
+        let mut started = Vec::with_capacity(sharding.buckets().len());
+        for bucket in sharding.buckets() {
+            let whole = self.take_own(bucket);
+            started.push(tensors::start_reduce_scatter(whole, ReduceOp::Sum, sharding.share())?);
+        }
+        for (bucket, share) in sharding.buckets().iter().zip(started) {
+            let share = tensors::all_reduce(share.wait(), ReduceOp::Sum, sharding.copies())?;
+            self.add_share(bucket, share);
+        }
         Ok(())
     }
-}
 
-/// How many of the next entries fit into a bucket; at least one.
-fn bucket_len(entries: &[&mut Entry], bucket: usize) -> usize {
-    let mut sum = 0;
-    let fits = entries.iter().take_while(|entry| {
-        sum += entry.num_elements();
-        sum <= bucket
-    });
-    fits.count().max(1)
-}
-
-fn reduce_bucket(entries: &mut [&mut Entry], group: &Group) -> Result<(), OptimError> {
-    let flat = Tensor::cat(entries.iter_mut().map(|entry| take(entry)).collect(), 0);
-    let sum = tensors::all_reduce(flat, ReduceOp::Sum, group)?;
-    let mut start = 0;
-    for entry in entries {
-        let len = entry.num_elements();
-        entry.grad = Some(sum.clone().narrow(0, start, len));
-        start += len;
+    /// This rank's own gradients of a bucket.
+    fn take_own(&mut self, bucket: &Bucket) -> Tensor<1> {
+        let first = self.entry(&bucket.slots[0]);
+        let place = (first.device.clone(), first.dtype);
+        let zeros = |len| Tensor::zeros([len], (&place.0, place.1));
+        bucket.join(0..bucket.len, |slot, _| self.entry(slot).take_own(), zeros)
     }
-    Ok(())
-}
 
-/// The gradient, leaving none: the bucket holds it now.
-fn take(entry: &mut Entry) -> Tensor<1> {
-    let flat = entry.flat();
-    entry.grad = None;
-    flat
+    /// Adds what ranks have summed of this rank's share of a bucket.
+    fn add_share(&mut self, bucket: &Bucket, share: Tensor<1>) {
+        let start = self.sharding.share_of(bucket).start;
+        for slot in &bucket.slots {
+            let entry = self.entry(slot);
+            let kept = entry.kept.clone();
+            if !kept.is_empty() {
+                let at = slot.start + kept.start - start;
+                entry.add(share.clone().narrow(0, at, kept.len()));
+            }
+        }
+    }
+
+    fn entry(&mut self, slot: &Slot) -> &mut Entry {
+        self.entries.get_mut(&slot.path).expect("the sharding was made for the same module")
+    }
 }
 
 /// Padding belongs to no element of the model: with a zero gradient it stays zero for ever.
@@ -73,7 +99,7 @@ fn clear_padding(entry: &mut Entry) {
     if held * inner == row {
         return;
     }
-    entry.grad = entry.grad.take().map(|grad| {
+    entry.own = entry.own.take().map(|grad| {
         let shape = grad.shape();
         let outer = shape.num_elements() / row;
         grad.reshape([outer, row]).slice_fill([0..outer, held * inner..row], 0.0).reshape(shape)
@@ -84,29 +110,38 @@ fn clear_padding(entry: &mut Entry) {
 mod tests {
     use burn::tensor::Device;
     use megaburn_collective::{GroupOptions, ProcessGroups, run_threads};
+    use megaburn_mesh::Layout;
     use rstest::rstest;
 
     use super::*;
-    use crate::testing::{Net, plan_of, values};
+    use crate::{
+        ShardingConfig,
+        testing::{Net, plan_of, values},
+    };
 
     #[rstest]
-    #[case(1, BUCKET)]
-    #[case(2, BUCKET)]
-    #[case(3, 7)]
-    #[case(3, 1)]
+    #[case("dp1", None)]
+    #[case("dp2", None)]
+    #[case("dp3", Some(20))]
+    #[case("dp3", Some(1))]
     fn gradients_are_summed_over_ranks_whatever_the_bucket(
-        #[case] ranks: usize,
-        #[case] bucket: usize,
+        #[case] layout: &str,
+        #[case] bucket: Option<usize>,
     ) {
+        let layout: Layout = layout.parse().unwrap();
+        let ranks = layout.world_size();
         let results = run_threads(ranks, GroupOptions::default(), |world| {
             let device = Device::default().autodiff();
             let net = Net::new(3, 6, 0, 1, &device);
-            let mut sum = GradientAccumulator::new(&net, &plan_of(3, 6, 0, 1))?;
+            let groups = ProcessGroups::new(&world, layout)?;
+            let config = ShardingConfig::new(ShardingLevel::None).with_bucket(bucket);
+            let sharding = config.init(&net, &groups)?;
+            let mut sum = GradientAccumulator::new(&net, &plan_of(3, 6, 0, 1), &sharding)?;
             let mine = (world.rank() + 1) as f32;
             let loss = net.matrix.val().sum().mul_scalar(mine)
                 + net.bias.val().sum().mul_scalar(10.0 * mine);
             sum.accumulate(&net, &mut loss.backward());
-            sum.reduce_by(&world, bucket)?;
+            sum.reduce()?;
             Ok::<_, OptimError>(["matrix", "bias"].map(|path| values(sum.get(path).unwrap())))
         });
         let total = (ranks * (ranks + 1) / 2) as f32;
@@ -123,9 +158,10 @@ mod tests {
             let device = Device::default().autodiff();
             let rank = world.rank();
             let net = Net::new(5, 6, rank, 2, &device);
-            let mut sum = GradientAccumulator::new(&net, &plan_of(5, 6, rank, 2))?;
+            let sharding = ShardingConfig::new(ShardingLevel::None).init(&net, &groups)?;
+            let mut sum = GradientAccumulator::new(&net, &plan_of(5, 6, rank, 2), &sharding)?;
             sum.accumulate(&net, &mut net.matrix.val().sum().backward());
-            sum.reduce(&groups.dp_cp)?;
+            sum.reduce()?;
             Ok::<_, OptimError>(values(sum.get("matrix").unwrap()))
         });
         let results: Vec<_> = results.into_iter().map(Result::unwrap).collect();

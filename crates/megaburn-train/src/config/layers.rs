@@ -93,13 +93,17 @@ impl ConfigLayers {
         self.with_value("train.steps", value.into(), format!("`--steps {steps}`"))
     }
 
-    /// Adds `--layout L`, which replaces all of `[parallel]`.
+    /// Adds `--layout L`, which replaces all of `[parallel]` that is about layouts.
     ///
     /// # Errors
     /// A layout that cannot be.
     pub fn with_layout(mut self, text: &str) -> Result<Self, TrainError> {
         let parallel = ParallelConfig::from_layout(text)?;
-        let table = Table::try_from(parallel).expect("a section is a table");
+        let mut table = Table::try_from(parallel).expect("a section is a table");
+        if let Some(Value::Table(before)) = self.merged.remove("parallel") {
+            let stays = |key: &String| ParallelConfig::BESIDE_LAYOUT.contains(&key.as_str());
+            table.extend(before.into_iter().filter(|(key, _)| stays(key)));
+        }
         self.merged.insert("parallel".into(), table.into());
         Ok(self)
     }

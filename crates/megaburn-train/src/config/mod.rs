@@ -113,6 +113,7 @@ impl TrainConfig {
     /// Whether the model, the sequence and the batch can be split over a layout.
     fn fits(&self, layout: &Layout) -> Result<(), TrainError> {
         layout.fits(&self.model.shape(self.data.seq_len))?;
+        self.parallel.shares(layout)?;
         self.train.num_micro_batches(layout.dp).map(drop)
     }
 

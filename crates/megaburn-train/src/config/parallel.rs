@@ -1,4 +1,5 @@
 use megaburn_mesh::Layout;
+use megaburn_optim::{ShardingConfig, ShardingLevel};
 use serde::{Deserialize, Serialize};
 
 use super::check::require;
@@ -29,13 +30,30 @@ pub struct ParallelConfig {
     /// Sequence parallelism. Default: on if tp > 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sp: Option<bool>,
+    /// What data-parallel ranks keep only a share of (ZeRO's stages): 0 nothing, 1 the optimizer's state,
+    /// 2 gradients as well.
+    pub zero: u8,
+    /// Ranks that share it out, neighbours; so many by so many hold copies. Default: all data- and
+    /// context-parallel ranks.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub zero_ranks: Option<usize>,
+    /// Gradients, or parameters, that data-parallel ranks send at once. Default: the larger of 40 million
+    /// and a million for each of them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bucket_size: Option<usize>,
 }
 
 impl Default for ParallelConfig {
     fn default() -> Self {
-        Self { ranks: None, tp: None, cp: 1, pp: 1, dp: None, ep: 1, etp: 1, sp: None }
+        let (ranks, tp, dp, sp) = (None, None, None, None);
+        let (zero_ranks, bucket_size) = (None, None);
+        Self { ranks, tp, cp: 1, pp: 1, dp, ep: 1, etp: 1, sp, zero: 0, zero_ranks, bucket_size }
     }
 }
+
+/// What the stages of ZeRO share out.
+const STAGES: [ShardingLevel; 3] =
+    [ShardingLevel::None, ShardingLevel::Optimizer, ShardingLevel::Gradients];
 
 /// Rank threads that nobody said a number of.
 const THREADS: usize = 4;
@@ -46,6 +64,9 @@ const USUAL_TP: [usize; 2] = [2, 1];
 const MAX_DEGREE: usize = u16::MAX as usize;
 
 impl ParallelConfig {
+    /// The keys of which a layout text says nothing.
+    pub(super) const BESIDE_LAYOUT: [&str; 3] = ["zero", "zero_ranks", "bucket_size"];
+
     /// The section that a layout text stands for. A text without `dp` still fills the world of a
     /// launcher; without one it takes as few ranks as the other degrees allow.
     ///
@@ -64,7 +85,23 @@ impl ParallelConfig {
             ep,
             etp,
             sp: Some(sp),
+            ..Self::default()
         })
+    }
+
+    /// Whether the ranks that hold copies of each other can share them as `zero_ranks` says.
+    pub(super) fn shares(&self, layout: &Layout) -> Result<(), TrainError> {
+        let Some(ranks) = self.zero_ranks else { return Ok(()) };
+        let copies = layout.dp * layout.cp;
+        let rule = format!("a divisor of {copies}, the data- and context-parallel ranks");
+        require(copies.is_multiple_of(ranks), "parallel.zero_ranks", ranks, rule)
+    }
+
+    /// What data-parallel ranks share out between them.
+    pub(crate) fn sharding(&self) -> ShardingConfig {
+        ShardingConfig::new(STAGES[usize::from(self.zero)])
+            .with_ranks(self.zero_ranks)
+            .with_bucket(self.bucket_size)
     }
 
     /// The layout on `world` ranks (`None`: no launcher says how many).
@@ -143,7 +180,12 @@ impl ParallelConfig {
         degree("parallel.pp", self.pp)?;
         degree("parallel.dp", self.dp.unwrap_or(1))?;
         degree("parallel.ep", self.ep)?;
-        degree("parallel.etp", self.etp)
+        degree("parallel.etp", self.etp)?;
+        degree("parallel.zero_ranks", self.zero_ranks.unwrap_or(1))?;
+        let stages = "0 (nothing is shared out), 1 (optimizer state) or 2 (gradients as well)";
+        require(usize::from(self.zero) < STAGES.len(), "parallel.zero", self.zero, stages)?;
+        let size = self.bucket_size.unwrap_or(1);
+        require(size > 0, "parallel.bucket_size", size, "at least 1")
     }
 }
 
@@ -198,6 +240,9 @@ mod tests {
 
     #[rstest]
     #[case("tp = 0", None, "`parallel.tp` is 0: it must be from 1 to 65535")]
+    #[case("zero = 3", None, "`parallel.zero` is 3: it must be 0 (nothing is shared out), 1")]
+    #[case("zero_ranks = 0", None, "`parallel.zero_ranks` is 0: it must be from 1 to")]
+    #[case("bucket_size = 0", None, "`parallel.bucket_size` is 0: it must be at least 1")]
     #[case("cp = 0", None, "`parallel.cp` is 0: it must be from 1 to 65535")]
     #[case("pp = 0", None, "`parallel.pp` is 0: it must be from 1 to 65535")]
     #[case("dp = 0", None, "`parallel.dp` is 0: it must be from 1 to 65535")]

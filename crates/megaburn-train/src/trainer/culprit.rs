@@ -31,12 +31,13 @@ impl Trainer {
     /// nothing for it, where Megatron looks at each bucket of each step
     /// (`--check-for-nan-in-loss-and-grad`); what went wrong once and not again is not found.
     ///
-    /// None if every gradient is finite this time.
+    /// Every rank holds its own sum of all gradients meanwhile, where they are shared out too. None if every
+    /// gradient is finite this time.
     ///
     /// # Collective
     /// All ranks; a forward and backward pass, and a name.
     pub(super) fn culprit(&mut self) -> Result<Option<Culprit>, TrainError> {
-        self.accumulate_gradients();
+        self.accumulate_gradients(|_| Ok(()))?;
         let model = self.model.as_ref().expect("the model is only away during an update");
         let order = lazy_params(model).into_iter().map(|param| param.path);
         let bad = self.grads.find_non_finite()?;
@@ -52,9 +53,11 @@ impl Trainer {
 
 #[cfg(test)]
 mod tests {
+    use burn::tensor::TensorData;
+    use megaburn_parallel::read_params;
     use rstest::rstest;
 
-    use crate::trainer::testing::{poison, trainers};
+    use crate::trainer::testing::{poison, trainers_with};
 
     #[rstest]
     // Where the loss is lost, so is everything; ranks 2 and 3 compute with each other's.
@@ -65,13 +68,19 @@ mod tests {
         #[case] rank: usize,
         #[case] param: &str,
         #[case] text: &str,
+        #[values("parallel.zero=0", "parallel.zero=1", "parallel.zero=2")] zero: &str,
     ) {
-        let errors = trainers(layout, |mut trainer| {
+        let errors = trainers_with(zero, layout, |mut trainer| {
             trainer.step()?;
             if trainer.groups.world.rank() == rank {
                 poison(&mut trainer, param, f32::NAN);
             }
+            let before = read_params(trainer.model());
             let error = trainer.step().unwrap_err();
+            let bits = |params: Vec<(String, TensorData)>| -> Vec<Vec<u8>> {
+                params.into_iter().map(|(_, data)| data.as_bytes().to_vec()).collect()
+            };
+            assert!(bits(before) == bits(read_params(trainer.model())), "a weight has changed");
             assert_eq!(trainer.progress().step, 1);
             Ok(error.to_string())
         });

@@ -30,7 +30,8 @@ struct Difference {
 impl Trainer {
     /// Compares what ranks hold copies of: data-parallel replicas all parameters, tensor-parallel
     /// ranks norms, biases and replicated heads. They are updated alike and stay equal to the bit,
-    /// unless hardware fails. Of narrower parameters the masters are compared.
+    /// unless hardware fails. Of narrower parameters the masters are compared, where ranks have copies of
+    /// those.
     ///
     /// Source: Megatron-LM `--check-weight-hash-across-dp-replicas-interval`.
     ///
@@ -42,12 +43,14 @@ impl Trainer {
         let mut mine = Vec::new();
         for param in lazy_params(self.model()) {
             let path = param.path.clone();
-            let data = match self.optimizer.master(&path) {
+            let shard = &self.plan.get(&path).expect("the plan was checked").shard;
+            let local: usize = shard.local_shape().iter().product();
+            let master = self.optimizer.master(&path);
+            let data = match master.filter(|master| master.dims() == [local]) {
                 Some(master) => to_host(master),
                 None => param.read(),
             };
             let data = data.map_err(|why| TrainError::Device { why })?;
-            let shard = &self.plan.get(&path).expect("the plan was checked").shard;
             mine.extend(held(&path, shard, data.as_bytes()));
         }
         let world = &self.groups.world;

@@ -2,11 +2,12 @@ use std::collections::BTreeMap;
 
 use burn::tensor::{DType, FloatDType, Tensor, TensorData};
 use megaburn_checkpoint::{
-    Checkpoint, CheckpointError, NamedTensor, Snapshot, clear, find_latest, prepare, save,
+    Checkpoint, CheckpointError, NamedTensor, Snapshot, clear, find_latest, is_written_by, prepare,
+    save,
 };
 use megaburn_mesh::ShardSpec;
 use megaburn_models::source::ModelSource;
-use megaburn_optim::{LossScaler, Moment};
+use megaburn_optim::{LossScaler, Moment, StateTensor, WholeState};
 use megaburn_parallel::{lazy_params, load_params};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -62,19 +63,23 @@ impl Trainer {
             trainer: serde_json::to_value(self.state()).expect("numbers are always JSON"),
         };
         let shard = |path: &str| &self.plan.get(path).expect("the plan was checked").shard;
+        let WholeState { mut masters, moments } =
+            self.optimizer.whole_state(is_written_by(&self.groups))?;
+        let read = |state: StateTensor| state.read().map_err(|error| error.to_string());
         // A tensor comes to the host when it is written.
         let params = lazy_params(self.model()).into_iter().map(|param| {
             let (name, shard) = (format!("model.{}", param.path), shard(&param.path));
-            match self.optimizer.master(&param.path) {
-                Some(master) => lazy(name, shard, master.dtype(), move || to_host(master)),
+            match masters.remove(&param.path) {
+                Some(master) => lazy(name, shard, master.dtype(), move || read(master)),
                 None => lazy(name, shard, param.dtype, move || param.read()),
             }
         });
-        let moments = self.optimizer.state_tensors().map(|(path, moment, tensor)| {
+        let params: Vec<_> = params.collect();
+        let moments = moments.into_iter().map(|((moment, path), state)| {
             let name = format!("{}.{path}", moment.name());
-            lazy(name, shard(path), tensor.dtype(), move || to_host(tensor))
+            lazy(name, shard(&path), state.dtype(), move || read(state))
         });
-        let tensors = params.chain(moments);
+        let tensors = params.into_iter().chain(moments);
         let keep = self.config.train.keep_checkpoints;
         save(&self.checkpoints(), keep, &self.groups, &snapshot, tensors)?;
         Ok(())

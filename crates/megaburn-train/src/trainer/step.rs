@@ -3,7 +3,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use megaburn_optim::{GradNorm, LossScaler, OptimError, Sum};
+use megaburn_optim::{GradNorm, GradientAccumulator, LossScaler, OptimError, Sum};
 
 use crate::{
     TrainError,
@@ -52,19 +52,20 @@ impl Trainer {
     pub fn step(&mut self) -> Result<StepMetrics, TrainError> {
         let started = Instant::now();
         let samples = self.next_batch().global_batch_size() as u64;
-        let (losses, loss_factor) = self.accumulate_gradients();
+        let (losses, loss_factor) =
+            self.accumulate_gradients(GradientAccumulator::end_micro_batch)?;
         let reduce = range("reduce");
-        self.grads.reduce(&self.groups.dp_cp)?;
+        self.grads.reduce()?;
         let tokens = losses.tokens_over(&self.groups.dp_cp)?;
         self.grads.scale(1.0 / (loss_factor * tokens.max(1.0)));
-        let norm = self.grads.norm(&self.groups.model)?;
+        let norm = self.grads.norm()?;
         let loss = losses.sum_over(&self.groups.dp_cp)?;
         drop(reduce);
         let progress = self.progress;
         let trained = progress.consumed_samples - progress.skipped_samples + samples;
         let rates = self.schedules.rates(trained);
         self.grads.guard(&loss);
-        self.update(&rates, &norm);
+        self.update(&rates, &norm)?;
         self.enqueued = started.elapsed();
         // The host has only enqueued so far; here it waits for the device.
         let outcome = self.outcome(&loss, &norm, tokens);
@@ -164,9 +165,12 @@ impl Trainer {
         self.next_batch().num_micro_batches()
     }
 
-    /// Forward and backward over this rank's micro-batches. Gradients are those of the loss (a sum over
-    /// tokens) times the number that is returned.
-    pub(super) fn accumulate_gradients(&mut self) -> (Losses, f64) {
+    /// Forward and backward over this rank's micro-batches, `end` behind each. Gradients are those of the
+    /// loss (a sum over tokens) times the number that is returned.
+    pub(super) fn accumulate_gradients(
+        &mut self,
+        end: impl Fn(&mut GradientAccumulator) -> Result<(), OptimError>,
+    ) -> Result<(Losses, f64), TrainError> {
         self.grads.reset();
         let batch = self.next_batch();
         // As if the loss were a mean over all tokens, whose gradients f16 holds more easily.
@@ -188,11 +192,12 @@ impl Trainer {
             };
             let model = self.model.as_ref().expect("the model is only away during an update");
             self.grads.accumulate(model, &mut grads);
+            end(&mut self.grads)?;
         }
-        (losses, factor.unwrap_or(1.0))
+        Ok((losses, factor.unwrap_or(1.0)))
     }
 
-    fn update(&mut self, rates: &StepRates, norm: &GradNorm) {
+    fn update(&mut self, rates: &StepRates, norm: &GradNorm) -> Result<(), TrainError> {
         let _update = range("update");
         let OptimizerConfig { clip_grad, grad_norm_skip_threshold, .. } = self.config.optimizer;
         self.grads.clip(norm, if clip_grad > 0.0 { clip_grad } else { f64::INFINITY });
@@ -200,7 +205,8 @@ impl Trainer {
             self.grads.skip_above(norm, grad_norm_skip_threshold);
         }
         let model = self.model.take().expect("the model is only away during an update");
-        self.model = Some(self.optimizer.step_with(|path| rates.of(path), model, &self.grads));
+        self.model = Some(self.optimizer.step_with(|path| rates.of(path), model, &self.grads)?);
+        Ok(())
     }
 
     /// What the device told.

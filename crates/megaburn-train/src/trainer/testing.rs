@@ -29,12 +29,21 @@ pub(super) fn trainers<T: Send>(
     layout: &str,
     body: impl Fn(Trainer) -> Result<T, TrainError> + Sync,
 ) -> Vec<T> {
+    trainers_with("parallel.zero=0", layout, body)
+}
+
+/// The same with a key set.
+pub(super) fn trainers_with<T: Send>(
+    set: &str,
+    layout: &str,
+    body: impl Fn(Trainer) -> Result<T, TrainError> + Sync,
+) -> Vec<T> {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("text.txt");
     std::fs::write(&file, "It was the best of times. ".repeat(100)).unwrap();
     let layers = ConfigLayers::new().with_text("testing.rs", CONFIG).unwrap();
     let layers = layers.with_data(&file.to_string_lossy()).unwrap().with_layout(layout).unwrap();
-    let config = Arc::new(layers.load().unwrap());
+    let config = Arc::new(layers.with_set(set).unwrap().load().unwrap());
     let data = Arc::new(RunData::load(&config).unwrap());
     let layout = config.layout(None).unwrap();
     let ranks = run_threads(layout.world_size(), GroupOptions::default(), |world| {

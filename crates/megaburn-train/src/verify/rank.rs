@@ -5,7 +5,7 @@ use burn::{
 use megaburn_collective::{ProcessGroups, ReduceOp};
 use megaburn_mesh::{ShardPlan, ShardSpec};
 use megaburn_models::{Decoder, ModelError};
-use megaburn_optim::{AdamW, GradientAccumulator};
+use megaburn_optim::{AdamW, GradientAccumulator, ShardingConfig, ShardingLevel};
 use megaburn_parallel::{main_grads, shard_plan};
 
 use super::{Reference, reference::IGNORED};
@@ -15,6 +15,7 @@ use crate::{TrainError, config::Dtype, failure::read};
 pub(super) struct Rank<'a> {
     reference: &'a Reference,
     model: Decoder,
+    grads: GradientAccumulator,
     optimizer: AdamW,
     plan: ShardPlan,
     groups: ProcessGroups,
@@ -49,29 +50,31 @@ impl<'a> Rank<'a> {
         let source = &reference.source;
         let model = source.config().init(&groups.tp, groups.layout().sp, device)?;
         let plan = shard_plan(&model).map_err(ModelError::from)?;
-        let mut optimizer = reference.optimizer.adamw().init()?;
+        let sharding = ShardingConfig::new(ShardingLevel::None).init(&model, &groups)?;
+        let mut optimizer = reference.optimizer.adamw().init(&sharding)?;
         let model = optimizer.cast_params(source.load(model, &plan)?, dtype.into());
         let [tokens, labels] =
             reference.batch(&device.clone().inner()).map(|all| share(all, &groups));
-        Ok(Self { reference, model, optimizer, plan, groups, tokens, labels })
+        let grads = GradientAccumulator::new(&model, &plan, &sharding)?;
+        // As the trainer does, so that its way of summing gradients is what is compared.
+        let grads = grads.with_main_grads(main_grads(&model));
+        Ok(Self { reference, model, grads, optimizer, plan, groups, tokens, labels })
     }
 
     /// Compares the logits, then trains on the one batch for as many steps as the reference.
     pub(super) fn run(mut self) -> Result<Found, TrainError> {
         let logits = self.logits_difference()?;
-        let grads = GradientAccumulator::new(&self.model, &self.plan)?;
-        // As the trainer does, so that its way of summing gradients is what is compared.
-        let mut grads = grads.with_main_grads(main_grads(&self.model));
         let steps = self.reference.numbers("train_losses")?.map_or(1, |losses| losses.len());
         let (mut first, mut losses) = (None, Vec::new());
         for _ in 0..steps.max(1) {
-            losses.push(self.backward(&mut grads)?);
-            first.get_or_insert_with(|| self.local(&grads));
+            losses.push(self.backward()?);
+            first.get_or_insert_with(|| self.local());
             if let Some(max_norm) = self.reference.optimizer.clip {
-                let norm = grads.norm(&self.groups.model)?;
-                grads.clip(&norm, max_norm);
+                let norm = self.grads.norm()?;
+                self.grads.clip(&norm, max_norm);
             }
-            self.model = self.optimizer.step(self.reference.optimizer.lr, self.model, &grads);
+            let lr = self.reference.optimizer.lr;
+            self.model = self.optimizer.step(lr, self.model, &self.grads)?;
         }
         Ok(Found { logits, grads: first.expect("there is a first step"), losses })
     }
@@ -93,7 +96,7 @@ impl<'a> Rank<'a> {
     }
 
     /// Returns the mean loss; its gradients are in `grads` then.
-    fn backward(&self, grads: &mut GradientAccumulator) -> Result<f64, TrainError> {
+    fn backward(&mut self) -> Result<f64, TrainError> {
         let dp = &self.groups.dp;
         let sum = self.model.loss(self.tokens.clone(), self.labels.clone());
         let labels = self.labels.to_data();
@@ -101,15 +104,16 @@ impl<'a> Rank<'a> {
         let mine = read(sum.clone().inner())?;
         let all = dp.all_reduce([mine, count as f64].into(), ReduceOp::Sum)?;
         let all: Vec<f64> = all.try_to_vec().expect("f64 went in");
-        grads.reset();
-        grads.accumulate(&self.model, &mut sum.backward());
-        grads.reduce(dp)?;
-        grads.scale(1.0 / all[1]);
+        self.grads.reset();
+        self.grads.accumulate(&self.model, &mut sum.backward());
+        self.grads.reduce()?;
+        self.grads.scale(1.0 / all[1]);
         Ok(all[0] / all[1])
     }
 
-    fn local(&self, grads: &GradientAccumulator) -> Vec<(String, Vec<f32>, ShardSpec)> {
-        let local = |path| grads.get(path).expect("every parameter has a gradient").into_data();
+    fn local(&self) -> Vec<(String, Vec<f32>, ShardSpec)> {
+        let local =
+            |path| self.grads.get(path).expect("every parameter has a gradient").into_data();
         let all = self.plan.iter();
         all.map(|(path, spec)| {
             let values = local(path).try_to_vec().expect("gradients are f32");

@@ -7,7 +7,7 @@ use burn::{
 use megaburn_checkpoint::TensorFile;
 use megaburn_mesh::Layout;
 use megaburn_models::{ModelError, source::ModelSource};
-use megaburn_optim::AdamWConfig;
+use megaburn_optim::{AdamWConfig, Sharding};
 use serde::Deserialize;
 
 use super::report::Expected;
@@ -83,7 +83,7 @@ impl Reference {
             let why = format!("optimizer `{}` is not supported; AdamW is", meta.optimizer.name);
             return Err(fail(&path, why).into());
         }
-        meta.optimizer.adamw().init()?;
+        meta.optimizer.adamw().init(&Sharding::none())?;
         let tensors = TensorFile::open(&dir.join("reference.safetensors"))?;
         let (vocab, path) = (source.config().vocab, tensors.path().to_path_buf());
         let tokens = tensors.read("input_ids")?;

@@ -1,0 +1,188 @@
+use std::ops::Range;
+
+use burn::Tensor;
+
+/// Where parameters start in a bucket, in elements: 512 bytes of bf16, what the memory of a CUDA device
+/// is cut into views at.
+const ALIGN: usize = 256;
+
+/// Parameters one behind the other, which are sent at once.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Bucket {
+    pub(crate) slots: Vec<Slot>,
+    /// Elements, the gaps between parameters included; each rank's share is as long as another's.
+    pub(crate) len: usize,
+}
+
+/// Where a parameter is in its bucket.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Slot {
+    pub(crate) path: String,
+    pub(crate) start: usize,
+    pub(crate) len: usize,
+}
+
+impl Slot {
+    fn range(&self) -> Range<usize> {
+        self.start..self.start + self.len
+    }
+
+    /// What of the parameter lies in a stretch of the bucket, as a range of the parameter.
+    pub(crate) fn within(&self, stretch: &Range<usize>) -> Range<usize> {
+        let [start, end] = [stretch.start, stretch.end]
+            .map(|at| at.clamp(self.start, self.range().end) - self.start);
+        start..end
+    }
+}
+
+impl Bucket {
+    /// The parameters (path, elements) in buckets of about `target` elements, in order, so that `ranks`
+    /// can share each. A bucket has one parameter at least.
+    pub(crate) fn fill(
+        params: impl IntoIterator<Item = (String, usize)>,
+        target: usize,
+        ranks: usize,
+    ) -> Vec<Self> {
+        let mut buckets: Vec<Self> = Vec::new();
+        for (path, len) in params {
+            let start = match buckets.last() {
+                Some(last) if last.len + len <= target => last.len,
+                _ => {
+                    buckets.push(Self { slots: Vec::new(), len: 0 });
+                    0
+                }
+            };
+            let bucket = buckets.last_mut().expect("one was pushed");
+            bucket.slots.push(Slot { path, start, len });
+            bucket.len = (start + len).next_multiple_of(ALIGN);
+        }
+        for bucket in &mut buckets {
+            bucket.len = bucket.len.next_multiple_of(ALIGN * ranks);
+        }
+        buckets
+    }
+
+    /// The stretch that a rank keeps.
+    pub(crate) fn share(&self, rank: usize, ranks: usize) -> Range<usize> {
+        let len = self.len / ranks;
+        rank * len..(rank + 1) * len
+    }
+
+    /// A stretch of the bucket: `part` of each slot in it (given as a range of the parameter) at its
+    /// place, and `zeros` elsewhere.
+    pub(crate) fn join(
+        &self,
+        stretch: Range<usize>,
+        mut part: impl FnMut(&Slot, Range<usize>) -> Tensor<1>,
+        zeros: impl Fn(usize) -> Tensor<1>,
+    ) -> Tensor<1> {
+        let mut parts = Vec::new();
+        let mut at = stretch.start;
+        for slot in &self.slots {
+            let range = slot.within(&stretch);
+            if range.is_empty() {
+                continue;
+            }
+            let (start, end) = (slot.start + range.start, slot.start + range.end);
+            if start > at {
+                parts.push(zeros(start - at));
+            }
+            parts.push(part(slot, range));
+            at = end;
+        }
+        if stretch.end > at {
+            parts.push(zeros(stretch.end - at));
+        }
+        joined(parts)
+    }
+}
+
+/// One behind the other; a single one is not copied.
+pub(crate) fn joined(mut parts: Vec<Tensor<1>>) -> Tensor<1> {
+    match parts.len() {
+        1 => parts.remove(0),
+        _ => Tensor::cat(parts, 0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::Device;
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::testing::values;
+
+    #[test]
+    fn a_bucket_is_full_before_the_next_and_holds_what_is_larger_than_it() {
+        let params = [("a", 200), ("b", 300), ("c", 5000), ("d", 1), ("e", 1)];
+        let params = params.map(|(path, len)| (path.to_string(), len));
+        let buckets = Bucket::fill(params, 1000, 2);
+        let places: Vec<Vec<_>> = buckets
+            .iter()
+            .map(|bucket| bucket.slots.iter().map(|s| (s.path.as_str(), s.start)).collect())
+            .collect();
+        assert_eq!(
+            places,
+            [vec![("a", 0), ("b", 256)], vec![("c", 0)], vec![("d", 0), ("e", 256)]]
+        );
+        assert_eq!(buckets.iter().map(|b| b.len).collect::<Vec<_>>(), [1024, 5120, 512]);
+        assert!(Bucket::fill([], 1000, 2).is_empty());
+    }
+
+    proptest! {
+        #[test]
+        fn shares_hold_every_element_of_every_parameter_once(
+            lens in prop::collection::vec(1usize..3000, 1..12),
+            target in 1usize..5000,
+            ranks in 1usize..9,
+        ) {
+            let params = lens.iter().enumerate().map(|(i, &len)| (i.to_string(), len));
+            let buckets = Bucket::fill(params, target, ranks);
+            let mut held = vec![0; lens.len()];
+            for bucket in &buckets {
+                for rank in 0..ranks {
+                    let share = bucket.share(rank, ranks);
+                    for slot in &bucket.slots {
+                        let range = slot.within(&share);
+                        prop_assert!(slot.start % ALIGN == 0 && slot.range().end <= bucket.len);
+                        if !range.is_empty() {
+                            // In order, without a gap.
+                            let which: usize = slot.path.parse().unwrap();
+                            prop_assert_eq!(held[which], range.start);
+                            held[which] = range.end;
+                        }
+                    }
+                }
+            }
+            prop_assert_eq!(held, lens);
+        }
+
+        #[test]
+        fn joined_shares_are_the_bucket(
+            lens in prop::collection::vec(1usize..600, 1..6),
+            ranks in 1usize..5,
+        ) {
+            let params = lens.iter().enumerate().map(|(i, &len)| (i.to_string(), len));
+            for bucket in Bucket::fill(params, 1500, ranks) {
+                let number = |slot: &Slot, at: usize| (1000 * slot.start + at + 1) as f32;
+                let part = |slot: &Slot, range: Range<usize>| {
+                    let numbers: Vec<f32> = range.map(|at| number(slot, at)).collect();
+                    Tensor::from_floats(numbers.as_slice(), &Device::flex())
+                };
+                let zeros = |len: usize| Tensor::zeros([len], &Device::flex());
+                let mut joined = Vec::new();
+                for rank in 0..ranks {
+                    joined.extend(values(bucket.join(bucket.share(rank, ranks), part, zeros)));
+                }
+                let mut expected = vec![0.0; bucket.len];
+                for slot in &bucket.slots {
+                    for at in 0..slot.len {
+                        expected[slot.start + at] = number(slot, at);
+                    }
+                }
+                prop_assert_eq!(joined, expected);
+            }
+        }
+    }
+}

@@ -1,0 +1,254 @@
+//! What data-parallel ranks share out between them (ZeRO).
+
+mod bucket;
+
+use std::{collections::BTreeMap, ops::Range, sync::Arc};
+
+pub(crate) use bucket::{Bucket, Slot, joined};
+use burn::{
+    Tensor,
+    module::{Module, Param},
+    tensor::DType,
+};
+use megaburn_collective::{CollectiveError, Group, ProcessGroups};
+
+use crate::{
+    OptimError,
+    visit::{FloatVisitor, visit_floats},
+};
+
+/// What each data-parallel rank keeps only a share of.
+///
+/// Source: Rajbhandari et al. 2020, <https://arxiv.org/abs/1910.02054>; Megatron-LM
+/// `--use-distributed-optimizer` and `--data-parallel-sharding-strategy`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum ShardingLevel {
+    /// Nothing: gradients are summed over all, and every rank updates every parameter.
+    #[default]
+    None,
+    /// The optimizer's state and the masters (ZeRO-1): a rank gets the sums of its share of the
+    /// gradients, updates its share of the parameters, and gathers the others'.
+    Optimizer,
+    /// The gradients as well (ZeRO-2): they are summed over ranks after each micro-batch, and a rank
+    /// adds up its share only.
+    Gradients,
+}
+
+/// [`Sharding`] configuration.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ShardingConfig {
+    /// What is shared out.
+    pub level: ShardingLevel,
+    /// Ranks that share it out, neighbours in the data- and context-parallel group; so many by so many
+    /// hold copies of each other's shares (Megatron's `--num-distributed-optimizer-instances`, turned
+    /// round). Default: all.
+    pub ranks: Option<usize>,
+    /// Elements that are sent at once. Default: as Megatron's, the larger of 40 million and a million a
+    /// rank.
+    pub bucket: Option<usize>,
+}
+
+impl ShardingConfig {
+    /// By all ranks, in Megatron's buckets.
+    pub fn new(level: ShardingLevel) -> Self {
+        Self { level, ranks: None, bucket: None }
+    }
+
+    /// Shared out between so many ranks each.
+    #[must_use]
+    pub fn with_ranks(mut self, ranks: Option<usize>) -> Self {
+        self.ranks = ranks;
+        self
+    }
+
+    /// So many elements are sent at once.
+    #[must_use]
+    pub fn with_bucket(mut self, bucket: Option<usize>) -> Self {
+        self.bucket = bucket;
+        self
+    }
+
+    /// How the trainable parameters of `module` are shared out on this rank.
+    ///
+    /// # Errors
+    /// `ranks` does not divide the data- and context-parallel ranks.
+    /// # Collective
+    /// Nothing is sent; all ranks must use the same configuration.
+    pub fn init<M: Module>(
+        &self,
+        module: &M,
+        groups: &ProcessGroups,
+    ) -> Result<Sharding, OptimError> {
+        let replicas = groups.dp_cp.size();
+        let ranks = match self.level {
+            ShardingLevel::None => 1,
+            _ => self.ranks.unwrap_or(replicas),
+        };
+        if ranks == 0 || !replicas.is_multiple_of(ranks) {
+            return Err(OptimError::BadSharding { ranks, replicas });
+        }
+        let Replicas { share, copies, norm } = Replicas::of(groups, ranks)?;
+        let bucket = self.bucket.unwrap_or_else(|| (40 << 20).max(replicas << 20));
+        let mut params = Params::default();
+        visit_floats(module, &mut params);
+        let mut buckets = Vec::new();
+        for (_, mut params) in params.0 {
+            // Backward gives the gradients of the last parameters first.
+            params.reverse();
+            buckets.extend(Bucket::fill(params, bucket, ranks));
+        }
+        let mut kept = BTreeMap::new();
+        for bucket in &buckets {
+            let stretch = bucket.share(share.rank(), ranks);
+            let slots = bucket.slots.iter();
+            kept.extend(slots.map(|slot| (slot.path.clone(), slot.within(&stretch))));
+        }
+        Ok(Sharding(Arc::new(Inner { level: self.level, share, copies, norm, buckets, kept })))
+    }
+}
+
+/// How data-parallel ranks share out optimizer state, gradients and parameters; built once, and given to
+/// what holds any of them. Cloning is cheap.
+#[derive(Clone, Debug)]
+pub struct Sharding(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    level: ShardingLevel,
+    /// Between its members everything is shared out.
+    share: Group,
+    /// Its members have the same share.
+    copies: Group,
+    /// Its members hold one whole model between them, each element once.
+    norm: Group,
+    buckets: Vec<Bucket>,
+    /// What of each trainable parameter this rank keeps.
+    kept: BTreeMap<String, Range<usize>>,
+}
+
+impl Sharding {
+    /// Of one rank, which keeps everything of whatever it is given.
+    pub fn none() -> Self {
+        let alone = || Group::single(0);
+        let (share, copies, norm) = (alone(), alone(), alone());
+        let (buckets, kept) = Default::default();
+        Self(Arc::new(Inner { level: ShardingLevel::None, share, copies, norm, buckets, kept }))
+    }
+
+    /// What is shared out.
+    pub fn level(&self) -> ShardingLevel {
+        self.0.level
+    }
+
+    /// How many ranks share it out.
+    pub fn num_shares(&self) -> usize {
+        self.0.share.size()
+    }
+
+    /// The members have a share each.
+    pub(crate) fn share(&self) -> &Group {
+        &self.0.share
+    }
+
+    /// The members have the same share.
+    pub(crate) fn copies(&self) -> &Group {
+        &self.0.copies
+    }
+
+    /// The members hold each element of the model once, where copies that tensor-parallel ranks have
+    /// are not counted.
+    pub(crate) fn norm(&self) -> &Group {
+        &self.0.norm
+    }
+
+    /// In the order in which backward completes them.
+    pub(crate) fn buckets(&self) -> &[Bucket] {
+        &self.0.buckets
+    }
+
+    /// What of the local parameter at `path`, of `len` elements, this rank keeps.
+    pub(crate) fn kept(&self, path: &str, len: usize) -> Range<usize> {
+        self.0.kept.get(path).cloned().unwrap_or(0..len)
+    }
+
+    /// What this rank keeps of the values of the local parameter at `path`, a copy where it is not all.
+    pub(crate) fn cut(&self, path: &str, values: Tensor<1>) -> Tensor<1> {
+        let len = values.shape().num_elements();
+        let kept = self.kept(path, len);
+        if kept.len() == len {
+            return values;
+        }
+        if kept.is_empty() {
+            return Tensor::empty([0], (&values.device(), values.dtype()));
+        }
+        // (A view would keep all of them.)
+        values.narrow(0, kept.start, kept.len()).mul_scalar(1.0)
+    }
+
+    /// What this rank keeps of a bucket.
+    pub(crate) fn share_of(&self, bucket: &Bucket) -> Range<usize> {
+        bucket.share(self.0.share.rank(), self.0.share.size())
+    }
+}
+
+/// The groups of a sharding.
+struct Replicas {
+    share: Group,
+    copies: Group,
+    norm: Group,
+}
+
+impl Replicas {
+    fn of(groups: &ProcessGroups, ranks: usize) -> Result<Self, CollectiveError> {
+        let ProcessGroups { world, dp_cp, model, .. } = groups;
+        let alone = || world.subgroup("alone", &[world.rank()]);
+        // One group, one communicator on the GPU: those that are there are used.
+        if ranks == 1 {
+            return Ok(Self { share: alone()?, copies: dp_cp.clone(), norm: model.clone() });
+        }
+        let members = dp_cp.members();
+        let first = dp_cp.rank() / ranks * ranks;
+        let (share, copies) = match members.len() == ranks {
+            true => (dp_cp.clone(), alone()?),
+            false => {
+                let mine = members.iter().skip(dp_cp.rank() % ranks).step_by(ranks);
+                let copies: Vec<usize> = mine.copied().collect();
+                let share = world.subgroup("share", &members[first..first + ranks])?;
+                (share, world.subgroup("copies", &copies)?)
+            }
+        };
+        // Every tensor- and pipeline-parallel rank at the coordinates of each that shares.
+        let mut all: Vec<usize> = share
+            .members()
+            .iter()
+            .flat_map(|&rank| groups.mesh.group_of(&Replicas::MODEL, rank))
+            .collect();
+        all.sort_unstable();
+        let norm = match all.len() == world.size() {
+            true => world.clone(),
+            false => world.subgroup("norm", &all)?,
+        };
+        Ok(Self { share, copies, norm })
+    }
+
+    /// The axes that split a model.
+    const MODEL: [megaburn_mesh::Axis; 2] = [megaburn_mesh::Axis::Tp, megaburn_mesh::Axis::Pp];
+}
+
+/// The trainable parameters by type, in the module's order: path and elements.
+#[derive(Default)]
+struct Params(Vec<(DType, Vec<(String, usize)>)>);
+
+impl FloatVisitor for Params {
+    fn visit<const D: usize>(&mut self, path: String, param: &Param<Tensor<D>>) {
+        let value = param.val();
+        if !value.is_require_grad() {
+            return;
+        }
+        let (dtype, len) = (value.dtype(), value.shape().num_elements());
+        match self.0.iter_mut().find(|(of, _)| *of == dtype) {
+            Some((_, params)) => params.push((path, len)),
+            None => self.0.push((dtype, vec![(path, len)])),
+        }
+    }
+}

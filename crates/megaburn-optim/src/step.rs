@@ -1,0 +1,186 @@
+use std::collections::BTreeMap;
+
+use burn::{
+    Tensor,
+    module::{Module, ModuleMapper, Param},
+};
+use megaburn_collective::tensors;
+
+use crate::{
+    AdamW, GradientAccumulator, OptimError, Rates,
+    masters::{Leaf, flat},
+    sharding::Bucket,
+    visit::Path,
+};
+
+impl AdamW {
+    /// Updates the parameters that `grads` has, which stay leaves that require gradients; others
+    /// are left as they are.
+    ///
+    /// Arithmetic is in f32 whatever the parameters are. A parameter that is narrower becomes the
+    /// rounding of its f32 master, which is what is updated ([`AdamW::cast_params`]; without one the
+    /// parameter itself is the first); one of [`AdamWConfig::main_params`](crate::AdamWConfig) is updated
+    /// itself. Equal shards with equal gradients stay bit-identical; padding, whose gradient
+    /// [`GradientAccumulator::reduce`] clears, stays zero.
+    ///
+    /// Where what [`GradientAccumulator::clip`] or [`GradientAccumulator::guard`] were given is not
+    /// finite, everything stays as it is but the count of steps; see [`AdamW::uncount`].
+    ///
+    /// # Errors
+    /// See [`megaburn_collective::CollectiveError`]; the module is lost then.
+    /// # Collective
+    /// Where the optimizer's state is shared out, all ranks that share it; each sends what it updated.
+    pub fn step<M: Module>(
+        &mut self,
+        lr: f64,
+        module: M,
+        grads: &GradientAccumulator,
+    ) -> Result<M, OptimError> {
+        let rates = Rates { lr, weight_decay: self.config().weight_decay };
+        self.step_with(|_| rates, module, grads)
+    }
+
+    /// The same with the rates of each parameter, by path. Parameters of one dimension do not decay
+    /// here either.
+    ///
+    /// # Errors
+    /// As [`step`](Self::step).
+    /// # Collective
+    /// As [`step`](Self::step).
+    pub fn step_with<M: Module>(
+        &mut self,
+        rates: impl Fn(&str) -> Rates,
+        module: M,
+        grads: &GradientAccumulator,
+    ) -> Result<M, OptimError> {
+        self.time += 1;
+        if !grads.factor.is_finite() {
+            return Ok(module);
+        }
+        let mut take = Take { path: Path::default(), grads, taken: BTreeMap::new() };
+        let module = module.map(&mut take);
+        let mut step = Step { optimizer: self, rates, grads, params: take.taken };
+        match grads.sharding.num_shares() {
+            1 => step.update_all(),
+            _ => step.update_shares()?,
+        }
+        Ok(module.map(&mut Put { path: Path::default(), params: step.params }))
+    }
+}
+
+/// A parameter that was taken out of its module.
+struct Taken {
+    leaf: Leaf,
+    /// Flat, without autodiff.
+    value: Tensor<1>,
+}
+
+struct Step<'a, R> {
+    optimizer: &'a mut AdamW,
+    rates: R,
+    grads: &'a GradientAccumulator,
+    params: BTreeMap<String, Taken>,
+}
+
+impl<R: Fn(&str) -> Rates> Step<'_, R> {
+    fn update_all(&mut self) {
+        let params = std::mem::take(&mut self.params);
+        for (path, Taken { leaf, value }) in params {
+            let value = self.optimizer.update(&path, value, self.grads, (self.rates)(&path));
+            self.params.insert(path, Taken { leaf, value });
+        }
+    }
+
+    fn update_shares(&mut self) -> Result<(), OptimError> {
+        let sharding = &self.grads.sharding;
+        let mut started = Vec::with_capacity(sharding.buckets().len());
+        // What backward completes last, forward needs first.
+        for bucket in sharding.buckets().iter().rev() {
+            let share = self.update_share(bucket);
+            started.push((bucket, tensors::start_all_gather(share, sharding.share())?));
+        }
+        for (bucket, gathered) in started {
+            let whole = gathered.wait();
+            for slot in &bucket.slots {
+                let value = whole.clone().narrow(0, slot.start, slot.len);
+                self.params.get_mut(&slot.path).expect("it was taken").value = value;
+            }
+        }
+        Ok(())
+    }
+
+    /// This rank's share of a bucket of new values; the old ones are let go.
+    fn update_share(&mut self, bucket: &Bucket) -> Tensor<1> {
+        let first = &self.params[&bucket.slots[0].path];
+        let place = (first.value.device(), first.leaf.dtype);
+        let zeros = |len| Tensor::zeros([len], (&place.0, place.1));
+        let share = self.grads.sharding.share_of(bucket);
+        for slot in bucket.slots.iter().filter(|slot| slot.within(&share).is_empty()) {
+            self.optimizer.keep_nothing(&slot.path, zeros(0));
+        }
+        let new = bucket.join(
+            share,
+            |slot, kept| {
+                let old = self.params[&slot.path].value.clone().narrow(0, kept.start, kept.len());
+                self.optimizer.update(&slot.path, old, self.grads, (self.rates)(&slot.path))
+            },
+            zeros,
+        );
+        for slot in &bucket.slots {
+            self.params.get_mut(&slot.path).expect("it was taken").value = zeros(0);
+        }
+        new
+    }
+}
+
+/// Takes the parameters that have gradients out of a module, so that nobody else holds their memory.
+struct Take<'a> {
+    path: Path,
+    grads: &'a GradientAccumulator,
+    taken: BTreeMap<String, Taken>,
+}
+
+impl ModuleMapper for Take<'_> {
+    fn enter_module(&mut self, name: &str, _container_type: &str) {
+        self.path.enter(name);
+    }
+
+    fn exit_module(&mut self, _name: &str, _container_type: &str) {
+        self.path.exit();
+    }
+
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        let path = self.path.text();
+        if !self.grads.entries.contains_key(&path) {
+            return param;
+        }
+        param.map(|tensor| {
+            let (leaf, nothing) = (Leaf::of(&tensor), Tensor::empty([0; D], &tensor.device()));
+            self.taken.insert(path, Taken { leaf, value: flat(tensor) });
+            nothing
+        })
+    }
+}
+
+/// Puts parameters back.
+struct Put {
+    path: Path,
+    params: BTreeMap<String, Taken>,
+}
+
+impl ModuleMapper for Put {
+    fn enter_module(&mut self, name: &str, _container_type: &str) {
+        self.path.enter(name);
+    }
+
+    fn exit_module(&mut self, _name: &str, _container_type: &str) {
+        self.path.exit();
+    }
+
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        match self.params.remove(&self.path.text()) {
+            Some(Taken { leaf, value }) => param.map(|_| leaf.with(value)),
+            None => param,
+        }
+    }
+}

@@ -1,0 +1,105 @@
+//! What data-parallel ranks share out between them changes nothing but memory.
+
+use megaburn::train::{TrainConfig, config::Dtype, metrics::StepMetrics};
+use rstest::rstest;
+
+use crate::{
+    bf16::{bits, config, relative, saved, train},
+    gather::relative_distance,
+    run::Run,
+};
+
+/// A run that shares out, several parameters to a bucket and several buckets.
+fn shared(run: &Run, layout: &str, dtype: Dtype, zero: u8) -> TrainConfig {
+    let mut config = config(run, layout, dtype);
+    (config.parallel.zero, config.parallel.bucket_size) = (zero, Some(5000));
+    config
+}
+
+/// The scale of the loss starts where f16 holds the gradients, but for the first.
+const LOSS_SCALE: f64 = 65536.0 * 16.0;
+
+/// Where sums are taken in the same order: one micro-batch a rank, and no norm, which adds shares.
+fn in_order(mut config: TrainConfig) -> TrainConfig {
+    let dp = config.layout(None).unwrap().dp;
+    config.train.micro_batch = config.train.global_batch / dp;
+    config.optimizer.clip_grad = 0.0;
+    config.optimizer.initial_loss_scale = LOSS_SCALE;
+    config
+}
+
+fn losses(steps: &[StepMetrics]) -> Vec<u64> {
+    steps.iter().map(|step| step.loss.to_bits()).collect()
+}
+
+#[rstest]
+fn ten_steps_are_the_same_to_the_bit(
+    #[values("dp2", "dp8", "tp2-dp2-sp", "tp2-dp4")] layout: &str,
+    #[values(1, 2)] zero: u8,
+    #[values(Dtype::F32, Dtype::Bf16, Dtype::F16)] dtype: Dtype,
+) {
+    let [found, expected] = [0; 2].map(|_| Run::new());
+    let steps = train(in_order(shared(&found, layout, dtype, zero)), 10);
+    let without = train(in_order(config(&expected, layout, dtype)), 10);
+    assert_eq!(losses(&steps), losses(&without));
+    assert_eq!(bits(&saved(&found)), bits(&saved(&expected)));
+    assert!(steps[9].loss < steps[0].loss, "it does not learn");
+    assert!(steps.iter().filter(|step| step.skipped).count() < 8, "{steps:?}");
+}
+
+#[rstest]
+#[case("dp2", 1, None)]
+#[case("dp2", 2, None)]
+#[case("dp4", 2, Some(2))]
+#[case("dp8", 1, Some(4))]
+#[case("tp2-dp2-sp", 2, None)]
+#[case("tp2-dp4-sp", 1, Some(2))]
+fn ten_clipped_steps_of_many_micro_batches_are_the_same(
+    #[case] layout: &str,
+    #[case] zero: u8,
+    #[case] ranks: Option<usize>,
+) {
+    let [found, expected] = [0; 2].map(|_| Run::new());
+    let mut with = shared(&found, layout, Dtype::F32, zero);
+    with.parallel.zero_ranks = ranks;
+    let mut without = config(&expected, layout, Dtype::F32);
+    for config in [&mut with, &mut without] {
+        config.optimizer.clip_grad = 0.5;
+        // What is little more than rounding does not become an update.
+        config.optimizer.eps = 1e-5;
+    }
+    let (steps, without) = (train(with, 10), train(without, 10));
+    for (found, expected) in steps.iter().zip(&without) {
+        assert!(relative(found.loss, expected.loss) < 1e-6, "{found:?} {expected:?}");
+        assert!(relative(found.grad_norm, expected.grad_norm) < 1e-5, "{found:?} {expected:?}");
+    }
+    assert!(without.iter().any(|step| step.grad_norm > 0.5), "nothing was clipped");
+    let expected = saved(&expected);
+    for (name, found) in saved(&found).iter().filter(|(name, _)| name.starts_with("model.")) {
+        let distance = relative_distance(found, &expected[name]);
+        assert!(distance < 1e-5, "{name} differs by {distance:e}");
+    }
+}
+
+#[rstest]
+#[case("dp2", 1, "dp4", 2)]
+#[case("tp2-dp2-sp", 2, "tp1", 0)]
+#[case("dp2", 0, "tp2-dp2", 1)]
+fn it_resumes_bit_for_bit_and_under_any_layout_and_stage(
+    #[case] layout: &str,
+    #[case] zero: u8,
+    #[case] other_layout: &str,
+    #[case] other: u8,
+    #[values(Dtype::F32, Dtype::Bf16)] dtype: Dtype,
+) {
+    let [whole, parts] = [0; 2].map(|_| Run::new());
+    let straight = train(shared(&whole, layout, dtype, zero), 4);
+    train(shared(&parts, layout, dtype, zero), 2);
+    let half = saved(&parts);
+    // Loaded otherwise, and saved again as it was.
+    train(shared(&parts, other_layout, dtype, other), 2);
+    assert_eq!(bits(&saved(&parts)), bits(&half));
+    let rest = train(shared(&parts, layout, dtype, zero), 4);
+    assert_eq!(losses(&rest), losses(&straight[2..]));
+    assert_eq!(bits(&saved(&parts)), bits(&saved(&whole)));
+}

@@ -11,6 +11,7 @@ use megaburn_mesh::{ParamSpec, ShardPlan};
 use crate::{
     OptimError, Sharding,
     adamw_config::check_dtype,
+    overlap::Overlap,
     plan::check_plan,
     visit::{FloatVisitor, visit_floats},
 };
@@ -24,6 +25,8 @@ use crate::{
 pub struct GradientAccumulator {
     pub(crate) entries: BTreeMap<String, Entry>,
     pub(crate) sharding: Sharding,
+    /// Where other ranks hold the same parameters, and layers sum gradients.
+    pub(crate) overlap: Option<Overlap>,
     /// What every gradient is still to be multiplied with: who reads it does, in the same pass.
     pub(crate) factor: f64,
     /// The same, of what only the GPU knows: `[1]`, f32.
@@ -106,7 +109,7 @@ impl GradientAccumulator {
         let mut collect = Collect { plan, sharding, entries: BTreeMap::new() };
         visit_floats(module, &mut collect);
         let (entries, sharding) = (collect.entries, sharding.clone());
-        Ok(Self { entries, sharding, factor: 1.0, factor_on_gpu: None })
+        Ok(Self { entries, sharding, overlap: None, factor: 1.0, factor_on_gpu: None })
     }
 
     /// Sums in another type than f32, over micro-batches and over ranks: bf16 takes half of the memory
@@ -135,6 +138,13 @@ impl GradientAccumulator {
                 entry.main_grad = Some(main_grad);
             }
         }
+        if !self.sharding.is_alone() {
+            let entries = self.entries.iter();
+            let direct = entries.filter_map(|(path, Entry { main_grad, spec, .. })| {
+                Some((path.clone(), main_grad.clone()?, spec.clone()))
+            });
+            self.overlap = Some(Overlap::new(self.sharding.clone(), direct));
+        }
         self
     }
 
@@ -143,13 +153,18 @@ impl GradientAccumulator {
         self.entries.values_mut().for_each(Entry::gather);
     }
 
-    /// Adds the gradients of one micro-batch, taking them out of `grads`. After it comes
+    /// Adds the gradients of one micro-batch, taking them out of `grads`. Before its backward stands
+    /// [`begin_micro_batch`](Self::begin_micro_batch), after it comes
     /// [`end_micro_batch`](Self::end_micro_batch), and after the last one [`reduce`](Self::reduce), which
     /// completes the sums, on one rank too.
     ///
     /// `module` is the one this was made for, or its successor after updates.
     pub fn accumulate<M: Module>(&mut self, module: &M, grads: &mut Gradients) {
-        visit_floats(module, &mut Accumulate { entries: &mut self.entries, grads });
+        let Self { entries, overlap, .. } = self;
+        visit_floats(module, &mut Accumulate { entries, overlap: overlap.as_ref(), grads });
+        if let Some(overlap) = overlap {
+            overlap.end();
+        }
     }
 
     /// Multiplies every gradient, for one with `1 / tokens`.
@@ -159,6 +174,9 @@ impl GradientAccumulator {
 
     /// Sets all gradients to zero, for the next step.
     pub fn reset(&mut self) {
+        if let Some(overlap) = &self.overlap {
+            overlap.reset();
+        }
         for entry in self.entries.values_mut() {
             (entry.own, entry.sum) = (None, None);
             entry.main_grad.as_ref().map(MainGrad::take);
@@ -204,6 +222,7 @@ impl FloatVisitor for Collect<'_> {
 
 struct Accumulate<'a> {
     entries: &'a mut BTreeMap<String, Entry>,
+    overlap: Option<&'a Overlap>,
     grads: &'a mut Gradients,
 }
 
@@ -211,6 +230,9 @@ impl FloatVisitor for Accumulate<'_> {
     fn visit<const D: usize>(&mut self, path: String, param: &Param<Tensor<D>>) {
         let Some(entry) = self.entries.get_mut(&path) else { return };
         let Some(grad) = param.val().grad_remove(self.grads) else { return };
+        if let Some(overlap) = self.overlap {
+            overlap.exclude(&path);
+        }
         let grad = grad.cast(entry.dtype).flatten(0, D - 1);
         entry.own = Some(match entry.own.take() {
             Some(own) => own + grad,

@@ -33,6 +33,10 @@ pub enum OptimError {
         "{ranks} ranks cannot share what {replicas} data- and context-parallel ranks hold copies of; take a divisor of {replicas}"
     )]
     BadSharding { ranks: usize, replicas: usize },
+    #[error(
+        "parameter `{path}` got more gradients in this micro-batch than in the first one, when its sum was on its way to other ranks already; leave out `begin_micro_batch` where the graph differs from micro-batch to micro-batch"
+    )]
+    LateGradient { path: String },
     #[error("the gradients cannot be read: {why}")]
     Device { why: String },
     #[error(transparent)]

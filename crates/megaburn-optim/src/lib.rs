@@ -1,6 +1,7 @@
 //! From the gradients of micro-batches to an update, for parameters of which each rank holds a shard.
 //!
 //! ```text
+//! GradientAccumulator::begin_micro_batch        the last one's are sent while backward goes on
 //! backward ─▶ GradientAccumulator::accumulate   f32, every micro-batch
 //!             ::end_micro_batch                 summed over ranks now, where gradients are shared out
 //!             ::reduce                          else one sum over the ranks that hold the same shard
@@ -34,6 +35,7 @@ mod error;
 mod loss_scaler;
 mod masters;
 mod norm;
+mod overlap;
 mod plan;
 mod reduce;
 mod schedule;

@@ -1,5 +1,5 @@
 use burn::Tensor;
-use megaburn_collective::{ReduceOp, tensors};
+use megaburn_mesh::ShardSpec;
 
 use crate::{
     GradientAccumulator, OptimError, ShardingLevel,
@@ -8,6 +8,18 @@ use crate::{
 };
 
 impl GradientAccumulator {
+    /// Says that a micro-batch's gradients come next, and whether they are the last of their step. Those
+    /// of [main gradients](Self::with_main_grads) that are complete then are sent while backward goes on,
+    /// from the second micro-batch of a run on; without this call [`reduce`](Self::reduce) sends them all.
+    ///
+    /// # Collective
+    /// All data- and context-parallel ranks, which run the same backward then.
+    pub fn begin_micro_batch(&mut self, is_last: bool) {
+        if let Some(overlap) = &self.overlap {
+            overlap.begin(is_last || self.sharding.level() == ShardingLevel::Gradients);
+        }
+    }
+
     /// Where gradients are shared out, sums what came since the last call over the ranks that hold the
     /// same shards, and keeps this rank's share. Else does nothing. Call it after each micro-batch.
     ///
@@ -40,10 +52,16 @@ impl GradientAccumulator {
     }
 
     fn reduce_own(&mut self) -> Result<(), OptimError> {
+        let mut started = match &self.overlap {
+            Some(overlap) => overlap.take()?,
+            None => Vec::new(),
+        };
         self.gather();
-        self.entries.values_mut().for_each(clear_padding);
+        for Entry { spec, own, .. } in self.entries.values_mut() {
+            *own = own.take().map(|own| without_padding(&spec.shard, own));
+        }
         let sharding = self.sharding.clone();
-        if sharding.num_shares() == 1 && sharding.copies().size() == 1 {
+        if sharding.is_alone() {
             self.entries.values_mut().for_each(|entry| {
                 if let Some(own) = entry.own.take() {
                     entry.add(own);
@@ -51,14 +69,17 @@ impl GradientAccumulator {
             });
             return Ok(());
         }
-        // All are on their way before the first is waited for.
-        let mut started = Vec::with_capacity(sharding.buckets().len());
-        for bucket in sharding.buckets() {
-            let whole = self.take_own(bucket);
-            started.push(tensors::start_reduce_scatter(whole, ReduceOp::Sum, sharding.share())?);
+        let (sent, rest) = sharding.buckets().split_at(started.len());
+        let mut slots = sent.iter().flat_map(|bucket| &bucket.slots);
+        if let Some(late) = slots.find(|slot| self.entry(slot).own.is_some()) {
+            return Err(OptimError::LateGradient { path: late.path.clone() });
         }
-        for (bucket, share) in sharding.buckets().iter().zip(started) {
-            let share = tensors::all_reduce(share.wait(), ReduceOp::Sum, sharding.copies())?;
+        // All are on their way before the first is waited for.
+        for bucket in rest {
+            started.push(sharding.start_sum(self.take_own(bucket))?);
+        }
+        for (bucket, started) in sharding.buckets().iter().zip(started) {
+            let share = sharding.finish_sum(started)?;
             self.add_share(bucket, share);
         }
         Ok(())
@@ -91,19 +112,16 @@ impl GradientAccumulator {
 }
 
 /// Padding belongs to no element of the model: with a zero gradient it stays zero for ever.
-fn clear_padding(entry: &mut Entry) {
-    let shard = &entry.spec.shard;
+pub(crate) fn without_padding(shard: &ShardSpec, grad: Tensor<1>) -> Tensor<1> {
     let held = shard.pieces.iter().map(|piece| piece.local.end).max().unwrap_or(0);
     let inner: usize = shard.global_shape.iter().skip(shard.dim + 1).product();
     let row = shard.local_len * inner;
     if held * inner == row {
-        return;
+        return grad;
     }
-    entry.own = entry.own.take().map(|grad| {
-        let shape = grad.shape();
-        let outer = shape.num_elements() / row;
-        grad.reshape([outer, row]).slice_fill([0..outer, held * inner..row], 0.0).reshape(shape)
-    });
+    let shape = grad.shape();
+    let outer = shape.num_elements() / row;
+    grad.reshape([outer, row]).slice_fill([0..outer, held * inner..row], 0.0).reshape(shape)
 }
 
 #[cfg(test)]

@@ -19,12 +19,20 @@ pub struct MainGrad(Arc<Mutex<State>>);
 struct State {
     attached: bool,
     sum: Option<Tensor<2>>,
+    listener: Option<Listener>,
 }
+
+type Listener = Arc<dyn Fn() + Send + Sync>;
 
 impl MainGrad {
     /// From now on gradients are summed here, for somebody who takes them.
     pub fn attach(&self) {
         self.lock().attached = true;
+    }
+
+    /// Has `listener` called whenever a gradient was added, by the thread that goes backward.
+    pub fn listen(&self, listener: impl Fn() + Send + Sync + 'static) {
+        self.lock().listener = Some(Arc::new(listener));
     }
 
     /// Whether gradients are summed here.
@@ -51,6 +59,12 @@ impl MainGrad {
         let mut state = self.lock();
         let sum = add(state.sum.take());
         state.sum = Some(sum);
+        let listener = state.listener.clone();
+        // Who listens may take the sum.
+        drop(state);
+        if let Some(listener) = listener {
+            listener();
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

@@ -2,15 +2,22 @@
 
 mod bucket;
 
-use std::{collections::BTreeMap, ops::Range, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ops::Range,
+    sync::Arc,
+};
 
 pub(crate) use bucket::{Bucket, Slot, joined};
 use burn::{
     Tensor,
     module::{Module, Param},
-    tensor::DType,
+    tensor::Float,
 };
-use megaburn_collective::{CollectiveError, Group, ProcessGroups};
+use megaburn_collective::{
+    CollectiveError, Group, ProcessGroups, ReduceOp,
+    tensors::{self, Pending},
+};
 
 use crate::{
     OptimError,
@@ -46,12 +53,16 @@ pub struct ShardingConfig {
     /// Elements that are sent at once. Default: as Megatron's, the larger of 40 million and a million a
     /// rank.
     pub bucket: Option<usize>,
+    /// Parameters whose gradients their layers sum while backward goes on
+    /// ([`GradientAccumulator::with_main_grads`](crate::GradientAccumulator::with_main_grads)): they are sent
+    /// first, in buckets of their own. Default: none.
+    pub direct: BTreeSet<String>,
 }
 
 impl ShardingConfig {
     /// By all ranks, in Megatron's buckets.
     pub fn new(level: ShardingLevel) -> Self {
-        Self { level, ranks: None, bucket: None }
+        Self { level, ranks: None, bucket: None, direct: BTreeSet::new() }
     }
 
     /// Shared out between so many ranks each.
@@ -65,6 +76,13 @@ impl ShardingConfig {
     #[must_use]
     pub fn with_bucket(mut self, bucket: Option<usize>) -> Self {
         self.bucket = bucket;
+        self
+    }
+
+    /// Of these parameters layers sum the gradients.
+    #[must_use]
+    pub fn with_direct(mut self, paths: impl IntoIterator<Item = String>) -> Self {
+        self.direct = paths.into_iter().collect();
         self
     }
 
@@ -89,10 +107,10 @@ impl ShardingConfig {
         }
         let Replicas { share, copies, norm } = Replicas::of(groups, ranks)?;
         let bucket = self.bucket.unwrap_or_else(|| (40 << 20).max(replicas << 20));
-        let mut params = Params::default();
+        let mut params = Params { direct: &self.direct, found: BTreeMap::new() };
         visit_floats(module, &mut params);
         let mut buckets = Vec::new();
-        for (_, mut params) in params.0 {
+        for mut params in params.found.into_values() {
             // Backward gives the gradients of the last parameters first.
             params.reverse();
             buckets.extend(Bucket::fill(params, bucket, ranks));
@@ -151,7 +169,7 @@ impl Sharding {
     }
 
     /// The members have the same share.
-    pub(crate) fn copies(&self) -> &Group {
+    fn copies(&self) -> &Group {
         &self.0.copies
     }
 
@@ -183,6 +201,30 @@ impl Sharding {
         }
         // (A view would keep all of them.)
         values.narrow(0, kept.start, kept.len()).mul_scalar(1.0)
+    }
+
+    /// Whether other ranks hold the same parameters.
+    pub(crate) fn is_alone(&self) -> bool {
+        self.0.share.size() == 1 && self.0.copies.size() == 1
+    }
+
+    /// Starts to sum the ranks' gradients of a bucket.
+    pub(crate) fn start_sum(&self, whole: Tensor<1>) -> Result<Pending<1, Float>, CollectiveError> {
+        match self.num_shares() {
+            1 => tensors::start_all_reduce(whole, ReduceOp::Sum, self.copies()),
+            _ => tensors::start_reduce_scatter(whole, ReduceOp::Sum, self.share()),
+        }
+    }
+
+    /// This rank's share of the sum.
+    pub(crate) fn finish_sum(
+        &self,
+        started: Pending<1, Float>,
+    ) -> Result<Tensor<1>, CollectiveError> {
+        match self.num_shares() {
+            1 => Ok(started.wait()),
+            _ => tensors::all_reduce(started.wait(), ReduceOp::Sum, self.copies()),
+        }
     }
 
     /// What this rank keeps of a bucket.
@@ -235,20 +277,19 @@ impl Replicas {
     const MODEL: [megaburn_mesh::Axis; 2] = [megaburn_mesh::Axis::Tp, megaburn_mesh::Axis::Pp];
 }
 
-/// The trainable parameters by type, in the module's order: path and elements.
-#[derive(Default)]
-struct Params(Vec<(DType, Vec<(String, usize)>)>);
+/// The trainable parameters, in the module's order: path and elements. First those whose gradients come
+/// while backward goes on; each by type.
+struct Params<'a> {
+    direct: &'a BTreeSet<String>,
+    found: BTreeMap<(bool, &'static str), Vec<(String, usize)>>,
+}
 
-impl FloatVisitor for Params {
+impl FloatVisitor for Params<'_> {
     fn visit<const D: usize>(&mut self, path: String, param: &Param<Tensor<D>>) {
         let value = param.val();
-        if !value.is_require_grad() {
-            return;
-        }
-        let (dtype, len) = (value.dtype(), value.shape().num_elements());
-        match self.0.iter_mut().find(|(of, _)| *of == dtype) {
-            Some((_, params)) => params.push((path, len)),
-            None => self.0.push((dtype, vec![(path, len)])),
+        if value.is_require_grad() {
+            let key = (!self.direct.contains(&path), value.dtype().name());
+            self.found.entry(key).or_default().push((path, value.shape().num_elements()));
         }
     }
 }

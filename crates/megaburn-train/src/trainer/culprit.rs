@@ -4,7 +4,10 @@ use megaburn_collective::objects;
 use megaburn_parallel::lazy_params;
 use serde::{Deserialize, Serialize};
 
-use crate::{TrainError, trainer::Trainer};
+use crate::{
+    TrainError,
+    trainer::{Trainer, step::Sums},
+};
 
 /// Where gradients of a step are not finite.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -37,7 +40,7 @@ impl Trainer {
     /// # Collective
     /// All ranks; a forward and backward pass, and a name.
     pub(super) fn culprit(&mut self) -> Result<Option<Culprit>, TrainError> {
-        self.accumulate_gradients(|_| Ok(()))?;
+        self.accumulate_gradients(Sums::OfRank)?;
         let model = self.model.as_ref().expect("the model is only away during an update");
         let order = lazy_params(model).into_iter().map(|param| param.path);
         let bad = self.grads.find_non_finite()?;

@@ -158,7 +158,9 @@ impl Trainer {
             .with_fused_linear_cross_entropy(config.train.fused_linear_cross_entropy);
         let plan = shard_plan(&model).map_err(megaburn_models::ModelError::from)?;
         let seq_len = config.data.seq_len;
-        let sharding = config.parallel.sharding().init(&model, &groups)?;
+        let main_grads = main_grads(&model);
+        let direct = main_grads.keys().cloned();
+        let sharding = config.parallel.sharding().with_direct(direct).init(&model, &groups)?;
         let mut optimizer = config.optimizer.adamw().init(&sharding)?;
         let model = match start {
             Some(Start::Init(source)) => source.load(model, &plan)?,
@@ -167,7 +169,7 @@ impl Trainer {
         let model = optimizer.cast_params(model, config.train.dtype.into());
         let grads = GradientAccumulator::new(&model, &plan, &sharding)?
             .with_dtype(config.optimizer.main_grads_dtype.into())?
-            .with_main_grads(main_grads(&model));
+            .with_main_grads(main_grads);
         Ok(Self {
             grads,
             optimizer,

@@ -3,7 +3,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use megaburn_optim::{GradNorm, GradientAccumulator, LossScaler, OptimError, Sum};
+use megaburn_optim::{GradNorm, LossScaler, OptimError, Sum};
 
 use crate::{
     TrainError,
@@ -22,6 +22,15 @@ use crate::{
 
 /// So many steps that change nothing, beside those of a loss scale on its way down, are no chance.
 const MAX_SKIPS_IN_A_ROW: u64 = 100;
+
+/// Over what gradients are summed while they come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Sums {
+    /// The micro-batches of this rank.
+    OfRank,
+    /// Those of data-parallel ranks too.
+    OverRanks,
+}
 
 /// What a step came to, the same on every rank.
 #[derive(Clone, Copy, Debug)]
@@ -52,8 +61,7 @@ impl Trainer {
     pub fn step(&mut self) -> Result<StepMetrics, TrainError> {
         let started = Instant::now();
         let samples = self.next_batch().global_batch_size() as u64;
-        let (losses, loss_factor) =
-            self.accumulate_gradients(GradientAccumulator::end_micro_batch)?;
+        let (losses, loss_factor) = self.accumulate_gradients(Sums::OverRanks)?;
         let reduce = range("reduce");
         self.grads.reduce()?;
         let tokens = losses.tokens_over(&self.groups.dp_cp)?;
@@ -165,12 +173,9 @@ impl Trainer {
         self.next_batch().num_micro_batches()
     }
 
-    /// Forward and backward over this rank's micro-batches, `end` behind each. Gradients are those of the
-    /// loss (a sum over tokens) times the number that is returned.
-    pub(super) fn accumulate_gradients(
-        &mut self,
-        end: impl Fn(&mut GradientAccumulator) -> Result<(), OptimError>,
-    ) -> Result<(Losses, f64), TrainError> {
+    /// Forward and backward over this rank's micro-batches. Gradients are those of the loss (a sum over
+    /// tokens) times the number that is returned.
+    pub(super) fn accumulate_gradients(&mut self, sums: Sums) -> Result<(Losses, f64), TrainError> {
         self.grads.reset();
         let batch = self.next_batch();
         // As if the loss were a mean over all tokens, whose gradients f16 holds more easily.
@@ -186,13 +191,18 @@ impl Trainer {
             drop(forward);
             losses.add(loss.clone().inner(), counted);
             let _backward = range("backward");
+            if sums == Sums::OverRanks {
+                self.grads.begin_micro_batch(index + 1 == batch.num_micro_batches());
+            }
             let mut grads = match factor {
                 Some(factor) => loss.mul_scalar(factor).backward(),
                 None => loss.backward(),
             };
             let model = self.model.as_ref().expect("the model is only away during an update");
             self.grads.accumulate(model, &mut grads);
-            end(&mut self.grads)?;
+            if sums == Sums::OverRanks {
+                self.grads.end_micro_batch()?;
+            }
         }
         Ok((losses, factor.unwrap_or(1.0)))
     }

@@ -50,14 +50,17 @@ impl<'a> Rank<'a> {
         let source = &reference.source;
         let model = source.config().init(&groups.tp, groups.layout().sp, device)?;
         let plan = shard_plan(&model).map_err(ModelError::from)?;
-        let sharding = ShardingConfig::new(ShardingLevel::None).init(&model, &groups)?;
+        let main_grads = main_grads(&model);
+        let sharding =
+            ShardingConfig::new(ShardingLevel::None).with_direct(main_grads.keys().cloned());
+        let sharding = sharding.init(&model, &groups)?;
         let mut optimizer = reference.optimizer.adamw().init(&sharding)?;
         let model = optimizer.cast_params(source.load(model, &plan)?, dtype.into());
         let [tokens, labels] =
             reference.batch(&device.clone().inner()).map(|all| share(all, &groups));
         let grads = GradientAccumulator::new(&model, &plan, &sharding)?;
         // As the trainer does, so that its way of summing gradients is what is compared.
-        let grads = grads.with_main_grads(main_grads(&model));
+        let grads = grads.with_main_grads(main_grads);
         Ok(Self { reference, model, grads, optimizer, plan, groups, tokens, labels })
     }
 
@@ -105,6 +108,7 @@ impl<'a> Rank<'a> {
         let all = dp.all_reduce([mine, count as f64].into(), ReduceOp::Sum)?;
         let all: Vec<f64> = all.try_to_vec().expect("f64 went in");
         self.grads.reset();
+        self.grads.begin_micro_batch(true);
         self.grads.accumulate(&self.model, &mut sum.backward());
         self.grads.reduce()?;
         self.grads.scale(1.0 / all[1]);

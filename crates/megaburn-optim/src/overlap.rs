@@ -75,7 +75,7 @@ impl Overlap {
         for (path, direct) in &overlap.lock().direct {
             // A layer may outlive who sums its gradients.
             let (state, path) = (Arc::downgrade(&overlap.0), path.clone());
-            direct.main_grad.listen(move || {
+            direct.main_grad.on_gradient(move || {
                 if let Some(state) = state.upgrade() {
                     Self(state).lock().arrived(&path);
                 }

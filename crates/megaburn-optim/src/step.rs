@@ -26,6 +26,8 @@ impl AdamW {
     /// Where what [`GradientAccumulator::clip`] or [`GradientAccumulator::guard`] were given is not
     /// finite, everything stays as it is but the count of steps; see [`AdamW::uncount`].
     ///
+    /// Behind it a parameter may still be on its way: see [`Sharding::wait_in_layers`](crate::Sharding::wait_in_layers).
+    ///
     /// # Errors
     /// See [`megaburn_collective::CollectiveError`]; the module is lost then.
     /// # Collective
@@ -57,6 +59,7 @@ impl AdamW {
         if !grads.factor.is_finite() {
             return Ok(module);
         }
+        grads.sharding.settle();
         let mut take = Take { path: Path::default(), grads, taken: BTreeMap::new() };
         let module = module.map(&mut take);
         let mut step = Step { optimizer: self, rates, grads, params: take.taken };
@@ -99,8 +102,8 @@ impl<R: Fn(&str) -> Rates> Step<'_, R> {
             let share = self.update_share(bucket);
             started.push((bucket, tensors::start_all_gather(share, sharding.share())?));
         }
-        for (bucket, gathered) in started {
-            let whole = gathered.wait();
+        for (bucket, started) in started {
+            let whole = sharding.gathered(bucket, started);
             for slot in &bucket.slots {
                 let value = whole.clone().narrow(0, slot.start, slot.len);
                 self.params.get_mut(&slot.path).expect("it was taken").value = value;

@@ -49,6 +49,7 @@ pub fn linear_cross_entropy(
     options.check(name, [s, b, columns], labels.dims());
     if let Some(main_grad) = &linear_options.main_grad {
         main_grad.check(name, weight.dims());
+        main_grad.used();
     }
     let all = x.clone().inner().reshape([1, num_rows, inputs]);
     let by_row = labels.clone().reshape([1, num_rows]);

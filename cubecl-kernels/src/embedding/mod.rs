@@ -47,6 +47,7 @@ pub fn embedding(table: Tensor<2>, ids: Tensor<2, Int>, options: EmbeddingOption
     );
     if let Some(main_grad) = &options.main_grad {
         main_grad.check("embedding", [rows, d]);
+        main_grad.used();
     }
     let (table, ids) = (table.into_dispatch(), ids.into_dispatch());
     Tensor::from_dispatch(<Dispatch as EmbeddingOps>::token_vectors(table, ids, options))

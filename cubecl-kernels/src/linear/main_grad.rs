@@ -19,7 +19,8 @@ pub struct MainGrad(Arc<Mutex<State>>);
 struct State {
     attached: bool,
     sum: Option<Tensor<2>>,
-    listener: Option<Listener>,
+    on_gradient: Option<Listener>,
+    on_use: Option<Listener>,
 }
 
 type Listener = Arc<dyn Fn() + Send + Sync>;
@@ -31,8 +32,22 @@ impl MainGrad {
     }
 
     /// Has `listener` called whenever a gradient was added, by the thread that goes backward.
-    pub fn listen(&self, listener: impl Fn() + Send + Sync + 'static) {
-        self.lock().listener = Some(Arc::new(listener));
+    pub fn on_gradient(&self, listener: impl Fn() + Send + Sync + 'static) {
+        self.lock().on_gradient = Some(Arc::new(listener));
+    }
+
+    /// Has `listener` called before the weight is read forward, by the thread that goes forward: for
+    /// weights that may still be on their way.
+    pub fn on_use(&self, listener: impl Fn() + Send + Sync + 'static) {
+        self.lock().on_use = Some(Arc::new(listener));
+    }
+
+    /// Says that the weight is read.
+    pub(crate) fn used(&self) {
+        let listener = self.lock().on_use.clone();
+        if let Some(listener) = listener {
+            listener();
+        }
     }
 
     /// Whether gradients are summed here.
@@ -59,7 +74,7 @@ impl MainGrad {
         let mut state = self.lock();
         let sum = add(state.sum.take());
         state.sum = Some(sum);
-        let listener = state.listener.clone();
+        let listener = state.on_gradient.clone();
         // Who listens may take the sum.
         drop(state);
         if let Some(listener) = listener {

@@ -59,6 +59,7 @@ pub fn linear<const D: usize>(
     );
     if let Some(main_grad) = &options.main_grad {
         main_grad.check("linear", [rows, cols]);
+        main_grad.used();
     }
     let (x, weight) = (x.into_dispatch(), weight.into_dispatch());
     Tensor::from_dispatch(match bias {

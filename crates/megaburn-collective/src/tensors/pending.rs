@@ -34,6 +34,16 @@ impl<const D: usize, K: Moved> Pending<D, K> {
         Self(State::Started(x))
     }
 
+    /// The result before it is there: for what is computed behind [`wait`](Self::wait), and for nothing
+    /// else.
+    pub fn peek(&self) -> Tensor<D, K> {
+        match &self.0 {
+            State::Done(x) => x.clone(),
+            #[cfg(feature = "cuda")]
+            State::Started(x) => K::from_gpu(x.peek()),
+        }
+    }
+
     /// The result. On a GPU, what is computed from now on waits for it; the host does not.
     pub fn wait(self) -> Tensor<D, K> {
         match self.0 {

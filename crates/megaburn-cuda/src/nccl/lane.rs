@@ -34,6 +34,12 @@ impl Started {
         Self { out, join: Some(join) }
     }
 
+    /// The memory of the result, which is not there yet: for what is enqueued behind
+    /// [`wait`](Self::wait).
+    pub fn peek(&self) -> CubeTensor {
+        self.out.clone()
+    }
+
     /// The result. What is computed from now on waits for it on the GPU; the host does not.
     pub fn wait(self) -> CubeTensor {
         drop(self.join);

@@ -1,6 +1,7 @@
 //! What data-parallel ranks share out between them (ZeRO).
 
 mod bucket;
+mod gathering;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -18,6 +19,9 @@ use megaburn_collective::{
     CollectiveError, Group, ProcessGroups, ReduceOp,
     tensors::{self, Pending},
 };
+
+use gathering::Gathering;
+use megaburn_kernels::MainGrad;
 
 use crate::{
     OptimError,
@@ -121,7 +125,15 @@ impl ShardingConfig {
             let slots = bucket.slots.iter();
             kept.extend(slots.map(|slot| (slot.path.clone(), slot.within(&stretch))));
         }
-        Ok(Sharding(Arc::new(Inner { level: self.level, share, copies, norm, buckets, kept })))
+        Ok(Sharding(Arc::new(Inner {
+            level: self.level,
+            share,
+            copies,
+            norm,
+            buckets,
+            kept,
+            gathering: Gathering::default(),
+        })))
     }
 }
 
@@ -142,6 +154,7 @@ struct Inner {
     buckets: Vec<Bucket>,
     /// What of each trainable parameter this rank keeps.
     kept: BTreeMap<String, Range<usize>>,
+    gathering: Gathering,
 }
 
 impl Sharding {
@@ -149,8 +162,9 @@ impl Sharding {
     pub fn none() -> Self {
         let alone = || Group::single(0);
         let (share, copies, norm) = (alone(), alone(), alone());
-        let (buckets, kept) = Default::default();
-        Self(Arc::new(Inner { level: ShardingLevel::None, share, copies, norm, buckets, kept }))
+        let (buckets, kept, gathering) = Default::default();
+        let level = ShardingLevel::None;
+        Self(Arc::new(Inner { level, share, copies, norm, buckets, kept, gathering }))
     }
 
     /// What is shared out.
@@ -161,6 +175,23 @@ impl Sharding {
     /// How many ranks share it out.
     pub fn num_shares(&self) -> usize {
         self.0.share.size()
+    }
+
+    /// Lets the layers of `weights` wait for what is gathered after an update, each before it first uses
+    /// its weight, so that others compute meanwhile. From then on a parameter must not be read behind an
+    /// update but by its layer, unless [`settle`](Self::settle) was called.
+    pub fn wait_in_layers(&self, weights: &BTreeMap<String, MainGrad>) {
+        self.0.gathering.wait_in_layers(&self.0.buckets, weights);
+    }
+
+    /// Waits for all parameters; on GPUs the host does not.
+    pub fn settle(&self) {
+        self.0.gathering.settle();
+    }
+
+    /// What is gathered of a bucket: to be read behind its layers' waiting.
+    pub(crate) fn gathered(&self, bucket: &Bucket, started: Pending<1, Float>) -> Tensor<1> {
+        self.0.gathering.of(bucket, started)
     }
 
     /// The members have a share each.

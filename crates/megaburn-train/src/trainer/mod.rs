@@ -19,7 +19,7 @@ use megaburn_collective::ProcessGroups;
 use megaburn_data::{GlobalBatch, Sampler};
 use megaburn_mesh::{Layout, ShardPlan};
 use megaburn_models::{Decoder, DecoderConfig};
-use megaburn_optim::{AdamW, GradientAccumulator, LossScaler};
+use megaburn_optim::{AdamW, GradientAccumulator, LossScaler, Sharding};
 use megaburn_parallel::{main_grads, shard_plan};
 
 use crate::{
@@ -77,6 +77,7 @@ pub struct Trainer {
     /// Always there, but while the optimizer turns it into the next one.
     model: Option<Decoder>,
     plan: ShardPlan,
+    sharding: Sharding,
     grads: GradientAccumulator,
     optimizer: AdamW,
     schedules: Schedules,
@@ -161,6 +162,7 @@ impl Trainer {
         let main_grads = main_grads(&model);
         let direct = main_grads.keys().cloned();
         let sharding = config.parallel.sharding().with_direct(direct).init(&model, &groups)?;
+        sharding.wait_in_layers(&main_grads);
         let mut optimizer = config.optimizer.adamw().init(&sharding)?;
         let model = match start {
             Some(Start::Init(source)) => source.load(model, &plan)?,
@@ -172,6 +174,7 @@ impl Trainer {
             .with_main_grads(main_grads);
         Ok(Self {
             grads,
+            sharding,
             optimizer,
             schedules: Schedules::of(&config)?,
             loss_scaler: match config.train.dtype {
@@ -236,6 +239,12 @@ impl Trainer {
 
     /// This rank's part of the model.
     pub fn model(&self) -> &Decoder {
+        self.sharding.settle();
+        self.unsettled()
+    }
+
+    /// The same, parameters of which may be on their way yet: to compute with, layer by layer.
+    fn unsettled(&self) -> &Decoder {
         self.model.as_ref().expect("the model is only away during an update")
     }
 

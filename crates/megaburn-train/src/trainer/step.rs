@@ -187,7 +187,7 @@ impl Trainer {
             let (_, samples) = self.micro_batch(index);
             let Batch { tokens, labels, counted } = tensors(&samples, samples.len(), &plain);
             let forward = range("forward");
-            let loss = self.model().loss(tokens, labels);
+            let loss = self.unsettled().loss(tokens, labels);
             drop(forward);
             losses.add(loss.clone().inner(), counted);
             let _backward = range("backward");

@@ -1,0 +1,74 @@
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use burn::{Tensor, tensor::Float};
+use megaburn_collective::tensors::Pending;
+use megaburn_kernels::MainGrad;
+
+use super::Bucket;
+
+/// New parameters on their way from the ranks that updated them.
+///
+/// A bucket of weights whose layers say when they use them is waited for by the first that does, so that
+/// it is on its way while layers before it compute; any other at once.
+///
+/// Source: Megatron-LM `--overlap-param-gather`.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Gathering(Arc<Mutex<State>>);
+
+#[derive(Debug, Default)]
+struct State {
+    /// By the first parameter of their bucket.
+    pending: BTreeMap<String, Pending<1, Float>>,
+    /// The first parameter of the bucket of each that tells.
+    first_of: BTreeMap<String, String>,
+}
+
+impl Gathering {
+    /// From now on buckets all of whose parameters are in `weights` are waited for by layers.
+    pub(super) fn wait_in_layers(&self, buckets: &[Bucket], weights: &BTreeMap<String, MainGrad>) {
+        let tells =
+            |bucket: &&Bucket| bucket.slots.iter().all(|slot| weights.contains_key(&slot.path));
+        for bucket in buckets.iter().filter(tells) {
+            let first = &bucket.slots[0].path;
+            for slot in &bucket.slots {
+                self.lock().first_of.insert(slot.path.clone(), first.clone());
+                // A layer may outlive the optimizer.
+                let (state, first) = (Arc::downgrade(&self.0), first.clone());
+                weights[&slot.path].on_use(move || {
+                    if let Some(state) = state.upgrade() {
+                        Self(state).arrive(&first);
+                    }
+                });
+            }
+        }
+    }
+
+    /// The values of a bucket, which may not be there yet.
+    pub(super) fn of(&self, bucket: &Bucket, started: Pending<1, Float>) -> Tensor<1> {
+        let first = &bucket.slots[0].path;
+        let mut state = self.lock();
+        if !state.first_of.contains_key(first) {
+            return started.wait();
+        }
+        let values = started.peek();
+        state.pending.insert(first.clone(), started);
+        values
+    }
+
+    fn arrive(&self, first: &str) {
+        let started = self.lock().pending.remove(first);
+        started.map(Pending::wait);
+    }
+
+    pub(super) fn settle(&self) {
+        let pending = std::mem::take(&mut self.lock().pending);
+        pending.into_values().for_each(|started| drop(started.wait()));
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

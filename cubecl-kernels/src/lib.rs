@@ -71,7 +71,7 @@ pub use error::KernelError;
 pub use geglu::{geglu, geglu_tanh, geglu_tanh_weighted, geglu_weighted};
 pub use gelu::{bias_gelu, bias_gelu_tanh, gelu, gelu_tanh};
 pub use layer_norm::{layer_norm, layer_norm_add, layer_norm_with};
-pub use linear::{LinearOptions, MainGrad, linear};
+pub use linear::{LinearOptions, MainGrad, linear, room_in, stands_in};
 pub use norms::NormOptions;
 pub use optimizer::{
     AdamwState, AdamwStep, adamw, adamw_scaled, is_on_gpu, partial_sums_of_squares, scaled, total,

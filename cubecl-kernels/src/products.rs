@@ -35,14 +35,16 @@ pub(crate) trait Products: Backend {
         Self::linear(x, w, bias)
     }
 
-    /// `sum + xᵀ dy` in f32, `sum` being zero where there is none. `sum` may be written in place.
+    /// `sum + xᵀ dy` in f32, `sum` being zero where there is none; the result may stand in `room` then.
+    /// `sum` and `room` may be written in place.
     ///
     /// # Shapes
-    /// `x: [t, k]`, `dy: [t, n]`; sum and result `[k, n]`
+    /// `x: [t, k]`, `dy: [t, n]`; sum, room and result `[k, n]`
     fn add_weight_gradient(
         x: FloatTensor<Self>,
         dy: FloatTensor<Self>,
         sum: Option<Tensor<2>>,
+        room: Option<Tensor<2>>,
     ) -> Tensor<2>;
 }
 
@@ -78,6 +80,7 @@ impl Products for burn::backend::Flex {
         x: FloatTensor<Self>,
         dy: FloatTensor<Self>,
         sum: Option<Tensor<2>>,
+        _: Option<Tensor<2>>,
     ) -> Tensor<2> {
         // A narrow product would be rounded before it is summed.
         let [x, dy] = [x, dy].map(|x| cast::<Self>(x, FloatDType::F32));
@@ -129,6 +132,7 @@ mod cube {
             x: FloatTensor<Self>,
             dy: FloatTensor<Self>,
             sum: Option<Tensor<2>>,
+            room: Option<Tensor<2>>,
         ) -> Tensor<2> {
             if x.shape()[0] == 0 {
                 let none = Self::product(swapped::<Self>(x), dy, 1.0, FloatDType::F32);
@@ -143,13 +147,13 @@ mod cube {
                     Tensor::from_primitive::<Self>(Self::linear_weight_backward(x, dy)),
                 );
             }
-            let x = tensor::transposed(x);
-            let sum = match sum {
+            let (x, add) = (tensor::transposed(x), sum.is_some());
+            let sum = match sum.or(room) {
                 None => done(gemm::product(x, dy, None, 1.0, DType::F32)),
                 Some(sum) => {
                     let sum = sum.try_into_primitive::<Self>();
-                    let sum = tensor::from_backend(sum.expect("it was made by this function"));
-                    done(gemm::product_into(x, dy, &sum, true));
+                    let sum = tensor::from_backend(sum.expect("a gradient is where its weight is"));
+                    done(gemm::product_into(x, dy, &sum, add));
                     sum
                 }
             };

@@ -26,6 +26,7 @@ mod runs;
 mod steps;
 #[path = "../suite/text.rs"]
 mod text;
+mod zero;
 
 use std::{
     ffi::{OsStr, OsString},
@@ -49,12 +50,13 @@ const TESTS: [(&str, &[Test]); 4] = [
     ("steps", steps::TESTS),
     ("failures", failures::TESTS),
 ];
-const GROUP_TESTS: [(&str, &[GroupTest]); 5] = [
+const GROUP_TESTS: [(&str, &[GroupTest]); 6] = [
     ("collectives", collectives::GROUP_TESTS),
     ("regions", regions::GROUP_TESTS),
     ("disagreements", disagreements::GROUP_TESTS),
     ("fixtures", fixtures::GROUP_TESTS),
     ("layouts", layouts::GROUP_TESTS),
+    ("zero", zero::GROUP_TESTS),
 ];
 
 /// What this file can be.

@@ -51,6 +51,31 @@ pub fn empty(like: &CubeTensor, shape: impl Into<Shape>, dtype: DType) -> CubeTe
     empty_device_contiguous_dtype(like.client.clone(), like.device.clone(), shape.into(), dtype)
 }
 
+/// What CUDA memory is cut at, in bytes.
+const CUT: usize = 512;
+
+/// A stretch of the memory of `whole`, `[n]`, as a matrix, to be written where it is; none where CubeCL
+/// would not cut it.
+pub fn stretch(whole: &CubeTensor, start: usize, shape: [usize; 2]) -> Option<CubeTensor> {
+    let (size, len) = (whole.dtype.size(), shape[0] * shape[1]);
+    let behind = whole.meta.num_elements().checked_sub(start + len)?;
+    let [front, back] = [start * size, behind * size];
+    if !front.is_multiple_of(CUT) || !back.is_multiple_of(CUT) {
+        return None;
+    }
+    let handle = whole.handle.clone().offset_start(front as u64).offset_end(back as u64);
+    let (client, device) = (whole.client.clone(), whole.device.clone());
+    Some(CubeTensor::new_contiguous(client, device, shape.into(), handle, whole.dtype))
+}
+
+/// Whether both are the same elements of the same memory.
+pub fn is_same(a: &CubeTensor, b: &CubeTensor) -> bool {
+    let [(a, of_a), (b, of_b)] = [a, b].map(|x| (&x.handle, &x.meta));
+    std::ptr::eq(a.memory.descriptor(), b.memory.descriptor())
+        && (a.offset_start, a.offset_end) == (b.offset_start, b.offset_end)
+        && of_a.strides() == of_b.strides()
+}
+
 /// How the elements of a tensor `[.., rows, cols]` lie in memory, if as a batch of matrices at equal
 /// distances. All numbers are in elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -138,12 +138,16 @@ impl GradientAccumulator {
                 entry.main_grad = Some(main_grad);
             }
         }
-        if !self.sharding.is_alone() {
+        let first = self.entries.values().next();
+        if let Some(device) = first.map(|entry| entry.device.clone())
+            && !self.sharding.is_alone()
+        {
             let entries = self.entries.iter();
-            let direct = entries.filter_map(|(path, Entry { main_grad, spec, .. })| {
-                Some((path.clone(), main_grad.clone()?, spec.clone()))
+            let weights = entries.filter_map(|(path, Entry { main_grad, spec, .. })| {
+                Some((path.clone(), (main_grad.clone()?, spec.clone())))
             });
-            self.overlap = Some(Overlap::new(self.sharding.clone(), direct));
+            let weights = weights.collect();
+            self.overlap = Some(Overlap::new(self.sharding.clone(), device, weights));
         }
         self
     }

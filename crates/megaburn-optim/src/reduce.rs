@@ -52,7 +52,7 @@ impl GradientAccumulator {
     }
 
     fn reduce_own(&mut self) -> Result<(), OptimError> {
-        let mut started = match &self.overlap {
+        let shares = match &self.overlap {
             Some(overlap) => overlap.take()?,
             None => Vec::new(),
         };
@@ -69,18 +69,20 @@ impl GradientAccumulator {
             });
             return Ok(());
         }
-        let (sent, rest) = sharding.buckets().split_at(started.len());
+        let (sent, rest) = sharding.buckets().split_at(shares.len());
         let mut slots = sent.iter().flat_map(|bucket| &bucket.slots);
         if let Some(late) = slots.find(|slot| self.entry(slot).own.is_some()) {
             return Err(OptimError::LateGradient { path: late.path.clone() });
         }
-        // All are on their way before the first is waited for.
-        for bucket in rest {
-            started.push(sharding.start_sum(self.take_own(bucket))?);
-        }
-        for (bucket, started) in sharding.buckets().iter().zip(started) {
-            let share = sharding.finish_sum(started)?;
+        for (bucket, share) in sent.iter().zip(shares) {
             self.add_share(bucket, share);
+        }
+        // All are on their way before the first is waited for.
+        let start =
+            |bucket| Ok::<_, OptimError>((bucket, sharding.start_sum(self.take_own(bucket))?));
+        let started: Vec<_> = rest.iter().map(start).collect::<Result<_, _>>()?;
+        for (bucket, started) in started {
+            self.add_share(bucket, sharding.finish_sum(started)?);
         }
         Ok(())
     }
@@ -111,14 +113,23 @@ impl GradientAccumulator {
     }
 }
 
+/// Whether a shard is longer than what it holds of the model.
+pub(crate) fn has_padding(shard: &ShardSpec) -> bool {
+    num_held(shard) < shard.local_len
+}
+
+/// How much of its split dimension a shard holds.
+fn num_held(shard: &ShardSpec) -> usize {
+    shard.pieces.iter().map(|piece| piece.local.end).max().unwrap_or(0)
+}
+
 /// Padding belongs to no element of the model: with a zero gradient it stays zero for ever.
 pub(crate) fn without_padding(shard: &ShardSpec, grad: Tensor<1>) -> Tensor<1> {
-    let held = shard.pieces.iter().map(|piece| piece.local.end).max().unwrap_or(0);
-    let inner: usize = shard.global_shape.iter().skip(shard.dim + 1).product();
-    let row = shard.local_len * inner;
-    if held * inner == row {
+    if !has_padding(shard) {
         return grad;
     }
+    let inner: usize = shard.global_shape.iter().skip(shard.dim + 1).product();
+    let (held, row) = (num_held(shard), shard.local_len * inner);
     let shape = grad.shape();
     let outer = shape.num_elements() / row;
     grad.reshape([outer, row]).slice_fill([0..outer, held * inner..row], 0.0).reshape(shape)

@@ -153,7 +153,8 @@ impl<B: LinearLosses + Parts + Products> Backward<B, 2> for LinearLossesBackward
                 let (inner, outer) = if how.linear.out_in { (dy, x) } else { (x, dy) };
                 match &main_grad {
                     Some(main_grad) => {
-                        main_grad.update(|sum| B::add_weight_gradient(inner, outer, sum));
+                        main_grad
+                            .update(|sum, room| B::add_weight_gradient(inner, outer, sum, room));
                     }
                     None => {
                         let part = B::product(swapped::<B>(inner), outer, 1.0, wide);

@@ -75,7 +75,7 @@ impl<B: EmbeddingOps + Rows + Bridge> Backward<B, 1> for EmbeddingBackward {
         let zeros = |dtype| B::float_zeros(shape.clone(), &device, dtype);
         let tokens = flat::<B>(ids, &options);
         match options.main_grad.filter(MainGrad::is_attached) {
-            Some(main_grad) => main_grad.update(|sum| {
+            Some(main_grad) => main_grad.update(|sum, _| {
                 let sum = sum.map_or_else(|| zeros(FloatDType::F32), B::unwrap);
                 B::wrap(B::add_rows(dy, tokens, sum))
             }),

@@ -19,16 +19,24 @@ pub struct MainGrad(Arc<Mutex<State>>);
 struct State {
     attached: bool,
     sum: Option<Tensor<2>>,
+    room: Option<Room>,
     on_gradient: Option<Listener>,
     on_use: Option<Listener>,
 }
 
 type Listener = Arc<dyn Fn() + Send + Sync>;
+type Room = Arc<dyn Fn() -> Option<Tensor<2>> + Send + Sync>;
 
 impl MainGrad {
     /// From now on gradients are summed here, for somebody who takes them.
     pub fn attach(&self) {
         self.lock().attached = true;
+    }
+
+    /// Has `room` asked for memory for a new sum, [cut out of a larger buffer](crate::room_in), by the thread
+    /// that goes backward. The sum may stand there then, or elsewhere: see [`crate::stands_in`].
+    pub fn with_room(&self, room: impl Fn() -> Option<Tensor<2>> + Send + Sync + 'static) {
+        self.lock().room = Some(Arc::new(room));
     }
 
     /// Has `listener` called whenever a gradient was added, by the thread that goes backward.
@@ -69,11 +77,15 @@ impl MainGrad {
         assert!(of == dims, "{op}: the main gradient is of a weight {of:?}, not {dims:?}");
     }
 
-    /// Replaces the sum by what `add` makes of it.
-    pub(crate) fn update(&self, add: impl FnOnce(Option<Tensor<2>>) -> Tensor<2>) {
+    /// Replaces the sum by what `add` makes of it; where there is none, in the room that there is for it.
+    pub(crate) fn update(
+        &self,
+        add: impl FnOnce(Option<Tensor<2>>, Option<Tensor<2>>) -> Tensor<2>,
+    ) {
         let mut state = self.lock();
-        let sum = add(state.sum.take());
-        state.sum = Some(sum);
+        let sum = state.sum.take();
+        let room = state.room.as_ref().filter(|_| sum.is_none()).and_then(|room| room());
+        state.sum = Some(add(sum, room));
         let listener = state.on_gradient.clone();
         // Who listens may take the sum.
         drop(state);

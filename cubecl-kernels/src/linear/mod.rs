@@ -3,6 +3,7 @@
 mod main_grad;
 mod op;
 pub(crate) mod reference;
+mod room;
 
 use burn::backend::Dispatch;
 use burn::tensor::Tensor;
@@ -10,6 +11,7 @@ use burn::tensor::Tensor;
 use crate::operands::{self, float};
 pub use main_grad::MainGrad;
 use op::LinearOps;
+pub use room::{room_in, stands_in};
 
 /// How [`linear`] reads its weight, and where the weight's gradient goes.
 #[derive(Clone, Debug, Default)]

@@ -2,9 +2,11 @@ use std::ops::Range;
 
 use burn::Tensor;
 
-/// Where parameters start in a bucket, in elements: 512 bytes of bf16, what the memory of a CUDA device
-/// is cut into views at.
-const ALIGN: usize = 256;
+/// What the memory of a CUDA device is cut into views at, in bytes.
+const CUT: usize = 512;
+
+/// Where parameters start in a bucket, in elements: as many bytes of bf16.
+const ALIGN: usize = CUT / 2;
 
 /// Parameters one behind the other, which are sent at once.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -68,6 +70,12 @@ impl Bucket {
         rank * len..(rank + 1) * len
     }
 
+    /// Whether CUDA memory of the bucket, in elements of `size` bytes, is cut into parameters without a
+    /// copy: whether their ends are where it can be cut, as their starts are.
+    pub(crate) fn is_cut_in_place(&self, size: usize) -> bool {
+        self.slots.iter().all(|slot| (slot.len * size).is_multiple_of(CUT))
+    }
+
     /// A stretch of the bucket: `part` of each slot in it (given as a range of the parameter) at its
     /// place, and `zeros` elsewhere.
     pub(crate) fn join(
@@ -112,6 +120,18 @@ mod tests {
 
     use super::*;
     use crate::testing::values;
+
+    #[test]
+    fn a_bucket_is_cut_in_place_where_all_its_parameters_end_at_a_cut() {
+        let bucket = |lens: &[usize]| {
+            let params = lens.iter().enumerate().map(|(i, &len)| (i.to_string(), len));
+            Bucket::fill(params, 10_000, 2).remove(0)
+        };
+        assert!(bucket(&[256, 512]).is_cut_in_place(2));
+        assert!(bucket(&[128, 512]).is_cut_in_place(4));
+        assert!(!bucket(&[128, 512]).is_cut_in_place(2));
+        assert!(!bucket(&[512, 300]).is_cut_in_place(4));
+    }
 
     #[test]
     fn a_bucket_is_full_before_the_next_and_holds_what_is_larger_than_it() {

@@ -50,10 +50,12 @@ impl Gathering {
     pub(super) fn of(&self, bucket: &Bucket, started: Pending<1, Float>) -> Tensor<1> {
         let first = &bucket.slots[0].path;
         let mut state = self.lock();
-        if !state.first_of.contains_key(first) {
+        let values = started.peek();
+        // A copy of what is not there yet would never be there.
+        let is_cut_in_place = bucket.is_cut_in_place(values.dtype().size());
+        if !state.first_of.contains_key(first) || !is_cut_in_place {
             return started.wait();
         }
-        let values = started.peek();
         state.pending.insert(first.clone(), started);
         values
     }

@@ -1,32 +1,20 @@
 //! What data-parallel ranks share out between them (ZeRO).
 
 mod bucket;
+mod config;
 mod gathering;
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    ops::Range,
-    sync::Arc,
-};
+use std::{collections::BTreeMap, ops::Range, sync::Arc};
 
 pub(crate) use bucket::{Bucket, Slot, joined};
-use burn::{
-    Tensor,
-    module::{Module, Param},
-    tensor::Float,
-};
+use burn::{Tensor, tensor::Float};
+pub use config::ShardingConfig;
+use gathering::Gathering;
 use megaburn_collective::{
-    CollectiveError, Group, ProcessGroups, ReduceOp,
+    CollectiveError, Group, ReduceOp,
     tensors::{self, Pending},
 };
-
-use gathering::Gathering;
 use megaburn_kernels::MainGrad;
-
-use crate::{
-    OptimError,
-    visit::{FloatVisitor, visit_floats},
-};
 
 /// What each data-parallel rank keeps only a share of.
 ///
@@ -43,98 +31,6 @@ pub enum ShardingLevel {
     /// The gradients as well (ZeRO-2): they are summed over ranks after each micro-batch, and a rank
     /// adds up its share only.
     Gradients,
-}
-
-/// [`Sharding`] configuration.
-#[derive(Clone, Debug, PartialEq)]
-pub struct ShardingConfig {
-    /// What is shared out.
-    pub level: ShardingLevel,
-    /// Ranks that share it out, neighbours in the data- and context-parallel group; so many by so many
-    /// hold copies of each other's shares (Megatron's `--num-distributed-optimizer-instances`, turned
-    /// round). Default: all.
-    pub ranks: Option<usize>,
-    /// Elements that are sent at once. Default: as Megatron's, the larger of 40 million and a million a
-    /// rank.
-    pub bucket: Option<usize>,
-    /// Parameters whose gradients their layers sum while backward goes on
-    /// ([`GradientAccumulator::with_main_grads`](crate::GradientAccumulator::with_main_grads)): they are sent
-    /// first, in buckets of their own. Default: none.
-    pub direct: BTreeSet<String>,
-}
-
-impl ShardingConfig {
-    /// By all ranks, in Megatron's buckets.
-    pub fn new(level: ShardingLevel) -> Self {
-        Self { level, ranks: None, bucket: None, direct: BTreeSet::new() }
-    }
-
-    /// Shared out between so many ranks each.
-    #[must_use]
-    pub fn with_ranks(mut self, ranks: Option<usize>) -> Self {
-        self.ranks = ranks;
-        self
-    }
-
-    /// So many elements are sent at once.
-    #[must_use]
-    pub fn with_bucket(mut self, bucket: Option<usize>) -> Self {
-        self.bucket = bucket;
-        self
-    }
-
-    /// Of these parameters layers sum the gradients.
-    #[must_use]
-    pub fn with_direct(mut self, paths: impl IntoIterator<Item = String>) -> Self {
-        self.direct = paths.into_iter().collect();
-        self
-    }
-
-    /// How the trainable parameters of `module` are shared out on this rank.
-    ///
-    /// # Errors
-    /// `ranks` does not divide the data- and context-parallel ranks.
-    /// # Collective
-    /// Nothing is sent; all ranks must use the same configuration.
-    pub fn init<M: Module>(
-        &self,
-        module: &M,
-        groups: &ProcessGroups,
-    ) -> Result<Sharding, OptimError> {
-        let replicas = groups.dp_cp.size();
-        let ranks = match self.level {
-            ShardingLevel::None => 1,
-            _ => self.ranks.unwrap_or(replicas),
-        };
-        if ranks == 0 || !replicas.is_multiple_of(ranks) {
-            return Err(OptimError::BadSharding { ranks, replicas });
-        }
-        let Replicas { share, copies, norm } = Replicas::of(groups, ranks)?;
-        let bucket = self.bucket.unwrap_or_else(|| (40 << 20).max(replicas << 20));
-        let mut params = Params { direct: &self.direct, found: BTreeMap::new() };
-        visit_floats(module, &mut params);
-        let mut buckets = Vec::new();
-        for mut params in params.found.into_values() {
-            // Backward gives the gradients of the last parameters first.
-            params.reverse();
-            buckets.extend(Bucket::fill(params, bucket, ranks));
-        }
-        let mut kept = BTreeMap::new();
-        for bucket in &buckets {
-            let stretch = bucket.share(share.rank(), ranks);
-            let slots = bucket.slots.iter();
-            kept.extend(slots.map(|slot| (slot.path.clone(), slot.within(&stretch))));
-        }
-        Ok(Sharding(Arc::new(Inner {
-            level: self.level,
-            share,
-            copies,
-            norm,
-            buckets,
-            kept,
-            gathering: Gathering::default(),
-        })))
-    }
 }
 
 /// How data-parallel ranks share out optimizer state, gradients and parameters; built once, and given to
@@ -261,66 +157,5 @@ impl Sharding {
     /// What this rank keeps of a bucket.
     pub(crate) fn share_of(&self, bucket: &Bucket) -> Range<usize> {
         bucket.share(self.0.share.rank(), self.0.share.size())
-    }
-}
-
-/// The groups of a sharding.
-struct Replicas {
-    share: Group,
-    copies: Group,
-    norm: Group,
-}
-
-impl Replicas {
-    fn of(groups: &ProcessGroups, ranks: usize) -> Result<Self, CollectiveError> {
-        let ProcessGroups { world, dp_cp, model, .. } = groups;
-        let alone = || world.subgroup("alone", &[world.rank()]);
-        // One group, one communicator on the GPU: those that are there are used.
-        if ranks == 1 {
-            return Ok(Self { share: alone()?, copies: dp_cp.clone(), norm: model.clone() });
-        }
-        let members = dp_cp.members();
-        let first = dp_cp.rank() / ranks * ranks;
-        let (share, copies) = match members.len() == ranks {
-            true => (dp_cp.clone(), alone()?),
-            false => {
-                let mine = members.iter().skip(dp_cp.rank() % ranks).step_by(ranks);
-                let copies: Vec<usize> = mine.copied().collect();
-                let share = world.subgroup("share", &members[first..first + ranks])?;
-                (share, world.subgroup("copies", &copies)?)
-            }
-        };
-        // Every tensor- and pipeline-parallel rank at the coordinates of each that shares.
-        let mut all: Vec<usize> = share
-            .members()
-            .iter()
-            .flat_map(|&rank| groups.mesh.group_of(&Replicas::MODEL, rank))
-            .collect();
-        all.sort_unstable();
-        let norm = match all.len() == world.size() {
-            true => world.clone(),
-            false => world.subgroup("norm", &all)?,
-        };
-        Ok(Self { share, copies, norm })
-    }
-
-    /// The axes that split a model.
-    const MODEL: [megaburn_mesh::Axis; 2] = [megaburn_mesh::Axis::Tp, megaburn_mesh::Axis::Pp];
-}
-
-/// The trainable parameters, in the module's order: path and elements. First those whose gradients come
-/// while backward goes on; each by type.
-struct Params<'a> {
-    direct: &'a BTreeSet<String>,
-    found: BTreeMap<(bool, &'static str), Vec<(String, usize)>>,
-}
-
-impl FloatVisitor for Params<'_> {
-    fn visit<const D: usize>(&mut self, path: String, param: &Param<Tensor<D>>) {
-        let value = param.val();
-        if value.is_require_grad() {
-            let key = (!self.direct.contains(&path), value.dtype().name());
-            self.found.entry(key).or_default().push((path, value.shape().num_elements()));
-        }
     }
 }

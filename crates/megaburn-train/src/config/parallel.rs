@@ -41,13 +41,16 @@ pub struct ParallelConfig {
     /// and a million for each of them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bucket_size: Option<usize>,
+    /// Whether they are sent while ranks compute: gradients during backward, parameters during forward.
+    pub overlap: bool,
 }
 
 impl Default for ParallelConfig {
     fn default() -> Self {
         let (ranks, tp, dp, sp) = (None, None, None, None);
         let (zero_ranks, bucket_size) = (None, None);
-        Self { ranks, tp, cp: 1, pp: 1, dp, ep: 1, etp: 1, sp, zero: 0, zero_ranks, bucket_size }
+        let (cp, pp, ep, etp, zero, overlap) = (1, 1, 1, 1, 0, true);
+        Self { ranks, tp, cp, pp, dp, ep, etp, sp, zero, zero_ranks, bucket_size, overlap }
     }
 }
 
@@ -65,7 +68,7 @@ const MAX_DEGREE: usize = u16::MAX as usize;
 
 impl ParallelConfig {
     /// The keys of which a layout text says nothing.
-    pub(super) const BESIDE_LAYOUT: [&str; 3] = ["zero", "zero_ranks", "bucket_size"];
+    pub(super) const BESIDE_LAYOUT: [&str; 4] = ["zero", "zero_ranks", "bucket_size", "overlap"];
 
     /// The section that a layout text stands for. A text without `dp` still fills the world of a
     /// launcher; without one it takes as few ranks as the other degrees allow.

@@ -162,7 +162,9 @@ impl Trainer {
         let main_grads = main_grads(&model);
         let direct = main_grads.keys().cloned();
         let sharding = config.parallel.sharding().with_direct(direct).init(&model, &groups)?;
-        sharding.wait_in_layers(&main_grads);
+        if config.parallel.overlap {
+            sharding.wait_in_layers(&main_grads);
+        }
         let mut optimizer = config.optimizer.adamw().init(&sharding)?;
         let model = match start {
             Some(Start::Init(source)) => source.load(model, &plan)?,

@@ -191,7 +191,7 @@ impl Trainer {
             drop(forward);
             losses.add(loss.clone().inner(), counted);
             let _backward = range("backward");
-            if sums == Sums::OverRanks {
+            if sums == Sums::OverRanks && self.config.parallel.overlap {
                 self.grads.begin_micro_batch(index + 1 == batch.num_micro_batches());
             }
             let mut grads = match factor {

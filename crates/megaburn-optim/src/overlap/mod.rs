@@ -1,0 +1,239 @@
+use std::{
+    collections::{BTreeMap, VecDeque},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use burn::{
+    Tensor,
+    tensor::{DType, Device, Float},
+};
+use megaburn_collective::{CollectiveError, tensors::Pending};
+use megaburn_kernels::{MainGrad, is_on_gpu, room_in, stands_in};
+use megaburn_mesh::ParamSpec;
+
+use crate::{
+    reduce::{has_padding, without_padding},
+    sharding::{Bucket, Sharding, Slot},
+};
+
+/// Buckets on their way at a time: one that is sent, and one behind it.
+const IN_FLIGHT: usize = 2;
+
+/// Starts to sum a bucket over ranks inside the backward that gives its last gradient, so that it is on
+/// its way while backward goes on.
+///
+/// On GPUs the bucket is there already then: layers sum where it will be sent from. A few are on their way
+/// at a time, whose memory is taken.
+///
+/// Only in the order of buckets, whatever order gradients come in: all ranks send the same. How many
+/// gradients a layer's weight gets in a micro-batch is seen in the first one, in which nothing is sent.
+///
+/// Source: Megatron-LM `--overlap-grad-reduce`.
+#[derive(Clone, Debug)]
+pub(crate) struct Overlap(Arc<Mutex<State>>);
+
+#[derive(Debug)]
+struct State {
+    sharding: Sharding,
+    /// Weights whose layers sum their gradients, by path.
+    direct: BTreeMap<String, Direct>,
+    /// Where they are.
+    device: Device,
+    /// Whether sums are complete with the gradients of this micro-batch.
+    is_last: bool,
+    /// On GPUs, of buckets that get their gradients, by their first parameter.
+    buffers: BTreeMap<String, Tensor<1>>,
+    /// This rank's shares of the first buckets, and behind them the next on their way.
+    shares: Vec<Tensor<1>>,
+    started: VecDeque<Pending<1, Float>>,
+    error: Option<CollectiveError>,
+}
+
+#[derive(Debug)]
+struct Direct {
+    main_grad: MainGrad,
+    spec: ParamSpec,
+    /// The first parameter of its bucket, whose length, and where it stands there.
+    first: String,
+    len: usize,
+    start: usize,
+    /// Gradients that came in this micro-batch.
+    arrived: usize,
+    /// Those of a micro-batch, once one was seen.
+    expected: Expected,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Expected {
+    Unknown,
+    Gradients(usize),
+    /// It gets others, of which nobody tells.
+    Others,
+}
+
+impl Direct {
+    fn is_complete(&self) -> bool {
+        self.arrived > 0 && self.expected == Expected::Gradients(self.arrived)
+    }
+}
+
+impl Overlap {
+    /// For weights that are attached already, on one device.
+    pub(crate) fn new(
+        sharding: Sharding,
+        device: Device,
+        mut weights: BTreeMap<String, (MainGrad, ParamSpec)>,
+    ) -> Self {
+        let mut direct = BTreeMap::new();
+        for Bucket { slots, len } in sharding.buckets() {
+            for Slot { path, start, .. } in slots {
+                let Some((main_grad, spec)) = weights.remove(path) else { continue };
+                let (first, len, start) = (slots[0].path.clone(), *len, *start);
+                let (arrived, expected) = (0, Expected::Unknown);
+                let weight = Direct { main_grad, spec, first, len, start, arrived, expected };
+                direct.insert(path.clone(), weight);
+            }
+        }
+        let (is_last, buffers, shares, started, error) = Default::default();
+        let state = State { sharding, direct, device, is_last, buffers, shares, started, error };
+        let overlap = Self(Arc::new(Mutex::new(state)));
+        overlap.listen();
+        overlap
+    }
+
+    fn listen(&self) {
+        let state = self.lock();
+        let on_gpu = is_on_gpu(&Tensor::<1>::zeros([1], &state.device));
+        for (path, direct) in &state.direct {
+            // A layer may outlive who sums its gradients.
+            let (weak, own) = (Arc::downgrade(&self.0), path.clone());
+            direct.main_grad.on_gradient(move || {
+                if let Some(state) = weak.upgrade() {
+                    Self(state).lock().arrived(&own);
+                }
+            });
+            let (weak, own) = (Arc::downgrade(&self.0), path.clone());
+            if on_gpu {
+                direct.main_grad.with_room(move || Self(weak.upgrade()?).lock().room(&own));
+            }
+        }
+    }
+
+    /// Before a micro-batch, whose gradients may complete the sums.
+    pub(crate) fn begin(&self, is_last: bool) {
+        let mut state = self.lock();
+        state.is_last = is_last;
+        state.direct.values_mut().for_each(|direct| direct.arrived = 0);
+    }
+
+    /// That the weight at `path` gets gradients beside those that its layer sums.
+    pub(crate) fn exclude(&self, path: &str) {
+        if let Some(direct) = self.lock().direct.get_mut(path) {
+            direct.expected = Expected::Others;
+        }
+    }
+
+    /// Behind the backward of a micro-batch.
+    pub(crate) fn end(&self) {
+        let mut state = self.lock();
+        state.is_last = false;
+        for direct in state.direct.values_mut() {
+            if direct.expected == Expected::Unknown {
+                direct.expected = Expected::Gradients(direct.arrived);
+            }
+        }
+    }
+
+    /// Forgets what was started.
+    pub(crate) fn reset(&self) {
+        let mut state = self.lock();
+        state.is_last = false;
+        (state.buffers, state.shares, state.started, state.error) = Default::default();
+    }
+
+    /// This rank's shares of the first buckets, as many as were started.
+    pub(crate) fn take(&self) -> Result<Vec<Tensor<1>>, CollectiveError> {
+        let mut state = self.lock();
+        state.buffers.clear();
+        while !state.started.is_empty() && state.error.is_none() {
+            state.finish_one();
+        }
+        let shares = std::mem::take(&mut state.shares);
+        state.error.take().map_or(Ok(shares), Err)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn arrived(&mut self, path: &str) {
+        let Some(direct) = self.direct.get_mut(path) else { return };
+        direct.arrived += 1;
+        let sharding = self.sharding.clone();
+        while self.is_last && self.error.is_none() {
+            let next = sharding.buckets().get(self.shares.len() + self.started.len());
+            let Some(bucket) = next.filter(|bucket| self.is_complete(bucket)) else { return };
+            let whole = self.take_whole(bucket);
+            match sharding.start_sum(whole) {
+                Ok(started) => self.started.push_back(started),
+                Err(error) => self.error = Some(error),
+            }
+            if self.started.len() > IN_FLIGHT {
+                self.finish_one();
+            }
+        }
+    }
+
+    fn finish_one(&mut self) {
+        let Some(started) = self.started.pop_front() else { return };
+        match self.sharding.finish_sum(started) {
+            Ok(share) => self.shares.push(share),
+            Err(error) => self.error = Some(error),
+        }
+    }
+
+    /// Where the sum of a weight's gradients is to stand.
+    fn room(&mut self, path: &str) -> Option<Tensor<2>> {
+        let Direct { spec, first, len, start, .. } = self.direct.get(path)?;
+        let empty = || Tensor::empty([*len], (&self.device, DType::F32));
+        let buffer = self.buffers.entry(first.clone()).or_insert_with(empty);
+        room_in(buffer, *start, spec.shard.local_shape().try_into().ok()?)
+    }
+
+    fn is_complete(&self, bucket: &Bucket) -> bool {
+        let slots = bucket.slots.iter();
+        slots
+            .map(|slot| self.direct.get(&slot.path))
+            .all(|direct| direct.is_some_and(Direct::is_complete))
+    }
+
+    /// This rank's gradients of a bucket: where they stand already, or joined.
+    fn take_whole(&mut self, bucket: &Bucket) -> Tensor<1> {
+        let buffer = self.buffers.remove(&bucket.slots[0].path);
+        let weights = bucket.slots.iter().map(|slot| (slot, &self.direct[&slot.path]));
+        let sums = weights.map(|(slot, direct)| {
+            let sum = direct.main_grad.take().expect("a gradient came");
+            (slot, direct, sum)
+        });
+        let sums: Vec<_> = sums.collect();
+        let stands = |buffer: &Tensor<1>| {
+            sums.iter().all(|(slot, direct, sum)| {
+                stands_in(sum, buffer, slot.start) && !has_padding(&direct.spec.shard)
+            })
+        };
+        if let Some(buffer) = buffer.filter(stands) {
+            return buffer;
+        }
+        let parts = sums
+            .into_iter()
+            .map(|(_, direct, sum)| without_padding(&direct.spec.shard, sum.flatten(0, 1)));
+        let mut parts = parts.collect::<Vec<_>>().into_iter();
+        let zeros = |len| Tensor::zeros([len], (&self.device, DType::F32));
+        bucket.join(0..bucket.len, |_, _| parts.next().expect("one a slot"), zeros)
+    }
+}
+
+#[cfg(test)]
+mod tests;

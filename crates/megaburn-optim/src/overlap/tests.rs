@@ -1,0 +1,107 @@
+use burn::tensor::Device;
+use megaburn_collective::{GroupOptions, ProcessGroups, run_threads};
+use megaburn_kernels::{LinearOptions, linear};
+use megaburn_mesh::{Axis, Layout, ShardPlan, ShardSpec};
+use rstest::rstest;
+
+use super::*;
+use crate::{
+    GradientAccumulator, OptimError, ShardingConfig, ShardingLevel,
+    testing::{Net, values},
+};
+
+/// What a weight is used for in a micro-batch.
+type Use = fn(&Net, Tensor<2>, &MainGrad) -> Tensor<2>;
+
+fn once(net: &Net, x: Tensor<2>, main_grad: &MainGrad) -> Tensor<2> {
+    let options = LinearOptions { out_in: false, main_grad: Some(main_grad.clone()) };
+    linear(x, net.matrix.val(), Some(net.bias.val()), options)
+}
+
+fn twice(net: &Net, x: Tensor<2>, main_grad: &MainGrad) -> Tensor<2> {
+    once(net, once(net, x, main_grad), main_grad)
+}
+
+fn beside_another(net: &Net, x: Tensor<2>, main_grad: &MainGrad) -> Tensor<2> {
+    once(net, x.clone(), main_grad) + x.matmul(net.matrix.val())
+}
+
+/// The gradients of some micro-batches of `uses`, and how many buckets were sent in the last
+/// backward, by rank.
+fn gradients(
+    level: ShardingLevel,
+    begins: bool,
+    uses: &[Use],
+) -> Result<Vec<(Vec<f32>, usize)>, String> {
+    let layout: Layout = "dp2".parse().unwrap();
+    let ranks = run_threads(2, GroupOptions::default(), |world| {
+        let groups = ProcessGroups::new(&world, layout)?;
+        let device = Device::default().autodiff();
+        let net = Net::new(6, 6, 0, 1, &device);
+        let mut plan = ShardPlan::new();
+        for (path, shape) in [("matrix", &[6, 6][..]), ("bias", &[6][..])] {
+            let shard = ShardSpec::whole(shape, Axis::Tp, 0, 1);
+            plan.insert(path, megaburn_mesh::ParamSpec { shard }).expect("new");
+        }
+        let main_grad = MainGrad::default();
+        let direct = ["matrix".to_string()];
+        let sharding = ShardingConfig::new(level).with_direct(direct).init(&net, &groups)?;
+        let main_grads = BTreeMap::from([("matrix".to_string(), main_grad.clone())]);
+        let mut grads =
+            GradientAccumulator::new(&net, &plan, &sharding)?.with_main_grads(main_grads);
+        let mut sent = 0;
+        for (index, forward) in uses.iter().enumerate() {
+            let x = Tensor::full([3, 6], (world.rank() + 1) as f32, &device);
+            let loss = forward(&net, x.require_grad(), &main_grad).sum();
+            if begins {
+                grads.begin_micro_batch(index + 1 == uses.len());
+            }
+            grads.accumulate(&net, &mut loss.backward());
+            let state = grads.overlap.as_ref().unwrap().lock();
+            sent = state.started.len() + state.shares.len();
+            drop(state);
+            grads.end_micro_batch()?;
+        }
+        grads.reduce()?;
+        let both = ["matrix", "bias"].map(|path| values(grads.get(path).unwrap()));
+        Ok::<_, OptimError>((both.concat(), sent))
+    });
+    ranks.into_iter().collect::<Result<_, _>>().map_err(|error| error.to_string())
+}
+
+#[rstest]
+fn a_bucket_is_sent_by_the_backward_that_completes_it_and_the_sums_are_the_same(
+    #[values(ShardingLevel::None, ShardingLevel::Optimizer, ShardingLevel::Gradients)]
+    level: ShardingLevel,
+) {
+    let found = gradients(level, true, &[once, once, once]).unwrap();
+    let without = gradients(level, false, &[once, once, once]).unwrap();
+    for ((found, sent), (expected, none)) in found.iter().zip(&without) {
+        assert_eq!((*sent, *none), (1, 0));
+        assert_eq!(found, expected);
+    }
+    // The first of a run is only looked at.
+    let first = gradients(level, true, &[once]).unwrap();
+    assert!(first.iter().all(|(_, sent)| *sent == 0));
+}
+
+#[test]
+fn a_weight_that_is_used_twice_is_waited_for_twice() {
+    let found = gradients(ShardingLevel::Optimizer, true, &[twice, twice]).unwrap();
+    assert!(found.iter().all(|(_, sent)| *sent == 1));
+}
+
+#[test]
+fn a_weight_with_other_gradients_is_sent_at_the_end() {
+    let uses: [Use; 2] = [beside_another, beside_another];
+    let found = gradients(ShardingLevel::None, true, &uses).unwrap();
+    let expected = gradients(ShardingLevel::None, false, &uses).unwrap();
+    assert!(found.iter().all(|(_, sent)| *sent == 0));
+    assert_eq!(found, expected);
+}
+
+#[test]
+fn a_gradient_behind_the_sum_is_refused() {
+    let error = gradients(ShardingLevel::None, true, &[once, twice]).unwrap_err();
+    assert!(error.contains("`matrix` got more gradients in this micro-batch"), "{error}");
+}

@@ -1,0 +1,117 @@
+//! What GPUs share out between them changes no number, and neither does what they send meanwhile.
+
+use std::sync::Arc;
+
+use burn::tensor::TensorData;
+use megaburn::{
+    collective::{Group, ProcessGroups},
+    train::{ConfigLayers, RunData, TrainConfig, TrainError, Trainer},
+};
+
+use crate::{
+    GroupTest,
+    gather::{LocalParams, relative_distance},
+    ranks::this_gpu,
+    text::write_random_text,
+};
+
+pub(crate) const GROUP_TESTS: &[GroupTest] =
+    &[("every_stage_trains_as_none_that_sends_at_the_end", stages)];
+
+/// Large enough that a GPU computes while it sends; several buckets, parameters that ranks cut, and
+/// nothing that is not the same each time.
+const CONFIG: &str = "
+[model]
+hidden = 1024
+ffn = 2816
+layers = 4
+heads = 16
+kv_heads = 4
+vocab = 4000
+tied = false
+[data]
+seq_len = 512
+[parallel]
+bucket_size = 4000000
+[train]
+dtype = 'bf16'
+attention = 'cubecl'
+micro_batch = 2
+[optimizer]
+lr = 1e-3
+warmup_steps = 0
+clip_grad = 0.0
+";
+
+const STEPS: usize = 12;
+
+fn train(
+    config: TrainConfig,
+    data: &Arc<RunData>,
+    world: &Group,
+) -> Result<(Vec<f64>, LocalParams), TrainError> {
+    let groups = ProcessGroups::new(world, format!("dp{}", world.size()).parse()?)?;
+    let device = this_gpu().autodiff();
+    let mut trainer = Trainer::new(Arc::new(config), groups, device, data.clone())?;
+    let losses = (0..STEPS).map(|_| Ok(trainer.step()?.loss)).collect::<Result<_, TrainError>>()?;
+    let widened = |data: TensorData| data.convert::<f32>().try_to_vec().expect("it is f32 now");
+    let params = megaburn::parallel::read_params(trainer.model()).into_iter();
+    let spec = |path: &str| trainer.plan().get(path).expect("it is planned").shard.clone();
+    let params = params.map(|(path, data)| (path.clone(), widened(data), spec(&path)));
+    Ok((losses, params.collect()))
+}
+
+fn stages(world: &Group) -> Result<(), String> {
+    let folder = std::env::temp_dir().join(format!("megaburn-zero-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).map_err(|error| error.to_string())?;
+    let path = folder.join("text.txt");
+    write_random_text(&path, 200_000, 1234);
+    let config = |zero: u8, overlap: bool| -> Result<TrainConfig, TrainError> {
+        let layers = ConfigLayers::new().with_text("zero.rs", CONFIG)?;
+        let mut config = layers.with_data(path.to_str().expect("it is text"))?.load()?;
+        config.train.global_batch = 2 * world.size();
+        (config.parallel.zero, config.parallel.overlap) = (zero, overlap);
+        Ok(config)
+    };
+    let run = || -> Result<(), String> {
+        let text = |error: TrainError| error.to_string();
+        let data = Arc::new(RunData::load(&config(0, false).map_err(text)?).map_err(text)?);
+        let (losses, params) =
+            train(config(0, false).map_err(text)?, &data, world).map_err(text)?;
+        for (zero, overlap) in
+            [(0, false), (0, true), (1, false), (1, true), (2, false), (2, true), (1, true)]
+        {
+            let found = train(config(zero, overlap).map_err(text)?, &data, world).map_err(text)?;
+            compare(&found, &losses, &params, world.size())
+                .map_err(|why| format!("zero {zero}, overlap {overlap}: {why}"))?;
+        }
+        Ok(())
+    };
+    let result = run();
+    // What is left behind in a folder of temporary files harms nobody.
+    let _ = std::fs::remove_dir_all(&folder);
+    result
+}
+
+/// Two numbers have one sum; more are added in an order that is the collective's.
+fn compare(
+    (found, found_params): &(Vec<f64>, LocalParams),
+    losses: &[f64],
+    params: &LocalParams,
+    ranks: usize,
+) -> Result<(), String> {
+    let (loss_bound, param_bound) = if ranks == 2 { (0.0, 0.0) } else { (1e-3, 1e-2) };
+    for (step, (found, expected)) in found.iter().zip(losses).enumerate() {
+        let relative = (found - expected).abs() / expected;
+        if relative.is_nan() || relative > loss_bound {
+            return Err(format!("step {}: loss {found}, without {expected}", step + 1));
+        }
+    }
+    for ((path, found, _), (_, expected, _)) in found_params.iter().zip(params) {
+        let relative = relative_distance(found, expected);
+        if relative.is_nan() || relative > param_bound {
+            return Err(format!("{path} differs by {relative:e}"));
+        }
+    }
+    Ok(())
+}

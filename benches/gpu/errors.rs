@@ -112,14 +112,14 @@ macro_rules! measure {
         let folder = $errors.numbers.clone();
         let file_of = |input: &str| format!("{} {input}", $name);
         $(let $input = normal(folder.as_deref(), &file_of(stringify!($input)), $shape)?;)+
-        let mut weight = None;
+        let drawn: TensorData;
         let [mut found, mut expected] = [const { Vec::<(&str, Vec<f64>)>::new() }; 2];
         {
             $(let $input = leaf(&$input, &Device::cuda(0), DType::BF16);)+
             #[allow(clippy::redundant_closure_call, reason = "the closure is the macro's argument")]
             let y = ($fast)($($input.clone()),+);
             let data = normal(folder.as_deref(), &file_of("weight"), y.dims())?;
-            weight = Some(data.clone());
+            drawn = data.clone();
             found.push(("values", host(y.clone())?));
             let weight = Tensor::from_data(data, (&y.device(), y.dtype()));
             let grads = (y * weight).sum().backward();
@@ -132,9 +132,8 @@ macro_rules! measure {
             $(let $input = leaf(&$input, &Device::flex(), DType::F64);)+
             #[allow(clippy::redundant_closure_call, reason = "the closure is the macro's argument")]
             let y = ($plain)($($input.clone()),+);
-            let data = weight.take().ok_or("no weight")?;
             expected.push(("values", host(y.clone())?));
-            let weight = Tensor::from_data(data, (&y.device(), DType::F64));
+            let weight = Tensor::from_data(drawn, (&y.device(), DType::F64));
             let grads = (y * weight).sum().backward();
             $(expected.push((
                 stringify!($input),

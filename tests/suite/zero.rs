@@ -105,3 +105,24 @@ fn it_resumes_bit_for_bit_and_under_any_layout_and_stage(
     assert_eq!(losses(&rest), losses(&straight[2..]));
     assert_eq!(bits(&saved(&parts)), bits(&saved(&whole)));
 }
+
+#[test]
+fn zeros_and_the_norm_of_parameters_are_the_same_under_every_layout_and_stage() {
+    let steps = |layout, zero| {
+        let run = Run::new();
+        let mut config = shared(&run, layout, Dtype::F32, zero);
+        (config.train.log_num_zeros, config.train.log_params_norm) = (true, true);
+        (config.optimizer.eps, config.model.tied) = (1e-5, false);
+        train(config, 3)
+    };
+    let expected = steps("tp1", 0);
+    // Rows of the embedding whose token no sample has.
+    assert!(expected.iter().all(|step| step.num_zeros.is_some_and(|zeros| zeros > 32)));
+    for (layout, zero) in [("dp4", 0), ("dp4", 1), ("tp2-dp2-sp", 2), ("tp4-sp", 0)] {
+        for (found, expected) in steps(layout, zero).iter().zip(&expected) {
+            assert_eq!(found.num_zeros, expected.num_zeros, "{layout}, zero {zero}");
+            let [found, expected] = [found, expected].map(|step| step.params_norm.unwrap());
+            assert!(relative(found, expected) < 1e-6, "{layout}: {found} {expected}");
+        }
+    }
+}

@@ -86,7 +86,7 @@ mod tests {
     }
 
     fn norm(grads: &GradientAccumulator, on_gpu: bool) -> GradNorm {
-        if on_gpu { grads.norm_on_gpu() } else { grads.norm() }.unwrap()
+        grads.norm_on(on_gpu).unwrap()
     }
 
     #[rstest]

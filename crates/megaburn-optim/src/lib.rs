@@ -31,6 +31,7 @@ mod adamw;
 mod adamw_config;
 mod adamw_state;
 mod clip;
+mod counts;
 mod error;
 mod loss_scaler;
 mod masters;

@@ -3,7 +3,9 @@ use std::{collections::BTreeSet, ops::Range};
 use burn::tensor::{DType, Tensor};
 use megaburn_kernels::{is_on_gpu, partial_sums_of_squares};
 
-use crate::{GradientAccumulator, OptimError, Sum, accumulator::Entry, sharding::joined};
+use crate::{
+    GradientAccumulator, OptimError, Sum, accumulator::Entry, reduce::has_padding, sharding::joined,
+};
 
 /// The L2 norm of a gradient, which on GPUs the host has not waited for.
 #[derive(Clone, Debug)]
@@ -53,23 +55,38 @@ impl GradientAccumulator {
     /// On CPUs summed in f64, in path order and then rank order; on GPUs squares are summed in f32
     /// over stretches, those in f64. Either way bit-identical on every rank of the world.
     pub fn norm(&self) -> Result<GradNorm, OptimError> {
-        // A rank's parameters are all in one place.
-        let first = self.entries.values().next();
-        if first.is_some_and(|entry| is_on_gpu(&Tensor::<1>::zeros([1], &entry.device))) {
-            return self.norm_on_gpu();
-        }
-        let squares = self.entries.values().map(owned_squares).sum();
-        Ok(GradNorm { squares: Sum::known(squares, self.sharding.norm())?, factor: self.factor })
+        self.norm_on(self.is_on_gpu())
     }
 
-    /// The same, by tensors that nobody reads.
-    pub(crate) fn norm_on_gpu(&self) -> Result<GradNorm, OptimError> {
-        let sums = self.entries.values().flat_map(|entry| match entry.grad() {
-            Some(grad) => owned_sums(entry, grad),
+    /// The same, on GPUs by tensors that nobody reads.
+    pub(crate) fn norm_on(&self, gpu: bool) -> Result<GradNorm, OptimError> {
+        let squares = self.squares(gpu, |_, entry| entry.grad())?;
+        Ok(GradNorm { squares, factor: self.factor })
+    }
+
+    /// The sum of the squares of what `of` gives of each parameter, for what this rank keeps of it: each
+    /// logical element once. None is zero.
+    pub(crate) fn squares(
+        &self,
+        gpu: bool,
+        of: impl Fn(&str, &Entry) -> Option<Tensor<1>>,
+    ) -> Result<Sum, OptimError> {
+        let entries = self.entries.iter().map(|(path, entry)| (entry, of(path, entry)));
+        if !gpu {
+            let squares = entries.filter_map(|(entry, values)| Some(owned_squares(entry, values?)));
+            return Sum::known(squares.sum(), self.sharding.norm());
+        }
+        let sums = entries.flat_map(|(entry, values)| match values {
+            Some(values) => owned_sums(entry, values),
             None => vec![Tensor::zeros([1], (&entry.device, DType::F32))],
         });
-        let squares = Sum::on_gpu(Tensor::cat(sums.collect(), 0), self.sharding.norm())?;
-        Ok(GradNorm { squares, factor: self.factor })
+        Sum::on_gpu(Tensor::cat(sums.collect(), 0), self.sharding.norm())
+    }
+
+    /// Whether this rank's parameters are on a GPU: they are all in one place.
+    pub(crate) fn is_on_gpu(&self) -> bool {
+        let first = self.entries.values().next();
+        first.is_some_and(|entry| is_on_gpu(&Tensor::<1>::zeros([1], &entry.device)))
     }
 
     /// The paths whose gradients are not finite of those that this rank has not summed over ranks yet, to
@@ -102,17 +119,18 @@ impl GradientAccumulator {
 
 /// Sums of squares of the elements that this rank owns, on its GPU, where none is read; not finite if
 /// any held one is not.
-fn owned_sums(entry: &Entry, grad: Tensor<1>) -> Vec<Tensor<1>> {
+fn owned_sums(entry: &Entry, values: Tensor<1>) -> Vec<Tensor<1>> {
     let shard = &entry.spec.shard;
-    let all = partial_sums_of_squares(grad.clone());
-    if shard.pieces.iter().all(|piece| piece.replica == 0) || entry.kept.is_empty() {
+    let all = partial_sums_of_squares(values.clone());
+    let owns_all = shard.pieces.iter().all(|piece| piece.replica == 0) && !has_padding(shard);
+    if owns_all || entry.kept.is_empty() {
         return vec![all];
     }
     // Zeros, or NaN if a copy that is not counted holds one.
     let mut sums = vec![all.mul_scalar(0.0)];
     let inner: usize = shard.global_shape.iter().skip(shard.dim + 1).product();
     let row = shard.local_len * inner;
-    let rows = whole_rows(grad, &entry.kept, row);
+    let rows = whole_rows(values, &entry.kept, row);
     for piece in shard.owned() {
         let [start, end] = [piece.local.start, piece.local.end].map(|at| at * inner);
         let owned = rows.clone().narrow(1, start, end - start);
@@ -131,9 +149,8 @@ fn whole_rows(part: Tensor<1>, kept: &Range<usize>, row: usize) -> Tensor<2> {
 }
 
 /// The sum of squares of the elements that this rank owns; not finite if any held one is not.
-fn owned_squares(entry: &Entry) -> f64 {
-    let Some(grad) = entry.grad() else { return 0.0 };
-    let values = host(grad);
+fn owned_squares(entry: &Entry, values: Tensor<1>) -> f64 {
+    let values = host(values);
     let kept = &entry.kept;
     let mut sum = 0.0;
     for piece in entry.spec.shard.owned() {
@@ -193,7 +210,7 @@ mod tests {
                 let local = Tensor::from_floats(local.as_slice(), &device.clone().inner());
                 entry.sum = Some(local.slice([entry.kept.clone()]));
             }
-            if on_gpu { grads.norm_on_gpu() } else { grads.norm() }?.read()
+            grads.norm_on(on_gpu)?.read()
         });
         ranks.into_iter().map(Result::unwrap).collect()
     }

@@ -14,6 +14,10 @@ use crate::{
 
 /// State of one whole local parameter.
 #[derive(Clone, Debug)]
+#[allow(
+    clippy::large_enum_variant,
+    reason = "there is one a parameter, while a checkpoint is saved"
+)]
 pub enum StateTensor {
     /// Where it is kept.
     Kept(Tensor<1>),

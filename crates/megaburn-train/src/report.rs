@@ -8,7 +8,7 @@ use megaburn_models::assets::ASSETS;
 
 use crate::{
     TrainConfig, TrainError,
-    config::{BatchRampConfig, Dtype, Tokenizer},
+    config::{BatchRampConfig, Dtype, Tokenizer, UnusedKey},
     console::{Console, human_number},
     data::RunData,
     device::Devices,
@@ -86,6 +86,9 @@ impl<'a> Reporter<'a> {
             ));
         }
         console.line(format!("run      {}", dir.display()));
+        for UnusedKey { key, used } in config.unused_keys() {
+            console.line(format!("note     {key} is set and changes nothing: it is used {used}"));
+        }
         if let Some(Resumed { progress: Progress { step, .. }, other_schedule, rounded }) = resumed
         {
             console.line(format!("resumed  after step {step} (--fresh starts anew)"));
@@ -126,6 +129,8 @@ impl<'a> Reporter<'a> {
             memory_bytes: used_bytes(&self.device),
             loss_scale: None,
             skipped: false,
+            num_zeros: None,
+            params_norm: None,
         })
     }
 

@@ -30,6 +30,7 @@ mod schedule;
 mod schema;
 mod sections;
 mod tokenizer;
+mod unused;
 
 use megaburn_kernels::AttentionKernel;
 use megaburn_mesh::Layout;
@@ -48,6 +49,7 @@ pub use rope::{RopeScalingConfig, RopeScalingKind};
 pub use schedule::LrDecayStyle;
 pub use sections::{DataConfig, GenerateConfig, LoopConfig, RunConfig};
 pub use tokenizer::Tokenizer;
+pub use unused::UnusedKey;
 
 use crate::{TrainError, device::Devices};
 

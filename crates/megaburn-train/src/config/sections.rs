@@ -105,6 +105,10 @@ pub struct LoopConfig {
     pub checkpoint_interval: u64,
     /// Steps between comparisons of what ranks hold copies of; 0 compares never.
     pub check_replicas_interval: u64,
+    /// Whether steps count the elements of their gradient that are zero, as `num_zeros`.
+    pub log_num_zeros: bool,
+    /// Whether steps compute the norm of all parameters behind their update, as `params_norm`.
+    pub log_params_norm: bool,
     /// The last checkpoints that are kept.
     pub keep_checkpoints: usize,
     /// Seconds that a rank waits for another in a collective before it gives the run up; the
@@ -128,6 +132,8 @@ impl Default for LoopConfig {
             log_interval: 10,
             checkpoint_interval: 200,
             check_replicas_interval: 0,
+            log_num_zeros: false,
+            log_params_norm: false,
             keep_checkpoints: 2,
             timeout_seconds: 60.0,
         }

@@ -49,13 +49,17 @@ pub(super) fn step_line(metrics: &StepMetrics, steps: u64, left: Duration) -> St
     let StepMetrics { step, loss, grad_norm, lr, tokens_per_second, tflops, memory_bytes, .. } =
         *metrics;
     let scale = metrics.loss_scale.map(|scale| format!("  loss scale {}", human_number(scale)));
+    let zeros = metrics.num_zeros.map(|zeros| format!("  zeros {}", human_number(zeros as f64)));
+    let params = metrics.params_norm.map(|norm| format!("  params norm {}", human_number(norm)));
     let skipped = if metrics.skipped { "  skipped" } else { "" };
     let width = steps.to_string().len();
     let rest =
         if left.is_zero() { "done".into() } else { format!("{} left", human_duration(left)) };
     format!(
-        "step {step:>width$}/{steps}  loss {loss:.4}  grad norm {}  lr {lr:.2e}{}{skipped}  {} tokens/s  {} TFLOP/s  {}  {rest}",
+        "step {step:>width$}/{steps}  loss {loss:.4}  grad norm {}{}{}  lr {lr:.2e}{}{skipped}  {} tokens/s  {} TFLOP/s  {}  {rest}",
         human_number(grad_norm),
+        zeros.unwrap_or_default(),
+        params.unwrap_or_default(),
         scale.unwrap_or_default(),
         human_number(tokens_per_second),
         human_number(tflops),
@@ -131,6 +135,17 @@ mod tests {
         };
         let line = step_line(&metrics, 9, Duration::ZERO);
         assert!(line.contains("norm inf  lr 3.00e-4  loss scale 65.5k  skipped  12.3k"), "{line}");
+    }
+
+    #[test]
+    fn what_was_asked_for_is_shown() {
+        let metrics = StepMetrics {
+            num_zeros: Some(521_040_000),
+            params_norm: Some(123.4),
+            ..example_step(1, 5.5)
+        };
+        let line = step_line(&metrics, 10, Duration::ZERO);
+        assert!(line.contains("norm 1.25  zeros 521M  params norm 123  lr 3.00e-4"), "{line}");
     }
 
     #[test]

@@ -39,6 +39,12 @@ pub struct StepMetrics {
     /// Whether the step changed nothing: its gradient overflowed f16 or was above the threshold.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub skipped: bool,
+    /// Elements of the gradient that are zero, if they were to be counted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub num_zeros: Option<u64>,
+    /// Norm of all parameters behind the update, if it was to be computed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub params_norm: Option<f64>,
 }
 
 /// One evaluation: a line of its own.
@@ -109,6 +115,8 @@ pub(crate) fn example_step(step: u64, loss: f64) -> StepMetrics {
         memory_bytes: 123 << 20,
         loss_scale: None,
         skipped: false,
+        num_zeros: None,
+        params_norm: None,
     }
 }
 

@@ -72,8 +72,16 @@ impl Trainer {
         let progress = self.progress;
         let trained = progress.consumed_samples - progress.skipped_samples + samples;
         let rates = self.schedules.rates(trained);
+        let num_zeros = match self.config.train.log_num_zeros {
+            true => Some(self.grads.num_zeros()?),
+            false => None,
+        };
         self.grads.guard(&loss);
         self.update(&rates, &norm)?;
+        let params_norm = match self.config.train.log_params_norm {
+            true => Some(self.grads.params_norm(self.model())?),
+            false => None,
+        };
         self.enqueued = started.elapsed();
         // The host has only enqueued so far; here it waits for the device.
         let outcome = self.outcome(&loss, &norm, tokens);
@@ -87,6 +95,8 @@ impl Trainer {
         let [seconds, memory] = self.agree(step, outcome, started.elapsed())?;
         self.count(step, samples, outcome)?;
         let Outcome { loss, grad_norm, is_update } = outcome;
+        let num_zeros = num_zeros.map(|zeros| self.told(zeros.read())).transpose()?;
+        let params_norm = params_norm.map(|norm| self.told(norm.read())).transpose()?;
         let seq_len = self.config.data.seq_len;
         let flops = self.model_config.flop_shape().training(samples as usize, seq_len);
         Ok(StepMetrics {
@@ -100,6 +110,8 @@ impl Trainer {
             memory_bytes: memory as u64,
             loss_scale,
             skipped: !is_update,
+            num_zeros: num_zeros.map(|zeros| zeros as u64),
+            params_norm,
         })
     }
 

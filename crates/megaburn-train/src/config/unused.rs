@@ -1,0 +1,105 @@
+use super::{Dtype, TrainConfig, schedule::LrDecayStyle};
+
+/// A key that was changed and changes nothing, because of another's value.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UnusedKey {
+    /// The key.
+    pub key: &'static str,
+    /// What would have to be for it to be used.
+    pub used: &'static str,
+}
+
+impl TrainConfig {
+    /// The keys that have another value than their default, to no effect.
+    pub fn unused_keys(&self) -> Vec<UnusedKey> {
+        let (mine, default) = (&self.optimizer, &Self::default().optimizer);
+        let is_wsd = mine.lr_decay_style == LrDecayStyle::Wsd;
+        let is_f16 = self.train.dtype == Dtype::F16;
+        let is_dynamic = is_f16 && mine.loss_scale.is_none();
+        const WSD: &str = "with optimizer.lr_decay_style = \"wsd\"";
+        const F16: &str = "with train.dtype = \"f16\"";
+        const DYNAMIC: &str = "with train.dtype = \"f16\" and without optimizer.loss_scale";
+        let keys = [
+            (
+                "optimizer.wsd_decay_style",
+                mine.wsd_decay_style != default.wsd_decay_style,
+                is_wsd,
+                WSD,
+            ),
+            ("optimizer.wsd_decay_steps", mine.wsd_decay_steps.is_some(), is_wsd, WSD),
+            ("optimizer.wsd_decay_samples", mine.wsd_decay_samples.is_some(), is_wsd, WSD),
+            ("optimizer.loss_scale", mine.loss_scale.is_some(), is_f16, F16),
+            (
+                "optimizer.initial_loss_scale",
+                mine.initial_loss_scale != default.initial_loss_scale,
+                is_dynamic,
+                DYNAMIC,
+            ),
+            (
+                "optimizer.min_loss_scale",
+                mine.min_loss_scale != default.min_loss_scale,
+                is_dynamic,
+                DYNAMIC,
+            ),
+            (
+                "optimizer.loss_scale_window",
+                mine.loss_scale_window != default.loss_scale_window,
+                is_dynamic,
+                DYNAMIC,
+            ),
+            ("optimizer.hysteresis", mine.hysteresis != default.hysteresis, is_dynamic, DYNAMIC),
+            (
+                "optimizer.decoupled_min_lr",
+                mine.decoupled_min_lr.is_some(),
+                mine.decoupled_lr.is_some(),
+                "with optimizer.decoupled_lr",
+            ),
+            (
+                "optimizer.weight_decay_style",
+                mine.weight_decay_style != default.weight_decay_style,
+                mine.end_weight_decay.is_some(),
+                "with optimizer.end_weight_decay",
+            ),
+            (
+                "train.tf32",
+                self.train.tf32,
+                self.train.dtype == Dtype::F32,
+                "with train.dtype = \"f32\"",
+            ),
+            (
+                "parallel.zero_ranks",
+                self.parallel.zero_ranks.is_some(),
+                self.parallel.zero > 0,
+                "with parallel.zero above 0",
+            ),
+        ];
+        let unused = keys.into_iter().filter(|(_, is_set, is_used, _)| *is_set && !is_used);
+        unused.map(|(key, _, _, used)| UnusedKey { key, used }).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use crate::ConfigLayers;
+
+    #[rstest]
+    #[case(&[], &[])]
+    #[case(&["optimizer.wsd_decay_steps=10"], &["optimizer.wsd_decay_steps"])]
+    #[case(&["optimizer.wsd_decay_steps=10", "optimizer.lr_decay_style=wsd"], &[])]
+    #[case(&["optimizer.hysteresis=3", "optimizer.loss_scale=8.0"], &["optimizer.loss_scale", "optimizer.hysteresis"])]
+    #[case(&["optimizer.hysteresis=3", "optimizer.loss_scale=8.0", "train.dtype=f16"], &["optimizer.hysteresis"])]
+    #[case(&["optimizer.hysteresis=3", "train.dtype=f16"], &[])]
+    #[case(&["optimizer.decoupled_min_lr=1e-4"], &["optimizer.decoupled_min_lr"])]
+    #[case(&["optimizer.decoupled_min_lr=1e-4", "optimizer.decoupled_lr=1e-3"], &[])]
+    #[case(&["optimizer.weight_decay_style=cosine"], &["optimizer.weight_decay_style"])]
+    #[case(&["train.tf32=true", "train.dtype=bf16"], &["train.tf32"])]
+    #[case(&["parallel.zero_ranks=2"], &["parallel.zero_ranks"])]
+    #[case(&["parallel.zero_ranks=2", "parallel.zero=2"], &[])]
+    fn what_changes_nothing_is_named(#[case] sets: &[&str], #[case] expected: &[&str]) {
+        let layers = sets.iter().try_fold(ConfigLayers::new(), |layers, set| layers.with_set(set));
+        let unused = layers.unwrap().load().unwrap().unused_keys();
+        assert_eq!(unused.iter().map(|key| key.key).collect::<Vec<_>>(), expected);
+    }
+}

@@ -123,7 +123,8 @@ fn report(args: &DataParallelArgs, ranks: usize, found: &[(Way, Found)]) -> Resu
          process each. The time is the slowest rank's median from the end of a step to the end of the next, its \
          loss read. The first row is each GPU by itself, without any communication; how much longer \
          the others take is what communication is not hidden, but for the update, which those that \
-         share it out do a part of."
+         share it out do a part of. GiB are what is reserved on the GPU, here after the last step, \
+         by PyTorch at most."
     );
     let head = ["what", "overlap", "ms", "tokens/s/GPU", "of alone", "TFLOP/s", "GiB", "loss"];
     let mut table = Table::new(format!("{ranks} GPUs, {layers} layers, {seq_len} tokens"), &head);

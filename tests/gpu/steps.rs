@@ -102,9 +102,13 @@ fn of_sample(config: &TrainConfig, device: Device, sample: usize) -> Result<Vec<
     let loss = model.loss(numbers(7), numbers(11));
     let mut found: Vec<f64> = loss.clone().into_data().iter().collect();
     grads.accumulate(model, &mut loss.backward());
+    grads.reduce().map_err(|error| error.to_string())?;
     for (path, _) in plan.iter() {
         let grad = grads.get(path).ok_or_else(|| format!("no gradient of {path}"))?;
         found.push(grad.powf_scalar(2.0).sum().into_data().iter::<f64>().sum());
+    }
+    if found.iter().any(|number| *number <= 0.0) {
+        return Err(format!("a parameter without a gradient: {found:?}"));
     }
     Ok(found)
 }

@@ -5,7 +5,7 @@ use burn::{
     module::{Module, Param},
     tensor::{DType, Device, FloatDType, Gradients},
 };
-use megaburn_kernels::{MainGrad, scaled};
+use megaburn_kernels::{MainGrad, scaled, stands_in};
 use megaburn_mesh::{ParamSpec, ShardPlan};
 
 use crate::{
@@ -27,6 +27,8 @@ pub struct GradientAccumulator {
     pub(crate) sharding: Sharding,
     /// Where other ranks hold the same parameters, and layers sum gradients.
     pub(crate) overlap: Option<Overlap>,
+    /// Whether a micro-batch came since gradients were summed over ranks.
+    pub(crate) is_open: bool,
     /// What every gradient is still to be multiplied with: who reads it does, in the same pass.
     pub(crate) factor: f64,
     /// The same, of what only the GPU knows: `[1]`, f32.
@@ -69,6 +71,13 @@ impl Entry {
         self.own.take().unwrap_or_else(|| self.zeros(self.num_elements()))
     }
 
+    /// Whether this rank's own gradient is this stretch of a bucket's memory.
+    pub(crate) fn stands_in(&self, buffer: &Tensor<1>, start: usize) -> bool {
+        let Ok(shape) = <[usize; 2]>::try_from(self.spec.shard.local_shape()) else { return false };
+        let own = self.own.as_ref().map(|own| own.clone().reshape(shape));
+        own.is_some_and(|own| stands_in(&own, buffer, start))
+    }
+
     /// Adds what ranks have summed of what this one keeps.
     pub(crate) fn add(&mut self, part: Tensor<1>) {
         self.sum = Some(match self.sum.take() {
@@ -109,7 +118,8 @@ impl GradientAccumulator {
         let mut collect = Collect { plan, sharding, entries: BTreeMap::new() };
         visit_floats(module, &mut collect);
         let (entries, sharding) = (collect.entries, sharding.clone());
-        Ok(Self { entries, sharding, overlap: None, factor: 1.0, factor_on_gpu: None })
+        let (overlap, is_open, factor, factor_on_gpu) = (None, false, 1.0, None);
+        Ok(Self { entries, sharding, overlap, is_open, factor, factor_on_gpu })
     }
 
     /// Sums in another type than f32, over micro-batches and over ranks: bf16 takes half of the memory
@@ -164,6 +174,7 @@ impl GradientAccumulator {
     ///
     /// `module` is the one this was made for, or its successor after updates.
     pub fn accumulate<M: Module>(&mut self, module: &M, grads: &mut Gradients) {
+        self.is_open = true;
         let Self { entries, overlap, .. } = self;
         visit_floats(module, &mut Accumulate { entries, overlap: overlap.as_ref(), grads });
         if let Some(overlap) = overlap {
@@ -185,7 +196,7 @@ impl GradientAccumulator {
             (entry.own, entry.sum) = (None, None);
             entry.main_grad.as_ref().map(MainGrad::take);
         }
-        (self.factor, self.factor_on_gpu) = (1.0, None);
+        (self.is_open, self.factor, self.factor_on_gpu) = (false, 1.0, None);
     }
 
     /// What this rank keeps of the gradient of the parameter at `path`; none for a frozen or unknown one.

@@ -28,11 +28,14 @@ impl GradientAccumulator {
 
     fn num_zeros_on(&self, gpu: bool) -> Result<Sum, OptimError> {
         // Ones are their own squares.
-        self.squares(gpu, |_, entry| Some(entry.grad_or_zeros().equal_elem(0.0).float()))
+        self.squares(gpu, |_, entry| {
+            let is_kept = !entry.kept.is_empty();
+            is_kept.then(|| entry.grad_or_zeros().equal_elem(0.0).float())
+        })
     }
 
-    /// The L2 norm of the parameters of `module` that have gradients, each logical element once. They must
-    /// all be there ([`Sharding::settle`](crate::Sharding::settle)).
+    /// The L2 norm of the parameters of `module` that have gradients, as they are (narrow ones, not their
+    /// masters), each logical element once. They must all be there ([`Sharding::settle`](crate::Sharding::settle)).
     ///
     /// Source: Megatron-LM `megatron/training/utils.py`, `calc_params_l2_norm`.
     ///

@@ -34,7 +34,7 @@ pub enum OptimError {
     )]
     BadSharding { ranks: usize, replicas: usize },
     #[error(
-        "parameter `{path}` got more gradients in this micro-batch than in the first one, when its sum was on its way to other ranks already; leave out `begin_micro_batch` where the graph differs from micro-batch to micro-batch"
+        "parameter `{path}` got more gradients in this micro-batch than in the first one, when its sum was on its way to other ranks already; where the graph differs from micro-batch to micro-batch, set `parallel.overlap = false` (or leave out `begin_micro_batch`)"
     )]
     LateGradient { path: String },
     #[error("the gradients cannot be read: {why}")]

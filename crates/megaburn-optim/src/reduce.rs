@@ -1,9 +1,13 @@
-use burn::Tensor;
+use std::collections::VecDeque;
+
+use burn::{Tensor, tensor::Float};
+use megaburn_collective::tensors::Pending;
 use megaburn_mesh::ShardSpec;
 
 use crate::{
     GradientAccumulator, OptimError, ShardingLevel,
     accumulator::Entry,
+    overlap::IN_FLIGHT,
     sharding::{Bucket, Slot},
 };
 
@@ -45,13 +49,15 @@ impl GradientAccumulator {
     /// # Determinism
     /// On CPUs summed in rank order: what a rank keeps is, bit for bit, what it is without sharding.
     pub fn reduce(&mut self) -> Result<(), OptimError> {
+        // A micro-batch that was not ended is summed now, on every rank.
         match self.sharding.level() {
-            ShardingLevel::None | ShardingLevel::Optimizer => self.reduce_own(),
-            ShardingLevel::Gradients => Ok(()),
+            ShardingLevel::Gradients if !self.is_open => Ok(()),
+            _ => self.reduce_own(),
         }
     }
 
     fn reduce_own(&mut self) -> Result<(), OptimError> {
+        self.is_open = false;
         let shares = match &self.overlap {
             Some(overlap) => overlap.take()?,
             None => Vec::new(),
@@ -77,18 +83,37 @@ impl GradientAccumulator {
         for (bucket, share) in sent.iter().zip(shares) {
             self.add_share(bucket, share);
         }
-        // All are on their way before the first is waited for.
-        let start =
-            |bucket| Ok::<_, OptimError>((bucket, sharding.start_sum(self.take_own(bucket))?));
-        let started: Vec<_> = rest.iter().map(start).collect::<Result<_, _>>()?;
-        for (bucket, started) in started {
-            self.add_share(bucket, sharding.finish_sum(started)?);
+        let mut started = VecDeque::new();
+        for bucket in rest {
+            started.push_back((bucket, sharding.start_sum(self.take_own(bucket))?));
+            if started.len() > IN_FLIGHT {
+                self.finish(started.pop_front())?;
+            }
+        }
+        while !started.is_empty() {
+            self.finish(started.pop_front())?;
         }
         Ok(())
     }
 
-    /// This rank's own gradients of a bucket.
+    fn finish(&mut self, started: Option<(&Bucket, Pending<1, Float>)>) -> Result<(), OptimError> {
+        if let Some((bucket, started)) = started {
+            let share = self.sharding.clone().finish_sum(started)?;
+            self.add_share(bucket, share);
+        }
+        Ok(())
+    }
+
+    /// This rank's own gradients of a bucket: where they stand already, or joined.
     fn take_own(&mut self, bucket: &Bucket) -> Tensor<1> {
+        let buffer = self.overlap.as_ref().and_then(|overlap| overlap.take_buffer(bucket));
+        let stands = |buffer: &Tensor<1>| {
+            bucket.slots.iter().all(|slot| self.entries[&slot.path].stands_in(buffer, slot.start))
+        };
+        if let Some(buffer) = buffer.filter(stands) {
+            bucket.slots.iter().for_each(|slot| self.entry(slot).own = None);
+            return buffer;
+        }
         let first = self.entry(&bucket.slots[0]);
         let place = (first.device.clone(), first.dtype);
         let zeros = |len| Tensor::zeros([len], (&place.0, place.1));

@@ -21,8 +21,8 @@ use crate::{
 pub enum StateTensor {
     /// Where it is kept.
     Kept(Tensor<1>),
-    /// Gathered from those that share it.
-    Gathered(TensorData),
+    /// Gathered from those that share it, or what failed then.
+    Gathered(DType, Result<TensorData, OptimError>),
 }
 
 impl StateTensor {
@@ -30,7 +30,7 @@ impl StateTensor {
     pub fn dtype(&self) -> DType {
         match self {
             Self::Kept(tensor) => tensor.dtype(),
-            Self::Gathered(data) => data.dtype(),
+            Self::Gathered(dtype, _) => *dtype,
         }
     }
 
@@ -43,7 +43,7 @@ impl StateTensor {
     pub fn read(self) -> Result<TensorData, OptimError> {
         match self {
             Self::Kept(tensor) => to_host(tensor),
-            Self::Gathered(data) => Ok(data),
+            Self::Gathered(_, data) => data,
         }
     }
 }
@@ -63,7 +63,8 @@ impl AdamW {
     /// the result is empty then.
     ///
     /// # Errors
-    /// See [`megaburn_collective::CollectiveError`]; the device cannot be read.
+    /// See [`megaburn_collective::CollectiveError`]. That a device cannot be read is said by
+    /// [`StateTensor::read`].
     /// # Collective
     /// Where they are shared out, all ranks that share them; each sends what it keeps.
     pub fn whole_state(&self, wanted: bool) -> Result<WholeState, OptimError> {
@@ -102,8 +103,9 @@ impl AdamW {
             let whole =
                 tensors::all_gather(share(&self.sharding, bucket, kept), self.sharding.share())?;
             for slot in bucket.slots.iter().filter(|_| wanted) {
-                let data = to_host(whole.clone().narrow(0, slot.start, slot.len))?;
-                give(slot.path.clone(), StateTensor::Gathered(data));
+                // A rank that cannot read goes on gathering with the others.
+                let data = to_host(whole.clone().narrow(0, slot.start, slot.len));
+                give(slot.path.clone(), StateTensor::Gathered(whole.dtype(), data));
             }
         }
         Ok(())

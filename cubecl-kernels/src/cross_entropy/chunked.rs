@@ -154,7 +154,7 @@ impl<B: LinearLosses + Parts + Products> Backward<B, 2> for LinearLossesBackward
                 match &main_grad {
                     Some(main_grad) => {
                         main_grad
-                            .update(|sum, room| B::add_weight_gradient(inner, outer, sum, room));
+                            .update(|sum, room| B::add_weight_gradient(inner, outer, sum, room()));
                     }
                     None => {
                         let part = B::product(swapped::<B>(inner), outer, 1.0, wide);

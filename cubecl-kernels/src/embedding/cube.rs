@@ -51,8 +51,8 @@ impl Rows for Cube {
         }
         let dy = tensor::contiguous(tensor::from_backend(dy));
         let ids = tensor::contiguous(tensor::from_backend(tokens.ids));
+        // It belongs to whom the result is given: a larger buffer may hold the same memory for them.
         let sum = tensor::contiguous(tensor::from_backend(sum));
-        let sum = if sum.can_mut() { sum } else { sum.copy() };
         let [num_rows, d] = sum.shape().dims();
         let n = ids.meta.num_elements();
         let lanes = lanes(d);

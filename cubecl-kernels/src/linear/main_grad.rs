@@ -77,19 +77,21 @@ impl MainGrad {
         assert!(of == dims, "{op}: the main gradient is of a weight {of:?}, not {dims:?}");
     }
 
-    /// Replaces the sum by what `add` makes of it; where there is none, in the room that there is for it.
+    /// Replaces the sum by what `add` makes of it, and of room for it if it asks for some: there is none
+    /// where there is a sum.
     pub(crate) fn update(
         &self,
-        add: impl FnOnce(Option<Tensor<2>>, Option<Tensor<2>>) -> Tensor<2>,
+        add: impl FnOnce(Option<Tensor<2>>, &dyn Fn() -> Option<Tensor<2>>) -> Tensor<2>,
     ) {
-        let mut state = self.lock();
-        let sum = state.sum.take();
-        let room = state.room.as_ref().filter(|_| sum.is_none()).and_then(|room| room());
-        state.sum = Some(add(sum, room));
-        let listener = state.on_gradient.clone();
-        // Who listens may take the sum.
-        drop(state);
-        if let Some(listener) = listener {
+        // Nothing is locked while others are called, who may lock what is theirs.
+        let (sum, room, on_gradient) = {
+            let mut state = self.lock();
+            (state.sum.take(), state.room.clone(), state.on_gradient.clone())
+        };
+        let is_first = sum.is_none();
+        let sum = add(sum, &|| room.as_ref().filter(|_| is_first).and_then(|room| room()));
+        self.lock().sum = Some(sum);
+        if let Some(listener) = on_gradient {
             listener();
         }
     }

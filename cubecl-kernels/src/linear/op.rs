@@ -95,7 +95,7 @@ fn register<B: Products>(
         let (inner, outer) = if options.out_in { (dy.clone(), x) } else { (x, dy.clone()) };
         match options.main_grad.filter(MainGrad::is_attached) {
             Some(main_grad) => {
-                main_grad.update(|sum, room| B::add_weight_gradient(inner, outer, sum, room));
+                main_grad.update(|sum, room| B::add_weight_gradient(inner, outer, sum, room()));
             }
             None => {
                 let dw = B::product(swapped::<B>(inner), outer, 1.0, w.dtype().into());

@@ -1,5 +1,5 @@
 use std::{
-    collections::{BTreeMap, VecDeque},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
@@ -17,7 +17,7 @@ use crate::{
 };
 
 /// Buckets on their way at a time: one that is sent, and one behind it.
-const IN_FLIGHT: usize = 2;
+pub(crate) const IN_FLIGHT: usize = 2;
 
 /// Starts to sum a bucket over ranks inside the backward that gives its last gradient, so that it is on
 /// its way while backward goes on.
@@ -43,6 +43,8 @@ struct State {
     is_last: bool,
     /// On GPUs, of buckets that get their gradients, by their first parameter.
     buffers: BTreeMap<String, Tensor<1>>,
+    /// Weights that were given room there: once, or a sum that somebody took would be written over.
+    given: BTreeSet<String>,
     /// This rank's shares of the first buckets, and behind them the next on their way.
     shares: Vec<Tensor<1>>,
     started: VecDeque<Pending<1, Float>>,
@@ -94,8 +96,9 @@ impl Overlap {
                 direct.insert(path.clone(), weight);
             }
         }
-        let (is_last, buffers, shares, started, error) = Default::default();
-        let state = State { sharding, direct, device, is_last, buffers, shares, started, error };
+        let (is_last, buffers, given, shares, started, error) = Default::default();
+        let state =
+            State { sharding, direct, device, is_last, buffers, given, shares, started, error };
         let overlap = Self(Arc::new(Mutex::new(state)));
         overlap.listen();
         overlap
@@ -148,18 +151,23 @@ impl Overlap {
     pub(crate) fn reset(&self) {
         let mut state = self.lock();
         state.is_last = false;
-        (state.buffers, state.shares, state.started, state.error) = Default::default();
+        (state.buffers, state.given, state.shares) = Default::default();
+        (state.started, state.error) = Default::default();
     }
 
     /// This rank's shares of the first buckets, as many as were started.
     pub(crate) fn take(&self) -> Result<Vec<Tensor<1>>, CollectiveError> {
         let mut state = self.lock();
-        state.buffers.clear();
         while !state.started.is_empty() && state.error.is_none() {
             state.finish_one();
         }
         let shares = std::mem::take(&mut state.shares);
         state.error.take().map_or(Ok(shares), Err)
+    }
+
+    /// The memory that was there for the sums of a bucket.
+    pub(crate) fn take_buffer(&self, bucket: &Bucket) -> Option<Tensor<1>> {
+        self.lock().take_buffer(bucket)
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -197,6 +205,9 @@ impl State {
     /// Where the sum of a weight's gradients is to stand.
     fn room(&mut self, path: &str) -> Option<Tensor<2>> {
         let Direct { spec, first, len, start, .. } = self.direct.get(path)?;
+        if !self.given.insert(path.to_string()) {
+            return None;
+        }
         let empty = || Tensor::empty([*len], (&self.device, DType::F32));
         let buffer = self.buffers.entry(first.clone()).or_insert_with(empty);
         room_in(buffer, *start, spec.shard.local_shape().try_into().ok()?)
@@ -209,9 +220,16 @@ impl State {
             .all(|direct| direct.is_some_and(Direct::is_complete))
     }
 
+    fn take_buffer(&mut self, bucket: &Bucket) -> Option<Tensor<1>> {
+        for slot in &bucket.slots {
+            self.given.remove(&slot.path);
+        }
+        self.buffers.remove(&bucket.slots[0].path)
+    }
+
     /// This rank's gradients of a bucket: where they stand already, or joined.
     fn take_whole(&mut self, bucket: &Bucket) -> Tensor<1> {
-        let buffer = self.buffers.remove(&bucket.slots[0].path);
+        let buffer = self.take_buffer(bucket);
         let weights = bucket.slots.iter().map(|slot| (slot, &self.direct[&slot.path]));
         let sums = weights.map(|(slot, direct)| {
             let sum = direct.main_grad.take().expect("a gradient came");

@@ -7,7 +7,7 @@ use rstest::rstest;
 use super::*;
 use crate::{
     GradientAccumulator, OptimError, ShardingConfig, ShardingLevel,
-    testing::{Net, values},
+    testing::{Net, plan_of, values},
 };
 
 /// What a weight is used for in a micro-batch.
@@ -104,4 +104,22 @@ fn a_weight_with_other_gradients_is_sent_at_the_end() {
 fn a_gradient_behind_the_sum_is_refused() {
     let error = gradients(ShardingLevel::None, true, &[once, twice]).unwrap_err();
     assert!(error.contains("`matrix` got more gradients in this micro-batch"), "{error}");
+}
+
+#[test]
+fn a_micro_batch_that_was_not_ended_is_summed_at_the_end() {
+    let layout: Layout = "dp2".parse().unwrap();
+    let ranks = run_threads(2, GroupOptions::default(), |world| {
+        let groups = ProcessGroups::new(&world, layout)?;
+        let net = Net::new(3, 6, 0, 1, &Device::default().autodiff());
+        let config = ShardingConfig::new(ShardingLevel::Gradients);
+        let sharding = config.init(&net, &groups)?;
+        let mut grads = GradientAccumulator::new(&net, &plan_of(3, 6, 0, 1), &sharding)?;
+        let loss = net.matrix.val().sum() + net.bias.val().sum();
+        grads.accumulate(&net, &mut loss.backward());
+        grads.reduce()?;
+        grads.norm()?.read()
+    });
+    let expected = (4.0 * (18.0 + 6.0f64)).sqrt();
+    ranks.into_iter().for_each(|norm| assert!((norm.unwrap() - expected).abs() < 1e-12));
 }

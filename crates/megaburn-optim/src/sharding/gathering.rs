@@ -74,3 +74,45 @@ impl Gathering {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::Device;
+    use megaburn_collective::{Group, tensors::start_all_gather};
+    use megaburn_kernels::{LinearOptions, linear};
+
+    use super::*;
+    use crate::testing::values;
+
+    #[test]
+    fn a_bucket_is_waited_for_by_the_layer_that_uses_it_and_others_at_once() {
+        let params = [("a", 256), ("b", 256), ("c", 256), ("d", 100)];
+        let params = params.map(|(path, len)| (path.to_string(), len));
+        // [a, b], [c, d].
+        let buckets = Bucket::fill(params, 512, 1);
+        let weights: BTreeMap<_, _> =
+            ["a", "b", "c", "d"].map(|path| (path.to_string(), MainGrad::default())).into();
+        let gathering = Gathering::default();
+        let gathered = |bucket: &Bucket| {
+            let flat = Tensor::<1>::ones([bucket.len], &Device::flex());
+            let started = start_all_gather(flat, &Group::single(0)).unwrap();
+            assert_eq!(values(gathering.of(bucket, started)), vec![1.0; bucket.len]);
+            gathering.lock().pending.keys().cloned().collect::<Vec<_>>()
+        };
+        assert!(gathered(&buckets[0]).is_empty(), "no layer waits yet");
+        gathering.wait_in_layers(&buckets, &weights);
+        assert_eq!(gathered(&buckets[0]), ["a"]);
+        assert_eq!(gathered(&buckets[1]), ["a"], "d ends where memory cannot be cut");
+        let used = |path: &str| {
+            let options = LinearOptions { out_in: false, main_grad: Some(weights[path].clone()) };
+            let x = Tensor::<2>::ones([1, 16], &Device::flex());
+            linear(x, Tensor::ones([16, 16], &Device::flex()), None, options);
+            gathering.lock().pending.len()
+        };
+        assert_eq!(used("c"), 1);
+        assert_eq!(used("b"), 0);
+        gathered(&buckets[0]);
+        gathering.settle();
+        assert!(gathering.lock().pending.is_empty());
+    }
+}

@@ -126,8 +126,11 @@ impl Sharding {
         if kept.is_empty() {
             return Tensor::empty([0], (&values.device(), values.dtype()));
         }
-        // (A view would keep all of them.)
-        values.narrow(0, kept.start, kept.len()).mul_scalar(1.0)
+        // A view would keep all of them, and so would what is computed in its place: it is computed
+        // elsewhere while somebody else holds them.
+        let part = values.clone().narrow(0, kept.start, kept.len()).mul_scalar(1.0);
+        drop(values);
+        part
     }
 
     /// Whether other ranks hold the same parameters.

@@ -94,7 +94,7 @@ impl ParallelConfig {
 
     /// Whether the ranks that hold copies of each other can share them as `zero_ranks` says.
     pub(super) fn shares(&self, layout: &Layout) -> Result<(), TrainError> {
-        let Some(ranks) = self.zero_ranks else { return Ok(()) };
+        let Some(ranks) = self.zero_ranks.filter(|_| self.zero > 0) else { return Ok(()) };
         let copies = layout.dp * layout.cp;
         let rule = format!("a divisor of {copies}, the data- and context-parallel ranks");
         require(copies.is_multiple_of(ranks), "parallel.zero_ranks", ranks, rule)
@@ -224,6 +224,16 @@ mod tests {
         #[case] layout: &str,
     ) {
         assert_eq!(section(lines).unwrap().layout(world).unwrap().to_string(), layout);
+    }
+
+    #[test]
+    fn a_layout_leaves_what_is_shared_out() {
+        let layers = ConfigLayers::new().with_set("parallel.zero=1").unwrap();
+        let layers = layers.with_set("parallel.zero_ranks=3").unwrap();
+        let config = layers.with_layout("dp4").unwrap().load().unwrap();
+        assert_eq!((config.parallel.dp, config.parallel.zero), (Some(4), 1));
+        let error = config.layout(None).unwrap_err().to_string();
+        assert!(error.contains("`parallel.zero_ranks` is 3: it must be a divisor of 4"), "{error}");
     }
 
     #[rstest]

@@ -107,7 +107,8 @@ pub struct LoopConfig {
     pub check_replicas_interval: u64,
     /// Whether steps count the elements of their gradient that are zero, as `num_zeros`.
     pub log_num_zeros: bool,
-    /// Whether steps compute the norm of all parameters behind their update, as `params_norm`.
+    /// Whether steps compute the norm of all parameters behind their update, as `params_norm`. They are
+    /// waited for then, not gathered while the next step computes.
     pub log_params_norm: bool,
     /// The last checkpoints that are kept.
     pub keep_checkpoints: usize,

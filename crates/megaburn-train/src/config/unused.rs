@@ -10,7 +10,7 @@ pub struct UnusedKey {
 }
 
 impl TrainConfig {
-    /// The keys that have another value than their default, to no effect.
+    /// Keys that have another value than their default, to no effect because of another key's.
     pub fn unused_keys(&self) -> Vec<UnusedKey> {
         let (mine, default) = (&self.optimizer, &Self::default().optimizer);
         let is_wsd = mine.lr_decay_style == LrDecayStyle::Wsd;

@@ -60,7 +60,7 @@ mod tests {
     use megaburn_parallel::read_params;
     use rstest::rstest;
 
-    use crate::trainer::testing::{poison, trainers_with};
+    use crate::trainer::testing::{poison, trainers};
 
     #[rstest]
     // Where the loss is lost, so is everything; ranks 2 and 3 compute with each other's.
@@ -73,7 +73,7 @@ mod tests {
         #[case] text: &str,
         #[values("parallel.zero=0", "parallel.zero=1", "parallel.zero=2")] zero: &str,
     ) {
-        let errors = trainers_with(zero, layout, |mut trainer| {
+        let errors = trainers(&[zero], layout, |mut trainer| {
             trainer.step()?;
             if trainer.groups.world.rank() == rank {
                 poison(&mut trainer, param, f32::NAN);

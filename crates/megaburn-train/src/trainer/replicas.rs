@@ -43,14 +43,14 @@ impl Trainer {
         let mut mine = Vec::new();
         for param in lazy_params(self.model()) {
             let path = param.path.clone();
-            let shard = &self.plan.get(&path).expect("the plan was checked").shard;
-            let local: usize = shard.local_shape().iter().product();
+            // Shares of masters are nobody's copies.
             let master = self.optimizer.master(&path);
-            let data = match master.filter(|master| master.dims() == [local]) {
+            let data = match master.filter(|_| self.sharding.num_shares() == 1) {
                 Some(master) => to_host(master),
                 None => param.read(),
             };
             let data = data.map_err(|why| TrainError::Device { why })?;
+            let shard = &self.plan.get(&path).expect("the plan was checked").shard;
             mine.extend(held(&path, shard, data.as_bytes()));
         }
         let world = &self.groups.world;
@@ -114,8 +114,9 @@ mod tests {
         #[case] rank: usize,
         #[case] param: &str,
         #[case] ranks: [usize; 2],
+        #[values("parallel.zero=0", "parallel.zero=1")] zero: &str,
     ) {
-        let errors = trainers(layout, |mut trainer| {
+        let errors = trainers(&[zero], layout, |mut trainer| {
             trainer.step()?;
             trainer.check_replicas()?;
             if trainer.groups.world.rank() == rank {
@@ -128,5 +129,15 @@ mod tests {
         for error in errors {
             assert!(error.starts_with(&text), "{error}");
         }
+    }
+    #[rstest]
+    fn shares_of_masters_are_no_copies(
+        #[values("dp2", "tp2-dp3")] layout: &str,
+        #[values("parallel.zero=0", "parallel.zero=1", "parallel.zero=2")] zero: &str,
+    ) {
+        trainers(&[zero, "train.dtype=bf16"], layout, |mut trainer| {
+            trainer.step()?;
+            trainer.check_replicas()
+        });
     }
 }

@@ -63,6 +63,7 @@ impl Trainer {
             trainer: serde_json::to_value(self.state()).expect("numbers are always JSON"),
         };
         let shard = |path: &str| &self.plan.get(path).expect("the plan was checked").shard;
+        self.sharding.settle();
         let WholeState { mut masters, moments } =
             self.optimizer.whole_state(is_written_by(&self.groups))?;
         let read = |state: StateTensor| state.read().map_err(|error| error.to_string());

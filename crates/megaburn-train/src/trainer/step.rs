@@ -54,8 +54,8 @@ impl Trainer {
     /// # Errors
     /// A loss or gradient norm that is not finite where parameters are not f16, or too many skipped
     /// steps one after the other; weights and optimizer are as before on every rank. A failed
-    /// collective, or a device that failed or is out of memory: on GPUs this trainer's weights cannot
-    /// be read any more then, and a new one goes on from a checkpoint.
+    /// collective, or a device that failed or is out of memory: this trainer cannot be used any more
+    /// then, and a new one goes on from a checkpoint.
     /// # Collective
     /// All ranks.
     pub fn step(&mut self) -> Result<StepMetrics, TrainError> {

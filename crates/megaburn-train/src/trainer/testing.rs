@@ -24,17 +24,9 @@ micro_batch = 1
 warmup_steps = 0
 ";
 
-/// What `body` makes of each rank's trainer.
+/// What `body` makes of each rank's trainer, with some keys set.
 pub(super) fn trainers<T: Send>(
-    layout: &str,
-    body: impl Fn(Trainer) -> Result<T, TrainError> + Sync,
-) -> Vec<T> {
-    trainers_with("parallel.zero=0", layout, body)
-}
-
-/// The same with a key set.
-pub(super) fn trainers_with<T: Send>(
-    set: &str,
+    sets: &[&str],
     layout: &str,
     body: impl Fn(Trainer) -> Result<T, TrainError> + Sync,
 ) -> Vec<T> {
@@ -43,7 +35,8 @@ pub(super) fn trainers_with<T: Send>(
     std::fs::write(&file, "It was the best of times. ".repeat(100)).unwrap();
     let layers = ConfigLayers::new().with_text("testing.rs", CONFIG).unwrap();
     let layers = layers.with_data(&file.to_string_lossy()).unwrap().with_layout(layout).unwrap();
-    let config = Arc::new(layers.with_set(set).unwrap().load().unwrap());
+    let layers = sets.iter().fold(layers, |layers, set| layers.with_set(set).unwrap());
+    let config = Arc::new(layers.load().unwrap());
     let data = Arc::new(RunData::load(&config).unwrap());
     let layout = config.layout(None).unwrap();
     let ranks = run_threads(layout.world_size(), GroupOptions::default(), |world| {

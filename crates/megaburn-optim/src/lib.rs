@@ -32,6 +32,7 @@ mod adamw_config;
 mod adamw_state;
 mod clip;
 mod counts;
+mod entry;
 mod error;
 mod loss_scaler;
 mod masters;

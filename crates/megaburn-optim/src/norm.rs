@@ -4,7 +4,7 @@ use burn::tensor::{DType, Tensor};
 use megaburn_kernels::{is_on_gpu, partial_sums_of_squares};
 
 use crate::{
-    GradientAccumulator, OptimError, Sum, accumulator::Entry, reduce::has_padding, sharding::joined,
+    GradientAccumulator, OptimError, Sum, entry::Entry, reduce::has_padding, sharding::joined,
 };
 
 /// The L2 norm of a gradient, which on GPUs the host has not waited for.

@@ -6,7 +6,7 @@ use megaburn_mesh::ShardSpec;
 
 use crate::{
     GradientAccumulator, OptimError, ShardingLevel,
-    accumulator::Entry,
+    entry::Entry,
     overlap::IN_FLIGHT,
     sharding::{Bucket, Slot},
 };

@@ -51,19 +51,18 @@ pub fn empty(like: &CubeTensor, shape: impl Into<Shape>, dtype: DType) -> CubeTe
     empty_device_contiguous_dtype(like.client.clone(), like.device.clone(), shape.into(), dtype)
 }
 
-/// What CUDA memory is cut at, in bytes.
-const CUT: usize = 512;
-
 /// A stretch of the memory of `whole`, `[n]`, as a matrix, to be written where it is; none where CubeCL
 /// would not cut it.
 pub fn stretch(whole: &CubeTensor, start: usize, shape: [usize; 2]) -> Option<CubeTensor> {
     let (size, len) = (whole.dtype.size(), shape[0] * shape[1]);
     let behind = whole.meta.num_elements().checked_sub(start + len)?;
-    let [front, back] = [start * size, behind * size];
-    if !front.is_multiple_of(CUT) || !back.is_multiple_of(CUT) {
+    let [front, back] = [start * size, behind * size].map(|bytes| bytes as u64);
+    // As Burn cuts slices, which are copies elsewhere: 512 bytes on CUDA.
+    let cut = whole.client.properties().memory.alignment;
+    if !front.is_multiple_of(cut) || !back.is_multiple_of(cut) {
         return None;
     }
-    let handle = whole.handle.clone().offset_start(front as u64).offset_end(back as u64);
+    let handle = whole.handle.clone().offset_start(front).offset_end(back);
     let (client, device) = (whole.client.clone(), whole.device.clone());
     Some(CubeTensor::new_contiguous(client, device, shape.into(), handle, whole.dtype))
 }

@@ -30,13 +30,9 @@ impl Moment {
 }
 
 impl AdamW {
-    /// The state in path order, for a checkpoint: path, which moment, values. Before the first step
-    /// there is none.
-    ///
-    /// # Shapes
-    /// `[local elements]`: the local parameter, row-major, padding included; less where the state is shared
-    /// out.
-    pub fn state_tensors(&self) -> impl Iterator<Item = (&str, Moment, Tensor<1>)> {
+    /// What this rank keeps of the state, in path order.
+    #[cfg(test)]
+    pub(crate) fn state_tensors(&self) -> impl Iterator<Item = (&str, Moment, Tensor<1>)> {
         self.moments.iter().flat_map(|(path, moments)| {
             [
                 (path.as_str(), Moment::First, moments.exp_avg.clone()),
@@ -45,7 +41,7 @@ impl AdamW {
         })
     }
 
-    /// Puts back what [`AdamW::state_tensors`] gave after `time` steps, in f32 whatever it was; it is
+    /// Puts back the moments that [`AdamW::whole_state`] gave after `time` steps, in f32 whatever it was; it is
     /// kept in what this optimizer keeps. `read` is asked for both moments of each parameter of `grads`;
     /// at time 0 for none.
     ///

@@ -86,7 +86,7 @@ impl GradientAccumulator {
     /// Whether this rank's parameters are on a GPU: they are all in one place.
     pub(crate) fn is_on_gpu(&self) -> bool {
         let first = self.entries.values().next();
-        first.is_some_and(|entry| is_on_gpu(&Tensor::<1>::zeros([1], &entry.device)))
+        first.is_some_and(|entry| is_on_gpu(&Tensor::<1>::empty([1], &entry.device)))
     }
 
     /// The paths whose gradients are not finite of those that this rank has not summed over ranks yet, to

@@ -106,7 +106,7 @@ impl Overlap {
 
     fn listen(&self) {
         let state = self.lock();
-        let on_gpu = is_on_gpu(&Tensor::<1>::zeros([1], &state.device));
+        let on_gpu = is_on_gpu(&Tensor::<1>::empty([1], &state.device));
         for (path, direct) in &state.direct {
             // A layer may outlive who sums its gradients.
             let (weak, own) = (Arc::downgrade(&self.0), path.clone());

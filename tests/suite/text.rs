@@ -1,7 +1,7 @@
 //! Text to train on.
 
 use std::{
-    fs,
+    env, fs,
     hash::{BuildHasher, RandomState},
     path::Path,
     sync::OnceLock,
@@ -9,10 +9,14 @@ use std::{
 
 use megaburn::mesh::{PositionRng, Purpose};
 
-/// Drawn anew in every run of the tests; printed, so that a failure shows it.
+/// Drawn anew in every run of the tests; printed, so that a failure shows it, and taken again from
+/// `MEGABURN_TEST_SEED`.
 pub(crate) fn fresh_seed() -> u64 {
     static SEED: OnceLock<u64> = OnceLock::new();
-    let seed = *SEED.get_or_init(|| RandomState::new().hash_one("seed"));
+    let seed = *SEED.get_or_init(|| match env::var("MEGABURN_TEST_SEED") {
+        Ok(seed) => seed.parse().expect("MEGABURN_TEST_SEED is a number"),
+        Err(_) => RandomState::new().hash_one("seed"),
+    });
     println!("the text is drawn from seed {seed}");
     seed
 }

@@ -67,19 +67,20 @@ fn ten_clipped_steps_of_many_micro_batches_are_the_same(
     let mut without = config(&expected, layout, Dtype::F32);
     for config in [&mut with, &mut without] {
         config.optimizer.clip_grad = 0.5;
-        // What is little more than rounding does not become an update.
-        config.optimizer.eps = 1e-5;
+        // What is little more than rounding does not become an update, and steps are so short that
+        // the gradient after ten of them does not magnify it.
+        (config.optimizer.eps, config.optimizer.lr) = (1e-5, 1e-3);
     }
     let (steps, without) = (train(with, 10), train(without, 10));
     for (found, expected) in steps.iter().zip(&without) {
         assert!(relative(found.loss, expected.loss) < 1e-6, "{found:?} {expected:?}");
-        assert!(relative(found.grad_norm, expected.grad_norm) < 1e-5, "{found:?} {expected:?}");
+        assert!(relative(found.grad_norm, expected.grad_norm) < 1e-6, "{found:?} {expected:?}");
     }
     assert!(without.iter().any(|step| step.grad_norm > 0.5), "nothing was clipped");
     let expected = saved(&expected);
     for (name, found) in saved(&found).iter().filter(|(name, _)| name.starts_with("model.")) {
         let distance = relative_distance(found, &expected[name]);
-        assert!(distance < 1e-5, "{name} differs by {distance:e}");
+        assert!(distance < 1e-6, "{name} differs by {distance:e}");
     }
 }
 

@@ -74,7 +74,8 @@ pub use layer_norm::{layer_norm, layer_norm_add, layer_norm_with};
 pub use linear::{LinearOptions, MainGrad, linear, room_in, stands_in};
 pub use norms::NormOptions;
 pub use optimizer::{
-    AdamwState, AdamwStep, adamw, adamw_scaled, is_on_gpu, partial_sums_of_squares, scaled, total,
+    AdamwState, AdamwStep, LionState, LionStep, SgdState, SgdStep, adamw, adamw_scaled, is_on_gpu,
+    lion, lion_scaled, partial_sums_of_squares, scaled, sgd, sgd_scaled, total,
 };
 pub use rms_norm::{rms_norm, rms_norm_add, rms_norm_with};
 pub use rope::{RopeConfig, RopeLayout, RopeScaling, RopeTable, apply_rope, packed_positions};
@@ -96,7 +97,7 @@ pub mod reference {
     pub use crate::gelu::reference::{bias_gelu, bias_gelu_tanh, gelu, gelu_tanh};
     pub use crate::layer_norm::reference::{layer_norm, layer_norm_add, layer_norm_with};
     pub use crate::linear::reference::linear;
-    pub use crate::optimizer::reference::adamw;
+    pub use crate::optimizer::reference::{adamw, lion, sgd};
     pub use crate::rms_norm::reference::{rms_norm, rms_norm_add, rms_norm_with};
     pub use crate::rope::reference::apply_rope;
     pub use crate::softmax::reference::scale_mask_softmax;

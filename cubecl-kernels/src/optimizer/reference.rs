@@ -1,5 +1,8 @@
-use super::{AdamwState, AdamwStep};
+//! The steps by their definitions. The arithmetic is in f32 and in the order of the kernels'.
+
 use burn::tensor::{DType, Tensor};
+
+use super::{AdamwState, AdamwStep, LionState, LionStep, SgdState, SgdStep};
 
 /// [`adamw`](crate::adamw), with a factor [`adamw_scaled`](crate::adamw_scaled), by its definition.
 pub fn adamw(
@@ -9,12 +12,8 @@ pub fn adamw(
     step: &AdamwStep,
 ) -> AdamwState {
     let AdamwStep { lr, beta_1, beta_2, epsilon, weight_decay, grad_factor, .. } = *step;
-    let grad = grad.cast(DType::F32);
-    let grad = if grad_factor == 1.0 { grad } else { grad.mul_scalar(grad_factor) };
-    let grad = match factor {
-        None => grad,
-        Some(factor) if factor.clone().is_finite().all().into_scalar() => grad * factor,
-        Some(_) => return round(state),
+    let Some(grad) = product(grad, grad_factor, factor) else {
+        return AdamwState { rounded: round(&state.param, state.rounded), ..state };
     };
     let narrow = [&state.param, &state.exp_avg, &state.exp_avg_sq].map(|x| x.dtype());
     let wide = [state.param, state.exp_avg, state.exp_avg_sq].map(|x| x.cast(DType::F32));
@@ -24,19 +23,92 @@ pub fn adamw(
 
     let root = exp_avg_sq.clone().sqrt().div_scalar(step.correction(beta_2).sqrt());
     let update = exp_avg.clone() / root.add_scalar(epsilon);
-    let decay = lr * weight_decay;
-    let kept = if decay == 0.0 { param } else { param.mul_scalar(1.0 - decay) };
-    let param = kept - update.mul_scalar(lr / step.correction(beta_1));
-    let rounded = state.rounded.map(|old| param.clone().cast(old.dtype()));
+    let update = update.mul_scalar(lr / step.correction(beta_1));
+    let param = decayed(param, lr * weight_decay) - update;
     AdamwState {
+        rounded: round(&param, state.rounded),
         param: param.cast(narrow[0]),
         exp_avg: exp_avg.cast(narrow[1]),
         exp_avg_sq: exp_avg_sq.cast(narrow[2]),
-        rounded,
     }
 }
 
-fn round(state: AdamwState) -> AdamwState {
-    let rounded = state.rounded.map(|old| state.param.clone().cast(old.dtype()));
-    AdamwState { rounded, ..state }
+/// [`sgd`](crate::sgd), with a factor [`sgd_scaled`](crate::sgd_scaled), by its definition.
+pub fn sgd(
+    state: SgdState,
+    grad: Tensor<1>,
+    factor: Option<Tensor<1>>,
+    step: &SgdStep,
+) -> SgdState {
+    let SgdStep { lr, momentum, nesterov, weight_decay, grad_factor } = *step;
+    let Some(grad) = product(grad, grad_factor, factor) else {
+        return SgdState { rounded: round(&state.param, state.rounded), ..state };
+    };
+    let narrow = state.param.dtype();
+    let param = state.param.cast(DType::F32);
+    let grad = match weight_decay {
+        0.0 => grad,
+        decay => grad + param.clone().mul_scalar(decay),
+    };
+    let (update, momentum_buffer) = match state.momentum_buffer {
+        None => (grad, None),
+        Some(old) => {
+            let buffer = old.clone().cast(DType::F32).mul_scalar(momentum) + grad.clone();
+            let kept = buffer.clone().cast(old.dtype());
+            let update = if nesterov { grad + buffer.mul_scalar(momentum) } else { buffer };
+            (update, Some(kept))
+        }
+    };
+    let param = param - update.mul_scalar(lr);
+    let rounded = round(&param, state.rounded);
+    SgdState { param: param.cast(narrow), momentum_buffer, rounded }
+}
+
+/// [`lion`](crate::lion), with a factor [`lion_scaled`](crate::lion_scaled), by its definition.
+pub fn lion(
+    state: LionState,
+    grad: Tensor<1>,
+    factor: Option<Tensor<1>>,
+    step: &LionStep,
+) -> LionState {
+    let LionStep { lr, beta_1, beta_2, weight_decay, grad_factor } = *step;
+    let Some(grad) = product(grad, grad_factor, factor) else {
+        return LionState { rounded: round(&state.param, state.rounded), ..state };
+    };
+    let narrow = [&state.param, &state.exp_avg].map(|x| x.dtype());
+    let [param, exp_avg] = [state.param, state.exp_avg].map(|x| x.cast(DType::F32));
+    let mean = |beta: f64| exp_avg.clone().mul_scalar(beta) + grad.clone().mul_scalar(1.0 - beta);
+    let param = decayed(param, lr * weight_decay) - sign(mean(beta_1)).mul_scalar(lr);
+    LionState {
+        rounded: round(&param, state.rounded),
+        param: param.cast(narrow[0]),
+        exp_avg: mean(beta_2).cast(narrow[1]),
+    }
+}
+
+/// The gradient times its factors, in f32; none where there is no step.
+fn product(grad: Tensor<1>, grad_factor: f64, factor: Option<Tensor<1>>) -> Option<Tensor<1>> {
+    let grad = grad.cast(DType::F32);
+    match factor {
+        None if grad_factor == 1.0 => Some(grad),
+        None => Some(grad.mul_scalar(grad_factor)),
+        Some(factor) => {
+            let goes: bool = factor.clone().is_finite().all().into_scalar();
+            goes.then(|| grad * factor.mul_scalar(grad_factor))
+        }
+    }
+}
+
+fn decayed(param: Tensor<1>, decay: f64) -> Tensor<1> {
+    if decay == 0.0 { param } else { param.mul_scalar(1.0 - decay) }
+}
+
+/// 1, -1, of 0 itself, and of NaN too: Burn's sign of NaN is 0 on some backends.
+fn sign(x: Tensor<1>) -> Tensor<1> {
+    let (above, below) = (x.clone().greater_elem(0.0), x.clone().lower_elem(0.0));
+    x.mask_fill(above, 1.0).mask_fill(below, -1.0)
+}
+
+fn round(param: &Tensor<1>, old: Option<Tensor<1>>) -> Option<Tensor<1>> {
+    old.map(|old| param.clone().cast(old.dtype()))
 }

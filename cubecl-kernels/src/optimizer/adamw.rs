@@ -1,0 +1,246 @@
+//! AdamW.
+
+use burn::tensor::Tensor;
+
+use super::{checks, reference};
+#[cfg(feature = "cuda")]
+use super::{cube, is_on_gpu};
+
+/// One step of AdamW, as `torch.optim.AdamW` defines it: bias correction of both moments, epsilon
+/// outside the root, decay decoupled.
+///
+/// Source: Loshchilov and Hutter 2019, <https://arxiv.org/abs/1711.05101>.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AdamwStep {
+    /// Learning rate.
+    pub lr: f64,
+    /// Decay of the mean of gradients.
+    pub beta_1: f64,
+    /// Decay of the mean of squared gradients.
+    pub beta_2: f64,
+    /// Added to the root of the second moment.
+    pub epsilon: f64,
+    /// Decoupled weight decay.
+    pub weight_decay: f64,
+    /// What the gradient is multiplied with first: one over the tokens, a clip coefficient.
+    pub grad_factor: f64,
+    /// The number of this step, from 1.
+    pub time: u64,
+}
+
+impl AdamwStep {
+    /// `1 - beta^time`.
+    pub(super) fn correction(&self, beta: f64) -> f64 {
+        1.0 - beta.powf(self.time as f64)
+    }
+
+    /// Panics if a number is out of the range of `torch.optim.AdamW`.
+    fn check(&self, name: &str) {
+        let Self { lr, beta_1, beta_2, epsilon, weight_decay, grad_factor, time } = *self;
+        checks::from_0(name, [("lr", lr), ("epsilon", epsilon), ("weight_decay", weight_decay)]);
+        checks::betas(name, [("beta_1", beta_1), ("beta_2", beta_2)]);
+        checks::finite(name, ("grad_factor", grad_factor));
+        assert!(time > 0, "{name}: steps are counted from 1, the time is 0");
+    }
+}
+
+/// A parameter and the state that AdamW keeps of it, each of its own dtype: f32, bf16 or f16. The
+/// arithmetic is in f32 whatever they are; what is kept is rounded to nearest.
+///
+/// # Shapes
+/// `[n]` each.
+#[derive(Clone, Debug)]
+pub struct AdamwState {
+    /// The parameter, or its master.
+    pub param: Tensor<1>,
+    /// The mean of gradients.
+    pub exp_avg: Tensor<1>,
+    /// The mean of squared gradients.
+    pub exp_avg_sq: Tensor<1>,
+    /// If given, becomes the new parameter rounded to this tensor's dtype; what it holds before does not
+    /// matter.
+    pub rounded: Option<Tensor<1>>,
+}
+
+impl AdamwState {
+    /// The same without a graph.
+    fn inner(self) -> Self {
+        let Self { param, exp_avg, exp_avg_sq, rounded } = self;
+        let [param, exp_avg, exp_avg_sq] = [param, exp_avg, exp_avg_sq].map(Tensor::inner);
+        Self { param, exp_avg, exp_avg_sq, rounded: rounded.map(Tensor::inner) }
+    }
+}
+
+/// The state after one step with `grad`, f32, bf16 or f16. On GPUs one kernel, in place where nobody
+/// else holds the buffers; elsewhere [`reference::adamw`](crate::reference::adamw). Tensors of a device
+/// with automatic differentiation are taken without their graph; the result is on the device without it.
+///
+/// # Panics
+/// If the lengths differ, a buffer is of another dtype than those, or a number of the step is out of
+/// its range.
+pub fn adamw(state: AdamwState, grad: Tensor<1>, step: &AdamwStep) -> AdamwState {
+    stepped("adamw", state, grad, None, step)
+}
+
+/// As [`adamw`] with a gradient that is multiplied with `factor` besides, which the host need not
+/// know. Where `factor` is not finite the step does nothing: the rounded parameter is that of the old.
+///
+/// # Shapes
+/// `factor: [1]`, f32, on the device of the others
+///
+/// # Panics
+/// As [`adamw`], or if `factor` is anything else.
+pub fn adamw_scaled(
+    state: AdamwState,
+    grad: Tensor<1>,
+    factor: Tensor<1>,
+    step: &AdamwStep,
+) -> AdamwState {
+    stepped("adamw_scaled", state, grad, Some(factor), step)
+}
+
+fn stepped(
+    name: &str,
+    state: AdamwState,
+    grad: Tensor<1>,
+    factor: Option<Tensor<1>>,
+    step: &AdamwStep,
+) -> AdamwState {
+    step.check(name);
+    let AdamwState { param, exp_avg, exp_avg_sq, rounded } = &state;
+    let kept = [("param", param), ("exp_avg", exp_avg), ("exp_avg_sq", exp_avg_sq)];
+    checks::buffers(name, kept, rounded.as_ref(), &grad, factor.as_ref());
+    let (state, grad, factor) = (state.inner(), grad.inner(), factor.map(Tensor::inner));
+    #[cfg(feature = "cuda")]
+    if is_on_gpu(&grad) {
+        return cube::adamw(state, grad, factor, step);
+    }
+    reference::adamw(state, grad, factor, step)
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::{DType, s};
+    use rstest::rstest;
+
+    use super::*;
+    use crate::optimizer::factor;
+    use crate::testing::{assert_refused, constant, device, quantized, values};
+
+    const STEP: AdamwStep = AdamwStep {
+        lr: 1e-2,
+        beta_1: 0.9,
+        beta_2: 0.95,
+        epsilon: 1e-8,
+        weight_decay: 0.1,
+        grad_factor: 0.5,
+        time: 1,
+    };
+
+    #[test]
+    fn a_step_is_torchs() {
+        let [param, grad, m, v] = [0; 4].map(|_| constant([37]));
+        let v = v.abs();
+        let step = AdamwStep { time: 7, ..STEP };
+        let state = AdamwState {
+            param: param.clone(),
+            exp_avg: m.clone(),
+            exp_avg_sq: v.clone(),
+            rounded: Some(param.zeros_like().cast(DType::BF16)),
+        };
+        let scaled = AdamwStep { grad_factor: 0.25, ..step };
+        let by_factor = adamw_scaled(state.clone(), grad.clone(), factor(2.0), &scaled);
+        let skipped = adamw_scaled(state.clone(), grad.clone(), factor(f32::NAN), &scaled);
+        let after = adamw(state, grad.clone(), &step);
+        assert_eq!(values(by_factor.param), values(after.param.clone()));
+        assert_eq!(values(skipped.exp_avg), values(m.clone()));
+        let rounded = [after.rounded.unwrap(), skipped.rounded.unwrap()].map(values);
+        let whole = [after.param.clone(), param.clone()].map(|x| values(x.cast(DType::BF16)));
+        assert_eq!(rounded, whole);
+        let before = [param, grad, m, v].map(values);
+        let after = [after.param, after.exp_avg, after.exp_avg_sq].map(values);
+        for i in 0..37 {
+            let [p, g, m, v] = [0, 1, 2, 3].map(|which| before[which][i]);
+            let g = 0.5 * g;
+            let (m, v) = (0.9 * m + 0.1 * g, 0.95 * v + 0.05 * g * g);
+            let root = (v / (1.0 - 0.95f64.powi(7))).sqrt() + 1e-8;
+            let p = p * (1.0 - 1e-2 * 0.1) - 1e-2 * (m / (1.0 - 0.9f64.powi(7))) / root;
+            for (found, expected) in [0, 1, 2].map(|which| after[which][i]).iter().zip([p, m, v]) {
+                assert!((found - expected).abs() < 1e-6 * expected.abs().max(1.0));
+            }
+        }
+    }
+
+    #[test]
+    fn narrow_state_is_rounded_once_a_step() {
+        let [param, grad, m, v] =
+            [0; 4].map(|_| constant([37]).cast(DType::BF16)).map(|x: Tensor<1>| x.abs());
+        let step = AdamwStep { time: 3, ..STEP };
+        let after = |dtype| {
+            let [param, grad, exp_avg, exp_avg_sq] =
+                [&param, &grad, &m, &v].map(|x| x.clone().cast(dtype));
+            let state = AdamwState { param, exp_avg, exp_avg_sq, rounded: None };
+            let after = adamw(state, grad, &step);
+            [after.param, after.exp_avg, after.exp_avg_sq]
+        };
+        for (narrow, wide) in after(DType::BF16).into_iter().zip(after(DType::F32)) {
+            assert_eq!(narrow.dtype(), DType::BF16);
+            assert_eq!(values(narrow), values(wide.cast(DType::BF16)));
+        }
+    }
+
+    #[test]
+    fn views_are_read_and_what_is_differentiated_is_taken_without_its_graph() {
+        // Every fourth of some, from the second on.
+        let view = || constant([40]).slice(s![1..;4]);
+        let [param, grad, m, v] = [0; 4].map(|_| view());
+        let copy = |x: &Tensor<1>| Tensor::from_data(x.clone().into_data(), &device());
+        let step = AdamwStep { time: 2, ..STEP };
+        let after = |param: Tensor<1>, m: Tensor<1>, v: Tensor<1>, grad| {
+            let state = AdamwState { param, exp_avg: m, exp_avg_sq: v.abs(), rounded: None };
+            let after = adamw(state, grad, &step);
+            assert!(!after.param.device().is_autodiff());
+            [after.param, after.exp_avg, after.exp_avg_sq].map(values)
+        };
+        let copies = after(copy(&param), copy(&m), copy(&v), copy(&grad));
+        assert_eq!(after(param.require_grad(), m, v, grad), copies);
+    }
+
+    #[test]
+    fn nothing_is_stepped() {
+        let none = || Tensor::<1>::empty([0], &device().inner());
+        let state = AdamwState {
+            param: none(),
+            exp_avg: none(),
+            exp_avg_sq: none(),
+            rounded: Some(none().cast(DType::BF16)),
+        };
+        let after = adamw_scaled(state, none(), factor(1.0), &STEP);
+        assert_eq!((after.param.dims(), after.rounded.unwrap().dims()), ([0], [0]));
+    }
+
+    fn stepped_with(change: impl FnOnce(&mut AdamwState, &mut Tensor<1>, &mut AdamwStep)) {
+        let [param, exp_avg, exp_avg_sq, mut grad] = [0; 4].map(|_| constant([4]));
+        let mut state = AdamwState { param, exp_avg, exp_avg_sq, rounded: None };
+        let mut step = STEP;
+        change(&mut state, &mut grad, &mut step);
+        adamw(state, grad, &step);
+    }
+
+    #[rstest]
+    #[case(|| stepped_with(|_, grad, _| *grad = constant([1])), "param has 4 elements, the gradient 1")]
+    #[case(|| stepped_with(|state, _, _| state.exp_avg_sq = constant([5])), "exp_avg_sq has 5 elements")]
+    #[case(|| stepped_with(|state, _, _| state.rounded = Some(constant([1]))), "rounded has 1 elements")]
+    #[case(|| stepped_with(|_, grad, _| *grad = quantized([4])), "adamw: the gradient is qfloat, not f32 or bf16 or f16")]
+    #[case(|| stepped_with(|state, _, _| state.param = constant([4]).cast(DType::F64)), "param is f64")]
+    #[case(|| stepped_with(|_, _, step| step.time = 0), "counted from 1")]
+    #[case(|| stepped_with(|_, _, step| step.lr = f64::NAN), "lr NaN is not")]
+    #[case(|| stepped_with(|_, _, step| step.beta_1 = 1.0), "beta_1 1 is not in [0, 1)")]
+    #[case(|| stepped_with(|_, _, step| step.beta_2 = -0.1), "beta_2 -0.1 is not in [0, 1)")]
+    #[case(|| stepped_with(|_, _, step| step.epsilon = -1e-8), "epsilon -0.00000001 is not")]
+    #[case(|| stepped_with(|_, _, step| step.weight_decay = f64::INFINITY), "weight_decay inf is not")]
+    #[case(|| stepped_with(|_, _, step| step.grad_factor = f64::NAN), "grad_factor NaN is not")]
+    fn bad_input_is_refused(#[case] call: fn(), #[case] message: &str) {
+        assert_refused(call, message);
+    }
+}

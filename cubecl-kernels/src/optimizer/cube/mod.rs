@@ -1,0 +1,104 @@
+//! The kernels and how they are launched: one unit a vector, 16 bytes of the widest buffer. Arithmetic is
+//! in f32. How many there are is said: a buffer's length is that of its memory, from where a view of it
+//! begins to the end.
+
+mod adamw;
+pub(super) mod gradients;
+mod lion;
+mod sgd;
+
+use burn::backend::cubecl::dtype_to_storage_type;
+use burn::backend::{Cube, TensorMetadata};
+use burn::tensor::{DType, Tensor};
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::prelude::*;
+use megaburn_cuda::tensor;
+
+pub(super) use adamw::adamw;
+pub(super) use lion::lion;
+pub(super) use sgd::sgd;
+
+/// Units of a cube.
+const UNITS: usize = 256;
+
+/// A tensor on a GPU as CubeCL's, unpitched.
+fn on_gpu(x: Tensor<1>) -> CubeTensor {
+    let primitive = x.try_into_primitive::<Cube>();
+    let primitive = primitive.expect("all that belongs to a gradient on a GPU is there too");
+    tensor::contiguous(tensor::from_backend(primitive))
+}
+
+fn wrap(x: CubeTensor) -> Tensor<1> {
+    Tensor::from_primitive::<Cube>(tensor::into_backend(x))
+}
+
+/// Elements of a vector that divides `len`: 16 bytes of the widest buffer, else four elements, else one.
+fn lanes(len: usize, dtypes: &[DType]) -> usize {
+    let widest = dtypes.iter().map(|dtype| dtype.size()).max().expect("there is a buffer");
+    [16 / widest, 4].into_iter().find(|lanes| len.is_multiple_of(*lanes)).unwrap_or(1)
+}
+
+/// A buffer that nobody else sees, with the same content.
+fn own(x: CubeTensor) -> CubeTensor {
+    if x.can_mut() {
+        return x;
+    }
+    let copy = tensor::empty(&x, x.shape(), x.dtype);
+    let (len, dtype) = (x.meta.num_elements(), dtype_to_storage_type(x.dtype));
+    let lanes = lanes(len, &[x.dtype]);
+    copy_kernel::launch(
+        &x.client.clone(),
+        cubes(len / lanes),
+        units(),
+        lanes,
+        x.into_buffer_arg(),
+        copy.clone().into_buffer_arg(),
+        len / lanes,
+        dtype,
+    );
+    copy
+}
+
+/// A buffer that nobody else sees, of the same size, whatever it holds.
+fn room(x: CubeTensor) -> CubeTensor {
+    if x.can_mut() { x } else { tensor::empty(&x, x.shape(), x.dtype) }
+}
+
+/// A kernel is given a buffer for each argument, also for those that it does not look at.
+fn or_none(x: &Option<CubeTensor>, like: &CubeTensor, dtype: DType) -> CubeTensor {
+    x.clone().unwrap_or_else(|| tensor::empty(like, [1], dtype))
+}
+
+fn units() -> CubeDim {
+    CubeDim::new_1d(UNITS as u32)
+}
+
+fn cubes(units: usize) -> CubeCount {
+    CubeCount::Static(units.div_ceil(UNITS) as u32, 1, 1)
+}
+
+#[cube(launch)]
+fn copy_kernel<F: Float, N: Size>(
+    from: &[Vector<F, N>],
+    to: &mut [Vector<F, N>],
+    vectors: usize,
+    #[define(F)] _dtype: ElemType,
+) {
+    if ABSOLUTE_POS < vectors {
+        to[ABSOLUTE_POS] = from[ABSOLUTE_POS];
+    }
+}
+
+/// What the gradient is multiplied with, and whether the step is made. `factor` is looked at only if it
+/// `scales`; there is no step where it is an infinity or NaN.
+#[cube]
+fn factor_of(grad_factor: f32, factor: &[f32], #[comptime] scales: bool) -> (f32, bool) {
+    let mut product = grad_factor;
+    let mut goes = true;
+    if scales {
+        let factor = factor[0];
+        goes = factor.abs() <= f32::new(f32::MAX);
+        product *= factor;
+    }
+    (product, goes)
+}

@@ -1,0 +1,114 @@
+use burn::backend::cubecl::dtype_to_storage_type;
+use burn::tensor::{DType, Tensor};
+use cubecl::prelude::*;
+
+use super::{cubes, factor_of, lanes, on_gpu, or_none, own, room, units, wrap};
+use crate::optimizer::{SgdState, SgdStep};
+
+/// What a kernel is compiled for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Flavor {
+    decays: bool,
+    /// There is a momentum buffer.
+    momentum: bool,
+    nesterov: bool,
+    /// There is a rounded parameter.
+    rounds: bool,
+    /// There is a factor on the device.
+    scales: bool,
+}
+
+pub(in crate::optimizer) fn sgd(
+    state: SgdState,
+    grad: Tensor<1>,
+    factor: Option<Tensor<1>>,
+    step: &SgdStep,
+) -> SgdState {
+    let SgdState { param, momentum_buffer, rounded } = state;
+    let [grad, param] = [grad, param].map(on_gpu);
+    let [momentum_buffer, rounded, factor] =
+        [momentum_buffer, rounded, factor].map(|x| x.map(on_gpu));
+    let len = grad.meta.num_elements();
+    let (param, momentum_buffer, rounded) =
+        (own(param), momentum_buffer.map(own), rounded.map(room));
+    let SgdStep { lr, momentum, nesterov, weight_decay, grad_factor } = *step;
+    let flavor = Flavor {
+        decays: weight_decay != 0.0,
+        momentum: momentum_buffer.is_some(),
+        nesterov,
+        rounds: rounded.is_some(),
+        scales: factor.is_some(),
+    };
+    let [buffer_arg, rounded_arg] =
+        [&momentum_buffer, &rounded].map(|x| or_none(x, &grad, DType::BF16));
+    let factor = or_none(&factor, &grad, DType::F32);
+    let dtypes = [grad.dtype, param.dtype, buffer_arg.dtype, rounded_arg.dtype];
+    let lanes = lanes(len, &dtypes);
+    sgd_kernel::launch(
+        &grad.client.clone(),
+        cubes(len / lanes),
+        units(),
+        lanes,
+        grad.into_buffer_arg(),
+        param.clone().into_buffer_arg(),
+        buffer_arg.into_buffer_arg(),
+        rounded_arg.into_buffer_arg(),
+        factor.into_buffer_arg(),
+        len / lanes,
+        grad_factor as f32,
+        momentum as f32,
+        weight_decay as f32,
+        lr as f32,
+        flavor,
+        dtypes.map(dtype_to_storage_type),
+    );
+    SgdState {
+        param: wrap(param),
+        momentum_buffer: momentum_buffer.map(wrap),
+        rounded: rounded.map(wrap),
+    }
+}
+
+/// Buffers that are not of its flavor are not looked at.
+#[cube(launch)]
+#[allow(clippy::too_many_arguments, reason = "the state and what the host knows of the step")]
+fn sgd_kernel<G: Float, P: Float, B: Float, R: Float, N: Size>(
+    grad: &[Vector<G, N>],
+    param: &mut [Vector<P, N>],
+    momentum_buffer: &mut [Vector<B, N>],
+    rounded: &mut [Vector<R, N>],
+    factor: &[f32],
+    vectors: usize,
+    grad_factor: f32,
+    momentum: f32,
+    weight_decay: f32,
+    lr: f32,
+    #[comptime] flavor: Flavor,
+    #[define(G, P, B, R)] _dtypes: [ElemType; 4],
+) {
+    if ABSOLUTE_POS < vectors {
+        let (grad_factor, goes) = factor_of(grad_factor, factor, flavor.scales);
+        let mut p = Vector::<f32, N>::cast_from(param[ABSOLUTE_POS]);
+        if goes {
+            let mut update = Vector::cast_from(grad[ABSOLUTE_POS]) * Vector::new(grad_factor);
+            if comptime!(flavor.decays) {
+                update += p * Vector::new(weight_decay);
+            }
+            if comptime!(flavor.momentum) {
+                let old = Vector::<f32, N>::cast_from(momentum_buffer[ABSOLUTE_POS]);
+                let buffer = old * Vector::new(momentum) + update;
+                momentum_buffer[ABSOLUTE_POS] = Vector::cast_from(buffer);
+                if comptime!(flavor.nesterov) {
+                    update += buffer * Vector::new(momentum);
+                } else {
+                    update = buffer;
+                }
+            }
+            p -= update * Vector::new(lr);
+            param[ABSOLUTE_POS] = Vector::cast_from(p);
+        }
+        if comptime!(flavor.rounds) {
+            rounded[ABSOLUTE_POS] = Vector::cast_from(p);
+        }
+    }
+}

@@ -1,0 +1,115 @@
+//! What is done to a gradient before it is stepped with: sums of its squares, a factor.
+
+use burn::tensor::{DType, Tensor};
+
+use super::checks::{kept, one};
+#[cfg(feature = "cuda")]
+use super::{cube::gradients as cube, is_on_gpu};
+use crate::operands::{self, float};
+
+/// `x * factor`, in place where nobody else holds `x`, and without its graph.
+///
+/// # Shapes
+/// `x: [n]`, f32, bf16 or f16; `factor: [1]`, f32, on the same device
+///
+/// # Panics
+/// If `x` or `factor` is anything else.
+pub fn scaled(x: Tensor<1>, factor: Tensor<1>) -> Tensor<1> {
+    operands::check("scaled", [kept("x", &x), one("scaled", &factor)]);
+    let (x, factor) = (x.inner(), factor.inner());
+    #[cfg(feature = "cuda")]
+    if is_on_gpu(&x) {
+        return cube::scaled(x, factor);
+    }
+    let dtype = x.dtype();
+    (x.cast(DType::F32) * factor).cast(dtype)
+}
+
+/// The sum of what [`partial_sums_of_squares`] gave, of one tensor or of several behind each other: on
+/// GPUs in f64, in a fixed order, read by nobody.
+///
+/// # Shapes
+/// `[any]` to `[1]`, f32
+///
+/// # Panics
+/// For sums of another dtype.
+pub fn total(sums: Tensor<1>) -> Tensor<1> {
+    operands::check("total", [float("sums", &sums).of(&[DType::F32])]);
+    let sums = sums.inner();
+    #[cfg(feature = "cuda")]
+    if is_on_gpu(&sums) {
+        return cube::total(sums);
+    }
+    sums.sum()
+}
+
+/// Sums of squares of stretches of `x`, to be added in f64: on GPUs some thousand, in a fixed order,
+/// elsewhere one.
+///
+/// # Shapes
+/// `[n]`, f32, bf16 or f16, to `[any]`, f32. A value that is not finite makes a sum so.
+///
+/// # Panics
+/// For `x` of another dtype.
+pub fn partial_sums_of_squares(x: Tensor<1>) -> Tensor<1> {
+    operands::check("partial_sums_of_squares", [kept("x", &x)]);
+    let x = x.inner();
+    #[cfg(feature = "cuda")]
+    if is_on_gpu(&x) {
+        return cube::sums_of_squares(x);
+    }
+    x.cast(DType::F32).square().sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::s;
+    use rstest::rstest;
+
+    use super::*;
+    use crate::optimizer::{factor, is_on_gpu};
+    use crate::testing::{assert_refused, constant, device, quantized, values};
+
+    #[test]
+    fn squares_are_summed_and_nan_is_kept() {
+        let x = constant([1000]);
+        let expected: f64 = values(x.clone()).iter().map(|x| x * x).sum();
+        let found: f64 = values(partial_sums_of_squares(x.clone())).iter().sum();
+        assert!((found - expected).abs() < 1e-4 * expected);
+        let bad = x.slice_fill(10..11, f32::NAN);
+        assert!(values(partial_sums_of_squares(bad)).iter().sum::<f64>().is_nan());
+        assert!(!is_on_gpu(&constant([3])));
+        assert_eq!(values(total(factor(3.0).repeat(&[4]))), [12.0]);
+        assert_eq!(values(scaled(factor(3.0), factor(-2.0))), [-6.0]);
+    }
+
+    #[test]
+    fn views_are_read() {
+        // Every fourth of some, from the second on.
+        let grad = constant([40]).slice(s![1..;4]);
+        let copy = || Tensor::from_data(grad.clone().into_data(), &device());
+        let squares = |x| values(partial_sums_of_squares(x));
+        assert_eq!(squares(grad.clone()), squares(copy()));
+        let twice = |x| values(scaled(x, factor(2.0)));
+        assert_eq!(twice(grad.clone()), twice(copy()));
+        assert_eq!(values(total(grad.clone())), values(total(copy())));
+    }
+
+    #[test]
+    fn the_squares_of_nothing_are_zero() {
+        let none = || Tensor::<1>::empty([0], &device().inner());
+        assert_eq!(scaled(none(), factor(1.0)).dims(), [0]);
+        assert_eq!(values(total(partial_sums_of_squares(none()))), [0.0]);
+        assert_eq!(values(total(none())), [0.0]);
+    }
+
+    #[rstest]
+    #[case(|| drop(scaled(constant([3]), constant([2]))), "scaled: a factor on the device is one f32, not [2]")]
+    #[case(|| drop(scaled(constant([3]), constant([1]).cast(DType::BF16))), "the factor is bf16, not f32")]
+    #[case(|| drop(scaled(constant([3]).cast(DType::F64), factor(1.0))), "scaled: x is f64")]
+    #[case(|| drop(total(constant([3]).cast(DType::F16))), "total: sums is f16, not f32")]
+    #[case(|| drop(partial_sums_of_squares(quantized([4]))), "partial_sums_of_squares: x is qfloat")]
+    fn bad_input_is_refused(#[case] call: fn(), #[case] message: &str) {
+        assert_refused(call, message);
+    }
+}

@@ -84,14 +84,34 @@ fn state(of: impl Fn() -> Tensor<1>) -> AdamwState {
     AdamwState { param: of(), exp_avg: of(), exp_avg_sq: of(), rounded: None }
 }
 
+const SGD: SgdStep =
+    SgdStep { lr: 1e-2, momentum: 0.9, nesterov: false, weight_decay: 0.1, grad_factor: 1.0 };
+
+fn sgd_state(of: impl Fn() -> Tensor<1>) -> SgdState {
+    SgdState { param: of(), momentum_buffer: Some(of()), rounded: Some(of()) }
+}
+
+const LION: LionStep =
+    LionStep { lr: 1e-2, beta_1: 0.9, beta_2: 0.99, weight_decay: 0.1, grad_factor: 1.0 };
+
+fn lion_state(of: impl Fn() -> Tensor<1>) -> LionState {
+    LionState { param: of(), exp_avg: of(), rounded: Some(of()) }
+}
+
 fn steps_of_nothing() -> Result<(), String> {
     let device = Device::cuda(0);
     let none = || Tensor::<1>::empty([0], &device);
-    let after = adamw_scaled(state(none), none(), Tensor::ones([1], &device), &STEP);
-    let dims = [after.param.dims(), scaled(none(), Tensor::ones([1], &device)).dims()];
+    let one = || Tensor::<1>::ones([1], &device);
+    let dims = [
+        adamw_scaled(state(none), none(), one(), &STEP).param,
+        sgd_scaled(sgd_state(none), none(), one(), &SGD).param,
+        lion_scaled(lion_state(none), none(), one(), &LION).param,
+        scaled(none(), one()),
+    ]
+    .map(|x| x.dims());
     let sums = host(total(Tensor::cat(vec![partial_sums_of_squares(none()), total(none())], 0)))?;
     match (dims, sums.as_slice()) {
-        ([[0], [0]], [0.0]) => Ok(()),
+        ([[0], [0], [0], [0]], [0.0]) => Ok(()),
         _ => Err(format!("{dims:?} {sums:?}")),
     }
 }
@@ -177,6 +197,12 @@ fn two_devices() -> Result<(), String> {
         })?;
         refused("seed:", || drop(seed(rows(here), rows(there))))?;
         refused("adamw:", || drop(adamw(state(|| ones(there)), ones(here), &STEP)))?;
+        refused("sgd:", || drop(sgd(sgd_state(|| ones(there)), ones(here), &SGD)))?;
+        refused("lion:", || drop(lion(lion_state(|| ones(there)), ones(here), &LION)))?;
+        refused("lion_scaled:", || {
+            let (state, factor) = (lion_state(|| ones(here)), Tensor::ones([1], there));
+            lion_scaled(state, ones(here), factor, &LION);
+        })?;
         refused("scaled:", || drop(scaled(ones(here), Tensor::ones([1], there))))?;
     }
     Ok(())
@@ -187,8 +213,13 @@ fn differentiated() -> Result<(), String> {
     let data = [0; 2].map(|_| normal([9], DType::F32));
     let after = |device: &Device| {
         let of = |data: &TensorData| Tensor::<1>::from_data(data.clone(), device);
-        let after = adamw(state(|| of(&data[0]).abs()), of(&data[1]), &STEP);
-        host(after.param)
+        let (param, grad) = (|| of(&data[0]).abs(), || of(&data[1]));
+        let after = [
+            adamw(state(param), grad(), &STEP).param,
+            sgd(sgd_state(param), grad(), &SGD).param,
+            lion(lion_state(param), grad(), &LION).param,
+        ];
+        host(Tensor::cat(after.to_vec(), 0))
     };
     close("param", &after(&gpu.clone().autodiff())?, &after(&gpu)?, 0.0)
 }

@@ -8,7 +8,7 @@ use burn::{
 use megaburn::{
     collective::ProcessGroups,
     models::{Decoder, DecoderConfig},
-    optim::{AdamW, AdamWConfig, GradientAccumulator, ShardingConfig, ShardingLevel},
+    optim::{AdamWConfig, GradientAccumulator, Optimizer, ShardingConfig, ShardingLevel},
     parallel::shard_plan,
     train::TrainConfig,
 };
@@ -78,7 +78,7 @@ pub struct Megaburn {
     model: Option<Decoder>,
     groups: ProcessGroups,
     grads: GradientAccumulator,
-    optimizer: AdamW,
+    optimizer: Optimizer,
     batch: [Tensor<2, Int>; 2],
 }
 

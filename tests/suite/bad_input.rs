@@ -95,6 +95,10 @@ fn too_little_data_is_named(#[case] text: &str, #[case] message: &str) {
 #[rstest]
 #[case::model("model.ffn=64", "is of another model: ffn is 48 there and 64 here")]
 #[case::tied("model.tied=false", "is of another model: tied is true there and false here")]
+#[case::optimizer(
+    "optimizer.name=lion",
+    "with another optimizer: optimizer.name is adamw there and lion here; to go on from its weights"
+)]
 #[case::seed("run.seed=5", "with another order of samples: run.seed is 1234 there and 5 here")]
 #[case::sequence("data.seq_len=8", "order of samples: data.seq_len is 16 there and 8 here")]
 fn a_checkpoint_of_something_else_is_named(#[case] set: &str, #[case] message: &str) {

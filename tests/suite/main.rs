@@ -15,6 +15,7 @@ mod layouts;
 mod matrix;
 mod model_errors;
 mod models;
+mod optimizers;
 mod outside;
 mod processes;
 mod published;

@@ -20,7 +20,7 @@ fn shared(run: &Run, layout: &str, dtype: Dtype, zero: u8) -> TrainConfig {
 const LOSS_SCALE: f64 = 65536.0 * 16.0;
 
 /// Where sums are taken in the same order: one micro-batch a rank, and no norm, which adds shares.
-fn in_order(mut config: TrainConfig) -> TrainConfig {
+pub(crate) fn in_order(mut config: TrainConfig) -> TrainConfig {
     let dp = config.layout(None).unwrap().dp;
     config.train.micro_batch = config.train.global_batch / dp;
     config.optimizer.clip_grad = 0.0;
@@ -28,7 +28,7 @@ fn in_order(mut config: TrainConfig) -> TrainConfig {
     config
 }
 
-fn losses(steps: &[StepMetrics]) -> Vec<u64> {
+pub(crate) fn losses(steps: &[StepMetrics]) -> Vec<u64> {
     steps.iter().map(|step| step.loss.to_bits()).collect()
 }
 
@@ -95,14 +95,24 @@ fn it_resumes_bit_for_bit_and_under_any_layout_and_stage(
     #[case] other: u8,
     #[values(Dtype::F32, Dtype::Bf16)] dtype: Dtype,
 ) {
+    let config = |run: &Run, layout: &str, zero| shared(run, layout, dtype, zero);
+    assert_resumes(config, (layout, zero), (other_layout, other));
+}
+
+/// Interrupted, loaded and saved as another run would have it, and resumed, a run is what it would have
+/// been.
+pub(crate) fn assert_resumes(
+    config: impl Fn(&Run, &str, u8) -> TrainConfig,
+    (layout, zero): (&str, u8),
+    (other_layout, other): (&str, u8),
+) {
     let [whole, parts] = [0; 2].map(|_| Run::new());
-    let straight = train(shared(&whole, layout, dtype, zero), 4);
-    train(shared(&parts, layout, dtype, zero), 2);
+    let straight = train(config(&whole, layout, zero), 4);
+    train(config(&parts, layout, zero), 2);
     let half = saved(&parts);
-    // Loaded otherwise, and saved again as it was.
-    train(shared(&parts, other_layout, dtype, other), 2);
+    train(config(&parts, other_layout, other), 2);
     assert_eq!(bits(&saved(&parts)), bits(&half));
-    let rest = train(shared(&parts, layout, dtype, zero), 4);
+    let rest = train(config(&parts, layout, zero), 4);
     assert_eq!(losses(&rest), losses(&straight[2..]));
     assert_eq!(bits(&saved(&parts)), bits(&saved(&whole)));
 }

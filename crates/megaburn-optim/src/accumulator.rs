@@ -10,10 +10,10 @@ use megaburn_mesh::ShardPlan;
 
 use crate::{
     OptimError, Sharding,
-    adamw_config::check_dtype,
     entry::Entry,
     overlap::Overlap,
     plan::check_plan,
+    rule::check_dtype,
     visit::{FloatVisitor, visit_floats},
 };
 

@@ -5,7 +5,7 @@ use crate::{GradNorm, GradientAccumulator, Sum, sum::Value};
 impl GradientAccumulator {
     /// Scales the gradients down to `max_norm` if their `norm` exceeds it; an infinite one never
     /// does. Where the norm is not finite, an update from them does nothing
-    /// ([`AdamW::step`](crate::AdamW::step)).
+    /// ([`Optimizer::step`](crate::Optimizer::step)).
     ///
     /// On GPUs neither the norm nor the coefficient comes to the host.
     ///
@@ -129,7 +129,7 @@ mod tests {
             let loss = if on_gpu { Sum::on_gpu(loss, &group) } else { Sum::of(loss, &group) };
             grads.guard(&loss.unwrap());
         }
-        let state = |net: &Net, optimizer: &crate::AdamW| {
+        let state = |net: &Net, optimizer: &crate::Optimizer| {
             let moments = optimizer.state_tensors().map(|(_, _, tensor)| values(tensor));
             let params = [values(net.matrix.val()), values(net.bias.val())];
             params.into_iter().chain(moments).collect::<Vec<_>>()

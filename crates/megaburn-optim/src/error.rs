@@ -19,11 +19,11 @@ pub enum OptimError {
         "parameter `{path}` has shape {found:?}, and the shard plan says {expected:?} on this rank"
     )]
     LocalShape { path: String, found: Vec<usize>, expected: Vec<usize> },
-    #[error("AdamW: {name} is {value}; it must be {must_be}")]
+    #[error("optimizer: {name} is {value}; it must be {must_be}")]
     BadConfig { name: &'static str, value: f64, must_be: &'static str },
     #[error("loss scale: {name} is {value}; it must be {must_be}")]
     BadLossScale { name: &'static str, value: f64, must_be: &'static str },
-    #[error("AdamW: {name} cannot be kept in {dtype:?}; it must be F32 or BF16")]
+    #[error("optimizer: {name} cannot be kept in {dtype:?}; it must be F32 or BF16")]
     BadStateDtype { name: &'static str, dtype: FloatDType },
     #[error(
         "optimizer state `{moment}` of `{path}` has {found} elements of {dtype}, and the parameter {expected} of F32 on this rank"

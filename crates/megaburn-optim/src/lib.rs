@@ -8,14 +8,14 @@
 //!             ::scale(1 / tokens)               the loss is a sum over tokens, divided once
 //!             ::norm                            each logical element once, the same on every rank
 //!             ::clip                            Megatron's coefficient
-//!             AdamW::step                       the module with its parameters updated
+//!             Optimizer::step                   the module with its parameters updated
 //! ```
 //!
 //! On GPUs the host waits for none of it: norm and coefficient stay there, and a norm that is not
 //! finite is seen when it is read, behind an update that it made do nothing.
 //!
 //! All of it is in f32 unless told otherwise, and computed in f32 always. Parameters that are narrower
-//! ([`AdamW::cast_params`]) are roundings of f32 masters that the optimizer keeps: an update smaller
+//! ([`Optimizer::cast_params`]) are roundings of f32 masters that the optimizer keeps: an update smaller
 //! than the distance of two bf16 numbers would otherwise be lost.
 //!
 //! Ranks that hold the same shard need not all keep everything: [`Sharding`] says what of optimizer state
@@ -27,9 +27,6 @@
 //! Everything is keyed by a parameter's path and described by its `megaburn_mesh::ShardSpec`.
 
 mod accumulator;
-mod adamw;
-mod adamw_config;
-mod adamw_state;
 mod clip;
 mod counts;
 mod entry;
@@ -37,11 +34,14 @@ mod error;
 mod loss_scaler;
 mod masters;
 mod norm;
+mod optimizer;
 mod overlap;
 mod plan;
 mod reduce;
+mod rule;
 mod schedule;
 mod sharding;
+mod state;
 mod step;
 mod sum;
 #[cfg(test)]
@@ -50,13 +50,15 @@ mod visit;
 mod whole;
 
 pub use accumulator::GradientAccumulator;
-pub use adamw::{AdamW, Rates};
-pub use adamw_config::AdamWConfig;
-pub use adamw_state::Moment;
 pub use error::OptimError;
 pub use loss_scaler::{LossScaleConfig, LossScaler};
 pub use norm::GradNorm;
+pub use optimizer::{Optimizer, Rates};
+pub use rule::{
+    AdamWConfig, LionConfig, MuonConfig, MuonScale, MuonTpMode, NewtonSchulz, SgdConfig,
+};
 pub use schedule::{Decay, LrSchedule, WeightDecaySchedule, WeightDecayStyle, WsdStyle};
 pub use sharding::{Sharding, ShardingConfig, ShardingLevel};
+pub use state::Moment;
 pub use sum::Sum;
 pub use whole::{StateTensor, WholeState};

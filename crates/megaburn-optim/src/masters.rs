@@ -4,13 +4,13 @@ use burn::{
     tensor::{DType, FloatDType, GradientCheckpointingStrategy},
 };
 
-use crate::{AdamW, visit::Path};
+use crate::{Optimizer, visit::Path};
 
-impl AdamW {
+impl Optimizer {
     /// The module with its float parameters in `dtype`.
     ///
-    /// Where that is narrower than f32 (and than [`AdamWConfig::main_params`](crate::AdamWConfig)), what
-    /// a trainable parameter is now stays here in f32: its master. [`AdamW::step`] updates masters,
+    /// Where that is narrower than f32 (and than the optimizer's `main_params`), what
+    /// a trainable parameter is now stays here in f32: its master. [`Optimizer::step`] updates masters,
     /// and a parameter is its master rounded to nearest. So call it with the f32 values that a run
     /// starts from, and again whenever others are put into the module. A parameter that is in `dtype`
     /// already stays as it is, and so does its master. Of masters a rank keeps what its
@@ -31,7 +31,7 @@ impl AdamW {
 
     /// Whether a parameter of this type is the rounding of an f32 master.
     pub(crate) fn has_master(&self, dtype: DType) -> bool {
-        matches!(dtype, DType::BF16 | DType::F16) && dtype != self.config().main_params.into()
+        matches!(dtype, DType::BF16 | DType::F16) && dtype != self.rule.main_params().into()
     }
 }
 
@@ -81,7 +81,7 @@ impl Leaf {
 struct Cast<'a> {
     path: Path,
     dtype: DType,
-    optimizer: &'a mut AdamW,
+    optimizer: &'a mut Optimizer,
 }
 
 impl ModuleMapper for Cast<'_> {
@@ -128,7 +128,7 @@ mod tests {
     }
 
     /// A net in `dtype`, its optimizer, and its values before.
-    fn cast_net(dtype: FloatDType) -> (Net, AdamW, [Vec<f32>; 2]) {
+    fn cast_net(dtype: FloatDType) -> (Net, Optimizer, [Vec<f32>; 2]) {
         let net = Net::new(3, 4, 0, 1, &Device::default().autodiff());
         let before = [values(net.matrix.val()), values(net.bias.val())];
         let mut optimizer =
@@ -138,7 +138,7 @@ mod tests {
     }
 
     /// One step down the gradient of `sum(matrix)`, which is 1.
-    fn step(net: Net, optimizer: &mut AdamW, grads: &mut GradientAccumulator, lr: f64) -> Net {
+    fn step(net: Net, optimizer: &mut Optimizer, grads: &mut GradientAccumulator, lr: f64) -> Net {
         grads.reset();
         grads.accumulate(&net, &mut net.matrix.val().sum().backward());
         optimizer.step(lr, net, grads).unwrap()
@@ -198,7 +198,8 @@ mod tests {
         plain.matrix =
             plain.matrix.map(|_| set(&matrix).inner().reshape([3, 4]).autodiff().require_grad());
         plain.bias = plain.bias.map(|_| set(&bias));
-        let mut without = with_masters.config().init(&Sharding::none()).unwrap();
+        let mut without =
+            AdamWConfig::new().with_weight_decay(0.0).init(&Sharding::none()).unwrap();
         let plan = plan_of(3, 4, 0, 1);
         let mut grads = GradientAccumulator::new(&plain, &plan, &Sharding::none()).unwrap();
         for _ in 0..5 {

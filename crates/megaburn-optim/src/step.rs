@@ -7,24 +7,23 @@ use burn::{
 use megaburn_collective::tensors;
 
 use crate::{
-    AdamW, GradientAccumulator, OptimError, Rates,
+    GradientAccumulator, OptimError, Optimizer, Rates,
     masters::{Leaf, flat},
     sharding::Bucket,
     visit::Path,
 };
 
-impl AdamW {
+impl Optimizer {
     /// Updates the parameters that `grads` has, which stay leaves that require gradients; others
     /// are left as they are.
     ///
     /// Arithmetic is in f32 whatever the parameters are. A parameter that is narrower becomes the
-    /// rounding of its f32 master, which is what is updated ([`AdamW::cast_params`]; without one the
-    /// parameter itself is the first); one of [`AdamWConfig::main_params`](crate::AdamWConfig) is updated
-    /// itself. Equal shards with equal gradients stay bit-identical; padding, whose gradient
+    /// rounding of its f32 master, which is what is updated ([`Optimizer::cast_params`]; without one the
+    /// parameter itself is the first); one of the optimizer's `main_params` is updated itself. Equal shards with equal gradients stay bit-identical; padding, whose gradient
     /// [`GradientAccumulator::reduce`] clears, stays zero.
     ///
     /// Where what [`GradientAccumulator::clip`] or [`GradientAccumulator::guard`] were given is not
-    /// finite, everything stays as it is but the count of steps; see [`AdamW::uncount`].
+    /// finite, everything stays as it is but the count of steps; see [`Optimizer::uncount`].
     ///
     /// Behind it a parameter may still be on its way: see [`Sharding::wait_in_layers`](crate::Sharding::wait_in_layers).
     ///
@@ -38,7 +37,7 @@ impl AdamW {
         module: M,
         grads: &GradientAccumulator,
     ) -> Result<M, OptimError> {
-        let rates = Rates { lr, weight_decay: self.config().weight_decay };
+        let rates = Rates { lr, weight_decay: self.rule.weight_decay() };
         self.step_with(|_| rates, module, grads)
     }
 
@@ -59,10 +58,11 @@ impl AdamW {
         if !grads.factor.is_finite() {
             return Ok(module);
         }
+        let directions = self.rule.directions(grads, &mut self.moments)?;
         grads.sharding.settle();
         let mut take = Take { path: Path::default(), grads, taken: BTreeMap::new() };
         let module = module.map(&mut take);
-        let mut step = Step { optimizer: self, rates, grads, params: take.taken };
+        let mut step = Step { optimizer: self, rates, grads, directions, params: take.taken };
         match grads.sharding.num_shares() {
             1 => step.update_all(),
             _ => step.update_shares()?,
@@ -79,9 +79,10 @@ struct Taken {
 }
 
 struct Step<'a, R> {
-    optimizer: &'a mut AdamW,
+    optimizer: &'a mut Optimizer,
     rates: R,
     grads: &'a GradientAccumulator,
+    directions: BTreeMap<String, Tensor<1>>,
     params: BTreeMap<String, Taken>,
 }
 
@@ -89,9 +90,14 @@ impl<R: Fn(&str) -> Rates> Step<'_, R> {
     fn update_all(&mut self) {
         let params = std::mem::take(&mut self.params);
         for (path, Taken { leaf, value }) in params {
-            let value = self.optimizer.update(&path, value, self.grads, (self.rates)(&path));
+            let value = self.update(&path, value);
             self.params.insert(path, Taken { leaf, value });
         }
+    }
+
+    fn update(&mut self, path: &str, old: Tensor<1>) -> Tensor<1> {
+        let direction = self.directions.remove(path);
+        self.optimizer.update(path, old, direction, self.grads, (self.rates)(path))
     }
 
     fn update_shares(&mut self) -> Result<(), OptimError> {
@@ -119,13 +125,13 @@ impl<R: Fn(&str) -> Rates> Step<'_, R> {
         let zeros = |len| Tensor::zeros([len], (&place.0, place.1));
         let share = self.grads.sharding.share_of(bucket);
         for slot in bucket.slots.iter().filter(|slot| slot.within(&share).is_empty()) {
-            self.optimizer.keep_nothing(&slot.path, zeros(0));
+            self.optimizer.keep_nothing(&slot.path, &self.grads.entries[&slot.path], zeros(0));
         }
         let new = bucket.join(
             share,
             |slot, kept| {
                 let old = self.params[&slot.path].value.clone().narrow(0, kept.start, kept.len());
-                self.optimizer.update(&slot.path, old, self.grads, (self.rates)(&slot.path))
+                self.update(&slot.path, old)
             },
             zeros,
         );

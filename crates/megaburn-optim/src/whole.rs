@@ -1,4 +1,4 @@
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, ops::Range};
 
 use burn::{
     Tensor,
@@ -6,11 +6,7 @@ use burn::{
 };
 use megaburn_collective::tensors;
 
-use crate::{
-    AdamW, Moment, OptimError,
-    adamw::Moments,
-    sharding::{Bucket, Sharding},
-};
+use crate::{Moment, OptimError, Optimizer, sharding::Slot};
 
 /// State of one whole local parameter.
 #[derive(Clone, Debug)]
@@ -57,7 +53,7 @@ pub struct WholeState {
     pub moments: BTreeMap<(Moment, String), StateTensor>,
 }
 
-impl AdamW {
+impl Optimizer {
     /// Masters and moments of whole local parameters. Where they are shared out they are gathered, bucket
     /// by bucket, into the memory of the hosts of those ranks that say they are `wanted`; on the others
     /// the result is empty then.
@@ -73,11 +69,10 @@ impl AdamW {
             whole.masters.insert(path, state);
         })?;
         for moment in Moment::ALL {
-            let of = |moments: &Moments| match moment {
-                Moment::First => moments.exp_avg.clone(),
-                Moment::Second => moments.exp_avg_sq.clone(),
-            };
-            let kept = self.moments.iter().map(|(path, moments)| (path.clone(), of(moments)));
+            let kept = self
+                .moments
+                .iter()
+                .filter_map(|(path, moments)| Some((path.clone(), moments.get(&moment)?.clone())));
             self.gather(&kept.collect(), wanted, |path, state| {
                 whole.moments.insert((moment, path), state);
             })?;
@@ -98,11 +93,17 @@ impl AdamW {
             }
             return Ok(());
         }
-        let is_kept = |bucket: &&Bucket| kept.contains_key(&bucket.slots[0].path);
-        for bucket in self.sharding.buckets().iter().filter(is_kept) {
-            let whole =
-                tensors::all_gather(share(&self.sharding, bucket, kept), self.sharding.share())?;
-            for slot in bucket.slots.iter().filter(|_| wanted) {
+        let is_kept = |slot: &&Slot| kept.contains_key(&slot.path);
+        for bucket in self.sharding.buckets() {
+            let Some(first) = bucket.slots.iter().find(is_kept) else { continue };
+            let first = &kept[&first.path];
+            let zeros = |len| Tensor::zeros([len], (&first.device(), first.dtype()));
+            let part = |slot: &Slot, range: Range<usize>| {
+                kept.get(&slot.path).cloned().unwrap_or_else(|| zeros(range.len()))
+            };
+            let share = bucket.join(self.sharding.share_of(bucket), part, zeros);
+            let whole = tensors::all_gather(share, self.sharding.share())?;
+            for slot in bucket.slots.iter().filter(is_kept).filter(|_| wanted) {
                 // A rank that cannot read goes on gathering with the others.
                 let data = to_host(whole.clone().narrow(0, slot.start, slot.len));
                 give(slot.path.clone(), StateTensor::Gathered(whole.dtype(), data));
@@ -110,13 +111,6 @@ impl AdamW {
         }
         Ok(())
     }
-}
-
-/// This rank's share of a bucket of what it keeps.
-fn share(sharding: &Sharding, bucket: &Bucket, kept: &BTreeMap<String, Tensor<1>>) -> Tensor<1> {
-    let first = &kept[&bucket.slots[0].path];
-    let zeros = |len| Tensor::zeros([len], (&first.device(), first.dtype()));
-    bucket.join(sharding.share_of(bucket), |slot, _| kept[&slot.path].clone(), zeros)
 }
 
 fn to_host(tensor: Tensor<1>) -> Result<TensorData, OptimError> {

@@ -26,6 +26,7 @@ mod model;
 mod optimizer;
 mod parallel;
 mod rope;
+mod rule;
 mod schedule;
 mod schema;
 mod sections;
@@ -46,6 +47,7 @@ pub use model::ModelConfig;
 pub use optimizer::OptimizerConfig;
 pub use parallel::ParallelConfig;
 pub use rope::{RopeScalingConfig, RopeScalingKind};
+pub use rule::{LionSection, MuonSection, OptimizerName, SgdSection};
 pub use schedule::LrDecayStyle;
 pub use sections::{DataConfig, GenerateConfig, LoopConfig, RunConfig};
 pub use tokenizer::Tokenizer;
@@ -68,7 +70,7 @@ pub struct TrainConfig {
     pub data: DataConfig,
     /// `[train]`: batches, intervals and the number of steps.
     pub train: LoopConfig,
-    /// `[optimizer]`: AdamW, its schedules, clipping, loss scaling.
+    /// `[optimizer]`: which one, its schedules, clipping, loss scaling.
     pub optimizer: OptimizerConfig,
     /// `[generate]`: the sample written at the end.
     pub generate: GenerateConfig,

@@ -1,17 +1,20 @@
-use megaburn_optim::{AdamWConfig, LossScaleConfig, WeightDecayStyle, WsdStyle};
+use megaburn_optim::{LossScaleConfig, WeightDecayStyle, WsdStyle};
 use serde::{Deserialize, Serialize};
 
 use super::{
     Dtype, LoopConfig,
     check::{not_negative, positive, require},
+    rule::{LionSection, MuonSection, OptimizerName, SgdSection},
     schedule::LrDecayStyle,
 };
 use crate::TrainError;
 
-/// `[optimizer]`: AdamW, its schedules, clipping, loss scaling.
+/// `[optimizer]`: which one, its schedules, clipping, loss scaling.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct OptimizerConfig {
+    /// Which one.
+    pub name: OptimizerName,
     /// Learning rate at the end of the warm-up.
     pub lr: f64,
     /// Learning rate at the end of the decay.
@@ -51,13 +54,13 @@ pub struct OptimizerConfig {
     /// Theirs at the end of the decay. Default: `min_lr`, or their own where that is lower.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub decoupled_min_lr: Option<f64>,
-    /// Decay of the mean of gradients.
+    /// AdamW's decay of the mean of gradients.
     pub beta1: f64,
-    /// Decay of the mean of squared gradients.
+    /// Its decay of the mean of squared gradients.
     pub beta2: f64,
-    /// What is added to the root of the mean of squares.
+    /// What it adds to the root of the mean of squares.
     pub eps: f64,
-    /// Decoupled weight decay, of parameters with two dimensions or more.
+    /// Weight decay, of parameters with two dimensions or more; decoupled but for "sgd".
     pub weight_decay: f64,
     /// What it has become at train.steps; a longer run changes it more slowly. Default: the same.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -89,11 +92,20 @@ pub struct OptimizerConfig {
     pub exp_avg_dtype: Dtype,
     /// In what the mean of squared gradients is kept. "bf16" wants a beta2 of 0.996 or less, to decay.
     pub exp_avg_sq_dtype: Dtype,
+    /// In what "sgd" and "muon" keep their momentum. "bf16" wants one of 0.996 or less.
+    pub momentum_dtype: Dtype,
+    /// `[optimizer.sgd]`: what only "sgd" reads.
+    pub sgd: SgdSection,
+    /// `[optimizer.lion]`: what only "lion" reads.
+    pub lion: LionSection,
+    /// `[optimizer.muon]`: what only "muon" reads.
+    pub muon: MuonSection,
 }
 
 impl Default for OptimizerConfig {
     fn default() -> Self {
         Self {
+            name: OptimizerName::AdamW,
             lr: 3e-3,
             min_lr: 3e-4,
             init_lr: 0.0,
@@ -125,23 +137,15 @@ impl Default for OptimizerConfig {
             main_grads_dtype: Dtype::F32,
             exp_avg_dtype: Dtype::F32,
             exp_avg_sq_dtype: Dtype::F32,
+            momentum_dtype: Dtype::F32,
+            sgd: SgdSection::default(),
+            lion: LionSection::default(),
+            muon: MuonSection::default(),
         }
     }
 }
 
 impl OptimizerConfig {
-    /// The optimizer.
-    pub(crate) fn adamw(&self) -> AdamWConfig {
-        AdamWConfig::new()
-            .with_beta_1(self.beta1)
-            .with_beta_2(self.beta2)
-            .with_epsilon(self.eps)
-            .with_weight_decay(self.weight_decay)
-            .with_main_params(self.main_params_dtype.into())
-            .with_exp_avg(self.exp_avg_dtype.into())
-            .with_exp_avg_sq(self.exp_avg_sq_dtype.into())
-    }
-
     /// How the loss of an f16 run is scaled.
     pub(crate) fn scaling(&self) -> LossScaleConfig {
         let Self { min_loss_scale: min, hysteresis, .. } = *self;
@@ -159,10 +163,7 @@ impl OptimizerConfig {
     pub(super) fn validate(&self, train: &LoopConfig) -> Result<(), TrainError> {
         self.validate_schedules(train)?;
         let of_params = train.dtype;
-        for (key, beta) in [("optimizer.beta1", self.beta1), ("optimizer.beta2", self.beta2)] {
-            require((0.0..1.0).contains(&beta), key, beta, "at least 0 and less than 1")?;
-        }
-        positive("optimizer.eps", self.eps)?;
+        self.validate_rule()?;
         not_negative("optimizer.clip_grad", self.clip_grad)?;
         not_negative("optimizer.grad_norm_skip_threshold", self.grad_norm_skip_threshold)?;
         self.validate_loss_scale()?;
@@ -171,6 +172,7 @@ impl OptimizerConfig {
             ("optimizer.main_grads_dtype", self.main_grads_dtype),
             ("optimizer.exp_avg_dtype", self.exp_avg_dtype),
             ("optimizer.exp_avg_sq_dtype", self.exp_avg_sq_dtype),
+            ("optimizer.momentum_dtype", self.momentum_dtype),
         ] {
             let rule = "f32 or bf16: sums and small updates leave the range of f16";
             require(dtype != Dtype::F16, key, dtype, rule)?;
@@ -181,14 +183,6 @@ impl OptimizerConfig {
         ] {
             let rule = format!("f32 where train.dtype is {of_params}");
             require(dtype == Dtype::F32 || dtype == of_params, key, dtype, rule)?;
-        }
-        // Rounded to 8 bits, a mean that a step takes less than 1/256 off stays what it is.
-        for (key, beta, dtype) in [
-            ("optimizer.beta1", self.beta1, self.exp_avg_dtype),
-            ("optimizer.beta2", self.beta2, self.exp_avg_sq_dtype),
-        ] {
-            let rule = "at most 0.996 where its mean is kept in bf16, or the mean would never fall";
-            require(dtype == Dtype::F32 || beta <= 0.996, key, beta, rule)?;
         }
         Ok(())
     }

@@ -4,7 +4,7 @@ use std::{cmp::Reverse, sync::LazyLock};
 
 use toml::{Table, Value};
 
-use super::{BatchRampConfig, RopeScalingConfig, TrainConfig};
+use super::{BatchRampConfig, Dtype, RopeScalingConfig, TrainConfig};
 use crate::TrainError;
 
 static SCHEMA: LazyLock<Table> = LazyLock::new(|| {
@@ -32,6 +32,7 @@ static SCHEMA: LazyLock<Table> = LazyLock::new(|| {
     config.optimizer.decoupled_min_lr = Some(1.0);
     config.optimizer.end_weight_decay = Some(1.0);
     config.optimizer.loss_scale = Some(1.0);
+    config.optimizer.muon.dtype = Some(Dtype::F32);
     Table::try_from(config).expect("a configuration is a table")
 });
 
@@ -156,6 +157,9 @@ mod tests {
             ("train", fields::<LoopConfig>()),
             ("train.batch_ramp", fields::<BatchRampConfig>()),
             ("optimizer", fields::<OptimizerConfig>()),
+            ("optimizer.sgd", fields::<SgdSection>()),
+            ("optimizer.lion", fields::<LionSection>()),
+            ("optimizer.muon", fields::<MuonSection>()),
             ("generate", fields::<GenerateConfig>()),
         ];
         let mut real: Vec<String> = sections

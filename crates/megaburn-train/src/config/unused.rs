@@ -1,4 +1,4 @@
-use super::{Dtype, TrainConfig, schedule::LrDecayStyle};
+use super::{Dtype, OptimizerName, TrainConfig, schedule::LrDecayStyle};
 
 /// A key that was changed and changes nothing, because of another's value.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -14,12 +14,35 @@ impl TrainConfig {
     pub fn unused_keys(&self) -> Vec<UnusedKey> {
         let (mine, default) = (&self.optimizer, &Self::default().optimizer);
         let is_wsd = mine.lr_decay_style == LrDecayStyle::Wsd;
+        let (adamw, name) = (mine.name.has_adamw(), |name| mine.name == name);
+        let [sgd, lion, muon] =
+            [OptimizerName::Sgd, OptimizerName::Lion, OptimizerName::Muon].map(name);
         let is_f16 = self.train.dtype == Dtype::F16;
         let is_dynamic = is_f16 && mine.loss_scale.is_none();
         const WSD: &str = "with optimizer.lr_decay_style = \"wsd\"";
+        const ADAMW: &str = "with optimizer.name = \"adamw\" or \"muon\"";
         const F16: &str = "with train.dtype = \"f16\"";
         const DYNAMIC: &str = "with train.dtype = \"f16\" and without optimizer.loss_scale";
         let keys = [
+            ("optimizer.beta1", mine.beta1 != default.beta1, adamw, ADAMW),
+            ("optimizer.beta2", mine.beta2 != default.beta2, adamw, ADAMW),
+            ("optimizer.eps", mine.eps != default.eps, adamw, ADAMW),
+            ("optimizer.exp_avg_sq_dtype", mine.exp_avg_sq_dtype != Dtype::F32, adamw, ADAMW),
+            (
+                "optimizer.exp_avg_dtype",
+                mine.exp_avg_dtype != Dtype::F32,
+                adamw || lion,
+                "with optimizer.name = \"adamw\", \"lion\" or \"muon\"",
+            ),
+            (
+                "optimizer.momentum_dtype",
+                mine.momentum_dtype != Dtype::F32,
+                sgd || muon,
+                "with optimizer.name = \"sgd\" or \"muon\"",
+            ),
+            ("optimizer.sgd", mine.sgd != default.sgd, sgd, "with optimizer.name = \"sgd\""),
+            ("optimizer.lion", mine.lion != default.lion, lion, "with optimizer.name = \"lion\""),
+            ("optimizer.muon", mine.muon != default.muon, muon, "with optimizer.name = \"muon\""),
             (
                 "optimizer.wsd_decay_style",
                 mine.wsd_decay_style != default.wsd_decay_style,
@@ -95,6 +118,11 @@ mod tests {
     #[case(&["optimizer.decoupled_min_lr=1e-4", "optimizer.decoupled_lr=1e-3"], &[])]
     #[case(&["optimizer.weight_decay_style=cosine"], &["optimizer.weight_decay_style"])]
     #[case(&["train.tf32=true", "train.dtype=bf16"], &["train.tf32"])]
+    #[case(&["optimizer.beta1=0.8", "optimizer.name=sgd"], &["optimizer.beta1"])]
+    #[case(&["optimizer.beta1=0.8", "optimizer.name=muon"], &[])]
+    #[case(&["optimizer.muon.momentum=0.8", "optimizer.momentum_dtype=bf16"], &["optimizer.momentum_dtype", "optimizer.muon"])]
+    #[case(&["optimizer.lion.beta1=0.8", "optimizer.name=lion", "optimizer.exp_avg_dtype=bf16"], &[])]
+    #[case(&["optimizer.sgd.nesterov=true"], &["optimizer.sgd"])]
     #[case(&["parallel.zero_ranks=2"], &["parallel.zero_ranks"])]
     #[case(&["parallel.zero_ranks=2", "parallel.zero=2"], &[])]
     fn what_changes_nothing_is_named(#[case] sets: &[&str], #[case] expected: &[&str]) {

@@ -4,6 +4,7 @@ mod batch;
 mod culprit;
 mod evaluate;
 mod replicas;
+mod resume;
 mod sample;
 mod save;
 mod schedules;
@@ -19,7 +20,7 @@ use megaburn_collective::ProcessGroups;
 use megaburn_data::{GlobalBatch, Sampler};
 use megaburn_mesh::{Layout, ShardPlan};
 use megaburn_models::{Decoder, DecoderConfig};
-use megaburn_optim::{AdamW, GradientAccumulator, LossScaler, Sharding};
+use megaburn_optim::{GradientAccumulator, LossScaler, Optimizer, Sharding};
 use megaburn_parallel::{main_grads, shard_plan};
 
 use crate::{
@@ -30,7 +31,7 @@ use crate::{
 use schedules::Schedules;
 
 pub use culprit::Culprit;
-pub use save::Resumed;
+pub use resume::Resumed;
 pub(crate) use stats::agree_to_stop;
 
 /// Everything a rank trains with. [`pretrain`](crate::pretrain) drives one per rank; a loop of one's
@@ -79,7 +80,7 @@ pub struct Trainer {
     plan: ShardPlan,
     sharding: Sharding,
     grads: GradientAccumulator,
-    optimizer: AdamW,
+    optimizer: Optimizer,
     schedules: Schedules,
     /// In f16.
     loss_scaler: Option<LossScaler>,
@@ -165,12 +166,13 @@ impl Trainer {
         if config.parallel.overlap {
             sharding.wait_in_layers(&main_grads);
         }
-        let mut optimizer = config.optimizer.adamw().init(&sharding)?;
+        let dtype = config.train.dtype;
+        let mut optimizer = config.optimizer.init(dtype, &sharding, &groups.tp)?;
         let model = match start {
             Some(Start::Init(source)) => source.load(model, &plan)?,
             Some(Start::Resumed(_)) | None => model,
         };
-        let model = optimizer.cast_params(model, config.train.dtype.into());
+        let model = optimizer.cast_params(model, dtype.into());
         let grads = GradientAccumulator::new(&model, &plan, &sharding)?
             .with_dtype(config.optimizer.main_grads_dtype.into())?
             .with_main_grads(main_grads);
@@ -179,7 +181,7 @@ impl Trainer {
             sharding,
             optimizer,
             schedules: Schedules::of(&config)?,
-            loss_scaler: match config.train.dtype {
+            loss_scaler: match dtype {
                 Dtype::F16 => Some(LossScaler::new(config.optimizer.scaling())?),
                 Dtype::F32 | Dtype::Bf16 => None,
             },
@@ -251,7 +253,7 @@ impl Trainer {
     }
 
     /// The optimizer, with the count of its steps.
-    pub fn optimizer(&self) -> &AdamW {
+    pub fn optimizer(&self) -> &Optimizer {
         &self.optimizer
     }
 

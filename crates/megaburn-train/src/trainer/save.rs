@@ -1,14 +1,8 @@
-use std::collections::BTreeMap;
-
-use burn::tensor::{DType, FloatDType, Tensor, TensorData};
-use megaburn_checkpoint::{
-    Checkpoint, CheckpointError, NamedTensor, Snapshot, clear, find_latest, is_written_by, prepare,
-    save,
-};
+use burn::tensor::{DType, Tensor, TensorData};
+use megaburn_checkpoint::{CheckpointError, NamedTensor, Snapshot, clear, is_written_by, save};
 use megaburn_mesh::ShardSpec;
-use megaburn_models::source::ModelSource;
-use megaburn_optim::{LossScaler, Moment, StateTensor, WholeState};
-use megaburn_parallel::{lazy_params, load_params};
+use megaburn_optim::{LossScaler, StateTensor, WholeState};
+use megaburn_parallel::lazy_params;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -20,29 +14,23 @@ use crate::{
 /// What a run needs beside its tensors to go on as if nothing had happened. Rates, batches and data
 /// are functions of these numbers.
 #[derive(Debug, Serialize, Deserialize)]
-struct TrainerState {
-    progress: Progress,
-    seed: u64,
-    seq_len: usize,
-    data_hash: u64,
-    num_train_samples: u64,
+pub(super) struct TrainerState {
+    pub(super) progress: Progress,
+    pub(super) seed: u64,
+    pub(super) seq_len: usize,
+    pub(super) data_hash: u64,
+    pub(super) num_train_samples: u64,
     /// Only compared.
-    schedule: Value,
+    pub(super) schedule: Value,
     #[serde(default)]
-    loss_scaler: Option<LossScaler>,
+    pub(super) loss_scaler: Option<LossScaler>,
+    #[serde(default = "adamw")]
+    pub(super) optimizer: String,
 }
 
-/// Where a resumed run stands.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Resumed {
-    /// What was done before.
-    pub progress: Progress,
-    /// In what the schedules of the checkpoint differ from those that the run goes on with, if they
-    /// do: the losses will not be those of a run that was never interrupted.
-    pub other_schedule: Option<String>,
-    /// The keys of what this run keeps in fewer bits than the checkpoint does: it was rounded, for
-    /// good.
-    pub rounded: Vec<&'static str>,
+/// The only one there was before there was a choice.
+fn adamw() -> String {
+    "adamw".to_string()
 }
 
 impl Trainer {
@@ -86,65 +74,6 @@ impl Trainer {
         Ok(())
     }
 
-    /// Goes on from the newest whole checkpoint of the run, if there is one.
-    ///
-    /// # Errors
-    /// Its checkpoints are all damaged, or the newest whole one is of another model or another order
-    /// of samples.
-    /// # Collective
-    /// All ranks.
-    pub fn resume(&mut self) -> Result<Option<Resumed>, TrainError> {
-        let dir = self.checkpoints();
-        prepare(&dir, &self.groups.world)?;
-        let latest = find_latest(&dir, &self.groups.world)?;
-        let Some(checkpoint) = latest.checkpoint else {
-            // Starting anew beside the remains of a run would bury them.
-            return match latest.refused.into_iter().next() {
-                Some(refused) => Err(TrainError::CannotResume {
-                    path: refused.path,
-                    what: format!("is damaged, and no other is whole: {}", refused.why),
-                }),
-                None => Ok(None),
-            };
-        };
-        if checkpoint.trainer().is_null() {
-            // An imported model that was put there: weights and nothing else.
-            self.check_model(&checkpoint)?;
-            self.load_weights(&ModelSource::open(checkpoint.path())?)?;
-            return Ok(None);
-        }
-        self.check_model(&checkpoint)?;
-        self.check_samples(&checkpoint)?;
-        self.load(&checkpoint)?;
-        let schedule = read_state(&checkpoint)?.schedule;
-        Ok(Some(Resumed {
-            progress: self.progress,
-            other_schedule: other_schedule(&schedule, &json!(self.schedules)),
-            rounded: self.rounded(&checkpoint),
-        }))
-    }
-
-    fn rounded(&self, checkpoint: &Checkpoint) -> Vec<&'static str> {
-        let optimizer = self.optimizer.config();
-        let is_wide = |name: &String, prefix: &str| {
-            name.split('.').next() == Some(prefix)
-                && checkpoint.dtype(name).ok() == Some(DType::F32)
-        };
-        let is_rounded = |prefix: &str, kept: FloatDType| {
-            let mut names = checkpoint.manifest().tensors.keys();
-            kept == FloatDType::BF16 && names.any(|name| is_wide(name, prefix))
-        };
-        [
-            ("optimizer.main_params_dtype", "model", optimizer.main_params),
-            ("optimizer.exp_avg_dtype", Moment::First.name(), optimizer.exp_avg),
-            ("optimizer.exp_avg_sq_dtype", Moment::Second.name(), optimizer.exp_avg_sq),
-        ]
-        .into_iter()
-        .filter(|(_, prefix, kept)| is_rounded(prefix, *kept))
-        .map(|(key, ..)| key)
-        .collect()
-    }
-
     /// Removes the run's checkpoints.
     ///
     /// # Errors
@@ -155,75 +84,7 @@ impl Trainer {
         Ok(clear(&self.checkpoints(), &self.groups.world)?)
     }
 
-    /// Refuses a checkpoint of another model.
-    fn check_model(&self, checkpoint: &Checkpoint) -> Result<(), TrainError> {
-        let mut mine = json!(self.model_config);
-        if self.model_config.rope().is_some() {
-            // The length of a rotary table is no part of the weights.
-            mine.as_object_mut().map(|fields| fields.remove("max_seq_len"));
-        }
-        difference(checkpoint.model(), &mine).map_or(Ok(()), |difference| {
-            let (path, what) =
-                (checkpoint.path().into(), format!("is of another model: {difference}"));
-            Err(TrainError::CannotResume { path, what })
-        })
-    }
-
-    /// Refuses a checkpoint of another stream of samples.
-    fn check_samples(&self, checkpoint: &Checkpoint) -> Result<(), TrainError> {
-        let (saved, mine) = (read_state(checkpoint)?, self.state());
-        for (name, saved, mine) in [
-            ("run.seed", saved.seed, mine.seed),
-            ("data.seq_len", saved.seq_len as u64, mine.seq_len as u64),
-            ("the hash of text and tokenizer", saved.data_hash, mine.data_hash),
-            ("the number of training samples", saved.num_train_samples, mine.num_train_samples),
-        ] {
-            if saved != mine {
-                let what = format!(
-                    "was trained with another order of samples: {name} is {saved} there and {mine} here"
-                );
-                return Err(TrainError::CannotResume { path: checkpoint.path().into(), what });
-            }
-        }
-        Ok(())
-    }
-
-    /// Takes the weights of another model of the same sizes; nothing else changes.
-    fn load_weights(&mut self, source: &ModelSource) -> Result<(), TrainError> {
-        let model = self.model.take().expect("the model is only away during an update");
-        let model = source.load(model, &self.plan)?;
-        self.model = Some(self.optimizer.cast_params(model, self.config.train.dtype.into()));
-        Ok(())
-    }
-
-    fn load(&mut self, checkpoint: &Checkpoint) -> Result<(), TrainError> {
-        let plan = &self.plan;
-        let read = |prefix: &str, path: &str| -> Result<TensorData, TrainError> {
-            let shard = &plan.get(path).expect("the plan was checked").shard;
-            Ok(checkpoint.read(&format!("{prefix}.{path}"), shard, DType::F32)?)
-        };
-        // Read everything before anything is replaced: an error leaves the trainer as it was.
-        let mut params = BTreeMap::new();
-        for (path, _) in plan.iter() {
-            params.insert(path.to_string(), read("model", path)?);
-        }
-        let TrainerState { progress, loss_scaler, .. } = read_state(checkpoint)?;
-        let updates = progress.step - progress.skipped_steps;
-        self.optimizer
-            .load_state(updates, &self.grads, |path, moment| read(moment.name(), path))?;
-        let model = self.model.take().expect("the model is only away during an update");
-        let model = load_params(model, |path, _| {
-            Ok::<_, TrainError>(params.remove(path).expect("the plan was checked"))
-        })?;
-        self.model = Some(self.optimizer.cast_params(model, self.config.train.dtype.into()));
-        if let (Some(mine), Some(saved)) = (&mut self.loss_scaler, loss_scaler) {
-            mine.resume(&saved);
-        }
-        self.progress = progress;
-        Ok(())
-    }
-
-    fn state(&self) -> TrainerState {
+    pub(super) fn state(&self) -> TrainerState {
         TrainerState {
             progress: self.progress,
             seed: self.config.run.seed,
@@ -232,6 +93,7 @@ impl Trainer {
             num_train_samples: self.train.num_samples(),
             schedule: json!(self.schedules),
             loss_scaler: self.loss_scaler,
+            optimizer: self.optimizer.name().to_string(),
         }
     }
 }
@@ -251,54 +113,4 @@ fn lazy<'a>(
 
 pub(super) fn to_host(tensor: Tensor<1>) -> Result<TensorData, String> {
     tensor.try_into_data().map_err(|error| error.to_string())
-}
-
-fn read_state(checkpoint: &Checkpoint) -> Result<TrainerState, TrainError> {
-    serde_json::from_value(checkpoint.trainer().clone()).map_err(|error| {
-        let what = format!("has a trainer state that this version does not read: {error}");
-        TrainError::CannotResume { path: checkpoint.path().to_path_buf(), what }
-    })
-}
-
-/// In what the schedules of a checkpoint are others. Those of before schedules were functions of
-/// samples say nothing that could be compared.
-fn other_schedule(saved: &Value, mine: &Value) -> Option<String> {
-    saved.get("batch").and_then(|_| difference(saved, mine))
-}
-
-/// The first field in which two objects differ, for people.
-fn difference(saved: &Value, mine: &Value) -> Option<String> {
-    let fields = mine.as_object()?;
-    let differs = |(name, value): &(&String, &Value)| saved.get(name.as_str()) != Some(value);
-    let (name, value) = fields.iter().find(differs)?;
-    let saved = saved.get(name).map_or("missing".to_string(), Value::to_string);
-    Some(format!("{name} is {saved} there and {value} here"))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn another_schedule_is_told_and_one_of_another_form_is_not() {
-        let mine = json!({"batch": {"end": 8}, "lr": {"max": 0.1}});
-        assert_eq!(other_schedule(&mine, &mine), None);
-        let saved = json!({"batch": {"end": 8}, "lr": {"max": 0.2}});
-        let expected = r#"lr is {"max":0.2} there and {"max":0.1} here"#;
-        assert_eq!(other_schedule(&saved, &mine).unwrap(), expected);
-        let of_updates = json!({"init": 0.0, "max": 0.1, "warmup_steps": 20, "decay_steps": 300});
-        assert_eq!(other_schedule(&of_updates, &mine), None);
-    }
-
-    #[test]
-    fn a_state_from_before_there_were_skips_is_read() {
-        let state = json!({
-            "progress": {"step": 3, "consumed_samples": 24},
-            "seed": 1, "seq_len": 8, "data_hash": 2, "num_train_samples": 100,
-            "schedule": {"init": 0.0, "max": 0.1, "min": 0.0, "warmup_steps": 20, "decay_steps": 300},
-        });
-        let state: TrainerState = serde_json::from_value(state).unwrap();
-        let progress = Progress { step: 3, consumed_samples: 24, ..Progress::default() };
-        assert_eq!((state.progress, state.loss_scaler), (progress, None));
-    }
 }

@@ -5,7 +5,7 @@ use burn::{
 use megaburn_collective::{ProcessGroups, ReduceOp};
 use megaburn_mesh::{ShardPlan, ShardSpec};
 use megaburn_models::{Decoder, ModelError};
-use megaburn_optim::{AdamW, GradientAccumulator, ShardingConfig, ShardingLevel};
+use megaburn_optim::{GradientAccumulator, Optimizer, ShardingConfig, ShardingLevel};
 use megaburn_parallel::{main_grads, shard_plan};
 
 use super::{Reference, reference::IGNORED};
@@ -16,7 +16,7 @@ pub(super) struct Rank<'a> {
     reference: &'a Reference,
     model: Decoder,
     grads: GradientAccumulator,
-    optimizer: AdamW,
+    optimizer: Optimizer,
     plan: ShardPlan,
     groups: ProcessGroups,
     /// `[S, B / dp]` each.

@@ -5,45 +5,45 @@ use burn::{
     tensor::{DType, TensorData},
 };
 
-use crate::{AdamW, GradientAccumulator, OptimError, adamw::Moments};
+use crate::{GradientAccumulator, OptimError, Optimizer, rule::Moments};
 
-/// The two tensors of state that AdamW keeps of a parameter; named as PyTorch names them.
+/// A tensor of state that an optimizer keeps of a parameter; named as PyTorch names them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Moment {
     /// The decaying mean of gradients.
-    First,
+    ExpAvg,
     /// The decaying mean of squared gradients.
-    Second,
+    ExpAvgSq,
+    /// The decaying sum of gradients, or, of Muon, their mean.
+    MomentumBuffer,
 }
 
 impl Moment {
-    /// Both.
-    pub const ALL: [Moment; 2] = [Moment::First, Moment::Second];
+    /// Every one.
+    pub const ALL: [Moment; 3] = [Moment::ExpAvg, Moment::ExpAvgSq, Moment::MomentumBuffer];
 
-    /// `exp_avg` or `exp_avg_sq`.
+    /// `exp_avg`, `exp_avg_sq` or `momentum_buffer`.
     pub fn name(self) -> &'static str {
         match self {
-            Moment::First => "exp_avg",
-            Moment::Second => "exp_avg_sq",
+            Moment::ExpAvg => "exp_avg",
+            Moment::ExpAvgSq => "exp_avg_sq",
+            Moment::MomentumBuffer => "momentum_buffer",
         }
     }
 }
 
-impl AdamW {
+impl Optimizer {
     /// What this rank keeps of the state, in path order.
     #[cfg(test)]
     pub(crate) fn state_tensors(&self) -> impl Iterator<Item = (&str, Moment, Tensor<1>)> {
         self.moments.iter().flat_map(|(path, moments)| {
-            [
-                (path.as_str(), Moment::First, moments.exp_avg.clone()),
-                (path.as_str(), Moment::Second, moments.exp_avg_sq.clone()),
-            ]
+            moments.iter().map(move |(moment, tensor)| (path.as_str(), *moment, tensor.clone()))
         })
     }
 
-    /// Puts back the moments that [`AdamW::whole_state`] gave after `time` steps, in f32 whatever it was; it is
-    /// kept in what this optimizer keeps. `read` is asked for both moments of each parameter of `grads`;
-    /// at time 0 for none.
+    /// Puts back the moments that [`Optimizer::whole_state`] gave after `time` steps, in f32 whatever it
+    /// was; it is kept in what this optimizer keeps. `read` is asked for the moments that it keeps of
+    /// each parameter of `grads`; at time 0 for none.
     ///
     /// # Errors
     /// Those of `read`, or state that is not f32 of the parameter's local size.
@@ -53,30 +53,26 @@ impl AdamW {
         grads: &GradientAccumulator,
         mut read: impl FnMut(&str, Moment) -> Result<TensorData, E>,
     ) -> Result<(), E> {
-        let mut moments = BTreeMap::new();
+        let mut all = BTreeMap::new();
         let entries = grads.entries.iter().filter(|_| time > 0);
         for (path, entry) in entries {
-            let mut load = |moment: Moment| {
+            let mut moments = Moments::new();
+            for (moment, dtype) in self.rule.moments(path, &entry.spec) {
                 let data = read(path, moment)?;
                 let expected = entry.num_elements();
-                let (found, dtype) = (data.num_elements(), data.dtype());
-                if found != expected || dtype != DType::F32 {
+                let (found, is) = (data.num_elements(), data.dtype());
+                if found != expected || is != DType::F32 {
                     let (moment, path) = (moment.name(), path.clone());
-                    let dtype = format!("{dtype:?}");
+                    let dtype = format!("{is:?}");
                     Err(OptimError::State { moment, path, found, dtype, expected })?;
                 }
                 let data = TensorData::from_bytes(data.into_bytes(), [expected], DType::F32);
-                let dtype = match moment {
-                    Moment::First => self.config().exp_avg,
-                    Moment::Second => self.config().exp_avg_sq,
-                };
                 let wide = Tensor::<1>::from_data(data, (&entry.device, DType::F32));
-                Ok::<_, E>(self.sharding.cut(path, wide).cast(dtype))
-            };
-            let (exp_avg, exp_avg_sq) = (load(Moment::First)?, load(Moment::Second)?);
-            moments.insert(path.clone(), Moments { exp_avg, exp_avg_sq });
+                moments.insert(moment, self.sharding.cut(path, wide).cast(dtype));
+            }
+            all.insert(path.clone(), moments);
         }
-        (self.time, self.moments) = (time, moments);
+        (self.time, self.moments) = (time, all);
         Ok(())
     }
 }
@@ -93,7 +89,12 @@ mod tests {
         testing::{Net, plan_of, values},
     };
 
-    fn train(net: Net, optimizer: &mut AdamW, grads: &mut GradientAccumulator, steps: u32) -> Net {
+    fn train(
+        net: Net,
+        optimizer: &mut Optimizer,
+        grads: &mut GradientAccumulator,
+        steps: u32,
+    ) -> Net {
         (0..steps).fold(net, |net, _| {
             grads.reset();
             let loss = net.matrix.val().exp().sum() + net.bias.val().square().sum();

@@ -1,0 +1,193 @@
+use std::collections::BTreeMap;
+
+use burn::{Tensor, tensor::DType};
+
+use crate::{
+    GradientAccumulator, Sharding,
+    entry::Entry,
+    rule::{Force, Moments, Rule, Values, zeros},
+};
+
+/// An optimizer of the shards of a rank, its state keyed by path:
+/// [`AdamWConfig`](crate::AdamWConfig), [`SgdConfig`](crate::SgdConfig),
+/// [`LionConfig`](crate::LionConfig) or [`MuonConfig`](crate::MuonConfig) makes one.
+#[derive(Clone, Debug)]
+pub struct Optimizer {
+    pub(crate) rule: Rule,
+    pub(crate) sharding: Sharding,
+    pub(crate) time: u64,
+    pub(crate) moments: BTreeMap<String, Moments>,
+    /// Of parameters whose masters are updated, by path: what this rank keeps of them, f32.
+    pub(crate) masters: BTreeMap<String, Tensor<1>>,
+}
+
+/// What an update of a parameter uses beside its gradient.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Rates {
+    /// Learning rate.
+    pub lr: f64,
+    /// Weight decay.
+    pub weight_decay: f64,
+}
+
+impl Optimizer {
+    /// Before its first step.
+    pub(crate) fn new(rule: Rule, sharding: &Sharding) -> Self {
+        let (moments, masters) = Default::default();
+        Self { rule, sharding: sharding.clone(), time: 0, moments, masters }
+    }
+
+    /// `adamw`, `sgd`, `lion` or `muon`.
+    pub fn name(&self) -> &'static str {
+        self.rule.name()
+    }
+
+    /// Steps taken.
+    pub fn time(&self) -> u64 {
+        self.time
+    }
+
+    /// Takes back the count of the last step, if there was one, which turned out to have done nothing.
+    pub fn uncount(&mut self) {
+        self.time = self.time.saturating_sub(1);
+    }
+
+    /// Updates what this rank keeps of one parameter, or its master: the new values in the type of the
+    /// `old` ones. `direction` is its own of [`Rule::directions`].
+    pub(crate) fn update(
+        &mut self,
+        path: &str,
+        old: Tensor<1>,
+        direction: Option<Tensor<1>>,
+        grads: &GradientAccumulator,
+        rates: Rates,
+    ) -> Tensor<1> {
+        let entry = &grads.entries[path];
+        let moments = match self.moments.remove(path) {
+            Some(moments) => moments,
+            None => self.fresh_moments(path, entry),
+        };
+        let force = Force {
+            grad: entry.grad_or_zeros(),
+            factor: grads.factor,
+            factor_on_gpu: grads.factor_on_gpu.clone(),
+            direction,
+            rates: if entry.spec.decays() { rates } else { Rates { weight_decay: 0.0, ..rates } },
+            time: self.time,
+        };
+        if !self.has_master(old.dtype()) {
+            let old = Values { param: old, rounded: None, moments };
+            let Values { param, moments, .. } = self.rule.update(old, force);
+            self.moments.insert(path.to_string(), moments);
+            return param;
+        }
+        let param = self.masters.remove(path).unwrap_or_else(|| old.clone().cast(DType::F32));
+        // The old values' memory takes the new.
+        let old = Values { param, rounded: Some(old), moments };
+        let Values { param, rounded, moments } = self.rule.update(old, force);
+        self.moments.insert(path.to_string(), moments);
+        self.masters.insert(path.to_string(), param);
+        rounded.expect("it was given what to round to")
+    }
+
+    /// That this rank keeps nothing of a parameter: its state is there, and empty.
+    pub(crate) fn keep_nothing(&mut self, path: &str, entry: &Entry, nothing: Tensor<1>) {
+        let moments = self.rule.moments(path, &entry.spec);
+        let moments = moments.into_iter().map(|(moment, dtype)| (moment, zeros(&nothing, dtype)));
+        self.moments.insert(path.to_string(), moments.collect());
+        if self.has_master(nothing.dtype()) {
+            self.masters.insert(path.to_string(), nothing.cast(DType::F32));
+        }
+    }
+
+    /// Of what this rank keeps, before the first step.
+    fn fresh_moments(&self, path: &str, entry: &Entry) -> Moments {
+        let zeros = |dtype| Tensor::zeros([entry.kept.len()], (&entry.device, DType::from(dtype)));
+        let moments = self.rule.moments(path, &entry.spec).into_iter();
+        moments.map(|(moment, dtype)| (moment, zeros(dtype))).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::Device;
+
+    use super::*;
+    use crate::{
+        AdamWConfig,
+        testing::{Net, plan_of, values},
+    };
+
+    #[test]
+    fn each_parameter_has_its_own_rates() {
+        let device = Device::default().autodiff();
+        let net = || {
+            let mut net = Net::new(2, 4, 0, 1, &device);
+            net.matrix = net.matrix.map(|t| t.inner().ones_like().autodiff().require_grad());
+            net.bias = net.bias.map(|t| t.inner().ones_like().autodiff().require_grad());
+            net
+        };
+        let step = |rates: &dyn Fn(&str) -> Rates| {
+            let net = net();
+            let mut grads =
+                GradientAccumulator::new(&net, &plan_of(2, 4, 0, 1), &Sharding::none()).unwrap();
+            let loss = net.matrix.val().sum() + net.bias.val().sum();
+            grads.accumulate(&net, &mut loss.backward());
+            let mut optimizer =
+                AdamWConfig::new().with_epsilon(1e-12).init(&Sharding::none()).unwrap();
+            let net = optimizer.step_with(rates, net, &grads).unwrap();
+            [values(net.matrix.val())[0], values(net.bias.val())[0]]
+        };
+        // The first update is the learning rate; a bias does not decay whatever its rates say.
+        let rates = |path: &str| match path {
+            "matrix" => Rates { lr: 0.125, weight_decay: 2.0 },
+            _ => Rates { lr: 0.25, weight_decay: 2.0 },
+        };
+        assert_eq!(step(&rates), [1.0 - 0.25 - 0.125, 0.75]);
+        assert_eq!(step(&|_| Rates { lr: 0.0, weight_decay: 2.0 }), [1.0, 1.0]);
+    }
+
+    #[test]
+    fn parameters_stay_leaves_and_frozen_ones_stay() {
+        let device = Device::default().autodiff();
+        let mut net = Net::new(3, 4, 0, 1, &device);
+        net.bias = net.bias.set_require_grad(false);
+        let mut grads =
+            GradientAccumulator::new(&net, &plan_of(3, 4, 0, 1), &Sharding::none()).unwrap();
+        let mut optimizer = AdamWConfig::new().init(&Sharding::none()).unwrap();
+        let (bias, id) = (values(net.bias.val()), net.matrix.id);
+        for _ in 0..3 {
+            let before = values(net.matrix.val());
+            let loss = (net.matrix.val() * 3.0).sum() + net.bias.val().sum();
+            grads.reset();
+            grads.accumulate(&net, &mut loss.backward());
+            assert_eq!(values(grads.get("matrix").unwrap()), [3.0; 12]);
+            net = optimizer.step(1e-2, net, &grads).unwrap();
+            assert!(net.matrix.val().is_require_grad() && net.matrix.val().is_autodiff());
+            assert_ne!(values(net.matrix.val()), before);
+        }
+        assert_eq!(net.matrix.id, id);
+        assert_eq!(values(net.bias.val()), bias);
+        assert!(!net.bias.val().is_require_grad());
+    }
+
+    #[test]
+    fn padding_stays_zero() {
+        let device = Device::default().autodiff();
+        let mut net = Net::new(5, 6, 1, 2, &device);
+        net.matrix =
+            net.matrix.map(|t| t.inner().slice_fill([1..4, 0..6], 0.0).autodiff().require_grad());
+        let plan = plan_of(5, 6, 1, 2);
+        let mut grads = GradientAccumulator::new(&net, &plan, &Sharding::none()).unwrap();
+        let mut optimizer = AdamWConfig::new().init(&Sharding::none()).unwrap();
+        for _ in 0..3 {
+            grads.reset();
+            grads.accumulate(&net, &mut net.matrix.val().exp().sum().backward());
+            grads.reduce().unwrap();
+            net = optimizer.step(1e-1, net, &grads).unwrap();
+        }
+        let matrix = values(net.matrix.val());
+        assert_eq!(matrix[6..], [0.0; 18]);
+        assert!(matrix[..6].iter().all(|&x| x != 0.0));
+    }
+}

@@ -1,0 +1,186 @@
+use burn::{config::Config, tensor::FloatDType};
+use megaburn_kernels::{AdamwState, AdamwStep, adamw, adamw_scaled};
+
+use super::{Force, Rule, Values, check, check_decay, check_dtype, check_weight_decay};
+use crate::{Moment, OptimError, Optimizer, Rates, Sharding};
+
+/// AdamW, as `torch.optim.AdamW` has it: bias correction of both moments, epsilon outside the root,
+/// decay decoupled. The defaults are those of large language models; the learning rate is given to each
+/// step.
+///
+/// Burn's `AdamW` is not used: it keeps its state under Burn's `ParamId`, which is random in every
+/// process, one time a parameter, and corrects the bias in f32, which at `beta_2 = 0.999` costs five
+/// digits of the first updates.
+///
+/// Source: Loshchilov and Hutter 2019, <https://arxiv.org/abs/1711.05101>.
+#[derive(Config, Debug, PartialEq)]
+pub struct AdamWConfig {
+    /// Decay of the mean of gradients.
+    #[config(default = 0.9)]
+    pub beta_1: f64,
+    /// Decay of the mean of squared gradients.
+    #[config(default = 0.95)]
+    pub beta_2: f64,
+    /// Added to the root of the second moment.
+    #[config(default = 1e-8)]
+    pub epsilon: f64,
+    /// Decoupled weight decay, of parameters of two dimensions or more.
+    #[config(default = 0.1)]
+    pub weight_decay: f64,
+    /// What is updated: the f32 masters of narrower parameters, or, as PyTorch's AdamW does, parameters
+    /// of this type themselves, where an update that is smaller than half of the distance to the next
+    /// number is lost (Megatron's `--main-params-dtype`).
+    #[config(default = "FloatDType::F32")]
+    pub main_params: FloatDType,
+    /// In what the mean of gradients is kept (`--exp-avg-dtype`). In bf16 a step changes it only by more
+    /// than 1/512 of itself: with a `beta_1` above 0.998 it would not decay.
+    #[config(default = "FloatDType::F32")]
+    pub exp_avg: FloatDType,
+    /// In what the mean of squared gradients is kept (`--exp-avg-sq-dtype`). Likewise: with a `beta_2` of
+    /// 0.999 a bf16 mean grows with large gradients and never falls again.
+    #[config(default = "FloatDType::F32")]
+    pub exp_avg_sq: FloatDType,
+}
+
+impl AdamWConfig {
+    /// The optimizer, before its first step; of its state a rank keeps what `sharding` says.
+    ///
+    /// # Errors
+    /// A beta outside `[0, 1)`, an epsilon that is not positive, a negative weight decay, state in f16
+    /// (whose smallest numbers a squared gradient easily falls below) or f64.
+    pub fn init(&self, sharding: &Sharding) -> Result<Optimizer, OptimError> {
+        self.validate()?;
+        Ok(Optimizer::new(Rule::AdamW(self.clone()), sharding))
+    }
+
+    pub(super) fn validate(&self) -> Result<(), OptimError> {
+        check_decay("beta_1", self.beta_1)?;
+        check_decay("beta_2", self.beta_2)?;
+        check("epsilon", self.epsilon, self.epsilon > 0.0, "positive")?;
+        check_weight_decay(self.weight_decay)?;
+        check_dtype("main_params", self.main_params)?;
+        check_dtype("exp_avg", self.exp_avg)?;
+        check_dtype("exp_avg_sq", self.exp_avg_sq)
+    }
+
+    pub(super) fn moments(&self) -> Vec<(Moment, FloatDType)> {
+        vec![(Moment::ExpAvg, self.exp_avg), (Moment::ExpAvgSq, self.exp_avg_sq)]
+    }
+
+    pub(super) fn update(&self, mut old: Values, force: Force) -> Values {
+        let Self { beta_1, beta_2, epsilon, .. } = *self;
+        let Force { grad, factor, factor_on_gpu, rates, time, .. } = force;
+        let Rates { lr, weight_decay } = rates;
+        let grad_factor = factor;
+        let step = AdamwStep { lr, beta_1, beta_2, epsilon, weight_decay, grad_factor, time };
+        let [exp_avg, exp_avg_sq] = [Moment::ExpAvg, Moment::ExpAvgSq].map(|m| old.take(m));
+        let old = AdamwState { param: old.param, exp_avg, exp_avg_sq, rounded: old.rounded };
+        let AdamwState { param, exp_avg, exp_avg_sq, rounded } = match factor_on_gpu {
+            Some(factor) => adamw_scaled(old, grad, factor, &step),
+            None => adamw(old, grad, &step),
+        };
+        let moments = [(Moment::ExpAvg, exp_avg), (Moment::ExpAvgSq, exp_avg_sq)].into();
+        Values { param, rounded, moments }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::Device;
+    use rstest::rstest;
+
+    use super::*;
+    use crate::{
+        GradientAccumulator,
+        testing::{Net, plan_of, values},
+    };
+
+    /// One parameter element under `torch.optim.AdamW`, in f64.
+    #[derive(Clone, Copy, Default)]
+    struct Torch {
+        p: f64,
+        m: f64,
+        v: f64,
+    }
+
+    impl Torch {
+        fn step(&mut self, config: &AdamWConfig, lr: f64, decay: f64, g: f64, t: i32) {
+            let AdamWConfig { beta_1, beta_2, epsilon, .. } = *config;
+            self.p *= 1.0 - lr * decay;
+            self.m = beta_1 * self.m + (1.0 - beta_1) * g;
+            self.v = beta_2 * self.v + (1.0 - beta_2) * g * g;
+            let denominator = (self.v / (1.0 - beta_2.powi(t))).sqrt() + epsilon;
+            self.p -= lr * (self.m / (1.0 - beta_1.powi(t))) / denominator;
+        }
+    }
+
+    #[rstest]
+    #[case(AdamWConfig::new(), 2, 6, 1e-3)]
+    #[case(AdamWConfig::new().with_beta_2(0.999).with_weight_decay(0.5), 3, 4, 3e-2)]
+    #[case(AdamWConfig::new().with_beta_1(0.0).with_epsilon(1e-2), 1, 2, 1e-1)]
+    fn steps_are_those_of_torch(
+        #[case] config: AdamWConfig,
+        #[case] rows: usize,
+        #[case] cols: usize,
+        #[case] lr: f64,
+    ) {
+        let device = Device::default().autodiff();
+        let mut net = Net::new(rows, cols, 0, 1, &device);
+        let mut grads =
+            GradientAccumulator::new(&net, &plan_of(rows, cols, 0, 1), &Sharding::none()).unwrap();
+        let mut optimizer = config.init(&Sharding::none()).unwrap();
+        let start = |p: f32| Torch { p: f64::from(p), ..Default::default() };
+        let all = |net: &Net| [values(net.matrix.val()), values(net.bias.val())];
+        let mut expected = all(&net).map(|ps| ps.into_iter().map(start).collect::<Vec<_>>());
+        for t in 1..=12 {
+            // The gradients of sum(matrix²) and sum(bias²) at the current parameters.
+            let loss = net.matrix.val().square().sum() + net.bias.val().square().sum();
+            grads.reset();
+            grads.accumulate(&net, &mut loss.backward());
+            let before = all(&net);
+            let lr = lr / f64::from(t);
+            net = optimizer.step(lr, net, &grads).unwrap();
+            for (which, decay) in [(0, config.weight_decay), (1, 0.0)] {
+                let after = &all(&net)[which];
+                for (i, torch) in expected[which].iter_mut().enumerate() {
+                    torch.step(&config, lr, decay, 2.0 * f64::from(before[which][i]), t);
+                    let error = (f64::from(after[i]) - torch.p).abs();
+                    assert!(
+                        error <= 1e-6 * torch.p.abs().max(0.1),
+                        "step {t}: {} {}",
+                        after[i],
+                        torch.p
+                    );
+                }
+            }
+        }
+        assert_eq!(optimizer.time(), 12);
+    }
+
+    #[test]
+    fn impossible_configs_are_refused() {
+        for (config, message) in [
+            (AdamWConfig::new().with_beta_2(1.0), "beta_2 is 1; it must be at least 0 and below 1"),
+            (AdamWConfig::new().with_beta_1(f64::NAN), "beta_1 is NaN"),
+            (AdamWConfig::new().with_epsilon(0.0), "epsilon is 0; it must be positive"),
+            (AdamWConfig::new().with_weight_decay(-0.1), "weight_decay is -0.1"),
+        ] {
+            let error = config.init(&Sharding::none()).unwrap_err().to_string();
+            assert!(error.contains(message), "{error}");
+        }
+        for (config, message) in [
+            (
+                AdamWConfig::new().with_main_params(FloatDType::F16),
+                "main_params cannot be kept in F16",
+            ),
+            (AdamWConfig::new().with_exp_avg(FloatDType::F64), "exp_avg cannot be kept in F64"),
+            (
+                AdamWConfig::new().with_exp_avg_sq(FloatDType::F16),
+                "exp_avg_sq cannot be kept in F16",
+            ),
+        ] {
+            let error = config.init(&Sharding::none()).unwrap_err().to_string();
+            assert!(error.contains(message) && error.contains("F32 or BF16"), "{error}");
+        }
+    }
+}

@@ -1,0 +1,63 @@
+use burn::{config::Config, tensor::FloatDType};
+use megaburn_kernels::{LionState, LionStep, lion, lion_scaled};
+
+use super::{Force, Rule, Values, check_decay, check_dtype, check_weight_decay};
+use crate::{Moment, OptimError, Optimizer, Rates, Sharding};
+
+/// Lion: each element moves by the learning rate, in the direction of the sign of a mean of gradients;
+/// the decay is decoupled. It wants a learning rate three to ten times smaller than AdamW's, and a
+/// weight decay as much larger. The learning rate is given to each step.
+///
+/// Source: Chen et al. 2023, <https://arxiv.org/abs/2302.06675>.
+#[derive(Config, Debug, PartialEq)]
+pub struct LionConfig {
+    /// How much of the mean is in the direction; the rest is the gradient.
+    #[config(default = 0.9)]
+    pub beta_1: f64,
+    /// Decay of the mean of gradients.
+    #[config(default = 0.99)]
+    pub beta_2: f64,
+    /// Decoupled weight decay, of parameters of two dimensions or more.
+    #[config(default = 0.1)]
+    pub weight_decay: f64,
+    /// What is updated, as [`AdamWConfig::main_params`](crate::AdamWConfig::main_params).
+    #[config(default = "FloatDType::F32")]
+    pub main_params: FloatDType,
+    /// In what the mean of gradients is kept. In bf16 a step changes it only by more than 1/512 of itself:
+    /// with a `beta_2` above 0.998 it would not decay.
+    #[config(default = "FloatDType::F32")]
+    pub exp_avg: FloatDType,
+}
+
+impl LionConfig {
+    /// The optimizer, before its first step; of its state a rank keeps what `sharding` says.
+    ///
+    /// # Errors
+    /// A beta outside `[0, 1)`, a negative weight decay, state in f16 or f64.
+    pub fn init(&self, sharding: &Sharding) -> Result<Optimizer, OptimError> {
+        check_decay("beta_1", self.beta_1)?;
+        check_decay("beta_2", self.beta_2)?;
+        check_weight_decay(self.weight_decay)?;
+        check_dtype("main_params", self.main_params)?;
+        check_dtype("exp_avg", self.exp_avg)?;
+        Ok(Optimizer::new(Rule::Lion(self.clone()), sharding))
+    }
+
+    pub(super) fn moments(&self) -> Vec<(Moment, FloatDType)> {
+        vec![(Moment::ExpAvg, self.exp_avg)]
+    }
+
+    pub(super) fn update(&self, mut old: Values, force: Force) -> Values {
+        let Self { beta_1, beta_2, .. } = *self;
+        let Force { grad, factor: grad_factor, factor_on_gpu, rates, .. } = force;
+        let Rates { lr, weight_decay } = rates;
+        let step = LionStep { lr, beta_1, beta_2, weight_decay, grad_factor };
+        let exp_avg = old.take(Moment::ExpAvg);
+        let old = LionState { param: old.param, exp_avg, rounded: old.rounded };
+        let LionState { param, exp_avg, rounded } = match factor_on_gpu {
+            Some(factor) => lion_scaled(old, grad, factor, &step),
+            None => lion(old, grad, &step),
+        };
+        Values { param, rounded, moments: [(Moment::ExpAvg, exp_avg)].into() }
+    }
+}

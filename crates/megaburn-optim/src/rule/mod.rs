@@ -1,0 +1,158 @@
+//! What an update does to one parameter.
+
+mod adamw;
+mod lion;
+mod muon;
+mod sgd;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+
+use burn::{
+    Tensor,
+    tensor::{DType, FloatDType},
+};
+use megaburn_mesh::ParamSpec;
+
+use crate::{GradientAccumulator, Moment, OptimError, Rates};
+pub use adamw::AdamWConfig;
+pub use lion::LionConfig;
+pub(crate) use muon::Muon;
+pub use muon::{MuonConfig, MuonScale, MuonTpMode, NewtonSchulz};
+pub use sgd::SgdConfig;
+
+/// What is kept of one parameter beside it, flat.
+pub(crate) type Moments = BTreeMap<Moment, Tensor<1>>;
+
+/// The rule of an optimizer.
+#[derive(Clone, Debug)]
+pub(crate) enum Rule {
+    AdamW(AdamWConfig),
+    Sgd(SgdConfig),
+    Lion(LionConfig),
+    Muon(Muon),
+}
+
+/// What one parameter's update starts from, or what it leaves. Each is `[kept elements]`.
+pub(crate) struct Values {
+    /// The parameter or its master.
+    pub(crate) param: Tensor<1>,
+    /// Becomes the new parameter rounded.
+    pub(crate) rounded: Option<Tensor<1>>,
+    pub(crate) moments: Moments,
+}
+
+/// Where an update goes.
+pub(crate) struct Force {
+    pub(crate) grad: Tensor<1>,
+    /// What the gradient is still to be multiplied with.
+    pub(crate) factor: f64,
+    /// The same, of what only the GPU knows. Where it is not finite nothing changes.
+    pub(crate) factor_on_gpu: Option<Tensor<1>>,
+    /// In place of the gradient, which is in it already.
+    pub(crate) direction: Option<Tensor<1>>,
+    pub(crate) rates: Rates,
+    /// The number of this step, from 1.
+    pub(crate) time: u64,
+}
+
+impl Rule {
+    /// As Megatron's `--optimizer` names it.
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            Self::AdamW(_) => "adamw",
+            Self::Sgd(_) => "sgd",
+            Self::Lion(_) => "lion",
+            Self::Muon(_) => "muon",
+        }
+    }
+
+    pub(crate) fn weight_decay(&self) -> f64 {
+        match self {
+            Self::AdamW(config) => config.weight_decay,
+            Self::Sgd(config) => config.weight_decay,
+            Self::Lion(config) => config.weight_decay,
+            Self::Muon(muon) => muon.config().adamw.weight_decay,
+        }
+    }
+
+    pub(crate) fn main_params(&self) -> FloatDType {
+        match self {
+            Self::AdamW(config) => config.main_params,
+            Self::Sgd(config) => config.main_params,
+            Self::Lion(config) => config.main_params,
+            Self::Muon(muon) => muon.config().adamw.main_params,
+        }
+    }
+
+    /// What it keeps of a parameter, and in what.
+    pub(crate) fn moments(&self, path: &str, spec: &ParamSpec) -> Vec<(Moment, FloatDType)> {
+        match self {
+            Self::AdamW(config) => config.moments(),
+            Self::Sgd(config) => config.moments(),
+            Self::Lion(config) => config.moments(),
+            Self::Muon(muon) => muon.moments(path, spec),
+        }
+    }
+
+    /// What is to be known of several elements at once, by path: the directions of matrices.
+    pub(crate) fn directions(
+        &self,
+        grads: &GradientAccumulator,
+        moments: &mut BTreeMap<String, Moments>,
+    ) -> Result<BTreeMap<String, Tensor<1>>, OptimError> {
+        match self {
+            Self::Muon(muon) => muon.directions(grads, moments),
+            Self::AdamW(_) | Self::Sgd(_) | Self::Lion(_) => Ok(BTreeMap::new()),
+        }
+    }
+
+    pub(crate) fn update(&self, old: Values, force: Force) -> Values {
+        match self {
+            Self::AdamW(config) => config.update(old, force),
+            Self::Sgd(config) => config.update(old, force),
+            Self::Lion(config) => config.update(old, force),
+            Self::Muon(muon) => muon.update(old, force),
+        }
+    }
+}
+
+impl Values {
+    /// Takes one of the moments.
+    fn take(&mut self, moment: Moment) -> Tensor<1> {
+        self.moments.remove(&moment).expect("the rule says which there are")
+    }
+}
+
+/// Refuses a number that an optimizer cannot work with.
+fn check(
+    name: &'static str,
+    value: f64,
+    ok: bool,
+    must_be: &'static str,
+) -> Result<(), OptimError> {
+    if ok { Ok(()) } else { Err(OptimError::BadConfig { name, value, must_be }) }
+}
+
+fn check_decay(name: &'static str, beta: f64) -> Result<(), OptimError> {
+    check(name, beta, (0.0..1.0).contains(&beta), "at least 0 and below 1")
+}
+
+fn check_weight_decay(weight_decay: f64) -> Result<(), OptimError> {
+    let ok = weight_decay >= 0.0 && weight_decay.is_finite();
+    check("weight_decay", weight_decay, ok, "at least 0 and finite")
+}
+
+/// Refuses types that gradients and optimizer state are not kept in.
+pub(crate) fn check_dtype(name: &'static str, dtype: FloatDType) -> Result<(), OptimError> {
+    match dtype {
+        FloatDType::F32 | FloatDType::BF16 => Ok(()),
+        dtype => Err(OptimError::BadStateDtype { name, dtype }),
+    }
+}
+
+/// A moment before the first step.
+pub(crate) fn zeros(like: &Tensor<1>, dtype: FloatDType) -> Tensor<1> {
+    Tensor::zeros(like.dims(), (&like.device(), DType::from(dtype)))
+}

@@ -1,0 +1,110 @@
+//! Momentum whose matrices are made orthogonal.
+
+mod config;
+mod newton_schulz;
+mod owners;
+mod shards;
+
+use std::collections::BTreeMap;
+
+use burn::{
+    Tensor,
+    tensor::{DType, FloatDType},
+};
+use megaburn_collective::Group;
+use megaburn_kernels::{SgdState, SgdStep, sgd, sgd_scaled};
+use megaburn_mesh::ParamSpec;
+
+use super::{Force, Moments, Values, zeros};
+use crate::{GradientAccumulator, Moment, OptimError, Rates, entry::Entry};
+pub use config::{MuonConfig, MuonScale, MuonTpMode};
+pub use newton_schulz::NewtonSchulz;
+use owners::Owners;
+use shards::Orthogonalizer;
+
+/// A [`MuonConfig`] and who shares a matrix.
+#[derive(Clone, Debug)]
+pub(crate) struct Muon {
+    config: MuonConfig,
+    tp: Group,
+}
+
+impl Muon {
+    pub(crate) fn config(&self) -> &MuonConfig {
+        &self.config
+    }
+
+    pub(super) fn moments(&self, path: &str, spec: &ParamSpec) -> Vec<(Moment, FloatDType)> {
+        match self.config.is_orthogonalized(path, spec) {
+            true => vec![(Moment::MomentumBuffer, self.config.momentum_buffer)],
+            false => self.config.adamw.moments(),
+        }
+    }
+
+    /// Of what this rank keeps of each matrix.
+    pub(super) fn directions(
+        &self,
+        grads: &GradientAccumulator,
+        moments: &mut BTreeMap<String, Moments>,
+    ) -> Result<BTreeMap<String, Tensor<1>>, OptimError> {
+        let matrices = grads.entries.iter();
+        let matrices = matrices.filter(|(path, e)| self.config.is_orthogonalized(path, &e.spec));
+        let matrices: BTreeMap<&str, &Entry> = matrices.map(|(p, e)| (p.as_str(), e)).collect();
+        let mut momenta = BTreeMap::new();
+        for (path, entry) in &matrices {
+            let of_path = moments.entry(path.to_string()).or_default();
+            momenta.insert(path.to_string(), self.momentum(grads, entry, of_path));
+        }
+        let shards = Orthogonalizer::new(&self.config, &self.tp);
+        let local =
+            |path: &str, momentum: Tensor<1>| shards.of(&matrices[path].spec.shard, momentum);
+        if grads.sharding.num_shares() == 1 {
+            let each = momenta.into_iter();
+            return each.map(|(path, m)| local(&path, m).map(|m| (path, m))).collect();
+        }
+        let sizes = matrices.iter().map(|(path, entry)| (*path, &entry.spec.shard));
+        Owners::new(&grads.sharding, sizes).each_whole(momenta, local)
+    }
+
+    /// The mean of gradients with this one, or ahead of it; f32. Where the gradient is not finite the
+    /// mean stays.
+    fn momentum(
+        &self,
+        grads: &GradientAccumulator,
+        entry: &Entry,
+        moments: &mut Moments,
+    ) -> Tensor<1> {
+        let MuonConfig { momentum, nesterov, momentum_buffer: kept, .. } = self.config;
+        let grad = entry.grad_or_zeros().cast(DType::F32).mul_scalar(grads.factor);
+        let grad = match grads.factor_on_gpu.clone() {
+            Some(factor) => grad * factor,
+            None => grad,
+        };
+        let old = moments.remove(&Moment::MomentumBuffer).unwrap_or_else(|| zeros(&grad, kept));
+        let ahead = |mean: Tensor<1>| mean * momentum + grad.clone() * (1.0 - momentum);
+        let new = ahead(old.clone().cast(DType::F32)).cast(DType::from(kept));
+        let new = match grads.factor_on_gpu.clone() {
+            Some(factor) => old.mask_where(factor.is_finite().expand(new.dims()), new),
+            None => new,
+        };
+        moments.insert(Moment::MomentumBuffer, new.clone());
+        let new = new.cast(DType::F32);
+        if nesterov { ahead(new) } else { new }
+    }
+
+    pub(super) fn update(&self, old: Values, force: Force) -> Values {
+        let Some(direction) = force.direction else { return self.config.adamw.update(old, force) };
+        let Rates { lr, weight_decay } = force.rates;
+        // Without momentum a decay that is added to the direction is a decoupled one.
+        let (momentum, nesterov, grad_factor) = (0.0, false, 1.0);
+        let step = SgdStep { lr, momentum, nesterov, weight_decay, grad_factor };
+        let moments = old.moments;
+        let old = SgdState { param: old.param, momentum_buffer: None, rounded: old.rounded };
+        let SgdState { param, rounded, .. } = match force.factor_on_gpu {
+            // One where it is finite: it is in the direction already.
+            Some(factor) => sgd_scaled(old, direction, factor * 0.0 + 1.0, &step),
+            None => sgd(old, direction, &step),
+        };
+        Values { param, rounded, moments }
+    }
+}

@@ -1,0 +1,161 @@
+use burn::tensor::{Device, Tensor};
+use megaburn_collective::Group;
+use rstest::rstest;
+
+use super::{AdamWConfig, LionConfig, MuonConfig, MuonScale, NewtonSchulz, SgdConfig};
+use crate::{
+    GradientAccumulator, Optimizer, Sharding,
+    testing::{Net, plan_of, values},
+};
+
+const LR: f64 = 3e-2;
+const DECAY: f64 = 0.5;
+
+/// One element and what is kept of it, in f64.
+struct Element {
+    p: f64,
+    m: f64,
+}
+
+fn sgd(config: &SgdConfig) -> impl Fn(&mut Element, f64, f64) {
+    let (momentum, nesterov) = (config.momentum, config.nesterov);
+    move |e, g, decay| {
+        let g = g + decay * e.p;
+        e.m = momentum * e.m + g;
+        e.p -= LR * if nesterov { g + momentum * e.m } else { e.m };
+    }
+}
+
+fn lion(e: &mut Element, g: f64, decay: f64) {
+    let toward = 0.9 * e.m + 0.1 * g;
+    e.p = e.p * (1.0 - LR * decay) - LR * toward.signum();
+    e.m = 0.99 * e.m + 0.01 * g;
+}
+
+/// Six steps down `sum(x²)`, whose gradient the clip coefficient halves.
+fn descend(mut optimizer: Optimizer, rule: impl Fn(&mut Element, f64, f64)) {
+    let device = Device::default().autodiff();
+    let mut net = Net::new(3, 4, 0, 1, &device);
+    let all = |net: &Net| [values(net.matrix.val()), values(net.bias.val())];
+    let start = |p: &f32| Element { p: f64::from(*p), m: 0.0 };
+    let mut expected = all(&net).map(|ps| ps.iter().map(start).collect::<Vec<_>>());
+    let mut grads =
+        GradientAccumulator::new(&net, &plan_of(3, 4, 0, 1), &Sharding::none()).unwrap();
+    for _ in 0..6 {
+        let before = all(&net);
+        let loss = net.matrix.val().square().sum() + net.bias.val().square().sum();
+        grads.reset();
+        grads.accumulate(&net, &mut loss.backward());
+        grads.scale(0.5);
+        net = optimizer.step(LR, net, &grads).unwrap();
+        for (which, decay) in [(0, DECAY), (1, 0.0)] {
+            for (i, found) in all(&net)[which].iter().enumerate() {
+                let element = &mut expected[which][i];
+                rule(element, f64::from(before[which][i]), decay);
+                assert!((f64::from(*found) - element.p).abs() < 1e-6, "{found} {}", element.p);
+            }
+        }
+    }
+}
+
+#[rstest]
+#[case(SgdConfig::new().with_momentum(0.0))]
+#[case(SgdConfig::new())]
+#[case(SgdConfig::new().with_momentum(0.5).with_nesterov(true))]
+fn gradients_are_followed_as_torch_does(#[case] config: SgdConfig) {
+    let config = config.with_weight_decay(DECAY);
+    descend(config.init(&Sharding::none()).unwrap(), sgd(&config));
+}
+
+#[test]
+fn signs_are_followed() {
+    let config = LionConfig::new().with_weight_decay(DECAY);
+    descend(config.init(&Sharding::none()).unwrap(), lion);
+}
+
+/// Newton-Schulz so often that a matrix of full rank is orthogonal.
+fn muon() -> MuonConfig {
+    MuonConfig::new().with_coefficients(NewtonSchulz::PolarExpress).with_num_ns_steps(20)
+}
+
+#[test]
+fn a_matrix_moves_along_an_orthogonal_one_and_the_rest_as_by_adamw() {
+    let device = Device::default().autodiff();
+    let steps = |mut optimizer: Optimizer| {
+        device.seed(5);
+        let mut net = Net::new(3, 4, 0, 1, &device);
+        let before = net.clone();
+        let mut grads =
+            GradientAccumulator::new(&net, &plan_of(3, 4, 0, 1), &Sharding::none()).unwrap();
+        for _ in 0..2 {
+            let loss = net.matrix.val().square().sum() + net.bias.val().square().sum();
+            grads.reset();
+            grads.accumulate(&net, &mut loss.backward());
+            net = optimizer.step(LR, net, &grads).unwrap();
+        }
+        (before, net)
+    };
+    let adamw = AdamWConfig::new().with_weight_decay(0.0);
+    let config = muon().with_adamw(adamw.clone()).with_scale(MuonScale::UnitRmsNorm);
+    let (_, expected) = steps(adamw.init(&Sharding::none()).unwrap());
+    let alone = Group::single(0);
+    let (before, net) = steps(config.init(&Sharding::none(), &alone).unwrap());
+    assert_eq!(values(net.bias.val()), values(expected.bias.val()));
+    // The gradient is a multiple of the matrix: both steps go the same way, along the same vectors.
+    let moved = (before.matrix.val() - net.matrix.val()).inner() / (2.0 * LR);
+    let gram = values(moved.clone().matmul(moved.transpose()));
+    for (i, found) in gram.iter().enumerate() {
+        // The square of the scale, out / in.
+        let expected = if i % 4 == 0 { 4.0 / 3.0 } else { 0.0 };
+        assert!((found - expected).abs() < 1e-3, "{gram:?}");
+    }
+    let excluded = config.with_excluded(vec!["mat".to_string()]);
+    let (_, net) = steps(excluded.init(&Sharding::none(), &alone).unwrap());
+    assert_eq!(values(net.matrix.val()), values(expected.matrix.val()));
+}
+
+#[test]
+fn a_gradient_that_is_not_finite_moves_nothing() {
+    let device = Device::default().autodiff();
+    let alone = Group::single(0);
+    let sharding = Sharding::none();
+    for mut optimizer in [
+        SgdConfig::new().init(&sharding).unwrap(),
+        LionConfig::new().init(&sharding).unwrap(),
+        muon().init(&sharding, &alone).unwrap(),
+    ] {
+        let net = Net::new(3, 4, 0, 1, &device);
+        let before = [values(net.matrix.val()), values(net.bias.val())];
+        let mut grads = GradientAccumulator::new(&net, &plan_of(3, 4, 0, 1), &sharding).unwrap();
+        let loss = net.matrix.val().sum() * f32::NAN + net.bias.val().sum();
+        grads.accumulate(&net, &mut loss.backward());
+        grads.factor_on_gpu = Some(Tensor::from_floats([f32::NAN], &device.clone().inner()));
+        let net = optimizer.step(LR, net, &grads).unwrap();
+        assert_eq!([values(net.matrix.val()), values(net.bias.val())], before);
+        let state = optimizer.state_tensors().flat_map(|(_, _, state)| values(state));
+        assert!(state.into_iter().all(|x| x == 0.0), "{} moved", optimizer.name());
+    }
+}
+
+#[rstest]
+#[case(SgdConfig::new().with_momentum(1.0).init(&Sharding::none()), "momentum is 1; it must be at least 0")]
+#[case(
+    SgdConfig::new().with_momentum(0.0).with_nesterov(true).init(&Sharding::none()),
+    "momentum is 0; it must be more than 0 with Nesterov's"
+)]
+#[case(LionConfig::new().with_beta_2(-0.1).init(&Sharding::none()), "beta_2 is -0.1")]
+#[case(
+    MuonConfig::new().with_num_ns_steps(7).init(&Sharding::none(), &Group::single(0)),
+    "num_ns_steps is 7; it must be a multiple of 5"
+)]
+#[case(
+    MuonConfig::new().with_extra_scale(0.0).init(&Sharding::none(), &Group::single(0)),
+    "extra_scale is 0; it must be positive"
+)]
+fn impossible_configs_are_refused(
+    #[case] made: Result<Optimizer, crate::OptimError>,
+    #[case] message: &str,
+) {
+    let error = made.unwrap_err().to_string();
+    assert!(error.contains(message), "{error}");
+}

@@ -1,0 +1,221 @@
+use std::collections::BTreeMap;
+
+use burn::tensor::{DType, TensorData};
+use megaburn_checkpoint::{Checkpoint, find_latest, prepare};
+use megaburn_models::source::ModelSource;
+use megaburn_optim::Moment;
+use megaburn_parallel::load_params;
+use serde_json::{Value, json};
+
+use super::save::TrainerState;
+use crate::{
+    TrainError,
+    config::Dtype,
+    trainer::{Progress, Trainer},
+};
+
+/// Where a resumed run stands.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Resumed {
+    /// What was done before.
+    pub progress: Progress,
+    /// In what the schedules of the checkpoint differ from those that the run goes on with, if they
+    /// do: the losses will not be those of a run that was never interrupted.
+    pub other_schedule: Option<String>,
+    /// The keys of what this run keeps in fewer bits than the checkpoint does: it was rounded, for
+    /// good.
+    pub rounded: Vec<&'static str>,
+}
+
+impl Trainer {
+    /// Goes on from the newest whole checkpoint of the run, if there is one.
+    ///
+    /// # Errors
+    /// Its checkpoints are all damaged, or the newest whole one is of another model or another order
+    /// of samples.
+    /// # Collective
+    /// All ranks.
+    pub fn resume(&mut self) -> Result<Option<Resumed>, TrainError> {
+        let dir = self.checkpoints();
+        prepare(&dir, &self.groups.world)?;
+        let latest = find_latest(&dir, &self.groups.world)?;
+        let Some(checkpoint) = latest.checkpoint else {
+            // Starting anew beside the remains of a run would bury them.
+            return match latest.refused.into_iter().next() {
+                Some(refused) => Err(TrainError::CannotResume {
+                    path: refused.path,
+                    what: format!("is damaged, and no other is whole: {}", refused.why),
+                }),
+                None => Ok(None),
+            };
+        };
+        if checkpoint.trainer().is_null() {
+            // An imported model that was put there: weights and nothing else.
+            self.check_model(&checkpoint)?;
+            self.load_weights(&ModelSource::open(checkpoint.path())?)?;
+            return Ok(None);
+        }
+        self.check_model(&checkpoint)?;
+        self.check_optimizer(&checkpoint)?;
+        self.check_samples(&checkpoint)?;
+        self.load(&checkpoint)?;
+        let schedule = read_state(&checkpoint)?.schedule;
+        Ok(Some(Resumed {
+            progress: self.progress,
+            other_schedule: other_schedule(&schedule, &json!(self.schedules)),
+            rounded: self.rounded(&checkpoint),
+        }))
+    }
+
+    fn rounded(&self, checkpoint: &Checkpoint) -> Vec<&'static str> {
+        let optimizer = &self.config.optimizer;
+        let is_wide = |name: &String, prefix: &str| {
+            name.split('.').next() == Some(prefix)
+                && checkpoint.dtype(name).ok() == Some(DType::F32)
+        };
+        let is_rounded = |prefix: &str, kept: Dtype| {
+            let mut names = checkpoint.manifest().tensors.keys();
+            kept == Dtype::Bf16 && names.any(|name| is_wide(name, prefix))
+        };
+        [
+            ("optimizer.main_params_dtype", "model", optimizer.main_params_dtype),
+            ("optimizer.exp_avg_dtype", Moment::ExpAvg.name(), optimizer.exp_avg_dtype),
+            ("optimizer.exp_avg_sq_dtype", Moment::ExpAvgSq.name(), optimizer.exp_avg_sq_dtype),
+            ("optimizer.momentum_dtype", Moment::MomentumBuffer.name(), optimizer.momentum_dtype),
+        ]
+        .into_iter()
+        .filter(|(_, prefix, kept)| is_rounded(prefix, *kept))
+        .map(|(key, ..)| key)
+        .collect()
+    }
+
+    /// Refuses a checkpoint of another model.
+    fn check_model(&self, checkpoint: &Checkpoint) -> Result<(), TrainError> {
+        let mut mine = json!(self.model_config);
+        if self.model_config.rope().is_some() {
+            // The length of a rotary table is no part of the weights.
+            mine.as_object_mut().map(|fields| fields.remove("max_seq_len"));
+        }
+        difference(checkpoint.model(), &mine).map_or(Ok(()), |difference| {
+            let (path, what) =
+                (checkpoint.path().into(), format!("is of another model: {difference}"));
+            Err(TrainError::CannotResume { path, what })
+        })
+    }
+
+    /// Refuses a checkpoint that lacks what this run's optimizer keeps.
+    fn check_optimizer(&self, checkpoint: &Checkpoint) -> Result<(), TrainError> {
+        let (saved, mine) = (read_state(checkpoint)?.optimizer, self.optimizer.name());
+        if saved == mine {
+            return Ok(());
+        }
+        let what = format!(
+            "was trained with another optimizer: optimizer.name is {saved} there and {mine} here; to go on from its weights alone, begin a run of another run.dir with model.init = that path"
+        );
+        Err(TrainError::CannotResume { path: checkpoint.path().into(), what })
+    }
+
+    /// Refuses a checkpoint of another stream of samples.
+    fn check_samples(&self, checkpoint: &Checkpoint) -> Result<(), TrainError> {
+        let (saved, mine) = (read_state(checkpoint)?, self.state());
+        for (name, saved, mine) in [
+            ("run.seed", saved.seed, mine.seed),
+            ("data.seq_len", saved.seq_len as u64, mine.seq_len as u64),
+            ("the hash of text and tokenizer", saved.data_hash, mine.data_hash),
+            ("the number of training samples", saved.num_train_samples, mine.num_train_samples),
+        ] {
+            if saved != mine {
+                let what = format!(
+                    "was trained with another order of samples: {name} is {saved} there and {mine} here"
+                );
+                return Err(TrainError::CannotResume { path: checkpoint.path().into(), what });
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes the weights of another model of the same sizes; nothing else changes.
+    fn load_weights(&mut self, source: &ModelSource) -> Result<(), TrainError> {
+        let model = self.model.take().expect("the model is only away during an update");
+        let model = source.load(model, &self.plan)?;
+        self.model = Some(self.optimizer.cast_params(model, self.config.train.dtype.into()));
+        Ok(())
+    }
+
+    fn load(&mut self, checkpoint: &Checkpoint) -> Result<(), TrainError> {
+        let plan = &self.plan;
+        let read = |prefix: &str, path: &str| -> Result<TensorData, TrainError> {
+            let shard = &plan.get(path).expect("the plan was checked").shard;
+            Ok(checkpoint.read(&format!("{prefix}.{path}"), shard, DType::F32)?)
+        };
+        // Read everything before anything is replaced: an error leaves the trainer as it was.
+        let mut params = BTreeMap::new();
+        for (path, _) in plan.iter() {
+            params.insert(path.to_string(), read("model", path)?);
+        }
+        let TrainerState { progress, loss_scaler, .. } = read_state(checkpoint)?;
+        let updates = progress.step - progress.skipped_steps;
+        self.optimizer
+            .load_state(updates, &self.grads, |path, moment| read(moment.name(), path))?;
+        let model = self.model.take().expect("the model is only away during an update");
+        let model = load_params(model, |path, _| {
+            Ok::<_, TrainError>(params.remove(path).expect("the plan was checked"))
+        })?;
+        self.model = Some(self.optimizer.cast_params(model, self.config.train.dtype.into()));
+        if let (Some(mine), Some(saved)) = (&mut self.loss_scaler, loss_scaler) {
+            mine.resume(&saved);
+        }
+        self.progress = progress;
+        Ok(())
+    }
+}
+
+fn read_state(checkpoint: &Checkpoint) -> Result<TrainerState, TrainError> {
+    serde_json::from_value(checkpoint.trainer().clone()).map_err(|error| {
+        let what = format!("has a trainer state that this version does not read: {error}");
+        TrainError::CannotResume { path: checkpoint.path().to_path_buf(), what }
+    })
+}
+
+/// In what the schedules of a checkpoint are others. Those of before schedules were functions of
+/// samples say nothing that could be compared.
+fn other_schedule(saved: &Value, mine: &Value) -> Option<String> {
+    saved.get("batch").and_then(|_| difference(saved, mine))
+}
+
+/// The first field in which two objects differ, for people.
+fn difference(saved: &Value, mine: &Value) -> Option<String> {
+    let fields = mine.as_object()?;
+    let differs = |(name, value): &(&String, &Value)| saved.get(name.as_str()) != Some(value);
+    let (name, value) = fields.iter().find(differs)?;
+    let saved = saved.get(name).map_or("missing".to_string(), Value::to_string);
+    Some(format!("{name} is {saved} there and {value} here"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn another_schedule_is_told_and_one_of_another_form_is_not() {
+        let mine = json!({"batch": {"end": 8}, "lr": {"max": 0.1}});
+        assert_eq!(other_schedule(&mine, &mine), None);
+        let saved = json!({"batch": {"end": 8}, "lr": {"max": 0.2}});
+        let expected = r#"lr is {"max":0.2} there and {"max":0.1} here"#;
+        assert_eq!(other_schedule(&saved, &mine).unwrap(), expected);
+        let of_updates = json!({"init": 0.0, "max": 0.1, "warmup_steps": 20, "decay_steps": 300});
+        assert_eq!(other_schedule(&of_updates, &mine), None);
+    }
+
+    #[test]
+    fn a_state_from_before_there_were_skips_is_read() {
+        let state = json!({
+            "progress": {"step": 3, "consumed_samples": 24},
+            "seed": 1, "seq_len": 8, "data_hash": 2, "num_train_samples": 100,
+            "schedule": {"init": 0.0, "max": 0.1, "min": 0.0, "warmup_steps": 20, "decay_steps": 300},
+        });
+        let state: TrainerState = serde_json::from_value(state).unwrap();
+        let progress = Progress { step: 3, consumed_samples: 24, ..Progress::default() };
+        assert_eq!((state.progress, state.loss_scaler), (progress, None));
+    }
+}

@@ -34,6 +34,7 @@ compile_error!("megaburn-kernels has no backend to run on: enable its feature `f
 mod activation;
 mod attention;
 mod backends;
+mod bridge;
 mod cross_entropy;
 #[cfg(feature = "cuda")]
 mod cube;
@@ -71,7 +72,7 @@ pub use error::KernelError;
 pub use geglu::{geglu, geglu_tanh, geglu_tanh_weighted, geglu_weighted};
 pub use gelu::{bias_gelu, bias_gelu_tanh, gelu, gelu_tanh};
 pub use layer_norm::{layer_norm, layer_norm_add, layer_norm_with};
-pub use linear::{LinearOptions, MainGrad, linear, room_in, stands_in};
+pub use linear::{LinearOptions, MainGrad, Pass, linear, room_in, stands_in};
 pub use norms::NormOptions;
 pub use optimizer::{
     AdamwState, AdamwStep, LionState, LionStep, SgdState, SgdStep, adamw, adamw_scaled, is_on_gpu,

@@ -34,7 +34,8 @@ fn an_update_is_that_of_an_f32_run_up_to_rounding(#[case] layout: &str) {
     assert!((expected.loss_scale, expected.skipped) == (None, false));
     assert!(relative(found.loss, expected.loss) < 2e-4, "{found:?} {expected:?}");
     assert!(relative(found.grad_norm, expected.grad_norm) < 2e-3, "{found:?} {expected:?}");
-    assert_ne!(found.loss, expected.loss, "it is no f16 run");
+    // The losses alone may round to the same number.
+    assert!(update != of_f32, "it is no f16 run");
     assert_updates_close(&update, &of_f32, 5e-3, layout);
 }
 

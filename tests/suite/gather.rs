@@ -2,7 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use megaburn::{mesh::ShardSpec, parallel::read_params, train::Trainer};
+use megaburn::{
+    mesh::ShardSpec,
+    parallel::read_params,
+    train::{TrainError, Trainer},
+};
 
 /// Every parameter of a rank: its path, the local values, and which part of the whole they are.
 pub(crate) type LocalParams = Vec<(String, Vec<f32>, ShardSpec)>;
@@ -10,10 +14,10 @@ pub(crate) type LocalParams = Vec<(String, Vec<f32>, ShardSpec)>;
 /// Every whole parameter by path.
 pub(crate) type WholeParams = BTreeMap<String, Vec<f32>>;
 
-pub(crate) fn local_params(trainer: &Trainer) -> LocalParams {
+pub(crate) fn local_params(trainer: &Trainer) -> Result<LocalParams, TrainError> {
     let spec = |path: &str| trainer.plan().get(path).unwrap().shard.clone();
-    let params = read_params(trainer.model()).into_iter();
-    params.map(|(path, data)| (path.clone(), data.try_to_vec().unwrap(), spec(&path))).collect()
+    let params = read_params(&trainer.whole_model()?).into_iter();
+    Ok(params.map(|(path, data)| (path.clone(), data.try_to_vec().unwrap(), spec(&path))).collect())
 }
 
 /// The whole parameters.

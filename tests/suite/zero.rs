@@ -35,7 +35,7 @@ pub(crate) fn losses(steps: &[StepMetrics]) -> Vec<u64> {
 #[rstest]
 fn ten_steps_are_the_same_to_the_bit(
     #[values("dp2", "dp8", "tp2-dp2-sp", "tp2-dp4")] layout: &str,
-    #[values(1, 2)] zero: u8,
+    #[values(1, 2, 3)] zero: u8,
     #[values(Dtype::F32, Dtype::Bf16, Dtype::F16)] dtype: Dtype,
 ) {
     let [found, expected] = [0; 2].map(|_| Run::new());
@@ -54,6 +54,8 @@ fn ten_steps_are_the_same_to_the_bit(
 #[case("dp2", 2, None)]
 #[case("dp4", 2, Some(2))]
 #[case("dp8", 1, Some(4))]
+#[case("dp4", 3, None)]
+#[case("tp2-dp4-sp", 3, Some(2))]
 #[case("tp2-dp2-sp", 2, None)]
 #[case("tp2-dp4-sp", 1, Some(2))]
 fn ten_clipped_steps_of_many_micro_batches_are_the_same(
@@ -88,6 +90,8 @@ fn ten_clipped_steps_of_many_micro_batches_are_the_same(
 #[case("dp2", 1, "dp4", 2)]
 #[case("tp2-dp2-sp", 2, "tp1", 0)]
 #[case("dp2", 0, "tp2-dp2", 1)]
+#[case("dp4", 3, "tp2-dp2", 1)]
+#[case("tp2-dp2-sp", 1, "dp2", 3)]
 fn it_resumes_bit_for_bit_and_under_any_layout_and_stage(
     #[case] layout: &str,
     #[case] zero: u8,
@@ -129,7 +133,8 @@ fn zeros_and_the_norm_of_parameters_are_the_same_under_every_layout_and_stage() 
     let expected = steps("tp1", 0);
     // Rows of the embedding whose token no sample has.
     assert!(expected.iter().all(|step| step.num_zeros.is_some_and(|zeros| zeros > 32)));
-    for (layout, zero) in [("dp4", 0), ("dp4", 1), ("tp2-dp2-sp", 2), ("tp4-sp", 0)] {
+    for (layout, zero) in [("dp4", 0), ("dp4", 1), ("tp2-dp2-sp", 2), ("tp2-dp2", 3), ("tp4-sp", 0)]
+    {
         for (found, expected) in steps(layout, zero).iter().zip(&expected) {
             assert_eq!(found.num_zeros, expected.num_zeros, "{layout}, zero {zero}");
             let [found, expected] = [found, expected].map(|step| step.params_norm.unwrap());

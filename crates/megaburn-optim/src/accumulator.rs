@@ -42,7 +42,7 @@ impl GradientAccumulator {
     ///
     /// # Errors
     /// The module has a parameter that the plan lacks, lacks one that it has, or holds one in another
-    /// local shape.
+    /// local shape; or one is frozen that was trainable when the sharding was made.
     pub fn new<M: Module>(
         module: &M,
         plan: &ShardPlan,
@@ -52,6 +52,10 @@ impl GradientAccumulator {
         let mut collect = Collect { plan, sharding, entries: BTreeMap::new() };
         visit_floats(module, &mut collect);
         let (entries, sharding) = (collect.entries, sharding.clone());
+        let slots = sharding.buckets().iter().flat_map(|bucket| &bucket.slots);
+        if let Some(slot) = slots.into_iter().find(|slot| !entries.contains_key(&slot.path)) {
+            return Err(OptimError::NotTrainable { path: slot.path.clone() });
+        }
         let (overlap, is_open, factor, factor_on_gpu) = (None, false, 1.0, None);
         Ok(Self { entries, sharding, overlap, is_open, factor, factor_on_gpu })
     }

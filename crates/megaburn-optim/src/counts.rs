@@ -7,7 +7,7 @@ use burn::{
 };
 
 use crate::{
-    GradNorm, GradientAccumulator, OptimError, Sum,
+    GradNorm, GradientAccumulator, OptimError, Sharding, Sum,
     masters::flat,
     visit::{FloatVisitor, visit_floats},
 };
@@ -48,23 +48,34 @@ impl GradientAccumulator {
     }
 
     fn params_norm_on<M: Module>(&self, gpu: bool, module: &M) -> Result<GradNorm, OptimError> {
-        let mut params = Params(BTreeMap::new());
+        let mut params = Params { sharding: &self.sharding, values: BTreeMap::new() };
         visit_floats(module, &mut params);
         let squares = self.squares(gpu, |path, entry| {
             let kept = &entry.kept;
-            let values = params.0.get(path).filter(|_| !kept.is_empty())?;
+            if kept.is_empty() {
+                return None;
+            }
+            if let Some(part) = self.sharding.part(path) {
+                return Some(part.cast(DType::F32));
+            }
+            let values = params.values.get(path)?;
             Some(values.clone().narrow(0, kept.start, kept.len()).cast(DType::F32))
         })?;
         Ok(GradNorm { squares, factor: 1.0 })
     }
 }
 
-/// The values of parameters by path.
-struct Params(BTreeMap<String, Tensor<1>>);
+/// The values of parameters by path, of those that a rank has all of.
+struct Params<'a> {
+    sharding: &'a Sharding,
+    values: BTreeMap<String, Tensor<1>>,
+}
 
-impl FloatVisitor for Params {
+impl FloatVisitor for Params<'_> {
     fn visit<const D: usize>(&mut self, path: String, param: &Param<Tensor<D>>) {
-        self.0.insert(path, flat(param.val()));
+        if !self.sharding.shares_out(&path) {
+            self.values.insert(path, flat(param.val()));
+        }
     }
 }
 

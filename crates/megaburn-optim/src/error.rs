@@ -19,6 +19,10 @@ pub enum OptimError {
         "parameter `{path}` has shape {found:?}, and the shard plan says {expected:?} on this rank"
     )]
     LocalShape { path: String, found: Vec<usize>, expected: Vec<usize> },
+    #[error(
+        "parameter `{path}` is frozen and was not when it was shared out; freeze parameters, and draw those (`Param::val`), before `ShardingConfig::init`"
+    )]
+    NotTrainable { path: String },
     #[error("optimizer: {name} is {value}; it must be {must_be}")]
     BadConfig { name: &'static str, value: f64, must_be: &'static str },
     #[error("loss scale: {name} is {value}; it must be {must_be}")]

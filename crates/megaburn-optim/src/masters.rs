@@ -1,7 +1,9 @@
+use std::collections::BTreeMap;
+
 use burn::{
     Tensor,
     module::{Module, ModuleMapper, Param},
-    tensor::{DType, FloatDType, GradientCheckpointingStrategy},
+    tensor::{DType, Device, FloatDType, GradientCheckpointingStrategy},
 };
 
 use crate::{Optimizer, visit::Path};
@@ -14,7 +16,8 @@ impl Optimizer {
     /// and a parameter is its master rounded to nearest. So call it with the f32 values that a run
     /// starts from, and again whenever others are put into the module. A parameter that is in `dtype`
     /// already stays as it is, and so does its master. Of masters a rank keeps what its
-    /// [`Sharding`](crate::Sharding) says.
+    /// [`Sharding`](crate::Sharding) says, and so of parameters: one that is [shared
+    /// out](crate::ShardingLevel::Parameters) leaves its shape, and a value that is NaN.
     pub fn cast_params<M: Module>(&mut self, module: M, dtype: FloatDType) -> M {
         module.map(&mut Cast { path: Path::default(), dtype: dtype.into(), optimizer: self })
     }
@@ -66,14 +69,60 @@ impl Leaf {
 
     /// The flat `value`, rounded to the nearest.
     pub(crate) fn with<const D: usize>(&self, value: Tensor<1>) -> Tensor<D> {
-        let shape: [usize; D] = self.shape.as_slice().try_into().expect("it is the same tensor's");
-        let value = value.reshape(shape).cast(self.dtype);
+        self.leaf(value.reshape(self.shape()).cast(self.dtype))
+    }
+
+    /// What stands for values that are elsewhere: one NaN, so that nobody computes with it unseen, in the
+    /// shape of all.
+    fn without_values<const D: usize>(&self, device: &Device) -> Tensor<D> {
+        let one = Tensor::<D>::full([1; D], f32::NAN, (device, self.dtype));
+        self.leaf(one.expand(self.shape::<D>()))
+    }
+
+    fn shape<const D: usize>(&self) -> [usize; D] {
+        self.shape.as_slice().try_into().expect("it is the same tensor's")
+    }
+
+    fn leaf<const D: usize>(&self, value: Tensor<D>) -> Tensor<D> {
         match self.strategy {
             None => value,
             Some(strategy) => value
                 .autodiff()
                 .with_gradient_checkpointing_strategy(strategy)
                 .set_require_grad(self.requires_grad),
+        }
+    }
+}
+
+/// The module with other values, flat, of the parameters that `value` has some for by path; as other
+/// leaves, if it gives them.
+pub(crate) fn put<M: Module>(
+    module: M,
+    value: impl FnMut(&str) -> Option<(Option<Leaf>, Tensor<1>)>,
+) -> M {
+    module.map(&mut Put { path: Path::default(), value })
+}
+
+struct Put<F> {
+    path: Path,
+    value: F,
+}
+
+impl<F: FnMut(&str) -> Option<(Option<Leaf>, Tensor<1>)>> ModuleMapper for Put<F> {
+    fn enter_module(&mut self, name: &str, _container_type: &str) {
+        self.path.enter(name);
+    }
+
+    fn exit_module(&mut self, _name: &str, _container_type: &str) {
+        self.path.exit();
+    }
+
+    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
+        match (self.value)(&self.path.text()) {
+            Some((leaf, value)) => {
+                param.map(|old| leaf.unwrap_or_else(|| Leaf::of(&old)).with(value))
+            }
+            None => param,
         }
     }
 }
@@ -96,16 +145,21 @@ impl ModuleMapper for Cast<'_> {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         let Self { path, dtype, optimizer } = self;
         param.map(|tensor| {
-            if tensor.dtype() == *dtype {
+            let (path, sharding) = (path.text(), optimizer.sharding.clone());
+            let is_shared = sharding.shares_out(&path);
+            if tensor.dtype() == *dtype && !is_shared {
                 return tensor;
             }
             let leaf = Leaf { dtype: *dtype, ..Leaf::of(&tensor) };
             let value = wide(tensor);
-            optimizer.masters.remove(&path.text());
+            optimizer.masters.remove(&path);
             if leaf.requires_grad && optimizer.has_master(*dtype) {
-                let path = path.text();
-                let master = optimizer.sharding.cut(&path, value.clone());
-                optimizer.masters.insert(path, master);
+                optimizer.masters.insert(path.clone(), sharding.cut(&path, value.clone()));
+            }
+            if is_shared {
+                let device = value.device();
+                sharding.give(&path, sharding.cut(&path, value).cast(*dtype));
+                return leaf.without_values(&device);
             }
             leaf.with(value)
         })

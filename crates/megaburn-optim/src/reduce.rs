@@ -20,7 +20,7 @@ impl GradientAccumulator {
     /// All data- and context-parallel ranks, which run the same backward then.
     pub fn begin_micro_batch(&mut self, is_last: bool) {
         if let Some(overlap) = &self.overlap {
-            overlap.begin(is_last || self.sharding.level() == ShardingLevel::Gradients);
+            overlap.begin(is_last || self.sharding.level() >= ShardingLevel::Gradients);
         }
     }
 
@@ -34,7 +34,7 @@ impl GradientAccumulator {
     pub fn end_micro_batch(&mut self) -> Result<(), OptimError> {
         match self.sharding.level() {
             ShardingLevel::None | ShardingLevel::Optimizer => Ok(()),
-            ShardingLevel::Gradients => self.reduce_own(),
+            ShardingLevel::Gradients | ShardingLevel::Parameters => self.reduce_own(),
         }
     }
 
@@ -51,13 +51,14 @@ impl GradientAccumulator {
     pub fn reduce(&mut self) -> Result<(), OptimError> {
         // A micro-batch that was not ended is summed now, on every rank.
         match self.sharding.level() {
-            ShardingLevel::Gradients if !self.is_open => Ok(()),
+            ShardingLevel::Gradients | ShardingLevel::Parameters if !self.is_open => Ok(()),
             _ => self.reduce_own(),
         }
     }
 
     fn reduce_own(&mut self) -> Result<(), OptimError> {
         self.is_open = false;
+        self.sharding.check()?;
         let shares = match &self.overlap {
             Some(overlap) => overlap.take()?,
             None => Vec::new(),

@@ -8,7 +8,7 @@ use megaburn_collective::tensors;
 
 use crate::{
     GradientAccumulator, OptimError, Optimizer, Rates,
-    masters::{Leaf, flat},
+    masters::{Leaf, flat, put},
     sharding::Bucket,
     visit::Path,
 };
@@ -25,7 +25,7 @@ impl Optimizer {
     /// Where what [`GradientAccumulator::clip`] or [`GradientAccumulator::guard`] were given is not
     /// finite, everything stays as it is but the count of steps; see [`Optimizer::uncount`].
     ///
-    /// Behind it a parameter may still be on its way: see [`Sharding::wait_in_layers`](crate::Sharding::wait_in_layers).
+    /// Behind it a parameter may still be on its way: see [`Sharding::attach`](crate::Sharding::attach).
     ///
     /// # Errors
     /// See [`megaburn_collective::CollectiveError`]; the module is lost then.
@@ -67,7 +67,9 @@ impl Optimizer {
             1 => step.update_all(),
             _ => step.update_shares()?,
         }
-        Ok(module.map(&mut Put { path: Path::default(), params: step.params }))
+        grads.sharding.updated();
+        let mut params = step.params;
+        Ok(put(module, |path| params.remove(path).map(|taken| (Some(taken.leaf), taken.value))))
     }
 }
 
@@ -105,7 +107,12 @@ impl<R: Fn(&str) -> Rates> Step<'_, R> {
         let mut started = Vec::with_capacity(sharding.buckets().len());
         // What backward completes last, forward needs first.
         for bucket in sharding.buckets().iter().rev() {
-            let share = self.update_share(bucket);
+            if let Some(old) = sharding.take_share(bucket) {
+                let new = self.update_share(bucket, Some(old));
+                self.grads.sharding.put_share(bucket, new);
+                continue;
+            }
+            let share = self.update_share(bucket, None);
             started.push((bucket, tensors::start_all_gather(share, sharding.share())?));
         }
         for (bucket, started) in started {
@@ -118,25 +125,37 @@ impl<R: Fn(&str) -> Rates> Step<'_, R> {
         Ok(())
     }
 
-    /// This rank's share of a bucket of new values; the old ones are let go.
-    fn update_share(&mut self, bucket: &Bucket) -> Tensor<1> {
-        let first = &self.params[&bucket.slots[0].path];
-        let place = (first.value.device(), first.leaf.dtype);
+    /// This rank's share of a bucket of new values, from the `old` share if that is all there is; the old
+    /// ones are let go.
+    fn update_share(&mut self, bucket: &Bucket, old: Option<Tensor<1>>) -> Tensor<1> {
+        let place = match &old {
+            Some(old) => (old.device(), old.dtype()),
+            None => {
+                let first = &self.params[&bucket.slots[0].path];
+                (first.value.device(), first.leaf.dtype)
+            }
+        };
         let zeros = |len| Tensor::zeros([len], (&place.0, place.1));
         let share = self.grads.sharding.share_of(bucket);
         for slot in bucket.slots.iter().filter(|slot| slot.within(&share).is_empty()) {
             self.optimizer.keep_nothing(&slot.path, &self.grads.entries[&slot.path], zeros(0));
         }
+        let start = share.start;
         let new = bucket.join(
             share,
             |slot, kept| {
-                let old = self.params[&slot.path].value.clone().narrow(0, kept.start, kept.len());
+                let old = match &old {
+                    Some(old) => old.clone().narrow(0, slot.start + kept.start - start, kept.len()),
+                    None => self.params[&slot.path].value.clone().narrow(0, kept.start, kept.len()),
+                };
                 self.update(&slot.path, old)
             },
             zeros,
         );
         for slot in &bucket.slots {
-            self.params.get_mut(&slot.path).expect("it was taken").value = zeros(0);
+            if let Some(taken) = self.params.get_mut(&slot.path) {
+                taken.value = zeros(0);
+            }
         }
         new
     }
@@ -160,7 +179,7 @@ impl ModuleMapper for Take<'_> {
 
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
         let path = self.path.text();
-        if !self.grads.entries.contains_key(&path) {
+        if !self.grads.entries.contains_key(&path) || self.grads.sharding.shares_out(&path) {
             return param;
         }
         param.map(|tensor| {
@@ -168,28 +187,5 @@ impl ModuleMapper for Take<'_> {
             self.taken.insert(path, Taken { leaf, value: flat(tensor) });
             nothing
         })
-    }
-}
-
-/// Puts parameters back.
-struct Put {
-    path: Path,
-    params: BTreeMap<String, Taken>,
-}
-
-impl ModuleMapper for Put {
-    fn enter_module(&mut self, name: &str, _container_type: &str) {
-        self.path.enter(name);
-    }
-
-    fn exit_module(&mut self, _name: &str, _container_type: &str) {
-        self.path.exit();
-    }
-
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        match self.params.remove(&self.path.text()) {
-            Some(Taken { leaf, value }) => param.map(|_| leaf.with(value)),
-            None => param,
-        }
     }
 }

@@ -47,7 +47,7 @@ impl StateTensor {
 /// What an optimizer keeps of whole local parameters, for a checkpoint, by path.
 #[derive(Debug, Default)]
 pub struct WholeState {
-    /// Of narrower parameters, in f32.
+    /// Of narrower parameters, in f32; and parameters that are shared out and have none.
     pub masters: BTreeMap<String, StateTensor>,
     /// Before the first step there are none.
     pub moments: BTreeMap<(Moment, String), StateTensor>,
@@ -65,7 +65,12 @@ impl Optimizer {
     /// Where they are shared out, all ranks that share them; each sends what it keeps.
     pub fn whole_state(&self, wanted: bool) -> Result<WholeState, OptimError> {
         let mut whole = WholeState::default();
-        self.gather(&self.masters, wanted, |path, state| {
+        let mut masters = self.masters.clone();
+        let slots = self.sharding.buckets().iter().flat_map(|bucket| &bucket.slots);
+        for path in slots.map(|slot| &slot.path).filter(|path| !self.masters.contains_key(*path)) {
+            masters.extend(self.sharding.part(path).map(|part| (path.clone(), part)));
+        }
+        self.gather(&masters, wanted, |path, state| {
             whole.masters.insert(path, state);
         })?;
         for moment in Moment::ALL {

@@ -15,10 +15,11 @@ use burn::tensor::{Int, Shape, Slice, Tensor};
 use super::op::{self, Parts, losses_of};
 use super::{CrossEntropyOptions, exchanged};
 use crate::backends::on_every_backend;
+use crate::bridge::{Bridge, read_weight};
 use crate::operands::{self, float, int};
 use crate::primitive::{cast, compute_dtype, rows};
 use crate::products::{Products, swapped};
-use crate::{LinearOptions, MainGrad, linear};
+use crate::{LinearOptions, MainGrad, Pass, linear};
 
 /// [`cross_entropy`](crate::cross_entropy) of `linear(x, weight)`, of at most `chunk` tokens at a time:
 /// of the logits and their gradient no more than that is ever in memory. Backward computes each
@@ -54,10 +55,13 @@ pub fn linear_cross_entropy(
     let all = x.clone().inner().reshape([1, num_rows, inputs]);
     let by_row = labels.clone().reshape([1, num_rows]);
     let plain = LinearOptions { main_grad: None, ..linear_options.clone() };
+    let main_grad = linear_options.main_grad.as_ref();
+    let whole = main_grad.and_then(|main_grad| main_grad.weight(Pass::Forward));
+    let whole = whole.unwrap_or_else(|| weight.clone().inner());
     let statistics = (0..num_rows).step_by(chunk).map(|start| {
         let len = chunk.min(num_rows - start);
         let x = all.clone().narrow(1, start, len);
-        let logits = linear(x, weight.clone().inner(), None, plain.clone());
+        let logits = linear(x, whole.clone(), None, plain.clone());
         op::statistics(logits, by_row.clone().narrow(1, start, len), options)
     });
     let statistics = Tensor::cat(statistics.collect(), 2);
@@ -114,7 +118,7 @@ struct Saved<F, I> {
 #[derive(Debug)]
 struct LinearLossesBackward;
 
-impl<B: LinearLosses + Parts + Products> Backward<B, 2> for LinearLossesBackward {
+impl<B: LinearLosses + Parts + Products + Bridge> Backward<B, 2> for LinearLossesBackward {
     type State = Saved<FloatTensor<B>, IntTensor<B>>;
 
     fn backward(self, ops: Ops<Self::State, 2>, grads: &mut Gradients, _: &mut Checkpointer) {
@@ -122,6 +126,7 @@ impl<B: LinearLosses + Parts + Products> Backward<B, 2> for LinearLossesBackward
         let Saved { x, w, labels, rows: statistics, how } = ops.state;
         let [for_x, for_w] = ops.parents;
         let (shape, dtype, wide) = (x.shape(), x.dtype(), compute_dtype(w.dtype()));
+        let w = read_weight::<B>(w, how.linear.main_grad.as_ref(), Pass::Backward);
         let x = rows::<B>(x);
         let n = x.shape()[0];
         let labels = B::int_reshape(labels, Shape::from([1, n]));
@@ -178,7 +183,7 @@ impl<B: LinearLosses + Parts + Products> Backward<B, 2> for LinearLossesBackward
 
 impl<B, C> LinearLosses for Autodiff<B, C>
 where
-    B: LinearLosses + Parts + Products,
+    B: LinearLosses + Parts + Products + Bridge,
     C: CheckpointStrategy,
 {
     fn linear_losses(

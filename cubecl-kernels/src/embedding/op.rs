@@ -9,9 +9,11 @@ use burn::backend::{Backend, TensorMetadata, backend_extension};
 use burn::tensor::{DType, FloatDType, Shape};
 
 use super::EmbeddingOptions;
-use super::rows::{Bridge, Rows, Tokens};
+use super::rows::{Rows, Tokens};
 use crate::MainGrad;
 use crate::backends::on_every_backend;
+use crate::bridge::{Bridge, read_weight};
+use crate::linear::Pass;
 use crate::primitive::{cast, compute_dtype, last_dim, rows};
 
 // (`embedding` is a method of Burn's `ModuleOps`.)
@@ -42,12 +44,13 @@ fn flat<B: Backend>(ids: IntTensor<B>, options: &EmbeddingOptions) -> Tokens<Int
     Tokens { ids: B::int_reshape(ids, Shape::from([n])), first: options.first }
 }
 
-fn forward<B: Rows>(
+fn forward<B: Rows + Bridge>(
     table: FloatTensor<B>,
     ids: IntTensor<B>,
     options: &EmbeddingOptions,
 ) -> FloatTensor<B> {
     let ([s, b], d) = (ids.shape().dims(), last_dim(&table.shape()));
+    let table = read_weight::<B>(table, options.main_grad.as_ref(), Pass::Forward);
     let vectors = B::take_rows(table, flat::<B>(ids, options));
     B::float_reshape(vectors, Shape::from([s, b, d]))
 }

@@ -2,9 +2,8 @@
 
 use burn::backend::tensor::{FloatTensor, IndexingUpdateOp, IntTensor};
 use burn::backend::{Backend, TensorMetadata};
-use burn::tensor::{BoolDType, Shape, Tensor};
+use burn::tensor::{BoolDType, Shape};
 
-use crate::backends::on_every_backend;
 use crate::primitive::cast;
 
 /// The tokens of a table's rows: `ids: [n]`, and the options' `first`.
@@ -31,24 +30,6 @@ pub(crate) trait Rows: Backend {
         tokens: Tokens<IntTensor<Self>>,
         sum: FloatTensor<Self>,
     ) -> FloatTensor<Self>;
-}
-
-/// A backend's tensors as Burn's, and back.
-pub(crate) trait Bridge: Backend {
-    fn wrap(x: FloatTensor<Self>) -> Tensor<2>;
-    fn unwrap(x: Tensor<2>) -> FloatTensor<Self>;
-}
-
-on_every_backend! {
-    impl Bridge {
-        fn wrap(x: FloatTensor<Self>) -> Tensor<2> {
-            Tensor::from_primitive::<Self>(x)
-        }
-
-        fn unwrap(x: Tensor<2>) -> FloatTensor<Self> {
-            x.try_into_primitive::<Self>().expect("`wrap` made it")
-        }
-    }
 }
 
 #[cfg(feature = "flex")]

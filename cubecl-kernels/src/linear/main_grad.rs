@@ -22,8 +22,19 @@ struct State {
     room: Option<Room>,
     on_gradient: Option<Listener>,
     on_use: Option<Listener>,
+    source: Option<Source>,
 }
 
+/// What a weight is read for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Pass {
+    /// A layer's result.
+    Forward,
+    /// The gradient of its input.
+    Backward,
+}
+
+type Source = Arc<dyn Fn(Pass) -> Tensor<2> + Send + Sync>;
 type Listener = Arc<dyn Fn() + Send + Sync>;
 type Room = Arc<dyn Fn() -> Option<Tensor<2>> + Send + Sync>;
 
@@ -48,6 +59,19 @@ impl MainGrad {
     /// weights that may still be on their way.
     pub fn on_use(&self, listener: impl Fn() + Send + Sync + 'static) {
         self.lock().on_use = Some(Arc::new(listener));
+    }
+
+    /// Has `source` asked for the weight whenever it is read, by the thread that reads it. What the layer
+    /// holds in its place need only have its shape, type and node in the graph, and is kept for backward
+    /// in place of it.
+    pub fn with_source(&self, source: impl Fn(Pass) -> Tensor<2> + Send + Sync + 'static) {
+        self.lock().source = Some(Arc::new(source));
+    }
+
+    /// The weight, where somebody else keeps it.
+    pub(crate) fn weight(&self, pass: Pass) -> Option<Tensor<2>> {
+        let source = self.lock().source.clone();
+        source.map(|source| source(pass))
     }
 
     /// Says that the weight is read.

@@ -9,7 +9,7 @@ use burn::backend::Dispatch;
 use burn::tensor::Tensor;
 
 use crate::operands::{self, float};
-pub use main_grad::MainGrad;
+pub use main_grad::{MainGrad, Pass};
 use op::LinearOps;
 pub use room::{room_in, stands_in};
 

@@ -10,8 +10,9 @@ use burn::backend::autodiff::{Autodiff, NodeId};
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, TensorMetadata, backend_extension};
 
-use super::{LinearOptions, MainGrad};
+use super::{LinearOptions, MainGrad, Pass};
 use crate::backends::on_every_backend;
+use crate::bridge::{Bridge, read_weight};
 use crate::primitive::{cast, rows, sum_rows};
 use crate::products::{Products, swapped};
 
@@ -55,13 +56,14 @@ on_every_backend! {
     }
 }
 
-fn forward<B: Products>(
+fn forward<B: Products + Bridge>(
     x: FloatTensor<B>,
     w: FloatTensor<B>,
     bias: Option<FloatTensor<B>>,
     options: &LinearOptions,
 ) -> FloatTensor<B> {
     let mut shape = x.shape();
+    let w = read_weight::<B>(w, options.main_grad.as_ref(), Pass::Forward);
     let w = if options.out_in { swapped::<B>(w) } else { w };
     let last = shape.num_dims() - 1;
     shape[last] = w.shape()[1];
@@ -76,7 +78,7 @@ struct Saved<T> {
 }
 
 /// Registers the gradients of `x` and `w`; gives `dy` as `[rows, n]`.
-fn register<B: Products>(
+fn register<B: Products + Bridge>(
     dy: FloatTensor<B>,
     saved: Saved<FloatTensor<B>>,
     [for_x, for_w]: [Option<NodeId>; 2],
@@ -86,7 +88,8 @@ fn register<B: Products>(
     let (shape, dtype) = (x.shape(), x.dtype());
     let dy = cast::<B>(rows::<B>(dy), dtype.into());
     if let Some(id) = for_x {
-        let w = if options.out_in { w.clone() } else { swapped::<B>(w.clone()) };
+        let w = read_weight::<B>(w.clone(), options.main_grad.as_ref(), Pass::Backward);
+        let w = if options.out_in { w } else { swapped::<B>(w) };
         let dx = B::product(dy.clone(), w, 1.0, dtype.into());
         grads.register::<B>(id, B::float_reshape(dx, shape));
     }
@@ -109,7 +112,7 @@ fn register<B: Products>(
 #[derive(Debug)]
 struct LinearBackward;
 
-impl<B: LinearOps + Products> Backward<B, 2> for LinearBackward {
+impl<B: LinearOps + Products + Bridge> Backward<B, 2> for LinearBackward {
     type State = Saved<FloatTensor<B>>;
 
     fn backward(self, ops: Ops<Self::State, 2>, grads: &mut Gradients, _: &mut Checkpointer) {
@@ -121,7 +124,7 @@ impl<B: LinearOps + Products> Backward<B, 2> for LinearBackward {
 #[derive(Debug)]
 struct AffineBackward;
 
-impl<B: LinearOps + Products> Backward<B, 3> for AffineBackward {
+impl<B: LinearOps + Products + Bridge> Backward<B, 3> for AffineBackward {
     type State = Saved<FloatTensor<B>>;
 
     fn backward(self, ops: Ops<Self::State, 3>, grads: &mut Gradients, _: &mut Checkpointer) {
@@ -136,7 +139,7 @@ impl<B: LinearOps + Products> Backward<B, 3> for AffineBackward {
     }
 }
 
-impl<B: LinearOps + Products, C: CheckpointStrategy> LinearOps for Autodiff<B, C> {
+impl<B: LinearOps + Products + Bridge, C: CheckpointStrategy> LinearOps for Autodiff<B, C> {
     fn linear_map(
         x: FloatTensor<Self>,
         w: FloatTensor<Self>,

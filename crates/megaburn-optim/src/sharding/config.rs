@@ -6,11 +6,12 @@ use std::{
 use burn::{
     Tensor,
     module::{Module, Param},
+    tensor::DType,
 };
 use megaburn_collective::{CollectiveError, Group, ProcessGroups};
 use megaburn_mesh::Axis;
 
-use super::{Bucket, Inner, Sharding, ShardingLevel, gathering::Gathering};
+use super::{Bucket, Inner, Sharding, ShardingLevel, gathering::Gathering, shares::Shares};
 use crate::{
     OptimError,
     visit::{FloatVisitor, visit_floats},
@@ -61,7 +62,8 @@ impl ShardingConfig {
         self
     }
 
-    /// How the trainable parameters of `module` are shared out on this rank.
+    /// How the trainable parameters of `module` are shared out on this rank. One that was not drawn yet
+    /// stays so, and counts as trainable and f32.
     ///
     /// # Errors
     /// `ranks` does not divide the data- and context-parallel ranks.
@@ -82,14 +84,24 @@ impl ShardingConfig {
         }
         let Replicas { share, copies, norm } = Replicas::of(groups, ranks)?;
         let bucket = self.bucket.unwrap_or_else(|| (40 << 20).max(replicas << 20));
-        let mut params = Params { direct: &self.direct, found: BTreeMap::new() };
+        let (found, shapes) = Default::default();
+        let mut params = Params { direct: &self.direct, found, shapes };
         visit_floats(module, &mut params);
-        let mut buckets = Vec::new();
-        for mut params in params.found.into_values() {
+        let (mut buckets, mut shared) = (Vec::new(), Vec::new());
+        for ((is_late, _), mut found) in params.found {
             // Backward gives the gradients of the last parameters first.
-            params.reverse();
-            buckets.extend(Bucket::fill(params, bucket, ranks));
+            found.reverse();
+            let filled = Bucket::fill(found, bucket, ranks);
+            if !is_late && self.level == ShardingLevel::Parameters {
+                shared.extend(filled.iter().cloned());
+            }
+            buckets.extend(filled);
         }
+        let shares = match ranks {
+            1 => None,
+            _ if shared.is_empty() => None,
+            _ => Some(Shares::new(share.clone(), shared, &params.shapes)),
+        };
         let mut kept = BTreeMap::new();
         for bucket in &buckets {
             let stretch = bucket.share(share.rank(), ranks);
@@ -104,6 +116,7 @@ impl ShardingConfig {
             buckets,
             kept,
             gathering: Gathering::default(),
+            shares,
         })))
     }
 }
@@ -157,14 +170,27 @@ impl Replicas {
 struct Params<'a> {
     direct: &'a BTreeSet<String>,
     found: BTreeMap<(bool, &'static str), Vec<(String, usize)>>,
+    /// Of matrices.
+    shapes: BTreeMap<String, [usize; 2]>,
 }
 
 impl FloatVisitor for Params<'_> {
     fn visit<const D: usize>(&mut self, path: String, param: &Param<Tensor<D>>) {
-        let value = param.val();
-        if value.is_require_grad() {
-            let key = (!self.direct.contains(&path), value.dtype().name());
-            self.found.entry(key).or_default().push((path, value.shape().num_elements()));
+        let dtype = match param.is_initialized() {
+            false => DType::F32,
+            true => {
+                let value = param.val();
+                if !value.is_require_grad() {
+                    return;
+                }
+                value.dtype()
+            }
+        };
+        let shape = param.lazy_shape();
+        if let Ok(shape) = <[usize; 2]>::try_from(shape.to_vec()) {
+            self.shapes.insert(path.clone(), shape);
         }
+        let key = (!self.direct.contains(&path), dtype.name());
+        self.found.entry(key).or_default().push((path, shape.num_elements()));
     }
 }

@@ -3,11 +3,13 @@
 mod bucket;
 mod config;
 mod gathering;
+mod shares;
 
 use std::{collections::BTreeMap, ops::Range, sync::Arc};
 
+use crate::masters::put;
 pub(crate) use bucket::{Bucket, Slot, joined};
-use burn::{Tensor, tensor::Float};
+use burn::{Tensor, module::Module, tensor::Float};
 pub use config::ShardingConfig;
 use gathering::Gathering;
 use megaburn_collective::{
@@ -15,6 +17,7 @@ use megaburn_collective::{
     tensors::{self, Pending},
 };
 use megaburn_kernels::MainGrad;
+use shares::Shares;
 
 /// What each data-parallel rank keeps only a share of.
 ///
@@ -31,6 +34,9 @@ pub enum ShardingLevel {
     /// The gradients as well (ZeRO-2): they are summed over ranks after each micro-batch, and a rank
     /// adds up its share only.
     Gradients,
+    /// Parameters too (ZeRO-3), those matrices whose gradients their layers sum: they are gathered when
+    /// they are read, forward and backward. Norms and biases every rank has.
+    Parameters,
 }
 
 /// How data-parallel ranks share out optimizer state, gradients and parameters; built once, and given to
@@ -51,6 +57,8 @@ struct Inner {
     /// What of each trainable parameter this rank keeps.
     kept: BTreeMap<String, Range<usize>>,
     gathering: Gathering,
+    /// Parameters that are shared out.
+    shares: Option<Shares>,
 }
 
 impl Sharding {
@@ -58,9 +66,9 @@ impl Sharding {
     pub fn none() -> Self {
         let alone = || Group::single(0);
         let (share, copies, norm) = (alone(), alone(), alone());
-        let (buckets, kept, gathering) = Default::default();
+        let (buckets, kept, gathering, shares) = Default::default();
         let level = ShardingLevel::None;
-        Self(Arc::new(Inner { level, share, copies, norm, buckets, kept, gathering }))
+        Self(Arc::new(Inner { level, share, copies, norm, buckets, kept, gathering, shares }))
     }
 
     /// What is shared out.
@@ -73,16 +81,86 @@ impl Sharding {
         self.0.share.size()
     }
 
-    /// Lets the layers of `weights` wait for what is gathered after an update, each before it first uses
-    /// its weight, so that others compute meanwhile. From then on a parameter must not be read behind an
-    /// update but by its layer, unless [`settle`](Self::settle) was called.
-    pub fn wait_in_layers(&self, weights: &BTreeMap<String, MainGrad>) {
-        self.0.gathering.wait_in_layers(&self.0.buckets, weights);
+    /// Lets the layers of `weights` have parameters where they are: wait for what is gathered after an
+    /// update, each before it first uses its weight, and gather what is [shared
+    /// out](ShardingLevel::Parameters) when they read it. If this `overlaps`, others compute meanwhile.
+    ///
+    /// From then on a parameter must not be read behind an update but by its layer, unless
+    /// [`settle`](Self::settle) was called; one that is shared out never.
+    pub fn attach(&self, weights: &BTreeMap<String, MainGrad>, overlaps: bool) {
+        match &self.0.shares {
+            Some(shares) => shares.attach(weights, overlaps),
+            None if overlaps => self.0.gathering.wait_in_layers(&self.0.buckets, weights),
+            None => {}
+        }
     }
 
-    /// Waits for all parameters; on GPUs the host does not.
+    /// Waits for all parameters, which on GPUs the host does not; lets go of what is shared out.
     pub fn settle(&self) {
         self.0.gathering.settle();
+        if let Some(shares) = &self.0.shares {
+            shares.settle();
+        }
+    }
+
+    /// Whether this rank keeps only its share of the parameter at `path`: in the module it has no values,
+    /// and a layer that reads it needs all ranks that share it to do so too.
+    pub fn shares_out(&self, path: &str) -> bool {
+        self.0.shares.as_ref().is_some_and(|shares| shares.has(path))
+    }
+
+    /// The module with all values, also of parameters that are shared out; the one it is made of stays as
+    /// it is if it was cloned.
+    ///
+    /// # Errors
+    /// See [`CollectiveError`]; the module is lost then.
+    /// # Collective
+    /// All ranks that share parameters.
+    pub fn whole<M: Module>(&self, module: M) -> Result<M, CollectiveError> {
+        self.settle();
+        match &self.0.shares {
+            Some(shares) => {
+                let mut values = shares.gather()?;
+                Ok(put(module, |path| Some((None, values.remove(path)?))))
+            }
+            None => Ok(module),
+        }
+    }
+
+    /// What failed while layers gathered their weights.
+    pub(crate) fn check(&self) -> Result<(), CollectiveError> {
+        self.0.shares.as_ref().map_or(Ok(()), Shares::check)
+    }
+
+    /// Takes what this rank keeps of a parameter that is shared out.
+    pub(crate) fn give(&self, path: &str, part: Tensor<1>) {
+        if let Some(shares) = &self.0.shares {
+            shares.give(path, part);
+        }
+    }
+
+    /// What this rank keeps of a parameter that is shared out.
+    pub(crate) fn part(&self, path: &str) -> Option<Tensor<1>> {
+        self.0.shares.as_ref()?.part(path)
+    }
+
+    /// Takes what this rank keeps of a bucket of parameters that are shared out, for
+    /// [`put_share`](Self::put_share) to replace.
+    pub(crate) fn take_share(&self, bucket: &Bucket) -> Option<Tensor<1>> {
+        self.0.shares.as_ref()?.take(&bucket.slots[0].path)
+    }
+
+    pub(crate) fn put_share(&self, bucket: &Bucket, share: Tensor<1>) {
+        if let Some(shares) = &self.0.shares {
+            shares.put(&bucket.slots[0].path, share);
+        }
+    }
+
+    /// That all shares are new.
+    pub(crate) fn updated(&self) {
+        if let Some(shares) = &self.0.shares {
+            shares.updated();
+        }
     }
 
     /// What is gathered of a bucket: to be read behind its layers' waiting.

@@ -31,7 +31,7 @@ pub struct ParallelConfig {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sp: Option<bool>,
     /// What data-parallel ranks keep only a share of (ZeRO's stages): 0 nothing, 1 the optimizer's state,
-    /// 2 gradients as well.
+    /// 2 gradients as well, 3 parameters too.
     pub zero: u8,
     /// Ranks that share it out, neighbours; so many by so many hold copies. Default: all data- and
     /// context-parallel ranks.
@@ -55,8 +55,12 @@ impl Default for ParallelConfig {
 }
 
 /// What the stages of ZeRO share out.
-const STAGES: [ShardingLevel; 3] =
-    [ShardingLevel::None, ShardingLevel::Optimizer, ShardingLevel::Gradients];
+const STAGES: [ShardingLevel; 4] = [
+    ShardingLevel::None,
+    ShardingLevel::Optimizer,
+    ShardingLevel::Gradients,
+    ShardingLevel::Parameters,
+];
 
 /// Rank threads that nobody said a number of.
 const THREADS: usize = 4;
@@ -185,7 +189,7 @@ impl ParallelConfig {
         degree("parallel.ep", self.ep)?;
         degree("parallel.etp", self.etp)?;
         degree("parallel.zero_ranks", self.zero_ranks.unwrap_or(1))?;
-        let stages = "0 (nothing is shared out), 1 (optimizer state) or 2 (gradients as well)";
+        let stages = "0 (nothing is shared out), 1 (optimizer state), 2 (gradients as well) or 3 (parameters too)";
         require(usize::from(self.zero) < STAGES.len(), "parallel.zero", self.zero, stages)?;
         let size = self.bucket_size.unwrap_or(1);
         require(size > 0, "parallel.bucket_size", size, "at least 1")
@@ -253,7 +257,7 @@ mod tests {
 
     #[rstest]
     #[case("tp = 0", None, "`parallel.tp` is 0: it must be from 1 to 65535")]
-    #[case("zero = 3", None, "`parallel.zero` is 3: it must be 0 (nothing is shared out), 1")]
+    #[case("zero = 4", None, "`parallel.zero` is 4: it must be 0 (nothing is shared out), 1")]
     #[case("zero_ranks = 0", None, "`parallel.zero_ranks` is 0: it must be from 1 to")]
     #[case("bucket_size = 0", None, "`parallel.bucket_size` is 0: it must be at least 1")]
     #[case("cp = 0", None, "`parallel.cp` is 0: it must be from 1 to 65535")]

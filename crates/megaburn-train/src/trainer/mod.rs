@@ -163,9 +163,7 @@ impl Trainer {
         let main_grads = main_grads(&model);
         let direct = main_grads.keys().cloned();
         let sharding = config.parallel.sharding().with_direct(direct).init(&model, &groups)?;
-        if config.parallel.overlap {
-            sharding.wait_in_layers(&main_grads);
-        }
+        sharding.attach(&main_grads, config.parallel.overlap);
         let dtype = config.train.dtype;
         let mut optimizer = config.optimizer.init(dtype, &sharding, &groups.tp)?;
         let model = match start {
@@ -241,13 +239,24 @@ impl Trainer {
         self.progress.step >= self.config.train.steps
     }
 
-    /// This rank's part of the model.
+    /// This rank's part of the model. With `parallel.zero = 3` its matrices are no numbers: a rank keeps a
+    /// share of them, and all ranks that share must compute with it, or [save](Self::save) it, together.
     pub fn model(&self) -> &Decoder {
         self.sharding.settle();
         self.unsettled()
     }
 
-    /// The same, parameters of which may be on their way yet: to compute with, layer by layer.
+    /// This rank's part of the model with all values, which stays as it is now.
+    ///
+    /// # Errors
+    /// A failed collective.
+    /// # Collective
+    /// With `parallel.zero = 3` all data-parallel ranks; their memory holds the model then.
+    pub fn whole_model(&self) -> Result<Decoder, TrainError> {
+        Ok(self.sharding.whole(self.unsettled().clone())?)
+    }
+
+    /// The same as [`model`](Self::model), parameters of which may be on their way yet: to compute with, layer by layer.
     fn unsettled(&self) -> &Decoder {
         self.model.as_ref().expect("the model is only away during an update")
     }

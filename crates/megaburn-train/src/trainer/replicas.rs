@@ -31,7 +31,7 @@ impl Trainer {
     /// Compares what ranks hold copies of: data-parallel replicas all parameters, tensor-parallel
     /// ranks norms, biases and replicated heads. They are updated alike and stay equal to the bit,
     /// unless hardware fails. Of narrower parameters the masters are compared, where ranks have copies of
-    /// those.
+    /// those. Parameters that are shared out are not compared.
     ///
     /// Source: Megatron-LM `--check-weight-hash-across-dp-replicas-interval`.
     ///
@@ -41,7 +41,8 @@ impl Trainer {
     /// All ranks; a hash of each stretch of each parameter goes to rank 0.
     pub fn check_replicas(&self) -> Result<(), TrainError> {
         let mut mine = Vec::new();
-        for param in lazy_params(self.model()) {
+        let params = lazy_params(self.model()).into_iter();
+        for param in params.filter(|param| !self.sharding.shares_out(&param.path)) {
             let path = param.path.clone();
             // Shares of masters are nobody's copies.
             let master = self.optimizer.master(&path);

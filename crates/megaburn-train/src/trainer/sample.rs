@@ -1,4 +1,5 @@
 use megaburn_models::generate::{GenerateOptions, Sampling};
+use megaburn_optim::ShardingLevel;
 
 use crate::{
     TrainError,
@@ -13,10 +14,12 @@ impl Trainer {
     /// # Errors
     /// A prompt that the model cannot read, weights that are not finite.
     /// # Collective
-    /// The tensor-parallel group of the first data-parallel rank.
+    /// The tensor-parallel group of the first data-parallel rank; all ranks where they share parameters out.
     pub(crate) fn sample(&self) -> Result<Option<String>, TrainError> {
         let generate = &self.config.generate;
-        if self.groups.dp_cp.rank() != 0 || generate.tokens == 0 {
+        let is_first = self.groups.dp_cp.rank() == 0;
+        let together = self.sharding.level() == ShardingLevel::Parameters;
+        if !(is_first || together) || generate.tokens == 0 {
             return Ok(None);
         }
         let tokenizer = self.data.tokenizer.as_ref();
@@ -31,6 +34,6 @@ impl Trainer {
         let prompts = [prompt];
         let mut texts = continue_text(self.model(), tokenizer, &prompts, &options, &[], &device)?;
         let written = texts.remove(0).text.unwrap_or_default();
-        Ok(Some(tokenizer.decode(&prompts[0]) + &written))
+        Ok(is_first.then(|| tokenizer.decode(&prompts[0]) + &written))
     }
 }

@@ -1,0 +1,277 @@
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use burn::{Tensor, tensor::Float};
+use megaburn_collective::{
+    CollectiveError, Group,
+    tensors::{self, Pending},
+};
+use megaburn_kernels::{MainGrad, Pass};
+
+use super::Bucket;
+
+/// Parameters of which each rank keeps its share, and which are whole only while layers compute with
+/// them: a bucket is gathered when one of its weights is read, forward and again backward, and let go
+/// when a weight of another one is. The next one is on its way meanwhile, as it was in the pass
+/// before.
+///
+/// All ranks that share read in one order, or they would wait for each other for ever.
+///
+/// Source: Rajbhandari et al. 2020, stage 3; Zhao et al. 2023, <https://arxiv.org/abs/2304.11277>.
+#[derive(Clone, Debug)]
+pub(super) struct Shares(Arc<Mutex<State>>);
+
+#[derive(Debug)]
+struct State {
+    group: Group,
+    buckets: Vec<Bucket>,
+    places: BTreeMap<String, Place>,
+    /// This rank's shares by bucket, once all of their parameters were given.
+    shares: Vec<Option<Tensor<1>>>,
+    /// What was given of buckets of which others are still to come.
+    parts: BTreeMap<String, Tensor<1>>,
+    /// Buckets that are whole, or will be.
+    whole: BTreeMap<usize, Whole>,
+    reads: Reads,
+    prefetches: bool,
+    error: Option<CollectiveError>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    bucket: usize,
+    start: usize,
+    shape: [usize; 2],
+}
+
+#[derive(Debug)]
+enum Whole {
+    Coming(Pending<1, Float>),
+    Here(Tensor<1>),
+}
+
+/// In which order buckets are read: from a first forward to the end of backward, again and again.
+#[derive(Debug, Default)]
+struct Reads {
+    known: Vec<(Pass, usize)>,
+    now: Vec<(Pass, usize)>,
+}
+
+impl Reads {
+    /// Takes note of a read; whether it is of another bucket than the one before, or of another pass.
+    fn note(&mut self, read: (Pass, usize)) -> bool {
+        match self.now.last() {
+            Some(last) if *last == read => return false,
+            Some((Pass::Backward, _)) if read.0 == Pass::Forward => self.learn(),
+            _ => {}
+        }
+        self.now.push(read);
+        true
+    }
+
+    /// That a pass is over.
+    fn learn(&mut self) {
+        let now = std::mem::take(&mut self.now);
+        if now.iter().any(|(pass, _)| *pass == Pass::Backward) {
+            self.known = now;
+        }
+    }
+
+    /// The bucket that was read next the last time, if all was as it is now.
+    fn next(&self) -> Option<usize> {
+        let (_, next) = self.known.get(self.now.len())?;
+        self.known.starts_with(&self.now).then_some(*next)
+    }
+}
+
+impl Shares {
+    /// Of buckets of matrices; `shapes` are those of the local ones.
+    pub(super) fn new(
+        group: Group,
+        buckets: Vec<Bucket>,
+        shapes: &BTreeMap<String, [usize; 2]>,
+    ) -> Self {
+        let mut places = BTreeMap::new();
+        for (index, bucket) in buckets.iter().enumerate() {
+            for slot in &bucket.slots {
+                let place = Place { bucket: index, start: slot.start, shape: shapes[&slot.path] };
+                places.insert(slot.path.clone(), place);
+            }
+        }
+        let shares = buckets.iter().map(|_| None).collect();
+        let (parts, whole, reads, prefetches, error) = Default::default();
+        Self(Arc::new(Mutex::new(State {
+            group,
+            buckets,
+            places,
+            shares,
+            parts,
+            whole,
+            reads,
+            prefetches,
+            error,
+        })))
+    }
+
+    pub(super) fn has(&self, path: &str) -> bool {
+        self.lock().places.contains_key(path)
+    }
+
+    /// Takes what this rank keeps of a parameter.
+    pub(super) fn give(&self, path: &str, part: Tensor<1>) {
+        let mut state = self.lock();
+        let index = state.places[path].bucket;
+        state.parts.insert(path.to_string(), part);
+        let State { group, buckets, parts, .. } = &mut *state;
+        let bucket = &buckets[index];
+        if !bucket.slots.iter().all(|slot| parts.contains_key(&slot.path)) {
+            return;
+        }
+        let mut parts: BTreeMap<_, _> = bucket
+            .slots
+            .iter()
+            .filter_map(|slot| Some((slot.path.clone(), parts.remove(&slot.path)?)))
+            .collect();
+        let first = &parts[&bucket.slots[0].path];
+        let place = (first.device(), first.dtype());
+        let zeros = |len| Tensor::zeros([len], (&place.0, place.1));
+        let stretch = bucket.share(group.rank(), group.size());
+        let part = |slot: &super::Slot, _| parts.remove(&slot.path).expect("it was given");
+        let share = bucket.join(stretch, part, zeros);
+        state.shares[index] = Some(share);
+        state.whole.clear();
+    }
+
+    /// What this rank keeps of a parameter.
+    pub(super) fn part(&self, path: &str) -> Option<Tensor<1>> {
+        let state = self.lock();
+        let place = state.places.get(path)?;
+        let share = state.shares[place.bucket].as_ref()?;
+        let bucket = &state.buckets[place.bucket];
+        let stretch = bucket.share(state.group.rank(), state.group.size());
+        let slot = bucket.slots.iter().find(|slot| slot.path == path)?;
+        let kept = slot.within(&stretch);
+        Some(match kept.is_empty() {
+            true => Tensor::empty([0], (&share.device(), share.dtype())),
+            false => share.clone().narrow(0, slot.start + kept.start - stretch.start, kept.len()),
+        })
+    }
+
+    /// All parameters, whole and flat.
+    pub(super) fn gather(&self) -> Result<BTreeMap<String, Tensor<1>>, CollectiveError> {
+        let state = self.lock();
+        let mut params = BTreeMap::new();
+        for (bucket, share) in state.buckets.iter().zip(&state.shares) {
+            let Some(share) = share.clone() else { continue };
+            let whole = tensors::all_gather(share, &state.group)?;
+            for slot in &bucket.slots {
+                let value = whole.clone().narrow(0, slot.start, slot.len);
+                params.insert(slot.path.clone(), value);
+            }
+        }
+        Ok(params)
+    }
+
+    /// Takes this rank's share of the bucket that begins with `first`, for [`put`](Self::put) to replace.
+    pub(super) fn take(&self, first: &str) -> Option<Tensor<1>> {
+        let mut state = self.lock();
+        let index = state.places.get(first)?.bucket;
+        state.whole.clear();
+        state.shares[index].take()
+    }
+
+    pub(super) fn put(&self, first: &str, share: Tensor<1>) {
+        let mut state = self.lock();
+        let index = state.places[first].bucket;
+        state.shares[index] = Some(share);
+    }
+
+    /// Lets layers read `weights` here from now on; the next ones are fetched early if it `prefetches`.
+    pub(super) fn attach(&self, weights: &BTreeMap<String, MainGrad>, prefetches: bool) {
+        let mut state = self.lock();
+        state.prefetches = prefetches;
+        for path in state.places.keys() {
+            // A layer may outlive the optimizer, but not compute without it.
+            let (shares, own) = (self.clone(), path.clone());
+            if let Some(weight) = weights.get(path) {
+                weight.with_source(move |pass| shares.lock().read(&own, pass));
+            }
+        }
+    }
+
+    /// That new values are there: the first ones that will be read are fetched.
+    pub(super) fn updated(&self) {
+        let mut state = self.lock();
+        state.reads.learn();
+        if let Some(next) = state.reads.next().filter(|_| state.prefetches) {
+            state.fetch(next);
+        }
+    }
+
+    /// Lets go of what is whole, and of the place in the order of reads.
+    pub(super) fn settle(&self) {
+        let mut state = self.lock();
+        state.reads.learn();
+        state.whole.clear();
+    }
+
+    /// What failed since this was last asked.
+    pub(super) fn check(&self) -> Result<(), CollectiveError> {
+        self.lock().error.take().map_or(Ok(()), Err)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn read(&mut self, path: &str, pass: Pass) -> Tensor<2> {
+        let Place { bucket, start, shape } = self.places[path];
+        if self.reads.note((pass, bucket)) {
+            self.whole.retain(|&other, _| other == bucket);
+            self.fetch(bucket);
+            if let Some(next) = self.reads.next().filter(|_| self.prefetches) {
+                self.fetch(next);
+            }
+        }
+        let len = shape.iter().product();
+        match self.here(bucket) {
+            Some(whole) => whole.narrow(0, start, len).reshape(shape),
+            None => self.nothing(bucket, shape),
+        }
+    }
+
+    /// Starts to gather a bucket, unless that was done.
+    fn fetch(&mut self, bucket: usize) {
+        if self.whole.contains_key(&bucket) || self.error.is_some() {
+            return;
+        }
+        let share = self.shares[bucket].clone().expect("parameters are given before they are read");
+        match tensors::start_all_gather(share, &self.group) {
+            Ok(started) => drop(self.whole.insert(bucket, Whole::Coming(started))),
+            Err(error) => self.error = Some(error),
+        }
+    }
+
+    fn here(&mut self, bucket: usize) -> Option<Tensor<1>> {
+        let whole = match self.whole.remove(&bucket)? {
+            Whole::Coming(started) => started.wait(),
+            Whole::Here(whole) => whole,
+        };
+        self.whole.insert(bucket, Whole::Here(whole.clone()));
+        Some(whole)
+    }
+
+    /// What is computed with where gathering failed, until somebody can be told.
+    fn nothing(&self, bucket: usize, shape: [usize; 2]) -> Tensor<2> {
+        let share =
+            self.shares[bucket].as_ref().expect("parameters are given before they are read");
+        Tensor::full(shape, f32::NAN, (&share.device(), share.dtype()))
+    }
+}
+
+#[cfg(test)]
+mod tests;

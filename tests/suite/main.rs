@@ -10,6 +10,7 @@ mod f16;
 mod fixtures;
 mod gather;
 mod generate;
+mod gradients;
 mod house;
 mod layouts;
 mod matrix;

@@ -5,6 +5,9 @@
     cargo build --release --bins
     curves.py --data tinyshakespeare.txt --out runs/curves [--megaburn target/release/megaburn] [--device cuda] [--save]
 
+In the bundle of `.ci/bundle` it is `python3 benches/peer/curves.py --megaburn bin/megaburn ..`. On a CPU that others use,
+OMP_NUM_THREADS=1: PyTorch's threads wait for each other otherwise, ten times as long.
+
 Draws a LlamaForCausalLM, which `megaburn train --init` starts from; PyTorch reads the batches that the run reads
 (`sample_order.py`). Both keep parameters and activations in the type, sum gradients of micro-batches in f32, and update f32
 masters whose rounding the model holds, as Megatron-LM does. That is not autocast: its parameters and what is between
@@ -13,7 +16,7 @@ matrices stay f32, which would be compared with less rounding than there is here
 Writes OUT/{megaburn,pytorch,sdpa}-TYPE.jsonl, OUT/curves.md and OUT/curves.svg, with --save also benches/results/DATE-curves.{md,svg}.
 `sdpa` is PyTorch again, with its fused attention in the place of the eager one: how far apart two right answers are."""
 
-import argparse, datetime, json, math, os, pathlib, platform, subprocess, sys
+import argparse, datetime, json, math, pathlib, platform, subprocess, sys
 import torch, torch.nn.functional as F, transformers
 from curves_report import report
 from sample_order import Samples
@@ -144,16 +147,16 @@ def facts(args):
             return ""
 
     here = pathlib.Path(__file__).resolve().parent
-    bundle = os.environ.get("MEGABURN_BUNDLE")
-    commit = pathlib.Path(bundle, "COMMIT").read_text().strip() if bundle else output("git", "rev-parse", "HEAD")
-    dirty = not bundle and output("git", "status", "--porcelain", "--untracked-files=no")
+    bundled = here.parent.parent / "COMMIT"
+    commit = bundled.read_text() if bundled.is_file() else output("git", "rev-parse", "HEAD")
+    dirty = not bundled.is_file() and output("git", "status", "--porcelain", "--untracked-files=no")
     cpu = [line for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
     machine = torch.cuda.get_device_name() if args.device == "cuda" else f"{cpu[0].split(': ')[1]}, {len(cpu)} cores"
     return {
         "machine": f"{machine}, {platform.system()}; ours under {args.layout}",
         "load": "nothing here is a time",
         "commit": commit[:12] + (" with changes" if dirty else ""),
-        "command": f"`benches/peer/curves.py --data {args.data.name} --steps {args.steps} --layout {args.layout} --device {args.device}`",
+        "command": f"`benches/peer/curves.py --data {args.data.name} --steps {args.steps} --layout {args.layout} --device {args.device} --initial-loss-scale {args.initial_loss_scale:g}`",
         "versions": f"torch {torch.__version__}, transformers {transformers.__version__}",
     }
 

@@ -1,7 +1,9 @@
 """The tables and the picture of `curves.py`."""
 
+import math
+
 DTYPES = ("f32", "bf16", "f16")
-ABOUT = """Loss of a byte-level Llama (0.8 million parameters, vocabulary 260) over {steps} steps of 1024 tokens of {what}, with warm-up, cosine decay, weight decay and clipping: megaburn beside Transformers' LlamaForCausalLM, from the same weights, on the same batches, two micro-batches a step. Both keep parameters and activations in the type, sum gradients in f32 and update f32 masters whose rounding the model holds (no autocast); f16's loss is scaled by Megatron-LM's dynamic rule, written out on PyTorch's side, from 2^20, growing after 50 steps.
+ABOUT = """Loss of a byte-level Llama (0.8 million parameters, vocabulary 260) over {steps} steps of 1024 tokens, with warm-up, cosine decay, weight decay and clipping: megaburn beside Transformers' LlamaForCausalLM, from the same weights, on the same batches, two micro-batches a step. Both keep parameters and activations in the type, sum gradients in f32 and update f32 masters whose rounding the model holds (no autocast). The gradients of megaburn's matrices are f32 from their products on, PyTorch's are of the type until they are added. f16's loss is scaled by Megatron-LM's dynamic rule, written out on PyTorch's side, from 2^{scale:g} on and twice as much after 50 steps.
 
 A difference is of the loss of one step, before its update, in nats a token. Training magnifies rounding, so a difference says something only beside that of two right answers: PyTorch with its fused attention (sdpa) from PyTorch with the eager one."""
 
@@ -56,8 +58,6 @@ def tables(curves):
 
 def picture(curves):
     """The curves above; below, on a scale of powers of ten, how far megaburn is from PyTorch."""
-    import math
-
     width, left, tops, height = 960, 60, (40, 330), 240
     steps = len(curves["megaburn", "f32"])
     colours = dict(f32="#3c4048", bf16="#2563af", f16="#d65d0e")
@@ -88,7 +88,7 @@ def picture(curves):
     for i, (d, colour) in enumerate(colours.items()):
         ours, theirs = ([entry["loss"] for entry in curves[who, d]] for who in ("megaburn", "pytorch"))
         line(0, [(v - low) / (high - low) for v in ours], colour)
-        line(0, [(v - low) / (high - low) for v in theirs], "#ffffff" if d == "f32" else colour, "3 6")
+        line(0, [(v - low) / (high - low) for v in theirs], colour, "3 6")
         distances = [max(abs(a - b), 1e-8) for a, b in zip(ours, theirs)]
         line(1, [(math.log10(v) - powers[0]) / (powers[1] - powers[0]) for v in distances], colour)
         text(width - 160 + 50 * i, 24, d, colour)
@@ -97,7 +97,7 @@ def picture(curves):
 
 
 def report(curves, facts, date):
-    steps = len(curves["megaburn", "f32"])
-    about = ABOUT.format(steps=steps, what="tinyshakespeare")
+    scale = math.log2(curves["megaburn", "f16"][0]["loss_scale"])
+    about = ABOUT.format(steps=len(curves["megaburn", "f32"]), scale=scale)
     lines = "\n".join(f"- {key}: {value}" for key, value in facts.items())
     return f"# curves, {date}\n\n{about}\n\n{lines}\n\n" + "\n".join(tables(curves)), picture(curves)

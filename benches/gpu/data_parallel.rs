@@ -59,7 +59,7 @@ struct DataParallelArgs {
     #[arg(long, default_value_t = 1)]
     micro_batches: usize,
     /// Stages of ZeRO.
-    #[arg(long, value_delimiter = ',', default_value = "0,1,2")]
+    #[arg(long, value_delimiter = ',', default_value = "0,1,2,3")]
     zero: Vec<u8>,
     /// Steps that are timed.
     #[arg(long, default_value_t = 10)]

@@ -54,7 +54,7 @@ fn train(
     let mut trainer = Trainer::new(Arc::new(config), groups, device, data.clone())?;
     let losses = (0..STEPS).map(|_| Ok(trainer.step()?.loss)).collect::<Result<_, TrainError>>()?;
     let widened = |data: TensorData| data.convert::<f32>().try_to_vec().expect("it is f32 now");
-    let params = megaburn::parallel::read_params(trainer.model()).into_iter();
+    let params = megaburn::parallel::read_params(&trainer.whole_model()?).into_iter();
     let spec = |path: &str| trainer.plan().get(path).expect("it is planned").shard.clone();
     let params = params.map(|(path, data)| (path.clone(), widened(data), spec(&path)));
     Ok((losses, params.collect()))
@@ -81,11 +81,10 @@ fn stages(world: &Group) -> Result<(), String> {
         };
         for micro_batches in [1, 3] {
             let (losses, params) = train(0, false, micro_batches).map_err(text)?;
-            for (zero, overlap) in
-                [(0, false), (0, true), (1, false), (1, true), (2, false), (2, true), (1, true)]
-            {
-                // Stage 2 adds micro-batches behind ranks, others ranks behind micro-batches.
-                if zero == 2 && micro_batches > 1 {
+            let stages = (0..=3).flat_map(|zero| [(zero, false), (zero, true)]);
+            for (zero, overlap) in stages.chain([(1, true)]) {
+                // From stage 2 on micro-batches are added behind ranks, else ranks behind micro-batches.
+                if zero >= 2 && micro_batches > 1 {
                     continue;
                 }
                 let found = train(zero, overlap, micro_batches).map_err(text)?;

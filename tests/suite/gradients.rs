@@ -22,7 +22,7 @@ const STEPS: u64 = 10;
 const TOLERANCE: f64 = 1e-5;
 
 /// Layout, samples of a micro-batch, `parallel.zero` and `parallel.zero_ranks`.
-const LAYOUTS: [(&str, usize, u8, Option<usize>); 17] = [
+const LAYOUTS: [(&str, usize, u8, Option<usize>); 20] = [
     ("tp1", 1, 0, None),
     ("dp2", 1, 0, None),
     ("dp4", 2, 0, None),
@@ -40,6 +40,9 @@ const LAYOUTS: [(&str, usize, u8, Option<usize>); 17] = [
     ("tp2-dp2-sp", 2, 2, None),
     ("tp2-dp4", 1, 2, Some(2)),
     ("tp2-dp4-sp", 2, 1, None),
+    ("dp4", 1, 3, None),
+    ("tp2-dp2-sp", 2, 3, None),
+    ("tp2-dp4", 1, 3, Some(2)),
 ];
 
 /// A run whose first moment is the gradient that the update was given: summed over micro-batches and

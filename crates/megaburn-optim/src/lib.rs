@@ -18,8 +18,8 @@
 //! ([`Optimizer::cast_params`]) are roundings of f32 masters that the optimizer keeps: an update smaller
 //! than the distance of two bf16 numbers would otherwise be lost.
 //!
-//! Ranks that hold the same shard need not all keep everything: [`Sharding`] says what of optimizer state
-//! and gradients is whose (ZeRO).
+//! Ranks that hold the same shard need not all keep everything: [`Sharding`] says what of optimizer state,
+//! gradients and parameters is whose (ZeRO).
 //!
 //! What an update uses, [`LrSchedule`] and [`WeightDecaySchedule`], are pure functions of the samples
 //! trained on. f16 runs scale their loss ([`LossScaler`]).

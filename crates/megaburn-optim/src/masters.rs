@@ -1,5 +1,3 @@
-use std::collections::BTreeMap;
-
 use burn::{
     Tensor,
     module::{Module, ModuleMapper, Param},

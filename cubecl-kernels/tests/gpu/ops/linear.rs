@@ -1,17 +1,18 @@
 //! Products and their gradients.
 
 use burn::{
-    prelude::Device,
+    prelude::{Device, Int},
     tensor::{DType, Tensor},
 };
 use megaburn_cuda::gemm::set_tf32;
-use megaburn_kernels::{LinearOptions, MainGrad, linear};
+use megaburn_kernels::{EmbeddingOptions, LinearOptions, MainGrad, embedding, linear};
 
 use super::compare::*;
 
 pub(super) const TESTS: &[super::Test] = &[
     ("linear_in_every_form", linear_forms),
     ("weight_gradients_are_summed_in_f32", main_grads),
+    ("weights_that_somebody_else_keeps_are_asked_for", kept_elsewhere),
     ("tf32_is_off_until_it_is_asked_for", tf32),
 ];
 
@@ -68,6 +69,38 @@ fn main_grads() -> Result<(), String> {
             let found = sum(&Device::cuda(0), dtype)?;
             // Nothing is rounded but f32 sums: bf16 inputs are exact.
             close(&format!("main_grad {t} {shape:?} {dtype:?}"), &found, &expected, 2e-6)?;
+        }
+    }
+    Ok(())
+}
+
+/// What stands in their place has their shape, and is NaN.
+fn kept_elsewhere() -> Result<(), String> {
+    for (dtype, [rows, d]) in [(DType::BF16, [64, 128]), (DType::F32, [31, 9])] {
+        let (w, x) = (normal([rows, d], dtype), normal([7, 3, d], dtype));
+        let device = Device::cuda(0);
+        let run = |weight: Tensor<2>, main_grad: &MainGrad| -> Result<_, String> {
+            main_grad.attach();
+            let (x, main_grad) = (leaf::<3>(&x, &device, dtype), Some(main_grad.clone()));
+            let options = LinearOptions { out_in: true, main_grad: main_grad.clone() };
+            let y = linear(x.clone(), weight.clone(), None, options);
+            let ids = Tensor::<2, Int>::from_data([[3i64, 0, 5], [8, 3, 1]], &device);
+            let options = EmbeddingOptions { first: None, main_grad: main_grad.clone() };
+            let vectors = embedding(weight, ids, options);
+            let grads = (y.clone().square().sum() + vectors.clone().square().sum()).backward();
+            let sum = main_grad.and_then(|main_grad| main_grad.take()).ok_or("no gradient")?;
+            let dx = x.grad(&grads).ok_or("no gradient")?;
+            Ok([host(y)?, host(vectors)?, host(dx)?, host(sum)?])
+        };
+        let whole: Tensor<2> = leaf(&w, &device, dtype);
+        let expected = run(whole.clone(), &MainGrad::default())?;
+        let (kept, inner) = (MainGrad::default(), whole.inner());
+        kept.with_source(move |_| inner.clone());
+        let nan = Tensor::<2>::full([1, 1], f32::NAN, (&device.clone().autodiff(), dtype));
+        let found = run(nan.expand([rows, d]).require_grad(), &kept)?;
+        let what = ["linear", "vectors", "dx", "dw"];
+        for ((found, expected), what) in found.iter().zip(&expected).zip(what) {
+            close(&format!("{what} {dtype:?}"), found, expected, 1e-6)?;
         }
     }
     Ok(())

@@ -1,8 +1,11 @@
 //! Every optimizer, shared out or not, under any layout.
 
-use megaburn::train::{
-    TrainConfig,
-    config::{Dtype, OptimizerName},
+use megaburn::{
+    optim::MuonTpMode,
+    train::{
+        TrainConfig,
+        config::{Dtype, OptimizerName},
+    },
 };
 use rstest::rstest;
 
@@ -67,6 +70,23 @@ fn ten_steps_under_another_layout_are_the_same(
     for (name, found) in saved(&found).iter().filter(|(name, _)| name.starts_with("model.")) {
         let distance = relative_distance(found, &expected[name]);
         assert!(distance < 1e-4, "{name} differs by {distance:e}");
+    }
+}
+
+#[rstest]
+fn ranks_that_work_on_a_matrix_together_are_one(#[values(Dtype::F32, Dtype::Bf16)] dtype: Dtype) {
+    let [found, expected] = [0; 2].map(|_| Run::new());
+    let run = |run: &Run, layout, mode| {
+        let mut config = by(run, OptimizerName::Muon, layout, 1);
+        (config.train.dtype, config.optimizer.muon.tp_mode) = (dtype, mode);
+        config.optimizer.lr /= 10.0;
+        train(config, 4)
+    };
+    let together = run(&found, "tp2-dp2-sp", MuonTpMode::Distributed);
+    let alone = run(&expected, "tp1", MuonTpMode::Blockwise);
+    let tolerance = if dtype == Dtype::F32 { 1e-5 } else { 1e-2 };
+    for (found, expected) in together.iter().zip(&alone) {
+        assert!(relative(found.loss, expected.loss) < tolerance, "{found:?} {expected:?}");
     }
 }
 

@@ -1,10 +1,15 @@
 //! What data-parallel ranks share out between them changes nothing but memory.
 
-use megaburn::train::{TrainConfig, config::Dtype, metrics::StepMetrics};
+use megaburn::train::{
+    TrainConfig,
+    config::Dtype,
+    metrics::{MetricsRecord, StepMetrics, read_metrics},
+};
 use rstest::rstest;
 
 use crate::{
     bf16::{bits, config, relative, saved, train},
+    child::Ranks,
     gather::relative_distance,
     run::Run,
 };
@@ -119,6 +124,37 @@ pub(crate) fn assert_resumes(
     let rest = train(config(&parts, layout, zero), 4);
     assert_eq!(losses(&rest), losses(&straight[2..]));
     assert_eq!(bits(&saved(&parts)), bits(&saved(&whole)));
+}
+
+/// With evaluations between steps, a sample at the end, and checkpoints.
+#[test]
+fn a_whole_run_is_the_same_at_every_stage() {
+    let found = [0, 1, 2, 3].map(|zero| {
+        let run = Run::new();
+        let zero = format!("parallel.zero={zero}");
+        let sets = [
+            zero.as_str(),
+            "parallel.bucket_size=5000",
+            "train.micro_batch=2",
+            "train.eval_interval=2",
+            "train.eval_batches=3",
+            "train.checkpoint_interval=3",
+            "generate.tokens=8",
+            "optimizer.clip_grad=0.0",
+        ];
+        let ended = Ranks::threads(&run.args("tp2-dp4", 5, &sets)).finish().remove(0);
+        assert_eq!(ended.code, Some(0), "{ended:?}");
+        let sample = ended.stdout.split("\nsample ").nth(1).expect("a sample").to_string();
+        let sample = sample.split("\nfinished").next().map(str::to_string);
+        let records = read_metrics(run.path("run/metrics.jsonl")).unwrap();
+        let evals = records.into_iter().filter_map(|record| match record {
+            MetricsRecord::Eval(eval) => Some((eval.step, eval.eval_loss.to_bits())),
+            MetricsRecord::Step(_) => None,
+        });
+        (run.numbers().iter().map(|n| n[1]).collect::<Vec<_>>(), evals.collect::<Vec<_>>(), sample)
+    });
+    assert!(found[0].1.len() >= 2, "{found:?}");
+    assert!(found.iter().all(|run| *run == found[0]), "{found:?}");
 }
 
 #[test]

@@ -8,7 +8,7 @@ use burn::{
 
 use crate::{
     GradNorm, GradientAccumulator, OptimError, Sharding, Sum,
-    masters::flat,
+    leaf::flat,
     visit::{FloatVisitor, visit_floats},
 };
 

@@ -1,10 +1,16 @@
+use std::convert::Infallible;
+
 use burn::{
     Tensor,
     module::{Module, ModuleMapper, Param},
-    tensor::{DType, Device, FloatDType, GradientCheckpointingStrategy},
+    tensor::{DType, FloatDType, TensorData},
 };
 
-use crate::{Optimizer, visit::Path};
+use crate::{
+    Optimizer,
+    leaf::{Leaf, wide},
+    visit::Path,
+};
 
 impl Optimizer {
     /// The module with its float parameters in `dtype`.
@@ -15,9 +21,44 @@ impl Optimizer {
     /// starts from, and again whenever others are put into the module. A parameter that is in `dtype`
     /// already stays as it is, and so does its master. Of masters a rank keeps what its
     /// [`Sharding`](crate::Sharding) says, and so of parameters: one that is [shared
-    /// out](crate::ShardingLevel::Parameters) leaves its shape, and a value that is NaN.
+    /// out](crate::ShardingLevel::Parameters) leaves its shape, and a value that is NaN. Such a one
+    /// stays as it is too.
+    ///
+    /// One after the other: of parameters that were not drawn yet no more than one is there in f32.
     pub fn cast_params<M: Module>(&mut self, module: M, dtype: FloatDType) -> M {
-        module.map(&mut Cast { path: Path::default(), dtype: dtype.into(), optimizer: self })
+        match self.cast(module, dtype, |_, _| Ok::<_, Infallible>(None)) {
+            Ok(module) => module,
+            Err(never) => match never {},
+        }
+    }
+
+    /// The same with other values: what `read` gives for a path and local shape. One that was not drawn
+    /// yet is not drawn, and no more than one is there in f32.
+    ///
+    /// # Errors
+    /// The first error of `read`; the module is lost then.
+    ///
+    /// # Panics
+    /// If it gives data of another shape.
+    pub fn load_params<M: Module, E>(
+        &mut self,
+        module: M,
+        dtype: FloatDType,
+        mut read: impl FnMut(&str, &[usize]) -> Result<TensorData, E>,
+    ) -> Result<M, E> {
+        self.cast(module, dtype, |path, shape| read(path, shape).map(Some))
+    }
+
+    fn cast<M: Module, E>(
+        &mut self,
+        module: M,
+        dtype: FloatDType,
+        read: impl FnMut(&str, &[usize]) -> Result<Option<TensorData>, E>,
+    ) -> Result<M, E> {
+        let (path, dtype) = (Path::default(), dtype.into());
+        let mut cast = Cast { path, dtype, optimizer: self, read, error: None };
+        let module = module.map(&mut cast);
+        cast.error.map_or(Ok(module), Err)
     }
 
     /// What this rank keeps of the f32 master of the parameter at `path`; none if the parameter itself is
@@ -36,102 +77,50 @@ impl Optimizer {
     }
 }
 
-/// The values without autodiff, flat.
-pub(crate) fn flat<const D: usize>(tensor: Tensor<D>) -> Tensor<1> {
-    tensor.inner().flatten(0, D - 1)
-}
-
-/// The same in f32.
-pub(crate) fn wide<const D: usize>(tensor: Tensor<D>) -> Tensor<1> {
-    flat(tensor).cast(DType::F32)
-}
-
-/// What makes a new value stand where a parameter stood.
-#[derive(Clone, Debug)]
-pub(crate) struct Leaf {
-    pub(crate) dtype: DType,
-    shape: Vec<usize>,
-    strategy: Option<GradientCheckpointingStrategy>,
-    pub(crate) requires_grad: bool,
-}
-
-impl Leaf {
-    pub(crate) fn of<const D: usize>(tensor: &Tensor<D>) -> Self {
-        Self {
-            dtype: tensor.dtype(),
-            shape: tensor.dims().to_vec(),
-            strategy: tensor.gradient_checkpointing_strategy(),
-            requires_grad: tensor.is_require_grad(),
-        }
-    }
-
-    /// The flat `value`, rounded to the nearest.
-    pub(crate) fn with<const D: usize>(&self, value: Tensor<1>) -> Tensor<D> {
-        self.leaf(value.reshape(self.shape()).cast(self.dtype))
-    }
-
-    /// What stands for values that are elsewhere: one NaN, so that nobody computes with it unseen, in the
-    /// shape of all.
-    fn without_values<const D: usize>(&self, device: &Device) -> Tensor<D> {
-        let one = Tensor::<D>::full([1; D], f32::NAN, (device, self.dtype));
-        self.leaf(one.expand(self.shape::<D>()))
-    }
-
-    fn shape<const D: usize>(&self) -> [usize; D] {
-        self.shape.as_slice().try_into().expect("it is the same tensor's")
-    }
-
-    fn leaf<const D: usize>(&self, value: Tensor<D>) -> Tensor<D> {
-        match self.strategy {
-            None => value,
-            Some(strategy) => value
-                .autodiff()
-                .with_gradient_checkpointing_strategy(strategy)
-                .set_require_grad(self.requires_grad),
-        }
-    }
-}
-
-/// The module with other values, flat, of the parameters that `value` has some for by path; as other
-/// leaves, if it gives them.
-pub(crate) fn put<M: Module>(
-    module: M,
-    value: impl FnMut(&str) -> Option<(Option<Leaf>, Tensor<1>)>,
-) -> M {
-    module.map(&mut Put { path: Path::default(), value })
-}
-
-struct Put<F> {
-    path: Path,
-    value: F,
-}
-
-impl<F: FnMut(&str) -> Option<(Option<Leaf>, Tensor<1>)>> ModuleMapper for Put<F> {
-    fn enter_module(&mut self, name: &str, _container_type: &str) {
-        self.path.enter(name);
-    }
-
-    fn exit_module(&mut self, _name: &str, _container_type: &str) {
-        self.path.exit();
-    }
-
-    fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        match (self.value)(&self.path.text()) {
-            Some((leaf, value)) => {
-                param.map(|old| leaf.unwrap_or_else(|| Leaf::of(&old)).with(value))
-            }
-            None => param,
-        }
-    }
-}
-
-struct Cast<'a> {
+struct Cast<'a, F, E> {
     path: Path,
     dtype: DType,
     optimizer: &'a mut Optimizer,
+    read: F,
+    error: Option<E>,
 }
 
-impl ModuleMapper for Cast<'_> {
+impl<F, E> Cast<'_, F, E> {
+    fn cast<const D: usize>(&mut self, path: String, tensor: Tensor<D>, is_new: bool) -> Tensor<D> {
+        let Self { dtype, optimizer, .. } = self;
+        let sharding = optimizer.sharding.clone();
+        let is_shared = sharding.shares_out(&path);
+        let is_there = match is_shared {
+            false => tensor.dtype() == *dtype,
+            // Nothing but NaN is what stands for values that are shared out.
+            true => !is_new && sharding.part(&path).is_some() && is_nan(&tensor),
+        };
+        if is_there {
+            return tensor;
+        }
+        let leaf = Leaf::of(&tensor).as_type(*dtype);
+        let value = wide(tensor);
+        optimizer.masters.remove(&path);
+        if leaf.requires_grad && optimizer.has_master(*dtype) {
+            optimizer.masters.insert(path.clone(), sharding.cut(&path, value.clone()));
+        }
+        if is_shared {
+            let device = value.device();
+            sharding.give(&path, sharding.cut(&path, value).cast(*dtype));
+            return leaf.without_values(&device);
+        }
+        leaf.with(value)
+    }
+}
+
+fn is_nan<const D: usize>(tensor: &Tensor<D>) -> bool {
+    tensor.clone().inner().is_nan().all().into_scalar()
+}
+
+impl<F, E> ModuleMapper for Cast<'_, F, E>
+where
+    F: FnMut(&str, &[usize]) -> Result<Option<TensorData>, E>,
+{
     fn enter_module(&mut self, name: &str, _container_type: &str) {
         self.path.enter(name);
     }
@@ -141,26 +130,24 @@ impl ModuleMapper for Cast<'_> {
     }
 
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let Self { path, dtype, optimizer } = self;
-        param.map(|tensor| {
-            let (path, sharding) = (path.text(), optimizer.sharding.clone());
-            let is_shared = sharding.shares_out(&path);
-            if tensor.dtype() == *dtype && !is_shared {
-                return tensor;
+        if self.error.is_some() {
+            return param;
+        }
+        let (path, shape) = (self.path.text(), param.lazy_shape());
+        let (param, is_new) = match (self.read)(&path, &shape) {
+            Ok(None) => (param, false),
+            Ok(Some(data)) => {
+                assert_eq!(data.shape(), &shape, "the new value of `{path}`");
+                let (id, dtype) = (param.id, data.dtype());
+                let value = Tensor::from_data(data, (&param.lazy_device(), dtype));
+                (param.transform_for_load(value, id), true)
             }
-            let leaf = Leaf { dtype: *dtype, ..Leaf::of(&tensor) };
-            let value = wide(tensor);
-            optimizer.masters.remove(&path);
-            if leaf.requires_grad && optimizer.has_master(*dtype) {
-                optimizer.masters.insert(path.clone(), sharding.cut(&path, value.clone()));
+            Err(error) => {
+                self.error = Some(error);
+                return param;
             }
-            if is_shared {
-                let device = value.device();
-                sharding.give(&path, sharding.cut(&path, value).cast(*dtype));
-                return leaf.without_values(&device);
-            }
-            leaf.with(value)
-        })
+        };
+        param.map(|tensor| self.cast(path, tensor, is_new))
     }
 }
 

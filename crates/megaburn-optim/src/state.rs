@@ -1,4 +1,4 @@
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use burn::{
     Tensor,
@@ -39,6 +39,13 @@ impl Optimizer {
         self.moments.iter().flat_map(|(path, moments)| {
             moments.iter().map(move |(moment, tensor)| (path.as_str(), *moment, tensor.clone()))
         })
+    }
+
+    /// What this optimizer keeps of the parameters that `grads` has.
+    pub fn moments(&self, grads: &GradientAccumulator) -> BTreeSet<Moment> {
+        let entries = grads.entries.iter();
+        let moments = entries.flat_map(|(path, entry)| self.rule.moments(path, &entry.spec));
+        moments.map(|(moment, _)| moment).collect()
     }
 
     /// Puts back the moments that [`Optimizer::whole_state`] gave after `time` steps, in f32 whatever it

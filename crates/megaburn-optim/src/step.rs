@@ -8,7 +8,7 @@ use megaburn_collective::tensors;
 
 use crate::{
     GradientAccumulator, OptimError, Optimizer, Rates,
-    masters::{Leaf, flat, put},
+    leaf::{Leaf, flat, put},
     sharding::Bucket,
     visit::Path,
 };

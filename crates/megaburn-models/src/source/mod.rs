@@ -219,10 +219,19 @@ impl ModelSource {
     /// # Errors
     /// See [`shard`](Self::shard).
     pub fn load(&self, model: Decoder, plan: &ShardPlan) -> Result<Decoder, ModelError> {
-        load_params(model, |path, _| {
-            let shard = &plan.get(path).expect("the plan was checked").shard;
-            self.shard(path, shard, Some(DType::F32))
-        })
+        load_params(model, |path, _| self.local(path, plan))
+    }
+
+    /// This rank's part of the parameter at `path`, in f32.
+    ///
+    /// # Errors
+    /// See [`shard`](Self::shard).
+    ///
+    /// # Panics
+    /// If the plan is another model's.
+    pub fn local(&self, path: &str, plan: &ShardPlan) -> Result<TensorData, ModelError> {
+        let shard = &plan.get(path).expect("the plan was checked").shard;
+        self.shard(path, shard, Some(DType::F32))
     }
 
     /// The parameters under their names on Hugging Face, and nothing else.

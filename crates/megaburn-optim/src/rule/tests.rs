@@ -1,10 +1,10 @@
 use burn::tensor::{Device, Tensor};
-use megaburn_collective::Group;
+use megaburn_collective::{Group, GroupOptions, ProcessGroups, run_threads};
 use rstest::rstest;
 
 use super::{AdamWConfig, LionConfig, MuonConfig, MuonScale, NewtonSchulz, SgdConfig};
 use crate::{
-    GradientAccumulator, Optimizer, Sharding,
+    GradientAccumulator, Optimizer, Sharding, ShardingConfig, ShardingLevel,
     testing::{Net, plan_of, values},
 };
 
@@ -75,7 +75,8 @@ fn signs_are_followed() {
 
 /// Newton-Schulz so often that a matrix of full rank is orthogonal.
 fn muon() -> MuonConfig {
-    MuonConfig::new().with_coefficients(NewtonSchulz::PolarExpress).with_num_ns_steps(20)
+    let config = MuonConfig::new().with_extra_scale(1.0).with_num_ns_steps(20);
+    config.with_coefficients(NewtonSchulz::PolarExpress)
 }
 
 #[test]
@@ -135,6 +136,31 @@ fn a_gradient_that_is_not_finite_moves_nothing() {
         let state = optimizer.state_tensors().flat_map(|(_, _, state)| values(state));
         assert!(state.into_iter().all(|x| x == 0.0), "{} moved", optimizer.name());
     }
+}
+
+/// A matrix in the first rank's share, as on GPUs where the host does not know the factor.
+#[rstest]
+fn a_rank_without_a_stretch_of_a_matrix_works_on_none(
+    #[values(None, Some(0.5))] factor: Option<f32>,
+) {
+    let results = run_threads(2, GroupOptions::default(), |world| {
+        let groups = ProcessGroups::new(&world, "dp2".parse().expect("a layout"))?;
+        let device = Device::default().autodiff();
+        let net = Net::new(3, 4, 0, 1, &device);
+        let sharding = ShardingConfig::new(ShardingLevel::Optimizer).init(&net, &groups)?;
+        let mut grads = GradientAccumulator::new(&net, &plan_of(3, 4, 0, 1), &sharding)?;
+        let kept = grads.entries["matrix"].kept.len();
+        grads.accumulate(&net, &mut net.matrix.val().square().sum().backward());
+        grads.reduce()?;
+        grads.factor_on_gpu = factor.map(|f| Tensor::from_floats([f], &device.clone().inner()));
+        let mut optimizer = muon().init(&sharding, &Group::single(0))?;
+        let net = optimizer.step(LR, net, &grads)?;
+        Ok::<_, crate::OptimError>((kept, values(net.matrix.val())))
+    });
+    let [first, second] = [0, 1].map(|rank| results[rank].as_ref().unwrap());
+    assert_eq!((first.0.min(second.0), first.0 + second.0), (0, 12));
+    assert_eq!(first.1, second.1);
+    assert!(first.1.iter().all(|x| x.is_finite()));
 }
 
 #[rstest]

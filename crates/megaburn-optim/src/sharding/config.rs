@@ -29,7 +29,7 @@ pub struct ShardingConfig {
     /// Elements that are sent at once. Default: as Megatron's, the larger of 40 million and a million a
     /// rank.
     pub bucket: Option<usize>,
-    /// Parameters whose gradients their layers sum while backward goes on
+    /// Matrices whose gradients their layers sum while backward goes on
     /// ([`GradientAccumulator::with_main_grads`](crate::GradientAccumulator::with_main_grads)): they are sent
     /// first, in buckets of their own. Default: none.
     pub direct: BTreeSet<String>,
@@ -187,10 +187,10 @@ impl FloatVisitor for Params<'_> {
             }
         };
         let shape = param.lazy_shape();
-        if let Ok(shape) = <[usize; 2]>::try_from(shape.to_vec()) {
-            self.shapes.insert(path.clone(), shape);
-        }
-        let key = (!self.direct.contains(&path), dtype.name());
+        let matrix = <[usize; 2]>::try_from(shape.to_vec()).ok();
+        let is_direct = matrix.is_some() && self.direct.contains(&path);
+        self.shapes.extend(matrix.map(|shape| (path.clone(), shape)));
+        let key = (!is_direct, dtype.name());
         self.found.entry(key).or_default().push((path, shape.num_elements()));
     }
 }

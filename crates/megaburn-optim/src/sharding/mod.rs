@@ -7,7 +7,7 @@ mod shares;
 
 use std::{collections::BTreeMap, ops::Range, sync::Arc};
 
-use crate::masters::put;
+use crate::leaf::put;
 pub(crate) use bucket::{Bucket, Slot, joined};
 use burn::{Tensor, module::Module, tensor::Float};
 pub use config::ShardingConfig;
@@ -35,7 +35,9 @@ pub enum ShardingLevel {
     /// adds up its share only.
     Gradients,
     /// Parameters too (ZeRO-3), those matrices whose gradients their layers sum: they are gathered when
-    /// they are read, forward and backward. Norms and biases every rank has.
+    /// they are read, forward and backward. Norms and biases every rank has. Before anything is computed
+    /// [`Optimizer::cast_params`](crate::Optimizer::cast_params) must have taken them, in f32 too, and
+    /// [`Sharding::attach`] told their layers.
     Parameters,
 }
 
@@ -95,12 +97,28 @@ impl Sharding {
         }
     }
 
-    /// Waits for all parameters, which on GPUs the host does not; lets go of what is shared out.
+    /// Waits for all parameters; on GPUs the host does not. What is shared out stays so.
     pub fn settle(&self) {
         self.0.gathering.settle();
+    }
+
+    /// Lets go of parameters that are shared out and were gathered, or are on their way. What is read next
+    /// is the beginning of a pass: call it behind one that had no backward.
+    ///
+    /// # Collective
+    /// All ranks that share parameters, at the same place among the passes; nothing is sent.
+    pub fn release(&self) {
         if let Some(shares) = &self.0.shares {
-            shares.settle();
+            shares.release();
         }
+    }
+
+    /// Says what failed while layers gathered their weights, which are NaN then.
+    ///
+    /// # Errors
+    /// See [`CollectiveError`].
+    pub fn check(&self) -> Result<(), CollectiveError> {
+        self.0.shares.as_ref().map_or(Ok(()), Shares::check)
     }
 
     /// Whether this rank keeps only its share of the parameter at `path`: in the module it has no values,
@@ -109,8 +127,8 @@ impl Sharding {
         self.0.shares.as_ref().is_some_and(|shares| shares.has(path))
     }
 
-    /// The module with all values, also of parameters that are shared out; the one it is made of stays as
-    /// it is if it was cloned.
+    /// The module with all values, also of parameters that are shared out, to be read: its layers go on to
+    /// gather theirs.
     ///
     /// # Errors
     /// See [`CollectiveError`]; the module is lost then.
@@ -118,6 +136,7 @@ impl Sharding {
     /// All ranks that share parameters.
     pub fn whole<M: Module>(&self, module: M) -> Result<M, CollectiveError> {
         self.settle();
+        self.release();
         match &self.0.shares {
             Some(shares) => {
                 let mut values = shares.gather()?;
@@ -125,11 +144,6 @@ impl Sharding {
             }
             None => Ok(module),
         }
-    }
-
-    /// What failed while layers gathered their weights.
-    pub(crate) fn check(&self) -> Result<(), CollectiveError> {
-        self.0.shares.as_ref().map_or(Ok(()), Shares::check)
     }
 
     /// Takes what this rank keeps of a parameter that is shared out.

@@ -211,7 +211,7 @@ impl Shares {
     }
 
     /// Lets go of what is whole, and of the place in the order of reads.
-    pub(super) fn settle(&self) {
+    pub(super) fn release(&self) {
         let mut state = self.lock();
         state.reads.learn();
         state.whole.clear();

@@ -41,6 +41,8 @@ impl Trainer {
     /// All ranks; a forward and backward pass, and a name.
     pub(super) fn culprit(&mut self) -> Result<Option<Culprit>, TrainError> {
         self.accumulate_gradients(Sums::OfRank)?;
+        self.sharding.check()?;
+        self.sharding.release();
         let model = self.model.as_ref().expect("the model is only away during an update");
         let order = lazy_params(model).into_iter().map(|param| param.path);
         let bad = self.grads.find_non_finite()?;

@@ -36,6 +36,9 @@ impl Trainer {
                 losses.add(model.loss(tokens, labels), counted);
             }
         }
+        // A rank that is gone says so, and not that the loss is no number.
+        self.sharding.check()?;
+        self.sharding.release();
         let eval_loss = losses.read()?.over(&self.groups.dp_cp)?.mean();
         Ok(EvalMetrics { step: self.progress.step, eval_loss })
     }

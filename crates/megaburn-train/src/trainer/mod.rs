@@ -167,10 +167,11 @@ impl Trainer {
         let dtype = config.train.dtype;
         let mut optimizer = config.optimizer.init(dtype, &sharding, &groups.tp)?;
         let model = match start {
-            Some(Start::Init(source)) => source.load(model, &plan)?,
-            Some(Start::Resumed(_)) | None => model,
+            Some(Start::Init(source)) => optimizer
+                .load_params(model, dtype.into(), |path, _| source.local(path, &plan))
+                .map_err(TrainError::from)?,
+            Some(Start::Resumed(_)) | None => optimizer.cast_params(model, dtype.into()),
         };
-        let model = optimizer.cast_params(model, dtype.into());
         let grads = GradientAccumulator::new(&model, &plan, &sharding)?
             .with_dtype(config.optimizer.main_grads_dtype.into())?
             .with_main_grads(main_grads);
@@ -246,7 +247,7 @@ impl Trainer {
         self.unsettled()
     }
 
-    /// This rank's part of the model with all values, which stays as it is now.
+    /// This rank's part of the model with all values, to be read.
     ///
     /// # Errors
     /// A failed collective.

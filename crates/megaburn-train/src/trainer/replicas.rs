@@ -134,7 +134,7 @@ mod tests {
     #[rstest]
     fn shares_of_masters_are_no_copies(
         #[values("dp2", "tp2-dp3")] layout: &str,
-        #[values("parallel.zero=0", "parallel.zero=1", "parallel.zero=2")] zero: &str,
+        #[values("parallel.zero=0", "parallel.zero=1", "parallel.zero=2", "parallel.zero=3")] zero: &str,
     ) {
         trainers(&[zero, "train.dtype=bf16"], layout, |mut trainer| {
             trainer.step()?;

@@ -4,7 +4,6 @@ use burn::tensor::{DType, TensorData};
 use megaburn_checkpoint::{Checkpoint, find_latest, prepare};
 use megaburn_models::source::ModelSource;
 use megaburn_optim::Moment;
-use megaburn_parallel::load_params;
 use serde_json::{Value, json};
 
 use super::save::TrainerState;
@@ -105,12 +104,26 @@ impl Trainer {
 
     /// Refuses a checkpoint that lacks what this run's optimizer keeps.
     fn check_optimizer(&self, checkpoint: &Checkpoint) -> Result<(), TrainError> {
-        let (saved, mine) = (read_state(checkpoint)?.optimizer, self.optimizer.name());
-        if saved == mine {
-            return Ok(());
-        }
+        let TrainerState { optimizer: saved, progress, .. } = read_state(checkpoint)?;
+        let mine = self.optimizer.name();
+        let names = &checkpoint.manifest().tensors;
+        let has = |moment: &Moment| {
+            names.keys().any(|name| name.split('.').next() == Some(moment.name()))
+        };
+        let mut moments = self.optimizer.moments(&self.grads).into_iter();
+        let lacks = moments.find(|moment| !has(moment));
+        let lacks = lacks.filter(|_| progress.step > progress.skipped_steps);
+        let why = match (saved == mine, lacks) {
+            (true, None) => return Ok(()),
+            (true, Some(moment)) => {
+                format!("lacks the {} that optimizer.name {mine} keeps here", moment.name())
+            }
+            (false, _) => format!(
+                "was trained with another optimizer: optimizer.name is {saved} there and {mine} here"
+            ),
+        };
         let what = format!(
-            "was trained with another optimizer: optimizer.name is {saved} there and {mine} here; to go on from its weights alone, begin a run of another run.dir with model.init = that path"
+            "{why}; to go on from its weights alone, begin a run of another run.dir with model.init = that path"
         );
         Err(TrainError::CannotResume { path: checkpoint.path().into(), what })
     }
@@ -137,8 +150,9 @@ impl Trainer {
     /// Takes the weights of another model of the same sizes; nothing else changes.
     fn load_weights(&mut self, source: &ModelSource) -> Result<(), TrainError> {
         let model = self.model.take().expect("the model is only away during an update");
-        let model = source.load(model, &self.plan)?;
-        self.model = Some(self.optimizer.cast_params(model, self.config.train.dtype.into()));
+        let (dtype, plan) = (self.config.train.dtype.into(), &self.plan);
+        let model = self.optimizer.load_params(model, dtype, |path, _| source.local(path, plan))?;
+        self.model = Some(model);
         Ok(())
     }
 
@@ -158,10 +172,11 @@ impl Trainer {
         self.optimizer
             .load_state(updates, &self.grads, |path, moment| read(moment.name(), path))?;
         let model = self.model.take().expect("the model is only away during an update");
-        let model = load_params(model, |path, _| {
+        let dtype = self.config.train.dtype.into();
+        let model = self.optimizer.load_params(model, dtype, |path, _| {
             Ok::<_, TrainError>(params.remove(path).expect("the plan was checked"))
         })?;
-        self.model = Some(self.optimizer.cast_params(model, self.config.train.dtype.into()));
+        self.model = Some(model);
         if let (Some(mine), Some(saved)) = (&mut self.loss_scaler, loss_scaler) {
             mine.resume(&saved);
         }

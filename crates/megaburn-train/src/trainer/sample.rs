@@ -32,7 +32,11 @@ impl Trainer {
         let prompt = prompt_tokens(tokenizer, &generate.prompt)?;
         let device = self.device.clone().inner();
         let prompts = [prompt];
-        let mut texts = continue_text(self.model(), tokenizer, &prompts, &options, &[], &device)?;
+        let texts = continue_text(self.model(), tokenizer, &prompts, &options, &[], &device);
+        // A rank that is gone says so, and not that weights are no numbers.
+        self.sharding.check()?;
+        self.sharding.release();
+        let mut texts = texts?;
         let written = texts.remove(0).text.unwrap_or_default();
         Ok(is_first.then(|| tokenizer.decode(&prompts[0]) + &written))
     }

@@ -52,6 +52,7 @@ impl Trainer {
         };
         let shard = |path: &str| &self.plan.get(path).expect("the plan was checked").shard;
         self.sharding.settle();
+        self.sharding.release();
         let WholeState { mut masters, moments } =
             self.optimizer.whole_state(is_written_by(&self.groups))?;
         let read = |state: StateTensor| state.read().map_err(|error| error.to_string());

@@ -55,7 +55,8 @@ impl<'a> Rank<'a> {
             ShardingConfig::new(ShardingLevel::None).with_direct(main_grads.keys().cloned());
         let sharding = sharding.init(&model, &groups)?;
         let mut optimizer = reference.optimizer.adamw().init(&sharding)?;
-        let model = optimizer.cast_params(source.load(model, &plan)?, dtype.into());
+        let model =
+            optimizer.load_params(model, dtype.into(), |path, _| source.local(path, &plan))?;
         let [tokens, labels] =
             reference.batch(&device.clone().inner()).map(|all| share(all, &groups));
         let grads = GradientAccumulator::new(&model, &plan, &sharding)?;

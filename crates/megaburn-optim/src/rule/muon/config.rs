@@ -16,8 +16,9 @@ use crate::{
 /// A fused matrix is several: those of query, key and value, of gate and up, are made orthogonal each by
 /// itself (Megatron-LM's `--muon-split-qkv`, which leaves gate and up together).
 ///
-/// Where optimizer state is shared out, the mean is: it is sent to one rank that has the work of a matrix,
-/// and its result back, so that none is computed twice.
+/// Where optimizer state is shared out, the mean is: it is sent to one of the ranks that share, which has
+/// the work of a matrix, and its result back. An update holds directions of all matrices that a rank keeps
+/// something of, four bytes an element, and as much again while they are sent.
 ///
 /// Source: Jordan et al. 2024, <https://kellerjordan.github.io/posts/muon>; Megatron-LM
 /// `megatron/core/optimizer/muon.py`.
@@ -42,14 +43,15 @@ pub struct MuonConfig {
     #[config(default = "MuonScale::Spectral")]
     pub scale: MuonScale,
     /// Multiplied with that. With `Spectral`, 0.2 moves elements about as far as AdamW would (Liu et al.
-    /// 2025, <https://arxiv.org/abs/2502.16982>).
-    #[config(default = 1.0)]
+    /// 2025, <https://arxiv.org/abs/2502.16982>), which has the same learning rate here. Megatron-LM's
+    /// default is 1.
+    #[config(default = 0.2)]
     pub extra_scale: f64,
     /// How ranks that share a matrix make it orthogonal.
     #[config(default = "MuonTpMode::Duplicated")]
     pub tp_mode: MuonTpMode,
     /// Beginnings of the paths of matrices that AdamW moves.
-    #[config(default = r#"vec!["embedding.".to_string(), "head.".to_string()]"#)]
+    #[config(default = r#"["embedding.", "positions.", "head."].map(str::to_string).to_vec()"#)]
     pub excluded: Vec<String>,
     /// In what the mean of gradients is kept. In bf16 a step changes it only by more than 1/512 of itself.
     #[config(default = "FloatDType::F32")]

@@ -75,6 +75,11 @@ impl Muon {
         moments: &mut Moments,
     ) -> Tensor<1> {
         let MuonConfig { momentum, nesterov, momentum_buffer: kept, .. } = self.config;
+        if entry.kept.is_empty() {
+            let none = Tensor::empty([0], (&entry.device, DType::F32));
+            moments.insert(Moment::MomentumBuffer, zeros(&none, kept));
+            return none;
+        }
         let grad = entry.grad_or_zeros().cast(DType::F32).mul_scalar(grads.factor);
         let grad = match grads.factor_on_gpu.clone() {
             Some(factor) => grad * factor,

@@ -72,8 +72,8 @@ const EPSILON: f32 = 1e-7;
 /// A matrix whose singular values are all near 1, with the singular vectors of `x`; computed in
 /// `dtype`.
 ///
-/// With `sum`, `x` is this rank's stretch along its longer side (along its rows if `rows_are_split`), and
-/// `sum` adds what the ranks have of a product.
+/// With `split`, `x` is this rank's stretch of a matrix along that dimension, and its function adds what
+/// the ranks have of a product.
 ///
 /// # Shapes
 /// `[m, n]` to the same, f32.
@@ -97,7 +97,7 @@ pub(super) fn orthogonalized(
     let squares = sum(x.clone().square().sum().reshape([1, 1]))?;
     let mut x = (x / squares.sqrt().clamp_min(EPSILON)).cast(DType::from(dtype));
     for &[a, b, c] in coefficients {
-        let s = sum(product(x.clone(), x.clone(), true))?;
+        let s = sum(product(x.clone(), x.clone(), true))?.cast(DType::from(dtype));
         let polynomial = s.clone().mul_scalar(b) + product(s.clone(), s, true).mul_scalar(c);
         x = x.clone().mul_scalar(a) + product(polynomial, x, false);
     }

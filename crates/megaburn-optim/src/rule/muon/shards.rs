@@ -152,7 +152,7 @@ fn padded(parts: Vec<Tensor<2>>, dim: usize, len: usize) -> Tensor<2> {
 
 #[cfg(test)]
 mod tests {
-    use burn::tensor::{Device, Distribution};
+    use burn::tensor::{Device, Distribution, FloatDType};
     use megaburn_collective::{GroupOptions, run_threads};
     use megaburn_mesh::{Axis, Part, pad_vocab};
     use rstest::rstest;
@@ -184,13 +184,17 @@ mod tests {
         #[values(0, 1)] dim: usize,
         #[values(2, 4)] ranks: usize,
         #[values(MuonTpMode::Duplicated, MuonTpMode::Distributed)] mode: MuonTpMode,
+        #[values((FloatDType::F32, 2e-5), (FloatDType::BF16, 0.15))] (dtype, tolerance): (
+            FloatDType,
+            f32,
+        ),
     ) {
         let one = shard(kind, dim, 0, 1);
         let normal = Distribution::Normal(0.0, 1.0);
         let global = Tensor::<1>::random([one.num_global()], normal, &Device::default());
         // The padding that one rank has to four is behind the rows of a matrix that is split by them.
         let alone = cut_values(&one, &values(global.clone()));
-        let config = MuonConfig::new().with_tp_mode(mode).with_extra_scale(0.5);
+        let config = MuonConfig::new().with_tp_mode(mode).with_dtype(dtype);
         let single = Group::single(0);
         let of = |tp: &Group, shard: &ShardSpec, local: Vec<f32>| {
             let local = Tensor::from_floats(local.as_slice(), &Device::default());
@@ -212,7 +216,7 @@ mod tests {
         for result in results {
             let (found, expected) = result.unwrap();
             for (found, expected) in found.iter().zip(&expected) {
-                assert!((found - expected).abs() < 2e-5, "{kind}: {found} {expected}");
+                assert!((found - expected).abs() < tolerance, "{kind}: {found} {expected}");
             }
         }
     }

@@ -35,7 +35,7 @@ fn train(config: TrainConfig, world: &Group, layout: Layout) -> Result<Trained, 
     let mut trainer = Trainer::new(Arc::new(config), groups, device, data)?;
     let step = |trainer: &mut Trainer| trainer.step().map(|step| [step.loss, step.grad_norm]);
     let steps = (0..STEPS).map(|_| step(&mut trainer)).collect::<Result<_, _>>()?;
-    Ok((steps, local_params(&trainer)))
+    Ok((steps, local_params(&trainer)?))
 }
 
 fn matrix(world: &Group) -> Result<(), String> {

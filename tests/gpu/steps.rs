@@ -11,7 +11,10 @@ use megaburn::{
     mesh::Layout,
     optim::{GradientAccumulator, Sharding, Sum},
     parallel::{main_grads, read_params, shard_plan},
-    train::{RunData, TrainConfig, TrainError, Trainer, config::Dtype},
+    train::{
+        RunData, TrainConfig, TrainError, Trainer,
+        config::{Dtype, OptimizerName},
+    },
 };
 
 use crate::{
@@ -22,6 +25,7 @@ use crate::{
 
 pub(crate) const TESTS: &[Test] = &[
     ("clipped_steps_are_those_of_the_cpu", clipped),
+    ("every_optimizer_steps_as_on_the_cpu", optimizers),
     ("a_loss_without_all_logits_is_that_of_the_cpu_with_them", fused_loss),
     ("a_step_that_is_not_finite_changes_nothing", not_finite),
     ("samples_cut_out_of_a_batch_are_those_of_the_cpu", cut_out),
@@ -83,6 +87,23 @@ fn clipped() -> Result<(), String> {
     })
 }
 
+const OPTIMIZERS: [OptimizerName; 4] =
+    [OptimizerName::AdamW, OptimizerName::Sgd, OptimizerName::Lion, OptimizerName::Muon];
+
+/// In steps so short that what rounding turns round does not show.
+fn optimizers() -> Result<(), String> {
+    with_config(|mut config| {
+        (config.optimizer.lr, config.optimizer.clip_grad) = (1e-4, 0.05);
+        for name in OPTIMIZERS {
+            config.optimizer.name = name;
+            let expected = numbers(&config, Device::flex())?;
+            compare(&numbers(&config, Device::cuda(0))?, &expected)
+                .map_err(|why| format!("{name}: {why}"))?;
+        }
+        Ok(())
+    })
+}
+
 /// A data-parallel rank's samples are a view of all. The loss of one, and the gradients of all parameters.
 fn of_sample(config: &TrainConfig, device: Device, sample: usize) -> Result<Vec<f64>, String> {
     let trainer = trainer(config, device.clone()).map_err(|error| error.to_string())?;
@@ -135,8 +156,9 @@ fn fused_loss() -> Result<(), String> {
 fn not_finite() -> Result<(), String> {
     with_config(|mut config| {
         (config.optimizer.lr, config.optimizer.clip_grad) = (1e30, 1.0);
-        for dtype in [Dtype::F32, Dtype::Bf16] {
-            config.train.dtype = dtype;
+        let dtypes = [Dtype::F32, Dtype::Bf16];
+        for (name, dtype) in OPTIMIZERS.into_iter().flat_map(|n| dtypes.map(|dtype| (n, dtype))) {
+            (config.optimizer.name, config.train.dtype) = (name, dtype);
             let told = |error: TrainError| error.to_string();
             let mut trainer = trainer(&config, Device::cuda(0)).map_err(told)?;
             trainer.step().map_err(told)?;
@@ -144,10 +166,10 @@ fn not_finite() -> Result<(), String> {
             for _ in 0..2 {
                 match trainer.step() {
                     Err(TrainError::NonFinite { step: 2, .. }) => {}
-                    other => return Err(format!("{dtype}: {other:?}")),
+                    other => return Err(format!("{name}, {dtype}: {other:?}")),
                 }
                 if read_params(trainer.model()) != params || trainer.progress() != progress {
-                    return Err(format!("{dtype}: something has changed"));
+                    return Err(format!("{name}, {dtype}: something has changed"));
                 }
             }
         }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use burn::tensor::TensorData;
 use megaburn::{
     collective::{Group, ProcessGroups},
-    train::{ConfigLayers, RunData, TrainConfig, TrainError, Trainer},
+    train::{ConfigLayers, RunData, TrainConfig, TrainError, Trainer, config::OptimizerName},
 };
 
 use crate::{
@@ -92,6 +92,17 @@ fn stages(world: &Group) -> Result<(), String> {
                     format!("zero {zero}, overlap {overlap}, {micro_batches} micro-batches: {why}")
                 })?;
             }
+        }
+        let muon = |zero| {
+            config(zero, true, 1).and_then(|mut config| {
+                config.optimizer.name = OptimizerName::Muon;
+                self::train(config, &data, world)
+            })
+        };
+        let (losses, params) = muon(0).map_err(text)?;
+        for zero in 1..=3 {
+            compare(&muon(zero).map_err(text)?, &losses, &params, world.size())
+                .map_err(|why| format!("muon, zero {zero}: {why}"))?;
         }
         Ok(())
     };

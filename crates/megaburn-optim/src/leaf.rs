@@ -37,7 +37,7 @@ impl Leaf {
         }
     }
 
-    pub(crate) fn as_type(self, dtype: DType) -> Self {
+    pub(crate) fn of_type(self, dtype: DType) -> Self {
         Self { dtype, ..self }
     }
 

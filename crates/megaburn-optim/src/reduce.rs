@@ -1,14 +1,10 @@
-use std::collections::VecDeque;
-
-use burn::{Tensor, tensor::Float};
-use megaburn_collective::tensors::Pending;
+use burn::Tensor;
 use megaburn_mesh::ShardSpec;
 
 use crate::{
     GradientAccumulator, OptimError, ShardingLevel,
     entry::Entry,
-    overlap::IN_FLIGHT,
-    sharding::{Bucket, Slot},
+    sharding::{Bucket, Slot, Sums},
 };
 
 impl GradientAccumulator {
@@ -84,22 +80,11 @@ impl GradientAccumulator {
         for (bucket, share) in sent.iter().zip(shares) {
             self.add_share(bucket, share);
         }
-        let mut started = VecDeque::new();
+        let mut sums = Sums::new(sharding.clone());
         for bucket in rest {
-            started.push_back((bucket, sharding.start_sum(self.take_own(bucket))?));
-            if started.len() > IN_FLIGHT {
-                self.finish(started.pop_front())?;
-            }
+            sums.start(self.take_own(bucket))?;
         }
-        while !started.is_empty() {
-            self.finish(started.pop_front())?;
-        }
-        Ok(())
-    }
-
-    fn finish(&mut self, started: Option<(&Bucket, Pending<1, Float>)>) -> Result<(), OptimError> {
-        if let Some((bucket, started)) = started {
-            let share = self.sharding.clone().finish_sum(started)?;
+        for (bucket, share) in rest.iter().zip(sums.finish()?) {
             self.add_share(bucket, share);
         }
         Ok(())

@@ -1,23 +1,20 @@
 use std::{
-    collections::{BTreeMap, BTreeSet, VecDeque},
+    collections::{BTreeMap, BTreeSet},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use burn::{
     Tensor,
-    tensor::{DType, Device, Float},
+    tensor::{DType, Device},
 };
-use megaburn_collective::{CollectiveError, tensors::Pending};
+use megaburn_collective::CollectiveError;
 use megaburn_kernels::{MainGrad, is_on_gpu, room_in, stands_in};
 use megaburn_mesh::ParamSpec;
 
 use crate::{
     reduce::{has_padding, without_padding},
-    sharding::{Bucket, Sharding, Slot},
+    sharding::{Bucket, Sharding, Slot, Sums},
 };
-
-/// Buckets on their way at a time: one that is sent, and one behind it.
-pub(crate) const IN_FLIGHT: usize = 2;
 
 /// Starts to sum a bucket over ranks inside the backward that gives its last gradient, so that it is on
 /// its way while backward goes on.
@@ -45,9 +42,8 @@ struct State {
     buffers: BTreeMap<String, Tensor<1>>,
     /// Weights that were given room there: once, or a sum that somebody took would be written over.
     given: BTreeSet<String>,
-    /// This rank's shares of the first buckets, and behind them the next on their way.
-    shares: Vec<Tensor<1>>,
-    started: VecDeque<Pending<1, Float>>,
+    /// Of the first buckets.
+    sums: Sums,
     error: Option<CollectiveError>,
 }
 
@@ -96,9 +92,9 @@ impl Overlap {
                 direct.insert(path.clone(), weight);
             }
         }
-        let (is_last, buffers, given, shares, started, error) = Default::default();
-        let state =
-            State { sharding, direct, device, is_last, buffers, given, shares, started, error };
+        let (is_last, buffers, given, error) = Default::default();
+        let sums = Sums::new(sharding.clone());
+        let state = State { sharding, direct, device, is_last, buffers, given, sums, error };
         let overlap = Self(Arc::new(Mutex::new(state)));
         overlap.listen();
         overlap
@@ -151,18 +147,17 @@ impl Overlap {
     pub(crate) fn reset(&self) {
         let mut state = self.lock();
         state.is_last = false;
-        (state.buffers, state.given, state.shares) = Default::default();
-        (state.started, state.error) = Default::default();
+        (state.buffers, state.given, state.error) = Default::default();
+        state.sums = Sums::new(state.sharding.clone());
     }
 
     /// This rank's shares of the first buckets, as many as were started.
     pub(crate) fn take(&self) -> Result<Vec<Tensor<1>>, CollectiveError> {
         let mut state = self.lock();
-        while !state.started.is_empty() && state.error.is_none() {
-            state.finish_one();
+        match state.error.take() {
+            Some(error) => Err(error),
+            None => state.sums.finish(),
         }
-        let shares = std::mem::take(&mut state.shares);
-        state.error.take().map_or(Ok(shares), Err)
     }
 
     /// The memory that was there for the sums of a bucket.
@@ -181,24 +176,10 @@ impl State {
         direct.arrived += 1;
         let sharding = self.sharding.clone();
         while self.is_last && self.error.is_none() {
-            let next = sharding.buckets().get(self.shares.len() + self.started.len());
+            let next = sharding.buckets().get(self.sums.num_started());
             let Some(bucket) = next.filter(|bucket| self.is_complete(bucket)) else { return };
             let whole = self.take_whole(bucket);
-            match sharding.start_sum(whole) {
-                Ok(started) => self.started.push_back(started),
-                Err(error) => self.error = Some(error),
-            }
-            if self.started.len() > IN_FLIGHT {
-                self.finish_one();
-            }
-        }
-    }
-
-    fn finish_one(&mut self) {
-        let Some(started) = self.started.pop_front() else { return };
-        match self.sharding.finish_sum(started) {
-            Ok(share) => self.shares.push(share),
-            Err(error) => self.error = Some(error),
+            self.error = self.sums.start(whole).err();
         }
     }
 

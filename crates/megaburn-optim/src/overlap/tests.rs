@@ -58,7 +58,7 @@ fn gradients(
             }
             grads.accumulate(&net, &mut loss.backward());
             let state = grads.overlap.as_ref().unwrap().lock();
-            sent = state.started.len() + state.shares.len();
+            sent = state.sums.num_started();
             drop(state);
             grads.end_micro_batch()?;
         }

@@ -4,6 +4,7 @@ mod bucket;
 mod config;
 mod gathering;
 mod shares;
+mod sums;
 
 use std::{collections::BTreeMap, ops::Range, sync::Arc};
 
@@ -12,12 +13,10 @@ pub(crate) use bucket::{Bucket, Slot, joined};
 use burn::{Tensor, module::Module, tensor::Float};
 pub use config::ShardingConfig;
 use gathering::Gathering;
-use megaburn_collective::{
-    CollectiveError, Group, ReduceOp,
-    tensors::{self, Pending},
-};
+use megaburn_collective::{CollectiveError, Group, tensors::Pending};
 use megaburn_kernels::MainGrad;
 use shares::Shares;
+pub(crate) use sums::Sums;
 
 /// What each data-parallel rank keeps only a share of.
 ///
@@ -228,25 +227,6 @@ impl Sharding {
     /// Whether other ranks hold the same parameters.
     pub(crate) fn is_alone(&self) -> bool {
         self.0.share.size() == 1 && self.0.copies.size() == 1
-    }
-
-    /// Starts to sum the ranks' gradients of a bucket.
-    pub(crate) fn start_sum(&self, whole: Tensor<1>) -> Result<Pending<1, Float>, CollectiveError> {
-        match self.num_shares() {
-            1 => tensors::start_all_reduce(whole, ReduceOp::Sum, self.copies()),
-            _ => tensors::start_reduce_scatter(whole, ReduceOp::Sum, self.share()),
-        }
-    }
-
-    /// This rank's share of the sum.
-    pub(crate) fn finish_sum(
-        &self,
-        started: Pending<1, Float>,
-    ) -> Result<Tensor<1>, CollectiveError> {
-        match self.num_shares() {
-            1 => Ok(started.wait()),
-            _ => tensors::all_reduce(started.wait(), ReduceOp::Sum, self.copies()),
-        }
     }
 
     /// What this rank keeps of a bucket.

@@ -145,9 +145,9 @@ mod tests {
     }
 
     #[rstest]
-    #[case(NewtonSchulz::Simple, 5, 0.35)]
-    #[case(NewtonSchulz::Quintic, 5, 0.2)]
-    #[case(NewtonSchulz::PolarExpress, 9, 1e-2)]
+    #[case(NewtonSchulz::Simple, 5, 0.7)]
+    #[case(NewtonSchulz::Quintic, 5, 0.4)]
+    #[case(NewtonSchulz::PolarExpress, 12, 3e-2)]
     fn singular_values_become_one(
         #[case] kind: NewtonSchulz,
         #[case] steps: usize,

@@ -82,7 +82,13 @@ fn muon() -> MuonConfig {
 #[test]
 fn a_matrix_moves_along_an_orthogonal_one_and_the_rest_as_by_adamw() {
     let device = Device::default().autodiff();
-    let before = Net::new(3, 4, 0, 1, &device);
+    let mut before = Net::new(3, 4, 0, 1, &device);
+    // Far from a matrix of lower rank, on the other side of which the second step would go back.
+    before.matrix = before.matrix.map(|noise| {
+        let [rows, cols] = noise.dims();
+        let plain = Tensor::<2>::eye(cols, &device.clone().inner()).narrow(0, 0, rows);
+        Tensor::from_inner(plain * 2.0 + noise.inner().clamp(-1.0, 1.0) * 0.2).require_grad()
+    });
     let steps = |mut optimizer: Optimizer| {
         let mut net = before.clone();
         let mut grads =

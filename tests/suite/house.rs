@@ -9,13 +9,14 @@ use std::{
 use cargo_metadata::{DependencyKind, MetadataCommand};
 
 /// A crate depends only on floors below its own.
-const FLOORS: [(&str, u8); 14] = [
+const FLOORS: [(&str, u8); 15] = [
     ("megaburn-mesh", 0),
     ("megaburn-cuda", 0),
     ("megaburn-collective", 1),
     ("megaburn-kernels", 1),
     ("megaburn-data", 1),
     ("megaburn-parallel", 2),
+    ("megaburn-pipeline", 2),
     ("megaburn-optim", 2),
     ("megaburn-checkpoint", 2),
     ("megaburn-models", 3),

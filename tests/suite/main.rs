@@ -18,6 +18,7 @@ mod model_errors;
 mod models;
 mod optimizers;
 mod outside;
+mod plan;
 mod processes;
 mod published;
 mod recipes;

@@ -4,6 +4,7 @@ mod convert;
 mod device;
 mod generate;
 mod launch;
+mod plan;
 mod tokenize;
 mod train;
 mod verify;
@@ -36,6 +37,8 @@ enum Command {
     Convert(convert::ConvertCommand),
     /// Compare a layout with what Transformers computed, or two models tensor by tensor.
     Verify(verify::VerifyArgs),
+    /// Draw a pipeline schedule, with its bubble and what it keeps in memory.
+    Plan(plan::PlanArgs),
     /// Train a byte-level BPE tokenizer and write its `tokenizer.json`.
     Tokenize(tokenize::TokenizeArgs),
     /// Start a program as several ranks on this host, with torchrun's environment names.
@@ -62,6 +65,7 @@ pub fn run(command: impl IntoIterator<Item = OsString>) -> ExitCode {
         Command::Generate(args) => begin(|| args.run()),
         Command::Convert(command) => done(command.run()),
         Command::Verify(args) => args.run(),
+        Command::Plan(args) => args.run(),
         Command::Tokenize(args) => args.run(),
         Command::Launch(args) => args.run(),
         Command::LaunchChild { args } => exit_code(launch_child(args)),

@@ -1,0 +1,143 @@
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    PipelineError, Placement, Schedule, ScheduleKind, Stages,
+    order::{interleaved, orders},
+    transfers,
+};
+
+/// Micro-batches times stages that a schedule may have: 128 ranks of 8 chunks with 1024 of them.
+const MOST_PASSES: usize = 1 << 20;
+
+/// Which schedule is wanted.
+///
+/// ```
+/// use megaburn_pipeline::{ScheduleConfig, ScheduleKind};
+///
+/// let schedule = ScheduleConfig::new(ScheduleKind::Interleaved, 4, 8).with_num_chunks(2).build()?;
+/// assert_eq!(schedule.stages.num_stages(), 8);
+/// assert_eq!(schedule.prove()?.peak_activations, [11, 9, 7, 5]);
+/// # Ok::<(), megaburn_pipeline::PipelineError>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ScheduleConfig {
+    /// The kind.
+    pub kind: ScheduleKind,
+    /// Ranks of the pipeline.
+    pub num_ranks: usize,
+    /// Stages that each rank has. None: 2 for interleaved and zb-v, else 1.
+    #[serde(default)]
+    pub num_chunks: Option<usize>,
+    /// Micro-batches of a step.
+    pub num_micro_batches: usize,
+    /// How many micro-batches go through a chunk before the next chunk has its turn; interleaved
+    /// only (Megatron-LM's `--microbatch-group-size-per-virtual-pipeline-stage`). None: the smallest
+    /// that is legal, `num_ranks` where that divides the micro-batches.
+    #[serde(default)]
+    pub group_size: Option<usize>,
+    /// How stages are dealt out. None: a vee for zb-v, else a loop. Only gpipe and forward-only
+    /// have the choice, the latter so that a model placed for zb-v can be evaluated.
+    #[serde(default)]
+    pub placement: Option<Placement>,
+}
+
+impl ScheduleConfig {
+    /// A schedule of `num_micro_batches` over `num_ranks`, all else as is usual for the kind.
+    pub fn new(kind: ScheduleKind, num_ranks: usize, num_micro_batches: usize) -> Self {
+        let (num_chunks, group_size, placement) = (None, None, None);
+        Self { kind, num_ranks, num_chunks, num_micro_batches, group_size, placement }
+    }
+
+    /// With so many stages a rank.
+    pub fn with_num_chunks(mut self, num_chunks: usize) -> Self {
+        self.num_chunks = Some(num_chunks);
+        self
+    }
+
+    /// With groups of so many micro-batches.
+    pub fn with_group_size(mut self, group_size: usize) -> Self {
+        self.group_size = Some(group_size);
+        self
+    }
+
+    /// With stages dealt out so.
+    pub fn with_placement(mut self, placement: Placement) -> Self {
+        self.placement = Some(placement);
+        self
+    }
+
+    /// The stages that the schedule is for.
+    pub fn stages(&self) -> Stages {
+        Stages {
+            num_ranks: self.num_ranks,
+            num_chunks: self.num_chunks.unwrap_or(self.kind.default_num_chunks()),
+            placement: self.placement.unwrap_or(self.kind.default_placement()),
+        }
+    }
+
+    /// The size of the micro-batch groups of an interleaved schedule.
+    ///
+    /// # Errors
+    /// What is asked for is not legal.
+    pub fn group_size(&self) -> Result<usize, PipelineError> {
+        interleaved::group_size(self.group_size, self.num_ranks, self.num_micro_batches)
+    }
+
+    /// Builds the schedule and proves it ([`Schedule::prove`]).
+    ///
+    /// # Errors
+    /// The kind has no schedule of these sizes.
+    pub fn build(&self) -> Result<Schedule, PipelineError> {
+        self.check()?;
+        let stages = self.stages();
+        let ranks = transfers::with_transfers(orders(self, stages)?, stages)?;
+        let (kind, num_micro_batches) = (self.kind, self.num_micro_batches);
+        let schedule = Schedule { kind, stages, num_micro_batches, ranks };
+        schedule.prove()?;
+        Ok(schedule)
+    }
+
+    fn check(&self) -> Result<(), PipelineError> {
+        let Self { kind, group_size, .. } = *self;
+        let Stages { num_ranks, num_chunks, placement } = self.stages();
+        let sizes = [
+            (num_ranks, "ranks"),
+            (num_chunks, "chunks"),
+            (self.num_micro_batches, "micro-batches"),
+        ];
+        if let Some((_, what)) = sizes.into_iter().find(|(size, _)| *size == 0) {
+            return Err(PipelineError::Zero { what });
+        }
+        let passes =
+            num_ranks.checked_mul(num_chunks).and_then(|n| n.checked_mul(self.num_micro_batches));
+        if passes.is_none_or(|passes| passes > MOST_PASSES) {
+            return Err(PipelineError::TooLarge { most: MOST_PASSES });
+        }
+        let rule = match kind {
+            ScheduleKind::OneForwardOneBackward if num_chunks > 1 => {
+                "it has one; interleaved is 1f1b with several"
+            }
+            ScheduleKind::ZbH1 if num_chunks > 1 => "it has one; zb-v has two",
+            ScheduleKind::ZbV if num_chunks != 2 => "it has two, the second on the way back",
+            ScheduleKind::Interleaved if num_chunks < 2 => {
+                "it has two or more; 1f1b is what it is with one"
+            }
+            _ => "",
+        };
+        if !rule.is_empty() {
+            return Err(PipelineError::Chunks { kind, num_chunks, rule });
+        }
+        let has_choice = matches!(kind, ScheduleKind::GPipe | ScheduleKind::ForwardOnly);
+        if !has_choice && placement != kind.default_placement() {
+            return Err(PipelineError::Placement { kind, placement: placement.name() });
+        }
+        match group_size {
+            Some(0) => Err(PipelineError::Zero { what: "micro-batches a group" }),
+            Some(group_size) if kind != ScheduleKind::Interleaved => {
+                Err(PipelineError::NoGroups { kind, group_size })
+            }
+            _ => Ok(()),
+        }
+    }
+}

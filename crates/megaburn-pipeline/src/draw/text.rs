@@ -1,0 +1,87 @@
+use super::label;
+use crate::{Schedule, Timing};
+
+/// Draws a schedule as text: a line a rank, a column a unit of time, so of use where a pass takes
+/// few. `F3` is the forward of micro-batch 3, `B` its backward (or the gradient of the input), `W`
+/// the gradient of the weights; a letter behind is the chunk. `=` goes on with what stands before,
+/// `.` is idle.
+pub fn text(schedule: &Schedule, timing: &Timing) -> String {
+    let spans = timing.ranks.iter().flatten();
+    let width = spans.map(|span| label(schedule, span).len()).max().unwrap_or(1);
+    let makespan = timing.makespan() as usize;
+    let rank_width = (timing.ranks.len().max(1) - 1).to_string().len();
+    let mut drawn = String::new();
+    for (rank, spans) in timing.ranks.iter().enumerate() {
+        let mut cells = vec![".".to_string(); makespan];
+        for span in spans {
+            let columns = &mut cells[span.start as usize..span.end as usize];
+            columns.fill("=".into());
+            // A pass that takes no time has no column.
+            if let Some(first) = columns.first_mut() {
+                *first = label(schedule, span);
+            }
+        }
+        let cells: Vec<String> = cells.iter().map(|cell| format!("{cell:width$}")).collect();
+        let line = format!("rank {rank:rank_width$} | {}", cells.join(" "));
+        drawn.push_str(line.trim_end());
+        drawn.push('\n');
+    }
+    drawn
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Costs, Links, ScheduleConfig, ScheduleKind};
+
+    fn drawn(
+        kind: ScheduleKind,
+        num_ranks: usize,
+        num_micro_batches: usize,
+        costs: Costs,
+    ) -> String {
+        let schedule = ScheduleConfig::new(kind, num_ranks, num_micro_batches).build().unwrap();
+        let timing = schedule.simulate(&vec![costs; num_ranks], Links::PrePosted).unwrap();
+        text(&schedule, &timing)
+    }
+
+    /// Megatron-LM's figure 4 of arXiv 2104.04473, smaller.
+    #[test]
+    fn one_forward_one_backward_is_the_papers() {
+        let found = drawn(ScheduleKind::OneForwardOneBackward, 3, 4, Costs::UNIT);
+        let expected = "\
+rank 0 | F0 F1 F2 .  .  .  .  B0 =  F3 B1 =  .  B2 =  .  B3 =
+rank 1 | .  F0 F1 .  .  B0 =  F2 B1 =  F3 B2 =  .  B3 =  .  .
+rank 2 | .  .  F0 B0 =  F1 B1 =  F2 B2 =  F3 B3 =  .  .  .  .
+";
+        assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn zb_h1_is_the_papers() {
+        let found = drawn(ScheduleKind::ZbH1, 3, 4, Costs::UNIT);
+        let expected = "\
+rank 0 | F0 F1 F2 .  .  B0 W0 F3 B1 W1 B2 W2 B3 W3
+rank 1 | .  F0 F1 .  B0 F2 B1 W0 F3 B2 W1 B3 W2 W3
+rank 2 | .  .  F0 B0 F1 B1 F2 B2 W0 F3 B3 W1 W2 W3
+";
+        assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn zb_v_is_the_papers() {
+        let found = drawn(ScheduleKind::ZbV, 2, 4, Costs::UNIT);
+        let expected = "\
+rank 0 | F0a F1a F2a F0b B0b W0b F1b B1b W1b F3a B0a W0a F2b B2b W2b B1a W1a F3b B3b W3b B2a W2a B3a W3a .
+rank 1 | .   F0a F0b F1a F1b B0b W0b F2a B0a W0a F2b B1b W1b F3a B1a W1a F3b B2b W2b B2a B3b B3a W2a W3b W3a
+";
+        assert_eq!(found, expected);
+    }
+
+    #[test]
+    fn what_takes_no_time_is_not_drawn() {
+        let costs = Costs { backward_input: 0, backward_weight: 0, ..Costs::UNIT };
+        let found = drawn(ScheduleKind::GPipe, 2, 2, costs);
+        assert_eq!(found, "rank 0 | F0 F1 .\nrank 1 | .  F0 F1\n");
+    }
+}

@@ -1,0 +1,37 @@
+//! Pipeline parallelism's schedules as data: which rank computes, sends and receives what, in which
+//! order. They are built, proven by simulation before a tensor moves, timed with given costs, and
+//! drawn. No tensors, no threads, no I/O: everything here is a pure function.
+//!
+//! ```
+//! use megaburn_pipeline::{Costs, Links, ScheduleConfig, ScheduleKind, draw};
+//!
+//! let schedule = ScheduleConfig::new(ScheduleKind::OneForwardOneBackward, 2, 3).build()?;
+//! let timing = schedule.simulate(&[Costs::UNIT; 2], Links::PrePosted)?;
+//! assert_eq!(
+//!     draw::text(&schedule, &timing),
+//!     "rank 0 | F0 F1 .  .  B0 =  F2 B1 =  .  B2 =\n\
+//!      rank 1 | .  F0 B0 =  F1 B1 =  F2 B2 =  .  .\n"
+//! );
+//! assert_eq!(timing.bubble_ratio(), 1.0 / 3.0);
+//! # Ok::<(), megaburn_pipeline::PipelineError>(())
+//! ```
+
+mod action;
+mod config;
+pub mod draw;
+mod error;
+mod formula;
+mod kind;
+mod order;
+mod schedule;
+mod simulate;
+mod stages;
+mod transfers;
+
+pub use action::{Action, Message, Op};
+pub use config::ScheduleConfig;
+pub use error::{PipelineError, Waiting};
+pub use kind::ScheduleKind;
+pub use schedule::Schedule;
+pub use simulate::{Costs, Links, Proof, Span, Timing};
+pub use stages::{Placement, Stages};

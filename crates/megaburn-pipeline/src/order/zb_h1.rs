@@ -1,0 +1,18 @@
+use super::{backward_input, backward_weight, forward};
+use crate::Action;
+
+/// 1F1B whose backward leaves the weights for later: rank r is r micro-batches behind with them.
+/// So every rank holds on to as many micro-batches as the first rank of 1F1B, and what the later
+/// ranks have put off fills the time in which they would have waited at the end.
+pub(super) fn order(rank: usize, num_ranks: usize, num_micro_batches: usize) -> Vec<Action> {
+    let warm_up = num_micro_batches.min(num_ranks - rank - 1);
+    let mut order: Vec<Action> = (0..warm_up).map(|i| forward(i, 0)).collect();
+    for i in 0..num_micro_batches {
+        order.extend((i + warm_up < num_micro_batches).then(|| forward(i + warm_up, 0)));
+        order.push(backward_input(i, 0));
+        order.extend((i >= rank).then(|| backward_weight(i - rank, 0)));
+    }
+    let put_off = num_micro_batches.saturating_sub(rank)..num_micro_batches;
+    order.extend(put_off.map(|i| backward_weight(i, 0)));
+    order
+}

@@ -1,0 +1,98 @@
+use std::collections::VecDeque;
+
+use super::{backward_input, backward_weight, forward};
+use crate::{Action, Op};
+
+/// Chunk 0 is on the way down the ranks, chunk 1 on the way back.
+const DOWN: usize = 0;
+const UP: usize = 1;
+
+/// Follows figure 6 of arXiv 2401.10241 phase by phase. A rank starts as many micro-batches as
+/// come down before the first is back, takes each that is back through forward and backward at
+/// once, and then does one of each of the six kinds of pass in turn. At the end, weights wait
+/// until the last inputs' gradients are on their way.
+///
+/// The phases need two micro-batches a rank; with fewer, what is beyond the last is left out.
+pub(super) fn order(rank: usize, num_ranks: usize, num_micro_batches: usize) -> Vec<Action> {
+    let mut phases = Phases::default();
+    let all = num_micro_batches.max(2 * num_ranks);
+    for _ in 0..2 * (num_ranks - rank) - 1 {
+        phases.forward(DOWN);
+    }
+    for _ in 0..rank {
+        phases.forward(UP);
+        phases.forward(DOWN);
+    }
+    for _ in rank..num_ranks {
+        phases.forward(UP);
+        phases.backward(UP);
+        phases.weight(UP);
+    }
+    while phases.next[UP].forward < all {
+        if phases.next[DOWN].forward < all {
+            phases.forward(DOWN);
+        }
+        phases.backward(DOWN);
+        phases.weight(DOWN);
+        phases.forward(UP);
+        phases.backward(UP);
+        phases.weight(UP);
+    }
+    for _ in 0..rank {
+        phases.backward(DOWN);
+        phases.backward(UP);
+    }
+    for _ in rank..num_ranks {
+        phases.backward(DOWN);
+        phases.weight_put_off();
+    }
+    while phases.weight_put_off() {}
+    phases.order.retain(|action| action.micro_batch < num_micro_batches);
+    phases.order
+}
+
+/// The micro-batch that each kind of pass takes next.
+#[derive(Default)]
+struct Next {
+    forward: usize,
+    backward: usize,
+}
+
+#[derive(Default)]
+struct Phases {
+    order: Vec<Action>,
+    next: [Next; 2],
+    /// Weights whose turn has not come, oldest first.
+    put_off: VecDeque<Action>,
+}
+
+impl Phases {
+    fn forward(&mut self, chunk: usize) {
+        self.order.push(forward(self.next[chunk].forward, chunk));
+        self.next[chunk].forward += 1;
+    }
+
+    fn backward(&mut self, chunk: usize) {
+        let micro_batch = self.next[chunk].backward;
+        self.order.push(backward_input(micro_batch, chunk));
+        self.put_off.push_back(backward_weight(micro_batch, chunk));
+        self.next[chunk].backward += 1;
+    }
+
+    /// The weights of the backward that was just done in `chunk`.
+    fn weight(&mut self, chunk: usize) {
+        debug_assert!(
+            self.order
+                .last()
+                .is_some_and(|done| { done.op == Op::BackwardInput && done.chunk == chunk })
+        );
+        self.order.extend(self.put_off.pop_back());
+    }
+
+    /// The oldest weights that were put off. Returns whether there were any.
+    fn weight_put_off(&mut self) -> bool {
+        let weight = self.put_off.pop_front();
+        self.order.extend(weight);
+        weight.is_some()
+    }
+}

@@ -1,0 +1,137 @@
+//! `megaburn plan`: what a pipeline schedule looks like before anything runs.
+
+use std::{fs, path::PathBuf, process::ExitCode};
+
+use clap::{Args, ValueEnum};
+use megaburn_pipeline::{
+    Costs, Links, PipelineError, Placement, Proof, Schedule, ScheduleConfig, ScheduleKind, Timing,
+    draw,
+};
+use megaburn_train::{Exit, TrainError};
+
+use super::fail;
+
+#[derive(Args)]
+pub(super) struct PlanArgs {
+    /// gpipe, 1f1b, interleaved, zb-h1, zb-v or forward-only.
+    #[arg(long, value_name = "KIND")]
+    schedule: ScheduleKind,
+    /// Ranks of the pipeline.
+    #[arg(long, value_name = "N")]
+    pp: usize,
+    /// Stages that each rank has. Default: 2 for interleaved and zb-v, else 1.
+    #[arg(long, value_name = "V")]
+    chunks: Option<usize>,
+    /// Micro-batches of a step.
+    #[arg(long, value_name = "M")]
+    micro_batches: usize,
+    /// Micro-batches that go through a chunk before the next chunk has its turn, for interleaved.
+    /// Default: the smallest number that the schedule allows.
+    #[arg(long, value_name = "G")]
+    group: Option<usize>,
+    /// How stages are dealt out: round and round, or there and back. Only gpipe and forward-only
+    /// have the choice.
+    #[arg(long, value_enum, value_name = "P")]
+    placement: Option<PlacementArg>,
+    /// Draw it into this file too.
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+}
+
+/// What a [`Placement`] is called here.
+#[derive(Clone, Copy, ValueEnum)]
+enum PlacementArg {
+    Loop,
+    Vee,
+}
+
+impl From<PlacementArg> for Placement {
+    fn from(placement: PlacementArg) -> Self {
+        match placement {
+            PlacementArg::Loop => Self::Loop,
+            PlacementArg::Vee => Self::Vee,
+        }
+    }
+}
+
+impl PlanArgs {
+    /// Builds, proves, draws and prints. Exits with 2 for sizes that there is no schedule of, and
+    /// with 1 if the picture cannot be written.
+    pub(super) fn run(self) -> ExitCode {
+        let picture = match self.print() {
+            Ok(picture) => picture,
+            Err(error) => return fail(&error.to_string(), Exit::BadInput),
+        };
+        if let Some(path) = self.svg {
+            if let Err(source) = fs::write(&path, picture) {
+                let error = TrainError::Write { path, source };
+                return fail(&error.to_string(), error.exit());
+            }
+            println!("wrote    {}", path.display());
+        }
+        Exit::Done.into()
+    }
+
+    /// Prints, and returns the picture as SVG.
+    fn print(&self) -> Result<String, PipelineError> {
+        let mut config = ScheduleConfig::new(self.schedule, self.pp, self.micro_batches);
+        config.num_chunks = self.chunks;
+        config.group_size = self.group;
+        config.placement = self.placement.map(Placement::from);
+        let schedule = config.build()?;
+        let proof = schedule.prove()?;
+        let timing = schedule.simulate(&vec![Costs::UNIT; self.pp], Links::PrePosted)?;
+        print!("{}", report(&config, &schedule, &proof, &timing)?);
+        Ok(draw::svg(&schedule, &timing))
+    }
+}
+
+/// The picture and the numbers, for people.
+fn report(
+    config: &ScheduleConfig,
+    schedule: &Schedule,
+    proof: &Proof,
+    timing: &Timing,
+) -> Result<String, PipelineError> {
+    let stages = schedule.stages;
+    let (p, v, m) = (stages.num_ranks, stages.num_chunks, schedule.num_micro_batches);
+    let group = match schedule.kind {
+        ScheduleKind::Interleaved => format!(", groups of {}", config.group_size()?),
+        _ => String::new(),
+    };
+    let of_rank = |rank| {
+        let stages: Vec<String> = (0..v).map(|c| stages.stage(rank, c).to_string()).collect();
+        format!("[{}]", stages.join(", "))
+    };
+    let ranks: Vec<String> = (0..p).map(of_rank).collect();
+    let busy = timing.busy(0);
+    let between = (0..p).map(|rank| timing.idle_between(rank)).max().unwrap_or(0);
+    let units = match (schedule.kind.splits_backward(), schedule.kind.has_backward()) {
+        (true, _) => "F forward, B backward for the input, W for the weights, 1 unit each",
+        (_, true) => "F forward, 1 unit; B backward, 2 units",
+        _ => "F forward, 1 unit",
+    };
+    let formula = match config.expected_idle(Costs::UNIT) {
+        Some(idle) => format!("{:.4} by formula", idle as f64 / busy as f64),
+        None => "these sizes have no formula".into(),
+    };
+    Ok(format!(
+        "{}\n\
+         schedule {}: p {p} ranks, v {v} chunks each, m {m} micro-batches{group}\n\
+         stages   {}\n\
+         passes   {units}\n\
+         time     {} units, {busy} computing, {} idle ({:.1}%); {between} at most between a rank's first and last pass\n\
+         bubble   {:.4} of the computing time; {formula}, which is {} for m large enough\n\
+         peak     {:?} micro-batches of a chunk kept by rank; {}\n",
+        draw::text(schedule, timing),
+        schedule.kind,
+        ranks.join(" "),
+        timing.makespan(),
+        timing.idle(0),
+        100.0 * timing.bubble_fraction(),
+        timing.bubble_ratio(),
+        schedule.kind.bubble_formula(),
+        proof.peak_activations,
+        schedule.kind.peak_formula(),
+    ))
+}

@@ -12,14 +12,14 @@ impl ScheduleConfig {
     ///   micro-batches each chunk after the first waits for the rest of the way round, as it does
     ///   in gpipe with several chunks: `(v-1)(p-m)(f+b+w)` more.
     /// - zb-h1: `(p-1)(f+b-w)` for m of p or more and w no longer than f or b (arXiv 2401.10241,
-    ///   table 1); in general `(p-1)(f+b) - (min(m,p)-1) min(f,b,w)`, as longer weights do not fit
+    ///   section 2); in general `(p-1)(f+b) - (min(m,p)-1) min(f,b,w)`, as longer weights do not fit
     ///   where a forward was.
     /// - zb-v: `(p-1)f` for m of 2p or more and passes that take equally long. That is the start of
     ///   the last rank, and the end of the first: between a rank's own first and last pass there is
     ///   none ([`Timing::idle_between`](crate::Timing::idle_between), the paper's zero). For m up to
-    ///   p it is `(4(p-1) - 2(m-1))f`. Other costs leave bubbles that the paper's searched schedule
-    ///   has less of; measured at p 8, m 16 with f, b, w of 1, 2, 1 and 2, 3, 2: 14 and 21, where f
-    ///   alone would be 7 and 14.
+    ///   p it is `(4(p-1) - 2(m-1))f`. Other costs leave bubbles, of which a searched order (section
+    ///   3) has less; measured at p 8, m 16: 14 with f, b, w of 1, 2, 1, where `(p-1)f` is 7, and 21
+    ///   with 2, 3, 2, where it is 14.
     /// - forward-only: `(p-1)f`, and `(v-1)(p-r)f` more if r micro-batches are left for a last group
     ///   of less than p.
     ///

@@ -17,10 +17,12 @@ pub enum ScheduleKind {
     /// 1F1B over several chunks a rank (same paper; Megatron-LM's order by groups).
     #[serde(rename = "interleaved")]
     Interleaved,
-    /// 1F1B with the weights' gradients moved into its bubble (Qi et al., arXiv 2401.10241).
+    /// 1F1B with the weights' gradients moved into its bubble (Qi et al., arXiv 2401.10241,
+    /// section 2.1).
     #[serde(rename = "zb-h1")]
     ZbH1,
-    /// Two chunks a rank in a V, no bubble between them (Qi et al., arXiv 2401.10241 and 2405.15362).
+    /// Two chunks a rank in a V: 1F1B's memory and hardly a bubble (same paper, section 6; V-ZB in
+    /// arXiv 2405.15362).
     #[serde(rename = "zb-v")]
     ZbV,
     /// Evaluation: no backward.

@@ -7,10 +7,11 @@ use crate::{Action, Op};
 const DOWN: usize = 0;
 const UP: usize = 1;
 
-/// Follows figure 6 of arXiv 2401.10241 phase by phase. A rank starts as many micro-batches as
-/// come down before the first is back, takes each that is back through forward and backward at
-/// once, and then does one of each of the six kinds of pass in turn. At the end, weights wait
-/// until the last inputs' gradients are on their way.
+/// The hand-made order of arXiv 2401.10241, section 6, in the phases that PyTorch's
+/// `ScheduleZBVZeroBubble` has too. A rank starts as many micro-batches as come down before the
+/// first is back, takes each that is back through forward and backward at once, and then does one
+/// of each of the six kinds of pass in turn. At the end, weights wait until the last inputs'
+/// gradients are on their way.
 ///
 /// The phases need two micro-batches a rank; with fewer, what is beyond the last is left out.
 pub(super) fn order(rank: usize, num_ranks: usize, num_micro_batches: usize) -> Vec<Action> {

@@ -86,7 +86,7 @@ impl fmt::Display for Action {
 /// A tensor between two stages, named alike by the rank that sends it and the one that receives it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Message {
-    /// A gradient, which goes to the stage before; else an activation, which goes to the stage after.
+    /// A gradient, which goes to the stage before; else an activation, which goes on.
     pub is_gradient: bool,
     /// Of which micro-batch.
     pub micro_batch: usize,

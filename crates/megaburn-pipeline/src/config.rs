@@ -32,8 +32,8 @@ pub struct ScheduleConfig {
     /// Micro-batches of a step.
     pub num_micro_batches: usize,
     /// How many micro-batches go through a chunk before the next chunk has its turn; interleaved
-    /// only (Megatron-LM's `--microbatch-group-size-per-virtual-pipeline-stage`). None: the smallest
-    /// that is legal, `num_ranks` where that divides the micro-batches.
+    /// only (Megatron-LM's `--microbatch-group-size-per-virtual-pipeline-stage`). None: the
+    /// smallest that is legal, `num_ranks` where that divides the micro-batches.
     #[serde(default)]
     pub group_size: Option<usize>,
     /// How stages are dealt out. None: a vee for zb-v, else a loop. Only gpipe and forward-only

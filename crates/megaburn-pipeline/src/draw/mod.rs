@@ -8,7 +8,7 @@ pub use text::text;
 
 use crate::{Op, Schedule, Span};
 
-/// What stands in a pass: its kind, its micro-batch and, where there are several, its chunk (a, b, ...).
+/// What stands in a pass: its kind, its micro-batch and, of several chunks, which (a, b, ...).
 fn label(schedule: &Schedule, span: &Span) -> String {
     let kind = match span.action.op {
         Op::Forward => 'F',

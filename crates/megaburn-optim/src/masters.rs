@@ -15,14 +15,15 @@ use crate::{
 impl Optimizer {
     /// The module with its float parameters in `dtype`.
     ///
-    /// Where that is narrower than f32 (and than the optimizer's `main_params`), what
-    /// a trainable parameter is now stays here in f32: its master. [`Optimizer::step`] updates masters,
-    /// and a parameter is its master rounded to nearest. So call it with the f32 values that a run
-    /// starts from, and again whenever others are put into the module. A parameter that is in `dtype`
-    /// already stays as it is, and so does its master. Of masters a rank keeps what its
-    /// [`Sharding`](crate::Sharding) says, and so of parameters: one that is [shared
-    /// out](crate::ShardingLevel::Parameters) leaves its shape, and a value that is NaN. Such a one
-    /// stays as it is too.
+    /// Where that is narrower than f32 (and than the optimizer's `main_params`), what a trainable parameter
+    /// is now stays here in f32: its master. [`Optimizer::step`] updates masters, and a parameter is its
+    /// master rounded to nearest. So call it with the f32 values that a run starts from, and again whenever
+    /// others are put into the module. A parameter that is in `dtype` already stays as it is, and so does
+    /// its master.
+    ///
+    /// Of masters a rank keeps what its [`Sharding`](crate::Sharding) says, and so of parameters: one that
+    /// is [shared out](crate::ShardingLevel::Parameters) leaves its shape and one NaN, and stays so when it
+    /// is cast again.
     ///
     /// One after the other: of parameters that were not drawn yet no more than one is there in f32.
     pub fn cast_params<M: Module>(&mut self, module: M, dtype: FloatDType) -> M {

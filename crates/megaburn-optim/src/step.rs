@@ -19,8 +19,9 @@ impl Optimizer {
     ///
     /// Arithmetic is in f32 whatever the parameters are. A parameter that is narrower becomes the
     /// rounding of its f32 master, which is what is updated ([`Optimizer::cast_params`]; without one the
-    /// parameter itself is the first); one of the optimizer's `main_params` is updated itself. Equal shards with equal gradients stay bit-identical; padding, whose gradient
-    /// [`GradientAccumulator::reduce`] clears, stays zero.
+    /// parameter itself is the first); one of the optimizer's `main_params` is updated itself. Equal shards
+    /// with equal gradients stay bit-identical; padding, whose gradient [`GradientAccumulator::reduce`]
+    /// clears, stays zero.
     ///
     /// Where what [`GradientAccumulator::clip`] or [`GradientAccumulator::guard`] were given is not
     /// finite, everything stays as it is but the count of steps; see [`Optimizer::uncount`].
@@ -109,7 +110,7 @@ impl<R: Fn(&str) -> Rates> Step<'_, R> {
         for bucket in sharding.buckets().iter().rev() {
             if let Some(old) = sharding.take_share(bucket) {
                 let new = self.update_share(bucket, Some(old));
-                self.grads.sharding.put_share(bucket, new);
+                sharding.put_share(bucket, new);
                 continue;
             }
             let share = self.update_share(bucket, None);

@@ -10,8 +10,8 @@ use burn::tensor::Tensor;
 /// `gradient_accumulation_fusion`).
 ///
 /// A layer holds one for its weight and gives it to [`linear`](crate::linear). Until an optimizer
-/// [attaches](Self::attach) itself it does nothing, and the weight gets an ordinary gradient. Clones
-/// share one sum.
+/// [attaches](Self::attach) itself it does nothing, and the weight gets an ordinary gradient. Whoever keeps
+/// the weight itself is [asked for it](Self::with_source) here too. Clones share all of it.
 #[derive(Clone, Default)]
 pub struct MainGrad(Arc<Mutex<State>>);
 

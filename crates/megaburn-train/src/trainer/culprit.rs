@@ -75,6 +75,23 @@ mod tests {
         #[case] text: &str,
         #[values("parallel.zero=0", "parallel.zero=1", "parallel.zero=2")] zero: &str,
     ) {
+        assert_named(layout, rank, param, text, zero);
+    }
+
+    /// Matrices are nobody's whole there, and norms every rank's.
+    #[test]
+    fn they_are_named_where_parameters_are_shared_out() {
+        assert_named("dp3", 2, "norm.gamma", "`norm.gamma`, on rank 2);", "parallel.zero=3");
+        trainers(&["parallel.zero=3"], "dp3", |trainer| {
+            for (path, data) in read_params(trainer.model()) {
+                let is_nan = data.iter::<f32>().all(f32::is_nan);
+                assert_eq!(is_nan, data.shape().len() == 2, "{path}");
+            }
+            Ok(())
+        });
+    }
+
+    fn assert_named(layout: &str, rank: usize, param: &str, text: &str, zero: &str) {
         let errors = trainers(&[zero], layout, |mut trainer| {
             trainer.step()?;
             if trainer.groups.world.rank() == rank {

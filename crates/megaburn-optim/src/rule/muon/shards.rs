@@ -37,8 +37,8 @@ impl<'a> Orthogonalizer<'a> {
         let shape: [usize; 2] = shard.local_shape().try_into().expect("it is a matrix");
         let local = momentum.reshape(shape);
         let is_split = shard.pieces.iter().any(|piece| piece.replicas < self.tp.size());
-        let direction = match self.config.tp_mode {
-            _ if !is_split => self.each_part(local, shard, |x, part| self.alone(x, shard, part)),
+        let mode = if is_split { self.config.tp_mode } else { MuonTpMode::Blockwise };
+        let direction = match mode {
             MuonTpMode::Blockwise => {
                 self.each_part(local, shard, |x, part| self.alone(x, shard, part))
             }

@@ -5,7 +5,18 @@
 //! megaburn launch --nproc 8 -- bench-data-parallel --layers 12 --peer peer.txt
 //! ```
 
-use std::{ffi::OsString, fs, path::PathBuf, process::ExitCode, sync::Arc, time::Instant};
+use std::{
+    ffi::OsString,
+    fs,
+    path::PathBuf,
+    process::ExitCode,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
 
 use burn::prelude::Device;
 use clap::Parser;
@@ -61,9 +72,18 @@ struct DataParallelArgs {
     /// Stages of ZeRO.
     #[arg(long, value_delimiter = ',', default_value = "0,1,2,3")]
     zero: Vec<u8>,
+    /// Whether ranks send while they compute, or at the end of a step.
+    #[arg(long, value_delimiter = ',', default_value = "false,true")]
+    overlap: Vec<bool>,
+    /// Leaves out each GPU by itself.
+    #[arg(long)]
+    no_alone: bool,
     /// Steps that are timed.
     #[arg(long, default_value_t = 10)]
     steps: usize,
+    /// Asks again and again how much memory tensors take, which slows the steps down.
+    #[arg(long)]
+    memory: bool,
 }
 
 /// The measurement: one rank of it, as torchrun's environment names say.
@@ -101,8 +121,10 @@ fn run(args: &DataParallelArgs) -> Result<(), Failure> {
         (config.parallel.zero, config.parallel.overlap) = (zero, overlap);
         Ok(config)
     };
-    let mut ways: Vec<Way> = vec![None];
-    ways.extend(args.zero.iter().flat_map(|&zero| [Some((zero, false)), Some((zero, true))]));
+    let mut ways: Vec<Way> = if args.no_alone { vec![] } else { vec![None] };
+    let stages =
+        args.zero.iter().flat_map(|&zero| args.overlap.iter().map(move |&way| (zero, way)));
+    ways.extend(stages.map(Some));
     let mut found = Vec::new();
     for way in ways {
         let one = Group::single(world.seed());
@@ -117,6 +139,7 @@ fn run(args: &DataParallelArgs) -> Result<(), Failure> {
 
 fn report(args: &DataParallelArgs, ranks: usize, found: &[(Way, Found)]) -> Result<(), Failure> {
     let DataParallelArgs { layers, seq_len, micro_batches, .. } = args;
+    let params = found.first().map_or(0, |(_, first)| first.params);
     let about = format!(
         "One optimizer step of {layers} layers of Llama-3-8B's shape (vocabulary 128256) in bf16 with f32 \
          gradients and masters, {micro_batches} sequences of {seq_len} tokens a GPU, on {ranks} GPUs, one \
@@ -124,11 +147,29 @@ fn report(args: &DataParallelArgs, ranks: usize, found: &[(Way, Found)]) -> Resu
          loss read. The first row is each GPU by itself, without any communication; how much longer \
          the others take is what communication is not hidden, but for the update, which those that \
          share it out do a part of. GiB are what is reserved on the GPU, here after the last step, \
-         by PyTorch at most."
+         by PyTorch at most. With `--memory`, what tensors take at most of that, also as bytes of each of \
+         {params} parameters, beside Megatron's formula, which has no activations in it: compare them at a few \
+         tokens (`--seq-len 128`)."
     );
-    let head = ["what", "overlap", "ms", "tokens/s/GPU", "of alone", "TFLOP/s", "GiB", "loss"];
+    let head = [
+        "what",
+        "overlap",
+        "ms",
+        "tokens/s/GPU",
+        "of alone",
+        "TFLOP/s",
+        "GiB",
+        "of tensors",
+        "bytes/parameter",
+        "formula",
+        "loss",
+    ];
     let mut table = Table::new(format!("{ranks} GPUs, {layers} layers, {seq_len} tokens"), &head);
-    let alone = found.first().map_or(f64::NAN, |(_, alone)| alone.seconds);
+    let alone = found.iter().find(|(way, _)| way.is_none());
+    let of_alone = |seconds: f64| match alone {
+        Some((_, alone)) => format!("{:.3}", alone.seconds / seconds),
+        None => String::new(),
+    };
     for (way, found) in found {
         let (what, overlap) = match way {
             None => ("alone".to_string(), "-"),
@@ -140,9 +181,14 @@ fn report(args: &DataParallelArgs, ranks: usize, found: &[(Way, Found)]) -> Resu
             overlap.into(),
             format!("{:.1}", found.seconds * 1e3),
             format!("{:.0}", (micro_batches * seq_len) as f64 / found.seconds),
-            format!("{:.3}", alone / found.seconds),
+            of_alone(found.seconds),
             format!("{:.0}", found.tflops),
-            format!("{:.1}", found.memory as f64 / f64::from(1 << 30)),
+            format!("{:.1}", gib(found.memory)),
+            found.tensors.map_or(String::new(), |bytes| format!("{:.1}", gib(bytes))),
+            found
+                .tensors
+                .map_or(String::new(), |bytes| format!("{:.2}", bytes as f64 / params as f64)),
+            format!("{:.2}", bytes_per_parameter(*way, ranks)),
             format!("{:.4}", found.loss),
         ]);
     }
@@ -154,9 +200,12 @@ fn report(args: &DataParallelArgs, ranks: usize, found: &[(Way, Found)]) -> Resu
             String::new(),
             format!("{milliseconds:.1}"),
             format!("{:.0}", (micro_batches * seq_len) as f64 / seconds),
-            format!("{:.3}", alone / seconds),
+            of_alone(seconds),
             String::new(),
             peers.get(&format!("{name} GiB")).map_or(String::new(), |gib| format!("{gib:.1}")),
+            String::new(),
+            String::new(),
+            String::new(),
             String::new(),
         ]);
     }
@@ -165,11 +214,28 @@ fn report(args: &DataParallelArgs, ranks: usize, found: &[(Way, Found)]) -> Resu
     report.finish(&args.report)
 }
 
+/// Of bf16 parameters, f32 gradients, and 12 bytes of masters and moments: Megatron-LM's table of its
+/// distributed optimizer, and the same of gradients and parameters that are shared out.
+fn bytes_per_parameter(way: Way, ranks: usize) -> f64 {
+    let of_ranks = |bytes: f64| bytes / ranks as f64;
+    match way {
+        None | Some((0, _)) => 18.0,
+        Some((1, _)) => 6.0 + of_ranks(12.0),
+        Some((2, _)) => 2.0 + of_ranks(16.0),
+        Some(_) => of_ranks(18.0),
+    }
+}
+
 /// What was seen of a run of some steps: of the slowest rank, and of the one with most memory in use.
 struct Found {
     seconds: f64,
     tflops: f64,
+    /// Reserved, in bytes.
     memory: u64,
+    /// The most that tensors took of it, if that was asked for.
+    tensors: Option<u64>,
+    /// Of the whole model.
+    params: usize,
     loss: f64,
 }
 
@@ -185,23 +251,57 @@ fn steps(
     let groups = ProcessGroups::new(group, layout)?;
     let device = device.clone().autodiff();
     let mut trainer = Trainer::new(Arc::new(config), groups, device.clone(), data)?;
-    let mut times = Vec::new();
-    let mut last = None;
-    for step in 0..args.steps + 4 {
-        let started = Instant::now();
-        last = Some(trainer.step()?);
-        if step >= 4 {
-            times.push(started.elapsed().as_secs_f64());
+    let (mut times, mut last) = (Vec::new(), None);
+    let all = || -> Result<(), Failure> {
+        for step in 0..args.steps + 4 {
+            let started = Instant::now();
+            last = Some(trainer.step()?);
+            if step >= 4 {
+                times.push(started.elapsed().as_secs_f64());
+            }
         }
-    }
+        Ok(())
+    };
+    let tensors = most_allocated(args.memory.then(|| device.clone().inner()), all)?;
+    let params = trainer.plan().num_global();
     // The next run's memory is its own.
     drop(trainer);
     device.inner().memory_cleanup();
     times.sort_by(f64::total_cmp);
     let last = last.ok_or("no step was made")?;
-    let mine = [times[times.len() / 2], last.memory_bytes as f64];
+    let mine = [times[times.len() / 2], last.memory_bytes as f64, tensors as f64];
     let slowest = world.all_reduce(mine.into(), megaburn::collective::ReduceOp::Max)?;
     let slowest = slowest.as_slice::<f64>().map_err(|error| format!("{error:?}"))?;
     let tflops = last.tflops * (last.tokens as f64 / last.tokens_per_second) / slowest[0];
-    Ok(Found { seconds: slowest[0], tflops, memory: slowest[1] as u64, loss: last.loss })
+    let [memory, tensors] = [slowest[1], slowest[2]].map(|bytes| bytes as u64);
+    let tensors = args.memory.then_some(tensors);
+    Ok(Found { seconds: slowest[0], tflops, memory, tensors, params, loss: last.loss })
+}
+
+/// The most bytes that tensors on a device took while `work` ran, if one is given.
+fn most_allocated(
+    device: Option<Device>,
+    work: impl FnOnce() -> Result<(), Failure>,
+) -> Result<u64, Failure> {
+    let is_done = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let watch = || {
+            let mut most = 0;
+            while !is_done.load(Ordering::Relaxed) {
+                most = most.max(device.as_ref().and_then(cuda::memory::allocated).unwrap_or(0));
+                thread::sleep(Duration::from_micros(200));
+            }
+            most
+        };
+        let watch = device.is_some().then(|| scope.spawn(watch));
+        let done = work();
+        is_done.store(true, Ordering::Relaxed);
+        let most = watch.map_or(Ok(0), thread::ScopedJoinHandle::join);
+        done?;
+        most.map_err(|_| "the watch of memory panicked".into())
+    })
+}
+
+fn gib(bytes: u64) -> f64 {
+    bytes as f64 / f64::from(1 << 30)
 }

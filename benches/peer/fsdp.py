@@ -1,7 +1,7 @@
 """PyTorch's FSDP2 with torch.compile and cuDNN's attention, of the shapes of `bench-data-parallel`:
 prints NAME, a tab, milliseconds of a step, its loss read (and GiB that PyTorch has reserved at most).
 
-    torchrun --nproc-per-node N fsdp.py [--layers 12] [--seq-len 8192] [--micro-batches 1]
+    torchrun --nproc-per-node N fsdp.py [--layers 12] [--seq-len 8192] [--micro-batches 1] [--zero 3,2]
 
 Parameters and activations are bf16, masters, gradients' sums and AdamW's state f32: shared out as ZeRO-3 does
 (`reshard_after_forward`), and as ZeRO-2 does (without it; with several micro-batches whole gradients stay until the
@@ -104,12 +104,14 @@ def main():
     parser.add_argument("--seq-len", type=int, default=8192)
     parser.add_argument("--micro-batches", type=int, default=1)
     parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--zero", default="3,2")
     args = parser.parse_args()
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("nccl")
     rank, world = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(rank)
-    for name, reshard in (("PyTorch FSDP2 (ZeRO-3)", True), ("PyTorch FSDP2 (ZeRO-2)", False)):
+    for stage in args.zero.split(","):
+        name, reshard = f"PyTorch FSDP2 (ZeRO-{stage})", stage == "3"
         try:
             milliseconds, gib = measure(args, world, reshard)
         except torch.OutOfMemoryError:

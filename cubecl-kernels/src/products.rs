@@ -8,6 +8,15 @@ use burn::tensor::{DType, FloatDType, Tensor};
 
 use crate::primitive::cast;
 
+/// Runs `work`, in which equal matrices have equal products, to the bit, on every device of a kind: no product
+/// is computed by what is found to be fastest on this one. For what several ranks compute each for itself.
+pub fn reproducible<T>(work: impl FnOnce() -> T) -> T {
+    #[cfg(feature = "cuda")]
+    return megaburn_cuda::gemm::reproducible(work);
+    #[cfg(not(feature = "cuda"))]
+    work()
+}
+
 /// What a backend must be able to multiply. Inputs may be views, transposed or cut from others.
 pub(crate) trait Products: Backend {
     /// `a b * scale` in `dtype`, summed in f32 at least.

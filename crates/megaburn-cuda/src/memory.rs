@@ -53,6 +53,11 @@ pub fn reserved(device: &Device) -> Option<u64> {
     Some(reserved)
 }
 
+/// [`MemoryReport::allocated`] alone; `None` if the device is no GPU.
+pub fn allocated(device: &Device) -> Option<u64> {
+    Some(pools(device)?.bytes_in_use)
+}
+
 /// The peak, with what is reserved now.
 fn note(reserved: u64) -> u64 {
     PEAK.fetch_max(reserved, Ordering::Relaxed).max(reserved)

@@ -9,6 +9,7 @@ use burn::{
 };
 use megaburn_collective::Group;
 use megaburn_mesh::{PositionRng, Purpose, ShardSpec};
+use rayon::prelude::*;
 
 use crate::ParallelError;
 
@@ -73,16 +74,35 @@ impl Draw<'_> {
         // Drawn when it is first used: a model that is loaded never draws.
         let draw = move |device: &Device, require_grad: bool| {
             let mut values = vec![0.0; shape.iter().product()];
-            for piece in &spec.pieces {
-                spec.for_each_run(piece, |local, global, len| {
-                    law.fill(&rng, global as u64, &mut values[local..local + len]);
-                });
-            }
+            let runs = runs_of(&spec, &mut values).into_par_iter();
+            runs.for_each(|(global, out)| law.fill(&rng, global, out));
             let values = Tensor::from_data(TensorData::new(values, shape), device);
             values.set_require_grad(require_grad)
         };
         Ok(Param::uninitialized(ParamId::new(), draw, device.clone(), true, lazy_shape.into()))
     }
+}
+
+/// Elements that one thread draws at a time.
+const STRETCH: usize = 1 << 16;
+
+/// What of `values`, a rank's part of a parameter, is to be drawn, in stretches, each with the global index of
+/// its first element. The rest is padding.
+fn runs_of<'a>(spec: &ShardSpec, values: &'a mut [f32]) -> Vec<(u64, &'a mut [f32])> {
+    let mut runs = Vec::new();
+    for piece in &spec.pieces {
+        spec.for_each_run(piece, |local, global, len| runs.push((local, global, len)));
+    }
+    runs.sort_unstable();
+    let (mut rest, mut at) = (values, 0);
+    let mut stretches = Vec::new();
+    for (local, global, len) in runs {
+        let (run, behind) = std::mem::take(&mut rest)[local - at..].split_at_mut(len);
+        (rest, at) = (behind, local + len);
+        let starts = (global as u64..).step_by(STRETCH);
+        stretches.extend(starts.zip(run.chunks_mut(STRETCH)));
+    }
+    stretches
 }
 
 /// The whole parameter as Burn draws it, at zero where it is padded.
@@ -151,6 +171,42 @@ impl Law {
                 rng.fill_normal(start, out);
                 out.iter_mut().for_each(|x| *x = mean + std * *x);
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use megaburn_mesh::{Axis, Part};
+
+    use super::*;
+
+    #[test]
+    fn a_part_is_drawn_as_the_whole_is() {
+        let rng = PositionRng::new(7, Purpose::Init, "w");
+        let law = Law::Normal { mean: 0.5, std: 2.0 };
+        let drawn = |spec: &ShardSpec| {
+            let mut values = vec![f32::NAN; spec.local_shape().iter().product()];
+            runs_of(spec, &mut values)
+                .into_par_iter()
+                .for_each(|(at, out)| law.fill(&rng, at, out));
+            values
+        };
+        // Rows of more than a stretch, and [q | k | v] columns of which keys and values are shared.
+        let (rows, cols) = (3, 2 * STRETCH + 12);
+        let mut whole = vec![0.0; rows * cols];
+        law.fill(&rng, 0, &mut whole);
+        assert_eq!(drawn(&ShardSpec::whole(&[rows, cols], Axis::Tp, 0, 1)), whole);
+        let sizes = [Part::new(cols - 8), Part::units(2, 2), Part::units(2, 2)];
+        for rank in 0..4 {
+            let spec = ShardSpec::split(&[rows, cols], 1, &sizes, Axis::Tp, rank, 4).unwrap();
+            let mut expected = vec![f32::NAN; spec.local_shape().iter().product()];
+            for piece in &spec.pieces {
+                spec.for_each_run(piece, |local, global, len| {
+                    expected[local..local + len].copy_from_slice(&whole[global..global + len]);
+                });
+            }
+            assert_eq!(drawn(&spec), expected);
         }
     }
 }

@@ -8,7 +8,10 @@ mod key;
 mod plan;
 mod tune;
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::{
+    cell::Cell,
+    sync::atomic::{AtomicBool, Ordering},
+};
 
 use burn::tensor::{DType, Shape};
 use burn_cubecl::tensor::CubeTensor;
@@ -32,6 +35,23 @@ pub fn set_tf32(allowed: bool) {
 /// which is the default; off, it is cuBLASLt's first suggestion, the same in every run.
 pub fn set_tuning(on: bool) {
     TUNING.store(on, Ordering::Relaxed);
+}
+
+thread_local! {
+    static REPRODUCIBLE: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Runs `work`, whose products on this thread are not tuned: equal matrices have equal products, to the
+/// bit, on every GPU of a kind. For what several ranks compute each for itself.
+pub fn reproducible<T>(work: impl FnOnce() -> T) -> T {
+    struct Before(bool);
+    impl Drop for Before {
+        fn drop(&mut self) {
+            REPRODUCIBLE.set(self.0);
+        }
+    }
+    let _before = Before(REPRODUCIBLE.replace(true));
+    work()
 }
 
 /// Whether [`product`] takes matrices of these types, for a result of type `out`.
@@ -128,7 +148,7 @@ fn multiply(
     if let Some(bias) = &bias {
         op = op.reads(bias);
     }
-    let tune = TUNING.load(Ordering::Relaxed);
+    let tune = TUNING.load(Ordering::Relaxed) && !REPRODUCIBLE.get();
     queue.enqueue(op, move |stream, buffers| {
         let [a, b] = [buffers.reads[0], buffers.reads[1]];
         plan::run(

@@ -25,7 +25,8 @@ const WORKSPACE: usize = 64 << 20;
 struct Library {
     handle: lts::cublasLtHandle_t,
     workspace: u64,
-    plans: HashMap<(Key, [u32; 4]), Plan>,
+    /// By what is multiplied, how it is aligned, and whether the algorithm may be tuned.
+    plans: HashMap<(Key, [u32; 4], bool), Plan>,
 }
 
 /// A product ready to be launched on any matrices of its shape and alignment.
@@ -61,7 +62,7 @@ pub(super) fn run(
             plan.launch(handle, workspace, stream, factors, [a.ptr, b.ptr, out, bias])
         };
         let aligned = [a.ptr, b.ptr, out.ptr, bias].map(alignment);
-        if let Some(plan) = library.plans.get(&(*key, aligned)) {
+        if let Some(plan) = library.plans.get(&(*key, aligned, tune)) {
             return launch(plan, out.ptr);
         }
         let (mut plan, candidates) = Plan::find(handle, key, aligned)?;
@@ -75,7 +76,7 @@ pub(super) fn run(
         } else {
             plan.algorithm = candidates[0];
         }
-        launch(library.plans.entry((*key, aligned)).or_insert(plan), out.ptr)
+        launch(library.plans.entry((*key, aligned, tune)).or_insert(plan), out.ptr)
     })
 }
 

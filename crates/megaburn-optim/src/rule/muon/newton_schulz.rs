@@ -2,7 +2,7 @@ use burn::{
     Tensor,
     tensor::{DType, FloatDType},
 };
-use megaburn_kernels::{LinearOptions, linear};
+use megaburn_kernels::{LinearOptions, linear, reproducible};
 use serde::{Deserialize, Serialize};
 
 use crate::OptimError;
@@ -86,6 +86,16 @@ pub(super) fn orthogonalized(
     dtype: FloatDType,
     split: Option<(usize, Sum<'_>)>,
 ) -> Result<Tensor<2>, OptimError> {
+    // Ranks that hold copies compute it each for itself.
+    reproducible(|| iterated(x, coefficients, dtype, split))
+}
+
+fn iterated(
+    x: Tensor<2>,
+    coefficients: &[[f64; 3]],
+    dtype: FloatDType,
+    split: Option<(usize, Sum<'_>)>,
+) -> Result<Tensor<2>, OptimError> {
     let [rows, cols] = x.dims();
     let (split_dim, sum): (Option<usize>, Sum<'_>) = match split {
         Some((dim, sum)) => (Some(dim), sum),
@@ -94,7 +104,8 @@ pub(super) fn orthogonalized(
     // The products are of the side that no rank has only a part of, or of the shorter one.
     let transposed = split_dim.map_or(rows > cols, |dim| dim == 0);
     let x = if transposed { x.transpose() } else { x };
-    let squares = sum(x.clone().square().sum().reshape([1, 1]))?;
+    // Burn's `sum` adds in no order on GPUs.
+    let squares = sum(x.clone().square().sum_dim(1).sum_dim(0))?;
     let mut x = (x / squares.sqrt().clamp_min(EPSILON)).cast(DType::from(dtype));
     for &[a, b, c] in coefficients {
         let s = sum(product(x.clone(), x.clone(), true))?.cast(DType::from(dtype));

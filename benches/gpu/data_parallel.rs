@@ -5,53 +5,19 @@
 //! megaburn launch --nproc 8 -- bench-data-parallel --layers 12 --peer peer.txt
 //! ```
 
-use std::{
-    ffi::OsString,
-    fs,
-    path::PathBuf,
-    process::ExitCode,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-    thread,
-    time::{Duration, Instant},
-};
+use std::{ffi::OsString, path::PathBuf, process::ExitCode};
 
-use burn::prelude::Device;
 use clap::Parser;
-use megaburn::{
-    collective::{
-        ConnectOptions, Group, ProcessGroups, RankEnv, connect, launcher::tie_to_launcher,
-    },
-    cuda,
-    train::{ConfigLayers, RunData, TrainConfig, Trainer},
-};
+use megaburn::collective::Group;
 
-use super::peer_times;
+use super::{
+    peer_times,
+    ranks::{Found, GpuRank, gib},
+};
 use crate::{
     Failure,
     report::{Args, Report, Table},
 };
-
-/// Llama-3-8B but for its depth.
-const CONFIG: &str = r#"
-[model]
-hidden = 4096
-ffn = 14336
-heads = 32
-kv_heads = 8
-vocab = 128256
-rope_theta = 500000.0
-tied = false
-[train]
-micro_batch = 1
-dtype = "bf16"
-[optimizer]
-lr = 1e-5
-min_lr = 1e-5
-warmup_steps = 0
-"#;
 
 #[derive(Debug, Parser)]
 struct DataParallelArgs {
@@ -101,26 +67,9 @@ pub fn main(command: Vec<OsString>) -> ExitCode {
 type Way = Option<(u8, bool)>;
 
 fn run(args: &DataParallelArgs) -> Result<(), Failure> {
-    tie_to_launcher()?;
-    cuda::start()?;
-    let env = RankEnv::from_env()?;
-    let env =
-        env.ok_or("start it with `megaburn launch --nproc N -- bench-data-parallel`, or torchrun")?;
-    let device = Device::cuda(env.local_rank);
-    let world = connect(&ConnectOptions::new(env))?;
-    let folder = tempfile::tempdir()?;
-    let file = folder.path().join("text.txt");
-    let sentences = 4 * args.seq_len * (args.steps + 4) * args.micro_batches * world.size() / 40;
-    fs::write(&file, "The quick brown fox jumps over the lazy dog. ".repeat(sentences))?;
-    let config = |ranks: usize, zero: u8, overlap: bool| -> Result<TrainConfig, Failure> {
-        let layers = ConfigLayers::new().with_text("data_parallel", CONFIG)?;
-        let layers = layers.with_data(&file.to_string_lossy())?;
-        let mut config = layers.with_layout(&format!("dp{ranks}"))?.load()?;
-        (config.model.layers, config.data.seq_len) = (args.layers, args.seq_len);
-        config.train.global_batch = ranks * args.micro_batches;
-        (config.parallel.zero, config.parallel.overlap) = (zero, overlap);
-        Ok(config)
-    };
+    let tokens = 4 * args.seq_len * (args.steps + 4) * args.micro_batches;
+    let rank = GpuRank::start("bench-data-parallel", tokens)?;
+    let world = &rank.world;
     let mut ways: Vec<Way> = if args.no_alone { vec![] } else { vec![None] };
     let stages =
         args.zero.iter().flat_map(|&zero| args.overlap.iter().map(move |&way| (zero, way)));
@@ -128,11 +77,15 @@ fn run(args: &DataParallelArgs) -> Result<(), Failure> {
     let mut found = Vec::new();
     for way in ways {
         let one = Group::single(world.seed());
-        let (group, config) = match way {
-            None => (&one, config(1, 0, false)?),
-            Some((zero, overlap)) => (&world, config(world.size(), zero, overlap)?),
+        let (group, zero, overlap) = match way {
+            None => (&one, 0, false),
+            Some((zero, overlap)) => (world, zero, overlap),
         };
-        found.push((way, steps(args, config, group, &world, &device)?));
+        let mut config =
+            rank.config(&format!("dp{}", group.size()), args.layers, args.seq_len, &[])?;
+        config.train.global_batch = group.size() * args.micro_batches;
+        (config.parallel.zero, config.parallel.overlap) = (zero, overlap);
+        found.push((way, rank.steps(config, group, args.steps, args.memory)?));
     }
     if world.rank() == 0 { report(args, world.size(), &found) } else { Ok(()) }
 }
@@ -224,84 +177,4 @@ fn bytes_per_parameter(way: Way, ranks: usize) -> f64 {
         Some((2, _)) => 2.0 + of_ranks(16.0),
         Some(_) => of_ranks(18.0),
     }
-}
-
-/// What was seen of a run of some steps: of the slowest rank, and of the one with most memory in use.
-struct Found {
-    seconds: f64,
-    tflops: f64,
-    /// Reserved, in bytes.
-    memory: u64,
-    /// The most that tensors took of it, if that was asked for.
-    tensors: Option<u64>,
-    /// Of the whole model.
-    params: usize,
-    loss: f64,
-}
-
-fn steps(
-    args: &DataParallelArgs,
-    config: TrainConfig,
-    group: &Group,
-    world: &Group,
-    device: &Device,
-) -> Result<Found, Failure> {
-    let layout = config.layout(None)?;
-    let data = Arc::new(RunData::load(&config)?);
-    let groups = ProcessGroups::new(group, layout)?;
-    let device = device.clone().autodiff();
-    let mut trainer = Trainer::new(Arc::new(config), groups, device.clone(), data)?;
-    let (mut times, mut last) = (Vec::new(), None);
-    let all = || -> Result<(), Failure> {
-        for step in 0..args.steps + 4 {
-            let started = Instant::now();
-            last = Some(trainer.step()?);
-            if step >= 4 {
-                times.push(started.elapsed().as_secs_f64());
-            }
-        }
-        Ok(())
-    };
-    let tensors = most_allocated(args.memory.then(|| device.clone().inner()), all)?;
-    let params = trainer.plan().num_global();
-    // The next run's memory is its own.
-    drop(trainer);
-    device.inner().memory_cleanup();
-    times.sort_by(f64::total_cmp);
-    let last = last.ok_or("no step was made")?;
-    let mine = [times[times.len() / 2], last.memory_bytes as f64, tensors as f64];
-    let slowest = world.all_reduce(mine.into(), megaburn::collective::ReduceOp::Max)?;
-    let slowest = slowest.as_slice::<f64>().map_err(|error| format!("{error:?}"))?;
-    let tflops = last.tflops * (last.tokens as f64 / last.tokens_per_second) / slowest[0];
-    let [memory, tensors] = [slowest[1], slowest[2]].map(|bytes| bytes as u64);
-    let tensors = args.memory.then_some(tensors);
-    Ok(Found { seconds: slowest[0], tflops, memory, tensors, params, loss: last.loss })
-}
-
-/// The most bytes that tensors on a device took while `work` ran, if one is given.
-fn most_allocated(
-    device: Option<Device>,
-    work: impl FnOnce() -> Result<(), Failure>,
-) -> Result<u64, Failure> {
-    let is_done = AtomicBool::new(false);
-    thread::scope(|scope| {
-        let watch = || {
-            let mut most = 0;
-            while !is_done.load(Ordering::Relaxed) {
-                most = most.max(device.as_ref().and_then(cuda::memory::allocated).unwrap_or(0));
-                thread::sleep(Duration::from_micros(200));
-            }
-            most
-        };
-        let watch = device.is_some().then(|| scope.spawn(watch));
-        let done = work();
-        is_done.store(true, Ordering::Relaxed);
-        let most = watch.map_or(Ok(0), thread::ScopedJoinHandle::join);
-        done?;
-        most.map_err(|_| "the watch of memory panicked".into())
-    })
-}
-
-fn gib(bytes: u64) -> f64 {
-    bytes as f64 / f64::from(1 << 30)
 }

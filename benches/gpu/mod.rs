@@ -6,7 +6,9 @@ pub mod errors;
 pub mod first_use;
 pub mod gemm;
 pub mod kernels;
+pub mod layouts;
 pub mod nccl;
+mod ranks;
 pub mod train_step;
 
 use std::{collections::BTreeMap, fs, path::Path};

@@ -29,6 +29,7 @@ pub const PROGRAMS: &[(&str, Program)] = &[
     ("bench-first-use", gpu::first_use::main),
     ("bench-kernel-errors", gpu::errors::main),
     ("bench-kernels", gpu::kernels::main),
+    ("bench-layouts", gpu::layouts::main),
     ("bench-nccl", gpu::nccl::main),
     ("bench-train-step", gpu::train_step::main),
 ];

@@ -1,0 +1,152 @@
+//! What layouts cost, beside a peer's.
+//!
+//! ```sh
+//! torchrun --nproc-per-node 2 benches/peer/megatron_core.py --pp 2 --layers 12 --micro-batches 8 > peer.txt
+//! megaburn launch --nproc 2 -- bench-layouts --layers 12 --micro-batches 8,16 --peer peer.txt \\
+//!     pp2 "pp2 parallel.schedule=zb-h1" "tp2-sp" "dp2 parallel.zero=1"
+//! ```
+
+use std::{ffi::OsString, path::PathBuf, process::ExitCode};
+
+use clap::Parser;
+
+use super::{
+    peer_times,
+    ranks::{Found, GpuRank, gib},
+};
+use crate::{
+    Failure,
+    report::{Args, Report, Table},
+};
+
+#[derive(Debug, Parser)]
+struct LayoutsArgs {
+    #[command(flatten)]
+    report: Args,
+    /// What `peer/megatron_core.py` printed on the same GPUs.
+    #[arg(long, value_name = "FILE")]
+    peer: Option<PathBuf>,
+    /// Layers of Llama-3-8B's shape.
+    #[arg(long, default_value_t = 12)]
+    layers: usize,
+    /// Tokens of a sequence.
+    #[arg(long, default_value_t = 8192)]
+    seq_len: usize,
+    /// Micro-batches of a step on each data-parallel rank.
+    #[arg(long, value_delimiter = ',', default_value = "8")]
+    micro_batches: Vec<usize>,
+    /// Steps that are timed.
+    #[arg(long, default_value_t = 6)]
+    steps: usize,
+    /// Asks again and again how much memory tensors take, which slows the steps down.
+    #[arg(long)]
+    memory: bool,
+    /// A layout and settings each: `"pp2 parallel.schedule=zb-h1"`.
+    #[arg(required = true, value_name = "LAYOUT [KEY=VALUE ..]")]
+    runs: Vec<String>,
+}
+
+/// The measurement: one rank of it, as torchrun's environment names say.
+pub fn main(command: Vec<OsString>) -> ExitCode {
+    match run(&LayoutsArgs::parse_from(command)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// What was found of a run with so many micro-batches.
+struct Row<'a> {
+    run: &'a str,
+    micro_batches: usize,
+    pp: usize,
+    tokens: usize,
+    found: Found,
+}
+
+fn run(args: &LayoutsArgs) -> Result<(), Failure> {
+    let most = args.micro_batches.iter().max().copied().unwrap_or(1);
+    let rank = GpuRank::start("bench-layouts", 4 * args.seq_len * (args.steps + 4) * most)?;
+    let mut rows = Vec::new();
+    for run in &args.runs {
+        let mut words = run.split_whitespace();
+        let layout = words.next().ok_or("a layout is missing")?;
+        let settings: Vec<&str> = words.collect();
+        for &micro_batches in &args.micro_batches {
+            let mut config = rank.config(layout, args.layers, args.seq_len, &settings)?;
+            let layout = config.layout(None)?;
+            config.train.global_batch = layout.dp * micro_batches;
+            let found = rank.steps(config, &rank.world, args.steps, args.memory)?;
+            let tokens = layout.dp * micro_batches * args.seq_len / rank.world.size();
+            rows.push(Row { run, micro_batches, pp: layout.pp, tokens, found });
+        }
+    }
+    if rank.world.rank() == 0 { report(args, rank.world.size(), &rows) } else { Ok(()) }
+}
+
+fn report(args: &LayoutsArgs, ranks: usize, rows: &[Row<'_>]) -> Result<(), Failure> {
+    let LayoutsArgs { layers, seq_len, .. } = args;
+    let about = format!(
+        "One optimizer step of {layers} layers of Llama-3-8B's shape (vocabulary 128256) in bf16 with f32 \
+         gradients and masters, sequences of {seq_len} tokens, one a micro-batch, on {ranks} GPUs, one process \
+         each. The time is the slowest rank's median, its loss read; GiB are what is reserved on the fullest GPU \
+         after the last step. The bubble is what of the step is longer than its micro-batches would be at the pace \
+         at which further ones are added (from the run with the most to that with the fewest), the update \
+         included; beside it the formula's, (p - 1) / (m + p - 1), of one chunk."
+    );
+    let head = [
+        "layout",
+        "micro-batches",
+        "ms",
+        "tokens/s/GPU",
+        "TFLOP/s",
+        "GiB",
+        "of tensors",
+        "bubble",
+        "formula",
+        "loss",
+    ];
+    let mut table = Table::new(format!("{ranks} GPUs, {layers} layers, {seq_len} tokens"), &head);
+    for row in rows {
+        let Row { run, micro_batches, pp, tokens, found } = row;
+        let same = || rows.iter().filter(|other| other.run == *run);
+        let least = same().min_by_key(|row| row.micro_batches);
+        let most = same().max_by_key(|row| row.micro_batches);
+        let pace = least.zip(most).map(|(a, b)| {
+            (b.found.seconds - a.found.seconds) / (b.micro_batches - a.micro_batches) as f64
+        });
+        let bubble = pace.map(|pace| 1.0 - *micro_batches as f64 * pace / found.seconds);
+        let formula = (pp - 1) as f64 / (micro_batches + pp - 1) as f64;
+        table.row(vec![
+            run.to_string(),
+            micro_batches.to_string(),
+            format!("{:.1}", found.seconds * 1e3),
+            format!("{:.0}", *tokens as f64 / found.seconds),
+            format!("{:.0}", found.tflops),
+            format!("{:.1}", gib(found.memory)),
+            found.tensors.map_or(String::new(), |bytes| format!("{:.1}", gib(bytes))),
+            bubble.filter(|b| b.is_finite()).map_or(String::new(), |b| format!("{b:.3}")),
+            if *pp > 1 { format!("{formula:.3}") } else { String::new() },
+            format!("{:.4}", found.loss),
+        ]);
+    }
+    let peers = peer_times(args.peer.as_deref())?;
+    let of = |name: &str, what: &str| peers.get(&format!("{name} {what}")).copied();
+    for (name, milliseconds) in &peers {
+        let (Some(micro_batches), Some(tokens)) = (of(name, "micro-batches"), of(name, "tokens"))
+        else {
+            continue;
+        };
+        let mut row = vec![name.clone(), format!("{micro_batches}"), format!("{milliseconds:.1}")];
+        row.push(format!("{:.0}", tokens / milliseconds * 1e3));
+        row.push(String::new());
+        row.push(of(name, "GiB").map_or(String::new(), |gib| format!("{gib:.1}")));
+        row.resize(head.len(), String::new());
+        table.row(row);
+    }
+    let mut report = Report::new("layouts", &about);
+    report.table(&table);
+    report.finish(&args.report)
+}

@@ -1,0 +1,187 @@
+//! Runs of some steps on the GPUs of a launcher's ranks.
+
+use std::{
+    fs,
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use burn::prelude::Device;
+use megaburn::{
+    collective::{
+        ConnectOptions, Group, ProcessGroups, RankEnv, ReduceOp, connect, launcher::tie_to_launcher,
+    },
+    cuda,
+    train::{ConfigLayers, RunData, TrainConfig, Trainer},
+};
+
+use crate::Failure;
+
+/// Llama-3-8B but for its depth.
+const CONFIG: &str = r#"
+[model]
+hidden = 4096
+ffn = 14336
+heads = 32
+kv_heads = 8
+vocab = 128256
+rope_theta = 500000.0
+tied = false
+[train]
+micro_batch = 1
+dtype = "bf16"
+[optimizer]
+lr = 1e-5
+min_lr = 1e-5
+warmup_steps = 0
+"#;
+
+/// One rank, its GPU, and a text to train on.
+pub(super) struct GpuRank {
+    pub(super) world: Group,
+    device: Device,
+    file: PathBuf,
+    _folder: tempfile::TempDir,
+}
+
+/// What was seen of a run of some steps: of the slowest rank, and of the one with most memory in use.
+pub(super) struct Found {
+    pub(super) seconds: f64,
+    pub(super) tflops: f64,
+    /// Reserved, in bytes.
+    pub(super) memory: u64,
+    /// The most that tensors took of it, if that was asked for.
+    pub(super) tensors: Option<u64>,
+    /// Of this rank.
+    pub(super) params: usize,
+    pub(super) loss: f64,
+}
+
+impl GpuRank {
+    /// As torchrun's environment names say, with so many tokens of text a rank.
+    ///
+    /// # Errors
+    /// There are no such names, or no such GPU.
+    /// # Collective
+    /// All ranks.
+    pub(super) fn start(name: &str, tokens: usize) -> Result<Self, Failure> {
+        tie_to_launcher()?;
+        cuda::start()?;
+        let env = RankEnv::from_env()?;
+        let env = env.ok_or_else(|| {
+            format!("start it with `megaburn launch --nproc N -- {name}`, or torchrun")
+        })?;
+        let device = Device::cuda(env.local_rank);
+        let world = connect(&ConnectOptions::new(env))?;
+        let folder = tempfile::tempdir()?;
+        let file = folder.path().join("text.txt");
+        let sentences = tokens * world.size() / 40;
+        fs::write(&file, "The quick brown fox jumps over the lazy dog. ".repeat(sentences))?;
+        Ok(Self { world, device, file, _folder: folder })
+    }
+
+    /// Of so many layers and tokens under a layout, with `KEY=VALUE` settings.
+    ///
+    /// # Errors
+    /// There is no such configuration.
+    pub(super) fn config(
+        &self,
+        layout: &str,
+        layers: usize,
+        seq_len: usize,
+        settings: &[&str],
+    ) -> Result<TrainConfig, Failure> {
+        let sizes = [format!("model.layers={layers}"), format!("data.seq_len={seq_len}")];
+        let mut config = ConfigLayers::new().with_text("ranks.rs", CONFIG)?;
+        for setting in sizes.iter().map(String::as_str).chain(settings.iter().copied()) {
+            config = config.with_set(setting)?;
+        }
+        Ok(config.with_data(&self.file.to_string_lossy())?.with_layout(layout)?.load()?)
+    }
+
+    /// Makes some steps, and four before that nobody measures.
+    ///
+    /// # Errors
+    /// A step fails.
+    /// # Collective
+    /// All ranks of the world, each in a `group` of the layout's size.
+    pub(super) fn steps(
+        &self,
+        config: TrainConfig,
+        group: &Group,
+        num_steps: usize,
+        memory: bool,
+    ) -> Result<Found, Failure> {
+        let layout = config.layout(None)?;
+        let data = Arc::new(RunData::load(&config)?);
+        let groups = ProcessGroups::new(group, layout)?;
+        let device = self.device.clone().autodiff();
+        let mut trainer = Trainer::new(Arc::new(config), groups, device.clone(), data)?;
+        let (mut times, mut last) = (Vec::new(), None);
+        let all = || -> Result<(), Failure> {
+            for step in 0..num_steps + 4 {
+                let started = Instant::now();
+                last = Some(trainer.step()?);
+                if step >= 4 {
+                    times.push(started.elapsed().as_secs_f64());
+                }
+            }
+            Ok(())
+        };
+        let tensors = most_allocated(memory.then(|| device.clone().inner()), all)?;
+        let params = trainer.plan().num_global();
+        // The next run's memory is its own.
+        drop(trainer);
+        device.inner().memory_cleanup();
+        times.sort_by(f64::total_cmp);
+        let last = last.ok_or("no step was made")?;
+        let mine = [times[times.len() / 2], last.memory_bytes as f64, tensors as f64];
+        let slowest = self.world.all_reduce(mine.into(), ReduceOp::Max)?;
+        let slowest = slowest.as_slice::<f64>().map_err(|error| format!("{error:?}"))?;
+        let tflops = last.tflops * (last.tokens as f64 / last.tokens_per_second) / slowest[0];
+        let [reserved, tensors] = [slowest[1], slowest[2]].map(|bytes| bytes as u64);
+        let tensors = memory.then_some(tensors);
+        Ok(Found {
+            seconds: slowest[0],
+            tflops,
+            memory: reserved,
+            tensors,
+            params,
+            loss: last.loss,
+        })
+    }
+}
+
+/// The most bytes that tensors on a device took while `work` ran, if one is given.
+fn most_allocated(
+    device: Option<Device>,
+    work: impl FnOnce() -> Result<(), Failure>,
+) -> Result<u64, Failure> {
+    let is_done = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let watch = || {
+            let mut most = 0;
+            while !is_done.load(Ordering::Relaxed) {
+                most = most.max(device.as_ref().and_then(cuda::memory::allocated).unwrap_or(0));
+                thread::sleep(Duration::from_micros(200));
+            }
+            most
+        };
+        let watch = device.is_some().then(|| scope.spawn(watch));
+        let done = work();
+        is_done.store(true, Ordering::Relaxed);
+        let most = watch.map_or(Ok(0), thread::ScopedJoinHandle::join);
+        done?;
+        most.map_err(|_| "the watch of memory panicked".into())
+    })
+}
+
+/// Bytes as GiB.
+pub(super) fn gib(bytes: u64) -> f64 {
+    bytes as f64 / f64::from(1 << 30)
+}

@@ -48,6 +48,7 @@ mod linear;
 mod norms;
 mod operands;
 mod optimizer;
+mod outlet;
 mod ports;
 mod primitive;
 mod products;
@@ -72,13 +73,17 @@ pub use error::KernelError;
 pub use geglu::{geglu, geglu_tanh, geglu_tanh_weighted, geglu_weighted};
 pub use gelu::{bias_gelu, bias_gelu_tanh, gelu, gelu_tanh};
 pub use layer_norm::{layer_norm, layer_norm_add, layer_norm_with};
-pub use linear::{LinearOptions, MainGrad, Pass, linear, room_in, stands_in};
+pub use linear::{
+    LinearOptions, MainGrad, Pass, WeightGradients, defer_weight_gradients, linear, room_in,
+    stands_in,
+};
 pub use norms::NormOptions;
 pub use optimizer::{
     AdamwState, AdamwStep, LionState, LionStep, SgdState, SgdStep, adamw, adamw_scaled, is_on_gpu,
     lion, lion_scaled, partial_sums_of_squares, scaled, sgd, sgd_scaled, total,
 };
 pub use products::reproducible;
+pub use outlet::Outlet;
 pub use rms_norm::{rms_norm, rms_norm_add, rms_norm_with};
 pub use rope::{RopeConfig, RopeLayout, RopeScaling, RopeTable, apply_rope, packed_positions};
 pub use seed::seed;

@@ -1,5 +1,6 @@
 //! The linear map of a layer, with the weight's gradient summed in f32 where it is computed.
 
+mod deferred;
 mod main_grad;
 mod op;
 pub(crate) mod reference;
@@ -9,6 +10,7 @@ use burn::backend::Dispatch;
 use burn::tensor::Tensor;
 
 use crate::operands::{self, float};
+pub use deferred::{WeightGradients, defer_weight_gradients};
 pub use main_grad::{MainGrad, Pass};
 use op::LinearOps;
 pub use room::{room_in, stands_in};

@@ -1,7 +1,7 @@
 //! The linear map on a backend's primitives, with its backward.
 //!
 //! `dx = dy wᵀ`, `dw = xᵀ dy`, `dbias = sum_rows(dy)`; the weight's gradient goes to its
-//! [`MainGrad`] where that is attached.
+//! [`MainGrad`] where that is attached, at once or [later](super::defer_weight_gradients).
 
 use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
 use burn::backend::autodiff::grads::Gradients;
@@ -10,7 +10,7 @@ use burn::backend::autodiff::{Autodiff, NodeId};
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, TensorMetadata, backend_extension};
 
-use super::{LinearOptions, MainGrad, Pass};
+use super::{LinearOptions, MainGrad, Pass, deferred::now_or_later};
 use crate::backends::on_every_backend;
 use crate::bridge::{Bridge, read_weight};
 use crate::primitive::{cast, rows, sum_rows};
@@ -98,7 +98,9 @@ fn register<B: Products + Bridge>(
         let (inner, outer) = if options.out_in { (dy.clone(), x) } else { (x, dy.clone()) };
         match options.main_grad.filter(MainGrad::is_attached) {
             Some(main_grad) => {
-                main_grad.update(|sum, room| B::add_weight_gradient(inner, outer, sum, room()));
+                now_or_later(move || {
+                    main_grad.update(|sum, room| B::add_weight_gradient(inner, outer, sum, room()));
+                });
             }
             None => {
                 let dw = B::product(swapped::<B>(inner), outer, 1.0, w.dtype().into());

@@ -1,0 +1,54 @@
+use std::{cell::RefCell, fmt};
+
+type Work = Box<dyn FnOnce()>;
+
+thread_local! {
+    /// What the backward of this thread puts off, if it does.
+    static PUT_OFF: RefCell<Option<Vec<Work>>> = const { RefCell::new(None) };
+}
+
+/// Products of a backward that give the gradients of linear layers' weights, still to be computed, in
+/// the order in which backward came to them.
+#[must_use = "gradients are missing until they are computed"]
+#[derive(Default)]
+pub struct WeightGradients(Vec<Work>);
+
+impl WeightGradients {
+    /// Computes them: each is added to its [`MainGrad`](crate::MainGrad), which tells its listener.
+    pub fn compute(self) {
+        self.0.into_iter().for_each(|work| work());
+    }
+}
+
+impl fmt::Debug for WeightGradients {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "WeightGradients({})", self.0.len())
+    }
+}
+
+/// Runs a backward on this thread without the products that give weights' gradients: those that go to
+/// an attached [`MainGrad`](crate::MainGrad) of a [`linear`](crate::linear). Inputs, biases, norms and
+/// embeddings get theirs.
+///
+/// Source: Qi et al. 2023, <https://arxiv.org/abs/2401.10241>, section 2; Megatron-LM
+/// `--delay-wgrad-compute`.
+pub fn defer_weight_gradients<T>(backward: impl FnOnce() -> T) -> (T, WeightGradients) {
+    let before = PUT_OFF.with(|put_off| put_off.replace(Some(Vec::new())));
+    let done = backward();
+    let work = PUT_OFF.with(|put_off| put_off.replace(before));
+    (done, WeightGradients(work.unwrap_or_default()))
+}
+
+/// Computes a weight's gradient, or puts it off.
+pub(super) fn now_or_later(work: impl FnOnce() + 'static) {
+    let now = PUT_OFF.with_borrow_mut(|put_off| match put_off {
+        Some(later) => {
+            later.push(Box::new(work));
+            None
+        }
+        None => Some(work),
+    });
+    if let Some(work) = now {
+        work();
+    }
+}

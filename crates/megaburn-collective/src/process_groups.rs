@@ -26,6 +26,8 @@ pub struct ProcessGroups {
     pub dp_cp: Group,
     /// Holds one whole model between them: norms are summed over it.
     pub model: Group,
+    /// Holds the losses of the whole batch between them: the stages of pipelines, one of which has some.
+    pub batch: Group,
 }
 
 impl ProcessGroups {
@@ -48,6 +50,11 @@ impl ProcessGroups {
             1 => tp.clone(),
             _ => group("model", &[Axis::Tp, Axis::Pp])?,
         };
+        let dp_cp = group("dp-cp", &[Axis::Dp, Axis::Cp])?;
+        let batch = match layout.pp {
+            1 => dp_cp.clone(),
+            _ => group("batch", &[Axis::Dp, Axis::Cp, Axis::Pp])?,
+        };
         Ok(Self {
             mesh,
             coords: mesh.coords(world.rank()),
@@ -56,8 +63,9 @@ impl ProcessGroups {
             cp: group("cp", &[Axis::Cp])?,
             dp: group("dp", &[Axis::Dp])?,
             pp: group("pp", &[Axis::Pp])?,
-            dp_cp: group("dp-cp", &[Axis::Dp, Axis::Cp])?,
+            dp_cp,
             model,
+            batch,
         })
     }
 

@@ -100,8 +100,13 @@ impl Group {
     }
 
     /// As [`Group::send`].
-    pub(crate) fn gpu_send(&self, x: CubeTensor, to: usize) -> Result<(), CollectiveError> {
-        self.gpu_pair(x, to, 0, |nccl, label, x| nccl.send(label, x, to))
+    pub(crate) fn gpu_send(
+        &self,
+        x: CubeTensor,
+        to: usize,
+        lane: Lane,
+    ) -> Result<Started, CollectiveError> {
+        self.gpu_pair(x, to, 0, |nccl, label, x| nccl.send(label, x, to, lane))
     }
 
     /// As [`Group::recv`], into `out`, which nobody else holds.
@@ -109,8 +114,15 @@ impl Group {
         &self,
         out: CubeTensor,
         from: usize,
-    ) -> Result<CubeTensor, CollectiveError> {
-        self.gpu_pair(out, from, 1, |nccl, label, out| nccl.recv(label, out, from))
+        lane: Lane,
+    ) -> Result<Started, CollectiveError> {
+        self.gpu_pair(out, from, 1, |nccl, label, out| nccl.recv(label, out, from, lane))
+    }
+
+    /// Makes the communicator for tensors where `x` is, unless there is one.
+    pub(crate) fn gpu_meet(&self, x: &CubeTensor) -> Result<(), CollectiveError> {
+        self.check_usable()?;
+        self.device_side(x).map(drop)
     }
 
     /// A call that all members make.

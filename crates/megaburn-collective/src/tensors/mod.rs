@@ -9,11 +9,13 @@
 //! [`Pending`] is waited for. On the host they are done when they return.
 
 mod kinds;
+mod pair;
 mod pending;
 mod rows;
 
-use burn::tensor::{Device, Shape, Tensor, TensorData};
+use burn::tensor::{Tensor, TensorData};
 pub use kinds::Moved;
+pub use pair::{Receiving, Sending, meet, recv, send, start_recv, start_send};
 use pending::Lane;
 pub use pending::Pending;
 
@@ -205,46 +207,6 @@ pub fn all_to_all<const D: usize, K: Moved>(
         |x| group.all_to_all_rows(x, send, recv),
     );
     done.map(Pending::wait)
-}
-
-/// Sends a tensor to member `to`, which calls [`recv`].
-///
-/// # Errors
-/// See [`CollectiveError`].
-/// # Collective
-/// This rank and `to`. On GPUs, two members that send to each other at once hang: one receives
-/// first.
-pub fn send<const D: usize, K: Moved>(
-    x: Tensor<D, K>,
-    to: usize,
-    group: &Group,
-) -> Result<(), CollectiveError> {
-    #[cfg(feature = "cuda")]
-    if let Some(x) = K::to_gpu(&x) {
-        return group.gpu_send(x, to);
-    }
-    group.send(x.into_data(), to)
-}
-
-/// The next tensor that member `from` sends, shaped and placed like `like`, whose values do not matter.
-///
-/// # Errors
-/// See [`CollectiveError`]; on the host another shape or type is a mismatch. On GPUs it is not seen.
-/// # Collective
-/// This rank and `from`.
-pub fn recv<const D: usize, K: Moved>(
-    like: Tensor<D, K>,
-    from: usize,
-    group: &Group,
-) -> Result<Tensor<D, K>, CollectiveError> {
-    #[cfg(feature = "cuda")]
-    if let Some(like) = K::to_gpu(&like) {
-        let out = megaburn_cuda::tensor::empty(&like, like.meta.shape().clone(), like.dtype);
-        return group.gpu_recv(out, from).map(K::from_gpu);
-    }
-    let (shape, device, dtype): (Shape, Device, _) = (like.shape(), like.device(), like.dtype());
-    let data = group.recv(from, Some(shape.as_slice()), dtype)?;
-    Ok(Tensor::from_data(data, (&device, dtype)))
 }
 
 /// On the GPU where the tensor is there, else through the host; not at all in a group of one.

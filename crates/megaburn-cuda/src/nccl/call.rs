@@ -15,7 +15,10 @@ use super::{
     api::{Api, Code},
     lane::{Done, Join, Lane, Started},
 };
-use crate::{Buffers, CudaError, CudaQueue, Op, Retained, streams::Stream, tensor::empty};
+use crate::{
+    Buffers, CudaError, CudaQueue, Op, Retained, events::PooledEvent, streams::Stream,
+    tensor::empty,
+};
 
 /// What a call is called.
 #[derive(Clone, Debug)]
@@ -86,6 +89,19 @@ impl Communicator {
             let run = |api: &Api, comm| call(api, comm, x, out as *mut c_void, stream.0.cast());
             calls.make(id, stream, run)
         };
+        self.start(&queue, label, lane, op, out, make)
+    }
+
+    /// Enqueues what `make` calls, on the stream that it is given, which fills `out`.
+    pub(super) fn start(
+        &self,
+        queue: &CudaQueue,
+        label: Label,
+        lane: Lane,
+        op: Op,
+        out: CubeTensor,
+        make: impl FnOnce(Stream, &Buffers) -> Result<Arc<PooledEvent>, CudaError> + Send + 'static,
+    ) -> Result<Started, CudaError> {
         let started = match lane {
             Lane::InOrder => {
                 queue.enqueue(op, move |stream, buffers| make(stream, buffers).map(drop));

@@ -14,7 +14,8 @@ use super::{
     lane::{Lane, Started},
 };
 use crate::{
-    CudaError,
+    Buffers, CudaError,
+    streams::Stream,
     tensor::{contiguous, empty},
 };
 
@@ -102,7 +103,13 @@ impl Communicator {
     ///
     /// # Errors
     /// As [`Communicator::all_reduce`].
-    pub fn send(&self, label: Label, x: CubeTensor, to: usize) -> Result<(), CudaError> {
+    pub fn send(
+        &self,
+        label: Label,
+        x: CubeTensor,
+        to: usize,
+        lane: Lane,
+    ) -> Result<Started, CudaError> {
         let (dtype, to) = (self.data_type(&x, &label)?, self.peer(to, &label)?);
         let (count, x) = (elements(&x), contiguous(x));
         // Nothing is written: an empty tensor stands for it.
@@ -111,7 +118,7 @@ impl Communicator {
             // SAFETY: see `Communicator::call`.
             unsafe { (api.send)(x, count, dtype, to, comm, stream) }
         });
-        self.call(label, Lane::InOrder, x, out, call).map(drop)
+        self.call(label, lane, x, out, call)
     }
 
     /// The tensor that a member sends, into `out`, new memory that nobody else holds.
@@ -123,24 +130,24 @@ impl Communicator {
         label: Label,
         out: CubeTensor,
         from: usize,
-    ) -> Result<CubeTensor, CudaError> {
+        lane: Lane,
+    ) -> Result<Started, CudaError> {
         let (dtype, from) = (self.data_type(&out, &label)?, self.peer(from, &label)?);
         let count = elements(&out);
         if count == 0 {
-            return Ok(out);
+            return Ok(Started::done(out));
         }
-        let op = self.op(&label).writes(&out);
+        let (queue, op) = (self.queue_of(&out, &label)?, self.op(&label).writes(&out));
         let (calls, id) = (self.calls.clone(), label.id);
-        self.queue_of(&out, &label)?.enqueue(op, move |stream, buffers| {
+        let make = move |stream: Stream, buffers: &Buffers| {
             let out = buffers.writes[0].ptr as *mut c_void;
             // SAFETY: see `Communicator::call`.
             let call = move |api: &Api, comm| unsafe {
                 (api.recv)(out, count, dtype, from, comm, stream.0.cast())
             };
-            calls.make(id, stream, call).map(drop)
-        });
-        self.queue.flush();
-        Ok(out)
+            calls.make(id, stream, call)
+        };
+        self.start(&queue, label, lane, op, out, make)
     }
 }
 

@@ -1,0 +1,149 @@
+//! From one member to another.
+
+use burn::tensor::{Device, Shape, Tensor};
+#[cfg(feature = "cuda")]
+use megaburn_cuda::nccl::{Lane, Started};
+
+use super::Moved;
+use crate::{CollectiveError, Group};
+
+/// Sends a tensor to member `to`, which calls [`recv`].
+///
+/// # Errors
+/// See [`CollectiveError`].
+/// # Collective
+/// This rank and `to`. On GPUs, two members that send to each other at once hang: one receives
+/// first.
+pub fn send<const D: usize, K: Moved>(
+    x: Tensor<D, K>,
+    to: usize,
+    group: &Group,
+) -> Result<(), CollectiveError> {
+    #[cfg(feature = "cuda")]
+    if let Some(x) = K::to_gpu(&x) {
+        return group.gpu_send(x, to, Lane::InOrder).map(drop);
+    }
+    group.send(x.into_data(), to)
+}
+
+/// The next tensor that member `from` sends, shaped and placed like `like`, whose values do not matter.
+///
+/// # Errors
+/// See [`CollectiveError`]; on the host another shape or type is a mismatch. On GPUs it is not seen.
+/// # Collective
+/// This rank and `from`.
+pub fn recv<const D: usize, K: Moved>(
+    like: Tensor<D, K>,
+    from: usize,
+    group: &Group,
+) -> Result<Tensor<D, K>, CollectiveError> {
+    #[cfg(feature = "cuda")]
+    if let Some(like) = K::to_gpu(&like) {
+        let out = megaburn_cuda::tensor::empty(&like, like.meta.shape().clone(), like.dtype);
+        return group.gpu_recv(out, from, Lane::InOrder).map(|came| K::from_gpu(came.wait()));
+    }
+    let (shape, device, dtype): (Shape, Device, _) = (like.shape(), like.device(), like.dtype());
+    let data = group.recv(from, Some(shape.as_slice()), dtype)?;
+    Ok(Tensor::from_data(data, (&device, dtype)))
+}
+
+/// Lets the members of a group know each other's GPUs, so that none of them waits for that at its first
+/// transfer. On the host there is nothing to know.
+///
+/// # Errors
+/// See [`CollectiveError`].
+/// # Collective
+/// All members; where a rank is in several groups, in one order of them.
+pub fn meet(device: &Device, group: &Group) -> Result<(), CollectiveError> {
+    #[cfg(feature = "cuda")]
+    if let Some(x) = burn::tensor::Float::to_gpu(&Tensor::<1>::empty([1], device)) {
+        return group.gpu_meet(&x);
+    }
+    let _ = (device, group);
+    Ok(())
+}
+
+/// A tensor that is on its way to another member: its memory is taken until this is dropped. On a GPU
+/// what is computed from then on waits for it, and the host does not.
+#[derive(Debug)]
+#[must_use = "dropped at once, it is waited for at once"]
+pub struct Sending {
+    #[cfg(feature = "cuda")]
+    _started: Option<Started>,
+}
+
+/// As [`send`], beside what follows. On the host it is done when this returns.
+///
+/// # Errors
+/// As [`send`].
+/// # Collective
+/// As [`send`]. Transfers of a group start one behind the other, so a pair that sends both ways at once
+/// needs a group for each.
+pub fn start_send<const D: usize, K: Moved>(
+    x: Tensor<D, K>,
+    to: usize,
+    group: &Group,
+) -> Result<Sending, CollectiveError> {
+    #[cfg(feature = "cuda")]
+    if let Some(x) = K::to_gpu(&x) {
+        let started = group.gpu_send(x, to, Lane::Overlapped)?;
+        return Ok(Sending { _started: Some(started) });
+    }
+    send(x, to, group)?;
+    Ok(Sending {
+        #[cfg(feature = "cuda")]
+        _started: None,
+    })
+}
+
+/// A tensor that may be on its way from another member.
+#[derive(Debug)]
+#[must_use = "what is received is had by waiting for it"]
+pub struct Receiving<const D: usize, K: Moved>(State<D, K>);
+
+#[derive(Debug)]
+enum State<const D: usize, K: Moved> {
+    /// The host's memory is not set apart for what is to come: whoever waits receives.
+    Later { like: Tensor<D, K>, from: usize, group: Group },
+    #[cfg(feature = "cuda")]
+    Started(Started),
+}
+
+/// As [`recv`], for what the member may send later, beside what follows.
+///
+/// # Errors
+/// As [`recv`].
+/// # Collective
+/// As [`start_send`].
+pub fn start_recv<const D: usize, K: Moved>(
+    like: Tensor<D, K>,
+    from: usize,
+    group: &Group,
+) -> Result<Receiving<D, K>, CollectiveError> {
+    #[cfg(feature = "cuda")]
+    if let Some(like) = K::to_gpu(&like) {
+        let out = megaburn_cuda::tensor::empty(&like, like.meta.shape().clone(), like.dtype);
+        let started = group.gpu_recv(out, from, Lane::Overlapped)?;
+        return Ok(Receiving(State::Started(started)));
+    }
+    Ok(Receiving(State::Later { like, from, group: group.clone() }))
+}
+
+impl<const D: usize, K: Moved> Receiving<D, K> {
+    /// Whether it comes by itself, so that it need not be waited for before it is needed.
+    pub fn is_started(&self) -> bool {
+        !matches!(self.0, State::Later { .. })
+    }
+
+    /// The tensor. On a GPU, what is computed from now on waits for it; the host does not.
+    ///
+    /// # Errors
+    /// As [`recv`].
+    pub fn wait(self) -> Result<Tensor<D, K>, CollectiveError> {
+        match self.0 {
+            State::Later { like, from, group } => recv(like, from, &group),
+            #[cfg(feature = "cuda")]
+            State::Started(started) => Ok(K::from_gpu(started.wait())),
+        }
+    }
+}

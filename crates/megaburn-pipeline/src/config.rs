@@ -98,7 +98,11 @@ impl ScheduleConfig {
         Ok(schedule)
     }
 
-    fn check(&self) -> Result<(), PipelineError> {
+    /// Whether there is such a schedule, without building it.
+    ///
+    /// # Errors
+    /// The kind has none of these sizes.
+    pub fn check(&self) -> Result<(), PipelineError> {
         let Self { kind, group_size, .. } = *self;
         let Stages { num_ranks, num_chunks, placement } = self.stages();
         let sizes = [
@@ -137,7 +141,8 @@ impl ScheduleConfig {
             Some(group_size) if kind != ScheduleKind::Interleaved => {
                 Err(PipelineError::NoGroups { kind, group_size })
             }
-            _ => Ok(()),
+            Some(_) => self.group_size().map(drop),
+            None => Ok(()),
         }
     }
 }

@@ -33,6 +33,16 @@ pub enum PipelineError {
         "{num_micro_batches} micro-batches in groups of {group_size} leave {rest}, and a pipeline of {num_ranks} ranks needs 0 or at least {num_ranks} in the last group: change the number of micro-batches or the group size"
     )]
     Rest { num_micro_batches: usize, group_size: usize, rest: usize, num_ranks: usize },
+    #[error(
+        "{num_layers} layers cannot fill {num_stages} pipeline stages as asked for: every stage needs one, but for the ends where the embedding or the loss is counted"
+    )]
+    FewLayers { num_layers: usize, num_stages: usize },
+    #[error("pipeline layout `{text}`: {why}")]
+    LayoutText { text: String, why: String },
+    #[error(
+        "a pipeline layout says what every stage has: leave out the counts of the first and the last stage, of the embedding and of the loss"
+    )]
+    TwoSplits,
     #[error("there are lists for {found} ranks of {expected}")]
     Ranks { found: usize, expected: usize },
     #[error("rank {rank}, action {index}: there is no {action}")]

@@ -1,6 +1,8 @@
 //! Pipeline parallelism's schedules as data: which rank computes, sends and receives what, in which
 //! order. They are built, proven by simulation before a tensor moves, timed with given costs, and
-//! drawn. No tensors, no threads, no I/O: everything here is a pure function.
+//! drawn: pure functions all. And how layers are split over stages.
+//!
+//! [`run`] then executes a rank's list: what a stage computes is the caller's ([`Chunks`]).
 //!
 //! ```
 //! use megaburn_pipeline::{Costs, Links, ScheduleConfig, ScheduleKind, draw};
@@ -22,7 +24,11 @@ pub mod draw;
 mod error;
 mod formula;
 mod kind;
+mod layers;
+mod layout_text;
+mod neighbours;
 mod order;
+mod run;
 mod schedule;
 mod simulate;
 mod stages;
@@ -32,6 +38,9 @@ pub use action::{Action, Message, Op};
 pub use config::ScheduleConfig;
 pub use error::{PipelineError, Waiting};
 pub use kind::ScheduleKind;
+pub use layers::{LayerSplit, StageLayers};
+pub use neighbours::Neighbours;
+pub use run::{Chunks, Output, Pass, Wire, run};
 pub use schedule::Schedule;
 pub use simulate::{Costs, Links, Proof, Span, Timing};
 pub use stages::{Placement, Stages};

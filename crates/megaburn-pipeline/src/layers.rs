@@ -1,0 +1,211 @@
+use std::ops::Range;
+
+use serde::{Deserialize, Serialize};
+
+use crate::{PipelineError, Stages, layout_text};
+
+/// What of a model one stage computes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StageLayers {
+    /// Whether it begins with the tokens' vectors.
+    pub embedding: bool,
+    /// Which of the model's layers, from 0.
+    pub layers: Range<usize>,
+    /// Whether it ends in the loss.
+    pub loss: bool,
+}
+
+impl StageLayers {
+    /// All of a model of so many layers.
+    pub fn whole(num_layers: usize) -> Self {
+        Self { embedding: true, layers: 0..num_layers, loss: true }
+    }
+}
+
+/// How the layers of a model are split over the stages of a pipeline. By default as evenly as can be.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct LayerSplit {
+    /// What each stage has, in Megatron-LM's notation (`--pipeline-model-parallel-layout`): `E` for
+    /// the embedding, `t` for a layer, `L` for the loss, `|` between stages, `x*n` and `(..)*n` for
+    /// repetitions, commas anywhere: `Et|(tt|)*3L`. Nothing else must be set then.
+    pub layout: Option<String>,
+    /// Layers of the first stage (`--decoder-first-pipeline-num-layers`).
+    pub first: Option<usize>,
+    /// Layers of the last stage (`--decoder-last-pipeline-num-layers`).
+    pub last: Option<usize>,
+    /// Whether the embedding takes the place of a layer
+    /// (`--account-for-embedding-in-pipeline-split`).
+    pub count_embedding: bool,
+    /// Whether the loss does (`--account-for-loss-in-pipeline-split`).
+    pub count_loss: bool,
+}
+
+impl LayerSplit {
+    /// The stages of a model of `num_layers`. Where layers are left over from an even split, the stages
+    /// after the first have one more each.
+    ///
+    /// # Errors
+    /// A split that leaves a stage without anything, has other layers than the model, or is asked for
+    /// in two ways.
+    pub fn stages(
+        &self,
+        num_layers: usize,
+        num_stages: usize,
+    ) -> Result<Vec<StageLayers>, PipelineError> {
+        let counts = match &self.layout {
+            Some(_) if Self { layout: None, ..self.clone() } != Self::default() => {
+                return Err(PipelineError::TwoSplits);
+            }
+            Some(text) => layout_text::layers(text, num_layers, num_stages)?,
+            None => self.counts(num_layers, num_stages)?,
+        };
+        let (mut start, last) = (0, num_stages - 1);
+        let stages = counts.into_iter().enumerate().map(|(stage, count)| {
+            let layers = start..start + count;
+            start = layers.end;
+            StageLayers { embedding: stage == 0, layers, loss: stage == last }
+        });
+        Ok(stages.collect())
+    }
+
+    /// Layers of each stage.
+    fn counts(&self, num_layers: usize, num_stages: usize) -> Result<Vec<usize>, PipelineError> {
+        let Self { first, last, count_embedding, count_loss, .. } = *self;
+        let few = PipelineError::FewLayers { num_layers, num_stages };
+        if num_stages == 1 {
+            let given = [first, last].into_iter().flatten().all(|given| given == num_layers);
+            return if given { Ok(vec![num_layers]) } else { Err(few) };
+        }
+        let extra = [count_embedding && first.is_none(), count_loss && last.is_none()];
+        let extra = extra.map(usize::from);
+        // The stages that share what is not given.
+        let inner = usize::from(first.is_some())..num_stages - usize::from(last.is_some());
+        let given = first.unwrap_or(0).saturating_add(last.unwrap_or(0));
+        let places = num_layers + extra[0] + extra[1];
+        let places = places.checked_sub(given).ok_or_else(|| few.clone())?;
+        if inner.is_empty() && places > 0 {
+            return Err(few);
+        }
+        let (each, rest) = (places / inner.len().max(1), places % inner.len().max(1));
+        let mut counts = vec![0; num_stages];
+        for (index, stage) in inner.enumerate() {
+            counts[stage] = each + usize::from((1..=rest).contains(&index));
+        }
+        for (stage, given, extra) in [(0, first, extra[0]), (num_stages - 1, last, extra[1])] {
+            counts[stage] = match given {
+                Some(given) => given,
+                None => counts[stage].checked_sub(extra).ok_or_else(|| few.clone())?,
+            };
+        }
+        // Of the first and the last stage the embedding and the loss are something, if somebody says so.
+        let is_bare = |(stage, count): (usize, &usize)| {
+            let is_first = stage == 0 && (count_embedding || first == Some(0));
+            let is_last = stage + 1 == num_stages && (count_loss || last == Some(0));
+            *count == 0 && !is_first && !is_last
+        };
+        match counts.iter().enumerate().any(is_bare) {
+            true => Err(few),
+            false => Ok(counts),
+        }
+    }
+}
+
+impl Stages {
+    /// What of the model each chunk of a rank has, of what each stage has.
+    pub fn chunks_of(self, rank: usize, stages: &[StageLayers]) -> Vec<StageLayers> {
+        (0..self.num_chunks).map(|chunk| stages[self.stage(rank, chunk)].clone()).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+    use crate::Placement;
+
+    fn split(
+        split: LayerSplit,
+        num_layers: usize,
+        num_stages: usize,
+    ) -> Result<Vec<usize>, String> {
+        let stages = split.stages(num_layers, num_stages).map_err(|error| error.to_string())?;
+        assert!(stages.iter().enumerate().all(|(stage, of)| {
+            of.embedding == (stage == 0) && of.loss == (stage + 1 == num_stages)
+        }));
+        let ends = stages.windows(2).all(|two| two[0].layers.end == two[1].layers.start);
+        assert!(ends && stages[0].layers.start == 0);
+        assert_eq!(stages[num_stages - 1].layers.end, num_layers);
+        Ok(stages.into_iter().map(|stage| stage.layers.len()).collect())
+    }
+
+    fn counted(count_embedding: bool, count_loss: bool) -> LayerSplit {
+        LayerSplit { count_embedding, count_loss, ..LayerSplit::default() }
+    }
+
+    fn given(first: Option<usize>, last: Option<usize>) -> LayerSplit {
+        LayerSplit { first, last, ..LayerSplit::default() }
+    }
+
+    #[rstest]
+    #[case(LayerSplit::default(), 8, 1, &[8])]
+    #[case(LayerSplit::default(), 8, 4, &[2, 2, 2, 2])]
+    #[case(LayerSplit::default(), 7, 4, &[1, 2, 2, 2])]
+    #[case(LayerSplit::default(), 5, 4, &[1, 2, 1, 1])]
+    #[case(LayerSplit::default(), 5, 2, &[2, 3])]
+    #[case(counted(true, true), 6, 4, &[1, 2, 2, 1])]
+    #[case(counted(true, true), 30, 8, &[3, 4, 4, 4, 4, 4, 4, 3])]
+    #[case(counted(true, false), 7, 2, &[3, 4])]
+    #[case(counted(false, true), 7, 2, &[4, 3])]
+    #[case(counted(true, true), 2, 4, &[0, 1, 1, 0])]
+    #[case(given(Some(1), None), 7, 4, &[1, 2, 2, 2])]
+    #[case(given(None, Some(1)), 7, 3, &[3, 3, 1])]
+    #[case(given(Some(3), Some(1)), 8, 4, &[3, 2, 2, 1])]
+    #[case(given(Some(3), Some(5)), 8, 2, &[3, 5])]
+    #[case(given(Some(0), Some(0)), 4, 4, &[0, 2, 2, 0])]
+    #[case(LayerSplit { first: Some(1), ..counted(true, true) }, 6, 3, &[1, 3, 2])]
+    fn layers_are_split_as_asked_for(
+        #[case] of: LayerSplit,
+        #[case] num_layers: usize,
+        #[case] num_stages: usize,
+        #[case] expected: &[usize],
+    ) {
+        assert_eq!(split(of, num_layers, num_stages).unwrap(), expected);
+    }
+
+    #[rstest]
+    #[case(LayerSplit::default(), 3, 4)]
+    #[case(counted(true, true), 1, 4)]
+    #[case(given(Some(8), None), 7, 2)]
+    #[case(given(Some(7), None), 7, 2)]
+    #[case(given(Some(2), Some(2)), 8, 2)]
+    #[case(given(Some(2), None), 8, 1)]
+    #[case(given(Some(usize::MAX), Some(usize::MAX)), 8, 4)]
+    fn a_stage_without_anything_is_refused(
+        #[case] of: LayerSplit,
+        #[case] num_layers: usize,
+        #[case] num_stages: usize,
+    ) {
+        let error = split(of, num_layers, num_stages).unwrap_err();
+        let numbers = format!("{num_layers} layers cannot fill {num_stages} pipeline stages");
+        assert!(error.contains(&numbers), "{error}");
+    }
+
+    #[test]
+    fn a_split_is_asked_for_in_one_way() {
+        let layout = Some("Ett|ttL".to_string());
+        let both = LayerSplit { layout: layout.clone(), ..counted(true, false) };
+        assert!(split(both, 4, 2).unwrap_err().contains("pipeline layout"));
+        let one = LayerSplit { layout, ..LayerSplit::default() };
+        assert_eq!(split(one, 4, 2).unwrap(), [2, 2]);
+    }
+
+    #[test]
+    fn chunks_are_the_stages_of_their_rank() {
+        let all = LayerSplit::default().stages(8, 4).unwrap();
+        let stages = Stages { num_ranks: 2, num_chunks: 2, placement: Placement::Vee };
+        let layers = |rank| stages.chunks_of(rank, &all).into_iter().map(|stage| stage.layers);
+        assert!(layers(0).eq([0..2, 6..8]) && layers(1).eq([2..4, 4..6]));
+    }
+}

@@ -1,0 +1,108 @@
+use std::collections::{BTreeMap, VecDeque};
+
+use burn::tensor::{Float, Tensor};
+use megaburn_collective::{
+    CollectiveError,
+    tensors::{self, Receiving, Sending},
+};
+
+use super::Wire;
+use crate::{Action, Message, Op, Schedule};
+
+/// Passes for which a send has time, before what is computed next waits for it.
+const PASSES_TO_SEND: usize = 2;
+
+/// What goes from stage to stage, on its way to a pass of this rank or to another rank.
+pub(super) struct Mail<'a> {
+    schedule: &'a Schedule,
+    wire: &'a Wire,
+    rank: usize,
+    /// How much of the list was looked through for receives to start.
+    started: usize,
+    receiving: BTreeMap<Message, Receiving<3, Float>>,
+    /// What a pass of this rank takes.
+    arrived: BTreeMap<Message, Tensor<3>>,
+    /// What is to be sent.
+    outgoing: BTreeMap<Message, Tensor<3>>,
+    /// What is on its way, and in which pass it left.
+    sending: VecDeque<(usize, Sending)>,
+    /// Passes up to now.
+    num_passes: usize,
+}
+
+impl<'a> Mail<'a> {
+    pub(super) fn new(schedule: &'a Schedule, wire: &'a Wire) -> Self {
+        let rank = wire.neighbours.group().rank();
+        let (receiving, arrived, outgoing, sending) = Default::default();
+        let (started, num_passes) = (0, 0);
+        Self { schedule, wire, rank, started, receiving, arrived, outgoing, sending, num_passes }
+    }
+
+    /// Gives a tensor to a stage: to a pass of this rank to come, or to the send that follows.
+    pub(super) fn hand_over(&mut self, message: Message, x: Tensor<3>) {
+        let is_here = self.schedule.stages.rank_of(message.to_stage) == self.rank;
+        let to = if is_here { &mut self.arrived } else { &mut self.outgoing };
+        to.insert(message, x.cast(self.wire.dtype));
+    }
+
+    /// What a pass needs.
+    pub(super) fn take(&mut self, message: Message) -> Result<Tensor<3>, CollectiveError> {
+        match self.receiving.remove(&message) {
+            Some(coming) => coming.wait(),
+            None => Ok(self.arrived.remove(&message).expect("a schedule that was proven")),
+        }
+    }
+
+    /// Starts the receives of the list up to `end`.
+    pub(super) fn start_receives(
+        &mut self,
+        actions: &[Action],
+        end: usize,
+    ) -> Result<(), CollectiveError> {
+        let Wire { neighbours, shape, dtype, device } = self.wire;
+        for action in &actions[self.started.min(end)..end] {
+            if matches!(action.op, Op::ReceiveActivation | Op::ReceiveGradient) {
+                let (peer, message) = self.transfer(*action);
+                let (group, from) = neighbours.from(peer);
+                let like = Tensor::<3>::empty(*shape, (device, *dtype));
+                self.receiving.insert(message, tensors::start_recv(like, from, group)?);
+            }
+        }
+        self.started = self.started.max(end);
+        Ok(())
+    }
+
+    /// Receives, where that does not happen by itself: in the order of the list.
+    pub(super) fn receive(&mut self, action: Action) -> Result<(), CollectiveError> {
+        let (_, message) = self.transfer(action);
+        let coming = self.receiving.remove(&message).expect("it was started");
+        match coming.is_started() {
+            true => drop(self.receiving.insert(message, coming)),
+            false => drop(self.arrived.insert(message, coming.wait()?)),
+        }
+        Ok(())
+    }
+
+    pub(super) fn send(&mut self, action: Action) -> Result<(), CollectiveError> {
+        let (peer, message) = self.transfer(action);
+        let x = self.outgoing.remove(&message).expect("a schedule that was proven");
+        let (group, to) = self.wire.neighbours.to(peer);
+        self.sending.push_back((self.num_passes, tensors::start_send(x, to, group)?));
+        Ok(())
+    }
+
+    /// Before a pass: waits for sends that had their time.
+    pub(super) fn end_sends(&mut self) {
+        self.num_passes += 1;
+        let is_over = |left: usize| left + PASSES_TO_SEND < self.num_passes;
+        while self.sending.front().is_some_and(|(left, _)| is_over(*left)) {
+            self.sending.pop_front();
+        }
+    }
+
+    fn transfer(&self, action: Action) -> (usize, Message) {
+        let stages = self.schedule.stages;
+        let both = stages.peer(self.rank, action).zip(stages.message(self.rank, action));
+        both.expect("a schedule that was proven")
+    }
+}

@@ -1,0 +1,245 @@
+//! Executes a rank's list of a schedule: what is computed, sent and received, and what is kept between.
+
+mod mail;
+
+use std::collections::BTreeMap;
+
+use burn::tensor::{DType, Device, Gradients, Tensor};
+use megaburn_collective::CollectiveError;
+use megaburn_kernels::{Outlet, WeightGradients, defer_weight_gradients};
+
+use crate::{Action, Message, Neighbours, Op, Schedule};
+use mail::Mail;
+
+/// Which pass of which chunk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Pass {
+    /// Which of the rank's own chunks, from 0.
+    pub chunk: usize,
+    /// Which micro-batch, from 0.
+    pub micro_batch: usize,
+    /// Whether it is the last of its kind (forward, backward, weights' gradients) in this chunk.
+    pub is_last: bool,
+    /// Whether the weights' gradients come by themselves.
+    pub is_split: bool,
+}
+
+/// What a chunk's forward gives.
+#[derive(Debug)]
+pub enum Output {
+    /// What the next stage takes.
+    Stream(Tensor<3>),
+    /// `[1]`: where backward begins.
+    Loss(Tensor<1>),
+    /// Nothing that anybody goes backward from.
+    Nothing,
+}
+
+/// What a rank's chunks compute; [`run`] says when, and moves what goes from one stage to another.
+pub trait Chunks {
+    /// Why it may fail.
+    type Error: From<CollectiveError>;
+
+    /// The forward of a micro-batch, of what the stage before made of it; the first stage has its own
+    /// input.
+    ///
+    /// # Shapes
+    /// As [`Wire::shape`].
+    /// # Errors
+    /// The caller's; they end the step.
+    fn forward(&mut self, pass: Pass, input: Option<Tensor<3>>) -> Result<Output, Self::Error>;
+
+    /// The backward of a micro-batch, which is `run`: takes what parameters get of its gradients.
+    ///
+    /// # Errors
+    /// The caller's.
+    fn backward(
+        &mut self,
+        pass: Pass,
+        run: impl FnOnce() -> Gradients,
+    ) -> Result<Gradients, Self::Error> {
+        let _ = pass;
+        Ok(run())
+    }
+
+    /// The part of the backward that gives weights their gradients, which is `run`, where the schedule
+    /// splits it off.
+    ///
+    /// # Errors
+    /// The caller's.
+    fn weights(&mut self, pass: Pass, run: impl FnOnce()) -> Result<(), Self::Error> {
+        let _ = pass;
+        run();
+        Ok(())
+    }
+}
+
+/// How stages are joined.
+#[derive(Clone, Debug)]
+pub struct Wire {
+    /// Whom this rank sends to and receives from.
+    pub neighbours: Neighbours,
+    /// Of what goes from stage to stage.
+    pub shape: [usize; 3],
+    /// Its element type.
+    pub dtype: DType,
+    /// Where it is, without autodiff.
+    pub device: Device,
+}
+
+/// Does what `schedule` has for this rank.
+///
+/// An activation is let go when it was sent, and all that is kept of a pass when its backward is done.
+/// On GPUs sends and receives run beside what is computed: a receive is started while the pass before
+/// the one that needs it is computed, a send is waited for two passes later.
+///
+/// # Errors
+/// Those of `chunks`; see also [`CollectiveError`].
+/// # Collective
+/// All ranks of the pipeline, with one schedule.
+///
+/// # Panics
+/// If the schedule is not sound ([`Schedule::prove`]) or of another number of ranks.
+pub fn run<C: Chunks>(schedule: &Schedule, wire: &Wire, chunks: &mut C) -> Result<(), C::Error> {
+    let group = wire.neighbours.group();
+    let rank = group.rank();
+    assert!(schedule.ranks.len() == group.size(), "a schedule of other ranks");
+    wire.neighbours.meet(&wire.device)?;
+    let actions = &schedule.ranks[rank];
+    let mut passes = BTreeMap::new();
+    for action in actions {
+        *passes.entry((action.op as usize, action.chunk)).or_insert(0) += 1;
+    }
+    let mut runner = Runner {
+        schedule,
+        rank,
+        left: passes,
+        mail: Mail::new(schedule, wire),
+        kept: BTreeMap::new(),
+        weights: BTreeMap::new(),
+    };
+    for (index, action) in actions.iter().enumerate() {
+        let behind = &actions[index + 1..];
+        let next = behind.iter().position(|action| action.op.is_compute());
+        let ahead = match action.op.is_compute() {
+            true => next.unwrap_or(behind.len()),
+            false => 0,
+        };
+        runner.mail.start_receives(actions, index + 1 + ahead)?;
+        runner.act(*action, chunks)?;
+    }
+    Ok(())
+}
+
+struct Runner<'a> {
+    schedule: &'a Schedule,
+    rank: usize,
+    /// Passes to come, by operation and chunk.
+    left: BTreeMap<(usize, usize), usize>,
+    mail: Mail<'a>,
+    /// By chunk and micro-batch.
+    kept: BTreeMap<(usize, usize), Kept>,
+    weights: BTreeMap<(usize, usize), WeightGradients>,
+}
+
+/// What backward needs of a forward.
+struct Kept {
+    input: Option<Tensor<3>>,
+    end: End,
+}
+
+enum End {
+    Loss(Tensor<1>),
+    Outlet(Outlet),
+}
+
+impl Runner<'_> {
+    fn act<C: Chunks>(&mut self, action: Action, chunks: &mut C) -> Result<(), C::Error> {
+        match action.op {
+            Op::ReceiveActivation | Op::ReceiveGradient => Ok(self.mail.receive(action)?),
+            Op::SendActivation | Op::SendGradient => Ok(self.mail.send(action)?),
+            Op::Forward => self.forward(action, chunks),
+            Op::Backward | Op::BackwardInput => self.backward(action, chunks),
+            Op::BackwardWeight => {
+                let work = self.weights.remove(&(action.chunk, action.micro_batch));
+                let work = work.expect("a schedule that was proven");
+                chunks.weights(self.pass(action), || work.compute())
+            }
+        }
+    }
+
+    fn forward<C: Chunks>(&mut self, action: Action, chunks: &mut C) -> Result<(), C::Error> {
+        let Action { micro_batch, chunk, .. } = action;
+        let stages = self.schedule.stages;
+        let to_stage = stages.stage(self.rank, chunk);
+        self.mail.end_sends();
+        let input = match to_stage {
+            0 => None,
+            _ => Some(self.mail.take(Message { is_gradient: false, micro_batch, to_stage })?),
+        };
+        let goes_back = self.schedule.kind.has_backward();
+        let input = match goes_back {
+            true => input.map(|input| Tensor::from_inner(input).require_grad()),
+            false => input,
+        };
+        let end = match chunks.forward(self.pass(action), input.clone())? {
+            Output::Stream(stream) => {
+                let message = Message { is_gradient: false, micro_batch, to_stage: to_stage + 1 };
+                self.mail.hand_over(message, stream.clone().inner());
+                goes_back.then(|| End::Outlet(Outlet::of(stream)))
+            }
+            Output::Loss(loss) => goes_back.then_some(End::Loss(loss)),
+            Output::Nothing => None,
+        };
+        if let Some(end) = end {
+            self.kept.insert((chunk, micro_batch), Kept { input, end });
+        }
+        Ok(())
+    }
+
+    fn backward<C: Chunks>(&mut self, action: Action, chunks: &mut C) -> Result<(), C::Error> {
+        let Action { op, micro_batch, chunk } = action;
+        let to_stage = self.schedule.stages.stage(self.rank, chunk);
+        let key = (chunk, micro_batch);
+        self.mail.end_sends();
+        let Kept { input, end } = self.kept.remove(&key).expect("a schedule that was proven");
+        let gradient = match &end {
+            End::Loss(_) => None,
+            End::Outlet(_) => {
+                Some(self.mail.take(Message { is_gradient: true, micro_batch, to_stage })?)
+            }
+        };
+        let whole = move || match (end, gradient) {
+            (End::Outlet(outlet), Some(gradient)) => outlet.backward(gradient),
+            (End::Loss(loss), _) => loss.backward(),
+            (End::Outlet(_), None) => unreachable!("it was taken"),
+        };
+        let pass = self.pass(action);
+        let mut grads = if op == Op::Backward {
+            chunks.backward(pass, whole)?
+        } else {
+            let mut weights = WeightGradients::default();
+            let grads = chunks.backward(pass, || {
+                let (grads, work) = defer_weight_gradients(whole);
+                weights = work;
+                grads
+            })?;
+            self.weights.insert(key, weights);
+            grads
+        };
+        if let Some(input) = input {
+            let gradient = input.grad_remove(&mut grads).expect("a stage's input is used");
+            let message = Message { is_gradient: true, micro_batch, to_stage: to_stage - 1 };
+            self.mail.hand_over(message, gradient);
+        }
+        Ok(())
+    }
+
+    fn pass(&mut self, action: Action) -> Pass {
+        let Action { op, micro_batch, chunk } = action;
+        let left = self.left.get_mut(&(op as usize, chunk)).expect("it was counted");
+        *left -= 1;
+        let is_split = self.schedule.kind.splits_backward();
+        Pass { chunk, micro_batch, is_last: *left == 0, is_split }
+    }
+}

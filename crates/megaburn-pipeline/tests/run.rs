@@ -1,0 +1,190 @@
+//! The runner moves what a schedule says: gradients are those of all stages on one rank.
+
+use burn::tensor::{DType, Device, Gradients, Tensor, TensorData};
+use megaburn_collective::{CollectiveError, Group, GroupOptions, run_threads};
+use megaburn_pipeline::{
+    Chunks, Neighbours, Output, Pass, Placement, ScheduleConfig, ScheduleKind, Wire, run,
+};
+use rstest::rstest;
+
+const SHAPE: [usize; 3] = [2, 1, 3];
+
+/// Stage `s` adds `x² weight` to `x`, and the last one sums what comes out.
+fn stage(x: Tensor<3>, weight: &Tensor<3>) -> Tensor<3> {
+    x.clone() + x.clone() * x * weight.clone()
+}
+
+fn weight(stage: usize, device: &Device) -> Tensor<3> {
+    let values: Vec<f32> = (0..6).map(|i| ((stage * 7 + i * 3) % 5) as f32 * 0.1 - 0.2).collect();
+    Tensor::from_data(TensorData::new(values, SHAPE), device).require_grad()
+}
+
+fn input(micro_batch: usize, device: &Device) -> Tensor<3> {
+    let values: Vec<f32> = (0..6).map(|i| ((micro_batch * 5 + i) % 7) as f32 * 0.2 - 0.5).collect();
+    Tensor::from_data(TensorData::new(values, SHAPE), device)
+}
+
+/// The chunks of a rank, and what is to be seen of them.
+struct Sums {
+    weights: Vec<Tensor<3>>,
+    is_first: Vec<bool>,
+    is_last: Vec<bool>,
+    grads: Vec<Option<Tensor<3>>>,
+    ended: Vec<usize>,
+    losses: f32,
+}
+
+impl Chunks for Sums {
+    type Error = CollectiveError;
+
+    fn forward(&mut self, pass: Pass, x: Option<Tensor<3>>) -> Result<Output, CollectiveError> {
+        let Pass { chunk, micro_batch, .. } = pass;
+        assert_eq!(x.is_none(), self.is_first[chunk]);
+        let x = x.unwrap_or_else(|| input(micro_batch, &Device::flex().autodiff()));
+        let y = stage(x, &self.weights[chunk]);
+        if !self.is_last[chunk] {
+            return Ok(Output::Stream(y));
+        }
+        let loss = y.sum();
+        self.losses += loss.clone().into_scalar::<f32>();
+        Ok(Output::Loss(loss))
+    }
+
+    fn backward(
+        &mut self,
+        pass: Pass,
+        run: impl FnOnce() -> Gradients,
+    ) -> Result<Gradients, CollectiveError> {
+        let mut grads = run();
+        let grad = self.weights[pass.chunk].grad_remove(&mut grads).expect("it is used");
+        let sum = &mut self.grads[pass.chunk];
+        *sum = Some(sum.take().map_or(grad.clone(), |sum| sum + grad));
+        self.ended[pass.chunk] += usize::from(pass.is_last);
+        Ok(grads)
+    }
+
+    fn weights(&mut self, pass: Pass, run: impl FnOnce()) -> Result<(), CollectiveError> {
+        run();
+        assert!(pass.is_split);
+        self.ended[pass.chunk] += usize::from(pass.is_last);
+        Ok(())
+    }
+}
+
+/// The loss, and the gradient of each stage of the ranks.
+fn gradients(config: &ScheduleConfig) -> (f32, Vec<Vec<f32>>) {
+    let (schedule, stages) = (config.build().unwrap(), config.stages());
+    let ranks = run_threads(config.num_ranks, GroupOptions::default(), |world: Group| {
+        let device = Device::flex().autodiff();
+        let of_rank = || (0..stages.num_chunks).map(|chunk| stages.stage(world.rank(), chunk));
+        let mut chunks = Sums {
+            weights: of_rank().map(|stage| weight(stage, &device)).collect(),
+            is_first: of_rank().map(|stage| stage == 0).collect(),
+            is_last: of_rank().map(|stage| stage + 1 == stages.num_stages()).collect(),
+            grads: vec![None; stages.num_chunks],
+            ended: vec![0; stages.num_chunks],
+            losses: 0.0,
+        };
+        let wire = Wire {
+            neighbours: Neighbours::new(&world, stages)?,
+            shape: SHAPE,
+            dtype: DType::F32,
+            device: device.inner(),
+        };
+        run(&schedule, &wire, &mut chunks)?;
+        let kinds = if schedule.kind.splits_backward() { 2 } else { 1 };
+        assert!(chunks.ended.iter().all(|ended| *ended == kinds));
+        let grads = chunks.grads.into_iter().map(|grad| grad.unwrap().into_data());
+        let grads = grads.map(|grad| grad.try_to_vec::<f32>().unwrap());
+        Ok::<_, CollectiveError>((chunks.losses, of_rank().zip(grads).collect::<Vec<_>>()))
+    });
+    let (losses, grads): (Vec<_>, Vec<_>) = ranks.into_iter().map(Result::unwrap).unzip();
+    let mut grads: Vec<_> = grads.into_iter().flatten().collect();
+    grads.sort_by_key(|(stage, _)| *stage);
+    (losses.into_iter().sum(), grads.into_iter().map(|(_, grad)| grad).collect())
+}
+
+#[rstest]
+#[case(ScheduleKind::GPipe, 3, 1, 4)]
+#[case(ScheduleKind::GPipe, 2, 3, 3)]
+#[case(ScheduleKind::OneForwardOneBackward, 1, 1, 3)]
+#[case(ScheduleKind::OneForwardOneBackward, 4, 1, 7)]
+#[case(ScheduleKind::OneForwardOneBackward, 4, 1, 1)]
+#[case(ScheduleKind::Interleaved, 3, 2, 5)]
+#[case(ScheduleKind::Interleaved, 2, 4, 3)]
+#[case(ScheduleKind::ZbH1, 3, 1, 5)]
+#[case(ScheduleKind::ZbV, 3, 2, 7)]
+#[case(ScheduleKind::ZbV, 1, 2, 3)]
+fn gradients_are_those_of_one_rank(
+    #[case] kind: ScheduleKind,
+    #[case] num_ranks: usize,
+    #[case] num_chunks: usize,
+    #[case] num_micro_batches: usize,
+) {
+    let config =
+        ScheduleConfig::new(kind, num_ranks, num_micro_batches).with_num_chunks(num_chunks);
+    let (loss, grads) = gradients(&config);
+    let device = Device::flex().autodiff();
+    let weights: Vec<_> = (0..num_ranks * num_chunks).map(|stage| weight(stage, &device)).collect();
+    let mut expected: Vec<Option<Tensor<3>>> = vec![None; weights.len()];
+    let mut losses = 0.0;
+    for micro_batch in 0..num_micro_batches {
+        let sum = weights.iter().fold(input(micro_batch, &device), stage).sum();
+        losses += sum.clone().into_scalar::<f32>();
+        let grads = sum.backward();
+        for (weight, sum) in weights.iter().zip(&mut expected) {
+            let grad = weight.grad(&grads).unwrap();
+            *sum = Some(sum.take().map_or(grad.clone(), |sum| sum + grad));
+        }
+    }
+    assert_eq!(loss, losses);
+    for (found, expected) in grads.iter().zip(expected) {
+        assert_eq!(found, &expected.unwrap().into_data().try_to_vec::<f32>().unwrap());
+    }
+}
+
+#[rstest]
+fn without_backward_nothing_is_kept(
+    #[values(Placement::Loop, Placement::Vee)] placement: Placement,
+) {
+    /// Adds one, off the autodiff device.
+    struct Ones {
+        /// The chunk that is the last stage, if it is on this rank.
+        last: Option<usize>,
+        found: Vec<f32>,
+    }
+
+    impl Chunks for Ones {
+        type Error = CollectiveError;
+
+        fn forward(&mut self, pass: Pass, x: Option<Tensor<3>>) -> Result<Output, CollectiveError> {
+            let x = x.unwrap_or_else(|| input(pass.micro_batch, &Device::flex()));
+            assert!(!x.device().is_autodiff());
+            let y = x + 1.0;
+            if self.last != Some(pass.chunk) {
+                return Ok(Output::Stream(y));
+            }
+            self.found = y.into_data().try_to_vec().unwrap();
+            Ok(Output::Nothing)
+        }
+    }
+
+    let config = ScheduleConfig::new(ScheduleKind::ForwardOnly, 3, 1)
+        .with_num_chunks(2)
+        .with_placement(placement);
+    let (schedule, stages) = (config.build().unwrap(), config.stages());
+    let ranks = run_threads(3, GroupOptions::default(), |world| {
+        let device = Device::flex();
+        let neighbours = Neighbours::new(&world, stages)?;
+        let wire = Wire { neighbours, shape: SHAPE, dtype: DType::F32, device };
+        let end = stages.num_stages() - 1;
+        let last = (stages.rank_of(end) == world.rank()).then(|| stages.chunk_of(end));
+        let mut ones = Ones { last, found: Vec::new() };
+        run(&schedule, &wire, &mut ones)?;
+        Ok::<_, CollectiveError>(ones.found)
+    });
+    let last: Vec<f32> = ranks.into_iter().flat_map(Result::unwrap).collect();
+    let first: Vec<f32> = input(0, &Device::flex()).into_data().try_to_vec().unwrap();
+    let expected = first.into_iter().map(|x| (0..6).fold(x, |x, _| x + 1.0));
+    assert!(last.into_iter().eq(expected));
+}

@@ -154,6 +154,16 @@ impl ShardSpec {
         Ok(Self { global_shape: global_shape.to_vec(), axis, dim, pieces, local_len })
     }
 
+    /// The same part of a tensor that others than the axis hold copies of too, as copy `copy`: of a matrix
+    /// that two stages of a pipeline use.
+    #[must_use]
+    pub fn copy(mut self, copy: usize) -> Self {
+        for piece in &mut self.pieces {
+            piece.replica += copy * piece.replicas;
+        }
+        self
+    }
+
     /// Shape of the local tensor, padding included.
     pub fn local_shape(&self) -> Vec<usize> {
         let mut shape = self.global_shape.clone();
@@ -229,6 +239,16 @@ mod tests {
         assert_eq!(spec.pieces[0].global, 256..260);
         assert_eq!(spec.local_shape(), [256, 8]);
         assert!(!spec.owns_all());
+    }
+
+    #[test]
+    fn of_two_copies_one_is_owned() {
+        let spec = |rank| ShardSpec::whole(&[3, 2], Axis::Tp, rank, 2);
+        for (rank, copy, replica) in [(0, 0, 0), (1, 0, 1), (0, 1, 2), (1, 1, 3)] {
+            let spec = spec(rank).copy(copy);
+            assert_eq!((spec.pieces[0].replica, spec.pieces[0].replicas), (replica, 2));
+            assert_eq!(spec.owns_all(), replica == 0);
+        }
     }
 
     #[test]

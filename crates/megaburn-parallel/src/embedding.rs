@@ -161,6 +161,14 @@ impl VocabParallelEmbedding {
         LinearOptions { out_in: true, main_grad: Some(self.rows.main_grad.clone()) }
     }
 
+    /// The same layer as copy `copy` where stages of a pipeline share its vectors: copy 0 counts in norms
+    /// and checkpoints.
+    #[must_use]
+    pub fn as_copy(mut self, copy: usize) -> Self {
+        self.rows.spec = self.rows.spec.copy(copy);
+        self
+    }
+
     /// The same layer and weights for whole sequences, as generation needs it.
     pub fn whole_sequence(mut self) -> Self {
         self.rows.sequence_parallel = false;

@@ -37,6 +37,15 @@ pub trait Sharded {
     fn shards(&self, plan: &mut PlanBuilder);
 }
 
+/// A part that another rank of a pipeline has is no part of the plan.
+impl<M: Sharded> Sharded for Option<M> {
+    fn shards(&self, plan: &mut PlanBuilder) {
+        if let Some(module) = self {
+            module.shards(plan);
+        }
+    }
+}
+
 /// Collects a [`ShardPlan`] while walking down a model.
 #[derive(Debug, Default)]
 pub struct PlanBuilder {

@@ -5,9 +5,12 @@
 mod block;
 mod cached;
 mod config;
+mod init;
 mod model;
+mod stage;
 
 pub use block::Block;
 pub use cached::DecoderCache;
 pub use config::{DecoderConfig, Positions};
 pub use model::Decoder;
+pub use stage::Stage;

@@ -7,91 +7,33 @@ use burn::{
 };
 use megaburn_collective::{Group, region::gather_from_last_dim};
 use megaburn_kernels::RopeTable;
-use megaburn_mesh::ShardPlan;
 use megaburn_parallel::{
-    CrossEntropy, CrossEntropyConfig, Norm, PlanBuilder, PositionEmbedding,
-    PositionEmbeddingConfig, Residual, Sharded, VocabParallelEmbedding,
-    VocabParallelEmbeddingConfig, shard_plan,
+    CrossEntropy, Norm, PlanBuilder, PositionEmbedding, Residual, Sharded, VocabParallelEmbedding,
 };
+use megaburn_pipeline::StageLayers;
 
-use super::{Block, DecoderConfig, Positions, block::norm};
-use crate::ModelError;
-
-impl DecoderConfig {
-    /// This rank's shard of a freshly drawn model: normal with deviation 0.02, the projections into
-    /// the residual stream scaled down by `sqrt(2 layers)` (Megatron's default), biases at zero.
-    /// A parameter is drawn when it is first used: one that is loaded before costs nothing.
-    ///
-    /// # Errors
-    /// Sizes that no model can have, or that the group does not divide.
-    /// # Collective
-    /// Nothing is sent; every member of the tensor-parallel group makes its own shard.
-    pub fn init(
-        &self,
-        group: &Group,
-        sequence_parallel: bool,
-        device: &Device,
-    ) -> Result<Decoder, ModelError> {
-        self.validate()?;
-        let vectors = |name: &str| {
-            VocabParallelEmbeddingConfig::new(self.vocab, self.hidden)
-                .with_sequence_parallel(sequence_parallel)
-                .with_name(name)
-                .init(group, device)
-        };
-        let positions = || {
-            PositionEmbeddingConfig::new(self.max_seq_len, self.hidden)
-                .with_sequence_parallel(sequence_parallel)
-                .with_name("positions")
-                .init(group, device)
-        };
-        let blocks =
-            (0..self.layers).map(|index| Block::new(self, index, group, sequence_parallel, device));
-        Ok(Decoder {
-            embedding: vectors("embedding")?,
-            positions: match self.positions {
-                Positions::Learned => Some(positions()?),
-                Positions::Rotary { .. } => None,
-            },
-            blocks: blocks.collect::<Result<_, _>>()?,
-            norm: norm(self, group, sequence_parallel, device),
-            head: if self.tied { None } else { Some(vectors("head")?) },
-            parts: Parts {
-                config: self.clone(),
-                loss: CrossEntropyConfig::new(self.vocab).init(group)?,
-                fused_loss: false,
-                group: group.clone(),
-                rope: Arc::default(),
-            },
-        })
-    }
-
-    /// The parameters of the whole model, as a group of one holds them.
-    ///
-    /// # Errors
-    /// Sizes that no model can have.
-    pub fn whole_plan(&self) -> Result<ShardPlan, ModelError> {
-        Ok(shard_plan(&self.init(&Group::single(0), false, &Device::flex())?)?)
-    }
-}
+use super::{Block, DecoderConfig};
 
 /// A decoder-only transformer.
 ///
 /// Shapes: `S` sequence, `B` batch, `V` padded vocabulary, `n` tensor-parallel ranks. With sequence
 /// parallelism the residual stream between the blocks holds `S / n`.
 ///
+/// On a rank of a pipeline it is the [stages](super::Stage) that the rank has, and what others have is
+/// none here; every parameter has the path that it has in the whole model.
+///
 /// # Collective
 /// All members of the tensor-parallel group call every method together.
 #[derive(Module, Debug)]
 pub struct Decoder {
-    /// Token vectors.
-    pub embedding: VocabParallelEmbedding,
+    /// Token vectors: where the model begins, and where it ends if they are its output projection.
+    pub embedding: Option<VocabParallelEmbedding>,
     /// Position vectors; none where positions are rotations.
     pub positions: Option<PositionEmbedding>,
     /// The blocks.
-    pub blocks: Vec<Block>,
+    pub blocks: Vec<Option<Block>>,
     /// The last norm.
-    pub norm: Norm,
+    pub norm: Option<Norm>,
     /// The output projection; none when tied to the embedding.
     pub head: Option<VocabParallelEmbedding>,
     #[module(skip)]
@@ -101,13 +43,16 @@ pub struct Decoder {
 /// What a decoder holds beside its parameters.
 #[derive(Clone, Debug)]
 pub(super) struct Parts {
-    config: DecoderConfig,
-    loss: CrossEntropy,
+    pub(super) config: DecoderConfig,
+    pub(super) stages: Vec<StageLayers>,
+    pub(super) loss: CrossEntropy,
     /// Whether the loss goes without all logits.
-    fused_loss: bool,
-    group: Group,
+    pub(super) fused_loss: bool,
+    pub(super) group: Group,
+    /// Whether ranks hold stretches of the sequence between the blocks.
+    pub(super) sequence_parallel: bool,
     /// The rotary table of the last device and sequence length: all calls of a run share one.
-    rope: Arc<Mutex<Option<(Device, RopeTable)>>>,
+    pub(super) rope: Arc<Mutex<Option<(Device, RopeTable)>>>,
 }
 
 impl Decoder {
@@ -124,18 +69,7 @@ impl Decoder {
     /// # Shapes
     /// tokens `[S, B]`, output `[S, B, V / n]`
     pub fn forward(&self, tokens: Tensor<2, Int>) -> Tensor<3> {
-        self.logits(self.stream(tokens))
-    }
-
-    /// The residual stream behind the last block.
-    fn stream(&self, tokens: Tensor<2, Int>) -> Residual {
-        let positions: Vec<usize> = (0..tokens.dims()[0]).collect();
-        let rope = self.rope(positions.len(), &tokens.device());
-        let mut x = Residual::from(self.embed(tokens, &positions));
-        for block in &self.blocks {
-            x = block.forward(x, rope.as_ref());
-        }
-        x
+        self.logits(self.stage(0).from_tokens(tokens))
     }
 
     /// The sum of the next-token losses in nats; a label that is -100 does not count.
@@ -143,9 +77,14 @@ impl Decoder {
     /// # Shapes
     /// tokens and labels `[S, B]`; the sum is `[1]`, the same on every member
     pub fn loss(&self, tokens: Tensor<2, Int>, labels: Tensor<2, Int>) -> Tensor<1> {
-        let (stream, loss) = (self.stream(tokens), &self.parts.loss);
+        self.loss_of(self.stage(0).from_tokens(tokens), labels)
+    }
+
+    /// The same of the stream behind the last block.
+    pub(super) fn loss_of(&self, stream: Residual, labels: Tensor<2, Int>) -> Tensor<1> {
+        let loss = &self.parts.loss;
         let losses = match self.parts.fused_loss {
-            true => self.output().losses(stream.normed(&self.norm).0, labels, loss),
+            true => self.output().losses(self.normed(stream), labels, loss),
             false => loss.forward(self.logits(stream), labels),
         };
         let count = losses.shape().num_elements();
@@ -173,7 +112,7 @@ impl Decoder {
     }
 
     pub(super) fn embed(&self, tokens: Tensor<2, Int>, positions: &[usize]) -> Tensor<3> {
-        let x = self.embedding.forward(tokens);
+        let x = self.embedding.as_ref().expect("a model begins with it").forward(tokens);
         match &self.positions {
             Some(vectors) => x + vectors.forward(positions),
             None => x,
@@ -181,12 +120,17 @@ impl Decoder {
     }
 
     pub(super) fn logits(&self, x: Residual) -> Tensor<3> {
-        self.output().logits(x.normed(&self.norm).0)
+        self.output().logits(self.normed(x))
+    }
+
+    fn normed(&self, x: Residual) -> Tensor<3> {
+        x.normed(self.norm.as_ref().expect("a model ends with it")).0
     }
 
     /// The output projection.
     fn output(&self) -> &VocabParallelEmbedding {
-        self.head.as_ref().unwrap_or(&self.embedding)
+        let output = self.head.as_ref().or(self.embedding.as_ref());
+        output.expect("a model ends with it")
     }
 
     pub(super) fn gathered(&self, logits: Tensor<3>) -> Tensor<3> {
@@ -194,7 +138,7 @@ impl Decoder {
         logits.narrow(2, 0, self.parts.config.vocab)
     }
 
-    fn rope(&self, seq_len: usize, device: &Device) -> Option<RopeTable> {
+    pub(super) fn rope(&self, seq_len: usize, device: &Device) -> Option<RopeTable> {
         let config = self.parts.config.rope()?;
         let mut cached = self.parts.rope.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((place, table)) = &*cached
@@ -211,9 +155,9 @@ impl Decoder {
 impl Sharded for Decoder {
     fn shards(&self, plan: &mut PlanBuilder) {
         plan.child("embedding", &self.embedding);
-        self.positions.iter().for_each(|positions| plan.child("positions", positions));
+        plan.child("positions", &self.positions);
         plan.children("blocks", &self.blocks);
         plan.child("norm", &self.norm);
-        self.head.iter().for_each(|head| plan.child("head", head));
+        plan.child("head", &self.head);
     }
 }

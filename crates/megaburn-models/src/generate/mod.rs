@@ -4,10 +4,10 @@ mod sampling;
 
 use std::ops::ControlFlow;
 
-use burn::prelude::Device;
+use burn::{prelude::Device, tensor::Tensor};
 use megaburn_mesh::{PositionRng, Purpose};
 
-use crate::{Decoder, ModelError};
+use crate::{Decoder, ModelError, decoder::DecoderCache};
 pub use sampling::Sampling;
 
 /// How prompts go on.
@@ -71,8 +71,32 @@ pub fn generate(
     prompts: &[Vec<u32>],
     options: &GenerateOptions,
     device: &Device,
-    mut on_token: impl FnMut(usize, u32) -> ControlFlow<()>,
+    on_token: impl FnMut(usize, u32) -> ControlFlow<()>,
 ) -> Result<Vec<Generated>, ModelError> {
+    let read = |model: &Decoder, next: &Next<'_>, cache: &mut DecoderCache| {
+        Ok(model.next_logits(next, cache, device))
+    };
+    generate_with(model, prompts, options, read, on_token)
+}
+
+/// The next tokens of some sequences, `(sequence, tokens)` each.
+pub type Next<'a> = [(usize, &'a [u32])];
+
+/// As [`generate`], where this rank has a part of the model's stages: `read` gives what
+/// [`Decoder::next_logits`] does.
+///
+/// # Errors
+/// As [`generate`]; those of `read`.
+/// # Collective
+/// All ranks that hold the model between them, with the same arguments; `on_token` must decide the same
+/// on each.
+pub fn generate_with<E: From<ModelError>>(
+    model: &Decoder,
+    prompts: &[Vec<u32>],
+    options: &GenerateOptions,
+    mut read: impl FnMut(&Decoder, &Next<'_>, &mut DecoderCache) -> Result<Tensor<3>, E>,
+    mut on_token: impl FnMut(usize, u32) -> ControlFlow<()>,
+) -> Result<Vec<Generated>, E> {
     options.sampling.validate().map_err(ModelError::Generate)?;
     check(prompts, model.config().vocab)?;
     let model = model.for_generation();
@@ -101,7 +125,7 @@ pub fn generate(
         }
         let next = |&index: &usize| (index, &texts[index].tokens[texts[index].read..]);
         let next: Vec<(usize, &[u32])> = open.iter().map(next).collect();
-        let logits = model.next_logits(&next, &mut cache, device).into_data();
+        let logits = read(&model, &next, &mut cache)?.into_data();
         let logits = logits.convert::<f32>().try_to_vec::<f32>().expect("converted to f32");
         for (&index, logits) in open.iter().zip(logits.chunks(model.config().vocab)) {
             let text = &mut texts[index];
@@ -113,7 +137,8 @@ pub fn generate(
                     "the logit of token {token} behind {} tokens of prompt {index} is {logit}: \
                      the weights are damaged",
                     text.read
-                )));
+                ))
+                .into());
             }
             let token = options.sampling.choose(logits, text.rng.uniform(written as u64));
             if options.eos.contains(&token) {

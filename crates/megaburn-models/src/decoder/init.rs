@@ -1,0 +1,95 @@
+use std::sync::Arc;
+
+use burn::prelude::Device;
+use megaburn_collective::Group;
+use megaburn_mesh::ShardPlan;
+use megaburn_parallel::{
+    CrossEntropyConfig, PositionEmbeddingConfig, VocabParallelEmbeddingConfig, shard_plan,
+};
+use megaburn_pipeline::StageLayers;
+
+use super::{Block, Decoder, DecoderConfig, Positions, block::norm, model::Parts};
+use crate::ModelError;
+
+impl DecoderConfig {
+    /// This rank's shard of a freshly drawn model: normal with deviation 0.02, the projections into
+    /// the residual stream scaled down by `sqrt(2 layers)` (Megatron's default), biases at zero.
+    /// A parameter is drawn when it is first used: one that is loaded before costs nothing.
+    ///
+    /// # Errors
+    /// Sizes that no model can have, or that the group does not divide.
+    /// # Collective
+    /// Nothing is sent; every member of the tensor-parallel group makes its own shard.
+    pub fn init(
+        &self,
+        group: &Group,
+        sequence_parallel: bool,
+        device: &Device,
+    ) -> Result<Decoder, ModelError> {
+        self.init_stages(&[StageLayers::whole(self.layers)], group, sequence_parallel, device)
+    }
+
+    /// The stages of it that this rank of a pipeline has. Every value is what it is in the whole model.
+    ///
+    /// # Errors
+    /// As [`init`](Self::init).
+    /// # Collective
+    /// As [`init`](Self::init).
+    ///
+    /// # Panics
+    /// If a stage has layers that the model has not.
+    pub fn init_stages(
+        &self,
+        stages: &[StageLayers],
+        group: &Group,
+        sequence_parallel: bool,
+        device: &Device,
+    ) -> Result<Decoder, ModelError> {
+        self.validate()?;
+        let begins = stages.iter().any(|stage| stage.embedding);
+        let ends = stages.iter().any(|stage| stage.loss);
+        let vectors = |name: &str| {
+            VocabParallelEmbeddingConfig::new(self.vocab, self.hidden)
+                .with_sequence_parallel(sequence_parallel)
+                .with_name(name)
+                .init(group, device)
+        };
+        let positions = || {
+            PositionEmbeddingConfig::new(self.max_seq_len, self.hidden)
+                .with_sequence_parallel(sequence_parallel)
+                .with_name("positions")
+                .init(group, device)
+        };
+        // Where the model only ends, they are a copy of those with which it begins.
+        let embedding = || Ok::<_, ModelError>(vectors("embedding")?.as_copy((!begins).into()));
+        let mut blocks: Vec<Option<Block>> = (0..self.layers).map(|_| None).collect();
+        for index in stages.iter().flat_map(|stage| stage.layers.clone()) {
+            blocks[index] = Some(Block::new(self, index, group, sequence_parallel, device)?);
+        }
+        let has_positions = begins && self.positions == Positions::Learned;
+        Ok(Decoder {
+            embedding: (begins || (ends && self.tied)).then(embedding).transpose()?,
+            positions: has_positions.then(positions).transpose()?,
+            blocks,
+            norm: ends.then(|| norm(self, group, sequence_parallel, device)),
+            head: (ends && !self.tied).then(|| vectors("head")).transpose()?,
+            parts: Parts {
+                config: self.clone(),
+                stages: stages.to_vec(),
+                loss: CrossEntropyConfig::new(self.vocab).init(group)?,
+                fused_loss: false,
+                group: group.clone(),
+                sequence_parallel,
+                rope: Arc::default(),
+            },
+        })
+    }
+
+    /// The parameters of the whole model, as a group of one holds them.
+    ///
+    /// # Errors
+    /// Sizes that no model can have.
+    pub fn whole_plan(&self) -> Result<ShardPlan, ModelError> {
+        Ok(shard_plan(&self.init(&Group::single(0), false, &Device::flex())?)?)
+    }
+}

@@ -112,10 +112,16 @@ impl GradientAccumulator {
     ///
     /// `module` is the one this was made for, or its successor after updates.
     pub fn accumulate<M: Module>(&mut self, module: &M, grads: &mut Gradients) {
-        self.is_open = true;
         let Self { entries, overlap, .. } = self;
         visit_floats(module, &mut Accumulate { entries, overlap: overlap.as_ref(), grads });
-        if let Some(overlap) = overlap {
+        self.end_backward();
+    }
+
+    /// The same of a backward that gives nothing but what layers sum themselves (those products of
+    /// another one that were [put off](megaburn_kernels::defer_weight_gradients)).
+    pub fn end_backward(&mut self) {
+        self.is_open = true;
+        if let Some(overlap) = &self.overlap {
             overlap.end();
         }
     }

@@ -1,4 +1,5 @@
 use burn::Tensor;
+use megaburn_collective::{Group, ReduceOp, tensors};
 use megaburn_mesh::ShardSpec;
 
 use crate::{
@@ -8,8 +9,8 @@ use crate::{
 };
 
 impl GradientAccumulator {
-    /// Says that a micro-batch's gradients come next, and whether they are the last of their step. Those
-    /// of [main gradients](Self::with_main_grads) that are complete then are sent while backward goes on,
+    /// Says that a micro-batch's gradients come next, and whether they are the last of their step: of the
+    /// stage whose backward it is, where there are several. Those of [main gradients](Self::with_main_grads) that are complete then are sent while backward goes on,
     /// from the second micro-batch of a run on; without this call [`reduce`](Self::reduce) sends them all.
     ///
     /// # Collective
@@ -30,7 +31,8 @@ impl GradientAccumulator {
     pub fn end_micro_batch(&mut self) -> Result<(), OptimError> {
         match self.sharding.level() {
             ShardingLevel::None | ShardingLevel::Optimizer => Ok(()),
-            ShardingLevel::Gradients | ShardingLevel::Parameters => self.reduce_own(),
+            // A stage of a pipeline gets no gradients of another one's weights.
+            ShardingLevel::Gradients | ShardingLevel::Parameters => self.reduce_own(true),
         }
     }
 
@@ -48,11 +50,35 @@ impl GradientAccumulator {
         // A micro-batch that was not ended is summed now, on every rank.
         match self.sharding.level() {
             ShardingLevel::Gradients | ShardingLevel::Parameters if !self.is_open => Ok(()),
-            _ => self.reduce_own(),
+            _ => self.reduce_own(false),
         }
     }
 
-    fn reduce_own(&mut self) -> Result<(), OptimError> {
+    /// Sums over gradients of a parameter that stages of a pipeline share, which is kept [apart]: each has
+    /// a copy of it, and those that the members of `group` have get one gradient. Call it after
+    /// [`reduce`](Self::reduce).
+    ///
+    /// Source: Megatron-LM `megatron/core/distributed/finalize_model_grads.py`,
+    /// `_allreduce_word_embedding_grads`.
+    ///
+    /// [apart]: crate::ShardingConfig::with_apart
+    /// # Errors
+    /// See [`megaburn_collective::CollectiveError`].
+    /// # Collective
+    /// All members of `group`, with the same path.
+    ///
+    /// # Panics
+    /// If there is no such parameter.
+    pub fn sum_copies(&mut self, path: &str, group: &Group) -> Result<(), OptimError> {
+        assert!(self.sharding.is_apart(path), "`{path}` is cut otherwise on other stages");
+        let entry = self.entries.get_mut(path).expect("it is a parameter of this rank");
+        let sum = tensors::all_reduce(entry.grad_or_zeros(), ReduceOp::Sum, group)?;
+        (entry.own, entry.sum) = (None, Some(sum));
+        Ok(())
+    }
+
+    /// Of those buckets only that got a gradient here, as they did on all ranks then, if told so.
+    fn reduce_own(&mut self, only_some: bool) -> Result<(), OptimError> {
         self.is_open = false;
         self.sharding.check()?;
         let shares = match &self.overlap {
@@ -81,10 +107,17 @@ impl GradientAccumulator {
             self.add_share(bucket, share);
         }
         let mut sums = Sums::new(sharding.clone());
-        for bucket in rest {
+        let has_some = |bucket: &&Bucket| {
+            bucket.slots.iter().any(|slot| self.entries[&slot.path].own.is_some())
+        };
+        let rest: Vec<&Bucket> = match only_some {
+            true => rest.iter().filter(has_some).collect(),
+            false => rest.iter().collect(),
+        };
+        for bucket in &rest {
             sums.start(self.take_own(bucket))?;
         }
-        for (bucket, share) in rest.iter().zip(sums.finish()?) {
+        for (bucket, share) in rest.into_iter().zip(sums.finish()?) {
             self.add_share(bucket, share);
         }
         Ok(())

@@ -23,7 +23,9 @@ use crate::{
 /// at a time, whose memory is taken.
 ///
 /// Only in the order of buckets, whatever order gradients come in: all ranks send the same. How many
-/// gradients a layer's weight gets in a micro-batch is seen in the first one, in which nothing is sent.
+/// gradients a layer's weight gets in a backward is seen in the first one that gives it any, in which
+/// nothing is sent. A stage of a pipeline has a backward of its own for its weights, or two, one of
+/// which gives nothing but theirs.
 ///
 /// Source: Megatron-LM `--overlap-grad-reduce`.
 #[derive(Clone, Debug)]
@@ -36,7 +38,7 @@ struct State {
     direct: BTreeMap<String, Direct>,
     /// Where they are.
     device: Device,
-    /// Whether sums are complete with the gradients of this micro-batch.
+    /// Whether what this backward gives completes sums.
     is_last: bool,
     /// On GPUs, of buckets that get their gradients, by their first parameter.
     buffers: BTreeMap<String, Tensor<1>>,
@@ -55,10 +57,12 @@ struct Direct {
     first: String,
     len: usize,
     start: usize,
-    /// Gradients that came in this micro-batch.
+    /// Gradients that came in this backward.
     arrived: usize,
-    /// Those of a micro-batch, once one was seen.
+    /// Those of a backward, once one was seen.
     expected: Expected,
+    /// Whether the last one came.
+    is_complete: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -67,12 +71,6 @@ enum Expected {
     Gradients(usize),
     /// It gets others, of which nobody tells.
     Others,
-}
-
-impl Direct {
-    fn is_complete(&self) -> bool {
-        self.arrived > 0 && self.expected == Expected::Gradients(self.arrived)
-    }
 }
 
 impl Overlap {
@@ -87,8 +85,13 @@ impl Overlap {
             for Slot { path, start, .. } in slots {
                 let Some((main_grad, spec)) = weights.remove(path) else { continue };
                 let (first, len, start) = (slots[0].path.clone(), *len, *start);
-                let (arrived, expected) = (0, Expected::Unknown);
-                let weight = Direct { main_grad, spec, first, len, start, arrived, expected };
+                let expected = match sharding.is_apart(path) {
+                    true => Expected::Others,
+                    false => Expected::Unknown,
+                };
+                let (arrived, is_complete) = (0, false);
+                let weight =
+                    Direct { main_grad, spec, first, len, start, arrived, expected, is_complete };
                 direct.insert(path.clone(), weight);
             }
         }
@@ -118,7 +121,7 @@ impl Overlap {
         }
     }
 
-    /// Before a micro-batch, whose gradients may complete the sums.
+    /// Before a backward, whose gradients may complete sums.
     pub(crate) fn begin(&self, is_last: bool) {
         let mut state = self.lock();
         state.is_last = is_last;
@@ -132,12 +135,12 @@ impl Overlap {
         }
     }
 
-    /// Behind the backward of a micro-batch.
+    /// Behind a backward.
     pub(crate) fn end(&self) {
         let mut state = self.lock();
         state.is_last = false;
         for direct in state.direct.values_mut() {
-            if direct.expected == Expected::Unknown {
+            if direct.expected == Expected::Unknown && direct.arrived > 0 {
                 direct.expected = Expected::Gradients(direct.arrived);
             }
         }
@@ -147,6 +150,7 @@ impl Overlap {
     pub(crate) fn reset(&self) {
         let mut state = self.lock();
         state.is_last = false;
+        state.direct.values_mut().for_each(|direct| direct.is_complete = false);
         (state.buffers, state.given, state.error) = Default::default();
         state.sums = Sums::new(state.sharding.clone());
     }
@@ -154,6 +158,7 @@ impl Overlap {
     /// This rank's shares of the first buckets, as many as were started.
     pub(crate) fn take(&self) -> Result<Vec<Tensor<1>>, CollectiveError> {
         let mut state = self.lock();
+        state.direct.values_mut().for_each(|direct| direct.is_complete = false);
         match state.error.take() {
             Some(error) => Err(error),
             None => state.sums.finish(),
@@ -174,6 +179,8 @@ impl State {
     fn arrived(&mut self, path: &str) {
         let Some(direct) = self.direct.get_mut(path) else { return };
         direct.arrived += 1;
+        let is_all = direct.expected == Expected::Gradients(direct.arrived);
+        direct.is_complete |= self.is_last && is_all;
         let sharding = self.sharding.clone();
         while self.is_last && self.error.is_none() {
             let next = sharding.buckets().get(self.sums.num_started());
@@ -198,7 +205,7 @@ impl State {
         let slots = bucket.slots.iter();
         slots
             .map(|slot| self.direct.get(&slot.path))
-            .all(|direct| direct.is_some_and(Direct::is_complete))
+            .all(|direct| direct.is_some_and(|direct| direct.is_complete))
     }
 
     fn take_buffer(&mut self, bucket: &Bucket) -> Option<Tensor<1>> {

@@ -33,12 +33,17 @@ pub struct ShardingConfig {
     /// ([`GradientAccumulator::with_main_grads`](crate::GradientAccumulator::with_main_grads)): they are sent
     /// first, in buckets of their own. Default: none.
     pub direct: BTreeSet<String>,
+    /// Parameters that others than the data- and context-parallel ranks have copies of too: each is in a
+    /// bucket of its own, so that the ranks that hold one share of it hold the same, and is sent behind
+    /// backward. Default: none.
+    pub apart: BTreeSet<String>,
 }
 
 impl ShardingConfig {
     /// By all ranks, in Megatron's buckets.
     pub fn new(level: ShardingLevel) -> Self {
-        Self { level, ranks: None, bucket: None, direct: BTreeSet::new() }
+        let (direct, apart) = Default::default();
+        Self { level, ranks: None, bucket: None, direct, apart }
     }
 
     /// Shared out between so many ranks each.
@@ -59,6 +64,13 @@ impl ShardingConfig {
     #[must_use]
     pub fn with_direct(mut self, paths: impl IntoIterator<Item = String>) -> Self {
         self.direct = paths.into_iter().collect();
+        self
+    }
+
+    /// These parameters are kept apart.
+    #[must_use]
+    pub fn with_apart(mut self, paths: impl IntoIterator<Item = String>) -> Self {
+        self.apart = paths.into_iter().collect();
         self
     }
 
@@ -85,14 +97,19 @@ impl ShardingConfig {
         let Replicas { share, copies, norm } = Replicas::of(groups, ranks)?;
         let bucket = self.bucket.unwrap_or_else(|| (40 << 20).max(replicas << 20));
         let (found, shapes) = Default::default();
-        let mut params = Params { direct: &self.direct, found, shapes };
+        let mut params = Params { direct: &self.direct, apart: &self.apart, found, shapes };
         visit_floats(module, &mut params);
         let (mut buckets, mut shared) = (Vec::new(), Vec::new());
-        for ((is_late, _), mut found) in params.found {
+        for ((order, _), mut found) in params.found {
             // Backward gives the gradients of the last parameters first.
             found.reverse();
-            let filled = Bucket::fill(found, bucket, ranks);
-            if !is_late && self.level == ShardingLevel::Parameters {
+            let filled = match order {
+                Order::Apart => {
+                    found.into_iter().flat_map(|of| Bucket::fill([of], 0, ranks)).collect()
+                }
+                _ => Bucket::fill(found, bucket, ranks),
+            };
+            if order != Order::Late && self.level == ShardingLevel::Parameters {
                 shared.extend(filled.iter().cloned());
             }
             buckets.extend(filled);
@@ -110,6 +127,7 @@ impl ShardingConfig {
         }
         Ok(Sharding(Arc::new(Inner {
             level: self.level,
+            apart: self.apart.clone(),
             share,
             copies,
             norm,
@@ -165,11 +183,22 @@ impl Replicas {
     const MODEL: [Axis; 2] = [Axis::Tp, Axis::Pp];
 }
 
+/// When gradients are sent.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Order {
+    /// While backward goes on.
+    Direct,
+    /// Behind it; of matrices that stages share.
+    Apart,
+    Late,
+}
+
 /// The trainable parameters, in the module's order: path and elements. First those whose gradients come
 /// while backward goes on; each by type.
 struct Params<'a> {
     direct: &'a BTreeSet<String>,
-    found: BTreeMap<(bool, &'static str), Vec<(String, usize)>>,
+    apart: &'a BTreeSet<String>,
+    found: BTreeMap<(Order, &'static str), Vec<(String, usize)>>,
     /// Of matrices.
     shapes: BTreeMap<String, [usize; 2]>,
 }
@@ -189,8 +218,12 @@ impl FloatVisitor for Params<'_> {
         let shape = param.lazy_shape();
         let matrix = <[usize; 2]>::try_from(shape.to_vec()).ok();
         let is_direct = matrix.is_some() && self.direct.contains(&path);
+        let order = match is_direct {
+            true if self.apart.contains(&path) => Order::Apart,
+            true => Order::Direct,
+            false => Order::Late,
+        };
         self.shapes.extend(matrix.map(|shape| (path.clone(), shape)));
-        let key = (!is_direct, dtype.name());
-        self.found.entry(key).or_default().push((path, shape.num_elements()));
+        self.found.entry((order, dtype.name())).or_default().push((path, shape.num_elements()));
     }
 }

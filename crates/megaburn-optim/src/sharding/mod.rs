@@ -6,7 +6,11 @@ mod gathering;
 mod shares;
 mod sums;
 
-use std::{collections::BTreeMap, ops::Range, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ops::Range,
+    sync::Arc,
+};
 
 use crate::leaf::put;
 pub(crate) use bucket::{Bucket, Slot, joined};
@@ -48,6 +52,7 @@ pub struct Sharding(Arc<Inner>);
 #[derive(Debug)]
 struct Inner {
     level: ShardingLevel,
+    apart: BTreeSet<String>,
     /// Between its members everything is shared out.
     share: Group,
     /// Its members have the same share.
@@ -67,14 +72,29 @@ impl Sharding {
     pub fn none() -> Self {
         let alone = || Group::single(0);
         let (share, copies, norm) = (alone(), alone(), alone());
-        let (buckets, kept, gathering, shares) = Default::default();
+        let (apart, buckets, kept, gathering, shares) = Default::default();
         let level = ShardingLevel::None;
-        Self(Arc::new(Inner { level, share, copies, norm, buckets, kept, gathering, shares }))
+        Self(Arc::new(Inner {
+            level,
+            apart,
+            share,
+            copies,
+            norm,
+            buckets,
+            kept,
+            gathering,
+            shares,
+        }))
     }
 
     /// What is shared out.
     pub fn level(&self) -> ShardingLevel {
         self.0.level
+    }
+
+    /// Whether a parameter has a bucket of its own, because other stages of a pipeline have copies of it.
+    pub(crate) fn is_apart(&self, path: &str) -> bool {
+        self.0.apart.contains(path)
     }
 
     /// How many ranks share it out.

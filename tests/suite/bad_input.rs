@@ -63,7 +63,24 @@ fn a_mistake_is_named(#[case] more: &[&str], #[case] message: &str) {
 )]
 #[case::batch("dp3", &[], "`train.global_batch` is 8: it must be a multiple of")]
 #[case::no_layout("tp2-xp2", &[], "`xp2` is no part of a layout")]
-#[case::pipeline("pp2", &[], "layout with pp 2: pp > 1 is planned but not built yet")]
+#[case::stages("pp3", &[], "2 layers cannot fill 3 pipeline stages")]
+#[case::chunks("pp2", &["parallel.chunks=2"], "2 layers cannot fill 4 pipeline stages")]
+#[case::kind("pp2", &["parallel.schedule=zb-h2"], "unknown variant `zb-h2`")]
+#[case::forward("pp2", &["parallel.schedule=forward-only"], "it must be one that trains: gpipe")]
+#[case::one_chunk("pp2", &["parallel.schedule=zb-v", "parallel.chunks=3", "model.layers=6"], "zb-v with 3")]
+#[case::group(
+    "pp2",
+    &["parallel.micro_batch_group=3", "parallel.chunks=2", "model.layers=4", "train.global_batch=4"],
+    "4 micro-batches in groups of 3 leave 1, and a pipeline of 2 ranks needs 0 or at least 2"
+)]
+#[case::text("pp2", &["parallel.pipeline_layout=Et|L"], "it has 1 layers (t), and the model has 2")]
+#[case::prediction("pp2", &["parallel.pipeline_layout='Ett,m|L'"], "prediction (m) is planned but")]
+#[case::both(
+    "pp2",
+    &["parallel.pipeline_layout='Et|tL'", "parallel.first_stage_layers=1"],
+    "a pipeline layout says what every stage has"
+)]
+#[case::first("pp2", &["parallel.first_stage_layers=2"], "2 layers cannot fill 2 pipeline stages")]
 #[case::context("cp2", &[], "layout with cp 2: cp > 1 is planned but not built yet")]
 #[case::experts("ep2", &[], "layout with ep 2: ep > 1 is planned but not built yet")]
 fn a_layout_that_cannot_be_is_named(

@@ -21,12 +21,13 @@ use crate::{
 
 /// Of losses, gradient norms and each parameter, relative.
 const TOLERANCE: f64 = 1e-5;
-struct Trained {
-    steps: Vec<StepMetrics>,
+
+pub(crate) struct Trained {
+    pub(crate) steps: Vec<StepMetrics>,
     params: WholeParams,
 }
 
-fn train(config: TrainConfig, layout: Layout) -> Trained {
+pub(crate) fn train(config: TrainConfig, layout: Layout) -> Trained {
     let data = Arc::new(RunData::load(&config).unwrap());
     let config = Arc::new(config);
     let options = GroupOptions { seed: config.run.seed, ..Default::default() };
@@ -89,7 +90,7 @@ fn a_loss_without_all_logits_trains_as_one_with_them_under_every_layout(
     compare(&found, &expected, &format!("{name}, {layout}"));
 }
 
-fn compare(found: &Trained, expected: &Trained, row: &str) {
+pub(crate) fn compare(found: &Trained, expected: &Trained, row: &str) {
     for (found, expected) in found.steps.iter().zip(&expected.steps) {
         let numbers = [
             ("loss", found.loss, expected.loss),

@@ -18,6 +18,8 @@ mod model_errors;
 mod models;
 mod optimizers;
 mod outside;
+mod pipeline_runs;
+mod pipelines;
 mod plan;
 mod processes;
 mod published;

@@ -12,7 +12,7 @@ use serde::Deserialize;
 pub(crate) const STEPS: u64 = 3;
 /// Adam's first updates are g / (|g| + epsilon): with a tiny epsilon, an element whose gradient is
 /// little more than rounding moves as far as any other, in a direction that rounding decides.
-const EPSILON: f64 = 1e-5;
+pub(crate) const EPSILON: f64 = 1e-5;
 
 /// `layouts.toml`.
 #[derive(Deserialize)]

@@ -138,7 +138,8 @@ fn what_stands_there_is_not_overwritten() {
 
 #[rstest]
 #[case(&["--layout", "tp16"], 1, "attention heads 8 is not divisible by tp 16")]
-#[case(&["--layout", "pp2"], 1, "pp > 1 is planned")]
+#[case(&["--layout", "cp2"], 1, "cp > 1 is planned")]
+#[case(&["--layout", "pp99"], 1, "layers cannot fill 99 pipeline stages")]
 #[case(&["--layout", "sp"], 1, "needs tp > 1")]
 #[case(&["--layout", "dp3"], 1, "batch of 4 samples")]
 #[case(&["--layout", "two"], 2, "`two` is no part")]

@@ -6,6 +6,7 @@ use megaburn_data::DataError;
 use megaburn_mesh::MeshError;
 use megaburn_models::ModelError;
 use megaburn_optim::OptimError;
+use megaburn_pipeline::PipelineError;
 use thiserror::Error;
 
 use crate::{Exit, trainer::Culprit};
@@ -95,7 +96,7 @@ pub enum TrainError {
     #[error("cannot start the ranks: {why}")]
     Launch { why: String },
     #[error(
-        "layout with {axis} {degree}: {axis} > 1 is planned but not built yet; tp, dp and sp are"
+        "layout with {axis} {degree}: {axis} > 1 is planned but not built yet; tp, pp, dp and sp are"
     )]
     AxisToCome { axis: &'static str, degree: usize },
     #[error("rank {rank} was started with another configuration, layout or data than rank 0")]
@@ -114,6 +115,8 @@ pub enum TrainError {
     Device { why: String },
     #[error("rank {rank} panicked: {message}")]
     RankPanicked { rank: usize, message: String },
+    #[error(transparent)]
+    Pipeline(#[from] PipelineError),
     #[error(transparent)]
     Collective(Box<CollectiveError>),
     #[error(transparent)]
@@ -142,6 +145,7 @@ impl TrainError {
             | Self::Set { .. }
             | Self::Invalid { .. }
             | Self::Layout(_)
+            | Self::Pipeline(_)
             | Self::Ranks { .. }
             | Self::OtherThanInit { .. }
             | Self::Read { .. }

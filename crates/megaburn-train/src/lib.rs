@@ -11,6 +11,7 @@ mod failure;
 mod lock;
 pub mod memory;
 pub mod metrics;
+mod pipeline;
 pub mod plot;
 mod profile;
 mod ranks;

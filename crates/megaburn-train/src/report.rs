@@ -60,7 +60,7 @@ impl<'a> Reporter<'a> {
         console.line(format!(
             "model    {}, {} parameters{}: {} layers, hidden {}, {} heads ({} key/value), vocabulary {}",
             model.family,
-            human_number(trainer.plan().num_global() as f64),
+            human_number(model.whole_plan()?.num_global() as f64),
             match config.train.dtype {
                 Dtype::F32 => "",
                 Dtype::Bf16 => " in bf16",

@@ -72,6 +72,22 @@ impl LoopConfig {
         }
         Ok(global_batch / samples)
     }
+
+    /// Micro-batches of the steps of a run on each of `dp` data-parallel ranks, each number once.
+    ///
+    /// # Errors
+    /// As [`num_micro_batches`](Self::num_micro_batches).
+    pub(super) fn all_num_micro_batches(
+        &self,
+        dp: usize,
+    ) -> Result<impl Iterator<Item = usize>, TrainError> {
+        let last = self.num_micro_batches(dp)?;
+        let samples = self.micro_batch * dp;
+        let ramp = self.batch_ramp.as_ref();
+        let (first, step) = ramp
+            .map_or((last, 1), |ramp| (ramp.start / samples, (ramp.increment / samples).max(1)));
+        Ok((first..=last).step_by(step))
+    }
 }
 
 #[cfg(test)]

@@ -25,6 +25,7 @@ mod layers;
 mod model;
 mod optimizer;
 mod parallel;
+mod pipeline;
 mod rope;
 mod rule;
 mod schedule;
@@ -118,6 +119,9 @@ impl TrainConfig {
     fn fits(&self, layout: &Layout) -> Result<(), TrainError> {
         layout.fits(&self.model.shape(self.data.seq_len))?;
         self.parallel.shares(layout)?;
+        if self.model.init.is_none() {
+            self.parallel.pipelines(layout, self.model.layers, &self.train)?;
+        }
         self.train.num_micro_batches(layout.dp).map(drop)
     }
 

@@ -1,5 +1,6 @@
 use megaburn_mesh::Layout;
 use megaburn_optim::{ShardingConfig, ShardingLevel};
+use megaburn_pipeline::ScheduleKind;
 use serde::{Deserialize, Serialize};
 
 use super::check::require;
@@ -43,6 +44,31 @@ pub struct ParallelConfig {
     pub bucket_size: Option<usize>,
     /// Whether they are sent while ranks compute: gradients during backward, parameters during forward.
     pub overlap: bool,
+    /// In which order a pipeline computes: gpipe, 1f1b, interleaved, zb-h1 or zb-v. Default: 1f1b, with
+    /// several `chunks` interleaved.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub schedule: Option<ScheduleKind>,
+    /// Stages that each rank of a pipeline has. Default: 2 with interleaved and zb-v, else 1.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub chunks: Option<usize>,
+    /// Micro-batches that go through a chunk before the next one has its turn, with interleaved. Default:
+    /// as few as can be.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub micro_batch_group: Option<usize>,
+    /// What each stage has, in Megatron-LM's notation: `Et|(tt|)*3L`. Default: as many layers each as can
+    /// be.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pipeline_layout: Option<String>,
+    /// Layers of the first stage. Default: as many as the others have.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub first_stage_layers: Option<usize>,
+    /// Layers of the last stage. Default: as many as the others have.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub last_stage_layers: Option<usize>,
+    /// Whether the embedding takes the place of a layer where layers are split evenly.
+    pub count_embedding: bool,
+    /// Whether the loss does.
+    pub count_loss: bool,
 }
 
 impl Default for ParallelConfig {
@@ -50,7 +76,30 @@ impl Default for ParallelConfig {
         let (ranks, tp, dp, sp) = (None, None, None, None);
         let (zero_ranks, bucket_size) = (None, None);
         let (cp, pp, ep, etp, zero, overlap) = (1, 1, 1, 1, 0, true);
-        Self { ranks, tp, cp, pp, dp, ep, etp, sp, zero, zero_ranks, bucket_size, overlap }
+        let (schedule, chunks, micro_batch_group, pipeline_layout) = Default::default();
+        let (first_stage_layers, last_stage_layers) = Default::default();
+        Self {
+            ranks,
+            tp,
+            cp,
+            pp,
+            dp,
+            ep,
+            etp,
+            sp,
+            zero,
+            zero_ranks,
+            bucket_size,
+            overlap,
+            schedule,
+            chunks,
+            micro_batch_group,
+            pipeline_layout,
+            first_stage_layers,
+            last_stage_layers,
+            count_embedding: false,
+            count_loss: false,
+        }
     }
 }
 
@@ -72,7 +121,20 @@ const MAX_DEGREE: usize = u16::MAX as usize;
 
 impl ParallelConfig {
     /// The keys of which a layout text says nothing.
-    pub(super) const BESIDE_LAYOUT: [&str; 4] = ["zero", "zero_ranks", "bucket_size", "overlap"];
+    pub(super) const BESIDE_LAYOUT: [&str; 12] = [
+        "zero",
+        "zero_ranks",
+        "bucket_size",
+        "overlap",
+        "schedule",
+        "chunks",
+        "micro_batch_group",
+        "pipeline_layout",
+        "first_stage_layers",
+        "last_stage_layers",
+        "count_embedding",
+        "count_loss",
+    ];
 
     /// The section that a layout text stands for. A text without `dp` still fills the world of a
     /// launcher; without one it takes as few ranks as the other degrees allow.
@@ -192,7 +254,8 @@ impl ParallelConfig {
         let stages = "0 (nothing is shared out), 1 (optimizer state), 2 (gradients as well) or 3 (parameters too)";
         require(usize::from(self.zero) < STAGES.len(), "parallel.zero", self.zero, stages)?;
         let size = self.bucket_size.unwrap_or(1);
-        require(size > 0, "parallel.bucket_size", size, "at least 1")
+        require(size > 0, "parallel.bucket_size", size, "at least 1")?;
+        self.validate_pipeline()
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::{cmp::Reverse, sync::LazyLock};
 
+use megaburn_pipeline::ScheduleKind;
 use toml::{Table, Value};
 
 use super::{BatchRampConfig, Dtype, RopeScalingConfig, TrainConfig};
@@ -20,6 +21,12 @@ static SCHEMA: LazyLock<Table> = LazyLock::new(|| {
     config.parallel.sp = Some(true);
     config.parallel.zero_ranks = Some(1);
     config.parallel.bucket_size = Some(1);
+    config.parallel.schedule = Some(ScheduleKind::GPipe);
+    config.parallel.chunks = Some(1);
+    config.parallel.micro_batch_group = Some(1);
+    config.parallel.pipeline_layout = Some(String::new());
+    config.parallel.first_stage_layers = Some(1);
+    config.parallel.last_stage_layers = Some(1);
     config.data.path = Some(String::new());
     config.train.batch_ramp = Some(BatchRampConfig::default());
     config.optimizer.warmup_samples = Some(1);

@@ -19,6 +19,8 @@ impl TrainConfig {
             [OptimizerName::Sgd, OptimizerName::Lion, OptimizerName::Muon].map(name);
         let is_f16 = self.train.dtype == Dtype::F16;
         let is_dynamic = is_f16 && mine.loss_scale.is_none();
+        let (pipeline, pp) = (&self.parallel, self.parallel.pp > 1);
+        const PP: &str = "with parallel.pp above 1";
         const WSD: &str = "with optimizer.lr_decay_style = \"wsd\"";
         const ADAMW: &str = "with optimizer.name = \"adamw\" or \"muon\"";
         const F16: &str = "with train.dtype = \"f16\"";
@@ -95,6 +97,14 @@ impl TrainConfig {
                 self.parallel.zero > 0,
                 "with parallel.zero above 0",
             ),
+            ("parallel.schedule", pipeline.schedule.is_some(), pp, PP),
+            ("parallel.chunks", pipeline.chunks.is_some(), pp, PP),
+            ("parallel.micro_batch_group", pipeline.micro_batch_group.is_some(), pp, PP),
+            ("parallel.pipeline_layout", pipeline.pipeline_layout.is_some(), pp, PP),
+            ("parallel.first_stage_layers", pipeline.first_stage_layers.is_some(), pp, PP),
+            ("parallel.last_stage_layers", pipeline.last_stage_layers.is_some(), pp, PP),
+            ("parallel.count_embedding", pipeline.count_embedding, pp, PP),
+            ("parallel.count_loss", pipeline.count_loss, pp, PP),
         ];
         let unused = keys.into_iter().filter(|(_, is_set, is_used, _)| *is_set && !is_used);
         unused.map(|(key, _, _, used)| UnusedKey { key, used }).collect()
@@ -123,6 +133,8 @@ mod tests {
     #[case(&["optimizer.muon.momentum=0.8", "optimizer.momentum_dtype=bf16"], &["optimizer.momentum_dtype", "optimizer.muon"])]
     #[case(&["optimizer.lion.beta1=0.8", "optimizer.name=lion", "optimizer.exp_avg_dtype=bf16"], &[])]
     #[case(&["optimizer.sgd.nesterov=true"], &["optimizer.sgd"])]
+    #[case(&["parallel.chunks=2", "parallel.count_loss=true"], &["parallel.chunks", "parallel.count_loss"])]
+    #[case(&["parallel.chunks=2", "parallel.pp=2"], &[])]
     #[case(&["parallel.zero_ranks=2"], &["parallel.zero_ranks"])]
     #[case(&["parallel.zero_ranks=2", "parallel.zero=2"], &[])]
     fn what_changes_nothing_is_named(#[case] sets: &[&str], #[case] expected: &[&str]) {

@@ -5,11 +5,12 @@ mod tokenizer;
 
 use std::ops::ControlFlow;
 
-use burn::prelude::Device;
+use burn::{prelude::Device, tensor::Tensor};
 use megaburn_data::{TextStream, Tokenizer};
 use megaburn_models::{
     Decoder,
-    generate::{Finish, GenerateOptions, generate},
+    decoder::DecoderCache,
+    generate::{Finish, GenerateOptions, Next, generate_with},
 };
 
 use crate::TrainError;
@@ -44,7 +45,7 @@ pub fn prompt_tokens(tokenizer: &dyn Tokenizer, prompt: &str) -> Result<Vec<u32>
 /// `stop` that appears in it.
 ///
 /// # Errors
-/// See [`generate`]; also a stop string without a character.
+/// See [`megaburn_models::generate::generate`]; also a stop string without a character.
 /// # Collective
 /// The model's tensor-parallel group, with the same arguments.
 pub fn continue_text(
@@ -55,13 +56,28 @@ pub fn continue_text(
     stop: &[String],
     device: &Device,
 ) -> Result<Vec<Continuation>, TrainError> {
+    let read = |model: &Decoder, next: &Next<'_>, cache: &mut DecoderCache| {
+        Ok(model.next_logits(next, cache, device))
+    };
+    continue_text_with(model, tokenizer, prompts, options, stop, read)
+}
+
+/// As [`continue_text`], by what [`generate_with`] is given.
+pub(crate) fn continue_text_with(
+    model: &Decoder,
+    tokenizer: &dyn Tokenizer,
+    prompts: &[Vec<u32>],
+    options: &GenerateOptions,
+    stop: &[String],
+    read: impl FnMut(&Decoder, &Next<'_>, &mut DecoderCache) -> Result<Tensor<3>, TrainError>,
+) -> Result<Vec<Continuation>, TrainError> {
     if stop.iter().any(String::is_empty) {
         let (value, rule) = ("empty".into(), "a text of one character or more".into());
         return Err(TrainError::Invalid { key: "--stop", value, rule });
     }
     let mut writers: Vec<_> = prompts.iter().map(|prompt| writer(tokenizer, prompt)).collect();
     let longest = stop.iter().map(String::len).max().unwrap_or(0);
-    let generated = generate(model, prompts, options, device, |prompt, token| {
+    let generated = generate_with(model, prompts, options, read, |prompt, token| {
         let Writer { stream, text, end } = &mut writers[prompt];
         // A stop string may have begun in what came before.
         let seen = text.floor_char_boundary(text.len().saturating_sub(longest));

@@ -15,7 +15,8 @@ pub struct Culprit {
     /// The ranks of the world with such gradients of their own: several where they compute with what
     /// one of them sends.
     pub ranks: Vec<usize>,
-    /// The first such parameter as backward goes, on the lowest of them.
+    /// The first such parameter as backward goes, in the last stage of a pipeline that has one, on the
+    /// lowest of these ranks.
     pub param: String,
 }
 
@@ -51,8 +52,22 @@ impl Trainer {
         let all = objects::gather(world, &mine)?.into_iter().enumerate();
         let (ranks, params): (Vec<_>, Vec<String>) =
             all.filter_map(|(rank, param)| Some((rank, param?))).unzip();
-        let culprit = params.into_iter().next().map(|param| Culprit { ranks, param });
+        let latest = |first: String, next: String| match place(&next) > place(&first) {
+            true => next,
+            false => first,
+        };
+        let culprit = params.into_iter().reduce(latest).map(|param| Culprit { ranks, param });
         Ok(objects::broadcast(world, &culprit)?)
+    }
+}
+
+/// Where in the model a parameter is: before the blocks, in one of them, or behind them.
+fn place(path: &str) -> usize {
+    let mut names = path.split('.');
+    match (names.next(), names.next()) {
+        (Some("blocks"), Some(index)) => index.parse().map_or(0, |index: usize| index + 1),
+        (Some("embedding" | "positions"), _) => 0,
+        _ => usize::MAX,
     }
 }
 
@@ -68,6 +83,8 @@ mod tests {
     // Where the loss is lost, so is everything; ranks 2 and 3 compute with each other's.
     #[case("dp3", 2, "norm.gamma", "`norm.gamma`, on rank 2);")]
     #[case("tp2-dp2", 3, "blocks.1.mlp.down.weight", "`norm.gamma`, on ranks 2, 3);")]
+    #[case("pp2-dp2", 3, "blocks.1.mlp.down.weight", "`norm.gamma`, on ranks 1, 3);")]
+    #[case("pp2", 0, "blocks.0.mlp.down.weight", "`norm.gamma`, on ranks 0, 1);")]
     fn the_ranks_whose_gradients_are_not_finite_are_named(
         #[case] layout: &str,
         #[case] rank: usize,

@@ -1,13 +1,10 @@
 use burn::module::Module;
+use megaburn_pipeline::run;
 
 use crate::{
     TrainError,
     metrics::EvalMetrics,
-    trainer::{
-        Trainer,
-        batch::{Batch, tensors},
-        stats::Losses,
-    },
+    trainer::{Trainer, passes::Evaluation, stats::Losses},
 };
 
 impl Trainer {
@@ -25,21 +22,18 @@ impl Trainer {
         let wanted = (self.config.train.eval_batches as u64).saturating_mul(global_batch);
         let total = wanted.min(self.valid.num_samples());
         let mut losses = Losses::default();
+        let schedule = self.pipeline.forward_only(self.batch.num_micro_batches())?;
+        let wire = self.wire();
         for step in 0..total.div_ceil(global_batch) {
-            for index in 0..self.batch.num_micro_batches() {
-                let first = step * global_batch;
-                let numbers = self.batch.micro_batch(first, self.groups.dp.rank(), index);
-                // Behind the end the sampler starts again: those samples do not count.
-                let counted = total.saturating_sub(numbers.start) as usize;
-                let samples = self.valid.batch(numbers);
-                let Batch { tokens, labels, counted } = tensors(&samples, counted, &plain);
-                losses.add(model.loss(tokens, labels), counted);
-            }
+            let (model, plain, losses) = (&model, &plain, &mut losses);
+            let first = step * global_batch;
+            let mut passes = Evaluation { trainer: self, model, first, total, plain, losses };
+            run(&schedule, &wire, &mut passes)?;
         }
         // A rank that is gone says so, and not that the loss is no number.
         self.sharding.check()?;
         self.sharding.release();
-        let eval_loss = losses.read()?.over(&self.groups.dp_cp)?.mean();
+        let eval_loss = losses.read()?.over(&self.groups.batch)?.mean();
         Ok(EvalMetrics { step: self.progress.step, eval_loss })
     }
 }

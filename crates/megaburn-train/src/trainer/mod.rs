@@ -3,6 +3,7 @@
 mod batch;
 mod culprit;
 mod evaluate;
+mod passes;
 mod replicas;
 mod resume;
 mod sample;
@@ -27,6 +28,7 @@ use crate::{
     TrainConfig, TrainError,
     config::{Dtype, Start},
     data::RunData,
+    pipeline::Pipeline,
 };
 use schedules::Schedules;
 
@@ -74,6 +76,7 @@ pub struct Trainer {
     config: Arc<TrainConfig>,
     model_config: DecoderConfig,
     groups: ProcessGroups,
+    pipeline: Pipeline,
     device: Device,
     /// Always there, but while the optimizer turns it into the next one.
     model: Option<Decoder>,
@@ -155,14 +158,17 @@ impl Trainer {
             let value = model_config.vocab.to_string();
             return Err(TrainError::Invalid { key: "model.vocab", value, rule });
         }
+        config.parallel.pipelines(&layout, model_config.layers, &config.train)?;
+        let pipeline = Pipeline::new(&config.parallel, &model_config, config.train.dtype, &groups)?;
         let model = model_config
-            .init(&groups.tp, layout.sp, &device)?
+            .init_stages(pipeline.chunks(), &groups.tp, layout.sp, &device)?
             .with_fused_linear_cross_entropy(config.train.fused_linear_cross_entropy);
         let plan = shard_plan(&model).map_err(megaburn_models::ModelError::from)?;
         let seq_len = config.data.seq_len;
         let main_grads = main_grads(&model);
         let direct = main_grads.keys().cloned();
-        let sharding = config.parallel.sharding().with_direct(direct).init(&model, &groups)?;
+        let sharding = config.parallel.sharding().with_direct(direct).with_apart(pipeline.shared());
+        let sharding = sharding.init(&model, &groups)?;
         sharding.attach(&main_grads, config.parallel.overlap);
         let dtype = config.train.dtype;
         let mut optimizer = config.optimizer.init(dtype, &sharding, &groups.tp)?;
@@ -196,6 +202,7 @@ impl Trainer {
             plan,
             model_config,
             groups,
+            pipeline,
             device,
             data,
             progress: Progress::default(),

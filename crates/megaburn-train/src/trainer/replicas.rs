@@ -29,7 +29,7 @@ struct Difference {
 
 impl Trainer {
     /// Compares what ranks hold copies of: data-parallel replicas all parameters, tensor-parallel
-    /// ranks norms, biases and replicated heads. They are updated alike and stay equal to the bit,
+    /// ranks norms, biases and replicated heads, the ends of a pipeline a tied embedding. They are updated alike and stay equal to the bit,
     /// unless hardware fails. Of narrower parameters the masters are compared, where ranks have copies of
     /// those. Parameters that are shared out are not compared.
     ///
@@ -110,6 +110,9 @@ mod tests {
     #[case("tp2-dp2", 3, "blocks.1.attention.output.weight", [1, 3])]
     #[case("tp2", 1, "blocks.0.mlp_norm.gamma", [0, 1])]
     #[case("tp4", 3, "blocks.1.attention.qkv.weight", [2, 3])]
+    #[case("pp2-dp2", 3, "blocks.1.mlp.down.weight", [2, 3])]
+    // What the model begins and ends with.
+    #[case("pp2", 1, "embedding.weight", [0, 1])]
     fn a_copy_that_differs_is_found(
         #[case] layout: &str,
         #[case] rank: usize,

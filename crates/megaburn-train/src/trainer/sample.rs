@@ -1,20 +1,24 @@
-use megaburn_models::generate::{GenerateOptions, Sampling};
+use megaburn_models::{
+    Decoder,
+    decoder::DecoderCache,
+    generate::{GenerateOptions, Next, Sampling},
+};
 use megaburn_optim::ShardingLevel;
 
 use crate::{
     TrainError,
-    text::{continue_text, prompt_tokens},
+    text::{continue_text_with, prompt_tokens},
     trainer::Trainer,
 };
 
 impl Trainer {
     /// The prompt and what the model writes behind it; `None` on ranks that take no part (all but
-    /// the first data-parallel rank's) or when no sample is asked for.
+    /// those of the first data-parallel rank's model) or when no sample is asked for.
     ///
     /// # Errors
     /// A prompt that the model cannot read, weights that are not finite.
     /// # Collective
-    /// The tensor-parallel group of the first data-parallel rank; all ranks where they share parameters out.
+    /// The ranks that hold the first data-parallel rank's model; all ranks where they share parameters out.
     pub(crate) fn sample(&self) -> Result<Option<String>, TrainError> {
         let generate = &self.config.generate;
         let is_first = self.groups.dp_cp.rank() == 0;
@@ -32,7 +36,10 @@ impl Trainer {
         let prompt = prompt_tokens(tokenizer, &generate.prompt)?;
         let device = self.device.clone().inner();
         let prompts = [prompt];
-        let texts = continue_text(self.model(), tokenizer, &prompts, &options, &[], &device);
+        let read = |model: &Decoder, next: &Next<'_>, cache: &mut DecoderCache| {
+            self.pipeline.next_logits(model, next, cache, &device)
+        };
+        let texts = continue_text_with(self.model(), tokenizer, &prompts, &options, &[], read);
         // A rank that is gone says so, and not that weights are no numbers.
         self.sharding.check()?;
         self.sharding.release();

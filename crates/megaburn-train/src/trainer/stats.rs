@@ -1,6 +1,6 @@
 //! Numbers that ranks combine outside the model.
 
-use burn::tensor::{Tensor, TensorData};
+use burn::tensor::{DType, Device, Tensor, TensorData};
 use megaburn_collective::{CollectiveError, Group, ProcessGroups, ReduceOp};
 use megaburn_optim::{OptimError, Sum};
 
@@ -35,11 +35,15 @@ impl Losses {
         Ok(reduce(group, &[self.tokens as f64], ReduceOp::Sum)?[0])
     }
 
-    /// The sum of all members, not waiting for the device.
+    /// The sum of all members, not waiting for the device. A stage of a pipeline that computes no losses
+    /// has a zero, on its device.
     ///
     /// # Collective
-    /// All members, each with a micro-batch or more.
-    pub(super) fn sum_over(self, group: &Group) -> Result<Sum, OptimError> {
+    /// All members.
+    pub(super) fn sum_over(mut self, group: &Group, device: &Device) -> Result<Sum, OptimError> {
+        if self.sums.is_empty() {
+            self.sums.push(Tensor::zeros([1], (&device.clone().inner(), DType::F32)));
+        }
         Sum::of(Tensor::cat(self.sums, 0), group)
     }
 

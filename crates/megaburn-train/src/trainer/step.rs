@@ -4,6 +4,7 @@ use std::{
 };
 
 use megaburn_optim::{GradNorm, LossScaler, OptimError, Sum};
+use megaburn_pipeline::{Wire, run};
 
 use crate::{
     TrainError,
@@ -14,7 +15,7 @@ use crate::{
     profile::range,
     trainer::{
         Trainer,
-        batch::{Batch, tensors},
+        passes::Training,
         schedules::StepRates,
         stats::{Losses, world_max},
     },
@@ -64,10 +65,11 @@ impl Trainer {
         let (losses, loss_factor) = self.accumulate_gradients(Sums::OverRanks)?;
         let reduce = range("reduce");
         self.grads.reduce()?;
-        let tokens = losses.tokens_over(&self.groups.dp_cp)?;
+        self.pipeline.sum_copies(&mut self.grads)?;
+        let tokens = losses.tokens_over(&self.groups.batch)?;
         self.grads.scale(1.0 / (loss_factor * tokens.max(1.0)));
         let norm = self.grads.norm()?;
-        let loss = losses.sum_over(&self.groups.dp_cp)?;
+        let loss = losses.sum_over(&self.groups.batch, &self.device)?;
         drop(reduce);
         let progress = self.progress;
         let trained = progress.consumed_samples - progress.skipped_samples + samples;
@@ -193,30 +195,19 @@ impl Trainer {
         // As if the loss were a mean over all tokens, whose gradients f16 holds more easily.
         let tokens = batch.global_batch_size() * self.config.data.seq_len;
         let factor = self.loss_scaler.as_ref().map(|scaler| scaler.scale() / tokens as f64);
-        let plain = self.device.clone().inner();
-        let mut losses = Losses::default();
-        for index in 0..batch.num_micro_batches() {
-            let (_, samples) = self.micro_batch(index);
-            let Batch { tokens, labels, counted } = tensors(&samples, samples.len(), &plain);
-            let forward = range("forward");
-            let loss = self.unsettled().loss(tokens, labels);
-            drop(forward);
-            losses.add(loss.clone().inner(), counted);
-            let _backward = range("backward");
-            if sums == Sums::OverRanks && self.config.parallel.overlap {
-                self.grads.begin_micro_batch(index + 1 == batch.num_micro_batches());
-            }
-            let mut grads = match factor {
-                Some(factor) => loss.mul_scalar(factor).backward(),
-                None => loss.backward(),
-            };
-            let model = self.model.as_ref().expect("the model is only away during an update");
-            self.grads.accumulate(model, &mut grads);
-            if sums == Sums::OverRanks {
-                self.grads.end_micro_batch()?;
-            }
-        }
+        let schedule = self.pipeline.training(batch.num_micro_batches())?;
+        let wire = self.wire();
+        let (plain, losses) = (self.device.clone().inner(), Losses::default());
+        let mut passes = Training { trainer: self, sums, factor, plain, losses };
+        run(&schedule, &wire, &mut passes)?;
+        let losses = passes.losses;
         Ok((losses, factor.unwrap_or(1.0)))
+    }
+
+    /// How the stages of a pipeline are joined.
+    pub(super) fn wire(&self) -> Wire {
+        let tokens = [self.config.data.seq_len, self.batch.micro_batch_size()];
+        self.pipeline.wire(tokens, &self.device)
     }
 
     fn update(&mut self, rates: &StepRates, norm: &GradNorm) -> Result<(), TrainError> {

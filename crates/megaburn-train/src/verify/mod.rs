@@ -2,6 +2,7 @@
 
 mod collect;
 mod gradients;
+mod pass;
 mod rank;
 mod reference;
 mod report;

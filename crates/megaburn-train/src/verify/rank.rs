@@ -1,4 +1,5 @@
 use burn::{
+    module::Module,
     prelude::{Device, Int},
     tensor::{DType, Tensor, kind::Basic},
 };
@@ -7,9 +8,15 @@ use megaburn_mesh::{ShardPlan, ShardSpec};
 use megaburn_models::{Decoder, ModelError};
 use megaburn_optim::{GradientAccumulator, Optimizer, ShardingConfig, ShardingLevel};
 use megaburn_parallel::{main_grads, shard_plan};
+use megaburn_pipeline::{Wire, run};
 
-use super::{Reference, reference::IGNORED};
-use crate::{TrainError, config::Dtype, failure::read};
+use super::{Reference, pass::WholeBatch, reference::IGNORED};
+use crate::{
+    TrainError,
+    config::{Dtype, ParallelConfig},
+    failure::read,
+    pipeline::Pipeline,
+};
 
 /// One rank's model and samples.
 pub(super) struct Rank<'a> {
@@ -19,6 +26,7 @@ pub(super) struct Rank<'a> {
     optimizer: Optimizer,
     plan: ShardPlan,
     groups: ProcessGroups,
+    pipeline: Pipeline,
     /// `[S, B / dp]` each.
     tokens: Tensor<2, Int>,
     labels: Tensor<2, Int>,
@@ -48,12 +56,15 @@ impl<'a> Rank<'a> {
         device: &Device,
     ) -> Result<Self, TrainError> {
         let source = &reference.source;
-        let model = source.config().init(&groups.tp, groups.layout().sp, device)?;
+        let config = source.config();
+        let pipeline = Pipeline::new(&ParallelConfig::default(), config, dtype, &groups)?;
+        let sp = groups.layout().sp;
+        let model = config.init_stages(pipeline.chunks(), &groups.tp, sp, device)?;
         let plan = shard_plan(&model).map_err(ModelError::from)?;
         let main_grads = main_grads(&model);
         let sharding =
             ShardingConfig::new(ShardingLevel::None).with_direct(main_grads.keys().cloned());
-        let sharding = sharding.init(&model, &groups)?;
+        let sharding = sharding.with_apart(pipeline.shared()).init(&model, &groups)?;
         let mut optimizer = reference.optimizer.adamw().init(&sharding)?;
         let model =
             optimizer.load_params(model, dtype.into(), |path, _| source.local(path, &plan))?;
@@ -62,7 +73,7 @@ impl<'a> Rank<'a> {
         let grads = GradientAccumulator::new(&model, &plan, &sharding)?;
         // As the trainer does, so that its way of summing gradients is what is compared.
         let grads = grads.with_main_grads(main_grads);
-        Ok(Self { reference, model, grads, optimizer, plan, groups, tokens, labels })
+        Ok(Self { reference, model, grads, optimizer, plan, groups, pipeline, tokens, labels })
     }
 
     /// Compares the logits, then trains on the one batch for as many steps as the reference.
@@ -89,7 +100,13 @@ impl<'a> Rank<'a> {
         }
         let expected = self.reference.tensors.read("logits")?.convert::<f32>();
         let expected = Tensor::<3>::from_data(expected, &self.tokens.device());
-        let found = self.model.full_logits(self.tokens.clone()).inner().cast(DType::F32);
+        let schedule = self.pipeline.forward_only(1)?;
+        let model = self.model.valid();
+        let mut pass = WholeBatch::new(&model, &self.tokens, None);
+        run(&schedule, &self.wire(), &mut pass)?;
+        // Another stage has them.
+        let Some(found) = pass.logits else { return Ok(Some(0.0)) };
+        let found = found.cast(DType::F32);
         let differences = (found - share(expected, &self.groups)).abs().into_data();
         let differences: Vec<f32> = differences.try_to_vec().expect("they are f32");
         // `max` would lose a NaN.
@@ -101,19 +118,29 @@ impl<'a> Rank<'a> {
 
     /// Returns the mean loss; its gradients are in `grads` then.
     fn backward(&mut self) -> Result<f64, TrainError> {
-        let dp = &self.groups.dp;
-        let sum = self.model.loss(self.tokens.clone(), self.labels.clone());
-        let labels = self.labels.to_data();
-        let count = labels.iter::<i64>().filter(|&label| label != IGNORED).count();
-        let mine = read(sum.clone().inner())?;
-        let all = dp.all_reduce([mine, count as f64].into(), ReduceOp::Sum)?;
-        let all: Vec<f64> = all.try_to_vec().expect("f64 went in");
         self.grads.reset();
-        self.grads.begin_micro_batch(true);
-        self.grads.accumulate(&self.model, &mut sum.backward());
+        let (schedule, wire) = (self.pipeline.training(1)?, self.wire());
+        let mut pass = WholeBatch::new(&self.model, &self.tokens, Some(&self.labels));
+        pass.grads = Some(&mut self.grads);
+        run(&schedule, &wire, &mut pass)?;
+        let mine = match pass.loss {
+            Some(loss) => {
+                let labels = self.labels.to_data();
+                let count = labels.iter::<i64>().filter(|&label| label != IGNORED).count();
+                [read(loss)?, count as f64]
+            }
+            None => [0.0; 2],
+        };
+        let all = self.groups.batch.all_reduce(mine.into(), ReduceOp::Sum)?;
+        let all: Vec<f64> = all.try_to_vec().expect("f64 went in");
         self.grads.reduce()?;
+        self.pipeline.sum_copies(&mut self.grads)?;
         self.grads.scale(1.0 / all[1]);
         Ok(all[0] / all[1])
+    }
+
+    fn wire(&self) -> Wire {
+        self.pipeline.wire(self.tokens.dims(), &self.tokens.device())
     }
 
     fn local(&self) -> Vec<(String, Vec<f32>, ShardSpec)> {

@@ -1,0 +1,204 @@
+//! What a rank is in a pipeline.
+
+use std::sync::Arc;
+
+use burn::{
+    prelude::Device,
+    tensor::{DType, FloatDType, Tensor},
+};
+use megaburn_collective::{CollectiveError, Group, ProcessGroups, tensors};
+use megaburn_models::{Decoder, DecoderConfig, decoder::DecoderCache, generate::Next};
+use megaburn_optim::GradientAccumulator;
+use megaburn_pipeline::{
+    Chunks, Neighbours, Output, Pass, PipelineError, Schedule, ScheduleConfig, ScheduleKind,
+    StageLayers, Wire, run,
+};
+
+use crate::{
+    TrainError,
+    config::{Dtype, ParallelConfig},
+};
+
+/// The stages of a rank, in which order it computes, and with whom it shares a matrix. Without a
+/// pipeline it is a pipeline of one rank.
+#[derive(Debug)]
+pub(crate) struct Pipeline {
+    parallel: ParallelConfig,
+    neighbours: Neighbours,
+    chunks: Vec<StageLayers>,
+    /// Which of its ranks computes the loss.
+    last: usize,
+    /// The ranks of this pipeline that hold the vectors with which the model begins and ends.
+    copies: Option<Group>,
+    hidden: usize,
+    dtype: DType,
+    /// How much shorter than the sequence the stream of a rank is.
+    splits: usize,
+    /// That of the last step.
+    schedule: Option<Arc<Schedule>>,
+}
+
+/// The matrix that the first and the last stage may share.
+const EMBEDDING: &str = "embedding.weight";
+
+impl Pipeline {
+    /// Of the rank in `groups`.
+    ///
+    /// # Errors
+    /// The model has too few layers, or they are to be split in a way that does not add up.
+    /// # Collective
+    /// Nothing is sent.
+    pub(crate) fn new(
+        parallel: &ParallelConfig,
+        model: &DecoderConfig,
+        dtype: Dtype,
+        groups: &ProcessGroups,
+    ) -> Result<Self, TrainError> {
+        let dtype: FloatDType = dtype.into();
+        let (layout, group) = (groups.layout(), &groups.pp);
+        let stages = parallel.schedule(layout.pp, 1).stages();
+        let (chunks, ends) = match layout.pp {
+            1 => (vec![StageLayers::whole(model.layers)], [0, 0]),
+            _ => {
+                let all = parallel.layer_split().stages(model.layers, stages.num_stages())?;
+                let last = stages.rank_of(stages.num_stages() - 1);
+                (stages.chunks_of(group.rank(), &all), [stages.rank_of(0), last])
+            }
+        };
+        let shares = model.tied && ends[0] != ends[1] && ends.contains(&group.rank());
+        let mut members = ends.map(|rank| group.members()[rank]);
+        members.sort_unstable();
+        let copies = shares.then(|| groups.world.subgroup("embedding", &members)).transpose()?;
+        Ok(Self {
+            parallel: parallel.clone(),
+            neighbours: Neighbours::new(group, stages)?,
+            chunks,
+            last: ends[1],
+            copies,
+            hidden: model.hidden,
+            dtype: dtype.into(),
+            splits: if layout.sp { layout.tp } else { 1 },
+            schedule: None,
+        })
+    }
+
+    fn group(&self) -> &Group {
+        self.neighbours.group()
+    }
+
+    /// What of the model this rank has.
+    pub(crate) fn chunks(&self) -> &[StageLayers] {
+        &self.chunks
+    }
+
+    /// Parameters that another stage has too.
+    pub(crate) fn shared(&self) -> impl Iterator<Item = String> + use<> {
+        self.copies.iter().map(|_| EMBEDDING.to_string()).collect::<Vec<_>>().into_iter()
+    }
+
+    /// Sums the gradients of what stages share.
+    ///
+    /// # Errors
+    /// A failed collective.
+    /// # Collective
+    /// The ranks that share.
+    pub(crate) fn sum_copies(&self, grads: &mut GradientAccumulator) -> Result<(), TrainError> {
+        match &self.copies {
+            Some(group) => Ok(grads.sum_copies(EMBEDDING, group)?),
+            None => Ok(()),
+        }
+    }
+
+    /// What a step of so many micro-batches does.
+    ///
+    /// # Errors
+    /// There is no such schedule.
+    pub(crate) fn training(
+        &mut self,
+        num_micro_batches: usize,
+    ) -> Result<Arc<Schedule>, PipelineError> {
+        let last = self.schedule.take().filter(|last| last.num_micro_batches == num_micro_batches);
+        let schedule = match last {
+            Some(schedule) => schedule,
+            None => {
+                Arc::new(self.parallel.schedule(self.group().size(), num_micro_batches).build()?)
+            }
+        };
+        Ok(self.schedule.insert(schedule).clone())
+    }
+
+    /// What so many micro-batches without backward do.
+    ///
+    /// # Errors
+    /// There is no such schedule.
+    pub(crate) fn forward_only(&self, num_micro_batches: usize) -> Result<Schedule, PipelineError> {
+        let of = self.parallel.schedule(self.group().size(), num_micro_batches).stages();
+        let kind = ScheduleKind::ForwardOnly;
+        ScheduleConfig::new(kind, self.group().size(), num_micro_batches)
+            .with_num_chunks(of.num_chunks)
+            .with_placement(of.placement)
+            .build()
+    }
+
+    /// How stages are joined, for micro-batches `[seq_len, samples]`.
+    pub(crate) fn wire(&self, tokens: [usize; 2], device: &Device) -> Wire {
+        let [seq_len, samples] = tokens;
+        let shape = [seq_len / self.splits, samples, self.hidden];
+        let (neighbours, dtype) = (self.neighbours.clone(), self.dtype);
+        Wire { neighbours, shape, dtype, device: device.clone().inner() }
+    }
+
+    /// What [`Decoder::next_logits`] gives, of the stages that each rank has.
+    ///
+    /// # Errors
+    /// A failed collective.
+    /// # Collective
+    /// The ranks of the pipeline and of their tensor-parallel groups.
+    pub(crate) fn next_logits(
+        &self,
+        model: &Decoder,
+        next: &Next<'_>,
+        cache: &mut DecoderCache,
+        device: &Device,
+    ) -> Result<Tensor<3>, TrainError> {
+        if self.group().size() == 1 {
+            return Ok(model.next_logits(next, cache, device));
+        }
+        let tokens = next.iter().map(|(_, tokens)| tokens.len()).sum();
+        let wire = Wire { shape: [tokens, 1, self.hidden], ..self.wire([0, 0], device) };
+        let mut reading = Reading { model, next, cache, device, logits: None };
+        run(&self.forward_only(1)?, &wire, &mut reading)?;
+        let logits = match reading.logits {
+            Some(logits) => logits.cast(DType::F32),
+            None => {
+                cache.advance(next);
+                let shape = [next.len(), 1, model.config().vocab];
+                Tensor::empty(shape, (device, DType::F32))
+            }
+        };
+        Ok(tensors::broadcast(logits, self.last, self.group())?)
+    }
+}
+
+/// The next tokens of some sequences go through the stages.
+struct Reading<'a> {
+    model: &'a Decoder,
+    next: &'a Next<'a>,
+    cache: &'a mut DecoderCache,
+    device: &'a Device,
+    logits: Option<Tensor<3>>,
+}
+
+impl Chunks for Reading<'_> {
+    type Error = CollectiveError;
+
+    fn forward(&mut self, pass: Pass, x: Option<Tensor<3>>) -> Result<Output, CollectiveError> {
+        let Self { model, next, cache, device, .. } = self;
+        let x = model.next_stream(pass.chunk, x, next, cache, device);
+        if !model.stages()[pass.chunk].loss {
+            return Ok(Output::Stream(x));
+        }
+        self.logits = Some(model.logits_behind(x, next, cache));
+        Ok(Output::Nothing)
+    }
+}

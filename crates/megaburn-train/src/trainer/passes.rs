@@ -1,0 +1,148 @@
+//! What this rank's chunks compute, micro-batch by micro-batch.
+
+use burn::{
+    prelude::Device,
+    tensor::{Gradients, Tensor},
+};
+use megaburn_models::{Decoder, decoder::Stage};
+use megaburn_parallel::Residual;
+use megaburn_pipeline::{Chunks, Output, Pass};
+
+use crate::{
+    TrainError,
+    profile::{Range, range},
+    trainer::{
+        Trainer,
+        batch::{Batch, tensors},
+        stats::Losses,
+        step::Sums,
+    },
+};
+
+/// Those of a step.
+pub(super) struct Training<'a> {
+    pub(super) trainer: &'a mut Trainer,
+    pub(super) sums: Sums,
+    /// What the loss is multiplied with before backward.
+    pub(super) factor: Option<f64>,
+    pub(super) plain: Device,
+    pub(super) losses: Losses,
+}
+
+impl Training<'_> {
+    fn begin(&mut self, pass: Pass) -> Range {
+        let backward = range("backward");
+        if self.sums == Sums::OverRanks && self.trainer.config.parallel.overlap {
+            self.trainer.grads.begin_micro_batch(pass.is_last);
+        }
+        backward
+    }
+
+    /// Behind all that a micro-batch gives the weights of a chunk.
+    fn end(&mut self) -> Result<(), TrainError> {
+        match self.sums {
+            Sums::OverRanks => Ok(self.trainer.grads.end_micro_batch()?),
+            Sums::OfRank => Ok(()),
+        }
+    }
+}
+
+impl Chunks for Training<'_> {
+    type Error = TrainError;
+
+    fn forward(&mut self, pass: Pass, input: Option<Tensor<3>>) -> Result<Output, TrainError> {
+        let Self { trainer, plain, losses, factor, .. } = self;
+        let stage = trainer.unsettled().stage(pass.chunk);
+        let batch = || {
+            let (_, samples) = trainer.micro_batch(pass.micro_batch);
+            tensors(&samples, samples.len(), plain)
+        };
+        let batch = needs_batch(&stage).then(batch);
+        let _forward = range("forward");
+        let (stream, batch) = through(&stage, batch, input);
+        let Some(Batch { labels, counted, .. }) = batch.filter(|_| stage.layers().loss) else {
+            return Ok(Output::Stream(stream.sum()));
+        };
+        let loss = stage.loss(stream, labels);
+        losses.add(loss.clone().inner(), counted);
+        Ok(Output::Loss(match factor {
+            Some(factor) => loss.mul_scalar(*factor),
+            None => loss,
+        }))
+    }
+
+    fn backward(
+        &mut self,
+        pass: Pass,
+        run: impl FnOnce() -> Gradients,
+    ) -> Result<Gradients, TrainError> {
+        let _backward = self.begin(pass);
+        let mut grads = run();
+        let Trainer { model, grads: sums, .. } = &mut *self.trainer;
+        let model = model.as_ref().expect("the model is only away during an update");
+        sums.accumulate(model, &mut grads);
+        if !pass.is_split {
+            self.end()?;
+        }
+        Ok(grads)
+    }
+
+    fn weights(&mut self, pass: Pass, run: impl FnOnce()) -> Result<(), TrainError> {
+        let _backward = self.begin(pass);
+        run();
+        self.trainer.grads.end_backward();
+        self.end()
+    }
+}
+
+/// Those of an evaluation.
+pub(super) struct Evaluation<'a> {
+    pub(super) trainer: &'a Trainer,
+    pub(super) model: &'a Decoder,
+    /// The first sample of the global batch, and how many there are in all.
+    pub(super) first: u64,
+    pub(super) total: u64,
+    pub(super) plain: &'a Device,
+    pub(super) losses: &'a mut Losses,
+}
+
+impl Chunks for Evaluation<'_> {
+    type Error = TrainError;
+
+    fn forward(&mut self, pass: Pass, input: Option<Tensor<3>>) -> Result<Output, TrainError> {
+        let Self { trainer, first, total, plain, .. } = *self;
+        let stage = self.model.stage(pass.chunk);
+        let batch = || {
+            let dp = trainer.groups.dp.rank();
+            let numbers = trainer.batch.micro_batch(first, dp, pass.micro_batch);
+            // Behind the end the sampler starts again: those samples do not count.
+            let counted = total.saturating_sub(numbers.start) as usize;
+            tensors(&trainer.valid.batch(numbers), counted, plain)
+        };
+        let batch = needs_batch(&stage).then(batch);
+        let (stream, batch) = through(&stage, batch, input);
+        let Some(Batch { labels, counted, .. }) = batch.filter(|_| stage.layers().loss) else {
+            return Ok(Output::Stream(stream.sum()));
+        };
+        self.losses.add(stage.loss(stream, labels), counted);
+        Ok(Output::Nothing)
+    }
+}
+
+/// Whether a stage has use for tokens or for labels.
+fn needs_batch(stage: &Stage<'_>) -> bool {
+    stage.layers().embedding || stage.layers().loss
+}
+
+/// The stream behind a stage, and the rest of the batch.
+fn through(
+    stage: &Stage<'_>,
+    batch: Option<Batch>,
+    input: Option<Tensor<3>>,
+) -> (Residual, Option<Batch>) {
+    match (input, batch) {
+        (Some(input), batch) => (stage.from_stream(input), batch),
+        (None, Some(batch)) => (stage.from_tokens(batch.tokens.clone()), Some(batch)),
+        (None, None) => unreachable!("the first stage needs tokens"),
+    }
+}

@@ -72,9 +72,9 @@ pub use embedding::{EmbeddingOptions, embedding};
 pub use error::KernelError;
 pub use geglu::{geglu, geglu_tanh, geglu_tanh_weighted, geglu_weighted};
 pub use gelu::{bias_gelu, bias_gelu_tanh, gelu, gelu_tanh};
-pub use layer_norm::{layer_norm, layer_norm_add, layer_norm_with};
+pub use layer_norm::{layer_norm, layer_norm_add, layer_norm_again, layer_norm_with};
 pub use linear::{
-    LinearOptions, MainGrad, Pass, WeightGradients, defer_weight_gradients, linear, room_in,
+    Again, LinearOptions, MainGrad, Pass, WeightGradients, defer_weight_gradients, linear, room_in,
     stands_in,
 };
 pub use norms::NormOptions;
@@ -88,7 +88,7 @@ pub use rms_norm::{rms_norm, rms_norm_add, rms_norm_with};
 pub use rope::{RopeConfig, RopeLayout, RopeScaling, RopeTable, apply_rope, packed_positions};
 pub use seed::seed;
 pub use softmax::{SoftmaxMask, scale_mask_softmax};
-pub use split::split_last;
+pub use split::{Cut, split_last, split_last_with};
 pub use squared_relu::{squared_relu, squared_relu_weighted};
 pub use swiglu::{swiglu, swiglu_weighted};
 

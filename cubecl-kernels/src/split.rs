@@ -33,10 +33,35 @@ pub fn split_last<const D: usize, const N: usize>(
     x: Tensor<D>,
     sizes: [usize; N],
 ) -> [Tensor<D>; N] {
+    split_last_with(x, sizes, [Cut::View; N])
+}
+
+/// What a part of a tensor is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cut {
+    /// A view, which keeps the memory of the whole.
+    View,
+    /// A copy, which keeps nothing but itself: for the one part of several that is kept for long.
+    Copy,
+}
+
+/// [`split_last`], with each part cut as it says.
+///
+/// # Shapes
+/// `[.., n]` to `[.., sizes[i]]` each
+///
+/// # Panics
+/// As [`split_last`].
+pub fn split_last_with<const D: usize, const N: usize>(
+    x: Tensor<D>,
+    sizes: [usize; N],
+    cuts: [Cut; N],
+) -> [Tensor<D>; N] {
     operands::check("split_last", [float("x", &x)]);
     let n = x.dims()[D - 1];
     assert_eq!(sizes.iter().sum::<usize>(), n, "split_last: parts of {sizes:?} of {n} columns");
-    let parts = Parts { mailbox: Mailbox::new(N), sizes: Arc::from(sizes) };
+    let mailbox = Mailbox::new(N);
+    let parts = Parts { mailbox, sizes: Arc::from(sizes), cuts: Arc::from(cuts) };
     let whole = <Dispatch as SplitOps>::split_whole(x.into_dispatch(), parts.clone());
     std::array::from_fn(|i| {
         let part = <Dispatch as SplitOps>::split_part(whole.clone(), parts.clone(), i);
@@ -49,6 +74,27 @@ pub fn split_last<const D: usize, const N: usize>(
 pub(crate) struct Parts {
     mailbox: Mailbox,
     sizes: Arc<[usize]>,
+    cuts: Arc<[Cut]>,
+}
+
+/// A tensor in memory of its own, where it is a view with gaps.
+trait Compact: Backend {
+    fn compact(x: FloatTensor<Self>) -> FloatTensor<Self>;
+}
+
+#[cfg(feature = "flex")]
+impl Compact for burn::backend::Flex {
+    fn compact(x: FloatTensor<Self>) -> FloatTensor<Self> {
+        x.to_contiguous()
+    }
+}
+
+#[cfg(feature = "cuda")]
+impl Compact for burn::backend::Cube {
+    fn compact(x: FloatTensor<Self>) -> FloatTensor<Self> {
+        use megaburn_cuda::tensor;
+        tensor::into_backend(tensor::contiguous(tensor::from_backend(x)))
+    }
 }
 
 #[backend_extension(Cube: cfg(feature = "cuda"), Flex: cfg(feature = "flex"), Autodiff)]
@@ -69,7 +115,11 @@ on_every_backend! {
         fn split_part(x: FloatTensor<Self>, parts: Parts, i: usize) -> FloatTensor<Self> {
             let start = parts.sizes[..i].iter().sum::<usize>();
             let last = x.rank() - 1;
-            stretch::<Self>(x, last, start..start + parts.sizes[i])
+            let part = stretch::<Self>(x, last, start..start + parts.sizes[i]);
+            match parts.cuts[i] {
+                Cut::View => part,
+                Cut::Copy => Self::compact(part),
+            }
         }
     }
 }
@@ -142,11 +192,14 @@ mod tests {
         };
         let expected = x.grad(&loss(slices(x.clone())).unwrap().backward()).unwrap();
         let x = leaf(x);
-        for (part, slice) in split_last(x.clone(), sizes).into_iter().zip(slices(x.clone())) {
-            assert_eq!(distance(part, slice), 0.0);
+        for cuts in [[Cut::View; 3], [Cut::View, Cut::View, Cut::Copy], [Cut::Copy; 3]] {
+            let parts = || split_last_with(x.clone(), sizes, cuts);
+            for (part, slice) in parts().into_iter().zip(slices(x.clone())) {
+                assert_eq!(distance(part, slice), 0.0);
+            }
+            let found = x.grad(&loss(parts()).unwrap().backward()).unwrap();
+            assert_eq!(distance(found, expected.clone()), 0.0);
         }
-        let found = x.grad(&loss(split_last(x.clone(), sizes)).unwrap().backward()).unwrap();
-        assert_eq!(distance(found, expected), 0.0);
     }
 
     #[test]

@@ -1,10 +1,10 @@
 use burn::{config::Config, module::Module, nn::Initializer, prelude::Device, tensor::Tensor};
 use megaburn_collective::Group;
-use megaburn_kernels::{AttentionOptions, RopeTable, apply_rope, attention, split_last};
+use megaburn_kernels::{AttentionOptions, Cut, RopeTable, apply_rope, attention, split_last_with};
 use megaburn_mesh::Part;
 
 use crate::{
-    KvCache, Norm, NormConfig, Packed, ParallelError, ParallelLinear, ParallelLinearConfig,
+    Input, KvCache, Norm, NormConfig, Packed, ParallelError, ParallelLinear, ParallelLinearConfig,
     PlanBuilder, Sharded,
 };
 
@@ -120,7 +120,7 @@ impl SelfAttention {
     /// # Shapes
     /// `[seq, batch, d_model]`, unchanged (with sequence parallelism `seq` is this rank's stretch);
     /// `rope` holds the whole sequence's positions, none where the model has learned positions.
-    pub fn forward(&self, x: Tensor<3>, rope: Option<&RopeTable>) -> Tensor<3> {
+    pub fn forward(&self, x: impl Into<Input<3>>, rope: Option<&RopeTable>) -> Tensor<3> {
         let (q, k, v) = self.queries_keys_values(x, rope);
         self.output.forward(attention(q, k, v, self.options(0)))
     }
@@ -133,7 +133,7 @@ impl SelfAttention {
     /// positions. The layer is one without sequence parallelism.
     pub fn forward_cached(
         &self,
-        x: Tensor<3>,
+        x: impl Into<Input<3>>,
         rope: Option<&RopeTable>,
         packed: &Packed,
         cache: &mut KvCache,
@@ -161,13 +161,17 @@ impl SelfAttention {
     /// Normed and rotated, `[seq, batch, heads, head_dim]` each.
     fn queries_keys_values(
         &self,
-        x: Tensor<3>,
+        x: impl Into<Input<3>>,
         rope: Option<&RopeTable>,
     ) -> (Tensor<4>, Tensor<4>, Tensor<4>) {
         let qkv = self.qkv.forward(x);
         let [seq, batch, _] = qkv.dims();
         let counts = [self.heads, self.kv_heads, self.kv_heads];
-        let parts = split_last(qkv, counts.map(|count| count * self.head_dim));
+        // Backward reads values, and of queries and keys what rotations made of them: values that were a
+        // view would keep all three once more. (Norms keep what they read.)
+        let alone = rope.is_some() && self.q_norm.is_none() && qkv.device().is_autodiff();
+        let cuts = [Cut::View, Cut::View, if alone { Cut::Copy } else { Cut::View }];
+        let parts = split_last_with(qkv, counts.map(|count| count * self.head_dim), cuts);
         let [q, k, v] = parts.map(|part| {
             let count = part.dims()[2] / self.head_dim;
             part.reshape([seq, batch, count, self.head_dim])

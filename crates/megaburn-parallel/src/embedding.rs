@@ -5,14 +5,13 @@ use burn::{
     prelude::{Device, Int},
     tensor::Tensor,
 };
-use megaburn_collective::{
-    Group,
-    region::{Partial, SequenceShard, copy_to},
-};
+use megaburn_collective::{Group, region::Partial};
 use megaburn_kernels::{EmbeddingOptions, LinearOptions, MainGrad, embedding, linear};
 use megaburn_mesh::{Axis, ShardSpec, pad_vocab};
 
-use crate::{CrossEntropy, ParallelError, PlanBuilder, Sharded, init::Draw};
+use crate::{
+    CrossEntropy, Input, ParallelError, PlanBuilder, Sharded, init::Draw, linear::column_input,
+};
 
 /// Configuration of a [`VocabParallelEmbedding`].
 #[derive(Config, Debug)]
@@ -134,8 +133,9 @@ impl VocabParallelEmbedding {
     /// - output: `[seq, batch, padded vocabulary / n]`, this rank's tokens
     /// # Collective
     /// As a column-parallel [`crate::ParallelLinear`].
-    pub fn logits(&self, x: Tensor<3>) -> Tensor<3> {
-        linear(self.output_input(x), self.weight.val(), None, self.output_options())
+    pub fn logits(&self, x: impl Into<Input<3>>) -> Tensor<3> {
+        let (x, options) = self.output_input(x.into());
+        linear(x, self.weight.val(), None, options)
     }
 
     /// The losses of [`logits`](Self::logits) that never are in memory all at once; see
@@ -146,19 +146,21 @@ impl VocabParallelEmbedding {
     /// - labels, output: `[seq, batch]`, the same on every member
     /// # Collective
     /// As [`logits`](Self::logits) and `loss` together.
-    pub fn losses(&self, x: Tensor<3>, labels: Tensor<2, Int>, loss: &CrossEntropy) -> Tensor<2> {
-        let (x, weight) = (self.output_input(x), self.weight.val());
-        loss.forward_linear(x, weight, labels, self.output_options())
+    pub fn losses(
+        &self,
+        x: impl Into<Input<3>>,
+        labels: Tensor<2, Int>,
+        loss: &CrossEntropy,
+    ) -> Tensor<2> {
+        let (x, options) = self.output_input(x.into());
+        loss.forward_linear(x, self.weight.val(), labels, options)
     }
 
-    /// Hidden states, as every member's product needs them.
-    fn output_input(&self, x: Tensor<3>) -> Tensor<3> {
-        let EmbeddingRows { sequence_parallel, group, .. } = &self.rows;
-        if *sequence_parallel { SequenceShard::new(x, group).gather() } else { copy_to(x, group) }
-    }
-
-    fn output_options(&self) -> LinearOptions {
-        LinearOptions { out_in: true, main_grad: Some(self.rows.main_grad.clone()) }
+    /// Hidden states, as every member's product needs them, and how it is computed.
+    fn output_input(&self, x: Input<3>) -> (Tensor<3>, LinearOptions) {
+        let EmbeddingRows { sequence_parallel, group, main_grad, .. } = &self.rows;
+        let (x, again) = column_input(x, group, *sequence_parallel).into_parts();
+        (x, LinearOptions { out_in: true, main_grad: Some(main_grad.clone()), again })
     }
 
     /// The same layer as copy `copy` where stages of a pipeline share its vectors: copy 0 counts in norms

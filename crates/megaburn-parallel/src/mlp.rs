@@ -6,10 +6,10 @@ use burn::{
     tensor::{Tensor, activation},
 };
 use megaburn_collective::Group;
-use megaburn_kernels::{gelu, gelu_tanh, swiglu};
+use megaburn_kernels::{Again, gelu, gelu_tanh, swiglu};
 use megaburn_mesh::Part;
 
-use crate::{ParallelError, ParallelLinear, ParallelLinearConfig, PlanBuilder, Sharded};
+use crate::{Input, ParallelError, ParallelLinear, ParallelLinearConfig, PlanBuilder, Sharded};
 
 /// The function between an [`Mlp`]'s matrices.
 #[derive(Config, Debug, Copy, PartialEq, Eq)]
@@ -101,6 +101,7 @@ impl MlpConfig {
             up: layer(up, "up", &self.initializer)?,
             down: layer(down, "down", &self.output_initializer)?,
             activation,
+            recompute: false,
         })
     }
 }
@@ -118,6 +119,7 @@ pub struct Mlp {
     pub down: ParallelLinear,
     #[module(skip)]
     activation: Activation,
+    recompute: bool,
 }
 
 impl Mlp {
@@ -125,14 +127,32 @@ impl Mlp {
     ///
     /// # Shapes
     /// `[seq, batch, d_model]`, unchanged.
-    pub fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
-        self.down.forward(self.activation.forward(self.up.forward(x)))
+    pub fn forward<const D: usize>(&self, x: impl Into<Input<D>>) -> Tensor<D> {
+        self.down.forward(self.activated(self.up.forward(x)))
+    }
+
+    /// Whether backward computes the activation once more instead of keeping its result, which is as
+    /// large as its input or half of that: the input is kept for its own backward anyway. Off at first.
+    #[must_use]
+    pub fn with_recompute(mut self, recompute: bool) -> Self {
+        self.recompute = recompute;
+        self
+    }
+
+    fn activated<const D: usize>(&self, x: Tensor<D>) -> Input<D> {
+        let activation = self.activation;
+        let kept = self.recompute.then(|| x.clone().inner());
+        let y = activation.forward(x);
+        match kept {
+            Some(x) => Input::recomputed(y, Again::new(move || activation.forward(x.clone()))),
+            None => y.into(),
+        }
     }
 
     /// The same layer and weights for whole sequences, as generation needs it.
     pub fn whole_sequence(self) -> Self {
-        let Self { up, down, activation } = self;
-        Self { up: up.whole_sequence(), down: down.whole_sequence(), activation }
+        let Self { up, down, .. } = self;
+        Self { up: up.whole_sequence(), down: down.whole_sequence(), ..self }
     }
 }
 

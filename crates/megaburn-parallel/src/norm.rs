@@ -6,9 +6,11 @@ use burn::{
     tensor::Tensor,
 };
 use megaburn_collective::Group;
-use megaburn_kernels::{layer_norm, layer_norm_add, rms_norm, rms_norm_add};
+use megaburn_kernels::{
+    Again, layer_norm, layer_norm_add, layer_norm_again, rms_norm, rms_norm_add,
+};
 
-use crate::{PlanBuilder, Sharded, replica::Replica};
+use crate::{Input, PlanBuilder, Sharded, replica::Replica};
 
 /// What a [`Norm`] divides by.
 #[derive(Config, Debug, Copy, PartialEq, Eq)]
@@ -59,6 +61,7 @@ impl NormConfig {
             epsilon: self.epsilon,
             kind: self.kind,
             replica: Replica::of(group, self.sequence_parallel),
+            recompute: false,
         }
     }
 }
@@ -81,6 +84,7 @@ pub struct Norm {
     kind: NormKind,
     #[module(skip)]
     replica: Replica,
+    recompute: bool,
 }
 
 impl Norm {
@@ -110,6 +114,31 @@ impl Norm {
             NormKind::Rms => rms_norm_add(x, residual, gamma, self.epsilon),
             NormKind::Layer => layer_norm_add(x, residual, gamma, self.beta(), self.epsilon),
         }
+    }
+
+    /// Whether the layer that reads a result behind a [`Residual`](crate::Residual) computes it once more
+    /// backward instead of keeping it: what was normed is kept for the norm's own backward anyway. Off at
+    /// first.
+    #[must_use]
+    pub fn with_recompute(mut self, recompute: bool) -> Self {
+        self.recompute = recompute;
+        self
+    }
+
+    /// `y`, which [`forward`](Self::forward) of `x` gave, or the sum with `x` of
+    /// [`forward_add`](Self::forward_add).
+    pub(crate) fn input<const D: usize>(&self, y: Tensor<D>, x: &Tensor<D>) -> Input<D> {
+        if !self.recompute {
+            return y.into();
+        }
+        let (x, gamma) = (x.clone().inner(), self.gamma.val().inner());
+        let beta = self.beta.as_ref().map(|beta| beta.val().inner());
+        let Self { epsilon, kind, .. } = *self;
+        let again = move || match kind {
+            NormKind::Rms => rms_norm(x.clone(), gamma.clone(), epsilon),
+            NormKind::Layer => layer_norm_again(x.clone(), gamma.clone(), beta.clone(), epsilon),
+        };
+        Input::recomputed(y, Again::new(again))
     }
 
     fn beta(&self) -> Option<Tensor<1>> {

@@ -2,7 +2,7 @@ use std::ops::Add;
 
 use burn::tensor::Tensor;
 
-use crate::Norm;
+use crate::{Input, Norm};
 
 /// The residual stream of a transformer, whose last term is added by the norm that reads it next: sum
 /// and norm are then one pass over memory (and one backward), where a sum of its own would be another.
@@ -17,6 +17,7 @@ use crate::Norm;
 ///
 /// let stream = Residual::from(x.clone());
 /// let (y, stream) = stream.normed(&norm);
+/// let y = y.into_tensor();
 /// let (z, stream) = (stream + y.clone()).normed(&norm);
 /// assert_eq!(stream.sum().into_data(), (x + y).into_data());
 /// # assert_eq!(z.dims(), [4, 2, 8]);
@@ -33,14 +34,12 @@ impl Residual {
     ///
     /// # Shapes
     /// `[seq, batch, d_model]`, unchanged.
-    pub fn normed(self, norm: &Norm) -> (Tensor<3>, Self) {
-        match self.term {
-            None => (norm.forward(self.sum.clone()), self),
-            Some(term) => {
-                let (normed, sum) = norm.forward_add(term, self.sum);
-                (normed, sum.into())
-            }
-        }
+    pub fn normed(self, norm: &Norm) -> (Input<3>, Self) {
+        let (normed, sum) = match self.term {
+            None => (norm.forward(self.sum.clone()), self.sum),
+            Some(term) => norm.forward_add(term, self.sum),
+        };
+        (norm.input(normed, &sum), sum.into())
     }
 
     /// The stream's value.

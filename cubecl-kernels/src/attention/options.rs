@@ -66,6 +66,13 @@ impl AttentionOptions {
         Self { causal: true, ..Self::default() }
     }
 
+    /// Pairs of a query and a key whose probabilities a head holds for backward where attention is
+    /// composed of products and a softmax, of a sequence of `s` positions to itself.
+    pub fn composed_pairs(&self, s: usize) -> usize {
+        let pairs = |block: Range<usize>| block.len() * self.visible_to_any(block, s).len();
+        self.blocks(s).map(pairs).sum()
+    }
+
     /// Panics unless the options are for `b` rows of `s_q` queries and `s_k` keys, with `hq` heads.
     pub(super) fn check(&self, [b, hq, s_q, s_k]: [usize; 4]) {
         if let Some(sequences) = &self.sequences {
@@ -154,6 +161,15 @@ mod tests {
             assert_eq!((blocks[0].start, blocks[blocks.len() - 1].end), (0, s_q));
             assert!(AttentionOptions::default().blocks(s_q).eq(std::iter::once(0..s_q)));
         }
+    }
+
+    #[test]
+    fn composed_attention_holds_the_pairs_of_its_blocks() {
+        assert_eq!(AttentionOptions::default().composed_pairs(100), 100 * 100);
+        // 32 positions of the first 32, of 64, of 96, and 4 of all 100.
+        assert_eq!(AttentionOptions::causal().composed_pairs(100), 32 * (32 + 64 + 96) + 4 * 100);
+        let window = AttentionOptions { window: Some(8), ..AttentionOptions::causal() };
+        assert_eq!(window.composed_pairs(64), 32 * 32 + 32 * 39);
     }
 
     #[test]

@@ -16,6 +16,7 @@ use super::op::{self, Parts, losses_of};
 use super::{CrossEntropyOptions, exchanged};
 use crate::backends::on_every_backend;
 use crate::bridge::{Bridge, read_weight};
+use crate::linear::Kept;
 use crate::operands::{self, float, int};
 use crate::primitive::{cast, compute_dtype, rows};
 use crate::products::{Products, swapped};
@@ -54,7 +55,7 @@ pub fn linear_cross_entropy(
     }
     let all = x.clone().inner().reshape([1, num_rows, inputs]);
     let by_row = labels.clone().reshape([1, num_rows]);
-    let plain = LinearOptions { main_grad: None, ..linear_options.clone() };
+    let plain = LinearOptions { out_in: linear_options.out_in, ..Default::default() };
     let main_grad = linear_options.main_grad.as_ref();
     let whole = main_grad.and_then(|main_grad| main_grad.weight(Pass::Forward));
     let whole = whole.unwrap_or_else(|| weight.clone().inner());
@@ -108,7 +109,7 @@ on_every_backend! {
 
 #[derive(Clone, Debug)]
 struct Saved<F, I> {
-    x: F,
+    x: Kept<F>,
     w: F,
     labels: I,
     rows: F,
@@ -125,9 +126,9 @@ impl<B: LinearLosses + Parts + Products + Bridge> Backward<B, 2> for LinearLosse
         let grad = grads.consume::<B>(&ops.node);
         let Saved { x, w, labels, rows: statistics, how } = ops.state;
         let [for_x, for_w] = ops.parents;
-        let (shape, dtype, wide) = (x.shape(), x.dtype(), compute_dtype(w.dtype()));
+        let (shape, dtype, wide) = (x.shape.clone(), w.dtype(), compute_dtype(w.dtype()));
         let w = read_weight::<B>(w, how.linear.main_grad.as_ref(), Pass::Backward);
-        let x = rows::<B>(x);
+        let x = x.rows::<B>();
         let n = x.shape()[0];
         let labels = B::int_reshape(labels, Shape::from([1, n]));
         let grad = B::float_reshape(grad, Shape::from([1, n]));
@@ -191,13 +192,16 @@ where
         w: FloatTensor<Self>,
         labels: IntTensor<Self>,
         rows: FloatTensor<Self>,
-        how: How,
+        mut how: How,
     ) -> FloatTensor<Self> {
         let ((x, for_x), (w, for_w)) = (x.into_parts(), w.into_parts());
         let rows = rows.into_primitive();
         let losses = losses_of::<B>(rows.clone(), labels.shape());
         match LinearLossesBackward.prepare::<C>([for_x, for_w]).compute_bound().stateful() {
-            OpsKind::Tracked(op) => op.finish(Saved { x, w, labels, rows, how }, losses),
+            OpsKind::Tracked(op) => {
+                let x = Kept::new(x, how.linear.again.take());
+                op.finish(Saved { x, w, labels, rows, how }, losses)
+            }
             OpsKind::UnTracked(op) => op.finish(losses),
         }
     }

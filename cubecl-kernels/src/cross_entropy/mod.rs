@@ -168,7 +168,7 @@ mod tests {
         let w = leaf(normal(if out_in { [9, 4] } else { [4, 9] }));
         let labels = labels([0, -100, 2, 6, 1, 5]);
         let options = CrossEntropyOptions { smoothing: 0.1, ..CrossEntropyOptions::new(7) };
-        let linear = crate::LinearOptions { out_in, main_grad: None };
+        let linear = crate::LinearOptions { out_in, ..Default::default() };
         assert_same_function!(
             2e-6,
             [x, w],

@@ -13,8 +13,8 @@ use crate::norms::{Norm, NormOps, NormOptions, check, norm_add};
 /// Statistics and product in f32, result in the dtype of `x`. On a CPU the result equals
 /// `burn::nn::LayerNorm` bit for bit on f32 and f16 tensors of the same kind of device. (Burn's
 /// own bits differ between the two kinds: without autodiff its backend runs a fused loop.) The
-/// backward is written by hand; it keeps the normalised input, the deviations and `gamma` alive, on a
-/// GPU the input, its means, the inverse deviations and `gamma`.
+/// backward is written by hand; it keeps `x`, its means and deviations (on a GPU their inverses) and
+/// `gamma` alive.
 ///
 /// # Shapes
 /// - `x`, result: `[.., n]`
@@ -46,8 +46,33 @@ pub fn layer_norm_with<const D: usize>(
     beta: Option<Tensor<1>>,
     options: NormOptions,
 ) -> Tensor<D> {
-    check("layer_norm", &x, &gamma, beta.as_ref(), options);
-    let norm = Norm { centered: true, options };
+    normed(x, gamma, beta, Norm::layer(options))
+}
+
+/// [`layer_norm`] to the bits that it has with autodiff, on any device: what a backward computes again.
+///
+/// # Shapes
+/// - `x`, result: `[.., n]`
+/// - `gamma`, `beta`: `[n]`
+///
+/// # Panics
+/// As [`layer_norm`].
+pub fn layer_norm_again<const D: usize>(
+    x: Tensor<D>,
+    gamma: Tensor<1>,
+    beta: Option<Tensor<1>>,
+    options: impl Into<NormOptions>,
+) -> Tensor<D> {
+    normed(x, gamma, beta, Norm::layer(options).as_tracked())
+}
+
+fn normed<const D: usize>(
+    x: Tensor<D>,
+    gamma: Tensor<1>,
+    beta: Option<Tensor<1>>,
+    norm: Norm,
+) -> Tensor<D> {
+    check("layer_norm", &x, &gamma, beta.as_ref(), norm.options);
     let (x, gamma) = (x.into_dispatch(), gamma.into_dispatch());
     Tensor::from_dispatch(match beta {
         Some(beta) => Dispatch::affine_norm(x, gamma, beta.into_dispatch(), norm),
@@ -56,7 +81,8 @@ pub fn layer_norm_with<const D: usize>(
 }
 
 /// The [`layer_norm`] of `x + residual`, and the sum itself in the dtype of `x`: one pass over memory
-/// on a GPU, and one backward that takes the gradients of both.
+/// on a GPU, and one backward that takes the gradients of both. The norm is that of the sum that comes
+/// back ([`layer_norm_again`]), to the bit where rows of `x` and `residual` lie side by side in memory.
 ///
 /// # Shapes
 /// - `x`, `residual`, results: `[.., n]`
@@ -71,7 +97,7 @@ pub fn layer_norm_add<const D: usize>(
     beta: Option<Tensor<1>>,
     options: impl Into<NormOptions>,
 ) -> (Tensor<D>, Tensor<D>) {
-    let norm = Norm { centered: true, options: options.into() };
+    let norm = Norm::layer(options);
     check("layer_norm_add", &x, &gamma, beta.as_ref(), norm.options);
     norm_add("layer_norm_add", [x, residual], gamma, beta, norm)
 }
@@ -214,5 +240,29 @@ mod tests {
     #[case::residual(|| drop(layer_norm_add(normal([2, 4]), normal([4, 2]), normal([4]), None, 1e-5)), "layer_norm_add: x and the residual differ")]
     fn bad_input_is_refused(#[case] call: fn(), #[case] message: &str) {
         assert_refused(call, message);
+    }
+
+    /// Of what was normed with autodiff and is there without.
+    #[rstest]
+    fn what_is_computed_again_has_the_same_bits(
+        #[values([5, 3, 8], [7, 1, 33])] shape: [usize; 3],
+        #[values(DType::F32, DType::BF16, DType::F16)] dtype: DType,
+        #[values(true, false)] with_beta: bool,
+        #[values(0.0, 1e3)] mean: f64,
+    ) {
+        let n = shape[2];
+        let tensor = || leaf((normal(shape) + mean).cast(dtype));
+        let [gamma, beta] = [(); 2].map(|()| leaf(normal([n]).cast(dtype)));
+        let beta = with_beta.then_some(beta);
+        let inner = || (gamma.clone().inner(), beta.clone().map(Tensor::inner));
+        let again = |x: Tensor<3>| {
+            let (gamma, beta) = inner();
+            layer_norm_again(x.inner(), gamma, beta, 1e-5)
+        };
+        let (x, residual) = (tensor(), tensor());
+        let y = layer_norm(x.clone(), gamma.clone(), beta.clone(), 1e-5);
+        assert_same_bits(y.inner(), again(x.clone()));
+        let (y, sum) = layer_norm_add(x, residual, gamma.clone(), beta.clone(), 1e-5);
+        assert_same_bits(y.inner(), again(sum));
     }
 }

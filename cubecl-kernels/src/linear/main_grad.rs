@@ -150,7 +150,8 @@ mod tests {
         let ids = TensorData::new((0..12).map(|i| i % 9).collect::<Vec<i64>>(), [4, 3]);
         let ids = Tensor::<2, Int>::from_data(ids, &device());
         let (x, main_grad) = (leaf(x), Some(main.clone()));
-        let linear_options = LinearOptions { out_in: true, main_grad: main_grad.clone() };
+        let linear_options =
+            LinearOptions { out_in: true, main_grad: main_grad.clone(), ..Default::default() };
         let y = match what {
             "linear" => linear(x.clone(), weight.clone(), None, linear_options),
             "embedding" => {

@@ -1,5 +1,6 @@
 //! The linear map of a layer, with the weight's gradient summed in f32 where it is computed.
 
+mod again;
 mod deferred;
 mod main_grad;
 mod op;
@@ -10,18 +11,23 @@ use burn::backend::Dispatch;
 use burn::tensor::Tensor;
 
 use crate::operands::{self, float};
+pub use again::Again;
+pub(crate) use again::Kept;
 pub use deferred::{WeightGradients, defer_weight_gradients};
 pub use main_grad::{MainGrad, Pass};
 use op::LinearOps;
 pub use room::{room_in, stands_in};
 
-/// How [`linear`] reads its weight, and where the weight's gradient goes.
+/// How [`linear`] reads its weight, where the weight's gradient goes, and what that is made of.
 #[derive(Clone, Debug, Default)]
 pub struct LinearOptions {
     /// Whether the weight is `[out, in]` (Megatron, an embedding) instead of `[in, out]` (Burn).
     pub out_in: bool,
     /// Sums the weight's gradient, once attached; none: an ordinary gradient.
     pub main_grad: Option<MainGrad>,
+    /// Computes the input again for the weight's gradient, which then is all that asks for it; none: it
+    /// is kept.
+    pub again: Option<Again>,
 }
 
 /// `x weight + bias`, in the dtype of `x`, summed in f32 (f64 for f64) whatever that is.
@@ -85,7 +91,7 @@ mod tests {
     };
 
     fn options(out_in: bool) -> LinearOptions {
-        LinearOptions { out_in, main_grad: None }
+        LinearOptions { out_in, ..Default::default() }
     }
 
     #[rstest]
@@ -127,7 +133,8 @@ mod tests {
         let shape = if out_in { [6, 8] } else { [8, 6] };
         let w = leaf(normal(shape).cast(dtype));
         let main_grad = MainGrad::default();
-        let with = LinearOptions { out_in, main_grad: Some(main_grad.clone()) };
+        let with =
+            LinearOptions { out_in, main_grad: Some(main_grad.clone()), ..Default::default() };
         let mut expected = None;
         for round in 0..3 {
             let x = leaf(normal([4, 2, 8]).cast(dtype));
@@ -172,7 +179,7 @@ mod tests {
         if attached {
             main_grad.attach();
         }
-        let with = LinearOptions { out_in: false, main_grad: Some(main_grad.clone()) };
+        let with = LinearOptions { main_grad: Some(main_grad.clone()), ..Default::default() };
         let y = linear(x.clone(), w.clone(), Some(bias.clone()), with);
         assert_eq!(y.dims(), [0, 2, 3]);
         let grads = y.sum().backward();
@@ -186,7 +193,7 @@ mod tests {
         let main_grad = MainGrad::default();
         main_grad.attach();
         for outputs in [3, 5] {
-            let with = LinearOptions { out_in: false, main_grad: Some(main_grad.clone()) };
+            let with = LinearOptions { main_grad: Some(main_grad.clone()), ..Default::default() };
             linear(normal([2, 4]), normal([4, outputs]), None, with).sum().backward();
         }
     }

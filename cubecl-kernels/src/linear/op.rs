@@ -10,7 +10,7 @@ use burn::backend::autodiff::{Autodiff, NodeId};
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, TensorMetadata, backend_extension};
 
-use super::{LinearOptions, MainGrad, Pass, deferred::now_or_later};
+use super::{Kept, LinearOptions, MainGrad, Pass, deferred::now_or_later};
 use crate::backends::on_every_backend;
 use crate::bridge::{Bridge, read_weight};
 use crate::primitive::{cast, rows, sum_rows};
@@ -72,9 +72,15 @@ fn forward<B: Products + Bridge>(
 
 #[derive(Clone, Debug)]
 struct Saved<T> {
-    x: T,
+    x: Kept<T>,
     w: T,
     options: LinearOptions,
+}
+
+impl<T: TensorMetadata> Saved<T> {
+    fn new(x: T, w: T, mut options: LinearOptions) -> Self {
+        Self { x: Kept::new(x, options.again.take()), w, options }
+    }
 }
 
 /// Registers the gradients of `x` and `w`; gives `dy` as `[rows, n]`.
@@ -85,7 +91,7 @@ fn register<B: Products + Bridge>(
     grads: &mut Gradients,
 ) -> FloatTensor<B> {
     let Saved { x, w, options } = saved;
-    let (shape, dtype) = (x.shape(), x.dtype());
+    let (shape, dtype) = (x.shape.clone(), w.dtype());
     let dy = cast::<B>(rows::<B>(dy), dtype.into());
     if let Some(id) = for_x {
         let w = read_weight::<B>(w.clone(), options.main_grad.as_ref(), Pass::Backward);
@@ -94,15 +100,20 @@ fn register<B: Products + Bridge>(
         grads.register::<B>(id, B::float_reshape(dx, shape));
     }
     if let Some(id) = for_w {
-        let x = rows::<B>(x);
-        let (inner, outer) = if options.out_in { (dy.clone(), x) } else { (x, dy.clone()) };
-        match options.main_grad.filter(MainGrad::is_attached) {
-            Some(main_grad) => {
-                now_or_later(move || {
-                    main_grad.update(|sum, room| B::add_weight_gradient(inner, outer, sum, room()));
-                });
+        let operands = {
+            let dy = dy.clone();
+            move || {
+                let x = x.rows::<B>();
+                if options.out_in { (dy, x) } else { (x, dy) }
             }
+        };
+        match options.main_grad.filter(MainGrad::is_attached) {
+            Some(main_grad) => now_or_later(move || {
+                let (inner, outer) = operands();
+                main_grad.update(|sum, room| B::add_weight_gradient(inner, outer, sum, room()));
+            }),
             None => {
+                let (inner, outer) = operands();
                 let dw = B::product(swapped::<B>(inner), outer, 1.0, w.dtype().into());
                 grads.register::<B>(id, dw);
             }
@@ -151,7 +162,7 @@ impl<B: LinearOps + Products + Bridge, C: CheckpointStrategy> LinearOps for Auto
         match LinearBackward.prepare::<C>([for_x, for_w]).compute_bound().stateful() {
             OpsKind::Tracked(op) => {
                 let y = forward::<B>(x.clone(), w.clone(), None, &options);
-                op.finish(Saved { x, w, options }, y)
+                op.finish(Saved::new(x, w, options), y)
             }
             OpsKind::UnTracked(op) => op.finish(B::linear_map(x, w, options)),
         }
@@ -168,7 +179,7 @@ impl<B: LinearOps + Products + Bridge, C: CheckpointStrategy> LinearOps for Auto
         match AffineBackward.prepare::<C>([for_x, for_w, for_bias]).compute_bound().stateful() {
             OpsKind::Tracked(op) => {
                 let y = forward::<B>(x.clone(), w.clone(), Some(bias), &options);
-                op.finish(Saved { x, w, options }, y)
+                op.finish(Saved::new(x, w, options), y)
             }
             OpsKind::UnTracked(op) => op.finish(B::affine_map(x, w, bias, options)),
         }

@@ -12,7 +12,11 @@ use super::{Grads, Input, Norm, Saved};
 use crate::primitive::{cast, compute_dtype, row, rows, sum_rows};
 
 pub(super) fn normed<B: Backend>(norm: Norm, input: Input<FloatTensor<B>>) -> FloatTensor<B> {
-    if !norm.centered || norm.options.zero_centered_gamma || input.residual.is_some() {
+    if norm.as_tracked
+        || !norm.centered
+        || norm.options.zero_centered_gamma
+        || input.residual.is_some()
+    {
         return forward::<B>(norm, input).0;
     }
     // The backend's own loop, the one that `burn::nn::LayerNorm` runs.
@@ -38,21 +42,28 @@ pub(super) fn forward<B: Backend>(
         None => x,
     };
     let x = cast::<B>(rows::<B>(sum.clone()), wide);
-    let centered = match norm.centered {
-        true => B::float_sub(x.clone(), B::float_mean_dim(x, 1)),
-        false => x,
-    };
+    let mean = norm.centered.then(|| B::float_mean_dim(x.clone(), 1));
+    let centered = less::<B>(x, mean.clone());
     let squares = B::float_mean_dim(B::float_mul(centered.clone(), centered.clone()), 1);
     let deviation = B::float_sqrt(B::float_add_scalar(squares, norm.options.epsilon.into()));
     let n = B::float_div(centered, deviation.clone());
-    let y = B::float_mul(n.clone(), scale::<B>(norm, gamma.clone(), wide));
+    let y = B::float_mul(n, scale::<B>(norm, gamma.clone(), wide));
     let types = beta.as_ref().map(|beta| beta.dtype());
     let y = match beta {
         Some(beta) => B::float_add(y, row::<B>(beta, wide)),
         None => y,
     };
     let y = B::float_reshape(cast::<B>(y, dtype.into()), shape);
-    (y, sum, Saved { x: n, mean: None, deviation, gamma, beta: types, dtype })
+    let saved = Saved { x: sum.clone(), mean, deviation, gamma, beta: types, dtype };
+    (y, sum, saved)
+}
+
+/// Rows without their means, where there are such.
+fn less<B: Backend>(x: FloatTensor<B>, mean: Option<FloatTensor<B>>) -> FloatTensor<B> {
+    match mean {
+        Some(mean) => B::float_sub(x, mean),
+        None => x,
+    }
 }
 
 /// What normalised rows are multiplied by, `[1, n]`.
@@ -70,8 +81,10 @@ pub(super) fn backward<B: Backend>(
     dy: FloatTensor<B>,
     dsum: Option<FloatTensor<B>>,
 ) -> Grads<FloatTensor<B>> {
-    let Saved { x: n, deviation, gamma, beta, dtype, .. } = saved;
-    let (shape, wide) = (dy.shape(), n.dtype().into());
+    let Saved { x, mean, deviation, gamma, beta, dtype } = saved;
+    let (shape, wide) = (dy.shape(), compute_dtype(dtype));
+    // The very numbers of the forward.
+    let n = B::float_div(less::<B>(cast::<B>(rows::<B>(x), wide), mean), deviation.clone());
     let dy = cast::<B>(rows::<B>(dy), wide);
     let dy_n = B::float_mul(n.clone(), dy.clone());
     let dbeta = beta.map(|dtype| sum_rows::<B>(dy.clone(), dtype));

@@ -25,6 +25,25 @@ pub(crate) struct Norm {
     /// Layer norm: the mean is subtracted.
     pub(crate) centered: bool,
     pub(crate) options: NormOptions,
+    /// Without autodiff too the bits are those with it.
+    pub(crate) as_tracked: bool,
+}
+
+impl Norm {
+    /// RMS norm.
+    pub(crate) fn rms(options: impl Into<NormOptions>) -> Self {
+        Self { centered: false, options: options.into(), as_tracked: false }
+    }
+
+    /// Layer norm.
+    pub(crate) fn layer(options: impl Into<NormOptions>) -> Self {
+        Self { centered: true, ..Self::rms(options) }
+    }
+
+    /// The same to the bits of autodiff.
+    pub(crate) fn as_tracked(self) -> Self {
+        Self { as_tracked: true, ..self }
+    }
 }
 
 /// What is normalised.
@@ -53,13 +72,12 @@ impl<T> Input<T> {
 /// What the backward reads.
 #[derive(Clone, Debug)]
 pub(crate) struct Saved<T> {
-    /// The normalised rows in the compute dtype where they are composed, `[rows, n]`; the input of
-    /// the norm where a kernel computes them again.
+    /// What was normalised, in its dtype.
     pub(crate) x: T,
-    /// Means of rows, where `x` is the input of a layer norm.
-    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "only kernels read it"))]
+    /// Means of rows, of a layer norm. `[rows, 1]`
     pub(crate) mean: Option<T>,
-    /// What rows were divided by, or the inverse where `x` is the input. `[rows, 1]`
+    /// What rows were divided by where norms are composed, its inverse where kernels compute them.
+    /// `[rows, 1]`
     pub(crate) deviation: T,
     pub(crate) gamma: T,
     /// The dtype of beta, if there is one.

@@ -10,8 +10,8 @@ use crate::norms::{Norm, NormOps, NormOptions, check, norm_add};
 /// `x / sqrt(mean(x^2) + epsilon) * gamma` over the last dimension.
 ///
 /// Statistics and product in f32, result in the dtype of `x`. On f32 tensors of a CPU the result
-/// equals `burn::nn::RmsNorm` bit for bit. The backward is written by hand; it keeps `x / rms`, `rms`
-/// and `gamma` alive, on a GPU `x`, `1 / rms` and `gamma`.
+/// equals `burn::nn::RmsNorm` bit for bit. The backward is written by hand; it keeps `x`, `rms` (on a GPU
+/// its inverse) and `gamma` alive.
 ///
 /// # Shapes
 /// - `x`, result: `[.., n]`
@@ -39,11 +39,12 @@ pub fn rms_norm_with<const D: usize>(
 ) -> Tensor<D> {
     check("rms_norm", &x, &gamma, None, options);
     let (x, gamma) = (x.into_dispatch(), gamma.into_dispatch());
-    Tensor::from_dispatch(Dispatch::scaled_norm(x, gamma, Norm { centered: false, options }))
+    Tensor::from_dispatch(Dispatch::scaled_norm(x, gamma, Norm::rms(options)))
 }
 
 /// The [`rms_norm`] of `x + residual`, and the sum itself in the dtype of `x`: one pass over memory
-/// on a GPU, and one backward that takes the gradients of both.
+/// on a GPU, and one backward that takes the gradients of both. The norm is that of the sum that comes
+/// back, to the bit where rows of `x` and `residual` lie side by side in memory.
 ///
 /// # Shapes
 /// - `x`, `residual`, results: `[.., n]`
@@ -57,7 +58,7 @@ pub fn rms_norm_add<const D: usize>(
     gamma: Tensor<1>,
     options: impl Into<NormOptions>,
 ) -> (Tensor<D>, Tensor<D>) {
-    let norm = Norm { centered: false, options: options.into() };
+    let norm = Norm::rms(options);
     check("rms_norm_add", &x, &gamma, None, norm.options);
     norm_add("rms_norm_add", [x, residual], gamma, None, norm)
 }
@@ -209,5 +210,18 @@ mod tests {
     )]
     fn bad_input_is_refused(#[case] call: fn(), #[case] message: &str) {
         assert_refused(call, message);
+    }
+
+    #[rstest]
+    fn what_is_computed_again_has_the_same_bits(
+        #[values([5, 3, 8], [7, 1, 33])] shape: [usize; 3],
+        #[values(DType::F32, DType::BF16, DType::F16)] dtype: DType,
+    ) {
+        let [x, residual] = [(); 2].map(|()| leaf(normal(shape).cast(dtype)));
+        let gamma = leaf(normal([shape[2]]).cast(dtype));
+        let again = |x: Tensor<3>| rms_norm(x.inner(), gamma.clone().inner(), 1e-5);
+        assert_same_bits(rms_norm(x.clone(), gamma.clone(), 1e-5).inner(), again(x.clone()));
+        let (y, sum) = rms_norm_add(x, residual, gamma.clone(), 1e-5);
+        assert_same_bits(y.inner(), again(sum));
     }
 }

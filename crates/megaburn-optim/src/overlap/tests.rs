@@ -14,7 +14,7 @@ use crate::{
 type Use = fn(&Net, Tensor<2>, &MainGrad) -> Tensor<2>;
 
 fn once(net: &Net, x: Tensor<2>, main_grad: &MainGrad) -> Tensor<2> {
-    let options = LinearOptions { out_in: false, main_grad: Some(main_grad.clone()) };
+    let options = LinearOptions { main_grad: Some(main_grad.clone()), ..Default::default() };
     linear(x, net.matrix.val(), Some(net.bias.val()), options)
 }
 

@@ -104,7 +104,8 @@ mod tests {
         assert_eq!(gathered(&buckets[0]), ["a"]);
         assert_eq!(gathered(&buckets[1]), ["a"], "d ends where memory cannot be cut");
         let used = |path: &str| {
-            let options = LinearOptions { out_in: false, main_grad: Some(weights[path].clone()) };
+            let options =
+                LinearOptions { main_grad: Some(weights[path].clone()), ..Default::default() };
             let x = Tensor::<2>::ones([1, 16], &Device::flex());
             linear(x, Tensor::ones([16, 16], &Device::flex()), None, options);
             gathering.lock().pending.len()

@@ -7,14 +7,17 @@ use burn::{
 };
 use megaburn_collective::{
     Group,
-    region::{Partial, SequenceShard, copy_to, gather_from_last_dim, scatter_to_last_dim},
+    region::{
+        Partial, SequenceShard, copy_to, gather_from_last_dim, gather_from_sequence,
+        scatter_to_last_dim,
+    },
 };
 use megaburn_kernels::{LinearOptions, MainGrad, linear};
 use megaburn_mesh::ShardSpec;
 
 pub use config::{ParallelLinearConfig, Split};
 
-use crate::{PlanBuilder, Sharded};
+use crate::{Input, PlanBuilder, Sharded};
 use replicas::ReplicatedParts;
 
 /// A linear layer `Y = X W + b` split over a group of ranks.
@@ -27,8 +30,11 @@ use replicas::ReplicatedParts;
 ///
 /// | split | forward | backward |
 /// |---|---|---|
-/// | column | none (`sequence_parallel`: all-gather of X; `gather_output`: all-gather of Y) | all-reduce of dX (reduce-scatter) |
+/// | column | none (`sequence_parallel`: all-gather of X; `gather_output`: all-gather of Y) | all-reduce of dX (all-gather of X for dW, unless W is frozen, then reduce-scatter of dX) |
 /// | row | all-reduce of Y (`sequence_parallel`: reduce-scatter) | none (all-gather of dY) |
+///
+/// With sequence parallelism a column split keeps this rank's stretch of X only, and gathers it once
+/// more for dW.
 #[derive(Module, Debug)]
 pub struct ParallelLinear {
     /// This rank's shard of the weight, `[d_input, d_output / n]` or `[d_input / n, d_output]`.
@@ -57,7 +63,8 @@ impl ParallelLinear {
     ///   `sequence_parallel`: `[seq / n, .., d_input]`
     /// - output: `[.., d_output]`; column without `gather_output`: `[.., d_output / n]`; row with
     ///   `sequence_parallel`: `[seq / n, .., d_output]`
-    pub fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
+    pub fn forward<const D: usize>(&self, x: impl Into<Input<D>>) -> Tensor<D> {
+        let x = x.into();
         if self.plan.group.size() == 1 {
             return self.product(x, self.bias.as_ref().map(Param::val));
         }
@@ -82,8 +89,9 @@ impl ParallelLinear {
     /// As [`forward`](Self::forward); `gather_output` gathers the bias too.
     pub fn forward_with_bias<const D: usize>(
         &self,
-        x: Tensor<D>,
+        x: impl Into<Input<D>>,
     ) -> (Tensor<D>, Option<Tensor<1>>) {
+        let x = x.into();
         match self.plan.config.split {
             Split::Column => {
                 let y = self.gathered(self.product(self.column_input(x), None));
@@ -99,21 +107,20 @@ impl ParallelLinear {
         self
     }
 
-    fn column_input<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
-        if self.plan.config.sequence_parallel {
-            SequenceShard::new(x, &self.plan.group).gather()
-        } else {
-            copy_to(x, &self.plan.group)
-        }
+    fn column_input<const D: usize>(&self, x: Input<D>) -> Input<D> {
+        column_input(x, &self.plan.group, self.plan.config.sequence_parallel)
     }
 
     fn gathered<const D: usize>(&self, y: Tensor<D>) -> Tensor<D> {
         if self.plan.config.gather_output { gather_from_last_dim(y, &self.plan.group) } else { y }
     }
 
-    fn reduced<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
+    fn reduced<const D: usize>(&self, x: Input<D>) -> Tensor<D> {
         let LinearPlan { config, group, .. } = &self.plan;
-        let x = if config.input_is_parallel { x } else { scatter_to_last_dim(x, group) };
+        let x = match config.input_is_parallel {
+            true => x,
+            false => scatter_to_last_dim(x.into_tensor(), group).into(),
+        };
         let partial = Partial::new(self.product(x, None), group);
         if config.sequence_parallel {
             partial.reduce_scatter().into_shard()
@@ -123,8 +130,10 @@ impl ParallelLinear {
     }
 
     /// `x W + bias` on this rank's shard.
-    fn product<const D: usize>(&self, x: Tensor<D>, bias: Option<Tensor<1>>) -> Tensor<D> {
-        linear(x, self.weight(), bias, LinearOptions { out_in: false, main_grad: self.main_grad() })
+    fn product<const D: usize>(&self, x: Input<D>, bias: Option<Tensor<1>>) -> Tensor<D> {
+        let (x, again) = x.into_parts();
+        let options = LinearOptions { out_in: false, main_grad: self.main_grad(), again };
+        linear(x, self.weight(), bias, options)
     }
 
     /// Where the weight's gradient is summed; nowhere if it is summed over holders first.
@@ -148,6 +157,25 @@ impl ParallelLinear {
             Split::Column => replicas.iter().fold(bias, |bias, part| part.share(bias, 0)),
         })
     }
+}
+
+/// What every member's columns multiply; of sequence shards they keep their own.
+pub(crate) fn column_input<const D: usize>(
+    x: Input<D>,
+    group: &Group,
+    sequence_parallel: bool,
+) -> Input<D> {
+    if group.size() == 1 {
+        return x;
+    }
+    if !sequence_parallel {
+        return x.map(|x| copy_to(x, group));
+    }
+    let again = group.clone();
+    x.moved(
+        |x| SequenceShard::new(x, group).gather(),
+        move |rows| gather_from_sequence(rows, &again),
+    )
 }
 
 impl Sharded for ParallelLinear {

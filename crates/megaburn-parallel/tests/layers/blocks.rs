@@ -55,8 +55,8 @@ fn a_norm_adds_the_last_term_of_the_residual_stream(
     let stream = |layer: &Norm, x: Tensor<3>| {
         let terms = (0..terms).map(|i| term(&x, i));
         let (y, stream) = terms.fold(Residual::from(x.clone()), Residual::add).normed(layer);
-        let (z, stream) = (stream + y).normed(layer);
-        z + stream.sum()
+        let (z, stream) = (stream + y.into_tensor()).normed(layer);
+        z.into_tensor() + stream.sum()
     };
     assert_same_under_layout(&setting, build, stream);
     // The same in so many words.

@@ -12,5 +12,6 @@ mod errors;
 mod linear;
 mod params;
 mod plan;
+mod recompute;
 mod support;
 mod trial;

@@ -205,7 +205,11 @@ fn chunks() -> Result<(), String> {
                     }
                     let (x, w) = (leaf::<3>(&x, device, dtype), leaf::<2>(&w, device, dtype));
                     let labels = on(&labels, [s, b], device);
-                    let linear = LinearOptions { out_in, main_grad: Some(main_grad.clone()) };
+                    let linear = LinearOptions {
+                        out_in,
+                        main_grad: Some(main_grad.clone()),
+                        ..Default::default()
+                    };
                     let loss = if on_gpu {
                         let (x, w) = (x.clone(), w.clone());
                         linear_cross_entropy(x, w, labels, linear, options, chunk, |own| own)

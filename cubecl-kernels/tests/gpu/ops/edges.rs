@@ -24,7 +24,7 @@ fn nothing() -> Result<(), String> {
         for out_in in [false, true] {
             let w = if out_in { [3, 4] } else { [4, 3] };
             compare!("linear", dtype, tolerance, [x: [0, 2, 4], w: w, bias: [3]], |_, x, w, bias| {
-                linear::<3>(x, w, Some(bias), LinearOptions { out_in, main_grad: None })
+                linear::<3>(x, w, Some(bias), LinearOptions { out_in, ..Default::default() })
             });
         }
         compare!("bias_gelu", dtype, tolerance, [x: [0, 8], bias: [8]], |_, x, bias| {
@@ -63,7 +63,7 @@ fn nothing() -> Result<(), String> {
     for rows in [0, 2, 0] {
         let x = Tensor::<2>::ones([rows, 4], &Device::cuda(0).autodiff());
         let w = Tensor::<2>::ones([4, 3], &x.device()).require_grad();
-        let options = LinearOptions { out_in: false, main_grad: Some(main_grad.clone()) };
+        let options = LinearOptions { main_grad: Some(main_grad.clone()), ..Default::default() };
         linear(x, w, None, options).sum().backward();
     }
     let sum = main_grad.take().ok_or("no main gradient")?;

@@ -22,7 +22,7 @@ fn linear_forms() -> Result<(), String> {
             for out_in in [false, true] {
                 let what = format!("linear {s}x{b}x{inputs}->{outputs} out_in={out_in}");
                 let shape = if out_in { [outputs, inputs] } else { [inputs, outputs] };
-                let options = || LinearOptions { out_in, main_grad: None };
+                let options = || LinearOptions { out_in, ..Default::default() };
                 compare!(what, dtype, tolerance, [x: [s, b, inputs], w: shape], |_, x, w| {
                     linear::<3>(x, w, None, options())
                 });
@@ -58,7 +58,11 @@ fn main_grads() -> Result<(), String> {
                 main_grad.attach();
                 let w: Tensor<2> = leaf(&w, device, dtype);
                 for (x, weight) in &batches {
-                    let options = LinearOptions { out_in, main_grad: Some(main_grad.clone()) };
+                    let options = LinearOptions {
+                        out_in,
+                        main_grad: Some(main_grad.clone()),
+                        ..Default::default()
+                    };
                     let y = linear(leaf::<2>(x, device, dtype), w.clone(), None, options);
                     let weight = Tensor::from_data(weight.clone(), (&y.device(), y.dtype()));
                     (y * weight).sum().backward();
@@ -82,7 +86,8 @@ fn kept_elsewhere() -> Result<(), String> {
         let run = |weight: Tensor<2>, main_grad: &MainGrad| -> Result<_, String> {
             main_grad.attach();
             let (x, main_grad) = (leaf::<3>(&x, &device, dtype), Some(main_grad.clone()));
-            let options = LinearOptions { out_in: true, main_grad: main_grad.clone() };
+            let options =
+                LinearOptions { out_in: true, main_grad: main_grad.clone(), ..Default::default() };
             let y = linear(x.clone(), weight.clone(), None, options);
             let ids = Tensor::<2, Int>::from_data([[3i64, 0, 5], [8, 3, 1]], &device);
             let options = EmbeddingOptions { first: None, main_grad: main_grad.clone() };

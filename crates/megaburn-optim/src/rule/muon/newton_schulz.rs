@@ -121,7 +121,7 @@ pub(super) type Sum<'a> = &'a dyn Fn(Tensor<2>) -> Result<Tensor<2>, OptimError>
 
 /// `x y`, or `x yᵀ`; on GPUs cuBLASLt's.
 fn product(x: Tensor<2>, y: Tensor<2>, transpose: bool) -> Tensor<2> {
-    linear(x, y, None, LinearOptions { out_in: transpose, main_grad: None })
+    linear(x, y, None, LinearOptions { out_in: transpose, ..Default::default() })
 }
 
 #[cfg(test)]

@@ -151,7 +151,7 @@ fn a_layer_trains_on_what_it_gathers() {
                 let held = values(net.matrix.val());
                 assert_eq!(held.iter().all(|x| x.is_nan()), is_shared);
                 let x = Tensor::<2>::ones([3, 30], &device) * (step + world.rank()) as f32;
-                let options = LinearOptions { out_in: false, main_grad: Some(main.clone()) };
+                let options = LinearOptions { main_grad: Some(main.clone()), ..Default::default() };
                 let y = linear(x.require_grad(), net.matrix.val(), Some(net.bias.val()), options);
                 grads.reset();
                 let loss = y.square().mean();

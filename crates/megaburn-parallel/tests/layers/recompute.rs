@@ -1,0 +1,191 @@
+//! What is computed once more backward, instead of being kept, changes no bit.
+
+use std::collections::BTreeMap;
+
+use burn::{
+    module::Module,
+    tensor::{DType, Tensor},
+};
+use megaburn_collective::Group;
+use megaburn_kernels::RopeConfig;
+use megaburn_parallel::{
+    Activation, Mlp, MlpConfig, Norm, NormConfig, NormKind, ParallelError, ParallelLinear,
+    ParallelLinearConfig, PlanBuilder, Residual, SelfAttention, SelfAttentionConfig, Sharded,
+    VocabParallelEmbedding, VocabParallelEmbeddingConfig, load_params, read_params,
+};
+use rstest::rstest;
+
+use crate::{
+    support::{assert_bits, autodiff, fresh_seed, leaf, normal, on_ranks, param_grads},
+    trial::{Setting, assert_same_under_layout, stream},
+};
+
+/// A block and a head, each layer behind a norm.
+#[derive(Module, Debug)]
+struct Block {
+    norms: Vec<Norm>,
+    attention: SelfAttention,
+    mlp: Mlp,
+    head: VocabParallelEmbedding,
+}
+
+/// Sizes: `[hidden, ffn, heads, kv_heads, vocab]`.
+struct Shape {
+    sizes: [usize; 5],
+    norm: NormKind,
+    activation: Activation,
+    bias: bool,
+    sequence_parallel: bool,
+}
+
+impl Block {
+    fn new(shape: &Shape, group: &Group) -> Result<Self, ParallelError> {
+        let Shape { sizes: [hidden, ffn, heads, kv_heads, vocab], norm, activation, bias, .. } =
+            *shape;
+        let (sp, device) = (shape.sequence_parallel, autodiff());
+        let norm = NormConfig::new(hidden, norm).with_sequence_parallel(sp);
+        let attention = SelfAttentionConfig::new(hidden, heads, kv_heads, 4)
+            .with_qkv_bias(bias)
+            .with_output_bias(bias)
+            .with_sequence_parallel(sp)
+            .with_name("attention");
+        let mlp = MlpConfig::new(hidden, ffn)
+            .with_activation(activation)
+            .with_bias(bias)
+            .with_sequence_parallel(sp)
+            .with_name("mlp");
+        let head = VocabParallelEmbeddingConfig::new(vocab, hidden)
+            .with_pad_multiple(1)
+            .with_sequence_parallel(sp)
+            .with_name("head");
+        Ok(Self {
+            norms: (0..3).map(|_| norm.init(group, &device)).collect(),
+            attention: attention.init(group, &device)?,
+            mlp: mlp.init(group, &device)?,
+            head: head.init(group, &device)?,
+        })
+    }
+
+    fn with_recompute(self, norm: bool, activation: bool) -> Self {
+        let norms = self.norms.into_iter().map(|layer| layer.with_recompute(norm)).collect();
+        Self { norms, mlp: self.mlp.with_recompute(activation), ..self }
+    }
+
+    fn forward(&self, x: Tensor<3>, seq: usize) -> Tensor<3> {
+        let rope = RopeConfig::new(4).init(0..seq, &autodiff()).unwrap();
+        let (normed, x) = Residual::from(x).normed(&self.norms[0]);
+        let x = x + self.attention.forward(normed, Some(&rope));
+        let (normed, x) = x.normed(&self.norms[1]);
+        let x = x + self.mlp.forward(normed);
+        self.head.logits(x.normed(&self.norms[2]).0)
+    }
+}
+
+/// The same module in another type.
+fn cast<M: Module>(module: M, dtype: DType) -> M {
+    let params: BTreeMap<_, _> = read_params(&module).into_iter().collect();
+    let next = |path: &str, _: &[usize]| {
+        Ok::<_, std::convert::Infallible>(params[path].clone().convert_dtype(dtype))
+    };
+    load_params(module, next).unwrap()
+}
+
+#[rstest]
+#[case(NormKind::Rms, Activation::SwiGlu, false)]
+#[case(NormKind::Layer, Activation::GeluTanh, true)]
+#[case(NormKind::Layer, Activation::Gelu, false)]
+#[case(NormKind::Rms, Activation::Relu, true)]
+fn values_and_gradients_are_those_of_keeping_everything(
+    #[case] norm: NormKind,
+    #[case] activation: Activation,
+    #[case] bias: bool,
+    #[values((1, false), (2, false), (2, true), (4, true))] (ranks, sp): (usize, bool),
+    #[values(DType::F32, DType::BF16, DType::F16)] dtype: DType,
+) {
+    let seed = fresh_seed();
+    for [per_rank, batch, hidden, ffn, kv_heads] in [[2, 2, 16, 24, 4], [3, 1, 7, 20, 1]] {
+        let sizes = [hidden, ffn, 4, kv_heads, 12];
+        let shape = Shape { sizes, norm, activation, bias, sequence_parallel: sp };
+        let seq = per_rank * ranks;
+        let run = |of_norms: bool, of_activations: bool| {
+            on_ranks(ranks, seed, |group| {
+                let block = cast(Block::new(&shape, &group).unwrap(), dtype);
+                let block = block.with_recompute(of_norms, of_activations);
+                let own = if sp { per_rank } else { seq };
+                let x = normal(&[own, batch, hidden], seed, &format!("x{}", group.rank()));
+                let typed = (&autodiff(), dtype);
+                let x = Tensor::<3>::from_data(x.convert_dtype(dtype), typed).require_grad();
+                let y = block.forward(x.clone(), seq);
+                let weight = normal(&y.dims(), seed, &format!("y{}", group.rank()));
+                let weight = Tensor::from_data(weight.convert_dtype(dtype), typed);
+                let grads = (y.clone() * weight).sum().backward();
+                let mut found = param_grads(&block, &grads);
+                found.push(("x".into(), x.grad(&grads).unwrap().into_data()));
+                found.push(("y".into(), y.into_data()));
+                found
+            })
+        };
+        let expected = run(false, false);
+        for (of_norms, of_activations) in [(true, false), (false, true), (true, true)] {
+            for (found, expected) in run(of_norms, of_activations).iter().zip(&expected) {
+                for ((path, found), (_, expected)) in found.iter().zip(expected) {
+                    assert_bits(path, found, expected);
+                }
+            }
+        }
+    }
+}
+
+/// An MLP behind a norm that computes all again, against one rank: sequence shards are gathered.
+#[derive(Module, Debug)]
+struct NormedMlp {
+    norm: Norm,
+    mlp: Mlp,
+}
+
+impl Sharded for NormedMlp {
+    fn shards(&self, plan: &mut PlanBuilder) {
+        plan.child("norm", &self.norm);
+        plan.child("mlp", &self.mlp);
+    }
+}
+
+#[rstest]
+fn what_is_computed_again_is_split_like_the_rest(
+    #[values(1, 2, 3, 4, 8)] ranks: usize,
+    #[values(true, false)] sequence_parallel: bool,
+    #[values(NormKind::Rms, NormKind::Layer)] kind: NormKind,
+) {
+    let (shape, end) = ([2 * ranks, 3, 7], stream(sequence_parallel));
+    let setting =
+        Setting { ranks, seed: fresh_seed(), shapes: [shape; 2], ends: [end.clone(), end] };
+    let norm = NormConfig::new(7, kind).with_sequence_parallel(sequence_parallel);
+    let mlp = MlpConfig::gated(7, 24).with_sequence_parallel(sequence_parallel).with_name("mlp");
+    let build = |group: &Group| {
+        let norm = norm.init(group, &autodiff()).with_recompute(true);
+        Ok(NormedMlp { norm, mlp: mlp.init(group, &autodiff())?.with_recompute(true) })
+    };
+    assert_same_under_layout(&setting, build, |layer: &NormedMlp, x: Tensor<3>| {
+        let (normed, stream) = (Residual::from(x.clone()) + x.tanh()).normed(&layer.norm);
+        (stream + layer.mlp.forward(normed)).sum()
+    });
+}
+
+/// Of a weight that does not learn there is no gradient to gather anything for, on any rank.
+#[test]
+fn a_frozen_column_gathers_nothing_again() {
+    let seed = fresh_seed();
+    let calls = on_ranks(2, seed, |group| {
+        let config = ParallelLinearConfig::column(6, 8).with_sequence_parallel(true);
+        let layer = config.with_name("up").init(&group, &autodiff()).unwrap();
+        let x = leaf::<3>(normal(&[2, 1, 6], seed, "x"));
+        let calls = |layer: &ParallelLinear| {
+            let before = group.flight_records().len();
+            drop(layer.forward(x.clone()).sum().backward());
+            group.flight_records().len() - before
+        };
+        [calls(&layer), calls(&layer.clone().no_grad())]
+    });
+    // A gather forward, one for the weight, and the reduction of the input's gradient.
+    assert_eq!(calls, [[3, 2]; 2]);
+}

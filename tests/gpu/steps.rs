@@ -9,11 +9,12 @@ use burn::{
 use megaburn::{
     collective::{Group, ProcessGroups},
     mesh::Layout,
+    models::Family,
     optim::{GradientAccumulator, Sharding, Sum},
     parallel::{main_grads, read_params, shard_plan},
     train::{
         RunData, TrainConfig, TrainError, Trainer,
-        config::{Dtype, OptimizerName},
+        config::{Dtype, OptimizerName, RecomputeModule},
     },
 };
 
@@ -27,6 +28,7 @@ pub(crate) const TESTS: &[Test] = &[
     ("clipped_steps_are_those_of_the_cpu", clipped),
     ("every_optimizer_steps_as_on_the_cpu", optimizers),
     ("a_loss_without_all_logits_is_that_of_the_cpu_with_them", fused_loss),
+    ("what_is_computed_again_changes_no_bit", recompute),
     ("a_step_that_is_not_finite_changes_nothing", not_finite),
     ("samples_cut_out_of_a_batch_are_those_of_the_cpu", cut_out),
     ("a_sum_is_its_numbers", sums),
@@ -150,6 +152,31 @@ fn fused_loss() -> Result<(), String> {
         let expected = numbers(&config, Device::flex())?;
         config.train.fused_linear_cross_entropy = true;
         compare(&numbers(&config, Device::cuda(0))?, &expected)
+    })
+}
+
+/// The norm that is computed again is one without a sum before it: another kernel, the same numbers.
+fn recompute() -> Result<(), String> {
+    with_config(|mut config| {
+        let all = [RecomputeModule::Norm, RecomputeModule::Activation];
+        for (family, dtype) in [Family::Llama, Family::Gpt2]
+            .into_iter()
+            .flat_map(|family| [Dtype::F32, Dtype::Bf16, Dtype::F16].map(|dtype| (family, dtype)))
+        {
+            (config.model.family, config.train.dtype) = (family, dtype);
+            config.recompute.modules.clear();
+            let expected = numbers(&config, Device::cuda(0))?;
+            for modules in [&all[..1], &all[1..], &all[..]] {
+                config.recompute.modules = modules.to_vec();
+                let found = numbers(&config, Device::cuda(0))?;
+                if found != expected {
+                    return Err(format!(
+                        "{family}, {dtype}, {modules:?}: {found:?}, not {expected:?}"
+                    ));
+                }
+            }
+        }
+        Ok(())
     })
 }
 

@@ -24,6 +24,7 @@ mod plan;
 mod processes;
 mod published;
 mod recipes;
+mod recompute;
 mod resume;
 mod run;
 mod schedules;

@@ -6,6 +6,7 @@ use megaburn_parallel::{
     SelfAttentionConfig, Sharded,
 };
 
+use super::Recompute;
 use crate::{DecoderConfig, ModelError};
 
 /// One transformer block: attention and MLP, each behind a norm and added to its input.
@@ -65,6 +66,16 @@ impl Block {
             mlp_norm: norm(config, group, sequence_parallel, device),
             mlp: mlp.init(group, device)?,
         })
+    }
+
+    /// The same block, and what its backward computes once more.
+    pub(super) fn with_recompute(self, recompute: Recompute) -> Self {
+        Self {
+            attention_norm: self.attention_norm.with_recompute(recompute.norm),
+            attention: self.attention,
+            mlp_norm: self.mlp_norm.with_recompute(recompute.norm),
+            mlp: self.mlp.with_recompute(recompute.activation),
+        }
     }
 
     /// Applies the block.

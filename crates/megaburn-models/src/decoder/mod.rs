@@ -7,10 +7,12 @@ mod cached;
 mod config;
 mod init;
 mod model;
+mod recompute;
 mod stage;
 
 pub use block::Block;
 pub use cached::DecoderCache;
 pub use config::{DecoderConfig, Positions};
 pub use model::Decoder;
+pub use recompute::Recompute;
 pub use stage::Stage;

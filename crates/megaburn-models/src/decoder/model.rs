@@ -12,7 +12,7 @@ use megaburn_parallel::{
 };
 use megaburn_pipeline::StageLayers;
 
-use super::{Block, DecoderConfig};
+use super::{Block, DecoderConfig, Recompute};
 
 /// A decoder-only transformer.
 ///
@@ -61,6 +61,15 @@ impl Decoder {
     #[must_use]
     pub fn with_fused_linear_cross_entropy(mut self, fused: bool) -> Self {
         self.parts.fused_loss = fused;
+        self
+    }
+
+    /// What backward computes once more instead of keeping it.
+    #[must_use]
+    pub fn with_recompute(mut self, recompute: Recompute) -> Self {
+        let blocks = self.blocks.into_iter();
+        self.blocks = blocks.map(|block| Some(block?.with_recompute(recompute))).collect();
+        self.norm = self.norm.map(|norm| norm.with_recompute(recompute.norm));
         self
     }
 

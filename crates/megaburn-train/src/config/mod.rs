@@ -26,6 +26,7 @@ mod model;
 mod optimizer;
 mod parallel;
 mod pipeline;
+mod recompute;
 mod rope;
 mod rule;
 mod schedule;
@@ -47,6 +48,7 @@ pub use layers::ConfigLayers;
 pub use model::ModelConfig;
 pub use optimizer::OptimizerConfig;
 pub use parallel::ParallelConfig;
+pub use recompute::{RecomputeConfig, RecomputeModule};
 pub use rope::{RopeScalingConfig, RopeScalingKind};
 pub use rule::{LionSection, MuonSection, OptimizerName, SgdSection};
 pub use schedule::LrDecayStyle;
@@ -73,6 +75,8 @@ pub struct TrainConfig {
     pub train: LoopConfig,
     /// `[optimizer]`: which one, its schedules, clipping, loss scaling.
     pub optimizer: OptimizerConfig,
+    /// `[recompute]`: what backward computes once more instead of keeping it.
+    pub recompute: RecomputeConfig,
     /// `[generate]`: the sample written at the end.
     pub generate: GenerateConfig,
 }
@@ -163,6 +167,7 @@ impl TrainConfig {
         self.data.validate()?;
         self.train.validate()?;
         self.optimizer.validate(&self.train)?;
+        self.recompute.validate()?;
         self.generate.validate()
     }
 }

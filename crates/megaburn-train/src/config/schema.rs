@@ -85,13 +85,14 @@ fn check_table(
             }
             (Value::Integer(_), Value::Integer(number)) if *number >= 0 => continue,
             (Value::Float(_), Value::Integer(_) | Value::Float(_)) => continue,
-            (Value::String(_), Value::String(_)) | (Value::Boolean(_), Value::Boolean(_)) => {
-                continue;
-            }
+            (Value::String(_), Value::String(_))
+            | (Value::Boolean(_), Value::Boolean(_))
+            | (Value::Array(_), Value::Array(_)) => continue,
             (Value::Integer(_), _) => "a whole number of 0 or more",
             (Value::Float(_), _) => "a number",
             (Value::Boolean(_), _) => "true or false",
             (Value::Table(_), _) => "a table",
+            (Value::Array(_), _) => "a list in brackets",
             _ => "a string in quotes",
         };
         return Err(TrainError::WrongType { key, origin, expected, found: describe(found) });
@@ -167,6 +168,7 @@ mod tests {
             ("optimizer.sgd", fields::<SgdSection>()),
             ("optimizer.lion", fields::<LionSection>()),
             ("optimizer.muon", fields::<MuonSection>()),
+            ("recompute", fields::<RecomputeConfig>()),
             ("generate", fields::<GenerateConfig>()),
         ];
         let mut real: Vec<String> = sections

@@ -162,7 +162,8 @@ impl Trainer {
         let pipeline = Pipeline::new(&config.parallel, &model_config, config.train.dtype, &groups)?;
         let model = model_config
             .init_stages(pipeline.chunks(), &groups.tp, layout.sp, &device)?
-            .with_fused_linear_cross_entropy(config.train.fused_linear_cross_entropy);
+            .with_fused_linear_cross_entropy(config.train.fused_linear_cross_entropy)
+            .with_recompute(config.recompute.of_model());
         let plan = shard_plan(&model).map_err(megaburn_models::ModelError::from)?;
         let seq_len = config.data.seq_len;
         let main_grads = main_grads(&model);

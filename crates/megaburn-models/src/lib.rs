@@ -5,6 +5,7 @@
 //! that its [`DecoderConfig`] names. What is particular to a family, its parts and its names on
 //! Hugging Face, stands in one file of [`families`].
 
+pub mod activations;
 pub mod assets;
 pub mod convert;
 pub mod decoder;

@@ -1,0 +1,217 @@
+//! What forward keeps for backward, in bytes, of the model as it is built.
+//!
+//! Of one block, one micro-batch and one rank, for `n = s b` tokens of which the residual stream of this
+//! rank holds `r` (`n / t` with sequence parallelism, else all `n`), in elements of `e` bytes. `a` and `k`
+//! are the features of queries and of keys, `f` those inside the MLP, `u` what its up matrix gives (`2 f`
+//! gated, else `f`), `hq` and `hkv` the heads.
+//!
+//! | what | who keeps it | bytes | not with |
+//! |---|---|---|---|
+//! | residual stream before attention and MLP | the two norms | `2 e h r` | |
+//! | its statistics in f32 | the two norms | `8 r`; layer norm `16 r` | |
+//! | what the norms give | qkv and up | `2 e h r` | `norm` |
+//! | queries, keys, values | attention | `e (a + 2 k) n / t` | |
+//! | queries and keys before their norms, and statistics | the norms of heads, where there are such | `e (a + k) n / t + 4 (hq + hkv) n / t` | |
+//! | what attention gives | itself and the output matrix | `e a n / t` | |
+//! | sums of exponentials | attention | `4 hq n / t` | |
+//! | what up gives | the activation | `e u n / t` | |
+//! | what the activation gives | down | `e f n / t` | `activation` |
+//! | the weight put together | qkv, where ranks hold copies of key/value heads | `e h (a + 2 k) / t` | |
+//!
+//! Attention [composed](Scores::Kept) of products and a softmax, as on CPUs and in f32, holds no sums but
+//! probabilities, `e hq / t` for each pair of positions of a block of it, a second copy of what it gives,
+//! and where there are neither rotations nor norms of heads one of queries that share keys.
+//!
+//! The first stage adds the ids of the tokens; the last one a norm like those above, what that gives (not
+//! with `norm`), and either the logits, `e V n / t`, or nothing (the loss that goes without all logits),
+//! with three f32 and a label a token.
+//!
+//! Beside it stands the formula of Korthikanti et al. (2022), <https://arxiv.org/abs/2205.05198>, section 4,
+//! with the core attention recomputed: `s b h (10 + 24 / t)`, with sequence parallelism `34 s b h / t`
+//! bytes a layer, for `a = k = h`, `f = u = 4 h` and `e = 2`. [`Activations::layer_of_paper`] says the
+//! same tensor by tensor, for other sizes too, masks of dropout included (`2 h r`), which models without
+//! dropout do not have.
+
+mod paper;
+#[cfg(test)]
+mod tests;
+
+use std::ops::Range;
+
+use megaburn_kernels::AttentionOptions;
+use megaburn_mesh::pad_vocab;
+use megaburn_parallel::NormKind;
+
+use crate::decoder::{DecoderConfig, Positions, Recompute};
+
+/// Whether attention holds its scores.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Scores {
+    /// The fused kernels, on GPUs in bf16 or f16.
+    #[default]
+    Never,
+    /// The composed attention, which holds the probabilities.
+    Kept,
+}
+
+/// A model, and how it is run: what its activations are counted from.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Activations {
+    /// The model.
+    pub model: DecoderConfig,
+    /// Tokens of a sequence.
+    pub seq_len: usize,
+    /// Sequences of a micro-batch.
+    pub micro_batch: usize,
+    /// Bytes of an element: 2 in bf16 and f16, 4 in f32.
+    pub element: usize,
+    /// Tensor-parallel ranks.
+    pub tp: usize,
+    /// Whether they split the sequence too.
+    pub sequence_parallel: bool,
+    /// What backward computes once more.
+    pub recompute: Recompute,
+    /// Whether attention holds its scores.
+    pub scores: Scores,
+    /// Whether the loss goes without all logits.
+    pub fused_loss: bool,
+}
+
+/// Which ends of the model a pipeline stage has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ends {
+    /// The embedding.
+    pub first: bool,
+    /// The head and the loss.
+    pub last: bool,
+}
+
+/// Bytes of a statistic, and of an id at most.
+const STATISTIC: usize = 4;
+const ID: usize = 8;
+/// What each rank's vocabulary is padded to a multiple of.
+const VOCAB_MULTIPLE: usize = 128;
+
+impl Activations {
+    /// Of bf16 on one rank, with nothing computed once more.
+    pub fn new(model: DecoderConfig, seq_len: usize, micro_batch: usize) -> Self {
+        Self {
+            model,
+            seq_len,
+            micro_batch,
+            element: 2,
+            tp: 1,
+            sequence_parallel: false,
+            recompute: Recompute::default(),
+            scores: Scores::Never,
+            fused_loss: false,
+        }
+    }
+
+    /// What a rank of a pipeline stage of these blocks holds when forward has run for `in_flight`
+    /// micro-batches whose backward has not.
+    pub fn stage(&self, blocks: Range<usize>, ends: Ends, in_flight: usize) -> usize {
+        let blocks: usize = blocks.map(|index| self.layer(index)).sum();
+        let first = if ends.first { self.first() } else { 0 };
+        let last = if ends.last { self.last() } else { 0 };
+        in_flight * (blocks + first + last)
+    }
+
+    /// What a rank holds of block `index` for a micro-batch.
+    pub fn layer(&self, index: usize) -> usize {
+        self.layer_terms(index).iter().map(|(_, bytes)| bytes).sum()
+    }
+
+    /// The same, term by term.
+    pub fn layer_terms(&self, index: usize) -> Vec<(&'static str, usize)> {
+        let (n, r, e, sizes) = (self.tokens(), self.rows(), self.element, self.sizes());
+        let Sizes { query, key_value, heads, kv_heads, ffn, up } = sizes;
+        let DecoderConfig { hidden, qk_norm, .. } = self.model;
+        let qkv = query + 2 * key_value;
+        let is_rotary = matches!(self.model.positions, Positions::Rotary { .. });
+        let alone = is_rotary || qk_norm;
+        let normed = if self.recompute.norm { 0 } else { 2 * e * hidden * r };
+        let activated = if self.recompute.activation { 0 } else { e * ffn * n };
+        let before_norms =
+            if qk_norm { e * (query + key_value) + STATISTIC * (heads + kv_heads) } else { 0 };
+        // Composed, queries that share keys are laid side by side in a copy: beside views of one tensor,
+        // one more.
+        let is_grouped = self.scores == Scores::Kept && heads > kv_heads;
+        let copied = if is_grouped && !alone { e * query } else { 0 };
+        let (again, of_scores) = match self.scores {
+            Scores::Never => (0, STATISTIC * heads * n),
+            Scores::Kept => (e * query * n, e * heads * self.pairs(index)),
+        };
+        let copies = self.model.kv_heads < self.tp;
+        vec![
+            ("residual stream of the norms", 2 * e * hidden * r),
+            ("statistics of the norms", 2 * self.statistics() * r),
+            ("what the norms give", normed),
+            ("queries, keys and values", (e * qkv + copied) * n),
+            ("queries and keys before their norms", before_norms * n),
+            ("what attention gives", e * query * n + again),
+            ("scores of attention", of_scores),
+            ("what up gives", e * up * n),
+            ("what the activation gives", activated),
+            ("the weight of qkv put together", if copies { e * hidden * qkv } else { 0 }),
+        ]
+    }
+
+    /// What the embedding holds.
+    fn first(&self) -> usize {
+        ID * self.tokens()
+    }
+
+    /// What the last norm, the head and the loss hold.
+    fn last(&self) -> usize {
+        let (n, r, e) = (self.tokens(), self.rows(), self.element);
+        let normed = if self.recompute.norm { 0 } else { e * self.model.hidden * r };
+        let columns = pad_vocab(self.model.vocab, VOCAB_MULTIPLE, self.tp) / self.tp;
+        let logits = if self.fused_loss { 0 } else { e * columns * n };
+        let loss = (3 * STATISTIC + ID) * n;
+        (e * self.model.hidden + self.statistics()) * r + normed + logits + loss
+    }
+
+    /// Bytes of a norm's statistics of a token.
+    fn statistics(&self) -> usize {
+        match self.model.norm {
+            NormKind::Rms => STATISTIC,
+            NormKind::Layer => 2 * STATISTIC,
+        }
+    }
+
+    /// Tokens of a micro-batch, and those of them that this rank's residual stream holds.
+    fn tokens(&self) -> usize {
+        self.seq_len * self.micro_batch
+    }
+
+    fn rows(&self) -> usize {
+        if self.sequence_parallel { self.tokens() / self.tp } else { self.tokens() }
+    }
+
+    /// Pairs of positions whose probabilities a head of the composed attention holds.
+    fn pairs(&self, index: usize) -> usize {
+        let window = self.model.layer_window(index);
+        let options = AttentionOptions { window, ..AttentionOptions::causal() };
+        self.micro_batch * options.composed_pairs(self.seq_len)
+    }
+
+    /// What this rank has of the features.
+    fn sizes(&self) -> Sizes {
+        let DecoderConfig { heads, kv_heads, head_dim, ffn, activation, .. } = self.model;
+        let (heads, kv_heads) = (heads / self.tp, (kv_heads / self.tp).max(1));
+        let ffn = ffn / self.tp;
+        let up = if activation.is_gated() { 2 * ffn } else { ffn };
+        Sizes { query: heads * head_dim, key_value: kv_heads * head_dim, heads, kv_heads, ffn, up }
+    }
+}
+
+/// Features, and heads, of one rank.
+struct Sizes {
+    query: usize,
+    key_value: usize,
+    heads: usize,
+    kv_heads: usize,
+    ffn: usize,
+    up: usize,
+}

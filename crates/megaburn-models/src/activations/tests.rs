@@ -1,0 +1,88 @@
+use rstest::rstest;
+
+use super::*;
+use crate::Family;
+
+fn shape(family: Family, [hidden, ffn, heads, kv_heads, head_dim]: [usize; 5]) -> DecoderConfig {
+    DecoderConfig { hidden, ffn, heads, kv_heads, head_dim, vocab: 32000, ..family.template() }
+}
+
+fn gpt3() -> DecoderConfig {
+    shape(Family::Gpt2, [12288, 4 * 12288, 96, 96, 128])
+}
+
+fn llama_3_8b() -> DecoderConfig {
+    shape(Family::Llama, [4096, 14336, 32, 8, 128])
+}
+
+fn modules() -> [Recompute; 4] {
+    [[false, false], [true, false], [false, true], [true, true]]
+        .map(|[norm, activation]| Recompute { norm, activation })
+}
+
+/// What the paper's table 2 says of selective recompute, of GPT-3's shape.
+#[rstest]
+#[case(1, false, 34)]
+#[case(8, true, 34 / 8)]
+#[case(8, false, 10 + 24 / 8)]
+fn the_papers_formula_is_the_papers(
+    #[case] tp: usize,
+    #[case] sequence_parallel: bool,
+    #[case] factor: usize,
+) {
+    let activations = Activations { tp, sequence_parallel, ..Activations::new(gpt3(), 2048, 1) };
+    let sbh = 2048 * 12288;
+    let expected = if sequence_parallel { 34 * sbh / tp } else { factor * sbh };
+    assert_eq!(activations.layer_of_paper(), expected);
+}
+
+#[rstest]
+fn a_block_never_holds_more_than_the_papers(
+    #[values(gpt3(), llama_3_8b(), shape(Family::Llama, [4096, 11008, 32, 32, 128]),
+        shape(Family::Qwen3, [4096, 12288, 32, 8, 128]), shape(Family::Qwen2, [3584, 18944, 28, 4, 128]),
+        shape(Family::Mistral, [4096, 14336, 32, 8, 128]), shape(Family::Gpt2, [768, 3072, 12, 12, 64]))]
+    model: DecoderConfig,
+    #[values(1, 2, 4)] tp: usize,
+    #[values(false, true)] sequence_parallel: bool,
+) {
+    for recompute in modules() {
+        let activations = Activations {
+            tp,
+            sequence_parallel,
+            recompute,
+            ..Activations::new(model.clone(), 4096, 2)
+        };
+        let (ours, papers) = (activations.layer(0), activations.layer_of_paper());
+        assert!(ours <= papers, "{recompute:?}: {ours} bytes, the paper's {papers}");
+        assert!(ours > papers * 3 / 4, "{recompute:?}: {ours} bytes, the paper's {papers}");
+    }
+}
+
+#[test]
+fn a_block_of_llama_3_8b_holds_what_was_added_up_by_hand() {
+    let n = 8192;
+    let of = |recompute| Activations { recompute, ..Activations::new(llama_3_8b(), n, 1) }.layer(0);
+    // Residual stream, statistics, norms, queries to values, attention, its sums, up, activation.
+    let kept = 2 * 2 * 4096 + 2 * 4 + 2 * 6144 + 2 * 4096 + 4 * 32 + 2 * 28672;
+    let [nothing, norm, activation, both] = modules();
+    assert_eq!(of(nothing), n * (kept + 2 * 2 * 4096 + 2 * 14336));
+    assert_eq!(of(norm), n * (kept + 2 * 14336));
+    assert_eq!(of(activation), n * (kept + 2 * 2 * 4096));
+    assert_eq!(of(both), n * kept);
+}
+
+#[test]
+fn a_stage_holds_its_blocks_for_every_micro_batch_in_flight() {
+    let activations = Activations::new(llama_3_8b(), 4096, 1);
+    let stage = |first, last, in_flight| activations.stage(0..4, Ends { first, last }, in_flight);
+    let (n, block) = (4096, activations.layer(0));
+    assert_eq!(stage(false, false, 1), 4 * block);
+    assert_eq!(stage(false, false, 3), 12 * block);
+    assert_eq!(stage(true, false, 2), 2 * (4 * block + 8 * n));
+    // Stream, statistics, normed, logits, and of the loss three numbers and a label.
+    let head = n * (2 * 4096 + 4 + 2 * 4096 + 2 * 32000 + 12 + 8);
+    assert_eq!(stage(false, true, 1), 4 * block + head);
+    let fused = Activations { fused_loss: true, ..activations.clone() };
+    let ends = Ends { first: false, last: true };
+    assert_eq!(fused.stage(0..4, ends, 1), 4 * block + head - n * 2 * 32000);
+}

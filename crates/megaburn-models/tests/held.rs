@@ -1,0 +1,141 @@
+//! What forward keeps for backward is what the formula says, counted by the allocator: a test binary
+//! of its own, whose tests run one after the other, so that nobody else allocates.
+
+use std::{
+    alloc::System,
+    collections::BTreeMap,
+    convert::Infallible,
+    sync::{Barrier, Mutex, PoisonError},
+};
+
+use burn::{
+    prelude::{Device, Int},
+    tensor::{DType, Tensor, TensorData},
+};
+use megaburn_collective::{Group, GroupOptions, run_threads};
+use megaburn_models::{
+    Decoder, DecoderConfig, Family,
+    activations::{Activations, Ends, Scores},
+    decoder::Recompute,
+};
+use megaburn_parallel::{load_params, read_params};
+use rstest::rstest;
+use stats_alloc::{INSTRUMENTED_SYSTEM, StatsAlloc};
+
+#[global_allocator]
+static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
+
+static ALONE: Mutex<()> = Mutex::new(());
+
+/// Bytes that are allocated.
+fn live() -> usize {
+    let stats = ALLOCATOR.stats();
+    stats.bytes_allocated - stats.bytes_deallocated
+}
+
+fn ids(of: &Activations, factor: usize, device: &Device) -> Tensor<2, Int> {
+    let shape = [of.seq_len, of.micro_batch];
+    let ids = (0..shape[0] * shape[1]).map(|i| (i * factor % 251) as i64).collect();
+    Tensor::from_data(TensorData::new::<i64, _>(ids, shape), device)
+}
+
+fn model(of: &Activations, group: &Group, device: &Device) -> Decoder {
+    let model = of.model.init(group, of.sequence_parallel, device).unwrap();
+    let dtype = if of.element == 2 { DType::BF16 } else { DType::F32 };
+    let mut params: BTreeMap<_, _> = read_params(&model).into_iter().collect();
+    let next = |path: &str, _: &[usize]| {
+        Ok::<_, Infallible>(params.remove(path).unwrap().convert_dtype(dtype))
+    };
+    let model = load_params(model, next).unwrap();
+    model.with_recompute(of.recompute).with_fused_linear_cross_entropy(of.fused_loss)
+}
+
+/// What a rank holds after the forward of a micro-batch, of which all hold as much.
+fn held(of: &Activations) -> usize {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let barrier = Barrier::new(of.tp);
+    let ranks = run_threads(of.tp, GroupOptions::default(), |group| {
+        let device = Device::flex().autodiff();
+        let model = model(of, &group, &device);
+        let step = || model.loss(ids(of, 7, &device), ids(of, 11, &device));
+        // Parameters, tables and buffers of products come with their first use.
+        drop(step().backward());
+        barrier.wait();
+        let before = live();
+        barrier.wait();
+        let loss = step();
+        barrier.wait();
+        let held = live() - before;
+        barrier.wait();
+        drop(loss.backward());
+        Ok::<_, Infallible>(held)
+    });
+    let ranks: Vec<_> = ranks.into_iter().map(Result::unwrap).collect();
+    ranks[0] / of.tp
+}
+
+fn assert_held(of: &Activations) {
+    let expected = of.stage(0..of.model.layers, Ends { first: true, last: true }, 1);
+    let found = held(of);
+    let off = found as f64 / expected as f64 - 1.0;
+    assert!(off.abs() < 0.1, "{found} bytes held, {expected} by the formula ({off:+.3}): {of:#?}");
+}
+
+fn activations(family: Family) -> Activations {
+    let sizes = DecoderConfig {
+        vocab: 256,
+        hidden: 128,
+        ffn: 320,
+        layers: 3,
+        heads: 8,
+        kv_heads: if family == Family::Gpt2 { 8 } else { 4 },
+        head_dim: 16,
+        ..family.template()
+    };
+    Activations { element: 4, scores: Scores::Kept, ..Activations::new(sizes, 64, 4) }
+}
+
+const ALL: Recompute = Recompute { norm: true, activation: true };
+
+#[rstest]
+fn a_model_holds_what_the_formula_says(
+    #[values(Family::Llama, Family::Gpt2, Family::Qwen3, Family::Qwen2)] family: Family,
+    #[values(2, 4)] element: usize,
+    #[values((1, false), (2, false), (2, true))] (tp, sequence_parallel): (usize, bool),
+) {
+    let of = Activations { element, tp, sequence_parallel, ..activations(family) };
+    for recompute in [Recompute::default(), ALL] {
+        assert_held(&Activations { recompute, ..of.clone() });
+    }
+}
+
+#[test]
+fn losses_without_logits_windows_and_copied_heads_are_counted() {
+    let llama = activations(Family::Llama);
+    assert_held(&Activations { fused_loss: true, ..llama.clone() });
+    assert_held(&Activations { fused_loss: true, recompute: ALL, ..llama.clone() });
+    let mut windows = llama.clone();
+    (windows.model.window, windows.model.full_layers, windows.seq_len) = (Some(8), vec![1], 128);
+    windows.model.max_seq_len = 128;
+    assert_held(&windows);
+    let mut copied = Activations { tp: 4, sequence_parallel: true, ..llama };
+    copied.model.kv_heads = 2;
+    assert_held(&copied);
+}
+
+/// What is computed once more is not held beside: a block is smaller by just that.
+#[test]
+fn what_is_computed_again_is_not_held() {
+    let of = activations(Family::Llama);
+    let kept = held(&of);
+    let less = |recompute| kept - held(&Activations { recompute, ..of.clone() });
+    let (n, e, model) = (of.seq_len * of.micro_batch, of.element, &of.model);
+    let near = |found: usize, expected: usize| {
+        assert!(found.abs_diff(expected) < expected / 20, "{found} bytes less, not {expected}");
+    };
+    let norms = (2 * model.layers + 1) * e * model.hidden * n;
+    let activations = model.layers * e * model.ffn * n;
+    near(less(Recompute { norm: true, activation: false }), norms);
+    near(less(Recompute { norm: false, activation: true }), activations);
+    near(less(ALL), norms + activations);
+}

@@ -52,3 +52,48 @@ pub(super) fn now_or_later(work: impl FnOnce() + 'static) {
         work();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use super::*;
+    use crate::testing::{constant, leaf, values};
+    use crate::{LinearOptions, MainGrad, linear};
+
+    #[test]
+    fn what_is_put_off_is_added_later_in_the_same_order() {
+        let (x, heard) = (leaf(constant([5, 2, 6])), Arc::new(Mutex::new(Vec::new())));
+        let bias = leaf(constant([6]));
+        let layer = |name: &'static str| {
+            let main_grad = MainGrad::default();
+            main_grad.attach();
+            let heard = heard.clone();
+            main_grad.on_gradient(move || heard.lock().unwrap().push(name));
+            (leaf(constant([6, 6])), main_grad)
+        };
+        let layers = ["first", "second"].map(layer);
+        let loss = || {
+            let through = |x, (w, main): &(_, MainGrad)| {
+                let options = LinearOptions { out_in: true, main_grad: Some(main.clone()) };
+                linear(x, burn::tensor::Tensor::clone(w), Some(bias.clone()), options)
+            };
+            let y = layers.iter().fold(x.clone(), through);
+            (y.clone() * y).sum()
+        };
+        let taken = || layers.each_ref().map(|(_, main)| main.take().map(values));
+        let at_once = loss().backward();
+        let (expected, order) = (taken(), std::mem::take(&mut *heard.lock().unwrap()));
+        assert_eq!(order, ["second", "first"]);
+
+        let (grads, put_off) = defer_weight_gradients(|| loss().backward());
+        assert_eq!((taken(), heard.lock().unwrap().len()), ([None, None], 0));
+        assert_eq!(values(x.grad(&grads).unwrap()), values(x.grad(&at_once).unwrap()));
+        assert_eq!(values(bias.grad(&grads).unwrap()), values(bias.grad(&at_once).unwrap()));
+        put_off.compute();
+        assert_eq!((taken(), &*heard.lock().unwrap()), (expected, &order));
+        // What follows is not put off.
+        loss().backward();
+        assert!(taken().iter().all(Option::is_some));
+    }
+}

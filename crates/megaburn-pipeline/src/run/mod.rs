@@ -20,8 +20,6 @@ pub struct Pass {
     pub micro_batch: usize,
     /// Whether it is the last of its kind (forward, backward, weights' gradients) in this chunk.
     pub is_last: bool,
-    /// Whether the weights' gradients come by themselves.
-    pub is_split: bool,
 }
 
 /// What a chunk's forward gives.
@@ -239,7 +237,6 @@ impl Runner<'_> {
         let Action { op, micro_batch, chunk } = action;
         let left = self.left.get_mut(&(op as usize, chunk)).expect("it was counted");
         *left -= 1;
-        let is_split = self.schedule.kind.splits_backward();
-        Pass { chunk, micro_batch, is_last: *left == 0, is_split }
+        Pass { chunk, micro_batch, is_last: *left == 0 }
     }
 }

@@ -38,7 +38,7 @@ impl Training<'_> {
         backward
     }
 
-    /// Behind all that a micro-batch gives the weights of a chunk.
+    /// Behind a backward, or the part of one.
     fn end(&mut self) -> Result<(), TrainError> {
         match self.sums {
             Sums::OverRanks => Ok(self.trainer.grads.end_micro_batch()?),
@@ -81,9 +81,7 @@ impl Chunks for Training<'_> {
         let Trainer { model, grads: sums, .. } = &mut *self.trainer;
         let model = model.as_ref().expect("the model is only away during an update");
         sums.accumulate(model, &mut grads);
-        if !pass.is_split {
-            self.end()?;
-        }
+        self.end()?;
         Ok(grads)
     }
 

@@ -82,8 +82,8 @@ pub use optimizer::{
     AdamwState, AdamwStep, LionState, LionStep, SgdState, SgdStep, adamw, adamw_scaled, is_on_gpu,
     lion, lion_scaled, partial_sums_of_squares, scaled, sgd, sgd_scaled, total,
 };
-pub use products::reproducible;
 pub use outlet::Outlet;
+pub use products::reproducible;
 pub use rms_norm::{rms_norm, rms_norm_add, rms_norm_with};
 pub use rope::{RopeConfig, RopeLayout, RopeScaling, RopeTable, apply_rope, packed_positions};
 pub use seed::seed;

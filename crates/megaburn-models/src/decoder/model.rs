@@ -8,7 +8,8 @@ use burn::{
 use megaburn_collective::{Group, region::gather_from_last_dim};
 use megaburn_kernels::RopeTable;
 use megaburn_parallel::{
-    CrossEntropy, Norm, PlanBuilder, PositionEmbedding, Residual, Sharded, VocabParallelEmbedding,
+    CrossEntropy, Input, Norm, PlanBuilder, PositionEmbedding, Residual, Sharded,
+    VocabParallelEmbedding,
 };
 use megaburn_pipeline::StageLayers;
 
@@ -132,7 +133,7 @@ impl Decoder {
         self.output().logits(self.normed(x))
     }
 
-    fn normed(&self, x: Residual) -> Tensor<3> {
+    fn normed(&self, x: Residual) -> Input<3> {
         x.normed(self.norm.as_ref().expect("a model ends with it")).0
     }
 

@@ -122,6 +122,8 @@ Result cuDevicePrimaryCtxRetain(Context *context, int) { return *context = &dumm
 Result cuDevicePrimaryCtxRelease_v2(int) { return SUCCESS; }
 Result cuDeviceCanAccessPeer(int *can, int, int) { return *can = 0, SUCCESS; }
 Result cuCtxSetCurrent(Context) { return SUCCESS; }
+Result cuCtxPushCurrent_v2(Context) { return SUCCESS; }
+Result cuCtxPopCurrent_v2(Context *context) { return *context = &dummy, SUCCESS; }
 Result cuCtxGetCurrent(Context *context) { return *context = &dummy, SUCCESS; }
 Result cuCtxSynchronize() { return SUCCESS; }
 Result cuCtxGetStreamPriorityRange(int *least, int *greatest) {

@@ -20,6 +20,7 @@ mod kernels;
 mod layouts;
 #[path = "../suite/matrix.rs"]
 mod matrix;
+mod offload;
 mod ranks;
 mod regions;
 mod runs;
@@ -44,10 +45,11 @@ type Test = (&'static str, fn() -> Result<(), String>);
 /// A test that every rank of a group runs.
 type GroupTest = (&'static str, fn(&Group) -> Result<(), String>);
 
-const TESTS: [(&str, &[Test]); 4] = [
+const TESTS: [(&str, &[Test]); 5] = [
     ("interop", interop::TESTS),
     ("fixtures", fixtures::TESTS),
     ("steps", steps::TESTS),
+    ("offload", offload::TESTS),
     ("failures", failures::TESTS),
 ];
 const GROUP_TESTS: [(&str, &[GroupTest]); 6] = [

@@ -35,7 +35,9 @@ pub(crate) const TESTS: &[Test] = &[
 ];
 
 /// Runs `test` with a model of the matrix and a text for it.
-fn with_config(test: impl FnOnce(TrainConfig) -> Result<(), String>) -> Result<(), String> {
+pub(crate) fn with_config(
+    test: impl FnOnce(TrainConfig) -> Result<(), String>,
+) -> Result<(), String> {
     let folder = std::env::temp_dir().join(format!("megaburn-steps-{}", std::process::id()));
     std::fs::create_dir_all(&folder).map_err(|error| error.to_string())?;
     let path = folder.join("text.txt");
@@ -47,7 +49,7 @@ fn with_config(test: impl FnOnce(TrainConfig) -> Result<(), String>) -> Result<(
     found
 }
 
-fn trainer(config: &TrainConfig, device: Device) -> Result<Trainer, TrainError> {
+pub(crate) fn trainer(config: &TrainConfig, device: Device) -> Result<Trainer, TrainError> {
     let groups = ProcessGroups::new(&Group::single(config.run.seed), Layout::SINGLE)?;
     let data = Arc::new(RunData::load(config)?);
     Trainer::new(Arc::new(config.clone()), groups, device.autodiff(), data)
@@ -89,7 +91,7 @@ fn clipped() -> Result<(), String> {
     })
 }
 
-const OPTIMIZERS: [OptimizerName; 4] =
+pub(crate) const OPTIMIZERS: [OptimizerName; 4] =
     [OptimizerName::AdamW, OptimizerName::Sgd, OptimizerName::Lion, OptimizerName::Muon];
 
 /// In steps so short that what rounding turns round does not show.

@@ -16,6 +16,7 @@ mod layouts;
 mod matrix;
 mod model_errors;
 mod models;
+mod offload;
 mod optimizers;
 mod outside;
 mod pipeline_runs;

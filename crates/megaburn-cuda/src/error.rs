@@ -20,6 +20,8 @@ pub enum CudaError {
     MissingFunction { library: &'static str, function: &'static str, wanted: &'static str },
     #[error("{call} failed: {why}")]
     Call { call: &'static str, why: String },
+    #[error("{bytes} bytes of pinned host memory are not to be had ({why})")]
+    HostMemory { bytes: usize, why: String },
     #[error("{0}")]
     Refused(String),
 }

@@ -69,6 +69,17 @@ impl PooledEvent {
             .map_err(CudaError::driver("cuStreamWaitEvent"))
     }
 
+    /// Waits until the device has passed this point. For checkpoints, not for steps.
+    ///
+    /// # Errors
+    /// The driver's, which may be of any work before.
+    pub fn wait(&self) -> Result<(), CudaError> {
+        // SAFETY: the event is a live handle of this context.
+        unsafe { sys::cuEventSynchronize(self.handle()) }
+            .result()
+            .map_err(CudaError::driver("cuEventSynchronize"))
+    }
+
     /// Whether the device has passed this point.
     ///
     /// # Errors

@@ -22,6 +22,7 @@ pub mod events;
 #[cfg(feature = "fusion")]
 mod fusion;
 pub mod gemm;
+pub mod host;
 pub mod kernel_cache;
 pub mod libraries;
 pub mod memory;
@@ -29,6 +30,7 @@ pub mod nccl;
 pub mod nvtx;
 pub mod profiler;
 mod queue;
+mod started;
 pub mod streams;
 pub mod tensor;
 pub mod timing;
@@ -36,6 +38,7 @@ mod wheels;
 
 pub use error::CudaError;
 pub use queue::{Buffers, CudaQueue, Op, RawBuffer, Retained, Server};
+pub use started::Started;
 
 /// Makes this process ready to compute on one GPU, and returns how many it may use. Called before the
 /// first tensor: all threads of the process then launch on one stream, in the order of their calls, and

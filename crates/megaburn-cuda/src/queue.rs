@@ -11,7 +11,7 @@ use burn::{backend::DispatchDevice, prelude::Device};
 use burn_cubecl::{CubeDevice, tensor::CubeTensor};
 use cubecl::{
     cuda::CudaRuntime,
-    server::{Handle, ServerError, ServerStorage},
+    server::{BufferBinding, Handle, ServerError, ServerStorage},
 };
 use cubecl_common::{
     device::{Device as _, DeviceId},
@@ -45,8 +45,10 @@ type Hook = Box<dyn FnOnce(&str) + Send>;
 pub struct Op {
     describe: Box<dyn Fn() -> String + Send>,
     on_failure: Option<Hook>,
+    /// Whose tensors nothing is computed in the place of until the work is done.
     reads: Vec<Handle>,
-    writes: Vec<Handle>,
+    /// Not their handles: what comes behind the work may be computed in their place.
+    writes: Vec<BufferBinding>,
 }
 
 /// A buffer's place in device memory, valid while the work that it was given to is enqueued.
@@ -89,7 +91,7 @@ impl Op {
 
     /// A tensor's buffer that the work writes, or reads and writes.
     pub fn writes(mut self, tensor: &CubeTensor) -> Self {
-        self.writes.push(tensor.handle.clone());
+        self.writes.push(tensor.handle.clone().binding());
         self
     }
 
@@ -110,7 +112,7 @@ impl fmt::Debug for Op {
 #[derive(Clone, Default)]
 pub struct Retained(Arc<Mutex<Vec<Kept>>>);
 
-/// The buffers of one operation and what pins them.
+/// The tensors that one operation reads, and what pins all of its buffers.
 type Kept = (Vec<Handle>, Vec<Resource>);
 
 impl Retained {
@@ -192,28 +194,27 @@ impl CudaQueue {
                     hook(&error.to_string());
                 }
             };
-            let written: Vec<_> = op.writes.iter().map(|handle| handle.clone().binding()).collect();
             // Also makes the context current, orders this stream behind the one a buffer came from,
             // and pins the allocations.
-            let resources = op.reads.iter().chain(&op.writes);
+            let read = op.reads.iter().map(|handle| handle.clone().binding());
+            let bindings: Vec<_> = read.chain(op.writes.iter().cloned()).collect();
             let resources: Result<Vec<Resource>, ServerError> =
-                resources.map(|handle| server.get_resource(handle.clone().binding(), id)).collect();
+                bindings.iter().map(|binding| server.get_resource(binding.clone(), id)).collect();
             let resources = match resources {
                 Ok(resources) => resources,
                 Err(error) => {
                     failed(&op.failed(&error));
-                    return failed_writing(server, id, written, error);
+                    return failed_writing(server, id, op.writes, error);
                 }
             };
-            let raw = |(resource, handle): (&Resource, &Handle)| RawBuffer {
+            let raw = |(resource, of): (&Resource, &BufferBinding)| RawBuffer {
                 ptr: resource.resource().ptr,
-                bytes: handle.size_in_used(),
+                bytes: of.size - of.offset_start.unwrap_or(0) - of.offset_end.unwrap_or(0),
             };
-            let (read, write) = resources.split_at(op.reads.len());
-            let buffers = Buffers {
-                reads: read.iter().zip(&op.reads).map(raw).collect(),
-                writes: write.iter().zip(&op.writes).map(raw).collect(),
-            };
+            let mut reads: Vec<_> = resources.iter().zip(&bindings).map(raw).collect();
+            let writes = reads.split_off(op.reads.len());
+            let buffers = Buffers { reads, writes };
+            let written = op.writes.clone();
             let outcome = ExecuteScope::over(server, id, written).execute(|server| {
                 let stream = server.write_streams().try_stream_mut(&id).map(|stream| stream.sys);
                 let stream = stream.ok_or_else(|| op.failed("this rank has no stream yet"))?;
@@ -226,7 +227,7 @@ impl CudaQueue {
                 failed(&error);
             }
             if let Some(retained) = retained {
-                retained.keep([op.reads, op.writes].concat(), resources);
+                retained.keep(op.reads, resources);
             }
         });
     }

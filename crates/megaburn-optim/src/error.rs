@@ -41,6 +41,10 @@ pub enum OptimError {
         "parameter `{path}` got more gradients in this micro-batch than in the first one, when its sum was on its way to other ranks already; where the graph differs from micro-batch to micro-batch, set `parallel.overlap = false` (or leave out `begin_micro_batch`)"
     )]
     LateGradient { path: String },
+    #[error(
+        "optimizer state cannot be kept in host memory: {why}; lower `optimizer.cpu_offload_fraction`, or let the process have more"
+    )]
+    HostMemory { why: String },
     #[error("the gradients cannot be read: {why}")]
     Device { why: String },
     #[error(transparent)]

@@ -35,6 +35,7 @@ mod leaf;
 mod loss_scaler;
 mod masters;
 mod norm;
+mod offload;
 mod optimizer;
 mod overlap;
 mod plan;

@@ -9,6 +9,7 @@ use burn::{
 use crate::{
     Optimizer,
     leaf::{Leaf, wide},
+    offload::{Kept, Key},
     visit::Path,
 };
 
@@ -56,10 +57,13 @@ impl Optimizer {
         dtype: FloatDType,
         read: impl FnMut(&str, &[usize]) -> Result<Option<TensorData>, E>,
     ) -> Result<M, E> {
+        self.choose_in(&module);
         let (path, dtype) = (Path::default(), dtype.into());
         let mut cast = Cast { path, dtype, optimizer: self, read, error: None };
         let module = module.map(&mut cast);
-        cast.error.map_or(Ok(module), Err)
+        let error = cast.error;
+        self.state.land();
+        error.map_or(Ok(module), Err)
     }
 
     /// What this rank keeps of the f32 master of the parameter at `path`; none if the parameter itself is
@@ -69,7 +73,7 @@ impl Optimizer {
     /// `[local elements]`: the local parameter, row-major, padding included; less where the optimizer's
     /// state is shared out.
     pub fn master(&self, path: &str) -> Option<Tensor<1>> {
-        self.masters.get(path).cloned()
+        self.state.get(&Key::master(path)).map(Kept::tensor)
     }
 
     /// Whether a parameter of this type is the rounding of an f32 master.
@@ -101,9 +105,9 @@ impl<F, E> Cast<'_, F, E> {
         }
         let leaf = Leaf::of(&tensor).of_type(*dtype);
         let value = wide(tensor);
-        optimizer.masters.remove(&path);
+        optimizer.state.remove(&Key::master(&path));
         if leaf.requires_grad && optimizer.has_master(*dtype) {
-            optimizer.masters.insert(path.clone(), sharding.cut(&path, value.clone()));
+            optimizer.state.put(Key::master(&path), sharding.cut(&path, value.clone()));
         }
         if is_shared {
             let device = value.device();

@@ -1,10 +1,9 @@
-use std::collections::BTreeMap;
-
 use burn::{Tensor, tensor::DType};
 
 use crate::{
     GradientAccumulator, Sharding,
     entry::Entry,
+    offload::{Key, Store},
     rule::{Force, Moments, Rule, Values, zeros},
 };
 
@@ -16,9 +15,8 @@ pub struct Optimizer {
     pub(crate) rule: Rule,
     pub(crate) sharding: Sharding,
     pub(crate) time: u64,
-    pub(crate) moments: BTreeMap<String, Moments>,
-    /// Of parameters whose masters are updated, by path: what this rank keeps of them, f32.
-    pub(crate) masters: BTreeMap<String, Tensor<1>>,
+    /// Moments, and, of parameters whose masters are updated, those in f32: what this rank keeps of them.
+    pub(crate) state: Store,
 }
 
 /// What an update of a parameter uses beside its gradient.
@@ -33,8 +31,7 @@ pub struct Rates {
 impl Optimizer {
     /// Before its first step.
     pub(crate) fn new(rule: Rule, sharding: &Sharding) -> Self {
-        let (moments, masters) = Default::default();
-        Self { rule, sharding: sharding.clone(), time: 0, moments, masters }
+        Self { rule, sharding: sharding.clone(), time: 0, state: Store::default() }
     }
 
     /// `adamw`, `sgd`, `lion` or `muon`.
@@ -63,10 +60,9 @@ impl Optimizer {
         rates: Rates,
     ) -> Tensor<1> {
         let entry = &grads.entries[path];
-        let moments = match self.moments.remove(path) {
-            Some(moments) => moments,
-            None => self.fresh_moments(path, entry),
-        };
+        // What they say is in the direction.
+        let moments =
+            if direction.is_some() { Moments::new() } else { self.take_moments(path, entry) };
         let force = Force {
             grad: entry.grad_or_zeros(),
             factor: grads.factor,
@@ -78,15 +74,16 @@ impl Optimizer {
         if !self.has_master(old.dtype()) {
             let old = Values { param: old, rounded: None, moments };
             let Values { param, moments, .. } = self.rule.update(old, force);
-            self.moments.insert(path.to_string(), moments);
+            self.put_moments(path, moments);
             return param;
         }
-        let param = self.masters.remove(path).unwrap_or_else(|| old.clone().cast(DType::F32));
+        let master = Key::master(path);
+        let param = self.state.take(&master).unwrap_or_else(|| old.clone().cast(DType::F32));
         // The old values' memory takes the new.
         let old = Values { param, rounded: Some(old), moments };
         let Values { param, rounded, moments } = self.rule.update(old, force);
-        self.moments.insert(path.to_string(), moments);
-        self.masters.insert(path.to_string(), param);
+        self.put_moments(path, moments);
+        self.state.put(master, param);
         rounded.expect("it was given what to round to")
     }
 
@@ -94,17 +91,27 @@ impl Optimizer {
     pub(crate) fn keep_nothing(&mut self, path: &str, entry: &Entry, nothing: Tensor<1>) {
         let moments = self.rule.moments(path, &entry.spec);
         let moments = moments.into_iter().map(|(moment, dtype)| (moment, zeros(&nothing, dtype)));
-        self.moments.insert(path.to_string(), moments.collect());
+        self.put_moments(path, moments.collect());
         if self.has_master(nothing.dtype()) {
-            self.masters.insert(path.to_string(), nothing.cast(DType::F32));
+            self.state.put(Key::master(path), nothing.cast(DType::F32));
         }
     }
 
-    /// Of what this rank keeps, before the first step.
-    fn fresh_moments(&self, path: &str, entry: &Entry) -> Moments {
+    /// Takes the moments of what this rank keeps; zeros before the first step.
+    fn take_moments(&mut self, path: &str, entry: &Entry) -> Moments {
         let zeros = |dtype| Tensor::zeros([entry.kept.len()], (&entry.device, DType::from(dtype)));
         let moments = self.rule.moments(path, &entry.spec).into_iter();
-        moments.map(|(moment, dtype)| (moment, zeros(dtype))).collect()
+        let taken = moments.map(|(moment, dtype)| {
+            let found = self.state.take(&Key::moment(path, moment));
+            (moment, found.unwrap_or_else(|| zeros(dtype)))
+        });
+        taken.collect()
+    }
+
+    fn put_moments(&mut self, path: &str, moments: Moments) {
+        for (moment, tensor) in moments {
+            self.state.put(Key::moment(path, moment), tensor);
+        }
     }
 }
 

@@ -1,11 +1,13 @@
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use burn::{
     Tensor,
     tensor::{DType, TensorData},
 };
 
-use crate::{GradientAccumulator, OptimError, Optimizer, rule::Moments};
+#[cfg(test)]
+use crate::offload::What;
+use crate::{GradientAccumulator, OptimError, Optimizer, offload::Key};
 
 /// A tensor of state that an optimizer keeps of a parameter; named as PyTorch names them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -36,8 +38,9 @@ impl Optimizer {
     /// What this rank keeps of the state, in path order.
     #[cfg(test)]
     pub(crate) fn state_tensors(&self) -> impl Iterator<Item = (&str, Moment, Tensor<1>)> {
-        self.moments.iter().flat_map(|(path, moments)| {
-            moments.iter().map(move |(moment, tensor)| (path.as_str(), *moment, tensor.clone()))
+        self.state.iter().filter_map(|(key, kept)| match key.what {
+            What::Moment(moment) => Some((key.path.as_str(), moment, kept.tensor())),
+            What::Master => None,
         })
     }
 
@@ -53,17 +56,18 @@ impl Optimizer {
     /// each parameter of `grads`; at time 0 for none.
     ///
     /// # Errors
-    /// Those of `read`, or state that is not f32 of the parameter's local size.
+    /// Those of `read`, state that is not f32 of the parameter's local size, or of which a part is to be in
+    /// host memory that is not to be had.
     pub fn load_state<E: From<OptimError>>(
         &mut self,
         time: u64,
         grads: &GradientAccumulator,
         mut read: impl FnMut(&str, Moment) -> Result<TensorData, E>,
     ) -> Result<(), E> {
-        let mut all = BTreeMap::new();
+        self.choose_for(grads);
+        let mut state = self.state.masters();
         let entries = grads.entries.iter().filter(|_| time > 0);
         for (path, entry) in entries {
-            let mut moments = Moments::new();
             for (moment, dtype) in self.rule.moments(path, &entry.spec) {
                 let data = read(path, moment)?;
                 let expected = entry.num_elements();
@@ -75,11 +79,12 @@ impl Optimizer {
                 }
                 let data = TensorData::from_bytes(data.into_bytes(), [expected], DType::F32);
                 let wide = Tensor::<1>::from_data(data, (&entry.device, DType::F32));
-                moments.insert(moment, self.sharding.cut(path, wide).cast(dtype));
+                let moment = Key::moment(path, moment);
+                state.put(moment, self.sharding.cut(path, wide).cast(dtype));
             }
-            all.insert(path.clone(), moments);
         }
-        (self.time, self.moments) = (time, all);
+        state.settle()?;
+        (self.time, self.state) = (time, state);
         Ok(())
     }
 }

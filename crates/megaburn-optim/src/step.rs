@@ -29,7 +29,8 @@ impl Optimizer {
     /// Behind it a parameter may still be on its way: see [`Sharding::attach`](crate::Sharding::attach).
     ///
     /// # Errors
-    /// See [`megaburn_collective::CollectiveError`]; the module is lost then.
+    /// See [`megaburn_collective::CollectiveError`]; state that finds no place in host memory
+    /// ([`Optimizer::with_cpu_offload`]). The module is lost then.
     /// # Collective
     /// Where the optimizer's state is shared out, all ranks that share it; each sends what it updated.
     pub fn step<M: Module>(
@@ -59,7 +60,8 @@ impl Optimizer {
         if !grads.factor.is_finite() {
             return Ok(module);
         }
-        let directions = self.rule.directions(grads, &mut self.moments)?;
+        self.expect(grads);
+        let directions = self.rule.directions(grads, &mut self.state)?;
         grads.sharding.settle();
         let mut take = Take { path: Path::default(), grads, taken: BTreeMap::new() };
         let module = module.map(&mut take);
@@ -70,6 +72,7 @@ impl Optimizer {
         }
         grads.sharding.updated();
         let mut params = step.params;
+        self.state.settle()?;
         Ok(put(module, |path| params.remove(path).map(|taken| (Some(taken.leaf), taken.value))))
     }
 }
@@ -106,7 +109,7 @@ impl<R: Fn(&str) -> Rates> Step<'_, R> {
     fn update_shares(&mut self) -> Result<(), OptimError> {
         let sharding = &self.grads.sharding;
         let mut started = Vec::with_capacity(sharding.buckets().len());
-        // What backward completes last, forward needs first.
+        // As `Sharding::update_order` has them.
         for bucket in sharding.buckets().iter().rev() {
             if let Some(old) = sharding.take_share(bucket) {
                 let new = self.update_share(bucket, Some(old));

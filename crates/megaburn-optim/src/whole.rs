@@ -6,17 +6,24 @@ use burn::{
 };
 use megaburn_collective::tensors;
 
-use crate::{Moment, OptimError, Optimizer, sharding::Slot};
+use crate::{
+    Moment, OptimError, Optimizer,
+    offload::{Kept, What},
+    sharding::Slot,
+};
 
 /// State of one whole local parameter.
+#[derive(Clone, Debug)]
+pub struct StateTensor(Source);
+
 #[derive(Clone, Debug)]
 #[allow(
     clippy::large_enum_variant,
     reason = "there is one a parameter, while a checkpoint is saved"
 )]
-pub enum StateTensor {
+enum Source {
     /// Where it is kept.
-    Kept(Tensor<1>),
+    Kept(Kept),
     /// Gathered from those that share it, or what failed then.
     Gathered(DType, Result<TensorData, OptimError>),
 }
@@ -24,9 +31,9 @@ pub enum StateTensor {
 impl StateTensor {
     /// Element type.
     pub fn dtype(&self) -> DType {
-        match self {
-            Self::Kept(tensor) => tensor.dtype(),
-            Self::Gathered(dtype, _) => *dtype,
+        match &self.0 {
+            Source::Kept(kept) => kept.dtype(),
+            Source::Gathered(dtype, _) => *dtype,
         }
     }
 
@@ -37,9 +44,10 @@ impl StateTensor {
     /// # Errors
     /// The device cannot be read.
     pub fn read(self) -> Result<TensorData, OptimError> {
-        match self {
-            Self::Kept(tensor) => to_host(tensor),
-            Self::Gathered(_, data) => data,
+        match self.0 {
+            Source::Kept(Kept::Here(tensor)) => to_host(tensor),
+            Source::Kept(Kept::OnHost(host)) => host.read(),
+            Source::Gathered(_, data) => data,
         }
     }
 }
@@ -65,20 +73,23 @@ impl Optimizer {
     /// Where they are shared out, all ranks that share them; each sends what it keeps.
     pub fn whole_state(&self, wanted: bool) -> Result<WholeState, OptimError> {
         let mut whole = WholeState::default();
-        let mut masters = self.masters.clone();
+        let kept = |what: What| -> BTreeMap<String, Kept> {
+            let kept = self.state.iter().filter(|(key, _)| key.what == what);
+            kept.map(|(key, kept)| (key.path.clone(), kept.clone())).collect()
+        };
+        let mut masters = kept(What::Master);
         let slots = self.sharding.buckets().iter().flat_map(|bucket| &bucket.slots);
-        for path in slots.map(|slot| &slot.path).filter(|path| !self.masters.contains_key(*path)) {
-            masters.extend(self.sharding.part(path).map(|part| (path.clone(), part)));
+        for path in slots.map(|slot| &slot.path) {
+            if !masters.contains_key(path) {
+                let part = self.sharding.part(path);
+                masters.extend(part.map(|part| (path.clone(), Kept::Here(part))));
+            }
         }
         self.gather(&masters, wanted, |path, state| {
             whole.masters.insert(path, state);
         })?;
         for moment in Moment::ALL {
-            let kept = self
-                .moments
-                .iter()
-                .filter_map(|(path, moments)| Some((path.clone(), moments.get(&moment)?.clone())));
-            self.gather(&kept.collect(), wanted, |path, state| {
+            self.gather(&kept(What::Moment(moment)), wanted, |path, state| {
                 whole.moments.insert((moment, path), state);
             })?;
         }
@@ -88,30 +99,34 @@ impl Optimizer {
     /// Every rank keeps something of the same parameters, if it is nothing of them.
     fn gather(
         &self,
-        kept: &BTreeMap<String, Tensor<1>>,
+        kept: &BTreeMap<String, Kept>,
         wanted: bool,
         mut give: impl FnMut(String, StateTensor),
     ) -> Result<(), OptimError> {
         if self.sharding.num_shares() == 1 {
-            for (path, tensor) in kept {
-                give(path.clone(), StateTensor::Kept(tensor.clone()));
+            for (path, kept) in kept {
+                give(path.clone(), StateTensor(Source::Kept(kept.clone())));
             }
             return Ok(());
         }
         let is_kept = |slot: &&Slot| kept.contains_key(&slot.path);
         for bucket in self.sharding.buckets() {
-            let Some(first) = bucket.slots.iter().find(is_kept) else { continue };
-            let first = &kept[&first.path];
-            let zeros = |len| Tensor::zeros([len], (&first.device(), first.dtype()));
+            // Of what is in host memory no more than a share of a bucket is on the device at once.
+            let parts = bucket.slots.iter().filter(is_kept);
+            let mut parts: BTreeMap<&str, Tensor<1>> =
+                parts.map(|slot| (slot.path.as_str(), kept[&slot.path].tensor())).collect();
+            let Some(first) = parts.values().next() else { continue };
+            let place = (first.device(), first.dtype());
+            let zeros = |len| Tensor::zeros([len], (&place.0, place.1));
             let part = |slot: &Slot, range: Range<usize>| {
-                kept.get(&slot.path).cloned().unwrap_or_else(|| zeros(range.len()))
+                parts.remove(slot.path.as_str()).unwrap_or_else(|| zeros(range.len()))
             };
             let share = bucket.join(self.sharding.share_of(bucket), part, zeros);
             let whole = tensors::all_gather(share, self.sharding.share())?;
             for slot in bucket.slots.iter().filter(is_kept).filter(|_| wanted) {
                 // A rank that cannot read goes on gathering with the others.
                 let data = to_host(whole.clone().narrow(0, slot.start, slot.len));
-                give(slot.path.clone(), StateTensor::Gathered(whole.dtype(), data));
+                give(slot.path.clone(), StateTensor(Source::Gathered(whole.dtype(), data)));
             }
         }
         Ok(())

@@ -2,8 +2,8 @@
 
 use burn_cubecl::{CubeDevice, tensor::CubeTensor};
 use megaburn_cuda::{
-    CudaError,
-    nccl::{self, Communicator, Label, Lane, Reduction, Started},
+    CudaError, Started,
+    nccl::{self, Communicator, Label, Lane, Reduction},
 };
 
 use super::side::DeviceSide;

@@ -2,10 +2,7 @@
 
 use burn::backend::{Cube, tensor::FloatTensor};
 use burn_cubecl::CubeBackend;
-use megaburn_cuda::{
-    nccl::{Lane, Started},
-    tensor,
-};
+use megaburn_cuda::{Started, nccl::Lane, tensor};
 
 use crate::{
     CollectiveError, Group, ReduceOp,

@@ -7,7 +7,8 @@ use {
     burn::{backend::Cube, tensor::Tensor},
     burn_cubecl::{CubeBackend, tensor::CubeTensor},
     megaburn_cuda::{
-        nccl::{Lane, Started},
+        Started,
+        nccl::Lane,
         tensor::{from_backend, into_backend},
     },
 };

@@ -215,10 +215,7 @@ fn run<const D: usize, K: Moved>(
     group: &Group,
     #[cfg(feature = "cuda")] on_gpu: impl FnOnce(
         burn_cubecl::tensor::CubeTensor,
-    ) -> Result<
-        megaburn_cuda::nccl::Started,
-        CollectiveError,
-    >,
+    ) -> Result<megaburn_cuda::Started, CollectiveError>,
     on_host: impl FnOnce(TensorData) -> Result<TensorData, CollectiveError>,
 ) -> Result<Pending<D, K>, CollectiveError> {
     if group.size() == 1 {

@@ -21,7 +21,7 @@ pub struct Pending<const D: usize, K: Moved>(State<D, K>);
 enum State<const D: usize, K: Moved> {
     Done(Tensor<D, K>),
     #[cfg(feature = "cuda")]
-    Started(megaburn_cuda::nccl::Started),
+    Started(megaburn_cuda::Started),
 }
 
 impl<const D: usize, K: Moved> Pending<D, K> {
@@ -30,7 +30,7 @@ impl<const D: usize, K: Moved> Pending<D, K> {
     }
 
     #[cfg(feature = "cuda")]
-    pub(super) fn started(x: megaburn_cuda::nccl::Started) -> Self {
+    pub(super) fn started(x: megaburn_cuda::Started) -> Self {
         Self(State::Started(x))
     }
 

@@ -13,10 +13,13 @@ use cudarc::nccl::sys::{ncclComm_t, ncclDataType_t};
 use super::{
     Communicator,
     api::{Api, Code},
-    lane::{Done, Join, Lane, Started},
+    lane::Lane,
 };
 use crate::{
-    Buffers, CudaError, CudaQueue, Op, Retained, events::PooledEvent, streams::Stream,
+    Buffers, CudaError, CudaQueue, Op, Retained, Started,
+    events::PooledEvent,
+    started::{Done, Join},
+    streams::Stream,
     tensor::empty,
 };
 

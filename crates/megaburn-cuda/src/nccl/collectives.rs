@@ -7,10 +7,10 @@ use cudarc::nccl::sys::ncclRedOp_t;
 use super::{
     Communicator,
     call::{Call, Label, elements, refused},
-    lane::{Lane, Started},
+    lane::Lane,
 };
 use crate::{
-    CudaError,
+    CudaError, Started,
     tensor::{contiguous, empty},
 };
 

@@ -1,9 +1,3 @@
-use std::sync::{Arc, Mutex, PoisonError};
-
-use burn_cubecl::tensor::CubeTensor;
-
-use crate::{CudaQueue, Op, Retained, events::PooledEvent};
-
 /// Where a call goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Lane {
@@ -12,70 +6,4 @@ pub enum Lane {
     /// On the communicator's own stream, behind the kernels before it and beside those after it,
     /// until somebody waits for it.
     Overlapped,
-}
-
-/// A call that was started: its result, once waited for.
-#[derive(Debug)]
-#[must_use = "what a call gives is had by waiting for it"]
-pub struct Started {
-    out: CubeTensor,
-    join: Option<Join>,
-}
-
-impl Started {
-    /// A result that is there for whatever comes after it: of a call in order, or computed from
-    /// one.
-    pub fn done(out: CubeTensor) -> Self {
-        Self { out, join: None }
-    }
-
-    /// A call on another stream.
-    pub(super) fn overlapped(out: CubeTensor, join: Join) -> Self {
-        Self { out, join: Some(join) }
-    }
-
-    /// The memory of the result, which is not there yet: for what is enqueued behind
-    /// [`wait`](Self::wait).
-    pub fn peek(&self) -> CubeTensor {
-        self.out.clone()
-    }
-
-    /// The result. What is computed from now on waits for it on the GPU; the host does not.
-    pub fn wait(self) -> CubeTensor {
-        drop(self.join);
-        self.out
-    }
-}
-
-/// Lets CubeCL's stream wait for a call on another one, when dropped: the buffers of the call stay
-/// where they are until then.
-#[derive(Debug)]
-pub(super) struct Join {
-    queue: CudaQueue,
-    name: Arc<str>,
-    done: Done,
-    retained: Retained,
-}
-
-/// The point behind the call, once the device thread has made it.
-pub(super) type Done = Arc<Mutex<Option<Arc<PooledEvent>>>>;
-
-impl Join {
-    pub(super) fn new(queue: CudaQueue, name: Arc<str>, done: Done, retained: Retained) -> Self {
-        Self { queue, name, done, retained }
-    }
-}
-
-impl Drop for Join {
-    fn drop(&mut self) {
-        let (name, done) = (self.name.clone(), self.done.clone());
-        let retained = std::mem::take(&mut self.retained);
-        // It touches no buffer, so that it runs even where the call failed.
-        self.queue.enqueue(Op::new(move || format!("join of {name}")), move |stream, _| {
-            let done = done.lock().unwrap_or_else(PoisonError::into_inner).take();
-            let joined = done.map_or(Ok(()), |event| event.holds_up(stream));
-            drop(retained);
-            joined
-        });
-    }
 }

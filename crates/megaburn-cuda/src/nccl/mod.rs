@@ -30,5 +30,5 @@ pub use api::version;
 pub use call::{Label, takes};
 pub use collectives::Reduction;
 pub use communicator::{Communicator, Membership, UniqueId};
-pub use lane::{Lane, Started};
+pub use lane::Lane;
 pub use watchdog::{Observer, Standing, Watchdog};

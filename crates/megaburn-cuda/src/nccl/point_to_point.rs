@@ -11,10 +11,10 @@ use super::{
     Communicator,
     api::{Api, Code},
     call::{Call, Label, elements, refused},
-    lane::{Lane, Started},
+    lane::Lane,
 };
 use crate::{
-    Buffers, CudaError,
+    Buffers, CudaError, Started,
     streams::Stream,
     tensor::{contiguous, empty},
 };

@@ -15,7 +15,7 @@ use burn::{
 };
 use megaburn_mesh::ParamSpec;
 
-use crate::{GradientAccumulator, Moment, OptimError, Rates};
+use crate::{GradientAccumulator, Moment, OptimError, Rates, offload::Store};
 pub use adamw::AdamWConfig;
 pub use lion::LionConfig;
 pub(crate) use muon::Muon;
@@ -96,14 +96,23 @@ impl Rule {
         }
     }
 
+    /// Whether the moments of a parameter are in its direction already, of
+    /// [`directions`](Self::directions).
+    pub(crate) fn has_direction(&self, path: &str, spec: &ParamSpec) -> bool {
+        match self {
+            Self::Muon(muon) => muon.config().is_orthogonalized(path, spec),
+            Self::AdamW(_) | Self::Sgd(_) | Self::Lion(_) => false,
+        }
+    }
+
     /// What is to be known of several elements at once, by path: the directions of matrices.
     pub(crate) fn directions(
         &self,
         grads: &GradientAccumulator,
-        moments: &mut BTreeMap<String, Moments>,
+        state: &mut Store,
     ) -> Result<BTreeMap<String, Tensor<1>>, OptimError> {
         match self {
-            Self::Muon(muon) => muon.directions(grads, moments),
+            Self::Muon(muon) => muon.directions(grads, state),
             Self::AdamW(_) | Self::Sgd(_) | Self::Lion(_) => Ok(BTreeMap::new()),
         }
     }

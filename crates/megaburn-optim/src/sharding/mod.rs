@@ -222,6 +222,21 @@ impl Sharding {
         &self.0.buckets
     }
 
+    /// The parameters that this rank updates something of, in that order, with the elements that it keeps;
+    /// out of all, by path and local elements.
+    pub(crate) fn update_order(&self, lens: BTreeMap<String, usize>) -> Vec<(String, usize)> {
+        if self.num_shares() == 1 {
+            return lens.into_iter().collect();
+        }
+        // What backward completes last, forward needs first.
+        let slots = self.buckets().iter().rev().flat_map(|bucket| {
+            let share = self.share_of(bucket);
+            bucket.slots.iter().map(move |slot| (&slot.path, slot.within(&share).len()))
+        });
+        let updated = slots.filter(|(path, len)| *len > 0 && lens.contains_key(*path));
+        updated.map(|(path, len)| (path.clone(), len)).collect()
+    }
+
     /// What of the local parameter at `path`, of `len` elements, this rank keeps.
     pub(crate) fn kept(&self, path: &str, len: usize) -> Range<usize> {
         self.0.kept.get(path).cloned().unwrap_or(0..len)

@@ -94,6 +94,9 @@ pub struct OptimizerConfig {
     pub exp_avg_sq_dtype: Dtype,
     /// In what "sgd" and "muon" keep their momentum. "bf16" wants one of 0.996 or less.
     pub momentum_dtype: Dtype,
+    /// How much of the optimizer's state, masters included, is in host memory and comes to the GPU for
+    /// an update, from 0, none, to 1, all; no number changes.
+    pub cpu_offload_fraction: f64,
     /// `[optimizer.sgd]`: what only "sgd" reads.
     pub sgd: SgdSection,
     /// `[optimizer.lion]`: what only "lion" reads.
@@ -138,6 +141,7 @@ impl Default for OptimizerConfig {
             exp_avg_dtype: Dtype::F32,
             exp_avg_sq_dtype: Dtype::F32,
             momentum_dtype: Dtype::F32,
+            cpu_offload_fraction: 0.0,
             sgd: SgdSection::default(),
             lion: LionSection::default(),
             muon: MuonSection::default(),
@@ -167,6 +171,9 @@ impl OptimizerConfig {
         not_negative("optimizer.clip_grad", self.clip_grad)?;
         not_negative("optimizer.grad_norm_skip_threshold", self.grad_norm_skip_threshold)?;
         self.validate_loss_scale()?;
+        let fraction = self.cpu_offload_fraction;
+        let (key, ok) = ("optimizer.cpu_offload_fraction", (0.0..=1.0).contains(&fraction));
+        require(ok, key, fraction, "at least 0 and at most 1")?;
         for (key, dtype) in [
             ("optimizer.main_params_dtype", self.main_params_dtype),
             ("optimizer.main_grads_dtype", self.main_grads_dtype),
@@ -246,6 +253,11 @@ mod tests {
     #[case("initial_loss_scale = inf", "`optimizer.initial_loss_scale` is inf: it must be at")]
     #[case("loss_scale_window = 0", "`optimizer.loss_scale_window` is 0: it must be at least 1")]
     #[case("hysteresis = 0", "`optimizer.hysteresis` is 0: it must be at least 1")]
+    #[case(
+        "cpu_offload_fraction = 1.5",
+        "`optimizer.cpu_offload_fraction` is 1.5: it must be at least 0 and at most 1"
+    )]
+    #[case("cpu_offload_fraction = nan", "`optimizer.cpu_offload_fraction` is NaN: it must be")]
     #[case(
         "beta2 = 0.999\nexp_avg_sq_dtype = 'bf16'",
         "`optimizer.beta2` is 0.999: it must be at most 0.996 where its mean is kept in bf16"

@@ -127,7 +127,7 @@ impl OptimizerConfig {
         sharding: &Sharding,
         tp: &Group,
     ) -> Result<Optimizer, OptimError> {
-        match self.name {
+        let optimizer = match self.name {
             OptimizerName::AdamW => self.adamw().init(sharding),
             OptimizerName::Sgd => SgdConfig::new()
                 .with_momentum(self.sgd.momentum)
@@ -144,7 +144,8 @@ impl OptimizerConfig {
                 .with_exp_avg(self.exp_avg_dtype.into())
                 .init(sharding),
             OptimizerName::Muon => self.muon(dtype).init(sharding, tp),
-        }
+        };
+        optimizer?.with_cpu_offload(self.cpu_offload_fraction)
     }
 
     fn adamw(&self) -> AdamWConfig {

@@ -45,8 +45,8 @@ impl Trainer {
         for param in params.filter(|param| !self.sharding.shares_out(&param.path)) {
             let path = param.path.clone();
             // Shares of masters are nobody's copies.
-            let master = self.optimizer.master(&path);
-            let data = match master.filter(|_| self.sharding.num_shares() == 1) {
+            let is_whole = self.sharding.num_shares() == 1;
+            let data = match is_whole.then(|| self.optimizer.master(&path)).flatten() {
                 Some(master) => to_host(master),
                 None => param.read(),
             };

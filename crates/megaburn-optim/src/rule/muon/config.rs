@@ -120,7 +120,7 @@ impl MuonConfig {
     }
 
     /// Whether it is a matrix that it makes orthogonal.
-    pub(super) fn is_orthogonalized(&self, path: &str, spec: &ParamSpec) -> bool {
+    pub(in crate::rule) fn is_orthogonalized(&self, path: &str, spec: &ParamSpec) -> bool {
         let is_excluded = self.excluded.iter().any(|start| path.starts_with(start.as_str()));
         spec.shard.global_shape.len() == 2 && !is_excluded
     }

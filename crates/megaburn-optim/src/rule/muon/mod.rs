@@ -15,8 +15,12 @@ use megaburn_collective::Group;
 use megaburn_kernels::{SgdState, SgdStep, sgd, sgd_scaled};
 use megaburn_mesh::ParamSpec;
 
-use super::{Force, Moments, Values, zeros};
-use crate::{GradientAccumulator, Moment, OptimError, Rates, entry::Entry};
+use super::{Force, Values, zeros};
+use crate::{
+    GradientAccumulator, Moment, OptimError, Rates,
+    entry::Entry,
+    offload::{Key, Store},
+};
 pub use config::{MuonConfig, MuonScale, MuonTpMode};
 pub use newton_schulz::NewtonSchulz;
 use owners::Owners;
@@ -45,23 +49,22 @@ impl Muon {
     pub(super) fn directions(
         &self,
         grads: &GradientAccumulator,
-        moments: &mut BTreeMap<String, Moments>,
+        state: &mut Store,
     ) -> Result<BTreeMap<String, Tensor<1>>, OptimError> {
         let matrices = grads.entries.iter();
         let matrices = matrices.filter(|(path, e)| self.config.is_orthogonalized(path, &e.spec));
         let matrices: BTreeMap<&str, &Entry> = matrices.map(|(p, e)| (p.as_str(), e)).collect();
-        let mut momenta = BTreeMap::new();
-        for (path, entry) in &matrices {
-            let of_path = moments.entry(path.to_string()).or_default();
-            momenta.insert(path.to_string(), self.momentum(grads, entry, of_path));
-        }
+        let momenta = matrices.iter().map(|(path, entry)| {
+            let key = Key::moment(path, Moment::MomentumBuffer);
+            (path.to_string(), self.momentum(grads, entry, key, state))
+        });
         let shards = Orthogonalizer::new(&self.config, &self.tp);
         let local =
             |path: &str, momentum: Tensor<1>| shards.of(&matrices[path].spec.shard, momentum);
         if grads.sharding.num_shares() == 1 {
-            let each = momenta.into_iter();
-            return each.map(|(path, m)| local(&path, m).map(|m| (path, m))).collect();
+            return momenta.map(|(path, m)| local(&path, m).map(|m| (path, m))).collect();
         }
+        let momenta = momenta.collect();
         let sizes = matrices.iter().map(|(path, entry)| (*path, &entry.spec.shard));
         Owners::new(&grads.sharding, sizes).each_whole(momenta, local)
     }
@@ -72,12 +75,13 @@ impl Muon {
         &self,
         grads: &GradientAccumulator,
         entry: &Entry,
-        moments: &mut Moments,
+        key: Key,
+        state: &mut Store,
     ) -> Tensor<1> {
         let MuonConfig { momentum, nesterov, momentum_buffer: kept, .. } = self.config;
         if entry.kept.is_empty() {
             let none = Tensor::empty([0], (&entry.device, DType::F32));
-            moments.insert(Moment::MomentumBuffer, zeros(&none, kept));
+            state.put(key, zeros(&none, kept));
             return none;
         }
         let grad = entry.grad_or_zeros().cast(DType::F32).mul_scalar(grads.factor);
@@ -85,14 +89,14 @@ impl Muon {
             Some(factor) => grad * factor,
             None => grad,
         };
-        let old = moments.remove(&Moment::MomentumBuffer).unwrap_or_else(|| zeros(&grad, kept));
+        let old = state.take(&key).unwrap_or_else(|| zeros(&grad, kept));
         let ahead = |mean: Tensor<1>| mean * momentum + grad.clone() * (1.0 - momentum);
         let new = ahead(old.clone().cast(DType::F32)).cast(DType::from(kept));
         let new = match grads.factor_on_gpu.clone() {
             Some(factor) => old.mask_where(factor.is_finite().expand(new.dims()), new),
             None => new,
         };
-        moments.insert(Moment::MomentumBuffer, new.clone());
+        state.put(key, new.clone());
         let new = new.cast(DType::F32);
         if nesterov { ahead(new) } else { new }
     }
@@ -103,8 +107,8 @@ impl Muon {
         // Without momentum a decay that is added to the direction is a decoupled one.
         let (momentum, nesterov, grad_factor) = (0.0, false, 1.0);
         let step = SgdStep { lr, momentum, nesterov, weight_decay, grad_factor };
-        let moments = old.moments;
-        let old = SgdState { param: old.param, momentum_buffer: None, rounded: old.rounded };
+        let (param, rounded, moments) = (old.param, old.rounded, old.moments);
+        let old = SgdState { param, momentum_buffer: None, rounded };
         let SgdState { param, rounded, .. } = match force.factor_on_gpu {
             // One where it is finite: it is in the direction already.
             Some(factor) => sgd_scaled(old, direction, factor * 0.0 + 1.0, &step),

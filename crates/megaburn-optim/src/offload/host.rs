@@ -1,0 +1,129 @@
+use burn::{
+    Tensor,
+    tensor::{DType, TensorData},
+};
+#[cfg(feature = "cuda")]
+use {
+    burn::backend::Cube,
+    megaburn_cuda::{
+        CudaQueue, Started,
+        host::{self, HostTensor},
+        tensor::{from_backend, into_backend},
+    },
+};
+
+use crate::OptimError;
+
+/// A tensor in host memory; a clone is the same values.
+#[derive(Clone, Debug)]
+pub(crate) struct OnHost(Memory);
+
+#[derive(Clone, Debug)]
+enum Memory {
+    /// Of a device whose own memory is the host's.
+    Own(Tensor<1>),
+    /// A GPU's, which is beside it.
+    #[cfg(feature = "cuda")]
+    Pinned(HostTensor),
+}
+
+/// A tensor on its way to its device.
+#[derive(Debug)]
+pub(super) enum Coming {
+    Here(Tensor<1>),
+    #[cfg(feature = "cuda")]
+    Started(Started),
+}
+
+/// A tensor on its way to host memory; it takes memory of its device until this is dropped, when what is
+/// computed from then on waits for it there.
+#[derive(Debug)]
+pub(super) struct Leaving {
+    #[cfg(feature = "cuda")]
+    _way: Option<host::Leaving>,
+}
+
+impl OnHost {
+    /// Takes the tensor, in the `old` one's memory if it is that one's alone.
+    ///
+    /// # Errors
+    /// There is no such memory.
+    pub(super) fn store(
+        tensor: Tensor<1>,
+        old: Option<Self>,
+    ) -> Result<(Self, Leaving), OptimError> {
+        #[cfg(feature = "cuda")]
+        if let Some(x) = on_gpu(&tensor) {
+            let old = match old {
+                Some(Self(Memory::Pinned(old))) => Some(old).filter(|old| old.takes(&x)),
+                _ => None,
+            };
+            let host = old.map_or_else(|| HostTensor::like(&x), Ok);
+            let mut host =
+                host.map_err(|error| OptimError::HostMemory { why: error.to_string() })?;
+            let way = host.store(x);
+            return Ok((Self(Memory::Pinned(host)), Leaving { _way: Some(way) }));
+        }
+        drop(old);
+        let leaving = Leaving {
+            #[cfg(feature = "cuda")]
+            _way: None,
+        };
+        Ok((Self(Memory::Own(tensor)), leaving))
+    }
+
+    /// A copy on the device, beside what is computed next.
+    pub(super) fn fetch(&self) -> Coming {
+        match &self.0 {
+            Memory::Own(tensor) => Coming::Here(tensor.clone()),
+            #[cfg(feature = "cuda")]
+            Memory::Pinned(host) => Coming::Started(host.fetch()),
+        }
+    }
+
+    /// The values, which this thread waits for.
+    ///
+    /// # Errors
+    /// The device cannot be read, or what the values were computed from.
+    pub(crate) fn read(&self) -> Result<TensorData, OptimError> {
+        let read = match &self.0 {
+            Memory::Own(tensor) => tensor.clone().try_into_data().map_err(|e| e.to_string()),
+            #[cfg(feature = "cuda")]
+            Memory::Pinned(host) => host.read().map_err(|e| e.to_string()),
+        };
+        read.map_err(|why| OptimError::Device { why })
+    }
+
+    pub(crate) fn dtype(&self) -> DType {
+        match &self.0 {
+            Memory::Own(tensor) => tensor.dtype(),
+            #[cfg(feature = "cuda")]
+            Memory::Pinned(host) => host.dtype(),
+        }
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        match &self.0 {
+            Memory::Own(tensor) => tensor.shape().num_elements() * tensor.dtype().size(),
+            #[cfg(feature = "cuda")]
+            Memory::Pinned(host) => host.bytes(),
+        }
+    }
+}
+
+impl Coming {
+    /// The tensor. What is computed from now on waits for it on the device; the host does not.
+    pub(super) fn wait(self) -> Tensor<1> {
+        match self {
+            Self::Here(tensor) => tensor,
+            #[cfg(feature = "cuda")]
+            Self::Started(started) => Tensor::from_primitive::<Cube>(into_backend(started.wait())),
+        }
+    }
+}
+
+#[cfg(feature = "cuda")]
+fn on_gpu(tensor: &Tensor<1>) -> Option<burn_cubecl::tensor::CubeTensor> {
+    let x = from_backend(tensor.clone().try_into_primitive::<Cube>().ok()?);
+    CudaQueue::of(&x).is_some().then_some(x)
+}

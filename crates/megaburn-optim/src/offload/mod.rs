@@ -1,0 +1,104 @@
+//! Optimizer state in host memory.
+//!
+//! Masters and moments of some parameters are there, and come to the GPU for an update: while one
+//! parameter is updated, the state of the next is on its way in, and the state of the one before on its
+//! way out. The kernels are those of state that stays, and so are their results.
+//!
+//! Megatron-LM (`--optimizer-cpu-offload`) computes such updates on the CPU instead, and sends gradients
+//! there and parameters back: six bytes a parameter over PCIe where AdamW with masters moves twelve each way
+//! here, in both directions at once. Here the host computes nothing.
+
+mod choice;
+mod flight;
+mod host;
+mod store;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+
+use burn::{
+    Tensor,
+    module::{Module, Param},
+};
+
+use crate::{
+    GradientAccumulator, OptimError, Optimizer,
+    visit::{FloatVisitor, visit_floats},
+};
+pub(crate) use store::{Kept, Key, Store, What};
+
+impl Optimizer {
+    /// Keeps this fraction of the state in host memory: of masters and moments, by the elements that this
+    /// rank keeps of parameters, as near as whole parameters allow; 1 is all. On CPUs state is there
+    /// anyhow. Before the first step and before [`Optimizer::cast_params`].
+    ///
+    /// Source: Megatron-LM `--optimizer-offload-fraction`.
+    ///
+    /// # Errors
+    /// It is not between 0 and 1. That the host has too little memory is said by
+    /// [`Optimizer::step`] and [`Optimizer::load_state`].
+    pub fn with_cpu_offload(mut self, fraction: f64) -> Result<Self, OptimError> {
+        if !(0.0..=1.0).contains(&fraction) {
+            let (name, must_be) = ("cpu_offload_fraction", "at least 0 and at most 1");
+            return Err(OptimError::BadConfig { name, value: fraction, must_be });
+        }
+        self.state.set_fraction(fraction);
+        Ok(self)
+    }
+
+    /// Says what a step will update, so that the first of it starts to come.
+    pub(crate) fn expect(&mut self, grads: &GradientAccumulator) {
+        let order = self.choose_for(grads);
+        let mut keys = Vec::new();
+        let spec = |path: &str| &grads.entries[path].spec;
+        let moments = |path: &str| {
+            let moments = self.rule.moments(path, spec(path)).into_iter();
+            moments.map(|(moment, _)| Key::moment(path, moment)).collect::<Vec<_>>()
+        };
+        let has_direction = |path: &str| self.rule.has_direction(path, spec(path));
+        for path in grads.entries.keys().filter(|path| has_direction(path)) {
+            keys.extend(moments(path));
+        }
+        for (path, _) in &order {
+            if !has_direction(path) {
+                keys.extend(moments(path));
+            }
+            keys.push(Key::master(path));
+        }
+        self.state.expect(keys.into_iter());
+    }
+
+    /// Chooses what will be in host memory of the parameters that `grads` has; gives them in the order of
+    /// updates, with the elements that this rank keeps.
+    pub(crate) fn choose_for(&mut self, grads: &GradientAccumulator) -> Vec<(String, usize)> {
+        let entries = grads.entries.iter();
+        self.choose(entries.map(|(path, entry)| (path.clone(), entry.num_elements())).collect())
+    }
+
+    /// Of the trainable parameters of a module.
+    pub(crate) fn choose_in<M: Module>(&mut self, module: &M) {
+        let mut lens = Lens::default();
+        visit_floats(module, &mut lens);
+        self.choose(lens.0);
+    }
+
+    fn choose(&mut self, lens: BTreeMap<String, usize>) -> Vec<(String, usize)> {
+        let order = self.sharding.update_order(lens);
+        self.state.choose(order.iter().map(|(path, len)| (path.as_str(), *len)));
+        order
+    }
+}
+
+/// Local elements of the trainable parameters; one that was not drawn yet stays so, and counts as
+/// trainable.
+#[derive(Default)]
+struct Lens(BTreeMap<String, usize>);
+
+impl FloatVisitor for Lens {
+    fn visit<const D: usize>(&mut self, path: String, param: &Param<Tensor<D>>) {
+        if !param.is_initialized() || param.val().is_require_grad() {
+            self.0.insert(path, param.lazy_shape().num_elements());
+        }
+    }
+}

@@ -1,0 +1,281 @@
+use std::collections::BTreeMap;
+
+use burn::tensor::{Device, Distribution, FloatDType, TensorData};
+use megaburn_collective::{Group, GroupOptions, ProcessGroups, run_threads};
+use megaburn_mesh::{Axis, ParamSpec, ShardPlan, ShardSpec};
+use rstest::rstest;
+
+use super::*;
+use crate::{
+    AdamWConfig, LionConfig, Moment, MuonConfig, SgdConfig, Sharding, ShardingConfig,
+    ShardingLevel, StateTensor,
+};
+
+#[derive(Module, Debug)]
+struct Layers {
+    weights: Vec<Param<Tensor<2>>>,
+    biases: Vec<Param<Tensor<1>>>,
+}
+
+const SHAPES: [[usize; 2]; 4] = [[3, 5], [8, 4], [4, 4], [1, 7]];
+
+/// What layers start from, the same on every rank.
+fn start() -> Vec<TensorData> {
+    let normal = Distribution::Normal(0.0, 1.0);
+    let draw = |shape| Tensor::<2>::random(shape, normal, &Device::default()).into_data();
+    SHAPES.map(draw).into()
+}
+
+impl Layers {
+    fn new(start: &[TensorData], device: &Device) -> Self {
+        let weights = start.iter().map(|data| Param::from_data(data.clone(), device));
+        let biases =
+            SHAPES.map(|[_, n]| Param::from_tensor(Tensor::ones([n], device).require_grad()));
+        Self { weights: weights.collect(), biases: biases.into() }
+    }
+
+    fn loss(&self, step: usize) -> Tensor<1> {
+        let weights = self.weights.iter().map(|w| (w.val() * (step + 1) as f32).sin().sum());
+        let biases = self.biases.iter().map(|b| b.val().exp().sum());
+        weights.chain(biases).map(|part| part.cast(FloatDType::F32)).reduce(|a, b| a + b).unwrap()
+    }
+
+    fn plan() -> ShardPlan {
+        let mut plan = ShardPlan::new();
+        for (i, [rows, cols]) in SHAPES.into_iter().enumerate() {
+            for (kind, shape) in [("weights", &[rows, cols][..]), ("biases", &[cols])] {
+                let shard = ShardSpec::whole(shape, Axis::Tp, 0, 1);
+                plan.insert(format!("{kind}.{i}"), ParamSpec { shard }).unwrap();
+            }
+        }
+        plan
+    }
+
+    fn bits(&self) -> Vec<u32> {
+        let weights = self.weights.iter().map(|w| w.val().inner().flatten(0, 1));
+        let all = weights.chain(self.biases.iter().map(|b| b.val().inner()));
+        all.flat_map(bits).collect()
+    }
+}
+
+fn bits(tensor: Tensor<1>) -> Vec<u32> {
+    let values = tensor.into_data().convert::<f32>().try_to_vec::<f32>().unwrap();
+    values.into_iter().map(f32::to_bits).collect()
+}
+
+fn optimizer(rule: &str, sharding: &Sharding, fraction: f64) -> Optimizer {
+    let optimizer = match rule {
+        "adamw" => AdamWConfig::new().init(sharding),
+        "sgd" => SgdConfig::new().init(sharding),
+        "lion" => LionConfig::new().init(sharding),
+        _ => MuonConfig::new().init(sharding, &Group::single(0)),
+    };
+    optimizer.unwrap().with_cpu_offload(fraction).unwrap()
+}
+
+/// Masters and moments of whole parameters, in f32.
+fn whole(optimizer: &Optimizer) -> BTreeMap<(Option<Moment>, String), Vec<f32>> {
+    let state = optimizer.whole_state(true).unwrap();
+    let read = |state: StateTensor| {
+        let dtype = state.dtype();
+        let data = state.read().unwrap();
+        assert_eq!(data.dtype(), dtype);
+        data.convert::<f32>().try_to_vec().unwrap()
+    };
+    let masters = state.masters.into_iter().map(|(path, master)| ((None, path), read(master)));
+    let moments = state.moments.into_iter();
+    masters.chain(moments.map(|((m, path), state)| ((Some(m), path), read(state)))).collect()
+}
+
+/// How much of the state is where it should be: bytes in host memory, and all.
+fn bytes(optimizer: &Optimizer) -> [usize; 2] {
+    optimizer.state.iter().fold([0, 0], |[away, all], (_, kept)| {
+        let tensor = kept.tensor();
+        let bytes = tensor.shape().num_elements() * tensor.dtype().size();
+        match kept {
+            Kept::OnHost(host) => {
+                assert_eq!(host.bytes(), bytes);
+                [away + bytes, all + bytes]
+            }
+            Kept::Here(_) => [away, all + bytes],
+        }
+    })
+}
+
+struct Training {
+    net: Layers,
+    optimizer: Optimizer,
+    grads: GradientAccumulator,
+}
+
+impl Training {
+    fn new(
+        start: &[TensorData],
+        sharding: &Sharding,
+        optimizer: Optimizer,
+        dtype: FloatDType,
+    ) -> Self {
+        let net = Layers::new(start, &Device::default().autodiff());
+        let mut optimizer = optimizer;
+        let net = optimizer.cast_params(net, dtype);
+        let grads = GradientAccumulator::new(&net, &Layers::plan(), sharding).unwrap();
+        Self { net, optimizer, grads }
+    }
+
+    /// One step, by gradients that are multiplied with a factor that only the device knows.
+    fn step(&mut self, number: usize, factor: f32) {
+        self.grads.reset();
+        self.grads.accumulate(&self.net, &mut self.net.loss(number).backward());
+        self.grads.end_micro_batch().unwrap();
+        self.grads.reduce().unwrap();
+        self.grads.factor_on_gpu = Some(Tensor::from_floats([factor], &Device::default()));
+        let net = self.optimizer.step(1e-2, self.net.clone(), &self.grads).unwrap();
+        self.grads.sharding.settle();
+        self.net = net;
+    }
+}
+
+const RULES: [&str; 4] = ["adamw", "sgd", "lion", "muon"];
+
+#[rstest]
+fn every_rule_and_level_takes_the_same_steps(
+    #[values("adamw", "sgd", "lion", "muon")] rule: &str,
+    #[values(0, 1, 2, 3)] level: usize,
+    #[values(FloatDType::F32, FloatDType::BF16)] dtype: FloatDType,
+) {
+    let start = start();
+    let level = [
+        ShardingLevel::None,
+        ShardingLevel::Optimizer,
+        ShardingLevel::Gradients,
+        ShardingLevel::Parameters,
+    ][level];
+    let ranks = run_threads(2, GroupOptions::default(), |world| {
+        let groups = ProcessGroups::new(&world, "dp2".parse().expect("a layout"))?;
+        let like = Layers::new(&start, &Device::default().autodiff());
+        // Some buckets of several parameters, of which ranks keep stretches, or nothing.
+        let config = ShardingConfig::new(level).with_bucket(Some(600));
+        let train = |fraction: f64| {
+            let sharding = config.init(&like, &groups)?;
+            let optimizer = optimizer(rule, &sharding, fraction);
+            let mut training = Training::new(&start, &sharding, optimizer, dtype);
+            let mut seen = Vec::new();
+            for (number, factor) in
+                [0.5, f32::NAN, 1.0, f32::INFINITY, 0.25].into_iter().enumerate()
+            {
+                let before = whole(&training.optimizer);
+                training.step(number, factor);
+                let after = whole(&training.optimizer);
+                // (Before the first step there are no moments.)
+                assert!(number == 0 || (before == after) != factor.is_finite(), "{number}");
+                seen.push((training.net.bits(), after));
+            }
+            assert_eq!(training.optimizer.state.num_late, 0, "{rule} at {fraction}");
+            Ok::<_, OptimError>((seen, bytes(&training.optimizer)))
+        };
+        let (expected, [away, all]) = train(0.0)?;
+        assert!(away == 0 && all > 0);
+        for fraction in [0.3, 1.0] {
+            let (found, [away, all]) = train(fraction)?;
+            assert!(found == expected, "{rule} at {fraction}");
+            assert!(away <= all && (fraction < 1.0 || away == all), "{away} of {all}");
+        }
+        Ok::<_, OptimError>(())
+    });
+    ranks.into_iter().for_each(|rank| rank.unwrap());
+}
+
+#[test]
+fn the_fraction_is_in_host_memory_before_the_first_step_and_behind_it() {
+    let start = start();
+    for (fraction, dtype) in
+        [0.0, 0.3, 0.5, 1.0].into_iter().flat_map(|f| [(f, FloatDType::F32), (f, FloatDType::BF16)])
+    {
+        let optimizer = optimizer("adamw", &Sharding::none(), fraction);
+        let mut training = Training::new(&start, &Sharding::none(), optimizer, dtype);
+        // Of 90 elements the largest parameter has 32.
+        let about = |[away, all]: [usize; 2]| {
+            let found = away as f64 / all.max(1) as f64;
+            assert!(all == 0 || (found - fraction).abs() <= 16.0 / 90.0, "{found}, not {fraction}");
+            assert!(fraction != 1.0 || away == all);
+            all
+        };
+        assert_eq!(about(bytes(&training.optimizer)) > 0, dtype == FloatDType::BF16);
+        let masters = |optimizer: &Optimizer| -> Vec<bool> {
+            let masters = optimizer.state.iter().filter(|(key, _)| key.what == What::Master);
+            masters.map(|(_, kept)| matches!(kept, Kept::OnHost(_))).collect()
+        };
+        let before = masters(&training.optimizer);
+        for number in 0..2 {
+            training.step(number, 1.0);
+            about(bytes(&training.optimizer));
+            assert_eq!(masters(&training.optimizer), before, "they stay where they are");
+        }
+    }
+}
+
+#[test]
+fn saved_state_goes_on_with_any_fraction() {
+    let start = start();
+    for (rule, fraction, other) in
+        RULES.into_iter().flat_map(|r| [(r, 0.0, 1.0), (r, 1.0, 0.4), (r, 0.4, 0.0)])
+    {
+        let sharding = Sharding::none();
+        let make = |fraction| {
+            let optimizer = optimizer(rule, &sharding, fraction);
+            Training::new(&start, &sharding, optimizer, FloatDType::BF16)
+        };
+        let mut first = make(fraction);
+        (0..3).for_each(|number| first.step(number, 1.0));
+        let saved = whole(&first.optimizer);
+
+        let mut second = make(other);
+        let read = |path: &str, shape: &[usize]| {
+            let values = saved[&(None, path.to_string())].clone();
+            Ok::<_, OptimError>(TensorData::new(values, shape.to_vec()))
+        };
+        second.net = second.optimizer.load_params(second.net, FloatDType::BF16, read).unwrap();
+        let read = |path: &str, moment| {
+            let values = saved[&(Some(moment), path.to_string())].clone();
+            let len = values.len();
+            Ok::<_, OptimError>(TensorData::new(values, [len]))
+        };
+        let (time, grads) = (first.optimizer.time(), &second.grads);
+        second.optimizer.load_state(time, grads, read).unwrap();
+        assert!(whole(&second.optimizer) == saved, "{rule} from {fraction} to {other}");
+        for number in 3..5 {
+            first.step(number, 1.0);
+            second.step(number, 1.0);
+        }
+        assert!(first.net.bits() == second.net.bits(), "{rule} from {fraction} to {other}");
+        assert!(whole(&first.optimizer) == whole(&second.optimizer));
+    }
+}
+
+#[test]
+fn a_clone_has_state_of_its_own() {
+    let start = start();
+    for rule in RULES {
+        let optimizer = optimizer(rule, &Sharding::none(), 1.0);
+        let mut training = Training::new(&start, &Sharding::none(), optimizer, FloatDType::BF16);
+        training.step(0, 1.0);
+        let (net, before) = (training.net.clone(), training.optimizer.clone());
+        let saved = whole(&before);
+        training.step(1, 1.0);
+        let after = (training.net.bits(), whole(&training.optimizer));
+        assert!(whole(&before) == saved && after.1 != saved);
+        (training.net, training.optimizer) = (net, before);
+        training.step(1, 1.0);
+        assert!((training.net.bits(), whole(&training.optimizer)) == after, "{rule}");
+    }
+}
+
+#[rstest]
+#[case(-0.1, "cpu_offload_fraction is -0.1; it must be at least 0 and at most 1")]
+#[case(1.1, "cpu_offload_fraction is 1.1;")]
+#[case(f64::NAN, "cpu_offload_fraction is NaN;")]
+fn another_fraction_is_refused(#[case] fraction: f64, #[case] message: &str) {
+    let optimizer = AdamWConfig::new().init(&Sharding::none()).unwrap();
+    let error = optimizer.with_cpu_offload(fraction).unwrap_err().to_string();
+    assert!(error.contains(message), "{error}");
+}

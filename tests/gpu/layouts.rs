@@ -23,12 +23,16 @@ pub(crate) const GROUP_TESTS: &[GroupTest] = &[("the_matrix_trains_as_one_gpu_do
 const TOLERANCE: f64 = 1e-5;
 
 /// Loss and gradient norm of each step, and the parameters afterwards.
-type Trained = (Vec<[f64; 2]>, LocalParams);
+pub(crate) type Trained = (Vec<[f64; 2]>, LocalParams);
 
 /// The same of one rank, its parameters whole.
-type Expected = (Vec<[f64; 2]>, WholeParams);
+pub(crate) type Expected = (Vec<[f64; 2]>, WholeParams);
 
-fn train(config: TrainConfig, world: &Group, layout: Layout) -> Result<Trained, TrainError> {
+pub(crate) fn train(
+    config: TrainConfig,
+    world: &Group,
+    layout: Layout,
+) -> Result<Trained, TrainError> {
     let data = Arc::new(RunData::load(&config)?);
     let groups = ProcessGroups::new(world, layout)?;
     let device = this_gpu().autodiff();
@@ -76,7 +80,7 @@ fn remove(folder: &Path) {
     let _ = std::fs::remove_dir_all(folder);
 }
 
-fn compare(found: &Trained, expected: &Expected) -> Result<(), String> {
+pub(crate) fn compare(found: &Trained, expected: &Expected) -> Result<(), String> {
     for (found, expected) in found.0.iter().zip(&expected.0) {
         for (found, expected) in found.iter().zip(expected) {
             let relative = (found - expected).abs() / expected;

@@ -21,6 +21,7 @@ mod layouts;
 #[path = "../suite/matrix.rs"]
 mod matrix;
 mod offload;
+mod pipelines;
 mod ranks;
 mod regions;
 mod runs;
@@ -52,12 +53,13 @@ const TESTS: [(&str, &[Test]); 5] = [
     ("offload", offload::TESTS),
     ("failures", failures::TESTS),
 ];
-const GROUP_TESTS: [(&str, &[GroupTest]); 6] = [
+const GROUP_TESTS: [(&str, &[GroupTest]); 7] = [
     ("collectives", collectives::GROUP_TESTS),
     ("regions", regions::GROUP_TESTS),
     ("disagreements", disagreements::GROUP_TESTS),
     ("fixtures", fixtures::GROUP_TESTS),
     ("layouts", layouts::GROUP_TESTS),
+    ("pipelines", pipelines::GROUP_TESTS),
     ("zero", zero::GROUP_TESTS),
 ];
 

@@ -2,7 +2,7 @@
 
 use burn::tensor::{Device, Shape, Tensor};
 #[cfg(feature = "cuda")]
-use megaburn_cuda::nccl::{Lane, Started};
+use megaburn_cuda::{Started, nccl::Lane};
 
 use super::Moved;
 use crate::{CollectiveError, Group};

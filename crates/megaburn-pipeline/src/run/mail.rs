@@ -7,7 +7,7 @@ use megaburn_collective::{
 };
 
 use super::Wire;
-use crate::{Action, Message, Op, Schedule};
+use crate::{Action, Message, Schedule};
 
 /// Passes for which a send has time, before what is computed next waits for it.
 const PASSES_TO_SEND: usize = 2;
@@ -17,8 +17,6 @@ pub(super) struct Mail<'a> {
     schedule: &'a Schedule,
     wire: &'a Wire,
     rank: usize,
-    /// How much of the list was looked through for receives to start.
-    started: usize,
     receiving: BTreeMap<Message, Receiving<3, Float>>,
     /// What a pass of this rank takes.
     arrived: BTreeMap<Message, Tensor<3>>,
@@ -34,8 +32,7 @@ impl<'a> Mail<'a> {
     pub(super) fn new(schedule: &'a Schedule, wire: &'a Wire) -> Self {
         let rank = wire.neighbours.group().rank();
         let (receiving, arrived, outgoing, sending) = Default::default();
-        let (started, num_passes) = (0, 0);
-        Self { schedule, wire, rank, started, receiving, arrived, outgoing, sending, num_passes }
+        Self { schedule, wire, rank, receiving, arrived, outgoing, sending, num_passes: 0 }
     }
 
     /// Gives a tensor to a stage: to a pass of this rank to come, or to the send that follows.
@@ -53,29 +50,13 @@ impl<'a> Mail<'a> {
         }
     }
 
-    /// Starts the receives of the list up to `end`.
-    pub(super) fn start_receives(
-        &mut self,
-        actions: &[Action],
-        end: usize,
-    ) -> Result<(), CollectiveError> {
-        let Wire { neighbours, shape, dtype, device } = self.wire;
-        for action in &actions[self.started.min(end)..end] {
-            if matches!(action.op, Op::ReceiveActivation | Op::ReceiveGradient) {
-                let (peer, message) = self.transfer(*action);
-                let (group, from) = neighbours.from(peer);
-                let like = Tensor::<3>::empty(*shape, (device, *dtype));
-                self.receiving.insert(message, tensors::start_recv(like, from, group)?);
-            }
-        }
-        self.started = self.started.max(end);
-        Ok(())
-    }
-
-    /// Receives, where that does not happen by itself: in the order of the list.
+    /// Starts a receive, and waits for it where nothing receives by itself.
     pub(super) fn receive(&mut self, action: Action) -> Result<(), CollectiveError> {
-        let (_, message) = self.transfer(action);
-        let coming = self.receiving.remove(&message).expect("it was started");
+        let Wire { neighbours, shape, dtype, device } = self.wire;
+        let (peer, message) = self.transfer(action);
+        let (group, from) = neighbours.from(peer);
+        let like = Tensor::<3>::empty(*shape, (device, *dtype));
+        let coming = tensors::start_recv(like, from, group)?;
         match coming.is_started() {
             true => drop(self.receiving.insert(message, coming)),
             false => drop(self.arrived.insert(message, coming.wait()?)),

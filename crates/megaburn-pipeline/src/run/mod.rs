@@ -88,8 +88,11 @@ pub struct Wire {
 /// Does what `schedule` has for this rank.
 ///
 /// An activation is let go when it was sent, and all that is kept of a pass when its backward is done.
-/// On GPUs sends and receives run beside what is computed: a receive is started while the pass before
-/// the one that needs it is computed, a send is waited for two passes later.
+/// On GPUs sends and receives run beside what is computed: each is started where the list has it, a receive
+/// is waited for where it is needed, a send two passes later. No receive is started earlier: whatever
+/// waits for the whole GPU (a kernel that is loaded, memory that is given back) waits for it too, and
+/// the other rank may need something first that the list has in between. Where the list has them,
+/// waiting for each is what was proven.
 ///
 /// # Errors
 /// Those of `chunks`; see also [`CollectiveError`].
@@ -116,14 +119,7 @@ pub fn run<C: Chunks>(schedule: &Schedule, wire: &Wire, chunks: &mut C) -> Resul
         kept: BTreeMap::new(),
         weights: BTreeMap::new(),
     };
-    for (index, action) in actions.iter().enumerate() {
-        let behind = &actions[index + 1..];
-        let next = behind.iter().position(|action| action.op.is_compute());
-        let ahead = match action.op.is_compute() {
-            true => next.unwrap_or(behind.len()),
-            false => 0,
-        };
-        runner.mail.start_receives(actions, index + 1 + ahead)?;
+    for action in actions {
         runner.act(*action, chunks)?;
     }
     Ok(())

@@ -157,11 +157,18 @@ impl GpuRank {
     }
 }
 
-/// The most bytes that tensors on a device took while `work` ran, if one is given.
+/// The most bytes that tensors on a device were seen to take while `work` ran, if one is given.
 fn most_allocated(
     device: Option<Device>,
     work: impl FnOnce() -> Result<(), Failure>,
 ) -> Result<u64, Failure> {
+    /// Ends the watch, also where the work panics.
+    struct Done<'a>(&'a AtomicBool);
+    impl Drop for Done<'_> {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
     let is_done = AtomicBool::new(false);
     thread::scope(|scope| {
         let watch = || {
@@ -173,8 +180,10 @@ fn most_allocated(
             most
         };
         let watch = device.is_some().then(|| scope.spawn(watch));
-        let done = work();
-        is_done.store(true, Ordering::Relaxed);
+        let done = {
+            let _done = Done(&is_done);
+            work()
+        };
         let most = watch.map_or(Ok(0), thread::ScopedJoinHandle::join);
         done?;
         most.map_err(|_| "the watch of memory panicked".into())

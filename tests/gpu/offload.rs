@@ -174,8 +174,11 @@ fn too_much() -> Result<(), String> {
     equal(&error, &error.contains(message), &true)
 }
 
+/// Numbers of steps, as bits, and the parameters afterwards.
+type Trained = (Vec<u64>, Vec<(String, TensorData)>);
+
 /// Losses, parameters and what of the state is in the replica check, of some steps.
-fn trained(config: &TrainConfig) -> Result<(Vec<u64>, Vec<(String, TensorData)>), TrainError> {
+fn trained(config: &TrainConfig) -> Result<Trained, TrainError> {
     let mut trainer = trainer(config, Device::cuda(0))?;
     let steps = (0..3).map(|_| Ok(trainer.step()?.loss.to_bits()));
     let losses = steps.collect::<Result<_, TrainError>>()?;

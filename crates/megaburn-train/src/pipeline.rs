@@ -28,7 +28,10 @@ pub(crate) struct Pipeline {
     chunks: Vec<StageLayers>,
     /// Which of its ranks computes the loss.
     last: usize,
-    /// The ranks of this pipeline that hold the vectors with which the model begins and ends.
+    /// Whether the vectors with which the model begins are those with which it ends, in two stages, of
+    /// which this rank has one or both.
+    is_shared: bool,
+    /// The ranks of this pipeline that hold these vectors, where they are two.
     copies: Option<Group>,
     hidden: usize,
     dtype: DType,
@@ -65,7 +68,8 @@ impl Pipeline {
                 (stages.chunks_of(group.rank(), &all), [stages.rank_of(0), last])
             }
         };
-        let shares = model.tied && ends[0] != ends[1] && ends.contains(&group.rank());
+        let is_shared = model.tied && layout.pp > 1 && ends.contains(&group.rank());
+        let shares = is_shared && ends[0] != ends[1];
         let mut members = ends.map(|rank| group.members()[rank]);
         members.sort_unstable();
         let copies = shares.then(|| groups.world.subgroup("embedding", &members)).transpose()?;
@@ -74,6 +78,7 @@ impl Pipeline {
             neighbours: Neighbours::new(group, stages)?,
             chunks,
             last: ends[1],
+            is_shared,
             copies,
             hidden: model.hidden,
             dtype: dtype.into(),
@@ -91,9 +96,9 @@ impl Pipeline {
         &self.chunks
     }
 
-    /// Parameters that another stage has too.
-    pub(crate) fn shared(&self) -> impl Iterator<Item = String> + use<> {
-        self.copies.iter().map(|_| EMBEDDING.to_string()).collect::<Vec<_>>().into_iter()
+    /// Parameters that two stages use: this rank gets a gradient of each, or another rank does.
+    pub(crate) fn shared(&self) -> Option<String> {
+        self.is_shared.then(|| EMBEDDING.to_string())
     }
 
     /// Sums the gradients of what stages share.

@@ -33,10 +33,16 @@ impl fmt::Debug for WeightGradients {
 /// Source: Qi et al. 2023, <https://arxiv.org/abs/2401.10241>, section 2; Megatron-LM
 /// `--delay-wgrad-compute`.
 pub fn defer_weight_gradients<T>(backward: impl FnOnce() -> T) -> (T, WeightGradients) {
-    let before = PUT_OFF.with(|put_off| put_off.replace(Some(Vec::new())));
+    /// Also where the backward panics, and somebody goes on.
+    struct Before(Option<Vec<Work>>);
+    impl Drop for Before {
+        fn drop(&mut self) {
+            PUT_OFF.set(self.0.take());
+        }
+    }
+    let _before = Before(PUT_OFF.replace(Some(Vec::new())));
     let done = backward();
-    let work = PUT_OFF.with(|put_off| put_off.replace(before));
-    (done, WeightGradients(work.unwrap_or_default()))
+    (done, WeightGradients(PUT_OFF.take().unwrap_or_default()))
 }
 
 /// Computes a weight's gradient, or puts it off.

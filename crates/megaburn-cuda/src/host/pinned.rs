@@ -41,7 +41,8 @@ struct Grave {
     uses: Uses,
 }
 
-/// Freed when their copies are done, which nobody waits for.
+/// Memory that was let go, for the next of its size. It is not given back while the process has enough: that
+/// waits for the whole GPU, so also for a collective that other ranks come to only after this one.
 static GRAVES: Mutex<Vec<Grave>> = Mutex::new(Vec::new());
 
 #[derive(Debug)]
@@ -62,12 +63,14 @@ impl Pinned {
     /// # Errors
     /// There is no such memory.
     pub(super) fn new(lanes: Lanes, bytes: usize) -> Result<Self, CudaError> {
-        sweep();
-        let mut at = std::ptr::null_mut();
-        // SAFETY: the driver writes the address through the pointer.
-        let made = lanes.context.scope(|| Ok(unsafe { sys::cuMemHostAlloc(&mut at, bytes, 0) }))?;
-        made.result().map_err(|error| CudaError::HostMemory { bytes, why: error.to_string() })?;
-        Ok(Self { memory: Some(Memory { at, bytes }), lanes, uses: Mutex::default() })
+        let memory = match left_over(bytes) {
+            Some(memory) => memory,
+            None => Memory::new(lanes, bytes).or_else(|_| {
+                free_left_over();
+                Memory::new(lanes, bytes)
+            })?,
+        };
+        Ok(Self { memory: Some(memory), lanes, uses: Mutex::default() })
     }
 
     /// Puts a copy of the buffer into the memory, behind what is on `stream` by now and all copies from
@@ -177,15 +180,37 @@ impl Drop for Pinned {
         let Some(memory) = self.memory.take() else { return };
         let uses = std::mem::take(&mut *self.uses());
         let grave = Grave { memory, lanes: self.lanes, uses };
-        GRAVES.lock().unwrap_or_else(PoisonError::into_inner).push(grave);
-        sweep();
+        graves().push(grave);
     }
 }
 
+impl Memory {
+    fn new(lanes: Lanes, bytes: usize) -> Result<Self, CudaError> {
+        let mut at = std::ptr::null_mut();
+        // SAFETY: the driver writes the address through the pointer.
+        let made = lanes.context.scope(|| Ok(unsafe { sys::cuMemHostAlloc(&mut at, bytes, 0) }))?;
+        made.result().map_err(|error| CudaError::HostMemory { bytes, why: error.to_string() })?;
+        Ok(Self { at, bytes })
+    }
+}
+
+fn graves() -> MutexGuard<'static, Vec<Grave>> {
+    GRAVES.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Memory of that size that no copy uses any more.
+fn left_over(bytes: usize) -> Option<Memory> {
+    let mut graves = graves();
+    let is_free = |Grave { memory, lanes, uses }: &Grave| {
+        memory.bytes == bytes && lanes.context.scope(|| Ok(uses.are_over())).unwrap_or(false)
+    };
+    let at = graves.iter().position(is_free)?;
+    Some(graves.swap_remove(at).memory)
+}
+
 /// Frees what copies are done with.
-fn sweep() {
-    let mut graves = GRAVES.lock().unwrap_or_else(PoisonError::into_inner);
-    graves.retain(|Grave { memory, lanes, uses }| {
+fn free_left_over() {
+    graves().retain(|Grave { memory, lanes, uses }| {
         let freed = lanes.context.scope(|| {
             if uses.are_over() {
                 // SAFETY: it is from `cuMemHostAlloc`, nobody has it and no copy uses it.

@@ -5,12 +5,10 @@ use super::{
     store::{Kept, Key},
 };
 
-/// Tensors that are on their way in each direction, at the least: an update of AdamW takes three.
-const TENSORS: usize = 3;
-
-/// Bytes that are: small tensors take longer to be started than to be copied. (Those of tests are smaller
-/// still.)
-const BYTES: usize = if cfg!(test) { 64 } else { 64 << 20 };
+/// Bytes that are on their way in each direction, and one tensor at the least: small ones take longer to be
+/// started than to be copied, and of large ones more would take memory and no less time. (Those of tests
+/// are smaller still.)
+const BYTES: usize = if cfg!(test) { 64 } else { 256 << 20 };
 
 /// What is between a device and host memory. There is nothing between two steps.
 #[derive(Debug, Default)]
@@ -63,5 +61,5 @@ impl Flight {
 }
 
 fn is_little(sizes: impl ExactSizeIterator<Item = usize>) -> bool {
-    sizes.len() < TENSORS || sizes.sum::<usize>() < BYTES
+    sizes.len() == 0 || sizes.sum::<usize>() < BYTES
 }

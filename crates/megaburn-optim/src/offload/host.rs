@@ -18,6 +18,10 @@ use crate::OptimError;
 #[derive(Clone, Debug)]
 pub(crate) struct OnHost(Memory);
 
+#[cfg_attr(
+    feature = "cuda",
+    allow(clippy::large_enum_variant, reason = "there is one a tensor of a parameter's state")
+)]
 #[derive(Clone, Debug)]
 enum Memory {
     /// Of a device whose own memory is the host's.

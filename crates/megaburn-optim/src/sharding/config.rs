@@ -33,9 +33,9 @@ pub struct ShardingConfig {
     /// ([`GradientAccumulator::with_main_grads`](crate::GradientAccumulator::with_main_grads)): they are sent
     /// first, in buckets of their own. Default: none.
     pub direct: BTreeSet<String>,
-    /// Parameters that others than the data- and context-parallel ranks have copies of too: each is in a
-    /// bucket of its own, so that the ranks that hold one share of it hold the same, and is sent behind
-    /// backward. Default: none.
+    /// Parameters that two stages of a pipeline use, of which others than the data- and context-parallel ranks
+    /// may have copies: each is in a bucket of its own, so that the ranks that hold one share of it hold the
+    /// same, and is sent behind all backwards, of which several give it gradients. Default: none.
     pub apart: BTreeSet<String>,
 }
 

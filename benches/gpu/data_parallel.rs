@@ -100,7 +100,7 @@ fn report(args: &DataParallelArgs, ranks: usize, found: &[(Way, Found)]) -> Resu
          loss read. The first row is each GPU by itself, without any communication; how much longer \
          the others take is what communication is not hidden, but for the update, which those that \
          share it out do a part of. GiB are what is reserved on the GPU, here after the last step, \
-         by PyTorch at most. With `--memory`, what tensors take at most of that, also as bytes of each of \
+         by PyTorch at most. With `--memory`, what tensors were seen to take of that, also as bytes of each of \
          {params} parameters, beside Megatron's formula, which has no activations in it: compare them at a few \
          tokens (`--seq-len 128`)."
     );

@@ -6,7 +6,10 @@ peer's, so that both are measured alike.
 
 A step is what lies between the ends of two updates (kernels with `adam` in their name). Of each it prints how long the
 GPU computed, how long NCCL's kernels ran, how long these ran alone (exposed), and how long nothing ran (idle); then
-the medians, and with --names where the computing went. --svg draws the step whose length is the median."""
+the medians, and with --names where the computing went. --svg draws the step whose length is the median.
+
+An update whose kernels lie 5 ms or more apart (optimizer state that comes from host memory) is taken for several. Records
+that CUPTI drops are not counted: a long idle time may be one."""
 
 import argparse, os, re, shutil, statistics, subprocess, sys, tempfile
 

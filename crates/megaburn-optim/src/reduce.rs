@@ -10,8 +10,9 @@ use crate::{
 
 impl GradientAccumulator {
     /// Says that a micro-batch's gradients come next, and whether they are the last of their step: of the
-    /// stage whose backward it is, where there are several. Those of [main gradients](Self::with_main_grads) that are complete then are sent while backward goes on,
-    /// from the second micro-batch of a run on; without this call [`reduce`](Self::reduce) sends them all.
+    /// stage whose backward it is, where there are several. Those of
+    /// [main gradients](Self::with_main_grads) that are complete then are sent while backward goes on, from
+    /// the second micro-batch of a run on; without this call [`reduce`](Self::reduce) sends them all.
     ///
     /// # Collective
     /// All data- and context-parallel ranks, which run the same backward then.

@@ -1,6 +1,8 @@
 //! From one member to another.
 
-use burn::tensor::{Device, Shape, Tensor};
+use std::marker::PhantomData;
+
+use burn::tensor::{DType, Device, Shape, Tensor};
 #[cfg(feature = "cuda")]
 use megaburn_cuda::{Started, nccl::Lane};
 
@@ -99,34 +101,42 @@ pub fn start_send<const D: usize, K: Moved>(
 /// A tensor that may be on its way from another member.
 #[derive(Debug)]
 #[must_use = "what is received is had by waiting for it"]
-pub struct Receiving<const D: usize, K: Moved>(State<D, K>);
+pub struct Receiving<const D: usize, K: Moved>(State<D>, PhantomData<K>);
 
+#[cfg_attr(
+    feature = "cuda",
+    allow(clippy::large_enum_variant, reason = "few are on their way at a time")
+)]
 #[derive(Debug)]
-enum State<const D: usize, K: Moved> {
+enum State<const D: usize> {
     /// The host's memory is not set apart for what is to come: whoever waits receives.
-    Later { like: Tensor<D, K>, from: usize, group: Group },
+    Later { shape: [usize; D], place: (Device, DType), from: usize, group: Group },
     #[cfg(feature = "cuda")]
     Started(Started),
 }
 
-/// As [`recv`], for what the member may send later, beside what follows.
+/// As [`recv`], for what the member may send later, beside what follows: a tensor of this shape, device and
+/// type.
 ///
 /// # Errors
 /// As [`recv`].
 /// # Collective
 /// As [`start_send`].
 pub fn start_recv<const D: usize, K: Moved>(
-    like: Tensor<D, K>,
+    shape: [usize; D],
+    place: (&Device, DType),
     from: usize,
     group: &Group,
 ) -> Result<Receiving<D, K>, CollectiveError> {
+    // Says where: what comes has memory of its own.
     #[cfg(feature = "cuda")]
-    if let Some(like) = K::to_gpu(&like) {
-        let out = megaburn_cuda::tensor::empty(&like, like.meta.shape().clone(), like.dtype);
+    if let Some(one) = K::to_gpu(&Tensor::<1, K>::empty([1], place)) {
+        let out = megaburn_cuda::tensor::empty(&one, shape, place.1);
         let started = group.gpu_recv(out, from, Lane::Overlapped)?;
-        return Ok(Receiving(State::Started(started)));
+        return Ok(Receiving(State::Started(started), PhantomData));
     }
-    Ok(Receiving(State::Later { like, from, group: group.clone() }))
+    let place = (place.0.clone(), place.1);
+    Ok(Receiving(State::Later { shape, place, from, group: group.clone() }, PhantomData))
 }
 
 impl<const D: usize, K: Moved> Receiving<D, K> {
@@ -141,7 +151,10 @@ impl<const D: usize, K: Moved> Receiving<D, K> {
     /// As [`recv`].
     pub fn wait(self) -> Result<Tensor<D, K>, CollectiveError> {
         match self.0 {
-            State::Later { like, from, group } => recv(like, from, &group),
+            State::Later { shape, place: (device, dtype), from, group } => {
+                let data = group.recv(from, Some(&shape), dtype)?;
+                Ok(Tensor::from_data(data, (&device, dtype)))
+            }
             #[cfg(feature = "cuda")]
             State::Started(started) => Ok(K::from_gpu(started.wait())),
         }

@@ -13,6 +13,11 @@ impl Choice {
         Self { fraction, paths: BTreeSet::new() }
     }
 
+    /// Whether it is none, whatever there is to choose from.
+    pub(super) fn is_none(&self) -> bool {
+        self.fraction == 0.0
+    }
+
     /// Out of these, by path and elements that this rank keeps, in the order of updates: as near to the
     /// fraction as whole parameters allow, of any first few of them too, so that copies of one are beside
     /// the update of another.

@@ -49,6 +49,9 @@ impl Optimizer {
 
     /// Says what a step will update, so that the first of it starts to come.
     pub(crate) fn expect(&mut self, grads: &GradientAccumulator) {
+        if self.state.stays() {
+            return;
+        }
         let order = self.choose_for(grads);
         let mut keys = Vec::new();
         let spec = |path: &str| &grads.entries[path].spec;

@@ -73,6 +73,11 @@ impl Store {
         self.choice = Choice::new(fraction);
     }
 
+    /// Whether nothing is to be in host memory, and nothing is.
+    pub(super) fn stays(&self) -> bool {
+        self.choice.is_none() && self.kept.values().all(|kept| matches!(kept, Kept::Here(_)))
+    }
+
     /// Says what there will be, by path and elements, in the order of updates.
     pub(super) fn choose<'a>(&mut self, params: impl IntoIterator<Item = (&'a str, usize)>) {
         self.choice.choose(params);

@@ -55,8 +55,7 @@ impl<'a> Mail<'a> {
         let Wire { neighbours, shape, dtype, device } = self.wire;
         let (peer, message) = self.transfer(action);
         let (group, from) = neighbours.from(peer);
-        let like = Tensor::<3>::empty(*shape, (device, *dtype));
-        let coming = tensors::start_recv(like, from, group)?;
+        let coming = tensors::start_recv(*shape, (device, *dtype), from, group)?;
         match coming.is_started() {
             true => drop(self.receiving.insert(message, coming)),
             false => drop(self.arrived.insert(message, coming.wait()?)),

@@ -4,6 +4,7 @@
     pip install torch transformers xxhash
     cargo build --release --bins
     curves.py --data tinyshakespeare.txt --out runs/curves [--megaburn target/release/megaburn] [--device cuda] [--save]
+    curves.py .. --seed 2    # other weights and batches
 
 In the bundle of `.ci/bundle` it is `python3 benches/peer/curves.py --megaburn bin/megaburn ..`. On a CPU that others use,
 OMP_NUM_THREADS=1: PyTorch's threads wait for each other otherwise, ten times as long.
@@ -24,7 +25,7 @@ from sample_order import Samples
 DTYPES = dict(f32=torch.float32, bf16=torch.bfloat16, f16=torch.float16)
 MODEL = dict(vocab_size=260, hidden_size=128, intermediate_size=384, num_hidden_layers=4, num_attention_heads=4,
              num_key_value_heads=2, max_position_embeddings=128, rms_norm_eps=1e-5, tie_word_embeddings=True)
-SEED, SEQ_LEN, VALIDATION, BATCH, MICRO_BATCH = 1234, 128, 0.05, 8, 4
+SEQ_LEN, VALIDATION, BATCH, MICRO_BATCH = 128, 0.05, 8, 4
 LR, MIN_LR, WARMUP, BETAS, EPS, WEIGHT_DECAY, CLIP = 1e-3, 1e-4, 20, (0.9, 0.95), 1e-8, 0.1, 1.0
 # The scale grows within the run: Megatron's window is 1000 steps.
 WINDOW, HYSTERESIS = 50, 2
@@ -107,7 +108,7 @@ def pytorch(folder, name, attention, samples, args):
 def megaburn(folder, name, samples, args):
     run = args.out / name
     settings = {
-        "run.dir": run, "run.seed": SEED, "run.device": args.device, "data.seq_len": SEQ_LEN,
+        "run.dir": run, "run.seed": args.seed, "run.device": args.device, "data.seq_len": SEQ_LEN,
         "data.validation_fraction": VALIDATION, "train.dtype": name, "train.global_batch": BATCH,
         "train.micro_batch": MICRO_BATCH, "train.eval_interval": 0, "train.checkpoint_interval": 0,
         "train.log_interval": 50, "optimizer.lr": LR, "optimizer.min_lr": MIN_LR, "optimizer.warmup_steps": WARMUP,
@@ -156,7 +157,7 @@ def facts(args):
         "machine": f"{machine}, {platform.system()}; ours under {args.layout}",
         "load": "nothing here is a time",
         "commit": commit[:12] + (" with changes" if dirty else ""),
-        "command": f"`benches/peer/curves.py --data {args.data.name} --steps {args.steps} --layout {args.layout} --device {args.device} --initial-loss-scale {args.initial_loss_scale:g}`",
+        "command": f"`benches/peer/curves.py --data {args.data.name} --steps {args.steps} --layout {args.layout} --device {args.device} --initial-loss-scale {args.initial_loss_scale:g} --seed {args.seed}`",
         "versions": f"torch {torch.__version__}, transformers {transformers.__version__}",
     }
 
@@ -170,14 +171,15 @@ def main():
     ap.add_argument("--layout", default="tp1")
     ap.add_argument("--steps", type=int, default=200)
     ap.add_argument("--initial-loss-scale", type=float, default=2.0**16, help="of f16")
+    ap.add_argument("--seed", type=int, default=1234, help="of weights and batches")
     ap.add_argument("--save", action="store_true")
     args = ap.parse_args()
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     folder = args.out / "model"
-    torch.manual_seed(SEED)
+    torch.manual_seed(args.seed)
     transformers.LlamaForCausalLM(transformers.LlamaConfig(**MODEL)).save_pretrained(folder)
-    samples = Samples(args.data, SEQ_LEN, SEED, VALIDATION)
+    samples = Samples(args.data, SEQ_LEN, args.seed, VALIDATION)
     curves = {}
     for name in DTYPES:
         curves["megaburn", name] = megaburn(folder, name, samples, args)

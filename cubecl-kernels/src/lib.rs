@@ -52,6 +52,7 @@ mod outlet;
 mod ports;
 mod primitive;
 mod products;
+mod recompute;
 mod rms_norm;
 mod rope;
 mod seed;
@@ -84,6 +85,7 @@ pub use optimizer::{
 };
 pub use outlet::Outlet;
 pub use products::reproducible;
+pub use recompute::Operands;
 pub use rms_norm::{rms_norm, rms_norm_add, rms_norm_with};
 pub use rope::{RopeConfig, RopeLayout, RopeScaling, RopeTable, apply_rope, packed_positions};
 pub use seed::seed;

@@ -58,11 +58,25 @@ impl Outlet {
     /// # Panics
     /// If the shape is another one.
     pub fn backward(self, gradient: Tensor<3>) -> burn::tensor::Gradients {
-        let found = gradient.dims();
-        assert!(found == self.shape, "outlet: a gradient {found:?} of {:?}", self.shape);
-        let rows = gradient.flatten(0, 1);
-        *self.gradient.lock().unwrap_or_else(PoisonError::into_inner) = Some(rows);
-        self.end.backward()
+        Self::backward_all([(self, gradient)])
+    }
+
+    /// Goes backward from several at once, each with its gradient.
+    ///
+    /// # Panics
+    /// If there are none, or a shape is another one.
+    pub fn backward_all(
+        outlets: impl IntoIterator<Item = (Self, Tensor<3>)>,
+    ) -> burn::tensor::Gradients {
+        let ends = outlets.into_iter().map(|(Self { end, gradient: slot, shape }, gradient)| {
+            let found = gradient.dims();
+            assert!(found == shape, "outlet: a gradient {found:?} of {shape:?}");
+            let rows = gradient.flatten(0, 1);
+            *slot.lock().unwrap_or_else(PoisonError::into_inner) = Some(rows);
+            end
+        });
+        let end = ends.reduce(|a, b| a + b);
+        end.expect("outlet: backward goes from one at least").backward()
     }
 }
 

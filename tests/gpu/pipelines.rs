@@ -29,7 +29,7 @@ seq_len = 48
 [train]
 micro_batch = 1
 [optimizer]
-lr = 1e-3
+lr = 1e-4
 warmup_steps = 0
 ";
 

@@ -14,7 +14,7 @@ use megaburn::{
     parallel::{main_grads, read_params, shard_plan},
     train::{
         RunData, TrainConfig, TrainError, Trainer,
-        config::{Dtype, OptimizerName, RecomputeModule},
+        config::{Dtype, OptimizerName, RecomputeConfig, RecomputeMethod, RecomputeModule},
     },
 };
 
@@ -160,7 +160,15 @@ fn fused_loss() -> Result<(), String> {
 /// The norm that is computed again is one without a sum before it: another kernel, the same numbers.
 fn recompute() -> Result<(), String> {
     with_config(|mut config| {
-        let all = [RecomputeModule::Norm, RecomputeModule::Activation];
+        use RecomputeModule::{Activation, CoreAttention, Mlp, Norm};
+        let ways = [
+            (vec![Norm], RecomputeMethod::None),
+            (vec![Activation], RecomputeMethod::None),
+            (vec![Norm, Activation], RecomputeMethod::None),
+            (vec![Norm, CoreAttention, Mlp], RecomputeMethod::None),
+            (vec![], RecomputeMethod::Uniform),
+            (vec![Norm], RecomputeMethod::Block),
+        ];
         // Of f16, so that no step is skipped.
         config.optimizer.initial_loss_scale = 1024.0;
         for (family, dtype) in [Family::Llama, Family::Gpt2]
@@ -168,17 +176,18 @@ fn recompute() -> Result<(), String> {
             .flat_map(|family| [Dtype::F32, Dtype::Bf16, Dtype::F16].map(|dtype| (family, dtype)))
         {
             (config.model.family, config.train.dtype) = (family, dtype);
-            config.recompute.modules.clear();
+            config.recompute = RecomputeConfig::default();
             let expected = numbers(&config, Device::cuda(0))?;
             if expected.iter().any(|number| !number.is_finite()) {
                 return Err(format!("{family}, {dtype}: {expected:?}"));
             }
-            for modules in [&all[..1], &all[1..], &all[..]] {
-                config.recompute.modules = modules.to_vec();
+            for (modules, method) in ways.clone() {
+                config.recompute = RecomputeConfig { modules, method, num_layers: 1 };
                 let found = numbers(&config, Device::cuda(0))?;
                 if found != expected {
                     return Err(format!(
-                        "{family}, {dtype}, {modules:?}: {found:?}, not {expected:?}"
+                        "{family}, {dtype}, {:?}: {found:?}, not {expected:?}",
+                        config.recompute
                     ));
                 }
             }

@@ -5,7 +5,7 @@ use megaburn_mesh::Part;
 
 use crate::{
     Input, KvCache, Norm, NormConfig, Packed, ParallelError, ParallelLinear, ParallelLinearConfig,
-    PlanBuilder, Sharded,
+    PlanBuilder, Sharded, recomputed,
 };
 
 /// Configuration of a [`SelfAttention`].
@@ -86,7 +86,7 @@ impl SelfAttentionConfig {
             heads: num_heads / ranks,
             kv_heads: (num_kv_heads / ranks).max(1),
             head_dim,
-            window: self.window,
+            core: CoreAttention { window: self.window, recompute: false },
         })
     }
 }
@@ -111,18 +111,52 @@ pub struct SelfAttention {
     heads: usize,
     kv_heads: usize,
     head_dim: usize,
+    core: CoreAttention,
+}
+
+/// What is between the matrices, and has no parameters.
+#[derive(Module, Debug)]
+struct CoreAttention {
     window: Option<usize>,
+    recompute: bool,
+}
+
+impl CoreAttention {
+    /// `[seq, batch, heads, head_dim]` each to `[seq, batch, heads * head_dim]`.
+    fn forward(&self, queries_keys_values: [Tensor<4>; 3]) -> Tensor<3> {
+        if !self.recompute {
+            return self.at(0, queries_keys_values);
+        }
+        let inputs = queries_keys_values.map(Input::from);
+        let [attended] = recomputed(self, inputs, |core, inputs| [core.at(0, inputs)]);
+        attended
+    }
+
+    /// Of queries from a position on, of those that keys and values have.
+    fn at(&self, query_offset: usize, [q, k, v]: [Tensor<4>; 3]) -> Tensor<3> {
+        let options =
+            AttentionOptions { window: self.window, query_offset, ..AttentionOptions::causal() };
+        attention(q, k, v, options)
+    }
 }
 
 impl SelfAttention {
+    /// Whether backward computes attention itself once more, from queries, keys and values, instead of
+    /// keeping its scores (Megatron's `core_attn`). The fused kernels of GPUs never hold them, so that
+    /// there it is four bytes a head and token. Off at first.
+    #[must_use]
+    pub fn with_recompute(mut self, recompute: bool) -> Self {
+        self.core.recompute = recompute;
+        self
+    }
+
     /// Applies the attention to whole sequences.
     ///
     /// # Shapes
     /// `[seq, batch, d_model]`, unchanged (with sequence parallelism `seq` is this rank's stretch);
     /// `rope` holds the whole sequence's positions, none where the model has learned positions.
     pub fn forward(&self, x: impl Into<Input<3>>, rope: Option<&RopeTable>) -> Tensor<3> {
-        let (q, k, v) = self.queries_keys_values(x, rope);
-        self.output.forward(attention(q, k, v, self.options(0)))
+        self.output.forward(self.core.forward(self.queries_keys_values(x, rope)))
     }
 
     /// Applies the attention to the next tokens of some sequences, whose earlier keys and values
@@ -138,12 +172,12 @@ impl SelfAttention {
         packed: &Packed,
         cache: &mut KvCache,
     ) -> Tensor<3> {
-        let (q, k, v) = self.queries_keys_values(x, rope);
+        let [q, k, v] = self.queries_keys_values(x, rope);
         let attended = packed.segments().iter().map(|segment| {
             let own =
                 |all: &Tensor<4>| all.clone().narrow(0, segment.rows.start, segment.rows.len());
             let (keys, values) = cache.append(segment.sequence, own(&k), own(&v));
-            attention(own(&q), keys, values, self.options(segment.start))
+            self.core.at(segment.start, [own(&q), keys, values])
         });
         self.output.forward(Tensor::cat(attended.collect(), 0))
     }
@@ -154,16 +188,12 @@ impl SelfAttention {
         Self { qkv: qkv.whole_sequence(), output: output.whole_sequence(), ..self }
     }
 
-    fn options(&self, query_offset: usize) -> AttentionOptions {
-        AttentionOptions { window: self.window, query_offset, ..AttentionOptions::causal() }
-    }
-
     /// Normed and rotated, `[seq, batch, heads, head_dim]` each.
     fn queries_keys_values(
         &self,
         x: impl Into<Input<3>>,
         rope: Option<&RopeTable>,
-    ) -> (Tensor<4>, Tensor<4>, Tensor<4>) {
+    ) -> [Tensor<4>; 3] {
         let qkv = self.qkv.forward(x);
         let [seq, batch, _] = qkv.dims();
         let counts = [self.heads, self.kv_heads, self.kv_heads];
@@ -180,7 +210,7 @@ impl SelfAttention {
             let x = norm.iter().fold(x, |x, norm| norm.forward(x));
             rope.into_iter().fold(x, apply_rope)
         };
-        (placed(q, &self.q_norm), placed(k, &self.k_norm), v)
+        [placed(q, &self.q_norm), placed(k, &self.k_norm), v]
     }
 }
 

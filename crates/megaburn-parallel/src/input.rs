@@ -1,4 +1,4 @@
-use burn::tensor::Tensor;
+use burn::tensor::{Device, Tensor};
 use megaburn_kernels::Again;
 
 /// What a layer reads: a tensor and, where the layer shall not keep it until backward, how it is
@@ -29,6 +29,10 @@ impl<const D: usize> Input<D> {
         self.tensor.dims()
     }
 
+    pub(crate) fn device(&self) -> Device {
+        self.tensor.device()
+    }
+
     pub(crate) fn into_parts(self) -> (Tensor<D>, Option<Again>) {
         (self.tensor, self.again)
     }
@@ -51,7 +55,7 @@ impl<const D: usize> Input<D> {
 }
 
 /// A tensor that is there again because it is kept.
-fn kept<const D: usize>(tensor: &Tensor<D>) -> Again {
+pub(crate) fn kept<const D: usize>(tensor: &Tensor<D>) -> Again {
     let tensor = tensor.clone().inner();
     Again::new(move || tensor.clone())
 }

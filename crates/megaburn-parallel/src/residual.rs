@@ -49,6 +49,11 @@ impl Residual {
             Some(term) => self.sum + term,
         }
     }
+
+    /// The stream without its last term, and that.
+    pub(crate) fn into_parts(self) -> (Tensor<3>, Option<Tensor<3>>) {
+        (self.sum, self.term)
+    }
 }
 
 impl From<Tensor<3>> for Residual {

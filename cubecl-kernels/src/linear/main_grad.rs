@@ -1,4 +1,5 @@
 use std::{
+    cell::Cell,
     fmt,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
@@ -30,8 +31,27 @@ struct State {
 pub enum Pass {
     /// A layer's result.
     Forward,
-    /// The gradient of its input.
+    /// The gradient of its input, or its result [again](Pass::backward) for that.
     Backward,
+}
+
+thread_local! {
+    static IS_BACKWARD: Cell<bool> = const { Cell::new(false) };
+}
+
+impl Pass {
+    /// Computes something for a backward: weights that are read within, on this thread, are read in that.
+    pub fn backward<T>(compute: impl FnOnce() -> T) -> T {
+        /// Also where it panics, and somebody goes on.
+        struct Before(bool);
+        impl Drop for Before {
+            fn drop(&mut self) {
+                IS_BACKWARD.set(self.0);
+            }
+        }
+        let _before = Before(IS_BACKWARD.replace(true));
+        compute()
+    }
 }
 
 type Source = Arc<dyn Fn(Pass) -> Tensor<2> + Send + Sync>;
@@ -71,6 +91,7 @@ impl MainGrad {
     /// The weight, where somebody else keeps it.
     pub(crate) fn weight(&self, pass: Pass) -> Option<Tensor<2>> {
         let source = self.lock().source.clone();
+        let pass = if IS_BACKWARD.get() { Pass::Backward } else { pass };
         source.map(|source| source(pass))
     }
 

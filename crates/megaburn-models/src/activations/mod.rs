@@ -13,14 +13,18 @@
 //! | queries, keys, values | attention | `e (a + 2 k) n / t` | |
 //! | queries and keys before their norms, and statistics | the norms of heads, where there are such | `e (a + k) n / t + 4 (hq + hkv) n / t` | |
 //! | what attention gives | itself and the output matrix | `e a n / t` | |
-//! | sums of exponentials | attention | `4 hq n / t` | |
-//! | what up gives | the activation | `e u n / t` | |
-//! | what the activation gives | down | `e f n / t` | `activation` |
+//! | sums of exponentials | attention | `4 hq n / t` | `core_attention` |
+//! | what up gives | the activation | `e u n / t` | `mlp` |
+//! | what the activation gives | down | `e f n / t` | `activation`, `mlp` |
 //! | the weight put together | qkv, where ranks hold copies of key/value heads | `e h (a + 2 k) / t` | |
 //!
 //! Attention [composed](Scores::Kept) of products and a softmax, as on CPUs and in f32, holds no sums but
 //! probabilities, `e hq / t` for each pair of positions of a block of it, a second copy of what it gives,
 //! and where there are neither rotations nor norms of heads one of queries that share keys.
+//!
+//! Where whole blocks are computed once more, all of it is one norm's stream and its statistics,
+//! `e h r + 4 r` (layer norm `8 r`), for each group of them, and beside, while backward is in one
+//! of the groups, what that one's blocks hold otherwise.
 //!
 //! The first stage adds the ids of the tokens; the last one a norm like those above, what that gives (not
 //! with `norm`), and either the logits, `e V n / t`, or nothing (the loss that goes without all logits),
@@ -42,7 +46,7 @@ use megaburn_kernels::AttentionOptions;
 use megaburn_mesh::pad_vocab;
 use megaburn_parallel::NormKind;
 
-use crate::decoder::{DecoderConfig, Positions, Recompute};
+use crate::decoder::{DecoderConfig, Positions, Recompute, Segment};
 
 /// Whether attention holds its scores.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -111,13 +115,33 @@ impl Activations {
     /// What a rank of a pipeline stage of these blocks holds when forward has run for `in_flight`
     /// micro-batches whose backward has not.
     pub fn stage(&self, blocks: Range<usize>, ends: Ends, in_flight: usize) -> usize {
-        let blocks: usize = blocks.map(|index| self.layer(index)).sum();
+        let held = |Segment { blocks, again }| match again {
+            true => self.rows() * (self.element * self.model.hidden + self.statistics()),
+            false => blocks.map(|index| self.layer(index)).sum(),
+        };
+        let blocks: usize = self.segments(blocks).map(held).sum();
         let first = if ends.first { self.first() } else { 0 };
         let last = if ends.last { self.last() } else { 0 };
         in_flight * (blocks + first + last)
     }
 
-    /// What a rank holds of block `index` for a micro-batch.
+    /// What it holds beside that at most, while backward computes some of these blocks once more.
+    pub fn again(&self, blocks: Range<usize>) -> usize {
+        let plain = Self { recompute: Recompute::default(), ..self.clone() };
+        let groups = self.segments(blocks).filter(|segment| segment.again);
+        let held = groups.map(|group| group.blocks.map(|index| plain.layer(index)).sum());
+        held.max().unwrap_or(0)
+    }
+
+    fn segments(&self, blocks: Range<usize>) -> impl Iterator<Item = Segment> {
+        let segments = self.recompute.segments(blocks.len()).into_iter();
+        segments.map(move |Segment { blocks: of, again }| {
+            let of = blocks.start + of.start..blocks.start + of.end;
+            Segment { blocks: of, again }
+        })
+    }
+
+    /// What a rank holds of block `index` for a micro-batch, if that is not computed once more as a whole.
     pub fn layer(&self, index: usize) -> usize {
         self.layer_terms(index).iter().map(|(_, bytes)| bytes).sum()
     }
@@ -130,15 +154,17 @@ impl Activations {
         let qkv = query + 2 * key_value;
         let is_rotary = matches!(self.model.positions, Positions::Rotary { .. });
         let alone = is_rotary || qk_norm;
-        let normed = if self.recompute.norm { 0 } else { 2 * e * hidden * r };
-        let activated = if self.recompute.activation { 0 } else { e * ffn * n };
+        let Recompute { norm, activation, core_attention, mlp, .. } = self.recompute;
+        let normed = if norm { 0 } else { 2 * e * hidden * r };
+        let activated = if activation || mlp { 0 } else { e * ffn * n };
         let before_norms =
             if qk_norm { e * (query + key_value) + STATISTIC * (heads + kv_heads) } else { 0 };
         // Composed, queries that share keys are laid side by side in a copy: beside views of one tensor,
         // one more.
-        let is_grouped = self.scores == Scores::Kept && heads > kv_heads;
+        let is_grouped = self.scores == Scores::Kept && heads > kv_heads && !core_attention;
         let copied = if is_grouped && !alone { e * query } else { 0 };
         let (again, of_scores) = match self.scores {
+            _ if core_attention => (0, 0),
             Scores::Never => (0, STATISTIC * heads * n),
             Scores::Kept => (e * query * n, e * heads * self.pairs(index)),
         };
@@ -151,7 +177,7 @@ impl Activations {
             ("queries and keys before their norms", before_norms * n),
             ("what attention gives", e * query * n + again),
             ("scores of attention", of_scores),
-            ("what up gives", e * up * n),
+            ("what up gives", if mlp { 0 } else { e * up * n }),
             ("what the activation gives", activated),
             ("the weight of qkv put together", if copies { e * hidden * qkv } else { 0 }),
         ]

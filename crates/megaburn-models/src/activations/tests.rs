@@ -1,7 +1,7 @@
 use rstest::rstest;
 
 use super::*;
-use crate::Family;
+use crate::{Family, decoder::RecomputeBlocks};
 
 fn shape(family: Family, [hidden, ffn, heads, kv_heads, head_dim]: [usize; 5]) -> DecoderConfig {
     DecoderConfig { hidden, ffn, heads, kv_heads, head_dim, vocab: 32000, ..family.template() }
@@ -17,7 +17,7 @@ fn llama_3_8b() -> DecoderConfig {
 
 fn modules() -> [Recompute; 4] {
     [[false, false], [true, false], [false, true], [true, true]]
-        .map(|[norm, activation]| Recompute { norm, activation })
+        .map(|[norm, activation]| Recompute { norm, activation, ..Recompute::default() })
 }
 
 /// What the paper's table 2 says of selective recompute, of GPT-3's shape.
@@ -69,6 +69,36 @@ fn a_block_of_llama_3_8b_holds_what_was_added_up_by_hand() {
     assert_eq!(of(norm), n * (kept + 2 * 14336));
     assert_eq!(of(activation), n * (kept + 2 * 2 * 4096));
     assert_eq!(of(both), n * kept);
+}
+
+#[test]
+fn a_block_of_llama_3_8b_without_attention_and_mlp() {
+    let n = 8192;
+    let of = |recompute| Activations { recompute, ..Activations::new(llama_3_8b(), n, 1) }.layer(0);
+    let all = of(Recompute::default());
+    let without =
+        |core_attention, mlp| all - of(Recompute { core_attention, mlp, ..Recompute::default() });
+    assert_eq!(without(true, false), n * 4 * 32);
+    assert_eq!(without(false, true), n * 2 * (28672 + 14336));
+    assert_eq!(without(true, true), without(true, false) + without(false, true));
+}
+
+#[test]
+fn of_whole_blocks_a_stream_is_held_for_each_group_and_one_group_beside() {
+    let of = |blocks| {
+        let recompute = Recompute { blocks: Some(blocks), norm: true, ..Recompute::default() };
+        Activations { recompute, ..Activations::new(llama_3_8b(), 4096, 1) }
+    };
+    let (n, none) = (4096, Ends { first: false, last: false });
+    let stream = n * (2 * 4096 + 4);
+    let block = Activations::new(llama_3_8b(), 4096, 1).layer(0);
+    let uniform = of(RecomputeBlocks::Uniform(2));
+    assert_eq!(uniform.stage(3..8, none, 2), 2 * 3 * stream);
+    assert_eq!(uniform.again(3..8), 2 * block);
+    let first = of(RecomputeBlocks::Block(2));
+    assert_eq!(first.stage(3..8, none, 1), 2 * stream + 3 * first.layer(5));
+    assert_eq!(first.again(3..8), block);
+    assert_eq!(Activations::new(llama_3_8b(), 4096, 1).again(3..8), 0);
 }
 
 #[test]

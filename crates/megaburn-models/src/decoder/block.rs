@@ -1,9 +1,9 @@
-use burn::{module::Module, nn::Initializer, prelude::Device};
+use burn::{module::Module, nn::Initializer, prelude::Device, tensor::Tensor};
 use megaburn_collective::Group;
 use megaburn_kernels::RopeTable;
 use megaburn_parallel::{
-    KvCache, Mlp, MlpConfig, Norm, NormConfig, Packed, PlanBuilder, Residual, SelfAttention,
-    SelfAttentionConfig, Sharded,
+    Input, KvCache, Mlp, MlpConfig, Norm, NormConfig, Packed, PlanBuilder, Residual, SelfAttention,
+    SelfAttentionConfig, Sharded, recomputed,
 };
 
 use super::Recompute;
@@ -20,6 +20,7 @@ pub struct Block {
     pub mlp_norm: Norm,
     /// The MLP.
     pub mlp: Mlp,
+    recompute_mlp: bool,
 }
 
 pub(super) fn norm(
@@ -65,6 +66,7 @@ impl Block {
             attention: attention.init(group, device)?,
             mlp_norm: norm(config, group, sequence_parallel, device),
             mlp: mlp.init(group, device)?,
+            recompute_mlp: false,
         })
     }
 
@@ -72,10 +74,18 @@ impl Block {
     pub(super) fn with_recompute(self, recompute: Recompute) -> Self {
         Self {
             attention_norm: self.attention_norm.with_recompute(recompute.norm),
-            attention: self.attention,
+            attention: self.attention.with_recompute(recompute.core_attention),
             mlp_norm: self.mlp_norm.with_recompute(recompute.norm),
-            mlp: self.mlp.with_recompute(recompute.activation),
+            mlp: self.mlp.with_recompute(recompute.activation && !recompute.mlp),
+            recompute_mlp: recompute.mlp,
         }
+    }
+
+    /// The first of some blocks of which backward computes everything once more, or another of them.
+    pub(super) fn in_segment(self, is_first: bool) -> Self {
+        // The first norm is outside: the stream that it keeps is all that is.
+        let plain = self.with_recompute(Recompute::default());
+        Self { attention_norm: plain.attention_norm.with_recompute(is_first), ..plain }
     }
 
     /// Applies the block.
@@ -85,9 +95,27 @@ impl Block {
     /// positions
     pub fn forward(&self, x: Residual, rope: Option<&RopeTable>) -> Residual {
         let (normed, x) = x.normed(&self.attention_norm);
+        self.behind_norm(normed, x, rope)
+    }
+
+    /// The same of what the first norm gives, and the stream behind that.
+    pub(super) fn behind_norm(
+        &self,
+        normed: impl Into<Input<3>>,
+        x: Residual,
+        rope: Option<&RopeTable>,
+    ) -> Residual {
         let x = x + self.attention.forward(normed, rope);
         let (normed, x) = x.normed(&self.mlp_norm);
-        x + self.mlp.forward(normed)
+        x + self.feed_forward(normed)
+    }
+
+    fn feed_forward(&self, normed: Input<3>) -> Tensor<3> {
+        if !self.recompute_mlp {
+            return self.mlp.forward(normed);
+        }
+        let [y] = recomputed(&self.mlp, [normed], |mlp, [x]| [mlp.forward(x)]);
+        y
     }
 
     /// The same block and weights for whole sequences.
@@ -97,6 +125,7 @@ impl Block {
             attention: self.attention.whole_sequence(),
             mlp_norm: self.mlp_norm.whole_sequence(),
             mlp: self.mlp.whole_sequence(),
+            recompute_mlp: self.recompute_mlp,
         }
     }
 

@@ -8,7 +8,7 @@ use megaburn_parallel::{
 };
 use megaburn_pipeline::StageLayers;
 
-use super::{Block, Decoder, DecoderConfig, Positions, block::norm, model::Parts};
+use super::{Block, Decoder, DecoderConfig, Positions, Recompute, block::norm, model::Parts};
 use crate::ModelError;
 
 impl DecoderConfig {
@@ -78,6 +78,7 @@ impl DecoderConfig {
                 stages: stages.to_vec(),
                 loss: CrossEntropyConfig::new(self.vocab).init(group)?,
                 fused_loss: false,
+                recompute: Recompute::default(),
                 group: group.clone(),
                 sequence_parallel,
                 rope: Arc::default(),

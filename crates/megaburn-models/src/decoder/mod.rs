@@ -14,5 +14,6 @@ pub use block::Block;
 pub use cached::DecoderCache;
 pub use config::{DecoderConfig, Positions};
 pub use model::Decoder;
-pub use recompute::Recompute;
+pub(crate) use recompute::Segment;
+pub use recompute::{Recompute, RecomputeBlocks};
 pub use stage::Stage;

@@ -13,7 +13,7 @@ use megaburn_parallel::{
 };
 use megaburn_pipeline::StageLayers;
 
-use super::{Block, DecoderConfig, Recompute};
+use super::{Block, DecoderConfig, Recompute, recompute::Segment};
 
 /// A decoder-only transformer.
 ///
@@ -49,6 +49,7 @@ pub(super) struct Parts {
     pub(super) loss: CrossEntropy,
     /// Whether the loss goes without all logits.
     pub(super) fused_loss: bool,
+    pub(super) recompute: Recompute,
     pub(super) group: Group,
     /// Whether ranks hold stretches of the sequence between the blocks.
     pub(super) sequence_parallel: bool,
@@ -68,8 +69,18 @@ impl Decoder {
     /// What backward computes once more instead of keeping it.
     #[must_use]
     pub fn with_recompute(mut self, recompute: Recompute) -> Self {
-        let blocks = self.blocks.into_iter();
-        self.blocks = blocks.map(|block| Some(block?.with_recompute(recompute))).collect();
+        self.parts.recompute = recompute;
+        for stage in &self.parts.stages {
+            for Segment { blocks, again } in recompute.segments(stage.layers.len()) {
+                for place in blocks.clone() {
+                    let block = &mut self.blocks[stage.layers.start + place];
+                    *block = block.take().map(|block| match again {
+                        true => block.in_segment(place == blocks.start),
+                        false => block.with_recompute(recompute),
+                    });
+                }
+            }
+        }
         self.norm = self.norm.map(|norm| norm.with_recompute(recompute.norm));
         self
     }

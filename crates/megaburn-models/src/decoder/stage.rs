@@ -1,8 +1,9 @@
 use burn::{prelude::Int, tensor::Tensor};
-use megaburn_parallel::Residual;
+use megaburn_kernels::RopeTable;
+use megaburn_parallel::{Residual, recomputed_stream};
 use megaburn_pipeline::StageLayers;
 
-use super::Decoder;
+use super::{Block, Decoder, recompute::Segment};
 
 /// One stage of a pipeline: from the tokens or the stream behind the stage before it to the stream
 /// behind its own last block, or to the loss.
@@ -47,7 +48,7 @@ impl Stage<'_> {
         let device = tokens.device();
         let x = Residual::from(self.model.embed(tokens, &positions));
         let rope = self.model.rope(positions.len(), &device);
-        self.blocks().fold(x, |x, block| block.forward(x, rope.as_ref()))
+        self.through_blocks(x, rope)
     }
 
     /// The stream behind another one, of what the stage before made.
@@ -58,7 +59,7 @@ impl Stage<'_> {
         let parts = &self.model.parts;
         let splits = if parts.sequence_parallel { parts.group.size() } else { 1 };
         let rope = self.model.rope(x.dims()[0] * splits, &x.device().inner());
-        self.blocks().fold(x.into(), |x, block| block.forward(x, rope.as_ref()))
+        self.through_blocks(x.into(), rope)
     }
 
     /// The sum of the next-token losses behind the last stage; see [`Decoder::loss`].
@@ -77,9 +78,29 @@ impl Stage<'_> {
         self.model.gathered(self.model.logits(x))
     }
 
+    fn through_blocks(&self, x: Residual, rope: Option<RopeTable>) -> Residual {
+        let blocks: Vec<&Block> = self.blocks().collect();
+        let segments = self.model.parts.recompute.segments(blocks.len());
+        segments.into_iter().fold(x, |x, Segment { blocks: of, again }| match again {
+            true => again_through(&blocks[of], x, rope.clone()),
+            false => blocks[of].iter().fold(x, |x, block| block.forward(x, rope.as_ref())),
+        })
+    }
+
     /// Its blocks.
-    pub(super) fn blocks(&self) -> impl Iterator<Item = &super::Block> {
+    pub(super) fn blocks(&self) -> impl Iterator<Item = &Block> {
         let of_rank = self.layers.layers.clone().map(|index| &self.model.blocks[index]);
         of_rank.map(|block| block.as_ref().expect("a stage has its blocks"))
     }
+}
+
+/// The stream behind some blocks, of which nothing is kept but the stream before them.
+fn again_through(blocks: &[&Block], x: Residual, rope: Option<RopeTable>) -> Residual {
+    let (normed, x) = x.normed(&blocks[0].attention_norm);
+    let blocks: Vec<Block> = blocks.iter().copied().cloned().collect();
+    recomputed_stream(&blocks, normed, x, move |blocks, normed, x| {
+        let rope = rope.as_ref();
+        let x = blocks[0].behind_norm(normed, x, rope);
+        blocks[1..].iter().fold(x, |x, block| block.forward(x, rope))
+    })
 }

@@ -9,9 +9,10 @@ use burn::{
 use megaburn_collective::Group;
 use megaburn_kernels::RopeConfig;
 use megaburn_parallel::{
-    Activation, Mlp, MlpConfig, Norm, NormConfig, NormKind, ParallelError, ParallelLinear,
-    ParallelLinearConfig, PlanBuilder, Residual, SelfAttention, SelfAttentionConfig, Sharded,
-    VocabParallelEmbedding, VocabParallelEmbeddingConfig, load_params, read_params,
+    Activation, Mlp, MlpConfig, Norm, NormConfig, NormKind, ParallelDropout, ParallelDropoutConfig,
+    ParallelError, ParallelLinear, ParallelLinearConfig, PlanBuilder, Residual, SelfAttention,
+    SelfAttentionConfig, Sharded, TokenBlock, VocabParallelEmbedding, VocabParallelEmbeddingConfig,
+    load_params, read_params, recomputed,
 };
 use rstest::rstest;
 
@@ -188,4 +189,69 @@ fn a_frozen_column_gathers_nothing_again() {
     });
     // A gather forward, one for the weight, and the reduction of the input's gradient.
     assert_eq!(calls, [[3, 2]; 2]);
+}
+
+/// A part with dropout, of which one parameter does not learn.
+#[derive(Module, Debug)]
+struct Dropped {
+    mlp: Mlp,
+    dropout: ParallelDropout,
+}
+
+#[rstest]
+fn a_part_with_dropout_has_the_gradients_of_one_that_is_kept(
+    #[values((1, false), (2, false), (2, true))] (ranks, sequence_parallel): (usize, bool),
+    #[values(DType::F32, DType::BF16)] dtype: DType,
+    #[values(true, false)] input_learns: bool,
+) {
+    let seed = fresh_seed();
+    let run = |again: bool| {
+        on_ranks(ranks, seed, |group| {
+            let device = autodiff();
+            let sp = |config: MlpConfig| config.with_sequence_parallel(sequence_parallel);
+            let mlp = sp(MlpConfig::new(6, 20).with_name("mlp")).init(&group, &device).unwrap();
+            let dropout = ParallelDropoutConfig::new(0.4, "dropped".into())
+                .with_sequence_parallel(sequence_parallel);
+            let part = Dropped { mlp, dropout: dropout.init(&group).unwrap() };
+            let mut part = cast(part, dtype);
+            part.mlp.down.weight = part.mlp.down.weight.no_grad();
+            let typed = (&device, dtype);
+            let x = normal(&[3, 2, 6], seed, &format!("x{}", group.rank()));
+            let x = Tensor::<3>::from_data(x.convert_dtype(dtype), typed);
+            let x = if input_learns { x.require_grad() } else { x };
+            let forward = |part: &Dropped, x: Tensor<3>| {
+                let block = TokenBlock::new(3, 2, 0);
+                part.dropout.forward(part.mlp.forward(x), &block)
+            };
+            let y = match again {
+                false => forward(&part, x.clone()),
+                true => {
+                    let of = [x.clone().into()];
+                    let [y] = recomputed(&part, of, move |part, [x]| [forward(part, x)]);
+                    y
+                }
+            };
+            let grads = (y.clone() * y.clone()).sum().backward();
+            let Mlp { up, down, .. } = &part.mlp;
+            assert!(down.weight.grad(&grads).is_none(), "a gradient of what does not learn");
+            let bias = |layer: &ParallelLinear| layer.bias.as_ref().unwrap().grad(&grads);
+            let all = [
+                ("up.weight", up.weight.grad(&grads).map(Tensor::into_data)),
+                ("up.bias", bias(up).map(Tensor::into_data)),
+                ("down.bias", bias(down).map(Tensor::into_data)),
+                ("x", x.grad(&grads).map(Tensor::into_data)),
+                ("y", Some(y.into_data())),
+            ];
+            all.map(|(name, found)| found.map(|found| (name, found)))
+        })
+    };
+    let (kept, again) = (run(false), run(true));
+    for (found, expected) in again.iter().flatten().zip(kept.iter().flatten()) {
+        let name = expected.as_ref().map_or("x", |(name, _)| name);
+        assert_eq!(expected.is_some(), name != "x" || input_learns, "{name}");
+        assert_eq!(found.is_some(), expected.is_some(), "{name}");
+        if let (Some((_, found)), Some((_, expected))) = (found, expected) {
+            assert_bits(name, found, expected);
+        }
+    }
 }

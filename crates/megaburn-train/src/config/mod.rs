@@ -48,7 +48,7 @@ pub use layers::ConfigLayers;
 pub use model::ModelConfig;
 pub use optimizer::OptimizerConfig;
 pub use parallel::ParallelConfig;
-pub use recompute::{RecomputeConfig, RecomputeModule};
+pub use recompute::{RecomputeConfig, RecomputeMethod, RecomputeModule};
 pub use rope::{RopeScalingConfig, RopeScalingKind};
 pub use rule::{LionSection, MuonSection, OptimizerName, SgdSection};
 pub use schedule::LrDecayStyle;

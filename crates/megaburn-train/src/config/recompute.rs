@@ -1,43 +1,90 @@
-use megaburn_models::decoder::Recompute;
+use megaburn_models::decoder::{Recompute, RecomputeBlocks};
 use serde::{Deserialize, Serialize};
 
 use super::check::require;
 use crate::TrainError;
 
 /// `[recompute]`: what backward computes once more instead of keeping it.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct RecomputeConfig {
     /// Whose results are not kept (Megatron's `--recompute-modules`).
     pub modules: Vec<RecomputeModule>,
+    /// Whole layers of which nothing is kept but the stream before them (`--recompute-granularity full
+    /// --recompute-method`).
+    pub method: RecomputeMethod,
+    /// How many of them (`--recompute-num-layers`).
+    pub num_layers: usize,
+}
+
+impl Default for RecomputeConfig {
+    fn default() -> Self {
+        Self { modules: Vec::new(), method: RecomputeMethod::None, num_layers: 1 }
+    }
 }
 
 /// What can be computed once more by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
+#[serde(rename_all = "snake_case")]
 pub enum RecomputeModule {
     /// The norms before attention, MLP and head.
     Norm,
     /// The activation inside the MLP.
     Activation,
+    /// Attention between its matrices.
+    CoreAttention,
+    /// The MLP.
+    Mlp,
+}
+
+/// Which layers are computed once more as a whole.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum RecomputeMethod {
+    /// None.
+    #[default]
+    None,
+    /// All, so many at a time: the stream is kept before each such group.
+    Uniform,
+    /// The first so many of each stage of a pipeline.
+    Block,
 }
 
 impl RecomputeConfig {
     /// The same for a model.
     pub fn of_model(&self) -> Recompute {
-        let has = |module| self.modules.contains(&module);
-        Recompute { norm: has(RecomputeModule::Norm), activation: has(RecomputeModule::Activation) }
+        let has = |module| self.modules.contains(&module) && !self.has_all_layers();
+        Recompute {
+            norm: has(RecomputeModule::Norm),
+            activation: has(RecomputeModule::Activation),
+            core_attention: has(RecomputeModule::CoreAttention),
+            mlp: has(RecomputeModule::Mlp),
+            blocks: match self.method {
+                RecomputeMethod::None => None,
+                RecomputeMethod::Uniform => Some(RecomputeBlocks::Uniform(self.num_layers)),
+                RecomputeMethod::Block => Some(RecomputeBlocks::Block(self.num_layers)),
+            },
+        }
+    }
+
+    /// Whether no layer is left that could keep something.
+    pub(super) fn has_all_layers(&self) -> bool {
+        self.method == RecomputeMethod::Uniform
     }
 
     pub(super) fn validate(&self) -> Result<(), TrainError> {
         let twice = |module| self.modules.iter().filter(|&found| *found == module).count() > 1;
-        for (module, name) in
-            [(RecomputeModule::Norm, "norm"), (RecomputeModule::Activation, "activation")]
-        {
+        for (module, name) in [
+            (RecomputeModule::Norm, "norm"),
+            (RecomputeModule::Activation, "activation"),
+            (RecomputeModule::CoreAttention, "core_attention"),
+            (RecomputeModule::Mlp, "mlp"),
+        ] {
             let value = format!("a list with \"{name}\" more than once");
             require(!twice(module), "recompute.modules", value, "a list that names each once")?;
         }
-        Ok(())
+        let rule = "1 or more (recompute.method = \"none\" computes no layer again)";
+        require(self.num_layers > 0, "recompute.num_layers", self.num_layers, rule)
     }
 }
 
@@ -48,24 +95,51 @@ mod tests {
     use super::*;
     use crate::{ConfigLayers, Exit};
 
+    fn of(lines: &str) -> Recompute {
+        let layers = ConfigLayers::new().with_text("r.toml", &format!("[recompute]\n{lines}"));
+        layers.unwrap().load().unwrap().recompute.of_model()
+    }
+
     #[rstest]
-    #[case("", false, false)]
-    #[case("modules = []", false, false)]
-    #[case("modules = [\"norm\"]", true, false)]
-    #[case("modules = [\"activation\"]", false, true)]
-    #[case("modules = [\"activation\", \"norm\"]", true, true)]
-    fn modules_are_named(#[case] line: &str, #[case] norm: bool, #[case] activation: bool) {
-        let layers = ConfigLayers::new().with_text("r.toml", &format!("[recompute]\n{line}"));
-        let config = layers.unwrap().load().unwrap();
-        assert_eq!(config.recompute.of_model(), Recompute { norm, activation });
+    #[case("", [false; 4])]
+    #[case("modules = []", [false; 4])]
+    #[case("modules = [\"norm\"]", [true, false, false, false])]
+    #[case("modules = [\"activation\"]", [false, true, false, false])]
+    #[case("modules = [\"mlp\", \"core_attention\"]", [false, false, true, true])]
+    #[case("modules = [\"activation\", \"norm\"]", [true, true, false, false])]
+    fn modules_are_named(#[case] line: &str, #[case] expected: [bool; 4]) {
+        let [norm, activation, core_attention, mlp] = expected;
+        assert_eq!(of(line), Recompute { norm, activation, core_attention, mlp, blocks: None });
+    }
+
+    #[rstest]
+    #[case("method = \"none\"", None)]
+    #[case("num_layers = 3", None)]
+    #[case("method = \"uniform\"", Some(RecomputeBlocks::Uniform(1)))]
+    #[case("method = \"uniform\"\nnum_layers = 3", Some(RecomputeBlocks::Uniform(3)))]
+    #[case("method = \"block\"\nnum_layers = 2", Some(RecomputeBlocks::Block(2)))]
+    fn layers_are_chosen(#[case] lines: &str, #[case] blocks: Option<RecomputeBlocks>) {
+        assert_eq!(of(lines), Recompute { blocks, ..Recompute::default() });
+    }
+
+    #[test]
+    fn modules_are_those_of_layers_that_are_left() {
+        let modules = "modules = [\"norm\"]\nmethod";
+        assert!(of(&format!("{modules} = \"block\"")).norm);
+        assert!(!of(&format!("{modules} = \"uniform\"")).norm);
     }
 
     #[rstest]
     #[case(
         "modules = [\"layernorm\"]",
-        "unknown variant `layernorm`, expected `norm` or `activation`"
+        "unknown variant `layernorm`, expected one of `norm`, `activation`, `core_attention`, `mlp`"
     )]
-    #[case("modules = [\"core_attention\"]", "expected `norm` or `activation`")]
+    #[case("modules = [\"core_attn\"]", "unknown variant `core_attn`")]
+    #[case("method = \"full\"", "expected one of `none`, `uniform`, `block`")]
+    #[case(
+        "method = \"block\"\nnum_layers = 0",
+        "`recompute.num_layers` is 0: it must be 1 or more"
+    )]
     #[case(
         "modules = \"norm\"",
         "`recompute.modules` in `r.toml`: expected a list in brackets, found the string"

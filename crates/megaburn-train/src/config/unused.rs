@@ -1,4 +1,4 @@
-use super::{Dtype, OptimizerName, TrainConfig, schedule::LrDecayStyle};
+use super::{Dtype, OptimizerName, RecomputeMethod, TrainConfig, schedule::LrDecayStyle};
 
 /// A key that was changed and changes nothing, because of another's value.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,7 +25,20 @@ impl TrainConfig {
         const ADAMW: &str = "with optimizer.name = \"adamw\" or \"muon\"";
         const F16: &str = "with train.dtype = \"f16\"";
         const DYNAMIC: &str = "with train.dtype = \"f16\" and without optimizer.loss_scale";
+        let again = &self.recompute;
         let keys = [
+            (
+                "recompute.modules",
+                !again.modules.is_empty(),
+                !again.has_all_layers(),
+                "with recompute.method = \"block\" or \"none\"",
+            ),
+            (
+                "recompute.num_layers",
+                again.num_layers != 1,
+                again.method != RecomputeMethod::None,
+                "with recompute.method = \"uniform\" or \"block\"",
+            ),
             ("optimizer.beta1", mine.beta1 != default.beta1, adamw, ADAMW),
             ("optimizer.beta2", mine.beta2 != default.beta2, adamw, ADAMW),
             ("optimizer.eps", mine.eps != default.eps, adamw, ADAMW),

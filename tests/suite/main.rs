@@ -6,6 +6,7 @@ mod bf16_models;
 mod bf16_state;
 mod child;
 mod docs;
+mod dropout;
 mod f16;
 mod fixtures;
 mod gather;

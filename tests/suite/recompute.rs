@@ -72,6 +72,7 @@ fn four_steps_are_the_same_to_the_bit(
     #[values(Dtype::F32, Dtype::Bf16, Dtype::F16)] dtype: Dtype,
 ) {
     assert_same_bits(layout, dtype, &ways(), |config| {
+        (config.train.hidden_dropout, config.train.attention_dropout) = (0.2, 0.3);
         config.model.family = family;
         if family == Family::Gpt2 {
             config.model.kv_heads = config.model.heads;
@@ -122,6 +123,7 @@ fn so_are_those_of_pipelines(
     let ways = [modules(&[Norm, Mlp]), layers(Uniform, 1), layers(Uniform, 2), mixed];
     assert_same_bits(layout, dtype, &ways, |config| {
         config.model.layers = 6;
+        config.train.hidden_dropout = 0.1;
         (config.parallel.schedule, config.parallel.chunks) = (Some(schedule), Some(chunks));
         config.parallel.zero = zero;
     });

@@ -34,13 +34,18 @@ impl ParallelDropoutConfig {
     /// # Errors
     /// A share outside of `[0, 1)`.
     pub fn init(&self, group: &Group) -> Result<ParallelDropout, ParallelError> {
-        if !(0.0..1.0).contains(&self.prob) {
-            let (layer, name) = ("ParallelDropout", self.name.clone());
-            let why = format!("`prob` {} is not in [0, 1)", self.prob);
-            return Err(ParallelError::Config { layer, name, why });
-        }
+        check("ParallelDropout", &self.name, self.prob)?;
         Ok(ParallelDropout { config: self.clone(), group: group.clone() })
     }
+}
+
+/// Refuses a share that cannot be dropped.
+pub(crate) fn check(layer: &'static str, name: &str, prob: f64) -> Result<(), ParallelError> {
+    if (0.0..1.0).contains(&prob) {
+        return Ok(());
+    }
+    let why = format!("dropout {prob} is not in [0, 1)");
+    Err(ParallelError::Config { layer, name: name.into(), why })
 }
 
 /// Dropout whose mask is a function of `(seed, path, step, position)`: the same elements drop under

@@ -2,11 +2,11 @@ use burn::{module::Module, nn::Initializer, prelude::Device, tensor::Tensor};
 use megaburn_collective::Group;
 use megaburn_kernels::RopeTable;
 use megaburn_parallel::{
-    Input, KvCache, Mlp, MlpConfig, Norm, NormConfig, Packed, PlanBuilder, Residual, SelfAttention,
-    SelfAttentionConfig, Sharded, recomputed,
+    Input, KvCache, Mlp, MlpConfig, Norm, NormConfig, Packed, ParallelDropout, PlanBuilder,
+    Residual, SelfAttention, SelfAttentionConfig, Sharded, recomputed,
 };
 
-use super::Recompute;
+use super::{Context, Dropout, Recompute};
 use crate::{DecoderConfig, ModelError};
 
 /// One transformer block: attention and MLP, each behind a norm and added to its input.
@@ -20,6 +20,8 @@ pub struct Block {
     pub mlp_norm: Norm,
     /// The MLP.
     pub mlp: Mlp,
+    /// Of what attention and MLP add.
+    dropouts: Option<[ParallelDropout; 2]>,
     recompute_mlp: bool,
 }
 
@@ -66,7 +68,26 @@ impl Block {
             attention: attention.init(group, device)?,
             mlp_norm: norm(config, group, sequence_parallel, device),
             mlp: mlp.init(group, device)?,
+            dropouts: None,
             recompute_mlp: false,
+        })
+    }
+
+    /// The same block, number `index`, and what training drops.
+    pub(super) fn with_dropout(
+        self,
+        dropout: Dropout,
+        index: usize,
+        group: &Group,
+        sequence_parallel: bool,
+    ) -> Result<Self, ModelError> {
+        let name = format!("blocks.{index}.attention");
+        let layer =
+            |of: &str| dropout.layer(&format!("blocks.{index}.{of}"), group, sequence_parallel);
+        Ok(Self {
+            attention: self.attention.with_dropout(dropout.attention, &name, group)?,
+            dropouts: Some([layer("attention")?, layer("mlp")?]),
+            ..self
         })
     }
 
@@ -78,6 +99,7 @@ impl Block {
             mlp_norm: self.mlp_norm.with_recompute(recompute.norm),
             mlp: self.mlp.with_recompute(recompute.activation && !recompute.mlp),
             recompute_mlp: recompute.mlp,
+            ..self
         }
     }
 
@@ -91,11 +113,11 @@ impl Block {
     /// Applies the block.
     ///
     /// # Shapes
-    /// `[S, B, H]`, unchanged (with sequence parallelism `[S / n, B, H]`); `rope` holds `S`
+    /// `[S, B, H]`, unchanged (with sequence parallelism `[S / n, B, H]`); `context` is of `S`
     /// positions
-    pub fn forward(&self, x: Residual, rope: Option<&RopeTable>) -> Residual {
+    pub(super) fn forward(&self, x: Residual, context: &Context) -> Residual {
         let (normed, x) = x.normed(&self.attention_norm);
-        self.behind_norm(normed, x, rope)
+        self.behind_norm(normed, x, context)
     }
 
     /// The same of what the first norm gives, and the stream behind that.
@@ -103,11 +125,17 @@ impl Block {
         &self,
         normed: impl Into<Input<3>>,
         x: Residual,
-        rope: Option<&RopeTable>,
+        context: &Context,
     ) -> Residual {
-        let x = x + self.attention.forward(normed, rope);
+        let Context { rope, tokens } = context;
+        let dropped = |part: usize, y: Tensor<3>| match (&self.dropouts, tokens) {
+            (Some(dropouts), Some(tokens)) => dropouts[part].forward(y, tokens),
+            _ => y,
+        };
+        let attended = self.attention.forward_training(normed, rope.as_ref(), tokens.as_ref());
+        let x = x + dropped(0, attended);
         let (normed, x) = x.normed(&self.mlp_norm);
-        x + self.feed_forward(normed)
+        x + dropped(1, self.feed_forward(normed))
     }
 
     fn feed_forward(&self, normed: Input<3>) -> Tensor<3> {
@@ -125,7 +153,8 @@ impl Block {
             attention: self.attention.whole_sequence(),
             mlp_norm: self.mlp_norm.whole_sequence(),
             mlp: self.mlp.whole_sequence(),
-            recompute_mlp: self.recompute_mlp,
+            dropouts: None,
+            ..self
         }
     }
 

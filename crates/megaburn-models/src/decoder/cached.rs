@@ -55,13 +55,14 @@ impl Decoder {
     /// The same model and weights as generation needs them: without autodiff, every rank holding
     /// whole sequences.
     pub fn for_generation(&self) -> Self {
-        let Self { embedding, positions, blocks, norm, head, parts } = self.valid();
+        let Self { embedding, positions, blocks, norm, head, parts, .. } = self.valid();
         Self {
             embedding: embedding.map(VocabParallelEmbedding::whole_sequence),
             positions: positions.map(PositionEmbedding::whole_sequence),
             blocks: blocks.into_iter().map(|block| block.map(Block::whole_sequence)).collect(),
             norm: norm.map(Norm::whole_sequence),
             head: head.map(VocabParallelEmbedding::whole_sequence),
+            dropout: None,
             parts: Parts { sequence_parallel: false, ..parts },
         }
     }

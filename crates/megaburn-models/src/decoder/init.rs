@@ -72,6 +72,7 @@ impl DecoderConfig {
             positions: has_positions.then(positions).transpose()?,
             blocks,
             norm: ends.then(|| norm(self, group, sequence_parallel, device)),
+            dropout: None,
             head: (ends && !self.tied).then(|| vectors("head")).transpose()?,
             parts: Parts {
                 config: self.clone(),

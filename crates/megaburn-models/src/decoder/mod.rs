@@ -5,6 +5,7 @@
 mod block;
 mod cached;
 mod config;
+mod dropout;
 mod init;
 mod model;
 mod recompute;
@@ -13,6 +14,8 @@ mod stage;
 pub use block::Block;
 pub use cached::DecoderCache;
 pub use config::{DecoderConfig, Positions};
+use dropout::Context;
+pub use dropout::Dropout;
 pub use model::Decoder;
 pub(crate) use recompute::Segment;
 pub use recompute::{Recompute, RecomputeBlocks};

@@ -8,12 +8,13 @@ use burn::{
 use megaburn_collective::{Group, region::gather_from_last_dim};
 use megaburn_kernels::RopeTable;
 use megaburn_parallel::{
-    CrossEntropy, Input, Norm, PlanBuilder, PositionEmbedding, Residual, Sharded,
+    CrossEntropy, Input, Norm, ParallelDropout, PlanBuilder, PositionEmbedding, Residual, Sharded,
     VocabParallelEmbedding,
 };
 use megaburn_pipeline::StageLayers;
 
-use super::{Block, DecoderConfig, Recompute, recompute::Segment};
+use super::{Block, DecoderConfig, Dropout, Recompute, Segment};
+use crate::ModelError;
 
 /// A decoder-only transformer.
 ///
@@ -37,6 +38,8 @@ pub struct Decoder {
     pub norm: Option<Norm>,
     /// The output projection; none when tied to the embedding.
     pub head: Option<VocabParallelEmbedding>,
+    /// Of the vectors with which the model begins.
+    pub(super) dropout: Option<ParallelDropout>,
     #[module(skip)]
     pub(super) parts: Parts,
 }
@@ -64,6 +67,21 @@ impl Decoder {
     pub fn with_fused_linear_cross_entropy(mut self, fused: bool) -> Self {
         self.parts.fused_loss = fused;
         self
+    }
+
+    /// What a [stage](Self::stage) drops when it is [told](super::Stage::training) that it trains.
+    ///
+    /// # Errors
+    /// A share outside of `[0, 1)`.
+    pub fn with_dropout(mut self, dropout: Dropout) -> Result<Self, ModelError> {
+        let Parts { group, sequence_parallel, .. } = &self.parts;
+        let blocks = self.blocks.into_iter().enumerate().map(|(index, block)| {
+            let with = |block: Block| block.with_dropout(dropout, index, group, *sequence_parallel);
+            block.map(with).transpose()
+        });
+        self.blocks = blocks.collect::<Result<_, _>>()?;
+        self.dropout = Some(dropout.layer("embedding", group, *sequence_parallel)?);
+        Ok(self)
     }
 
     /// What backward computes once more instead of keeping it.

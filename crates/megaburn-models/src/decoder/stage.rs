@@ -1,9 +1,9 @@
 use burn::{prelude::Int, tensor::Tensor};
 use megaburn_kernels::RopeTable;
-use megaburn_parallel::{Residual, recomputed_stream};
+use megaburn_parallel::{Residual, TokenBlock, recomputed_stream};
 use megaburn_pipeline::StageLayers;
 
-use super::{Block, Decoder, recompute::Segment};
+use super::{Block, Context, Decoder, Segment};
 
 /// One stage of a pipeline: from the tokens or the stream behind the stage before it to the stream
 /// behind its own last block, or to the loss.
@@ -16,6 +16,8 @@ use super::{Block, Decoder, recompute::Segment};
 pub struct Stage<'a> {
     model: &'a Decoder,
     layers: &'a StageLayers,
+    /// In training: what of the run it sees.
+    tokens: Option<TokenBlock>,
 }
 
 impl Decoder {
@@ -24,7 +26,7 @@ impl Decoder {
     /// # Panics
     /// If there is none.
     pub fn stage(&self, chunk: usize) -> Stage<'_> {
-        Stage { model: self, layers: &self.parts.stages[chunk] }
+        Stage { model: self, layers: &self.parts.stages[chunk], tokens: None }
     }
 
     /// What of the model the stages of this rank are.
@@ -39,6 +41,12 @@ impl Stage<'_> {
         self.layers
     }
 
+    /// The same in training of `tokens`: it drops what the model was [told](Decoder::with_dropout) to.
+    #[must_use]
+    pub fn training(self, tokens: TokenBlock) -> Self {
+        Self { tokens: Some(tokens), ..self }
+    }
+
     /// The stream behind the first stage.
     ///
     /// # Shapes
@@ -46,9 +54,13 @@ impl Stage<'_> {
     pub fn from_tokens(&self, tokens: Tensor<2, Int>) -> Residual {
         let positions: Vec<usize> = (0..tokens.dims()[0]).collect();
         let device = tokens.device();
-        let x = Residual::from(self.model.embed(tokens, &positions));
+        let x = self.model.embed(tokens, &positions);
+        let x = match (&self.model.dropout, &self.tokens) {
+            (Some(dropout), Some(tokens)) => dropout.forward(x, tokens),
+            _ => x,
+        };
         let rope = self.model.rope(positions.len(), &device);
-        self.through_blocks(x, rope)
+        self.through_blocks(x.into(), rope)
     }
 
     /// The stream behind another one, of what the stage before made.
@@ -79,11 +91,12 @@ impl Stage<'_> {
     }
 
     fn through_blocks(&self, x: Residual, rope: Option<RopeTable>) -> Residual {
+        let context = Context { rope, tokens: self.tokens };
         let blocks: Vec<&Block> = self.blocks().collect();
         let segments = self.model.parts.recompute.segments(blocks.len());
         segments.into_iter().fold(x, |x, Segment { blocks: of, again }| match again {
-            true => again_through(&blocks[of], x, rope.clone()),
-            false => blocks[of].iter().fold(x, |x, block| block.forward(x, rope.as_ref())),
+            true => again_through(&blocks[of], x, context.clone()),
+            false => blocks[of].iter().fold(x, |x, block| block.forward(x, &context)),
         })
     }
 
@@ -95,12 +108,11 @@ impl Stage<'_> {
 }
 
 /// The stream behind some blocks, of which nothing is kept but the stream before them.
-fn again_through(blocks: &[&Block], x: Residual, rope: Option<RopeTable>) -> Residual {
+fn again_through(blocks: &[&Block], x: Residual, context: Context) -> Residual {
     let (normed, x) = x.normed(&blocks[0].attention_norm);
     let blocks: Vec<Block> = blocks.iter().copied().cloned().collect();
     recomputed_stream(&blocks, normed, x, move |blocks, normed, x| {
-        let rope = rope.as_ref();
-        let x = blocks[0].behind_norm(normed, x, rope);
-        blocks[1..].iter().fold(x, |x, block| block.forward(x, rope))
+        let x = blocks[0].behind_norm(normed, x, &context);
+        blocks[1..].iter().fold(x, |x, block| block.forward(x, &context))
     })
 }

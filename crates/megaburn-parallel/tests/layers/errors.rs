@@ -104,9 +104,12 @@ fn an_unnamed_layer_in_a_group_is_refused(#[case] layer: &str, #[case] config: i
     "CrossEntropy `vocab 0`: there is no token to predict",
     CrossEntropyConfig::new(0)
 )]
-#[case::dropping_all("ParallelDropout `blocks.0.dropout`: `prob` 1 is not in [0, 1)", dropout(1.0))]
+#[case::dropping_all(
+    "ParallelDropout `blocks.0.dropout`: dropout 1 is not in [0, 1)",
+    dropout(1.0)
+)]
 #[case::dropping_nan(
-    "ParallelDropout `blocks.0.dropout`: `prob` NaN is not in [0, 1)",
+    "ParallelDropout `blocks.0.dropout`: dropout NaN is not in [0, 1)",
     dropout(f64::NAN)
 )]
 #[case::heads(

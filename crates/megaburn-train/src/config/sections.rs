@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use megaburn_models::decoder::Dropout;
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -88,6 +89,10 @@ pub struct LoopConfig {
     /// Whether the loss computes the logits of some tokens at a time, and once more backward,
     /// instead of holding all of them.
     pub fused_linear_cross_entropy: bool,
+    /// Share of what embedding, attention and MLP put into the residual stream that is dropped.
+    pub hidden_dropout: f64,
+    /// Share of attention's probabilities that is dropped.
+    pub attention_dropout: f64,
     /// Samples of a step, over all ranks.
     pub global_batch: usize,
     /// `[train.batch_ramp]`: how the first steps grow to as many.
@@ -125,6 +130,8 @@ impl Default for LoopConfig {
             tf32: false,
             attention: Attention::Auto,
             fused_linear_cross_entropy: false,
+            hidden_dropout: 0.0,
+            attention_dropout: 0.0,
             global_batch: 8,
             batch_ramp: None,
             micro_batch: 2,
@@ -147,7 +154,18 @@ impl LoopConfig {
         Duration::try_from_secs_f64(self.timeout_seconds).unwrap_or(Duration::MAX)
     }
 
+    /// What training drops.
+    pub fn dropout(&self) -> Dropout {
+        Dropout { hidden: self.hidden_dropout, attention: self.attention_dropout }
+    }
+
     pub(super) fn validate(&self) -> Result<(), TrainError> {
+        for (key, share) in [
+            ("train.hidden_dropout", self.hidden_dropout),
+            ("train.attention_dropout", self.attention_dropout),
+        ] {
+            require((0.0..1.0).contains(&share), key, share, "at least 0 and below 1")?;
+        }
         require(self.steps >= 1, "train.steps", self.steps, "at least 1")?;
         at_least_one("train.global_batch", self.global_batch)?;
         at_least_one("train.micro_batch", self.micro_batch)?;

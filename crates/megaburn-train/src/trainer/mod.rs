@@ -163,7 +163,8 @@ impl Trainer {
         let model = model_config
             .init_stages(pipeline.chunks(), &groups.tp, layout.sp, &device)?
             .with_fused_linear_cross_entropy(config.train.fused_linear_cross_entropy)
-            .with_recompute(config.recompute.of_model());
+            .with_recompute(config.recompute.of_model())
+            .with_dropout(config.train.dropout())?;
         let plan = shard_plan(&model).map_err(megaburn_models::ModelError::from)?;
         let seq_len = config.data.seq_len;
         let main_grads = main_grads(&model);

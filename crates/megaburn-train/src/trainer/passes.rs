@@ -52,7 +52,8 @@ impl Chunks for Training<'_> {
 
     fn forward(&mut self, pass: Pass, input: Option<Tensor<3>>) -> Result<Output, TrainError> {
         let Self { trainer, plain, losses, factor, .. } = self;
-        let stage = trainer.unsettled().stage(pass.chunk);
+        let tokens = trainer.token_block(pass.micro_batch);
+        let stage = trainer.unsettled().stage(pass.chunk).training(tokens);
         let batch = || {
             let (_, samples) = trainer.micro_batch(pass.micro_batch);
             tensors(&samples, samples.len(), plain)

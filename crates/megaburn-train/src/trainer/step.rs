@@ -4,6 +4,7 @@ use std::{
 };
 
 use megaburn_optim::{GradNorm, LossScaler, OptimError, Sum};
+use megaburn_parallel::TokenBlock;
 use megaburn_pipeline::{Wire, run};
 
 use crate::{
@@ -180,6 +181,14 @@ impl Trainer {
         let consumed = self.progress.consumed_samples;
         let numbers = self.next_batch().micro_batch(consumed, self.groups.dp.rank(), index);
         (numbers.clone(), self.train.batch(numbers))
+    }
+
+    /// Where micro-batch `index` of this rank stands in the run, by which dropout knows its tokens.
+    pub(super) fn token_block(&self, index: usize) -> TokenBlock {
+        let (batch, consumed) = (self.next_batch(), self.progress.consumed_samples);
+        let numbers = batch.micro_batch(consumed, self.groups.dp.rank(), index);
+        let first = (numbers.start - consumed) as usize;
+        TokenBlock::new(self.progress.step, batch.global_batch_size(), first)
     }
 
     /// Micro-batches of this rank in the next step.

@@ -1,12 +1,15 @@
+mod core_attention;
+
 use burn::{config::Config, module::Module, nn::Initializer, prelude::Device, tensor::Tensor};
 use megaburn_collective::Group;
-use megaburn_kernels::{AttentionOptions, Cut, RopeTable, apply_rope, attention, split_last_with};
+use megaburn_kernels::{Cut, RopeTable, apply_rope, split_last_with};
 use megaburn_mesh::Part;
 
 use crate::{
     Input, KvCache, Norm, NormConfig, Packed, ParallelError, ParallelLinear, ParallelLinearConfig,
-    PlanBuilder, Sharded, recomputed,
+    PlanBuilder, Sharded, TokenBlock, dropout,
 };
+use core_attention::{CoreAttention, Dropout};
 
 /// Configuration of a [`SelfAttention`].
 #[derive(Config, Debug)]
@@ -86,7 +89,7 @@ impl SelfAttentionConfig {
             heads: num_heads / ranks,
             kv_heads: (num_kv_heads / ranks).max(1),
             head_dim,
-            core: CoreAttention { window: self.window, recompute: false },
+            core: CoreAttention { window: self.window, recompute: false, dropout: None },
         })
     }
 }
@@ -114,32 +117,6 @@ pub struct SelfAttention {
     core: CoreAttention,
 }
 
-/// What is between the matrices, and has no parameters.
-#[derive(Module, Debug)]
-struct CoreAttention {
-    window: Option<usize>,
-    recompute: bool,
-}
-
-impl CoreAttention {
-    /// `[seq, batch, heads, head_dim]` each to `[seq, batch, heads * head_dim]`.
-    fn forward(&self, queries_keys_values: [Tensor<4>; 3]) -> Tensor<3> {
-        if !self.recompute {
-            return self.at(0, queries_keys_values);
-        }
-        let inputs = queries_keys_values.map(Input::from);
-        let [attended] = recomputed(self, inputs, |core, inputs| [core.at(0, inputs)]);
-        attended
-    }
-
-    /// Of queries from a position on, of those that keys and values have.
-    fn at(&self, query_offset: usize, [q, k, v]: [Tensor<4>; 3]) -> Tensor<3> {
-        let options =
-            AttentionOptions { window: self.window, query_offset, ..AttentionOptions::causal() };
-        attention(q, k, v, options)
-    }
-}
-
 impl SelfAttention {
     /// Whether backward computes attention itself once more, from queries, keys and values, instead of
     /// keeping its scores (Megatron's `core_attn`). The fused kernels of GPUs never hold them, so that
@@ -150,13 +127,48 @@ impl SelfAttention {
         self
     }
 
+    /// Drops a share of the probabilities in [training](Self::forward_training). `name`, the module's path in
+    /// the model, keys its masks; `group` is the one that has the heads.
+    ///
+    /// # Errors
+    /// A share outside of `[0, 1)`.
+    pub fn with_dropout(
+        mut self,
+        prob: f64,
+        name: &str,
+        group: &Group,
+    ) -> Result<Self, ParallelError> {
+        dropout::check("SelfAttention", name, prob)?;
+        self.core.dropout = (prob > 0.0).then(|| Dropout {
+            prob,
+            seed: group.seed(),
+            name: format!("{name}.probabilities"),
+            first_head: group.rank() * self.heads,
+            num_heads: group.size() * self.heads,
+        });
+        Ok(self)
+    }
+
     /// Applies the attention to whole sequences.
     ///
     /// # Shapes
     /// `[seq, batch, d_model]`, unchanged (with sequence parallelism `seq` is this rank's stretch);
     /// `rope` holds the whole sequence's positions, none where the model has learned positions.
     pub fn forward(&self, x: impl Into<Input<3>>, rope: Option<&RopeTable>) -> Tensor<3> {
-        self.output.forward(self.core.forward(self.queries_keys_values(x, rope)))
+        self.forward_training(x, rope, None)
+    }
+
+    /// The same in training of `tokens`, where some probabilities are dropped; of none, none are.
+    ///
+    /// # Shapes
+    /// As [`forward`](Self::forward).
+    pub fn forward_training(
+        &self,
+        x: impl Into<Input<3>>,
+        rope: Option<&RopeTable>,
+        tokens: Option<&TokenBlock>,
+    ) -> Tensor<3> {
+        self.output.forward(self.core.forward(self.queries_keys_values(x, rope), tokens))
     }
 
     /// Applies the attention to the next tokens of some sequences, whose earlier keys and values
@@ -177,7 +189,7 @@ impl SelfAttention {
             let own =
                 |all: &Tensor<4>| all.clone().narrow(0, segment.rows.start, segment.rows.len());
             let (keys, values) = cache.append(segment.sequence, own(&k), own(&v));
-            self.core.at(segment.start, [own(&q), keys, values])
+            self.core.at(segment.start, [own(&q), keys, values], None)
         });
         self.output.forward(Tensor::cat(attended.collect(), 0))
     }

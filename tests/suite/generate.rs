@@ -2,6 +2,7 @@
 
 use std::{fs, path::PathBuf};
 
+use megaburn::mesh::{PositionRng, Purpose};
 use rstest::rstest;
 use serde_json::Value;
 
@@ -9,6 +10,7 @@ use crate::{
     child::Ranks,
     fixtures::fixture,
     models::{megaburn, succeed, text},
+    text::fresh_seed,
 };
 
 /// A model of 300 token ids with the byte-level tokenizer that `megaburn tokenize` writes.
@@ -88,6 +90,60 @@ fn processes_write_what_threads_write_and_one_of_them_prints() {
     assert_eq!((&ended[0].stdout, ended[1].stdout.as_str()), (&threads, ""));
 }
 
+/// Each with keys of `[parallel]`. Its logits are to the bit those of its tp without a pipeline.
+const PIPELINES: [(&str, &[&str]); 10] = [
+    ("pp2", &[]),
+    ("pp3", &[]),
+    ("pp4", &[]),
+    ("tp2-pp2-sp", &["chunks=2"]),
+    ("pp2", &["first_stage_layers=3"]),
+    ("pp2", &["pipeline_layout=E|t*4L"]),
+    ("pp2", &["schedule=interleaved", "pipeline_layout=Et|tt|t|L"]),
+    ("pp3", &["chunks=2", "count_embedding=true", "count_loss=true"]),
+    ("pp2", &["schedule=zb-v"]),
+    ("tp2-pp2", &["schedule=zb-v", "pipeline_layout=E|tt|t|tL"]),
+];
+
+#[rstest]
+fn a_pipeline_writes_what_its_tp_alone_writes(
+    #[values("llama", "gpt2")] name: &str,
+    #[values("0", "1.3")] temperature: &str,
+) {
+    let seed = fresh_seed();
+    let rng = PositionRng::new(seed, Purpose::Sampling, "prompts");
+    // The last outgrows the longest sequence.
+    let prompts = [1, 7, 120].map(|len: u64| {
+        let ids: Vec<_> = (0..len).map(|at| rng.below(1000 * len + at, 256).to_string()).collect();
+        ids.join(",")
+    });
+    let (hf, seed) = (fixture(name), seed.to_string());
+    let mut ask = vec!["generate", text(&hf), "--max-tokens", "12", "--ignore-eos"];
+    ask.extend(["--temperature", temperature, "--seed", &seed]);
+    prompts.iter().for_each(|ids| ask.extend(["--prompt-ids", ids]));
+    let expected =
+        ["tp1", "tp2"].map(|layout| written(&[&ask[..], &["--layout", layout]].concat()));
+    for (layout, sets) in PIPELINES {
+        let sets: Vec<_> = sets.iter().map(|set| format!("parallel.{set}")).collect();
+        let mut args = [&ask[..], &["--layout", layout]].concat();
+        sets.iter().for_each(|set| args.extend(["--set", set]));
+        let expected = &expected[usize::from(layout.starts_with("tp2"))];
+        assert_eq!(&written(&args), expected, "{layout} {sets:?}");
+    }
+}
+
+#[test]
+fn a_launched_pipeline_writes_what_one_rank_writes() {
+    let (dir, hf) = model_with_tokenizer();
+    let checkpoint = dir.path().join("checkpoint");
+    succeed(&["convert", "import", text(&hf), text(&checkpoint)]);
+    let ask = ["generate", text(&checkpoint), "--prompt", "the", "--prompt", "a hat"];
+    let ask = [&ask[..], &["--max-tokens", "12", "--temperature", "1.1", "--seed", "3"]].concat();
+    let ask = [&ask[..], &["--stop", "q"]].concat();
+    let split = [&ask[..], &["--layout", "pp2", "--set", "parallel.count_loss=true"]].concat();
+    let launch = ["launch", "--nproc", "2", "--", env!("CARGO_BIN_EXE_megaburn-under-test")];
+    assert_eq!(succeed(&[&launch[..], &split].concat()), succeed(&ask));
+}
+
 #[rstest]
 #[case(&["--prompt", "a"], "for the model has no tokenizer")]
 #[case(&[], "`--prompt` is absent")]
@@ -99,6 +155,12 @@ fn processes_write_what_threads_write_and_one_of_them_prints() {
 #[case(&["--prompt-ids", "1", "--top-p", "1.5"], "top-p is 1.5")]
 #[case(&["--prompt-ids", "1", "--temperature=-1"], "temperature is -1")]
 #[case(&["--prompt-ids", "1", "--layout", "dp2"], "generation splits the model over ranks, and nothing else")]
+#[case(&["--prompt-ids", "1", "--layout", "pp2-dp2"], "`--layout` is pp2-dp2: it must be tpN, ppN or both")]
+#[case(&["--prompt-ids", "1", "--layout", "pp5"], "4 layers cannot fill 5 pipeline stages")]
+#[case(&["--prompt-ids", "1", "--layout", "pp2", "--set", "parallel.chunks=3"], "4 layers cannot fill 6 pipeline stages")]
+#[case(&["--prompt-ids", "1", "--layout", "pp2", "--set", "parallel.pipeline_layout=Et|tL"], "it has 2 layers (t), and the model has 4")]
+#[case(&["--prompt-ids", "1", "--layout", "pp2", "--set", "parallel.zero=1"], "`--set` is parallel.zero=1: it must be parallel. and one of schedule, chunks")]
+#[case(&["--prompt-ids", "1", "--layout", "tp2", "--set", "parallel.chunks=2"], "`--set` is parallel.chunks=2: it must be left out where --layout is tp2, without pp")]
 #[case(&["--prompt-ids", "1", "--layout", "tp16"], "attention heads 8 is not divisible by tp 16")]
 #[case(&["--prompt-file", "/no/such/file"], "cannot read `/no/such/file`")]
 #[case(&["--prompt", "a", "--tokenizer", "/no/such"], "/no/such")]

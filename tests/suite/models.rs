@@ -83,7 +83,8 @@ fn greedy_text_is_that_of_transformers(
         .iter()
         .map(|ids| ids.iter().map(u32::to_string).collect::<Vec<_>>().join(","))
         .collect();
-    for (model, layout) in [(&hf, "tp1"), (&hf, "tp2"), (&checkpoint, &format!("tp{most}"))] {
+    let widest = format!("tp{most}");
+    for (model, layout) in [(&hf, "tp1"), (&hf, "tp2"), (&checkpoint, &widest), (&hf, "pp2")] {
         let mut args = vec!["generate", text(model), "--layout", layout, "--json"];
         args.extend(["--ignore-eos", "--max-tokens", &tokens]);
         prompts.iter().for_each(|ids| args.extend(["--prompt-ids", ids]));

@@ -34,18 +34,26 @@ impl ParallelConfig {
         }
     }
 
-    /// Whether a model of so many layers can be split over the pipeline, and its batches go through it.
+    /// Whether a model of so many layers can be split over the pipeline.
+    pub(crate) fn splits(&self, layout: &Layout, num_layers: usize) -> Result<(), TrainError> {
+        if layout.pp == 1 {
+            return Ok(());
+        }
+        let stages = self.schedule(layout.pp, 1).stages();
+        Ok(self.layer_split().stages(num_layers, stages.num_stages()).map(drop)?)
+    }
+
+    /// The same, and whether its batches go through it.
     pub(crate) fn pipelines(
         &self,
         layout: &Layout,
         num_layers: usize,
         train: &LoopConfig,
     ) -> Result<(), TrainError> {
+        self.splits(layout, num_layers)?;
         if layout.pp == 1 {
             return Ok(());
         }
-        let stages = self.schedule(layout.pp, 1).stages();
-        self.layer_split().stages(num_layers, stages.num_stages())?;
         let mut micro_batches = train.all_num_micro_batches(layout.dp)?;
         Ok(micro_batches.try_for_each(|num| self.schedule(layout.pp, num).check())?)
     }

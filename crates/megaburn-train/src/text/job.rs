@@ -1,18 +1,25 @@
 use std::ops::ControlFlow;
 
 use burn::prelude::Device;
-use megaburn_collective::{GroupOptions, ProcessGroups, RankEnv};
+use megaburn_collective::{Group, GroupOptions, ProcessGroups, RankEnv};
 use megaburn_data::Tokenizer;
 use megaburn_mesh::{Layout, ModelShape};
 use megaburn_models::{
     Decoder, ModelError,
-    generate::{GenerateOptions, Generated, generate},
+    decoder::DecoderCache,
+    generate::{GenerateOptions, Generated, Next, generate_with},
     source::ModelSource,
 };
 use megaburn_parallel::shard_plan;
 
 use super::{Continuation, continue_text};
-use crate::{TrainError, device::Devices, ranks::run_ranks};
+use crate::{
+    TrainError,
+    config::{Dtype, ParallelConfig},
+    device::Devices,
+    pipeline::Pipeline,
+    ranks::run_ranks,
+};
 
 /// What to generate and with which model.
 #[derive(Clone, Copy, Debug)]
@@ -27,6 +34,8 @@ pub struct GenerateJob<'a> {
     pub options: &'a GenerateOptions,
     /// Texts that end one; they need a tokenizer.
     pub stop: &'a [String],
+    /// How the stages of a pipeline are split and placed; how many ranks there are, the layout says.
+    pub parallel: &'a ParallelConfig,
 }
 
 impl GenerateJob<'_> {
@@ -34,18 +43,18 @@ impl GenerateJob<'_> {
     /// and lets it continue the prompts.
     ///
     /// # Errors
-    /// A layout that splits more than the model, or that the model refuses; see also
-    /// [`continue_text`].
+    /// A layout that splits more than the model, or that the model refuses; a prompt or a way to choose
+    /// that is none, logits that are not finite, a failed collective or device.
     pub fn run(
         &self,
         layout: &Layout,
         devices: Devices,
         env: Option<RankEnv>,
     ) -> Result<Vec<Continuation>, TrainError> {
-        if layout.world_size() != layout.tp {
+        if layout.world_size() != layout.tp * layout.pp {
             let (key, value) = ("--layout", layout.to_string());
-            let rule = "tpN: generation splits the model over ranks, and nothing else".into();
-            return Err(TrainError::Invalid { key, value, rule });
+            let rule = "tpN, ppN or both: generation splits the model over ranks, and nothing else";
+            return Err(TrainError::Invalid { key, value, rule: rule.into() });
         }
         let config = self.source.config();
         // The sequence is never split here.
@@ -56,23 +65,34 @@ impl GenerateJob<'_> {
             layers: config.layers,
             seq_len: 1,
         })?;
+        self.parallel.splits(layout, config.layers)?;
         let device = devices.of_this_process(layout, env.as_ref())?;
-        let mut ranks = run_ranks(layout, env, GroupOptions::default(), &device, |world| {
-            let groups = ProcessGroups::new(world, *layout)?;
-            let model = config.init(&groups.tp, false, &device)?;
-            let plan = shard_plan(&model).map_err(ModelError::from)?;
-            self.on_rank(&self.source.load(model, &plan)?, &device)
-        })?;
-        Ok(ranks.swap_remove(0))
+        let options = GroupOptions::default();
+        let on_rank = |world: &Group| self.on_rank(world, layout, &device);
+        Ok(run_ranks(layout, env, options, &device, on_rank)?.swap_remove(0))
     }
 
-    fn on_rank(&self, model: &Decoder, device: &Device) -> Result<Vec<Continuation>, TrainError> {
-        let Self { prompts, options, stop, .. } = *self;
+    fn on_rank(
+        &self,
+        world: &Group,
+        layout: &Layout,
+        device: &Device,
+    ) -> Result<Vec<Continuation>, TrainError> {
+        let Self { source, prompts, options, stop, .. } = *self;
+        let groups = ProcessGroups::new(world, *layout)?;
+        let config = source.config();
+        let pipeline = Pipeline::new(self.parallel, config, Dtype::F32, &groups)?;
+        let model = config.init_stages(pipeline.chunks(), &groups.tp, false, device)?;
+        let plan = shard_plan(&model).map_err(ModelError::from)?;
+        let model = source.load(model, &plan)?;
+        let read = |model: &Decoder, next: &Next<'_>, cache: &mut DecoderCache| {
+            pipeline.next_logits(model, next, cache, device)
+        };
         if let Some(tokenizer) = self.tokenizer {
-            return continue_text(model, tokenizer, prompts, options, stop, device);
+            return continue_text(&model, tokenizer, prompts, options, stop, read);
         }
         let go_on = |_, _| ControlFlow::Continue(());
-        let generated = generate(model, prompts, options, device, go_on)?.into_iter();
+        let generated = generate_with(&model, prompts, options, read, go_on)?.into_iter();
         let tokens_only =
             |Generated { tokens, finish }| Continuation { tokens, text: None, finish };
         Ok(generated.map(tokens_only).collect())

@@ -5,7 +5,7 @@ mod tokenizer;
 
 use std::ops::ControlFlow;
 
-use burn::{prelude::Device, tensor::Tensor};
+use burn::tensor::Tensor;
 use megaburn_data::{TextStream, Tokenizer};
 use megaburn_models::{
     Decoder,
@@ -42,28 +42,13 @@ pub fn prompt_tokens(tokenizer: &dyn Tokenizer, prompt: &str) -> Result<Vec<u32>
 }
 
 /// Lets the model continue the prompts, which are tokens already. A text ends before the first of
-/// `stop` that appears in it.
+/// `stop` that appears in it. `read` is as in [`generate_with`].
 ///
 /// # Errors
 /// See [`megaburn_models::generate::generate`]; also a stop string without a character.
 /// # Collective
-/// The model's tensor-parallel group, with the same arguments.
-pub fn continue_text(
-    model: &Decoder,
-    tokenizer: &dyn Tokenizer,
-    prompts: &[Vec<u32>],
-    options: &GenerateOptions,
-    stop: &[String],
-    device: &Device,
-) -> Result<Vec<Continuation>, TrainError> {
-    let read = |model: &Decoder, next: &Next<'_>, cache: &mut DecoderCache| {
-        Ok(model.next_logits(next, cache, device))
-    };
-    continue_text_with(model, tokenizer, prompts, options, stop, read)
-}
-
-/// As [`continue_text`], by what [`generate_with`] is given.
-pub(crate) fn continue_text_with(
+/// All ranks that hold the model between them, with the same arguments.
+pub(crate) fn continue_text(
     model: &Decoder,
     tokenizer: &dyn Tokenizer,
     prompts: &[Vec<u32>],

@@ -7,7 +7,7 @@ use megaburn_optim::ShardingLevel;
 
 use crate::{
     TrainError,
-    text::{continue_text_with, prompt_tokens},
+    text::{continue_text, prompt_tokens},
     trainer::Trainer,
 };
 
@@ -39,7 +39,7 @@ impl Trainer {
         let read = |model: &Decoder, next: &Next<'_>, cache: &mut DecoderCache| {
             self.pipeline.next_logits(model, next, cache, &device)
         };
-        let texts = continue_text_with(self.model(), tokenizer, &prompts, &options, &[], read);
+        let texts = continue_text(self.model(), tokenizer, &prompts, &options, &[], read);
         // A rank that is gone says so, and not that weights are no numbers.
         self.sharding.check()?;
         self.sharding.release();

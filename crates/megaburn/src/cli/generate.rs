@@ -11,7 +11,8 @@ use megaburn_models::{
     source::ModelSource,
 };
 use megaburn_train::{
-    Exit, TrainError,
+    ConfigLayers, Exit, TrainError,
+    config::ParallelConfig,
     device::DeviceChoice,
     text::{Continuation, GenerateJob, model_tokenizer, prompt_tokens},
 };
@@ -54,9 +55,14 @@ pub(super) struct GenerateArgs {
     /// What choices are drawn from.
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
-    /// How the model is split: `tpN`. Under a launcher, its ranks.
+    /// How the model is split: `tpN`, `ppN` or `tpN-ppM`. Default: `tpN` over the ranks of a
+    /// launcher.
     #[arg(long, value_name = "L")]
     layout: Option<String>,
+    /// How the layers are split over a pipeline's ranks, with the keys of `[parallel]` that say so in
+    /// a training run, like `parallel.pipeline_layout=Ett|tL`. Repeatable. Default: evenly.
+    #[arg(long, value_name = "KEY=VALUE")]
+    set: Vec<String>,
     /// `byte`, or a `tokenizer.json` or its folder. Default: the model's own.
     #[arg(long, value_name = "PATH")]
     tokenizer: Option<String>,
@@ -68,6 +74,17 @@ pub(super) struct GenerateArgs {
     #[arg(long, value_enum)]
     device: Option<DeviceArg>,
 }
+
+/// The keys of `[parallel]` that say which stages a rank of a pipeline has.
+const STAGE_KEYS: [&str; 7] = [
+    "schedule",
+    "chunks",
+    "pipeline_layout",
+    "first_stage_layers",
+    "last_stage_layers",
+    "count_embedding",
+    "count_loss",
+];
 
 impl GenerateArgs {
     pub(super) fn run(self) -> Result<ExitCode, TrainError> {
@@ -84,6 +101,7 @@ impl GenerateArgs {
         if let Some(world) = world {
             layout.check_world(world)?;
         }
+        let parallel = self.stages(&layout)?;
         if devices.need_processes(&layout, env.as_ref()) {
             devices.hold(&layout)?;
             return launch_again(layout.world_size(), std::env::args_os().skip(1));
@@ -145,6 +163,7 @@ impl GenerateArgs {
             prompts: &prompts,
             options: &options,
             stop: &self.stop,
+            parallel: &parallel,
         };
         let is_first = env.as_ref().is_none_or(|env| env.rank == 0);
         let found = job.run(&layout, devices, env)?;
@@ -155,6 +174,25 @@ impl GenerateArgs {
             }
         }
         Ok(Exit::Done.into())
+    }
+
+    /// What `--set` says.
+    fn stages(&self, layout: &Layout) -> Result<ParallelConfig, TrainError> {
+        let key_of = |text: &str| text.split('=').next().unwrap_or_default().trim().to_string();
+        let refuse = |value: &str, rule: String| {
+            Err(TrainError::Invalid { key: "--set", value: value.into(), rule })
+        };
+        let mut layers = ConfigLayers::new();
+        for text in &self.set {
+            layers = layers.with_set(text)?;
+            if !STAGE_KEYS.iter().any(|key| key_of(text) == format!("parallel.{key}")) {
+                return refuse(text, format!("parallel. and one of {}", STAGE_KEYS.join(", ")));
+            }
+            if layout.pp == 1 {
+                return refuse(text, format!("left out where --layout is {layout}, without pp"));
+            }
+        }
+        Ok(layers.load()?.parallel)
     }
 
     fn print(&self, index: usize, prompt: Option<&str>, ids: &[u32], found: &Continuation) {

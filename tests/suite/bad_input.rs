@@ -31,7 +31,7 @@ fn start(run: &Run, more: &[&str]) -> Ended {
 }
 
 #[track_caller]
-fn assert_refused(ended: &Ended, message: &str) {
+pub(crate) fn assert_refused(ended: &Ended, message: &str) {
     assert_eq!(ended.code, Some(BAD_INPUT), "{ended:?}");
     assert!(ended.stderr.contains(message), "expected: {message}\nfound: {ended:?}");
     assert!(ended.stderr.contains("error: ") && !ended.stderr.contains("panicked"), "{ended:?}");
@@ -51,46 +51,6 @@ fn assert_refused(ended: &Ended, message: &str) {
 fn a_mistake_is_named(#[case] more: &[&str], #[case] message: &str) {
     let run = Run::new();
     assert_refused(&start(&run, more), message);
-    assert!(!run.path("run").exists(), "a refused run leaves nothing behind");
-}
-
-#[rstest]
-#[case::heads("tp3", &[], "layout `tp3`: attention heads 4 is not divisible by tp 3")]
-#[case::sequence(
-    "tp4-sp",
-    &["data.seq_len=18"],
-    "sequence length 18 is not divisible by tp x cp = 4"
-)]
-#[case::batch("dp3", &[], "`train.global_batch` is 8: it must be a multiple of")]
-#[case::no_layout("tp2-xp2", &[], "`xp2` is no part of a layout")]
-#[case::stages("pp3", &[], "2 layers cannot fill 3 pipeline stages")]
-#[case::chunks("pp2", &["parallel.chunks=2"], "2 layers cannot fill 4 pipeline stages")]
-#[case::kind("pp2", &["parallel.schedule=zb-h2"], "unknown variant `zb-h2`")]
-#[case::forward("pp2", &["parallel.schedule=forward-only"], "it must be one that trains: gpipe")]
-#[case::one_chunk("pp2", &["parallel.schedule=zb-v", "parallel.chunks=3", "model.layers=6"], "zb-v with 3")]
-#[case::group(
-    "pp2",
-    &["parallel.micro_batch_group=3", "parallel.chunks=2", "model.layers=4", "train.global_batch=4"],
-    "4 micro-batches in groups of 3 leave 1, and a pipeline of 2 ranks needs 0 or at least 2"
-)]
-#[case::text("pp2", &["parallel.pipeline_layout=Et|L"], "it has 1 layers (t), and the model has 2")]
-#[case::prediction("pp2", &["parallel.pipeline_layout='Ett,m|L'"], "prediction (m) is planned but")]
-#[case::both(
-    "pp2",
-    &["parallel.pipeline_layout='Et|tL'", "parallel.first_stage_layers=1"],
-    "a pipeline layout says what every stage has"
-)]
-#[case::first("pp2", &["parallel.first_stage_layers=2"], "2 layers cannot fill 2 pipeline stages")]
-#[case::context("cp2", &[], "layout with cp 2: cp > 1 is planned but not built yet")]
-#[case::experts("ep2", &[], "layout with ep 2: ep > 1 is planned but not built yet")]
-fn a_layout_that_cannot_be_is_named(
-    #[case] layout: &str,
-    #[case] sets: &[&str],
-    #[case] message: &str,
-) {
-    let run = Run::new();
-    let ended = Ranks::threads(&run.args(layout, 1, sets)).wait_all().remove(0);
-    assert_refused(&ended, message);
     assert!(!run.path("run").exists(), "a refused run leaves nothing behind");
 }
 
@@ -183,20 +143,8 @@ fn a_port_in_use_is_named() {
     assert_refused(&ended, "choose another port");
 }
 
-#[rstest]
-#[case("tp2-dp2", 3, "layout `tp2-dp2` takes tp 2 x cp 1 x pp 1 x dp 2 = 4 ranks, and there are 3")]
-#[case("tp2", 3, "2 does not divide the 3 ranks, so no dp fills the world")]
-fn a_world_of_another_size_than_the_layout_is_named(
-    #[case] layout: &str,
-    #[case] world_size: usize,
-    #[case] message: &str,
-) {
-    let ended = start_rank(&Run::new(), layout, world_size, 1);
-    assert_refused(&ended, message);
-}
-
 /// Rank 0 of several, whose others never come.
-fn start_rank(run: &Run, layout: &str, world_size: usize, port: u16) -> Ended {
+pub(crate) fn start_rank(run: &Run, layout: &str, world_size: usize, port: u16) -> Ended {
     let env = [
         ("RANK", "0".to_string()),
         ("LOCAL_RANK", "0".into()),

@@ -1,6 +1,7 @@
 //! Tests that span crates, in one binary.
 
 mod bad_input;
+mod bad_layouts;
 mod bf16;
 mod bf16_models;
 mod bf16_state;

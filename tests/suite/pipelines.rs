@@ -152,6 +152,25 @@ fn every_pipeline_trains_as_one_rank_does(#[values(2, 3, 4, 5, 6, 7, 8)] pp: usi
     assert!(one_rank.values().all(|run| run.steps[2].loss != run.steps[0].loss));
 }
 
+#[rstest]
+#[case("pp4", "count_embedding = true\ncount_loss = true")]
+#[case("pp2", "schedule = \"zb-v\"\npipeline_layout = \"E|t|t|L\"")]
+fn stages_without_layers_at_the_ends_train_as_one_rank_does(
+    #[case] layout: &str,
+    #[case] keys: &str,
+    #[values(true, false)] tied: bool,
+) {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("text.txt");
+    write_random_text(&path, 4000, fresh_seed());
+    let (data, layers) = (path.to_str().unwrap(), ConfigLayers::new());
+    let text = format!("{}\n[parallel]\n{keys}", base(data, 2, tied, 3, 1));
+    let config = layers.clone().with_text("pipeline", &text).unwrap().with_layout(layout).unwrap();
+    let one_rank = layers.with_text("one rank", &base(data, 2, tied, 3, 3)).unwrap();
+    let expected = train(one_rank.load().unwrap(), Layout::SINGLE);
+    compare(&train(config.load().unwrap(), layout.parse().unwrap()), &expected, layout);
+}
+
 /// Pairs of values of two columns.
 fn pairs<'a>(rows: impl IntoIterator<Item = &'a Row>) -> BTreeSet<(String, String)> {
     let mut pairs = BTreeSet::new();

@@ -19,9 +19,9 @@ pub enum MeshError {
     ExpertsWithoutSequence { layout: String, tp: usize, ep: usize },
     #[error("layout `{layout}`: ep {ep} x etp {etp} = {} does not divide tp {tp} x cp {cp} x dp {dp} = {}", ep * etp, tp * cp * dp)]
     ExpertGrid { layout: String, ep: usize, etp: usize, tp: usize, cp: usize, dp: usize },
-    #[error("layout `{layout}` takes tp {tp} x cp {cp} x pp {pp} x dp {dp} = {} ranks, and there are {world}", tp * cp * pp * dp)]
+    #[error("layout `{layout}` takes tp {tp} x cp {cp} x pp {pp} x dp {dp} = {} ranks, and there are {world}: start as many, or choose another layout", tp * cp * pp * dp)]
     World { layout: String, tp: usize, cp: usize, pp: usize, dp: usize, world: usize },
-    #[error("layout `{layout}`: tp {tp} x cp {cp} x pp {pp} = {} does not divide the {world} ranks, so no dp fills the world", tp * cp * pp)]
+    #[error("layout `{layout}`: tp {tp} x cp {cp} x pp {pp} = {0} does not divide the {world} ranks, so no dp fills the world: choose another layout, or a multiple of {0} ranks", tp * cp * pp)]
     NoDp { layout: String, tp: usize, cp: usize, pp: usize, world: usize },
     #[error(
         "layout `{layout}`: {what} {size} is not divisible by {divisor_name} {divisor}; {hint}"
@@ -38,8 +38,6 @@ pub enum MeshError {
         "layout `{layout}`: {kv_heads} key/value heads over tp {tp}: one number must divide the other (heads {heads})"
     )]
     KvHeads { layout: String, kv_heads: usize, heads: usize, tp: usize },
-    #[error("layout `{layout}`: {layers} layers cannot fill {pp} pipeline stages")]
-    Layers { layout: String, layers: usize, pp: usize },
     #[error("dim {dim} of {global_shape:?} holds {size}, its parts add up to {parts}")]
     Parts { global_shape: Vec<usize>, dim: usize, size: usize, parts: usize },
     #[error(

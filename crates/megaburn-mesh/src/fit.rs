@@ -3,7 +3,7 @@ use serde::{Deserialize, Serialize};
 use crate::{Layout, MeshError};
 
 /// The sizes of a model that a layout must be able to split. The vocabulary is not among them: it
-/// is padded.
+/// is padded. Nor are the layers: a pipeline may split them in several ways.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ModelShape {
     /// Width inside the MLP.
@@ -12,8 +12,6 @@ pub struct ModelShape {
     pub heads: usize,
     /// Key/value heads (KV groups). Fewer than tp: each is replicated.
     pub kv_heads: usize,
-    /// Transformer layers.
-    pub layers: usize,
     /// Tokens in a sequence.
     pub seq_len: usize,
 }
@@ -24,8 +22,8 @@ impl Layout {
     /// # Errors
     /// The first size that does not divide, with all the numbers and what to change.
     pub fn fits(&self, model: &ModelShape) -> Result<(), MeshError> {
-        let ModelShape { ffn, heads, kv_heads, layers, seq_len, .. } = *model;
-        let (tp, cp, pp) = (self.tp, self.cp, self.pp);
+        let ModelShape { ffn, heads, kv_heads, seq_len } = *model;
+        let (tp, cp) = (self.tp, self.cp);
         self.divides("attention heads", heads, "tp", tp, "choose a tp that divides the heads")?;
         if kv_heads == 0 || !(kv_heads.is_multiple_of(tp) || tp.is_multiple_of(kv_heads)) {
             return Err(MeshError::KvHeads { layout: self.to_string(), kv_heads, heads, tp });
@@ -38,9 +36,6 @@ impl Layout {
         if self.sp {
             let hint = "change the sequence length, or drop `sp`";
             self.divides("sequence length", seq_len, "tp x cp =", tp * cp, hint)?;
-        }
-        if layers < pp {
-            return Err(MeshError::Layers { layout: self.to_string(), layers, pp });
         }
         Ok(())
     }
@@ -67,8 +62,7 @@ mod tests {
 
     use super::*;
 
-    const MODEL: ModelShape =
-        ModelShape { ffn: 160, heads: 8, kv_heads: 4, layers: 4, seq_len: 64 };
+    const MODEL: ModelShape = ModelShape { ffn: 160, heads: 8, kv_heads: 4, seq_len: 64 };
 
     #[rstest]
     #[case("tp8-sp")]
@@ -83,7 +77,6 @@ mod tests {
     #[case("tp3", "attention heads 8 is not divisible by tp 3")]
     #[case("tp16", "attention heads 8 is not divisible by tp 16")]
     #[case("cp3", "sequence length 64 is not divisible by 2 x cp = 6")]
-    #[case("pp5", "4 layers cannot fill 5 pipeline stages")]
     fn a_layout_that_does_not_divide_is_refused_with_the_numbers(
         #[case] layout: Layout,
         #[case] message: &str,

@@ -103,8 +103,7 @@ impl ScheduleConfig {
     /// # Errors
     /// The kind has none of these sizes.
     pub fn check(&self) -> Result<(), PipelineError> {
-        let Self { kind, group_size, .. } = *self;
-        let Stages { num_ranks, num_chunks, placement } = self.stages();
+        let Stages { num_ranks, num_chunks, .. } = self.stages();
         let sizes = [
             (num_ranks, "ranks"),
             (num_chunks, "chunks"),
@@ -118,6 +117,18 @@ impl ScheduleConfig {
         if passes.is_none_or(|passes| passes > MOST_PASSES) {
             return Err(PipelineError::TooLarge { most: MOST_PASSES });
         }
+        self.check_kind()?;
+        self.group_size.map_or(Ok(()), |_| self.group_size().map(drop))
+    }
+
+    /// Whether the kind goes with the chunks, the placement and the groups that are asked for, on any
+    /// number of ranks and with any number of micro-batches.
+    ///
+    /// # Errors
+    /// It does not.
+    pub fn check_kind(&self) -> Result<(), PipelineError> {
+        let Self { kind, group_size, .. } = *self;
+        let Stages { num_chunks, placement, .. } = self.stages();
         let rule = match kind {
             ScheduleKind::OneForwardOneBackward if num_chunks > 1 => {
                 "it has one; interleaved is 1f1b with several"
@@ -141,8 +152,7 @@ impl ScheduleConfig {
             Some(group_size) if kind != ScheduleKind::Interleaved => {
                 Err(PipelineError::NoGroups { kind, group_size })
             }
-            Some(_) => self.group_size().map(drop),
-            None => Ok(()),
+            _ => Ok(()),
         }
     }
 }

@@ -34,9 +34,11 @@ pub enum PipelineError {
     )]
     Rest { num_micro_batches: usize, group_size: usize, rest: usize, num_ranks: usize },
     #[error(
-        "{num_layers} layers cannot fill {num_stages} pipeline stages as asked for: every stage needs one, but for the ends where the embedding or the loss is counted"
+        "{num_layers} layers cannot fill {num_stages} pipeline stages{}: every stage needs one, but for the ends where the embedding or the loss is counted{}",
+        given(*first, *last),
+        if first.or(*last).is_some() { ", and every layer a stage; choose other numbers" } else { "; choose more layers or fewer stages" }
     )]
-    FewLayers { num_layers: usize, num_stages: usize },
+    FewLayers { num_layers: usize, num_stages: usize, first: Option<usize>, last: Option<usize> },
     #[error("pipeline layout `{text}`: {why}")]
     LayoutText { text: String, why: String },
     #[error(
@@ -81,6 +83,16 @@ pub struct Waiting {
     pub action: Action,
     /// Who would have to act first.
     pub for_rank: usize,
+}
+
+/// What was asked for of the first and the last stage.
+fn given(first: Option<usize>, last: Option<usize>) -> String {
+    match (first, last) {
+        (None, None) => String::new(),
+        (Some(first), None) => format!(" with {first} in the first"),
+        (None, Some(last)) => format!(" with {last} in the last"),
+        (Some(first), Some(last)) => format!(" with {first} in the first and {last} in the last"),
+    }
 }
 
 fn shown(message: &Option<Message>) -> String {

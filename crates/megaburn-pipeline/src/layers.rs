@@ -57,7 +57,7 @@ impl LayerSplit {
             Some(_) if Self { layout: None, ..self.clone() } != Self::default() => {
                 return Err(PipelineError::TwoSplits);
             }
-            Some(text) => layout_text::layers(text, num_layers, num_stages)?,
+            Some(text) => layout_text::layers(text, num_layers, Some(num_stages))?,
             None => self.counts(num_layers, num_stages)?,
         };
         let (mut start, last) = (0, num_stages - 1);
@@ -69,10 +69,19 @@ impl LayerSplit {
         Ok(stages.collect())
     }
 
+    /// Whether the layout is one of a model of `num_layers`, over however many stages.
+    ///
+    /// # Errors
+    /// It is none, or has other layers than the model.
+    pub fn check_layout(&self, num_layers: usize) -> Result<(), PipelineError> {
+        let layers = |text| layout_text::layers(text, num_layers, None).map(drop);
+        self.layout.as_deref().map_or(Ok(()), layers)
+    }
+
     /// Layers of each stage.
     fn counts(&self, num_layers: usize, num_stages: usize) -> Result<Vec<usize>, PipelineError> {
         let Self { first, last, count_embedding, count_loss, .. } = *self;
-        let few = PipelineError::FewLayers { num_layers, num_stages };
+        let few = PipelineError::FewLayers { num_layers, num_stages, first, last };
         if num_stages == 1 {
             let given = [first, last].into_iter().flatten().all(|given| given == num_layers);
             return if given { Ok(vec![num_layers]) } else { Err(few) };
@@ -190,6 +199,21 @@ mod tests {
         let error = split(of, num_layers, num_stages).unwrap_err();
         let numbers = format!("{num_layers} layers cannot fill {num_stages} pipeline stages");
         assert!(error.contains(&numbers), "{error}");
+    }
+
+    #[test]
+    fn a_layout_is_looked_at_without_a_number_of_stages() {
+        let check = |text: &str, num_layers| {
+            let split = LayerSplit { layout: Some(text.into()), ..LayerSplit::default() };
+            split.check_layout(num_layers).map_err(|error| error.to_string())
+        };
+        assert_eq!(
+            [check("Ett|ttL", 4), check("E|tt|t|tL", 4), check("EtL", 1)],
+            [const { Ok(()) }; 3]
+        );
+        assert!(check("Ett|tL", 4).unwrap_err().contains("it has 3 layers"));
+        assert!(check("Et|xL", 1).unwrap_err().contains("`x` at 3"));
+        assert!(LayerSplit::default().check_layout(4).is_ok());
     }
 
     #[test]

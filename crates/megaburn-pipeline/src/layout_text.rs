@@ -9,14 +9,14 @@ use crate::PipelineError;
 /// Letters that a text may stand for: ten thousand layers, and bars between them.
 const MOST: usize = 1 << 15;
 
-/// Layers of each of `num_stages` stages.
+/// Layers of each of `num_stages` stages, or of as many as the text has.
 ///
 /// # Errors
 /// A text that is none, or of another model or pipeline.
 pub(crate) fn layers(
     text: &str,
     num_layers: usize,
-    num_stages: usize,
+    num_stages: Option<usize>,
 ) -> Result<Vec<usize>, PipelineError> {
     let refuse = |why: String| PipelineError::LayoutText { text: text.into(), why };
     let mut parser = Parser { chars: text.char_indices().peekable(), end: text.len() };
@@ -25,7 +25,7 @@ pub(crate) fn layers(
         return Err(refuse("multi-token prediction (m) is planned but not built yet".into()));
     }
     let stages: Vec<&[char]> = letters.split(|letter| *letter == '|').collect();
-    if stages.len() != num_stages {
+    if let Some(num_stages) = num_stages.filter(|num| *num != stages.len()) {
         let found = stages.len();
         return Err(refuse(format!(
             "it has {found} stages, and pp times chunks makes {num_stages}"
@@ -111,7 +111,7 @@ mod tests {
     #[case("E((tt|)*2t|)*2L", 10, &[2, 2, 1, 2, 2, 1, 0])]
     #[case("EtL", 1, &[1])]
     fn a_text_is_read(#[case] text: &str, #[case] num_layers: usize, #[case] expected: &[usize]) {
-        assert_eq!(layers(text, num_layers, expected.len()).unwrap(), expected);
+        assert_eq!(layers(text, num_layers, Some(expected.len())).unwrap(), expected);
     }
 
     #[rstest]
@@ -139,7 +139,7 @@ mod tests {
         #[case] num_stages: usize,
         #[case] message: &str,
     ) {
-        let error = layers(text, num_layers, num_stages).unwrap_err().to_string();
+        let error = layers(text, num_layers, Some(num_stages)).unwrap_err().to_string();
         assert!(error.contains(message), "{error}");
         assert!(error.contains(text), "{error}");
     }

@@ -9,7 +9,7 @@ use megaburn_optim::OptimError;
 use megaburn_pipeline::PipelineError;
 use thiserror::Error;
 
-use crate::{Exit, trainer::Culprit};
+use crate::{Exit, config::keys_of, trainer::Culprit};
 
 /// Why a run cannot start or go on.
 #[derive(Debug, Error)]
@@ -115,7 +115,7 @@ pub enum TrainError {
     Device { why: String },
     #[error("rank {rank} panicked: {message}")]
     RankPanicked { rank: usize, message: String },
-    #[error(transparent)]
+    #[error("{0}{keys}", keys = keys_of(.0))]
     Pipeline(#[from] PipelineError),
     #[error(transparent)]
     Collective(Box<CollectiveError>),

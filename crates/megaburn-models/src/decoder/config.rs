@@ -114,7 +114,8 @@ impl DecoderConfig {
         Ok(())
     }
 
-    /// What a layout must be able to split, for sequences of `seq_len` tokens.
+    /// Whether a layout can split the model, for sequences of `seq_len` tokens; how a pipeline splits its
+    /// layers is not looked at.
     ///
     /// # Errors
     /// The layout does not fit, with all the numbers; or the sequence is longer than the model's.
@@ -124,8 +125,8 @@ impl DecoderConfig {
                 format!("sequences of {seq_len} tokens, the model's limit is {}", self.max_seq_len);
             return Err(ModelError::Config(why));
         }
-        let Self { ffn, heads, kv_heads, layers, .. } = *self;
-        Ok(layout.fits(&ModelShape { ffn, heads, kv_heads, layers, seq_len })?)
+        let Self { ffn, heads, kv_heads, .. } = *self;
+        Ok(layout.fits(&ModelShape { ffn, heads, kv_heads, seq_len })?)
     }
 
     /// The rotary embedding, where there is one.

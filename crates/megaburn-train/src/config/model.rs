@@ -128,8 +128,8 @@ impl ModelConfig {
 
     /// The sizes that a layout must be able to split.
     pub fn shape(&self, seq_len: usize) -> ModelShape {
-        let Self { ffn, heads, kv_heads, layers, .. } = *self;
-        ModelShape { ffn, heads, kv_heads, layers, seq_len }
+        let Self { ffn, heads, kv_heads, .. } = *self;
+        ModelShape { ffn, heads, kv_heads, seq_len }
     }
 
     pub(super) fn validate(&self) -> Result<(), TrainError> {

@@ -14,6 +14,10 @@ impl ParallelConfig {
             let kind = ScheduleKind::OneForwardOneBackward;
             return ScheduleConfig::new(kind, 1, num_micro_batches);
         }
+        self.wanted(pp, num_micro_batches)
+    }
+
+    fn wanted(&self, pp: usize, num_micro_batches: usize) -> ScheduleConfig {
         let kind = self.schedule.unwrap_or(match self.chunks {
             None | Some(1) => ScheduleKind::OneForwardOneBackward,
             Some(_) => ScheduleKind::Interleaved,
@@ -34,13 +38,25 @@ impl ParallelConfig {
         }
     }
 
-    /// Whether a model of so many layers can be split over the pipeline.
+    /// Whether a model of so many layers can be split over the pipeline; without one, whether it could be
+    /// over some.
     pub(crate) fn splits(&self, layout: &Layout, num_layers: usize) -> Result<(), TrainError> {
-        if layout.pp == 1 {
-            return Ok(());
+        let (first, last) = (self.first_stage_layers.unwrap_or(0), self.last_stage_layers);
+        let rule = format!("at most the model's {num_layers} layers (model.layers)");
+        require(first <= num_layers, "parallel.first_stage_layers", first, rule)?;
+        let (left, last) = (num_layers - first, last.unwrap_or(0));
+        let rule = format!(
+            "at most {left}: the model has {num_layers} layers (model.layers), and the first stage {first} of them (parallel.first_stage_layers)"
+        );
+        require(last <= left, "parallel.last_stage_layers", last, rule)?;
+        let split = self.layer_split();
+        match layout.pp {
+            1 => Ok(split.check_layout(num_layers)?),
+            pp => {
+                let num_stages = self.schedule(pp, 1).stages().num_stages();
+                Ok(split.stages(num_layers, num_stages).map(drop)?)
+            }
         }
-        let stages = self.schedule(layout.pp, 1).stages();
-        Ok(self.layer_split().stages(num_layers, stages.num_stages()).map(drop)?)
     }
 
     /// The same, and whether its batches go through it.
@@ -73,6 +89,36 @@ impl ParallelConfig {
         }
         let is_alone = self.pipeline_layout.is_none()
             || LayerSplit { layout: None, ..self.layer_split() } == LayerSplit::default();
-        if is_alone { Ok(()) } else { Err(PipelineError::TwoSplits.into()) }
+        if !is_alone {
+            return Err(PipelineError::TwoSplits.into());
+        }
+        // Where there is no pipeline all this is not used, and still wrong for any that there will be.
+        Ok(self.wanted(2, 1).check_kind()?)
+    }
+}
+
+/// Where a run says what an error is about.
+pub(crate) fn keys_of(error: &PipelineError) -> &'static str {
+    match error {
+        PipelineError::FewLayers { first: None, last: None, .. } => {
+            " (`model.layers`; pp of `--layout`, `parallel.pp`; `parallel.chunks`)"
+        }
+        PipelineError::FewLayers { .. } => {
+            " (`parallel.first_stage_layers`, `parallel.last_stage_layers`; `model.layers`; pp of `--layout`, `parallel.pp`; `parallel.chunks`)"
+        }
+        PipelineError::Chunks { .. } => " (`parallel.schedule`, `parallel.chunks`)",
+        PipelineError::NoGroups { .. } => " (`parallel.micro_batch_group`, `parallel.schedule`)",
+        PipelineError::GroupTooSmall { .. } => " (`parallel.micro_batch_group`)",
+        PipelineError::GroupTooLarge { .. } | PipelineError::Rest { .. } => {
+            " (`parallel.micro_batch_group`; `train.global_batch`, `train.micro_batch`)"
+        }
+        PipelineError::TooLarge { .. } => {
+            " (pp of `--layout`, `parallel.chunks`; `train.global_batch`, `train.micro_batch`)"
+        }
+        PipelineError::LayoutText { .. } => " (`parallel.pipeline_layout`)",
+        PipelineError::TwoSplits => {
+            " (`parallel.pipeline_layout`; `parallel.first_stage_layers`, `parallel.last_stage_layers`, `parallel.count_embedding`, `parallel.count_loss`)"
+        }
+        _ => "",
     }
 }

@@ -62,7 +62,6 @@ impl GenerateJob<'_> {
             ffn: config.ffn,
             heads: config.heads,
             kv_heads: config.kv_heads,
-            layers: config.layers,
             seq_len: 1,
         })?;
         self.parallel.splits(layout, config.layers)?;

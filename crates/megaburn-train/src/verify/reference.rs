@@ -11,7 +11,7 @@ use megaburn_optim::{AdamWConfig, Sharding};
 use serde::Deserialize;
 
 use super::report::Expected;
-use crate::TrainError;
+use crate::{TrainError, config::ParallelConfig};
 
 /// A model of Hugging Face and what `transformers` computes with it on one batch, as
 /// `tests/tools/hf_reference.py` writes them.
@@ -149,7 +149,9 @@ impl Reference {
     /// Whether a layout can split model and batch.
     pub(super) fn check(&self, layout: &Layout) -> Result<(), TrainError> {
         let [batch, seq_len] = [self.tokens.shape()[0], self.tokens.shape()[1]];
-        self.source.config().check_layout(layout, seq_len)?;
+        let config = self.source.config();
+        config.check_layout(layout, seq_len)?;
+        ParallelConfig::default().splits(layout, config.layers)?;
         if !batch.is_multiple_of(layout.dp) {
             let rule = format!("a divisor of the reference's batch of {batch} samples");
             let value = layout.dp.to_string();

@@ -72,7 +72,7 @@ fn a_layout_text_becomes_a_section(
 #[case(
     "tp = 8",
     None,
-    "does not divide the 4 ranks, so no dp fills the world; no launcher says how many ranks there are, so it is `parallel.ranks` = 4: change it, or set `parallel.dp`"
+    "does not divide the 4 ranks, so no dp fills the world: choose another layout, or a multiple of 8 ranks; no launcher says how many ranks there are, so it is `parallel.ranks` = 4: change it, or set `parallel.dp`"
 )]
 fn a_section_that_is_no_layout_is_refused(
     #[case] lines: &str,

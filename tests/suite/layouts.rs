@@ -14,17 +14,20 @@ use megaburn::{
 use rstest::rstest;
 
 use crate::{
-    gather::{WholeParams, gather, local_params, relative_distance},
+    gather::{WholeParams, gather, local_moments, local_params, relative_distance},
     matrix::{Matrix, Row, STEPS},
     text::{fresh_seed, write_random_text},
 };
 
-/// Of losses, gradient norms and each parameter, relative.
+/// Of losses, gradient norms, each gradient and each parameter, relative.
 const TOLERANCE: f64 = 1e-5;
 
 pub(crate) struct Trained {
     pub(crate) steps: Vec<StepMetrics>,
+    /// After the last step.
     params: WholeParams,
+    /// Of the first step, each times the same number.
+    grads: WholeParams,
 }
 
 pub(crate) fn train(config: TrainConfig, layout: Layout) -> Trained {
@@ -35,18 +38,25 @@ pub(crate) fn train(config: TrainConfig, layout: Layout) -> Trained {
         let groups = ProcessGroups::new(&world, layout)?;
         let device = Device::flex().autodiff();
         let mut trainer = Trainer::new(config.clone(), groups, device, data.clone())?;
-        let steps = (0..STEPS).map(|_| trainer.step()).collect::<Result<Vec<_>, _>>()?;
-        Ok::<_, TrainError>((steps, local_params(&trainer)?))
+        let mut steps = vec![trainer.step()?];
+        let grads = local_moments(&trainer)?;
+        for _ in 1..STEPS {
+            steps.push(trainer.step()?);
+        }
+        Ok::<_, TrainError>((steps, (local_params(&trainer)?, grads)))
     });
     let ranks: Vec<_> = ranks.into_iter().map(Result::unwrap).collect();
-    let (steps, params): (Vec<_>, Vec<_>) = ranks.into_iter().unzip();
+    let (steps, local): (Vec<_>, Vec<_>) = ranks.into_iter().unzip();
+    let (params, grads): (Vec<_>, Vec<_>) = local.into_iter().unzip();
     for rank in &steps {
         let numbers = |steps: &[StepMetrics]| -> Vec<(f64, f64)> {
             steps.iter().map(|step| (step.loss, step.grad_norm)).collect()
         };
         assert_eq!(numbers(rank), numbers(&steps[0]), "ranks report different numbers");
     }
-    Trained { params: gather(&params), steps: steps.into_iter().next().unwrap() }
+    let [params, grads] = [params, grads].map(|local| gather(&local));
+    assert!(grads.keys().eq(params.keys()), "a parameter has no gradient");
+    Trained { steps: steps.into_iter().next().unwrap(), params, grads }
 }
 
 #[rstest]
@@ -102,9 +112,13 @@ pub(crate) fn compare(found: &Trained, expected: &Trained, row: &str) {
         }
     }
     assert!(found.params.keys().eq(expected.params.keys()), "{row}: other parameters");
-    for (path, found) in &found.params {
-        let relative = relative_distance(found, &expected.params[path]);
+    for (path, params) in &found.params {
+        let relative = relative_distance(params, &expected.params[path]);
         assert!(relative <= TOLERANCE, "{row}: {path} differs by {relative:e}");
+        let (found, expected) = (&found.grads[path], &expected.grads[path]);
+        assert!(expected.iter().any(|value| *value != 0.0), "the gradient of {path} is zero");
+        let relative = relative_distance(found, expected);
+        assert!(relative <= TOLERANCE, "{row}: the gradient of {path} differs by {relative:e}");
     }
 }
 

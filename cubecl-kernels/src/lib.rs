@@ -81,7 +81,7 @@ pub use linear::{
 pub use norms::NormOptions;
 pub use optimizer::{
     AdamwState, AdamwStep, LionState, LionStep, SgdState, SgdStep, adamw, adamw_scaled, is_on_gpu,
-    lion, lion_scaled, partial_sums_of_squares, scaled, sgd, sgd_scaled, total,
+    lion, lion_scaled, partial_sums_of_squares, rounding_room, scaled, sgd, sgd_scaled, total,
 };
 pub use outlet::Outlet;
 pub use products::reproducible;

@@ -19,6 +19,7 @@ pub(crate) const GROUP_TESTS: &[GroupTest] = &[
     ("send_to_one_and_receive_from_one", pairs),
     ("keep_nan_in_a_maximum", nan),
     ("run_beside_what_follows", overlapped),
+    ("gather_in_place", in_place),
     ("take_no_more_memory_after_a_thousand_rounds", thousand_rounds),
     ("are_refused_to_a_second_rank_of_a_process", second_rank),
 ];
@@ -213,6 +214,43 @@ fn overlapped(world: &Group) -> Outcome {
         if !ends.iter().all(|end| near(*end, total * scale)) || max != n as f32 * scale {
             return Err(format!("round {scale}: {ends:?} and {max}, not {}", total * scale));
         }
+    }
+    Ok(())
+}
+
+/// Where memory is cut, and, by shares of another length, where it is not.
+fn in_place(world: &Group) -> Outcome {
+    let (rank, n) = (world.rank(), world.size());
+    for (share, dtype) in [
+        (256, DType::BF16),
+        (128, DType::F32),
+        (4096 * 33, DType::BF16),
+        (37, DType::F32),
+        (0, DType::F32),
+    ] {
+        let what = format!("{n} shares of {share} {dtype:?} in place");
+        let own = floats(rank, [share], dtype);
+        let want = world.all_gather(own.to_data()).map_err(text)?;
+        let whole = Tensor::<1>::full([n * share], f32::NAN, (&this_gpu(), dtype));
+        let at = rank * share..(rank + 1) * share;
+        let whole = if share == 0 { whole } else { whole.slice_assign([at], own.clone()) };
+        let held = whole.clone();
+        let started = tensors::start_all_gather_in_place(whole, world).map_err(text)?;
+        // Work that takes memory meanwhile.
+        let busy =
+            floats(rank, [512, 512], DType::F32).matmul(floats(rank, [512, 512], DType::F32));
+        same(started.wait().into_data(), want.clone(), &what)?;
+        if (share * dtype.size()).is_multiple_of(512) {
+            same(held.into_data(), want, &format!("{what}, as others see it"))?;
+        }
+        drop(busy);
+        // Members need not agree on where the result is.
+        let want = world.all_gather(own.to_data()).map_err(text)?;
+        let got = match rank {
+            0 => tensors::start_all_gather(own, world),
+            _ => tensors::start_all_gather_in_place(Tensor::cat(vec![own; n], 0), world),
+        };
+        same(got.map_err(text)?.wait().into_data(), want, &format!("{what} on some"))?;
     }
     Ok(())
 }

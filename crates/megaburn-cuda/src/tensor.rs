@@ -51,20 +51,38 @@ pub fn empty(like: &CubeTensor, shape: impl Into<Shape>, dtype: DType) -> CubeTe
     empty_device_contiguous_dtype(like.client.clone(), like.device.clone(), shape.into(), dtype)
 }
 
-/// A stretch of the memory of `whole`, `[n]`, as a matrix, to be written where it is; none where CubeCL
-/// would not cut it.
-pub fn stretch(whole: &CubeTensor, start: usize, shape: [usize; 2]) -> Option<CubeTensor> {
-    let (size, len) = (whole.dtype.size(), shape[0] * shape[1]);
-    let behind = whole.meta.num_elements().checked_sub(start + len)?;
-    let [front, back] = [start * size, behind * size].map(|bytes| bytes as u64);
-    // As Burn cuts slices, which are copies elsewhere: 512 bytes on CUDA.
-    let cut = whole.client.properties().memory.alignment;
-    if !front.is_multiple_of(cut) || !back.is_multiple_of(cut) {
+/// A stretch of the memory of `whole`, `[n]`, to be written where it is; none where CubeCL would not cut
+/// it.
+pub fn stretch(whole: &CubeTensor, start: usize, shape: impl Into<Shape>) -> Option<CubeTensor> {
+    let shape = shape.into();
+    let end = (start + shape.num_elements()) * whole.dtype.size();
+    let behind = (whole.meta.num_elements() * whole.dtype.size()).checked_sub(end)?;
+    let found = open_stretch(whole, start, shape)?;
+    (behind as u64).is_multiple_of(cut(whole)).then_some(found)
+}
+
+/// The same where only the start need be where CubeCL cuts: its memory goes on behind the end, by less
+/// than one cut. For kernels that are told how many elements there are, and for no others: CubeCL's go by
+/// the memory.
+pub fn open_stretch(
+    whole: &CubeTensor,
+    start: usize,
+    shape: impl Into<Shape>,
+) -> Option<CubeTensor> {
+    let (size, shape) = (whole.dtype.size(), shape.into());
+    let behind = whole.meta.num_elements().checked_sub(start + shape.num_elements())?;
+    let ([front, back], cut) = ([start, behind].map(|len| (len * size) as u64), cut(whole));
+    if !front.is_multiple_of(cut) {
         return None;
     }
-    let handle = whole.handle.clone().offset_start(front).offset_end(back);
+    let handle = whole.handle.clone().offset_start(front).offset_end(back - back % cut);
     let (client, device) = (whole.client.clone(), whole.device.clone());
-    Some(CubeTensor::new_contiguous(client, device, shape.into(), handle, whole.dtype))
+    Some(CubeTensor::new_contiguous(client, device, shape, handle, whole.dtype))
+}
+
+/// At what multiples of bytes Burn cuts memory into slices, which are copies elsewhere: 512 on CUDA.
+fn cut(x: &CubeTensor) -> u64 {
+    x.client.properties().memory.alignment
 }
 
 /// Whether both are the same elements of the same memory.

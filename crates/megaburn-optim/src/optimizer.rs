@@ -28,6 +28,14 @@ pub struct Rates {
     pub weight_decay: f64,
 }
 
+/// What an update starts from: what this rank keeps of it.
+pub(crate) enum Start {
+    /// The parameter itself.
+    Param(Tensor<1>),
+    /// The master that is kept, or else this one, of a parameter of this type.
+    Master { first: Option<Tensor<1>>, dtype: DType },
+}
+
 impl Optimizer {
     /// Before its first step.
     pub(crate) fn new(rule: Rule, sharding: &Sharding) -> Self {
@@ -49,12 +57,30 @@ impl Optimizer {
         self.time = self.time.saturating_sub(1);
     }
 
-    /// Updates what this rank keeps of one parameter, or its master: the new values in the type of the
-    /// `old` ones. `direction` is its own of [`Rule::directions`].
+    /// What an update of a parameter of this type starts from; the parameter is asked for only if that is
+    /// itself, or becomes its first master.
+    pub(crate) fn start(
+        &self,
+        path: &str,
+        dtype: DType,
+        param: impl FnOnce() -> Tensor<1>,
+    ) -> Start {
+        if !self.has_master(dtype) {
+            return Start::Param(param());
+        }
+        let is_kept = self.state.get(&Key::master(path)).is_some();
+        let first = (!is_kept).then(|| param().cast(DType::F32));
+        Start::Master { first, dtype }
+    }
+
+    /// Updates what this rank keeps of one parameter, or its master: the new values in the parameter's
+    /// type. Those of a master may be in `room`, which is written whoever holds it. `direction` is its own
+    /// of [`Rule::directions`].
     pub(crate) fn update(
         &mut self,
         path: &str,
-        old: Tensor<1>,
+        start: Start,
+        room: Option<Tensor<1>>,
         direction: Option<Tensor<1>>,
         grads: &GradientAccumulator,
         rates: Rates,
@@ -71,20 +97,22 @@ impl Optimizer {
             rates: if entry.spec.decays() { rates } else { Rates { weight_decay: 0.0, ..rates } },
             time: self.time,
         };
-        if !self.has_master(old.dtype()) {
-            let old = Values { param: old, rounded: None, moments };
-            let Values { param, moments, .. } = self.rule.update(old, force);
-            self.put_moments(path, moments);
-            return param;
-        }
-        let master = Key::master(path);
-        let param = self.state.take(&master).unwrap_or_else(|| old.clone().cast(DType::F32));
-        // The old values' memory takes the new.
-        let old = Values { param, rounded: Some(old), moments };
-        let Values { param, rounded, moments } = self.rule.update(old, force);
+        let (param, rounded) = match start {
+            Start::Param(param) => (param, None),
+            Start::Master { first, dtype } => {
+                let param = self.state.take(&Key::master(path)).or(first);
+                let param = param.expect("the first is there if there is no other");
+                let empty = || Tensor::empty(param.dims(), (&param.device(), dtype));
+                let room = room.unwrap_or_else(empty);
+                (param, Some(room))
+            }
+        };
+        let Values { param, rounded, moments } =
+            self.rule.update(Values { param, rounded, moments }, force);
         self.put_moments(path, moments);
-        self.state.put(master, param);
-        rounded.expect("it was given what to round to")
+        let Some(rounded) = rounded else { return param };
+        self.state.put(Key::master(path), param);
+        rounded
     }
 
     /// That this rank keeps nothing of a parameter: its state is there, and empty.

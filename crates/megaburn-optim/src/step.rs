@@ -1,14 +1,16 @@
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, ops::Range};
 
 use burn::{
     Tensor,
     module::{Module, ModuleMapper, Param},
 };
 use megaburn_collective::tensors;
+use megaburn_kernels::rounding_room;
 
 use crate::{
     GradientAccumulator, OptimError, Optimizer, Rates,
     leaf::{Leaf, flat, put},
+    optimizer::Start,
     sharding::Bucket,
     visit::Path,
 };
@@ -96,14 +98,17 @@ impl<R: Fn(&str) -> Rates> Step<'_, R> {
     fn update_all(&mut self) {
         let params = std::mem::take(&mut self.params);
         for (path, Taken { leaf, value }) in params {
-            let value = self.update(&path, value);
+            let dtype = value.dtype();
+            // Where there is a master the parameter is let go: its memory is there for the new one.
+            let start = self.optimizer.start(&path, dtype, move || value);
+            let value = self.update(&path, start, None);
             self.params.insert(path, Taken { leaf, value });
         }
     }
 
-    fn update(&mut self, path: &str, old: Tensor<1>) -> Tensor<1> {
+    fn update(&mut self, path: &str, start: Start, room: Option<Tensor<1>>) -> Tensor<1> {
         let direction = self.directions.remove(path);
-        self.optimizer.update(path, old, direction, self.grads, (self.rates)(path))
+        self.optimizer.update(path, start, room, direction, self.grads, (self.rates)(path))
     }
 
     fn update_shares(&mut self) -> Result<(), OptimError> {
@@ -112,12 +117,12 @@ impl<R: Fn(&str) -> Rates> Step<'_, R> {
         // As `Sharding::update_order` has them.
         for bucket in sharding.buckets().iter().rev() {
             if let Some(old) = sharding.take_share(bucket) {
-                let new = self.update_share(bucket, Some(old));
+                let new = self.update_share(bucket, Some(old), sharding.share_of(bucket));
                 sharding.put_share(bucket, new);
                 continue;
             }
-            let share = self.update_share(bucket, None);
-            started.push((bucket, tensors::start_all_gather(share, sharding.share())?));
+            let whole = self.update_share(bucket, None, 0..bucket.len);
+            started.push((bucket, tensors::start_all_gather_in_place(whole, sharding.share())?));
         }
         for (bucket, started) in started {
             let whole = sharding.gathered(bucket, started);
@@ -130,8 +135,14 @@ impl<R: Fn(&str) -> Rates> Step<'_, R> {
     }
 
     /// This rank's share of a bucket of new values, from the `old` share if that is all there is; the old
-    /// ones are let go.
-    fn update_share(&mut self, bucket: &Bucket, old: Option<Tensor<1>>) -> Tensor<1> {
+    /// ones are let go. They are at their places in this `stretch` of the bucket, the rest of which holds
+    /// anything.
+    fn update_share(
+        &mut self,
+        bucket: &Bucket,
+        old: Option<Tensor<1>>,
+        stretch: Range<usize>,
+    ) -> Tensor<1> {
         let place = match &old {
             Some(old) => (old.device(), old.dtype()),
             None => {
@@ -139,26 +150,42 @@ impl<R: Fn(&str) -> Rates> Step<'_, R> {
                 (first.value.device(), first.leaf.dtype)
             }
         };
-        let zeros = |len| Tensor::zeros([len], (&place.0, place.1));
+        let empty = |len| Tensor::empty([len], (&place.0, place.1));
         let share = self.grads.sharding.share_of(bucket);
-        for slot in bucket.slots.iter().filter(|slot| slot.within(&share).is_empty()) {
-            self.optimizer.keep_nothing(&slot.path, &self.grads.entries[&slot.path], zeros(0));
+        let mut starts = Vec::with_capacity(bucket.slots.len());
+        for slot in &bucket.slots {
+            let kept = slot.within(&share);
+            if kept.is_empty() {
+                let entry = &self.grads.entries[&slot.path];
+                self.optimizer.keep_nothing(&slot.path, entry, empty(0));
+                continue;
+            }
+            let at = slot.start + kept.start;
+            let value = || match &old {
+                Some(old) => old.clone().narrow(0, at - share.start, kept.len()),
+                None => self.params[&slot.path].value.clone().narrow(0, kept.start, kept.len()),
+            };
+            let start = self.optimizer.start(&slot.path, place.1, value);
+            let at = at - stretch.start;
+            starts.push((slot, at..at + kept.len(), start));
         }
-        let start = share.start;
-        let new = bucket.join(
-            share,
-            |slot, kept| {
-                let old = match &old {
-                    Some(old) => old.clone().narrow(0, slot.start + kept.start - start, kept.len()),
-                    None => self.params[&slot.path].value.clone().narrow(0, kept.start, kept.len()),
-                };
-                self.update(&slot.path, old)
-            },
-            zeros,
-        );
+        // What is no more needed, before as much memory is taken.
+        drop(old);
         for slot in &bucket.slots {
             if let Some(taken) = self.params.get_mut(&slot.path) {
-                taken.value = zeros(0);
+                taken.value = empty(0);
+            }
+        }
+        let mut new = empty(stretch.len());
+        for (slot, at, start) in starts {
+            let room = match &start {
+                Start::Param(_) => None,
+                Start::Master { .. } => rounding_room(&new, at.clone()),
+            };
+            let is_there = room.is_some();
+            let value = self.update(&slot.path, start, room);
+            if !is_there {
+                new = new.slice_assign([at], value);
             }
         }
         new

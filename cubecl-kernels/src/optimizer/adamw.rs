@@ -58,7 +58,8 @@ pub struct AdamwState {
     /// The mean of squared gradients.
     pub exp_avg_sq: Tensor<1>,
     /// If given, becomes the new parameter rounded to this tensor's dtype; what it holds before does not
-    /// matter.
+    /// matter. On GPUs its memory is written **whoever else holds it**
+    /// ([`rounding_room`](crate::rounding_room)).
     pub rounded: Option<Tensor<1>>,
 }
 

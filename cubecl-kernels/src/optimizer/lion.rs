@@ -46,7 +46,8 @@ pub struct LionState {
     /// The mean of gradients.
     pub exp_avg: Tensor<1>,
     /// If given, becomes the new parameter rounded to this tensor's dtype; what it holds before does not
-    /// matter.
+    /// matter. On GPUs its memory is written **whoever else holds it**
+    /// ([`rounding_room`](crate::rounding_room)).
     pub rounded: Option<Tensor<1>>,
 }
 

@@ -8,6 +8,7 @@ mod cube;
 mod gradients;
 mod lion;
 pub(crate) mod reference;
+mod room;
 mod sgd;
 
 use burn::tensor::Tensor;
@@ -15,6 +16,7 @@ use burn::tensor::Tensor;
 pub use adamw::{AdamwState, AdamwStep, adamw, adamw_scaled};
 pub use gradients::{partial_sums_of_squares, scaled, total};
 pub use lion::{LionState, LionStep, lion, lion_scaled};
+pub use room::rounding_room;
 pub use sgd::{SgdState, SgdStep, sgd, sgd_scaled};
 
 /// Whether a tensor is on a GPU, where reading it means waiting for everything before.

@@ -47,7 +47,8 @@ pub struct SgdState {
     /// The decaying sum of gradients, zeros before the first step; none with momentum 0.
     pub momentum_buffer: Option<Tensor<1>>,
     /// If given, becomes the new parameter rounded to this tensor's dtype; what it holds before does not
-    /// matter.
+    /// matter. On GPUs its memory is written **whoever else holds it**
+    /// ([`rounding_room`](crate::rounding_room)).
     pub rounded: Option<Tensor<1>>,
 }
 

@@ -44,6 +44,18 @@ impl Group {
         self.gpu_call(OpKind::AllGather, x, false, |nccl, label, x| nccl.all_gather(label, x, lane))
     }
 
+    /// The same into `out`, which is written whoever holds it and may have `x` as this member's stretch.
+    pub(crate) fn gpu_all_gather_into(
+        &self,
+        x: CubeTensor,
+        out: CubeTensor,
+        lane: Lane,
+    ) -> Result<Started, CollectiveError> {
+        self.gpu_call(OpKind::AllGather, x, false, |nccl, label, x| {
+            nccl.all_gather_into(label, x, out, lane)
+        })
+    }
+
     /// As [`Group::reduce_scatter`], but for a maximum.
     pub(crate) fn gpu_reduce_scatter(
         &self,

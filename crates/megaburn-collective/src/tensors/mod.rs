@@ -8,12 +8,14 @@
 //! The `start_` functions let a collective run beside the kernels that follow it, until its
 //! [`Pending`] is waited for. On the host they are done when they return.
 
+mod in_place;
 mod kinds;
 mod pair;
 mod pending;
 mod rows;
 
 use burn::tensor::{Tensor, TensorData};
+pub use in_place::start_all_gather_in_place;
 pub use kinds::Moved;
 pub use pair::{Receiving, Sending, meet, recv, send, start_recv, start_send};
 use pending::Lane;

@@ -71,3 +71,34 @@ fn a_group_of_one_gives_back_what_it_gets() {
     let z = all_to_all(x.clone(), &[2], &[2], &group).unwrap();
     assert_eq!((y.to_data(), z.to_data()), (x.to_data(), x.to_data()));
 }
+
+#[test]
+fn what_others_have_is_gathered_around_the_own_stretch() {
+    for (len, size) in [(12, 3), (3, 3), (0, 2), (5, 1), (4096, 2)] {
+        let results = run_threads(size, GroupOptions::default(), |group| {
+            let (share, nan) = (len / size, vec![f32::NAN; len]);
+            let own = group.rank() * share..(group.rank() + 1) * share;
+            // What is elsewhere must not be seen.
+            let mut values = nan;
+            own.clone().for_each(|i| values[i] = (i * i) as f32);
+            let whole = Tensor::<1>::from_data(TensorData::new(values, [len]), &Device::flex());
+            let started = start_all_gather_in_place(whole, &group)?;
+            let expected: Vec<f32> = (0..len).map(|i| (i * i) as f32).collect();
+            assert_eq!(started.wait().into_data(), TensorData::new(expected, [len]));
+            Ok::<_, CollectiveError>(())
+        });
+        results.into_iter().for_each(|result| result.unwrap());
+    }
+}
+
+#[test]
+fn stretches_that_are_not_equal_are_refused() {
+    let results = run_threads(2, GroupOptions::default(), |group| {
+        let whole = Tensor::<1>::ones([5], &Device::flex());
+        Ok::<_, CollectiveError>(start_all_gather_in_place(whole, &group).unwrap_err().to_string())
+    });
+    for result in results {
+        let text = result.unwrap();
+        assert!(text.contains("5 elements") && text.contains("2 shares"), "{text}");
+    }
+}

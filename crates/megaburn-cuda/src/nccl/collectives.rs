@@ -1,5 +1,5 @@
-//! Calls that all members make: out of place, from contiguous copies of what is not contiguous into
-//! new contiguous memory.
+//! Calls that all members make: from contiguous copies of what is not contiguous into new contiguous
+//! memory, unless they are given some.
 
 use burn_cubecl::tensor::CubeTensor;
 use cudarc::nccl::sys::ncclRedOp_t;
@@ -62,14 +62,33 @@ impl Communicator {
         x: CubeTensor,
         lane: Lane,
     ) -> Result<Started, CudaError> {
-        let dtype = self.data_type(&x, &label)?;
-        let (count, x) = (elements(&x), contiguous(x));
         let out = self.rows(&x, x.meta.shape()[0] * self.members.size);
+        self.all_gather_into(label, x, out, lane)
+    }
+
+    /// The same into `out`, contiguous memory that is written whoever holds it. In place where `x` is this
+    /// member's stretch of it: NCCL sees that by the address, and leaves it as it is.
+    ///
+    /// # Errors
+    /// As [`Communicator::all_reduce`]; `out` of another size or type.
+    pub fn all_gather_into(
+        &self,
+        label: Label,
+        x: CubeTensor,
+        out: CubeTensor,
+        lane: Lane,
+    ) -> Result<Started, CudaError> {
+        let dtype = self.data_type(&x, &label)?;
+        let (count, room) = (elements(&x), elements(&out));
+        if room != count * self.members.size || out.dtype != x.dtype {
+            let why = format!("{room} {:?} take no {count} of each member", out.dtype);
+            return Err(refused(&label, &why));
+        }
         let call: Call = Box::new(move |api, comm, x, out, stream| {
             // SAFETY: see `Communicator::call`.
             unsafe { (api.all_gather)(x, out, count, dtype, comm, stream) }
         });
-        self.call(label, lane, x, out, call)
+        self.call(label, lane, contiguous(x), out, call)
     }
 
     /// The members' values combined, each member's share of the first dimension on it.

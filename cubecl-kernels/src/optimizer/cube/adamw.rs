@@ -2,7 +2,7 @@ use burn::backend::cubecl::dtype_to_storage_type;
 use burn::tensor::{DType, Tensor};
 use cubecl::prelude::*;
 
-use super::{cubes, factor_of, lanes, on_gpu, or_none, own, room, units, wrap};
+use super::{cubes, factor_of, lanes, on_gpu, or_none, own, units, wrap};
 use crate::optimizer::{AdamwState, AdamwStep};
 
 pub(in crate::optimizer) fn adamw(
@@ -16,7 +16,6 @@ pub(in crate::optimizer) fn adamw(
     let [rounded, factor] = [rounded, factor].map(|x| x.map(on_gpu));
     let len = grad.meta.num_elements();
     let [param, exp_avg, exp_avg_sq] = [param, exp_avg, exp_avg_sq].map(own);
-    let rounded = rounded.map(room);
     let AdamwStep { lr, beta_1, beta_2, epsilon, weight_decay, grad_factor, .. } = *step;
     let (rounds, scales) = (rounded.is_some(), factor.is_some());
     let rounded_arg = or_none(&rounded, &grad, DType::BF16);

@@ -59,11 +59,6 @@ fn own(x: CubeTensor) -> CubeTensor {
     copy
 }
 
-/// A buffer that nobody else sees, of the same size, whatever it holds.
-fn room(x: CubeTensor) -> CubeTensor {
-    if x.can_mut() { x } else { tensor::empty(&x, x.shape(), x.dtype) }
-}
-
 /// A kernel is given a buffer for each argument, also for those that it does not look at.
 fn or_none(x: &Option<CubeTensor>, like: &CubeTensor, dtype: DType) -> CubeTensor {
     x.clone().unwrap_or_else(|| tensor::empty(like, [1], dtype))

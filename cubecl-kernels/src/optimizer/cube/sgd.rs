@@ -2,7 +2,7 @@ use burn::backend::cubecl::dtype_to_storage_type;
 use burn::tensor::{DType, Tensor};
 use cubecl::prelude::*;
 
-use super::{cubes, factor_of, lanes, on_gpu, or_none, own, room, units, wrap};
+use super::{cubes, factor_of, lanes, on_gpu, or_none, own, units, wrap};
 use crate::optimizer::{SgdState, SgdStep};
 
 /// What a kernel is compiled for.
@@ -29,8 +29,7 @@ pub(in crate::optimizer) fn sgd(
     let [momentum_buffer, rounded, factor] =
         [momentum_buffer, rounded, factor].map(|x| x.map(on_gpu));
     let len = grad.meta.num_elements();
-    let (param, momentum_buffer, rounded) =
-        (own(param), momentum_buffer.map(own), rounded.map(room));
+    let (param, momentum_buffer) = (own(param), momentum_buffer.map(own));
     let SgdStep { lr, momentum, nesterov, weight_decay, grad_factor } = *step;
     let flavor = Flavor {
         decays: weight_decay != 0.0,

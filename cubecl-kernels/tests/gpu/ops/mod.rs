@@ -10,6 +10,7 @@ mod embedding;
 mod linear;
 mod norms;
 mod optimizer;
+mod optimizer_room;
 mod optimizer_rules;
 mod pointwise;
 mod softmax;
@@ -27,6 +28,7 @@ pub(crate) fn tests() -> impl Iterator<Item = (String, fn() -> Result<(), String
         ("linear", linear::TESTS),
         ("norms", norms::TESTS),
         ("optimizer", optimizer::TESTS),
+        ("optimizer_room", optimizer_room::TESTS),
         ("optimizer_rules", optimizer_rules::TESTS),
         ("pointwise", pointwise::TESTS),
         ("softmax", softmax::TESTS),

@@ -5,7 +5,7 @@ use burn::{
     tensor::{DType, Distribution, Tensor, TensorData},
 };
 use megaburn_kernels::{
-    AdamwState, AdamwStep, adamw, adamw_scaled, partial_sums_of_squares, scaled, total,
+    AdamwState, AdamwStep, adamw, adamw_scaled, is_on_gpu, partial_sums_of_squares, scaled, total,
 };
 
 use super::compare::{DTYPES, close, host};
@@ -107,14 +107,16 @@ fn steps(
         }
         let mut found = vec![param, exp_avg, exp_avg_sq, before];
         if let (Some(after), Some(held)) = (after, rounded) {
-            // The rounding of its own parameter, bit for bit.
+            // The rounding of its own parameter, bit for bit, on the GPU in the memory that was given.
             let again = found[0].clone().cast(after.dtype());
-            found.extend([(again.cast(DType::F32) - after.cast(DType::F32)), held]);
+            let held = if is_on_gpu(&held) { held } else { after.clone() };
+            let [again, after, held] = [again, after, held].map(|x| x.cast(DType::F32));
+            found.extend([again - after.clone(), held - after]);
         }
         found.into_iter().map(host).collect::<Result<Vec<_>, String>>()
     };
     let (expected, found) = (run(&Device::flex())?, run(&Device::cuda(0))?);
-    let names = ["parameter", "exp_avg", "exp_avg_sq", "before", "rounding", "rounded before"];
+    let names = ["parameter", "exp_avg", "exp_avg_sq", "before", "rounding", "what was given"];
     let of = |dtype| DTYPES.iter().find(|(known, _)| *known == dtype).expect("it is known").1;
     let of = |dtype| if dtype == DType::F32 { 2e-6 } else { of(dtype) };
     // What a last bit of a narrow moment changes, the parameter sees as well.

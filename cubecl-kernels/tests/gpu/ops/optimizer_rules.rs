@@ -5,7 +5,7 @@ use burn::{
     tensor::{DType, Tensor, TensorData, s},
 };
 use megaburn_kernels::{
-    LionState, LionStep, SgdState, SgdStep, lion, lion_scaled, sgd, sgd_scaled,
+    LionState, LionStep, SgdState, SgdStep, is_on_gpu, lion, lion_scaled, sgd, sgd_scaled,
 };
 
 use super::compare::{DTYPES, close, host, normal};
@@ -150,12 +150,9 @@ fn steps(
         if found != [Some(dtypes[1]), rule.keeps().then_some(dtypes[2]), rounded] {
             return Err(format!("{dtypes:?} {rounded:?} became {found:?}"));
         }
-        let is_poison = |x: Tensor<1>| Ok::<_, String>(host(x)?.iter().all(|x| x.is_nan()));
-        if !poison.map(is_poison).transpose()?.unwrap_or(true) {
-            return Err("what is held of the rounded parameter has changed".to_string());
-        }
-        // The rounding of its own parameter, bit for bit.
-        let rounding = after.map(|after| {
+        // The rounding of its own parameter, bit for bit, on the GPU in the memory that was given.
+        let rounding = after.zip(poison).map(|(after, given)| {
+            let after = if is_on_gpu(&given) { given } else { after };
             param.clone().cast(after.dtype()).cast(DType::F32) - after.cast(DType::F32)
         });
         let (param_before, kept_before) = before;

@@ -1,3 +1,5 @@
+use std::collections::BTreeMap;
+
 use burn::Tensor;
 use megaburn_collective::{Group, ReduceOp, tensors};
 use megaburn_mesh::ShardSpec;
@@ -82,9 +84,9 @@ impl GradientAccumulator {
     fn reduce_own(&mut self, only_some: bool) -> Result<(), OptimError> {
         self.is_open = false;
         self.sharding.check()?;
-        let shares = match &self.overlap {
+        let mut shares = match &self.overlap {
             Some(overlap) => overlap.take()?,
-            None => Vec::new(),
+            None => BTreeMap::new(),
         };
         self.gather();
         for Entry { spec, own, .. } in self.entries.values_mut() {
@@ -99,22 +101,22 @@ impl GradientAccumulator {
             });
             return Ok(());
         }
-        let (sent, rest) = sharding.buckets().split_at(shares.len());
-        let mut slots = sent.iter().flat_map(|bucket| &bucket.slots);
-        if let Some(late) = slots.find(|slot| self.entry(slot).own.is_some()) {
-            return Err(OptimError::LateGradient { path: late.path.clone() });
-        }
-        for (bucket, share) in sent.iter().zip(shares) {
+        let mut rest = Vec::new();
+        for (index, bucket) in sharding.buckets().iter().enumerate() {
+            let Some(share) = shares.remove(&index) else {
+                rest.push(bucket);
+                continue;
+            };
+            if let Some(late) = bucket.slots.iter().find(|slot| self.entry(slot).own.is_some()) {
+                return Err(OptimError::LateGradient { path: late.path.clone() });
+            }
             self.add_share(bucket, share);
         }
         let mut sums = Sums::new(sharding.clone());
-        let has_some = |bucket: &&Bucket| {
-            bucket.slots.iter().any(|slot| self.entries[&slot.path].own.is_some())
-        };
-        let rest: Vec<&Bucket> = match only_some {
-            true => rest.iter().filter(has_some).collect(),
-            false => rest.iter().collect(),
-        };
+        if only_some {
+            let has_some = |slot: &Slot| self.entries[&slot.path].own.is_some();
+            rest.retain(|bucket| bucket.slots.iter().any(has_some));
+        }
         for bucket in &rest {
             sums.start(self.take_own(bucket))?;
         }

@@ -29,6 +29,20 @@ impl Decoder {
         Stage { model: self, layers: &self.parts.stages[chunk], tokens: None }
     }
 
+    /// Which of the stages of this rank the parameter at `path` is of; the first of two that use it.
+    pub fn chunk_of(&self, path: &str) -> usize {
+        let mut names = path.split('.');
+        let (name, number) = (names.next(), names.next().and_then(|n| n.parse::<usize>().ok()));
+        let has = |stage: &StageLayers| match (name, number) {
+            (Some("blocks"), Some(number)) => stage.layers.contains(&number),
+            (Some("embedding" | "positions"), _) => stage.embedding,
+            _ => stage.loss,
+        };
+        let stages = &self.parts.stages;
+        // The last stage's copy of the vectors that the first one begins with.
+        stages.iter().position(has).unwrap_or(stages.len() - 1)
+    }
+
     /// What of the model the stages of this rank are.
     pub fn stages(&self) -> &[StageLayers] {
         &self.parts.stages
@@ -115,4 +129,60 @@ fn again_through(blocks: &[&Block], x: Residual, context: Context) -> Residual {
         let x = blocks[0].behind_norm(normed, x, &context);
         blocks[1..].iter().fold(x, |x, block| block.forward(x, &context))
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::prelude::Device;
+    use megaburn_collective::Group;
+    use megaburn_parallel::lazy_params;
+
+    use super::*;
+    use crate::{DecoderConfig, Family};
+
+    /// The chunk of each parameter, by the first part of its path, and a block's number.
+    fn chunks(family: Family, tied: bool, stages: &[StageLayers]) -> Vec<(String, usize)> {
+        let (vocab, hidden, layers) = (16, 8, 6);
+        let (ffn, heads, kv_heads, head_dim, max_seq_len) = (8, 2, 2, 4, 4);
+        let sizes = DecoderConfig { vocab, hidden, ffn, layers, ..family.template() };
+        let config = DecoderConfig { heads, kv_heads, head_dim, max_seq_len, tied, ..sizes };
+        let group = Group::single(0);
+        let model = config.init_stages(stages, &group, false, &Device::flex()).unwrap();
+        let mut found: Vec<_> = lazy_params(&model)
+            .into_iter()
+            .map(|param| {
+                let mut names = param.path.split('.');
+                let name = names.next().expect("a path has a name");
+                let number = names.next().filter(|_| name == "blocks").unwrap_or_default();
+                (format!("{name}{number}"), model.chunk_of(&param.path))
+            })
+            .collect();
+        found.dedup();
+        found
+    }
+
+    #[test]
+    fn a_parameter_is_of_the_stage_that_uses_it() {
+        let stage = |embedding, layers, loss| StageLayers { embedding, layers, loss };
+        let of = |expected: &[(&str, usize)]| {
+            expected.iter().map(|(name, chunk)| (name.to_string(), *chunk)).collect::<Vec<_>>()
+        };
+        // A rank that has both ends, and one that has the last only.
+        let both = [stage(true, 0..2, false), stage(false, 2..2, false), stage(false, 5..6, true)];
+        let expected = of(&[
+            ("embedding", 0),
+            ("positions", 0),
+            ("blocks0", 0),
+            ("blocks1", 0),
+            ("blocks5", 2),
+            ("norm", 2),
+        ]);
+        assert_eq!(chunks(Family::Gpt2, true, &both), expected);
+        let last = [stage(false, 1..3, false), stage(false, 5..6, true)];
+        let blocks = [("blocks1", 0), ("blocks2", 0), ("blocks5", 1), ("norm", 1)];
+        let tied = [&[("embedding", 1)], &blocks[..]].concat();
+        assert_eq!(chunks(Family::Llama, true, &last), of(&tied));
+        let own = [&blocks[..], &[("head", 1)]].concat();
+        assert_eq!(chunks(Family::Llama, false, &last), of(&own));
+    }
 }

@@ -22,7 +22,8 @@ use crate::{
 /// On GPUs the bucket is there already then: layers sum where it will be sent from. A few are on their way
 /// at a time, whose memory is taken.
 ///
-/// Only in the order of buckets, whatever order gradients come in: all ranks send the same. How many
+/// Only in the order of a chunk's buckets, whatever order gradients come in, and of chunks as their
+/// backwards come: all ranks send the same. How many
 /// gradients a layer's weight gets in a backward is seen in the first one that gives it any, in which
 /// nothing is sent. A stage of a pipeline has a backward of its own for its weights, or two, one of
 /// which gives nothing but theirs.
@@ -44,8 +45,9 @@ struct State {
     buffers: BTreeMap<String, Tensor<1>>,
     /// Weights that were given room there: once, or a sum that somebody took would be written over.
     given: BTreeSet<String>,
-    /// Of the first buckets.
     sums: Sums,
+    /// Which buckets these are of.
+    started: Vec<usize>,
     error: Option<CollectiveError>,
 }
 
@@ -57,6 +59,7 @@ struct Direct {
     first: String,
     len: usize,
     start: usize,
+    chunk: usize,
     /// Gradients that came in this backward.
     arrived: usize,
     /// Those of a backward, once one was seen.
@@ -81,23 +84,34 @@ impl Overlap {
         mut weights: BTreeMap<String, (MainGrad, ParamSpec)>,
     ) -> Self {
         let mut direct = BTreeMap::new();
-        for Bucket { slots, len } in sharding.buckets() {
+        for Bucket { slots, len, chunk } in sharding.buckets() {
             for Slot { path, start, .. } in slots {
                 let Some((main_grad, spec)) = weights.remove(path) else { continue };
-                let (first, len, start) = (slots[0].path.clone(), *len, *start);
+                let first = slots[0].path.clone();
+                let (len, start, chunk) = (*len, *start, *chunk);
                 let expected = match sharding.is_apart(path) {
                     true => Expected::Others,
                     false => Expected::Unknown,
                 };
                 let (arrived, is_complete) = (0, false);
-                let weight =
-                    Direct { main_grad, spec, first, len, start, arrived, expected, is_complete };
+                let weight = Direct {
+                    main_grad,
+                    spec,
+                    first,
+                    len,
+                    start,
+                    chunk,
+                    arrived,
+                    expected,
+                    is_complete,
+                };
                 direct.insert(path.clone(), weight);
             }
         }
-        let (is_last, buffers, given, error) = Default::default();
+        let (is_last, buffers, given, started, error) = Default::default();
         let sums = Sums::new(sharding.clone());
-        let state = State { sharding, direct, device, is_last, buffers, given, sums, error };
+        let state =
+            State { sharding, direct, device, is_last, buffers, given, sums, started, error };
         let overlap = Self(Arc::new(Mutex::new(state)));
         overlap.listen();
         overlap
@@ -151,17 +165,18 @@ impl Overlap {
         let mut state = self.lock();
         state.is_last = false;
         state.direct.values_mut().for_each(|direct| direct.is_complete = false);
-        (state.buffers, state.given, state.error) = Default::default();
+        (state.buffers, state.given, state.started, state.error) = Default::default();
         state.sums = Sums::new(state.sharding.clone());
     }
 
-    /// This rank's shares of the first buckets, as many as were started.
-    pub(crate) fn take(&self) -> Result<Vec<Tensor<1>>, CollectiveError> {
+    /// This rank's shares of the buckets that were started, by their places among all.
+    pub(crate) fn take(&self) -> Result<BTreeMap<usize, Tensor<1>>, CollectiveError> {
         let mut state = self.lock();
         state.direct.values_mut().for_each(|direct| direct.is_complete = false);
+        let started = std::mem::take(&mut state.started);
         match state.error.take() {
             Some(error) => Err(error),
-            None => state.sums.finish(),
+            None => Ok(started.into_iter().zip(state.sums.finish()?).collect()),
         }
     }
 
@@ -181,10 +196,12 @@ impl State {
         direct.arrived += 1;
         let is_all = direct.expected == Expected::Gradients(direct.arrived);
         direct.is_complete |= self.is_last && is_all;
-        let sharding = self.sharding.clone();
+        let (chunk, sharding) = (direct.chunk, self.sharding.clone());
+        let mut own = sharding.buckets().iter().enumerate().filter(|(_, b)| b.chunk == chunk);
         while self.is_last && self.error.is_none() {
-            let next = sharding.buckets().get(self.sums.num_started());
-            let Some(bucket) = next.filter(|bucket| self.is_complete(bucket)) else { return };
+            let next = own.find(|(index, _)| !self.started.contains(index));
+            let Some((index, bucket)) = next.filter(|(_, b)| self.is_complete(b)) else { return };
+            self.started.push(index);
             let whole = self.take_whole(bucket);
             self.error = self.sums.start(whole).err();
         }

@@ -58,7 +58,7 @@ fn gradients(
             }
             grads.accumulate(&net, &mut loss.backward());
             let state = grads.overlap.as_ref().unwrap().lock();
-            sent = state.sums.num_started();
+            sent = state.started.len();
             drop(state);
             grads.end_micro_batch()?;
         }
@@ -83,6 +83,89 @@ fn a_bucket_is_sent_by_the_backward_that_completes_it_and_the_sums_are_the_same(
     // The first of a run is only looked at.
     let first = gradients(level, true, &[once]).unwrap();
     assert!(first.iter().all(|(_, sent)| *sent == 0));
+}
+
+/// Two stages that a rank has.
+#[derive(burn::module::Module, Debug)]
+struct Stages {
+    first: Net,
+    second: Net,
+}
+
+/// The gradients of both stages' matrices, behind backwards of one stage each, and which buckets were
+/// sent in each backward.
+fn of_stages(
+    level: ShardingLevel,
+    begins: bool,
+    backwards: &[(usize, bool)],
+) -> Vec<(Vec<f32>, Vec<Vec<usize>>)> {
+    let paths = ["first.matrix", "second.matrix"];
+    let ranks = run_threads(2, GroupOptions::default(), |world| {
+        let groups = ProcessGroups::new(&world, "dp2".parse().expect("a layout"))?;
+        let device = Device::default().autodiff();
+        let [first, second] = [6, 4].map(|rows| Net::new(rows, 6, 0, 1, &device));
+        let net = Stages { first, second };
+        let mut plan = ShardPlan::new();
+        for (stage, rows) in [("first", 6), ("second", 4)] {
+            for (path, spec) in plan_of(rows, 6, 0, 1).iter() {
+                plan.insert(&format!("{stage}.{path}"), spec.clone()).expect("new");
+            }
+        }
+        let weights: BTreeMap<_, _> =
+            paths.map(|path| (path.to_string(), MainGrad::default())).into();
+        let chunks = plan.iter().map(|(path, _)| {
+            let chunk = usize::from(path.starts_with("second"));
+            (path.to_string(), chunk)
+        });
+        let config = ShardingConfig::new(level).with_chunks(chunks);
+        let sharding = config.with_direct(paths.map(String::from)).init(&net, &groups)?;
+        let slots = sharding.buckets().iter();
+        let slots = slots.map(|b| b.slots.iter().map(|slot| slot.path.as_str()).collect());
+        let expected = [["second.matrix"], ["first.matrix"], ["second.bias"], ["first.bias"]];
+        assert_eq!(slots.collect::<Vec<Vec<_>>>(), expected);
+        let mut grads =
+            GradientAccumulator::new(&net, &plan, &sharding)?.with_main_grads(weights.clone());
+        let mut sent = Vec::new();
+        for (at, (stage, is_last)) in backwards.iter().enumerate() {
+            let (of, rows) = if *stage == 0 { (&net.first, 6) } else { (&net.second, 4) };
+            let x = Tensor::full([3, rows], (world.rank() + at + 1) as f32, &device);
+            let loss = once(of, x.require_grad(), &weights[paths[*stage]]).sum();
+            if begins {
+                grads.begin_micro_batch(*is_last);
+            }
+            grads.accumulate(&net, &mut loss.backward());
+            sent.push(grads.overlap.as_ref().expect("others have copies").lock().started.clone());
+            grads.end_micro_batch()?;
+        }
+        grads.reduce()?;
+        let all = plan.iter().map(|(path, _)| values(grads.get(path).expect("it is trained")));
+        Ok::<_, OptimError>((all.collect::<Vec<_>>().concat(), sent))
+    });
+    ranks.into_iter().map(Result::unwrap).collect()
+}
+
+#[test]
+fn the_buckets_of_a_stage_are_sent_in_its_own_backward() {
+    // The first of each is only looked at.
+    let backwards =
+        [(1, false), (0, false), (0, false), (1, false), (0, true), (1, false), (1, true)];
+    let shared = [vec![], vec![], vec![1], vec![0], vec![1], vec![0], vec![0]];
+    let summed = [vec![], vec![], vec![], vec![], vec![1], vec![1], vec![1, 0]];
+    for (level, expected) in [
+        (ShardingLevel::None, &summed),
+        (ShardingLevel::Optimizer, &summed),
+        (ShardingLevel::Gradients, &shared),
+        (ShardingLevel::Parameters, &shared),
+    ] {
+        // (Parameters are where they were: nobody attached layers.)
+        let found = of_stages(level, true, &backwards);
+        let without = of_stages(level, false, &backwards);
+        for ((found, sent), (expected_grads, none)) in found.iter().zip(&without) {
+            assert_eq!(sent, expected, "{level:?}");
+            assert!(none.iter().all(Vec::is_empty));
+            assert_eq!(found, expected_grads, "{level:?}");
+        }
+    }
 }
 
 #[test]

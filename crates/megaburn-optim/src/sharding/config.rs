@@ -1,4 +1,5 @@
 use std::{
+    cmp::Reverse,
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
 };
@@ -37,13 +38,16 @@ pub struct ShardingConfig {
     /// may have copies: each is in a bucket of its own, so that the ranks that hold one share of it hold the
     /// same, and is sent behind all backwards, of which several give it gradients. Default: none.
     pub apart: BTreeSet<String>,
+    /// Which of the rank's stages of a pipeline a parameter is of; one that is not named is of the first.
+    /// A bucket ends where they do, as backward completes each by itself, the last one first. Default: none.
+    pub chunks: BTreeMap<String, usize>,
 }
 
 impl ShardingConfig {
     /// By all ranks, in Megatron's buckets.
     pub fn new(level: ShardingLevel) -> Self {
-        let (direct, apart) = Default::default();
-        Self { level, ranks: None, bucket: None, direct, apart }
+        let (direct, apart, chunks) = Default::default();
+        Self { level, ranks: None, bucket: None, direct, apart, chunks }
     }
 
     /// Shared out between so many ranks each.
@@ -74,6 +78,13 @@ impl ShardingConfig {
         self
     }
 
+    /// These parameters are of these stages of the rank.
+    #[must_use]
+    pub fn with_chunks(mut self, chunks: impl IntoIterator<Item = (String, usize)>) -> Self {
+        self.chunks = chunks.into_iter().collect();
+        self
+    }
+
     /// How the trainable parameters of `module` are shared out on this rank. One that was not drawn yet
     /// stays so, and counts as trainable and f32.
     ///
@@ -97,17 +108,17 @@ impl ShardingConfig {
         let Replicas { share, copies, norm } = Replicas::of(groups, ranks)?;
         let bucket = self.bucket.unwrap_or_else(|| (40 << 20).max(replicas << 20));
         let (found, shapes) = Default::default();
-        let mut params = Params { direct: &self.direct, apart: &self.apart, found, shapes };
+        let mut params = Params { config: self, found, shapes };
         visit_floats(module, &mut params);
         let (mut buckets, mut shared) = (Vec::new(), Vec::new());
-        for ((order, _), mut found) in params.found {
+        for ((order, Reverse(chunk), _), mut found) in params.found {
             // Backward gives the gradients of the last parameters first.
             found.reverse();
             let filled = match order {
                 Order::Apart => {
-                    found.into_iter().flat_map(|of| Bucket::fill([of], 0, ranks)).collect()
+                    found.into_iter().flat_map(|of| Bucket::fill(chunk, [of], 0, ranks)).collect()
                 }
-                _ => Bucket::fill(found, bucket, ranks),
+                _ => Bucket::fill(chunk, found, bucket, ranks),
             };
             if order != Order::Late && self.level == ShardingLevel::Parameters {
                 shared.extend(filled.iter().cloned());
@@ -194,11 +205,10 @@ enum Order {
 }
 
 /// The trainable parameters, in the module's order: path and elements. First those whose gradients come
-/// while backward goes on; each by type.
+/// while backward goes on; each by chunk, the last one first, and by type.
 struct Params<'a> {
-    direct: &'a BTreeSet<String>,
-    apart: &'a BTreeSet<String>,
-    found: BTreeMap<(Order, &'static str), Vec<(String, usize)>>,
+    config: &'a ShardingConfig,
+    found: BTreeMap<(Order, Reverse<usize>, &'static str), Vec<(String, usize)>>,
     /// Of matrices.
     shapes: BTreeMap<String, [usize; 2]>,
 }
@@ -217,13 +227,15 @@ impl FloatVisitor for Params<'_> {
         };
         let shape = param.lazy_shape();
         let matrix = <[usize; 2]>::try_from(shape.to_vec()).ok();
-        let is_direct = matrix.is_some() && self.direct.contains(&path);
+        let is_direct = matrix.is_some() && self.config.direct.contains(&path);
         let order = match is_direct {
-            true if self.apart.contains(&path) => Order::Apart,
+            true if self.config.apart.contains(&path) => Order::Apart,
             true => Order::Direct,
             false => Order::Late,
         };
         self.shapes.extend(matrix.map(|shape| (path.clone(), shape)));
-        self.found.entry((order, dtype.name())).or_default().push((path, shape.num_elements()));
+        let chunk = self.config.chunks.get(&path).copied().unwrap_or_default();
+        let found = self.found.entry((order, Reverse(chunk), dtype.name())).or_default();
+        found.push((path, shape.num_elements()));
     }
 }

@@ -89,7 +89,7 @@ mod tests {
         let params = [("a", 256), ("b", 256), ("c", 256), ("d", 100)];
         let params = params.map(|(path, len)| (path.to_string(), len));
         // [a, b], [c, d].
-        let buckets = Bucket::fill(params, 512, 1);
+        let buckets = Bucket::fill(0, params, 512, 1);
         let weights: BTreeMap<_, _> =
             ["a", "b", "c", "d"].map(|path| (path.to_string(), MainGrad::default())).into();
         let gathering = Gathering::default();

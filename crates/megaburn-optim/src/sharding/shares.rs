@@ -1,5 +1,5 @@
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, VecDeque},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
@@ -14,8 +14,7 @@ use super::Bucket;
 
 /// Parameters of which each rank keeps its share, and which are whole only while layers compute with
 /// them: a bucket is gathered when one of its weights is read, forward and again backward, and let go
-/// when a weight of another one is. The next one is on its way meanwhile, as it was in the pass
-/// before.
+/// when a weight of another one is. The next one is on its way meanwhile, as it was the last time.
 ///
 /// All ranks that share read in one order, or they would wait for each other for ever.
 ///
@@ -52,37 +51,69 @@ enum Whole {
     Here(Tensor<1>),
 }
 
-/// In which order buckets are read: from a first forward to the end of backward, again and again.
-#[derive(Debug, Default)]
+/// In which order buckets are read: what came next the last time behind the longest stretch of reads that
+/// is known. So each stage of a pipeline has an order of its own, forward and backward, in whichever order
+/// stages come, and what recomputes a block goes on otherwise than its forward did.
+#[derive(Debug)]
 struct Reads {
-    known: Vec<(Pass, usize)>,
-    now: Vec<(Pass, usize)>,
+    known: BTreeMap<Vec<Option<Read>>, Read>,
+    /// What is not known yet: a forward without a backward leaves no trace.
+    now: Vec<(Vec<Option<Read>>, Read)>,
+    /// No more than count; none is what a beginning is behind.
+    last: VecDeque<Option<Read>>,
+}
+
+type Read = (Pass, usize);
+
+/// How many reads are told from others: more than buckets of a block that is computed again.
+const STRETCH: usize = 8;
+
+impl Default for Reads {
+    fn default() -> Self {
+        Self { known: BTreeMap::new(), now: Vec::new(), last: [None].into() }
+    }
 }
 
 impl Reads {
     /// Takes note of a read; whether it is of another bucket than the one before, or of another pass.
-    fn note(&mut self, read: (Pass, usize)) -> bool {
-        match self.now.last() {
-            Some(last) if *last == read => return false,
-            Some((Pass::Backward, _)) if read.0 == Pass::Forward => self.learn(),
+    fn note(&mut self, read: Read) -> bool {
+        match self.last.back() {
+            Some(Some(last)) if *last == read => return false,
+            Some(Some((Pass::Backward, _))) if read.0 == Pass::Forward => self.learn(),
             _ => {}
         }
-        self.now.push(read);
+        let stretches = self.stretches().map(|stretch| (stretch, read)).collect::<Vec<_>>();
+        self.now.extend(stretches);
+        self.last.push_back(Some(read));
+        if self.last.len() > STRETCH {
+            self.last.pop_front();
+        }
         true
     }
 
-    /// That a pass is over.
+    /// Those that end with the last read, the longest first.
+    fn stretches(&self) -> impl Iterator<Item = Vec<Option<Read>>> {
+        (0..self.last.len()).map(|start| self.last.range(start..).copied().collect())
+    }
+
+    /// That a backward is over, or all.
     fn learn(&mut self) {
         let now = std::mem::take(&mut self.now);
-        if now.iter().any(|(pass, _)| *pass == Pass::Backward) {
-            self.known = now;
+        if now.iter().any(|(_, (pass, _))| *pass == Pass::Backward) {
+            self.known.extend(now);
         }
     }
 
-    /// The bucket that was read next the last time, if all was as it is now.
+    /// That what is read next is the first.
+    fn begin(&mut self) {
+        self.learn();
+        self.last = [None].into();
+    }
+
+    /// The bucket that was read next the last time.
     fn next(&self) -> Option<usize> {
-        let (_, next) = self.known.get(self.now.len())?;
-        self.known.starts_with(&self.now).then_some(*next)
+        let known = self.stretches().find_map(|stretch| self.known.get(&stretch));
+        known.map(|(_, next)| *next)
     }
 }
 
@@ -204,7 +235,7 @@ impl Shares {
     /// That new values are there: the first ones that will be read are fetched.
     pub(super) fn updated(&self) {
         let mut state = self.lock();
-        state.reads.learn();
+        state.reads.begin();
         if let Some(next) = state.reads.next().filter(|_| state.prefetches) {
             state.fetch(next);
         }
@@ -213,7 +244,7 @@ impl Shares {
     /// Lets go of what is whole, and of the place in the order of reads.
     pub(super) fn release(&self) {
         let mut state = self.lock();
-        state.reads.learn();
+        state.reads.begin();
         state.whole.clear();
     }
 

@@ -28,11 +28,6 @@ impl Sums {
         Self { sharding, inner, outer, shares }
     }
 
-    /// How many buckets were started.
-    pub(crate) fn num_started(&self) -> usize {
-        self.shares.len() + self.outer.len() + self.inner.len()
-    }
-
     /// Starts to sum this rank's gradients of the next bucket with the other ranks'.
     pub(crate) fn start(&mut self, whole: Tensor<1>) -> Result<(), CollectiveError> {
         let (share, copies) = (self.sharding.share(), self.sharding.copies());

@@ -169,8 +169,9 @@ impl Trainer {
         let seq_len = config.data.seq_len;
         let main_grads = main_grads(&model);
         let direct = main_grads.keys().cloned();
+        let chunks = plan.iter().map(|(path, _)| (path.to_string(), model.chunk_of(path)));
         let sharding = config.parallel.sharding().with_direct(direct).with_apart(pipeline.shared());
-        let sharding = sharding.init(&model, &groups)?;
+        let sharding = sharding.with_chunks(chunks).init(&model, &groups)?;
         sharding.attach(&main_grads, config.parallel.overlap);
         let dtype = config.train.dtype;
         let mut optimizer = config.optimizer.init(dtype, &sharding, &groups.tp)?;

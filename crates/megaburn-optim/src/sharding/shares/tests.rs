@@ -21,7 +21,7 @@ fn tensor(values: &[f32]) -> Tensor<1> {
 /// Three buckets of a `[3, 200]` matrix each, `a`, `b` and `c`, as rank `rank` of `ranks` keeps them.
 fn given(group: &Group) -> Shares {
     let params = ["a", "b", "c"].map(|path| (path.to_string(), 600));
-    let buckets = Bucket::fill(params.clone(), 600, group.size());
+    let buckets = Bucket::fill(0, params.clone(), 600, group.size());
     let shapes = params.map(|(path, _)| (path, [3, 200])).into();
     let shares = Shares::new(group.clone(), buckets.clone(), &shapes);
     for (index, bucket) in buckets.iter().enumerate() {
@@ -88,6 +88,69 @@ fn what_is_read_is_whole_and_what_was_read_is_let_go() {
         assert!(shares.is_whole(2) && !shares.is_whole(1));
         shares.read("c", Forward);
         assert!(shares.is_whole(2) && shares.is_whole(1));
+        Ok::<_, OptimError>(shares.check()?)
+    });
+    results.into_iter().for_each(|result| result.unwrap());
+}
+
+/// Two stages, of `a` and `b` and of `c`, whose passes come in another order each time.
+#[test]
+fn each_stage_has_an_order_of_its_own_forward_and_backward() {
+    let forward = [[(Forward, "a"), (Forward, "b")].to_vec(), [(Forward, "c")].to_vec()];
+    let backward = [[(Backward, "b"), (Backward, "a")].to_vec(), [(Backward, "c")].to_vec()];
+    let [first, second] = forward;
+    let [last, before] = backward;
+    let plain = [&first, &second, &before, &last];
+    let warm = [&first, &first, &second, &before, &second, &last, &before, &last];
+    let cool = [&first, &second, &first, &before, &second, &before, &last, &last];
+    let results = run_threads(2, GroupOptions::default(), |group| {
+        let shares = given(&group);
+        shares.attach(&BTreeMap::new(), true);
+        for (index, step) in [&plain[..], &warm, &cool, &warm].into_iter().enumerate() {
+            for stage in step {
+                for (at, (pass, path)) in stage.iter().enumerate() {
+                    shares.read(path, *pass);
+                    if let (Some((_, next)), true) = (stage.get(at + 1), index > 0) {
+                        let next = (next.as_bytes()[0] - b'a') as usize;
+                        assert!(shares.is_whole(next), "{index}: {pass:?} {path}");
+                    }
+                }
+            }
+            shares.updated();
+            assert!(shares.is_whole(0));
+        }
+        Ok::<_, OptimError>(shares.check()?)
+    });
+    results.into_iter().for_each(|result| result.unwrap());
+}
+
+/// Blocks `a` and `b` of a stage, each computed again before its backward.
+#[test]
+fn what_is_computed_again_has_another_order() {
+    let order = [
+        (Forward, "a"),
+        (Forward, "b"),
+        (Forward, "c"),
+        (Forward, "b"),
+        (Forward, "c"),
+        (Backward, "c"),
+        (Backward, "b"),
+        (Forward, "a"),
+        (Backward, "a"),
+    ];
+    let results = run_threads(2, GroupOptions::default(), |group| {
+        let shares = given(&group);
+        shares.attach(&BTreeMap::new(), true);
+        for round in 0..3 {
+            for (at, (pass, path)) in order.iter().enumerate() {
+                shares.read(path, *pass);
+                if let (Some((_, next)), true) = (order.get(at + 1), round > 0) {
+                    let next = (next.as_bytes()[0] - b'a') as usize;
+                    assert!(shares.is_whole(next), "{round}: {at} {pass:?} {path}");
+                }
+            }
+            shares.updated();
+        }
         Ok::<_, OptimError>(shares.check()?)
     });
     results.into_iter().for_each(|result| result.unwrap());

@@ -1,5 +1,6 @@
 //! Measurements on GPUs, beside what PyTorch does in the same run.
 
+pub mod activations;
 pub mod data_parallel;
 mod device_clock;
 pub mod errors;

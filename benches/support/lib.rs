@@ -24,6 +24,7 @@ pub type Program = fn(Vec<std::ffi::OsString>) -> std::process::ExitCode;
 /// Those of GPUs are here alone: they run from the bundle, where there is no Cargo.
 #[cfg(feature = "cuda")]
 pub const PROGRAMS: &[(&str, Program)] = &[
+    ("bench-activations", gpu::activations::main),
     ("bench-data-parallel", gpu::data_parallel::main),
     ("bench-gemm", gpu::gemm::main),
     ("bench-first-use", gpu::first_use::main),

@@ -22,11 +22,10 @@ use crate::{
 /// On GPUs the bucket is there already then: layers sum where it will be sent from. A few are on their way
 /// at a time, whose memory is taken.
 ///
-/// Only in the order of a chunk's buckets, whatever order gradients come in, and of chunks as their
-/// backwards come: all ranks send the same. How many
-/// gradients a layer's weight gets in a backward is seen in the first one that gives it any, in which
-/// nothing is sent. A stage of a pipeline has a backward of its own for its weights, or two, one of
-/// which gives nothing but theirs.
+/// Only in the order of a stage's buckets, whatever order gradients come in, and of a rank's stages as
+/// their backwards come: all ranks send the same. How many gradients a layer's weight gets in a backward is
+/// seen in the first one that gives it any, in which nothing is sent. A stage of a pipeline has a backward of
+/// its own for its weights, or two, one of which gives nothing but theirs.
 ///
 /// Source: Megatron-LM `--overlap-grad-reduce`.
 #[derive(Clone, Debug)]

@@ -108,7 +108,7 @@ fn of_stages(
         let mut plan = ShardPlan::new();
         for (stage, rows) in [("first", 6), ("second", 4)] {
             for (path, spec) in plan_of(rows, 6, 0, 1).iter() {
-                plan.insert(&format!("{stage}.{path}"), spec.clone()).expect("new");
+                plan.insert(format!("{stage}.{path}"), spec.clone()).expect("new");
             }
         }
         let weights: BTreeMap<_, _> =

@@ -204,11 +204,14 @@ enum Order {
     Late,
 }
 
-/// The trainable parameters, in the module's order: path and elements. First those whose gradients come
-/// while backward goes on; each by chunk, the last one first, and by type.
+/// What parameters of a bucket have in common: when they are sent, the chunk, of which the last comes first,
+/// and the type.
+type Kind = (Order, Reverse<usize>, &'static str);
+
+/// The trainable parameters, in the module's order: path and elements.
 struct Params<'a> {
     config: &'a ShardingConfig,
-    found: BTreeMap<(Order, Reverse<usize>, &'static str), Vec<(String, usize)>>,
+    found: BTreeMap<Kind, Vec<(String, usize)>>,
     /// Of matrices.
     shapes: BTreeMap<String, [usize; 2]>,
 }

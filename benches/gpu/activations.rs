@@ -1,7 +1,9 @@
 //! What forward holds for backward on a GPU, beside the formula of `megaburn::models::activations`, and
 //! what computing some of it once more costs.
 
-use std::{collections::BTreeMap, convert::Infallible, ffi::OsString, process::ExitCode, time::Instant};
+use std::{
+    collections::BTreeMap, convert::Infallible, ffi::OsString, process::ExitCode, time::Instant,
+};
 
 use burn::{
     prelude::{Device, Int},
@@ -96,7 +98,8 @@ fn run(args: &ActivationsArgs) -> Result<(), Failure> {
          masks that this model has not), times the layers. The time is the median of {passes} passes."
     );
     let mut report = Report::new("activations", &about);
-    let head = ["computed again", "held GiB", "formula", "held / formula", "paper's", "ms", "of nothing"];
+    let head =
+        ["computed again", "held GiB", "formula", "held / formula", "paper's", "ms", "of nothing"];
     let mut table = Table::new(format!("{layers} layers, {micro_batch} x {seq_len} tokens"), &head);
     let mut model = in_bf16(config.init(&Group::single(0), false, &device)?)
         .with_fused_linear_cross_entropy(true);

@@ -2,11 +2,12 @@
 peer's, so that both are measured alike.
 
     python3 timeline.py record OUT COMMAND ..     # into OUT.PID, one file a process that used a GPU
-    python3 timeline.py report OUT.PID [--svg FILE] [--names N]
+    python3 timeline.py report OUT.PID .. [--svg FILE] [--names N]
 
 A step is what lies between the ends of two updates (kernels with `adam` in their name). Of each it prints how long the
 GPU computed, how long NCCL's kernels ran, how long these ran alone (exposed), and how long nothing ran (idle); then
-the medians, and with --names where the computing went. --svg draws the step whose length is the median.
+the medians, and with --names where the computing went. --svg draws the step of the first file whose length is the median,
+and what the other files' processes did meanwhile: the stages of a pipeline, say.
 
 An update whose kernels lie 5 ms or more apart (optimizer state that comes from host memory) is taken for several. Records
 that CUPTI drops are not counted: a long idle time may be one."""
@@ -110,8 +111,13 @@ def look(rows, begin, end):
             "exposed": ms(without(talk, busy)), "idle": ms(end - begin - length(every))}, inside
 
 
-def draw(inside, begin, end, path):
-    streams = sorted({st for _, _, st, _ in inside}, key=lambda st: -sum(e - s for s, e, x, _ in inside if x == st))
+def draw(processes, begin, end, path):
+    """What each process had inside the step: a row for each of its streams, the busiest first."""
+    inside = [(s, e, (process, st), n) for process, rows in enumerate(processes) for s, e, st, n in rows]
+    taken = {}
+    for s, e, place, _ in inside:
+        taken[place] = taken.get(place, 0) + e - s
+    streams = sorted(taken, key=lambda place: (place[0], -taken[place]))
     width, row = 1800, 26
     x = lambda t: 10 + (t - begin) / (end - begin) * (width - 20)
     height = 60 + row * len(streams)
@@ -119,8 +125,11 @@ def draw(inside, begin, end, path):
            f'<rect width="{width}" height="{height}" fill="white"/>']
     for i, (what, color) in enumerate(COLORS.items()):
         out.append(f'<rect x="{10 + 110 * i}" y="8" width="14" height="12" fill="{color}"/><text x="{28 + 110 * i}" y="19">{what}</text>')
-    out.append(f'<text x="{10 + 110 * len(COLORS)}" y="19">one step, {(end - begin) / 1e6:.1f} ms; a row is a stream</text>')
+    out.append(f'<text x="{10 + 110 * len(COLORS)}" y="19">one step, {(end - begin) / 1e6:.1f} ms; a row is a stream{" of a process" if len(processes) > 1 else ""}</text>')
     for index, stream in enumerate(streams):
+        if index and stream[0] != streams[index - 1][0]:
+            y = 40 + row * index - 3
+            out.append(f'<line x1="10" x2="{width - 10}" y1="{y}" y2="{y}" stroke="#3c4048"/>')
         last = None
         for s, e, _, n in sorted(r for r in inside if r[2] == stream):
             what = kind(n)
@@ -141,8 +150,8 @@ def box(span, index, x, row):
     return f'<rect x="{x(s):.1f}" y="{40 + row * index}" width="{max(x(e) - x(s), 0.3):.1f}" height="{row - 6}" fill="{COLORS[what]}"/>'
 
 
-def report(path, svg, names):
-    rows = load(path)
+def medians(rows, path, names):
+    """Prints them, and gives begin and end of the step that has the median's length."""
     found = [(look(rows, b, e), b, e) for b, e in steps(rows)][2:]
     if not found:
         sys.exit(f"{path}: fewer than four updates")
@@ -157,8 +166,14 @@ def report(path, svg, names):
             total[n] = (total.get(n, (0, 0))[0] + e - s, total.get(n, (0, 0))[1] + 1)
         for n, (t, c) in sorted(total.items(), key=lambda x: -x[1][0])[:names]:
             print(f"{t / 1e6:9.3f} ms {c:5d} x {n}")
+    return begin, end
+
+
+def report(paths, svg, names):
+    processes = [load(path) for path in paths]
+    found = [medians(rows, path, names) for rows, path in zip(processes, paths)]
     if svg:
-        draw(inside, begin, end, svg)
+        draw([look(rows, *found[0])[1] for rows in processes], *found[0], svg)
 
 
 def main():
@@ -166,7 +181,7 @@ def main():
         sys.exit(record(sys.argv[2], sys.argv[3:]))
     parser = argparse.ArgumentParser()
     parser.add_argument("command", choices=["report"])
-    parser.add_argument("path")
+    parser.add_argument("path", nargs="+")
     parser.add_argument("--svg")
     parser.add_argument("--names", type=int, default=0)
     args = parser.parse_args()

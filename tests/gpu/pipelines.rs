@@ -30,6 +30,7 @@ seq_len = 48
 micro_batch = 1
 [optimizer]
 lr = 1e-4
+min_lr = 1e-5
 warmup_steps = 0
 ";
 

@@ -72,6 +72,10 @@ fn ways(layers: usize) -> Vec<(String, Recompute)> {
         (format!("block {half}"), blocks(RecomputeBlocks::Block(half))),
         ("uniform 1".into(), blocks(RecomputeBlocks::Uniform(1))),
         ("uniform 2".into(), blocks(RecomputeBlocks::Uniform(2))),
+        (
+            "uniform 1, offload".into(),
+            Recompute { offload: true, ..blocks(RecomputeBlocks::Uniform(1)) },
+        ),
     ]
 }
 

@@ -4,13 +4,17 @@ use megaburn::{
     collective::Group,
     mesh::Layout,
     pipeline::ScheduleKind,
-    train::{ConfigLayers, TrainConfig, TrainError},
+    train::{
+        ConfigLayers, TrainConfig, TrainError,
+        config::{RecomputeConfig, RecomputeMethod},
+    },
 };
 
 use crate::{
     GroupTest,
     gather::gather,
     layouts::{compare, train},
+    matrix::EPSILON,
     text::write_random_text,
 };
 
@@ -29,8 +33,7 @@ seq_len = 48
 [train]
 micro_batch = 1
 [optimizer]
-lr = 1e-4
-min_lr = 1e-5
+lr = 1e-3
 warmup_steps = 0
 ";
 
@@ -59,6 +62,8 @@ fn schedules(world: &Group) -> Result<(), String> {
 fn run(world: &Group, data: &str) -> Result<(), String> {
     let config = |tied: bool, global_batch: usize| -> Result<TrainConfig, TrainError> {
         let mut config = ConfigLayers::new().with_text("pipelines.rs", CONFIG)?;
+        // Rounding decides no update.
+        config = config.with_set(&format!("optimizer.eps={EPSILON}"))?;
         config = config.with_set(&format!("model.tied={tied}"))?.with_data(data)?;
         let mut config = config.load()?;
         config.train.global_batch = global_batch;
@@ -80,19 +85,28 @@ fn run(world: &Group, data: &str) -> Result<(), String> {
                 alone.train.micro_batch = global_batch;
                 let (steps, params) = train(alone, &one, Layout::SINGLE).map_err(text)?;
                 let expected = (steps, gather(&[params]));
-                for (schedule, chunks) in WAYS {
+                let again = RecomputeConfig {
+                    method: RecomputeMethod::Uniform,
+                    offload: true,
+                    ..RecomputeConfig::default()
+                };
+                let mut recomputes = vec![RecomputeConfig::default()];
+                recomputes.extend((tied && num_micro_batches > 1).then_some(again));
+                let ways = recomputes.iter().flat_map(|again| WAYS.map(|way| (way, again)));
+                for ((schedule, chunks), recompute) in ways {
                     let needs_many = schedule == ScheduleKind::Interleaved;
                     if needs_many && num_micro_batches < layout.pp {
                         continue;
                     }
                     let mut config = config(tied, global_batch).map_err(text)?;
+                    config.recompute = recompute.clone();
                     config.parallel.schedule = Some(schedule);
                     config.parallel.chunks = Some(chunks);
                     config.parallel.zero = if layout.dp > 1 { 2 } else { 0 };
                     let named = |why: String| {
                         format!(
                             "{layout}, {schedule} of {chunks} chunks, {num_micro_batches} micro-batches, tied: \
-                             {tied}: {why}"
+                             {tied}, {recompute:?}: {why}"
                         )
                     };
                     let found = train(config, world, *layout).map_err(text).map_err(named)?;

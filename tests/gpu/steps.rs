@@ -161,13 +161,20 @@ fn fused_loss() -> Result<(), String> {
 fn recompute() -> Result<(), String> {
     with_config(|mut config| {
         use RecomputeModule::{Activation, CoreAttention, Mlp, Norm};
+        let modules = |modules: &[RecomputeModule]| RecomputeConfig {
+            modules: modules.to_vec(),
+            ..RecomputeConfig::default()
+        };
+        let layers =
+            |method, offload| RecomputeConfig { method, offload, ..RecomputeConfig::default() };
         let ways = [
-            (vec![Norm], RecomputeMethod::None),
-            (vec![Activation], RecomputeMethod::None),
-            (vec![Norm, Activation], RecomputeMethod::None),
-            (vec![Norm, CoreAttention, Mlp], RecomputeMethod::None),
-            (vec![], RecomputeMethod::Uniform),
-            (vec![Norm], RecomputeMethod::Block),
+            modules(&[Norm]),
+            modules(&[Activation]),
+            modules(&[Norm, Activation]),
+            modules(&[Norm, CoreAttention, Mlp]),
+            layers(RecomputeMethod::Uniform, false),
+            layers(RecomputeMethod::Uniform, true),
+            RecomputeConfig { modules: vec![Norm], ..layers(RecomputeMethod::Block, true) },
         ];
         // Of f16, so that no step is skipped.
         config.optimizer.initial_loss_scale = 1024.0;
@@ -181,8 +188,8 @@ fn recompute() -> Result<(), String> {
             if expected.iter().any(|number| !number.is_finite()) {
                 return Err(format!("{family}, {dtype}: {expected:?}"));
             }
-            for (modules, method) in ways.clone() {
-                config.recompute = RecomputeConfig { modules, method, num_layers: 1 };
+            for way in &ways {
+                config.recompute = way.clone();
                 let found = numbers(&config, Device::cuda(0))?;
                 if found != expected {
                     return Err(format!(

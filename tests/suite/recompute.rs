@@ -55,6 +55,10 @@ fn layers(method: RecomputeMethod, num_layers: usize) -> RecomputeConfig {
     RecomputeConfig { method, num_layers, ..RecomputeConfig::default() }
 }
 
+fn offloaded(of: RecomputeConfig) -> RecomputeConfig {
+    RecomputeConfig { offload: true, ..of }
+}
+
 /// Modules one by one and together, and whole layers.
 fn ways() -> Vec<RecomputeConfig> {
     let all = [Norm, Activation, CoreAttention, Mlp];
@@ -62,6 +66,7 @@ fn ways() -> Vec<RecomputeConfig> {
     ways.extend([modules(&[Norm, Activation]), modules(&all)]);
     ways.extend([layers(Uniform, 1), layers(Uniform, 2), layers(Block, 1)]);
     ways.push(RecomputeConfig { modules: all.to_vec(), ..layers(Block, 2) });
+    ways.extend([offloaded(layers(Uniform, 1)), offloaded(layers(Block, 2))]);
     ways
 }
 
@@ -120,7 +125,8 @@ fn so_are_those_of_pipelines(
     #[values(Dtype::F32, Dtype::Bf16)] dtype: Dtype,
 ) {
     let mixed = RecomputeConfig { modules: vec![Norm], ..layers(Block, 1) };
-    let ways = [modules(&[Norm, Mlp]), layers(Uniform, 1), layers(Uniform, 2), mixed];
+    let layers = [layers(Uniform, 1), layers(Uniform, 2), offloaded(layers(Uniform, 1))];
+    let ways = [&[modules(&[Norm, Mlp]), mixed], &layers[..]].concat();
     assert_same_bits(layout, dtype, &ways, |config| {
         config.model.layers = 6;
         config.train.hidden_dropout = 0.1;

@@ -96,8 +96,14 @@ fn activations(family: Family) -> Activations {
 }
 
 /// Nothing of them is held twice.
-const ALL: Recompute =
-    Recompute { norm: true, activation: true, core_attention: false, mlp: false, blocks: None };
+const ALL: Recompute = Recompute {
+    norm: true,
+    activation: true,
+    core_attention: false,
+    mlp: false,
+    blocks: None,
+    offload: false,
+};
 
 #[rstest]
 fn a_model_holds_what_the_formula_says(

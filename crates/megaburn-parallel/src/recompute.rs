@@ -6,7 +6,7 @@ use burn::{
 };
 use megaburn_kernels::{Operands, Outlet, Pass};
 
-use crate::{Input, Residual, input::kept};
+use crate::{ActivationOffload, Input, Residual, input::kept};
 
 /// What `forward` makes of `module` and `inputs`, of which nothing is kept but what `inputs` are made
 /// from: backward computes it once more, then its gradients (Megatron's `tensor_parallel.checkpoint`).
@@ -90,11 +90,44 @@ pub fn recomputed_stream<M: Module + 'static>(
     forward: impl Fn(&M, Tensor<3>, Residual) -> Residual + Send + Sync + 'static,
 ) -> Residual {
     let [sum, term] = recomputed(module, [normed, stream.sum().into()], move |module, [y, x]| {
-        let (sum, term) = forward(module, y, x.into()).into_parts();
-        let term = term.unwrap_or_else(|| sum.zeros_like());
-        [sum, term]
+        ends(forward(module, y, x.into()))
     });
     Residual::from(sum) + term
+}
+
+/// As [`recomputed`], of a part that goes from one stream to another, of which nothing is kept on the GPU:
+/// the stream before it waits in host memory, unless it is to `stay`.
+///
+/// # Collective
+/// As [`recomputed`].
+pub fn offloaded_stream<M: Module + 'static>(
+    module: &M,
+    stream: Residual,
+    offload: &ActivationOffload,
+    stay: bool,
+    forward: impl Fn(&M, Residual) -> Residual + Send + Sync + 'static,
+) -> Residual {
+    // A sum and its last term, so that what reads them first adds them as it does otherwise.
+    let [sum, term] = match stream.into_parts() {
+        (sum, None) => {
+            let inputs = offload.inputs([sum], stay);
+            recomputed(module, inputs, move |module, [x]| ends(forward(module, x.into())))
+        }
+        (sum, Some(term)) => {
+            let inputs = offload.inputs([sum, term], stay);
+            recomputed(module, inputs, move |module, [x, term]| {
+                ends(forward(module, Residual::from(x) + term))
+            })
+        }
+    };
+    Residual::from(sum) + term
+}
+
+/// A stream as the two tensors that are added up next.
+fn ends(stream: Residual) -> [Tensor<3>; 2] {
+    let (sum, term) = stream.into_parts();
+    let term = term.unwrap_or_else(|| sum.zeros_like());
+    [sum, term]
 }
 
 fn as_row<const D: usize>(x: Tensor<D>) -> Tensor<2> {

@@ -26,6 +26,9 @@
 //! `e h r + 4 r` (layer norm `8 r`), for each group of them, and beside, while backward is in one
 //! of the groups, what that one's blocks hold otherwise.
 //!
+//! With offload host memory has these, and of the last group the GPU has a stream and the term that is
+//! still to be added to it, `2 e h r`.
+//!
 //! The first stage adds the ids of the tokens; the last one a norm like those above, what that gives (not
 //! with `norm`), and either the logits, `e V n / t`, or nothing (the loss that goes without all logits),
 //! with three f32 and a label a token.
@@ -115,11 +118,16 @@ impl Activations {
     /// What a rank of a pipeline stage of these blocks holds when forward has run for `in_flight`
     /// micro-batches whose backward has not.
     pub fn stage(&self, blocks: Range<usize>, ends: Ends, in_flight: usize) -> usize {
-        let held = |Segment { blocks, again }| match again {
-            true => self.rows() * (self.element * self.model.hidden + self.statistics()),
-            false => blocks.map(|index| self.layer(index)).sum(),
+        let stream = self.rows() * self.element * self.model.hidden;
+        let held = |Segment { blocks, again }| match (again, self.recompute.offload) {
+            (true, true) => 0,
+            (true, false) => stream + self.rows() * self.statistics(),
+            (false, _) => blocks.map(|index| self.layer(index)).sum(),
         };
+        let is_again = |segment: Segment| segment.again;
+        let has_stayed = self.recompute.offload && self.segments(blocks.clone()).any(is_again);
         let blocks: usize = self.segments(blocks).map(held).sum();
+        let blocks = blocks + if has_stayed { 2 * stream } else { 0 };
         let first = if ends.first { self.first() } else { 0 };
         let last = if ends.last { self.last() } else { 0 };
         in_flight * (blocks + first + last)

@@ -4,7 +4,8 @@ use burn::prelude::Device;
 use megaburn_collective::Group;
 use megaburn_mesh::ShardPlan;
 use megaburn_parallel::{
-    CrossEntropyConfig, PositionEmbeddingConfig, VocabParallelEmbeddingConfig, shard_plan,
+    ActivationOffload, CrossEntropyConfig, PositionEmbeddingConfig, VocabParallelEmbeddingConfig,
+    shard_plan,
 };
 use megaburn_pipeline::StageLayers;
 
@@ -80,6 +81,7 @@ impl DecoderConfig {
                 loss: CrossEntropyConfig::new(self.vocab).init(group)?,
                 fused_loss: false,
                 recompute: Recompute::default(),
+                offload: ActivationOffload::default(),
                 group: group.clone(),
                 sequence_parallel,
                 rope: Arc::default(),

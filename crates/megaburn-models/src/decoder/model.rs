@@ -8,8 +8,8 @@ use burn::{
 use megaburn_collective::{Group, region::gather_from_last_dim};
 use megaburn_kernels::RopeTable;
 use megaburn_parallel::{
-    CrossEntropy, Input, Norm, ParallelDropout, PlanBuilder, PositionEmbedding, Residual, Sharded,
-    VocabParallelEmbedding,
+    ActivationOffload, CrossEntropy, Input, Norm, ParallelDropout, PlanBuilder, PositionEmbedding,
+    Residual, Sharded, VocabParallelEmbedding,
 };
 use megaburn_pipeline::StageLayers;
 
@@ -53,6 +53,7 @@ pub(super) struct Parts {
     /// Whether the loss goes without all logits.
     pub(super) fused_loss: bool,
     pub(super) recompute: Recompute,
+    pub(super) offload: ActivationOffload,
     pub(super) group: Group,
     /// Whether ranks hold stretches of the sequence between the blocks.
     pub(super) sequence_parallel: bool,
@@ -93,7 +94,7 @@ impl Decoder {
                 for place in blocks.clone() {
                     let block = &mut self.blocks[stage.layers.start + place];
                     *block = block.take().map(|block| match again {
-                        true => block.in_segment(place == blocks.start),
+                        true => block.in_segment(place == blocks.start && !recompute.offload),
                         false => block.with_recompute(recompute),
                     });
                 }

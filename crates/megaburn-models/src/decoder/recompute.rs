@@ -18,8 +18,11 @@ pub struct Recompute {
     pub core_attention: bool,
     /// All of the MLPs (`mlp`): from what the norms give, and with `norm` from the residual stream.
     pub mlp: bool,
-    /// Whole blocks, of which the other fields say nothing then (`--recompute-granularity full`).
+    /// Whole blocks, of which the fields above say nothing then (`--recompute-granularity full`).
     pub blocks: Option<RecomputeBlocks>,
+    /// Whether the stream before these waits in host memory
+    /// ([`ActivationOffload`](megaburn_parallel::ActivationOffload)), all but that before the last.
+    pub offload: bool,
 }
 
 /// Which blocks of a stage backward computes once more, from the residual stream before them.

@@ -1,9 +1,11 @@
 use burn::{prelude::Int, tensor::Tensor};
 use megaburn_kernels::RopeTable;
-use megaburn_parallel::{Residual, TokenBlock, recomputed_stream};
+use megaburn_parallel::{
+    ActivationOffload, Residual, TokenBlock, offloaded_stream, recomputed_stream,
+};
 use megaburn_pipeline::StageLayers;
 
-use super::{Block, Context, Decoder, Segment};
+use super::{Block, Context, Decoder, Segment, model::Parts};
 
 /// One stage of a pipeline: from the tokens or the stream behind the stage before it to the stream
 /// behind its own last block, or to the loss.
@@ -107,11 +109,22 @@ impl Stage<'_> {
     fn through_blocks(&self, x: Residual, rope: Option<RopeTable>) -> Residual {
         let context = Context { rope, tokens: self.tokens };
         let blocks: Vec<&Block> = self.blocks().collect();
-        let segments = self.model.parts.recompute.segments(blocks.len());
-        segments.into_iter().fold(x, |x, Segment { blocks: of, again }| match again {
-            true => again_through(&blocks[of], x, context.clone()),
-            false => blocks[of].iter().fold(x, |x, block| block.forward(x, &context)),
-        })
+        let Parts { recompute, offload, .. } = &self.model.parts;
+        let segments = recompute.segments(blocks.len());
+        let num_again = segments.iter().filter(|segment| segment.again).count();
+        offload.begin();
+        let through = |x, (index, Segment { blocks: of, again })| {
+            let blocks = &blocks[of];
+            match (again, recompute.offload) {
+                (false, _) => blocks.iter().fold(x, |x, block| block.forward(x, &context)),
+                (true, false) => again_through(blocks, x, context.clone()),
+                (true, true) => {
+                    let is_last = index + 1 == num_again;
+                    offloaded_through(blocks, x, context.clone(), offload, is_last)
+                }
+            }
+        };
+        segments.into_iter().enumerate().fold(x, through)
     }
 
     /// Its blocks.
@@ -128,6 +141,20 @@ fn again_through(blocks: &[&Block], x: Residual, context: Context) -> Residual {
     recomputed_stream(&blocks, normed, x, move |blocks, normed, x| {
         let x = blocks[0].behind_norm(normed, x, &context);
         blocks[1..].iter().fold(x, |x, block| block.forward(x, &context))
+    })
+}
+
+/// The same, where the stream before them waits in host memory, unless they are the last.
+fn offloaded_through(
+    blocks: &[&Block],
+    x: Residual,
+    context: Context,
+    offload: &ActivationOffload,
+    is_last: bool,
+) -> Residual {
+    let blocks: Vec<Block> = blocks.iter().copied().cloned().collect();
+    offloaded_stream(&blocks, x, offload, is_last, move |blocks, x| {
+        blocks.iter().fold(x, |x, block| block.forward(x, &context))
     })
 }
 

@@ -15,11 +15,14 @@ pub struct RecomputeConfig {
     pub method: RecomputeMethod,
     /// How many of them (`--recompute-num-layers`).
     pub num_layers: usize,
+    /// Whether the streams before those layers wait for backward in host memory
+    /// (`--cpu-offloading-num-layers`).
+    pub offload: bool,
 }
 
 impl Default for RecomputeConfig {
     fn default() -> Self {
-        Self { modules: Vec::new(), method: RecomputeMethod::None, num_layers: 1 }
+        Self { modules: Vec::new(), method: RecomputeMethod::None, num_layers: 1, offload: false }
     }
 }
 
@@ -64,6 +67,7 @@ impl RecomputeConfig {
                 RecomputeMethod::Uniform => Some(RecomputeBlocks::Uniform(self.num_layers)),
                 RecomputeMethod::Block => Some(RecomputeBlocks::Block(self.num_layers)),
             },
+            offload: self.offload,
         }
     }
 
@@ -109,7 +113,8 @@ mod tests {
     #[case("modules = [\"activation\", \"norm\"]", [true, true, false, false])]
     fn modules_are_named(#[case] line: &str, #[case] expected: [bool; 4]) {
         let [norm, activation, core_attention, mlp] = expected;
-        assert_eq!(of(line), Recompute { norm, activation, core_attention, mlp, blocks: None });
+        let of_model = Recompute { norm, activation, core_attention, mlp, ..Recompute::default() };
+        assert_eq!(of(line), of_model);
     }
 
     #[rstest]
@@ -120,6 +125,12 @@ mod tests {
     #[case("method = \"block\"\nnum_layers = 2", Some(RecomputeBlocks::Block(2)))]
     fn layers_are_chosen(#[case] lines: &str, #[case] blocks: Option<RecomputeBlocks>) {
         assert_eq!(of(lines), Recompute { blocks, ..Recompute::default() });
+    }
+
+    #[test]
+    fn streams_are_offloaded() {
+        let found = of("method = \"block\"\noffload = true");
+        assert!(found.offload && found.blocks == Some(RecomputeBlocks::Block(1)));
     }
 
     #[test]

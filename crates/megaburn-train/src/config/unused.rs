@@ -34,6 +34,12 @@ impl TrainConfig {
                 "with recompute.method = \"block\" or \"none\"",
             ),
             (
+                "recompute.offload",
+                again.offload,
+                again.method != RecomputeMethod::None,
+                "with recompute.method = \"uniform\" or \"block\"",
+            ),
+            (
                 "recompute.num_layers",
                 again.num_layers != 1,
                 again.method != RecomputeMethod::None,

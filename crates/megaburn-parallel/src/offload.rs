@@ -1,0 +1,169 @@
+//! Activations that wait for backward in host memory.
+
+use std::{
+    collections::VecDeque,
+    fmt,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+};
+
+use burn::tensor::Tensor;
+use megaburn_kernels::Again;
+#[cfg(feature = "cuda")]
+use {
+    burn::backend::Cube,
+    megaburn_cuda::{
+        CudaQueue, Started,
+        host::{HostTensor, Leaving},
+        tensor::{from_backend, into_backend},
+    },
+};
+
+use crate::Input;
+
+/// Where inputs of [recomputed](crate::recomputed) parts are until backward needs them: on GPUs in pinned
+/// host memory. They go there beside the parts that follow, and come back beside the backward of the part
+/// behind. Where the host has no such memory left they stay where they are, and on CPUs nothing moves.
+///
+/// One is of one thread's passes; clones are the same one.
+///
+/// Source: Megatron-LM `--cpu-offloading-num-layers`,
+/// `megatron/core/pipeline_parallel/fine_grained_activation_offload.py`.
+#[derive(Clone, Debug, Default)]
+pub struct ActivationOffload(Arc<Mutex<State>>);
+
+#[derive(Default)]
+struct State {
+    /// What this forward offloaded last.
+    last: Option<Weak<Kept>>,
+    /// What leaves, the oldest first.
+    #[cfg(feature = "cuda")]
+    leaving: VecDeque<Leaving>,
+    /// Nothing does.
+    #[cfg(not(feature = "cuda"))]
+    leaving: VecDeque<()>,
+}
+
+/// How many tensors leave at a time, whose memory is taken on the GPU until they are there.
+#[cfg(feature = "cuda")]
+const LEAVING: usize = 4;
+
+/// The inputs of a part.
+struct Kept {
+    tensors: Vec<Mutex<Held>>,
+    /// Those of the part before it, which backward needs next.
+    before: Option<Weak<Kept>>,
+}
+
+#[allow(clippy::large_enum_variant, reason = "there is one a part of the model and micro-batch")]
+enum Held {
+    Here(Tensor<2>),
+    #[cfg(feature = "cuda")]
+    OnHost(HostTensor, [usize; 2]),
+    #[cfg(feature = "cuda")]
+    Coming(Started, [usize; 2]),
+    /// It was taken: backward needs it once.
+    Gone,
+}
+
+impl ActivationOffload {
+    /// Begins a forward, whose parts backward goes through in the opposite order.
+    pub fn begin(&self) {
+        self.lock().last = None;
+    }
+
+    /// The same tensors as inputs of a part. Those that `stay` are not moved: of the part that backward
+    /// begins with, which would only wait for them.
+    pub fn inputs<const N: usize>(&self, tensors: [Tensor<3>; N], stay: bool) -> [Input<3>; N] {
+        if !tensors.iter().all(|x| x.device().is_autodiff()) {
+            return tensors.map(Input::from);
+        }
+        let mut state = self.lock();
+        let held = tensors.iter().map(|x| {
+            let rows = x.clone().inner().flatten(0, 1);
+            Mutex::new(if stay { Held::Here(rows) } else { state.offload(rows) })
+        });
+        let tensors_kept = held.collect();
+        let kept = Arc::new(Kept { tensors: tensors_kept, before: state.last.take() });
+        state.last = Some(Arc::downgrade(&kept));
+        let mut places = 0..N;
+        tensors.map(|x| {
+            let (offload, kept) = (self.clone(), kept.clone());
+            let place = places.next().expect("one a tensor");
+            let take = move || {
+                // A forward is over: what left last is let go.
+                offload.lock().leaving.clear();
+                kept.take(place)
+            };
+            Input::recomputed(x, Again::new(take))
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    #[cfg(feature = "cuda")]
+    fn offload(&mut self, x: Tensor<2>) -> Held {
+        let on_gpu = x.clone().try_into_primitive::<Cube>().ok().map(from_backend);
+        let on_gpu = on_gpu.filter(|x| CudaQueue::of(x).is_some() && x.meta.num_elements() > 0);
+        let Some((on_gpu, mut host)) =
+            on_gpu.and_then(|x| Some((x.clone(), HostTensor::like(&x).ok()?)))
+        else {
+            return Held::Here(x);
+        };
+        let shape = x.dims();
+        drop(x);
+        self.leaving.push_back(host.store(on_gpu));
+        while self.leaving.len() > LEAVING {
+            self.leaving.pop_front();
+        }
+        Held::OnHost(host, shape)
+    }
+
+    #[cfg(not(feature = "cuda"))]
+    #[allow(clippy::unused_self, reason = "with GPUs it is used")]
+    fn offload(&mut self, x: Tensor<2>) -> Held {
+        Held::Here(x)
+    }
+}
+
+impl Kept {
+    /// Starts to fetch what is not on its way yet.
+    fn fetch(&self) {
+        #[cfg(feature = "cuda")]
+        for held in &self.tensors {
+            let mut held = held.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Held::OnHost(host, shape) = &*held {
+                *held = Held::Coming(host.fetch(), *shape);
+            }
+        }
+    }
+
+    /// One of the tensors; those of the part before come meanwhile.
+    fn take(&self, place: usize) -> Tensor<2> {
+        self.fetch();
+        if let Some(before) = self.before.as_ref().and_then(Weak::upgrade) {
+            before.fetch();
+        }
+        let mut held = self.tensors[place].lock().unwrap_or_else(PoisonError::into_inner);
+        match std::mem::replace(&mut *held, Held::Gone) {
+            Held::Here(x) => x,
+            #[cfg(feature = "cuda")]
+            Held::Coming(started, shape) => {
+                let x = Tensor::<1>::from_primitive::<Cube>(into_backend(started.wait()));
+                x.reshape(shape)
+            }
+            #[cfg(feature = "cuda")]
+            Held::OnHost(..) => unreachable!("it was fetched"),
+            Held::Gone => panic!("backward goes through a graph once"),
+        }
+    }
+}
+
+impl fmt::Debug for State {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("State").field("leaving", &self.leaving.len()).finish_non_exhaustive()
+    }
+}

@@ -43,9 +43,10 @@ struct State {
     leaving: VecDeque<()>,
 }
 
-/// How many tensors leave at a time, whose memory is taken on the GPU until they are there.
+/// How many tensors leave at a time, whose memory is taken on the GPU until others leave or backward
+/// begins: the stream before a part and its last term, while that part is computed.
 #[cfg(feature = "cuda")]
-const LEAVING: usize = 4;
+const LEAVING: usize = 2;
 
 /// The inputs of a part.
 struct Kept {

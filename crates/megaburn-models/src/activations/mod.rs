@@ -26,8 +26,8 @@
 //! `e h r + 4 r` (layer norm `8 r`), for each group of them, and beside, while backward is in one
 //! of the groups, what that one's blocks hold otherwise.
 //!
-//! With offload host memory has these, and of the last group the GPU has a stream and the term that is
-//! still to be added to it, `2 e h r`.
+//! With offload host memory has the stream before each group and the term that is still to be added to it,
+//! and the GPU those of the last group, `2 e h r`, and, once for all micro-batches, two that are leaving.
 //!
 //! The first stage adds the ids of the tokens; the last one a norm like those above, what that gives (not
 //! with `norm`), and either the logits, `e V n / t`, or nothing (the loss that goes without all logits),
@@ -124,13 +124,14 @@ impl Activations {
             (true, false) => stream + self.rows() * self.statistics(),
             (false, _) => blocks.map(|index| self.layer(index)).sum(),
         };
-        let is_again = |segment: Segment| segment.again;
-        let has_stayed = self.recompute.offload && self.segments(blocks.clone()).any(is_again);
-        let blocks: usize = self.segments(blocks).map(held).sum();
-        let blocks = blocks + if has_stayed { 2 * stream } else { 0 };
+        let offloaded = self.segments(blocks.clone()).filter(|group| group.again).count();
+        let offloaded = if self.recompute.offload { offloaded } else { 0 };
+        let has_stayed = if offloaded > 0 { 2 * stream } else { 0 };
+        let leaving = if offloaded > 1 { 2 * stream } else { 0 };
+        let blocks = self.segments(blocks).map(held).sum::<usize>() + has_stayed;
         let first = if ends.first { self.first() } else { 0 };
         let last = if ends.last { self.last() } else { 0 };
-        in_flight * (blocks + first + last)
+        in_flight * (blocks + first + last) + leaving
     }
 
     /// What it holds beside that at most, while backward computes some of these blocks once more.

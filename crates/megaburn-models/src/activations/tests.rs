@@ -99,6 +99,12 @@ fn of_whole_blocks_a_stream_is_held_for_each_group_and_one_group_beside() {
     assert_eq!(first.stage(3..8, none, 1), 2 * stream + 3 * first.layer(5));
     assert_eq!(first.again(3..8), block);
     assert_eq!(Activations::new(llama_3_8b(), 4096, 1).again(3..8), 0);
+    // In host memory but for the last group's and what leaves.
+    let mut offloaded = uniform.clone();
+    offloaded.recompute.offload = true;
+    let tensor = n * 2 * 4096;
+    assert_eq!(offloaded.stage(3..8, none, 5), (5 * 2 + 2) * tensor);
+    assert_eq!(offloaded.stage(3..5, none, 5), 5 * 2 * tensor);
 }
 
 #[test]

@@ -76,7 +76,7 @@ pub use gelu::{bias_gelu, bias_gelu_tanh, gelu, gelu_tanh};
 pub use layer_norm::{layer_norm, layer_norm_add, layer_norm_again, layer_norm_with};
 pub use linear::{
     Again, LinearOptions, MainGrad, Pass, WeightGradients, defer_weight_gradients, linear, room_in,
-    stands_in,
+    stands_in, with_weight_gradients,
 };
 pub use norms::NormOptions;
 pub use optimizer::{

@@ -54,13 +54,18 @@ impl Operands {
     /// holds a lock on that graph.
     ///
     /// # Panics
-    /// When backward comes to them: if there are other gradients than operands.
+    /// If a result has a graph, of which nobody would go backward; and when backward comes to them, if there are
+    /// other gradients than operands.
     pub fn results<const D: usize, const N: usize>(
         self,
         results: [Tensor<D>; N],
         backward: impl FnOnce([Option<Tensor<D>>; N]) -> Vec<Option<Tensor<2>>> + Send + 'static,
     ) -> [Tensor<D>; N] {
         let Self { end, gradients, len } = self;
+        assert!(
+            !results.iter().any(Tensor::is_tracked),
+            "recompute: a result is made of a tensor that needs a gradient and is no operand"
+        );
         let shapes = results.each_ref().map(Tensor::dims);
         let work = move |found: Vec<Option<Tensor<2>>>| {
             let mut found = found.into_iter().zip(shapes);
@@ -292,6 +297,16 @@ mod tests {
         assert!(ys.iter().all(|y| !y.is_tracked()));
         let expected = both([x, w]);
         assert_eq!(ys.map(|y| values(y.inner())), expected.map(|y| values(y.inner())));
+    }
+
+    #[test]
+    #[should_panic(expected = "made of a tensor that needs a gradient and is no operand")]
+    fn a_result_with_a_graph_of_its_own_is_refused() {
+        let x = leaf(constant([2, 1, 3]));
+        let other = leaf(constant([2, 1, 3]));
+        let mut operands = Operands::new(&x.device());
+        operands.add(x.clone());
+        operands.results([Tensor::from_inner(x.inner()) * other], |_| vec![None]);
     }
 
     #[test]

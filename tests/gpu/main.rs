@@ -14,6 +14,7 @@ mod failures;
 mod fixtures;
 #[path = "../suite/gather.rs"]
 mod gather;
+mod held;
 mod interop;
 #[path = "../../cubecl-kernels/tests/gpu/ops/mod.rs"]
 mod kernels;
@@ -46,9 +47,10 @@ type Test = (&'static str, fn() -> Result<(), String>);
 /// A test that every rank of a group runs.
 type GroupTest = (&'static str, fn(&Group) -> Result<(), String>);
 
-const TESTS: [(&str, &[Test]); 5] = [
+const TESTS: [(&str, &[Test]); 6] = [
     ("interop", interop::TESTS),
     ("fixtures", fixtures::TESTS),
+    ("held", held::TESTS),
     ("steps", steps::TESTS),
     ("offload", offload::TESTS),
     ("failures", failures::TESTS),

@@ -33,7 +33,21 @@ struct Row {
     schedule: ScheduleKind,
     tied: bool,
     split: Split,
+    recompute: Again,
     micro_batches: usize,
+}
+
+/// What backward computes once more.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "lowercase")]
+enum Again {
+    None,
+    /// Norms, activations, attention and MLPs, each by itself.
+    Modules,
+    /// All layers, two at a time.
+    Uniform,
+    /// The first layer of each stage, its stream in host memory where there are GPUs; norms of the others.
+    Offload,
 }
 
 /// How layers are split over stages.
@@ -83,9 +97,23 @@ impl Row {
         pp * tp * dp <= 8 && (!sp || tp > 1) && (zero == 0 || dp > 1) && has_chunks
     }
 
+    /// The same with what goes with everything, by number.
+    fn with_rest(&self, tied: usize, split: usize, again: usize, micro_batches: usize) -> Self {
+        const SPLITS: [Split; 4] = [Split::Even, Split::Uneven, Split::Counted, Split::Text];
+        const AGAIN: [Again; 4] = [Again::None, Again::Modules, Again::Uniform, Again::Offload];
+        Self {
+            tied: tied == 0,
+            split: SPLITS[split],
+            recompute: AGAIN[again % 4],
+            micro_batches: [1, 3, 4, 5][micro_batches % 4],
+            ..self.clone()
+        }
+    }
+
     /// What each column holds.
-    fn values(&self) -> [String; 10] {
-        let Self { pp, chunks, tp, dp, zero, sp, schedule, tied, split, micro_batches } = self;
+    fn values(&self) -> [String; 11] {
+        let Self { pp, chunks, tp, dp, zero, sp, schedule, tied, split, recompute, micro_batches } =
+            self;
         [
             format!("pp {pp}"),
             format!("{chunks} chunks"),
@@ -96,12 +124,13 @@ impl Row {
             schedule.to_string(),
             format!("tied {tied}"),
             format!("{split:?}"),
+            format!("recompute {recompute:?}"),
             format!("{micro_batches} micro-batches"),
         ]
     }
 
     fn config(&self, data: &str) -> TrainConfig {
-        let Self { chunks, zero, schedule, split, .. } = self;
+        let Self { chunks, zero, schedule, split, recompute, .. } = self;
         let (num_stages, layers) = (self.num_stages(), self.num_layers());
         let split = match split {
             Split::Even => String::new(),
@@ -109,8 +138,14 @@ impl Row {
             Split::Counted => "count_embedding = true\ncount_loss = true".into(),
             Split::Text => format!("pipeline_layout = \"E(t|)*{},ttL\"", num_stages - 1),
         };
+        let recompute = match recompute {
+            Again::None => "",
+            Again::Modules => "modules = [\"norm\", \"activation\", \"core_attention\", \"mlp\"]",
+            Again::Uniform => "method = \"uniform\"\nnum_layers = 2",
+            Again::Offload => "modules = [\"norm\"]\nmethod = \"block\"\noffload = true",
+        };
         let text = format!(
-            "{}\n[parallel]\nschedule = \"{schedule}\"\nchunks = {chunks}\nzero = {zero}\n\
+            "{}\n[recompute]\n{recompute}\n[parallel]\nschedule = \"{schedule}\"\nchunks = {chunks}\nzero = {zero}\n\
              bucket_size = 3000\n{split}",
             base(data, layers, self.tied, self.micro_batches * self.dp, 1),
         );
@@ -134,12 +169,32 @@ fn rows() -> Vec<Row> {
 
 #[rstest]
 fn every_pipeline_trains_as_one_rank_does(#[values(2, 3, 4, 5, 6, 7, 8)] pp: usize) {
+    assert_as_one_rank(rows().into_iter().filter(|row| row.pp == pp));
+}
+
+/// All that `parallel` can be, each with other splits, ties, micro-batches and recomputation, drawn anew
+/// in every run: minutes, by `cargo test --test suite product -- --ignored`.
+#[test]
+#[ignore = "it takes minutes"]
+fn the_whole_product_trains_as_one_rank_does() {
+    let mut draw = fresh_seed();
+    let mut next = |num: usize| {
+        draw = draw.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (draw >> 33) as usize % num
+    };
+    let rows = product().into_iter().map(|row| row.with_rest(next(2), next(4), next(4), next(4)));
+    let rows: Vec<Row> = rows.collect();
+    println!("{} rows", rows.len());
+    assert_as_one_rank(rows);
+}
+
+fn assert_as_one_rank(rows: impl IntoIterator<Item = Row>) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("text.txt");
     write_random_text(&path, 4000, fresh_seed());
     let data = path.to_str().unwrap();
     let mut one_rank: BTreeMap<(usize, bool, usize), Trained> = BTreeMap::new();
-    for row in rows().into_iter().filter(|row| row.pp == pp) {
+    for row in rows {
         let batch = row.micro_batches * row.dp;
         let sizes = (row.num_layers(), row.tied, batch);
         let expected = one_rank.entry(sizes).or_insert_with(|| {
@@ -183,8 +238,8 @@ fn pairs<'a>(rows: impl IntoIterator<Item = &'a Row>) -> BTreeSet<(String, Strin
     pairs
 }
 
-#[test]
-fn the_rows_hold_every_pair_of_values() {
+/// All that a pipeline can be in a world of up to 8, but for what goes with everything.
+fn product() -> Vec<Row> {
     let first = Row {
         pp: 1,
         chunks: 1,
@@ -195,6 +250,7 @@ fn the_rows_hold_every_pair_of_values() {
         schedule: ScheduleKind::GPipe,
         tied: true,
         split: Split::Even,
+        recompute: Again::None,
         micro_batches: 1,
     };
     let mut all = vec![first];
@@ -215,23 +271,20 @@ fn the_rows_hold_every_pair_of_values() {
     vary(&|row, value| row.zero = value as u8, 4);
     vary(&|row, value| row.sp = value == 1, 2);
     vary(&|row, value| row.schedule = ScheduleKind::ALL[value], 5);
-    let mut all: Vec<Row> = all.into_iter().filter(Row::is_possible).collect();
-    // With these everything is possible: a few of their combinations have every pair.
-    const SPLITS: [Split; 4] = [Split::Even, Split::Uneven, Split::Counted, Split::Text];
-    all = all
-        .into_iter()
-        .flat_map(|row| {
-            (0..16).map(move |i| Row {
-                tied: i % 2 == 0,
-                split: SPLITS[i / 4],
-                micro_batches: [1, 3, 4, 5][(i + i / 4) % 4],
-                ..row.clone()
-            })
-        })
-        .collect();
+    all.into_iter().filter(Row::is_possible).collect()
+}
+
+#[test]
+fn the_rows_hold_every_pair_of_values() {
+    // With the rest everything is possible: a few of its combinations have every pair.
+    let rest = |row: Row| {
+        let with = move |i: usize| row.with_rest(i / 16, i / 4 % 4, i + i / 4 * 2, i + i / 4);
+        (0..32).map(with).collect::<Vec<_>>()
+    };
+    let all: Vec<Row> = product().into_iter().flat_map(rest).collect();
     let rows = rows();
     assert!(rows.iter().all(Row::is_possible));
     let (found, expected) = (pairs(&rows), pairs(&all));
     let missing: Vec<_> = expected.difference(&found).collect();
-    assert!(expected.len() > 600 && missing.is_empty(), "{missing:?}");
+    assert!(expected.len() > 700 && missing.is_empty(), "{missing:?}");
 }

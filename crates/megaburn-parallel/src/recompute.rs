@@ -4,7 +4,7 @@ use burn::{
     module::{Module, ModuleMapper, ModuleVisitor, Param},
     tensor::{Gradients, Tensor},
 };
-use megaburn_kernels::{Operands, Outlet, Pass};
+use megaburn_kernels::{Operands, Outlet, Pass, with_weight_gradients};
 
 use crate::{ActivationOffload, Input, Residual, input::kept};
 
@@ -15,7 +15,11 @@ use crate::{ActivationOffload, Input, Residual, input::kept};
 ///
 /// `forward` is called with a copy of the module, whose parameters share their memory. It must use no
 /// other parameters, and no tensor that needs a gradient but its inputs. On a device without autodiff it
-/// is simply called.
+/// is simply called. Weights' gradients that a zero-bubble schedule puts off are not put off here: they
+/// would hold all that is computed once more.
+///
+/// # Panics
+/// If `forward` uses such a tensor.
 ///
 /// ```
 /// use burn::tensor::{Device, Tensor};
@@ -62,14 +66,17 @@ pub fn recomputed<M: Module + 'static, const D: usize, const I: usize, const O: 
         let mut trained = are_trained.into_iter();
         let module = module.map(&mut Fresh { are_trained: Some(&mut trained) });
         let results = Pass::backward(|| forward(&module, leaves.clone()));
-        let ends = results.into_iter().zip(gradients);
+        // What is made of nothing that learns has no graph.
+        let ends = results.into_iter().zip(gradients).filter(|(y, _)| y.is_tracked());
         let ends = ends.filter_map(|(y, gradient)| Some((Outlet::of(y), gradient?)));
-        let mut grads = Outlet::backward_all(ends);
-        let of_inputs = leaves.map(|x| {
-            let gradient = x.grad_remove(&mut grads);
-            as_row(gradient.unwrap_or_else(|| x.inner().zeros_like()))
-        });
-        let mut found = Found { grads, rows: of_inputs.map(Some).into() };
+        let ends: Vec<_> = ends.collect();
+        let grads =
+            (!ends.is_empty()).then(|| with_weight_gradients(|| Outlet::backward_all(ends)));
+        let mut found = Found { grads, rows: Vec::new() };
+        for x in leaves {
+            let gradient = found.take(&x).unwrap_or_else(|| as_row(x.inner().zeros_like()));
+            found.rows.push(Some(gradient));
+        }
         module.visit(&mut found);
         found.rows
     })
@@ -164,15 +171,21 @@ impl ModuleMapper for Fresh<'_> {
     }
 }
 
-/// Takes what parameters get.
+/// Takes what inputs and parameters get.
 struct Found {
-    grads: Gradients,
+    grads: Option<Gradients>,
     rows: Vec<Option<Tensor<2>>>,
+}
+
+impl Found {
+    fn take<const D: usize>(&mut self, x: &Tensor<D>) -> Option<Tensor<2>> {
+        x.grad_remove(self.grads.as_mut()?).map(as_row)
+    }
 }
 
 impl ModuleVisitor for Found {
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let gradient = param.val().grad_remove(&mut self.grads);
-        self.rows.push(gradient.map(as_row));
+        let gradient = self.take(&param.val());
+        self.rows.push(gradient);
     }
 }

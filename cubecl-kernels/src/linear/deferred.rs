@@ -33,16 +33,25 @@ impl fmt::Debug for WeightGradients {
 /// Source: Qi et al. 2023, <https://arxiv.org/abs/2401.10241>, section 2; Megatron-LM
 /// `--delay-wgrad-compute`.
 pub fn defer_weight_gradients<T>(backward: impl FnOnce() -> T) -> (T, WeightGradients) {
-    /// Also where the backward panics, and somebody goes on.
-    struct Before(Option<Vec<Work>>);
-    impl Drop for Before {
-        fn drop(&mut self) {
-            PUT_OFF.set(self.0.take());
-        }
-    }
     let _before = Before(PUT_OFF.replace(Some(Vec::new())));
     let done = backward();
     (done, WeightGradients(PUT_OFF.take().unwrap_or_default()))
+}
+
+/// Runs a backward, maybe inside of one that [puts them off](defer_weight_gradients), with weights' gradients:
+/// of what was computed once more they would hold all of it.
+pub fn with_weight_gradients<T>(backward: impl FnOnce() -> T) -> T {
+    let _before = Before(PUT_OFF.take());
+    backward()
+}
+
+/// What was there, also where a backward panics and somebody goes on.
+struct Before(Option<Vec<Work>>);
+
+impl Drop for Before {
+    fn drop(&mut self) {
+        PUT_OFF.set(self.0.take());
+    }
 }
 
 /// Computes a weight's gradient, or puts it off.
@@ -98,7 +107,10 @@ mod tests {
         assert_eq!(values(x.grad(&grads).unwrap()), values(x.grad(&at_once).unwrap()));
         assert_eq!(values(bias.grad(&grads).unwrap()), values(bias.grad(&at_once).unwrap()));
         put_off.compute();
-        assert_eq!((taken(), &*heard.lock().unwrap()), (expected, &order));
+        assert_eq!((taken(), &*heard.lock().unwrap()), (expected.clone(), &order));
+        // Nor is what says so.
+        let (_, put_off) = defer_weight_gradients(|| with_weight_gradients(|| loss().backward()));
+        assert_eq!((put_off.0.len(), taken()), (0, expected.clone()));
         // What follows is not put off.
         loss().backward();
         assert!(taken().iter().all(Option::is_some));

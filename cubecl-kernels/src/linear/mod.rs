@@ -13,7 +13,7 @@ use burn::tensor::Tensor;
 use crate::operands::{self, float};
 pub use again::Again;
 pub(crate) use again::Kept;
-pub use deferred::{WeightGradients, defer_weight_gradients};
+pub use deferred::{WeightGradients, defer_weight_gradients, with_weight_gradients};
 pub use main_grad::{MainGrad, Pass};
 use op::LinearOps;
 pub use room::{room_in, stands_in};

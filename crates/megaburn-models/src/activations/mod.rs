@@ -20,14 +20,16 @@
 //!
 //! Attention [composed](Scores::Kept) of products and a softmax, as on CPUs and in f32, holds no sums but
 //! probabilities, `e hq / t` for each pair of positions of a block of it, a second copy of what it gives,
-//! and where there are neither rotations nor norms of heads one of queries that share keys.
+//! and where there are neither rotations nor norms of heads one of queries that share keys. (With dropout of
+//! attention it holds what each probability was multiplied with, too, in f32, which is not counted.)
 //!
 //! Where whole blocks are computed once more, all of it is one norm's stream and its statistics,
 //! `e h r + 4 r` (layer norm `8 r`), for each group of them, and beside, while backward is in one
 //! of the groups, what that one's blocks hold otherwise.
 //!
 //! With offload host memory has the stream before each group and the term that is still to be added to it,
-//! and the GPU those of the last group, `2 e h r`, and, once for all micro-batches, two that are leaving.
+//! and the GPU those of a group that is the model's last, `2 e h r`, and, once for all micro-batches, two that
+//! are leaving.
 //!
 //! The first stage adds the ids of the tokens; the last one a norm like those above, what that gives (not
 //! with `norm`), and either the logits, `e V n / t`, or nothing (the loss that goes without all logits),
@@ -124,10 +126,13 @@ impl Activations {
             (true, false) => stream + self.rows() * self.statistics(),
             (false, _) => blocks.map(|index| self.layer(index)).sum(),
         };
-        let offloaded = self.segments(blocks.clone()).filter(|group| group.again).count();
-        let offloaded = if self.recompute.offload { offloaded } else { 0 };
-        let has_stayed = if offloaded > 0 { 2 * stream } else { 0 };
-        let leaving = if offloaded > 1 { 2 * stream } else { 0 };
+        let groups = self.segments(blocks.clone()).filter(|group| group.again);
+        let (leave, stay): (Vec<_>, Vec<_>) = match self.recompute.offload {
+            true => groups.partition(|group| group.blocks.end < blocks.end || !ends.last),
+            false => Default::default(),
+        };
+        let has_stayed = 2 * stream * stay.len();
+        let leaving = if leave.is_empty() { 0 } else { 2 * stream };
         let blocks = self.segments(blocks).map(held).sum::<usize>() + has_stayed;
         let first = if ends.first { self.first() } else { 0 };
         let last = if ends.last { self.last() } else { 0 };
@@ -138,8 +143,11 @@ impl Activations {
     pub fn again(&self, blocks: Range<usize>) -> usize {
         let plain = Self { recompute: Recompute::default(), ..self.clone() };
         let groups = self.segments(blocks).filter(|segment| segment.again);
-        let held = groups.map(|group| group.blocks.map(|index| plain.layer(index)).sum());
-        held.max().unwrap_or(0)
+        let held = groups.map(|group| group.blocks.map(|index| plain.layer(index)).sum::<usize>());
+        // Its stream and last term came from host memory, and those of the group before are coming.
+        let stream = self.rows() * self.element * self.model.hidden;
+        let came = if self.recompute.offload { 4 * stream } else { 0 };
+        held.max().map_or(0, |held| held + came)
     }
 
     fn segments(&self, blocks: Range<usize>) -> impl Iterator<Item = Segment> {

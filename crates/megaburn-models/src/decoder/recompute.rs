@@ -21,7 +21,7 @@ pub struct Recompute {
     /// Whole blocks, of which the fields above say nothing then (`--recompute-granularity full`).
     pub blocks: Option<RecomputeBlocks>,
     /// Whether the stream before these waits in host memory
-    /// ([`ActivationOffload`](megaburn_parallel::ActivationOffload)), all but that before the last.
+    /// ([`ActivationOffload`](megaburn_parallel::ActivationOffload)), all but that before the model's last.
     pub offload: bool,
 }
 

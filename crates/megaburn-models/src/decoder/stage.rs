@@ -111,20 +111,18 @@ impl Stage<'_> {
         let blocks: Vec<&Block> = self.blocks().collect();
         let Parts { recompute, offload, .. } = &self.model.parts;
         let segments = recompute.segments(blocks.len());
-        let num_again = segments.iter().filter(|segment| segment.again).count();
         offload.begin();
-        let through = |x, (index, Segment { blocks: of, again })| {
+        let through = |x, Segment { blocks: of, again }| {
+            // Backward begins with them, at once, where the loss is behind.
+            let is_last = of.end == blocks.len() && self.layers.loss;
             let blocks = &blocks[of];
             match (again, recompute.offload) {
                 (false, _) => blocks.iter().fold(x, |x, block| block.forward(x, &context)),
                 (true, false) => again_through(blocks, x, context.clone()),
-                (true, true) => {
-                    let is_last = index + 1 == num_again;
-                    offloaded_through(blocks, x, context.clone(), offload, is_last)
-                }
+                (true, true) => offloaded_through(blocks, x, context.clone(), offload, is_last),
             }
         };
-        segments.into_iter().enumerate().fold(x, through)
+        segments.into_iter().fold(x, through)
     }
 
     /// Its blocks.
@@ -144,7 +142,7 @@ fn again_through(blocks: &[&Block], x: Residual, context: Context) -> Residual {
     })
 }
 
-/// The same, where the stream before them waits in host memory, unless they are the last.
+/// The same, where the stream before them waits in host memory, unless they are the model's last.
 fn offloaded_through(
     blocks: &[&Block],
     x: Residual,

@@ -1,5 +1,6 @@
 //! Executes a rank's list of a schedule: what is computed, sent and received, and what is kept between.
 
+mod inlet;
 mod mail;
 
 use std::collections::BTreeMap;
@@ -9,6 +10,7 @@ use megaburn_collective::CollectiveError;
 use megaburn_kernels::{Outlet, WeightGradients, defer_weight_gradients};
 
 use crate::{Action, Message, Neighbours, Op, Schedule};
+use inlet::Inlet;
 use mail::Mail;
 
 /// Which pass of which chunk.
@@ -138,7 +140,7 @@ struct Runner<'a> {
 
 /// What backward needs of a forward.
 struct Kept {
-    input: Option<Tensor<3>>,
+    inlet: Option<Inlet>,
     end: End,
 }
 
@@ -172,11 +174,14 @@ impl Runner<'_> {
             _ => Some(self.mail.take(Message { is_gradient: false, micro_batch, to_stage })?),
         };
         let goes_back = self.schedule.kind.has_backward();
-        let input = match goes_back {
-            true => input.map(|input| Tensor::from_inner(input).require_grad()),
-            false => input,
+        let (input, inlet) = match input {
+            Some(input) if goes_back => {
+                let (input, inlet) = Inlet::of(input);
+                (Some(input), Some(inlet))
+            }
+            input => (input, None),
         };
-        let end = match chunks.forward(self.pass(action), input.clone())? {
+        let end = match chunks.forward(self.pass(action), input)? {
             Output::Stream(stream) => {
                 let message = Message { is_gradient: false, micro_batch, to_stage: to_stage + 1 };
                 self.mail.hand_over(message, stream.clone().inner());
@@ -186,7 +191,7 @@ impl Runner<'_> {
             Output::Nothing => None,
         };
         if let Some(end) = end {
-            self.kept.insert((chunk, micro_batch), Kept { input, end });
+            self.kept.insert((chunk, micro_batch), Kept { inlet, end });
         }
         Ok(())
     }
@@ -196,7 +201,7 @@ impl Runner<'_> {
         let to_stage = self.schedule.stages.stage(self.rank, chunk);
         let key = (chunk, micro_batch);
         self.mail.end_sends();
-        let Kept { input, end } = self.kept.remove(&key).expect("a schedule that was proven");
+        let Kept { inlet, end } = self.kept.remove(&key).expect("a schedule that was proven");
         let gradient = match &end {
             End::Loss(_) => None,
             End::Outlet(_) => {
@@ -209,20 +214,19 @@ impl Runner<'_> {
             (End::Outlet(_), None) => unreachable!("it was taken"),
         };
         let pass = self.pass(action);
-        let mut grads = if op == Op::Backward {
-            chunks.backward(pass, whole)?
+        if op == Op::Backward {
+            chunks.backward(pass, whole)?;
         } else {
             let mut weights = WeightGradients::default();
-            let grads = chunks.backward(pass, || {
+            chunks.backward(pass, || {
                 let (grads, work) = defer_weight_gradients(whole);
                 weights = work;
                 grads
             })?;
             self.weights.insert(key, weights);
-            grads
-        };
-        if let Some(input) = input {
-            let gradient = input.grad_remove(&mut grads).expect("a stage's input is used");
+        }
+        if let Some(inlet) = inlet {
+            let gradient = inlet.gradient().expect("a stage's input is used");
             let message = Message { is_gradient: true, micro_batch, to_stage: to_stage - 1 };
             self.mail.hand_over(message, gradient);
         }

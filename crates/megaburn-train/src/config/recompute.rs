@@ -58,7 +58,8 @@ impl RecomputeConfig {
     pub fn of_model(&self) -> Recompute {
         let has = |module| self.modules.contains(&module) && !self.has_all_layers();
         Recompute {
-            norm: has(RecomputeModule::Norm),
+            // The last one is in no layer.
+            norm: self.modules.contains(&RecomputeModule::Norm),
             activation: has(RecomputeModule::Activation),
             core_attention: has(RecomputeModule::CoreAttention),
             mlp: has(RecomputeModule::Mlp),
@@ -137,7 +138,8 @@ mod tests {
     fn modules_are_those_of_layers_that_are_left() {
         let modules = "modules = [\"norm\"]\nmethod";
         assert!(of(&format!("{modules} = \"block\"")).norm);
-        assert!(!of(&format!("{modules} = \"uniform\"")).norm);
+        let all = of("modules = [\"norm\", \"mlp\"]\nmethod = \"uniform\"");
+        assert!(all.norm && !all.mlp, "the last norm is in no layer");
     }
 
     #[rstest]

@@ -1,4 +1,6 @@
-use super::{Dtype, OptimizerName, RecomputeMethod, TrainConfig, schedule::LrDecayStyle};
+use super::{
+    Dtype, OptimizerName, RecomputeMethod, RecomputeModule, TrainConfig, schedule::LrDecayStyle,
+};
 
 /// A key that was changed and changes nothing, because of another's value.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,7 +31,7 @@ impl TrainConfig {
         let keys = [
             (
                 "recompute.modules",
-                !again.modules.is_empty(),
+                again.modules.iter().any(|module| *module != RecomputeModule::Norm),
                 !again.has_all_layers(),
                 "with recompute.method = \"block\" or \"none\"",
             ),

@@ -121,7 +121,8 @@ mod tests {
             |(x, bias)| bias_gelu_tanh::<3>(x, bias),
             |(x, bias)| reference::bias_gelu_tanh::<3>(x, bias),
         );
-        assert_same_function!(2e-6, [x, bias], fast(biased()), slow(biased()));
+        // One bias gets the sum of all, each added in another order.
+        assert_same_function!(1e-5, [x, bias], fast(biased()), slow(biased()));
     }
 
     #[rstest]

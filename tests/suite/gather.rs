@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 
 use megaburn::{
     mesh::ShardSpec,
-    optim::{Moment, StateTensor},
     parallel::read_params,
     train::{TrainError, Trainer},
 };
@@ -19,20 +18,6 @@ pub(crate) fn local_params(trainer: &Trainer) -> Result<LocalParams, TrainError>
     let spec = |path: &str| trainer.plan().get(path).unwrap().shard.clone();
     let params = read_params(&trainer.whole_model()?).into_iter();
     Ok(params.map(|(path, data)| (path.clone(), data.try_to_vec().unwrap(), spec(&path))).collect())
-}
-
-/// The first moment of every parameter of a rank. After the first step it is the gradient that the update
-/// was given, times a number.
-pub(crate) fn local_moments(trainer: &Trainer) -> Result<LocalParams, TrainError> {
-    // Parameters that are on their way arrive.
-    trainer.model();
-    let moments = trainer.optimizer().whole_state(true)?.moments.into_iter();
-    let first = moments.filter(|((moment, _), _)| *moment == Moment::ExpAvg);
-    let read = |((_, path), state): ((Moment, String), StateTensor)| {
-        let shard = trainer.plan().get(&path).unwrap().shard.clone();
-        Ok((path, state.read()?.try_to_vec().unwrap(), shard))
-    };
-    first.map(read).collect()
 }
 
 /// The whole parameters.

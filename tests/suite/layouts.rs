@@ -9,12 +9,13 @@ use burn::prelude::Device;
 use megaburn::{
     collective::{GroupOptions, ProcessGroups, run_threads},
     mesh::Layout,
+    optim::{Moment, StateTensor},
     train::{RunData, TrainConfig, TrainError, Trainer, metrics::StepMetrics},
 };
 use rstest::rstest;
 
 use crate::{
-    gather::{WholeParams, gather, local_moments, local_params, relative_distance},
+    gather::{LocalParams, WholeParams, gather, local_params, relative_distance},
     matrix::{Matrix, Row, STEPS},
     text::{fresh_seed, write_random_text},
 };
@@ -28,6 +29,20 @@ pub(crate) struct Trained {
     params: WholeParams,
     /// Of the first step, each times the same number.
     grads: WholeParams,
+}
+
+/// The first moment of every parameter of a rank. After the first step it is the gradient that the update
+/// was given, times a number.
+fn local_moments(trainer: &Trainer) -> Result<LocalParams, TrainError> {
+    // Parameters that are on their way arrive.
+    trainer.model();
+    let moments = trainer.optimizer().whole_state(true)?.moments.into_iter();
+    let first = moments.filter(|((moment, _), _)| *moment == Moment::ExpAvg);
+    let read = |((_, path), state): ((Moment, String), StateTensor)| {
+        let shard = trainer.plan().get(&path).unwrap().shard.clone();
+        Ok((path, state.read()?.try_to_vec().unwrap(), shard))
+    };
+    first.map(read).collect()
 }
 
 pub(crate) fn train(config: TrainConfig, layout: Layout) -> Trained {

@@ -19,18 +19,18 @@ use crate::Test;
 pub(crate) const TESTS: &[Test] = &[("what_waits_for_backward_is_the_formulas", held)];
 
 const LAYERS: usize = 10;
-const TOKENS: [usize; 2] = [256, 8];
+const TOKENS: [usize; 2] = [64, 4];
 
 fn held() -> Result<(), String> {
     let device = Device::cuda(0).autodiff();
     let config = DecoderConfig {
         vocab: 512,
-        hidden: 256,
-        ffn: 512,
+        hidden: 64,
+        ffn: 128,
         layers: LAYERS,
-        heads: 4,
-        kv_heads: 2,
-        head_dim: 64,
+        heads: 2,
+        kv_heads: 1,
+        head_dim: 32,
         max_seq_len: TOKENS[0],
         ..Family::Llama.template()
     };

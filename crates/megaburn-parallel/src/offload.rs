@@ -1,7 +1,8 @@
 //! Activations that wait for backward in host memory.
 
+#[cfg(feature = "cuda")]
+use std::collections::VecDeque;
 use std::{
-    collections::VecDeque,
     fmt,
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
 };
@@ -38,9 +39,6 @@ struct State {
     /// What leaves, the oldest first.
     #[cfg(feature = "cuda")]
     leaving: VecDeque<Leaving>,
-    /// Nothing does.
-    #[cfg(not(feature = "cuda"))]
-    leaving: VecDeque<()>,
 }
 
 /// How many tensors leave at a time, whose memory is taken on the GPU until others leave or backward
@@ -83,20 +81,25 @@ impl ActivationOffload {
             let rows = x.clone().inner().flatten(0, 1);
             Mutex::new(if stay { Held::Here(rows) } else { state.offload(rows) })
         });
-        let tensors_kept = held.collect();
-        let kept = Arc::new(Kept { tensors: tensors_kept, before: state.last.take() });
+        let tensors_held = held.collect();
+        let kept = Arc::new(Kept { tensors: tensors_held, before: state.last.take() });
         state.last = Some(Arc::downgrade(&kept));
         let mut places = 0..N;
         tensors.map(|x| {
             let (offload, kept) = (self.clone(), kept.clone());
             let place = places.next().expect("one a tensor");
             let take = move || {
-                // A forward is over: what left last is let go.
-                offload.lock().leaving.clear();
+                offload.let_go();
                 kept.take(place)
             };
             Input::recomputed(x, Again::new(take))
         })
+    }
+
+    /// A forward is over: of what left last the memory on the GPU is let go.
+    fn let_go(&self) {
+        #[cfg(feature = "cuda")]
+        self.lock().leaving.clear();
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -165,6 +168,6 @@ impl Kept {
 
 impl fmt::Debug for State {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("State").field("leaving", &self.leaving.len()).finish_non_exhaustive()
+        f.debug_struct("State").finish_non_exhaustive()
     }
 }

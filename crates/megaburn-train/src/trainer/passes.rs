@@ -72,18 +72,13 @@ impl Chunks for Training<'_> {
         }))
     }
 
-    fn backward(
-        &mut self,
-        pass: Pass,
-        run: impl FnOnce() -> Gradients,
-    ) -> Result<Gradients, TrainError> {
+    fn backward(&mut self, pass: Pass, run: impl FnOnce() -> Gradients) -> Result<(), TrainError> {
         let _backward = self.begin(pass);
         let mut grads = run();
         let Trainer { model, grads: sums, .. } = &mut *self.trainer;
         let model = model.as_ref().expect("the model is only away during an update");
         sums.accumulate(model, &mut grads);
-        self.end()?;
-        Ok(grads)
+        self.end()
     }
 
     fn weights(&mut self, pass: Pass, run: impl FnOnce()) -> Result<(), TrainError> {

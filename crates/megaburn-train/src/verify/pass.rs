@@ -52,15 +52,14 @@ impl Chunks for WholeBatch<'_> {
         Ok(Output::Loss(loss))
     }
 
-    fn backward(
-        &mut self,
-        pass: Pass,
-        run: impl FnOnce() -> Gradients,
-    ) -> Result<Gradients, TrainError> {
-        let Some(sums) = &mut self.grads else { return Ok(run()) };
+    fn backward(&mut self, pass: Pass, run: impl FnOnce() -> Gradients) -> Result<(), TrainError> {
+        let Some(sums) = &mut self.grads else {
+            drop(run());
+            return Ok(());
+        };
         sums.begin_micro_batch(pass.is_last);
         let mut grads = run();
         sums.accumulate(self.model, &mut grads);
-        Ok(grads)
+        Ok(())
     }
 }

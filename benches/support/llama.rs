@@ -93,6 +93,7 @@ impl Megaburn {
         groups: ProcessGroups,
     ) -> Result<Self, Failure> {
         let layout = groups.layout();
+        config.check_seq_len(seq_len)?;
         config.check_layout(&layout, seq_len)?;
         let device = Device::flex().autodiff();
         let model = config.init(&groups.tp, layout.sp, &device)?;

@@ -64,8 +64,9 @@ mod swiglu;
 mod testing;
 
 pub use attention::{
-    AUTO_LEN, AttentionDropout, AttentionKernel, AttentionOptions, AttentionPart, PackedSequences,
-    attention, attention_part, attention_part_gradients, set_attention_kernel,
+    AUTO_LEN, AttentionDropout, AttentionKernel, AttentionOptions, AttentionPart, AttentionSum,
+    PackedSequences, add_rows, attention, attention_part, attention_part_gradients,
+    set_attention_kernel,
 };
 pub use cross_entropy::{CrossEntropyOptions, cross_entropy, linear_cross_entropy};
 pub use dropout::{DropoutKey, bias_dropout_add, dropout};

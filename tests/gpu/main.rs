@@ -9,6 +9,7 @@
 //! rank for each GPU.
 
 mod collectives;
+mod contexts;
 mod disagreements;
 mod failures;
 mod fixtures;
@@ -55,9 +56,10 @@ const TESTS: [(&str, &[Test]); 6] = [
     ("offload", offload::TESTS),
     ("failures", failures::TESTS),
 ];
-const GROUP_TESTS: [(&str, &[GroupTest]); 7] = [
+const GROUP_TESTS: [(&str, &[GroupTest]); 8] = [
     ("collectives", collectives::GROUP_TESTS),
     ("regions", regions::GROUP_TESTS),
+    ("contexts", contexts::GROUP_TESTS),
     ("disagreements", disagreements::GROUP_TESTS),
     ("fixtures", fixtures::GROUP_TESTS),
     ("layouts", layouts::GROUP_TESTS),

@@ -6,6 +6,7 @@ mod bf16;
 mod bf16_models;
 mod bf16_state;
 mod child;
+mod contexts;
 mod docs;
 mod dropout;
 mod f16;

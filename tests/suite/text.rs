@@ -27,3 +27,15 @@ pub(crate) fn write_random_text(path: &Path, len: usize, seed: u64) {
     let text = (0..len as u64).map(|index| rng.below(index, 128) as u8 as char);
     fs::write(path, text.collect::<String>()).unwrap();
 }
+
+/// Writes documents of random letters, of 1 to `longest` characters each, a JSON object a line.
+pub(crate) fn write_random_documents(path: &Path, num: u64, longest: u64, seed: u64) {
+    let rng = PositionRng::new(seed, Purpose::Sampling, "documents");
+    let document = |index: u64| {
+        let rng = rng.with_stream(index);
+        let letters = (1..=1 + rng.below(0, longest)).map(|at| b'a' + rng.below(at, 26) as u8);
+        let text: String = letters.map(char::from).collect();
+        format!("{{\"text\": \"{text}\"}}\n")
+    };
+    fs::write(path, (0..num).map(document).collect::<String>()).unwrap();
+}

@@ -44,6 +44,14 @@ pub enum MeshError {
         "a part of {units} units of {unit} cannot be split over {ranks} ranks of {axis}: one number must divide the other"
     )]
     Units { units: usize, unit: usize, ranks: usize, axis: &'static str },
+    #[error(
+        "documents that begin at {cu_seqlens:?} do not rise from 0 to {len}, the tokens of a row"
+    )]
+    Documents { cu_seqlens: Vec<usize>, len: usize },
+    #[error(
+        "a document of {len} tokens from {start} on in row {row} does not divide into the {multiple} chunks of the zigzag split: pad it to a multiple of {multiple}"
+    )]
+    DocumentLength { row: usize, start: usize, len: usize, multiple: usize },
     #[error("two parameters are named `{path}`")]
     DuplicateParam { path: String },
 }

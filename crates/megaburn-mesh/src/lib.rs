@@ -14,6 +14,7 @@
 //! ```
 
 mod axis;
+mod documents;
 mod error;
 mod fit;
 mod layout;
@@ -21,8 +22,10 @@ mod mesh;
 mod plan;
 mod rng;
 mod shard;
+mod zigzag;
 
 pub use axis::Axis;
+pub use documents::Documents;
 pub use error::MeshError;
 pub use fit::ModelShape;
 pub use layout::Layout;
@@ -30,3 +33,4 @@ pub use mesh::{Coords, Mesh};
 pub use plan::{ParamSpec, ShardPlan};
 pub use rng::{PositionRng, Purpose};
 pub use shard::{Part, Piece, ShardSpec, pad_vocab};
+pub use zigzag::Zigzag;

@@ -1,20 +1,11 @@
+use std::ops::Range;
+
 use burn::{config::Config, module::Module, tensor::Tensor};
 use megaburn_collective::Group;
 use megaburn_kernels::{DropoutKey, dropout};
-use megaburn_mesh::{PositionRng, Purpose};
+use megaburn_mesh::{PositionRng, Purpose, Zigzag};
 
-use crate::ParallelError;
-
-/// Which tokens of the run a forward pass sees, so that dropout does not depend on the layout.
-#[derive(derive_new::new, Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TokenBlock {
-    /// Number of the training step.
-    pub step: u64,
-    /// Samples of the global batch.
-    pub global_batch: usize,
-    /// Number of this micro-batch's first sample within the global batch.
-    pub first_sample: usize,
-}
+use crate::{ParallelError, TokenBlock};
 
 /// Configuration of a [`ParallelDropout`].
 #[derive(Config, Debug)]
@@ -35,7 +26,8 @@ impl ParallelDropoutConfig {
     /// A share outside of `[0, 1)`.
     pub fn init(&self, group: &Group) -> Result<ParallelDropout, ParallelError> {
         check("ParallelDropout", &self.name, self.prob)?;
-        Ok(ParallelDropout { config: self.clone(), group: group.clone() })
+        let (config, group) = (self.clone(), group.clone());
+        Ok(ParallelDropout { config, group, context: Zigzag::WHOLE })
     }
 }
 
@@ -59,13 +51,21 @@ pub struct ParallelDropout {
     config: ParallelDropoutConfig,
     #[module(skip)]
     group: Group,
+    #[module(skip)]
+    context: Zigzag,
 }
 
 impl ParallelDropout {
+    /// For what this rank holds of sequences that ranks share.
+    pub fn with_context(mut self, context: Zigzag) -> Self {
+        self.context = context;
+        self
+    }
+
     /// Drops elements while training; returns the input unchanged on a device without autodiff.
     ///
     /// # Shapes
-    /// `[seq, batch, hidden]`, unchanged (with sequence parallelism `seq` is this rank's stretch).
+    /// `[seq, batch, hidden]`, unchanged (with sequence and context parallelism `seq` is this rank's stretch).
     pub fn forward(&self, x: Tensor<3>, block: &TokenBlock) -> Tensor<3> {
         let ParallelDropoutConfig { prob, name, sequence_parallel } = &self.config;
         if *prob == 0.0 || !x.device().is_autodiff() {
@@ -75,10 +75,53 @@ impl ParallelDropout {
         let shards = if *sequence_parallel { self.group.size() } else { 1 };
         let rng =
             PositionRng::new(self.group.seed(), Purpose::Dropout, name).with_stream(block.step);
-        let offset = if *sequence_parallel { self.group.rank() * seq } else { 0 };
-        let key = DropoutKey::new(rng, &[seq * shards, block.global_batch, hidden])
-            .with_offset(0, offset)
+        let of_rank = seq * shards;
+        let len = of_rank * self.context.ranks();
+        let key = DropoutKey::new(rng, &[len, block.global_batch, hidden])
             .with_offset(1, block.first_sample);
-        dropout(x, *prob, key)
+        let start = if *sequence_parallel { self.group.rank() * seq } else { 0 };
+        let stretches = stretches(self.context.ranges(len), start..start + seq);
+        let dropped = stretches.into_iter().map(|(rows, position)| {
+            let part = match rows.len() == seq {
+                true => x.clone(),
+                false => x.clone().narrow(0, rows.start, rows.len()),
+            };
+            dropout(part, *prob, key.clone().with_offset(0, position))
+        });
+        let mut dropped: Vec<_> = dropped.collect();
+        if dropped.len() == 1 { dropped.swap_remove(0) } else { Tensor::cat(dropped, 0) }
+    }
+}
+
+/// Rows out of those of two chunks one behind the other that are `held`, counted from the first that is,
+/// and the position of the first of each stretch.
+fn stretches(chunks: [Range<usize>; 2], held: Range<usize>) -> Vec<(Range<usize>, usize)> {
+    let [front, back] = chunks;
+    if front.end == back.start {
+        return vec![(0..held.len(), front.start + held.start)];
+    }
+    let both = [(0, front.clone()), (front.len(), back)];
+    let stretch = |(before, chunk): (usize, Range<usize>)| {
+        let rows = before.max(held.start)..(before + chunk.len()).min(held.end);
+        let position = (chunk.start + rows.start).saturating_sub(before);
+        (!rows.is_empty()).then(|| (rows.start - held.start..rows.end - held.start, position))
+    };
+    both.into_iter().filter_map(stretch).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stretches_are_at_their_positions() {
+        // Chunks of four tokens each, of which sequence-parallel ranks hold some.
+        let of = |held| stretches([4..8, 24..28], held);
+        assert_eq!(of(0..8), [(0..4, 4), (4..8, 24)]);
+        assert_eq!(of(0..4), [(0..4, 4)]);
+        assert_eq!(of(2..6), [(0..2, 6), (2..4, 24)]);
+        assert_eq!(of(6..8), [(0..2, 26)]);
+        assert_eq!(stretches([0..4, 4..8], 2..6), [(0..4, 2)]);
+        assert_eq!(stretches([4..8, 8..12], 2..6), [(0..4, 6)]);
     }
 }

@@ -32,6 +32,7 @@
 //! ```
 
 mod attention;
+mod context;
 mod cross_entropy;
 mod dropout;
 mod embedding;
@@ -49,10 +50,12 @@ mod recompute;
 mod replica;
 mod residual;
 mod shards;
+mod tokens;
 
 pub use attention::{SelfAttention, SelfAttentionConfig};
+pub use context::{ContextComm, ContextParallel, PackedDocuments};
 pub use cross_entropy::{CrossEntropy, CrossEntropyConfig};
-pub use dropout::{ParallelDropout, ParallelDropoutConfig, TokenBlock};
+pub use dropout::{ParallelDropout, ParallelDropoutConfig};
 pub use embedding::{VocabParallelEmbedding, VocabParallelEmbeddingConfig};
 pub use error::ParallelError;
 pub use input::Input;
@@ -66,3 +69,4 @@ pub use position::{PositionEmbedding, PositionEmbeddingConfig};
 pub use recompute::{offloaded_stream, recomputed, recomputed_stream};
 pub use residual::Residual;
 pub use shards::{PlanBuilder, Sharded, check_plan, main_grads, shard_plan};
+pub use tokens::{TokenBlock, TokenContext};

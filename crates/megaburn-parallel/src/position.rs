@@ -76,14 +76,29 @@ impl PositionEmbedding {
     /// # Panics
     /// If a position has no vector.
     pub fn forward(&self, positions: &[usize]) -> Tensor<3> {
-        let positions = self.replica.rows(positions);
+        self.forward_each(&[positions])
+    }
+
+    /// The same for sequences that have positions of their own.
+    ///
+    /// # Shapes
+    /// `B` sequences of `S` positions; output `[S, B, d_model]`, with sequence parallelism
+    /// `[S / n, B, d_model]`
+    ///
+    /// # Panics
+    /// As [`forward`](Self::forward).
+    pub fn forward_each<P: AsRef<[usize]>>(&self, sequences: &[P]) -> Tensor<3> {
+        let own: Vec<_> = sequences.iter().map(|all| self.replica.rows(all.as_ref())).collect();
         let num_positions = self.weight.dims()[0];
-        assert!(
-            positions.iter().all(|&position| position < num_positions),
-            "a position of {positions:?} has none of {num_positions} vectors"
-        );
-        let ids: Vec<i64> = positions.iter().map(|&position| position as i64).collect();
-        let ids = TensorData::new(ids, [positions.len(), 1]);
+        for positions in &own {
+            assert!(
+                positions.iter().all(|&position| position < num_positions),
+                "a position of {positions:?} has none of {num_positions} vectors"
+            );
+        }
+        let len = own.first().map_or(0, |positions| positions.len());
+        let ids = (0..len).flat_map(|at| own.iter().map(move |positions| positions[at] as i64));
+        let ids = TensorData::new(ids.collect::<Vec<_>>(), [len, own.len()]);
         let ids = Tensor::<2, Int>::from_data(ids, &self.weight.device().inner());
         embedding(self.replica.value(&self.weight), ids)
     }

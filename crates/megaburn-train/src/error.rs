@@ -96,7 +96,7 @@ pub enum TrainError {
     #[error("cannot start the ranks: {why}")]
     Launch { why: String },
     #[error(
-        "layout with {axis} {degree}: {axis} > 1 is planned but not built yet; tp, pp, dp and sp are"
+        "layout with {axis} {degree}: {axis} > 1 is planned but not built yet; tp, cp, pp, dp and sp are"
     )]
     AxisToCome { axis: &'static str, degree: usize },
     #[error("rank {rank} was started with another configuration, layout or data than rank 0")]

@@ -82,7 +82,7 @@ impl Pipeline {
             copies,
             hidden: model.hidden,
             dtype: dtype.into(),
-            splits: if layout.sp { layout.tp } else { 1 },
+            splits: layout.cp * if layout.sp { layout.tp } else { 1 },
             schedule: None,
         })
     }

@@ -49,9 +49,9 @@ pub fn pretrain(config: TrainConfig, fresh: bool, stop: StopSignal) -> Result<()
     run_ranks(&job.layout, env, group, &job.device, |world| job.train(world)).map(drop)
 }
 
-/// Context and expert parallelism are laid out but not built yet.
+/// Expert parallelism is laid out but not built yet.
 pub(crate) fn refuse_axes_to_come(layout: &Layout) -> Result<(), TrainError> {
-    let degrees = [("cp", layout.cp), ("ep", layout.ep), ("etp", layout.etp)];
+    let degrees = [("ep", layout.ep), ("etp", layout.etp)];
     match degrees.into_iter().find(|(_, degree)| *degree > 1) {
         Some((axis, degree)) => Err(TrainError::AxisToCome { axis, degree }),
         None => Ok(()),

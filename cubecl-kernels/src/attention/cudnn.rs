@@ -54,11 +54,12 @@ fn asked([q, k]: [&CubeTensor; 2], options: &AttentionOptions) -> Option<(bool, 
     (serves && is_chosen([s_q, k.meta.shape()[0]])).then_some((causal, scale))
 }
 
-/// Whether the choice is cuDNN's for these lengths: of itself for sequences as training has them.
+/// Whether the choice is cuDNN's for these lengths: of itself for sequences as training has them, and
+/// for stretches of such.
 fn is_chosen([s_q, s_k]: [usize; 2]) -> bool {
     match kernel::chosen() {
         AttentionKernel::Cudnn => true,
-        AttentionKernel::Auto => s_q == s_k && s_q >= AUTO_LEN && cudnn::is_available(),
+        AttentionKernel::Auto => s_q.min(s_k) >= AUTO_LEN && cudnn::is_available(),
         AttentionKernel::Cubecl | AttentionKernel::Reference => false,
     }
 }

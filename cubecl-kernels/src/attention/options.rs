@@ -104,12 +104,13 @@ impl AttentionOptions {
             }];
         };
         let alone = Self { sequences: None, dropout: None, ..*self };
-        let piece = |Sequence { row, queries, keys }| {
+        let piece = |Sequence { row, queries, keys, offset }| {
             let dropout = self.dropout.clone().map(|AttentionDropout { p, key }| {
                 let key = key.moved(0, row).moved(2, queries.start).moved(3, keys.start);
                 AttentionDropout { p, key }
             });
-            let options = Self { dropout, ..alone.clone() };
+            let query_offset = alone.query_offset + offset;
+            let options = Self { dropout, query_offset, ..alone.clone() };
             Piece { rows: row..row + 1, queries, keys, options }
         };
         sequences.sequences().map(piece).collect()

@@ -15,13 +15,17 @@ use std::ops::Range;
 /// let rows = PackedSequences::new([vec![0, 12], vec![0, 7, 12]]);
 /// // Keys of another number than queries: 3 queries see 6 keys, 5 see none, 4 see 2.
 /// let crossed = packed.with_keys([[0, 6, 6, 8]]);
-/// # let _ = (rows, crossed);
+/// // The last 2 of 6 tokens and the last 3 of 9 see all that is before them.
+/// let last = PackedSequences::new([[0, 2, 5]]).with_keys([[0, 6, 15]]).with_offsets([[4, 6]]);
+/// # let _ = (rows, crossed, last);
 /// ```
 #[derive(Clone)]
 pub struct PackedSequences {
     /// By row of the batch.
     queries: Vec<Vec<usize>>,
     keys: Vec<Vec<usize>>,
+    /// The position of each sequence's first query, counted in its keys; none: all 0.
+    offsets: Option<Vec<Vec<usize>>>,
     #[cfg(feature = "cuda")]
     pub(super) on_gpu: super::flash::OnGpu,
 }
@@ -33,6 +37,8 @@ pub(super) struct Sequence {
     pub(super) row: usize,
     pub(super) queries: Range<usize>,
     pub(super) keys: Range<usize>,
+    /// The position of the first query, counted in the sequence's keys.
+    pub(super) offset: usize,
 }
 
 impl PackedSequences {
@@ -40,19 +46,32 @@ impl PackedSequences {
     /// alike. Sequences may be empty.
     pub fn new(cu_seqlens: impl IntoIterator<Item = impl Into<Vec<usize>>>) -> Self {
         let queries: Vec<_> = cu_seqlens.into_iter().map(Into::into).collect();
-        Self::of(queries.clone(), queries)
+        Self::of(queries.clone(), queries, None)
     }
 
     /// The same for keys that have other bounds, as many sequences in each row.
     pub fn with_keys(self, cu_seqlens: impl IntoIterator<Item = impl Into<Vec<usize>>>) -> Self {
         let keys = cu_seqlens.into_iter().map(Into::into).collect();
-        Self::of(self.queries, keys)
+        Self::of(self.queries, keys, self.offsets)
     }
 
-    fn of(queries: Vec<Vec<usize>>, keys: Vec<Vec<usize>>) -> Self {
+    /// The same with queries that do not begin where their keys do: by row of the batch, the position of
+    /// each sequence's first query, counted in its keys. [`AttentionOptions`](crate::AttentionOptions)'
+    /// own offset comes on top.
+    pub fn with_offsets(self, offsets: impl IntoIterator<Item = impl Into<Vec<usize>>>) -> Self {
+        let offsets = offsets.into_iter().map(Into::into).collect();
+        Self::of(self.queries, self.keys, Some(offsets))
+    }
+
+    fn of(
+        queries: Vec<Vec<usize>>,
+        keys: Vec<Vec<usize>>,
+        offsets: Option<Vec<Vec<usize>>>,
+    ) -> Self {
         Self {
             queries,
             keys,
+            offsets,
             #[cfg(feature = "cuda")]
             on_gpu: Default::default(),
         }
@@ -74,27 +93,42 @@ impl PackedSequences {
             let (queries, keys) = (queries.len() - 1, keys.len() - 1);
             assert_eq!(queries, keys, "attention: sequences of queries and of keys in one row");
         }
+        let Some(offsets) = &self.offsets else { return };
+        let counts = |rows: &[Vec<usize>], of: usize| -> Vec<usize> {
+            rows.iter().map(|row| row.len() - of).collect()
+        };
+        let (found, expected) = (counts(offsets, 0), counts(&self.queries, 1));
+        assert_eq!(found, expected, "attention: offsets, and the sequences that they are of");
+        // Kernels count positions in 32 bits.
+        let most = (i32::MAX as usize / 2).saturating_sub(s_q.max(s_k));
+        let far = offsets.iter().flatten().find(|offset| **offset > most);
+        assert!(far.is_none(), "attention: the offset {far:?} of a sequence is above {most}");
     }
 
     /// Row after row, in order.
     pub(super) fn sequences(&self) -> impl Iterator<Item = Sequence> {
-        self.queries.iter().zip(&self.keys).enumerate().flat_map(|(row, (queries, keys))| {
-            let ranges = queries.windows(2).zip(keys.windows(2));
-            ranges.map(move |(q, k)| Sequence { row, queries: q[0]..q[1], keys: k[0]..k[1] })
+        self.queries.iter().zip(&self.keys).enumerate().flat_map(move |(row, (queries, keys))| {
+            let ranges = queries.windows(2).zip(keys.windows(2)).enumerate();
+            ranges.map(move |(index, (q, k))| {
+                let offset = self.offsets.as_ref().map_or(0, |offsets| offsets[row][index]);
+                Sequence { row, queries: q[0]..q[1], keys: k[0]..k[1], offset }
+            })
         })
     }
 }
 
 impl PartialEq for PackedSequences {
     fn eq(&self, other: &Self) -> bool {
-        (&self.queries, &self.keys) == (&other.queries, &other.keys)
+        let parts = |x: &Self| (x.queries.clone(), x.keys.clone(), x.offsets.clone());
+        parts(self) == parts(other)
     }
 }
 
 impl fmt::Debug for PackedSequences {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut text = f.debug_struct("PackedSequences");
-        text.field("queries", &self.queries).field("keys", &self.keys).finish()
+        text.field("queries", &self.queries).field("keys", &self.keys);
+        text.field("offsets", &self.offsets).finish()
     }
 }
 
@@ -108,12 +142,21 @@ mod tests {
         packed.check(2, 5, 4);
         let found: Vec<_> = packed.sequences().map(|s| (s.row, s.queries, s.keys)).collect();
         assert_eq!(found, [(0, 0..2, 0..4), (0, 2..5, 4..4), (1, 0..0, 0..4), (1, 0..5, 4..4)]);
+        let packed = packed.with_offsets([[2, 0], [0, 7]]);
+        packed.check(2, 5, 4);
+        assert!(packed.sequences().map(|s| s.offset).eq([2, 0, 0, 7]));
     }
 
     #[test]
     #[should_panic(expected = "cu_seqlens [0, 3, 2, 5] do not rise from 0 to the 5 queries")]
     fn bounds_that_fall_are_refused() {
         PackedSequences::new([[0, 3, 2, 5]]).check(1, 5, 5);
+    }
+
+    #[test]
+    #[should_panic(expected = "offsets, and the sequences that they are of")]
+    fn an_offset_for_each_sequence_is_asked_for() {
+        PackedSequences::new([[0, 2, 5]]).with_offsets([[0]]).check(1, 5, 5);
     }
 
     #[test]

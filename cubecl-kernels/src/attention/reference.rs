@@ -30,6 +30,7 @@ pub fn attention(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, options: AttentionOpt
 pub(super) fn hidden([b, s_q, s_k]: [usize; 3], options: &AttentionOptions) -> Vec<bool> {
     let mut hidden = vec![true; b * s_q * s_k];
     for piece in options.pieces(b, s_q, s_k) {
+        let options = &piece.options;
         for row in piece.rows {
             for (i, at_q) in piece.queries.clone().enumerate() {
                 let position = options.query_offset + i;

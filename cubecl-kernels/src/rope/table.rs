@@ -1,5 +1,5 @@
 use burn::config::Config;
-use burn::tensor::{Device, Tensor, TensorData};
+use burn::tensor::{Device, Int, Tensor, TensorData};
 
 use super::scaling::{RopeScaling, check};
 use crate::KernelError;
@@ -138,6 +138,32 @@ impl RopeTable {
         &self.sin
     }
 
+    /// The rows that sequences of a batch ask for, each in an order of its own: of documents one behind the
+    /// other, say.
+    ///
+    /// # Shapes
+    /// A table of positions that all sequences have, `[s, 1, d / 2]`; `b` sequences of `n` rows, to
+    /// `[n, b, d / 2]`
+    ///
+    /// # Panics
+    /// If the table is of several sequences already, or those asked for are of several lengths.
+    pub fn rows<P: AsRef<[usize]>>(&self, sequences: &[P]) -> Self {
+        let [positions, one, half] = self.cos.dims();
+        let (n, b) = (sequences.first().map_or(0, |rows| rows.as_ref().len()), sequences.len());
+        assert!(
+            one == 1 && sequences.iter().all(|rows| rows.as_ref().len() == n),
+            "RopeTable::rows: sequences of several lengths, or of a table of {one} sequences"
+        );
+        let rows = (0..n).flat_map(|at| sequences.iter().map(move |rows| rows.as_ref()[at] as i64));
+        let rows = TensorData::new(rows.collect::<Vec<_>>(), [n * b]);
+        let rows = Tensor::<1, Int>::from_data(rows, &self.cos.device());
+        let taken = |table: &Tensor<3>| {
+            let table = table.clone().reshape([positions, half]);
+            table.select(0, rows.clone()).reshape([n, b, half])
+        };
+        Self { cos: taken(&self.cos), sin: taken(&self.sin), ..*self }
+    }
+
     /// How many positions of a sequence the table has.
     pub fn num_positions(&self) -> usize {
         self.cos.dims()[0]
@@ -207,6 +233,9 @@ mod tests {
             assert_same_bits(each.cos().clone().narrow(1, b, 1), alone.cos().clone());
             assert_same_bits(each.sin().clone().narrow(1, b, 1), alone.sin().clone());
         }
+        let rows = config.init(0..6, &device()).unwrap().rows(&[[0, 1, 2], [5, 0, 1]]);
+        assert_same_bits(rows.cos().clone(), each.cos().clone());
+        assert_same_bits(rows.sin().clone(), each.sin().clone());
     }
 
     #[test]

@@ -17,7 +17,7 @@ mod rows;
 use burn::tensor::{Tensor, TensorData};
 pub use in_place::start_all_gather_in_place;
 pub use kinds::Moved;
-pub use pair::{Receiving, Sending, meet, recv, send, start_recv, start_send};
+pub use pair::{Receiving, Sending, meet, recv, send, start_recv, start_send, start_shift};
 use pending::Lane;
 pub use pending::Pending;
 

@@ -6,7 +6,7 @@ use burn::tensor::{DType, Device, Shape, Tensor};
 #[cfg(feature = "cuda")]
 use megaburn_cuda::{Started, nccl::Lane};
 
-use super::Moved;
+use super::{Moved, Pending};
 use crate::{CollectiveError, Group};
 
 /// Sends a tensor to member `to`, which calls [`recv`].
@@ -63,6 +63,34 @@ pub fn meet(device: &Device, group: &Group) -> Result<(), CollectiveError> {
     }
     let _ = (device, group);
     Ok(())
+}
+
+/// Passes the tensor `by` places round the ring of members (negative: the other way), beside what follows,
+/// and gives the one that comes. On the host it is there when this returns.
+///
+/// # Shapes
+/// Any, the same on all members; unchanged.
+/// # Errors
+/// See [`CollectiveError`].
+/// # Collective
+/// All members.
+pub fn start_shift<const D: usize, K: Moved>(
+    x: Tensor<D, K>,
+    by: isize,
+    group: &Group,
+) -> Result<Pending<D, K>, CollectiveError> {
+    if group.at(by) == group.rank() {
+        return Ok(Pending::done(x));
+    }
+    #[cfg(feature = "cuda")]
+    if let Some(x) = K::to_gpu(&x) {
+        return group.gpu_shift(x, by, Lane::Overlapped).map(Pending::started);
+    }
+    let like = (x.shape(), x.device(), x.dtype());
+    group.send(x.into_data(), group.at(by))?;
+    let (shape, device, dtype) = like;
+    let data = group.recv(group.at(-by), Some(shape.as_slice()), dtype)?;
+    Ok(Pending::done(Tensor::from_data(data, (&device, dtype))))
 }
 
 /// A tensor that is on its way to another member: its memory is taken until this is dropped. On a GPU

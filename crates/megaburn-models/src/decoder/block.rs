@@ -2,11 +2,11 @@ use burn::{module::Module, nn::Initializer, prelude::Device, tensor::Tensor};
 use megaburn_collective::Group;
 use megaburn_kernels::RopeTable;
 use megaburn_parallel::{
-    Input, KvCache, Mlp, MlpConfig, Norm, NormConfig, Packed, ParallelDropout, PlanBuilder,
-    Residual, SelfAttention, SelfAttentionConfig, Sharded, recomputed,
+    ContextParallel, Input, KvCache, Mlp, MlpConfig, Norm, NormConfig, Packed, ParallelDropout,
+    PlanBuilder, Residual, SelfAttention, SelfAttentionConfig, Sharded, TokenContext, recomputed,
 };
 
-use super::{Context, Dropout, Recompute};
+use super::{Dropout, Recompute};
 use crate::{DecoderConfig, ModelError};
 
 /// One transformer block: attention and MLP, each behind a norm and added to its input.
@@ -91,6 +91,18 @@ impl Block {
         })
     }
 
+    /// The same block, number `index`, of sequences that ranks share.
+    pub(super) fn with_context_parallel(
+        self,
+        parallel: &ContextParallel,
+        index: usize,
+    ) -> Result<Self, ModelError> {
+        let name = format!("blocks.{index}.attention");
+        let dropouts = self.dropouts.map(|both| both.map(|of| of.with_context(parallel.zigzag())));
+        let attention = self.attention.with_context_parallel(parallel, &name)?;
+        Ok(Self { attention, dropouts, ..self })
+    }
+
     /// The same block, and what its backward computes once more.
     pub(super) fn with_recompute(self, recompute: Recompute) -> Self {
         Self {
@@ -114,8 +126,8 @@ impl Block {
     ///
     /// # Shapes
     /// `[S, B, H]`, unchanged (with sequence parallelism `[S / n, B, H]`); `context` is of `S`
-    /// positions
-    pub(super) fn forward(&self, x: Residual, context: &Context) -> Residual {
+    /// tokens
+    pub(super) fn forward(&self, x: Residual, context: &TokenContext) -> Residual {
         let (normed, x) = x.normed(&self.attention_norm);
         self.behind_norm(normed, x, context)
     }
@@ -125,15 +137,13 @@ impl Block {
         &self,
         normed: impl Into<Input<3>>,
         x: Residual,
-        context: &Context,
+        context: &TokenContext,
     ) -> Residual {
-        let Context { rope, tokens } = context;
-        let dropped = |part: usize, y: Tensor<3>| match (&self.dropouts, tokens) {
-            (Some(dropouts), Some(tokens)) => dropouts[part].forward(y, tokens),
+        let dropped = |part: usize, y: Tensor<3>| match (&self.dropouts, &context.block) {
+            (Some(dropouts), Some(block)) => dropouts[part].forward(y, block),
             _ => y,
         };
-        let attended = self.attention.forward_training(normed, rope.as_ref(), tokens.as_ref());
-        let x = x + dropped(0, attended);
+        let x = x + dropped(0, self.attention.forward_in(normed, context));
         let (normed, x) = x.normed(&self.mlp_norm);
         x + dropped(1, self.feed_forward(normed))
     }

@@ -5,6 +5,7 @@ use burn::{
     prelude::{Device, Int},
     tensor::{Tensor, TensorData},
 };
+use megaburn_mesh::Zigzag;
 use megaburn_parallel::{
     KvCache, Norm, Packed, PositionEmbedding, Residual, VocabParallelEmbedding,
 };
@@ -63,7 +64,7 @@ impl Decoder {
             norm: norm.map(Norm::whole_sequence),
             head: head.map(VocabParallelEmbedding::whole_sequence),
             dropout: None,
-            parts: Parts { sequence_parallel: false, ..parts },
+            parts: Parts { sequence_parallel: false, zigzag: Zigzag::WHOLE, ..parts },
         }
     }
 
@@ -121,7 +122,7 @@ impl Decoder {
         let x = x.unwrap_or_else(|| {
             let tokens = next.iter().flat_map(|(_, tokens)| tokens.iter().map(|&id| i64::from(id)));
             let tokens = TensorData::new(tokens.collect(), [packed.num_tokens(), 1]);
-            self.embed(Tensor::<2, Int>::from_data(tokens, device), &positions)
+            self.embed(Tensor::<2, Int>::from_data(tokens, device), &[positions])
         });
         let stage = self.stage(chunk);
         let layers = &mut cache.layers[stage.layers().layers.clone()];

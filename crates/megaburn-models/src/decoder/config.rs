@@ -114,17 +114,26 @@ impl DecoderConfig {
         Ok(())
     }
 
-    /// Whether a layout can split the model, for sequences of `seq_len` tokens; how a pipeline splits its
-    /// layers is not looked at.
+    /// Refuses sequences that are longer than the model's.
     ///
     /// # Errors
-    /// The layout does not fit, with all the numbers; or the sequence is longer than the model's.
-    pub fn check_layout(&self, layout: &Layout, seq_len: usize) -> Result<(), ModelError> {
-        if seq_len > self.max_seq_len {
-            let why =
-                format!("sequences of {seq_len} tokens, the model's limit is {}", self.max_seq_len);
-            return Err(ModelError::Config(why));
+    /// They are, with both lengths.
+    pub fn check_seq_len(&self, seq_len: usize) -> Result<(), ModelError> {
+        if seq_len <= self.max_seq_len {
+            return Ok(());
         }
+        let limit = self.max_seq_len;
+        Err(ModelError::Config(format!(
+            "sequences of {seq_len} tokens, the model's limit is {limit}"
+        )))
+    }
+
+    /// Whether a layout can split the model, for sequences of `seq_len` tokens, padding included; how a
+    /// pipeline splits its layers is not looked at.
+    ///
+    /// # Errors
+    /// The layout does not fit, with all the numbers.
+    pub fn check_layout(&self, layout: &Layout, seq_len: usize) -> Result<(), ModelError> {
         let Self { ffn, heads, kv_heads, .. } = *self;
         Ok(layout.fits(&ModelShape { ffn, heads, kv_heads, seq_len })?)
     }

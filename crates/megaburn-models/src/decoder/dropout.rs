@@ -1,6 +1,5 @@
 use megaburn_collective::Group;
-use megaburn_kernels::RopeTable;
-use megaburn_parallel::{ParallelDropout, ParallelDropoutConfig, ParallelError, TokenBlock};
+use megaburn_parallel::{ParallelDropout, ParallelDropoutConfig, ParallelError};
 
 /// Shares of what training drops, in `[0, 1)`: the same elements under every layout, and again where
 /// backward computes something once more.
@@ -26,12 +25,4 @@ impl Dropout {
             .with_sequence_parallel(sequence_parallel)
             .init(group)
     }
-}
-
-/// What blocks know of the tokens whose stream they get.
-#[derive(Clone, Debug)]
-pub(super) struct Context {
-    pub(super) rope: Option<RopeTable>,
-    /// In training: what of the run they are.
-    pub(super) tokens: Option<TokenBlock>,
 }

@@ -2,7 +2,7 @@ use std::sync::Arc;
 
 use burn::prelude::Device;
 use megaburn_collective::Group;
-use megaburn_mesh::ShardPlan;
+use megaburn_mesh::{ShardPlan, Zigzag};
 use megaburn_parallel::{
     ActivationOffload, CrossEntropyConfig, PositionEmbeddingConfig, VocabParallelEmbeddingConfig,
     shard_plan,
@@ -84,6 +84,7 @@ impl DecoderConfig {
                 offload: ActivationOffload::default(),
                 group: group.clone(),
                 sequence_parallel,
+                zigzag: Zigzag::WHOLE,
                 rope: Arc::default(),
             },
         })

@@ -5,6 +5,7 @@
 mod block;
 mod cached;
 mod config;
+mod context;
 mod dropout;
 mod init;
 mod model;
@@ -14,7 +15,6 @@ mod stage;
 pub use block::Block;
 pub use cached::DecoderCache;
 pub use config::{DecoderConfig, Positions};
-use dropout::Context;
 pub use dropout::Dropout;
 pub use model::Decoder;
 pub(crate) use recompute::Segment;

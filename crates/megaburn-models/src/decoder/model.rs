@@ -7,6 +7,7 @@ use burn::{
 };
 use megaburn_collective::{Group, region::gather_from_last_dim};
 use megaburn_kernels::RopeTable;
+use megaburn_mesh::Zigzag;
 use megaburn_parallel::{
     ActivationOffload, CrossEntropy, Input, Norm, ParallelDropout, PlanBuilder, PositionEmbedding,
     Residual, Sharded, VocabParallelEmbedding,
@@ -57,8 +58,10 @@ pub(super) struct Parts {
     pub(super) group: Group,
     /// Whether ranks hold stretches of the sequence between the blocks.
     pub(super) sequence_parallel: bool,
+    /// What of each sequence the ranks of the group hold.
+    pub(super) zigzag: Zigzag,
     /// The rotary table of the last device and sequence length: all calls of a run share one.
-    pub(super) rope: Arc<Mutex<Option<(Device, RopeTable)>>>,
+    pub(super) rope: Arc<Mutex<Option<(Device, Zigzag, RopeTable)>>>,
 }
 
 impl Decoder {
@@ -151,10 +154,11 @@ impl Decoder {
         &self.parts.group
     }
 
-    pub(super) fn embed(&self, tokens: Tensor<2, Int>, positions: &[usize]) -> Tensor<3> {
+    /// The vectors of tokens, and of their positions: of each sequence, or of all.
+    pub(super) fn embed(&self, tokens: Tensor<2, Int>, positions: &[Vec<usize>]) -> Tensor<3> {
         let x = self.embedding.as_ref().expect("a model begins with it").forward(tokens);
         match &self.positions {
-            Some(vectors) => x + vectors.forward(positions),
+            Some(vectors) => x + vectors.forward_each(positions),
             None => x,
         }
     }
@@ -178,16 +182,23 @@ impl Decoder {
         logits.narrow(2, 0, self.parts.config.vocab)
     }
 
-    pub(super) fn rope(&self, seq_len: usize, device: &Device) -> Option<RopeTable> {
+    /// The rotations of a part of the positions of `seq_len`.
+    pub(super) fn rope(
+        &self,
+        seq_len: usize,
+        zigzag: Zigzag,
+        device: &Device,
+    ) -> Option<RopeTable> {
         let config = self.parts.config.rope()?;
         let mut cached = self.parts.rope.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((place, table)) = &*cached
-            && (place, table.num_positions()) == (device, seq_len)
+        if let Some((place, held, table)) = &*cached
+            && (place, *held, table.num_positions() * zigzag.ranks()) == (device, zigzag, seq_len)
         {
             return Some(table.clone());
         }
-        let table = config.init(0..seq_len, device).expect("the configuration was validated");
-        *cached = Some((device.clone(), table.clone()));
+        let table = config.init(zigzag.positions(seq_len), device);
+        let table = table.expect("the configuration was validated");
+        *cached = Some((device.clone(), zigzag, table.clone()));
         Some(table)
     }
 }

@@ -1,25 +1,30 @@
-use burn::{prelude::Int, tensor::Tensor};
-use megaburn_kernels::RopeTable;
+use burn::{
+    prelude::{Device, Int},
+    tensor::Tensor,
+};
 use megaburn_parallel::{
-    ActivationOffload, Residual, TokenBlock, offloaded_stream, recomputed_stream,
+    ActivationOffload, PackedDocuments, Residual, TokenBlock, TokenContext, offloaded_stream,
+    recomputed_stream,
 };
 use megaburn_pipeline::StageLayers;
 
-use super::{Block, Context, Decoder, Segment, model::Parts};
+use super::{Block, Decoder, Segment, model::Parts};
 
 /// One stage of a pipeline: from the tokens or the stream behind the stage before it to the stream
 /// behind its own last block, or to the loss.
 ///
-/// Shapes: as [`Decoder`]'s.
+/// Shapes: as [`Decoder`]'s; with context parallelism `S` is this rank's stretch of the sequence.
 ///
 /// # Collective
-/// All members of the tensor-parallel group; nothing is sent to another stage.
-#[derive(Clone, Copy, Debug)]
+/// All members of the tensor-parallel group, and the ranks that share sequences; nothing is sent to
+/// another stage.
+#[derive(Clone, Debug)]
 pub struct Stage<'a> {
     model: &'a Decoder,
     layers: &'a StageLayers,
     /// In training: what of the run it sees.
-    tokens: Option<TokenBlock>,
+    block: Option<TokenBlock>,
+    documents: Option<PackedDocuments>,
 }
 
 impl Decoder {
@@ -28,7 +33,8 @@ impl Decoder {
     /// # Panics
     /// If there is none.
     pub fn stage(&self, chunk: usize) -> Stage<'_> {
-        Stage { model: self, layers: &self.parts.stages[chunk], tokens: None }
+        let layers = &self.parts.stages[chunk];
+        Stage { model: self, layers, block: None, documents: None }
     }
 
     /// Which of the stages of this rank the parameter at `path` is of; the first of two that use it.
@@ -51,16 +57,22 @@ impl Decoder {
     }
 }
 
-impl Stage<'_> {
+impl<'a> Stage<'a> {
     /// What of the model it is.
-    pub fn layers(&self) -> &StageLayers {
+    pub fn layers(&self) -> &'a StageLayers {
         self.layers
     }
 
     /// The same in training of `tokens`: it drops what the model was [told](Decoder::with_dropout) to.
     #[must_use]
     pub fn training(self, tokens: TokenBlock) -> Self {
-        Self { tokens: Some(tokens), ..self }
+        Self { block: Some(tokens), ..self }
+    }
+
+    /// The same of rows of documents, which do not see each other.
+    #[must_use]
+    pub fn of_documents(self, documents: Option<PackedDocuments>) -> Self {
+        Self { documents, ..self }
     }
 
     /// The stream behind the first stage.
@@ -68,15 +80,19 @@ impl Stage<'_> {
     /// # Shapes
     /// tokens `[S, B]`
     pub fn from_tokens(&self, tokens: Tensor<2, Int>) -> Residual {
-        let positions: Vec<usize> = (0..tokens.dims()[0]).collect();
+        let Self { model, block, documents, .. } = self;
+        let len = tokens.dims()[0] * model.parts.zigzag.ranks();
+        let positions = match model.has_position_vectors() {
+            true => model.positions_of(len, documents.as_ref()),
+            false => Vec::new(),
+        };
         let device = tokens.device();
-        let x = self.model.embed(tokens, &positions);
-        let x = match (&self.model.dropout, &self.tokens) {
-            (Some(dropout), Some(tokens)) => dropout.forward(x, tokens),
+        let x = model.embed(tokens, &positions);
+        let x = match (&model.dropout, block) {
+            (Some(dropout), Some(block)) => dropout.forward(x, block),
             _ => x,
         };
-        let rope = self.model.rope(positions.len(), &device);
-        self.through_blocks(x.into(), rope)
+        self.through_blocks(x.into(), len, &device)
     }
 
     /// The stream behind another one, of what the stage before made.
@@ -86,8 +102,9 @@ impl Stage<'_> {
     pub fn from_stream(&self, x: Tensor<3>) -> Residual {
         let parts = &self.model.parts;
         let splits = if parts.sequence_parallel { parts.group.size() } else { 1 };
-        let rope = self.model.rope(x.dims()[0] * splits, &x.device().inner());
-        self.through_blocks(x.into(), rope)
+        let len = x.dims()[0] * splits * parts.zigzag.ranks();
+        let device = x.device().inner();
+        self.through_blocks(x.into(), len, &device)
     }
 
     /// The sum of the next-token losses behind the last stage; see [`Decoder::loss`].
@@ -106,8 +123,10 @@ impl Stage<'_> {
         self.model.gathered(self.model.logits(x))
     }
 
-    fn through_blocks(&self, x: Residual, rope: Option<RopeTable>) -> Residual {
-        let context = Context { rope, tokens: self.tokens };
+    /// Sequences of `len` tokens.
+    fn through_blocks(&self, x: Residual, len: usize, device: &Device) -> Residual {
+        let rope = self.model.rope_of(len, self.documents.as_ref(), device);
+        let context = TokenContext { rope, block: self.block, documents: self.documents.clone() };
         let blocks: Vec<&Block> = self.blocks().collect();
         let Parts { recompute, offload, .. } = &self.model.parts;
         let segments = recompute.segments(blocks.len());
@@ -133,7 +152,7 @@ impl Stage<'_> {
 }
 
 /// The stream behind some blocks, of which nothing is kept but the stream before them.
-fn again_through(blocks: &[&Block], x: Residual, context: Context) -> Residual {
+fn again_through(blocks: &[&Block], x: Residual, context: TokenContext) -> Residual {
     let (normed, x) = x.normed(&blocks[0].attention_norm);
     let blocks: Vec<Block> = blocks.iter().copied().cloned().collect();
     recomputed_stream(&blocks, normed, x, move |blocks, normed, x| {
@@ -146,7 +165,7 @@ fn again_through(blocks: &[&Block], x: Residual, context: Context) -> Residual {
 fn offloaded_through(
     blocks: &[&Block],
     x: Residual,
-    context: Context,
+    context: TokenContext,
     offload: &ActivationOffload,
     is_last: bool,
 ) -> Residual {
@@ -158,7 +177,6 @@ fn offloaded_through(
 
 #[cfg(test)]
 mod tests {
-    use burn::prelude::Device;
     use megaburn_collective::Group;
     use megaburn_parallel::lazy_params;
 

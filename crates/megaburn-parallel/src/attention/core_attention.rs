@@ -2,15 +2,22 @@ use burn::{module::Module, tensor::Tensor};
 use megaburn_kernels::{AttentionDropout, AttentionOptions, DropoutKey, attention};
 use megaburn_mesh::{PositionRng, Purpose};
 
-use crate::{Input, TokenBlock, recomputed};
+use crate::{
+    ContextParallel, Input, PackedDocuments, TokenBlock, TokenContext,
+    context::{Mask, context_attention},
+    recomputed,
+};
 
 /// What is between the matrices, and has no parameters.
 #[derive(Module, Debug)]
 pub(super) struct CoreAttention {
+    pub(super) causal: bool,
     pub(super) window: Option<usize>,
     pub(super) recompute: bool,
     #[module(skip)]
     pub(super) dropout: Option<Dropout>,
+    #[module(skip)]
+    pub(super) parallel: ContextParallel,
 }
 
 /// Which probabilities training drops: the same under every layout.
@@ -26,49 +33,59 @@ pub(super) struct Dropout {
 }
 
 impl CoreAttention {
-    /// `[seq, batch, heads, head_dim]` each to `[seq, batch, heads * head_dim]`; in training of these
-    /// tokens some probabilities are dropped.
+    /// `[seq, batch, heads, head_dim]` each to `[seq, batch, heads * head_dim]`; in training some
+    /// probabilities are dropped.
     pub(super) fn forward(
         &self,
         queries_keys_values: [Tensor<4>; 3],
-        tokens: Option<&TokenBlock>,
+        context: &TokenContext,
     ) -> Tensor<3> {
-        let device = queries_keys_values[0].device();
-        let tokens = tokens.copied().filter(|_| device.is_autodiff());
+        let TokenContext { block, documents, .. } = context;
+        let is_trained = queries_keys_values[0].device().is_autodiff();
+        let (block, documents) = (block.filter(|_| is_trained), documents.clone());
         if !self.recompute {
-            return self.at(0, queries_keys_values, tokens);
+            return self.whole(queries_keys_values, block, documents);
         }
         let inputs = queries_keys_values.map(Input::from);
-        let [attended] = recomputed(self, inputs, move |core, inputs| [core.at(0, inputs, tokens)]);
+        let again = move |core: &Self, inputs| [core.whole(inputs, block, documents.clone())];
+        let [attended] = recomputed(self, inputs, again);
         attended
     }
 
     /// Of queries from a position on, of those that keys and values have.
-    pub(super) fn at(
+    pub(super) fn at(&self, query_offset: usize, [q, k, v]: [Tensor<4>; 3]) -> Tensor<3> {
+        let options = Mask { causal: self.causal, window: self.window, ..Mask::default() }.whole();
+        attention(q, k, v, AttentionOptions { query_offset, ..options })
+    }
+
+    /// Of all tokens of sequences, or the stretches that ranks hold.
+    fn whole(
         &self,
-        query_offset: usize,
-        [q, k, v]: [Tensor<4>; 3],
-        tokens: Option<TokenBlock>,
+        queries_keys_values: [Tensor<4>; 3],
+        block: Option<TokenBlock>,
+        documents: Option<PackedDocuments>,
     ) -> Tensor<3> {
-        let seq = k.dims()[0];
-        let dropout = self.dropout.as_ref().zip(tokens);
-        let options = AttentionOptions {
-            window: self.window,
-            query_offset,
-            dropout: dropout.map(|(dropout, tokens)| dropout.of(tokens, seq)),
-            ..AttentionOptions::causal()
-        };
-        attention(q, k, v, options)
+        let [seq, _, heads, _] = queries_keys_values[0].dims();
+        let ranks = self.parallel.num_ranks();
+        let dropout = self.dropout.as_ref().zip(block).map(|(dropout, block)| {
+            dropout.of(block, seq * ranks, self.parallel.first_head(heads))
+        });
+        let mask = Mask { causal: self.causal, window: self.window, dropout, documents };
+        if ranks > 1 {
+            return context_attention(queries_keys_values, mask, &self.parallel);
+        }
+        let [q, k, v] = queries_keys_values;
+        attention(q, k, v, mask.whole())
     }
 }
 
 impl Dropout {
-    fn of(&self, tokens: TokenBlock, seq: usize) -> AttentionDropout {
-        let rng =
-            PositionRng::new(self.seed, Purpose::Dropout, &self.name).with_stream(tokens.step);
-        let key = DropoutKey::new(rng, &[tokens.global_batch, self.num_heads, seq, seq])
-            .with_offset(0, tokens.first_sample)
-            .with_offset(1, self.first_head);
+    /// Of sequences of `seq` tokens, for the heads from `head` of this rank's on.
+    fn of(&self, block: TokenBlock, seq: usize, head: usize) -> AttentionDropout {
+        let rng = PositionRng::new(self.seed, Purpose::Dropout, &self.name).with_stream(block.step);
+        let key = DropoutKey::new(rng, &[block.global_batch, self.num_heads, seq, seq])
+            .with_offset(0, block.first_sample)
+            .with_offset(1, self.first_head + head);
         AttentionDropout::new(self.prob, key)
     }
 }

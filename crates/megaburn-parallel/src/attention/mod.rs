@@ -6,8 +6,8 @@ use megaburn_kernels::{Cut, RopeTable, apply_rope, split_last_with};
 use megaburn_mesh::Part;
 
 use crate::{
-    Input, KvCache, Norm, NormConfig, Packed, ParallelError, ParallelLinear, ParallelLinearConfig,
-    PlanBuilder, Sharded, TokenBlock, dropout,
+    ContextParallel, Input, KvCache, Norm, NormConfig, Packed, ParallelError, ParallelLinear,
+    ParallelLinearConfig, PlanBuilder, Sharded, TokenContext, dropout,
 };
 use core_attention::{CoreAttention, Dropout};
 
@@ -31,7 +31,10 @@ pub struct SelfAttentionConfig {
     /// Epsilon of an RMS norm over each query and key head, before the rotation (Qwen3); none
     /// without such norms.
     pub qk_norm: Option<f64>,
-    /// A query sees this many positions, its own included; none: all up to its own.
+    /// Whether a query sees no position behind its own.
+    #[config(default = true)]
+    pub causal: bool,
+    /// A query sees this many positions up to its own, that included; none: all.
     pub window: Option<usize>,
     /// Whether input and output hold this rank's stretch of the sequence only.
     #[config(default = false)]
@@ -89,12 +92,18 @@ impl SelfAttentionConfig {
             heads: num_heads / ranks,
             kv_heads: (num_kv_heads / ranks).max(1),
             head_dim,
-            core: CoreAttention { window: self.window, recompute: false, dropout: None },
+            core: CoreAttention {
+                causal: self.causal,
+                window: self.window,
+                recompute: false,
+                dropout: None,
+                parallel: ContextParallel::none(),
+            },
         })
     }
 }
 
-/// Causal self-attention with grouped queries, its heads split over a group.
+/// Self-attention with grouped queries, causal if nothing else is said, its heads split over a group.
 ///
 /// Source: Vaswani et al. (2017); Ainslie et al. (2023) for grouped queries; Su et al. (2021) for
 /// rotary positions.
@@ -127,8 +136,8 @@ impl SelfAttention {
         self
     }
 
-    /// Drops a share of the probabilities in [training](Self::forward_training). `name`, the module's path in
-    /// the model, keys its masks; `group` is the one that has the heads.
+    /// Drops a share of the probabilities in training. `name`, the module's path in the model, keys its
+    /// masks; `group` is the one that has the heads.
     ///
     /// # Errors
     /// A share outside of `[0, 1)`.
@@ -149,26 +158,41 @@ impl SelfAttention {
         Ok(self)
     }
 
+    /// Shares each sequence with other ranks, which hold [stretches](megaburn_mesh::Zigzag) of it.
+    /// `name`, the module's path in the model, is for messages.
+    ///
+    /// # Errors
+    /// Heads that the ranks do not divide, where those are shared out.
+    /// # Collective
+    /// Nothing is sent. Forward and backward then send as [`ContextComm`](crate::ContextComm) says.
+    pub fn with_context_parallel(
+        mut self,
+        parallel: &ContextParallel,
+        name: &str,
+    ) -> Result<Self, ParallelError> {
+        parallel.check(name, [self.heads, self.kv_heads])?;
+        self.core.parallel = parallel.clone();
+        Ok(self)
+    }
+
     /// Applies the attention to whole sequences.
     ///
     /// # Shapes
-    /// `[seq, batch, d_model]`, unchanged (with sequence parallelism `seq` is this rank's stretch);
-    /// `rope` holds the whole sequence's positions, none where the model has learned positions.
+    /// `[seq, batch, d_model]`, unchanged (with sequence and context parallelism `seq` is this rank's
+    /// stretch); `rope` holds all positions of the tensor-parallel group, none where the model has learned
+    /// positions.
     pub fn forward(&self, x: impl Into<Input<3>>, rope: Option<&RopeTable>) -> Tensor<3> {
-        self.forward_training(x, rope, None)
+        self.forward_in(x, &TokenContext::new(rope.cloned()))
     }
 
-    /// The same in training of `tokens`, where some probabilities are dropped; of none, none are.
+    /// The same of tokens of which more is known: in training some probabilities are dropped, documents do
+    /// not see each other.
     ///
     /// # Shapes
     /// As [`forward`](Self::forward).
-    pub fn forward_training(
-        &self,
-        x: impl Into<Input<3>>,
-        rope: Option<&RopeTable>,
-        tokens: Option<&TokenBlock>,
-    ) -> Tensor<3> {
-        self.output.forward(self.core.forward(self.queries_keys_values(x, rope), tokens))
+    pub fn forward_in(&self, x: impl Into<Input<3>>, context: &TokenContext) -> Tensor<3> {
+        let queries_keys_values = self.queries_keys_values(x, context.rope.as_ref());
+        self.output.forward(self.core.forward(queries_keys_values, context))
     }
 
     /// Applies the attention to the next tokens of some sequences, whose earlier keys and values
@@ -189,15 +213,16 @@ impl SelfAttention {
             let own =
                 |all: &Tensor<4>| all.clone().narrow(0, segment.rows.start, segment.rows.len());
             let (keys, values) = cache.append(segment.sequence, own(&k), own(&v));
-            self.core.at(segment.start, [own(&q), keys, values], None)
+            self.core.at(segment.start, [own(&q), keys, values])
         });
         self.output.forward(Tensor::cat(attended.collect(), 0))
     }
 
     /// The same layer and weights for whole sequences, as generation needs it.
     pub fn whole_sequence(self) -> Self {
-        let Self { qkv, output, .. } = self;
-        Self { qkv: qkv.whole_sequence(), output: output.whole_sequence(), ..self }
+        let Self { qkv, output, core, .. } = self;
+        let core = CoreAttention { parallel: ContextParallel::none(), ..core };
+        Self { qkv: qkv.whole_sequence(), output: output.whole_sequence(), core, ..self }
     }
 
     /// Normed and rotated, `[seq, batch, heads, head_dim]` each.

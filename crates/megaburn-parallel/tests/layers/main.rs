@@ -4,6 +4,7 @@
 mod blocks;
 mod burn_user;
 mod cached;
+mod context;
 mod cross_entropy;
 mod degree_one;
 mod dropout;

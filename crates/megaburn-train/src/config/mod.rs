@@ -19,6 +19,7 @@
 mod attention;
 mod batch;
 mod check;
+mod context;
 mod dtype;
 mod init;
 mod layers;
@@ -42,6 +43,7 @@ use serde::{Deserialize, Serialize};
 
 pub use attention::Attention;
 pub use batch::BatchRampConfig;
+pub use context::CpComm;
 pub use dtype::Dtype;
 pub(crate) use init::Start;
 pub use layers::ConfigLayers;
@@ -122,9 +124,12 @@ impl TrainConfig {
 
     /// Whether the model, the sequence and the batch can be split over a layout.
     fn fits(&self, layout: &Layout) -> Result<(), TrainError> {
-        layout.fits(&self.model.shape(self.data.seq_len))?;
+        layout.fits(&self.model.shape(self.padded_seq_len(layout)))?;
         self.parallel.shares(layout)?;
+        self.check_context(layout)?;
         if self.model.init.is_none() {
+            let model = self.model.decoder(self.data.seq_len, 1);
+            self.context_comms(layout, &model)?;
             self.parallel.pipelines(layout, self.model.layers, &self.train)?;
         }
         self.train.num_micro_batches(layout.dp).map(drop)

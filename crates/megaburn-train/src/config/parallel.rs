@@ -3,7 +3,7 @@ use megaburn_optim::{ShardingConfig, ShardingLevel};
 use megaburn_pipeline::ScheduleKind;
 use serde::{Deserialize, Serialize};
 
-use super::check::require;
+use super::{CpComm, check::require};
 use crate::{TrainError, device::Devices};
 
 /// `[parallel]`: how the run is split over ranks.
@@ -19,6 +19,11 @@ pub struct ParallelConfig {
     pub tp: Option<usize>,
     /// Context-parallel degree.
     pub cp: usize,
+    /// How ranks that share sequences exchange keys and values: auto, p2p, all_gather, a2a, or
+    /// a2aN+p2p; one for all layers, or one a layer.
+    pub cp_comm: Vec<CpComm>,
+    /// Whether sequences that context-parallel ranks do not divide are padded.
+    pub cp_pad: bool,
     /// Pipeline-parallel degree.
     pub pp: usize,
     /// Data-parallel degree. Default: what fills the ranks.
@@ -82,6 +87,8 @@ impl Default for ParallelConfig {
             ranks,
             tp,
             cp,
+            cp_comm: vec![CpComm::Auto],
+            cp_pad: false,
             pp,
             dp,
             ep,
@@ -121,7 +128,9 @@ const MAX_DEGREE: usize = u16::MAX as usize;
 
 impl ParallelConfig {
     /// The keys of which a layout text says nothing.
-    pub(super) const BESIDE_LAYOUT: [&str; 12] = [
+    pub(super) const BESIDE_LAYOUT: [&str; 14] = [
+        "cp_comm",
+        "cp_pad",
         "zero",
         "zero_ranks",
         "bucket_size",

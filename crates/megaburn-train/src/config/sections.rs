@@ -48,6 +48,11 @@ pub struct DataConfig {
     pub path: Option<String>,
     /// Tokens of a sample.
     pub seq_len: usize,
+    /// Whether documents, which the tokenizer's eos ends, do not see each other and have positions of
+    /// their own.
+    pub documents: bool,
+    /// What each is padded to a multiple of.
+    pub document_multiple: usize,
     /// Part of the data that is only evaluated on.
     pub validation_fraction: f64,
     /// How text becomes tokens: `byte`, or the path of a `tokenizer.json` or of a folder that holds
@@ -57,7 +62,14 @@ pub struct DataConfig {
 
 impl Default for DataConfig {
     fn default() -> Self {
-        Self { path: None, seq_len: 128, validation_fraction: 0.05, tokenizer: Tokenizer::Byte }
+        Self {
+            path: None,
+            seq_len: 128,
+            documents: false,
+            document_multiple: 16,
+            validation_fraction: 0.05,
+            tokenizer: Tokenizer::Byte,
+        }
     }
 }
 
@@ -68,6 +80,12 @@ impl DataConfig {
         }
         self.tokenizer.validate()?;
         at_least_one("data.seq_len", self.seq_len)?;
+        let Self { documents, document_multiple: multiple, seq_len, .. } = *self;
+        at_least_one("data.document_multiple", multiple)?;
+        if documents {
+            let rule = format!("a divisor of data.seq_len {seq_len}");
+            require(seq_len.is_multiple_of(multiple), "data.document_multiple", multiple, rule)?;
+        }
         let fraction = self.validation_fraction;
         let ok = fraction > 0.0 && fraction < 1.0;
         require(ok, "data.validation_fraction", fraction, "more than 0 and less than 1")

@@ -1,5 +1,6 @@
 use super::{
-    Dtype, OptimizerName, RecomputeMethod, RecomputeModule, TrainConfig, schedule::LrDecayStyle,
+    CpComm, Dtype, OptimizerName, RecomputeMethod, RecomputeModule, TrainConfig,
+    schedule::LrDecayStyle,
 };
 
 /// A key that was changed and changes nothing, because of another's value.
@@ -21,7 +22,8 @@ impl TrainConfig {
             [OptimizerName::Sgd, OptimizerName::Lion, OptimizerName::Muon].map(name);
         let is_f16 = self.train.dtype == Dtype::F16;
         let is_dynamic = is_f16 && mine.loss_scale.is_none();
-        let (pipeline, pp) = (&self.parallel, self.parallel.pp > 1);
+        let (parallel, pp, cp) = (&self.parallel, self.parallel.pp > 1, self.parallel.cp > 1);
+        const CP: &str = "with parallel.cp above 1";
         const PP: &str = "with parallel.pp above 1";
         const WSD: &str = "with optimizer.lr_decay_style = \"wsd\"";
         const ADAMW: &str = "with optimizer.name = \"adamw\" or \"muon\"";
@@ -118,14 +120,22 @@ impl TrainConfig {
                 self.parallel.zero > 0,
                 "with parallel.zero above 0",
             ),
-            ("parallel.schedule", pipeline.schedule.is_some(), pp, PP),
-            ("parallel.chunks", pipeline.chunks.is_some(), pp, PP),
-            ("parallel.micro_batch_group", pipeline.micro_batch_group.is_some(), pp, PP),
-            ("parallel.pipeline_layout", pipeline.pipeline_layout.is_some(), pp, PP),
-            ("parallel.first_stage_layers", pipeline.first_stage_layers.is_some(), pp, PP),
-            ("parallel.last_stage_layers", pipeline.last_stage_layers.is_some(), pp, PP),
-            ("parallel.count_embedding", pipeline.count_embedding, pp, PP),
-            ("parallel.count_loss", pipeline.count_loss, pp, PP),
+            ("parallel.cp_comm", parallel.cp_comm != [CpComm::Auto], cp, CP),
+            ("parallel.cp_pad", parallel.cp_pad, cp, CP),
+            (
+                "data.document_multiple",
+                self.data.document_multiple != 16,
+                self.data.documents,
+                "with data.documents = true",
+            ),
+            ("parallel.schedule", parallel.schedule.is_some(), pp, PP),
+            ("parallel.chunks", parallel.chunks.is_some(), pp, PP),
+            ("parallel.micro_batch_group", parallel.micro_batch_group.is_some(), pp, PP),
+            ("parallel.pipeline_layout", parallel.pipeline_layout.is_some(), pp, PP),
+            ("parallel.first_stage_layers", parallel.first_stage_layers.is_some(), pp, PP),
+            ("parallel.last_stage_layers", parallel.last_stage_layers.is_some(), pp, PP),
+            ("parallel.count_embedding", parallel.count_embedding, pp, PP),
+            ("parallel.count_loss", parallel.count_loss, pp, PP),
         ];
         let unused = keys.into_iter().filter(|(_, is_set, is_used, _)| *is_set && !is_used);
         unused.map(|(key, _, _, used)| UnusedKey { key, used }).collect()
@@ -156,6 +166,9 @@ mod tests {
     #[case(&["optimizer.sgd.nesterov=true"], &["optimizer.sgd"])]
     #[case(&["parallel.chunks=2", "parallel.count_loss=true"], &["parallel.chunks", "parallel.count_loss"])]
     #[case(&["parallel.chunks=2", "parallel.pp=2"], &[])]
+    #[case(&["parallel.cp_pad=true", "parallel.cp_comm=[\"a2a\"]"], &["parallel.cp_comm", "parallel.cp_pad"])]
+    #[case(&["parallel.cp_pad=true", "parallel.cp=2"], &[])]
+    #[case(&["data.document_multiple=8"], &["data.document_multiple"])]
     #[case(&["parallel.zero_ranks=2"], &["parallel.zero_ranks"])]
     #[case(&["parallel.zero_ranks=2", "parallel.zero=2"], &[])]
     fn what_changes_nothing_is_named(#[case] sets: &[&str], #[case] expected: &[&str]) {

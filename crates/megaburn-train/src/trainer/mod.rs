@@ -145,7 +145,10 @@ impl Trainer {
             Some(start) => start.source().config().clone(),
             None => config.model.decoder(config.data.seq_len, data.vocab()),
         };
-        model_config.check_layout(&layout, config.data.seq_len)?;
+        let seq_len = config.padded_seq_len(&layout);
+        model_config.check_seq_len(config.data.seq_len)?;
+        model_config.check_layout(&layout, seq_len)?;
+        config.check_context(&layout)?;
         config.train.num_micro_batches(layout.dp)?;
         if model_config.vocab < data.vocab() {
             let rule = match start {
@@ -164,7 +167,8 @@ impl Trainer {
             .init_stages(pipeline.chunks(), &groups.tp, layout.sp, &device)?
             .with_fused_linear_cross_entropy(config.train.fused_linear_cross_entropy)
             .with_recompute(config.recompute.of_model())
-            .with_dropout(config.train.dropout())?;
+            .with_dropout(config.train.dropout())?
+            .with_context_parallel(&groups.cp, &config.context_comms(&layout, &model_config)?)?;
         let plan = shard_plan(&model).map_err(megaburn_models::ModelError::from)?;
         let seq_len = config.data.seq_len;
         let main_grads = main_grads(&model);

@@ -11,12 +11,7 @@ use megaburn_pipeline::{Chunks, Output, Pass};
 use crate::{
     TrainError,
     profile::{Range, range},
-    trainer::{
-        Trainer,
-        batch::{Batch, tensors},
-        stats::Losses,
-        step::Sums,
-    },
+    trainer::{Trainer, batch::Batch, stats::Losses, step::Sums},
 };
 
 /// Those of a step.
@@ -56,9 +51,10 @@ impl Chunks for Training<'_> {
         let stage = trainer.unsettled().stage(pass.chunk).training(tokens);
         let batch = || {
             let (_, samples) = trainer.micro_batch(pass.micro_batch);
-            tensors(&samples, samples.len(), plain)
+            trainer.batching().batch(&samples, samples.len(), plain)
         };
-        let batch = needs_batch(&stage).then(batch);
+        let batch = trainer.needs_batch(&stage).then(batch).transpose()?;
+        let stage = stage.of_documents(batch.as_ref().and_then(|batch| batch.documents.clone()));
         let _forward = range("forward");
         let (stream, batch) = through(&stage, batch, input);
         let Some(Batch { labels, counted, .. }) = batch.filter(|_| stage.layers().loss) else {
@@ -111,9 +107,10 @@ impl Chunks for Evaluation<'_> {
             let numbers = trainer.batch.micro_batch(first, dp, pass.micro_batch);
             // Behind the end the sampler starts again: those samples do not count.
             let counted = total.saturating_sub(numbers.start) as usize;
-            tensors(&trainer.valid.batch(numbers), counted, plain)
+            trainer.batching().batch(&trainer.valid.batch(numbers), counted, plain)
         };
-        let batch = needs_batch(&stage).then(batch);
+        let batch = trainer.needs_batch(&stage).then(batch).transpose()?;
+        let stage = stage.of_documents(batch.as_ref().and_then(|batch| batch.documents.clone()));
         let (stream, batch) = through(&stage, batch, input);
         let Some(Batch { labels, counted, .. }) = batch.filter(|_| stage.layers().loss) else {
             return Ok(Output::Stream(stream.sum()));
@@ -123,9 +120,11 @@ impl Chunks for Evaluation<'_> {
     }
 }
 
-/// Whether a stage has use for tokens or for labels.
-fn needs_batch(stage: &Stage<'_>) -> bool {
-    stage.layers().embedding || stage.layers().loss
+impl Trainer {
+    /// Whether a stage has use for tokens, for labels, or for where documents end.
+    fn needs_batch(&self, stage: &Stage<'_>) -> bool {
+        stage.layers().embedding || stage.layers().loss || self.config.data.documents
+    }
 }
 
 /// The stream behind a stage, and the rest of the batch.

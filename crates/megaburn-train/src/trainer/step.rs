@@ -9,13 +9,14 @@ use megaburn_pipeline::{Wire, run};
 
 use crate::{
     TrainError,
-    config::OptimizerConfig,
+    config::{DataConfig, OptimizerConfig},
     failure::told,
     memory::used_bytes,
     metrics::StepMetrics,
     profile::range,
     trainer::{
         Trainer,
+        batch::{Batching, Split},
         passes::Training,
         schedules::StepRates,
         stats::{Losses, world_max},
@@ -213,9 +214,20 @@ impl Trainer {
         Ok((losses, factor.unwrap_or(1.0)))
     }
 
+    /// How samples become what this rank's model reads.
+    pub(super) fn batching(&self) -> Batching {
+        let (DataConfig { documents, document_multiple, .. }, eos) =
+            (&self.config.data, self.data.tokenizer.eos());
+        Batching {
+            seq_len: self.config.padded_seq_len(&self.groups.layout()),
+            zigzag: self.unsettled().zigzag(),
+            documents: documents.then_some(Split { eos, multiple: *document_multiple }),
+        }
+    }
+
     /// How the stages of a pipeline are joined.
     pub(super) fn wire(&self) -> Wire {
-        let tokens = [self.config.data.seq_len, self.batch.micro_batch_size()];
+        let tokens = [self.batching().seq_len, self.batch.micro_batch_size()];
         self.pipeline.wire(tokens, &self.device)
     }
 

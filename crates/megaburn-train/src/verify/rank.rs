@@ -4,7 +4,7 @@ use burn::{
     tensor::{DType, Tensor, kind::Basic},
 };
 use megaburn_collective::{ProcessGroups, ReduceOp};
-use megaburn_mesh::{ShardPlan, ShardSpec};
+use megaburn_mesh::{ShardPlan, ShardSpec, Zigzag};
 use megaburn_models::{Decoder, ModelError};
 use megaburn_optim::{GradientAccumulator, Optimizer, ShardingConfig, ShardingLevel};
 use megaburn_parallel::{main_grads, shard_plan};
@@ -42,10 +42,14 @@ pub(super) struct Found {
     pub(super) losses: Vec<f64>,
 }
 
-/// A rank's samples of `[B, S, ..]`, as `[S, B / dp, ..]`.
+/// What a rank holds of `[B, S, ..]`, as `[S / cp, B / dp, ..]`.
 fn share<const D: usize, K: Basic>(all: Tensor<D, K>, groups: &ProcessGroups) -> Tensor<D, K> {
     let samples = all.dims()[0] / groups.dp.size();
-    all.narrow(0, groups.dp.rank() * samples, samples).swap_dims(0, 1)
+    let all = all.narrow(0, groups.dp.rank() * samples, samples).swap_dims(0, 1);
+    let zigzag = Zigzag::new(groups.cp.rank(), groups.cp.size());
+    let stretches = zigzag.ranges(all.dims()[0]);
+    let stretches = stretches.map(|range| all.clone().narrow(0, range.start, range.len()));
+    Tensor::cat(stretches.to_vec(), 0)
 }
 
 impl<'a> Rank<'a> {
@@ -60,6 +64,7 @@ impl<'a> Rank<'a> {
         let pipeline = Pipeline::new(&ParallelConfig::default(), config, dtype, &groups)?;
         let sp = groups.layout().sp;
         let model = config.init_stages(pipeline.chunks(), &groups.tp, sp, device)?;
+        let model = model.with_context_parallel(&groups.cp, &[reference.comm(&groups.layout())])?;
         let plan = shard_plan(&model).map_err(ModelError::from)?;
         let main_grads = main_grads(&model);
         let sharding =
@@ -140,7 +145,8 @@ impl<'a> Rank<'a> {
     }
 
     fn wire(&self) -> Wire {
-        self.pipeline.wire(self.tokens.dims(), &self.tokens.device())
+        let [len, samples] = self.tokens.dims();
+        self.pipeline.wire([len * self.groups.cp.size(), samples], &self.tokens.device())
     }
 
     fn local(&self) -> Vec<(String, Vec<f32>, ShardSpec)> {

@@ -8,10 +8,14 @@ use megaburn_checkpoint::TensorFile;
 use megaburn_mesh::Layout;
 use megaburn_models::{ModelError, source::ModelSource};
 use megaburn_optim::{AdamWConfig, Sharding};
+use megaburn_parallel::ContextComm;
 use serde::Deserialize;
 
 use super::report::Expected;
-use crate::{TrainError, config::ParallelConfig};
+use crate::{
+    TrainError,
+    config::{CpComm, ParallelConfig},
+};
 
 /// A model of Hugging Face and what `transformers` computes with it on one batch, as
 /// `tests/tools/hf_reference.py` writes them.
@@ -24,6 +28,7 @@ pub struct Reference {
     tokens: TensorData,
     /// `[B, S]`, not yet shifted; without them the tokens themselves.
     labels: Option<TensorData>,
+    cp_comm: CpComm,
 }
 
 /// `optimizer` of `reference.json`.
@@ -143,13 +148,25 @@ impl Reference {
                 return Err(bad(&name, format!("expected {shape:?}, found {found:?}")).into());
             }
         }
-        Ok(Self { source, tensors, optimizer: meta.optimizer, tokens, labels })
+        let (optimizer, cp_comm) = (meta.optimizer, CpComm::Auto);
+        Ok(Self { source, tensors, optimizer, tokens, labels, cp_comm })
+    }
+
+    /// How ranks that share sequences exchange keys and values; at first `auto`.
+    pub fn with_cp_comm(self, cp_comm: CpComm) -> Self {
+        Self { cp_comm, ..self }
+    }
+
+    /// That of a layout.
+    pub(super) fn comm(&self, layout: &Layout) -> ContextComm {
+        self.cp_comm.resolved(layout, self.source.config(), self.tokens.shape()[1])
     }
 
     /// Whether a layout can split model and batch.
     pub(super) fn check(&self, layout: &Layout) -> Result<(), TrainError> {
         let [batch, seq_len] = [self.tokens.shape()[0], self.tokens.shape()[1]];
         let config = self.source.config();
+        config.check_seq_len(seq_len)?;
         config.check_layout(layout, seq_len)?;
         ParallelConfig::default().splits(layout, config.layers)?;
         if !batch.is_multiple_of(layout.dp) {

@@ -30,13 +30,13 @@ pub(super) fn bounds(packed: &PackedSequences, like: &CubeTensor) -> Bounds {
 
 fn bring(packed: &PackedSequences, like: &CubeTensor) -> Bounds {
     let (mut of_queries, mut of_keys) = (Vec::new(), Vec::new());
-    for Sequence { queries, keys, .. } in packed.sequences() {
+    for Sequence { queries, keys, offset, .. } in packed.sequences() {
         let [queries, keys] = [queries, keys].map(|range| (range.start as i32, range.end as i32));
         for _ in queries.0..queries.1 {
-            of_queries.extend([keys.0, keys.1, keys.0 - queries.0]);
+            of_queries.extend([keys.0, keys.1, keys.0 - queries.0 + offset as i32]);
         }
         for _ in keys.0..keys.1 {
-            of_keys.extend([queries.0, queries.1, queries.0 - keys.0]);
+            of_keys.extend([queries.0, queries.1, queries.0 - keys.0 - offset as i32]);
         }
     }
     let [of_queries, of_keys] = [of_queries, of_keys].map(|numbers| {

@@ -4,6 +4,9 @@
 #[cfg(feature = "cuda")]
 mod cube;
 mod join;
+mod sum;
+#[cfg(feature = "cuda")]
+mod sum_cube;
 
 use burn::tensor::{Bool, DType, Tensor, TensorData};
 
@@ -14,6 +17,7 @@ use crate::operands::{self, float};
 use crate::primitive::compute_dtype;
 pub use join::AttentionPart;
 use join::LOWEST;
+pub use sum::{AttentionSum, add_rows};
 
 /// [`attention`](crate::attention) with the logarithms of its sums, and without automatic
 /// differentiation: [`attention_part_gradients`] gives its gradients.

@@ -2,11 +2,11 @@
 
 use burn::{
     prelude::Device,
-    tensor::{DType, Tensor, TensorData},
+    tensor::{DType, Tensor},
 };
 use megaburn_kernels::{
     AttentionDropout, AttentionKernel, AttentionOptions, DropoutKey, PackedSequences, attention,
-    attention_part, attention_part_gradients, set_attention_kernel,
+    set_attention_kernel,
 };
 use megaburn_mesh::{PositionRng, Purpose};
 
@@ -16,7 +16,6 @@ pub(super) const TESTS: &[super::Test] = &[
     ("attention_of_every_kind", attentions),
     ("fused_attention_of_every_head_size", head_sizes),
     ("fused_attention_drops_what_the_cpu_drops", dropout),
-    ("parts_of_attention_join_as_on_the_cpu", parts),
     ("fused_attention_reads_views", views),
     ("fused_attention_of_large_numbers", large_numbers),
     ("the_kernel_is_the_one_that_was_chosen", choice),
@@ -54,6 +53,8 @@ fn attentions() -> Result<(), String> {
                 AttentionOptions { causal: false, ..packed([vec![0, 70, 90]]) },
             ),
             ([40, 90, 2, 2, 1, 16], crossed()),
+            ([40, 90, 2, 2, 1, 16], last()),
+            ([40, 90, 2, 2, 1, 16], AttentionOptions { window: Some(12), ..last() }),
         ] {
             let what = format!("attention {s_q} {s_k} {b} {hq}/{hkv} {d} {options:?}");
             compare!(
@@ -86,6 +87,14 @@ fn crossed() -> AttentionOptions {
         sequences: Some(queries.with_keys(keys)),
         ..AttentionOptions::causal()
     }
+}
+
+/// Queries that are the last, or in the midst, of their sequences.
+fn last() -> AttentionOptions {
+    let queries = PackedSequences::new([[0, 10, 30, 40], [0, 4, 4, 40]]);
+    let keys = [[0, 40, 60, 90], [0, 20, 30, 90]];
+    let sequences = queries.with_keys(keys).with_offsets([[30, 0, 15], [2, 0, 24]]);
+    AttentionOptions { sequences: Some(sequences), ..AttentionOptions::causal() }
 }
 
 /// Heads of one to sixteen steps of a tensor core, values of another size, several tiles.
@@ -146,45 +155,6 @@ fn dropout() -> Result<(), String> {
                 |_, q, k, v| attention(q, k, v, options.clone())
             );
         }
-    }
-    Ok(())
-}
-
-/// Two parts of the keys, joined, and the gradients of each.
-fn parts() -> Result<(), String> {
-    let (s, split, d) = (75, 40, 32);
-    for (dtype, tolerance) in [DTYPES[1], DTYPES[2]] {
-        let inputs = [[s, 1, 4, d], [s, 1, 2, d], [s, 1, 2, d], [s, 1, 4, d]]
-            .map(|shape| normal(shape, dtype));
-        let run = |device: &Device, dtype| {
-            let tensor = |data: &TensorData| Tensor::<4>::from_data(data.clone(), (device, dtype));
-            let [q, k, v, dout] = inputs.each_ref().map(tensor);
-            // The queries of the second stretch, which see the first whole.
-            let [q, dout] = [q, dout].map(|x| x.narrow(0, split, s - split));
-            let part = |start: usize, len: usize| {
-                let keys = [&k, &v].map(|x| x.clone().narrow(0, start, len));
-                let query_offset = split - start;
-                (keys, AttentionOptions { query_offset, ..AttentionOptions::causal() })
-            };
-            let ranges = [part(0, split), part(split, s - split)];
-            let [first, second] = ranges.each_ref().map(|([k, v], options)| {
-                attention_part(q.clone(), k.clone(), v.clone(), options.clone())
-            });
-            let whole = first.join(second);
-            let mut found = host(whole.out.clone())?;
-            found.extend(host(whole.lse.clone())?);
-            for ([k, v], options) in ranges {
-                let inputs = [q.clone(), k, v];
-                for gradient in
-                    attention_part_gradients(inputs, whole.clone(), dout.clone(), options)
-                {
-                    found.extend(host(gradient)?);
-                }
-            }
-            Ok::<_, String>(found)
-        };
-        let (expected, found) = (run(&Device::flex(), DType::F32)?, run(&Device::cuda(0), dtype)?);
-        close(&format!("attention in parts {dtype:?}"), &found, &expected, tolerance)?;
     }
     Ok(())
 }

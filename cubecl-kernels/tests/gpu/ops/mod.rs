@@ -1,6 +1,7 @@
 //! Every operation on a GPU against the CPU: fresh random inputs, aligned and ragged shapes.
 
 mod attention;
+mod attention_parts;
 mod compare;
 mod cross_entropy;
 mod cudnn;
@@ -21,6 +22,7 @@ pub(crate) type Test = (&'static str, fn() -> Result<(), String>);
 pub(crate) fn tests() -> impl Iterator<Item = (String, fn() -> Result<(), String>)> {
     let modules = [
         ("attention", attention::TESTS),
+        ("attention_parts", attention_parts::TESTS),
         ("cross_entropy", cross_entropy::TESTS),
         ("dropout", dropout::TESTS),
         ("edges", edges::TESTS),

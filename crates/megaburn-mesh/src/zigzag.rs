@@ -1,0 +1,101 @@
+use std::ops::Range;
+
+/// What of a sequence a context-parallel rank holds: chunks `rank` and `2 ranks - 1 - rank` of `2 ranks`
+/// equal ones, so that causal attention is as much work on every rank.
+///
+/// ```
+/// use megaburn_mesh::Zigzag;
+///
+/// let [first, last] = [Zigzag::new(0, 2), Zigzag::new(1, 2)];
+/// assert_eq!(first.ranges(8), [0..2, 6..8]);
+/// assert_eq!(last.ranges(8), [2..4, 4..6]);
+/// ```
+///
+/// Source: Megatron-LM `megatron/core/utils.py`, `get_batch_on_this_cp_rank`; Brandon et al. (2023),
+/// "Striped Attention", for the imbalance that it ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Zigzag {
+    rank: usize,
+    ranks: usize,
+}
+
+impl Zigzag {
+    /// One rank that holds all.
+    pub const WHOLE: Self = Self { rank: 0, ranks: 1 };
+
+    /// The part of `rank`.
+    ///
+    /// # Panics
+    /// If there is no such rank.
+    pub fn new(rank: usize, ranks: usize) -> Self {
+        assert!(rank < ranks, "zigzag: rank {rank} of {ranks}");
+        Self { rank, ranks }
+    }
+
+    /// Ranks that share a sequence.
+    pub fn ranks(self) -> usize {
+        self.ranks
+    }
+
+    /// What the length of a sequence must be a multiple of.
+    pub fn multiple(self) -> usize {
+        if self.ranks == 1 { 1 } else { 2 * self.ranks }
+    }
+
+    /// The numbers of its two chunks, out of `2 ranks`.
+    pub fn chunks(self) -> [usize; 2] {
+        [self.rank, 2 * self.ranks - 1 - self.rank]
+    }
+
+    /// Where they are in a sequence of `len`; of one rank, where its halves are.
+    ///
+    /// # Panics
+    /// If the ranks do not divide the sequence.
+    pub fn ranges(self, len: usize) -> [Range<usize>; 2] {
+        let multiple = self.multiple();
+        assert!(len.is_multiple_of(multiple), "zigzag: {len} positions in chunks of {multiple}");
+        if self.ranks == 1 {
+            return [0..len / 2, len / 2..len];
+        }
+        self.chunks().map(|chunk| chunk * (len / multiple)..(chunk + 1) * (len / multiple))
+    }
+
+    /// The positions of a sequence of `len` that it holds, in order.
+    ///
+    /// # Panics
+    /// As [`ranges`](Self::ranges).
+    pub fn positions(self, len: usize) -> impl Iterator<Item = usize> {
+        self.ranges(len).into_iter().flatten()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_hold_every_position_once_in_two_stretches() {
+        for ranks in 1..9 {
+            for len in [0, 2 * ranks, 6 * ranks] {
+                let all = (0..ranks).flat_map(|rank| Zigzag::new(rank, ranks).positions(len));
+                let mut all: Vec<_> = all.collect();
+                all.sort_unstable();
+                assert!(all.into_iter().eq(0..len), "{ranks} ranks, {len}");
+            }
+        }
+        assert!(Zigzag::WHOLE.positions(5).eq(0..5));
+        assert!(Zigzag::new(1, 3).positions(12).eq([2, 3, 8, 9]));
+    }
+
+    #[test]
+    fn every_rank_has_as_many_causal_pairs() {
+        let pairs = |rank| Zigzag::new(rank, 4).positions(32).map(|at| at + 1).sum::<usize>();
+        assert!((1..4).all(|rank| pairs(rank) == pairs(0)));
+    }
+
+    #[test]
+    #[should_panic(expected = "zigzag: 10 positions in chunks of 4")]
+    fn a_sequence_that_does_not_divide_is_refused() {
+        Zigzag::new(0, 2).ranges(10);
+    }
+}

@@ -1,0 +1,95 @@
+use burn::prelude::Device;
+use megaburn_collective::Group;
+use megaburn_kernels::RopeTable;
+use megaburn_mesh::Zigzag;
+use megaburn_parallel::{ContextComm, ContextParallel, PackedDocuments};
+
+use super::{Decoder, Positions};
+use crate::ModelError;
+
+impl Decoder {
+    /// Shares each sequence with the ranks of `group`: tokens, labels and streams are those of this rank's
+    /// [stretch](Zigzag). `comms` is how attention exchanges keys and values, one for all layers or one a
+    /// layer of the whole model.
+    ///
+    /// # Errors
+    /// Another number of ways than layers; heads that the ranks do not divide where those are shared out.
+    /// # Collective
+    /// Nothing is sent.
+    pub fn with_context_parallel(
+        mut self,
+        group: &Group,
+        comms: &[ContextComm],
+    ) -> Result<Self, ModelError> {
+        let layers = self.config().layers;
+        if ![1, layers].contains(&comms.len()) {
+            let found = comms.len();
+            let why = format!(
+                "{found} ways to exchange keys and values for {layers} layers: give one, or one a layer"
+            );
+            return Err(ModelError::Config(why));
+        }
+        // Layers of one way share its communicators.
+        let mut made: Vec<ContextParallel> = Vec::new();
+        for (index, place) in self.blocks.iter_mut().enumerate() {
+            let comm = comms[index.min(comms.len() - 1)];
+            let parallel = match made.iter().find(|made| made.comm() == comm) {
+                Some(parallel) => parallel.clone(),
+                None => ContextParallel::new(group, comm)?,
+            };
+            let with = |block: super::Block| block.with_context_parallel(&parallel, index);
+            *place = place.take().map(with).transpose()?;
+            made.push(parallel);
+        }
+        let zigzag = Zigzag::new(group.rank(), group.size());
+        self.dropout = self.dropout.map(|dropout| dropout.with_context(zigzag));
+        self.parts.zigzag = zigzag;
+        Ok(self)
+    }
+
+    /// What of each sequence this rank holds.
+    pub fn zigzag(&self) -> Zigzag {
+        self.parts.zigzag
+    }
+
+    /// The positions of the tokens that this rank holds of sequences of `len` tokens, of each sequence or,
+    /// one list, of all.
+    pub(super) fn positions_of(
+        &self,
+        len: usize,
+        documents: Option<&PackedDocuments>,
+    ) -> Vec<Vec<usize>> {
+        let (zigzag, last) = (self.parts.zigzag, self.config().max_seq_len - 1);
+        // What a sequence is padded with may be behind the model's last position.
+        match documents.map(PackedDocuments::documents) {
+            None => vec![zigzag.positions(len).map(|at| at.min(last)).collect()],
+            Some(documents) => {
+                let of_row =
+                    |row| documents.positions(row, zigzag).map(|at| at.min(last)).collect();
+                (0..documents.num_rows()).map(of_row).collect()
+            }
+        }
+    }
+
+    /// The rotations of the tokens that this rank holds of sequences of `len` tokens.
+    pub(super) fn rope_of(
+        &self,
+        len: usize,
+        documents: Option<&PackedDocuments>,
+        device: &Device,
+    ) -> Option<RopeTable> {
+        match documents {
+            None => self.rope(len, self.parts.zigzag, device),
+            Some(_) => {
+                // Of positions in documents, which are in whole sequences too.
+                let table = self.rope(len, Zigzag::WHOLE, device)?;
+                Some(table.rows(&self.positions_of(len, documents)))
+            }
+        }
+    }
+
+    /// Whether positions have vectors.
+    pub(super) fn has_position_vectors(&self) -> bool {
+        self.config().positions == Positions::Learned
+    }
+}

@@ -1,0 +1,147 @@
+//! Attention across ranks as one operation.
+
+use burn::tensor::{DType, Device, Tensor};
+use megaburn_kernels::{
+    AttentionPart, Operands, add_rows, attention_part, attention_part_gradients,
+};
+
+use super::{ContextComm, ContextParallel, Mask, gathered, heads::Heads, parts::Part, ring, rows};
+
+/// [`attention`](megaburn_kernels::attention) of stretches that ranks hold, to whole sequences: `mask` is of
+/// those, and of the heads that a rank attends with.
+///
+/// Backward reads queries, keys, values and the result of this rank, and sends keys and values once
+/// more.
+///
+/// # Shapes
+/// - `q`: `[len, b, hq, d]`, `k`: `[len, b, hkv, d]`, `v`: `[len, b, hkv, d_v]`, what [`Zigzag`] says
+/// - result: `[len, b, hq * d_v]`
+///
+/// [`Zigzag`]: megaburn_mesh::Zigzag
+/// # Collective
+/// All ranks that share the sequences, forward and backward; see [`ContextComm`].
+pub(crate) fn context_attention(
+    qkv: [Tensor<4>; 3],
+    mask: Mask,
+    parallel: &ContextParallel,
+) -> Tensor<3> {
+    let device = qkv[0].device();
+    let is_trained = device.is_autodiff();
+    let plain = qkv.clone().map(|x| if is_trained { x.inner() } else { x });
+    let heads = Heads::new(parallel, &mask, &plain[0]);
+    let shared = plain.map(|x| heads.share(x));
+    let whole = forward(shared.clone(), &mask, parallel);
+    let joined = |x: Tensor<4>| {
+        let out = heads.join(x);
+        let [len, b, hq, d_v] = out.dims();
+        out.reshape([len, b, hq * d_v])
+    };
+    let out = joined(whole.out.clone());
+    if !is_trained {
+        return out;
+    }
+    let mut operands = Operands::new(&device);
+    qkv.into_iter().for_each(|x| operands.add(x));
+    let parallel = parallel.clone();
+    let [out] = operands.results([Tensor::from_inner(out)], move |[dout]| {
+        let [len, b, width] = dout.as_ref().map_or([0; 3], Tensor::dims);
+        let dout = dout.expect("backward came from it");
+        let hq = shared[0].dims()[2] * parallel.heads.size();
+        let dout = heads.share(dout.reshape([len, b, hq, width / hq]));
+        let dtypes = shared.each_ref().map(Tensor::dtype);
+        let found = backward(shared, &whole, dout, &mask, &parallel);
+        let found = found.into_iter().zip(dtypes);
+        found
+            .map(|(gradient, dtype)| Some(heads.join(gradient.cast(dtype)).flatten(0, 2)))
+            .collect()
+    });
+    out
+}
+
+fn forward(qkv: [Tensor<4>; 3], mask: &Mask, parallel: &ContextParallel) -> AttentionPart {
+    match parallel.comm {
+        ContextComm::AllGather => gathered::forward(qkv, mask, &parallel.sequence),
+        _ => ring::forward(qkv, mask, &parallel.sequence),
+    }
+}
+
+fn backward(
+    qkv: [Tensor<4>; 3],
+    whole: &AttentionPart,
+    dout: Tensor<4>,
+    mask: &Mask,
+    parallel: &ContextParallel,
+) -> [Tensor<4>; 3] {
+    match parallel.comm {
+        ContextComm::AllGather => gathered::backward(qkv, whole, dout, mask, &parallel.sequence),
+        _ => ring::backward(qkv, whole, dout, mask, &parallel.sequence),
+    }
+}
+
+/// What a part's queries see of its keys.
+pub(super) fn attend(part: &Part, [q, k, v]: [&Tensor<4>; 3]) -> AttentionPart {
+    let Part { queries, keys, options } = part;
+    attention_part(rows(q, queries), rows(k, keys), rows(v, keys), options.clone())
+}
+
+/// The gradients of a part's queries, keys and values, of what all parts gave together.
+pub(super) fn gradients(
+    part: &Part,
+    [q, k, v]: [&Tensor<4>; 3],
+    whole: &AttentionPart,
+    dout: &Tensor<4>,
+) -> [Tensor<4>; 3] {
+    let Part { queries, keys, options } = part;
+    let of_queries = AttentionPart {
+        out: rows(&whole.out, queries),
+        lse: match queries.len() == whole.lse.dims()[2] {
+            true => whole.lse.clone(),
+            false => whole.lse.clone().narrow(2, queries.start, queries.len()),
+        },
+    };
+    let inputs = [rows(q, queries), rows(k, keys), rows(v, keys)];
+    attention_part_gradients(inputs, of_queries, rows(dout, queries), options.clone())
+}
+
+/// Gradients that come in parts.
+#[derive(Debug)]
+pub(super) struct GradientSum {
+    shape: [usize; 4],
+    dtype: DType,
+    sum: Option<Tensor<4>>,
+}
+
+impl GradientSum {
+    /// None yet.
+    pub(super) fn new(shape: [usize; 4], dtype: DType) -> Self {
+        Self { shape, dtype, sum: None }
+    }
+
+    /// What was summed up to now.
+    pub(super) fn of(sum: Tensor<4>) -> Self {
+        Self { shape: sum.dims(), dtype: sum.dtype(), sum: Some(sum) }
+    }
+
+    /// Adds those of the rows from `start` on.
+    pub(super) fn add(&mut self, start: usize, gradient: Tensor<4>) {
+        self.sum = Some(match self.sum.take() {
+            None if gradient.dims() == self.shape => gradient.cast(self.dtype),
+            sum => {
+                let device = gradient.device();
+                add_rows(sum.unwrap_or_else(|| self.nothing(&device)), start, gradient)
+            }
+        });
+    }
+
+    /// The sum; on `device`, of nothing.
+    pub(super) fn finish(self, device: &Device) -> Tensor<4> {
+        match self.sum {
+            Some(sum) => sum,
+            None => self.nothing(device),
+        }
+    }
+
+    fn nothing(&self, device: &Device) -> Tensor<4> {
+        Tensor::zeros(self.shape, (device, self.dtype))
+    }
+}

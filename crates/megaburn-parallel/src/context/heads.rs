@@ -1,0 +1,49 @@
+//! Heads for sequence, and back: neighbours share heads out, each then has whole what of the sequence
+//! they hold together.
+//!
+//! Source: Jacobs et al. (2023), "DeepSpeed Ulysses", <https://arxiv.org/abs/2309.14509>.
+
+use burn::tensor::Tensor;
+use megaburn_collective::{Group, region::all_to_all};
+use megaburn_mesh::Zigzag;
+
+use super::{ContextParallel, Mask, order::Order};
+
+/// Between this rank's stretch with all its heads and its heads of the neighbours' stretches.
+#[derive(Debug)]
+pub(super) struct Heads {
+    group: Group,
+    order: Option<Order>,
+}
+
+impl Heads {
+    /// For tensors `[len, b, heads, d]` like `like`.
+    pub(super) fn new(parallel: &ContextParallel, mask: &Mask, like: &Tensor<4>) -> Self {
+        let ContextParallel { group, heads, .. } = parallel;
+        let [len, b, ..] = like.dims();
+        let order = (heads.size() > 1).then(|| {
+            let first = group.rank() - heads.rank();
+            let members = (first..first + heads.size()).map(|rank| Zigzag::new(rank, group.size()));
+            let members: Vec<_> = members.collect();
+            Order::between(mask, &members, parallel.stretch(), [len, b], &like.device())
+        });
+        Self { group: heads.clone(), order }
+    }
+
+    /// # Shapes
+    /// `[len, b, heads, d]` to `[n len, b, heads / n, d]`
+    pub(super) fn share(&self, x: Tensor<4>) -> Tensor<4> {
+        match &self.order {
+            None => x,
+            Some(order) => order.to_sequence(all_to_all(x, 2, 0, &self.group)),
+        }
+    }
+
+    /// The inverse of [`share`](Self::share).
+    pub(super) fn join(&self, x: Tensor<4>) -> Tensor<4> {
+        match &self.order {
+            None => x,
+            Some(order) => all_to_all(order.to_members(x), 0, 2, &self.group),
+        }
+    }
+}

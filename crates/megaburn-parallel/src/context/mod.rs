@@ -1,0 +1,132 @@
+//! Context parallelism: attention of sequences that ranks hold in stretches.
+//!
+//! A rank holds two chunks of each sequence ([`Zigzag`]), a front one and a back one. Everything but
+//! attention is of each token by itself; for attention ranks exchange keys and values
+//! ([`ContextComm`]), and gradients go back the same way.
+//!
+//! Source: Liu et al. (2023), "Ring Attention", <https://arxiv.org/abs/2310.01889>; Jacobs et al. (2023),
+//! "DeepSpeed Ulysses", <https://arxiv.org/abs/2309.14509>; Fang & Zhao (2024), "USP", for both at once,
+//! <https://arxiv.org/abs/2405.07719>; Megatron-LM `--context-parallel-size`, `--cp-comm-type`.
+
+mod attend;
+mod comm;
+mod gathered;
+mod heads;
+mod mask;
+mod order;
+mod parts;
+mod ring;
+
+use burn::tensor::Tensor;
+use megaburn_collective::{CollectiveError, Group, region::FAILED_REGION};
+use megaburn_mesh::Zigzag;
+
+pub(crate) use attend::context_attention;
+pub use comm::ContextComm;
+pub(crate) use mask::Mask;
+pub use mask::PackedDocuments;
+
+use crate::ParallelError;
+
+/// The ranks that share each sequence, and how they exchange keys and values.
+#[derive(Clone, Debug)]
+pub struct ContextParallel {
+    group: Group,
+    /// Over which heads are shared out.
+    heads: Group,
+    /// Across those: each of its members has whole a stretch of the sequence, of its heads.
+    sequence: Group,
+    comm: ContextComm,
+}
+
+impl ContextParallel {
+    /// The ranks of `group`, in the order of the sequence's front chunks.
+    ///
+    /// # Errors
+    /// Ranks that a hierarchy does not divide.
+    /// # Collective
+    /// Nothing is sent. Layers of one way share one of these, with the communicators that are made for it.
+    pub fn new(group: &Group, comm: ContextComm) -> Result<Self, ParallelError> {
+        let (rank, ranks) = (group.rank(), group.size());
+        let low = match comm {
+            ContextComm::P2p | ContextComm::AllGather => 1,
+            ContextComm::A2a => ranks,
+            ContextComm::A2aP2p { low } => low,
+        };
+        if low == 0 || !ranks.is_multiple_of(low) {
+            let why = format!("{ranks} ranks are no groups of {low}, over which heads are shared");
+            let name = comm.to_string();
+            return Err(ParallelError::Config { layer: "ContextParallel", name, why });
+        }
+        let of = |name: &str, members: Vec<usize>| match members.len() == ranks {
+            true => Ok(group.clone()),
+            false => group.subgroup(&format!("{} {name}", group.name()), &members),
+        };
+        let members = group.members();
+        let first = rank - rank % low;
+        Ok(Self {
+            group: group.clone(),
+            heads: of("a2a", members[first..first + low].to_vec())?,
+            sequence: of("p2p", members.iter().copied().skip(rank % low).step_by(low).collect())?,
+            comm,
+        })
+    }
+
+    /// One rank that holds whole sequences.
+    pub fn none() -> Self {
+        let one = Group::single(0);
+        Self { group: one.clone(), heads: one.clone(), sequence: one, comm: ContextComm::P2p }
+    }
+
+    /// Ranks that share a sequence.
+    pub fn num_ranks(&self) -> usize {
+        self.group.size()
+    }
+
+    /// How they exchange keys and values.
+    pub fn comm(&self) -> ContextComm {
+        self.comm
+    }
+
+    /// What of each sequence this rank holds.
+    pub fn zigzag(&self) -> Zigzag {
+        Zigzag::new(self.group.rank(), self.group.size())
+    }
+
+    /// Refuses heads that its ranks do not divide.
+    pub(crate) fn check(&self, name: &str, heads: [usize; 2]) -> Result<(), ParallelError> {
+        let low = self.heads.size();
+        if heads.iter().all(|heads| heads.is_multiple_of(low)) {
+            return Ok(());
+        }
+        let [heads, kv_heads] = heads;
+        let why = format!(
+            "cp_comm `{}` shares {heads} query and {kv_heads} key/value heads of a rank out over {low}: choose `p2p`, or fewer that divide both",
+            self.comm
+        );
+        Err(ParallelError::Config { layer: "SelfAttention", name: name.into(), why })
+    }
+
+    /// Which of a rank's heads this one attends with, of `heads` that it computes: the first.
+    pub(crate) fn first_head(&self, heads: usize) -> usize {
+        self.heads.rank() * (heads / self.heads.size())
+    }
+
+    /// What of the sequence this rank attends from, with the heads that it has then.
+    fn stretch(&self) -> Zigzag {
+        Zigzag::new(self.sequence.rank(), self.sequence.size())
+    }
+}
+
+/// What a collective gave. Backward has no other way out than a region's.
+fn sure<T>(result: Result<T, CollectiveError>) -> T {
+    result.unwrap_or_else(|error| panic!("{FAILED_REGION}{error}"))
+}
+
+/// Rows of the first dimension.
+fn rows(x: &Tensor<4>, of: &std::ops::Range<usize>) -> Tensor<4> {
+    match *of == (0..x.dims()[0]) {
+        true => x.clone(),
+        false => x.clone().narrow(0, of.start, of.len()),
+    }
+}

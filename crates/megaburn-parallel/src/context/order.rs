@@ -1,0 +1,95 @@
+//! In which order the positions of members stand.
+
+use burn::tensor::{Device, Int, Tensor, TensorData};
+use megaburn_kernels::{EmbeddingOptions, embedding};
+use megaburn_mesh::{Documents, Zigzag};
+
+use super::Mask;
+
+/// Between positions as members hold them, one member's stretch behind the other's, and as they stand in
+/// the stretch that all these are of.
+#[derive(Debug)]
+pub(super) struct Order {
+    /// Which row of the members' each of the stretch is.
+    to_sequence: Tensor<2, Int>,
+    /// The inverse.
+    to_members: Tensor<2, Int>,
+}
+
+impl Order {
+    /// Of all members of `ranks`, whose `[len, b]` positions are whole sequences together.
+    pub(super) fn of_members(mask: &Mask, ranks: usize, shape: [usize; 2], on: &Device) -> Self {
+        let members: Vec<_> = (0..ranks).map(|rank| Zigzag::new(rank, ranks)).collect();
+        Self::between(mask, &members, Zigzag::WHOLE, shape, on)
+    }
+
+    /// Of `members` that are neighbours, whose `[len, b]` positions each are what `whole` holds.
+    pub(super) fn between(
+        mask: &Mask,
+        members: &[Zigzag],
+        whole: Zigzag,
+        [len, b]: [usize; 2],
+        on: &Device,
+    ) -> Self {
+        let order = match &mask.documents {
+            Some(documents) => of_documents(documents.documents(), members, whole),
+            None => {
+                // Whole chunks, each of all sequences.
+                let chunks = 2 * members[0].ranks();
+                let held: Vec<usize> = members.iter().flat_map(|rank| rank.chunks()).collect();
+                let [front, back] = match whole.ranks() {
+                    1 => [0..chunks / 2, chunks / 2..chunks],
+                    _ => whole.ranges(chunks),
+                };
+                let place = |chunk| held.iter().position(|held| *held == chunk);
+                front.chain(back).map(|chunk| place(chunk).expect("a member has it")).collect()
+            }
+        };
+        debug_assert!(order.len() == 2 * members.len() || order.len() == members.len() * len * b);
+        let mut inverse = vec![0; order.len()];
+        order.iter().enumerate().for_each(|(at, from)| inverse[*from] = at);
+        let [to_sequence, to_members] = [order, inverse].map(|rows| {
+            let ids: Vec<i64> = rows.iter().map(|row| *row as i64).collect();
+            Tensor::from_data(TensorData::new(ids, [rows.len(), 1]), on)
+        });
+        Self { to_sequence, to_members }
+    }
+
+    /// Rows of members as they stand in the stretch.
+    pub(super) fn to_sequence(&self, x: Tensor<4>) -> Tensor<4> {
+        taken(x, &self.to_sequence)
+    }
+
+    /// The inverse of [`to_sequence`](Self::to_sequence).
+    pub(super) fn to_members(&self, x: Tensor<4>) -> Tensor<4> {
+        taken(x, &self.to_members)
+    }
+}
+
+/// Rows, in the order of positions and then of sequences, as `whole` has them, by where members do.
+fn of_documents(documents: &Documents, members: &[Zigzag], whole: Zigzag) -> Vec<usize> {
+    let (b, len) = (documents.num_rows(), documents.row_len());
+    // Where each token of each sequence is.
+    let mut places = vec![0; len * b];
+    let per_member = len / members[0].ranks();
+    for row in 0..b {
+        for (member, zigzag) in members.iter().enumerate() {
+            for (at, token) in documents.tokens(row, *zigzag).enumerate() {
+                places[token * b + row] = (member * per_member + at) * b + row;
+            }
+        }
+    }
+    let of_rows: Vec<Vec<usize>> =
+        (0..b).map(|row| documents.tokens(row, whole).collect()).collect();
+    let count = of_rows.first().map_or(0, Vec::len);
+    (0..count)
+        .flat_map(|at| (0..b).map(move |row| (at, row)))
+        .map(|(at, row)| places[of_rows[row][at] * b + row])
+        .collect()
+}
+
+fn taken(x: Tensor<4>, order: &Tensor<2, Int>) -> Tensor<4> {
+    let (shape, rows) = (x.dims(), order.dims()[0]);
+    let table = x.reshape([rows, shape.iter().product::<usize>() / rows]);
+    embedding(table, order.clone(), EmbeddingOptions::default()).reshape(shape)
+}

@@ -1,0 +1,112 @@
+//! Which stretches of a rank's queries attend to which stretches of the keys that are there.
+
+use std::ops::Range;
+
+use megaburn_kernels::AttentionOptions;
+use megaburn_mesh::Zigzag;
+
+use super::Mask;
+
+/// Queries of this rank, keys out of those that are there, and how they attend.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Part {
+    pub(super) queries: Range<usize>,
+    pub(super) keys: Range<usize>,
+    pub(super) options: AttentionOptions,
+}
+
+/// The parts of the `len` queries of `mine` with the keys of another stretch, `theirs`.
+pub(super) fn with_stretch(mask: &Mask, mine: Zigzag, theirs: Zigzag, len: usize) -> Vec<Part> {
+    let (all, chunk) = (0..len, len / 2);
+    let (front, back) = (0..chunk, chunk..len);
+    let full = AttentionOptions::default();
+    let part = |queries: &Range<usize>, keys: &Range<usize>, options| Part {
+        queries: queries.clone(),
+        keys: keys.clone(),
+        options,
+    };
+    let ([at, _], [other, _]) = (mine.chunks(), theirs.chunks());
+    match mask.is_plain() {
+        // One rank's stretch is the sequence as it is.
+        _ if mine.ranks() == 1 => vec![part(&all, &all, mask.whole())],
+        true if !mask.causal => vec![part(&all, &all, full)],
+        // Its back chunk stands behind its front chunk in the sequence too.
+        true if at == other => vec![part(&all, &all, mask.whole())],
+        // Of a rank before this one, the front chunk is before both of this one's, the back chunk behind.
+        true if other < at => vec![part(&all, &front, full)],
+        // Both chunks of a rank behind this one are between this one's.
+        true => vec![part(&back, &all, full)],
+        false => {
+            let halves = [&front, &back];
+            let pairs = [(0, 0), (1, 0), (0, 1), (1, 1)].into_iter().filter_map(|(q, k)| {
+                let chunks = [mine.chunks()[q], theirs.chunks()[k]];
+                let options = of_chunks(mask, chunks, 2 * mine.ranks(), chunk)?;
+                Some(part(halves[q], halves[k], options))
+            });
+            pairs.collect()
+        }
+    }
+}
+
+/// Chunk `query` of `chunks`, of so many positions, to chunk `key`; none where no query sees a key.
+fn of_chunks(
+    mask: &Mask,
+    [query, key]: [usize; 2],
+    chunks: usize,
+    len: usize,
+) -> Option<AttentionOptions> {
+    if mask.causal && key > query {
+        return None;
+    }
+    // A window bounds the past alone.
+    let window = mask.window.filter(|_| key <= query);
+    let ahead = if window.is_some() { query - key } else { 0 };
+    let is_far = window.is_some_and(|window| ahead * len >= window + len - 1);
+    if is_far && mask.documents.is_none() {
+        return None;
+    }
+    Some(AttentionOptions {
+        causal: mask.causal && key == query,
+        window,
+        query_offset: if mask.documents.is_some() { 0 } else { ahead * len },
+        dropout: mask.dropout_at(query * len, key * len),
+        sequences: mask.documents.as_ref().map(|of| of.sequences(chunks, false, ahead)),
+        ..AttentionOptions::default()
+    })
+}
+
+/// The parts of the `len` queries of `mine` with the keys of whole sequences, in their order.
+pub(super) fn with_whole(mask: &Mask, mine: Zigzag, len: usize) -> Vec<Part> {
+    let chunk = len / 2;
+    let seq_len = chunk * 2 * mine.ranks();
+    if mask.is_plain() && !mask.causal {
+        return vec![Part { queries: 0..len, keys: 0..seq_len, options: mask.whole() }];
+    }
+    let halves = [0..chunk, chunk..len].into_iter().zip(mine.chunks());
+    let parts = halves.flat_map(|(queries, at)| {
+        let (start, end) = (at * chunk, (at + 1) * chunk);
+        if mask.is_plain() {
+            // Two calls, which take any kernel, for one of queries that begin behind their keys.
+            let before = AttentionOptions::default();
+            let before = Part { queries: queries.clone(), keys: 0..start, options: before };
+            let own = Part { queries, keys: start..end, options: mask.whole() };
+            return [before, own].into_iter().filter(|part| !part.keys.is_empty()).collect();
+        }
+        let documents = mask.documents.as_ref();
+        let first = mask.window.map_or(0, |window| (start + 1).saturating_sub(window));
+        let keys = match documents {
+            Some(_) => 0..seq_len,
+            None => first..if mask.causal { end } else { seq_len },
+        };
+        let options = AttentionOptions {
+            causal: mask.causal,
+            window: mask.window,
+            query_offset: if documents.is_some() { 0 } else { start - keys.start },
+            dropout: mask.dropout_at(start, keys.start),
+            sequences: documents.map(|of| of.sequences(2 * mine.ranks(), true, at)),
+            ..AttentionOptions::default()
+        };
+        vec![Part { queries, keys, options }]
+    });
+    parts.collect()
+}

@@ -1,0 +1,97 @@
+//! Keys and values go round the ranks that share a sequence, and the sums of their gradients with them.
+//!
+//! Source: Liu et al. (2023), "Ring Attention", <https://arxiv.org/abs/2310.01889>.
+
+use burn::tensor::Tensor;
+use megaburn_collective::{
+    Group,
+    tensors::{self, Pending},
+};
+use megaburn_kernels::{AttentionPart, AttentionSum};
+use megaburn_mesh::Zigzag;
+
+use super::{
+    Mask,
+    attend::{GradientSum, attend, gradients},
+    parts::with_stretch,
+    sure,
+};
+
+/// What the member so many places back in the ring holds.
+fn stretch(group: &Group, back: usize) -> Zigzag {
+    let size = group.size();
+    Zigzag::new((group.rank() + size - back) % size, size)
+}
+
+/// On to the next member, and what comes from the one before.
+fn pass_on<const N: usize>(
+    all: [Tensor<4>; N],
+    group: &Group,
+) -> [Pending<4, burn::tensor::Float>; N] {
+    all.map(|x| sure(tensors::start_shift(x, 1, group)))
+}
+
+/// Attention of this rank's stretch to those of all members.
+///
+/// # Shapes
+/// `q: [len, b, hq, d]`, `k, v: [len, b, hkv, d]`, off the autodiff device
+pub(super) fn forward([q, k, v]: [Tensor<4>; 3], mask: &Mask, group: &Group) -> AttentionPart {
+    let ([len, b, hq, _], [.., d_v], dtype) = (q.dims(), v.dims(), q.dtype());
+    let mut sum = AttentionSum::new([len, b, hq, d_v]);
+    let mut here = [k, v];
+    for step in 0..group.size() {
+        let is_last = step + 1 == group.size();
+        let coming = (!is_last).then(|| pass_on(here.clone(), group));
+        for part in with_stretch(mask, stretch(group, 0), stretch(group, step), len) {
+            let [k, v] = here.clone();
+            sum.add(part.queries.start, attend(&part, [&q, &k, &v]));
+        }
+        if let Some(coming) = coming {
+            here = coming.map(Pending::wait);
+        }
+    }
+    sum.finish(dtype)
+}
+
+/// The gradients of `q`, `k` and `v`, in the dtype that sums are in: a stretch's sum goes round behind it
+/// and comes home at last.
+pub(super) fn backward(
+    [q, k, v]: [Tensor<4>; 3],
+    whole: &AttentionPart,
+    dout: Tensor<4>,
+    mask: &Mask,
+    group: &Group,
+) -> [Tensor<4>; 3] {
+    let (len, wide) = (q.dims()[0], whole.lse.dtype());
+    let (shapes, device) = ([k.dims(), v.dims()], q.device());
+    let mut of_queries = GradientSum::new(q.dims(), wide);
+    let mut here = [k, v];
+    // The sums, up to the rank before this one, of what is here.
+    let mut sums = None;
+    for step in 0..group.size() {
+        let is_last = step + 1 == group.size();
+        let coming = (!is_last).then(|| pass_on(here.clone(), group));
+        let mut found = Vec::new();
+        for part in with_stretch(mask, stretch(group, 0), stretch(group, step), len) {
+            let [k, v] = &here;
+            let [dq, dk, dv] = gradients(&part, [&q, k, v], whole, &dout);
+            of_queries.add(part.queries.start, dq);
+            found.push((part.keys.start, [dk, dv]));
+        }
+        // Only now: they were on their way while these were computed.
+        let mut of_stretch = match sums.take() {
+            Some(sums) => <[Pending<4, _>; 2]>::map(sums, |sum| GradientSum::of(sum.wait())),
+            None => shapes.map(|shape| GradientSum::new(shape, wide)),
+        };
+        for (start, found) in found {
+            let both = of_stretch.iter_mut().zip(found);
+            both.for_each(|(sum, gradient)| sum.add(start, gradient));
+        }
+        sums = Some(pass_on(of_stretch.map(|sum| sum.finish(&device)), group));
+        if let Some(coming) = coming {
+            here = coming.map(Pending::wait);
+        }
+    }
+    let [dk, dv] = sums.expect("a ring has a member").map(Pending::wait);
+    [of_queries.finish(&device), dk, dv]
+}

@@ -1,0 +1,151 @@
+//! The keys that say how ranks share sequences.
+
+use megaburn_mesh::Layout;
+use megaburn_models::DecoderConfig;
+use megaburn_parallel::ContextComm;
+use serde::{Deserialize, Serialize};
+
+use super::{TrainConfig, check::require};
+use crate::TrainError;
+
+/// How ranks that share a sequence exchange keys and values, in one layer or in all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(into = "String", try_from = "String")]
+pub enum CpComm {
+    /// By the layout, as [`ContextComm::auto`] says.
+    Auto,
+    /// So.
+    Way(ContextComm),
+}
+
+impl CpComm {
+    /// The way in this layout of a model with these heads, of sequences of `seq_len` tokens.
+    pub(crate) fn resolved(
+        self,
+        layout: &Layout,
+        model: &DecoderConfig,
+        seq_len: usize,
+    ) -> ContextComm {
+        let heads = [model.heads, model.kv_heads].map(|heads| (heads / layout.tp).max(1));
+        match self {
+            Self::Auto => ContextComm::auto(layout.cp, seq_len / layout.cp, heads),
+            Self::Way(way) => way,
+        }
+    }
+}
+
+impl From<CpComm> for String {
+    fn from(comm: CpComm) -> Self {
+        match comm {
+            CpComm::Auto => "auto".into(),
+            CpComm::Way(way) => way.to_string(),
+        }
+    }
+}
+
+impl TryFrom<String> for CpComm {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, Self::Error> {
+        match text.as_str() {
+            "auto" => Ok(Self::Auto),
+            text => text.parse().map(Self::Way).map_err(|why| format!("{why}, or `auto`")),
+        }
+    }
+}
+
+impl TrainConfig {
+    /// Tokens of a sequence, those that it is padded with for context parallelism included.
+    pub(crate) fn padded_seq_len(&self, layout: &Layout) -> usize {
+        let seq_len = self.data.seq_len;
+        match self.parallel.cp_pad && layout.cp > 1 {
+            true => {
+                let tp = if layout.sp { layout.tp } else { 1 };
+                seq_len.next_multiple_of(2 * layout.cp * tp)
+            }
+            false => seq_len,
+        }
+    }
+
+    /// Whether what is trained on can be shared by ranks as `layout` says.
+    pub(crate) fn check_context(&self, layout: &Layout) -> Result<(), TrainError> {
+        let (data, train, cp) = (&self.data, &self.train, layout.cp);
+        if !data.documents || cp == 1 {
+            return Ok(());
+        }
+        let (multiple, chunks) = (data.document_multiple, 2 * cp);
+        let rule = format!("a multiple of the {chunks} chunks that cp {cp} cuts documents into");
+        require(multiple.is_multiple_of(chunks), "data.document_multiple", multiple, rule)?;
+        for (key, share) in [
+            ("train.hidden_dropout", train.hidden_dropout),
+            ("train.attention_dropout", train.attention_dropout),
+        ] {
+            let rule = "0 where documents (data.documents) are shared by ranks (cp above 1)";
+            require(share == 0.0, key, share, rule)?;
+        }
+        Ok(())
+    }
+
+    /// How each layer exchanges keys and values, or all.
+    pub(crate) fn context_comms(
+        &self,
+        layout: &Layout,
+        model: &DecoderConfig,
+    ) -> Result<Vec<ContextComm>, TrainError> {
+        let ways = &self.parallel.cp_comm;
+        let rule = format!("one for all layers, or one for each of the model's {}", model.layers);
+        let fits = ways.len() == 1 || ways.len() == model.layers;
+        require(fits, "parallel.cp_comm", format!("a list of {}", ways.len()), rule)?;
+        let seq_len = self.padded_seq_len(layout);
+        Ok(ways.iter().map(|way| way.resolved(layout, model, seq_len)).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+    use crate::ConfigLayers;
+
+    fn config(sets: &[&str]) -> TrainConfig {
+        let layers = ConfigLayers::new();
+        sets.iter().fold(layers, |layers, set| layers.with_set(set).unwrap()).load().unwrap()
+    }
+
+    #[rstest]
+    #[case("cp4", 128)]
+    #[case("cp3", 102)]
+    #[case("tp2-cp3-sp", 108)]
+    #[case("tp1", 97)]
+    fn sequences_are_padded_when_that_is_asked_for(#[case] layout: Layout, #[case] padded: usize) {
+        let seq_len = if padded == 128 { 128 } else { 97 };
+        let set = format!("data.seq_len={seq_len}");
+        assert_eq!(config(&[&set, "parallel.cp_pad=true"]).padded_seq_len(&layout), padded);
+        assert_eq!(config(&[&set]).padded_seq_len(&layout), seq_len);
+    }
+
+    #[rstest]
+    #[case(&["data.document_multiple=8"], "`data.document_multiple` is 8: it must be a multiple of the 6 chunks that cp 3 cuts")]
+    #[case(&["data.document_multiple=24", "data.seq_len=96", "train.hidden_dropout=0.1"], "`train.hidden_dropout` is 0.1: it must be 0 where documents")]
+    fn documents_that_cannot_be_shared_are_refused(#[case] sets: &[&str], #[case] message: &str) {
+        let sets = [&["data.documents=true"], sets].concat();
+        let error = config(&sets).check_context(&"cp3".parse().unwrap()).unwrap_err().to_string();
+        assert!(error.contains(message), "{error}");
+        config(&sets).check_context(&Layout::SINGLE).unwrap();
+    }
+
+    #[test]
+    fn a_way_that_is_none_and_too_many_ways_are_refused() {
+        let layers = ConfigLayers::new().with_set(r#"parallel.cp_comm=["ring"]"#).unwrap();
+        let error = layers.load().unwrap_err().to_string();
+        assert!(error.contains("`ring` is no way to exchange keys and values"), "{error}");
+        let config = config(&[r#"parallel.cp_comm=["p2p", "a2a"]"#]);
+        let model = config.model.decoder(128, 260);
+        let error = config.context_comms(&Layout::SINGLE, &model).unwrap_err().to_string();
+        assert!(
+            error.contains("`parallel.cp_comm` is a list of 2: it must be one for all"),
+            "{error}"
+        );
+    }
+}

@@ -1,0 +1,175 @@
+//! Attention in parts, and what sums them.
+
+use burn::{
+    prelude::Device,
+    tensor::{DType, Tensor, TensorData},
+};
+use megaburn_kernels::{
+    AttentionKernel, AttentionOptions, AttentionPart, AttentionSum, add_rows, attention_part,
+    attention_part_gradients, set_attention_kernel,
+};
+
+use super::compare::*;
+
+pub(super) const TESTS: &[super::Test] = &[
+    ("parts_of_attention_join_as_on_the_cpu", parts),
+    ("parts_through_cudnn_are_those_of_the_cpu", by_cudnn),
+    ("sums_of_parts_are_those_of_the_cpu", sums),
+    ("rows_are_added_as_on_the_cpu", rows),
+];
+
+/// Two parts of the keys, joined, and the gradients of each.
+fn parts() -> Result<(), String> {
+    let (s, split, d) = (75, 40, 32);
+    for (dtype, tolerance) in [DTYPES[1], DTYPES[2]] {
+        let inputs = [[s, 1, 4, d], [s, 1, 2, d], [s, 1, 2, d], [s, 1, 4, d]]
+            .map(|shape| normal(shape, dtype));
+        let run = |device: &Device, dtype| {
+            let tensor = |data: &TensorData| Tensor::<4>::from_data(data.clone(), (device, dtype));
+            let [q, k, v, dout] = inputs.each_ref().map(tensor);
+            // The queries of the second stretch, which see the first whole.
+            let [q, dout] = [q, dout].map(|x| x.narrow(0, split, s - split));
+            let part = |start: usize, len: usize| {
+                let keys = [&k, &v].map(|x| x.clone().narrow(0, start, len));
+                let query_offset = split - start;
+                (keys, AttentionOptions { query_offset, ..AttentionOptions::causal() })
+            };
+            let ranges = [part(0, split), part(split, s - split)];
+            let [first, second] = ranges.each_ref().map(|([k, v], options)| {
+                attention_part(q.clone(), k.clone(), v.clone(), options.clone())
+            });
+            let whole = first.join(second);
+            let mut found = host(whole.out.clone())?;
+            found.extend(host(whole.lse.clone())?);
+            for ([k, v], options) in ranges {
+                let inputs = [q.clone(), k, v];
+                for gradient in
+                    attention_part_gradients(inputs, whole.clone(), dout.clone(), options)
+                {
+                    found.extend(host(gradient)?);
+                }
+            }
+            Ok::<_, String>(found)
+        };
+        let (expected, found) = (run(&Device::flex(), DType::F32)?, run(&Device::cuda(0), dtype)?);
+        close(&format!("attention in parts {dtype:?}"), &found, &expected, tolerance)?;
+    }
+    Ok(())
+}
+
+/// A square of the keys and what is before it, as a ring has them.
+fn by_cudnn() -> Result<(), String> {
+    set_attention_kernel(AttentionKernel::Cudnn);
+    let found = stretches([128, 64, 64]).and_then(|()| stretches([192, 128, 128]));
+    set_attention_kernel(AttentionKernel::Auto);
+    found
+}
+
+/// Queries behind some keys, and before the last ones.
+fn stretches([before, len, d]: [usize; 3]) -> Result<(), String> {
+    let (s, dtype) = (before + len, DType::BF16);
+    let inputs = [[len, 2, 4, d], [s, 2, 2, d], [s, 2, 2, d], [len, 2, 4, d]]
+        .map(|shape| normal(shape, dtype));
+    let run = |device: &Device, dtype| {
+        let tensor = |data: &TensorData| Tensor::<4>::from_data(data.clone(), (device, dtype));
+        let [q, k, v, dout] = inputs.each_ref().map(tensor);
+        let parts =
+            [(0, before, AttentionOptions::default()), (before, len, AttentionOptions::causal())];
+        let of = |(start, len, options): &(usize, usize, AttentionOptions)| {
+            let [k, v] = [&k, &v].map(|x| x.clone().narrow(0, *start, *len));
+            ([q.clone(), k, v], options.clone())
+        };
+        let mut sum = AttentionSum::new([len, 2, 4, d]);
+        for ([q, k, v], options) in parts.iter().map(of) {
+            sum.add(0, attention_part(q, k, v, options));
+        }
+        let whole = sum.finish(dtype);
+        let mut found = host(whole.out.clone())?;
+        found.extend(host(whole.lse.clone())?);
+        for (inputs, options) in parts.iter().map(of) {
+            for gradient in attention_part_gradients(inputs, whole.clone(), dout.clone(), options) {
+                found.extend(host(gradient)?);
+            }
+        }
+        Ok::<_, String>(found)
+    };
+    let (expected, found) = (run(&Device::flex(), DType::F32)?, run(&Device::cuda(0), dtype)?);
+    close("attention in stretches", &found, &expected, DTYPES[1].1)
+}
+
+/// The result and the logarithms of a part of so many queries, heads and features.
+fn part(shape: [usize; 4], dtype: DType) -> [TensorData; 2] {
+    let [s_q, b, hq, _] = shape;
+    [normal(shape, dtype), normal([b, hq, s_q], DType::F32)]
+}
+
+fn sums() -> Result<(), String> {
+    for (dtype, tolerance) in DTYPES {
+        for (shape, start) in [
+            ([40, 2, 3, 128], 0),
+            ([67, 1, 4, 64], 33),
+            ([9, 3, 1, 24], 4),
+            ([5, 1, 2, 256], 1),
+            // Heads that no plane holds in eights.
+            ([12, 2, 2, 20], 3),
+        ] {
+            let [len, b, hq, d_v] = shape;
+            let of_some = [len - start, b, hq, d_v];
+            let parts = [part(shape, dtype), part(of_some, dtype), part(of_some, dtype)];
+            let run = |device: &Device, dtype| {
+                let [first, second, third] = parts.each_ref().map(|[out, lse]| AttentionPart {
+                    out: Tensor::from_data(out.clone(), (device, dtype)),
+                    lse: Tensor::from_data(lse.clone(), (device, DType::F32)),
+                });
+                let mut sum = AttentionSum::new(shape);
+                sum.add(0, first);
+                sum.add(start, second);
+                // Of no key.
+                let lse = Tensor::full_like(&third.lse, f32::NEG_INFINITY);
+                let none = AttentionPart { lse, ..third };
+                sum.add(start, none.clone());
+                let whole = sum.finish(DType::F32);
+                // Queries before the first that is added have seen none.
+                let mut late = AttentionSum::new(shape);
+                late.add(start, none);
+                let mut found = host(whole.out)?;
+                found.extend(host(whole.lse)?);
+                found.extend(host(late.finish(DType::F32).out)?);
+                Ok::<_, String>(found)
+            };
+            let expected = run(&Device::flex(), DType::F32)?;
+            let found = run(&Device::cuda(0), dtype)?;
+            close(
+                &format!("sums of {shape:?} from {start}, {dtype:?}"),
+                &found,
+                &expected,
+                tolerance,
+            )?;
+        }
+    }
+    Ok(())
+}
+
+fn rows() -> Result<(), String> {
+    for (dtype, _) in DTYPES {
+        for (shape, start, len) in
+            [([40, 2, 3, 16], 7, 20), ([5, 1, 1, 3], 4, 1), ([6, 1, 2, 9], 0, 6)]
+        {
+            let [_, b, h, d] = shape;
+            let (sum, x) = (normal(shape, DType::F32), normal([len, b, h, d], dtype));
+            let run = |device: &Device| {
+                let sum = Tensor::<4>::from_data(sum.clone(), (device, DType::F32));
+                let x = Tensor::<4>::from_data(x.clone(), (device, dtype));
+                // Somebody else holds it: it is not written.
+                let held = sum.clone();
+                let found = add_rows(sum, start, x.clone());
+                let mut all = host(add_rows(found, 0, x))?;
+                all.extend(host(held)?);
+                Ok::<_, String>(all)
+            };
+            let (expected, found) = (run(&Device::flex())?, run(&Device::cuda(0))?);
+            close(&format!("rows of {shape:?}, {dtype:?}"), &found, &expected, 1e-6)?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,196 @@
+//! Sequences that GPUs share are those of one GPU.
+
+use std::{collections::BTreeMap, convert::Infallible};
+
+use burn::tensor::{DType, Tensor, TensorData};
+use megaburn::{
+    collective::{Group, ProcessGroups, ReduceOp, tensors},
+    kernels::RopeConfig,
+    mesh::{Layout, PositionRng, Purpose, Zigzag},
+    parallel::{
+        ContextComm, ContextParallel, SelfAttention, SelfAttentionConfig, load_params, read_params,
+    },
+    train::{ConfigLayers, TrainConfig, TrainError},
+};
+
+use crate::{
+    GroupTest,
+    gather::gather,
+    layouts::{compare, train},
+    matrix::EPSILON,
+    ranks::this_gpu,
+    text::{write_random_documents, write_random_text},
+};
+
+pub(crate) const GROUP_TESTS: &[GroupTest] =
+    &[("every_way_trains_as_one_gpu_does", ways), ("bf16_is_as_near_as_on_one_gpu", bf16)];
+
+const CONFIG: &str = "
+[model]
+hidden = 64
+ffn = 160
+layers = 3
+heads = 8
+kv_heads = 4
+[data]
+seq_len = 48
+[train]
+micro_batch = 2
+global_batch = 4
+[optimizer]
+lr = 1e-3
+warmup_steps = 0
+";
+
+fn ways(world: &Group) -> Result<(), String> {
+    let folder = std::env::temp_dir().join(format!("megaburn-contexts-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).map_err(|error| error.to_string())?;
+    write_random_text(&folder.join("text.txt"), 20_000, 987);
+    write_random_documents(&folder.join("documents.jsonl"), 1000, 40, 987);
+    let data = |name: &str| folder.join(name).to_str().expect("the folder's name is text").into();
+    let result = train_all(world, [data("text.txt"), data("documents.jsonl")]);
+    // What is left behind in a folder of temporary files harms nobody.
+    let _ = std::fs::remove_dir_all(&folder);
+    result
+}
+
+fn train_all(world: &Group, data: [String; 2]) -> Result<(), String> {
+    let config = |packed: bool, sets: &[&str]| -> Result<TrainConfig, TrainError> {
+        let mut config = ConfigLayers::new().with_text("contexts.rs", CONFIG)?;
+        // Rounding decides no update.
+        let eps = format!("optimizer.eps={EPSILON}");
+        let documents = format!("data.documents={packed}");
+        for set in [&[&eps[..], &documents], sets].concat() {
+            config = config.with_set(set)?;
+        }
+        config.with_data(&data[usize::from(packed)])?.load()
+    };
+    let text = |error: TrainError| error.to_string();
+    let mut layouts = vec![Layout { cp: world.size(), ..Layout::SINGLE }];
+    if world.size() == 4 {
+        layouts.push(Layout { cp: 2, tp: 2, sp: true, ..Layout::SINGLE });
+        layouts.push(Layout { cp: 2, pp: 2, ..Layout::SINGLE });
+    }
+    for packed in [false, true] {
+        let one = Group::single(world.seed());
+        let alone = config(packed, &["train.micro_batch=4"]).map_err(text)?;
+        let (steps, params) = train(alone, &one, Layout::SINGLE).map_err(text)?;
+        let expected = (steps, gather(&[params]));
+        for layout in &layouts {
+            for comm in ["p2p", "all_gather", "a2a", "a2a2+p2p"] {
+                if comm == "a2a2+p2p" && layout.cp < 4 {
+                    continue;
+                }
+                let comm = format!("parallel.cp_comm=[{comm:?}]");
+                let again = "recompute.method=\"uniform\"";
+                for set in ["parallel.zero=0", "parallel.zero=2", "parallel.zero=3", again] {
+                    let named = |why: String| format!("{layout}, {comm}, {set}, {packed}: {why}");
+                    let config = config(packed, &[&comm, set]).map_err(text)?;
+                    let found = train(config, world, *layout).map_err(text).map_err(named)?;
+                    compare(&found, &expected).map_err(named)?;
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+const HIDDEN: usize = 256;
+const HEADS: [usize; 2] = [8, 4];
+const HEAD_DIM: usize = 64;
+
+/// What a layer gives, and the gradients of its input and its parameters.
+type Found = BTreeMap<String, Vec<f32>>;
+
+/// Ranks' bf16 may be twice as far from f32 as one GPU's, whichever kernels they take.
+fn bf16(world: &Group) -> Result<(), String> {
+    for (tokens, batch) in [(4096, 1), (192, 2)] {
+        let shape = [tokens, batch, HIDDEN];
+        let alone = |dtype| layer(&Group::single(world.seed()), ContextComm::P2p, shape, dtype);
+        let (exact, one) = (alone(DType::F32)?, alone(DType::BF16)?);
+        for comm in [ContextComm::P2p, ContextComm::AllGather, ContextComm::A2a] {
+            let many = layer(world, comm, shape, DType::BF16)?;
+            for (name, exact) in &exact {
+                let held = |all: &Vec<f32>| match all.len() == tokens * batch * HIDDEN {
+                    true => rows_of(all, world, shape),
+                    false => all.clone(),
+                };
+                let (exact, one, many) = (held(exact), held(&one[name]), &many[name]);
+                let (of_one, of_many) = (distance(&one, &exact), distance(many, &exact));
+                if of_many.is_nan() || of_many > 2.0 * of_one {
+                    return Err(format!(
+                        "{comm}, {tokens} tokens, {name}: {of_many:.2e} from f32, one GPU {of_one:.2e}"
+                    ));
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Relative, in the Euclidean norm.
+fn distance(found: &[f32], expected: &[f32]) -> f64 {
+    let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|x| x * x).sum::<f64>().sqrt();
+    let apart = found.iter().zip(expected).map(|(a, b)| f64::from(*a) - f64::from(*b));
+    norm(&mut { apart }) / norm(&mut expected.iter().map(|x| f64::from(*x)))
+}
+
+/// What of `[s, b, hidden]` this rank holds.
+fn rows_of(all: &[f32], group: &Group, [tokens, batch, hidden]: [usize; 3]) -> Vec<f32> {
+    let row = batch * hidden;
+    let positions = Zigzag::new(group.rank(), group.size()).positions(tokens);
+    positions.flat_map(|at| all[at * row..(at + 1) * row].to_vec()).collect()
+}
+
+fn layer(
+    group: &Group,
+    comm: ContextComm,
+    shape: [usize; 3],
+    dtype: DType,
+) -> Result<Found, String> {
+    let [tokens, batch, hidden] = shape;
+    let device = this_gpu().autodiff();
+    let text = |error: &dyn std::fmt::Display| error.to_string();
+    let layout = Layout { cp: group.size(), ..Layout::SINGLE };
+    let groups = ProcessGroups::new(group, layout).map_err(|error| text(&error))?;
+    let parallel = ContextParallel::new(&groups.cp, comm).map_err(|error| text(&error))?;
+    let layer = SelfAttentionConfig::new(HIDDEN, HEADS[0], HEADS[1], HEAD_DIM)
+        .with_name("attention")
+        .init(&groups.tp, &device)
+        .and_then(|layer| layer.with_context_parallel(&parallel, "attention"))
+        .map_err(|error| text(&error))?;
+    // The same numbers in every type.
+    let rounded = |data: TensorData| data.convert_dtype(DType::BF16).convert_dtype(dtype);
+    let mut params: BTreeMap<_, _> = read_params(&layer).into_iter().collect();
+    let next = |path: &str, _: &[usize]| {
+        Ok::<_, Infallible>(rounded(params.remove(path).expect("each is read once")))
+    };
+    let layer: SelfAttention = match load_params(layer, next) {
+        Ok(layer) => layer,
+        Err(never) => match never {},
+    };
+    let local = |what: &str| -> Tensor<3> {
+        let mut all = vec![0.0f32; tokens * batch * hidden];
+        PositionRng::new(5, Purpose::Sampling, what).fill_normal(0, &mut all);
+        let held = rows_of(&all, group, shape);
+        let data = TensorData::new(held, [tokens / group.size(), batch, hidden]);
+        Tensor::from_data(rounded(data), (&device, dtype))
+    };
+    let x = local("input").require_grad();
+    let positions = Zigzag::new(group.rank(), group.size()).positions(tokens);
+    let rope = RopeConfig::new(HEAD_DIM).init(positions, &device).map_err(|error| text(&error))?;
+    let y = layer.forward(x.clone(), Some(&rope));
+    let mut grads = (y.clone() * local("weight")).sum().backward();
+    let host = |x: Tensor<3>| -> Result<Vec<f32>, String> {
+        let data = x.cast(DType::F32).try_into_data().map_err(|error| error.to_string())?;
+        data.try_to_vec().map_err(|error| format!("{error:?}"))
+    };
+    let mut found = Found::from([("output".into(), host(y.inner())?)]);
+    found.insert("input gradient".into(), host(x.grad_remove(&mut grads).ok_or("no gradient")?)?);
+    for (name, weight) in [("qkv", &layer.qkv.weight), ("output matrix", &layer.output.weight)] {
+        let gradient = weight.val().grad(&grads).ok_or("no gradient")?.cast(DType::F32);
+        let sum = tensors::all_reduce(gradient, ReduceOp::Sum, &groups.cp);
+        found.insert(name.into(), host(sum.map_err(|error| text(&error))?.unsqueeze_dim(0))?);
+    }
+    Ok(found)
+}

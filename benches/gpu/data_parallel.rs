@@ -12,7 +12,7 @@ use megaburn::collective::Group;
 
 use super::{
     peer_times,
-    ranks::{Found, GpuRank, gib},
+    ranks::{Found, GpuRank, Steps, gib},
 };
 use crate::{
     Failure,
@@ -67,7 +67,7 @@ pub fn main(command: Vec<OsString>) -> ExitCode {
 type Way = Option<(u8, bool)>;
 
 fn run(args: &DataParallelArgs) -> Result<(), Failure> {
-    let tokens = 4 * args.seq_len * (args.steps + 4) * args.micro_batches;
+    let tokens = 4 * args.seq_len * Steps::of(args.steps).num() * args.micro_batches;
     let rank = GpuRank::start("bench-data-parallel", tokens)?;
     let world = &rank.world;
     let mut ways: Vec<Way> = if args.no_alone { vec![] } else { vec![None] };
@@ -85,7 +85,7 @@ fn run(args: &DataParallelArgs) -> Result<(), Failure> {
             rank.config(&format!("dp{}", group.size()), args.layers, args.seq_len, &[])?;
         config.train.global_batch = group.size() * args.micro_batches;
         (config.parallel.zero, config.parallel.overlap) = (zero, overlap);
-        found.push((way, rank.steps(config, group, args.steps, args.memory)?));
+        found.push((way, rank.steps(config, group, Steps::of(args.steps), args.memory)?));
     }
     if world.rank() == 0 { report(args, world.size(), &found) } else { Ok(()) }
 }

@@ -12,7 +12,7 @@ use clap::Parser;
 
 use super::{
     peer_times,
-    ranks::{Found, GpuRank, gib},
+    ranks::{Found, GpuRank, Steps, gib},
 };
 use crate::{
     Failure,
@@ -38,6 +38,9 @@ struct LayoutsArgs {
     /// Steps that are timed.
     #[arg(long, default_value_t = 6)]
     steps: usize,
+    /// Steps before these.
+    #[arg(long, default_value_t = 4)]
+    warmup: usize,
     /// Asks again and again how much memory tensors take, which slows the steps down.
     #[arg(long)]
     memory: bool,
@@ -57,6 +60,9 @@ pub fn main(command: Vec<OsString>) -> ExitCode {
     }
 }
 
+/// Dense bf16 products of an H100 or H200, without sparsity.
+const PEAK_TFLOPS: f64 = 989.0;
+
 /// What was found of a run with so many micro-batches.
 struct Row<'a> {
     run: &'a str,
@@ -68,7 +74,14 @@ struct Row<'a> {
 
 fn run(args: &LayoutsArgs) -> Result<(), Failure> {
     let most = args.micro_batches.iter().max().copied().unwrap_or(1);
-    let rank = GpuRank::start("bench-layouts", 4 * args.seq_len * (args.steps + 4) * most)?;
+    let steps = Steps { warmup: args.warmup, timed: args.steps };
+    // For the longest of the sequences, some of which settings may say.
+    let longest = |run: &String| {
+        let lens = run.split_whitespace().filter_map(|word| word.strip_prefix("data.seq_len="));
+        lens.filter_map(|len| len.parse::<usize>().ok()).max()
+    };
+    let longest = args.runs.iter().filter_map(longest).max().unwrap_or(0).max(args.seq_len);
+    let rank = GpuRank::start("bench-layouts", 4 * longest * steps.num() * most)?;
     let mut rows = Vec::new();
     for run in &args.runs {
         let mut words = run.split_whitespace();
@@ -78,8 +91,8 @@ fn run(args: &LayoutsArgs) -> Result<(), Failure> {
             let mut config = rank.config(layout, args.layers, args.seq_len, &settings)?;
             let layout = config.layout(None)?;
             config.train.global_batch = layout.dp * micro_batches;
-            let found = rank.steps(config, &rank.world, args.steps, args.memory)?;
-            let tokens = layout.dp * micro_batches * args.seq_len / rank.world.size();
+            let tokens = config.tokens_per_step() / rank.world.size();
+            let found = rank.steps(config, &rank.world, steps, args.memory)?;
             rows.push(Row { run, micro_batches, pp: layout.pp, tokens, found });
         }
     }
@@ -90,8 +103,8 @@ fn report(args: &LayoutsArgs, ranks: usize, rows: &[Row<'_>]) -> Result<(), Fail
     let LayoutsArgs { layers, seq_len, .. } = args;
     let about = format!(
         "One optimizer step of {layers} layers of Llama-3-8B's shape (vocabulary 128256) in bf16 with f32 \
-         gradients and masters, sequences of {seq_len} tokens, one a micro-batch, on {ranks} GPUs, one process \
-         each. The time is the slowest rank's median, its loss read; GiB are what is reserved on the fullest GPU \
+         gradients and masters, sequences of {seq_len} tokens where a row says no other, one a micro-batch, on \
+         {ranks} GPUs, one process each. The time is the slowest rank's median, its loss read; GiB are what is reserved on the fullest GPU \
          after the last step. The bubble is what of the step is longer than its micro-batches would be at the pace \
          at which further ones are added (from the run with the most to that with the fewest), the update \
          included; beside it the formula's, (p - 1) / (m + p - 1), of one chunk."
@@ -102,6 +115,7 @@ fn report(args: &LayoutsArgs, ranks: usize, rows: &[Row<'_>]) -> Result<(), Fail
         "ms",
         "tokens/s/GPU",
         "TFLOP/s",
+        "MFU",
         "GiB",
         "of tensors",
         "bubble",
@@ -125,6 +139,7 @@ fn report(args: &LayoutsArgs, ranks: usize, rows: &[Row<'_>]) -> Result<(), Fail
             format!("{:.1}", found.seconds * 1e3),
             format!("{:.0}", *tokens as f64 / found.seconds),
             format!("{:.0}", found.tflops),
+            format!("{:.3}", found.tflops / PEAK_TFLOPS),
             format!("{:.1}", gib(found.memory)),
             found.tensors.map_or(String::new(), |bytes| format!("{:.1}", gib(bytes))),
             bubble.filter(|b| b.is_finite()).map_or(String::new(), |b| format!("{b:.3}")),
@@ -141,7 +156,7 @@ fn report(args: &LayoutsArgs, ranks: usize, rows: &[Row<'_>]) -> Result<(), Fail
         };
         let mut row = vec![name.clone(), format!("{micro_batches}"), format!("{milliseconds:.1}")];
         row.push(format!("{:.0}", tokens / milliseconds * 1e3));
-        row.push(String::new());
+        row.extend([String::new(), String::new()]);
         row.push(of(name, "GiB").map_or(String::new(), |gib| format!("{gib:.1}")));
         row.resize(head.len(), String::new());
         table.row(row);

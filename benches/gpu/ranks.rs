@@ -62,6 +62,24 @@ pub(super) struct Found {
     pub(super) loss: f64,
 }
 
+/// How many steps a run makes.
+#[derive(Clone, Copy)]
+pub(super) struct Steps {
+    /// Nobody measures these: kernels are compiled and products chosen.
+    pub(super) warmup: usize,
+    pub(super) timed: usize,
+}
+
+impl Steps {
+    pub(super) fn of(timed: usize) -> Self {
+        Self { warmup: 4, timed }
+    }
+
+    pub(super) fn num(self) -> usize {
+        self.warmup + self.timed
+    }
+}
+
 impl GpuRank {
     /// As torchrun's environment names say, with so many tokens of text a rank.
     ///
@@ -104,7 +122,7 @@ impl GpuRank {
         Ok(config.with_data(&self.file.to_string_lossy())?.with_layout(layout)?.load()?)
     }
 
-    /// Makes some steps, and four before that nobody measures.
+    /// Makes some steps, and a few before that nobody measures.
     ///
     /// # Errors
     /// A step fails.
@@ -114,7 +132,7 @@ impl GpuRank {
         &self,
         config: TrainConfig,
         group: &Group,
-        num_steps: usize,
+        steps: Steps,
         memory: bool,
     ) -> Result<Found, Failure> {
         let layout = config.layout(None)?;
@@ -124,10 +142,10 @@ impl GpuRank {
         let mut trainer = Trainer::new(Arc::new(config), groups, device.clone(), data)?;
         let (mut times, mut last) = (Vec::new(), None);
         let all = || -> Result<(), Failure> {
-            for step in 0..num_steps + 4 {
+            for step in 0..steps.warmup + steps.timed {
                 let started = Instant::now();
                 last = Some(trainer.step()?);
-                if step >= 4 {
+                if step >= steps.warmup {
                     times.push(started.elapsed().as_secs_f64());
                 }
             }

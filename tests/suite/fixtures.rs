@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use megaburn::{
     mesh::Layout,
     train::{
-        config::Dtype,
+        config::{CpComm, Dtype},
         device::Devices,
         verify::{Reference, Tolerances, verify},
     },
@@ -83,6 +83,51 @@ fn a_model_equals_transformers_under_every_layout(
     assert!(compared >= least, "{name}: {compared} layouts");
 }
 
+/// Ranks that share sequences.
+const CONTEXTS: [(&str, &str); 13] = [
+    ("cp2", "p2p"),
+    ("cp2", "all_gather"),
+    ("cp2", "a2a"),
+    ("cp3", "p2p"),
+    ("cp4", "p2p"),
+    ("cp4", "all_gather"),
+    ("cp4", "a2a2+p2p"),
+    ("tp2-cp2-sp", "p2p"),
+    ("tp2-cp2", "a2a"),
+    ("cp2-pp2", "all_gather"),
+    ("cp2-dp2", "auto"),
+    ("tp2-cp2-pp2-sp", "p2p"),
+    ("cp8", "p2p"),
+];
+
+#[rstest]
+fn a_model_equals_transformers_where_ranks_share_sequences(
+    #[values(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13)] index: usize,
+) {
+    let (name, _) = FIXTURES[index];
+    let mut compared = 0;
+    for (layout, comm) in CONTEXTS {
+        let comm = CpComm::try_from(comm.to_string()).unwrap();
+        let reference = Reference::open(&fixture(name)).unwrap().with_cp_comm(comm);
+        let (layout, tolerances) = (layout.parse().unwrap(), Tolerances::of(Dtype::F32));
+        let report = verify(&reference, &layout, Dtype::F32, &tolerances, Devices::Cpu, None);
+        if let Some(error) = &report.error {
+            let of_length = error.contains("sequence length");
+            assert!(of_length || error.contains("heads"), "{name}, {layout}: {error}");
+            continue;
+        }
+        assert!(report.ok && report.skipped.is_empty(), "{name}, {comm:?}: {report:#?}");
+        compared += 1;
+    }
+    // Of 30 tokens, which are six chunks, and 22, which are none.
+    let least = match name {
+        "gpt2-untied" => 0,
+        "qwen3-tied" => 1,
+        _ => 4,
+    };
+    assert!(compared >= least, "{name}: {compared} layouts");
+}
+
 #[test]
 fn processes_compare_as_threads_do() {
     let qwen3 = fixture("qwen3");
@@ -92,4 +137,9 @@ fn processes_compare_as_threads_do() {
     assert!(threads[0].stdout.contains("\"ok\":true"), "{threads:?}");
     assert_eq!(processes[0].stdout, threads[0].stdout);
     assert_eq!(processes[1].stdout, "", "the first rank alone prints");
+    let args = ["verify", qwen3.to_str().unwrap(), "--layout", "cp2", "--cp-comm", "p2p", "--json"];
+    let threads = Ranks::command(&args).finish();
+    let processes = Ranks::commands(2, &args).finish();
+    assert!(threads[0].stdout.contains("\"ok\":true"), "{threads:?}");
+    assert_eq!(processes[0].stdout, threads[0].stdout);
 }

@@ -14,7 +14,7 @@ use megaburn_mesh::{Layout, MeshError};
 use megaburn_models::{ModelError, source::ModelSource};
 use megaburn_train::{
     Exit, TrainError,
-    config::Dtype,
+    config::{CpComm, Dtype},
     device::{DeviceChoice, Devices},
     verify::{Reference, Report, Tolerances, verify},
 };
@@ -35,6 +35,9 @@ pub(super) struct VerifyArgs {
     /// A layout to compare. Repeatable. Default: tp1.
     #[arg(long, value_name = "L")]
     layout: Vec<String>,
+    /// How ranks that share sequences (cp) exchange keys and values: auto, p2p, all_gather, a2a, a2aN+p2p.
+    #[arg(long, value_name = "WAY", default_value = "auto", value_parser = cp_comm)]
+    cp_comm: CpComm,
     /// Only JSON on stdout, one object a line: a layout, or a tensor.
     #[arg(long)]
     json: bool,
@@ -56,6 +59,10 @@ pub(super) struct VerifyArgs {
     /// What the ranks compute on.
     #[arg(long, value_enum, default_value_t = DeviceArg::Cpu)]
     device: DeviceArg,
+}
+
+fn cp_comm(text: &str) -> Result<CpComm, String> {
+    CpComm::try_from(text.to_string())
 }
 
 /// What a model computes in, by both of its usual names.
@@ -111,7 +118,7 @@ impl VerifyArgs {
         let devices = DeviceChoice::from(self.device).find()?;
         let env = RankEnv::from_env()?;
         let is_first = env.as_ref().is_none_or(|env| env.rank == 0);
-        let reference = Reference::open(&self.dirs[0])?;
+        let reference = Reference::open(&self.dirs[0])?.with_cp_comm(self.cp_comm);
         let texts = match self.layout.is_empty() {
             true => vec!["tp1".to_string()],
             false => self.layout.clone(),

@@ -53,7 +53,7 @@ mod shards;
 mod tokens;
 
 pub use attention::{SelfAttention, SelfAttentionConfig};
-pub use context::{ContextComm, ContextParallel, PackedDocuments};
+pub use context::{ContextComm, ContextParallel, DynamicContext, PackedDocuments, Share};
 pub use cross_entropy::{CrossEntropy, CrossEntropyConfig};
 pub use dropout::{ParallelDropout, ParallelDropoutConfig};
 pub use embedding::{VocabParallelEmbedding, VocabParallelEmbeddingConfig};

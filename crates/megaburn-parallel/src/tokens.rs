@@ -1,6 +1,6 @@
 use megaburn_kernels::RopeTable;
 
-use crate::PackedDocuments;
+use crate::{ContextParallel, PackedDocuments};
 
 /// Which tokens of the run a forward pass sees, so that dropout does not depend on the layout.
 #[derive(derive_new::new, Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,11 +22,13 @@ pub struct TokenContext {
     pub block: Option<TokenBlock>,
     /// Documents that do not see each other; none: each row is one.
     pub documents: Option<PackedDocuments>,
+    /// The ranks that share these sequences; none: those that the layer was told of.
+    pub parallel: Option<ContextParallel>,
 }
 
 impl TokenContext {
     /// Whole rows of tokens that nobody is trained on.
     pub fn new(rope: Option<RopeTable>) -> Self {
-        Self { rope, block: None, documents: None }
+        Self { rope, ..Self::default() }
     }
 }

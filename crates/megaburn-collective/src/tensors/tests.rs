@@ -24,6 +24,13 @@ fn tensors_of_the_host_go_through_the_host() {
         let from = (group.rank() + 2) % 3;
         let got = recv(mine, from, &group)?.into_data_dtype(DType::I64);
         assert_eq!(got, [from as i64, 7].into());
+        for (by, from) in
+            [(1, (group.rank() + 2) % 3), (-2, (group.rank() + 2) % 3), (3, group.rank())]
+        {
+            let mine = Tensor::<1>::from_data([group.rank() as f32, 0.5], &device);
+            let came = start_shift(mine, by, &group)?.wait();
+            assert_eq!(came.into_data(), [from as f32, 0.5].into(), "by {by}");
+        }
         Ok::<_, CollectiveError>(())
     });
     results.into_iter().for_each(|result| result.unwrap());

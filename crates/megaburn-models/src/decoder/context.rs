@@ -52,14 +52,15 @@ impl Decoder {
         self.parts.zigzag
     }
 
-    /// The positions of the tokens that this rank holds of sequences of `len` tokens, of each sequence or,
-    /// one list, of all.
+    /// The positions of what `zigzag` holds of sequences of `len` tokens, of each sequence or, one list, of
+    /// all.
     pub(super) fn positions_of(
         &self,
         len: usize,
+        zigzag: Zigzag,
         documents: Option<&PackedDocuments>,
     ) -> Vec<Vec<usize>> {
-        let (zigzag, last) = (self.parts.zigzag, self.config().max_seq_len - 1);
+        let last = self.config().max_seq_len - 1;
         // What a sequence is padded with may be behind the model's last position.
         match documents.map(PackedDocuments::documents) {
             None => vec![zigzag.positions(len).map(|at| at.min(last)).collect()],
@@ -71,19 +72,20 @@ impl Decoder {
         }
     }
 
-    /// The rotations of the tokens that this rank holds of sequences of `len` tokens.
+    /// The rotations of what `zigzag` holds of sequences of `len` tokens.
     pub(super) fn rope_of(
         &self,
         len: usize,
+        zigzag: Zigzag,
         documents: Option<&PackedDocuments>,
         device: &Device,
     ) -> Option<RopeTable> {
         match documents {
-            None => self.rope(len, self.parts.zigzag, device),
+            None => self.rope(len, zigzag, device),
             Some(_) => {
-                // Of positions in documents, which are in whole sequences too.
-                let table = self.rope(len, Zigzag::WHOLE, device)?;
-                Some(table.rows(&self.positions_of(len, documents)))
+                // Of positions in documents, which are in the model's longest sequence too.
+                let table = self.rope(self.config().max_seq_len.max(len), Zigzag::WHOLE, device)?;
+                Some(table.rows(&self.positions_of(len, zigzag, documents)))
             }
         }
     }

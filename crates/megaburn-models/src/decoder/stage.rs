@@ -2,9 +2,10 @@ use burn::{
     prelude::{Device, Int},
     tensor::Tensor,
 };
+use megaburn_mesh::Zigzag;
 use megaburn_parallel::{
-    ActivationOffload, PackedDocuments, Residual, TokenBlock, TokenContext, offloaded_stream,
-    recomputed_stream,
+    ActivationOffload, ContextParallel, PackedDocuments, Residual, TokenBlock, TokenContext,
+    offloaded_stream, recomputed_stream,
 };
 use megaburn_pipeline::StageLayers;
 
@@ -25,6 +26,8 @@ pub struct Stage<'a> {
     /// In training: what of the run it sees.
     block: Option<TokenBlock>,
     documents: Option<PackedDocuments>,
+    /// The ranks that share these sequences; none: those that the model was told of.
+    parallel: Option<ContextParallel>,
 }
 
 impl Decoder {
@@ -34,7 +37,7 @@ impl Decoder {
     /// If there is none.
     pub fn stage(&self, chunk: usize) -> Stage<'_> {
         let layers = &self.parts.stages[chunk];
-        Stage { model: self, layers, block: None, documents: None }
+        Stage { model: self, layers, block: None, documents: None, parallel: None }
     }
 
     /// Which of the stages of this rank the parameter at `path` is of; the first of two that use it.
@@ -75,15 +78,27 @@ impl<'a> Stage<'a> {
         Self { documents, ..self }
     }
 
+    /// The same of sequences that other ranks share than those of
+    /// [`with_context_parallel`](Decoder::with_context_parallel); of none, those.
+    #[must_use]
+    pub fn shared_by(self, parallel: Option<ContextParallel>) -> Self {
+        Self { parallel, ..self }
+    }
+
+    /// What of each sequence this rank holds.
+    fn zigzag(&self) -> Zigzag {
+        self.parallel.as_ref().map_or(self.model.parts.zigzag, ContextParallel::zigzag)
+    }
+
     /// The stream behind the first stage.
     ///
     /// # Shapes
     /// tokens `[S, B]`
     pub fn from_tokens(&self, tokens: Tensor<2, Int>) -> Residual {
         let Self { model, block, documents, .. } = self;
-        let len = tokens.dims()[0] * model.parts.zigzag.ranks();
+        let len = tokens.dims()[0] * self.zigzag().ranks();
         let positions = match model.has_position_vectors() {
-            true => model.positions_of(len, documents.as_ref()),
+            true => model.positions_of(len, self.zigzag(), documents.as_ref()),
             false => Vec::new(),
         };
         let device = tokens.device();
@@ -102,7 +117,7 @@ impl<'a> Stage<'a> {
     pub fn from_stream(&self, x: Tensor<3>) -> Residual {
         let parts = &self.model.parts;
         let splits = if parts.sequence_parallel { parts.group.size() } else { 1 };
-        let len = x.dims()[0] * splits * parts.zigzag.ranks();
+        let len = x.dims()[0] * splits * self.zigzag().ranks();
         let device = x.device().inner();
         self.through_blocks(x.into(), len, &device)
     }
@@ -125,8 +140,9 @@ impl<'a> Stage<'a> {
 
     /// Sequences of `len` tokens.
     fn through_blocks(&self, x: Residual, len: usize, device: &Device) -> Residual {
-        let rope = self.model.rope_of(len, self.documents.as_ref(), device);
-        let context = TokenContext { rope, block: self.block, documents: self.documents.clone() };
+        let Self { model, block, documents, parallel, .. } = self.clone();
+        let rope = model.rope_of(len, self.zigzag(), documents.as_ref(), device);
+        let context = TokenContext { rope, block, documents, parallel };
         let blocks: Vec<&Block> = self.blocks().collect();
         let Parts { recompute, offload, .. } = &self.model.parts;
         let segments = recompute.segments(blocks.len());

@@ -40,14 +40,16 @@ impl CoreAttention {
         queries_keys_values: [Tensor<4>; 3],
         context: &TokenContext,
     ) -> Tensor<3> {
-        let TokenContext { block, documents, .. } = context;
+        let TokenContext { block, documents, parallel, .. } = context;
+        let parallel = parallel.as_ref().unwrap_or(&self.parallel).clone();
         let is_trained = queries_keys_values[0].device().is_autodiff();
         let (block, documents) = (block.filter(|_| is_trained), documents.clone());
         if !self.recompute {
-            return self.whole(queries_keys_values, block, documents);
+            return self.whole(queries_keys_values, block, documents, &parallel);
         }
         let inputs = queries_keys_values.map(Input::from);
-        let again = move |core: &Self, inputs| [core.whole(inputs, block, documents.clone())];
+        let again =
+            move |core: &Self, inputs| [core.whole(inputs, block, documents.clone(), &parallel)];
         let [attended] = recomputed(self, inputs, again);
         attended
     }
@@ -64,15 +66,18 @@ impl CoreAttention {
         queries_keys_values: [Tensor<4>; 3],
         block: Option<TokenBlock>,
         documents: Option<PackedDocuments>,
+        parallel: &ContextParallel,
     ) -> Tensor<3> {
         let [seq, _, heads, _] = queries_keys_values[0].dims();
-        let ranks = self.parallel.num_ranks();
-        let dropout = self.dropout.as_ref().zip(block).map(|(dropout, block)| {
-            dropout.of(block, seq * ranks, self.parallel.first_head(heads))
-        });
+        let ranks = parallel.num_ranks();
+        let dropout = self
+            .dropout
+            .as_ref()
+            .zip(block)
+            .map(|(dropout, block)| dropout.of(block, seq * ranks, parallel.first_head(heads)));
         let mask = Mask { causal: self.causal, window: self.window, dropout, documents };
         if ranks > 1 {
-            return context_attention(queries_keys_values, mask, &self.parallel);
+            return context_attention(queries_keys_values, mask, parallel);
         }
         let [q, k, v] = queries_keys_values;
         attention(q, k, v, mask.whole())

@@ -10,6 +10,7 @@
 
 mod attend;
 mod comm;
+mod dynamic;
 mod gathered;
 mod heads;
 mod mask;
@@ -23,6 +24,7 @@ use megaburn_mesh::Zigzag;
 
 pub(crate) use attend::context_attention;
 pub use comm::ContextComm;
+pub use dynamic::{DynamicContext, Share};
 pub(crate) use mask::Mask;
 pub use mask::PackedDocuments;
 
@@ -49,6 +51,8 @@ impl ContextParallel {
     pub fn new(group: &Group, comm: ContextComm) -> Result<Self, ParallelError> {
         let (rank, ranks) = (group.rank(), group.size());
         let low = match comm {
+            // One rank has whole sequences, and nobody to exchange anything with.
+            _ if ranks == 1 => 1,
             ContextComm::P2p | ContextComm::AllGather => 1,
             ContextComm::A2a => ranks,
             ContextComm::A2aP2p { low } => low,
@@ -93,8 +97,12 @@ impl ContextParallel {
         Zigzag::new(self.group.rank(), self.group.size())
     }
 
-    /// Refuses heads that its ranks do not divide.
-    pub(crate) fn check(&self, name: &str, heads: [usize; 2]) -> Result<(), ParallelError> {
+    /// Refuses query and key/value heads of a rank that these ranks do not divide, where heads are shared
+    /// out.
+    ///
+    /// # Errors
+    /// They do not, with the numbers; `name` is what the message calls the layer.
+    pub fn check(&self, name: &str, heads: [usize; 2]) -> Result<(), ParallelError> {
         let low = self.heads.size();
         if heads.iter().all(|heads| heads.is_multiple_of(low)) {
             return Ok(());

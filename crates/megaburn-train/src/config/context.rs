@@ -27,8 +27,13 @@ impl CpComm {
         seq_len: usize,
     ) -> ContextComm {
         let heads = [model.heads, model.kv_heads].map(|heads| (heads / layout.tp).max(1));
+        self.of(layout.cp, seq_len / layout.cp, heads)
+    }
+
+    /// The way of so many ranks, each with so many tokens of a sequence and heads.
+    pub(crate) fn of(self, ranks: usize, tokens: usize, heads: [usize; 2]) -> ContextComm {
         match self {
-            Self::Auto => ContextComm::auto(layout.cp, seq_len / layout.cp, heads),
+            Self::Auto => ContextComm::auto(ranks, tokens, heads),
             Self::Way(way) => way,
         }
     }
@@ -70,20 +75,34 @@ impl TrainConfig {
     /// Whether what is trained on can be shared by ranks as `layout` says.
     pub(crate) fn check_context(&self, layout: &Layout) -> Result<(), TrainError> {
         let (data, train, cp) = (&self.data, &self.train, layout.cp);
-        if !data.documents || cp == 1 {
+        if let Some(tokens) = self.parallel.max_tokens_per_rank {
+            let needs = |ok, rule| require(ok, "parallel.max_tokens_per_rank", tokens, rule);
+            needs(
+                data.documents,
+                "absent without data.documents = true, which it deals out to ranks",
+            )?;
+            needs(
+                layout.pp == 1,
+                "absent in a pipeline, whose stages pass on streams of one length",
+            )?;
+            let one = "absent where layers have a parallel.cp_comm each";
+            needs(self.parallel.cp_comm.len() == 1, one)?;
+        } else if !data.documents || cp == 1 {
             return Ok(());
         }
-        let (multiple, chunks) = (data.document_multiple, 2 * cp);
-        let rule = format!("a multiple of the {chunks} chunks that cp {cp} cuts documents into");
-        require(multiple.is_multiple_of(chunks), "data.document_multiple", multiple, rule)?;
         for (key, share) in [
             ("train.hidden_dropout", train.hidden_dropout),
             ("train.attention_dropout", train.attention_dropout),
         ] {
-            let rule = "0 where documents (data.documents) are shared by ranks (cp above 1)";
+            let rule = "0 where documents (data.documents) are shared by ranks (cp above 1, or parallel.max_tokens_per_rank)";
             require(share == 0.0, key, share, rule)?;
         }
-        Ok(())
+        if self.parallel.max_tokens_per_rank.is_some() {
+            return Ok(());
+        }
+        let (multiple, chunks) = (data.document_multiple, 2 * cp);
+        let rule = format!("a multiple of the {chunks} chunks that cp {cp} cuts documents into");
+        require(multiple.is_multiple_of(chunks), "data.document_multiple", multiple, rule)
     }
 
     /// How each layer exchanges keys and values, or all.
@@ -137,8 +156,8 @@ mod tests {
 
     #[test]
     fn a_way_that_is_none_and_too_many_ways_are_refused() {
-        let layers = ConfigLayers::new().with_set(r#"parallel.cp_comm=["ring"]"#).unwrap();
-        let error = layers.load().unwrap_err().to_string();
+        let error = ConfigLayers::new().with_set(r#"parallel.cp_comm=["ring"]"#).unwrap_err();
+        let error = error.to_string();
         assert!(error.contains("`ring` is no way to exchange keys and values"), "{error}");
         let config = config(&[r#"parallel.cp_comm=["p2p", "a2a"]"#]);
         let model = config.model.decoder(128, 260);

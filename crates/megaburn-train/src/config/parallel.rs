@@ -24,6 +24,10 @@ pub struct ParallelConfig {
     pub cp_comm: Vec<CpComm>,
     /// Whether sequences that context-parallel ranks do not divide are padded.
     pub cp_pad: bool,
+    /// Tokens of a pass on each rank at most, where documents are dealt out to as many data- and
+    /// context-parallel ranks as each needs. Default: rows of documents are shared by all cp ranks.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_tokens_per_rank: Option<usize>,
     /// Pipeline-parallel degree.
     pub pp: usize,
     /// Data-parallel degree. Default: what fills the ranks.
@@ -89,6 +93,7 @@ impl Default for ParallelConfig {
             cp,
             cp_comm: vec![CpComm::Auto],
             cp_pad: false,
+            max_tokens_per_rank: None,
             pp,
             dp,
             ep,
@@ -128,9 +133,10 @@ const MAX_DEGREE: usize = u16::MAX as usize;
 
 impl ParallelConfig {
     /// The keys of which a layout text says nothing.
-    pub(super) const BESIDE_LAYOUT: [&str; 14] = [
+    pub(super) const BESIDE_LAYOUT: [&str; 15] = [
         "cp_comm",
         "cp_pad",
+        "max_tokens_per_rank",
         "zero",
         "zero_ranks",
         "bucket_size",
@@ -262,6 +268,8 @@ impl ParallelConfig {
         degree("parallel.zero_ranks", self.zero_ranks.unwrap_or(1))?;
         let stages = "0 (nothing is shared out), 1 (optimizer state), 2 (gradients as well) or 3 (parameters too)";
         require(usize::from(self.zero) < STAGES.len(), "parallel.zero", self.zero, stages)?;
+        let most = self.max_tokens_per_rank.unwrap_or(1);
+        require(most > 0, "parallel.max_tokens_per_rank", most, "at least 1")?;
         let size = self.bucket_size.unwrap_or(1);
         require(size > 0, "parallel.bucket_size", size, "at least 1")?;
         self.validate_pipeline()

@@ -20,6 +20,7 @@ static SCHEMA: LazyLock<Table> = LazyLock::new(|| {
     config.parallel.dp = Some(1);
     config.parallel.sp = Some(true);
     config.parallel.zero_ranks = Some(1);
+    config.parallel.max_tokens_per_rank = Some(1);
     config.parallel.bucket_size = Some(1);
     config.parallel.schedule = Some(ScheduleKind::GPipe);
     config.parallel.chunks = Some(1);

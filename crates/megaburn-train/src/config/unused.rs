@@ -120,7 +120,12 @@ impl TrainConfig {
                 self.parallel.zero > 0,
                 "with parallel.zero above 0",
             ),
-            ("parallel.cp_comm", parallel.cp_comm != [CpComm::Auto], cp, CP),
+            (
+                "parallel.cp_comm",
+                parallel.cp_comm != [CpComm::Auto],
+                cp || parallel.max_tokens_per_rank.is_some(),
+                "with parallel.cp above 1, or parallel.max_tokens_per_rank",
+            ),
             ("parallel.cp_pad", parallel.cp_pad, cp, CP),
             (
                 "data.document_multiple",

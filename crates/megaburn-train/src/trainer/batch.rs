@@ -3,7 +3,7 @@ use burn::{
     tensor::{Tensor, TensorData},
 };
 use megaburn_mesh::{Documents, MeshError, Zigzag};
-use megaburn_parallel::PackedDocuments;
+use megaburn_parallel::{ContextParallel, PackedDocuments};
 
 /// The label that the loss leaves out, as PyTorch's and Hugging Face's.
 const IGNORED: i64 = -100;
@@ -37,15 +37,83 @@ pub(super) struct Batch {
     /// Labels of these that take part in the loss.
     pub(super) counted: usize,
     pub(super) documents: Option<PackedDocuments>,
+    /// The ranks that share these sequences, where each pass has others.
+    pub(super) parallel: Option<ContextParallel>,
 }
 
-/// A sample as long as a sequence.
-#[derive(Debug, PartialEq)]
-struct Row {
+/// Tokens that see each other, and what each is asked for.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Document {
+    tokens: Vec<i64>,
+    labels: Vec<i64>,
+}
+
+/// Documents one behind the other, each padded.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct Row {
     tokens: Vec<i64>,
     labels: Vec<i64>,
     /// Where documents begin, and where the last ends.
     bounds: Vec<usize>,
+}
+
+impl Document {
+    /// Of one token more, which is what the last one is asked for.
+    fn of(tokens: &[u32]) -> Self {
+        let ids = |tokens: &[u32]| tokens.iter().map(|token| i64::from(*token)).collect();
+        let last = tokens.len().saturating_sub(1);
+        Self { tokens: ids(&tokens[..last]), labels: ids(&tokens[tokens.len().min(1)..]) }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.tokens.len()
+    }
+
+    /// The same, asked for nothing.
+    pub(super) fn ignored(mut self) -> Self {
+        self.labels.fill(IGNORED);
+        self
+    }
+
+    fn cut(mut self, len: usize) -> Self {
+        self.tokens.truncate(len);
+        self.labels.truncate(len);
+        self
+    }
+}
+
+impl Row {
+    /// Puts a document behind the others, padded to `len`.
+    pub(super) fn put(&mut self, document: Document, len: usize) {
+        if self.bounds.is_empty() {
+            self.bounds.push(0);
+        }
+        self.tokens.extend(document.tokens);
+        self.labels.extend(document.labels);
+        let end = self.bounds[self.bounds.len() - 1] + len;
+        self.bounds.push(end);
+        self.pad(end);
+    }
+
+    fn pad(&mut self, end: usize) {
+        self.tokens.resize(end, 0);
+        self.labels.resize(end, IGNORED);
+    }
+
+    /// A row of `len` tokens that ask for nothing, where there is none.
+    pub(super) fn or_idle(self, len: usize) -> Self {
+        if self.bounds.is_empty() { self.fill(len) } else { self }
+    }
+
+    /// The last document has what room is left up to `end`.
+    fn fill(mut self, end: usize) -> Self {
+        match self.bounds.len() {
+            0 | 1 => self.bounds = vec![0, end],
+            last => self.bounds[last - 1] = end,
+        }
+        self.pad(end);
+        self
+    }
 }
 
 impl Batching {
@@ -60,72 +128,79 @@ impl Batching {
         counted: usize,
         device: &Device,
     ) -> Result<Batch, MeshError> {
-        let mut rows: Vec<Row> = samples.iter().map(|sample| self.row(sample)).collect();
-        rows.iter_mut().skip(counted).for_each(|row| row.labels.fill(IGNORED));
-        let documents = match self.documents {
-            None => None,
-            Some(_) => {
-                let bounds = rows.iter().map(|row| row.bounds.clone()).collect();
-                let documents = Documents::new(bounds)?;
-                documents.check(self.zigzag)?;
-                Some(documents)
-            }
+        let row = |(index, sample): (usize, &Vec<u32>)| {
+            let documents = self.documents_of(sample).into_iter();
+            let is_counted = index < counted;
+            let documents = documents.map(|of| if is_counted { of } else { of.ignored() });
+            self.row(documents)
         };
-        let held: Vec<Vec<usize>> = match &documents {
-            Some(all) => {
-                (0..rows.len()).map(|row| all.tokens(row, self.zigzag).collect()).collect()
-            }
-            None => vec![self.zigzag.positions(self.seq_len).collect(); rows.len()],
-        };
-        let (len, count) = (self.seq_len / self.zigzag.ranks(), rows.len());
-        let matrix = |of: fn(&Row) -> &[i64]| -> Vec<i64> {
-            let place =
-                |at: usize| rows.iter().zip(&held).map(move |(row, held)| of(row)[held[at]]);
-            (0..len).flat_map(place).collect()
-        };
-        let (tokens, labels) = (matrix(|row| &row.tokens), matrix(|row| &row.labels));
-        let counted = labels.iter().filter(|label| **label != IGNORED).count();
-        let tensor = |ids: Vec<i64>| Tensor::from_data(TensorData::new(ids, [len, count]), device);
-        let documents = documents.map(PackedDocuments::new);
-        Ok(Batch { tokens: tensor(tokens), labels: tensor(labels), counted, documents })
+        let rows: Vec<Row> = samples.iter().enumerate().map(row).collect();
+        batch(&rows, self.zigzag, self.documents.is_some(), device)
     }
 
-    fn row(&self, sample: &[u32]) -> Row {
-        let (mut tokens, mut labels) = (Vec::new(), Vec::new());
-        let mut bounds = vec![0];
-        match self.documents {
-            None => self.put(sample, self.seq_len, &mut tokens, &mut labels),
-            Some(Split { eos, multiple }) => {
-                // An eos is what the last token of its document is asked for, and read by nobody.
-                for document in sample.split_inclusive(|token| *token == eos) {
-                    let room = self.seq_len - tokens.len();
-                    let len = (document.len() - 1).next_multiple_of(multiple).min(room);
-                    if len > 0 {
-                        self.put(document, len, &mut tokens, &mut labels);
-                        bounds.push(tokens.len());
-                    }
-                }
-            }
-        }
-        // The last document has what room is left.
-        if bounds.len() > 1 {
-            bounds.pop();
-        }
-        bounds.push(self.seq_len);
-        tokens.resize(self.seq_len, 0);
-        labels.resize(self.seq_len, IGNORED);
-        Row { tokens, labels, bounds }
+    /// The documents of a sample: itself, where they are not split. What does not fit into a sequence is
+    /// cut off.
+    pub(super) fn documents_of(&self, sample: &[u32]) -> Vec<Document> {
+        let Some(Split { eos, multiple }) = self.documents else {
+            return vec![Document::of(sample)];
+        };
+        let mut room = self.seq_len;
+        // An eos is what the last token of its document is asked for, and read by nobody.
+        let documents = sample.split_inclusive(|token| *token == eos).filter_map(|tokens| {
+            let document = Document::of(tokens).cut(room);
+            room -= document.len().next_multiple_of(multiple).min(room);
+            (document.len() > 0).then_some(document)
+        });
+        documents.collect()
     }
 
-    /// A document, cut or padded to `len`.
-    fn put(&self, document: &[u32], len: usize, tokens: &mut Vec<i64>, labels: &mut Vec<i64>) {
-        let end = tokens.len() + len;
-        let count = (document.len() - 1).min(len);
-        tokens.extend(document[..count].iter().map(|token| i64::from(*token)));
-        labels.extend(document[1..=count].iter().map(|token| i64::from(*token)));
-        tokens.resize(end, 0);
-        labels.resize(end, IGNORED);
+    /// A sequence of some documents.
+    fn row(&self, documents: impl Iterator<Item = Document>) -> Row {
+        let mut row = Row::default();
+        for document in documents {
+            let room = self.seq_len - row.tokens.len();
+            let multiple = self.documents.map_or(1, |split| split.multiple);
+            let len = document.len().next_multiple_of(multiple).min(room);
+            row.put(document, len);
+        }
+        row.fill(self.seq_len)
     }
+}
+
+/// What a rank holds of rows of one length, whose documents do not see each other if they are `split`.
+///
+/// # Errors
+/// Documents that ranks do not divide.
+pub(super) fn batch(
+    rows: &[Row],
+    zigzag: Zigzag,
+    split: bool,
+    device: &Device,
+) -> Result<Batch, MeshError> {
+    let documents = match split {
+        false => None,
+        true => {
+            let documents = Documents::new(rows.iter().map(|row| row.bounds.clone()).collect())?;
+            documents.check(zigzag)?;
+            Some(documents)
+        }
+    };
+    let (seq_len, count) = (rows.first().map_or(0, |row| row.tokens.len()), rows.len());
+    let held: Vec<Vec<usize>> = match &documents {
+        Some(all) => (0..count).map(|row| all.tokens(row, zigzag).collect()).collect(),
+        None => vec![zigzag.positions(seq_len).collect(); count],
+    };
+    let len = seq_len / zigzag.ranks();
+    let matrix = |of: fn(&Row) -> &[i64]| -> Vec<i64> {
+        let place = |at: usize| rows.iter().zip(&held).map(move |(row, held)| of(row)[held[at]]);
+        (0..len).flat_map(place).collect()
+    };
+    let (tokens, labels) = (matrix(|row| &row.tokens), matrix(|row| &row.labels));
+    let counted = labels.iter().filter(|label| **label != IGNORED).count();
+    let tensor = |ids: Vec<i64>| Tensor::from_data(TensorData::new(ids, [len, count]), device);
+    let documents = documents.map(PackedDocuments::new);
+    let (tokens, labels) = (tensor(tokens), tensor(labels));
+    Ok(Batch { tokens, labels, counted, documents, parallel: None })
 }
 
 #[cfg(test)]
@@ -152,7 +227,8 @@ mod tests {
         #[case] tokens: &[i64],
         #[case] labels: &[i64],
     ) {
-        let row = batching(6, None).row(sample);
+        let of = batching(6, None);
+        let row = of.row(of.documents_of(sample).into_iter());
         assert_eq!((&row.tokens[..], &row.labels[..]), (tokens, labels));
         assert_eq!(row.bounds, [0, 6]);
     }
@@ -169,7 +245,8 @@ mod tests {
         #[case] labels: &[i64],
         #[case] bounds: &[usize],
     ) {
-        let row = batching(8, Some(Split { eos: 9, multiple: 2 })).row(sample);
+        let of = batching(8, Some(Split { eos: 9, multiple: 2 }));
+        let row = of.row(of.documents_of(sample).into_iter());
         assert_eq!((&row.tokens[..], &row.labels[..]), (tokens, labels));
         assert_eq!(row.bounds, bounds);
     }

@@ -4,7 +4,7 @@ use megaburn_pipeline::run;
 use crate::{
     TrainError,
     metrics::EvalMetrics,
-    trainer::{Trainer, passes::Evaluation, stats::Losses},
+    trainer::{Trainer, dynamic::Dynamic, passes::Evaluation, stats::Losses},
 };
 
 impl Trainer {
@@ -27,13 +27,25 @@ impl Trainer {
         for step in 0..total.div_ceil(global_batch) {
             let (model, plain, losses) = (&model, &plain, &mut losses);
             let first = step * global_batch;
-            let mut passes = Evaluation { trainer: self, model, first, total, plain, losses };
-            run(&schedule, &wire, &mut passes)?;
+            let dynamic = self.dealt(first, total)?;
+            let own = dynamic.as_ref().map(|of| self.pipeline.forward_only(of.num_passes()));
+            let (dynamic, own) = (dynamic.as_ref(), own.transpose()?);
+            let mut passes =
+                Evaluation { trainer: self, model, first, total, plain, losses, dynamic };
+            run(own.as_ref().unwrap_or(&schedule), &wire, &mut passes)?;
         }
         // A rank that is gone says so, and not that the loss is no number.
         self.sharding.check()?;
         self.sharding.release();
         let eval_loss = losses.read()?.over(&self.groups.batch)?.mean();
         Ok(EvalMetrics { step: self.progress.step, eval_loss })
+    }
+
+    /// The documents of the global batch from sample `first` on, dealt out to ranks, where they are.
+    fn dealt(&self, first: u64, total: u64) -> Result<Option<Dynamic>, TrainError> {
+        let Some(mut dynamic) = self.dynamic.clone() else { return Ok(None) };
+        let end = total.min(first + self.config.train.global_batch as u64);
+        dynamic.deal(&self.documents_of(&self.valid, first..end))?;
+        Ok(Some(dynamic))
     }
 }

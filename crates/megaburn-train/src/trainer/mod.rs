@@ -2,6 +2,7 @@
 
 mod batch;
 mod culprit;
+mod dynamic;
 mod evaluate;
 mod passes;
 mod replicas;
@@ -30,6 +31,7 @@ use crate::{
     data::RunData,
     pipeline::Pipeline,
 };
+use dynamic::Dynamic;
 use schedules::Schedules;
 
 pub use culprit::Culprit;
@@ -77,6 +79,8 @@ pub struct Trainer {
     model_config: DecoderConfig,
     groups: ProcessGroups,
     pipeline: Pipeline,
+    /// Where each pass has other ranks that share sequences.
+    dynamic: Option<Dynamic>,
     device: Device,
     /// Always there, but while the optimizer turns it into the next one.
     model: Option<Decoder>,
@@ -177,6 +181,7 @@ impl Trainer {
         let sharding = config.parallel.sharding().with_direct(direct).with_apart(pipeline.shared());
         let sharding = sharding.with_chunks(chunks).init(&model, &groups)?;
         sharding.attach(&main_grads, config.parallel.overlap);
+        let dynamic = Dynamic::new(&config, &model_config, &groups)?;
         let dtype = config.train.dtype;
         let mut optimizer = config.optimizer.init(dtype, &sharding, &groups.tp)?;
         let model = match start {
@@ -208,6 +213,7 @@ impl Trainer {
             model: Some(model),
             plan,
             model_config,
+            dynamic,
             groups,
             pipeline,
             device,

@@ -11,7 +11,7 @@ use megaburn_pipeline::{Chunks, Output, Pass};
 use crate::{
     TrainError,
     profile::{Range, range},
-    trainer::{Trainer, batch::Batch, stats::Losses, step::Sums},
+    trainer::{Trainer, batch::Batch, dynamic::Dynamic, stats::Losses, step::Sums},
 };
 
 /// Those of a step.
@@ -47,14 +47,21 @@ impl Chunks for Training<'_> {
 
     fn forward(&mut self, pass: Pass, input: Option<Tensor<3>>) -> Result<Output, TrainError> {
         let Self { trainer, plain, losses, factor, .. } = self;
-        let tokens = trainer.token_block(pass.micro_batch);
-        let stage = trainer.unsettled().stage(pass.chunk).training(tokens);
-        let batch = || {
+        let stage = trainer.unsettled().stage(pass.chunk);
+        let stage = match trainer.dynamic {
+            // Nothing is dropped there.
+            Some(_) => stage,
+            None => stage.training(trainer.token_block(pass.micro_batch)),
+        };
+        let batch = || -> Result<Batch, TrainError> {
+            if let Some(dynamic) = &trainer.dynamic {
+                return dynamic.batch(pass.micro_batch, plain);
+            }
             let (_, samples) = trainer.micro_batch(pass.micro_batch);
-            trainer.batching().batch(&samples, samples.len(), plain)
+            Ok(trainer.batching().batch(&samples, samples.len(), plain)?)
         };
         let batch = trainer.needs_batch(&stage).then(batch).transpose()?;
-        let stage = stage.of_documents(batch.as_ref().and_then(|batch| batch.documents.clone()));
+        let stage = told(stage, batch.as_ref());
         let _forward = range("forward");
         let (stream, batch) = through(&stage, batch, input);
         let Some(Batch { labels, counted, .. }) = batch.filter(|_| stage.layers().loss) else {
@@ -94,6 +101,8 @@ pub(super) struct Evaluation<'a> {
     pub(super) total: u64,
     pub(super) plain: &'a Device,
     pub(super) losses: &'a mut Losses,
+    /// What was dealt out of the global batch.
+    pub(super) dynamic: Option<&'a Dynamic>,
 }
 
 impl Chunks for Evaluation<'_> {
@@ -102,15 +111,18 @@ impl Chunks for Evaluation<'_> {
     fn forward(&mut self, pass: Pass, input: Option<Tensor<3>>) -> Result<Output, TrainError> {
         let Self { trainer, first, total, plain, .. } = *self;
         let stage = self.model.stage(pass.chunk);
-        let batch = || {
+        let batch = || -> Result<Batch, TrainError> {
+            if let Some(dynamic) = self.dynamic {
+                return dynamic.batch(pass.micro_batch, plain);
+            }
             let dp = trainer.groups.dp.rank();
             let numbers = trainer.batch.micro_batch(first, dp, pass.micro_batch);
             // Behind the end the sampler starts again: those samples do not count.
             let counted = total.saturating_sub(numbers.start) as usize;
-            trainer.batching().batch(&trainer.valid.batch(numbers), counted, plain)
+            Ok(trainer.batching().batch(&trainer.valid.batch(numbers), counted, plain)?)
         };
         let batch = trainer.needs_batch(&stage).then(batch).transpose()?;
-        let stage = stage.of_documents(batch.as_ref().and_then(|batch| batch.documents.clone()));
+        let stage = told(stage, batch.as_ref());
         let (stream, batch) = through(&stage, batch, input);
         let Some(Batch { labels, counted, .. }) = batch.filter(|_| stage.layers().loss) else {
             return Ok(Output::Stream(stream.sum()));
@@ -125,6 +137,12 @@ impl Trainer {
     fn needs_batch(&self, stage: &Stage<'_>) -> bool {
         stage.layers().embedding || stage.layers().loss || self.config.data.documents
     }
+}
+
+/// The stage for a batch.
+fn told<'a>(stage: Stage<'a>, batch: Option<&Batch>) -> Stage<'a> {
+    let documents = batch.and_then(|batch| batch.documents.clone());
+    stage.of_documents(documents).shared_by(batch.and_then(|batch| batch.parallel.clone()))
 }
 
 /// The stream behind a stage, and the rest of the batch.

@@ -3,6 +3,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use megaburn_data::Sampler;
 use megaburn_optim::{GradNorm, LossScaler, OptimError, Sum};
 use megaburn_parallel::TokenBlock;
 use megaburn_pipeline::{Wire, run};
@@ -16,7 +17,8 @@ use crate::{
     profile::range,
     trainer::{
         Trainer,
-        batch::{Batching, Split},
+        batch::{Batching, Document, Split},
+        dynamic::Dynamic,
         passes::Training,
         schedules::StepRates,
         stats::{Losses, world_max},
@@ -205,7 +207,15 @@ impl Trainer {
         // As if the loss were a mean over all tokens, whose gradients f16 holds more easily.
         let tokens = batch.global_batch_size() * self.config.data.seq_len;
         let factor = self.loss_scaler.as_ref().map(|scaler| scaler.scale() / tokens as f64);
-        let schedule = self.pipeline.training(batch.num_micro_batches())?;
+        if let Some(mut dynamic) = self.dynamic.take() {
+            let consumed = self.progress.consumed_samples;
+            let numbers = consumed..consumed + batch.global_batch_size() as u64;
+            let dealt = dynamic.deal(&self.documents_of(&self.train, numbers));
+            self.dynamic = Some(dynamic);
+            dealt?;
+        }
+        let passes = self.dynamic.as_ref().map(Dynamic::num_passes);
+        let schedule = self.pipeline.training(passes.unwrap_or(batch.num_micro_batches()))?;
         let wire = self.wire();
         let (plain, losses) = (self.device.clone().inner(), Losses::default());
         let mut passes = Training { trainer: self, sums, factor, plain, losses };
@@ -223,6 +233,13 @@ impl Trainer {
             zigzag: self.unsettled().zigzag(),
             documents: documents.then_some(Split { eos, multiple: *document_multiple }),
         }
+    }
+
+    /// The documents of these samples, which all ranks know.
+    pub(super) fn documents_of(&self, sampler: &Sampler, numbers: Range<u64>) -> Vec<Document> {
+        let batching = self.batching();
+        let of = |sample: Vec<u32>| batching.documents_of(&sample);
+        sampler.batch(numbers).into_iter().flat_map(of).collect()
     }
 
     /// How the stages of a pipeline are joined.

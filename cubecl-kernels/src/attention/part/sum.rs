@@ -159,7 +159,8 @@ mod tests {
         let [a, b, c] = parts;
         let all = a.clone().join(b).join(c.clone());
         let without = a.join(c);
-        for (expected, start, len) in [(all, start, len), (without, 0, start)] {
+        let halves = [(all, start, len), (without, 0, start)];
+        for (expected, start, len) in halves.into_iter().filter(|(.., len)| *len > 0) {
             let (found, expected) = (stretch(&found, start, len), stretch(&expected, start, len));
             assert_close(found.out, expected.out, 1e-6);
             assert_close(found.lse, expected.lse, 1e-6);

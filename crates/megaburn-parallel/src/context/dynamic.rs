@@ -1,0 +1,264 @@
+//! Sequences of uneven lengths, each on as many ranks as it needs.
+//!
+//! Source: Megatron-LM `megatron/core/pipeline_parallel/hybrid_cp_schedule.py`
+//! (`--hybrid-context-parallel`, `--max-seqlen-per-dp-cp-rank`), whose ranks take sequences as they come
+//! free; here all ranks go from pass to pass together, so that what they share out is sent by all at once.
+
+use std::ops::Range;
+
+use crate::ParallelError;
+
+/// How sequences of uneven lengths are dealt out to ranks, pass by pass.
+///
+/// A sequence takes the fewest ranks, a power of two, on which it is not longer than `max_tokens` each;
+/// sequences that take as many ranks are packed into one pass of them, up to `max_tokens` and to the work of
+/// the pass's longest sequence. Ranks that are left are given to the sequences with the most work.
+///
+/// ```
+/// use megaburn_parallel::DynamicContext;
+///
+/// let context = DynamicContext { num_ranks: 4, max_tokens: 100, multiple: 1, per_token: 1.0, per_pair: 0.1 };
+/// let passes = context.passes(&[20, 180, 90, 30, 50])?;
+/// // The longest on two ranks, the next on one, the short ones on the last.
+/// let dealt: Vec<_> = passes[0].iter().map(|s| (s.ranks.clone(), s.sequences.clone())).collect();
+/// assert_eq!(dealt, [(0..2, vec![1]), (2..3, vec![2]), (3..4, vec![4, 3, 0])]);
+/// # Ok::<(), megaburn_parallel::ParallelError>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct DynamicContext {
+    /// Ranks that there are.
+    pub num_ranks: usize,
+    /// Tokens of a pass on each rank at most.
+    pub max_tokens: usize,
+    /// What each rank's tokens of a sequence are a multiple of, beside two chunks.
+    pub multiple: usize,
+    /// Work of a token, in any unit.
+    pub per_token: f64,
+    /// Work of a pair of a query and a key that it sees.
+    pub per_pair: f64,
+}
+
+/// What some ranks compute in a pass: sequences that each of them holds a part of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Share {
+    /// The ranks; a power of two of them.
+    pub ranks: Range<usize>,
+    /// The sequences' numbers; none: there is nothing left for them.
+    pub sequences: Vec<usize>,
+}
+
+/// A share that has no place yet.
+struct Draft {
+    num_ranks: usize,
+    sequences: Vec<usize>,
+}
+
+impl DynamicContext {
+    /// The tokens of a sequence of `len` on `num_ranks` ranks together, padding included.
+    pub fn padded(&self, len: usize, num_ranks: usize) -> usize {
+        let chunks = if num_ranks == 1 { 1 } else { 2 * num_ranks };
+        len.next_multiple_of(chunks * self.multiple)
+    }
+
+    /// What of the work of sequences each of `num_ranks` ranks has that hold them.
+    fn work(&self, lens: &[usize], sequences: &[usize], num_ranks: usize) -> f64 {
+        let of = |index: &usize| {
+            let len = lens[*index] as f64;
+            self.per_token * len + self.per_pair * len * (len + 1.0) / 2.0
+        };
+        sequences.iter().map(of).sum::<f64>() / num_ranks as f64
+    }
+
+    fn tokens(&self, lens: &[usize], sequences: &[usize], num_ranks: usize) -> usize {
+        let of = |index: &usize| self.padded(lens[*index], num_ranks) / num_ranks;
+        sequences.iter().map(of).sum()
+    }
+
+    /// The fewest ranks that hold a sequence.
+    fn needed(&self, len: usize) -> Option<usize> {
+        let sizes = (0..).map(|power| 1usize << power).take_while(|size| *size <= self.num_ranks);
+        sizes.into_iter().find(|size| self.padded(len, *size) / size <= self.max_tokens)
+    }
+
+    /// The shares of each pass, which take all ranks between them, in order; every sequence is in one.
+    ///
+    /// # Errors
+    /// A sequence that is too long for all ranks.
+    pub fn passes(&self, lens: &[usize]) -> Result<Vec<Vec<Share>>, ParallelError> {
+        let mut left = Vec::new();
+        for (index, len) in lens.iter().enumerate() {
+            let needed = self.needed(*len).ok_or_else(|| {
+                let most = self.max_tokens;
+                let ranks = 1usize << self.num_ranks.max(1).ilog2();
+                let why = format!(
+                    "a sequence of {len} tokens is too long for {ranks} ranks of {most} tokens each: raise parallel.max_tokens_per_rank to {} or more, or take more ranks",
+                    self.padded(*len, ranks).div_ceil(ranks)
+                );
+                let name = "passes".to_string();
+                ParallelError::Config { layer: "DynamicContext", name, why }
+            })?;
+            left.push((index, needed));
+        }
+        // The longest first, and in the order given among equals.
+        left.sort_by_key(|(index, _)| std::cmp::Reverse(lens[*index]));
+        let mut passes = Vec::new();
+        while !left.is_empty() {
+            passes.push(self.pass(lens, &mut left));
+        }
+        Ok(passes)
+    }
+
+    /// The next pass, of what is left.
+    fn pass(&self, lens: &[usize], left: &mut Vec<(usize, usize)>) -> Vec<Share> {
+        let mut drafts: Vec<Draft> = Vec::new();
+        let mut most = 0.0f64;
+        left.retain(|(index, needed)| {
+            let fits = |draft: &&mut Draft| {
+                let sequences = [&draft.sequences[..], &[*index]].concat();
+                draft.num_ranks == *needed
+                    && self.tokens(lens, &sequences, *needed) <= self.max_tokens
+                    && self.work(lens, &sequences, *needed) <= most
+            };
+            let taken: usize = drafts.iter().map(|draft| draft.num_ranks).sum();
+            // A rank of its own is better than a share with others.
+            if taken + needed <= self.num_ranks {
+                most = most.max(self.work(lens, &[*index], *needed));
+                drafts.push(Draft { num_ranks: *needed, sequences: vec![*index] });
+                return false;
+            }
+            let with_least = drafts.iter_mut().filter(fits).min_by(|a, b| {
+                let work = |draft: &Draft| self.work(lens, &draft.sequences, draft.num_ranks);
+                work(a).total_cmp(&work(b))
+            });
+            match with_least {
+                Some(draft) => {
+                    draft.sequences.push(*index);
+                    false
+                }
+                None => true,
+            }
+        });
+        self.widen(lens, &mut drafts);
+        placed(drafts, self.num_ranks)
+    }
+
+    /// Gives ranks that are left to the drafts with the most work.
+    fn widen(&self, lens: &[usize], drafts: &mut [Draft]) {
+        loop {
+            let taken: usize = drafts.iter().map(|draft| draft.num_ranks).sum();
+            let work = |draft: &Draft| self.work(lens, &draft.sequences, draft.num_ranks);
+            let busiest = drafts.iter_mut().max_by(|a, b| work(a).total_cmp(&work(b)));
+            let Some(Draft { num_ranks, sequences }) = busiest else { return };
+            let fits = self.tokens(lens, sequences, 2 * *num_ranks) <= self.max_tokens;
+            // With less for others, they would wait for it all the same.
+            if taken + *num_ranks > self.num_ranks || !fits {
+                return;
+            }
+            *num_ranks *= 2;
+        }
+    }
+}
+
+/// The largest first, so that each begins at a multiple of its size.
+fn placed(mut drafts: Vec<Draft>, num_ranks: usize) -> Vec<Share> {
+    drafts.sort_by_key(|draft| std::cmp::Reverse(draft.num_ranks));
+    let mut end = 0;
+    let place = |Draft { num_ranks, sequences }: Draft| {
+        let ranks = end..end + num_ranks;
+        end = ranks.end;
+        Share { ranks, sequences }
+    };
+    let mut shares: Vec<Share> = drafts.into_iter().map(place).collect();
+    let idle = |rank| Share { ranks: rank..rank + 1, sequences: Vec::new() };
+    shares.extend((end..num_ranks).map(idle));
+    shares
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn context(num_ranks: usize, max_tokens: usize) -> DynamicContext {
+        DynamicContext { num_ranks, max_tokens, multiple: 1, per_token: 1.0, per_pair: 0.01 }
+    }
+
+    proptest! {
+        #[test]
+        fn every_sequence_is_computed_once_and_no_rank_has_too_much(
+            num_ranks in 1usize..20,
+            max_tokens in 64usize..200,
+            multiple in 1usize..4,
+            shares in prop::collection::vec(0.0f64..1.0, 0..60),
+        ) {
+            let context = DynamicContext { multiple, ..context(num_ranks, max_tokens) };
+            // The longest that all ranks hold, and a long tail.
+            let ranks = 1usize << num_ranks.ilog2();
+            let unit = 2 * ranks * multiple;
+            let longest = ranks * max_tokens / unit * unit;
+            let lens: Vec<usize> =
+                shares.iter().map(|x| (longest as f64 * x.powi(4)) as usize + 1).map(|x| x.min(longest.max(1))).collect();
+            prop_assume!(longest > 0);
+            let passes = context.passes(&lens).unwrap();
+            let mut seen: Vec<usize> =
+                passes.iter().flatten().flat_map(|share| share.sequences.clone()).collect();
+            seen.sort_unstable();
+            prop_assert!(seen.into_iter().eq(0..lens.len()));
+            for shares in &passes {
+                let mut end = 0;
+                for Share { ranks, sequences } in shares {
+                    let size = ranks.len();
+                    prop_assert_eq!(ranks.start, end);
+                    prop_assert!(size.is_power_of_two() && ranks.start % size == 0);
+                    end = ranks.end;
+                    prop_assert!(context.tokens(&lens, sequences, size) <= max_tokens);
+                }
+                prop_assert_eq!(end, num_ranks);
+                prop_assert!(shares.iter().any(|share| !share.sequences.is_empty()));
+            }
+        }
+    }
+
+    /// The time of all passes, each as long as its busiest rank, over that of evenly shared work.
+    fn slowdown(context: &DynamicContext, lens: &[usize]) -> f64 {
+        let work = |share: &Share| context.work(lens, &share.sequences, share.ranks.len());
+        let passes = context.passes(lens).unwrap();
+        let time: f64 =
+            passes.iter().map(|shares| shares.iter().map(work).fold(0.0, f64::max)).sum();
+        let all: Vec<usize> = (0..lens.len()).collect();
+        time / context.work(lens, &all, context.num_ranks)
+    }
+
+    #[test]
+    fn work_is_balanced_where_it_can_be() {
+        // Two of 4096 tokens, some of hundreds, many of tens, on 8 ranks of 1024.
+        let lens: Vec<usize> = (0..200)
+            .map(|i| {
+                if i < 2 {
+                    4096
+                } else if i < 20 {
+                    700
+                } else {
+                    10 + i
+                }
+            })
+            .collect();
+        let found = slowdown(&context(8, 1024), &lens);
+        assert!(found < 1.35, "{found}");
+        // As many as ranks, all alike: nothing is lost.
+        assert!(slowdown(&context(4, 100), &[90; 12]) < 1.0 + 1e-9);
+        // One that is shared by all ranks that are there for it.
+        let passes = context(8, 1024).passes(&[1000]).unwrap();
+        assert_eq!(passes, [vec![Share { ranks: 0..8, sequences: vec![0] }]]);
+    }
+
+    #[test]
+    fn a_sequence_that_is_too_long_is_refused() {
+        let error = context(6, 100).passes(&[10, 401]).unwrap_err().to_string();
+        assert!(error.contains("401 tokens is too long for 4 ranks of 100 tokens each"), "{error}");
+        assert!(error.contains("max_tokens_per_rank to 102"), "{error}");
+        assert!(context(6, 100).passes(&[400]).is_ok());
+        assert!(context(6, 100).passes(&[]).unwrap().is_empty());
+    }
+}

@@ -1,0 +1,131 @@
+//! Documents of uneven lengths, each on as many ranks as it needs (`parallel.max_tokens_per_rank`).
+
+use burn::prelude::Device;
+use megaburn_collective::{Group, ProcessGroups};
+use megaburn_models::DecoderConfig;
+use megaburn_parallel::{ContextComm, ContextParallel, DynamicContext, ParallelError, Share};
+
+use super::batch::{Batch, Document, Row, batch};
+use crate::{TrainConfig, TrainError};
+
+/// How a rank takes part.
+#[derive(Clone, Debug)]
+pub(super) struct Dynamic {
+    context: DynamicContext,
+    rank: usize,
+    /// Those that share sequences with this rank, by the power of two of how many they are.
+    groups: Vec<ContextParallel>,
+    /// What this rank computes in each pass of the step.
+    passes: Vec<Pass>,
+}
+
+/// What a rank computes in a pass: a row of documents, with others.
+#[derive(Clone, Debug)]
+struct Pass {
+    row: Row,
+    group: usize,
+}
+
+impl Dynamic {
+    /// Of the ranks that hold copies of the model, if the run is one of this kind.
+    ///
+    /// # Errors
+    /// Heads that the ranks do not divide.
+    /// # Collective
+    /// Nothing is sent.
+    pub(super) fn new(
+        config: &TrainConfig,
+        model: &DecoderConfig,
+        groups: &ProcessGroups,
+    ) -> Result<Option<Self>, TrainError> {
+        let Some(max_tokens) = config.parallel.max_tokens_per_rank else { return Ok(None) };
+        let (layout, all) = (groups.layout(), &groups.dp_cp);
+        // Of whole models: work of one token, and what a second one adds by seeing the first.
+        let flops = |seq_len| model.flop_shape().training(1, seq_len);
+        let per_pair = flops(2) - 2.0 * flops(1);
+        let context = DynamicContext {
+            num_ranks: all.size(),
+            max_tokens,
+            multiple: if layout.sp { layout.tp } else { 1 },
+            per_token: flops(1) - per_pair,
+            per_pair,
+        };
+        let sizes = (0..).map(|power| 1usize << power).take_while(|size| *size <= all.size());
+        let heads = [model.heads, model.kv_heads].map(|heads| (heads / layout.tp).max(1));
+        let shared = |size: usize| -> Result<Option<ContextParallel>, TrainError> {
+            let start = all.rank() / size * size;
+            if start + size > all.size() {
+                // The last ranks of a number that is no power of two.
+                return Ok(None);
+            }
+            let group = subgroup(all, start, size)?;
+            let comm = match config.parallel.cp_comm[0].of(size, max_tokens, heads) {
+                // Too few for what goes across groups of them.
+                ContextComm::A2aP2p { low } if size < low => ContextComm::A2a,
+                comm => comm,
+            };
+            let parallel = ContextParallel::new(&group, comm).map_err(refused)?;
+            parallel.check("blocks", heads).map_err(refused)?;
+            Ok(Some(parallel))
+        };
+        let found: Result<Vec<_>, _> = sizes.map(shared).collect();
+        let groups = found?.into_iter().flatten().collect();
+        Ok(Some(Self { context, rank: all.rank(), groups, passes: Vec::new() }))
+    }
+
+    /// Deals out the documents of a global batch, which all ranks know.
+    ///
+    /// # Errors
+    /// A document that is too long for all ranks.
+    pub(super) fn deal(&mut self, documents: &[Document]) -> Result<(), TrainError> {
+        let lens: Vec<usize> = documents.iter().map(Document::len).collect();
+        let all = self.context.passes(&lens).map_err(refused)?;
+        let mine = |shares: &Vec<Share>| {
+            let share = shares.iter().find(|share| share.ranks.contains(&self.rank));
+            let Share { ranks, sequences } = share.expect("every rank has a share");
+            let mut row = Row::default();
+            for index in sequences {
+                let len = self.context.padded(lens[*index], ranks.len());
+                row.put(documents[*index].clone(), len);
+            }
+            Pass { row: row.or_idle(self.context.multiple), group: ranks.len().ilog2() as usize }
+        };
+        self.passes = all.iter().map(mine).collect();
+        if self.passes.is_empty() {
+            // All samples were nothing but ends of documents.
+            let row = Row::default().or_idle(self.context.multiple);
+            self.passes.push(Pass { row, group: 0 });
+        }
+        Ok(())
+    }
+
+    /// Passes of the step.
+    pub(super) fn num_passes(&self) -> usize {
+        self.passes.len()
+    }
+
+    /// What this rank reads in pass `index`.
+    ///
+    /// # Errors
+    /// None, of documents that were padded for their ranks.
+    pub(super) fn batch(&self, index: usize, device: &Device) -> Result<Batch, TrainError> {
+        let Pass { row, group } = &self.passes[index];
+        let parallel = &self.groups[*group];
+        let rows = std::slice::from_ref(row);
+        let batch = batch(rows, parallel.zigzag(), true, device)?;
+        Ok(Batch { parallel: Some(parallel.clone()), ..batch })
+    }
+}
+
+/// The `size` members from `start` on.
+fn subgroup(all: &Group, start: usize, size: usize) -> Result<Group, TrainError> {
+    if size == all.size() {
+        return Ok(all.clone());
+    }
+    let members = &all.members()[start..start + size];
+    Ok(all.subgroup(&format!("dynamic cp{size}"), members)?)
+}
+
+fn refused(error: ParallelError) -> TrainError {
+    megaburn_models::ModelError::from(error).into()
+}

@@ -71,6 +71,9 @@ fn every_layout_drops_what_one_rank_drops(
         ("tp4-dp2-sp", ScheduleKind::OneForwardOneBackward, 2),
         ("pp2", ScheduleKind::ZbV, 0),
         ("tp2-pp2-dp2-sp", ScheduleKind::ZbH1, 2),
+        ("cp2", ScheduleKind::OneForwardOneBackward, 1),
+        ("tp2-cp2-sp", ScheduleKind::OneForwardOneBackward, 3),
+        ("cp2-pp2-dp2", ScheduleKind::ZbH1, 0),
     ];
     for (layout, schedule, zero) in ways {
         let (found, evaluated_too) = trained(layout, shares, |config| {

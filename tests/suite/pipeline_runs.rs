@@ -1,4 +1,4 @@
-//! Whole runs of pipelines: evaluations, a sample, checkpoints, the death of a stage.
+//! Whole runs of pipelines and of shared sequences: evaluations, a sample, checkpoints, the death of a rank.
 
 use std::time::{Duration, Instant};
 
@@ -39,6 +39,9 @@ fn keys(schedule: &str, zero: u8) -> Vec<String> {
 #[case("pp2-dp2", "zb-v", 3, true)]
 #[case("tp2-pp2", "zb-h1", 0, false)]
 #[case("pp2-dp3", "gpipe", 2, true)]
+#[case("cp2", "1f1b", 2, true)]
+#[case("tp2-cp2-dp2-sp", "1f1b", 3, false)]
+#[case("cp4-pp2", "interleaved", 1, true)]
 fn it_evaluates_writes_and_saves_as_one_rank_does(
     #[case] layout: &str,
     #[case] schedule: &str,
@@ -111,6 +114,9 @@ fn of_keys(run: &Run, layout: &str, schedule: &str, dtype: Dtype) -> TrainConfig
 #[case("tp2", "1f1b", "pp4")]
 #[case("pp2-dp2", "interleaved", "tp2-pp2-dp2-sp")]
 #[case("tp2-pp2-sp", "zb-h1", "dp2")]
+#[case("cp2", "1f1b", "tp1")]
+#[case("tp2-cp2-sp", "1f1b", "cp4")]
+#[case("cp2-pp2", "zb-v", "tp2-cp2-dp2-sp")]
 fn it_resumes_bit_for_bit_and_under_any_layout(
     #[case] layout: &str,
     #[case] schedule: &str,
@@ -149,15 +155,16 @@ fn a_split_backward_gives_the_same_bits(
 }
 
 #[rstest]
-fn the_death_or_silence_of_a_stage_ends_all_others_in_time(
+fn the_death_or_silence_of_a_rank_ends_all_others_in_time(
+    #[values("pp3", "cp3")] layout: &str,
     #[values(Signal::SIGKILL, Signal::SIGSTOP)] signal: Signal,
     #[values(0, 1, 2)] victim: usize,
 ) {
     const TIMEOUT: u64 = 4;
     let run = Run::new();
     let timeout = format!("train.timeout_seconds={TIMEOUT}");
-    let sets = ["model.layers=3", "parallel.schedule=1f1b", &timeout];
-    let mut ranks = Ranks::processes(3, &run.args("pp3", 1_000_000, &sets));
+    let sets = ["model.layers=3", "parallel.schedule=1f1b", "data.seq_len=48", &timeout];
+    let mut ranks = Ranks::processes(3, &run.args(layout, 1_000_000, &sets));
     ranks.wait_until(|| run.steps().len() >= 2);
     ranks.signal(victim, signal);
     let deadline = Instant::now() + Duration::from_secs(TIMEOUT + 5);

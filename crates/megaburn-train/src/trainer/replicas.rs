@@ -111,6 +111,7 @@ mod tests {
     #[case("tp2", 1, "blocks.0.mlp_norm.gamma", [0, 1])]
     #[case("tp4", 3, "blocks.1.attention.qkv.weight", [2, 3])]
     #[case("pp2-dp2", 3, "blocks.1.mlp.down.weight", [2, 3])]
+    #[case("cp2", 1, "blocks.0.mlp_norm.gamma", [0, 1])]
     // What the model begins and ends with.
     #[case("pp2-dp2", 2, "embedding.weight", [0, 2])]
     fn a_copy_that_differs_is_found(

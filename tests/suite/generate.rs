@@ -131,6 +131,24 @@ fn a_pipeline_writes_what_its_tp_alone_writes(
     }
 }
 
+#[rstest]
+fn ranks_that_share_prompts_write_what_one_rank_writes(
+    #[values("llama", "gpt2", "mistral")] name: &str,
+    #[values("cp2", "cp3", "tp2-cp2-sp", "cp2-pp2", "tp2-cp2-pp2")] layout: &str,
+) {
+    let seed = fresh_seed();
+    let rng = PositionRng::new(seed, Purpose::Sampling, "shared prompts");
+    let prompts = [50, 2, 120].map(|len: u64| {
+        let ids: Vec<_> = (0..len).map(|at| rng.below(1000 * len + at, 256).to_string()).collect();
+        ids.join(",")
+    });
+    let hf = fixture(name);
+    let mut ask = vec!["generate", text(&hf), "--max-tokens", "8", "--ignore-eos"];
+    prompts.iter().for_each(|ids| ask.extend(["--prompt-ids", ids]));
+    let found = written(&[&ask[..], &["--layout", layout]].concat());
+    assert_eq!(found, written(&ask), "{layout}");
+}
+
 #[test]
 fn a_launched_pipeline_writes_what_one_rank_writes() {
     let (dir, hf) = model_with_tokenizer();
@@ -154,8 +172,8 @@ fn a_launched_pipeline_writes_what_one_rank_writes() {
 #[case(&["--prompt-ids", "1", "--top-k", "0"], "top-k is 0")]
 #[case(&["--prompt-ids", "1", "--top-p", "1.5"], "top-p is 1.5")]
 #[case(&["--prompt-ids", "1", "--temperature=-1"], "temperature is -1")]
-#[case(&["--prompt-ids", "1", "--layout", "dp2"], "generation splits the model over ranks, and nothing else")]
-#[case(&["--prompt-ids", "1", "--layout", "pp2-dp2"], "`--layout` is pp2-dp2: it must be tpN, ppN or both")]
+#[case(&["--prompt-ids", "1", "--layout", "dp2"], "generation splits the model over ranks, and the reading of prompts")]
+#[case(&["--prompt-ids", "1", "--layout", "pp2-dp2"], "`--layout` is pp2-dp2: it must be of tpN, ppN and cpN")]
 #[case(&["--prompt-ids", "1", "--layout", "pp5"], "4 layers cannot fill 5 pipeline stages")]
 #[case(&["--prompt-ids", "1", "--layout", "pp2", "--set", "parallel.chunks=3"], "4 layers cannot fill 6 pipeline stages")]
 #[case(&["--prompt-ids", "1", "--layout", "pp2", "--set", "parallel.pipeline_layout=Et|tL"], "it has 2 layers (t), and the model has 4")]

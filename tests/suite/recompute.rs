@@ -94,6 +94,8 @@ fn four_steps_are_the_same_to_the_bit(
 #[case::copied_heads("tp4-sp", 0, Family::Llama, 2, true, true)]
 #[case::norms_of_heads("tp2-dp2-sp", 1, Family::Qwen3, 2, false, false)]
 #[case::biases("tp2-sp", 0, Family::Qwen2, 2, true, true)]
+#[case::shared_sequences("cp2", 2, Family::Llama, 2, true, false)]
+#[case::shared_sequences_sp("tp2-cp2-sp", 3, Family::Llama, 2, true, true)]
 fn so_are_those_of_other_runs(
     #[case] layout: &str,
     #[case] zero: u8,
@@ -117,6 +119,7 @@ fn so_are_those_of_other_runs(
 #[case("pp2-dp3", ScheduleKind::ZbV, 2, 2)]
 #[case("tp2-pp2-sp", ScheduleKind::Interleaved, 2, 0)]
 #[case("pp2-dp2", ScheduleKind::GPipe, 1, 3)]
+#[case("cp2-pp2", ScheduleKind::ZbH1, 1, 0)]
 fn so_are_those_of_pipelines(
     #[case] layout: &str,
     #[case] schedule: ScheduleKind,

@@ -3,15 +3,20 @@
 use std::ops::Range;
 
 use burn::tensor::Tensor;
+use megaburn_collective::Group;
+
+use crate::context::PackedShare;
 
 /// Tokens of several sequences side by side in one forward pass, each sequence going on from what
 /// its cache holds. Nothing is padded: a prompt of any length and a single next token stand in the
 /// same pass.
 ///
 /// After the packed batches of Yu et al., "Orca" (2022).
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct Packed {
     segments: Vec<Segment>,
+    /// Which of the tokens this rank reads; none: all.
+    share: Option<PackedShare>,
 }
 
 /// The tokens of one sequence in a [`Packed`] pass.
@@ -34,7 +39,40 @@ impl Packed {
             end = rows.end;
             Segment { sequence, rows, start }
         };
-        Self { segments: segments.into_iter().map(segment).collect() }
+        Self { segments: segments.into_iter().map(segment).collect(), share: None }
+    }
+
+    /// The same pass, whose tokens the ranks of `group` read between them, if they are many enough: each
+    /// then has rows of its own, and all have all keys and values.
+    #[must_use]
+    pub fn shared_by(self, group: &Group) -> Self {
+        Self { share: PackedShare::of(&self.segments, group), ..self }
+    }
+
+    /// Rows of a rank: the tokens that it reads, and of all ranks that read fewer than another some that
+    /// are nobody's.
+    pub fn num_rows(&self) -> usize {
+        self.share.as_ref().map_or(self.num_tokens(), PackedShare::num_rows)
+    }
+
+    /// Of something of each token of the pass, what this rank's rows have; `none` for those that are
+    /// nobody's.
+    pub fn own<T: Copy>(&self, all: &[T], none: T) -> Vec<T> {
+        self.share.as_ref().map_or_else(|| all.to_vec(), |share| share.own(all, none))
+    }
+
+    /// This rank's row of the last token of each segment, where it reads that.
+    pub fn last_rows(&self) -> Vec<Option<usize>> {
+        let last = self.segments.iter().map(|segment| segment.rows.end - 1);
+        last.map(|row| match &self.share {
+            Some(share) => share.place(row),
+            None => Some(row),
+        })
+        .collect()
+    }
+
+    pub(crate) fn share(&self) -> Option<&PackedShare> {
+        self.share.as_ref()
     }
 
     /// The segments, in the order of their tokens.

@@ -169,8 +169,8 @@ impl Pipeline {
         if self.group().size() == 1 {
             return Ok(model.next_logits(next, cache, device));
         }
-        let tokens = next.iter().map(|(_, tokens)| tokens.len()).sum();
-        let wire = Wire { shape: [tokens, 1, self.hidden], ..self.wire([0, 0], device) };
+        let rows = model.num_rows(next, cache);
+        let wire = Wire { shape: [rows, 1, self.hidden], ..self.wire([0, 0], device) };
         let mut reading = Reading { model, next, cache, device, logits: None };
         run(&self.forward_only(1)?, &wire, &mut reading)?;
         let logits = match reading.logits {

@@ -1,10 +1,9 @@
-use std::ops::Range;
-
 use burn::{
     module::Module,
     prelude::{Device, Int},
     tensor::{Tensor, TensorData},
 };
+use megaburn_collective::{Group, region::reduce_from};
 use megaburn_mesh::Zigzag;
 use megaburn_parallel::{
     KvCache, Norm, Packed, PositionEmbedding, Residual, VocabParallelEmbedding,
@@ -39,10 +38,10 @@ impl DecoderCache {
     }
 
     /// The next tokens of some sequences, behind what those hold.
-    fn packed(&self, next: &[(usize, &[u32])]) -> Packed {
-        Packed::new(
-            next.iter().map(|(sequence, tokens)| (*sequence, self.lens[*sequence], tokens.len())),
-        )
+    fn packed(&self, next: &[(usize, &[u32])], group: &Group) -> Packed {
+        let segment =
+            |(sequence, tokens): &(usize, &[u32])| (*sequence, self.lens[*sequence], tokens.len());
+        Packed::new(next.iter().map(segment)).shared_by(group)
     }
 
     /// Forgets a sequence, which is then as long as no token.
@@ -76,6 +75,12 @@ impl Decoder {
         }
     }
 
+    /// Rows that a rank reads of these, as [`next_stream`](Self::next_stream) has them: the ranks of
+    /// [`with_context_parallel`](Self::with_context_parallel) share prompts.
+    pub fn num_rows(&self, next: &[(usize, &[u32])], cache: &DecoderCache) -> usize {
+        cache.packed(next, &self.parts.context).num_rows()
+    }
+
     /// Reads the next tokens of some sequences, `(sequence, tokens)` each, and gives the logits of
     /// the token after each, in the order given. For a model without sequence parallelism, on a
     /// device without autodiff.
@@ -100,7 +105,7 @@ impl Decoder {
     /// [`DecoderCache::advance`] must follow the last stage of the rank.
     ///
     /// # Shapes
-    /// `[tokens given, 1, H]`
+    /// `[rows, 1, H]`, of [`num_rows`](Self::num_rows)
     ///
     /// # Panics
     /// As [`next_logits`](Self::next_logits).
@@ -113,15 +118,16 @@ impl Decoder {
         device: &Device,
     ) -> Tensor<3> {
         assert!(!next.is_empty() && next.iter().all(|(_, tokens)| !tokens.is_empty()));
-        let packed = cache.packed(next);
-        let positions = packed.positions();
+        let packed = cache.packed(next, &self.parts.context);
+        let positions = packed.own(&packed.positions(), 0);
         let rope = self.config().rope().map(|config| {
             let table = config.init(positions.iter().copied(), device);
             table.expect("the configuration was validated")
         });
         let x = x.unwrap_or_else(|| {
             let tokens = next.iter().flat_map(|(_, tokens)| tokens.iter().map(|&id| i64::from(id)));
-            let tokens = TensorData::new(tokens.collect(), [packed.num_tokens(), 1]);
+            let own = packed.own(&tokens.collect::<Vec<_>>(), 0);
+            let tokens = TensorData::new(own, [packed.num_rows(), 1]);
             self.embed(Tensor::<2, Int>::from_data(tokens, device), &[positions])
         });
         let stage = self.stage(chunk);
@@ -135,18 +141,31 @@ impl Decoder {
     /// The logits of the token after each of `next`, of the stream that the last stage made of them.
     ///
     /// # Shapes
-    /// `[tokens given, 1, H]` to `[sequences given, 1, vocab]`, the same on every member
+    /// `[rows, 1, H]` to `[sequences given, 1, vocab]`, the same on every member
+    ///
+    /// # Panics
+    /// If ranks that share prompts lose each other, with the error's text, as
+    /// [regions](megaburn_collective::region) do.
     pub fn logits_behind(
         &self,
         x: Tensor<3>,
         next: &[(usize, &[u32])],
         cache: &mut DecoderCache,
     ) -> Tensor<3> {
-        let packed = cache.packed(next);
+        let group = &self.parts.context;
+        let packed = cache.packed(next, group);
         cache.advance(next);
         // Only the last token of each sequence is asked what follows it.
-        let last = |rows: Range<usize>| x.clone().narrow(0, rows.end - 1, 1);
-        let last = packed.segments().iter().map(|segment| last(segment.rows.clone())).collect();
-        self.gathered(self.logits(Tensor::cat(last, 0).into()))
+        let last = packed.last_rows().into_iter().map(|row| match row {
+            Some(row) => x.clone().narrow(0, row, 1),
+            None => x.clone().narrow(0, 0, 1).zeros_like(),
+        });
+        let last = Tensor::cat(last.collect(), 0);
+        let is_shared = packed.num_rows() < packed.num_tokens();
+        let last = if is_shared { reduce_from(last, group) } else { last };
+        // Products may have other last bits on each, and a choice between tokens must not.
+        let logits = self.gathered(self.logits(last.into()));
+        let mine = if group.rank() == 0 { logits } else { logits.zeros_like() };
+        reduce_from(mine, group)
     }
 }

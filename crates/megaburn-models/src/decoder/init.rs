@@ -84,6 +84,7 @@ impl DecoderConfig {
                 offload: ActivationOffload::default(),
                 group: group.clone(),
                 sequence_parallel,
+                context: Group::single(group.seed()),
                 zigzag: Zigzag::WHOLE,
                 rope: Arc::default(),
             },

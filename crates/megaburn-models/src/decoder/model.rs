@@ -58,6 +58,8 @@ pub(super) struct Parts {
     pub(super) group: Group,
     /// Whether ranks hold stretches of the sequence between the blocks.
     pub(super) sequence_parallel: bool,
+    /// The ranks that share each sequence, or in generation the reading of prompts.
+    pub(super) context: Group,
     /// What of each sequence the ranks of the group hold.
     pub(super) zigzag: Zigzag,
     /// The rotary table of the last device and sequence length: all calls of a run share one.

@@ -86,6 +86,27 @@ fn every_rank_of_a_group_writes_the_same(#[values(2, 4)] ranks: usize) {
     }
 }
 
+#[rstest]
+fn ranks_that_share_prompts_write_the_same(
+    #[values(2, 3, 5)] ranks: usize,
+    #[values(Family::Gpt2, Family::Llama, Family::Mistral, Family::Qwen3)] family: Family,
+) {
+    let config = tiny(family, 40);
+    // One of a few tokens beside one that every rank has some of, and one that begins anew on its way.
+    let long = (0..23).map(|at| at * 7 % 37).collect();
+    let prompts = [prompts(), vec![long, vec![8; 37]]].concat();
+    let alone = run(&model(&config, 5), &prompts, &greedy(9));
+    let group = GroupOptions { seed: 5, ..Default::default() };
+    for found in run_threads(ranks, group, |cp| {
+        let one = Group::single(5);
+        let model = config.init(&one, false, &Device::flex().autodiff())?;
+        let model = model.with_context_parallel(&cp, &[megaburn_parallel::ContextComm::P2p])?;
+        Ok::<_, ModelError>(run(&model, &prompts, &greedy(9)))
+    }) {
+        assert_eq!(found.unwrap(), alone);
+    }
+}
+
 #[test]
 fn a_text_ends_where_the_model_or_the_caller_ends_it() {
     let model = model(&tiny(Family::Llama, 32), 2);

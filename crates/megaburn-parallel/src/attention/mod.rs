@@ -1,5 +1,7 @@
 mod core_attention;
 
+use std::ops::Range;
+
 use burn::{config::Config, module::Module, nn::Initializer, prelude::Device, tensor::Tensor};
 use megaburn_collective::Group;
 use megaburn_kernels::{Cut, RopeTable, apply_rope, split_last_with};
@@ -199,8 +201,11 @@ impl SelfAttention {
     /// `cache` holds and whose new ones it then holds too. Not for training.
     ///
     /// # Shapes
-    /// `[tokens, 1, d_model]`, unchanged: the tokens that `packed` describes; `rope` holds their
+    /// `[rows, 1, d_model]`, unchanged: the tokens of `packed` that this rank reads; `rope` holds their
     /// positions. The layer is one without sequence parallelism.
+    /// # Collective
+    /// As [`forward`](Self::forward), but of whole sequences; ranks that share the pass gather keys and
+    /// values.
     pub fn forward_cached(
         &self,
         x: impl Into<Input<3>>,
@@ -209,13 +214,38 @@ impl SelfAttention {
         cache: &mut KvCache,
     ) -> Tensor<3> {
         let [q, k, v] = self.queries_keys_values(x, rope);
-        let attended = packed.segments().iter().map(|segment| {
-            let own =
-                |all: &Tensor<4>| all.clone().narrow(0, segment.rows.start, segment.rows.len());
-            let (keys, values) = cache.append(segment.sequence, own(&k), own(&v));
-            self.core.at(segment.start, [own(&q), keys, values])
+        let rows = |all: &Tensor<4>, of: &Range<usize>| all.clone().narrow(0, of.start, of.len());
+        let [k, v] = [k, v].map(|x| match packed.share() {
+            Some(share) => share.gathered(x),
+            None => x,
         });
-        self.output.forward(Tensor::cat(attended.collect(), 0))
+        let read: Vec<_> = packed
+            .segments()
+            .iter()
+            .map(|segment| {
+                cache.append(segment.sequence, rows(&k, &segment.rows), rows(&v, &segment.rows))
+            })
+            .collect();
+        let attended = |segment: usize, own: &Range<usize>, start: usize| {
+            let (keys, values) = read[segment].clone();
+            self.core.at(start, [rows(&q, own), keys, values])
+        };
+        let mut all: Vec<Tensor<3>> = match packed.share() {
+            Some(share) => {
+                let pieces = share.pieces().iter();
+                pieces.map(|piece| attended(piece.segment, &piece.own, piece.start)).collect()
+            }
+            None => {
+                let segments = packed.segments().iter().enumerate();
+                segments.map(|(at, segment)| attended(at, &segment.rows, segment.start)).collect()
+            }
+        };
+        let found: usize = all.iter().map(|rows| rows.dims()[0]).sum();
+        if found < packed.num_rows() {
+            let shape = [packed.num_rows() - found, 1, self.heads * self.head_dim];
+            all.push(Tensor::zeros(shape, (&q.device(), q.dtype())));
+        }
+        self.output.forward(Tensor::cat(all, 0))
     }
 
     /// The same layer and weights for whole sequences, as generation needs it.

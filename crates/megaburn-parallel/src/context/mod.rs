@@ -16,6 +16,7 @@ mod heads;
 mod mask;
 mod order;
 mod parts;
+mod prefill;
 mod ring;
 
 use burn::tensor::Tensor;
@@ -27,6 +28,7 @@ pub use comm::ContextComm;
 pub use dynamic::{DynamicContext, Share};
 pub(crate) use mask::Mask;
 pub use mask::PackedDocuments;
+pub(crate) use prefill::PackedShare;
 
 use crate::ParallelError;
 

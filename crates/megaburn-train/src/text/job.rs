@@ -10,7 +10,7 @@ use megaburn_models::{
     generate::{GenerateOptions, Generated, Next, generate_with},
     source::ModelSource,
 };
-use megaburn_parallel::shard_plan;
+use megaburn_parallel::{ContextComm, shard_plan};
 
 use super::{Continuation, continue_text};
 use crate::{
@@ -51,14 +51,14 @@ impl GenerateJob<'_> {
         devices: Devices,
         env: Option<RankEnv>,
     ) -> Result<Vec<Continuation>, TrainError> {
-        if layout.world_size() != layout.tp * layout.pp {
+        if layout.world_size() != layout.tp * layout.cp * layout.pp {
             let (key, value) = ("--layout", layout.to_string());
-            let rule = "tpN, ppN or both: generation splits the model over ranks, and nothing else";
+            let rule = "of tpN, ppN and cpN: generation splits the model over ranks, and the reading of prompts";
             return Err(TrainError::Invalid { key, value, rule: rule.into() });
         }
         let config = self.source.config();
         // The sequence is never split here.
-        Layout { sp: false, ..*layout }.fits(&ModelShape {
+        Layout { sp: false, cp: 1, ..*layout }.fits(&ModelShape {
             ffn: config.ffn,
             heads: config.heads,
             kv_heads: config.kv_heads,
@@ -82,6 +82,7 @@ impl GenerateJob<'_> {
         let config = source.config();
         let pipeline = Pipeline::new(self.parallel, config, Dtype::F32, &groups)?;
         let model = config.init_stages(pipeline.chunks(), &groups.tp, false, device)?;
+        let model = model.with_context_parallel(&groups.cp, &[ContextComm::P2p])?;
         let plan = shard_plan(&model).map_err(ModelError::from)?;
         let model = source.load(model, &plan)?;
         let read = |model: &Decoder, next: &Next<'_>, cache: &mut DecoderCache| {

@@ -36,6 +36,10 @@ pub(super) struct Batch {
     pub(super) labels: Tensor<2, Int>,
     /// Labels of these that take part in the loss.
     pub(super) counted: usize,
+    /// How long documents are, without what they are padded with.
+    pub(super) lens: Vec<usize>,
+    /// Ranks that share them.
+    pub(super) ranks: usize,
     pub(super) documents: Option<PackedDocuments>,
     /// The ranks that share these sequences, where each pass has others.
     pub(super) parallel: Option<ContextParallel>,
@@ -55,6 +59,8 @@ pub(super) struct Row {
     labels: Vec<i64>,
     /// Where documents begin, and where the last ends.
     bounds: Vec<usize>,
+    /// How long documents are, without what they are padded with.
+    lens: Vec<usize>,
 }
 
 impl Document {
@@ -88,6 +94,7 @@ impl Row {
         if self.bounds.is_empty() {
             self.bounds.push(0);
         }
+        self.lens.push(document.len());
         self.tokens.extend(document.tokens);
         self.labels.extend(document.labels);
         let end = self.bounds[self.bounds.len() - 1] + len;
@@ -200,7 +207,8 @@ pub(super) fn batch(
     let tensor = |ids: Vec<i64>| Tensor::from_data(TensorData::new(ids, [len, count]), device);
     let documents = documents.map(PackedDocuments::new);
     let (tokens, labels) = (tensor(tokens), tensor(labels));
-    Ok(Batch { tokens, labels, counted, documents, parallel: None })
+    let (lens, ranks) = (rows.iter().flat_map(|row| row.lens.clone()).collect(), zigzag.ranks());
+    Ok(Batch { tokens, labels, counted, lens, ranks, documents, parallel: None })
 }
 
 #[cfg(test)]

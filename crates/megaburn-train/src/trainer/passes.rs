@@ -64,11 +64,11 @@ impl Chunks for Training<'_> {
         let stage = told(stage, batch.as_ref());
         let _forward = range("forward");
         let (stream, batch) = through(&stage, batch, input);
-        let Some(Batch { labels, counted, .. }) = batch.filter(|_| stage.layers().loss) else {
+        let Some(batch) = batch.filter(|_| stage.layers().loss) else {
             return Ok(Output::Stream(stream.sum()));
         };
-        let loss = stage.loss(stream, labels);
-        losses.add(loss.clone().inner(), counted);
+        let loss = stage.loss(stream, batch.labels.clone());
+        losses.add(loss.clone().inner(), &batch, &trainer.model_config.flop_shape());
         Ok(Output::Loss(match factor {
             Some(factor) => loss.mul_scalar(*factor),
             None => loss,
@@ -124,10 +124,11 @@ impl Chunks for Evaluation<'_> {
         let batch = trainer.needs_batch(&stage).then(batch).transpose()?;
         let stage = told(stage, batch.as_ref());
         let (stream, batch) = through(&stage, batch, input);
-        let Some(Batch { labels, counted, .. }) = batch.filter(|_| stage.layers().loss) else {
+        let Some(batch) = batch.filter(|_| stage.layers().loss) else {
             return Ok(Output::Stream(stream.sum()));
         };
-        self.losses.add(stage.loss(stream, labels), counted);
+        let loss = stage.loss(stream, batch.labels.clone());
+        self.losses.add(loss, &batch, &trainer.model_config.flop_shape());
         Ok(Output::Nothing)
     }
 }

@@ -13,15 +13,16 @@ use crate::{
 
 impl Trainer {
     /// The prompt and what the model writes behind it; `None` on ranks that take no part (all but
-    /// those of the first data-parallel rank's model) or when no sample is asked for.
+    /// those of the first data-parallel rank's model and those that share sequences with them) or when no
+    /// sample is asked for.
     ///
     /// # Errors
     /// A prompt that the model cannot read, weights that are not finite.
     /// # Collective
-    /// The ranks that hold the first data-parallel rank's model; all ranks where they share parameters out.
+    /// The ranks of the first data-parallel rank's sequences; all ranks where they share parameters out.
     pub(crate) fn sample(&self) -> Result<Option<String>, TrainError> {
         let generate = &self.config.generate;
-        let is_first = self.groups.dp_cp.rank() == 0;
+        let is_first = self.groups.dp.rank() == 0;
         let together = self.sharding.level() == ShardingLevel::Parameters;
         if !(is_first || together) || generate.tokens == 0 {
             return Ok(None);

@@ -2,8 +2,10 @@
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use megaburn_collective::{CollectiveError, Group, ProcessGroups, ReduceOp};
+use megaburn_models::flops::FlopShape;
 use megaburn_optim::{OptimError, Sum};
 
+use super::batch::Batch;
 use crate::{TrainError, failure::read_all};
 
 /// A loss summed over tokens, so that it is divided once by all of them, however they were split.
@@ -18,21 +20,26 @@ pub(super) struct Sums {
 pub(super) struct Losses {
     sums: Vec<Tensor<1>>,
     tokens: usize,
+    /// Of forward and backward, by Megatron's formula.
+    flops: f64,
 }
 
 impl Losses {
-    /// A micro-batch's loss, `[1]`, over so many tokens.
-    pub(super) fn add(&mut self, loss: Tensor<1>, tokens: usize) {
+    /// A micro-batch's loss, `[1]`, of a model of this shape.
+    pub(super) fn add(&mut self, loss: Tensor<1>, batch: &Batch, shape: &FlopShape) {
         self.sums.push(loss);
-        self.tokens += tokens;
+        self.tokens += batch.counted;
+        let flops: f64 = batch.lens.iter().map(|len| shape.training(1, *len)).sum();
+        self.flops += flops / batch.ranks as f64;
     }
 
-    /// Tokens of all micro-batches, of all members.
+    /// Tokens of all micro-batches, of all members, and the FLOPs that they take.
     ///
     /// # Collective
     /// All members.
-    pub(super) fn tokens_over(&self, group: &Group) -> Result<f64, CollectiveError> {
-        Ok(reduce(group, &[self.tokens as f64], ReduceOp::Sum)?[0])
+    pub(super) fn work_over(&self, group: &Group) -> Result<[f64; 2], CollectiveError> {
+        let work = reduce(group, &[self.tokens as f64, self.flops], ReduceOp::Sum)?;
+        Ok([work[0], work[1]])
     }
 
     /// The sum of all members, not waiting for the device. A stage of a pipeline that computes no losses

@@ -70,7 +70,7 @@ impl Trainer {
         let reduce = range("reduce");
         self.grads.reduce()?;
         self.pipeline.sum_copies(&mut self.grads)?;
-        let tokens = losses.tokens_over(&self.groups.batch)?;
+        let [tokens, flops] = losses.work_over(&self.groups.batch)?;
         self.grads.scale(1.0 / (loss_factor * tokens.max(1.0)));
         let norm = self.grads.norm()?;
         let loss = losses.sum_over(&self.groups.batch, &self.device)?;
@@ -103,8 +103,6 @@ impl Trainer {
         let Outcome { loss, grad_norm, is_update } = outcome;
         let num_zeros = num_zeros.map(|zeros| self.told(zeros.read())).transpose()?;
         let params_norm = params_norm.map(|norm| self.told(norm.read())).transpose()?;
-        let seq_len = self.config.data.seq_len;
-        let flops = self.model_config.flop_shape().training(samples as usize, seq_len);
         Ok(StepMetrics {
             step,
             loss,

@@ -32,6 +32,7 @@ mod recompute;
 mod resume;
 mod run;
 mod schedules;
+mod shared_documents;
 mod text;
 mod tokenizers;
 mod zero;

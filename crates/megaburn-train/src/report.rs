@@ -205,8 +205,8 @@ fn describe(layout: &Layout) -> String {
         let groups = mesh.groups(&[axis]).into_iter().map(|group| format!("{group:?}"));
         format!("{axis} {}", groups.collect::<Vec<_>>().join(" "))
     };
-    let axes = [megaburn_mesh::Axis::Tp, megaburn_mesh::Axis::Dp, megaburn_mesh::Axis::Pp];
-    let split = axes.into_iter().filter(|&axis| layout.degree(axis) > 1).map(groups);
+    let split =
+        megaburn_mesh::Axis::DENSE.into_iter().filter(|&axis| layout.degree(axis) > 1).map(groups);
     let split = split.collect::<Vec<_>>().join("; ");
     if ranks == 1 {
         format!("{layout}: 1 rank")
@@ -224,6 +224,7 @@ mod tests {
         let told = |text: &str| describe(&text.parse().unwrap());
         assert_eq!(told("tp1"), "tp1: 1 rank");
         assert_eq!(told("pp2"), "pp2: 2 ranks; pp [0, 1]");
+        assert_eq!(told("cp2"), "cp2: 2 ranks; cp [0, 1]");
         let all = "tp2-pp2-dp2: 8 ranks; tp [0, 1] [2, 3] [4, 5] [6, 7]; \
                    dp [0, 2] [1, 3] [4, 6] [5, 7]; pp [0, 4] [1, 5] [2, 6] [3, 7]";
         assert_eq!(told("tp2-pp2-dp2"), all);

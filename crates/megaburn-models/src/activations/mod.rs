@@ -23,6 +23,10 @@
 //! and where there are neither rotations nor norms of heads one of queries that share keys. (With dropout of
 //! attention it holds what each probability was multiplied with, too, in f32, which is not counted.)
 //!
+//! Where ranks share sequences, `n` are the tokens that a rank holds; attention across ranks holds sums of
+//! exponentials on CPUs too, and where heads are shared out for it (`a2a`) what it gives twice, `e a n / t`
+//! more.
+//!
 //! Where whole blocks are computed once more, all of it is one norm's stream and its statistics,
 //! `e h r + 4 r` (layer norm `8 r`), for each group of them, and beside, while backward is in one
 //! of the groups, what that one's blocks hold otherwise.
@@ -78,6 +82,10 @@ pub struct Activations {
     pub tp: usize,
     /// Whether they split the sequence too.
     pub sequence_parallel: bool,
+    /// Ranks that share each sequence.
+    pub cp: usize,
+    /// Whether they share heads out for attention.
+    pub shares_heads: bool,
     /// What backward computes once more.
     pub recompute: Recompute,
     /// Whether attention holds its scores.
@@ -111,6 +119,8 @@ impl Activations {
             element: 2,
             tp: 1,
             sequence_parallel: false,
+            cp: 1,
+            shares_heads: false,
             recompute: Recompute::default(),
             scores: Scores::Never,
             fused_loss: false,
@@ -178,12 +188,14 @@ impl Activations {
             if qk_norm { e * (query + key_value) + STATISTIC * (heads + kv_heads) } else { 0 };
         // Composed, queries that share keys are laid side by side in a copy: beside views of one tensor,
         // one more.
-        let is_grouped = self.scores == Scores::Kept && heads > kv_heads && !core_attention;
+        let is_composed = self.scores == Scores::Kept && self.cp == 1;
+        let is_grouped = is_composed && heads > kv_heads && !core_attention;
         let copied = if is_grouped && !alone { e * query } else { 0 };
-        let (again, of_scores) = match self.scores {
+        let in_heads = if self.shares_heads { e * query * n } else { 0 };
+        let (again, of_scores) = match is_composed {
             _ if core_attention => (0, 0),
-            Scores::Never => (0, STATISTIC * heads * n),
-            Scores::Kept => (e * query * n, e * heads * self.pairs(index)),
+            false => (in_heads, STATISTIC * heads * n),
+            true => (e * query * n, e * heads * self.pairs(index)),
         };
         let copies = self.model.kv_heads < self.tp;
         vec![
@@ -225,7 +237,7 @@ impl Activations {
 
     /// Tokens of a micro-batch, and those of them that this rank's residual stream holds.
     fn tokens(&self) -> usize {
-        self.seq_len * self.micro_batch
+        self.seq_len / self.cp * self.micro_batch
     }
 
     fn rows(&self) -> usize {

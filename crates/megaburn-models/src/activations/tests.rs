@@ -128,3 +128,17 @@ fn a_stage_holds_its_blocks_for_every_micro_batch_in_flight() {
     let ends = Ends { first: false, last: true };
     assert_eq!(fused.stage(0..4, ends, 1), 4 * block + head - n * 2 * 32000);
 }
+
+#[test]
+fn ranks_that_share_sequences_hold_what_shorter_ones_take() {
+    for scores in [Scores::Never, Scores::Kept] {
+        let of = |seq_len, cp, shares_heads| {
+            let of = Activations::new(llama_3_8b(), seq_len, 2);
+            Activations { scores, cp, shares_heads, ..of }.layer(0)
+        };
+        let short = Activations::new(llama_3_8b(), 2048, 2).layer(0);
+        assert_eq!(of(8192, 4, false), short);
+        // What attention gives, in bf16, of 32 heads of 128.
+        assert_eq!(of(8192, 4, true), short + 2 * 32 * 128 * 2048 * 2);
+    }
+}

@@ -15,26 +15,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 import fsdp
-from fsdp import HEAD_DIM, HEADS, HIDDEN, KV_HEADS, VOCAB
+from fsdp import HEAD_DIM, HEADS, KV_HEADS, VOCAB
 
 
 class Block(fsdp.Block):
-    def forward(self, x, cos, sin):
-        b, t, _ = x.shape
-        widths = [HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM]
-        q, k, v = self.qkv(self.attention_norm(x)).split(widths, -1)
-        q, k, v = (y.view(b, t, -1, HEAD_DIM).transpose(1, 2) for y in (q, k, v))
-
-        def rotated(y):
-            first, second = y.chunk(2, -1)
-            return (y * cos + torch.cat((-second, first), -1) * sin).to(y.dtype)
-
-        q, k = rotated(q), rotated(k)
+    def attend(self, q, k, v):
         k, v = (y.repeat_interleave(HEADS // KV_HEADS, 1) for y in (k, v))
-        o = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.output(o.transpose(1, 2).reshape(b, t, -1))
-        gate, up = self.gate_up(self.mlp_norm(x)).chunk(2, -1)
-        return x + self.down(F.silu(gate) * up)
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
 class Llama(fsdp.Llama):

@@ -24,6 +24,9 @@ class Block(nn.Module):
         self.gate_up = nn.Linear(HIDDEN, 2 * FFN, bias=False)
         self.down = nn.Linear(FFN, HIDDEN, bias=False)
 
+    def attend(self, q, k, v):
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+
     def forward(self, x, cos, sin):
         b, t, _ = x.shape
         widths = [HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM, KV_HEADS * HEAD_DIM]
@@ -34,7 +37,7 @@ class Block(nn.Module):
             first, second = y.chunk(2, -1)
             return (y * cos + torch.cat((-second, first), -1) * sin).to(y.dtype)
 
-        o = F.scaled_dot_product_attention(rotated(q), rotated(k), v, is_causal=True, enable_gqa=True)
+        o = self.attend(rotated(q), rotated(k), v)
         x = x + self.output(o.transpose(1, 2).reshape(b, t, -1))
         gate, up = self.gate_up(self.mlp_norm(x)).chunk(2, -1)
         return x + self.down(F.silu(gate) * up)

@@ -1,6 +1,6 @@
 //! Sequences that ranks share train as those of one rank do.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use megaburn::{
     mesh::Layout,
@@ -10,7 +10,7 @@ use rstest::rstest;
 use serde::Deserialize;
 
 use crate::{
-    layouts::{Trained, compare, train},
+    layouts::{Trained, compare, pairs, train},
     matrix::{EPSILON, STEPS},
     text::{fresh_seed, write_random_documents, write_random_text},
 };
@@ -188,18 +188,6 @@ fn assert_as_one_rank(rows: impl IntoIterator<Item = Row>) {
     assert!(one_rank.values().all(|run| run.steps[2].loss != run.steps[0].loss));
 }
 
-/// Pairs of values of two columns.
-fn pairs<'a>(rows: impl IntoIterator<Item = &'a Row>) -> BTreeSet<(String, String)> {
-    let mut pairs = BTreeSet::new();
-    for row in rows {
-        let values = row.values();
-        for (index, a) in values.iter().enumerate() {
-            pairs.extend(values[index + 1..].iter().map(|b| (a.clone(), b.clone())));
-        }
-    }
-    pairs
-}
-
 /// All that there can be in a world of up to 8.
 fn product() -> Vec<Row> {
     let bools = [true, false];
@@ -224,7 +212,8 @@ fn product() -> Vec<Row> {
 fn the_rows_hold_every_pair_of_values() {
     let rows = rows();
     assert!(rows.iter().all(Row::is_possible));
-    let (found, expected) = (pairs(&rows), pairs(&product()));
+    let (found, expected) =
+        (pairs(rows.iter().map(Row::values)), pairs(product().iter().map(Row::values)));
     let missing: Vec<_> = expected.difference(&found).collect();
     assert!(expected.len() > 300 && missing.is_empty(), "{missing:?}");
 }

@@ -137,6 +137,19 @@ pub(crate) fn compare(found: &Trained, expected: &Trained, row: &str) {
     }
 }
 
+/// Pairs of values of two columns, in rows of what each column holds.
+pub(crate) fn pairs<const N: usize>(
+    rows: impl IntoIterator<Item = [String; N]>,
+) -> BTreeSet<(String, String)> {
+    let mut pairs = BTreeSet::new();
+    for row in rows {
+        for (index, a) in row.iter().enumerate() {
+            pairs.extend(row[index + 1..].iter().map(|b| (a.clone(), b.clone())));
+        }
+    }
+    pairs
+}
+
 #[test]
 fn the_matrix_covers_what_it_should() {
     let Matrix { rows, models } = Matrix::read();

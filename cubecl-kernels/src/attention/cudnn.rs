@@ -30,6 +30,9 @@ pub(super) fn backward(
     options: &AttentionOptions,
 ) -> Option<[CubeTensor; 3]> {
     let (causal, scale) = asked([inputs[0], inputs[1]], options)?;
+    if !may_ask(inputs, causal) {
+        return None;
+    }
     cudnn::backward(inputs, out, lse, dout.clone(), causal, scale).ok()
 }
 

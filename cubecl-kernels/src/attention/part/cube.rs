@@ -45,13 +45,12 @@ pub(super) fn backward(
     options: &AttentionOptions,
 ) -> Option<[Tensor<4>; 3]> {
     let dtype = inputs[0].dtype();
-    let inputs = on_gpu(inputs)?;
+    let inputs = on_gpu(inputs)?.map(flash::readable);
     let AttentionPart { out, lse } = whole.clone();
     let of_queries = |x: Tensor<4>| cube(&x.cast(dtype)).map(tensor::contiguous);
     let (out, dout) = (of_queries(out)?, of_queries(dout.clone())?);
     let lse = tensor::contiguous(cube(&lse.cast(DType::F32))?);
-    let readable = inputs.clone().map(flash::readable);
-    let by_cudnn = cudnn::backward(readable.each_ref(), [&out, &lse], &dout, options);
+    let by_cudnn = cudnn::backward(inputs.each_ref(), [&out, &lse], &dout, options);
     if let Some(gradients) = by_cudnn {
         return Some(gradients.map(wrap));
     }

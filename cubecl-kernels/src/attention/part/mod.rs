@@ -1,6 +1,7 @@
 //! Attention to a part of the keys, to be joined with attention to others: what ring attention (Liu
 //! et al., 2023, arXiv:2310.01889) and decoding by stretches of a cache are made of.
 
+mod composed;
 #[cfg(feature = "cuda")]
 mod cube;
 mod join;
@@ -8,15 +9,11 @@ mod sum;
 #[cfg(feature = "cuda")]
 mod sum_cube;
 
-use burn::tensor::{Bool, DType, Tensor, TensorData};
+use burn::tensor::Tensor;
 
-use super::options::AttentionDropout;
-use super::reference::{by_head, hidden};
 use super::{AttentionOptions, checked};
 use crate::operands::{self, float};
-use crate::primitive::compute_dtype;
 pub use join::AttentionPart;
-use join::LOWEST;
 pub use sum::{AttentionSum, add_rows};
 
 /// [`attention`](crate::attention) with the logarithms of its sums, and without automatic
@@ -44,15 +41,7 @@ pub fn attention_part(
     if let Some(part) = cube::forward(&inputs, &options) {
         return part;
     }
-    let [q, _, v] = &inputs;
-    let (dtype, weights) = (q.dtype(), Weights::of(&inputs, &options));
-    let highest = weights.scores.clone().max_dim(3).clamp_min(LOWEST);
-    let sum = (weights.scores.clone() - highest.clone()).exp().sum_dim(3);
-    let lse = (sum.log() + highest).squeeze_dim::<3>(3);
-    let heads = q.dims()[2];
-    let v = by_head(v, heads, compute_dtype(dtype));
-    let out = weights.dropped(weights.probabilities(&lse)).matmul(v);
-    AttentionPart { out: out.permute([2, 0, 1, 3]).cast(dtype), lse }
+    composed::forward(&inputs, &options)
 }
 
 /// The gradients of `q`, `k` and `v` of a part, in their dtypes: from the result and the logarithms
@@ -70,7 +59,7 @@ pub fn attention_part_gradients(
     options: AttentionOptions,
 ) -> [Tensor<4>; 3] {
     let options = checked([&q, &k, &v], options);
-    let ([s_q, b, hq, d], [s_k, _, hkv, d_v]) = (q.dims(), v.dims());
+    let ([s_q, b, hq, _], [.., d_v]) = (q.dims(), v.dims());
     let expected = ([s_q, b, hq, d_v], [b, hq, s_q]);
     let name = "attention_part_gradients";
     assert!(
@@ -89,75 +78,7 @@ pub fn attention_part_gradients(
     if let Some(gradients) = cube::backward(&inputs, &whole, &dout, &options) {
         return gradients;
     }
-    let dtypes = inputs.each_ref().map(Tensor::dtype);
-    let weights = Weights::of(&inputs, &options);
-    let wide = compute_dtype(dtypes[0]);
-    let [q, k, v] = inputs.map(|x| by_head(&x, hq, wide));
-    let [out, dout] = [whole.out, dout].map(|x| x.cast(wide).permute([1, 2, 0, 3]));
-    let p = weights.probabilities(&whole.lse.cast(wide));
-    let dp = weights.dropped(dout.clone().matmul(v.transpose()));
-    let dv = weights.dropped(p.clone()).transpose().matmul(dout.clone());
-    let mut ds = p * (dp - (out * dout).sum_dim(3));
-    if let Some(slope) = weights.slope {
-        ds = ds * slope;
-    }
-    let ds = ds * options.factor(d);
-    let dk = ds.clone().transpose().matmul(q);
-    let dq = ds.matmul(k);
-    // The query heads that share a head of keys and values.
-    let summed = |x: Tensor<4>, d: usize| {
-        x.reshape([b, hkv, hq / hkv, s_k, d]).sum_dim(2).squeeze_dim::<4>(2)
-    };
-    let [dq, dk, dv] =
-        [dq, summed(dk, d), summed(dv, d_v)].map(|gradient| gradient.permute([2, 0, 1, 3]));
-    [dq.cast(dtypes[0]), dk.cast(dtypes[1]), dv.cast(dtypes[2])]
-}
-
-/// By the definition, whole.
-struct Weights {
-    /// `[b, hq, s_q, s_k]` in the compute dtype, minus infinity where a query does not see a key.
-    scores: Tensor<4>,
-    /// The derivative of the scores by what is under their cap.
-    slope: Option<Tensor<4>>,
-    /// What dropout multiplies probabilities with.
-    kept: Option<Tensor<4>>,
-}
-
-impl Weights {
-    fn of([q, k, _]: &[Tensor<4>; 3], options: &AttentionOptions) -> Self {
-        let ([s_q, b, hq, d], s_k, device) = (q.dims(), k.dims()[0], q.device());
-        let dtype = compute_dtype(q.dtype());
-        let keys = by_head(k, hq, dtype).transpose();
-        let products = by_head(q, hq, dtype).matmul(keys) * options.factor(d);
-        let (scores, slope) = match options.soft_cap {
-            Some(cap) => {
-                let share = (products / cap).tanh();
-                (share.clone() * cap, Some(share.square().neg() + 1.0))
-            }
-            None => (products, None),
-        };
-        let hidden = TensorData::new(hidden([b, s_q, s_k], options), [b, 1, s_q, s_k]);
-        let hidden = Tensor::<4, Bool>::from_data(hidden, &device);
-        let scores = scores.mask_fill(hidden.expand([b, hq, s_q, s_k]), f32::NEG_INFINITY);
-        let shape = [b, hq, s_q, s_k];
-        let kept = options.dropout.as_ref().map(|AttentionDropout { p, key }| {
-            let factors = TensorData::new(key.factors(&shape, *p), shape);
-            Tensor::<4>::from_data(factors, (&device, DType::F32)).cast(dtype)
-        });
-        Self { scores, slope, kept }
-    }
-
-    /// `exp(scores - lse)`; nothing of a row without keys.
-    fn probabilities(&self, lse: &Tensor<3>) -> Tensor<4> {
-        (self.scores.clone() - lse.clone().clamp_min(LOWEST).unsqueeze_dim(3)).exp()
-    }
-
-    fn dropped(&self, x: Tensor<4>) -> Tensor<4> {
-        match &self.kept {
-            Some(kept) => x * kept.clone(),
-            None => x,
-        }
-    }
+    composed::backward(&inputs, &whole, &dout, &options)
 }
 
 fn untracked<const D: usize>(x: Tensor<D>) -> Tensor<D> {
@@ -171,7 +92,7 @@ mod tests {
 
     use super::*;
     use crate::testing::{assert_close, assert_refused, constant, normal};
-    use crate::{DropoutKey, PackedSequences};
+    use crate::{AttentionDropout, DropoutKey, PackedSequences};
 
     fn causal() -> AttentionOptions {
         AttentionOptions::causal()

@@ -147,6 +147,6 @@ fn add_rows_kernel<F: Float, G: Float, N: Size>(
 ) {
     if ABSOLUTE_POS < vectors {
         let to = first + ABSOLUTE_POS;
-        sum[to] = sum[to] + Vector::cast_from(x[ABSOLUTE_POS]);
+        sum[to] += Vector::cast_from(x[ABSOLUTE_POS]);
     }
 }

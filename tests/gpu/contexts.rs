@@ -6,9 +6,10 @@ use burn::tensor::{DType, Tensor, TensorData};
 use megaburn::{
     collective::{Group, ProcessGroups, ReduceOp, tensors},
     kernels::RopeConfig,
-    mesh::{Layout, PositionRng, Purpose, Zigzag},
+    mesh::{Documents, Layout, PositionRng, Purpose, Zigzag},
     parallel::{
-        ContextComm, ContextParallel, SelfAttention, SelfAttentionConfig, load_params, read_params,
+        ContextComm, ContextParallel, PackedDocuments, SelfAttention, SelfAttentionConfig,
+        TokenContext, load_params, read_params,
     },
     train::{ConfigLayers, TrainConfig, TrainError},
 };
@@ -82,10 +83,17 @@ fn train_all(world: &Group, data: [String; 2]) -> Result<(), String> {
                     continue;
                 }
                 let comm = format!("parallel.cp_comm=[{comm:?}]");
-                let again = "recompute.method=\"uniform\"";
-                for set in ["parallel.zero=0", "parallel.zero=2", "parallel.zero=3", again] {
-                    let named = |why: String| format!("{layout}, {comm}, {set}, {packed}: {why}");
-                    let config = config(packed, &[&comm, set]).map_err(text)?;
+                let (again, zero) = ("recompute.method=\"uniform\"", "parallel.zero=3");
+                let dealt = "parallel.max_tokens_per_rank=32";
+                let plain: &[&[&str]] =
+                    &[&["parallel.zero=0"], &["parallel.zero=2"], &[zero, again]];
+                let few = packed && layout.pp == 1;
+                let dealt: &[&[&str]] = if few { &[&[dealt], &[dealt, zero]] } else { &[] };
+                for sets in plain.iter().chain(dealt) {
+                    let named =
+                        |why: String| format!("{layout}, {comm}, {sets:?}, {packed}: {why}");
+                    let sets = [&[&comm[..]], *sets].concat();
+                    let config = config(packed, &sets).map_err(text)?;
                     let found = train(config, world, *layout).map_err(text).map_err(named)?;
                     compare(&found, &expected).map_err(named)?;
                 }
@@ -104,22 +112,33 @@ type Found = BTreeMap<String, Vec<f32>>;
 
 /// Ranks' bf16 may be twice as far from f32 as one GPU's, whichever kernels they take.
 fn bf16(world: &Group) -> Result<(), String> {
-    for (tokens, batch) in [(4096, 1), (192, 2)] {
+    let plain = Kind { window: None, documents: None };
+    let documents = Some(vec![vec![0, 64, 96, 192], vec![0, 160, 192]]);
+    let kinds = [
+        (4096, 1, plain.clone()),
+        (192, 2, plain.clone()),
+        (192, 2, Kind { window: Some(70), ..plain.clone() }),
+        (192, 2, Kind { documents: documents.clone(), ..plain }),
+        (192, 2, Kind { window: Some(50), documents }),
+    ];
+    for (tokens, batch, kind) in &kinds {
+        let (tokens, batch) = (*tokens, *batch);
         let shape = [tokens, batch, HIDDEN];
-        let alone = |dtype| layer(&Group::single(world.seed()), ContextComm::P2p, shape, dtype);
+        let one = Group::single(world.seed());
+        let alone = |dtype| layer(&one, ContextComm::P2p, shape, dtype, kind);
         let (exact, one) = (alone(DType::F32)?, alone(DType::BF16)?);
         for comm in [ContextComm::P2p, ContextComm::AllGather, ContextComm::A2a] {
-            let many = layer(world, comm, shape, DType::BF16)?;
+            let many = layer(world, comm, shape, DType::BF16, kind)?;
             for (name, exact) in &exact {
                 let held = |all: &Vec<f32>| match all.len() == tokens * batch * HIDDEN {
-                    true => rows_of(all, world, shape),
+                    true => rows_of(all, &kind.held(world, shape), shape),
                     false => all.clone(),
                 };
                 let (exact, one, many) = (held(exact), held(&one[name]), &many[name]);
                 let (of_one, of_many) = (distance(&one, &exact), distance(many, &exact));
                 if of_many.is_nan() || of_many > 2.0 * of_one {
                     return Err(format!(
-                        "{comm}, {tokens} tokens, {name}: {of_many:.2e} from f32, one GPU {of_one:.2e}"
+                        "{comm}, {tokens} tokens, {kind:?}, {name}: {of_many:.2e} from f32, one GPU {of_one:.2e}"
                     ));
                 }
             }
@@ -135,11 +154,36 @@ fn distance(found: &[f32], expected: &[f32]) -> f64 {
     norm(&mut { apart }) / norm(&mut expected.iter().map(|x| f64::from(*x)))
 }
 
-/// What of `[s, b, hidden]` this rank holds.
-fn rows_of(all: &[f32], group: &Group, [tokens, batch, hidden]: [usize; 3]) -> Vec<f32> {
-    let row = batch * hidden;
-    let positions = Zigzag::new(group.rank(), group.size()).positions(tokens);
-    positions.flat_map(|at| all[at * row..(at + 1) * row].to_vec()).collect()
+/// What is attended.
+#[derive(Clone, Debug)]
+struct Kind {
+    window: Option<usize>,
+    /// Bounds by row.
+    documents: Option<Vec<Vec<usize>>>,
+}
+
+impl Kind {
+    fn documents(&self) -> Option<Documents> {
+        self.documents.clone().map(|rows| Documents::new(rows).expect("bounds that rise"))
+    }
+
+    /// Which tokens of each row this rank holds, and their positions.
+    fn held(&self, group: &Group, [tokens, batch, _]: [usize; 3]) -> Vec<[Vec<usize>; 2]> {
+        let zigzag = Zigzag::new(group.rank(), group.size());
+        let documents = self.documents();
+        let of_row = |row| match &documents {
+            None => [0; 2].map(|_| zigzag.positions(tokens).collect()),
+            Some(all) => [all.tokens(row, zigzag).collect(), all.positions(row, zigzag).collect()],
+        };
+        (0..batch).map(of_row).collect()
+    }
+}
+
+/// What of `[s, b, hidden]` a rank holds.
+fn rows_of(all: &[f32], held: &[[Vec<usize>; 2]], [_, batch, hidden]: [usize; 3]) -> Vec<f32> {
+    let places = (0..held[0][0].len()).flat_map(|at| (0..batch).map(move |row| (at, row)));
+    let start = |(at, row): (usize, usize)| (held[row][0][at] * batch + row) * hidden;
+    places.map(start).flat_map(|start| all[start..start + hidden].to_vec()).collect()
 }
 
 fn layer(
@@ -147,6 +191,7 @@ fn layer(
     comm: ContextComm,
     shape: [usize; 3],
     dtype: DType,
+    kind: &Kind,
 ) -> Result<Found, String> {
     let [tokens, batch, hidden] = shape;
     let device = this_gpu().autodiff();
@@ -154,8 +199,10 @@ fn layer(
     let layout = Layout { cp: group.size(), ..Layout::SINGLE };
     let groups = ProcessGroups::new(group, layout).map_err(|error| text(&error))?;
     let parallel = ContextParallel::new(&groups.cp, comm).map_err(|error| text(&error))?;
-    let layer = SelfAttentionConfig::new(HIDDEN, HEADS[0], HEADS[1], HEAD_DIM)
-        .with_name("attention")
+    let mut config =
+        SelfAttentionConfig::new(HIDDEN, HEADS[0], HEADS[1], HEAD_DIM).with_name("attention");
+    config.window = kind.window;
+    let layer = config
         .init(&groups.tp, &device)
         .and_then(|layer| layer.with_context_parallel(&parallel, "attention"))
         .map_err(|error| text(&error))?;
@@ -169,17 +216,23 @@ fn layer(
         Ok(layer) => layer,
         Err(never) => match never {},
     };
+    let held = kind.held(group, shape);
     let local = |what: &str| -> Tensor<3> {
         let mut all = vec![0.0f32; tokens * batch * hidden];
         PositionRng::new(5, Purpose::Sampling, what).fill_normal(0, &mut all);
-        let held = rows_of(&all, group, shape);
-        let data = TensorData::new(held, [tokens / group.size(), batch, hidden]);
+        let own = rows_of(&all, &held, shape);
+        let data = TensorData::new(own, [tokens / group.size(), batch, hidden]);
         Tensor::from_data(rounded(data), (&device, dtype))
     };
     let x = local("input").require_grad();
-    let positions = Zigzag::new(group.rank(), group.size()).positions(tokens);
-    let rope = RopeConfig::new(HEAD_DIM).init(positions, &device).map_err(|error| text(&error))?;
-    let y = layer.forward(x.clone(), Some(&rope));
+    let rope = RopeConfig::new(HEAD_DIM).init(0..tokens, &device).map_err(|error| text(&error))?;
+    let positions: Vec<&[usize]> = held.iter().map(|held| &held[1][..]).collect();
+    let context = TokenContext {
+        rope: Some(rope.rows(&positions)),
+        documents: kind.documents().map(PackedDocuments::new),
+        ..TokenContext::default()
+    };
+    let y = layer.forward_in(x.clone(), &context);
     let mut grads = (y.clone() * local("weight")).sum().backward();
     let host = |x: Tensor<3>| -> Result<Vec<f32>, String> {
         let data = x.cast(DType::F32).try_into_data().map_err(|error| error.to_string())?;

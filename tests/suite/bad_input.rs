@@ -77,6 +77,10 @@ fn too_little_data_is_named(#[case] text: &str, #[case] message: &str) {
     "with another optimizer: optimizer.name is adamw there and lion here; to go on from its weights"
 )]
 #[case::seed("run.seed=5", "with another order of samples: run.seed is 1234 there and 5 here")]
+#[case::documents(
+    "data.documents=true",
+    "on samples that are read otherwise: no data.documents there, data.documents with data.document_multiple 16 here"
+)]
 #[case::sequence("data.seq_len=8", "order of samples: data.seq_len is 16 there and 8 here")]
 fn a_checkpoint_of_something_else_is_named(#[case] set: &str, #[case] message: &str) {
     let run = Run::new();

@@ -53,7 +53,7 @@ use crate::{
      ends where the embedding or the loss is counted, and every layer a stage; choose other numbers \
      (`parallel.first_stage_layers`, `parallel.last_stage_layers`; "
 )]
-#[case::context("cp2", &[], "layout with cp 2: cp > 1 is planned but not built yet")]
+#[case::context("cp3", &[], "sequence length 16 is not divisible by 2 x cp = 6; the zigzag split cuts 2 x cp chunks: change the sequence length, or have it padded (`parallel.cp_pad = true`)")]
 #[case::experts("ep2", &[], "layout with ep 2: ep > 1 is planned but not built yet")]
 fn a_layout_that_cannot_be_is_named(
     #[case] layout: &str,

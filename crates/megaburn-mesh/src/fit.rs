@@ -30,7 +30,7 @@ impl Layout {
         }
         self.divides("MLP width", ffn, "tp", tp, "choose a tp that divides it")?;
         if cp > 1 {
-            let hint = "the zigzag split cuts 2 x cp chunks: change the sequence length";
+            let hint = "the zigzag split cuts 2 x cp chunks: change the sequence length, or have it padded (`parallel.cp_pad = true`)";
             self.divides("sequence length", seq_len, "2 x cp =", 2 * cp, hint)?;
         }
         if self.sp {

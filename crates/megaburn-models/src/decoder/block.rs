@@ -1,6 +1,7 @@
 use burn::{module::Module, nn::Initializer, prelude::Device, tensor::Tensor};
 use megaburn_collective::Group;
 use megaburn_kernels::RopeTable;
+use megaburn_mesh::Zigzag;
 use megaburn_parallel::{
     ContextParallel, Input, KvCache, Mlp, MlpConfig, Norm, NormConfig, Packed, ParallelDropout,
     PlanBuilder, Residual, SelfAttention, SelfAttentionConfig, Sharded, TokenContext, recomputed,
@@ -79,11 +80,14 @@ impl Block {
         dropout: Dropout,
         index: usize,
         group: &Group,
-        sequence_parallel: bool,
+        (sequence_parallel, zigzag): (bool, Zigzag),
     ) -> Result<Self, ModelError> {
         let name = format!("blocks.{index}.attention");
-        let layer =
-            |of: &str| dropout.layer(&format!("blocks.{index}.{of}"), group, sequence_parallel);
+        let layer = |of: &str| {
+            let path = format!("blocks.{index}.{of}");
+            let layer = dropout.layer(&path, group, sequence_parallel);
+            layer.map(|layer| layer.with_context(zigzag))
+        };
         Ok(Self {
             attention: self.attention.with_dropout(dropout.attention, &name, group)?,
             dropouts: Some([layer("attention")?, layer("mlp")?]),

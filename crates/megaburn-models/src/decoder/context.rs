@@ -60,13 +60,20 @@ impl Decoder {
         zigzag: Zigzag,
         documents: Option<&PackedDocuments>,
     ) -> Vec<Vec<usize>> {
-        let last = self.config().max_seq_len - 1;
-        // What a sequence is padded with may be behind the model's last position.
+        let limit = self.config().max_seq_len;
+        // Of what a sequence is padded with for the ranks that share it nobody asks where it stands.
+        let padding = match (zigzag.ranks(), documents) {
+            (1, None) => 0,
+            (ranks, _) => 2 * ranks * self.parts.group.size(),
+        };
+        let place = |at: usize| {
+            assert!(at < limit + padding, "position {at} of a model of {limit} positions");
+            if padding > 0 { at.min(limit - 1) } else { at }
+        };
         match documents.map(PackedDocuments::documents) {
-            None => vec![zigzag.positions(len).map(|at| at.min(last)).collect()],
+            None => vec![zigzag.positions(len).map(place).collect()],
             Some(documents) => {
-                let of_row =
-                    |row| documents.positions(row, zigzag).map(|at| at.min(last)).collect();
+                let of_row = |row| documents.positions(row, zigzag).map(place).collect();
                 (0..documents.num_rows()).map(of_row).collect()
             }
         }
@@ -84,7 +91,7 @@ impl Decoder {
             None => self.rope(len, zigzag, device),
             Some(_) => {
                 // Of positions in documents, which are in the model's longest sequence too.
-                let table = self.rope(self.config().max_seq_len.max(len), Zigzag::WHOLE, device)?;
+                let table = self.rope(self.config().max_seq_len, Zigzag::WHOLE, device)?;
                 Some(table.rows(&self.positions_of(len, zigzag, documents)))
             }
         }

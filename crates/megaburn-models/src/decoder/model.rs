@@ -80,13 +80,16 @@ impl Decoder {
     /// # Errors
     /// A share outside of `[0, 1)`.
     pub fn with_dropout(mut self, dropout: Dropout) -> Result<Self, ModelError> {
-        let Parts { group, sequence_parallel, .. } = &self.parts;
+        let Parts { group, sequence_parallel, zigzag, .. } = &self.parts;
         let blocks = self.blocks.into_iter().enumerate().map(|(index, block)| {
-            let with = |block: Block| block.with_dropout(dropout, index, group, *sequence_parallel);
+            let with = |block: Block| {
+                block.with_dropout(dropout, index, group, (*sequence_parallel, *zigzag))
+            };
             block.map(with).transpose()
         });
         self.blocks = blocks.collect::<Result<_, _>>()?;
-        self.dropout = Some(dropout.layer("embedding", group, *sequence_parallel)?);
+        let layer = dropout.layer("embedding", group, *sequence_parallel)?;
+        self.dropout = Some(layer.with_context(*zigzag));
         Ok(self)
     }
 

@@ -79,9 +79,17 @@ impl<'a> Stage<'a> {
     }
 
     /// The same of sequences that other ranks share than those of
-    /// [`with_context_parallel`](Decoder::with_context_parallel); of none, those.
+    /// [`with_context_parallel`](Decoder::with_context_parallel); of none, those. Nothing is dropped there:
+    /// masks know the places of the model's own ranks.
+    ///
+    /// # Panics
+    /// In [training](Self::training) of tokens by which dropout would know its places.
     #[must_use]
     pub fn shared_by(self, parallel: Option<ContextParallel>) -> Self {
+        assert!(
+            parallel.is_none() || self.block.is_none(),
+            "dropout, of sequences that others share"
+        );
         Self { parallel, ..self }
     }
 

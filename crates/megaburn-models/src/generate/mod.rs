@@ -64,7 +64,7 @@ struct Text {
 /// A prompt without tokens or with one outside the vocabulary, a way to choose that is none, logits
 /// that are not finite.
 /// # Collective
-/// The model's tensor-parallel group, with the same arguments; `on_token` must decide the same on
+/// The model's tensor- and context-parallel groups, with the same arguments; `on_token` must decide the same on
 /// every member.
 pub fn generate(
     model: &Decoder,

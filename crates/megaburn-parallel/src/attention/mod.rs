@@ -172,7 +172,14 @@ impl SelfAttention {
         parallel: &ContextParallel,
         name: &str,
     ) -> Result<Self, ParallelError> {
-        parallel.check(name, [self.heads, self.kv_heads])?;
+        let heads = [self.heads, self.kv_heads];
+        parallel.comm().check(parallel.num_ranks(), heads).map_err(|error| match error {
+            ParallelError::Config { name: way, why, .. } => {
+                let (layer, why) = ("SelfAttention", format!("cp_comm `{way}`: {why}"));
+                ParallelError::Config { layer, name: name.into(), why }
+            }
+            error => error,
+        })?;
         self.core.parallel = parallel.clone();
         Ok(self)
     }

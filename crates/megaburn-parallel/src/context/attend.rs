@@ -20,11 +20,23 @@ use super::{ContextComm, ContextParallel, Mask, gathered, heads::Heads, parts::P
 /// [`Zigzag`]: megaburn_mesh::Zigzag
 /// # Collective
 /// All ranks that share the sequences, forward and backward; see [`ContextComm`].
+///
+/// # Panics
+/// For documents that the ranks do not divide, and for dropout in documents where queries do not see whole
+/// sequences: places in a row are then not those of one rank.
 pub(crate) fn context_attention(
     qkv: [Tensor<4>; 3],
     mask: Mask,
     parallel: &ContextParallel,
 ) -> Tensor<3> {
+    if let Some(documents) = &mask.documents {
+        documents.documents().check(parallel.zigzag()).unwrap_or_else(|error| panic!("{error}"));
+        let is_whole = parallel.sequence.size() == 1;
+        assert!(
+            is_whole || mask.dropout.is_none(),
+            "attention dropout in documents that ranks share"
+        );
+    }
     let device = qkv[0].device();
     let is_trained = device.is_autodiff();
     let plain = qkv.clone().map(|x| if is_trained { x.inner() } else { x });

@@ -1,17 +1,23 @@
 use std::{fmt, str::FromStr};
 
-/// How ranks that share a sequence exchange keys and values (Megatron's `--cp-comm-type`).
+use crate::ParallelError;
+
+/// How ranks that share a sequence exchange keys and values.
+///
+/// Source: Megatron-LM `--cp-comm-type`; Liu et al. (2023), <https://arxiv.org/abs/2310.01889>, for `P2p`;
+/// Grattafiori et al. (2024), "The Llama 3 Herd of Models", section 3.3.2, for `AllGather`; Jacobs et al.
+/// (2023), "DeepSpeed Ulysses", <https://arxiv.org/abs/2309.14509>, for `A2a`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ContextComm {
     /// Keys and values go round the ranks while attention to those that are there is computed (ring
     /// attention). Sends `2 hkv d` numbers a token `ranks - 1` times, hidden where sequences are long.
     P2p,
     /// All keys and values to all ranks, before attention. As much is sent, hidden by nothing, and
-    /// held; but attention is two calls.
+    /// held; attention is four calls at most, whatever the number of ranks.
     AllGather,
     /// Heads for sequence: each rank attends with its share of the heads to whole sequences
-    /// (Ulysses). Sends `(2 hq + 2 hkv) d / ranks` numbers a token, hidden by nothing; ranks must divide both
-    /// counts of heads.
+    /// (Ulysses). Sends `(2 hq + 2 hkv) d` numbers a token, less the rank's own share, hidden by nothing;
+    /// ranks must divide both counts of heads.
     A2a,
     /// Heads are shared over neighbours, `low` at a time, keys and values go round across these groups:
     /// inside a host and between hosts.
@@ -22,8 +28,9 @@ pub enum ContextComm {
 }
 
 /// Tokens of a rank, times query heads over key/value heads, from which on a ring's transfers take less
-/// time than the attention that they run beside: `2 s hq / (hkv F)` seconds of it, at `F` FLOP/s, a
-/// byte's `1 / W`, for attention at 500 TFLOP/s and 250 GB/s between neighbours.
+/// time than the attention that they run beside. A step of the ring computes `2 s^2 hq d` FLOPs (half of
+/// the pairs, two products) and sends `4 s hkv d` bytes in bf16: at 500 TFLOP/s and 250 GB/s between neighbours
+/// both take as long where `s hq / hkv` is 4000. Not yet measured.
 const HIDDEN_FROM: usize = 4096;
 
 impl ContextComm {
@@ -43,6 +50,43 @@ impl ContextComm {
             None | Some(1) => Self::AllGather,
             Some(low) => Self::A2aP2p { low },
         }
+    }
+}
+
+impl ContextComm {
+    /// Over how many of `ranks` heads are shared out.
+    pub(super) fn low(self, ranks: usize) -> usize {
+        match self {
+            // One rank has whole sequences, and nobody to exchange anything with.
+            _ if ranks == 1 => 1,
+            Self::P2p | Self::AllGather => 1,
+            Self::A2a => ranks,
+            Self::A2aP2p { low } => low,
+        }
+    }
+
+    /// Whether so many ranks, each with these query and key/value heads, can exchange keys and values so.
+    ///
+    /// # Errors
+    /// Ranks that a hierarchy does not divide; heads that those do not divide over which they are shared out.
+    pub fn check(self, ranks: usize, heads: [usize; 2]) -> Result<(), ParallelError> {
+        let low = self.low(ranks);
+        let refuse = |why| {
+            let (layer, name) = ("ContextParallel", self.to_string());
+            Err(ParallelError::Config { layer, name, why })
+        };
+        if low == 0 || !ranks.is_multiple_of(low) {
+            return refuse(format!(
+                "{ranks} ranks are no groups of {low}, over which heads are shared"
+            ));
+        }
+        if heads.iter().all(|heads| heads.is_multiple_of(low)) {
+            return Ok(());
+        }
+        let [heads, kv_heads] = heads;
+        refuse(format!(
+            "{heads} query and {kv_heads} key/value heads of a rank cannot be shared out over {low}: choose `p2p`, or fewer ranks that divide both"
+        ))
     }
 }
 

@@ -1,8 +1,4 @@
 //! Sequences of uneven lengths, each on as many ranks as it needs.
-//!
-//! Source: Megatron-LM `megatron/core/pipeline_parallel/hybrid_cp_schedule.py`
-//! (`--hybrid-context-parallel`, `--max-seqlen-per-dp-cp-rank`), whose ranks take sequences as they come
-//! free; here all ranks go from pass to pass together, so that what they share out is sent by all at once.
 
 use std::ops::Range;
 
@@ -24,6 +20,10 @@ use crate::ParallelError;
 /// assert_eq!(dealt, [(0..2, vec![1]), (2..3, vec![2]), (3..4, vec![4, 3, 0])]);
 /// # Ok::<(), megaburn_parallel::ParallelError>(())
 /// ```
+///
+/// Source: Megatron-LM `megatron/core/pipeline_parallel/hybrid_cp_schedule.py`
+/// (`--hybrid-context-parallel`, `--max-seqlen-per-dp-cp-rank`), whose ranks take sequences as they come
+/// free; here all ranks go from pass to pass together, so that what they share out is sent by all at once.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DynamicContext {
     /// Ranks that there are.
@@ -51,6 +51,9 @@ pub struct Share {
 struct Draft {
     num_ranks: usize,
     sequences: Vec<usize>,
+    /// Of each of its ranks.
+    tokens: usize,
+    work: f64,
 }
 
 impl DynamicContext {
@@ -74,10 +77,22 @@ impl DynamicContext {
         sequences.iter().map(of).sum()
     }
 
-    /// The fewest ranks that hold a sequence.
-    fn needed(&self, len: usize) -> Option<usize> {
+    /// The fewest ranks that hold a sequence of `len` tokens.
+    ///
+    /// # Errors
+    /// It is too long for all.
+    pub fn needed(&self, len: usize) -> Result<usize, ParallelError> {
         let sizes = (0..).map(|power| 1usize << power).take_while(|size| *size <= self.num_ranks);
-        sizes.into_iter().find(|size| self.padded(len, *size) / size <= self.max_tokens)
+        let mut sizes = sizes.into_iter();
+        sizes.find(|size| self.padded(len, *size) / size <= self.max_tokens).ok_or_else(|| {
+            let (most, ranks) = (self.max_tokens, 1usize << self.num_ranks.max(1).ilog2());
+            let why = format!(
+                    "a sequence of {len} tokens is too long for {ranks} ranks of {most} tokens each: raise parallel.max_tokens_per_rank to {} or more, or take more ranks",
+                    self.padded(len, ranks).div_ceil(ranks)
+                );
+            let name = "passes".to_string();
+            ParallelError::Config { layer: "DynamicContext", name, why }
+        })
     }
 
     /// The shares of each pass, which take all ranks between them, in order; every sequence is in one.
@@ -87,17 +102,7 @@ impl DynamicContext {
     pub fn passes(&self, lens: &[usize]) -> Result<Vec<Vec<Share>>, ParallelError> {
         let mut left = Vec::new();
         for (index, len) in lens.iter().enumerate() {
-            let needed = self.needed(*len).ok_or_else(|| {
-                let most = self.max_tokens;
-                let ranks = 1usize << self.num_ranks.max(1).ilog2();
-                let why = format!(
-                    "a sequence of {len} tokens is too long for {ranks} ranks of {most} tokens each: raise parallel.max_tokens_per_rank to {} or more, or take more ranks",
-                    self.padded(*len, ranks).div_ceil(ranks)
-                );
-                let name = "passes".to_string();
-                ParallelError::Config { layer: "DynamicContext", name, why }
-            })?;
-            left.push((index, needed));
+            left.push((index, self.needed(*len)?));
         }
         // The longest first, and in the order given among equals.
         left.sort_by_key(|(index, _)| std::cmp::Reverse(lens[*index]));
@@ -111,50 +116,48 @@ impl DynamicContext {
     /// The next pass, of what is left.
     fn pass(&self, lens: &[usize], left: &mut Vec<(usize, usize)>) -> Vec<Share> {
         let mut drafts: Vec<Draft> = Vec::new();
-        let mut most = 0.0f64;
+        let (mut taken, mut most) = (0, 0.0f64);
         left.retain(|(index, needed)| {
-            let fits = |draft: &&mut Draft| {
-                let sequences = [&draft.sequences[..], &[*index]].concat();
-                draft.num_ranks == *needed
-                    && self.tokens(lens, &sequences, *needed) <= self.max_tokens
-                    && self.work(lens, &sequences, *needed) <= most
-            };
-            let taken: usize = drafts.iter().map(|draft| draft.num_ranks).sum();
+            let (sequence, num_ranks) = (std::slice::from_ref(index), *needed);
+            let tokens = self.tokens(lens, sequence, num_ranks);
+            let work = self.work(lens, sequence, num_ranks);
             // A rank of its own is better than a share with others.
-            if taken + needed <= self.num_ranks {
-                most = most.max(self.work(lens, &[*index], *needed));
-                drafts.push(Draft { num_ranks: *needed, sequences: vec![*index] });
+            if taken + num_ranks <= self.num_ranks {
+                (taken, most) = (taken + num_ranks, most.max(work));
+                drafts.push(Draft { num_ranks, sequences: sequence.to_vec(), tokens, work });
                 return false;
             }
-            let with_least = drafts.iter_mut().filter(fits).min_by(|a, b| {
-                let work = |draft: &Draft| self.work(lens, &draft.sequences, draft.num_ranks);
-                work(a).total_cmp(&work(b))
-            });
-            match with_least {
+            let fits = |draft: &&mut Draft| {
+                draft.num_ranks == num_ranks
+                    && draft.tokens + tokens <= self.max_tokens
+                    && draft.work + work <= most
+            };
+            let with_least = drafts.iter_mut().filter(fits);
+            match with_least.min_by(|a, b| a.work.total_cmp(&b.work)) {
                 Some(draft) => {
                     draft.sequences.push(*index);
+                    (draft.tokens, draft.work) = (draft.tokens + tokens, draft.work + work);
                     false
                 }
                 None => true,
             }
         });
-        self.widen(lens, &mut drafts);
+        self.widen(lens, taken, &mut drafts);
         placed(drafts, self.num_ranks)
     }
 
-    /// Gives ranks that are left to the drafts with the most work.
-    fn widen(&self, lens: &[usize], drafts: &mut [Draft]) {
+    /// Gives ranks that are left, beside those that are taken, to the drafts with the most work.
+    fn widen(&self, lens: &[usize], mut taken: usize, drafts: &mut [Draft]) {
         loop {
-            let taken: usize = drafts.iter().map(|draft| draft.num_ranks).sum();
-            let work = |draft: &Draft| self.work(lens, &draft.sequences, draft.num_ranks);
-            let busiest = drafts.iter_mut().max_by(|a, b| work(a).total_cmp(&work(b)));
-            let Some(Draft { num_ranks, sequences }) = busiest else { return };
-            let fits = self.tokens(lens, sequences, 2 * *num_ranks) <= self.max_tokens;
+            let busiest = drafts.iter_mut().max_by(|a, b| a.work.total_cmp(&b.work));
+            let Some(Draft { num_ranks, sequences, tokens, work }) = busiest else { return };
+            let wider = self.tokens(lens, sequences, 2 * *num_ranks);
             // With less for others, they would wait for it all the same.
-            if taken + *num_ranks > self.num_ranks || !fits {
+            if taken + *num_ranks > self.num_ranks || wider > self.max_tokens {
                 return;
             }
-            *num_ranks *= 2;
+            taken += *num_ranks;
+            (*num_ranks, *tokens, *work) = (2 * *num_ranks, wider, *work / 2.0);
         }
     }
 }
@@ -163,7 +166,7 @@ impl DynamicContext {
 fn placed(mut drafts: Vec<Draft>, num_ranks: usize) -> Vec<Share> {
     drafts.sort_by_key(|draft| std::cmp::Reverse(draft.num_ranks));
     let mut end = 0;
-    let place = |Draft { num_ranks, sequences }: Draft| {
+    let place = |Draft { num_ranks, sequences, .. }: Draft| {
         let ranks = end..end + num_ranks;
         end = ranks.end;
         Share { ranks, sequences }

@@ -33,6 +33,10 @@ pub(crate) use prefill::PackedShare;
 use crate::ParallelError;
 
 /// The ranks that share each sequence, and how they exchange keys and values.
+///
+/// Source: Megatron-LM `--context-parallel-size`; Liu et al. (2023), "Ring Attention",
+/// <https://arxiv.org/abs/2310.01889>; Fang & Zhao (2024), "USP", <https://arxiv.org/abs/2405.07719>, for
+/// heads and sequence at once.
 #[derive(Clone, Debug)]
 pub struct ContextParallel {
     group: Group,
@@ -52,18 +56,8 @@ impl ContextParallel {
     /// Nothing is sent. Layers of one way share one of these, with the communicators that are made for it.
     pub fn new(group: &Group, comm: ContextComm) -> Result<Self, ParallelError> {
         let (rank, ranks) = (group.rank(), group.size());
-        let low = match comm {
-            // One rank has whole sequences, and nobody to exchange anything with.
-            _ if ranks == 1 => 1,
-            ContextComm::P2p | ContextComm::AllGather => 1,
-            ContextComm::A2a => ranks,
-            ContextComm::A2aP2p { low } => low,
-        };
-        if low == 0 || !ranks.is_multiple_of(low) {
-            let why = format!("{ranks} ranks are no groups of {low}, over which heads are shared");
-            let name = comm.to_string();
-            return Err(ParallelError::Config { layer: "ContextParallel", name, why });
-        }
+        comm.check(ranks, [0, 0])?;
+        let low = comm.low(ranks);
         let of = |name: &str, members: Vec<usize>| match members.len() == ranks {
             true => Ok(group.clone()),
             false => group.subgroup(&format!("{} {name}", group.name()), &members),
@@ -97,24 +91,6 @@ impl ContextParallel {
     /// What of each sequence this rank holds.
     pub fn zigzag(&self) -> Zigzag {
         Zigzag::new(self.group.rank(), self.group.size())
-    }
-
-    /// Refuses query and key/value heads of a rank that these ranks do not divide, where heads are shared
-    /// out.
-    ///
-    /// # Errors
-    /// They do not, with the numbers; `name` is what the message calls the layer.
-    pub fn check(&self, name: &str, heads: [usize; 2]) -> Result<(), ParallelError> {
-        let low = self.heads.size();
-        if heads.iter().all(|heads| heads.is_multiple_of(low)) {
-            return Ok(());
-        }
-        let [heads, kv_heads] = heads;
-        let why = format!(
-            "cp_comm `{}` shares {heads} query and {kv_heads} key/value heads of a rank out over {low}: choose `p2p`, or fewer that divide both",
-            self.comm
-        );
-        Err(ParallelError::Config { layer: "SelfAttention", name: name.into(), why })
     }
 
     /// Which of a rank's heads this one attends with, of `heads` that it computes: the first.

@@ -256,7 +256,7 @@ fn the_same_probabilities_drop_and_once_more(
 }
 
 #[rstest]
-#[case(HEADS, "cp_comm `a2a` shares 4 query and 2 key/value heads of a rank out over 4")]
+#[case(HEADS, "cp_comm `a2a`: 4 query and 2 key/value heads of a rank cannot be shared out over 4")]
 #[case(ContextComm::A2aP2p { low: 3 }, "4 ranks are no groups of 3")]
 fn heads_and_ranks_that_do_not_divide_are_refused(
     #[case] comm: ContextComm,

@@ -62,12 +62,11 @@ impl TryFrom<String> for CpComm {
 impl TrainConfig {
     /// Tokens of a sequence, those that it is padded with for context parallelism included.
     pub(crate) fn padded_seq_len(&self, layout: &Layout) -> usize {
-        let seq_len = self.data.seq_len;
-        match self.parallel.cp_pad && layout.cp > 1 {
-            true => {
-                let tp = if layout.sp { layout.tp } else { 1 };
-                seq_len.next_multiple_of(2 * layout.cp * tp)
-            }
+        let (seq_len, Layout { cp, tp, sp, .. }) = (self.data.seq_len, *layout);
+        match self.parallel.cp_pad && cp > 1 {
+            // Two chunks, and as much for each tensor-parallel rank.
+            true if sp => seq_len.next_multiple_of(cp * if tp % 2 == 0 { tp } else { 2 * tp }),
+            true => seq_len.next_multiple_of(2 * cp),
             false => seq_len,
         }
     }
@@ -75,6 +74,11 @@ impl TrainConfig {
     /// Whether what is trained on can be shared by ranks as `layout` says.
     pub(crate) fn check_context(&self, layout: &Layout) -> Result<(), TrainError> {
         let (data, train, cp) = (&self.data, &self.train, layout.cp);
+        if self.padded_seq_len(layout) != data.seq_len {
+            let rule = "0 where sequences are padded (parallel.cp_pad), or a data.seq_len that needs no padding";
+            let share = train.attention_dropout;
+            require(share == 0.0, "train.attention_dropout", share, rule)?;
+        }
         if let Some(tokens) = self.parallel.max_tokens_per_rank {
             let needs = |ok, rule| require(ok, "parallel.max_tokens_per_rank", tokens, rule);
             needs(
@@ -135,7 +139,9 @@ mod tests {
     #[rstest]
     #[case("cp4", 128)]
     #[case("cp3", 102)]
-    #[case("tp2-cp3-sp", 108)]
+    #[case("tp2-cp3-sp", 102)]
+    #[case("tp4-cp3-sp", 108)]
+    #[case("tp3-cp3-sp", 108)]
     #[case("tp1", 97)]
     fn sequences_are_padded_when_that_is_asked_for(#[case] layout: Layout, #[case] padded: usize) {
         let seq_len = if padded == 128 { 128 } else { 97 };

@@ -74,6 +74,11 @@ impl Default for DataConfig {
 }
 
 impl DataConfig {
+    /// What documents are padded to a multiple of, where samples are split into such.
+    pub(crate) fn split_into(&self) -> Option<usize> {
+        self.documents.then_some(self.document_multiple)
+    }
+
     pub(super) fn validate(&self) -> Result<(), TrainError> {
         if let Some(path) = &self.path {
             require(!path.is_empty(), "data.path", "empty", "the path of a file")?;

@@ -23,7 +23,6 @@ impl TrainConfig {
         let is_f16 = self.train.dtype == Dtype::F16;
         let is_dynamic = is_f16 && mine.loss_scale.is_none();
         let (parallel, pp, cp) = (&self.parallel, self.parallel.pp > 1, self.parallel.cp > 1);
-        const CP: &str = "with parallel.cp above 1";
         const PP: &str = "with parallel.pp above 1";
         const WSD: &str = "with optimizer.lr_decay_style = \"wsd\"";
         const ADAMW: &str = "with optimizer.name = \"adamw\" or \"muon\"";
@@ -126,7 +125,18 @@ impl TrainConfig {
                 cp || parallel.max_tokens_per_rank.is_some(),
                 "with parallel.cp above 1, or parallel.max_tokens_per_rank",
             ),
-            ("parallel.cp_pad", parallel.cp_pad, cp, CP),
+            (
+                "parallel.cp_pad",
+                parallel.cp_pad,
+                cp && parallel.max_tokens_per_rank.is_none(),
+                "with parallel.cp above 1, without parallel.max_tokens_per_rank",
+            ),
+            (
+                "train.micro_batch",
+                self.train.micro_batch != Self::default().train.micro_batch,
+                parallel.max_tokens_per_rank.is_none(),
+                "without parallel.max_tokens_per_rank",
+            ),
             (
                 "data.document_multiple",
                 self.data.document_multiple != 16,

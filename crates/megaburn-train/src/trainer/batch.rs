@@ -11,8 +11,10 @@ const IGNORED: i64 = -100;
 /// How samples become what a rank's model reads.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Batching {
-    /// Tokens of a sequence, those that it is padded with included.
+    /// Tokens of a sequence.
     pub(super) seq_len: usize,
+    /// Those that it is padded with included.
+    pub(super) padded: usize,
     /// What of each sequence the rank holds.
     pub(super) zigzag: Zigzag,
     /// Where samples are documents that do not see each other.
@@ -170,7 +172,7 @@ impl Batching {
             let len = document.len().next_multiple_of(multiple).min(room);
             row.put(document, len);
         }
-        row.fill(self.seq_len)
+        row.fill(self.padded)
     }
 }
 
@@ -220,7 +222,7 @@ mod tests {
     const NO: i64 = IGNORED;
 
     fn batching(seq_len: usize, documents: Option<Split>) -> Batching {
-        Batching { seq_len, zigzag: Zigzag::WHOLE, documents }
+        Batching { seq_len, padded: seq_len, zigzag: Zigzag::WHOLE, documents }
     }
 
     fn matrix(of: Tensor<2, Int>) -> Vec<i64> {

@@ -1,7 +1,7 @@
 //! Documents of uneven lengths, each on as many ranks as it needs (`parallel.max_tokens_per_rank`).
 
 use burn::prelude::Device;
-use megaburn_collective::{Group, ProcessGroups};
+use megaburn_collective::ProcessGroups;
 use megaburn_models::DecoderConfig;
 use megaburn_parallel::{ContextComm, ContextParallel, DynamicContext, ParallelError, Share};
 
@@ -52,21 +52,23 @@ impl Dynamic {
         };
         let sizes = (0..).map(|power| 1usize << power).take_while(|size| *size <= all.size());
         let heads = [model.heads, model.kv_heads].map(|heads| (heads / layout.tp).max(1));
+        context.needed(config.data.seq_len).map_err(refused)?;
         let shared = |size: usize| -> Result<Option<ContextParallel>, TrainError> {
-            let start = all.rank() / size * size;
-            if start + size > all.size() {
-                // The last ranks of a number that is no power of two.
-                return Ok(None);
-            }
-            let group = subgroup(all, start, size)?;
             let comm = match config.parallel.cp_comm[0].of(size, max_tokens, heads) {
                 // Too few for what goes across groups of them.
                 ContextComm::A2aP2p { low } if size < low => ContextComm::A2a,
                 comm => comm,
             };
-            let parallel = ContextParallel::new(&group, comm).map_err(refused)?;
-            parallel.check("blocks", heads).map_err(refused)?;
-            Ok(Some(parallel))
+            comm.check(size, heads).map_err(refused)?;
+            let start = all.rank() / size * size;
+            if start + size > all.size() {
+                // The last ranks of a number that is no power of two.
+                return Ok(None);
+            }
+            // With communicators of their own, also where they are all: gradients go over those.
+            let members = &all.members()[start..start + size];
+            let group = all.subgroup(&format!("dynamic cp{size}"), members)?;
+            Ok(Some(ContextParallel::new(&group, comm).map_err(refused)?))
         };
         let found: Result<Vec<_>, _> = sizes.map(shared).collect();
         let groups = found?.into_iter().flatten().collect();
@@ -115,15 +117,6 @@ impl Dynamic {
         let batch = batch(rows, parallel.zigzag(), true, device)?;
         Ok(Batch { parallel: Some(parallel.clone()), ..batch })
     }
-}
-
-/// The `size` members from `start` on.
-fn subgroup(all: &Group, start: usize, size: usize) -> Result<Group, TrainError> {
-    if size == all.size() {
-        return Ok(all.clone());
-    }
-    let members = &all.members()[start..start + size];
-    Ok(all.subgroup(&format!("dynamic cp{size}"), members)?)
 }
 
 fn refused(error: ParallelError) -> TrainError {

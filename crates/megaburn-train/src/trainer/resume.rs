@@ -144,6 +144,17 @@ impl Trainer {
                 return Err(TrainError::CannotResume { path: checkpoint.path().into(), what });
             }
         }
+        if saved.document_multiple != mine.document_multiple {
+            let keys = |multiple: Option<usize>| match multiple {
+                Some(multiple) => format!("data.documents with data.document_multiple {multiple}"),
+                None => "no data.documents".to_string(),
+            };
+            let (saved, mine) = (keys(saved.document_multiple), keys(mine.document_multiple));
+            let what = format!(
+                "was trained on samples that are read otherwise: {saved} there, {mine} here"
+            );
+            return Err(TrainError::CannotResume { path: checkpoint.path().into(), what });
+        }
         Ok(())
     }
 

@@ -20,6 +20,9 @@ pub(super) struct TrainerState {
     pub(super) seq_len: usize,
     pub(super) data_hash: u64,
     pub(super) num_train_samples: u64,
+    /// What documents are padded to a multiple of, where samples are split into such.
+    #[serde(default)]
+    pub(super) document_multiple: Option<usize>,
     /// Only compared.
     pub(super) schedule: Value,
     #[serde(default)]
@@ -92,6 +95,7 @@ impl Trainer {
             seq_len: self.config.data.seq_len,
             data_hash: self.data.hash,
             num_train_samples: self.train.num_samples(),
+            document_multiple: self.config.data.split_into(),
             schedule: json!(self.schedules),
             loss_scaler: self.loss_scaler,
             optimizer: self.optimizer.name().to_string(),

@@ -177,7 +177,8 @@ impl Trainer {
     }
 
     /// What this rank reads as micro-batch `index` of its next step: the samples' numbers, counted
-    /// over the whole run, and the `seq_len + 1` tokens of each.
+    /// over the whole run, and the `seq_len + 1` tokens of each, of which context-parallel ranks take stretches.
+    /// (Where documents are dealt out, by `parallel.max_tokens_per_rank`, ranks read others.)
     pub fn micro_batch(&self, index: usize) -> (Range<u64>, Vec<Vec<u32>>) {
         let consumed = self.progress.consumed_samples;
         let numbers = self.next_batch().micro_batch(consumed, self.groups.dp.rank(), index);
@@ -192,7 +193,7 @@ impl Trainer {
         TokenBlock::new(self.progress.step, batch.global_batch_size(), first)
     }
 
-    /// Micro-batches of this rank in the next step.
+    /// Micro-batches of this rank in the next step, if documents are not dealt out.
     pub fn num_micro_batches(&self) -> usize {
         self.next_batch().num_micro_batches()
     }
@@ -227,7 +228,8 @@ impl Trainer {
         let (DataConfig { documents, document_multiple, .. }, eos) =
             (&self.config.data, self.data.tokenizer.eos());
         Batching {
-            seq_len: self.config.padded_seq_len(&self.groups.layout()),
+            seq_len: self.config.data.seq_len,
+            padded: self.config.padded_seq_len(&self.groups.layout()),
             zigzag: self.unsettled().zigzag(),
             documents: documents.then_some(Split { eos, multiple: *document_multiple }),
         }
@@ -242,7 +244,7 @@ impl Trainer {
 
     /// How the stages of a pipeline are joined.
     pub(super) fn wire(&self) -> Wire {
-        let tokens = [self.batching().seq_len, self.batch.micro_batch_size()];
+        let tokens = [self.batching().padded, self.batch.micro_batch_size()];
         self.pipeline.wire(tokens, &self.device)
     }
 

@@ -64,7 +64,8 @@ impl Decoder {
         // Of what a sequence is padded with for the ranks that share it nobody asks where it stands.
         let padding = match (zigzag.ranks(), documents) {
             (1, None) => 0,
-            (ranks, _) => 2 * ranks * self.parts.group.size(),
+            (ranks, None) => 2 * ranks * self.parts.group.size(),
+            (_, Some(_)) => len,
         };
         let place = |at: usize| {
             assert!(at < limit + padding, "position {at} of a model of {limit} positions");

@@ -47,6 +47,9 @@ pub struct Share {
     pub sequences: Vec<usize>,
 }
 
+/// Lengths that rows have, up to the longest.
+const NUM_LENGTHS: usize = 16;
+
 /// A share that has no place yet.
 struct Draft {
     num_ranks: usize,
@@ -61,6 +64,16 @@ impl DynamicContext {
     pub fn padded(&self, len: usize, num_ranks: usize) -> usize {
         let chunks = if num_ranks == 1 { 1 } else { 2 * num_ranks };
         len.next_multiple_of(chunks * self.multiple)
+    }
+
+    /// How long a row of `tokens`, padding of its sequences included, is made on `num_ranks` ranks: one of at
+    /// most 17 lengths, so that kernels are chosen for few shapes.
+    pub fn row_len(&self, tokens: usize, num_ranks: usize) -> usize {
+        let chunks = if num_ranks == 1 { 1 } else { 2 };
+        let unit = self.max_tokens.div_ceil(NUM_LENGTHS).next_multiple_of(chunks * self.multiple);
+        let len = (tokens / num_ranks).next_multiple_of(unit).max(unit);
+        // The longest is one of its own.
+        if len > self.max_tokens && tokens > 0 { tokens } else { len * num_ranks }
     }
 
     /// What of the work of sequences each of `num_ranks` ranks has that hold them.
@@ -215,7 +228,12 @@ mod tests {
                     prop_assert_eq!(ranks.start, end);
                     prop_assert!(size.is_power_of_two() && ranks.start % size == 0);
                     end = ranks.end;
-                    prop_assert!(context.tokens(&lens, sequences, size) <= max_tokens);
+                    let tokens = context.tokens(&lens, sequences, size);
+                    prop_assert!(tokens <= max_tokens);
+                    let row = context.row_len(tokens * size, size);
+                    let chunks = if size == 1 { 1 } else { 2 * size };
+                    prop_assert!(row >= tokens * size && row % (chunks * multiple) == 0);
+                    prop_assert!(row / size <= max_tokens.max(multiple * 2));
                 }
                 prop_assert_eq!(end, num_ranks);
                 prop_assert!(shares.iter().any(|share| !share.sequences.is_empty()));

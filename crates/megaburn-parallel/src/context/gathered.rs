@@ -10,7 +10,7 @@ use megaburn_mesh::Zigzag;
 use super::{
     Mask,
     attend::{GradientSum, attend, gradients},
-    order::Order,
+    order::{Order, Span},
     parts::with_whole,
     sure,
 };
@@ -27,7 +27,7 @@ fn gathered(kv: [Tensor<4>; 2], order: &Order, group: &Group) -> [Tensor<4>; 2] 
 /// As [`ring::forward`](super::ring::forward).
 pub(super) fn forward([q, k, v]: [Tensor<4>; 3], mask: &Mask, group: &Group) -> AttentionPart {
     let ([len, b, hq, _], [.., d_v], dtype) = (q.dims(), v.dims(), q.dtype());
-    let order = Order::of_members(mask, group.size(), [len, b], &q.device());
+    let order = Order::of(mask, Span::of_all(group.size()), [len, b], &q.device());
     let [k, v] = gathered([k, v], &order, group);
     let mut sum = AttentionSum::new([len, b, hq, d_v]);
     for part in with_whole(mask, stretch(group), len) {
@@ -45,7 +45,7 @@ pub(super) fn backward(
     group: &Group,
 ) -> [Tensor<4>; 3] {
     let ([len, b, ..], wide, device) = (q.dims(), whole.lse.dtype(), q.device());
-    let order = Order::of_members(mask, group.size(), [len, b], &device);
+    let order = Order::of(mask, Span::of_all(group.size()), [len, b], &device);
     let [k, v] = gathered([k, v], &order, group);
     let mut sums = [&q, &k, &v].map(|x| GradientSum::new(x.dims(), wide));
     for part in with_whole(mask, stretch(group), len) {

@@ -3,17 +3,22 @@
 //!
 //! Source: Jacobs et al. (2023), "DeepSpeed Ulysses", <https://arxiv.org/abs/2309.14509>.
 
+use std::sync::Arc;
+
 use burn::tensor::Tensor;
 use megaburn_collective::{Group, region::all_to_all};
 use megaburn_mesh::Zigzag;
 
-use super::{ContextParallel, Mask, order::Order};
+use super::{
+    ContextParallel, Mask,
+    order::{Order, Span},
+};
 
 /// Between this rank's stretch with all its heads and its heads of the neighbours' stretches.
 #[derive(Debug)]
 pub(super) struct Heads {
     group: Group,
-    order: Option<Order>,
+    order: Option<Arc<Order>>,
 }
 
 impl Heads {
@@ -24,8 +29,8 @@ impl Heads {
         let order = (heads.size() > 1).then(|| {
             let first = group.rank() - heads.rank();
             let members = (first..first + heads.size()).map(|rank| Zigzag::new(rank, group.size()));
-            let members: Vec<_> = members.collect();
-            Order::between(mask, &members, parallel.stretch(), [len, b], &like.device())
+            let span = Span { members: members.collect(), whole: parallel.stretch() };
+            Order::of(mask, span, [len, b], &like.device())
         });
         Self { group: heads.clone(), order }
     }

@@ -8,11 +8,14 @@ use std::{
 use megaburn_kernels::{AttentionDropout, AttentionOptions, PackedSequences};
 use megaburn_mesh::Documents;
 
+use super::order::{Order, Span};
+
 /// [`Documents`] of a micro-batch, with what attention is told of them, once for all layers.
 #[derive(Clone, Debug)]
 pub struct PackedDocuments {
     documents: Arc<Documents>,
     told: Arc<Mutex<BTreeMap<Told, PackedSequences>>>,
+    orders: Arc<Mutex<Vec<(Span, Arc<Order>)>>>,
 }
 
 /// Of which chunks of documents queries and keys are: how many there are of each, and how many chunks
@@ -22,7 +25,7 @@ type Told = (usize, usize, usize);
 impl PackedDocuments {
     /// Those of a micro-batch.
     pub fn new(documents: Documents) -> Self {
-        Self { documents: Arc::new(documents), told: Arc::default() }
+        Self { documents: Arc::new(documents), told: Arc::default(), orders: Arc::default() }
     }
 
     /// Which they are.
@@ -43,6 +46,17 @@ impl PackedDocuments {
                 .with_offsets(offsets.collect::<Vec<Vec<usize>>>())
         };
         told.entry((chunks, of_keys, ahead)).or_insert_with(new).clone()
+    }
+
+    /// In which order the positions of members stand, which all layers ask for.
+    pub(super) fn order(&self, span: Span, new: impl FnOnce() -> Order) -> Arc<Order> {
+        let mut orders = self.orders.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, order)) = orders.iter().find(|(of, _)| *of == span) {
+            return order.clone();
+        }
+        let order = Arc::new(new());
+        orders.push((span, order.clone()));
+        order
     }
 
     /// Documents as they are.

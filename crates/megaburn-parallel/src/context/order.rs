@@ -1,5 +1,7 @@
 //! In which order the positions of members stand.
 
+use std::sync::Arc;
+
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use megaburn_kernels::{EmbeddingOptions, embedding};
 use megaburn_mesh::{Documents, Zigzag};
@@ -16,39 +18,51 @@ pub(super) struct Order {
     to_members: Tensor<2, Int>,
 }
 
+/// The stretches of neighbours, and what they are together.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Span {
+    pub(super) members: Vec<Zigzag>,
+    pub(super) whole: Zigzag,
+}
+
+impl Span {
+    /// Of all ranks, which hold whole sequences together.
+    pub(super) fn of_all(ranks: usize) -> Self {
+        let members = (0..ranks).map(|rank| Zigzag::new(rank, ranks)).collect();
+        Self { members, whole: Zigzag::WHOLE }
+    }
+}
+
 impl Order {
-    /// Of all members of `ranks`, whose `[len, b]` positions are whole sequences together.
-    pub(super) fn of_members(mask: &Mask, ranks: usize, shape: [usize; 2], on: &Device) -> Self {
-        let members: Vec<_> = (0..ranks).map(|rank| Zigzag::new(rank, ranks)).collect();
-        Self::between(mask, &members, Zigzag::WHOLE, shape, on)
+    /// Of members that hold `[len, b]` positions each.
+    pub(super) fn of(mask: &Mask, span: Span, [len, b]: [usize; 2], on: &Device) -> Arc<Self> {
+        if let Some(documents) = &mask.documents {
+            let of = span.clone();
+            let rows = || of_documents(documents.documents(), &of.members, of.whole);
+            return documents.order(span, || {
+                let rows = rows();
+                debug_assert!(rows.len() == of.members.len() * len * b);
+                Self::taking(&rows, on)
+            });
+        }
+        // Whole chunks, each of all sequences.
+        let Span { members, whole } = span;
+        let chunks = 2 * members[0].ranks();
+        let held: Vec<usize> = members.iter().flat_map(|rank| rank.chunks()).collect();
+        let [front, back] = match whole.ranks() {
+            1 => [0..chunks / 2, chunks / 2..chunks],
+            _ => whole.ranges(chunks),
+        };
+        let place = |chunk| held.iter().position(|held| *held == chunk);
+        let rows = front.chain(back).map(|chunk| place(chunk).expect("a member has it"));
+        Arc::new(Self::taking(&rows.collect::<Vec<_>>(), on))
     }
 
-    /// Of `members` that are neighbours, whose `[len, b]` positions each are what `whole` holds.
-    pub(super) fn between(
-        mask: &Mask,
-        members: &[Zigzag],
-        whole: Zigzag,
-        [len, b]: [usize; 2],
-        on: &Device,
-    ) -> Self {
-        let order = match &mask.documents {
-            Some(documents) => of_documents(documents.documents(), members, whole),
-            None => {
-                // Whole chunks, each of all sequences.
-                let chunks = 2 * members[0].ranks();
-                let held: Vec<usize> = members.iter().flat_map(|rank| rank.chunks()).collect();
-                let [front, back] = match whole.ranks() {
-                    1 => [0..chunks / 2, chunks / 2..chunks],
-                    _ => whole.ranges(chunks),
-                };
-                let place = |chunk| held.iter().position(|held| *held == chunk);
-                front.chain(back).map(|chunk| place(chunk).expect("a member has it")).collect()
-            }
-        };
-        debug_assert!(order.len() == 2 * members.len() || order.len() == members.len() * len * b);
-        let mut inverse = vec![0; order.len()];
-        order.iter().enumerate().for_each(|(at, from)| inverse[*from] = at);
-        let [to_sequence, to_members] = [order, inverse].map(|rows| {
+    /// Which row of the members' each of the stretch is.
+    fn taking(rows: &[usize], on: &Device) -> Self {
+        let mut inverse = vec![0; rows.len()];
+        rows.iter().enumerate().for_each(|(at, from)| inverse[*from] = at);
+        let [to_sequence, to_members] = [rows, &inverse[..]].map(|rows| {
             let ids: Vec<i64> = rows.iter().map(|row| *row as i64).collect();
             Tensor::from_data(TensorData::new(ids, [rows.len(), 1]), on)
         });

@@ -109,13 +109,8 @@ impl Row {
         self.labels.resize(end, IGNORED);
     }
 
-    /// A row of `len` tokens that ask for nothing, where there is none.
-    pub(super) fn or_idle(self, len: usize) -> Self {
-        if self.bounds.is_empty() { self.fill(len) } else { self }
-    }
-
     /// The last document has what room is left up to `end`.
-    fn fill(mut self, end: usize) -> Self {
+    pub(super) fn fill(mut self, end: usize) -> Self {
         match self.bounds.len() {
             0 | 1 => self.bounds = vec![0, end],
             last => self.bounds[last - 1] = end,

@@ -84,6 +84,7 @@ mod tests {
     #[case("dp3", 2, "norm.gamma", "`norm.gamma`, on rank 2);")]
     #[case("tp2-dp2", 3, "blocks.1.mlp.down.weight", "`norm.gamma`, on ranks 2, 3);")]
     #[case("pp2-dp2", 3, "blocks.1.mlp.down.weight", "`norm.gamma`, on ranks 1, 3);")]
+    #[case("cp2", 1, "norm.gamma", "`norm.gamma`, on ranks 0, 1);")]
     #[case("pp2", 0, "blocks.0.mlp.down.weight", "`norm.gamma`, on ranks 0, 1);")]
     fn the_ranks_whose_gradients_are_not_finite_are_named(
         #[case] layout: &str,

@@ -86,16 +86,19 @@ impl Dynamic {
             let share = shares.iter().find(|share| share.ranks.contains(&self.rank));
             let Share { ranks, sequences } = share.expect("every rank has a share");
             let mut row = Row::default();
+            let mut tokens = 0;
             for index in sequences {
                 let len = self.context.padded(lens[*index], ranks.len());
                 row.put(documents[*index].clone(), len);
+                tokens += len;
             }
-            Pass { row: row.or_idle(self.context.multiple), group: ranks.len().ilog2() as usize }
+            let len = self.context.row_len(tokens, ranks.len());
+            Pass { row: row.fill(len), group: ranks.len().ilog2() as usize }
         };
         self.passes = all.iter().map(mine).collect();
         if self.passes.is_empty() {
             // All samples were nothing but ends of documents.
-            let row = Row::default().or_idle(self.context.multiple);
+            let row = Row::default().fill(self.context.row_len(0, 1));
             self.passes.push(Pass { row, group: 0 });
         }
         Ok(())

@@ -232,7 +232,7 @@ mod tests {
                     prop_assert!(tokens <= max_tokens);
                     let row = context.row_len(tokens * size, size);
                     let chunks = if size == 1 { 1 } else { 2 * size };
-                    prop_assert!(row >= tokens * size && row % (chunks * multiple) == 0);
+                    prop_assert!(row >= tokens * size && row.is_multiple_of(chunks * multiple));
                     prop_assert!(row / size <= max_tokens.max(multiple * 2));
                 }
                 prop_assert_eq!(end, num_ranks);

@@ -15,8 +15,11 @@ use super::order::{Order, Span};
 pub struct PackedDocuments {
     documents: Arc<Documents>,
     told: Arc<Mutex<BTreeMap<Told, PackedSequences>>>,
-    orders: Arc<Mutex<Vec<(Span, Arc<Order>)>>>,
+    orders: Arc<Mutex<Orders>>,
 }
+
+/// Orders that were asked for.
+type Orders = Vec<(Span, Arc<Order>)>;
 
 /// Of which chunks of documents queries and keys are: how many there are of each, and how many chunks
 /// queries begin behind the keys.

@@ -5,7 +5,7 @@ use std::ops::Range;
 use burn::tensor::Tensor;
 use megaburn_collective::Group;
 
-use crate::context::PackedShare;
+use crate::context::{PackedShare, Piece};
 
 /// Tokens of several sequences side by side in one forward pass, each sequence going on from what
 /// its cache holds. Nothing is padded: a prompt of any length and a single next token stand in the
@@ -69,6 +69,14 @@ impl Packed {
             None => Some(row),
         })
         .collect()
+    }
+
+    /// What this rank reads, one behind the other.
+    pub(crate) fn pieces(&self) -> Vec<Piece> {
+        match &self.share {
+            Some(share) => share.pieces().to_vec(),
+            None => Piece::whole(&self.segments),
+        }
     }
 
     pub(crate) fn share(&self) -> Option<&PackedShare> {

@@ -85,6 +85,9 @@ impl Decoder {
     /// the token after each, in the order given. For a model without sequence parallelism, on a
     /// device without autodiff.
     ///
+    /// # Collective
+    /// All members of the tensor-parallel group, and the ranks that share the reading of prompts.
+    ///
     /// # Shapes
     /// output `[sequences given, 1, vocab]`, the same on every member
     ///

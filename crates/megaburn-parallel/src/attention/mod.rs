@@ -7,6 +7,7 @@ use megaburn_collective::Group;
 use megaburn_kernels::{Cut, RopeTable, apply_rope, split_last_with};
 use megaburn_mesh::Part;
 
+use crate::context::Piece;
 use crate::{
     ContextParallel, Input, KvCache, Norm, NormConfig, Packed, ParallelError, ParallelLinear,
     ParallelLinearConfig, PlanBuilder, Sharded, TokenContext, dropout,
@@ -233,20 +234,11 @@ impl SelfAttention {
                 cache.append(segment.sequence, rows(&k, &segment.rows), rows(&v, &segment.rows))
             })
             .collect();
-        let attended = |segment: usize, own: &Range<usize>, start: usize| {
+        let attended = packed.pieces().into_iter().map(|Piece { segment, own, start, .. }| {
             let (keys, values) = read[segment].clone();
-            self.core.at(start, [rows(&q, own), keys, values])
-        };
-        let mut all: Vec<Tensor<3>> = match packed.share() {
-            Some(share) => {
-                let pieces = share.pieces().iter();
-                pieces.map(|piece| attended(piece.segment, &piece.own, piece.start)).collect()
-            }
-            None => {
-                let segments = packed.segments().iter().enumerate();
-                segments.map(|(at, segment)| attended(at, &segment.rows, segment.start)).collect()
-            }
-        };
+            self.core.at(start, [rows(&q, &own), keys, values])
+        });
+        let mut all: Vec<Tensor<3>> = attended.collect();
         let found: usize = all.iter().map(|rows| rows.dims()[0]).sum();
         if found < packed.num_rows() {
             let shape = [packed.num_rows() - found, 1, self.heads * self.head_dim];

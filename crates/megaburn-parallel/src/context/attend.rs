@@ -56,8 +56,8 @@ pub(crate) fn context_attention(
     qkv.into_iter().for_each(|x| operands.add(x));
     let parallel = parallel.clone();
     let [out] = operands.results([Tensor::from_inner(out)], move |[dout]| {
-        let [len, b, width] = dout.as_ref().map_or([0; 3], Tensor::dims);
         let dout = dout.expect("backward came from it");
+        let [len, b, width] = dout.dims();
         let hq = shared[0].dims()[2] * parallel.heads.size();
         let dout = heads.share(dout.reshape([len, b, hq, width / hq]));
         let dtypes = shared.each_ref().map(Tensor::dtype);

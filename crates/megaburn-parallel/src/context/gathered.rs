@@ -56,8 +56,7 @@ pub(super) fn backward(
         }
     }
     let [dq, dk, dv] = sums.map(|sum| sum.finish(&device));
-    let shares = [dk, dv]
+    let [dk, dv] = [dk, dv]
         .map(|sum| sure(tensors::reduce_scatter(order.to_members(sum), ReduceOp::Sum, group)));
-    let [dk, dv] = shares;
     [dq, dk, dv]
 }

@@ -52,12 +52,12 @@ impl PackedDocuments {
     }
 
     /// In which order the positions of members stand, which all layers ask for.
-    pub(super) fn order(&self, span: Span, new: impl FnOnce() -> Order) -> Arc<Order> {
+    pub(super) fn order(&self, span: Span, new: impl FnOnce(&Span) -> Order) -> Arc<Order> {
         let mut orders = self.orders.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((_, order)) = orders.iter().find(|(of, _)| *of == span) {
             return order.clone();
         }
-        let order = Arc::new(new());
+        let order = Arc::new(new(&span));
         orders.push((span, order.clone()));
         order
     }

@@ -28,7 +28,7 @@ pub use comm::ContextComm;
 pub use dynamic::{DynamicContext, Share};
 pub(crate) use mask::Mask;
 pub use mask::PackedDocuments;
-pub(crate) use prefill::PackedShare;
+pub(crate) use prefill::{PackedShare, Piece};
 
 use crate::ParallelError;
 

@@ -37,11 +37,9 @@ impl Order {
     /// Of members that hold `[len, b]` positions each.
     pub(super) fn of(mask: &Mask, span: Span, [len, b]: [usize; 2], on: &Device) -> Arc<Self> {
         if let Some(documents) = &mask.documents {
-            let of = span.clone();
-            let rows = || of_documents(documents.documents(), &of.members, of.whole);
-            return documents.order(span, || {
-                let rows = rows();
-                debug_assert!(rows.len() == of.members.len() * len * b);
+            return documents.order(span, |Span { members, whole }| {
+                let rows = of_documents(documents.documents(), members, *whole);
+                debug_assert!(rows.len() == members.len() * len * b);
                 Self::taking(&rows, on)
             });
         }

@@ -35,6 +35,17 @@ pub(crate) struct Piece {
     pub(crate) start: usize,
 }
 
+impl Piece {
+    /// All of each segment, where one rank reads the pass.
+    pub(crate) fn whole(segments: &[Segment]) -> Vec<Self> {
+        let piece = |(index, Segment { rows, start, .. }): (usize, &Segment)| {
+            let (rows, own) = (rows.clone(), rows.clone());
+            Self { segment: index, rows, own, start: *start }
+        };
+        segments.iter().enumerate().map(piece).collect()
+    }
+}
+
 /// What `rank` of `ranks` reads.
 fn pieces(segments: &[Segment], rank: usize, ranks: usize) -> Vec<Piece> {
     let (chunks, mut end) = (2 * ranks, 0);

@@ -71,6 +71,14 @@ impl TrainConfig {
         }
     }
 
+    /// The layout by which rows are cut: not by cp, where documents are dealt out.
+    pub(crate) fn cutting(&self, layout: &Layout) -> Layout {
+        match self.parallel.max_tokens_per_rank {
+            Some(_) => Layout { cp: 1, ..*layout },
+            None => *layout,
+        }
+    }
+
     /// Whether what is trained on can be shared by ranks as `layout` says.
     pub(crate) fn check_context(&self, layout: &Layout) -> Result<(), TrainError> {
         let (data, train, cp) = (&self.data, &self.train, layout.cp);

@@ -124,9 +124,7 @@ impl TrainConfig {
 
     /// Whether the model, the sequence and the batch can be split over a layout.
     fn fits(&self, layout: &Layout) -> Result<(), TrainError> {
-        // Documents that are dealt out are not cut by cp.
-        let cp = if self.parallel.max_tokens_per_rank.is_some() { 1 } else { layout.cp };
-        Layout { cp, ..*layout }.fits(&self.model.shape(self.padded_seq_len(layout)))?;
+        self.cutting(layout).fits(&self.model.shape(self.padded_seq_len(layout)))?;
         self.parallel.shares(layout)?;
         self.check_context(layout)?;
         if self.model.init.is_none() {

@@ -151,8 +151,7 @@ impl Trainer {
         };
         let seq_len = config.padded_seq_len(&layout);
         model_config.check_seq_len(config.data.seq_len)?;
-        let cp = if config.parallel.max_tokens_per_rank.is_some() { 1 } else { layout.cp };
-        model_config.check_layout(&Layout { cp, ..layout }, seq_len)?;
+        model_config.check_layout(&config.cutting(&layout), seq_len)?;
         config.check_context(&layout)?;
         config.train.num_micro_batches(layout.dp)?;
         if model_config.vocab < data.vocab() {

@@ -45,6 +45,7 @@ mod geglu;
 mod gelu;
 mod layer_norm;
 mod linear;
+mod moe;
 mod norms;
 mod operands;
 mod optimizer;
@@ -76,8 +77,12 @@ pub use geglu::{geglu, geglu_tanh, geglu_tanh_weighted, geglu_weighted};
 pub use gelu::{bias_gelu, bias_gelu_tanh, gelu, gelu_tanh};
 pub use layer_norm::{layer_norm, layer_norm_add, layer_norm_again, layer_norm_with};
 pub use linear::{
-    Again, LinearOptions, MainGrad, Pass, WeightGradients, defer_weight_gradients, linear, room_in,
-    stands_in, with_weight_gradients,
+    Again, GroupWeight, LinearOptions, MainGrad, Pass, WeightGradients, defer_weight_gradients,
+    grouped_linear, linear, room_in, stands_in, with_weight_gradients,
+};
+pub use moe::{
+    RouterGroups, RouterOptions, RouterScores, choose_experts, expert_weights, router_scores,
+    sum_rows, take_rows, with_gradient,
 };
 pub use norms::NormOptions;
 pub use optimizer::{

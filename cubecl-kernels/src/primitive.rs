@@ -78,3 +78,20 @@ pub(crate) fn weigh<const D: usize>(
     rows[D - 1] = 1;
     (f(x.cast(wide)) * weight.cast(wide).reshape(rows)).cast(dtype)
 }
+
+/// All elements as one row. (Where there are none: a size of 0 means another one to Burn's `reshape`.)
+pub(crate) fn as_row<const D: usize>(x: Tensor<D>) -> Tensor<2> {
+    let len = x.shape().num_elements();
+    of_shape(x, [1, len])
+}
+
+/// The elements in another shape.
+pub(crate) fn of_shape<const D: usize, const E: usize>(
+    x: Tensor<D>,
+    shape: [usize; E],
+) -> Tensor<E> {
+    match shape.contains(&0) {
+        true => Tensor::empty(shape, (&x.device(), x.dtype())),
+        false => x.reshape(shape),
+    }
+}

@@ -14,6 +14,7 @@ use burn::tensor::{Device, Shape, Tensor};
 use crate::backends::on_every_backend;
 use crate::bridge::Bridge;
 use crate::ports::{Mailbox, port};
+use crate::primitive::of_shape;
 
 /// What a function is of, in the graph of whoever calls it: what gets the gradients of a function that
 /// has no graph there. See [`Operands::results`].
@@ -71,7 +72,7 @@ impl Operands {
             let mut found = found.into_iter().zip(shapes);
             let of_results = std::array::from_fn(|_| {
                 let (gradient, shape) = found.next().expect("one a result");
-                gradient.map(|gradient| gradient.reshape(shape))
+                Some(of_shape(gradient?, shape))
             });
             let of_operands = backward(of_results);
             let found = of_operands.len();
@@ -295,8 +296,7 @@ mod tests {
         assert!(w.grad(&grads).is_none());
         let ys = forgotten([x.clone(), w.clone()]);
         assert!(ys.iter().all(|y| !y.is_tracked()));
-        let expected = both([x, w]);
-        assert_eq!(ys.map(|y| values(y.inner())), expected.map(|y| values(y.inner())));
+        assert_eq!(ys.map(|y| values(y.inner())), both([x, w]).map(|y| values(y.inner())));
     }
 
     #[test]

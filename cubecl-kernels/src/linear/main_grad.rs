@@ -40,6 +40,11 @@ thread_local! {
 }
 
 impl Pass {
+    /// Whether something is [computed for a backward](Self::backward) on this thread.
+    pub fn is_backward() -> bool {
+        IS_BACKWARD.get()
+    }
+
     /// Computes something for a backward: weights that are read within, on this thread, are read in that.
     pub fn backward<T>(compute: impl FnOnce() -> T) -> T {
         /// Also where it panics, and somebody goes on.

@@ -2,6 +2,7 @@
 
 mod again;
 mod deferred;
+mod grouped;
 mod main_grad;
 mod op;
 pub(crate) mod reference;
@@ -14,6 +15,7 @@ use crate::operands::{self, float};
 pub use again::Again;
 pub(crate) use again::Kept;
 pub use deferred::{WeightGradients, defer_weight_gradients, with_weight_gradients};
+pub use grouped::{GroupWeight, grouped_linear};
 pub use main_grad::{MainGrad, Pass};
 use op::LinearOps;
 pub use room::{room_in, stands_in};

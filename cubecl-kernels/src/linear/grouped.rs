@@ -1,0 +1,287 @@
+//! Linear maps of stretches of rows, each with a matrix of its own: experts.
+
+use std::ops::Range;
+
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{Backend, Dispatch, backend_extension};
+use burn::tensor::Tensor;
+
+use super::{Again, LinearOptions, MainGrad, Pass, deferred::now_or_later, linear};
+use crate::backends::on_every_backend;
+use crate::operands::{self, float};
+use crate::primitive::as_row;
+use crate::products::{Products, swapped};
+use crate::recompute::Operands;
+
+/// One of the matrices of [`grouped_linear`], and where its gradient goes.
+#[derive(Clone, Debug)]
+pub struct GroupWeight {
+    /// `[in, out]`
+    pub weight: Tensor<2>,
+    /// Sums the weight's gradient, once attached; none: an ordinary gradient.
+    pub main_grad: Option<MainGrad>,
+}
+
+/// Each stretch of rows times its own matrix: the first `rows[0]` rows of `x` times the first, and so on.
+/// A stretch may have no rows: its matrix is read and gets its gradient, zero, like any other, so that ranks
+/// that share it do the same whatever their rows.
+///
+/// Values and gradients are those of [`linear`] of each stretch; in the graph it is one operation.
+/// `again` is as [`LinearOptions::again`], of all of `x`.
+///
+/// # Shapes
+/// - `x`: `[sum of rows, in]`
+/// - result: `[sum of rows, out]`
+///
+/// # Panics
+/// As [`linear`]; if there is not one matrix a stretch, all of one shape, or the stretches are not `x`.
+///
+/// Source: Megatron-LM `megatron/core/transformer/moe/experts.py`, grouped GEMM.
+pub fn grouped_linear(
+    x: Tensor<2>,
+    rows: &[usize],
+    weights: Vec<GroupWeight>,
+    again: Option<Again>,
+) -> Tensor<2> {
+    let ([num_rows, inputs], shape) = (x.dims(), weights.first().map(|w| w.weight.dims()));
+    let [_, outputs] = shape.expect("grouped_linear: there is one matrix at least");
+    assert!(
+        rows.len() == weights.len() && rows.iter().sum::<usize>() == num_rows,
+        "grouped_linear: {} stretches with {} rows for {} matrices and x {:?}",
+        rows.len(),
+        rows.iter().sum::<usize>(),
+        weights.len(),
+        x.dims()
+    );
+    let odd = weights.iter().map(|w| w.weight.dims()).find(|dims| *dims != [inputs, outputs]);
+    assert!(odd.is_none(), "grouped_linear: x {:?} and a matrix {odd:?} do not fit", x.dims());
+    let matrices = weights.iter().map(|w| float("a matrix", &w.weight));
+    operands::check("grouped_linear", [float("x", &x)].into_iter().chain(matrices));
+
+    let device = x.device();
+    let stretches = stretches(rows);
+    if !device.is_autodiff() {
+        return products(&x, &stretches, &weights, |x, w| forward(x, w, Pass::Forward));
+    }
+    let (source, groups) = (x.clone().inner(), plain(&weights));
+    let y = products(&source, &stretches, &groups, |x, w| forward(x, w, Pass::Forward));
+    let are_trained: Vec<bool> = weights.iter().map(|w| w.weight.is_tracked()).collect();
+    let mut operands = Operands::new(&device);
+    operands.add(x);
+    weights.into_iter().for_each(|w| operands.add(w.weight));
+    let kept = again.is_none().then_some(source);
+    let [y] = operands.results([Tensor::from_inner(y)], move |[dy]| {
+        let dtype = groups[0].weight.dtype();
+        let dy = dy.expect("backward came from it").cast(dtype);
+        let dx = products(&dy, &stretches, &groups, backward);
+        let x = kept.or_else(|| again.map(|again| again.compute()));
+        let x = x.expect("it is kept or computed again");
+        let of_weights = groups.into_iter().zip(stretches).zip(are_trained);
+        let of_weights = of_weights.map(|((group, stretch), is_trained)| {
+            is_trained.then(|| of_weight(part(&x, &stretch), part(&dy, &stretch), group))?
+        });
+        [Some(dx)].into_iter().chain(of_weights).map(|gradient| gradient.map(as_row)).collect()
+    });
+    y
+}
+
+fn stretches(rows: &[usize]) -> Vec<Range<usize>> {
+    let ends = rows.iter().scan(0, |end, rows| {
+        *end += rows;
+        Some(*end)
+    });
+    ends.zip(rows).map(|(end, rows)| end - rows..end).collect()
+}
+
+fn plain(weights: &[GroupWeight]) -> Vec<GroupWeight> {
+    let plain = |w: &GroupWeight| GroupWeight {
+        weight: w.weight.clone().inner(),
+        main_grad: w.main_grad.clone(),
+    };
+    weights.iter().map(plain).collect()
+}
+
+fn part(x: &Tensor<2>, stretch: &Range<usize>) -> Tensor<2> {
+    match stretch.is_empty() {
+        // Nothing is cut from nowhere.
+        true => Tensor::empty([0, x.dims()[1]], (&x.device(), x.dtype())),
+        false => x.clone().narrow(0, stretch.start, stretch.len()),
+    }
+}
+
+/// What `of` makes of each stretch, joined.
+fn products(
+    x: &Tensor<2>,
+    stretches: &[Range<usize>],
+    weights: &[GroupWeight],
+    of: impl Fn(Tensor<2>, &GroupWeight) -> Tensor<2>,
+) -> Tensor<2> {
+    let parts = stretches.iter().zip(weights).map(|(stretch, w)| of(part(x, stretch), w));
+    // All matrices are read, those of no rows too.
+    let parts: Vec<_> = parts.collect();
+    let (some, mut none): (Vec<_>, Vec<_>) = parts.into_iter().partition(|y| y.dims()[0] > 0);
+    match some.is_empty() {
+        true => none.swap_remove(0),
+        false => Tensor::cat(some, 0),
+    }
+}
+
+fn forward(x: Tensor<2>, group: &GroupWeight, pass: Pass) -> Tensor<2> {
+    let options = LinearOptions {
+        out_in: pass == Pass::Backward,
+        main_grad: group.main_grad.clone(),
+        again: None,
+    };
+    linear(x, group.weight.clone(), None, options)
+}
+
+/// `dy wᵀ`.
+fn backward(dy: Tensor<2>, group: &GroupWeight) -> Tensor<2> {
+    Pass::backward(|| forward(dy, group, Pass::Backward))
+}
+
+/// `xᵀ dy`, where nobody else sums it.
+fn of_weight(x: Tensor<2>, dy: Tensor<2>, group: GroupWeight) -> Option<Tensor<2>> {
+    let dtype = group.weight.dtype();
+    let product = |x: Tensor<2>, dy: Tensor<2>, main_grad| {
+        let done =
+            <Dispatch as GroupOps>::of_weight(x.into_dispatch(), dy.into_dispatch(), main_grad);
+        Tensor::from_dispatch(done)
+    };
+    match group.main_grad.filter(MainGrad::is_attached) {
+        Some(main_grad) => {
+            now_or_later(move || drop::<Tensor<2>>(product(x, dy, Some(main_grad))));
+            None
+        }
+        None => Some(product(x, dy, None).cast(dtype)),
+    }
+}
+
+#[backend_extension(Cube: cfg(feature = "cuda"), Flex: cfg(feature = "flex"))]
+pub(crate) trait GroupOps: Backend {
+    /// `xᵀ dy`, or `dy` itself where `sum` takes that.
+    fn of_weight(
+        x: FloatTensor<Self>,
+        dy: FloatTensor<Self>,
+        sum: Option<MainGrad>,
+    ) -> FloatTensor<Self>;
+}
+
+on_every_backend! {
+    impl GroupOps {
+        fn of_weight(
+            x: FloatTensor<Self>,
+            dy: FloatTensor<Self>,
+            sum: Option<MainGrad>,
+        ) -> FloatTensor<Self> {
+            let Some(main_grad) = sum else {
+                let dtype = x.dtype().into();
+                return Self::product(swapped::<Self>(x), dy, 1.0, dtype);
+            };
+            main_grad.update(|sum, room| Self::add_weight_gradient(x, dy.clone(), sum, room()));
+            dy
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::DType;
+    use rstest::rstest;
+
+    use super::*;
+    use crate::testing::{assert_close, assert_refused, constant, leaf, normal, values};
+
+    /// Each stretch by itself.
+    fn separately(x: Tensor<2>, rows: &[usize], weights: &[Tensor<2>]) -> Tensor<2> {
+        let stretches = stretches(rows).into_iter().zip(weights);
+        let some = stretches.filter(|(stretch, _)| !stretch.is_empty());
+        let parts = some.map(|(stretch, w)| {
+            linear(part(&x, &stretch), w.clone(), None, LinearOptions::default())
+        });
+        Tensor::cat(parts.collect(), 0)
+    }
+
+    fn grouped(
+        x: Tensor<2>,
+        rows: &[usize],
+        weights: &[Tensor<2>],
+        main_grads: Option<&[MainGrad]>,
+        again: Option<Again>,
+    ) -> Tensor<2> {
+        let group = |(i, w): (usize, &Tensor<2>)| GroupWeight {
+            weight: w.clone(),
+            main_grad: main_grads.map(|all| all[i].clone()),
+        };
+        grouped_linear(x, rows, weights.iter().enumerate().map(group).collect(), again)
+    }
+
+    #[rstest]
+    fn values_and_gradients_are_those_of_separate_maps(
+        #[values(&[3, 0, 5], &[0, 4, 0], &[7], &[1, 1, 2, 6])] rows: &[usize],
+        #[values(false, true)] attached: bool,
+        #[values(false, true)] forgotten: bool,
+        #[values((DType::F32, 1e-6), (DType::BF16, 2e-2))] (dtype, tolerance): (DType, f64),
+    ) {
+        let num_rows = rows.iter().sum();
+        for [inputs, outputs] in [[6, 4], [5, 9]] {
+            let x = leaf(normal([num_rows, inputs]).cast(dtype));
+            let all = rows.iter().map(|_| leaf(normal([inputs, outputs]).cast(dtype)));
+            let all: Vec<_> = all.collect();
+            let main_grads: Vec<_> = rows.iter().map(|_| MainGrad::default()).collect();
+            if attached {
+                main_grads.iter().for_each(MainGrad::attach);
+            }
+            let source = x.clone().inner();
+            let again = forgotten.then(|| Again::new(move || source.clone()));
+            let found = grouped(x.clone(), rows, &all, Some(&main_grads), again);
+            let expected = separately(x.clone(), rows, &all);
+            assert_close(found.clone(), expected.clone(), tolerance);
+            let dy = leaf(normal(found.dims()).cast(dtype));
+            let found = (found * dy.clone()).sum().backward();
+            let expected = (expected * dy).sum().backward();
+            assert_close(x.grad(&found).unwrap(), x.grad(&expected).unwrap(), tolerance);
+            for (w, main_grad) in all.iter().zip(&main_grads) {
+                let expected = w.grad(&expected).unwrap_or_else(|| w.clone().inner().zeros_like());
+                let dw = if attached { main_grad.take() } else { w.grad(&found) };
+                assert_close(
+                    dw.unwrap(),
+                    expected.cast(if attached { DType::F32 } else { dtype }),
+                    tolerance,
+                );
+                assert!(!attached || w.grad(&found).is_none());
+            }
+        }
+    }
+
+    #[test]
+    fn no_rows_at_all_read_every_matrix_and_give_gradients_of_0() {
+        let (x, w) = (leaf(normal([0, 4])), [leaf(normal([4, 3])), leaf(normal([4, 3]))]);
+        let y = grouped(x, &[0, 0], &w, None, None);
+        assert_eq!(y.dims(), [0, 3]);
+        let grads = y.sum().backward();
+        w.iter().for_each(|w| assert_eq!(values(w.grad(&grads).unwrap()), [0.0; 12]));
+    }
+
+    #[test]
+    fn frozen_matrices_get_no_gradient() {
+        let (x, w) = (leaf(normal([3, 4])), [constant([4, 3]), leaf(normal([4, 3]))]);
+        let main_grads = [MainGrad::default(), MainGrad::default()];
+        main_grads.iter().for_each(MainGrad::attach);
+        grouped(x, &[2, 1], &w, Some(&main_grads), None).sum().backward();
+        assert!(main_grads[0].take().is_none() && main_grads[1].take().is_some());
+    }
+
+    #[rstest]
+    #[case(&[2, 2], &[[4, 3], [4, 3]], "2 stretches with 4 rows for 2 matrices and x [3, 4]")]
+    #[case(&[3], &[[4, 3], [4, 3]], "1 stretches with 3 rows for 2 matrices")]
+    #[case(&[1, 2], &[[4, 3], [4, 2]], "x [3, 4] and a matrix Some([4, 2]) do not fit")]
+    fn what_does_not_fit_is_refused(
+        #[case] rows: &[usize],
+        #[case] shapes: &[[usize; 2]],
+        #[case] message: &str,
+    ) {
+        let weights: Vec<_> = shapes.iter().map(|&shape| constant(shape)).collect();
+        assert_refused(|| grouped(constant([3, 4]), rows, &weights, None, None), message);
+    }
+}

@@ -1,0 +1,43 @@
+use burn::tensor::Tensor;
+
+use crate::primitive::as_row;
+use crate::recompute::Operands;
+
+/// `x`, whose gradient is what comes for it plus `gradient`: that of a loss which is not summed with the
+/// others (Megatron's `MoEAuxLossAutoScaler`). On a device without autodiff it is `x`.
+///
+/// # Shapes
+/// `x`: `[m, n]`, unchanged; `gradient`: the same, or what is repeated to it, off the autodiff device
+pub fn with_gradient(x: Tensor<2>, gradient: Tensor<2>) -> Tensor<2> {
+    let device = x.device();
+    if !device.is_autodiff() {
+        return x;
+    }
+    let (shape, value) = (x.dims(), Tensor::from_inner(x.clone().inner()));
+    let mut operands = Operands::new(&device);
+    operands.add(x);
+    let [y] = operands.results([value], move |[dy]| {
+        let dy: Tensor<2> = dy.expect("backward came from it");
+        let sum = dy.clone() + gradient.cast(dy.dtype()).expand(shape);
+        vec![Some(as_row(sum))]
+    });
+    y
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{assert_close, constant, leaf, values};
+
+    #[test]
+    fn the_gradient_of_another_loss_is_added() {
+        for shape in [[3, 4], [1, 7]] {
+            let (x, other) = (leaf(constant(shape)), constant([1, shape[1]]));
+            let y = with_gradient(x.clone(), other.clone().inner());
+            assert_eq!(values(y.clone().inner()), values(x.clone().inner()));
+            let found = x.grad(&(y.sin() * 2.0).sum().backward()).unwrap();
+            let (x, plain) = (x.inner(), other.inner());
+            assert_close(found, x.cos() * 2.0 + plain, 1e-6);
+        }
+    }
+}

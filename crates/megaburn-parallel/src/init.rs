@@ -29,6 +29,7 @@ macro_rules! named {
 
 named!(
     crate::MlpConfig,
+    crate::MoeConfig,
     crate::ParallelLinearConfig,
     crate::PositionEmbeddingConfig,
     crate::SelfAttentionConfig,

@@ -6,7 +6,7 @@ use burn::{
     tensor::{Tensor, activation},
 };
 use megaburn_collective::Group;
-use megaburn_kernels::{Again, gelu, gelu_tanh, swiglu};
+use megaburn_kernels::{Again, gelu, gelu_tanh, swiglu, swiglu_weighted};
 use megaburn_mesh::Part;
 
 use crate::{Input, ParallelError, ParallelLinear, ParallelLinearConfig, PlanBuilder, Sharded};
@@ -35,6 +35,21 @@ impl Activation {
             Self::Gelu => gelu(x),
             Self::GeluTanh => gelu_tanh(x),
             Self::Relu => activation::relu(x),
+        }
+    }
+
+    /// The same, each row times its weight.
+    ///
+    /// # Shapes
+    /// As [`forward`](Self::forward); `weight`: as many as rows
+    pub(crate) fn weighted(self, x: Tensor<2>, weight: Tensor<1>) -> Tensor<2> {
+        match self {
+            Self::SwiGlu => swiglu_weighted(x, weight),
+            Self::Gelu | Self::GeluTanh | Self::Relu => {
+                let y = self.forward(x);
+                let weight = weight.unsqueeze_dim(1).cast(y.dtype());
+                y * weight
+            }
         }
     }
 

@@ -18,6 +18,9 @@ pub struct TokenBlock {
 pub struct TokenContext {
     /// The rotations of their positions; none where the model has learned positions.
     pub rope: Option<RopeTable>,
+    /// In training: what the losses of their labels are multiplied with, and so must be every other loss; none:
+    /// nobody is trained.
+    pub loss_factor: Option<f64>,
     /// In training: which of the run they are.
     pub block: Option<TokenBlock>,
     /// Documents that do not see each other; none: each row is one.

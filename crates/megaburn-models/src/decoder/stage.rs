@@ -23,6 +23,8 @@ use super::{Block, Decoder, Segment, model::Parts};
 pub struct Stage<'a> {
     model: &'a Decoder,
     layers: &'a StageLayers,
+    /// In training: what the loss is multiplied with before backward.
+    loss_factor: Option<f64>,
     /// In training: what of the run it sees.
     block: Option<TokenBlock>,
     documents: Option<PackedDocuments>,
@@ -37,7 +39,14 @@ impl Decoder {
     /// If there is none.
     pub fn stage(&self, chunk: usize) -> Stage<'_> {
         let layers = &self.parts.stages[chunk];
-        Stage { model: self, layers, block: None, documents: None, parallel: None }
+        Stage {
+            model: self,
+            layers,
+            loss_factor: None,
+            block: None,
+            documents: None,
+            parallel: None,
+        }
     }
 
     /// Which of the stages of this rank the parameter at `path` is of; the first of two that use it.
@@ -70,6 +79,13 @@ impl<'a> Stage<'a> {
     #[must_use]
     pub fn training(self, tokens: TokenBlock) -> Self {
         Self { block: Some(tokens), ..self }
+    }
+
+    /// The same in training, where the loss is multiplied with `factor` before backward: so is what the layers
+    /// add to it.
+    #[must_use]
+    pub fn with_loss_factor(self, factor: f64) -> Self {
+        Self { loss_factor: Some(factor), ..self }
     }
 
     /// The same of rows of documents, which do not see each other.
@@ -148,9 +164,9 @@ impl<'a> Stage<'a> {
 
     /// Sequences of `len` tokens.
     fn through_blocks(&self, x: Residual, len: usize, device: &Device) -> Residual {
-        let Self { model, block, documents, parallel, .. } = self.clone();
+        let Self { model, loss_factor, block, documents, parallel, .. } = self.clone();
         let rope = model.rope_of(len, self.zigzag(), documents.as_ref(), device);
-        let context = TokenContext { rope, block, documents, parallel };
+        let context = TokenContext { rope, loss_factor, block, documents, parallel };
         let blocks: Vec<&Block> = self.blocks().collect();
         let Parts { recompute, offload, .. } = &self.model.parts;
         let segments = recompute.segments(blocks.len());

@@ -46,6 +46,9 @@ pub struct ParallelLinearConfig {
     /// `None`: one part. Of a column split only, a part may have fewer units than there are ranks:
     /// neighbours then hold copies.
     pub fused: Option<Vec<Part>>,
+    /// The axis of the group that splits it: that of dense layers, or of experts.
+    #[config(default = "Axis::Tp")]
+    pub axis: Axis,
     /// How weight and bias start, as in Burn's `Linear`.
     #[config(
         default = "Initializer::KaimingUniform { gain: 1.0 / f64::sqrt(3.0), fan_out_only: false }"
@@ -93,14 +96,14 @@ impl ParallelLinearConfig {
         let (rank, ranks) = (group.rank(), group.size());
         self.check_even(&parts, ranks)?;
         let shard = |shape: &[usize], dim| {
-            ShardSpec::split(shape, dim, &parts, Axis::Tp, rank, ranks)
+            ShardSpec::split(shape, dim, &parts, self.axis, rank, ranks)
                 .map_err(|source| ParallelError::Shard { name: self.label(), source })
         };
         let weight_spec = shard(&[rows, columns], dim)?;
         let bias_spec = match (self.bias, self.split) {
             (false, _) => None,
             (true, Split::Column) => Some(shard(&[columns], 0)?),
-            (true, Split::Row) => Some(ShardSpec::whole(&[columns], Axis::Tp, rank, ranks)),
+            (true, Split::Row) => Some(ShardSpec::whole(&[columns], self.axis, rank, ranks)),
         };
         let draw = |field, initializer| Draw {
             layer: "ParallelLinear",

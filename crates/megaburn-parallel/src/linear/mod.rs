@@ -12,7 +12,7 @@ use megaburn_collective::{
         scatter_to_last_dim,
     },
 };
-use megaburn_kernels::{LinearOptions, MainGrad, linear};
+use megaburn_kernels::{GroupWeight, LinearOptions, MainGrad, linear};
 use megaburn_mesh::ShardSpec;
 
 pub use config::{ParallelLinearConfig, Split};
@@ -105,6 +105,12 @@ impl ParallelLinear {
     pub fn whole_sequence(mut self) -> Self {
         self.plan.config.sequence_parallel = false;
         self
+    }
+
+    /// This rank's shard of the weight as one of several that are multiplied at once, and nothing of what
+    /// ranks send each other.
+    pub(crate) fn group_weight(&self) -> GroupWeight {
+        GroupWeight { weight: self.weight.val(), main_grad: self.main_grad() }
     }
 
     fn column_input<const D: usize>(&self, x: Input<D>) -> Input<D> {

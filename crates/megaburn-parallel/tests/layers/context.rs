@@ -116,7 +116,7 @@ fn on_rank(case: &Case, world: &Group, layout: Layout, comm: ContextComm, seed: 
         rope: Some(rope),
         block: Some(TokenBlock::new(3, b + 1, 1)),
         documents: case.documents().map(PackedDocuments::new),
-        parallel: None,
+        ..TokenContext::default()
     };
     let y = layer.forward_in(x.clone(), &context);
     let weight = Tensor::from_data(local("weight"), &autodiff());

@@ -11,6 +11,7 @@ mod dropout;
 mod embedding;
 mod errors;
 mod linear;
+mod moe;
 mod params;
 mod plan;
 mod recompute;

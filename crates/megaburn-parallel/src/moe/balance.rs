@@ -1,0 +1,177 @@
+//! Losses that make tokens go to all experts alike.
+//!
+//! Each is a sum over tokens, as the loss itself, so that the trainer's one division by the tokens of the global
+//! batch makes means of all of them, whatever the layout. Of `T` tokens that a loss is about, `C_e` of which went
+//! to expert `e` of `E`, each to `k`, and `p_te` their probabilities: `E / (k T^2) sum_e C_e sum_t p_te`, times
+//! `T`. `C_e` has no gradient, so that of `p_te` is `E C_e / (k T)`, and is put straight onto the scores.
+
+use burn::tensor::{DType, Tensor, TensorData};
+use megaburn_collective::{Group, ReduceOp, region::FAILED_REGION, tensors};
+use megaburn_kernels::RouterScores;
+
+use super::ExpertLoad;
+
+/// What makes tokens go to all experts alike, each with what its loss is multiplied with; 0: it does not.
+///
+/// Source: Fedus et al. (2021), <https://arxiv.org/abs/2101.03961>, section 2.2; Zoph et al. (2022),
+/// <https://arxiv.org/abs/2202.08906>, for the z-loss; Megatron-LM `megatron/core/transformer/moe/router.py`.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Balance {
+    /// The balancing loss of each micro-batch, over the ranks that share its sequences.
+    pub aux_loss: f64,
+    /// That of each sequence by itself, which depends on no layout and no batch.
+    pub seq_aux_loss: f64,
+    /// That of the global batch: `C_e` are those of the batch before, so that no rank waits for another in
+    /// the middle of a pass, and no order of micro-batches matters. The first batch of a run has none.
+    pub global_aux_loss: f64,
+    /// The mean square of the logits' log-sum-exp, which keeps them small.
+    pub z_loss: f64,
+    /// Whether experts are chosen in turn, whatever their scores: for benchmarks.
+    pub forced: bool,
+}
+
+impl Balance {
+    fn has_aux(&self) -> bool {
+        [self.aux_loss, self.seq_aux_loss, self.global_aux_loss].iter().any(|&loss| loss != 0.0)
+    }
+}
+
+/// The tokens of this rank in a micro-batch, `[seq, batch]`, which `group` shares.
+pub(super) struct Tokens<'a> {
+    pub(super) seq: usize,
+    pub(super) batch: usize,
+    pub(super) top_k: usize,
+    pub(super) group: &'a Group,
+}
+
+/// Gradients of the losses, to be put onto logits and scores, and their values.
+pub(super) struct Gradients {
+    pub(super) of_logits: Option<Tensor<2>>,
+    pub(super) of_scores: Option<Tensor<2>>,
+    /// Sums over this rank's tokens, of [`super::load::NUM_LOSSES`] losses, then of the probabilities.
+    pub(super) sums: Tensor<1>,
+}
+
+impl Balance {
+    /// Of these logits and scores, off the autodiff device; `counts` has the tokens that went from each sequence to
+    /// each expert.
+    ///
+    /// # Shapes
+    /// `logits`, `scores`: `[seq * batch, e]`; `counts`: `batch * e`
+    /// # Collective
+    /// The ranks that share the micro-batch, where there are losses of sequences or micro-batches.
+    pub(super) fn gradients(
+        &self,
+        logits: Tensor<2>,
+        (scores, kind): (Tensor<2>, RouterScores),
+        counts: &[u64],
+        tokens: &Tokens<'_>,
+        load: &ExpertLoad,
+        factor: f64,
+    ) -> Gradients {
+        let [rows, experts] = scores.dims();
+        let sum = scores.clone().sum_dim(1);
+        let probabilities = match kind {
+            RouterScores::Softmax => scores,
+            RouterScores::Sigmoid => scores / (sum.clone() + 1e-20),
+        };
+        let all = |x: Tensor<2>| -> Tensor<1> { x.sum_dim(0).reshape([experts]) };
+        let zero = || Tensor::<1>::zeros([1], (&logits.device(), DType::F32));
+        let [of_batch, of_sequences] = self.of_counts(counts, experts, tokens, &logits);
+        let [of_batch, of_sequences] = [of_batch, of_sequences].map(|weights| {
+            let weights = weights?;
+            let value = (probabilities.clone() * weights.clone()).sum_dim(1).sum_dim(0);
+            Some((weights, value.reshape([1])))
+        });
+        let value = |of: &Option<(Tensor<2>, Tensor<1>)>| match of {
+            Some((_, value)) => value.clone(),
+            None => zero(),
+        };
+        let (aux, seq_aux) = (value(&of_batch), value(&of_sequences));
+        let of_global = self.of_last_batch(load, experts, tokens.top_k, &logits);
+        let weighed = [
+            of_batch.map(|(weights, _)| weights * self.aux_loss),
+            of_sequences.map(|(weights, _)| weights * self.seq_aux_loss),
+            of_global.map(|weights| weights * self.global_aux_loss),
+        ];
+        let of_scores = weighed.into_iter().flatten().reduce(|a, b| a + b).map(|weights| {
+            let weights = (weights * factor).expand([rows, experts]);
+            match kind {
+                RouterScores::Softmax => weights,
+                // Of a score that the sum of all is divided by.
+                RouterScores::Sigmoid => {
+                    let mean = (weights.clone() * probabilities.clone()).sum_dim(1);
+                    (weights - mean) / (sum.clone() + 1e-20)
+                }
+            }
+        });
+        let (of_logits, z) = match self.z_loss != 0.0 {
+            true => {
+                let (gradient, value) = z_loss(logits);
+                (Some(gradient * (self.z_loss * factor)), value)
+            }
+            false => (None, zero()),
+        };
+        let sums = Tensor::cat(vec![aux, seq_aux, z, all(probabilities)], 0);
+        Gradients { of_logits, of_scores, sums }
+    }
+
+    /// The gradient of each probability, of the loss of the micro-batch and of those of sequences.
+    fn of_counts(
+        &self,
+        counts: &[u64],
+        experts: usize,
+        tokens: &Tokens<'_>,
+        like: &Tensor<2>,
+    ) -> [Option<Tensor<2>>; 2] {
+        let Tokens { seq, batch, top_k, group } = *tokens;
+        if self.aux_loss == 0.0 && self.seq_aux_loss == 0.0 {
+            return [None, None];
+        }
+        let counts = counts.iter().map(|&count| count as f32).collect::<Vec<_>>();
+        let counts = TensorData::new(counts, [batch, experts]);
+        let counts = Tensor::<2>::from_data(counts, (&like.device(), DType::F32));
+        let counts = tensors::all_reduce(counts, ReduceOp::Sum, group)
+            .unwrap_or_else(|error| panic!("{FAILED_REGION}{error}"));
+        let len = seq * group.size();
+        let of_batch = (self.aux_loss != 0.0).then(|| {
+            let share = experts as f64 / (top_k * len * batch).max(1) as f64;
+            counts.clone().sum_dim(0) * share
+        });
+        let of_sequences = (self.seq_aux_loss != 0.0).then(|| {
+            let share = experts as f64 / (top_k * len).max(1) as f64;
+            let rows = (counts * share).reshape([1, batch, experts]);
+            rows.expand([seq, batch, experts]).reshape([seq * batch, experts])
+        });
+        [of_batch, of_sequences]
+    }
+
+    fn of_last_batch(
+        &self,
+        load: &ExpertLoad,
+        experts: usize,
+        top_k: usize,
+        like: &Tensor<2>,
+    ) -> Option<Tensor<2>> {
+        let last = load.last().filter(|_| self.global_aux_loss != 0.0)?;
+        let share = experts as f64 / top_k as f64;
+        let last: Vec<f32> = last.iter().map(|part| (part * share) as f32).collect();
+        Some(Tensor::from_data(TensorData::new(last, [1, experts]), (&like.device(), DType::F32)))
+    }
+
+    /// Whether there is any loss.
+    pub(super) fn is_some(&self) -> bool {
+        self.has_aux() || self.z_loss != 0.0
+    }
+}
+
+/// The sum of the squares of each row's log-sum-exp, and its gradient.
+fn z_loss(logits: Tensor<2>) -> (Tensor<2>, Tensor<1>) {
+    let logits = logits.cast(DType::F32);
+    let max = logits.clone().max_dim(1);
+    let exp = (logits - max.clone()).exp();
+    let sum = exp.clone().sum_dim(1);
+    let lse = sum.clone().log() + max;
+    let value = (lse.clone() * lse.clone()).sum_dim(0).reshape([1]);
+    (exp / sum * lse * 2.0, value)
+}

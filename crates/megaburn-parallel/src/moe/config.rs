@@ -1,0 +1,180 @@
+use burn::{config::Config, nn::Initializer, prelude::Device};
+use megaburn_kernels::{RouterGroups, RouterOptions, RouterScores};
+use megaburn_mesh::{Axis, Part};
+
+use super::{Expert, ExpertGroups, Moe, Parts, Router, router::RouterParts};
+use crate::{Activation, MlpConfig, ParallelError, ParallelLinear, ParallelLinearConfig};
+
+/// Configuration of a layer of experts, [`Moe`].
+#[derive(Config, Debug)]
+pub struct MoeConfig {
+    /// Features of the residual stream.
+    pub d_model: usize,
+    /// Features inside an expert.
+    pub d_ffn: usize,
+    /// Experts that there are.
+    pub num_experts: usize,
+    /// Experts of a token.
+    pub top_k: usize,
+    /// Features inside the shared expert, an expert of every token; none: there is none.
+    pub shared_ffn: Option<usize>,
+    /// The function between an expert's matrices.
+    #[config(default = "Activation::SwiGlu")]
+    pub activation: Activation,
+    /// Whether an expert's score is a sigmoid of its logit, not its part of a softmax over all.
+    #[config(default = false)]
+    pub sigmoid: bool,
+    /// Whether the weights of a token's experts are divided by their sum.
+    #[config(default = true)]
+    pub normalise: bool,
+    /// What the weights are multiplied with then.
+    #[config(default = 1.0)]
+    pub scale: f64,
+    /// Groups of neighbouring experts, how many of them a token's may be of, and how many of the best scores in
+    /// it are a group's own; none: one group.
+    pub groups: Option<[usize; 3]>,
+    /// Whether each expert has a bias that takes part in the choice, and in nothing else (`noaux_tc`).
+    #[config(default = false)]
+    pub expert_bias: bool,
+    /// Whether input and output are this rank's stretch of the sequence, as they must be where a
+    /// tensor-parallel group has several ranks.
+    #[config(default = false)]
+    pub sequence_parallel: bool,
+    /// How the router and the up (and gate) matrices start.
+    #[config(default = "Initializer::Normal { mean: 0.0, std: 0.02 }")]
+    pub initializer: Initializer,
+    /// How the down matrices start.
+    #[config(default = "Initializer::Normal { mean: 0.0, std: 0.02 }")]
+    pub output_initializer: Initializer,
+    /// The module's path in the model.
+    pub path: Option<String>,
+}
+
+impl MoeConfig {
+    /// The router, this rank's experts and its share of the shared one.
+    ///
+    /// # Errors
+    /// Numbers that do not fit each other, ranks that do not divide the experts, tensor parallelism without
+    /// sequence parallelism; see also [`ParallelLinearConfig::init`].
+    /// # Collective
+    /// Nothing is sent; every member makes its own part.
+    pub fn init(
+        &self,
+        groups: impl Into<ExpertGroups>,
+        device: &Device,
+    ) -> Result<Moe, ParallelError> {
+        let groups = groups.into();
+        self.check(&groups)?;
+        let own = groups.own(self.num_experts);
+        let expert = |index: usize| {
+            own.contains(&index).then(|| self.expert(index, &groups, device)).transpose()
+        };
+        let shared =
+            self.shared_ffn.map(|d_ffn| self.shared(d_ffn, &groups, device)).transpose()?;
+        Ok(Moe {
+            router: Router::new(self.router(&groups), device)?,
+            experts: (0..self.num_experts).map(expert).collect::<Result<_, _>>()?,
+            shared,
+            parts: Parts { activation: self.activation, recompute: false, groups },
+        })
+    }
+
+    fn expert(
+        &self,
+        index: usize,
+        groups: &ExpertGroups,
+        device: &Device,
+    ) -> Result<Expert, ParallelError> {
+        let Self { d_model, d_ffn, activation, .. } = *self;
+        let up = match activation.is_gated() {
+            true => ParallelLinearConfig::column(d_model, 2 * d_ffn)
+                .with_parts([Part::new(d_ffn), Part::new(d_ffn)]),
+            false => ParallelLinearConfig::column(d_model, d_ffn),
+        };
+        let down = ParallelLinearConfig::row(d_ffn, d_model);
+        let matrix = |mut config: ParallelLinearConfig, field, initializer: &Initializer| {
+            config.path = self.path_of(&format!("experts.{index}.{field}"));
+            let config = config.with_axis(Axis::Etp).with_bias(false);
+            config.with_initializer(initializer.clone()).init(&groups.etp, device)
+        };
+        let up: ParallelLinear = matrix(up, "up", &self.initializer)?;
+        Ok(Expert { up, down: matrix(down, "down", &self.output_initializer)? })
+    }
+
+    fn shared(
+        &self,
+        d_ffn: usize,
+        groups: &ExpertGroups,
+        device: &Device,
+    ) -> Result<crate::Mlp, ParallelError> {
+        let mut config = MlpConfig::new(self.d_model, d_ffn)
+            .with_activation(self.activation)
+            .with_bias(false)
+            .with_sequence_parallel(self.sequence_parallel)
+            .with_initializer(self.initializer.clone())
+            .with_output_initializer(self.output_initializer.clone());
+        config.path = self.path_of("shared");
+        config.init(&groups.tp, device)
+    }
+
+    fn router(&self, groups: &ExpertGroups) -> RouterParts {
+        let router_groups = |[num, kept, best]: [usize; 3]| RouterGroups { num, kept, best };
+        RouterParts {
+            d_model: self.d_model,
+            num_experts: self.num_experts,
+            options: RouterOptions {
+                top_k: self.top_k,
+                scores: if self.sigmoid { RouterScores::Sigmoid } else { RouterScores::Softmax },
+                normalise: self.normalise,
+                scale: self.scale,
+                groups: self.groups.map(router_groups),
+            },
+            expert_bias: self.expert_bias,
+            sequence_parallel: self.sequence_parallel,
+            initializer: self.initializer.clone(),
+            path: self.path_of("router"),
+            groups: groups.clone(),
+        }
+    }
+
+    fn path_of(&self, part: &str) -> Option<String> {
+        self.path.as_ref().map(|path| format!("{path}.{part}"))
+    }
+
+    fn check(&self, groups: &ExpertGroups) -> Result<(), ParallelError> {
+        let refuse = |why: String| {
+            let name = self.path.clone().unwrap_or_else(|| "unnamed".into());
+            Err(ParallelError::Config { layer: "Moe", name, why })
+        };
+        let Self { num_experts, top_k, .. } = *self;
+        let (tp, ep) = (groups.tp.size(), groups.ep.size());
+        if top_k == 0 || top_k > num_experts {
+            return refuse(format!("{top_k} experts a token of {num_experts}"));
+        }
+        if !num_experts.is_multiple_of(ep) {
+            return refuse(format!(
+                "{num_experts} experts do not divide over {ep} ranks: take a multiple of {ep}, or a smaller ep"
+            ));
+        }
+        if tp > 1 && !self.sequence_parallel {
+            return refuse(format!(
+                "{tp} tensor-parallel ranks without sequence parallelism: every expert would see each token \
+                 {tp} times; add `-sp` to the layout"
+            ));
+        }
+        let Some([num, kept, best]) = self.groups else { return Ok(()) };
+        if num == 0 || !num_experts.is_multiple_of(num) {
+            return refuse(format!("{num} groups do not divide {num_experts} experts"));
+        }
+        let of_group = num_experts / num;
+        if kept == 0 || kept > num || best == 0 || best > of_group {
+            return refuse(format!(
+                "{kept} of {num} groups by their {best} best of {of_group} experts"
+            ));
+        }
+        if top_k > kept * of_group {
+            return refuse(format!("{top_k} experts a token in {kept} groups of {of_group}"));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,52 @@
+use burn::{module::Module, tensor::Tensor};
+use megaburn_kernels::{Again, grouped_linear};
+
+use crate::{Activation, Input, ParallelLinear, PlanBuilder, Sharded};
+
+/// A feed-forward network, `down(activation(up(x)))`; of several that a rank has, all are computed together.
+#[derive(Module, Debug)]
+pub struct Expert {
+    /// Up, `[d_model, d_ffn / n]`; gated `[d_model, 2 * d_ffn / n]`: this rank's gate columns, then its up
+    /// columns.
+    pub up: ParallelLinear,
+    /// Down, `[d_ffn / n, d_model]`.
+    pub down: ParallelLinear,
+}
+
+impl Sharded for Expert {
+    fn shards(&self, plan: &mut PlanBuilder) {
+        plan.child("up", &self.up);
+        plan.child("down", &self.down);
+    }
+}
+
+/// What each expert makes of its rows, which stand one expert's behind the other's, times their weights. Of
+/// experts that ranks share it is this rank's term of a sum.
+///
+/// A row's weight is put on what the activation gives, from which backward has its gradient; on the expert's
+/// result it would be the same, as the down matrix has no bias, and that would have to be kept.
+///
+/// # Shapes
+/// `rows`: `[r, d_model]`, unchanged; `weights`: `[r]`
+pub(super) fn forward<'a>(
+    experts: impl Iterator<Item = &'a Expert> + Clone,
+    (activation, recompute): (Activation, bool),
+    rows: Tensor<2>,
+    weights: Tensor<1>,
+    rows_of_experts: &[usize],
+) -> Tensor<2> {
+    let ups = experts.clone().map(|expert| expert.up.group_weight());
+    let up = grouped_linear(rows, rows_of_experts, ups.collect(), None);
+    let kept = recompute.then(|| (up.clone().inner(), weights.clone().inner()));
+    let activated = activation.weighted(up, weights);
+    let activated: Input<2> = match kept {
+        Some((up, weights)) => Input::recomputed(
+            activated,
+            Again::new(move || activation.weighted(up.clone(), weights.clone())),
+        ),
+        None => activated.into(),
+    };
+    let (activated, again) = activated.into_parts();
+    let downs = experts.map(|expert| expert.down.group_weight());
+    grouped_linear(activated, rows_of_experts, downs.collect(), again)
+}

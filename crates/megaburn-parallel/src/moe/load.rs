@@ -1,0 +1,96 @@
+use std::{
+    fmt,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use burn::tensor::{DType, Tensor};
+
+/// What a router has seen since it was last asked, on this rank. Copies of a layer share it.
+#[derive(Clone, Default)]
+pub struct ExpertLoad(Arc<Mutex<State>>);
+
+#[derive(Default)]
+struct State {
+    counts: LoadCounts,
+    /// Sums over tokens that are still on the device.
+    sums: Option<Tensor<1>>,
+    /// Of all tokens of the last global batch, the part that each expert got; none: there was none.
+    last: Option<Vec<f64>>,
+}
+
+/// Tokens and losses of a router, of one rank or summed over several.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct LoadCounts {
+    /// Tokens that were sent to each expert, before any were dropped.
+    pub tokens: Vec<u64>,
+    /// Of those, which were dropped.
+    pub dropped: u64,
+    /// The balancing loss of each micro-batch, times its tokens.
+    pub aux_loss: f64,
+    /// That of each sequence, times its tokens.
+    pub seq_aux_loss: f64,
+    /// The squares of the logits' log-sum-exp.
+    pub z_loss: f64,
+    /// The probabilities of each expert, for a loss over all of them.
+    pub probabilities: Vec<f64>,
+}
+
+/// Losses of which sums are kept, before the probabilities.
+pub(super) const NUM_LOSSES: usize = 3;
+
+impl ExpertLoad {
+    /// Counts tokens, and adds sums over tokens: the losses, then the probabilities.
+    pub(super) fn add(&self, tokens: &[u64], dropped: u64, sums: Option<Tensor<1>>) {
+        let mut state = self.lock();
+        let State { counts, sums: before, .. } = &mut *state;
+        counts.tokens.resize(tokens.len(), 0);
+        counts.tokens.iter_mut().zip(tokens).for_each(|(sum, new)| *sum += new);
+        counts.dropped += dropped;
+        if let Some(sums) = sums {
+            *before = Some(match before.take() {
+                Some(before) => before + sums,
+                None => sums,
+            });
+        }
+    }
+
+    /// What was seen since the last call. Waits for the device.
+    ///
+    /// # Errors
+    /// The device cannot be read.
+    pub fn take(&self) -> Result<LoadCounts, String> {
+        let (mut counts, sums) = {
+            let mut state = self.lock();
+            (std::mem::take(&mut state.counts), state.sums.take())
+        };
+        let Some(sums) = sums else { return Ok(counts) };
+        let sums = sums.cast(DType::F32).try_into_data().map_err(|error| error.to_string())?;
+        let sums: Vec<f64> = sums.iter::<f64>().collect();
+        let (losses, probabilities) = sums.split_at(NUM_LOSSES);
+        [counts.aux_loss, counts.seq_aux_loss, counts.z_loss] =
+            losses.try_into().expect("as many as were added");
+        counts.probabilities = probabilities.to_vec();
+        Ok(counts)
+    }
+
+    /// Of all tokens of the last global batch, the part that each expert got, from which the loss over
+    /// global batches has its gradient.
+    pub fn last(&self) -> Option<Vec<f64>> {
+        self.lock().last.clone()
+    }
+
+    /// Says what that part was, or was when a run was interrupted.
+    pub fn set_last(&self, last: Option<Vec<f64>>) {
+        self.lock().last = last;
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for ExpertLoad {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("ExpertLoad").field(&self.lock().counts).finish()
+    }
+}

@@ -1,0 +1,126 @@
+//! Mixture of experts: a router sends each token to some of many feed-forward networks, which ranks share
+//! out.
+//!
+//! Source: Shazeer et al. (2017), <https://arxiv.org/abs/1701.06538>; Fedus et al. (2021),
+//! <https://arxiv.org/abs/2101.03961>; DeepSeek-AI (2024), <https://arxiv.org/abs/2412.19437>; Megatron-LM
+//! `megatron/core/transformer/moe/moe_layer.py`.
+
+mod balance;
+mod config;
+mod dispatch;
+mod experts;
+mod groups;
+mod load;
+mod plan;
+mod router;
+
+pub use balance::Balance;
+use burn::{module::Module, tensor::Tensor};
+pub use config::MoeConfig;
+use dispatch::Dispatch;
+pub use experts::Expert;
+pub use groups::ExpertGroups;
+pub use load::{ExpertLoad, LoadCounts};
+pub use router::Router;
+
+use crate::{Activation, Input, Mlp, PlanBuilder, Sharded, TokenContext};
+
+/// A feed-forward layer of experts: `sum_i weight_i expert_i(x)` over those that the [`Router`] chose for the
+/// token, plus the shared expert where there is one.
+///
+/// # Collective
+/// All ranks of [`ExpertGroups::experts`], forward and backward: numbers of tokens are told to each other,
+/// then rows go to the ranks of their experts and back (all-to-all over `ep`, all-gather and reduce-scatter over
+/// `etp`). A rank that has no tokens, or whose experts get none, takes part like any other. Where losses
+/// [balance](Balance) the experts, those of [`ExpertGroups::tp_cp`] sum numbers of tokens.
+#[derive(Module, Debug)]
+pub struct Moe {
+    /// Chooses the experts of each token.
+    pub router: Router,
+    /// All experts by number; none where another rank has it.
+    pub experts: Vec<Option<Expert>>,
+    /// An expert of every token.
+    pub shared: Option<Mlp>,
+    #[module(skip)]
+    parts: Parts,
+}
+
+/// What the layer holds beside its parameters.
+#[derive(Clone, Debug)]
+struct Parts {
+    groups: ExpertGroups,
+    activation: Activation,
+    recompute: bool,
+}
+
+impl Moe {
+    /// Applies the layer.
+    ///
+    /// # Shapes
+    /// `[seq, batch, d_model]`, unchanged: tokens of this rank only (with tensor parallelism a stretch of the
+    /// sequence)
+    pub fn forward(&self, x: impl Into<Input<3>>, context: &TokenContext) -> Tensor<3> {
+        let x = x.into().into_tensor();
+        let dims = x.dims();
+        let routed = self.router.route(x.clone(), context);
+        let groups = &self.parts.groups;
+        let dispatch = Dispatch::new(
+            (&routed.experts, self.router.top_k()),
+            self.experts.len(),
+            groups,
+            &x.device(),
+        );
+        let [seq, batch, d_model] = dims;
+        let rows = dispatch.rows_there(x.clone().reshape([seq * batch, d_model]));
+        let weights = dispatch.weights_there(routed.weights);
+        let rows = self.through_experts(rows, weights, dispatch.rows_of_experts());
+        let y = dispatch.rows_back(rows).reshape(dims);
+        match &self.shared {
+            Some(shared) => y + shared.forward(x),
+            None => y,
+        }
+    }
+
+    fn through_experts(
+        &self,
+        rows: Tensor<2>,
+        weights: Tensor<1>,
+        rows_of_experts: &[usize],
+    ) -> Tensor<2> {
+        let Parts { activation, recompute, .. } = self.parts;
+        let experts = self.experts.iter().flatten();
+        experts::forward(experts, (activation, recompute), rows, weights, rows_of_experts)
+    }
+
+    /// Whether backward computes the experts' activation once more instead of keeping its result. Off at
+    /// first.
+    #[must_use]
+    pub fn with_recompute(mut self, recompute: bool) -> Self {
+        self.parts.recompute = recompute;
+        self.shared = self.shared.map(|shared| shared.with_recompute(recompute));
+        self
+    }
+
+    /// What shall make tokens go to all experts alike. Nothing at first.
+    #[must_use]
+    pub fn with_balance(mut self, balance: Balance) -> Self {
+        self.router = self.router.with_balance(balance);
+        self
+    }
+
+    /// The same layer and weights where ranks of the tensor-parallel group have the same tokens, as in
+    /// generation: each sends its own.
+    pub fn whole_sequence(mut self) -> Self {
+        self.router = self.router.whole_sequence();
+        self.shared = self.shared.map(Mlp::whole_sequence);
+        self
+    }
+}
+
+impl Sharded for Moe {
+    fn shards(&self, plan: &mut PlanBuilder) {
+        plan.child("router", &self.router);
+        plan.children("experts", &self.experts);
+        plan.child("shared", &self.shared);
+    }
+}

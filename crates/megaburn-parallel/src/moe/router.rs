@@ -1,0 +1,202 @@
+use burn::{
+    module::{Module, Param},
+    nn::Initializer,
+    prelude::Device,
+    tensor::{DType, Tensor},
+};
+use megaburn_kernels::{
+    Again, LinearOptions, Pass, RouterOptions, choose_experts, expert_weights, linear,
+    router_scores, with_gradient,
+};
+use megaburn_mesh::{Axis, ShardSpec};
+
+use super::{Balance, ExpertGroups, ExpertLoad, balance::Tokens};
+use crate::{ParallelError, PlanBuilder, Sharded, TokenContext, init::Draw, replica::Replica};
+
+/// Chooses the experts of each token, in f32. Every rank has it whole, and chooses for its own tokens.
+///
+/// # Collective
+/// Where losses [balance](Balance) the experts, see there. Backward, with sequence parallelism: one all-reduce
+/// of the weight's gradient, as each rank sees its own tokens only.
+#[derive(Module, Debug)]
+pub struct Router {
+    /// A column an expert, `[d_model, num_experts]`.
+    pub weight: Param<Tensor<2>>,
+    /// What is added to each expert's score for the choice, `[num_experts]`. It has no gradient.
+    pub bias: Option<Param<Tensor<1>>>,
+    #[module(skip)]
+    replica: Replica,
+    #[module(skip)]
+    how: How,
+}
+
+/// What the router holds beside its parameters.
+#[derive(Clone, Debug)]
+struct How {
+    name: Option<String>,
+    num_experts: usize,
+    options: RouterOptions,
+    groups: ExpertGroups,
+    balance: Balance,
+    load: ExpertLoad,
+}
+
+/// What a router is made from.
+pub(super) struct RouterParts {
+    pub(super) d_model: usize,
+    pub(super) num_experts: usize,
+    pub(super) options: RouterOptions,
+    pub(super) expert_bias: bool,
+    pub(super) sequence_parallel: bool,
+    pub(super) initializer: Initializer,
+    pub(super) path: Option<String>,
+    pub(super) groups: ExpertGroups,
+}
+
+/// Where tokens go.
+pub(super) struct Routed {
+    /// `top_k` experts a token, one token's behind the other's.
+    pub(super) experts: Vec<u32>,
+    /// Their weights, `[tokens, top_k]` in f32.
+    pub(super) weights: Tensor<2>,
+}
+
+impl Router {
+    pub(super) fn new(parts: RouterParts, device: &Device) -> Result<Self, ParallelError> {
+        let RouterParts { d_model, num_experts, groups, .. } = parts;
+        let tp = &groups.tp;
+        let shape = [d_model, num_experts];
+        let draw = Draw {
+            layer: "Router",
+            name: parts.path.as_deref(),
+            field: "weight",
+            initializer: &parts.initializer,
+            fans: shape,
+        };
+        let spec = ShardSpec::whole(&shape, Axis::Tp, tp.rank(), tp.size());
+        let bias = || Initializer::Zeros.init([num_experts], device).set_require_grad(false);
+        Ok(Self {
+            weight: draw.param(&spec, tp, device)?,
+            bias: parts.expert_bias.then(bias),
+            replica: Replica::of(tp, parts.sequence_parallel),
+            how: How {
+                name: parts.path,
+                num_experts,
+                options: parts.options,
+                groups,
+                balance: Balance::default(),
+                load: ExpertLoad::default(),
+            },
+        })
+    }
+
+    /// What it has seen.
+    pub fn load(&self) -> &ExpertLoad {
+        &self.how.load
+    }
+
+    /// Experts of a token.
+    pub(super) fn top_k(&self) -> usize {
+        self.how.options.top_k
+    }
+
+    pub(super) fn with_balance(mut self, balance: Balance) -> Self {
+        self.how.balance = balance;
+        self
+    }
+
+    pub(super) fn whole_sequence(mut self) -> Self {
+        self.replica = self.replica.of_all_rows();
+        self
+    }
+
+    /// The experts of each token and their weights.
+    ///
+    /// # Shapes
+    /// `x`: `[seq, batch, d_model]`
+    pub(super) fn route(&self, x: Tensor<3>, context: &TokenContext) -> Routed {
+        let How { num_experts, options, groups, balance, load, .. } = &self.how;
+        let [seq, batch, _] = x.dims();
+        let tokens = Tokens { seq, batch, top_k: options.top_k, group: &groups.tp_cp };
+        let logits = self.logits(x);
+        let plain = off_graph(&logits);
+        let plain_scores = router_scores(plain.clone(), options.scores);
+        let experts = self.choose(&plain_scores);
+        let mut logits = logits;
+        let mut of_scores = None;
+        if let Some(factor) = context.loss_factor {
+            let counts = self.counts(&experts, batch);
+            let mut sums = None;
+            if balance.is_some() {
+                let scores = (plain_scores, options.scores);
+                let found = balance.gradients(plain, scores, &counts, &tokens, load, factor);
+                (of_scores, sums) = (found.of_scores, Some(found.sums));
+                if let Some(gradient) = found.of_logits {
+                    logits = with_gradient(logits, gradient);
+                }
+            }
+            // What is computed once more was counted.
+            if !Pass::is_backward() {
+                let of_all = |expert| counts.iter().skip(expert).step_by(*num_experts).sum();
+                load.add(&(0..*num_experts).map(of_all).collect::<Vec<u64>>(), 0, sums);
+            }
+        }
+        let scores = router_scores(logits, options.scores);
+        let scores = match of_scores {
+            Some(gradient) => with_gradient(scores, gradient),
+            None => scores,
+        };
+        let weights = expert_weights(scores, &experts, options);
+        Routed { experts, weights }
+    }
+
+    /// `[tokens, num_experts]` in f32.
+    fn logits(&self, x: Tensor<3>) -> Tensor<2> {
+        let [seq, batch, d_model] = x.dims();
+        let weight = self.replica.value(&self.weight).cast(DType::F32);
+        let rows = x.reshape([seq * batch, d_model]);
+        // The rows are kept by nobody in f32 where they are narrower.
+        let source = (rows.dtype() != DType::F32).then(|| off_graph(&rows));
+        let again = source.map(|rows| Again::new(move || rows.clone().cast(DType::F32)));
+        linear(rows.cast(DType::F32), weight, None, LinearOptions { again, ..Default::default() })
+    }
+
+    fn choose(&self, scores: &Tensor<2>) -> Vec<u32> {
+        let How { num_experts, options, balance, .. } = &self.how;
+        if balance.forced {
+            let slots = scores.dims()[0] * options.top_k;
+            return (0..slots).map(|slot| (slot % num_experts) as u32).collect();
+        }
+        let read = |x: Tensor<1>| -> Vec<f32> {
+            x.cast(DType::F32).into_data().try_to_vec().expect("it is f32")
+        };
+        let bias = self.bias.as_ref().map(|bias| read(off_graph(&bias.val())));
+        let scores = read(scores.clone().flatten(0, 1));
+        choose_experts(&scores, *num_experts, bias.as_deref(), options)
+    }
+
+    /// Tokens that go from each sequence to each expert.
+    fn counts(&self, experts: &[u32], batch: usize) -> Vec<u64> {
+        let How { num_experts, options, .. } = &self.how;
+        let mut counts = vec![0; batch * num_experts];
+        for (token, chosen) in experts.chunks(options.top_k).enumerate() {
+            let row = token % batch * num_experts;
+            chosen.iter().for_each(|&expert| counts[row + expert as usize] += 1);
+        }
+        counts
+    }
+}
+
+fn off_graph<const D: usize>(x: &Tensor<D>) -> Tensor<D> {
+    if x.device().is_autodiff() { x.clone().inner() } else { x.clone() }
+}
+
+impl Sharded for Router {
+    fn shards(&self, plan: &mut PlanBuilder) {
+        plan.drawn_from(self.how.name.as_deref());
+        plan.param("weight", &self.replica.spec(&self.weight));
+        if let Some(bias) = &self.bias {
+            plan.param("bias", &self.replica.spec(bias));
+        }
+    }
+}

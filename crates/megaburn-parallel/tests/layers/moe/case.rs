@@ -1,0 +1,231 @@
+//! A layer of experts run forward and backward under a grid, everything gathered into whole tensors.
+
+use std::collections::BTreeMap;
+
+use burn::tensor::{Tensor, TensorData};
+use megaburn_collective::{Group, ProcessGroups};
+use megaburn_mesh::{Axis, Layout, ShardSpec};
+use megaburn_parallel::{
+    Balance, ExpertGroups, LoadCounts, Moe, MoeConfig, TokenContext, read_params, shard_plan,
+};
+
+use crate::support::{assert_close, autodiff, floats, join, leaf, normal, on_ranks, param_grads};
+
+/// What a layer did, as whole tensors.
+pub(crate) struct Done {
+    pub(crate) start: BTreeMap<String, TensorData>,
+    pub(crate) output: TensorData,
+    pub(crate) input_grad: TensorData,
+    pub(crate) grads: BTreeMap<String, TensorData>,
+    pub(crate) load: LoadCounts,
+}
+
+/// A layer and its input, `[seq, batch, d_model]`.
+#[derive(Clone)]
+pub(crate) struct Case {
+    pub(crate) shape: [usize; 3],
+    pub(crate) config: MoeConfig,
+    pub(crate) balance: Balance,
+    /// What the inputs of all tokens have in common, so that a router likes some experts.
+    pub(crate) common: f32,
+    pub(crate) recompute: bool,
+}
+
+pub(crate) fn groups(world: &Group, layout: &str) -> (ProcessGroups, ExpertGroups) {
+    let layout: Layout = layout.parse().unwrap();
+    let groups = ProcessGroups::new(world, layout).unwrap();
+    let of = |name: &str, axes: &[Axis]| {
+        world.subgroup(name, &groups.mesh.group_of(axes, world.rank())).unwrap()
+    };
+    let experts = ExpertGroups {
+        tp: groups.tp.clone(),
+        etp: of("etp", &[Axis::Etp]),
+        ep: of("ep", &[Axis::Ep]),
+        experts: of("experts", &[Axis::Etp, Axis::Ep]),
+        tp_cp: of("tp-cp", &[Axis::Tp, Axis::Cp]),
+    };
+    (groups, experts)
+}
+
+/// The stretch of dims 0 and 1 that a rank has: of the sequence over tp and cp, of the batch over dp.
+fn own(whole: &TensorData, groups: &ProcessGroups) -> Tensor<3> {
+    let coords = groups.coords;
+    let (cps, tps, dps) = (groups.cp.size(), groups.tp.size(), groups.dp.size());
+    let x = Tensor::<3>::from_data(whole.clone(), &autodiff().inner());
+    let [seq, batch, _] = x.dims();
+    let (len, samples) = (seq / cps / tps, batch / dps);
+    x.narrow(0, (coords.cp * tps + coords.tp) * len, len).narrow(1, coords.dp * samples, samples)
+}
+
+impl Case {
+    pub(crate) fn new(shape: [usize; 3], config: MoeConfig) -> Self {
+        Self { shape, config, balance: Balance::default(), common: 0.0, recompute: false }
+    }
+
+    pub(crate) fn build(&self, groups: ExpertGroups) -> Moe {
+        let config = self.config.clone().with_name("moe");
+        let config = config.with_sequence_parallel(groups.tp.size() > 1);
+        let layer = config.init(groups, &autodiff()).unwrap().with_balance(self.balance);
+        layer.with_recompute(self.recompute)
+    }
+
+    pub(crate) fn input(&self, seed: u64) -> TensorData {
+        let x = floats(&normal(&self.shape, seed, "input"));
+        let d = self.shape[2];
+        let same = floats(&normal(&[d], seed, "same"));
+        let x = x.iter().enumerate().map(|(i, x)| x + self.common * same[i % d]).collect();
+        TensorData::new::<f32, _>(x, self.shape)
+    }
+
+    pub(crate) fn run(&self, layout: &str, seed: u64) -> Done {
+        let ranks = layout.parse::<Layout>().unwrap().world_size();
+        let ranks = on_ranks(ranks, seed, |world| {
+            let (groups, experts) = groups(&world, layout);
+            let layer = self.build(experts);
+            let plan = shard_plan(&layer).unwrap();
+            let start: Vec<_> = read_params(&layer)
+                .into_iter()
+                .map(|(path, data)| (path.clone(), plan.get(&path).unwrap().shard.clone(), data))
+                .collect();
+            let x = leaf::<3>(own(&self.input(seed), &groups).into_data());
+            let context = TokenContext { loss_factor: Some(1.0), ..TokenContext::default() };
+            let y = layer.forward(x.clone(), &context);
+            let weight = own(&normal(&self.shape, seed, "weight"), &groups);
+            let grads = (y.clone() * Tensor::from_inner(weight)).sum().backward();
+            let input_grad = x.grad(&grads).unwrap();
+            let frozen = layer.router.bias.as_ref().map(|_| "router.bias");
+            let grads: Vec<_> = param_grads_but(&layer, &grads, frozen)
+                .into_iter()
+                .map(|(path, data)| {
+                    let spec = &plan.get(&path).unwrap().shard;
+                    let copies = if spec.axis == Axis::Etp { "edp" } else { "dp-cp" };
+                    (path.clone(), spec.clone(), copies, data)
+                })
+                .collect();
+            let load = layer.router.load().take().unwrap();
+            (groups.coords, start, y.inner(), input_grad, grads, load)
+        });
+        let whole = |pick: &dyn Fn(usize) -> Tensor<3>| {
+            let mut whole = Tensor::<3>::zeros(self.shape, &autodiff().inner());
+            let layout: Layout = layout.parse().unwrap();
+            for (rank, done) in ranks.iter().enumerate() {
+                let (part, at) = (pick(rank), done.0);
+                let [len, samples, d] = part.dims();
+                let (s, b) = ((at.cp * layout.tp + at.tp) * len, at.dp * samples);
+                whole = whole.slice_assign([s..s + len, b..b + samples, 0..d], part);
+            }
+            whole.into_data()
+        };
+        let mut start: BTreeMap<String, Vec<(ShardSpec, TensorData)>> = BTreeMap::new();
+        let mut sums: BTreeMap<(String, String), (ShardSpec, Tensor<1>)> = BTreeMap::new();
+        let mut load = LoadCounts::default();
+        for (coords, begins, _, _, grads, seen) in &ranks {
+            for (path, spec, data) in begins {
+                start.entry(path.clone()).or_default().push((spec.clone(), data.clone()));
+            }
+            for (path, spec, copies, data) in grads {
+                // What is summed over replicas is the gradient.
+                let place = match *copies {
+                    "edp" => format!("{}", coords.etp),
+                    _ => format!("{}", coords.tp),
+                };
+                let data = data.clone();
+                let flat = Tensor::<1>::from_data(
+                    TensorData::new(floats(&data), [data.num_elements()]),
+                    &autodiff().inner(),
+                );
+                let sum = sums.entry((path.clone(), place));
+                sum.and_modify(|(_, sum)| *sum = sum.clone() + flat.clone())
+                    .or_insert_with(|| (spec.clone(), flat));
+            }
+            add(&mut load, seen);
+        }
+        let mut grads: BTreeMap<String, Vec<(ShardSpec, TensorData)>> = BTreeMap::new();
+        for ((path, _), (spec, sum)) in sums {
+            let data = sum.into_data();
+            let data = TensorData::new(floats(&data), spec.local_shape());
+            grads.entry(path).or_default().push((spec, data));
+        }
+        let joined = |all: BTreeMap<String, Vec<(ShardSpec, TensorData)>>| {
+            all.into_iter().map(|(path, shards)| (path.clone(), join(&path, &shards))).collect()
+        };
+        Done {
+            start: joined(start),
+            output: whole(&|rank| ranks[rank].2.clone()),
+            input_grad: whole(&|rank| ranks[rank].3.clone()),
+            grads: joined(grads),
+            load,
+        }
+    }
+}
+
+fn param_grads_but(
+    layer: &Moe,
+    grads: &burn::tensor::Gradients,
+    frozen: Option<&str>,
+) -> Vec<(String, TensorData)> {
+    match frozen {
+        None => param_grads(layer, grads),
+        Some(_) => {
+            let mut layer = layer.clone();
+            layer.router.bias = None;
+            param_grads(&layer, grads)
+        }
+    }
+}
+
+fn add(sum: &mut LoadCounts, term: &LoadCounts) {
+    sum.tokens.resize(term.tokens.len(), 0);
+    sum.tokens.iter_mut().zip(&term.tokens).for_each(|(sum, term)| *sum += term);
+    sum.dropped += term.dropped;
+    sum.aux_loss += term.aux_loss;
+    sum.seq_aux_loss += term.seq_aux_loss;
+    sum.z_loss += term.z_loss;
+    sum.probabilities.resize(term.probabilities.len(), 0.0);
+    sum.probabilities.iter_mut().zip(&term.probabilities).for_each(|(sum, term)| *sum += term);
+}
+
+pub(crate) fn assert_same(found: &Done, expected: &Done, tolerance: f64) {
+    assert_close("output", &found.output, &expected.output, tolerance);
+    assert_close("input gradient", &found.input_grad, &expected.input_grad, tolerance);
+    assert_eq!(found.grads.keys().collect::<Vec<_>>(), expected.grads.keys().collect::<Vec<_>>());
+    for (path, start) in &expected.start {
+        assert_eq!(floats(start), floats(&found.start[path]), "{path}");
+    }
+    for (path, grad) in &expected.grads {
+        let (found, grad) = (floats(&found.grads[path]), floats(grad));
+        // An expert without tokens has zeros.
+        let size = grad.iter().fold(1e-3f64, |max, g| max.max(f64::from(g.abs())));
+        for (a, b) in found.iter().zip(&grad) {
+            let off = f64::from((a - b).abs());
+            assert!(off <= tolerance * size, "{path}: {a} for {b} of {size}");
+        }
+    }
+    assert_eq!(found.load.tokens, expected.load.tokens);
+    let close = |what: &str, a: f64, b: f64| {
+        assert!((a - b).abs() <= tolerance * b.abs().max(1.0), "{what}: {a} for {b}");
+    };
+    close("aux loss", found.load.aux_loss, expected.load.aux_loss);
+    close("sequence aux loss", found.load.seq_aux_loss, expected.load.seq_aux_loss);
+    close("z loss", found.load.z_loss, expected.load.z_loss);
+    for (a, b) in found.load.probabilities.iter().zip(&expected.load.probabilities) {
+        close("probability", *a, *b);
+    }
+}
+
+pub(crate) fn mixtral(d_model: usize, d_ffn: usize, experts: usize, top_k: usize) -> MoeConfig {
+    use burn::nn::Initializer::Normal;
+    let wide = Normal { mean: 0.0, std: 0.4 };
+    MoeConfig::new(d_model, d_ffn, experts, top_k)
+        .with_initializer(wide.clone())
+        .with_output_initializer(wide)
+}
+
+pub(crate) fn deepseek(d_model: usize, d_ffn: usize) -> MoeConfig {
+    mixtral(d_model, d_ffn, 8, 3)
+        .with_sigmoid(true)
+        .with_scale(2.5)
+        .with_groups(Some([4, 2, 2]))
+        .with_expert_bias(true)
+        .with_shared_ffn(Some(2 * d_ffn))
+}

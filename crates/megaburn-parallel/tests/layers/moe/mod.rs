@@ -1,0 +1,176 @@
+//! A layer of experts against plain tensors on one rank, and against itself under every expert grid.
+
+mod balance;
+mod case;
+
+use std::collections::BTreeMap;
+
+use burn::tensor::{Tensor, activation};
+use case::{Case, Done, assert_same, deepseek, groups, mixtral};
+use megaburn_mesh::Layout;
+use megaburn_parallel::{Balance, ExpertGroups, Moe, MoeConfig};
+use rstest::rstest;
+
+use crate::support::{assert_close, autodiff, floats, fresh_seed, leaf, normal, on_ranks};
+
+/// Every token through all of its experts, one by one, in plain tensors.
+fn plainly(case: &Case, layer: &Moe, x: Tensor<3>) -> Tensor<3> {
+    let [seq, batch, d] = x.dims();
+    let rows = x.reshape([seq * batch, d]);
+    let logits = rows.clone().matmul(layer.router.weight.val());
+    let scores = match case.config.sigmoid {
+        true => activation::sigmoid(logits),
+        false => activation::softmax(logits, 1),
+    };
+    let plain = floats(&scores.clone().inner().into_data());
+    let experts = case.config.num_experts;
+    let mlp = |x: Tensor<2>, up: Tensor<2>, down: Tensor<2>| {
+        let [gate, up] = x.matmul(up).chunk(2, 1).try_into().unwrap();
+        (activation::silu(gate) * up).matmul(down)
+    };
+    let mut out = Vec::new();
+    for token in 0..seq * batch {
+        let of = &plain[token * experts..][..experts];
+        let mut order: Vec<usize> = (0..experts).collect();
+        if let Some([num, kept, best]) = case.config.groups {
+            let size = experts / num;
+            let group = |g: usize| {
+                let mut of = of[g * size..][..size].to_vec();
+                of.sort_by(|a, b| b.total_cmp(a));
+                of[..best].iter().sum::<f32>()
+            };
+            let mut groups: Vec<usize> = (0..num).collect();
+            groups.sort_by(|a, b| group(*b).total_cmp(&group(*a)));
+            order.retain(|expert| groups[..kept].contains(&(expert / size)));
+        }
+        order.sort_by(|a, b| of[*b].total_cmp(&of[*a]));
+        let chosen = &order[..case.config.top_k];
+        let row = rows.clone().narrow(0, token, 1);
+        let weight = |expert: usize| scores.clone().narrow(0, token, 1).narrow(1, expert, 1);
+        let sum = chosen.iter().map(|&e| weight(e)).reduce(|a, b| a + b).unwrap();
+        let terms = chosen.iter().map(|&e| {
+            let expert = layer.experts[e].as_ref().unwrap();
+            let w = if case.config.normalise { weight(e) / sum.clone() } else { weight(e) };
+            mlp(row.clone(), expert.up.weight.val(), expert.down.weight.val())
+                * w
+                * case.config.scale
+        });
+        let mut y = terms.reduce(|a, b| a + b).unwrap();
+        if let Some(shared) = &layer.shared {
+            y = y + mlp(row, shared.up.weight.val(), shared.down.weight.val());
+        }
+        out.push(y);
+    }
+    Tensor::cat(out, 0).reshape([seq, batch, d])
+}
+
+#[rstest]
+#[case(mixtral(8, 6, 4, 2), [4, 2, 8])]
+#[case(mixtral(7, 5, 6, 3), [5, 3, 7])]
+#[case(mixtral(8, 6, 4, 1).with_normalise(false), [3, 2, 8])]
+#[case(deepseek(8, 4), [4, 2, 8])]
+#[case(deepseek(7, 3), [3, 3, 7])]
+fn one_rank_computes_every_token_by_its_experts(
+    #[case] config: MoeConfig,
+    #[case] shape: [usize; 3],
+) {
+    let (seed, case) = (fresh_seed(), Case::new(shape, config));
+    let found = case.run("tp1", seed);
+    on_ranks(1, seed, |world| {
+        let layer = case.build(ExpertGroups::from(&world));
+        let x = leaf::<3>(case.input(seed));
+        let y = plainly(&case, &layer, x.clone());
+        assert_close("output", &found.output, &y.clone().inner().into_data(), 1e-5);
+        let weight = Tensor::from_data(normal(&shape, seed, "weight"), &autodiff());
+        let grads = (y * weight).sum().backward();
+        assert_close("input", &found.input_grad, &x.grad(&grads).unwrap().into_data(), 1e-5);
+        let router = layer.router.weight.val().grad(&grads).unwrap().into_data();
+        assert_close("router", &found.grads["router.weight"], &router, 1e-5);
+        for (index, expert) in layer.experts.iter().enumerate() {
+            let expert = expert.as_ref().unwrap();
+            for (field, layer) in [("up", &expert.up), ("down", &expert.down)] {
+                let path = format!("experts.{index}.{field}.weight");
+                let found = &found.grads[&path];
+                match layer.weight.val().grad(&grads) {
+                    Some(grad) => assert_close(&path, found, &grad.into_data(), 1e-5),
+                    None => assert!(floats(found).iter().all(|&g| g == 0.0)),
+                }
+            }
+        }
+    });
+}
+
+const GRIDS: [&str; 14] = [
+    "dp2-ep2",
+    "dp4-ep4",
+    "dp4-ep2",
+    "dp2-ep1",
+    "tp2-sp",
+    "tp2-ep2-sp",
+    "tp2-dp2-ep4-sp",
+    "tp2-dp2-ep2-sp",
+    "tp2-dp2-ep2-etp2-sp",
+    "tp2-etp2-sp",
+    "dp2-etp2",
+    "dp4-ep2-etp2",
+    "cp2-ep2",
+    "tp2-cp2-dp2-ep4-etp2-sp",
+];
+
+#[rstest]
+fn every_grid_computes_what_one_rank_does(
+    #[values(0, 1)] which: usize,
+    #[values(0.0, 3.0)] common: f32,
+    #[values(false, true)] recompute: bool,
+) {
+    let balance = Balance { aux_loss: 0.3, seq_aux_loss: 0.2, z_loss: 0.1, ..Balance::default() };
+    let configs = [mixtral(8, 4, 4, 2), deepseek(6, 4)];
+    let shape = [8, 4, configs[which].d_model];
+    let case = Case { balance, common, recompute, ..Case::new(shape, configs[which].clone()) };
+    let seed = fresh_seed();
+    // A micro-batch is what the ranks of one data-parallel coordinate have.
+    let mut alone: BTreeMap<usize, Done> = BTreeMap::new();
+    for grid in GRIDS {
+        let layout: Layout = grid.parse().unwrap();
+        let run = || case.run(&format!("dp{}", layout.dp), seed);
+        let expected = alone.entry(layout.dp).or_insert_with(run);
+        println!("{grid}");
+        assert_same(&case.run(grid, seed), expected, 2e-5);
+    }
+}
+
+#[test]
+fn a_router_that_sends_everything_to_one_expert_leaves_the_others_zero_gradients() {
+    let case = Case { common: 1e4, ..Case::new([8, 4, 8], mixtral(8, 4, 4, 1)) };
+    for grid in ["tp1", "dp4-ep4", "tp2-dp2-ep4-sp", "tp2-dp2-ep2-etp2-sp"] {
+        let done = case.run(grid, fresh_seed());
+        let busy: Vec<_> = (0..4).filter(|&expert| done.load.tokens[expert] > 0).collect();
+        assert_eq!(busy.len(), 1, "{grid}: {:?}", done.load.tokens);
+        for expert in 0..4 {
+            let grad = floats(&done.grads[&format!("experts.{expert}.up.weight")]);
+            assert_eq!(grad.iter().any(|&g| g != 0.0), busy.contains(&expert));
+        }
+        assert!(floats(&done.output).iter().all(|y| y.is_finite()));
+    }
+}
+
+#[rstest]
+#[case(mixtral(8, 4, 4, 5), "tp1", "5 experts a token of 4")]
+#[case(mixtral(8, 4, 3, 1), "dp2-ep2", "3 experts do not divide over 2 ranks")]
+#[case(mixtral(8, 4, 4, 1), "tp2", "without sequence parallelism")]
+#[case(mixtral(8, 4, 4, 1).with_groups(Some([3, 1, 1])), "tp1", "3 groups do not divide 4 experts")]
+#[case(mixtral(8, 4, 4, 1).with_groups(Some([2, 3, 1])), "tp1", "3 of 2 groups")]
+#[case(mixtral(8, 4, 4, 3).with_groups(Some([2, 1, 1])), "tp1", "3 experts a token in 1 groups of 2")]
+#[case(mixtral(8, 5, 4, 1), "dp2-etp2", "5 units of 1 cannot be split over 2 ranks of etp")]
+fn what_does_not_fit_is_refused(
+    #[case] config: MoeConfig,
+    #[case] layout: &str,
+    #[case] message: &str,
+) {
+    let ranks = layout.parse::<Layout>().unwrap().world_size();
+    on_ranks(ranks, 0, |world| {
+        let (_, experts) = groups(&world, layout);
+        let error = config.clone().with_name("moe").init(experts, &autodiff()).unwrap_err();
+        assert!(error.to_string().contains(message), "{error}");
+    });
+}

@@ -18,6 +18,10 @@ pub struct FlopShape {
     pub ffn_matrices: usize,
     /// Blocks.
     pub layers: usize,
+    /// Blocks of which have experts in place of the MLP.
+    pub expert_layers: usize,
+    /// Features inside all the experts that a token goes to there.
+    pub expert_ffn: usize,
     /// Tokens of the vocabulary.
     pub vocab: usize,
 }
@@ -25,13 +29,13 @@ pub struct FlopShape {
 impl FlopShape {
     /// FLOPs to train on `num_sequences` sequences of `seq_len` tokens, forward and backward.
     pub fn training(&self, num_sequences: usize, seq_len: usize) -> f64 {
-        let Self { hidden, query, key_value, ffn, ffn_matrices, layers, vocab } = *self;
-        let attention = hidden * (query + 2 * key_value) + query * hidden;
-        let block = attention + ffn_matrices * hidden * ffn;
+        let Self { hidden, query, key_value, ffn, ffn_matrices, layers, vocab, .. } = *self;
+        let attention = layers * (hidden * (query + 2 * key_value) + query * hidden);
+        let features = (layers - self.expert_layers) * ffn + self.expert_layers * self.expert_ffn;
+        let blocks = attention + ffn_matrices * hidden * features;
         let tokens = (num_sequences * seq_len) as f64;
         let squares = tokens * seq_len as f64;
-        6.0 * tokens * (layers * block + hidden * vocab) as f64
-            + 6.0 * (query * layers) as f64 * squares
+        6.0 * tokens * (blocks + hidden * vocab) as f64 + 6.0 * (query * layers) as f64 * squares
     }
 
     /// FLOPs a token.
@@ -52,6 +56,8 @@ mod tests {
             ffn,
             ffn_matrices: 3,
             layers,
+            expert_layers: 0,
+            expert_ffn: 0,
             vocab: 128256,
         }
     }
@@ -66,6 +72,29 @@ mod tests {
         ] {
             let gflop = shape.training_per_token(8192) / 1e9;
             assert!((gflop / published - 1.0).abs() < 5e-4, "{gflop} against {published}");
+        }
+    }
+
+    /// The same, derived from NVIDIA's of mixtures of experts, at 4096 tokens.
+    #[test]
+    fn experts_cost_what_a_token_goes_through() {
+        let mixtral = FlopShape {
+            expert_layers: 32,
+            expert_ffn: 2 * 14336,
+            vocab: 32000,
+            ..llama3(4096, 0, 32)
+        };
+        let qwen3 = FlopShape {
+            query: 4096,
+            key_value: 512,
+            expert_layers: 48,
+            expert_ffn: 8 * 768,
+            vocab: 151936,
+            ..llama3(2048, 6144, 48)
+        };
+        for (shape, published) in [(mixtral, 79.7), (qwen3, 23.0)] {
+            let gflop = shape.training_per_token(4096) / 1e9;
+            assert!((gflop / published - 1.0).abs() < 2e-3, "{gflop} against {published}");
         }
     }
 

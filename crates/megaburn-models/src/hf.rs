@@ -7,7 +7,7 @@ use megaburn_mesh::{ShardPlan, ShardSpec};
 use crate::{DecoderConfig, ModelError};
 
 /// One line of a family's key map: which tensors a parameter is made of. A `*` stands for the number
-/// of the layer.
+/// of the layer, and a second one for that of the expert.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Key {
     ours: &'static str,
@@ -39,19 +39,27 @@ impl Key {
 
     /// The names, if this line is for the parameter at `path`.
     fn names(&self, path: &str) -> Option<Vec<String>> {
-        let layer = match self.ours.split_once('*') {
-            None => (self.ours == path).then_some("")?,
-            Some((before, after)) => {
-                let layer = path.strip_prefix(before)?.strip_suffix(after)?;
-                layer.parse::<usize>().ok()?;
-                layer
+        let (ours, parts) = (self.ours.split('.'), path.split('.'));
+        if ours.clone().count() != parts.clone().count() {
+            return None;
+        }
+        let mut numbers = Vec::new();
+        for (own, part) in ours.zip(parts) {
+            match own {
+                "*" => {
+                    part.parse::<usize>().ok()?;
+                    numbers.push(part);
+                }
+                own if own == part => {}
+                _ => return None,
             }
-        };
+        }
         let names = match &self.theirs {
             Theirs::One(name) => std::slice::from_ref(name),
             Theirs::Many(names) => names,
         };
-        Some(names.iter().map(|name| name.replacen('*', layer, 1)).collect())
+        let put = |name: String, number: &&str| name.replacen('*', number, 1);
+        Some(names.iter().map(|name| numbers.iter().fold(name.to_string(), put)).collect())
     }
 }
 

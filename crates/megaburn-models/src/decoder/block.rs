@@ -3,14 +3,15 @@ use megaburn_collective::Group;
 use megaburn_kernels::RopeTable;
 use megaburn_mesh::Zigzag;
 use megaburn_parallel::{
-    ContextParallel, Input, KvCache, Mlp, MlpConfig, Norm, NormConfig, Packed, ParallelDropout,
-    PlanBuilder, Residual, SelfAttention, SelfAttentionConfig, Sharded, TokenContext, recomputed,
+    ContextParallel, ExpertGroups, Input, KvCache, Mlp, MlpConfig, Moe, Norm, NormConfig, Packed,
+    ParallelDropout, PlanBuilder, Residual, SelfAttention, SelfAttentionConfig, Sharded,
+    TokenContext, recomputed,
 };
 
-use super::{Dropout, Recompute};
+use super::{Dropout, Experts, Recompute};
 use crate::{DecoderConfig, ModelError};
 
-/// One transformer block: attention and MLP, each behind a norm and added to its input.
+/// One transformer block: attention, and an MLP or experts, each behind a norm and added to its input.
 #[derive(Module, Debug)]
 pub struct Block {
     /// Before the attention.
@@ -19,8 +20,10 @@ pub struct Block {
     pub attention: SelfAttention,
     /// Before the MLP.
     pub mlp_norm: Norm,
-    /// The MLP.
-    pub mlp: Mlp,
+    /// The MLP, or
+    pub mlp: Option<Mlp>,
+    /// the experts in its place.
+    pub moe: Option<Moe>,
     /// Of what attention and MLP add.
     dropouts: Option<[ParallelDropout; 2]>,
     recompute_mlp: bool,
@@ -43,10 +46,11 @@ impl Block {
     pub(super) fn new(
         config: &DecoderConfig,
         index: usize,
-        group: &Group,
+        groups: &ExpertGroups,
         sequence_parallel: bool,
         device: &Device,
     ) -> Result<Self, ModelError> {
+        let group = &groups.tp;
         let DecoderConfig { hidden, ffn, heads, kv_heads, head_dim, layers, .. } = *config;
         let into_stream =
             Initializer::Normal { mean: 0.0, std: 0.02 / (2.0 * layers as f64).sqrt() };
@@ -58,17 +62,31 @@ impl Block {
             .with_name(format!("blocks.{index}.attention"));
         attention.window = config.layer_window(index);
         attention.qk_norm = config.qk_norm.then_some(config.norm_eps);
-        let mlp = MlpConfig::new(hidden, ffn)
-            .with_activation(config.activation)
-            .with_bias(config.mlp_bias)
-            .with_sequence_parallel(sequence_parallel)
-            .with_output_initializer(into_stream)
-            .with_name(format!("blocks.{index}.mlp"));
+        let mlp = || {
+            MlpConfig::new(hidden, ffn)
+                .with_activation(config.activation)
+                .with_bias(config.mlp_bias)
+                .with_sequence_parallel(sequence_parallel)
+                .with_output_initializer(into_stream.clone())
+                .with_name(format!("blocks.{index}.mlp"))
+                .init(group, device)
+        };
+        let moe = |experts: &Experts| {
+            experts
+                .layer(hidden)
+                .with_activation(config.activation)
+                .with_sequence_parallel(sequence_parallel)
+                .with_output_initializer(into_stream.clone())
+                .with_name(format!("blocks.{index}.moe"))
+                .init(groups.clone(), device)
+        };
+        let experts = config.layer_experts(index);
         Ok(Self {
             attention_norm: norm(config, group, sequence_parallel, device),
             attention: attention.init(group, device)?,
             mlp_norm: norm(config, group, sequence_parallel, device),
-            mlp: mlp.init(group, device)?,
+            mlp: experts.is_none().then(mlp).transpose()?,
+            moe: experts.map(moe).transpose()?,
             dropouts: None,
             recompute_mlp: false,
         })
@@ -113,7 +131,8 @@ impl Block {
             attention_norm: self.attention_norm.with_recompute(recompute.norm),
             attention: self.attention.with_recompute(recompute.core_attention),
             mlp_norm: self.mlp_norm.with_recompute(recompute.norm),
-            mlp: self.mlp.with_recompute(recompute.activation && !recompute.mlp),
+            mlp: self.mlp.map(|mlp| mlp.with_recompute(recompute.activation && !recompute.mlp)),
+            moe: self.moe.map(|moe| moe.with_recompute(recompute.activation && !recompute.mlp)),
             recompute_mlp: recompute.mlp,
             ..self
         }
@@ -149,15 +168,25 @@ impl Block {
         };
         let x = x + dropped(0, self.attention.forward_in(normed, context));
         let (normed, x) = x.normed(&self.mlp_norm);
-        x + dropped(1, self.feed_forward(normed))
+        x + dropped(1, self.feed_forward(normed, context))
     }
 
-    fn feed_forward(&self, normed: Input<3>) -> Tensor<3> {
-        if !self.recompute_mlp {
-            return self.mlp.forward(normed);
+    fn feed_forward(&self, normed: Input<3>, context: &TokenContext) -> Tensor<3> {
+        let again = self.recompute_mlp;
+        match (&self.mlp, &self.moe) {
+            (Some(mlp), _) if again => {
+                let [y] = recomputed(mlp, [normed], |mlp, [x]| [mlp.forward(x)]);
+                y
+            }
+            (Some(mlp), _) => mlp.forward(normed),
+            (None, Some(moe)) if again => {
+                let context = context.clone();
+                let [y] = recomputed(moe, [normed], move |moe, [x]| [moe.forward(x, &context)]);
+                y
+            }
+            (None, Some(moe)) => moe.forward(normed, context),
+            (None, None) => unreachable!("a block has an MLP or experts"),
         }
-        let [y] = recomputed(&self.mlp, [normed], |mlp, [x]| [mlp.forward(x)]);
-        y
     }
 
     /// The same block and weights for whole sequences.
@@ -166,7 +195,8 @@ impl Block {
             attention_norm: self.attention_norm.whole_sequence(),
             attention: self.attention.whole_sequence(),
             mlp_norm: self.mlp_norm.whole_sequence(),
-            mlp: self.mlp.whole_sequence(),
+            mlp: self.mlp.map(Mlp::whole_sequence),
+            moe: self.moe.map(Moe::whole_sequence),
             dropouts: None,
             ..self
         }
@@ -186,7 +216,7 @@ impl Block {
         let (normed, x) = x.normed(&self.attention_norm);
         let x = x + self.attention.forward_cached(normed, rope, packed, cache);
         let (normed, x) = x.normed(&self.mlp_norm);
-        x + self.mlp.forward(normed)
+        x + self.feed_forward(normed, &TokenContext::default())
     }
 }
 
@@ -196,5 +226,6 @@ impl Sharded for Block {
         plan.child("attention", &self.attention);
         plan.child("mlp_norm", &self.mlp_norm);
         plan.child("mlp", &self.mlp);
+        plan.child("moe", &self.moe);
     }
 }

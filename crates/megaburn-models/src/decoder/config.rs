@@ -3,6 +3,7 @@ use megaburn_mesh::{Layout, ModelShape};
 use megaburn_parallel::{Activation, NormKind};
 use serde::{Deserialize, Serialize};
 
+use super::Experts;
 use crate::{Family, ModelError, flops::FlopShape};
 
 /// The sizes of a decoder and the parts that its blocks are composed of. [`Family::template`] has
@@ -50,10 +51,13 @@ pub struct DecoderConfig {
     pub full_layers: Vec<usize>,
     /// Whether the output projection is the embedding.
     pub tied: bool,
+    /// Experts in place of the MLP; none: every layer has one MLP.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub experts: Option<Experts>,
 }
 
 /// Beyond these the numbers are mistakes, and their products overflow.
-const LARGEST: usize = 1 << 30;
+pub(super) const LARGEST: usize = 1 << 30;
 const MOST_LAYERS: usize = 10_000;
 
 /// How a model knows where a token stands.
@@ -111,7 +115,7 @@ impl DecoderConfig {
         if let Some(rope) = self.rope() {
             rope.frequencies()?;
         }
-        Ok(())
+        self.experts.as_ref().map_or(Ok(()), |experts| experts.validate(self.layers))
     }
 
     /// Refuses sequences that are longer than the model's.
@@ -153,6 +157,11 @@ impl DecoderConfig {
         self.window.filter(|_| !self.full_layers.contains(&index))
     }
 
+    /// The experts of layer `index`; none: it has an MLP.
+    pub fn layer_experts(&self, index: usize) -> Option<&Experts> {
+        self.experts.as_ref().filter(|experts| !experts.dense_layers.contains(&index))
+    }
+
     /// What counts in Megatron's FLOP formula.
     pub fn flop_shape(&self) -> FlopShape {
         FlopShape {
@@ -162,6 +171,8 @@ impl DecoderConfig {
             ffn: self.ffn,
             ffn_matrices: if self.activation.is_gated() { 3 } else { 2 },
             layers: self.layers,
+            expert_layers: (0..self.layers).filter(|&l| self.layer_experts(l).is_some()).count(),
+            expert_ffn: self.experts.as_ref().map_or(0, Experts::active_ffn),
             vocab: self.vocab,
         }
     }

@@ -4,8 +4,8 @@ use burn::prelude::Device;
 use megaburn_collective::Group;
 use megaburn_mesh::{ShardPlan, Zigzag};
 use megaburn_parallel::{
-    ActivationOffload, CrossEntropyConfig, PositionEmbeddingConfig, VocabParallelEmbeddingConfig,
-    shard_plan,
+    ActivationOffload, CrossEntropyConfig, ExpertGroups, PositionEmbeddingConfig,
+    VocabParallelEmbeddingConfig, shard_plan,
 };
 use megaburn_pipeline::StageLayers;
 
@@ -30,7 +30,8 @@ impl DecoderConfig {
         self.init_stages(&[StageLayers::whole(self.layers)], group, sequence_parallel, device)
     }
 
-    /// The stages of it that this rank of a pipeline has. Every value is what it is in the whole model.
+    /// The stages of it that this rank of a pipeline has. Every value is what it is in the whole model. Of a
+    /// tensor-parallel group alone every rank has all experts whole.
     ///
     /// # Errors
     /// As [`init`](Self::init).
@@ -42,11 +43,16 @@ impl DecoderConfig {
     pub fn init_stages(
         &self,
         stages: &[StageLayers],
-        group: &Group,
+        groups: impl Into<ExpertGroups>,
         sequence_parallel: bool,
         device: &Device,
     ) -> Result<Decoder, ModelError> {
+        let groups = groups.into();
+        let group = &groups.tp;
         self.validate()?;
+        if let Some(experts) = &self.experts {
+            experts.check_grid(&groups)?;
+        }
         let begins = stages.iter().any(|stage| stage.embedding);
         let ends = stages.iter().any(|stage| stage.loss);
         let vectors = |name: &str| {
@@ -65,7 +71,7 @@ impl DecoderConfig {
         let embedding = || Ok::<_, ModelError>(vectors("embedding")?.as_copy((!begins).into()));
         let mut blocks: Vec<Option<Block>> = (0..self.layers).map(|_| None).collect();
         for index in stages.iter().flat_map(|stage| stage.layers.clone()) {
-            blocks[index] = Some(Block::new(self, index, group, sequence_parallel, device)?);
+            blocks[index] = Some(Block::new(self, index, &groups, sequence_parallel, device)?);
         }
         let has_positions = begins && self.positions == Positions::Learned;
         Ok(Decoder {

@@ -51,6 +51,19 @@ impl<'a> HfJson<'a> {
         }
     }
 
+    /// Whole numbers; none if the key is absent.
+    ///
+    /// # Errors
+    /// It is something else.
+    pub fn sizes(&self, key: &str) -> Result<Vec<usize>, String> {
+        let Some(value) = self.get(key) else { return Ok(Vec::new()) };
+        let sizes = value.as_array().and_then(|all| {
+            let size = |value: &Value| usize::try_from(value.as_u64()?).ok();
+            all.iter().map(size).collect::<Option<_>>()
+        });
+        sizes.ok_or_else(|| format!("`{key}` is {value}, expected a list of whole numbers"))
+    }
+
     /// A number; `default` if it is absent.
     ///
     /// # Errors

@@ -79,6 +79,7 @@ pub(super) fn template() -> DecoderConfig {
         window: None,
         full_layers: Vec::new(),
         tied: false,
+        experts: None,
     }
 }
 

@@ -34,7 +34,7 @@ fn read(json: &HfJson<'_>) -> Result<DecoderConfig, String> {
     Ok(DecoderConfig { window, ..config })
 }
 
-fn write(config: &DecoderConfig) -> Value {
+pub(super) fn write(config: &DecoderConfig) -> Value {
     let mut json = llama::write_sizes(config);
     json["sliding_window"] = config.window.into();
     json

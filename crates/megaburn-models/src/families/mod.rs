@@ -8,8 +8,10 @@ mod gpt2;
 mod json;
 mod llama;
 mod mistral;
+mod mixtral;
 mod qwen2;
 mod qwen3;
+mod qwen3_moe;
 
 use std::{fmt, path::Path, str::FromStr};
 
@@ -31,8 +33,13 @@ pub enum Family {
     Mistral,
     /// Qwen2 and Qwen2.5.
     Qwen2,
+    /// Mixtral 8x7B and 8x22B.
+    Mixtral,
     /// Qwen3, dense.
     Qwen3,
+    /// Qwen3's mixtures of experts.
+    #[serde(rename = "qwen3_moe")]
+    Qwen3Moe,
 }
 
 /// All that the rest of the code knows of a family.
@@ -59,7 +66,15 @@ pub struct FamilySpec {
 
 impl Family {
     /// All of them.
-    pub const ALL: [Self; 5] = [Self::Gpt2, Self::Llama, Self::Mistral, Self::Qwen2, Self::Qwen3];
+    pub const ALL: [Self; 7] = [
+        Self::Gpt2,
+        Self::Llama,
+        Self::Mistral,
+        Self::Mixtral,
+        Self::Qwen2,
+        Self::Qwen3,
+        Self::Qwen3Moe,
+    ];
 
     /// What is particular to it.
     pub fn spec(self) -> &'static FamilySpec {
@@ -67,8 +82,10 @@ impl Family {
             Self::Gpt2 => &gpt2::SPEC,
             Self::Llama => &llama::SPEC,
             Self::Mistral => &mistral::SPEC,
+            Self::Mixtral => &mixtral::SPEC,
             Self::Qwen2 => &qwen2::SPEC,
             Self::Qwen3 => &qwen3::SPEC,
+            Self::Qwen3Moe => &qwen3_moe::SPEC,
         }
     }
 

@@ -17,12 +17,13 @@ pub(super) const SPEC: FamilySpec = FamilySpec {
     ..llama::SPEC
 };
 
-const KEYS: &[Key] = &[
+/// Its mixtures of experts name them like this too.
+pub(super) const KEYS: &[Key] = &[
     Key::plain("blocks.*.attention.q_norm.gamma", "model.layers.*.self_attn.q_norm.weight"),
     Key::plain("blocks.*.attention.k_norm.gamma", "model.layers.*.self_attn.k_norm.weight"),
 ];
 
-fn template() -> DecoderConfig {
+pub(super) fn template() -> DecoderConfig {
     DecoderConfig { family: Family::Qwen3, qk_norm: true, norm_eps: 1e-6, ..llama::template() }
 }
 

@@ -148,7 +148,7 @@ fn a_router_that_sends_everything_to_one_expert_leaves_the_others_zero_gradients
         assert_eq!(busy.len(), 1, "{grid}: {:?}", done.load.tokens);
         for expert in 0..4 {
             let grad = floats(&done.grads[&format!("experts.{expert}.up.weight")]);
-            assert_eq!(grad.iter().any(|&g| g != 0.0), busy.contains(&expert));
+            assert!(busy.contains(&expert) || grad.iter().all(|&g| g == 0.0));
         }
         assert!(floats(&done.output).iter().all(|y| y.is_finite()));
     }

@@ -7,6 +7,8 @@ mod order;
 mod replicas;
 mod shares;
 mod sums;
+#[cfg(test)]
+mod tests;
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -1,5 +1,9 @@
 //! Experts beside dense parameters: every layout takes the steps of one rank that has everything.
 
+mod resumed;
+mod sent;
+mod spoiled;
+
 use std::{
     collections::BTreeMap,
     ops::Range,
@@ -13,10 +17,6 @@ use megaburn_mesh::{Layout, ShardPlan};
 use rstest::rstest;
 
 use super::*;
-
-mod sent;
-mod spoiled;
-
 use crate::{
     AdamWConfig, GradientAccumulator, Moment, MuonConfig, MuonTpMode, OptimError, Optimizer,
     testing::{

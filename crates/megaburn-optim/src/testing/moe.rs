@@ -19,6 +19,8 @@ use super::cut;
 /// Values of whole parameters, or of a rank's, by path.
 pub(crate) type Values = BTreeMap<String, Vec<f32>>;
 
+type Tensors<const D: usize> = Vec<(String, Tensor<D>)>;
+
 const NUM_BLOCKS: usize = 3;
 pub(crate) const NUM_EXPERTS: usize = 4;
 
@@ -120,7 +122,7 @@ impl Moe {
     }
 
     /// In the order in which layers use them.
-    fn params(&self) -> (Vec<(String, Tensor<2>)>, Vec<(String, Tensor<1>)>) {
+    fn params(&self) -> (Tensors<2>, Tensors<1>) {
         let (mut matrices, mut vectors) = (Vec::new(), Vec::new());
         for (b, block) in self.blocks.iter().enumerate() {
             let Some(block) = block else { continue };

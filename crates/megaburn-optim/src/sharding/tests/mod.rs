@@ -34,11 +34,13 @@ const LEVELS: [ShardingLevel; 4] = [
 
 const MICRO_BATCHES: usize = 3;
 
+/// What a rank keeps of a gradient, and which elements these are.
+type Kept = (Range<usize>, Vec<f32>);
+
 /// What a rank has of a step, and of the whole run behind the last one.
 struct Found {
     numbers: Vec<[f64; 3]>,
-    /// With the elements that it keeps.
-    grads: Vec<BTreeMap<String, (Range<usize>, Vec<f32>)>>,
+    grads: Vec<BTreeMap<String, Kept>>,
     params: Values,
     state: BTreeMap<(Moment, String), Vec<f32>>,
     num_sent: Vec<usize>,

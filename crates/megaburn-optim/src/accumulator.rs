@@ -14,7 +14,7 @@ use crate::{
     overlap::Overlap,
     plan::check_plan,
     rule::check_dtype,
-    sharding::{ParamKind, Slot},
+    sharding::{Bucket, ParamKind},
     visit::{FloatVisitor, visit_floats},
 };
 
@@ -54,15 +54,13 @@ impl GradientAccumulator {
         let mut collect = Collect { plan, sharding, entries: BTreeMap::new() };
         visit_floats(module, &mut collect);
         let (entries, sharding) = (collect.entries, sharding.clone());
-        for bucket in sharding.buckets() {
-            for Slot { path, .. } in &bucket.slots {
-                let path = || path.clone();
-                match entries.get(&path()) {
-                    None => return Err(OptimError::NotTrainable { path: path() }),
-                    Some(entry) if entry.spec.is_expert() != (bucket.kind == ParamKind::Expert) => {
-                        return Err(OptimError::OtherReplicas { path: path() });
-                    }
-                    Some(_) => {}
+        for Bucket { kind, slots, .. } in sharding.buckets() {
+            for path in slots.iter().map(|slot| slot.path.clone()) {
+                let Some(entry) = entries.get(&path) else {
+                    return Err(OptimError::NotTrainable { path });
+                };
+                if entry.spec.is_expert() != (*kind == ParamKind::Expert) {
+                    return Err(OptimError::OtherReplicas { path });
                 }
             }
         }

@@ -36,7 +36,7 @@ pub(crate) struct Trained {
 fn local_moments(trainer: &Trainer) -> Result<LocalParams, TrainError> {
     // Parameters that are on their way arrive.
     trainer.model();
-    let moments = trainer.optimizer().whole_state(true)?.moments.into_iter();
+    let moments = trainer.optimizer().whole_state(|_| true)?.moments.into_iter();
     let first = moments.filter(|((moment, _), _)| *moment == Moment::ExpAvg);
     let read = |((_, path), state): ((Moment, String), StateTensor)| {
         let shard = trainer.plan().get(&path).unwrap().shard.clone();

@@ -98,7 +98,8 @@ pub(crate) struct Report {
 /// checkpoints stay (0 keeps all). One of the same step is replaced.
 ///
 /// Every element is written once, by the rank that owns it at data- and context-parallel
-/// coordinate 0; `tensors` is read there only, the values of one tensor at a time.
+/// coordinate 0, of an expert at expert-data-parallel coordinate 0 ([`is_written_by`]); the values of a
+/// tensor are asked for there only, of one tensor at a time.
 ///
 /// # Errors
 /// Any rank's failure, on every rank; then the older checkpoints are untouched and nothing of the
@@ -124,10 +125,8 @@ pub fn save<'a>(
     let name: Option<String> =
         objects::broadcast(world, &name.map(|name| name.to_string_lossy().into_owned()))?;
     let name = name.expect("rank 0 made it");
-    let mine = match is_written_by(groups) {
-        true => write_share(&dir.join(name), world.rank(), tensors),
-        false => Ok(Report::default()),
-    };
+    let tensors = tensors.into_iter().filter(|tensor| is_written_by(groups, tensor.shard));
+    let mine = write_share(&dir.join(name), world.rank(), tensors);
     let mine = settle(world, mine)?;
     let reports = objects::gather(world, &mine)?;
 
@@ -143,9 +142,13 @@ pub fn save<'a>(
     Ok(step_path(dir, snapshot.step))
 }
 
-/// Whether this rank writes a share of a checkpoint: whether [`save`] asks it for tensors.
-pub fn is_written_by(groups: &ProcessGroups) -> bool {
-    groups.coords.dp == 0 && groups.coords.cp == 0
+/// Whether this rank writes what it owns of a tensor: whether [`save`] asks it for the values.
+pub fn is_written_by(groups: &ProcessGroups, shard: &ShardSpec) -> bool {
+    let coords = &groups.coords;
+    match shard.is_expert() {
+        true => coords.edp == 0,
+        false => coords.dp == 0 && coords.cp == 0,
+    }
 }
 
 pub(crate) fn write_share<'a>(

@@ -146,6 +146,23 @@ impl Group {
         Ok(Self::assemble(name, members.to_vec(), rank, self.0.options, link))
     }
 
+    /// One of `known`, if it has these members, or else their [`subgroup`](Self::subgroup): one
+    /// communicator on the GPU, for calls that all members make in one order.
+    ///
+    /// # Errors
+    /// As [`subgroup`](Self::subgroup).
+    pub fn subgroup_among(
+        &self,
+        name: &str,
+        members: &[usize],
+        known: &[&Group],
+    ) -> Result<Self, CollectiveError> {
+        match known.iter().find(|known| known.members() == members) {
+            Some(known) => Ok((*known).clone()),
+            None => self.subgroup(name, members),
+        }
+    }
+
     /// The name, for messages: `tp`, `dp`, `world`.
     pub fn name(&self) -> &str {
         &self.0.name

@@ -5,6 +5,10 @@ use crate::{CollectiveError, Group};
 /// The groups of one rank under a layout: one an axis, and the unions that a step needs. Built once
 /// from the world and handed to whatever communicates.
 ///
+/// On GPUs each group has a communicator, whose calls wait for each other. So groups of the same
+/// members are one, unless layers wait for one of them while sums of gradients are on their way in the
+/// other.
+///
 /// After Megatron-LM's `megatron/core/process_groups_config.py`.
 #[derive(Clone, Debug)]
 pub struct ProcessGroups {
@@ -24,10 +28,22 @@ pub struct ProcessGroups {
     pub pp: Group,
     /// Holds the same dense parameters: their gradients are summed over it.
     pub dp_cp: Group,
-    /// Holds one whole model between them: norms are summed over it.
+    /// Holds one micro-batch between them.
+    pub tp_cp: Group,
+    /// Holds one whole model between them, but for experts: norms are summed over it.
     pub model: Group,
     /// Holds the losses of the whole batch between them: the stages of pipelines, one of which has some.
     pub batch: Group,
+    /// Shares the experts of a layer.
+    pub ep: Group,
+    /// Shares an expert's matrices.
+    pub etp: Group,
+    /// Holds the same experts: their gradients are summed over it.
+    pub edp: Group,
+    /// Holds all experts of its layers between them: tokens are dispatched over it.
+    pub experts: Group,
+    /// Holds one whole set of experts between them, of all layers.
+    pub expert_model: Group,
 }
 
 impl ProcessGroups {
@@ -42,30 +58,40 @@ impl ProcessGroups {
             .check_world(world.size())
             .map_err(|error| CollectiveError::Rendezvous { why: error.to_string() })?;
         let mesh = Mesh::new(layout);
-        let group =
-            |name: &str, axes: &[Axis]| world.subgroup(name, &mesh.group_of(axes, world.rank()));
-        let tp = group("tp", &[Axis::Tp])?;
-        // One group, one communicator on the GPU.
-        let model = match layout.pp {
-            1 => tp.clone(),
-            _ => group("model", &[Axis::Tp, Axis::Pp])?,
+        let group = |name: &str, axes: &[Axis], known: &[&Group]| {
+            world.subgroup_among(name, &mesh.group_of(axes, world.rank()), known)
         };
-        let dp_cp = group("dp-cp", &[Axis::Dp, Axis::Cp])?;
-        let batch = match layout.pp {
-            1 => dp_cp.clone(),
-            _ => group("batch", &[Axis::Dp, Axis::Cp, Axis::Pp])?,
-        };
+        let tp = group("tp", &[Axis::Tp], &[])?;
+        let cp = group("cp", &[Axis::Cp], &[])?;
+        let tp_cp = group("tp-cp", &[Axis::Tp, Axis::Cp], &[&tp, &cp])?;
+        let model = group("model", &[Axis::Tp, Axis::Pp], &[&tp])?;
+        let dp_cp = group("dp-cp", &[Axis::Dp, Axis::Cp], &[])?;
+        let batch = group("batch", &[Axis::Dp, Axis::Cp, Axis::Pp], &[&dp_cp])?;
+        let edp = group("edp", &[Axis::Edp], &[&dp_cp])?;
+        let known = [&tp, &cp, &tp_cp, &model, world];
+        let etp = group("etp", &[Axis::Etp], &known)?;
+        let ep = group("ep", &[Axis::Ep], &known)?;
+        let known = [&etp, &ep, &tp, &cp, &tp_cp, &model, world];
+        let experts = group("experts", &[Axis::Etp, Axis::Ep], &known)?;
+        let known = [&experts, &model, world];
+        let expert_model = group("expert-model", &[Axis::Etp, Axis::Ep, Axis::Pp], &known)?;
         Ok(Self {
             mesh,
             coords: mesh.coords(world.rank()),
             world: world.clone(),
             tp,
-            cp: group("cp", &[Axis::Cp])?,
-            dp: group("dp", &[Axis::Dp])?,
-            pp: group("pp", &[Axis::Pp])?,
+            cp,
+            dp: group("dp", &[Axis::Dp], &[])?,
+            pp: group("pp", &[Axis::Pp], &[])?,
             dp_cp,
+            tp_cp,
             model,
             batch,
+            ep,
+            etp,
+            edp,
+            experts,
+            expert_model,
         })
     }
 
@@ -82,5 +108,62 @@ impl ProcessGroups {
     /// Whether this is rank 0 of the world, which prints and writes for all.
     pub fn is_main(&self) -> bool {
         self.world.rank() == 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use rstest::rstest;
+
+    use super::*;
+    use crate::{GroupOptions, run_threads};
+
+    #[rstest]
+    fn groups_are_those_of_the_mesh_and_the_same_members_are_one_group(
+        #[values(
+            "dp1",
+            "tp2",
+            "dp2-ep2",
+            "cp2-ep2",
+            "dp4-ep2",
+            "tp2-dp2-ep2-sp",
+            "tp2-dp2-ep2-etp2-sp",
+            "tp2-pp2-dp2-ep2-sp",
+            "cp2-dp2-ep4"
+        )]
+        layout: &str,
+    ) {
+        let layout: Layout = layout.parse().unwrap();
+        let ranks = run_threads(layout.world_size(), GroupOptions::default(), |world| {
+            let g = ProcessGroups::new(&world, layout)?;
+            use Axis::{Cp, Dp, Edp, Ep, Etp, Pp, Tp};
+            let layers: [(&Group, &[Axis]); 6] = [
+                (&g.tp, &[Tp]),
+                (&g.tp_cp, &[Tp, Cp]),
+                (&g.ep, &[Ep]),
+                (&g.etp, &[Etp]),
+                (&g.experts, &[Etp, Ep]),
+                (&g.expert_model, &[Etp, Ep, Pp]),
+            ];
+            let sums: [(&Group, &[Axis]); 2] = [(&g.dp_cp, &[Dp, Cp]), (&g.edp, &[Edp])];
+            for (group, axes) in layers.into_iter().chain(sums) {
+                assert_eq!(group.members(), g.mesh.group_of(axes, world.rank()), "{axes:?}");
+            }
+            let is_one = |a: &Group, b: &Group| Arc::ptr_eq(&a.0, &b.0);
+            for of_one_use in [&layers[..], &sums] {
+                for (a, b) in of_one_use.iter().flat_map(|a| of_one_use.iter().map(|b| (a.0, b.0)))
+                {
+                    assert_eq!(is_one(a, b), a.members() == b.members(), "{a:?} {b:?}");
+                }
+            }
+            // Layers do not wait for sums of gradients.
+            for (layer, sum) in layers.iter().flat_map(|layer| sums.map(|sum| (layer.0, sum.0))) {
+                assert!(!is_one(layer, sum), "{layer:?} {sum:?}");
+            }
+            Ok::<_, CollectiveError>(())
+        });
+        ranks.into_iter().for_each(|rank| rank.unwrap());
     }
 }

@@ -16,6 +16,11 @@ impl ParamSpec {
     pub fn decays(&self) -> bool {
         self.shard.global_shape.len() >= 2
     }
+
+    /// Whether it is of an expert ([`ShardSpec::is_expert`]): which ranks hold copies of it.
+    pub fn is_expert(&self) -> bool {
+        self.shard.is_expert()
+    }
 }
 
 /// Every parameter of a rank's module by its path (`layers.0.attention.qkv.weight`), in path order.
@@ -70,5 +75,18 @@ impl ShardPlan {
     /// Elements of the whole model, each logical one once.
     pub fn num_global(&self) -> usize {
         self.params.values().map(|spec| spec.shard.num_global()).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Axis;
+
+    #[test]
+    fn a_parameter_of_the_expert_grid_is_an_experts() {
+        let of = |axis| ParamSpec { shard: ShardSpec::whole(&[3, 2], axis, 0, 2) };
+        assert!([Axis::Etp, Axis::Ep].into_iter().all(|axis| of(axis).is_expert()));
+        assert!(!of(Axis::Tp).is_expert());
     }
 }

@@ -68,7 +68,8 @@ pub struct Piece {
 /// Which part of a global tensor a rank holds.
 ///
 /// Initialisation, norm counting, checkpoints, resharding and export read only this. The
-/// data-parallel axes are not mentioned: every data-parallel rank holds the same shard.
+/// data-parallel axes are not mentioned: every data-parallel rank holds the same shard. Nor is the
+/// expert-parallel one: its ranks hold different experts.
 ///
 /// After nanotron's `src/nanotron/parallel/parameters.py`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -162,6 +163,12 @@ impl ShardSpec {
             piece.replica += copy * piece.replicas;
         }
         self
+    }
+
+    /// Whether it is of an expert: the ranks along `edp` hold copies of it, and no others. Of any other
+    /// parameter those along `dp` and `cp` do.
+    pub fn is_expert(&self) -> bool {
+        matches!(self.axis, Axis::Etp | Axis::Ep)
     }
 
     /// Shape of the local tensor, padding included.

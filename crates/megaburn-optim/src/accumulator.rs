@@ -14,6 +14,7 @@ use crate::{
     overlap::Overlap,
     plan::check_plan,
     rule::check_dtype,
+    sharding::{Bucket, ParamKind},
     visit::{FloatVisitor, visit_floats},
 };
 
@@ -42,7 +43,8 @@ impl GradientAccumulator {
     ///
     /// # Errors
     /// The module has a parameter that the plan lacks, lacks one that it has, or holds one in another
-    /// local shape; or one is frozen that was trainable when the sharding was made.
+    /// local shape; or one is frozen that was trainable when the sharding was made, or an expert's in one of
+    /// them only.
     pub fn new<M: Module>(
         module: &M,
         plan: &ShardPlan,
@@ -52,9 +54,15 @@ impl GradientAccumulator {
         let mut collect = Collect { plan, sharding, entries: BTreeMap::new() };
         visit_floats(module, &mut collect);
         let (entries, sharding) = (collect.entries, sharding.clone());
-        let slots = sharding.buckets().iter().flat_map(|bucket| &bucket.slots);
-        if let Some(slot) = slots.into_iter().find(|slot| !entries.contains_key(&slot.path)) {
-            return Err(OptimError::NotTrainable { path: slot.path.clone() });
+        for Bucket { kind, slots, .. } in sharding.buckets() {
+            for path in slots.iter().map(|slot| slot.path.clone()) {
+                let Some(entry) = entries.get(&path) else {
+                    return Err(OptimError::NotTrainable { path });
+                };
+                if entry.spec.is_expert() != (*kind == ParamKind::Expert) {
+                    return Err(OptimError::OtherReplicas { path });
+                }
+            }
         }
         let (overlap, is_open, factor, factor_on_gpu) = (None, false, 1.0, None);
         Ok(Self { entries, sharding, overlap, is_open, factor, factor_on_gpu })

@@ -23,6 +23,10 @@ pub enum OptimError {
         "parameter `{path}` is frozen and was not when it was shared out; freeze parameters, and draw those (`Param::val`), before `ShardingConfig::init`"
     )]
     NotTrainable { path: String },
+    #[error(
+        "parameter `{path}` is an expert's in the shard plan or in the sharding, and not in both; give `ShardingConfig::with_experts` the parameters whose `ParamSpec::is_expert`"
+    )]
+    OtherReplicas { path: String },
     #[error("optimizer: {name} is {value}; it must be {must_be}")]
     BadConfig { name: &'static str, value: f64, must_be: &'static str },
     #[error("loss scale: {name} is {value}; it must be {must_be}")]

@@ -4,7 +4,11 @@ use burn::tensor::{DType, Tensor};
 use megaburn_kernels::{is_on_gpu, partial_sums_of_squares};
 
 use crate::{
-    GradientAccumulator, OptimError, Sum, entry::Entry, reduce::has_padding, sharding::joined,
+    GradientAccumulator, OptimError, Sum,
+    entry::Entry,
+    reduce::has_padding,
+    sharding::{ParamKind, joined},
+    sum::Value,
 };
 
 /// The L2 norm of a gradient, which on GPUs the host has not waited for.
@@ -50,7 +54,8 @@ impl GradientAccumulator {
     /// # Errors
     /// See [`megaburn_collective::CollectiveError`].
     /// # Collective
-    /// All ranks that hold the model between them, or shares of it; one number.
+    /// All ranks that hold the model between them, or shares of it; one number. Before that one more where
+    /// the rank's stage has experts, of all ranks that hold those between them, or shares of them.
     /// # Determinism
     /// On CPUs summed in f64, in path order and then rank order; on GPUs squares are summed in f32
     /// over stretches, those in f64. Either way bit-identical on every rank of the world.
@@ -71,16 +76,37 @@ impl GradientAccumulator {
         gpu: bool,
         of: impl Fn(&str, &Entry) -> Option<Tensor<1>>,
     ) -> Result<Sum, OptimError> {
-        let entries = self.entries.iter().map(|(path, entry)| (entry, of(path, entry)));
+        if !self.sharding.has(ParamKind::Expert) {
+            return self.squares_of(ParamKind::Dense, gpu, of, None);
+        }
+        // Other stages need not know whether this one has experts: one of its ranks adds what they all have,
+        // and the others nothing, or NaN.
+        let experts = self.squares_of(ParamKind::Expert, gpu, &of, None)?;
+        let factor = if self.sharding.counts_experts() { 1.0 } else { 0.0 };
+        self.squares_of(ParamKind::Dense, gpu, of, Some(experts.value.times(factor)))
+    }
+
+    /// Of the parameters of a kind, and `more` that this rank has.
+    fn squares_of(
+        &self,
+        kind: ParamKind,
+        gpu: bool,
+        of: impl Fn(&str, &Entry) -> Option<Tensor<1>>,
+        more: Option<Value>,
+    ) -> Result<Sum, OptimError> {
+        let group = self.sharding.replicas(kind).norm();
+        let entries = self.entries.iter().filter(|(path, _)| self.sharding.kind_of(path) == kind);
+        let entries = entries.map(|(path, entry)| (entry, of(path, entry)));
         if !gpu {
             let squares = entries.filter_map(|(entry, values)| Some(owned_squares(entry, values?)));
-            return Sum::known(squares.sum(), self.sharding.norm());
+            let more = more.and_then(Value::known);
+            return Sum::known(squares.chain(more).sum(), group);
         }
         let sums = entries.flat_map(|(entry, values)| match values {
             Some(values) => owned_sums(entry, values),
             None => vec![Tensor::zeros([1], (&entry.device, DType::F32))],
         });
-        Sum::on_gpu(Tensor::cat(sums.collect(), 0), self.sharding.norm())
+        Sum::on_gpu(Tensor::cat(sums.chain(more.and_then(Value::on_gpu)).collect(), 0), group)
     }
 
     /// Whether this rank's parameters are on a GPU: they are all in one place.

@@ -17,7 +17,8 @@ impl GradientAccumulator {
     /// the second micro-batch of a run on; without this call [`reduce`](Self::reduce) sends them all.
     ///
     /// # Collective
-    /// All data- and context-parallel ranks, which run the same backward then.
+    /// All data- and context-parallel ranks, which run the same backward then, and so all that hold the same
+    /// experts.
     pub fn begin_micro_batch(&mut self, is_last: bool) {
         if let Some(overlap) = &self.overlap {
             overlap.begin(is_last || self.sharding.level() >= ShardingLevel::Gradients);
@@ -45,8 +46,8 @@ impl GradientAccumulator {
     /// # Errors
     /// See [`megaburn_collective::CollectiveError`].
     /// # Collective
-    /// All data- and context-parallel ranks; sends every gradient, in buckets, those that backward gives
-    /// first in front.
+    /// All data- and context-parallel ranks, of experts all that hold the same; sends every gradient, in
+    /// buckets, those that backward gives first in front.
     /// # Determinism
     /// On CPUs summed in rank order: what a rank keeps is, bit for bit, what it is without sharding.
     pub fn reduce(&mut self) -> Result<(), OptimError> {
@@ -93,16 +94,16 @@ impl GradientAccumulator {
             *own = own.take().map(|own| without_padding(&spec.shard, own));
         }
         let sharding = self.sharding.clone();
-        if sharding.is_alone() {
-            self.entries.values_mut().for_each(|entry| {
-                if let Some(own) = entry.own.take() {
-                    entry.add(own);
-                }
-            });
-            return Ok(());
+        let is_alone = |kind| sharding.replicas(kind).is_alone();
+        let alone = self.entries.iter_mut().filter(|(path, _)| is_alone(sharding.kind_of(path)));
+        for (_, entry) in alone {
+            if let Some(own) = entry.own.take() {
+                entry.add(own);
+            }
         }
         let mut rest = Vec::new();
-        for (index, bucket) in sharding.buckets().iter().enumerate() {
+        let sent = sharding.buckets().iter().enumerate().filter(|(_, b)| !is_alone(b.kind));
+        for (index, bucket) in sent {
             let Some(share) = shares.remove(&index) else {
                 rest.push(bucket);
                 continue;
@@ -118,7 +119,7 @@ impl GradientAccumulator {
             rest.retain(|bucket| bucket.slots.iter().any(has_some));
         }
         for bucket in &rest {
-            sums.start(self.take_own(bucket))?;
+            sums.start(bucket.kind, self.take_own(bucket))?;
         }
         for (bucket, share) in rest.into_iter().zip(sums.finish()?) {
             self.add_share(bucket, share);

@@ -68,9 +68,9 @@ impl Optimizer {
         let mut take = Take { path: Path::default(), grads, taken: BTreeMap::new() };
         let module = module.map(&mut take);
         let mut step = Step { optimizer: self, rates, grads, directions, params: take.taken };
-        match grads.sharding.num_shares() {
-            1 => step.update_all(),
-            _ => step.update_shares()?,
+        match grads.sharding.is_shared() {
+            false => step.update_all(),
+            true => step.update_shares()?,
         }
         grads.sharding.updated();
         let mut params = step.params;
@@ -96,14 +96,18 @@ struct Step<'a, R> {
 
 impl<R: Fn(&str) -> Rates> Step<'_, R> {
     fn update_all(&mut self) {
-        let params = std::mem::take(&mut self.params);
-        for (path, Taken { leaf, value }) in params {
-            let dtype = value.dtype();
-            // Where there is a master the parameter is let go: its memory is there for the new one.
-            let start = self.optimizer.start(&path, dtype, move || value);
-            let value = self.update(&path, start, None);
-            self.params.insert(path, Taken { leaf, value });
-        }
+        let paths: Vec<String> = self.params.keys().cloned().collect();
+        paths.iter().for_each(|path| self.update_whole(path));
+    }
+
+    /// A parameter that this rank updates all of.
+    fn update_whole(&mut self, path: &str) {
+        let Taken { leaf, value } = self.params.remove(path).expect("it was taken");
+        let dtype = value.dtype();
+        // Where there is a master the parameter is let go: its memory is there for the new one.
+        let start = self.optimizer.start(path, dtype, move || value);
+        let value = self.update(path, start, None);
+        self.params.insert(path.to_string(), Taken { leaf, value });
     }
 
     fn update(&mut self, path: &str, start: Start, room: Option<Tensor<1>>) -> Tensor<1> {
@@ -116,13 +120,18 @@ impl<R: Fn(&str) -> Rates> Step<'_, R> {
         let mut started = Vec::with_capacity(sharding.buckets().len());
         // As `Sharding::update_order` has them.
         for bucket in sharding.buckets().iter().rev() {
+            let group = sharding.replicas(bucket.kind).share();
+            if group.size() == 1 {
+                bucket.slots.iter().for_each(|slot| self.update_whole(&slot.path));
+                continue;
+            }
             if let Some(old) = sharding.take_share(bucket) {
                 let new = self.update_share(bucket, Some(old), sharding.share_of(bucket));
                 sharding.put_share(bucket, new);
                 continue;
             }
             let whole = self.update_share(bucket, None, 0..bucket.len);
-            started.push((bucket, tensors::start_all_gather_in_place(whole, sharding.share())?));
+            started.push((bucket, tensors::start_all_gather_in_place(whole, group)?));
         }
         for (bucket, started) in started {
             let whole = sharding.gathered(bucket, started);

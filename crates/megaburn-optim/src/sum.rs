@@ -20,6 +20,29 @@ pub(crate) enum Value {
     OnGpu(Tensor<1>),
 }
 
+impl Value {
+    pub(crate) fn times(self, factor: f32) -> Self {
+        match self {
+            Self::Known(sum) => Self::Known(sum * f64::from(factor)),
+            Self::OnGpu(sum) => Self::OnGpu(sum * factor),
+        }
+    }
+
+    pub(crate) fn known(self) -> Option<f64> {
+        match self {
+            Self::Known(sum) => Some(sum),
+            Self::OnGpu(_) => None,
+        }
+    }
+
+    pub(crate) fn on_gpu(self) -> Option<Tensor<1>> {
+        match self {
+            Self::Known(_) => None,
+            Self::OnGpu(sum) => Some(sum),
+        }
+    }
+}
+
 impl Sum {
     /// The sum of the numbers that each member holds some of, one or more.
     ///

@@ -1,5 +1,7 @@
 //! A module of two parameters, split as a model's are.
 
+pub(crate) mod moe;
+
 use burn::{
     Tensor,
     module::{Module, Param},

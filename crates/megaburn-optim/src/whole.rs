@@ -63,15 +63,15 @@ pub struct WholeState {
 
 impl Optimizer {
     /// Masters and moments of whole local parameters. Where they are shared out they are gathered, bucket
-    /// by bucket, into the memory of the hosts of those ranks that say they are `wanted`; on the others
-    /// the result is empty then.
+    /// by bucket, into the memory of the hosts of those ranks that say which, by path, are `wanted`; of the
+    /// others there is nothing then.
     ///
     /// # Errors
     /// See [`megaburn_collective::CollectiveError`]. That a device cannot be read is said by
     /// [`StateTensor::read`].
     /// # Collective
     /// Where they are shared out, all ranks that share them; each sends what it keeps.
-    pub fn whole_state(&self, wanted: bool) -> Result<WholeState, OptimError> {
+    pub fn whole_state(&self, wanted: impl Fn(&str) -> bool) -> Result<WholeState, OptimError> {
         let mut whole = WholeState::default();
         let kept = |what: What| -> BTreeMap<String, Kept> {
             let kept = self.state.iter().filter(|(key, _)| key.what == what);
@@ -85,11 +85,11 @@ impl Optimizer {
                 masters.extend(part.map(|part| (path.clone(), Kept::Here(part))));
             }
         }
-        self.gather(&masters, wanted, |path, state| {
+        self.gather(&masters, &wanted, |path, state| {
             whole.masters.insert(path, state);
         })?;
         for moment in Moment::ALL {
-            self.gather(&kept(What::Moment(moment)), wanted, |path, state| {
+            self.gather(&kept(What::Moment(moment)), &wanted, |path, state| {
                 whole.moments.insert((moment, path), state);
             })?;
         }
@@ -100,17 +100,18 @@ impl Optimizer {
     fn gather(
         &self,
         kept: &BTreeMap<String, Kept>,
-        wanted: bool,
+        wanted: impl Fn(&str) -> bool,
         mut give: impl FnMut(String, StateTensor),
     ) -> Result<(), OptimError> {
-        if self.sharding.num_shares() == 1 {
-            for (path, kept) in kept {
-                give(path.clone(), StateTensor(Source::Kept(kept.clone())));
-            }
-            return Ok(());
+        for (path, kept) in kept.iter().filter(|(path, _)| self.sharding.num_shares(path) == 1) {
+            give(path.clone(), StateTensor(Source::Kept(kept.clone())));
         }
         let is_kept = |slot: &&Slot| kept.contains_key(&slot.path);
         for bucket in self.sharding.buckets() {
+            let group = self.sharding.replicas(bucket.kind).share();
+            if group.size() == 1 {
+                continue;
+            }
             // Of what is in host memory no more than a share of a bucket is on the device at once.
             let parts = bucket.slots.iter().filter(is_kept);
             let mut parts: BTreeMap<&str, Tensor<1>> =
@@ -122,8 +123,8 @@ impl Optimizer {
                 parts.remove(slot.path.as_str()).unwrap_or_else(|| zeros(range.len()))
             };
             let share = bucket.join(self.sharding.share_of(bucket), part, zeros);
-            let whole = tensors::all_gather(share, self.sharding.share())?;
-            for slot in bucket.slots.iter().filter(is_kept).filter(|_| wanted) {
+            let whole = tensors::all_gather(share, group)?;
+            for slot in bucket.slots.iter().filter(is_kept).filter(|slot| wanted(&slot.path)) {
                 // A rank that cannot read goes on gathering with the others.
                 let data = to_host(whole.clone().narrow(0, slot.start, slot.len));
                 give(slot.path.clone(), StateTensor(Source::Gathered(whole.dtype(), data)));

@@ -3,6 +3,7 @@
 mod compare;
 mod corruption;
 mod errors;
+mod experts;
 mod export;
 mod failures;
 mod hf_errors;

@@ -60,7 +60,11 @@ impl Optimizer {
             moments.map(|(moment, _)| Key::moment(path, moment)).collect::<Vec<_>>()
         };
         let has_direction = |path: &str| self.rule.has_direction(path, spec(path));
-        for path in grads.entries.keys().filter(|path| has_direction(path)) {
+        // As `Rule::directions` takes them.
+        let mut matrices: Vec<_> =
+            grads.entries.keys().filter(|path| has_direction(path)).collect();
+        matrices.sort_by_key(|path| grads.sharding.kind_of(path));
+        for path in matrices {
             keys.extend(moments(path));
         }
         for (path, _) in &order {

@@ -64,7 +64,7 @@ pub(crate) struct Store {
     failed: Option<OptimError>,
     /// Tensors that were taken before they were expected.
     #[cfg(test)]
-    pub(super) num_late: usize,
+    pub(crate) num_late: usize,
 }
 
 impl Store {

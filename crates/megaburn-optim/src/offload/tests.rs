@@ -1,7 +1,7 @@
 use std::collections::BTreeMap;
 
 use burn::tensor::{Device, Distribution, FloatDType, TensorData};
-use megaburn_collective::{Group, GroupOptions, ProcessGroups, run_threads};
+use megaburn_collective::{GroupOptions, ProcessGroups, run_threads};
 use megaburn_mesh::{Axis, ParamSpec, ShardPlan, ShardSpec};
 use rstest::rstest;
 
@@ -68,14 +68,14 @@ fn optimizer(rule: &str, sharding: &Sharding, fraction: f64) -> Optimizer {
         "adamw" => AdamWConfig::new().init(sharding),
         "sgd" => SgdConfig::new().init(sharding),
         "lion" => LionConfig::new().init(sharding),
-        _ => MuonConfig::new().init(sharding, &Group::single(0)),
+        _ => MuonConfig::new().init(sharding, &ProcessGroups::single(0)),
     };
     optimizer.unwrap().with_cpu_offload(fraction).unwrap()
 }
 
 /// Masters and moments of whole parameters, in f32.
 fn whole(optimizer: &Optimizer) -> BTreeMap<(Option<Moment>, String), Vec<f32>> {
-    let state = optimizer.whole_state(true).unwrap();
+    let state = optimizer.whole_state(|_| true).unwrap();
     let read = |state: StateTensor| {
         let dtype = state.dtype();
         let data = state.read().unwrap();

@@ -83,7 +83,8 @@ impl Overlap {
         mut weights: BTreeMap<String, (MainGrad, ParamSpec)>,
     ) -> Self {
         let mut direct = BTreeMap::new();
-        for Bucket { slots, len, chunk } in sharding.buckets() {
+        let sent = sharding.buckets().iter().filter(|b| !sharding.replicas(b.kind).is_alone());
+        for Bucket { slots, len, chunk, .. } in sent {
             for Slot { path, start, .. } in slots {
                 let Some((main_grad, spec)) = weights.remove(path) else { continue };
                 let first = slots[0].path.clone();
@@ -196,13 +197,15 @@ impl State {
         let is_all = direct.expected == Expected::Gradients(direct.arrived);
         direct.is_complete |= self.is_last && is_all;
         let (chunk, sharding) = (direct.chunk, self.sharding.clone());
-        let mut own = sharding.buckets().iter().enumerate().filter(|(_, b)| b.chunk == chunk);
+        let is_own =
+            |bucket: &Bucket| bucket.chunk == chunk && !sharding.replicas(bucket.kind).is_alone();
+        let mut own = sharding.buckets().iter().enumerate().filter(|(_, b)| is_own(b));
         while self.is_last && self.error.is_none() {
             let next = own.find(|(index, _)| !self.started.contains(index));
             let Some((index, bucket)) = next.filter(|(_, b)| self.is_complete(b)) else { return };
             self.started.push(index);
             let whole = self.take_whole(bucket);
-            self.error = self.sums.start(whole).err();
+            self.error = self.sums.start(bucket.kind, whole).err();
         }
     }
 

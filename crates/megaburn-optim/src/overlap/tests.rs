@@ -10,6 +10,13 @@ use crate::{
     testing::{Net, plan_of, values},
 };
 
+impl Overlap {
+    /// How many buckets were sent in this backward.
+    pub(crate) fn num_started(&self) -> usize {
+        self.lock().started.len()
+    }
+}
+
 /// What a weight is used for in a micro-batch.
 type Use = fn(&Net, Tensor<2>, &MainGrad) -> Tensor<2>;
 
@@ -57,9 +64,7 @@ fn gradients(
                 grads.begin_micro_batch(index + 1 == uses.len());
             }
             grads.accumulate(&net, &mut loss.backward());
-            let state = grads.overlap.as_ref().unwrap().lock();
-            sent = state.started.len();
-            drop(state);
+            sent = grads.overlap.as_ref().unwrap().num_started();
             grads.end_micro_batch()?;
         }
         grads.reduce()?;

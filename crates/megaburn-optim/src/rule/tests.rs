@@ -1,5 +1,5 @@
 use burn::tensor::{Device, Tensor};
-use megaburn_collective::{Group, GroupOptions, ProcessGroups, run_threads};
+use megaburn_collective::{GroupOptions, ProcessGroups, run_threads};
 use rstest::rstest;
 
 use super::{AdamWConfig, LionConfig, MuonConfig, MuonScale, NewtonSchulz, SgdConfig};
@@ -104,7 +104,7 @@ fn a_matrix_moves_along_an_orthogonal_one_and_the_rest_as_by_adamw() {
     let adamw = AdamWConfig::new().with_weight_decay(0.0);
     let config = muon().with_adamw(adamw.clone()).with_scale(MuonScale::UnitRmsNorm);
     let expected = steps(adamw.init(&Sharding::none()).unwrap());
-    let alone = Group::single(0);
+    let alone = ProcessGroups::single(0);
     let net = steps(config.init(&Sharding::none(), &alone).unwrap());
     assert_eq!(values(net.bias.val()), values(expected.bias.val()));
     // The gradient is a multiple of the matrix: both steps go the same way, along the same vectors.
@@ -123,7 +123,7 @@ fn a_matrix_moves_along_an_orthogonal_one_and_the_rest_as_by_adamw() {
 #[test]
 fn a_gradient_that_is_not_finite_moves_nothing() {
     let device = Device::default().autodiff();
-    let alone = Group::single(0);
+    let alone = ProcessGroups::single(0);
     let sharding = Sharding::none();
     for mut optimizer in [
         SgdConfig::new().init(&sharding).unwrap(),
@@ -158,7 +158,7 @@ fn a_rank_without_a_stretch_of_a_matrix_works_on_none(
         grads.accumulate(&net, &mut net.matrix.val().square().sum().backward());
         grads.reduce()?;
         grads.factor_on_gpu = factor.map(|f| Tensor::from_floats([f], &device.clone().inner()));
-        let mut optimizer = muon().init(&sharding, &Group::single(0))?;
+        let mut optimizer = muon().init(&sharding, &ProcessGroups::single(0))?;
         let net = optimizer.step(LR, net, &grads)?;
         Ok::<_, crate::OptimError>((kept, values(net.matrix.val())))
     });
@@ -176,11 +176,11 @@ fn a_rank_without_a_stretch_of_a_matrix_works_on_none(
 )]
 #[case(LionConfig::new().with_beta_2(-0.1).init(&Sharding::none()), "beta_2 is -0.1")]
 #[case(
-    MuonConfig::new().with_num_ns_steps(7).init(&Sharding::none(), &Group::single(0)),
+    MuonConfig::new().with_num_ns_steps(7).init(&Sharding::none(), &ProcessGroups::single(0)),
     "num_ns_steps is 7; it must be a multiple of 5"
 )]
 #[case(
-    MuonConfig::new().with_extra_scale(0.0).init(&Sharding::none(), &Group::single(0)),
+    MuonConfig::new().with_extra_scale(0.0).init(&Sharding::none(), &ProcessGroups::single(0)),
     "extra_scale is 0; it must be positive"
 )]
 fn impossible_configs_are_refused(

@@ -2,6 +2,8 @@ use std::ops::Range;
 
 use burn::Tensor;
 
+use super::ParamKind;
+
 /// What the memory of a CUDA device is cut into views at, in bytes.
 const CUT: usize = 512;
 
@@ -11,6 +13,8 @@ const ALIGN: usize = CUT / 2;
 /// Parameters one behind the other, which are sent at once.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Bucket {
+    /// Of all parameters.
+    pub(crate) kind: ParamKind,
     pub(crate) slots: Vec<Slot>,
     /// Elements, the gaps between parameters included; each rank's share is as long as another's.
     pub(crate) len: usize,
@@ -40,9 +44,10 @@ impl Slot {
 }
 
 impl Bucket {
-    /// The parameters (path, elements) of a chunk in buckets of about `target` elements, in order, so that
+    /// The parameters (path, elements) of a kind and a chunk in buckets of about `target` elements, in order, so that
     /// `ranks` can share each. A bucket has one parameter at least.
     pub(crate) fn fill(
+        kind: ParamKind,
         chunk: usize,
         params: impl IntoIterator<Item = (String, usize)>,
         target: usize,
@@ -53,7 +58,7 @@ impl Bucket {
             let start = match buckets.last() {
                 Some(last) if last.len + len <= target => last.len,
                 _ => {
-                    buckets.push(Self { slots: Vec::new(), len: 0, chunk });
+                    buckets.push(Self { kind, slots: Vec::new(), len: 0, chunk });
                     0
                 }
             };
@@ -128,7 +133,7 @@ mod tests {
     fn a_bucket_is_cut_in_place_where_all_its_parameters_end_at_a_cut() {
         let bucket = |lens: &[usize]| {
             let params = lens.iter().enumerate().map(|(i, &len)| (i.to_string(), len));
-            Bucket::fill(0, params, 10_000, 2).remove(0)
+            Bucket::fill(ParamKind::Dense, 0, params, 10_000, 2).remove(0)
         };
         assert!(bucket(&[256, 512]).is_cut_in_place(2));
         assert!(bucket(&[128, 512]).is_cut_in_place(4));
@@ -140,7 +145,7 @@ mod tests {
     fn a_bucket_is_full_before_the_next_and_holds_what_is_larger_than_it() {
         let params = [("a", 200), ("b", 300), ("c", 5000), ("d", 1), ("e", 1)];
         let params = params.map(|(path, len)| (path.to_string(), len));
-        let buckets = Bucket::fill(0, params, 1000, 2);
+        let buckets = Bucket::fill(ParamKind::Dense, 0, params, 1000, 2);
         let places: Vec<Vec<_>> = buckets
             .iter()
             .map(|bucket| bucket.slots.iter().map(|s| (s.path.as_str(), s.start)).collect())
@@ -150,7 +155,7 @@ mod tests {
             [vec![("a", 0), ("b", 256)], vec![("c", 0)], vec![("d", 0), ("e", 256)]]
         );
         assert_eq!(buckets.iter().map(|b| b.len).collect::<Vec<_>>(), [1024, 5120, 512]);
-        assert!(Bucket::fill(0, [], 1000, 2).is_empty());
+        assert!(Bucket::fill(ParamKind::Dense, 0, [], 1000, 2).is_empty());
     }
 
     proptest! {
@@ -161,7 +166,7 @@ mod tests {
             ranks in 1usize..9,
         ) {
             let params = lens.iter().enumerate().map(|(i, &len)| (i.to_string(), len));
-            let buckets = Bucket::fill(0, params, target, ranks);
+            let buckets = Bucket::fill(ParamKind::Dense, 0, params, target, ranks);
             let mut held = vec![0; lens.len()];
             for bucket in &buckets {
                 for rank in 0..ranks {
@@ -187,7 +192,7 @@ mod tests {
             ranks in 1usize..5,
         ) {
             let params = lens.iter().enumerate().map(|(i, &len)| (i.to_string(), len));
-            for bucket in Bucket::fill(0, params, 1500, ranks) {
+            for bucket in Bucket::fill(ParamKind::Dense, 0, params, 1500, ranks) {
                 let number = |slot: &Slot, at: usize| (1000 * slot.start + at + 1) as f32;
                 let part = |slot: &Slot, range: Range<usize>| {
                     let numbers: Vec<f32> = range.map(|at| number(slot, at)).collect();

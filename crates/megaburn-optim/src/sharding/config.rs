@@ -1,22 +1,18 @@
 use std::{
-    cmp::Reverse,
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
 };
 
-use burn::{
-    Tensor,
-    module::{Module, Param},
-    tensor::DType,
-};
-use megaburn_collective::{CollectiveError, Group, ProcessGroups};
-use megaburn_mesh::Axis;
+use burn::module::Module;
+use megaburn_collective::ProcessGroups;
 
-use super::{Bucket, Inner, Sharding, ShardingLevel, gathering::Gathering, shares::Shares};
-use crate::{
-    OptimError,
-    visit::{FloatVisitor, visit_floats},
+use super::{
+    Inner, ParamKind, Replicas, Sharding, ShardingLevel,
+    gathering::Gathering,
+    order::{Order, Params},
+    shares::Shares,
 };
+use crate::OptimError;
 
 /// [`Sharding`] configuration.
 #[derive(Clone, Debug, PartialEq)]
@@ -41,13 +37,15 @@ pub struct ShardingConfig {
     /// Which of the rank's stages of a pipeline a parameter is of; one that is not named is of the first.
     /// A bucket ends where they do, as backward completes each by itself, the last one first. Default: none.
     pub chunks: BTreeMap<String, usize>,
+    /// Parameters of experts ([`with_experts`](Self::with_experts)). Default: none.
+    pub experts: BTreeSet<String>,
 }
 
 impl ShardingConfig {
     /// By all ranks, in Megatron's buckets.
     pub fn new(level: ShardingLevel) -> Self {
-        let (direct, apart, chunks) = Default::default();
-        Self { level, ranks: None, bucket: None, direct, apart, chunks }
+        let (direct, apart, chunks, experts) = Default::default();
+        Self { level, ranks: None, bucket: None, direct, apart, chunks, experts }
     }
 
     /// Shared out between so many ranks each.
@@ -85,6 +83,19 @@ impl ShardingConfig {
         self
     }
 
+    /// These parameters are of experts, which [`edp`](ProcessGroups::edp) holds copies of, and no other
+    /// ranks: their gradients are summed over it, and shared out over it between as many neighbours as divide
+    /// it, [`ranks`](Self::ranks) at most.
+    ///
+    /// All ranks of a stage have as many experts, of the same shapes. Each gets a gradient in every backward
+    /// of its stage, and, where parameters are shared out, is read in every pass: one that no token came to
+    /// too, as it may have some on another rank that holds it.
+    #[must_use]
+    pub fn with_experts(mut self, paths: impl IntoIterator<Item = String>) -> Self {
+        self.experts = paths.into_iter().collect();
+        self
+    }
+
     /// How the trainable parameters of `module` are shared out on this rank. One that was not drawn yet
     /// stays so, and counts as trainable and f32.
     ///
@@ -97,148 +108,69 @@ impl ShardingConfig {
         module: &M,
         groups: &ProcessGroups,
     ) -> Result<Sharding, OptimError> {
-        let replicas = groups.dp_cp.size();
-        let ranks = match self.level {
-            ShardingLevel::None => 1,
-            _ => self.ranks.unwrap_or(replicas),
-        };
-        if ranks == 0 || !replicas.is_multiple_of(ranks) {
-            return Err(OptimError::BadSharding { ranks, replicas });
-        }
-        let Replicas { share, copies, norm } = Replicas::of(groups, ranks)?;
-        let bucket = self.bucket.unwrap_or_else(|| (40 << 20).max(replicas << 20));
-        let (found, shapes) = Default::default();
-        let mut params = Params { config: self, found, shapes };
-        visit_floats(module, &mut params);
+        let dense = Replicas::dense(groups, self.dense_ranks(groups.dp_cp.size())?)?;
+        let experts = Replicas::experts(groups, self.expert_ranks(groups.edp.size()), &dense)?;
+        let of_kinds = [dense, experts];
+        let replicas = |kind: ParamKind| &of_kinds[kind as usize];
+        let mut params = Params::of(self, module);
+        let shapes = std::mem::take(&mut params.shapes);
         let (mut buckets, mut shared) = (Vec::new(), Vec::new());
-        for ((order, Reverse(chunk), _), mut found) in params.found {
-            // Backward gives the gradients of the last parameters first.
-            found.reverse();
-            let filled = match order {
-                Order::Apart => {
-                    found.into_iter().flat_map(|of| Bucket::fill(chunk, [of], 0, ranks)).collect()
-                }
-                _ => Bucket::fill(chunk, found, bucket, ranks),
-            };
-            if order != Order::Late && self.level == ShardingLevel::Parameters {
-                shared.extend(filled.iter().cloned());
+        for (order, bucket) in params.buckets(|kind| self.sizes(replicas(kind))) {
+            let share = replicas(bucket.kind).share();
+            let is_shared = order != Order::Late && self.level == ShardingLevel::Parameters;
+            if is_shared && share.size() > 1 {
+                shared.push((bucket.clone(), share.clone()));
             }
-            buckets.extend(filled);
+            buckets.push(bucket);
         }
-        let shares = match ranks {
-            1 => None,
-            _ if shared.is_empty() => None,
-            _ => Some(Shares::new(share.clone(), shared, &params.shapes)),
-        };
+        let shares = (!shared.is_empty()).then(|| Shares::new(shared, &shapes));
         let mut kept = BTreeMap::new();
         for bucket in &buckets {
-            let stretch = bucket.share(share.rank(), ranks);
+            let stretch = replicas(bucket.kind).share_of(bucket);
             let slots = bucket.slots.iter();
             kept.extend(slots.map(|slot| (slot.path.clone(), slot.within(&stretch))));
         }
         Ok(Sharding(Arc::new(Inner {
             level: self.level,
             apart: self.apart.clone(),
-            share,
-            copies,
-            norm,
+            experts: self.experts.clone(),
+            has_experts: buckets.iter().any(|bucket| bucket.kind == ParamKind::Expert),
+            counts_experts: groups.tp.rank() == 0 && replicas(ParamKind::Dense).share().rank() == 0,
+            replicas: of_kinds,
             buckets,
             kept,
             gathering: Gathering::default(),
             shares,
         })))
     }
-}
 
-/// The groups of a sharding.
-struct Replicas {
-    share: Group,
-    copies: Group,
-    norm: Group,
-}
-
-impl Replicas {
-    fn of(groups: &ProcessGroups, ranks: usize) -> Result<Self, CollectiveError> {
-        let ProcessGroups { world, dp_cp, model, .. } = groups;
-        let alone = || world.subgroup("alone", &[world.rank()]);
-        // One group, one communicator on the GPU: those that are there are used.
-        if ranks == 1 {
-            return Ok(Self { share: alone()?, copies: dp_cp.clone(), norm: model.clone() });
+    /// How many ranks share out dense parameters, of so many that hold copies.
+    fn dense_ranks(&self, replicas: usize) -> Result<usize, OptimError> {
+        let ranks = match self.level {
+            ShardingLevel::None => 1,
+            _ => self.ranks.unwrap_or(replicas),
+        };
+        match ranks > 0 && replicas.is_multiple_of(ranks) {
+            true => Ok(ranks),
+            false => Err(OptimError::BadSharding { ranks, replicas }),
         }
-        let members = dp_cp.members();
-        let first = dp_cp.rank() / ranks * ranks;
-        let (share, copies) = match members.len() == ranks {
-            true => (dp_cp.clone(), alone()?),
-            false => {
-                let mine = members.iter().skip(dp_cp.rank() % ranks).step_by(ranks);
-                let copies: Vec<usize> = mine.copied().collect();
-                let share = world.subgroup("share", &members[first..first + ranks])?;
-                (share, world.subgroup("copies", &copies)?)
-            }
-        };
-        // Every tensor- and pipeline-parallel rank at the coordinates of each that shares.
-        let mut all: Vec<usize> = share
-            .members()
-            .iter()
-            .flat_map(|&rank| groups.mesh.group_of(&Replicas::MODEL, rank))
-            .collect();
-        all.sort_unstable();
-        let norm = match all.len() == world.size() {
-            true => world.clone(),
-            false => world.subgroup("norm", &all)?,
-        };
-        Ok(Self { share, copies, norm })
     }
 
-    /// The axes that split a model.
-    const MODEL: [Axis; 2] = [Axis::Tp, Axis::Pp];
-}
-
-/// When gradients are sent.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Order {
-    /// While backward goes on.
-    Direct,
-    /// Behind it; of matrices that stages share.
-    Apart,
-    Late,
-}
-
-/// What parameters of a bucket have in common: when they are sent, the chunk, of which the last comes first,
-/// and the type.
-type Kind = (Order, Reverse<usize>, &'static str);
-
-/// The trainable parameters, in the module's order: path and elements.
-struct Params<'a> {
-    config: &'a ShardingConfig,
-    found: BTreeMap<Kind, Vec<(String, usize)>>,
-    /// Of matrices.
-    shapes: BTreeMap<String, [usize; 2]>,
-}
-
-impl FloatVisitor for Params<'_> {
-    fn visit<const D: usize>(&mut self, path: String, param: &Param<Tensor<D>>) {
-        let dtype = match param.is_initialized() {
-            false => DType::F32,
-            true => {
-                let value = param.val();
-                if !value.is_require_grad() {
-                    return;
-                }
-                value.dtype()
-            }
+    /// How many share out experts.
+    fn expert_ranks(&self, replicas: usize) -> usize {
+        let most = match self.level {
+            ShardingLevel::None => 1,
+            _ => self.ranks.unwrap_or(replicas),
         };
-        let shape = param.lazy_shape();
-        let matrix = <[usize; 2]>::try_from(shape.to_vec()).ok();
-        let is_direct = matrix.is_some() && self.config.direct.contains(&path);
-        let order = match is_direct {
-            true if self.config.apart.contains(&path) => Order::Apart,
-            true => Order::Direct,
-            false => Order::Late,
-        };
-        self.shapes.extend(matrix.map(|shape| (path.clone(), shape)));
-        let chunk = self.config.chunks.get(&path).copied().unwrap_or_default();
-        let found = self.found.entry((order, Reverse(chunk), dtype.name())).or_default();
-        found.push((path, shape.num_elements()));
+        let mut ranks = (1..=most).rev();
+        ranks.find(|&ranks| replicas.is_multiple_of(ranks)).unwrap_or(1)
+    }
+
+    /// About how many elements a bucket has, and how many ranks share it.
+    fn sizes(&self, replicas: &Replicas) -> [usize; 2] {
+        let ranks = replicas.num_shares();
+        let bucket =
+            self.bucket.unwrap_or((40 << 20).max((ranks * replicas.copies().size()) << 20));
+        [bucket, ranks]
     }
 }

@@ -82,14 +82,14 @@ mod tests {
     use megaburn_kernels::{LinearOptions, linear};
 
     use super::*;
-    use crate::testing::values;
+    use crate::{sharding::ParamKind, testing::values};
 
     #[test]
     fn a_bucket_is_waited_for_by_the_layer_that_uses_it_and_others_at_once() {
         let params = [("a", 256), ("b", 256), ("c", 256), ("d", 100)];
         let params = params.map(|(path, len)| (path.to_string(), len));
         // [a, b], [c, d].
-        let buckets = Bucket::fill(0, params, 512, 1);
+        let buckets = Bucket::fill(ParamKind::Dense, 0, params, 512, 1);
         let weights: BTreeMap<_, _> =
             ["a", "b", "c", "d"].map(|path| (path.to_string(), MainGrad::default())).into();
         let gathering = Gathering::default();

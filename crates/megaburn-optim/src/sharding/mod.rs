@@ -3,8 +3,12 @@
 mod bucket;
 mod config;
 mod gathering;
+mod order;
+mod replicas;
 mod shares;
 mod sums;
+#[cfg(test)]
+mod tests;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -17,8 +21,9 @@ pub(crate) use bucket::{Bucket, Slot, joined};
 use burn::{Tensor, module::Module, tensor::Float};
 pub use config::ShardingConfig;
 use gathering::Gathering;
-use megaburn_collective::{CollectiveError, Group, tensors::Pending};
+use megaburn_collective::{CollectiveError, tensors::Pending};
 use megaburn_kernels::MainGrad;
+pub(crate) use replicas::{ParamKind, Replicas};
 use shares::Shares;
 pub(crate) use sums::Sums;
 
@@ -53,12 +58,13 @@ pub struct Sharding(Arc<Inner>);
 struct Inner {
     level: ShardingLevel,
     apart: BTreeSet<String>,
-    /// Between its members everything is shared out.
-    share: Group,
-    /// Its members have the same share.
-    copies: Group,
-    /// Its members hold one whole model between them, each element once.
-    norm: Group,
+    experts: BTreeSet<String>,
+    /// Whether this rank's stage has any.
+    has_experts: bool,
+    /// Whether this rank counts them for its stage, among those that hold each dense element once.
+    counts_experts: bool,
+    /// By kind.
+    replicas: [Replicas; 2],
     buckets: Vec<Bucket>,
     /// What of each trainable parameter this rank keeps.
     kept: BTreeMap<String, Range<usize>>,
@@ -70,16 +76,17 @@ struct Inner {
 impl Sharding {
     /// Of one rank, which keeps everything of whatever it is given.
     pub fn none() -> Self {
-        let alone = || Group::single(0);
-        let (share, copies, norm) = (alone(), alone(), alone());
-        let (apart, buckets, kept, gathering, shares) = Default::default();
+        let (apart, experts, has_experts, counts_experts) = Default::default();
+        let replicas = [Replicas::none(), Replicas::none()];
+        let (buckets, kept, gathering, shares) = Default::default();
         let level = ShardingLevel::None;
         Self(Arc::new(Inner {
             level,
             apart,
-            share,
-            copies,
-            norm,
+            experts,
+            has_experts,
+            counts_experts,
+            replicas,
             buckets,
             kept,
             gathering,
@@ -97,9 +104,50 @@ impl Sharding {
         self.0.apart.contains(path)
     }
 
-    /// How many ranks share it out.
-    pub fn num_shares(&self) -> usize {
-        self.0.share.size()
+    /// How many ranks share out the parameter at `path`, or what is kept of it.
+    pub fn num_shares(&self, path: &str) -> usize {
+        self.replicas_of(path).num_shares()
+    }
+
+    /// Whether any parameters of this rank are shared out, or what is kept of them.
+    pub(crate) fn is_shared(&self) -> bool {
+        self.any_kind(|replicas| replicas.num_shares() > 1)
+    }
+
+    /// Whether no other rank holds any parameter of this one.
+    pub(crate) fn is_alone(&self) -> bool {
+        !self.any_kind(|replicas| !replicas.is_alone())
+    }
+
+    fn any_kind(&self, mut is: impl FnMut(&Replicas) -> bool) -> bool {
+        let mut kinds = ParamKind::ALL.into_iter().filter(|&kind| self.has(kind));
+        kinds.any(|kind| is(self.replicas(kind)))
+    }
+
+    /// Whether this rank's stage may have parameters of a kind.
+    pub(crate) fn has(&self, kind: ParamKind) -> bool {
+        kind == ParamKind::Dense || self.0.has_experts
+    }
+
+    /// Whether what is counted of the experts of a stage is this rank's to add to what is counted of dense
+    /// parameters: one rank's for each stage.
+    pub(crate) fn counts_experts(&self) -> bool {
+        self.0.counts_experts
+    }
+
+    /// Who holds copies of the parameter at `path`.
+    pub(crate) fn kind_of(&self, path: &str) -> ParamKind {
+        ParamKind::of(&self.0.experts, path)
+    }
+
+    /// The ranks that hold copies of parameters of a kind.
+    pub(crate) fn replicas(&self, kind: ParamKind) -> &Replicas {
+        &self.0.replicas[kind as usize]
+    }
+
+    /// The ranks that hold copies of the parameter at `path`.
+    pub(crate) fn replicas_of(&self, path: &str) -> &Replicas {
+        self.replicas(self.kind_of(path))
     }
 
     /// Lets the layers of `weights` have parameters where they are: wait for what is gathered after an
@@ -201,22 +249,6 @@ impl Sharding {
         self.0.gathering.of(bucket, started)
     }
 
-    /// The members have a share each.
-    pub(crate) fn share(&self) -> &Group {
-        &self.0.share
-    }
-
-    /// The members have the same share.
-    fn copies(&self) -> &Group {
-        &self.0.copies
-    }
-
-    /// The members hold each element of the model once, where copies that tensor-parallel ranks have
-    /// are not counted.
-    pub(crate) fn norm(&self) -> &Group {
-        &self.0.norm
-    }
-
     /// In the order in which backward completes them.
     pub(crate) fn buckets(&self) -> &[Bucket] {
         &self.0.buckets
@@ -225,7 +257,7 @@ impl Sharding {
     /// The parameters that this rank updates something of, in that order, with the elements that it keeps;
     /// out of all, by path and local elements.
     pub(crate) fn update_order(&self, lens: BTreeMap<String, usize>) -> Vec<(String, usize)> {
-        if self.num_shares() == 1 {
+        if !self.is_shared() {
             return lens.into_iter().collect();
         }
         // What backward completes last, forward needs first.
@@ -259,13 +291,8 @@ impl Sharding {
         part
     }
 
-    /// Whether other ranks hold the same parameters.
-    pub(crate) fn is_alone(&self) -> bool {
-        self.0.share.size() == 1 && self.0.copies.size() == 1
-    }
-
     /// What this rank keeps of a bucket.
     pub(crate) fn share_of(&self, bucket: &Bucket) -> Range<usize> {
-        bucket.share(self.0.share.rank(), self.0.share.size())
+        self.replicas(bucket.kind).share_of(bucket)
     }
 }

@@ -24,8 +24,8 @@ pub(super) struct Shares(Arc<Mutex<State>>);
 
 #[derive(Debug)]
 struct State {
-    group: Group,
-    buckets: Vec<Bucket>,
+    /// And between whom each is shared.
+    buckets: Vec<(Bucket, Group)>,
     places: BTreeMap<String, Place>,
     /// This rank's shares by bucket, once all of their parameters were given.
     shares: Vec<Option<Tensor<1>>>,
@@ -118,14 +118,13 @@ impl Reads {
 }
 
 impl Shares {
-    /// Of buckets of matrices; `shapes` are those of the local ones.
+    /// Of buckets of matrices and those that share each; `shapes` are those of the local ones.
     pub(super) fn new(
-        group: Group,
-        buckets: Vec<Bucket>,
+        buckets: Vec<(Bucket, Group)>,
         shapes: &BTreeMap<String, [usize; 2]>,
     ) -> Self {
         let mut places = BTreeMap::new();
-        for (index, bucket) in buckets.iter().enumerate() {
+        for (index, (bucket, _)) in buckets.iter().enumerate() {
             for slot in &bucket.slots {
                 let place = Place { bucket: index, start: slot.start, shape: shapes[&slot.path] };
                 places.insert(slot.path.clone(), place);
@@ -133,17 +132,8 @@ impl Shares {
         }
         let shares = buckets.iter().map(|_| None).collect();
         let (parts, whole, reads, prefetches, error) = Default::default();
-        Self(Arc::new(Mutex::new(State {
-            group,
-            buckets,
-            places,
-            shares,
-            parts,
-            whole,
-            reads,
-            prefetches,
-            error,
-        })))
+        let state = State { buckets, places, shares, parts, whole, reads, prefetches, error };
+        Self(Arc::new(Mutex::new(state)))
     }
 
     pub(super) fn has(&self, path: &str) -> bool {
@@ -155,8 +145,8 @@ impl Shares {
         let mut state = self.lock();
         let index = state.places[path].bucket;
         state.parts.insert(path.to_string(), part);
-        let State { group, buckets, parts, .. } = &mut *state;
-        let bucket = &buckets[index];
+        let State { buckets, parts, .. } = &mut *state;
+        let (bucket, group) = &buckets[index];
         if !bucket.slots.iter().all(|slot| parts.contains_key(&slot.path)) {
             return;
         }
@@ -180,8 +170,8 @@ impl Shares {
         let state = self.lock();
         let place = state.places.get(path)?;
         let share = state.shares[place.bucket].as_ref()?;
-        let bucket = &state.buckets[place.bucket];
-        let stretch = bucket.share(state.group.rank(), state.group.size());
+        let (bucket, group) = &state.buckets[place.bucket];
+        let stretch = bucket.share(group.rank(), group.size());
         let slot = bucket.slots.iter().find(|slot| slot.path == path)?;
         let kept = slot.within(&stretch);
         Some(match kept.is_empty() {
@@ -194,9 +184,9 @@ impl Shares {
     pub(super) fn gather(&self) -> Result<BTreeMap<String, Tensor<1>>, CollectiveError> {
         let state = self.lock();
         let mut params = BTreeMap::new();
-        for (bucket, share) in state.buckets.iter().zip(&state.shares) {
+        for ((bucket, group), share) in state.buckets.iter().zip(&state.shares) {
             let Some(share) = share.clone() else { continue };
-            let whole = tensors::all_gather(share, &state.group)?;
+            let whole = tensors::all_gather(share, group)?;
             for slot in &bucket.slots {
                 let value = whole.clone().narrow(0, slot.start, slot.len);
                 params.insert(slot.path.clone(), value);
@@ -281,7 +271,7 @@ impl State {
             return;
         }
         let share = self.shares[bucket].clone().expect("parameters are given before they are read");
-        match tensors::start_all_gather(share, &self.group) {
+        match tensors::start_all_gather(share, &self.buckets[bucket].1) {
             Ok(started) => drop(self.whole.insert(bucket, Whole::Coming(started))),
             Err(error) => self.error = Some(error),
         }

@@ -1,4 +1,4 @@
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 use burn::{Tensor, tensor::Float};
 use megaburn_collective::{
@@ -6,7 +6,7 @@ use megaburn_collective::{
     tensors::{self, Pending},
 };
 
-use super::Sharding;
+use super::{ParamKind, Sharding};
 
 /// Buckets on their way at a time: one that is sent, and one behind it.
 const IN_FLIGHT: usize = 2;
@@ -16,28 +16,37 @@ const IN_FLIGHT: usize = 2;
 #[derive(Debug)]
 pub(crate) struct Sums {
     sharding: Sharding,
-    inner: VecDeque<Pending<1, Float>>,
-    outer: VecDeque<Pending<1, Float>>,
-    /// Of the first buckets.
-    shares: Vec<Tensor<1>>,
+    /// The oldest first, each with its number and kind.
+    inner: VecDeque<(usize, ParamKind, Pending<1, Float>)>,
+    outer: VecDeque<(usize, Pending<1, Float>)>,
+    /// Of those that are over, by their numbers: kinds overtake each other.
+    shares: BTreeMap<usize, Tensor<1>>,
+    num_started: usize,
 }
 
 impl Sums {
     pub(crate) fn new(sharding: Sharding) -> Self {
-        let (inner, outer, shares) = Default::default();
-        Self { sharding, inner, outer, shares }
+        let (inner, outer, shares, num_started) = Default::default();
+        Self { sharding, inner, outer, shares, num_started }
     }
 
-    /// Starts to sum this rank's gradients of the next bucket with the other ranks'.
-    pub(crate) fn start(&mut self, whole: Tensor<1>) -> Result<(), CollectiveError> {
-        let (share, copies) = (self.sharding.share(), self.sharding.copies());
-        match share.size() {
+    /// Starts to sum this rank's gradients of the next bucket, of this kind, with the other ranks'.
+    pub(crate) fn start(
+        &mut self,
+        kind: ParamKind,
+        whole: Tensor<1>,
+    ) -> Result<(), CollectiveError> {
+        let replicas = self.sharding.replicas(kind);
+        let number = self.num_started;
+        self.num_started += 1;
+        match replicas.num_shares() {
             1 => {
-                self.outer.push_back(tensors::start_all_reduce(whole, ReduceOp::Sum, copies)?);
+                let sum = tensors::start_all_reduce(whole, ReduceOp::Sum, replicas.copies())?;
+                self.outer.push_back((number, sum));
             }
             _ => {
-                let sum = tensors::start_reduce_scatter(whole, ReduceOp::Sum, share)?;
-                self.inner.push_back(sum);
+                let sum = tensors::start_reduce_scatter(whole, ReduceOp::Sum, replicas.share())?;
+                self.inner.push_back((number, kind, sum));
             }
         }
         self.advance(IN_FLIGHT)
@@ -46,23 +55,25 @@ impl Sums {
     /// This rank's shares of the sums of all that were started, in order.
     pub(crate) fn finish(&mut self) -> Result<Vec<Tensor<1>>, CollectiveError> {
         self.advance(0)?;
-        Ok(std::mem::take(&mut self.shares))
+        self.num_started = 0;
+        Ok(std::mem::take(&mut self.shares).into_values().collect())
     }
 
     /// Waits until no more than so many are on their way.
     fn advance(&mut self, most: usize) -> Result<(), CollectiveError> {
         while self.inner.len() > most {
-            let Some(sum) = self.inner.pop_front().map(Pending::wait) else { break };
-            match self.sharding.copies().size() {
-                1 => self.shares.push(sum),
-                _ => {
-                    let copies = self.sharding.copies();
-                    self.outer.push_back(tensors::start_all_reduce(sum, ReduceOp::Sum, copies)?);
-                }
+            let Some((number, kind, sum)) = self.inner.pop_front() else { break };
+            let (sum, copies) = (sum.wait(), self.sharding.replicas(kind).copies());
+            if copies.size() == 1 {
+                self.shares.insert(number, sum);
+            } else {
+                let sum = tensors::start_all_reduce(sum, ReduceOp::Sum, copies)?;
+                self.outer.push_back((number, sum));
             }
         }
         while self.outer.len() > most {
-            self.shares.extend(self.outer.pop_front().map(Pending::wait));
+            let Some((number, sum)) = self.outer.pop_front() else { break };
+            self.shares.insert(number, sum.wait());
         }
         Ok(())
     }

@@ -1,6 +1,6 @@
 use std::fmt;
 
-use megaburn_collective::Group;
+use megaburn_collective::ProcessGroups;
 use megaburn_optim::{
     AdamWConfig, LionConfig, MuonConfig, MuonScale, MuonTpMode, NewtonSchulz, OptimError,
     Optimizer, SgdConfig, Sharding,
@@ -119,13 +119,13 @@ impl Default for MuonSection {
 }
 
 impl OptimizerConfig {
-    /// The optimizer of parameters in `dtype`, of which a rank keeps what `sharding` says; `tp` shares
-    /// matrices.
+    /// The optimizer of parameters in `dtype`, of which a rank keeps what `sharding` says; some of
+    /// `groups` share matrices.
     pub(crate) fn init(
         &self,
         dtype: Dtype,
         sharding: &Sharding,
-        tp: &Group,
+        groups: &ProcessGroups,
     ) -> Result<Optimizer, OptimError> {
         let optimizer = match self.name {
             OptimizerName::AdamW => self.adamw().init(sharding),
@@ -143,7 +143,7 @@ impl OptimizerConfig {
                 .with_main_params(self.main_params_dtype.into())
                 .with_exp_avg(self.exp_avg_dtype.into())
                 .init(sharding),
-            OptimizerName::Muon => self.muon(dtype).init(sharding, tp),
+            OptimizerName::Muon => self.muon(dtype).init(sharding, groups),
         };
         optimizer?.with_cpu_offload(self.cpu_offload_fraction)
     }

@@ -177,13 +177,15 @@ impl Trainer {
         let seq_len = config.data.seq_len;
         let main_grads = main_grads(&model);
         let direct = main_grads.keys().cloned();
+        let experts = plan.iter().filter(|(_, spec)| spec.is_expert());
+        let experts = experts.map(|(path, _)| path.to_string());
         let chunks = plan.iter().map(|(path, _)| (path.to_string(), model.chunk_of(path)));
         let sharding = config.parallel.sharding().with_direct(direct).with_apart(pipeline.shared());
-        let sharding = sharding.with_chunks(chunks).init(&model, &groups)?;
+        let sharding = sharding.with_chunks(chunks).with_experts(experts).init(&model, &groups)?;
         sharding.attach(&main_grads, config.parallel.overlap);
         let dynamic = Dynamic::new(&config, &model_config, &groups)?;
         let dtype = config.train.dtype;
-        let mut optimizer = config.optimizer.init(dtype, &sharding, &groups.tp)?;
+        let mut optimizer = config.optimizer.init(dtype, &sharding, &groups)?;
         let model = match start {
             Some(Start::Init(source)) => optimizer
                 .load_params(model, dtype.into(), |path, _| source.local(path, &plan))

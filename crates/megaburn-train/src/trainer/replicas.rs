@@ -28,8 +28,8 @@ struct Difference {
 }
 
 impl Trainer {
-    /// Compares what ranks hold copies of: data-parallel replicas all parameters, tensor-parallel
-    /// ranks norms, biases and replicated heads, the ends of a pipeline a tied embedding. They are updated
+    /// Compares what ranks hold copies of: data-parallel replicas all parameters but experts, of which
+    /// those along edp have copies, tensor-parallel ranks norms, biases and replicated heads, the ends of a pipeline a tied embedding. They are updated
     /// alike and stay equal to the bit, unless hardware fails. Of narrower parameters the masters are
     /// compared, where ranks have copies of those. Parameters that are shared out are not compared.
     ///
@@ -45,7 +45,7 @@ impl Trainer {
         for param in params.filter(|param| !self.sharding.shares_out(&param.path)) {
             let path = param.path.clone();
             // Shares of masters are nobody's copies.
-            let is_whole = self.sharding.num_shares() == 1;
+            let is_whole = self.sharding.num_shares(&path) == 1;
             let data = match is_whole.then(|| self.optimizer.master(&path)).flatten() {
                 Some(master) => to_host(master),
                 None => param.read(),

@@ -57,7 +57,7 @@ impl Trainer {
         self.sharding.settle();
         self.sharding.release();
         let WholeState { mut masters, moments } =
-            self.optimizer.whole_state(is_written_by(&self.groups))?;
+            self.optimizer.whole_state(|path| is_written_by(&self.groups, shard(path)))?;
         let read = |state: StateTensor| state.read().map_err(|error| error.to_string());
         // A tensor comes to the host when it is written.
         let params = lazy_params(self.model()).into_iter().map(|param| {

@@ -1,5 +1,5 @@
 use burn::{config::Config, tensor::FloatDType};
-use megaburn_collective::Group;
+use megaburn_collective::ProcessGroups;
 use megaburn_mesh::ParamSpec;
 use serde::{Deserialize, Serialize};
 
@@ -100,13 +100,17 @@ pub enum MuonTpMode {
 }
 
 impl MuonConfig {
-    /// The optimizer, before its first step; of its state a rank keeps what `sharding` says. `tp` is the
-    /// group of the layers.
+    /// The optimizer, before its first step; of its state a rank keeps what `sharding` says. Of `groups` it
+    /// takes those that share matrices.
     ///
     /// # Errors
     /// A momentum outside `[0, 1)`, steps that are not what the polynomials were made for, a scale that is
     /// not positive, state in f16 or f64, or what [`AdamWConfig::init`] refuses.
-    pub fn init(&self, sharding: &Sharding, tp: &Group) -> Result<Optimizer, OptimError> {
+    pub fn init(
+        &self,
+        sharding: &Sharding,
+        groups: &ProcessGroups,
+    ) -> Result<Optimizer, OptimError> {
         check_decay("momentum", self.momentum)?;
         let steps = self.num_ns_steps;
         let (must_be, ok) = self.coefficients.check_steps(steps);
@@ -116,7 +120,8 @@ impl MuonConfig {
         check_dtype("momentum_buffer", self.momentum_buffer)?;
         check_dtype("dtype", self.dtype)?;
         self.adamw.validate()?;
-        Ok(Optimizer::new(Rule::Muon(Muon { config: self.clone(), tp: tp.clone() }), sharding))
+        let ProcessGroups { tp, etp, .. } = groups.clone();
+        Ok(Optimizer::new(Rule::Muon(Muon { config: self.clone(), tp, etp }), sharding))
     }
 
     /// Whether it is a matrix that it makes orthogonal.

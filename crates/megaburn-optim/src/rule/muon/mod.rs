@@ -20,6 +20,7 @@ use crate::{
     GradientAccumulator, Moment, OptimError, Rates,
     entry::Entry,
     offload::{Key, Store},
+    sharding::ParamKind,
 };
 pub use config::{MuonConfig, MuonScale, MuonTpMode};
 pub use newton_schulz::NewtonSchulz;
@@ -31,6 +32,8 @@ use shards::Orthogonalizer;
 pub(crate) struct Muon {
     config: MuonConfig,
     tp: Group,
+    /// An expert's.
+    etp: Group,
 }
 
 impl Muon {
@@ -51,22 +54,37 @@ impl Muon {
         grads: &GradientAccumulator,
         state: &mut Store,
     ) -> Result<BTreeMap<String, Tensor<1>>, OptimError> {
+        let mut directions = BTreeMap::new();
+        for kind in ParamKind::ALL {
+            directions.extend(self.directions_of(kind, grads, state)?);
+        }
+        Ok(directions)
+    }
+
+    fn directions_of(
+        &self,
+        kind: ParamKind,
+        grads: &GradientAccumulator,
+        state: &mut Store,
+    ) -> Result<BTreeMap<String, Tensor<1>>, OptimError> {
         let matrices = grads.entries.iter();
+        let matrices = matrices.filter(|(path, _)| grads.sharding.kind_of(path) == kind);
         let matrices = matrices.filter(|(path, e)| self.config.is_orthogonalized(path, &e.spec));
         let matrices: BTreeMap<&str, &Entry> = matrices.map(|(p, e)| (p.as_str(), e)).collect();
         let momenta = matrices.iter().map(|(path, entry)| {
             let key = Key::moment(path, Moment::MomentumBuffer);
             (path.to_string(), self.momentum(grads, entry, key, state))
         });
-        let shards = Orthogonalizer::new(&self.config, &self.tp);
+        let tp = if kind == ParamKind::Expert { &self.etp } else { &self.tp };
+        let shards = Orthogonalizer::new(&self.config, tp);
         let local =
             |path: &str, momentum: Tensor<1>| shards.of(&matrices[path].spec.shard, momentum);
-        if grads.sharding.num_shares() == 1 {
+        if grads.sharding.replicas(kind).num_shares() == 1 {
             return momenta.map(|(path, m)| local(&path, m).map(|m| (path, m))).collect();
         }
         let momenta = momenta.collect();
         let sizes = matrices.iter().map(|(path, entry)| (*path, &entry.spec.shard));
-        Owners::new(&grads.sharding, sizes).each_whole(momenta, local)
+        Owners::new(&grads.sharding, kind, sizes).each_whole(momenta, local)
     }
 
     /// The mean of gradients with this one, or ahead of it; f32. Where the gradient is not finite the

@@ -4,7 +4,10 @@ use burn::Tensor;
 use megaburn_collective::{Group, tensors};
 use megaburn_mesh::ShardSpec;
 
-use crate::{OptimError, Sharding, sharding::joined};
+use crate::{
+    OptimError, Sharding,
+    sharding::{ParamKind, joined},
+};
 
 /// Which of the ranks that share out a model works on which matrix, and where its stretches are.
 pub(super) struct Owners<'a> {
@@ -19,12 +22,13 @@ struct Owned {
 }
 
 impl<'a> Owners<'a> {
-    /// By their sizes, so that all have about the same work.
+    /// Of matrices of a kind; by their sizes, so that all have about the same work.
     pub(super) fn new<'m>(
         sharding: &'a Sharding,
+        kind: ParamKind,
         matrices: impl Iterator<Item = (&'m str, &'m ShardSpec)>,
     ) -> Self {
-        let group = sharding.share();
+        let group = sharding.replicas(kind).share();
         let owners = dealt(matrices, group.size());
         let mut all = BTreeMap::new();
         for bucket in sharding.buckets() {
@@ -177,7 +181,7 @@ mod tests {
             let whole = Tensor::<1>::from_floats(number.as_slice(), &device.inner());
             let plan = plan_of(rows, 6, 0, 1);
             let spec = &plan.get("matrix").unwrap().shard;
-            let owners = Owners::new(&sharding, [("matrix", spec)].into_iter());
+            let owners = Owners::new(&sharding, ParamKind::Dense, [("matrix", spec)].into_iter());
             let kept = BTreeMap::from([("matrix".to_string(), sharding.cut("matrix", whole))]);
             let mut calls = 0;
             let found = owners.each_whole(kept, |path, x| {

@@ -6,7 +6,7 @@ use megaburn_kernels::{LinearOptions, linear};
 use super::*;
 use crate::{
     AdamWConfig, GradientAccumulator, OptimError, ShardingConfig, ShardingLevel,
-    sharding::Sharding,
+    sharding::{ParamKind, Sharding},
     testing::{Net, plan_of, values},
 };
 
@@ -21,9 +21,10 @@ fn tensor(values: &[f32]) -> Tensor<1> {
 /// Three buckets of a `[3, 200]` matrix each, `a`, `b` and `c`, as rank `rank` of `ranks` keeps them.
 fn given(group: &Group) -> Shares {
     let params = ["a", "b", "c"].map(|path| (path.to_string(), 600));
-    let buckets = Bucket::fill(0, params.clone(), 600, group.size());
+    let buckets = Bucket::fill(ParamKind::Dense, 0, params.clone(), 600, group.size());
     let shapes = params.map(|(path, _)| (path, [3, 200])).into();
-    let shares = Shares::new(group.clone(), buckets.clone(), &shapes);
+    let shared = buckets.iter().map(|bucket| (bucket.clone(), group.clone())).collect();
+    let shares = Shares::new(shared, &shapes);
     for (index, bucket) in buckets.iter().enumerate() {
         let slot = &bucket.slots[0];
         let kept = slot.within(&bucket.share(group.rank(), group.size()));
@@ -224,7 +225,7 @@ fn a_layer_trains_on_what_it_gathers() {
                 grads.reduce()?;
                 net = optimizer.step(1e-2, net, &grads)?;
             }
-            let whole = optimizer.whole_state(true)?;
+            let whole = optimizer.whole_state(|_| true)?;
             let state = whole.masters.into_iter().chain(
                 whole
                     .moments

@@ -1,0 +1,102 @@
+//! Experts are written by other ranks than dense parameters, and read under any layout.
+
+use std::sync::Mutex;
+
+use burn::tensor::{DType, TensorData};
+use megaburn_checkpoint::{Checkpoint, NamedTensor, Snapshot, is_written_by, save};
+use megaburn_collective::{GroupOptions, ProcessGroups, run_threads};
+use megaburn_mesh::{Axis, Layout, Part, ShardSpec};
+use rstest::rstest;
+
+use crate::model::{Random, names};
+
+const NUM_EXPERTS: usize = 4;
+
+/// What a rank has: of its experts one matrix is split, and a bias whole.
+fn tensors(groups: &ProcessGroups) -> Vec<(String, ShardSpec)> {
+    let (coords, layout) = (groups.coords, groups.layout());
+    let split = |axis| {
+        let (rank, ranks) = (coords.get(axis), layout.degree(axis));
+        ShardSpec::split(&[3, 8], 1, &[Part::new(8)], axis, rank, ranks).unwrap()
+    };
+    let whole = |axis| ShardSpec::whole(&[5], axis, coords.get(axis), layout.degree(axis));
+    let mut tensors = vec![
+        ("attention.weight".to_string(), split(Axis::Tp)),
+        ("norm.gamma".to_string(), whole(Axis::Tp)),
+    ];
+    for expert in (0..NUM_EXPERTS).filter(|e| e * layout.ep / NUM_EXPERTS == coords.ep) {
+        tensors.push((format!("experts.{expert}.up.weight"), split(Axis::Etp)));
+        tensors.push((format!("experts.{expert}.up.bias"), whole(Axis::Etp)));
+    }
+    tensors
+}
+
+/// A rank's part of a tensor.
+fn local(seed: u64, name: &str, shard: &ShardSpec) -> Vec<f32> {
+    let of_name = |seed: u64, byte| seed.wrapping_mul(31).wrapping_add(u64::from(byte));
+    let mut random = Random(name.bytes().fold(seed, of_name));
+    let whole: Vec<f32> = (0..shard.num_global()).map(|_| random.below(1 << 20) as f32).collect();
+    let mut local = vec![0.0; shard.local_shape().iter().product()];
+    for piece in &shard.pieces {
+        shard.for_each_run(piece, |l, g, n| local[l..l + n].copy_from_slice(&whole[g..g + n]));
+    }
+    local
+}
+
+#[rstest]
+#[case("dp1", &[0])]
+#[case("dp2", &[0])]
+#[case("dp4-ep2", &[0, 1])]
+#[case("dp4-ep4", &[0, 1, 2, 3])]
+#[case("cp2-dp2-ep2", &[0, 1])]
+#[case("tp2-dp2-ep2-sp", &[0, 1])]
+#[case("tp2-dp2-ep4-sp", &[0, 1, 2, 3])]
+#[case("tp2-dp2-ep2-etp2-sp", &[0, 1, 2, 3])]
+#[case("dp4-etp2", &[0, 1])]
+fn experts_saved_under_one_layout_load_under_any(
+    #[case] saved: &str,
+    #[case] writers: &[usize],
+    #[values("dp1", "dp2-ep2", "dp4-ep4", "tp2-dp2-ep2-etp2-sp", "tp2-etp2")] loaded: &str,
+) {
+    let seed = Random::fresh().next();
+    let dir = tempfile::tempdir().unwrap();
+    let layout: Layout = saved.parse().unwrap();
+    let asked = Mutex::new(Vec::new());
+    let paths = run_threads(layout.world_size(), GroupOptions::default(), |world| {
+        let groups = ProcessGroups::new(&world, layout)?;
+        let mine = tensors(&groups);
+        let named = mine.iter().map(|(name, shard)| {
+            let (groups, asked) = (&groups, &asked);
+            NamedTensor::lazy(name.clone(), shard, DType::F32, move || {
+                assert!(is_written_by(groups, shard), "{name} on rank {}", groups.world.rank());
+                asked.lock().unwrap().push((name.clone(), shard.pieces[0].global.clone()));
+                let values = local(seed, name, shard);
+                let len = values.len();
+                Ok(TensorData::new(values, [len]))
+            })
+        });
+        save(dir.path(), 1, &groups, &Snapshot::default(), named)
+    });
+    let paths: Vec<_> = paths.into_iter().map(Result::unwrap).collect();
+    let files: Vec<_> = writers.iter().map(|rank| format!("rank-{rank:05}.safetensors")).collect();
+    let found = names(&paths[0]);
+    assert!(found.iter().filter(|name| name.starts_with("rank")).eq(&files), "{found:?}");
+    let mut asked = asked.into_inner().unwrap();
+    let num_asked = asked.len();
+    asked.sort_by_key(|(name, range)| (name.clone(), range.start));
+    asked.dedup();
+    assert_eq!(asked.len(), num_asked, "something was written twice");
+
+    let checkpoint = Checkpoint::open(&paths[0]).unwrap();
+    checkpoint.verify().unwrap();
+    assert_eq!(checkpoint.manifest().tensors.len(), 2 + 2 * NUM_EXPERTS);
+    let layout: Layout = loaded.parse().unwrap();
+    let ranks = run_threads(layout.world_size(), GroupOptions::default(), |world| {
+        for (name, shard) in tensors(&ProcessGroups::new(&world, layout).unwrap()) {
+            let read = checkpoint.read(&name, &shard, DType::F32)?;
+            assert_eq!(read.as_slice::<f32>().unwrap(), local(seed, &name, &shard), "{name}");
+        }
+        Ok::<_, megaburn_checkpoint::CheckpointError>(())
+    });
+    ranks.into_iter().for_each(|rank| rank.unwrap());
+}

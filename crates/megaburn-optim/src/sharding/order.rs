@@ -1,0 +1,109 @@
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, VecDeque},
+};
+
+use burn::{
+    Tensor,
+    module::{Module, Param},
+    tensor::DType,
+};
+
+use super::{Bucket, ParamKind, ShardingConfig};
+use crate::visit::{FloatVisitor, visit_floats};
+
+/// When gradients are sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Order {
+    /// While backward goes on.
+    Direct,
+    /// Behind it; of matrices that stages share.
+    Apart,
+    Late,
+}
+
+/// What parameters of a bucket have in common: who holds copies, when they are sent, the chunk, of which the
+/// last comes first, and the type.
+type Common = (ParamKind, Order, Reverse<usize>, &'static str);
+
+/// The trainable parameters, in the module's order.
+pub(super) struct Params<'a> {
+    config: &'a ShardingConfig,
+    /// Path and elements.
+    found: BTreeMap<Common, Vec<(String, usize)>>,
+    /// Where in the module they are.
+    places: BTreeMap<String, usize>,
+    /// Of matrices.
+    pub(super) shapes: BTreeMap<String, [usize; 2]>,
+}
+
+impl<'a> Params<'a> {
+    pub(super) fn of<M: Module>(config: &'a ShardingConfig, module: &M) -> Self {
+        let (found, places, shapes) = Default::default();
+        let mut params = Self { config, found, places, shapes };
+        visit_floats(module, &mut params);
+        params
+    }
+
+    /// In buckets, of about as many elements and for as many ranks as `sizes` says of a kind, in the order
+    /// in which they are sent: each kind's in its own, and of two kinds what backward completes first. Ranks
+    /// that hold copies of each other's experts have one order, and so all have of dense parameters: nobody
+    /// waits for ever.
+    pub(super) fn buckets(self, sizes: impl Fn(ParamKind) -> [usize; 2]) -> Vec<(Order, Bucket)> {
+        let mut of_kinds = ParamKind::ALL.map(|_| VecDeque::new());
+        for ((kind, order, chunk, _), mut found) in self.found {
+            // Backward gives the gradients of the last parameters first.
+            found.reverse();
+            let [target, ranks] = sizes(kind);
+            let fill = |found, target| Bucket::fill(kind, chunk.0, found, target, ranks);
+            let filled = match order {
+                Order::Apart => found.into_iter().flat_map(|of| fill(vec![of], 0)).collect(),
+                _ => fill(found, target),
+            };
+            of_kinds[kind as usize].extend(filled.into_iter().map(|bucket| {
+                let last = bucket.slots.last().map(|slot| self.places[&slot.path]);
+                ((order, chunk, Reverse(last)), bucket)
+            }));
+        }
+        let [mut dense, mut experts] = of_kinds;
+        let mut all = Vec::with_capacity(dense.len() + experts.len());
+        loop {
+            let next = match (dense.front(), experts.front()) {
+                (Some((place, _)), Some((other, _))) if other < place => experts.pop_front(),
+                (None, _) => experts.pop_front(),
+                _ => dense.pop_front(),
+            };
+            let Some(((order, ..), bucket)) = next else { return all };
+            all.push((order, bucket));
+        }
+    }
+}
+
+impl FloatVisitor for Params<'_> {
+    fn visit<const D: usize>(&mut self, path: String, param: &Param<Tensor<D>>) {
+        let dtype = match param.is_initialized() {
+            false => DType::F32,
+            true => {
+                let value = param.val();
+                if !value.is_require_grad() {
+                    return;
+                }
+                value.dtype()
+            }
+        };
+        let shape = param.lazy_shape();
+        let matrix = <[usize; 2]>::try_from(shape.to_vec()).ok();
+        let is_direct = matrix.is_some() && self.config.direct.contains(&path);
+        let order = match is_direct {
+            true if self.config.apart.contains(&path) => Order::Apart,
+            true => Order::Direct,
+            false => Order::Late,
+        };
+        self.shapes.extend(matrix.map(|shape| (path.clone(), shape)));
+        let chunk = self.config.chunks.get(&path).copied().unwrap_or_default();
+        let common =
+            (ParamKind::of(&self.config.experts, &path), order, Reverse(chunk), dtype.name());
+        self.places.insert(path.clone(), self.places.len());
+        self.found.entry(common).or_default().push((path, shape.num_elements()));
+    }
+}

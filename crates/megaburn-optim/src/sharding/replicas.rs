@@ -1,0 +1,133 @@
+use std::{collections::BTreeSet, ops::Range};
+
+use megaburn_collective::{CollectiveError, Group, ProcessGroups};
+use megaburn_mesh::Axis;
+
+use super::Bucket;
+
+/// Which ranks hold copies of a parameter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum ParamKind {
+    /// Those along dp and cp.
+    Dense,
+    /// Those along edp, fewer.
+    Expert,
+}
+
+impl ParamKind {
+    pub(crate) const ALL: [Self; 2] = [Self::Dense, Self::Expert];
+
+    /// Of a parameter, where these are experts'.
+    pub(super) fn of(experts: &BTreeSet<String>, path: &str) -> Self {
+        if experts.contains(path) { Self::Expert } else { Self::Dense }
+    }
+}
+
+/// The ranks that hold copies of parameters of a kind: so many by so many share them out.
+#[derive(Debug)]
+pub(crate) struct Replicas {
+    share: Group,
+    copies: Group,
+    norm: Group,
+}
+
+impl Replicas {
+    /// One rank.
+    pub(super) fn none() -> Self {
+        let alone = || Group::single(0);
+        Self { share: alone(), copies: alone(), norm: alone() }
+    }
+
+    /// Of dense parameters, which `ranks` share out.
+    pub(super) fn dense(groups: &ProcessGroups, ranks: usize) -> Result<Self, CollectiveError> {
+        let ProcessGroups { world, dp_cp, model, .. } = groups;
+        let names = ["share", "copies"];
+        let (share, copies) = share_and_copies(world, dp_cp, ranks, names, &[])?;
+        let norm = match ranks {
+            1 => model.clone(),
+            _ => {
+                let members = around(groups, &share, &[Axis::Tp, Axis::Pp]);
+                world.subgroup_among("norm", &members, &[world])?
+            }
+        };
+        Ok(Self { share, copies, norm })
+    }
+
+    /// Of experts beside those. Between them the members of its `norm` hold the experts of one stage of a
+    /// pipeline only: other stages may have none.
+    pub(super) fn experts(
+        groups: &ProcessGroups,
+        ranks: usize,
+        dense: &Self,
+    ) -> Result<Self, CollectiveError> {
+        let ProcessGroups { world, edp, experts, .. } = groups;
+        let (names, known) = (["expert-share", "expert-copies"], [&dense.share, &dense.copies]);
+        let (share, copies) = share_and_copies(world, edp, ranks, names, &known)?;
+        let members = around(groups, &share, &[Axis::Etp, Axis::Ep]);
+        let norm = world.subgroup_among("expert-norm", &members, &[experts, &dense.norm, world])?;
+        Ok(Self { share, copies, norm })
+    }
+
+    /// The members have a share each.
+    pub(crate) fn share(&self) -> &Group {
+        &self.share
+    }
+
+    /// The members have the same share.
+    pub(crate) fn copies(&self) -> &Group {
+        &self.copies
+    }
+
+    /// The members hold each element once, where copies that tensor-parallel ranks have are not counted.
+    pub(crate) fn norm(&self) -> &Group {
+        &self.norm
+    }
+
+    /// How many ranks share it out.
+    pub(crate) fn num_shares(&self) -> usize {
+        self.share.size()
+    }
+
+    /// Whether no other rank holds the same parameters.
+    pub(crate) fn is_alone(&self) -> bool {
+        self.share.size() == 1 && self.copies.size() == 1
+    }
+
+    /// What this rank keeps of a bucket.
+    pub(crate) fn share_of(&self, bucket: &Bucket) -> Range<usize> {
+        bucket.share(self.share.rank(), self.share.size())
+    }
+}
+
+/// The neighbours among `all` that share something out, `ranks` of them, and those that have this rank's
+/// share.
+fn share_and_copies(
+    world: &Group,
+    all: &Group,
+    ranks: usize,
+    [share, copies]: [&str; 2],
+    known: &[&Group],
+) -> Result<(Group, Group), CollectiveError> {
+    let alone = || world.subgroup("alone", &[world.rank()]);
+    // One group, one communicator on the GPU: those that are there are used.
+    if ranks == 1 {
+        return Ok((alone()?, all.clone()));
+    }
+    let members = all.members();
+    if members.len() == ranks {
+        return Ok((all.clone(), alone()?));
+    }
+    let first = all.rank() / ranks * ranks;
+    let same = members.iter().skip(all.rank() % ranks).step_by(ranks);
+    let same: Vec<usize> = same.copied().collect();
+    let share = world.subgroup_among(share, &members[first..first + ranks], known)?;
+    Ok((share, world.subgroup_among(copies, &same, known)?))
+}
+
+/// The ranks along these axes at the coordinates of each that shares.
+fn around(groups: &ProcessGroups, share: &Group, axes: &[Axis]) -> Vec<usize> {
+    let members = share.members().iter();
+    let mut all: Vec<usize> = members.flat_map(|&rank| groups.mesh.group_of(axes, rank)).collect();
+    all.sort_unstable();
+    all
+}

@@ -9,6 +9,7 @@ mod child;
 mod contexts;
 mod docs;
 mod dropout;
+mod experts;
 mod f16;
 mod fixtures;
 mod gather;

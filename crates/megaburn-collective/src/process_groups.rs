@@ -42,8 +42,6 @@ pub struct ProcessGroups {
     pub edp: Group,
     /// Holds all experts of its layers between them: tokens are dispatched over it.
     pub experts: Group,
-    /// Holds one whole set of experts between them, of all layers.
-    pub expert_model: Group,
 }
 
 impl ProcessGroups {
@@ -73,8 +71,6 @@ impl ProcessGroups {
         let ep = group("ep", &[Axis::Ep], &known)?;
         let known = [&etp, &ep, &tp, &cp, &tp_cp, &model, world];
         let experts = group("experts", &[Axis::Etp, Axis::Ep], &known)?;
-        let known = [&experts, &model, world];
-        let expert_model = group("expert-model", &[Axis::Etp, Axis::Ep, Axis::Pp], &known)?;
         Ok(Self {
             mesh,
             coords: mesh.coords(world.rank()),
@@ -91,7 +87,6 @@ impl ProcessGroups {
             etp,
             edp,
             experts,
-            expert_model,
         })
     }
 
@@ -138,14 +133,13 @@ mod tests {
         let layout: Layout = layout.parse().unwrap();
         let ranks = run_threads(layout.world_size(), GroupOptions::default(), |world| {
             let g = ProcessGroups::new(&world, layout)?;
-            use Axis::{Cp, Dp, Edp, Ep, Etp, Pp, Tp};
-            let layers: [(&Group, &[Axis]); 6] = [
+            use Axis::{Cp, Dp, Edp, Ep, Etp, Tp};
+            let layers: [(&Group, &[Axis]); 5] = [
                 (&g.tp, &[Tp]),
                 (&g.tp_cp, &[Tp, Cp]),
                 (&g.ep, &[Ep]),
                 (&g.etp, &[Etp]),
                 (&g.experts, &[Etp, Ep]),
-                (&g.expert_model, &[Etp, Ep, Pp]),
             ];
             let sums: [(&Group, &[Axis]); 2] = [(&g.dp_cp, &[Dp, Cp]), (&g.edp, &[Edp])];
             for (group, axes) in layers.into_iter().chain(sums) {

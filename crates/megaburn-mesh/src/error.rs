@@ -14,9 +14,13 @@ pub enum MeshError {
     #[error("layout `{layout}`: sequence parallelism (sp) needs tp > 1, and tp is 1")]
     SequenceWithoutTensor { layout: String },
     #[error(
-        "layout `{layout}`: tp {tp} with ep {ep} needs sequence parallelism, or every expert sees each token {tp} times; add `-sp`"
+        "layout `{layout}`: tp {tp} with experts needs sequence parallelism, or every expert sees each token {tp} times; add `-sp`"
     )]
-    ExpertsWithoutSequence { layout: String, tp: usize, ep: usize },
+    ExpertsWithoutSequence { layout: String, tp: usize },
+    #[error(
+        "layout `{layout}`: ep {ep} and etp {etp} split experts, and the model has no experts: leave them out"
+    )]
+    NoExperts { layout: String, ep: usize, etp: usize },
     #[error("layout `{layout}`: ep {ep} x etp {etp} = {} does not divide tp {tp} x cp {cp} x dp {dp} = {}", ep * etp, tp * cp * dp)]
     ExpertGrid { layout: String, ep: usize, etp: usize, tp: usize, cp: usize, dp: usize },
     #[error("layout `{layout}` takes tp {tp} x cp {cp} x pp {pp} x dp {dp} = {} ranks, and there are {world}: start as many, or choose another layout", tp * cp * pp * dp)]

@@ -6,7 +6,7 @@ use crate::{Layout, MeshError};
 /// is padded. Nor are the layers: a pipeline may split them in several ways.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ModelShape {
-    /// Width inside the MLP.
+    /// Width inside the MLP, or what divides the widths of several; 0: there is none.
     pub ffn: usize,
     /// Query heads.
     pub heads: usize,
@@ -14,6 +14,17 @@ pub struct ModelShape {
     pub kv_heads: usize,
     /// Tokens in a sequence.
     pub seq_len: usize,
+    /// Experts in place of MLPs; none: the model is dense.
+    pub experts: Option<ExpertShape>,
+}
+
+/// The sizes of experts that a layout must be able to split.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ExpertShape {
+    /// Experts of a layer.
+    pub num: usize,
+    /// Width inside an expert.
+    pub ffn: usize,
 }
 
 impl Layout {
@@ -22,13 +33,23 @@ impl Layout {
     /// # Errors
     /// The first size that does not divide, with all the numbers and what to change.
     pub fn fits(&self, model: &ModelShape) -> Result<(), MeshError> {
-        let ModelShape { ffn, heads, kv_heads, seq_len } = *model;
+        let ModelShape { ffn, heads, kv_heads, seq_len, experts } = *model;
         let (tp, cp) = (self.tp, self.cp);
         self.divides("attention heads", heads, "tp", tp, "choose a tp that divides the heads")?;
         if kv_heads == 0 || !(kv_heads.is_multiple_of(tp) || tp.is_multiple_of(kv_heads)) {
             return Err(MeshError::KvHeads { layout: self.to_string(), kv_heads, heads, tp });
         }
-        self.divides("MLP width", ffn, "tp", tp, "choose a tp that divides it")?;
+        if ffn > 0 {
+            self.divides("MLP width", ffn, "tp", tp, "choose a tp that divides it")?;
+        }
+        match experts {
+            Some(experts) => self.fits_experts(&experts)?,
+            None if self.ep * self.etp > 1 => {
+                let Self { ep, etp, .. } = *self;
+                return Err(MeshError::NoExperts { layout: self.to_string(), ep, etp });
+            }
+            None => {}
+        }
         if cp > 1 {
             let hint = "the zigzag split cuts 2 x cp chunks: change the sequence length, or have it padded (`parallel.cp_pad = true`)";
             self.divides("sequence length", seq_len, "2 x cp =", 2 * cp, hint)?;
@@ -38,6 +59,17 @@ impl Layout {
             self.divides("sequence length", seq_len, "tp x cp =", tp * cp, hint)?;
         }
         Ok(())
+    }
+
+    fn fits_experts(&self, experts: &ExpertShape) -> Result<(), MeshError> {
+        let Self { tp, ep, etp, sp, .. } = *self;
+        if tp > 1 && !sp {
+            return Err(MeshError::ExpertsWithoutSequence { layout: self.to_string(), tp });
+        }
+        let hint = "choose an ep that divides the experts";
+        self.divides("experts", experts.num, "ep", ep, hint)?;
+        let hint = "choose an etp that divides it";
+        self.divides("width of an expert", experts.ffn, "etp", etp, hint)
     }
 
     fn divides(
@@ -62,7 +94,9 @@ mod tests {
 
     use super::*;
 
-    const MODEL: ModelShape = ModelShape { ffn: 160, heads: 8, kv_heads: 4, seq_len: 64 };
+    const MODEL: ModelShape =
+        ModelShape { ffn: 160, heads: 8, kv_heads: 4, seq_len: 64, experts: None };
+    const EXPERTS: ExpertShape = ExpertShape { num: 12, ffn: 48 };
 
     #[rstest]
     #[case("tp8-sp")]
@@ -83,6 +117,22 @@ mod tests {
     ) {
         let error = layout.fits(&MODEL).unwrap_err().to_string();
         assert!(error.contains(message), "{error}");
+    }
+
+    #[rstest]
+    #[case("dp4-ep4", "")]
+    #[case("tp2-dp2-ep2-etp2-sp", "")]
+    #[case("dp5-ep5", "experts 12 is not divisible by ep 5")]
+    #[case("dp5-etp5", "width of an expert 48 is not divisible by etp 5")]
+    #[case("tp2", "tp 2 with experts needs sequence parallelism")]
+    fn experts_are_split_over_their_own_grid(#[case] layout: Layout, #[case] message: &str) {
+        let model = ModelShape { ffn: 0, experts: Some(EXPERTS), ..MODEL };
+        let found = layout.fits(&model).map_err(|error| error.to_string());
+        assert!(found.err().unwrap_or_default().contains(message));
+        assert_eq!(layout.fits(&model).is_ok(), message.is_empty());
+        let dense = layout.fits(&MODEL).map_err(|error| error.to_string());
+        let is_of_experts = layout.ep * layout.etp > 1;
+        assert_eq!(dense.is_err_and(|error| error.contains("has no experts")), is_of_experts);
     }
 
     #[test]

@@ -118,7 +118,7 @@ impl Layout {
             return Err(MeshError::SequenceWithoutTensor { layout });
         }
         if tp > 1 && ep > 1 && !sp {
-            return Err(MeshError::ExpertsWithoutSequence { layout, tp, ep });
+            return Err(MeshError::ExpertsWithoutSequence { layout, tp });
         }
         if !(tp * cp * dp).is_multiple_of(ep * etp) {
             return Err(MeshError::ExpertGrid { layout, ep, etp, tp, cp, dp });

@@ -27,7 +27,7 @@ mod zigzag;
 pub use axis::Axis;
 pub use documents::Documents;
 pub use error::MeshError;
-pub use fit::ModelShape;
+pub use fit::{ExpertShape, ModelShape};
 pub use layout::Layout;
 pub use mesh::{Coords, Mesh};
 pub use plan::{ParamSpec, ShardPlan};

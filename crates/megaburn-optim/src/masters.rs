@@ -93,6 +93,7 @@ struct Cast<'a, F, E> {
 impl<F, E> Cast<'_, F, E> {
     fn cast<const D: usize>(&mut self, path: String, tensor: Tensor<D>, is_new: bool) -> Tensor<D> {
         let Self { dtype, optimizer, .. } = self;
+        let dtype = &if optimizer.f32_params.contains(&path) { DType::F32 } else { *dtype };
         let sharding = optimizer.sharding.clone();
         let is_shared = sharding.shares_out(&path);
         let is_there = match is_shared {

@@ -1,3 +1,5 @@
+use std::collections::BTreeSet;
+
 use burn::{Tensor, tensor::DType};
 
 use crate::{
@@ -17,6 +19,8 @@ pub struct Optimizer {
     pub(crate) time: u64,
     /// Moments, and, of parameters whose masters are updated, those in f32: what this rank keeps of them.
     pub(crate) state: Store,
+    /// Parameters that are never narrower than f32.
+    pub(crate) f32_params: BTreeSet<String>,
 }
 
 /// What an update of a parameter uses beside its gradient.
@@ -39,7 +43,15 @@ pub(crate) enum Start {
 impl Optimizer {
     /// Before its first step.
     pub(crate) fn new(rule: Rule, sharding: &Sharding) -> Self {
-        Self { rule, sharding: sharding.clone(), time: 0, state: Store::default() }
+        let (state, f32_params) = Default::default();
+        Self { rule, sharding: sharding.clone(), time: 0, state, f32_params }
+    }
+
+    /// These parameters stay in f32 where others become [narrower](Self::cast_params).
+    #[must_use]
+    pub fn with_f32_params(mut self, paths: impl IntoIterator<Item = String>) -> Self {
+        self.f32_params = paths.into_iter().collect();
+        self
     }
 
     /// `adamw`, `sgd`, `lion` or `muon`.

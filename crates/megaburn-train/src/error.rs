@@ -95,10 +95,6 @@ pub enum TrainError {
     Cuda { why: String },
     #[error("cannot start the ranks: {why}")]
     Launch { why: String },
-    #[error(
-        "layout with {axis} {degree}: {axis} > 1 is planned but not built yet; tp, cp, pp, dp and sp are"
-    )]
-    AxisToCome { axis: &'static str, degree: usize },
     #[error("rank {rank} was started with another configuration, layout or data than rank 0")]
     OtherConfig { rank: usize },
     #[error(
@@ -153,8 +149,7 @@ impl TrainError {
             Self::Write { .. } | Self::Plot { .. } | Self::Signals { .. } => Exit::Failed,
             Self::NonFinite { .. } | Self::Stalled { .. } => Exit::NonFinite,
             Self::ReplicasDiffer { .. } | Self::Disagrees { .. } => Exit::PeerLost,
-            Self::AxisToCome { .. }
-            | Self::RunDirInUse { .. }
+            Self::RunDirInUse { .. }
             | Self::RunDir { .. }
             | Self::RanksUnderLauncher { .. }
             | Self::TooFewGpus { .. }

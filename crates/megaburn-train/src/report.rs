@@ -106,7 +106,7 @@ impl<'a> Reporter<'a> {
     }
 
     pub(crate) fn step(&mut self, metrics: &StepMetrics) -> Result<(), TrainError> {
-        self.metrics.write(*metrics)?;
+        self.metrics.write(metrics.clone())?;
         self.console.step(metrics);
         Ok(())
     }
@@ -131,11 +131,12 @@ impl<'a> Reporter<'a> {
             skipped: false,
             num_zeros: None,
             params_norm: None,
+            experts: None,
         })
     }
 
     pub(crate) fn eval(&mut self, metrics: &EvalMetrics) -> Result<(), TrainError> {
-        self.metrics.write(*metrics)?;
+        self.metrics.write(metrics.clone())?;
         self.console.eval(metrics);
         Ok(())
     }
@@ -148,7 +149,7 @@ impl<'a> Reporter<'a> {
             matches!(record, crate::metrics::MetricsRecord::Eval(eval) if eval.step == metrics.step)
         });
         if !known {
-            self.metrics.write(*metrics)?;
+            self.metrics.write(metrics.clone())?;
         }
         self.console.eval(metrics);
         Ok(())

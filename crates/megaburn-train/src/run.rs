@@ -36,7 +36,6 @@ pub fn pretrain(config: TrainConfig, fresh: bool, stop: StopSignal) -> Result<()
     let devices = config.run.device.find()?;
     let env = RankEnv::from_env()?;
     let layout = config.layout_on(devices, env.as_ref().map(|env| env.world_size))?;
-    refuse_axes_to_come(&layout)?;
     let device = devices.of_this_process(&layout, env.as_ref())?;
     devices.allow_tf32(config.train.tf32);
     let attention = config.attention_on(devices)?;
@@ -47,15 +46,6 @@ pub fn pretrain(config: TrainConfig, fresh: bool, stop: StopSignal) -> Result<()
     let start = config.start(fresh)?;
     let job = Job { config: Arc::new(config), start, layout, devices, device, fresh, data, stop };
     run_ranks(&job.layout, env, group, &job.device, |world| job.train(world)).map(drop)
-}
-
-/// Expert parallelism is laid out but not built yet.
-pub(crate) fn refuse_axes_to_come(layout: &Layout) -> Result<(), TrainError> {
-    let degrees = [("ep", layout.ep), ("etp", layout.etp)];
-    match degrees.into_iter().find(|(_, degree)| *degree > 1) {
-        Some((axis, degree)) => Err(TrainError::AxisToCome { axis, degree }),
-        None => Ok(()),
-    }
 }
 
 /// What every rank of a run is given.

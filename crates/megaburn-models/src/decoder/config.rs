@@ -1,5 +1,5 @@
 use megaburn_kernels::{RopeConfig, RopeScaling};
-use megaburn_mesh::{Layout, ModelShape};
+use megaburn_mesh::{ExpertShape, Layout, ModelShape};
 use megaburn_parallel::{Activation, NormKind};
 use serde::{Deserialize, Serialize};
 
@@ -138,8 +138,22 @@ impl DecoderConfig {
     /// # Errors
     /// The layout does not fit, with all the numbers.
     pub fn check_layout(&self, layout: &Layout, seq_len: usize) -> Result<(), ModelError> {
+        Ok(layout.fits(&self.shape(seq_len))?)
+    }
+
+    /// The sizes that a layout must be able to split.
+    pub fn shape(&self, seq_len: usize) -> ModelShape {
         let Self { ffn, heads, kv_heads, .. } = *self;
-        Ok(layout.fits(&ModelShape { ffn, heads, kv_heads, seq_len })?)
+        let is_dense = (0..self.layers).any(|layer| self.layer_experts(layer).is_none());
+        let shared = self.experts.as_ref().and_then(|experts| experts.shared_ffn).unwrap_or(0);
+        let of = |experts: &Experts| ExpertShape { num: experts.num, ffn: experts.ffn };
+        ModelShape {
+            ffn: gcd(if is_dense { ffn } else { 0 }, shared),
+            heads,
+            kv_heads,
+            seq_len,
+            experts: self.experts.as_ref().map(of),
+        }
     }
 
     /// The rotary embedding, where there is one.
@@ -176,4 +190,8 @@ impl DecoderConfig {
             vocab: self.vocab,
         }
     }
+}
+
+fn gcd(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { gcd(b, a % b) }
 }

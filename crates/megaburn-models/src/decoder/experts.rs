@@ -124,6 +124,21 @@ impl Decoder {
         self
     }
 
+    /// The paths of parameters that keep f32 where the others are narrower: small steps would be lost.
+    pub fn f32_params(&self) -> impl Iterator<Item = String> {
+        let biased = self.routers().filter(|(_, router)| router.bias.is_some());
+        biased.map(|(index, _)| format!("blocks.{index}.moe.router.bias"))
+    }
+
+    /// Replaces the biases by which experts are chosen, of each layer by its number.
+    pub fn set_expert_biases(&mut self, biases: impl Fn(usize) -> Vec<f32>) {
+        for (index, block) in self.blocks.iter_mut().enumerate() {
+            if let Some(moe) = block.as_mut().and_then(|block| block.moe.as_mut()) {
+                moe.router.set_bias(&biases(index));
+            }
+        }
+    }
+
     /// The routers of this rank's layers, with the layers' numbers.
     pub fn routers(&self) -> impl Iterator<Item = (usize, &Router)> {
         let blocks = self.blocks.iter().enumerate();

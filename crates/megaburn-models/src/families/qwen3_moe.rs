@@ -46,7 +46,9 @@ fn read(json: &HfJson<'_>) -> Result<DecoderConfig, String> {
     let used = json.flag("use_sliding_window", false)?;
     let window = json.size_or_null("sliding_window", 4096)?.filter(|_| used);
     let size = |key: &str, absent| Ok::<_, String>(json.optional_size(key)?.unwrap_or(absent));
-    let (num, step) = (size("num_experts", 128)?, size("decoder_sparse_step", 1)?);
+    // Transformers 5 has another name for it than the published ones.
+    let num = size("num_experts", size("num_local_experts", 128)?)?;
+    let step = size("decoder_sparse_step", 1)?;
     let mut dense_layers = json.sizes("mlp_only_layers")?;
     if step == 0 || num == 0 {
         return Err(format!(

@@ -1,4 +1,4 @@
-use megaburn_collective::Group;
+use megaburn_collective::{Group, ProcessGroups};
 
 /// The groups that a layer of experts works in. Ranks hold tokens of their own (a share of the batch, of each
 /// sequence, or of both) and experts of their own.
@@ -40,5 +40,12 @@ impl From<&Group> for ExpertGroups {
             experts: alone,
             tp_cp: tp.clone(),
         }
+    }
+}
+
+impl From<&ProcessGroups> for ExpertGroups {
+    fn from(groups: &ProcessGroups) -> Self {
+        let ProcessGroups { tp, etp, ep, experts, tp_cp, .. } = groups.clone();
+        Self { tp, etp, ep, experts, tp_cp }
     }
 }

@@ -95,6 +95,24 @@ impl Router {
         &self.how.load
     }
 
+    /// The biases by which experts are chosen; none if there are none.
+    pub fn biases(&self) -> Option<Vec<f32>> {
+        self.bias.as_ref().map(|bias| read(off_graph(&bias.val())))
+    }
+
+    /// Replaces them, where there are any.
+    ///
+    /// # Panics
+    /// If there are as many as others.
+    pub fn set_bias(&mut self, bias: &[f32]) {
+        let value = |old: Tensor<1>| {
+            assert_eq!(old.dims(), [bias.len()], "one bias an expert");
+            let (device, dtype) = (old.device(), old.dtype());
+            Tensor::<1>::from_data(bias, &device).cast(dtype).set_require_grad(false)
+        };
+        self.bias = self.bias.take().map(|bias| bias.map(value));
+    }
+
     /// Experts of a token.
     pub(super) fn top_k(&self) -> usize {
         self.how.options.top_k
@@ -167,11 +185,7 @@ impl Router {
             let slots = scores.dims()[0] * options.top_k;
             return (0..slots).map(|slot| (slot % num_experts) as u32).collect();
         }
-        let read = |x: Tensor<1>| -> Vec<f32> {
-            x.cast(DType::F32).into_data().try_to_vec().expect("it is f32")
-        };
-        let bias = self.bias.as_ref().map(|bias| read(off_graph(&bias.val())));
-        let scores = read(scores.clone().flatten(0, 1));
+        let (bias, scores) = (self.biases(), read(scores.clone().flatten(0, 1)));
         choose_experts(&scores, *num_experts, bias.as_deref(), options)
     }
 
@@ -185,6 +199,10 @@ impl Router {
         }
         counts
     }
+}
+
+fn read(x: Tensor<1>) -> Vec<f32> {
+    x.cast(DType::F32).into_data().try_to_vec().expect("it is f32")
 }
 
 fn off_graph<const D: usize>(x: &Tensor<D>) -> Tensor<D> {

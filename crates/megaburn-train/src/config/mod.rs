@@ -21,7 +21,9 @@ mod batch;
 mod check;
 mod context;
 mod dtype;
+mod experts;
 mod init;
+mod layer_pattern;
 mod layers;
 mod model;
 mod optimizer;
@@ -45,7 +47,9 @@ pub use attention::Attention;
 pub use batch::BatchRampConfig;
 pub use context::CpComm;
 pub use dtype::Dtype;
+pub use experts::{ExpertsConfig, MoeConfig};
 pub(crate) use init::Start;
+pub use layer_pattern::LayerPattern;
 pub use layers::ConfigLayers;
 pub use model::ModelConfig;
 pub use optimizer::OptimizerConfig;
@@ -78,6 +82,8 @@ pub struct TrainConfig {
     pub train: LoopConfig,
     /// `[optimizer]`: which one, its schedules, clipping, loss scaling.
     pub optimizer: OptimizerConfig,
+    /// `[moe]`: how experts are trained.
+    pub moe: MoeConfig,
     /// `[recompute]`: what backward computes once more instead of keeping it.
     pub recompute: RecomputeConfig,
     /// `[generate]`: the sample written at the end.
@@ -130,6 +136,7 @@ impl TrainConfig {
         if self.model.init.is_none() {
             let model = self.model.decoder(self.data.seq_len, 1);
             self.context_comms(layout, &model)?;
+            self.check_experts(layout, &model)?;
             self.parallel.pipelines(layout, self.model.layers, &self.train)?;
         }
         self.train.num_micro_batches(layout.dp).map(drop)
@@ -173,6 +180,7 @@ impl TrainConfig {
         self.data.validate()?;
         self.train.validate()?;
         self.optimizer.validate(&self.train)?;
+        self.moe.validate()?;
         self.recompute.validate()?;
         self.generate.validate()
     }

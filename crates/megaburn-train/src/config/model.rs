@@ -4,7 +4,7 @@ use megaburn_models::{DecoderConfig, Family, decoder::Positions};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    RopeScalingConfig,
+    ExpertsConfig, RopeScalingConfig,
     check::{at_least_one, positive, require},
 };
 use crate::TrainError;
@@ -44,6 +44,9 @@ pub struct ModelConfig {
     pub norm_eps: f64,
     /// Whether the output projection is the embedding's weight.
     pub tied: bool,
+    /// `[model.experts]`: the experts of a family that has some. Default: the family's own.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub experts: Option<ExpertsConfig>,
     /// `[model.rope_scaling]`: how rotary frequencies are stretched. Default: they are not.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rope_scaling: Option<RopeScalingConfig>,
@@ -65,6 +68,7 @@ impl Default for ModelConfig {
             rope_theta: 10_000.0,
             norm_eps: 1e-5,
             tied: true,
+            experts: None,
             rope_scaling: None,
         }
     }
@@ -98,6 +102,10 @@ impl ModelConfig {
             norm_eps: self.norm_eps,
             window: self.window,
             tied: self.tied,
+            experts: parts.experts.as_ref().map(|of| {
+                let config = self.experts.clone().unwrap_or_default();
+                config.experts(of, self.ffn, self.layers)
+            }),
             ..parts
         }
     }
@@ -122,14 +130,14 @@ impl ModelConfig {
             rope_theta,
             norm_eps: model.norm_eps,
             tied: model.tied,
+            experts: model.experts.as_ref().map(|of| ExpertsConfig::of(of, model.layers)),
             rope_scaling,
         }
     }
 
     /// The sizes that a layout must be able to split.
     pub fn shape(&self, seq_len: usize) -> ModelShape {
-        let Self { ffn, heads, kv_heads, .. } = *self;
-        ModelShape { ffn, heads, kv_heads, seq_len }
+        self.decoder(seq_len, 1).shape(seq_len)
     }
 
     pub(super) fn validate(&self) -> Result<(), TrainError> {
@@ -154,6 +162,12 @@ impl ModelConfig {
         let unused = !learned || self.rope_scaling.is_none();
         let rule = format!("absent, for {} has no rotary positions", self.family);
         require(unused, "model.rope_scaling", "set", rule)?;
+        if let Some(experts) = &self.experts {
+            let rule = format!("absent, for {} has no experts", self.family);
+            let has_some = self.family.template().experts.is_some();
+            require(has_some, "model.experts", "set", rule)?;
+            experts.validate(self.layers)?;
+        }
         if let Some(window) = self.window {
             at_least_one("model.window", window)?;
         }

@@ -5,7 +5,7 @@ use std::{cmp::Reverse, sync::LazyLock};
 use megaburn_pipeline::ScheduleKind;
 use toml::{Table, Value};
 
-use super::{BatchRampConfig, Dtype, RopeScalingConfig, TrainConfig};
+use super::{BatchRampConfig, Dtype, ExpertsConfig, RopeScalingConfig, TrainConfig};
 use crate::TrainError;
 
 static SCHEMA: LazyLock<Table> = LazyLock::new(|| {
@@ -15,6 +15,13 @@ static SCHEMA: LazyLock<Table> = LazyLock::new(|| {
     config.model.window = Some(1);
     config.model.vocab = Some(1);
     config.model.rope_scaling = Some(RopeScalingConfig::default());
+    let experts = ExpertsConfig {
+        ffn: Some(1),
+        shared_ffn: Some(1),
+        groups: Some([1; 3]),
+        ..ExpertsConfig::default()
+    };
+    config.model.experts = Some(experts);
     config.parallel.ranks = Some(1);
     config.parallel.tp = Some(1);
     config.parallel.dp = Some(1);
@@ -160,6 +167,7 @@ mod tests {
             ("", fields::<TrainConfig>()),
             ("run", fields::<RunConfig>()),
             ("model", fields::<ModelConfig>()),
+            ("model.experts", fields::<ExpertsConfig>()),
             ("model.rope_scaling", fields::<RopeScalingConfig>()),
             ("parallel", fields::<ParallelConfig>()),
             ("data", fields::<DataConfig>()),
@@ -169,6 +177,7 @@ mod tests {
             ("optimizer.sgd", fields::<SgdSection>()),
             ("optimizer.lion", fields::<LionSection>()),
             ("optimizer.muon", fields::<MuonSection>()),
+            ("moe", fields::<MoeConfig>()),
             ("recompute", fields::<RecomputeConfig>()),
             ("generate", fields::<GenerateConfig>()),
         ];

@@ -1,16 +1,18 @@
 //! What is measured at each step, and `metrics.jsonl`, where it is kept.
 
+mod experts;
 mod reader;
 mod writer;
 
 use serde::{Deserialize, Deserializer, Serialize};
 
+pub use experts::ExpertMetrics;
 pub use reader::read_metrics;
 pub use writer::MetricsWriter;
 
 /// One optimizer step: a line of `metrics.jsonl`. A number that is not finite is written as null
 /// and read back as NaN.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StepMetrics {
     /// The step, counted from 1.
     pub step: u64,
@@ -45,6 +47,9 @@ pub struct StepMetrics {
     /// Norm of all parameters behind the update, if it was to be computed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub params_norm: Option<f64>,
+    /// Of a model with experts: where tokens went.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub experts: Option<ExpertMetrics>,
 }
 
 /// One evaluation: a line of its own.
@@ -58,7 +63,7 @@ pub struct EvalMetrics {
 }
 
 /// A line of `metrics.jsonl`.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(untagged)]
 pub enum MetricsRecord {
     /// An optimizer step.
@@ -117,6 +122,7 @@ pub(crate) fn example_step(step: u64, loss: f64) -> StepMetrics {
         skipped: false,
         num_zeros: None,
         params_norm: None,
+        experts: None,
     }
 }
 
@@ -136,10 +142,10 @@ mod tests {
         );
         let half = StepMetrics { loss_scale: Some(65536.0), skipped: true, ..example_step(1, 5.5) };
         assert!(
-            json(half)
+            json(half.clone())
                 .ends_with(r#""memory_bytes":128974848,"loss_scale":65536.0,"skipped":true}"#)
         );
-        assert_eq!(MetricsRecord::parse(json(half).as_bytes()).unwrap(), half.into());
+        assert_eq!(MetricsRecord::parse(json(half.clone()).as_bytes()).unwrap(), half.into());
         assert_eq!(json(EvalMetrics { step: 2, eval_loss: 4.5 }), r#"{"step":2,"eval_loss":4.5}"#);
     }
 
@@ -165,7 +171,7 @@ mod tests {
     fn numbers_come_back_to_the_bit() {
         for loss in [5.545177444479562, 1e-300, f64::from(0.1_f32), f64::MAX] {
             let record = MetricsRecord::from(example_step(u64::MAX, loss));
-            assert_eq!(MetricsRecord::parse(json(record).as_bytes()).unwrap(), record);
+            assert_eq!(MetricsRecord::parse(json(record.clone()).as_bytes()).unwrap(), record);
         }
     }
 }

@@ -3,7 +3,7 @@ use std::ops::ControlFlow;
 use burn::prelude::Device;
 use megaburn_collective::{Group, GroupOptions, ProcessGroups, RankEnv};
 use megaburn_data::Tokenizer;
-use megaburn_mesh::{Layout, ModelShape};
+use megaburn_mesh::Layout;
 use megaburn_models::{
     Decoder, ModelError,
     decoder::DecoderCache,
@@ -51,24 +51,28 @@ impl GenerateJob<'_> {
         devices: Devices,
         env: Option<RankEnv>,
     ) -> Result<Vec<Continuation>, TrainError> {
-        if layout.world_size() != layout.tp * layout.cp * layout.pp {
+        // Ranks that share experts read the same prompts.
+        let shares_experts = layout.ep * layout.etp > 1;
+        if layout.dp > 1 && !shares_experts {
             let (key, value) = ("--layout", layout.to_string());
-            let rule = "of tpN, ppN and cpN: generation splits the model over ranks, and the reading of prompts";
+            let rule = "of tpN, ppN, cpN and epN: generation splits the model over ranks, and the reading of prompts";
             return Err(TrainError::Invalid { key, value, rule: rule.into() });
         }
         let config = self.source.config();
         // The sequence is never split here.
-        Layout { sp: false, cp: 1, ..*layout }.fits(&ModelShape {
-            ffn: config.ffn,
-            heads: config.heads,
-            kv_heads: config.kv_heads,
-            seq_len: 1,
-        })?;
+        Layout { sp: self.built_with_sp(layout), cp: 1, ..*layout }
+            .fits(&config.shape(layout.tp))?;
         self.parallel.splits(layout, config.layers)?;
         let device = devices.of_this_process(layout, env.as_ref())?;
         let options = GroupOptions::default();
         let on_rank = |world: &Group| self.on_rank(world, layout, &device);
         Ok(run_ranks(layout, env, options, &device, on_rank)?.swap_remove(0))
+    }
+
+    /// Whether layers are built to share sequences: of experts they are where a tensor-parallel group has several
+    /// ranks, and generation has them read whole ones then.
+    fn built_with_sp(&self, layout: &Layout) -> bool {
+        self.source.config().experts.is_some() && layout.tp > 1
     }
 
     fn on_rank(
@@ -81,7 +85,8 @@ impl GenerateJob<'_> {
         let groups = ProcessGroups::new(world, *layout)?;
         let config = source.config();
         let pipeline = Pipeline::new(self.parallel, config, Dtype::F32, &groups)?;
-        let model = config.init_stages(pipeline.chunks(), &groups.tp, false, device)?;
+        let sp = self.built_with_sp(layout);
+        let model = config.init_stages(pipeline.chunks(), &groups, sp, device)?;
         let model = model.with_context_parallel(&groups.cp, &[ContextComm::P2p])?;
         let plan = shard_plan(&model).map_err(ModelError::from)?;
         let model = source.load(model, &plan)?;

@@ -4,6 +4,7 @@ mod batch;
 mod culprit;
 mod dynamic;
 mod evaluate;
+mod experts;
 mod passes;
 mod replicas;
 mod resume;
@@ -32,6 +33,7 @@ use crate::{
     pipeline::Pipeline,
 };
 use dynamic::Dynamic;
+pub(crate) use experts::experts;
 use schedules::Schedules;
 
 pub use culprit::Culprit;
@@ -97,6 +99,8 @@ pub struct Trainer {
     valid: Sampler,
     /// The batch of an evaluation, and of a step when it has grown.
     batch: GlobalBatch,
+    /// Of the tokens of the last batch, the part that each expert got, layer by layer of the whole model.
+    last_load: Vec<Option<Vec<f64>>>,
     data: Arc<RunData>,
     progress: Progress,
     enqueued: Duration,
@@ -153,6 +157,7 @@ impl Trainer {
         model_config.check_seq_len(config.data.seq_len)?;
         model_config.check_layout(&config.cutting(&layout), seq_len)?;
         config.check_context(&layout)?;
+        config.check_experts(&layout, &model_config)?;
         config.train.num_micro_batches(layout.dp)?;
         if model_config.vocab < data.vocab() {
             let rule = match start {
@@ -168,7 +173,8 @@ impl Trainer {
         config.parallel.pipelines(&layout, model_config.layers, &config.train)?;
         let pipeline = Pipeline::new(&config.parallel, &model_config, config.train.dtype, &groups)?;
         let model = model_config
-            .init_stages(pipeline.chunks(), &groups.tp, layout.sp, &device)?
+            .init_stages(pipeline.chunks(), &groups, layout.sp, &device)?
+            .with_balance(config.moe.balance())
             .with_fused_linear_cross_entropy(config.train.fused_linear_cross_entropy)
             .with_recompute(config.recompute.of_model())
             .with_dropout(config.train.dropout())?
@@ -177,15 +183,15 @@ impl Trainer {
         let seq_len = config.data.seq_len;
         let main_grads = main_grads(&model);
         let direct = main_grads.keys().cloned();
-        let experts = plan.iter().filter(|(_, spec)| spec.is_expert());
-        let experts = experts.map(|(path, _)| path.to_string());
         let chunks = plan.iter().map(|(path, _)| (path.to_string(), model.chunk_of(path)));
         let sharding = config.parallel.sharding().with_direct(direct).with_apart(pipeline.shared());
-        let sharding = sharding.with_chunks(chunks).with_experts(experts).init(&model, &groups)?;
+        let sharding =
+            sharding.with_chunks(chunks).with_experts(experts(&plan)).init(&model, &groups)?;
         sharding.attach(&main_grads, config.parallel.overlap);
         let dynamic = Dynamic::new(&config, &model_config, &groups)?;
         let dtype = config.train.dtype;
-        let mut optimizer = config.optimizer.init(dtype, &sharding, &groups)?;
+        let optimizer = config.optimizer.init(dtype, &sharding, &groups)?;
+        let mut optimizer = optimizer.with_f32_params(model.f32_params());
         let model = match start {
             Some(Start::Init(source)) => optimizer
                 .load_params(model, dtype.into(), |path, _| source.local(path, &plan))
@@ -212,6 +218,7 @@ impl Trainer {
                 config.train.micro_batch,
                 layout.dp,
             )?,
+            last_load: vec![None; model_config.layers],
             model: Some(model),
             plan,
             model_config,

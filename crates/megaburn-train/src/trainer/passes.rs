@@ -61,7 +61,7 @@ impl Chunks for Training<'_> {
             Ok(trainer.batching().batch(&samples, samples.len(), plain)?)
         };
         let batch = trainer.needs_batch(&stage).then(batch).transpose()?;
-        let stage = told(stage, batch.as_ref());
+        let stage = told(stage, batch.as_ref()).with_loss_factor(factor.unwrap_or(1.0));
         let _forward = range("forward");
         let (stream, batch) = through(&stage, batch, input);
         let Some(batch) = batch.filter(|_| stage.layers().loss) else {

@@ -178,7 +178,7 @@ impl Trainer {
         for (path, _) in plan.iter() {
             params.insert(path.to_string(), read("model", path)?);
         }
-        let TrainerState { progress, loss_scaler, .. } = read_state(checkpoint)?;
+        let TrainerState { progress, loss_scaler, last_load, .. } = read_state(checkpoint)?;
         let updates = progress.step - progress.skipped_steps;
         self.optimizer
             .load_state(updates, &self.grads, |path, moment| read(moment.name(), path))?;
@@ -192,6 +192,10 @@ impl Trainer {
             mine.resume(&saved);
         }
         self.progress = progress;
+        if last_load.len() == self.last_load.len() {
+            self.last_load = last_load;
+            self.tell_last_load();
+        }
         Ok(())
     }
 }

@@ -19,11 +19,14 @@ impl Trainer {
     /// # Errors
     /// A prompt that the model cannot read, weights that are not finite.
     /// # Collective
-    /// The ranks of the first data-parallel rank's sequences; all ranks where they share parameters out.
+    /// The ranks of the first data-parallel rank's sequences; all ranks where they share parameters or experts
+    /// out.
     pub(crate) fn sample(&self) -> Result<Option<String>, TrainError> {
         let generate = &self.config.generate;
         let is_first = self.groups.dp.rank() == 0;
-        let together = self.sharding.level() == ShardingLevel::Parameters;
+        let layout = self.groups.layout();
+        let together =
+            self.sharding.level() == ShardingLevel::Parameters || layout.ep * layout.etp > 1;
         if !(is_first || together) || generate.tokens == 0 {
             return Ok(None);
         }

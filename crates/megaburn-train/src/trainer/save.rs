@@ -29,6 +29,9 @@ pub(super) struct TrainerState {
     pub(super) loss_scaler: Option<LossScaler>,
     #[serde(default = "adamw")]
     pub(super) optimizer: String,
+    /// Of the last step's tokens, the part that each expert got, layer by layer.
+    #[serde(default)]
+    pub(super) last_load: Vec<Option<Vec<f64>>>,
 }
 
 /// The only one there was before there was a choice.
@@ -99,6 +102,7 @@ impl Trainer {
             schedule: json!(self.schedules),
             loss_scaler: self.loss_scaler,
             optimizer: self.optimizer.name().to_string(),
+            last_load: self.last_load.clone(),
         }
     }
 }

@@ -100,6 +100,7 @@ impl Trainer {
         let step = progress.step + 1;
         let [seconds, memory] = self.agree(step, outcome, started.elapsed())?;
         self.count(step, samples, outcome)?;
+        let experts = self.balance_experts(tokens, outcome.is_update)?;
         let Outcome { loss, grad_norm, is_update } = outcome;
         let num_zeros = num_zeros.map(|zeros| self.told(zeros.read())).transpose()?;
         let params_norm = params_norm.map(|norm| self.told(norm.read())).transpose()?;
@@ -116,6 +117,7 @@ impl Trainer {
             skipped: !is_update,
             num_zeros: num_zeros.map(|zeros| zeros as u64),
             params_norm,
+            experts,
         })
     }
 

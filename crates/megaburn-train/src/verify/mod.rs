@@ -11,9 +11,7 @@ use burn::prelude::Device;
 use megaburn_collective::{Group, GroupOptions, ProcessGroups, RankEnv};
 use megaburn_mesh::Layout;
 
-use crate::{
-    TrainError, config::Dtype, device::Devices, ranks::run_ranks, run::refuse_axes_to_come,
-};
+use crate::{TrainError, config::Dtype, device::Devices, ranks::run_ranks};
 use collect::collect;
 use gradients::compare_gradients;
 use rank::Rank;
@@ -40,7 +38,6 @@ pub fn verify(
     env: Option<RankEnv>,
 ) -> Report {
     let run = || {
-        refuse_axes_to_come(layout)?;
         let device = devices.of_this_process(layout, env.as_ref())?;
         let options = GroupOptions::default();
         let compare =

@@ -16,6 +16,7 @@ use crate::{
     config::{Dtype, ParallelConfig},
     failure::read,
     pipeline::Pipeline,
+    trainer::experts,
 };
 
 /// One rank's model and samples.
@@ -63,14 +64,16 @@ impl<'a> Rank<'a> {
         let config = source.config();
         let pipeline = Pipeline::new(&ParallelConfig::default(), config, dtype, &groups)?;
         let sp = groups.layout().sp;
-        let model = config.init_stages(pipeline.chunks(), &groups.tp, sp, device)?;
+        let model = config.init_stages(pipeline.chunks(), &groups, sp, device)?;
         let model = model.with_context_parallel(&groups.cp, &[reference.comm(&groups.layout())])?;
         let plan = shard_plan(&model).map_err(ModelError::from)?;
         let main_grads = main_grads(&model);
         let sharding =
             ShardingConfig::new(ShardingLevel::None).with_direct(main_grads.keys().cloned());
-        let sharding = sharding.with_apart(pipeline.shared()).init(&model, &groups)?;
-        let mut optimizer = reference.optimizer.adamw().init(&sharding)?;
+        let sharding = sharding.with_apart(pipeline.shared()).with_experts(experts(&plan));
+        let sharding = sharding.init(&model, &groups)?;
+        let optimizer = reference.optimizer.adamw().init(&sharding)?;
+        let mut optimizer = optimizer.with_f32_params(model.f32_params());
         let model =
             optimizer.load_params(model, dtype.into(), |path, _| source.local(path, &plan))?;
         let [tokens, labels] =

@@ -34,16 +34,7 @@ pub(crate) struct Case {
 pub(crate) fn groups(world: &Group, layout: &str) -> (ProcessGroups, ExpertGroups) {
     let layout: Layout = layout.parse().unwrap();
     let groups = ProcessGroups::new(world, layout).unwrap();
-    let of = |name: &str, axes: &[Axis]| {
-        world.subgroup(name, &groups.mesh.group_of(axes, world.rank())).unwrap()
-    };
-    let experts = ExpertGroups {
-        tp: groups.tp.clone(),
-        etp: of("etp", &[Axis::Etp]),
-        ep: of("ep", &[Axis::Ep]),
-        experts: of("experts", &[Axis::Etp, Axis::Ep]),
-        tp_cp: of("tp-cp", &[Axis::Tp, Axis::Cp]),
-    };
+    let experts = ExpertGroups::from(&groups);
     (groups, experts)
 }
 

@@ -1,0 +1,213 @@
+//! The keys of models with experts: `[model.experts]`, what they are, and `[moe]`, how they are trained.
+
+use megaburn_mesh::Layout;
+use megaburn_models::{DecoderConfig, decoder::Experts};
+use megaburn_parallel::Balance;
+use serde::{Deserialize, Serialize};
+
+use super::{
+    TrainConfig,
+    check::{at_least_one, require},
+    layer_pattern::LayerPattern,
+};
+use crate::TrainError;
+
+/// `[model.experts]`: the experts of a family that has some.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ExpertsConfig {
+    /// Experts of a layer, the shared one not counted.
+    pub num: usize,
+    /// Experts of a token.
+    pub top_k: usize,
+    /// Width inside an expert. Default: model.ffn.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ffn: Option<usize>,
+    /// Width inside the shared expert, which every token goes to. Default: there is none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub shared_ffn: Option<usize>,
+    /// Whether the weights of a token's experts add up to one.
+    pub normalise: bool,
+    /// What they are multiplied with then.
+    pub scale: f64,
+    /// Groups of experts, how many of them a token's are of, and how many of its best scores are a group's.
+    /// Default: one group.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub groups: Option<[usize; 3]>,
+    /// Which layers have experts, as Megatron-LM says it: every so many, or `([0]*1+[1]*3)`.
+    pub layer_freq: LayerPattern,
+}
+
+impl Default for ExpertsConfig {
+    fn default() -> Self {
+        Self {
+            num: 8,
+            top_k: 2,
+            ffn: None,
+            shared_ffn: None,
+            normalise: true,
+            scale: 1.0,
+            groups: None,
+            layer_freq: LayerPattern::Every(1),
+        }
+    }
+}
+
+impl ExpertsConfig {
+    /// Of a family whose parts are `parts`, for a model of such width and so many layers.
+    pub(super) fn experts(&self, parts: &Experts, ffn: usize, layers: usize) -> Experts {
+        Experts {
+            num: self.num,
+            top_k: self.top_k,
+            ffn: self.ffn.unwrap_or(ffn),
+            shared_ffn: self.shared_ffn,
+            normalise: self.normalise,
+            scale: self.scale,
+            groups: self.groups,
+            dense_layers: self.layer_freq.dense_layers(layers),
+            ..parts.clone()
+        }
+    }
+
+    /// The section that says what `experts` are, in a model of so many layers.
+    pub(super) fn of(experts: &Experts, layers: usize) -> Self {
+        Self {
+            num: experts.num,
+            top_k: experts.top_k,
+            ffn: Some(experts.ffn),
+            shared_ffn: experts.shared_ffn,
+            normalise: experts.normalise,
+            scale: experts.scale,
+            groups: experts.groups,
+            layer_freq: LayerPattern::of(&experts.dense_layers, layers),
+        }
+    }
+
+    pub(super) fn validate(&self, layers: usize) -> Result<(), TrainError> {
+        at_least_one("model.experts.num", self.num)?;
+        at_least_one("model.experts.top_k", self.top_k)?;
+        let rule = format!("at most model.experts.num {}", self.num);
+        require(self.top_k <= self.num, "model.experts.top_k", self.top_k, rule)?;
+        self.layer_freq.validate(layers)
+    }
+}
+
+/// `[moe]`: how experts are trained.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct MoeConfig {
+    /// What the balancing loss of each micro-batch is multiplied with.
+    pub aux_loss: f64,
+    /// The same of each sequence's.
+    pub seq_aux_loss: f64,
+    /// The same of the global batch's.
+    pub global_aux_loss: f64,
+    /// What the mean square of the logits' log-sum-exp is multiplied with.
+    pub z_loss: f64,
+    /// How far a step moves the biases by which experts are chosen, of families that have some.
+    pub bias_update_rate: f64,
+    /// Whether experts are chosen in turn, whatever their scores: for benchmarks.
+    pub force_balance: bool,
+}
+
+impl Default for MoeConfig {
+    fn default() -> Self {
+        Self {
+            aux_loss: 0.0,
+            seq_aux_loss: 0.0,
+            global_aux_loss: 0.0,
+            z_loss: 0.0,
+            bias_update_rate: 1e-3,
+            force_balance: false,
+        }
+    }
+}
+
+impl MoeConfig {
+    /// What shall make tokens go to all experts alike.
+    pub(crate) fn balance(&self) -> Balance {
+        Balance {
+            aux_loss: self.aux_loss,
+            seq_aux_loss: self.seq_aux_loss,
+            global_aux_loss: self.global_aux_loss,
+            z_loss: self.z_loss,
+            forced: self.force_balance,
+        }
+    }
+
+    pub(super) fn validate(&self) -> Result<(), TrainError> {
+        let numbers = [
+            ("moe.aux_loss", self.aux_loss),
+            ("moe.seq_aux_loss", self.seq_aux_loss),
+            ("moe.global_aux_loss", self.global_aux_loss),
+            ("moe.z_loss", self.z_loss),
+            ("moe.bias_update_rate", self.bias_update_rate),
+        ];
+        let is_number = |value: f64| value >= 0.0 && value.is_finite();
+        let bad = numbers.into_iter().find(|(_, value)| !is_number(*value));
+        bad.map_or(Ok(()), |(key, value)| require(false, key, value, "at least 0 and finite"))
+    }
+}
+
+impl TrainConfig {
+    /// Whether experts of `model` can be trained as `layout` and the keys say.
+    pub(crate) fn check_experts(
+        &self,
+        layout: &Layout,
+        model: &DecoderConfig,
+    ) -> Result<(), TrainError> {
+        if model.experts.is_none() {
+            return Ok(());
+        }
+        if self.padded_seq_len(layout) != self.data.seq_len {
+            let rule = "one that needs no padding (parallel.cp_pad): experts would be chosen for what is padded";
+            return require(false, "data.seq_len", self.data.seq_len, rule);
+        }
+        let is_dynamic = self.parallel.max_tokens_per_rank.is_some();
+        let of_passes =
+            [("moe.aux_loss", self.moe.aux_loss), ("moe.seq_aux_loss", self.moe.seq_aux_loss)];
+        let used = of_passes.into_iter().find(|(_, loss)| is_dynamic && *loss != 0.0);
+        let rule = "0 where documents are dealt out to ranks (parallel.max_tokens_per_rank), which have no \
+                    micro-batches in common; moe.global_aux_loss is what balances there";
+        used.map_or(Ok(()), |(key, loss)| require(false, key, loss, rule))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use crate::ConfigLayers;
+
+    #[rstest]
+    #[case("[model]\nfamily = \"mixtral\"", "")]
+    #[case("[model]\nfamily = \"qwen3_moe\"\n[model.experts]\nlayer_freq = \"[0]*2+[1,1]\"", "")]
+    #[case(
+        "[model.experts]\nnum = 4",
+        "`model.experts` is set: it must be absent, for llama has no experts"
+    )]
+    #[case(
+        "[model]\nfamily = \"mixtral\"\n[model.experts]\ntop_k = 9",
+        "`model.experts.top_k` is 9: it must be at most"
+    )]
+    #[case("[model]\nfamily = \"mixtral\"\n[model.experts]\nnum = 0", "`model.experts.num` is 0")]
+    #[case(
+        "[model]\nfamily = \"mixtral\"\n[model.experts]\nffn = 9",
+        "the config.json of a mixtral has no word for that"
+    )]
+    #[case(
+        "[model]\nfamily = \"mixtral\"\n[model.experts]\nlayer_freq = \"2\"",
+        "the config.json of a mixtral has no word"
+    )]
+    #[case("[moe]\naux_loss = -1", "`moe.aux_loss` is -1: it must be at least 0 and finite")]
+    fn experts_are_those_that_a_family_has(#[case] text: &str, #[case] message: &str) {
+        let config = ConfigLayers::new().with_text("m.toml", text).and_then(ConfigLayers::load);
+        match message {
+            "" => drop(config.unwrap()),
+            message => {
+                let error = config.unwrap_err().to_string();
+                assert!(error.contains(message), "{error}");
+            }
+        }
+    }
+}

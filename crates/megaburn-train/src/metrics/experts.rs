@@ -1,0 +1,71 @@
+use megaburn_parallel::LoadCounts;
+use serde::{Deserialize, Serialize};
+
+/// What a step learned of its experts: of losses the mean over layers, each a mean over tokens, whatever they
+/// are multiplied with; 0 of those that are not used.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct ExpertMetrics {
+    /// The balancing loss of micro-batches; 1 where all experts get as many tokens.
+    pub aux_loss: f64,
+    /// That of sequences.
+    pub seq_aux_loss: f64,
+    /// That of the global batch.
+    pub global_aux_loss: f64,
+    /// The mean square of the logits' log-sum-exp.
+    pub z_loss: f64,
+    /// Of what was sent to experts, the part that was dropped.
+    pub dropped: f64,
+    /// Layer by layer: tokens of the busiest expert, over those of the mean.
+    pub busiest: Vec<f64>,
+    /// The same of the idlest.
+    pub idlest: Vec<f64>,
+    /// What is summed, and over how many layers.
+    #[serde(skip)]
+    layers: f64,
+}
+
+impl ExpertMetrics {
+    /// Takes in one more layer, of which every one of `tokens` went to `top_k` experts.
+    pub(crate) fn add(&mut self, load: &LoadCounts, top_k: usize, tokens: f64) {
+        let num = load.tokens.len().max(1) as f64;
+        let sent = load.tokens.iter().sum::<u64>().max(1) as f64;
+        let tokens = tokens.max(1.0);
+        // Expert by expert the part of what was sent, and the mean probability.
+        let pairs = load.tokens.iter().zip(&load.probabilities);
+        let global = pairs.map(|(&own, p)| num * (own as f64 / sent) * (p / tokens)).sum::<f64>();
+        let layers = self.layers + 1.0;
+        let mean = |mean: &mut f64, new: f64| *mean += (new - *mean) / layers;
+        mean(&mut self.aux_loss, load.aux_loss / tokens);
+        mean(&mut self.seq_aux_loss, load.seq_aux_loss / tokens);
+        mean(&mut self.global_aux_loss, global);
+        mean(&mut self.z_loss, load.z_loss / tokens);
+        mean(&mut self.dropped, load.dropped as f64 / (tokens * top_k as f64));
+        self.layers = layers;
+        let of_mean = |own: Option<&u64>| own.map_or(0.0, |&own| own as f64 * num / sent);
+        self.busiest.push(of_mean(load.tokens.iter().max()));
+        self.idlest.push(of_mean(load.tokens.iter().min()));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn losses_are_means_over_layers_and_loads_are_told_layer_by_layer() {
+        let load = |tokens: [u64; 2], aux_loss| LoadCounts {
+            tokens: tokens.to_vec(),
+            dropped: 2,
+            aux_loss,
+            probabilities: vec![3.0, 1.0],
+            ..LoadCounts::default()
+        };
+        let mut metrics = ExpertMetrics::default();
+        metrics.add(&load([4, 4], 8.0), 2, 4.0);
+        metrics.add(&load([6, 2], 4.0), 2, 4.0);
+        assert_eq!((metrics.aux_loss, metrics.dropped), (1.5, 0.25));
+        // 2 (0.5 0.75 + 0.5 0.25) and 2 (0.75 0.75 + 0.25 0.25).
+        assert_eq!(metrics.global_aux_loss, (1.0 + 1.25) / 2.0);
+        assert_eq!((metrics.busiest, metrics.idlest), (vec![1.0, 1.5], vec![1.0, 0.5]));
+    }
+}

@@ -29,8 +29,10 @@ macro_rules! named {
 
 named!(
     crate::MlpConfig,
+    crate::MultiLatentAttentionConfig,
     crate::ParallelLinearConfig,
     crate::PositionEmbeddingConfig,
+    crate::ReplicatedLinearConfig,
     crate::SelfAttentionConfig,
     crate::VocabParallelEmbeddingConfig
 );

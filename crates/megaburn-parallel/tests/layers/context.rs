@@ -54,6 +54,10 @@ impl Subject for Case {
         self.documents.clone().map(|rows| Documents::new(rows).unwrap())
     }
 
+    fn told_with_tokens(&self) -> bool {
+        false
+    }
+
     fn layer(
         &self,
         groups: &ProcessGroups,

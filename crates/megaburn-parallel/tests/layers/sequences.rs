@@ -10,7 +10,8 @@ use megaburn_collective::{Group, ProcessGroups};
 use megaburn_kernels::RopeConfig;
 use megaburn_mesh::{Documents, Layout, ShardSpec, Zigzag};
 use megaburn_parallel::{
-    ContextComm, PackedDocuments, ParallelError, Sharded, TokenBlock, TokenContext, shard_plan,
+    ContextComm, ContextParallel, PackedDocuments, ParallelError, Sharded, TokenBlock,
+    TokenContext, shard_plan,
 };
 
 use crate::support::{
@@ -27,6 +28,9 @@ pub(crate) trait Subject: Debug + Sync {
     fn rope(&self) -> RopeConfig;
 
     fn documents(&self) -> Option<Documents>;
+
+    /// Whether the layer hears with its tokens which ranks share them.
+    fn told_with_tokens(&self) -> bool;
 
     fn layer(
         &self,
@@ -92,7 +96,7 @@ fn on_rank<S: Subject>(
         rope: Some(rope),
         block: Some(TokenBlock::new(3, b + 1, 1)),
         documents: case.documents().map(PackedDocuments::new),
-        parallel: None,
+        parallel: case.told_with_tokens().then(|| ContextParallel::new(&groups.cp, comm).unwrap()),
     };
     let y = S::forward(&layer, x.clone(), &context);
     let weight = Tensor::from_data(local("weight"), &autodiff());

@@ -93,7 +93,9 @@ pub use outlet::Outlet;
 pub use products::reproducible;
 pub use recompute::Operands;
 pub use rms_norm::{rms_norm, rms_norm_add, rms_norm_with};
-pub use rope::{RopeConfig, RopeLayout, RopeScaling, RopeTable, apply_rope, packed_positions};
+pub use rope::{
+    RopeConfig, RopeLayout, RopeScaling, RopeTable, YarnScaling, apply_rope, packed_positions,
+};
 pub use seed::seed;
 pub use softmax::{SoftmaxMask, scale_mask_softmax};
 pub use split::{Cut, split_last, split_last_with};

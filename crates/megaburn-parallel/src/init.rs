@@ -30,8 +30,10 @@ macro_rules! named {
 named!(
     crate::MlpConfig,
     crate::MoeConfig,
+    crate::MultiLatentAttentionConfig,
     crate::ParallelLinearConfig,
     crate::PositionEmbeddingConfig,
+    crate::ReplicatedLinearConfig,
     crate::SelfAttentionConfig,
     crate::VocabParallelEmbeddingConfig
 );

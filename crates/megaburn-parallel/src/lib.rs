@@ -53,7 +53,9 @@ mod residual;
 mod shards;
 mod tokens;
 
-pub use attention::{SelfAttention, SelfAttentionConfig};
+pub use attention::{
+    MultiLatentAttention, MultiLatentAttentionConfig, SelfAttention, SelfAttentionConfig,
+};
 pub use context::{ContextComm, ContextParallel, DynamicContext, PackedDocuments, Share};
 pub use cross_entropy::{CrossEntropy, CrossEntropyConfig};
 pub use dropout::{ParallelDropout, ParallelDropoutConfig};
@@ -61,7 +63,9 @@ pub use embedding::{VocabParallelEmbedding, VocabParallelEmbeddingConfig};
 pub use error::ParallelError;
 pub use input::Input;
 pub use kv_cache::{KvCache, Packed, Segment};
-pub use linear::{ParallelLinear, ParallelLinearConfig, Split};
+pub use linear::{
+    ParallelLinear, ParallelLinearConfig, ReplicatedLinear, ReplicatedLinearConfig, Split,
+};
 pub use mlp::{Activation, Mlp, MlpConfig};
 pub use moe::{Balance, Expert, ExpertGroups, ExpertLoad, LoadCounts, Moe, MoeConfig, Router};
 pub use norm::{Norm, NormConfig, NormKind};

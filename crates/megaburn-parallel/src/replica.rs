@@ -25,6 +25,11 @@ impl Replica {
         if self.own_rows { copy_to(param.val(), &self.group) } else { param.val() }
     }
 
+    /// Whether its gradient is summed over ranks.
+    pub(crate) fn is_summed(&self) -> bool {
+        self.own_rows && self.group.size() > 1
+    }
+
     pub(crate) fn spec<const D: usize>(&self, param: &Param<Tensor<D>>) -> ShardSpec {
         let shape = param.lazy_shape();
         ShardSpec::whole(&shape, Axis::Tp, self.group.rank(), self.group.size())

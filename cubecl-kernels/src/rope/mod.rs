@@ -8,6 +8,7 @@ mod packed;
 pub(crate) mod reference;
 mod scaling;
 mod table;
+mod yarn;
 
 use burn::backend::Dispatch;
 use burn::tensor::Tensor;
@@ -17,13 +18,15 @@ use op::RopeOps;
 pub use packed::packed_positions;
 pub use scaling::RopeScaling;
 pub use table::{RopeConfig, RopeLayout, RopeTable};
+pub use yarn::YarnScaling;
 
 /// Rotates the pairs `(x1, x2)` of each head by the angles of its position:
 /// `(x1 * cos - x2 * sin, x2 * cos + x1 * sin)`.
 ///
 /// Which elements are pairs, and whether the end of a head passes through, the table's
 /// [`RopeConfig`] says. Computed in f32 (f64 for f64), result in the dtype of `x`. The backward is
-/// the rotation by the opposite angle and keeps only the table.
+/// the rotation by the opposite angle and keeps only the table. A table's factor
+/// ([`YarnScaling`]) multiplies both.
 ///
 /// # Shapes
 /// - `x`, result: `[s, b, h, d]`, where row `i` stands at the table's `i`-th position, of each
@@ -140,6 +143,27 @@ mod tests {
         let y = apply_rope(x.reshape([1, 1, 1, 6]), &table).reshape([6]);
         assert_close(y.clone().narrow(0, 0, 4), expected, 1e-6);
         assert_eq!(values(y.narrow(0, 4, 2)), [5.0, 6.0]);
+    }
+
+    /// Transformers' `apply_rotary_pos_emb_interleave` puts neighbours apart into halves, of queries and
+    /// keys alike, and rotates those.
+    #[test]
+    fn neighbours_give_the_scores_of_transformers() {
+        let (q, k) = (constant([5, 2, 3, 8]), constant([5, 2, 1, 8]));
+        let config = RopeConfig::new(8).with_theta(100.0);
+        let [neighbours, halves] = [RopeLayout::Interleaved, RopeLayout::Halves]
+            .map(|layout| config.clone().with_layout(layout).init(3..8, &device()).unwrap());
+        let apart = |x: &Tensor<4>| {
+            let [s, b, h, d] = x.dims();
+            x.clone().reshape([s, b, h, d / 2, 2]).swap_dims(3, 4).reshape([s, b, h, d])
+        };
+        let scores = |q: Tensor<4>, k: Tensor<4>| {
+            let [q, k] = [q, k].map(|x| x.permute([1, 2, 0, 3]));
+            q.matmul(k.transpose())
+        };
+        let found = scores(apply_rope(q.clone(), &neighbours), apply_rope(k.clone(), &neighbours));
+        let [q, k] = [q, k].map(|x| reference::apply_rope(apart(&x), &halves));
+        assert_close(found, scores(q, k), 1e-6);
     }
 
     #[test]

@@ -2,6 +2,7 @@ use std::f64::consts::TAU;
 
 use burn::config::Config;
 
+use super::YarnScaling;
 use crate::KernelError;
 
 /// How the frequencies of a rotary embedding are stretched for contexts longer than it was
@@ -31,13 +32,24 @@ pub enum RopeScaling {
         /// The context trained on, in positions.
         original_max_position: usize,
     },
+    /// By a ramp over the pairs of elements, with longer vectors (DeepSeek, Qwen).
+    Yarn(YarnScaling),
 }
 
 impl RopeScaling {
-    pub(super) fn check(&self) -> Result<(), KernelError> {
+    /// What cosines and sines are multiplied by.
+    pub(super) fn table_factor(&self) -> f64 {
+        match self {
+            Self::Yarn(yarn) => yarn.table_factor(),
+            _ => 1.0,
+        }
+    }
+
+    pub(super) fn check(&self, theta: f64) -> Result<(), KernelError> {
         match *self {
             Self::None => Ok(()),
             Self::Linear { factor } => check("scaling factor", factor, 0.0),
+            Self::Yarn(ref yarn) => yarn.check(theta),
             Self::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_position } => {
                 check("scaling factor", factor, 0.0)?;
                 check("low_freq_factor", low_freq_factor, 0.0)?;
@@ -47,15 +59,20 @@ impl RopeScaling {
         }
     }
 
-    pub(super) fn apply(&self, frequency: f64) -> f64 {
+    /// Of the plain frequencies of pairs, which have the base `theta`.
+    pub(super) fn apply(&self, theta: f64, frequencies: Vec<f64>) -> Vec<f64> {
+        let each = |scaled: &dyn Fn(f64) -> f64| frequencies.iter().copied().map(scaled).collect();
         match *self {
-            Self::None => frequency,
-            Self::Linear { factor } => frequency / factor,
+            Self::None => frequencies,
+            Self::Linear { factor } => each(&|frequency| frequency / factor),
+            Self::Yarn(ref yarn) => yarn.apply(theta, frequencies),
             Self::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_position } => {
-                let turns = original_max_position as f64 * frequency / TAU;
-                let kept = (turns - low_freq_factor) / (high_freq_factor - low_freq_factor);
-                let kept = kept.clamp(0.0, 1.0);
-                frequency * (kept + (1.0 - kept) / factor)
+                each(&|frequency| {
+                    let turns = original_max_position as f64 * frequency / TAU;
+                    let kept = (turns - low_freq_factor) / (high_freq_factor - low_freq_factor);
+                    let kept = kept.clamp(0.0, 1.0);
+                    frequency * (kept + (1.0 - kept) / factor)
+                })
             }
         }
     }

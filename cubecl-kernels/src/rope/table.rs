@@ -82,13 +82,14 @@ impl RopeConfig {
         device: &Device,
     ) -> Result<RopeTable, KernelError> {
         let frequencies = self.frequencies()?;
+        let factor = self.scaling.table_factor();
         let (mut cos, mut sin) = (Vec::new(), Vec::new());
         for (s, b) in (0..s).flat_map(|s| (0..b).map(move |b| (s, b))) {
             let position = position(s, b) as f64;
             for frequency in &frequencies {
                 let (s, c) = (position * frequency).sin_cos();
-                cos.push(c as f32);
-                sin.push(s as f32);
+                cos.push((factor * c) as f32);
+                sin.push((factor * s) as f32);
             }
         }
         let device = device.clone().inner();
@@ -109,15 +110,14 @@ impl RopeConfig {
             return Err(KernelError::RopeHeadDim { head_dim, rotary_percent, rotated: d });
         }
         check("theta", self.theta, 0.0)?;
-        self.scaling.check()?;
-        Ok((0..d / 2)
-            .map(|i| self.theta.powf(-2.0 * i as f64 / d as f64))
-            .map(|frequency| self.scaling.apply(frequency))
-            .collect())
+        self.scaling.check(self.theta)?;
+        let plain = (0..d / 2).map(|i| self.theta.powf(-2.0 * i as f64 / d as f64));
+        Ok(self.scaling.apply(self.theta, plain.collect()))
     }
 }
 
-/// Cosines and sines of positions, f32, on a device without automatic differentiation.
+/// Cosines and sines of positions, f32, on a device without automatic differentiation; with
+/// [`YarnScaling`](crate::YarnScaling) times a factor.
 #[derive(Clone, Debug)]
 pub struct RopeTable {
     cos: Tensor<3>,

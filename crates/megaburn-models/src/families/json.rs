@@ -214,5 +214,12 @@ pub(super) fn rope_parameters(positions: &Positions) -> Value {
             "low_freq_factor": low_freq_factor, "high_freq_factor": high_freq_factor,
             "original_max_position_embeddings": original_max_position,
         }),
+        Positions::Rotary { theta, scaling: RopeScaling::Yarn(yarn) } => json!({
+            "rope_theta": theta, "rope_type": "yarn", "factor": yarn.factor,
+            "original_max_position_embeddings": yarn.original_max_position,
+            "beta_fast": yarn.beta_fast, "beta_slow": yarn.beta_slow, "mscale": yarn.mscale,
+            "mscale_all_dim": yarn.mscale_all_dim, "attention_factor": yarn.attention_factor,
+            "truncate": yarn.truncate,
+        }),
     }
 }

@@ -1,40 +1,103 @@
+use std::ops::Range;
+
 use burn::{module::Module, tensor::Tensor};
+use megaburn_collective::Group;
 use megaburn_kernels::{AttentionDropout, AttentionOptions, DropoutKey, attention};
 use megaburn_mesh::{PositionRng, Purpose};
 
 use crate::{
-    ContextParallel, Input, PackedDocuments, TokenBlock, TokenContext,
-    context::{Mask, context_attention},
-    recomputed,
+    ContextParallel, Input, KvCache, Packed, PackedDocuments, ParallelError, TokenBlock,
+    TokenContext,
+    context::{Mask, Piece, context_attention},
+    dropout, recomputed,
 };
 
 /// What is between the matrices, and has no parameters.
 #[derive(Module, Debug)]
 pub(super) struct CoreAttention {
-    pub(super) causal: bool,
-    pub(super) window: Option<usize>,
-    pub(super) recompute: bool,
+    /// The layer, for messages.
     #[module(skip)]
-    pub(super) dropout: Option<Dropout>,
+    layer: &'static str,
+    /// Heads of this rank's queries, and of its keys and values.
     #[module(skip)]
-    pub(super) parallel: ContextParallel,
+    heads: [usize; 2],
+    /// Of all sequences, whatever else is known of their tokens.
+    #[module(skip)]
+    mask: Mask,
+    recompute: bool,
+    #[module(skip)]
+    dropout: Option<Dropout>,
+    #[module(skip)]
+    parallel: ContextParallel,
 }
 
 /// Which probabilities training drops: the same under every layout.
 #[derive(Clone, Debug)]
-pub(super) struct Dropout {
-    pub(super) prob: f64,
+struct Dropout {
+    prob: f64,
     /// What masks are drawn from.
-    pub(super) seed: u64,
-    pub(super) name: String,
+    seed: u64,
+    name: String,
     /// The first of this rank's heads, and how many all ranks have.
-    pub(super) first_head: usize,
-    pub(super) num_heads: usize,
+    first_head: usize,
+    num_heads: usize,
 }
 
 impl CoreAttention {
-    /// `[seq, batch, heads, head_dim]` each to `[seq, batch, heads * head_dim]`; in training some
-    /// probabilities are dropped.
+    /// Of a layer with so many heads of queries, and of keys and values, on this rank.
+    pub(super) fn new(layer: &'static str, heads: [usize; 2], mask: Mask) -> Self {
+        let parallel = ContextParallel::none();
+        Self { layer, heads, mask, recompute: false, dropout: None, parallel }
+    }
+
+    /// As layers say.
+    pub(super) fn with_recompute(self, recompute: bool) -> Self {
+        Self { recompute, ..self }
+    }
+
+    /// As layers say.
+    pub(super) fn with_dropout(
+        mut self,
+        prob: f64,
+        name: &str,
+        group: &Group,
+    ) -> Result<Self, ParallelError> {
+        dropout::check(self.layer, name, prob)?;
+        let [heads, _] = self.heads;
+        self.dropout = (prob > 0.0).then(|| Dropout {
+            prob,
+            seed: group.seed(),
+            name: format!("{name}.probabilities"),
+            first_head: group.rank() * heads,
+            num_heads: group.size() * heads,
+        });
+        Ok(self)
+    }
+
+    /// As layers say.
+    pub(super) fn with_context_parallel(
+        self,
+        parallel: &ContextParallel,
+        name: &str,
+    ) -> Result<Self, ParallelError> {
+        let Self { layer, heads, .. } = self;
+        parallel.comm().check(parallel.num_ranks(), heads).map_err(|error| match error {
+            ParallelError::Config { name: way, why, .. } => {
+                let why = format!("cp_comm `{way}`: {why}");
+                ParallelError::Config { layer, name: name.into(), why }
+            }
+            error => error,
+        })?;
+        Ok(Self { parallel: parallel.clone(), ..self })
+    }
+
+    /// The same of sequences that no ranks share.
+    pub(super) fn whole_sequence(self) -> Self {
+        Self { parallel: ContextParallel::none(), ..self }
+    }
+
+    /// `[seq, batch, heads, head_dim]` each to `[seq, batch, heads * head_dim]`, the head size of values; in
+    /// training some probabilities are dropped.
     pub(super) fn forward(
         &self,
         queries_keys_values: [Tensor<4>; 3],
@@ -54,10 +117,38 @@ impl CoreAttention {
         attended
     }
 
-    /// Of queries from a position on, of those that keys and values have.
-    pub(super) fn at(&self, query_offset: usize, [q, k, v]: [Tensor<4>; 3]) -> Tensor<3> {
-        let options = Mask { causal: self.causal, window: self.window, ..Mask::default() }.whole();
-        attention(q, k, v, AttentionOptions { query_offset, ..options })
+    /// Of the next tokens of some sequences, whose earlier keys and values `cache` holds, to
+    /// `[rows, 1, heads * head_dim]`.
+    pub(super) fn cached(
+        &self,
+        [q, k, v]: [Tensor<4>; 3],
+        packed: &Packed,
+        cache: &mut KvCache,
+    ) -> Tensor<3> {
+        let rows = |all: &Tensor<4>, of: &Range<usize>| all.clone().narrow(0, of.start, of.len());
+        let [k, v] = [k, v].map(|x| match packed.share() {
+            Some(share) => share.gathered(x),
+            None => x,
+        });
+        let read: Vec<_> = packed
+            .segments()
+            .iter()
+            .map(|segment| {
+                cache.append(segment.sequence, rows(&k, &segment.rows), rows(&v, &segment.rows))
+            })
+            .collect();
+        let attended = packed.pieces().into_iter().map(|Piece { segment, own, start, .. }| {
+            let (keys, values) = read[segment].clone();
+            let options = AttentionOptions { query_offset: start, ..self.mask.whole() };
+            attention(rows(&q, &own), keys, values, options)
+        });
+        let mut all: Vec<Tensor<3>> = attended.collect();
+        let found: usize = all.iter().map(|rows| rows.dims()[0]).sum();
+        if found < packed.num_rows() {
+            let shape = [packed.num_rows() - found, 1, self.heads[0] * v.dims()[3]];
+            all.push(Tensor::zeros(shape, (&q.device(), q.dtype())));
+        }
+        Tensor::cat(all, 0)
     }
 
     /// Of all tokens of sequences, or the stretches that ranks hold.
@@ -75,7 +166,7 @@ impl CoreAttention {
             .as_ref()
             .zip(block)
             .map(|(dropout, block)| dropout.of(block, seq * ranks, parallel.first_head(heads)));
-        let mask = Mask { causal: self.causal, window: self.window, dropout, documents };
+        let mask = Mask { dropout, documents, ..self.mask.clone() };
         if ranks > 1 {
             return context_attention(queries_keys_values, mask, parallel);
         }

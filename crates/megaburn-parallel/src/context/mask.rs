@@ -73,6 +73,8 @@ impl PackedDocuments {
 pub(crate) struct Mask {
     pub(crate) causal: bool,
     pub(crate) window: Option<usize>,
+    /// Factor of the scores; none: of heads of `d`, `1 / sqrt(d)`.
+    pub(crate) scale: Option<f64>,
     /// Of whole sequences' probabilities.
     pub(crate) dropout: Option<AttentionDropout>,
     pub(crate) documents: Option<PackedDocuments>,
@@ -84,6 +86,11 @@ impl Mask {
         self.window.is_none() && self.dropout.is_none() && self.documents.is_none()
     }
 
+    /// Attention to all keys that are given.
+    pub(super) fn open(&self) -> AttentionOptions {
+        AttentionOptions { scale: self.scale, ..AttentionOptions::default() }
+    }
+
     /// Attention to whole sequences.
     pub(crate) fn whole(&self) -> AttentionOptions {
         AttentionOptions {
@@ -91,7 +98,7 @@ impl Mask {
             window: self.window,
             dropout: self.dropout.clone(),
             sequences: self.documents.as_ref().map(PackedDocuments::whole),
-            ..AttentionOptions::default()
+            ..self.open()
         }
     }
 

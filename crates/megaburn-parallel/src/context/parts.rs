@@ -19,7 +19,7 @@ pub(super) struct Part {
 pub(super) fn with_stretch(mask: &Mask, mine: Zigzag, theirs: Zigzag, len: usize) -> Vec<Part> {
     let (all, chunk) = (0..len, len / 2);
     let (front, back) = (0..chunk, chunk..len);
-    let full = AttentionOptions::default();
+    let full = mask.open();
     let part = |queries: &Range<usize>, keys: &Range<usize>, options| Part {
         queries: queries.clone(),
         keys: keys.clone(),
@@ -71,7 +71,7 @@ fn of_chunks(
         query_offset: if mask.documents.is_some() { 0 } else { ahead * len },
         dropout: mask.dropout_at(query * len, key * len),
         sequences: mask.documents.as_ref().map(|of| of.sequences(chunks, false, ahead)),
-        ..AttentionOptions::default()
+        ..mask.open()
     })
 }
 
@@ -87,8 +87,7 @@ pub(super) fn with_whole(mask: &Mask, mine: Zigzag, len: usize) -> Vec<Part> {
         let (start, end) = (at * chunk, (at + 1) * chunk);
         if mask.is_plain() {
             // Two calls, which take any kernel, for one of queries that begin behind their keys.
-            let before = AttentionOptions::default();
-            let before = Part { queries: queries.clone(), keys: 0..start, options: before };
+            let before = Part { queries: queries.clone(), keys: 0..start, options: mask.open() };
             let own = Part { queries, keys: start..end, options: mask.whole() };
             return [before, own].into_iter().filter(|part| !part.keys.is_empty()).collect();
         }
@@ -104,7 +103,7 @@ pub(super) fn with_whole(mask: &Mask, mine: Zigzag, len: usize) -> Vec<Part> {
             query_offset: if documents.is_some() { 0 } else { start - keys.start },
             dropout: mask.dropout_at(start, keys.start),
             sequences: documents.map(|of| of.sequences(2 * mine.ranks(), true, at)),
-            ..AttentionOptions::default()
+            ..mask.open()
         };
         vec![Part { queries, keys, options }]
     });

@@ -1,5 +1,6 @@
 mod config;
 mod replicas;
+mod replicated;
 
 use burn::{
     module::{Module, Param},
@@ -16,6 +17,7 @@ use megaburn_kernels::{GroupWeight, LinearOptions, MainGrad, linear};
 use megaburn_mesh::ShardSpec;
 
 pub use config::{ParallelLinearConfig, Split};
+pub use replicated::{ReplicatedLinear, ReplicatedLinearConfig};
 
 use crate::{Input, PlanBuilder, Sharded};
 use replicas::ReplicatedParts;

@@ -1,22 +1,17 @@
 //! Attention of sequences that ranks share is that of one rank.
 
-use std::collections::BTreeMap;
-
-use burn::{
-    nn::Initializer,
-    tensor::{Tensor, TensorData},
-};
-use megaburn_collective::{Group, ProcessGroups};
+use burn::{nn::Initializer, tensor::Tensor};
+use megaburn_collective::ProcessGroups;
 use megaburn_kernels::RopeConfig;
-use megaburn_mesh::{Documents, Layout, ShardSpec, Zigzag};
+use megaburn_mesh::{Documents, Layout};
 use megaburn_parallel::{
-    ContextComm, ContextParallel, PackedDocuments, ParallelError, SelfAttention,
-    SelfAttentionConfig, TokenBlock, TokenContext, shard_plan,
+    ContextComm, ContextParallel, ParallelError, SelfAttention, SelfAttentionConfig, TokenContext,
 };
 use rstest::rstest;
 
-use crate::support::{
-    assert_close, autodiff, fresh_seed, join, leaf, normal, on_ranks, param_grads,
+use crate::{
+    sequences::{Subject, check},
+    support::{autodiff, on_ranks},
 };
 
 /// What is attended, and how.
@@ -41,6 +36,27 @@ impl Case {
         let (window, documents) = (None, None);
         Self { tokens, heads, causal: true, window, documents, dropout: 0.0, again: false }
     }
+}
+
+impl Subject for Case {
+    type Layer = SelfAttention;
+
+    fn shape(&self) -> [usize; 3] {
+        let [s, b] = self.tokens;
+        [s, b, HIDDEN]
+    }
+
+    fn rope(&self) -> RopeConfig {
+        RopeConfig::new(HEAD_DIM)
+    }
+
+    fn documents(&self) -> Option<Documents> {
+        self.documents.clone().map(|rows| Documents::new(rows).unwrap())
+    }
+
+    fn told_with_tokens(&self) -> bool {
+        false
+    }
 
     fn layer(
         &self,
@@ -62,114 +78,8 @@ impl Case {
             .with_context_parallel(&ContextParallel::new(&groups.cp, comm)?, name)
     }
 
-    /// Which tokens of each row a rank holds, and their positions.
-    fn held(&self, zigzag: Zigzag) -> Vec<[Vec<usize>; 2]> {
-        let [s, b] = self.tokens;
-        let documents = self.documents();
-        let row = |row| match &documents {
-            None => [0; 2].map(|_| zigzag.positions(s).collect()),
-            Some(all) => [all.tokens(row, zigzag).collect(), all.positions(row, zigzag).collect()],
-        };
-        (0..b).map(row).collect()
-    }
-
-    fn documents(&self) -> Option<Documents> {
-        self.documents.clone().map(|rows| Documents::new(rows).unwrap())
-    }
-}
-
-/// `[s, b, ..]` of which `held` says what a rank has, and of that a tensor-parallel rank's stretch.
-fn rows(whole: &TensorData, held: &[[Vec<usize>; 2]], [tp, tps]: [usize; 2]) -> TensorData {
-    let shape = whole.shape().to_vec();
-    let (b, width) = (shape[1], shape[2]);
-    let values: Vec<f32> = whole.clone().try_to_vec().unwrap();
-    let len = held[0][0].len() / tps;
-    let places = (tp * len..(tp + 1) * len).flat_map(|at| (0..b).map(move |row| (at, row)));
-    let out = places.flat_map(|(at, row)| {
-        let start = (held[row][0][at] * b + row) * width;
-        values[start..start + width].to_vec()
-    });
-    TensorData::new(out.collect(), [len, b, width])
-}
-
-/// What a rank computes: output, input gradient, and parameters' gradients with their shards.
-struct Found {
-    output: TensorData,
-    input_grad: TensorData,
-    grads: Vec<(String, ShardSpec, TensorData)>,
-    held: Vec<[Vec<usize>; 2]>,
-    stretch: [usize; 2],
-}
-
-fn on_rank(case: &Case, world: &Group, layout: Layout, comm: ContextComm, seed: u64) -> Found {
-    let groups = ProcessGroups::new(world, layout).unwrap();
-    let layer = case.layer(&groups, comm).unwrap();
-    let zigzag = Zigzag::new(groups.cp.rank(), groups.cp.size());
-    let held = case.held(zigzag);
-    let stretch = if layout.sp { [groups.tp.rank(), groups.tp.size()] } else { [0, 1] };
-    let [s, b] = case.tokens;
-    let local = |what: &str| rows(&normal(&[s, b, HIDDEN], seed, what), &held, stretch);
-    let x = leaf::<3>(local("input"));
-    let positions: Vec<&[usize]> = held.iter().map(|held| &held[1][..]).collect();
-    let rope = RopeConfig::new(HEAD_DIM).init(0..s, &autodiff()).unwrap().rows(&positions);
-    let context = TokenContext {
-        rope: Some(rope),
-        block: Some(TokenBlock::new(3, b + 1, 1)),
-        documents: case.documents().map(PackedDocuments::new),
-        ..TokenContext::default()
-    };
-    let y = layer.forward_in(x.clone(), &context);
-    let weight = Tensor::from_data(local("weight"), &autodiff());
-    let grads = (y.clone() * weight).sum().backward();
-    let plan = shard_plan(&layer).unwrap();
-    let of_params = param_grads(&layer, &grads).into_iter();
-    let with_spec = |(path, data): (String, TensorData)| {
-        (path.clone(), plan.get(&path).unwrap().shard.clone(), data)
-    };
-    Found {
-        output: y.into_data(),
-        input_grad: x.grad(&grads).unwrap().into_data(),
-        grads: of_params.map(with_spec).collect(),
-        held,
-        stretch,
-    }
-}
-
-/// The gradients of whole parameters: summed over context-parallel ranks, joined over the others.
-fn whole_grads(found: &[Found], layout: Layout) -> BTreeMap<String, TensorData> {
-    let sum = |tp: usize, index: usize| {
-        let of = |cp: usize| &found[cp * layout.tp + tp].grads[index];
-        let values = |cp: usize| of(cp).2.clone().try_to_vec::<f32>().unwrap();
-        let sum = (1..layout.cp)
-            .map(values)
-            .fold(values(0), |sum, next| sum.iter().zip(next).map(|(a, b)| a + b).collect());
-        (of(0).1.clone(), TensorData::new(sum, of(0).2.shape().clone()))
-    };
-    let paths = found[0].grads.iter().enumerate();
-    let whole = |(index, (path, ..)): (usize, &(String, ShardSpec, TensorData))| {
-        let shards: Vec<_> = (0..layout.tp).map(|tp| sum(tp, index)).collect();
-        (path.clone(), join(path, &shards))
-    };
-    paths.map(whole).collect()
-}
-
-fn check(case: &Case, layout: &str, comm: ContextComm) {
-    let (layout, seed) = (layout.parse::<Layout>().unwrap(), fresh_seed());
-    let alone =
-        on_ranks(1, seed, |world| on_rank(case, &world, Layout::SINGLE, ContextComm::P2p, seed));
-    let many =
-        on_ranks(layout.world_size(), seed, |world| on_rank(case, &world, layout, comm, seed));
-    let what = format!("{case:?}, {layout}, {comm}");
-    let one = &alone[0];
-    for found in &many {
-        let [output, input_grad] =
-            [&one.output, &one.input_grad].map(|whole| rows(whole, &found.held, found.stretch));
-        assert_close(&format!("{what}: output"), &found.output, &output, 5e-6);
-        assert_close(&format!("{what}: input gradient"), &found.input_grad, &input_grad, 5e-6);
-    }
-    let [found, expected] = [whole_grads(&many, layout), whole_grads(&alone, Layout::SINGLE)];
-    for (path, expected) in &expected {
-        assert_close(&format!("{what}: gradient of {path}"), &found[path], expected, 5e-6);
+    fn forward(layer: &SelfAttention, x: Tensor<3>, context: &TokenContext) -> Tensor<3> {
+        layer.forward_in(x, context)
     }
 }
 

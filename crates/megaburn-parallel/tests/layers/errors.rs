@@ -4,8 +4,9 @@ use burn::{nn::Initializer, prelude::Device};
 use megaburn_collective::Group;
 use megaburn_mesh::Part;
 use megaburn_parallel::{
-    CrossEntropyConfig, MlpConfig, ParallelDropoutConfig, ParallelError, ParallelLinearConfig,
-    PositionEmbeddingConfig, SelfAttentionConfig, VocabParallelEmbeddingConfig,
+    CrossEntropyConfig, MlpConfig, MultiLatentAttentionConfig, ParallelDropoutConfig,
+    ParallelError, ParallelLinearConfig, PositionEmbeddingConfig, ReplicatedLinearConfig,
+    SelfAttentionConfig, VocabParallelEmbeddingConfig,
 };
 use rstest::rstest;
 
@@ -33,6 +34,8 @@ layers!(
     MlpConfig => |config, group| config.init(group, &Device::flex()),
     PositionEmbeddingConfig => |config, group| config.init(group, &Device::flex()),
     SelfAttentionConfig => |config, group| config.init(group, &Device::flex()),
+    MultiLatentAttentionConfig => |config, group| config.init(group, &Device::flex()),
+    ReplicatedLinearConfig => |config, group| config.init(group, &Device::flex()),
     CrossEntropyConfig => |config, group| config.init(group),
     ParallelDropoutConfig => |config, group| config.init(group),
 );
@@ -64,6 +67,8 @@ fn dropout(prob: f64) -> ParallelDropoutConfig {
 #[case::gated("ParallelLinear", MlpConfig::gated(4, 4))]
 #[case::mlp("ParallelLinear", MlpConfig::new(4, 4))]
 #[case::attention("ParallelLinear", SelfAttentionConfig::new(4, 2, 2, 2))]
+#[case::latent("ParallelLinear", MultiLatentAttentionConfig::new(4, 2, 2, 2, 2, 2))]
+#[case::replicated("ReplicatedLinear", ReplicatedLinearConfig::new(4, 4))]
 fn an_unnamed_layer_in_a_group_is_refused(#[case] layer: &str, #[case] config: impl Layer + Clone) {
     assert_eq!(
         message(2, config.clone()),

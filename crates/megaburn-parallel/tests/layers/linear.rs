@@ -5,7 +5,9 @@ use burn::{
     tensor::{Tensor, TensorData},
 };
 use megaburn_mesh::Part;
-use megaburn_parallel::{ParallelLinear, ParallelLinearConfig, Split};
+use megaburn_parallel::{
+    ParallelLinear, ParallelLinearConfig, ReplicatedLinear, ReplicatedLinearConfig, Split,
+};
 use rstest::rstest;
 
 use crate::{
@@ -159,5 +161,23 @@ fn tensors_of_any_rank_pass() {
     for (four, one) in outputs(4) {
         crate::support::assert_close("four dimensions", &four, &whole.0, 1e-6);
         crate::support::assert_close("one dimension", &one, &whole.1, 1e-6);
+    }
+}
+
+#[rstest]
+fn a_matrix_that_all_hold_sees_all_tokens_or_its_own(
+    #[values(1, 2, 3, 4)] ranks: usize,
+    #[values(true, false)] sequence_parallel: bool,
+) {
+    let seed = fresh_seed();
+    for [per_rank, batch, d_input, d_output] in [[2, 2, 8, 12], [1, 3, 7, 5]] {
+        let (seq, end) = (per_rank * ranks, stream(sequence_parallel));
+        let shapes = [[seq, batch, d_input], [seq, batch, d_output]];
+        let setting = Setting { ranks, seed, shapes, ends: [end.clone(), end] };
+        let config = ReplicatedLinearConfig::new(d_input, d_output)
+            .with_sequence_parallel(sequence_parallel)
+            .with_name("layer");
+        let build = |group: &_| config.init(group, &autodiff());
+        assert_same_under_layout(&setting, build, ReplicatedLinear::forward);
     }
 }

@@ -58,7 +58,8 @@ impl RopeScalingConfig {
 
     pub(super) fn of(scaling: &RopeScaling) -> Option<Self> {
         match *scaling {
-            RopeScaling::None => None,
+            // The section has no keys for YaRN.
+            RopeScaling::None | RopeScaling::Yarn(_) => None,
             RopeScaling::Linear { factor } => {
                 Some(Self { kind: RopeScalingKind::Linear, factor, ..Self::default() })
             }

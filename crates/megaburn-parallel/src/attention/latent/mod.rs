@@ -1,0 +1,226 @@
+mod config;
+
+use burn::{module::Module, tensor::Tensor};
+use megaburn_collective::{
+    Group,
+    region::{copy_to, gather_from_sequence},
+};
+use megaburn_kernels::{Cut, RopeTable, apply_rope, split_last, split_last_with};
+
+pub use config::MultiLatentAttentionConfig;
+
+use super::core_attention::CoreAttention;
+use crate::{
+    ContextParallel, Input, KvCache, Norm, Packed, ParallelError, ParallelLinear, PlanBuilder,
+    ReplicatedLinear, Sharded, TokenContext,
+};
+
+/// Multi-head latent attention: keys and values of all heads are made of one small latent of each token,
+/// and so may be its queries; of keys and queries some features are rotated, those of keys the same for
+/// all heads.
+///
+/// ```text
+/// q = q_up(q_norm(q_down(x)))              or q(x)
+/// [latent | k_rope] = kv_down(x)
+/// [k | v] = kv_up(kv_norm(latent))         of each head
+/// output(attention([q | rotated q_rope], [k | rotated k_rope], v))
+/// ```
+///
+/// Heads are split over a group. Matrices to latents, and the norms of these, every rank holds whole:
+/// latents are small, and all heads read all of them. Checkpoints of DeepSeek have the pairs of
+/// rotated features side by side: their table's layout is
+/// [`Interleaved`](megaburn_kernels::RopeLayout::Interleaved), and weights are theirs as they are.
+///
+/// Heads of values need not be as large as those of keys: no kernel of [`attention`] pads them.
+///
+/// [`attention`]: megaburn_kernels::attention
+///
+/// Source: DeepSeek-AI (2024), "DeepSeek-V2", <https://arxiv.org/abs/2405.04434>, section 2.1; Hugging Face's
+/// `DeepseekV3Attention`; Megatron-LM `megatron/core/transformer/multi_latent_attention.py`.
+///
+/// # Collective
+/// Forward: an all-reduce of the output. Backward: one each of the gradients of latents, normed, and of
+/// the rotated features of keys. With sequence parallelism ranks compute the latents of their own tokens; these,
+/// normed, and keys' rotated features are all-gathered (the input in place of a latent of queries that is
+/// not there), and the output is reduce-scattered; backward sends the duals, gathers what matrices of
+/// heads read once more, and all-reduces the gradients of all that every rank holds whole.
+#[derive(Module, Debug)]
+pub struct MultiLatentAttention {
+    /// To the latent of queries, `[d_model, q_lora_rank]` (`q_a_proj`).
+    pub q_down: Option<ReplicatedLinear>,
+    /// Of that latent (`q_a_layernorm`).
+    pub q_norm: Option<Norm>,
+    /// To queries of this rank's heads, each `[nope | rope]` (`q_b_proj`).
+    pub q_up: Option<ParallelLinear>,
+    /// The same of the residual stream, where queries have no latent (`q_proj`).
+    pub q: Option<ParallelLinear>,
+    /// To the latent of keys and values, and to the keys' rotated features, `[d_model, kv_lora_rank + rope]`
+    /// (`kv_a_proj_with_mqa`).
+    pub kv_down: ReplicatedLinear,
+    /// Of that latent (`kv_a_layernorm`).
+    pub kv_norm: Norm,
+    /// To keys and values of this rank's heads, each `[nope | v]` (`kv_b_proj`).
+    pub kv_up: ParallelLinear,
+    /// The output projection (`o_proj`).
+    pub output: ParallelLinear,
+    #[module(skip)]
+    plan: LatentPlan,
+    core: CoreAttention,
+}
+
+#[derive(Clone, Debug)]
+struct LatentPlan {
+    /// Of this rank.
+    heads: usize,
+    /// Features of a head's queries and keys that are not rotated, and those that are.
+    nope: usize,
+    rope: usize,
+    /// Features of a head's values.
+    values: usize,
+    group: Group,
+    sequence_parallel: bool,
+}
+
+impl MultiLatentAttention {
+    /// As [`SelfAttention::with_recompute`](crate::SelfAttention::with_recompute).
+    #[must_use]
+    pub fn with_recompute(self, recompute: bool) -> Self {
+        Self { core: self.core.with_recompute(recompute), ..self }
+    }
+
+    /// As [`SelfAttention::with_dropout`](crate::SelfAttention::with_dropout).
+    ///
+    /// # Errors
+    /// A share outside of `[0, 1)`.
+    pub fn with_dropout(self, prob: f64, name: &str, group: &Group) -> Result<Self, ParallelError> {
+        Ok(Self { core: self.core.with_dropout(prob, name, group)?, ..self })
+    }
+
+    /// As [`SelfAttention::with_context_parallel`](crate::SelfAttention::with_context_parallel): ranks
+    /// exchange keys and values of heads, not latents.
+    ///
+    /// # Errors
+    /// Heads that the ranks do not divide, where those are shared out.
+    /// # Collective
+    /// Nothing is sent. Forward and backward then send as [`ContextComm`](crate::ContextComm) says.
+    pub fn with_context_parallel(
+        self,
+        parallel: &ContextParallel,
+        name: &str,
+    ) -> Result<Self, ParallelError> {
+        Ok(Self { core: self.core.with_context_parallel(parallel, name)?, ..self })
+    }
+
+    /// Applies the attention to whole sequences.
+    ///
+    /// # Shapes
+    /// `[seq, batch, d_model]`, unchanged (with sequence and context parallelism `seq` is this rank's
+    /// stretch); `rope` is for heads of `qk_rope_head_dim` and holds all positions of the tensor-parallel
+    /// group, none where nothing is rotated.
+    pub fn forward(&self, x: impl Into<Input<3>>, rope: Option<&RopeTable>) -> Tensor<3> {
+        self.forward_in(x, &TokenContext::new(rope.cloned()))
+    }
+
+    /// The same of tokens of which more is known: in training some probabilities are dropped, documents do
+    /// not see each other.
+    ///
+    /// # Shapes
+    /// As [`forward`](Self::forward).
+    pub fn forward_in(&self, x: impl Into<Input<3>>, context: &TokenContext) -> Tensor<3> {
+        let queries_keys_values = self.queries_keys_values(x.into(), context.rope.as_ref());
+        self.output.forward(self.core.forward(queries_keys_values, context))
+    }
+
+    /// Applies the attention to the next tokens of some sequences, whose earlier keys and values
+    /// `cache` holds and whose new ones it then holds too: those of this rank's heads, as large as without
+    /// latents. Not for training.
+    ///
+    /// # Shapes
+    /// `[rows, 1, d_model]`, unchanged: the tokens of `packed` that this rank reads; `rope` holds their
+    /// positions. The layer is one without sequence parallelism.
+    /// # Collective
+    /// As [`forward`](Self::forward), but of whole sequences; ranks that share the pass gather keys and
+    /// values.
+    pub fn forward_cached(
+        &self,
+        x: impl Into<Input<3>>,
+        rope: Option<&RopeTable>,
+        packed: &Packed,
+        cache: &mut KvCache,
+    ) -> Tensor<3> {
+        let queries_keys_values = self.queries_keys_values(x.into(), rope);
+        self.output.forward(self.core.cached(queries_keys_values, packed, cache))
+    }
+
+    /// The same layer and weights for whole sequences, as generation needs it.
+    pub fn whole_sequence(self) -> Self {
+        Self {
+            q_down: self.q_down.map(ReplicatedLinear::whole_sequence),
+            q_norm: self.q_norm.map(Norm::whole_sequence),
+            q_up: self.q_up.map(ParallelLinear::whole_sequence),
+            q: self.q.map(ParallelLinear::whole_sequence),
+            kv_down: self.kv_down.whole_sequence(),
+            kv_norm: self.kv_norm.whole_sequence(),
+            kv_up: self.kv_up.whole_sequence(),
+            output: self.output.whole_sequence(),
+            plan: LatentPlan { sequence_parallel: false, ..self.plan },
+            core: self.core.whole_sequence(),
+        }
+    }
+
+    /// Rotated, of this rank's heads: `[seq, batch, heads, nope + rope]` twice, and `[.., v]`.
+    fn queries_keys_values(&self, x: Input<3>, rope: Option<&RopeTable>) -> [Tensor<4>; 3] {
+        let LatentPlan { heads, nope, rope: rotated, values, .. } = self.plan;
+        let rotate = |x: Tensor<4>| rope.into_iter().fold(x, apply_rope);
+        let queries = self.queries(x.clone());
+        let [seq, batch, _] = queries.dims();
+        let queries = queries.reshape([seq, batch, heads, nope + rotated]);
+        let [q, q_rope] = split_last(queries, [nope, rotated]);
+
+        let latent = self.kv_down.forward(x);
+        let of_latent = latent.dims()[2] - rotated;
+        let [latent, k_rope] = split_last(latent, [of_latent, rotated]);
+        let keys_values = self.kv_up.forward(self.kv_norm.forward(latent));
+        let keys_values = keys_values.reshape([seq, batch, heads, nope + values]);
+        // Backward reads values: as a view they would keep the keys that they lie beside, of which it
+        // reads others.
+        let cut = if keys_values.device().is_autodiff() { Cut::Copy } else { Cut::View };
+        let [k, v] = split_last_with(keys_values, [nope, values], [Cut::View, cut]);
+        let k_rope = self.for_all_heads(k_rope).reshape([seq, batch, 1, rotated]);
+        let k_rope = rotate(k_rope).expand([seq, batch, heads, rotated]);
+        let beside = |x: Tensor<4>, rotated: Tensor<4>| Tensor::cat(vec![x, rotated], 3);
+        [beside(q, rotate(q_rope)), beside(k, k_rope), v]
+    }
+
+    /// Of this rank's heads, `[seq, batch, heads * (nope + rope)]`.
+    fn queries(&self, x: Input<3>) -> Tensor<3> {
+        let x = match (&self.q_down, &self.q_norm) {
+            (Some(down), Some(norm)) => norm.forward(down.forward(x)).into(),
+            _ => x,
+        };
+        let up = self.q_up.as_ref().or(self.q.as_ref());
+        up.expect("queries are made of a latent or of the stream").forward(x)
+    }
+
+    /// What every rank's heads use, of all tokens: as the input of matrices that are split by columns.
+    fn for_all_heads(&self, x: Tensor<3>) -> Tensor<3> {
+        let LatentPlan { group, sequence_parallel, .. } = &self.plan;
+        match sequence_parallel {
+            true => gather_from_sequence(x, group),
+            false => copy_to(x, group),
+        }
+    }
+}
+
+impl Sharded for MultiLatentAttention {
+    fn shards(&self, plan: &mut PlanBuilder) {
+        plan.child("q_down", &self.q_down);
+        plan.child("q_norm", &self.q_norm);
+        plan.child("q_up", &self.q_up);
+        plan.child("q", &self.q);
+        plan.child("kv_down", &self.kv_down);
+        plan.child("kv_norm", &self.kv_norm);
+        plan.child("kv_up", &self.kv_up);
+        plan.child("output", &self.output);
+    }
+}

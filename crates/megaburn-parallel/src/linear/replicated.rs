@@ -1,0 +1,116 @@
+use burn::{
+    config::Config,
+    module::{Module, Param},
+    nn::Initializer,
+    prelude::Device,
+    tensor::Tensor,
+};
+use megaburn_collective::Group;
+use megaburn_kernels::{LinearOptions, MainGrad, linear};
+use megaburn_mesh::{Axis, ShardSpec};
+
+use crate::{Input, ParallelError, PlanBuilder, Sharded, init::Draw, replica::Replica};
+
+/// Configuration of a [`ReplicatedLinear`].
+#[derive(Config, Debug)]
+pub struct ReplicatedLinearConfig {
+    /// Input features.
+    pub d_input: usize,
+    /// Output features.
+    pub d_output: usize,
+    /// Whether input and output hold this rank's stretch of the sequence only.
+    #[config(default = false)]
+    pub sequence_parallel: bool,
+    /// How the weight starts, as in Burn's `Linear`.
+    #[config(
+        default = "Initializer::KaimingUniform { gain: 1.0 / f64::sqrt(3.0), fan_out_only: false }"
+    )]
+    pub initializer: Initializer,
+    /// The layer's path in the model, from which its weight is drawn. Required in a group of more than
+    /// one.
+    pub path: Option<String>,
+}
+
+impl ReplicatedLinearConfig {
+    /// The layer, the same on every rank.
+    ///
+    /// # Errors
+    /// No name in a group of more than one.
+    /// # Collective
+    /// Nothing is sent.
+    pub fn init(&self, group: &Group, device: &Device) -> Result<ReplicatedLinear, ParallelError> {
+        let shape = [self.d_input, self.d_output];
+        let draw = Draw {
+            layer: "ReplicatedLinear",
+            name: self.path.as_deref(),
+            field: "weight",
+            initializer: &self.initializer,
+            fans: shape,
+        };
+        let spec = ShardSpec::whole(&shape, Axis::Tp, group.rank(), group.size());
+        Ok(ReplicatedLinear {
+            weight: draw.param(&spec, group, device)?,
+            plan: ReplicatedPlan {
+                replica: Replica::of(group, self.sequence_parallel),
+                path: self.path.clone(),
+                main_grad: MainGrad::default(),
+            },
+        })
+    }
+}
+
+/// A linear layer `Y = X W` that every rank of a group holds whole (Megatron's `duplicated`): where the output
+/// is small, and all ranks need all of it.
+///
+/// Without sequence parallelism every rank computes the same, from the same input, and gradients of the
+/// output must be the same too: those of what ranks make of it apart are summed first, as
+/// [`ParallelLinear`](crate::ParallelLinear)'s column split does.
+///
+/// # Collective
+/// Forward: none. Backward: with sequence parallelism one all-reduce of the weight's gradient, because each
+/// rank sees its own tokens only.
+#[derive(Module, Debug)]
+pub struct ReplicatedLinear {
+    /// The weight, `[d_input, d_output]`.
+    pub weight: Param<Tensor<2>>,
+    #[module(skip)]
+    plan: ReplicatedPlan,
+}
+
+#[derive(Clone, Debug)]
+struct ReplicatedPlan {
+    replica: Replica,
+    path: Option<String>,
+    main_grad: MainGrad,
+}
+
+impl ReplicatedLinear {
+    /// Applies the layer.
+    ///
+    /// # Shapes
+    /// `[.., d_input]` to `[.., d_output]`
+    pub fn forward<const D: usize>(&self, x: impl Into<Input<D>>) -> Tensor<D> {
+        let (x, again) = x.into().into_parts();
+        let options = LinearOptions { out_in: false, main_grad: self.main_grad(), again };
+        linear(x, self.plan.replica.value(&self.weight), None, options)
+    }
+
+    /// The same layer and weight for whole sequences, as generation needs it.
+    pub fn whole_sequence(mut self) -> Self {
+        self.plan.replica = self.plan.replica.of_all_rows();
+        self
+    }
+
+    /// Where the weight's gradient is summed. Nowhere if it is summed over ranks first: what a product adds
+    /// to a [`MainGrad`] is of this rank's tokens, and nobody would add the others'.
+    fn main_grad(&self) -> Option<MainGrad> {
+        (!self.plan.replica.is_summed()).then(|| self.plan.main_grad.clone())
+    }
+}
+
+impl Sharded for ReplicatedLinear {
+    fn shards(&self, plan: &mut PlanBuilder) {
+        plan.drawn_from(self.plan.path.as_deref());
+        plan.matrix("weight", &self.plan.replica.spec(&self.weight), self.main_grad());
+    }
+}

@@ -1,0 +1,136 @@
+//! What is computed, and how.
+
+use std::{collections::BTreeMap, convert::Infallible};
+
+use burn::{nn::Initializer, tensor::Tensor};
+use megaburn_collective::ProcessGroups;
+use megaburn_kernels::{RopeConfig, RopeLayout, RopeScaling, YarnScaling};
+use megaburn_mesh::Documents;
+use megaburn_parallel::{
+    ContextComm, ContextParallel, MultiLatentAttention, MultiLatentAttentionConfig, ParallelError,
+    TokenContext, load_params, read_params,
+};
+
+use crate::{
+    sequences::Subject,
+    support::{autodiff, normal},
+};
+
+/// A layer and its sequences.
+#[derive(Clone, Debug)]
+pub(super) struct Case {
+    /// `[s, b]`.
+    pub(super) tokens: [usize; 2],
+    pub(super) hidden: usize,
+    pub(super) heads: usize,
+    pub(super) q_rank: Option<usize>,
+    pub(super) kv_rank: usize,
+    /// Of queries and keys without positions, of those with them, and of values.
+    pub(super) dims: [usize; 3],
+    pub(super) yarn: Option<YarnScaling>,
+    pub(super) documents: Option<Vec<Vec<usize>>>,
+    pub(super) dropout: f64,
+    pub(super) again: bool,
+    /// Whether ranks that share tokens are named with these, and not to the layer.
+    pub(super) told: bool,
+}
+
+impl Case {
+    /// Even numbers, of a head's queries and values alike.
+    pub(super) fn even(tokens: [usize; 2], heads: usize) -> Self {
+        Self {
+            tokens,
+            hidden: 16,
+            heads,
+            q_rank: Some(8),
+            kv_rank: 12,
+            dims: [8, 4, 12],
+            yarn: Some(yarn()),
+            documents: None,
+            dropout: 0.0,
+            again: false,
+            told: false,
+        }
+    }
+
+    /// Odd ones.
+    pub(super) fn ragged(tokens: [usize; 2], heads: usize) -> Self {
+        let (q_rank, kv_rank, dims) = (Some(7), 5, [3, 6, 5]);
+        Self { hidden: 11, q_rank, kv_rank, dims, ..Self::even(tokens, heads) }
+    }
+
+    pub(super) fn config(&self) -> MultiLatentAttentionConfig {
+        let [nope, rope, values] = self.dims;
+        let scale = self.yarn.as_ref().map(|yarn| self.scale() * yarn.score_factor());
+        MultiLatentAttentionConfig::new(self.hidden, self.heads, self.kv_rank, nope, rope, values)
+            .with_q_lora_rank(self.q_rank)
+            .with_softmax_scale(scale)
+            // Wide enough that the scores matter.
+            .with_initializer(Initializer::Normal { mean: 0.0, std: 0.4 })
+            .with_name("blocks.0.attention")
+    }
+
+    pub(super) fn scale(&self) -> f64 {
+        ((self.dims[0] + self.dims[1]) as f64).powf(-0.5)
+    }
+}
+
+/// Longer by a half than what was trained on.
+fn yarn() -> YarnScaling {
+    YarnScaling::new(4.0, 16).with_mscale(Some(1.0)).with_mscale_all_dim(Some(0.6))
+}
+
+impl Subject for Case {
+    type Layer = MultiLatentAttention;
+
+    fn shape(&self) -> [usize; 3] {
+        [self.tokens[0], self.tokens[1], self.hidden]
+    }
+
+    fn rope(&self) -> RopeConfig {
+        RopeConfig::new(self.dims[1])
+            .with_theta(50.0)
+            .with_layout(RopeLayout::Interleaved)
+            .with_scaling(self.yarn.clone().map_or(RopeScaling::None, RopeScaling::Yarn))
+    }
+
+    fn documents(&self) -> Option<Documents> {
+        self.documents.clone().map(|rows| Documents::new(rows).unwrap())
+    }
+
+    fn layer(
+        &self,
+        groups: &ProcessGroups,
+        comm: ContextComm,
+    ) -> Result<MultiLatentAttention, ParallelError> {
+        let name = "blocks.0.attention";
+        let config = self.config().with_sequence_parallel(groups.layout().sp);
+        let layer = with_gammas(config.init(&groups.tp, &autodiff())?, groups.tp.seed())
+            .with_dropout(self.dropout, name, &groups.tp)?
+            .with_recompute(self.again);
+        match self.told {
+            true => Ok(layer),
+            false => layer.with_context_parallel(&ContextParallel::new(&groups.cp, comm)?, name),
+        }
+    }
+
+    fn told_with_tokens(&self) -> bool {
+        self.told
+    }
+
+    fn forward(layer: &MultiLatentAttention, x: Tensor<3>, context: &TokenContext) -> Tensor<3> {
+        layer.forward_in(x, context)
+    }
+}
+
+/// The layer with scales of norms that are not one, the same on all ranks.
+pub(super) fn with_gammas(layer: MultiLatentAttention, seed: u64) -> MultiLatentAttention {
+    let start: BTreeMap<_, _> = read_params(&layer).into_iter().collect();
+    let value = |path: &str, shape: &[usize]| {
+        Ok::<_, Infallible>(match path.ends_with("gamma") {
+            true => normal(shape, seed, path),
+            false => start[path].clone(),
+        })
+    };
+    load_params(layer, value).unwrap()
+}

@@ -67,7 +67,10 @@ pub use linear::{
     ParallelLinear, ParallelLinearConfig, ReplicatedLinear, ReplicatedLinearConfig, Split,
 };
 pub use mlp::{Activation, Mlp, MlpConfig};
-pub use moe::{Balance, Expert, ExpertGroups, ExpertLoad, LoadCounts, Moe, MoeConfig, Router};
+pub use moe::{
+    Balance, Capacity, CapacityScope, DropPolicy, Expert, ExpertGroups, ExpertLoad, LoadCounts,
+    Moe, MoeConfig, Router,
+};
 pub use norm::{Norm, NormConfig, NormKind};
 pub use offload::ActivationOffload;
 pub use params::{LazyParam, lazy_params, load_params, read_params};

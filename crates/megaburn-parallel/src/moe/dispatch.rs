@@ -42,13 +42,15 @@ enum Of {
 }
 
 impl Dispatch {
-    /// Of the experts of all slots, `top_k` a token.
+    /// Of the experts of all slots, `top_k` a token. Every expert of this rank gets `padded` rows if it is told
+    /// to, zeros where fewer come.
     ///
     /// # Collective
     /// All ranks of `groups.experts`, which tell each other how many rows go where.
     pub(super) fn new(
         (experts, top_k): (&[u32], usize),
         num_experts: usize,
+        padded: Option<usize>,
         groups: &ExpertGroups,
         device: &Device,
     ) -> Self {
@@ -56,7 +58,12 @@ impl Dispatch {
         let counts = ok(all_counts(&sent.counts, groups, device));
         let place =
             |group: &megaburn_collective::Group| Place { rank: group.rank(), ranks: group.size() };
-        let read = Read::new(&counts, place(&groups.ep), place(&groups.etp));
+        let etp = place(&groups.etp);
+        let read = Read::new(&counts, place(&groups.ep), etp);
+        let read = match padded {
+            Some(rows) => read.padded(rows, etp.ranks),
+            None => read,
+        };
         let device = if device.is_autodiff() { device.clone().inner() } else { device.clone() };
         let index = |of: Vec<i64>| {
             let len = of.len();
@@ -67,7 +74,8 @@ impl Dispatch {
         let order = (!is_in_order).then(|| {
             // A place that is shown and has no row.
             let mut back = vec![read.places.len() as i64; num_places];
-            read.places.iter().enumerate().for_each(|(row, &place)| back[place] = row as i64);
+            let rows = read.places.iter().enumerate().filter(|(_, place)| **place < num_places);
+            rows.for_each(|(row, &place)| back[place] = row as i64);
             [index(read.places.iter().map(|&place| place as i64).collect()), index(back)]
         });
         Self(Arc::new(Inner {
@@ -150,7 +158,11 @@ impl Inner {
             came = tensors::all_gather(lengthened(came, *shown), &groups.etp)?;
         }
         Ok(match &self.order {
-            Some([order, _]) => taken(came, order),
+            // Padding is the row behind all others.
+            Some([order, _]) => {
+                let rows = came.dims()[0] + usize::from(self.read.is_padded);
+                taken(lengthened(came, rows), order)
+            }
             None => came,
         })
     }

@@ -6,6 +6,7 @@
 //! `megatron/core/transformer/moe/moe_layer.py`.
 
 mod balance;
+mod capacity;
 mod config;
 mod dispatch;
 mod experts;
@@ -16,6 +17,7 @@ mod router;
 
 pub use balance::Balance;
 use burn::{module::Module, tensor::Tensor};
+pub use capacity::{Capacity, CapacityScope, DropPolicy};
 pub use config::MoeConfig;
 use dispatch::Dispatch;
 pub use experts::Expert;
@@ -64,12 +66,8 @@ impl Moe {
         let dims = x.dims();
         let routed = self.router.route(x.clone(), context);
         let groups = &self.parts.groups;
-        let dispatch = Dispatch::new(
-            (&routed.experts, self.router.top_k()),
-            self.experts.len(),
-            groups,
-            &x.device(),
-        );
+        let slots = (&routed.experts[..], self.router.top_k());
+        let dispatch = Dispatch::new(slots, self.experts.len(), routed.padded, groups, &x.device());
         let [seq, batch, d_model] = dims;
         let rows = dispatch.rows_there(x.clone().reshape([seq * batch, d_model]));
         let weights = dispatch.weights_there(routed.weights);
@@ -105,6 +103,14 @@ impl Moe {
     #[must_use]
     pub fn with_balance(mut self, balance: Balance) -> Self {
         self.router = self.router.with_balance(balance);
+        self
+    }
+
+    /// How many tokens each expert takes; none: all that come. In [generation](Self::whole_sequence) it takes
+    /// all.
+    #[must_use]
+    pub fn with_capacity(mut self, capacity: Option<Capacity>) -> Self {
+        self.router = self.router.with_capacity(capacity);
         self
     }
 

@@ -45,10 +45,13 @@ pub(super) struct Read {
     pub(super) recv: Vec<usize>,
     /// Rows that come to the one of `etp` to which the most come: as many everybody shows the others.
     pub(super) shown: usize,
-    /// Where each row stands that an expert reads, among those that all of `etp` show.
+    /// Where each row stands that an expert reads, among those that all of `etp` show; behind all of those where
+    /// it is padding.
     pub(super) places: Vec<usize>,
     /// Rows of each expert.
     pub(super) rows: Vec<usize>,
+    /// Whether some of them are padding.
+    pub(super) is_padded: bool,
 }
 
 /// A rank and the ranks of an axis.
@@ -84,7 +87,28 @@ impl Read {
                 }
             }
         }
-        Self { send, recv, shown, places, rows }
+        Self { send, recv, shown, places, rows, is_padded: false }
+    }
+}
+
+impl Read {
+    /// The same, every expert reading as many rows.
+    ///
+    /// # Panics
+    /// If one has more.
+    pub(super) fn padded(mut self, rows: usize, etps: usize) -> Self {
+        let padding = self.shown * etps;
+        let mut places = Vec::with_capacity(rows * self.rows.len());
+        let mut rest = &self.places[..];
+        for own in &mut self.rows {
+            assert!(*own <= rows, "an expert has {own} rows, and takes {rows}");
+            let (mine, others) = rest.split_at(*own);
+            places.extend_from_slice(mine);
+            places.resize(places.len() + rows - *own, padding);
+            (rest, *own) = (others, rows);
+        }
+        let is_padded = places.len() > self.places.len();
+        Self { places, is_padded, ..self }
     }
 }
 
@@ -130,6 +154,14 @@ mod tests {
         let counts = [vec![1, 1, 0, 0], vec![2, 1, 0, 0]];
         let read = Read::new(&counts, Place { rank: 0, ranks: 2 }, Place { rank: 0, ranks: 1 });
         assert_eq!(read.places, [0, 2, 3, 1, 4]);
+    }
+
+    #[test]
+    fn experts_are_padded_to_as_many_rows() {
+        let counts = [vec![1, 1, 0, 0], vec![2, 1, 0, 0]];
+        let read = Read::new(&counts, Place { rank: 0, ranks: 2 }, Place { rank: 0, ranks: 1 });
+        let padded = read.padded(4, 1);
+        assert_eq!((padded.places, padded.rows), (vec![0, 2, 3, 5, 1, 4, 5, 5], vec![4, 4]));
     }
 
     #[test]

@@ -4,13 +4,14 @@ use burn::{
     prelude::Device,
     tensor::{DType, Tensor},
 };
+use megaburn_collective::region::FAILED_REGION;
 use megaburn_kernels::{
     Again, LinearOptions, Pass, RouterOptions, choose_experts, expert_weights, linear,
     router_scores, with_gradient,
 };
 use megaburn_mesh::{Axis, ShardSpec};
 
-use super::{Balance, ExpertGroups, ExpertLoad, balance::Tokens};
+use super::{Balance, Capacity, ExpertGroups, ExpertLoad, balance::Tokens, capacity::Slots};
 use crate::{ParallelError, PlanBuilder, Sharded, TokenContext, init::Draw, replica::Replica};
 
 /// Chooses the experts of each token, in f32. Every rank has it whole, and chooses for its own tokens.
@@ -38,6 +39,7 @@ struct How {
     options: RouterOptions,
     groups: ExpertGroups,
     balance: Balance,
+    capacity: Option<Capacity>,
     load: ExpertLoad,
 }
 
@@ -59,6 +61,8 @@ pub(super) struct Routed {
     pub(super) experts: Vec<u32>,
     /// Their weights, `[tokens, top_k]` in f32.
     pub(super) weights: Tensor<2>,
+    /// Rows that every expert is given; none: those that come.
+    pub(super) padded: Option<usize>,
 }
 
 impl Router {
@@ -85,6 +89,7 @@ impl Router {
                 options: parts.options,
                 groups,
                 balance: Balance::default(),
+                capacity: None,
                 load: ExpertLoad::default(),
             },
         })
@@ -123,7 +128,13 @@ impl Router {
         self
     }
 
+    pub(super) fn with_capacity(mut self, capacity: Option<Capacity>) -> Self {
+        self.how.capacity = capacity;
+        self
+    }
+
     pub(super) fn whole_sequence(mut self) -> Self {
+        self.how.capacity = None;
         self.replica = self.replica.of_all_rows();
         self
     }
@@ -133,39 +144,58 @@ impl Router {
     /// # Shapes
     /// `x`: `[seq, batch, d_model]`
     pub(super) fn route(&self, x: Tensor<3>, context: &TokenContext) -> Routed {
-        let How { num_experts, options, groups, balance, load, .. } = &self.how;
+        let How { options, groups, balance, .. } = &self.how;
         let [seq, batch, _] = x.dims();
         let tokens = Tokens { seq, batch, top_k: options.top_k, group: &groups.tp_cp };
-        let logits = self.logits(x);
+        let mut logits = self.logits(x);
         let plain = off_graph(&logits);
         let plain_scores = router_scores(plain.clone(), options.scores);
-        let experts = self.choose(&plain_scores);
-        let mut logits = logits;
-        let mut of_scores = None;
-        if let Some(factor) = context.loss_factor {
-            let counts = self.counts(&experts, batch);
-            let mut sums = None;
-            if balance.is_some() {
-                let scores = (plain_scores, options.scores);
-                let found = balance.gradients(plain, scores, &counts, &tokens, load, factor);
-                (of_scores, sums) = (found.of_scores, Some(found.sums));
-                if let Some(gradient) = found.of_logits {
-                    logits = with_gradient(logits, gradient);
-                }
-            }
-            // What is computed once more was counted.
-            if !Pass::is_backward() {
-                let of_all = |expert| counts.iter().skip(expert).step_by(*num_experts).sum();
-                load.add(&(0..*num_experts).map(of_all).collect::<Vec<u64>>(), 0, sums);
+        let mut experts = self.choose(&plain_scores);
+        let counts = context.loss_factor.map(|_| self.counts(&experts, batch));
+        let (mut of_scores, mut sums) = (None, None);
+        if let (Some(factor), Some(counts)) = (context.loss_factor, &counts)
+            && balance.is_some()
+        {
+            let scores = (plain_scores, options.scores);
+            let found = balance.gradients(plain, scores, counts, &tokens, self.load(), factor);
+            (of_scores, sums) = (found.of_scores, Some(found.sums));
+            if let Some(gradient) = found.of_logits {
+                logits = with_gradient(logits, gradient);
             }
         }
-        let scores = router_scores(logits, options.scores);
-        let scores = match of_scores {
-            Some(gradient) => with_gradient(scores, gradient),
-            None => scores,
-        };
+        let mut scores = router_scores(logits, options.scores);
+        if let Some(gradient) = of_scores {
+            scores = with_gradient(scores, gradient);
+        }
         let weights = expert_weights(scores, &experts, options);
-        Routed { experts, weights }
+        let (dropped, padded) = self.drop_from(&mut experts, &weights, [seq, batch], context);
+        // What is computed once more was counted.
+        if let Some(counts) = counts.filter(|_| !Pass::is_backward()) {
+            let all = self.how.num_experts;
+            let of_all = |expert| counts.iter().skip(expert).step_by(all).sum();
+            self.load().add(&(0..all).map(of_all).collect::<Vec<u64>>(), dropped, sums);
+        }
+        Routed { experts, weights, padded }
+    }
+
+    /// Drops what is too much for some experts: how many slots, and rows that every expert is given.
+    fn drop_from(
+        &self,
+        experts: &mut [u32],
+        weights: &Tensor<2>,
+        [seq, batch]: [usize; 2],
+        context: &TokenContext,
+    ) -> (u64, Option<usize>) {
+        let How { num_experts, options, groups, capacity, .. } = &self.how;
+        let Some(capacity) = capacity else { return (0, None) };
+        let documents = context.documents.as_ref();
+        let (top_k, num_experts) = (options.top_k, *num_experts);
+        let slots = Slots { seq, batch, top_k, num_experts, groups, documents };
+        let weights = off_graph(weights);
+        let device = weights.device();
+        let dropped = capacity.drop_from(experts, &read(weights.flatten(0, 1)), &slots, &device);
+        let dropped = dropped.unwrap_or_else(|error| panic!("{FAILED_REGION}{error}"));
+        (dropped, capacity.pad.then(|| capacity.rows(&slots)))
     }
 
     /// `[tokens, num_experts]` in f32.

@@ -1,12 +1,13 @@
 //! A layer of experts run forward and backward under a grid, everything gathered into whole tensors.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, ops::Range};
 
 use burn::tensor::{Tensor, TensorData};
 use megaburn_collective::{Group, ProcessGroups};
-use megaburn_mesh::{Axis, Layout, ShardSpec};
+use megaburn_mesh::{Axis, Coords, Layout, ShardSpec, Zigzag};
 use megaburn_parallel::{
-    Balance, ExpertGroups, LoadCounts, Moe, MoeConfig, TokenContext, read_params, shard_plan,
+    Balance, Capacity, ExpertGroups, LoadCounts, Moe, MoeConfig, TokenContext, read_params,
+    shard_plan,
 };
 
 use crate::support::{assert_close, autodiff, floats, join, leaf, normal, on_ranks, param_grads};
@@ -26,6 +27,7 @@ pub(crate) struct Case {
     pub(crate) shape: [usize; 3],
     pub(crate) config: MoeConfig,
     pub(crate) balance: Balance,
+    pub(crate) capacity: Option<Capacity>,
     /// What the inputs of all tokens have in common, so that a router likes some experts.
     pub(crate) common: f32,
     pub(crate) recompute: bool,
@@ -38,26 +40,33 @@ pub(crate) fn groups(world: &Group, layout: &str) -> (ProcessGroups, ExpertGroup
     (groups, experts)
 }
 
-/// The stretch of dims 0 and 1 that a rank has: of the sequence over tp and cp, of the batch over dp.
+/// The tokens of each sequence, and the sequences, that a rank has: chunks over cp, of those a stretch over tp,
+/// a share of the batch over dp.
+fn held(layout: &Layout, at: Coords, [seq, batch]: [usize; 2]) -> (Vec<usize>, Range<usize>) {
+    let of_cp: Vec<usize> = Zigzag::new(at.cp, layout.cp).positions(seq).collect();
+    let (len, samples) = (of_cp.len() / layout.tp, batch / layout.dp);
+    (of_cp[at.tp * len..][..len].to_vec(), at.dp * samples..(at.dp + 1) * samples)
+}
+
 fn own(whole: &TensorData, groups: &ProcessGroups) -> Tensor<3> {
-    let coords = groups.coords;
-    let (cps, tps, dps) = (groups.cp.size(), groups.tp.size(), groups.dp.size());
     let x = Tensor::<3>::from_data(whole.clone(), &autodiff().inner());
     let [seq, batch, _] = x.dims();
-    let (len, samples) = (seq / cps / tps, batch / dps);
-    x.narrow(0, (coords.cp * tps + coords.tp) * len, len).narrow(1, coords.dp * samples, samples)
+    let (tokens, samples) = held(&groups.layout(), groups.coords, [seq, batch]);
+    let rows = tokens.iter().map(|&at| x.clone().narrow(0, at, 1)).collect();
+    Tensor::cat(rows, 0).narrow(1, samples.start, samples.len())
 }
 
 impl Case {
     pub(crate) fn new(shape: [usize; 3], config: MoeConfig) -> Self {
-        Self { shape, config, balance: Balance::default(), common: 0.0, recompute: false }
+        let (balance, capacity) = Default::default();
+        Self { shape, config, balance, capacity, common: 0.0, recompute: false }
     }
 
     pub(crate) fn build(&self, groups: ExpertGroups) -> Moe {
         let config = self.config.clone().with_name("moe");
         let config = config.with_sequence_parallel(groups.tp.size() > 1);
         let layer = config.init(groups, &autodiff()).unwrap().with_balance(self.balance);
-        layer.with_recompute(self.recompute)
+        layer.with_capacity(self.capacity).with_recompute(self.recompute)
     }
 
     pub(crate) fn input(&self, seed: u64) -> TensorData {
@@ -100,10 +109,12 @@ impl Case {
             let mut whole = Tensor::<3>::zeros(self.shape, &autodiff().inner());
             let layout: Layout = layout.parse().unwrap();
             for (rank, done) in ranks.iter().enumerate() {
-                let (part, at) = (pick(rank), done.0);
-                let [len, samples, d] = part.dims();
-                let (s, b) = ((at.cp * layout.tp + at.tp) * len, at.dp * samples);
-                whole = whole.slice_assign([s..s + len, b..b + samples, 0..d], part);
+                let (part, [seq, batch, d]) = (pick(rank), self.shape);
+                let (tokens, samples) = held(&layout, done.0, [seq, batch]);
+                for (row, at) in tokens.into_iter().enumerate() {
+                    let place = [at..at + 1, samples.clone(), 0..d];
+                    whole = whole.slice_assign(place, part.clone().narrow(0, row, 1));
+                }
             }
             whole.into_data()
         };
@@ -193,6 +204,7 @@ pub(crate) fn assert_same(found: &Done, expected: &Done, tolerance: f64) {
         }
     }
     assert_eq!(found.load.tokens, expected.load.tokens);
+    assert_eq!(found.load.dropped, expected.load.dropped);
     let close = |what: &str, a: f64, b: f64| {
         assert!((a - b).abs() <= tolerance * b.abs().max(1.0), "{what}: {a} for {b}");
     };

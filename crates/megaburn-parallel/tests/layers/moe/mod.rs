@@ -1,6 +1,7 @@
 //! A layer of experts against plain tensors on one rank, and against itself under every expert grid.
 
 mod balance;
+mod capacity;
 mod case;
 
 use std::collections::BTreeMap;
@@ -100,7 +101,7 @@ fn one_rank_computes_every_token_by_its_experts(
     });
 }
 
-const GRIDS: [&str; 14] = [
+pub(crate) const GRIDS: [&str; 14] = [
     "dp2-ep2",
     "dp4-ep4",
     "dp4-ep2",

@@ -9,6 +9,7 @@ mod child;
 mod contexts;
 mod docs;
 mod dropout;
+mod expert_grids;
 mod experts;
 mod f16;
 mod fixtures;

@@ -1,4 +1,4 @@
-use megaburn_parallel::{Balance, ExpertGroups, Moe, MoeConfig, Router};
+use megaburn_parallel::{Balance, Capacity, ExpertGroups, Moe, MoeConfig, Router};
 use serde::{Deserialize, Serialize};
 
 use super::{Decoder, config::LARGEST};
@@ -115,11 +115,13 @@ impl Experts {
 }
 
 impl Decoder {
-    /// What shall make tokens go to all experts alike, in every layer of experts.
+    /// What shall make tokens go to all experts alike, in every layer of experts, and how many of them each
+    /// expert takes: all without a `capacity`.
     #[must_use]
-    pub fn with_balance(mut self, balance: Balance) -> Self {
+    pub fn with_balance(mut self, balance: Balance, capacity: Option<Capacity>) -> Self {
+        let told = |moe: Moe| moe.with_balance(balance).with_capacity(capacity);
         for block in self.blocks.iter_mut().flatten() {
-            block.moe = block.moe.take().map(|moe: Moe| moe.with_balance(balance));
+            block.moe = block.moe.take().map(told);
         }
         self
     }

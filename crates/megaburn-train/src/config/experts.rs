@@ -2,12 +2,12 @@
 
 use megaburn_mesh::Layout;
 use megaburn_models::{DecoderConfig, decoder::Experts};
-use megaburn_parallel::Balance;
+use megaburn_parallel::{Balance, Capacity};
 use serde::{Deserialize, Serialize};
 
 use super::{
     TrainConfig,
-    check::{at_least_one, require},
+    check::{at_least_one, positive, require},
     layer_pattern::LayerPattern,
 };
 use crate::TrainError;
@@ -106,8 +106,41 @@ pub struct MoeConfig {
     pub z_loss: f64,
     /// How far a step moves the biases by which experts are chosen, of families that have some.
     pub bias_update_rate: f64,
+    /// How many tokens an expert takes of each sequence: this times what all would take if all took as many.
+    /// Default: all that come.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub capacity_factor: Option<f64>,
+    /// Which tokens an expert takes that has too many: probs, those that give it the most weight, or position,
+    /// the first.
+    pub drop_policy: DropPolicy,
+    /// Among which tokens they are counted: those of each sequence, or, as Megatron-LM does, of each rank.
+    pub capacity_scope: CapacityScope,
+    /// Whether every expert is given as many rows as it can take.
+    pub pad_to_capacity: bool,
     /// Whether experts are chosen in turn, whatever their scores: for benchmarks.
     pub force_balance: bool,
+}
+
+/// Which tokens an expert takes that has too many.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DropPolicy {
+    /// Those that give it the most weight.
+    #[default]
+    Probs,
+    /// The first.
+    Position,
+}
+
+/// The tokens among which an expert's are counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum CapacityScope {
+    /// Those of each sequence, whichever ranks have them.
+    #[default]
+    Sequence,
+    /// Those of each rank.
+    Rank,
 }
 
 impl Default for MoeConfig {
@@ -118,6 +151,10 @@ impl Default for MoeConfig {
             global_aux_loss: 0.0,
             z_loss: 0.0,
             bias_update_rate: 1e-3,
+            capacity_factor: None,
+            drop_policy: DropPolicy::Probs,
+            capacity_scope: CapacityScope::Sequence,
+            pad_to_capacity: false,
             force_balance: false,
         }
     }
@@ -135,7 +172,26 @@ impl MoeConfig {
         }
     }
 
+    /// How many tokens each expert takes.
+    pub(crate) fn capacity(&self) -> Option<Capacity> {
+        Some(Capacity {
+            factor: self.capacity_factor?,
+            policy: match self.drop_policy {
+                DropPolicy::Probs => megaburn_parallel::DropPolicy::Probs,
+                DropPolicy::Position => megaburn_parallel::DropPolicy::Position,
+            },
+            scope: match self.capacity_scope {
+                CapacityScope::Sequence => megaburn_parallel::CapacityScope::Sequence,
+                CapacityScope::Rank => megaburn_parallel::CapacityScope::Rank,
+            },
+            pad: self.pad_to_capacity,
+        })
+    }
+
     pub(super) fn validate(&self) -> Result<(), TrainError> {
+        if let Some(factor) = self.capacity_factor {
+            positive("moe.capacity_factor", factor)?;
+        }
         let numbers = [
             ("moe.aux_loss", self.aux_loss),
             ("moe.seq_aux_loss", self.seq_aux_loss),
@@ -164,6 +220,12 @@ impl TrainConfig {
             return require(false, "data.seq_len", self.data.seq_len, rule);
         }
         let is_dynamic = self.parallel.max_tokens_per_rank.is_some();
+        let by_sequence = self.moe.capacity_factor.is_some()
+            && self.moe.capacity_scope == CapacityScope::Sequence;
+        if is_dynamic && by_sequence {
+            let rule = "rank where documents are dealt out to ranks (parallel.max_tokens_per_rank)";
+            return require(false, "moe.capacity_scope", "sequence", rule);
+        }
         let of_passes =
             [("moe.aux_loss", self.moe.aux_loss), ("moe.seq_aux_loss", self.moe.seq_aux_loss)];
         let used = of_passes.into_iter().find(|(_, loss)| is_dynamic && *loss != 0.0);

@@ -22,6 +22,7 @@ static SCHEMA: LazyLock<Table> = LazyLock::new(|| {
         ..ExpertsConfig::default()
     };
     config.model.experts = Some(experts);
+    config.moe.capacity_factor = Some(1.0);
     config.parallel.ranks = Some(1);
     config.parallel.tp = Some(1);
     config.parallel.dp = Some(1);

@@ -1,0 +1,196 @@
+//! Experts on every grid train as those of one rank do.
+
+use std::collections::BTreeMap;
+
+use megaburn::{
+    mesh::Layout,
+    train::{ConfigLayers, TrainConfig},
+};
+use rstest::rstest;
+use serde::Deserialize;
+
+use crate::{
+    layouts::{Trained, compare, pairs, train},
+    matrix::EPSILON,
+    text::write_random_text,
+};
+
+/// Steps that a row trains.
+const STEPS: usize = 5;
+/// Not a fresh one: of two experts that are all but equally good for a token, rounding chooses, and in
+/// some thousand choices a run there is such a pair now and then.
+const SEED: u64 = 7;
+
+/// `experts.toml`.
+#[derive(Deserialize)]
+struct Grids {
+    rows: Vec<Row>,
+}
+
+#[derive(Clone, Debug, Deserialize)]
+struct Row {
+    ep: usize,
+    etp: usize,
+    tp: usize,
+    cp: usize,
+    pp: usize,
+    dp: usize,
+    zero: u8,
+    again: Again,
+    drops: bool,
+}
+
+/// What backward computes once more.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "snake_case")]
+enum Again {
+    Nothing,
+    Activation,
+    Mlp,
+    Layers,
+}
+
+/// What a model and its data are, whatever the layout.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Model {
+    experts: usize,
+    ffn: usize,
+    kv_heads: usize,
+    layers: usize,
+    seq_len: usize,
+    batch: usize,
+    drops: bool,
+}
+
+impl Row {
+    fn layout(&self) -> Layout {
+        let Self { ep, etp, tp, cp, pp, dp, .. } = *self;
+        Layout { tp, cp, pp, dp, ep, etp, sp: tp > 1 }
+    }
+
+    fn is_possible(&self) -> bool {
+        let layout = self.layout();
+        let shares = self.zero == 0 || self.dp * self.cp > 1;
+        layout.world_size() <= 8 && layout.validate().is_ok() && shares
+    }
+
+    fn model(&self) -> Model {
+        let Self { ep, etp, tp, cp, pp, dp, drops, .. } = *self;
+        Model {
+            experts: ep.max(3).next_multiple_of(ep),
+            ffn: 6 * etp,
+            kv_heads: tp,
+            layers: pp.max(2),
+            seq_len: 4 * cp * tp,
+            batch: 2 * dp,
+            drops,
+        }
+    }
+
+    /// What each column holds.
+    fn values(&self) -> [String; 9] {
+        let Self { ep, etp, tp, cp, pp, dp, zero, again, drops } = self;
+        [
+            format!("ep {ep}"),
+            format!("etp {etp}"),
+            format!("tp {tp}"),
+            format!("cp {cp}"),
+            format!("pp {pp}"),
+            format!("dp {dp}"),
+            format!("zero {zero}"),
+            format!("{again:?}"),
+            format!("drops {drops}"),
+        ]
+    }
+
+    fn config(&self, data: &str) -> TrainConfig {
+        let again = match self.again {
+            Again::Nothing => "modules = []",
+            Again::Activation => "modules = [\"activation\"]",
+            Again::Mlp => "modules = [\"mlp\"]",
+            Again::Layers => "method = \"uniform\"",
+        };
+        let text = format!(
+            "{}\n[parallel]\nzero = {}\nbucket_size = 3000\n[recompute]\n{again}",
+            self.model().text(data),
+            self.zero
+        );
+        let layers = ConfigLayers::new().with_text("experts.toml", &text).unwrap();
+        layers.with_layout(&self.layout().to_string()).unwrap().load().unwrap()
+    }
+}
+
+impl Model {
+    /// Every layout has the same micro-batches, of one sequence.
+    fn text(&self, data: &str) -> String {
+        let Self { experts, ffn, kv_heads, layers, seq_len, batch, drops } = self;
+        let capacity = if *drops { "capacity_factor = 0.9" } else { "" };
+        format!(
+            "[model]\nfamily = \"mixtral\"\nhidden = 16\nffn = {ffn}\nlayers = {layers}
+            heads = {}\nkv_heads = {kv_heads}\nhead_dim = 4
+            [model.experts]\nnum = {experts}\ntop_k = 2
+            [moe]\naux_loss = 0.05\nseq_aux_loss = 0.05\nglobal_aux_loss = 0.05\nz_loss = 0.01\n{capacity}
+            [data]\npath = {data:?}\nseq_len = {seq_len}
+            [train]\nsteps = {STEPS}\nglobal_batch = {batch}\nmicro_batch = 1
+            [optimizer]\nlr = 1e-3\neps = {EPSILON}\nwarmup_steps = 0",
+            2 * kv_heads
+        )
+    }
+}
+
+fn rows() -> Vec<Row> {
+    toml::from_str::<Grids>(include_str!("../experts.toml")).unwrap().rows
+}
+
+#[rstest]
+fn every_grid_trains_as_one_rank_does(#[values(1, 2, 3, 4, 5, 6, 7, 8)] ep: usize) {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("text.txt");
+    write_random_text(&path, 20_000, SEED);
+    let data = path.to_str().unwrap();
+    let mut one_rank: BTreeMap<Model, Trained> = BTreeMap::new();
+    for row in rows().into_iter().filter(|row| row.ep == ep) {
+        let model = row.model();
+        let expected = one_rank.entry(model).or_insert_with(|| {
+            let text = model.text(data);
+            let config = ConfigLayers::new().with_text("one rank", &text).unwrap().load().unwrap();
+            train(config, Layout::SINGLE)
+        });
+        compare(&train(row.config(data), row.layout()), expected, &format!("{row:?}"));
+    }
+    for (model, run) in &one_rank {
+        assert!(run.steps[2].loss != run.steps[0].loss);
+        let dropped = run.steps.iter().map(|step| step.experts.as_ref().unwrap().dropped);
+        assert_eq!(dropped.sum::<f64>() > 0.0, model.drops);
+    }
+}
+
+/// All that there can be in a world of up to 8.
+fn product() -> Vec<Row> {
+    let bools = [false, true];
+    let mut all = Vec::new();
+    for (ep, etp) in (1..=8).flat_map(|ep| [1, 2, 4].map(|etp| (ep, etp))) {
+        for (tp, cp) in [(1, 1), (1, 2), (1, 3), (1, 4), (2, 1), (2, 2), (2, 4), (4, 1), (4, 2)] {
+            for (pp, dp) in [1, 2, 4].into_iter().flat_map(|pp| (1..=8).map(move |dp| (pp, dp))) {
+                for zero in 0..4 {
+                    for again in [Again::Nothing, Again::Activation, Again::Mlp, Again::Layers] {
+                        for drops in bools {
+                            all.push(Row { ep, etp, tp, cp, pp, dp, zero, again, drops });
+                        }
+                    }
+                }
+            }
+        }
+    }
+    all.into_iter().filter(Row::is_possible).collect()
+}
+
+#[test]
+fn the_rows_hold_every_pair_of_values() {
+    let rows = rows();
+    assert!(rows.iter().all(Row::is_possible));
+    let (found, expected) =
+        (pairs(rows.iter().map(Row::values)), pairs(product().iter().map(Row::values)));
+    let missing: Vec<_> = expected.difference(&found).collect();
+    assert!(expected.len() > 300 && missing.is_empty(), "{missing:?}");
+}

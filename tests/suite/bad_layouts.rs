@@ -54,7 +54,9 @@ use crate::{
      (`parallel.first_stage_layers`, `parallel.last_stage_layers`; "
 )]
 #[case::context("cp3", &[], "sequence length 16 is not divisible by 2 x cp = 6; the zigzag split cuts 2 x cp chunks: change the sequence length, or have it padded (`parallel.cp_pad = true`)")]
-#[case::experts("ep2", &[], "layout with ep 2: ep > 1 is planned but not built yet")]
+#[case::experts("ep2", &[], "layout `dp2-ep2`: ep 2 and etp 1 split experts, and the model has no experts: leave them out")]
+#[case::indivisible_experts("ep3", &["model.family=mixtral", "train.global_batch=6"], "experts 8 is not divisible by ep 3; choose an ep that divides the experts")]
+#[case::whole_sequences("tp2", &["model.family=mixtral"], "tp 2 with experts needs sequence parallelism, or every expert sees each token 2 times; add `-sp`")]
 fn a_layout_that_cannot_be_is_named(
     #[case] layout: &str,
     #[case] sets: &[&str],

@@ -10,6 +10,7 @@ mod contexts;
 mod docs;
 mod dropout;
 mod expert_grids;
+mod expert_runs;
 mod experts;
 mod f16;
 mod fixtures;

@@ -17,7 +17,7 @@ use crate::{
 };
 
 /// Losses and gradient norms of three steps, and an evaluation.
-fn with_evaluation(text: &str, layout: &str) -> Result<Vec<f64>, String> {
+pub(crate) fn with_evaluation(text: &str, layout: &str) -> Result<Vec<f64>, String> {
     let config = ConfigLayers::new().with_text("dynamic", text).and_then(ConfigLayers::load);
     let config = Arc::new(config.map_err(|error| error.to_string())?);
     let layout: Layout = layout.parse().unwrap();

@@ -1,3 +1,5 @@
+use std::sync::Arc;
+
 use megaburn_kernels::RopeTable;
 
 use crate::{ContextParallel, PackedDocuments};
@@ -21,6 +23,9 @@ pub struct TokenContext {
     /// In training: what the losses of their labels are multiplied with, and so must be every other loss; none:
     /// nobody is trained.
     pub loss_factor: Option<f64>,
+    /// Which of them are asked for something, `[seq, batch]` of the ranks of a tensor-parallel group together; none:
+    /// all. The others are padding, of which experts get nothing.
+    pub counted: Option<Arc<[bool]>>,
     /// In training: which of the run they are.
     pub block: Option<TokenBlock>,
     /// Documents that do not see each other; none: each row is one.

@@ -1,3 +1,5 @@
+use std::sync::Arc;
+
 use burn::{
     prelude::{Device, Int},
     tensor::Tensor,
@@ -25,6 +27,8 @@ pub struct Stage<'a> {
     layers: &'a StageLayers,
     /// In training: what the loss is multiplied with before backward.
     loss_factor: Option<f64>,
+    /// Which tokens are asked for something; none: all.
+    counted: Option<Arc<[bool]>>,
     /// In training: what of the run it sees.
     block: Option<TokenBlock>,
     documents: Option<PackedDocuments>,
@@ -43,6 +47,7 @@ impl Decoder {
             model: self,
             layers,
             loss_factor: None,
+            counted: None,
             block: None,
             documents: None,
             parallel: None,
@@ -86,6 +91,15 @@ impl<'a> Stage<'a> {
     #[must_use]
     pub fn with_loss_factor(self, factor: f64) -> Self {
         Self { loss_factor: Some(factor), ..self }
+    }
+
+    /// The same of tokens of which only some are [asked for something](TokenContext::counted); of none, all.
+    ///
+    /// # Shapes
+    /// `[S, B]`
+    #[must_use]
+    pub fn counting(self, counted: Option<Arc<[bool]>>) -> Self {
+        Self { counted, ..self }
     }
 
     /// The same of rows of documents, which do not see each other.
@@ -164,9 +178,9 @@ impl<'a> Stage<'a> {
 
     /// Sequences of `len` tokens.
     fn through_blocks(&self, x: Residual, len: usize, device: &Device) -> Residual {
-        let Self { model, loss_factor, block, documents, parallel, .. } = self.clone();
+        let Self { model, loss_factor, counted, block, documents, parallel, .. } = self.clone();
         let rope = model.rope_of(len, self.zigzag(), documents.as_ref(), device);
-        let context = TokenContext { rope, loss_factor, block, documents, parallel };
+        let context = TokenContext { rope, loss_factor, counted, block, documents, parallel };
         let blocks: Vec<&Block> = self.blocks().collect();
         let Parts { recompute, offload, .. } = &self.model.parts;
         let segments = recompute.segments(blocks.len());

@@ -42,6 +42,8 @@ pub(super) struct Tokens<'a> {
     pub(super) batch: usize,
     pub(super) top_k: usize,
     pub(super) group: &'a Group,
+    /// 1 for those that count, else 0, `[seq * batch, 1]`; none: all do.
+    pub(super) counted: Option<Tensor<2>>,
 }
 
 /// Gradients of the losses, to be put onto logits and scores, and their values.
@@ -75,12 +77,17 @@ impl Balance {
             RouterScores::Softmax => scores,
             RouterScores::Sigmoid => scores / (sum.clone() + 1e-20),
         };
+        let masked = |x: Tensor<2>| match &tokens.counted {
+            Some(counted) => x * counted.clone(),
+            None => x,
+        };
+        let counted = masked(probabilities.clone());
         let all = |x: Tensor<2>| -> Tensor<1> { x.sum_dim(0).reshape([experts]) };
         let zero = || Tensor::<1>::zeros([1], (&logits.device(), DType::F32));
         let [of_batch, of_sequences] = self.of_counts(counts, experts, tokens, &logits);
         let [of_batch, of_sequences] = [of_batch, of_sequences].map(|weights| {
             let weights = weights?;
-            let value = (probabilities.clone() * weights.clone()).sum_dim(1).sum_dim(0);
+            let value = (counted.clone() * weights.clone()).sum_dim(1).sum_dim(0);
             Some((weights, value.reshape([1])))
         });
         let value = |of: &Option<(Tensor<2>, Tensor<1>)>| match of {
@@ -95,7 +102,7 @@ impl Balance {
             of_global.map(|weights| weights * self.global_aux_loss),
         ];
         let of_scores = weighed.into_iter().flatten().reduce(|a, b| a + b).map(|weights| {
-            let weights = (weights * factor).expand([rows, experts]);
+            let weights = masked((weights * factor).expand([rows, experts]));
             match kind {
                 RouterScores::Softmax => weights,
                 // Of a score that the sum of all is divided by.
@@ -107,12 +114,13 @@ impl Balance {
         });
         let (of_logits, z) = match self.z_loss != 0.0 {
             true => {
-                let (gradient, value) = z_loss(logits);
-                (Some(gradient * (self.z_loss * factor)), value)
+                let (gradient, squares) = z_loss(logits);
+                let value = masked(squares).sum_dim(0).reshape([1]);
+                (Some(masked(gradient) * (self.z_loss * factor)), value)
             }
             false => (None, zero()),
         };
-        let sums = Tensor::cat(vec![aux, seq_aux, z, all(probabilities)], 0);
+        let sums = Tensor::cat(vec![aux, seq_aux, z, all(counted)], 0);
         Gradients { of_logits, of_scores, sums }
     }
 
@@ -124,7 +132,7 @@ impl Balance {
         tokens: &Tokens<'_>,
         like: &Tensor<2>,
     ) -> [Option<Tensor<2>>; 2] {
-        let Tokens { seq, batch, top_k, group } = *tokens;
+        let Tokens { seq, batch, group, .. } = *tokens;
         if self.aux_loss == 0.0 && self.seq_aux_loss == 0.0 {
             return [None, None];
         }
@@ -133,14 +141,14 @@ impl Balance {
         let counts = Tensor::<2>::from_data(counts, (&like.device(), DType::F32));
         let counts = tensors::all_reduce(counts, ReduceOp::Sum, group)
             .unwrap_or_else(|error| panic!("{FAILED_REGION}{error}"));
-        let len = seq * group.size();
-        let of_batch = (self.aux_loss != 0.0).then(|| {
-            let share = experts as f64 / (top_k * len * batch).max(1) as f64;
-            counts.clone().sum_dim(0) * share
-        });
+        // As many as tokens, times those of each.
+        let share = |counts: Tensor<2>| {
+            let sum = counts.clone().sum_dim(1).clamp_min(1.0);
+            counts * experts as f64 / sum
+        };
+        let of_batch = (self.aux_loss != 0.0).then(|| share(counts.clone().sum_dim(0)));
         let of_sequences = (self.seq_aux_loss != 0.0).then(|| {
-            let share = experts as f64 / (top_k * len).max(1) as f64;
-            let rows = (counts * share).reshape([1, batch, experts]);
+            let rows = share(counts).reshape([1, batch, experts]);
             rows.expand([seq, batch, experts]).reshape([seq * batch, experts])
         });
         [of_batch, of_sequences]
@@ -165,13 +173,13 @@ impl Balance {
     }
 }
 
-/// The sum of the squares of each row's log-sum-exp, and its gradient.
-fn z_loss(logits: Tensor<2>) -> (Tensor<2>, Tensor<1>) {
+/// The squares of each row's log-sum-exp, `[rows, 1]`, and before them the gradient of their sum.
+fn z_loss(logits: Tensor<2>) -> (Tensor<2>, Tensor<2>) {
     let logits = logits.cast(DType::F32);
     let max = logits.clone().max_dim(1);
     let exp = (logits - max.clone()).exp();
     let sum = exp.clone().sum_dim(1);
     let lse = sum.clone().log() + max;
-    let value = (lse.clone() * lse.clone()).sum_dim(0).reshape([1]);
-    (exp / sum * lse * 2.0, value)
+    let squares = lse.clone() * lse.clone();
+    (exp / sum * lse * 2.0, squares)
 }

@@ -11,7 +11,7 @@ use super::{ExpertGroups, plan::DROPPED};
 use crate::PackedDocuments;
 
 /// How many tokens an expert takes; what is above goes on without it. Of `tokens` that go to `top_k` of
-/// `num_experts` experts each, `ceil(factor * tokens * top_k / num_experts)`.
+/// `num_experts` experts each, `ceil(factor * tokens * top_k / num_experts)`; padding is no token.
 ///
 /// Source: Fedus et al. (2021), <https://arxiv.org/abs/2101.03961>, section 2.2; Megatron-LM
 /// `megatron/core/transformer/moe/moe_utils.py`, `apply_router_token_dropping`.
@@ -74,12 +74,13 @@ impl Capacity {
             true => gathered(experts, weights, slots.groups, device)?,
             false => experts.iter().copied().zip(weights.iter().copied()).collect(),
         };
-        let (own, ranks) = if is_shared { (group.rank(), group.size()) } else { (0, 1) };
+        let own = if is_shared { group.rank() } else { 0 };
         let places = slots.places(self.scope);
         // Candidates of each expert, in each sequence where those are counted.
         let queues = slots.num_experts * slots.queues(self.scope);
         let mut candidates: Vec<Vec<Candidate>> = (0..queues).map(|_| Vec::new()).collect();
-        for (index, &(expert, weight)) in all.iter().enumerate() {
+        let sent = all.iter().enumerate().filter(|(_, (expert, _))| *expert != DROPPED);
+        for (index, &(expert, weight)) in sent {
             let (rank, slot) = (index / experts.len(), index % experts.len());
             let token = slot / slots.top_k;
             let (queue, place) = match self.scope {
@@ -92,39 +93,38 @@ impl Capacity {
             let queue = &mut candidates[queue * slots.num_experts + expert as usize];
             queue.push(Candidate { weight, place, own });
         }
-        let takes = self.takes(slots, ranks);
         let mut dropped = 0;
-        for queue in &mut candidates {
-            queue.sort_by(|a, b| a.compare(b, self.policy));
-            for slot in queue.iter().skip(takes).filter_map(|candidate| candidate.own) {
-                experts[slot] = DROPPED;
-                dropped += 1;
+        for queues in candidates.chunks_mut(slots.num_experts) {
+            let sent: usize = queues.iter().map(Vec::len).sum();
+            let takes = self.takes(sent, slots.num_experts);
+            for queue in queues {
+                queue.sort_by(|a, b| a.compare(b, self.policy));
+                for slot in queue.iter().skip(takes).filter_map(|candidate| candidate.own) {
+                    experts[slot] = DROPPED;
+                    dropped += 1;
+                }
             }
         }
         Ok(dropped)
     }
 
-    /// Tokens that an expert takes of a sequence, or of a rank.
-    fn takes(&self, slots: &Slots<'_>, ranks: usize) -> usize {
-        let tokens = match self.scope {
-            CapacityScope::Sequence => slots.seq * ranks,
-            CapacityScope::Rank => slots.seq * slots.batch,
-        };
-        let share = (tokens * slots.top_k) as f64 / slots.num_experts as f64;
-        (share * self.factor).ceil() as usize
+    /// Of so many that are sent to all experts those that each takes.
+    fn takes(&self, sent: usize, num_experts: usize) -> usize {
+        (sent as f64 / num_experts as f64 * self.factor).ceil() as usize
     }
 
     /// Rows that each expert is given at most, from all ranks that send it some.
     pub(super) fn rows(&self, slots: &Slots<'_>) -> usize {
+        let Slots { seq, batch, top_k, num_experts, .. } = *slots;
         let ExpertGroups { experts, tp_cp, .. } = slots.groups;
         match self.scope {
-            CapacityScope::Rank => self.takes(slots, 1) * experts.size(),
+            CapacityScope::Rank => self.takes(seq * batch * top_k, num_experts) * experts.size(),
             CapacityScope::Sequence => {
                 // Ranks that share sequences are neighbours.
                 let mut of: Vec<usize> =
                     experts.members().iter().map(|rank| rank / tp_cp.size()).collect();
                 of.dedup();
-                self.takes(slots, tp_cp.size()) * slots.batch * of.len()
+                self.takes(seq * tp_cp.size() * top_k, num_experts) * batch * of.len()
             }
         }
     }
@@ -191,10 +191,13 @@ fn gathered(
     device: &Device,
 ) -> Result<Vec<(u32, f32)>, CollectiveError> {
     // A number of experts is a number in f32, too.
-    let pairs = experts.iter().zip(weights).flat_map(|(&expert, &weight)| [expert as f32, weight]);
+    let number = |expert: u32| if expert == DROPPED { -1.0 } else { expert as f32 };
+    let pairs = experts.iter().zip(weights);
+    let pairs = pairs.flat_map(|(&expert, &weight)| [number(expert), weight]);
     let pairs = TensorData::new(pairs.collect::<Vec<_>>(), [experts.len(), 2]);
     let pairs = Tensor::<2>::from_data(pairs, (device, DType::F32));
     let all = tensors::all_gather(pairs, &groups.tp_cp)?.into_data();
     let all: Vec<f32> = all.try_to_vec().expect("f32 went in");
-    Ok(all.chunks_exact(2).map(|pair| (pair[0] as u32, pair[1])).collect())
+    let expert = |number: f32| if number < 0.0 { DROPPED } else { number as u32 };
+    Ok(all.chunks_exact(2).map(|pair| (expert(pair[0]), pair[1])).collect())
 }

@@ -2,7 +2,7 @@ use burn::{
     module::{Module, Param},
     nn::Initializer,
     prelude::Device,
-    tensor::{DType, Tensor},
+    tensor::{DType, Tensor, TensorData},
 };
 use megaburn_collective::region::FAILED_REGION;
 use megaburn_kernels::{
@@ -11,7 +11,9 @@ use megaburn_kernels::{
 };
 use megaburn_mesh::{Axis, ShardSpec};
 
-use super::{Balance, Capacity, ExpertGroups, ExpertLoad, balance::Tokens, capacity::Slots};
+use super::{
+    Balance, Capacity, ExpertGroups, ExpertLoad, balance::Tokens, capacity::Slots, plan::DROPPED,
+};
 use crate::{ParallelError, PlanBuilder, Sharded, TokenContext, init::Draw, replica::Replica};
 
 /// Chooses the experts of each token, in f32. Every rank has it whole, and chooses for its own tokens.
@@ -146,12 +148,19 @@ impl Router {
     pub(super) fn route(&self, x: Tensor<3>, context: &TokenContext) -> Routed {
         let How { options, groups, balance, .. } = &self.how;
         let [seq, batch, _] = x.dims();
-        let tokens = Tokens { seq, batch, top_k: options.top_k, group: &groups.tp_cp };
+        let counted = self.counted(context, seq * batch);
         let mut logits = self.logits(x);
+        let tokens = Tokens {
+            seq,
+            batch,
+            top_k: options.top_k,
+            group: &groups.tp_cp,
+            counted: counted.map(|counted| as_column(counted, &off_graph(&logits))),
+        };
         let plain = off_graph(&logits);
         let plain_scores = router_scores(plain.clone(), options.scores);
         let mut experts = self.choose(&plain_scores);
-        let counts = context.loss_factor.map(|_| self.counts(&experts, batch));
+        let counts = context.loss_factor.map(|_| self.counts(&experts, batch, counted));
         let (mut of_scores, mut sums) = (None, None);
         if let (Some(factor), Some(counts)) = (context.loss_factor, &counts)
             && balance.is_some()
@@ -168,6 +177,10 @@ impl Router {
             scores = with_gradient(scores, gradient);
         }
         let weights = expert_weights(scores, &experts, options);
+        if let Some(counted) = counted {
+            let slots = experts.chunks_mut(options.top_k).zip(counted);
+            slots.filter(|(_, counted)| !**counted).for_each(|(slots, _)| slots.fill(DROPPED));
+        }
         let (dropped, padded) = self.drop_from(&mut experts, &weights, [seq, batch], context);
         // What is computed once more was counted.
         if let Some(counts) = counts.filter(|_| !Pass::is_backward()) {
@@ -219,16 +232,29 @@ impl Router {
         choose_experts(&scores, *num_experts, bias.as_deref(), options)
     }
 
+    /// Which of this rank's tokens count, of those that the ranks of its tensor-parallel group share; none: all.
+    fn counted<'a>(&self, context: &'a TokenContext, tokens: usize) -> Option<&'a [bool]> {
+        let all = context.counted.as_deref()?;
+        let start = if all.len() == tokens { 0 } else { self.how.groups.tp.rank() * tokens };
+        Some(&all[start..start + tokens])
+    }
+
     /// Tokens that go from each sequence to each expert.
-    fn counts(&self, experts: &[u32], batch: usize) -> Vec<u64> {
+    fn counts(&self, experts: &[u32], batch: usize, counted: Option<&[bool]>) -> Vec<u64> {
         let How { num_experts, options, .. } = &self.how;
         let mut counts = vec![0; batch * num_experts];
-        for (token, chosen) in experts.chunks(options.top_k).enumerate() {
+        let tokens = experts.chunks(options.top_k).enumerate();
+        for (token, chosen) in tokens.filter(|(token, _)| counted.is_none_or(|all| all[*token])) {
             let row = token % batch * num_experts;
             chosen.iter().for_each(|&expert| counts[row + expert as usize] += 1);
         }
         counts
     }
+}
+
+fn as_column(counted: &[bool], like: &Tensor<2>) -> Tensor<2> {
+    let values: Vec<f32> = counted.iter().map(|&is_counted| f32::from(is_counted)).collect();
+    Tensor::from_data(TensorData::new(values, [counted.len(), 1]), (&like.device(), DType::F32))
 }
 
 fn read(x: Tensor<1>) -> Vec<f32> {

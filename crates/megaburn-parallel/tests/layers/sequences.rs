@@ -95,6 +95,7 @@ fn on_rank<S: Subject>(
     let context = TokenContext {
         rope: Some(rope),
         loss_factor: Some(1.0),
+        counted: None,
         block: Some(TokenBlock::new(3, b + 1, 1)),
         documents: case.documents().map(PackedDocuments::new),
         parallel: case.told_with_tokens().then(|| ContextParallel::new(&groups.cp, comm).unwrap()),

@@ -1,6 +1,5 @@
 //! The keys of models with experts: `[model.experts]`, what they are, and `[moe]`, how they are trained.
 
-use megaburn_mesh::Layout;
 use megaburn_models::{DecoderConfig, decoder::Experts};
 use megaburn_parallel::{Balance, Capacity};
 use serde::{Deserialize, Serialize};
@@ -206,18 +205,10 @@ impl MoeConfig {
 }
 
 impl TrainConfig {
-    /// Whether experts of `model` can be trained as `layout` and the keys say.
-    pub(crate) fn check_experts(
-        &self,
-        layout: &Layout,
-        model: &DecoderConfig,
-    ) -> Result<(), TrainError> {
+    /// Whether experts of `model` can be trained as the keys say.
+    pub(crate) fn check_experts(&self, model: &DecoderConfig) -> Result<(), TrainError> {
         if model.experts.is_none() {
             return Ok(());
-        }
-        if self.padded_seq_len(layout) != self.data.seq_len {
-            let rule = "one that needs no padding (parallel.cp_pad): experts would be chosen for what is padded";
-            return require(false, "data.seq_len", self.data.seq_len, rule);
         }
         let is_dynamic = self.parallel.max_tokens_per_rank.is_some();
         let by_sequence = self.moe.capacity_factor.is_some()

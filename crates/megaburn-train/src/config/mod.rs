@@ -136,7 +136,7 @@ impl TrainConfig {
         if self.model.init.is_none() {
             let model = self.model.decoder(self.data.seq_len, 1);
             self.context_comms(layout, &model)?;
-            self.check_experts(layout, &model)?;
+            self.check_experts(&model)?;
             self.parallel.pipelines(layout, self.model.layers, &self.train)?;
         }
         self.train.num_micro_batches(layout.dp).map(drop)

@@ -1,3 +1,5 @@
+use std::sync::Arc;
+
 use burn::{
     prelude::{Device, Int},
     tensor::{Tensor, TensorData},
@@ -38,6 +40,8 @@ pub(super) struct Batch {
     pub(super) labels: Tensor<2, Int>,
     /// Labels of these that take part in the loss.
     pub(super) counted: usize,
+    /// Which; none: all.
+    pub(super) is_counted: Option<Arc<[bool]>>,
     /// How long documents are, without what they are padded with.
     pub(super) lens: Vec<usize>,
     /// Ranks that share them.
@@ -201,11 +205,13 @@ pub(super) fn batch(
     };
     let (tokens, labels) = (matrix(|row| &row.tokens), matrix(|row| &row.labels));
     let counted = labels.iter().filter(|label| **label != IGNORED).count();
+    let is_counted = (counted < labels.len())
+        .then(|| labels.iter().map(|label| *label != IGNORED).collect::<Arc<[bool]>>());
     let tensor = |ids: Vec<i64>| Tensor::from_data(TensorData::new(ids, [len, count]), device);
     let documents = documents.map(PackedDocuments::new);
     let (tokens, labels) = (tensor(tokens), tensor(labels));
     let (lens, ranks) = (rows.iter().flat_map(|row| row.lens.clone()).collect(), zigzag.ranks());
-    Ok(Batch { tokens, labels, counted, lens, ranks, documents, parallel: None })
+    Ok(Batch { tokens, labels, counted, is_counted, lens, ranks, documents, parallel: None })
 }
 
 #[cfg(test)]

@@ -157,7 +157,7 @@ impl Trainer {
         model_config.check_seq_len(config.data.seq_len)?;
         model_config.check_layout(&config.cutting(&layout), seq_len)?;
         config.check_context(&layout)?;
-        config.check_experts(&layout, &model_config)?;
+        config.check_experts(&model_config)?;
         config.train.num_micro_batches(layout.dp)?;
         if model_config.vocab < data.vocab() {
             let rule = match start {

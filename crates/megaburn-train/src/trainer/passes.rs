@@ -134,16 +134,21 @@ impl Chunks for Evaluation<'_> {
 }
 
 impl Trainer {
-    /// Whether a stage has use for tokens, for labels, or for where documents end.
+    /// Whether a stage has use for tokens, for labels, or for where documents or sequences end.
     fn needs_batch(&self, stage: &Stage<'_>) -> bool {
-        stage.layers().embedding || stage.layers().loss || self.config.data.documents
+        let has_padding = self.batching().padded > self.config.data.seq_len;
+        let of_experts = has_padding && self.model_config.experts.is_some();
+        let is_end = stage.layers().embedding || stage.layers().loss;
+        is_end || self.config.data.documents || of_experts
     }
 }
 
 /// The stage for a batch.
 fn told<'a>(stage: Stage<'a>, batch: Option<&Batch>) -> Stage<'a> {
     let documents = batch.and_then(|batch| batch.documents.clone());
-    stage.of_documents(documents).shared_by(batch.and_then(|batch| batch.parallel.clone()))
+    let counted = batch.and_then(|batch| batch.is_counted.clone());
+    let stage = stage.of_documents(documents).counting(counted);
+    stage.shared_by(batch.and_then(|batch| batch.parallel.clone()))
 }
 
 /// The stream behind a stage, and the rest of the batch.

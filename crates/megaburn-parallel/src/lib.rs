@@ -68,8 +68,8 @@ pub use linear::{
 };
 pub use mlp::{Activation, Mlp, MlpConfig};
 pub use moe::{
-    Balance, Capacity, CapacityScope, DropPolicy, Expert, ExpertGroups, ExpertLoad, LoadCounts,
-    Moe, MoeConfig, Router,
+    Balance, Capacity, CapacityScope, Dispatcher, DropPolicy, Expert, ExpertGroups, ExpertLoad,
+    LoadCounts, Moe, MoeConfig, MoeOptions, Router,
 };
 pub use norm::{Norm, NormConfig, NormKind};
 pub use offload::ActivationOffload;

@@ -1,4 +1,4 @@
-use megaburn_parallel::{Balance, Capacity, ExpertGroups, Moe, MoeConfig, Router};
+use megaburn_parallel::{ExpertGroups, Moe, MoeConfig, MoeOptions, Router};
 use serde::{Deserialize, Serialize};
 
 use super::{Decoder, config::LARGEST};
@@ -115,13 +115,11 @@ impl Experts {
 }
 
 impl Decoder {
-    /// What shall make tokens go to all experts alike, in every layer of experts, and how many of them each
-    /// expert takes: all without a `capacity`.
+    /// How experts are used, in every layer of them.
     #[must_use]
-    pub fn with_balance(mut self, balance: Balance, capacity: Option<Capacity>) -> Self {
-        let told = |moe: Moe| moe.with_balance(balance).with_capacity(capacity);
+    pub fn with_moe_options(mut self, options: MoeOptions) -> Self {
         for block in self.blocks.iter_mut().flatten() {
-            block.moe = block.moe.take().map(told);
+            block.moe = block.moe.take().map(|moe: Moe| moe.with_options(options));
         }
         self
     }

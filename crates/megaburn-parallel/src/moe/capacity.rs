@@ -7,7 +7,7 @@ use burn::{
 use megaburn_collective::{CollectiveError, tensors};
 use megaburn_mesh::Zigzag;
 
-use super::{ExpertGroups, plan::DROPPED};
+use super::{ExpertGroups, dispatch::DROPPED};
 use crate::PackedDocuments;
 
 /// How many tokens an expert takes; what is above goes on without it. Of `tokens` that go to `top_k` of

@@ -2,7 +2,7 @@ use burn::{config::Config, nn::Initializer, prelude::Device};
 use megaburn_kernels::{RouterGroups, RouterOptions, RouterScores};
 use megaburn_mesh::{Axis, Part};
 
-use super::{Expert, ExpertGroups, Moe, Parts, Router, router::RouterParts};
+use super::{Dispatcher, Expert, ExpertGroups, Moe, Parts, Router, router::RouterParts};
 use crate::{Activation, MlpConfig, ParallelError, ParallelLinear, ParallelLinearConfig};
 
 /// Configuration of a layer of experts, [`Moe`].
@@ -75,7 +75,12 @@ impl MoeConfig {
             router: Router::new(self.router(&groups), device)?,
             experts: (0..self.num_experts).map(expert).collect::<Result<_, _>>()?,
             shared,
-            parts: Parts { activation: self.activation, recompute: false, groups },
+            parts: Parts {
+                groups,
+                activation: self.activation,
+                dispatcher: Dispatcher::AllToAll,
+                recompute: false,
+            },
         })
     }
 

@@ -12,14 +12,14 @@ mod dispatch;
 mod experts;
 mod groups;
 mod load;
-mod plan;
 mod router;
 
 pub use balance::Balance;
 use burn::{module::Module, tensor::Tensor};
 pub use capacity::{Capacity, CapacityScope, DropPolicy};
 pub use config::MoeConfig;
-use dispatch::Dispatch;
+pub use dispatch::Dispatcher;
+use dispatch::{Dispatch, Slots};
 pub use experts::Expert;
 pub use groups::ExpertGroups;
 pub use load::{ExpertLoad, LoadCounts};
@@ -33,7 +33,7 @@ use crate::{Activation, Input, Mlp, PlanBuilder, Sharded, TokenContext};
 /// # Collective
 /// All ranks of [`ExpertGroups::experts`], forward and backward: numbers of tokens are told to each other,
 /// then rows go to the ranks of their experts and back (all-to-all over `ep`, all-gather and reduce-scatter over
-/// `etp`). A rank that has no tokens, or whose experts get none, takes part like any other. Where losses
+/// `etp`; or as its [`Dispatcher`] says). A rank that has no tokens, or whose experts get none, takes part like any other. Where losses
 /// [balance](Balance) the experts, those of [`ExpertGroups::tp_cp`] sum numbers of tokens.
 #[derive(Module, Debug)]
 pub struct Moe {
@@ -52,7 +52,26 @@ pub struct Moe {
 struct Parts {
     groups: ExpertGroups,
     activation: Activation,
+    dispatcher: Dispatcher,
     recompute: bool,
+}
+
+/// How experts are used: what [`Moe`] is told beside what they are.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct MoeOptions {
+    /// What shall make tokens go to all experts alike.
+    pub balance: Balance,
+    /// How many tokens each expert takes; none: all that come.
+    pub capacity: Option<Capacity>,
+    /// How tokens get to the ranks of their experts.
+    pub dispatcher: Dispatcher,
+}
+
+impl Default for MoeOptions {
+    fn default() -> Self {
+        let (balance, capacity) = Default::default();
+        Self { balance, capacity, dispatcher: Dispatcher::AllToAll }
+    }
 }
 
 impl Moe {
@@ -66,8 +85,13 @@ impl Moe {
         let dims = x.dims();
         let routed = self.router.route(x.clone(), context);
         let groups = &self.parts.groups;
-        let slots = (&routed.experts[..], self.router.top_k());
-        let dispatch = Dispatch::new(slots, self.experts.len(), routed.padded, groups, &x.device());
+        let slots = Slots {
+            experts: &routed.experts,
+            top_k: self.router.top_k(),
+            num_experts: self.experts.len(),
+            padded: routed.padded,
+        };
+        let dispatch = Dispatch::new(&slots, self.parts.dispatcher, groups, &x.device());
         let [seq, batch, d_model] = dims;
         let rows = dispatch.rows_there(x.clone().reshape([seq * batch, d_model]));
         let weights = dispatch.weights_there(routed.weights);
@@ -96,6 +120,20 @@ impl Moe {
     pub fn with_recompute(mut self, recompute: bool) -> Self {
         self.parts.recompute = recompute;
         self.shared = self.shared.map(|shared| shared.with_recompute(recompute));
+        self
+    }
+
+    /// All at once.
+    #[must_use]
+    pub fn with_options(self, options: MoeOptions) -> Self {
+        let MoeOptions { balance, capacity, dispatcher } = options;
+        self.with_balance(balance).with_capacity(capacity).with_dispatcher(dispatcher)
+    }
+
+    /// How tokens get to the ranks of their experts: to those only, at first.
+    #[must_use]
+    pub fn with_dispatcher(mut self, dispatcher: Dispatcher) -> Self {
+        self.parts.dispatcher = dispatcher;
         self
     }
 

@@ -12,7 +12,8 @@ use megaburn_kernels::{
 use megaburn_mesh::{Axis, ShardSpec};
 
 use super::{
-    Balance, Capacity, ExpertGroups, ExpertLoad, balance::Tokens, capacity::Slots, plan::DROPPED,
+    Balance, Capacity, ExpertGroups, ExpertLoad, balance::Tokens, capacity::Slots,
+    dispatch::DROPPED,
 };
 use crate::{ParallelError, PlanBuilder, Sharded, TokenContext, init::Draw, replica::Replica};
 

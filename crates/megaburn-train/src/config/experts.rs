@@ -1,7 +1,7 @@
 //! The keys of models with experts: `[model.experts]`, what they are, and `[moe]`, how they are trained.
 
 use megaburn_models::{DecoderConfig, decoder::Experts};
-use megaburn_parallel::{Balance, Capacity};
+use megaburn_parallel::{Balance, Capacity, MoeOptions};
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -116,8 +116,21 @@ pub struct MoeConfig {
     pub capacity_scope: CapacityScope,
     /// Whether every expert is given as many rows as it can take.
     pub pad_to_capacity: bool,
+    /// How tokens get to the ranks of their experts: alltoall, to those only, or allgather, all to all.
+    pub dispatcher: Dispatcher,
     /// Whether experts are chosen in turn, whatever their scores: for benchmarks.
     pub force_balance: bool,
+}
+
+/// How tokens get to the ranks of their experts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Dispatcher {
+    /// To those only.
+    #[default]
+    AllToAll,
+    /// All to all.
+    AllGather,
 }
 
 /// Which tokens an expert takes that has too many.
@@ -154,14 +167,27 @@ impl Default for MoeConfig {
             drop_policy: DropPolicy::Probs,
             capacity_scope: CapacityScope::Sequence,
             pad_to_capacity: false,
+            dispatcher: Dispatcher::AllToAll,
             force_balance: false,
         }
     }
 }
 
 impl MoeConfig {
+    /// How experts are used.
+    pub(crate) fn options(&self) -> MoeOptions {
+        MoeOptions {
+            balance: self.balance(),
+            capacity: self.capacity(),
+            dispatcher: match self.dispatcher {
+                Dispatcher::AllToAll => megaburn_parallel::Dispatcher::AllToAll,
+                Dispatcher::AllGather => megaburn_parallel::Dispatcher::AllGather,
+            },
+        }
+    }
+
     /// What shall make tokens go to all experts alike.
-    pub(crate) fn balance(&self) -> Balance {
+    fn balance(&self) -> Balance {
         Balance {
             aux_loss: self.aux_loss,
             seq_aux_loss: self.seq_aux_loss,
@@ -172,7 +198,7 @@ impl MoeConfig {
     }
 
     /// How many tokens each expert takes.
-    pub(crate) fn capacity(&self) -> Option<Capacity> {
+    fn capacity(&self) -> Option<Capacity> {
         Some(Capacity {
             factor: self.capacity_factor?,
             policy: match self.drop_policy {

@@ -174,7 +174,7 @@ impl Trainer {
         let pipeline = Pipeline::new(&config.parallel, &model_config, config.train.dtype, &groups)?;
         let model = model_config
             .init_stages(pipeline.chunks(), &groups, layout.sp, &device)?
-            .with_balance(config.moe.balance(), config.moe.capacity())
+            .with_moe_options(config.moe.options())
             .with_fused_linear_cross_entropy(config.train.fused_linear_cross_entropy)
             .with_recompute(config.recompute.of_model())
             .with_dropout(config.train.dropout())?

@@ -2,7 +2,9 @@
 
 use burn::tensor::{Tensor, activation};
 use megaburn_mesh::Layout;
-use megaburn_parallel::{Capacity, CapacityScope, DropPolicy, ExpertGroups, TokenContext};
+use megaburn_parallel::{
+    Capacity, CapacityScope, Dispatcher, DropPolicy, ExpertGroups, TokenContext,
+};
 use rstest::rstest;
 
 use super::{
@@ -86,12 +88,14 @@ fn the_same_tokens_are_dropped_under_every_grid(
     #[values(false, true)] is_deepseek: bool,
     #[values(DropPolicy::Probs, DropPolicy::Position)] policy: DropPolicy,
     #[values(false, true)] pad: bool,
+    #[values(Dispatcher::AllToAll, Dispatcher::AllGather)] dispatcher: Dispatcher,
 ) {
     let config = if is_deepseek { deepseek(6, 4) } else { mixtral(8, 4, 4, 2) };
     let case = Case {
         capacity: capacity(0.8, policy, CapacityScope::Sequence, pad),
         common: 1.0,
         recompute: pad,
+        dispatcher,
         ..Case::new([8, 4, config.d_model], config)
     };
     let seed = fresh_seed();

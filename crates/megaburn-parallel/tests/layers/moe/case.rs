@@ -6,8 +6,8 @@ use burn::tensor::{Tensor, TensorData};
 use megaburn_collective::{Group, ProcessGroups};
 use megaburn_mesh::{Axis, Coords, Layout, ShardSpec, Zigzag};
 use megaburn_parallel::{
-    Balance, Capacity, ExpertGroups, LoadCounts, Moe, MoeConfig, TokenContext, read_params,
-    shard_plan,
+    Balance, Capacity, Dispatcher, ExpertGroups, LoadCounts, Moe, MoeConfig, MoeOptions,
+    TokenContext, read_params, shard_plan,
 };
 
 use crate::support::{assert_close, autodiff, floats, join, leaf, normal, on_ranks, param_grads};
@@ -28,6 +28,7 @@ pub(crate) struct Case {
     pub(crate) config: MoeConfig,
     pub(crate) balance: Balance,
     pub(crate) capacity: Option<Capacity>,
+    pub(crate) dispatcher: Dispatcher,
     /// What the inputs of all tokens have in common, so that a router likes some experts.
     pub(crate) common: f32,
     pub(crate) recompute: bool,
@@ -58,15 +59,17 @@ fn own(whole: &TensorData, groups: &ProcessGroups) -> Tensor<3> {
 
 impl Case {
     pub(crate) fn new(shape: [usize; 3], config: MoeConfig) -> Self {
-        let (balance, capacity) = Default::default();
-        Self { shape, config, balance, capacity, common: 0.0, recompute: false }
+        let MoeOptions { balance, capacity, dispatcher } = MoeOptions::default();
+        Self { shape, config, balance, capacity, dispatcher, common: 0.0, recompute: false }
     }
 
     pub(crate) fn build(&self, groups: ExpertGroups) -> Moe {
         let config = self.config.clone().with_name("moe");
         let config = config.with_sequence_parallel(groups.tp.size() > 1);
-        let layer = config.init(groups, &autodiff()).unwrap().with_balance(self.balance);
-        layer.with_capacity(self.capacity).with_recompute(self.recompute)
+        let Self { balance, capacity, dispatcher, .. } = *self;
+        let layer = config.init(groups, &autodiff()).unwrap();
+        let layer = layer.with_options(MoeOptions { balance, capacity, dispatcher });
+        layer.with_recompute(self.recompute)
     }
 
     pub(crate) fn input(&self, seed: u64) -> TensorData {

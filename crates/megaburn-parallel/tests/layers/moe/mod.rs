@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use burn::tensor::{Tensor, activation};
 use case::{Case, Done, assert_same, deepseek, groups, mixtral};
 use megaburn_mesh::Layout;
-use megaburn_parallel::{Balance, ExpertGroups, Moe, MoeConfig};
+use megaburn_parallel::{Balance, Dispatcher, ExpertGroups, Moe, MoeConfig};
 use rstest::rstest;
 
 use crate::support::{assert_close, autodiff, floats, fresh_seed, leaf, normal, on_ranks};
@@ -123,11 +123,13 @@ fn every_grid_computes_what_one_rank_does(
     #[values(0, 1)] which: usize,
     #[values(0.0, 3.0)] common: f32,
     #[values(false, true)] recompute: bool,
+    #[values(Dispatcher::AllToAll, Dispatcher::AllGather)] dispatcher: Dispatcher,
 ) {
     let balance = Balance { aux_loss: 0.3, seq_aux_loss: 0.2, z_loss: 0.1, ..Balance::default() };
     let configs = [mixtral(8, 4, 4, 2), deepseek(6, 4)];
     let shape = [8, 4, configs[which].d_model];
-    let case = Case { balance, common, recompute, ..Case::new(shape, configs[which].clone()) };
+    let case =
+        Case { balance, common, recompute, dispatcher, ..Case::new(shape, configs[which].clone()) };
     let seed = fresh_seed();
     // A micro-batch is what the ranks of one data-parallel coordinate have.
     let mut alone: BTreeMap<usize, Done> = BTreeMap::new();

@@ -1,7 +1,9 @@
 //! Which row goes where: arithmetic on numbers that the host knows.
 
+use std::ops::Range;
+
 /// What a slot, one of the `top_k` of a token, has instead of an expert if it was dropped.
-pub(super) const DROPPED: u32 = u32::MAX;
+pub(in crate::moe) const DROPPED: u32 = u32::MAX;
 
 /// The rows that a rank sends: those of one expert behind those of another.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -112,6 +114,52 @@ impl Read {
     }
 }
 
+/// The rows that a rank's experts read, where it knows the experts of all slots of all ranks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Known {
+    /// The slot that each row is of, among all; behind all of those where it is padding.
+    pub(super) slots: Vec<usize>,
+    /// The row of each slot; as many as there are rows for one that goes elsewhere.
+    pub(super) rows: Vec<usize>,
+    /// Rows of each expert of this rank.
+    pub(super) counts: Vec<usize>,
+    /// Whether some of them are padding.
+    pub(super) is_padded: bool,
+}
+
+impl Known {
+    /// Of the experts of all slots those in `own`.
+    pub(super) fn new(experts: &[u32], own: Range<usize>) -> Self {
+        let place = |expert: u32| match own.contains(&(expert as usize)) {
+            true if expert != DROPPED => expert - own.start as u32,
+            _ => DROPPED,
+        };
+        let experts: Vec<u32> = experts.iter().map(|&expert| place(expert)).collect();
+        let Sent { slots, rows, counts } = Sent::new(&experts, own.len());
+        Self { slots, rows, counts, is_padded: false }
+    }
+
+    /// The same, every expert reading as many rows.
+    ///
+    /// # Panics
+    /// If one has more.
+    pub(super) fn padded(self, to: usize, num_slots: usize) -> Self {
+        let mut slots = Vec::with_capacity(to * self.counts.len());
+        let mut rows = vec![to * self.counts.len(); num_slots];
+        let mut rest = &self.slots[..];
+        for own in &self.counts {
+            assert!(*own <= to, "an expert has {own} rows, and takes {to}");
+            let (mine, others) = rest.split_at(*own);
+            (slots.len()..).zip(mine).for_each(|(row, &slot)| rows[slot] = row);
+            slots.extend_from_slice(mine);
+            slots.resize(slots.len() + to - *own, num_slots);
+            rest = others;
+        }
+        let is_padded = slots.len() > self.slots.len();
+        Self { slots, rows, counts: vec![to; self.counts.len()], is_padded }
+    }
+}
+
 /// Where each of several stretches begins that stand one behind the other.
 fn starts(lens: &[usize]) -> Vec<usize> {
     let starts = lens.iter().scan(0, |end, len| {
@@ -162,6 +210,16 @@ mod tests {
         let read = Read::new(&counts, Place { rank: 0, ranks: 2 }, Place { rank: 0, ranks: 1 });
         let padded = read.padded(4, 1);
         assert_eq!((padded.places, padded.rows), (vec![0, 2, 3, 5, 1, 4, 5, 5], vec![4, 4]));
+    }
+
+    #[test]
+    fn of_all_slots_a_rank_reads_those_of_its_experts() {
+        let known = Known::new(&[2, 0, 3, DROPPED, 1, 2], 2..4);
+        assert_eq!((&known.slots[..], &known.counts[..]), (&[0, 5, 2][..], &[2, 1][..]));
+        assert_eq!(known.rows, [0, 3, 2, 3, 3, 1]);
+        let padded = known.padded(3, 6);
+        assert_eq!((padded.slots, padded.counts), (vec![0, 5, 6, 2, 6, 6], vec![3, 3]));
+        assert_eq!(padded.rows, [0, 6, 3, 6, 6, 1]);
     }
 
     #[test]

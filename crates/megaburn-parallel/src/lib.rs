@@ -68,8 +68,8 @@ pub use linear::{
 };
 pub use mlp::{Activation, Mlp, MlpConfig};
 pub use moe::{
-    Balance, Capacity, CapacityScope, Dispatcher, DropPolicy, Expert, ExpertGroups, ExpertLoad,
-    LoadCounts, Moe, MoeConfig, MoeOptions, Router,
+    Balance, Capacity, CapacityScope, Choice, Dispatcher, DropPolicy, Expert, ExpertGroups,
+    ExpertLoad, LoadCounts, MARGIN_BINS, Moe, MoeConfig, MoeOptions, Router, quantile_biases,
 };
 pub use norm::{Norm, NormConfig, NormKind};
 pub use offload::ActivationOffload;

@@ -130,11 +130,13 @@ impl Decoder {
         biased.map(|(index, _)| format!("blocks.{index}.moe.router.bias"))
     }
 
-    /// Replaces the biases by which experts are chosen, of each layer by its number.
-    pub fn set_expert_biases(&mut self, biases: impl Fn(usize) -> Vec<f32>) {
+    /// Replaces the biases by which experts are chosen by what `moved` makes of them, of each layer by its number.
+    pub fn move_expert_biases(&mut self, moved: impl Fn(usize, &[f32]) -> Vec<f32>) {
         for (index, block) in self.blocks.iter_mut().enumerate() {
-            if let Some(moe) = block.as_mut().and_then(|block| block.moe.as_mut()) {
-                moe.router.set_bias(&biases(index));
+            if let Some(moe) = block.as_mut().and_then(|block| block.moe.as_mut())
+                && let Some(biases) = moe.router.biases()
+            {
+                moe.router.set_bias(&moved(index, &biases));
             }
         }
     }

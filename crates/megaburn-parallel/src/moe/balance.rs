@@ -26,8 +26,23 @@ pub struct Balance {
     pub global_aux_loss: f64,
     /// The mean square of the logits' log-sum-exp, which keeps them small.
     pub z_loss: f64,
-    /// Whether experts are chosen in turn, whatever their scores: for benchmarks.
-    pub forced: bool,
+    /// By what experts are chosen.
+    pub choice: Choice,
+    /// Whether margins are counted, for [biases](super::quantile_biases) by which all experts are chosen alike.
+    pub margins: bool,
+}
+
+/// By what experts are chosen.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Choice {
+    /// Their scores, and their biases where they have some.
+    #[default]
+    Scores,
+    /// In training, the scores that Sinkhorn's algorithm makes of the logits of a micro-batch, by which all are
+    /// chosen alike; weights are those of the scores.
+    Sinkhorn,
+    /// Their turn, whatever their scores: for benchmarks.
+    InTurn,
 }
 
 impl Balance {

@@ -5,6 +5,8 @@ use std::{
 
 use burn::tensor::{DType, Tensor};
 
+use super::quantile::{MARGIN_BINS, count_margins};
+
 /// What a router has seen since it was last asked, on this rank. Copies of a layer share it.
 #[derive(Clone, Default)]
 pub struct ExpertLoad(Arc<Mutex<State>>);
@@ -33,6 +35,8 @@ pub struct LoadCounts {
     pub z_loss: f64,
     /// The probabilities of each expert, for a loss over all of them.
     pub probabilities: Vec<f64>,
+    /// Margins of each expert, [`MARGIN_BINS`] of them, where those are counted.
+    pub margins: Vec<u64>,
 }
 
 /// Losses of which sums are kept, before the probabilities.
@@ -52,6 +56,18 @@ impl ExpertLoad {
                 None => sums,
             });
         }
+    }
+
+    /// Counts the margins of tokens with these scores.
+    pub(super) fn add_margins<'a>(
+        &self,
+        scores: impl Iterator<Item = &'a [f32]>,
+        biases: &[f32],
+        top_k: usize,
+    ) {
+        let margins = &mut self.lock().counts.margins;
+        margins.resize(biases.len() * MARGIN_BINS, 0);
+        count_margins(scores, biases, top_k, margins);
     }
 
     /// What was seen since the last call. Waits for the device.

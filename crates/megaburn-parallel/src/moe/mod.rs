@@ -12,9 +12,11 @@ mod dispatch;
 mod experts;
 mod groups;
 mod load;
+mod quantile;
 mod router;
+mod sinkhorn;
 
-pub use balance::Balance;
+pub use balance::{Balance, Choice};
 use burn::{module::Module, tensor::Tensor};
 pub use capacity::{Capacity, CapacityScope, DropPolicy};
 pub use config::MoeConfig;
@@ -23,6 +25,7 @@ use dispatch::{Dispatch, Slots};
 pub use experts::Expert;
 pub use groups::ExpertGroups;
 pub use load::{ExpertLoad, LoadCounts};
+pub use quantile::{MARGIN_BINS, quantile_biases};
 pub use router::Router;
 
 use crate::{Activation, Input, Mlp, PlanBuilder, Sharded, TokenContext};

@@ -1,7 +1,7 @@
 //! The keys of models with experts: `[model.experts]`, what they are, and `[moe]`, how they are trained.
 
 use megaburn_models::{DecoderConfig, decoder::Experts};
-use megaburn_parallel::{Balance, Capacity, MoeOptions};
+use megaburn_parallel::{Balance, Capacity, Choice, MoeOptions};
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -103,8 +103,13 @@ pub struct MoeConfig {
     pub global_aux_loss: f64,
     /// What the mean square of the logits' log-sum-exp is multiplied with.
     pub z_loss: f64,
-    /// How far a step moves the biases by which experts are chosen, of families that have some.
+    /// How a step moves the biases by which experts are chosen, of families that have some: sign, each one by a
+    /// rate, or quantile, to where the step's tokens would have gone to all alike.
+    pub bias_update: BiasUpdate,
+    /// How far a step moves them by sign.
     pub bias_update_rate: f64,
+    /// Whether training chooses by the scores that Sinkhorn's algorithm makes of a micro-batch's.
+    pub sinkhorn: bool,
     /// How many tokens an expert takes of each sequence: this times what all would take if all took as many.
     /// Default: all that come.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -120,6 +125,17 @@ pub struct MoeConfig {
     pub dispatcher: Dispatcher,
     /// Whether experts are chosen in turn, whatever their scores: for benchmarks.
     pub force_balance: bool,
+}
+
+/// How a step moves the biases by which experts are chosen.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum BiasUpdate {
+    /// Each by a rate: up if its expert got less than the mean, down if it got more.
+    #[default]
+    Sign,
+    /// To where the step's tokens would have gone to all experts alike.
+    Quantile,
 }
 
 /// How tokens get to the ranks of their experts.
@@ -162,7 +178,9 @@ impl Default for MoeConfig {
             seq_aux_loss: 0.0,
             global_aux_loss: 0.0,
             z_loss: 0.0,
+            bias_update: BiasUpdate::Sign,
             bias_update_rate: 1e-3,
+            sinkhorn: false,
             capacity_factor: None,
             drop_policy: DropPolicy::Probs,
             capacity_scope: CapacityScope::Sequence,
@@ -193,7 +211,12 @@ impl MoeConfig {
             seq_aux_loss: self.seq_aux_loss,
             global_aux_loss: self.global_aux_loss,
             z_loss: self.z_loss,
-            forced: self.force_balance,
+            choice: match (self.force_balance, self.sinkhorn) {
+                (true, _) => Choice::InTurn,
+                (false, true) => Choice::Sinkhorn,
+                (false, false) => Choice::Scores,
+            },
+            margins: self.bias_update == BiasUpdate::Quantile,
         }
     }
 
@@ -233,8 +256,17 @@ impl MoeConfig {
 impl TrainConfig {
     /// Whether experts of `model` can be trained as the keys say.
     pub(crate) fn check_experts(&self, model: &DecoderConfig) -> Result<(), TrainError> {
-        if model.experts.is_none() {
-            return Ok(());
+        let Some(experts) = &model.experts else { return Ok(()) };
+        let by_quantile = self.moe.bias_update == BiasUpdate::Quantile;
+        let has_quantile = experts.bias && experts.groups.is_none() && experts.top_k < experts.num;
+        if by_quantile && !has_quantile {
+            let rule = "sign, where experts have no biases, are chosen by groups, or all go to all";
+            return require(false, "moe.bias_update", "quantile", rule);
+        }
+        let balances = self.moe.aux_loss + self.moe.seq_aux_loss + self.moe.global_aux_loss > 0.0;
+        if self.moe.sinkhorn && (balances || self.moe.force_balance || experts.bias) {
+            let rule = "false, with a balancing loss, moe.force_balance or biases by which experts are chosen";
+            return require(false, "moe.sinkhorn", true, rule);
         }
         let is_dynamic = self.parallel.max_tokens_per_rank.is_some();
         let by_sequence = self.moe.capacity_factor.is_some()

@@ -179,7 +179,7 @@ mod tests {
     #[case("[2]", "expected 0 or 1")]
     #[case("[0]*", "expected a number at ``")]
     #[case("([0]", "expected `)`")]
-    #[case("[0 1", "expected 0 or 1")]
+    #[case("[0 1", "expected `,` or `]` at ``")]
     #[case("[0]x", "expected the end at `x`")]
     #[case("[0]*99999", "1 layers times 99999, which no model has")]
     fn what_is_no_pattern_is_refused(#[case] text: &str, #[case] message: &str) {

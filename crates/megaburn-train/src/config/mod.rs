@@ -47,7 +47,7 @@ pub use attention::Attention;
 pub use batch::BatchRampConfig;
 pub use context::CpComm;
 pub use dtype::Dtype;
-pub use experts::{CapacityScope, Dispatcher, DropPolicy, ExpertsConfig, MoeConfig};
+pub use experts::{BiasUpdate, CapacityScope, Dispatcher, DropPolicy, ExpertsConfig, MoeConfig};
 pub(crate) use init::Start;
 pub use layer_pattern::LayerPattern;
 pub use layers::ConfigLayers;

@@ -3,15 +3,23 @@
 use burn::tensor::TensorData;
 use megaburn_collective::ReduceOp;
 use megaburn_mesh::ShardPlan;
-use megaburn_parallel::LoadCounts;
+use megaburn_parallel::{LoadCounts, MARGIN_BINS, quantile_biases};
 
-use crate::{TrainError, metrics::ExpertMetrics, trainer::Trainer};
+use crate::{
+    TrainError,
+    config::{BiasUpdate, MoeConfig},
+    metrics::ExpertMetrics,
+    trainer::Trainer,
+};
 
 /// The parameters that are experts'.
 pub(crate) fn experts(plan: &ShardPlan) -> impl Iterator<Item = String> {
     let experts = plan.iter().filter(|(_, spec)| spec.is_expert());
     experts.map(|(path, _)| path.to_string())
 }
+
+/// Numbers of a layer beside those of each expert.
+const LOSSES: usize = 4;
 
 impl Trainer {
     /// What the routers have seen of a step over `tokens` tokens; if it was an update, their biases move on, and
@@ -21,7 +29,7 @@ impl Trainer {
     /// `megatron/core/distributed/finalize_model_grads.py`, `_update_router_expert_bias`.
     ///
     /// # Collective
-    /// All ranks; a few numbers an expert.
+    /// All ranks; a few numbers an expert, and with `moe.bias_update = "quantile"` some thousand.
     pub(super) fn balance_experts(
         &mut self,
         tokens: f64,
@@ -36,21 +44,16 @@ impl Trainer {
         if !is_update {
             return Ok(Some(metrics));
         }
-        let rate = self.config.moe.bias_update_rate as f32;
-        let model = self.model.as_mut().expect("the model is only away during an update");
-        let before: Vec<_> = model.routers().map(|(layer, of)| (layer, of.biases())).collect();
-        let moved = |layer: usize| {
-            let biases = before.iter().find(|(of, _)| *of == layer).and_then(|(_, of)| of.clone());
-            let tokens = &loads[layer].as_ref().expect("the layer has experts").tokens;
-            let sum: u64 = tokens.iter().sum();
-            let step = |(bias, &own): (f32, &u64)| {
-                let (own, mean) = (u128::from(own) * tokens.len() as u128, u128::from(sum));
-                bias + rate * (f32::from(i8::from(mean > own)) - f32::from(i8::from(own > mean)))
+        if experts.bias {
+            let MoeConfig { bias_update, bias_update_rate, .. } = self.config.moe;
+            let moved = |own: &[f32], load: &LoadCounts| match bias_update {
+                BiasUpdate::Sign => moved_by_sign(own, &load.tokens, bias_update_rate as f32),
+                BiasUpdate::Quantile => quantile_biases(&load.margins, own, experts.top_k),
             };
-            biases.unwrap_or_default().into_iter().zip(tokens).map(step).collect()
-        };
-        if experts.bias && rate != 0.0 {
-            model.set_expert_biases(moved);
+            let model = self.model.as_mut().expect("the model is only away during an update");
+            model.move_expert_biases(|layer, own| {
+                moved(own, loads[layer].as_ref().expect("the layer has experts"))
+            });
         }
         self.last_load = loads.iter().map(|load| Some(parts(load.as_ref()?))).collect();
         self.tell_last_load();
@@ -68,7 +71,7 @@ impl Trainer {
     fn loads(&self, num: usize) -> Result<Vec<Option<LoadCounts>>, TrainError> {
         let layers = self.model_config.layers;
         let width = 2 * num + LOSSES;
-        let mut all = vec![0.0; layers * width];
+        let (mut all, mut margins) = (vec![0.0; layers * width], vec![Vec::new(); layers]);
         for (layer, router) in self.unsettled().routers() {
             let counts = router.load().take().map_err(|why| TrainError::Device { why })?;
             let own = &mut all[layer * width..][..width];
@@ -78,31 +81,66 @@ impl Trainer {
             probabilities.for_each(|(sum, probability)| *sum = *probability);
             let LoadCounts { dropped, aux_loss, seq_aux_loss, z_loss, .. } = counts;
             own[2 * num..].copy_from_slice(&[dropped as f64, aux_loss, seq_aux_loss, z_loss]);
+            margins[layer] = counts.margins;
         }
         let len = all.len();
         let all = self.groups.world.all_reduce(TensorData::new(all, [len]), ReduceOp::Sum)?;
         let all: Vec<f64> = all.try_to_vec().expect("f64 went in");
-        let of_layer = |layer: usize| {
-            self.model_config.layer_experts(layer)?;
+        let of_layer = |(layer, margins): (usize, Vec<u64>)| {
+            if self.model_config.layer_experts(layer).is_none() {
+                return Ok(None);
+            }
             let own = &all[layer * width..][..width];
-            Some(LoadCounts {
+            Ok(Some(LoadCounts {
                 tokens: own[..num].iter().map(|&tokens| tokens as u64).collect(),
                 probabilities: own[num..2 * num].to_vec(),
                 dropped: own[2 * num] as u64,
                 aux_loss: own[2 * num + 1],
                 seq_aux_loss: own[2 * num + 2],
                 z_loss: own[2 * num + 3],
-            })
+                margins: self.margins(margins, num)?,
+            }))
         };
-        Ok((0..layers).map(of_layer).collect())
+        margins.into_iter().enumerate().map(of_layer).collect()
+    }
+
+    /// Margins that all ranks counted in a layer, of which one of another stage counted none.
+    fn margins(&self, own: Vec<u64>, num: usize) -> Result<Vec<u64>, TrainError> {
+        if self.config.moe.bias_update != BiasUpdate::Quantile {
+            return Ok(own);
+        }
+        let mut own: Vec<i64> = own.into_iter().map(|count| count as i64).collect();
+        own.resize(num * MARGIN_BINS, 0);
+        let own = TensorData::new(own, [num * MARGIN_BINS]);
+        let all = self.groups.world.all_reduce(own, ReduceOp::Sum)?;
+        let all: Vec<i64> = all.try_to_vec().expect("i64 went in");
+        Ok(all.into_iter().map(|count| count as u64).collect())
     }
 }
 
-/// Numbers of a layer beside those of each expert.
-const LOSSES: usize = 4;
+/// Biases that a step moved by `rate`: up those of experts that got less than the mean, down those that got more.
+fn moved_by_sign(biases: &[f32], tokens: &[u64], rate: f32) -> Vec<f32> {
+    let sum = u128::from(tokens.iter().sum::<u64>());
+    let step = |(bias, &own): (&f32, &u64)| {
+        let own = u128::from(own) * tokens.len() as u128;
+        bias + rate * (f32::from(sum > own) - f32::from(own > sum))
+    };
+    biases.iter().zip(tokens).map(step).collect()
+}
 
 /// The part of the tokens that each expert got.
 fn parts(load: &LoadCounts) -> Vec<f64> {
     let sum = load.tokens.iter().sum::<u64>().max(1) as f64;
     load.tokens.iter().map(|&tokens| tokens as f64 / sum).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn biases_move_towards_the_mean() {
+        let moved = moved_by_sign(&[0.5, 0.0, -0.25, 0.0], &[9, 4, 0, 3], 0.25);
+        assert_eq!(moved, [0.25, 0.0, 0.0, 0.25]);
+    }
 }

@@ -1,10 +1,16 @@
-//! Losses that balance experts, against their formulas.
+//! Losses that balance experts, against their formulas, and choices that do.
+
+use std::collections::BTreeMap;
 
 use burn::tensor::{Tensor, TensorData, activation};
-use megaburn_parallel::{Balance, ExpertGroups, TokenContext};
+use megaburn_mesh::Layout;
+use megaburn_parallel::{Balance, Choice, ExpertGroups, TokenContext};
 use rstest::rstest;
 
-use super::case::{Case, mixtral};
+use super::{
+    GRIDS,
+    case::{Case, Done, assert_same, mixtral},
+};
 use crate::support::{assert_close, autodiff, floats, fresh_seed, leaf, on_ranks};
 
 #[rstest]
@@ -85,4 +91,31 @@ fn balancing_losses_have_the_gradients_of_their_formulas(
         assert_close("input", &x_found.into_data(), &of_x.into_data(), 1e-5);
         assert_close("router", &router_found.into_data(), &of_router.into_data(), 1e-5);
     });
+}
+
+/// Micro-batches are scaled as wholes, so that ranks that share one choose alike.
+#[rstest]
+fn experts_chosen_by_sinkhorn_are_the_same_under_every_grid_and_balanced(
+    #[values(false, true)] recompute: bool,
+) {
+    let balance = Balance { choice: Choice::Sinkhorn, ..Balance::default() };
+    let case = Case {
+        balance,
+        recompute,
+        common: 1.0,
+        ..Case::new([16, 4, 8], mixtral(8, 4, 4, 1).with_normalise(false))
+    };
+    let seed = fresh_seed();
+    let mut alone: BTreeMap<usize, Done> = BTreeMap::new();
+    for grid in GRIDS {
+        let layout: Layout = grid.parse().unwrap();
+        let run = || case.run(&format!("dp{}", layout.dp), seed);
+        let expected = alone.entry(layout.dp).or_insert_with(run);
+        println!("{grid}");
+        assert_same(&case.run(grid, seed), expected, 2e-5);
+    }
+    let plain = Case { balance: Balance::default(), ..case }.run("dp1", seed).load.tokens;
+    let most = |tokens: &[u64]| *tokens.iter().max().unwrap();
+    let balanced = &alone[&1].load.tokens;
+    assert!(most(balanced) < 24 && most(balanced) <= most(&plain), "{balanced:?} {plain:?}");
 }

@@ -1,0 +1,158 @@
+mod route;
+
+use burn::{
+    module::{Module, Param},
+    nn::Initializer,
+    prelude::Device,
+    tensor::{DType, Tensor},
+};
+use megaburn_kernels::{Again, LinearOptions, RouterOptions, linear};
+use megaburn_mesh::{Axis, ShardSpec};
+
+use super::{Balance, Capacity, ExpertGroups, ExpertLoad};
+use crate::{ParallelError, PlanBuilder, Sharded, init::Draw, replica::Replica};
+
+/// Chooses the experts of each token, in f32. Every rank has it whole, and chooses for its own tokens.
+///
+/// # Collective
+/// Where losses [balance](Balance) the experts, see there. Backward, with sequence parallelism: one all-reduce
+/// of the weight's gradient, as each rank sees its own tokens only.
+#[derive(Module, Debug)]
+pub struct Router {
+    /// A column an expert, `[d_model, num_experts]`.
+    pub weight: Param<Tensor<2>>,
+    /// What is added to each expert's score for the choice, `[num_experts]`. It has no gradient.
+    pub bias: Option<Param<Tensor<1>>>,
+    #[module(skip)]
+    replica: Replica,
+    #[module(skip)]
+    how: How,
+}
+
+/// What the router holds beside its parameters.
+#[derive(Clone, Debug)]
+struct How {
+    name: Option<String>,
+    num_experts: usize,
+    options: RouterOptions,
+    groups: ExpertGroups,
+    balance: Balance,
+    capacity: Option<Capacity>,
+    load: ExpertLoad,
+}
+
+/// What a router is made from.
+pub(super) struct RouterParts {
+    pub(super) d_model: usize,
+    pub(super) num_experts: usize,
+    pub(super) options: RouterOptions,
+    pub(super) expert_bias: bool,
+    pub(super) sequence_parallel: bool,
+    pub(super) initializer: Initializer,
+    pub(super) path: Option<String>,
+    pub(super) groups: ExpertGroups,
+}
+
+impl Router {
+    pub(super) fn new(parts: RouterParts, device: &Device) -> Result<Self, ParallelError> {
+        let RouterParts { d_model, num_experts, groups, .. } = parts;
+        let tp = &groups.tp;
+        let shape = [d_model, num_experts];
+        let draw = Draw {
+            layer: "Router",
+            name: parts.path.as_deref(),
+            field: "weight",
+            initializer: &parts.initializer,
+            fans: shape,
+        };
+        let spec = ShardSpec::whole(&shape, Axis::Tp, tp.rank(), tp.size());
+        let bias = || Initializer::Zeros.init([num_experts], device).set_require_grad(false);
+        Ok(Self {
+            weight: draw.param(&spec, tp, device)?,
+            bias: parts.expert_bias.then(bias),
+            replica: Replica::of(tp, parts.sequence_parallel),
+            how: How {
+                name: parts.path,
+                num_experts,
+                options: parts.options,
+                groups,
+                balance: Balance::default(),
+                capacity: None,
+                load: ExpertLoad::default(),
+            },
+        })
+    }
+
+    /// What it has seen.
+    pub fn load(&self) -> &ExpertLoad {
+        &self.how.load
+    }
+
+    /// The biases by which experts are chosen; none if there are none.
+    pub fn biases(&self) -> Option<Vec<f32>> {
+        self.bias.as_ref().map(|bias| read(off_graph(&bias.val())))
+    }
+
+    /// Replaces them, where there are any.
+    ///
+    /// # Panics
+    /// If there are as many as others.
+    pub fn set_bias(&mut self, bias: &[f32]) {
+        let value = |old: Tensor<1>| {
+            assert_eq!(old.dims(), [bias.len()], "one bias an expert");
+            let (device, dtype) = (old.device(), old.dtype());
+            Tensor::<1>::from_data(bias, &device).cast(dtype).set_require_grad(false)
+        };
+        self.bias = self.bias.take().map(|bias| bias.map(value));
+    }
+
+    /// Experts of a token.
+    pub(super) fn top_k(&self) -> usize {
+        self.how.options.top_k
+    }
+
+    pub(super) fn with_balance(mut self, balance: Balance) -> Self {
+        self.how.balance = balance;
+        self
+    }
+
+    pub(super) fn with_capacity(mut self, capacity: Option<Capacity>) -> Self {
+        self.how.capacity = capacity;
+        self
+    }
+
+    pub(super) fn whole_sequence(mut self) -> Self {
+        self.how.capacity = None;
+        self.replica = self.replica.of_all_rows();
+        self
+    }
+
+    /// `[tokens, num_experts]` in f32.
+    fn logits(&self, x: Tensor<3>) -> Tensor<2> {
+        let [seq, batch, d_model] = x.dims();
+        let weight = self.replica.value(&self.weight).cast(DType::F32);
+        let rows = x.reshape([seq * batch, d_model]);
+        // The rows are kept by nobody in f32 where they are narrower.
+        let source = (rows.dtype() != DType::F32).then(|| off_graph(&rows));
+        let again = source.map(|rows| Again::new(move || rows.clone().cast(DType::F32)));
+        linear(rows.cast(DType::F32), weight, None, LinearOptions { again, ..Default::default() })
+    }
+}
+
+fn read(x: Tensor<1>) -> Vec<f32> {
+    x.cast(DType::F32).into_data().try_to_vec().expect("it is f32")
+}
+
+fn off_graph<const D: usize>(x: &Tensor<D>) -> Tensor<D> {
+    if x.device().is_autodiff() { x.clone().inner() } else { x.clone() }
+}
+
+impl Sharded for Router {
+    fn shards(&self, plan: &mut PlanBuilder) {
+        plan.drawn_from(self.how.name.as_deref());
+        plan.param("weight", &self.replica.spec(&self.weight));
+        if let Some(bias) = &self.bias {
+            plan.param("bias", &self.replica.spec(bias));
+        }
+    }
+}

@@ -89,7 +89,7 @@ pub fn export(from: &Path, to: &Path, options: &HfWriteOptions) -> Result<HfWrit
 }
 
 /// Refuses a target that would replace the source, or stand inside a checkpoint.
-fn check_target(from: &Path, to: &Path) -> Result<(), ModelError> {
+pub(crate) fn check_target(from: &Path, to: &Path) -> Result<(), ModelError> {
     let refuse = |why: String| Err(ModelError::File { path: to.to_path_buf(), why });
     let whole = |path: &Path| path.canonicalize().or_else(|_| std::path::absolute(path));
     if let (Ok(from), Ok(to)) = (whole(from), whole(to)) {

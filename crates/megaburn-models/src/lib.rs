@@ -15,6 +15,7 @@ pub mod flops;
 pub mod generate;
 pub mod hf;
 pub mod source;
+pub mod upcycle;
 
 pub use decoder::{Decoder, DecoderConfig};
 pub use error::ModelError;

@@ -5,7 +5,10 @@ use std::path::PathBuf;
 use burn::tensor::DType;
 use clap::{Args, Subcommand, ValueEnum};
 use megaburn_checkpoint::HfWriteOptions;
-use megaburn_models::convert::{export, import};
+use megaburn_models::{
+    convert::{export, import},
+    upcycle::{UpcycleOptions, upcycle},
+};
 use megaburn_train::TrainError;
 
 #[derive(Subcommand)]
@@ -14,6 +17,8 @@ pub(super) enum ConvertCommand {
     Import(ImportArgs),
     /// Write the model of a checkpoint or run as a folder that Transformers loads.
     Export(ExportArgs),
+    /// Write a dense model as a checkpoint of a mixture of experts that computes the same.
+    Upcycle(UpcycleArgs),
 }
 
 #[derive(Args)]
@@ -51,6 +56,31 @@ pub(super) struct ExportArgs {
     force: bool,
 }
 
+#[derive(Args)]
+pub(super) struct UpcycleArgs {
+    /// A dense model: a Hugging Face folder, a checkpoint or a run.
+    #[arg(value_name = "MODEL")]
+    from: PathBuf,
+    /// The checkpoint to write.
+    #[arg(value_name = "OUT")]
+    to: PathBuf,
+    /// Copies of each MLP.
+    #[arg(long, value_name = "N", default_value_t = 8)]
+    experts: usize,
+    /// How many of them a token goes to.
+    #[arg(long, value_name = "N", default_value_t = 2)]
+    top_k: usize,
+    /// Into how many experts each copy is cut.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    granularity: usize,
+    /// What the routers are drawn from.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    seed: u64,
+    /// Replace a checkpoint that is there.
+    #[arg(long)]
+    force: bool,
+}
+
 /// Element types of weights, by both of their usual names.
 #[derive(Clone, Copy, ValueEnum)]
 enum DtypeArg {
@@ -77,6 +107,7 @@ impl ConvertCommand {
         match self {
             Self::Import(args) => args.run(),
             Self::Export(args) => args.run(),
+            Self::Upcycle(args) => args.run(),
         }
     }
 }
@@ -88,6 +119,25 @@ impl ImportArgs {
         let (family, params) = (source.config().family, source.num_params());
         println!("{family}, {params} parameters: {} -> {}", from.display(), to.display());
         println!("train on with --init {0}, write with megaburn generate {0}", to.display());
+        Ok(())
+    }
+}
+
+impl UpcycleArgs {
+    fn run(self) -> Result<(), TrainError> {
+        let Self { from, to, experts, top_k, granularity, seed, force } = self;
+        let options = UpcycleOptions { num: experts, top_k, granularity, seed };
+        let config = upcycle(&from, &to, options, force)?;
+        let experts = config.experts.expect("it has some now");
+        println!(
+            "{}, {} experts a layer, {} a token: {} -> {}",
+            config.family,
+            experts.num,
+            experts.top_k,
+            from.display(),
+            to.display()
+        );
+        println!("train on with --init {}", to.display());
         Ok(())
     }
 }

@@ -87,6 +87,7 @@ fn the_table_of_parts_has_every_family() {
 /// All commands of a page, from a folder that is like a clone with a release build.
 #[rstest]
 #[case::context("docs/context.md", "")]
+#[case::experts("docs/experts.md", "")]
 #[case::families("docs/families.md", "")]
 #[case::huggingface("docs/huggingface.md", "")]
 #[case::readme("README.md", "## Models people already have")]

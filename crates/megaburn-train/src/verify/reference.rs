@@ -152,6 +152,11 @@ impl Reference {
         Ok(Self { source, tensors, optimizer, tokens, labels, cp_comm })
     }
 
+    /// Whether its model has experts.
+    pub fn has_experts(&self) -> bool {
+        self.source.config().experts.is_some()
+    }
+
     /// How ranks that share sequences exchange keys and values; at first `auto`.
     pub fn with_cp_comm(self, cp_comm: CpComm) -> Self {
         Self { cp_comm, ..self }

@@ -13,8 +13,15 @@ use rstest::rstest;
 use crate::fixtures::fixture;
 
 /// Each model, and its experts.
-pub(crate) const FIXTURES: [(&str, usize); 3] =
-    [("mixtral", 8), ("qwen3-moe", 8), ("qwen3-moe-plain", 6)];
+pub(crate) const FIXTURES: [(&str, usize); 7] = [
+    ("mixtral", 8),
+    ("qwen3-moe", 8),
+    ("qwen3-moe-plain", 6),
+    ("deepseek-v2", 8),
+    ("deepseek-v2-greedy", 6),
+    ("deepseek-v3", 8),
+    ("deepseek-v3-yarn", 8),
+];
 
 const LAYOUTS: [&str; 24] = [
     "tp1",
@@ -44,7 +51,7 @@ const LAYOUTS: [&str; 24] = [
 ];
 
 #[rstest]
-fn a_model_with_experts_equals_transformers_under_every_grid(#[values(0, 1, 2)] index: usize) {
+fn a_model_with_experts_equals_transformers_under_every_grid(#[values(0, 1, 2, 3, 4, 5, 6)] index: usize) {
     let (name, experts) = FIXTURES[index];
     let reference = Reference::open(&fixture(name)).unwrap();
     let mut compared = 0;

@@ -13,6 +13,7 @@ pub struct Key {
     ours: &'static str,
     theirs: Theirs,
     transposed: bool,
+    keeps_f32: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,17 +25,22 @@ enum Theirs {
 impl Key {
     /// One tensor as it is.
     pub const fn plain(ours: &'static str, theirs: &'static str) -> Self {
-        Self { ours, theirs: Theirs::One(theirs), transposed: false }
+        Self { ours, theirs: Theirs::One(theirs), transposed: false, keeps_f32: false }
+    }
+
+    /// One tensor as it is, which is f32 where the model is of a narrower type.
+    pub const fn f32(ours: &'static str, theirs: &'static str) -> Self {
+        Self { keeps_f32: true, ..Self::plain(ours, theirs) }
     }
 
     /// Tensors as they are, side by side.
     pub const fn joined(ours: &'static str, theirs: &'static [&'static str]) -> Self {
-        Self { ours, theirs: Theirs::Many(theirs), transposed: false }
+        Self { ours, theirs: Theirs::Many(theirs), transposed: false, keeps_f32: false }
     }
 
     /// Weights of PyTorch's `Linear`, which are `[out, in]`, side by side: `[in, out_1 | out_2 | ..]`.
     pub const fn linear(ours: &'static str, theirs: &'static [&'static str]) -> Self {
-        Self { ours, theirs: Theirs::Many(theirs), transposed: true }
+        Self { ours, theirs: Theirs::Many(theirs), transposed: true, keeps_f32: false }
     }
 
     /// The names, if this line is for the parameter at `path`.
@@ -74,6 +80,8 @@ pub struct HfParam {
     pub parts: Vec<HfPart>,
     /// Whether they are stored transposed.
     pub transposed: bool,
+    /// Whether it is f32 where the model is of a narrower type: small changes of it would be lost.
+    pub keeps_f32: bool,
 }
 
 /// One tensor of a [`HfParam`].
@@ -104,8 +112,8 @@ impl DecoderConfig {
 
     fn hf_param(&self, path: &str, whole: &ShardSpec) -> Result<HfParam, ModelError> {
         let mut keys = self.family.spec().keys.iter().copied().flatten();
-        let found = keys.find_map(|key| Some((key.names(path)?, key.transposed)));
-        let (names, transposed) = found.ok_or_else(|| {
+        let found = keys.find_map(|key| Some((key.names(path)?, key)));
+        let (names, &Key { transposed, keeps_f32, .. }) = found.ok_or_else(|| {
             let family = self.family;
             ModelError::Config(format!("{family} models on Hugging Face have no `{path}`"))
         })?;
@@ -119,6 +127,6 @@ impl DecoderConfig {
         assert_eq!(names.len(), stretches.len(), "the parts of {path}");
         let parts = names.into_iter().zip(stretches);
         let parts = parts.map(|(name, columns)| HfPart { name, columns }).collect();
-        Ok(HfParam { path: path.to_string(), shape, parts, transposed })
+        Ok(HfParam { path: path.to_string(), shape, parts, transposed, keeps_f32 })
     }
 }

@@ -191,6 +191,11 @@ impl ModelSource {
         })
     }
 
+    /// Whether the parameter at `path` is f32 where the model is of a narrower type.
+    pub(crate) fn keeps_f32(&self, path: &str) -> bool {
+        self.params.get(path).is_some_and(|param| param.keeps_f32)
+    }
+
     /// A rank's part of the parameter at `path`, in `dtype`, or without one as it is stored.
     ///
     /// # Shapes

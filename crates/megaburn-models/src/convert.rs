@@ -42,7 +42,7 @@ pub fn import(
     let snapshot = Snapshot { step: 0, model: json!(source.config()), trainer: Value::Null };
     let mut tensors = Vec::new();
     for (path, spec) in plan.iter() {
-        let dtype = dtype.map(|dtype| if source.keeps_f32(path) { DType::F32 } else { dtype });
+        let dtype = dtype.map(|dtype| if source.is_buffer(path) { DType::F32 } else { dtype });
         let stored = dtype.map_or_else(|| source.dtype(path), Ok)?;
         let (source, name) = (&source, format!("{PREFIX}{path}"));
         tensors.push(NamedTensor::lazy(name.clone(), &spec.shard, stored, move || {
@@ -88,7 +88,7 @@ pub fn export(from: &Path, to: &Path, options: &HfWriteOptions) -> Result<HfWrit
         }
         assets.insert("config.json", format!("{config:#}\n").into_bytes());
     }
-    let wide = source.params().filter(|param| param.keeps_f32).flat_map(HfParam::names);
+    let wide = source.params().filter(|param| param.is_buffer).flat_map(HfParam::names);
     let options = HfWriteOptions { f32_tensors: wide.collect(), ..options.clone() };
     Ok(write_hf(to, &*tensors, &options, &assets.published())?)
 }

@@ -71,13 +71,13 @@ impl Block {
                 .init(group, device)
         };
         let moe = |experts: &Experts| {
-            experts
+            let moe = experts
                 .layer(hidden)
                 .with_activation(config.activation)
                 .with_sequence_parallel(sequence_parallel)
                 .with_output_initializer(into_stream.clone())
-                .with_name(format!("blocks.{index}.moe"))
-                .init(groups.clone(), device)
+                .with_name(format!("blocks.{index}.moe"));
+            Experts::init(&moe, groups, device)
         };
         let experts = config.layer_experts(index);
         Ok(Self {

@@ -25,7 +25,7 @@ pub(super) const SPEC: FamilySpec = FamilySpec {
     ..llama::SPEC
 };
 
-const KEYS: &[Key] = &[Key::f32(
+const KEYS: &[Key] = &[Key::buffer(
     "blocks.*.moe.router.bias",
     "model.layers.*.mlp.gate.e_score_correction_bias",
 )];

@@ -191,9 +191,9 @@ impl ModelSource {
         })
     }
 
-    /// Whether the parameter at `path` is f32 where the model is of a narrower type.
-    pub(crate) fn keeps_f32(&self, path: &str) -> bool {
-        self.params.get(path).is_some_and(|param| param.keeps_f32)
+    /// Whether the parameter at `path` has no gradient.
+    pub fn is_buffer(&self, path: &str) -> bool {
+        self.params.get(path).is_some_and(|param| param.is_buffer)
     }
 
     /// A rank's part of the parameter at `path`, in `dtype`, or without one as it is stored.

@@ -10,7 +10,10 @@ use megaburn::{
 };
 use rstest::rstest;
 
-use crate::fixtures::fixture;
+use crate::{
+    fixtures::fixture,
+    models::{assert_comes_back, assert_writes_what_transformers_does},
+};
 
 /// Each model, and its experts.
 pub(crate) const FIXTURES: [(&str, usize); 7] = [
@@ -69,4 +72,15 @@ fn a_model_with_experts_equals_transformers_under_every_grid(#[values(0, 1, 2, 3
         compared += 1;
     }
     assert!(compared >= 14, "{name}: {compared} layouts");
+}
+
+#[rstest]
+fn a_model_with_experts_comes_back_byte_for_byte(#[values(0, 1, 2, 3, 4, 5, 6)] index: usize) {
+    assert_comes_back(FIXTURES[index].0);
+}
+
+#[rstest]
+fn text_of_experts_is_that_of_transformers(#[values(0, 1, 2, 3, 4, 5, 6)] index: usize) {
+    let name = FIXTURES[index].0;
+    assert_writes_what_transformers_does(name, ["tp1", "tp2-ep2-sp", "dp2-ep2", "pp2"]);
 }

@@ -54,7 +54,9 @@ const LAYOUTS: [&str; 24] = [
 ];
 
 #[rstest]
-fn a_model_with_experts_equals_transformers_under_every_grid(#[values(0, 1, 2, 3, 4, 5, 6)] index: usize) {
+fn a_model_with_experts_equals_transformers_under_every_grid(
+    #[values(0, 1, 2, 3, 4, 5, 6)] index: usize,
+) {
     let (name, experts) = FIXTURES[index];
     let reference = Reference::open(&fixture(name)).unwrap();
     let mut compared = 0;

@@ -1,5 +1,7 @@
 use burn::{
-    module::{Content, Devices, Module, ModuleDisplay, ModuleDisplayDefault, ModuleMapper, ModuleVisitor},
+    module::{
+        Content, Devices, Module, ModuleDisplay, ModuleDisplayDefault, ModuleMapper, ModuleVisitor,
+    },
     nn::Initializer,
     prelude::Device,
     tensor::Tensor,

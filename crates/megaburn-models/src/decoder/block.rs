@@ -53,14 +53,8 @@ impl Block {
         let DecoderConfig { hidden, ffn, layers, .. } = *config;
         let into_stream =
             Initializer::Normal { mean: 0.0, std: 0.02 / (2.0 * layers as f64).sqrt() };
-        let attention = Attention::new(
-            config,
-            index,
-            group,
-            sequence_parallel,
-            into_stream.clone(),
-            device,
-        )?;
+        let attention =
+            Attention::new(config, index, group, sequence_parallel, into_stream.clone(), device)?;
         let mlp = || {
             MlpConfig::new(hidden, ffn)
                 .with_activation(config.activation)

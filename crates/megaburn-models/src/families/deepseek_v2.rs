@@ -32,7 +32,10 @@ pub(super) const KEYS: &[Key] = &[
         "blocks.*.attention.kv_down.weight",
         &["model.layers.*.self_attn.kv_a_proj_with_mqa.weight"],
     ),
-    Key::plain("blocks.*.attention.kv_norm.gamma", "model.layers.*.self_attn.kv_a_layernorm.weight"),
+    Key::plain(
+        "blocks.*.attention.kv_norm.gamma",
+        "model.layers.*.self_attn.kv_a_layernorm.weight",
+    ),
     Key::linear("blocks.*.attention.kv_up.weight", &["model.layers.*.self_attn.kv_b_proj.weight"]),
     Key::linear(
         "blocks.*.moe.shared.up.weight",
@@ -109,7 +112,9 @@ pub(super) fn read_experts(
     let ffn = size("moe_intermediate_size", experts.ffn)?;
     let shared = size("n_shared_experts", shared)?;
     if shared == 0 {
-        return Err("`n_shared_experts` is 0, and Transformers' model always has a shared one".into());
+        return Err(
+            "`n_shared_experts` is 0, and Transformers' model always has a shared one".into()
+        );
     }
     Ok(Experts {
         num: size("n_routed_experts", experts.num)?,

@@ -25,10 +25,8 @@ pub(super) const SPEC: FamilySpec = FamilySpec {
     ..llama::SPEC
 };
 
-const KEYS: &[Key] = &[Key::buffer(
-    "blocks.*.moe.router.bias",
-    "model.layers.*.mlp.gate.e_score_correction_bias",
-)];
+const KEYS: &[Key] =
+    &[Key::buffer("blocks.*.moe.router.bias", "model.layers.*.mlp.gate.e_score_correction_bias")];
 
 fn template() -> DecoderConfig {
     let parts = deepseek_v2::template();

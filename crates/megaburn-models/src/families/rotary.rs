@@ -93,7 +93,12 @@ pub(super) fn rope_parameters(positions: &Positions) -> Value {
     let mut rope = match scaling {
         RopeScaling::None => json!({"rope_type": "default"}),
         RopeScaling::Linear { factor } => json!({"rope_type": "linear", "factor": factor}),
-        RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_position } => {
+        RopeScaling::Llama3 {
+            factor,
+            low_freq_factor,
+            high_freq_factor,
+            original_max_position,
+        } => {
             json!({
                 "rope_type": "llama3", "factor": factor, "low_freq_factor": low_freq_factor,
                 "high_freq_factor": high_freq_factor,

@@ -10,11 +10,21 @@ use megaburn::{
 };
 use rstest::rstest;
 
-use crate::fixtures::fixture;
+use crate::{
+    fixtures::fixture,
+    models::{assert_comes_back, assert_writes_what_transformers_does},
+};
 
 /// Each model, and its experts.
-pub(crate) const FIXTURES: [(&str, usize); 3] =
-    [("mixtral", 8), ("qwen3-moe", 8), ("qwen3-moe-plain", 6)];
+pub(crate) const FIXTURES: [(&str, usize); 7] = [
+    ("mixtral", 8),
+    ("qwen3-moe", 8),
+    ("qwen3-moe-plain", 6),
+    ("deepseek-v2", 8),
+    ("deepseek-v2-greedy", 6),
+    ("deepseek-v3", 8),
+    ("deepseek-v3-yarn", 8),
+];
 
 const LAYOUTS: [&str; 24] = [
     "tp1",
@@ -44,7 +54,9 @@ const LAYOUTS: [&str; 24] = [
 ];
 
 #[rstest]
-fn a_model_with_experts_equals_transformers_under_every_grid(#[values(0, 1, 2)] index: usize) {
+fn a_model_with_experts_equals_transformers_under_every_grid(
+    #[values(0, 1, 2, 3, 4, 5, 6)] index: usize,
+) {
     let (name, experts) = FIXTURES[index];
     let reference = Reference::open(&fixture(name)).unwrap();
     let mut compared = 0;
@@ -68,7 +80,7 @@ fn a_model_with_experts_equals_transformers_under_every_grid(#[values(0, 1, 2)] 
 /// gradients of single experts show, and losses hardly.
 #[rstest]
 fn in_bf16_losses_are_those_of_transformers(
-    #[values(0, 1, 2)] index: usize,
+    #[values(0, 1, 2, 3, 4, 5, 6)] index: usize,
     #[values("tp1", "dp2-ep2", "tp2-ep2-sp", "pp2")] layout: &str,
 ) {
     let (name, _) = FIXTURES[index];
@@ -78,4 +90,15 @@ fn in_bf16_losses_are_those_of_transformers(
     assert_eq!(report.error, None);
     let losses = [report.loss_abs, report.train_losses_max_abs];
     assert!(losses.iter().all(|loss| loss.unwrap() <= 5e-3), "{report:?}");
+}
+
+#[rstest]
+fn a_model_with_experts_comes_back_byte_for_byte(#[values(0, 1, 2, 3, 4, 5, 6)] index: usize) {
+    assert_comes_back(FIXTURES[index].0);
+}
+
+#[rstest]
+fn text_of_experts_is_that_of_transformers(#[values(0, 1, 2, 3, 4, 5, 6)] index: usize) {
+    let name = FIXTURES[index].0;
+    assert_writes_what_transformers_does(name, ["tp1", "tp2-ep2-sp", "dp2-ep2", "pp2"]);
 }

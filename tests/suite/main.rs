@@ -7,6 +7,7 @@ mod bf16_models;
 mod bf16_state;
 mod child;
 mod contexts;
+mod deepseek;
 mod docs;
 mod dropout;
 mod expert_grids;

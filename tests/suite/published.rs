@@ -57,8 +57,12 @@ fn changed(
 
 /// It verifies, and comes back byte for byte but for the tensors that are no parameters.
 fn assert_round_trip(dir: &tempfile::TempDir, no_parameters: &[&str]) {
+    assert_round_trip_in(dir, no_parameters, "tp2");
+}
+
+fn assert_round_trip_in(dir: &tempfile::TempDir, no_parameters: &[&str], layout: &str) {
     let [hf, checkpoint, back] = ["hf", "checkpoint", "back"].map(|name| dir.path().join(name));
-    succeed(&["verify", text(&hf), "--layout", "tp1", "--layout", "tp2"]);
+    succeed(&["verify", text(&hf), "--layout", "tp1", "--layout", layout]);
     succeed(&["convert", "import", text(&hf), text(&checkpoint)]);
     succeed(&["convert", "export", text(&checkpoint), text(&back)]);
     let mut expected = read(&hf.join("model.safetensors"));
@@ -114,6 +118,88 @@ fn llama_as_published_says_rope_theta_and_rope_scaling() {
         },
     );
     assert_round_trip(&dir, &["lm_head.weight", "inv_freq"]);
+}
+
+/// A module of multi-token prediction behind the last layer, which Transformers passes over too.
+const PREDICTION: [&str; 4] = [
+    "model.layers.2.eh_proj.weight",
+    "model.layers.2.enorm.weight",
+    "model.layers.2.embed_tokens.weight",
+    "model.layers.2.input_layernorm.weight",
+];
+
+#[test]
+fn deepseek_v3_as_published_predicts_further_tokens() {
+    let dir = changed(
+        "deepseek-v3",
+        |tensors| {
+            let tensor = |name: &str| (name.to_string(), (Dtype::F32, vec![32], vec![0; 128]));
+            tensors.extend(PREDICTION.map(tensor));
+        },
+        |config| {
+            let keys = config.as_object_mut().unwrap();
+            keys.shift_remove("rope_parameters");
+            for key in ["head_dim", "qk_head_dim", "rope_interleave"] {
+                keys.shift_remove(key);
+            }
+            config["rope_theta"] = json!(10000);
+            config["rope_scaling"] = Value::Null;
+            config["scoring_func"] = json!("sigmoid");
+            config["topk_method"] = json!("noaux_tc");
+            config["moe_layer_freq"] = json!(1);
+        },
+    );
+    assert_round_trip_in(&dir, &PREDICTION, "tp2-ep2-sp");
+    let dir = changed(
+        "deepseek-v3",
+        |tensors| {
+            tensors.insert(PREDICTION[3].into(), (Dtype::F32, vec![32], vec![0; 128]));
+        },
+        |_| {},
+    );
+    let ended = megaburn(&["verify", text(&dir.path().join("hf"))]);
+    assert_eq!(ended.code, Some(2), "a layer too many is a mistake: {ended:#?}");
+    assert!(ended.stderr.contains("`model.layers.2.input_layernorm.weight`: [32] has no place"));
+}
+
+#[test]
+fn biases_of_experts_stay_wide_in_a_narrow_model() {
+    let is_bias = |name: &str| name.ends_with("e_score_correction_bias");
+    let halved = |narrow: bool| {
+        move |tensors: &mut Tensors| {
+            for (_, (to, _, bytes)) in tensors.iter_mut().filter(|(name, _)| !is_bias(name)) {
+                for value in bytes.chunks_mut(4) {
+                    value[..2].fill(0);
+                }
+                if narrow {
+                    let upper = bytes.chunks(4).flat_map(|value| value[2..].to_vec());
+                    (*to, *bytes) = (Dtype::BF16, upper.collect());
+                }
+            }
+        }
+    };
+    let bf16 = |config: &mut Value| config["dtype"] = json!("bfloat16");
+    let narrow = changed("deepseek-v3", halved(true), bf16);
+    let wide = changed("deepseek-v3", halved(false), |_| {});
+    let tensors = |folder: &Path| read(&folder.join("model.safetensors"));
+    let expected = tensors(&narrow.path().join("hf"));
+    let kept = expected.iter().find(|(name, _)| is_bias(name)).unwrap();
+    assert_eq!(kept.1.0, Dtype::F32);
+    let cases: [(_, &[&str], &[&str]); 3] = [
+        (&narrow, &[], &[]),
+        (&wide, &["--dtype", "bf16"], &[]),
+        (&wide, &[], &["--dtype", "bf16"]),
+    ];
+    for (dir, import, export) in cases {
+        let [hf, checkpoint, back] = ["hf", "checkpoint", "back"].map(|name| dir.path().join(name));
+        succeed(
+            &[&["convert", "import", text(&hf), text(&checkpoint), "--force"], import].concat(),
+        );
+        succeed(
+            &[&["convert", "export", text(&checkpoint), text(&back), "--force"], export].concat(),
+        );
+        assert!(tensors(&back) == expected, "{import:?} {export:?}");
+    }
 }
 
 #[test]

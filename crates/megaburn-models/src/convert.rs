@@ -13,11 +13,13 @@ use serde_json::{Value, json};
 use crate::{
     DecoderConfig, ModelError,
     assets::{ASSETS, Assets},
+    hf::HfParam,
     source::{ModelSource, PREFIX},
 };
 
 /// Writes the Hugging Face model in `from` as a checkpoint at step 0, which any layout can load, to
-/// exactly `to`. Floats become `dtype`, or without one stay what they are.
+/// exactly `to`. Floats become `dtype`, or without one stay what they are; biases by which experts are chosen
+/// become f32 then.
 ///
 /// One parameter is in memory at a time. What stands at `to` is replaced only with `force`.
 ///
@@ -40,6 +42,7 @@ pub fn import(
     let snapshot = Snapshot { step: 0, model: json!(source.config()), trainer: Value::Null };
     let mut tensors = Vec::new();
     for (path, spec) in plan.iter() {
+        let dtype = dtype.map(|dtype| if source.is_buffer(path) { DType::F32 } else { dtype });
         let stored = dtype.map_or_else(|| source.dtype(path), Ok)?;
         let (source, name) = (&source, format!("{PREFIX}{path}"));
         tensors.push(NamedTensor::lazy(name.clone(), &spec.shard, stored, move || {
@@ -85,7 +88,9 @@ pub fn export(from: &Path, to: &Path, options: &HfWriteOptions) -> Result<HfWrit
         }
         assets.insert("config.json", format!("{config:#}\n").into_bytes());
     }
-    Ok(write_hf(to, &*tensors, options, &assets.published())?)
+    let wide = source.params().filter(|param| param.is_buffer).flat_map(HfParam::names);
+    let options = HfWriteOptions { f32_tensors: wide.collect(), ..options.clone() };
+    Ok(write_hf(to, &*tensors, &options, &assets.published())?)
 }
 
 /// Refuses a target that would replace the source, or stand inside a checkpoint.

@@ -1,6 +1,13 @@
 //! Floating-point operations of a training step by Megatron's formula, so that TFLOP/s can be
 //! compared: matrix products only, forward and backward, attention's causal half, no recomputation.
 //!
+//! Of attention these are its matrices, those to and from latents where it has
+//! [some](crate::decoder::LatentAttention), and of each token half of a sequence's products of queries with
+//! keys and of probabilities with values: `3 (a + v) s` FLOPs a layer and token, for `a` features of all
+//! heads' queries, `v` of their values and `s` tokens. Of experts they are those that a token goes to, the
+//! shared one included. The router is not counted, nor are the scales of latents' norms, which Megatron counts
+//! as a column each of the matrices before them.
+//!
 //! Source: Megatron-LM `megatron/training/training.py`, `num_floating_point_operations`.
 
 /// The sizes that count.
@@ -8,10 +15,12 @@
 pub struct FlopShape {
     /// Features of the residual stream.
     pub hidden: usize,
+    /// Weights of the matrices of a block's attention.
+    pub attention: usize,
     /// Query features: heads times head size.
     pub query: usize,
-    /// Key (and value) features.
-    pub key_value: usize,
+    /// Features of what attention gives: heads times size of their values.
+    pub values: usize,
     /// Features inside the MLP.
     pub ffn: usize,
     /// Matrices of the MLP: 3 gated, 2 plain.
@@ -29,13 +38,13 @@ pub struct FlopShape {
 impl FlopShape {
     /// FLOPs to train on `num_sequences` sequences of `seq_len` tokens, forward and backward.
     pub fn training(&self, num_sequences: usize, seq_len: usize) -> f64 {
-        let Self { hidden, query, key_value, ffn, ffn_matrices, layers, vocab, .. } = *self;
-        let attention = layers * (hidden * (query + 2 * key_value) + query * hidden);
+        let Self { hidden, query, values, ffn, ffn_matrices, layers, vocab, .. } = *self;
         let features = (layers - self.expert_layers) * ffn + self.expert_layers * self.expert_ffn;
-        let blocks = attention + ffn_matrices * hidden * features;
+        let blocks = layers * self.attention + ffn_matrices * hidden * features;
         let tokens = (num_sequences * seq_len) as f64;
         let squares = tokens * seq_len as f64;
-        6.0 * tokens * (blocks + hidden * vocab) as f64 + 6.0 * (query * layers) as f64 * squares
+        let scores = 3.0 * ((query + values) * layers) as f64 * squares;
+        6.0 * tokens * (blocks + hidden * vocab) as f64 + scores
     }
 
     /// FLOPs a token.
@@ -48,11 +57,16 @@ impl FlopShape {
 mod tests {
     use super::*;
 
+    fn attention(hidden: usize, query: usize, key_value: usize) -> usize {
+        hidden * (query + 2 * key_value) + query * hidden
+    }
+
     fn llama3(hidden: usize, ffn: usize, layers: usize) -> FlopShape {
         FlopShape {
             hidden,
+            attention: attention(hidden, hidden, 1024),
             query: hidden,
-            key_value: 1024,
+            values: hidden,
             ffn,
             ffn_matrices: 3,
             layers,
@@ -85,8 +99,9 @@ mod tests {
             ..llama3(4096, 0, 32)
         };
         let qwen3 = FlopShape {
+            attention: attention(2048, 4096, 512),
             query: 4096,
-            key_value: 512,
+            values: 4096,
             expert_layers: 48,
             expert_ffn: 8 * 768,
             vocab: 151936,

@@ -13,6 +13,7 @@ pub struct Key {
     ours: &'static str,
     theirs: Theirs,
     transposed: bool,
+    is_buffer: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,17 +25,22 @@ enum Theirs {
 impl Key {
     /// One tensor as it is.
     pub const fn plain(ours: &'static str, theirs: &'static str) -> Self {
-        Self { ours, theirs: Theirs::One(theirs), transposed: false }
+        Self { ours, theirs: Theirs::One(theirs), transposed: false, is_buffer: false }
+    }
+
+    /// One tensor as it is, which has no gradient, and is f32 where the model is of a narrower type.
+    pub const fn buffer(ours: &'static str, theirs: &'static str) -> Self {
+        Self { is_buffer: true, ..Self::plain(ours, theirs) }
     }
 
     /// Tensors as they are, side by side.
     pub const fn joined(ours: &'static str, theirs: &'static [&'static str]) -> Self {
-        Self { ours, theirs: Theirs::Many(theirs), transposed: false }
+        Self { ours, theirs: Theirs::Many(theirs), transposed: false, is_buffer: false }
     }
 
     /// Weights of PyTorch's `Linear`, which are `[out, in]`, side by side: `[in, out_1 | out_2 | ..]`.
     pub const fn linear(ours: &'static str, theirs: &'static [&'static str]) -> Self {
-        Self { ours, theirs: Theirs::Many(theirs), transposed: true }
+        Self { ours, theirs: Theirs::Many(theirs), transposed: true, is_buffer: false }
     }
 
     /// The names, if this line is for the parameter at `path`.
@@ -74,6 +80,9 @@ pub struct HfParam {
     pub parts: Vec<HfPart>,
     /// Whether they are stored transposed.
     pub transposed: bool,
+    /// Whether it has no gradient, and is f32 where the model is of a narrower type: small steps of it would be
+    /// lost.
+    pub is_buffer: bool,
 }
 
 /// One tensor of a [`HfParam`].
@@ -104,8 +113,8 @@ impl DecoderConfig {
 
     fn hf_param(&self, path: &str, whole: &ShardSpec) -> Result<HfParam, ModelError> {
         let mut keys = self.family.spec().keys.iter().copied().flatten();
-        let found = keys.find_map(|key| Some((key.names(path)?, key.transposed)));
-        let (names, transposed) = found.ok_or_else(|| {
+        let found = keys.find_map(|key| Some((key.names(path)?, key)));
+        let (names, &Key { transposed, is_buffer, .. }) = found.ok_or_else(|| {
             let family = self.family;
             ModelError::Config(format!("{family} models on Hugging Face have no `{path}`"))
         })?;
@@ -119,6 +128,6 @@ impl DecoderConfig {
         assert_eq!(names.len(), stretches.len(), "the parts of {path}");
         let parts = names.into_iter().zip(stretches);
         let parts = parts.map(|(name, columns)| HfPart { name, columns }).collect();
-        Ok(HfParam { path: path.to_string(), shape, parts, transposed })
+        Ok(HfParam { path: path.to_string(), shape, parts, transposed, is_buffer })
     }
 }

@@ -1,6 +1,6 @@
 use std::{
     cmp::Reverse,
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     path::Path,
 };
 
@@ -25,6 +25,8 @@ const BLOCK: usize = 16 << 20;
 pub struct HfWriteOptions {
     /// The type that floats get; without one, each tensor keeps its own.
     pub dtype: Option<DType>,
+    /// Tensors that are f32 even so, where `dtype` says anything.
+    pub f32_tensors: BTreeSet<String>,
     /// Bytes of tensors in one file, at most; a larger tensor has a file of its own. 5 GB are
     /// `transformers`' own choice.
     pub max_shard_bytes: u64,
@@ -34,7 +36,8 @@ pub struct HfWriteOptions {
 
 impl Default for HfWriteOptions {
     fn default() -> Self {
-        Self { dtype: None, max_shard_bytes: 5_000_000_000, force: false }
+        let f32_tensors = BTreeSet::new();
+        Self { dtype: None, f32_tensors, max_shard_bytes: 5_000_000_000, force: false }
     }
 }
 
@@ -88,7 +91,7 @@ pub fn write_hf(
         mark: CONFIG,
         is_part,
     };
-    let plan = plan(source, options.dtype)?;
+    let plan = plan(source, options)?;
     let (num_tensors, num_bytes) = (plan.len(), plan.iter().map(|t| t.num_bytes).sum());
     let shards = shards(plan, options.max_shard_bytes);
     let staging = target.stage()?;
@@ -114,12 +117,18 @@ pub fn write_hf(
     Ok(HfWritten { files, num_tensors, num_bytes })
 }
 
-fn plan(source: &dyn TensorSource, wanted: Option<DType>) -> Result<Vec<Planned>, CheckpointError> {
+fn plan(
+    source: &dyn TensorSource,
+    options: &HfWriteOptions,
+) -> Result<Vec<Planned>, CheckpointError> {
+    let HfWriteOptions { dtype: wanted, f32_tensors, .. } = options;
     if let Some(dtype) = wanted.filter(|dtype| cast::copy(DType::F32, *dtype).is_none()) {
         return Err(CheckpointError::NoFloat { dtype: format!("{dtype:?}") });
     }
     let planned = |header: TensorHeader| {
         let is_float = |dtype: &DType| cast::copy(header.dtype, *dtype).is_some();
+        let is_wide = f32_tensors.contains(&header.name);
+        let wanted = wanted.map(|dtype| if is_wide { DType::F32 } else { dtype });
         let dtype = wanted.filter(is_float).unwrap_or(header.dtype);
         let Some(file_dtype) = dtype::to_hf(dtype) else {
             let (name, dtype) = (header.name, format!("{dtype:?}"));

@@ -236,6 +236,16 @@ fn floats_are_cast_on_the_way_out_and_other_types_are_not() {
         let expected = if is_float { rows.convert_dtype(DType::BF16) } else { rows };
         assert_eq!(back.read_rows(&tensor.name, 0..3).unwrap(), expected);
     }
+    let wide = HfWriteOptions {
+        f32_tensors: ["g", "i"].map(String::from).into(),
+        force: true,
+        ..options(DType::BF16)
+    };
+    write_hf(&target, &hf, &wide, &config()).unwrap();
+    let back = HfDir::open(&target).unwrap();
+    let dtypes: Vec<_> = back.tensors().map(|header| (header.name, header.dtype)).collect();
+    let expected = [("f", DType::BF16), ("g", DType::F32), ("i", DType::I64), ("m", bool)];
+    assert_eq!(dtypes, expected.map(|(name, dtype)| (name.to_string(), dtype)));
     let error = write_hf(&target, &hf, &options(DType::I64), &[]).unwrap_err().to_string();
     assert!(error.contains("I64 is no element type to convert to"), "{error}");
 }

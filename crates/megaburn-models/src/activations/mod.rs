@@ -18,6 +18,34 @@
 //! | what the activation gives | down | `e f n / t` | `activation`, `mlp` |
 //! | the weight put together | qkv, where ranks hold copies of key/value heads | `e h (a + 2 k) / t` | |
 //!
+//! Where keys and values are made of latents, of `l` features with those that are rotated for all heads and
+//! `c` without, and `q` those of queries' latent, in place of what is said of queries, keys and values, with
+//! `v` the features of values and `a` for those of attention's result `v` too:
+//!
+//! | what | who keeps it | bytes | not with |
+//! |---|---|---|---|
+//! | latents before their norms, and statistics | the norms of latents | `e (l + q) r + 8 r`; without `q` `4 r` less | |
+//! | what these norms give | the matrices to heads | `e (c + q) r` | |
+//! | queries, keys, values | attention | `e (2 a + v) n / t` | |
+//!
+//! Where a block has experts, of which a token goes to `k` of `E`, in place of the MLP, the rows of these are
+//! `m = k r d`, for `d` ranks that share an expert (`etp`), if all experts are given as many; `f` are then
+//! the features inside one:
+//!
+//! | what | who keeps it | bytes | not with |
+//! |---|---|---|---|
+//! | what the norm gives | router and shared expert | `e h r` | `mlp` together with `norm` |
+//! | scores in f32 | the router | `4 E r` | `mlp` |
+//! | its weight in f32, where elements are narrower | the router | `4 h E` | `mlp` |
+//! | rows | up | `e h m` | `mlp` |
+//! | their weights in f32 | activation and router | `4 m + 4 k r` | `mlp` |
+//! | where they come from | those who send them | `32 k r` | `mlp` |
+//! | what up gives | the activation | `e u m / d` | `mlp` |
+//! | what the activation gives | down | `e f m / d` | `activation`, `mlp` |
+//!
+//! and of a shared expert what is said of an MLP. More rows than that come to a rank whose experts are chosen more
+//! often than others.
+//!
 //! Attention [composed](Scores::Kept) of products and a softmax, as on CPUs and in f32, holds no sums but
 //! probabilities, `e hq / t` for each pair of positions of a block of it, a second copy of what it gives,
 //! and where there are neither rotations nor norms of heads one of queries that share keys. (With dropout of
@@ -43,19 +71,20 @@
 //! with the core attention recomputed: `s b h (10 + 24 / t)`, with sequence parallelism `34 s b h / t`
 //! bytes a layer, for `a = k = h`, `f = u = 4 h` and `e = 2`. [`Activations::layer_of_paper`] says the
 //! same tensor by tensor, for other sizes too, masks of dropout included (`2 h r`), which models without
-//! dropout do not have.
+//! dropout do not have. It knows neither latents nor experts.
 
 mod paper;
+mod terms;
 #[cfg(test)]
 mod tests;
 
 use std::ops::Range;
 
-use megaburn_kernels::AttentionOptions;
 use megaburn_mesh::pad_vocab;
 use megaburn_parallel::NormKind;
 
-use crate::decoder::{DecoderConfig, Positions, Recompute, Segment};
+use crate::decoder::{DecoderConfig, Recompute, Segment};
+use terms::Sizes;
 
 /// Whether attention holds its scores.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -86,6 +115,8 @@ pub struct Activations {
     pub cp: usize,
     /// Whether they share heads out for attention.
     pub shares_heads: bool,
+    /// Ranks that share an expert.
+    pub etp: usize,
     /// What backward computes once more.
     pub recompute: Recompute,
     /// Whether attention holds its scores.
@@ -121,6 +152,7 @@ impl Activations {
             sequence_parallel: false,
             cp: 1,
             shares_heads: false,
+            etp: 1,
             recompute: Recompute::default(),
             scores: Scores::Never,
             fused_loss: false,
@@ -173,45 +205,6 @@ impl Activations {
         self.layer_terms(index).iter().map(|(_, bytes)| bytes).sum()
     }
 
-    /// The same, term by term.
-    pub fn layer_terms(&self, index: usize) -> Vec<(&'static str, usize)> {
-        let (n, r, e, sizes) = (self.tokens(), self.rows(), self.element, self.sizes());
-        let Sizes { query, key_value, heads, kv_heads, ffn, up } = sizes;
-        let DecoderConfig { hidden, qk_norm, .. } = self.model;
-        let qkv = query + 2 * key_value;
-        let is_rotary = matches!(self.model.positions, Positions::Rotary { .. });
-        let alone = is_rotary || qk_norm;
-        let Recompute { norm, activation, core_attention, mlp, .. } = self.recompute;
-        let normed = if norm { 0 } else { 2 * e * hidden * r };
-        let activated = if activation || mlp { 0 } else { e * ffn * n };
-        let before_norms =
-            if qk_norm { e * (query + key_value) + STATISTIC * (heads + kv_heads) } else { 0 };
-        // Composed, queries that share keys are laid side by side in a copy: beside views of one tensor,
-        // one more.
-        let is_composed = self.scores == Scores::Kept && self.cp == 1;
-        let is_grouped = is_composed && heads > kv_heads && !core_attention;
-        let copied = if is_grouped && !alone { e * query } else { 0 };
-        let in_heads = if self.shares_heads { e * query * n } else { 0 };
-        let (again, of_scores) = match is_composed {
-            _ if core_attention => (0, 0),
-            false => (in_heads, STATISTIC * heads * n),
-            true => (e * query * n, e * heads * self.pairs(index)),
-        };
-        let copies = self.model.kv_heads < self.tp;
-        vec![
-            ("residual stream of the norms", 2 * e * hidden * r),
-            ("statistics of the norms", 2 * self.statistics() * r),
-            ("what the norms give", normed),
-            ("queries, keys and values", (e * qkv + copied) * n),
-            ("queries and keys before their norms", before_norms * n),
-            ("what attention gives", e * query * n + again),
-            ("scores of attention", of_scores),
-            ("what up gives", if mlp { 0 } else { e * up * n }),
-            ("what the activation gives", activated),
-            ("the weight of qkv put together", if copies { e * hidden * qkv } else { 0 }),
-        ]
-    }
-
     /// What the embedding holds.
     fn first(&self) -> usize {
         ID * self.tokens()
@@ -243,30 +236,4 @@ impl Activations {
     fn rows(&self) -> usize {
         if self.sequence_parallel { self.tokens() / self.tp } else { self.tokens() }
     }
-
-    /// Pairs of positions whose probabilities a head of the composed attention holds.
-    fn pairs(&self, index: usize) -> usize {
-        let window = self.model.layer_window(index);
-        let options = AttentionOptions { window, ..AttentionOptions::causal() };
-        self.micro_batch * options.composed_pairs(self.seq_len)
-    }
-
-    /// What this rank has of the features.
-    fn sizes(&self) -> Sizes {
-        let DecoderConfig { heads, kv_heads, head_dim, ffn, activation, .. } = self.model;
-        let (heads, kv_heads) = (heads / self.tp, (kv_heads / self.tp).max(1));
-        let ffn = ffn / self.tp;
-        let up = if activation.is_gated() { 2 * ffn } else { ffn };
-        Sizes { query: heads * head_dim, key_value: kv_heads * head_dim, heads, kv_heads, ffn, up }
-    }
-}
-
-/// Features, and heads, of one rank.
-struct Sizes {
-    query: usize,
-    key_value: usize,
-    heads: usize,
-    kv_heads: usize,
-    ffn: usize,
-    up: usize,
 }

@@ -9,7 +9,8 @@ impl Activations {
     /// norms give (`4 h r`), what the activation gives (`8 h n / t`).
     ///
     /// Of two bytes an element, and of one where dropout kept an element. Norms of heads, which the paper's
-    /// model has not, are counted as its norms are: by what they read.
+    /// model has not, are counted as its norms are: by what they read. Of a model with latents or experts it is that
+    /// of a block without.
     pub fn layer_of_paper(&self) -> usize {
         let (n, r) = (self.tokens(), self.rows());
         let Sizes { query, key_value, ffn, up, .. } = self.sizes();

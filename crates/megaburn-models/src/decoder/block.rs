@@ -4,11 +4,10 @@ use megaburn_kernels::RopeTable;
 use megaburn_mesh::Zigzag;
 use megaburn_parallel::{
     ContextParallel, ExpertGroups, Input, KvCache, Mlp, MlpConfig, Moe, Norm, NormConfig, Packed,
-    ParallelDropout, PlanBuilder, Residual, SelfAttention, SelfAttentionConfig, Sharded,
-    TokenContext, recomputed,
+    ParallelDropout, PlanBuilder, Residual, Sharded, TokenContext, recomputed,
 };
 
-use super::{Dropout, Experts, Recompute};
+use super::{Attention, Dropout, Experts, Recompute};
 use crate::{DecoderConfig, ModelError};
 
 /// One transformer block: attention, and an MLP or experts, each behind a norm and added to its input.
@@ -17,7 +16,7 @@ pub struct Block {
     /// Before the attention.
     pub attention_norm: Norm,
     /// The attention.
-    pub attention: SelfAttention,
+    pub attention: Attention,
     /// Before the MLP.
     pub mlp_norm: Norm,
     /// The MLP, or
@@ -51,17 +50,11 @@ impl Block {
         device: &Device,
     ) -> Result<Self, ModelError> {
         let group = &groups.tp;
-        let DecoderConfig { hidden, ffn, heads, kv_heads, head_dim, layers, .. } = *config;
+        let DecoderConfig { hidden, ffn, layers, .. } = *config;
         let into_stream =
             Initializer::Normal { mean: 0.0, std: 0.02 / (2.0 * layers as f64).sqrt() };
-        let mut attention = SelfAttentionConfig::new(hidden, heads, kv_heads, head_dim)
-            .with_qkv_bias(config.qkv_bias)
-            .with_output_bias(config.output_bias)
-            .with_sequence_parallel(sequence_parallel)
-            .with_output_initializer(into_stream.clone())
-            .with_name(format!("blocks.{index}.attention"));
-        attention.window = config.layer_window(index);
-        attention.qk_norm = config.qk_norm.then_some(config.norm_eps);
+        let attention =
+            Attention::new(config, index, group, sequence_parallel, into_stream.clone(), device)?;
         let mlp = || {
             MlpConfig::new(hidden, ffn)
                 .with_activation(config.activation)
@@ -72,18 +65,18 @@ impl Block {
                 .init(group, device)
         };
         let moe = |experts: &Experts| {
-            experts
+            let moe = experts
                 .layer(hidden)
                 .with_activation(config.activation)
                 .with_sequence_parallel(sequence_parallel)
                 .with_output_initializer(into_stream.clone())
-                .with_name(format!("blocks.{index}.moe"))
-                .init(groups.clone(), device)
+                .with_name(format!("blocks.{index}.moe"));
+            Experts::init(&moe, groups, device)
         };
         let experts = config.layer_experts(index);
         Ok(Self {
             attention_norm: norm(config, group, sequence_parallel, device),
-            attention: attention.init(group, device)?,
+            attention,
             mlp_norm: norm(config, group, sequence_parallel, device),
             mlp: experts.is_none().then(mlp).transpose()?,
             moe: experts.map(moe).transpose()?,

@@ -1,9 +1,9 @@
-use megaburn_kernels::{RopeConfig, RopeScaling};
+use megaburn_kernels::RopeScaling;
 use megaburn_mesh::{ExpertShape, Layout, ModelShape};
 use megaburn_parallel::{Activation, NormKind};
 use serde::{Deserialize, Serialize};
 
-use super::Experts;
+use super::{Experts, LatentAttention};
 use crate::{Family, ModelError, flops::FlopShape};
 
 /// The sizes of a decoder and the parts that its blocks are composed of. [`Family::template`] has
@@ -25,7 +25,7 @@ pub struct DecoderConfig {
     pub heads: usize,
     /// Key/value heads.
     pub kv_heads: usize,
-    /// Features of a head.
+    /// Features of a head: of its queries and keys, if its values have others.
     pub head_dim: usize,
     /// Longest sequence, in tokens.
     pub max_seq_len: usize,
@@ -54,6 +54,9 @@ pub struct DecoderConfig {
     /// Experts in place of the MLP; none: every layer has one MLP.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub experts: Option<Experts>,
+    /// Keys and values that are made of a latent; none: they are made of the residual stream.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub latent: Option<LatentAttention>,
 }
 
 /// Beyond these the numbers are mistakes, and their products overflow.
@@ -112,6 +115,9 @@ impl DecoderConfig {
         if let Some(layer) = self.full_layers.iter().find(|&&layer| layer >= self.layers) {
             return refuse(format!("`full_layers` names layer {layer} of {}", self.layers));
         }
+        if let Some(latent) = &self.latent {
+            latent.validate(self)?;
+        }
         if let Some(rope) = self.rope() {
             rope.frequencies()?;
         }
@@ -156,16 +162,6 @@ impl DecoderConfig {
         }
     }
 
-    /// The rotary embedding, where there is one.
-    pub fn rope(&self) -> Option<RopeConfig> {
-        match &self.positions {
-            Positions::Rotary { theta, scaling } => Some(
-                RopeConfig::new(self.head_dim).with_theta(*theta).with_scaling(scaling.clone()),
-            ),
-            Positions::Learned => None,
-        }
-    }
-
     /// Positions that a query of layer `index` sees; none: all up to its own.
     pub fn layer_window(&self, index: usize) -> Option<usize> {
         self.window.filter(|_| !self.full_layers.contains(&index))
@@ -178,10 +174,17 @@ impl DecoderConfig {
 
     /// What counts in Megatron's FLOP formula.
     pub fn flop_shape(&self) -> FlopShape {
+        let Self { hidden, heads, head_dim, .. } = *self;
+        let (query, key_value) = (heads * head_dim, self.kv_heads * head_dim);
+        let (attention, values) = match &self.latent {
+            Some(latent) => (latent.weights(hidden, heads), heads * latent.v_head_dim),
+            None => (2 * hidden * (query + key_value), query),
+        };
         FlopShape {
-            hidden: self.hidden,
-            query: self.heads * self.head_dim,
-            key_value: self.kv_heads * self.head_dim,
+            hidden,
+            attention,
+            query,
+            values,
             ffn: self.ffn,
             ffn_matrices: if self.activation.is_gated() { 3 } else { 2 },
             layers: self.layers,

@@ -1,4 +1,5 @@
-use megaburn_parallel::{ExpertGroups, Moe, MoeConfig, MoeOptions, Router};
+use burn::prelude::Device;
+use megaburn_parallel::{ExpertGroups, Moe, MoeConfig, MoeOptions, ParallelError, Router};
 use serde::{Deserialize, Serialize};
 
 use super::{Decoder, config::LARGEST};
@@ -99,6 +100,18 @@ impl Experts {
             .with_scale(self.scale)
             .with_groups(self.groups)
             .with_expert_bias(self.bias)
+    }
+
+    /// That layer, on this rank.
+    pub(super) fn init(
+        config: &MoeConfig,
+        groups: &ExpertGroups,
+        device: &Device,
+    ) -> Result<Moe, ParallelError> {
+        let moe = config.init(groups.clone(), device)?;
+        // One that was not drawn yet would count as one with a gradient.
+        moe.router.biases();
+        Ok(moe)
     }
 
     /// Whether a layout can share them out.

@@ -2,6 +2,7 @@
 //!
 //! Source: Vaswani et al. (2017); Radford et al. (2019) for GPT-2; Touvron et al. (2023) for Llama.
 
+mod attention;
 mod block;
 mod cached;
 mod config;
@@ -9,15 +10,18 @@ mod context;
 mod dropout;
 mod experts;
 mod init;
+mod latent;
 mod model;
 mod recompute;
 mod stage;
 
+pub use attention::Attention;
 pub use block::Block;
 pub use cached::DecoderCache;
 pub use config::{DecoderConfig, Positions};
 pub use dropout::Dropout;
 pub use experts::Experts;
+pub use latent::LatentAttention;
 pub use model::Decoder;
 pub(crate) use recompute::Segment;
 pub use recompute::{Recompute, RecomputeBlocks};

@@ -15,6 +15,7 @@ pub(super) const SPEC: FamilySpec = FamilySpec {
     keys: &[KEYS],
     optional_prefix: "transformer.",
     constants: &[".attn.bias", ".attn.masked_bias"],
+    prediction_layers: None,
     template,
     read,
     write,

@@ -1,7 +1,4 @@
-use megaburn_kernels::RopeScaling;
-use serde_json::{Value, json};
-
-use crate::decoder::Positions;
+use serde_json::Value;
 
 /// A `config.json`, read key by key; absent and null are the same.
 #[derive(Clone, Copy, Debug)]
@@ -15,7 +12,7 @@ impl<'a> HfJson<'a> {
         Self { json }
     }
 
-    fn get(&self, key: &str) -> Option<&'a Value> {
+    pub(super) fn get(&self, key: &str) -> Option<&'a Value> {
         self.json.get(key).filter(|value| !value.is_null())
     }
 
@@ -69,9 +66,18 @@ impl<'a> HfJson<'a> {
     /// # Errors
     /// It is something else.
     pub fn number(&self, key: &str, default: f64) -> Result<f64, String> {
-        self.get(key).map_or(Ok(default), |value| {
+        Ok(self.optional_number(key)?.unwrap_or(default))
+    }
+
+    /// A number, if it is there.
+    ///
+    /// # Errors
+    /// It is something else.
+    pub fn optional_number(&self, key: &str) -> Result<Option<f64>, String> {
+        let read = |value: &Value| {
             value.as_f64().ok_or_else(|| format!("`{key}` is {value}, expected a number"))
-        })
+        };
+        self.get(key).map(read).transpose()
     }
 
     /// True or false; `default` if it is absent.
@@ -134,92 +140,5 @@ impl<'a> HfJson<'a> {
             }
         }
         Ok(Some(full))
-    }
-
-    /// Rotary positions: of today's `rope_parameters`, or of `rope_theta` and `rope_scaling`, which
-    /// goes before where both are there. Numbers that stand outside count where they do not stand
-    /// inside, but for the original length, for which it is the other way round.
-    ///
-    /// # Errors
-    /// A kind of scaling that is not supported, or one whose numbers are missing.
-    pub fn rotary(&self) -> Result<Positions, String> {
-        let absent = Value::Object(serde_json::Map::new());
-        let found = ["rope_scaling", "rope_parameters"].into_iter().find_map(|key| {
-            self.get(key).filter(|value| **value != absent).map(|value| (key, value))
-        });
-        let (key, rope) = found.unwrap_or(("rope_parameters", &absent));
-        if !rope.is_object() {
-            return Err(format!("`{key}` is {rope}, expected an object"));
-        }
-        let inner = HfJson::new(rope);
-        let theta = inner.number("rope_theta", self.number("rope_theta", 10_000.0)?)?;
-        for json in [*self, inner] {
-            json.only("partial_rotary_factor", 1.0)?;
-        }
-        Ok(Positions::Rotary { theta, scaling: self.rope_scaling(inner)? })
-    }
-
-    fn rope_scaling(&self, rope: HfJson<'_>) -> Result<RopeScaling, String> {
-        let kind = match rope.text("rope_type")? {
-            Some(kind) => kind,
-            None => rope.text("type")?.unwrap_or("default"),
-        };
-        let number = |key: &str| {
-            let found = rope.number(key, f64::NAN)?;
-            match found.is_nan() {
-                true => Err(format!("rope scaling `{kind}` has no number `{key}`")),
-                false => Ok(found),
-            }
-        };
-        match kind {
-            "default" => Ok(RopeScaling::None),
-            "linear" => Ok(RopeScaling::Linear { factor: number("factor")? }),
-            "llama3" => {
-                let key = "original_max_position_embeddings";
-                let original = match (self.optional_size(key)?, rope.optional_size(key)?) {
-                    (Some(outside), _) => outside,
-                    (None, Some(inside)) => inside,
-                    (None, None) => self.size("max_position_embeddings")?,
-                };
-                Ok(RopeScaling::Llama3 {
-                    factor: number("factor")?,
-                    low_freq_factor: number("low_freq_factor")?,
-                    high_freq_factor: number("high_freq_factor")?,
-                    original_max_position: original,
-                })
-            }
-            _ => Err(format!(
-                "rope scaling `{kind}` is not supported; `default`, `linear` and `llama3` are"
-            )),
-        }
-    }
-}
-
-/// `rope_parameters` as Transformers writes them.
-pub(super) fn rope_parameters(positions: &Positions) -> Value {
-    match positions {
-        Positions::Learned => Value::Null,
-        Positions::Rotary { theta, scaling: RopeScaling::None } => {
-            json!({"rope_theta": theta, "rope_type": "default"})
-        }
-        Positions::Rotary { theta, scaling: RopeScaling::Linear { factor } } => {
-            json!({"rope_theta": theta, "rope_type": "linear", "factor": factor})
-        }
-        Positions::Rotary {
-            theta,
-            scaling:
-                RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_position },
-        } => json!({
-            "rope_theta": theta, "rope_type": "llama3", "factor": factor,
-            "low_freq_factor": low_freq_factor, "high_freq_factor": high_freq_factor,
-            "original_max_position_embeddings": original_max_position,
-        }),
-        Positions::Rotary { theta, scaling: RopeScaling::Yarn(yarn) } => json!({
-            "rope_theta": theta, "rope_type": "yarn", "factor": yarn.factor,
-            "original_max_position_embeddings": yarn.original_max_position,
-            "beta_fast": yarn.beta_fast, "beta_slow": yarn.beta_slow, "mscale": yarn.mscale,
-            "mscale_all_dim": yarn.mscale_all_dim, "attention_factor": yarn.attention_factor,
-            "truncate": yarn.truncate,
-        }),
     }
 }

@@ -6,7 +6,7 @@ use megaburn_kernels::RopeScaling;
 use megaburn_parallel::{Activation, NormKind};
 use serde_json::{Value, json};
 
-use super::{Family, FamilySpec, HfJson, json::rope_parameters};
+use super::{Family, FamilySpec, HfJson, rotary::rope_parameters};
 use crate::{DecoderConfig, decoder::Positions, hf::Key};
 
 pub(super) const SPEC: FamilySpec = FamilySpec {
@@ -15,6 +15,7 @@ pub(super) const SPEC: FamilySpec = FamilySpec {
     keys: &[KEYS],
     optional_prefix: "model.",
     constants: &[".rotary_emb.inv_freq"],
+    prediction_layers: None,
     template,
     read,
     write,
@@ -80,6 +81,7 @@ pub(super) fn template() -> DecoderConfig {
         full_layers: Vec::new(),
         tied: false,
         experts: None,
+        latent: None,
     }
 }
 

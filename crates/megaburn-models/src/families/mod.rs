@@ -4,6 +4,8 @@
 //! A family is one file with one [`FamilySpec`], and a line in [`Family`]; `docs/families.md` walks
 //! through adding one.
 
+mod deepseek_v2;
+mod deepseek_v3;
 mod gpt2;
 mod json;
 mod llama;
@@ -12,6 +14,7 @@ mod mixtral;
 mod qwen2;
 mod qwen3;
 mod qwen3_moe;
+mod rotary;
 
 use std::{fmt, path::Path, str::FromStr};
 
@@ -40,6 +43,12 @@ pub enum Family {
     /// Qwen3's mixtures of experts.
     #[serde(rename = "qwen3_moe")]
     Qwen3Moe,
+    /// DeepSeek-V2, its Coder and Lite.
+    #[serde(rename = "deepseek_v2")]
+    DeepseekV2,
+    /// DeepSeek-V3 and R1.
+    #[serde(rename = "deepseek_v3")]
+    DeepseekV3,
 }
 
 /// All that the rest of the code knows of a family.
@@ -56,6 +65,9 @@ pub struct FamilySpec {
     pub optional_prefix: &'static str,
     /// How names of tensors end that are no parameters: constants that older checkpoints carry.
     pub constants: &'static [&'static str],
+    /// A tensor that layers behind the last one have which predict further tokens, as published checkpoints may
+    /// hold them: they are passed over. None: a layer behind the last one is a mistake.
+    pub prediction_layers: Option<&'static str>,
     /// The parts of the family's block, with the sizes of a tiny model.
     pub template: fn() -> DecoderConfig,
     /// Reads `config.json`.
@@ -66,7 +78,7 @@ pub struct FamilySpec {
 
 impl Family {
     /// All of them.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 9] = [
         Self::Gpt2,
         Self::Llama,
         Self::Mistral,
@@ -74,6 +86,8 @@ impl Family {
         Self::Qwen2,
         Self::Qwen3,
         Self::Qwen3Moe,
+        Self::DeepseekV2,
+        Self::DeepseekV3,
     ];
 
     /// What is particular to it.
@@ -86,6 +100,8 @@ impl Family {
             Self::Qwen2 => &qwen2::SPEC,
             Self::Qwen3 => &qwen3::SPEC,
             Self::Qwen3Moe => &qwen3_moe::SPEC,
+            Self::DeepseekV2 => &deepseek_v2::SPEC,
+            Self::DeepseekV3 => &deepseek_v3::SPEC,
         }
     }
 

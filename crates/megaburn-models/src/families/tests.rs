@@ -1,3 +1,5 @@
+mod deepseek;
+
 use rstest::rstest;
 use serde_json::json;
 
@@ -34,6 +36,39 @@ fn todays_rope_parameters_mean_the_same() {
     today["rope_parameters"] = rope;
     today.as_object_mut().unwrap().remove("rope_theta");
     assert_eq!(read(&today).unwrap(), read(&published).unwrap());
+}
+
+/// What Transformers makes of the numbers, in both forms.
+#[rstest]
+#[case(json!({"factor": 4.0}), (4.0, 131072), (32.0, 1.0))]
+#[case(json!({"factor": null, "original_max_position_embeddings": 8192}), (16.0, 8192), (32.0, 1.0))]
+#[case(json!({"factor": 2.0, "beta_fast": 0, "beta_slow": 0.5}), (2.0, 131072), (32.0, 0.5))]
+fn yarn_means_what_transformers_means(
+    #[case] rope: Value,
+    #[case] (factor, original): (f64, usize),
+    #[case] betas: (f64, f64),
+) {
+    for (key, kind) in [("rope_scaling", "type"), ("rope_parameters", "rope_type")] {
+        let mut json: Value = serde_json::from_str(LLAMA_3_1).unwrap();
+        json["rope_scaling"] = Value::Null;
+        json[key] = rope.clone();
+        json[key][kind] = "yarn".into();
+        let config = read(&json).unwrap();
+        let Positions::Rotary { theta, scaling: RopeScaling::Yarn(yarn) } = &config.positions
+        else {
+            panic!("{:?}", config.positions)
+        };
+        assert_eq!((*theta, yarn.factor, yarn.original_max_position), (500000.0, factor, original));
+        assert_eq!((yarn.beta_fast, yarn.beta_slow), betas);
+        assert_eq!(read(&config.to_hf()).unwrap(), config);
+    }
+    let full = json!({"rope_type": "yarn", "factor": 3.0, "original_max_position_embeddings": 64,
+        "beta_fast": 8.0, "beta_slow": 2.0, "mscale": 0.7, "mscale_all_dim": 0.0,
+        "attention_factor": 1.5, "truncate": false, "rope_theta": 100.0});
+    let mut json: Value = serde_json::from_str(LLAMA_3_1).unwrap();
+    json["rope_scaling"] = Value::Null;
+    json["rope_parameters"] = full.clone();
+    assert_eq!(read(&json).unwrap().to_hf()["rope_parameters"], full);
 }
 
 /// Parameters as published.
@@ -143,8 +178,10 @@ fn a_window_covers_the_layers_that_the_config_says() {
 #[case("hidden_size", json!("big"), "`hidden_size` is \"big\", expected a whole number")]
 #[case("hidden_act", json!("gelu"), "`hidden_act` is \"gelu\", and only \"silu\" is supported")]
 #[case("num_key_value_heads", json!(5), "5 key/value heads do not divide 32")]
-#[case("rope_scaling", json!({"rope_type": "yarn"}), "`yarn` is not supported; `default`, `linear` and")]
+#[case("rope_scaling", json!({"rope_type": "dynamic"}), "`dynamic` is not supported; `default`, `linear`, `llama3` and `yarn`")]
 #[case("rope_scaling", json!({"rope_type": "llama3"}), "`llama3` has no number `factor`")]
+#[case("rope_scaling", json!({"rope_type": "yarn", "factor": "4"}), "`factor` is \"4\", expected a number")]
+#[case("rope_scaling", json!({"rope_type": "yarn", "factor": 4, "beta_fast": 0.5}), "beta_fast is 0.5")]
 #[case("quantization_config", json!({"bits": 4}), "`quantization_config` is set")]
 #[case("partial_rotary_factor", json!(0.5), "only 1.0 is supported")]
 fn what_cannot_be_is_refused_by_name(

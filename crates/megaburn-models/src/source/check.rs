@@ -52,7 +52,9 @@ pub(super) fn check_tensors(
     }
     let constants = config.family.spec().constants;
     let ignored = |name: &str| {
-        constants.iter().any(|end| name.ends_with(end)) || (config.tied && name == HEAD)
+        constants.iter().any(|end| name.ends_with(end))
+            || (config.tied && name == HEAD)
+            || predicts_further(dir, config, name)
     };
     match dir.tensors().find(|t| !known.contains(t.name.as_str()) && !ignored(&t.name)) {
         Some(stray) => {
@@ -63,4 +65,14 @@ pub(super) fn check_tensors(
         }
         None => Ok(()),
     }
+}
+
+/// Whether a tensor is of a layer behind the model's last one that predicts further tokens.
+fn predicts_further(dir: &HfDir, config: &DecoderConfig, name: &str) -> bool {
+    let mark = config.family.spec().prediction_layers.and_then(|mark| mark.split_once('*'));
+    let Some((before, behind)) = mark else { return false };
+    let number = name.strip_prefix(before).and_then(|rest| rest.split('.').next()?.parse().ok());
+    number.is_some_and(|number: usize| {
+        number >= config.layers && dir.header(&format!("{before}{number}{behind}")).is_some()
+    })
 }

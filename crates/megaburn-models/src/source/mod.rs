@@ -191,6 +191,11 @@ impl ModelSource {
         })
     }
 
+    /// Whether the parameter at `path` has no gradient.
+    pub fn is_buffer(&self, path: &str) -> bool {
+        self.params.get(path).is_some_and(|param| param.is_buffer)
+    }
+
     /// A rank's part of the parameter at `path`, in `dtype`, or without one as it is stored.
     ///
     /// # Shapes

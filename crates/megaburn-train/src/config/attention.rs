@@ -41,17 +41,19 @@ impl Attention {
         self,
         on_gpu: bool,
         dtype: Dtype,
-        head_dim: usize,
+        head_dims: [usize; 2],
     ) -> Result<AttentionKernel, TrainError> {
         let asked = AttentionKernel::from(self);
         let found = match on_gpu {
-            true => asked.resolved(DType::from(FloatDType::from(dtype)), &[head_dim]),
+            true => asked.resolved(DType::from(FloatDType::from(dtype)), &head_dims),
             false => AttentionKernel::Reference,
         };
         let device = if on_gpu { "GPU" } else { "CPU" };
+        let [keys, values] = head_dims.map(|size| size.to_string());
+        let heads = if keys == values { keys } else { format!("{keys} and values of {values}") };
         let rule = format!(
             "\"auto\" or \"reference\" here: the kernel needs a GPU, train.dtype \"bf16\" or \"f16\" and heads of \
-             a multiple of 8 up to 256, and this is a {device}, \"{dtype}\" and heads of {head_dim}"
+             a multiple of 8 up to 256, and this is a {device}, \"{dtype}\" and heads of {heads}"
         );
         let refused = self != Self::Auto && found != asked;
         require(!refused, "train.attention", asked, rule)?;
@@ -80,7 +82,7 @@ mod tests {
         #[case] head_dim: usize,
         #[case] expected: AttentionKernel,
     ) {
-        assert_eq!(choice.resolved(on_gpu, dtype, head_dim).unwrap(), expected);
+        assert_eq!(choice.resolved(on_gpu, dtype, [head_dim; 2]).unwrap(), expected);
     }
 
     #[rstest]
@@ -94,7 +96,7 @@ mod tests {
         #[case] expected: &str,
     ) {
         for (choice, name) in [(Attention::Cubecl, "cubecl"), (Attention::Cudnn, "cudnn")] {
-            let error = choice.resolved(on_gpu, dtype, head_dim).unwrap_err().to_string();
+            let error = choice.resolved(on_gpu, dtype, [head_dim; 2]).unwrap_err().to_string();
             assert!(error.contains("train.attention") && error.contains(expected), "{error}");
             assert!(error.contains(name), "{error}");
         }

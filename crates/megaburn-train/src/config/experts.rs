@@ -20,11 +20,13 @@ pub struct ExpertsConfig {
     /// Width inside an expert. Default: model.ffn.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ffn: Option<usize>,
-    /// Width inside the shared expert, which every token goes to. Default: there is none.
+    /// Width inside the shared expert, which every token goes to. Default: as one of the others in a family that
+    /// has one, else there is none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub shared_ffn: Option<usize>,
-    /// Whether the weights of a token's experts add up to one.
-    pub normalise: bool,
+    /// Whether the weights of a token's experts add up to one. Default: the family's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub normalise: Option<bool>,
     /// What they are multiplied with then.
     pub scale: f64,
     /// Groups of experts, how many of them a token's are of, and how many of its best scores are a group's.
@@ -42,7 +44,7 @@ impl Default for ExpertsConfig {
             top_k: 2,
             ffn: None,
             shared_ffn: None,
-            normalise: true,
+            normalise: None,
             scale: 1.0,
             groups: None,
             layer_freq: LayerPattern::Every(1),
@@ -53,12 +55,13 @@ impl Default for ExpertsConfig {
 impl ExpertsConfig {
     /// Of a family whose parts are `parts`, for a model of such width and so many layers.
     pub(super) fn experts(&self, parts: &Experts, ffn: usize, layers: usize) -> Experts {
+        let ffn = self.ffn.unwrap_or(ffn);
         Experts {
             num: self.num,
             top_k: self.top_k,
-            ffn: self.ffn.unwrap_or(ffn),
-            shared_ffn: self.shared_ffn,
-            normalise: self.normalise,
+            ffn,
+            shared_ffn: self.shared_ffn.or(parts.shared_ffn.map(|_| ffn)),
+            normalise: self.normalise.unwrap_or(parts.normalise),
             scale: self.scale,
             groups: self.groups,
             dense_layers: self.layer_freq.dense_layers(layers),
@@ -73,7 +76,7 @@ impl ExpertsConfig {
             top_k: experts.top_k,
             ffn: Some(experts.ffn),
             shared_ffn: experts.shared_ffn,
-            normalise: experts.normalise,
+            normalise: Some(experts.normalise),
             scale: experts.scale,
             groups: experts.groups,
             layer_freq: LayerPattern::of(&experts.dense_layers, layers),

@@ -23,6 +23,7 @@ mod context;
 mod dtype;
 mod experts;
 mod init;
+mod latent;
 mod layer_pattern;
 mod layers;
 mod model;
@@ -50,6 +51,7 @@ pub use context::CpComm;
 pub use dtype::Dtype;
 pub use experts::ExpertsConfig;
 pub(crate) use init::Start;
+pub use latent::LatentConfig;
 pub use layer_pattern::LayerPattern;
 pub use layers::ConfigLayers;
 pub use model::ModelConfig;
@@ -126,8 +128,8 @@ impl TrainConfig {
     /// # Errors
     /// The kernel that was asked for cannot compute this model's.
     pub fn attention_on(&self, devices: Devices) -> Result<AttentionKernel, TrainError> {
-        let (on_gpu, head_dim) = (devices != Devices::Cpu, self.model.head_dim());
-        self.train.attention.resolved(on_gpu, self.train.dtype, head_dim)
+        let on_gpu = devices != Devices::Cpu;
+        self.train.attention.resolved(on_gpu, self.train.dtype, self.model.head_dims())
     }
 
     /// Whether the model, the sequence and the batch can be split over a layout.

@@ -1,10 +1,13 @@
 use megaburn_kernels::RopeScaling;
 use megaburn_mesh::ModelShape;
-use megaburn_models::{DecoderConfig, Family, decoder::Positions};
+use megaburn_models::{
+    DecoderConfig, Family,
+    decoder::{LatentAttention, Positions},
+};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    ExpertsConfig, RopeScalingConfig,
+    ExpertsConfig, LatentConfig, RopeScalingConfig,
     check::{at_least_one, positive, require},
 };
 use crate::TrainError;
@@ -29,7 +32,7 @@ pub struct ModelConfig {
     pub heads: usize,
     /// Key/value heads (KV groups); they divide the query heads.
     pub kv_heads: usize,
-    /// Width of a head. Default: hidden / heads.
+    /// Width of a head. Default: hidden / heads, and with `[model.latent]` what that says of queries and keys.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub head_dim: Option<usize>,
     /// Number of token ids. Default: the tokenizer's.
@@ -47,6 +50,10 @@ pub struct ModelConfig {
     /// `[model.experts]`: the experts of a family that has some. Default: the family's own.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub experts: Option<ExpertsConfig>,
+    /// `[model.latent]`: the attention of a family whose keys and values are made of a latent. Default: the
+    /// family's own.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub latent: Option<LatentConfig>,
     /// `[model.rope_scaling]`: how rotary frequencies are stretched. Default: they are not.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rope_scaling: Option<RopeScalingConfig>,
@@ -69,6 +76,7 @@ impl Default for ModelConfig {
             norm_eps: 1e-5,
             tied: true,
             experts: None,
+            latent: None,
             rope_scaling: None,
         }
     }
@@ -77,7 +85,20 @@ impl Default for ModelConfig {
 impl ModelConfig {
     /// Width of a head.
     pub fn head_dim(&self) -> usize {
-        self.head_dim.unwrap_or(self.hidden / self.heads)
+        let of_latent = self.latent().map(|latent| latent.qk_head_dim());
+        self.head_dim.or(of_latent).unwrap_or(self.hidden / self.heads)
+    }
+
+    /// The sizes of its attention, in a family with latents.
+    fn latent(&self) -> Option<LatentAttention> {
+        let parts = self.family.template().latent?;
+        Some(self.latent.clone().unwrap_or_default().latent(&parts))
+    }
+
+    /// Widths that a kernel of attention must know: of a head's queries and keys, and of its values.
+    pub(super) fn head_dims(&self) -> [usize; 2] {
+        let values = self.latent().map(|latent| latent.v_head_dim);
+        [self.head_dim(), values.unwrap_or(self.head_dim())]
     }
 
     /// The whole configuration of a model that does not start from another, for sequences of
@@ -106,6 +127,7 @@ impl ModelConfig {
                 let config = self.experts.clone().unwrap_or_default();
                 config.experts(of, self.ffn, self.layers)
             }),
+            latent: self.latent(),
             ..parts
         }
     }
@@ -131,6 +153,7 @@ impl ModelConfig {
             norm_eps: model.norm_eps,
             tied: model.tied,
             experts: model.experts.as_ref().map(|of| ExpertsConfig::of(of, model.layers)),
+            latent: model.latent.as_ref().map(LatentConfig::of),
             rope_scaling,
         }
     }
@@ -150,7 +173,8 @@ impl ModelConfig {
         if let Some(vocab) = self.vocab {
             at_least_one("model.vocab", vocab)?;
         }
-        if self.head_dim.is_none() {
+        let latent = self.latent();
+        if self.head_dim.is_none() && latent.is_none() {
             let rule = format!("a multiple of model.heads {heads}, or model.head_dim be set");
             require(hidden.is_multiple_of(heads), "model.hidden", hidden, rule)?;
         }
@@ -158,7 +182,12 @@ impl ModelConfig {
         require(heads.is_multiple_of(kv_heads), "model.kv_heads", kv_heads, rule)?;
         let learned = self.family.template().positions == Positions::Learned;
         let rule = format!("model.heads {heads}, for {} has no shared ones", self.family);
-        require(!learned || kv_heads == heads, "model.kv_heads", kv_heads, rule)?;
+        require(
+            !(learned || latent.is_some()) || kv_heads == heads,
+            "model.kv_heads",
+            kv_heads,
+            rule,
+        )?;
         let unused = !learned || self.rope_scaling.is_none();
         let rule = format!("absent, for {} has no rotary positions", self.family);
         require(unused, "model.rope_scaling", "set", rule)?;
@@ -168,11 +197,22 @@ impl ModelConfig {
             require(has_some, "model.experts", "set", rule)?;
             experts.validate(self.layers)?;
         }
+        if let Some(config) = &self.latent {
+            let rule = format!("absent, for {} has no latents", self.family);
+            require(latent.is_some(), "model.latent", "set", rule)?;
+            config.validate()?;
+        }
         if let Some(window) = self.window {
             at_least_one("model.window", window)?;
         }
         let head_dim = self.head_dim();
-        let even = head_dim > 0 && (learned || head_dim.is_multiple_of(2));
+        if let Some(size) = latent.as_ref().map(LatentAttention::qk_head_dim) {
+            let family = self.family;
+            let rule = format!("{size}, for heads of {family} are as model.latent says");
+            require(head_dim == size, "model.head_dim", head_dim, rule)?;
+        }
+        let is_rotated = !learned && latent.is_none();
+        let even = head_dim > 0 && (!is_rotated || head_dim.is_multiple_of(2));
         let rule =
             "even and at least 2, for rotary embeddings turn pairs (default: hidden / heads)";
         require(even, "model.head_dim", head_dim, rule)?;
@@ -225,7 +265,10 @@ mod tests {
     #[case("family = \"gpt2\"", "`model.kv_heads` is 2: it must be model.heads 4, for gpt2")]
     #[case("family = \"gpt2\"\nkv_heads = 4\nhead_dim = 8", "`head_dim` is 8, and the config.json")]
     #[case("family = \"gpt3\"", "unknown variant `gpt3`")]
-    #[case("rope_scaling.kind = \"yarn\"", "unknown variant `yarn`, expected `llama3` or `linear`")]
+    #[case(
+        "rope_scaling.kind = \"dynamic\"",
+        "unknown variant `dynamic`, expected one of `llama3`, `linear`, `yarn`"
+    )]
     fn a_model_that_cannot_be_is_refused(#[case] line: &str, #[case] message: &str) {
         let layers = ConfigLayers::new().with_text("m.toml", &format!("[model]\n{line}"));
         let error = layers.and_then(ConfigLayers::load).unwrap_err();

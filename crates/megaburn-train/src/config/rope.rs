@@ -1,4 +1,4 @@
-use megaburn_kernels::RopeScaling;
+use megaburn_kernels::{RopeScaling, YarnScaling};
 use serde::{Deserialize, Serialize};
 
 use super::check::{at_least_one, positive, require};
@@ -12,12 +12,27 @@ pub struct RopeScalingConfig {
     pub kind: RopeScalingKind,
     /// How many times longer the low frequencies' waves become.
     pub factor: f64,
-    /// Waves longer than the original context over this are stretched in full.
+    /// Llama 3's: waves longer than the original context over this are stretched in full.
     pub low_freq_factor: f64,
-    /// Waves shorter than the original context over this stay as they are.
+    /// Llama 3's: waves shorter than the original context over this stay as they are.
     pub high_freq_factor: f64,
     /// Tokens of context that the frequencies were made for.
     pub original_max_position_embeddings: usize,
+    /// YaRN's: frequencies of more turns within the original context stay as they are.
+    pub beta_fast: f64,
+    /// YaRN's: frequencies of fewer turns are stretched in full.
+    pub beta_slow: f64,
+    /// YaRN's: how much what is rotated grows with the factor's logarithm. Default: as with 1.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mscale: Option<f64>,
+    /// YaRN's: how much of that growth is the scores', which DeepSeek lets grow as a whole.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mscale_all_dim: Option<f64>,
+    /// YaRN's: what is rotated is multiplied by this. Default: what follows from the two before.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub attention_factor: Option<f64>,
+    /// YaRN's: whether its ramp begins and ends at whole pairs of features.
+    pub truncate: bool,
 }
 
 /// The formula that stretches rotary frequencies.
@@ -29,6 +44,8 @@ pub enum RopeScalingKind {
     Llama3,
     /// All frequencies divided by the factor; the other keys are not used.
     Linear,
+    /// YaRN's: a ramp over the pairs of features, and scores that grow.
+    Yarn,
 }
 
 impl Default for RopeScalingConfig {
@@ -39,6 +56,12 @@ impl Default for RopeScalingConfig {
             low_freq_factor: 1.0,
             high_freq_factor: 4.0,
             original_max_position_embeddings: 8192,
+            beta_fast: 32.0,
+            beta_slow: 1.0,
+            mscale: None,
+            mscale_all_dim: None,
+            attention_factor: None,
+            truncate: true,
         }
     }
 }
@@ -53,13 +76,22 @@ impl RopeScalingConfig {
                 high_freq_factor: self.high_freq_factor,
                 original_max_position: self.original_max_position_embeddings,
             },
+            RopeScalingKind::Yarn => RopeScaling::Yarn(YarnScaling {
+                factor: self.factor,
+                original_max_position: self.original_max_position_embeddings,
+                beta_fast: self.beta_fast,
+                beta_slow: self.beta_slow,
+                mscale: self.mscale,
+                mscale_all_dim: self.mscale_all_dim,
+                attention_factor: self.attention_factor,
+                truncate: self.truncate,
+            }),
         }
     }
 
     pub(super) fn of(scaling: &RopeScaling) -> Option<Self> {
-        match *scaling {
-            // The section has no keys for YaRN.
-            RopeScaling::None | RopeScaling::Yarn(_) => None,
+        match scaling.clone() {
+            RopeScaling::None => None,
             RopeScaling::Linear { factor } => {
                 Some(Self { kind: RopeScalingKind::Linear, factor, ..Self::default() })
             }
@@ -74,6 +106,19 @@ impl RopeScalingConfig {
                 low_freq_factor,
                 high_freq_factor,
                 original_max_position_embeddings: original_max_position,
+                ..Self::default()
+            }),
+            RopeScaling::Yarn(yarn) => Some(Self {
+                kind: RopeScalingKind::Yarn,
+                factor: yarn.factor,
+                original_max_position_embeddings: yarn.original_max_position,
+                beta_fast: yarn.beta_fast,
+                beta_slow: yarn.beta_slow,
+                mscale: yarn.mscale,
+                mscale_all_dim: yarn.mscale_all_dim,
+                attention_factor: yarn.attention_factor,
+                truncate: yarn.truncate,
+                ..Self::default()
             }),
         }
     }
@@ -86,6 +131,22 @@ impl RopeScalingConfig {
         let rule = format!("finite and more than low_freq_factor {low}");
         let ok = high > low && high.is_finite();
         require(ok, "model.rope_scaling.high_freq_factor", high, rule)?;
+        let (slow, fast) = (self.beta_slow, self.beta_fast);
+        positive("model.rope_scaling.beta_slow", slow)?;
+        let rule = format!("finite and more than beta_slow {slow}");
+        let ok = fast > slow && fast.is_finite();
+        require(ok, "model.rope_scaling.beta_fast", fast, rule)?;
+        if let Some(factor) = self.attention_factor {
+            positive("model.rope_scaling.attention_factor", factor)?;
+        }
+        let scales = [
+            ("model.rope_scaling.mscale", self.mscale),
+            ("model.rope_scaling.mscale_all_dim", self.mscale_all_dim),
+        ];
+        for (key, scale) in scales {
+            let scale = scale.unwrap_or(0.0);
+            require(scale >= 0.0 && scale.is_finite(), key, scale, "at least 0 and finite")?;
+        }
         let original = self.original_max_position_embeddings;
         at_least_one("model.rope_scaling.original_max_position_embeddings", original)
     }

@@ -5,7 +5,7 @@ use std::{cmp::Reverse, sync::LazyLock};
 use megaburn_pipeline::ScheduleKind;
 use toml::{Table, Value};
 
-use super::{BatchRampConfig, Dtype, ExpertsConfig, RopeScalingConfig, TrainConfig};
+use super::{BatchRampConfig, Dtype, ExpertsConfig, LatentConfig, RopeScalingConfig, TrainConfig};
 use crate::TrainError;
 
 static SCHEMA: LazyLock<Table> = LazyLock::new(|| {
@@ -14,10 +14,17 @@ static SCHEMA: LazyLock<Table> = LazyLock::new(|| {
     config.model.head_dim = Some(1);
     config.model.window = Some(1);
     config.model.vocab = Some(1);
-    config.model.rope_scaling = Some(RopeScalingConfig::default());
+    config.model.rope_scaling = Some(RopeScalingConfig {
+        mscale: Some(1.0),
+        mscale_all_dim: Some(1.0),
+        attention_factor: Some(1.0),
+        ..RopeScalingConfig::default()
+    });
+    config.model.latent = Some(LatentConfig { q_lora_rank: Some(1), ..LatentConfig::default() });
     let experts = ExpertsConfig {
         ffn: Some(1),
         shared_ffn: Some(1),
+        normalise: Some(true),
         groups: Some([1; 3]),
         ..ExpertsConfig::default()
     };
@@ -169,6 +176,7 @@ mod tests {
             ("run", fields::<RunConfig>()),
             ("model", fields::<ModelConfig>()),
             ("model.experts", fields::<ExpertsConfig>()),
+            ("model.latent", fields::<LatentConfig>()),
             ("model.rope_scaling", fields::<RopeScalingConfig>()),
             ("parallel", fields::<ParallelConfig>()),
             ("data", fields::<DataConfig>()),

@@ -155,7 +155,7 @@ impl<'a> Rank<'a> {
     fn local(&self) -> Vec<(String, Vec<f32>, ShardSpec)> {
         let local =
             |path| self.grads.get(path).expect("every parameter has a gradient").into_data();
-        let all = self.plan.iter();
+        let all = self.plan.iter().filter(|(path, _)| !self.reference.source.is_buffer(path));
         all.map(|(path, spec)| {
             let values = local(path).try_to_vec().expect("gradients are f32");
             (path.to_string(), values, spec.shard.clone())

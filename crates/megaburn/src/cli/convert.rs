@@ -150,7 +150,8 @@ impl ExportArgs {
             return Err(TrainError::Invalid { key, value, rule: "more than 0".into() });
         }
         let max_shard_bytes = (max_shard_gb * 1e9) as u64;
-        let options = HfWriteOptions { dtype: dtype.map(DType::from), max_shard_bytes, force };
+        let dtype = dtype.map(DType::from);
+        let options = HfWriteOptions { dtype, max_shard_bytes, force, ..Default::default() };
         let written = export(&from, &to, &options)?;
         let (num_files, plural) =
             (written.files.len(), if written.files.len() == 1 { "" } else { "s" });

@@ -1,0 +1,175 @@
+use burn::{
+    module::{
+        Content, Devices, Module, ModuleDisplay, ModuleDisplayDefault, ModuleMapper, ModuleVisitor,
+    },
+    nn::Initializer,
+    prelude::Device,
+    tensor::Tensor,
+};
+use megaburn_collective::Group;
+use megaburn_kernels::RopeTable;
+use megaburn_parallel::{
+    ContextParallel, Input, KvCache, MultiLatentAttention, Packed, ParallelError, PlanBuilder,
+    SelfAttention, SelfAttentionConfig, Sharded, TokenContext,
+};
+
+use super::DecoderConfig;
+
+/// The attention of a block: one of two modules, whose parameters have the paths of the module itself.
+///
+/// Burn's own derive for an enum would put the variant's name into the paths, so that the paths of a
+/// checkpoint would be others than before there were two.
+#[derive(Clone, Debug)]
+#[expect(clippy::large_enum_variant, reason = "a model has one a layer, and all are the same")]
+pub enum Attention {
+    /// Keys and values of their own, or shared between heads.
+    Heads(SelfAttention),
+    /// Keys and values that are made of a latent.
+    Latent(MultiLatentAttention),
+}
+
+/// Does the same with whichever it is.
+macro_rules! either {
+    ($attention:expr, $module:ident => $value:expr) => {
+        match $attention {
+            Attention::Heads($module) => $value,
+            Attention::Latent($module) => $value,
+        }
+    };
+}
+
+/// The same, to the same again.
+macro_rules! again {
+    ($attention:expr, $module:ident => $value:expr) => {
+        match $attention {
+            Attention::Heads($module) => Attention::Heads($value),
+            Attention::Latent($module) => Attention::Latent($value),
+        }
+    };
+}
+
+impl Attention {
+    /// That of block `index`.
+    pub(super) fn new(
+        config: &DecoderConfig,
+        index: usize,
+        group: &Group,
+        sequence_parallel: bool,
+        output_initializer: Initializer,
+        device: &Device,
+    ) -> Result<Self, ParallelError> {
+        let name = format!("blocks.{index}.attention");
+        let DecoderConfig { hidden, heads, kv_heads, head_dim, .. } = *config;
+        if let Some(latent) = &config.latent {
+            let attention = latent
+                .layer(hidden, heads)
+                .with_softmax_scale(config.softmax_scale())
+                .with_sequence_parallel(sequence_parallel)
+                .with_output_initializer(output_initializer)
+                .with_name(name);
+            return Ok(Self::Latent(attention.init(group, device)?));
+        }
+        let mut attention = SelfAttentionConfig::new(hidden, heads, kv_heads, head_dim)
+            .with_qkv_bias(config.qkv_bias)
+            .with_output_bias(config.output_bias)
+            .with_sequence_parallel(sequence_parallel)
+            .with_output_initializer(output_initializer)
+            .with_name(name);
+        attention.window = config.layer_window(index);
+        attention.qk_norm = config.qk_norm.then_some(config.norm_eps);
+        Ok(Self::Heads(attention.init(group, device)?))
+    }
+
+    pub(super) fn with_recompute(self, recompute: bool) -> Self {
+        again!(self, module => module.with_recompute(recompute))
+    }
+
+    pub(super) fn with_dropout(
+        self,
+        prob: f64,
+        name: &str,
+        group: &Group,
+    ) -> Result<Self, ParallelError> {
+        Ok(again!(self, module => module.with_dropout(prob, name, group)?))
+    }
+
+    pub(super) fn with_context_parallel(
+        self,
+        parallel: &ContextParallel,
+        name: &str,
+    ) -> Result<Self, ParallelError> {
+        Ok(again!(self, module => module.with_context_parallel(parallel, name)?))
+    }
+
+    pub(super) fn whole_sequence(self) -> Self {
+        again!(self, module => module.whole_sequence())
+    }
+
+    /// `[S, B, H]`, unchanged.
+    pub(super) fn forward_in(&self, x: impl Into<Input<3>>, context: &TokenContext) -> Tensor<3> {
+        either!(self, module => module.forward_in(x, context))
+    }
+
+    /// `[T, 1, H]`, unchanged.
+    pub(super) fn forward_cached(
+        &self,
+        x: impl Into<Input<3>>,
+        rope: Option<&RopeTable>,
+        packed: &Packed,
+        cache: &mut KvCache,
+    ) -> Tensor<3> {
+        either!(self, module => module.forward_cached(x, rope, packed, cache))
+    }
+}
+
+impl Module for Attention {
+    fn collect_devices(&self, devices: Devices) -> Devices {
+        either!(self, module => module.collect_devices(devices))
+    }
+
+    fn fork(self, device: &Device) -> Self {
+        again!(self, module => module.fork(device))
+    }
+
+    fn to_device(self, device: &Device) -> Self {
+        again!(self, module => module.to_device(device))
+    }
+
+    fn train(self) -> Self {
+        again!(self, module => module.train())
+    }
+
+    fn valid(&self) -> Self {
+        again!(self, module => module.valid())
+    }
+
+    fn materialize(self) -> Self {
+        again!(self, module => module.materialize())
+    }
+
+    fn visit<Visitor: ModuleVisitor>(&self, visitor: &mut Visitor) {
+        either!(self, module => module.visit(visitor));
+    }
+
+    fn map<Mapper: ModuleMapper>(self, mapper: &mut Mapper) -> Self {
+        again!(self, module => module.map(mapper))
+    }
+}
+
+impl ModuleDisplayDefault for Attention {
+    fn content(&self, content: Content) -> Option<Content> {
+        either!(self, module => module.content(content))
+    }
+
+    fn num_params(&self) -> usize {
+        Module::num_params(self)
+    }
+}
+
+impl ModuleDisplay for Attention {}
+
+impl Sharded for Attention {
+    fn shards(&self, plan: &mut PlanBuilder) {
+        either!(self, module => module.shards(plan));
+    }
+}

@@ -1,0 +1,194 @@
+//! DeepSeek-V2 and its Coder and Lite variants: latent attention, and experts beside a shared one behind
+//! some dense layers.
+//!
+//! Source: DeepSeek-AI, "DeepSeek-V2" (2024), <https://arxiv.org/abs/2405.04434>.
+
+use serde_json::{Value, json};
+
+use super::{Family, FamilySpec, HfJson, llama, qwen3_moe};
+use crate::{
+    DecoderConfig,
+    decoder::{Experts, LatentAttention},
+    hf::Key,
+};
+
+pub(super) const SPEC: FamilySpec = FamilySpec {
+    model_type: "deepseek_v2",
+    architecture: "DeepseekV2ForCausalLM",
+    keys: &[llama::KEYS, qwen3_moe::KEYS, KEYS],
+    template,
+    read,
+    write,
+    ..llama::SPEC
+};
+
+/// DeepSeek-V3 names its tensors like this too.
+pub(super) const KEYS: &[Key] = &[
+    Key::linear("blocks.*.attention.q.weight", &["model.layers.*.self_attn.q_proj.weight"]),
+    Key::linear("blocks.*.attention.q_down.weight", &["model.layers.*.self_attn.q_a_proj.weight"]),
+    Key::plain("blocks.*.attention.q_norm.gamma", "model.layers.*.self_attn.q_a_layernorm.weight"),
+    Key::linear("blocks.*.attention.q_up.weight", &["model.layers.*.self_attn.q_b_proj.weight"]),
+    Key::linear(
+        "blocks.*.attention.kv_down.weight",
+        &["model.layers.*.self_attn.kv_a_proj_with_mqa.weight"],
+    ),
+    Key::plain(
+        "blocks.*.attention.kv_norm.gamma",
+        "model.layers.*.self_attn.kv_a_layernorm.weight",
+    ),
+    Key::linear("blocks.*.attention.kv_up.weight", &["model.layers.*.self_attn.kv_b_proj.weight"]),
+    Key::linear(
+        "blocks.*.moe.shared.up.weight",
+        &[
+            "model.layers.*.mlp.shared_experts.gate_proj.weight",
+            "model.layers.*.mlp.shared_experts.up_proj.weight",
+        ],
+    ),
+    Key::linear(
+        "blocks.*.moe.shared.down.weight",
+        &["model.layers.*.mlp.shared_experts.down_proj.weight"],
+    ),
+];
+
+pub(super) fn template() -> DecoderConfig {
+    let parts = llama::template();
+    let ffn = parts.ffn / 2;
+    let latent = LatentAttention {
+        q_lora_rank: None,
+        kv_lora_rank: 32,
+        qk_nope_head_dim: 32,
+        qk_rope_head_dim: 16,
+        v_head_dim: 32,
+        interleaved: true,
+    };
+    let experts = Experts {
+        shared_ffn: Some(ffn),
+        normalise: false,
+        dense_layers: vec![0],
+        ..Experts::new(8, 2, ffn)
+    };
+    DecoderConfig {
+        family: Family::DeepseekV2,
+        kv_heads: parts.heads,
+        head_dim: latent.qk_head_dim(),
+        norm_eps: 1e-6,
+        experts: Some(experts),
+        latent: Some(latent),
+        ..parts
+    }
+}
+
+/// What the `config.json` of both shares, on top of a family's parts, of which how experts are chosen is said
+/// elsewhere.
+pub(super) fn read_sizes(
+    json: &HfJson<'_>,
+    template: DecoderConfig,
+) -> Result<DecoderConfig, String> {
+    json.only("attention_bias", false)?;
+    // DeepSeek's own code reads it, Transformers does not.
+    json.only("moe_layer_freq", 1)?;
+    let sizes = llama::read_sizes(json, template, None)?;
+    let size = |key: &str, absent| Ok::<_, String>(json.optional_size(key)?.unwrap_or(absent));
+    let latent = LatentAttention {
+        q_lora_rank: json.size_or_null("q_lora_rank", 1536)?,
+        kv_lora_rank: size("kv_lora_rank", 512)?,
+        qk_nope_head_dim: size("qk_nope_head_dim", 128)?,
+        qk_rope_head_dim: size("qk_rope_head_dim", 64)?,
+        v_head_dim: size("v_head_dim", 128)?,
+        interleaved: true,
+    };
+    Ok(DecoderConfig { head_dim: latent.qk_head_dim(), latent: Some(latent), ..sizes })
+}
+
+/// The experts of both, of so many with such a width, where nothing else is said. The first
+/// `first_k_dense_replace` layers have none.
+pub(super) fn read_experts(
+    json: &HfJson<'_>,
+    layers: usize,
+    experts: Experts,
+    [shared, dense]: [usize; 2],
+) -> Result<Experts, String> {
+    let size = |key: &str, absent| Ok::<_, String>(json.optional_size(key)?.unwrap_or(absent));
+    let ffn = size("moe_intermediate_size", experts.ffn)?;
+    let shared = size("n_shared_experts", shared)?;
+    if shared == 0 {
+        return Err(
+            "`n_shared_experts` is 0, and Transformers' model always has a shared one".into()
+        );
+    }
+    Ok(Experts {
+        num: size("n_routed_experts", experts.num)?,
+        top_k: size("num_experts_per_tok", experts.top_k)?,
+        ffn,
+        shared_ffn: Some(shared.saturating_mul(ffn)),
+        scale: json.number("routed_scaling_factor", experts.scale)?,
+        dense_layers: (0..size("first_k_dense_replace", dense)?.min(layers)).collect(),
+        ..experts
+    })
+}
+
+fn read(json: &HfJson<'_>) -> Result<DecoderConfig, String> {
+    json.only("mlp_bias", false)?;
+    json.only("scoring_func", "softmax")?;
+    // Transformers does not read it.
+    json.only("norm_topk_prob", false)?;
+    let config = read_sizes(json, template())?;
+    let DecoderConfig { hidden, heads, layers, .. } = config;
+    if heads > 0 && !hidden.is_multiple_of(heads) {
+        return Err(format!(
+            "`hidden_size` {hidden} is not a multiple of `num_attention_heads` {heads}, which Transformers refuses"
+        ));
+    }
+    let groups = match json.text("topk_method")?.unwrap_or("greedy") {
+        "greedy" => None,
+        // A group's score is that of its best expert.
+        "group_limited_greedy" => Some([json.size("n_group")?, json.size("topk_group")?, 1]),
+        other => {
+            return Err(format!(
+                "`topk_method` is {other}; `greedy` and `group_limited_greedy` are supported"
+            ));
+        }
+    };
+    let experts = Experts::new(64, json.size("num_experts_per_tok")?, 1407);
+    let experts = Experts { normalise: false, groups, ..experts };
+    let experts = Some(read_experts(json, layers, experts, [2, 0])?);
+    Ok(DecoderConfig { experts, ..config })
+}
+
+/// The inverse of [`read_sizes`] and [`read_experts`].
+pub(super) fn write_sizes(config: &DecoderConfig) -> Value {
+    let mut json = llama::write_sizes(config);
+    json["attention_bias"] = false.into();
+    if let Some(latent) = &config.latent {
+        json["q_lora_rank"] = latent.q_lora_rank.into();
+        json["kv_lora_rank"] = latent.kv_lora_rank.into();
+        json["qk_nope_head_dim"] = latent.qk_nope_head_dim.into();
+        json["qk_rope_head_dim"] = latent.qk_rope_head_dim.into();
+        json["qk_head_dim"] = latent.qk_head_dim().into();
+        json["v_head_dim"] = latent.v_head_dim.into();
+        // As Transformers has it: of what is rotated.
+        json["head_dim"] = latent.qk_rope_head_dim.into();
+    }
+    if let Some(experts) = &config.experts {
+        json["n_routed_experts"] = experts.num.into();
+        json["num_experts_per_tok"] = experts.top_k.into();
+        json["moe_intermediate_size"] = experts.ffn.into();
+        json["n_shared_experts"] = (experts.shared_ffn.unwrap_or(0) / experts.ffn).into();
+        json["routed_scaling_factor"] = experts.scale.into();
+        json["norm_topk_prob"] = experts.normalise.into();
+        json["first_k_dense_replace"] = experts.dense_layers.len().into();
+    }
+    json
+}
+
+fn write(config: &DecoderConfig) -> Value {
+    let mut json = write_sizes(config);
+    json["mlp_bias"] = false.into();
+    json["topk_method"] = json!("greedy");
+    if let Some([groups, kept, _]) = config.experts.as_ref().and_then(|experts| experts.groups) {
+        json["topk_method"] = json!("group_limited_greedy");
+        json["n_group"] = groups.into();
+        json["topk_group"] = kept.into();
+    }
+    json
+}

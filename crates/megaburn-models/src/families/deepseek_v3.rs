@@ -1,0 +1,79 @@
+//! DeepSeek-V3 and R1: a DeepSeek-V2 whose experts are chosen by sigmoids and biases.
+//!
+//! Modules of multi-token prediction, which published checkpoints have behind their last layer, are passed
+//! over, as Transformers does.
+//!
+//! Source: DeepSeek-AI, "DeepSeek-V3 technical report" (2024), <https://arxiv.org/abs/2412.19437>.
+
+use serde_json::Value;
+
+use super::{Family, FamilySpec, HfJson, deepseek_v2, llama, qwen3_moe};
+use crate::{
+    DecoderConfig,
+    decoder::{Experts, LatentAttention},
+    hf::Key,
+};
+
+pub(super) const SPEC: FamilySpec = FamilySpec {
+    model_type: "deepseek_v3",
+    architecture: "DeepseekV3ForCausalLM",
+    keys: &[llama::KEYS, qwen3_moe::KEYS, deepseek_v2::KEYS, KEYS],
+    prediction_layers: Some("model.layers.*.eh_proj.weight"),
+    template,
+    read,
+    write,
+    ..llama::SPEC
+};
+
+const KEYS: &[Key] =
+    &[Key::buffer("blocks.*.moe.router.bias", "model.layers.*.mlp.gate.e_score_correction_bias")];
+
+fn template() -> DecoderConfig {
+    let parts = deepseek_v2::template();
+    let how = |experts: Experts| Experts {
+        sigmoid: true,
+        normalise: true,
+        scale: 2.5,
+        groups: Some([4, 2, 2]),
+        bias: true,
+        ..experts
+    };
+    let experts = parts.experts.map(how);
+    DecoderConfig { family: Family::DeepseekV3, experts, ..parts }
+}
+
+fn read(json: &HfJson<'_>) -> Result<DecoderConfig, String> {
+    // DeepSeek's own code reads these, Transformers does not.
+    json.only("scoring_func", "sigmoid")?;
+    json.only("topk_method", "noaux_tc")?;
+    let config = deepseek_v2::read_sizes(json, template())?;
+    let size = |key: &str, absent| Ok::<_, String>(json.optional_size(key)?.unwrap_or(absent));
+    let groups = match [size("n_group", 8)?, size("topk_group", 4)?] {
+        [1, 1] => None,
+        // A group's score is the sum of those of its two best experts.
+        [groups, kept] => Some([groups, kept, 2]),
+    };
+    let experts = Experts {
+        sigmoid: true,
+        normalise: json.flag("norm_topk_prob", true)?,
+        scale: 2.5,
+        groups,
+        bias: true,
+        ..Experts::new(256, 8, 2048)
+    };
+    let experts = Some(deepseek_v2::read_experts(json, config.layers, experts, [1, 3])?);
+    let interleaved = json.flag("rope_interleave", true)?;
+    let latent = config.latent.map(|latent| LatentAttention { interleaved, ..latent });
+    Ok(DecoderConfig { experts, latent, ..config })
+}
+
+fn write(config: &DecoderConfig) -> Value {
+    let mut json = deepseek_v2::write_sizes(config);
+    let groups = config.experts.as_ref().and_then(|experts| experts.groups);
+    let [groups, kept, _] = groups.unwrap_or([1, 1, 1]);
+    json["n_group"] = groups.into();
+    json["topk_group"] = kept.into();
+    json["rope_interleave"] = config.latent.as_ref().is_none_or(|of| of.interleaved).into();
+    json["num_nextn_predict_layers"] = 0.into();
+    json
+}

@@ -1,0 +1,121 @@
+//! Rotary positions in a `config.json`, which all families say in the same words.
+
+use megaburn_kernels::{RopeScaling, YarnScaling};
+use serde_json::{Map, Value, json};
+
+use super::HfJson;
+use crate::decoder::Positions;
+
+impl HfJson<'_> {
+    /// Rotary positions: of today's `rope_parameters`, or of `rope_theta` and `rope_scaling`, which
+    /// goes before where both are there. Numbers that stand outside count where they do not stand
+    /// inside, but for the original length, for which it is the other way round.
+    ///
+    /// # Errors
+    /// A kind of scaling that is not supported, or one whose numbers are missing.
+    pub fn rotary(&self) -> Result<Positions, String> {
+        let absent = Value::Object(Map::new());
+        let found = ["rope_scaling", "rope_parameters"].into_iter().find_map(|key| {
+            self.get(key).filter(|value| **value != absent).map(|value| (key, value))
+        });
+        let (key, rope) = found.unwrap_or(("rope_parameters", &absent));
+        if !rope.is_object() {
+            return Err(format!("`{key}` is {rope}, expected an object"));
+        }
+        let inner = HfJson::new(rope);
+        let theta = inner.number("rope_theta", self.number("rope_theta", 10_000.0)?)?;
+        for json in [*self, inner] {
+            json.only("partial_rotary_factor", 1.0)?;
+        }
+        Ok(Positions::Rotary { theta, scaling: self.rope_scaling(inner)? })
+    }
+
+    fn rope_scaling(&self, rope: HfJson<'_>) -> Result<RopeScaling, String> {
+        let kind = match rope.text("rope_type")? {
+            Some(kind) => kind,
+            None => rope.text("type")?.unwrap_or("default"),
+        };
+        let number = |key: &str| {
+            let found = rope.optional_number(key)?;
+            found.ok_or_else(|| format!("rope scaling `{kind}` has no number `{key}`"))
+        };
+        match kind {
+            "default" => Ok(RopeScaling::None),
+            "linear" => Ok(RopeScaling::Linear { factor: number("factor")? }),
+            "llama3" => Ok(RopeScaling::Llama3 {
+                factor: number("factor")?,
+                low_freq_factor: number("low_freq_factor")?,
+                high_freq_factor: number("high_freq_factor")?,
+                original_max_position: self.original_length(rope)?,
+            }),
+            "yarn" => self.yarn(rope).map(RopeScaling::Yarn),
+            _ => Err(format!(
+                "rope scaling `{kind}` is not supported; `default`, `linear`, `llama3` and `yarn` are"
+            )),
+        }
+    }
+
+    /// What Transformers makes of it: without a factor it is by how much the model's sequences are longer than
+    /// the original ones, and a beta of 0 is one that is absent.
+    fn yarn(&self, rope: HfJson<'_>) -> Result<YarnScaling, String> {
+        let original = self.original_length(rope)?;
+        let factor = match rope.optional_number("factor")? {
+            Some(factor) => factor,
+            None => self.size("max_position_embeddings")? as f64 / original as f64,
+        };
+        let beta = |key: &str, default: f64| {
+            let found = rope.optional_number(key)?.filter(|beta| *beta != 0.0);
+            Ok::<_, String>(found.unwrap_or(default))
+        };
+        Ok(YarnScaling::new(factor, original)
+            .with_beta_fast(beta("beta_fast", 32.0)?)
+            .with_beta_slow(beta("beta_slow", 1.0)?)
+            .with_mscale(rope.optional_number("mscale")?)
+            .with_mscale_all_dim(rope.optional_number("mscale_all_dim")?)
+            .with_attention_factor(rope.optional_number("attention_factor")?)
+            .with_truncate(rope.flag("truncate", true)?))
+    }
+
+    /// Tokens of context that frequencies were made for.
+    fn original_length(&self, rope: HfJson<'_>) -> Result<usize, String> {
+        let key = "original_max_position_embeddings";
+        match (self.optional_size(key)?, rope.optional_size(key)?) {
+            (Some(outside), _) => Ok(outside),
+            (None, Some(inside)) => Ok(inside),
+            (None, None) => self.size("max_position_embeddings"),
+        }
+    }
+}
+
+/// `rope_parameters` as Transformers writes them.
+pub(super) fn rope_parameters(positions: &Positions) -> Value {
+    let Positions::Rotary { theta, scaling } = positions else { return Value::Null };
+    let mut rope = match scaling {
+        RopeScaling::None => json!({"rope_type": "default"}),
+        RopeScaling::Linear { factor } => json!({"rope_type": "linear", "factor": factor}),
+        RopeScaling::Llama3 {
+            factor,
+            low_freq_factor,
+            high_freq_factor,
+            original_max_position,
+        } => {
+            json!({
+                "rope_type": "llama3", "factor": factor, "low_freq_factor": low_freq_factor,
+                "high_freq_factor": high_freq_factor,
+                "original_max_position_embeddings": original_max_position,
+            })
+        }
+        RopeScaling::Yarn(yarn) => json!({
+            "rope_type": "yarn", "factor": yarn.factor,
+            "original_max_position_embeddings": yarn.original_max_position,
+            "beta_fast": yarn.beta_fast, "beta_slow": yarn.beta_slow, "mscale": yarn.mscale,
+            "mscale_all_dim": yarn.mscale_all_dim, "attention_factor": yarn.attention_factor,
+            "truncate": yarn.truncate,
+        }),
+    };
+    rope["rope_theta"] = (*theta).into();
+    if let Some(keys) = rope.as_object_mut() {
+        keys.retain(|_, value| !value.is_null());
+    }
+    rope
+}

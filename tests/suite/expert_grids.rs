@@ -38,6 +38,7 @@ struct Row {
     zero: u8,
     again: Again,
     drops: bool,
+    family: Kind,
 }
 
 /// What backward computes once more.
@@ -50,6 +51,14 @@ enum Again {
     Layers,
 }
 
+/// Whose experts they are.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, PartialOrd, Ord)]
+#[serde(rename_all = "snake_case")]
+enum Kind {
+    Mixtral,
+    DeepseekV3,
+}
+
 /// What a model and its data are, whatever the layout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Model {
@@ -60,6 +69,7 @@ struct Model {
     seq_len: usize,
     batch: usize,
     drops: bool,
+    family: Kind,
 }
 
 impl Row {
@@ -75,21 +85,25 @@ impl Row {
     }
 
     fn model(&self) -> Model {
-        let Self { ep, etp, tp, cp, pp, dp, drops, .. } = *self;
+        let Self { ep, etp, tp, cp, pp, dp, drops, family, .. } = *self;
+        // Of DeepSeek's two groups of them.
+        let unit = if family == Kind::Mixtral { ep } else { 2 * ep };
         Model {
-            experts: ep.max(3).next_multiple_of(ep),
+            experts: unit.max(3).next_multiple_of(unit),
             ffn: 6 * etp,
             kv_heads: tp,
-            layers: pp.max(2),
+            // A layer without experts, and two with them.
+            layers: if family == Kind::Mixtral { pp.max(2) } else { pp.max(3) },
             seq_len: 4 * cp * tp,
             batch: 2 * dp,
             drops,
+            family,
         }
     }
 
     /// What each column holds.
-    fn values(&self) -> [String; 9] {
-        let Self { ep, etp, tp, cp, pp, dp, zero, again, drops } = self;
+    fn values(&self) -> [String; 10] {
+        let Self { ep, etp, tp, cp, pp, dp, zero, again, drops, family } = self;
         [
             format!("ep {ep}"),
             format!("etp {etp}"),
@@ -100,6 +114,7 @@ impl Row {
             format!("zero {zero}"),
             format!("{again:?}"),
             format!("drops {drops}"),
+            format!("{family:?}"),
         ]
     }
 
@@ -123,17 +138,31 @@ impl Row {
 impl Model {
     /// Every layout has the same micro-batches, of one sequence.
     fn text(&self, data: &str) -> String {
-        let Self { experts, ffn, kv_heads, layers, seq_len, batch, drops } = self;
+        let Self { experts, ffn, kv_heads, layers, seq_len, batch, drops, family } = self;
+        let heads = 2 * kv_heads;
+        let (attention, of_experts) = match family {
+            Kind::Mixtral => (
+                format!("family = \"mixtral\"\nffn = {ffn}\nkv_heads = {kv_heads}\nhead_dim = 4"),
+                "",
+            ),
+            Kind::DeepseekV3 => (
+                format!("family = \"deepseek_v3\"\nffn = {}\nkv_heads = {heads}", 2 * ffn),
+                "groups = [2, 1, 2]\nlayer_freq = \"[0]+[1]*LAST\"\nnormalise = true\nscale = 1.5",
+            ),
+        };
+        let of_experts = of_experts.replace("LAST", &(layers - 1).to_string());
+        let shared = match family {
+            Kind::Mixtral => String::new(),
+            Kind::DeepseekV3 => format!("shared_ffn = {}", 2 * ffn),
+        };
         let capacity = if *drops { "capacity_factor = 0.9" } else { "" };
         format!(
-            "[model]\nfamily = \"mixtral\"\nhidden = 16\nffn = {ffn}\nlayers = {layers}
-            heads = {}\nkv_heads = {kv_heads}\nhead_dim = 4
-            [model.experts]\nnum = {experts}\ntop_k = 2
+            "[model]\n{attention}\nhidden = 16\nlayers = {layers}\nheads = {heads}
+            [model.experts]\nnum = {experts}\ntop_k = 2\nffn = {ffn}\n{shared}\n{of_experts}
             [moe]\naux_loss = 0.05\nseq_aux_loss = 0.05\nglobal_aux_loss = 0.05\nz_loss = 0.01\n{capacity}
             [data]\npath = {data:?}\nseq_len = {seq_len}
             [train]\nsteps = {STEPS}\nglobal_batch = {batch}\nmicro_batch = 1
-            [optimizer]\nlr = 1e-3\neps = {EPSILON}\nwarmup_steps = 0",
-            2 * kv_heads
+            [optimizer]\nlr = 1e-3\neps = {EPSILON}\nwarmup_steps = 0"
         )
     }
 }
@@ -174,8 +203,10 @@ fn product() -> Vec<Row> {
             for (pp, dp) in [1, 2, 4].into_iter().flat_map(|pp| (1..=8).map(move |dp| (pp, dp))) {
                 for zero in 0..4 {
                     for again in [Again::Nothing, Again::Activation, Again::Mlp, Again::Layers] {
-                        for drops in bools {
-                            all.push(Row { ep, etp, tp, cp, pp, dp, zero, again, drops });
+                        for (drops, family) in bools.into_iter().flat_map(|drops| {
+                            [Kind::Mixtral, Kind::DeepseekV3].map(|family| (drops, family))
+                        }) {
+                            all.push(Row { ep, etp, tp, cp, pp, dp, zero, again, drops, family });
                         }
                     }
                 }

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use burn::backend::tensor::FloatTensor;
-use burn::backend::{Backend, Dispatch, backend_extension};
+use burn::backend::{Backend, Dispatch, TensorMetadata, backend_extension};
 use burn::tensor::Tensor;
 
 use super::{Again, LinearOptions, MainGrad, Pass, deferred::now_or_later, linear};
@@ -175,7 +175,7 @@ on_every_backend! {
             sum: Option<MainGrad>,
         ) -> FloatTensor<Self> {
             let Some(main_grad) = sum else {
-                let dtype = x.dtype().into();
+                let dtype = TensorMetadata::dtype(&x).into();
                 return Self::product(swapped::<Self>(x), dy, 1.0, dtype);
             };
             main_grad.update(|sum, room| Self::add_weight_gradient(x, dy.clone(), sum, room()));

@@ -136,7 +136,7 @@ impl<'a> Reporter<'a> {
     }
 
     pub(crate) fn eval(&mut self, metrics: &EvalMetrics) -> Result<(), TrainError> {
-        self.metrics.write(metrics.clone())?;
+        self.metrics.write(*metrics)?;
         self.console.eval(metrics);
         Ok(())
     }
@@ -149,7 +149,7 @@ impl<'a> Reporter<'a> {
             matches!(record, crate::metrics::MetricsRecord::Eval(eval) if eval.step == metrics.step)
         });
         if !known {
-            self.metrics.write(metrics.clone())?;
+            self.metrics.write(*metrics)?;
         }
         self.console.eval(metrics);
         Ok(())

@@ -7,15 +7,11 @@
 use burn::tensor::{DType, IndexingUpdateOp, Int, Tensor, TensorData};
 
 use super::{
-    Chosen, Routed, RouterGradients, RouterOptions, RouterScores, TINY, choose_experts,
+    Choice, Chosen, Routed, RouterGradients, RouterOptions, RouterScores, TINY, choose_experts,
     expert_weights, router_scores,
 };
 
-pub(super) fn forward(
-    logits: Tensor<2>,
-    bias: Option<Tensor<1>>,
-    options: &RouterOptions,
-) -> Routed {
+pub(super) fn forward(logits: Tensor<2>, choice: Choice, options: &RouterOptions) -> Routed {
     let ([t, e], k, device) = (logits.dims(), options.top_k, logits.device());
     if t == 0 {
         let none = |columns| Tensor::empty([0, columns], (&device, DType::F32));
@@ -23,9 +19,13 @@ pub(super) fn forward(
         return Routed { weights: none(k), experts, scores: none(e) };
     }
     let scores = router_scores(logits, options.scores);
-    let plain = host(scores.clone().flatten(0, 1));
-    let bias = bias.map(host);
-    let chosen = choose_experts(&plain, e, bias.as_deref(), options);
+    let chosen = match choice {
+        Choice::Best(bias) => {
+            let plain = host(scores.clone().flatten(0, 1));
+            choose_experts(&plain, e, bias.map(host).as_deref(), options)
+        }
+        Choice::Given(experts) => experts.into_data().iter().collect(),
+    };
     let numbers: Vec<i32> = chosen.iter().map(|&expert| expert as i32).collect();
     let experts = TensorData::new(numbers, [t, k]);
     let experts = Tensor::<2, Int>::from_data(experts, (&device, DType::I32));

@@ -5,8 +5,8 @@ use burn::tensor::{DType, Tensor};
 use cubecl::prelude::*;
 use megaburn_cuda::tensor;
 
-use super::kernels::{MOST_EXPERTS, PLANE, Plan, TOKENS, gradient_kernel, route_kernel};
-use super::{Chosen, Routed, RouterGradients, RouterGroups, RouterOptions, RouterScores};
+use super::kernels::{ChoiceOf, MOST_EXPERTS, PLANE, Plan, TOKENS, gradient_kernel, route_kernel};
+use super::{Choice, Chosen, Routed, RouterGradients, RouterGroups, RouterOptions, RouterScores};
 use crate::cube::Rows;
 use crate::moe::cube::{floats, ints, on_gpu, wrap, wrap_ints};
 
@@ -16,32 +16,36 @@ pub(super) fn takes(x: &Tensor<2>) -> bool {
     t > 0 && e <= MOST_EXPERTS && on_gpu(x)
 }
 
-pub(super) fn forward(
-    logits: Tensor<2>,
-    bias: Option<Tensor<1>>,
-    options: &RouterOptions,
-) -> Routed {
+pub(super) fn forward(logits: Tensor<2>, choice: Choice, options: &RouterOptions) -> Routed {
     let ([t, e], k) = (logits.dims(), options.top_k);
     let logits = Rows::of(floats(logits));
-    let plan = Plan { biased: bias.is_some(), ..plan(options, e) };
-    let bias = bias.map(|bias| tensor::contiguous(floats(bias)));
+    let (choice_of, bias, given) = match choice {
+        Choice::Best(None) => (ChoiceOf::Scores, None, None),
+        Choice::Best(Some(bias)) => {
+            (ChoiceOf::Biased, Some(tensor::contiguous(floats(bias))), None)
+        }
+        Choice::Given(experts) => (ChoiceOf::Others, None, Some(ints(experts))),
+    };
     let [scores, weights] =
         [e, k].map(|columns| tensor::empty(&logits.tensor, [t, columns], DType::F32));
     let experts = tensor::empty(&logits.tensor, [t, k], DType::I32);
+    // A kernel is given a buffer for each argument, also for those that it does not look at.
+    let nothing = || tensor::empty(&logits.tensor, [1], DType::F32);
     route_kernel::launch(
         &scores.client.clone(),
         cubes(t),
         CubeDim::new_2d(PLANE as u32, TOKENS as u32),
         logits.tensor.clone().into_buffer_arg(),
-        // A kernel is given a buffer for each argument, also for those that it does not look at.
-        bias.unwrap_or(logits.tensor).into_buffer_arg(),
+        bias.unwrap_or_else(nothing).into_buffer_arg(),
+        given.unwrap_or_else(nothing).into_buffer_arg(),
         scores.clone().into_buffer_arg(),
         experts.clone().into_buffer_arg(),
         weights.clone().into_buffer_arg(),
         t as u32,
         logits.stride as u32,
         options.scale as f32,
-        plan,
+        choice_of,
+        plan(options, e),
     );
     Routed { weights: wrap(weights), experts: wrap_ints(experts), scores: wrap(scores) }
 }
@@ -95,7 +99,6 @@ fn plan(options: &RouterOptions, experts: usize) -> Plan {
         top_k: top_k as u32,
         softmax: scores == RouterScores::Softmax,
         normalise,
-        biased: false,
         groups,
     }
 }

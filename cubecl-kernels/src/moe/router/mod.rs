@@ -16,7 +16,7 @@ use burn::tensor::{DType, Int, Tensor};
 
 pub use choose::{choose_experts, expert_weights, router_scores};
 
-use crate::operands::{self, float};
+use crate::operands::{self, float, int};
 use crate::primitive::as_row;
 use crate::recompute::Operands;
 
@@ -135,18 +135,55 @@ pub fn route(
 ) -> Routed {
     let of_bias = bias.iter().map(|bias| float("bias", bias));
     operands::check("route", [float("logits", &logits)].into_iter().chain(of_bias));
-    let [t, e] = logits.dims();
-    options.check("route", e);
-    let logits = logits.cast(DType::F32);
     let bias = bias.map(|bias| {
-        assert_eq!(bias.dims(), [e], "route: one bias an expert");
+        assert_eq!(bias.dims(), [logits.dims()[1]], "route: one bias an expert");
         off_graph(&bias).cast(DType::F32)
     });
-    let routed = forward(off_graph(&logits), bias, options);
+    routed("route", logits, Choice::Best(bias), options, extra)
+}
+
+/// [`route`] to experts that somebody else chose: in turn, or as another pass did.
+///
+/// # Shapes
+/// `experts`: `[t, k]`, each an expert's number and no two of a token the same; else as [`route`]
+///
+/// # Panics
+/// As [`route`]; if there are other experts than `k` a token.
+pub fn route_to(
+    logits: Tensor<2>,
+    experts: Tensor<2, Int>,
+    options: &RouterOptions,
+    extra: impl FnOnce(&Routed) -> RouterGradients,
+) -> Routed {
+    let of = [float("logits", &logits), int("experts", &experts)];
+    operands::check("route_to", of);
+    let shape = [logits.dims()[0], options.top_k];
+    assert_eq!(experts.dims(), shape, "route_to: experts are not [t, k]");
+    routed("route_to", logits, Choice::Given(experts.cast(DType::I32)), options, extra)
+}
+
+/// How experts are chosen.
+enum Choice {
+    /// The best, with a bias where there is one.
+    Best(Option<Tensor<1>>),
+    Given(Tensor<2, Int>),
+}
+
+fn routed(
+    op: &str,
+    logits: Tensor<2>,
+    choice: Choice,
+    options: &RouterOptions,
+    extra: impl FnOnce(&Routed) -> RouterGradients,
+) -> Routed {
+    let [t, e] = logits.dims();
+    options.check(op, e);
+    let logits = logits.cast(DType::F32);
+    let routed = forward(off_graph(&logits), choice, options);
     let extra = extra(&routed);
     for gradient in [&extra.of_scores, &extra.of_logits].into_iter().flatten() {
         let fits = gradient.dims().into_iter().zip([t, e]).all(|(n, all)| n == all || n == 1);
-        assert!(fits, "route: a gradient {:?} of scores [{t}, {e}]", gradient.dims());
+        assert!(fits, "{op}: a gradient {:?} of scores [{t}, {e}]", gradient.dims());
     }
     let device = logits.device();
     if !device.is_autodiff() {
@@ -172,12 +209,12 @@ struct Chosen {
     scores: Tensor<2>,
 }
 
-fn forward(logits: Tensor<2>, bias: Option<Tensor<1>>, options: &RouterOptions) -> Routed {
+fn forward(logits: Tensor<2>, choice: Choice, options: &RouterOptions) -> Routed {
     #[cfg(feature = "cuda")]
     if cube::takes(&logits) {
-        return cube::forward(logits, bias, options);
+        return cube::forward(logits, choice, options);
     }
-    composed::forward(logits, bias, options)
+    composed::forward(logits, choice, options)
 }
 
 fn gradient(chosen: Chosen, extra: RouterGradients, options: &RouterOptions) -> Tensor<2> {

@@ -52,6 +52,38 @@ fn values_and_gradients_are_those_of_the_steps(
     assert_close(logits.grad(&found).unwrap(), logits.grad(&expected).unwrap(), 2e-6);
 }
 
+#[rstest]
+fn tokens_go_where_they_are_sent(
+    #[values(([5, 6], 2), ([3, 4], 3), ([0, 4], 1))] (shape, top_k): ([usize; 2], usize),
+    #[values(DType::I32, DType::I64)] dtype: DType,
+) {
+    let how = RouterOptions { normalise: true, ..options(top_k, RouterScores::Softmax, None) };
+    let (logits, dy) = (leaf(normal(shape)), constant([shape[0], top_k]));
+    let weighed = |found: Routed| {
+        let grads = (found.weights.clone() * dy.clone()).sum().backward();
+        (numbers(found.experts), found.weights, logits.grad(&grads).unwrap())
+    };
+    let in_turn: Vec<i64> = (0..shape[0] * top_k).map(|slot| (slot % shape[1]) as i64).collect();
+    let sent = TensorData::new(in_turn.clone(), [shape[0], top_k]);
+    let sent = Tensor::from_data(sent, (&logits.device().inner(), dtype));
+    let (experts, weights, gradient) = weighed(route_to(logits.clone(), sent, &how, nothing));
+    assert_eq!(experts, in_turn);
+    // By the steps.
+    let chosen: Vec<u32> = in_turn.iter().map(|&expert| expert as u32).collect();
+    if shape[0] > 0 {
+        let scores = router_scores(logits.clone(), how.scores);
+        let expected = expert_weights(scores, &chosen, &how);
+        assert_close(weights, expected.clone(), 1e-6);
+        let grads = (expected * dy.clone()).sum().backward();
+        assert_close(gradient, logits.grad(&grads).unwrap(), 1e-6);
+    }
+    // Where the best are sent too.
+    let best = route(logits.clone(), None, &how, nothing);
+    let again = route_to(logits.clone(), best.experts.clone(), &how, nothing);
+    let [(_, a, da), (_, b, db)] = [best, again].map(weighed);
+    assert_eq!((values(a), values(da)), (values(b), values(db)));
+}
+
 #[test]
 fn narrow_logits_are_routed_in_f32() {
     let logits = leaf(normal([4, 6]).cast(DType::BF16));
@@ -103,6 +135,13 @@ fn weights_of_a_bias_are_those_without_it() {
 #[case::uneven(|| route(constant([3, 4]), None, &options(1, RouterScores::Softmax, Some([3, 1, 1])), nothing), "route: 4 experts in RouterGroups")]
 #[case::bias(|| route(constant([3, 4]), Some(constant([3])), &options(1, RouterScores::Softmax, None), nothing), "route: one bias an expert")]
 #[case::dtype(|| route(quantized([4, 4]), None, &options(1, RouterScores::Softmax, None), nothing), "route: logits is qfloat")]
+#[case::sent(
+    || {
+        let sent = Tensor::zeros([3, 1], &crate::testing::device().inner());
+        route_to(constant([3, 4]), sent, &options(2, RouterScores::Softmax, None), nothing)
+    },
+    "route_to: experts are not [t, k]"
+)]
 #[case::gradient(
     || route(constant([3, 4]), None, &options(1, RouterScores::Softmax, None), |_| RouterGradients {
         of_scores: Some(constant([2, 4]).inner()),

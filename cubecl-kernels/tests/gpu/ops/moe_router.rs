@@ -6,14 +6,15 @@ use burn::{
 };
 use megaburn_kernels::{
     Routed, RouterGradients, RouterGroups, RouterOptions, RouterScores, choose_experts, reference,
-    route,
+    route, route_to,
 };
 
 use super::compare::*;
-use super::moe::{numbers, poison, random};
+use super::moe::{ints, numbers, poison, random};
 
 pub(super) const TESTS: &[super::Test] = &[
     ("tokens_are_routed_as_on_the_cpu", routes),
+    ("tokens_go_where_they_are_sent", sent),
     ("what_is_no_number_is_chosen_last", not_numbers),
     ("no_tokens_go_nowhere", nothing),
     ("more_experts_than_a_plane_holds_are_routed_too", many),
@@ -146,6 +147,46 @@ fn routes() -> Result<(), String> {
             if run(&Device::cuda(0), &case, inputs, bias.as_deref(), &extra)? != found {
                 return Err(format!("{what}: other bits the second time"));
             }
+        }
+    }
+    Ok(())
+}
+
+/// To the best, by other hands: the same bits; and in turn.
+fn sent() -> Result<(), String> {
+    let device = Device::cuda(0);
+    for case in cases().into_iter().filter(|case| !case.biased) {
+        let Case { num_experts, options, .. } = &case;
+        let top_k = options.top_k;
+        let (data, dweights) = (case.logits(TOKENS), normal([TOKENS, top_k], DType::F32));
+        let weighed = |device: &Device, experts: Option<&[i64]>| -> Result<_, String> {
+            let logits: Tensor<2> = leaf(&data, device, DType::F32);
+            let extra = |_: &Routed| RouterGradients::default();
+            let found = match experts {
+                None => route(logits.clone(), None, options, extra),
+                Some(experts) => {
+                    let experts = ints(experts, [TOKENS, top_k], device, DType::I32);
+                    route_to(logits.clone(), experts, options, extra)
+                }
+            };
+            let dweights = Tensor::from_data(dweights.clone(), &logits.device());
+            let grads = (found.weights.clone() * dweights).sum().backward();
+            let gradient = logits.grad(&grads).ok_or("no gradient")?;
+            let floats = [found.weights, found.scores, gradient].map(host);
+            Ok((numbers(found.experts)?, floats.into_iter().collect::<Result<Vec<_>, _>>()?))
+        };
+        let best = weighed(&device, None)?;
+        if weighed(&device, Some(&best.0))? != best {
+            return Err(format!("{case:?}: other bits of the best experts"));
+        }
+        let in_turn: Vec<_> = (0..TOKENS * top_k).map(|slot| (slot % num_experts) as i64).collect();
+        let (experts, found) = weighed(&device, Some(&in_turn))?;
+        let (_, expected) = weighed(&Device::flex(), Some(&in_turn))?;
+        if experts != in_turn {
+            return Err(format!("{case:?}: other experts than those in turn"));
+        }
+        for (found, expected) in found.iter().zip(&expected) {
+            close(&format!("{case:?} in turn"), found, expected, 2e-6)?;
         }
     }
     Ok(())

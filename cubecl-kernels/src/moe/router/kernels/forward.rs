@@ -2,7 +2,7 @@
 
 use cubecl::prelude::*;
 
-use super::{Plan, TINY, number};
+use super::{ChoiceOf, Plan, TINY, number};
 
 /// No expert.
 const NONE: u32 = u32::MAX;
@@ -149,12 +149,14 @@ fn kept(values: &Array<f32>, open: u32, #[comptime] plan: Plan) -> u32 {
 pub(in crate::moe::router) fn route_kernel(
     logits: &[f32],
     bias: &[f32],
+    given: &[i32],
     scores: &mut [f32],
     experts: &mut [i32],
     weights: &mut [f32],
     tokens: u32,
     stride: u32,
     scale: f32,
+    #[comptime] choice_of: ChoiceOf,
     #[comptime] plan: Plan,
 ) {
     let held = comptime!(plan.held());
@@ -175,14 +177,14 @@ pub(in crate::moe::router) fn route_kernel(
             let mut value = values[i];
             if number(i) < plan.experts {
                 scores[token as usize * plan.experts as usize + number(i) as usize] = value;
-                if comptime!(plan.biased) {
+                if comptime!(choice_of == ChoiceOf::Biased) {
                     value += bias[number(i) as usize];
                 }
             }
             by[i] = ranked(value);
         }
         let mut open = all(plan.experts, held);
-        if comptime!(plan.groups.is_some()) {
+        if comptime!(plan.groups.is_some() && choice_of != ChoiceOf::Others) {
             open = kept(&by, open, plan);
         }
         // Choice `32 i + lane` is the lane's `i`th.
@@ -190,7 +192,13 @@ pub(in crate::moe::router) fn route_kernel(
         let mut numbers = Array::<u32>::new(comptime!(plan.picked()));
         let mut sum = f32::new(0.0);
         for choice in 0..plan.top_k {
-            let (_value, expert) = best(&by, open, held);
+            let expert = if comptime!(choice_of == ChoiceOf::Others) {
+                let at = token as usize * plan.top_k as usize + choice as usize;
+                u32::cast_from(given[at])
+            } else {
+                let (_value, found) = best(&by, open, held);
+                found
+            };
             open = without(open, expert);
             let mut value = f32::new(0.0);
             #[unroll]

@@ -26,9 +26,18 @@ pub(super) struct Plan {
     /// Of a softmax, else of a sigmoid.
     pub(super) softmax: bool,
     pub(super) normalise: bool,
-    pub(super) biased: bool,
     /// How many there are, how many are kept, how many of a group's best scores are its own.
     pub(super) groups: Option<[u32; 3]>,
+}
+
+/// By what experts are chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum ChoiceOf {
+    Scores,
+    /// Scores and what is added to each.
+    Biased,
+    /// Not here.
+    Others,
 }
 
 impl Plan {

@@ -80,6 +80,32 @@ mod tests {
     }
 
     #[rstest]
+    fn the_order_is_that_of_a_stable_sort(
+        #[values(1, 8, 60)] num_experts: usize,
+        #[values([0, 1], [5, 2], [301, 3])] shape: [usize; 2],
+    ) {
+        // The last is nobody's.
+        let expert = |slot: usize| (slot * slot + slot / 7) % (num_experts + 1);
+        let mut order: Vec<usize> = (0..shape[0] * shape[1]).collect();
+        let numbers: Vec<i64> = order.iter().map(|&slot| expert(slot) as i64).collect();
+        order.sort_by_key(|&slot| expert(slot));
+        let all = rows_by_expert(experts(&numbers, shape), num_experts);
+        let count = |e: usize| order.iter().filter(|&&slot| expert(slot) == e).count() as i64;
+        let counts: Vec<i64> = (0..num_experts).map(count).collect();
+        let num_rows = counts.iter().sum::<i64>();
+        assert_eq!(of(all.counts), counts);
+        let numbers = |f: fn(usize, usize) -> usize| {
+            order.iter().map(|&slot| f(slot, shape[1]) as i64).collect::<Vec<_>>()
+        };
+        assert_eq!(of(all.slots), numbers(|slot, _| slot));
+        assert_eq!(of(all.tokens), numbers(|slot, k| slot / k));
+        let rows = of(all.rows);
+        for (row, &slot) in order.iter().enumerate() {
+            assert_eq!(rows[slot], num_rows.min(row as i64));
+        }
+    }
+
+    #[rstest]
     #[case(&[-1, 3, 1 << 32, i64::MAX], [2, 2])]
     #[case(&[], [0, 2])]
     #[case(&[7], [1, 1])]

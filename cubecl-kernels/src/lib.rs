@@ -81,8 +81,9 @@ pub use linear::{
     grouped_linear, linear, room_in, stands_in, with_weight_gradients,
 };
 pub use moe::{
-    RouterGroups, RouterOptions, RouterScores, choose_experts, expert_weights, router_scores,
-    sum_rows, take_rows, with_gradient,
+    ExpertRows, Routed, RouterGradients, RouterGroups, RouterOptions, RouterScores, choose_experts,
+    expert_weights, route, route_to, router_scores, rows_by_expert, sum_rows, take_rows,
+    with_gradient,
 };
 pub use norms::NormOptions;
 pub use optimizer::{
@@ -114,6 +115,7 @@ pub mod reference {
     pub use crate::gelu::reference::{bias_gelu, bias_gelu_tanh, gelu, gelu_tanh};
     pub use crate::layer_norm::reference::{layer_norm, layer_norm_add, layer_norm_with};
     pub use crate::linear::reference::linear;
+    pub use crate::moe::router::reference::route;
     pub use crate::optimizer::reference::{adamw, lion, sgd};
     pub use crate::rms_norm::reference::{rms_norm, rms_norm_add, rms_norm_with};
     pub use crate::rope::reference::apply_rope;

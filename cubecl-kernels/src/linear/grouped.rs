@@ -3,10 +3,11 @@
 use std::ops::Range;
 
 use burn::backend::tensor::FloatTensor;
-use burn::backend::{Backend, Dispatch, backend_extension};
+use burn::backend::{Backend, Dispatch, TensorMetadata, backend_extension};
 use burn::tensor::Tensor;
 
-use super::{Again, LinearOptions, MainGrad, Pass, deferred::now_or_later, linear};
+use super::joined::{part, products};
+use super::{Again, MainGrad, Pass, deferred::now_or_later};
 use crate::backends::on_every_backend;
 use crate::operands::{self, float};
 use crate::primitive::as_row;
@@ -26,15 +27,15 @@ pub struct GroupWeight {
 /// A stretch may have no rows: its matrix is read and gets its gradient, zero, like any other, so that ranks
 /// that share it do the same whatever their rows.
 ///
-/// Values and gradients are those of [`linear`] of each stretch; in the graph it is one operation.
-/// `again` is as [`LinearOptions::again`], of all of `x`.
+/// Values and gradients are those of [`linear`](crate::linear) of each stretch; in the graph it is one
+/// operation. `again` is as [`LinearOptions::again`](crate::LinearOptions::again), of all of `x`.
 ///
 /// # Shapes
 /// - `x`: `[sum of rows, in]`
 /// - result: `[sum of rows, out]`
 ///
 /// # Panics
-/// As [`linear`]; if there is not one matrix a stretch, all of one shape, or the stretches are not `x`.
+/// As [`linear`](crate::linear); if there is not one matrix a stretch, all of one shape, or the stretches are not `x`.
 ///
 /// Source: Megatron-LM `megatron/core/transformer/moe/experts.py`, grouped GEMM.
 pub fn grouped_linear(
@@ -61,10 +62,10 @@ pub fn grouped_linear(
     let device = x.device();
     let stretches = stretches(rows);
     if !device.is_autodiff() {
-        return products(&x, &stretches, &weights, |x, w| forward(x, w, Pass::Forward));
+        return products(&x, &stretches, &weights, Pass::Forward);
     }
     let (source, groups) = (x.clone().inner(), plain(&weights));
-    let y = products(&source, &stretches, &groups, |x, w| forward(x, w, Pass::Forward));
+    let y = products(&source, &stretches, &groups, Pass::Forward);
     let are_trained: Vec<bool> = weights.iter().map(|w| w.weight.is_tracked()).collect();
     let mut operands = Operands::new(&device);
     operands.add(x);
@@ -73,7 +74,7 @@ pub fn grouped_linear(
     let [y] = operands.results([Tensor::from_inner(y)], move |[dy]| {
         let dtype = groups[0].weight.dtype();
         let dy = dy.expect("backward came from it").cast(dtype);
-        let dx = products(&dy, &stretches, &groups, backward);
+        let dx = products(&dy, &stretches, &groups, Pass::Backward);
         let x = kept.or_else(|| again.map(|again| again.compute()));
         let x = x.expect("it is kept or computed again");
         let of_weights = groups.into_iter().zip(stretches).zip(are_trained);
@@ -99,45 +100,6 @@ fn plain(weights: &[GroupWeight]) -> Vec<GroupWeight> {
         main_grad: w.main_grad.clone(),
     };
     weights.iter().map(plain).collect()
-}
-
-fn part(x: &Tensor<2>, stretch: &Range<usize>) -> Tensor<2> {
-    match stretch.is_empty() {
-        // Nothing is cut from nowhere.
-        true => Tensor::empty([0, x.dims()[1]], (&x.device(), x.dtype())),
-        false => x.clone().narrow(0, stretch.start, stretch.len()),
-    }
-}
-
-/// What `of` makes of each stretch, joined.
-fn products(
-    x: &Tensor<2>,
-    stretches: &[Range<usize>],
-    weights: &[GroupWeight],
-    of: impl Fn(Tensor<2>, &GroupWeight) -> Tensor<2>,
-) -> Tensor<2> {
-    let parts = stretches.iter().zip(weights).map(|(stretch, w)| of(part(x, stretch), w));
-    // All matrices are read, those of no rows too.
-    let parts: Vec<_> = parts.collect();
-    let (some, mut none): (Vec<_>, Vec<_>) = parts.into_iter().partition(|y| y.dims()[0] > 0);
-    match some.is_empty() {
-        true => none.swap_remove(0),
-        false => Tensor::cat(some, 0),
-    }
-}
-
-fn forward(x: Tensor<2>, group: &GroupWeight, pass: Pass) -> Tensor<2> {
-    let options = LinearOptions {
-        out_in: pass == Pass::Backward,
-        main_grad: group.main_grad.clone(),
-        again: None,
-    };
-    linear(x, group.weight.clone(), None, options)
-}
-
-/// `dy wᵀ`.
-fn backward(dy: Tensor<2>, group: &GroupWeight) -> Tensor<2> {
-    Pass::backward(|| forward(dy, group, Pass::Backward))
 }
 
 /// `xᵀ dy`, where nobody else sums it.
@@ -175,7 +137,7 @@ on_every_backend! {
             sum: Option<MainGrad>,
         ) -> FloatTensor<Self> {
             let Some(main_grad) = sum else {
-                let dtype = x.dtype().into();
+                let dtype = TensorMetadata::dtype(&x).into();
                 return Self::product(swapped::<Self>(x), dy, 1.0, dtype);
             };
             main_grad.update(|sum, room| Self::add_weight_gradient(x, dy.clone(), sum, room()));
@@ -190,6 +152,7 @@ mod tests {
     use rstest::rstest;
 
     use super::*;
+    use crate::linear::{LinearOptions, linear};
     use crate::testing::{assert_close, assert_refused, constant, leaf, normal, values};
 
     /// Each stretch by itself.

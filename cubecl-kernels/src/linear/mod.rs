@@ -3,6 +3,7 @@
 mod again;
 mod deferred;
 mod grouped;
+mod joined;
 mod main_grad;
 mod op;
 pub(crate) mod reference;

@@ -1,12 +1,17 @@
 //! What a layer of experts does to tokens beside its matrices: which experts each goes to and with what
 //! weight, and rows that are taken apart and put together again.
 
+#[cfg(feature = "cuda")]
+mod cube;
 mod gradient;
-mod router;
+mod order;
+pub(crate) mod router;
 mod rows;
 
 pub use gradient::with_gradient;
+pub use order::{ExpertRows, rows_by_expert};
 pub use router::{
-    RouterGroups, RouterOptions, RouterScores, choose_experts, expert_weights, router_scores,
+    Routed, RouterGradients, RouterGroups, RouterOptions, RouterScores, choose_experts,
+    expert_weights, route, route_to, router_scores,
 };
 pub use rows::{sum_rows, take_rows};

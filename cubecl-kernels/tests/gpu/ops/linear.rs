@@ -5,12 +5,15 @@ use burn::{
     tensor::{DType, Tensor},
 };
 use megaburn_cuda::gemm::set_tf32;
-use megaburn_kernels::{EmbeddingOptions, LinearOptions, MainGrad, embedding, linear};
+use megaburn_kernels::{
+    EmbeddingOptions, GroupWeight, LinearOptions, MainGrad, embedding, grouped_linear, linear,
+};
 
 use super::compare::*;
 
 pub(super) const TESTS: &[super::Test] = &[
     ("linear_in_every_form", linear_forms),
+    ("stretches_times_a_matrix_each", stretches),
     ("weight_gradients_are_summed_in_f32", main_grads),
     ("weights_that_somebody_else_keeps_are_asked_for", kept_elsewhere),
     ("tf32_is_off_until_it_is_asked_for", tf32),
@@ -38,6 +41,25 @@ fn linear_forms() -> Result<(), String> {
                     x: Tensor<3>,
                     w| {
                     linear(x.swap_dims(0, 1).narrow(2, inputs, inputs), w, None, options())
+                });
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Products that begin where memory is cut, or do not, in the result or in the gradient of `x`.
+fn stretches() -> Result<(), String> {
+    for (dtype, tolerance) in DTYPES {
+        for [inputs, outputs] in [[256, 512], [37, 256], [256, 40], [5, 9]] {
+            for rows in [&[3, 0, 5][..], &[0, 4, 0], &[70], &[1, 1, 2, 6], &[0, 0]] {
+                let what = format!("stretches {rows:?} of {inputs}->{outputs}");
+                let x = [rows.iter().sum(), inputs];
+                let w = [rows.len() * inputs, outputs];
+                compare!(what, dtype, tolerance, [x: x, w: w], |_, x, w: Tensor<2>| {
+                    let weight = |i| w.clone().narrow(0, i * inputs, inputs);
+                    let group = |i| GroupWeight { weight: weight(i), main_grad: None };
+                    grouped_linear(x, rows, (0..rows.len()).map(group).collect(), None)
                 });
             }
         }

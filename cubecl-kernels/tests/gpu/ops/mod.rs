@@ -9,6 +9,8 @@ mod dropout;
 mod edges;
 mod embedding;
 mod linear;
+mod moe;
+mod moe_router;
 mod norms;
 mod optimizer;
 mod optimizer_room;
@@ -28,6 +30,8 @@ pub(crate) fn tests() -> impl Iterator<Item = (String, fn() -> Result<(), String
         ("edges", edges::TESTS),
         ("embedding", embedding::TESTS),
         ("linear", linear::TESTS),
+        ("moe", moe::TESTS),
+        ("moe_router", moe_router::TESTS),
         ("norms", norms::TESTS),
         ("optimizer", optimizer::TESTS),
         ("optimizer_room", optimizer_room::TESTS),

@@ -1,48 +1,8 @@
-//! From a router's logits to the experts of each token and their weights.
-//!
-//! Source: Megatron-LM `megatron/core/transformer/moe/moe_utils.py`, `topk_routing_with_score_function`;
-//! Transformers `modeling_mixtral.py`, `modeling_deepseek_v3.py`.
+//! The steps from logits to the experts of each token and their weights, one by one.
 
 use burn::tensor::{DType, Int, Tensor, TensorData, activation};
 
-/// What a router makes of its logits before it chooses.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum RouterScores {
-    /// Probabilities over all experts.
-    Softmax,
-    /// Each expert by itself.
-    Sigmoid,
-}
-
-/// Experts are chosen from some of the groups of their neighbours only (DeepSeek's node-limited routing).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RouterGroups {
-    /// Groups that there are.
-    pub num: usize,
-    /// Groups that a token's experts may be of.
-    pub kept: usize,
-    /// How many of a group's best scores are its own, summed.
-    pub best: usize,
-}
-
-/// How tokens are routed.
-#[derive(Clone, Debug, PartialEq)]
-pub struct RouterOptions {
-    /// Experts of a token.
-    pub top_k: usize,
-    /// What they are chosen by.
-    pub scores: RouterScores,
-    /// Whether a token's weights are divided by their sum. Of a softmax that is the softmax of the chosen
-    /// logits.
-    pub normalise: bool,
-    /// What weights are multiplied with.
-    pub scale: f64,
-    /// None: all experts are one group.
-    pub groups: Option<RouterGroups>,
-}
-
-/// Added to what weights are divided by.
-const TINY: f64 = 1e-20;
+use super::{RouterGroups, RouterOptions, RouterScores, TINY};
 
 /// The scores of all experts.
 ///
@@ -72,22 +32,14 @@ pub fn choose_experts(
     bias: Option<&[f32]>,
     options: &RouterOptions,
 ) -> Vec<u32> {
+    options.check("choose_experts", num_experts);
     let RouterOptions { top_k, groups, .. } = *options;
-    let of_group = groups.map_or(num_experts, |groups| {
-        assert!(
-            num_experts.is_multiple_of(groups.num) && groups.kept <= groups.num,
-            "router: {num_experts} experts in {groups:?}"
-        );
-        num_experts / groups.num
-    });
-    let within = groups.map_or(num_experts, |groups| groups.kept * of_group);
-    assert!(top_k <= within, "router: {top_k} experts of {within}");
+    let of_group = groups.map_or(num_experts, |groups| num_experts / groups.num);
     let mut chosen = Vec::with_capacity(scores.len() / num_experts * top_k);
     let mut by = vec![0.0; num_experts];
     for token in scores.chunks_exact(num_experts) {
         for (expert, (by, score)) in by.iter_mut().zip(token).enumerate() {
-            let score = score + bias.map_or(0.0, |bias| bias[expert]);
-            *by = if score.is_nan() { f32::NEG_INFINITY } else { score };
+            *by = number(score + bias.map_or(0.0, |bias| bias[expert]));
         }
         let mut left: Vec<usize> = match groups {
             None => (0..num_experts).collect(),
@@ -95,7 +47,7 @@ pub fn choose_experts(
                 let score = |group: usize| -> f32 {
                     let mut of = by[group * of_group..][..of_group].to_vec();
                     of.sort_by(|a, b| b.total_cmp(a));
-                    of.iter().take(best).sum()
+                    number(of.iter().take(best).sum())
                 };
                 let all: Vec<f32> = (0..num).map(score).collect();
                 let mut order: Vec<usize> = (0..num).collect();
@@ -110,6 +62,11 @@ pub fn choose_experts(
         chosen.extend(left[..top_k].iter().map(|&expert| expert as u32));
     }
     chosen
+}
+
+/// What is not a number is worse than all that are.
+fn number(score: f32) -> f32 {
+    if score.is_nan() { f32::NEG_INFINITY } else { score }
 }
 
 /// The weights of each token's experts.
@@ -172,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "router: 3 experts of 2")]
+    #[should_panic(expected = "choose_experts: 3 experts of 2")]
     fn more_experts_than_groups_have_are_refused() {
         choose_experts(&[0.0; 4], 4, None, &options(3, Some([2, 1, 2])));
     }

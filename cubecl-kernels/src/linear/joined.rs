@@ -1,0 +1,119 @@
+//! What each matrix makes of its stretch of rows, joined.
+//!
+//! On CUDA each product is written where it belongs in the result, if that begins where memory is cut.
+//! Elsewhere the products are copied into one.
+
+use std::ops::Range;
+
+use burn::tensor::Tensor;
+
+use super::{GroupWeight, LinearOptions, Pass, linear};
+
+/// A stretch of the rows.
+pub(super) fn part(x: &Tensor<2>, stretch: &Range<usize>) -> Tensor<2> {
+    match stretch.is_empty() {
+        // Nothing is cut from nowhere.
+        true => Tensor::empty([0, x.dims()[1]], (&x.device(), x.dtype())),
+        false => x.clone().narrow(0, stretch.start, stretch.len()),
+    }
+}
+
+/// Each stretch times its matrix or, backward, times that with rows and columns swapped. All matrices are
+/// read, those of no rows too.
+pub(super) fn products(
+    x: &Tensor<2>,
+    stretches: &[Range<usize>],
+    weights: &[GroupWeight],
+    pass: Pass,
+) -> Tensor<2> {
+    #[cfg(feature = "cuda")]
+    if let Some(joined) = cube::products(x, stretches, weights, pass) {
+        return joined;
+    }
+    let parts =
+        stretches.iter().zip(weights).map(|(stretch, w)| product(part(x, stretch), w, pass));
+    let parts: Vec<_> = parts.collect();
+    let (some, mut none): (Vec<_>, Vec<_>) = parts.into_iter().partition(|y| y.dims()[0] > 0);
+    match some.is_empty() {
+        true => none.swap_remove(0),
+        false => Tensor::cat(some, 0),
+    }
+}
+
+fn product(x: Tensor<2>, group: &GroupWeight, pass: Pass) -> Tensor<2> {
+    let options = LinearOptions {
+        out_in: pass == Pass::Backward,
+        main_grad: group.main_grad.clone(),
+        again: None,
+    };
+    let product = || linear(x, group.weight.clone(), None, options);
+    match pass {
+        Pass::Forward => product(),
+        Pass::Backward => Pass::backward(product),
+    }
+}
+
+#[cfg(feature = "cuda")]
+mod cube {
+    use burn::backend::Cube;
+    use burn_cubecl::tensor::CubeTensor;
+    use megaburn_cuda::{CudaQueue, gemm, tensor};
+
+    use super::*;
+
+    pub(super) fn products(
+        x: &Tensor<2>,
+        stretches: &[Range<usize>],
+        weights: &[GroupWeight],
+        pass: Pass,
+    ) -> Option<Tensor<2>> {
+        let [num_rows, _] = x.dims();
+        let (dtype, [inputs, outputs]) = (x.dtype(), weights[0].weight.dims());
+        let columns = if pass == Pass::Forward { outputs } else { inputs };
+        let like = cube(x.clone())?;
+        let can = num_rows * columns > 0
+            && CudaQueue::of(&like).is_some()
+            && gemm::takes(dtype, dtype, dtype)
+            && weights.iter().all(|group| group.weight.dtype() == dtype);
+        if !can {
+            return None;
+        }
+        let whole = tensor::empty(&like, [num_rows * columns], dtype);
+        let room = |stretch: &Range<usize>| match stretch.is_empty() {
+            true => Some(None),
+            false => {
+                let (start, shape) = (stretch.start * columns, [stretch.len(), columns]);
+                Some(Some(tensor::stretch(&whole, start, shape)?))
+            }
+        };
+        let rooms: Vec<_> = stretches.iter().map(room).collect::<Option<_>>()?;
+        for ((stretch, group), room) in stretches.iter().zip(weights).zip(rooms) {
+            let weight = match pass {
+                Pass::Forward => read(group),
+                Pass::Backward => Pass::backward(|| read(group)).transpose(),
+            };
+            let Some(room) = room else { continue };
+            let x = cube(part(x, stretch)).expect("it is where all of it is");
+            let weight = cube(weight).expect("matrices are where the rows are");
+            let done = gemm::product_into(x, weight, &room, false);
+            // What fails on the device shows at the next read.
+            done.unwrap_or_else(|error| panic!("{error}"));
+        }
+        let whole = Tensor::<1>::from_primitive::<Cube>(tensor::into_backend(whole));
+        Some(whole.reshape([num_rows, columns]))
+    }
+
+    /// The matrix as [`linear`] reads it.
+    fn read(group: &GroupWeight) -> Tensor<2> {
+        let kept = group.main_grad.as_ref().and_then(|main_grad| {
+            main_grad.check("grouped_linear", group.weight.dims());
+            main_grad.used();
+            main_grad.weight(Pass::Forward)
+        });
+        kept.unwrap_or_else(|| group.weight.clone())
+    }
+
+    fn cube(x: Tensor<2>) -> Option<CubeTensor> {
+        x.try_into_primitive::<Cube>().ok().map(tensor::from_backend)
+    }
+}

@@ -8,6 +8,7 @@ pub mod first_use;
 pub mod gemm;
 pub mod kernels;
 pub mod layouts;
+pub mod moe;
 pub mod nccl;
 mod ranks;
 pub mod train_step;

@@ -19,7 +19,7 @@ use crate::{
 const STEPS: usize = 5;
 /// Not a fresh one: of two experts that are all but equally good for a token, rounding chooses, and in
 /// some thousand choices a run there is such a pair now and then.
-const SEED: u64 = 7;
+pub(crate) const SEED: u64 = 7;
 
 /// `experts.toml`.
 #[derive(Deserialize)]
@@ -54,22 +54,22 @@ enum Again {
 /// Whose experts they are.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, PartialOrd, Ord)]
 #[serde(rename_all = "snake_case")]
-enum Kind {
+pub(crate) enum Kind {
     Mixtral,
     DeepseekV3,
 }
 
 /// What a model and its data are, whatever the layout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Model {
-    experts: usize,
-    ffn: usize,
-    kv_heads: usize,
-    layers: usize,
-    seq_len: usize,
-    batch: usize,
-    drops: bool,
-    family: Kind,
+pub(crate) struct Model {
+    pub(crate) experts: usize,
+    pub(crate) ffn: usize,
+    pub(crate) kv_heads: usize,
+    pub(crate) layers: usize,
+    pub(crate) seq_len: usize,
+    pub(crate) batch: usize,
+    pub(crate) drops: bool,
+    pub(crate) family: Kind,
 }
 
 impl Row {
@@ -137,7 +137,7 @@ impl Row {
 
 impl Model {
     /// Every layout has the same micro-batches, of one sequence.
-    fn text(&self, data: &str) -> String {
+    pub(crate) fn text(&self, data: &str) -> String {
         let Self { experts, ffn, kv_heads, layers, seq_len, batch, drops, family } = self;
         let heads = 2 * kv_heads;
         let (attention, of_experts) = match family {

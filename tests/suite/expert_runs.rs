@@ -46,6 +46,30 @@ fn a_resumed_run_with_experts_equals_the_uninterrupted_one_to_the_bit(
     assert!(told.busiest[0] >= 1.0 && told.idlest[0] <= 1.0 && told.global_aux_loss > 0.0);
 }
 
+/// The biases by which experts are chosen, in both ways in which steps move them.
+#[rstest]
+fn a_resumed_run_with_biases_equals_the_uninterrupted_one_to_the_bit(
+    #[values("tp1", "dp2-ep2")] layout: &str,
+    #[values("moe.bias_update=sign", "moe.bias_update=quantile")] update: &str,
+    #[values("train.dtype=bf16", "train.dtype=f16")] dtype: &str,
+) {
+    let (whole, halves) = (Run::new(), Run::new());
+    let sets = [
+        "model.family=deepseek_v3",
+        "model.kv_heads=4",
+        "model.experts.num=6",
+        "moe.z_loss=1e-3",
+        "moe.global_aux_loss=0.02",
+        update,
+        dtype,
+    ];
+    Ranks::threads(&whole.args(layout, 8, &sets)).finish();
+    Ranks::threads(&halves.args(layout, 4, &sets)).finish();
+    Ranks::threads(&halves.args(layout, 8, &sets)).finish();
+    assert_eq!((whole.numbers().len(), whole.numbers()), (8, halves.numbers()));
+    assert_eq!(whole.tensors(8), halves.tensors(8));
+}
+
 #[test]
 fn runs_go_on_under_other_expert_grids() {
     const STEPS: u64 = 10;
@@ -154,6 +178,16 @@ fn padding_is_no_token(
     "moe.capacity_factor=1",
     "`moe.capacity_scope` is sequence: it must be rank where documents"
 )]
+#[case(
+    "dp2-ep2",
+    "moe.pad_to_capacity=true",
+    "`moe.pad_to_capacity` is true: it must be false where documents are dealt out"
+)]
+#[case(
+    "dp2-ep2",
+    "moe.sinkhorn=true",
+    "`moe.sinkhorn` is true: it must be false where documents are dealt out"
+)]
 fn what_needs_micro_batches_in_common_is_refused_where_documents_are_dealt_out(
     #[case] layout: &str,
     #[case] set: &str,
@@ -259,50 +293,4 @@ fn a_trained_model_is_written_with_under_every_grid_and_goes_out_and_in_again(
     for layout in ["dp2-ep2", "tp2-ep2-sp", "tp2-sp", "pp2", "pp2-dp2-ep2", "cp2-ep2", "dp2-etp2"] {
         assert_eq!(write(layout), expected, "{layout}");
     }
-}
-
-/// Copies of an MLP, whose weights add up to one, compute what it does.
-#[rstest]
-fn an_upcycled_model_computes_what_the_dense_one_does(
-    #[values("llama", "mistral", "qwen3")] name: &str,
-    #[values("1", "4")] granularity: &str,
-) {
-    let dir = tempfile::tempdir().unwrap();
-    let (hf, up) = (fixture(name), dir.path().join("up"));
-    let [hf, up] = [&hf, &up].map(|path| path.to_str().unwrap());
-    let cuts = ["--experts", "4", "--granularity", granularity];
-    let told = Ranks::command(&[&["convert", "upcycle", hf, up], &cuts[..]].concat()).finish();
-    let experts = 4 * granularity.parse::<usize>().unwrap();
-    assert!(told[0].stdout.contains(&format!("{experts} experts a layer")), "{told:?}");
-    let write = |model: &str, layout: &str| {
-        let ask = ["generate", model, "--max-tokens", "16", "--ignore-eos", "--layout", layout];
-        let prompts = ["--prompt-ids", "5,17,3", "--prompt-ids", "9,8,7,6,5,4,3,2,1,40,41,42"];
-        Ranks::command(&[&ask[..], &prompts].concat()).finish()[0].stdout.clone()
-    };
-    let expected = write(hf, "tp1");
-    assert_eq!(write(up, "tp1"), expected);
-    assert_eq!(write(up, "dp4-ep4"), expected);
-    // It goes out, and is read again.
-    let out = dir.path().join("hf");
-    let out = out.to_str().unwrap();
-    Ranks::command(&["convert", "export", up, out]).finish();
-    assert_eq!(write(out, "dp2-ep2"), expected);
-}
-
-#[rstest]
-#[case("gpt2", &[], "a gpt2 has no family of experts like it; llama, mistral and qwen3 have")]
-#[case("llama-biases", &[], "experts have no biases")]
-#[case("llama", &["--granularity", "7"], "an MLP of width 160 is not cut into 7")]
-#[case("llama", &["--top-k", "9"], "a token goes to 9 experts of 8")]
-fn what_cannot_become_experts_is_refused(
-    #[case] name: &str,
-    #[case] flags: &[&str],
-    #[case] message: &str,
-) {
-    let dir = tempfile::tempdir().unwrap();
-    let (hf, up) = (fixture(name), dir.path().join("up"));
-    let args = ["convert", "upcycle", hf.to_str().unwrap(), up.to_str().unwrap()];
-    let ended = Ranks::command(&[&args[..], flags].concat()).wait_all().remove(0);
-    assert_eq!(ended.code, Some(2), "{ended:?}");
-    assert!(ended.stderr.contains(message) && !up.exists(), "{ended:?}");
 }

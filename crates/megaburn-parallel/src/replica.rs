@@ -22,7 +22,12 @@ impl Replica {
 
     /// The value as used on this rank's rows.
     pub(crate) fn value<const D: usize>(&self, param: &Param<Tensor<D>>) -> Tensor<D> {
-        if self.own_rows { copy_to(param.val(), &self.group) } else { param.val() }
+        self.shared(param.val())
+    }
+
+    /// The same of what was made of it.
+    pub(crate) fn shared<const D: usize>(&self, value: Tensor<D>) -> Tensor<D> {
+        if self.own_rows { copy_to(value, &self.group) } else { value }
     }
 
     /// Whether its gradient is summed over ranks.

@@ -11,7 +11,7 @@ use super::{Again, MainGrad, Pass, deferred::now_or_later};
 use crate::backends::on_every_backend;
 use crate::operands::{self, float};
 use crate::primitive::as_row;
-use crate::products::{Products, swapped};
+use crate::products::{Products, reproducible, swapped};
 use crate::recompute::Operands;
 
 /// One of the matrices of [`grouped_linear`], and where its gradient goes.
@@ -62,10 +62,11 @@ pub fn grouped_linear(
     let device = x.device();
     let stretches = stretches(rows);
     if !device.is_autodiff() {
-        return products(&x, &stretches, &weights, Pass::Forward);
+        return reproducible(|| products(&x, &stretches, &weights, Pass::Forward));
     }
     let (source, groups) = (x.clone().inner(), plain(&weights));
-    let y = products(&source, &stretches, &groups, Pass::Forward);
+    // Rows are others each time: what is fastest for so many is not worth finding out.
+    let y = reproducible(|| products(&source, &stretches, &groups, Pass::Forward));
     let are_trained: Vec<bool> = weights.iter().map(|w| w.weight.is_tracked()).collect();
     let mut operands = Operands::new(&device);
     operands.add(x);
@@ -74,7 +75,7 @@ pub fn grouped_linear(
     let [y] = operands.results([Tensor::from_inner(y)], move |[dy]| {
         let dtype = groups[0].weight.dtype();
         let dy = dy.expect("backward came from it").cast(dtype);
-        let dx = products(&dy, &stretches, &groups, Pass::Backward);
+        let dx = reproducible(|| products(&dy, &stretches, &groups, Pass::Backward));
         let x = kept.or_else(|| again.map(|again| again.compute()));
         let x = x.expect("it is kept or computed again");
         let of_weights = groups.into_iter().zip(stretches).zip(are_trained);
@@ -106,8 +107,8 @@ fn plain(weights: &[GroupWeight]) -> Vec<GroupWeight> {
 fn of_weight(x: Tensor<2>, dy: Tensor<2>, group: GroupWeight) -> Option<Tensor<2>> {
     let dtype = group.weight.dtype();
     let product = |x: Tensor<2>, dy: Tensor<2>, main_grad| {
-        let done =
-            <Dispatch as GroupOps>::of_weight(x.into_dispatch(), dy.into_dispatch(), main_grad);
+        let (x, dy) = (x.into_dispatch(), dy.into_dispatch());
+        let done = reproducible(|| <Dispatch as GroupOps>::of_weight(x, dy, main_grad));
         Tensor::from_dispatch(done)
     };
     match group.main_grad.filter(MainGrad::is_attached) {

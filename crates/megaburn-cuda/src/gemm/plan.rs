@@ -20,6 +20,9 @@ use crate::{CudaError, RawBuffer, streams::Stream, tensor::MatrixView};
 /// What cuBLASLt may use beside the matrices. Its documentation asks for 32 MiB or more on Hopper.
 const WORKSPACE: usize = 64 << 20;
 
+/// Plans that are kept.
+const MOST_PLANS: usize = 4096;
+
 /// cuBLASLt on one device thread: its handle, the workspace of CubeCL's stream, and what is known
 /// about the shapes seen so far. It lives as long as the device thread, which is the process.
 struct Library {
@@ -64,6 +67,10 @@ pub(super) fn run(
         let aligned = [a.ptr, b.ptr, out.ptr, bias].map(alignment);
         if let Some(plan) = library.plans.get(&(*key, aligned, tune)) {
             return launch(plan, out.ptr);
+        }
+        if library.plans.len() >= MOST_PLANS {
+            // Of products whose sizes are others each time, as those of experts' rows.
+            library.plans.retain(|(_, _, is_tuned), _| *is_tuned);
         }
         let (mut plan, candidates) = Plan::find(handle, key, aligned)?;
         if tune

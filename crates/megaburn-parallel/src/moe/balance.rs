@@ -55,7 +55,6 @@ impl Balance {
 pub(super) struct Tokens<'a> {
     pub(super) seq: usize,
     pub(super) batch: usize,
-    pub(super) top_k: usize,
     pub(super) group: &'a Group,
     /// 1 for those that count, else 0, `[seq * batch, 1]`; none: all do.
     pub(super) counted: Option<Tensor<2>>,
@@ -110,7 +109,7 @@ impl Balance {
             None => zero(),
         };
         let (aux, seq_aux) = (value(&of_batch), value(&of_sequences));
-        let of_global = self.of_last_batch(load, experts, tokens.top_k, &logits);
+        let of_global = self.of_last_batch(load, experts, &logits);
         let weighed = [
             of_batch.map(|(weights, _)| weights * self.aux_loss),
             of_sequences.map(|(weights, _)| weights * self.seq_aux_loss),
@@ -173,12 +172,11 @@ impl Balance {
         &self,
         load: &ExpertLoad,
         experts: usize,
-        top_k: usize,
         like: &Tensor<2>,
     ) -> Option<Tensor<2>> {
         let last = load.last().filter(|_| self.global_aux_loss != 0.0)?;
-        let share = experts as f64 / top_k as f64;
-        let last: Vec<f32> = last.iter().map(|part| (part * share) as f32).collect();
+        // Parts of all that was sent, `C_e / (k T)`.
+        let last: Vec<f32> = last.iter().map(|part| (part * experts as f64) as f32).collect();
         Some(Tensor::from_data(TensorData::new(last, [1, experts]), (&like.device(), DType::F32)))
     }
 

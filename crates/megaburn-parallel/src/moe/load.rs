@@ -95,7 +95,7 @@ impl ExpertLoad {
         self.lock().last.clone()
     }
 
-    /// Says what that part was, or was when a run was interrupted.
+    /// Says what that part was, or was when a run was interrupted. Those of all experts add up to 1.
     pub fn set_last(&self, last: Option<Vec<f64>>) {
         self.lock().last = last;
     }

@@ -194,6 +194,16 @@ impl TrainConfig {
             let rule = "rank where documents are dealt out to ranks (parallel.max_tokens_per_rank)";
             return require(false, "moe.capacity_scope", "sequence", rule);
         }
+        if is_dynamic && self.moe.pad_to_capacity {
+            let rule = "false where documents are dealt out to ranks (parallel.max_tokens_per_rank), which \
+                        have other numbers of tokens";
+            return require(false, "moe.pad_to_capacity", true, rule);
+        }
+        if is_dynamic && self.moe.sinkhorn {
+            let rule = "false where documents are dealt out to ranks (parallel.max_tokens_per_rank), which \
+                        have no micro-batches in common";
+            return require(false, "moe.sinkhorn", true, rule);
+        }
         let of_passes =
             [("moe.aux_loss", self.moe.aux_loss), ("moe.seq_aux_loss", self.moe.seq_aux_loss)];
         let used = of_passes.into_iter().find(|(_, loss)| is_dynamic && *loss != 0.0);

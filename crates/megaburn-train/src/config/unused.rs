@@ -23,6 +23,10 @@ impl TrainConfig {
         let is_f16 = self.train.dtype == Dtype::F16;
         let is_dynamic = is_f16 && mine.loss_scale.is_none();
         let (parallel, pp, cp) = (&self.parallel, self.parallel.pp > 1, self.parallel.cp > 1);
+        // Of a model that is read elsewhere this is said there.
+        let has_experts =
+            self.model.init.is_some() || self.model.family.template().experts.is_some();
+        const CAPACITY: &str = "with moe.capacity_factor";
         const PP: &str = "with parallel.pp above 1";
         const WSD: &str = "with optimizer.lr_decay_style = \"wsd\"";
         const ADAMW: &str = "with optimizer.name = \"adamw\" or \"muon\"";
@@ -142,6 +146,25 @@ impl TrainConfig {
                 self.data.document_multiple != 16,
                 self.data.documents,
                 "with data.documents = true",
+            ),
+            ("moe", self.moe != Self::default().moe, has_experts, "with a model.family of experts"),
+            (
+                "moe.drop_policy",
+                self.moe.drop_policy != Self::default().moe.drop_policy,
+                self.moe.capacity_factor.is_some(),
+                CAPACITY,
+            ),
+            (
+                "moe.capacity_scope",
+                self.moe.capacity_scope != Self::default().moe.capacity_scope,
+                self.moe.capacity_factor.is_some(),
+                CAPACITY,
+            ),
+            (
+                "moe.pad_to_capacity",
+                self.moe.pad_to_capacity,
+                self.moe.capacity_factor.is_some(),
+                CAPACITY,
             ),
             ("parallel.schedule", parallel.schedule.is_some(), pp, PP),
             ("parallel.chunks", parallel.chunks.is_some(), pp, PP),

@@ -1,21 +1,27 @@
 use megaburn_parallel::LoadCounts;
 use serde::{Deserialize, Serialize};
 
+use super::nan_if_null;
+
 /// What a step learned of its experts: of losses the mean over layers, each a mean over tokens, whatever they
-/// are multiplied with; 0 of those that are not used.
+/// are multiplied with; 0 of those that are not computed.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ExpertMetrics {
     /// The balancing loss of micro-batches; 1 where all experts get as many tokens.
+    #[serde(deserialize_with = "nan_if_null")]
     pub aux_loss: f64,
     /// That of sequences.
+    #[serde(deserialize_with = "nan_if_null")]
     pub seq_aux_loss: f64,
     /// That of the global batch.
+    #[serde(deserialize_with = "nan_if_null")]
     pub global_aux_loss: f64,
     /// The mean square of the logits' log-sum-exp.
+    #[serde(deserialize_with = "nan_if_null")]
     pub z_loss: f64,
     /// Of what was sent to experts, the part that was dropped.
     pub dropped: f64,
-    /// Layer by layer: tokens of the busiest expert, over those of the mean.
+    /// Of each layer with experts, in order: tokens of the busiest expert, over those of the mean.
     pub busiest: Vec<f64>,
     /// The same of the idlest.
     pub idlest: Vec<f64>,
@@ -50,6 +56,14 @@ impl ExpertMetrics {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn numbers_that_are_none_are_written_and_read() {
+        let metrics = ExpertMetrics { z_loss: f64::NAN, ..ExpertMetrics::default() };
+        let text = serde_json::to_string(&metrics).unwrap();
+        let read: ExpertMetrics = serde_json::from_str(&text).unwrap();
+        assert!(text.contains("\"z_loss\":null") && read.z_loss.is_nan());
+    }
 
     #[test]
     fn losses_are_means_over_layers_and_loads_are_told_layer_by_layer() {

@@ -1,7 +1,7 @@
 use std::ops::ControlFlow;
 
 use burn::prelude::Device;
-use megaburn_collective::{Group, GroupOptions, ProcessGroups, RankEnv};
+use megaburn_collective::{Group, GroupOptions, ProcessGroups, RankEnv, tensors::broadcast};
 use megaburn_data::Tokenizer;
 use megaburn_mesh::Layout;
 use megaburn_models::{
@@ -91,7 +91,9 @@ impl GenerateJob<'_> {
         let plan = shard_plan(&model).map_err(ModelError::from)?;
         let model = source.load(model, &plan)?;
         let read = |model: &Decoder, next: &Next<'_>, cache: &mut DecoderCache| {
-            pipeline.next_logits(model, next, cache, device)
+            let logits = pipeline.next_logits(model, next, cache, device)?;
+            // Products may have other last bits on each rank, and a choice between tokens must not.
+            Ok(broadcast(logits, 0, &groups.dp)?)
         };
         if let Some(tokenizer) = self.tokenizer {
             return continue_text(&model, tokenizer, prompts, options, stop, read);

@@ -60,6 +60,14 @@ impl Trainer {
         Ok(Some(metrics))
     }
 
+    /// Drops what routers have seen of a step that ended in an error.
+    pub(super) fn forget_loads(&self) -> Result<(), TrainError> {
+        for (_, router) in self.unsettled().routers() {
+            router.load().take().map_err(|why| TrainError::Device { why })?;
+        }
+        Ok(())
+    }
+
     /// Tells the routers what went where in the step before.
     pub(super) fn tell_last_load(&self) {
         for (layer, router) in self.unsettled().routers() {

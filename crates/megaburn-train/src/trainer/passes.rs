@@ -121,7 +121,11 @@ impl Chunks for Evaluation<'_> {
             let counted = total.saturating_sub(numbers.start) as usize;
             Ok(trainer.batching().batch(&trainer.valid.batch(numbers), counted, plain)?)
         };
-        let batch = trainer.needs_batch(&stage).then(batch).transpose()?;
+        // Experts get none of those samples, in no stage.
+        let is_cut = total < first + trainer.config.train.global_batch as u64;
+        let of_experts = is_cut && trainer.model_config.experts.is_some();
+        let needs_batch = of_experts || trainer.needs_batch(&stage);
+        let batch = needs_batch.then(batch).transpose()?;
         let stage = told(stage, batch.as_ref());
         let (stream, batch) = through(&stage, batch, input);
         let Some(batch) = batch.filter(|_| stage.layers().loss) else {

@@ -1,3 +1,4 @@
+use megaburn_collective::tensors::broadcast;
 use megaburn_models::{
     Decoder,
     decoder::DecoderCache,
@@ -41,7 +42,9 @@ impl Trainer {
         let device = self.device.clone().inner();
         let prompts = [prompt];
         let read = |model: &Decoder, next: &Next<'_>, cache: &mut DecoderCache| {
-            self.pipeline.next_logits(model, next, cache, &device)
+            let logits = self.pipeline.next_logits(model, next, cache, &device)?;
+            // Products may have other last bits on each rank, and a choice between tokens must not.
+            Ok(if together { broadcast(logits, 0, &self.groups.dp)? } else { logits })
         };
         let texts = continue_text(self.model(), tokenizer, &prompts, &options, &[], read);
         // A rank that is gone says so, and not that weights are no numbers.

@@ -204,6 +204,7 @@ impl Trainer {
     /// tokens) times the number that is returned.
     pub(super) fn accumulate_gradients(&mut self, sums: Sums) -> Result<(Losses, f64), TrainError> {
         self.grads.reset();
+        self.forget_loads()?;
         let batch = self.next_batch();
         // As if the loss were a mean over all tokens, whose gradients f16 holds more easily.
         let tokens = batch.global_batch_size() * self.config.data.seq_len;

@@ -15,7 +15,8 @@ use crate::{ParallelError, PlanBuilder, Sharded, init::Draw, replica::Replica};
 /// Chooses the experts of each token, in f32. Every rank has it whole, and chooses for its own tokens.
 ///
 /// # Collective
-/// Where losses [balance](Balance) the experts, see there. Backward, with sequence parallelism: one all-reduce
+/// Where losses [balance](Balance) the experts, experts take [so many](Capacity) tokens of a sequence, or Sinkhorn's
+/// algorithm [chooses](super::Choice): the ranks that share the micro-batch. Backward, with sequence parallelism: one all-reduce
 /// of the weight's gradient, as each rank sees its own tokens only.
 #[derive(Module, Debug)]
 pub struct Router {
@@ -66,7 +67,11 @@ impl Router {
             fans: shape,
         };
         let spec = ShardSpec::whole(&shape, Axis::Tp, tp.rank(), tp.size());
-        let bias = || Initializer::Zeros.init([num_experts], device).set_require_grad(false);
+        // Drawn now: one that is not yet counts as trained.
+        let bias = || {
+            let zeros = Tensor::<1>::zeros([num_experts], device).set_require_grad(false);
+            Param::from_tensor(zeros).set_require_grad(false)
+        };
         Ok(Self {
             weight: draw.param(&spec, tp, device)?,
             bias: parts.expert_bias.then(bias),
@@ -96,7 +101,7 @@ impl Router {
     /// Replaces them, where there are any.
     ///
     /// # Panics
-    /// If there are as many as others.
+    /// If there are not as many as experts.
     pub fn set_bias(&mut self, bias: &[f32]) {
         let value = |old: Tensor<1>| {
             assert_eq!(old.dims(), [bias.len()], "one bias an expert");
@@ -130,7 +135,8 @@ impl Router {
     /// `[tokens, num_experts]` in f32.
     fn logits(&self, x: Tensor<3>) -> Tensor<2> {
         let [seq, batch, d_model] = x.dims();
-        let weight = self.replica.value(&self.weight).cast(DType::F32);
+        // In f32 before ranks sum its gradients.
+        let weight = self.replica.shared(self.weight.val().cast(DType::F32));
         let rows = x.reshape([seq * batch, d_model]);
         // The rows are kept by nobody in f32 where they are narrower.
         let source = (rows.dtype() != DType::F32).then(|| off_graph(&rows));

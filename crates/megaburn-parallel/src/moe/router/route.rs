@@ -36,7 +36,6 @@ impl Router {
         let tokens = Tokens {
             seq,
             batch,
-            top_k: options.top_k,
             group: &groups.tp_cp,
             counted: counted.map(|counted| as_column(counted, &off_graph(&logits))),
         };

@@ -69,7 +69,8 @@ fn balancing_losses_have_the_gradients_of_their_formulas(
         let seq_aux = of(c, p.clone(), seq as f64);
         let last: Vec<f32> = last.iter().map(|&part| part as f32).collect();
         let last = Tensor::<2>::from_data(TensorData::new(last, [1, experts]), &autodiff());
-        let global = of(last, p.sum_dim(0), 1.0);
+        // Parts of what was sent, of which a token sends `k`.
+        let global = of(last, p.sum_dim(0), 1.0 / k);
         let lse = logits.exp().sum_dim(1).log();
         let z = (lse.clone() * lse).sum();
         let value = |loss: &Tensor<1>| f64::from(floats(&loss.clone().inner().into_data())[0]);

@@ -1,0 +1,172 @@
+//! What a layer of experts costs forward and backward, beside PyTorch's grouped products.
+//!
+//! ```sh
+//! python3 benches/peer/moe.py > peer.txt
+//! bench-moe --peer peer.txt
+//! megaburn launch --nproc 8 -- bench-moe
+//! ```
+
+use std::{
+    collections::BTreeMap, convert::Infallible, ffi::OsString, path::PathBuf, process::ExitCode,
+};
+
+use burn::{
+    prelude::Device,
+    tensor::{DType, Distribution, Tensor, TensorData},
+};
+use clap::Parser;
+use megaburn::{
+    collective::{
+        ConnectOptions, Group, ProcessGroups, RankEnv, ReduceOp, connect, launcher::tie_to_launcher,
+    },
+    cuda::{self, CudaQueue, timing::elapsed},
+    mesh::Layout,
+    parallel::{
+        Balance, Choice, ExpertGroups, Moe, MoeConfig, TokenContext, load_params, main_grads,
+        read_params,
+    },
+};
+
+use super::{peer_times, ranks::gib};
+use crate::{
+    Failure,
+    report::{Args, Report, Table},
+};
+
+#[derive(Debug, Parser)]
+struct MoeArgs {
+    #[command(flatten)]
+    report: Args,
+    /// What `peer/moe.py` printed on the same GPU.
+    #[arg(long, value_name = "FILE")]
+    peer: Option<PathBuf>,
+    /// Tokens of each rank.
+    #[arg(long, default_value_t = 4096)]
+    tokens: usize,
+    /// Passes that are timed.
+    #[arg(long, default_value_t = 10)]
+    passes: usize,
+}
+
+/// The measurement.
+pub fn main(command: Vec<OsString>) -> ExitCode {
+    match run(&MoeArgs::parse_from(command)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Megatron-LM's proxies: `tests/functional_tests/test_cases/common/moe_perf`.
+fn proxies() -> [(&'static str, MoeConfig); 2] {
+    let mixtral = MoeConfig::new(4096, 14_336, 8, 2);
+    let deepseek = MoeConfig::new(7168, 2048, 32, 8)
+        .with_sigmoid(true)
+        .with_scale(2.5)
+        .with_groups(Some([8, 4, 2]));
+    [("mixtral", mixtral), ("deepseek", deepseek)]
+}
+
+fn run(args: &MoeArgs) -> Result<(), Failure> {
+    tie_to_launcher()?;
+    cuda::start()?;
+    let env = RankEnv::from_env()?;
+    let device = Device::cuda(env.as_ref().map_or(0, |env| env.local_rank));
+    let world = match env {
+        Some(env) => connect(&ConnectOptions::new(env))?,
+        None => Group::single(0),
+    };
+    let ranks = world.size();
+    let layout = Layout { dp: ranks, ep: ranks, ..Layout::SINGLE };
+    let groups = ProcessGroups::new(&world, layout)?;
+    let about = format!(
+        "Layers of experts of Megatron-LM's proxies in bf16, {} tokens on each of {ranks} GPUs, which share the \
+         experts, each token's experts chosen in turn; weights' gradients in f32. Milliseconds of the device, the \
+         slowest rank's, the mean of {} passes.",
+        args.tokens, args.passes
+    );
+    let peer = peer_times(args.peer.as_deref())?;
+    let mut report = Report::new("moe", &about);
+    let head = ["layer", "forward ms", "peer", "backward ms", "peer", "ratio", "TFLOP/s", "GiB"];
+    let mut table = Table::new(format!("{ranks} GPUs, {} tokens", args.tokens), &head);
+    for (name, config) in proxies() {
+        let [forward, backward, most] = measured(&config, &groups, args, &device)?;
+        let theirs = |pass: &str| peer.get(&format!("{name} {pass}")).copied();
+        let [of_forward, of_backward] = ["forward", "backward"].map(theirs);
+        let told = |time: Option<f64>| time.map_or("-".into(), |time| format!("{time:.2}"));
+        let both = of_forward.zip(of_backward);
+        let ratio = both.map(|(a, b)| (forward + backward) / (a + b));
+        let flops = 6.0 * (3 * config.d_model * config.d_ffn * config.top_k * args.tokens) as f64;
+        table.row(vec![
+            name.into(),
+            format!("{forward:.2}"),
+            told(of_forward),
+            format!("{backward:.2}"),
+            told(of_backward),
+            told(ratio),
+            format!("{:.0}", flops / (forward + backward) / 1e9),
+            format!("{:.2}", gib(most as u64)),
+        ]);
+    }
+    if world.rank() != 0 {
+        return Ok(());
+    }
+    report.table(&table);
+    report.finish(&args.report)
+}
+
+/// Milliseconds of a forward and of a backward, and bytes that tensors take behind the forward.
+fn measured(
+    config: &MoeConfig,
+    groups: &ProcessGroups,
+    args: &MoeArgs,
+    device: &Device,
+) -> Result<[f64; 3], Failure> {
+    let tracked = device.clone().autodiff();
+    let layer = config.clone().with_name("moe").init(ExpertGroups::from(groups), &tracked)?;
+    let balance = Balance { choice: Choice::InTurn, ..Balance::default() };
+    let layer = in_bf16(layer).with_balance(balance);
+    let sums = main_grads(&layer);
+    sums.values().for_each(|sum| sum.attach());
+    let shape = [args.tokens, 1, config.d_model];
+    let normal = || {
+        let x = Tensor::<3>::random(shape, Distribution::Normal(0.0, 1.0), device);
+        Tensor::<3>::from_inner(x.cast(DType::BF16))
+    };
+    let (x, dy) = (normal(), normal());
+    let context = TokenContext { loss_factor: Some(1.0), ..TokenContext::default() };
+    let queue = CudaQueue::for_device(device).ok_or("no CUDA device")?;
+    let (mut times, mut held) = ([0.0; 2], 0);
+    for pass in 0..args.passes + 5 {
+        let x = x.clone().require_grad();
+        groups.world.barrier()?;
+        let (mut y, mut done) = (None, None);
+        let forward = elapsed(&queue, || y = Some(layer.forward(x.clone(), &context)))?;
+        held = held.max(cuda::memory::allocated(device).unwrap_or(0));
+        let loss = y.take().expect("it was computed") * dy.clone();
+        let backward = elapsed(&queue, || done = Some(loss.sum().backward()))?;
+        drop(done);
+        if pass >= 5 {
+            times[0] += f64::from(forward) / args.passes as f64;
+            times[1] += f64::from(backward) / args.passes as f64;
+        }
+    }
+    sums.values().for_each(|sum| drop(sum.take()));
+    let mine = TensorData::from([times[0], times[1], held as f64]);
+    let slowest: Vec<f64> = groups.world.all_reduce(mine, ReduceOp::Max)?.iter::<f64>().collect();
+    Ok([slowest[0], slowest[1], slowest[2]])
+}
+
+fn in_bf16(layer: Moe) -> Moe {
+    let mut params: BTreeMap<_, _> = read_params(&layer).into_iter().collect();
+    let next = |path: &str, _: &[usize]| {
+        let data = params.remove(path).expect("each is read once");
+        Ok::<_, Infallible>(data.convert_dtype(DType::BF16))
+    };
+    match load_params(layer, next) {
+        Ok(layer) => layer,
+        Err(never) => match never {},
+    }
+}

@@ -77,7 +77,8 @@ fn a_model_with_experts_equals_transformers_under_every_grid(
 }
 
 /// Of two experts that are all but equally good for a token, rounding to bf16 chooses: a few tokens go elsewhere, which
-/// gradients of single experts show, and losses hardly.
+/// gradients of single experts show, and losses hardly. After steps they are off by twice what PyTorch's own bf16 is, at
+/// most: 8.2e-3 with `deepseek-v3-yarn` (`benches/peer/hf_bf16_error.py`).
 #[rstest]
 fn in_bf16_losses_are_those_of_transformers(
     #[values(0, 1, 2, 3, 4, 5, 6)] index: usize,
@@ -88,8 +89,8 @@ fn in_bf16_losses_are_those_of_transformers(
     let (layout, tolerances) = (layout.parse().unwrap(), Tolerances::of(Dtype::Bf16));
     let report = verify(&reference, &layout, Dtype::Bf16, &tolerances, Devices::Cpu, None);
     assert_eq!(report.error, None);
-    let losses = [report.loss_abs, report.train_losses_max_abs];
-    assert!(losses.iter().all(|loss| loss.unwrap() <= 1e-2), "{report:?}");
+    assert!(report.loss_abs.unwrap() <= tolerances.loss, "{report:?}");
+    assert!(report.train_losses_max_abs.unwrap() <= 2.0 * 8.2e-3, "{report:?}");
 }
 
 #[rstest]

@@ -7,7 +7,7 @@
 
 use burn::tensor::{DType, Tensor, TensorData};
 use megaburn_collective::{Group, ReduceOp, region::FAILED_REGION, tensors};
-use megaburn_kernels::RouterScores;
+use megaburn_kernels::{RouterGradients, RouterScores};
 
 use super::ExpertLoad;
 
@@ -60,10 +60,9 @@ pub(super) struct Tokens<'a> {
     pub(super) counted: Option<Tensor<2>>,
 }
 
-/// Gradients of the losses, to be put onto logits and scores, and their values.
-pub(super) struct Gradients {
-    pub(super) of_logits: Option<Tensor<2>>,
-    pub(super) of_scores: Option<Tensor<2>>,
+/// What the losses add to the router's gradients, and their values.
+pub(super) struct Balanced {
+    pub(super) gradients: RouterGradients,
     /// Sums over this rank's tokens, of [`super::load::NUM_LOSSES`] losses, then of the probabilities.
     pub(super) sums: Tensor<1>,
 }
@@ -73,18 +72,18 @@ impl Balance {
     /// each expert.
     ///
     /// # Shapes
-    /// `logits`, `scores`: `[seq * batch, e]`; `counts`: `batch * e`
+    /// `logits`, `scores`: `[seq * batch, e]`; `counts`: `[batch, e]` in f32
     /// # Collective
     /// The ranks that share the micro-batch, where there are losses of sequences or micro-batches.
     pub(super) fn gradients(
         &self,
         logits: Tensor<2>,
         (scores, kind): (Tensor<2>, RouterScores),
-        counts: &[u64],
+        counts: Tensor<2>,
         tokens: &Tokens<'_>,
         load: &ExpertLoad,
         factor: f64,
-    ) -> Gradients {
+    ) -> Balanced {
         let [rows, experts] = scores.dims();
         let sum = scores.clone().sum_dim(1);
         let probabilities = match kind {
@@ -98,7 +97,7 @@ impl Balance {
         let counted = masked(probabilities.clone());
         let all = |x: Tensor<2>| -> Tensor<1> { x.sum_dim(0).reshape([experts]) };
         let zero = || Tensor::<1>::zeros([1], (&logits.device(), DType::F32));
-        let [of_batch, of_sequences] = self.of_counts(counts, experts, tokens, &logits);
+        let [of_batch, of_sequences] = self.of_counts(counts, tokens);
         let [of_batch, of_sequences] = [of_batch, of_sequences].map(|weights| {
             let weights = weights?;
             let value = (counted.clone() * weights.clone()).sum_dim(1).sum_dim(0);
@@ -135,24 +134,16 @@ impl Balance {
             false => (None, zero()),
         };
         let sums = Tensor::cat(vec![aux, seq_aux, z, all(counted)], 0);
-        Gradients { of_logits, of_scores, sums }
+        Balanced { gradients: RouterGradients { of_scores, of_logits }, sums }
     }
 
     /// The gradient of each probability, of the loss of the micro-batch and of those of sequences.
-    fn of_counts(
-        &self,
-        counts: &[u64],
-        experts: usize,
-        tokens: &Tokens<'_>,
-        like: &Tensor<2>,
-    ) -> [Option<Tensor<2>>; 2] {
+    fn of_counts(&self, counts: Tensor<2>, tokens: &Tokens<'_>) -> [Option<Tensor<2>>; 2] {
         let Tokens { seq, batch, group, .. } = *tokens;
         if self.aux_loss == 0.0 && self.seq_aux_loss == 0.0 {
             return [None, None];
         }
-        let counts = counts.iter().map(|&count| count as f32).collect::<Vec<_>>();
-        let counts = TensorData::new(counts, [batch, experts]);
-        let counts = Tensor::<2>::from_data(counts, (&like.device(), DType::F32));
+        let [_, experts] = counts.dims();
         let counts = tensors::all_reduce(counts, ReduceOp::Sum, group)
             .unwrap_or_else(|error| panic!("{FAILED_REGION}{error}"));
         // As many as tokens, times those of each.

@@ -47,7 +47,7 @@ pub enum CapacityScope {
 }
 
 /// The slots of some ranks, `[seq, batch, top_k]` each.
-pub(super) struct Slots<'a> {
+pub(super) struct SharedSlots<'a> {
     pub(super) seq: usize,
     pub(super) batch: usize,
     pub(super) top_k: usize,
@@ -63,14 +63,14 @@ impl Capacity {
     /// The ranks that share the micro-batch, where sequences are counted.
     pub(super) fn drop_from(
         &self,
-        experts: &mut [u32],
+        experts: &mut [i32],
         weights: &[f32],
-        slots: &Slots<'_>,
+        slots: &SharedSlots<'_>,
         device: &Device,
     ) -> Result<u64, CollectiveError> {
         let group = &slots.groups.tp_cp;
         let is_shared = self.scope == CapacityScope::Sequence && group.size() > 1;
-        let all: Vec<(u32, f32)> = match is_shared {
+        let all: Vec<(i32, f32)> = match is_shared {
             true => gathered(experts, weights, slots.groups, device)?,
             false => experts.iter().copied().zip(weights.iter().copied()).collect(),
         };
@@ -114,8 +114,8 @@ impl Capacity {
     }
 
     /// Rows that each expert is given at most, from all ranks that send it some.
-    pub(super) fn rows(&self, slots: &Slots<'_>) -> usize {
-        let Slots { seq, batch, top_k, num_experts, .. } = *slots;
+    pub(super) fn rows(&self, slots: &SharedSlots<'_>) -> usize {
+        let SharedSlots { seq, batch, top_k, num_experts, .. } = *slots;
         let ExpertGroups { experts, tp_cp, .. } = slots.groups;
         match self.scope {
             CapacityScope::Rank => self.takes(seq * batch * top_k, num_experts) * experts.size(),
@@ -148,7 +148,7 @@ impl Candidate {
     }
 }
 
-impl Slots<'_> {
+impl SharedSlots<'_> {
     /// Sequences that are counted by themselves.
     fn queues(&self, scope: CapacityScope) -> usize {
         match scope {
@@ -185,19 +185,17 @@ impl Slots<'_> {
 
 /// The experts and weights of all ranks that share the micro-batch.
 fn gathered(
-    experts: &[u32],
+    experts: &[i32],
     weights: &[f32],
     groups: &ExpertGroups,
     device: &Device,
-) -> Result<Vec<(u32, f32)>, CollectiveError> {
+) -> Result<Vec<(i32, f32)>, CollectiveError> {
     // A number of experts is a number in f32, too.
-    let number = |expert: u32| if expert == DROPPED { -1.0 } else { expert as f32 };
     let pairs = experts.iter().zip(weights);
-    let pairs = pairs.flat_map(|(&expert, &weight)| [number(expert), weight]);
+    let pairs = pairs.flat_map(|(&expert, &weight)| [expert as f32, weight]);
     let pairs = TensorData::new(pairs.collect::<Vec<_>>(), [experts.len(), 2]);
     let pairs = Tensor::<2>::from_data(pairs, (device, DType::F32));
     let all = tensors::all_gather(pairs, &groups.tp_cp)?.into_data();
     let all: Vec<f32> = all.try_to_vec().expect("f32 went in");
-    let expert = |number: f32| if number < 0.0 { DROPPED } else { number as u32 };
-    Ok(all.chunks_exact(2).map(|pair| (expert(pair[0]), pair[1])).collect())
+    Ok(all.chunks_exact(2).map(|pair| (pair[0] as i32, pair[1])).collect())
 }

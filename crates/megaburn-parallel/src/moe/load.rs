@@ -3,7 +3,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use burn::tensor::{DType, Tensor};
+use burn::tensor::{DType, Int, Tensor, Transaction};
 
 use super::quantile::{MARGIN_BINS, count_margins};
 
@@ -13,8 +13,11 @@ pub struct ExpertLoad(Arc<Mutex<State>>);
 
 #[derive(Default)]
 struct State {
+    /// But for what is still on the device.
     counts: LoadCounts,
-    /// Sums over tokens that are still on the device.
+    /// Tokens sent to each expert.
+    tokens: Option<Tensor<1, Int>>,
+    /// Sums over tokens: the losses, then the probabilities.
     sums: Option<Tensor<1>>,
     /// Of all tokens of the last global batch, the part that each expert got; none: there was none.
     last: Option<Vec<f64>>,
@@ -43,15 +46,16 @@ pub struct LoadCounts {
 pub(super) const NUM_LOSSES: usize = 3;
 
 impl ExpertLoad {
-    /// Counts tokens, and adds sums over tokens: the losses, then the probabilities.
-    pub(super) fn add(&self, tokens: &[u64], dropped: u64, sums: Option<Tensor<1>>) {
+    /// Counts tokens, and adds sums over tokens: the losses, then the probabilities. Waits for none of them.
+    pub(super) fn add(&self, tokens: Tensor<1, Int>, dropped: u64, sums: Option<Tensor<1>>) {
         let mut state = self.lock();
-        let State { counts, sums: before, .. } = &mut *state;
-        counts.tokens.resize(tokens.len(), 0);
-        counts.tokens.iter_mut().zip(tokens).for_each(|(sum, new)| *sum += new);
-        counts.dropped += dropped;
+        state.counts.dropped += dropped;
+        state.tokens = Some(match state.tokens.take() {
+            Some(before) => before + tokens,
+            None => tokens,
+        });
         if let Some(sums) = sums {
-            *before = Some(match before.take() {
+            state.sums = Some(match state.sums.take() {
                 Some(before) => before + sums,
                 None => sums,
             });
@@ -75,17 +79,24 @@ impl ExpertLoad {
     /// # Errors
     /// The device cannot be read.
     pub fn take(&self) -> Result<LoadCounts, String> {
-        let (mut counts, sums) = {
+        let (mut counts, tokens, sums) = {
             let mut state = self.lock();
-            (std::mem::take(&mut state.counts), state.sums.take())
+            (std::mem::take(&mut state.counts), state.tokens.take(), state.sums.take())
         };
-        let Some(sums) = sums else { return Ok(counts) };
-        let sums = sums.cast(DType::F32).try_into_data().map_err(|error| error.to_string())?;
-        let sums: Vec<f64> = sums.iter::<f64>().collect();
-        let (losses, probabilities) = sums.split_at(NUM_LOSSES);
-        [counts.aux_loss, counts.seq_aux_loss, counts.z_loss] =
-            losses.try_into().expect("as many as were added");
-        counts.probabilities = probabilities.to_vec();
+        let Some(tokens) = tokens else { return Ok(counts) };
+        let mut read = Transaction::default().register(tokens);
+        if let Some(sums) = sums {
+            read = read.register(sums.cast(DType::F32));
+        }
+        let read = read.try_execute().map_err(|error| error.to_string())?;
+        counts.tokens = read[0].iter::<u64>().collect();
+        if let Some(sums) = read.get(1) {
+            let sums: Vec<f64> = sums.iter::<f64>().collect();
+            let (losses, probabilities) = sums.split_at(NUM_LOSSES);
+            [counts.aux_loss, counts.seq_aux_loss, counts.z_loss] =
+                losses.try_into().expect("as many as were added");
+            counts.probabilities = probabilities.to_vec();
+        }
         Ok(counts)
     }
 

@@ -89,12 +89,11 @@ impl Moe {
         let routed = self.router.route(x.clone(), context);
         let groups = &self.parts.groups;
         let slots = Slots {
-            experts: &routed.experts,
-            top_k: self.router.top_k(),
+            experts: routed.experts,
             num_experts: self.experts.len(),
             padded: routed.padded,
         };
-        let dispatch = Dispatch::new(&slots, self.parts.dispatcher, groups, &x.device());
+        let dispatch = Dispatch::new(slots, self.parts.dispatcher, groups);
         let [seq, batch, d_model] = dims;
         let rows = dispatch.rows_there(x.clone().reshape([seq * batch, d_model]));
         let weights = dispatch.weights_there(routed.weights);

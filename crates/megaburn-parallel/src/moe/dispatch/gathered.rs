@@ -2,56 +2,53 @@ use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use megaburn_collective::{CollectiveError, ReduceOp, tensors};
 
 use super::{
-    Of, Slots, Way,
-    plan::{DROPPED, Known},
-    rows::{index, lengthened, shortened, summed, taken},
+    DROPPED, Of, Slots, Way,
+    plan::Order,
+    rows::{index, lengthened, read, shortened, told},
+    sorted::{Arranged, Sorted},
 };
 use crate::moe::ExpertGroups;
 
 /// All tokens go to all ranks, each of which takes those of its experts; sums of what they made of them come back.
 #[derive(Debug)]
 pub(super) struct Gathered {
-    known: Known,
+    taken: Sorted,
+    rows_of_experts: Vec<usize>,
+    /// Where there is padding.
+    arranged: Option<Arranged>,
     top_k: usize,
     /// Tokens of this rank, and of the one that has the most: as many each shows the others.
     tokens: usize,
     shown: usize,
     groups: ExpertGroups,
-    /// On the device: where the token and the slot of each row stand among all, and the row of each slot.
-    of_tokens: Tensor<1, Int>,
-    of_slots: Tensor<1, Int>,
-    rows: Tensor<1, Int>,
 }
 
 impl Gathered {
     /// # Collective
     /// All ranks of `groups.experts`, which tell each other the experts of their tokens.
     pub(super) fn new(
-        slots: &Slots<'_>,
+        slots: Slots,
         groups: &ExpertGroups,
         device: &Device,
     ) -> Result<Self, CollectiveError> {
-        let top_k = slots.top_k;
-        let tokens = slots.experts.len() / top_k;
-        let all = told(&[tokens as i32], groups, device)?;
-        let shown = all.into_iter().max().expect("this rank is one of them") as usize;
-        // A number of i32 that no expert has.
-        let number = |expert: &u32| if *expert == DROPPED { -1 } else { *expert as i32 };
-        let mut own: Vec<i32> = slots.experts.iter().map(number).collect();
-        own.resize(shown * top_k, -1);
-        let all = told(&own, groups, device)?;
-        let all: Vec<u32> =
-            all.into_iter().map(|n| if n < 0 { DROPPED } else { n as u32 }).collect();
-        let mut known = Known::new(&all, groups.own(slots.num_experts));
-        if let Some(rows) = slots.padded {
-            known = known.padded(rows, all.len());
-        }
-        let token = |slot: &usize| slot / top_k;
+        let [tokens, top_k] = slots.experts.dims();
+        let all = told(index([tokens], device), &groups.experts)?;
+        let shown = all.into_iter().max().expect("this rank is one of them");
+        let own = groups.own(slots.num_experts);
+        let all = tensors::all_gather(with_nobodys(slots.experts, shown), &groups.experts)?;
+        // Numbers of others' experts are none of this rank's.
+        let all = if shown == 0 { all } else { all - own.start as i32 };
+        let (taken, counts) = Sorted::new(all, own.len());
+        let counts = read(counts);
+        let order = Order::as_they_are(counts.clone());
+        let order = match slots.padded {
+            Some(rows) => order.padded(rows),
+            None => order,
+        };
         Ok(Self {
-            of_tokens: index(known.slots.iter().map(token), device),
-            of_slots: index(known.slots.iter().copied(), device),
-            rows: index(known.rows.iter().copied(), device),
-            known,
+            taken: taken.with_rows(counts.iter().sum()),
+            arranged: Arranged::new(&order, device),
+            rows_of_experts: order.rows,
             top_k,
             tokens,
             shown,
@@ -73,39 +70,37 @@ impl Way for Gathered {
     fn there(&self, x: Tensor<2>, of: Of) -> Result<Tensor<2>, CollectiveError> {
         let [_, shown] = self.lens(of);
         let all = tensors::all_gather(lengthened(x, shown), &self.groups.experts)?;
-        // Padding is the row behind all others.
-        let rows = all.dims()[0] + usize::from(self.known.is_padded);
-        Ok(match of {
-            Of::Tokens => taken(lengthened(all, rows), &self.of_tokens),
-            Of::Slots => taken(lengthened(all, rows), &self.of_slots),
+        let rows = self.taken.there(all, of);
+        Ok(match &self.arranged {
+            Some(arranged) => arranged.there(rows),
+            None => rows,
         })
     }
 
     fn back(&self, y: Tensor<2>, of: Of) -> Result<Tensor<2>, CollectiveError> {
         let [own, _] = self.lens(of);
-        let terms = match of {
-            Of::Tokens => self.top_k,
-            Of::Slots => 1,
+        let rows = match &self.arranged {
+            Some(arranged) => arranged.back(y),
+            None => y,
         };
-        let all = summed(y, &self.rows, terms);
+        let all = self.taken.back(rows, of);
         let shown = tensors::reduce_scatter(all, ReduceOp::Sum, &self.groups.experts)?;
         Ok(shortened(shown, own))
     }
 
     fn rows_of_experts(&self) -> &[usize] {
-        &self.known.counts
+        &self.rows_of_experts
     }
 }
 
-/// What all ranks tell of themselves, one rank's behind the other's.
-fn told(own: &[i32], groups: &ExpertGroups, device: &Device) -> Result<Vec<i32>, CollectiveError> {
-    if groups.experts.size() == 1 || own.is_empty() {
-        return Ok(own.to_vec());
+/// With tokens behind that go to nobody, so that there are `len`.
+fn with_nobodys(experts: Tensor<2, Int>, len: usize) -> Tensor<2, Int> {
+    let [tokens, top_k] = experts.dims();
+    if tokens == len {
+        return experts;
     }
-    let own = Tensor::<1, Int>::from_data(
-        TensorData::new(own.to_vec(), [own.len()]),
-        (device, DType::I32),
-    );
-    let all = tensors::all_gather(own, &groups.experts)?;
-    Ok(all.into_data().iter::<i32>().collect())
+    let nobodys = vec![DROPPED; (len - tokens) * top_k];
+    let nobodys = TensorData::new(nobodys, [len - tokens, top_k]);
+    let nobodys = Tensor::from_data(nobodys, (&experts.device(), DType::I32));
+    if tokens == 0 { nobodys } else { Tensor::cat(vec![experts, nobodys], 0) }
 }

@@ -7,18 +7,18 @@ mod exchanged;
 mod gathered;
 mod plan;
 mod rows;
+mod sorted;
 
 use std::{fmt::Debug, sync::Arc};
 
 use burn::{
     config::Config,
-    tensor::{Device, Tensor},
+    tensor::{Int, Tensor},
 };
 use exchanged::Exchanged;
 use gathered::Gathered;
 use megaburn_collective::{CollectiveError, region::FAILED_REGION};
 use megaburn_kernels::Operands;
-pub(super) use plan::DROPPED;
 use rows::as_row;
 
 use super::ExpertGroups;
@@ -39,10 +39,13 @@ pub(super) struct Dispatch {
     num_slots: usize,
 }
 
-/// The experts of all slots, `top_k` a token.
-pub(super) struct Slots<'a> {
-    pub(super) experts: &'a [u32],
-    pub(super) top_k: usize,
+/// What a slot, one of the `top_k` of a token, has instead of an expert if it goes to none.
+pub(super) const DROPPED: i32 = -1;
+
+/// The experts of all slots.
+pub(super) struct Slots {
+    /// `[tokens, top_k]` in i32, off the autodiff device.
+    pub(super) experts: Tensor<2, Int>,
     pub(super) num_experts: usize,
     /// Rows that every expert gets, zeros where fewer come; none: those that come.
     pub(super) padded: Option<usize>,
@@ -71,18 +74,14 @@ trait Way: Debug + Send + Sync {
 impl Dispatch {
     /// # Collective
     /// All ranks of `groups.experts`, which tell each other what goes where.
-    pub(super) fn new(
-        slots: &Slots<'_>,
-        dispatcher: Dispatcher,
-        groups: &ExpertGroups,
-        device: &Device,
-    ) -> Self {
-        let device = if device.is_autodiff() { device.clone().inner() } else { device.clone() };
+    pub(super) fn new(slots: Slots, dispatcher: Dispatcher, groups: &ExpertGroups) -> Self {
+        let num_slots = slots.experts.dims().iter().product();
+        let device = slots.experts.device();
         let way: Arc<dyn Way> = match dispatcher {
             Dispatcher::AllToAll => Arc::new(ok(Exchanged::new(slots, groups, &device))),
             Dispatcher::AllGather => Arc::new(ok(Gathered::new(slots, groups, &device))),
         };
-        Self { way, num_slots: slots.experts.len() }
+        Self { way, num_slots }
     }
 
     /// Rows of each expert of this rank.

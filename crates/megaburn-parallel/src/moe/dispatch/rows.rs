@@ -1,29 +1,29 @@
 //! Rows that are taken and put together, where there may be none.
 
-use burn::tensor::{Device, Int, Tensor, TensorData};
+use burn::tensor::{DType, Device, Int, Tensor, TensorData};
+use megaburn_collective::{CollectiveError, Group, tensors};
 use megaburn_kernels::{sum_rows, take_rows};
 
 /// Numbers of rows, on the device.
 pub(super) fn index(of: impl IntoIterator<Item = usize>, device: &Device) -> Tensor<1, Int> {
-    let of: Vec<i64> = of.into_iter().map(|row| row as i64).collect();
+    let of: Vec<i32> = of.into_iter().map(|row| row as i32).collect();
     let len = of.len();
-    Tensor::from_data(TensorData::new(of, [len]), device)
+    Tensor::from_data(TensorData::new(of, [len]), (device, DType::I32))
 }
 
-/// [`take_rows`], where there may be none.
-pub(super) fn taken(x: Tensor<2>, index: &Tensor<1, Int>) -> Tensor<2> {
-    match index.dims() {
-        [0] => Tensor::empty([0, x.dims()[1]], (&x.device(), x.dtype())),
-        _ => take_rows(x, index.clone()),
+/// [`take_rows`] of the first `len` numbers, where there may be none.
+pub(super) fn taken(x: Tensor<2>, index: &Tensor<1, Int>, len: usize) -> Tensor<2> {
+    match len {
+        0 => Tensor::empty([0, x.dims()[1]], (&x.device(), x.dtype())),
+        _ => take_rows(x, index.clone().narrow(0, 0, len)),
     }
 }
 
-/// [`sum_rows`] of `terms` each, where there may be none.
-pub(super) fn summed(y: Tensor<2>, index: &Tensor<1, Int>, terms: usize) -> Tensor<2> {
-    let [len] = index.dims();
-    match len {
+/// [`sum_rows`], where there may be none.
+pub(super) fn summed(y: Tensor<2>, index: Tensor<2, Int>) -> Tensor<2> {
+    match index.dims()[0] {
         0 => Tensor::empty([0, y.dims()[1]], (&y.device(), y.dtype())),
-        _ => sum_rows(y, index.clone().reshape([len / terms, terms])),
+        _ => sum_rows(y, index),
     }
 }
 
@@ -53,4 +53,15 @@ pub(super) fn as_row(x: Tensor<2>) -> Tensor<2> {
         0 => Tensor::empty([1, 0], (&x.device(), x.dtype())),
         len => x.reshape([1, len]),
     }
+}
+
+/// What all ranks tell of themselves, one rank's behind the other's. Waits for it.
+pub(super) fn told(own: Tensor<1, Int>, group: &Group) -> Result<Vec<usize>, CollectiveError> {
+    let all = if group.size() == 1 { own } else { tensors::all_gather(own, group)? };
+    Ok(read(all))
+}
+
+/// Numbers of rows. Waits for them.
+pub(super) fn read(of: Tensor<1, Int>) -> Vec<usize> {
+    of.into_data().iter::<i64>().map(|number| number as usize).collect()
 }

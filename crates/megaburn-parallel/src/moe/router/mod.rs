@@ -111,11 +111,6 @@ impl Router {
         self.bias = self.bias.take().map(|bias| bias.map(value));
     }
 
-    /// Experts of a token.
-    pub(super) fn top_k(&self) -> usize {
-        self.how.options.top_k
-    }
-
     pub(super) fn with_balance(mut self, balance: Balance) -> Self {
         self.how.balance = balance;
         self

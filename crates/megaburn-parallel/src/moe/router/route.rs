@@ -1,13 +1,13 @@
-use burn::tensor::{DType, Tensor, TensorData};
+use burn::tensor::{DType, IndexingUpdateOp, Int, Tensor, TensorData};
 use megaburn_collective::region::FAILED_REGION;
-use megaburn_kernels::{Pass, choose_experts, expert_weights, router_scores, with_gradient};
+use megaburn_kernels::{Pass, RouterGradients, choose_experts, route, route_to};
 
 use super::{How, Router, off_graph, read};
 use crate::{
     TokenContext,
     moe::{
         balance::{Choice, Tokens},
-        capacity::Slots,
+        capacity::SharedSlots,
         dispatch::DROPPED,
         sinkhorn::sinkhorn_biases,
     },
@@ -15,8 +15,9 @@ use crate::{
 
 /// Where tokens go.
 pub(in crate::moe) struct Routed {
-    /// `top_k` experts a token, one token's behind the other's.
-    pub(in crate::moe) experts: Vec<u32>,
+    /// The experts of each token, `[tokens, top_k]` in i32, off the autodiff device; [`DROPPED`] where a slot goes to
+    /// none.
+    pub(in crate::moe) experts: Tensor<2, Int>,
     /// Their weights, `[tokens, top_k]` in f32.
     pub(in crate::moe) weights: Tensor<2>,
     /// Rows that every expert is given; none: those that come.
@@ -24,109 +25,131 @@ pub(in crate::moe) struct Routed {
 }
 
 impl Router {
-    /// The experts of each token and their weights.
+    /// The experts of each token and their weights. On a GPU the host waits for none of it, unless experts are chosen by
+    /// [Sinkhorn's algorithm](Choice::Sinkhorn), margins are counted or some tokens dropped, which is the host's work.
     ///
     /// # Shapes
     /// `x`: `[seq, batch, d_model]`
     pub(in crate::moe) fn route(&self, x: Tensor<3>, context: &TokenContext) -> Routed {
-        let How { options, groups, balance, .. } = &self.how;
+        let How { options, groups, .. } = &self.how;
         let [seq, batch, _] = x.dims();
         let counted = self.counted(context, seq * batch);
-        let mut logits = self.logits(x);
+        let logits = self.logits(x);
+        let plain = off_graph(&logits);
         let tokens = Tokens {
             seq,
             batch,
             group: &groups.tp_cp,
-            counted: counted.map(|counted| as_column(counted, &off_graph(&logits))),
+            counted: counted.map(|counted| as_column(counted, &plain)),
         };
-        let plain = off_graph(&logits);
-        let plain_scores = router_scores(plain.clone(), options.scores);
-        let mut experts = self.choose([&plain, &plain_scores], counted, context);
-        let counts = context.loss_factor.map(|_| self.counts(&experts, batch, counted));
-        let (mut of_scores, mut sums) = (None, None);
-        if let (Some(factor), Some(counts)) = (context.loss_factor, &counts)
-            && balance.is_some()
-        {
-            let scores = (plain_scores, options.scores);
-            let found = balance.gradients(plain, scores, counts, &tokens, self.load(), factor);
-            (of_scores, sums) = (found.of_scores, Some(found.sums));
-            if let Some(gradient) = found.of_logits {
-                logits = with_gradient(logits, gradient);
-            }
-        }
-        let mut scores = router_scores(logits, options.scores);
-        if let Some(gradient) = of_scores {
-            scores = with_gradient(scores, gradient);
-        }
-        let weights = expert_weights(scores, &experts, options);
-        if let Some(counted) = counted {
-            let slots = experts.chunks_mut(options.top_k).zip(counted);
-            slots.filter(|(_, counted)| !**counted).for_each(|(slots, _)| slots.fill(DROPPED));
-        }
-        let (dropped, padded) = self.drop_from(&mut experts, &weights, [seq, batch], context);
+        let given = self.given(&plain, counted, context);
+        let mut seen = None;
+        let extra = |routed: &megaburn_kernels::Routed| {
+            let Some(factor) = context.loss_factor else { return RouterGradients::default() };
+            let (counts, sums, gradients) = self.balanced(plain, routed, &tokens, factor);
+            seen = Some((counts, sums));
+            gradients
+        };
+        let routed = match given {
+            Some(experts) => route_to(logits, experts, options, extra),
+            None => route(logits, self.bias.as_ref().map(|bias| bias.val()), options, extra),
+        };
+        let megaburn_kernels::Routed { weights, experts, scores } = routed;
         // What is computed once more was counted.
-        if let Some(counts) = counts.filter(|_| !Pass::is_backward()) {
-            let all = self.how.num_experts;
-            let of_all = |expert| counts.iter().skip(expert).step_by(all).sum();
-            self.load().add(&(0..all).map(of_all).collect::<Vec<u64>>(), dropped, sums);
+        let is_counted = context.loss_factor.is_some() && !Pass::is_backward();
+        if is_counted && self.how.balance.margins {
+            self.add_margins(scores, counted);
+        }
+        let experts = match &tokens.counted {
+            Some(counted) => {
+                let is_padding = counted.clone().equal_elem(0.0).expand(experts.dims());
+                experts.mask_fill(is_padding, DROPPED)
+            }
+            None => experts,
+        };
+        let (experts, dropped, padded) = self.drop_from(experts, &weights, [seq, batch], context);
+        if let Some((counts, sums)) = seen.filter(|_| is_counted) {
+            let all = counts.sum_dim(0).flatten::<1>(0, 1).int();
+            self.load().add(all.cast(DType::I64), dropped, sums);
         }
         Routed { experts, weights, padded }
+    }
+
+    /// The experts that somebody else than the kernel chooses.
+    fn given(
+        &self,
+        logits: &Tensor<2>,
+        counted: Option<&[bool]>,
+        context: &TokenContext,
+    ) -> Option<Tensor<2, Int>> {
+        let How { num_experts, options, groups, balance, .. } = &self.how;
+        let experts: Vec<i32> = match balance.choice {
+            Choice::InTurn => {
+                let slots = logits.dims()[0] * options.top_k;
+                (0..slots).map(|slot| (slot % num_experts) as i32).collect()
+            }
+            Choice::Sinkhorn if context.loss_factor.is_some() => {
+                let logits = read(logits.clone().flatten(0, 1));
+                let biases = sinkhorn_biases(&logits, *num_experts, counted, &groups.tp_cp);
+                let biases = biases.unwrap_or_else(|error| panic!("{FAILED_REGION}{error}"));
+                let chosen = choose_experts(&logits, *num_experts, Some(&biases), options);
+                chosen.into_iter().map(|expert| expert as i32).collect()
+            }
+            Choice::Scores | Choice::Sinkhorn => return None,
+        };
+        Some(as_slots(experts, options.top_k, logits))
+    }
+
+    /// Tokens that go from each sequence to each expert, and of the losses that balance the experts the sums and the
+    /// gradients.
+    fn balanced(
+        &self,
+        logits: Tensor<2>,
+        routed: &megaburn_kernels::Routed,
+        tokens: &Tokens<'_>,
+        factor: f64,
+    ) -> (Tensor<2>, Option<Tensor<1>>, RouterGradients) {
+        let How { options, balance, .. } = &self.how;
+        let counts = tokens.sent(&routed.experts, &routed.scores);
+        if !balance.is_some() {
+            return (counts, None, RouterGradients::default());
+        }
+        let scores = (routed.scores.clone(), options.scores);
+        let found = balance.gradients(logits, scores, counts.clone(), tokens, self.load(), factor);
+        (counts, Some(found.sums), found.gradients)
+    }
+
+    fn add_margins(&self, scores: Tensor<2>, counted: Option<&[bool]>) {
+        let How { num_experts, options, .. } = &self.how;
+        let Some(biases) = self.biases() else { return };
+        let scores = read(scores.flatten(0, 1));
+        let rows = scores.chunks_exact(*num_experts).enumerate();
+        let is_counted = |token: usize| counted.is_none_or(|all| all[token]);
+        let rows = rows.filter(|(token, _)| is_counted(*token)).map(|(_, row)| row);
+        self.load().add_margins(rows, &biases, options.top_k);
     }
 
     /// Drops what is too much for some experts: how many slots, and rows that every expert is given.
     fn drop_from(
         &self,
-        experts: &mut [u32],
+        experts: Tensor<2, Int>,
         weights: &Tensor<2>,
         [seq, batch]: [usize; 2],
         context: &TokenContext,
-    ) -> (u64, Option<usize>) {
+    ) -> (Tensor<2, Int>, u64, Option<usize>) {
         let How { num_experts, options, groups, capacity, .. } = &self.how;
-        let Some(capacity) = capacity else { return (0, None) };
+        let Some(capacity) = capacity else { return (experts, 0, None) };
         let documents = context.documents.as_ref();
         let (top_k, num_experts) = (options.top_k, *num_experts);
-        let slots = Slots { seq, batch, top_k, num_experts, groups, documents };
+        let slots = SharedSlots { seq, batch, top_k, num_experts, groups, documents };
         let weights = off_graph(weights);
         let device = weights.device();
-        let dropped = capacity.drop_from(experts, &read(weights.flatten(0, 1)), &slots, &device);
+        let mut chosen: Vec<i32> = experts.into_data().iter().collect();
+        let of_slots = read(weights.clone().flatten(0, 1));
+        let dropped = capacity.drop_from(&mut chosen, &of_slots, &slots, &device);
         let dropped = dropped.unwrap_or_else(|error| panic!("{FAILED_REGION}{error}"));
-        (dropped, capacity.pad.then(|| capacity.rows(&slots)))
-    }
-
-    /// The experts of all slots.
-    fn choose(
-        &self,
-        [logits, scores]: [&Tensor<2>; 2],
-        counted: Option<&[bool]>,
-        context: &TokenContext,
-    ) -> Vec<u32> {
-        let How { num_experts, options, groups, balance, .. } = &self.how;
-        let is_trained = context.loss_factor.is_some();
-        match balance.choice {
-            Choice::InTurn => {
-                let slots = scores.dims()[0] * options.top_k;
-                (0..slots).map(|slot| (slot % num_experts) as u32).collect()
-            }
-            Choice::Sinkhorn if is_trained => {
-                let logits = read(logits.clone().flatten(0, 1));
-                let biases = sinkhorn_biases(&logits, *num_experts, counted, &groups.tp_cp);
-                let biases = biases.unwrap_or_else(|error| panic!("{FAILED_REGION}{error}"));
-                choose_experts(&logits, *num_experts, Some(&biases), options)
-            }
-            Choice::Scores | Choice::Sinkhorn => {
-                let (biases, scores) = (self.biases(), read(scores.clone().flatten(0, 1)));
-                if let Some(biases) = biases.as_ref().filter(|_| {
-                    // What is computed once more was counted.
-                    balance.margins && is_trained && !Pass::is_backward()
-                }) {
-                    let rows = scores.chunks_exact(*num_experts).enumerate();
-                    let is_counted = |token: usize| counted.is_none_or(|all| all[token]);
-                    let rows = rows.filter(|(token, _)| is_counted(*token)).map(|(_, row)| row);
-                    self.load().add_margins(rows, biases, options.top_k);
-                }
-                choose_experts(&scores, *num_experts, biases.as_deref(), options)
-            }
-        }
+        let padded = capacity.pad.then(|| capacity.rows(&slots));
+        (as_slots(chosen, top_k, &weights), dropped, padded)
     }
 
     /// Which of this rank's tokens count, of those that the ranks of its tensor-parallel group share; none: all.
@@ -135,21 +158,35 @@ impl Router {
         let start = if all.len() == tokens { 0 } else { self.how.groups.tp.rank() * tokens };
         Some(&all[start..start + tokens])
     }
+}
 
-    /// Tokens that go from each sequence to each expert.
-    fn counts(&self, experts: &[u32], batch: usize, counted: Option<&[bool]>) -> Vec<u64> {
-        let How { num_experts, options, .. } = &self.how;
-        let mut counts = vec![0; batch * num_experts];
-        let tokens = experts.chunks(options.top_k).enumerate();
-        for (token, chosen) in tokens.filter(|(token, _)| counted.is_none_or(|all| all[*token])) {
-            let row = token % batch * num_experts;
-            chosen.iter().for_each(|&expert| counts[row + expert as usize] += 1);
+impl Tokens<'_> {
+    /// How many that count go from each sequence to each expert.
+    ///
+    /// # Shapes
+    /// `experts`: `[seq * batch, top_k]`, `scores`: `[seq * batch, e]`, result `[batch, e]`
+    fn sent(&self, experts: &Tensor<2, Int>, scores: &Tensor<2>) -> Tensor<2> {
+        let (Self { seq, batch, .. }, [rows, num_experts]) = (self, scores.dims());
+        let on = (&scores.device(), DType::F32);
+        if rows == 0 {
+            return Tensor::zeros([*batch, num_experts], on);
         }
-        counts
+        let ones = match &self.counted {
+            Some(counted) => counted.clone().expand(experts.dims()),
+            None => Tensor::ones(experts.dims(), on),
+        };
+        let none = Tensor::<2>::zeros([rows, num_experts], on);
+        let sent = none.scatter(1, experts.clone(), ones, IndexingUpdateOp::Add);
+        sent.reshape([*seq, *batch, num_experts]).sum_dim(0).reshape([*batch, num_experts])
     }
 }
 
 fn as_column(counted: &[bool], like: &Tensor<2>) -> Tensor<2> {
     let values: Vec<f32> = counted.iter().map(|&is_counted| f32::from(is_counted)).collect();
     Tensor::from_data(TensorData::new(values, [counted.len(), 1]), (&like.device(), DType::F32))
+}
+
+fn as_slots(experts: Vec<i32>, top_k: usize, like: &Tensor<2>) -> Tensor<2, Int> {
+    let shape = [experts.len() / top_k, top_k];
+    Tensor::from_data(TensorData::new(experts, shape), (&like.device(), DType::I32))
 }

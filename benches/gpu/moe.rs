@@ -20,6 +20,7 @@ use megaburn::{
         ConnectOptions, Group, ProcessGroups, RankEnv, ReduceOp, connect, launcher::tie_to_launcher,
     },
     cuda::{self, CudaQueue, timing::elapsed},
+    kernels::seed,
     mesh::Layout,
     parallel::{
         Balance, Choice, ExpertGroups, Moe, MoeConfig, TokenContext, load_params, main_grads,
@@ -43,6 +44,11 @@ struct MoeArgs {
     /// Tokens of each rank.
     #[arg(long, default_value_t = 4096)]
     tokens: usize,
+    /// Instead of all experts the part that each of so many ranks has where they share them, and of as many tokens
+    /// those that come to it, each for one expert: what such a rank computes, without what it sends. Its router
+    /// sees more tokens than it would.
+    #[arg(long, value_name = "RANKS", default_value_t = 1)]
+    share_of: usize,
     /// Passes that are timed.
     #[arg(long, default_value_t = 10)]
     passes: usize,
@@ -90,15 +96,23 @@ fn run(args: &MoeArgs) -> Result<(), Failure> {
     let peer = peer_times(args.peer.as_deref())?;
     let mut report = Report::new("moe", &about);
     let head = ["layer", "forward ms", "peer", "backward ms", "peer", "ratio", "TFLOP/s", "GiB"];
-    let mut table = Table::new(format!("{ranks} GPUs, {} tokens", args.tokens), &head);
+    let part = match args.share_of {
+        1 => String::new(),
+        ranks => format!(", one's share of {ranks} ranks"),
+    };
+    let mut table = Table::new(format!("{ranks} GPUs, {} tokens{part}", args.tokens), &head);
     for (name, config) in proxies() {
-        let [forward, backward, most] = measured(&config, &groups, args, &device)?;
+        let (config, tokens) = match args.share_of {
+            1 => (config, args.tokens),
+            ranks => share(&config, args.tokens, ranks)?,
+        };
+        let [forward, backward, most] = measured(&config, &groups, (tokens, args.passes), &device)?;
         let theirs = |pass: &str| peer.get(&format!("{name} {pass}")).copied();
         let [of_forward, of_backward] = ["forward", "backward"].map(theirs);
         let told = |time: Option<f64>| time.map_or("-".into(), |time| format!("{time:.2}"));
         let both = of_forward.zip(of_backward);
         let ratio = both.map(|(a, b)| (forward + backward) / (a + b));
-        let flops = 6.0 * (3 * config.d_model * config.d_ffn * config.top_k * args.tokens) as f64;
+        let flops = 6.0 * (3 * config.d_model * config.d_ffn * config.top_k * tokens) as f64;
         table.row(vec![
             name.into(),
             format!("{forward:.2}"),
@@ -117,11 +131,21 @@ fn run(args: &MoeArgs) -> Result<(), Failure> {
     report.finish(&args.report)
 }
 
+/// The experts of one of `ranks`, and tokens as many as come to it.
+fn share(config: &MoeConfig, tokens: usize, ranks: usize) -> Result<(MoeConfig, usize), Failure> {
+    let MoeConfig { num_experts, top_k, .. } = *config;
+    if ranks == 0 || !num_experts.is_multiple_of(ranks) {
+        return Err(format!("--share-of {ranks} does not divide {num_experts} experts").into());
+    }
+    let config = MoeConfig { num_experts: num_experts / ranks, top_k: 1, ..config.clone() };
+    Ok((config.with_groups(None), tokens * top_k))
+}
+
 /// Milliseconds of a forward and of a backward, and bytes that tensors take behind the forward.
 fn measured(
     config: &MoeConfig,
     groups: &ProcessGroups,
-    args: &MoeArgs,
+    (tokens, passes): (usize, usize),
     device: &Device,
 ) -> Result<[f64; 3], Failure> {
     let tracked = device.clone().autodiff();
@@ -130,7 +154,7 @@ fn measured(
     let layer = in_bf16(layer).with_balance(balance);
     let sums = main_grads(&layer);
     sums.values().for_each(|sum| sum.attach());
-    let shape = [args.tokens, 1, config.d_model];
+    let shape = [tokens, 1, config.d_model];
     let normal = || {
         let x = Tensor::<3>::random(shape, Distribution::Normal(0.0, 1.0), device);
         Tensor::<3>::from_inner(x.cast(DType::BF16))
@@ -139,18 +163,18 @@ fn measured(
     let context = TokenContext { loss_factor: Some(1.0), ..TokenContext::default() };
     let queue = CudaQueue::for_device(device).ok_or("no CUDA device")?;
     let (mut times, mut held) = ([0.0; 2], 0);
-    for pass in 0..args.passes + 5 {
+    for pass in 0..passes + 5 {
         let x = x.clone().require_grad();
         groups.world.barrier()?;
         let (mut y, mut done) = (None, None);
         let forward = elapsed(&queue, || y = Some(layer.forward(x.clone(), &context)))?;
         held = held.max(cuda::memory::allocated(device).unwrap_or(0));
-        let loss = y.take().expect("it was computed") * dy.clone();
-        let backward = elapsed(&queue, || done = Some(loss.sum().backward()))?;
+        let loss = seed(y.take().expect("it was computed"), dy.clone());
+        let backward = elapsed(&queue, || done = Some(loss.backward()))?;
         drop(done);
         if pass >= 5 {
-            times[0] += f64::from(forward) / args.passes as f64;
-            times[1] += f64::from(backward) / args.passes as f64;
+            times[0] += f64::from(forward) / passes as f64;
+            times[1] += f64::from(backward) / passes as f64;
         }
     }
     sums.values().for_each(|sum| drop(sum.take()));

@@ -1,11 +1,11 @@
 """Layers of experts in PyTorch, as its own pieces make them: a router in f32, tokens sorted by expert, grouped products
 (torch._grouped_mm), a weighted SwiGLU, and sums of what came out; each token's experts in turn, as `bench-moe` has them.
 
-    python3 moe.py [--tokens 4096] [--no-compile]
+    python3 moe.py [--tokens 4096] [--share-of RANKS] [--no-compile]
 
 Prints NAME PASS, a tab, milliseconds."""
 import argparse, torch, torch.nn.functional as F
-ap = argparse.ArgumentParser(); ap.add_argument("--tokens", type=int, default=4096); ap.add_argument("--no-compile", action="store_true"); ap.add_argument("--passes", type=int, default=10)
+ap = argparse.ArgumentParser(); ap.add_argument("--tokens", type=int, default=4096); ap.add_argument("--share-of", type=int, default=1, help="as bench-moe's"); ap.add_argument("--no-compile", action="store_true"); ap.add_argument("--passes", type=int, default=10)
 a = ap.parse_args(); dev = "cuda"
 def layer(x, router, up, down, k, sigmoid):
     T, H = x.shape; E = router.shape[1]
@@ -21,9 +21,11 @@ def layer(x, router, up, down, k, sigmoid):
     y = torch._grouped_mm(h, down, offs=offs)
     return torch.zeros_like(x, dtype=torch.float32).index_add_(0, order // k, y.float()).to(x.dtype)
 for name, H, FF, E, k, sig in [("mixtral", 4096, 14336, 8, 2, False), ("deepseek", 7168, 2048, 32, 8, True)]:
+    T = a.tokens
+    if a.share_of > 1: E, k, T = E // a.share_of, 1, T * k
     p = lambda *s: (torch.randn(*s, device=dev) * 0.02).bfloat16().requires_grad_()
     router, up, down = p(H, E), p(E, H, 2 * FF), p(E, FF, H)
-    x = torch.randn(a.tokens, H, device=dev).bfloat16().requires_grad_(); dy = torch.randn_like(x)
+    x = torch.randn(T, H, device=dev).bfloat16().requires_grad_(); dy = torch.randn_like(x)
     f = layer if a.no_compile else torch.compile(layer)
     ev = lambda: torch.cuda.Event(enable_timing=True)
     fw = bw = 0.0

@@ -82,8 +82,8 @@ pub use linear::{
 };
 pub use moe::{
     ExpertRows, Routed, RouterGradients, RouterGroups, RouterOptions, RouterScores, choose_experts,
-    expert_weights, route, route_to, router_scores, rows_by_expert, sum_rows, take_rows,
-    with_gradient,
+    expert_weights, route, route_to, router_logits, router_scores, rows_by_expert, sum_rows,
+    take_rows, with_gradient,
 };
 pub use norms::NormOptions;
 pub use optimizer::{

@@ -169,8 +169,19 @@ fn compare_experts(found: &StepMetrics, expected: &StepMetrics, row: &str) {
     }
 }
 
+/// That a list holds every pair of values of two columns that `all` has, more than `least` of them.
+pub(crate) fn assert_every_pair<const N: usize>(
+    list: impl IntoIterator<Item = [String; N]>,
+    all: impl IntoIterator<Item = [String; N]>,
+    least: usize,
+) {
+    let (found, expected) = (pairs(list), pairs(all));
+    let missing: Vec<_> = expected.difference(&found).collect();
+    assert!(expected.len() > least && missing.is_empty(), "{missing:?}");
+}
+
 /// Pairs of values of two columns, in rows of what each column holds.
-pub(crate) fn pairs<const N: usize>(
+fn pairs<const N: usize>(
     rows: impl IntoIterator<Item = [String; N]>,
 ) -> BTreeSet<(String, String)> {
     let mut pairs = BTreeSet::new();

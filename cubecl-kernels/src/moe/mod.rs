@@ -12,6 +12,6 @@ pub use gradient::with_gradient;
 pub use order::{ExpertRows, rows_by_expert};
 pub use router::{
     Routed, RouterGradients, RouterGroups, RouterOptions, RouterScores, choose_experts,
-    expert_weights, route, route_to, router_scores,
+    expert_weights, route, route_to, router_logits, router_scores,
 };
 pub use rows::{sum_rows, take_rows};

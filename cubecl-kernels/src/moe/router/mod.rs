@@ -10,11 +10,13 @@ mod composed;
 mod cube;
 #[cfg(feature = "cuda")]
 mod kernels;
+mod logits;
 pub(crate) mod reference;
 
 use burn::tensor::{DType, Int, Tensor};
 
 pub use choose::{choose_experts, expert_weights, router_scores};
+pub use logits::router_logits;
 
 use crate::operands::{self, float, int};
 use crate::primitive::as_row;

@@ -6,7 +6,7 @@ use burn::{
 };
 use megaburn_kernels::{
     Routed, RouterGradients, RouterGroups, RouterOptions, RouterScores, choose_experts, reference,
-    route, route_to,
+    route, route_to, router_logits,
 };
 
 use super::compare::*;
@@ -18,6 +18,7 @@ pub(super) const TESTS: &[super::Test] = &[
     ("what_is_no_number_is_chosen_last", not_numbers),
     ("no_tokens_go_nowhere", nothing),
     ("more_experts_than_a_plane_holds_are_routed_too", many),
+    ("logits_of_narrow_tokens_are_those_of_f32", logits),
 ];
 
 const TOKENS: usize = 21;
@@ -244,4 +245,33 @@ fn many() -> Result<(), String> {
         return Err("600 experts: others".into());
     }
     found.0.iter().zip(&expected.0).try_for_each(|(a, b)| close("600 experts", a, b, 2e-6))
+}
+
+/// With sums over many columns, of which an f32 sum loses little.
+fn logits() -> Result<(), String> {
+    for [t, d, e] in [[21, 64, 8], [37, 130, 5], [256, 2048, 64]] {
+        let [x, w] = [[t, d], [d, e]].map(|shape| normal(shape, DType::BF16));
+        let dy = normal([t, e], DType::F32);
+        let run = |device: &Device, narrow: bool| -> Result<_, String> {
+            let x: Tensor<2> = leaf(&x, device, if narrow { DType::BF16 } else { DType::F32 });
+            let weight: Tensor<2> = leaf(&w, device, DType::F32);
+            let copy = narrow.then(|| weight.clone().inner().cast(DType::BF16));
+            let y = router_logits(x.clone(), weight.clone(), copy);
+            let dy = Tensor::from_data(dy.clone(), &y.device());
+            let grads = (y.clone() * dy).sum().backward();
+            let [dx, dw] = [&x, &weight].map(|x| x.grad(&grads));
+            let of = |gradient: Option<_>| host(gradient.ok_or("no gradient")?);
+            Ok([host(y)?, of(dw)?, of(dx)?])
+        };
+        poison(&[4 * t * e, 12 * d * e, 2 * t * d])?;
+        let (found, expected) = (run(&Device::cuda(0), true)?, run(&Device::flex(), false)?);
+        let tolerances = [("logits", 2e-6), ("of weights", 2e-6), ("of tokens", 4e-3)];
+        for ((name, tolerance), (a, b)) in tolerances.into_iter().zip(found.iter().zip(&expected)) {
+            close(&format!("[{t}, {d}, {e}]: {name}"), a, b, tolerance)?;
+        }
+        if run(&Device::cuda(0), true)? != found {
+            return Err(format!("[{t}, {d}, {e}]: other bits the second time"));
+        }
+    }
+    Ok(())
 }

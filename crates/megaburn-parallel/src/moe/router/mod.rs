@@ -6,7 +6,7 @@ use burn::{
     prelude::Device,
     tensor::{DType, Tensor},
 };
-use megaburn_kernels::{Again, LinearOptions, RouterOptions, linear};
+use megaburn_kernels::{RouterOptions, router_logits};
 use megaburn_mesh::{Axis, ShardSpec};
 
 use super::{Balance, Capacity, ExpertGroups, ExpertLoad};
@@ -16,8 +16,8 @@ use crate::{ParallelError, PlanBuilder, Sharded, init::Draw, replica::Replica};
 ///
 /// # Collective
 /// Where losses [balance](Balance) the experts, experts take [so many](Capacity) tokens of a sequence, or Sinkhorn's
-/// algorithm [chooses](super::Choice): the ranks that share the micro-batch. Backward, with sequence parallelism: one all-reduce
-/// of the weight's gradient, as each rank sees its own tokens only.
+/// algorithm [chooses](super::Choice): the ranks that share the micro-batch. Backward, with sequence parallelism: one
+/// all-reduce of the weight's gradient, as each rank sees its own tokens only.
 #[derive(Module, Debug)]
 pub struct Router {
     /// A column an expert, `[d_model, num_experts]`.
@@ -130,13 +130,11 @@ impl Router {
     /// `[tokens, num_experts]` in f32.
     fn logits(&self, x: Tensor<3>) -> Tensor<2> {
         let [seq, batch, d_model] = x.dims();
+        let weight = self.weight.val();
+        let narrow = (weight.dtype() == DType::BF16).then(|| off_graph(&weight));
         // In f32 before ranks sum its gradients.
-        let weight = self.replica.shared(self.weight.val().cast(DType::F32));
-        let rows = x.reshape([seq * batch, d_model]);
-        // The rows are kept by nobody in f32 where they are narrower.
-        let source = (rows.dtype() != DType::F32).then(|| off_graph(&rows));
-        let again = source.map(|rows| Again::new(move || rows.clone().cast(DType::F32)));
-        linear(rows.cast(DType::F32), weight, None, LinearOptions { again, ..Default::default() })
+        let wide = self.replica.shared(weight.cast(DType::F32));
+        router_logits(x.reshape([seq * batch, d_model]), wide, narrow)
     }
 }
 

@@ -1,6 +1,8 @@
 use burn::tensor::{DType, IndexingUpdateOp, Int, Tensor, TensorData};
 use megaburn_collective::region::FAILED_REGION;
-use megaburn_kernels::{Pass, RouterGradients, choose_experts, route, route_to};
+use megaburn_kernels::{
+    LinearOptions, Pass, RouterGradients, choose_experts, linear, route, route_to,
+};
 
 use super::{How, Router, off_graph, read};
 use crate::{
@@ -177,7 +179,10 @@ impl Tokens<'_> {
         };
         let none = Tensor::<2>::zeros([rows, num_experts], on);
         let sent = none.scatter(1, experts.clone(), ones, IndexingUpdateOp::Add);
-        sent.reshape([*seq, *batch, num_experts]).sum_dim(0).reshape([*batch, num_experts])
+        // A product, as sums over so many rows with few columns keep but few of a GPU's cores busy.
+        let all = Tensor::<2>::ones([1, *seq], on);
+        let sent = sent.reshape([*seq, batch * num_experts]);
+        linear(all, sent, None, LinearOptions::default()).reshape([*batch, num_experts])
     }
 }
 

@@ -130,6 +130,10 @@ fn every_grid_computes_what_one_rank_does(
     let shape = [8, 4, configs[which].d_model];
     let case =
         Case { balance, common, recompute, dispatcher, ..Case::new(shape, configs[which].clone()) };
+    assert_every_grid_does_what_one_rank_does(&case);
+}
+
+fn assert_every_grid_does_what_one_rank_does(case: &Case) {
     let seed = fresh_seed();
     // A micro-batch is what the ranks of one data-parallel coordinate have.
     let mut alone: BTreeMap<usize, Done> = BTreeMap::new();

@@ -1,0 +1,174 @@
+//! The product that a router begins with, in which nothing is rounded.
+//!
+//! Products of bf16 numbers are exact in f32, so that of bf16 tokens and weights no f32 copies are needed: a
+//! GPU's tensor cores sum what an f32 product sums. Gradients of logits are f32: backward takes each apart into
+//! three numbers of bf16, whose sum it is to the last bit, side by side in one matrix.
+
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{Backend, Dispatch, backend_extension};
+use burn::tensor::{DType, Tensor};
+
+use crate::backends::on_every_backend;
+use crate::linear::{Again, LinearOptions, linear};
+use crate::operands::{self, float};
+use crate::primitive::as_row;
+use crate::products::{Products, reproducible};
+use crate::recompute::Operands;
+
+/// `x w`, in f32 whatever `x` is of. The weight's gradient is f32, and that of `x` rounded once.
+///
+/// `narrow` is the weight once more, off the autodiff device, where all its numbers are of bf16: with `x` in bf16
+/// nothing is copied in f32 then.
+///
+/// # Shapes
+/// `x`: `[t, d]`, `weight`: `[d, e]` in f32, `narrow`: the same in bf16; result `[t, e]`
+///
+/// # Panics
+/// If shapes or dtypes are others.
+///
+/// Source: Megatron-LM `megatron/core/transformer/moe/moe_utils.py`, `router_gating_linear`.
+pub fn router_logits(x: Tensor<2>, weight: Tensor<2>, narrow: Option<Tensor<2>>) -> Tensor<2> {
+    operands::check("router_logits", [float("x", &x), float("weight", &weight)]);
+    let ([t, d], [inputs, e]) = (x.dims(), weight.dims());
+    assert!(
+        d == inputs && weight.dtype() == DType::F32,
+        "router_logits: x [{t}, {d}] and a weight [{inputs}, {e}] in {}, not f32",
+        weight.dtype().name()
+    );
+    let narrow = narrow.filter(|_| x.dtype() == DType::BF16 && t > 0);
+    let Some(narrow) = narrow else { return wide(x, weight) };
+    assert!(
+        narrow.dims() == [d, e] && narrow.dtype() == DType::BF16,
+        "router_logits: a narrow weight {:?} in {}, not [{d}, {e}] in bf16",
+        narrow.dims(),
+        narrow.dtype().name()
+    );
+    let device = x.device();
+    if !device.is_autodiff() {
+        return product(x, narrow, DType::F32);
+    }
+    let source = x.clone().inner();
+    let y = product(source.clone(), narrow.clone(), DType::F32);
+    let mut operands = Operands::new(&device);
+    operands.add(x);
+    operands.add(weight);
+    let [y] = operands.results([Tensor::from_inner(y)], move |[dy]| {
+        let dy = parts(dy.expect("backward came from it"));
+        let thrice = Tensor::cat(vec![narrow; 3], 1).transpose();
+        let dx = product(dy.clone(), thrice, DType::BF16);
+        let dw = product(source.transpose(), dy, DType::F32);
+        let [first, second, third] = [0, 1, 2].map(|part| dw.clone().narrow(1, part * e, e));
+        vec![Some(as_row(dx)), Some(as_row(first + second + third))]
+    });
+    y
+}
+
+fn wide(x: Tensor<2>, weight: Tensor<2>) -> Tensor<2> {
+    // The rows are kept by nobody in f32 where they are narrower.
+    let source = (x.dtype() != DType::F32).then(|| super::off_graph(&x));
+    let again = source.map(|rows| Again::new(move || rows.clone().cast(DType::F32)));
+    let options = LinearOptions { again, ..Default::default() };
+    reproducible(|| linear(x.cast(DType::F32), weight, None, options))
+}
+
+/// Three numbers of bf16 whose sum each number is, in three matrices side by side.
+fn parts(x: Tensor<2>) -> Tensor<2> {
+    let wide = |x: &Tensor<2>| x.clone().cast(DType::F32);
+    let first = x.clone().cast(DType::BF16);
+    let rest = x - wide(&first);
+    let second = rest.clone().cast(DType::BF16);
+    let third = (rest - wide(&second)).cast(DType::BF16);
+    Tensor::cat(vec![first, second, third], 1)
+}
+
+/// The same on every rank that has the same tokens.
+fn product(a: Tensor<2>, b: Tensor<2>, dtype: DType) -> Tensor<2> {
+    let (a, b) = (a.into_dispatch(), b.into_dispatch());
+    Tensor::from_dispatch(reproducible(|| <Dispatch as LogitOps>::wide_product(a, b, dtype)))
+}
+
+#[backend_extension(Cube: cfg(feature = "cuda"), Flex: cfg(feature = "flex"))]
+pub(crate) trait LogitOps: Backend {
+    /// `a: [m, k]`, `b: [k, n]` of one dtype to `[m, n]` in `dtype`.
+    fn wide_product(a: FloatTensor<Self>, b: FloatTensor<Self>, dtype: DType) -> FloatTensor<Self>;
+}
+
+on_every_backend! {
+    impl LogitOps {
+        fn wide_product(
+            a: FloatTensor<Self>,
+            b: FloatTensor<Self>,
+            dtype: DType,
+        ) -> FloatTensor<Self> {
+            Self::product(a, b, 1.0, dtype.into())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+    use crate::testing::{assert_close, assert_refused, constant, leaf, normal, values};
+
+    #[rstest]
+    fn narrow_tokens_have_the_logits_and_gradients_of_wide_ones(
+        #[values([5, 7, 3], [16, 64, 8], [1, 3, 1])] shape: [usize; 3],
+    ) {
+        let [t, d, e] = shape;
+        let narrow = |shape| normal(shape).cast(DType::BF16);
+        let (x, w) = (leaf(narrow([t, d])), narrow([d, e]).inner());
+        let of = |w: &Tensor<2>| leaf(Tensor::from_inner(w.clone().cast(DType::F32)));
+        let [found_w, expected_w] = [of(&w), of(&w)];
+        let found = router_logits(x.clone(), found_w.clone(), Some(w));
+        let expected = x.clone().cast(DType::F32).matmul(expected_w.clone());
+        assert_eq!(found.dtype(), DType::F32);
+        assert_close(found.clone(), expected.clone(), 1e-6);
+        let dy = normal([t, e]);
+        let found = (found * dy.clone()).sum().backward();
+        let expected = (expected * dy).sum().backward();
+        assert_close(found_w.grad(&found).unwrap(), expected_w.grad(&expected).unwrap(), 1e-6);
+        let [found, expected] = [found, expected].map(|grads| x.grad(&grads).unwrap());
+        assert_eq!(found.dtype(), DType::BF16);
+        assert_close(found, expected, 1e-2);
+    }
+
+    #[test]
+    fn numbers_are_the_sums_of_their_parts() {
+        let x = Tensor::cat(vec![normal([9, 4]).inner(), normal([9, 4]).inner() * 1e-9], 0);
+        let three = parts(x.clone()).cast(DType::F64);
+        let sum = (0..3).map(|part| three.clone().narrow(1, 4 * part, 4)).reduce(|a, b| a + b);
+        assert_eq!(values(sum.unwrap()), values(x));
+    }
+
+    #[rstest]
+    fn others_are_multiplied_in_f32(
+        #[values(DType::F32, DType::F16, DType::BF16)] dtype: DType,
+        #[values(0, 4)] t: usize,
+    ) {
+        let (x, w) = (leaf(normal([t, 5]).cast(dtype)), leaf(normal([5, 3])));
+        let y = router_logits(x.clone(), w.clone(), None);
+        assert_eq!((y.dims(), y.dtype()), ([t, 3], DType::F32));
+        assert_close(y.clone(), x.clone().cast(DType::F32).matmul(w.clone()), 1e-6);
+        let grads = y.sum().backward();
+        assert_eq!(w.grad(&grads).unwrap().dims(), [5, 3]);
+        assert_eq!(x.grad(&grads).unwrap().dtype(), dtype);
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused() {
+        let narrow = |shape: [usize; 2]| constant(shape).cast(DType::BF16);
+        let with = |narrow_w| router_logits(narrow([2, 3]), constant([3, 4]), Some(narrow_w));
+        assert_refused(
+            || router_logits(constant([2, 3]), constant([4, 3]), None),
+            "[2, 3] and a weight [4, 3]",
+        );
+        assert_refused(
+            || router_logits(constant([2, 3]), narrow([3, 4]), None),
+            "in bf16, not f32",
+        );
+        assert_refused(|| with(narrow([3, 2])), "a narrow weight [3, 2] in bf16, not [3, 4]");
+        assert_refused(|| with(constant([3, 4])), "in f32, not [3, 4] in bf16");
+    }
+}

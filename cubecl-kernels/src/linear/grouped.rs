@@ -7,7 +7,7 @@ use burn::backend::{Backend, Dispatch, TensorMetadata, backend_extension};
 use burn::tensor::Tensor;
 
 use super::joined::{part, products};
-use super::{Again, MainGrad, Pass, deferred::now_or_later};
+use super::{Again, Beside, MainGrad, Pass, deferred::now_or_later};
 use crate::backends::on_every_backend;
 use crate::operands::{self, float};
 use crate::primitive::as_row;
@@ -23,12 +23,22 @@ pub struct GroupWeight {
     pub main_grad: Option<MainGrad>,
 }
 
+/// How [`grouped_linear`] goes backward.
+#[derive(Clone, Debug, Default)]
+pub struct GroupedOptions {
+    /// As [`LinearOptions::again`](crate::LinearOptions::again), of all of `x`.
+    pub again: Option<Again>,
+    /// Where the products are put that give the matrices their gradients, if those go to a [`MainGrad`]; none: they
+    /// are computed at once.
+    pub beside: Option<Beside>,
+}
+
 /// Each stretch of rows times its own matrix: the first `rows[0]` rows of `x` times the first, and so on.
 /// A stretch may have no rows: its matrix is read and gets its gradient, zero, like any other, so that ranks
 /// that share it do the same whatever their rows.
 ///
 /// Values and gradients are those of [`linear`](crate::linear) of each stretch; in the graph it is one
-/// operation. `again` is as [`LinearOptions::again`](crate::LinearOptions::again), of all of `x`.
+/// operation.
 ///
 /// # Shapes
 /// - `x`: `[sum of rows, in]`
@@ -42,8 +52,9 @@ pub fn grouped_linear(
     x: Tensor<2>,
     rows: &[usize],
     weights: Vec<GroupWeight>,
-    again: Option<Again>,
+    options: GroupedOptions,
 ) -> Tensor<2> {
+    let GroupedOptions { again, beside } = options;
     let ([num_rows, inputs], shape) = (x.dims(), weights.first().map(|w| w.weight.dims()));
     let [_, outputs] = shape.expect("grouped_linear: there is one matrix at least");
     assert!(
@@ -80,7 +91,8 @@ pub fn grouped_linear(
         let x = x.expect("it is kept or computed again");
         let of_weights = groups.into_iter().zip(stretches).zip(are_trained);
         let of_weights = of_weights.map(|((group, stretch), is_trained)| {
-            is_trained.then(|| of_weight(part(&x, &stretch), part(&dy, &stretch), group))?
+            let (x, dy) = (part(&x, &stretch), part(&dy, &stretch));
+            is_trained.then(|| of_weight(x, dy, group, beside.as_ref()))?
         });
         [Some(dx)].into_iter().chain(of_weights).map(|gradient| gradient.map(as_row)).collect()
     });
@@ -104,7 +116,12 @@ fn plain(weights: &[GroupWeight]) -> Vec<GroupWeight> {
 }
 
 /// `xᵀ dy`, where nobody else sums it.
-fn of_weight(x: Tensor<2>, dy: Tensor<2>, group: GroupWeight) -> Option<Tensor<2>> {
+fn of_weight(
+    x: Tensor<2>,
+    dy: Tensor<2>,
+    group: GroupWeight,
+    beside: Option<&Beside>,
+) -> Option<Tensor<2>> {
     let dtype = group.weight.dtype();
     let product = |x: Tensor<2>, dy: Tensor<2>, main_grad| {
         let (x, dy) = (x.into_dispatch(), dy.into_dispatch());
@@ -113,7 +130,11 @@ fn of_weight(x: Tensor<2>, dy: Tensor<2>, group: GroupWeight) -> Option<Tensor<2
     };
     match group.main_grad.filter(MainGrad::is_attached) {
         Some(main_grad) => {
-            now_or_later(move || drop::<Tensor<2>>(product(x, dy, Some(main_grad))));
+            let work = move || drop::<Tensor<2>>(product(x, dy, Some(main_grad)));
+            match beside {
+                Some(beside) => beside.put(work),
+                None => now_or_later(work),
+            }
             None
         }
         None => Some(product(x, dy, None).cast(dtype)),
@@ -177,7 +198,8 @@ mod tests {
             weight: w.clone(),
             main_grad: main_grads.map(|all| all[i].clone()),
         };
-        grouped_linear(x, rows, weights.iter().enumerate().map(group).collect(), again)
+        let options = GroupedOptions { again, ..Default::default() };
+        grouped_linear(x, rows, weights.iter().enumerate().map(group).collect(), options)
     }
 
     #[rstest]
@@ -216,6 +238,29 @@ mod tests {
                 assert!(!attached || w.grad(&found).is_none());
             }
         }
+    }
+
+    #[test]
+    fn gradients_put_beside_something_are_there_when_they_are_computed() {
+        let (x, w) = (leaf(normal([3, 4])), [leaf(normal([4, 2])), leaf(normal([4, 2]))]);
+        let group = |w: &Tensor<2>, main_grad: &MainGrad| GroupWeight {
+            weight: w.clone(),
+            main_grad: Some(main_grad.clone()),
+        };
+        let run = |beside: Option<Beside>| {
+            let sums = [MainGrad::default(), MainGrad::default()];
+            sums.iter().for_each(MainGrad::attach);
+            let groups = w.iter().zip(&sums).map(|(w, sum)| group(w, sum)).collect();
+            let options = GroupedOptions { beside, ..Default::default() };
+            grouped_linear(x.clone(), &[2, 1], groups, options).sum().backward();
+            sums
+        };
+        let expected = run(None).map(|sum| values(sum.take().unwrap()));
+        let beside = Beside::default();
+        let found = run(Some(beside.clone()));
+        assert!(found.iter().all(|sum| sum.take().is_none()));
+        beside.compute();
+        assert_eq!(found.map(|sum| values(sum.take().unwrap())), expected);
     }
 
     #[test]

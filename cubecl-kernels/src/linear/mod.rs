@@ -1,6 +1,7 @@
 //! The linear map of a layer, with the weight's gradient summed in f32 where it is computed.
 
 mod again;
+mod beside;
 mod deferred;
 mod grouped;
 mod joined;
@@ -15,8 +16,9 @@ use burn::tensor::Tensor;
 use crate::operands::{self, float};
 pub use again::Again;
 pub(crate) use again::Kept;
+pub use beside::Beside;
 pub use deferred::{WeightGradients, defer_weight_gradients, with_weight_gradients};
-pub use grouped::{GroupWeight, grouped_linear};
+pub use grouped::{GroupWeight, GroupedOptions, grouped_linear};
 pub use main_grad::{MainGrad, Pass};
 use op::LinearOps;
 pub use room::{room_in, stands_in};

@@ -14,7 +14,7 @@ pub(super) fn on_gpu(x: &Tensor<2>) -> bool {
 }
 
 /// The same of numbers.
-pub(super) fn ints_on_gpu(x: &Tensor<2, Int>) -> bool {
+pub(super) fn ints_on_gpu<const D: usize>(x: &Tensor<D, Int>) -> bool {
     x.clone().try_into_primitive::<Cube>().is_ok()
 }
 

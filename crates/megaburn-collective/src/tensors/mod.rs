@@ -201,14 +201,38 @@ pub fn all_to_all<const D: usize, K: Moved>(
     recv: &[usize],
     group: &Group,
 ) -> Result<Tensor<D, K>, CollectiveError> {
-    let done = run(
+    all_to_all_on(x, [send, recv], group, Lane::InOrder).map(Pending::wait)
+}
+
+/// As [`all_to_all`], beside what follows.
+///
+/// # Errors
+/// As [`all_to_all`].
+/// # Collective
+/// All members.
+pub fn start_all_to_all<const D: usize, K: Moved>(
+    x: Tensor<D, K>,
+    send: &[usize],
+    recv: &[usize],
+    group: &Group,
+) -> Result<Pending<D, K>, CollectiveError> {
+    all_to_all_on(x, [send, recv], group, Lane::Overlapped)
+}
+
+fn all_to_all_on<const D: usize, K: Moved>(
+    x: Tensor<D, K>,
+    [send, recv]: [&[usize]; 2],
+    group: &Group,
+    lane: Lane,
+) -> Result<Pending<D, K>, CollectiveError> {
+    let _ = lane;
+    run(
         x,
         group,
         #[cfg(feature = "cuda")]
-        |x| group.gpu_all_to_all(x, send, recv, Lane::InOrder),
+        |x| group.gpu_all_to_all(x, send, recv, lane),
         |x| group.all_to_all_rows(x, send, recv),
-    );
-    done.map(Pending::wait)
+    )
 }
 
 /// On the GPU where the tensor is there, else through the host; not at all in a group of one.

@@ -1,5 +1,5 @@
 use burn::{module::Module, tensor::Tensor};
-use megaburn_kernels::{Again, grouped_linear};
+use megaburn_kernels::{Again, Beside, GroupedOptions, grouped_linear};
 
 use crate::{Activation, Input, ParallelLinear, PlanBuilder, Sharded};
 
@@ -20,6 +20,16 @@ impl Sharded for Expert {
     }
 }
 
+/// How a pass goes through the experts.
+pub(super) struct ExpertPass<'a> {
+    pub(super) activation: Activation,
+    /// Whether backward computes it once more.
+    pub(super) recompute: bool,
+    pub(super) rows_of_experts: &'a [usize],
+    /// Beside what products that give weights' gradients are computed; none: at once.
+    pub(super) beside: Option<&'a Beside>,
+}
+
 /// What each expert makes of its rows, which stand one expert's behind the other's, times their weights. Of
 /// experts that ranks share it is this rank's term of a sum.
 ///
@@ -30,13 +40,14 @@ impl Sharded for Expert {
 /// `rows`: `[r, d_model]`, unchanged; `weights`: `[r]`
 pub(super) fn forward<'a>(
     experts: impl Iterator<Item = &'a Expert> + Clone,
-    (activation, recompute): (Activation, bool),
+    pass: &ExpertPass<'_>,
     rows: Tensor<2>,
     weights: Tensor<1>,
-    rows_of_experts: &[usize],
 ) -> Tensor<2> {
+    let ExpertPass { activation, recompute, rows_of_experts, beside } = *pass;
+    let options = |again| GroupedOptions { again, beside: beside.cloned() };
     let ups = experts.clone().map(|expert| expert.up.group_weight());
-    let up = grouped_linear(rows, rows_of_experts, ups.collect(), None);
+    let up = grouped_linear(rows, rows_of_experts, ups.collect(), options(None));
     let kept = recompute.then(|| (up.clone().inner(), weights.clone().inner()));
     let activated = activation.weighted(up, weights);
     let activated: Input<2> = match kept {
@@ -48,5 +59,5 @@ pub(super) fn forward<'a>(
     };
     let (activated, again) = activated.into_parts();
     let downs = experts.map(|expert| expert.down.group_weight());
-    grouped_linear(activated, rows_of_experts, downs.collect(), again)
+    grouped_linear(activated, rows_of_experts, downs.collect(), options(again))
 }

@@ -21,8 +21,9 @@ use burn::{module::Module, tensor::Tensor};
 pub use capacity::{Capacity, CapacityScope, DropPolicy};
 pub use config::MoeConfig;
 pub use dispatch::Dispatcher;
-use dispatch::{Dispatch, Slots};
+use dispatch::{Dispatch, OnTheWay, Slots};
 pub use experts::Expert;
+use experts::ExpertPass;
 pub use groups::ExpertGroups;
 pub use load::{ExpertLoad, LoadCounts};
 pub use quantile::{MARGIN_BINS, quantile_biases};
@@ -88,19 +89,22 @@ impl Moe {
         let dims = x.dims();
         let routed = self.router.route(x.clone(), context);
         let groups = &self.parts.groups;
+        let [seq, batch, d_model] = dims;
+        let tokens = x.clone().reshape([seq * batch, d_model]);
         let slots = Slots {
             experts: routed.experts,
+            tokens: if x.device().is_autodiff() { tokens.clone().inner() } else { tokens.clone() },
             num_experts: self.experts.len(),
             padded: routed.padded,
         };
         let dispatch = Dispatch::new(slots, self.parts.dispatcher, groups);
-        let [seq, batch, d_model] = dims;
-        let rows = dispatch.rows_there(x.clone().reshape([seq * batch, d_model]));
-        let weights = dispatch.weights_there(routed.weights);
-        let rows = self.through_experts(rows, weights, dispatch.rows_of_experts());
+        let sent = dispatch.start_there(tokens, routed.weights);
+        let shared = self.shared.as_ref().map(|shared| shared.forward(x));
+        let [rows, weights] = sent.map(OnTheWay::arrived);
+        let rows = self.through_experts(rows, weights.squeeze_dim(1), &dispatch);
         let y = dispatch.rows_back(rows).reshape(dims);
-        match &self.shared {
-            Some(shared) => y + shared.forward(x),
+        match shared {
+            Some(shared) => y + shared,
             None => y,
         }
     }
@@ -109,11 +113,17 @@ impl Moe {
         &self,
         rows: Tensor<2>,
         weights: Tensor<1>,
-        rows_of_experts: &[usize],
+        dispatch: &Dispatch,
     ) -> Tensor<2> {
         let Parts { activation, recompute, .. } = self.parts;
-        let experts = self.experts.iter().flatten();
-        experts::forward(experts, (activation, recompute), rows, weights, rows_of_experts)
+        let pass = ExpertPass {
+            activation,
+            recompute,
+            rows_of_experts: dispatch.rows_of_experts(),
+            // Who gets no gradient back is sent none.
+            beside: dispatch.beside().filter(|_| rows.is_tracked()),
+        };
+        experts::forward(self.experts.iter().flatten(), &pass, rows, weights)
     }
 
     /// Whether backward computes the experts' activation once more instead of keeping its result. Off at

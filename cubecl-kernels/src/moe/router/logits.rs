@@ -1,7 +1,8 @@
 //! The product that a router begins with, in which nothing is rounded.
 //!
 //! Products of bf16 numbers are exact in f32, so that of bf16 tokens and weights no f32 copies are needed: a
-//! GPU's tensor cores sum what an f32 product sums. Gradients of logits are f32: backward takes each apart into
+//! GPU's tensor cores sum what an f32 product sums, though they round sums a little more (on an H100 3e-6 of the
+//! largest over 2048 columns). Gradients of logits are f32: backward takes each apart into
 //! three numbers of bf16, whose sum it is to the last bit, side by side in one matrix.
 
 use burn::backend::tensor::FloatTensor;

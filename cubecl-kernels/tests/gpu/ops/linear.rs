@@ -6,7 +6,8 @@ use burn::{
 };
 use megaburn_cuda::gemm::set_tf32;
 use megaburn_kernels::{
-    EmbeddingOptions, GroupWeight, LinearOptions, MainGrad, embedding, grouped_linear, linear,
+    EmbeddingOptions, GroupWeight, GroupedOptions, LinearOptions, MainGrad, embedding,
+    grouped_linear, linear,
 };
 
 use super::compare::*;
@@ -59,7 +60,7 @@ fn stretches() -> Result<(), String> {
                 compare!(what, dtype, tolerance, [x: x, w: w], |_, x, w: Tensor<2>| {
                     let weight = |i| w.clone().narrow(0, i * inputs, inputs);
                     let group = |i| GroupWeight { weight: weight(i), main_grad: None };
-                    grouped_linear(x, rows, (0..rows.len()).map(group).collect(), None)
+                    grouped_linear(x, rows, (0..rows.len()).map(group).collect(), GroupedOptions::default())
                 });
             }
         }

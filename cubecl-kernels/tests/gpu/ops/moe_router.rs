@@ -247,7 +247,8 @@ fn many() -> Result<(), String> {
     found.0.iter().zip(&expected.0).try_for_each(|(a, b)| close("600 experts", a, b, 2e-6))
 }
 
-/// With sums over many columns, of which an f32 sum loses little.
+/// Tensor cores round what they sum a little more than f32 does, 3e-6 of the largest over 2048 columns; bf16 results
+/// would be 4e-3 off.
 fn logits() -> Result<(), String> {
     for [t, d, e] in [[21, 64, 8], [37, 130, 5], [256, 2048, 64]] {
         let [x, w] = [[t, d], [d, e]].map(|shape| normal(shape, DType::BF16));
@@ -265,7 +266,7 @@ fn logits() -> Result<(), String> {
         };
         poison(&[4 * t * e, 12 * d * e, 2 * t * d])?;
         let (found, expected) = (run(&Device::cuda(0), true)?, run(&Device::flex(), false)?);
-        let tolerances = [("logits", 2e-6), ("of weights", 2e-6), ("of tokens", 4e-3)];
+        let tolerances = [("logits", 1e-5), ("of weights", 1e-5), ("of tokens", 4e-3)];
         for ((name, tolerance), (a, b)) in tolerances.into_iter().zip(found.iter().zip(&expected)) {
             close(&format!("[{t}, {d}, {e}]: {name}"), a, b, tolerance)?;
         }

@@ -1,11 +1,16 @@
-use burn::tensor::{Device, Tensor};
-use megaburn_collective::{CollectiveError, Group, ReduceOp, tensors};
+use std::sync::{Mutex, PoisonError};
+
+use burn::tensor::{Device, Float, Tensor};
+use megaburn_collective::{
+    CollectiveError, Group, ReduceOp,
+    tensors::{self, Pending},
+};
 
 use super::{
-    Of, Slots, Way,
+    Of, Slots, To, Way,
     plan::{Exchange, Place},
     rows::{lengthened, shortened, told},
-    sorted::{Arranged, Sorted},
+    sorted::{Arranged, Sorted, Unread},
 };
 use crate::moe::ExpertGroups;
 
@@ -16,6 +21,8 @@ pub(super) struct Exchanged {
     sent: Sorted,
     exchange: Exchange,
     arranged: Option<Arranged>,
+    /// What tokens send, until they do.
+    ahead: Mutex<Option<Tensor<2>>>,
     groups: ExpertGroups,
 }
 
@@ -27,8 +34,8 @@ impl Exchanged {
         groups: &ExpertGroups,
         device: &Device,
     ) -> Result<Self, CollectiveError> {
-        let (sent, counts) = Sorted::new(slots.experts, slots.num_experts);
-        let counts = told(counts, &groups.experts)?;
+        let sent = Unread::new(slots.experts, slots.num_experts);
+        let (counts, ahead) = told(sent.counts(), &groups.experts, || sent.ahead(slots.tokens))?;
         let counts: Vec<_> = counts.chunks(slots.num_experts).map(<[usize]>::to_vec).collect();
         let place = |group: &Group| Place { rank: group.rank(), ranks: group.size() };
         let mut exchange = Exchange::new(&counts, place(&groups.ep), place(&groups.etp));
@@ -39,8 +46,16 @@ impl Exchanged {
             sent: sent.with_rows(exchange.send.iter().sum()),
             arranged: Arranged::new(&exchange.order, device),
             exchange,
+            ahead: Mutex::new(Some(ahead)),
             groups: groups.clone(),
         })
+    }
+}
+
+impl Exchanged {
+    fn take_ahead(&self, of: Of) -> Option<Tensor<2>> {
+        let mut ahead = self.ahead.lock().unwrap_or_else(PoisonError::into_inner);
+        ahead.take_if(|_| of == Of::Tokens)
     }
 }
 
@@ -49,28 +64,42 @@ impl Way for Exchanged {
         &self.exchange.order.rows
     }
 
-    fn there(&self, x: Tensor<2>, of: Of) -> Result<Tensor<2>, CollectiveError> {
-        let Self { sent, exchange: Exchange { send, recv, shown, .. }, arranged, groups } = self;
-        let mut came = tensors::all_to_all(sent.there(x, of), send, recv, &groups.ep)?;
-        if groups.etp.size() > 1 {
-            came = tensors::all_gather(lengthened(came, *shown), &groups.etp)?;
-        }
-        Ok(match arranged {
-            Some(arranged) => arranged.there(came),
-            None => came,
-        })
+    fn sends(&self) -> bool {
+        self.groups.ep.size() > 1
     }
 
-    fn back(&self, y: Tensor<2>, of: Of) -> Result<Tensor<2>, CollectiveError> {
-        let Self { sent, exchange: Exchange { send, recv, .. }, arranged, groups } = self;
-        let mut came = match arranged {
-            Some(arranged) => arranged.back(y),
-            None => y,
+    fn start(&self, x: Tensor<2>, of: Of, to: To) -> Result<Pending<2, Float>, CollectiveError> {
+        let Self { sent, exchange: Exchange { send, recv, .. }, arranged, groups, .. } = self;
+        if to == To::Experts {
+            let rows = match self.take_ahead(of) {
+                Some(ahead) => sent.of_ahead(ahead),
+                None => sent.there(x, of),
+            };
+            return tensors::start_all_to_all(rows, send, recv, &groups.ep);
+        }
+        let mut rows = match arranged {
+            Some(arranged) => arranged.back(x),
+            None => x,
         };
         if groups.etp.size() > 1 {
-            let shown = tensors::reduce_scatter(came, ReduceOp::Sum, &groups.etp)?;
-            came = shortened(shown, recv.iter().sum());
+            let shown = tensors::reduce_scatter(rows, ReduceOp::Sum, &groups.etp)?;
+            rows = shortened(shown, recv.iter().sum());
         }
-        Ok(sent.back(tensors::all_to_all(came, recv, send, &groups.ep)?, of))
+        tensors::start_all_to_all(rows, recv, send, &groups.ep)
+    }
+
+    fn finish(&self, came: Tensor<2>, of: Of, to: To) -> Result<Tensor<2>, CollectiveError> {
+        let Self { sent, exchange: Exchange { shown, .. }, arranged, groups, .. } = self;
+        if to == To::Tokens {
+            return Ok(sent.back(came, of));
+        }
+        let rows = match groups.etp.size() {
+            1 => came,
+            _ => tensors::all_gather(lengthened(came, *shown), &groups.etp)?,
+        };
+        Ok(match arranged {
+            Some(arranged) => arranged.there(rows),
+            None => rows,
+        })
     }
 }

@@ -1,11 +1,14 @@
-use burn::tensor::{DType, Device, Int, Tensor, TensorData};
-use megaburn_collective::{CollectiveError, ReduceOp, tensors};
+use burn::tensor::{DType, Device, Float, Int, Tensor, TensorData};
+use megaburn_collective::{
+    CollectiveError, Group, ReduceOp,
+    tensors::{self, Pending},
+};
 
 use super::{
-    DROPPED, Of, Slots, Way,
+    DROPPED, Of, Slots, To, Way,
     plan::Order,
-    rows::{index, lengthened, read, shortened, told},
-    sorted::{Arranged, Sorted},
+    rows::{index, lengthened, shortened, told},
+    sorted::{Arranged, Sorted, Unread},
 };
 use crate::moe::ExpertGroups;
 
@@ -32,14 +35,14 @@ impl Gathered {
         device: &Device,
     ) -> Result<Self, CollectiveError> {
         let [tokens, top_k] = slots.experts.dims();
-        let all = told(index([tokens], device), &groups.experts)?;
+        let (all, ()) = told(index([tokens], device), &groups.experts, || ())?;
         let shown = all.into_iter().max().expect("this rank is one of them");
         let own = groups.own(slots.num_experts);
         let all = tensors::all_gather(with_nobodys(slots.experts, shown), &groups.experts)?;
         // Numbers of others' experts are none of this rank's.
         let all = if shown == 0 { all } else { all - own.start as i32 };
-        let (taken, counts) = Sorted::new(all, own.len());
-        let counts = read(counts);
+        let taken = Unread::new(all, own.len());
+        let (counts, ()) = told(taken.counts(), &Group::single(0), || ())?;
         let order = Order::as_they_are(counts.clone());
         let order = match slots.padded {
             Some(rows) => order.padded(rows),
@@ -67,25 +70,33 @@ impl Gathered {
 }
 
 impl Way for Gathered {
-    fn there(&self, x: Tensor<2>, of: Of) -> Result<Tensor<2>, CollectiveError> {
-        let [_, shown] = self.lens(of);
-        let all = tensors::all_gather(lengthened(x, shown), &self.groups.experts)?;
-        let rows = self.taken.there(all, of);
+    fn sends(&self) -> bool {
+        self.groups.experts.size() > 1
+    }
+
+    fn start(&self, x: Tensor<2>, of: Of, to: To) -> Result<Pending<2, Float>, CollectiveError> {
+        let group = &self.groups.experts;
+        if to == To::Experts {
+            let [_, shown] = self.lens(of);
+            return tensors::start_all_gather(lengthened(x, shown), group);
+        }
+        let rows = match &self.arranged {
+            Some(arranged) => arranged.back(x),
+            None => x,
+        };
+        tensors::start_reduce_scatter(self.taken.back(rows, of), ReduceOp::Sum, group)
+    }
+
+    fn finish(&self, came: Tensor<2>, of: Of, to: To) -> Result<Tensor<2>, CollectiveError> {
+        if to == To::Tokens {
+            let [own, _] = self.lens(of);
+            return Ok(shortened(came, own));
+        }
+        let rows = self.taken.there(came, of);
         Ok(match &self.arranged {
             Some(arranged) => arranged.there(rows),
             None => rows,
         })
-    }
-
-    fn back(&self, y: Tensor<2>, of: Of) -> Result<Tensor<2>, CollectiveError> {
-        let [own, _] = self.lens(of);
-        let rows = match &self.arranged {
-            Some(arranged) => arranged.back(y),
-            None => y,
-        };
-        let all = self.taken.back(rows, of);
-        let shown = tensors::reduce_scatter(all, ReduceOp::Sum, &self.groups.experts)?;
-        Ok(shortened(shown, own))
     }
 
     fn rows_of_experts(&self) -> &[usize] {

@@ -1,10 +1,12 @@
 //! Rows on their way to the experts' ranks and back.
 //!
 //! The way there is a linear map that has no numbers of its own: rows are copied, sent and put in order. The way
-//! back is its transpose, and so is the backward of either.
+//! back is its transpose, and so is the backward of either. What is computed between a start and the arrival runs
+//! beside what is sent: the shared expert forward, products that give experts' weights their gradients backward.
 
 mod exchanged;
 mod gathered;
+mod on_the_way;
 mod plan;
 mod rows;
 mod sorted;
@@ -13,13 +15,13 @@ use std::{fmt::Debug, sync::Arc};
 
 use burn::{
     config::Config,
-    tensor::{Int, Tensor},
+    tensor::{Float, Int, Tensor},
 };
 use exchanged::Exchanged;
 use gathered::Gathered;
-use megaburn_collective::{CollectiveError, region::FAILED_REGION};
-use megaburn_kernels::Operands;
-use rows::as_row;
+use megaburn_collective::{CollectiveError, region::FAILED_REGION, tensors::Pending};
+use megaburn_kernels::Beside;
+pub(super) use on_the_way::OnTheWay;
 
 use super::ExpertGroups;
 
@@ -37,6 +39,7 @@ pub enum Dispatcher {
 pub(super) struct Dispatch {
     way: Arc<dyn Way>,
     num_slots: usize,
+    beside: Beside,
 }
 
 /// What a slot, one of the `top_k` of a token, has instead of an expert if it goes to none.
@@ -46,13 +49,15 @@ pub(super) const DROPPED: i32 = -1;
 pub(super) struct Slots {
     /// `[tokens, top_k]` in i32, off the autodiff device.
     pub(super) experts: Tensor<2, Int>,
+    /// What is sent of tokens, `[tokens, d_model]`, likewise.
+    pub(super) tokens: Tensor<2>,
     pub(super) num_experts: usize,
     /// Rows that every expert gets, zeros where fewer come; none: those that come.
     pub(super) padded: Option<usize>,
 }
 
 /// What is sent.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Of {
     /// A row a token, which goes to all its experts.
     Tokens,
@@ -60,12 +65,31 @@ enum Of {
     Slots,
 }
 
-trait Way: Debug + Send + Sync {
-    /// To the experts' rows.
-    fn there(&self, x: Tensor<2>, of: Of) -> Result<Tensor<2>, CollectiveError>;
+/// Where it goes; each is the other's transpose.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum To {
+    Experts,
+    Tokens,
+}
 
-    /// Its transpose.
-    fn back(&self, y: Tensor<2>, of: Of) -> Result<Tensor<2>, CollectiveError>;
+impl To {
+    fn back(self) -> Self {
+        match self {
+            Self::Experts => Self::Tokens,
+            Self::Tokens => Self::Experts,
+        }
+    }
+}
+
+trait Way: Debug + Send + Sync {
+    /// Whether anything is sent at all.
+    fn sends(&self) -> bool;
+
+    /// Sends what goes to somebody else.
+    fn start(&self, x: Tensor<2>, of: Of, to: To) -> Result<Pending<2, Float>, CollectiveError>;
+
+    /// What is made of it when it has come.
+    fn finish(&self, came: Tensor<2>, of: Of, to: To) -> Result<Tensor<2>, CollectiveError>;
 
     /// Rows of each expert of this rank.
     fn rows_of_experts(&self) -> &[usize];
@@ -81,7 +105,7 @@ impl Dispatch {
             Dispatcher::AllToAll => Arc::new(ok(Exchanged::new(slots, groups, &device))),
             Dispatcher::AllGather => Arc::new(ok(Gathered::new(slots, groups, &device))),
         };
-        Self { way, num_slots }
+        Self { way, num_slots, beside: Beside::default() }
     }
 
     /// Rows of each expert of this rank.
@@ -89,12 +113,14 @@ impl Dispatch {
         self.way.rows_of_experts()
     }
 
-    /// Each token to the ranks of its experts.
+    /// Sends each token to the ranks of its experts, and the weight of each slot to where its row goes.
     ///
     /// # Shapes
-    /// `[tokens, d_model]` to `[rows, d_model]`
-    pub(super) fn rows_there(&self, x: Tensor<2>) -> Tensor<2> {
-        self.moved(x, Of::Tokens, true)
+    /// `[tokens, d_model]` to `[rows, d_model]`; `[tokens, top_k]` to `[rows, 1]`
+    pub(super) fn start_there(&self, x: Tensor<2>, weights: Tensor<2>) -> [OnTheWay; 2] {
+        let weights = weights.reshape([self.num_slots, 1]);
+        [(x, Of::Tokens), (weights, Of::Slots)]
+            .map(|(x, of)| OnTheWay::start(self, x, of, To::Experts))
     }
 
     /// The sum of what each token's experts made of it.
@@ -102,33 +128,12 @@ impl Dispatch {
     /// # Shapes
     /// `[rows, d_model]` to `[tokens, d_model]`
     pub(super) fn rows_back(&self, y: Tensor<2>) -> Tensor<2> {
-        self.moved(y, Of::Tokens, false)
+        OnTheWay::start(self, y, Of::Tokens, To::Tokens).arrived()
     }
 
-    /// The weight of each slot to where its row goes.
-    ///
-    /// # Shapes
-    /// `[tokens, top_k]` to `[rows]`
-    pub(super) fn weights_there(&self, weights: Tensor<2>) -> Tensor<1> {
-        self.moved(weights.reshape([self.num_slots, 1]), Of::Slots, true).squeeze_dim(1)
-    }
-
-    fn moved(&self, x: Tensor<2>, of: Of, there: bool) -> Tensor<2> {
-        let way = self.way.clone();
-        let go = move |x: Tensor<2>, there: bool| {
-            ok(if there { way.there(x, of) } else { way.back(x, of) })
-        };
-        let device = x.device();
-        if !device.is_autodiff() {
-            return go(x, there);
-        }
-        let y = go(x.clone().inner(), there);
-        let mut operands = Operands::new(&device);
-        operands.add(x);
-        let [y] = operands.results([Tensor::from_inner(y)], move |[dy]| {
-            vec![Some(as_row(go(dy.expect("backward came from it"), !there)))]
-        });
-        y
+    /// What shall be computed beside what backward sends from the experts, if it sends anything.
+    pub(super) fn beside(&self) -> Option<&Beside> {
+        self.way.sends().then_some(&self.beside)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use megaburn_collective::{CollectiveError, Group, tensors};
-use megaburn_kernels::{sum_rows, take_rows};
+use megaburn_kernels::{start_reading, sum_rows, take_rows};
 
 /// Numbers of rows, on the device.
 pub(super) fn index(of: impl IntoIterator<Item = usize>, device: &Device) -> Tensor<1, Int> {
@@ -55,13 +55,15 @@ pub(super) fn as_row(x: Tensor<2>) -> Tensor<2> {
     }
 }
 
-/// What all ranks tell of themselves, one rank's behind the other's. Waits for it.
-pub(super) fn told(own: Tensor<1, Int>, group: &Group) -> Result<Vec<usize>, CollectiveError> {
+/// What all ranks tell of themselves, one rank's behind the other's. The device does `meanwhile` while the host waits
+/// for it.
+pub(super) fn told<T>(
+    own: Tensor<1, Int>,
+    group: &Group,
+    meanwhile: impl FnOnce() -> T,
+) -> Result<(Vec<usize>, T), CollectiveError> {
     let all = if group.size() == 1 { own } else { tensors::all_gather(own, group)? };
-    Ok(read(all))
-}
-
-/// Numbers of rows. Waits for them.
-pub(super) fn read(of: Tensor<1, Int>) -> Vec<usize> {
-    of.into_data().iter::<i64>().map(|number| number as usize).collect()
+    let reading = start_reading(all);
+    let done = meanwhile();
+    Ok((reading.wait().into_iter().map(|number| number as usize).collect(), done))
 }

@@ -4,7 +4,7 @@ use megaburn_kernels::{ExpertRows, rows_by_expert};
 use super::{
     Of,
     plan::Order,
-    rows::{index, lengthened, summed, taken},
+    rows::{index, lengthened, shortened, summed, taken},
 };
 
 /// Slots in the order of their experts, as far as they have one: on the device.
@@ -15,17 +15,6 @@ pub(super) struct Sorted {
 }
 
 impl Sorted {
-    /// With the rows of each expert, still on the device; [`with_rows`](Self::with_rows) says how many they are.
-    pub(super) fn new(experts: Tensor<2, Int>, num_experts: usize) -> (Self, Tensor<1, Int>) {
-        let of = rows_by_expert(experts, num_experts);
-        let counts = of.counts.clone();
-        (Self { of, num_rows: 0 }, counts)
-    }
-
-    pub(super) fn with_rows(self, num_rows: usize) -> Self {
-        Self { num_rows, ..self }
-    }
-
     /// The rows that tokens send, or slots.
     pub(super) fn there(&self, x: Tensor<2>, of: Of) -> Tensor<2> {
         let index = match of {
@@ -33,6 +22,11 @@ impl Sorted {
             Of::Slots => &self.of.slots,
         };
         taken(x, index, self.num_rows)
+    }
+
+    /// What was [taken ahead](Unread::ahead) of tokens.
+    pub(super) fn of_ahead(&self, ahead: Tensor<2>) -> Tensor<2> {
+        shortened(ahead, self.num_rows)
     }
 
     /// Its transpose.
@@ -48,6 +42,31 @@ impl Sorted {
                 }
             },
         )
+    }
+}
+
+/// Slots in the order of their experts, of which nobody knows yet how many have one.
+pub(super) struct Unread(ExpertRows);
+
+impl Unread {
+    pub(super) fn new(experts: Tensor<2, Int>, num_experts: usize) -> Self {
+        Self(rows_by_expert(experts, num_experts))
+    }
+
+    /// Rows of each expert, on the device.
+    pub(super) fn counts(&self) -> Tensor<1, Int> {
+        self.0.counts.clone()
+    }
+
+    /// The rows that tokens send, and behind them some that they do not: what the device can do while the host waits
+    /// for the number of those.
+    pub(super) fn ahead(&self, x: Tensor<2>) -> Tensor<2> {
+        let [slots] = self.0.tokens.dims();
+        taken(x, &self.0.tokens, slots)
+    }
+
+    pub(super) fn with_rows(self, num_rows: usize) -> Sorted {
+        Sorted { of: self.0, num_rows }
     }
 }
 

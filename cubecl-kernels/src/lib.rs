@@ -81,9 +81,9 @@ pub use linear::{
     defer_weight_gradients, grouped_linear, linear, room_in, stands_in, with_weight_gradients,
 };
 pub use moe::{
-    ExpertRows, Reading, Routed, RouterGradients, RouterGroups, RouterOptions, RouterScores,
-    choose_experts, expert_weights, route, route_to, router_logits, router_scores, rows_by_expert,
-    start_reading, sum_rows, take_rows, with_gradient,
+    ExpertRows, Routed, RouterGradients, RouterGroups, RouterOptions, RouterScores, choose_experts,
+    expert_weights, read_meanwhile, route, route_to, router_logits, router_scores, rows_by_expert,
+    sum_rows, take_rows, with_gradient,
 };
 pub use norms::NormOptions;
 pub use optimizer::{

@@ -11,7 +11,7 @@ mod rows;
 
 pub use gradient::with_gradient;
 pub use order::{ExpertRows, rows_by_expert};
-pub use reading::{Reading, start_reading};
+pub use reading::read_meanwhile;
 pub use router::{
     Routed, RouterGradients, RouterGroups, RouterOptions, RouterScores, choose_experts,
     expert_weights, route, route_to, router_logits, router_scores,

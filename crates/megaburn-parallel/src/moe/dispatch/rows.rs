@@ -2,7 +2,7 @@
 
 use burn::tensor::{DType, Device, Int, Tensor, TensorData};
 use megaburn_collective::{CollectiveError, Group, tensors};
-use megaburn_kernels::{start_reading, sum_rows, take_rows};
+use megaburn_kernels::{read_meanwhile, sum_rows, take_rows};
 
 /// Numbers of rows, on the device.
 pub(super) fn index(of: impl IntoIterator<Item = usize>, device: &Device) -> Tensor<1, Int> {
@@ -63,7 +63,6 @@ pub(super) fn told<T>(
     meanwhile: impl FnOnce() -> T,
 ) -> Result<(Vec<usize>, T), CollectiveError> {
     let all = if group.size() == 1 { own } else { tensors::all_gather(own, group)? };
-    let reading = start_reading(all);
-    let done = meanwhile();
-    Ok((reading.wait().into_iter().map(|number| number as usize).collect(), done))
+    let (numbers, done) = read_meanwhile(all, meanwhile);
+    Ok((numbers.into_iter().map(|number| number as usize).collect(), done))
 }

@@ -244,7 +244,8 @@ fn many() -> Result<(), String> {
     if found.1 != expected.1 {
         return Err("600 experts: others".into());
     }
-    found.0.iter().zip(&expected.0).try_for_each(|(a, b)| close("600 experts", a, b, 2e-6))
+    // All that are chosen have scores near 1: the last bit of one is more of what it lacks to 1, which the gradient has.
+    found.0.iter().zip(&expected.0).try_for_each(|(a, b)| close("600 experts", a, b, 2e-5))
 }
 
 /// Tensor cores round what they sum a little more than f32 does, 3e-6 of the largest over 2048 columns; bf16 results

@@ -67,6 +67,12 @@
 //! with `norm`), and either the logits, `e V n / t`, or nothing (the loss that goes without all logits),
 //! with three f32 and a label a token.
 //!
+//! A block behind the last layer that predicts further tokens holds what any block does and, before it, the
+//! vectors of its tokens, the statistics of their norm and of that of what the depth before ended in, and what
+//! both norms give, `3 e h r + 8 r` (layer norm `16 r`), behind it once more what the last stage adds, and ids.
+//! What the depth before ended in its head holds; with `norm` that is `e h r` more. Where the block is
+//! computed once more, of all that stands before it and in it only the vectors are held, `e h r`.
+//!
 //! Beside it stands the formula of Korthikanti et al. (2022), <https://arxiv.org/abs/2205.05198>, section 4,
 //! with the core attention recomputed: `s b h (10 + 24 / t)`, with sequence parallelism `34 s b h / t`
 //! bytes a layer, for `a = k = h`, `f = u = 4 h` and `e = 2`. [`Activations::layer_of_paper`] says the
@@ -175,9 +181,10 @@ impl Activations {
         };
         let has_stayed = 2 * stream * stay.len();
         let leaving = if leave.is_empty() { 0 } else { 2 * stream };
+        let num_blocks = blocks.len();
         let blocks = self.segments(blocks).map(held).sum::<usize>() + has_stayed;
         let first = if ends.first { self.first() } else { 0 };
-        let last = if ends.last { self.last() } else { 0 };
+        let last = if ends.last { self.last() + self.further(num_blocks) } else { 0 };
         in_flight * (blocks + first + last) + leaving
     }
 
@@ -218,6 +225,23 @@ impl Activations {
         let logits = if self.fused_loss { 0 } else { e * columns * n };
         let loss = (3 * STATISTIC + ID) * n;
         (e * self.model.hidden + self.statistics()) * r + normed + logits + loss
+    }
+
+    /// What the blocks that predict further tokens hold, behind so many others of their stage.
+    fn further(&self, before: usize) -> usize {
+        let stream = self.element * self.model.hidden * self.rows();
+        let unkept = if self.recompute.norm { stream } else { 0 };
+        let of_depth = |depth: usize| {
+            let held = match self.recompute.is_behind(before + depth) {
+                true => stream,
+                false => {
+                    let joined = 3 * stream + 2 * self.statistics() * self.rows();
+                    joined + self.layer(self.model.layers + depth)
+                }
+            };
+            self.first() + held + unkept + self.last()
+        };
+        (0..self.model.mtp_layers).map(of_depth).sum()
     }
 
     /// Bytes of a norm's statistics of a token.

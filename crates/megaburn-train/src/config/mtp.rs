@@ -1,0 +1,50 @@
+//! Whether further tokens can be predicted.
+
+use super::{TrainConfig, check::require};
+use crate::TrainError;
+
+impl TrainConfig {
+    /// Refuses depths at which no token of a sequence has a label.
+    ///
+    /// # Errors
+    /// There are such, with both numbers.
+    pub(crate) fn check_mtp(&self, depths: usize) -> Result<(), TrainError> {
+        let seq_len = self.data.seq_len;
+        let rule = format!(
+            "below data.seq_len {seq_len}: further ahead no token of a sequence has a label"
+        );
+        require(depths == 0 || depths < seq_len, "model.mtp_layers", depths, rule)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use crate::{ConfigLayers, TrainConfig};
+
+    fn with(sets: &[&str]) -> TrainConfig {
+        let layers = ["data.seq_len=4"].iter().chain(sets);
+        let layers = layers.fold(ConfigLayers::new(), |layers, set| layers.with_set(set).unwrap());
+        layers.with_layout("tp1").unwrap().load().unwrap()
+    }
+
+    #[rstest]
+    #[case(0, "")]
+    #[case(3, "")]
+    #[case(4, "`model.mtp_layers` is 4: it must be below data.seq_len 4: further ahead no token")]
+    fn depths_are_within_a_sequence(#[case] depths: usize, #[case] message: &str) {
+        let found = with(&[&format!("model.mtp_layers={depths}")]).layout(None);
+        match message {
+            "" => drop(found.unwrap()),
+            message => assert!(found.unwrap_err().to_string().contains(message)),
+        }
+    }
+
+    #[test]
+    fn a_scaling_factor_that_learns_nothing_is_refused() {
+        let layers = ConfigLayers::new().with_set("train.mtp_loss_scaling_factor=0").unwrap();
+        let error = layers.load().unwrap_err().to_string();
+        assert!(error.contains("`train.mtp_loss_scaling_factor` is 0: it must be more than 0"));
+    }
+}

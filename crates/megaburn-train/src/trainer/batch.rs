@@ -255,10 +255,10 @@ mod tests {
         assert_eq!(first.counted.as_deref().unwrap(), labels.map(|label| label != NO));
         let labels = [NO, NO, NO, NO, 55, 56, 57, 58, 59, NO, NO, NO, NO, NO, NO, NO];
         assert_eq!(matrix(last.labels.clone()), labels);
-        // Of each document chunks 1 and 2 of four.
+        // Chunks 1 and 2 of four of each document: the first ones, then the others.
         let part = of(Zigzag::new(1, 2), 1);
-        assert_eq!(matrix(part.ahead[0].tokens.clone()), [3, 4, 54, 55, 56, 57, 58, 0]);
-        assert_eq!(matrix(part.ahead[0].labels.clone()), [4, 99, 55, 56, 57, 58, 59, NO]);
+        assert_eq!(matrix(part.ahead[0].tokens.clone()), [3, 54, 55, 56, 4, 57, 58, 0]);
+        assert_eq!(matrix(part.ahead[0].labels.clone()), [4, 55, 56, 57, 99, 58, 59, NO]);
         assert_eq!(part.counted, 8);
     }
 }

@@ -13,7 +13,7 @@ use megaburn::{
         DecoderConfig, Family,
         decoder::{Ahead, StageLosses, ahead_in_row},
     },
-    parallel::PackedDocuments,
+    parallel::{PackedDocuments, Router},
     train::metrics::{EvalMetrics, MetricsRecord, read_metrics},
 };
 use rstest::rstest;
@@ -149,7 +149,28 @@ fn every_family_is_exported_and_comes_back(
 
 const VOCAB: usize = 32;
 
-/// Losses of the model and of two depths, of rows `[S, B]` of such documents.
+/// Tokens, labels, and what two depths read, of equally long rows of such documents.
+fn batch(
+    rows: &[Vec<i64>],
+    bounds: &[usize],
+    device: &Device,
+) -> ([Tensor<2, Int>; 2], [Ahead; 2]) {
+    let shape = [rows[0].len(), rows.len()];
+    let ids = |depth: usize, none: i64| -> Vec<i64> {
+        let rows: Vec<_> = rows.iter().map(|row| ahead_in_row(row, bounds, depth, none)).collect();
+        let place = |at: usize| rows.iter().map(move |row| row[at]);
+        (0..shape[0]).flat_map(place).collect()
+    };
+    let tensor = |ids| Tensor::<2, Int>::from_data(TensorData::new(ids, shape), device);
+    let ahead = [1, 2].map(|depth| {
+        let labels = ids(depth + 1, -100);
+        let counted = Some(labels.iter().map(|label| *label != -100).collect());
+        Ahead { tokens: tensor(ids(depth, 0)), labels: tensor(labels), counted }
+    });
+    ([tensor(ids(0, 0)), tensor(ids(1, -100))], ahead)
+}
+
+/// Losses of the model and of two depths.
 fn losses(rows: &[Vec<i64>], bounds: &[usize], packed: bool) -> Vec<f64> {
     let device = Device::flex();
     let (heads, kv_heads, head_dim, hidden, ffn, layers) = (2, 2, 8, 16, 24, 2);
@@ -160,20 +181,8 @@ fn losses(rows: &[Vec<i64>], bounds: &[usize], packed: bool) -> Vec<f64> {
     let documents = Documents::new(vec![bounds.to_vec(); rows.len()]).unwrap();
     let stage = model.stage(0).of_documents(packed.then(|| PackedDocuments::new(documents)));
     let bounds = if packed { bounds.to_vec() } else { vec![0, rows[0].len()] };
-    let matrix = |depth: usize, none: i64| {
-        let rows: Vec<_> = rows.iter().map(|row| ahead_in_row(row, &bounds, depth, none)).collect();
-        let ids = (0..rows[0].len())
-            .flat_map(|at| rows.iter().map(move |row| row[at]).collect::<Vec<_>>());
-        let ids = TensorData::new(ids.collect::<Vec<_>>(), [rows[0].len(), rows.len()]);
-        Tensor::<2, Int>::from_data(ids, &device)
-    };
-    let ahead = [1, 2].map(|depth| Ahead {
-        tokens: matrix(depth, 0),
-        labels: matrix(depth + 1, -100),
-        counted: None,
-    });
-    let stream = stage.from_tokens(matrix(0, 0));
-    let StageLosses { main, mtp } = stage.losses(stream, matrix(1, -100), &ahead);
+    let ([tokens, labels], ahead) = batch(rows, &bounds, &device);
+    let StageLosses { main, mtp } = stage.losses(stage.from_tokens(tokens), labels, &ahead);
     [main].into_iter().chain(mtp).map(|sum| sum.into_scalar::<f32>().into()).collect()
 }
 
@@ -192,4 +201,22 @@ fn documents_of_a_row_do_not_see_each_other_at_any_depth() {
         assert!((packed - sum).abs() < 1e-4, "depth {depth}: {packed}, alone {sum}");
         assert!((packed - as_one[depth]).abs() > 1e-2, "depth {depth}");
     }
+}
+
+#[test]
+fn experts_see_nothing_of_tokens_without_a_label() {
+    let device = Device::flex().autodiff();
+    let config = DecoderConfig { vocab: VOCAB, mtp_layers: 2, ..Family::DeepseekV3.template() };
+    let model = config.init(&Group::single(3), false, &device).unwrap();
+    let row: Vec<i64> = (0..8).collect();
+    let ([tokens, labels], ahead) = batch(&[row], &[0, 8], &device.clone().inner());
+    let stage = model.stage(0).with_loss_factor(1.0);
+    let losses = stage.losses(stage.from_tokens(tokens), labels, &ahead);
+    drop(losses.total(0.3).backward());
+    let seen = |(index, router): (usize, &Router)| {
+        (index, router.load().take().unwrap().tokens.iter().sum::<u64>())
+    };
+    // Two experts a token. Behind three layers with experts the depths, which have 6 and 5 labels.
+    let expected = [(1, 16), (2, 16), (3, 16), (4, 12), (5, 10)];
+    assert_eq!(model.routers().map(seen).collect::<Vec<_>>(), expected);
 }

@@ -32,7 +32,7 @@ const DENSE: [(&str, &[&str]); 29] = [
     ("pp2", &["parallel.schedule=zb-v"]),
     ("pp2", &["parallel.schedule=zb-v", "recompute.method=uniform"]),
     ("pp2", &["parallel.last_stage_layers=1", "recompute.method=block", "recompute.num_layers=2"]),
-    ("pp2", &["parallel.pipeline_layout=Ettt|tL", "recompute.method=block"]),
+    ("pp2", &["parallel.pipeline_layout=Ettt|tm*2L", "recompute.method=block"]),
     ("pp4", &["parallel.count_loss=true"]),
     ("pp2-dp2", &["parallel.schedule=interleaved", "parallel.chunks=2", "parallel.zero=1"]),
     ("pp2-dp2", &["parallel.schedule=zb-h1", "parallel.zero=2"]),

@@ -7,7 +7,7 @@ use megaburn_parallel::{
     ParallelDropout, PlanBuilder, Residual, Sharded, TokenContext, recomputed,
 };
 
-use super::{Attention, Dropout, Experts, Mtp, Recompute, mtp::dropout_of};
+use super::{Attention, Dropout, Experts, Mtp, Recompute};
 use crate::{DecoderConfig, ModelError};
 
 /// One transformer block: attention, and an MLP or experts, each behind a norm and added to its input.
@@ -104,10 +104,11 @@ impl Block {
             let layer = dropout.layer(&path, group, sequence_parallel);
             layer.map(|layer| layer.with_context(zigzag))
         };
-        let of_mtp = dropout_of(dropout, index, group, (sequence_parallel, zigzag))?;
+        let of_mtp =
+            |mtp: Mtp| mtp.with_dropout(dropout, index, group, (sequence_parallel, zigzag));
         Ok(Self {
             attention: self.attention.with_dropout(dropout.attention, &name, group)?,
-            mtp: self.mtp.map(|mtp| mtp.with_dropout(of_mtp)),
+            mtp: self.mtp.map(of_mtp).transpose()?,
             dropouts: Some([layer("attention")?, layer("mlp")?]),
             ..self
         })

@@ -29,7 +29,8 @@ use crate::ModelError;
 /// All members of the tensor-parallel group call every method together.
 #[derive(Module, Debug)]
 pub struct Decoder {
-    /// Token vectors: where the model begins, and where it ends if they are its output projection.
+    /// Token vectors: where the model begins, and where it ends if they are its output projection or it
+    /// predicts further tokens.
     pub embedding: Option<VocabParallelEmbedding>,
     /// Position vectors; none where positions are rotations.
     pub positions: Option<PositionEmbedding>,

@@ -68,9 +68,16 @@ impl Mtp {
         Ok(Self { enorm: norm(), hnorm: norm(), eh_proj, norm: norm(), dropout: None })
     }
 
-    /// The same part of block `index`, and what training drops.
-    pub(super) fn with_dropout(self, dropout: ParallelDropout) -> Self {
-        Self { dropout: Some(dropout), ..self }
+    /// The same part of block `index`, and what training drops of the vectors with which it begins.
+    pub(super) fn with_dropout(
+        self,
+        dropout: Dropout,
+        index: usize,
+        group: &Group,
+        (sequence_parallel, zigzag): (bool, Zigzag),
+    ) -> Result<Self, ModelError> {
+        let layer = dropout.layer(&format!("blocks.{index}.mtp"), group, sequence_parallel)?;
+        Ok(Self { dropout: Some(layer.with_context(zigzag)), ..self })
     }
 
     /// The same, of what a rank holds of sequences that ranks share.
@@ -185,15 +192,4 @@ impl Decoder {
     fn blocks_of_last_stage(&self) -> usize {
         self.parts.stages.last().map_or(0, |stage| stage.layers.len())
     }
-}
-
-/// Of the vectors with which the block `index` begins.
-pub(super) fn dropout_of(
-    dropout: Dropout,
-    index: usize,
-    group: &Group,
-    (sequence_parallel, zigzag): (bool, Zigzag),
-) -> Result<ParallelDropout, ModelError> {
-    let layer = dropout.layer(&format!("blocks.{index}.mtp"), group, sequence_parallel)?;
-    Ok(layer.with_context(zigzag))
 }

@@ -28,10 +28,10 @@ mod tests {
 
     use crate::{ConfigLayers, TrainConfig};
 
-    fn with(sets: &[&str]) -> TrainConfig {
+    fn with(layout: &str, sets: &[&str]) -> TrainConfig {
         let layers = ["data.seq_len=4"].iter().chain(sets);
         let layers = layers.fold(ConfigLayers::new(), |layers, set| layers.with_set(set).unwrap());
-        layers.with_layout("tp1").unwrap().load().unwrap()
+        layers.with_layout(layout).unwrap().load().unwrap()
     }
 
     #[rstest]
@@ -39,7 +39,7 @@ mod tests {
     #[case(3, "")]
     #[case(4, "`model.mtp_layers` is 4: it must be below data.seq_len 4: further ahead no token")]
     fn depths_are_within_a_sequence(#[case] depths: usize, #[case] message: &str) {
-        let found = with(&[&format!("model.mtp_layers={depths}")]).layout(None);
+        let found = with("tp1", &[&format!("model.mtp_layers={depths}")]).layout(None);
         match message {
             "" => drop(found.unwrap()),
             message => assert!(found.unwrap_err().to_string().contains(message)),
@@ -64,9 +64,7 @@ mod tests {
     ) {
         let sets =
             [format!("parallel.pipeline_layout={text}"), format!("model.mtp_layers={depths}")];
-        let mut config = with(&[&sets[0], &sets[1]]);
-        config.parallel.pp = 2;
-        let found = config.layout(None);
+        let found = with("pp2", &[&sets[0], &sets[1]]).layout(None);
         match message {
             "" => drop(found.unwrap()),
             message => assert!(found.unwrap_err().to_string().contains(message)),

@@ -90,6 +90,7 @@ fn the_table_of_parts_has_every_family() {
 #[case::experts("docs/experts.md", "")]
 #[case::families("docs/families.md", "")]
 #[case::huggingface("docs/huggingface.md", "")]
+#[case::mtp("docs/mtp.md", "")]
 #[case::readme("README.md", "## Models people already have")]
 fn the_commands_run_as_they_stand(#[case] page: &str, #[case] section: &str) {
     let text = read(page);

@@ -124,7 +124,10 @@ pub(crate) fn compare(found: &Trained, expected: &Trained, row: &str) {
             ("loss", found.loss, expected.loss),
             ("gradient norm", found.grad_norm, expected.grad_norm),
         ];
-        for (what, found, expected) in numbers {
+        assert_eq!(found.mtp_losses.len(), expected.mtp_losses.len(), "{row}");
+        let further = found.mtp_losses.iter().zip(&expected.mtp_losses);
+        let further = further.map(|(found, expected)| ("loss of a depth", *found, *expected));
+        for (what, found, expected) in numbers.into_iter().chain(further) {
             let relative = (found - expected).abs() / expected;
             assert!(relative <= TOLERANCE, "{row}: {what} {found}, on one rank {expected}");
         }

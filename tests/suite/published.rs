@@ -12,9 +12,9 @@ use crate::{
 };
 
 /// Names, and what stands under each.
-type Tensors = BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)>;
+pub(crate) type Tensors = BTreeMap<String, (Dtype, Vec<usize>, Vec<u8>)>;
 
-fn read(path: &Path) -> Tensors {
+pub(crate) fn read(path: &Path) -> Tensors {
     let file = fs::read(path).unwrap();
     let tensors = SafeTensors::deserialize(&file).unwrap();
     let owned = |(name, view): (String, TensorView<'_>)| {
@@ -34,7 +34,7 @@ fn write(path: &Path, tensors: &Tensors) {
 }
 
 /// A fixture with other tensors and another configuration, which must compute the same.
-fn changed(
+pub(crate) fn changed(
     name: &str,
     tensors: impl FnOnce(&mut Tensors),
     config: impl FnOnce(&mut Value),
@@ -120,7 +120,7 @@ fn llama_as_published_says_rope_theta_and_rope_scaling() {
     assert_round_trip(&dir, &["lm_head.weight", "inv_freq"]);
 }
 
-/// A module of multi-token prediction behind the last layer, which Transformers passes over too.
+/// A layer that predicts further tokens behind those that config.json has, which is passed over.
 const PREDICTION: [&str; 4] = [
     "model.layers.2.eh_proj.weight",
     "model.layers.2.enorm.weight",
@@ -129,7 +129,7 @@ const PREDICTION: [&str; 4] = [
 ];
 
 #[test]
-fn deepseek_v3_as_published_predicts_further_tokens() {
+fn deepseek_v3_as_published_has_a_layer_too_many_that_predicts_further_tokens() {
     let dir = changed(
         "deepseek-v3",
         |tensors| {
@@ -147,6 +147,7 @@ fn deepseek_v3_as_published_predicts_further_tokens() {
             config["scoring_func"] = json!("sigmoid");
             config["topk_method"] = json!("noaux_tc");
             config["moe_layer_freq"] = json!(1);
+            config["num_nextn_predict_layers"] = json!(0);
         },
     );
     assert_round_trip_in(&dir, &PREDICTION, "tp2-ep2-sp");

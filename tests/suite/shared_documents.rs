@@ -16,7 +16,7 @@ use crate::{
     matrix::STEPS,
 };
 
-/// Losses and gradient norms of three steps, and an evaluation.
+/// Losses and gradient norms of three steps, and an evaluation; of further tokens too.
 pub(crate) fn with_evaluation(text: &str, layout: &str) -> Result<Vec<f64>, String> {
     let config = ConfigLayers::new().with_text("dynamic", text).and_then(ConfigLayers::load);
     let config = Arc::new(config.map_err(|error| error.to_string())?);
@@ -31,8 +31,11 @@ pub(crate) fn with_evaluation(text: &str, layout: &str) -> Result<Vec<f64>, Stri
         for _ in 0..STEPS {
             let step = trainer.step()?;
             numbers.extend([step.loss, step.grad_norm, step.tokens as f64]);
+            numbers.extend(step.mtp_losses);
         }
-        numbers.push(trainer.evaluate()?.eval_loss);
+        let evaluated = trainer.evaluate()?;
+        numbers.push(evaluated.eval_loss);
+        numbers.extend(evaluated.mtp_losses);
         Ok::<_, TrainError>(numbers)
     });
     let ranks: Result<Vec<_>, _> = ranks.into_iter().collect();

@@ -75,7 +75,7 @@ pub fn export(from: &Path, to: &Path, options: &HfWriteOptions) -> Result<HfWrit
     }
     check_target(from, to)?;
     source.verify()?;
-    let tensors = source.as_hf()?;
+    let tensors = source.as_published()?;
     let mut assets = Assets::of(&source)?;
     let original = assets.json("config.json");
     let config = config_json(source.config(), original, options.dtype, &*tensors)?;
@@ -132,6 +132,11 @@ fn config_json(
             // A run on shorter sequences is still the same model.
             Some(_) => DecoderConfig { max_seq_len: config.max_seq_len, ..found },
             None => found,
+        });
+        // It may name layers that predict further tokens and came without them.
+        let found = found.map(|found| match config.mtp_layers {
+            0 => found.without_mtp(),
+            _ => found,
         });
         found.is_ok_and(|found| found == *config)
     };

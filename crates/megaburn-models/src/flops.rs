@@ -5,8 +5,9 @@
 //! [some](crate::decoder::LatentAttention), and of each token half of a sequence's products of queries with
 //! keys and of probabilities with values: `3 (a + v) s` FLOPs a layer and token, for `a` features of all
 //! heads' queries, `v` of their values and `s` tokens. Of experts they are those that a token goes to, the
-//! shared one included. The router is not counted, nor are the scales of latents' norms, which Megatron counts
-//! as a column each of the matrices before them.
+//! shared one included. A block that predicts further tokens has a matrix of `2 h^2` weights before it and the
+//! vocabulary's behind it. The router is not counted, nor are the scales of latents' norms, which Megatron
+//! counts as a column each of the matrices before them.
 //!
 //! Source: Megatron-LM `megatron/training/training.py`, `num_floating_point_operations`.
 
@@ -25,8 +26,10 @@ pub struct FlopShape {
     pub ffn: usize,
     /// Matrices of the MLP: 3 gated, 2 plain.
     pub ffn_matrices: usize,
-    /// Blocks.
+    /// Blocks, those that predict further tokens included.
     pub layers: usize,
+    /// Blocks of which predict further tokens.
+    pub mtp_layers: usize,
     /// Blocks of which have experts in place of the MLP.
     pub expert_layers: usize,
     /// Features inside all the experts that a token goes to there.
@@ -38,13 +41,15 @@ pub struct FlopShape {
 impl FlopShape {
     /// FLOPs to train on `num_sequences` sequences of `seq_len` tokens, forward and backward.
     pub fn training(&self, num_sequences: usize, seq_len: usize) -> f64 {
-        let Self { hidden, query, values, ffn, ffn_matrices, layers, vocab, .. } = *self;
+        let Self { hidden, query, values, ffn, ffn_matrices, layers, mtp_layers, vocab, .. } =
+            *self;
         let features = (layers - self.expert_layers) * ffn + self.expert_layers * self.expert_ffn;
         let blocks = layers * self.attention + ffn_matrices * hidden * features;
+        let ends = hidden * vocab * (1 + mtp_layers) + 2 * hidden * hidden * mtp_layers;
         let tokens = (num_sequences * seq_len) as f64;
         let squares = tokens * seq_len as f64;
         let scores = 3.0 * ((query + values) * layers) as f64 * squares;
-        6.0 * tokens * (blocks + hidden * vocab) as f64 + scores
+        6.0 * tokens * (blocks + ends) as f64 + scores
     }
 
     /// FLOPs a token.
@@ -70,6 +75,7 @@ mod tests {
             ffn,
             ffn_matrices: 3,
             layers,
+            mtp_layers: 0,
             expert_layers: 0,
             expert_ffn: 0,
             vocab: 128256,
@@ -111,6 +117,15 @@ mod tests {
             let gflop = shape.training_per_token(4096) / 1e9;
             assert!((gflop / published - 1.0).abs() < 2e-3, "{gflop} against {published}");
         }
+    }
+
+    #[test]
+    fn a_block_that_predicts_further_tokens_costs_itself_its_matrix_and_a_head() {
+        let [one, two] = [1, 2].map(|layers| llama3(4096, 14336, layers));
+        let mtp = FlopShape { mtp_layers: 1, ..two };
+        let found = mtp.training(1, 64) - two.training(1, 64);
+        assert_eq!(found, 64.0 * 6.0 * 4096.0 * (128256.0 + 2.0 * 4096.0));
+        assert!(two.training(1, 64) > one.training(1, 64));
     }
 
     #[test]

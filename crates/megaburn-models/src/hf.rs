@@ -111,6 +111,18 @@ impl DecoderConfig {
         plan.iter().map(|(path, spec)| self.hf_param(path, &spec.shard)).collect()
     }
 
+    /// The names under which each layer that predicts further tokens holds a copy of the embedding and of the
+    /// output projection, and which parameter each is a copy of.
+    pub fn hf_copies(&self) -> Vec<(String, &'static str)> {
+        let head = if self.tied { "embedding.weight" } else { "head.weight" };
+        let copies = [("embed_tokens", "embedding.weight"), ("shared_head.head", head)];
+        let layers = (self.layers..self.num_blocks())
+            .map(|index| self.family.spec().layer.replacen('*', &index.to_string(), 1));
+        let of_layer =
+            |layer: String| copies.map(|(of, path)| (format!("{layer}{of}.weight"), path));
+        layers.flat_map(of_layer).collect()
+    }
+
     fn hf_param(&self, path: &str, whole: &ShardSpec) -> Result<HfParam, ModelError> {
         let mut keys = self.family.spec().keys.iter().copied().flatten();
         let found = keys.find_map(|key| Some((key.names(path)?, key)));

@@ -16,7 +16,7 @@ use megaburn_collective::{Group, GroupOptions, run_threads};
 use megaburn_models::{
     Decoder, DecoderConfig, Family,
     activations::{Activations, Ends, Scores},
-    decoder::{LatentAttention, Recompute, RecomputeBlocks},
+    decoder::{Ahead, LatentAttention, Recompute, RecomputeBlocks},
 };
 use megaburn_parallel::{load_params, read_params};
 use rstest::rstest;
@@ -57,7 +57,16 @@ fn held(of: &Activations) -> usize {
     let ranks = run_threads(of.tp, GroupOptions::default(), |group| {
         let device = Device::flex().autodiff();
         let model = model(of, &group, &device);
-        let step = || model.loss(ids(of, 7, &device), ids(of, 11, &device));
+        let step = || {
+            let ahead = (0..of.model.mtp_layers).map(|depth| Ahead {
+                tokens: ids(of, 13 + depth, &device),
+                labels: ids(of, 17 + depth, &device),
+                counted: None,
+            });
+            let (stage, ahead) = (model.stage(0), ahead.collect::<Vec<_>>());
+            let stream = stage.from_tokens(ids(of, 7, &device));
+            stage.losses(stream, ids(of, 11, &device), &ahead).total(0.1)
+        };
         // Parameters, tables and buffers of products come with their first use.
         drop(step().backward());
         barrier.wait();
@@ -167,6 +176,21 @@ fn a_model_with_experts_holds_what_the_formula_says(
     let mlp = Recompute { mlp: true, ..Recompute::default() };
     for recompute in [Recompute::default(), ALL, mlp, Recompute { mlp: true, ..ALL }] {
         assert_held_of_more_tokens(&Activations { recompute, ..of.clone() }, 0.02);
+    }
+}
+
+#[rstest]
+fn blocks_that_predict_further_tokens_hold_what_the_formula_says(
+    #[values(Family::Llama, Family::Gpt2, Family::DeepseekV3)] family: Family,
+    #[values((1, false), (2, true))] (tp, sequence_parallel): (usize, bool),
+    #[values(false, true)] fused_loss: bool,
+) {
+    let mut of = Activations { tp, sequence_parallel, fused_loss, ..activations(family) };
+    of.model.mtp_layers = 2;
+    let uniform = Recompute { blocks: Some(RecomputeBlocks::Uniform(1)), ..Recompute::default() };
+    let block = Recompute { blocks: Some(RecomputeBlocks::Block(4)), ..ALL };
+    for recompute in [Recompute::default(), ALL, uniform, block] {
+        assert_held_of_more_tokens(&Activations { recompute, ..of.clone() }, 0.03);
     }
 }
 

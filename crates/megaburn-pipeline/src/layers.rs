@@ -27,7 +27,8 @@ impl StageLayers {
 #[serde(default, deny_unknown_fields)]
 pub struct LayerSplit {
     /// What each stage has, in Megatron-LM's notation (`--pipeline-model-parallel-layout`): `E` for
-    /// the embedding, `t` for a layer, `L` for the loss, `|` between stages, `x*n` and `(..)*n` for
+    /// the embedding, `t` for a layer, `m` for a block behind these that predicts further tokens (which stand in
+    /// the last stage, named or not), `L` for the loss, `|` between stages, `x*n` and `(..)*n` for
     /// repetitions, commas anywhere: `Et|(tt|)*3L`. Nothing else must be set then.
     pub layout: Option<String>,
     /// Layers of the first stage (`--decoder-first-pipeline-num-layers`).
@@ -76,6 +77,14 @@ impl LayerSplit {
     pub fn check_layout(&self, num_layers: usize) -> Result<(), PipelineError> {
         let layers = |text| layout_text::layers(text, num_layers, None).map(drop);
         self.layout.as_deref().map_or(Ok(()), layers)
+    }
+
+    /// How many blocks that predict further tokens the layout names; 0: they are where they always are.
+    ///
+    /// # Errors
+    /// It is none.
+    pub fn mtp_layers(&self) -> Result<usize, PipelineError> {
+        self.layout.as_deref().map_or(Ok(0), layout_text::mtp_layers)
     }
 
     /// Layers of each stage.

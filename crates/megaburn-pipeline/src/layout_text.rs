@@ -19,11 +19,7 @@ pub(crate) fn layers(
     num_stages: Option<usize>,
 ) -> Result<Vec<usize>, PipelineError> {
     let refuse = |why: String| PipelineError::LayoutText { text: text.into(), why };
-    let mut parser = Parser { chars: text.char_indices().peekable(), end: text.len() };
-    let letters = parser.sequence(0).map_err(refuse)?;
-    if letters.contains(&'m') {
-        return Err(refuse("multi-token prediction (m) is planned but not built yet".into()));
-    }
+    let letters = letters(text)?;
     let stages: Vec<&[char]> = letters.split(|letter| *letter == '|').collect();
     if let Some(num_stages) = num_stages.filter(|num| *num != stages.len()) {
         let found = stages.len();
@@ -43,8 +39,31 @@ pub(crate) fn layers(
     if !ends || inner.iter().any(|letter| matches!(letter, 'E' | 'L')) {
         return Err(refuse("it must begin with the one E and end with the one L".into()));
     }
+    let last = stages.len() - 1;
+    if let Some(early) = stages[..last].iter().position(|stage| stage.contains(&'m')) {
+        let why =
+            format!("stage {early} predicts further tokens (m), which the last one does, before L");
+        return Err(refuse(why));
+    }
+    if stages[last].windows(2).any(|two| two == ['m', 't']) {
+        return Err(refuse("what predicts further tokens (m) stands behind all layers (t)".into()));
+    }
     let of = |stage: &[char]| stage.iter().filter(|letter| **letter == 't').count();
     Ok(stages.into_iter().map(of).collect())
+}
+
+/// How many blocks that predict further tokens the text has.
+///
+/// # Errors
+/// A text that is none.
+pub(crate) fn mtp_layers(text: &str) -> Result<usize, PipelineError> {
+    Ok(letters(text)?.into_iter().filter(|letter| *letter == 'm').count())
+}
+
+fn letters(text: &str) -> Result<Vec<char>, PipelineError> {
+    let mut parser = Parser { chars: text.char_indices().peekable(), end: text.len() };
+    let refuse = |why: String| PipelineError::LayoutText { text: text.into(), why };
+    parser.sequence(0).map_err(refuse)
 }
 
 struct Parser<'a> {
@@ -110,6 +129,8 @@ mod tests {
     #[case("E(t|)*2(t*2|)*2tL", 7, &[1, 1, 2, 2, 1])]
     #[case("E((tt|)*2t|)*2L", 10, &[2, 2, 1, 2, 2, 1, 0])]
     #[case("EtL", 1, &[1])]
+    #[case("EtmL", 1, &[1])]
+    #[case("Ett|(tt|)*2,m*2L", 6, &[2, 2, 2, 0])]
     fn a_text_is_read(#[case] text: &str, #[case] num_layers: usize, #[case] expected: &[usize]) {
         assert_eq!(layers(text, num_layers, Some(expected.len())).unwrap(), expected);
     }
@@ -124,7 +145,8 @@ mod tests {
     #[case("EEtt|ttL", 4, 2, "it must begin with the one E")]
     #[case("|", 0, 2, "stage 0 has nothing")]
     #[case("E", 0, 1, "it must begin with the one E")]
-    #[case("Et*3|(tt|)*29,m|L", 61, 32, "multi-token prediction (m) is planned")]
+    #[case("Et*3|(tt|)*29,m|L", 61, 32, "stage 30 predicts further tokens (m), which the last one")]
+    #[case("Ett|tmtL", 4, 2, "(m) stands behind all layers (t)")]
     #[case("Ett|xtL", 4, 2, "`x` at 4 is none of E t m L")]
     #[case("Ett)|ttL", 4, 2, "`)` at 3 is none of")]
     #[case("E(tt|ttL", 4, 2, "the bracket at 1 is not closed")]

@@ -28,8 +28,8 @@ pub(crate) struct Pipeline {
     chunks: Vec<StageLayers>,
     /// Which of its ranks computes the loss.
     last: usize,
-    /// Whether the vectors with which the model begins are those with which it ends, in two stages, of
-    /// which this rank has one or both.
+    /// Whether the vectors with which the model begins are those with which it ends, or are read there once
+    /// more, in two stages, of which this rank has one or both.
     is_shared: bool,
     /// The ranks of this pipeline that hold these vectors, where they are two.
     copies: Option<Group>,
@@ -68,7 +68,8 @@ impl Pipeline {
                 (stages.chunks_of(group.rank(), &all), [stages.rank_of(0), last])
             }
         };
-        let is_shared = model.tied && layout.pp > 1 && ends.contains(&group.rank());
+        let is_copied = model.tied || model.mtp_layers > 0;
+        let is_shared = is_copied && layout.pp > 1 && ends.contains(&group.rank());
         let shares = is_shared && ends[0] != ends[1];
         let mut members = ends.map(|rank| group.members()[rank]);
         members.sort_unstable();

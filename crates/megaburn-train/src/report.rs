@@ -131,12 +131,13 @@ impl<'a> Reporter<'a> {
             skipped: false,
             num_zeros: None,
             params_norm: None,
+            mtp_losses: Vec::new(),
             experts: None,
         })
     }
 
     pub(crate) fn eval(&mut self, metrics: &EvalMetrics) -> Result<(), TrainError> {
-        self.metrics.write(*metrics)?;
+        self.metrics.write(metrics.clone())?;
         self.console.eval(metrics);
         Ok(())
     }
@@ -149,7 +150,7 @@ impl<'a> Reporter<'a> {
             matches!(record, crate::metrics::MetricsRecord::Eval(eval) if eval.step == metrics.step)
         });
         if !known {
-            self.metrics.write(*metrics)?;
+            self.metrics.write(metrics.clone())?;
         }
         self.console.eval(metrics);
         Ok(())
@@ -173,7 +174,7 @@ impl<'a> Reporter<'a> {
         sample: Option<&str>,
     ) -> Result<(), TrainError> {
         let picture = self.draw()?;
-        let EvalMetrics { step, eval_loss } = *eval;
+        let EvalMetrics { step, eval_loss, .. } = *eval;
         let bits = self.data.bits_per_byte(eval_loss);
         let bits = bits.map(|bits| format!(" = {bits:.3} bits per byte")).unwrap_or_default();
         if let Some(sample) = sample {

@@ -67,6 +67,12 @@
 //! with `norm`), and either the logits, `e V n / t`, or nothing (the loss that goes without all logits),
 //! with three f32 and a label a token.
 //!
+//! A block behind the last layer that predicts further tokens holds what any block does and, before it, the
+//! vectors of its tokens, the statistics of their norm and of that of what the depth before ended in, and what
+//! both norms give, `3 e h r + 8 r` (layer norm `16 r`), behind it once more what the last stage adds, and ids.
+//! What the depth before ended in its head holds; with `norm` that is `e h r` more. Where the block is
+//! computed once more, only the vectors and what it ends in are held, `2 e h r`, and what the head holds.
+//!
 //! Beside it stands the formula of Korthikanti et al. (2022), <https://arxiv.org/abs/2205.05198>, section 4,
 //! with the core attention recomputed: `s b h (10 + 24 / t)`, with sequence parallelism `34 s b h / t`
 //! bytes a layer, for `a = k = h`, `f = u = 4 h` and `e = 2`. [`Activations::layer_of_paper`] says the
@@ -162,7 +168,7 @@ impl Activations {
     /// What a rank of a pipeline stage of these blocks holds when forward has run for `in_flight`
     /// micro-batches whose backward has not.
     pub fn stage(&self, blocks: Range<usize>, ends: Ends, in_flight: usize) -> usize {
-        let stream = self.rows() * self.element * self.model.hidden;
+        let stream = self.stream();
         let held = |Segment { blocks, again }| match (again, self.recompute.offload) {
             (true, true) => 0,
             (true, false) => stream + self.rows() * self.statistics(),
@@ -175,9 +181,10 @@ impl Activations {
         };
         let has_stayed = 2 * stream * stay.len();
         let leaving = if leave.is_empty() { 0 } else { 2 * stream };
+        let num_blocks = blocks.len();
         let blocks = self.segments(blocks).map(held).sum::<usize>() + has_stayed;
         let first = if ends.first { self.first() } else { 0 };
-        let last = if ends.last { self.last() } else { 0 };
+        let last = if ends.last { self.last() + self.further(num_blocks) } else { 0 };
         in_flight * (blocks + first + last) + leaving
     }
 
@@ -187,7 +194,7 @@ impl Activations {
         let groups = self.segments(blocks).filter(|segment| segment.again);
         let held = groups.map(|group| group.blocks.map(|index| plain.layer(index)).sum::<usize>());
         // Its stream and last term came from host memory, and those of the group before are coming.
-        let stream = self.rows() * self.element * self.model.hidden;
+        let stream = self.stream();
         let came = if self.recompute.offload { 4 * stream } else { 0 };
         held.max().map_or(0, |held| held + came)
     }
@@ -212,12 +219,35 @@ impl Activations {
 
     /// What the last norm, the head and the loss hold.
     fn last(&self) -> usize {
-        let (n, r, e) = (self.tokens(), self.rows(), self.element);
-        let normed = if self.recompute.norm { 0 } else { e * self.model.hidden * r };
+        let normed = if self.recompute.norm { 0 } else { self.stream() };
+        self.stream() + self.rows() * self.statistics() + normed + self.head()
+    }
+
+    /// What the head and the loss hold beside what the norm gives.
+    fn head(&self) -> usize {
+        let (n, e) = (self.tokens(), self.element);
         let columns = pad_vocab(self.model.vocab, VOCAB_MULTIPLE, self.tp) / self.tp;
         let logits = if self.fused_loss { 0 } else { e * columns * n };
-        let loss = (3 * STATISTIC + ID) * n;
-        (e * self.model.hidden + self.statistics()) * r + normed + logits + loss
+        logits + (3 * STATISTIC + ID) * n
+    }
+
+    /// What the blocks that predict further tokens hold, behind so many others of their stage.
+    fn further(&self, before: usize) -> usize {
+        let stream = self.stream();
+        let is_again = |depth: usize| self.recompute.is_behind(before + depth);
+        let of_depth = |depth: usize| {
+            let is_kept = !self.recompute.norm || (depth > 0 && is_again(depth - 1));
+            let ended_in = if is_kept { 0 } else { stream };
+            let held = match is_again(depth) {
+                true => 2 * stream + self.head(),
+                false => {
+                    let joined = 3 * stream + 2 * self.statistics() * self.rows();
+                    joined + self.layer(self.model.layers + depth) + self.last()
+                }
+            };
+            self.first() + ended_in + held
+        };
+        (0..self.model.mtp_layers).map(of_depth).sum()
     }
 
     /// Bytes of a norm's statistics of a token.
@@ -226,6 +256,11 @@ impl Activations {
             NormKind::Rms => STATISTIC,
             NormKind::Layer => 2 * STATISTIC,
         }
+    }
+
+    /// The residual stream of a micro-batch.
+    fn stream(&self) -> usize {
+        self.rows() * self.element * self.model.hidden
     }
 
     /// Tokens of a micro-batch, and those of them that this rank's residual stream holds.

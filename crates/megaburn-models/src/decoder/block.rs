@@ -7,7 +7,7 @@ use megaburn_parallel::{
     ParallelDropout, PlanBuilder, Residual, Sharded, TokenContext, recomputed,
 };
 
-use super::{Attention, Dropout, Experts, Recompute};
+use super::{Attention, Dropout, Experts, Mtp, Recompute};
 use crate::{DecoderConfig, ModelError};
 
 /// One transformer block: attention, and an MLP or experts, each behind a norm and added to its input.
@@ -23,6 +23,8 @@ pub struct Block {
     pub mlp: Option<Mlp>,
     /// the experts in its place.
     pub moe: Option<Moe>,
+    /// Before the block and behind it, where it predicts further tokens.
+    pub mtp: Option<Mtp>,
     /// Of what attention and MLP add.
     dropouts: Option<[ParallelDropout; 2]>,
     recompute_mlp: bool,
@@ -80,6 +82,9 @@ impl Block {
             mlp_norm: norm(config, group, sequence_parallel, device),
             mlp: experts.is_none().then(mlp).transpose()?,
             moe: experts.map(moe).transpose()?,
+            mtp: (index >= layers)
+                .then(|| Mtp::new(config, index, groups, sequence_parallel, device))
+                .transpose()?,
             dropouts: None,
             recompute_mlp: false,
         })
@@ -99,8 +104,11 @@ impl Block {
             let layer = dropout.layer(&path, group, sequence_parallel);
             layer.map(|layer| layer.with_context(zigzag))
         };
+        let of_mtp =
+            |mtp: Mtp| mtp.with_dropout(dropout, index, group, (sequence_parallel, zigzag));
         Ok(Self {
             attention: self.attention.with_dropout(dropout.attention, &name, group)?,
+            mtp: self.mtp.map(of_mtp).transpose()?,
             dropouts: Some([layer("attention")?, layer("mlp")?]),
             ..self
         })
@@ -115,7 +123,8 @@ impl Block {
         let name = format!("blocks.{index}.attention");
         let dropouts = self.dropouts.map(|both| both.map(|of| of.with_context(parallel.zigzag())));
         let attention = self.attention.with_context_parallel(parallel, &name)?;
-        Ok(Self { attention, dropouts, ..self })
+        let mtp = self.mtp.map(|mtp| mtp.with_context(parallel.zigzag()));
+        Ok(Self { attention, mtp, dropouts, ..self })
     }
 
     /// The same block, and what its backward computes once more.
@@ -126,6 +135,7 @@ impl Block {
             mlp_norm: self.mlp_norm.with_recompute(recompute.norm),
             mlp: self.mlp.map(|mlp| mlp.with_recompute(recompute.activation && !recompute.mlp)),
             moe: self.moe.map(|moe| moe.with_recompute(recompute.activation && !recompute.mlp)),
+            mtp: self.mtp.map(|mtp| mtp.with_recompute(recompute)),
             recompute_mlp: recompute.mlp,
             ..self
         }
@@ -190,6 +200,7 @@ impl Block {
             mlp_norm: self.mlp_norm.whole_sequence(),
             mlp: self.mlp.map(Mlp::whole_sequence),
             moe: self.moe.map(Moe::whole_sequence),
+            mtp: None,
             dropouts: None,
             ..self
         }
@@ -220,5 +231,6 @@ impl Sharded for Block {
         plan.child("mlp_norm", &self.mlp_norm);
         plan.child("mlp", &self.mlp);
         plan.child("moe", &self.moe);
+        plan.child("mtp", &self.mtp);
     }
 }

@@ -59,7 +59,12 @@ impl Decoder {
         Self {
             embedding: embedding.map(VocabParallelEmbedding::whole_sequence),
             positions: positions.map(PositionEmbedding::whole_sequence),
-            blocks: blocks.into_iter().map(|block| block.map(Block::whole_sequence)).collect(),
+            // None of those that predict further tokens.
+            blocks: blocks
+                .into_iter()
+                .take(parts.config.layers)
+                .map(|block| block.map(Block::whole_sequence))
+                .collect(),
             norm: norm.map(Norm::whole_sequence),
             head: head.map(VocabParallelEmbedding::whole_sequence),
             dropout: None,
@@ -70,7 +75,7 @@ impl Decoder {
     /// An empty cache for `num_sequences` sequences.
     pub fn cache(&self, num_sequences: usize) -> DecoderCache {
         DecoderCache {
-            layers: vec![KvCache::new(num_sequences); self.blocks.len()],
+            layers: vec![KvCache::new(num_sequences); self.config().layers],
             lens: vec![0; num_sequences],
         }
     }

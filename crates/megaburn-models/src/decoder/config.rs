@@ -57,6 +57,13 @@ pub struct DecoderConfig {
     /// Keys and values that are made of a latent; none: they are made of the residual stream.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub latent: Option<LatentAttention>,
+    /// [Blocks](super::Mtp) behind the last one that predict further tokens, in training.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub mtp_layers: usize,
+}
+
+fn is_zero(count: &usize) -> bool {
+    *count == 0
 }
 
 /// Beyond these the numbers are mistakes, and their products overflow.
@@ -102,8 +109,10 @@ impl DecoderConfig {
         if let Some((name, size)) = sizes.into_iter().find(|(_, size)| *size > LARGEST) {
             return refuse(format!("`{name}` is {size}, which no model has"));
         }
-        if self.layers > MOST_LAYERS {
-            return refuse(format!("`layers` is {}, which no model has", self.layers));
+        for (name, count) in [("layers", self.layers), ("mtp_layers", self.mtp_layers)] {
+            if count > MOST_LAYERS {
+                return refuse(format!("`{name}` is {count}, which no model has"));
+            }
         }
         let (heads, kv_heads) = (self.heads, self.kv_heads);
         if !heads.is_multiple_of(kv_heads) {
@@ -162,19 +171,36 @@ impl DecoderConfig {
         }
     }
 
-    /// Positions that a query of layer `index` sees; none: all up to its own.
-    pub fn layer_window(&self, index: usize) -> Option<usize> {
-        self.window.filter(|_| !self.full_layers.contains(&index))
+    /// Blocks, those that predict further tokens included.
+    pub fn num_blocks(&self) -> usize {
+        self.layers + self.mtp_layers
     }
 
-    /// The experts of layer `index`; none: it has an MLP.
+    /// The same model without those.
+    #[must_use]
+    pub fn without_mtp(&self) -> Self {
+        Self { mtp_layers: 0, ..self.clone() }
+    }
+
+    /// Positions that a query of block `index` sees; none: all up to its own.
+    pub fn layer_window(&self, index: usize) -> Option<usize> {
+        self.window.filter(|_| !self.full_layers.contains(&self.kind_of(index)))
+    }
+
+    /// The experts of block `index`; none: it has an MLP.
     pub fn layer_experts(&self, index: usize) -> Option<&Experts> {
+        let index = self.kind_of(index);
         self.experts.as_ref().filter(|experts| !experts.dense_layers.contains(&index))
+    }
+
+    /// The layer whose parts block `index` has: those behind the last one are as that is.
+    fn kind_of(&self, index: usize) -> usize {
+        index.min(self.layers.saturating_sub(1))
     }
 
     /// What counts in Megatron's FLOP formula.
     pub fn flop_shape(&self) -> FlopShape {
-        let Self { hidden, heads, head_dim, .. } = *self;
+        let Self { hidden, heads, head_dim, mtp_layers, .. } = *self;
         let (query, key_value) = (heads * head_dim, self.kv_heads * head_dim);
         let (attention, values) = match &self.latent {
             Some(latent) => (latent.weights(hidden, heads), heads * latent.v_head_dim),
@@ -187,8 +213,11 @@ impl DecoderConfig {
             values,
             ffn: self.ffn,
             ffn_matrices: if self.activation.is_gated() { 3 } else { 2 },
-            layers: self.layers,
-            expert_layers: (0..self.layers).filter(|&l| self.layer_experts(l).is_some()).count(),
+            layers: self.num_blocks(),
+            mtp_layers,
+            expert_layers: (0..self.num_blocks())
+                .filter(|&index| self.layer_experts(index).is_some())
+                .count(),
             expert_ffn: self.experts.as_ref().map_or(0, Experts::active_ffn),
             vocab: self.vocab,
         }

@@ -69,13 +69,15 @@ impl DecoderConfig {
         };
         // Where the model only ends, they are a copy of those with which it begins.
         let embedding = || Ok::<_, ModelError>(vectors("embedding")?.as_copy((!begins).into()));
-        let mut blocks: Vec<Option<Block>> = (0..self.layers).map(|_| None).collect();
-        for index in stages.iter().flat_map(|stage| stage.layers.clone()) {
+        let reads_again = ends && (self.tied || self.mtp_layers > 0);
+        let mut blocks: Vec<Option<Block>> = (0..self.num_blocks()).map(|_| None).collect();
+        let behind = if ends { self.layers..self.num_blocks() } else { 0..0 };
+        for index in stages.iter().flat_map(|stage| stage.layers.clone()).chain(behind) {
             blocks[index] = Some(Block::new(self, index, &groups, sequence_parallel, device)?);
         }
         let has_positions = begins && self.positions == Positions::Learned;
         Ok(Decoder {
-            embedding: (begins || (ends && self.tied)).then(embedding).transpose()?,
+            embedding: (begins || reads_again).then(embedding).transpose()?,
             positions: has_positions.then(positions).transpose()?,
             blocks,
             norm: ends.then(|| norm(self, group, sequence_parallel, device)),

@@ -29,11 +29,12 @@ use crate::ModelError;
 /// All members of the tensor-parallel group call every method together.
 #[derive(Module, Debug)]
 pub struct Decoder {
-    /// Token vectors: where the model begins, and where it ends if they are its output projection.
+    /// Token vectors: where the model begins, and where it ends if they are its output projection or it
+    /// predicts further tokens.
     pub embedding: Option<VocabParallelEmbedding>,
     /// Position vectors; none where positions are rotations.
     pub positions: Option<PositionEmbedding>,
-    /// The blocks.
+    /// The blocks, those behind the last layer that predict further tokens included.
     pub blocks: Vec<Option<Block>>,
     /// The last norm.
     pub norm: Option<Norm>,
@@ -109,7 +110,7 @@ impl Decoder {
             }
         }
         self.norm = self.norm.map(|norm| norm.with_recompute(recompute.norm));
-        self
+        self.with_mtp_recompute()
     }
 
     /// This rank's columns of the logits.
@@ -130,10 +131,15 @@ impl Decoder {
 
     /// The same of the stream behind the last block.
     pub(super) fn loss_of(&self, stream: Residual, labels: Tensor<2, Int>) -> Tensor<1> {
+        self.loss_behind_norm(self.normed(stream), labels)
+    }
+
+    /// The same of what a last norm gives.
+    pub(super) fn loss_behind_norm(&self, normed: Input<3>, labels: Tensor<2, Int>) -> Tensor<1> {
         let loss = &self.parts.loss;
         let losses = match self.parts.fused_loss {
-            true => self.output().losses(self.normed(stream), labels, loss),
-            false => loss.forward(self.logits(stream), labels),
+            true => self.output().losses(normed, labels, loss),
+            false => loss.forward(self.output().logits(normed), labels),
         };
         let count = losses.shape().num_elements();
         // Burn's `sum` adds into its result atomically, which CubeCL does not take for writing: of losses
@@ -172,7 +178,7 @@ impl Decoder {
         self.output().logits(self.normed(x))
     }
 
-    fn normed(&self, x: Residual) -> Input<3> {
+    pub(super) fn normed(&self, x: Residual) -> Input<3> {
         x.normed(self.norm.as_ref().expect("a model ends with it")).0
     }
 

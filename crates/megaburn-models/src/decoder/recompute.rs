@@ -57,6 +57,16 @@ impl Recompute {
         }
         segments
     }
+
+    /// Whether backward computes a block of the last stage once more that predicts further tokens, behind
+    /// `before` others: one at a time, from what the depth before ended in and the vectors of its tokens.
+    pub(crate) fn is_behind(self, before: usize) -> bool {
+        match self.blocks {
+            None => false,
+            Some(RecomputeBlocks::Uniform(_)) => true,
+            Some(RecomputeBlocks::Block(first)) => before < first,
+        }
+    }
 }
 
 #[cfg(test)]

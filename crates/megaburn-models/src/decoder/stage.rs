@@ -23,7 +23,7 @@ use super::{Block, Decoder, Segment, model::Parts};
 /// another stage.
 #[derive(Clone, Debug)]
 pub struct Stage<'a> {
-    model: &'a Decoder,
+    pub(super) model: &'a Decoder,
     layers: &'a StageLayers,
     /// In training: what the loss is multiplied with before backward.
     loss_factor: Option<f64>,
@@ -59,7 +59,9 @@ impl Decoder {
         let mut names = path.split('.');
         let (name, number) = (names.next(), names.next().and_then(|n| n.parse::<usize>().ok()));
         let has = |stage: &StageLayers| match (name, number) {
-            (Some("blocks"), Some(number)) => stage.layers.contains(&number),
+            (Some("blocks"), Some(number)) if number < self.config().layers => {
+                stage.layers.contains(&number)
+            }
             (Some("embedding" | "positions"), _) => stage.embedding,
             _ => stage.loss,
         };
@@ -124,7 +126,7 @@ impl<'a> Stage<'a> {
     }
 
     /// What of each sequence this rank holds.
-    fn zigzag(&self) -> Zigzag {
+    pub(super) fn zigzag(&self) -> Zigzag {
         self.parallel.as_ref().map_or(self.model.parts.zigzag, ContextParallel::zigzag)
     }
 
@@ -178,9 +180,7 @@ impl<'a> Stage<'a> {
 
     /// Sequences of `len` tokens.
     fn through_blocks(&self, x: Residual, len: usize, device: &Device) -> Residual {
-        let Self { model, loss_factor, counted, block, documents, parallel, .. } = self.clone();
-        let rope = model.rope_of(len, self.zigzag(), documents.as_ref(), device);
-        let context = TokenContext { rope, loss_factor, counted, block, documents, parallel };
+        let context = self.context(len, self.counted.clone(), device);
         let blocks: Vec<&Block> = self.blocks().collect();
         let Parts { recompute, offload, .. } = &self.model.parts;
         let segments = recompute.segments(blocks.len());
@@ -196,6 +196,18 @@ impl<'a> Stage<'a> {
             }
         };
         segments.into_iter().fold(x, through)
+    }
+
+    /// What layers know of sequences of `len` tokens of which some are `counted`.
+    pub(super) fn context(
+        &self,
+        len: usize,
+        counted: Option<Arc<[bool]>>,
+        device: &Device,
+    ) -> TokenContext {
+        let Self { model, loss_factor, block, documents, parallel, .. } = self.clone();
+        let rope = model.rope_of(len, self.zigzag(), documents.as_ref(), device);
+        TokenContext { rope, loss_factor, counted, block, documents, parallel }
     }
 
     /// Its blocks.

@@ -1,8 +1,5 @@
 //! DeepSeek-V3 and R1: a DeepSeek-V2 whose experts are chosen by sigmoids and biases.
 //!
-//! Modules of multi-token prediction, which published checkpoints have behind their last layer, are passed
-//! over, as Transformers does.
-//!
 //! Source: DeepSeek-AI, "DeepSeek-V3 technical report" (2024), <https://arxiv.org/abs/2412.19437>.
 
 use serde_json::Value;
@@ -18,7 +15,6 @@ pub(super) const SPEC: FamilySpec = FamilySpec {
     model_type: "deepseek_v3",
     architecture: "DeepseekV3ForCausalLM",
     keys: &[llama::KEYS, qwen3_moe::KEYS, deepseek_v2::KEYS, KEYS],
-    prediction_layers: Some("model.layers.*.eh_proj.weight"),
     template,
     read,
     write,
@@ -74,6 +70,7 @@ fn write(config: &DecoderConfig) -> Value {
     json["n_group"] = groups.into();
     json["topk_group"] = kept.into();
     json["rope_interleave"] = config.latent.as_ref().is_none_or(|of| of.interleaved).into();
-    json["num_nextn_predict_layers"] = 0.into();
+    // Where it is absent, Transformers means 1.
+    json["num_nextn_predict_layers"] = config.mtp_layers.into();
     json
 }

@@ -15,7 +15,7 @@ pub(super) const SPEC: FamilySpec = FamilySpec {
     keys: &[KEYS],
     optional_prefix: "transformer.",
     constants: &[".attn.bias", ".attn.masked_bias"],
-    prediction_layers: None,
+    layer: "transformer.h.*.",
     template,
     read,
     write,
@@ -40,6 +40,13 @@ const KEYS: &[Key] = &[
     Key::plain("blocks.*.mlp.up.bias", "transformer.h.*.mlp.c_fc.bias"),
     Key::plain("blocks.*.mlp.down.weight", "transformer.h.*.mlp.c_proj.weight"),
     Key::plain("blocks.*.mlp.down.bias", "transformer.h.*.mlp.c_proj.bias"),
+    Key::plain("blocks.*.mtp.enorm.gamma", "transformer.h.*.enorm.weight"),
+    Key::plain("blocks.*.mtp.enorm.beta", "transformer.h.*.enorm.bias"),
+    Key::plain("blocks.*.mtp.hnorm.gamma", "transformer.h.*.hnorm.weight"),
+    Key::plain("blocks.*.mtp.hnorm.beta", "transformer.h.*.hnorm.bias"),
+    Key::plain("blocks.*.mtp.eh_proj.weight", "transformer.h.*.eh_proj.weight"),
+    Key::plain("blocks.*.mtp.norm.gamma", "transformer.h.*.shared_head.norm.weight"),
+    Key::plain("blocks.*.mtp.norm.beta", "transformer.h.*.shared_head.norm.bias"),
 ];
 
 fn template() -> DecoderConfig {

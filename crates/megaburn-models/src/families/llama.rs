@@ -15,7 +15,7 @@ pub(super) const SPEC: FamilySpec = FamilySpec {
     keys: &[KEYS],
     optional_prefix: "model.",
     constants: &[".rotary_emb.inv_freq"],
-    prediction_layers: None,
+    layer: "model.layers.*.",
     template,
     read,
     write,
@@ -56,6 +56,11 @@ pub(super) const KEYS: &[Key] = &[
     ),
     Key::linear("blocks.*.mlp.down.weight", &["model.layers.*.mlp.down_proj.weight"]),
     Key::plain("blocks.*.mlp.down.bias", "model.layers.*.mlp.down_proj.bias"),
+    // What layers that predict further tokens have beside, as DeepSeek-V3 names it.
+    Key::plain("blocks.*.mtp.enorm.gamma", "model.layers.*.enorm.weight"),
+    Key::plain("blocks.*.mtp.hnorm.gamma", "model.layers.*.hnorm.weight"),
+    Key::linear("blocks.*.mtp.eh_proj.weight", &["model.layers.*.eh_proj.weight"]),
+    Key::plain("blocks.*.mtp.norm.gamma", "model.layers.*.shared_head.norm.weight"),
 ];
 
 pub(super) fn template() -> DecoderConfig {
@@ -82,6 +87,7 @@ pub(super) fn template() -> DecoderConfig {
         tied: false,
         experts: None,
         latent: None,
+        mtp_layers: 0,
     }
 }
 

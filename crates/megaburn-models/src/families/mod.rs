@@ -65,9 +65,8 @@ pub struct FamilySpec {
     pub optional_prefix: &'static str,
     /// How names of tensors end that are no parameters: constants that older checkpoints carry.
     pub constants: &'static [&'static str],
-    /// A tensor that layers behind the last one have which predict further tokens, as published checkpoints may
-    /// hold them: they are passed over. None: a layer behind the last one is a mistake.
-    pub prediction_layers: Option<&'static str>,
+    /// How the names of a layer's tensors begin; a `*` stands for the number of the layer.
+    pub layer: &'static str,
     /// The parts of the family's block, with the sizes of a tiny model.
     pub template: fn() -> DecoderConfig,
     /// Reads `config.json`.
@@ -148,6 +147,9 @@ impl DecoderConfig {
         json["model_type"] = spec.model_type.into();
         json["tie_word_embeddings"] = self.tied.into();
         json["vocab_size"] = self.vocab.into();
+        if self.mtp_layers > 0 {
+            json[MTP_LAYERS] = self.mtp_layers.into();
+        }
         json
     }
 }
@@ -173,6 +175,9 @@ impl DecoderConfig {
     }
 }
 
+/// How many layers behind the last one predict further tokens, in DeepSeek-V3's words.
+const MTP_LAYERS: &str = "num_nextn_predict_layers";
+
 fn read(json: &Value) -> Result<DecoderConfig, String> {
     let known = || Family::ALL.map(|family| family.spec().architecture).join(", ");
     let found = json["architectures"].get(0).or(json.get("architectures")).and_then(Value::as_str);
@@ -193,7 +198,9 @@ fn read(json: &Value) -> Result<DecoderConfig, String> {
                     checkpoint in bf16"
             .into());
     }
-    let config = (family.spec().read)(&HfJson::new(json))?;
+    let json = HfJson::new(json);
+    let mtp_layers = json.optional_size(MTP_LAYERS)?.unwrap_or(0);
+    let config = DecoderConfig { mtp_layers, ..(family.spec().read)(&json)? };
     config.validate().map_err(|error| error.to_string())?;
     Ok(config)
 }

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use megaburn_checkpoint::HfDir;
 
+use super::mtp::{Copied, predicts};
 use crate::{DecoderConfig, ModelError, hf::HfParam};
 
 /// The output projection, which a tied model may store beside its embedding.
@@ -22,12 +23,13 @@ pub(super) fn check_tensors(
     dir: &HfDir,
     config: &DecoderConfig,
     params: &[HfParam],
+    copies: &[Copied],
 ) -> Result<(), ModelError> {
     let fail = |name: &str, why: String| {
         let (path, name) = (dir.path().to_path_buf(), name.to_string());
         Err(ModelError::Tensor { path, name, why })
     };
-    let mut known = BTreeSet::new();
+    let mut known: BTreeSet<&str> = copies.iter().map(|copy| copy.name.as_str()).collect();
     for param in params {
         for part in &param.parts {
             let mut shape = param.shape.clone();
@@ -67,12 +69,11 @@ pub(super) fn check_tensors(
     }
 }
 
-/// Whether a tensor is of a layer behind the model's last one that predicts further tokens.
+/// Whether a tensor is of a layer that predicts further tokens, behind those that the configuration has.
 fn predicts_further(dir: &HfDir, config: &DecoderConfig, name: &str) -> bool {
-    let mark = config.family.spec().prediction_layers.and_then(|mark| mark.split_once('*'));
-    let Some((before, behind)) = mark else { return false };
+    let layer = config.family.spec().layer;
+    let before = layer.split('*').next().expect("a text has a beginning");
     let number = name.strip_prefix(before).and_then(|rest| rest.split('.').next()?.parse().ok());
-    number.is_some_and(|number: usize| {
-        number >= config.layers && dir.header(&format!("{before}{number}{behind}")).is_some()
-    })
+    number
+        .is_some_and(|number: usize| number >= config.num_blocks() && predicts(dir, config, number))
 }

@@ -1,24 +1,22 @@
 //! Where weights come from: a folder of Hugging Face, a checkpoint, or a run.
 
 mod check;
+mod mtp;
+mod view;
 
 use std::{
     collections::BTreeMap,
-    ops::Range,
     path::{Path, PathBuf},
 };
 
 use burn::tensor::{DType, TensorData};
-use megaburn_checkpoint::{
-    Checkpoint, CheckpointError, TensorHeader, TensorSource,
-    hf::{HfDir, HfEntry, HfView},
-    newest,
-};
+use megaburn_checkpoint::{Checkpoint, hf::HfDir, newest};
 use megaburn_mesh::{ShardPlan, ShardSpec};
 use megaburn_parallel::load_params;
 
 use crate::{Decoder, DecoderConfig, ModelError, assets::Assets, hf::HfParam};
 use check::{check_tensors, has_own_head};
+use mtp::{check_copies, copies, predicts};
 
 /// An opened model: its configuration, and its weights, of which each rank reads what it holds.
 #[derive(Debug)]
@@ -43,7 +41,7 @@ pub(crate) const PREFIX: &str = "model.";
 impl ModelSource {
     /// Opens a Hugging Face folder (it has `config.json`), a checkpoint (`manifest.json`) or a run
     /// (`checkpoints/`, of which the newest counts). Names, shapes and element types of all tensors are
-    /// checked; no weight is read.
+    /// checked; of weights none are read but matrices that must be copies of each other.
     ///
     /// # Errors
     /// None of the three, a file that cannot be read or is damaged, an architecture that is not
@@ -75,6 +73,10 @@ impl ModelSource {
     fn open_hf(path: &Path) -> Result<Self, ModelError> {
         let dir = HfDir::open(path)?;
         let mut config = DecoderConfig::from_hf(dir.config(), &path.join("config.json"))?;
+        if !predicts(&dir, &config, config.layers) {
+            // Transformers leaves the layers out and their number in.
+            config.mtp_layers = 0;
+        }
         let prefix = config.family.spec().optional_prefix;
         let bare = !dir.tensors().any(|tensor| tensor.name.starts_with(prefix));
         let mut params = named_params(&config, bare)?;
@@ -82,7 +84,9 @@ impl ModelSource {
             config.tied = false;
             params = named_params(&config, bare)?;
         }
-        check_tensors(&dir, &config, &params)?;
+        let copies = copies(&config, bare);
+        check_tensors(&dir, &config, &params, &copies)?;
+        check_copies(&dir, &params, &copies)?;
         Ok(Self::new(path, config, params, bare, Weights::Hf(dir)))
     }
 
@@ -239,27 +243,6 @@ impl ModelSource {
         self.shard(path, shard, Some(DType::F32))
     }
 
-    /// The parameters under their names on Hugging Face, and nothing else.
-    ///
-    /// # Errors
-    /// A checkpoint that lacks a parameter.
-    pub fn as_hf(&self) -> Result<Box<dyn TensorSource + '_>, ModelError> {
-        match &self.weights {
-            Weights::Hf(dir) => Ok(Box::new(Parameters { dir, params: &self.params })),
-            Weights::Checkpoint(checkpoint) => {
-                let entries = self.params().flat_map(|param| {
-                    param.parts.iter().map(|part| HfEntry {
-                        name: part.name.clone(),
-                        tensor: format!("{PREFIX}{}", param.path),
-                        columns: part.columns.clone(),
-                        transposed: param.transposed,
-                    })
-                });
-                Ok(Box::new(HfView::new(checkpoint, entries.collect())?))
-            }
-        }
-    }
-
     fn param(&self, path: &str) -> Result<&HfParam, ModelError> {
         self.params.get(path).ok_or_else(|| ModelError::Tensor {
             path: self.path.clone(),
@@ -269,39 +252,17 @@ impl ModelSource {
     }
 }
 
-/// The tensors of a folder that are parameters: neither constants nor copies of a tied matrix.
-struct Parameters<'a> {
-    dir: &'a HfDir,
-    params: &'a BTreeMap<String, HfParam>,
-}
-
-impl TensorSource for Parameters<'_> {
-    fn label(&self) -> String {
-        self.dir.label()
-    }
-
-    fn headers(&self) -> Vec<TensorHeader> {
-        let parts = self.params.values().flat_map(|param| &param.parts);
-        let mut headers: Vec<_> = parts.filter_map(|part| self.dir.header(&part.name)).collect();
-        headers.sort_by(|a, b| a.name.cmp(&b.name));
-        headers
-    }
-
-    fn read_rows(&self, name: &str, rows: Range<usize>) -> Result<TensorData, CheckpointError> {
-        self.dir.read_rows(name, rows)
-    }
-}
-
 /// Every parameter, with the names of a checkpoint that was saved without its head if `bare`.
 fn named_params(config: &DecoderConfig, bare: bool) -> Result<Vec<HfParam>, ModelError> {
     let mut params = config.hf_params()?;
-    if bare {
-        let prefix = config.family.spec().optional_prefix;
-        for part in params.iter_mut().flat_map(|param| &mut param.parts) {
-            if let Some(name) = part.name.strip_prefix(prefix) {
-                part.name = name.to_string();
-            }
-        }
+    for part in params.iter_mut().flat_map(|param| &mut param.parts) {
+        part.name = bare_name(config, std::mem::take(&mut part.name), bare);
     }
     Ok(params)
+}
+
+/// A name without what those lack that were saved without a head, if `bare`.
+fn bare_name(config: &DecoderConfig, name: String, bare: bool) -> String {
+    let prefix = config.family.spec().optional_prefix;
+    name.strip_prefix(prefix).filter(|_| bare).map(str::to_string).unwrap_or(name)
 }

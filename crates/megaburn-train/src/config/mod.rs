@@ -28,6 +28,7 @@ mod layer_pattern;
 mod layers;
 mod model;
 mod moe;
+mod mtp;
 mod optimizer;
 mod parallel;
 mod pipeline;
@@ -137,6 +138,7 @@ impl TrainConfig {
         self.cutting(layout).fits(&self.model.shape(self.padded_seq_len(layout)))?;
         self.parallel.shares(layout)?;
         self.check_context(layout)?;
+        self.check_mtp(self.model.mtp_layers)?;
         if self.model.init.is_none() {
             let model = self.model.decoder(self.data.seq_len, 1);
             self.context_comms(layout, &model)?;

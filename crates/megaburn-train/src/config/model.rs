@@ -28,6 +28,8 @@ pub struct ModelConfig {
     pub ffn: usize,
     /// Transformer layers.
     pub layers: usize,
+    /// Layers behind the last one that predict further tokens in training, each one more than the one before.
+    pub mtp_layers: usize,
     /// Query heads.
     pub heads: usize,
     /// Key/value heads (KV groups); they divide the query heads.
@@ -67,6 +69,7 @@ impl Default for ModelConfig {
             hidden: 128,
             ffn: 384,
             layers: 4,
+            mtp_layers: 0,
             heads: 4,
             kv_heads: 2,
             head_dim: None,
@@ -128,6 +131,7 @@ impl ModelConfig {
                 config.experts(of, self.ffn, self.layers)
             }),
             latent: self.latent(),
+            mtp_layers: self.mtp_layers,
             ..parts
         }
     }
@@ -144,6 +148,7 @@ impl ModelConfig {
             hidden: model.hidden,
             ffn: model.ffn,
             layers: model.layers,
+            mtp_layers: model.mtp_layers,
             heads: model.heads,
             kv_heads: model.kv_heads,
             head_dim: Some(model.head_dim),

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     Attention, BatchRampConfig, Dtype,
-    check::{at_least_one, fits_toml, not_negative, require},
+    check::{at_least_one, fits_toml, not_negative, positive, require},
     tokenizer::Tokenizer,
 };
 use crate::{TrainError, device::DeviceChoice};
@@ -116,6 +116,9 @@ pub struct LoopConfig {
     pub hidden_dropout: f64,
     /// Share of attention's probabilities that is dropped.
     pub attention_dropout: f64,
+    /// What the mean of the losses of further tokens is multiplied with before it is added to the loss, where
+    /// model.mtp_layers is above 0.
+    pub mtp_loss_scaling_factor: f64,
     /// Samples of a step, over all ranks.
     pub global_batch: usize,
     /// `[train.batch_ramp]`: how the first steps grow to as many.
@@ -155,6 +158,7 @@ impl Default for LoopConfig {
             fused_linear_cross_entropy: false,
             hidden_dropout: 0.0,
             attention_dropout: 0.0,
+            mtp_loss_scaling_factor: 0.1,
             global_batch: 8,
             batch_ramp: None,
             micro_batch: 2,
@@ -189,6 +193,7 @@ impl LoopConfig {
         ] {
             require((0.0..1.0).contains(&share), key, share, "at least 0 and below 1")?;
         }
+        positive("train.mtp_loss_scaling_factor", self.mtp_loss_scaling_factor)?;
         require(self.steps >= 1, "train.steps", self.steps, "at least 1")?;
         at_least_one("train.global_batch", self.global_batch)?;
         at_least_one("train.micro_batch", self.micro_batch)?;

@@ -147,6 +147,12 @@ impl TrainConfig {
                 self.data.documents,
                 "with data.documents = true",
             ),
+            (
+                "train.mtp_loss_scaling_factor",
+                self.train.mtp_loss_scaling_factor != Self::default().train.mtp_loss_scaling_factor,
+                self.model.mtp_layers > 0,
+                "with model.mtp_layers above 0",
+            ),
             ("moe", self.moe != Self::default().moe, has_experts, "with a model.family of experts"),
             (
                 "moe.drop_policy",
@@ -207,6 +213,8 @@ mod tests {
     #[case(&["parallel.cp_pad=true", "parallel.cp_comm=[\"a2a\"]"], &["parallel.cp_comm", "parallel.cp_pad"])]
     #[case(&["parallel.cp_pad=true", "parallel.cp=2"], &[])]
     #[case(&["data.document_multiple=8"], &["data.document_multiple"])]
+    #[case(&["train.mtp_loss_scaling_factor=0.3"], &["train.mtp_loss_scaling_factor"])]
+    #[case(&["train.mtp_loss_scaling_factor=0.3", "model.mtp_layers=1"], &[])]
     #[case(&["parallel.zero_ranks=2"], &["parallel.zero_ranks"])]
     #[case(&["parallel.zero_ranks=2", "parallel.zero=2"], &[])]
     fn what_changes_nothing_is_named(#[case] sets: &[&str], #[case] expected: &[&str]) {

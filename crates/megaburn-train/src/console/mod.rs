@@ -98,8 +98,15 @@ impl Console {
 
     /// Reports an evaluation.
     pub fn eval(&mut self, metrics: &EvalMetrics) {
-        let EvalMetrics { step, eval_loss } = metrics;
-        self.line(format!("evaluation after step {step}: loss {eval_loss:.4} on unseen data"));
+        let EvalMetrics { step, eval_loss, mtp_losses } = metrics;
+        let further = mtp_losses.iter().map(|loss| format!("{loss:.4}")).collect::<Vec<_>>();
+        let further = match further.is_empty() {
+            true => String::new(),
+            false => format!("; of further tokens {}", further.join(", ")),
+        };
+        self.line(format!(
+            "evaluation after step {step}: loss {eval_loss:.4} on unseen data{further}"
+        ));
     }
 
     /// Takes the bar away.
@@ -116,7 +123,7 @@ mod tests {
     use rstest::rstest;
 
     use super::*;
-    use crate::metrics::example_step;
+    use crate::metrics::{example_eval, example_step};
 
     #[derive(Clone, Debug, Default)]
     struct Buffer(Arc<Mutex<Vec<u8>>>);
@@ -209,7 +216,7 @@ mod tests {
         let buffer = Buffer::default();
         let mut console = Console::plain(buffer.clone(), 1, 0, 1);
         console.step(&example_step(1, f64::NAN));
-        console.eval(&EvalMetrics { step: 1, eval_loss: 1.23456 });
+        console.eval(&example_eval(1, 1.23456));
         console.line("saved");
         console.finish();
         let text = buffer.text();

@@ -47,19 +47,26 @@ pub struct StepMetrics {
     /// Norm of all parameters behind the update, if it was to be computed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub params_norm: Option<f64>,
+    /// Of a model that predicts further tokens: depth by depth the cross entropy over those, divided by all
+    /// tokens of the step. `loss` is without it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "nans_if_null")]
+    pub mtp_losses: Vec<f64>,
     /// Of a model with experts: where tokens went.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub experts: Option<ExpertMetrics>,
 }
 
 /// One evaluation: a line of its own.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct EvalMetrics {
     /// The step after which the model was evaluated.
     pub step: u64,
     /// Mean cross entropy over the validation tokens; nats per token.
     #[serde(deserialize_with = "nan_if_null")]
     pub eval_loss: f64,
+    /// As in [`StepMetrics`].
+    #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "nans_if_null")]
+    pub mtp_losses: Vec<f64>,
 }
 
 /// A line of `metrics.jsonl`.
@@ -107,6 +114,16 @@ fn nan_if_null<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Err
     Ok(Option::deserialize(deserializer)?.unwrap_or(f64::NAN))
 }
 
+fn nans_if_null<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<f64>, D::Error> {
+    let numbers: Vec<Option<f64>> = Deserialize::deserialize(deserializer)?;
+    Ok(numbers.into_iter().map(|number| number.unwrap_or(f64::NAN)).collect())
+}
+
+#[cfg(test)]
+pub(crate) fn example_eval(step: u64, eval_loss: f64) -> EvalMetrics {
+    EvalMetrics { step, eval_loss, mtp_losses: Vec::new() }
+}
+
 #[cfg(test)]
 pub(crate) fn example_step(step: u64, loss: f64) -> StepMetrics {
     StepMetrics {
@@ -122,6 +139,7 @@ pub(crate) fn example_step(step: u64, loss: f64) -> StepMetrics {
         skipped: false,
         num_zeros: None,
         params_norm: None,
+        mtp_losses: Vec::new(),
         experts: None,
     }
 }
@@ -146,7 +164,14 @@ mod tests {
                 .ends_with(r#""memory_bytes":128974848,"loss_scale":65536.0,"skipped":true}"#)
         );
         assert_eq!(MetricsRecord::parse(json(half.clone()).as_bytes()).unwrap(), half.into());
-        assert_eq!(json(EvalMetrics { step: 2, eval_loss: 4.5 }), r#"{"step":2,"eval_loss":4.5}"#);
+        assert_eq!(json(example_eval(2, 4.5)), r#"{"step":2,"eval_loss":4.5}"#);
+        let ahead = EvalMetrics { mtp_losses: vec![4.75, f64::NAN], ..example_eval(2, 4.5) };
+        let line = json(ahead);
+        assert_eq!(line, r#"{"step":2,"eval_loss":4.5,"mtp_losses":[4.75,null]}"#);
+        assert!(matches!(
+            MetricsRecord::parse(line.as_bytes()),
+            Ok(MetricsRecord::Eval(back)) if back.mtp_losses[0] == 4.75 && back.mtp_losses[1].is_nan()
+        ));
     }
 
     #[test]
@@ -158,7 +183,7 @@ mod tests {
                 panic!("{line}");
             };
             assert!(back.loss.is_nan() && back.grad_norm.is_nan() && back.lr == 3e-4);
-            let line = json(EvalMetrics { step: 4, eval_loss: value });
+            let line = json(example_eval(4, value));
             assert_eq!(line, r#"{"step":4,"eval_loss":null}"#);
             assert!(matches!(
                 MetricsRecord::parse(line.as_bytes()),

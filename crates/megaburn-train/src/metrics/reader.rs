@@ -30,7 +30,7 @@ mod tests {
     use super::*;
     use crate::{
         Exit,
-        metrics::{EvalMetrics, MetricsWriter, example_step},
+        metrics::{MetricsWriter, example_eval, example_step},
     };
 
     #[test]
@@ -39,7 +39,7 @@ mod tests {
         let path = dir.path().join("metrics.jsonl");
         let mut writer = MetricsWriter::open(&path, 0).unwrap();
         writer.write(example_step(1, 5.5)).unwrap();
-        writer.write(EvalMetrics { step: 1, eval_loss: 5.25 }).unwrap();
+        writer.write(example_eval(1, 5.25)).unwrap();
         writer.write(example_step(2, 5.0)).unwrap();
         let whole = read_metrics(&path).unwrap();
         assert_eq!(whole.iter().map(MetricsRecord::step).collect::<Vec<_>>(), [1, 1, 2]);

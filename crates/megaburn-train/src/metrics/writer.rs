@@ -80,7 +80,7 @@ mod tests {
     use super::*;
     use crate::{
         Exit,
-        metrics::{EvalMetrics, example_step, read_metrics},
+        metrics::{example_eval, example_step, read_metrics},
     };
 
     fn steps(path: &Path) -> Vec<u64> {
@@ -92,7 +92,7 @@ mod tests {
         for step in from + 1..=to {
             writer.write(example_step(step, 1.0 / step as f64)).unwrap();
             if step % 2 == 0 {
-                writer.write(EvalMetrics { step, eval_loss: 0.5 }).unwrap();
+                writer.write(example_eval(step, 0.5)).unwrap();
             }
         }
     }

@@ -154,13 +154,12 @@ mod tests {
     use rstest::rstest;
 
     use super::*;
-    use crate::metrics::{EvalMetrics, example_step};
+    use crate::metrics::{example_eval, example_step};
 
     fn run(losses: &[f64], evaluations: &[f64]) -> Vec<MetricsRecord> {
         let steps = (1..).zip(losses).map(|(step, loss)| example_step(step, *loss).into());
-        let evals = (1..)
-            .zip(evaluations)
-            .map(|(step, loss)| EvalMetrics { step: 10 * step, eval_loss: *loss }.into());
+        let evals =
+            (1..).zip(evaluations).map(|(step, loss)| example_eval(10 * step, *loss).into());
         steps.chain(evals).collect()
     }
 

@@ -58,7 +58,7 @@ impl GenerateJob<'_> {
             let rule = "of tpN, ppN, cpN and epN: generation splits the model over ranks, and the reading of prompts";
             return Err(TrainError::Invalid { key, value, rule: rule.into() });
         }
-        let config = self.source.config();
+        let config = &self.source.config().without_mtp();
         // The sequence is never split here.
         Layout { sp: self.built_with_sp(layout), cp: 1, ..*layout }
             .fits(&config.shape(layout.tp))?;
@@ -83,7 +83,8 @@ impl GenerateJob<'_> {
     ) -> Result<Vec<Continuation>, TrainError> {
         let Self { source, prompts, options, stop, .. } = *self;
         let groups = ProcessGroups::new(world, *layout)?;
-        let config = source.config();
+        // What predicts further tokens is of no use here, and not loaded.
+        let config = &source.config().without_mtp();
         let pipeline = Pipeline::new(self.parallel, config, Dtype::F32, &groups)?;
         let sp = self.built_with_sp(layout);
         let model = config.init_stages(pipeline.chunks(), &groups, sp, device)?;

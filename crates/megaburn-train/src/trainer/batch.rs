@@ -1,14 +1,14 @@
-use std::sync::Arc;
+use std::{borrow::Cow, sync::Arc};
 
 use burn::{
     prelude::{Device, Int},
     tensor::{Tensor, TensorData},
 };
 use megaburn_mesh::{Documents, MeshError, Zigzag};
+use megaburn_models::decoder::{Ahead, ahead_in_row};
 use megaburn_parallel::{ContextParallel, PackedDocuments};
 
-/// The label that the loss leaves out, as PyTorch's and Hugging Face's.
-const IGNORED: i64 = -100;
+use super::row::{Document, IGNORED, Row};
 
 /// How samples become what a rank's model reads.
 #[derive(Clone, Copy, Debug)]
@@ -21,6 +21,8 @@ pub(super) struct Batching {
     pub(super) zigzag: Zigzag,
     /// Where samples are documents that do not see each other.
     pub(super) documents: Option<Split>,
+    /// How many further tokens are predicted.
+    pub(super) depths: usize,
 }
 
 /// How a sample is split into documents.
@@ -42,6 +44,8 @@ pub(super) struct Batch {
     pub(super) counted: usize,
     /// Which; none: all.
     pub(super) is_counted: Option<Arc<[bool]>>,
+    /// The same of further tokens, depth by depth.
+    pub(super) ahead: Vec<Ahead>,
     /// How long documents are, without what they are padded with.
     pub(super) lens: Vec<usize>,
     /// Ranks that share them.
@@ -49,79 +53,6 @@ pub(super) struct Batch {
     pub(super) documents: Option<PackedDocuments>,
     /// The ranks that share these sequences, where each pass has others.
     pub(super) parallel: Option<ContextParallel>,
-}
-
-/// Tokens that see each other, and what each is asked for.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) struct Document {
-    tokens: Vec<i64>,
-    labels: Vec<i64>,
-}
-
-/// Documents one behind the other, each padded.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct Row {
-    tokens: Vec<i64>,
-    labels: Vec<i64>,
-    /// Where documents begin, and where the last ends.
-    bounds: Vec<usize>,
-    /// How long documents are, without what they are padded with.
-    lens: Vec<usize>,
-}
-
-impl Document {
-    /// Of one token more, which is what the last one is asked for.
-    fn of(tokens: &[u32]) -> Self {
-        let ids = |tokens: &[u32]| tokens.iter().map(|token| i64::from(*token)).collect();
-        let last = tokens.len().saturating_sub(1);
-        Self { tokens: ids(&tokens[..last]), labels: ids(&tokens[tokens.len().min(1)..]) }
-    }
-
-    pub(super) fn len(&self) -> usize {
-        self.tokens.len()
-    }
-
-    /// The same, asked for nothing.
-    pub(super) fn ignored(mut self) -> Self {
-        self.labels.fill(IGNORED);
-        self
-    }
-
-    fn cut(mut self, len: usize) -> Self {
-        self.tokens.truncate(len);
-        self.labels.truncate(len);
-        self
-    }
-}
-
-impl Row {
-    /// Puts a document behind the others, padded to `len`.
-    pub(super) fn put(&mut self, document: Document, len: usize) {
-        if self.bounds.is_empty() {
-            self.bounds.push(0);
-        }
-        self.lens.push(document.len());
-        self.tokens.extend(document.tokens);
-        self.labels.extend(document.labels);
-        let end = self.bounds[self.bounds.len() - 1] + len;
-        self.bounds.push(end);
-        self.pad(end);
-    }
-
-    fn pad(&mut self, end: usize) {
-        self.tokens.resize(end, 0);
-        self.labels.resize(end, IGNORED);
-    }
-
-    /// The last document has what room is left up to `end`.
-    pub(super) fn fill(mut self, end: usize) -> Self {
-        match self.bounds.len() {
-            0 | 1 => self.bounds = vec![0, end],
-            last => self.bounds[last - 1] = end,
-        }
-        self.pad(end);
-        self
-    }
 }
 
 impl Batching {
@@ -143,7 +74,7 @@ impl Batching {
             self.row(documents)
         };
         let rows: Vec<Row> = samples.iter().enumerate().map(row).collect();
-        batch(&rows, self.zigzag, self.documents.is_some(), device)
+        batch(&rows, self.zigzag, self.documents.is_some(), self.depths, device)
     }
 
     /// The documents of a sample: itself, where they are not split. What does not fit into a sequence is
@@ -175,7 +106,8 @@ impl Batching {
     }
 }
 
-/// What a rank holds of rows of one length, whose documents do not see each other if they are `split`.
+/// What a rank holds of rows of one length, whose documents do not see each other if they are `split`, where
+/// so many further tokens are predicted.
 ///
 /// # Errors
 /// Documents that ranks do not divide.
@@ -183,6 +115,7 @@ pub(super) fn batch(
     rows: &[Row],
     zigzag: Zigzag,
     split: bool,
+    depths: usize,
     device: &Device,
 ) -> Result<Batch, MeshError> {
     let documents = match split {
@@ -199,19 +132,38 @@ pub(super) fn batch(
         None => vec![zigzag.positions(seq_len).collect(); count],
     };
     let len = seq_len / zigzag.ranks();
-    let matrix = |of: fn(&Row) -> &[i64]| -> Vec<i64> {
-        let place = |at: usize| rows.iter().zip(&held).map(move |(row, held)| of(row)[held[at]]);
+    let matrix = |of: &dyn Fn(&Row) -> Cow<'_, [i64]>| -> Vec<i64> {
+        let whole: Vec<_> = rows.iter().map(of).collect();
+        let place = |at: usize| whole.iter().zip(&held).map(move |(row, held)| row[held[at]]);
         (0..len).flat_map(place).collect()
     };
-    let (tokens, labels) = (matrix(|row| &row.tokens), matrix(|row| &row.labels));
-    let counted = labels.iter().filter(|label| **label != IGNORED).count();
-    let is_counted = (counted < labels.len())
-        .then(|| labels.iter().map(|label| *label != IGNORED).collect::<Arc<[bool]>>());
     let tensor = |ids: Vec<i64>| Tensor::from_data(TensorData::new(ids, [len, count]), device);
+    // Further tokens are those of whole rows, of which this rank may hold others.
+    let ahead = (1..=depths).map(|depth| {
+        let tokens =
+            matrix(&|Row { tokens, bounds, .. }| ahead_in_row(tokens, bounds, depth, 0).into());
+        let labels = matrix(&|Row { labels, bounds, .. }| {
+            ahead_in_row(labels, bounds, depth, IGNORED).into()
+        });
+        let (_, counted) = counted(&labels);
+        Ahead { tokens: tensor(tokens), labels: tensor(labels), counted }
+    });
+    let ahead = ahead.collect();
+    let (tokens, labels) =
+        (matrix(&|row| (&row.tokens).into()), matrix(&|row| (&row.labels).into()));
+    let (counted, is_counted) = counted(&labels);
     let documents = documents.map(PackedDocuments::new);
     let (tokens, labels) = (tensor(tokens), tensor(labels));
     let (lens, ranks) = (rows.iter().flat_map(|row| row.lens.clone()).collect(), zigzag.ranks());
-    Ok(Batch { tokens, labels, counted, is_counted, lens, ranks, documents, parallel: None })
+    let parallel = None;
+    Ok(Batch { tokens, labels, counted, is_counted, ahead, lens, ranks, documents, parallel })
+}
+
+/// How many labels take part in the loss, and which; none: all.
+fn counted(labels: &[i64]) -> (usize, Option<Arc<[bool]>>) {
+    let is_counted = || labels.iter().map(|label| *label != IGNORED);
+    let count = is_counted().filter(|is| *is).count();
+    (count, (count < labels.len()).then(|| is_counted().collect()))
 }
 
 #[cfg(test)]
@@ -223,7 +175,7 @@ mod tests {
     const NO: i64 = IGNORED;
 
     fn batching(seq_len: usize, documents: Option<Split>) -> Batching {
-        Batching { seq_len, padded: seq_len, zigzag: Zigzag::WHOLE, documents }
+        Batching { seq_len, padded: seq_len, zigzag: Zigzag::WHOLE, documents, depths: 0 }
     }
 
     fn matrix(of: Tensor<2, Int>) -> Vec<i64> {
@@ -282,5 +234,31 @@ mod tests {
         assert_eq!(row(0), [2, 53, 54, 55, 3, 56, 57, 58]);
         assert_eq!(row(1), [3, 4, 52, 53, 5, 6, 54, 55]);
         assert!(batch.documents.is_some());
+    }
+
+    #[test]
+    fn further_tokens_are_those_of_whole_documents() {
+        let device = Device::flex();
+        // Documents of 4 and 12 tokens, the second padded.
+        let sample = [vec![1, 2, 3, 4, 99], (50..60).collect()].concat();
+        let split = Some(Split { eos: 99, multiple: 4 });
+        let of = |zigzag, depths| {
+            let of = Batching { zigzag, depths, ..batching(16, split) };
+            of.batch(std::slice::from_ref(&sample), 1, &device).unwrap()
+        };
+        let whole = of(Zigzag::WHOLE, 4);
+        let [first, .., last] = &whole.ahead[..] else { panic!("four depths") };
+        let tokens = [2, 3, 4, 0, 51, 52, 53, 54, 55, 56, 57, 58, 0, 0, 0, 0];
+        assert_eq!(matrix(first.tokens.clone()), tokens);
+        let labels = [3, 4, 99, NO, 52, 53, 54, 55, 56, 57, 58, 59, NO, NO, NO, NO];
+        assert_eq!(matrix(first.labels.clone()), labels);
+        assert_eq!(first.counted.as_deref().unwrap(), labels.map(|label| label != NO));
+        let labels = [NO, NO, NO, NO, 55, 56, 57, 58, 59, NO, NO, NO, NO, NO, NO, NO];
+        assert_eq!(matrix(last.labels.clone()), labels);
+        // Chunks 1 and 2 of four of each document: the first ones, then the others.
+        let part = of(Zigzag::new(1, 2), 1);
+        assert_eq!(matrix(part.ahead[0].tokens.clone()), [3, 54, 55, 56, 4, 57, 58, 0]);
+        assert_eq!(matrix(part.ahead[0].labels.clone()), [4, 55, 56, 57, 99, 58, 59, NO]);
+        assert_eq!(part.counted, 8);
     }
 }

@@ -47,7 +47,8 @@ impl Trainer {
         let model = self.model.as_ref().expect("the model is only away during an update");
         let order = lazy_params(model).into_iter().map(|param| param.path);
         let bad = self.grads.find_non_finite()?;
-        let mine = order.filter(|path| bad.contains(path.as_str())).last();
+        let place = |path: &String| place(path, self.model_config.layers);
+        let mine = order.filter(|path| bad.contains(path.as_str())).max_by_key(place);
         let world = &self.groups.world;
         let all = objects::gather(world, &mine)?.into_iter().enumerate();
         let (ranks, params): (Vec<_>, Vec<String>) =
@@ -61,12 +62,19 @@ impl Trainer {
     }
 }
 
-/// Where in the model a parameter is: before the blocks, in one of them, or behind them.
-fn place(path: &str) -> usize {
+/// Where a parameter is in a model of so many layers: before them, in one of them, in the norm behind them, in
+/// a block behind that which predicts further tokens, or behind all.
+fn place(path: &str, layers: usize) -> usize {
     let mut names = path.split('.');
+    let norm = usize::MAX / 2;
     match (names.next(), names.next()) {
-        (Some("blocks"), Some(index)) => index.parse().map_or(0, |index: usize| index + 1),
+        (Some("blocks"), Some(index)) => match index.parse::<usize>() {
+            Ok(index) if index < layers => index + 1,
+            Ok(index) => norm + index,
+            Err(_) => 0,
+        },
         (Some("embedding" | "positions"), _) => 0,
+        (Some("norm"), _) => norm,
         _ => usize::MAX,
     }
 }
@@ -94,6 +102,19 @@ mod tests {
         #[values("parallel.zero=0", "parallel.zero=1", "parallel.zero=2")] zero: &str,
     ) {
         assert_named(layout, rank, param, text, zero);
+    }
+
+    #[rstest]
+    fn a_block_that_predicts_further_tokens_is_named(#[values("tp1", "pp2")] layout: &str) {
+        let errors = trainers(&["model.mtp_layers=1"], layout, |mut trainer| {
+            if trainer.plan().get("blocks.2.mtp.hnorm.gamma").is_some() {
+                poison(&mut trainer, "blocks.2.mtp.hnorm.gamma", f32::NAN);
+            }
+            Ok(trainer.step().unwrap_err().to_string())
+        });
+        for error in errors {
+            assert!(error.contains("first in `blocks.2.mtp.norm.gamma`"), "{layout}: {error}");
+        }
     }
 
     /// Matrices are nobody's whole there, and norms every rank's.

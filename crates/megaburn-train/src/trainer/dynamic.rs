@@ -5,7 +5,10 @@ use megaburn_collective::ProcessGroups;
 use megaburn_models::DecoderConfig;
 use megaburn_parallel::{ContextComm, ContextParallel, DynamicContext, ParallelError, Share};
 
-use super::batch::{Batch, Document, Row, batch};
+use super::{
+    batch::{Batch, batch},
+    row::{Document, Row},
+};
 use crate::{TrainConfig, TrainError};
 
 /// How a rank takes part.
@@ -17,6 +20,8 @@ pub(super) struct Dynamic {
     groups: Vec<ContextParallel>,
     /// What this rank computes in each pass of the step.
     passes: Vec<Pass>,
+    /// How many further tokens are predicted.
+    depths: usize,
 }
 
 /// What a rank computes in a pass: a row of documents, with others.
@@ -72,7 +77,8 @@ impl Dynamic {
         };
         let found: Result<Vec<_>, _> = sizes.map(shared).collect();
         let groups = found?.into_iter().flatten().collect();
-        Ok(Some(Self { context, rank: all.rank(), groups, passes: Vec::new() }))
+        let (passes, depths) = (Vec::new(), model.mtp_layers);
+        Ok(Some(Self { context, rank: all.rank(), groups, passes, depths }))
     }
 
     /// Deals out the documents of a global batch, which all ranks know.
@@ -117,7 +123,7 @@ impl Dynamic {
         let Pass { row, group } = &self.passes[index];
         let parallel = &self.groups[*group];
         let rows = std::slice::from_ref(row);
-        let batch = batch(rows, parallel.zigzag(), true, device)?;
+        let batch = batch(rows, parallel.zigzag(), true, self.depths, device)?;
         Ok(Batch { parallel: Some(parallel.clone()), ..batch })
     }
 }

@@ -21,7 +21,7 @@ impl Trainer {
         let global_batch = self.config.train.global_batch as u64;
         let wanted = (self.config.train.eval_batches as u64).saturating_mul(global_batch);
         let total = wanted.min(self.valid.num_samples());
-        let mut losses = Losses::default();
+        let mut losses = Losses::of(self.model_config.mtp_layers);
         let schedule = self.pipeline.forward_only(self.batch.num_micro_batches())?;
         let wire = self.wire();
         for step in 0..total.div_ceil(global_batch) {
@@ -37,8 +37,9 @@ impl Trainer {
         // A rank that is gone says so, and not that the loss is no number.
         self.sharding.check()?;
         self.sharding.release();
-        let eval_loss = losses.read()?.over(&self.groups.batch)?.mean();
-        Ok(EvalMetrics { step: self.progress.step, eval_loss })
+        let sums = losses.read()?.over(&self.groups.batch)?;
+        let (eval_loss, mtp_losses) = (sums.mean(), sums.mtp_means());
+        Ok(EvalMetrics { step: self.progress.step, eval_loss, mtp_losses })
     }
 
     /// The documents of the global batch from sample `first` on, dealt out to ranks, where they are.

@@ -77,7 +77,7 @@ impl Trainer {
 
     /// What all ranks saw of each layer of the whole model that has `num` experts.
     fn loads(&self, num: usize) -> Result<Vec<Option<LoadCounts>>, TrainError> {
-        let layers = self.model_config.layers;
+        let layers = self.model_config.num_blocks();
         let width = 2 * num + LOSSES;
         let (mut all, mut margins) = (vec![0.0; layers * width], vec![Vec::new(); layers]);
         for (layer, router) in self.unsettled().routers() {

@@ -8,6 +8,7 @@ mod experts;
 mod passes;
 mod replicas;
 mod resume;
+mod row;
 mod sample;
 mod save;
 mod schedules;
@@ -158,6 +159,7 @@ impl Trainer {
         model_config.check_layout(&config.cutting(&layout), seq_len)?;
         config.check_context(&layout)?;
         config.check_experts(&model_config)?;
+        config.check_mtp(model_config.mtp_layers)?;
         config.train.num_micro_batches(layout.dp)?;
         if model_config.vocab < data.vocab() {
             let rule = match start {
@@ -218,7 +220,7 @@ impl Trainer {
                 config.train.micro_batch,
                 layout.dp,
             )?,
-            last_load: vec![None; model_config.layers],
+            last_load: vec![None; model_config.num_blocks()],
             model: Some(model),
             plan,
             model_config,

@@ -67,8 +67,9 @@ impl Chunks for Training<'_> {
         let Some(batch) = batch.filter(|_| stage.layers().loss) else {
             return Ok(Output::Stream(stream.sum()));
         };
-        let loss = stage.loss(stream, batch.labels.clone());
-        losses.add(loss.clone().inner(), &batch, &trainer.model_config.flop_shape());
+        let found = stage.losses(stream, batch.labels.clone(), &batch.ahead);
+        losses.add(found.inner(), &batch, &trainer.model_config.flop_shape());
+        let loss = found.total(trainer.config.train.mtp_loss_scaling_factor);
         Ok(Output::Loss(match factor {
             Some(factor) => loss.mul_scalar(*factor),
             None => loss,
@@ -131,8 +132,8 @@ impl Chunks for Evaluation<'_> {
         let Some(batch) = batch.filter(|_| stage.layers().loss) else {
             return Ok(Output::Stream(stream.sum()));
         };
-        let loss = stage.loss(stream, batch.labels.clone());
-        self.losses.add(loss, &batch, &trainer.model_config.flop_shape());
+        let found = stage.losses(stream, batch.labels.clone(), &batch.ahead);
+        self.losses.add(found, &batch, &trainer.model_config.flop_shape());
         Ok(Output::Nothing)
     }
 }

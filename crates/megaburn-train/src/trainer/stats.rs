@@ -2,32 +2,48 @@
 
 use burn::tensor::{DType, Device, Tensor, TensorData};
 use megaburn_collective::{CollectiveError, Group, ProcessGroups, ReduceOp};
-use megaburn_models::flops::FlopShape;
+use megaburn_models::{decoder::StageLosses, flops::FlopShape};
 use megaburn_optim::{OptimError, Sum};
 
 use super::batch::Batch;
 use crate::{TrainError, failure::read_all};
 
 /// A loss summed over tokens, so that it is divided once by all of them, however they were split.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Sums {
-    pub(super) loss: f64,
-    pub(super) tokens: f64,
+    loss: f64,
+    /// Of further tokens, depth by depth.
+    mtp: Vec<f64>,
+    tokens: f64,
+}
+
+/// The same of a step, which the host has not waited for.
+pub(super) struct StepSums {
+    pub(super) loss: Sum,
+    pub(super) mtp: Vec<Sum>,
 }
 
 /// The losses of some micro-batches, still on the device: reading one would wait for it.
-#[derive(Default)]
 pub(super) struct Losses {
     sums: Vec<Tensor<1>>,
+    /// Of further tokens, depth by depth.
+    mtp: Vec<Vec<Tensor<1>>>,
     tokens: usize,
     /// Of forward and backward, by Megatron's formula.
     flops: f64,
 }
 
 impl Losses {
-    /// A micro-batch's loss, `[1]`, of a model of this shape.
-    pub(super) fn add(&mut self, loss: Tensor<1>, batch: &Batch, shape: &FlopShape) {
-        self.sums.push(loss);
+    /// None yet, of a model that predicts so many further tokens.
+    pub(super) fn of(depths: usize) -> Self {
+        let (sums, tokens, flops) = Default::default();
+        Self { sums, mtp: vec![Vec::new(); depths], tokens, flops }
+    }
+
+    /// A micro-batch's losses, of a model of this shape.
+    pub(super) fn add(&mut self, losses: StageLosses, batch: &Batch, shape: &FlopShape) {
+        self.sums.push(losses.main);
+        self.mtp.iter_mut().zip(losses.mtp).for_each(|(sums, loss)| sums.push(loss));
         self.tokens += batch.counted;
         let flops: f64 = batch.lens.iter().map(|len| shape.training(1, *len)).sum();
         self.flops += flops / batch.ranks as f64;
@@ -47,21 +63,27 @@ impl Losses {
     ///
     /// # Collective
     /// All members.
-    pub(super) fn sum_over(mut self, group: &Group, device: &Device) -> Result<Sum, OptimError> {
-        if self.sums.is_empty() {
-            self.sums.push(Tensor::zeros([1], (&device.clone().inner(), DType::F32)));
-        }
-        Sum::of(Tensor::cat(self.sums, 0), group)
+    pub(super) fn sum_over(self, group: &Group, device: &Device) -> Result<StepSums, OptimError> {
+        let sum = |mut sums: Vec<Tensor<1>>| {
+            if sums.is_empty() {
+                sums.push(Tensor::zeros([1], (&device.clone().inner(), DType::F32)));
+            }
+            Sum::of(Tensor::cat(sums, 0), group)
+        };
+        let loss = sum(self.sums)?;
+        Ok(StepSums { loss, mtp: self.mtp.into_iter().map(sum).collect::<Result<_, _>>()? })
     }
 
     /// The sums of this rank, waiting for the device.
     pub(super) fn read(self) -> Result<Sums, TrainError> {
-        let tokens = self.tokens as f64;
-        if self.sums.is_empty() {
-            return Ok(Sums { loss: 0.0, tokens });
-        }
-        let sums = read_all(Tensor::cat(self.sums, 0))?;
-        Ok(Sums { loss: sums.into_iter().map(f64::from).sum(), tokens })
+        let sum = |sums: Vec<Tensor<1>>| -> Result<f64, TrainError> {
+            if sums.is_empty() {
+                return Ok(0.0);
+            }
+            Ok(read_all(Tensor::cat(sums, 0))?.into_iter().map(f64::from).sum())
+        };
+        let mtp = self.mtp.into_iter().map(sum).collect::<Result<_, _>>()?;
+        Ok(Sums { loss: sum(self.sums)?, mtp, tokens: self.tokens as f64 })
     }
 }
 
@@ -71,13 +93,19 @@ impl Sums {
     /// # Collective
     /// All members.
     pub(super) fn over(self, group: &Group) -> Result<Self, TrainError> {
-        let sums = reduce(group, &[self.loss, self.tokens], ReduceOp::Sum)?;
-        Ok(Self { loss: sums[0], tokens: sums[1] })
+        let own = [&[self.loss, self.tokens], &self.mtp[..]].concat();
+        let sums = reduce(group, &own, ReduceOp::Sum)?;
+        Ok(Self { loss: sums[0], tokens: sums[1], mtp: sums[2..].to_vec() })
     }
 
     /// Nats per token.
     pub(super) fn mean(&self) -> f64 {
         self.loss / self.tokens.max(1.0)
+    }
+
+    /// The same of each depth, of as many tokens.
+    pub(super) fn mtp_means(&self) -> Vec<f64> {
+        self.mtp.iter().map(|loss| loss / self.tokens.max(1.0)).collect()
     }
 }
 

@@ -17,11 +17,12 @@ use crate::{
     profile::range,
     trainer::{
         Trainer,
-        batch::{Batching, Document, Split},
+        batch::{Batching, Split},
         dynamic::Dynamic,
         passes::Training,
+        row::Document,
         schedules::StepRates,
-        stats::{Losses, world_max},
+        stats::{Losses, StepSums, world_max},
     },
 };
 
@@ -73,7 +74,7 @@ impl Trainer {
         let [tokens, flops] = losses.work_over(&self.groups.batch)?;
         self.grads.scale(1.0 / (loss_factor * tokens.max(1.0)));
         let norm = self.grads.norm()?;
-        let loss = losses.sum_over(&self.groups.batch, &self.device)?;
+        let StepSums { loss, mtp } = losses.sum_over(&self.groups.batch, &self.device)?;
         drop(reduce);
         let progress = self.progress;
         let trained = progress.consumed_samples - progress.skipped_samples + samples;
@@ -102,6 +103,8 @@ impl Trainer {
         self.count(step, samples, outcome)?;
         let experts = self.balance_experts(tokens, outcome.is_update)?;
         let Outcome { loss, grad_norm, is_update } = outcome;
+        let mean = |sum: &Sum| Ok::<_, TrainError>(self.told(sum.read())? / tokens.max(1.0));
+        let mtp_losses = mtp.iter().map(mean).collect::<Result<_, _>>()?;
         let num_zeros = num_zeros.map(|zeros| self.told(zeros.read())).transpose()?;
         let params_norm = params_norm.map(|norm| self.told(norm.read())).transpose()?;
         Ok(StepMetrics {
@@ -117,6 +120,7 @@ impl Trainer {
             skipped: !is_update,
             num_zeros: num_zeros.map(|zeros| zeros as u64),
             params_norm,
+            mtp_losses,
             experts,
         })
     }
@@ -219,7 +223,8 @@ impl Trainer {
         let passes = self.dynamic.as_ref().map(Dynamic::num_passes);
         let schedule = self.pipeline.training(passes.unwrap_or(batch.num_micro_batches()))?;
         let wire = self.wire();
-        let (plain, losses) = (self.device.clone().inner(), Losses::default());
+        let (plain, losses) =
+            (self.device.clone().inner(), Losses::of(self.model_config.mtp_layers));
         let mut passes = Training { trainer: self, sums, factor, plain, losses };
         run(&schedule, &wire, &mut passes)?;
         let losses = passes.losses;
@@ -235,6 +240,7 @@ impl Trainer {
             padded: self.config.padded_seq_len(&self.groups.layout()),
             zigzag: self.unsettled().zigzag(),
             documents: documents.then_some(Split { eos, multiple: *document_multiple }),
+            depths: self.model_config.mtp_layers,
         }
     }
 

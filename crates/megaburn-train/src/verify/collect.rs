@@ -10,7 +10,7 @@ use crate::TrainError;
 #[derive(Serialize, Deserialize)]
 struct Header {
     logits: Option<u64>,
-    losses: Vec<u64>,
+    losses: Vec<Vec<u64>>,
     grads: Vec<(String, ShardSpec)>,
 }
 
@@ -34,7 +34,11 @@ fn send(world: &Group, found: Found) -> Result<(), TrainError> {
         found.grads.into_iter().map(|(path, values, spec)| ((path, spec), values)).unzip();
     let header = Header {
         logits: found.logits.map(f64::to_bits),
-        losses: found.losses.into_iter().map(f64::to_bits).collect(),
+        losses: found
+            .losses
+            .into_iter()
+            .map(|of| of.into_iter().map(f64::to_bits).collect())
+            .collect(),
         grads,
     };
     let header = serde_json::to_vec(&header).expect("numbers, names and shards are JSON");
@@ -53,7 +57,7 @@ fn receive(world: &Group, rank: usize) -> Result<Found, TrainError> {
         serde_json::from_slice(header.as_bytes()).expect("ranks run one program");
     let mut found = Found {
         logits: logits.map(f64::from_bits),
-        losses: losses.into_iter().map(f64::from_bits).collect(),
+        losses: losses.into_iter().map(|of| of.into_iter().map(f64::from_bits).collect()).collect(),
         grads: Vec::new(),
     };
     for (path, spec) in grads {

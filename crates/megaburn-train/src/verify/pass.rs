@@ -2,7 +2,10 @@ use burn::{
     prelude::Int,
     tensor::{Gradients, Tensor},
 };
-use megaburn_models::Decoder;
+use megaburn_models::{
+    Decoder,
+    decoder::{Ahead, StageLosses},
+};
 use megaburn_optim::GradientAccumulator;
 use megaburn_pipeline::{Chunks, Output, Pass};
 
@@ -13,12 +16,16 @@ pub(super) struct WholeBatch<'a> {
     model: &'a Decoder,
     tokens: &'a Tensor<2, Int>,
     labels: Option<&'a Tensor<2, Int>>,
+    /// What depths that predict further tokens read.
+    pub(super) ahead: &'a [Ahead],
+    /// What their losses count.
+    pub(super) scaling_factor: f64,
     /// What takes the gradients.
     pub(super) grads: Option<&'a mut GradientAccumulator>,
     /// On the last stage.
     pub(super) logits: Option<Tensor<3>>,
     /// On the last stage.
-    pub(super) loss: Option<Tensor<1>>,
+    pub(super) losses: Option<StageLosses>,
 }
 
 impl<'a> WholeBatch<'a> {
@@ -27,7 +34,9 @@ impl<'a> WholeBatch<'a> {
         tokens: &'a Tensor<2, Int>,
         labels: Option<&'a Tensor<2, Int>>,
     ) -> Self {
-        Self { model, tokens, labels, grads: None, logits: None, loss: None }
+        let (ahead, scaling_factor) = Default::default();
+        let (grads, logits, losses) = Default::default();
+        Self { model, tokens, labels, ahead, scaling_factor, grads, logits, losses }
     }
 }
 
@@ -47,9 +56,9 @@ impl Chunks for WholeBatch<'_> {
             self.logits = Some(stage.full_logits(x));
             return Ok(Output::Nothing);
         };
-        let loss = stage.loss(x, labels.clone());
-        self.loss = Some(loss.clone().inner());
-        Ok(Output::Loss(loss))
+        let losses = stage.losses(x, labels.clone(), self.ahead);
+        self.losses = Some(losses.inner());
+        Ok(Output::Loss(losses.total(self.scaling_factor)))
     }
 
     fn backward(&mut self, pass: Pass, run: impl FnOnce() -> Gradients) -> Result<(), TrainError> {

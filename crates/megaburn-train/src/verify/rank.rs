@@ -5,7 +5,10 @@ use burn::{
 };
 use megaburn_collective::{ProcessGroups, ReduceOp};
 use megaburn_mesh::{ShardPlan, ShardSpec, Zigzag};
-use megaburn_models::{Decoder, ModelError};
+use megaburn_models::{
+    Decoder, ModelError,
+    decoder::{Ahead, StageLosses},
+};
 use megaburn_optim::{GradientAccumulator, Optimizer, ShardingConfig, ShardingLevel};
 use megaburn_parallel::{main_grads, shard_plan};
 use megaburn_pipeline::{Wire, run};
@@ -31,6 +34,7 @@ pub(super) struct Rank<'a> {
     /// `[S, B / dp]` each.
     tokens: Tensor<2, Int>,
     labels: Tensor<2, Int>,
+    ahead: Vec<Ahead>,
 }
 
 /// What a rank computes.
@@ -39,8 +43,8 @@ pub(super) struct Found {
     pub(super) logits: Option<f64>,
     /// Path, local values and part of each gradient.
     pub(super) grads: Vec<(String, Vec<f32>, ShardSpec)>,
-    /// Before each update.
-    pub(super) losses: Vec<f64>,
+    /// Before each update: that of the next tokens, and those of further ones.
+    pub(super) losses: Vec<Vec<f64>>,
 }
 
 /// What a rank holds of `[B, S, ..]`, as `[S / cp, B / dp, ..]`.
@@ -78,10 +82,26 @@ impl<'a> Rank<'a> {
             optimizer.load_params(model, dtype.into(), |path, _| source.local(path, &plan))?;
         let [tokens, labels] =
             reference.batch(&device.clone().inner()).map(|all| share(all, &groups));
+        let of_depth = |[tokens, labels]: [Tensor<2, Int>; 2]| {
+            let [tokens, labels] = [tokens, labels].map(|all| share(all, &groups));
+            Ahead { tokens, labels, counted: None }
+        };
+        let ahead = reference.ahead(&device.clone().inner()).into_iter().map(of_depth).collect();
         let grads = GradientAccumulator::new(&model, &plan, &sharding)?;
         // As the trainer does, so that its way of summing gradients is what is compared.
         let grads = grads.with_main_grads(main_grads);
-        Ok(Self { reference, model, grads, optimizer, plan, groups, pipeline, tokens, labels })
+        Ok(Self {
+            reference,
+            model,
+            grads,
+            optimizer,
+            plan,
+            groups,
+            pipeline,
+            tokens,
+            labels,
+            ahead,
+        })
     }
 
     /// Compares the logits, then trains on the one batch for as many steps as the reference.
@@ -124,27 +144,28 @@ impl<'a> Rank<'a> {
         Ok(Some(worst.into()))
     }
 
-    /// Returns the mean loss; its gradients are in `grads` then.
-    fn backward(&mut self) -> Result<f64, TrainError> {
+    /// Returns the mean losses; gradients of what is learnt from are in `grads` then.
+    fn backward(&mut self) -> Result<Vec<f64>, TrainError> {
         self.grads.reset();
         let (schedule, wire) = (self.pipeline.training(1)?, self.wire());
         let mut pass = WholeBatch::new(&self.model, &self.tokens, Some(&self.labels));
+        (pass.ahead, pass.scaling_factor) = (&self.ahead, self.reference.mtp_loss_scaling_factor);
         pass.grads = Some(&mut self.grads);
         run(&schedule, &wire, &mut pass)?;
-        let mine = match pass.loss {
-            Some(loss) => {
-                let labels = self.labels.to_data();
-                let count = labels.iter::<i64>().filter(|&label| label != IGNORED).count();
-                [read(loss)?, count as f64]
+        let mut mine = vec![0.0; 2 + self.ahead.len()];
+        if let Some(StageLosses { main, mtp }) = pass.losses {
+            let labels = self.labels.to_data();
+            mine[0] = labels.iter::<i64>().filter(|&label| label != IGNORED).count() as f64;
+            for (sum, loss) in mine[1..].iter_mut().zip([main].into_iter().chain(mtp)) {
+                *sum = read(loss)?;
             }
-            None => [0.0; 2],
-        };
-        let all = self.groups.batch.all_reduce(mine.into(), ReduceOp::Sum)?;
+        }
+        let all = self.groups.batch.all_reduce(mine[..].into(), ReduceOp::Sum)?;
         let all: Vec<f64> = all.try_to_vec().expect("f64 went in");
         self.grads.reduce()?;
         self.pipeline.sum_copies(&mut self.grads)?;
-        self.grads.scale(1.0 / all[1]);
-        Ok(all[0] / all[1])
+        self.grads.scale(1.0 / all[0]);
+        Ok(all[1..].iter().map(|sum| sum / all[0]).collect())
     }
 
     fn wire(&self) -> Wire {

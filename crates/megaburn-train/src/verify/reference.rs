@@ -6,7 +6,7 @@ use burn::{
 };
 use megaburn_checkpoint::TensorFile;
 use megaburn_mesh::Layout;
-use megaburn_models::{ModelError, source::ModelSource};
+use megaburn_models::{ModelError, decoder::ahead_in_row, source::ModelSource};
 use megaburn_optim::{AdamWConfig, Sharding};
 use megaburn_parallel::ContextComm;
 use serde::Deserialize;
@@ -29,6 +29,8 @@ pub struct Reference {
     /// `[B, S]`, not yet shifted; without them the tokens themselves.
     labels: Option<TensorData>,
     cp_comm: CpComm,
+    /// What the losses of further tokens count in what is learnt from.
+    pub(super) mtp_loss_scaling_factor: f64,
 }
 
 /// `optimizer` of `reference.json`.
@@ -55,6 +57,9 @@ impl OptimizerSpec {
 #[derive(Deserialize)]
 struct Meta {
     optimizer: OptimizerSpec,
+    /// Where there are `mtp_losses`.
+    #[serde(default)]
+    mtp_loss_scaling_factor: f64,
 }
 
 /// The label that the loss leaves out.
@@ -90,6 +95,8 @@ impl Reference {
         }
         meta.optimizer.adamw().init(&Sharding::none())?;
         let tensors = TensorFile::open(&dir.join("reference.safetensors"))?;
+        // Transformers' own class passes over layers that predict further tokens.
+        let source = if tensors.contains("mtp_losses") { source } else { source.without_mtp() };
         let (vocab, path) = (source.config().vocab, tensors.path().to_path_buf());
         let tokens = tensors.read("input_ids")?;
         let shape = tokens.shape().to_vec();
@@ -141,6 +148,8 @@ impl Reference {
                 expected.push((format!("grad.{}", part.name), shape));
             }
         }
+        let steps = tensors.shape("train_losses").map_or(1, |shape| shape[0]);
+        expected.push(("mtp_losses".to_string(), vec![steps, source.config().mtp_layers]));
         for (name, shape) in expected {
             if let Some(found) = tensors.shape(&name)
                 && found != shape
@@ -148,8 +157,9 @@ impl Reference {
                 return Err(bad(&name, format!("expected {shape:?}, found {found:?}")).into());
             }
         }
-        let (optimizer, cp_comm) = (meta.optimizer, CpComm::Auto);
-        Ok(Self { source, tensors, optimizer, tokens, labels, cp_comm })
+        let Meta { optimizer, mtp_loss_scaling_factor } = meta;
+        let cp_comm = CpComm::Auto;
+        Ok(Self { source, tensors, optimizer, tokens, labels, cp_comm, mtp_loss_scaling_factor })
     }
 
     /// Whether its model has experts.
@@ -195,6 +205,22 @@ impl Reference {
         [tokens, labels]
     }
 
+    /// The same of whole sequences for each depth that predicts further tokens.
+    pub(super) fn ahead(&self, device: &Device) -> Vec<[Tensor<2, Int>; 2]> {
+        let own = self.batch(device);
+        let [batch, seq_len] = own[0].dims();
+        let of_depth = |depth| {
+            [(&own[0], 0), (&own[1], IGNORED)].map(|(all, none)| {
+                let all: Vec<i64> = all.to_data().iter::<i64>().collect();
+                let rows = all.chunks(seq_len);
+                let ahead = rows.flat_map(|row| ahead_in_row(row, &[0, seq_len], depth, none));
+                let ahead = TensorData::new(ahead.collect::<Vec<_>>(), [batch, seq_len]);
+                Tensor::from_data(ahead, device)
+            })
+        };
+        (1..=self.source.config().mtp_layers).map(of_depth).collect()
+    }
+
     /// Numbers of the reference, if they are there.
     pub(super) fn numbers(&self, name: &str) -> Result<Option<Vec<f32>>, TrainError> {
         if !self.tensors.contains(name) {
@@ -208,6 +234,7 @@ impl Reference {
         let wide = |numbers: Vec<f32>| numbers.into_iter().map(f64::from).collect::<Vec<f64>>();
         let loss = self.numbers("loss")?.map(wide);
         let train = self.numbers("train_losses")?.map(wide);
-        Ok(Expected { loss: loss.and_then(|loss| loss.first().copied()), train })
+        let mtp = self.numbers("mtp_losses")?.map(wide).unwrap_or_default();
+        Ok(Expected { loss: loss.and_then(|loss| loss.first().copied()), train, mtp })
     }
 }

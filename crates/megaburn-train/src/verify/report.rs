@@ -46,6 +46,9 @@ pub struct Report {
     pub grad_worst: Option<String>,
     /// Largest absolute difference of the loss at a step.
     pub train_losses_max_abs: Option<f64>,
+    /// Of a model that predicts further tokens: largest absolute difference of their loss at a step.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mtp_losses_max_abs: Option<f64>,
     /// What the reference lacks.
     pub skipped: Vec<String>,
     /// Whether logits, loss and every gradient are there and all is within tolerance.
@@ -75,6 +78,7 @@ impl Report {
             grad_rel_max: None,
             grad_worst: None,
             train_losses_max_abs: None,
+            mtp_losses_max_abs: None,
             skipped: Vec::new(),
             ok: false,
             error: None,
@@ -94,18 +98,22 @@ impl Report {
     }
 
     /// A rank's losses, before each update.
-    pub(super) fn losses(&mut self, expected: &Expected, losses: &[f64]) {
+    pub(super) fn losses(&mut self, expected: &Expected, losses: &[Vec<f64>]) {
         match (expected.loss, losses.first()) {
-            (Some(expected), Some(loss)) => worse(&mut self.loss_abs, (loss - expected).abs()),
+            (Some(expected), Some(loss)) => worse(&mut self.loss_abs, (loss[0] - expected).abs()),
             _ => self.skip("loss"),
         }
         match &expected.train {
             Some(expected) => {
                 for (loss, expected) in losses.iter().zip(expected) {
-                    worse(&mut self.train_losses_max_abs, (loss - expected).abs());
+                    worse(&mut self.train_losses_max_abs, (loss[0] - expected).abs());
                 }
             }
             None => self.skip("train_losses"),
+        }
+        let further = losses.iter().flat_map(|of_step| &of_step[1..]);
+        for (loss, expected) in further.zip(&expected.mtp) {
+            worse(&mut self.mtp_losses_max_abs, (loss - expected).abs());
         }
     }
 
@@ -125,7 +133,8 @@ impl Report {
             && within(self.loss_abs, loss)
             && within(self.grad_rel_max, grad)
             && !self.skipped.iter().any(|part| part.starts_with("grad."))
-            && self.train_losses_max_abs.is_none_or(|found| found <= train);
+            && self.train_losses_max_abs.is_none_or(|found| found <= train)
+            && self.mtp_losses_max_abs.is_none_or(|found| found <= train);
     }
 
     fn skip(&mut self, part: &str) {
@@ -140,6 +149,8 @@ impl Report {
 pub(super) struct Expected {
     pub(super) loss: Option<f64>,
     pub(super) train: Option<Vec<f64>>,
+    /// Of further tokens, step by step.
+    pub(super) mtp: Vec<f64>,
 }
 
 /// Keeps the larger; what is no number differs from everything.

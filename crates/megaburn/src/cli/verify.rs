@@ -262,16 +262,16 @@ fn line(report: &Report) -> String {
     }
     let number = |number: Option<f64>| number.map_or("-".into(), |number| format!("{number:.1e}"));
     let worst = report.grad_worst.as_deref().unwrap_or("-");
-    let skipped = match report.skipped.is_empty() {
-        true => String::new(),
-        false => format!("; without {}", report.skipped.join(", ")),
-    };
+    let further = report.mtp_losses_max_abs.map(|off| format!(", further tokens {off:.1e}"));
+    let skipped = report.skipped.join(", ");
+    let skipped = if skipped.is_empty() { skipped } else { format!("; without {skipped}") };
     format!(
-        "{verdict} {family} {layout}: logits {}, loss {}, gradients {} ({worst}), training {}{skipped}",
+        "{verdict} {family} {layout}: logits {}, loss {}, gradients {} ({worst}), training {}{}{skipped}",
         number(report.logits_max_abs),
         number(report.loss_abs),
         number(report.grad_rel_max),
         number(report.train_losses_max_abs),
+        further.unwrap_or_default(),
     )
 }
 

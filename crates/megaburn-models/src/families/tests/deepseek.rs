@@ -37,17 +37,39 @@ const V3: &str = r#"{"architectures": ["DeepseekV3ForCausalLM"], "attention_bias
     15_706_484_224
 )]
 fn published_models_have_their_number_of_parameters(#[case] json: &str, #[case] params: usize) {
-    let config = read_text(json).unwrap();
+    let whole = read_text(json).unwrap();
+    let config = whole.without_mtp();
     assert_eq!(config.whole_plan().unwrap().num_global(), params);
     let named: usize =
         config.hf_params().unwrap().iter().map(|p| p.shape.iter().product::<usize>()).sum();
     assert_eq!(named, params);
-    assert_eq!(read(&config.to_hf()).unwrap(), config);
+    for config in [config, whole] {
+        assert_eq!(read(&config.to_hf()).unwrap(), config);
+    }
+}
+
+/// A layer as the others behind the dense ones (DeepSeek says 11.5 billion), its matrix and three norms.
+#[test]
+fn deepseek_v3_has_a_layer_that_predicts_further_tokens() {
+    let config = read_text(V3).unwrap();
+    let params = |config: &DecoderConfig| config.whole_plan().unwrap().num_global();
+    let own = params(&config) - params(&config.without_mtp());
+    assert_eq!((config.mtp_layers, own), (1, 11_507_286_272 + 2 * 7168 * 7168 + 3 * 7168));
+    let names = config.hf_params().unwrap().into_iter().flat_map(|param| param.names());
+    let names: Vec<_> = names.filter(|name| name.starts_with("model.layers.61.")).collect();
+    for name in ["eh_proj", "enorm", "hnorm", "shared_head.norm", "mlp.experts.255.up_proj"] {
+        assert!(names.contains(&format!("model.layers.61.{name}.weight")), "{name}");
+    }
+    let copies = [
+        ("model.layers.61.embed_tokens.weight".to_string(), "embedding.weight"),
+        ("model.layers.61.shared_head.head.weight".to_string(), "head.weight"),
+    ];
+    assert_eq!(config.hf_copies(), copies);
 }
 
 #[test]
 fn a_token_of_deepseek_v3_goes_through_37_billion_parameters() {
-    let config = read_text(V3).unwrap();
+    let config = read_text(V3).unwrap().without_mtp();
     let idle = 58 * (256 - 8) * 3 * 7168 * 2048;
     let active = config.whole_plan().unwrap().num_global() - idle;
     assert_eq!(active / 1_000_000_000, 37);

@@ -8,7 +8,7 @@ use crate::recompute::Operands;
 ///
 /// # Shapes
 /// `x`: `[m, n]`, unchanged; `gradient`: the same, or what is repeated to it, off the autodiff device
-pub fn with_gradient(x: Tensor<2>, gradient: Tensor<2>) -> Tensor<2> {
+pub(crate) fn with_gradient(x: Tensor<2>, gradient: Tensor<2>) -> Tensor<2> {
     let device = x.device();
     if !device.is_autodiff() {
         return x;

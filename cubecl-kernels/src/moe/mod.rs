@@ -9,7 +9,7 @@ mod reading;
 pub(crate) mod router;
 mod rows;
 
-pub use gradient::with_gradient;
+pub(crate) use gradient::with_gradient;
 pub use order::{ExpertRows, rows_by_expert};
 pub use reading::read_meanwhile;
 pub use router::{

@@ -1,7 +1,7 @@
 use burn::tensor::{DType, Int, Tensor};
 
 /// Numbers of i32 for the host, and what `meanwhile` gives. On a GPU they are on their way before what that enqueues,
-/// which the GPU does while the host waits for them.
+/// which is started before the host waits for them.
 ///
 /// # Panics
 /// If they are of another dtype, or the device failed before.
@@ -19,6 +19,7 @@ pub fn read_meanwhile<T>(x: Tensor<1, Int>, meanwhile: impl FnOnce() -> T) -> (V
 mod cube {
     use burn::tensor::{Int, Tensor};
     use cubecl::future::block_on;
+    use megaburn_cuda::CudaQueue;
 
     use crate::moe::cube::ints;
 
@@ -27,8 +28,13 @@ mod cube {
         meanwhile: impl FnOnce() -> T,
     ) -> (Vec<i64>, T) {
         let ([len], x) = (x.dims(), ints(x));
+        let queue = CudaQueue::of(&x);
         let coming = x.client.read_async(vec![x.handle]);
         let done = meanwhile();
+        if let Some(queue) = queue {
+            // A few launches would wait for more of them.
+            queue.flush();
+        }
         let bytes = block_on(coming).unwrap_or_else(|error| panic!("read_meanwhile: {error}"));
         let (numbers, _) = bytes[0].as_chunks();
         let numbers = numbers[..len].iter().map(|&number| i32::from_ne_bytes(number));

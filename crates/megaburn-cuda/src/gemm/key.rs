@@ -55,9 +55,50 @@ impl Key {
     }
 }
 
+impl Key {
+    /// The same with its number of rows rounded up, an eighth at most: those of `a` and the result or, where `a` is
+    /// transposed as for weights' gradients, those that are summed over. Others are the layer's sizes.
+    pub(super) fn round(&self) -> Self {
+        let up = |n: usize| n.next_multiple_of((n.next_power_of_two() / 16).max(1));
+        let mut round = *self;
+        if !self.a.transposed {
+            round.m = up(self.m);
+            (round.a.rows, round.out.rows) = (round.m, round.m);
+        } else if !self.b.transposed {
+            round.k = up(self.k);
+            (round.a.cols, round.b.rows) = (round.k, round.k);
+        }
+        round
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn rows_are_rounded_and_no_other_size() {
+        use DType::{BF16, F32};
+        let view = |rows, cols, transposed| {
+            let ld = if transposed { rows } else { cols };
+            MatrixView { rows, cols, ld, transposed, batch: 1, batch_stride: 0 }
+        };
+        let key = |[m, k, n]: [usize; 3], a_transposed, b_transposed, out| {
+            let (a, b) = (view(m, k, a_transposed), view(k, n, b_transposed));
+            Key::new([a, b, view(m, n, false)], [BF16, BF16, out], None, false, false).unwrap()
+        };
+        for is_transposed in [false, true] {
+            let of = |rows| key([rows, 48, 7], false, is_transposed, BF16).round();
+            assert_eq!(of(1025), of(1152));
+            assert_eq!(of(1025), key([1152, 48, 7], false, is_transposed, BF16));
+            assert_ne!(of(1025), of(1153));
+        }
+        let of = |rows| key([48, rows, 7], true, false, F32).round();
+        assert_eq!(of(1000), key([48, 1024, 7], true, false, F32));
+        assert_eq!(of(5), key([48, 5, 7], true, false, F32));
+        let both = key([48, 1000, 7], true, true, F32);
+        assert_eq!(both.round(), both);
+    }
 
     fn view(shape: [usize; 3]) -> MatrixView {
         let [_, rows, cols] = shape;

@@ -1,4 +1,9 @@
-use std::{cell::RefCell, collections::HashMap, ffi::c_void, ptr};
+use std::{
+    cell::RefCell,
+    collections::{HashMap, hash_map::Entry},
+    ffi::c_void,
+    ptr,
+};
 
 use burn::tensor::DType;
 use cudarc::{
@@ -30,6 +35,8 @@ struct Library {
     workspace: u64,
     /// By what is multiplied, how it is aligned, and whether the algorithm may be tuned.
     plans: HashMap<(Key, [u32; 4], bool), Plan>,
+    /// What cuBLASLt suggests for products that are not tuned, by their [round](Key::round) sizes.
+    suggested: HashMap<(Key, [u32; 4]), lts::cublasLtMatmulAlgo_t>,
 }
 
 /// A product ready to be launched on any matrices of its shape and alignment.
@@ -72,17 +79,18 @@ pub(super) fn run(
             // Of products whose sizes are others each time, as those of experts' rows.
             library.plans.retain(|(_, _, is_tuned), _| *is_tuned);
         }
-        let (mut plan, candidates) = Plan::find(handle, key, aligned)?;
-        if tune
-            && let Some(best) = tune::fastest(stream, &candidates, out.bytes, |algorithm, out| {
+        let mut plan = Plan::new(key)?;
+        let best = if tune {
+            let candidates = plan.candidates(handle, aligned)?;
+            let found = tune::fastest(stream, &candidates, out.bytes, |algorithm, out| {
                 plan.algorithm = algorithm;
                 launch(&plan, out)
-            })
-        {
-            plan.algorithm = best;
+            });
+            found.unwrap_or(candidates[0])
         } else {
-            plan.algorithm = candidates[0];
-        }
+            library.suggestion(key, &plan, aligned)?
+        };
+        plan.algorithm = best;
         launch(library.plans.entry((*key, aligned, tune)).or_insert(plan), out.ptr)
     })
 }
@@ -115,7 +123,27 @@ impl Library {
             .result()
             .map_err(CudaError::driver("cuMemAlloc of cuBLASLt's workspace of 64 MiB"))?;
         let handle = lt::create_handle().map_err(failed("cublasLtCreate"))?;
-        Ok(Self { handle, workspace, plans: HashMap::new() })
+        Ok(Self { handle, workspace, plans: HashMap::new(), suggested: HashMap::new() })
+    }
+
+    /// The algorithm of a product that is not tuned. To ask for one takes longer than many a product, so those of
+    /// about as many rows share one: experts have others in each pass.
+    fn suggestion(
+        &mut self,
+        key: &Key,
+        plan: &Plan,
+        aligned: [u32; 4],
+    ) -> Result<lts::cublasLtMatmulAlgo_t, CudaError> {
+        let round = key.round();
+        let handle = self.handle;
+        let algorithm = match self.suggested.entry((round, aligned)) {
+            Entry::Occupied(known) => *known.get(),
+            Entry::Vacant(new) => *new.insert(Plan::new(&round)?.candidates(handle, aligned)?[0]),
+        };
+        match round == *key || plan.can_run(handle, &algorithm) {
+            true => Ok(algorithm),
+            false => Ok(plan.candidates(handle, aligned)?[0]),
+        }
     }
 }
 
@@ -132,12 +160,8 @@ fn data_type(dtype: DType) -> cudaDataType {
 }
 
 impl Plan {
-    /// Descriptors for `key` and the algorithms that cuBLASLt suggests, best first; at least one.
-    fn find(
-        handle: lts::cublasLtHandle_t,
-        key: &Key,
-        aligned: [u32; 4],
-    ) -> Result<(Self, Vec<lts::cublasLtMatmulAlgo_t>), CudaError> {
+    /// Descriptors for `key`, still without an algorithm.
+    fn new(key: &Key) -> Result<Self, CudaError> {
         let compute = match key.tf32 {
             true => Compute::CUBLAS_COMPUTE_32F_FAST_TF32,
             false => Compute::CUBLAS_COMPUTE_32F,
@@ -159,8 +183,34 @@ impl Plan {
         }
         let layouts =
             [layout(&key.b, key.input)?, layout(&key.a, key.input)?, layout(&key.out, key.output)?];
-        let candidates = candidates(handle, desc, layouts, aligned)?;
-        Ok((Self { desc, layouts, algorithm: candidates[0] }, candidates))
+        // SAFETY: an algorithm is numbers, for all of which zero is a value; one is set before it is launched.
+        let algorithm = unsafe { std::mem::zeroed() };
+        Ok(Self { desc, layouts, algorithm })
+    }
+
+    /// The algorithms that cuBLASLt suggests, best first; at least one.
+    fn candidates(
+        &self,
+        handle: lts::cublasLtHandle_t,
+        aligned: [u32; 4],
+    ) -> Result<Vec<lts::cublasLtMatmulAlgo_t>, CudaError> {
+        candidates(handle, self.desc, self.layouts, aligned)
+    }
+
+    /// Whether an algorithm that was suggested for another product can compute this one.
+    fn can_run(
+        &self,
+        handle: lts::cublasLtHandle_t,
+        algorithm: &lts::cublasLtMatmulAlgo_t,
+    ) -> bool {
+        let [b, a, out] = self.layouts;
+        // SAFETY: numbers and a status, for all of which zero is a value.
+        let mut found: lts::cublasLtMatmulHeuristicResult_t = unsafe { std::mem::zeroed() };
+        // SAFETY: all handles are live, and both pointers are to values of their types.
+        let status = unsafe {
+            lts::cublasLtMatmulAlgoCheck(handle, self.desc, b, a, out, out, algorithm, &mut found)
+        };
+        status.result().is_ok() && found.workspaceSize <= WORKSPACE
     }
 
     fn launch(

@@ -88,13 +88,12 @@ pub(super) fn read_sizes(
     // DeepSeek's own code reads it, Transformers does not.
     json.only("moe_layer_freq", 1)?;
     let sizes = llama::read_sizes(json, template, None)?;
-    let size = |key: &str, absent| Ok::<_, String>(json.optional_size(key)?.unwrap_or(absent));
     let latent = LatentAttention {
         q_lora_rank: json.size_or_null("q_lora_rank", 1536)?,
-        kv_lora_rank: size("kv_lora_rank", 512)?,
-        qk_nope_head_dim: size("qk_nope_head_dim", 128)?,
-        qk_rope_head_dim: size("qk_rope_head_dim", 64)?,
-        v_head_dim: size("v_head_dim", 128)?,
+        kv_lora_rank: json.size_or("kv_lora_rank", 512)?,
+        qk_nope_head_dim: json.size_or("qk_nope_head_dim", 128)?,
+        qk_rope_head_dim: json.size_or("qk_rope_head_dim", 64)?,
+        v_head_dim: json.size_or("v_head_dim", 128)?,
         interleaved: true,
     };
     Ok(DecoderConfig { head_dim: latent.qk_head_dim(), latent: Some(latent), ..sizes })
@@ -108,21 +107,20 @@ pub(super) fn read_experts(
     experts: Experts,
     [shared, dense]: [usize; 2],
 ) -> Result<Experts, String> {
-    let size = |key: &str, absent| Ok::<_, String>(json.optional_size(key)?.unwrap_or(absent));
-    let ffn = size("moe_intermediate_size", experts.ffn)?;
-    let shared = size("n_shared_experts", shared)?;
+    let ffn = json.size_or("moe_intermediate_size", experts.ffn)?;
+    let shared = json.size_or("n_shared_experts", shared)?;
     if shared == 0 {
         return Err(
             "`n_shared_experts` is 0, and Transformers' model always has a shared one".into()
         );
     }
     Ok(Experts {
-        num: size("n_routed_experts", experts.num)?,
-        top_k: size("num_experts_per_tok", experts.top_k)?,
+        num: json.size_or("n_routed_experts", experts.num)?,
+        top_k: json.size_or("num_experts_per_tok", experts.top_k)?,
         ffn,
         shared_ffn: Some(shared.saturating_mul(ffn)),
         scale: json.number("routed_scaling_factor", experts.scale)?,
-        dense_layers: (0..size("first_k_dense_replace", dense)?.min(layers)).collect(),
+        dense_layers: (0..json.size_or("first_k_dense_replace", dense)?.min(layers)).collect(),
         ..experts
     })
 }

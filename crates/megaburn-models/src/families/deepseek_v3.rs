@@ -43,8 +43,7 @@ fn read(json: &HfJson<'_>) -> Result<DecoderConfig, String> {
     json.only("scoring_func", "sigmoid")?;
     json.only("topk_method", "noaux_tc")?;
     let config = deepseek_v2::read_sizes(json, template())?;
-    let size = |key: &str, absent| Ok::<_, String>(json.optional_size(key)?.unwrap_or(absent));
-    let groups = match [size("n_group", 8)?, size("topk_group", 4)?] {
+    let groups = match [json.size_or("n_group", 8)?, json.size_or("topk_group", 4)?] {
         [1, 1] => None,
         // A group's score is the sum of those of its two best experts.
         [groups, kept] => Some([groups, kept, 2]),

@@ -36,6 +36,14 @@ impl<'a> HfJson<'a> {
         self.get(key).map(read).transpose()
     }
 
+    /// A whole number, `absent` if it is not there.
+    ///
+    /// # Errors
+    /// It is something else.
+    pub fn size_or(&self, key: &str, absent: usize) -> Result<usize, String> {
+        Ok(self.optional_size(key)?.unwrap_or(absent))
+    }
+
     /// A whole number, where an absent key and null mean different things: `absent` is meant by the
     /// one, nothing by the other.
     ///

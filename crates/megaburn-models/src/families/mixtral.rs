@@ -42,10 +42,8 @@ fn read(json: &HfJson<'_>) -> Result<DecoderConfig, String> {
     // Transformers' only at training.
     json.only("router_jitter_noise", 0.0)?;
     let config = llama::read_sizes(json, template(), Some(8))?;
-    let (num, top_k) = (
-        json.optional_size("num_local_experts")?.unwrap_or(8),
-        json.optional_size("num_experts_per_tok")?.unwrap_or(2),
-    );
+    let (num, top_k) =
+        (json.size_or("num_local_experts", 8)?, json.size_or("num_experts_per_tok", 2)?);
     let experts = Some(Experts::new(num, top_k, config.ffn));
     Ok(DecoderConfig {
         window: json.size_or_null("sliding_window", 0)?.filter(|w| *w > 0),

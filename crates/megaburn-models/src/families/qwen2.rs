@@ -34,7 +34,7 @@ pub(super) fn with_window(
     let Some(window) = window.filter(|_| used) else {
         return Ok(config);
     };
-    let first = json.optional_size("max_window_layers")?.unwrap_or(28).min(config.layers);
+    let first = json.size_or("max_window_layers", 28)?.min(config.layers);
     let full_layers = json.full_layers(config.layers)?.unwrap_or_else(|| (0..first).collect());
     Ok(DecoderConfig { window: Some(window), full_layers, ..config })
 }

@@ -31,7 +31,7 @@ fn read(json: &HfJson<'_>) -> Result<DecoderConfig, String> {
     let bias = json.flag("attention_bias", false)?;
     let sizes = llama::read_sizes(json, template(), Some(32))?;
     // Transformers' default, where heads times their size is not the width.
-    let head_dim = json.optional_size("head_dim")?.unwrap_or(128);
+    let head_dim = json.size_or("head_dim", 128)?;
     let config = DecoderConfig { head_dim, qkv_bias: bias, output_bias: bias, ..sizes };
     qwen2::with_window(json, config)
 }

@@ -45,10 +45,9 @@ fn read(json: &HfJson<'_>) -> Result<DecoderConfig, String> {
     let sizes = llama::read_sizes(json, template(), Some(4))?;
     let used = json.flag("use_sliding_window", false)?;
     let window = json.size_or_null("sliding_window", 4096)?.filter(|_| used);
-    let size = |key: &str, absent| Ok::<_, String>(json.optional_size(key)?.unwrap_or(absent));
     // Transformers 5 has another name for it than the published ones.
-    let num = size("num_experts", size("num_local_experts", 128)?)?;
-    let step = size("decoder_sparse_step", 1)?;
+    let num = json.size_or("num_experts", json.size_or("num_local_experts", 128)?)?;
+    let step = json.size_or("decoder_sparse_step", 1)?;
     let mut dense_layers = json.sizes("mlp_only_layers")?;
     if step == 0 || num == 0 {
         return Err(format!(
@@ -61,7 +60,11 @@ fn read(json: &HfJson<'_>) -> Result<DecoderConfig, String> {
     let experts = Experts {
         normalise: json.flag("norm_topk_prob", false)?,
         dense_layers,
-        ..Experts::new(num, size("num_experts_per_tok", 8)?, size("moe_intermediate_size", 768)?)
+        ..Experts::new(
+            num,
+            json.size_or("num_experts_per_tok", 8)?,
+            json.size_or("moe_intermediate_size", 768)?,
+        )
     };
     Ok(DecoderConfig { qkv_bias: bias, output_bias: bias, window, experts: Some(experts), ..sizes })
 }

@@ -45,7 +45,11 @@ pub(super) fn forward<'a>(
     weights: Tensor<1>,
 ) -> Tensor<2> {
     let ExpertPass { activation, recompute, rows_of_experts, beside } = *pass;
-    let options = |again| GroupedOptions { again, beside: beside.cloned() };
+    // What is computed again would be held until something is sent.
+    let options = |again: Option<Again>| {
+        let beside = beside.filter(|_| again.is_none()).cloned();
+        GroupedOptions { again, beside }
+    };
     let ups = experts.clone().map(|expert| expert.up.group_weight());
     let up = grouped_linear(rows, rows_of_experts, ups.collect(), options(None));
     let kept = recompute.then(|| (up.clone().inner(), weights.clone().inner()));

@@ -1,9 +1,9 @@
-//! The product that a router begins with, in which nothing is rounded.
+//! The product that a router begins with, of which only sums are rounded.
 //!
 //! Products of bf16 numbers are exact in f32, so that of bf16 tokens and weights no f32 copies are needed: a
 //! GPU's tensor cores sum what an f32 product sums, though they round sums a little more (on an H100 3e-6 of the
 //! largest over 2048 columns). Gradients of logits are f32: backward takes each apart into
-//! three numbers of bf16, whose sum it is to the last bit, side by side in one matrix.
+//! three numbers of bf16, whose sum it is to the last bit unless it is below 1e-35, side by side in one matrix.
 
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, Dispatch, backend_extension};
@@ -19,7 +19,7 @@ use crate::recompute::Operands;
 /// `x w`, in f32 whatever `x` is of. The weight's gradient is f32, and that of `x` rounded once.
 ///
 /// `narrow` is the weight once more, off the autodiff device, where all its numbers are of bf16: with `x` in bf16
-/// nothing is copied in f32 then.
+/// that is multiplied, and `x` not copied in f32.
 ///
 /// # Shapes
 /// `x`: `[t, d]`, `weight`: `[d, e]` in f32, `narrow`: the same in bf16; result `[t, e]`

@@ -90,7 +90,7 @@ pub struct Routed {
 }
 
 /// Gradients that are added on the way back from the weights to the logits: those of losses that are not
-/// summed with the others (see [`with_gradient`](crate::with_gradient)). Each is `[t, e]`, or what is
+/// summed with the others (Megatron's `MoEAuxLossAutoScaler`). Each is `[t, e]`, or what is
 /// repeated to it, off the autodiff device.
 #[derive(Clone, Debug, Default)]
 pub struct RouterGradients {

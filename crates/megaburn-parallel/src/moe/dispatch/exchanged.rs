@@ -50,9 +50,7 @@ impl Exchanged {
             groups: groups.clone(),
         })
     }
-}
 
-impl Exchanged {
     fn take_ahead(&self, of: Of) -> Option<Tensor<2>> {
         let mut ahead = self.ahead.lock().unwrap_or_else(PoisonError::into_inner);
         ahead.take_if(|_| of == Of::Tokens)

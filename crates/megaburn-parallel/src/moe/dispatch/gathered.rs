@@ -35,8 +35,13 @@ impl Gathered {
         device: &Device,
     ) -> Result<Self, CollectiveError> {
         let [tokens, top_k] = slots.experts.dims();
-        let (all, ()) = told(index([tokens], device), &groups.experts, || ())?;
-        let shown = all.into_iter().max().expect("this rank is one of them");
+        let shown = match groups.experts.size() {
+            1 => tokens,
+            _ => {
+                let (all, ()) = told(index([tokens], device), &groups.experts, || ())?;
+                all.into_iter().max().expect("this rank is one of them")
+            }
+        };
         let own = groups.own(slots.num_experts);
         let all = tensors::all_gather(with_nobodys(slots.experts, shown), &groups.experts)?;
         // Numbers of others' experts are none of this rank's.

@@ -82,10 +82,10 @@ impl To {
 }
 
 trait Way: Debug + Send + Sync {
-    /// Whether anything is sent at all.
+    /// Whether anything is sent that other work can run beside.
     fn sends(&self) -> bool;
 
-    /// Sends what goes to somebody else.
+    /// Sends what goes to somebody else. (What tokens send may have been taken before: then `x` is not looked at.)
     fn start(&self, x: Tensor<2>, of: Of, to: To) -> Result<Pending<2, Float>, CollectiveError>;
 
     /// What is made of it when it has come.

@@ -22,9 +22,15 @@ enum State {
     Plain(Pending<2, Float>),
     /// All of it, one operation.
     Done(Tensor<2>),
-    /// What comes; a number that stands for it in the graph, where what is not there yet shall not be touched; and
-    /// what backward sends.
-    Tracked { came: Pending<2, Float>, sign: Tensor<2>, backward: Sent },
+    Tracked(Box<Tracked>),
+}
+
+struct Tracked {
+    came: Pending<2, Float>,
+    /// A number that stands for what comes in the graph, where what is not there yet shall not be touched.
+    sign: Tensor<2>,
+    /// What backward sends.
+    backward: Sent,
 }
 
 /// What backward has sent, once it has.
@@ -36,7 +42,7 @@ impl OnTheWay {
         let state = if !device.is_autodiff() {
             State::Plain(ok(way.start(x, of, to)))
         } else if way.sends() {
-            tracked(dispatch, x, of, to)
+            State::Tracked(Box::new(tracked(dispatch, x, of, to)))
         } else {
             let go = move |x, to| ok(way.finish(ok(way.start(x, of, to)).wait(), of, to));
             let y = go(x.clone().inner(), to);
@@ -51,7 +57,8 @@ impl OnTheWay {
         match state {
             State::Plain(came) => ok(way.finish(came.wait(), of, to)),
             State::Done(y) => y,
-            State::Tracked { came, sign, backward } => {
+            State::Tracked(tracked) => {
+                let Tracked { came, sign, backward } = *tracked;
                 let y = ok(way.finish(came.wait(), of, to));
                 function(sign, y, move |dy| {
                     let sign = a_number(&dy);
@@ -64,7 +71,7 @@ impl OnTheWay {
     }
 }
 
-fn tracked(dispatch: &Dispatch, x: Tensor<2>, of: Of, to: To) -> State {
+fn tracked(dispatch: &Dispatch, x: Tensor<2>, of: Of, to: To) -> Tracked {
     let Dispatch { way, beside, .. } = dispatch.clone();
     let came = ok(way.start(x.clone().inner(), of, to));
     let backward = Sent::default();
@@ -77,7 +84,7 @@ fn tracked(dispatch: &Dispatch, x: Tensor<2>, of: Of, to: To) -> State {
         let came = came.expect("backward sent it before it came here").wait();
         ok(way.finish(came, of, to.back()))
     });
-    State::Tracked { came, sign, backward }
+    Tracked { came, sign, backward }
 }
 
 fn a_number(like: &Tensor<2>) -> Tensor<2> {

@@ -8,7 +8,7 @@ use super::{How, Router, off_graph, read};
 use crate::{
     TokenContext,
     moe::{
-        balance::{Choice, Tokens},
+        balance::{Balance, Choice, Tokens},
         capacity::SharedSlots,
         dispatch::DROPPED,
         sinkhorn::sinkhorn_biases,
@@ -28,7 +28,8 @@ pub(in crate::moe) struct Routed {
 
 impl Router {
     /// The experts of each token and their weights. On a GPU the host waits for none of it, unless experts are chosen by
-    /// [Sinkhorn's algorithm](Choice::Sinkhorn), margins are counted or some tokens dropped, which is the host's work.
+    /// [Sinkhorn's algorithm](Choice::Sinkhorn), margins are counted, some tokens dropped or there are more than 512
+    /// experts, which is the host's work.
     ///
     /// # Shapes
     /// `x`: `[seq, batch, d_model]`
@@ -59,7 +60,8 @@ impl Router {
         let megaburn_kernels::Routed { weights, experts, scores } = routed;
         // What is computed once more was counted.
         let is_counted = context.loss_factor.is_some() && !Pass::is_backward();
-        if is_counted && self.how.balance.margins {
+        let Balance { choice, margins, .. } = self.how.balance;
+        if is_counted && margins && choice == Choice::Scores {
             self.add_margins(scores, counted);
         }
         let experts = match &tokens.counted {

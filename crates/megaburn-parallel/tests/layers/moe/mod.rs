@@ -1,6 +1,7 @@
 //! A layer of experts against plain tensors on one rank, and against itself under every expert grid.
 
 mod balance;
+mod beside;
 mod capacity;
 mod case;
 

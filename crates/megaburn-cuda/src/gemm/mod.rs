@@ -6,6 +6,7 @@
 
 mod key;
 mod plan;
+mod suggestions;
 mod tune;
 
 use std::{

@@ -1,0 +1,86 @@
+//! What cuBLASLt says of algorithms.
+
+use std::{ffi::c_void, ptr};
+
+use cudarc::cublaslt::{
+    result as lt,
+    sys::{self as lts, cublasLtMatmulPreferenceAttributes_t as PrefAttribute},
+};
+
+use super::{
+    plan::{WORKSPACE, failed},
+    tune,
+};
+use crate::CudaError;
+
+/// The algorithms that cuBLASLt suggests, best first; at least one.
+pub(super) fn candidates(
+    handle: lts::cublasLtHandle_t,
+    desc: lts::cublasLtMatmulDesc_t,
+    [b, a, out]: [lts::cublasLtMatrixLayout_t; 3],
+    aligned: [u32; 4],
+) -> Result<Vec<lts::cublasLtMatmulAlgo_t>, CudaError> {
+    let preference = lt::create_matmul_pref().map_err(failed("cublasLtMatmulPreferenceCreate"))?;
+    let set = |attribute, value: *const c_void, size| {
+        // SAFETY: `value` points to `size` bytes of the type that the attribute has.
+        unsafe { lt::set_matmul_pref_attribute(preference, attribute, value, size) }
+            .map_err(failed("cublasLtMatmulPreferenceSetAttribute"))
+    };
+    let workspace = WORKSPACE;
+    let bytes = PrefAttribute::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
+    set(bytes, ptr::from_ref(&workspace).cast(), 8)?;
+    let [of_a, of_b, of_out, _] = &aligned;
+    for (attribute, bytes) in [
+        (PrefAttribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, of_b),
+        (PrefAttribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, of_a),
+        (PrefAttribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, of_out),
+        (PrefAttribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, of_out),
+    ] {
+        set(attribute, ptr::from_ref(bytes).cast(), 4)?;
+    }
+    // SAFETY: numbers and a status, for all of which zero is a value.
+    let mut found: [lts::cublasLtMatmulHeuristicResult_t; tune::CANDIDATES] =
+        unsafe { std::mem::zeroed() };
+    let mut count = 0;
+    // SAFETY: `found` has room for as many results as are asked for; all handles are live.
+    let status = unsafe {
+        lts::cublasLtMatmulAlgoGetHeuristic(
+            handle,
+            desc,
+            b,
+            a,
+            out,
+            out,
+            preference,
+            tune::CANDIDATES as i32,
+            found.as_mut_ptr(),
+            &mut count,
+        )
+    };
+    // SAFETY: the preference is this function's own.
+    let _ = unsafe { lt::destroy_matmul_pref(preference) };
+    status.result().map_err(failed("cublasLtMatmulAlgoGetHeuristic"))?;
+    let found = found.into_iter().take(usize::try_from(count).unwrap_or(0));
+    let usable = found.filter(|found| found.state.result().is_ok());
+    let usable: Vec<_> = usable.map(|found| found.algo).collect();
+    if usable.is_empty() {
+        return Err(CudaError::Refused("cuBLASLt knows no algorithm for it".into()));
+    }
+    Ok(usable)
+}
+
+/// Whether an algorithm that was suggested for another product can compute this one.
+pub(super) fn can_run(
+    handle: lts::cublasLtHandle_t,
+    desc: lts::cublasLtMatmulDesc_t,
+    [b, a, out]: [lts::cublasLtMatrixLayout_t; 3],
+    algorithm: &lts::cublasLtMatmulAlgo_t,
+) -> bool {
+    // SAFETY: numbers and a status, for all of which zero is a value.
+    let mut found: lts::cublasLtMatmulHeuristicResult_t = unsafe { std::mem::zeroed() };
+    // SAFETY: all handles are live, and both pointers are to values of their types.
+    let status = unsafe {
+        lts::cublasLtMatmulAlgoCheck(handle, desc, b, a, out, out, algorithm, &mut found)
+    };
+    status.result().is_ok() && found.workspaceSize <= WORKSPACE
+}

@@ -40,6 +40,15 @@ pub(crate) struct Stretch {
     pub(crate) losses: Vec<f64>,
 }
 
+/// That a run goes on under another layout as `whole`, whose first `done` steps it found, went on.
+pub(crate) fn assert_goes_on(resumed: &Stretch, whole: &Stretch, done: u64, layout: &str) {
+    let expected = &whole.losses[done as usize..];
+    assert!(!expected.is_empty() && resumed.losses.len() == expected.len());
+    for (found, expected) in resumed.losses.iter().zip(expected) {
+        assert!((found - expected).abs() <= 1e-4, "{layout}: loss {found} and {expected}");
+    }
+}
+
 /// Trains to step `until` from where `run.dir` stands, saving after step `save_at`.
 pub(crate) fn train(config: TrainConfig, until: u64, save_at: u64) -> Stretch {
     let layout = config.layout(None).unwrap();

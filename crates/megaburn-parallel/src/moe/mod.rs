@@ -28,6 +28,7 @@ pub use groups::ExpertGroups;
 pub use load::{ExpertLoad, LoadCounts};
 pub use quantile::{MARGIN_BINS, quantile_biases};
 pub use router::Router;
+use router::off_graph;
 
 use crate::{Activation, Input, Mlp, PlanBuilder, Sharded, TokenContext};
 
@@ -93,7 +94,7 @@ impl Moe {
         let tokens = x.clone().reshape([seq * batch, d_model]);
         let slots = Slots {
             experts: routed.experts,
-            tokens: if x.device().is_autodiff() { tokens.clone().inner() } else { tokens.clone() },
+            tokens: off_graph(&tokens),
             num_experts: self.experts.len(),
             padded: routed.padded,
         };

@@ -8,9 +8,10 @@ use megaburn_collective::{
 
 use super::{
     Of, Slots, To, Way,
+    arranged::Arranged,
     plan::{Exchange, Place},
     rows::{lengthened, shortened, told},
-    sorted::{Arranged, Sorted, Unread},
+    sorted::{Sorted, Unread},
 };
 use crate::moe::ExpertGroups;
 

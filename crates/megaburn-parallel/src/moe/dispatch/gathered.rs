@@ -6,9 +6,10 @@ use megaburn_collective::{
 
 use super::{
     DROPPED, Of, Slots, To, Way,
+    arranged::Arranged,
     plan::Order,
     rows::{index, lengthened, shortened, told},
-    sorted::{Arranged, Sorted, Unread},
+    sorted::{Sorted, Unread},
 };
 use crate::moe::ExpertGroups;
 

@@ -4,6 +4,7 @@
 //! back is its transpose, and so is the backward of either. What is computed between a start and the arrival runs
 //! beside what is sent: the shared expert forward, products that give experts' weights their gradients backward.
 
+mod arranged;
 mod exchanged;
 mod gathered;
 mod on_the_way;

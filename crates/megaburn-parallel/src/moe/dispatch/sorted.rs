@@ -1,10 +1,9 @@
-use burn::tensor::{Device, Int, Tensor};
+use burn::tensor::{Int, Tensor};
 use megaburn_kernels::{ExpertRows, rows_by_expert};
 
 use super::{
     Of,
-    plan::Order,
-    rows::{index, lengthened, shortened, summed, taken},
+    rows::{shortened, summed, taken},
 };
 
 /// Slots in the order of their experts, as far as they have one: on the device.
@@ -24,11 +23,6 @@ impl Sorted {
         taken(x, index, self.num_rows)
     }
 
-    /// What was [taken ahead](Unread::ahead) of tokens.
-    pub(super) fn of_ahead(&self, ahead: Tensor<2>) -> Tensor<2> {
-        shortened(ahead, self.num_rows)
-    }
-
     /// Its transpose.
     pub(super) fn back(&self, y: Tensor<2>, of: Of) -> Tensor<2> {
         let rows = self.of.rows.clone();
@@ -42,6 +36,11 @@ impl Sorted {
                 }
             },
         )
+    }
+
+    /// What was [taken ahead](Unread::ahead) of tokens.
+    pub(super) fn of_ahead(&self, ahead: Tensor<2>) -> Tensor<2> {
+        shortened(ahead, self.num_rows)
     }
 }
 
@@ -67,37 +66,5 @@ impl Unread {
 
     pub(super) fn with_rows(self, num_rows: usize) -> Sorted {
         Sorted { of: self.0, num_rows }
-    }
-}
-
-/// An [`Order`], on the device.
-#[derive(Debug)]
-pub(super) struct Arranged {
-    places: Tensor<1, Int>,
-    back: Tensor<2, Int>,
-    is_padded: bool,
-}
-
-impl Arranged {
-    /// None: rows stand as they are read.
-    pub(super) fn new(order: &Order, device: &Device) -> Option<Self> {
-        let arranged = || Self {
-            places: index(order.places.iter().copied(), device),
-            back: index(order.back(), device).unsqueeze_dim(1),
-            is_padded: order.is_padded(),
-        };
-        (!order.is_as_they_are()).then(arranged)
-    }
-
-    pub(super) fn there(&self, x: Tensor<2>) -> Tensor<2> {
-        // Padding is the row behind all others.
-        let rows = x.dims()[0] + usize::from(self.is_padded);
-        let [len] = self.places.dims();
-        taken(lengthened(x, rows), &self.places, len)
-    }
-
-    /// Its transpose.
-    pub(super) fn back(&self, y: Tensor<2>) -> Tensor<2> {
-        summed(y, self.back.clone())
     }
 }

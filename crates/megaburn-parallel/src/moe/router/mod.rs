@@ -142,7 +142,7 @@ fn read(x: Tensor<1>) -> Vec<f32> {
     x.cast(DType::F32).into_data().try_to_vec().expect("it is f32")
 }
 
-fn off_graph<const D: usize>(x: &Tensor<D>) -> Tensor<D> {
+pub(super) fn off_graph<const D: usize>(x: &Tensor<D>) -> Tensor<D> {
     if x.device().is_autodiff() { x.clone().inner() } else { x.clone() }
 }
 

@@ -47,8 +47,13 @@ impl Router {
         };
         let given = self.given(&plain, counted, context);
         let mut seen = None;
+        // What is computed once more was counted.
+        let is_counted = context.loss_factor.is_some() && !Pass::is_backward();
+        let is_seen = is_counted || self.how.balance.is_some();
         let extra = |routed: &megaburn_kernels::Routed| {
-            let Some(factor) = context.loss_factor else { return RouterGradients::default() };
+            let Some(factor) = context.loss_factor.filter(|_| is_seen) else {
+                return RouterGradients::default();
+            };
             let (counts, sums, gradients) = self.balanced(plain, routed, &tokens, factor);
             seen = Some((counts, sums));
             gradients
@@ -58,8 +63,6 @@ impl Router {
             None => route(logits, self.bias.as_ref().map(|bias| bias.val()), options, extra),
         };
         let megaburn_kernels::Routed { weights, experts, scores } = routed;
-        // What is computed once more was counted.
-        let is_counted = context.loss_factor.is_some() && !Pass::is_backward();
         let Balance { choice, margins, .. } = self.how.balance;
         if is_counted && margins && choice == Choice::Scores {
             self.add_margins(scores, counted);

@@ -110,6 +110,7 @@ fn over_tcp<T: Send>(
                     world_size,
                     local_rank: rank,
                     local_world_size: world_size,
+                    ranks_per_gpu: 1,
                     master_addr,
                     master_port,
                     run_id,

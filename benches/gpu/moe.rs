@@ -77,9 +77,10 @@ fn proxies() -> [(&'static str, MoeConfig); 2] {
 
 fn run(args: &MoeArgs) -> Result<(), Failure> {
     tie_to_launcher()?;
-    cuda::start()?;
+    let gpus = cuda::start()?;
     let env = RankEnv::from_env()?;
-    let device = Device::cuda(env.as_ref().map_or(0, |env| env.local_rank));
+    let gpu = env.as_ref().map_or(Some(0), |env| env.gpu(gpus));
+    let device = Device::cuda(gpu.ok_or("there are more ranks than GPUs")?);
     let world = match env {
         Some(env) => connect(&ConnectOptions::new(env))?,
         None => Group::single(0),

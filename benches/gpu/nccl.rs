@@ -49,10 +49,10 @@ pub fn main(command: Vec<OsString>) -> ExitCode {
 
 fn run(args: &NcclArgs) -> Result<(), Failure> {
     tie_to_launcher()?;
-    cuda::start()?;
+    let gpus = cuda::start()?;
     let env = RankEnv::from_env()?;
     let env = env.ok_or("start it with `megaburn launch --nproc N -- bench-nccl`, or torchrun")?;
-    let device = Device::cuda(env.local_rank);
+    let device = Device::cuda(env.gpu(gpus).ok_or("there are more ranks than GPUs")?);
     let world = connect(&ConnectOptions::new(env))?;
     let sizes: Vec<usize> = (10..=30).step_by(2).map(|power| 1 << power).collect();
     let mut times = Vec::new();

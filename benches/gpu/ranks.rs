@@ -89,12 +89,12 @@ impl GpuRank {
     /// All ranks.
     pub(super) fn start(name: &str, tokens: usize) -> Result<Self, Failure> {
         tie_to_launcher()?;
-        cuda::start()?;
+        let gpus = cuda::start()?;
         let env = RankEnv::from_env()?;
         let env = env.ok_or_else(|| {
             format!("start it with `megaburn launch --nproc N -- {name}`, or torchrun")
         })?;
-        let device = Device::cuda(env.local_rank);
+        let device = Device::cuda(env.gpu(gpus).ok_or("there are more ranks than GPUs")?);
         let world = connect(&ConnectOptions::new(env))?;
         let folder = tempfile::tempdir()?;
         let file = folder.path().join("text.txt");

@@ -6,7 +6,7 @@
 //! ```
 //!
 //! Tests of one GPU run in this process, one after the other; tests of several start it again as a
-//! rank for each GPU.
+//! rank for each GPU, or, with `MEGABURN_RANKS_PER_GPU=N` in the environment, as `N` ranks for each.
 
 mod collectives;
 mod contexts;
@@ -40,6 +40,9 @@ use std::{
 
 use libtest_mimic::{Arguments, Failed, Trial};
 use megaburn::collective::Group;
+
+/// How many ranks of a test have a GPU together.
+const RANKS_PER_GPU: &str = "MEGABURN_RANKS_PER_GPU";
 
 /// A program with its command line, its name first.
 type Program = fn(Vec<OsString>) -> ExitCode;
@@ -121,6 +124,11 @@ fn tests(command: Vec<OsString>) -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
+    let ranks_per_gpu = std::env::var(RANKS_PER_GPU).map_or(Ok(1), |number| number.parse());
+    let Ok(ranks_per_gpu) = ranks_per_gpu else {
+        eprintln!("error: {RANKS_PER_GPU} is no number");
+        return ExitCode::FAILURE;
+    };
     let mut trials: Vec<Trial> = kernels::tests()
         .map(|(name, test)| Trial::test(name, move || test().map_err(Failed::from)))
         .collect();
@@ -135,9 +143,9 @@ fn tests(command: Vec<OsString>) -> ExitCode {
                 let (name, full) =
                     (format!("{module}::{name}"), format!("{module}::{name}::{ranks}"));
                 let trial = Trial::test(full, move || {
-                    ranks::launch_test(&name, ranks).map_err(Failed::from)
+                    ranks::launch_test(&name, ranks, ranks_per_gpu).map_err(Failed::from)
                 });
-                trials.push(trial.with_ignored_flag(gpus < ranks));
+                trials.push(trial.with_ignored_flag(gpus * ranks_per_gpu < ranks));
             }
         }
     }

@@ -7,15 +7,17 @@ use megaburn::collective::{
     ConnectOptions, Group, RankEnv, connect,
     launcher::{LaunchOptions, launch, tie_to_launcher},
 };
+use megaburn::cuda::libraries::num_gpus;
 
 /// The argument before the name of a rank's test.
 const RANK: &str = "rank-of";
 /// Autodiff walks deep graphs on the rank's own stack.
 const STACK_BYTES: usize = 64 << 20;
 
-/// Runs a group test on `ranks` GPUs.
-pub(crate) fn launch_test(name: &str, ranks: usize) -> Result<(), String> {
-    let options = LaunchOptions::this_program(ranks, [RANK, name].map(OsString::from));
+/// Runs a group test on `ranks` ranks, so many on each GPU.
+pub(crate) fn launch_test(name: &str, ranks: usize, ranks_per_gpu: usize) -> Result<(), String> {
+    let options = LaunchOptions::this_program(ranks, [RANK, name].map(OsString::from))
+        .with_ranks_per_gpu(ranks_per_gpu);
     let outcome = launch(&options.with_silent_end()).map_err(|error| error.to_string())?;
     match outcome.cause() {
         None => Ok(()),
@@ -60,5 +62,6 @@ pub(crate) fn run(test: fn(&Group) -> Result<(), String>) -> ExitCode {
 /// The GPU of this rank, or the first one where there is no launcher.
 pub(crate) fn this_gpu() -> Device {
     let env = RankEnv::from_env().ok().flatten();
-    Device::cuda(env.map_or(0, |env| env.local_rank))
+    let gpu = |env: RankEnv| env.gpu(num_gpus()).expect("the launcher counted them");
+    Device::cuda(env.map_or(0, gpu))
 }

@@ -82,8 +82,14 @@ impl Devices {
             let ranks = layout.world_size();
             return Err(TrainError::GpuThreads { layout: layout.to_string(), ranks });
         }
-        let masked = std::env::var_os("CUDA_VISIBLE_DEVICES").is_some();
-        cuda::device(index(env, gpus, masked)?)
+        cuda::device(match env {
+            None => 0,
+            Some(env) => env.gpu(gpus).ok_or(TrainError::NoGpuForRank {
+                local_rank: env.local_rank,
+                ranks: env.local_world_size,
+                gpus,
+            })?,
+        })
     }
 
     /// Whether f32 matrices may be rounded to tf32 when GPUs multiply them, in all of this process.
@@ -118,29 +124,17 @@ impl Devices {
     }
 
     /// What the console calls them, from `ranks` ranks; nothing for the CPU.
-    pub(crate) fn describe(self, ranks: usize) -> Option<String> {
+    pub(crate) fn describe(self, ranks: usize, env: &Option<RankEnv>) -> Option<String> {
         let Self::Cuda { gpus } = self else { return None };
         let name = cuda::name();
+        let together = env.as_ref().map_or(1, |env| env.ranks_per_gpu);
         Some(match ranks {
+            _ if together > 1 => format!("{name}, one for {together} ranks"),
             ranks if ranks < gpus => format!("{name}, {ranks} of the {gpus} on this host"),
             1 => name,
             _ => format!("{name}, one a rank"),
         })
     }
-}
-
-/// The GPU of this rank: that of its number on this host, unless the launcher shows each rank only
-/// its own (`masked`: a choice of GPUs was made for this process).
-fn index(env: Option<&RankEnv>, gpus: usize, masked: bool) -> Result<usize, TrainError> {
-    let Some(env) = env else { return Ok(0) };
-    let RankEnv { local_rank, local_world_size: ranks, .. } = *env;
-    if gpus == 1 && masked {
-        return Ok(0);
-    }
-    if local_rank >= gpus {
-        return Err(TrainError::NoGpuForRank { local_rank, ranks, gpus });
-    }
-    Ok(local_rank)
 }
 
 #[cfg(feature = "cuda")]
@@ -205,8 +199,6 @@ mod cuda {
 
 #[cfg(test)]
 mod tests {
-    use rstest::rstest;
-
     use super::*;
 
     fn env(local_rank: usize, local_world_size: usize) -> RankEnv {
@@ -215,38 +207,20 @@ mod tests {
             world_size: local_world_size,
             local_rank,
             local_world_size,
+            ranks_per_gpu: 1,
             master_addr: "localhost".into(),
             master_port: 1,
             run_id: String::new(),
         }
     }
 
-    #[rstest]
-    #[case::alone(None, 8, false, 0)]
-    #[case::first(Some((0, 4)), 4, false, 0)]
-    #[case::last(Some((3, 4)), 4, false, 3)]
-    #[case::some_are_hidden(Some((1, 2)), 2, true, 1)]
-    #[case::each_sees_its_own(Some((3, 4)), 1, true, 0)]
-    fn a_rank_takes_the_gpu_of_its_number(
-        #[case] rank: Option<(usize, usize)>,
-        #[case] gpus: usize,
-        #[case] masked: bool,
-        #[case] expected: usize,
-    ) {
-        let env = rank.map(|(rank, ranks)| env(rank, ranks));
-        assert_eq!(index(env.as_ref(), gpus, masked).unwrap(), expected);
-    }
-
-    #[rstest]
-    #[case(1, false)]
-    #[case(2, true)]
-    fn more_ranks_than_gpus_are_refused_with_both_numbers(
-        #[case] gpus: usize,
-        #[case] masked: bool,
-    ) {
-        let error = index(Some(&env(3, 4)), gpus, masked).unwrap_err().to_string();
+    #[test]
+    fn more_ranks_than_gpus_are_refused_with_both_numbers() {
+        let layout = "tp4".parse().unwrap();
+        let gpus = Devices::Cuda { gpus: 2 };
+        let error = gpus.of_this_process(&layout, Some(&env(3, 4))).unwrap_err().to_string();
         assert!(error.contains("local rank 3") && error.contains("4 ranks"), "{error}");
-        assert!(error.contains(&format!("shows {gpus} GPUs")), "{error}");
+        assert!(error.contains("shows 2 GPUs") && error.contains("--ranks-per-gpu 2"), "{error}");
     }
 
     #[test]

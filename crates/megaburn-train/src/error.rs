@@ -80,11 +80,13 @@ pub enum TrainError {
     #[error("--ranks {ranks} under a launcher that started {world_size}: leave the flag out")]
     RanksUnderLauncher { ranks: usize, world_size: usize },
     #[error(
-        "layout `{layout}` takes {ranks} GPUs, one a rank, and this host shows {gpus} (see CUDA_VISIBLE_DEVICES): choose a smaller layout, or --device cpu"
+        "layout `{layout}` takes {ranks} GPUs, one a rank, and this host shows {gpus} (see CUDA_VISIBLE_DEVICES): choose a smaller layout, --device cpu, or, to see whether it is right, `megaburn launch --nproc {ranks} --ranks-per-gpu {}`",
+        ranks.div_ceil((*gpus).max(1))
     )]
     TooFewGpus { layout: String, ranks: usize, gpus: usize },
     #[error(
-        "local rank {local_rank} has no GPU of its own: {ranks} ranks were started on this host, which shows {gpus} GPUs (see CUDA_VISIBLE_DEVICES)"
+        "local rank {local_rank} has no GPU of its own: {ranks} ranks were started on this host, which shows {gpus} GPUs (see CUDA_VISIBLE_DEVICES); to try them together, `megaburn launch --ranks-per-gpu {}`",
+        ranks.div_ceil((*gpus).max(1))
     )]
     NoGpuForRank { local_rank: usize, ranks: usize, gpus: usize },
     #[error(

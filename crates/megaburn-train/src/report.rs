@@ -3,6 +3,7 @@
 use std::{fs, path::PathBuf};
 
 use burn::prelude::Device;
+use megaburn_collective::RankEnv;
 use megaburn_mesh::Layout;
 use megaburn_models::assets::ASSETS;
 
@@ -52,7 +53,7 @@ impl<'a> Reporter<'a> {
         let mut console = Console::new(config.train.steps, done, config.train.log_interval);
         let model = trainer.model_config();
         console.line(format!("layout   {}", describe(layout)));
-        if let Some(gpus) = devices.describe(layout.world_size()) {
+        if let Some(gpus) = devices.describe(layout.world_size(), &RankEnv::from_env()?) {
             console.line(format!("device   {gpus}"));
             let attention = devices.describe_attention(config.attention_on(devices)?);
             console.line(format!("attention {attention}"));

@@ -38,8 +38,8 @@ impl Net {
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let env = RankEnv::from_env()?.ok_or("start it with `megaburn launch`")?;
-    megaburn::cuda::start()?;
-    let device = Device::cuda(env.local_rank);
+    let gpus = megaburn::cuda::start()?;
+    let device = Device::cuda(env.gpu(gpus).ok_or("there are more ranks than GPUs")?);
     let group = connect(&ConnectOptions::new(env))?;
     let points = grid(24, &device);
     let surface = (points.clone() * 3.0).sin().prod_dim(1);

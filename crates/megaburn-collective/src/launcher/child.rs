@@ -15,7 +15,7 @@ use nix::{
     unistd::{Pid, getppid},
 };
 
-use super::LaunchOptions;
+use super::{LaunchOptions, gpus};
 
 /// Exit codes of a command that cannot be started, as shells have them.
 const EXIT_CANNOT_START: i32 = 126;
@@ -54,6 +54,7 @@ pub(super) fn start(
         .env("GROUP_RANK", node_rank.to_string())
         .env("MASTER_ADDR", addr)
         .env("MASTER_PORT", port.to_string())
+        .envs(gpus::of_rank(options, local_rank, |name| std::env::var(name).ok()))
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())

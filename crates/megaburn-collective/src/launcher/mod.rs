@@ -6,6 +6,7 @@
 //! starts itself several times ([`LaunchOptions::this_program`]) asks for that directly.
 
 mod child;
+pub(crate) mod gpus;
 mod output;
 mod supervise;
 mod verdict;
@@ -43,6 +44,8 @@ pub struct LaunchOptions {
     pub tells_cause: bool,
     /// How long ranks may take to end after SIGTERM, once one has failed.
     pub grace: Duration,
+    /// Ranks that have a GPU together.
+    pub ranks_per_gpu: usize,
 }
 
 impl LaunchOptions {
@@ -58,6 +61,7 @@ impl LaunchOptions {
             entry: Some(vec!["launch-child".into()]),
             tells_cause: true,
             grace: Duration::from_secs(3),
+            ranks_per_gpu: 1,
         }
     }
 
@@ -95,15 +99,25 @@ impl LaunchOptions {
         Self { grace, ..self }
     }
 
+    /// Has so many neighbouring ranks share a GPU: for layouts of more ranks than there are GPUs, to see whether
+    /// they are right, not how fast. Each rank is shown its GPU only and told to be a host of its own, or NCCL would
+    /// refuse it; it sends over the network then, also within a host.
+    pub fn with_ranks_per_gpu(self, ranks_per_gpu: usize) -> Self {
+        Self { ranks_per_gpu, ..self }
+    }
+
     /// The address and port of rank 0.
     pub(crate) fn master(&self) -> Result<(String, u16), LaunchError> {
-        let Self { nproc, nnodes, node_rank, .. } = self;
+        let Self { nproc, nnodes, node_rank, ranks_per_gpu, .. } = self;
         let bad = |why: String| Err(LaunchError::BadOptions { why });
         if self.command.is_empty() {
             return bad("no command to start; it stands after `--`".into());
         }
         if *nproc == 0 || nproc.checked_mul(*nnodes).is_none_or(|ranks| ranks == 0) {
             return bad(format!("{nproc} processes on {nnodes} nodes are no run"));
+        }
+        if *ranks_per_gpu == 0 {
+            return bad("0 ranks per GPU are no run".into());
         }
         if node_rank >= nnodes {
             return bad(format!("node rank {node_rank} is not below the {nnodes} nodes"));
@@ -159,6 +173,12 @@ mod tests {
         let options = LaunchOptions::new(nproc, vec!["true".into()])
             .with_nodes(nnodes, node_rank)
             .with_master(master.map(|(addr, _)| addr.into()), master.map(|(_, port)| port));
+        assert!(matches!(options.master(), Err(LaunchError::BadOptions { .. })));
+    }
+
+    #[test]
+    fn no_rank_on_a_gpu_is_refused() {
+        let options = LaunchOptions::new(2, vec!["true".into()]).with_ranks_per_gpu(0);
         assert!(matches!(options.master(), Err(LaunchError::BadOptions { .. })));
     }
 

@@ -1,4 +1,7 @@
-use crate::CollectiveError;
+use crate::{
+    CollectiveError,
+    launcher::gpus::{RANKS_PER_GPU, VISIBLE},
+};
 
 /// Which rank of which run this process is, as launchers say it: torchrun's environment names.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -11,6 +14,8 @@ pub struct RankEnv {
     pub local_rank: usize,
     /// `LOCAL_WORLD_SIZE`: ranks on this host, which share its cores; all, where it is not set.
     pub local_world_size: usize,
+    /// `MEGABURN_RANKS_PER_GPU`: ranks of this host that have a GPU together; 1, where it is not set.
+    pub ranks_per_gpu: usize,
     /// `MASTER_ADDR`: host name or address (IPv4, IPv6) of rank 0's host.
     pub master_addr: String,
     /// The port where rank 0 listens: `MASTER_PORT`, under torchrun the next one, because
@@ -45,6 +50,10 @@ impl RankEnv {
             Some(_) => number(&get, "LOCAL_WORLD_SIZE", 1, world_size, "at most WORLD_SIZE")?,
             None => world_size,
         };
+        let ranks_per_gpu = match get(RANKS_PER_GPU) {
+            Some(_) => number(&get, RANKS_PER_GPU, 1, usize::MAX, "a number of ranks, 1 or more")?,
+            None => 1,
+        };
         let master_addr = text(&get, "MASTER_ADDR")?;
         let port = number(&get, "MASTER_PORT", 1, 65_535, "a port between 1 and 65535")?;
         let mut master_port = port as u16;
@@ -59,10 +68,22 @@ impl RankEnv {
             world_size,
             local_rank,
             local_world_size,
+            ranks_per_gpu,
             master_addr,
             master_port,
             run_id,
         }))
+    }
+
+    /// Which of the `num_gpus` GPUs that this process sees is this rank's: that of its number on this host, or the
+    /// only one where the launcher shows each rank its own (`CUDA_VISIBLE_DEVICES` is set). None: there are too few.
+    pub fn gpu(&self, num_gpus: usize) -> Option<usize> {
+        self.gpu_of(num_gpus, std::env::var_os(VISIBLE).is_some())
+    }
+
+    fn gpu_of(&self, num_gpus: usize, is_chosen: bool) -> Option<usize> {
+        let index = if num_gpus == 1 && is_chosen { 0 } else { self.local_rank };
+        (index < num_gpus).then_some(index)
     }
 
     /// What [`super::socket::listen`] has to serve so that the others find this rank: the address
@@ -137,6 +158,16 @@ mod tests {
         let env = read(&[]).unwrap().unwrap();
         assert_eq!((env.rank, env.world_size, env.local_rank), (3, 4, 1));
         assert_eq!((env.master(), env.run_id.as_str()), ("[::1]:29500".to_string(), ""));
+    }
+
+    #[test]
+    fn a_rank_has_the_gpu_of_its_number_or_the_only_one_that_it_is_shown() {
+        let env = read(&[]).unwrap().unwrap();
+        assert_eq!((env.gpu_of(4, false), env.gpu_of(4, true)), (Some(1), Some(1)));
+        assert_eq!((env.gpu_of(1, false), env.gpu_of(1, true)), (None, Some(0)));
+        assert_eq!(env.gpu_of(0, true), None);
+        let shared = read(&[(RANKS_PER_GPU, Some("2"))]).unwrap().unwrap();
+        assert_eq!((env.ranks_per_gpu, shared.ranks_per_gpu), (1, 2));
     }
 
     #[test]

@@ -26,6 +26,9 @@ pub(super) struct LaunchArgs {
     /// Rank 0's port, needed with several hosts.
     #[arg(long, value_name = "P")]
     master_port: Option<u16>,
+    /// Ranks that have a GPU together: to try layouts of more ranks than there are GPUs, slowly.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    ranks_per_gpu: usize,
     /// The program and its arguments.
     #[arg(last = true, required = true, value_name = "COMMAND")]
     command: Vec<OsString>,
@@ -35,7 +38,8 @@ impl LaunchArgs {
     pub(super) fn run(self) -> ExitCode {
         let options = LaunchOptions::new(self.nproc, self.command)
             .with_nodes(self.nnodes, self.node_rank)
-            .with_master(self.master_addr, self.master_port);
+            .with_master(self.master_addr, self.master_port)
+            .with_ranks_per_gpu(self.ranks_per_gpu);
         match launch(&options) {
             Ok(outcome) => exit_code(outcome.exit_code()),
             Err(error) => {

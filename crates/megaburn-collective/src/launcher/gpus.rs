@@ -1,0 +1,73 @@
+use super::LaunchOptions;
+
+/// Which GPUs a process sees: numbers or names, with commas between them.
+pub(crate) const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
+/// What NCCL takes for this host. Two ranks of one host on one GPU are refused.
+const HOST: &str = "NCCL_HOSTID";
+/// Through which network it sends.
+const NETWORK: &str = "NCCL_SOCKET_IFNAME";
+/// How many ranks have a GPU together, for those ranks.
+pub(crate) const RANKS_PER_GPU: &str = "MEGABURN_RANKS_PER_GPU";
+
+/// What a rank is told that shares its GPU with others; nothing where each has its own.
+pub(super) fn of_rank(
+    options: &LaunchOptions,
+    local_rank: usize,
+    get: impl Fn(&str) -> Option<String>,
+) -> Vec<(&'static str, String)> {
+    let LaunchOptions { ranks_per_gpu, nnodes, node_rank, .. } = *options;
+    if ranks_per_gpu == 1 {
+        return Vec::new();
+    }
+    let index = local_rank / ranks_per_gpu;
+    let visible = get(VISIBLE).and_then(|all| Some(all.split(',').nth(index)?.trim().to_string()));
+    let mut told = vec![
+        (RANKS_PER_GPU, ranks_per_gpu.to_string()),
+        (VISIBLE, visible.unwrap_or_else(|| index.to_string())),
+        (HOST, format!("{node_rank}-{local_rank}")),
+    ];
+    if nnodes == 1 && get(NETWORK).is_none() {
+        told.push((NETWORK, "lo".into()));
+    }
+    told
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+
+    #[rstest]
+    #[case(2, None, &[("0", "0-0"), ("0", "0-1"), ("1", "0-2"), ("1", "0-3")])]
+    #[case(4, Some("GPU-a, GPU-b"), &[("GPU-a", "0-0"), ("GPU-a", "0-1"), ("GPU-a", "0-2"), ("GPU-a", "0-3"), ("GPU-b", "0-4")])]
+    #[case(1, Some("3,5"), &[])]
+    fn ranks_are_told_their_gpu_and_to_be_hosts(
+        #[case] ranks_per_gpu: usize,
+        #[case] visible: Option<&str>,
+        #[case] expected: &[(&str, &str)],
+    ) {
+        let options = LaunchOptions::new(8, vec!["true".into()]).with_ranks_per_gpu(ranks_per_gpu);
+        let get = |name: &str| visible.filter(|_| name == VISIBLE).map(String::from);
+        let told = |rank| of_rank(&options, rank, get);
+        assert_eq!(told(0).is_empty(), ranks_per_gpu == 1);
+        for (rank, (gpu, host)) in expected.iter().enumerate() {
+            let told = told(rank);
+            let of = |name| &told.iter().find(|(told, _)| *told == name).unwrap().1;
+            assert_eq!((of(VISIBLE), of(HOST)), (&gpu.to_string(), &host.to_string()));
+            assert_eq!(
+                (of(NETWORK), of(RANKS_PER_GPU)),
+                (&"lo".to_string(), &ranks_per_gpu.to_string())
+            );
+        }
+    }
+
+    #[test]
+    fn a_chosen_network_is_kept_and_several_hosts_have_none() {
+        let options = LaunchOptions::new(2, vec!["true".into()]).with_ranks_per_gpu(2);
+        let eth = |name: &str| (name == NETWORK).then(|| "eth0".to_string());
+        let has_network = |told: Vec<(&str, String)>| told.iter().any(|(name, _)| *name == NETWORK);
+        assert!(!has_network(of_rank(&options, 0, eth)));
+        assert!(!has_network(of_rank(&options.with_nodes(2, 1), 0, |_| None)));
+    }
+}

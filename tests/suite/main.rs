@@ -30,6 +30,7 @@ mod mtp_runs;
 mod offload;
 mod optimizers;
 mod outside;
+mod overlap_moe;
 mod pipeline_runs;
 mod pipelines;
 mod plan;

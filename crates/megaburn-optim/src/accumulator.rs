@@ -108,6 +108,18 @@ impl GradientAccumulator {
         self
     }
 
+    /// Says that backwards which are not the last of their step may leave gradients of
+    /// [main gradients](Self::with_main_grads) to passes that follow
+    /// ([put off](megaburn_kernels::WeightGradients)), those of the last one never. Not where gradients are shared
+    /// out, as they are summed over ranks after each micro-batch.
+    #[must_use]
+    pub fn with_late_gradients(self, comes_late: bool) -> Self {
+        if let Some(overlap) = &self.overlap {
+            overlap.let_come_late(comes_late);
+        }
+        self
+    }
+
     /// Takes what the layers summed since; until then the sums of a step are theirs.
     pub(crate) fn gather(&mut self) {
         self.entries.values_mut().for_each(Entry::gather);

@@ -12,17 +12,22 @@ use super::deferred::now_or_later;
 #[derive(Clone, Default)]
 pub struct Beside(Arc<Mutex<Vec<Work>>>);
 
-type Work = Box<dyn FnOnce() + Send>;
+struct Work {
+    product: Box<dyn FnOnce() + Send>,
+    /// The shape of what it gives.
+    of: [usize; 2],
+}
 
 impl Beside {
-    pub(super) fn put(&self, work: impl FnOnce() + Send + 'static) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(Box::new(work));
+    pub(super) fn put(&self, of: [usize; 2], product: impl FnOnce() + Send + 'static) {
+        let work = Work { product: Box::new(product), of };
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(work);
     }
 
     /// Computes them, in the order in which backward came to them.
     pub fn compute(&self) {
         let all = std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner));
-        all.into_iter().for_each(now_or_later);
+        all.into_iter().for_each(|Work { product, of }| now_or_later(of, product));
     }
 }
 

@@ -1,28 +1,76 @@
-use std::{cell::RefCell, fmt};
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::fmt;
+use std::rc::Rc;
 
-type Work = Box<dyn FnOnce()>;
+/// A product, and the elements of the matrix whose gradient it gives: what it takes to compute, as far as ranks
+/// agree. They have other numbers of tokens for the same expert, and must compute the same products where those
+/// are of what other ranks send.
+struct Work {
+    product: Box<dyn FnOnce()>,
+    size: u64,
+}
 
 thread_local! {
     /// What the backward of this thread puts off, if it does.
-    static PUT_OFF: RefCell<Option<Vec<Work>>> = const { RefCell::new(None) };
+    static PUT_OFF: RefCell<Option<WeightGradients>> = const { RefCell::new(None) };
 }
 
 /// Products of a backward that give the gradients of linear layers' weights, still to be computed, in
-/// the order in which backward came to them.
+/// the order in which backward came to them. Copies share them.
 #[must_use = "gradients are missing until they are computed"]
+#[derive(Clone, Default)]
+pub struct WeightGradients(Rc<RefCell<Queue>>);
+
 #[derive(Default)]
-pub struct WeightGradients(Vec<Work>);
+struct Queue {
+    work: VecDeque<Work>,
+    /// Of all that ever were in it.
+    size: u64,
+}
 
 impl WeightGradients {
-    /// Computes them: each is added to its [`MainGrad`](crate::MainGrad), which tells its listener.
-    pub fn compute(self) {
-        self.0.into_iter().for_each(|work| work());
+    /// Runs a backward on this thread whose products are put behind these: see [`defer_weight_gradients`].
+    pub fn defer<T>(&self, backward: impl FnOnce() -> T) -> T {
+        let _before = Before(PUT_OFF.replace(Some(self.clone())));
+        backward()
+    }
+
+    /// Computes those that are left: each is added to its [`MainGrad`](crate::MainGrad), which tells its listener.
+    pub fn compute(&self) {
+        while self.compute_next().is_some() {}
+    }
+
+    /// Whether none is left.
+    pub fn is_empty(&self) -> bool {
+        self.0.borrow().work.is_empty()
+    }
+
+    /// The elements of the gradients of all that were put off here, computed or not.
+    pub fn size(&self) -> u64 {
+        self.0.borrow().size
+    }
+
+    /// Computes the next one; its size.
+    pub(super) fn compute_next(&self) -> Option<u64> {
+        // Nothing is borrowed while it is computed.
+        let next = self.0.borrow_mut().work.pop_front();
+        next.map(|Work { product, size }| {
+            product();
+            size
+        })
+    }
+
+    fn push(&self, work: Work) {
+        let mut queue = self.0.borrow_mut();
+        queue.size += work.size;
+        queue.work.push_back(work);
     }
 }
 
 impl fmt::Debug for WeightGradients {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "WeightGradients({})", self.0.len())
+        write!(f, "WeightGradients({})", self.0.borrow().work.len())
     }
 }
 
@@ -33,9 +81,8 @@ impl fmt::Debug for WeightGradients {
 /// Source: Qi et al. 2023, <https://arxiv.org/abs/2401.10241>, section 2; Megatron-LM
 /// `--delay-wgrad-compute`.
 pub fn defer_weight_gradients<T>(backward: impl FnOnce() -> T) -> (T, WeightGradients) {
-    let _before = Before(PUT_OFF.replace(Some(Vec::new())));
-    let done = backward();
-    (done, WeightGradients(PUT_OFF.take().unwrap_or_default()))
+    let put_off = WeightGradients::default();
+    (put_off.defer(backward), put_off)
 }
 
 /// Runs a backward, maybe inside of one that [puts them off](defer_weight_gradients), with weights' gradients:
@@ -46,7 +93,7 @@ pub fn with_weight_gradients<T>(backward: impl FnOnce() -> T) -> T {
 }
 
 /// What was there, also where a backward panics and somebody goes on.
-struct Before(Option<Vec<Work>>);
+struct Before(Option<WeightGradients>);
 
 impl Drop for Before {
     fn drop(&mut self) {
@@ -54,17 +101,14 @@ impl Drop for Before {
     }
 }
 
-/// Computes a weight's gradient, or puts it off.
-pub(super) fn now_or_later(work: impl FnOnce() + 'static) {
-    let now = PUT_OFF.with_borrow_mut(|put_off| match put_off {
+/// Computes the gradient of a weight of this shape, or puts it off.
+pub(super) fn now_or_later(of: [usize; 2], product: impl FnOnce() + 'static) {
+    match PUT_OFF.with_borrow(Clone::clone) {
         Some(later) => {
-            later.push(Box::new(work));
-            None
+            let size = of.iter().map(|&size| size as u64).product();
+            later.push(Work { product: Box::new(product), size });
         }
-        None => Some(work),
-    });
-    if let Some(work) = now {
-        work();
+        None => product(),
     }
 }
 
@@ -110,7 +154,7 @@ mod tests {
         assert_eq!((taken(), &*heard.lock().unwrap()), (expected.clone(), &order));
         // Nor is what says so.
         let (_, put_off) = defer_weight_gradients(|| with_weight_gradients(|| loss().backward()));
-        assert_eq!((put_off.0.len(), taken()), (0, expected.clone()));
+        assert_eq!((put_off.size(), taken()), (0, expected.clone()));
         // What follows is not put off.
         loss().backward();
         assert!(taken().iter().all(Option::is_some));

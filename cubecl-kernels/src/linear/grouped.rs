@@ -6,8 +6,9 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, Dispatch, TensorMetadata, backend_extension};
 use burn::tensor::Tensor;
 
+use super::deferred::now_or_later;
 use super::joined::{part, products};
-use super::{Again, Beside, MainGrad, Pass, deferred::now_or_later};
+use super::{Again, Beside, MainGrad, Pass};
 use crate::backends::on_every_backend;
 use crate::operands::{self, float};
 use crate::primitive::as_row;
@@ -130,10 +131,11 @@ fn of_weight(
     };
     match group.main_grad.filter(MainGrad::is_attached) {
         Some(main_grad) => {
+            let of = group.weight.dims();
             let work = move || drop::<Tensor<2>>(product(x, dy, Some(main_grad)));
             match beside {
-                Some(beside) => beside.put(work),
-                None => now_or_later(work),
+                Some(beside) => beside.put(of, work),
+                None => now_or_later(of, work),
             }
             None
         }

@@ -9,6 +9,7 @@ mod main_grad;
 mod op;
 pub(crate) mod reference;
 mod room;
+mod spare;
 
 use burn::backend::Dispatch;
 use burn::tensor::Tensor;
@@ -22,6 +23,7 @@ pub use grouped::{GroupWeight, GroupedOptions, grouped_linear};
 pub use main_grad::{MainGrad, Pass};
 use op::LinearOps;
 pub use room::{room_in, stands_in};
+pub use spare::Spare;
 
 /// How [`linear`] reads its weight, where the weight's gradient goes, and what that is made of.
 #[derive(Clone, Debug, Default)]

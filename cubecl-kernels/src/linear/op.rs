@@ -10,7 +10,8 @@ use burn::backend::autodiff::{Autodiff, NodeId};
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, TensorMetadata, backend_extension};
 
-use super::{Kept, LinearOptions, MainGrad, Pass, deferred::now_or_later};
+use super::deferred::now_or_later;
+use super::{Kept, LinearOptions, MainGrad, Pass};
 use crate::backends::on_every_backend;
 use crate::bridge::{Bridge, read_weight};
 use crate::primitive::{cast, rows, sum_rows};
@@ -108,10 +109,12 @@ fn register<B: Products + Bridge>(
             }
         };
         match options.main_grad.filter(MainGrad::is_attached) {
-            Some(main_grad) => now_or_later(move || {
-                let (inner, outer) = operands();
-                main_grad.update(|sum, room| B::add_weight_gradient(inner, outer, sum, room()));
-            }),
+            Some(main_grad) => {
+                now_or_later(w.shape().dims(), move || {
+                    let (inner, outer) = operands();
+                    main_grad.update(|sum, room| B::add_weight_gradient(inner, outer, sum, room()));
+                });
+            }
             None => {
                 let (inner, outer) = operands();
                 let dw = B::product(swapped::<B>(inner), outer, 1.0, w.dtype().into());

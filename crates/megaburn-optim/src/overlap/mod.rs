@@ -24,7 +24,7 @@ use crate::{
 ///
 /// Only in the order of a stage's buckets, whatever order gradients come in, and of a rank's stages as
 /// their backwards come: all ranks send the same. How many gradients a layer's weight gets in a backward is
-/// seen in the first one that gives it any, in which nothing is sent. A stage of a pipeline has a backward of
+/// seen in the first one that gives it any (all of them), in which nothing is sent. A stage of a pipeline has a backward of
 /// its own for its weights, or two, one of which gives nothing but theirs.
 ///
 /// Source: Megatron-LM `--overlap-grad-reduce`.
@@ -40,6 +40,10 @@ struct State {
     device: Device,
     /// Whether what this backward gives completes sums.
     is_last: bool,
+    /// Whether others may leave gradients to passes that follow.
+    comes_late: bool,
+    /// Whether as many come in this backward as in one that completes sums.
+    is_whole: bool,
     /// On GPUs, of buckets that get their gradients, by their first parameter.
     buffers: BTreeMap<String, Tensor<1>>,
     /// Weights that were given room there: once, or a sum that somebody took would be written over.
@@ -108,10 +112,22 @@ impl Overlap {
                 direct.insert(path.clone(), weight);
             }
         }
-        let (is_last, buffers, given, started, error) = Default::default();
+        let (is_last, comes_late, is_whole) = (false, false, true);
+        let (buffers, given, started, error) = Default::default();
         let sums = Sums::new(sharding.clone());
-        let state =
-            State { sharding, direct, device, is_last, buffers, given, sums, started, error };
+        let state = State {
+            sharding,
+            direct,
+            device,
+            is_last,
+            comes_late,
+            is_whole,
+            buffers,
+            given,
+            sums,
+            started,
+            error,
+        };
         let overlap = Self(Arc::new(Mutex::new(state)));
         overlap.listen();
         overlap
@@ -139,7 +155,13 @@ impl Overlap {
     pub(crate) fn begin(&self, is_last: bool) {
         let mut state = self.lock();
         state.is_last = is_last;
+        state.is_whole = is_last || !state.comes_late;
         state.direct.values_mut().for_each(|direct| direct.arrived = 0);
+    }
+
+    /// Whether backwards that do not complete sums may leave gradients to passes that follow.
+    pub(crate) fn let_come_late(&self, comes_late: bool) {
+        self.lock().comes_late = comes_late;
     }
 
     /// That the weight at `path` gets gradients beside those that its layer sums.
@@ -153,6 +175,9 @@ impl Overlap {
     pub(crate) fn end(&self) {
         let mut state = self.lock();
         state.is_last = false;
+        if !state.is_whole {
+            return;
+        }
         for direct in state.direct.values_mut() {
             if direct.expected == Expected::Unknown && direct.arrived > 0 {
                 direct.expected = Expected::Gradients(direct.arrived);

@@ -2,16 +2,18 @@
 
 mod inlet;
 mod mail;
+mod put_off;
 
 use std::collections::BTreeMap;
 
 use burn::tensor::{DType, Device, Gradients, Tensor};
 use megaburn_collective::CollectiveError;
-use megaburn_kernels::{Outlet, WeightGradients, defer_weight_gradients};
+use megaburn_kernels::Outlet;
 
 use crate::{Action, Message, Neighbours, Op, Schedule};
 use inlet::Inlet;
 use mail::Mail;
+use put_off::PutOff;
 
 /// Which pass of which chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -59,8 +61,17 @@ pub trait Chunks {
         Ok(())
     }
 
+    /// Whether products that give weights their gradients are put off where passes
+    /// [wait](megaburn_kernels::Spare), and computed beside waits: those of the same backward, and of other
+    /// micro-batches' passes that follow. What is left of them is computed before the next backward, or where the
+    /// schedule says; what they are made of is held until then. Last passes give their own gradients, all of them
+    /// and no others.
+    fn puts_off(&self) -> bool {
+        false
+    }
+
     /// The part of the backward that gives weights their gradients, which is `run`, where the schedule
-    /// splits it off.
+    /// splits it off, or what is left of it where it was [put off](Self::puts_off).
     ///
     /// # Errors
     /// The caller's.
@@ -116,11 +127,13 @@ pub fn run<C: Chunks>(schedule: &Schedule, wire: &Wire, chunks: &mut C) -> Resul
         left: passes,
         mail: Mail::new(schedule, wire),
         kept: BTreeMap::new(),
-        weights: BTreeMap::new(),
+        put_off: PutOff::new(chunks.puts_off()),
+        late: Vec::new(),
     };
-    for action in actions {
-        runner.act(*action, chunks)?;
+    for (index, action) in actions.iter().enumerate() {
+        runner.act(*action, &actions[index + 1..], chunks)?;
     }
+    assert!(runner.put_off.is_empty(), "gradients that nobody computed");
     Ok(())
 }
 
@@ -132,7 +145,9 @@ struct Runner<'a> {
     mail: Mail<'a>,
     /// By chunk and micro-batch.
     kept: BTreeMap<(usize, usize), Kept>,
-    weights: BTreeMap<(usize, usize), WeightGradients>,
+    put_off: PutOff,
+    /// Whose weights' gradients the schedule had before forwards that are computed first.
+    late: Vec<Pass>,
 }
 
 /// What backward needs of a forward.
@@ -147,16 +162,30 @@ enum End {
 }
 
 impl Runner<'_> {
-    fn act<C: Chunks>(&mut self, action: Action, chunks: &mut C) -> Result<(), C::Error> {
+    fn act<C: Chunks>(
+        &mut self,
+        action: Action,
+        next: &[Action],
+        chunks: &mut C,
+    ) -> Result<(), C::Error> {
+        if action.op.is_compute() && action.op != Op::Forward {
+            let late = std::mem::take(&mut self.late);
+            late.into_iter().try_for_each(|pass| self.weights(pass, chunks))?;
+        }
         match action.op {
             Op::ReceiveActivation | Op::ReceiveGradient => Ok(self.mail.receive(action)?),
             Op::SendActivation | Op::SendGradient => Ok(self.mail.send(action)?),
             Op::Forward => self.forward(action, chunks),
             Op::Backward | Op::BackwardInput => self.backward(action, chunks),
             Op::BackwardWeight => {
-                let work = self.weights.remove(&(action.chunk, action.micro_batch));
-                let work = work.expect("a schedule that was proven");
-                chunks.weights(self.pass(action), || work.compute())
+                let pass = self.pass(action);
+                let next = next.iter().find(|action| action.op.is_compute());
+                let is_before_forward = next.is_some_and(|next| next.op == Op::Forward);
+                if is_before_forward && self.put_off.can_stay(pass) {
+                    self.late.push(pass);
+                    return Ok(());
+                }
+                self.weights(pass, chunks)
             }
         }
     }
@@ -178,7 +207,9 @@ impl Runner<'_> {
             }
             input => (input, None),
         };
-        let end = match chunks.forward(self.pass(action), input)? {
+        let pass = self.pass(action);
+        let output = self.put_off.forward(pass, || chunks.forward(pass, input))?;
+        let end = match output {
             Output::Stream(stream) => {
                 let message = Message { is_gradient: false, micro_batch, to_stage: to_stage + 1 };
                 self.mail.hand_over(message, stream.clone().inner());
@@ -191,6 +222,11 @@ impl Runner<'_> {
             self.kept.insert((chunk, micro_batch), Kept { inlet, end });
         }
         Ok(())
+    }
+
+    fn weights<C: Chunks>(&mut self, pass: Pass, chunks: &mut C) -> Result<(), C::Error> {
+        let work = self.put_off.take(pass).expect("a schedule that was proven");
+        chunks.weights(pass, || work.compute())
     }
 
     fn backward<C: Chunks>(&mut self, action: Action, chunks: &mut C) -> Result<(), C::Error> {
@@ -210,18 +246,14 @@ impl Runner<'_> {
             (End::Loss(loss), _) => loss.backward(),
             (End::Outlet(_), None) => unreachable!("it was taken"),
         };
-        let pass = self.pass(action);
-        if op == Op::Backward {
-            chunks.backward(pass, whole)?;
-        } else {
-            let mut weights = WeightGradients::default();
-            chunks.backward(pass, || {
-                let (grads, work) = defer_weight_gradients(whole);
-                weights = work;
-                grads
-            })?;
-            self.weights.insert(key, weights);
+        let is_split = op == Op::BackwardInput;
+        if !is_split {
+            for (pass, work) in self.put_off.take_left() {
+                chunks.weights(pass, || work.compute())?;
+            }
         }
+        let (pass, put_off) = (self.pass(action), &mut self.put_off);
+        chunks.backward(pass, || put_off.backward(pass, is_split, whole))?;
         if let Some(inlet) = inlet {
             let gradient = inlet.gradient().expect("a stage's input is used");
             let message = Message { is_gradient: true, micro_batch, to_stage: to_stage - 1 };

@@ -124,6 +124,12 @@ impl TrainConfig {
                 "with parallel.zero above 0",
             ),
             (
+                "parallel.overlap_moe",
+                parallel.overlap_moe,
+                has_experts && parallel.ep > 1 && mine.main_grads_dtype == Dtype::F32,
+                "with experts, parallel.ep above 1 and optimizer.main_grads_dtype = \"f32\"",
+            ),
+            (
                 "parallel.cp_comm",
                 parallel.cp_comm != [CpComm::Auto],
                 cp || parallel.max_tokens_per_rank.is_some(),
@@ -216,6 +222,9 @@ mod tests {
     #[case(&["train.mtp_loss_scaling_factor=0.3"], &["train.mtp_loss_scaling_factor"])]
     #[case(&["train.mtp_loss_scaling_factor=0.3", "model.mtp_layers=1"], &[])]
     #[case(&["parallel.zero_ranks=2"], &["parallel.zero_ranks"])]
+    #[case(&["parallel.overlap_moe=true"], &["parallel.overlap_moe"])]
+    #[case(&["parallel.overlap_moe=true", "parallel.ep=2"], &["parallel.overlap_moe"])]
+    #[case(&["parallel.overlap_moe=true", "parallel.ep=2", "model.family=mixtral"], &[])]
     #[case(&["parallel.zero_ranks=2", "parallel.zero=2"], &[])]
     fn what_changes_nothing_is_named(#[case] sets: &[&str], #[case] expected: &[&str]) {
         let layers = sets.iter().try_fold(ConfigLayers::new(), |layers, set| layers.with_set(set));

@@ -202,7 +202,8 @@ impl Trainer {
         };
         let grads = GradientAccumulator::new(&model, &plan, &sharding)?
             .with_dtype(config.optimizer.main_grads_dtype.into())?
-            .with_main_grads(main_grads);
+            .with_main_grads(main_grads)
+            .with_late_gradients(config.parallel.overlap_moe);
         Ok(Self {
             grads,
             sharding,

@@ -85,6 +85,10 @@ impl Chunks for Training<'_> {
         self.end()
     }
 
+    fn puts_off(&self) -> bool {
+        self.trainer.config.parallel.overlap_moe
+    }
+
     fn weights(&mut self, pass: Pass, run: impl FnOnce()) -> Result<(), TrainError> {
         let _backward = self.begin(pass);
         run();

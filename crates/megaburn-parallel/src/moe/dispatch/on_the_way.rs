@@ -2,7 +2,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use burn::tensor::{Float, Tensor};
 use megaburn_collective::tensors::Pending;
-use megaburn_kernels::Operands;
+use megaburn_kernels::{Operands, Spare};
 
 use super::{Dispatch, Of, To, ok, rows::as_row};
 
@@ -54,6 +54,9 @@ impl OnTheWay {
     /// Waits for them; on a GPU the host does not.
     pub(in crate::moe) fn arrived(self) -> Tensor<2> {
         let Self { dispatch: Dispatch { way, .. }, of, to, state } = self;
+        if of == Of::Tokens && way.sends() {
+            Spare::compute_share();
+        }
         match state {
             State::Plain(came) => ok(way.finish(came.wait(), of, to)),
             State::Done(y) => y,
@@ -78,8 +81,11 @@ fn tracked(dispatch: &Dispatch, x: Tensor<2>, of: Of, to: To) -> Tracked {
     let sent = backward.clone();
     let sign = function(x, a_number(&came.peek()), move |_| {
         let came = sent.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let (Of::Tokens, To::Experts) = (of, to) {
-            beside.compute();
+        if of == Of::Tokens {
+            if to == To::Experts {
+                beside.compute();
+            }
+            Spare::compute_share();
         }
         let came = came.expect("backward sent it before it came here").wait();
         ok(way.finish(came, of, to.back()))

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Write a tiny random DeepSeek-V3 with layers that predict further tokens, and what is learnt from it, as a parity fixture.
 
-    hf_mtp_reference.py OUT_DIR [--depths D] [--seed N]
+    hf_mtp_reference.py OUT_DIR [--depths D] [--seed N] [--bf16]
 
 Transformers passes over such layers, so they are put together here out of its own modules: DeepseekV3DecoderLayer,
 DeepseekV3RMSNorm, Linear. OUT_DIR gets config.json and model.safetensors, named as DeepSeek's published checkpoints are, copies
@@ -12,8 +12,11 @@ of embedding and output matrix in each of these layers included, and reference.s
                   tokens as `loss`
     grad.<name>   gradient of loss + FACTOR / D * sum of mtp_losses, as are the steps behind train_losses
 reference.json has FACTOR as mtp_loss_scaling_factor.
+
+--bf16 also prints what bf16 costs PyTorch there, as benches/peer/hf_bf16_error.py does of other fixtures: the largest differences of
+losses over the same steps, with f32 masters whose rounding the model holds.
 """
-import argparse, json, pathlib, torch, transformers
+import argparse, copy, json, pathlib, torch, transformers
 from safetensors.torch import load_file, save_file
 from torch.nn.functional import cross_entropy
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3RMSNorm
@@ -58,8 +61,27 @@ def losses(model, before, ids, labels):
         further.append(summed(model.lm_head(h), k) / count)
     return main, logits, further
 
+def optimizer(params):
+    decay, rest = [p for p in params if p.dim() >= 2], [p for p in params if p.dim() < 2]
+    return torch.optim.AdamW([dict(params=decay, weight_decay=0.1), dict(params=rest, weight_decay=0.0)], lr=1e-3, betas=(0.9, 0.95), eps=1e-8)
+
+def bf16_errors(model, before, ids, labels, want, want_ahead):
+    own = [*model.parameters(), *before.parameters()]
+    masters = [torch.nn.Parameter(p.detach().clone()) for p in own]
+    model, before, opt, worst = model.bfloat16(), before.bfloat16(), optimizer(masters), [0.0, 0.0]
+    model.set_experts_implementation("eager")  # torch's grouped products refuse rows this short
+    for main, ahead in zip(want, want_ahead):
+        model.zero_grad(); before.zero_grad(); loss, _, further = losses(model, before, ids, labels)
+        worst = [max(worst[0], abs(loss.item() - main)), max(worst[1], *(abs(f.item() - a) for f, a in zip(further, ahead)))]
+        (loss + FACTOR / len(further) * sum(further)).backward()
+        for p, m in zip(own, masters): m.grad = None if p.grad is None else p.grad.float()
+        opt.step()
+        with torch.no_grad():
+            for p, m in zip(own, masters): p.copy_(m)
+    print(f"bf16: losses off by up to {worst[0]:.2e}, of further tokens {worst[1]:.2e}")
+
 def main():
-    ap = argparse.ArgumentParser(); ap.add_argument("out"); ap.add_argument("--depths", type=int, default=2); ap.add_argument("--seed", type=int, default=0)
+    ap = argparse.ArgumentParser(); ap.add_argument("out"); ap.add_argument("--depths", type=int, default=2); ap.add_argument("--seed", type=int, default=0); ap.add_argument("--bf16", action="store_true")
     a = ap.parse_args(); torch.manual_seed(a.seed)
     # Decoder layers of all depths are the last ones of one model, whose file names them as published.
     config = transformers.DeepseekV3Config(**SIZES, num_hidden_layers=LAYERS + a.depths, attn_implementation="eager")
@@ -95,9 +117,7 @@ def main():
     plain = transformers.DeepseekV3ForCausalLM.from_pretrained(out, attn_implementation="eager").float().train()
     theirs = plain(input_ids=ids, labels=labels)
     assert (theirs.logits - logits).abs().max() < 1e-5 and abs(theirs.loss - loss) < 1e-6, "Transformers computes another main model"
-    both = [p for _, p in params]
-    decay, rest = [p for p in both if p.dim() >= 2], [p for p in both if p.dim() < 2]
-    opt = torch.optim.AdamW([dict(params=decay, weight_decay=0.1), dict(params=rest, weight_decay=0.0)], lr=1e-3, betas=(0.9, 0.95), eps=1e-8)
+    rounded, opt = copy.deepcopy((model, before)), optimizer([p for _, p in params])
     trained, ahead = [], []
     for _ in range(STEPS):
         opt.zero_grad(); loss, _, further = losses(model, before, ids, labels)
@@ -108,5 +128,6 @@ def main():
         optimizer=dict(name="AdamW", lr=1e-3, betas=[0.9, 0.95], eps=1e-8, weight_decay=0.1, decay="parameters of rank >= 2", clip=None),
         loss="mean cross entropy over next tokens, and that of further ones; no auxiliary loss; router correction bias frozen"), open(out / "reference.json", "w"), indent=1)
     print(f"loss {trained[0]:.5f}, of further tokens {ahead[0]}, after {STEPS} steps {trained[-1]:.5f} {ahead[-1]}")
+    if a.bf16: bf16_errors(*rounded, ids, labels, trained, ahead)
 
 main()

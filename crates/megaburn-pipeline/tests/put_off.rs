@@ -171,6 +171,8 @@ fn by_pass(events: &[Event]) -> Vec<(Event, Vec<(usize, usize)>)> {
 #[case(ScheduleKind::Interleaved, 2, 2, 6)]
 #[case(ScheduleKind::ZbH1, 3, 1, 6)]
 #[case(ScheduleKind::ZbV, 2, 2, 6)]
+#[case(ScheduleKind::ZbV, 4, 2, 9)]
+#[case(ScheduleKind::ZbH1, 4, 1, 8)]
 fn sums_are_the_same_to_the_bit_and_last_passes_give_their_own(
     #[case] kind: ScheduleKind,
     #[case] num_ranks: usize,

@@ -86,7 +86,9 @@ fn ranks_that_share_sequences_shift_whole_ones(
 /// No further off than PyTorch's own bf16: 1.16e-2, those of further tokens 2.18e-2
 /// (`tests/tools/hf_mtp_reference.py --bf16`).
 #[rstest]
-fn in_bf16_losses_are_as_near_as_pytorchs(#[values("tp1", "tp2-ep2-sp", "pp2", "cp2")] layout: &str) {
+fn in_bf16_losses_are_as_near_as_pytorchs(
+    #[values("tp1", "tp2-ep2-sp", "pp2", "cp2")] layout: &str,
+) {
     let reference = Reference::open(&fixture(MTP)).unwrap();
     let report = report(&reference, layout, Dtype::Bf16);
     assert_eq!(report.error, None);

@@ -132,3 +132,16 @@ fn sigterm_saves_and_the_same_command_goes_on(#[case] processes: usize) {
     let steps: Vec<u64> = run.steps().iter().map(|metrics| metrics.step).collect();
     assert_eq!(steps, (1..=stopped + 2).collect::<Vec<_>>());
 }
+
+#[test]
+fn ranks_that_share_gpus_are_told_which_and_are_hosts_of_their_own() {
+    let say = "echo $RANK $CUDA_VISIBLE_DEVICES $NCCL_HOSTID";
+    let command = ["launch", "--nproc", "4", "--ranks-per-gpu", "2", "--", "sh", "-c", say];
+    let ended = Ranks::command(&command).finish().remove(0);
+    for told in ["0 0 0-0", "1 0 0-1", "2 1 0-2", "3 1 0-3"] {
+        assert!(ended.stdout.lines().any(|line| line.ends_with(told)), "{told}: {ended:?}");
+    }
+    let none = ["launch", "--nproc", "2", "--ranks-per-gpu", "0", "--", "true"];
+    let ended = Ranks::command(&none).wait_all().remove(0);
+    assert!(ended.code == Some(2) && ended.stderr.contains("0 ranks per GPU"), "{ended:?}");
+}

@@ -80,7 +80,8 @@ fn run(args: &MoeArgs) -> Result<(), Failure> {
     let gpus = cuda::start()?;
     let env = RankEnv::from_env()?;
     let gpu = env.as_ref().map_or(Some(0), |env| env.gpu(gpus));
-    let device = Device::cuda(gpu.ok_or("there are more ranks than GPUs")?);
+    let device =
+        Device::cuda(gpu.ok_or("more ranks than GPUs on this host (CUDA_VISIBLE_DEVICES)")?);
     let world = match env {
         Some(env) => connect(&ConnectOptions::new(env))?,
         None => Group::single(0),

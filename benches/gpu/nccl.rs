@@ -52,7 +52,9 @@ fn run(args: &NcclArgs) -> Result<(), Failure> {
     let gpus = cuda::start()?;
     let env = RankEnv::from_env()?;
     let env = env.ok_or("start it with `megaburn launch --nproc N -- bench-nccl`, or torchrun")?;
-    let device = Device::cuda(env.gpu(gpus).ok_or("there are more ranks than GPUs")?);
+    let device = Device::cuda(
+        env.gpu(gpus).ok_or("more ranks than GPUs on this host (CUDA_VISIBLE_DEVICES)")?,
+    );
     let world = connect(&ConnectOptions::new(env))?;
     let sizes: Vec<usize> = (10..=30).step_by(2).map(|power| 1 << power).collect();
     let mut times = Vec::new();

@@ -94,7 +94,9 @@ impl GpuRank {
         let env = env.ok_or_else(|| {
             format!("start it with `megaburn launch --nproc N -- {name}`, or torchrun")
         })?;
-        let device = Device::cuda(env.gpu(gpus).ok_or("there are more ranks than GPUs")?);
+        let device = Device::cuda(
+            env.gpu(gpus).ok_or("more ranks than GPUs on this host (CUDA_VISIBLE_DEVICES)")?,
+        );
         let world = connect(&ConnectOptions::new(env))?;
         let folder = tempfile::tempdir()?;
         let file = folder.path().join("text.txt");

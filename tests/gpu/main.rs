@@ -125,8 +125,8 @@ fn tests(command: Vec<OsString>) -> ExitCode {
         }
     };
     let ranks_per_gpu = std::env::var(RANKS_PER_GPU).map_or(Ok(1), |number| number.parse());
-    let Ok(ranks_per_gpu) = ranks_per_gpu else {
-        eprintln!("error: {RANKS_PER_GPU} is no number");
+    let Some(ranks_per_gpu) = ranks_per_gpu.ok().filter(|&number| number > 0) else {
+        eprintln!("error: {RANKS_PER_GPU} is no number of ranks, 1 or more");
         return ExitCode::FAILURE;
     };
     let mut trials: Vec<Trial> = kernels::tests()

@@ -47,6 +47,50 @@ fn four_steps_are_the_same_to_the_bit(
 }
 
 #[test]
+fn ranks_that_are_processes_compute_the_same_products() {
+    let trained = |overlap: &str| {
+        let run = Run::new();
+        let sets = [&MODEL[..], &["model.family=mixtral", overlap]].concat();
+        Ranks::processes(4, &run.args("tp2-dp2-ep4-sp", 4, &sets)).finish();
+        (run.numbers(), run.tensors(4))
+    };
+    assert!(trained("parallel.overlap_moe=true") == trained("parallel.overlap_moe=false"));
+}
+
+/// The same number of gradients comes in each backward, of which the head has three.
+#[test]
+fn with_layers_that_predict_further_tokens_too() {
+    let trained = |overlap: &str| {
+        let run = Run::new();
+        let more = [
+            "model.family=deepseek_v3",
+            "model.kv_heads=4",
+            "model.mtp_layers=2",
+            "train.fused_linear_cross_entropy=false",
+            "parallel.zero=1",
+        ];
+        let sets = [&MODEL[..], &more, &["model.experts.num=8", overlap]].concat();
+        Ranks::threads(&run.args("dp2-ep2", 4, &sets)).finish();
+        (run.numbers(), run.tensors(4))
+    };
+    assert!(trained("parallel.overlap_moe=true") == trained("parallel.overlap_moe=false"));
+}
+
+#[test]
+fn products_are_put_off_where_rows_are_sent() {
+    let told = |layout: &str, overlap: &str| {
+        let run = Run::new();
+        let sets = [&MODEL[..], &["model.family=mixtral", overlap]].concat();
+        let debug = [("RUST_LOG", "megaburn_pipeline=debug".to_string())];
+        let ended = Ranks::with_env(&run.args(layout, 1, &sets), &debug).finish().remove(0);
+        ended.stderr.matches("computed beside waits").count()
+    };
+    assert_eq!(told("dp2-ep2", "parallel.overlap_moe=true"), 2);
+    assert_eq!(told("dp2-ep1", "parallel.overlap_moe=true"), 0);
+    assert_eq!(told("dp2-ep2", "parallel.overlap_moe=false"), 0);
+}
+
+#[test]
 fn where_sums_over_ranks_come_after_each_micro_batch_it_is_refused() {
     let run = Run::new();
     let sets = ["model.family=mixtral", "parallel.overlap_moe=true", "parallel.zero=2"];

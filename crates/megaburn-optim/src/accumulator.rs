@@ -9,7 +9,7 @@ use megaburn_kernels::{MainGrad, scaled};
 use megaburn_mesh::ShardPlan;
 
 use crate::{
-    OptimError, Sharding,
+    OptimError, Sharding, ShardingLevel,
     entry::Entry,
     overlap::Overlap,
     plan::check_plan,
@@ -110,10 +110,16 @@ impl GradientAccumulator {
 
     /// Says that backwards which are not the last of their step may leave gradients of
     /// [main gradients](Self::with_main_grads) to passes that follow
-    /// ([put off](megaburn_kernels::WeightGradients)), those of the last one never. Not where gradients are shared
-    /// out, as they are summed over ranks after each micro-batch.
+    /// ([put off](megaburn_kernels::WeightGradients)), those of the last one never.
+    ///
+    /// # Panics
+    /// If gradients are shared out: they are summed over ranks after each micro-batch.
     #[must_use]
     pub fn with_late_gradients(self, comes_late: bool) -> Self {
+        assert!(
+            !comes_late || self.sharding.level() < ShardingLevel::Gradients,
+            "gradients that are summed after each micro-batch cannot come late"
+        );
         if let Some(overlap) = &self.overlap {
             overlap.let_come_late(comes_late);
         }

@@ -205,13 +205,13 @@ fn sums_are_the_same_to_the_bit_and_last_passes_give_their_own(
             .iter()
             .any(|(pass, grads)| matches!(pass, Event::Forward(_)) && !grads.is_empty());
         // A forward after a backward, of which there is none where all forwards come first.
-        let is_any = num_micro_batches > num_ranks && kind != ScheduleKind::GPipe;
+        let is_any = num_micro_batches > num_ranks + 1 && kind != ScheduleKind::GPipe;
         assert_eq!(beside, is_any, "{of_passes:?}");
     }
 }
 
 #[test]
-fn waits_share_the_products_of_a_backward_and_the_rest_comes_before_the_next() {
+fn waits_share_the_products_of_a_backward() {
     let config = ScheduleConfig::new(ScheduleKind::OneForwardOneBackward, 1, 4);
     let (events, _) = trained(&config, true, true).remove(0);
     let passes = by_pass(&events);
@@ -224,17 +224,16 @@ fn waits_share_the_products_of_a_backward_and_the_rest_comes_before_the_next() {
         };
         (what, grads.len())
     });
-    // In the first backward nobody knows yet what a wait is worth: five products, ten waits of half of one. In
-    // the others a wait has what layers behind it gave.
+    // The first backward shows what a wait is worth: five products, ten waits of less than half of one. In the
+    // others a wait has what layers behind it gave.
     let expected = [
         ("forward", 0),
-        ("backward", 0),
+        ("backward", 5),
+        ("forward", 0),
+        ("backward", 2),
         ("forward", 3),
-        ("rest", 2),
-        ("backward", 3),
-        ("forward", 2),
-        ("backward", 3),
-        ("forward", 2),
+        ("backward", 2),
+        ("forward", 3),
         ("backward", 5),
     ];
     assert_eq!(counts.collect::<Vec<_>>(), expected);
@@ -250,4 +249,17 @@ fn where_nothing_waits_nothing_is_put_off(#[case] kind: ScheduleKind) {
     {
         assert_eq!(*found, expected);
     }
+}
+
+/// At the end of a stage's step backwards follow each other.
+#[test]
+fn what_is_left_comes_before_the_next_backward() {
+    let config = ScheduleConfig::new(ScheduleKind::OneForwardOneBackward, 3, 5);
+    let (events, _) = trained(&config, true, true).remove(0);
+    let passes = by_pass(&events);
+    let is_rest = |pass: &Event| matches!(pass, Event::Weights(_));
+    let rests: Vec<_> = passes.iter().filter(|(pass, _)| is_rest(pass)).collect();
+    assert!(rests.iter().all(|(_, grads)| grads.len() == 3), "{passes:?}");
+    // Of the two before the last, behind which no forward comes.
+    assert_eq!(rests.len(), 2, "{passes:?}");
 }

@@ -42,10 +42,18 @@ impl DeviceChoice {
     pub fn find(self) -> Result<Devices, TrainError> {
         match self {
             Self::Cpu => Ok(Devices::Cpu),
+            Self::Auto | Self::Cuda if cuda::num_gpus() == 0 && shares_gpu()? => {
+                Err(TrainError::NoGpuToShare)
+            }
             Self::Auto if cuda::num_gpus() == 0 => Ok(Devices::Cpu),
             Self::Auto | Self::Cuda => Ok(Devices::Cuda { gpus: cuda::start()? }),
         }
     }
+}
+
+/// Whether the launcher gave this rank a GPU together with others.
+fn shares_gpu() -> Result<bool, TrainError> {
+    Ok(RankEnv::from_env()?.is_some_and(|env| env.ranks_per_gpu > 1))
 }
 
 impl Devices {

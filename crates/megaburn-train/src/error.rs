@@ -85,6 +85,10 @@ pub enum TrainError {
     )]
     TooFewGpus { layout: String, ranks: usize, gpus: usize },
     #[error(
+        "the GPU that this rank was to share is not there: start fewer ranks, or more on each GPU with `megaburn launch --ranks-per-gpu`; on a machine without GPUs leave that out"
+    )]
+    NoGpuToShare,
+    #[error(
         "local rank {local_rank} has no GPU of its own: {ranks} ranks were started on this host, which shows {gpus} GPUs (see CUDA_VISIBLE_DEVICES); to try them together, `megaburn launch --ranks-per-gpu {}`",
         ranks.div_ceil((*gpus).max(1))
     )]
@@ -155,6 +159,7 @@ impl TrainError {
             | Self::RunDir { .. }
             | Self::RanksUnderLauncher { .. }
             | Self::TooFewGpus { .. }
+            | Self::NoGpuToShare
             | Self::NoGpuForRank { .. }
             | Self::GpuThreads { .. }
             | Self::Cuda { .. }

@@ -27,6 +27,8 @@ struct Queue {
     work: VecDeque<Work>,
     /// Of all that ever were in it.
     size: u64,
+    /// Whether they are computed as they come.
+    at_once: bool,
 }
 
 impl WeightGradients {
@@ -34,6 +36,14 @@ impl WeightGradients {
     pub fn defer<T>(&self, backward: impl FnOnce() -> T) -> T {
         let _before = Before(PUT_OFF.replace(Some(self.clone())));
         backward()
+    }
+
+    /// Runs a backward that computes its products as it comes to them, and counts their [size](Self::size) here.
+    pub fn measure<T>(&self, backward: impl FnOnce() -> T) -> T {
+        self.0.borrow_mut().at_once = true;
+        let done = self.defer(backward);
+        self.0.borrow_mut().at_once = false;
+        done
     }
 
     /// Computes those that are left: each is added to its [`MainGrad`](crate::MainGrad), which tells its listener.
@@ -62,9 +72,15 @@ impl WeightGradients {
     }
 
     fn push(&self, work: Work) {
-        let mut queue = self.0.borrow_mut();
-        queue.size += work.size;
-        queue.work.push_back(work);
+        let at_once = {
+            let mut queue = self.0.borrow_mut();
+            queue.size += work.size;
+            queue.work.push_back(work);
+            queue.at_once
+        };
+        if at_once {
+            self.compute();
+        }
     }
 }
 
@@ -152,6 +168,11 @@ mod tests {
         assert_eq!(values(bias.grad(&grads).unwrap()), values(bias.grad(&at_once).unwrap()));
         put_off.compute();
         assert_eq!((taken(), &*heard.lock().unwrap()), (expected.clone(), &order));
+        // Nor is what is measured.
+        let measured = WeightGradients::default();
+        measured.measure(|| loss().backward());
+        assert_eq!((measured.is_empty(), measured.size()), (true, 72));
+        assert_eq!(taken(), expected.clone());
         // Nor is what says so.
         let (_, put_off) = defer_weight_gradients(|| with_weight_gradients(|| loss().backward()));
         assert_eq!((put_off.size(), taken()), (0, expected.clone()));

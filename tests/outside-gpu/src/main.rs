@@ -39,7 +39,7 @@ impl Net {
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let env = RankEnv::from_env()?.ok_or("start it with `megaburn launch`")?;
     let gpus = megaburn::cuda::start()?;
-    let device = Device::cuda(env.gpu(gpus).ok_or("there are more ranks than GPUs")?);
+    let device = Device::cuda(env.gpu(gpus).ok_or("more ranks than GPUs on this host (CUDA_VISIBLE_DEVICES)")?);
     let group = connect(&ConnectOptions::new(env))?;
     let points = grid(24, &device);
     let surface = (points.clone() * 3.0).sin().prod_dim(1);

@@ -9,20 +9,39 @@ const NETWORK: &str = "NCCL_SOCKET_IFNAME";
 /// How many ranks have a GPU together, for those ranks.
 pub(crate) const RANKS_PER_GPU: &str = "MEGABURN_RANKS_PER_GPU";
 
-/// What a rank is told that shares its GPU with others; nothing where each has its own.
+/// Refuses more ranks than those GPUs take together that this process sees, if it is told which.
+pub(super) fn check(options: &LaunchOptions, visible: Option<&str>) -> Result<(), String> {
+    let LaunchOptions { nproc, ranks_per_gpu, .. } = *options;
+    let (needed, gpus) = match visible {
+        Some(visible) if ranks_per_gpu > 1 => {
+            let names = visible.split(',').filter(|name| !name.trim().is_empty());
+            (nproc.div_ceil(ranks_per_gpu), names.count())
+        }
+        _ => return Ok(()),
+    };
+    if needed <= gpus {
+        return Ok(());
+    }
+    Err(format!(
+        "{nproc} ranks, {ranks_per_gpu} on each GPU, take {needed} GPUs, and {VISIBLE} shows {gpus}"
+    ))
+}
+
+/// What a rank is told that shares its GPU with others; only that where each has its own.
 pub(super) fn of_rank(
     options: &LaunchOptions,
     local_rank: usize,
     get: impl Fn(&str) -> Option<String>,
 ) -> Vec<(&'static str, String)> {
     let LaunchOptions { ranks_per_gpu, nnodes, node_rank, .. } = *options;
+    let together = (RANKS_PER_GPU, ranks_per_gpu.to_string());
     if ranks_per_gpu == 1 {
-        return Vec::new();
+        return vec![together];
     }
     let index = local_rank / ranks_per_gpu;
     let visible = get(VISIBLE).and_then(|all| Some(all.split(',').nth(index)?.trim().to_string()));
     let mut told = vec![
-        (RANKS_PER_GPU, ranks_per_gpu.to_string()),
+        together,
         (VISIBLE, visible.unwrap_or_else(|| index.to_string())),
         (HOST, format!("{node_rank}-{local_rank}")),
     ];
@@ -50,7 +69,7 @@ mod tests {
         let options = LaunchOptions::new(8, vec!["true".into()]).with_ranks_per_gpu(ranks_per_gpu);
         let get = |name: &str| visible.filter(|_| name == VISIBLE).map(String::from);
         let told = |rank| of_rank(&options, rank, get);
-        assert_eq!(told(0).is_empty(), ranks_per_gpu == 1);
+        assert_eq!(told(0).len() == 1, ranks_per_gpu == 1);
         for (rank, (gpu, host)) in expected.iter().enumerate() {
             let told = told(rank);
             let of = |name| &told.iter().find(|(told, _)| *told == name).unwrap().1;
@@ -60,6 +79,24 @@ mod tests {
                 (&"lo".to_string(), &ranks_per_gpu.to_string())
             );
         }
+    }
+
+    #[rstest]
+    #[case(8, 4, Some("4"), "take 2 GPUs, and CUDA_VISIBLE_DEVICES shows 1")]
+    #[case(2, 2, Some(""), "take 1 GPUs, and CUDA_VISIBLE_DEVICES shows 0")]
+    #[case(8, 4, Some("4,7"), "")]
+    #[case(8, 1, Some("4"), "")]
+    #[case(8, 4, None, "")]
+    fn more_ranks_than_the_visible_gpus_take_are_refused(
+        #[case] nproc: usize,
+        #[case] ranks_per_gpu: usize,
+        #[case] visible: Option<&str>,
+        #[case] message: &str,
+    ) {
+        let options =
+            LaunchOptions::new(nproc, vec!["true".into()]).with_ranks_per_gpu(ranks_per_gpu);
+        let error = check(&options, visible).err().unwrap_or_default();
+        assert!(error.is_empty() == message.is_empty() && error.contains(message), "{error}");
     }
 
     #[test]

@@ -119,6 +119,8 @@ impl LaunchOptions {
         if *ranks_per_gpu == 0 {
             return bad("0 ranks per GPU are no run".into());
         }
+        let visible = std::env::var(gpus::VISIBLE).ok();
+        gpus::check(self, visible.as_deref()).map_err(|why| LaunchError::BadOptions { why })?;
         if node_rank >= nnodes {
             return bad(format!("node rank {node_rank} is not below the {nnodes} nodes"));
         }

@@ -65,7 +65,7 @@ pub trait Chunks {
     /// [wait](megaburn_kernels::Spare), and computed beside waits: those of the same backward, and of other
     /// micro-batches' passes that follow. What is left of them is computed before the next backward, or where the
     /// schedule says; what they are made of is held until then. Last passes give their own gradients, all of them
-    /// and no others.
+    /// and no others; the first backward too, which shows how much there is.
     fn puts_off(&self) -> bool {
         false
     }
@@ -133,7 +133,7 @@ pub fn run<C: Chunks>(schedule: &Schedule, wire: &Wire, chunks: &mut C) -> Resul
     for (index, action) in actions.iter().enumerate() {
         runner.act(*action, &actions[index + 1..], chunks)?;
     }
-    assert!(runner.put_off.is_empty(), "gradients that nobody computed");
+    runner.put_off.end();
     Ok(())
 }
 
@@ -234,6 +234,13 @@ impl Runner<'_> {
         let to_stage = self.schedule.stages.stage(self.rank, chunk);
         let key = (chunk, micro_batch);
         self.mail.end_sends();
+        let is_split = op == Op::BackwardInput;
+        if !is_split {
+            // Before it waits for another stage.
+            for (pass, work) in self.put_off.take_left() {
+                chunks.weights(pass, || work.compute())?;
+            }
+        }
         let Kept { inlet, end } = self.kept.remove(&key).expect("a schedule that was proven");
         let gradient = match &end {
             End::Loss(_) => None,
@@ -246,12 +253,6 @@ impl Runner<'_> {
             (End::Loss(loss), _) => loss.backward(),
             (End::Outlet(_), None) => unreachable!("it was taken"),
         };
-        let is_split = op == Op::BackwardInput;
-        if !is_split {
-            for (pass, work) in self.put_off.take_left() {
-                chunks.weights(pass, || work.compute())?;
-            }
-        }
         let (pass, put_off) = (self.pass(action), &mut self.put_off);
         chunks.backward(pass, || put_off.backward(pass, is_split, whole))?;
         if let Some(inlet) = inlet {

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use megaburn_kernels::{Spare, WeightGradients};
+use tracing::debug;
 
 use super::Pass;
 
@@ -16,7 +17,8 @@ pub(super) struct PutOff {
     /// How often the last forward and the last backward of a chunk waited.
     waits: BTreeMap<usize, [usize; 2]>,
     /// What a wait is worth, as [`Spare::share`]: so much that all waits of a forward and a backward together take
-    /// all products of a backward.
+    /// all products of a backward. 0 before one has shown that, in each step anew: a run that is resumed then
+    /// does what it would have done.
     share: u64,
 }
 
@@ -25,8 +27,15 @@ impl PutOff {
         Self { beside, ..Self::default() }
     }
 
-    pub(super) fn is_empty(&self) -> bool {
-        self.of_passes.is_empty()
+    /// Behind the last pass.
+    pub(super) fn end(self) {
+        assert!(self.of_passes.is_empty(), "gradients that nobody computed");
+        if self.share > 0 {
+            debug!(
+                "weights' gradients were computed beside waits, {} elements beside each of {:?}",
+                self.share, self.waits
+            );
+        }
     }
 
     /// Those of a backward.
@@ -46,8 +55,7 @@ impl PutOff {
 
     /// Whether those of a backward that the schedule has now can be computed beside what a forward waits for.
     pub(super) fn can_stay(&self, pass: Pass) -> bool {
-        let waits = |waits: &[usize; 2]| waits[0] > 0;
-        self.beside && !pass.is_last && self.waits.values().any(waits)
+        !pass.is_last && self.share > 0 && self.waits.values().any(|[forward, _]| *forward > 0)
     }
 
     /// Runs a forward.
@@ -62,20 +70,23 @@ impl PutOff {
 
     /// Runs a backward, one that the schedule splits or a whole one.
     pub(super) fn backward<T>(&mut self, pass: Pass, is_split: bool, run: impl FnOnce() -> T) -> T {
-        let [forward, backward] = self.waits.get(&pass.chunk).copied().unwrap_or_default();
-        let waits = self.beside && !pass.is_last && forward + backward > 0;
         let work = WeightGradients::default();
-        if !waits {
-            if !is_split {
-                return run();
-            }
+        if is_split || self.share > 0 && !pass.is_last {
             self.of_passes.push((pass, work.clone()));
-            return work.defer(run);
         }
-        self.of_passes.push((pass, work.clone()));
-        let (done, backward) = self.spare().beside_waits_of(|| work.defer(run));
-        self.waits.insert(pass.chunk, [forward, backward]);
-        self.share = work.size().div_ceil((forward + backward) as u64);
+        if !self.beside || pass.is_last {
+            return if is_split { work.defer(run) } else { run() };
+        }
+        let is_deferred = is_split || self.share > 0;
+        let (done, backward) = self.spare().beside_waits_of(|| match is_deferred {
+            true => work.defer(run),
+            false => work.measure(run),
+        });
+        let waits = self.waits.entry(pass.chunk).or_default();
+        waits[1] = backward;
+        if let Some(share) = work.size().checked_div(waits.iter().sum::<usize>() as u64) {
+            self.share = share.max(1);
+        }
         done
     }
 

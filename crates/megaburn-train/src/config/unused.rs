@@ -1,5 +1,5 @@
 use super::{
-    CpComm, Dtype, OptimizerName, RecomputeMethod, RecomputeModule, TrainConfig,
+    CpComm, Dispatcher, Dtype, OptimizerName, RecomputeMethod, RecomputeModule, TrainConfig,
     schedule::LrDecayStyle,
 };
 
@@ -32,6 +32,11 @@ impl TrainConfig {
         const ADAMW: &str = "with optimizer.name = \"adamw\" or \"muon\"";
         const F16: &str = "with train.dtype = \"f16\"";
         const DYNAMIC: &str = "with train.dtype = \"f16\" and without optimizer.loss_scale";
+        // As each way to send rows has something to wait for.
+        let shares_experts = match self.moe.dispatcher {
+            Dispatcher::AllToAll => parallel.ep > 1,
+            Dispatcher::AllGather => parallel.ep * parallel.etp > 1,
+        };
         let again = &self.recompute;
         let keys = [
             (
@@ -126,8 +131,8 @@ impl TrainConfig {
             (
                 "parallel.overlap_moe",
                 parallel.overlap_moe,
-                has_experts && parallel.ep > 1 && mine.main_grads_dtype == Dtype::F32,
-                "with experts, parallel.ep above 1 and optimizer.main_grads_dtype = \"f32\"",
+                has_experts && shares_experts && mine.main_grads_dtype == Dtype::F32,
+                "with experts on several ranks (parallel.ep above 1) and optimizer.main_grads_dtype = \"f32\"",
             ),
             (
                 "parallel.cp_comm",

@@ -4,7 +4,7 @@ use rstest::rstest;
 
 use crate::{child::Ranks, run::Run};
 
-/// (One matrix for embedding and head would get its two gradients in another order.)
+/// (The gradients of one matrix for embedding and head may be added in another order.)
 const MODEL: [&str; 9] = [
     "model.layers=4",
     "model.tied=false",

@@ -24,7 +24,7 @@ use crate::{
 ///
 /// Only in the order of a stage's buckets, whatever order gradients come in, and of a rank's stages as
 /// their backwards come: all ranks send the same. How many gradients a layer's weight gets in a backward is
-/// seen in the first one that gives it any (all of them), in which nothing is sent. A stage of a pipeline has a backward of
+/// seen in the first one that gives it all of them, in which nothing is sent. A stage of a pipeline has a backward of
 /// its own for its weights, or two, one of which gives nothing but theirs.
 ///
 /// Source: Megatron-LM `--overlap-grad-reduce`.

@@ -78,8 +78,7 @@ pub use gelu::{bias_gelu, bias_gelu_tanh, gelu, gelu_tanh};
 pub use layer_norm::{layer_norm, layer_norm_add, layer_norm_again, layer_norm_with};
 pub use linear::{
     Again, Beside, GroupWeight, GroupedOptions, LinearOptions, MainGrad, Pass, Spare,
-    WeightGradients, defer_weight_gradients, grouped_linear, linear, room_in, stands_in,
-    with_weight_gradients,
+    WeightGradients, grouped_linear, linear, room_in, stands_in, with_weight_gradients,
 };
 pub use moe::{
     ExpertRows, Routed, RouterGradients, RouterGroups, RouterOptions, RouterScores, choose_experts,

@@ -144,7 +144,7 @@ impl GradientAccumulator {
     }
 
     /// The same of a backward that gives nothing but what layers sum themselves (those products of
-    /// another one that were [put off](megaburn_kernels::defer_weight_gradients)).
+    /// another one that were [put off](megaburn_kernels::WeightGradients::defer)).
     pub fn end_backward(&mut self) {
         self.is_open = true;
         if let Some(overlap) = &self.overlap {

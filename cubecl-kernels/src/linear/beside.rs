@@ -6,7 +6,7 @@ use super::deferred::now_or_later;
 /// Products of a backward that give weights their gradients, put off until something is sent that they can run
 /// beside: then who sends [computes](Self::compute) them. Copies share them.
 ///
-/// Within [`defer_weight_gradients`](crate::defer_weight_gradients) they are put off further.
+/// Within [`WeightGradients::defer`](crate::WeightGradients::defer) they are put off further.
 ///
 /// Source: Megatron-LM `--delay-wgrad-compute`.
 #[derive(Clone, Default)]

@@ -32,7 +32,12 @@ struct Queue {
 }
 
 impl WeightGradients {
-    /// Runs a backward on this thread whose products are put behind these: see [`defer_weight_gradients`].
+    /// Runs a backward on this thread without the products that give weights' gradients, which are put behind these:
+    /// those that go to an attached [`MainGrad`](crate::MainGrad) of a [`linear`](crate::linear). Inputs, biases,
+    /// norms and embeddings get theirs.
+    ///
+    /// Source: Qi et al. 2023, <https://arxiv.org/abs/2401.10241>, section 2; Megatron-LM
+    /// `--delay-wgrad-compute`.
     pub fn defer<T>(&self, backward: impl FnOnce() -> T) -> T {
         let _before = Before(PUT_OFF.replace(Some(self.clone())));
         backward()
@@ -90,18 +95,7 @@ impl fmt::Debug for WeightGradients {
     }
 }
 
-/// Runs a backward on this thread without the products that give weights' gradients: those that go to
-/// an attached [`MainGrad`](crate::MainGrad) of a [`linear`](crate::linear). Inputs, biases, norms and
-/// embeddings get theirs.
-///
-/// Source: Qi et al. 2023, <https://arxiv.org/abs/2401.10241>, section 2; Megatron-LM
-/// `--delay-wgrad-compute`.
-pub fn defer_weight_gradients<T>(backward: impl FnOnce() -> T) -> (T, WeightGradients) {
-    let put_off = WeightGradients::default();
-    (put_off.defer(backward), put_off)
-}
-
-/// Runs a backward, maybe inside of one that [puts them off](defer_weight_gradients), with weights' gradients:
+/// Runs a backward, maybe inside of one that [puts them off](WeightGradients::defer), with weights' gradients:
 /// of what was computed once more they would hold all of it.
 pub fn with_weight_gradients<T>(backward: impl FnOnce() -> T) -> T {
     let _before = Before(PUT_OFF.take());
@@ -162,7 +156,8 @@ mod tests {
         let (expected, order) = (taken(), std::mem::take(&mut *heard.lock().unwrap()));
         assert_eq!(order, ["second", "first"]);
 
-        let (grads, put_off) = defer_weight_gradients(|| loss().backward());
+        let put_off = WeightGradients::default();
+        let grads = put_off.defer(|| loss().backward());
         assert_eq!((taken(), heard.lock().unwrap().len()), ([None, None], 0));
         assert_eq!(values(x.grad(&grads).unwrap()), values(x.grad(&at_once).unwrap()));
         assert_eq!(values(bias.grad(&grads).unwrap()), values(bias.grad(&at_once).unwrap()));
@@ -174,7 +169,8 @@ mod tests {
         assert_eq!((measured.is_empty(), measured.size()), (true, 72));
         assert_eq!(taken(), expected.clone());
         // Nor is what says so.
-        let (_, put_off) = defer_weight_gradients(|| with_weight_gradients(|| loss().backward()));
+        let put_off = WeightGradients::default();
+        put_off.defer(|| with_weight_gradients(|| loss().backward()));
         assert_eq!((put_off.size(), taken()), (0, expected.clone()));
         // What follows is not put off.
         loss().backward();

@@ -18,7 +18,7 @@ use crate::operands::{self, float};
 pub use again::Again;
 pub(crate) use again::Kept;
 pub use beside::Beside;
-pub use deferred::{WeightGradients, defer_weight_gradients, with_weight_gradients};
+pub use deferred::{WeightGradients, with_weight_gradients};
 pub use grouped::{GroupWeight, GroupedOptions, grouped_linear};
 pub use main_grad::{MainGrad, Pass};
 use op::LinearOps;

@@ -1,7 +1,7 @@
 //! The linear map on a backend's primitives, with its backward.
 //!
 //! `dx = dy wᵀ`, `dw = xᵀ dy`, `dbias = sum_rows(dy)`; the weight's gradient goes to its
-//! [`MainGrad`] where that is attached, at once or [later](super::defer_weight_gradients).
+//! [`MainGrad`] where that is attached, at once or [later](super::WeightGradients::defer).
 
 use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
 use burn::backend::autodiff::grads::Gradients;

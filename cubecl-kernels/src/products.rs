@@ -3,9 +3,10 @@
 
 use burn::backend::ops::ModuleOps;
 use burn::backend::tensor::FloatTensor;
-use burn::backend::{Backend, TensorMetadata};
+use burn::backend::{Backend, Dispatch, TensorMetadata, backend_extension};
 use burn::tensor::{DType, FloatDType, Tensor};
 
+use crate::backends::on_every_backend;
 use crate::primitive::cast;
 
 /// Runs `work`, in which equal matrices have equal products, to the bit, on every device of a kind: no product
@@ -55,6 +56,30 @@ pub(crate) trait Products: Backend {
         sum: Option<Tensor<2>>,
         room: Option<Tensor<2>>,
     ) -> Tensor<2>;
+}
+
+/// `a b` in the dtype of both, of tensors without a graph. (Burn's own rounds f32 to tf32 on GPUs, with ten bits of
+/// mantissa, where its autotuning finds that faster.)
+///
+/// # Shapes
+/// `a: [.., m, k]`, `b: [.., k, n]`
+pub(crate) fn multiply<const D: usize>(a: Tensor<D>, b: Tensor<D>) -> Tensor<D> {
+    let product = <Dispatch as PlainProduct>::plain_product(a.into_dispatch(), b.into_dispatch());
+    Tensor::from_dispatch(product)
+}
+
+#[backend_extension(Cube: cfg(feature = "cuda"), Flex: cfg(feature = "flex"))]
+trait PlainProduct: Backend {
+    fn plain_product(a: FloatTensor<Self>, b: FloatTensor<Self>) -> FloatTensor<Self>;
+}
+
+on_every_backend! {
+    impl PlainProduct {
+        fn plain_product(a: FloatTensor<Self>, b: FloatTensor<Self>) -> FloatTensor<Self> {
+            let dtype = TensorMetadata::dtype(&a).into();
+            Self::product(a, b, 1.0, dtype)
+        }
+    }
 }
 
 fn product_of_wide<B: Backend>(

@@ -23,8 +23,11 @@ use crate::{
     text::{write_random_documents, write_random_text},
 };
 
-pub(crate) const GROUP_TESTS: &[GroupTest] =
-    &[("every_way_trains_as_one_gpu_does", ways), ("bf16_is_as_near_as_on_one_gpu", bf16)];
+pub(crate) const GROUP_TESTS: &[GroupTest] = &[
+    ("a_layer_is_that_of_one_gpu", exact),
+    ("every_way_trains_as_one_gpu_does", ways),
+    ("bf16_is_as_near_as_on_one_gpu", bf16),
+];
 
 const CONFIG: &str = "
 [model]
@@ -110,24 +113,59 @@ const HEAD_DIM: usize = 64;
 /// What a layer gives, and the gradients of its input and its parameters.
 type Found = BTreeMap<String, Vec<f32>>;
 
-/// Ranks' bf16 may be twice as far from f32 as one GPU's, whichever kernels they take.
-fn bf16(world: &Group) -> Result<(), String> {
+/// In f32, several times: what comes too late does not always come too late.
+fn exact(world: &Group) -> Result<(), String> {
+    for (tokens, batch, kind) in kinds().into_iter().filter(|(tokens, ..)| *tokens < 1000) {
+        let shape = [tokens, batch, HIDDEN];
+        let one = Group::single(world.seed());
+        let alone = layer(&one, ContextComm::P2p, shape, DType::F32, &kind)?;
+        for (again, comm) in (0..3).flat_map(|again| COMMS.map(|comm| (again, comm))) {
+            let many = layer(world, comm, shape, DType::F32, &kind)?;
+            for (name, all) in &alone {
+                let expected = match all.len() == tokens * batch * HIDDEN {
+                    true => rows_of(all, &kind.held(world, shape), shape),
+                    false => all.clone(),
+                };
+                let apart = distance(&many[name], &expected);
+                if apart.is_nan() || apart > 1e-5 {
+                    let rows = many[name].chunks(HIDDEN).zip(expected.chunks(HIDDEN));
+                    let wrong = rows.enumerate().filter(|(_, (a, b))| distance(a, b) > 1e-5);
+                    let wrong: Vec<usize> = wrong.map(|(row, _)| row).collect();
+                    return Err(format!(
+                        "{comm}, {tokens} tokens, {kind:?}, {name}, {again} times before: {apart:.2e} from one GPU, \
+                         rows {wrong:?}"
+                    ));
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+const COMMS: [ContextComm; 3] = [ContextComm::P2p, ContextComm::AllGather, ContextComm::A2a];
+
+/// Tokens, sequences, and what is attended.
+fn kinds() -> [(usize, usize, Kind); 5] {
     let plain = Kind { window: None, documents: None };
     let documents = Some(vec![vec![0, 64, 96, 192], vec![0, 160, 192]]);
-    let kinds = [
+    [
         (4096, 1, plain.clone()),
         (192, 2, plain.clone()),
         (192, 2, Kind { window: Some(70), ..plain.clone() }),
         (192, 2, Kind { documents: documents.clone(), ..plain }),
         (192, 2, Kind { window: Some(50), documents }),
-    ];
-    for (tokens, batch, kind) in &kinds {
+    ]
+}
+
+/// Ranks' bf16 may be twice as far from f32 as one GPU's, whichever kernels they take.
+fn bf16(world: &Group) -> Result<(), String> {
+    for (tokens, batch, kind) in &kinds() {
         let (tokens, batch) = (*tokens, *batch);
         let shape = [tokens, batch, HIDDEN];
         let one = Group::single(world.seed());
         let alone = |dtype| layer(&one, ContextComm::P2p, shape, dtype, kind);
         let (exact, one) = (alone(DType::F32)?, alone(DType::BF16)?);
-        for comm in [ContextComm::P2p, ContextComm::AllGather, ContextComm::A2a] {
+        for comm in COMMS {
             let many = layer(world, comm, shape, DType::BF16, kind)?;
             for (name, exact) in &exact {
                 let held = |all: &Vec<f32>| match all.len() == tokens * batch * HIDDEN {

@@ -30,9 +30,7 @@ pub(super) fn ints<const D: usize>(x: Tensor<D, Int>) -> CubeTensor {
     tensor::contiguous(tensor::from_backend(x))
 }
 
-pub(super) fn wrap<const D: usize>(x: CubeTensor) -> Tensor<D> {
-    Tensor::from_primitive::<Cube>(tensor::into_backend(x))
-}
+pub(super) use crate::cube::wrap;
 
 pub(super) fn wrap_ints<const D: usize>(x: CubeTensor) -> Tensor<D, Int> {
     Tensor::from_primitive::<Cube>(tensor::into_backend(x))

@@ -11,6 +11,7 @@ use crate::attention::AttentionOptions;
 use crate::attention::options::{AttentionDropout, Piece};
 use crate::attention::reference::{by_head, hidden};
 use crate::primitive::compute_dtype;
+use crate::products::multiply;
 
 /// Queries that are computed together, at most an eighth of them and at least so many.
 const MIN_BLOCK: usize = 32;
@@ -64,7 +65,7 @@ pub(super) fn forward([q, k, v]: &[Tensor<4>; 3], options: &AttentionOptions) ->
         let highest = weights.scores.clone().max_dim(3).clamp_min(LOWEST);
         let sum = (weights.scores.clone() - highest.clone()).exp().sum_dim(3);
         let of_block = (sum.log() + highest).squeeze_dim::<3>(3);
-        let attended = weights.dropped(weights.probabilities(&of_block)).matmul(v);
+        let attended = multiply(weights.dropped(weights.probabilities(&of_block)), v);
         lse = lse.slice_assign([rows.clone(), 0..hq, queries.clone()], of_block);
         out = put(out, &queries, &rows, attended.permute([2, 0, 1, 3]));
     }
@@ -92,15 +93,15 @@ pub(super) fn backward(
         let weights = Weights::of(&of_q, &of_k, &options);
         let [of_q, of_k, of_v] = [of_q, of_k, of_v].map(|x| by_head(&x, hq, wide));
         let p = weights.probabilities(&lse);
-        let dp = weights.dropped(dout.clone().matmul(of_v.transpose()));
-        let dv = weights.dropped(p.clone()).transpose().matmul(dout.clone());
+        let dp = weights.dropped(multiply(dout.clone(), of_v.transpose()));
+        let dv = multiply(weights.dropped(p.clone()).transpose(), dout.clone());
         let mut ds = p * (dp - (out * dout).sum_dim(3));
         if let Some(slope) = weights.slope {
             ds = ds * slope;
         }
         let ds = ds * options.factor(d);
-        let dk = ds.clone().transpose().matmul(of_q);
-        let dq = ds.matmul(of_k);
+        let dk = multiply(ds.clone().transpose(), of_q);
+        let dq = multiply(ds, of_k);
         // The query heads that share a head of keys and values.
         let summed = |x: Tensor<4>| {
             let [b, _, s, d] = x.dims();
@@ -131,7 +132,7 @@ impl Weights {
         let ([s_q, b, hq, d], s_k, device) = (q.dims(), k.dims()[0], q.device());
         let dtype = compute_dtype(q.dtype());
         let keys = by_head(k, hq, dtype).transpose();
-        let products = by_head(q, hq, dtype).matmul(keys) * options.factor(d);
+        let products = multiply(by_head(q, hq, dtype), keys) * options.factor(d);
         let (scores, slope) = match options.soft_cap {
             Some(cap) => {
                 let share = (products / cap).tanh();

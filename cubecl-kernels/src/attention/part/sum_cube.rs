@@ -7,36 +7,33 @@ use cubecl::prelude::*;
 use megaburn_cuda::tensor;
 
 use super::AttentionPart;
-use super::cube::{cube, wrap};
 use super::join::LOWEST;
+use crate::cube::{on_gpu, wrap};
 
 /// Units of a cube.
 const UNITS: usize = 256;
-
-pub(super) fn on_gpu<const D: usize>(x: &Tensor<D>) -> bool {
-    cube(x).is_some()
-}
 
 /// Whether these kernels can: sums in f32, rows that the lanes of a plane hold in eights.
 pub(super) fn takes(joined: &AttentionPart, part: &AttentionPart) -> bool {
     let [.., d_v] = part.out.dims();
     let dtypes = [joined.out.dtype(), joined.lse.dtype(), part.lse.dtype()];
-    on_gpu(&joined.out)
+    on_gpu(&joined.out).is_some()
         && dtypes == [DType::F32; 3]
         && d_v.is_multiple_of(8)
         && (8..=256).contains(&d_v)
 }
 
 fn contiguous<const D: usize>(x: Tensor<D>) -> CubeTensor {
-    tensor::contiguous(cube(&x).expect("it is where the sum is"))
+    tensor::contiguous(on_gpu(&x).expect("it is where the sum is"))
 }
 
-/// The tensor's memory to be written, a copy of it where others hold it.
+/// The tensor's memory to be written, one row behind the other; a copy of it where others hold it.
 fn own<const D: usize>(x: Tensor<D>) -> CubeTensor {
     // What is taken out of `x` must be the only one left.
     let inner = x.try_into_primitive::<burn::backend::Cube>().expect("it was found on the GPU");
-    let inner = tensor::contiguous(tensor::from_backend(inner));
-    if inner.can_mut() { inner } else { inner.copy() }
+    let inner = tensor::from_backend(inner);
+    // Burn pads the rows of a copy.
+    tensor::contiguous(if inner.can_mut() { inner } else { inner.copy() })
 }
 
 pub(super) fn join(joined: AttentionPart, start: usize, part: AttentionPart) -> AttentionPart {

@@ -20,7 +20,7 @@ use megaburn::{
         ConnectOptions, Group, ProcessGroups, RankEnv, ReduceOp, connect, launcher::tie_to_launcher,
     },
     cuda::{self, CudaQueue, timing::elapsed},
-    kernels::seed,
+    kernels::{GroupedProducts, seed, set_grouped_products},
     mesh::Layout,
     parallel::{
         Balance, Choice, ExpertGroups, Moe, MoeConfig, TokenContext, load_params, main_grads,
@@ -49,9 +49,21 @@ struct MoeArgs {
     /// sees more tokens than it would.
     #[arg(long, value_name = "RANKS", default_value_t = 1)]
     share_of: usize,
+    /// How experts' products are computed: auto, together or each.
+    #[arg(long, default_value = "auto", value_parser = products)]
+    products: GroupedProducts,
+    /// Layers that are measured; all, if none is named.
+    #[arg(long, value_name = "NAME")]
+    only: Vec<String>,
     /// Passes that are timed.
     #[arg(long, default_value_t = 10)]
     passes: usize,
+}
+
+fn products(name: &str) -> Result<GroupedProducts, String> {
+    let all = [GroupedProducts::Auto, GroupedProducts::Together, GroupedProducts::Each];
+    let found = all.into_iter().find(|products| products.to_string() == name);
+    found.ok_or_else(|| "it is auto, together or each".into())
 }
 
 /// The measurement.
@@ -65,14 +77,15 @@ pub fn main(command: Vec<OsString>) -> ExitCode {
     }
 }
 
-/// Megatron-LM's proxies: `tests/functional_tests/test_cases/common/moe_perf`.
-fn proxies() -> [(&'static str, MoeConfig); 2] {
+/// Megatron-LM's proxies, `tests/functional_tests/test_cases/common/moe_perf`, and a layer of Qwen3-30B-A3B.
+fn proxies() -> [(&'static str, MoeConfig); 3] {
     let mixtral = MoeConfig::new(4096, 14_336, 8, 2);
     let deepseek = MoeConfig::new(7168, 2048, 32, 8)
         .with_sigmoid(true)
         .with_scale(2.5)
         .with_groups(Some([8, 4, 2]));
-    [("mixtral", mixtral), ("deepseek", deepseek)]
+    let qwen3 = MoeConfig::new(2048, 768, 128, 8);
+    [("mixtral", mixtral), ("deepseek", deepseek), ("qwen3", qwen3)]
 }
 
 fn run(args: &MoeArgs) -> Result<(), Failure> {
@@ -103,7 +116,9 @@ fn run(args: &MoeArgs) -> Result<(), Failure> {
         ranks => format!(", one's share of {ranks} ranks"),
     };
     let mut table = Table::new(format!("{ranks} GPUs, {} tokens{part}", args.tokens), &head);
-    for (name, config) in proxies() {
+    set_grouped_products(args.products);
+    let is_wanted = |name: &str| args.only.is_empty() || args.only.iter().any(|only| only == name);
+    for (name, config) in proxies().into_iter().filter(|(name, _)| is_wanted(name)) {
         let (config, tokens) = match args.share_of {
             1 => (config, args.tokens),
             ranks => share(&config, args.tokens, ranks)?,

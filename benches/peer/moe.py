@@ -20,7 +20,7 @@ def layer(x, router, up, down, k, sigmoid):
     h = (F.silu(g.float()) * u.float() * w.flatten()[order, None]).to(x.dtype)
     y = torch._grouped_mm(h, down, offs=offs)
     return torch.zeros_like(x, dtype=torch.float32).index_add_(0, order // k, y.float()).to(x.dtype)
-for name, H, FF, E, k, sig in [("mixtral", 4096, 14336, 8, 2, False), ("deepseek", 7168, 2048, 32, 8, True)]:
+for name, H, FF, E, k, sig in [("mixtral", 4096, 14336, 8, 2, False), ("deepseek", 7168, 2048, 32, 8, True), ("qwen3", 2048, 768, 128, 8, False)]:
     T = a.tokens
     if a.share_of > 1: E, k, T = E // a.share_of, 1, T * k
     p = lambda *s: (torch.randn(*s, device=dev) * 0.02).bfloat16().requires_grad_()

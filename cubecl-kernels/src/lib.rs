@@ -43,6 +43,8 @@ mod embedding;
 mod error;
 mod geglu;
 mod gelu;
+#[cfg(feature = "cuda")]
+mod grouped_gemm;
 mod layer_norm;
 mod linear;
 mod moe;
@@ -77,8 +79,9 @@ pub use geglu::{geglu, geglu_tanh, geglu_tanh_weighted, geglu_weighted};
 pub use gelu::{bias_gelu, bias_gelu_tanh, gelu, gelu_tanh};
 pub use layer_norm::{layer_norm, layer_norm_add, layer_norm_again, layer_norm_with};
 pub use linear::{
-    Again, Beside, GroupWeight, GroupedOptions, LinearOptions, MainGrad, Pass, Spare,
-    WeightGradients, grouped_linear, linear, room_in, stands_in, with_weight_gradients,
+    Again, Beside, GroupWeight, GroupedOptions, GroupedProducts, LinearOptions, MainGrad, Pass,
+    Spare, WeightGradients, grouped_linear, linear, room_in, set_grouped_products, stands_in,
+    with_weight_gradients,
 };
 pub use moe::{
     ExpertRows, Routed, RouterGradients, RouterGroups, RouterOptions, RouterScores, choose_experts,

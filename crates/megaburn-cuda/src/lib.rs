@@ -15,6 +15,7 @@
 
 use cubecl_environment::stream::{StreamPolicy, set_policy};
 
+pub mod addresses;
 mod context;
 pub mod cudnn;
 mod error;

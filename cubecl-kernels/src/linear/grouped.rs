@@ -2,17 +2,14 @@
 
 use std::ops::Range;
 
-use burn::backend::tensor::FloatTensor;
-use burn::backend::{Backend, Dispatch, TensorMetadata, backend_extension};
 use burn::tensor::Tensor;
 
-use super::deferred::now_or_later;
-use super::joined::{part, products};
+use super::group_gradients::gradients;
+use super::joined::products;
 use super::{Again, Beside, MainGrad, Pass};
-use crate::backends::on_every_backend;
 use crate::operands::{self, float};
 use crate::primitive::as_row;
-use crate::products::{Products, reproducible, swapped};
+use crate::products::reproducible;
 use crate::recompute::Operands;
 
 /// One of the matrices of [`grouped_linear`], and where its gradient goes.
@@ -80,9 +77,16 @@ pub fn grouped_linear(
     // Rows are others each time: what is fastest for so many is not worth finding out.
     let y = reproducible(|| products(&source, &stretches, &groups, Pass::Forward));
     let are_trained: Vec<bool> = weights.iter().map(|w| w.weight.is_tracked()).collect();
+    // A matrix whose gradient is summed needs no node of its own, but for one by which backward comes here
+    // where `x` needs no gradient.
+    let first = are_trained.iter().position(|is_trained| *is_trained);
+    let is_summed = |w: &GroupWeight| w.main_grad.as_ref().is_some_and(MainGrad::is_attached);
+    let have_nodes: Vec<bool> =
+        weights.iter().enumerate().map(|(i, w)| Some(i) == first || !is_summed(w)).collect();
     let mut operands = Operands::new(&device);
     operands.add(x);
-    weights.into_iter().for_each(|w| operands.add(w.weight));
+    let with_nodes = weights.into_iter().zip(&have_nodes).filter(|(_, has_node)| **has_node);
+    with_nodes.for_each(|(w, _)| operands.add(w.weight));
     let kept = again.is_none().then_some(source);
     let [y] = operands.results([Tensor::from_inner(y)], move |[dy]| {
         let dtype = groups[0].weight.dtype();
@@ -90,11 +94,12 @@ pub fn grouped_linear(
         let dx = reproducible(|| products(&dy, &stretches, &groups, Pass::Backward));
         let x = kept.or_else(|| again.map(|again| again.compute()));
         let x = x.expect("it is kept or computed again");
-        let of_weights = groups.into_iter().zip(stretches).zip(are_trained);
-        let of_weights = of_weights.map(|((group, stretch), is_trained)| {
-            let (x, dy) = (part(&x, &stretch), part(&dy, &stretch));
-            is_trained.then(|| of_weight(x, dy, group, beside.as_ref()))?
-        });
+        let trained = groups.into_iter().zip(stretches).zip(are_trained);
+        let trained =
+            trained.map(|((group, rows), is_trained)| is_trained.then_some((group, rows)));
+        let of_weights = gradients(x, dy, trained.collect(), beside.as_ref());
+        let of_weights = of_weights.into_iter().zip(have_nodes);
+        let of_weights = of_weights.filter_map(|(gradient, has_node)| has_node.then_some(gradient));
         [Some(dx)].into_iter().chain(of_weights).map(|gradient| gradient.map(as_row)).collect()
     });
     y
@@ -116,66 +121,13 @@ fn plain(weights: &[GroupWeight]) -> Vec<GroupWeight> {
     weights.iter().map(plain).collect()
 }
 
-/// `xᵀ dy`, where nobody else sums it.
-fn of_weight(
-    x: Tensor<2>,
-    dy: Tensor<2>,
-    group: GroupWeight,
-    beside: Option<&Beside>,
-) -> Option<Tensor<2>> {
-    let dtype = group.weight.dtype();
-    let product = |x: Tensor<2>, dy: Tensor<2>, main_grad| {
-        let (x, dy) = (x.into_dispatch(), dy.into_dispatch());
-        let done = reproducible(|| <Dispatch as GroupOps>::of_weight(x, dy, main_grad));
-        Tensor::from_dispatch(done)
-    };
-    match group.main_grad.filter(MainGrad::is_attached) {
-        Some(main_grad) => {
-            let of = group.weight.dims();
-            let work = move || drop::<Tensor<2>>(product(x, dy, Some(main_grad)));
-            match beside {
-                Some(beside) => beside.put(of, work),
-                None => now_or_later(of, work),
-            }
-            None
-        }
-        None => Some(product(x, dy, None).cast(dtype)),
-    }
-}
-
-#[backend_extension(Cube: cfg(feature = "cuda"), Flex: cfg(feature = "flex"))]
-pub(crate) trait GroupOps: Backend {
-    /// `xᵀ dy`, or `dy` itself where `sum` takes that.
-    fn of_weight(
-        x: FloatTensor<Self>,
-        dy: FloatTensor<Self>,
-        sum: Option<MainGrad>,
-    ) -> FloatTensor<Self>;
-}
-
-on_every_backend! {
-    impl GroupOps {
-        fn of_weight(
-            x: FloatTensor<Self>,
-            dy: FloatTensor<Self>,
-            sum: Option<MainGrad>,
-        ) -> FloatTensor<Self> {
-            let Some(main_grad) = sum else {
-                let dtype = TensorMetadata::dtype(&x).into();
-                return Self::product(swapped::<Self>(x), dy, 1.0, dtype);
-            };
-            main_grad.update(|sum, room| Self::add_weight_gradient(x, dy.clone(), sum, room()));
-            dy
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use burn::tensor::DType;
     use rstest::rstest;
 
     use super::*;
+    use crate::linear::joined::part;
     use crate::linear::{LinearOptions, linear};
     use crate::testing::{assert_close, assert_refused, constant, leaf, normal, values};
 
@@ -263,6 +215,22 @@ mod tests {
         assert!(found.iter().all(|sum| sum.take().is_none()));
         beside.compute();
         assert_eq!(found.map(|sum| values(sum.take().unwrap())), expected);
+    }
+
+    /// A frozen matrix first, so that another one keeps the graph.
+    #[test]
+    fn sums_get_gradients_of_rows_that_need_none() {
+        let (x, dy) = (constant([3, 4]), constant([3, 2]));
+        let w = [constant([4, 2]), leaf(normal([4, 2])), leaf(normal([4, 2]))];
+        let sums = [0; 3].map(|_| MainGrad::default());
+        sums.iter().for_each(MainGrad::attach);
+        let y = grouped(Tensor::from_inner(x.clone()), &[1, 1, 1], &w, Some(&sums), None);
+        (y * Tensor::from_inner(dy.clone())).sum().backward();
+        assert!(sums[0].take().is_none());
+        for (i, sum) in sums.iter().enumerate().skip(1) {
+            let [x, dy] = [&x, &dy].map(|rows| rows.clone().narrow(0, i, 1));
+            assert_close(sum.take().unwrap(), x.transpose().matmul(dy), 1e-6);
+        }
     }
 
     #[test]

@@ -55,11 +55,12 @@ fn product(x: Tensor<2>, group: &GroupWeight, pass: Pass) -> Tensor<2> {
 
 #[cfg(feature = "cuda")]
 mod cube {
-    use burn::backend::Cube;
-    use burn_cubecl::tensor::CubeTensor;
     use megaburn_cuda::{CudaQueue, gemm, tensor};
 
     use super::*;
+    use crate::cube::{on_gpu, wrap};
+    use crate::grouped_gemm;
+    use crate::linear::GroupedProducts;
 
     pub(super) fn products(
         x: &Tensor<2>,
@@ -70,13 +71,29 @@ mod cube {
         let [num_rows, _] = x.dims();
         let (dtype, [inputs, outputs]) = (x.dtype(), weights[0].weight.dims());
         let columns = if pass == Pass::Forward { outputs } else { inputs };
-        let like = cube(x.clone())?;
+        let like = on_gpu(x)?;
         let can = num_rows * columns > 0
             && CudaQueue::of(&like).is_some()
             && gemm::takes(dtype, dtype, dtype)
             && weights.iter().all(|group| group.weight.dtype() == dtype);
         if !can {
             return None;
+        }
+        let read = |group: &GroupWeight| {
+            let weight = match pass {
+                Pass::Forward => read(group),
+                Pass::Backward => Pass::backward(|| read(group)).transpose(),
+            };
+            on_gpu(&weight).expect("matrices are where the rows are")
+        };
+        let are_together = GroupedProducts::take([inputs, outputs], weights.len())
+            && GroupedProducts::take_rows([inputs, outputs], stretches)
+            && grouped_gemm::runs_on(&like);
+        let matrices = are_together.then(|| weights.iter().map(read).collect::<Vec<_>>());
+        if let Some(matrices) = &matrices
+            && let Some(y) = grouped_gemm::rows_times_matrices(like.clone(), stretches, matrices)
+        {
+            return Some(wrap(y));
         }
         let whole = tensor::empty(&like, [num_rows * columns], dtype);
         let room = |stretch: &Range<usize>| match stretch.is_empty() {
@@ -87,20 +104,18 @@ mod cube {
             }
         };
         let rooms: Vec<_> = stretches.iter().map(room).collect::<Option<_>>()?;
-        for ((stretch, group), room) in stretches.iter().zip(weights).zip(rooms) {
-            let weight = match pass {
-                Pass::Forward => read(group),
-                Pass::Backward => Pass::backward(|| read(group)).transpose(),
+        for (i, (stretch, room)) in stretches.iter().zip(rooms).enumerate() {
+            let weight = match &matrices {
+                Some(matrices) => matrices[i].clone(),
+                None => read(&weights[i]),
             };
             let Some(room) = room else { continue };
-            let x = cube(part(x, stretch)).expect("it is where all of it is");
-            let weight = cube(weight).expect("matrices are where the rows are");
+            let x = on_gpu(&part(x, stretch)).expect("it is where all of it is");
             let done = gemm::product_into(x, weight, &room, false);
             // What fails on the device shows at the next read.
             done.unwrap_or_else(|error| panic!("{error}"));
         }
-        let whole = Tensor::<1>::from_primitive::<Cube>(tensor::into_backend(whole));
-        Some(whole.reshape([num_rows, columns]))
+        Some(wrap::<1>(whole).reshape([num_rows, columns]))
     }
 
     /// The matrix as [`linear`] reads it.
@@ -111,9 +126,5 @@ mod cube {
             main_grad.weight(Pass::Forward)
         });
         kept.unwrap_or_else(|| group.weight.clone())
-    }
-
-    fn cube(x: Tensor<2>) -> Option<CubeTensor> {
-        x.try_into_primitive::<Cube>().ok().map(tensor::from_backend)
     }
 }

@@ -26,6 +26,13 @@ struct State {
     source: Option<Source>,
 }
 
+/// Where a gradient is summed: a sum that is there, or room for one, if somebody has it.
+#[cfg(feature = "cuda")]
+pub(crate) struct SumOrRoom {
+    pub(crate) sum: Option<Tensor<2>>,
+    pub(crate) room: Option<Tensor<2>>,
+}
+
 /// What a weight is read for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Pass {
@@ -143,6 +150,32 @@ impl MainGrad {
         self.lock().sum = Some(sum);
         if let Some(listener) = on_gradient {
             listener();
+        }
+    }
+
+    /// [`update`](Self::update) of several together: `add` gets the sum of each or room for it.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn update_all(all: &[&Self], add: impl FnOnce(Vec<SumOrRoom>) -> Vec<Tensor<2>>) {
+        let before = all.iter().map(|main_grad| {
+            let (sum, room) = {
+                let mut state = main_grad.lock();
+                (state.sum.take(), state.room.clone())
+            };
+            match sum {
+                Some(sum) => SumOrRoom { sum: Some(sum), room: None },
+                None => SumOrRoom { sum: None, room: room.and_then(|room| room()) },
+            }
+        });
+        let sums = add(before.collect());
+        for (main_grad, sum) in all.iter().zip(sums) {
+            let on_gradient = {
+                let mut state = main_grad.lock();
+                state.sum = Some(sum);
+                state.on_gradient.clone()
+            };
+            if let Some(listener) = on_gradient {
+                listener();
+            }
         }
     }
 

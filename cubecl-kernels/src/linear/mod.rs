@@ -3,7 +3,9 @@
 mod again;
 mod beside;
 mod deferred;
+mod group_gradients;
 mod grouped;
+mod grouped_products;
 mod joined;
 mod main_grad;
 mod op;
@@ -20,6 +22,7 @@ pub(crate) use again::Kept;
 pub use beside::Beside;
 pub use deferred::{WeightGradients, with_weight_gradients};
 pub use grouped::{GroupWeight, GroupedOptions, grouped_linear};
+pub use grouped_products::{GroupedProducts, set_grouped_products};
 pub use main_grad::{MainGrad, Pass};
 use op::LinearOps;
 pub use room::{room_in, stands_in};

@@ -14,6 +14,7 @@ use super::products::Products;
 use super::tile::row_len;
 use super::visible::Mask;
 use super::wgmma;
+use crate::cube::tensor_cores::is_hopper;
 
 /// Another choice than the one below, for measurements: up to three of `forward=PLANES,STRETCHES,KEYS`,
 /// `queries=PLANES,TILE` and `keys=PLANES,TILE` with spaces between, and `mma`, which multiplies by the
@@ -22,9 +23,8 @@ pub(super) const VARIABLE: &str = "MEGABURN_ATTENTION_SHAPES";
 
 /// The instructions that `x`'s GPU multiplies by: Hopper has its own, which no other GPU has.
 pub(super) fn products_of(x: &CubeTensor) -> Products {
-    let is_hopper = x.client.properties().identity.fingerprint == "ptx_sm90";
     match x.dtype {
-        _ if !is_hopper || chosen().mma => Products::OfPlane,
+        _ if !is_hopper(x) || chosen().mma => Products::OfPlane,
         DType::F16 => Products::OfFourPlanes("f16"),
         _ => Products::OfFourPlanes("bf16"),
     }

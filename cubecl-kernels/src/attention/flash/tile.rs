@@ -9,13 +9,10 @@ use cubecl::cmma::{MatrixIdent, MmaDefinition};
 use cubecl::prelude::barrier::copy_async_checked;
 use cubecl::prelude::*;
 
-/// Two numbers side by side, as the lanes of tensor core operands hold them.
-pub(super) type Pair<F> = Vector<F, Const<2>>;
+pub(super) use crate::cube::tensor_cores::{PANEL, Pair};
 
 /// Elements of a chunk, which is 16 bytes.
 const CHUNK: usize = 8;
-/// Columns of a panel.
-pub(super) const PANEL: usize = 64;
 /// Columns that one product of tensor cores sums over.
 pub(super) const STEP: usize = 16;
 

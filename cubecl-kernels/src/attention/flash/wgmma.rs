@@ -1,26 +1,22 @@
 //! Products on Hopper's tensor cores, which four planes ask for together and which read shared memory
 //! themselves: each row of the right operand once for 64 rows, where `mma.sync` reads it for 16.
 //!
-//! Source: NVIDIA, PTX ISA 9.0, `wgmma`; tiles are its "128-byte swizzle" layouts. An assembly's operands
-//! go by their registers' numbers here: those of its result from 0 on, then its inputs'. A result is written
-//! before all inputs are read: NVIDIA's compiler gives an assembly's results registers of their own.
+//! Source: NVIDIA, PTX ISA 9.0, `wgmma`. An assembly's result is written before all inputs are read: NVIDIA's
+//! compiler gives results registers of their own.
 
 use std::fmt::Write;
-use std::ops::Range;
 
 use cubecl::prelude::*;
 
-use super::tile::{PANEL, Pair, STEP, steps};
+use super::tile::{STEP, steps};
+use crate::cube::tensor_cores::{
+    self, OPERANDS, PANEL, Pair, address, panel, registers, size_is, split,
+};
 
 /// Rows that four planes multiply together.
 pub(super) const ROWS: usize = 64;
 /// Planes that do.
 pub(super) const PLANES: usize = 4;
-
-/// 16 bytes, a descriptor's unit: of a panel of `rows`, and of eight rows of one.
-const fn panel(rows: usize) -> usize {
-    rows * PANEL * 2 / 16
-}
 
 /// What a step over columns adds to the address of a tile of `rows`.
 fn ahead_of_columns(step: usize, rows: usize) -> usize {
@@ -32,12 +28,6 @@ fn ahead_of_columns(step: usize, rows: usize) -> usize {
 struct Assembly {
     text: String,
     dtype: &'static str,
-}
-
-/// `{%first, ...}`.
-fn registers(numbers: Range<usize>) -> String {
-    let numbers: Vec<String> = numbers.map(|number| format!("%{number}")).collect();
-    format!("{{{}}}", numbers.join(", "))
 }
 
 impl Assembly {
@@ -111,9 +101,6 @@ fn of_settling(pending: usize, count: usize, first: usize) -> String {
     text + OPERANDS
 }
 
-/// Begins a comment that names the operands, as the macro wants.
-const OPERANDS: &str = "// operands: ";
-
 fn of_rows(dtype: &'static str, left_rows: usize, columns: usize, d: usize) -> String {
     let count = registers_for(columns / 2);
     let assembly = Assembly::new(dtype).begun();
@@ -130,12 +117,6 @@ fn of_columns(dtype: &'static str, rows: usize, columns: usize) -> String {
 // Registers of a result and of weights, as many as the call at hand says.
 define_size!(Sums);
 define_size!(Words);
-
-#[cube]
-#[allow(clippy::extra_unused_type_parameters, reason = "the kernel's scope keeps the size by it")]
-fn size_is<N: Size>(#[comptime] count: usize) {
-    intrinsic!(|scope| scope.register_size::<N>(count))
-}
 
 /// What a variable holds: an assembly takes a variable itself for its address.
 #[cube]
@@ -159,15 +140,7 @@ fn first_row() -> usize {
 /// A descriptor of the tile of `rows` that begins at element `at`.
 #[cube]
 fn descriptor<F: Float>(tiles: &Shared<[F]>, at: usize, #[comptime] rows: usize) -> u64 {
-    let address: u32;
-    gpu_asm!(
-        "{{ .reg .u64 at; cvta.to.shared.u64 at, {}; cvt.u32.u64 {}, at; }}",
-        in(_) &tiles[at],
-        out(_) address,
-    );
-    // Of the address, to the next panel and to the next eight rows; and the swizzle of 128 bytes.
-    let shape = comptime!((panel(rows) as u64) << 16 | (panel(8) as u64) << 32 | 1u64 << 62);
-    ((address >> 4) & 0x3fff) as u64 | shape.runtime()
+    tensor_cores::descriptor(address::<F>(tiles, at), rows)
 }
 
 /// As [`multiply_rows`](super::tile::multiply_rows) for one stretch, begun: the four planes' 64 rows of
@@ -242,18 +215,6 @@ pub(super) fn add_columns<F: Float>(
         b = in(_) b,
     );
     split::<Sums>(after, sums, comptime!(columns / 4));
-}
-
-/// Writes numbers as `count` pairs.
-#[cube]
-fn split<N: Size>(numbers: Vector<f32, N>, pairs: &mut Array<Pair<f32>>, #[comptime] count: usize) {
-    #[unroll]
-    for i in 0..count {
-        let mut pair = Pair::<f32>::new(0.0);
-        pair.insert(0usize, numbers.extract(comptime!(2 * i)));
-        pair.insert(1usize, numbers.extract(comptime!(2 * i + 1)));
-        pairs[i] = pair;
-    }
 }
 
 /// The numbers of `count` pairs.

@@ -6,8 +6,8 @@ use burn::{
 };
 use megaburn_cuda::gemm::set_tf32;
 use megaburn_kernels::{
-    EmbeddingOptions, GroupWeight, GroupedOptions, LinearOptions, MainGrad, embedding,
-    grouped_linear, linear,
+    EmbeddingOptions, GroupWeight, GroupedOptions, GroupedProducts, LinearOptions, MainGrad,
+    embedding, grouped_linear, linear, set_grouped_products,
 };
 
 use super::compare::*;
@@ -15,6 +15,8 @@ use super::compare::*;
 pub(super) const TESTS: &[super::Test] = &[
     ("linear_in_every_form", linear_forms),
     ("stretches_times_a_matrix_each", stretches),
+    ("stretches_are_multiplied_together_as_one_by_one", together),
+    ("gradients_of_stretches_are_summed_together", summed_together),
     ("weight_gradients_are_summed_in_f32", main_grads),
     ("weights_that_somebody_else_keeps_are_asked_for", kept_elsewhere),
     ("tf32_is_off_until_it_is_asked_for", tf32),
@@ -62,6 +64,101 @@ fn stretches() -> Result<(), String> {
                     let group = |i| GroupWeight { weight: weight(i), main_grad: None };
                     grouped_linear(x, rows, (0..rows.len()).map(group).collect(), GroupedOptions::default())
                 });
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Restores what is chosen by measurements, whatever happens.
+struct Chosen;
+
+impl Chosen {
+    fn new(products: GroupedProducts) -> Self {
+        set_grouped_products(products);
+        Self
+    }
+}
+
+impl Drop for Chosen {
+    fn drop(&mut self) {
+        set_grouped_products(GroupedProducts::Auto);
+    }
+}
+
+/// Tiles that are whole and not in every direction, stretches of nothing, and matrices read transposed.
+fn together() -> Result<(), String> {
+    let _chosen = Chosen::new(GroupedProducts::Together);
+    for (dtype, tolerance) in DTYPES {
+        for [inputs, outputs] in [[256, 512], [64, 256], [200, 328], [8, 40], [1032, 96]] {
+            for rows in [&[128, 128][..], &[300, 0, 1, 129, 77], &[0, 4, 0], &[513], &[0, 0]] {
+                let what = format!("stretches together {rows:?} of {inputs}->{outputs}");
+                let x = [rows.iter().sum(), inputs];
+                let w = [rows.len() * inputs, outputs];
+                compare!(what, dtype, tolerance, [x: x, w: w], |_, x, w: Tensor<2>| {
+                    let weight = |i| w.clone().narrow(0, i * inputs, inputs);
+                    let group = |i| GroupWeight { weight: weight(i), main_grad: None };
+                    grouped_linear(x, rows, (0..rows.len()).map(group).collect(), GroupedOptions::default())
+                });
+                // Rows that are slices of wider ones, matrices that are `[out, in]` in memory.
+                let wide = [rows.iter().sum(), 2 * inputs];
+                let swapped = [rows.len() * outputs, inputs];
+                if rows.iter().sum::<usize>() == 0 {
+                    continue;
+                }
+                compare!(what, dtype, tolerance, [x: wide, w: swapped], |_, x: Tensor<2>, w: Tensor<2>| {
+                    let weight = |i| w.clone().narrow(0, i * outputs, outputs).transpose();
+                    let group = |i| GroupWeight { weight: weight(i), main_grad: None };
+                    let x = x.narrow(1, inputs, inputs);
+                    grouped_linear(x, rows, (0..rows.len()).map(group).collect(), GroupedOptions::default())
+                });
+            }
+        }
+    }
+    Ok(())
+}
+
+fn summed_together() -> Result<(), String> {
+    for (dtype, products) in [
+        (DType::BF16, GroupedProducts::Together),
+        (DType::F16, GroupedProducts::Together),
+        (DType::BF16, GroupedProducts::Each),
+        (DType::F32, GroupedProducts::Together),
+    ] {
+        let _chosen = Chosen::new(products);
+        for [inputs, outputs] in [[256, 512], [200, 328], [40, 8], [33, 65]] {
+            for rows in [&[256, 64][..], &[300, 0, 1, 129, 77], &[0, 0]] {
+                let num_rows = rows.iter().sum();
+                let w = normal([rows.len() * inputs, outputs], dtype);
+                let batch =
+                    |_| (normal([num_rows, inputs], dtype), normal([num_rows, outputs], dtype));
+                let batches = [0; 3].map(batch);
+                let sums = |device: &Device, dtype: DType| -> Result<Vec<f32>, String> {
+                    let main_grads: Vec<_> = rows.iter().map(|_| MainGrad::default()).collect();
+                    main_grads.iter().for_each(MainGrad::attach);
+                    let w: Tensor<2> = leaf(&w, device, dtype);
+                    for (x, weight) in &batches {
+                        let group = |(i, main_grad): (usize, &MainGrad)| GroupWeight {
+                            weight: w.clone().narrow(0, i * inputs, inputs).detach().require_grad(),
+                            main_grad: Some(main_grad.clone()),
+                        };
+                        let groups = main_grads.iter().enumerate().map(group).collect();
+                        let x: Tensor<2> = leaf(x, device, dtype);
+                        let y = grouped_linear(x, rows, groups, GroupedOptions::default());
+                        let weight = Tensor::from_data(weight.clone(), (&y.device(), y.dtype()));
+                        (y * weight).sum().backward();
+                    }
+                    let mut all = Vec::new();
+                    for main_grad in main_grads {
+                        all.extend(host(main_grad.take().ok_or("no gradient")?)?);
+                    }
+                    Ok(all)
+                };
+                let expected = sums(&Device::flex(), DType::F32)?;
+                let found = sums(&Device::cuda(0), dtype)?;
+                // Nothing is rounded but f32 sums: inputs are exact.
+                let what = format!("sums {products} {rows:?} of {inputs}->{outputs} {dtype:?}");
+                close(&what, &found, &expected, 5e-6)?;
             }
         }
     }

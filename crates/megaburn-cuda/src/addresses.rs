@@ -1,0 +1,67 @@
+//! Tables that tell a kernel where many tensors are, which would be too many arguments.
+
+use burn::tensor::DType;
+use burn_cubecl::tensor::CubeTensor;
+use cudarc::driver::sys as cu;
+
+use crate::{CudaError, CudaQueue, Op, tensor};
+
+/// A number of a [table](table).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Entry {
+    /// Where the first element of a tensor is, by its index.
+    Address(usize),
+    /// Itself.
+    Number(u64),
+}
+
+/// What is done to a table's tensors by the kernel that it is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// They are read.
+    Read,
+    /// They are written, or read and written.
+    Write,
+}
+
+/// The numbers in memory of the GPU that the tensors are on, for kernels launched behind this. The tensors
+/// must be held until those kernels are launched; one that was never written fails the table, and with it
+/// what is computed by it.
+///
+/// # Shapes
+/// `[entries.len()]` in u64; on the device of the first tensor
+///
+/// # Panics
+/// If the first tensor is on no CUDA device, or an index is that of no tensor.
+pub fn table(tensors: &[CubeTensor], access: Access, entries: Vec<Entry>) -> CubeTensor {
+    let queue = CudaQueue::of(&tensors[0]).expect("a table is asked for where a GPU is");
+    let table = tensor::empty(&tensors[0], [entries.len()], DType::U64);
+    let (num_tensors, len) = (tensors.len(), entries.len());
+    let op = Op::new(move || format!("a table of {len} numbers for {num_tensors} tensors"));
+    let op = tensors.iter().fold(op.writes(&table), |op, tensor| match access {
+        Access::Read => op.reads(tensor),
+        Access::Write => op.writes(tensor),
+    });
+    queue.enqueue(op, move |stream, buffers| {
+        let (table, others) = buffers.writes.split_first().expect("the table is written");
+        let tensors = if access == Access::Read { &buffers.reads } else { others };
+        let number = |entry| match entry {
+            Entry::Address(i) => tensors[i].ptr,
+            Entry::Number(number) => number,
+        };
+        let numbers: Vec<u64> = entries.into_iter().map(number).collect();
+        // SAFETY: the table has room for as many numbers as it was made for; the driver has copied
+        // those of pageable memory, as these are, before it returns.
+        unsafe {
+            cu::cuMemcpyHtoDAsync_v2(
+                table.ptr,
+                numbers.as_ptr().cast(),
+                size_of_val(numbers.as_slice()),
+                stream.0,
+            )
+        }
+        .result()
+        .map_err(CudaError::driver("cuMemcpyHtoDAsync of a table"))
+    });
+    table
+}

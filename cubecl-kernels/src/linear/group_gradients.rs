@@ -1,0 +1,139 @@
+//! The gradients of the matrices of [`grouped_linear`](super::grouped_linear).
+
+use std::ops::Range;
+
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{Backend, Dispatch, TensorMetadata, backend_extension};
+use burn::tensor::Tensor;
+
+use super::deferred::now_or_later;
+use super::joined::part;
+use super::{Beside, GroupWeight, GroupedProducts, MainGrad};
+use crate::backends::on_every_backend;
+use crate::products::{Products, reproducible, swapped};
+
+/// A matrix that is trained, and the rows that it is for.
+type Trained = (GroupWeight, Range<usize>);
+
+/// `xᵀ dy` of the stretches of those that are trained, where nobody else sums it.
+pub(super) fn gradients(
+    x: Tensor<2>,
+    dy: Tensor<2>,
+    trained: Vec<Option<Trained>>,
+    beside: Option<&Beside>,
+) -> Vec<Option<Tensor<2>>> {
+    let are_summed =
+        |(group, _): &Trained| group.main_grad.as_ref().is_some_and(MainGrad::is_attached);
+    let (len, all): (usize, Vec<&Trained>) = (trained.len(), trained.iter().flatten().collect());
+    if let Some((first, _)) = all.first()
+        && GroupedProducts::take(first.weight.dims(), all.len())
+        && all.into_iter().all(are_summed)
+    {
+        let [inputs, outputs] = first.weight.dims();
+        let all: Vec<Trained> = trained.into_iter().flatten().collect();
+        let of = [inputs, outputs * all.len()];
+        put(beside, of, move || reproducible(|| sum_all(&x, &dy, &all)));
+        return vec![None; len];
+    }
+    let one = |(group, rows): Trained| of_weight(part(&x, &rows), part(&dy, &rows), group, beside);
+    trained.into_iter().map(|trained| trained.and_then(one)).collect()
+}
+
+fn put(beside: Option<&Beside>, of: [usize; 2], work: impl FnOnce() + Send + 'static) {
+    match beside {
+        Some(beside) => beside.put(of, work),
+        None => now_or_later(of, work),
+    }
+}
+
+fn of_weight(
+    x: Tensor<2>,
+    dy: Tensor<2>,
+    group: GroupWeight,
+    beside: Option<&Beside>,
+) -> Option<Tensor<2>> {
+    let dtype = group.weight.dtype();
+    match group.main_grad.filter(MainGrad::is_attached) {
+        Some(main_grad) => {
+            let work = move || reproducible(|| drop(product(x, dy, Some(main_grad))));
+            put(beside, group.weight.dims(), work);
+            None
+        }
+        None => Some(reproducible(|| product(x, dy, None)).cast(dtype)),
+    }
+}
+
+fn product(x: Tensor<2>, dy: Tensor<2>, sum: Option<MainGrad>) -> Tensor<2> {
+    let (x, dy) = (x.into_dispatch(), dy.into_dispatch());
+    Tensor::from_dispatch(<Dispatch as GroupOps>::of_weight(x, dy, sum))
+}
+
+/// Sums those of all.
+fn sum_all(x: &Tensor<2>, dy: &Tensor<2>, all: &[Trained]) {
+    #[cfg(feature = "cuda")]
+    if cube::sum_all(x, dy, all) {
+        return;
+    }
+    for (group, rows) in all {
+        drop(product(part(x, rows), part(dy, rows), group.main_grad.clone()));
+    }
+}
+
+#[backend_extension(Cube: cfg(feature = "cuda"), Flex: cfg(feature = "flex"))]
+pub(crate) trait GroupOps: Backend {
+    /// `xᵀ dy`, or `dy` itself where `sum` takes that.
+    fn of_weight(
+        x: FloatTensor<Self>,
+        dy: FloatTensor<Self>,
+        sum: Option<MainGrad>,
+    ) -> FloatTensor<Self>;
+}
+
+on_every_backend! {
+    impl GroupOps {
+        fn of_weight(
+            x: FloatTensor<Self>,
+            dy: FloatTensor<Self>,
+            sum: Option<MainGrad>,
+        ) -> FloatTensor<Self> {
+            let Some(main_grad) = sum else {
+                let dtype = TensorMetadata::dtype(&x).into();
+                return Self::product(swapped::<Self>(x), dy, 1.0, dtype);
+            };
+            main_grad.update(|sum, room| Self::add_weight_gradient(x, dy.clone(), sum, room()));
+            dy
+        }
+    }
+}
+
+#[cfg(feature = "cuda")]
+mod cube {
+    use megaburn_cuda::tensor;
+
+    use super::*;
+    use crate::cube::{on_gpu, wrap};
+    use crate::grouped_gemm::Gradients;
+    use crate::linear::main_grad::SumOrRoom;
+
+    /// Sums them by one launch; false, with nothing done, where there is none for them.
+    pub(super) fn sum_all(x: &Tensor<2>, dy: &Tensor<2>, all: &[Trained]) -> bool {
+        let stretches: Vec<Range<usize>> = all.iter().map(|(_, rows)| rows.clone()).collect();
+        let [inputs, outputs] = all[0].0.weight.dims();
+        let few = GroupedProducts::take_rows([inputs, outputs], &stretches);
+        let of = || Gradients::of(on_gpu(x)?, on_gpu(dy)?);
+        let Some(gradients) = few.then(of).flatten() else { return false };
+        let main_grads = all.iter().filter_map(|(group, _)| group.main_grad.as_ref());
+        let main_grads: Vec<&MainGrad> = main_grads.collect();
+        MainGrad::update_all(&main_grads, |before| {
+            let (mut sums, mut are_there) = (Vec::new(), Vec::new());
+            for SumOrRoom { sum, room } in before {
+                are_there.push(sum.is_some());
+                let sum = sum.or(room).as_ref().and_then(on_gpu).map(tensor::contiguous);
+                sums.push(sum.unwrap_or_else(|| gradients.room()));
+            }
+            gradients.add(&stretches, &sums, &are_there);
+            sums.into_iter().map(wrap).collect()
+        });
+        true
+    }
+}

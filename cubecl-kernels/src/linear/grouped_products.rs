@@ -1,0 +1,84 @@
+//! Whether products of stretches of rows are computed together.
+
+use std::fmt;
+#[cfg(feature = "cuda")]
+use std::ops::Range;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+/// Elements of a matrix up to which its gradients are put off together with those of the others. All ranks
+/// agree on it, whatever their numbers of rows: what is put off may be of what other ranks send.
+const MOST_ELEMENTS: usize = 8 << 20;
+
+/// Multiplications of a stretch, on average, from which on each fills the GPU by itself, and takes longer than the
+/// host needs to ask for it: `benches/results`.
+#[cfg(feature = "cuda")]
+const MOST_TERMS: usize = 3 << 30;
+
+/// How [`grouped_linear`](crate::grouped_linear) multiplies on a GPU.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum GroupedProducts {
+    /// By what was measured: [`Together`](Self::Together) where matrices are many and small and have few rows,
+    /// [`Each`](Self::Each) otherwise.
+    #[default]
+    Auto,
+    /// All in one launch of a CubeCL kernel: bf16 and f16 on Hopper, features a multiple of 8. What it cannot is
+    /// `Each`'s.
+    Together,
+    /// One by one through cuBLASLt.
+    Each,
+}
+
+impl fmt::Display for GroupedProducts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Auto => "auto",
+            Self::Together => "together",
+            Self::Each => "each",
+        })
+    }
+}
+
+static CHOICE: AtomicU8 = AtomicU8::new(GroupedProducts::Auto as u8);
+
+/// Chooses for all of this process; on all ranks the same.
+pub fn set_grouped_products(products: GroupedProducts) {
+    CHOICE.store(products as u8, Ordering::Relaxed);
+}
+
+impl GroupedProducts {
+    fn chosen() -> Self {
+        match CHOICE.load(Ordering::Relaxed) {
+            choice if choice == Self::Together as u8 => Self::Together,
+            choice if choice == Self::Each as u8 => Self::Each,
+            _ => Self::Auto,
+        }
+    }
+
+    /// Whether `count` matrices of these dimensions go together, if their rows do.
+    pub(super) fn take([inputs, outputs]: [usize; 2], count: usize) -> bool {
+        match Self::chosen() {
+            Self::Auto => count > 1 && inputs * outputs <= MOST_ELEMENTS,
+            choice => choice == Self::Together,
+        }
+    }
+
+    /// Whether these rows do.
+    #[cfg(feature = "cuda")]
+    pub(super) fn take_rows([inputs, outputs]: [usize; 2], stretches: &[Range<usize>]) -> bool {
+        let rows: usize = stretches.iter().map(Range::len).sum();
+        let is_few = || rows * inputs * outputs <= MOST_TERMS * stretches.len();
+        rows > 0 && (Self::chosen() != Self::Auto || is_few())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn many_small_matrices_go_together() {
+        assert!(GroupedProducts::take([2048, 1536], 128));
+        assert!(!GroupedProducts::take([2048, 1536], 1));
+        assert!(!GroupedProducts::take([4096, 28_672], 8));
+    }
+}

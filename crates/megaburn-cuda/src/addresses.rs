@@ -26,7 +26,8 @@ pub enum Access {
 
 /// The numbers in memory of the GPU that the tensors are on, for kernels launched behind this. The tensors
 /// must be held until those kernels are launched; one that was never written fails the table, and with it
-/// what is computed by it.
+/// what is computed by it. Tensors that a kernel writes by a table are not arguments of it: if the kernel itself
+/// fails, they do not say so.
 ///
 /// # Shapes
 /// `[entries.len()]` in u64; on the device of the first tensor

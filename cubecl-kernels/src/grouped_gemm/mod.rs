@@ -118,6 +118,7 @@ impl Gradients {
         };
         let can = runs_on(&x)
             && dy.dtype == x.dtype
+            && of_dy.rows == of_x.rows
             && [(&x, of_x), (&dy, of_dy)].into_iter().all(fits_chunks)
             && address_type(&[&x, &dy]) == AddressType::U32
             && fits(&x, &shape);
@@ -135,6 +136,16 @@ impl Gradients {
     /// sums: `[m, n]` in f32, contiguous
     pub(crate) fn add(self, stretches: &[Range<usize>], sums: &[CubeTensor], are_there: &[bool]) {
         let Self { x, of_x, dy, of_dy, shape } = self;
+        let shape_of = |sum: &CubeTensor| sum.meta.shape().dims::<2>() == [of_x.cols, of_dy.cols];
+        assert!(
+            stretches.iter().all(|stretch| stretch.end <= of_x.rows)
+                && sums.iter().all(|sum| shape_of(sum) && sum.dtype == DType::F32)
+                && [sums.len(), are_there.len()] == [stretches.len(); 2],
+            "gradients of {stretches:?} of {} rows, [{}, {}], in other sums",
+            of_x.rows,
+            of_x.cols,
+            of_dy.cols
+        );
         let of_stretch = |(i, (stretch, is_there)): (usize, (&Range<usize>, &bool))| {
             let numbers = [stretch.start, stretch.len(), usize::from(*is_there)];
             let [first, rows, adds] = numbers.map(|number| Entry::Number(number as u64));
@@ -144,7 +155,8 @@ impl Gradients {
         let table = table(sums, Access::Write, entries.collect());
         let tiles = [of_dy.cols.div_ceil(shape.columns), of_x.cols.div_ceil(ROWS), sums.len()];
         let [columns, rows, stretches] = tiles.map(|count| count as u32);
-        // SAFETY: as above; the sums are the caller's to write.
+        // SAFETY: as above: stretches are of the rows of both, sums have the shape that is written, contiguous and
+        // in f32, and are the caller's to write.
         unsafe {
             weights_kernel::launch_unchecked(
                 &x.client.clone(),
@@ -166,7 +178,10 @@ impl Gradients {
 
 /// How all the matrices lie, if they lie alike.
 fn same_view(matrices: &[CubeTensor]) -> Option<MatrixView> {
-    let view = |x: &CubeTensor| MatrixView::new(x.meta.shape(), x.meta.strides());
+    let view = |x: &CubeTensor| match x.meta.is_tiled() {
+        true => None,
+        false => MatrixView::new(x.meta.shape(), x.meta.strides()),
+    };
     let first = view(matrices.first()?)?;
     matrices.iter().all(|matrix| view(matrix) == Some(first)).then_some(first)
 }

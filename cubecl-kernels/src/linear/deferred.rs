@@ -3,7 +3,7 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::rc::Rc;
 
-/// A product, and the elements of the matrix whose gradient it gives: what it takes to compute, as far as ranks
+/// A product, and the elements of the matrices whose gradients it gives: what it takes to compute, as far as ranks
 /// agree. They have other numbers of tokens for the same expert, and must compute the same products where those
 /// are of what other ranks send.
 struct Work {

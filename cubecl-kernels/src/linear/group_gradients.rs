@@ -124,12 +124,15 @@ mod cube {
         let Some(gradients) = few.then(of).flatten() else { return false };
         let main_grads = all.iter().filter_map(|(group, _)| group.main_grad.as_ref());
         let main_grads: Vec<&MainGrad> = main_grads.collect();
+        if !MainGrad::are_distinct(&main_grads) {
+            return false;
+        }
         MainGrad::update_all(&main_grads, |before| {
             let (mut sums, mut are_there) = (Vec::new(), Vec::new());
             for SumOrRoom { sum, room } in before {
                 are_there.push(sum.is_some());
-                let sum = sum.or(room).as_ref().and_then(on_gpu).map(tensor::contiguous);
-                sums.push(sum.unwrap_or_else(|| gradients.room()));
+                let found = sum.or(room).map(|sum| on_gpu(&sum).expect("it is where its rows are"));
+                sums.push(found.map_or_else(|| gradients.room(), tensor::contiguous));
             }
             gradients.add(&stretches, &sums, &are_there);
             sums.into_iter().map(wrap).collect()

@@ -6,13 +6,14 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 /// Elements of a matrix up to which its gradients are put off together with those of the others. All ranks
-/// agree on it, whatever their numbers of rows: what is put off may be of what other ranks send.
-const MOST_ELEMENTS: usize = 8 << 20;
+/// agree on it, whatever their numbers of rows: what is put off may be of what other ranks send. (Measured with
+/// 1.6 and 3.1 million, which are faster together, and with 15 million, which are not: `benches/results`.)
+const MOST_ELEMENTS: usize = 4 << 20;
 
 /// Multiplications of a stretch, on average, from which on each fills the GPU by itself, and takes longer than the
-/// host needs to ask for it: `benches/results`.
+/// host needs to ask for it. (Measured with 0.8 billion, which are faster together, and with 3.2, which are not.)
 #[cfg(feature = "cuda")]
-const MOST_TERMS: usize = 3 << 30;
+const MOST_TERMS: usize = 2 << 30;
 
 /// How [`grouped_linear`](crate::grouped_linear) multiplies on a GPU.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -22,7 +23,8 @@ pub enum GroupedProducts {
     #[default]
     Auto,
     /// All in one launch of a CubeCL kernel: bf16 and f16 on Hopper, features a multiple of 8. What it cannot is
-    /// `Each`'s.
+    /// `Each`'s. Matrices that somebody else keeps ([`MainGrad::with_source`](crate::MainGrad::with_source)) are
+    /// held together until it is launched.
     Together,
     /// One by one through cuBLASLt.
     Each,

@@ -1,7 +1,8 @@
 //! What each matrix makes of its stretch of rows, joined.
 //!
-//! On CUDA each product is written where it belongs in the result, if that begins where memory is cut.
-//! Elsewhere the products are copied into one.
+//! On CUDA many small matrices are multiplied by one kernel, and of others each product is written where it
+//! belongs in the result, if that begins where memory is cut. Elsewhere the products are copied into one.
+//! Every matrix is read once, whichever it is: ranks may send it.
 
 use std::ops::Range;
 
@@ -55,6 +56,7 @@ fn product(x: Tensor<2>, group: &GroupWeight, pass: Pass) -> Tensor<2> {
 
 #[cfg(feature = "cuda")]
 mod cube {
+    use burn_cubecl::tensor::CubeTensor;
     use megaburn_cuda::{CudaQueue, gemm, tensor};
 
     use super::*;
@@ -103,7 +105,10 @@ mod cube {
                 Some(Some(tensor::stretch(&whole, start, shape)?))
             }
         };
-        let rooms: Vec<_> = stretches.iter().map(room).collect::<Option<_>>()?;
+        let rooms: Option<Vec<_>> = stretches.iter().map(room).collect();
+        let Some(rooms) = rooms else {
+            return matrices.map(|matrices| separately(x, stretches, matrices));
+        };
         for (i, (stretch, room)) in stretches.iter().zip(rooms).enumerate() {
             let weight = match &matrices {
                 Some(matrices) => matrices[i].clone(),
@@ -116,6 +121,22 @@ mod cube {
             done.unwrap_or_else(|error| panic!("{error}"));
         }
         Some(wrap::<1>(whole).reshape([num_rows, columns]))
+    }
+
+    /// Products with matrices that were read, joined. There are rows.
+    fn separately(
+        x: &Tensor<2>,
+        stretches: &[Range<usize>],
+        matrices: Vec<CubeTensor>,
+    ) -> Tensor<2> {
+        let some = stretches.iter().zip(matrices).filter(|(stretch, _)| !stretch.is_empty());
+        let parts = some.map(|(stretch, matrix)| {
+            let x = on_gpu(&part(x, stretch)).expect("it is where all of it is");
+            let dtype = x.dtype;
+            let done = gemm::product(x, matrix, None, 1.0, dtype);
+            wrap(done.unwrap_or_else(|error| panic!("{error}")))
+        });
+        Tensor::cat(parts.collect(), 0)
     }
 
     /// The matrix as [`linear`] reads it.

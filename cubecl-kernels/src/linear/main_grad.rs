@@ -1,3 +1,5 @@
+#[cfg(feature = "cuda")]
+use std::collections::HashSet;
 use std::{
     cell::Cell,
     fmt,
@@ -153,7 +155,14 @@ impl MainGrad {
         }
     }
 
-    /// [`update`](Self::update) of several together: `add` gets the sum of each or room for it.
+    /// Whether no two of them are the same one.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn are_distinct(all: &[&Self]) -> bool {
+        let places: HashSet<_> = all.iter().map(|main_grad| Arc::as_ptr(&main_grad.0)).collect();
+        places.len() == all.len()
+    }
+
+    /// [`update`](Self::update) of several together, each another one: `add` gets the sum of each or room for it.
     #[cfg(feature = "cuda")]
     pub(crate) fn update_all(all: &[&Self], add: impl FnOnce(Vec<SumOrRoom>) -> Vec<Tensor<2>>) {
         let before = all.iter().map(|main_grad| {

@@ -5,6 +5,8 @@ use burn::tensor::{Int, Tensor};
 use burn_cubecl::tensor::CubeTensor;
 use megaburn_cuda::tensor;
 
+pub(super) use crate::cube::wrap;
+
 /// Units of a cube whose units have nothing to do with each other.
 pub(super) const UNITS: usize = 256;
 
@@ -29,8 +31,6 @@ pub(super) fn ints<const D: usize>(x: Tensor<D, Int>) -> CubeTensor {
     let x = x.try_into_primitive::<Cube>().expect("operands are of one device");
     tensor::contiguous(tensor::from_backend(x))
 }
-
-pub(super) use crate::cube::wrap;
 
 pub(super) fn wrap_ints<const D: usize>(x: CubeTensor) -> Tensor<D, Int> {
     Tensor::from_primitive::<Cube>(tensor::into_backend(x))

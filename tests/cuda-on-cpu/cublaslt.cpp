@@ -108,6 +108,11 @@ int cublasLtMatmulAlgoGetHeuristic(void *, Desc *, Layout *, Layout *, Layout *,
     memset(results, 0, 8 * 8 + 8 + 4 + 4 + 16);
     return *count = 1, 0;
 }
+int cublasLtMatmulAlgoCheck(void *, Desc *, Layout *, Layout *, Layout *, Layout *, const void *,
+                            void *result) {
+    memset(result, 0, 8 * 8 + 8 + 4 + 4 + 16);
+    return 0;
+}
 int cublasLtMatmul(void *, Desc *desc, const float *alpha, const void *a, Layout *of_a,
                    const void *b, Layout *of_b, const float *beta, const void *c, Layout *of_c,
                    void *d, Layout *of_d, const void *, void *, size_t, void *) {

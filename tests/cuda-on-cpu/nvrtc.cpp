@@ -68,6 +68,13 @@ std::string join(const std::vector<std::string> &parts) {
     return out;
 }
 
+// What an array has, written to each of these.
+std::string assigned(const std::vector<std::string> &to, const std::string &from) {
+    std::string code;
+    for (size_t i = 0; i < to.size(); i++) code += to[i] + " = " + from + "[" + std::to_string(i) + "]; ";
+    return code;
+}
+
 // Chains of products on four warps, whose operands go by the numbers of registers: the result's first.
 // Each warp has 16 rows and its part of the work is its own.
 std::string wgmma_of(const std::string &ptx, const std::vector<std::string> &out,
@@ -115,8 +122,90 @@ std::string wgmma_of(const std::string &ptx, const std::vector<std::string> &out
                        std::to_string(out.size()) +
                        "]; emu_sync_warp(EMU_SITE, &in, found, EmuWgmmaWork<emu_from_" + type +
                        ">::work);";
-    for (size_t i = 0; i < out.size(); i++) call += out[i] + " = found[" + std::to_string(i) + "]; ";
-    return call + "}()";
+    return call + assigned(out, "found") + "}()";
+}
+
+// A whole loop of copies and products, instruction by instruction. Operands go by the numbers of registers, the
+// result's first; it has registers and one label of its own. Products are made when they are asked for.
+std::string loop_of(const std::string &ptx, const std::vector<std::string> &out,
+                    const std::vector<std::string> &in) {
+    std::string code = "[&] { ";
+    auto value = [&](const std::string &name) {
+        if (name[0] != '%') return name;
+        size_t number = stoul(name.substr(1));
+        return number < out.size() ? out[number] : in.at(number - out.size());
+    };
+    const std::string a = R"(([\w%]+))", next = R"(, ([\w%]+))";
+    const std::vector<std::pair<std::regex, std::function<std::string(const std::smatch &)>>> known = {
+        {std::regex(R"(\{|\}|(fence\.proxy|wgmma\.(fence|commit_group|wait_group)).*)"),
+         [](const std::smatch &) { return ""; }},
+        {std::regex(R"(\.reg \.(pred|b32|b64) (.*))"),
+         [](const std::smatch &m) {
+             std::string type = m[1] == "pred" ? "bool " : m[1] == "b32" ? "unsigned " : "unsigned long long ";
+             return type + m[2].str() + ";";
+         }},
+        {std::regex("mov\\.f32 " + a + ", 0f00000000"),
+         [&](const std::smatch &m) { return value(m[1]) + " = 0;"; }},
+        {std::regex("mov\\.b(?:32|64) " + a + next),
+         [&](const std::smatch &m) { return value(m[1]) + " = " + value(m[2]) + ";"; }},
+        {std::regex("setp\\.gt\\.s32 " + a + next + next),
+         [&](const std::smatch &m) {
+             return value(m[1]) + " = int(" + value(m[2]) + ") > int(" + value(m[3]) + ");";
+         }},
+        {std::regex("setp\\.eq\\.u32 " + a + next + next),
+         [&](const std::smatch &m) {
+             return value(m[1]) + " = " + value(m[2]) + " == " + value(m[3]) + ";";
+         }},
+        {std::regex("selp\\.b32 " + a + next + next + next),
+         [&](const std::smatch &m) {
+             return value(m[1]) + " = " + value(m[4]) + " ? " + value(m[2]) + " : " + value(m[3]) + ";";
+         }},
+        {std::regex("(add|sub)\\.[su](?:32|64) " + a + next + next),
+         [&](const std::smatch &m) {
+             return value(m[2]) + " = " + value(m[3]) + (m[1] == "add" ? " + " : " - ") + value(m[4]) + ";";
+         }},
+        {std::regex("shr\\.s32 " + a + next + next),
+         [&](const std::smatch &m) {
+             return value(m[1]) + " = int(" + value(m[2]) + ") >> " + value(m[3]) + ";";
+         }},
+        {std::regex(R"(cp\.async\.cg\.shared\.global \[(\w+)\+(\d+)\], \[(\w+)\], (\d+), (\w+))"),
+         [](const std::smatch &m) {
+             return "emu_copy_async(emu_shared() + " + m[1].str() + " + " + m[2].str() + ", (const void *)" +
+                    m[3].str() + ", " + m[4].str() + ", " + m[5].str() + ");";
+         }},
+        {std::regex(R"(cp\.async\.commit_group)"), [](const std::smatch &) { return "emu_copy_commit();"; }},
+        {std::regex(R"(cp\.async\.wait_group (\d+))"),
+         [](const std::smatch &m) { return "emu_copy_wait(" + m[1].str() + ");"; }},
+        {std::regex(R"(bar\.sync 0)"), [](const std::smatch &) { return "__syncthreads();"; }},
+        {std::regex(R"((\w+):)"), [](const std::smatch &m) { return m[1].str() + ":;"; }},
+        {std::regex(R"(bra (\w+))"), [](const std::smatch &m) { return "goto " + m[1].str() + ";"; }},
+        {std::regex(R"(wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k16\.f32\.(bf16|f16)\.\2 \{%0,[^}]*\}, (\w+), )"
+                    R"((\w+), 1, 1, 1, ([01]), ([01]))"),
+         [&](const std::smatch &m) {
+             std::string count = std::to_string(out.size()), type = m[2] == "bf16" ? "bf16" : "half";
+             return "{ static const EmuProduct product[] = {{0, -1, 0, 0, 1, 0, 1, " + m[6].str() + ", " +
+                    m[5].str() + "}}; float sums[] = {" + join(out).substr(2) + "}; unsigned none[] = {0}; "
+                    "EmuWgmma in{product, 1, " + m[1].str() + ", " + count + ", sums, {" + m[3].str() + ", " +
+                    m[4].str() + "}, none}; float found[" + count +
+                    "]; emu_sync_warp(EMU_SITE, &in, found, EmuWgmmaWork<emu_from_" + type + ">::work); " +
+                    assigned(out, "found") + "}";
+         }},
+    };
+    std::string text = std::regex_replace(ptx, std::regex(R"(\\n|")"), "\n");
+    std::istringstream lines(text.substr(0, text.find("//")));
+    for (std::string line; std::getline(lines, line);) {
+        // A label, a register's declaration or an instruction, which may have a condition.
+        std::smatch m;
+        std::regex_match(line, m, std::regex(R"(\s*(@(\w+) )?(.*?);?\s*)"));
+        std::string statement = m[3], condition = m[2];
+        if (statement.empty()) continue;
+        auto fits = [&](const auto &one) { return std::regex_match(statement, m, one.first); };
+        auto one = std::find_if(known.begin(), known.end(), fits);
+        if (one == known.end()) return "";
+        std::string done = one->second(m);
+        code += condition.empty() ? done + " " : "if (" + condition + ") { " + done + " } ";
+    }
+    return code + "}()";
 }
 
 // Waits for products, and hands on what they wrote: they were made when they were asked for.
@@ -138,6 +227,13 @@ std::string call_of(const std::string &ptx, std::vector<std::string> out,
     if (is(R"(mma\.sync\.aligned\.m16n8k16\.row\.col\.f32\.(bf16|f16)\.\1\.f32)"))
         return "emu_mma<emu_from_" + std::string(m[1] == "bf16" ? "bf16" : "half") +
                ">(EMU_SITE" + all + ")";
+    if (is(R"(\bbra )")) return loop_of(ptx, out, in);
+    if (is(R"(ld\.global\.v2\.f32 \{%0, %1\}, \[%2\];)"))
+        return "(" + out[0] + " = ((const float *)" + in[0] + ")[0], " + out[1] + " = ((const float *)" + in[0] +
+               ")[1])";
+    if (is(R"(st\.global\.v2\.f32 \[%0\], \{%1, %2\};)"))
+        return "(((float *)" + in[0] + ")[0] = " + in[1] + ", ((float *)" + in[0] + ")[1] = " + in[2] + ")";
+    if (is(R"(^\s*"mov\.b64 %0, %1;"\s*$)")) return "(" + out[0] + " = (unsigned long long)(" + in[0] + "))";
     if (is(R"(wgmma\.mma_async)")) return wgmma_of(ptx, out, in);
     if (is(R"(wgmma\.wait_group)")) return moves_of(ptx, out, in);
     if (is(R"(fence\.proxy\.async)")) return "(void)0";

@@ -405,8 +405,9 @@ inline void emu_mma(unsigned site, float &d0, float &d1, float &d2, float &d3, I
 // the PTX manual lays out m64nNk16 with a swizzle of 128 bytes.
 struct EmuProduct {
     // Places of the result, of the left operand's words (or -1), of the descriptors in those below;
-    // units that the descriptors are ahead; whether it adds to the result, and how the right one lies.
-    int result, words, left, left_ahead, right, right_ahead, adds, transposed;
+    // units that the descriptors are ahead; whether it adds to the result, and how the right one and the
+    // left one lie.
+    int result, words, left, left_ahead, right, right_ahead, adds, transposed, left_transposed = 0;
 };
 struct EmuWgmma {
     const EmuProduct *products;
@@ -451,7 +452,9 @@ template <float (*WIDE)(unsigned short)> struct EmuWgmmaWork {
             for (unsigned row = 0; row < 16; row++)
                 for (unsigned k = 0; k < 16; k++) {
                     if (p.words < 0) {
-                        a[row][k] = at(one.descriptors[p.left], p.left_ahead, first + row, 2 * k);
+                        unsigned m = first + row, of_row = p.left_transposed ? k : m;
+                        unsigned x = 2 * (p.left_transposed ? m : k);
+                        a[row][k] = at(one.descriptors[p.left], p.left_ahead, of_row, x);
                         continue;
                     }
                     unsigned word = of(row % 8 * 4 + k % 8 / 2).words[p.words + row / 8 + 2 * (k / 8)];

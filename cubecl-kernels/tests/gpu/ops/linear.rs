@@ -1,13 +1,15 @@
 //! Products and their gradients.
 
+use std::sync::{Arc, Mutex};
+
 use burn::{
     prelude::{Device, Int},
     tensor::{DType, Tensor},
 };
 use megaburn_cuda::gemm::set_tf32;
 use megaburn_kernels::{
-    EmbeddingOptions, GroupWeight, GroupedOptions, GroupedProducts, LinearOptions, MainGrad,
-    embedding, grouped_linear, linear, set_grouped_products,
+    EmbeddingOptions, GroupWeight, GroupedOptions, GroupedProducts, LinearOptions, MainGrad, Pass,
+    embedding, grouped_linear, linear, room_in, set_grouped_products,
 };
 
 use super::compare::*;
@@ -17,6 +19,7 @@ pub(super) const TESTS: &[super::Test] = &[
     ("stretches_times_a_matrix_each", stretches),
     ("stretches_are_multiplied_together_as_one_by_one", together),
     ("gradients_of_stretches_are_summed_together", summed_together),
+    ("matrices_of_stretches_are_read_once", read_once),
     ("weight_gradients_are_summed_in_f32", main_grads),
     ("weights_that_somebody_else_keeps_are_asked_for", kept_elsewhere),
     ("tf32_is_off_until_it_is_asked_for", tf32),
@@ -118,26 +121,44 @@ fn together() -> Result<(), String> {
     Ok(())
 }
 
+/// In memory of their own or in room cut out of a buffer, begun one by one or together; who listens hears of
+/// all, in their order.
 fn summed_together() -> Result<(), String> {
-    for (dtype, products) in [
-        (DType::BF16, GroupedProducts::Together),
-        (DType::F16, GroupedProducts::Together),
-        (DType::BF16, GroupedProducts::Each),
-        (DType::F32, GroupedProducts::Together),
+    use GroupedProducts::{Each, Together};
+    for (dtype, ways) in [
+        (DType::BF16, [Together, Together, Together]),
+        (DType::BF16, [Each, Together, Each]),
+        (DType::F16, [Together, Each, Together]),
+        (DType::BF16, [Each, Each, Each]),
+        (DType::F32, [Together, Together, Together]),
     ] {
-        let _chosen = Chosen::new(products);
         for [inputs, outputs] in [[256, 512], [200, 328], [40, 8], [33, 65]] {
             for rows in [&[256, 64][..], &[300, 0, 1, 129, 77], &[0, 0]] {
                 let num_rows = rows.iter().sum();
                 let w = normal([rows.len() * inputs, outputs], dtype);
-                let batch =
-                    |_| (normal([num_rows, inputs], dtype), normal([num_rows, outputs], dtype));
-                let batches = [0; 3].map(batch);
+                let batch = |way| {
+                    (way, normal([num_rows, inputs], dtype), normal([num_rows, outputs], dtype))
+                };
+                let batches = ways.map(batch);
                 let sums = |device: &Device, dtype: DType| -> Result<Vec<f32>, String> {
                     let main_grads: Vec<_> = rows.iter().map(|_| MainGrad::default()).collect();
-                    main_grads.iter().for_each(MainGrad::attach);
+                    let len = (inputs * outputs).next_multiple_of(128);
+                    let buffer =
+                        Tensor::<1>::full([rows.len() * len], f32::NAN, (device, DType::F32));
+                    let heard = Arc::new(Mutex::new(Vec::new()));
+                    for (i, main_grad) in main_grads.iter().enumerate() {
+                        main_grad.attach();
+                        let (buffer, heard) = (buffer.clone(), heard.clone());
+                        // (Every other one has none.)
+                        main_grad.with_room(move || match i % 2 {
+                            0 => room_in(&buffer, i * len, [inputs, outputs]),
+                            _ => None,
+                        });
+                        main_grad.on_gradient(move || heard.lock().expect("nobody panics").push(i));
+                    }
                     let w: Tensor<2> = leaf(&w, device, dtype);
-                    for (x, weight) in &batches {
+                    for (way, x, weight) in &batches {
+                        let _chosen = Chosen::new(*way);
                         let group = |(i, main_grad): (usize, &MainGrad)| GroupWeight {
                             weight: w.clone().narrow(0, i * inputs, inputs).detach().require_grad(),
                             main_grad: Some(main_grad.clone()),
@@ -148,6 +169,11 @@ fn summed_together() -> Result<(), String> {
                         let weight = Tensor::from_data(weight.clone(), (&y.device(), y.dtype()));
                         (y * weight).sum().backward();
                     }
+                    let heard = std::mem::take(&mut *heard.lock().expect("nobody panics"));
+                    let each: Vec<usize> = (0..rows.len()).collect();
+                    if heard != each.repeat(batches.len()) {
+                        return Err(format!("heard of {heard:?}"));
+                    }
                     let mut all = Vec::new();
                     for main_grad in main_grads {
                         all.extend(host(main_grad.take().ok_or("no gradient")?)?);
@@ -157,9 +183,51 @@ fn summed_together() -> Result<(), String> {
                 let expected = sums(&Device::flex(), DType::F32)?;
                 let found = sums(&Device::cuda(0), dtype)?;
                 // Nothing is rounded but f32 sums: inputs are exact.
-                let what = format!("sums {products} {rows:?} of {inputs}->{outputs} {dtype:?}");
+                let what = format!("sums {ways:?} {rows:?} of {inputs}->{outputs} {dtype:?}");
                 close(&what, &found, &expected, 5e-6)?;
             }
+        }
+    }
+    Ok(())
+}
+
+/// Once a pass and in their order, as ranks send them, also where the kernel cannot and where no product can be
+/// written into its place.
+fn read_once() -> Result<(), String> {
+    let _chosen = Chosen::new(GroupedProducts::Together);
+    let (device, dtype, rows) = (Device::cuda(0), DType::BF16, [3, 0, 5]);
+    for [inputs, outputs] in [[64, 256], [64, 20], [20, 64]] {
+        let all = rows.map(|_| leaf::<2>(&normal([inputs, outputs], dtype), &device, dtype));
+        let x = normal([8, inputs], dtype);
+        let run = |groups: Vec<GroupWeight>| -> Result<_, String> {
+            let x: Tensor<2> = leaf(&x, &device, dtype);
+            let y = grouped_linear(x.clone(), &rows, groups, GroupedOptions::default());
+            let grads = y.clone().square().sum().backward();
+            Ok([host(y)?, host(x.grad(&grads).ok_or("no gradient")?)?])
+        };
+        let plain = |w: &Tensor<2>| GroupWeight { weight: w.clone(), main_grad: None };
+        let expected = run(all.iter().map(plain).collect())?;
+        let asked = Arc::new(Mutex::new(Vec::new()));
+        let kept = |(i, w): (usize, &Tensor<2>)| {
+            let (main_grad, asked, inner) = (MainGrad::default(), asked.clone(), w.clone().inner());
+            main_grad.attach();
+            main_grad.with_source(move |pass| {
+                asked.lock().expect("nobody panics").push((pass, i));
+                inner.clone()
+            });
+            let nan = Tensor::full([1, 1], f32::NAN, (&device.clone().autodiff(), dtype));
+            let weight = Tensor::<2>::expand(nan, [inputs, outputs]).require_grad();
+            GroupWeight { weight, main_grad: Some(main_grad) }
+        };
+        let found = run(all.iter().enumerate().map(kept).collect())?;
+        for (found, expected) in found.iter().zip(&expected) {
+            close(&format!("kept {inputs}->{outputs}"), found, expected, 1e-6)?;
+        }
+        let asked = std::mem::take(&mut *asked.lock().expect("nobody panics"));
+        let once = [Pass::Forward, Pass::Backward].into_iter();
+        let once: Vec<_> = once.flat_map(|pass| (0..3).map(move |i| (pass, i))).collect();
+        if asked != once {
+            return Err(format!("{inputs}->{outputs}: asked for {asked:?}"));
         }
     }
     Ok(())

@@ -26,8 +26,8 @@ pub enum Access {
 
 /// The numbers in memory of the GPU that the tensors are on, for kernels launched behind this. The tensors
 /// must be held until those kernels are launched; one that was never written fails the table, and with it
-/// what is computed by it. Tensors that a kernel writes by a table are not arguments of it: if the kernel itself
-/// fails, they do not say so.
+/// what is computed by it. Tensors that a kernel writes by a table are no arguments of it: [`written_by`] says
+/// of what they are.
 ///
 /// # Shapes
 /// `[entries.len()]` in u64; on the device of the first tensor
@@ -65,4 +65,16 @@ pub fn table(tensors: &[CubeTensor], access: Access, entries: Vec<Entry>) -> Cub
         .map_err(CudaError::driver("cuMemcpyHtoDAsync of a table"))
     });
     table
+}
+
+/// Says that tensors were written by the kernel that wrote `done`, which knew them by a [table]: if it failed, or
+/// could not run because something that it reads was never written, that goes on in them.
+///
+/// # Panics
+/// If `done` is on no CUDA device.
+pub fn written_by(done: &CubeTensor, tensors: &[CubeTensor]) {
+    let queue = CudaQueue::of(done).expect("a kernel wrote it");
+    let len = tensors.len();
+    let op = Op::new(move || format!("{len} tensors that a kernel wrote")).reads(done);
+    queue.enqueue(tensors.iter().fold(op, Op::writes), |_, _| Ok(()));
 }

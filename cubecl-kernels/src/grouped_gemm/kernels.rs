@@ -186,7 +186,8 @@ pub(super) fn rows_kernel<F: Float>(
 ///
 /// # Shapes
 /// `x: [r, m]`, `dy: [r, n]`, rows `of_x` and `of_dy` elements apart; sums `[m, n]` in f32. `table`: of each
-/// stretch where its sum is, its first row, how many it has, and whether there is a sum.
+/// stretch where its sum is, its first row, how many it has, and whether there is a sum. `done: [1]`, written
+/// with them.
 ///
 /// Cubes `[n / columns, m / rows, stretches]`; planes of 32 units in x.
 #[cube(launch_unchecked)]
@@ -195,6 +196,7 @@ pub(super) fn weights_kernel<F: Float>(
     x: &[F],
     dy: &[F],
     table: &[u64],
+    done: &mut [u32],
     of_x: u32,
     of_dy: u32,
     m: u32,
@@ -202,6 +204,9 @@ pub(super) fn weights_kernel<F: Float>(
     #[comptime] shape: Shape,
     #[define(F)] _dtype: ElemType,
 ) {
+    if CUBE_POS_X + CUBE_POS_Y + CUBE_POS_Z + UNIT_POS == 0 {
+        done[0] = 1u32;
+    }
     let entry = CUBE_POS_Z as usize * 4;
     let (sum, first, terms) =
         (table[entry], table[entry + 1] as usize, u32::cast_from(table[entry + 2]));

@@ -15,7 +15,7 @@ use burn::backend::cubecl::dtype_to_storage_type;
 use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
-use megaburn_cuda::addresses::{Access, Entry, table};
+use megaburn_cuda::addresses::{Access, Entry, table, written_by};
 use megaburn_cuda::tensor::{self, MatrixView};
 
 use crate::cube::address_type;
@@ -153,18 +153,21 @@ impl Gradients {
         };
         let entries = stretches.iter().zip(are_there).enumerate().flat_map(of_stretch);
         let table = table(sums, Access::Write, entries.collect());
+        // (Its sums are no arguments: by this one it is known whether it ran.)
+        let done = tensor::empty(&x, [1], DType::U32);
         let tiles = [of_dy.cols.div_ceil(shape.columns), of_x.cols.div_ceil(ROWS), sums.len()];
-        let [columns, rows, stretches] = tiles.map(|count| count as u32);
+        let [columns, rows, num] = tiles.map(|count| count as u32);
         // SAFETY: as above: stretches are of the rows of both, sums have the shape that is written, contiguous and
         // in f32, and are the caller's to write.
         unsafe {
             weights_kernel::launch_unchecked(
                 &x.client.clone(),
-                CubeCount::Static(columns, rows, stretches),
+                CubeCount::Static(columns, rows, num),
                 CubeDim::new_2d(32, PLANES),
                 x.clone().into_buffer_arg(),
                 dy.clone().into_buffer_arg(),
                 table.into_buffer_arg(),
+                done.clone().into_buffer_arg(),
                 of_x.ld as u32,
                 of_dy.ld as u32,
                 of_x.cols as u32,
@@ -173,6 +176,7 @@ impl Gradients {
                 dtype_to_storage_type(x.dtype),
             );
         }
+        written_by(&done, sums);
     }
 }
 

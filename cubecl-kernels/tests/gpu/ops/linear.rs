@@ -1,25 +1,16 @@
 //! Products and their gradients.
 
-use std::sync::{Arc, Mutex};
-
 use burn::{
     prelude::{Device, Int},
     tensor::{DType, Tensor},
 };
 use megaburn_cuda::gemm::set_tf32;
-use megaburn_kernels::{
-    EmbeddingOptions, GroupWeight, GroupedOptions, GroupedProducts, LinearOptions, MainGrad, Pass,
-    embedding, grouped_linear, linear, room_in, set_grouped_products,
-};
+use megaburn_kernels::{EmbeddingOptions, LinearOptions, MainGrad, embedding, linear};
 
 use super::compare::*;
 
 pub(super) const TESTS: &[super::Test] = &[
     ("linear_in_every_form", linear_forms),
-    ("stretches_times_a_matrix_each", stretches),
-    ("stretches_are_multiplied_together_as_one_by_one", together),
-    ("gradients_of_stretches_are_summed_together", summed_together),
-    ("matrices_of_stretches_are_read_once", read_once),
     ("weight_gradients_are_summed_in_f32", main_grads),
     ("weights_that_somebody_else_keeps_are_asked_for", kept_elsewhere),
     ("tf32_is_off_until_it_is_asked_for", tf32),
@@ -49,185 +40,6 @@ fn linear_forms() -> Result<(), String> {
                     linear(x.swap_dims(0, 1).narrow(2, inputs, inputs), w, None, options())
                 });
             }
-        }
-    }
-    Ok(())
-}
-
-/// Products that begin where memory is cut, or do not, in the result or in the gradient of `x`.
-fn stretches() -> Result<(), String> {
-    for (dtype, tolerance) in DTYPES {
-        for [inputs, outputs] in [[256, 512], [37, 256], [256, 40], [5, 9]] {
-            for rows in [&[3, 0, 5][..], &[0, 4, 0], &[70], &[1, 1, 2, 6], &[0, 0]] {
-                let what = format!("stretches {rows:?} of {inputs}->{outputs}");
-                let x = [rows.iter().sum(), inputs];
-                let w = [rows.len() * inputs, outputs];
-                compare!(what, dtype, tolerance, [x: x, w: w], |_, x, w: Tensor<2>| {
-                    let weight = |i| w.clone().narrow(0, i * inputs, inputs);
-                    let group = |i| GroupWeight { weight: weight(i), main_grad: None };
-                    grouped_linear(x, rows, (0..rows.len()).map(group).collect(), GroupedOptions::default())
-                });
-            }
-        }
-    }
-    Ok(())
-}
-
-/// Restores what is chosen by measurements, whatever happens.
-struct Chosen;
-
-impl Chosen {
-    fn new(products: GroupedProducts) -> Self {
-        set_grouped_products(products);
-        Self
-    }
-}
-
-impl Drop for Chosen {
-    fn drop(&mut self) {
-        set_grouped_products(GroupedProducts::Auto);
-    }
-}
-
-/// Tiles that are whole and not in every direction, stretches of nothing, and matrices read transposed.
-fn together() -> Result<(), String> {
-    let _chosen = Chosen::new(GroupedProducts::Together);
-    for (dtype, tolerance) in DTYPES {
-        for [inputs, outputs] in [[256, 512], [64, 256], [200, 328], [8, 40], [1032, 96]] {
-            for rows in [&[128, 128][..], &[300, 0, 1, 129, 77], &[0, 4, 0], &[513], &[0, 0]] {
-                let what = format!("stretches together {rows:?} of {inputs}->{outputs}");
-                let x = [rows.iter().sum(), inputs];
-                let w = [rows.len() * inputs, outputs];
-                compare!(what, dtype, tolerance, [x: x, w: w], |_, x, w: Tensor<2>| {
-                    let weight = |i| w.clone().narrow(0, i * inputs, inputs);
-                    let group = |i| GroupWeight { weight: weight(i), main_grad: None };
-                    grouped_linear(x, rows, (0..rows.len()).map(group).collect(), GroupedOptions::default())
-                });
-                // Rows that are slices of wider ones, matrices that are `[out, in]` in memory.
-                let wide = [rows.iter().sum(), 2 * inputs];
-                let swapped = [rows.len() * outputs, inputs];
-                if rows.iter().sum::<usize>() == 0 {
-                    continue;
-                }
-                compare!(what, dtype, tolerance, [x: wide, w: swapped], |_, x: Tensor<2>, w: Tensor<2>| {
-                    let weight = |i| w.clone().narrow(0, i * outputs, outputs).transpose();
-                    let group = |i| GroupWeight { weight: weight(i), main_grad: None };
-                    let x = x.narrow(1, inputs, inputs);
-                    grouped_linear(x, rows, (0..rows.len()).map(group).collect(), GroupedOptions::default())
-                });
-            }
-        }
-    }
-    Ok(())
-}
-
-/// In memory of their own or in room cut out of a buffer, begun one by one or together; who listens hears of
-/// all, in their order.
-fn summed_together() -> Result<(), String> {
-    use GroupedProducts::{Each, Together};
-    for (dtype, ways) in [
-        (DType::BF16, [Together, Together, Together]),
-        (DType::BF16, [Each, Together, Each]),
-        (DType::F16, [Together, Each, Together]),
-        (DType::BF16, [Each, Each, Each]),
-        (DType::F32, [Together, Together, Together]),
-    ] {
-        for [inputs, outputs] in [[256, 512], [200, 328], [40, 8], [33, 65]] {
-            for rows in [&[256, 64][..], &[300, 0, 1, 129, 77], &[0, 0]] {
-                let num_rows = rows.iter().sum();
-                let w = normal([rows.len() * inputs, outputs], dtype);
-                let batch = |way| {
-                    (way, normal([num_rows, inputs], dtype), normal([num_rows, outputs], dtype))
-                };
-                let batches = ways.map(batch);
-                let sums = |device: &Device, dtype: DType| -> Result<Vec<f32>, String> {
-                    let main_grads: Vec<_> = rows.iter().map(|_| MainGrad::default()).collect();
-                    let len = (inputs * outputs).next_multiple_of(128);
-                    let buffer =
-                        Tensor::<1>::full([rows.len() * len], f32::NAN, (device, DType::F32));
-                    let heard = Arc::new(Mutex::new(Vec::new()));
-                    for (i, main_grad) in main_grads.iter().enumerate() {
-                        main_grad.attach();
-                        let (buffer, heard) = (buffer.clone(), heard.clone());
-                        // (Every other one has none.)
-                        main_grad.with_room(move || match i % 2 {
-                            0 => room_in(&buffer, i * len, [inputs, outputs]),
-                            _ => None,
-                        });
-                        main_grad.on_gradient(move || heard.lock().expect("nobody panics").push(i));
-                    }
-                    let w: Tensor<2> = leaf(&w, device, dtype);
-                    for (way, x, weight) in &batches {
-                        let _chosen = Chosen::new(*way);
-                        let group = |(i, main_grad): (usize, &MainGrad)| GroupWeight {
-                            weight: w.clone().narrow(0, i * inputs, inputs).detach().require_grad(),
-                            main_grad: Some(main_grad.clone()),
-                        };
-                        let groups = main_grads.iter().enumerate().map(group).collect();
-                        let x: Tensor<2> = leaf(x, device, dtype);
-                        let y = grouped_linear(x, rows, groups, GroupedOptions::default());
-                        let weight = Tensor::from_data(weight.clone(), (&y.device(), y.dtype()));
-                        (y * weight).sum().backward();
-                    }
-                    let heard = std::mem::take(&mut *heard.lock().expect("nobody panics"));
-                    let each: Vec<usize> = (0..rows.len()).collect();
-                    if heard != each.repeat(batches.len()) {
-                        return Err(format!("heard of {heard:?}"));
-                    }
-                    let mut all = Vec::new();
-                    for main_grad in main_grads {
-                        all.extend(host(main_grad.take().ok_or("no gradient")?)?);
-                    }
-                    Ok(all)
-                };
-                let expected = sums(&Device::flex(), DType::F32)?;
-                let found = sums(&Device::cuda(0), dtype)?;
-                // Nothing is rounded but f32 sums: inputs are exact.
-                let what = format!("sums {ways:?} {rows:?} of {inputs}->{outputs} {dtype:?}");
-                close(&what, &found, &expected, 5e-6)?;
-            }
-        }
-    }
-    Ok(())
-}
-
-/// Once a pass and in their order, as ranks send them, also where the kernel cannot and where no product can be
-/// written into its place.
-fn read_once() -> Result<(), String> {
-    let _chosen = Chosen::new(GroupedProducts::Together);
-    let (device, dtype, rows) = (Device::cuda(0), DType::BF16, [3, 0, 5]);
-    for [inputs, outputs] in [[64, 256], [64, 20], [20, 64]] {
-        let all = rows.map(|_| leaf::<2>(&normal([inputs, outputs], dtype), &device, dtype));
-        let x = normal([8, inputs], dtype);
-        let run = |groups: Vec<GroupWeight>| -> Result<_, String> {
-            let x: Tensor<2> = leaf(&x, &device, dtype);
-            let y = grouped_linear(x.clone(), &rows, groups, GroupedOptions::default());
-            let grads = y.clone().square().sum().backward();
-            Ok([host(y)?, host(x.grad(&grads).ok_or("no gradient")?)?])
-        };
-        let plain = |w: &Tensor<2>| GroupWeight { weight: w.clone(), main_grad: None };
-        let expected = run(all.iter().map(plain).collect())?;
-        let asked = Arc::new(Mutex::new(Vec::new()));
-        let kept = |(i, w): (usize, &Tensor<2>)| {
-            let (main_grad, asked, inner) = (MainGrad::default(), asked.clone(), w.clone().inner());
-            main_grad.attach();
-            main_grad.with_source(move |pass| {
-                asked.lock().expect("nobody panics").push((pass, i));
-                inner.clone()
-            });
-            let nan = Tensor::full([1, 1], f32::NAN, (&device.clone().autodiff(), dtype));
-            let weight = Tensor::<2>::expand(nan, [inputs, outputs]).require_grad();
-            GroupWeight { weight, main_grad: Some(main_grad) }
-        };
-        let found = run(all.iter().enumerate().map(kept).collect())?;
-        for (found, expected) in found.iter().zip(&expected) {
-            close(&format!("kept {inputs}->{outputs}"), found, expected, 1e-6)?;
-        }
-        let asked = std::mem::take(&mut *asked.lock().expect("nobody panics"));
-        let once = [Pass::Forward, Pass::Backward].into_iter();
-        let once: Vec<_> = once.flat_map(|pass| (0..3).map(move |i| (pass, i))).collect();
-        if asked != once {
-            return Err(format!("{inputs}->{outputs}: asked for {asked:?}"));
         }
     }
     Ok(())

@@ -8,6 +8,7 @@ mod cudnn;
 mod dropout;
 mod edges;
 mod embedding;
+mod grouped;
 mod linear;
 mod moe;
 mod moe_router;
@@ -29,6 +30,7 @@ pub(crate) fn tests() -> impl Iterator<Item = (String, fn() -> Result<(), String
         ("dropout", dropout::TESTS),
         ("edges", edges::TESTS),
         ("embedding", embedding::TESTS),
+        ("grouped", grouped::TESTS),
         ("linear", linear::TESTS),
         ("moe", moe::TESTS),
         ("moe_router", moe_router::TESTS),

@@ -6,7 +6,7 @@ use cudarc::driver::sys as cu;
 
 use crate::{CudaError, CudaQueue, Op, tensor};
 
-/// A number of a [table](table).
+/// A number of a [`table`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Entry {
     /// Where the first element of a tensor is, by its index.
@@ -67,7 +67,7 @@ pub fn table(tensors: &[CubeTensor], access: Access, entries: Vec<Entry>) -> Cub
     table
 }
 
-/// Says that tensors were written by the kernel that wrote `done`, which knew them by a [table]: if it failed, or
+/// Says that tensors were written by the kernel that wrote `done`, which knew them by a [`table`]: if it failed, or
 /// could not run because something that it reads was never written, that goes on in them.
 ///
 /// # Panics

@@ -31,7 +31,7 @@ impl Communicator {
     /// # Shapes
     /// Any, the same on all members.
     /// # Errors
-    /// The tensor is on another device or of another type than [`takes`] allows. What fails later is
+    /// The tensor is on another device or of another type than [`takes`](super::takes) allows. What fails later is
     /// found by the next read of the result and by the watchdog's observer.
     pub fn all_reduce(
         &self,

@@ -228,11 +228,11 @@ std::string call_of(const std::string &ptx, std::vector<std::string> out,
         return "emu_mma<emu_from_" + std::string(m[1] == "bf16" ? "bf16" : "half") +
                ">(EMU_SITE" + all + ")";
     if (is(R"(\bbra )")) return loop_of(ptx, out, in);
-    if (is(R"(ld\.global\.v2\.f32 \{%0, %1\}, \[%2\];)"))
-        return "(" + out[0] + " = ((const float *)" + in[0] + ")[0], " + out[1] + " = ((const float *)" + in[0] +
-               ")[1])";
     if (is(R"(st\.global\.v2\.f32 \[%0\], \{%1, %2\};)"))
         return "(((float *)" + in[0] + ")[0] = " + in[1] + ", ((float *)" + in[0] + ")[1] = " + in[2] + ")";
+    if (is(R"(red\.global\.add\.v2\.f32 \[%0\], \{%1, %2\};)"))
+        return "(((float *)" + in[0] + ")[0] += " + in[1] + ", ((float *)" + in[0] + ")[1] += " + in[2] + ")";
+    if (is(R"(^\s*"prefetch\.global)")) return "(void)0";
     if (is(R"(^\s*"mov\.b64 %0, %1;"\s*$)")) return "(" + out[0] + " = (unsigned long long)(" + in[0] + "))";
     if (is(R"(wgmma\.mma_async)")) return wgmma_of(ptx, out, in);
     if (is(R"(wgmma\.wait_group)")) return moves_of(ptx, out, in);

@@ -4,7 +4,7 @@ use cubecl::prelude::*;
 
 use super::assembly::sums;
 use super::shape::{CHUNK, Major, ROWS, Shape, Side, TERMS, UNITS};
-use crate::cube::tensor_cores::{OPERANDS, Pair, address, descriptor, size_is, split};
+use crate::cube::tensor_cores::{Pair, address, descriptor, size_is, split};
 
 /// First terms that no sum has: nothing is copied.
 const NONE: u32 = 1 << 30;
@@ -216,6 +216,9 @@ pub(super) fn weights_kernel<F: Float>(
     }
     let (top, column) =
         (CUBE_POS_Y * comptime!(ROWS as u32), CUBE_POS_X * comptime!(shape.columns as u32));
+    if adds {
+        ask_for(sum, top, column, m, n, shape);
+    }
     let left = place_of::<F>(x, first * of_x as usize + top as usize);
     let right = place_of::<F>(dy, first * of_dy as usize + column as usize);
     let sums = multiply::<F>(left, right, of_x, of_dy, m - top, n - column, terms, shape);
@@ -235,17 +238,34 @@ pub(super) fn weights_kernel<F: Float>(
     }
 }
 
-/// Adds two numbers to those at an address or, if nothing is there yet, puts them there.
+/// Brings this cube's part of a sum into the cache, where it is added to when it is known what.
+#[cube]
+fn ask_for(sum: u64, top: u32, column: u32, m: u32, n: u32, #[comptime] shape: Shape) {
+    // A line of the cache has 32 numbers.
+    let lines = comptime!((shape.columns / 32) as u32);
+    let rows = comptime!(UNITS as u32) / lines;
+    #[unroll]
+    for i in 0..comptime!(ROWS * shape.columns / 32 / UNITS) {
+        let row = top + UNIT_POS / lines + comptime!(i as u32) * rows;
+        let column = column + UNIT_POS % lines * 32;
+        if row < m && column < n {
+            let number = u64::cast_from(row) * u64::cast_from(n) + u64::cast_from(column);
+            let at = value::<u64>(sum + number * 4);
+            gpu_asm!("prefetch.global.L2 [{}];", in(_) at);
+        }
+    }
+}
+
+/// Adds two numbers to those at an address or, if nothing is there yet, puts them there. It is the cache that adds,
+/// once to each number: nobody waits for what was there, and the result is the same each time.
 #[cube]
 fn add_at(at: u64, numbers: Pair<f32>, adds: bool) {
     let at = value::<u64>(at);
-    let mut sum = numbers;
+    let (low, high) =
+        (value::<f32>(numbers.extract(0usize)), value::<f32>(numbers.extract(1usize)));
     if adds {
-        let before: Pair<f32>;
-        let text = comptime!(format!("ld.global.v2.f32 {{%0, %1}}, [%2];{OPERANDS}"));
-        gpu_asm!("{text}{before} {at}", before = out(_) before, at = in(_) at);
-        sum += before;
+        gpu_asm!("red.global.add.v2.f32 [{}], {{{}, {}}};", in(_) at, in(_) low, in(_) high);
+    } else {
+        gpu_asm!("st.global.v2.f32 [{}], {{{}, {}}};", in(_) at, in(_) low, in(_) high);
     }
-    let (low, high) = (value::<f32>(sum.extract(0usize)), value::<f32>(sum.extract(1usize)));
-    gpu_asm!("st.global.v2.f32 [{}], {{{}, {}}};", in(_) at, in(_) low, in(_) high);
 }

@@ -1,6 +1,7 @@
 //! Measurements on GPUs, beside what PyTorch does in the same run.
 
 pub mod activations;
+pub mod context;
 pub mod data_parallel;
 mod device_clock;
 pub mod errors;

@@ -25,6 +25,7 @@ pub type Program = fn(Vec<std::ffi::OsString>) -> std::process::ExitCode;
 #[cfg(feature = "cuda")]
 pub const PROGRAMS: &[(&str, Program)] = &[
     ("bench-activations", gpu::activations::main),
+    ("bench-context", gpu::context::main),
     ("bench-data-parallel", gpu::data_parallel::main),
     ("bench-gemm", gpu::gemm::main),
     ("bench-first-use", gpu::first_use::main),

@@ -90,8 +90,9 @@ pub use moe::{
 };
 pub use norms::NormOptions;
 pub use optimizer::{
-    AdamwState, AdamwStep, LionState, LionStep, SgdState, SgdStep, adamw, adamw_scaled, is_on_gpu,
-    lion, lion_scaled, partial_sums_of_squares, rounding_room, scaled, sgd, sgd_scaled, total,
+    AdamwState, AdamwStep, LionState, LionStep, SgdState, SgdStep, adamw, adamw_all, adamw_scaled,
+    is_on_gpu, lion, lion_scaled, partial_sums_of_squares, rounding_room, scaled, sgd, sgd_scaled,
+    total,
 };
 pub use outlet::Outlet;
 pub use products::reproducible;

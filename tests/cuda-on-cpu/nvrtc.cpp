@@ -228,6 +228,22 @@ std::string call_of(const std::string &ptx, std::vector<std::string> out,
         return "emu_mma<emu_from_" + std::string(m[1] == "bf16" ? "bf16" : "half") +
                ">(EMU_SITE" + all + ")";
     if (is(R"(\bbra )")) return loop_of(ptx, out, in);
+    if (is(R"(ld\.global\.v4\.f32 \{%0, %1, %2, %3\}, \[%4\];)")) {
+        std::string reads;
+        for (int i = 0; i < 4; i++)
+            reads += (i ? ", " : "(") + out[i] + " = ((const float *)" + in[0] + ")[" + std::to_string(i) + "]";
+        return reads + ")";
+    }
+    if (is(R"(st\.global\.v4\.f32 \[%0\], \{%1, %2, %3, %4\};)") ||
+        is(R"(cvt\.rn\.(bf16|f16)x2\.f32 first, %2, %1;)")) {
+        bool narrow = m.size() > 1;
+        std::string to = !narrow ? "" : m[1] == "bf16" ? "emu_to_bf16" : "emu_to_half";
+        std::string writes;
+        for (int i = 0; i < 4; i++)
+            writes += (i ? ", " : "(") + std::string(narrow ? "((unsigned short *)" : "((float *)") + in[0] + ")[" +
+                      std::to_string(i) + "] = " + to + "(" + in[i + 1] + ")";
+        return writes + ")";
+    }
     if (is(R"(st\.global\.v2\.f32 \[%0\], \{%1, %2\};)"))
         return "(((float *)" + in[0] + ")[0] = " + in[1] + ", ((float *)" + in[0] + ")[1] = " + in[2] + ")";
     if (is(R"(red\.global\.add\.v2\.f32 \[%0\], \{%1, %2\};)"))

@@ -11,6 +11,8 @@ use crate::{CudaError, CudaQueue, Op, tensor};
 pub enum Entry {
     /// Where the first element of a tensor is, by its index.
     Address(usize),
+    /// So many bytes behind that.
+    Behind(usize, u64),
     /// Itself.
     Number(u64),
 }
@@ -48,6 +50,7 @@ pub fn table(tensors: &[CubeTensor], access: Access, entries: Vec<Entry>) -> Cub
         let tensors = if access == Access::Read { &buffers.reads } else { others };
         let number = |entry| match entry {
             Entry::Address(i) => tensors[i].ptr,
+            Entry::Behind(i, bytes) => tensors[i].ptr + bytes,
             Entry::Number(number) => number,
         };
         let numbers: Vec<u64> = entries.into_iter().map(number).collect();

@@ -43,6 +43,7 @@ mod reduce;
 mod rule;
 mod schedule;
 mod sharding;
+mod squares;
 mod state;
 mod step;
 mod sum;

@@ -1,13 +1,13 @@
-use std::{collections::BTreeSet, ops::Range};
+use std::collections::BTreeSet;
 
 use burn::tensor::{DType, Tensor};
-use megaburn_kernels::{is_on_gpu, partial_sums_of_squares};
+use megaburn_kernels::is_on_gpu;
 
 use crate::{
     GradientAccumulator, OptimError, Sum,
     entry::Entry,
-    reduce::has_padding,
-    sharding::{ParamKind, joined},
+    sharding::ParamKind,
+    squares::{OwnedSums, owned_squares},
     sum::Value,
 };
 
@@ -102,11 +102,10 @@ impl GradientAccumulator {
             let more = more.and_then(Value::known);
             return Sum::known(squares.chain(more).sum(), group);
         }
-        let sums = entries.flat_map(|(entry, values)| match values {
-            Some(values) => owned_sums(entry, values),
-            None => vec![Tensor::zeros([1], (&entry.device, DType::F32))],
-        });
-        Sum::on_gpu(Tensor::cat(sums.chain(more.and_then(Value::on_gpu)).collect(), 0), group)
+        let mut sums = OwnedSums::default();
+        entries.for_each(|(entry, values)| sums.add(entry, values));
+        let sums = sums.finish().into_iter().chain(more.and_then(Value::on_gpu));
+        Sum::on_gpu(Tensor::cat(sums.collect(), 0), group)
     }
 
     /// Whether this rank's parameters are on a GPU: they are all in one place.
@@ -141,58 +140,6 @@ impl GradientAccumulator {
             .map(|(path, _)| path)
             .collect())
     }
-}
-
-/// Sums of squares of the elements that this rank owns, on its GPU, where none is read; not finite if
-/// any held one is not.
-fn owned_sums(entry: &Entry, values: Tensor<1>) -> Vec<Tensor<1>> {
-    let shard = &entry.spec.shard;
-    let all = partial_sums_of_squares(values.clone());
-    let owns_all = shard.pieces.iter().all(|piece| piece.replica == 0) && !has_padding(shard);
-    if owns_all || entry.kept.is_empty() {
-        return vec![all];
-    }
-    // Zeros, or NaN if a copy that is not counted holds one.
-    let mut sums = vec![all.mul_scalar(0.0)];
-    let inner: usize = shard.global_shape.iter().skip(shard.dim + 1).product();
-    let row = shard.local_len * inner;
-    let rows = whole_rows(values, &entry.kept, row);
-    for piece in shard.owned() {
-        let [start, end] = [piece.local.start, piece.local.end].map(|at| at * inner);
-        let owned = rows.clone().narrow(1, start, end - start);
-        sums.push(partial_sums_of_squares(owned.flatten(0, 1)));
-    }
-    sums
-}
-
-/// What is kept of a tensor, as the rows that it touches: `[rows, row]`, zeros where none is kept.
-fn whole_rows(part: Tensor<1>, kept: &Range<usize>, row: usize) -> Tensor<2> {
-    let gap = |len| Tensor::zeros([len], (&part.device(), part.dtype()));
-    let [front, back] = [kept.start % row, kept.end.next_multiple_of(row) - kept.end]
-        .map(|len| (len > 0).then(|| gap(len)));
-    let parts = front.into_iter().chain([part.clone()]).chain(back);
-    joined(parts.collect()).reshape([-1, row as i64])
-}
-
-/// The sum of squares of the elements that this rank owns; not finite if any held one is not.
-fn owned_squares(entry: &Entry, values: Tensor<1>) -> f64 {
-    let values = host(values);
-    let kept = &entry.kept;
-    let mut sum = 0.0;
-    for piece in entry.spec.shard.owned() {
-        entry.spec.shard.for_each_run(piece, |local, _, len| {
-            let [start, end] =
-                [local, local + len].map(|at| at.clamp(kept.start, kept.end) - kept.start);
-            sum += values[start..end].iter().map(|&g| f64::from(g).powi(2)).sum::<f64>();
-        });
-    }
-    // Zero, or NaN if a copy that is not counted holds one.
-    let poison: f64 = values.iter().map(|&g| f64::from(g) * 0.0).sum();
-    sum + poison
-}
-
-fn host(grad: Tensor<1>) -> Vec<f32> {
-    grad.cast(DType::F32).into_data().try_to_vec().expect("it is f32")
 }
 
 #[cfg(test)]

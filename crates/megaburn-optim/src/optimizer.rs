@@ -40,6 +40,17 @@ pub(crate) enum Start {
     Master { first: Option<Tensor<1>>, dtype: DType },
 }
 
+/// An update of a parameter.
+pub(crate) struct Update {
+    pub(crate) path: String,
+    pub(crate) start: Start,
+    /// Where the new values of one that has a master may be put, whoever holds it.
+    pub(crate) room: Option<Tensor<1>>,
+    /// Its own of [`Rule::directions`].
+    pub(crate) direction: Option<Tensor<1>>,
+    pub(crate) rates: Rates,
+}
+
 impl Optimizer {
     /// Before its first step.
     pub(crate) fn new(rule: Rule, sharding: &Sharding) -> Self {
@@ -85,19 +96,22 @@ impl Optimizer {
         Start::Master { first, dtype }
     }
 
-    /// Updates what this rank keeps of one parameter, or its master: the new values in the parameter's
-    /// type. Those of a master may be in `room`, which is written whoever holds it. `direction` is its own
-    /// of [`Rule::directions`].
+    /// Updates what this rank keeps of some parameters, or their masters: the new values in the parameters'
+    /// types.
     pub(crate) fn update(
         &mut self,
-        path: &str,
-        start: Start,
-        room: Option<Tensor<1>>,
-        direction: Option<Tensor<1>>,
+        all: Vec<Update>,
         grads: &GradientAccumulator,
-        rates: Rates,
-    ) -> Tensor<1> {
-        let entry = &grads.entries[path];
+    ) -> Vec<Tensor<1>> {
+        let paths: Vec<String> = all.iter().map(|update| update.path.clone()).collect();
+        let all = all.into_iter().map(|update| self.begin(update, grads)).collect();
+        let new = self.rule.update_all(all);
+        paths.iter().zip(new).map(|(path, new)| self.end(path, new)).collect()
+    }
+
+    fn begin(&mut self, update: Update, grads: &GradientAccumulator) -> (Values, Force) {
+        let Update { path, start, room, direction, rates } = update;
+        let (path, entry) = (path.as_str(), &grads.entries[&path]);
         // What they say is in the direction.
         let moments =
             if direction.is_some() { Moments::new() } else { self.take_moments(path, entry) };
@@ -119,8 +133,11 @@ impl Optimizer {
                 (param, Some(room))
             }
         };
-        let Values { param, rounded, moments } =
-            self.rule.update(Values { param, rounded, moments }, force);
+        (Values { param, rounded, moments }, force)
+    }
+
+    fn end(&mut self, path: &str, new: Values) -> Tensor<1> {
+        let Values { param, rounded, moments } = new;
         self.put_moments(path, moments);
         let Some(rounded) = rounded else { return param };
         self.state.put(Key::master(path), param);

@@ -1,4 +1,4 @@
-use std::{collections::BTreeMap, ops::Range};
+use std::{collections::BTreeMap, mem, ops::Range};
 
 use burn::{
     Tensor,
@@ -10,10 +10,13 @@ use megaburn_kernels::rounding_room;
 use crate::{
     GradientAccumulator, OptimError, Optimizer, Rates,
     leaf::{Leaf, flat, put},
-    optimizer::Start,
+    optimizer::{Start, Update},
     sharding::Bucket,
     visit::Path,
 };
+
+/// Elements of parameters that are updated together, by a launch or two.
+const TOGETHER: usize = 64 << 20;
 
 impl Optimizer {
     /// Updates the parameters that `grads` has, which stay leaves that require gradients; others
@@ -95,24 +98,47 @@ struct Step<'a, R> {
 }
 
 impl<R: Fn(&str) -> Rates> Step<'_, R> {
+    /// How many elements are updated together: of state that comes from host memory no more than a parameter's is
+    /// here at a time.
+    fn most(&self) -> usize {
+        if self.optimizer.state.stays() { TOGETHER } else { 1 }
+    }
+
     fn update_all(&mut self) {
         let paths: Vec<String> = self.params.keys().cloned().collect();
-        paths.iter().for_each(|path| self.update_whole(path));
+        self.update_whole(paths.into_iter());
     }
 
-    /// A parameter that this rank updates all of.
-    fn update_whole(&mut self, path: &str) {
-        let Taken { leaf, value } = self.params.remove(path).expect("it was taken");
-        let dtype = value.dtype();
-        // Where there is a master the parameter is let go: its memory is there for the new one.
-        let start = self.optimizer.start(path, dtype, move || value);
-        let value = self.update(path, start, None);
-        self.params.insert(path.to_string(), Taken { leaf, value });
+    /// Parameters that this rank updates all of.
+    fn update_whole(&mut self, paths: impl Iterator<Item = String>) {
+        let (most, mut num_elements) = (self.most(), 0);
+        let (mut leaves, mut updates) = (Vec::new(), Vec::new());
+        for path in paths {
+            let Taken { leaf, value } = self.params.remove(&path).expect("it was taken");
+            num_elements += value.dims()[0];
+            let dtype = value.dtype();
+            // Where there is a master the parameter is let go: its memory is there for the new one.
+            let start = self.optimizer.start(&path, dtype, move || value);
+            leaves.push((path.clone(), leaf));
+            updates.push(self.update_of(path, start, None));
+            if num_elements >= most {
+                self.put(mem::take(&mut leaves), mem::take(&mut updates));
+                num_elements = 0;
+            }
+        }
+        self.put(leaves, updates);
     }
 
-    fn update(&mut self, path: &str, start: Start, room: Option<Tensor<1>>) -> Tensor<1> {
-        let direction = self.directions.remove(path);
-        self.optimizer.update(path, start, room, direction, self.grads, (self.rates)(path))
+    fn put(&mut self, leaves: Vec<(String, Leaf)>, updates: Vec<Update>) {
+        let new = self.optimizer.update(updates, self.grads);
+        let taken = leaves.into_iter().zip(new);
+        self.params.extend(taken.map(|((path, leaf), value)| (path, Taken { leaf, value })));
+    }
+
+    fn update_of(&mut self, path: String, start: Start, room: Option<Tensor<1>>) -> Update {
+        let direction = self.directions.remove(&path);
+        let rates = (self.rates)(&path);
+        Update { path, start, room, direction, rates }
     }
 
     fn update_shares(&mut self) -> Result<(), OptimError> {
@@ -122,7 +148,7 @@ impl<R: Fn(&str) -> Rates> Step<'_, R> {
         for bucket in sharding.buckets().iter().rev() {
             let group = sharding.replicas(bucket.kind).share();
             if group.size() == 1 {
-                bucket.slots.iter().for_each(|slot| self.update_whole(&slot.path));
+                self.update_whole(bucket.slots.iter().map(|slot| slot.path.clone()));
                 continue;
             }
             if let Some(old) = sharding.take_share(bucket) {
@@ -186,14 +212,24 @@ impl<R: Fn(&str) -> Rates> Step<'_, R> {
             }
         }
         let mut new = empty(stretch.len());
-        for (slot, at, start) in starts {
-            let room = match &start {
-                Start::Param(_) => None,
-                Start::Master { .. } => rounding_room(&new, at.clone()),
-            };
-            let is_there = room.is_some();
-            let value = self.update(&slot.path, start, room);
-            if !is_there {
+        let (most, mut starts) = (self.most(), starts.into_iter().peekable());
+        while starts.peek().is_some() {
+            let (mut places, mut updates, mut num_elements) = (Vec::new(), Vec::new(), 0);
+            while num_elements < most
+                && let Some((slot, at, start)) = starts.next()
+            {
+                let room = match &start {
+                    Start::Param(_) => None,
+                    Start::Master { .. } => rounding_room(&new, at.clone()),
+                };
+                num_elements += at.len();
+                places.push((room.is_none(), at));
+                updates.push(self.update_of(slot.path.clone(), start, room));
+            }
+            let values = places.into_iter().zip(self.optimizer.update(updates, self.grads));
+            // (What is there already is let go before others are put beside it.)
+            let others = values.filter(|((is_elsewhere, _), _)| *is_elsewhere);
+            for ((_, at), value) in others.collect::<Vec<_>>() {
                 new = new.slice_assign([at], value);
             }
         }

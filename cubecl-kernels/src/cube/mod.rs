@@ -1,6 +1,7 @@
 //! What the kernels share: how rows lie in memory, who works on them, sums over them, and random
 //! numbers.
 
+pub(crate) mod assembly;
 mod parts;
 mod philox;
 mod reduce;

@@ -1,10 +1,7 @@
 //! What kernels share that ask Hopper's tensor cores for products, by `wgmma`.
 //!
 //! Tiles in shared memory are panels one behind the other; a panel's rows have 128 bytes, whose chunks of 16
-//! are swapped by the row's number: NVIDIA's "128-byte swizzle". An assembly's operands go by their
-//! registers' numbers: those of its result from 0 on, then its inputs'.
-
-use std::ops::Range;
+//! are swapped by the row's number: NVIDIA's "128-byte swizzle".
 
 use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
@@ -15,9 +12,6 @@ pub(crate) type Pair<F> = Vector<F, Const<2>>;
 /// Columns of a panel.
 pub(crate) const PANEL: usize = 64;
 
-/// Begins a comment that names the operands of an assembly, as the macro wants.
-pub(crate) const OPERANDS: &str = "// operands: ";
-
 /// Whether the GPU that a tensor is on has them.
 pub(crate) fn is_hopper(x: &CubeTensor) -> bool {
     x.client.properties().identity.fingerprint == "ptx_sm90"
@@ -26,12 +20,6 @@ pub(crate) fn is_hopper(x: &CubeTensor) -> bool {
 /// 16 bytes, a descriptor's unit: of a panel of `rows`, and of eight rows of one.
 pub(crate) const fn panel(rows: usize) -> usize {
     rows * PANEL * 2 / 16
-}
-
-/// `{%first, ...}`.
-pub(crate) fn registers(numbers: Range<usize>) -> String {
-    let numbers: Vec<String> = numbers.map(|number| format!("%{number}")).collect();
-    format!("{{{}}}", numbers.join(", "))
 }
 
 /// As many registers as the call at hand says.

@@ -10,7 +10,8 @@
 use std::fmt::Write;
 
 use super::shape::{CHUNK, Major, Shape, Side, TERMS};
-use crate::cube::tensor_cores::{OPERANDS, panel, registers};
+use crate::cube::assembly::{OPERANDS, registers};
+use crate::cube::tensor_cores::panel;
 
 /// Terms that one instruction sums.
 const STEP: usize = 16;

@@ -4,6 +4,7 @@ use cubecl::prelude::*;
 
 use super::assembly::sums;
 use super::shape::{CHUNK, Major, ROWS, Shape, Side, TERMS, UNITS};
+use crate::cube::assembly::value;
 use crate::cube::tensor_cores::{Pair, address, descriptor, size_is, split};
 
 /// First terms that no sum has: nothing is copied.
@@ -13,12 +14,6 @@ const NONE: u32 = 1 << 30;
 pub(super) const PLANES: u32 = (UNITS / 32) as u32;
 
 define_size!(Sums);
-
-/// What a variable holds: an assembly takes a variable itself for its address.
-#[cube]
-fn value<P: Scalar>(variable: P) -> P {
-    intrinsic!(|scope| variable.read_value(scope).into())
-}
 
 /// How a unit copies its chunks of one operand.
 #[derive(CubeType, Clone, Copy)]

@@ -29,6 +29,9 @@ pub(super) fn products(
 ) -> Tensor<2> {
     #[cfg(feature = "cuda")]
     if let Some(joined) = cube::products(x, stretches, weights, pass) {
+        if pass == Pass::Forward {
+            cube::start(x);
+        }
         return joined;
     }
     let parts =
@@ -121,6 +124,14 @@ mod cube {
             done.unwrap_or_else(|error| panic!("{error}"));
         }
         Some(wrap::<1>(whole).reshape([num_rows, columns]))
+    }
+
+    /// Starts what was asked for. Forward the host has waited for the numbers of rows, and the GPU for the host: it shall
+    /// not wait besides until so many pieces of work are together as are submitted at once.
+    pub(super) fn start(x: &Tensor<2>) {
+        if let Some(queue) = on_gpu(x).as_ref().and_then(CudaQueue::of) {
+            queue.flush();
+        }
     }
 
     /// Products with matrices that were read, joined. There are rows.

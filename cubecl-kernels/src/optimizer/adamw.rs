@@ -100,6 +100,41 @@ pub fn adamw_scaled(
     stepped("adamw_scaled", state, grad, Some(factor), step)
 }
 
+/// [`adamw`], or with a factor [`adamw_scaled`], of several parameters, each with its gradient: on GPUs those that are
+/// f32 but for what is rounded, and lie in whole units of 16 bytes, by one kernel. The result is as long.
+///
+/// # Panics
+/// As those.
+pub fn adamw_all(
+    all: Vec<(AdamwState, Tensor<1>)>,
+    factor: Option<Tensor<1>>,
+    step: &AdamwStep,
+) -> Vec<AdamwState> {
+    let name = "adamw_all";
+    step.check(name);
+    all.iter().for_each(|(state, grad)| check(name, state, grad, factor.as_ref()));
+    let factor = factor.map(Tensor::inner);
+    let all = all.into_iter().map(|(state, grad)| (state.inner(), grad.inner()));
+    #[cfg(feature = "cuda")]
+    {
+        let all: Vec<_> = all.collect();
+        match all.first() {
+            Some((_, grad)) if is_on_gpu(grad) => cube::adamw_all(all, factor, step),
+            _ => each(all.into_iter(), factor, step),
+        }
+    }
+    #[cfg(not(feature = "cuda"))]
+    each(all, factor, step)
+}
+
+fn each(
+    all: impl Iterator<Item = (AdamwState, Tensor<1>)>,
+    factor: Option<Tensor<1>>,
+    step: &AdamwStep,
+) -> Vec<AdamwState> {
+    all.map(|(state, grad)| reference::adamw(state, grad, factor.clone(), step)).collect()
+}
+
 fn stepped(
     name: &str,
     state: AdamwState,
@@ -108,15 +143,20 @@ fn stepped(
     step: &AdamwStep,
 ) -> AdamwState {
     step.check(name);
-    let AdamwState { param, exp_avg, exp_avg_sq, rounded } = &state;
-    let kept = [("param", param), ("exp_avg", exp_avg), ("exp_avg_sq", exp_avg_sq)];
-    checks::buffers(name, kept, rounded.as_ref(), &grad, factor.as_ref());
+    check(name, &state, &grad, factor.as_ref());
     let (state, grad, factor) = (state.inner(), grad.inner(), factor.map(Tensor::inner));
     #[cfg(feature = "cuda")]
     if is_on_gpu(&grad) {
         return cube::adamw(state, grad, factor, step);
     }
     reference::adamw(state, grad, factor, step)
+}
+
+/// Panics if they do not fit together.
+fn check(name: &str, state: &AdamwState, grad: &Tensor<1>, factor: Option<&Tensor<1>>) {
+    let AdamwState { param, exp_avg, exp_avg_sq, rounded } = state;
+    let kept = [("param", param), ("exp_avg", exp_avg), ("exp_avg_sq", exp_avg_sq)];
+    checks::buffers(name, kept, rounded.as_ref(), grad, factor);
 }
 
 #[cfg(test)]
@@ -151,6 +191,12 @@ mod tests {
         };
         let scaled = AdamwStep { grad_factor: 0.25, ..step };
         let by_factor = adamw_scaled(state.clone(), grad.clone(), factor(2.0), &scaled);
+        let other = AdamwState { rounded: None, ..state.clone() };
+        let all = vec![(state.clone(), grad.clone()), (other, grad.clone() * 3.0)];
+        let all = adamw_all(all, Some(factor(2.0)), &scaled);
+        assert_eq!(values(all[0].param.clone()), values(by_factor.param.clone()));
+        assert_ne!(values(all[1].param.clone()), values(by_factor.param.clone()));
+        assert!(all.len() == 2 && all[1].rounded.is_none());
         let skipped = adamw_scaled(state.clone(), grad.clone(), factor(f32::NAN), &scaled);
         let after = adamw(state, grad.clone(), &step);
         assert_eq!(values(by_factor.param), values(after.param.clone()));

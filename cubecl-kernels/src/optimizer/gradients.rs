@@ -43,22 +43,24 @@ pub fn total(sums: Tensor<1>) -> Tensor<1> {
     sums.sum()
 }
 
-/// Sums of squares of stretches of `x`, to be added in f64: on GPUs some thousand, in a fixed order,
-/// elsewhere one.
+/// Sums of squares of stretches of some tensors, to be added in f64: on GPUs some thousand, in a fixed order and
+/// of all tensors in one or two launches, elsewhere one a tensor.
 ///
 /// # Shapes
-/// `[n]`, f32, bf16 or f16, to `[any]`, f32. A value that is not finite makes a sum so.
+/// `[n]` each, f32, bf16 or f16, on one device, to `[any]`, f32. A value that is not finite makes a sum so.
 ///
 /// # Panics
-/// For `x` of another dtype.
-pub fn partial_sums_of_squares(x: Tensor<1>) -> Tensor<1> {
-    operands::check("partial_sums_of_squares", [kept("x", &x)]);
-    let x = x.inner();
+/// For a tensor of another dtype, and if there is none.
+pub fn partial_sums_of_squares(tensors: Vec<Tensor<1>>) -> Tensor<1> {
+    assert!(!tensors.is_empty(), "partial_sums_of_squares: there is no tensor");
+    operands::check("partial_sums_of_squares", tensors.iter().map(|x| kept("x", x)));
+    let tensors: Vec<_> = tensors.into_iter().map(Tensor::inner).collect();
     #[cfg(feature = "cuda")]
-    if is_on_gpu(&x) {
-        return cube::sums_of_squares(x);
+    if is_on_gpu(&tensors[0]) {
+        return cube::sums_of_squares(tensors);
     }
-    x.cast(DType::F32).square().sum()
+    let sum = |x: Tensor<1>| x.cast(DType::F32).square().sum();
+    Tensor::cat(tensors.into_iter().map(sum).collect(), 0)
 }
 
 #[cfg(test)]
@@ -74,10 +76,12 @@ mod tests {
     fn squares_are_summed_and_nan_is_kept() {
         let x = constant([1000]);
         let expected: f64 = values(x.clone()).iter().map(|x| x * x).sum();
-        let found: f64 = values(partial_sums_of_squares(x.clone())).iter().sum();
+        let found: f64 = values(partial_sums_of_squares(vec![x.clone()])).iter().sum();
         assert!((found - expected).abs() < 1e-4 * expected);
-        let bad = x.slice_fill(10..11, f32::NAN);
-        assert!(values(partial_sums_of_squares(bad)).iter().sum::<f64>().is_nan());
+        let twice = values(partial_sums_of_squares(vec![x.clone(), x.clone()]));
+        assert!((twice.iter().sum::<f64>() - 2.0 * expected).abs() < 1e-4 * expected);
+        let bad = x.clone().slice_fill(10..11, f32::NAN);
+        assert!(values(partial_sums_of_squares(vec![x.clone(), bad])).iter().sum::<f64>().is_nan());
         assert!(!is_on_gpu(&constant([3])));
         assert_eq!(values(total(factor(3.0).repeat(&[4]))), [12.0]);
         assert_eq!(values(scaled(factor(3.0), factor(-2.0))), [-6.0]);
@@ -88,7 +92,7 @@ mod tests {
         // Every fourth of some, from the second on.
         let grad = constant([40]).slice(s![1..;4]);
         let copy = || Tensor::from_data(grad.clone().into_data(), &device());
-        let squares = |x| values(partial_sums_of_squares(x));
+        let squares = |x| values(partial_sums_of_squares(vec![x]));
         assert_eq!(squares(grad.clone()), squares(copy()));
         let twice = |x| values(scaled(x, factor(2.0)));
         assert_eq!(twice(grad.clone()), twice(copy()));
@@ -99,7 +103,7 @@ mod tests {
     fn the_squares_of_nothing_are_zero() {
         let none = || Tensor::<1>::empty([0], &device().inner());
         assert_eq!(scaled(none(), factor(1.0)).dims(), [0]);
-        assert_eq!(values(total(partial_sums_of_squares(none()))), [0.0]);
+        assert_eq!(values(total(partial_sums_of_squares(vec![none()]))), [0.0]);
         assert_eq!(values(total(none())), [0.0]);
     }
 
@@ -108,7 +112,8 @@ mod tests {
     #[case(|| drop(scaled(constant([3]), constant([1]).cast(DType::BF16))), "the factor is bf16, not f32")]
     #[case(|| drop(scaled(constant([3]).cast(DType::F64), factor(1.0))), "scaled: x is f64")]
     #[case(|| drop(total(constant([3]).cast(DType::F16))), "total: sums is f16, not f32")]
-    #[case(|| drop(partial_sums_of_squares(quantized([4]))), "partial_sums_of_squares: x is qfloat")]
+    #[case(|| drop(partial_sums_of_squares(vec![constant([2]), quantized([4])])), "partial_sums_of_squares: x is qfloat")]
+    #[case(|| drop(partial_sums_of_squares(vec![])), "there is no tensor")]
     fn bad_input_is_refused(#[case] call: fn(), #[case] message: &str) {
         assert_refused(call, message);
     }

@@ -13,7 +13,7 @@ mod sgd;
 
 use burn::tensor::Tensor;
 
-pub use adamw::{AdamwState, AdamwStep, adamw, adamw_scaled};
+pub use adamw::{AdamwState, AdamwStep, adamw, adamw_all, adamw_scaled};
 pub use gradients::{partial_sums_of_squares, scaled, total};
 pub use lion::{LionState, LionStep, lion, lion_scaled};
 pub use room::rounding_room;

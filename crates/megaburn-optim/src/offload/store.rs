@@ -74,7 +74,7 @@ impl Store {
     }
 
     /// Whether nothing is to be in host memory, and nothing is.
-    pub(super) fn stays(&self) -> bool {
+    pub(crate) fn stays(&self) -> bool {
         self.choice.is_none() && self.kept.values().all(|kept| matches!(kept, Kept::Here(_)))
     }
 

@@ -1,5 +1,8 @@
-use burn::{config::Config, tensor::FloatDType};
-use megaburn_kernels::{AdamwState, AdamwStep, adamw, adamw_scaled};
+use burn::{
+    config::Config,
+    tensor::{FloatDType, Tensor},
+};
+use megaburn_kernels::{AdamwState, AdamwStep, adamw, adamw_all, adamw_scaled};
 
 use super::{Force, Rule, Values, check, check_decay, check_dtype, check_weight_decay};
 use crate::{Moment, OptimError, Optimizer, Rates, Sharding};
@@ -67,21 +70,54 @@ impl AdamWConfig {
         vec![(Moment::ExpAvg, self.exp_avg), (Moment::ExpAvgSq, self.exp_avg_sq)]
     }
 
-    pub(super) fn update(&self, mut old: Values, force: Force) -> Values {
-        let Self { beta_1, beta_2, epsilon, .. } = *self;
-        let Force { grad, factor, factor_on_gpu, rates, time, .. } = force;
-        let Rates { lr, weight_decay } = rates;
-        let grad_factor = factor;
-        let step = AdamwStep { lr, beta_1, beta_2, epsilon, weight_decay, grad_factor, time };
-        let [exp_avg, exp_avg_sq] = [Moment::ExpAvg, Moment::ExpAvgSq].map(|m| old.take(m));
-        let old = AdamwState { param: old.param, exp_avg, exp_avg_sq, rounded: old.rounded };
-        let AdamwState { param, exp_avg, exp_avg_sq, rounded } = match factor_on_gpu {
-            Some(factor) => adamw_scaled(old, grad, factor, &step),
-            None => adamw(old, grad, &step),
-        };
-        let moments = [(Moment::ExpAvg, exp_avg), (Moment::ExpAvgSq, exp_avg_sq)].into();
-        Values { param, rounded, moments }
+    pub(super) fn update(&self, old: Values, force: Force) -> Values {
+        let step = self.step(&force);
+        let Force { grad, factor_on_gpu, .. } = force;
+        values(match factor_on_gpu {
+            Some(factor) => adamw_scaled(state(old), grad, factor, &step),
+            None => adamw(state(old), grad, &step),
+        })
     }
+
+    /// Of several parameters, of which neighbours with the same rates are stepped together.
+    pub(super) fn update_all(&self, all: Vec<(Values, Force)>) -> Vec<Values> {
+        // What is stepped together goes by the order of the parameters' first.
+        let mut steps: Vec<(AdamwStep, Option<Tensor<1>>, Vec<usize>)> = Vec::new();
+        let mut olds = Vec::with_capacity(all.len());
+        for (i, (old, force)) in all.into_iter().enumerate() {
+            let step = self.step(&force);
+            match steps.iter_mut().find(|(other, ..)| *other == step) {
+                Some((_, _, members)) => members.push(i),
+                None => steps.push((step, force.factor_on_gpu, vec![i])),
+            }
+            olds.push(Some((state(old), force.grad)));
+        }
+        let mut new: Vec<Option<Values>> = olds.iter().map(|_| None).collect();
+        for (step, factor, members) in steps {
+            let old = members.iter().filter_map(|i| olds[*i].take()).collect();
+            for (i, state) in members.iter().zip(adamw_all(old, factor, &step)) {
+                new[*i] = Some(values(state));
+            }
+        }
+        new.into_iter().flatten().collect()
+    }
+
+    fn step(&self, force: &Force) -> AdamwStep {
+        let Self { beta_1, beta_2, epsilon, .. } = *self;
+        let Force { factor: grad_factor, rates: Rates { lr, weight_decay }, time, .. } = *force;
+        AdamwStep { lr, beta_1, beta_2, epsilon, weight_decay, grad_factor, time }
+    }
+}
+
+fn state(mut old: Values) -> AdamwState {
+    let [exp_avg, exp_avg_sq] = [Moment::ExpAvg, Moment::ExpAvgSq].map(|m| old.take(m));
+    AdamwState { param: old.param, exp_avg, exp_avg_sq, rounded: old.rounded }
+}
+
+fn values(new: AdamwState) -> Values {
+    let AdamwState { param, exp_avg, exp_avg_sq, rounded } = new;
+    let moments = [(Moment::ExpAvg, exp_avg), (Moment::ExpAvgSq, exp_avg_sq)].into();
+    Values { param, rounded, moments }
 }
 
 #[cfg(test)]

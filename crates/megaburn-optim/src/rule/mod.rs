@@ -117,7 +117,15 @@ impl Rule {
         }
     }
 
-    pub(crate) fn update(&self, old: Values, force: Force) -> Values {
+    /// Of several parameters, in their order; what is known of the GPU is the same for all.
+    pub(crate) fn update_all(&self, all: Vec<(Values, Force)>) -> Vec<Values> {
+        match self {
+            Self::AdamW(config) => config.update_all(all),
+            _ => all.into_iter().map(|(old, force)| self.update(old, force)).collect(),
+        }
+    }
+
+    fn update(&self, old: Values, force: Force) -> Values {
         match self {
             Self::AdamW(config) => config.update(old, force),
             Self::Sgd(config) => config.update(old, force),

@@ -1,8 +1,12 @@
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn::tensor::{DType, Tensor};
+use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
+use megaburn_cuda::addresses::{Access, table, written_by};
+use megaburn_cuda::tensor;
 
-use super::{cubes, factor_of, lanes, on_gpu, or_none, own, units, wrap};
+use super::many::{QUAD, entries, has_quads, is_in_quads, planes, put_quad, quad_at};
+use super::{UNITS, cubes, factor_of, lanes, on_gpu, or_none, own, units, wrap};
 use crate::optimizer::{AdamwState, AdamwStep};
 
 pub(in crate::optimizer) fn adamw(
@@ -11,48 +15,166 @@ pub(in crate::optimizer) fn adamw(
     factor: Option<Tensor<1>>,
     step: &AdamwStep,
 ) -> AdamwState {
-    let AdamwState { param, exp_avg, exp_avg_sq, rounded } = state;
-    let [grad, param, exp_avg, exp_avg_sq] = [grad, param, exp_avg, exp_avg_sq].map(on_gpu);
-    let [rounded, factor] = [rounded, factor].map(|x| x.map(on_gpu));
-    let len = grad.meta.num_elements();
-    let [param, exp_avg, exp_avg_sq] = [param, exp_avg, exp_avg_sq].map(own);
-    let AdamwStep { lr, beta_1, beta_2, epsilon, weight_decay, grad_factor, .. } = *step;
-    let (rounds, scales) = (rounded.is_some(), factor.is_some());
-    let rounded_arg = or_none(&rounded, &grad, DType::BF16);
-    let factor = or_none(&factor, &grad, DType::F32);
-    let dtypes = [grad.dtype, param.dtype, exp_avg.dtype, exp_avg_sq.dtype, rounded_arg.dtype];
-    let lanes = lanes(len, &dtypes);
-    adamw_kernel::launch(
-        &grad.client.clone(),
-        cubes(len / lanes),
-        units(),
-        lanes,
-        grad.into_buffer_arg(),
-        param.clone().into_buffer_arg(),
-        exp_avg.clone().into_buffer_arg(),
-        exp_avg_sq.clone().into_buffer_arg(),
-        rounded_arg.into_buffer_arg(),
-        factor.into_buffer_arg(),
-        len / lanes,
-        grad_factor as f32,
-        beta_1 as f32,
-        (1.0 - beta_1) as f32,
-        beta_2 as f32,
-        (1.0 - beta_2) as f32,
-        (1.0 / step.correction(beta_2).sqrt()) as f32,
-        epsilon as f32,
-        (1.0 - lr * weight_decay) as f32,
-        (lr / step.correction(beta_1)) as f32,
-        rounds,
-        scales,
-        dtypes.map(dtype_to_storage_type),
-    );
-    AdamwState {
-        param: wrap(param),
-        exp_avg: wrap(exp_avg),
-        exp_avg_sq: wrap(exp_avg_sq),
-        rounded: rounded.map(wrap),
+    let buffers = Buffers::of(state, grad);
+    buffers.step(factor.map(on_gpu), step);
+    buffers.state()
+}
+
+/// Those together of which a kernel takes many, and whose rounded parameters are of one type, or all without.
+pub(in crate::optimizer) fn adamw_all(
+    all: Vec<(AdamwState, Tensor<1>)>,
+    factor: Option<Tensor<1>>,
+    step: &AdamwStep,
+) -> Vec<AdamwState> {
+    let factor = factor.map(on_gpu);
+    let all: Vec<_> = all.into_iter().map(|(state, grad)| Buffers::of(state, grad)).collect();
+    let narrow = all.iter().find_map(Buffers::narrow_in_quads);
+    let goes_along = |one: &&Buffers| narrow.is_some() && one.narrow_in_quads() == narrow;
+    let (many, others): (Vec<_>, Vec<_>) = all.iter().partition(goes_along);
+    match narrow {
+        Some(narrow) if many.len() > 1 => step_many(&many, narrow, factor.clone(), step),
+        _ => many.into_iter().for_each(|one| one.step(factor.clone(), step)),
     }
+    others.into_iter().for_each(|one| one.step(factor.clone(), step));
+    all.into_iter().map(Buffers::state).collect()
+}
+
+/// What a step reads and writes.
+struct Buffers {
+    grad: CubeTensor,
+    /// The parameter and its moments.
+    kept: [CubeTensor; 3],
+    rounded: Option<CubeTensor>,
+}
+
+impl Buffers {
+    /// What is kept becomes nobody else's.
+    fn of(state: AdamwState, grad: Tensor<1>) -> Self {
+        let AdamwState { param, exp_avg, exp_avg_sq, rounded } = state;
+        let kept = [param, exp_avg, exp_avg_sq].map(|x| own(on_gpu(x)));
+        Self { grad: on_gpu(grad), kept, rounded: rounded.map(on_gpu) }
+    }
+
+    fn state(self) -> AdamwState {
+        let Self { kept: [param, exp_avg, exp_avg_sq], rounded, .. } = self;
+        let [param, exp_avg, exp_avg_sq] = [param, exp_avg, exp_avg_sq].map(wrap);
+        AdamwState { param, exp_avg, exp_avg_sq, rounded: rounded.map(wrap) }
+    }
+
+    /// As PTX names it what the parameter is rounded to, if it is, where the kernel of many takes these.
+    fn narrow_in_quads(&self) -> Option<Option<&'static str>> {
+        let Self { grad, kept, rounded } = self;
+        let name = match rounded {
+            None => None,
+            Some(narrow) if !has_quads(narrow, QUAD / 2) => return None,
+            Some(narrow) => match narrow.dtype {
+                DType::BF16 => Some("bf16"),
+                DType::F16 => Some("f16"),
+                _ => return None,
+            },
+        };
+        kept.iter().chain([grad]).all(is_in_quads).then_some(name)
+    }
+
+    fn step(&self, factor: Option<CubeTensor>, step: &AdamwStep) {
+        let Self { grad, kept: [param, exp_avg, exp_avg_sq], rounded } = self;
+        let len = grad.meta.num_elements();
+        let (rounds, scales) = (rounded.is_some(), factor.is_some());
+        let rounded = or_none(rounded, grad, DType::BF16);
+        let factor = or_none(&factor, grad, DType::F32);
+        let dtypes = [grad.dtype, param.dtype, exp_avg.dtype, exp_avg_sq.dtype, rounded.dtype];
+        let lanes = lanes(len, &dtypes);
+        let [grad_factor, beta_1, rest_1, beta_2, rest_2, root_factor, epsilon, keep, rate] =
+            numbers(step);
+        adamw_kernel::launch(
+            &grad.client.clone(),
+            cubes(len / lanes),
+            units(),
+            lanes,
+            grad.clone().into_buffer_arg(),
+            param.clone().into_buffer_arg(),
+            exp_avg.clone().into_buffer_arg(),
+            exp_avg_sq.clone().into_buffer_arg(),
+            rounded.into_buffer_arg(),
+            factor.into_buffer_arg(),
+            len / lanes,
+            grad_factor,
+            beta_1,
+            rest_1,
+            beta_2,
+            rest_2,
+            root_factor,
+            epsilon,
+            keep,
+            rate,
+            rounds,
+            scales,
+            dtypes.map(dtype_to_storage_type),
+        );
+    }
+}
+
+/// A step's numbers, as the kernels take them.
+fn numbers(step: &AdamwStep) -> [f32; 9] {
+    let AdamwStep { lr, beta_1, beta_2, epsilon, weight_decay, grad_factor, .. } = *step;
+    let root_factor = 1.0 / step.correction(beta_2).sqrt();
+    let (keep, rate) = (1.0 - lr * weight_decay, lr / step.correction(beta_1));
+    let rest = |beta| 1.0 - beta;
+    let all = [grad_factor, beta_1, rest(beta_1), beta_2, rest(beta_2), root_factor];
+    let [a, b, c, d, e, f] = all.map(|number| number as f32);
+    [a, b, c, d, e, f, epsilon as f32, keep as f32, rate as f32]
+}
+
+/// Of several that are in quads, rounded to `narrow`.
+fn step_many(
+    all: &[&Buffers],
+    narrow: Option<&'static str>,
+    factor: Option<CubeTensor>,
+    step: &AdamwStep,
+) {
+    let buffers = |one: &&Buffers| {
+        let of_one = [&one.grad].into_iter().chain(&one.kept).chain(&one.rounded);
+        of_one.cloned().collect::<Vec<_>>()
+    };
+    let tensors: Vec<CubeTensor> = all.iter().flat_map(buffers).collect();
+    let lens = all.iter().map(|one| one.grad.meta.num_elements());
+    let entries = match narrow {
+        None => entries(lens, [QUAD; 4]),
+        Some(_) => entries(lens, [QUAD, QUAD, QUAD, QUAD, QUAD / 2]),
+    };
+    let per_cube = if narrow.is_some() { 6 } else { 5 };
+    let cubes = (entries.len() / per_cube) as u32;
+    // (Gradients are not written; but who reads what another one failed to write fails either way.)
+    let table = table(&tensors, Access::Write, entries);
+    let done = tensor::empty(&tensors[0], [1], DType::U32);
+    let scales = factor.is_some();
+    let factor = or_none(&factor, &tensors[0], DType::F32);
+    let [grad_factor, beta_1, rest_1, beta_2, rest_2, root_factor, epsilon, keep, rate] =
+        numbers(step);
+    // SAFETY: the tensors, which are held until this returns, have as many quads as the table says from where it says;
+    // what is written is the caller's to write, and of no two of them the same.
+    unsafe {
+        adamw_of_many_kernel::launch_unchecked(
+            &done.client.clone(),
+            CubeCount::Static(cubes, 1, 1),
+            planes(),
+            table.into_buffer_arg(),
+            done.clone().into_buffer_arg(),
+            factor.into_buffer_arg(),
+            grad_factor,
+            beta_1,
+            rest_1,
+            beta_2,
+            rest_2,
+            root_factor,
+            epsilon,
+            keep,
+            rate,
+            narrow,
+            scales,
+        );
+    }
+    written_by(&done, &tensors);
 }
 
 /// `rounded` is looked at only if it `rounds`, `factor` only if it `scales`.
@@ -84,12 +206,9 @@ fn adamw_kernel<G: Float, P: Float, M: Float, V: Float, R: Float, N: Size>(
         let mut p = Vector::<f32, N>::cast_from(param[ABSOLUTE_POS]);
         if goes {
             let g = Vector::cast_from(grad[ABSOLUTE_POS]) * Vector::new(grad_factor);
-            let m = Vector::cast_from(exp_avg[ABSOLUTE_POS]) * Vector::new(beta_1)
-                + g * Vector::new(rest_1);
-            let v = Vector::cast_from(exp_avg_sq[ABSOLUTE_POS]) * Vector::new(beta_2)
-                + g * g * Vector::new(rest_2);
-            let root = v.sqrt() * Vector::new(root_factor) + Vector::new(epsilon);
-            p = p * Vector::new(keep) - m / root * Vector::new(rate);
+            let m = decayed(Vector::cast_from(exp_avg[ABSOLUTE_POS]), g, beta_1, rest_1);
+            let v = decayed(Vector::cast_from(exp_avg_sq[ABSOLUTE_POS]), g * g, beta_2, rest_2);
+            p = moved(p, m, v, root_factor, epsilon, keep, rate);
             exp_avg[ABSOLUTE_POS] = Vector::cast_from(m);
             exp_avg_sq[ABSOLUTE_POS] = Vector::cast_from(v);
             param[ABSOLUTE_POS] = Vector::cast_from(p);
@@ -98,4 +217,80 @@ fn adamw_kernel<G: Float, P: Float, M: Float, V: Float, R: Float, N: Size>(
             rounded[ABSOLUTE_POS] = Vector::cast_from(p);
         }
     }
+}
+
+/// `table`: of each cube where the first quad of its gradient is, of its parameter, of its moments and, if that is
+/// rounded to `narrow`, of the rounded parameter; and how many quads it has. `done: [1]`, written with them.
+#[cube(launch_unchecked)]
+#[allow(clippy::too_many_arguments, reason = "what the host knows of the step")]
+fn adamw_of_many_kernel(
+    table: &[u64],
+    done: &mut [u32],
+    factor: &[f32],
+    grad_factor: f32,
+    beta_1: f32,
+    rest_1: f32,
+    beta_2: f32,
+    rest_2: f32,
+    root_factor: f32,
+    epsilon: f32,
+    keep: f32,
+    rate: f32,
+    #[comptime] narrow: Option<&'static str>,
+    #[comptime] scales: bool,
+) {
+    if ABSOLUTE_POS == 0 {
+        done[0] = 1u32;
+    }
+    let buffers = comptime!(if narrow.is_some() { 5usize } else { 4usize });
+    let entry = CUBE_POS * (buffers + 1);
+    let (grad, param) = (table[entry], table[entry + 1]);
+    let (exp_avg, exp_avg_sq) = (table[entry + 2], table[entry + 3]);
+    let (rounded, quads) = (table[entry + buffers - 1], table[entry + buffers] as usize);
+    let (grad_factor, goes) = factor_of(grad_factor, factor, scales);
+    let mut at = UNIT_POS as usize;
+    while at < quads {
+        let place = at as u64 * QUAD;
+        let mut p = quad_at(param + place);
+        if goes {
+            let g = quad_at(grad + place) * Vector::new(grad_factor);
+            let (m, v) = (quad_at(exp_avg + place), quad_at(exp_avg_sq + place));
+            let m = decayed(m, g, beta_1, rest_1);
+            let v = decayed(v, g * g, beta_2, rest_2);
+            p = moved(p, m, v, root_factor, epsilon, keep, rate);
+            put_quad(exp_avg + place, m, comptime!(None));
+            put_quad(exp_avg_sq + place, v, comptime!(None));
+            put_quad(param + place, p, comptime!(None));
+        }
+        if comptime!(narrow.is_some()) {
+            put_quad(rounded + place / 2, p, narrow);
+        }
+        at += UNITS;
+    }
+}
+
+/// A decaying mean with one more number.
+#[cube]
+fn decayed<N: Size>(
+    mean: Vector<f32, N>,
+    x: Vector<f32, N>,
+    beta: f32,
+    rest: f32,
+) -> Vector<f32, N> {
+    mean * Vector::new(beta) + x * Vector::new(rest)
+}
+
+/// The parameter after a step.
+#[cube]
+fn moved<N: Size>(
+    p: Vector<f32, N>,
+    m: Vector<f32, N>,
+    v: Vector<f32, N>,
+    root_factor: f32,
+    epsilon: f32,
+    keep: f32,
+    rate: f32,
+) -> Vector<f32, N> {
+    let root = v.sqrt() * Vector::new(root_factor) + Vector::new(epsilon);
+    p * Vector::new(keep) - m / root * Vector::new(rate)
 }

@@ -2,9 +2,12 @@
 
 use burn::backend::{TensorMetadata, cubecl::dtype_to_storage_type};
 use burn::tensor::{DType, Tensor};
+use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
+use megaburn_cuda::addresses::{Access, table};
 use megaburn_cuda::tensor;
 
+use super::many::{QUAD, Quad, entries, is_in_quads, planes, quad_at};
 use super::{UNITS, cubes, lanes, on_gpu, units, wrap};
 
 /// Cubes of a sum: as many as give every multiprocessor of a large GPU several.
@@ -50,22 +53,54 @@ pub(in crate::optimizer) fn total(sums: Tensor<1>) -> Tensor<1> {
     wrap(out)
 }
 
-pub(in crate::optimizer) fn sums_of_squares(x: Tensor<1>) -> Tensor<1> {
-    let x = on_gpu(x);
+/// Those that lie as the kernel of many reads them in one launch, others one by one.
+pub(in crate::optimizer) fn sums_of_squares(tensors: Vec<Tensor<1>>) -> Tensor<1> {
+    let tensors = tensors.into_iter().map(on_gpu);
+    let (many, others): (Vec<_>, Vec<_>) = tensors.partition(is_in_quads);
+    let (many, others) = match many.len() {
+        0 | 1 => (Vec::new(), [many, others].concat()),
+        _ => (many, others),
+    };
+    let together = (!many.is_empty()).then(|| sums_of_many(&many));
+    let sums = together.into_iter().chain(others.into_iter().map(sums_of_one));
+    Tensor::cat(sums.map(wrap).collect(), 0)
+}
+
+fn sums_of_one(x: CubeTensor) -> CubeTensor {
     let (len, dtype) = (x.meta.num_elements(), dtype_to_storage_type(x.dtype));
     let lanes = lanes(len, &[x.dtype]);
     let sums = tensor::empty(&x, [SUMS], DType::F32);
     squares_kernel::launch(
         &x.client.clone(),
         CubeCount::Static(SUMS as u32, 1, 1),
-        CubeDim::new_2d(32, UNITS as u32 / 32),
+        planes(),
         lanes,
         x.into_buffer_arg(),
         sums.clone().into_buffer_arg(),
         (len / lanes) as u64,
         dtype,
     );
-    wrap(sums)
+    sums
+}
+
+/// Of tensors that are [in quads](is_in_quads).
+fn sums_of_many(tensors: &[CubeTensor]) -> CubeTensor {
+    let entries = entries(tensors.iter().map(|x| x.meta.num_elements()), [QUAD]);
+    let cubes = entries.len() / 2;
+    let sums = tensor::empty(&tensors[0], [cubes], DType::F32);
+    let table = table(tensors, Access::Read, entries);
+    // SAFETY: the tensors, which are held until this returns, have as many quads as the table says from where it says,
+    // and a cube writes one sum.
+    unsafe {
+        squares_of_many_kernel::launch_unchecked(
+            &sums.client.clone(),
+            CubeCount::Static(cubes as u32, 1, 1),
+            planes(),
+            table.into_buffer_arg(),
+            sums.clone().into_buffer_arg(),
+        );
+    }
+    sums
 }
 
 #[cube(launch)]
@@ -90,7 +125,6 @@ fn squares_kernel<F: Float, N: Size>(
     vectors: u64,
     #[define(F)] _dtype: ElemType,
 ) {
-    let mut shared = Shared::new_slice(8usize);
     let mut sum = Vector::<f32, N>::new(0.0);
     let mut at = ABSOLUTE_POS;
     let step = CUBE_COUNT * UNITS;
@@ -99,7 +133,29 @@ fn squares_kernel<F: Float, N: Size>(
         sum += value * value;
         at += step;
     }
-    let sum = plane_sum(Vector::vector_sum(sum));
+    put_sum(Vector::vector_sum(sum), sums);
+}
+
+/// `table`: of each cube where its first quad is, and how many it has.
+#[cube(launch_unchecked)]
+fn squares_of_many_kernel(table: &[u64], sums: &mut [f32]) {
+    let entry = CUBE_POS * 2;
+    let (from, quads) = (table[entry], table[entry + 1] as usize);
+    let mut sum = Quad::new(0.0);
+    let mut at = UNIT_POS as usize;
+    while at < quads {
+        let value = quad_at(from + at as u64 * QUAD);
+        sum += value * value;
+        at += UNITS;
+    }
+    put_sum(Vector::vector_sum(sum), sums);
+}
+
+/// Adds what the units of a cube have, and puts it in the cube's place.
+#[cube]
+fn put_sum(sum: f32, sums: &mut [f32]) {
+    let mut shared = Shared::new_slice(8usize);
+    let sum = plane_sum(sum);
     if UNIT_POS_X == 0 {
         shared[UNIT_POS_Y as usize] = sum;
     }

@@ -5,6 +5,7 @@
 mod adamw;
 pub(super) mod gradients;
 mod lion;
+mod many;
 mod sgd;
 
 use burn::backend::cubecl::dtype_to_storage_type;
@@ -14,7 +15,7 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 use megaburn_cuda::tensor;
 
-pub(super) use adamw::adamw;
+pub(super) use adamw::{adamw, adamw_all};
 pub(super) use lion::lion;
 pub(super) use sgd::sgd;
 

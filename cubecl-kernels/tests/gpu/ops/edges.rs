@@ -109,7 +109,8 @@ fn steps_of_nothing() -> Result<(), String> {
         scaled(none(), one()),
     ]
     .map(|x| x.dims());
-    let sums = host(total(Tensor::cat(vec![partial_sums_of_squares(none()), total(none())], 0)))?;
+    let sums =
+        host(total(Tensor::cat(vec![partial_sums_of_squares(vec![none()]), total(none())], 0)))?;
     match (dims, sums.as_slice()) {
         ([[0], [0], [0], [0]], [0.0]) => Ok(()),
         _ => Err(format!("{dims:?} {sums:?}")),

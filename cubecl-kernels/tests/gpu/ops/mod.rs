@@ -14,6 +14,7 @@ mod moe;
 mod moe_router;
 mod norms;
 mod optimizer;
+mod optimizer_many;
 mod optimizer_room;
 mod optimizer_rules;
 mod pointwise;
@@ -36,6 +37,7 @@ pub(crate) fn tests() -> impl Iterator<Item = (String, fn() -> Result<(), String
         ("moe_router", moe_router::TESTS),
         ("norms", norms::TESTS),
         ("optimizer", optimizer::TESTS),
+        ("optimizer_many", optimizer_many::TESTS),
         ("optimizer_room", optimizer_room::TESTS),
         ("optimizer_rules", optimizer_rules::TESTS),
         ("pointwise", pointwise::TESTS),

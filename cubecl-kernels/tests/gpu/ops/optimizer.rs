@@ -191,9 +191,10 @@ fn scales() -> Result<(), String> {
 
 fn squares() -> Result<(), String> {
     let gpu = Device::cuda(0);
-    let sum = |x: Tensor<1>| -> Result<f64, String> {
-        Ok(host(partial_sums_of_squares(x))?.into_iter().map(f64::from).sum())
+    let sum_of = |all: Vec<Tensor<1>>| -> Result<f64, String> {
+        Ok(host(partial_sums_of_squares(all))?.into_iter().map(f64::from).sum())
     };
+    let sum = |x: Tensor<1>| sum_of(vec![x]);
     let dtypes = DTYPES.map(|(dtype, _)| dtype);
     for (len, dtype) in LENS.into_iter().flat_map(|len| dtypes.map(|dtype| (len, dtype))) {
         let data = Tensor::<1>::from_data(normal(len), (&Device::flex(), dtype)).into_data();
@@ -204,12 +205,40 @@ fn squares() -> Result<(), String> {
         if apart.is_nan() || apart > 1e-5 {
             return Err(format!("squares of {len} {dtype:?}: {found}, not {expected}"));
         }
-        let all = Tensor::cat(vec![partial_sums_of_squares(x.clone()); 3], 0);
+        let all = Tensor::cat(vec![partial_sums_of_squares(vec![x.clone()]); 3], 0);
         let total = host(total(all))?[0];
         close("total", &[total], &[(3.0 * expected) as f32], 1e-5)?;
         let bad = x.slice_fill(len - 1..len, f32::NAN);
         if !sum(bad)?.is_nan() {
             return Err(format!("NaN in the last of {len} is lost"));
+        }
+    }
+    // Together: whole stretches and shorter ones, what does not lie in quads, nothing, narrow ones and views.
+    let lens = [4, 70_000, 65_536, 131_076, 0, 37, 1024, 8];
+    let many = lens.map(|len| Tensor::<1>::from_data(normal(len), &Device::flex()));
+    let parts = |device: &Device, bad: Option<usize>| -> Vec<Tensor<1>> {
+        let of = |(i, x): (usize, &Tensor<1>)| {
+            let x = Tensor::<1>::from_data(x.clone().into_data(), device);
+            let x = if i == 7 { x.cast(DType::BF16) } else { x };
+            if bad == Some(i) { x.slice_fill(lens[i] - 1..lens[i], f32::NAN) } else { x }
+        };
+        let all: Vec<_> = many.iter().enumerate().map(of).collect();
+        let views = [all[1].clone().narrow(0, 8, 4096), all[1].clone().narrow(0, 3, 4096)];
+        all.into_iter().chain(views).collect()
+    };
+    let square = |x: Tensor<1>| -> Result<f64, String> {
+        Ok(host(x)?.into_iter().map(|x| f64::from(x).powi(2)).sum())
+    };
+    let expected: f64 =
+        parts(&Device::flex(), None).into_iter().map(square).sum::<Result<_, _>>()?;
+    let found = sum_of(parts(&gpu, None))?;
+    let apart = (found - expected).abs() / expected;
+    if apart.is_nan() || apart > 1e-6 {
+        return Err(format!("squares of many: {found}, not {expected}"));
+    }
+    for i in (0..lens.len()).filter(|i| lens[*i] > 0) {
+        if !sum_of(parts(&gpu, Some(i)))?.is_nan() {
+            return Err(format!("NaN in the last of number {i} is lost"));
         }
     }
     Ok(())

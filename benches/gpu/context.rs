@@ -1,0 +1,212 @@
+//! What a rank computes of ring attention, beside its share of attention on one GPU, and how fast keys and values
+//! must come to be there in time. One GPU; nothing is sent.
+//!
+//! ```sh
+//! bench-context --tokens 4096,32768 --ranks 2,4,8
+//! ```
+
+use std::{array, ffi::OsString, process::ExitCode};
+
+use burn::{
+    prelude::Device,
+    tensor::{DType, Distribution, Tensor},
+};
+use clap::Parser;
+use megaburn::{
+    cuda::{self, CudaQueue, timing::elapsed},
+    kernels::{
+        AttentionOptions, AttentionPart, AttentionSum, add_rows, attention_part,
+        attention_part_gradients,
+    },
+};
+
+use crate::{
+    Failure,
+    report::{Args, Report, Table},
+};
+
+#[derive(Debug, Parser)]
+struct ContextArgs {
+    #[command(flatten)]
+    report: Args,
+    /// Tokens of a rank.
+    #[arg(long, value_delimiter = ',', default_value = "2048,4096,8192,32768")]
+    tokens: Vec<usize>,
+    /// Ranks that share a sequence.
+    #[arg(long, value_delimiter = ',', default_value = "2,4,8")]
+    ranks: Vec<usize>,
+    /// Passes that are timed.
+    #[arg(long, default_value_t = 5)]
+    passes: usize,
+}
+
+/// The measurement.
+pub fn main(command: Vec<OsString>) -> ExitCode {
+    match run(&ContextArgs::parse_from(command)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Heads of queries of Llama-3-8B, of keys and values, and their width.
+const HEADS: usize = 32;
+const KV_HEADS: usize = 8;
+const WIDTH: usize = 128;
+
+/// What some queries see of some keys: first query, first key, how many of each, and whether causally.
+#[derive(Clone, Copy)]
+struct Part {
+    queries: [usize; 2],
+    keys: [usize; 2],
+    causal: bool,
+}
+
+/// The parts of rank `rank`, in the order of a ring: see `megaburn_parallel`'s `context/parts.rs`.
+fn ring(rank: usize, ranks: usize, len: usize) -> Vec<Part> {
+    let (all, front, back) = ([0, len], [0, len / 2], [len / 2, len - len / 2]);
+    let of_step = |step: usize| match (rank + ranks - step) % ranks {
+        other if other == rank => Part { queries: all, keys: all, causal: true },
+        other if other < rank => Part { queries: all, keys: front, causal: false },
+        _ => Part { queries: back, keys: all, causal: false },
+    };
+    (0..ranks).map(of_step).collect()
+}
+
+fn rows(x: &Tensor<4>, [start, len]: [usize; 2]) -> Tensor<4> {
+    if len == x.dims()[0] { x.clone() } else { x.clone().narrow(0, start, len) }
+}
+
+fn options(part: &Part) -> AttentionOptions {
+    AttentionOptions { causal: part.causal, ..AttentionOptions::default() }
+}
+
+/// Queries, keys and values of a sequence, and the gradient of the result.
+struct Inputs {
+    qkv: [Tensor<4>; 3],
+    dout: Tensor<4>,
+}
+
+impl Inputs {
+    fn random(len: usize, device: &Device) -> Self {
+        let normal = |heads| {
+            let normal = Distribution::Normal(0.0, 1.0);
+            Tensor::<4>::random([len, 1, heads, WIDTH], normal, device).cast(DType::BF16)
+        };
+        Self { qkv: [HEADS, KV_HEADS, KV_HEADS].map(normal), dout: normal(HEADS) }
+    }
+
+    fn forward(&self, parts: &[Part]) -> AttentionPart {
+        let [q, k, v] = &self.qkv;
+        let mut sum = AttentionSum::new(q.dims());
+        for part in parts {
+            let [k, v] = [k, v].map(|x| rows(x, part.keys));
+            sum.add(part.queries[0], attention_part(rows(q, part.queries), k, v, options(part)));
+        }
+        sum.finish(DType::BF16)
+    }
+
+    /// Sums of gradients in f32, of all parts' keys and values in the same: what is added is as much.
+    fn backward(&self, parts: &[Part], whole: &AttentionPart) -> [Tensor<4>; 3] {
+        let mut sums: [Option<Tensor<4>>; 3] = [None, None, None];
+        for part in parts {
+            let taken = [part.queries, part.keys, part.keys];
+            let inputs: [_; 3] = array::from_fn(|i| rows(&self.qkv[i], taken[i]));
+            let lse = whole.lse.clone().narrow(2, part.queries[0], part.queries[1]);
+            let of_queries = AttentionPart { out: rows(&whole.out, part.queries), lse };
+            let dout = rows(&self.dout, part.queries);
+            let found = attention_part_gradients(inputs, of_queries, dout, options(part));
+            for ((sum, found), [start, _]) in sums.iter_mut().zip(found).zip(taken) {
+                *sum = Some(match sum.take() {
+                    None => found.cast(DType::F32),
+                    Some(sum) => add_rows(sum, start, found),
+                });
+            }
+        }
+        sums.map(|sum| sum.expect("there is a part"))
+    }
+}
+
+/// Milliseconds of a forward and of a backward.
+fn times(
+    inputs: &Inputs,
+    parts: &[Part],
+    passes: usize,
+    queue: &CudaQueue,
+) -> Result<[f64; 2], Failure> {
+    let mut sums = [0.0; 2];
+    for pass in 0..passes + 2 {
+        let mut whole = None;
+        let forward = elapsed(queue, || whole = Some(inputs.forward(parts)))?;
+        let whole = whole.expect("it was computed");
+        let backward = elapsed(queue, || drop(inputs.backward(parts, &whole)))?;
+        if pass >= 2 {
+            sums[0] += f64::from(forward) / passes as f64;
+            sums[1] += f64::from(backward) / passes as f64;
+        }
+    }
+    Ok(sums)
+}
+
+fn run(args: &ContextArgs) -> Result<(), Failure> {
+    cuda::start()?;
+    let device = Device::cuda(0);
+    let queue = CudaQueue::for_device(&device).ok_or("no CUDA device")?;
+    let about = format!(
+        "Causal attention of Llama-3-8B's heads in bf16, forward and backward, as a rank in the middle of a ring computes \
+         it, on one GPU and without sending anything: its own stretch and those of the others, joined in f32, gradients \
+         summed in f32. `of one` is that beside the same part of attention to the whole sequence on one GPU. The last \
+         columns are what a rank sends in a step, and how fast that must be to be hidden behind what it computes \
+         meanwhile; NVLink of an H200 has 450 GB/s each way. Milliseconds of the device, the mean of {} passes.",
+        args.passes
+    );
+    let head = [
+        "tokens of a rank",
+        "ranks",
+        "forward",
+        "TFLOP/s",
+        "backward",
+        "TFLOP/s",
+        "of one, fwd",
+        "bwd",
+        "MB, fwd",
+        "bwd",
+        "hidden from GB/s, fwd",
+        "bwd",
+    ];
+    let mut table = Table::new("ring attention, a rank's part", &head);
+    for &len in &args.tokens {
+        let inputs = Inputs::random(len, &device);
+        let own = times(&inputs, &ring(0, 1, len), args.passes, &queue)?;
+        for &ranks in &args.ranks {
+            let parts = ring(ranks / 2, ranks, len);
+            let found = times(&inputs, &parts, args.passes, &queue)?;
+            let seq_len = len * ranks;
+            let passes = args.passes.min(2);
+            let whole = Inputs::random(seq_len, &device);
+            let whole = times(&whole, &ring(0, 1, seq_len), passes, &queue)?;
+            // Two products of all pairs that are seen; five backward.
+            let pairs = (len * (seq_len + 1)) as f64 / 2.0;
+            let flops = 2.0 * 2.0 * pairs * (HEADS * WIDTH) as f64;
+            // A step of a ring whose last one has nothing to wait for.
+            let per_step = |i: usize| (found[i] - own[i]) / (ranks - 1).max(1) as f64;
+            let of_kv = (2 * len * KV_HEADS * WIDTH) as f64;
+            // Backward the sums in f32 too, which go at the end of the step before.
+            let sent = [2.0 * of_kv, (2.0 + 4.0) * of_kv];
+            let mut cells = vec![len.to_string(), ranks.to_string()];
+            for (i, factor) in [1.0, 2.5].into_iter().enumerate() {
+                let rate = factor * flops / found[i] / 1e9;
+                cells.extend([format!("{:.2}", found[i]), format!("{rate:.0}")]);
+            }
+            cells.extend([0, 1].map(|i| format!("{:.2}", found[i] * ranks as f64 / whole[i])));
+            cells.extend(sent.map(|bytes| format!("{:.1}", bytes / 1e6)));
+            cells.extend([0, 1].map(|i| format!("{:.0}", sent[i] / per_step(i) / 1e6)));
+            table.row(cells);
+        }
+    }
+    let mut report = Report::new("context", &about);
+    report.table(&table);
+    report.finish(&args.report)
+}

@@ -1,0 +1,96 @@
+//! Many buffers in one launch, which a kernel knows by a table of addresses: f32 in quads, of 16 bytes.
+
+use burn::tensor::DType;
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::prelude::*;
+use megaburn_cuda::CudaQueue;
+use megaburn_cuda::addresses::Entry;
+
+use super::UNITS;
+use crate::cube::assembly::{OPERANDS, registers, value};
+
+/// Four numbers.
+pub(super) type Quad = Vector<f32, Const<4>>;
+
+/// Bytes of one in memory.
+pub(super) const QUAD: u64 = 16;
+
+/// Quads that a cube has.
+const STRETCH: usize = 16 << 10;
+
+/// Whether a buffer is f32 in quads.
+pub(super) fn is_in_quads(x: &CubeTensor) -> bool {
+    x.dtype == DType::F32 && has_quads(x, QUAD)
+}
+
+/// Whether a buffer's numbers are quads of so many bytes each, that begin where such do.
+pub(super) fn has_quads(x: &CubeTensor, bytes: u64) -> bool {
+    let len = x.meta.num_elements();
+    len > 0
+        && len.is_multiple_of(4)
+        && x.handle.offset_start.unwrap_or(0).is_multiple_of(bytes)
+        && CudaQueue::of(x).is_some()
+}
+
+/// Of each cube where its stretch of each of some buffers is, whose quads have so many `bytes`, and how many quads it
+/// has. There are `N` buffers for each of `lens` elements, one such set behind the other.
+pub(super) fn entries<const N: usize>(
+    lens: impl Iterator<Item = usize>,
+    bytes: [u64; N],
+) -> Vec<Entry> {
+    let of_set = |(set, len): (usize, usize)| {
+        let quads = len / 4;
+        (0..quads).step_by(STRETCH).flat_map(move |start| {
+            let place = move |i| Entry::Behind(set * N + i, bytes[i] * start as u64);
+            let count = STRETCH.min(quads - start) as u64;
+            (0..N).map(place).chain([Entry::Number(count)])
+        })
+    };
+    lens.enumerate().flat_map(of_set).collect()
+}
+
+/// The units of a cube, as planes.
+pub(super) fn planes() -> CubeDim {
+    CubeDim::new_2d(32, UNITS as u32 / 32)
+}
+
+/// The quad at an address.
+#[cube]
+pub(super) fn quad_at(at: u64) -> Quad {
+    let at = value::<u64>(at);
+    let quad: Quad;
+    let text = comptime!(format!("ld.global.v4.f32 {}, [%4];{OPERANDS}", registers(0..4)));
+    gpu_asm!("{text}{quad} {at}", quad = out(_) quad, at = in(_) at);
+    quad
+}
+
+/// Writes a quad to an address: as f32 or, rounded to nearest, `as_narrow`, as PTX names that.
+#[cube]
+pub(super) fn put_quad(at: u64, quad: Quad, #[comptime] as_narrow: Option<&'static str>) {
+    let at = value::<u64>(at);
+    let a = value::<f32>(quad.extract(0usize));
+    let b = value::<f32>(quad.extract(1usize));
+    let c = value::<f32>(quad.extract(2usize));
+    let d = value::<f32>(quad.extract(3usize));
+    let text = comptime!(put(as_narrow));
+    gpu_asm!(
+        "{text}{at} {a} {b} {c} {d}",
+        at = in(_) at,
+        a = in(_) a,
+        b = in(_) b,
+        c = in(_) c,
+        d = in(_) d,
+    );
+}
+
+fn put(as_narrow: Option<&'static str>) -> String {
+    let text = match as_narrow {
+        None => format!("st.global.v4.f32 [%0], {};", registers(1..5)),
+        // The first number of a pair is the lower half.
+        Some(narrow) => format!(
+            "{{ .reg .b32 first, second; cvt.rn.{narrow}x2.f32 first, %2, %1; \
+             cvt.rn.{narrow}x2.f32 second, %4, %3; st.global.v2.b32 [%0], {{first, second}}; }}"
+        ),
+    };
+    text + OPERANDS
+}

@@ -1,0 +1,105 @@
+//! Steps of many parameters in one launch.
+
+use burn::{
+    backend::Cube,
+    prelude::Device,
+    tensor::{DType, Tensor},
+};
+use megaburn_cuda::{CudaError, CudaQueue, Op, tensor};
+use megaburn_kernels::{AdamwState, AdamwStep, adamw, adamw_all, adamw_scaled};
+
+use super::compare::{close, host, normal};
+
+pub(super) const TESTS: &[super::Test] =
+    &[("many_are_stepped_as_one_by_one", together), ("steps_of_many_tell_what_failed", failed)];
+
+const STEP: AdamwStep = AdamwStep {
+    lr: 1e-2,
+    beta_1: 0.9,
+    beta_2: 0.95,
+    epsilon: 1e-8,
+    weight_decay: 0.1,
+    grad_factor: 0.3,
+    time: 3,
+};
+
+/// Whole stretches, shorter ones, what does not lie in quads, and nothing.
+const LENS: [usize; 8] = [4, 70_000, 65_536, 37, 131_076, 0, 8, 1200];
+
+/// Random, and what is rounded into where `rounded` says so. The last moments but one are narrow, and the second
+/// parameter is the middle of a longer one.
+fn states(device: &Device, rounded: Option<DType>) -> Vec<(AdamwState, Tensor<1>)> {
+    let of = |(i, len): (usize, usize)| {
+        let random = || Tensor::<1>::from_data(normal([len], DType::F32), device);
+        let longer = || Tensor::<1>::from_data(normal([len + 7], DType::F32), device);
+        let param = if i == 1 { longer().narrow(0, 3, len) } else { random() };
+        let exp_avg_sq = random().abs();
+        let exp_avg_sq = if i == 6 { exp_avg_sq.cast(DType::BF16) } else { exp_avg_sq };
+        let rounded = rounded.map(|dtype| Tensor::full([len], f32::NAN, (device, dtype)));
+        (AdamwState { param, exp_avg: random(), exp_avg_sq, rounded }, random())
+    };
+    LENS.into_iter().enumerate().map(of).collect()
+}
+
+fn together() -> Result<(), String> {
+    let gpu = Device::cuda(0);
+    for rounded in [None, Some(DType::BF16), Some(DType::F16)] {
+        for factor in [None, Some(0.7), Some(f32::NAN)] {
+            let factor = factor.map(|factor| Tensor::<1>::from_floats([factor], &gpu));
+            let all = states(&gpu, rounded);
+            // Somebody else holds what the third one starts from.
+            let held = all[2].0.param.clone();
+            let before = host(held.clone())?;
+            let copy = |x: &Tensor<1>| Tensor::from_data(x.clone().into_data(), (&gpu, x.dtype()));
+            let copies = all.iter().map(|(state, grad)| {
+                let AdamwState { param, exp_avg, exp_avg_sq, rounded } = state;
+                let rounded = rounded.as_ref().map(copy);
+                let [param, exp_avg, exp_avg_sq] = [param, exp_avg, exp_avg_sq].map(copy);
+                (AdamwState { param, exp_avg, exp_avg_sq, rounded }, copy(grad))
+            });
+            let copies: Vec<_> = copies.collect();
+            let found = adamw_all(all, factor.clone(), &STEP);
+            let expected = copies.into_iter().map(|(state, grad)| match factor.clone() {
+                Some(factor) => adamw_scaled(state, grad, factor, &STEP),
+                None => adamw(state, grad, &STEP),
+            });
+            for (i, (found, expected)) in found.into_iter().zip(expected).enumerate() {
+                let what = format!("{rounded:?} {factor:?}, number {i}");
+                let narrow = found.exp_avg_sq.dtype() == DType::BF16;
+                if narrow != (i == 6) || found.rounded.as_ref().map(|x| x.dtype()) != rounded {
+                    return Err(format!("{what}: other dtypes"));
+                }
+                if let Some(rounded) = &found.rounded {
+                    let again = found.param.clone().cast(rounded.dtype());
+                    close(&what, &host(rounded.clone())?, &host(again)?, 0.0)?;
+                }
+                let of = |state: AdamwState| [state.param, state.exp_avg, state.exp_avg_sq];
+                for (found, expected) in of(found).into_iter().zip(of(expected)) {
+                    close(&what, &host(found)?, &host(expected)?, 1e-6)?;
+                }
+            }
+            if host(held)? != before {
+                return Err("what is held has changed".into());
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A gradient that could not be computed leaves nothing that looks as if it had been.
+fn failed() -> Result<(), String> {
+    let gpu = Device::cuda(0);
+    let all = states(&gpu, None);
+    let gradient = all[4].1.clone();
+    let primitive = gradient.try_into_primitive::<Cube>().map_err(|_| "no GPU's")?;
+    let gradient = tensor::from_backend(primitive);
+    let queue = CudaQueue::of(&gradient).ok_or("no queue")?;
+    let op = Op::new(|| "a gradient of this test".into()).writes(&gradient);
+    queue.enqueue(op, |_, _| Err(CudaError::Refused("as it should".into())));
+    let found = adamw_all(all, None, &STEP).swap_remove(4);
+    match found.param.try_into_data() {
+        Err(error) if error.to_string().contains("as it should") => Ok(()),
+        Err(error) => Err(format!("another failure: {error}")),
+        Ok(_) => Err("a step with a gradient that failed was made".into()),
+    }
+}

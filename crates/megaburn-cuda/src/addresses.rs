@@ -27,7 +27,8 @@ pub enum Access {
 }
 
 /// The numbers in memory of the GPU that the tensors are on, for kernels launched behind this. The tensors
-/// must be held until those kernels are launched; one that was never written fails the table, and with it
+/// must be held until those kernels are launched, and no memory asked for in between, for which they might be moved;
+/// one that was never written fails the table, and with it
 /// what is computed by it. Tensors that a kernel writes by a table are no arguments of it: [`written_by`] says
 /// of what they are.
 ///

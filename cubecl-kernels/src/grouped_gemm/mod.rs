@@ -152,9 +152,10 @@ impl Gradients {
             [Entry::Address(i), first, rows, adds]
         };
         let entries = stretches.iter().zip(are_there).enumerate().flat_map(of_stretch);
-        let table = table(sums, Access::Write, entries.collect());
-        // (Its sums are no arguments: by this one it is known whether it ran.)
+        // (Its sums are no arguments: by this one it is known whether it ran.) Before the table: to make room for it
+        // others may be moved, whose addresses that has.
         let done = tensor::empty(&x, [1], DType::U32);
+        let table = table(sums, Access::Write, entries.collect());
         let tiles = [of_dy.cols.div_ceil(shape.columns), of_x.cols.div_ceil(ROWS), sums.len()];
         let [columns, rows, num] = tiles.map(|count| count as u32);
         // SAFETY: as above: stretches are of the rows of both, sums have the shape that is written, contiguous and

@@ -43,8 +43,8 @@ pub fn total(sums: Tensor<1>) -> Tensor<1> {
     sums.sum()
 }
 
-/// Sums of squares of stretches of some tensors, to be added in f64: on GPUs some thousand, in a fixed order and
-/// of all tensors in one or two launches, elsewhere one a tensor.
+/// Sums of squares of stretches of some tensors, to be added in f64: on GPUs some thousand, in a fixed order,
+/// of all that are f32 in whole units of 16 bytes by one launch; elsewhere one a tensor.
 ///
 /// # Shapes
 /// `[n]` each, f32, bf16 or f16, on one device, to `[any]`, f32. A value that is not finite makes a sum so.

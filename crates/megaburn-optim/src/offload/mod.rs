@@ -2,7 +2,8 @@
 //!
 //! Masters and moments of some parameters are there, and come to the GPU for an update: while one
 //! parameter is updated, the state of the next is on its way in, and the state of the one before on its
-//! way out. The kernels are those of state that stays, and so are their results.
+//! way out. Each parameter is stepped by a kernel of its own, with the
+//! results of state that stays.
 //!
 //! Megatron-LM (`--optimizer-cpu-offload`) computes such updates on the CPU instead, and sends gradients
 //! there and parameters back: six bytes a parameter over PCIe where AdamW with masters moves twelve each way

@@ -79,7 +79,7 @@ impl AdamWConfig {
         })
     }
 
-    /// Of several parameters, of which neighbours with the same rates are stepped together.
+    /// Of several parameters, of which those with the same rates are stepped together.
     pub(super) fn update_all(&self, all: Vec<(Values, Force)>) -> Vec<Values> {
         // What is stepped together goes by the order of the parameters' first.
         let mut steps: Vec<(AdamwStep, Option<Tensor<1>>, Vec<usize>)> = Vec::new();

@@ -117,7 +117,7 @@ impl Rule {
         }
     }
 
-    /// Of several parameters, in their order; what is known of the GPU is the same for all.
+    /// Of several parameters, in their order; what only the GPU knows is the same for all.
     pub(crate) fn update_all(&self, all: Vec<(Values, Force)>) -> Vec<Values> {
         match self {
             Self::AdamW(config) => config.update_all(all),

@@ -144,11 +144,12 @@ fn step_many(
     };
     let per_cube = if narrow.is_some() { 6 } else { 5 };
     let cubes = (entries.len() / per_cube) as u32;
-    // (Gradients are not written; but who reads what another one failed to write fails either way.)
-    let table = table(&tensors, Access::Write, entries);
+    // Before the table: to make room for them others may be moved, whose addresses it has.
     let done = tensor::empty(&tensors[0], [1], DType::U32);
     let scales = factor.is_some();
     let factor = or_none(&factor, &tensors[0], DType::F32);
+    // (Gradients are not written; but who reads what another one failed to write fails either way.)
+    let table = table(&tensors, Access::Write, entries);
     let [grad_factor, beta_1, rest_1, beta_2, rest_2, root_factor, epsilon, keep, rate] =
         numbers(step);
     // SAFETY: the tensors, which are held until this returns, have as many quads as the table says from where it says;

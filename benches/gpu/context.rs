@@ -11,7 +11,7 @@ use burn::{
     prelude::Device,
     tensor::{DType, Distribution, Tensor},
 };
-use clap::Parser;
+use clap::{Parser, builder::RangedU64ValueParser};
 use megaburn::{
     cuda::{self, CudaQueue, timing::elapsed},
     kernels::{
@@ -33,10 +33,10 @@ struct ContextArgs {
     #[arg(long, value_delimiter = ',', default_value = "2048,4096,8192,32768")]
     tokens: Vec<usize>,
     /// Ranks that share a sequence.
-    #[arg(long, value_delimiter = ',', default_value = "2,4,8")]
+    #[arg(long, value_delimiter = ',', default_value = "2,4,8", value_parser = RangedU64ValueParser::<usize>::new().range(2..))]
     ranks: Vec<usize>,
     /// Passes that are timed.
-    #[arg(long, default_value_t = 5)]
+    #[arg(long, default_value_t = 5, value_parser = RangedU64ValueParser::<usize>::new().range(1..))]
     passes: usize,
 }
 

@@ -2,13 +2,10 @@
 
 use std::{mem, ops::Range};
 
-use burn::tensor::{DType, Tensor};
+use burn::tensor::{DType, Device, Tensor};
 use megaburn_kernels::partial_sums_of_squares;
 
-use crate::{entry::Entry, reduce::has_padding, sharding::joined};
-
-/// Elements whose squares are summed by one kernel: of tensors that were made for it no more are there at a time.
-const TOGETHER: usize = 64 << 20;
+use crate::{entry::Entry, reduce::has_padding, sharding::joined, step::TOGETHER};
 
 /// Sums of squares of the elements that this rank owns, on its GPU, where none is read; not finite if any held one
 /// is not.
@@ -20,14 +17,17 @@ pub(crate) struct OwnedSums {
     held: Vec<Tensor<1>>,
     num_elements: usize,
     sums: Vec<Tensor<1>>,
+    /// Where a sum of nothing would be.
+    device: Option<Device>,
 }
 
 impl OwnedSums {
-    /// Adds what is kept of a tensor; none is zero.
+    /// Adds what is kept of a tensor; none is zero. What was made for this is held until about [`TOGETHER`]
+    /// elements are.
     pub(crate) fn add(&mut self, entry: &Entry, values: Option<Tensor<1>>) {
         let shard = &entry.spec.shard;
         let Some(values) = values else {
-            self.sums.push(Tensor::zeros([1], (&entry.device, DType::F32)));
+            self.device.get_or_insert_with(|| entry.device.clone());
             return;
         };
         self.num_elements += values.dims()[0];
@@ -48,9 +48,11 @@ impl OwnedSums {
         }
     }
 
-    /// The sums, behind each other, as many as there are.
+    /// The sums, behind each other: one or more, if anything was added.
     pub(crate) fn finish(mut self) -> Vec<Tensor<1>> {
         self.sum();
+        let nothing = self.device.filter(|_| self.sums.is_empty());
+        self.sums.extend(nothing.map(|device| Tensor::zeros([1], (&device, DType::F32))));
         self.sums
     }
 

@@ -15,8 +15,8 @@ use crate::{
     visit::Path,
 };
 
-/// Elements of parameters that are updated together, by a launch or two.
-const TOGETHER: usize = 64 << 20;
+/// Elements of parameters that are updated together, or of gradients whose squares are summed, by a launch or two.
+pub(crate) const TOGETHER: usize = 64 << 20;
 
 impl Optimizer {
     /// Updates the parameters that `grads` has, which stay leaves that require gradients; others
@@ -98,10 +98,10 @@ struct Step<'a, R> {
 }
 
 impl<R: Fn(&str) -> Rates> Step<'_, R> {
-    /// How many elements are updated together: of state that comes from host memory no more than a parameter's is
-    /// here at a time.
-    fn most(&self) -> usize {
-        if self.optimizer.state.stays() { TOGETHER } else { 1 }
+    /// How much an update adds to those that are made together, which [`TOGETHER`] ends: of state that comes from host
+    /// memory no more than a parameter's is here at a time.
+    fn weight(&self, path: &str, num_elements: usize) -> usize {
+        if self.optimizer.state.stays_of(path) { num_elements } else { TOGETHER }
     }
 
     fn update_all(&mut self) {
@@ -111,19 +111,19 @@ impl<R: Fn(&str) -> Rates> Step<'_, R> {
 
     /// Parameters that this rank updates all of.
     fn update_whole(&mut self, paths: impl Iterator<Item = String>) {
-        let (most, mut num_elements) = (self.most(), 0);
+        let mut weight = 0;
         let (mut leaves, mut updates) = (Vec::new(), Vec::new());
         for path in paths {
             let Taken { leaf, value } = self.params.remove(&path).expect("it was taken");
-            num_elements += value.dims()[0];
+            weight += self.weight(&path, value.dims()[0]);
             let dtype = value.dtype();
             // Where there is a master the parameter is let go: its memory is there for the new one.
             let start = self.optimizer.start(&path, dtype, move || value);
             leaves.push((path.clone(), leaf));
             updates.push(self.update_of(path, start, None));
-            if num_elements >= most {
+            if weight >= TOGETHER {
                 self.put(mem::take(&mut leaves), mem::take(&mut updates));
-                num_elements = 0;
+                weight = 0;
             }
         }
         self.put(leaves, updates);
@@ -212,17 +212,17 @@ impl<R: Fn(&str) -> Rates> Step<'_, R> {
             }
         }
         let mut new = empty(stretch.len());
-        let (most, mut starts) = (self.most(), starts.into_iter().peekable());
+        let mut starts = starts.into_iter().peekable();
         while starts.peek().is_some() {
-            let (mut places, mut updates, mut num_elements) = (Vec::new(), Vec::new(), 0);
-            while num_elements < most
+            let (mut places, mut updates, mut weight) = (Vec::new(), Vec::new(), 0);
+            while weight < TOGETHER
                 && let Some((slot, at, start)) = starts.next()
             {
                 let room = match &start {
                     Start::Param(_) => None,
                     Start::Master { .. } => rounding_room(&new, at.clone()),
                 };
-                num_elements += at.len();
+                weight += self.weight(&slot.path, at.len());
                 places.push((room.is_none(), at));
                 updates.push(self.update_of(slot.path.clone(), start, room));
             }

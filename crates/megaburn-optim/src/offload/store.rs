@@ -78,6 +78,13 @@ impl Store {
         self.choice.is_none() && self.kept.values().all(|kept| matches!(kept, Kept::Here(_)))
     }
 
+    /// Whether that is so of a parameter.
+    pub(crate) fn stays_of(&self, path: &str) -> bool {
+        // A master is the first of what there is of one.
+        let mut kept = self.kept.range(Key::master(path)..).take_while(|(key, _)| key.path == path);
+        !self.choice.has(path) && kept.all(|(_, kept)| matches!(kept, Kept::Here(_)))
+    }
+
     /// Says what there will be, by path and elements, in the order of updates.
     pub(super) fn choose<'a>(&mut self, params: impl IntoIterator<Item = (&'a str, usize)>) {
         self.choice.choose(params);

@@ -79,27 +79,26 @@ impl AdamWConfig {
         })
     }
 
-    /// Of several parameters, of which those with the same rates are stepped together.
-    pub(super) fn update_all(&self, all: Vec<(Values, Force)>) -> Vec<Values> {
-        // What is stepped together goes by the order of the parameters' first.
-        let mut steps: Vec<(AdamwStep, Option<Tensor<1>>, Vec<usize>)> = Vec::new();
-        let mut olds = Vec::with_capacity(all.len());
-        for (i, (old, force)) in all.into_iter().enumerate() {
+    /// Of several parameters, in their order; those with the same rates are stepped together.
+    pub(super) fn update_all(&self, all: impl Iterator<Item = (Values, Force)>) -> Vec<Values> {
+        let mut together: Vec<Together> = Vec::new();
+        for (i, (old, force)) in all.enumerate() {
             let step = self.step(&force);
-            match steps.iter_mut().find(|(other, ..)| *other == step) {
-                Some((_, _, members)) => members.push(i),
-                None => steps.push((step, force.factor_on_gpu, vec![i])),
-            }
-            olds.push(Some((state(old), force.grad)));
+            let Force { grad, factor_on_gpu: factor, .. } = force;
+            let place = together.iter().position(|others| others.step == step);
+            let place = place.unwrap_or_else(|| {
+                together.push(Together { step, factor, places: Vec::new(), olds: Vec::new() });
+                together.len() - 1
+            });
+            together[place].places.push(i);
+            together[place].olds.push((state(old), grad));
         }
-        let mut new: Vec<Option<Values>> = olds.iter().map(|_| None).collect();
-        for (step, factor, members) in steps {
-            let old = members.iter().filter_map(|i| olds[*i].take()).collect();
-            for (i, state) in members.iter().zip(adamw_all(old, factor, &step)) {
-                new[*i] = Some(values(state));
-            }
-        }
-        new.into_iter().flatten().collect()
+        let new = together.into_iter().flat_map(|Together { step, factor, places, olds }| {
+            places.into_iter().zip(adamw_all(olds, factor, &step))
+        });
+        let mut new: Vec<_> = new.collect();
+        new.sort_unstable_by_key(|(i, _)| *i);
+        new.into_iter().map(|(_, state)| values(state)).collect()
     }
 
     fn step(&self, force: &Force) -> AdamwStep {
@@ -107,6 +106,15 @@ impl AdamWConfig {
         let Force { factor: grad_factor, rates: Rates { lr, weight_decay }, time, .. } = *force;
         AdamwStep { lr, beta_1, beta_2, epsilon, weight_decay, grad_factor, time }
     }
+}
+
+/// Parameters that are stepped together: their places among all.
+struct Together {
+    step: AdamwStep,
+    /// The same for all: see [`Rule::update_all`].
+    factor: Option<Tensor<1>>,
+    places: Vec<usize>,
+    olds: Vec<(AdamwState, Tensor<1>)>,
 }
 
 fn state(mut old: Values) -> AdamwState {
@@ -191,6 +199,29 @@ mod tests {
             }
         }
         assert_eq!(optimizer.time(), 12);
+    }
+
+    #[test]
+    fn parameters_of_two_rates_stay_in_their_order() {
+        let device = Device::default();
+        let config = AdamWConfig::new();
+        let of = |i: usize| {
+            let tensor = |x: f64| Tensor::<1>::full([3 + i], x * (1.0 + i as f64), &device);
+            let moments = [(Moment::ExpAvg, tensor(0.1)), (Moment::ExpAvgSq, tensor(0.2))].into();
+            let old = Values { param: tensor(1.0), rounded: None, moments };
+            // The first, the third and the fifth have others' rates.
+            let rates = Rates { lr: if i % 2 == 0 { 1e-1 } else { 3e-1 }, weight_decay: 0.1 };
+            let (factor_on_gpu, direction) = (Some(Tensor::from_floats([0.5], &device)), None);
+            let grad = tensor(-2.0);
+            (old, Force { grad, factor: 0.7, factor_on_gpu, direction, rates, time: 2 })
+        };
+        let of_values = |new: Values| {
+            let moments = new.moments.into_values();
+            [new.param].into_iter().chain(moments).map(values).collect::<Vec<_>>()
+        };
+        let found = config.update_all((0..6).map(of)).into_iter().map(of_values);
+        let alone = (0..6).map(of).map(|(old, force)| of_values(config.update(old, force)));
+        assert_eq!(found.collect::<Vec<_>>(), alone.collect::<Vec<_>>());
     }
 
     #[test]

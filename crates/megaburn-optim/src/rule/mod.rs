@@ -119,18 +119,12 @@ impl Rule {
 
     /// Of several parameters, in their order; what only the GPU knows is the same for all.
     pub(crate) fn update_all(&self, all: Vec<(Values, Force)>) -> Vec<Values> {
+        let all = all.into_iter();
         match self {
             Self::AdamW(config) => config.update_all(all),
-            _ => all.into_iter().map(|(old, force)| self.update(old, force)).collect(),
-        }
-    }
-
-    fn update(&self, old: Values, force: Force) -> Values {
-        match self {
-            Self::AdamW(config) => config.update(old, force),
-            Self::Sgd(config) => config.update(old, force),
-            Self::Lion(config) => config.update(old, force),
-            Self::Muon(muon) => muon.update(old, force),
+            Self::Sgd(config) => all.map(|(old, force)| config.update(old, force)).collect(),
+            Self::Lion(config) => all.map(|(old, force)| config.update(old, force)).collect(),
+            Self::Muon(muon) => all.map(|(old, force)| muon.update(old, force)).collect(),
         }
     }
 }

@@ -1,3 +1,5 @@
+use std::collections::BTreeMap;
+
 use burn::backend::cubecl::dtype_to_storage_type;
 use burn::tensor::{DType, Tensor};
 use burn_cubecl::tensor::CubeTensor;
@@ -20,7 +22,7 @@ pub(in crate::optimizer) fn adamw(
     buffers.state()
 }
 
-/// Those together of which a kernel takes many, and whose rounded parameters are of one type, or all without.
+/// Those together of which a kernel takes many, whose rounded parameters are of one type or which have none.
 pub(in crate::optimizer) fn adamw_all(
     all: Vec<(AdamwState, Tensor<1>)>,
     factor: Option<Tensor<1>>,
@@ -28,14 +30,16 @@ pub(in crate::optimizer) fn adamw_all(
 ) -> Vec<AdamwState> {
     let factor = factor.map(on_gpu);
     let all: Vec<_> = all.into_iter().map(|(state, grad)| Buffers::of(state, grad)).collect();
-    let narrow = all.iter().find_map(Buffers::narrow_in_quads);
-    let goes_along = |one: &&Buffers| narrow.is_some() && one.narrow_in_quads() == narrow;
-    let (many, others): (Vec<_>, Vec<_>) = all.iter().partition(goes_along);
-    match narrow {
-        Some(narrow) if many.len() > 1 => step_many(&many, narrow, factor.clone(), step),
-        _ => many.into_iter().for_each(|one| one.step(factor.clone(), step)),
+    let mut alike: BTreeMap<_, Vec<&Buffers>> = BTreeMap::new();
+    for one in &all {
+        alike.entry(one.narrow_in_quads()).or_default().push(one);
     }
-    others.into_iter().for_each(|one| one.step(factor.clone(), step));
+    for (narrow, those) in alike {
+        match narrow {
+            Some(narrow) if those.len() > 1 => step_many(&those, narrow, factor.clone(), step),
+            _ => those.into_iter().for_each(|one| one.step(factor.clone(), step)),
+        }
+    }
     all.into_iter().map(Buffers::state).collect()
 }
 

@@ -1,6 +1,6 @@
-//! The kernels and how they are launched: one unit a vector, 16 bytes of the widest buffer. Arithmetic is
-//! in f32. How many there are is said: a buffer's length is that of its memory, from where a view of it
-//! begins to the end.
+//! The kernels and how they are launched: one unit a vector, 16 bytes of the widest buffer; or of many buffers cubes
+//! that a table gives stretches of them ([`many`]). Arithmetic is in f32. How many there are is said: a buffer's
+//! length is that of its memory, from where a view of it begins to the end.
 
 mod adamw;
 pub(super) mod gradients;

@@ -5,13 +5,17 @@ use burn::{
     prelude::Device,
     tensor::{DType, Tensor},
 };
+use burn_cubecl::tensor::CubeTensor;
 use megaburn_cuda::{CudaError, CudaQueue, Op, tensor};
-use megaburn_kernels::{AdamwState, AdamwStep, adamw, adamw_all, adamw_scaled};
+use megaburn_kernels::{AdamwState, AdamwStep, adamw, adamw_all, adamw_scaled, rounding_room};
 
 use super::compare::{close, host, normal};
 
-pub(super) const TESTS: &[super::Test] =
-    &[("many_are_stepped_as_one_by_one", together), ("steps_of_many_tell_what_failed", failed)];
+pub(super) const TESTS: &[super::Test] = &[
+    ("many_are_stepped_as_one_by_one_to_the_bit", together),
+    ("many_are_rounded_into_one_buffer", rooms),
+    ("steps_of_many_tell_what_failed", failed),
+];
 
 const STEP: AdamwStep = AdamwStep {
     lr: 1e-2,
@@ -26,17 +30,23 @@ const STEP: AdamwStep = AdamwStep {
 /// Whole stretches, shorter ones, what does not lie in quads, and nothing.
 const LENS: [usize; 8] = [4, 70_000, 65_536, 37, 131_076, 0, 8, 1200];
 
-/// Random, and what is rounded into where `rounded` says so. The last moments but one are narrow, and the second
-/// parameter is the middle of a longer one.
+/// Random, and what is rounded into where `rounded` says so. The last moments but one are narrow, the second
+/// parameter is the middle of a longer one, and the third with its gradient too, where they are read.
 fn states(device: &Device, rounded: Option<DType>) -> Vec<(AdamwState, Tensor<1>)> {
     let of = |(i, len): (usize, usize)| {
         let random = || Tensor::<1>::from_data(normal([len], DType::F32), device);
         let longer = || Tensor::<1>::from_data(normal([len + 7], DType::F32), device);
-        let param = if i == 1 { longer().narrow(0, 3, len) } else { random() };
+        let stretch = || Tensor::<1>::from_data(normal([len + 256], DType::F32), device);
+        let param = match i {
+            1 => longer().narrow(0, 3, len),
+            2 => stretch().narrow(0, 128, len),
+            _ => random(),
+        };
+        let grad = if i == 2 { stretch().narrow(0, 128, len) } else { random() };
         let exp_avg_sq = random().abs();
         let exp_avg_sq = if i == 6 { exp_avg_sq.cast(DType::BF16) } else { exp_avg_sq };
         let rounded = rounded.map(|dtype| Tensor::full([len], f32::NAN, (device, dtype)));
-        (AdamwState { param, exp_avg: random(), exp_avg_sq, rounded }, random())
+        (AdamwState { param, exp_avg: random(), exp_avg_sq, rounded }, grad)
     };
     LENS.into_iter().enumerate().map(of).collect()
 }
@@ -47,6 +57,12 @@ fn together() -> Result<(), String> {
         for factor in [None, Some(0.7), Some(f32::NAN)] {
             let factor = factor.map(|factor| Tensor::<1>::from_floats([factor], &gpu));
             let all = states(&gpu, rounded);
+            for x in [&all[2].0.param, &all[2].1] {
+                let start = cube(x.clone())?.handle.offset_start;
+                if start != Some(512) {
+                    return Err(format!("a stretch is at {start:?}: it was copied"));
+                }
+            }
             // Somebody else holds what the third one starts from.
             let held = all[2].0.param.clone();
             let before = host(held.clone())?;
@@ -75,7 +91,7 @@ fn together() -> Result<(), String> {
                 }
                 let of = |state: AdamwState| [state.param, state.exp_avg, state.exp_avg_sq];
                 for (found, expected) in of(found).into_iter().zip(of(expected)) {
-                    close(&what, &host(found)?, &host(expected)?, 1e-6)?;
+                    close(&what, &host(found)?, &host(expected)?, 0.0)?;
                 }
             }
             if host(held)? != before {
@@ -86,13 +102,50 @@ fn together() -> Result<(), String> {
     Ok(())
 }
 
+fn cube(x: Tensor<1>) -> Result<CubeTensor, String> {
+    Ok(tensor::from_backend(x.try_into_primitive::<Cube>().map_err(|_| "no GPU's")?))
+}
+
+/// Rooms of a buffer of NaN, some beside each other, and what others hold of it; other parameters are not rounded.
+fn rooms() -> Result<(), String> {
+    let gpu = Device::cuda(0);
+    for dtype in [DType::BF16, DType::F16] {
+        let buffer = Tensor::<1>::full([8192], f32::NAN, (&gpu, dtype));
+        let held = buffer.clone();
+        let places = [256..4352, 4352..4608, 4608..5708, 6144..6148, 7680..8192];
+        let mut all = states(&gpu, None);
+        for place in &places {
+            let random = || Tensor::<1>::from_data(normal([place.len()], DType::F32), &gpu);
+            let (param, exp_avg, exp_avg_sq) = (random(), random(), random().abs());
+            let rounded = Some(rounding_room(&buffer, place.clone()).ok_or("no room")?);
+            all.insert(1, (AdamwState { param, exp_avg, exp_avg_sq, rounded }, random()));
+        }
+        let found = adamw_all(all, None, &STEP);
+        let mut expected = vec![f32::NAN; 8192];
+        for (place, state) in places.iter().rev().zip(&found[1..]) {
+            let param = host(state.param.clone().cast(dtype))?;
+            expected[place.clone()].copy_from_slice(&param);
+            let rounded = state.rounded.clone().ok_or("it is not rounded")?;
+            close(&format!("{place:?} in {dtype:?}"), &host(rounded)?, &param, 0.0)?;
+        }
+        if found[6..].iter().any(|state| state.rounded.is_some()) {
+            return Err("others are rounded".into());
+        }
+        let found = host(held)?;
+        let same = |(a, b): (&f32, &f32)| a == b || (a.is_nan() && b.is_nan());
+        if let Some(at) = found.iter().zip(&expected).position(|x| !same(x)) {
+            return Err(format!("{dtype:?}: {at} is {}, not {}", found[at], expected[at]));
+        }
+    }
+    Ok(())
+}
+
 /// A gradient that could not be computed leaves nothing that looks as if it had been.
 fn failed() -> Result<(), String> {
     let gpu = Device::cuda(0);
     let all = states(&gpu, None);
     let gradient = all[4].1.clone();
-    let primitive = gradient.try_into_primitive::<Cube>().map_err(|_| "no GPU's")?;
-    let gradient = tensor::from_backend(primitive);
+    let gradient = cube(gradient)?;
     let queue = CudaQueue::of(&gradient).ok_or("no queue")?;
     let op = Op::new(|| "a gradient of this test".into()).writes(&gradient);
     queue.enqueue(op, |_, _| Err(CudaError::Refused("as it should".into())));

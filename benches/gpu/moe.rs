@@ -8,6 +8,7 @@
 
 use std::{
     collections::BTreeMap, convert::Infallible, ffi::OsString, path::PathBuf, process::ExitCode,
+    time::Duration,
 };
 
 use burn::{
@@ -32,6 +33,7 @@ use super::{peer_times, ranks::gib};
 use crate::{
     Failure,
     report::{Args, Report, Table},
+    timing::Times,
 };
 
 #[derive(Debug, Parser)]
@@ -105,7 +107,7 @@ fn run(args: &MoeArgs) -> Result<(), Failure> {
     let about = format!(
         "Layers of experts of Megatron-LM's proxies in bf16, {} tokens on each of {ranks} GPUs, which share the \
          experts, each token's experts chosen in turn; weights' gradients in f32. Milliseconds of the device, the \
-         slowest rank's, the mean of {} passes.",
+         slowest rank's, the median of {} passes.",
         args.tokens, args.passes
     );
     let peer = peer_times(args.peer.as_deref())?;
@@ -179,7 +181,7 @@ fn measured(
     let (x, dy) = (normal(), normal());
     let context = TokenContext { loss_factor: Some(1.0), ..TokenContext::default() };
     let queue = CudaQueue::for_device(device).ok_or("no CUDA device")?;
-    let (mut times, mut held) = ([0.0; 2], 0);
+    let (mut times, mut held) = ([Times::default(), Times::default()], 0);
     for pass in 0..passes + 5 {
         let x = x.clone().require_grad();
         groups.world.barrier()?;
@@ -190,12 +192,14 @@ fn measured(
         let backward = elapsed(&queue, || done = Some(loss.backward()))?;
         drop(done);
         if pass >= 5 {
-            times[0] += f64::from(forward) / passes as f64;
-            times[1] += f64::from(backward) / passes as f64;
+            for (times, millis) in times.iter_mut().zip([forward, backward]) {
+                times.push(Duration::from_secs_f64(f64::from(millis) / 1e3));
+            }
         }
     }
     sums.values().for_each(|sum| drop(sum.take()));
-    let mine = TensorData::from([times[0], times[1], held as f64]);
+    let [forward, backward] = times.map(|times| times.median() * 1e3);
+    let mine = TensorData::from([forward, backward, held as f64]);
     let slowest: Vec<f64> = groups.world.all_reduce(mine, ReduceOp::Max)?.iter::<f64>().collect();
     Ok([slowest[0], slowest[1], slowest[2]])
 }

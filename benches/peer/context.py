@@ -3,9 +3,11 @@ uses it) with FSDP2 over the same ranks: prints NAME, a tab, milliseconds of a s
 has reserved at most, tokens of a step on each GPU and micro-batches, for `bench-layouts --peer`).
 
     torchrun --nproc-per-node N context.py [--layers 12] [--seq-len 32768] [--rotate alltoall] [--no-compile]
+        [--again] [--loss-rows 8192]
 
 The model is `fsdp.py`'s. Keys and values are repeated for their query heads, which ring attention asks for there
-(one rank attends to whole sequences, without)."""
+(one rank attends to whole sequences, without). With `--again` blocks are computed again in backward, and with
+`--loss-rows` the loss of so many rows at a time, whose logits are not kept."""
 
 import argparse, contextlib, os, time, torch, torch.distributed as dist, torch.nn as nn, torch.nn.functional as F
 from torch.distributed.device_mesh import init_device_mesh
@@ -28,15 +30,22 @@ class Block(fsdp.Block):
 
 
 class Llama(fsdp.Llama):
-    def __init__(self, layers, again):
+    def __init__(self, layers, again, loss_rows):
         super().__init__(0)
-        self.blocks, self.again = nn.ModuleList(Block() for _ in range(layers)), again
+        self.blocks, self.again, self.loss_rows = nn.ModuleList(Block() for _ in range(layers)), again, loss_rows
 
     def forward(self, tokens, labels, cos, sin):
         x = self.embedding(tokens)
         for block in self.blocks:
             x = checkpoint(block, x, cos, sin, use_reentrant=False) if self.again else block(x, cos, sin)
-        return F.cross_entropy(self.head(self.norm(x)).view(-1, VOCAB).float(), labels.view(-1))
+        x = self.norm(x)
+        if not self.loss_rows:
+            return self.sum_of_losses(x, labels) / labels.numel()
+        parts = zip(x.split(self.loss_rows, 1), labels.split(self.loss_rows, 1))
+        return sum(checkpoint(self.sum_of_losses, *part, use_reentrant=False) for part in parts) / labels.numel()
+
+    def sum_of_losses(self, x, labels):
+        return F.cross_entropy(self.head(x).view(-1, VOCAB).float(), labels.reshape(-1), reduction="sum")
 
 
 def main():
@@ -47,6 +56,7 @@ def main():
     parser.add_argument("--rotate", default="alltoall")
     parser.add_argument("--no-compile", action="store_true")
     parser.add_argument("--again", action="store_true")
+    parser.add_argument("--loss-rows", type=int, default=0)
     args = parser.parse_args()
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("nccl")
@@ -55,7 +65,7 @@ def main():
     set_rotate_method(args.rotate)
     mesh = init_device_mesh("cuda", (world,), mesh_dim_names=("cp",))
     with torch.device("meta"):
-        model = Llama(args.layers, args.again)
+        model = Llama(args.layers, args.again, args.loss_rows)
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     for i, block in enumerate(model.blocks):
         model.blocks[i] = block if args.no_compile else torch.compile(block)
@@ -94,7 +104,7 @@ def main():
     dist.barrier()
     milliseconds = (time.time() - started) / args.steps * 1e3
     if dist.get_rank() == 0:
-        how = f"{args.rotate}{', compiled' if not args.no_compile else ''}{', checkpointed' if args.again else ''}"
+        how = f"{args.rotate}{', compiled' if not args.no_compile else ''}{', checkpointed' if args.again else ''}{', loss in parts' if args.loss_rows else ''}"
         name = f"PyTorch FSDP2 cp{world} ({how}), {args.layers} layers, {args.seq_len} tokens"
         gib = torch.cuda.max_memory_reserved() / 2**30
         print(f"{name}\t{milliseconds:.2f}\n{name} GiB\t{gib:.2f}\n{name} tokens\t{args.seq_len / world:.0f}", flush=True)

@@ -210,7 +210,8 @@ mod tests {
             let moments = [(Moment::ExpAvg, tensor(0.1)), (Moment::ExpAvgSq, tensor(0.2))].into();
             let old = Values { param: tensor(1.0), rounded: None, moments };
             // The first, the third and the fifth have others' rates.
-            let rates = Rates { lr: if i % 2 == 0 { 1e-1 } else { 3e-1 }, weight_decay: 0.1 };
+            let rates =
+                Rates { lr: if i.is_multiple_of(2) { 1e-1 } else { 3e-1 }, weight_decay: 0.1 };
             let (factor_on_gpu, direction) = (Some(Tensor::from_floats([0.5], &device)), None);
             let grad = tensor(-2.0);
             (old, Force { grad, factor: 0.7, factor_on_gpu, direction, rates, time: 2 })

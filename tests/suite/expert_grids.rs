@@ -2,24 +2,15 @@
 
 use std::collections::BTreeMap;
 
-use megaburn::{
-    mesh::Layout,
-    train::{ConfigLayers, TrainConfig},
-};
+use megaburn::{mesh::Layout, train::ConfigLayers};
 use rstest::rstest;
 use serde::Deserialize;
 
 use crate::{
+    expert_matrix::{Model, Row, SEED, product},
     layouts::{Trained, assert_every_pair, compare, train},
-    matrix::EPSILON,
     text::write_random_text,
 };
-
-/// Steps that a row trains.
-const STEPS: usize = 5;
-/// Not a fresh one: of two experts that are all but equally good for a token, rounding chooses, and in
-/// some thousand choices a run there is such a pair now and then.
-pub(crate) const SEED: u64 = 7;
 
 /// `experts.toml`.
 #[derive(Deserialize)]
@@ -27,148 +18,25 @@ struct Grids {
     rows: Vec<Row>,
 }
 
-#[derive(Clone, Debug, Deserialize)]
-struct Row {
-    ep: usize,
-    etp: usize,
-    tp: usize,
-    cp: usize,
-    pp: usize,
-    dp: usize,
-    zero: u8,
-    again: Again,
-    drops: bool,
-    family: Kind,
-}
-
-/// What backward computes once more.
-#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
-#[serde(rename_all = "snake_case")]
-enum Again {
-    Nothing,
-    Activation,
-    Mlp,
-    Layers,
-}
-
-/// Whose experts they are.
-#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, PartialOrd, Ord)]
-#[serde(rename_all = "snake_case")]
-pub(crate) enum Kind {
-    Mixtral,
-    DeepseekV3,
-}
-
-/// What a model and its data are, whatever the layout.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Model {
-    pub(crate) experts: usize,
-    pub(crate) ffn: usize,
-    pub(crate) kv_heads: usize,
-    pub(crate) layers: usize,
-    pub(crate) seq_len: usize,
-    pub(crate) batch: usize,
-    pub(crate) drops: bool,
-    pub(crate) family: Kind,
-}
-
-impl Row {
-    fn layout(&self) -> Layout {
-        let Self { ep, etp, tp, cp, pp, dp, .. } = *self;
-        Layout { tp, cp, pp, dp, ep, etp, sp: tp > 1 }
-    }
-
-    fn is_possible(&self) -> bool {
-        let layout = self.layout();
-        let shares = self.zero == 0 || self.dp * self.cp > 1;
-        layout.world_size() <= 8 && layout.validate().is_ok() && shares
-    }
-
-    fn model(&self) -> Model {
-        let Self { ep, etp, tp, cp, pp, dp, drops, family, .. } = *self;
-        // Of DeepSeek's two groups of them.
-        let unit = if family == Kind::Mixtral { ep } else { 2 * ep };
-        Model {
-            experts: unit.max(3).next_multiple_of(unit),
-            ffn: 6 * etp,
-            kv_heads: tp,
-            // A layer without experts, and two with them.
-            layers: if family == Kind::Mixtral { pp.max(2) } else { pp.max(3) },
-            seq_len: 4 * cp * tp,
-            batch: 2 * dp,
-            drops,
-            family,
-        }
-    }
-
-    /// What each column holds.
-    fn values(&self) -> [String; 10] {
-        let Self { ep, etp, tp, cp, pp, dp, zero, again, drops, family } = self;
-        [
-            format!("ep {ep}"),
-            format!("etp {etp}"),
-            format!("tp {tp}"),
-            format!("cp {cp}"),
-            format!("pp {pp}"),
-            format!("dp {dp}"),
-            format!("zero {zero}"),
-            format!("{again:?}"),
-            format!("drops {drops}"),
-            format!("{family:?}"),
-        ]
-    }
-
-    fn config(&self, data: &str) -> TrainConfig {
-        let again = match self.again {
-            Again::Nothing => "modules = []",
-            Again::Activation => "modules = [\"activation\"]",
-            Again::Mlp => "modules = [\"mlp\"]",
-            Again::Layers => "method = \"uniform\"",
-        };
-        let text = format!(
-            "{}\n[parallel]\nzero = {}\nbucket_size = 3000\n[recompute]\n{again}",
-            self.model().text(data),
-            self.zero
-        );
-        let layers = ConfigLayers::new().with_text("experts.toml", &text).unwrap();
-        layers.with_layout(&self.layout().to_string()).unwrap().load().unwrap()
-    }
-}
-
-impl Model {
-    /// Every layout has the same micro-batches, of one sequence.
-    pub(crate) fn text(&self, data: &str) -> String {
-        let Self { experts, ffn, kv_heads, layers, seq_len, batch, drops, family } = self;
-        let heads = 2 * kv_heads;
-        let (attention, of_experts) = match family {
-            Kind::Mixtral => (
-                format!("family = \"mixtral\"\nffn = {ffn}\nkv_heads = {kv_heads}\nhead_dim = 4"),
-                "",
-            ),
-            Kind::DeepseekV3 => (
-                format!("family = \"deepseek_v3\"\nffn = {}\nkv_heads = {heads}", 2 * ffn),
-                "groups = [2, 1, 2]\nlayer_freq = \"[0]+[1]*LAST\"\nnormalise = true\nscale = 1.5",
-            ),
-        };
-        let of_experts = of_experts.replace("LAST", &(layers - 1).to_string());
-        let shared = match family {
-            Kind::Mixtral => String::new(),
-            Kind::DeepseekV3 => format!("shared_ffn = {}", 2 * ffn),
-        };
-        let capacity = if *drops { "capacity_factor = 0.9" } else { "" };
-        format!(
-            "[model]\n{attention}\nhidden = 16\nlayers = {layers}\nheads = {heads}
-            [model.experts]\nnum = {experts}\ntop_k = 2\nffn = {ffn}\n{shared}\n{of_experts}
-            [moe]\naux_loss = 0.05\nseq_aux_loss = 0.05\nglobal_aux_loss = 0.05\nz_loss = 0.01\n{capacity}
-            [data]\npath = {data:?}\nseq_len = {seq_len}
-            [train]\nsteps = {STEPS}\nglobal_batch = {batch}\nmicro_batch = 1
-            [optimizer]\nlr = 1e-3\neps = {EPSILON}\nwarmup_steps = 0"
-        )
-    }
-}
-
 fn rows() -> Vec<Row> {
     toml::from_str::<Grids>(include_str!("../experts.toml")).unwrap().rows
+}
+
+/// What each column holds.
+fn values(row: &Row) -> [String; 10] {
+    let Row { ep, etp, tp, cp, pp, dp, zero, again, drops, family } = row;
+    [
+        format!("ep {ep}"),
+        format!("etp {etp}"),
+        format!("tp {tp}"),
+        format!("cp {cp}"),
+        format!("pp {pp}"),
+        format!("dp {dp}"),
+        format!("zero {zero}"),
+        format!("{again:?}"),
+        format!("drops {drops}"),
+        format!("{family:?}"),
+    ]
 }
 
 #[rstest]
@@ -194,31 +62,9 @@ fn every_grid_trains_as_one_rank_does(#[values(1, 2, 3, 4, 5, 6, 7, 8)] ep: usiz
     }
 }
 
-/// All that there can be in a world of up to 8.
-fn product() -> Vec<Row> {
-    let bools = [false, true];
-    let mut all = Vec::new();
-    for (ep, etp) in (1..=8).flat_map(|ep| [1, 2, 4].map(|etp| (ep, etp))) {
-        for (tp, cp) in [(1, 1), (1, 2), (1, 3), (1, 4), (2, 1), (2, 2), (2, 4), (4, 1), (4, 2)] {
-            for (pp, dp) in [1, 2, 4].into_iter().flat_map(|pp| (1..=8).map(move |dp| (pp, dp))) {
-                for zero in 0..4 {
-                    for again in [Again::Nothing, Again::Activation, Again::Mlp, Again::Layers] {
-                        for (drops, family) in bools.into_iter().flat_map(|drops| {
-                            [Kind::Mixtral, Kind::DeepseekV3].map(|family| (drops, family))
-                        }) {
-                            all.push(Row { ep, etp, tp, cp, pp, dp, zero, again, drops, family });
-                        }
-                    }
-                }
-            }
-        }
-    }
-    all.into_iter().filter(Row::is_possible).collect()
-}
-
 #[test]
 fn the_rows_hold_every_pair_of_values() {
     let rows = rows();
     assert!(rows.iter().all(Row::is_possible));
-    assert_every_pair(rows.iter().map(Row::values), product().iter().map(Row::values), 300);
+    assert_every_pair(rows.iter().map(values), product().iter().map(values), 300);
 }

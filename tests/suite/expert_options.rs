@@ -4,7 +4,7 @@ use megaburn::{mesh::Layout, train::ConfigLayers};
 use rstest::rstest;
 
 use crate::{
-    expert_grids::{Kind, Model, SEED},
+    expert_matrix::{Kind, Model, SEED},
     layouts::{compare, train},
     text::write_random_text,
 };

@@ -8,7 +8,7 @@ use rstest::rstest;
 
 use crate::{
     contexts::{Model, Texts},
-    expert_grids::SEED,
+    expert_matrix::SEED,
     layouts::{compare, train},
     matrix::EPSILON,
     shared_documents::with_evaluation,

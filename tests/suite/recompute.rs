@@ -6,7 +6,7 @@ use megaburn::{
     train::{
         TrainConfig,
         config::{
-            Dtype, RecomputeConfig,
+            CpComm, Dtype, RecomputeConfig,
             RecomputeMethod::{self, Block, Uniform},
             RecomputeModule::{self, Activation, CoreAttention, Mlp, Norm},
         },
@@ -16,7 +16,9 @@ use rstest::rstest;
 
 use crate::{
     bf16::{bits, config, saved, train},
+    expert_matrix::SEED,
     run::Run,
+    text::write_random_text,
     zero::{in_order, losses},
 };
 
@@ -57,6 +59,10 @@ fn layers(method: RecomputeMethod, num_layers: usize) -> RecomputeConfig {
 
 fn offloaded(of: RecomputeConfig) -> RecomputeConfig {
     RecomputeConfig { offload: true, ..of }
+}
+
+fn with_attention_kept(of: RecomputeConfig) -> RecomputeConfig {
+    RecomputeConfig { keep_attention: true, ..of }
 }
 
 /// Modules one by one and together, and whole layers.
@@ -105,7 +111,11 @@ fn so_are_those_of_other_runs(
     #[case] fused_loss: bool,
     #[values(Dtype::F32, Dtype::Bf16)] dtype: Dtype,
 ) {
-    let ways = [modules(&[Norm, Activation]), modules(&[CoreAttention, Mlp]), layers(Uniform, 2)];
+    let mut ways =
+        vec![modules(&[Norm, Activation]), modules(&[CoreAttention, Mlp]), layers(Uniform, 2)];
+    if layout.contains("cp") {
+        ways.push(with_attention_kept(layers(Uniform, 2)));
+    }
     assert_same_bits(layout, dtype, &ways, |config| {
         (config.model.family, config.model.kv_heads, config.model.tied) = (family, kv_heads, tied);
         config.train.fused_linear_cross_entropy = fused_loss;
@@ -129,11 +139,66 @@ fn so_are_those_of_pipelines(
 ) {
     let mixed = RecomputeConfig { modules: vec![Norm], ..layers(Block, 1) };
     let layers = [layers(Uniform, 1), layers(Uniform, 2), offloaded(layers(Uniform, 1))];
-    let ways = [&[modules(&[Norm, Mlp]), mixed], &layers[..]].concat();
+    let mut ways = [&[modules(&[Norm, Mlp]), mixed], &layers[..]].concat();
+    if layout.contains("cp") {
+        ways.extend(layers.map(with_attention_kept));
+    }
     assert_same_bits(layout, dtype, &ways, |config| {
         config.model.layers = 6;
         config.train.hidden_dropout = 0.1;
         (config.parallel.schedule, config.parallel.chunks) = (Some(schedule), Some(chunks));
         config.parallel.zero = zero;
     });
+}
+
+/// In every way in which ranks exchange keys and values.
+#[rstest]
+fn attention_that_ranks_share_is_kept_to_the_bit(
+    #[values("cp2", "cp4", "tp2-cp2-sp")] layout: &str,
+    #[values("p2p", "all_gather", "a2a", "a2a2+p2p")] comm: &str,
+    #[values(false, true)] documents: bool,
+) {
+    if comm == "a2a2+p2p" && layout != "cp4" {
+        return;
+    }
+    let ways = [layers(Uniform, 1), offloaded(layers(Uniform, 2)), layers(Block, 2)];
+    assert_same_bits(layout, Dtype::Bf16, &ways.map(with_attention_kept), |config| {
+        config.parallel.cp_comm = vec![CpComm::Way(comm.parse().unwrap())];
+        (config.model.heads, config.model.kv_heads) = (8, 8);
+        (config.data.documents, config.data.document_multiple) = (documents, 8);
+    });
+}
+
+/// Where ranks hold whole sequences attention that is kept is computed in other blocks, on CPUs.
+#[rstest]
+fn attention_that_is_kept_changes_numbers_by_rounding(
+    #[values(Family::Llama, Family::Gpt2, Family::DeepseekV3)] family: Family,
+    #[values("tp1", "tp2-sp", "pp2-dp2")] layout: &str,
+    #[values(false, true)] documents: bool,
+) {
+    let trained = |recompute: RecomputeConfig| {
+        let run = Run::new();
+        // Not a fresh one: of two experts that are all but equally good, rounding chooses.
+        write_random_text(&run.path("text.txt"), 10_000, SEED);
+        let mut config = config(&run, layout, Dtype::F32);
+        (config.model.family, config.model.layers, config.model.kv_heads) = (family, 4, 4);
+        config.data.documents = documents;
+        if !documents {
+            config.train.attention_dropout = 0.3;
+        }
+        (config.optimizer.lr, config.optimizer.eps) = (1e-3, 1e-5);
+        config.recompute = recompute;
+        let steps = train(config, 4);
+        let numbers = steps.iter().flat_map(|step| [step.loss, step.grad_norm]);
+        numbers.collect::<Vec<_>>()
+    };
+    let expected = trained(RecomputeConfig::default());
+    assert!(expected[6] != expected[0], "nothing was learnt");
+    for way in [layers(Uniform, 1), offloaded(layers(Uniform, 2)), layers(Block, 1)] {
+        let found = trained(with_attention_kept(way.clone()));
+        for (found, expected) in found.iter().zip(&expected) {
+            let off = (found - expected).abs() / expected;
+            assert!(off <= 1e-5, "{way:?}: {found}, not {expected}");
+        }
+    }
 }

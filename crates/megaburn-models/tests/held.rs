@@ -115,6 +115,7 @@ const ALL: Recompute = Recompute {
     mlp: false,
     blocks: None,
     offload: false,
+    keep_attention: false,
 };
 
 #[rstest]
@@ -156,7 +157,8 @@ fn what_parts_and_whole_blocks_hold_is_what_the_formula_says(
     let blocks =
         [RecomputeBlocks::Uniform(1), RecomputeBlocks::Uniform(2), RecomputeBlocks::Block(1)];
     let blocks = blocks.map(|blocks| Recompute { blocks: Some(blocks), ..ALL });
-    for recompute in [mlp, core_attention, both].into_iter().chain(blocks) {
+    let kept = blocks.map(|blocks| Recompute { keep_attention: true, ..blocks });
+    for recompute in [mlp, core_attention, both].into_iter().chain(blocks).chain(kept) {
         assert_held_of_more_tokens(&Activations { recompute, ..of.clone() }, 0.05);
     }
 }
@@ -190,7 +192,8 @@ fn blocks_that_predict_further_tokens_hold_what_the_formula_says(
     of.model.mtp_layers = 2;
     let uniform = Recompute { blocks: Some(RecomputeBlocks::Uniform(1)), ..Recompute::default() };
     let block = Recompute { blocks: Some(RecomputeBlocks::Block(4)), ..ALL };
-    for recompute in [Recompute::default(), ALL, uniform, block] {
+    let kept = Recompute { keep_attention: true, ..uniform };
+    for recompute in [Recompute::default(), ALL, uniform, kept, block] {
         assert_held_of_more_tokens(&Activations { recompute, ..of.clone() }, 0.03);
     }
 }

@@ -39,6 +39,7 @@ mod embedding;
 mod error;
 mod init;
 mod input;
+mod kept;
 mod kv_cache;
 mod linear;
 mod mlp;
@@ -62,6 +63,7 @@ pub use dropout::{ParallelDropout, ParallelDropoutConfig};
 pub use embedding::{VocabParallelEmbedding, VocabParallelEmbeddingConfig};
 pub use error::ParallelError;
 pub use input::Input;
+pub use kept::keeping_attention;
 pub use kv_cache::{KvCache, Packed, Segment};
 pub use linear::{
     ParallelLinear, ParallelLinearConfig, ReplicatedLinear, ReplicatedLinearConfig, Split,

@@ -6,7 +6,7 @@ use burn::{
 };
 use megaburn_kernels::{Operands, Outlet, Pass, with_weight_gradients};
 
-use crate::{ActivationOffload, Input, Residual, input::kept};
+use crate::{ActivationOffload, Input, Residual, input::kept, kept::KeptAttention};
 
 /// What `forward` makes of `module` and `inputs`, of which nothing is kept but what `inputs` are made
 /// from: backward computes it once more, then its gradients (Megatron's `tensor_parallel.checkpoint`).
@@ -16,7 +16,7 @@ use crate::{ActivationOffload, Input, Residual, input::kept};
 /// `forward` is called with a copy of the module, whose parameters share their memory. It must use no
 /// other parameters, and no tensor that needs a gradient but its inputs. On a device without autodiff it
 /// is simply called. Weights' gradients that a zero-bubble schedule puts off are not put off here: they
-/// would hold all that is computed once more.
+/// would hold all that is computed once more. What attention gives may be [kept](crate::keeping_attention).
 ///
 /// # Panics
 /// If `forward` uses such a tensor.
@@ -57,7 +57,8 @@ pub fn recomputed<M: Module + 'static, const D: usize, const I: usize, const O: 
 
     let module = module.clone().map(&mut Fresh { are_trained: None });
     let plain = inputs.each_ref().map(|(x, _)| Tensor::from_inner(x.clone().inner()));
-    let results = forward(&module, plain);
+    let attention = KeptAttention::if_wanted();
+    let results = attention.first(|| forward(&module, plain));
     let sources = inputs.map(|(x, again)| (x.dims(), again.unwrap_or_else(|| kept(&x))));
     operands.results(results, move |gradients| {
         let leaves = sources.map(|(shape, again)| {
@@ -65,7 +66,8 @@ pub fn recomputed<M: Module + 'static, const D: usize, const I: usize, const O: 
         });
         let mut trained = are_trained.into_iter();
         let module = module.map(&mut Fresh { are_trained: Some(&mut trained) });
-        let results = Pass::backward(|| forward(&module, leaves.clone()));
+        let again = || attention.again(|| forward(&module, leaves.clone()));
+        let results = Pass::backward(again);
         // What is made of nothing that learns has no graph.
         let ends = results.into_iter().zip(gradients).filter(|(y, _)| y.is_tracked());
         let ends = ends.filter_map(|(y, gradient)| Some((Outlet::of(y), gradient?)));

@@ -59,6 +59,9 @@
 //! `e h r + 4 r` (layer norm `8 r`), for each group of them, and beside, while backward is in one
 //! of the groups, what that one's blocks hold otherwise.
 //!
+//! Where attention is kept of these, what it gives and its sums of exponentials are held of each block too,
+//! `e a n / t + 4 hq n / t`.
+//!
 //! With offload host memory has the stream before each group and the term that is still to be added to it,
 //! and the GPU those of a group that is the model's last, `2 e h r`, and, once for all micro-batches, two that
 //! are leaving.
@@ -170,8 +173,10 @@ impl Activations {
     pub fn stage(&self, blocks: Range<usize>, ends: Ends, in_flight: usize) -> usize {
         let stream = self.stream();
         let held = |Segment { blocks, again }| match (again, self.recompute.offload) {
-            (true, true) => 0,
-            (true, false) => stream + self.rows() * self.statistics(),
+            (true, true) => self.kept_attention(blocks.len()),
+            (true, false) => {
+                stream + self.rows() * self.statistics() + self.kept_attention(blocks.len())
+            }
             (false, _) => blocks.map(|index| self.layer(index)).sum(),
         };
         let groups = self.segments(blocks.clone()).filter(|group| group.again);
@@ -190,9 +195,16 @@ impl Activations {
 
     /// What it holds beside that at most, while backward computes some of these blocks once more.
     pub fn again(&self, blocks: Range<usize>) -> usize {
-        let plain = Self { recompute: Recompute::default(), ..self.clone() };
+        let mut plain = Self { recompute: Recompute::default(), ..self.clone() };
+        if self.recompute.keep_attention {
+            // It goes back from the sums of exponentials, on CPUs too.
+            plain.scores = Scores::Never;
+        }
         let groups = self.segments(blocks).filter(|segment| segment.again);
-        let held = groups.map(|group| group.blocks.map(|index| plain.layer(index)).sum::<usize>());
+        let held = groups.map(|group| {
+            let kept = self.kept_attention(group.blocks.len());
+            group.blocks.map(|index| plain.layer(index)).sum::<usize>() - kept
+        });
         // Its stream and last term came from host memory, and those of the group before are coming.
         let stream = self.stream();
         let came = if self.recompute.offload { 4 * stream } else { 0 };
@@ -239,7 +251,7 @@ impl Activations {
             let is_kept = !self.recompute.norm || (depth > 0 && is_again(depth - 1));
             let ended_in = if is_kept { 0 } else { stream };
             let held = match is_again(depth) {
-                true => 2 * stream + self.head(),
+                true => 2 * stream + self.kept_attention(1) + self.head(),
                 false => {
                     let joined = 3 * stream + 2 * self.statistics() * self.rows();
                     joined + self.layer(self.model.layers + depth) + self.last()

@@ -104,6 +104,14 @@ impl Activations {
         [("what attention gives", e * given * n + again), ("scores of attention", of_scores)]
     }
 
+    /// What is kept of the attention of so many blocks that are computed once more.
+    pub(super) fn kept_attention(&self, num_blocks: usize) -> usize {
+        let Sizes { query, heads, .. } = self.sizes();
+        let given = self.model.latent.as_ref().map_or(query, |latent| heads * latent.v_head_dim);
+        let of_block = (self.element * given + STATISTIC * heads) * self.tokens();
+        if self.recompute.keep_attention { num_blocks * of_block } else { 0 }
+    }
+
     /// Of an MLP with so many features on this rank, of so many tokens.
     fn of_mlp(&self, tokens: usize, ffn: usize) -> Vec<Term> {
         let up = if self.model.activation.is_gated() { 2 * ffn } else { ffn };

@@ -158,7 +158,10 @@ impl Stage<'_> {
             let embedding = model.embedding.as_ref().expect("a stage with a loss has it");
             let vectors = embedding.forward(tokens.clone());
             before = match again {
-                true => block.predict_again(vectors, before.into_tensor(), context),
+                true => model
+                    .parts
+                    .recompute
+                    .keeping(|| block.predict_again(vectors, before.into_tensor(), context)),
                 false => block.predict(vectors, before.into_tensor(), &context),
             };
             mtp.push(model.loss_behind_norm(before.clone(), labels.clone()));

@@ -1,5 +1,7 @@
 use std::ops::Range;
 
+use megaburn_parallel::keeping_attention;
+
 /// What backward computes once more instead of keeping it. Nothing at first. Gradients are the same to
 /// the bit.
 ///
@@ -23,6 +25,9 @@ pub struct Recompute {
     /// Whether the stream before these waits in host memory
     /// ([`ActivationOffload`](megaburn_parallel::ActivationOffload)), all but that before the model's last.
     pub offload: bool,
+    /// Whether what attention gives is kept where whole blocks are computed once more
+    /// ([`keeping_attention`](megaburn_parallel::keeping_attention)).
+    pub keep_attention: bool,
 }
 
 /// Which blocks of a stage backward computes once more, from the residual stream before them.
@@ -43,6 +48,11 @@ pub(crate) struct Segment {
 }
 
 impl Recompute {
+    /// Makes something that backward computes once more as it says.
+    pub(crate) fn keeping<T>(self, make: impl FnOnce() -> T) -> T {
+        if self.keep_attention { keeping_attention(make) } else { make() }
+    }
+
     /// Those of a stage with so many blocks.
     pub(crate) fn segments(self, num_blocks: usize) -> Vec<Segment> {
         let (again, group) = match self.blocks {

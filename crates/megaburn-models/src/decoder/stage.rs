@@ -189,11 +189,13 @@ impl<'a> Stage<'a> {
             // Backward begins with them, at once, where the loss is behind.
             let is_last = of.end == blocks.len() && self.layers.loss;
             let blocks = &blocks[of];
-            match (again, recompute.offload) {
-                (false, _) => blocks.iter().fold(x, |x, block| block.forward(x, &context)),
-                (true, false) => again_through(blocks, x, context.clone()),
-                (true, true) => offloaded_through(blocks, x, context.clone(), offload, is_last),
+            if !again {
+                return blocks.iter().fold(x, |x, block| block.forward(x, &context));
             }
+            recompute.keeping(|| match recompute.offload {
+                false => again_through(blocks, x, context.clone()),
+                true => offloaded_through(blocks, x, context.clone(), offload, is_last),
+            })
         };
         segments.into_iter().fold(x, through)
     }

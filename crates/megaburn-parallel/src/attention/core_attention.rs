@@ -9,7 +9,9 @@ use crate::{
     ContextParallel, Input, KvCache, Packed, PackedDocuments, ParallelError, TokenBlock,
     TokenContext,
     context::{Mask, Piece, context_attention},
-    dropout, recomputed,
+    dropout,
+    kept::is_attention_kept,
+    recomputed,
 };
 
 /// What is between the matrices, and has no parameters.
@@ -107,7 +109,8 @@ impl CoreAttention {
         let parallel = parallel.as_ref().unwrap_or(&self.parallel).clone();
         let is_trained = queries_keys_values[0].device().is_autodiff();
         let (block, documents) = (block.filter(|_| is_trained), documents.clone());
-        if !self.recompute {
+        // What is kept need not be computed once more by itself.
+        if !self.recompute || is_attention_kept() {
             return self.whole(queries_keys_values, block, documents, &parallel);
         }
         let inputs = queries_keys_values.map(Input::from);
@@ -167,7 +170,7 @@ impl CoreAttention {
             .zip(block)
             .map(|(dropout, block)| dropout.of(block, seq * ranks, parallel.first_head(heads)));
         let mask = Mask { dropout, documents, ..self.mask.clone() };
-        if ranks > 1 {
+        if ranks > 1 || is_attention_kept() {
             return context_attention(queries_keys_values, mask, parallel);
         }
         let [q, k, v] = queries_keys_values;

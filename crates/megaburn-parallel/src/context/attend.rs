@@ -5,13 +5,19 @@ use megaburn_kernels::{
     AttentionPart, Operands, add_rows, attention_part, attention_part_gradients,
 };
 
-use super::{ContextComm, ContextParallel, Mask, gathered, heads::Heads, parts::Part, ring, rows};
+use super::{
+    ContextComm, ContextParallel, Mask, gathered,
+    heads::Heads,
+    parts::{Part, with_stretch},
+    ring, rows,
+};
+use crate::kept::kept_attention;
 
 /// [`attention`](megaburn_kernels::attention) of stretches that ranks hold, to whole sequences: `mask` is of
 /// those, and of the heads that a rank attends with.
 ///
-/// Backward reads queries, keys, values and the result of this rank, and sends keys and values once
-/// more.
+/// Backward reads queries, keys, values and the result of this rank, which may be
+/// [kept](crate::keeping_attention), and sends keys and values once more.
 ///
 /// # Shapes
 /// - `q`: `[len, b, hq, d]`, `k`: `[len, b, hkv, d]`, `v`: `[len, b, hkv, d_v]`, what [`Zigzag`] says
@@ -42,7 +48,7 @@ pub(crate) fn context_attention(
     let plain = qkv.clone().map(|x| if is_trained { x.inner() } else { x });
     let heads = Heads::new(parallel, &mask, &plain[0]);
     let shared = plain.map(|x| heads.share(x));
-    let whole = forward(shared.clone(), &mask, parallel);
+    let whole = kept_attention(|| forward(shared.clone(), &mask, parallel));
     let joined = |x: Tensor<4>| {
         let out = heads.join(x);
         let [len, b, hq, d_v] = out.dims();
@@ -71,6 +77,10 @@ pub(crate) fn context_attention(
 }
 
 fn forward(qkv: [Tensor<4>; 3], mask: &Mask, parallel: &ContextParallel) -> AttentionPart {
+    if let Some(part) = whole(&qkv, mask, parallel) {
+        let AttentionPart { out, lse } = attend(&part, qkv.each_ref());
+        return AttentionPart { out: out.cast(qkv[0].dtype()), lse };
+    }
     match parallel.comm {
         ContextComm::AllGather => gathered::forward(qkv, mask, &parallel.sequence),
         _ => ring::forward(qkv, mask, &parallel.sequence),
@@ -84,10 +94,20 @@ fn backward(
     mask: &Mask,
     parallel: &ContextParallel,
 ) -> [Tensor<4>; 3] {
+    if let Some(part) = self::whole(&qkv, mask, parallel) {
+        return gradients(&part, qkv.each_ref(), whole, &dout);
+    }
     match parallel.comm {
         ContextComm::AllGather => gathered::backward(qkv, whole, dout, mask, &parallel.sequence),
         _ => ring::backward(qkv, whole, dout, mask, &parallel.sequence),
     }
+}
+
+/// All of attention as one part, where a rank has whole sequences: nothing is to be joined.
+fn whole([q, ..]: &[Tensor<4>; 3], mask: &Mask, parallel: &ContextParallel) -> Option<Part> {
+    let stretch = parallel.stretch();
+    let is_whole = stretch.ranks() == 1;
+    is_whole.then(|| with_stretch(mask, stretch, stretch, q.dims()[0]).swap_remove(0))
 }
 
 /// What a part's queries see of its keys.

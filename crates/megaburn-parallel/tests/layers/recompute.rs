@@ -9,10 +9,11 @@ use burn::{
 use megaburn_collective::Group;
 use megaburn_kernels::RopeConfig;
 use megaburn_parallel::{
-    Activation, Mlp, MlpConfig, Norm, NormConfig, NormKind, ParallelDropout, ParallelDropoutConfig,
-    ParallelError, ParallelLinear, ParallelLinearConfig, PlanBuilder, Residual, SelfAttention,
-    SelfAttentionConfig, Sharded, TokenBlock, VocabParallelEmbedding, VocabParallelEmbeddingConfig,
-    load_params, read_params, recomputed,
+    Activation, ContextComm, ContextParallel, Mlp, MlpConfig, Norm, NormConfig, NormKind,
+    ParallelDropout, ParallelDropoutConfig, ParallelError, ParallelLinear, ParallelLinearConfig,
+    PlanBuilder, Residual, SelfAttention, SelfAttentionConfig, Sharded, TokenBlock,
+    VocabParallelEmbedding, VocabParallelEmbeddingConfig, keeping_attention, load_params,
+    read_params, recomputed,
 };
 use rstest::rstest;
 
@@ -277,4 +278,37 @@ fn a_result_that_needs_no_gradient_is_none_to_go_backward_from() {
     let grads = ones.sum().backward();
     assert_eq!(x.grad(&grads).unwrap().into_data(), x.clone().inner().zeros_like().into_data());
     assert!(mlp.up.weight.grad(&grads).is_none());
+}
+
+/// Keys and values go round the ranks once forward and once backward, and gradients behind them: not once more for
+/// what is kept.
+#[test]
+fn attention_that_is_kept_is_not_computed_again() {
+    let seed = fresh_seed();
+    let run = |is_kept: bool| {
+        on_ranks(3, seed, move |group| {
+            let parallel = ContextParallel::new(&group, ContextComm::P2p).unwrap();
+            let config = SelfAttentionConfig::new(12, 2, 2, 4).with_name("attention");
+            let layer = config.init(&Group::single(seed), &autodiff()).unwrap();
+            let layer = layer.with_context_parallel(&parallel, "attention").unwrap();
+            let x = leaf::<3>(normal(&[4, 2, 12], seed, &format!("x{}", group.rank())));
+            let before = group.flight_records().len();
+            let make = || {
+                let of = [x.clone().into()];
+                let [y] = recomputed(&layer, of, |layer, [x]| [layer.forward(x, None)]);
+                y
+            };
+            let y = if is_kept { keeping_attention(make) } else { make() };
+            let grads = (y.clone() * y).sum().backward();
+            let sent = group.flight_records().len() - before;
+            (sent, x.grad(&grads).unwrap().into_data())
+        })
+    };
+    let (again, kept) = (run(false), run(true));
+    // Two tensors each time, of which each is sent and received.
+    let (forward, backward) = (2 * 2 * 2, 2 * (2 * 2 + 3 * 2));
+    for ((sent_again, again), (sent_kept, kept)) in again.iter().zip(&kept) {
+        assert_eq!((*sent_again, *sent_kept), (2 * forward + backward, forward + backward));
+        assert_bits("x", kept, again);
+    }
 }

@@ -18,11 +18,19 @@ pub struct RecomputeConfig {
     /// Whether the streams before those layers wait for backward in host memory
     /// (`--cpu-offloading-num-layers`).
     pub offload: bool,
+    /// Whether what attention gives is kept of those layers.
+    pub keep_attention: bool,
 }
 
 impl Default for RecomputeConfig {
     fn default() -> Self {
-        Self { modules: Vec::new(), method: RecomputeMethod::None, num_layers: 1, offload: false }
+        Self {
+            modules: Vec::new(),
+            method: RecomputeMethod::None,
+            num_layers: 1,
+            offload: false,
+            keep_attention: false,
+        }
     }
 }
 
@@ -69,6 +77,7 @@ impl RecomputeConfig {
                 RecomputeMethod::Block => Some(RecomputeBlocks::Block(self.num_layers)),
             },
             offload: self.offload,
+            keep_attention: self.keep_attention,
         }
     }
 
@@ -132,6 +141,12 @@ mod tests {
     fn streams_are_offloaded() {
         let found = of("method = \"block\"\noffload = true");
         assert!(found.offload && found.blocks == Some(RecomputeBlocks::Block(1)));
+    }
+
+    #[test]
+    fn attention_is_kept() {
+        let found = of("method = \"uniform\"\nkeep_attention = true");
+        assert!(found.keep_attention && found.blocks == Some(RecomputeBlocks::Uniform(1)));
     }
 
     #[test]

@@ -52,6 +52,12 @@ impl TrainConfig {
                 "with recompute.method = \"uniform\" or \"block\"",
             ),
             (
+                "recompute.keep_attention",
+                again.keep_attention,
+                again.method != RecomputeMethod::None,
+                "with recompute.method = \"uniform\" or \"block\"",
+            ),
+            (
                 "recompute.num_layers",
                 again.num_layers != 1,
                 again.method != RecomputeMethod::None,

@@ -159,8 +159,9 @@ impl<B: LinearLosses + Parts + Products + Bridge> Backward<B, 2> for LinearLosse
                 let (inner, outer) = if how.linear.out_in { (dy, x) } else { (x, dy) };
                 match &main_grad {
                     Some(main_grad) => {
-                        main_grad
-                            .update(|sum, room| B::add_weight_gradient(inner, outer, sum, room()));
+                        main_grad.update_by_part(|sum, room| {
+                            B::add_weight_gradient(inner, outer, sum, room())
+                        });
                     }
                     None => {
                         let part = B::product(swapped::<B>(inner), outer, 1.0, wide);
@@ -171,6 +172,10 @@ impl<B: LinearLosses + Parts + Products + Bridge> Backward<B, 2> for LinearLosse
                     }
                 }
             }
+        }
+        // Once, of however many rows: who waits for it knows how many gradients come.
+        if let Some(main_grad) = main_grad.filter(|_| for_w.is_some()) {
+            main_grad.tell();
         }
         if let Some(node) = for_x {
             let dx = B::float_reshape(B::float_cat(dx, 0), shape);

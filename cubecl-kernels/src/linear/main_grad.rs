@@ -142,15 +142,29 @@ impl MainGrad {
         &self,
         add: impl FnOnce(Option<Tensor<2>>, &dyn Fn() -> Option<Tensor<2>>) -> Tensor<2>,
     ) {
+        self.update_by_part(add);
+        self.tell();
+    }
+
+    /// The same of a part of a gradient, behind whose last part its listener is to be [told](Self::tell).
+    pub(crate) fn update_by_part(
+        &self,
+        add: impl FnOnce(Option<Tensor<2>>, &dyn Fn() -> Option<Tensor<2>>) -> Tensor<2>,
+    ) {
         // Nothing is locked while others are called, who may lock what is theirs.
-        let (sum, room, on_gradient) = {
+        let (sum, room) = {
             let mut state = self.lock();
-            (state.sum.take(), state.room.clone(), state.on_gradient.clone())
+            (state.sum.take(), state.room.clone())
         };
         let is_first = sum.is_none();
         let sum = add(sum, &|| room.as_ref().filter(|_| is_first).and_then(|room| room()));
         self.lock().sum = Some(sum);
-        if let Some(listener) = on_gradient {
+    }
+
+    /// Says that a gradient was added.
+    pub(crate) fn tell(&self) {
+        let listener = self.lock().on_gradient.clone();
+        if let Some(listener) = listener {
             listener();
         }
     }
@@ -177,14 +191,8 @@ impl MainGrad {
         });
         let sums = add(before.collect());
         for (main_grad, sum) in all.iter().zip(sums) {
-            let on_gradient = {
-                let mut state = main_grad.lock();
-                state.sum = Some(sum);
-                state.on_gradient.clone()
-            };
-            if let Some(listener) = on_gradient {
-                listener();
-            }
+            main_grad.lock().sum = Some(sum);
+            main_grad.tell();
         }
     }
 

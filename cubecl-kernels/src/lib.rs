@@ -85,8 +85,8 @@ pub use linear::{
 };
 pub use moe::{
     ExpertRows, Routed, RouterGradients, RouterGroups, RouterOptions, RouterScores, choose_experts,
-    expert_weights, read_meanwhile, route, route_to, router_logits, router_scores, rows_by_expert,
-    sum_rows, take_rows,
+    expert_weights, ranks_of_experts, read_meanwhile, route, route_to, router_logits,
+    router_scores, rows_by_expert, sum_rows, take_rows,
 };
 pub use norms::NormOptions;
 pub use optimizer::{

@@ -7,7 +7,7 @@ use burn::backend::{Backend, Dispatch, TensorMetadata, backend_extension};
 use burn::tensor::Tensor;
 
 use super::deferred::now_or_later;
-use super::joined::part;
+use super::joined::{part, start};
 use super::{Beside, GroupWeight, GroupedProducts, MainGrad};
 use crate::backends::on_every_backend;
 use crate::products::{Products, reproducible, swapped};
@@ -55,7 +55,12 @@ fn of_weight(
     let dtype = group.weight.dtype();
     match group.main_grad.filter(MainGrad::is_attached) {
         Some(main_grad) => {
-            let work = move || reproducible(|| drop(product(x, dy, Some(main_grad))));
+            let work = move || {
+                let rows = x.clone();
+                reproducible(|| drop(product(x, dy, Some(main_grad))));
+                // Beside what is sent there may be nothing else.
+                start(&rows);
+            };
             put(beside, group.weight.dims(), work);
             None
         }
@@ -76,6 +81,7 @@ fn sum_all(x: &Tensor<2>, dy: &Tensor<2>, all: &[Trained]) {
     }
     for (group, rows) in all {
         drop(product(part(x, rows), part(dy, rows), group.main_grad.clone()));
+        start(x);
     }
 }
 

@@ -19,6 +19,15 @@ pub(super) fn part(x: &Tensor<2>, stretch: &Range<usize>) -> Tensor<2> {
     }
 }
 
+/// Starts what was asked for, on a GPU, which may have nothing else to do while the host asks for more: it shall not
+/// wait until so many pieces of work are together as are submitted at once.
+pub(super) fn start(x: &Tensor<2>) {
+    #[cfg(feature = "cuda")]
+    cube::start(x);
+    #[cfg(not(feature = "cuda"))]
+    let _ = x;
+}
+
 /// Each stretch times its matrix or, backward, times that with rows and columns swapped. All matrices are
 /// read, those of no rows too.
 pub(super) fn products(
@@ -30,7 +39,8 @@ pub(super) fn products(
     #[cfg(feature = "cuda")]
     if let Some(joined) = cube::products(x, stretches, weights, pass) {
         if pass == Pass::Forward {
-            cube::start(x);
+            // The host has waited for the numbers of rows, and the GPU for the host.
+            start(x);
         }
         return joined;
     }
@@ -126,8 +136,6 @@ mod cube {
         Some(wrap::<1>(whole).reshape([num_rows, columns]))
     }
 
-    /// Starts what was asked for. Forward the host has waited for the numbers of rows, and the GPU for the host: it shall
-    /// not wait besides until so many pieces of work are together as are submitted at once.
     pub(super) fn start(x: &Tensor<2>) {
         if let Some(queue) = on_gpu(x).as_ref().and_then(CudaQueue::of) {
             queue.flush();

@@ -5,12 +5,14 @@
 mod cube;
 mod gradient;
 mod order;
+mod ranks;
 mod reading;
 pub(crate) mod router;
 mod rows;
 
 pub(crate) use gradient::with_gradient;
 pub use order::{ExpertRows, rows_by_expert};
+pub use ranks::ranks_of_experts;
 pub use reading::read_meanwhile;
 pub use router::{
     Routed, RouterGradients, RouterGroups, RouterOptions, RouterScores, choose_experts,

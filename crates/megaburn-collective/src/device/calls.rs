@@ -1,5 +1,7 @@
 //! A group's collectives on GPU tensors: counted, compared, recorded, and handed to NCCL.
 
+use std::ops::Range;
+
 use burn_cubecl::{CubeDevice, tensor::CubeTensor};
 use megaburn_cuda::{
     CudaError, Started,
@@ -85,15 +87,17 @@ impl Group {
         })
     }
 
-    /// As [`Group::all_to_all`], of rows: `send[i]` go to member `i`, `recv[i]` come from it.
+    /// As [`Group::all_to_all`], of stretches of rows: `send[i]` go to member `i`, `recv[i]` come from it.
     pub(crate) fn gpu_all_to_all(
         &self,
         x: CubeTensor,
-        send: &[usize],
-        recv: &[usize],
+        send: &[Vec<Range<usize>>],
+        recv: &[Vec<Range<usize>>],
         lane: Lane,
     ) -> Result<Started, CollectiveError> {
+        let checked = self.check_stretches([send, recv], x.meta.shape()[0]);
         self.gpu_call(OpKind::AllToAll, x, false, |nccl, label, x| {
+            checked.map_err(CudaError::Refused)?;
             nccl.all_to_all(label, x, send, recv, lane)
         })
     }

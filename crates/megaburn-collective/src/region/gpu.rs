@@ -59,7 +59,7 @@ impl Wire<CubeBackend> for Nccl<'_> {
     }
 
     fn all_to_all(&self, x: FloatTensor<CubeBackend>) -> Result<FloatTensor<CubeBackend>> {
-        let rows = vec![1; self.0.size()];
+        let rows: Vec<_> = (0..self.0.size()).map(|row| Vec::from([row..row + 1])).collect();
         self.0.gpu_all_to_all(x, &rows, &rows, Lane::InOrder).map(Started::wait)
     }
 

@@ -14,12 +14,15 @@ mod pair;
 mod pending;
 mod rows;
 
+use std::ops::Range;
+
 use burn::tensor::{Tensor, TensorData};
 pub use in_place::start_all_gather_in_place;
 pub use kinds::Moved;
 pub use pair::{Receiving, Sending, meet, recv, send, start_recv, start_send, start_shift};
 use pending::Lane;
 pub use pending::Pending;
+use rows::stretches;
 
 use crate::{CollectiveError, Group, ReduceOp};
 
@@ -201,7 +204,8 @@ pub fn all_to_all<const D: usize, K: Moved>(
     recv: &[usize],
     group: &Group,
 ) -> Result<Tensor<D, K>, CollectiveError> {
-    all_to_all_on(x, [send, recv], group, Lane::InOrder).map(Pending::wait)
+    let [send, recv] = [send, recv].map(stretches);
+    all_to_all_on(x, [&send, &recv], group, Lane::InOrder).map(Pending::wait)
 }
 
 /// As [`all_to_all`], beside what follows.
@@ -216,12 +220,33 @@ pub fn start_all_to_all<const D: usize, K: Moved>(
     recv: &[usize],
     group: &Group,
 ) -> Result<Pending<D, K>, CollectiveError> {
+    let [send, recv] = [send, recv].map(stretches);
+    start_all_to_all_between(x, &send, &recv, group)
+}
+
+/// As [`start_all_to_all`], of rows wherever they are and where they are wanted: `send[i]` are the stretches of `x`
+/// that go to member `i`, in the order in which they are sent, and `recv[i]` those of the result that the stretches
+/// from member `i` become, one by one. On GPUs each is a message of its own. (A group of one gives back what it
+/// gets, as everywhere: there both are to be the same.)
+///
+/// # Shapes
+/// `[rows of all send, ..]` to `[rows of all recv, ..]`
+/// # Errors
+/// As [`all_to_all`]; stretches that do not hold each row once.
+/// # Collective
+/// All members; `recv[i]` here are as long, one by one, as what member `i` sends here.
+pub fn start_all_to_all_between<const D: usize, K: Moved>(
+    x: Tensor<D, K>,
+    send: &[Vec<Range<usize>>],
+    recv: &[Vec<Range<usize>>],
+    group: &Group,
+) -> Result<Pending<D, K>, CollectiveError> {
     all_to_all_on(x, [send, recv], group, Lane::Overlapped)
 }
 
 fn all_to_all_on<const D: usize, K: Moved>(
     x: Tensor<D, K>,
-    [send, recv]: [&[usize]; 2],
+    [send, recv]: [&[Vec<Range<usize>>]; 2],
     group: &Group,
     lane: Lane,
 ) -> Result<Pending<D, K>, CollectiveError> {

@@ -1,43 +1,89 @@
+use std::ops::Range;
+
 use burn::tensor::TensorData;
 
 use crate::{CollectiveError, Group, joined::joined, message::OpKind};
 
+/// Stretches of so many rows, one behind the other: one a member.
+pub(super) fn stretches(rows: &[usize]) -> Vec<Vec<Range<usize>>> {
+    let stretches = rows.iter().scan(0, |end, rows| {
+        let start = *end;
+        *end += rows;
+        Some(vec![start..*end])
+    });
+    stretches.collect()
+}
+
+/// Whether each of `rows` rows is in one of these stretches.
+fn are_all(of_members: &[Vec<Range<usize>>], rows: usize) -> bool {
+    let mut all: Vec<_> = of_members.iter().flatten().filter(|part| !part.is_empty()).collect();
+    all.sort_by_key(|part| part.start);
+    let end = all.into_iter().try_fold(0, |end, part| (part.start == end).then_some(part.end));
+    end == Some(rows)
+}
+
 impl Group {
+    /// Why stretches are not those of the members, or of so many rows to send.
+    pub(crate) fn check_stretches(
+        &self,
+        [send, recv]: [&[Vec<Range<usize>>]; 2],
+        rows: usize,
+    ) -> Result<(), String> {
+        let is_of_members = [send, recv].iter().all(|all| all.len() == self.size());
+        if is_of_members && are_all(send, rows) && are_all(recv, num_rows(recv)) {
+            return Ok(());
+        }
+        let size = self.size();
+        Err(format!("{send:?} to send and {recv:?} to receive, of {rows} rows, by {size}"))
+    }
+
     /// [`Group::all_to_all`] on stretches of rows of one tensor.
     pub(crate) fn all_to_all_rows(
         &self,
         x: TensorData,
-        send: &[usize],
-        recv: &[usize],
+        send: &[Vec<Range<usize>>],
+        recv: &[Vec<Range<usize>>],
     ) -> Result<TensorData, CollectiveError> {
         let (mut shape, dtype) = (x.shape().to_vec(), x.dtype());
-        let (rows, size) = (shape[0], self.size());
         let refuse = |x: &TensorData, why: String| {
             let call = self.next_call(OpKind::AllToAll, x);
             self.run(&call, |_, _| Err(self.bad_argument(&call, why)))
         };
-        if send.len() != size || recv.len() != size || send.iter().sum::<usize>() != rows {
-            let why =
-                format!("{send:?} to send and {recv:?} to receive, of {rows} rows, by {size}");
+        if let Err(why) = self.check_stretches([send, recv], shape[0]) {
             return refuse(&x, why);
         }
         let row = shape[1..].iter().product::<usize>() * dtype.size();
         let bytes: &[u8] = x.bytes();
-        let mut start = 0;
-        let parts = send.iter().map(|&rows| {
-            let part = joined([&bytes[start..start + rows * row]].into_iter(), dtype);
-            start += rows * row;
+        let parts = send.iter().map(|of_member| {
+            let part = of_member.iter().map(|rows| &bytes[rows.start * row..rows.end * row]);
             let mut shape = shape.clone();
-            shape[0] = rows;
-            TensorData::from_bytes(part, shape, dtype)
+            shape[0] = of_member.iter().map(Range::len).sum();
+            TensorData::from_bytes(joined(part, dtype), shape, dtype)
         });
         let got = self.all_to_all(parts.collect())?;
         let counts: Vec<usize> = got.iter().map(|part| part.shape()[0]).collect();
-        if counts != recv {
-            return refuse(&x, format!("{recv:?} rows expected, {counts:?} came"));
+        let expected: Vec<usize> =
+            recv.iter().map(|part| part.iter().map(Range::len).sum()).collect();
+        if counts != expected {
+            return refuse(&x, format!("{expected:?} rows expected, {counts:?} came"));
         }
-        shape[0] = recv.iter().sum();
-        let all = joined(got.iter().map(|part| -> &[u8] { part.bytes() }), dtype);
+        // Where each stretch begins in what came from its member, in the order of the result.
+        let mut placed = Vec::new();
+        for (part, of_member) in got.iter().zip(recv) {
+            let mut start = 0;
+            for rows in of_member {
+                let end = start + rows.len() * row;
+                placed.push((rows.start, &part.bytes()[start..end]));
+                start = end;
+            }
+        }
+        placed.sort_by_key(|(start, bytes)| (*start, bytes.len()));
+        shape[0] = num_rows(recv);
+        let all = joined(placed.into_iter().map(|(_, bytes)| bytes), dtype);
         Ok(TensorData::from_bytes(all, shape, dtype))
     }
+}
+
+fn num_rows(of_members: &[Vec<Range<usize>>]) -> usize {
+    of_members.iter().flatten().map(Range::len).sum()
 }

@@ -66,8 +66,52 @@ fn counts_that_do_not_fit_are_refused_on_every_rank() {
     });
     for result in results {
         let text = result.unwrap();
-        assert!(text.contains("[1, 2]") && text.contains("4 rows"), "{text}");
+        assert!(text.contains("[[0..1], [1..3]]") && text.contains("4 rows"), "{text}");
     }
+}
+
+#[test]
+fn rows_go_to_where_they_are_wanted() {
+    // Two stretches to each member, of r + m and of 1 row, which come to stand by stretch and then by member.
+    let results = run_threads(3, GroupOptions::default(), |group| {
+        let device = Device::flex();
+        let lens = |from: usize, to: usize| [from + to, 1];
+        let rows = |from, to, part: usize| {
+            vec![(100 * from + 10 * to + part) as f32; 2 * lens(from, to)[part]]
+        };
+        let joined = |parts: Vec<Vec<f32>>| {
+            let parts = parts.concat();
+            let count = parts.len() / 2;
+            Tensor::<2>::from_data(TensorData::new(parts, [count, 2]), &device)
+        };
+        let me = group.rank();
+        let by_member = |(to, part)| rows(me, to, part);
+        let mut pairs: Vec<_> = (0..3).flat_map(|other| [0, 1].map(|part| (other, part))).collect();
+        let x = joined(pairs.iter().copied().map(by_member).collect());
+        let places = |pairs: &[(usize, usize)]| {
+            let (mut end, mut places) = (0, vec![vec![0..0; 2]; 3]);
+            for &(other, part) in pairs {
+                let start = end;
+                end += lens(me, other)[part];
+                places[other][part] = start..end;
+            }
+            places
+        };
+        let send = places(&pairs);
+        pairs.sort_by_key(|&(other, part)| (part, other));
+        let recv = places(&pairs);
+        let got = start_all_to_all_between(x.clone(), &send, &recv, &group)?.wait();
+        let expected = joined(pairs.iter().map(|&(from, part)| rows(from, me, part)).collect());
+        assert_eq!(got.clone().into_data(), expected.into_data());
+        let back = start_all_to_all_between(got, &recv, &send, &group)?.wait();
+        assert_eq!(back.into_data(), x.clone().into_data());
+        let mut twice = recv.clone();
+        twice[2][1] = recv[0][1].clone();
+        let refused = start_all_to_all_between(x, &send, &twice, &group).err().unwrap();
+        assert!(refused.to_string().contains("to receive"), "{refused}");
+        Ok::<_, CollectiveError>(())
+    });
+    results.into_iter().for_each(|result| result.unwrap());
 }
 
 #[test]

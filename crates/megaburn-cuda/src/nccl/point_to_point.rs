@@ -20,50 +20,51 @@ use crate::{
 };
 
 impl Communicator {
-    /// Sends `send[i]` rows to member `i`, one stretch behind the other, and puts the `recv[i]` rows
-    /// that come from member `i` one behind the other. Zero rows are no message.
+    /// Sends the stretches `send[i]` of rows to member `i`, one by one, and puts those that come from member `i`
+    /// where `recv[i]` says. Zero rows are no message.
     ///
     /// # Shapes
-    /// `[sum of send, ..]` to `[sum of recv, ..]`; `recv[i]` is what member `i` sends here.
+    /// `[rows of all send, ..]` to `[rows of all recv, ..]`; those of `recv[i]` are as long, one by one, as those
+    /// that member `i` sends here, and all together each row once.
     /// # Errors
-    /// As [`Communicator::all_reduce`]; counts that do not fit the tensor or the members.
+    /// As [`Communicator::all_reduce`]; stretches that do not fit the tensor or the members.
     pub fn all_to_all(
         &self,
         label: Label,
         x: CubeTensor,
-        send: &[usize],
-        recv: &[usize],
+        send: &[Vec<Range<usize>>],
+        recv: &[Vec<Range<usize>>],
         lane: Lane,
     ) -> Result<Started, CudaError> {
         let dtype = self.data_type(&x, &label)?;
         let (rows, size) = (x.meta.shape()[0], self.members.size);
-        if send.len() != size || recv.len() != size || send.iter().sum::<usize>() != rows {
+        let num_rows = recv.iter().flatten().map(Range::len).sum();
+        let are_of = |all: &[Vec<Range<usize>>], rows| {
+            all.len() == size && all.iter().flatten().all(|part| part.end <= rows)
+        };
+        if !are_of(send, rows) || !are_of(recv, num_rows) {
             let why =
                 format!("{send:?} to send and {recv:?} to receive, of {rows} rows, by {size}");
             return Err(refused(&label, &why));
         }
         let x = contiguous(x);
-        let out = self.rows(&x, recv.iter().sum());
+        let out = self.rows(&x, num_rows);
         let row: usize = x.meta.shape()[1..].iter().product();
-        let (send, recv) = (stretches(send, row), stretches(recv, row));
+        let (send, recv) = (messages(send, row), messages(recv, row));
         let bytes = x.dtype.size();
         let call: Call = Box::new(move |api, comm, x, out, stream| {
-            let parts = send.into_iter().zip(recv).enumerate();
             grouped(api, |code| {
-                parts.fold(code, |code, (peer, (send, recv))| {
-                    let peer = peer as c_int;
-                    let from = x.wrapping_byte_add(send.start * bytes);
-                    let to = out.wrapping_byte_add(recv.start * bytes);
-                    let sent = code.and(|| match send.len() {
-                        0 => code,
-                        // SAFETY: see `Communicator::call`; the stretch lies inside the input.
-                        count => unsafe { (api.send)(from, count, dtype, peer, comm, stream) },
-                    });
-                    sent.and(|| match recv.len() {
-                        0 => sent,
-                        // SAFETY: as above, inside the output.
-                        count => unsafe { (api.recv)(to, count, dtype, peer, comm, stream) },
-                    })
+                let code = send.into_iter().fold(code, |code, (peer, elements)| {
+                    let from = x.wrapping_byte_add(elements.start * bytes);
+                    let count = elements.len();
+                    // SAFETY: see `Communicator::call`; the stretch lies inside the input.
+                    code.and(|| unsafe { (api.send)(from, count, dtype, peer, comm, stream) })
+                });
+                recv.into_iter().fold(code, |code, (peer, elements)| {
+                    let to = out.wrapping_byte_add(elements.start * bytes);
+                    let count = elements.len();
+                    // SAFETY: as above, inside the output.
+                    code.and(|| unsafe { (api.recv)(to, count, dtype, peer, comm, stream) })
                 })
             })
         });
@@ -160,14 +161,13 @@ fn grouped(api: &Api, calls: impl FnOnce(Code) -> Code) -> Code {
     if code.is_fine() { end } else { code }
 }
 
-/// Stretches of elements one behind the other, each of so many rows.
-fn stretches(rows: &[usize], row: usize) -> Vec<Range<usize>> {
-    let ends = rows.iter().scan(0, |end, rows| {
-        let start = *end;
-        *end += rows * row;
-        Some(start..*end)
+/// What goes to each member or comes from it, as elements, of stretches of rows; nothing is no message.
+fn messages(of_members: &[Vec<Range<usize>>], row: usize) -> Vec<(c_int, Range<usize>)> {
+    let all = of_members.iter().enumerate().flat_map(|(peer, stretches)| {
+        let elements = stretches.iter().map(move |rows| rows.start * row..rows.end * row);
+        elements.map(move |elements| (peer as c_int, elements))
     });
-    ends.collect()
+    all.filter(|(_, elements)| !elements.is_empty()).collect()
 }
 
 #[cfg(test)]
@@ -175,10 +175,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn uneven_parts_lie_one_behind_the_other() {
-        assert_eq!(stretches(&[2, 0, 3], 5), [0..10, 10..10, 10..25]);
-        assert_eq!(stretches(&[0, 0], 7), [0..0, 0..0]);
-        assert_eq!(stretches(&[1, 4], 0), [0..0, 0..0]);
-        assert!(stretches(&[], 3).is_empty());
+    fn stretches_are_messages_in_their_order() {
+        let of_members = [vec![0..2, 7..8], vec![2..2], vec![5..7, 2..5]];
+        let expected = [(0, 0..10), (0, 35..40), (2, 25..35), (2, 10..25)];
+        assert_eq!(messages(&of_members, 5), expected);
+        assert!(messages(&of_members, 0).is_empty() && messages(&[], 3).is_empty());
     }
 }

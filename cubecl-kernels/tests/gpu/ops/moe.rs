@@ -4,7 +4,7 @@ use burn::{
     prelude::{Device, Int},
     tensor::{DType, Distribution, Tensor, TensorData},
 };
-use megaburn_kernels::{ExpertRows, rows_by_expert, sum_rows, take_rows};
+use megaburn_kernels::{ExpertRows, ranks_of_experts, rows_by_expert, sum_rows, take_rows};
 
 use super::compare::*;
 
@@ -13,6 +13,7 @@ pub(super) const TESTS: &[super::Test] = &[
     ("rows_of_views_too", views),
     ("rows_that_are_nobodys_are_not_a_number", unknown),
     ("slots_are_put_in_the_order_of_experts", order),
+    ("tokens_go_once_to_each_rank", ranks),
 ];
 
 /// Numbers below `end`, fresh ones.
@@ -152,6 +153,27 @@ fn order() -> Result<(), String> {
                         return Err(format!("{what}: {name} differ, first at {at:?}"));
                     }
                 }
+            }
+        }
+    }
+    Ok(())
+}
+
+fn ranks() -> Result<(), String> {
+    for ([t, k], of_rank) in [([0, 2], 3), ([3, 1], 1), ([700, 2], 4), ([259, 8], 16), ([1, 5], 7)]
+    {
+        for dtype in [DType::I32, DType::I64] {
+            let mut experts = random(t * k, 8 * of_rank + 2);
+            let last = 8 * of_rank as i64;
+            experts.iter_mut().filter(|e| **e >= last).for_each(|expert| *expert = -1);
+            let run = |device: &Device| {
+                numbers(ranks_of_experts(ints(&experts, [t, k], device, dtype), of_rank))
+            };
+            let expected = run(&Device::flex())?;
+            poison(&[4 * t * k])?;
+            let found = run(&Device::cuda(0))?;
+            if found != expected {
+                return Err(format!("{t}x{k} of {of_rank}: {found:?}, not {expected:?}"));
             }
         }
     }

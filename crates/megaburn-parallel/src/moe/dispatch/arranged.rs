@@ -16,12 +16,12 @@ pub(super) struct Arranged {
 impl Arranged {
     /// None: rows stand as they are read.
     pub(super) fn new(order: &Order, device: &Device) -> Option<Self> {
-        let arranged = || Self {
-            places: index(order.places.iter().copied(), device),
-            back: index(order.back(), device).unsqueeze_dim(1),
+        let places = order.places()?;
+        Some(Self {
+            places: index(places.iter().copied(), device),
+            back: index(order.back(places), device).unsqueeze_dim(1),
             is_padded: order.is_padded(),
-        };
-        (!order.is_as_they_are()).then(arranged)
+        })
     }
 
     pub(super) fn there(&self, x: Tensor<2>) -> Tensor<2> {

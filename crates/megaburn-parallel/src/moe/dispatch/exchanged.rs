@@ -21,6 +21,8 @@ use crate::moe::ExpertGroups;
 pub(super) struct Exchanged {
     sent: Sorted,
     exchange: Exchange,
+    /// Rows that come from `ep`.
+    num_came: usize,
     arranged: Option<Arranged>,
     /// What tokens send, until they do.
     ahead: Mutex<Option<Tensor<2>>>,
@@ -35,16 +37,21 @@ impl Exchanged {
         groups: &ExpertGroups,
         device: &Device,
     ) -> Result<Self, CollectiveError> {
+        let [_, top_k] = slots.experts.dims();
         let sent = Unread::new(slots.experts, slots.num_experts);
-        let (counts, ahead) = told(sent.counts(), &groups.experts, || sent.ahead(slots.tokens))?;
+        let (counts, ahead) =
+            told(sent.counts(), &groups.experts, || sent.ahead(slots.tokens, top_k))?;
         let counts: Vec<_> = counts.chunks(slots.num_experts).map(<[usize]>::to_vec).collect();
         let place = |group: &Group| Place { rank: group.rank(), ranks: group.size() };
-        let mut exchange = Exchange::new(&counts, place(&groups.ep), place(&groups.etp));
+        let [ep, etp] = [&groups.ep, &groups.etp].map(place);
+        let mut exchange = Exchange::new(&counts, ep, etp, slots.padded.is_some());
         if let Some(rows) = slots.padded {
             exchange.order = exchange.order.padded(rows);
         }
+        let [num_sent, num_came] = exchange.num_rows();
         Ok(Self {
-            sent: sent.with_rows(exchange.send.iter().sum()),
+            sent: sent.with_rows(num_sent),
+            num_came,
             arranged: Arranged::new(&exchange.order, device),
             exchange,
             ahead: Mutex::new(Some(ahead)),
@@ -74,7 +81,7 @@ impl Way for Exchanged {
                 Some(ahead) => sent.of_ahead(ahead),
                 None => sent.there(x, of),
             };
-            return tensors::start_all_to_all(rows, send, recv, &groups.ep);
+            return tensors::start_all_to_all_between(rows, send, recv, &groups.ep);
         }
         let mut rows = match arranged {
             Some(arranged) => arranged.back(x),
@@ -82,9 +89,9 @@ impl Way for Exchanged {
         };
         if groups.etp.size() > 1 {
             let shown = tensors::reduce_scatter(rows, ReduceOp::Sum, &groups.etp)?;
-            rows = shortened(shown, recv.iter().sum());
+            rows = shortened(shown, self.num_came);
         }
-        tensors::start_all_to_all(rows, recv, send, &groups.ep)
+        tensors::start_all_to_all_between(rows, recv, send, &groups.ep)
     }
 
     fn finish(&self, came: Tensor<2>, of: Of, to: To) -> Result<Tensor<2>, CollectiveError> {

@@ -9,6 +9,7 @@ mod arranged;
 mod exchanged;
 mod gathered;
 mod on_the_way;
+mod once;
 mod plan;
 mod rows;
 mod sorted;
@@ -24,13 +25,15 @@ use gathered::Gathered;
 use megaburn_collective::{CollectiveError, region::FAILED_REGION, tensors::Pending};
 use megaburn_kernels::Beside;
 pub(super) use on_the_way::OnTheWay;
+use once::Once;
 
 use super::ExpertGroups;
 
 /// How tokens get to the ranks of their experts (Megatron's `--moe-token-dispatcher-type`).
 #[derive(Config, Debug, Copy, PartialEq, Eq)]
 pub enum Dispatcher {
-    /// Each goes to those ranks only.
+    /// Each goes to those ranks only, once to each of them where that is fewer copies (by the numbers of ranks and
+    /// of experts a token), else once for each expert.
     AllToAll,
     /// All go to all: for few ranks, or tokens that go to many experts. A rank has all tokens of the group then.
     AllGather,
@@ -101,9 +104,12 @@ impl Dispatch {
     /// # Collective
     /// All ranks of `groups.experts`, which tell each other what goes where.
     pub(super) fn new(slots: Slots, dispatcher: Dispatcher, groups: &ExpertGroups) -> Self {
-        let num_slots = slots.experts.dims().iter().product();
-        let device = slots.experts.device();
+        let ([tokens, top_k], device) = (slots.experts.dims(), slots.experts.device());
+        let num_slots = tokens * top_k;
         let way: Arc<dyn Way> = match dispatcher {
+            Dispatcher::AllToAll if Once::pays(top_k, groups) => {
+                Arc::new(ok(Once::new(slots, groups, &device)))
+            }
             Dispatcher::AllToAll => Arc::new(ok(Exchanged::new(slots, groups, &device))),
             Dispatcher::AllGather => Arc::new(ok(Gathered::new(slots, groups, &device))),
         };

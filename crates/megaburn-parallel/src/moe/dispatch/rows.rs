@@ -46,6 +46,15 @@ pub(super) fn shortened(x: Tensor<2>, len: usize) -> Tensor<2> {
     }
 }
 
+/// The same numbers in so many columns.
+pub(super) fn columns(x: Tensor<2>, columns: usize) -> Tensor<2> {
+    match x.shape().num_elements() {
+        // A size of 0 means another one to Burn's `reshape`.
+        0 => Tensor::empty([0, columns], (&x.device(), x.dtype())),
+        len => x.reshape([len / columns, columns]),
+    }
+}
+
 pub(super) fn as_row(x: Tensor<2>) -> Tensor<2> {
     let [rows, n] = x.dims();
     match rows * n {

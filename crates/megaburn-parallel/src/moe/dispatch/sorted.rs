@@ -38,6 +38,14 @@ impl Sorted {
         )
     }
 
+    /// The same of numbers of tokens.
+    pub(super) fn numbers(&self, x: Tensor<2, Int>) -> Tensor<2, Int> {
+        match self.num_rows {
+            0 => Tensor::empty([0, x.dims()[1]], (&x.device(), x.dtype())),
+            len => x.select(0, self.of.tokens.clone().narrow(0, 0, len)),
+        }
+    }
+
     /// What was [taken ahead](Unread::ahead) of tokens.
     pub(super) fn of_ahead(&self, ahead: Tensor<2>) -> Tensor<2> {
         shortened(ahead, self.num_rows)
@@ -57,11 +65,12 @@ impl Unread {
         self.0.counts.clone()
     }
 
-    /// The rows that tokens send, and behind them some that they do not: what the device can do while the host waits
-    /// for the number of those.
-    pub(super) fn ahead(&self, x: Tensor<2>) -> Tensor<2> {
+    /// The rows that tokens send, at most so many each, and behind them some that they do not: what the device can do
+    /// while the host waits for the number of those.
+    pub(super) fn ahead(&self, x: Tensor<2>, most: usize) -> Tensor<2> {
         let [slots] = self.0.tokens.dims();
-        taken(x, &self.0.tokens, slots)
+        let [tokens, _] = x.dims();
+        taken(x, &self.0.tokens, slots.min(most * tokens))
     }
 
     pub(super) fn with_rows(self, num_rows: usize) -> Sorted {

@@ -68,7 +68,7 @@ type Way = Option<(u8, bool)>;
 
 fn run(args: &DataParallelArgs) -> Result<(), Failure> {
     let tokens = 4 * args.seq_len * Steps::of(args.steps).num() * args.micro_batches;
-    let rank = GpuRank::start("bench-data-parallel", tokens)?;
+    let rank = GpuRank::start("bench-data-parallel", tokens, None)?;
     let world = &rank.world;
     let mut ways: Vec<Way> = if args.no_alone { vec![] } else { vec![None] };
     let stages =

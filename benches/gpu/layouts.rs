@@ -44,6 +44,9 @@ struct LayoutsArgs {
     /// Asks again and again how much memory tensors take, which slows the steps down.
     #[arg(long)]
     memory: bool,
+    /// Trains on documents whose lengths have a long tail, up to the longest sequence's, for `data.documents=true`.
+    #[arg(long)]
+    long_tail: bool,
     /// A layout and settings each: `"pp2 parallel.schedule=zb-h1"`.
     #[arg(required = true, value_name = "LAYOUT [KEY=VALUE ..]")]
     runs: Vec<String>,
@@ -68,7 +71,6 @@ struct Row<'a> {
     run: &'a str,
     micro_batches: usize,
     pp: usize,
-    tokens: usize,
     found: Found,
 }
 
@@ -82,7 +84,8 @@ fn run(args: &LayoutsArgs) -> Result<(), Failure> {
     };
     let longest = args.runs.iter().filter_map(longest).max().unwrap_or(0).max(args.seq_len);
     // The twentieth part that is for validation has a sequence too.
-    let rank = GpuRank::start("bench-layouts", longest * (4 * steps.num() * most + 20))?;
+    let tokens = longest * (4 * steps.num() * most + 20);
+    let rank = GpuRank::start("bench-layouts", tokens, args.long_tail.then_some(longest))?;
     let mut rows = Vec::new();
     for run in &args.runs {
         let mut words = run.split_whitespace();
@@ -92,9 +95,8 @@ fn run(args: &LayoutsArgs) -> Result<(), Failure> {
             let mut config = rank.config(layout, args.layers, args.seq_len, &settings)?;
             let layout = config.layout(None)?;
             config.train.global_batch = layout.dp * micro_batches;
-            let tokens = config.tokens_per_step() / rank.world.size();
             let found = rank.steps(config, &rank.world, steps, args.memory)?;
-            rows.push(Row { run, micro_batches, pp: layout.pp, tokens, found });
+            rows.push(Row { run, micro_batches, pp: layout.pp, found });
         }
     }
     if rank.world.rank() == 0 { report(args, rank.world.size(), &rows) } else { Ok(()) }
@@ -105,7 +107,7 @@ fn report(args: &LayoutsArgs, ranks: usize, rows: &[Row<'_>]) -> Result<(), Fail
     let about = format!(
         "One optimizer step of {layers} layers of Llama-3-8B's shape (vocabulary 128256) in bf16 with f32 \
          gradients and masters, sequences of {seq_len} tokens where a row says no other, one a micro-batch, on \
-         {ranks} GPUs, one process each. The time is the slowest rank's median, its loss read; GiB are what is reserved on the fullest GPU \
+         {ranks} GPUs, one process each. The time is the slowest rank's median, its loss read, and so are the rates; GiB are what is reserved on the fullest GPU \
          after the last step. The bubble is what of the step is longer than its micro-batches would be at the pace \
          at which further ones are added (from the run with the most to that with the fewest), the update \
          included; beside it the formula's, (p - 1) / (m + p - 1), of one chunk."
@@ -125,7 +127,7 @@ fn report(args: &LayoutsArgs, ranks: usize, rows: &[Row<'_>]) -> Result<(), Fail
     ];
     let mut table = Table::new(format!("{ranks} GPUs, {layers} layers, {seq_len} tokens"), &head);
     for row in rows {
-        let Row { run, micro_batches, pp, tokens, found } = row;
+        let Row { run, micro_batches, pp, found } = row;
         let same = || rows.iter().filter(|other| other.run == *run);
         let least = same().min_by_key(|row| row.micro_batches);
         let most = same().max_by_key(|row| row.micro_batches);
@@ -138,7 +140,7 @@ fn report(args: &LayoutsArgs, ranks: usize, rows: &[Row<'_>]) -> Result<(), Fail
             run.to_string(),
             micro_batches.to_string(),
             format!("{:.1}", found.seconds * 1e3),
-            format!("{:.0}", *tokens as f64 / found.seconds),
+            format!("{:.0}", found.tokens_per_second),
             format!("{:.0}", found.tflops),
             format!("{:.3}", found.tflops / PEAK_TFLOPS),
             format!("{:.1}", gib(found.memory)),

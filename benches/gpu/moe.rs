@@ -3,7 +3,8 @@
 //! ```sh
 //! python3 benches/peer/moe.py > peer.txt
 //! bench-moe --peer peer.txt
-//! megaburn launch --nproc 8 -- bench-moe
+//! torchrun --nproc-per-node 8 benches/peer/moe_parallel.py > peer.txt
+//! megaburn launch --nproc 8 -- bench-moe --peer peer.txt
 //! ```
 
 use std::{
@@ -40,7 +41,7 @@ use crate::{
 struct MoeArgs {
     #[command(flatten)]
     report: Args,
-    /// What `peer/moe.py` printed on the same GPU.
+    /// What `peer/moe.py` printed on the same GPU, or `peer/moe_parallel.py` on the same ones.
     #[arg(long, value_name = "FILE")]
     peer: Option<PathBuf>,
     /// Tokens of each rank.

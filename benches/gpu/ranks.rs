@@ -17,6 +17,7 @@ use megaburn::{
         ConnectOptions, Group, ProcessGroups, RankEnv, ReduceOp, connect, launcher::tie_to_launcher,
     },
     cuda,
+    mesh::{PositionRng, Purpose},
     train::{ConfigLayers, RunData, TrainConfig, Trainer},
 };
 
@@ -53,6 +54,8 @@ pub(super) struct GpuRank {
 pub(super) struct Found {
     pub(super) seconds: f64,
     pub(super) tflops: f64,
+    /// Of a rank, as far as the loss is about them.
+    pub(super) tokens_per_second: f64,
     /// Reserved, in bytes.
     pub(super) memory: u64,
     /// The most that tensors took of it, if that was asked for.
@@ -81,13 +84,18 @@ impl Steps {
 }
 
 impl GpuRank {
-    /// As torchrun's environment names say, with so many tokens of text a rank.
+    /// As torchrun's environment names say, with so many tokens of text a rank: sentences, or documents with a
+    /// long tail of up to so many tokens.
     ///
     /// # Errors
     /// There are no such names, or no such GPU.
     /// # Collective
     /// All ranks.
-    pub(super) fn start(name: &str, tokens: usize) -> Result<Self, Failure> {
+    pub(super) fn start(
+        name: &str,
+        tokens: usize,
+        longest: Option<usize>,
+    ) -> Result<Self, Failure> {
         tie_to_launcher()?;
         let gpus = cuda::start()?;
         let env = RankEnv::from_env()?;
@@ -99,9 +107,15 @@ impl GpuRank {
         );
         let world = connect(&ConnectOptions::new(env))?;
         let folder = tempfile::tempdir()?;
-        let file = folder.path().join("text.txt");
-        let sentences = tokens * world.size() / 40;
-        fs::write(&file, "The quick brown fox jumps over the lazy dog. ".repeat(sentences))?;
+        let tokens = tokens * world.size();
+        let (name, text) = match longest {
+            None => {
+                ("text.txt", "The quick brown fox jumps over the lazy dog. ".repeat(tokens / 40))
+            }
+            Some(longest) => ("text.jsonl", long_tail(tokens, longest)),
+        };
+        let file = folder.path().join(name);
+        fs::write(&file, text)?;
         Ok(Self { world, device, file, _folder: folder })
     }
 
@@ -135,46 +149,75 @@ impl GpuRank {
         config: TrainConfig,
         group: &Group,
         steps: Steps,
-        memory: bool,
+        watch: bool,
     ) -> Result<Found, Failure> {
         let layout = config.layout(None)?;
         let data = Arc::new(RunData::load(&config)?);
         let groups = ProcessGroups::new(group, layout)?;
         let device = self.device.clone().autodiff();
         let mut trainer = Trainer::new(Arc::new(config), groups, device.clone(), data)?;
-        let (mut times, mut last) = (Vec::new(), None);
+        let (mut times, mut rates, mut last) = (Vec::new(), [const { Vec::new() }; 2], None);
         let all = || -> Result<(), Failure> {
             for step in 0..steps.warmup + steps.timed {
                 let started = Instant::now();
-                last = Some(trainer.step()?);
+                let done = trainer.step()?;
                 if step >= steps.warmup {
-                    times.push(started.elapsed().as_secs_f64());
+                    let seconds = started.elapsed().as_secs_f64();
+                    let tokens = done.tokens as f64;
+                    times.push(seconds);
+                    // Steps of documents differ in both.
+                    rates[0].push(done.tflops * (tokens / done.tokens_per_second) / seconds);
+                    rates[1].push(tokens / group.size() as f64 / seconds);
                 }
+                last = Some(done);
             }
             Ok(())
         };
-        let tensors = most_allocated(memory.then(|| device.clone().inner()), all)?;
+        let tensors = most_allocated(watch.then(|| device.clone().inner()), all)?;
         let params = trainer.plan().num_global();
         // The next run's memory is its own.
         drop(trainer);
         device.inner().memory_cleanup();
-        times.sort_by(f64::total_cmp);
+        let median = |mut all: Vec<f64>| {
+            all.sort_by(f64::total_cmp);
+            all[all.len() / 2]
+        };
         let last = last.ok_or("no step was made")?;
-        let mine = [times[times.len() / 2], last.memory_bytes as f64, tensors as f64];
+        let [tflops, tokens_per_second] = rates.map(median);
+        let memory = [last.memory_bytes as f64, tensors as f64];
+        let mine = [median(times), memory[0], memory[1], -tflops, -tokens_per_second];
         let slowest = self.world.all_reduce(mine.into(), ReduceOp::Max)?;
         let slowest = slowest.as_slice::<f64>().map_err(|error| format!("{error:?}"))?;
-        let tflops = last.tflops * (last.tokens as f64 / last.tokens_per_second) / slowest[0];
         let [reserved, tensors] = [slowest[1], slowest[2]].map(|bytes| bytes as u64);
-        let tensors = memory.then_some(tensors);
+        let tensors = watch.then_some(tensors);
         Ok(Found {
             seconds: slowest[0],
-            tflops,
+            tflops: -slowest[3],
+            tokens_per_second: -slowest[4],
             memory: reserved,
             tensors,
             params,
             loss: last.loss,
         })
     }
+}
+
+/// Documents of random letters whose lengths are log-normal: half have less than 1000, and 8% of them, longer than
+/// 8000, about half of all letters. (Where `longest` cuts off nothing.)
+fn long_tail(tokens: usize, longest: usize) -> String {
+    let rng = PositionRng::new(1, Purpose::Sampling, "documents");
+    let (mut text, mut index) = (String::new(), 0);
+    while text.len() < tokens {
+        let mut normal = [0.0];
+        rng.fill_normal(index, &mut normal);
+        let len = (1000.0 * (1.5 * normal[0]).exp()) as usize;
+        let letters = rng.with_stream(index);
+        let letter = |at| char::from(b'a' + letters.below(at, 26) as u8);
+        let letters: String = (0..len.clamp(1, longest) as u64).map(letter).collect();
+        text += &format!("{{\"text\": \"{letters}\"}}\n");
+        index += 1;
+    }
+    text
 }
 
 /// The most bytes that tensors on a device were seen to take while `work` ran, if one is given.

@@ -16,6 +16,7 @@ pub(crate) const GROUP_TESTS: &[GroupTest] = &[
     ("take_views_and_pitched_rows", views),
     ("take_nothing_at_all", nothing),
     ("send_uneven_rows", uneven),
+    ("send_rows_to_where_they_are_wanted", placed),
     ("send_to_one_and_receive_from_one", pairs),
     ("keep_nan_in_a_maximum", nan),
     ("run_beside_what_follows", overlapped),
@@ -151,6 +152,43 @@ fn uneven(world: &Group) -> Outcome {
     let x = floats(rank, [0, 5], DType::F32);
     let got = tensors::all_to_all(x, &none, &none, world).map_err(text)?;
     same(got.into_data(), TensorData::new(Vec::<f32>::new(), [0, 5]), "no rows at all")
+}
+
+/// Three stretches to each member, of none to some rows, which come to stand by stretch and then by member.
+fn placed(world: &Group) -> Outcome {
+    let (rank, n) = (world.rank(), world.size());
+    for (width, dtype) in [(33, DType::BF16), (1, DType::F32), (4096, DType::BF16)] {
+        for round in 0..4 {
+            let len = |from: usize, to: usize, part: usize| (from + 2 * to + 3 * part + round) % 5;
+            let places = |pairs: &[(usize, usize)], len: &dyn Fn(usize, usize) -> usize| {
+                let (mut end, mut places) = (0, vec![vec![0..0; 3]; n]);
+                for &(other, part) in pairs {
+                    places[other][part] = end..end + len(other, part);
+                    end = places[other][part].end;
+                }
+                (places, end)
+            };
+            let mut pairs: Vec<_> =
+                (0..n).flat_map(|other| [0, 1, 2].map(|part| (other, part))).collect();
+            let (send, total) = places(&pairs, &|to, part| len(rank, to, part));
+            pairs.sort_by_key(|&(other, part)| (part, other));
+            let (recv, _) = places(&pairs, &|from, part| len(from, rank, part));
+            let x = floats(rank, [total, width], dtype);
+            let host = x.to_data();
+            let between = |x, send: &[_], recv: &[_]| {
+                tensors::start_all_to_all_between(x, send, recv, world)
+                    .map(tensors::Pending::wait)
+                    .map_err(text)
+            };
+            let got = between(x, &send, &recv)?;
+            let cpu = Tensor::<2>::from_data(host.clone(), (&Device::flex(), dtype));
+            let want = between(cpu, &send, &recv)?;
+            let what = format!("{send:?} sent, {recv:?} received");
+            same(got.to_data(), want.into_data(), &what)?;
+            same(between(got, &recv, &send)?.into_data(), host, &format!("{what}, and back"))?;
+        }
+    }
+    Ok(())
 }
 
 fn pairs(world: &Group) -> Outcome {

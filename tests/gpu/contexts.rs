@@ -39,6 +39,7 @@ kv_heads = 4
 [data]
 seq_len = 48
 [train]
+steps = 3
 micro_batch = 2
 global_batch = 4
 [optimizer]

@@ -6,13 +6,16 @@ use burn::tensor::TensorData;
 use megaburn::{
     collective::{Group, ProcessGroups},
     mesh::Layout,
-    train::{RunData, TrainConfig, TrainError, Trainer},
+    train::{
+        RunData, TrainConfig, TrainError, Trainer,
+        metrics::{ExpertMetrics, StepMetrics},
+    },
 };
 
 use crate::{
     GroupTest,
     gather::{LocalParams, WholeParams, gather, local_params, relative_distance},
-    matrix::{Matrix, Row, STEPS},
+    matrix::{Matrix, Row},
     ranks::this_gpu,
     text::{fresh_seed, write_random_text},
 };
@@ -22,12 +25,13 @@ pub(crate) const GROUP_TESTS: &[GroupTest] = &[("the_matrix_trains_as_one_gpu_do
 /// Of losses, gradient norms and each parameter, relative.
 const TOLERANCE: f64 = 1e-5;
 
-/// Loss and gradient norm of each step, and the parameters afterwards.
-pub(crate) type Trained = (Vec<[f64; 2]>, LocalParams);
+/// Loss, gradient norm and what was learned of experts, of each step, and the parameters afterwards.
+pub(crate) type Trained = (Vec<Vec<f64>>, LocalParams);
 
 /// The same of one rank, its parameters whole.
-pub(crate) type Expected = (Vec<[f64; 2]>, WholeParams);
+pub(crate) type Expected = (Vec<Vec<f64>>, WholeParams);
 
+/// All steps of a configuration.
 pub(crate) fn train(
     config: TrainConfig,
     world: &Group,
@@ -35,11 +39,21 @@ pub(crate) fn train(
 ) -> Result<Trained, TrainError> {
     let data = Arc::new(RunData::load(&config)?);
     let groups = ProcessGroups::new(world, layout)?;
+    let num_steps = config.train.steps;
     let device = this_gpu().autodiff();
     let mut trainer = Trainer::new(Arc::new(config), groups, device, data)?;
-    let step = |trainer: &mut Trainer| trainer.step().map(|step| [step.loss, step.grad_norm]);
-    let steps = (0..STEPS).map(|_| step(&mut trainer)).collect::<Result<_, _>>()?;
+    let steps = (0..num_steps).map(|_| Ok(numbers(&trainer.step()?)));
+    let steps = steps.collect::<Result<_, TrainError>>()?;
     Ok((steps, local_params(&trainer)?))
+}
+
+fn numbers(step: &StepMetrics) -> Vec<f64> {
+    let of_experts = |all: &ExpertMetrics| {
+        let losses = [all.aux_loss, all.seq_aux_loss, all.global_aux_loss, all.z_loss, all.dropped];
+        [&losses[..], &all.busiest, &all.idlest].concat()
+    };
+    let of_experts = step.experts.as_ref().map(of_experts).unwrap_or_default();
+    [vec![step.loss, step.grad_norm], of_experts].concat()
 }
 
 fn matrix(world: &Group) -> Result<(), String> {
@@ -81,12 +95,13 @@ fn remove(folder: &Path) {
 }
 
 pub(crate) fn compare(found: &Trained, expected: &Expected) -> Result<(), String> {
-    for (found, expected) in found.0.iter().zip(&expected.0) {
-        for (found, expected) in found.iter().zip(expected) {
-            let relative = (found - expected).abs() / expected;
-            if relative.is_nan() || relative > TOLERANCE {
-                return Err(format!("loss or gradient norm {found}, on one GPU {expected}"));
-            }
+    for (step, (found, expected)) in found.0.iter().zip(&expected.0).enumerate() {
+        let is_near = |(a, b): (&f64, &f64)| (a - b).abs() <= TOLERANCE * b.abs();
+        let near = found.iter().zip(expected).filter(|pair| is_near(*pair)).count();
+        if found.len() != expected.len() || near != expected.len() {
+            return Err(format!(
+                "loss, gradient norm and experts of step {step}: {found:?}, on one GPU {expected:?}"
+            ));
         }
     }
     for (path, local, spec) in &found.1 {

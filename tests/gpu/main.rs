@@ -11,6 +11,9 @@
 mod collectives;
 mod contexts;
 mod disagreements;
+#[path = "../suite/expert_matrix.rs"]
+mod expert_matrix;
+mod experts;
 mod failures;
 mod fixtures;
 #[path = "../suite/gather.rs"]
@@ -59,11 +62,12 @@ const TESTS: [(&str, &[Test]); 6] = [
     ("offload", offload::TESTS),
     ("failures", failures::TESTS),
 ];
-const GROUP_TESTS: [(&str, &[GroupTest]); 8] = [
+const GROUP_TESTS: [(&str, &[GroupTest]); 9] = [
     ("collectives", collectives::GROUP_TESTS),
     ("regions", regions::GROUP_TESTS),
     ("contexts", contexts::GROUP_TESTS),
     ("disagreements", disagreements::GROUP_TESTS),
+    ("experts", experts::GROUP_TESTS),
     ("fixtures", fixtures::GROUP_TESTS),
     ("layouts", layouts::GROUP_TESTS),
     ("pipelines", pipelines::GROUP_TESTS),

@@ -31,6 +31,7 @@ kv_heads = 2
 [data]
 seq_len = 48
 [train]
+steps = 3
 micro_batch = 1
 [optimizer]
 lr = 1e-3

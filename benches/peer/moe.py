@@ -4,14 +4,15 @@
     python3 moe.py [--tokens 4096] [--share-of RANKS] [--no-compile]
 
 Prints NAME PASS, a tab, milliseconds."""
-import argparse, torch, torch.nn.functional as F
+import argparse, math, torch, torch.nn.functional as F
 ap = argparse.ArgumentParser(); ap.add_argument("--tokens", type=int, default=4096); ap.add_argument("--share-of", type=int, default=1, help="as bench-moe's"); ap.add_argument("--no-compile", action="store_true"); ap.add_argument("--passes", type=int, default=10)
 a = ap.parse_args(); dev = "cuda"
 def layer(x, router, up, down, k, sigmoid):
     T, H = x.shape; E = router.shape[1]
     logits = x.float() @ router.float()
     scores = logits.sigmoid() if sigmoid else logits.softmax(-1)
-    chosen = (torch.arange(T * k, device=x.device) % E).view(T, k)
+    apart = next(a for a in range(-(-3 * E // 8), E + 2) if math.gcd(a, E) == 1)
+    chosen = (torch.arange(T * k, device=x.device) * apart % E).view(T, k)
     w = scores.gather(1, chosen); w = w / w.sum(-1, keepdim=True)
     order = chosen.flatten().argsort(stable=True)
     offs = torch.bincount(chosen.flatten(), minlength=E).cumsum(0).to(torch.int32)

@@ -19,7 +19,7 @@ grouped products, a weighted SwiGLU, and back; rows are summed by `index_add` in
 of indexing), or, "by inverse", looked up and summed, without atomics. Parameters are bf16, and so are their gradients,
 which are added to nothing: they are None before each pass."""
 
-import argparse, contextlib, gc, os, sys, traceback, types, unittest.mock
+import argparse, contextlib, gc, math, os, sys, traceback, types, unittest.mock
 from datetime import timedelta
 from functools import cache, partial
 
@@ -51,7 +51,9 @@ rank, world = dist.get_rank(), dist.get_world_size()
 
 
 def in_turn(experts, top_k):
-    return (torch.arange(tokens * top_k, device=device) % experts).view(tokens, top_k)
+    """One and the next are three eighths of all experts apart: a token's are of several ranks."""
+    apart = next(a for a in range(-(-3 * experts // 8), experts + 2) if math.gcd(a, experts) == 1)
+    return (torch.arange(tokens * top_k, device=device) * apart % experts).view(tokens, top_k)
 
 
 @cache

@@ -9,7 +9,11 @@ use megaburn::{
     cuda::memory::MemoryReport,
 };
 
-use crate::{GroupTest, ranks::this_gpu};
+use crate::{
+    GroupTest,
+    ranks::this_gpu,
+    rows::{placed, uneven},
+};
 
 pub(crate) const GROUP_TESTS: &[GroupTest] = &[
     ("agree_with_the_host_in_every_type_and_shape", every_type),
@@ -51,7 +55,7 @@ fn numbers(rank: usize, shape: &[usize]) -> TensorData {
     TensorData::new(values.collect::<Vec<_>>(), shape)
 }
 
-fn floats<const D: usize>(rank: usize, shape: [usize; D], dtype: DType) -> Tensor<D> {
+pub(crate) fn floats<const D: usize>(rank: usize, shape: [usize; D], dtype: DType) -> Tensor<D> {
     Tensor::from_data(numbers(rank, &shape), (&this_gpu(), dtype))
 }
 
@@ -129,66 +133,6 @@ fn nothing(world: &Group) -> Outcome {
     check(world, &floats(world.rank(), [0, 33], DType::F32), "nothing")?;
     // And the group still works.
     check(world, &floats(world.rank(), [world.size(), 2], DType::F32), "something")
-}
-
-/// Member r sends `(r + 2 m) % 3` rows to member m: none to some.
-fn uneven(world: &Group) -> Outcome {
-    let (rank, n) = (world.rank(), world.size());
-    for (width, dtype) in [(33, DType::BF16), (1, DType::F32), (512, DType::F32)] {
-        for round in 0..4 {
-            let rows = |from: usize, to: usize| (from + 2 * to + round) % 3;
-            let send: Vec<_> = (0..n).map(|to| rows(rank, to)).collect();
-            let recv: Vec<_> = (0..n).map(|from| rows(from, rank)).collect();
-            let total: usize = send.iter().sum();
-            let x = floats(rank, [total, width], dtype);
-            let host = x.to_data();
-            let got = tensors::all_to_all(x, &send, &recv, world).map_err(text)?;
-            let cpu = Tensor::<2>::from_data(host, (&Device::flex(), dtype));
-            let want = tensors::all_to_all(cpu, &send, &recv, world).map_err(text)?;
-            same(got.into_data(), want.into_data(), &format!("{send:?} sent, {recv:?} received"))?;
-        }
-    }
-    let none = vec![0; n];
-    let x = floats(rank, [0, 5], DType::F32);
-    let got = tensors::all_to_all(x, &none, &none, world).map_err(text)?;
-    same(got.into_data(), TensorData::new(Vec::<f32>::new(), [0, 5]), "no rows at all")
-}
-
-/// Three stretches to each member, of none to some rows, which come to stand by stretch and then by member.
-fn placed(world: &Group) -> Outcome {
-    let (rank, n) = (world.rank(), world.size());
-    for (width, dtype) in [(33, DType::BF16), (1, DType::F32), (4096, DType::BF16)] {
-        for round in 0..4 {
-            let len = |from: usize, to: usize, part: usize| (from + 2 * to + 3 * part + round) % 5;
-            let places = |pairs: &[(usize, usize)], len: &dyn Fn(usize, usize) -> usize| {
-                let (mut end, mut places) = (0, vec![vec![0..0; 3]; n]);
-                for &(other, part) in pairs {
-                    places[other][part] = end..end + len(other, part);
-                    end = places[other][part].end;
-                }
-                (places, end)
-            };
-            let mut pairs: Vec<_> =
-                (0..n).flat_map(|other| [0, 1, 2].map(|part| (other, part))).collect();
-            let (send, total) = places(&pairs, &|to, part| len(rank, to, part));
-            pairs.sort_by_key(|&(other, part)| (part, other));
-            let (recv, _) = places(&pairs, &|from, part| len(from, rank, part));
-            let x = floats(rank, [total, width], dtype);
-            let host = x.to_data();
-            let between = |x, send: &[_], recv: &[_]| {
-                tensors::start_all_to_all_between(x, send, recv, world)
-                    .map(tensors::Pending::wait)
-                    .map_err(text)
-            };
-            let got = between(x, &send, &recv)?;
-            let cpu = Tensor::<2>::from_data(host.clone(), (&Device::flex(), dtype));
-            let want = between(cpu, &send, &recv)?;
-            let what = format!("{send:?} sent, {recv:?} received");
-            same(got.to_data(), want.into_data(), &what)?;
-            same(between(got, &recv, &send)?.into_data(), host, &format!("{what}, and back"))?;
-        }
-    }
-    Ok(())
 }
 
 fn pairs(world: &Group) -> Outcome {

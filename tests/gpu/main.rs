@@ -29,6 +29,7 @@ mod offload;
 mod pipelines;
 mod ranks;
 mod regions;
+mod rows;
 mod runs;
 mod steps;
 #[path = "../suite/text.rs"]

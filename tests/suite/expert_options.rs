@@ -30,7 +30,26 @@ fn every_option_trains_as_one_rank_does(
     #[case] parallel: &str,
     #[values("dp4-ep4", "tp2-dp2-ep2-sp", "pp2-dp2-ep2", "cp2-dp2-ep2-etp2")] layout: &str,
 ) {
-    let layout: Layout = layout.parse().unwrap();
+    assert_as_one_rank(family, 2, [moe, parallel], layout.parse().unwrap());
+}
+
+/// Tokens with so many experts go once to each of two ranks.
+#[rstest]
+#[case::plain(Kind::Mixtral, "", "")]
+#[case::padded(Kind::Mixtral, "capacity_factor = 1.1\npad_to_capacity = true", "")]
+#[case::dropped(Kind::Mixtral, "capacity_factor = 0.8", "")]
+#[case::overlapped(Kind::DeepseekV3, "", "overlap_moe = true")]
+#[case::zero_bubble(Kind::Mixtral, "", "schedule = \"zb-h1\"")]
+fn many_experts_a_token_train_as_on_one_rank(
+    #[case] family: Kind,
+    #[case] moe: &str,
+    #[case] parallel: &str,
+    #[values("dp2-ep2", "tp2-dp2-ep2-sp", "pp2-dp2-ep2", "cp2-ep2")] layout: &str,
+) {
+    assert_as_one_rank(family, 5, [moe, parallel], layout.parse().unwrap());
+}
+
+fn assert_as_one_rank(family: Kind, top_k: usize, [moe, parallel]: [&str; 2], layout: Layout) {
     if parallel.contains("schedule") && layout.pp == 1 {
         return;
     }
@@ -46,6 +65,9 @@ fn every_option_trains_as_one_rank_does(
         true => text.replace("groups = [2, 1, 2]\n", ""),
         false => text,
     };
+    let text = text.replace("top_k = 2", &format!("top_k = {top_k}"));
+    // All groups, where one has too few.
+    let text = if top_k > 4 { text.replace("[2, 1, 2]", "[2, 2, 2]") } else { text };
     let text = text.replacen("[moe]", &format!("[moe]\n{moe}"), 1);
     let load = |text: &str| {
         let layers = ConfigLayers::new().with_text("options", text).unwrap();

@@ -55,11 +55,11 @@ fn of_weight(
     let dtype = group.weight.dtype();
     match group.main_grad.filter(MainGrad::is_attached) {
         Some(main_grad) => {
+            // Beside what is sent there may be nothing else.
+            let rows = beside.is_some().then(|| x.clone());
             let work = move || {
-                let rows = x.clone();
                 reproducible(|| drop(product(x, dy, Some(main_grad))));
-                // Beside what is sent there may be nothing else.
-                start(&rows);
+                rows.iter().for_each(start);
             };
             put(beside, group.weight.dims(), work);
             None

@@ -39,7 +39,7 @@
 //! | its weight in f32, where elements are narrower | the router | `4 h E` | `mlp` |
 //! | rows | up | `e h m` | `mlp` |
 //! | their weights in f32 | activation and router | `4 m + 4 k r` | `mlp` |
-//! | where they come from | those who send them | `32 k r` | `mlp` |
+//! | where they come from | those who send them | `32 k r`; where tokens go once to a rank, `12 k r` and as many for each copy that comes | `mlp` |
 //! | what up gives | the activation | `e u m / d` | `mlp` |
 //! | what the activation gives | down | `e f m / d` | `activation`, `mlp` |
 //!

@@ -41,8 +41,18 @@ pub enum Choice {
     /// In training, the scores that Sinkhorn's algorithm makes of the logits of a micro-batch, by which all are
     /// chosen alike; weights are those of the scores.
     Sinkhorn,
-    /// Their turn, whatever their scores: for benchmarks.
+    /// Their turn, whatever their scores: for benchmarks. As the most even scores would have it, the experts of a
+    /// token are of several ranks: one and the next in turn are three eighths of all experts apart.
     InTurn,
+}
+
+/// The experts of so many slots in turn, all equally often.
+pub(super) fn in_turn(slots: usize, num_experts: usize) -> Vec<i32> {
+    let divides = |a: usize, b: usize| (2..=a).any(|d| a.is_multiple_of(d) && b.is_multiple_of(d));
+    let apart = (3 * num_experts).div_ceil(8)..;
+    let apart = apart.into_iter().find(|&apart| !divides(apart, num_experts));
+    let apart = apart.expect("one more than all are is one");
+    (0..slots).map(|slot| (slot * apart % num_experts) as i32).collect()
 }
 
 impl Balance {

@@ -36,7 +36,8 @@ use crate::{Activation, Input, Mlp, PlanBuilder, Sharded, TokenContext};
 /// token, plus the shared expert where there is one.
 ///
 /// # Collective
-/// All ranks of [`ExpertGroups::experts`], forward and backward: numbers of tokens are told to each other,
+/// All ranks of [`ExpertGroups::experts`], forward and backward: numbers of tokens (and which experts those have that
+/// go once to a rank of several) are told to each other,
 /// then rows go to the ranks of their experts and back (all-to-all over `ep`, all-gather and reduce-scatter over
 /// `etp`; or as its [`Dispatcher`] says). A rank that has no tokens, or whose experts get none, takes part like any
 /// other. Where losses [balance](Balance) the experts, those of [`ExpertGroups::tp_cp`] sum numbers of tokens.

@@ -1,5 +1,3 @@
-use std::sync::{Mutex, PoisonError};
-
 use burn::tensor::{Device, Float, Tensor};
 use megaburn_collective::{
     CollectiveError, Group, ReduceOp,
@@ -11,7 +9,7 @@ use super::{
     arranged::Arranged,
     plan::{Exchange, Place},
     rows::{lengthened, shortened, told},
-    sorted::{Sorted, Unread},
+    sorted::{Ahead, Sorted, Unread},
 };
 use crate::moe::ExpertGroups;
 
@@ -24,8 +22,7 @@ pub(super) struct Exchanged {
     /// Rows that come from `ep`.
     num_came: usize,
     arranged: Option<Arranged>,
-    /// What tokens send, until they do.
-    ahead: Mutex<Option<Tensor<2>>>,
+    ahead: Ahead,
     groups: ExpertGroups,
 }
 
@@ -54,14 +51,9 @@ impl Exchanged {
             num_came,
             arranged: Arranged::new(&exchange.order, device),
             exchange,
-            ahead: Mutex::new(Some(ahead)),
+            ahead: Ahead::new(ahead),
             groups: groups.clone(),
         })
-    }
-
-    fn take_ahead(&self, of: Of) -> Option<Tensor<2>> {
-        let mut ahead = self.ahead.lock().unwrap_or_else(PoisonError::into_inner);
-        ahead.take_if(|_| of == Of::Tokens)
     }
 }
 
@@ -75,9 +67,10 @@ impl Way for Exchanged {
     }
 
     fn start(&self, x: Tensor<2>, of: Of, to: To) -> Result<Pending<2, Float>, CollectiveError> {
-        let Self { sent, exchange: Exchange { send, recv, .. }, arranged, groups, .. } = self;
+        let Self { sent, exchange: Exchange { send, recv, .. }, arranged, ahead, groups, .. } =
+            self;
         if to == To::Experts {
-            let rows = match self.take_ahead(of) {
+            let rows = match ahead.take(of) {
                 Some(ahead) => sent.of_ahead(ahead),
                 None => sent.there(x, of),
             };

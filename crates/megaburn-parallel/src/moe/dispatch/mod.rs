@@ -32,8 +32,8 @@ use super::ExpertGroups;
 /// How tokens get to the ranks of their experts (Megatron's `--moe-token-dispatcher-type`).
 #[derive(Config, Debug, Copy, PartialEq, Eq)]
 pub enum Dispatcher {
-    /// Each goes to those ranks only, once to each of them where that is fewer copies (by the numbers of ranks and
-    /// of experts a token), else once for each expert.
+    /// Each goes to those ranks only: once to each of them where that is far fewer copies (by the numbers of ranks, of
+    /// experts, and of those a token), else once for each expert.
     AllToAll,
     /// All go to all: for few ranks, or tokens that go to many experts. A rank has all tokens of the group then.
     AllGather,
@@ -107,7 +107,7 @@ impl Dispatch {
         let ([tokens, top_k], device) = (slots.experts.dims(), slots.experts.device());
         let num_slots = tokens * top_k;
         let way: Arc<dyn Way> = match dispatcher {
-            Dispatcher::AllToAll if Once::pays(top_k, groups) => {
+            Dispatcher::AllToAll if Once::pays(slots.num_experts, top_k, groups) => {
                 Arc::new(ok(Once::new(slots, groups, &device)))
             }
             Dispatcher::AllToAll => Arc::new(ok(Exchanged::new(slots, groups, &device))),

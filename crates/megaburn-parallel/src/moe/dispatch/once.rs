@@ -1,5 +1,3 @@
-use std::sync::{Mutex, PoisonError};
-
 use burn::tensor::{Device, Float, Tensor};
 use megaburn_collective::{
     CollectiveError,
@@ -10,14 +8,14 @@ use megaburn_kernels::ranks_of_experts;
 use super::{
     Of, Slots, To, Way,
     arranged::Arranged,
-    plan::Order,
+    plan::{self, Order},
     rows::{columns, told},
-    sorted::{Sorted, Unread},
+    sorted::{Ahead, Sorted, Unread},
 };
 use crate::moe::ExpertGroups;
 
 /// Each token goes once to each rank that has some of its experts (all-to-all over `ep`), which gives it to those,
-/// and one sum of what they made of it comes back.
+/// and one sum of what they made of it comes back, rounded to their type as each of its terms would be.
 ///
 /// Source: DeepSeek-AI, DeepEP (<https://github.com/deepseek-ai/DeepEP>); Megatron-LM
 /// `--moe-token-dispatcher-type flex`.
@@ -34,18 +32,19 @@ pub(super) struct Once {
     send: Vec<usize>,
     recv: Vec<usize>,
     top_k: usize,
-    /// What tokens send, until they do.
-    ahead: Mutex<Option<Tensor<2>>>,
+    ahead: Ahead,
     groups: ExpertGroups,
 }
 
 impl Once {
-    /// Whether a token whose experts anybody has goes to three quarters as many ranks at most as it has experts:
-    /// else it is not worth putting its copies where they are read. Experts that ranks share are read by several.
-    pub(super) fn pays(top_k: usize, groups: &ExpertGroups) -> bool {
-        let (ranks, slots) = (groups.ep.size() as f64, top_k as f64);
-        let copies = ranks * (1.0 - (1.0 - 1.0 / ranks).powf(slots));
-        groups.ep.size() > 1 && groups.etp.size() == 1 && copies <= 0.75 * slots
+    /// Whether a token sends so few copies, if any of its experts is as likely as any other, that putting these where
+    /// they are read is worth it: half as many as it has experts, and three quarters where they would be
+    /// [put in order](plan::are_placed) anyway. (Of eight experts on two ranks, two a token, it has not paid.)
+    /// Experts that ranks share are read by several.
+    pub(super) fn pays(num_experts: usize, top_k: usize, groups: &ExpertGroups) -> bool {
+        let (ranks, slots) = (groups.ep.size(), top_k as f64);
+        let most = if plan::are_placed(num_experts) { 0.5 } else { 0.75 };
+        ranks > 1 && groups.etp.size() == 1 && copies(num_experts, top_k, ranks) <= most * slots
     }
 
     /// # Collective
@@ -89,14 +88,9 @@ impl Once {
             send,
             recv,
             top_k,
-            ahead: Mutex::new(Some(ahead)),
+            ahead: Ahead::new(ahead),
             groups: groups.clone(),
         })
-    }
-
-    fn take_ahead(&self, of: Of) -> Option<Tensor<2>> {
-        let mut ahead = self.ahead.lock().unwrap_or_else(PoisonError::into_inner);
-        ahead.take_if(|_| of == Of::Tokens)
     }
 
     /// A row a token, of what has one or a row a slot.
@@ -106,6 +100,15 @@ impl Once {
             Of::Slots => columns(x, self.top_k),
         }
     }
+}
+
+/// The ranks on which a token has experts, in the mean, if any are as likely as any others.
+fn copies(num_experts: usize, top_k: usize, ranks: usize) -> f64 {
+    let elsewhere = num_experts - num_experts / ranks;
+    let none_here = (0..top_k)
+        .map(|slot| elsewhere.saturating_sub(slot) as f64 / (num_experts - slot) as f64)
+        .product::<f64>();
+    ranks as f64 * (1.0 - none_here)
 }
 
 impl Way for Once {
@@ -118,9 +121,9 @@ impl Way for Once {
     }
 
     fn start(&self, x: Tensor<2>, of: Of, to: To) -> Result<Pending<2, Float>, CollectiveError> {
-        let Self { sent, taken, arranged, send, recv, groups, .. } = self;
+        let Self { sent, taken, arranged, send, recv, ahead, groups, .. } = self;
         if to == To::Experts {
-            let rows = match self.take_ahead(of) {
+            let rows = match ahead.take(of) {
                 Some(ahead) => sent.of_ahead(ahead),
                 None => sent.there(self.by_token(x, of), Of::Tokens),
             };
@@ -147,5 +150,27 @@ impl Way for Once {
             Some(arranged) => arranged.there(rows),
             None => rows,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+
+    #[rstest]
+    #[case(8, 2, 2, 11.0 / 7.0)]
+    #[case(8, 5, 2, 2.0)]
+    #[case(8, 8, 4, 4.0)]
+    #[case(8, 6, 8, 6.0)]
+    #[case(6, 1, 3, 1.0)]
+    fn copies_are_counted(
+        #[case] num_experts: usize,
+        #[case] top_k: usize,
+        #[case] ranks: usize,
+        #[case] expected: f64,
+    ) {
+        assert!((copies(num_experts, top_k, ranks) - expected).abs() < 1e-12);
     }
 }

@@ -26,6 +26,11 @@ pub(super) struct Exchange {
 /// of their time.
 const MESSAGES: usize = 32;
 
+/// Whether rows of so many experts come where they are read.
+pub(super) fn are_placed(num_experts: usize) -> bool {
+    num_experts <= MESSAGES
+}
+
 impl Exchange {
     /// From the rows that each rank of `ep` and `etp` has for each expert; ranks of one `ep` coordinate are
     /// neighbours. Rows of one rank for one expert are a message, and come where they are read, where no others are
@@ -46,7 +51,7 @@ impl Exchange {
             .map(|expert| came.iter().flatten().map(|counts| counts[expert]).sum())
             .collect();
         let send = of_members(stretches(mine), of_rank);
-        if etp.ranks == 1 && !is_padded && num_experts <= MESSAGES {
+        if etp.ranks == 1 && !is_padded && are_placed(num_experts) {
             let by_expert =
                 (0..of_rank).flat_map(|expert| came[0].iter().map(move |of| of[expert]));
             let by_expert = stretches(&by_expert.collect::<Vec<_>>());

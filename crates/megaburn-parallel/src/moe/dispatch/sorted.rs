@@ -1,3 +1,5 @@
+use std::sync::{Mutex, PoisonError};
+
 use burn::tensor::{Int, Tensor};
 use megaburn_kernels::{ExpertRows, rows_by_expert};
 
@@ -49,6 +51,22 @@ impl Sorted {
     /// What was [taken ahead](Unread::ahead) of tokens.
     pub(super) fn of_ahead(&self, ahead: Tensor<2>) -> Tensor<2> {
         shortened(ahead, self.num_rows)
+    }
+}
+
+/// What tokens send, [taken](Unread::ahead) before anybody asks for it, until they do.
+#[derive(Debug)]
+pub(super) struct Ahead(Mutex<Option<Tensor<2>>>);
+
+impl Ahead {
+    pub(super) fn new(rows: Tensor<2>) -> Self {
+        Self(Mutex::new(Some(rows)))
+    }
+
+    /// The rows, where they are asked for, and nobody has them yet.
+    pub(super) fn take(&self, of: Of) -> Option<Tensor<2>> {
+        let mut ahead = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        ahead.take_if(|_| of == Of::Tokens)
     }
 }
 

@@ -8,7 +8,7 @@ use super::{How, Router, off_graph, read};
 use crate::{
     TokenContext,
     moe::{
-        balance::{Balance, Choice, Tokens},
+        balance::{Balance, Choice, Tokens, in_turn},
         capacity::SharedSlots,
         dispatch::DROPPED,
         sinkhorn::sinkhorn_biases,
@@ -91,10 +91,7 @@ impl Router {
     ) -> Option<Tensor<2, Int>> {
         let How { num_experts, options, groups, balance, .. } = &self.how;
         let experts: Vec<i32> = match balance.choice {
-            Choice::InTurn => {
-                let slots = logits.dims()[0] * options.top_k;
-                (0..slots).map(|slot| (slot % num_experts) as i32).collect()
-            }
+            Choice::InTurn => in_turn(logits.dims()[0] * options.top_k, *num_experts),
             Choice::Sinkhorn if context.loss_factor.is_some() => {
                 let logits = read(logits.clone().flatten(0, 1));
                 let biases = sinkhorn_biases(&logits, *num_experts, counted, &groups.tp_cp);

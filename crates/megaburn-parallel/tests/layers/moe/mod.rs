@@ -121,13 +121,14 @@ pub(crate) const GRIDS: [&str; 14] = [
 
 #[rstest]
 fn every_grid_computes_what_one_rank_does(
-    #[values(0, 1)] which: usize,
+    #[values(0, 1, 2, 3)] which: usize,
     #[values(0.0, 3.0)] common: f32,
     #[values(false, true)] recompute: bool,
     #[values(Dispatcher::AllToAll, Dispatcher::AllGather)] dispatcher: Dispatcher,
 ) {
     let balance = Balance { aux_loss: 0.3, seq_aux_loss: 0.2, z_loss: 0.1, ..Balance::default() };
-    let configs = [mixtral(8, 4, 4, 2), deepseek(6, 4)];
+    // Of the last two tokens go once to each of two ranks, and of four.
+    let configs = [mixtral(8, 4, 4, 2), deepseek(6, 4), mixtral(6, 4, 8, 5), mixtral(6, 4, 8, 8)];
     let shape = [8, 4, configs[which].d_model];
     let case =
         Case { balance, common, recompute, dispatcher, ..Case::new(shape, configs[which].clone()) };
@@ -150,6 +151,7 @@ fn assert_every_grid_does_what_one_rank_does(case: &Case) {
 #[rstest]
 #[case(mixtral(8, 4, 4, 1), 1)]
 #[case(deepseek(8, 4), 3)]
+#[case(mixtral(8, 4, 12, 6), 6)]
 fn a_router_that_sends_everything_to_the_same_experts_leaves_the_others_zero_gradients(
     #[case] config: MoeConfig,
     #[case] top_k: usize,
@@ -160,7 +162,7 @@ fn a_router_that_sends_everything_to_the_same_experts_leaves_the_others_zero_gra
     let num = config.num_experts;
     let case = Case { common: 1e4, balance, dispatcher, ..Case::new([8, 4, 8], config) };
     // A fixed seed: DeepSeek's experts that are all but level may change places from layout to layout.
-    for grid in ["tp1", "dp4-ep4", "tp2-dp2-ep4-sp", "tp2-dp2-ep2-etp2-sp"] {
+    for grid in ["tp1", "dp2-ep2", "dp4-ep4", "tp2-dp2-ep4-sp", "tp2-dp2-ep2-etp2-sp"] {
         let done = case.run(grid, 7);
         let busy: Vec<_> = (0..num).filter(|&expert| done.load.tokens[expert] > 0).collect();
         assert_eq!(busy.len(), top_k, "{grid}: {:?}", done.load.tokens);

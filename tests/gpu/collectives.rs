@@ -1,7 +1,7 @@
 //! Collectives of tensors through NCCL, against the same collectives on the host.
 
 use burn::{
-    prelude::{Device, Int},
+    prelude::Int,
     tensor::{DType, Tensor, TensorData},
 };
 use megaburn::{

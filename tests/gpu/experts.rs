@@ -1,6 +1,6 @@
 //! Experts that GPUs share train as those of one GPU do.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, btree_map::Entry};
 
 use megaburn::{
     collective::Group,
@@ -45,15 +45,18 @@ fn grids(world: &Group) -> Result<(), String> {
     for row in &rows {
         let named = |why: String| format!("{row:?}: {why}");
         let model = row.model();
-        if !alone.contains_key(&model) {
-            let config = ConfigLayers::new().with_text("one GPU", &model.text(data));
-            let config = config.and_then(ConfigLayers::load).map_err(text)?;
-            let one = Group::single(world.seed());
-            let (steps, params) = train(config, &one, Layout::SINGLE).map_err(text)?;
-            alone.insert(model, (steps, gather(&[params])));
-        }
+        let expected = match alone.entry(model) {
+            Entry::Occupied(done) => done.into_mut(),
+            Entry::Vacant(place) => {
+                let config = ConfigLayers::new().with_text("one GPU", &model.text(data));
+                let config = config.and_then(ConfigLayers::load).map_err(text)?;
+                let one = Group::single(world.seed());
+                let (steps, params) = train(config, &one, Layout::SINGLE).map_err(text)?;
+                place.insert((steps, gather(&[params])))
+            }
+        };
         let found = train(row.config(data), world, row.layout()).map_err(text).map_err(named)?;
-        compare(&found, &alone[&model]).map_err(named)?;
+        compare(&found, expected).map_err(named)?;
     }
     let drops = rows.iter().filter(|row| row.drops).count();
     match rows.len() >= 24 && (8..=rows.len() - 8).contains(&drops) {

@@ -1,5 +1,7 @@
 //! Regions on tensors of CubeCL: through NCCL on a CUDA device, through the host elsewhere.
 
+use std::iter;
+
 use burn::backend::{Cube, tensor::FloatTensor};
 use burn_cubecl::CubeBackend;
 use megaburn_cuda::{Started, nccl::Lane, tensor};
@@ -59,7 +61,8 @@ impl Wire<CubeBackend> for Nccl<'_> {
     }
 
     fn all_to_all(&self, x: FloatTensor<CubeBackend>) -> Result<FloatTensor<CubeBackend>> {
-        let rows: Vec<_> = (0..self.0.size()).map(|row| Vec::from([row..row + 1])).collect();
+        let one = |row| iter::once(row..row + 1).collect();
+        let rows: Vec<_> = (0..self.0.size()).map(one).collect();
         self.0.gpu_all_to_all(x, &rows, &rows, Lane::InOrder).map(Started::wait)
     }
 

@@ -9,7 +9,8 @@ pub(super) fn stretches(rows: &[usize]) -> Vec<Vec<Range<usize>>> {
     let stretches = rows.iter().scan(0, |end, rows| {
         let start = *end;
         *end += rows;
-        Some(vec![start..*end])
+        let stretch = start..*end;
+        Some(vec![stretch])
     });
     stretches.collect()
 }

@@ -176,7 +176,7 @@ mod tests {
 
     #[test]
     fn stretches_are_messages_in_their_order() {
-        let of_members = [vec![0..2, 7..8], vec![2..2], vec![5..7, 2..5]];
+        let of_members = [vec![0..2, 7..8], vec![2..2, 3..3], vec![5..7, 2..5]];
         let expected = [(0, 0..10), (0, 35..40), (2, 25..35), (2, 10..25)];
         assert_eq!(messages(&of_members, 5), expected);
         assert!(messages(&of_members, 0).is_empty() && messages(&[], 3).is_empty());

@@ -160,6 +160,7 @@ impl Order {
 }
 
 #[cfg(test)]
+#[expect(clippy::single_range_in_vec_init, reason = "a member has one stretch")]
 mod tests {
     use super::*;
 

@@ -96,6 +96,10 @@ fn run(args: &LayoutsArgs) -> Result<(), Failure> {
             let layout = config.layout(None)?;
             config.train.global_batch = layout.dp * micro_batches;
             let found = rank.steps(config, &rank.world, steps, args.memory)?;
+            if rank.world.rank() == 0 {
+                // Whoever ends the others still has this.
+                println!("{run}, {micro_batches} micro-batches: {:.1} ms", found.seconds * 1e3);
+            }
             rows.push(Row { run, micro_batches, pp: layout.pp, found });
         }
     }

@@ -89,8 +89,13 @@ fn train_all(world: &Group, data: [String; 2]) -> Result<(), String> {
                 let comm = format!("parallel.cp_comm=[{comm:?}]");
                 let (again, zero) = ("recompute.method=\"uniform\"", "parallel.zero=3");
                 let dealt = "parallel.max_tokens_per_rank=32";
-                let plain: &[&[&str]] =
-                    &[&["parallel.zero=0"], &["parallel.zero=2"], &[zero, again]];
+                let kept = "recompute.keep_attention=true";
+                let plain: &[&[&str]] = &[
+                    &["parallel.zero=0"],
+                    &["parallel.zero=2"],
+                    &[zero, again],
+                    &["parallel.zero=1", again, kept],
+                ];
                 let few = packed && layout.pp == 1;
                 let dealt: &[&[&str]] = if few { &[&[dealt], &[dealt, zero]] } else { &[] };
                 for sets in plain.iter().chain(dealt) {

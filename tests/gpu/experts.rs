@@ -5,18 +5,21 @@ use std::collections::{BTreeMap, btree_map::Entry};
 use megaburn::{
     collective::Group,
     mesh::Layout,
-    train::{ConfigLayers, TrainError},
+    train::{ConfigLayers, TrainConfig, TrainError},
 };
 
 use crate::{
     GroupTest,
-    expert_matrix::{Model, Row, SEED, product},
+    expert_matrix::{Kind, Model, Row, SEED, product},
     gather::gather,
     layouts::{Expected, compare, train},
     text::write_random_text,
 };
 
-pub(crate) const GROUP_TESTS: &[GroupTest] = &[("every_grid_trains_as_one_gpu_does", grids)];
+pub(crate) const GROUP_TESTS: &[GroupTest] = &[
+    ("every_grid_trains_as_one_gpu_does", grids),
+    ("tokens_that_go_once_to_a_gpu_train_as_on_one", many),
+];
 
 /// Of more grids than these, so many evenly.
 const MOST: usize = 48;
@@ -34,17 +37,61 @@ fn rows(ranks: usize) -> Vec<Row> {
     rows.into_iter().step_by(every).collect()
 }
 
+/// Models of which a token has five of eight experts, and goes once to each of two ranks.
+fn many(world: &Group) -> Result<(), String> {
+    let layouts = ["dp2-ep2", "tp2-ep2-sp", "cp2-ep2", "dp4-ep2", "tp2-dp2-ep2-sp", "pp2-dp2-ep2"];
+    let layouts = layouts.map(|text| text.parse::<Layout>().expect("it is a layout"));
+    let layouts = layouts.into_iter().filter(|layout| layout.world_size() == world.size());
+    let kinds = [(Kind::Mixtral, false), (Kind::Mixtral, true), (Kind::DeepseekV3, false)];
+    let runs = layouts.flat_map(|layout| {
+        kinds.map(|(family, drops)| {
+            let (experts, top_k, batch) = (8, 5, 4 * layout.dp);
+            let (ffn, kv_heads, layers, seq_len) = (12, 2, 4, 16);
+            let model =
+                Model { experts, top_k, ffn, kv_heads, layers, seq_len, batch, drops, family };
+            let config = move |data: &str| {
+                let config = ConfigLayers::new().with_text("many experts", &model.text(data));
+                config.and_then(|config| config.with_layout(&layout.to_string())?.load())
+            };
+            Run { name: format!("{layout}, {model:?}"), model, layout, config: Box::new(config) }
+        })
+    });
+    compare_all(world, runs.collect())
+}
+
 fn grids(world: &Group) -> Result<(), String> {
+    let rows = rows(world.size());
+    let drops = rows.iter().filter(|row| row.drops).count();
+    if rows.len() < 24 || !(8..=rows.len() - 8).contains(&drops) {
+        return Err(format!("only {} rows, {drops} with so many tokens an expert", rows.len()));
+    }
+    let run = |row: Row| {
+        let (name, model, layout) = (format!("{row:?}"), row.model(), row.layout());
+        Run { name, model, layout, config: Box::new(move |data| Ok(row.config(data))) }
+    };
+    compare_all(world, rows.into_iter().map(run).collect())
+}
+
+/// A configuration for a text.
+type Configure = Box<dyn Fn(&str) -> Result<TrainConfig, TrainError>>;
+
+/// What is to train as its model does on one GPU.
+struct Run {
+    name: String,
+    model: Model,
+    layout: Layout,
+    config: Configure,
+}
+
+fn compare_all(world: &Group, runs: Vec<Run>) -> Result<(), String> {
     let folder = tempfile::tempdir().map_err(|error| error.to_string())?;
     let path = folder.path().join("text.txt");
     write_random_text(&path, 20_000, SEED);
     let data = path.to_str().expect("the folder's name is text");
     let text = |error: TrainError| error.to_string();
     let mut alone: BTreeMap<Model, Expected> = BTreeMap::new();
-    let rows = rows(world.size());
-    for row in &rows {
-        let named = |why: String| format!("{row:?}: {why}");
-        let model = row.model();
+    for Run { name, model, layout, config } in runs {
+        let named = |why: String| format!("{name}: {why}");
         let expected = match alone.entry(model) {
             Entry::Occupied(done) => done.into_mut(),
             Entry::Vacant(place) => {
@@ -55,12 +102,8 @@ fn grids(world: &Group) -> Result<(), String> {
                 place.insert((steps, gather(&[params])))
             }
         };
-        let found = train(row.config(data), world, row.layout()).map_err(text).map_err(named)?;
-        compare(&found, expected).map_err(named)?;
+        let found = config(data).and_then(|config| train(config, world, layout));
+        compare(&found.map_err(text).map_err(named)?, expected).map_err(named)?;
     }
-    let drops = rows.iter().filter(|row| row.drops).count();
-    match rows.len() >= 24 && (8..=rows.len() - 8).contains(&drops) {
-        true => Ok(()),
-        false => Err(format!("only {} rows, {drops} with so many tokens an expert", rows.len())),
-    }
+    Ok(())
 }

@@ -50,6 +50,7 @@ pub(crate) enum Kind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Model {
     pub(crate) experts: usize,
+    pub(crate) top_k: usize,
     pub(crate) ffn: usize,
     pub(crate) kv_heads: usize,
     pub(crate) layers: usize,
@@ -77,6 +78,7 @@ impl Row {
         let unit = if family == Kind::Mixtral { ep } else { 2 * ep };
         Model {
             experts: unit.max(3).next_multiple_of(unit),
+            top_k: 2,
             ffn: 6 * etp,
             kv_heads: tp,
             // A layer without experts, and two with them.
@@ -108,19 +110,23 @@ impl Row {
 impl Model {
     /// Every layout has the same micro-batches, of one sequence.
     pub(crate) fn text(&self, data: &str) -> String {
-        let Self { experts, ffn, kv_heads, layers, seq_len, batch, drops, family } = self;
+        let Self { experts, top_k, ffn, kv_heads, layers, seq_len, batch, drops, family } = self;
         let heads = 2 * kv_heads;
+        // Of two, as few as have so many experts.
+        let groups = (2 * top_k).div_ceil(*experts);
         let (attention, of_experts) = match family {
             Kind::Mixtral => (
                 format!("family = \"mixtral\"\nffn = {ffn}\nkv_heads = {kv_heads}\nhead_dim = 4"),
-                "",
+                String::new(),
             ),
             Kind::DeepseekV3 => (
                 format!("family = \"deepseek_v3\"\nffn = {}\nkv_heads = {heads}", 2 * ffn),
-                "groups = [2, 1, 2]\nlayer_freq = \"[0]+[1]*LAST\"\nnormalise = true\nscale = 1.5",
+                format!(
+                    "groups = [2, {groups}, 2]\nlayer_freq = \"[0]+[1]*{}\"\nnormalise = true\nscale = 1.5",
+                    layers - 1
+                ),
             ),
         };
-        let of_experts = of_experts.replace("LAST", &(layers - 1).to_string());
         let shared = match family {
             Kind::Mixtral => String::new(),
             Kind::DeepseekV3 => format!("shared_ffn = {}", 2 * ffn),
@@ -128,7 +134,7 @@ impl Model {
         let capacity = if *drops { "capacity_factor = 0.9" } else { "" };
         format!(
             "[model]\n{attention}\nhidden = 16\nlayers = {layers}\nheads = {heads}
-            [model.experts]\nnum = {experts}\ntop_k = 2\nffn = {ffn}\n{shared}\n{of_experts}
+            [model.experts]\nnum = {experts}\ntop_k = {top_k}\nffn = {ffn}\n{shared}\n{of_experts}
             [moe]\naux_loss = 0.05\nseq_aux_loss = 0.05\nglobal_aux_loss = 0.05\nz_loss = 0.01\n{capacity}
             [data]\npath = {data:?}\nseq_len = {seq_len}
             [train]\nsteps = {STEPS}\nglobal_batch = {batch}\nmicro_batch = 1

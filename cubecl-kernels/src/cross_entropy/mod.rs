@@ -84,6 +84,9 @@ fn exchanged(
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
     use burn::tensor::{DType, TensorData};
     use rstest::rstest;
 
@@ -187,6 +190,37 @@ mod tests {
                 options
             )
         );
+    }
+
+    /// Who waits for gradients counts them.
+    #[rstest]
+    fn the_matrix_is_told_of_one_gradient_whatever_the_chunks(#[values(1, 4, 6)] chunk: usize) {
+        let (x, w) = (leaf(normal([3, 2, 4])), leaf(normal([4, 9])));
+        let labels = labels([0, -100, 2, 6, 1, 5]);
+        let run = |main_grad: Option<crate::MainGrad>| {
+            let linear = crate::LinearOptions { main_grad, ..Default::default() };
+            let options = CrossEntropyOptions::new(7);
+            let losses = linear_cross_entropy(
+                x.clone(),
+                w.clone(),
+                labels.clone(),
+                linear,
+                options,
+                chunk,
+                |own| own,
+            );
+            losses.sum().backward()
+        };
+        let (main_grad, told) = (crate::MainGrad::default(), Arc::new(AtomicUsize::new(0)));
+        main_grad.attach();
+        let heard = told.clone();
+        main_grad.on_gradient(move || {
+            heard.fetch_add(1, Ordering::Relaxed);
+        });
+        drop(run(Some(main_grad.clone())));
+        assert_eq!(told.load(Ordering::Relaxed), 1);
+        let expected = w.grad(&run(None)).unwrap();
+        assert_close(main_grad.take().unwrap(), expected, 2e-6);
     }
 
     #[test]

@@ -48,10 +48,12 @@ pub enum Choice {
 
 /// The experts of so many slots in turn, all equally often.
 pub(super) fn in_turn(slots: usize, num_experts: usize) -> Vec<i32> {
-    let divides = |a: usize, b: usize| (2..=a).any(|d| a.is_multiple_of(d) && b.is_multiple_of(d));
-    let apart = (3 * num_experts).div_ceil(8)..;
-    let apart = apart.into_iter().find(|&apart| !divides(apart, num_experts));
-    let apart = apart.expect("one more than all are is one");
+    // No divisor in common, or some would have no turn.
+    let reaches_all = |apart: usize| {
+        !(2..=apart).any(|d| apart.is_multiple_of(d) && num_experts.is_multiple_of(d))
+    };
+    let mut apart = (3 * num_experts).div_ceil(8)..;
+    let apart = apart.find(|&apart| reaches_all(apart)).expect("one more than all reaches them");
     (0..slots).map(|slot| (slot * apart % num_experts) as i32).collect()
 }
 
@@ -196,4 +198,40 @@ fn z_loss(logits: Tensor<2>) -> (Tensor<2>, Tensor<2>) {
     let lse = sum.clone().log() + max;
     let squares = lse.clone() * lse.clone();
     (exp / sum * lse * 2.0, squares)
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+
+    #[rstest]
+    #[case(32, 8)]
+    #[case(8, 2)]
+    #[case(6, 5)]
+    #[case(3, 3)]
+    #[case(1, 1)]
+    fn all_have_as_many_turns_and_a_token_has_none_twice(
+        #[case] num_experts: usize,
+        #[case] top_k: usize,
+    ) {
+        let all = in_turn(num_experts * top_k, num_experts);
+        let turns = |expert| all.iter().filter(|found| **found == expert).count();
+        assert!((0..num_experts as i32).all(|expert| turns(expert) == top_k), "{all:?}");
+        for of_token in all.chunks(top_k) {
+            let mut sorted = of_token.to_vec();
+            sorted.sort_unstable();
+            sorted.dedup();
+            assert_eq!(sorted.len(), top_k, "{of_token:?}");
+        }
+    }
+
+    /// Whoever has half of the experts has half of those of most tokens.
+    #[test]
+    fn experts_of_a_token_are_of_several_ranks() {
+        let all = in_turn(32 * 8, 32);
+        let own = |of_token: &[i32]| of_token.iter().filter(|expert| **expert < 16).count();
+        assert!(all.chunks(8).all(|of_token| (3..=5).contains(&own(of_token))), "{all:?}");
+    }
 }

@@ -16,6 +16,7 @@ mod heads;
 mod mask;
 mod order;
 mod parts;
+mod pass;
 mod prefill;
 mod ring;
 

@@ -1,12 +1,13 @@
 // Writes down when each kernel and copy of a CUDA program ran: the driver loads this library into any program that is
-// started with CUDA_INJECTION64_PATH, and CUPTI calls it with what the GPU did. See timeline.py.
+// started with CUDA_INJECTION64_PATH, and CUPTI calls it with what the GPU did, and the host asked the driver for. See
+// timeline.py.
 #include <cupti.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-static FILE *out;
+static FILE *out, *calls;
 
 static void CUPTIAPI requested(uint8_t **buffer, size_t *size, size_t *max_records) {
     *size = 8 << 20;
@@ -25,6 +26,12 @@ static void CUPTIAPI completed(CUcontext context, uint32_t stream, uint8_t *buff
             MEMCPY_RECORD *copy = (MEMCPY_RECORD *)record;
             fprintf(out, "%llu\t%llu\t%u\tmemcpy %u, %llu bytes\n", (unsigned long long)copy->start,
                     (unsigned long long)copy->end, copy->streamId, copy->copyKind, (unsigned long long)copy->bytes);
+        } else if (record->kind == CUPTI_ACTIVITY_KIND_DRIVER) {
+            CUpti_ActivityAPI *call = (CUpti_ActivityAPI *)record;
+            const char *name = "?";
+            cuptiGetCallbackName(CUPTI_CB_DOMAIN_DRIVER_API, call->cbid, &name);
+            fprintf(calls, "%llu\t%llu\t%u\t%s\n", (unsigned long long)call->start, (unsigned long long)call->end,
+                    call->threadId, name);
         }
     }
     free(buffer);
@@ -33,10 +40,11 @@ static void CUPTIAPI completed(CUcontext context, uint32_t stream, uint8_t *buff
 static void finish(void) {
     cuptiActivityFlushAll(1);
     fflush(out);
+    if (calls) fflush(calls);
 }
 
 int InitializeInjection(void) {
-    const char *path = getenv("TIMELINE_OUT");
+    const char *path = getenv("TIMELINE_OUT"), *of_calls = getenv("TIMELINE_CALLS");
     char name[4096];
     if (!path) return 1;
     snprintf(name, sizeof name, "%s.%d", path, getpid());
@@ -45,6 +53,11 @@ int InitializeInjection(void) {
     cuptiActivityRegisterCallbacks(requested, completed);
     cuptiActivityEnable(CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL);
     cuptiActivityEnable(CUPTI_ACTIVITY_KIND_MEMCPY);
+    if (of_calls) {
+        snprintf(name, sizeof name, "%s.%d", of_calls, getpid());
+        calls = fopen(name, "w");
+        if (calls) cuptiActivityEnable(CUPTI_ACTIVITY_KIND_DRIVER);
+    }
     atexit(finish);
     return 1;
 }

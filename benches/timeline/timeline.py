@@ -9,6 +9,9 @@ GPU computed, how long NCCL's kernels ran, how long these ran alone (exposed), a
 the medians, and with --names where the computing went. --svg draws the step of the first file whose length is the median,
 and what the other files' processes did meanwhile: the stages of a pipeline, say.
 
+With TIMELINE_CALLS=CALLS in its environment, record also writes the driver's calls into CALLS.PID, a line each: start, end
+(both ns, by the kernels' clock), thread, name.
+
 An update whose kernels lie 5 ms or more apart (optimizer state that comes from host memory) is taken for several. Records
 that CUPTI drops are not counted: a long idle time may be one."""
 

@@ -4,8 +4,14 @@ use crate::{CudaError, streams::Stream, timing::Timer};
 
 /// How many of cuBLASLt's suggestions are timed.
 pub(super) const CANDIDATES: usize = 8;
-/// Rounds over all suggestions: neighbours in time meet the same clocks.
+/// Rounds over the suggestions: neighbours in time meet the same clocks.
 const ROUNDS: usize = 7;
+/// Rounds after which it is enough where they took [`LONG`]: products that take long are timed well.
+const FEW_ROUNDS: usize = 3;
+/// In milliseconds.
+const LONG: f32 = 20.0;
+/// A suggestion that took this much longer than another one twice is not timed again.
+const HOPELESS: f32 = 1.15;
 /// A suggestion must be this much faster than an earlier one to be taken: the order is cuBLASLt's
 /// own estimate, and a timing is noisy.
 const CLEARLY: f32 = 0.97;
@@ -25,26 +31,67 @@ pub(super) fn fastest(
     }
     let scratch = Scratch::new(out_bytes)?;
     let timer = Timer::new().ok()?;
-    let mut times = vec![Vec::with_capacity(ROUNDS); candidates.len()];
-    for _ in 0..ROUNDS {
-        for (&candidate, times) in candidates.iter().zip(&mut times) {
+    let mut trials = vec![Trial::default(); candidates.len()];
+    for round in 0..ROUNDS {
+        if is_enough(&trials, round) {
+            break;
+        }
+        let fastest = fastest_of(&trials);
+        for (&candidate, trial) in candidates.iter().zip(&mut trials) {
+            if trial.is_out(fastest) {
+                continue;
+            }
             timer.start(stream).ok()?;
             // One that cuBLASLt suggests and then refuses is no candidate.
-            times.push(match launch(candidate, scratch.0) {
+            trial.0.push(match launch(candidate, scratch.0) {
                 Ok(()) => timer.stop(stream).and_then(|()| timer.milliseconds()).ok()?,
                 Err(_) => f32::INFINITY,
             });
         }
     }
-    let mut best: Option<(f32, cublasLtMatmulAlgo_t)> = None;
-    for (&candidate, times) in candidates.iter().zip(&mut times) {
+    best(&trials).map(|index| candidates[index])
+}
+
+/// The milliseconds that a suggestion took.
+#[derive(Clone, Debug, Default)]
+struct Trial(Vec<f32>);
+
+impl Trial {
+    fn fastest(&self) -> f32 {
+        self.0.iter().copied().fold(f32::INFINITY, f32::min)
+    }
+
+    fn median(&self) -> f32 {
+        let mut times = self.0.clone();
         times.sort_by(f32::total_cmp);
-        let median = times[ROUNDS / 2];
+        times.get(times.len() / 2).copied().unwrap_or(f32::INFINITY)
+    }
+
+    /// Whether it cannot be the best any more, where that of all which was took so long.
+    fn is_out(&self, fastest: f32) -> bool {
+        self.0.len() > 1 && self.fastest() > HOPELESS * fastest
+    }
+}
+
+fn fastest_of(trials: &[Trial]) -> f32 {
+    trials.iter().map(Trial::fastest).fold(f32::INFINITY, f32::min)
+}
+
+fn is_enough(trials: &[Trial], rounds: usize) -> bool {
+    let all = trials.iter().flat_map(|trial| &trial.0).filter(|time| time.is_finite());
+    rounds >= FEW_ROUNDS && all.sum::<f32>() >= LONG
+}
+
+/// The first of those with about the least median; none that ran, none.
+fn best(trials: &[Trial]) -> Option<usize> {
+    let mut best: Option<(f32, usize)> = None;
+    for (index, trial) in trials.iter().enumerate() {
+        let median = trial.median();
         if best.is_none_or(|(time, _)| median < time * CLEARLY) {
-            best = Some((median, candidate));
+            best = Some((median, index));
         }
     }
-    best.filter(|(time, _)| time.is_finite()).map(|(_, algorithm)| algorithm)
+    best.filter(|(time, _)| time.is_finite()).map(|(_, index)| index)
 }
 
 /// Device memory of its own, beside CubeCL's.
@@ -63,5 +110,40 @@ impl Drop for Scratch {
     fn drop(&mut self) {
         // SAFETY: the memory is this value's own; the driver waits for what uses it.
         let _ = unsafe { cu::cuMemFree_v2(self.0) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NO: f32 = f32::INFINITY;
+
+    fn trials(times: &[&[f32]]) -> Vec<Trial> {
+        times.iter().map(|times| Trial(times.to_vec())).collect()
+    }
+
+    #[test]
+    fn the_first_that_is_about_the_fastest_is_the_best() {
+        assert_eq!(best(&trials(&[&[1.0, 1.0], &[0.99, 0.98], &[2.0, 2.0]])), Some(0));
+        // One outlier is none's fault, and one that does not run is nobody's choice.
+        assert_eq!(best(&trials(&[&[NO, NO], &[1.0, 9.0, 1.0], &[1.2, 0.5, 1.2]])), Some(1));
+        assert_eq!(best(&trials(&[&[NO, NO], &[NO, NO]])), None);
+    }
+
+    #[test]
+    fn what_is_slow_twice_is_not_timed_again() {
+        let all = trials(&[&[1.0, 1.3], &[1.2, 1.2], &[1.2, 1.1], &[1.2], &[NO, NO]]);
+        let out: Vec<bool> = all.iter().map(|trial| trial.is_out(fastest_of(&all))).collect();
+        assert_eq!(out, [false, true, false, false, true]);
+        let none = trials(&[&[NO, NO], &[NO, NO]]);
+        assert!(!none[0].is_out(fastest_of(&none)));
+    }
+
+    #[test]
+    fn long_products_are_timed_less_often() {
+        let all = trials(&[&[5.0; 3], &[9.0; 2], &[NO; 2]]);
+        assert!(is_enough(&all, 3) && !is_enough(&all, 2));
+        assert!(!is_enough(&trials(&[&[1.0; 6], &[1.0; 6]]), 6));
     }
 }

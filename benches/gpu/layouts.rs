@@ -97,8 +97,10 @@ fn run(args: &LayoutsArgs) -> Result<(), Failure> {
             config.train.global_batch = layout.dp * micro_batches;
             let found = rank.steps(config, &rank.world, steps, args.memory)?;
             if rank.world.rank() == 0 {
-                // Whoever ends the others still has this.
-                println!("{run}, {micro_batches} micro-batches: {:.1} ms", found.seconds * 1e3);
+                // Whoever ends the others still has this, and steps of documents are compared one by one.
+                let each: Vec<String> =
+                    found.each.iter().map(|seconds| format!("{:.1}", seconds * 1e3)).collect();
+                println!("{run}, {micro_batches} micro-batches: {} ms", each.join(", "));
             }
             rows.push(Row { run, micro_batches, pp: layout.pp, found });
         }

@@ -63,6 +63,8 @@ pub(super) struct Found {
     /// Of this rank.
     pub(super) params: usize,
     pub(super) loss: f64,
+    /// This rank's time of each step that was timed, in seconds.
+    pub(super) each: Vec<f64>,
 }
 
 /// How many steps a run makes.
@@ -185,7 +187,7 @@ impl GpuRank {
         let last = last.ok_or("no step was made")?;
         let [tflops, tokens_per_second] = rates.map(median);
         let memory = [last.memory_bytes as f64, tensors as f64];
-        let mine = [median(times), memory[0], memory[1], -tflops, -tokens_per_second];
+        let mine = [median(times.clone()), memory[0], memory[1], -tflops, -tokens_per_second];
         let slowest = self.world.all_reduce(mine.into(), ReduceOp::Max)?;
         let slowest = slowest.as_slice::<f64>().map_err(|error| format!("{error:?}"))?;
         let [reserved, tensors] = [slowest[1], slowest[2]].map(|bytes| bytes as u64);
@@ -198,6 +200,7 @@ impl GpuRank {
             tensors,
             params,
             loss: last.loss,
+            each: times,
         })
     }
 }

@@ -62,6 +62,7 @@ mod seed;
 mod softmax;
 mod split;
 mod squared_relu;
+mod start;
 mod swiglu;
 #[cfg(test)]
 mod testing;
@@ -105,6 +106,7 @@ pub use seed::seed;
 pub use softmax::{SoftmaxMask, scale_mask_softmax};
 pub use split::{Cut, split_last, split_last_with};
 pub use squared_relu::{squared_relu, squared_relu_weighted};
+pub use start::start;
 pub use swiglu::{swiglu, swiglu_weighted};
 
 /// The definitions: every operation composed of differentiable tensor operations, slow and plain.

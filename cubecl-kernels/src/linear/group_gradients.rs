@@ -7,10 +7,11 @@ use burn::backend::{Backend, Dispatch, TensorMetadata, backend_extension};
 use burn::tensor::Tensor;
 
 use super::deferred::now_or_later;
-use super::joined::{part, start};
+use super::joined::part;
 use super::{Beside, GroupWeight, GroupedProducts, MainGrad};
 use crate::backends::on_every_backend;
 use crate::products::{Products, reproducible, swapped};
+use crate::start;
 
 /// A matrix that is trained, and the rows that it is for.
 type Trained = (GroupWeight, Range<usize>);

@@ -19,15 +19,6 @@ pub(super) fn part(x: &Tensor<2>, stretch: &Range<usize>) -> Tensor<2> {
     }
 }
 
-/// Starts what was asked for, on a GPU, which may have nothing else to do while the host asks for more: it shall not
-/// wait until so many pieces of work are together as are submitted at once.
-pub(super) fn start(x: &Tensor<2>) {
-    #[cfg(feature = "cuda")]
-    cube::start(x);
-    #[cfg(not(feature = "cuda"))]
-    let _ = x;
-}
-
 /// Each stretch times its matrix or, backward, times that with rows and columns swapped. All matrices are
 /// read, those of no rows too.
 pub(super) fn products(
@@ -40,7 +31,7 @@ pub(super) fn products(
     if let Some(joined) = cube::products(x, stretches, weights, pass) {
         if pass == Pass::Forward {
             // The host has waited for the numbers of rows, and the GPU for the host.
-            start(x);
+            crate::start(x);
         }
         return joined;
     }
@@ -134,12 +125,6 @@ mod cube {
             done.unwrap_or_else(|error| panic!("{error}"));
         }
         Some(wrap::<1>(whole).reshape([num_rows, columns]))
-    }
-
-    pub(super) fn start(x: &Tensor<2>) {
-        if let Some(queue) = on_gpu(x).as_ref().and_then(CudaQueue::of) {
-            queue.flush();
-        }
     }
 
     /// Products with matrices that were read, joined. There are rows.

@@ -56,19 +56,31 @@ impl Key {
 }
 
 impl Key {
-    /// The same with its number of rows rounded up, an eighth at most: those of `a` and the result or, where `a` is
-    /// transposed as for weights' gradients, those that are summed over. Others are the layer's sizes.
+    /// The number of rows of `a` and the result or, where `a` is transposed as for weights' gradients, of those that
+    /// are summed over: tokens. Other sizes are the layer's. None where both are transposed.
+    pub(super) fn rows(&self) -> Option<usize> {
+        match (self.a.transposed, self.b.transposed) {
+            (false, _) => Some(self.m),
+            (true, false) => Some(self.k),
+            (true, true) => None,
+        }
+    }
+
+    /// The same with another number of rows, if it has one.
+    pub(super) fn with_rows(&self, rows: usize) -> Self {
+        let mut other = *self;
+        if !self.a.transposed {
+            (other.m, other.a.rows, other.out.rows) = (rows, rows, rows);
+        } else if !self.b.transposed {
+            (other.k, other.a.cols, other.b.rows) = (rows, rows, rows);
+        }
+        other
+    }
+
+    /// The same with its number of rows rounded up, an eighth at most.
     pub(super) fn round(&self) -> Self {
         let up = |n: usize| n.next_multiple_of((n.next_power_of_two() / 16).max(1));
-        let mut round = *self;
-        if !self.a.transposed {
-            round.m = up(self.m);
-            (round.a.rows, round.out.rows) = (round.m, round.m);
-        } else if !self.b.transposed {
-            round.k = up(self.k);
-            (round.a.cols, round.b.rows) = (round.k, round.k);
-        }
-        round
+        self.rows().map_or(*self, |rows| self.with_rows(up(rows)))
     }
 }
 

@@ -18,7 +18,7 @@ use cudarc::{
     driver::sys as cu,
 };
 
-use super::{Factors, key::Key, suggestions, tune};
+use super::{Factors, key::Key, suggestions, tune, tuned::Tuned};
 use crate::{CudaError, RawBuffer, streams::Stream, tensor::MatrixView};
 
 /// What cuBLASLt may use beside the matrices. Its documentation asks for 32 MiB or more on Hopper.
@@ -34,6 +34,8 @@ struct Library {
     workspace: u64,
     /// By what is multiplied, how it is aligned, and whether the algorithm may be tuned.
     plans: HashMap<(Key, [u32; 4], bool), Plan>,
+    /// What was the fastest for products that are.
+    tuned: Tuned<lts::cublasLtMatmulAlgo_t>,
     /// What cuBLASLt suggests for products that are not tuned, by their [round](Key::round) sizes.
     suggested: HashMap<(Key, [u32; 4]), lts::cublasLtMatmulAlgo_t>,
 }
@@ -79,15 +81,22 @@ pub(super) fn run(
             library.plans.retain(|(_, _, is_tuned), _| *is_tuned);
         }
         let mut plan = Plan::new(key)?;
-        let best = if tune {
+        let can_run = |algorithm: &lts::cublasLtMatmulAlgo_t| {
+            suggestions::can_run(handle, plan.desc, plan.layouts, algorithm)
+        };
+        let best = if !tune {
+            library.suggestion(key, &plan, aligned)?
+        } else if let Some(known) = library.tuned.near(key, aligned).filter(can_run) {
+            known
+        } else {
             let candidates = plan.candidates(handle, aligned)?;
             let found = tune::fastest(stream, &candidates, out.bytes, |algorithm, out| {
                 plan.algorithm = algorithm;
                 launch(&plan, out)
             });
-            found.unwrap_or(candidates[0])
-        } else {
-            library.suggestion(key, &plan, aligned)?
+            let best = found.unwrap_or(candidates[0]);
+            library.tuned.put(key, aligned, best);
+            best
         };
         plan.algorithm = best;
         launch(library.plans.entry((*key, aligned, tune)).or_insert(plan), out.ptr)
@@ -122,7 +131,8 @@ impl Library {
             .result()
             .map_err(CudaError::driver("cuMemAlloc of cuBLASLt's workspace of 64 MiB"))?;
         let handle = lt::create_handle().map_err(failed("cublasLtCreate"))?;
-        Ok(Self { handle, workspace, plans: HashMap::new(), suggested: HashMap::new() })
+        let (plans, tuned, suggested) = Default::default();
+        Ok(Self { handle, workspace, plans, tuned, suggested })
     }
 
     /// The algorithm of a product that is not tuned. To ask for one takes longer than many a product, so those of

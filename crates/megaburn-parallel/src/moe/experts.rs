@@ -1,5 +1,5 @@
 use burn::{module::Module, tensor::Tensor};
-use megaburn_kernels::{Again, Beside, GroupedOptions, grouped_linear};
+use megaburn_kernels::{Again, Beside, GroupWeight, GroupedOptions, grouped_linear};
 
 use crate::{Activation, Input, ParallelLinear, PlanBuilder, Sharded};
 
@@ -17,6 +17,20 @@ impl Sharded for Expert {
     fn shards(&self, plan: &mut PlanBuilder) {
         plan.child("up", &self.up);
         plan.child("down", &self.down);
+    }
+}
+
+/// The matrices of a rank's experts.
+pub(super) struct ExpertWeights {
+    up: Vec<GroupWeight>,
+    down: Vec<GroupWeight>,
+}
+
+impl ExpertWeights {
+    pub(super) fn of<'a>(experts: impl Iterator<Item = &'a Expert>) -> Self {
+        let both = |expert: &Expert| (expert.up.group_weight(), expert.down.group_weight());
+        let (up, down) = experts.map(both).unzip();
+        Self { up, down }
     }
 }
 
@@ -38,8 +52,8 @@ pub(super) struct ExpertPass<'a> {
 ///
 /// # Shapes
 /// `rows`: `[r, d_model]`, unchanged; `weights`: `[r]`
-pub(super) fn forward<'a>(
-    experts: impl Iterator<Item = &'a Expert> + Clone,
+pub(super) fn forward(
+    experts: ExpertWeights,
     pass: &ExpertPass<'_>,
     rows: Tensor<2>,
     weights: Tensor<1>,
@@ -50,8 +64,7 @@ pub(super) fn forward<'a>(
         let beside = beside.filter(|_| again.is_none()).cloned();
         GroupedOptions { again, beside }
     };
-    let ups = experts.clone().map(|expert| expert.up.group_weight());
-    let up = grouped_linear(rows, rows_of_experts, ups.collect(), options(None));
+    let up = grouped_linear(rows, rows_of_experts, experts.up, options(None));
     let kept = recompute.then(|| (up.clone().inner(), weights.clone().inner()));
     let activated = activation.weighted(up, weights);
     let activated: Input<2> = match kept {
@@ -62,6 +75,5 @@ pub(super) fn forward<'a>(
         None => activated.into(),
     };
     let (activated, again) = activated.into_parts();
-    let downs = experts.map(|expert| expert.down.group_weight());
-    grouped_linear(activated, rows_of_experts, downs.collect(), options(again))
+    grouped_linear(activated, rows_of_experts, experts.down, options(again))
 }

@@ -23,7 +23,7 @@ pub use config::MoeConfig;
 pub use dispatch::Dispatcher;
 use dispatch::{Dispatch, OnTheWay, Slots};
 pub use experts::Expert;
-use experts::ExpertPass;
+use experts::{ExpertPass, ExpertWeights};
 pub use groups::ExpertGroups;
 pub use load::{ExpertLoad, LoadCounts};
 pub use quantile::{MARGIN_BINS, quantile_biases};
@@ -100,11 +100,13 @@ impl Moe {
             num_experts: self.experts.len(),
             padded: routed.padded,
         };
+        // Before the host waits to be told how many rows come: the GPU will wait for it then.
+        let experts = ExpertWeights::of(self.experts.iter().flatten());
         let dispatch = Dispatch::new(slots, self.parts.dispatcher, groups);
         let sent = dispatch.start_there(tokens, routed.weights);
         let shared = self.shared.as_ref().map(|shared| shared.forward(x));
         let [rows, weights] = sent.map(OnTheWay::arrived);
-        let rows = self.through_experts(rows, weights.squeeze_dim(1), &dispatch);
+        let rows = self.through_experts(experts, rows, weights.squeeze_dim(1), &dispatch);
         let y = dispatch.rows_back(rows).reshape(dims);
         match shared {
             Some(shared) => y + shared,
@@ -114,6 +116,7 @@ impl Moe {
 
     fn through_experts(
         &self,
+        experts: ExpertWeights,
         rows: Tensor<2>,
         weights: Tensor<1>,
         dispatch: &Dispatch,
@@ -126,7 +129,7 @@ impl Moe {
             // Who gets no gradient back is sent none.
             beside: dispatch.beside().filter(|_| rows.is_tracked()),
         };
-        experts::forward(self.experts.iter().flatten(), &pass, rows, weights)
+        experts::forward(experts, &pass, rows, weights)
     }
 
     /// Whether backward computes the experts' activation once more instead of keeping its result. Off at

@@ -51,7 +51,7 @@ pub struct Share {
 }
 
 /// Lengths that rows have, up to the longest.
-const NUM_LENGTHS: usize = 16;
+const NUM_LENGTHS: usize = 64;
 
 impl DynamicContext {
     /// The tokens of a sequence of `len` on `num_ranks` ranks together, padding included.
@@ -61,7 +61,7 @@ impl DynamicContext {
     }
 
     /// How long a row of `tokens`, padding of its sequences included, is made on `num_ranks` ranks: one of at
-    /// most 17 lengths, so that kernels are chosen for few shapes.
+    /// most 65 lengths, so that there are few shapes, and little is computed of nothing.
     pub fn row_len(&self, tokens: usize, num_ranks: usize) -> usize {
         let chunks = if num_ranks == 1 { 1 } else { 2 };
         let unit = self.max_tokens.div_ceil(NUM_LENGTHS).next_multiple_of(chunks * self.multiple);

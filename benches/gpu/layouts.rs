@@ -100,7 +100,7 @@ fn run(args: &LayoutsArgs) -> Result<(), Failure> {
                 // Whoever ends the others still has this, and steps of documents are compared one by one.
                 let each: Vec<String> =
                     found.each.iter().map(|seconds| format!("{:.1}", seconds * 1e3)).collect();
-                println!("{run}, {micro_batches} micro-batches: {} ms", each.join(", "));
+                println!("{run}, {micro_batches} micro-batches: rank 0 {} ms", each.join(", "));
             }
             rows.push(Row { run, micro_batches, pp: layout.pp, found });
         }

@@ -56,7 +56,7 @@ int InitializeInjection(void) {
     if (of_calls) {
         snprintf(name, sizeof name, "%s.%d", of_calls, getpid());
         calls = fopen(name, "w");
-        if (calls) cuptiActivityEnable(CUPTI_ACTIVITY_KIND_DRIVER);
+        if (!calls || cuptiActivityEnable(CUPTI_ACTIVITY_KIND_DRIVER) != CUPTI_SUCCESS) fprintf(stderr, "no calls into %s\n", name);
     }
     atexit(finish);
     return 1;

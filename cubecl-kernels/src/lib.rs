@@ -41,6 +41,7 @@ mod cube;
 mod dropout;
 mod embedding;
 mod error;
+mod flush;
 mod geglu;
 mod gelu;
 #[cfg(feature = "cuda")]
@@ -62,7 +63,6 @@ mod seed;
 mod softmax;
 mod split;
 mod squared_relu;
-mod start;
 mod swiglu;
 #[cfg(test)]
 mod testing;
@@ -76,6 +76,7 @@ pub use cross_entropy::{CrossEntropyOptions, cross_entropy, linear_cross_entropy
 pub use dropout::{DropoutKey, bias_dropout_add, dropout};
 pub use embedding::{EmbeddingOptions, embedding};
 pub use error::KernelError;
+pub use flush::flush;
 pub use geglu::{geglu, geglu_tanh, geglu_tanh_weighted, geglu_weighted};
 pub use gelu::{bias_gelu, bias_gelu_tanh, gelu, gelu_tanh};
 pub use layer_norm::{layer_norm, layer_norm_add, layer_norm_again, layer_norm_with};
@@ -106,7 +107,6 @@ pub use seed::seed;
 pub use softmax::{SoftmaxMask, scale_mask_softmax};
 pub use split::{Cut, split_last, split_last_with};
 pub use squared_relu::{squared_relu, squared_relu_weighted};
-pub use start::start;
 pub use swiglu::{swiglu, swiglu_weighted};
 
 /// The definitions: every operation composed of differentiable tensor operations, slow and plain.

@@ -100,10 +100,11 @@ impl Devices {
         })
     }
 
-    /// Whether f32 matrices may be rounded to tf32 when GPUs multiply them, in all of this process.
-    pub(crate) fn allow_tf32(self, allowed: bool) {
+    /// How GPUs multiply matrices in all of this process: whether those of f32 may be rounded to tf32, and whether
+    /// algorithms are timed.
+    pub(crate) fn choose_products(self, tf32: bool, tune: bool) {
         if self != Self::Cpu {
-            cuda::allow_tf32(allowed);
+            cuda::choose_products(tf32, tune);
         }
     }
 
@@ -151,7 +152,12 @@ mod cuda {
 
     use crate::TrainError;
 
-    pub(super) use megaburn_cuda::{gemm::set_tf32 as allow_tf32, libraries::num_gpus};
+    pub(super) use megaburn_cuda::libraries::num_gpus;
+
+    pub(super) fn choose_products(tf32: bool, tune: bool) {
+        megaburn_cuda::gemm::set_tf32(tf32);
+        megaburn_cuda::gemm::set_tuning(tune);
+    }
 
     pub(super) fn start() -> Result<usize, TrainError> {
         megaburn_cuda::start().map_err(|error| TrainError::Cuda { why: error.to_string() })
@@ -182,7 +188,7 @@ mod cuda {
         0
     }
 
-    pub(super) fn allow_tf32(_: bool) {}
+    pub(super) fn choose_products(_: bool, _: bool) {}
 
     pub(super) fn start() -> Result<usize, TrainError> {
         Err(TrainError::Cuda {

@@ -37,7 +37,7 @@ pub fn pretrain(config: TrainConfig, fresh: bool, stop: StopSignal) -> Result<()
     let env = RankEnv::from_env()?;
     let layout = config.layout_on(devices, env.as_ref().map(|env| env.world_size))?;
     let device = devices.of_this_process(&layout, env.as_ref())?;
-    devices.allow_tf32(config.train.tf32);
+    devices.choose_products(config.train.tf32, config.train.tune_products);
     let attention = config.attention_on(devices)?;
     devices.find_libraries_of(attention)?;
     set_attention_kernel(attention);

@@ -10,8 +10,8 @@ use super::deferred::now_or_later;
 use super::joined::part;
 use super::{Beside, GroupWeight, GroupedProducts, MainGrad};
 use crate::backends::on_every_backend;
+use crate::flush;
 use crate::products::{Products, reproducible, swapped};
-use crate::start;
 
 /// A matrix that is trained, and the rows that it is for.
 type Trained = (GroupWeight, Range<usize>);
@@ -60,7 +60,7 @@ fn of_weight(
             let rows = beside.is_some().then(|| x.clone());
             let work = move || {
                 reproducible(|| drop(product(x, dy, Some(main_grad))));
-                rows.iter().for_each(start);
+                rows.iter().for_each(flush);
             };
             put(beside, group.weight.dims(), work);
             None
@@ -82,7 +82,7 @@ fn sum_all(x: &Tensor<2>, dy: &Tensor<2>, all: &[Trained]) {
     }
     for (group, rows) in all {
         drop(product(part(x, rows), part(dy, rows), group.main_grad.clone()));
-        start(x);
+        flush(x);
     }
 }
 

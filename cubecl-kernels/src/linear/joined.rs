@@ -31,7 +31,7 @@ pub(super) fn products(
     if let Some(joined) = cube::products(x, stretches, weights, pass) {
         if pass == Pass::Forward {
             // The host has waited for the numbers of rows, and the GPU for the host.
-            crate::start(x);
+            crate::flush(x);
         }
         return joined;
     }

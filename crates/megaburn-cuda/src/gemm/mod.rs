@@ -35,7 +35,8 @@ pub fn set_tf32(allowed: bool) {
 
 /// Whether the algorithm of a product is chosen by timing candidates when its shape first occurs,
 /// which is the default; off, it is cuBLASLt's first suggestion, the same in every run. From the third number of rows on
-/// that the same matrix meets, one of about as many is asked instead of the clock, if there is any.
+/// that a matrix meets, it takes the algorithm that was the fastest for at most half as many again or as few, if there is
+/// one.
 pub fn set_tuning(on: bool) {
     TUNING.store(on, Ordering::Relaxed);
 }

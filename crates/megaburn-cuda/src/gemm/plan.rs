@@ -46,6 +46,8 @@ pub(super) struct Plan {
     /// Of B, A and D, in cuBLASLt's order.
     layouts: [lts::cublasLtMatrixLayout_t; 3],
     algorithm: lts::cublasLtMatmulAlgo_t,
+    /// Whether the clock chose it.
+    is_timed: bool,
 }
 
 thread_local! {
@@ -77,8 +79,8 @@ pub(super) fn run(
             return launch(plan, out.ptr);
         }
         if library.plans.len() >= MOST_PLANS {
-            // Of products whose sizes are others each time, as those of experts' rows.
-            library.plans.retain(|(_, _, is_tuned), _| *is_tuned);
+            // Of products whose sizes are others each time, as those of experts' rows and of dealt-out documents.
+            library.plans.retain(|_, plan| plan.is_timed);
         }
         let mut plan = Plan::new(key)?;
         let can_run = |algorithm: &lts::cublasLtMatmulAlgo_t| {
@@ -94,9 +96,11 @@ pub(super) fn run(
                 plan.algorithm = algorithm;
                 launch(&plan, out)
             });
-            let best = found.unwrap_or(candidates[0]);
-            library.tuned.put(key, aligned, best);
-            best
+            if let Some(found) = found {
+                library.tuned.put(key, aligned, found);
+                plan.is_timed = true;
+            }
+            found.unwrap_or(candidates[0])
         };
         plan.algorithm = best;
         launch(library.plans.entry((*key, aligned, tune)).or_insert(plan), out.ptr)
@@ -194,7 +198,7 @@ impl Plan {
             [layout(&key.b, key.input)?, layout(&key.a, key.input)?, layout(&key.out, key.output)?];
         // SAFETY: an algorithm is numbers, for all of which zero is a value; one is set before it is launched.
         let algorithm = unsafe { std::mem::zeroed() };
-        Ok(Self { desc, layouts, algorithm })
+        Ok(Self { desc, layouts, algorithm, is_timed: false })
     }
 
     fn candidates(

@@ -1,6 +1,6 @@
 //! Sequences of uneven lengths, each on as many ranks as it needs.
 
-use std::{cmp::Reverse, ops::Range};
+use std::{cmp::Reverse, iter::successors, ops::Range};
 
 use super::pass::{Draft, Pass};
 use crate::ParallelError;
@@ -9,9 +9,10 @@ use crate::ParallelError;
 ///
 /// A sequence takes the fewest ranks, a power of two, on which it is not longer than `max_tokens` each. The
 /// longest first, each goes into that of the fewest passes that `max_tokens` allow which it makes the least
-/// longer, behind others that take as many ranks or on ranks of its own; a further pass is begun where none
-/// has room. (A pass of few tokens costs almost what one of many does: weights are read, gradients added up
-/// and sent.) Ranks that have nothing in a pass are given to the sequences with the most work.
+/// longer, behind others that take as many ranks or on ranks of its own; else behind some that take more; a
+/// further pass is begun where none has room. (A pass of few tokens costs almost what one of many does: weights are read, gradients added up
+/// and sent.) Ranks that have nothing in a pass are given to the sequences with the most work, if that doubles
+/// the ranks of these.
 ///
 /// ```
 /// use megaburn_parallel::DynamicContext;
@@ -60,14 +61,14 @@ impl DynamicContext {
         len.next_multiple_of(chunks * self.multiple)
     }
 
-    /// How long a row of `tokens`, padding of its sequences included, is made on `num_ranks` ranks: one of at
-    /// most 65 lengths, so that there are few shapes, and little is computed of nothing.
+    /// How long a row of `tokens`, padding of its sequences included, is made on `num_ranks` ranks: on each of them
+    /// one of at most 65 lengths, so that there are few shapes, and little is computed of nothing.
     pub fn row_len(&self, tokens: usize, num_ranks: usize) -> usize {
-        let chunks = if num_ranks == 1 { 1 } else { 2 };
-        let unit = self.max_tokens.div_ceil(NUM_LENGTHS).next_multiple_of(chunks * self.multiple);
-        let len = (tokens / num_ranks).next_multiple_of(unit).max(unit);
-        // The longest is one of its own.
-        if len > self.max_tokens && tokens > 0 { tokens } else { len * num_ranks }
+        let chunks = if num_ranks == 1 { 1 } else { 2 } * self.multiple;
+        let most = self.max_tokens / chunks * chunks;
+        // The same for all numbers of ranks.
+        let unit = self.max_tokens.div_ceil(NUM_LENGTHS).next_multiple_of(2 * self.multiple);
+        (tokens / num_ranks).next_multiple_of(unit).clamp(unit.min(most), most) * num_ranks
     }
 
     /// What of the work of sequences each of `num_ranks` ranks has that hold them, where a sequence of one
@@ -120,12 +121,20 @@ impl DynamicContext {
         let fewest = tokens.sum::<usize>().div_ceil((self.num_ranks * self.max_tokens).max(1));
         let mut passes: Vec<Pass> = (0..fewest).map(|_| Pass::default()).collect();
         for (index, num_ranks) in sequences {
-            let draft = self.draft(lens, vec![index], num_ranks);
-            let places = passes.iter().enumerate();
-            let places = places.filter_map(|(at, pass)| Some((pass.place(&draft, self)?, at)));
-            match places.min_by_key(|(place, _)| place.cost) {
-                Some((place, at)) => passes[at].put(draft, place),
-                None => passes.push(Pass::of(draft)),
+            // Cut into more pieces than it needs only where it would take a further pass.
+            let wider = successors(Some(num_ranks), |ranks| Some(2 * ranks));
+            let widths = wider.take_while(|ranks| *ranks <= self.num_ranks);
+            let is_put = widths.into_iter().any(|ranks| {
+                let draft = self.draft(lens, vec![index], ranks);
+                let alone = ranks == num_ranks;
+                let places = passes.iter().enumerate();
+                let places =
+                    places.filter_map(|(at, pass)| Some((pass.place(&draft, alone, self)?, at)));
+                let best = places.min_by_key(|(place, _)| place.cost);
+                best.map(|(place, at)| passes[at].put(draft, place)).is_some()
+            });
+            if !is_put {
+                passes.push(Pass::of(self.draft(lens, vec![index], num_ranks)));
             }
         }
         passes.retain(|pass| !pass.drafts.is_empty());
@@ -139,7 +148,7 @@ impl DynamicContext {
     /// Gives ranks of a pass that have nothing to those with the most work.
     fn widen(&self, lens: &[usize], pass: &mut Pass) {
         loop {
-            let (taken, drafts) = (pass.taken(), &mut pass.drafts);
+            let (taken, drafts) = (pass.taken, &mut pass.drafts);
             let Some(busiest) = drafts.iter_mut().max_by_key(|draft| draft.work) else { return };
             let num_ranks = busiest.num_ranks;
             let wider = self.draft(lens, busiest.sequences.clone(), 2 * num_ranks);
@@ -148,6 +157,7 @@ impl DynamicContext {
                 return;
             }
             *busiest = wider;
+            pass.taken += num_ranks;
         }
     }
 
@@ -253,11 +263,39 @@ mod tests {
         let len = |index| 63.0 * (1.0 / share(index) - 1.0).powf(0.45);
         let lens: Vec<usize> = (0..num).map(|i| len(i).clamp(1.0, 1024.0) as usize).collect();
         let context = context(ranks, 1024);
-        let passes = context.passes(&lens).unwrap().len();
         let fewest = lens.iter().sum::<usize>().div_ceil(ranks * 1024);
-        assert!(passes <= fewest + 1 + fewest / 4, "{passes} instead of {fewest}");
+        assert_eq!(context.passes(&lens).unwrap().len(), fewest);
         let found = slowdown(&context, &lens);
         assert!(found < slow, "{found}");
+    }
+
+    #[rstest]
+    #[case(2, 1100)]
+    #[case(4, 1500)]
+    #[case(8, 1100)]
+    fn short_ones_fill_up_passes_of_long_ones(#[case] ranks: usize, #[case] long: usize) {
+        let of = |index| if index % 10 == 0 { long } else { 50 };
+        let lens: Vec<usize> = (0..60 * ranks).map(of).collect();
+        // Of the long ones two ranks hold one at a time.
+        assert_eq!(context(ranks, 1000).passes(&lens).unwrap().len(), 12);
+    }
+
+    #[rstest]
+    fn rows_have_few_lengths(
+        #[values(40, 1000, 4096, 10000, 13000)] max_tokens: usize,
+        #[values(1, 3)] multiple: usize,
+    ) {
+        let context = DynamicContext { multiple, ..context(8, max_tokens) };
+        let mut lens = std::collections::BTreeSet::new();
+        for ranks in [1, 2, 4, 8] {
+            let step = context.padded(1, ranks);
+            for tokens in (0..=max_tokens * ranks).step_by(step) {
+                let len = context.row_len(tokens, ranks);
+                assert!(len >= tokens && len.is_multiple_of(step) && len <= max_tokens * ranks);
+                lens.insert(len / ranks);
+            }
+        }
+        assert!(lens.len() <= NUM_LENGTHS + 1, "{}", lens.len());
     }
 
     #[test]

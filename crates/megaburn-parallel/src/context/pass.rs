@@ -17,6 +17,10 @@ pub(super) struct Draft {
 #[derive(Default)]
 pub(super) struct Pass {
     pub(super) drafts: Vec<Draft>,
+    /// Ranks that have something.
+    pub(super) taken: usize,
+    /// The work of those with the most.
+    longest: u64,
 }
 
 /// Where a sequence can go in a pass.
@@ -29,19 +33,22 @@ pub(super) struct Place {
 
 impl Pass {
     pub(super) fn of(draft: Draft) -> Self {
-        Self { drafts: vec![draft] }
+        Self { taken: draft.num_ranks, longest: draft.work, drafts: vec![draft] }
     }
 
-    /// Ranks that have something.
-    pub(super) fn taken(&self) -> usize {
-        self.drafts.iter().map(|draft| draft.num_ranks).sum()
-    }
-
-    /// Where a sequence makes the pass the least longer, if there is room for it.
-    pub(super) fn place(&self, new: &Draft, context: &DynamicContext) -> Option<Place> {
-        let longest = self.drafts.iter().map(|draft| draft.work).max().unwrap_or(0);
-        let place = |draft, work: u64| Place { draft, cost: (work.saturating_sub(longest), work) };
-        let is_free = self.taken() + new.num_ranks <= context.num_ranks;
+    /// Where a sequence makes the pass the least longer, if there is room for it: behind others, or `alone` on ranks
+    /// that have nothing.
+    pub(super) fn place(
+        &self,
+        new: &Draft,
+        alone: bool,
+        context: &DynamicContext,
+    ) -> Option<Place> {
+        let place = |draft, work: u64| {
+            let cost = (work.saturating_sub(self.longest), work);
+            Place { draft, cost }
+        };
+        let is_free = alone && self.taken + new.num_ranks <= context.num_ranks;
         let alone = is_free.then(|| place(None, new.work));
         let fits = |draft: &&Draft| {
             draft.num_ranks == new.num_ranks && draft.tokens + new.tokens <= context.max_tokens
@@ -51,8 +58,10 @@ impl Pass {
         alone.into_iter().chain(behind).min_by_key(|place| place.cost)
     }
 
-    pub(super) fn put(&mut self, new: Draft, Place { draft, .. }: Place) {
+    pub(super) fn put(&mut self, new: Draft, Place { draft, cost: (longer, _) }: Place) {
+        self.longest += longer;
         let Some(draft) = draft.map(|at| &mut self.drafts[at]) else {
+            self.taken += new.num_ranks;
             return self.drafts.push(new);
         };
         draft.sequences.extend(new.sequences);

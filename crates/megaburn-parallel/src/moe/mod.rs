@@ -26,6 +26,7 @@ pub use experts::Expert;
 use experts::{ExpertPass, ExpertWeights};
 pub use groups::ExpertGroups;
 pub use load::{ExpertLoad, LoadCounts};
+use megaburn_kernels::flush;
 pub use quantile::{MARGIN_BINS, quantile_biases};
 pub use router::Router;
 use router::off_graph;
@@ -106,6 +107,8 @@ impl Moe {
         let sent = dispatch.start_there(tokens, routed.weights);
         let shared = self.shared.as_ref().map(|shared| shared.forward(x));
         let [rows, weights] = sent.map(OnTheWay::arrived);
+        // The host has read how many there are, and the GPU may have nothing else.
+        flush(&rows);
         let rows = self.through_experts(experts, rows, weights.squeeze_dim(1), &dispatch);
         let y = dispatch.rows_back(rows).reshape(dims);
         match shared {

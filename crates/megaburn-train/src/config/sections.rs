@@ -107,6 +107,9 @@ pub struct LoopConfig {
     pub dtype: Dtype,
     /// Whether GPUs may round f32 matrices to tf32 (ten bits of mantissa) when they multiply them.
     pub tf32: bool,
+    /// Whether GPUs time several algorithms for a matrix product when its shape first occurs; if not, they take the first
+    /// that cuBLASLt suggests, the same in every process.
+    pub tune_products: bool,
     /// How attention is computed.
     pub attention: Attention,
     /// Whether the loss computes the logits of some tokens at a time, and once more backward,
@@ -154,6 +157,7 @@ impl Default for LoopConfig {
             steps: 1200,
             dtype: Dtype::F32,
             tf32: false,
+            tune_products: true,
             attention: Attention::Auto,
             fused_linear_cross_entropy: false,
             hidden_dropout: 0.0,

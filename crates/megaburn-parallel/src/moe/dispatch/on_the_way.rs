@@ -2,7 +2,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use burn::tensor::{Float, Tensor};
 use megaburn_collective::tensors::Pending;
-use megaburn_kernels::{Operands, Spare, start};
+use megaburn_kernels::{Operands, Spare};
 
 use super::{Dispatch, Of, To, ok, rows::as_row};
 
@@ -57,7 +57,7 @@ impl OnTheWay {
         if of == Of::Tokens && way.sends() {
             Spare::compute_share();
         }
-        let rows = match state {
+        match state {
             State::Plain(came) => ok(way.finish(came.wait(), of, to)),
             State::Done(y) => y,
             State::Tracked(tracked) => {
@@ -70,10 +70,7 @@ impl OnTheWay {
                     sign
                 })
             }
-        };
-        // The host has just read how many come, and the GPU has nothing else.
-        start(&rows);
-        rows
+        }
     }
 }
 

@@ -10,9 +10,9 @@ use crate::ParallelError;
 /// A sequence takes the fewest ranks, a power of two, on which it is not longer than `max_tokens` each. The
 /// longest first, each goes into that of the fewest passes that `max_tokens` allow which it makes the least
 /// longer, behind others that take as many ranks or on ranks of its own; else behind some that take more; a
-/// further pass is begun where none has room. (A pass of few tokens costs almost what one of many does: weights are read, gradients added up
-/// and sent.) Ranks that have nothing in a pass are given to the sequences with the most work, if that doubles
-/// the ranks of these.
+/// further pass is begun where none has room. (A pass of few tokens costs almost what one of many does: weights
+/// are read, gradients added up and sent.) Ranks that have nothing in a pass are given to the sequences with the
+/// most work, if that doubles the ranks of these.
 ///
 /// ```
 /// use megaburn_parallel::DynamicContext;

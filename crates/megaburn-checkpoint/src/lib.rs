@@ -39,6 +39,7 @@
 //! One run writes to a folder at a time, and all ranks see the same folder.
 
 mod agree;
+mod atomic;
 mod buffer;
 mod cast;
 mod checkpoint;
@@ -60,6 +61,7 @@ mod staging;
 mod tensor_file;
 mod write;
 
+pub use atomic::write_atomic;
 pub use checkpoint::Checkpoint;
 pub use compare::{Comparison, TensorComparison, ValueDifference, compare};
 pub use error::CheckpointError;

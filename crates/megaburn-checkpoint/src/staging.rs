@@ -153,7 +153,8 @@ fn is_there(path: &Path) -> bool {
     fs::symlink_metadata(path).is_ok()
 }
 
-fn parent(path: &Path) -> &Path {
+/// The folder that a path is in.
+pub(crate) fn parent(path: &Path) -> &Path {
     match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
         _ => Path::new("."),
@@ -161,7 +162,7 @@ fn parent(path: &Path) -> &Path {
 }
 
 /// Another name in the same folder.
-fn beside(target: &Path, suffix: &str) -> PathBuf {
+pub(crate) fn beside(target: &Path, suffix: &str) -> PathBuf {
     let mut name = target.file_name().expect("a target has a name").to_os_string();
     name.push(suffix);
     name.push(unique());

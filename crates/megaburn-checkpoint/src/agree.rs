@@ -5,15 +5,18 @@ use serde::{Deserialize, Serialize};
 
 use crate::CheckpointError;
 
-/// The first failure of any rank.
+/// A rank's failure.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Failure {
     pub(crate) rank: usize,
     pub(crate) message: String,
+    /// See [`CheckpointError::is_damage`].
+    pub(crate) is_damage: bool,
 }
 
-/// Whether all ranks came through: none, or the failure of the lowest rank that did not. The
-/// answer is the same on every rank.
+/// Whether all ranks came through: none, or one rank's failure. Where some failures are damage and
+/// others are not, one that is no damage is taken; among equals, the lowest rank's. The answer is
+/// the same on every rank.
 ///
 /// # Collective
 /// All members; a few bytes.
@@ -21,12 +24,15 @@ pub(crate) fn first_failure(
     world: &Group,
     mine: Option<&CheckpointError>,
 ) -> Result<Option<Failure>, CollectiveError> {
-    let mine = mine.map(ToString::to_string);
-    let all: Vec<Option<String>> = objects::gather(world, &mine)?;
-    let failed = |(rank, message): (usize, Option<String>)| {
-        message.map(|message| Failure { rank: world.members()[rank], message })
+    let mine = mine.map(|error| (error.to_string(), error.is_damage()));
+    let all: Vec<Option<(String, bool)>> = objects::gather(world, &mine)?;
+    let failed = |(rank, failure): (usize, Option<(String, bool)>)| {
+        failure.map(|(message, is_damage)| {
+            let rank = world.members()[rank];
+            Failure { rank, message, is_damage }
+        })
     };
-    let first = all.into_iter().enumerate().find_map(failed);
+    let first = all.into_iter().enumerate().filter_map(failed).min_by_key(|f| f.is_damage);
     objects::broadcast(world, &first)
 }
 
@@ -42,7 +48,42 @@ pub(crate) fn settle<T>(
     let failure = first_failure(world, mine.as_ref().err())?;
     let value = mine?;
     match failure {
-        Some(Failure { rank, message }) => Err(CheckpointError::Peer { rank, message }),
+        Some(Failure { rank, message, is_damage }) => {
+            Err(CheckpointError::Peer { rank, message, is_damage })
+        }
         None => Ok(value),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{io, path::PathBuf};
+
+    use megaburn_collective::{GroupOptions, run_threads};
+
+    use super::*;
+
+    /// Where one rank finds damage and another cannot read, the damage is not proven.
+    #[test]
+    fn a_rank_that_cannot_read_outweighs_one_that_finds_damage() {
+        let damaged = || Some(CheckpointError::Damaged { file: "a".into(), why: "cut".into() });
+        let refused = || {
+            let source = io::ErrorKind::PermissionDenied.into();
+            Some(CheckpointError::Io { action: "read", path: PathBuf::from("b"), source })
+        };
+        let cases = [
+            ([None, None, None], None),
+            ([None, damaged(), damaged()], Some((1, true))),
+            ([damaged(), None, refused()], Some((2, false))),
+        ];
+        for (errors, expected) in cases {
+            let found = run_threads(3, GroupOptions::default(), |world| {
+                first_failure(&world, errors[world.rank()].as_ref())
+            });
+            for found in found {
+                let found = found.unwrap().map(|failure| (failure.rank, failure.is_damage));
+                assert_eq!(found, expected);
+            }
+        }
     }
 }

@@ -47,7 +47,7 @@ impl Checkpoint {
         let mut index: BTreeMap<String, Vec<(usize, usize)>> = BTreeMap::new();
         for (f, file) in manifest.files.iter().enumerate() {
             let file_path = path.join(&file.name);
-            let found = fs::metadata(&file_path).during("read", &file_path)?.len();
+            let found = fs::metadata(&file_path).during_read(&file_path)?.len();
             if found != file.bytes {
                 let why = format!("it has {found} bytes of {}", file.bytes);
                 return Err(CheckpointError::damaged(&file_path, why));
@@ -227,7 +227,7 @@ fn shares(stored: &PieceInfo, dim: usize, wanted: &Piece) -> bool {
 
 fn read_manifest(folder: &Path) -> Result<Manifest, CheckpointError> {
     let path = folder.join(MANIFEST);
-    let text = fs::read(&path).during("read", &path)?;
+    let text = fs::read(&path).during_read(&path)?;
     let damaged = |why: String| CheckpointError::damaged(&path, why);
     let value: Value = serde_json::from_slice(&text).map_err(|e| damaged(e.to_string()))?;
     let version = value.get("format").and_then(Value::as_u64).filter(|&found| found != FORMAT);
@@ -235,7 +235,7 @@ fn read_manifest(folder: &Path) -> Result<Manifest, CheckpointError> {
     let hash = match fs::read_to_string(&hash_path) {
         // A version that hashes otherwise is free to keep its hash elsewhere.
         Err(error) if version.is_some() && error.kind() == ErrorKind::NotFound => None,
-        hash => Some(hash.during("read", &hash_path)?),
+        hash => Some(hash.during_read(&hash_path)?),
     };
     // The version is believed after the hash: it may be what is damaged.
     let found = hex(xxh3_64(&text));

@@ -12,6 +12,8 @@ pub enum CheckpointError {
     Io { action: &'static str, path: PathBuf, source: io::Error },
     #[error("{file} is damaged: {why}")]
     Damaged { file: PathBuf, why: String },
+    #[error("{file} is missing: the checkpoint is not whole")]
+    Missing { file: PathBuf },
     #[error(
         "{path} has checkpoint format {found}, and this version reads format {supported}; use the version of megaburn that wrote it"
     )]
@@ -59,14 +61,26 @@ pub enum CheckpointError {
     #[error("{dtype} is no element type to convert to; take F64, F32, F16 or BF16")]
     NoFloat { dtype: String },
     #[error("rank {rank} failed: {message}")]
-    Peer { rank: usize, message: String },
+    Peer { rank: usize, message: String, is_damage: bool },
     #[error(transparent)]
     Collective(#[from] CollectiveError),
 }
 
 /// Names the path and what was done with it.
-pub(crate) trait IoContext<T> {
+pub(crate) trait IoContext<T>: Sized {
     fn during(self, action: &'static str, path: &Path) -> Result<T, CheckpointError>;
+
+    /// Of reading a file that must be there: its absence is damage.
+    fn during_read(self, path: &Path) -> Result<T, CheckpointError> {
+        self.during("read", path).map_err(|error| match error {
+            CheckpointError::Io { path: file, source, .. }
+                if source.kind() == io::ErrorKind::NotFound =>
+            {
+                CheckpointError::Missing { file }
+            }
+            other => other,
+        })
+    }
 }
 
 impl<T> IoContext<T> for io::Result<T> {
@@ -76,6 +90,21 @@ impl<T> IoContext<T> for io::Result<T> {
 }
 
 impl CheckpointError {
+    /// Whether the error says that what a checkpoint or model holds is not what was written: a
+    /// wrong hash, a truncated or missing file, a header that cannot be read. Then another
+    /// checkpoint may help.
+    ///
+    /// Every other error says nothing of the files: the system refused to open or read them (no
+    /// permission, an I/O error, too many open files), they are of another model or version, or a
+    /// rank is gone. Trying again, or repairing the system, may help.
+    pub fn is_damage(&self) -> bool {
+        match self {
+            Self::Damaged { .. } | Self::Missing { .. } => true,
+            Self::Peer { is_damage, .. } => *is_damage,
+            _ => false,
+        }
+    }
+
     pub(crate) fn damaged(file: &Path, why: impl Into<String>) -> Self {
         Self::Damaged { file: file.to_path_buf(), why: why.into() }
     }

@@ -83,5 +83,27 @@ fn no_older_checkpoint_is_taken_in_place_of_one_of_another_version() {
 fn a_folder_that_is_no_checkpoint_is_an_error_naming_the_file() {
     let dir = tempfile::tempdir().unwrap();
     let error = Checkpoint::open(dir.path()).unwrap_err().to_string();
-    assert!(error.contains("cannot read") && error.contains("manifest.json"), "{error}");
+    assert!(error.contains("manifest.json is missing"), "{error}");
+}
+
+/// What the system refuses says nothing of the bytes: nobody may take an older checkpoint for it.
+#[test]
+fn an_error_of_the_system_is_no_damage_and_a_lost_or_changed_file_is() {
+    for name in ["manifest.json", "manifest.xxh3", "rank-00000.safetensors"] {
+        let dir = tempfile::tempdir().unwrap();
+        let path = save_as(dir.path(), 1, 1, "tp1").join(name);
+        let whole = fs::read(&path).unwrap();
+        let open = || Checkpoint::open(path.parent().unwrap()).unwrap_err();
+        fs::remove_file(&path).unwrap();
+        let error = open();
+        assert!(error.is_damage() && error.to_string().contains(name), "{error}");
+        // Nobody can follow it, not even the super-user.
+        std::os::unix::fs::symlink(&path, &path).unwrap();
+        let error = open();
+        assert!(!error.is_damage() && error.to_string().contains(name), "{error}");
+        fs::remove_file(&path).unwrap();
+        fs::write(&path, &whole[1..]).unwrap();
+        let error = open();
+        assert!(error.is_damage() && error.to_string().contains("damaged"), "{error}");
+    }
 }

@@ -10,7 +10,7 @@ use thiserror::Error;
 pub enum DataError {
     #[error("data file `{}` does not exist; check the path given as data", path.display())]
     Missing { path: PathBuf },
-    #[error("data file `{}` is a directory; give one .txt or .jsonl file", path.display())]
+    #[error("data file `{}` is a directory; give one file of text, .jsonl, .ndjson or .json", path.display())]
     Directory { path: PathBuf },
     #[error("data file `{}` cannot be read: {source}", path.display())]
     Io { path: PathBuf, source: io::Error },
@@ -26,6 +26,11 @@ pub enum DataError {
         path.display()
     )]
     JsonLine { path: PathBuf, line: usize, field: String, why: String },
+    #[error(
+        "data file `{}`: {why}; a .json file is one array of JSON objects, or one object a line, each with its text in the field `{field}`",
+        path.display()
+    )]
+    Json { path: PathBuf, why: String, field: String },
     #[error(
         "{name} holds {found} tokens, and one sample of sequence length {seq_len} needs {needed}; give more text, a shorter sequence or another validation fraction"
     )]

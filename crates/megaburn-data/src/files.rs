@@ -9,18 +9,50 @@ use serde_json::Value;
 use crate::{Corpus, DataError};
 
 impl Corpus {
-    /// The text of a file. `.jsonl` is one document a line, in the field `text`
-    /// ([`Self::from_jsonl`]); anything else is one document of UTF-8, a byte order mark left out.
+    /// The text of a file. `.jsonl` and `.ndjson` are one document a line, in the field `text`
+    /// ([`Self::from_jsonl`]); `.json` is the same, or one array of such objects; anything else is one
+    /// document of UTF-8, a byte order mark left out.
     ///
     /// # Errors
-    /// A file that is missing, a directory, unreadable, empty or not UTF-8; a line that is no JSON
-    /// object with that field.
+    /// A file that is missing, a directory, unreadable, empty or not UTF-8; a line or an element that
+    /// is no JSON object with that field.
     pub fn from_file(path: impl AsRef<Path>) -> Result<Self, DataError> {
         let path = path.as_ref();
-        if path.extension().is_some_and(|e| e.eq_ignore_ascii_case("jsonl")) {
-            return Self::from_jsonl(path, "text");
+        let extension = path.extension().unwrap_or_default().to_string_lossy().to_lowercase();
+        match extension.as_str() {
+            "jsonl" | "ndjson" => Self::from_jsonl(path, "text"),
+            "json" => Self::from_json(path, "text"),
+            _ => Self::from_documents(path.display().to_string(), vec![read_text(path)?]),
         }
-        Self::from_documents(path.display().to_string(), vec![read_text(path)?])
+    }
+
+    /// The documents of a file that holds one JSON array of objects, one object, or an object a line,
+    /// with their text in `field`. Empty documents are left out.
+    ///
+    /// # Errors
+    /// As [`Self::from_file`].
+    pub fn from_json(path: impl AsRef<Path>, field: &str) -> Result<Self, DataError> {
+        let path = path.as_ref();
+        let text = read_text(path)?;
+        let elements = match serde_json::from_str(&text) {
+            Ok(Value::Array(elements)) => elements,
+            Ok(single) => vec![single],
+            // Not one value: objects on lines, or an array that is cut off.
+            Err(error) if text.trim_start().starts_with('[') => {
+                let (path, why) = (path.into(), format!("its array is not JSON ({error})"));
+                return Err(DataError::Json { path, why, field: field.into() });
+            }
+            Err(_) => return Self::from_lines(path, &text, field),
+        };
+        let documents = elements.into_iter().enumerate().map(|(index, value)| {
+            document_of(value, field).map_err(|why| DataError::Json {
+                path: path.into(),
+                why: format!("element {}: {why}", index + 1),
+                field: field.into(),
+            })
+        });
+        let documents = documents.collect::<Result<_, _>>()?;
+        Self::from_documents(path.display().to_string(), documents)
     }
 
     /// The documents of a file that holds a JSON object a line, with their text in `field`. Blank
@@ -30,7 +62,10 @@ impl Corpus {
     /// As [`Self::from_file`].
     pub fn from_jsonl(path: impl AsRef<Path>, field: &str) -> Result<Self, DataError> {
         let path = path.as_ref();
-        let text = read_text(path)?;
+        Self::from_lines(path, &read_text(path)?, field)
+    }
+
+    fn from_lines(path: &Path, text: &str, field: &str) -> Result<Self, DataError> {
         let documents = text
             .lines()
             .enumerate()
@@ -55,6 +90,10 @@ fn document(line: &str, field: &str) -> Result<String, String> {
         let what = error.to_string().replace(&place, "");
         format!("not JSON ({what} at column {})", error.column())
     })?;
+    document_of(value, field)
+}
+
+fn document_of(value: Value, field: &str) -> Result<String, String> {
     match value {
         Value::Object(mut fields) => match fields.remove(field) {
             Some(Value::String(text)) => Ok(text),
@@ -127,6 +166,10 @@ mod tests {
     #[case("noextension", "\u{FEFF}x", &["x"])]
     #[case("a.jsonl", "{\"text\": \"a\\nb\", \"n\": 1}\r\n\n{\"text\":\"\"}\n{\"text\":\"ü\"}", &["a\nb", "ü"])]
     #[case("A.JSONL", "\u{FEFF}{\"text\":\"x\"}\n", &["x"])]
+    #[case("a.ndjson", "{\"text\":\"x\"}\n{\"text\":\"y\"}\n", &["x", "y"])]
+    #[case("a.json", "{\"text\":\"x\"}\n\n{\"text\":\"y\"}\n", &["x", "y"])]
+    #[case("a.json", "{\"text\":\"x\"}", &["x"])]
+    #[case("a.JSON", "\u{FEFF}[{\"text\":\"x\", \"n\": 1},\n {\"text\":\"\"}, {\"text\":\"y\"}]\n", &["x", "y"])]
     fn a_file_is_read_by_its_kind(
         #[case] name: &str,
         #[case] content: &str,
@@ -160,6 +203,23 @@ mod tests {
         assert_eq!(refusal(&path), expected);
     }
 
+    #[rstest]
+    #[case("[{\"text\": \"a\"}, {\"body\": \"b\"}]", "element 2: no field `text`, only [body]")]
+    #[case("[{\"text\": \"a\"}, \"b\"]", "element 2: a string, not an object")]
+    #[case("{\"data\": [1]}", "element 1: no field `text`, only [data]")]
+    #[case(
+        "[{\"text\": \"a\"}",
+        "its array is not JSON (EOF while parsing a list at line 1 column 14)"
+    )]
+    #[case("3", "element 1: a number, not an object")]
+    #[case("{\"text\": \"a\"}\nb", "line 2: not JSON (expected value at column 1)")]
+    fn json_that_holds_no_documents_is_refused(#[case] content: &str, #[case] why: &str) {
+        let (_dir, path) = file("a.json", content);
+        let refusal = refusal(&path);
+        assert!(refusal.starts_with("data file `") && refusal.contains(why), "{refusal}");
+        assert!(refusal.contains("with its text in the field `text`"), "{refusal}");
+    }
+
     #[test]
     fn a_missing_file_is_named() {
         let (dir, _) = file("a", "a");
@@ -174,7 +234,9 @@ mod tests {
     fn a_directory_is_refused() {
         let (dir, _) = file("a", "a");
         let shown = dir.path().display();
-        let expected = format!("data file `{shown}` is a directory; give one .txt or .jsonl file");
+        let expected = format!(
+            "data file `{shown}` is a directory; give one file of text, .jsonl, .ndjson or .json"
+        );
         assert_eq!(refusal(dir.path()), expected);
     }
 

@@ -88,7 +88,7 @@ fn a_checkpoint_of_something_else_is_named(#[case] set: &str, #[case] message: &
     let before = run.tensors(1);
     let ended = start(&run, &["--set", set]);
     assert_refused(&ended, message);
-    assert!(ended.stderr.contains("start anew with --fresh"), "{ended:?}");
+    assert!(ended.stderr.contains("`megaburn train --resume "), "{ended:?}");
     assert_eq!(run.tensors(1), before);
     assert_eq!(start(&run, &["--set", set, "--fresh"]).code, Some(0));
 }

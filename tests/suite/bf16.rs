@@ -83,7 +83,7 @@ pub(crate) fn saved(run: &Run) -> WholeParams {
 
 /// The same of a checkpoint whose tensors are all of this type, widened.
 pub(crate) fn saved_in(run: &Run, dtype: DType) -> WholeParams {
-    let checkpoint = newest(&run.checkpoints()).unwrap().unwrap();
+    let checkpoint = newest(&run.checkpoints()).unwrap().checkpoint.unwrap();
     let read = |(name, info): (&String, &megaburn::checkpoint::TensorInfo)| {
         let whole = ShardSpec::whole(&info.global_shape, Axis::Tp, 0, 1);
         assert_eq!(checkpoint.dtype(name).unwrap(), dtype, "{name}");

@@ -54,7 +54,7 @@ fn each_part_of_the_state_is_kept_in_its_own_type() {
         // Resumed in between: what is read is kept in the same types.
         train(config.clone(), 1);
         train(config, 2);
-        let checkpoint = newest(&run.checkpoints()).unwrap().unwrap();
+        let checkpoint = newest(&run.checkpoints()).unwrap().checkpoint.unwrap();
         for name in checkpoint.manifest().tensors.keys() {
             let of = match name.split('.').next().unwrap() {
                 "model" => masters,

@@ -94,7 +94,8 @@ fn every_layout_computes_one_ranks_gradients_at_each_of_ten_steps(
     let runs = LAYOUTS.map(|layout| (layout, Run::new()));
     let (mut largest, mut before) = ((0.0, String::new()), WholeParams::new());
     for step in 0..STEPS {
-        let checkpoint = newest(&one.checkpoints()).unwrap().unwrap().path().to_path_buf();
+        let checkpoint =
+            newest(&one.checkpoints()).unwrap().checkpoint.unwrap().path().to_path_buf();
         runs.iter().for_each(|(_, run)| hand_over(&checkpoint, run));
         train(of_one.clone(), step + 1);
         let expected = gradients(&one);

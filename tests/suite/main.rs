@@ -20,6 +20,7 @@ mod f16;
 mod fixtures;
 mod gather;
 mod generate;
+mod goes_on;
 mod gradients;
 mod house;
 mod layouts;

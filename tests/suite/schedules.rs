@@ -59,7 +59,7 @@ fn a_run_resumed_on_a_ramp_equals_the_uninterrupted_one_to_the_bit(
     let end = ["optimizer.decay_steps=24", "train.checkpoint_interval=0"];
     let sets = [&sets[..], &end].concat();
     Ranks::threads(&whole.args(layout, 24, &sets)).finish();
-    // The end of the run is where weight decay has arrived: it is stopped, not finished.
+    // Without weight_decay_steps weight decay changes over the run: it is stopped, not finished.
     for until in ["13", "24"] {
         let interval = format!("train.checkpoint_interval={until}");
         let sets = [&sets[..], &[interval.as_str()]].concat();

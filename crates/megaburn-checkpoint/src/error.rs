@@ -10,6 +10,14 @@ use thiserror::Error;
 pub enum CheckpointError {
     #[error("cannot {action} {path}: {source}")]
     Io { action: &'static str, path: PathBuf, source: io::Error },
+    #[error(
+        "host {host} cannot {action} {path}: {source}; this is not damage, so no older checkpoint is used in its place: restore the access and start again"
+    )]
+    Unreadable { host: String, action: &'static str, path: PathBuf, source: io::Error },
+    #[error(
+        "host {host} does not have {path}, which other ranks see; all hosts must see the same folder"
+    )]
+    NotEverywhere { host: String, path: PathBuf },
     #[error("{file} is damaged: {why}")]
     Damaged { file: PathBuf, why: String },
     #[error("{file} is missing: the checkpoint is not whole")]

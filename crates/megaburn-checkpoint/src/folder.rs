@@ -2,6 +2,7 @@
 
 use std::{
     fs,
+    io::ErrorKind,
     path::{Path, PathBuf},
 };
 
@@ -67,7 +68,8 @@ fn clean(dir: &Path) -> Result<(), CheckpointError> {
 
 /// Committed checkpoints, newest first. Whether they are whole is not looked at.
 pub(crate) fn committed(dir: &Path) -> Result<Vec<(u64, PathBuf)>, CheckpointError> {
-    if !dir.exists() {
+    // A folder that cannot be looked at may hold some: that is an error.
+    if !dir.try_exists().during("read the folder", dir)? {
         return Ok(Vec::new());
     }
     let steps = entries(dir)?.into_iter();
@@ -94,7 +96,13 @@ fn entries(dir: &Path) -> Result<Vec<(String, PathBuf)>, CheckpointError> {
     let mut found = Vec::new();
     for entry in fs::read_dir(dir).during("read the folder", dir)? {
         let entry = entry.during("read the folder", dir)?;
-        if entry.path().is_dir() {
+        let is_dir = match fs::metadata(entry.path()) {
+            Ok(metadata) => metadata.is_dir(),
+            // A link to nowhere, or what another process just removed.
+            Err(error) if error.kind() == ErrorKind::NotFound => false,
+            Err(error) => return Err(error).during("read", &entry.path()),
+        };
+        if is_dir {
             found.push((entry.file_name().to_string_lossy().into_owned(), entry.path()));
         }
     }

@@ -31,8 +31,10 @@
 //! | any of these in [`save_single`] and [`write_hf`] | what stood at the path before, whole; only kill -9 leaves `PATH.tmp-…`, and between the two renames of a replacement `PATH.replaced-…`, the old one |
 //! | power loss | the same, as far as the disk obeys fsync |
 //!
-//! Damage that comes later (a flipped bit, a truncated or lost file) is found by [`find_latest`],
-//! which refuses the checkpoint, says so, and takes the previous one.
+//! Damage that comes later (a flipped bit, a truncated or lost file) is found by [`find_latest`] and
+//! [`newest_whole`], which refuse the checkpoint, say so, and take the previous one. An error that is
+//! not damage (no permission, no file descriptors, a network file system that is away) is tried again
+//! and then ends the search: an older checkpoint is never used because of it.
 //!
 //! Nothing is replaced at an exact path unless that is asked for, and only what is of the same kind.
 //!
@@ -46,6 +48,7 @@ mod checkpoint;
 mod compare;
 mod dtype;
 mod error;
+mod fault;
 mod folder;
 pub mod hf;
 mod latest;
@@ -67,7 +70,7 @@ pub use compare::{Comparison, TensorComparison, ValueDifference, compare};
 pub use error::CheckpointError;
 pub use folder::{clear, prepare};
 pub use hf::{HfDir, HfEntry, HfView, HfWriteOptions, HfWritten, write_hf};
-pub use latest::{Latest, Refused, find_latest, newest};
+pub use latest::{Latest, Refused, find_latest, newest, newest_whole};
 pub use manifest::{FileInfo, Manifest, PieceInfo, TensorInfo};
 pub use save::{LazyData, NamedTensor, Snapshot, is_written_by, save};
 pub use single::save_single;

@@ -21,6 +21,7 @@ mod error;
 mod exchange;
 mod fault;
 mod group;
+mod host_name;
 mod joined;
 mod launch;
 #[cfg(unix)]
@@ -40,6 +41,7 @@ mod transport;
 
 pub use error::CollectiveError;
 pub use group::{Group, GroupOptions, ReduceOp};
+pub use host_name::host_name;
 pub use launch::{RankFailure, run_threads};
 pub use message::{Call, OpKind};
 pub use process_groups::ProcessGroups;

@@ -68,13 +68,12 @@ pub fn import(
 /// See [`ModelSource::open`]; something that is not to be replaced, a full disk. Then nothing new
 /// stays behind.
 pub fn export(from: &Path, to: &Path, options: &HfWriteOptions) -> Result<HfWritten, ModelError> {
-    let source = ModelSource::open(from)?;
+    let source = ModelSource::open_whole(from)?;
     if source.hf_dir().is_some() {
         let why = "is a Hugging Face model already; give a checkpoint or a run".to_string();
         return Err(ModelError::File { path: from.to_path_buf(), why });
     }
     check_target(from, to)?;
-    source.verify()?;
     let tensors = source.as_published()?;
     let mut assets = Assets::of(&source)?;
     let original = assets.json("config.json");

@@ -50,10 +50,9 @@ pub fn upcycle(
     options: UpcycleOptions,
     force: bool,
 ) -> Result<DecoderConfig, ModelError> {
-    let source = ModelSource::open(from)?;
+    let source = ModelSource::open_whole(from)?;
     let config = upcycled(source.config(), options)?;
     check_target(from, to)?;
-    source.verify()?;
     let dense = source.config().whole_plan()?;
     let plan = config.whole_plan()?;
     let snapshot = Snapshot { step: 0, model: json!(config), trainer: Value::Null };

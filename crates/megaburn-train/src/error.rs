@@ -9,7 +9,7 @@ use megaburn_optim::OptimError;
 use megaburn_pipeline::PipelineError;
 use thiserror::Error;
 
-use crate::{Exit, config::keys_of, trainer::Culprit};
+use crate::{Exit, ResumeError, config::keys_of, trainer::Culprit};
 
 /// Why a run cannot start or go on.
 #[derive(Debug, Error)]
@@ -103,11 +103,8 @@ pub enum TrainError {
     Launch { why: String },
     #[error("rank {rank} was started with another configuration, layout or data than rank 0")]
     OtherConfig { rank: usize },
-    #[error(
-        "checkpoint `{}` {what}; start anew with --fresh, or in another folder with --set run.dir=...",
-        path.display()
-    )]
-    CannotResume { path: PathBuf, what: String },
+    #[error(transparent)]
+    Resume(#[from] ResumeError),
     #[error(
         "out of GPU memory: there is no room for {:.2} GiB more; {memory}; choose a smaller train.micro_batch or data.seq_len, or a larger parallel.tp",
         *bytes as f64 / f64::from(1 << 30)
@@ -165,7 +162,7 @@ impl TrainError {
             | Self::Cuda { .. }
             | Self::Launch { .. }
             | Self::OtherConfig { .. }
-            | Self::CannotResume { .. }
+            | Self::Resume(_)
             | Self::Data(_) => Exit::BadInput,
             Self::RankPanicked { .. } | Self::OutOfMemory { .. } | Self::Device { .. } => {
                 Exit::Failed
@@ -225,6 +222,8 @@ fn is_bad_input(error: &CheckpointError) -> bool {
         ),
         CheckpointError::Peer { .. }
         | CheckpointError::Collective(_)
+        | CheckpointError::Unreadable { .. }
+        | CheckpointError::NotEverywhere { .. }
         | CheckpointError::Source { .. }
         | CheckpointError::LocalShape { .. }
         | CheckpointError::Untiled { .. } => false,

@@ -46,9 +46,13 @@ impl<'a> Reporter<'a> {
         if kept.is_file() && resolved.data.tokenizer != Tokenizer::Byte {
             resolved.data.tokenizer = Tokenizer::File(kept.display().to_string());
         }
-        let resolved = resolved.to_toml();
-        fs::write(&path, resolved).map_err(|source| TrainError::Write { path, source })?;
         let done = resumed.as_ref().map_or(0, |resumed| resumed.progress.step);
+        let trains = done < config.train.steps;
+        if trains || !path.exists() {
+            // It says what the run was trained with: a start that trains nothing leaves it.
+            let resolved = resolved.to_toml();
+            fs::write(&path, resolved).map_err(|source| TrainError::Write { path, source })?;
+        }
         let metrics = MetricsWriter::open(dir.join("metrics.jsonl"), done)?;
         let mut console = Console::new(config.train.steps, done, config.train.log_interval);
         let model = trainer.model_config();
@@ -90,11 +94,32 @@ impl<'a> Reporter<'a> {
         for UnusedKey { key, used } in config.unused_keys() {
             console.line(format!("note     {key} is set and changes nothing: it is used {used}"));
         }
-        if let Some(Resumed { progress: Progress { step, .. }, other_schedule, rounded }) = resumed
+        if let Some(keys) = config.fine_tuning(model) {
+            console.line(format!("tuning   {keys}: defaults where model.init is set"));
+        }
+        if config.model.init.is_some() && config.data.tokenizer == Tokenizer::Byte {
+            console.line("note     tokens are bytes: data.tokenizer is byte".to_string());
+        }
+        if let Some(Resumed { progress: Progress { step, .. }, changes, is_recorded, rounded }) =
+            resumed
         {
-            console.line(format!("resumed  after step {step} (--fresh starts anew)"));
-            if let Some(difference) = other_schedule {
-                let what = format!("the checkpoint was on another schedule: {difference}");
+            console.line(format!("resumed  after step {step} from the run's own checkpoint"));
+            if let Some(init) = &config.model.init {
+                console
+                    .line(format!("note     the run began with `{init}`, which is not read again"));
+            }
+            for change in &changes {
+                console.line(format!("changed  {change}"));
+            }
+            if !is_recorded {
+                let what = "what the run was trained with is not recorded: changes are not listed";
+                console.line(format!("note     {what}"));
+            }
+            if !trains {
+                let steps = config.train.steps;
+                let what = format!(
+                    "{step} steps are done, and train.steps is {steps}: nothing is trained, and config.toml stays as it is"
+                );
                 console.line(format!("note     {what}"));
             }
             for key in rounded {
@@ -184,7 +209,7 @@ impl<'a> Reporter<'a> {
         self.console.line(format!("finished {step} steps; validation loss {eval_loss:.4}{bits}"));
         self.console.line(format!("picture  {}", picture.display()));
         self.console.line(format!(
-            "run      {} (metrics.jsonl, config.toml, checkpoints/); train on with a larger --steps, or anew with --fresh",
+            "run      {0} (metrics.jsonl, config.toml, checkpoints/); train on with `megaburn train --resume {0} --steps N`",
             self.dir.display()
         ));
         self.console.finish();

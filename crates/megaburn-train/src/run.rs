@@ -67,25 +67,26 @@ impl Job {
         let dir = Path::new(&self.config.run.dir);
         let _lock = groups.is_main().then(|| RunLock::take(dir)).transpose()?;
         let device = self.device.clone().autodiff();
-        if let Some(Start::Init(source)) = &self.start
-            && groups.is_main()
-        {
-            source.verify()?;
-        }
-        let (config, data) = (self.config.clone(), self.data.clone());
-        let start = self.start.as_ref();
-        let mut trainer = Trainer::starting_from(start, config, groups.clone(), device, data)?;
+        let agreed = match &self.start {
+            Some(Start::Init(source)) => source.agreed(world)?.map(|s| Start::Init(Box::new(s))),
+            _ => None,
+        };
+        let start = agreed.as_ref().or(self.start.as_ref());
+        let config = self.pinned(start);
+        let data = self.data.clone();
+        let mut trainer =
+            Trainer::starting_from(start, config.clone(), groups.clone(), device, data)?;
         let resumed = match self.fresh {
             true => trainer.discard_checkpoints().map(|()| None)?,
             false => trainer.resume()?,
         };
         if groups.is_main() && resumed.is_none() {
-            assets::keep(&self.config, start, &self.data, dir)?;
+            assets::keep(&config, start, &self.data, dir)?;
         }
         let mut saved = resumed.as_ref().map(|resumed| resumed.progress.step);
         let mut report = groups
             .is_main()
-            .then(|| Reporter::start(&self.config, self.devices, &trainer, &self.data, resumed))
+            .then(|| Reporter::start(&config, self.devices, &trainer, &self.data, resumed))
             .transpose()?;
 
         let train = &self.config.train;
@@ -134,6 +135,14 @@ impl Job {
         }
         let sample = trainer.sample()?;
         report.map_or(Ok(()), |to| to.finish(&eval, sample.as_deref()))
+    }
+
+    /// The configuration with `model.init` as what was chosen of it: another run goes on meanwhile.
+    fn pinned(&self, start: Option<&Start>) -> Arc<TrainConfig> {
+        let Some(init) = start.and_then(Start::pinned) else { return self.config.clone() };
+        let mut config = (*self.config).clone();
+        config.model.init = Some(init);
+        Arc::new(config)
     }
 
     /// Ranks started with different configurations would compute different things without noticing.

@@ -3,7 +3,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use megaburn_checkpoint::{CheckpointError, Refused, find_latest};
+use megaburn_checkpoint::{CheckpointError, Refused, find_latest, newest, newest_whole};
 use megaburn_collective::{GroupOptions, run_threads};
 use tempfile::TempDir;
 
@@ -121,4 +121,57 @@ fn when_all_are_damaged_there_is_none() {
     assert_eq!(latest.refused.len(), 2);
     let nowhere = find_latest(&dir.path().join("nowhere"), &alone()).unwrap();
     assert!(nowhere.checkpoint.is_none() && nowhere.refused.is_empty());
+}
+
+/// Reading `/proc/self/mem` at its beginning gives EIO, whoever asks.
+#[cfg(target_os = "linux")]
+#[test]
+fn an_error_that_is_no_damage_never_makes_an_older_checkpoint_be_used() {
+    let (dir, newest_path) = two();
+    let manifest = newest_path.join("manifest.json");
+    fs::remove_file(&manifest).unwrap();
+    std::os::unix::fs::symlink("/proc/self/mem", &manifest).unwrap();
+    let found = run_threads(2, GroupOptions::default(), |world| find_latest(dir.path(), &world));
+    let found = found.into_iter().map(|rank| rank.unwrap_err().to_string());
+    let alone = [newest(dir.path()), newest_whole(dir.path())];
+    for error in found.chain(alone.map(|found| found.unwrap_err().to_string())) {
+        assert!(error.contains("manifest.json") && error.contains("is not damage"), "{error}");
+        assert!(error.contains("host "), "{error}");
+    }
+}
+
+#[test]
+fn a_file_that_only_some_ranks_see_is_no_damage() {
+    let (dir, _) = two();
+    let elsewhere = tempfile::tempdir().unwrap();
+    // Another host's folder of the same name, without the newest checkpoint's file.
+    let copy = elsewhere.path().join("step-00000020");
+    fs::create_dir(&copy).unwrap();
+    let found = run_threads(2, GroupOptions::default(), |world| {
+        find_latest(if world.rank() == 0 { dir.path() } else { elsewhere.path() }, &world)
+    });
+    for error in found.into_iter().map(|rank| rank.unwrap_err().to_string()) {
+        assert!(error.contains("step-00000020"), "{error}");
+        assert!(error.contains("all hosts must see") || error.contains("rank 1 failed"), "{error}");
+    }
+}
+
+#[test]
+fn one_process_takes_the_newest_whole_one_too() {
+    let (dir, newest_path) = two();
+    assert_eq!(newest_whole(dir.path()).unwrap().checkpoint.unwrap().step(), 20);
+    let path = newest_path.join("rank-00001.safetensors");
+    let mut bytes = fs::read(&path).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    fs::write(&path, &bytes).unwrap();
+    // Only a look at every byte finds that.
+    assert_eq!(newest(dir.path()).unwrap().checkpoint.unwrap().step(), 20);
+    let latest = newest_whole(dir.path()).unwrap();
+    assert_eq!((latest.checkpoint.unwrap().step(), latest.refused.len()), (10, 1));
+    fs::write(&path, &bytes[1..]).unwrap();
+    let latest = newest(dir.path()).unwrap();
+    assert_eq!(
+        (latest.checkpoint.unwrap().step(), latest.refused[0].path.clone()),
+        (10, newest_path)
+    );
 }

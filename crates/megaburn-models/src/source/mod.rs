@@ -1,6 +1,7 @@
 //! Where weights come from: a folder of Hugging Face, a checkpoint, or a run.
 
 mod check;
+mod choice;
 mod mtp;
 mod view;
 
@@ -10,12 +11,13 @@ use std::{
 };
 
 use burn::tensor::{DType, TensorData};
-use megaburn_checkpoint::{Checkpoint, hf::HfDir, newest};
+use megaburn_checkpoint::{Checkpoint, CheckpointError, Latest, hf::HfDir, newest};
 use megaburn_mesh::{ShardPlan, ShardSpec};
 use megaburn_parallel::load_params;
 
 use crate::{Decoder, DecoderConfig, ModelError, assets::Assets, hf::HfParam};
 use check::{check_tensors, has_own_head};
+use choice::chosen;
 use mtp::{check_copies, copies, predicts};
 
 /// An opened model: its configuration, and its weights, of which each rank reads what it holds.
@@ -40,23 +42,29 @@ pub(crate) const PREFIX: &str = "model.";
 
 impl ModelSource {
     /// Opens a Hugging Face folder (it has `config.json`), a checkpoint (`manifest.json`) or a run
-    /// (`checkpoints/`, of which the newest counts). Names, shapes and element types of all tensors are
-    /// checked; of weights none are read but matrices that must be copies of each other.
+    /// (`checkpoints/`, of which the newest counts whose files have their full length). Names, shapes
+    /// and element types of all tensors are checked; of weights none are read but matrices that must be
+    /// copies of each other. [`agreed`](Self::agreed) verifies the weights of a run's checkpoint.
     ///
     /// # Errors
-    /// None of the three, a file that cannot be read or is damaged, an architecture that is not
-    /// known, a tensor that is missing, of another shape, no float, or of no use.
+    /// None of the three, a file that cannot be read or is damaged, a run without a whole checkpoint, an
+    /// architecture that is not known, a tensor that is missing, of another shape, no float, or of no use.
     pub fn open(path: &Path) -> Result<Self, ModelError> {
+        Self::open_by(path, newest)
+    }
+
+    fn open_by(
+        path: &Path,
+        choose: impl Fn(&Path) -> Result<Latest, CheckpointError>,
+    ) -> Result<Self, ModelError> {
         if path.join("config.json").is_file() {
             return Self::open_hf(path);
         }
         let weights = if path.join("manifest.json").is_file() {
             Checkpoint::open(path)?
         } else if path.join("checkpoints").is_dir() {
-            newest(&path.join("checkpoints"))?.ok_or_else(|| ModelError::File {
-                path: path.join("checkpoints"),
-                why: "holds no checkpoint".into(),
-            })?
+            let checkpoints = path.join("checkpoints");
+            chosen(choose(&checkpoints)?, &checkpoints)?
         } else {
             let why = match path.is_dir() {
                 true => {

@@ -1,13 +1,13 @@
 //! What a configuration takes from the model that the run starts from.
 
-use std::path::Path;
+use std::{fs, path::Path};
 
-use megaburn_checkpoint::newest;
+use megaburn_checkpoint::{Checkpoint, Latest, newest};
 use megaburn_models::{assets::Assets, source::ModelSource};
 use toml::Table;
 
-use super::{ModelConfig, Tokenizer, TrainConfig};
-use crate::TrainError;
+use super::{ModelConfig, Tokenizer, TrainConfig, changes::same_start, fine_tune};
+use crate::{ResumeError, TrainError};
 
 /// A model that a run takes its sizes from.
 #[derive(Debug)]
@@ -19,6 +19,13 @@ pub(crate) enum Start {
 }
 
 impl Start {
+    /// What `model.init` names so that it stays the same: of a run, the checkpoint that was chosen.
+    pub(crate) fn pinned(&self) -> Option<String> {
+        let Self::Init(source) = self else { return None };
+        let path = source.checkpoint().map_or(source.path(), |checkpoint| checkpoint.path());
+        Some(path.display().to_string())
+    }
+
     pub(crate) fn source(&self) -> &ModelSource {
         match self {
             Self::Resumed(source) | Self::Init(source) => source,
@@ -31,27 +38,75 @@ impl TrainConfig {
     /// that unless it is `fresh`, and does not need `model.init` any more.
     ///
     /// # Errors
-    /// See [`ModelSource::open`].
+    /// See [`ModelSource::open`]. The run has checkpoints, and none is whole.
     pub(crate) fn start(&self, fresh: bool) -> Result<Option<Start>, TrainError> {
         let Some(init) = &self.model.init else { return Ok(None) };
         let checkpoints = Path::new(&self.run.dir).join("checkpoints");
-        let own = match !fresh && checkpoints.is_dir() {
-            // A newest one that is damaged is seen to when the run resumes.
-            true => newest(&checkpoints).ok().flatten(),
-            false => None,
+        let own = match fresh {
+            true => Latest { checkpoint: None, refused: Vec::new() },
+            false => newest(&checkpoints)?,
         };
-        Ok(Some(match own {
+        if let (None, Some(newest)) = (&own.checkpoint, own.refused.into_iter().next()) {
+            return Err(ResumeError::AllDamaged { path: newest.path, why: newest.why }.into());
+        }
+        // Newer ones that are damaged are named when the run resumes.
+        Ok(Some(match own.checkpoint {
             Some(own) => Start::Resumed(Box::new(ModelSource::open(own.path())?)),
             None => Start::Init(Box::new(ModelSource::open(Path::new(init))?)),
         }))
     }
 }
 
-/// Where `model.init` is set, fills in the rest of `[model]` from there, and `data.tokenizer` with
-/// the model's own. `given` is what the layers set.
+/// What the run in `dir` started from, as its checkpoint or else its `config.toml` records it.
+fn recorded_init(dir: &Path, checkpoint: &Checkpoint) -> Option<String> {
+    let recorded = checkpoint.trainer().get("config");
+    if let Some(config) = recorded.filter(|config| config.is_object()) {
+        return Some(config.get("model")?.get("init")?.as_str()?.to_string());
+    }
+    let table: Table = fs::read_to_string(dir.join("config.toml")).ok()?.parse().ok()?;
+    Some(table.get("model")?.get("init")?.as_str()?.to_string())
+}
+
+/// Files of tokenizers that are not read, in folders without a `tokenizer.json`.
+const UNREAD_TOKENIZERS: [&str; 9] = [
+    "tokenizer.model",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "tekken.json",
+    "tokenizer.tiktoken",
+    "qwen.tiktoken",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+];
+
+/// The tokenizer that came with a model; bytes where none did.
+fn own_tokenizer(source: &ModelSource) -> Result<Option<Tokenizer>, TrainError> {
+    let Some(folder) = Assets::folder(source) else { return Ok(None) };
+    let file = folder.join("tokenizer.json");
+    if file.is_file() {
+        return Ok(Some(Tokenizer::File(file.display().to_string())));
+    }
+    match UNREAD_TOKENIZERS.iter().find(|name| folder.join(name).is_file()) {
+        None => Ok(None),
+        Some(name) => {
+            let rule = format!(
+                "given, for the model's own tokenizer `{}` cannot be read: give a tokenizer.json or its \
+                 folder (`AutoTokenizer.from_pretrained(..).save_pretrained(..)` of transformers writes \
+                 one), or `data.tokenizer=byte` to train on bytes",
+                folder.join(name).display()
+            );
+            Err(TrainError::Invalid { key: "data.tokenizer", value: "absent".into(), rule })
+        }
+    }
+}
+
+/// Where `model.init` is set, fills in the rest of `[model]` from there, `data.tokenizer` with the
+/// model's own, and what is usual for fine-tuning. `given` is what the layers set.
 ///
 /// # Errors
-/// What is named cannot be opened, or a key says something else than it.
+/// What is named cannot be opened, is not what the run started from, or a key says something else than
+/// it; a tokenizer that came with it cannot be read.
 pub(super) fn fill_in(
     config: &mut TrainConfig,
     given: &Table,
@@ -59,7 +114,17 @@ pub(super) fn fill_in(
 ) -> Result<(), TrainError> {
     let Some(start) = config.start(fresh)? else { return Ok(()) };
     let source = start.source();
-    let init = config.model.init.clone();
+    let mut init = config.model.init.clone();
+    if let (Start::Resumed(own), Some(given)) = (&start, &init) {
+        let run = Path::new(&config.run.dir);
+        let checkpoint = own.checkpoint().expect("a run resumes from its checkpoint");
+        let recorded = recorded_init(run, checkpoint);
+        if recorded.as_ref().is_none_or(|recorded| !same_start(recorded, given)) {
+            let (run, given) = (run.to_path_buf(), given.clone());
+            return Err(ResumeError::OtherInit { run, recorded, given }.into());
+        }
+        init = recorded;
+    }
     let section = |model: &ModelConfig| Table::try_from(model).expect("a section is a table");
     let (said, found) = (section(&config.model), ModelConfig::of(source.config()));
     let actual = section(&found);
@@ -77,20 +142,12 @@ pub(super) fn fill_in(
             });
         }
     }
-    // Another run is pinned to the checkpoint that is its newest now.
-    let pinned = |source: &ModelSource| {
-        source.checkpoint().map_or(source.path(), |checkpoint| checkpoint.path()).to_path_buf()
-    };
-    let init = match &start {
-        Start::Init(source) => Some(pinned(source).display().to_string()),
-        Start::Resumed(_) => init,
-    };
     config.model = ModelConfig { init, ..found };
-    if given_in("data").is_none_or(|data| !data.contains_key("tokenizer")) {
-        let file = Assets::folder(source).map(|folder| folder.join("tokenizer.json"));
-        if let Some(file) = file.filter(|file| file.is_file()) {
-            config.data.tokenizer = Tokenizer::File(file.display().to_string());
-        }
+    fine_tune::set_defaults(config, given, source.config());
+    if given_in("data").is_none_or(|data| !data.contains_key("tokenizer"))
+        && let Some(tokenizer) = own_tokenizer(source)?
+    {
+        config.data.tokenizer = tokenizer;
     }
     Ok(())
 }

@@ -2,11 +2,12 @@
 
 use std::{fs, path::Path};
 
+use megaburn_models::assets::ASSETS;
 use serde::Deserialize;
 use toml::{Table, Value};
 
 use super::{ParallelConfig, TrainConfig, check::fits_toml, init, schema};
-use crate::TrainError;
+use crate::{ResumeError, TrainError};
 
 /// Collects the layers of a configuration. What is added later overrides what was added before;
 /// every layer is checked by itself, so an error names the file or flag at fault even where another
@@ -15,6 +16,8 @@ use crate::TrainError;
 pub struct ConfigLayers {
     merged: Table,
     fresh: bool,
+    /// The run that goes on, if one was named.
+    run: Option<String>,
 }
 
 impl ConfigLayers {
@@ -32,6 +35,29 @@ impl ConfigLayers {
         let text = fs::read_to_string(path)
             .map_err(|source| TrainError::Read { path: path.into(), source })?;
         self.with_text(&path.display().to_string(), &text)
+    }
+
+    /// Adds what the run in the folder `dir` was trained with, its `config.toml`, for `--resume DIR`.
+    /// A run that was moved is found where it is now, and so is its copy of the tokenizer.
+    ///
+    /// # Errors
+    /// The folder has no `config.toml`; see also [`with_file`](Self::with_file).
+    pub fn with_run(self, dir: &str) -> Result<Self, TrainError> {
+        let folder = Path::new(dir);
+        let file = folder.join("config.toml");
+        if !file.is_file() {
+            return Err(ResumeError::NoRun { path: folder.into() }.into());
+        }
+        let mut layers = self.with_file(&file)?;
+        let origin = format!("`--resume {dir}`");
+        let kept = folder.join(ASSETS).join("tokenizer.json");
+        let said = layers.merged.get("data").and_then(|data| data.get("tokenizer")?.as_str());
+        if kept.is_file() && said.is_some_and(|said| said != "byte") {
+            let kept = kept.display().to_string();
+            layers = layers.with_value("data.tokenizer", kept.into(), origin.clone())?;
+        }
+        layers.run = Some(dir.to_string());
+        layers.with_value("run.dir", dir.into(), origin)
     }
 
     /// Adds TOML text; `name` stands for it in errors.
@@ -114,8 +140,20 @@ impl ConfigLayers {
     /// A value that no run can use, by its key.
     pub fn load(self) -> Result<TrainConfig, TrainError> {
         let mut config = read(self.merged.clone(), "the configuration".into())?;
+        if let Some(run) = self.run.filter(|run| *run != config.run.dir) {
+            let rule = format!("left out beside --resume, which goes on in `{run}`");
+            return Err(TrainError::Invalid { key: "run.dir", value: config.run.dir, rule });
+        }
+        let names_dir = self.merged.get("run").is_some_and(|run| run.get("dir").is_some());
+        if !names_dir && config.model.init.is_some() {
+            // Whether the run has a checkpoint decides what its model is taken from.
+            config.run.dir = config.default_dir();
+        }
         init::fill_in(&mut config, &self.merged, self.fresh)?;
         config.validate()?;
+        if !names_dir && config.model.init.is_none() {
+            config.run.dir = config.default_dir();
+        }
         Ok(config)
     }
 

@@ -18,11 +18,14 @@
 
 mod attention;
 mod batch;
+mod changes;
 mod check;
 mod context;
 mod dtype;
 mod experts;
+mod fine_tune;
 mod init;
+mod keys;
 mod latent;
 mod layer_pattern;
 mod layers;
@@ -35,6 +38,7 @@ mod pipeline;
 mod recompute;
 mod rope;
 mod rule;
+mod run_dir;
 mod schedule;
 mod schema;
 mod sections;
@@ -48,6 +52,8 @@ use serde::{Deserialize, Serialize};
 
 pub use attention::Attention;
 pub use batch::BatchRampConfig;
+pub use changes::Change;
+pub(crate) use changes::{Changes, changes, record_of_file};
 pub use context::CpComm;
 pub use dtype::Dtype;
 pub use experts::ExpertsConfig;
@@ -171,7 +177,7 @@ impl TrainConfig {
         resolved.parallel.sp = Some(layout.sp);
         resolved.model.head_dim = Some(model.head_dim);
         resolved.model.vocab = Some(model.vocab);
-        resolved.optimizer.resolve_decay(&self.train);
+        resolved.optimizer.resolve_horizons(&self.train);
         resolved
     }
 
@@ -276,9 +282,12 @@ mod tests {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../configs/llama-tiny.toml");
         let text = std::fs::read_to_string(path).unwrap();
         let spelled: toml::Table = text.parse().unwrap();
-        assert_eq!(spelled, TrainConfig::default().to_toml().parse().unwrap());
+        // Only the name of its folder is its own.
+        let mut default = TrainConfig::default();
+        default.run.dir = "runs/llama-tiny".into();
+        assert_eq!(spelled, default.to_toml().parse().unwrap());
         let config = ConfigLayers::new().with_file(path).unwrap().load().unwrap();
-        assert_eq!(config, TrainConfig::default());
+        assert_eq!(config, default);
         for key in schema::keys() {
             let name = key.rsplit('.').next().unwrap();
             let named = text.lines().any(|line| {

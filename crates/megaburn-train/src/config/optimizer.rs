@@ -62,9 +62,12 @@ pub struct OptimizerConfig {
     pub eps: f64,
     /// Weight decay, of parameters with two dimensions or more; decoupled but for "sgd".
     pub weight_decay: f64,
-    /// What it has become at train.steps; a longer run changes it more slowly. Default: the same.
+    /// What it has become after `weight_decay_steps`. Default: the same.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub end_weight_decay: Option<f64>,
+    /// Updates at which weight decay has become `end_weight_decay`. Default: train.steps.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub weight_decay_steps: Option<u64>,
     /// How it gets there.
     pub weight_decay_style: WeightDecayStyle,
     /// Largest norm of the gradient of all parameters; 0 does not clip.
@@ -128,6 +131,7 @@ impl Default for OptimizerConfig {
             eps: 1e-8,
             weight_decay: 0.1,
             end_weight_decay: None,
+            weight_decay_steps: None,
             weight_decay_style: WeightDecayStyle::Linear,
             clip_grad: 1.0,
             grad_norm_skip_threshold: 0.0,

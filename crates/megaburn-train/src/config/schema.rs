@@ -54,6 +54,7 @@ static SCHEMA: LazyLock<Table> = LazyLock::new(|| {
     config.optimizer.decoupled_lr = Some(1.0);
     config.optimizer.decoupled_min_lr = Some(1.0);
     config.optimizer.end_weight_decay = Some(1.0);
+    config.optimizer.weight_decay_steps = Some(1);
     config.optimizer.loss_scale = Some(1.0);
     config.optimizer.muon.dtype = Some(Dtype::F32);
     Table::try_from(config).expect("a configuration is a table")

@@ -17,7 +17,8 @@ use crate::{TrainError, device::DeviceChoice};
 #[serde(default, deny_unknown_fields)]
 pub struct RunConfig {
     /// Folder of the run: resolved configuration, metrics, checkpoints, loss picture. It may exist
-    /// and hold other files.
+    /// and hold other files. Where no layer of the configuration names one it is named after model and
+    /// data, as the default is.
     pub dir: String,
     /// What initial weights and the order of the data are drawn from.
     pub seed: u64,
@@ -27,7 +28,7 @@ pub struct RunConfig {
 
 impl Default for RunConfig {
     fn default() -> Self {
-        Self { dir: "runs/llama-tiny".into(), seed: 1234, device: DeviceChoice::Auto }
+        Self { dir: "runs/llama-821k-burn-sources".into(), seed: 1234, device: DeviceChoice::Auto }
     }
 }
 
@@ -42,7 +43,7 @@ impl RunConfig {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct DataConfig {
-    /// A `.txt` or `.jsonl` file, relative to the working directory. Default: the Rust sources of
+    /// A file of text or of JSON (`.jsonl`, `.ndjson`, `.json`), relative to the working directory. Default: the Rust sources of
     /// the Burn crates in the local Cargo registry.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub path: Option<String>,

@@ -123,6 +123,12 @@ impl TrainConfig {
                 "with optimizer.end_weight_decay",
             ),
             (
+                "optimizer.weight_decay_steps",
+                mine.weight_decay_steps.is_some(),
+                mine.end_weight_decay.is_some(),
+                "with optimizer.end_weight_decay",
+            ),
+            (
                 "train.tf32",
                 self.train.tf32,
                 self.train.dtype == Dtype::F32,
@@ -219,6 +225,7 @@ mod tests {
     #[case(&["optimizer.decoupled_min_lr=1e-4"], &["optimizer.decoupled_min_lr"])]
     #[case(&["optimizer.decoupled_min_lr=1e-4", "optimizer.decoupled_lr=1e-3"], &[])]
     #[case(&["optimizer.weight_decay_style=cosine"], &["optimizer.weight_decay_style"])]
+    #[case(&["optimizer.weight_decay_steps=9"], &["optimizer.weight_decay_steps"])]
     #[case(&["train.tf32=true", "train.dtype=bf16"], &["train.tf32"])]
     #[case(&["optimizer.beta1=0.8", "optimizer.name=sgd"], &["optimizer.beta1"])]
     #[case(&["optimizer.beta1=0.8", "optimizer.name=muon"], &[])]

@@ -40,7 +40,8 @@ pub struct GenerateJob<'a> {
 
 impl GenerateJob<'_> {
     /// Loads the model split over the ranks of `layout`, threads or processes (`env`), on `devices`,
-    /// and lets it continue the prompts.
+    /// and lets it continue the prompts. The weights of a checkpoint are verified first; of a run the
+    /// newest whole one is used.
     ///
     /// # Errors
     /// A layout that splits more than the model, or that the model refuses; a prompt or a way to choose
@@ -66,7 +67,27 @@ impl GenerateJob<'_> {
         let device = devices.of_this_process(layout, env.as_ref())?;
         let options = GroupOptions::default();
         let on_rank = |world: &Group| self.on_rank(world, layout, &device);
-        Ok(run_ranks(layout, env, options, &device, on_rank)?.swap_remove(0))
+        let is_first = env.as_ref().is_none_or(|env| env.rank == 0);
+        let found = run_ranks(layout, env, options, &device, on_rank)?.swap_remove(0);
+        if is_first {
+            self.warn_of_long_texts(&found);
+        }
+        Ok(found)
+    }
+
+    /// Says where a text became longer than the model's positions.
+    fn warn_of_long_texts(&self, found: &[Continuation]) {
+        let positions = self.source.config().max_seq_len;
+        for (index, (prompt, found)) in self.prompts.iter().zip(found).enumerate() {
+            let len = prompt.len() + found.tokens.len();
+            // The last token was written and not read.
+            if len > positions + 1 {
+                let kept = positions.div_ceil(2);
+                tracing::warn!(
+                    "prompt {index} and its continuation are {len} tokens, and the model has {positions} positions: the text was continued from its last {kept} tokens each time it outgrew them"
+                );
+            }
+        }
     }
 
     /// Whether layers are built to share sequences: of experts they are where a tensor-parallel group has several
@@ -81,7 +102,9 @@ impl GenerateJob<'_> {
         layout: &Layout,
         device: &Device,
     ) -> Result<Vec<Continuation>, TrainError> {
-        let Self { source, prompts, options, stop, .. } = *self;
+        let Self { prompts, options, stop, .. } = *self;
+        let agreed = self.source.agreed(world)?;
+        let source = agreed.as_ref().unwrap_or(self.source);
         let groups = ProcessGroups::new(world, *layout)?;
         // What predicts further tokens is of no use here, and not loaded.
         let config = &source.config().without_mtp();

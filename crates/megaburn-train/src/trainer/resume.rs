@@ -1,4 +1,4 @@
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, fs, path::Path};
 
 use burn::tensor::{DType, TensorData};
 use megaburn_checkpoint::{Checkpoint, find_latest, prepare};
@@ -8,8 +8,8 @@ use serde_json::{Value, json};
 
 use super::save::TrainerState;
 use crate::{
-    TrainError,
-    config::Dtype,
+    ResumeError, TrainError,
+    config::{Change, Changes, Dtype, changes, record_of_file},
     trainer::{Progress, Trainer},
 };
 
@@ -18,9 +18,11 @@ use crate::{
 pub struct Resumed {
     /// What was done before.
     pub progress: Progress,
-    /// In what the schedules of the checkpoint differ from those that the run goes on with, if they
-    /// do: the losses will not be those of a run that was never interrupted.
-    pub other_schedule: Option<String>,
+    /// The keys that can change numbers and have another value than the checkpoint was trained with:
+    /// the losses will not be those of a run that was never interrupted.
+    pub changes: Vec<Change>,
+    /// Whether what the checkpoint was trained with is recorded, in it or in the run's `config.toml`.
+    pub is_recorded: bool,
     /// The keys of what this run keeps in fewer bits than the checkpoint does: it was rounded, for
     /// good.
     pub rounded: Vec<&'static str>,
@@ -41,10 +43,9 @@ impl Trainer {
         let Some(checkpoint) = latest.checkpoint else {
             // Starting anew beside the remains of a run would bury them.
             return match latest.refused.into_iter().next() {
-                Some(refused) => Err(TrainError::CannotResume {
-                    path: refused.path,
-                    what: format!("is damaged, and no other is whole: {}", refused.why),
-                }),
+                Some(refused) => {
+                    Err(ResumeError::AllDamaged { path: refused.path, why: refused.why }.into())
+                }
                 None => Ok(None),
             };
         };
@@ -57,13 +58,37 @@ impl Trainer {
         self.check_model(&checkpoint)?;
         self.check_optimizer(&checkpoint)?;
         self.check_samples(&checkpoint)?;
+        let changes = self.changes(&checkpoint)?;
         self.load(&checkpoint)?;
-        let schedule = read_state(&checkpoint)?.schedule;
         Ok(Some(Resumed {
             progress: self.progress,
-            other_schedule: other_schedule(&schedule, &json!(self.schedules)),
+            is_recorded: changes.is_some(),
+            changes: changes.unwrap_or_default(),
             rounded: self.rounded(&checkpoint),
         }))
+    }
+
+    /// The keys that can change numbers and have another value than before; none where nothing is
+    /// recorded. A key that makes another run is refused.
+    fn changes(&self, checkpoint: &Checkpoint) -> Result<Option<Vec<Change>>, TrainError> {
+        let saved = match read_state(checkpoint)?.config {
+            Value::Null => {
+                let file = Path::new(&self.config.run.dir).join("config.toml");
+                let text = fs::read_to_string(file).ok();
+                text.and_then(|text| record_of_file(&text, &self.model_config))
+            }
+            saved => Some(saved),
+        };
+        let Some(saved) = saved else { return Ok(None) };
+        let mine = self.config.record(&self.groups.layout(), &self.model_config);
+        let Changes { identity, numeric } = changes(&saved, &mine);
+        match identity.first() {
+            None => Ok(Some(numeric)),
+            Some(Change { key, old, new }) => {
+                let what = format!("is of another run: {key} is {old} there and {new} here");
+                Err(ResumeError::Other { path: checkpoint.path().into(), what }.into())
+            }
+        }
     }
 
     fn rounded(&self, checkpoint: &Checkpoint) -> Vec<&'static str> {
@@ -98,7 +123,7 @@ impl Trainer {
         difference(checkpoint.model(), &mine).map_or(Ok(()), |difference| {
             let (path, what) =
                 (checkpoint.path().into(), format!("is of another model: {difference}"));
-            Err(TrainError::CannotResume { path, what })
+            Err(ResumeError::Other { path, what }.into())
         })
     }
 
@@ -125,7 +150,7 @@ impl Trainer {
         let what = format!(
             "{why}; to go on from its weights alone, begin a run of another run.dir with model.init = that path"
         );
-        Err(TrainError::CannotResume { path: checkpoint.path().into(), what })
+        Err(ResumeError::Other { path: checkpoint.path().into(), what }.into())
     }
 
     /// Refuses a checkpoint of another stream of samples.
@@ -141,7 +166,7 @@ impl Trainer {
                 let what = format!(
                     "was trained with another order of samples: {name} is {saved} there and {mine} here"
                 );
-                return Err(TrainError::CannotResume { path: checkpoint.path().into(), what });
+                return Err(ResumeError::Other { path: checkpoint.path().into(), what }.into());
             }
         }
         if saved.document_multiple != mine.document_multiple {
@@ -153,7 +178,7 @@ impl Trainer {
             let what = format!(
                 "was trained on samples that are read otherwise: {saved} there, {mine} here"
             );
-            return Err(TrainError::CannotResume { path: checkpoint.path().into(), what });
+            return Err(ResumeError::Other { path: checkpoint.path().into(), what }.into());
         }
         Ok(())
     }
@@ -203,14 +228,8 @@ impl Trainer {
 fn read_state(checkpoint: &Checkpoint) -> Result<TrainerState, TrainError> {
     serde_json::from_value(checkpoint.trainer().clone()).map_err(|error| {
         let what = format!("has a trainer state that this version does not read: {error}");
-        TrainError::CannotResume { path: checkpoint.path().to_path_buf(), what }
+        ResumeError::Other { path: checkpoint.path().to_path_buf(), what }.into()
     })
-}
-
-/// In what the schedules of a checkpoint are others. Those of before schedules were functions of
-/// samples say nothing that could be compared.
-fn other_schedule(saved: &Value, mine: &Value) -> Option<String> {
-    saved.get("batch").and_then(|_| difference(saved, mine))
 }
 
 /// The first field in which two objects differ, for people.
@@ -225,17 +244,6 @@ fn difference(saved: &Value, mine: &Value) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn another_schedule_is_told_and_one_of_another_form_is_not() {
-        let mine = json!({"batch": {"end": 8}, "lr": {"max": 0.1}});
-        assert_eq!(other_schedule(&mine, &mine), None);
-        let saved = json!({"batch": {"end": 8}, "lr": {"max": 0.2}});
-        let expected = r#"lr is {"max":0.2} there and {"max":0.1} here"#;
-        assert_eq!(other_schedule(&saved, &mine).unwrap(), expected);
-        let of_updates = json!({"init": 0.0, "max": 0.1, "warmup_steps": 20, "decay_steps": 300});
-        assert_eq!(other_schedule(&of_updates, &mine), None);
-    }
 
     #[test]
     fn a_state_from_before_there_were_skips_is_read() {

@@ -23,8 +23,9 @@ pub(super) struct TrainerState {
     /// What documents are padded to a multiple of, where samples are split into such.
     #[serde(default)]
     pub(super) document_multiple: Option<usize>,
-    /// Only compared.
-    pub(super) schedule: Value,
+    /// What the run was trained with: every key of its configuration. Only compared.
+    #[serde(default)]
+    pub(super) config: Value,
     #[serde(default)]
     pub(super) loss_scaler: Option<LossScaler>,
     #[serde(default = "adamw")]
@@ -99,7 +100,7 @@ impl Trainer {
             data_hash: self.data.hash,
             num_train_samples: self.train.num_samples(),
             document_multiple: self.config.data.split_into(),
-            schedule: json!(self.schedules),
+            config: self.config.record(&self.groups.layout(), &self.model_config),
             loss_scaler: self.loss_scaler,
             optimizer: self.optimizer.name().to_string(),
             last_load: self.last_load.clone(),

@@ -1,11 +1,10 @@
 use megaburn_data::BatchSchedule;
 use megaburn_optim::{LrSchedule, Rates, WeightDecaySchedule};
-use serde::Serialize;
 
 use crate::{TrainConfig, TrainError};
 
 /// What changes over a run, as functions of the samples it was trained on.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug)]
 pub(super) struct Schedules {
     pub(super) batch: BatchSchedule,
     lr: LrSchedule,

@@ -107,9 +107,6 @@ impl GenerateArgs {
             return launch_again(layout.world_size(), std::env::args_os().skip(1));
         }
         let source = ModelSource::open(&self.model)?;
-        if env.as_ref().is_none_or(|env| env.rank == 0) {
-            source.verify()?;
-        }
         let tokenizer = model_tokenizer(&source, self.tokenizer.as_deref())?;
         let mut texts = self.prompt.clone();
         for path in &self.prompt_file {

@@ -11,8 +11,8 @@ use megaburn_train::{Exit, TrainError};
 
 #[derive(Args)]
 pub(super) struct TokenizeArgs {
-    /// Text to learn from (.txt or .jsonl); may be given several times. Default: the sources of the
-    /// Burn crates, as for training.
+    /// Text to learn from (plain, or JSON in a .jsonl, .ndjson or .json file); may be given several
+    /// times. Default: the sources of the Burn crates, as for training.
     #[arg(long, value_name = "FILE")]
     data: Vec<PathBuf>,
     /// Number of token ids, 256 bytes and the special tokens included.

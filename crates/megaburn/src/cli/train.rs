@@ -21,10 +21,16 @@ pub struct TrainArgs {
     /// One setting, like `parallel.tp=2`; the value is TOML, else a bare string. Repeatable.
     #[arg(long, value_name = "KEY=VALUE")]
     pub set: Vec<String>,
-    /// Text to train on (.txt or .jsonl) instead of the sources of the Burn crates.
+    /// Go on with the run in this folder as it was configured. `--set`, `--steps` and the flags below
+    /// change that; those that can change numbers are listed.
+    #[arg(long, value_name = "RUN", conflicts_with_all = ["config", "init", "fresh"])]
+    pub resume: Option<String>,
+    /// Text to train on (plain, or JSON in a .jsonl, .ndjson or .json file) instead of the sources of
+    /// the Burn crates.
     #[arg(long, value_name = "FILE")]
     pub data: Option<String>,
-    /// Start from this Hugging Face folder, checkpoint or run instead of fresh weights.
+    /// Start from this Hugging Face folder, checkpoint or run instead of fresh weights; learning rate,
+    /// warm-up and sequence length are then those of fine-tuning, unless they are set.
     #[arg(long, value_name = "PATH")]
     pub init: Option<String>,
     /// How the run is split over ranks, like `tp2-dp2-sp`.
@@ -53,6 +59,9 @@ impl TrainArgs {
     /// The first key or value that is wrong, and where it came from.
     pub fn load(&self) -> Result<TrainConfig, TrainError> {
         let mut layers = ConfigLayers::new();
+        if let Some(run) = &self.resume {
+            layers = layers.with_run(run)?;
+        }
         for path in &self.config {
             layers = layers.with_file(path)?;
         }

@@ -202,7 +202,7 @@ impl VerifyArgs {
                 [checkpoint(a) as &dyn TensorSource, checkpoint(b)]
             }
             _ => {
-                let [a, b] = [ModelSource::open(a)?, ModelSource::open(b)?];
+                let [a, b] = [ModelSource::open_whole(a)?, ModelSource::open_whole(b)?];
                 return self.print(&*a.as_hf()?, &*b.as_hf()?);
             }
         };
@@ -239,7 +239,7 @@ impl Side {
         // Of any architecture: its tensors need no meaning to be compared.
         match path.join("config.json").is_file() {
             true => Ok(Self::Hf(HfDir::open(path)?)),
-            false => Ok(Self::Model(Box::new(ModelSource::open(path)?))),
+            false => Ok(Self::Model(Box::new(ModelSource::open_whole(path)?))),
         }
     }
 }

@@ -15,7 +15,17 @@ impl OptimizerConfig {
         let Self { lr, min_lr, init_lr, .. } = *self;
         positive("optimizer.lr", lr)?;
         let rule = format!("from 0 to optimizer.lr {lr}");
-        require((0.0..=lr).contains(&min_lr), "optimizer.min_lr", min_lr, rule.clone())?;
+        let advice = match min_lr == Self::default().min_lr {
+            true => {
+                format!(
+                    "; that is its default, so set optimizer.min_lr too, as to {:e}",
+                    super::tenth(lr)
+                )
+            }
+            false => "; lower optimizer.min_lr or raise optimizer.lr".to_string(),
+        };
+        let ok = (0.0..=lr).contains(&min_lr);
+        require(ok, "optimizer.min_lr", min_lr, format!("{rule}{advice}"))?;
         require((0.0..=lr).contains(&init_lr), "optimizer.init_lr", init_lr, rule)?;
         if let Some(lr) = self.decoupled_lr {
             positive("optimizer.decoupled_lr", lr)?;
@@ -29,6 +39,8 @@ impl OptimizerConfig {
             require((0.0..=lr).contains(&min), "optimizer.decoupled_min_lr", min, rule)?;
         }
         not_negative("optimizer.weight_decay", self.weight_decay)?;
+        let steps = self.weight_decay_steps.unwrap_or(1);
+        require(steps >= 1, "optimizer.weight_decay_steps", steps, "at least 1")?;
         not_negative("optimizer.end_weight_decay", self.end_weight_decay.unwrap_or_default())?;
         self.validate_lengths(train)
     }
@@ -111,7 +123,12 @@ mod tests {
     #[rstest]
     #[case("lr = 0", "`optimizer.lr` is 0: it must be more than 0 and finite")]
     #[case("lr = inf", "`optimizer.lr` is inf: it must be more than 0 and finite")]
-    #[case("min_lr = 1", "`optimizer.min_lr` is 1: it must be from 0 to optimizer.lr 0.003")]
+    #[case("min_lr = 1", "`optimizer.min_lr` is 1: it must be from 0 to optimizer.lr 0.003; lower")]
+    #[case(
+        "lr = 1e-4",
+        "is 0.0003: it must be from 0 to optimizer.lr 0.0001; that is its default, so set optimizer.min_lr too, as to 1e-5"
+    )]
+    #[case("weight_decay_steps = 0", "`optimizer.weight_decay_steps` is 0: it must be at least 1")]
     #[case("init_lr = -0.1", "`optimizer.init_lr` is -0.1: it must be from 0 to optimizer.lr")]
     #[case("decoupled_lr = 0", "`optimizer.decoupled_lr` is 0: it must be more than 0")]
     #[case(

@@ -25,6 +25,11 @@ pub enum LrDecayStyle {
     Wsd,
 }
 
+/// A tenth of a learning rate, the usual end of its decay, without the noise of its last digits.
+pub(in crate::config) fn tenth(lr: f64) -> f64 {
+    format!("{:.9e}", lr / 10.0).parse().expect("it was printed from a number")
+}
+
 impl OptimizerConfig {
     /// The learning rate of a run of `steps` updates. A run shorter than the warm-up is all
     /// warm-up.
@@ -65,7 +70,8 @@ impl OptimizerConfig {
         LrSchedule { max, min, init: schedule.init.min(max), ..schedule }
     }
 
-    /// The weight decay of a run of `steps` updates.
+    /// The weight decay of a run of `steps` updates, over which it changes unless
+    /// `weight_decay_steps` says otherwise.
     pub fn weight_decay_schedule(
         &self,
         steps: u64,
@@ -74,7 +80,8 @@ impl OptimizerConfig {
         let (start, style) = (self.weight_decay, self.weight_decay_style);
         match self.end_weight_decay.filter(|end| *end != start) {
             Some(end) => {
-                WeightDecaySchedule { start, end, samples: batches.samples_after(steps), style }
+                let samples = batches.samples_after(self.weight_decay_steps.unwrap_or(steps));
+                WeightDecaySchedule { start, end, samples, style }
             }
             None => WeightDecaySchedule::constant(start),
         }
@@ -85,13 +92,17 @@ impl OptimizerConfig {
         self.decay_steps.is_some() || self.decay_samples.is_some()
     }
 
-    /// Spells out the length of the decay, so that a longer run goes on along the same learning rates.
-    pub(in crate::config) fn resolve_decay(&mut self, train: &LoopConfig) {
+    /// Spells out over how many updates learning rate and weight decay change, so that a longer run
+    /// goes on along the same curves.
+    pub(in crate::config) fn resolve_horizons(&mut self, train: &LoopConfig) {
         let Ok(batches) = train.batch_schedule() else { return };
         let LrSchedule { warmup_samples, .. } = self.lr_schedule(train.steps, &batches);
         // A run that is all warm-up has no decay to speak of.
         if !self.has_decay() && batches.samples_after(train.steps) > warmup_samples {
             self.decay_steps = Some(train.steps);
+        }
+        if self.end_weight_decay.is_some() {
+            self.weight_decay_steps.get_or_insert(train.steps);
         }
     }
 }
@@ -203,5 +214,16 @@ mod tests {
         let schedule = config.weight_decay_schedule(100, &batches);
         let found = [0, 400, 800].map(|at| schedule.weight_decay(at));
         assert_eq!(found.map(|decay| (decay * 1e9).round() / 1e9), [0.1, 0.2, 0.3]);
+        // With a length of its own it is the same in a run that is stopped earlier or goes on longer.
+        let pinned = OptimizerConfig { weight_decay_steps: Some(100), ..config };
+        for steps in [50, 100, 200] {
+            assert_eq!(pinned.weight_decay_schedule(steps, &batches), schedule);
+        }
+        let train = LoopConfig { steps: 70, ..LoopConfig::default() };
+        let mut resolved = OptimizerConfig { weight_decay_steps: None, ..pinned };
+        resolved.resolve_horizons(&train);
+        assert_eq!(resolved.weight_decay_steps, Some(70));
+        resolved.resolve_horizons(&LoopConfig { steps: 90, ..train });
+        assert_eq!(resolved.weight_decay_steps, Some(70));
     }
 }

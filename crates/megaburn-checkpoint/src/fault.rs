@@ -1,0 +1,110 @@
+//! What an error says of a checkpoint: that it is damaged, or only that it could not be read now.
+
+use std::{io::ErrorKind, thread::sleep, time::Duration};
+
+use megaburn_collective::host_name;
+use serde::{Deserialize, Serialize};
+
+use crate::CheckpointError;
+
+/// What an error means for the checkpoint that gave it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Fault {
+    /// The files are not what was written. They will not become whole again.
+    Damaged,
+    /// A file or the folder is not there. Where only some ranks miss it, the folder is not shared.
+    Missing,
+    /// The system failed: no permission, no file descriptors, a network file system that is away.
+    /// The files may be whole.
+    Unreadable,
+    /// Another version wrote it.
+    OtherVersion,
+}
+
+impl Fault {
+    pub(crate) fn of(error: &CheckpointError) -> Self {
+        match error {
+            CheckpointError::Missing { .. } => Self::Missing,
+            CheckpointError::UnknownVersion { .. } => Self::OtherVersion,
+            CheckpointError::Io { source, .. } => match source.kind() {
+                ErrorKind::NotFound | ErrorKind::NotADirectory => Self::Missing,
+                ErrorKind::IsADirectory | ErrorKind::InvalidData | ErrorKind::UnexpectedEof => {
+                    Self::Damaged
+                }
+                _ => Self::Unreadable,
+            },
+            error if error.is_damage() => Self::Damaged,
+            _ => Self::Unreadable,
+        }
+    }
+}
+
+/// Pauses between tries of what the system failed at.
+const PAUSES: [Duration; 3] =
+    [Duration::from_millis(50), Duration::from_millis(250), Duration::from_secs(1)];
+
+/// The result of `attempt`, which is tried again a few times where the system failed. An error that
+/// stays then names this host.
+pub(crate) fn retried<T>(
+    mut attempt: impl FnMut() -> Result<T, CheckpointError>,
+) -> Result<T, CheckpointError> {
+    for pause in PAUSES {
+        match attempt() {
+            Err(error) if Fault::of(&error) == Fault::Unreadable => sleep(pause),
+            result => return result,
+        }
+    }
+    attempt().map_err(|error| match (Fault::of(&error), error) {
+        (Fault::Unreadable, CheckpointError::Io { action, path, source }) => {
+            CheckpointError::Unreadable { host: host_name(), action, path, source }
+        }
+        (_, error) => error,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use rstest::rstest;
+
+    use super::*;
+
+    fn failing(code: i32) -> CheckpointError {
+        let (action, path) = ("read", "step-00000007/manifest.json".into());
+        CheckpointError::Io { action, path, source: io::Error::from_raw_os_error(code) }
+    }
+
+    // EIO, ENOMEM, EACCES, EMFILE, and on Linux ESTALE.
+    #[rstest]
+    fn what_the_system_failed_at_is_tried_again_and_is_no_damage(
+        #[values(5, 12, 13, 24)] code: i32,
+    ) {
+        let mut tries = 0;
+        let found = retried(|| {
+            tries += 1;
+            if tries < 3 { Err(failing(code)) } else { Ok(tries) }
+        });
+        assert_eq!(found.unwrap(), 3);
+        assert_eq!(Fault::of(&failing(code)), Fault::Unreadable);
+    }
+
+    #[test]
+    fn a_failure_that_stays_names_the_host_and_the_file() {
+        let error = retried(|| Err::<(), _>(failing(13))).unwrap_err().to_string();
+        let start = format!("host {} cannot read step-00000007/manifest.json: ", host_name());
+        assert!(error.starts_with(&start) && error.contains("this is not damage"), "{error}");
+    }
+
+    #[test]
+    fn damage_is_not_tried_again() {
+        for (code, fault) in [(2, Fault::Missing), (21, Fault::Damaged)] {
+            let mut tries = 0;
+            let found = retried(|| {
+                tries += 1;
+                Err::<(), _>(failing(code))
+            });
+            assert_eq!((tries, Fault::of(&found.unwrap_err())), (1, fault));
+        }
+    }
+}

@@ -1,0 +1,241 @@
+//! In what the configuration of a run that goes on differs from the one that its checkpoint records.
+
+use std::{collections::BTreeMap, fmt, path::Path};
+
+use megaburn_mesh::Layout;
+use megaburn_models::DecoderConfig;
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use super::{
+    ModelConfig, TrainConfig,
+    keys::{KeyClass, class_of},
+};
+
+/// A key that has another value than before, or none.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Change {
+    /// The key, as a dotted path.
+    pub key: String,
+    /// What the checkpoint was trained with.
+    pub old: String,
+    /// What the run goes on with.
+    pub new: String,
+}
+
+impl fmt::Display for Change {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {} -> {}", self.key, self.old, self.new)
+    }
+}
+
+/// A value for people.
+fn shown(value: &Value) -> String {
+    match value {
+        Value::Null => "none".to_string(),
+        Value::String(text) => text.clone(),
+        value => match value.as_f64() {
+            Some(number) if number != 0.0 && number.abs() < 1e-3 => format!("{number:e}"),
+            _ => value.to_string(),
+        },
+    }
+}
+
+/// What changed between two records.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Changes {
+    /// Keys whose other value makes another run.
+    pub(crate) identity: Vec<Change>,
+    /// Keys whose other value changes numbers.
+    pub(crate) numeric: Vec<Change>,
+}
+
+impl TrainConfig {
+    /// What a checkpoint records of a configuration: every key, with what followed from the ranks,
+    /// the tokenizer or the model filled in.
+    pub(crate) fn record(&self, layout: &Layout, model: &DecoderConfig) -> Value {
+        let mut resolved = self.resolved(layout, model);
+        resolved.model = ModelConfig { init: self.model.init.clone(), ..ModelConfig::of(model) };
+        json!(resolved)
+    }
+}
+
+/// The record of a checkpoint that has none: what the run's `config.toml` says, with the checkpoint's
+/// own model.
+pub(crate) fn record_of_file(text: &str, model: &DecoderConfig) -> Option<Value> {
+    let mut record = json!(text.parse::<toml::Table>().ok()?);
+    let init = record.get("model").and_then(|model| model.get("init")).cloned();
+    record["model"] = json!(ModelConfig::of(model));
+    if let Some(init) = init {
+        record["model"]["init"] = init;
+    }
+    Some(record)
+}
+
+/// Compares two records key by key.
+pub(crate) fn changes(saved: &Value, mine: &Value) -> Changes {
+    let defaults = leaves(&json!(TrainConfig::default()));
+    let (saved, mine) = (leaves(saved), leaves(mine));
+    let mut found = Changes::default();
+    let keys = saved.keys().chain(mine.keys().filter(|key| !saved.contains_key(*key)));
+    for key in keys {
+        // A record from before there was the key: the version that wrote it did what is the default.
+        let old = saved.get(key).or_else(|| defaults.get(key));
+        let (old, new) = (old.unwrap_or(&Value::Null), mine.get(key).unwrap_or(&Value::Null));
+        let is_same = match key.as_str() {
+            "model.init" => same_init(old, new),
+            _ => same(old, new),
+        };
+        if is_same {
+            continue;
+        }
+        let list = match class_of(key) {
+            Some(KeyClass::Identity) => &mut found.identity,
+            Some(KeyClass::MicroBatch) if !routes_by_micro_batch(&mine) => continue,
+            Some(KeyClass::Content | KeyClass::Neutral) => continue,
+            // A key of another version may have changed numbers.
+            Some(KeyClass::Numeric | KeyClass::MicroBatch) | None => &mut found.numeric,
+        };
+        list.push(Change { key: key.clone(), old: shown(old), new: shown(new) });
+    }
+    found.numeric.sort_by(|a, b| a.key.cmp(&b.key));
+    found
+}
+
+/// Whether two texts for `model.init` name one start: a run stands for any of its checkpoints.
+pub(crate) fn same_start(recorded: &str, given: &str) -> bool {
+    let whole = |path: &Path| path.canonicalize().or_else(|_| std::path::absolute(path)).ok();
+    let (recorded, given) = (Path::new(recorded), Path::new(given));
+    let of_run = |checkpoint: &Path| {
+        let folder = checkpoint.parent()?;
+        let is_checkpoint = folder.file_name()? == "checkpoints";
+        folder.parent().filter(|_| is_checkpoint).and_then(whole)
+    };
+    recorded == given || whole(recorded) == whole(given) || of_run(recorded) == whole(given)
+}
+
+fn same_init(old: &Value, new: &Value) -> bool {
+    match (old.as_str(), new.as_str()) {
+        (Some(old), Some(new)) => same_start(old, new),
+        (old, new) => old == new,
+    }
+}
+
+/// Whether two values are one, 1 and 1.0 being so.
+fn same(old: &Value, new: &Value) -> bool {
+    old == new || old.as_f64().is_some_and(|number| new.as_f64() == Some(number))
+}
+
+fn routes_by_micro_batch(record: &BTreeMap<String, Value>) -> bool {
+    let aux_loss = record.get("moe.aux_loss").and_then(Value::as_f64);
+    aux_loss.is_some_and(|factor| factor > 0.0) || record.get("moe.sinkhorn") == Some(&true.into())
+}
+
+/// The values of a nested object by their dotted paths.
+fn leaves(record: &Value) -> BTreeMap<String, Value> {
+    fn walk(value: &Value, key: String, found: &mut BTreeMap<String, Value>) {
+        match value {
+            Value::Object(fields) => fields.iter().for_each(|(name, value)| {
+                let dot = if key.is_empty() { "" } else { "." };
+                walk(value, format!("{key}{dot}{name}"), found);
+            }),
+            Value::Null => {}
+            value => drop(found.insert(key, value.clone())),
+        }
+    }
+    let mut found = BTreeMap::new();
+    walk(record, String::new(), &mut found);
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+    use crate::{ConfigLayers, config::schema};
+
+    fn record(sets: &[&str]) -> Value {
+        let layers = sets.iter().try_fold(ConfigLayers::new(), |layers, set| layers.with_set(set));
+        let config = layers.unwrap().load().unwrap();
+        let model = config.model.decoder(config.data.seq_len, 260);
+        config.record(&config.layout(None).unwrap(), &model)
+    }
+
+    fn told(changes: &[Change]) -> Vec<String> {
+        changes.iter().map(Change::to_string).collect()
+    }
+
+    #[rstest]
+    #[case("optimizer.clip_grad=0.5", "optimizer.clip_grad: 1.0 -> 0.5")]
+    #[case("optimizer.beta1=0.8", "optimizer.beta1: 0.9 -> 0.8")]
+    #[case("optimizer.eps=1e-6", "optimizer.eps: 1e-8 -> 1e-6")]
+    #[case("train.dtype=bf16", "train.dtype: f32 -> bf16")]
+    #[case("train.hidden_dropout=0.1", "train.hidden_dropout: 0.0 -> 0.1")]
+    #[case("moe.z_loss=0.001", "moe.z_loss: 0.0 -> 0.001")]
+    #[case("moe.capacity_factor=1.5", "moe.capacity_factor: none -> 1.5")]
+    #[case("optimizer.muon.tp_mode=blockwise", "optimizer.muon.tp_mode: duplicated -> blockwise")]
+    fn what_changes_numbers_is_listed(#[case] set: &str, #[case] expected: &str) {
+        let found = changes(&record(&[]), &record(&[set]));
+        assert_eq!((told(&found.numeric), found.identity), (vec![expected.to_string()], vec![]));
+        assert_eq!(changes(&record(&[set]), &record(&[set])), Changes::default());
+    }
+
+    #[rstest]
+    #[case("model.rope_theta=5e5", "model.rope_theta: 10000.0 -> 500000.0")]
+    #[case("run.seed=5", "run.seed: 1234 -> 5")]
+    #[case("optimizer.name=lion", "optimizer.name: adamw -> lion")]
+    fn what_makes_another_run_is_told_apart(#[case] set: &str, #[case] expected: &str) {
+        let found = changes(&record(&[]), &record(&[set]));
+        assert_eq!(told(&found.identity), [expected]);
+    }
+
+    #[rstest]
+    #[case(&["parallel.tp=1", "parallel.zero=1", "recompute.method=uniform", "run.dir=elsewhere"])]
+    #[case(&["train.micro_batch=1", "train.log_interval=3", "generate.tokens=0"])]
+    #[case(&["model.head_dim=32", "model.vocab=260", "optimizer.decay_steps=1200"])]
+    fn what_changes_no_number_is_not_listed(#[case] sets: &[&str]) {
+        assert_eq!(changes(&record(&[]), &record(sets)), Changes::default());
+    }
+
+    #[test]
+    fn micro_batches_count_where_experts_are_balanced_over_them() {
+        let moe = ["model.family=mixtral", "moe.aux_loss=0.01"];
+        let found = changes(&record(&moe), &record(&[&moe[..], &["train.micro_batch=1"]].concat()));
+        assert_eq!(told(&found.numeric), ["train.micro_batch: 2 -> 1"]);
+    }
+
+    #[test]
+    fn a_record_from_before_a_key_has_its_default() {
+        let mut old = record(&[]);
+        old["optimizer"].as_object_mut().unwrap().remove("clip_grad");
+        assert_eq!(changes(&old, &record(&[])), Changes::default());
+        let found = changes(&old, &record(&["optimizer.clip_grad=2"]));
+        assert_eq!(told(&found.numeric), ["optimizer.clip_grad: 1.0 -> 2.0"]);
+        old["optimizer"]["of_a_later_version"] = json!(3);
+        let found = changes(&old, &record(&[]));
+        assert_eq!(told(&found.numeric), ["optimizer.of_a_later_version: 3 -> none"]);
+    }
+
+    #[test]
+    fn the_resolved_file_is_a_record_too() {
+        let config = ConfigLayers::new().load().unwrap();
+        let model = config.model.decoder(config.data.seq_len, 260);
+        let layout = config.layout(None).unwrap();
+        let file = record_of_file(&config.resolved(&layout, &model).to_toml(), &model).unwrap();
+        assert_eq!(changes(&file, &record(&[])), Changes::default());
+        // Every key without a default stands in neither.
+        assert!(schema::keys().len() > leaves(&file).len());
+    }
+
+    #[test]
+    fn a_run_stands_for_its_checkpoints() {
+        let pinned = "runs/a/checkpoints/step-00000010";
+        for given in ["runs/a", "./runs/a/", pinned] {
+            assert!(same_start(pinned, given), "{given}");
+        }
+        for given in ["runs/b", "runs", "runs/a/checkpoints/step-00000020"] {
+            assert!(!same_start(pinned, given), "{given}");
+        }
+    }
+}

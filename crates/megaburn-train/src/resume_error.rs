@@ -1,0 +1,61 @@
+//! Why a run cannot go on from its checkpoint. The advice names first what loses nothing.
+
+use std::path::{Path, PathBuf};
+
+use thiserror::Error;
+
+/// Why a run cannot go on.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+#[allow(missing_docs, reason = "the message of each variant says what its fields are")]
+pub enum ResumeError {
+    #[error("checkpoint `{}` {what}; {}", path.display(), advice(path))]
+    Other { path: PathBuf, what: String },
+    #[error(
+        "checkpoint `{}` is damaged, and no other is whole: {why}; begin another run with --set run.dir=..., or in place of this one with --fresh",
+        path.display()
+    )]
+    AllDamaged { path: PathBuf, why: String },
+    #[error(
+        "the run `{}` {}, so it cannot start from `{given}` now; go on with it by `megaburn train --resume {}`, or begin another run from `{given}` with --set run.dir=... (--fresh begins one in place of this one)",
+        run.display(), began(recorded), run.display()
+    )]
+    OtherInit { run: PathBuf, recorded: Option<String>, given: String },
+    #[error("`{}` is no run that can be resumed: it has no config.toml; give the folder of a run", path.display())]
+    NoRun { path: PathBuf },
+}
+
+fn began(recorded: &Option<String>) -> String {
+    match recorded {
+        Some(init) => format!("has checkpoints and started from `{init}`"),
+        None => "has checkpoints and started from no other model".to_string(),
+    }
+}
+
+/// What to do about a checkpoint that does not fit the command.
+fn advice(checkpoint: &Path) -> String {
+    let run = checkpoint.parent().and_then(Path::parent).unwrap_or(checkpoint).display();
+    format!(
+        "go on with it by `megaburn train --resume {run}`, which needs no other flag, or begin another run with --set run.dir=... (--fresh begins one in place of this one)"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_harmless_way_comes_first() {
+        let path = PathBuf::from("runs/a/checkpoints/step-00000007");
+        let what = "is of another model: vocab is 2048 there and 260 here".to_string();
+        let error = ResumeError::Other { path, what }.to_string();
+        let places = ["megaburn train --resume runs/a`", "run.dir=...", "--fresh"];
+        let places = places.map(|text| error.find(text).unwrap());
+        assert!(places.is_sorted(), "{error}");
+        let (run, given) = (PathBuf::from("runs/a"), "models/b".to_string());
+        let error = ResumeError::OtherInit { run, recorded: Some("models/a".into()), given };
+        let error = error.to_string();
+        assert!(error.contains("started from `models/a`"), "{error}");
+        assert!(error.find("--resume runs/a") < error.find("--fresh"), "{error}");
+    }
+}

@@ -98,7 +98,7 @@ impl<'a> Reporter<'a> {
             console.line(format!("tuning   {keys}: defaults where model.init is set"));
         }
         if config.model.init.is_some() && config.data.tokenizer == Tokenizer::Byte {
-            console.line("note     tokens are bytes: data.tokenizer is byte".to_string());
+            console.line("note     tokens are bytes: data.tokenizer is byte");
         }
         if let Some(Resumed { progress: Progress { step, .. }, changes, is_recorded, rounded }) =
             resumed

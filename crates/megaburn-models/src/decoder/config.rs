@@ -67,8 +67,11 @@ fn is_zero(count: &usize) -> bool {
 }
 
 /// Beyond these the numbers are mistakes, and their products overflow.
-pub(super) const LARGEST: usize = 1 << 30;
-const MOST_LAYERS: usize = 10_000;
+pub(crate) const LARGEST: usize = 1 << 30;
+/// More layers than this are a mistake, and lists of them would fill the memory.
+pub(crate) const MOST_LAYERS: usize = 10_000;
+/// The same for parameters of a whole model. Bytes of them in any type are then a number too.
+const MOST_PARAMS: f64 = (1u64 << 58) as f64;
 
 /// How a model knows where a token stands.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -130,7 +133,35 @@ impl DecoderConfig {
         if let Some(rope) = self.rope() {
             rope.frequencies()?;
         }
-        self.experts.as_ref().map_or(Ok(()), |experts| experts.validate(self.layers))
+        if let Some(experts) = &self.experts {
+            experts.validate(self.layers)?;
+        }
+        let params = self.most_params();
+        if params > MOST_PARAMS {
+            return refuse(format!(
+                "its sizes give up to {params:.1e} parameters, which no model has"
+            ));
+        }
+        Ok(())
+    }
+
+    /// No fewer parameters than the model has, biases and norms left out.
+    fn most_params(&self) -> f64 {
+        let [vocab, hidden, ffn, heads, head_dim, blocks] =
+            [self.vocab, self.hidden, self.ffn, self.heads, self.head_dim, self.layers]
+                .map(|size| size as f64);
+        let mlp = 3.0 * hidden * ffn;
+        let experts = self.experts.as_ref().map_or(0.0, |experts| {
+            let shared = experts.shared_ffn.unwrap_or(0) as f64;
+            hidden * (3.0 * (experts.num as f64 * experts.ffn as f64 + shared) + experts.num as f64)
+        });
+        let attention = self.latent.as_ref().map_or(4.0 * hidden * heads * head_dim, |latent| {
+            let rank = latent.kv_lora_rank as f64 + latent.q_lora_rank.unwrap_or(0) as f64;
+            let values = latent.v_head_dim as f64;
+            (2.0 * rank + 2.0 * hidden) * (hidden + heads * (2.0 * head_dim + values))
+        });
+        let blocks = blocks + self.mtp_layers as f64;
+        2.0 * vocab * hidden + blocks * (mlp + experts + attention + 2.0 * hidden * hidden)
     }
 
     /// Refuses sequences that are longer than the model's.

@@ -5,6 +5,9 @@ use serde::{Deserialize, Serialize};
 use super::{Decoder, config::LARGEST};
 use crate::ModelError;
 
+/// More experts than this in all layers are a mistake, and a list of them would fill the memory.
+const MOST_EXPERTS: usize = 1 << 20;
+
 /// The experts of a model's layers.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -67,6 +70,9 @@ impl Experts {
             sizes.into_iter().find(|(_, size)| !(1..=LARGEST).contains(size))
         {
             return refuse(format!("{name} is {size}, which no model has"));
+        }
+        if num.saturating_mul(layers) > MOST_EXPERTS {
+            return refuse(format!("{num} experts in each of {layers} layers, which no model has"));
         }
         if top_k > num {
             return refuse(format!("a token goes to {top_k} experts of {num}"));

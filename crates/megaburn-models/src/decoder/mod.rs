@@ -22,6 +22,7 @@ pub use attention::Attention;
 pub use block::Block;
 pub use cached::DecoderCache;
 pub use config::{DecoderConfig, Positions};
+pub(crate) use config::{LARGEST, MOST_LAYERS};
 pub use dropout::Dropout;
 pub use experts::Experts;
 pub use latent::LatentAttention;

@@ -5,7 +5,7 @@
 
 use serde_json::{Value, json};
 
-use super::{Family, FamilySpec, HfJson, llama, qwen3_moe};
+use super::{Default, Family, FamilySpec, HfJson, Meaning, llama, qwen3_moe};
 use crate::{
     DecoderConfig,
     decoder::{Experts, LatentAttention},
@@ -16,6 +16,7 @@ pub(super) const SPEC: FamilySpec = FamilySpec {
     model_type: "deepseek_v2",
     architecture: "DeepseekV2ForCausalLM",
     keys: &[llama::KEYS, qwen3_moe::KEYS, KEYS],
+    defaults: &[DEFAULTS, LATENT, llama::COMMON],
     template,
     read,
     write,
@@ -48,6 +49,33 @@ pub(super) const KEYS: &[Key] = &[
         "blocks.*.moe.shared.down.weight",
         &["model.layers.*.mlp.shared_experts.down_proj.weight"],
     ),
+];
+
+const DEFAULTS: &[Default] = &[
+    // As many as query heads.
+    Default::same("num_key_value_heads", Meaning::Nothing),
+    Default::same("mlp_bias", Meaning::Flag(false)),
+    Default::or_false("norm_topk_prob", false),
+    Default::or_nothing("topk_method", Meaning::Text("greedy")),
+    Default::same("n_group", Meaning::Nothing),
+    Default::same("topk_group", Meaning::Nothing),
+    Default::same("num_experts_per_tok", Meaning::Nothing),
+    Default::same("moe_intermediate_size", Meaning::Size(1407)),
+    Default::same("n_shared_experts", Meaning::Size(2)),
+    Default::same("n_routed_experts", Meaning::Size(64)),
+    Default::same("routed_scaling_factor", Meaning::Number(1.0)),
+    Default::same("first_k_dense_replace", Meaning::Size(0)),
+    Default::same("v_head_dim", Meaning::Size(128)),
+];
+
+/// DeepSeek-V3 has these too.
+pub(super) const LATENT: &[Default] = &[
+    Default::same("attention_bias", Meaning::Flag(false)),
+    // Without a number, queries are made of the residual stream.
+    Default::or_nothing("q_lora_rank", Meaning::Size(1536)),
+    Default::same("kv_lora_rank", Meaning::Size(512)),
+    Default::same("qk_nope_head_dim", Meaning::Size(128)),
+    Default::same("qk_rope_head_dim", Meaning::Size(64)),
 ];
 
 pub(super) fn template() -> DecoderConfig {
@@ -87,41 +115,40 @@ pub(super) fn read_sizes(
     json.only("attention_bias", false)?;
     // DeepSeek's own code reads it, Transformers does not.
     json.only("moe_layer_freq", 1)?;
-    let sizes = llama::read_sizes(json, template, None)?;
+    let sizes = llama::read_sizes(json, template)?;
     let latent = LatentAttention {
-        q_lora_rank: json.size_or_null("q_lora_rank", 1536)?,
-        kv_lora_rank: json.size_or("kv_lora_rank", 512)?,
-        qk_nope_head_dim: json.size_or("qk_nope_head_dim", 128)?,
-        qk_rope_head_dim: json.size_or("qk_rope_head_dim", 64)?,
-        v_head_dim: json.size_or("v_head_dim", 128)?,
+        q_lora_rank: json.optional_size("q_lora_rank")?,
+        kv_lora_rank: json.size("kv_lora_rank")?,
+        qk_nope_head_dim: json.size("qk_nope_head_dim")?,
+        qk_rope_head_dim: json.size("qk_rope_head_dim")?,
+        v_head_dim: json.size("v_head_dim")?,
         interleaved: true,
     };
     Ok(DecoderConfig { head_dim: latent.qk_head_dim(), latent: Some(latent), ..sizes })
 }
 
-/// The experts of both, of so many with such a width, where nothing else is said. The first
-/// `first_k_dense_replace` layers have none.
+/// The experts of both, which are chosen as `how` says. The first `first_k_dense_replace` layers
+/// have none.
 pub(super) fn read_experts(
     json: &HfJson<'_>,
     layers: usize,
-    experts: Experts,
-    [shared, dense]: [usize; 2],
+    how: Experts,
 ) -> Result<Experts, String> {
-    let ffn = json.size_or("moe_intermediate_size", experts.ffn)?;
-    let shared = json.size_or("n_shared_experts", shared)?;
+    let ffn = json.size("moe_intermediate_size")?;
+    let shared = json.size("n_shared_experts")?;
     if shared == 0 {
         return Err(
             "`n_shared_experts` is 0, and Transformers' model always has a shared one".into()
         );
     }
     Ok(Experts {
-        num: json.size_or("n_routed_experts", experts.num)?,
-        top_k: json.size_or("num_experts_per_tok", experts.top_k)?,
+        num: json.size("n_routed_experts")?,
+        top_k: json.size("num_experts_per_tok")?,
         ffn,
         shared_ffn: Some(shared.saturating_mul(ffn)),
-        scale: json.number("routed_scaling_factor", experts.scale)?,
-        dense_layers: (0..json.size_or("first_k_dense_replace", dense)?.min(layers)).collect(),
-        ..experts
+        scale: json.number("routed_scaling_factor")?,
+        dense_layers: (0..json.size("first_k_dense_replace")?.min(layers)).collect(),
+        ..how
     })
 }
 
@@ -137,7 +164,7 @@ fn read(json: &HfJson<'_>) -> Result<DecoderConfig, String> {
             "`hidden_size` {hidden} is not a multiple of `num_attention_heads` {heads}, which Transformers refuses"
         ));
     }
-    let groups = match json.text("topk_method")?.unwrap_or("greedy") {
+    let groups = match json.text("topk_method")?.as_str() {
         "greedy" => None,
         // A group's score is that of its best expert.
         "group_limited_greedy" => Some([json.size("n_group")?, json.size("topk_group")?, 1]),
@@ -147,9 +174,8 @@ fn read(json: &HfJson<'_>) -> Result<DecoderConfig, String> {
             ));
         }
     };
-    let experts = Experts::new(64, json.size("num_experts_per_tok")?, 1407);
-    let experts = Experts { normalise: false, groups, ..experts };
-    let experts = Some(read_experts(json, layers, experts, [2, 0])?);
+    let how = Experts { normalise: false, groups, ..Experts::new(1, 1, 1) };
+    let experts = Some(read_experts(json, layers, how)?);
     Ok(DecoderConfig { experts, ..config })
 }
 

@@ -4,7 +4,9 @@
 
 use serde_json::Value;
 
-use super::{Family, FamilySpec, HfJson, deepseek_v2, llama, qwen3_moe};
+use super::{
+    Default, Family, FamilySpec, HfJson, MTP_LAYERS, Meaning, deepseek_v2, llama, qwen3_moe,
+};
 use crate::{
     DecoderConfig,
     decoder::{Experts, LatentAttention},
@@ -15,6 +17,7 @@ pub(super) const SPEC: FamilySpec = FamilySpec {
     model_type: "deepseek_v3",
     architecture: "DeepseekV3ForCausalLM",
     keys: &[llama::KEYS, qwen3_moe::KEYS, deepseek_v2::KEYS, KEYS],
+    defaults: &[DEFAULTS, deepseek_v2::LATENT, llama::COMMON],
     template,
     read,
     write,
@@ -23,6 +26,22 @@ pub(super) const SPEC: FamilySpec = FamilySpec {
 
 const KEYS: &[Key] =
     &[Key::buffer("blocks.*.moe.router.bias", "model.layers.*.mlp.gate.e_score_correction_bias")];
+
+const DEFAULTS: &[Default] = &[
+    Default::or_nothing("num_key_value_heads", Meaning::Size(128)),
+    Default::or_false("norm_topk_prob", true),
+    Default::or_false("rope_interleave", true),
+    Default::or_nothing("n_group", Meaning::Size(8)),
+    Default::or_nothing("topk_group", Meaning::Size(4)),
+    Default::or_nothing("num_experts_per_tok", Meaning::Size(8)),
+    Default::same("moe_intermediate_size", Meaning::Size(2048)),
+    Default::same("n_shared_experts", Meaning::Size(1)),
+    Default::same("n_routed_experts", Meaning::Size(256)),
+    Default::same("routed_scaling_factor", Meaning::Number(2.5)),
+    Default::or_nothing("first_k_dense_replace", Meaning::Size(3)),
+    Default::or_nothing("v_head_dim", Meaning::Size(128)),
+    Default::or_nothing(MTP_LAYERS, Meaning::Size(1)),
+];
 
 fn template() -> DecoderConfig {
     let parts = deepseek_v2::template();
@@ -43,21 +62,20 @@ fn read(json: &HfJson<'_>) -> Result<DecoderConfig, String> {
     json.only("scoring_func", "sigmoid")?;
     json.only("topk_method", "noaux_tc")?;
     let config = deepseek_v2::read_sizes(json, template())?;
-    let groups = match [json.size_or("n_group", 8)?, json.size_or("topk_group", 4)?] {
+    let groups = match [json.size("n_group")?, json.size("topk_group")?] {
         [1, 1] => None,
         // A group's score is the sum of those of its two best experts.
         [groups, kept] => Some([groups, kept, 2]),
     };
-    let experts = Experts {
+    let how = Experts {
         sigmoid: true,
-        normalise: json.flag("norm_topk_prob", true)?,
-        scale: 2.5,
+        normalise: json.flag("norm_topk_prob")?,
         groups,
         bias: true,
-        ..Experts::new(256, 8, 2048)
+        ..Experts::new(1, 1, 1)
     };
-    let experts = Some(deepseek_v2::read_experts(json, config.layers, experts, [1, 3])?);
-    let interleaved = json.flag("rope_interleave", true)?;
+    let experts = Some(deepseek_v2::read_experts(json, config.layers, how)?);
+    let interleaved = json.flag("rope_interleave")?;
     let latent = config.latent.map(|latent| LatentAttention { interleaved, ..latent });
     Ok(DecoderConfig { experts, latent, ..config })
 }

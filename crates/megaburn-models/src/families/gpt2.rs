@@ -6,7 +6,7 @@
 use megaburn_parallel::{Activation, NormKind};
 use serde_json::{Value, json};
 
-use super::{Family, FamilySpec, HfJson, llama};
+use super::{Default, Family, FamilySpec, HfJson, Meaning, llama};
 use crate::{DecoderConfig, decoder::Positions, hf::Key};
 
 pub(super) const SPEC: FamilySpec = FamilySpec {
@@ -16,10 +16,23 @@ pub(super) const SPEC: FamilySpec = FamilySpec {
     optional_prefix: "transformer.",
     constants: &[".attn.bias", ".attn.masked_bias"],
     layer: "transformer.h.*.",
+    defaults: &[DEFAULTS],
     template,
     read,
     write,
 };
+
+const DEFAULTS: &[Default] = &[
+    Default::same("activation_function", Meaning::Text("gelu_new")),
+    // Four times the width.
+    Default::same("n_inner", Meaning::Nothing),
+    Default::same("layer_norm_epsilon", Meaning::Number(1e-5)),
+    Default::same("tie_word_embeddings", Meaning::Flag(true)),
+    Default::same("scale_attn_weights", Meaning::Flag(true)),
+    Default::same("scale_attn_by_inverse_layer_idx", Meaning::Flag(false)),
+    Default::same("reorder_and_upcast_attn", Meaning::Flag(false)),
+    Default::same("add_cross_attention", Meaning::Flag(false)),
+];
 
 /// GPT-2 stores linear weights `[in, out]` as we do, and queries, keys and values in one.
 const KEYS: &[Key] = &[
@@ -78,14 +91,14 @@ fn read(json: &HfJson<'_>) -> Result<DecoderConfig, String> {
         vocab: json.size("vocab_size")?,
         hidden,
         ffn: json.optional_size("n_inner")?.unwrap_or(4 * hidden),
-        layers: json.size("n_layer")?,
+        layers: json.layers("n_layer")?,
         heads,
         kv_heads: heads,
         head_dim: hidden / heads,
         max_seq_len: json.size("n_positions")?,
-        norm_eps: json.number("layer_norm_epsilon", 1e-5)?,
-        activation: activation(json.text("activation_function")?.unwrap_or("gelu_new"))?,
-        tied: json.flag("tie_word_embeddings", true)?,
+        norm_eps: json.number("layer_norm_epsilon")?,
+        activation: activation(&json.text("activation_function")?)?,
+        tied: json.flag("tie_word_embeddings")?,
         ..template()
     })
 }

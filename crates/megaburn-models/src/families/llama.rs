@@ -6,7 +6,7 @@ use megaburn_kernels::RopeScaling;
 use megaburn_parallel::{Activation, NormKind};
 use serde_json::{Value, json};
 
-use super::{Family, FamilySpec, HfJson, rotary::rope_parameters};
+use super::{Default, Family, FamilySpec, HfJson, Meaning, rotary::rope_parameters};
 use crate::{DecoderConfig, decoder::Positions, hf::Key};
 
 pub(super) const SPEC: FamilySpec = FamilySpec {
@@ -16,10 +16,28 @@ pub(super) const SPEC: FamilySpec = FamilySpec {
     optional_prefix: "model.",
     constants: &[".rotary_emb.inv_freq"],
     layer: "model.layers.*.",
+    defaults: &[DEFAULTS, COMMON],
     template,
     read,
     write,
 };
+
+const DEFAULTS: &[Default] = &[
+    // As many as query heads.
+    Default::same("num_key_value_heads", Meaning::Nothing),
+    // The width divided by the query heads.
+    Default::same("head_dim", Meaning::Nothing),
+    Default::same("attention_bias", Meaning::Flag(false)),
+    Default::same("mlp_bias", Meaning::Flag(false)),
+];
+
+/// The defaults that all families with rotary positions share, unless they have another one.
+pub(super) const COMMON: &[Default] = &[
+    Default::same("hidden_act", Meaning::Text("silu")),
+    Default::same("rms_norm_eps", Meaning::Number(1e-6)),
+    Default::same("rope_theta", Meaning::Number(10_000.0)),
+    Default::same("tie_word_embeddings", Meaning::Flag(false)),
+];
 
 /// Mistral and Qwen name their tensors like this too.
 pub(super) const KEYS: &[Key] = &[
@@ -91,40 +109,36 @@ pub(super) fn template() -> DecoderConfig {
     }
 }
 
-/// What Llama's `config.json` shares with its successors', on top of a family's parts. Where the
-/// number of key/value heads is absent, Transformers means `kv_heads`; where it is null, as many as
-/// query heads.
+/// What Llama's `config.json` shares with its successors', on top of a family's parts.
 pub(super) fn read_sizes(
     json: &HfJson<'_>,
     template: DecoderConfig,
-    kv_heads: Option<usize>,
 ) -> Result<DecoderConfig, String> {
     json.only("hidden_act", "silu")?;
     let (hidden, heads) = (json.size("hidden_size")?, json.size("num_attention_heads")?);
-    let kv_heads = json.size_or_null("num_key_value_heads", kv_heads.unwrap_or(heads))?;
     Ok(DecoderConfig {
         vocab: json.size("vocab_size")?,
         hidden,
         ffn: json.size("intermediate_size")?,
-        layers: json.size("num_hidden_layers")?,
+        layers: json.layers("num_hidden_layers")?,
         heads,
-        kv_heads: kv_heads.unwrap_or(heads),
+        kv_heads: json.optional_size("num_key_value_heads")?.unwrap_or(heads),
         head_dim: json.optional_size("head_dim")?.unwrap_or(hidden / heads.max(1)),
         max_seq_len: json.size("max_position_embeddings")?,
         positions: json.rotary()?,
-        norm_eps: json.number("rms_norm_eps", 1e-6)?,
-        tied: json.flag("tie_word_embeddings", false)?,
+        norm_eps: json.number("rms_norm_eps")?,
+        tied: json.flag("tie_word_embeddings")?,
         ..template
     })
 }
 
 fn read(json: &HfJson<'_>) -> Result<DecoderConfig, String> {
-    let bias = json.flag("attention_bias", false)?;
+    let bias = json.flag("attention_bias")?;
     Ok(DecoderConfig {
         qkv_bias: bias,
         output_bias: bias,
-        mlp_bias: json.flag("mlp_bias", false)?,
-        ..read_sizes(json, template(), None)?
+        mlp_bias: json.flag("mlp_bias")?,
+        ..read_sizes(json, template())?
     })
 }
 

@@ -4,25 +4,33 @@
 
 use serde_json::Value;
 
-use super::{Family, FamilySpec, HfJson, llama};
+use super::{Default, Family, FamilySpec, HfJson, Meaning, llama};
 use crate::DecoderConfig;
 
 pub(super) const SPEC: FamilySpec = FamilySpec {
     model_type: "mistral",
     architecture: "MistralForCausalLM",
+    defaults: &[DEFAULTS, llama::COMMON],
     template,
     read,
     write,
     ..llama::SPEC
 };
 
+const DEFAULTS: &[Default] = &[
+    // Without a number, as many as query heads.
+    Default::or_nothing("num_key_value_heads", Meaning::Size(8)),
+    Default::same("head_dim", Meaning::Nothing),
+    Default::or_nothing("sliding_window", Meaning::Size(4096)),
+];
+
 fn template() -> DecoderConfig {
     DecoderConfig { family: Family::Mistral, ..llama::template() }
 }
 
 fn read(json: &HfJson<'_>) -> Result<DecoderConfig, String> {
-    let config = llama::read_sizes(json, template(), Some(8))?;
-    let window = json.size_or_null("sliding_window", 4096)?;
+    let config = llama::read_sizes(json, template())?;
+    let window = json.optional_size("sliding_window")?;
     let full_layers = json.full_layers(config.layers)?.unwrap_or_default();
     if window.is_some() && !full_layers.is_empty() {
         return Err(

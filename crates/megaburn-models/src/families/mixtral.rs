@@ -4,18 +4,30 @@
 
 use serde_json::Value;
 
-use super::{Family, FamilySpec, HfJson, llama, mistral};
+use super::{Default, Family, FamilySpec, HfJson, Meaning, llama, mistral};
 use crate::{DecoderConfig, decoder::Experts, hf::Key};
 
 pub(super) const SPEC: FamilySpec = FamilySpec {
     model_type: "mixtral",
     architecture: "MixtralForCausalLM",
     keys: &[llama::KEYS, KEYS],
+    defaults: &[DEFAULTS, llama::COMMON],
     template,
     read,
     write,
     ..llama::SPEC
 };
+
+const DEFAULTS: &[Default] = &[
+    Default::or_nothing("num_key_value_heads", Meaning::Size(8)),
+    Default::same("head_dim", Meaning::Nothing),
+    Default::same("rms_norm_eps", Meaning::Number(1e-5)),
+    Default::same("rope_theta", Meaning::Number(1e6)),
+    Default::same("sliding_window", Meaning::Nothing),
+    Default::same("num_local_experts", Meaning::Size(8)),
+    Default::same("num_experts_per_tok", Meaning::Size(2)),
+    Default::same("router_jitter_noise", Meaning::Number(0.0)),
+];
 
 const KEYS: &[Key] = &[
     Key::linear("blocks.*.moe.router.weight", &["model.layers.*.block_sparse_moe.gate.weight"]),
@@ -41,15 +53,10 @@ fn template() -> DecoderConfig {
 fn read(json: &HfJson<'_>) -> Result<DecoderConfig, String> {
     // Transformers' only at training.
     json.only("router_jitter_noise", 0.0)?;
-    let config = llama::read_sizes(json, template(), Some(8))?;
-    let (num, top_k) =
-        (json.size_or("num_local_experts", 8)?, json.size_or("num_experts_per_tok", 2)?);
+    let config = llama::read_sizes(json, template())?;
+    let (num, top_k) = (json.size("num_local_experts")?, json.size("num_experts_per_tok")?);
     let experts = Some(Experts::new(num, top_k, config.ffn));
-    Ok(DecoderConfig {
-        window: json.size_or_null("sliding_window", 0)?.filter(|w| *w > 0),
-        experts,
-        ..config
-    })
+    Ok(DecoderConfig { window: json.optional_size("sliding_window")?, experts, ..config })
 }
 
 fn write(config: &DecoderConfig) -> Value {

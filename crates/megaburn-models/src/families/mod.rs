@@ -6,6 +6,7 @@
 
 mod deepseek_v2;
 mod deepseek_v3;
+mod defaults;
 mod gpt2;
 mod json;
 mod llama;
@@ -22,6 +23,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::{DecoderConfig, ModelError, hf::Key};
+pub use defaults::{Default, Meaning};
 pub use json::HfJson;
 
 /// A model family.
@@ -69,6 +71,9 @@ pub struct FamilySpec {
     pub layer: &'static str,
     /// The parts of the family's block, with the sizes of a tiny model.
     pub template: fn() -> DecoderConfig,
+    /// What Transformers means by the optional keys of `config.json` that have no value; of a key
+    /// with two defaults the first counts.
+    pub defaults: &'static [&'static [Default]],
     /// Reads `config.json`.
     pub read: fn(&HfJson<'_>) -> Result<DecoderConfig, String>,
     /// What `config.json` says of a model beside `architectures`, `model_type` and `dtype`.
@@ -198,8 +203,8 @@ fn read(json: &Value) -> Result<DecoderConfig, String> {
                     checkpoint in bf16"
             .into());
     }
-    let json = HfJson::new(json);
-    let mtp_layers = json.optional_size(MTP_LAYERS)?.unwrap_or(0);
+    let json = HfJson::new(json, family.spec().defaults);
+    let mtp_layers = json.optional_layers(MTP_LAYERS)?.unwrap_or(0);
     let config = DecoderConfig { mtp_layers, ..(family.spec().read)(&json)? };
     config.validate().map_err(|error| error.to_string())?;
     Ok(config)

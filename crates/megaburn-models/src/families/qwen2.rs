@@ -4,24 +4,36 @@
 
 use serde_json::{Value, json};
 
-use super::{Family, FamilySpec, HfJson, llama};
+use super::{Default, Family, FamilySpec, HfJson, Meaning, llama};
 use crate::DecoderConfig;
 
 pub(super) const SPEC: FamilySpec = FamilySpec {
     model_type: "qwen2",
     architecture: "Qwen2ForCausalLM",
+    defaults: &[DEFAULTS, llama::COMMON],
     template,
     read,
     write,
     ..llama::SPEC
 };
 
+/// Qwen3 has these too.
+pub(super) const DEFAULTS: &[Default] = &[
+    // Without a number, as many as query heads.
+    Default::or_nothing("num_key_value_heads", Meaning::Size(32)),
+    Default::same("use_sliding_window", Meaning::Flag(false)),
+    Default::or_nothing("sliding_window", Meaning::Size(4096)),
+    Default::same("max_window_layers", Meaning::Size(28)),
+    // Full attention below `max_window_layers`.
+    Default::same("layer_types", Meaning::Nothing),
+];
+
 fn template() -> DecoderConfig {
     DecoderConfig { family: Family::Qwen2, qkv_bias: true, norm_eps: 1e-6, ..llama::template() }
 }
 
 fn read(json: &HfJson<'_>) -> Result<DecoderConfig, String> {
-    with_window(json, llama::read_sizes(json, template(), Some(32))?)
+    with_window(json, llama::read_sizes(json, template())?)
 }
 
 /// The sliding window of the later layers, which is off unless `use_sliding_window`.
@@ -29,12 +41,12 @@ pub(super) fn with_window(
     json: &HfJson<'_>,
     config: DecoderConfig,
 ) -> Result<DecoderConfig, String> {
-    let window = json.size_or_null("sliding_window", 4096)?;
-    let used = json.flag("use_sliding_window", false)?;
+    let window = json.optional_size("sliding_window")?;
+    let used = json.flag("use_sliding_window")?;
     let Some(window) = window.filter(|_| used) else {
         return Ok(config);
     };
-    let first = json.size_or("max_window_layers", 28)?.min(config.layers);
+    let first = json.size("max_window_layers")?.min(config.layers);
     let full_layers = json.full_layers(config.layers)?.unwrap_or_else(|| (0..first).collect());
     Ok(DecoderConfig { window: Some(window), full_layers, ..config })
 }

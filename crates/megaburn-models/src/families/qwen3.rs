@@ -4,13 +4,14 @@
 
 use serde_json::Value;
 
-use super::{Family, FamilySpec, HfJson, llama, qwen2};
+use super::{Default, Family, FamilySpec, HfJson, Meaning, llama, qwen2};
 use crate::{DecoderConfig, hf::Key};
 
 pub(super) const SPEC: FamilySpec = FamilySpec {
     model_type: "qwen3",
     architecture: "Qwen3ForCausalLM",
     keys: &[llama::KEYS, KEYS],
+    defaults: &[DEFAULTS, qwen2::DEFAULTS, llama::COMMON],
     template,
     read,
     write,
@@ -23,16 +24,20 @@ pub(super) const KEYS: &[Key] = &[
     Key::plain("blocks.*.attention.k_norm.gamma", "model.layers.*.self_attn.k_norm.weight"),
 ];
 
+const DEFAULTS: &[Default] = &[
+    // Heads times their size need not be the width.
+    Default::same("head_dim", Meaning::Size(128)),
+    Default::same("attention_bias", Meaning::Flag(false)),
+];
+
 pub(super) fn template() -> DecoderConfig {
     DecoderConfig { family: Family::Qwen3, qk_norm: true, norm_eps: 1e-6, ..llama::template() }
 }
 
 fn read(json: &HfJson<'_>) -> Result<DecoderConfig, String> {
-    let bias = json.flag("attention_bias", false)?;
-    let sizes = llama::read_sizes(json, template(), Some(32))?;
-    // Transformers' default, where heads times their size is not the width.
-    let head_dim = json.size_or("head_dim", 128)?;
-    let config = DecoderConfig { head_dim, qkv_bias: bias, output_bias: bias, ..sizes };
+    let bias = json.flag("attention_bias")?;
+    let sizes = llama::read_sizes(json, template())?;
+    let config = DecoderConfig { qkv_bias: bias, output_bias: bias, ..sizes };
     qwen2::with_window(json, config)
 }
 

@@ -4,13 +4,14 @@
 
 use serde_json::{Value, json};
 
-use super::{Family, FamilySpec, HfJson, llama, qwen3};
+use super::{Default, Family, FamilySpec, HfJson, Meaning, llama, qwen3};
 use crate::{DecoderConfig, decoder::Experts, hf::Key};
 
 pub(super) const SPEC: FamilySpec = FamilySpec {
     model_type: "qwen3_moe",
     architecture: "Qwen3MoeForCausalLM",
     keys: &[llama::KEYS, qwen3::KEYS, KEYS],
+    defaults: &[DEFAULTS, llama::COMMON],
     template,
     read,
     write,
@@ -33,6 +34,20 @@ pub(super) const KEYS: &[Key] = &[
     ),
 ];
 
+const DEFAULTS: &[Default] = &[
+    Default::or_nothing("num_key_value_heads", Meaning::Size(4)),
+    Default::same("attention_bias", Meaning::Flag(false)),
+    Default::same("use_sliding_window", Meaning::Flag(false)),
+    Default::or_nothing("sliding_window", Meaning::Size(4096)),
+    Default::or_nothing("num_local_experts", Meaning::Size(128)),
+    Default::same("num_experts_per_tok", Meaning::Size(8)),
+    Default::same("moe_intermediate_size", Meaning::Size(768)),
+    Default::same("norm_topk_prob", Meaning::Flag(false)),
+    Default::same("decoder_sparse_step", Meaning::Size(1)),
+    // All layers have experts.
+    Default::same("mlp_only_layers", Meaning::Nothing),
+];
+
 fn template() -> DecoderConfig {
     let parts = qwen3::template();
     // A normalised softmax is what the published ones have.
@@ -41,13 +56,16 @@ fn template() -> DecoderConfig {
 }
 
 fn read(json: &HfJson<'_>) -> Result<DecoderConfig, String> {
-    let bias = json.flag("attention_bias", false)?;
-    let sizes = llama::read_sizes(json, template(), Some(4))?;
-    let used = json.flag("use_sliding_window", false)?;
-    let window = json.size_or_null("sliding_window", 4096)?.filter(|_| used);
+    let bias = json.flag("attention_bias")?;
+    let sizes = llama::read_sizes(json, template())?;
+    let used = json.flag("use_sliding_window")?;
+    let window = json.optional_size("sliding_window")?.filter(|_| used);
     // Transformers 5 has another name for it than the published ones.
-    let num = json.size_or("num_experts", json.size_or("num_local_experts", 128)?)?;
-    let step = json.size_or("decoder_sparse_step", 1)?;
+    let num = match json.optional_size("num_experts")? {
+        Some(num) => num,
+        None => json.size("num_local_experts")?,
+    };
+    let step = json.size("decoder_sparse_step")?;
     let mut dense_layers = json.sizes("mlp_only_layers")?;
     if step == 0 || num == 0 {
         return Err(format!(
@@ -58,13 +76,9 @@ fn read(json: &HfJson<'_>) -> Result<DecoderConfig, String> {
     dense_layers.sort_unstable();
     dense_layers.dedup();
     let experts = Experts {
-        normalise: json.flag("norm_topk_prob", false)?,
+        normalise: json.flag("norm_topk_prob")?,
         dense_layers,
-        ..Experts::new(
-            num,
-            json.size_or("num_experts_per_tok", 8)?,
-            json.size_or("moe_intermediate_size", 768)?,
-        )
+        ..Experts::new(num, json.size("num_experts_per_tok")?, json.size("moe_intermediate_size")?)
     };
     Ok(DecoderConfig { qkv_bias: bias, output_bias: bias, window, experts: Some(experts), ..sizes })
 }

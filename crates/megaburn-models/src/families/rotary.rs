@@ -22,8 +22,11 @@ impl HfJson<'_> {
         if !rope.is_object() {
             return Err(format!("`{key}` is {rope}, expected an object"));
         }
-        let inner = HfJson::new(rope);
-        let theta = inner.number("rope_theta", self.number("rope_theta", 10_000.0)?)?;
+        let inner = HfJson::new(rope, &[]);
+        let theta = match inner.optional_number("rope_theta")? {
+            Some(theta) => theta,
+            None => self.number("rope_theta")?,
+        };
         for json in [*self, inner] {
             json.only("partial_rotary_factor", 1.0)?;
         }
@@ -31,15 +34,15 @@ impl HfJson<'_> {
     }
 
     fn rope_scaling(&self, rope: HfJson<'_>) -> Result<RopeScaling, String> {
-        let kind = match rope.text("rope_type")? {
+        let kind = match rope.optional_text("rope_type")? {
             Some(kind) => kind,
-            None => rope.text("type")?.unwrap_or("default"),
+            None => rope.optional_text("type")?.unwrap_or_else(|| "default".into()),
         };
         let number = |key: &str| {
             let found = rope.optional_number(key)?;
             found.ok_or_else(|| format!("rope scaling `{kind}` has no number `{key}`"))
         };
-        match kind {
+        match kind.as_str() {
             "default" => Ok(RopeScaling::None),
             "linear" => Ok(RopeScaling::Linear { factor: number("factor")? }),
             "llama3" => Ok(RopeScaling::Llama3 {
@@ -73,7 +76,7 @@ impl HfJson<'_> {
             .with_mscale(rope.optional_number("mscale")?)
             .with_mscale_all_dim(rope.optional_number("mscale_all_dim")?)
             .with_attention_factor(rope.optional_number("attention_factor")?)
-            .with_truncate(rope.flag("truncate", true)?))
+            .with_truncate(rope.optional_flag("truncate")?.unwrap_or(true)))
     }
 
     /// Tokens of context that frequencies were made for.

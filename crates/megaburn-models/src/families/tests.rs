@@ -1,4 +1,6 @@
 mod deepseek;
+mod defaults;
+mod sizes;
 
 use rstest::rstest;
 use serde_json::json;
@@ -128,34 +130,6 @@ fn what_is_written_is_read_again() {
     assert_eq!(read(&biased.to_hf()).unwrap(), biased);
 }
 
-/// What Transformers means where a published file says nothing.
-#[rstest]
-#[case(Family::Llama, 64, 1, None)]
-#[case(Family::Mistral, 8, 1, Some(4096))]
-#[case(Family::Qwen2, 32, 1, None)]
-#[case(Family::Qwen3, 32, 128, None)]
-fn absent_keys_mean_what_transformers_means(
-    #[case] family: Family,
-    #[case] kv_heads: usize,
-    #[case] head_dim: usize,
-    #[case] window: Option<usize>,
-) {
-    let json = json!({
-        "architectures": [family.spec().architecture], "vocab_size": 9, "hidden_size": 64,
-        "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 64,
-        "max_position_embeddings": 8
-    });
-    // A head of one feature cannot be rotated, so that these are read and not validated.
-    let config = (family.spec().read)(&HfJson::new(&json)).unwrap();
-    assert_eq!((config.kv_heads, config.head_dim, config.window), (kv_heads, head_dim, window));
-    assert_eq!((config.norm_eps, config.tied), (1e-6, false));
-    let mut null = json.clone();
-    null["num_key_value_heads"] = Value::Null;
-    null["sliding_window"] = Value::Null;
-    let config = (family.spec().read)(&HfJson::new(&null)).unwrap();
-    assert_eq!((config.kv_heads, config.window), (64, None));
-}
-
 #[test]
 fn a_window_covers_the_layers_that_the_config_says() {
     let qwen = |json: Value| {
@@ -184,6 +158,7 @@ fn a_window_covers_the_layers_that_the_config_says() {
 #[case("rope_scaling", json!({"rope_type": "yarn", "factor": 4, "beta_fast": 0.5}), "beta_fast is 0.5")]
 #[case("quantization_config", json!({"bits": 4}), "`quantization_config` is set")]
 #[case("partial_rotary_factor", json!(0.5), "only 1.0 is supported")]
+#[case("rms_norm_eps", json!("1e-5"), "`rms_norm_eps` is \"1e-5\", expected a number")]
 fn what_cannot_be_is_refused_by_name(
     #[case] key: &str,
     #[case] value: Value,

@@ -1,0 +1,206 @@
+//! Absent and null keys mean what Transformers' class of the family means by them.
+
+use std::collections::BTreeSet;
+
+use super::*;
+
+/// What the classes say; `tests/tools/hf_defaults.py` wrote it.
+const CLASSES: &str = include_str!("../../../../../tests/fixtures/config-defaults.json");
+
+/// Keys of the classes that are not read: they say nothing of what a model computes, or what is
+/// made of them is made of the others here (`head_dim` and `qk_head_dim` of the DeepSeeks).
+/// `docs/families.md` says what is left out of training.
+const NOT_READ: &[&str] = &[
+    "attention_dropout",
+    "attn_pdrop",
+    "bos_token_id",
+    "embd_pdrop",
+    "eos_token_id",
+    "initializer_range",
+    "output_router_logits",
+    "pad_token_id",
+    "pretraining_tp",
+    "qk_head_dim",
+    "resid_pdrop",
+    "router_aux_loss_coef",
+    "summary_activation",
+    "summary_first_dropout",
+    "summary_proj_to_labels",
+    "summary_type",
+    "summary_use_proj",
+    "use_cache",
+];
+
+fn classes() -> Value {
+    serde_json::from_str::<Value>(CLASSES).unwrap()["families"].take()
+}
+
+/// The optional keys that are read, as the class of a family has them.
+fn keys(classes: &Value, family: Family) -> Vec<(&str, &Value)> {
+    let latent = family.template().latent.is_some();
+    let keys = classes[family.spec().model_type]["keys"].as_object().unwrap();
+    let is_read = |key: &str| !(NOT_READ.contains(&key) || (latent && key == "head_dim"));
+    keys.iter().map(|(key, is)| (key.as_str(), is)).filter(|(key, _)| is_read(key)).collect()
+}
+
+fn find(family: Family, key: &str) -> Option<&'static Default> {
+    family.spec().defaults.iter().copied().flatten().find(|default| default.key == key)
+}
+
+#[test]
+fn the_defaults_are_those_of_the_classes() {
+    let classes = classes();
+    for family in Family::ALL {
+        let keys = keys(&classes, family);
+        for (key, is) in &keys {
+            let default = find(family, key).unwrap_or_else(|| panic!("{family}: `{key}`"));
+            for (meaning, value) in [(default.absent, &is["absent"]), (default.null, &is["null"])] {
+                // Computed from other keys, refused, or the empty list.
+                let is_open = value.is_object() || value.is_array();
+                assert!(is_open || meaning.to_json() == *value, "{family}: `{key}` is {value}");
+            }
+        }
+        let known: BTreeSet<_> = keys.iter().map(|(key, _)| *key).collect();
+        let stray = family.spec().defaults.iter().copied().flatten();
+        let stray = stray.map(|default| default.key).find(|key| !known.contains(key));
+        assert_eq!(stray, None, "{family}: the class has no such key");
+    }
+}
+
+/// A `config.json` of a family that says what it must and no more.
+fn sparse(family: Family) -> Value {
+    let mut json = match family {
+        Family::Gpt2 => serde_json::json!({
+            "vocab_size": 9, "n_embd": 64, "n_layer": 30, "n_head": 4, "n_positions": 8
+        }),
+        // So many heads that key/value heads by any default divide them.
+        _ => serde_json::json!({
+            "vocab_size": 9, "hidden_size": 256, "intermediate_size": 8, "num_hidden_layers": 30,
+            "num_attention_heads": 128, "max_position_embeddings": 8
+        }),
+    };
+    json["architectures"] = serde_json::json!([family.spec().architecture]);
+    if family == Family::DeepseekV2 {
+        json["num_experts_per_tok"] = 3.into();
+    }
+    if find(family, "use_sliding_window").is_some() {
+        json["use_sliding_window"] = true.into();
+    }
+    json
+}
+
+/// What `as` of the class is for that file.
+fn value(is: &Value) -> Value {
+    match is["as"].as_str() {
+        Some("num_attention_heads") => 128.into(),
+        Some("hidden_size / num_attention_heads") => 2.into(),
+        Some(other) => panic!("{other}"),
+        None => is.clone(),
+    }
+}
+
+/// Leaving a key out is writing its default, and so is null.
+#[test]
+fn a_key_without_a_value_reads_as_its_default_written_out() {
+    let classes = classes();
+    let mut swept = 0;
+    for family in Family::ALL {
+        let base = sparse(family);
+        for (key, is) in keys(&classes, family) {
+            let with = |value: Option<Value>| {
+                let mut json = base.clone();
+                json.as_object_mut().unwrap().remove(key);
+                if let Some(value) = value {
+                    json[key] = value;
+                }
+                read(&json)
+            };
+            // The file cannot do without it.
+            let is_needed = base.get(key).is_some() && key != "use_sliding_window";
+            let [absent, null] = [value(&is["absent"]), value(&is["null"])];
+            if !absent.is_null() && !is_needed {
+                let written = with(Some(absent.clone())).unwrap();
+                assert_eq!(with(None).unwrap(), written, "{family} without `{key}`");
+                swept += 1;
+            }
+            let found = with(Some(Value::Null));
+            match &null {
+                // Only null itself says it, or the class takes null and its model cannot use it.
+                Value::Null => match found {
+                    Ok(config) if absent.is_null() => assert_eq!(config, with(None).unwrap()),
+                    Ok(_) => {}
+                    Err(why) => {
+                        let said = if absent.is_null() { "missing" } else { "null" };
+                        assert!(why.contains(&format!("`{key}` is {said}")), "{why}");
+                    }
+                },
+                // The class refuses null: whatever it may mean, it is no third thing.
+                Value::Object(_) if !is_needed => {
+                    let heads = with(Some(128.into())).ok();
+                    let found = found.unwrap();
+                    assert!(
+                        found == with(Some(absent)).unwrap() || Some(found) == heads,
+                        "{family}: `{key}` null"
+                    );
+                }
+                Value::Object(_) => {}
+                written => {
+                    let written = with(Some(written.clone())).unwrap();
+                    assert_eq!(found.unwrap(), written, "{family}: `{key}` null");
+                }
+            }
+        }
+    }
+    assert!(swept > 60, "only {swept} defaults were swept");
+}
+
+/// Where the width of a window or a latent is null, there is none.
+#[test]
+fn null_switches_a_window_and_a_latent_of_queries_off() {
+    for (family, absent) in [
+        (Family::Mistral, Some(4096)),
+        (Family::Mixtral, None),
+        (Family::Qwen2, Some(4096)),
+        (Family::Qwen3Moe, Some(4096)),
+    ] {
+        let mut json = sparse(family);
+        assert_eq!(read(&json).unwrap().window, absent, "{family}");
+        json["sliding_window"] = Value::Null;
+        assert_eq!(read(&json).unwrap().window, None, "{family}");
+    }
+    for family in [Family::DeepseekV2, Family::DeepseekV3] {
+        let mut json = sparse(family);
+        let rank = |json: &Value| read(json).unwrap().latent.unwrap().q_lora_rank;
+        assert_eq!(rank(&json), Some(1536));
+        json["q_lora_rank"] = Value::Null;
+        assert_eq!(rank(&json), None);
+    }
+}
+
+#[test]
+fn numbers_are_compared_as_numbers() {
+    for (key, value) in [("partial_rotary_factor", 1.into()), ("partial_rotary_factor", 1.0.into())]
+    {
+        let mut json = sparse(Family::Llama);
+        json[key] = value;
+        assert_eq!(read(&json).unwrap(), read(&sparse(Family::Llama)).unwrap());
+    }
+    let mut json = sparse(Family::Mixtral);
+    json["router_jitter_noise"] = 0.into();
+    assert_eq!(read(&json).unwrap(), read(&sparse(Family::Mixtral)).unwrap());
+    json["router_jitter_noise"] = 0.1.into();
+    assert!(read(&json).unwrap_err().contains("only 0.0 is supported"));
+}
+
+/// A base that is not said is the family's, also beside a scaling that is.
+#[test]
+fn a_scaling_without_a_base_has_the_familys() {
+    for (family, base) in [(Family::Llama, 10_000.0), (Family::Mixtral, 1e6)] {
+        for key in ["rope_scaling", "rope_parameters"] {
+            let mut json = sparse(family);
+            json[key] = serde_json::json!({"rope_type": "linear", "factor": 2.0});
+            let Positions::Rotary { theta, .. } = read(&json).unwrap().positions else { panic!() };
+            assert_eq!(theta, base, "{family}, {key}");
+        }
+    }
+}

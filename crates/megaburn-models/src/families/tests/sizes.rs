@@ -1,0 +1,42 @@
+//! Sizes that no model has are refused by name, before anything is computed from them.
+
+use super::*;
+
+/// Whole numbers of a family's `config.json`, with one that is needed for their use.
+#[rstest]
+#[case(Family::Llama, &["num_hidden_layers", "hidden_size", "vocab_size", "num_attention_heads", "head_dim", "max_position_embeddings"])]
+#[case(Family::Gpt2, &["n_layer", "n_embd", "n_inner", "n_positions"])]
+#[case(Family::Mixtral, &["num_hidden_layers", "num_local_experts", "num_experts_per_tok"])]
+#[case(Family::Qwen2, &["num_hidden_layers", "sliding_window", "max_window_layers"])]
+#[case(Family::Qwen3Moe, &["num_hidden_layers", "num_experts", "moe_intermediate_size", "decoder_sparse_step"])]
+#[case(Family::DeepseekV2, &["num_hidden_layers", "first_k_dense_replace", "n_shared_experts", "kv_lora_rank"])]
+#[case(Family::DeepseekV3, &["num_hidden_layers", "num_nextn_predict_layers", "n_routed_experts", "n_group"])]
+fn an_absurd_size_is_refused_by_its_key(#[case] family: Family, #[case] keys: &[&str]) {
+    for key in keys {
+        for size in [1u64 << 31, 10_000_000_000, 10u64.pow(18), 4 * 10u64.pow(18), u64::MAX] {
+            let mut json = family.template().to_hf();
+            json["use_sliding_window"] = true.into();
+            json["sliding_window"] = 9.into();
+            json.as_object_mut().unwrap().remove("layer_types");
+            json[*key] = size.into();
+            let error = read(&json).unwrap_err();
+            assert!(error.contains(&format!("`{key}` is {size}, which no model has")), "{error}");
+        }
+    }
+}
+
+/// Sizes that are each within bounds, and whose product is not.
+#[test]
+fn sizes_whose_product_no_model_has_are_refused() {
+    let mut json = Family::Llama.template().to_hf();
+    for key in ["hidden_size", "intermediate_size", "vocab_size"] {
+        json[key] = (1u64 << 30).into();
+    }
+    let error = read(&json).unwrap_err();
+    assert!(error.contains("parameters, which no model has"), "{error}");
+
+    let mut json = Family::Qwen3Moe.template().to_hf();
+    json["num_experts"] = 1_000_000_000.into();
+    let error = read(&json).unwrap_err();
+    assert!(error.contains("1000000000 experts in each of 4 layers"), "{error}");
+}

@@ -6,20 +6,15 @@ use std::{
     sync::OnceLock,
 };
 
-use burn::tensor::{DType, TensorData};
-use megaburn_mesh::{Piece, ShardSpec};
+use burn::tensor::DType;
 use serde_json::Value;
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::{
-    CheckpointError, Manifest, PieceInfo, TensorInfo,
-    buffer::filled,
-    cast,
+    CheckpointError, Manifest, TensorInfo,
     error::IoContext,
-    manifest::{FORMAT, MANIFEST, MANIFEST_HASH, at_least_1d, hex},
-    mapped::MappedFile,
-    mmap::map,
-    overlap::{Stretch, for_each_shared_run},
+    manifest::{FORMAT, MANIFEST, MANIFEST_HASH, hex},
+    pieces::OpenFile,
     source::nearest,
 };
 
@@ -27,11 +22,11 @@ use crate::{
 /// slices it needs.
 #[derive(Debug)]
 pub struct Checkpoint {
-    path: PathBuf,
-    manifest: Manifest,
+    pub(crate) path: PathBuf,
+    pub(crate) manifest: Manifest,
     /// Where each tensor's pieces are: (file, piece).
-    index: BTreeMap<String, Vec<(usize, usize)>>,
-    files: Vec<OnceLock<MappedFile>>,
+    pub(crate) index: BTreeMap<String, Vec<(usize, usize)>>,
+    pub(crate) files: Vec<OnceLock<OpenFile>>,
 }
 
 impl Checkpoint {
@@ -118,69 +113,7 @@ impl Checkpoint {
         self.files.len()
     }
 
-    pub(crate) fn verify_file(&self, file: usize) -> Result<(), CheckpointError> {
-        let info = &self.manifest.files[file];
-        let path = self.path.join(&info.name);
-        let map = map(&path).during("read", &path)?;
-        let found = hex(xxh3_64(&map));
-        if found != info.xxh3 {
-            let why = format!("its xxh3 is {found}, and {} was written", info.xxh3);
-            return Err(CheckpointError::damaged(&path, why));
-        }
-        Ok(())
-    }
-
-    /// Reads what `shard` says of the tensor `name`: this rank's part under its own layout. Only
-    /// these slices are read from disk. Floats of another type become `dtype`, each rounded to the
-    /// nearest, on the way: nothing else is in memory than the result.
-    ///
-    /// # Shapes
-    /// `shard.local_shape()`, padding zero.
-    /// # Errors
-    /// No such tensor (the nearest name is given), another global shape (a checkpoint of another
-    /// model), an element type that does not become `dtype`, a damaged file.
-    pub fn read(
-        &self,
-        name: &str,
-        shard: &ShardSpec,
-        dtype: DType,
-    ) -> Result<TensorData, CheckpointError> {
-        let (info, stored) = (self.info(name)?, self.dtype(name)?);
-        let (path, name) = (self.path.clone(), name.to_string());
-        if info.global_shape != shard.global_shape {
-            let (expected, found) = (shard.global_shape.clone(), info.global_shape.clone());
-            return Err(CheckpointError::GlobalShape { path, name, expected, found });
-        }
-        let Some(copy) = cast::copy(stored, dtype) else {
-            let (expected, found) = (format!("{dtype:?}"), info.dtype.to_string());
-            return Err(CheckpointError::Dtype { path, name, expected, found });
-        };
-        let shape = at_least_1d(&shard.global_shape);
-        let (from_size, to_size) = (stored.size(), dtype.size());
-        let local_shape = shard.local_shape();
-        filled(local_shape, dtype, |local| {
-            for &(file, piece) in self.index.get(&name).into_iter().flatten() {
-                let piece = &self.manifest.files[file].pieces[piece];
-                let shared = shard.pieces.iter().filter(|wanted| shares(piece, shard.dim, wanted));
-                for wanted in shared {
-                    let bytes = self.piece_bytes(file, piece, &shape, info.dtype)?;
-                    let (range, dim) = (piece.range.clone(), piece.dim);
-                    let stored = Stretch { dim, len: range.len(), global: range, start: 0 };
-                    let (global, start) = (wanted.global.clone(), wanted.local.start);
-                    let wanted = Stretch { dim: shard.dim, len: shard.local_len, global, start };
-                    for_each_shared_run(&shape, &stored, &wanted, |from, to, len| {
-                        copy(
-                            &bytes[from * from_size..(from + len) * from_size],
-                            &mut local[to * to_size..(to + len) * to_size],
-                        );
-                    });
-                }
-            }
-            Ok(())
-        })
-    }
-
-    fn info(&self, name: &str) -> Result<&TensorInfo, CheckpointError> {
+    pub(crate) fn info(&self, name: &str) -> Result<&TensorInfo, CheckpointError> {
         let tensors = &self.manifest.tensors;
         tensors.get(name).ok_or_else(|| CheckpointError::MissingTensor {
             path: self.path.clone(),
@@ -188,41 +121,6 @@ impl Checkpoint {
             nearest: nearest(name, tensors.keys()),
         })
     }
-
-    /// The bytes of a piece, checked against the file's own header.
-    fn piece_bytes(
-        &self,
-        file: usize,
-        piece: &PieceInfo,
-        global_shape: &[usize],
-        dtype: safetensors::Dtype,
-    ) -> Result<&[u8], CheckpointError> {
-        let mut shape = global_shape.to_vec();
-        shape[piece.dim] = piece.range.len();
-        let file = self.file(file)?;
-        let found = file.info(&piece.key).filter(|i| i.shape == shape && i.dtype == dtype);
-        let found = found.ok_or_else(|| {
-            let why = format!("it lacks `{}` as {dtype} {shape:?}", piece.key);
-            CheckpointError::damaged(&file.path, why)
-        })?;
-        Ok(file.bytes(found))
-    }
-
-    /// Maps a file at its first use.
-    fn file(&self, file: usize) -> Result<&MappedFile, CheckpointError> {
-        if self.files[file].get().is_none() {
-            let path = self.path.join(&self.manifest.files[file].name);
-            // Another thread may have been first; either map will do.
-            let _ = self.files[file].set(MappedFile::open(&path)?);
-        }
-        Ok(self.files[file].get().expect("it was just set"))
-    }
-}
-
-/// Whether a stored piece can hold elements of a wanted one.
-fn shares(stored: &PieceInfo, dim: usize, wanted: &Piece) -> bool {
-    let (a, b) = (&stored.range, &wanted.global);
-    stored.dim != dim || (a.start < b.end && b.start < a.end)
 }
 
 fn read_manifest(folder: &Path) -> Result<Manifest, CheckpointError> {

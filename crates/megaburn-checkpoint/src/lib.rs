@@ -6,7 +6,8 @@
 //!     rank-00000.safetensors  what rank 0 owns, cut along one dimension
 //!     rank-00001.safetensors
 //!     manifest.json           step, layout, model, trainer state, every tensor's global shape and
-//!                             where its pieces are, every file's length and xxh3
+//!                             where its pieces are, every file's length and xxh3, and the xxh3
+//!                             of each 64 MiB of a piece
 //!     manifest.xxh3           the manifest's own xxh3
 //!   step-00000130.tmp-…       being written, or left by a crash
 //! ```
@@ -36,6 +37,11 @@
 //! not damage (no permission, no file descriptors, a network file system that is away) is tried again
 //! and then ends the search: an older checkpoint is never used because of it.
 //!
+//! What a rank reads of a tensor is compared with the manifest's hashes once more while it is read: a
+//! disk or a server that gives other bytes the second time is an error that names the tensor, the file
+//! and the chunk. Files are read, not mapped into memory: an I/O error, or a file that shrinks, is an
+//! error that names the file.
+//!
 //! Nothing is replaced at an exact path unless that is asked for, and only what is of the same kind.
 //!
 //! One run writes to a folder at a time, and all ranks see the same folder.
@@ -45,6 +51,7 @@ mod atomic;
 mod buffer;
 mod cast;
 mod checkpoint;
+mod chunks;
 mod compare;
 mod dtype;
 mod error;
@@ -53,12 +60,15 @@ mod folder;
 pub mod hf;
 mod latest;
 mod manifest;
-mod mapped;
-mod mmap;
 mod overlap;
+mod pieces;
+mod plain;
 mod plane;
+mod runs;
+mod safetensors_file;
 mod save;
 mod single;
+mod sizes;
 mod source;
 mod staging;
 mod tensor_file;

@@ -5,7 +5,7 @@ use safetensors::Dtype;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::dtype;
+use crate::{chunks::is_chunk, dtype, sizes::num_elements};
 
 /// The format that this version writes and reads.
 pub(crate) const FORMAT: u64 = 2;
@@ -29,6 +29,10 @@ pub struct Manifest {
     pub tensors: BTreeMap<String, TensorInfo>,
     /// Every file beside the manifest.
     pub files: Vec<FileInfo>,
+    /// Bytes of a chunk: of a stretch of a piece that has one hash. Checkpoints of older versions
+    /// have no chunks, only a hash of each file.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub chunk_bytes: Option<u64>,
 }
 
 /// A tensor as the model knows it, whole.
@@ -64,6 +68,10 @@ pub struct PieceInfo {
     pub dim: usize,
     /// Where the piece stands along it in the whole tensor.
     pub range: Range<usize>,
+    /// The xxh3 (64 bits, hexadecimal) of each of its chunks; all but the last have
+    /// [`chunk_bytes`](Manifest::chunk_bytes).
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub chunks: Vec<String>,
 }
 
 /// The hash of a file's bytes as the manifest writes it.
@@ -104,8 +112,42 @@ impl Manifest {
             }
             let mut pieces = held.remove(name.as_str()).unwrap_or_default();
             pieces.sort_by_key(|piece| piece.range.start);
+            if num_elements(&info.global_shape).is_none() {
+                let why = format!("it would be {:?}, which nobody can store", info.global_shape);
+                return Err((name.clone(), why));
+            }
             let shape = at_least_1d(&info.global_shape);
             tile(&shape, &pieces).map_err(|why| (name.clone(), why))?;
+        }
+        self.check_lengths()
+    }
+
+    /// Checks that every file is long enough for its pieces, and that each piece has as many hashes
+    /// as chunks. From here on no size of a tensor is beyond the bytes that are there.
+    fn check_lengths(&self) -> Result<(), (String, String)> {
+        if let Some(bytes) = self.chunk_bytes.filter(|bytes| !is_chunk(*bytes)) {
+            return Err((String::new(), format!("chunks cannot have {bytes} bytes")));
+        }
+        for file in &self.files {
+            let mut room = file.bytes;
+            for piece in &file.pieces {
+                let refuse = |why: String| Err((piece.tensor.clone(), why));
+                let info = &self.tensors[&piece.tensor];
+                let mut shape = at_least_1d(&info.global_shape);
+                shape[piece.dim] = piece.range.len();
+                let elements = num_elements(&shape).expect("it is no larger than the tensor");
+                let bytes = (elements * dtype::size(info.dtype)) as u64;
+                let Some(rest) = room.checked_sub(bytes) else {
+                    let (name, has) = (&file.name, file.bytes);
+                    return refuse(format!("{name} has {has} bytes, too few for its {shape:?}"));
+                };
+                room = rest;
+                let chunks = self.chunk_bytes.map_or(0, |chunk| bytes.div_ceil(chunk));
+                if piece.chunks.len() as u64 != chunks {
+                    let found = piece.chunks.len();
+                    return refuse(format!("it has {found} hashes for {chunks} chunks"));
+                }
+            }
         }
         Ok(())
     }
@@ -152,6 +194,7 @@ mod tests {
             key: format!("w#{}", range.start),
             dim: *dim,
             range: range.clone(),
+            chunks: Vec::new(),
         };
         let info = TensorInfo { dtype: Dtype::F32, global_shape: shape.to_vec() };
         Manifest {
@@ -163,10 +206,11 @@ mod tests {
             tensors: [("w".to_string(), info)].into(),
             files: vec![FileInfo {
                 name: "rank-00000.safetensors".into(),
-                bytes: 0,
+                bytes: 4096,
                 xxh3: hex(0),
                 pieces: pieces.iter().map(piece).collect(),
             }],
+            chunk_bytes: None,
         }
     }
 
@@ -208,5 +252,48 @@ mod tests {
         manifest.check().unwrap();
         manifest.files[0].name = "../rank-00000.safetensors".into();
         assert!(manifest.check().unwrap_err().1.contains("is no file name"));
+    }
+
+    /// Sizes that would wrap in a product, or make somebody ask for more memory than the files are.
+    #[test]
+    fn a_size_beyond_the_files_is_refused() {
+        let whole = manifest(&[2, 3], &[(0, 0..2)]);
+        whole.check().unwrap();
+        for (shape, why) in [
+            (vec![1 << 20, 1 << 20], "too few for its [1048576, 1048576]"),
+            (vec![1 << 32, 1 << 32], "nobody can store"),
+            (vec![usize::MAX], "nobody can store"),
+            (vec![0, 1 << 40, 1 << 40], "nobody can store"),
+        ] {
+            let mut manifest = whole.clone();
+            manifest.files[0].pieces[0].range = 0..shape[0];
+            manifest.tensors.get_mut("w").unwrap().global_shape = shape;
+            let (name, found) = manifest.check().unwrap_err();
+            assert!(name == "w" && found.contains(why), "{found}");
+        }
+        let mut manifest = whole.clone();
+        manifest.files[0].bytes = 23;
+        assert!(manifest.check().unwrap_err().1.contains("has 23 bytes, too few"));
+    }
+
+    #[test]
+    fn hashes_of_chunks_that_do_not_fit_are_refused() {
+        let mut manifest = manifest(&[2, 3], &[(0, 0..2)]);
+        for (chunk, hashes, fault) in [
+            (Some(16), 2, None),
+            (Some(32), 1, None),
+            (None, 0, None),
+            (Some(16), 1, Some("1 hashes for 2 chunks")),
+            (None, 1, Some("1 hashes for 0 chunks")),
+            (Some(0), 0, Some("cannot have 0 bytes")),
+            (Some(24), 1, Some("cannot have 24 bytes")),
+        ] {
+            manifest.chunk_bytes = chunk;
+            manifest.files[0].pieces[0].chunks = vec![hex(1); hashes];
+            match (manifest.check(), fault) {
+                (found, None) => found.unwrap(),
+                (found, Some(fault)) => assert!(found.unwrap_err().1.contains(fault)),
+            }
+        }
     }
 }

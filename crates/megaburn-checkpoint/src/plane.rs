@@ -35,6 +35,12 @@ impl PlaneCopy {
         Some(Self { copy: cast::copy(from, to)?, from: from.size(), to: to.size() })
     }
 
+    /// Copies elements that stand one behind the other to where element `to` is.
+    pub(crate) fn run(&self, source: &[u8], dest: &mut [u8], to: usize) {
+        let bytes = source.len() / self.from * self.to;
+        (self.copy)(source, &mut dest[to * self.to..][..bytes]);
+    }
+
     /// Copies `rows` rows of `cols` elements.
     pub(crate) fn straight(
         &self,

@@ -16,6 +16,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use crate::{
     CheckpointError, FileInfo, Manifest, TensorInfo,
     agree::settle,
+    chunks::CHUNK,
     dtype,
     error::IoContext,
     folder::{retain, step_path},
@@ -193,7 +194,8 @@ pub(crate) fn merge(
         files.extend(report.file);
     }
     let Snapshot { step, model, trainer } = snapshot.clone();
-    let manifest = Manifest { format: FORMAT, step, layout, model, trainer, tensors, files };
+    let (format, chunk_bytes) = (FORMAT, Some(CHUNK));
+    let manifest = Manifest { format, step, layout, model, trainer, tensors, files, chunk_bytes };
     let refuse = |(name, why)| CheckpointError::Untiled { name, why };
     manifest.check().map_err(refuse)?;
     Ok(manifest)

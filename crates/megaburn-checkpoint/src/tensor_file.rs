@@ -2,26 +2,28 @@ use std::path::Path;
 
 use burn::tensor::TensorData;
 
-use crate::{CheckpointError, dtype, mapped::MappedFile, source::nearest};
+use crate::{
+    CheckpointError, buffer::filled, dtype, safetensors_file::SafetensorsFile, source::nearest,
+};
 
 /// One safetensors file, whatever is in it.
 #[derive(Debug)]
 pub struct TensorFile {
-    file: MappedFile,
+    file: SafetensorsFile,
 }
 
 impl TensorFile {
-    /// Maps a file and reads its header.
+    /// Opens a file and reads its header.
     ///
     /// # Errors
     /// A file that cannot be read, is no safetensors file or is truncated.
     pub fn open(path: &Path) -> Result<Self, CheckpointError> {
-        Ok(Self { file: MappedFile::open(path)? })
+        Ok(Self { file: SafetensorsFile::open(path)? })
     }
 
     /// The file.
     pub fn path(&self) -> &Path {
-        &self.file.path
+        self.file.path()
     }
 
     /// Whether there is a tensor of this name.
@@ -37,9 +39,10 @@ impl TensorFile {
     /// A whole tensor.
     ///
     /// # Errors
-    /// No such tensor (the nearest name is given), or one of a type that is not read.
+    /// No such tensor (the nearest name is given), one of a type that is not read, or a file that
+    /// cannot be read.
     pub fn read(&self, name: &str) -> Result<TensorData, CheckpointError> {
-        let (path, name) = (self.file.path.clone(), name.to_string());
+        let (path, name) = (self.file.path().to_path_buf(), name.to_string());
         let Some(info) = self.file.info(&name) else {
             let nearest = nearest(&name, self.file.keys().iter());
             return Err(CheckpointError::MissingTensor { path, name, nearest });
@@ -48,7 +51,7 @@ impl TensorFile {
             let dtype = info.dtype.to_string();
             return Err(CheckpointError::UnreadableDtype { file: path, name, dtype });
         };
-        let bytes = self.file.bytes(info).to_vec();
-        Ok(TensorData::from_bytes_vec(bytes, info.shape.clone(), dtype))
+        let stored = self.file.stored(info);
+        filled(info.shape.clone(), dtype, |bytes| stored.file.read_at(bytes, stored.start))
     }
 }

@@ -14,7 +14,9 @@ use safetensors::{
 use xxhash_rust::xxh3::Xxh3;
 
 use crate::{
-    CheckpointError, FileInfo, NamedTensor, PieceInfo, dtype,
+    CheckpointError, FileInfo, NamedTensor, PieceInfo,
+    chunks::ChunkHasher,
+    dtype,
     error::IoContext,
     manifest::{at_least_1d, hex},
     staging::sync_dir,
@@ -46,20 +48,28 @@ pub(crate) fn write_rank_file(
             let key = if whole { tensor_name.clone() } else { format!("{tensor_name}#{start}") };
             header.push(key.clone(), tensor.file_dtype()?, shape);
             let (tensor, range) = (tensor_name.clone(), global.clone());
-            pieces.push(PieceInfo { tensor, key, dim, range });
+            pieces.push(PieceInfo { tensor, key, dim, range, chunks: Vec::new() });
         }
     }
     let path = folder.join(name);
     let mut file = DataFile::create(&path, header, None)?;
+    let mut chunks = Vec::new();
     for tensor in owned {
-        write_tensor(&mut file, tensor)?;
+        chunks.extend(write_tensor(&mut file, tensor)?);
+    }
+    for (piece, chunks) in pieces.iter_mut().zip(chunks) {
+        piece.chunks = chunks;
     }
     let (bytes, hash) = file.finish()?;
     sync_dir(folder)?;
     Ok(Some(FileInfo { name: name.to_string(), bytes, xxh3: hex(hash), pieces }))
 }
 
-fn write_tensor(file: &mut DataFile, tensor: NamedTensor<'_>) -> Result<(), CheckpointError> {
+/// Writes what this rank owns of a tensor; returns the hashes of the chunks of each piece.
+fn write_tensor(
+    file: &mut DataFile,
+    tensor: NamedTensor<'_>,
+) -> Result<Vec<Vec<String>>, CheckpointError> {
     let NamedTensor { name, shard, dtype, data } = tensor;
     let data = data()?;
     if data.dtype() != dtype {
@@ -71,16 +81,21 @@ fn write_tensor(file: &mut DataFile, tensor: NamedTensor<'_>) -> Result<(), Chec
         return Err(CheckpointError::LocalShape { name, found, expected });
     }
     let (bytes, size) = (data.as_bytes(), dtype.size());
+    let mut chunks = Vec::new();
     for piece in shard.owned() {
+        let mut hasher = ChunkHasher::new();
         let mut result = Ok(());
         shard.for_each_run(piece, |local, _, len| {
             if result.is_ok() {
-                result = file.write(&bytes[local * size..(local + len) * size]);
+                let run = &bytes[local * size..(local + len) * size];
+                hasher.update(run);
+                result = file.write(run);
             }
         });
         result?;
+        chunks.push(hasher.finish());
     }
-    Ok(())
+    Ok(chunks)
 }
 
 /// What a safetensors file will hold, in this order.

@@ -14,22 +14,25 @@ use serde_json::Value;
 use super::{CONFIG, INDEX, SINGLE};
 use crate::{
     CheckpointError, TensorHeader, TensorSource, buffer::filled, dtype, error::IoContext,
-    mapped::MappedFile, source::nearest,
+    runs::Stored, safetensors_file::SafetensorsFile, source::nearest,
 };
 
 /// An opened folder of a published model: `config.json`, and `model.safetensors` or the files that
 /// `model.safetensors.index.json` names (the first, where there are both, as `transformers` does).
 ///
-/// The files are mapped and their headers read once; what is read of their data is what is asked
+/// The files are opened and their headers read once; what is read of their data is what is asked
 /// for.
 #[derive(Debug)]
 pub struct HfDir {
     path: PathBuf,
     config: Value,
-    files: Vec<MappedFile>,
+    files: Vec<SafetensorsFile>,
     /// Which file each tensor is in.
     index: BTreeMap<String, usize>,
 }
+
+/// Bytes of two tensors that are compared at once.
+const BLOCK: usize = 1 << 20;
 
 /// `model.safetensors.index.json`.
 #[derive(Deserialize)]
@@ -51,7 +54,7 @@ impl HfDir {
             return Err(CheckpointError::damaged(&path.join(CONFIG), "it is no JSON object"));
         }
         let (files, index) = if path.join(SINGLE).exists() {
-            let file = MappedFile::open(&path.join(SINGLE))?;
+            let file = SafetensorsFile::open(&path.join(SINGLE))?;
             let index = file.keys().into_iter().map(|name| (name, 0)).collect();
             (vec![file], index)
         } else if path.join(INDEX).exists() {
@@ -63,7 +66,8 @@ impl HfDir {
         for (name, &file) in &opened.index {
             let (file, info) = opened.info(file, name);
             if dtype::from_hf(info.dtype).is_none() {
-                let (file, name, dtype) = (file.path.clone(), name.clone(), info.dtype.to_string());
+                let (file, name) = (file.path().to_path_buf(), name.clone());
+                let dtype = info.dtype.to_string();
                 return Err(CheckpointError::UnreadableDtype { file, name, dtype });
             }
         }
@@ -90,11 +94,27 @@ impl HfDir {
         self.index.get(name).map(|&file| self.header_in(file, name))
     }
 
-    /// The bytes of a tensor as they stand in the file, if there is one of this name; at any
-    /// alignment.
-    pub fn bytes(&self, name: &str) -> Option<&[u8]> {
-        let (file, info) = self.info(*self.index.get(name)?, name);
-        Some(file.bytes(info))
+    /// Whether two tensors have the same element type, shape and bytes.
+    ///
+    /// # Errors
+    /// One of them is not there (the nearest name is given), or cannot be read.
+    pub fn are_equal(&self, a: &str, b: &str) -> Result<bool, CheckpointError> {
+        let ((_, header_a, stored_a), (_, header_b, stored_b)) = (self.find(a)?, self.find(b)?);
+        if (header_a.dtype, &header_a.shape) != (header_b.dtype, &header_b.shape) {
+            return Ok(false);
+        }
+        let mut buffers = [vec![0; BLOCK], vec![0; BLOCK]];
+        for at in (0..stored_a.len).step_by(BLOCK) {
+            let len = (stored_a.len - at).min(BLOCK as u64) as usize;
+            let [of_a, of_b] = &mut buffers;
+            for (stored, buffer) in [(stored_a, &mut *of_a), (stored_b, &mut *of_b)] {
+                stored.file.read_at(&mut buffer[..len], stored.start + at)?;
+            }
+            if of_a[..len] != of_b[..len] {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     /// What is known of a tensor that must be there.
@@ -105,15 +125,18 @@ impl HfDir {
         self.find(name).map(|(_, header, _)| header)
     }
 
-    /// The tensor's file, header and bytes.
-    pub(crate) fn find(&self, name: &str) -> Result<(&Path, TensorHeader, &[u8]), CheckpointError> {
+    /// The tensor's file, its header and where its bytes are.
+    pub(crate) fn find(
+        &self,
+        name: &str,
+    ) -> Result<(&Path, TensorHeader, Stored<'_>), CheckpointError> {
         let Some(&index) = self.index.get(name) else {
             let (path, name) = (self.path.clone(), name.to_string());
             let nearest = nearest(&name, self.index.keys());
             return Err(CheckpointError::MissingTensor { path, name, nearest });
         };
         let (file, info) = self.info(index, name);
-        Ok((&file.path, self.header_in(index, name), file.bytes(info)))
+        Ok((file.path(), self.header_in(index, name), file.stored(info)))
     }
 
     fn header_in(&self, file: usize, name: &str) -> TensorHeader {
@@ -123,7 +146,7 @@ impl HfDir {
         TensorHeader { name: name.to_string(), dtype, shape: info.shape.clone() }
     }
 
-    fn info(&self, file: usize, name: &str) -> (&MappedFile, &TensorInfo) {
+    fn info(&self, file: usize, name: &str) -> (&SafetensorsFile, &TensorInfo) {
         let file = &self.files[file];
         (file, file.info(name).expect("the index was checked when the folder was opened"))
     }
@@ -139,23 +162,20 @@ impl TensorSource for HfDir {
     }
 
     fn read_rows(&self, name: &str, rows: Range<usize>) -> Result<TensorData, CheckpointError> {
-        let (_, header, bytes) = self.find(name)?;
-        let row = header.row_len() * header.dtype.size();
+        let (_, header, stored) = self.find(name)?;
+        assert!(rows.start <= rows.end && rows.end <= header.num_rows(), "it has no rows {rows:?}");
+        let start = stored.start + (rows.start * header.row_len() * header.dtype.size()) as u64;
         let shape = header.rows_shape(&rows);
-        let bytes = &bytes[rows.start * row..rows.end * row];
-        filled(shape, header.dtype, |rows| {
-            rows.copy_from_slice(bytes);
-            Ok(())
-        })
+        filled(shape, header.dtype, |rows| stored.file.read_at(rows, start))
     }
 }
 
-type Opened = (Vec<MappedFile>, BTreeMap<String, usize>);
+type Opened = (Vec<SafetensorsFile>, BTreeMap<String, usize>);
 
 fn open_indexed(folder: &Path) -> Result<Opened, CheckpointError> {
     let path = folder.join(INDEX);
     let Index { weight_map } = read_json(&path)?;
-    let mut files: Vec<MappedFile> = Vec::new();
+    let mut files: Vec<SafetensorsFile> = Vec::new();
     let mut numbers: BTreeMap<String, usize> = BTreeMap::new();
     let mut index = BTreeMap::new();
     for (tensor, name) in weight_map {
@@ -170,7 +190,7 @@ fn open_indexed(folder: &Path) -> Result<Opened, CheckpointError> {
                     let why = format!("it finds tensor `{tensor}` in `{name}`, which is missing");
                     return refuse(why);
                 }
-                files.push(MappedFile::open(&folder.join(&name))?);
+                files.push(SafetensorsFile::open(&folder.join(&name))?);
                 numbers.insert(name.clone(), files.len() - 1);
                 files.len() - 1
             }

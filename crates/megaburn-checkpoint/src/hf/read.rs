@@ -8,12 +8,20 @@ use crate::{
     CheckpointError, TensorHeader,
     buffer::filled,
     plane::{Plane, PlaneCopy},
+    runs::{GAP, Runs, Stored},
 };
+
+/// Bytes of a transposed tensor that are read at once: about as many as a core's second cache has,
+/// but `LINES` lines if they are not too long, as a jump to another page of the result for each few
+/// elements is what costs.
+const BAND: usize = 2 << 20;
+const LINES: usize = 256;
+const LARGEST_BAND: usize = 16 << 20;
 
 /// A tensor of the folder that is a part of a parameter.
 struct Part<'a> {
     header: TensorHeader,
-    bytes: &'a [u8],
+    stored: Stored<'a>,
     /// Which part of the parameter's last dim it is.
     columns: Range<usize>,
 }
@@ -24,8 +32,8 @@ impl HfDir {
     /// linear weights are `[out, in]`, those of megaburn `[in, out]`). Vectors and scalars are never
     /// transposed.
     ///
-    /// Only what `spec` names is read from the files, straight into the result: no other memory is
-    /// taken. Floats become `dtype`, each rounded to the nearest; without one the files' type stays.
+    /// Only what `spec` names is read from the files, with small gaps between: a block of 1 MiB is in
+    /// memory beside the result, of a transposed tensor one of 16 MiB or one line. Floats become `dtype`, each rounded to the nearest; without one the files' type stays.
     ///
     /// # Shapes
     /// `spec.local_shape()`, padding zero.
@@ -58,9 +66,7 @@ impl HfDir {
                     let expected = format!("{dtype:?}");
                     return Err(CheckpointError::Dtype { path, name, expected, found });
                 };
-                for piece in &spec.pieces {
-                    shape.copy(&copy, part, piece, transposed, local);
-                }
+                shape.read(&copy, part, &spec.pieces, transposed, local)?;
             }
             Ok(())
         })
@@ -76,7 +82,7 @@ impl HfDir {
         let mut parts = Vec::with_capacity(names.len());
         let mut end = 0;
         for name in names {
-            let (file, header, bytes) = self.find(name)?;
+            let (file, header, stored) = self.find(name)?;
             let mut expected = shape.to_vec();
             let found = swapped(&header.shape, transposed);
             // Of several side by side, only the sum of the lengths along the last dim is known.
@@ -95,7 +101,7 @@ impl HfDir {
             }
             let columns = end..end + found.last().copied().unwrap_or(1);
             end = columns.end;
-            parts.push(Part { header, bytes, columns });
+            parts.push(Part { header, stored, columns });
         }
         let mut found = shape.to_vec();
         if let Some(len) = found.last_mut() {
@@ -133,6 +139,14 @@ pub(super) fn swapped(shape: &[usize], swap: bool) -> Vec<usize> {
     shape
 }
 
+/// A rectangle of a matrix: where it stands in the stored tensor and in the result, and its rows
+/// and columns in the result.
+struct Rectangle {
+    from: Plane,
+    to: Plane,
+    size: (usize, usize),
+}
+
 /// A tensor of any number of dims as matrices one after the other, and how a rank cuts it.
 struct Matrices {
     outer: Vec<usize>,
@@ -153,15 +167,33 @@ impl Matrices {
         Self { outer: outer.to_vec(), rows, cols, dim, local_len: spec.local_len }
     }
 
-    /// Copies what a part and a rank's piece share.
-    fn copy(
+    /// Reads what a part and a rank's pieces share.
+    fn read(
         &self,
         copy: &PlaneCopy,
         part: &Part<'_>,
-        piece: &Piece,
+        pieces: &[Piece],
         transposed: bool,
         local: &mut [u8],
-    ) {
+    ) -> Result<(), CheckpointError> {
+        let mut runs = Runs::new(&part.stored, None);
+        for piece in pieces {
+            for Rectangle { from, to, size: (rows, cols) } in self.shared(part, piece, transposed) {
+                if transposed {
+                    read_transposed(copy, part.stored, (from, to), (rows, cols), local)?;
+                } else if from.stride == cols && to.stride == cols {
+                    runs.push(from.start, to.start, rows * cols);
+                } else {
+                    let row = |row| (from.start + row * from.stride, to.start + row * to.stride);
+                    (0..rows).map(row).for_each(|(from, to)| runs.push(from, to, cols));
+                }
+            }
+        }
+        runs.read(part.stored, None, |bytes, to| copy.run(bytes, local, to))
+    }
+
+    /// The rectangles that a part and a rank's piece share, one of each matrix.
+    fn shared(&self, part: &Part<'_>, piece: &Piece, transposed: bool) -> Vec<Rectangle> {
         let Self { rows, cols, local_len, .. } = *self;
         let num_outer = self.outer.len();
         // What the piece has of a dim, and how far it stands from there in the local tensor.
@@ -179,25 +211,21 @@ impl Matrices {
         let start = col_range.start.max(part.columns.start);
         let col_range = start..col_range.end.min(part.columns.end).max(start);
         if row_range.is_empty() || col_range.is_empty() {
-            return;
+            return Vec::new();
         }
         let (row, col) = (row_range.start, col_range.start - part.columns.start);
         let (to_row, to_col) = (to_local(num_outer, row), to_local(num_outer + 1, col_range.start));
         let size = (row_range.len(), col_range.len());
-        for (from, to) in self.outer_pairs(piece) {
+        let rectangle = |(from, to): (usize, usize)| {
             let (base, matrix) = (to * local_rows * local_cols, from * rows * width);
             let to = Plane { start: base + to_row * local_cols + to_col, stride: local_cols };
-            match transposed {
-                true => {
-                    let from = Plane { start: matrix + col * rows + row, stride: rows };
-                    copy.transposed((part.bytes, from), (local, to), size);
-                }
-                false => {
-                    let from = Plane { start: matrix + row * width + col, stride: width };
-                    copy.straight((part.bytes, from), (local, to), size);
-                }
-            }
-        }
+            let from = match transposed {
+                true => Plane { start: matrix + col * rows + row, stride: rows },
+                false => Plane { start: matrix + row * width + col, stride: width },
+            };
+            Rectangle { from, to, size }
+        };
+        self.outer_pairs(piece).into_iter().map(rectangle).collect()
     }
 
     /// The number of each matrix of which the piece has something, in the whole and in the local
@@ -217,4 +245,38 @@ impl Matrices {
         }
         pairs
     }
+}
+
+/// Reads `rows` rows of `cols` elements of the result from a source of `cols` lines of `rows`
+/// elements, a band of lines at a time.
+fn read_transposed(
+    copy: &PlaneCopy,
+    stored: Stored<'_>,
+    (from, to): (Plane, Plane),
+    (rows, cols): (usize, usize),
+    local: &mut [u8],
+) -> Result<(), CheckpointError> {
+    let size = stored.size;
+    // Lines close to each other are read with what is between them.
+    let is_near = (from.stride - rows) * size <= GAP;
+    let stride = if is_near { from.stride } else { rows };
+    let line = stride * size;
+    let lines = (BAND / line).max(LINES.min(LARGEST_BAND / line)).clamp(1, cols);
+    let mut buffer = vec![0; (lines - 1) * line + rows * size];
+    for first in (0..cols).step_by(lines) {
+        let lines = lines.min(cols - first);
+        let at = |line: usize| stored.start + ((from.start + line * from.stride) * size) as u64;
+        let buffer = &mut buffer[..(lines - 1) * line + rows * size];
+        match is_near {
+            true => stored.file.read_at(buffer, at(first))?,
+            false => {
+                for (number, line) in buffer.chunks_mut(line).enumerate() {
+                    stored.file.read_at(line, at(first + number))?;
+                }
+            }
+        }
+        let to = Plane { start: to.start + first, stride: to.stride };
+        copy.transposed((buffer, Plane { start: 0, stride }), (local, to), (rows, lines));
+    }
+    Ok(())
 }

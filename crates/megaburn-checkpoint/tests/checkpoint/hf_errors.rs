@@ -3,7 +3,7 @@
 use std::{fs, path::Path};
 
 use burn::tensor::DType;
-use megaburn_checkpoint::HfDir;
+use megaburn_checkpoint::{HfDir, TensorSource};
 use megaburn_mesh::{Axis, ShardSpec};
 use rstest::rstest;
 use tempfile::TempDir;
@@ -165,4 +165,40 @@ fn tensors_that_do_not_make_up_the_parameter(
     let error = hf.read_shard(&names, transposed, &spec, None).unwrap_err().to_string();
     assert!(error.contains(said), "{error}");
     assert!(error.contains(hf.path().to_str().unwrap()), "{error}");
+}
+
+/// Nothing is mapped: a file that shrinks is an error, where a map would kill the process.
+#[test]
+fn a_file_that_is_cut_while_it_is_open_is_an_error() {
+    let dir = tempfile::tempdir().unwrap();
+    publish(dir.path(), &tensors());
+    let hf = HfDir::open(dir.path()).unwrap();
+    let path = dir.path().join(SINGLE);
+    fs::File::options().write(true).open(&path).unwrap().set_len(64).unwrap();
+    let norm = "model.norm.weight".to_string();
+    let spec = ShardSpec::whole(&[7], Axis::Tp, 0, 1);
+    let errors = [
+        hf.read_shard(std::slice::from_ref(&norm), false, &spec, None).unwrap_err(),
+        hf.read_rows(&norm, 0..7).unwrap_err(),
+        hf.are_equal(&norm, &norm).unwrap_err(),
+    ];
+    for error in errors {
+        let text = error.to_string();
+        assert!(error.is_damage() && text.contains(SINGLE) && text.contains("shorter"), "{text}");
+    }
+}
+
+/// Headers whose numbers would wrap in a sum or a product.
+#[rstest]
+#[case(r#"{"w": {"dtype": "F32", "shape": [0, 1099511627776, 1099511627776], "data_offsets": [0, 0]}}"#, &["`w` would be"])]
+#[case(r#"{"w": {"dtype": "U8", "shape": [18446744073709551615], "data_offsets": [0, 18446744073709551615]}}"#, &["header cannot be read"])]
+#[case(r#"{"w": {"dtype": "U8", "shape": [1152921504606846975], "data_offsets": [0, 1152921504606846975]}}"#, &["truncated"])]
+#[case(r#"{"w": {"dtype": "F32", "shape": [4611686018427387904, 4], "data_offsets": [0, 0]}}"#, &["header cannot be read"])]
+fn a_header_with_sizes_beyond_counting(#[case] header: &str, #[case] said: &[&str]) {
+    let dir = tempfile::tempdir().unwrap();
+    publish(dir.path(), &tensors());
+    let bytes = [&(header.len() as u64).to_le_bytes(), header.as_bytes()].concat();
+    fs::write(dir.path().join(SINGLE), bytes).unwrap();
+    let whole: Vec<&str> = said.iter().copied().chain(["model.safetensors is damaged"]).collect();
+    refused(dir.path(), &whole);
 }

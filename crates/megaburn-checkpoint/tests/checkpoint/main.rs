@@ -14,3 +14,4 @@ mod model;
 mod published;
 mod reshape;
 mod single;
+mod used_bytes;

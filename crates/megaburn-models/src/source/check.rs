@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use megaburn_checkpoint::HfDir;
+use megaburn_checkpoint::{CheckpointError, HfDir};
 
 use super::mtp::{Copied, predicts};
 use crate::{DecoderConfig, ModelError, hf::HfParam};
@@ -12,10 +12,16 @@ const HEAD: &str = "lm_head.weight";
 
 /// Whether a folder whose configuration ties the head to the embedding has a head of its own: then
 /// Transformers does not tie them.
-pub(super) fn has_own_head(dir: &HfDir, params: &[HfParam]) -> bool {
+///
+/// # Errors
+/// One of the two cannot be read.
+pub(super) fn has_own_head(dir: &HfDir, params: &[HfParam]) -> Result<bool, CheckpointError> {
     let embedding = params.iter().find(|param| param.path == "embedding.weight");
-    let embedding = embedding.and_then(|param| dir.bytes(&param.parts[0].name));
-    dir.bytes(HEAD).zip(embedding).is_some_and(|(head, embedding)| head != embedding)
+    let embedding = embedding.map(|param| param.parts[0].name.as_str());
+    match embedding.filter(|name| dir.header(name).is_some() && dir.header(HEAD).is_some()) {
+        Some(embedding) => Ok(!dir.are_equal(HEAD, embedding)?),
+        None => Ok(false),
+    }
 }
 
 /// Refuses a folder whose tensors are not those of its model.

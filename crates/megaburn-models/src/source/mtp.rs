@@ -36,12 +36,12 @@ pub(super) fn check_copies(
     copies: &[Copied],
 ) -> Result<(), ModelError> {
     for Copied { name, path } in copies {
-        let Some(found) = dir.header(name) else { continue };
+        if dir.header(name).is_none() {
+            continue;
+        }
         let of = params.iter().find(|param| param.path == *path);
         let of = &of.expect("a whole model has both matrices").parts[0].name;
-        let own = dir.require(of)?;
-        let same = (found.dtype, &found.shape) == (own.dtype, &own.shape);
-        if !same || dir.bytes(name) != dir.bytes(of) {
+        if !dir.are_equal(name, of)? {
             let why = format!(
                 "is another matrix than `{of}`, of which it must be a copy: the model has one for both; \
                  make them equal, or leave the layer out with `num_nextn_predict_layers` 0 in config.json"

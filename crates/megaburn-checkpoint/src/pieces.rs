@@ -1,0 +1,179 @@
+//! Reads what a rank wants of a checkpoint's tensors, and checks it.
+
+use std::sync::atomic::AtomicBool;
+
+use burn::tensor::{DType, TensorData};
+use megaburn_mesh::{Piece, ShardSpec};
+use xxhash_rust::xxh3::Xxh3;
+
+use crate::{
+    Checkpoint, CheckpointError, PieceInfo, TensorInfo,
+    buffer::filled,
+    cast,
+    chunks::Chunks,
+    manifest::{at_least_1d, hex},
+    overlap::{Stretch, for_each_shared_run},
+    plain::PlainFile,
+    runs::{Runs, Stored},
+    safetensors_file::SafetensorsFile,
+};
+
+/// Bytes of a file that are hashed at once.
+const VERIFY_BLOCK: usize = 4 << 20;
+
+/// A file of which something was read.
+#[derive(Debug)]
+pub(crate) struct OpenFile {
+    file: SafetensorsFile,
+    /// Of each piece, which of its chunks were right when they were read.
+    seen: Vec<Vec<AtomicBool>>,
+}
+
+impl Checkpoint {
+    /// Compares a file with its hash.
+    ///
+    /// # Errors
+    /// It cannot be read, or is not what was written; then the tensor is named, where the manifest
+    /// has hashes of chunks.
+    pub(crate) fn verify_file(&self, file: usize) -> Result<(), CheckpointError> {
+        let info = &self.manifest.files[file];
+        let path = self.path.join(&info.name);
+        let plain = PlainFile::open(&path)?;
+        let mut hash = Xxh3::new();
+        let mut buffer = vec![0; VERIFY_BLOCK];
+        for at in (0..plain.len()).step_by(VERIFY_BLOCK) {
+            let block = &mut buffer[..(plain.len() - at).min(VERIFY_BLOCK as u64) as usize];
+            plain.read_at(block, at)?;
+            hash.update(block);
+        }
+        let found = hex(hash.digest());
+        if found == info.xxh3 {
+            return Ok(());
+        }
+        // Which tensor it is, if the manifest's chunks can say it.
+        for piece in 0..info.pieces.len() {
+            self.read_piece((file, piece), Runs::push_all, |_, _| {})?;
+        }
+        let why = format!("its xxh3 is {found}, and {} was written", info.xxh3);
+        Err(CheckpointError::damaged(&path, why))
+    }
+
+    /// Reads what `shard` says of the tensor `name`: this rank's part under its own layout. Floats of
+    /// another type become `dtype`, each rounded to the nearest, on the way: a block of 1 MiB is in
+    /// memory beside the result.
+    ///
+    /// The bytes that are used are checked: of each chunk (64 MiB of a stored piece) from which this
+    /// `Checkpoint` reads for the first time, the whole chunk is read and compared with its hash in
+    /// the manifest. Of chunks that were read before, and of checkpoints of older versions, which
+    /// have a hash of the whole file only, no more is read than these slices.
+    ///
+    /// # Shapes
+    /// `shard.local_shape()`, padding zero.
+    /// # Errors
+    /// No such tensor (the nearest name is given), another global shape (a checkpoint of another
+    /// model), an element type that does not become `dtype`, a damaged file, which names the tensor
+    /// and the chunk.
+    pub fn read(
+        &self,
+        name: &str,
+        shard: &ShardSpec,
+        dtype: DType,
+    ) -> Result<TensorData, CheckpointError> {
+        let (info, stored) = (self.info(name)?, self.dtype(name)?);
+        let (path, name) = (self.path.clone(), name.to_string());
+        if info.global_shape != shard.global_shape {
+            let (expected, found) = (shard.global_shape.clone(), info.global_shape.clone());
+            return Err(CheckpointError::GlobalShape { path, name, expected, found });
+        }
+        let Some(copy) = cast::copy(stored, dtype) else {
+            let (expected, found) = (format!("{dtype:?}"), info.dtype.to_string());
+            return Err(CheckpointError::Dtype { path, name, expected, found });
+        };
+        let shape = at_least_1d(&shard.global_shape);
+        let (from_size, to_size) = (stored.size(), dtype.size());
+        let local_shape = shard.local_shape();
+        filled(local_shape, dtype, |local| {
+            for &(file, number) in self.index.get(&name).into_iter().flatten() {
+                let piece = &self.manifest.files[file].pieces[number];
+                let shared = |wanted: &&Piece| shares(piece, shard.dim, wanted);
+                if !shard.pieces.iter().any(|wanted| shared(&wanted)) {
+                    continue;
+                }
+                let wanted = |runs: &mut Runs| {
+                    for wanted in shard.pieces.iter().filter(shared) {
+                        let (range, dim) = (piece.range.clone(), piece.dim);
+                        let stored = Stretch { dim, len: range.len(), global: range, start: 0 };
+                        let (global, start) = (wanted.global.clone(), wanted.local.start);
+                        let (dim, len) = (shard.dim, shard.local_len);
+                        let wanted = Stretch { dim, len, global, start };
+                        for_each_shared_run(&shape, &stored, &wanted, |a, b, len| {
+                            runs.push(a, b, len)
+                        });
+                    }
+                };
+                self.read_piece((file, number), wanted, |bytes, to| {
+                    let len = bytes.len() / from_size * to_size;
+                    copy(bytes, &mut local[to * to_size..][..len]);
+                })?;
+            }
+            Ok(())
+        })
+    }
+
+    /// Reads runs of a piece (of this number, in the file of this number), which `wanted` names, and calls `copy` with the bytes of each and the
+    /// element that it goes to.
+    fn read_piece(
+        &self,
+        (file, number): (usize, usize),
+        wanted: impl FnOnce(&mut Runs),
+        copy: impl FnMut(&[u8], usize),
+    ) -> Result<(), CheckpointError> {
+        let opened = self.file(file)?;
+        let piece = &self.manifest.files[file].pieces[number];
+        let stored = self.stored(&opened.file, piece)?;
+        let seen = &opened.seen[number];
+        let (tensor, hashes) = (piece.tensor.as_str(), piece.chunks.as_slice());
+        let chunks = self.manifest.chunk_bytes.map(|len| Chunks { tensor, len, hashes, seen });
+        let mut runs = Runs::new(&stored, self.manifest.chunk_bytes);
+        wanted(&mut runs);
+        runs.read(stored, chunks, copy)
+    }
+
+    /// Where the bytes of a piece are, by the file's own header.
+    fn stored<'a>(
+        &self,
+        file: &'a SafetensorsFile,
+        piece: &PieceInfo,
+    ) -> Result<Stored<'a>, CheckpointError> {
+        let TensorInfo { dtype, global_shape } = &self.manifest.tensors[&piece.tensor];
+        let mut shape = at_least_1d(global_shape);
+        shape[piece.dim] = piece.range.len();
+        let found = file.info(&piece.key).filter(|i| i.shape == shape && i.dtype == *dtype);
+        let found = found.ok_or_else(|| {
+            let why = format!("it lacks `{}` as {dtype} {shape:?}", piece.key);
+            CheckpointError::damaged(file.path(), why)
+        })?;
+        Ok(file.stored(found))
+    }
+
+    /// Opens a file at its first use.
+    fn file(&self, file: usize) -> Result<&OpenFile, CheckpointError> {
+        if self.files[file].get().is_none() {
+            let info = &self.manifest.files[file];
+            let opened = SafetensorsFile::open(&self.path.join(&info.name))?;
+            let unseen = |piece: &PieceInfo| {
+                piece.chunks.iter().map(|_| AtomicBool::new(false)).collect::<Vec<_>>()
+            };
+            let seen = info.pieces.iter().map(unseen).collect();
+            // Another thread may have been first; either will do.
+            let _ = self.files[file].set(OpenFile { file: opened, seen });
+        }
+        Ok(self.files[file].get().expect("it was just set"))
+    }
+}
+
+/// Whether a stored piece can hold elements of a wanted one.
+fn shares(stored: &PieceInfo, dim: usize, wanted: &Piece) -> bool {
+    let (a, b) = (&stored.range, &wanted.global);
+    stored.dim != dim || (a.start < b.end && b.start < a.end)
+}

@@ -1,0 +1,100 @@
+use std::path::Path;
+
+use safetensors::tensor::{Metadata, TensorInfo};
+
+use crate::{CheckpointError, dtype, plain::PlainFile, runs::Stored, sizes::num_elements};
+
+/// The length of a safetensors header stands before it in this many bytes.
+const HEADER_LEN: usize = 8;
+/// The longest header that the safetensors library reads.
+const LONGEST_HEADER: u64 = 100_000_000;
+/// What a file starts with that stands for one on a Git LFS server.
+const LFS: &[u8] = b"version https://git-lfs";
+
+/// An open safetensors file and what its header says.
+#[derive(Debug)]
+pub(crate) struct SafetensorsFile {
+    file: PlainFile,
+    header: Metadata,
+    data_start: u64,
+}
+
+impl SafetensorsFile {
+    /// Opens a file and reads its header; no data is read.
+    ///
+    /// # Errors
+    /// A file that cannot be read, is no safetensors file, or is not as long as its header says.
+    pub(crate) fn open(path: &Path) -> Result<Self, CheckpointError> {
+        let file = PlainFile::open(path)?;
+        let damaged = |why: String| Err(CheckpointError::damaged(path, why));
+        let found = file.len();
+        let mut head = vec![0; LFS.len().min(usize::try_from(found).unwrap_or(usize::MAX))];
+        file.read_at(&mut head, 0)?;
+        if head.starts_with(LFS) {
+            return damaged(
+                "it only points to the file on a Git LFS server: `git lfs pull`".into(),
+            );
+        }
+        let Some(len) = head.first_chunk::<HEADER_LEN>() else {
+            return damaged(format!("it has {found} bytes, too few for a safetensors file"));
+        };
+        let len = u64::from_le_bytes(*len);
+        if len > found - HEADER_LEN as u64 {
+            return damaged(format!(
+                "its header would have {len} bytes, and the whole file has {found}: it is truncated or no safetensors file"
+            ));
+        }
+        if len > LONGEST_HEADER {
+            return damaged(format!(
+                "its header would have {len} bytes, and {LONGEST_HEADER} is the most that a safetensors file has"
+            ));
+        }
+        let mut text = vec![0; len as usize];
+        file.read_at(&mut text, HEADER_LEN as u64)?;
+        let data_start = HEADER_LEN as u64 + len;
+        // The library checks that tensors follow each other and are as long as their shapes say.
+        let header: Metadata = match serde_json::from_slice(&text) {
+            Ok(header) => header,
+            Err(error) => return damaged(format!("its header cannot be read: {error}")),
+        };
+        let expected = data_start.checked_add(header.data_len() as u64);
+        if Some(found) != expected {
+            let what = if expected.is_none_or(|expected| found < expected) {
+                "truncated"
+            } else {
+                "longer than it says"
+            };
+            let expected = expected.unwrap_or(u64::MAX);
+            return damaged(format!(
+                "it is {what}: its header speaks of {expected} bytes, and it has {found}"
+            ));
+        }
+        for (name, info) in header.tensors() {
+            if num_elements(&info.shape).is_none() {
+                return damaged(format!("tensor `{name}` would be {:?}", info.shape));
+            }
+        }
+        Ok(Self { file, header, data_start })
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        self.file.path()
+    }
+
+    /// What the header says of a tensor.
+    pub(crate) fn info(&self, key: &str) -> Option<&TensorInfo> {
+        self.header.info(key)
+    }
+
+    /// The names of its tensors.
+    pub(crate) fn keys(&self) -> Vec<String> {
+        self.header.offset_keys()
+    }
+
+    /// Where the bytes of a tensor are.
+    pub(crate) fn stored(&self, info: &TensorInfo) -> Stored<'_> {
+        let (start, end) = info.data_offsets;
+        let (file, size) = (&self.file, dtype::size(info.dtype));
+        Stored { file, start: self.data_start + start as u64, len: (end - start) as u64, size }
+    }
+}

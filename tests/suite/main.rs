@@ -23,6 +23,7 @@ mod generate;
 mod goes_on;
 mod gradients;
 mod house;
+mod interrupted;
 mod layouts;
 mod matrix;
 mod model_errors;

@@ -120,6 +120,22 @@ fn llama_as_published_says_rope_theta_and_rope_scaling() {
     assert_round_trip(&dir, &["lm_head.weight", "inv_freq"]);
 }
 
+/// The reference has Mixtral's own base and epsilon, which are not Llama's.
+#[test]
+fn mixtral_without_a_base_and_an_epsilon_has_its_familys() {
+    let dir = changed(
+        "mixtral",
+        |_| {},
+        |config| {
+            let keys = config.as_object_mut().unwrap();
+            keys.shift_remove("rope_parameters").unwrap();
+            keys.shift_remove("rms_norm_eps").unwrap();
+            keys.insert("partial_rotary_factor".into(), 1.into());
+        },
+    );
+    assert_round_trip_in(&dir, &[], "tp2-sp");
+}
+
 /// A layer that predicts further tokens behind those that config.json has, which is passed over.
 const PREDICTION: [&str; 4] = [
     "model.layers.2.eh_proj.weight",

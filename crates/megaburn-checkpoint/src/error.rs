@@ -50,6 +50,10 @@ pub enum CheckpointError {
         "{path} exists and is no {what} and nothing else ({why}), so that --force does not replace it; choose another path or remove it yourself"
     )]
     NotReplaced { path: PathBuf, what: &'static str, why: String },
+    #[error(
+        "{path} is written and stands under its name, but the folder above it could not be synced to the disk ({source}): after a power loss it may be gone"
+    )]
+    NotDurable { path: PathBuf, source: io::Error },
     #[error("`{path}` is no relative path inside the folder that is being written")]
     OutsidePath { path: String },
     #[error("{path} has neither `model.safetensors` nor `model.safetensors.index.json`")]

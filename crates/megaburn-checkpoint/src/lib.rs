@@ -29,7 +29,9 @@
 //! | an error on any rank (disk full, no permission) | every rank gets an error; the older checkpoints, nothing of the new one |
 //! | a panic of a rank | the others get an error within the group's timeout; the older checkpoints |
 //! | kill -9 of any rank, at any instant | the older checkpoints, and the new one if it was renamed; leftovers, which [`prepare`] removes |
-//! | any of these in [`save_single`] and [`write_hf`] | what stood at the path before, whole; only kill -9 leaves `PATH.tmp-…`, and between the two renames of a replacement `PATH.replaced-…`, the old one |
+//! | any of these in [`save_single`] and [`write_hf`] | what stood at the path before, whole, or the new one, whole; only kill -9 leaves `PATH.tmp-…`, which the next one to the same path removes. A replaced folder and the new one change names in one step; on file systems that cannot do that, kill -9 between two renames leaves the old one as `PATH.replaced-…`, and the next one to the same path puts it back |
+//! | the folder above cannot be synced after the rename | the new checkpoint, whole; the error says that a power loss may undo it |
+//! | a rank of another host times out while others write | rank 0 removes the unfinished folder; what others still write into it may stay as `step-….tmp-…`, which [`prepare`] removes at the next start |
 //! | power loss | the same, as far as the disk obeys fsync |
 //!
 //! Damage that comes later (a flipped bit, a truncated or lost file) is found by [`find_latest`] and
@@ -61,6 +63,7 @@ pub mod hf;
 mod latest;
 mod manifest;
 mod overlap;
+mod owner;
 mod pieces;
 mod plain;
 mod plane;
@@ -71,7 +74,10 @@ mod single;
 mod sizes;
 mod source;
 mod staging;
+mod sweep;
+mod target;
 mod tensor_file;
+mod unfinished;
 mod write;
 
 pub use atomic::write_atomic;
@@ -86,3 +92,4 @@ pub use save::{LazyData, NamedTensor, Snapshot, is_written_by, save};
 pub use single::save_single;
 pub use source::{TensorHeader, TensorSource};
 pub use tensor_file::TensorFile;
+pub use unfinished::remove_unfinished;

@@ -1,6 +1,6 @@
 use std::{
     fs::{self, OpenOptions},
-    io::Write,
+    io::{ErrorKind, Write},
     path::{Component, Path},
 };
 
@@ -10,14 +10,15 @@ use crate::{
     hf::ASSETS,
     manifest::{MANIFEST, MANIFEST_HASH},
     save::{merge, write_manifest, write_share},
-    staging::{Target, sync_dir},
+    staging::sync_dir,
+    target::Target,
 };
 
 /// Writes an ordinary checkpoint of one process to exactly `path`, which then opens as any other:
 /// [`Checkpoint::open`](crate::Checkpoint::open). `layout` is the layout that the manifest names,
 /// and `extra_files` (relative path, bytes) are put beside the manifest.
 ///
-/// It is written to a folder beside `path` (`path.tmp-…`, which only a kill leaves behind), synced
+/// It is written to a folder beside `path` (`path.tmp-…`, which only a kill leaves behind, until the next one to the same path), synced
 /// and renamed; the values of one tensor at a time are in memory. What stands at `path` is replaced
 /// only with `force`, only when the new one is whole, and only if it is a checkpoint or an empty
 /// folder.
@@ -48,6 +49,20 @@ fn is_part(name: &str) -> bool {
     is_rank || [MANIFEST, MANIFEST_HASH, ASSETS].contains(&name)
 }
 
+/// Makes the folders of a relative path below `folder`. `folder` itself is not made: where it is gone,
+/// a signal removed it, and the process is about to end.
+fn make_folders(folder: &Path, relative: &str) -> Result<(), CheckpointError> {
+    let mut path = folder.to_path_buf();
+    for part in Path::new(relative).parent().into_iter().flat_map(Path::components) {
+        path.push(part);
+        match fs::create_dir(&path) {
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
+            made => made.during("make the folder", &path)?,
+        }
+    }
+    Ok(())
+}
+
 /// Puts files into a folder in the making; none that is already there is overwritten.
 pub(crate) fn write_extra(
     folder: &Path,
@@ -59,8 +74,7 @@ pub(crate) fn write_extra(
             return Err(CheckpointError::OutsidePath { path: relative.clone() });
         }
         let path = folder.join(relative);
-        let above = path.parent().expect("it is inside the folder");
-        fs::create_dir_all(above).during("make the folder", above)?;
+        make_folders(folder, relative)?;
         let write = || {
             let mut file = OpenOptions::new().write(true).create_new(true).open(&path)?;
             file.write_all(bytes)?;

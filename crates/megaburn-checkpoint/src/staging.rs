@@ -2,12 +2,18 @@
 
 use std::{
     fs,
+    io::{self, ErrorKind},
     path::{Path, PathBuf},
     process,
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use crate::{CheckpointError, error::IoContext};
+use crate::{
+    CheckpointError,
+    error::IoContext,
+    owner::{Owner, unmark},
+    unfinished::{Held, remove_marked},
+};
 
 /// Suffixes of names that stand for no result: being written, and replaced by a new folder.
 pub(crate) const TMP: &str = ".tmp-";
@@ -21,46 +27,63 @@ pub(crate) struct Staging {
     target: PathBuf,
     /// Folders above it that were made for it, innermost first.
     made: Vec<PathBuf>,
+    /// The mark in it, where a later process shall know that it may be removed.
+    owner: Option<Owner>,
     committed: bool,
 }
 
 impl Staging {
     /// For a folder that will stand at `target`, whose parents are made where they are missing.
+    /// The ranks of a run write such folders together, and the run itself removes leftovers.
     pub(crate) fn create(target: &Path) -> Result<Self, CheckpointError> {
         let is_missing = |above: &&Path| !above.as_os_str().is_empty() && !is_there(above);
         let made = parent(target).ancestors().take_while(is_missing);
         let made = made.map(Path::to_path_buf).collect();
-        let path = beside(target, TMP);
-        let staging = Self { path, target: target.to_path_buf(), made, committed: false };
+        let (path, target) = (beside(target, TMP), target.to_path_buf());
+        let staging = Self { path, target, made, owner: None, committed: false };
         fs::create_dir_all(staging.parent()).during("make the folder", staging.parent())?;
         fs::create_dir(&staging.path).during("make the folder", &staging.path)?;
         Ok(staging)
     }
 
+    /// The same for a folder of this process alone: it is marked with its owner, and removed by
+    /// [`remove_unfinished`](crate::remove_unfinished).
+    pub(crate) fn create_owned(target: &Path) -> Result<Self, CheckpointError> {
+        // A signal waits until the folder can be told for this process' own.
+        let mut held = Held::new();
+        let mut staging = Self::create(target)?;
+        staging.owner = Some(Owner::mark(&staging.path).during("write into", &staging.path)?);
+        held.add(&staging.path, &staging.made);
+        Ok(staging)
+    }
+
     /// Gives it its final name; what stands there is replaced. From here on it is the result,
     /// whatever happens.
+    ///
+    /// # Errors
+    /// It could not be put in place, and what stood there stands there still. Or
+    /// [`CheckpointError::NotDurable`]: it is in place, and the disk may not know it.
     pub(crate) fn commit(mut self) -> Result<(), CheckpointError> {
         let target = self.target.clone();
-        let old = beside(&target, REPLACED);
-        let replaces = is_there(&target);
-        if replaces {
-            fs::rename(&target, &old).during("move aside", &target)?;
-        }
-        if let Err(error) = fs::rename(&self.path, &target).during("rename", &self.path) {
-            if replaces {
-                fs::rename(&old, &target).during("restore", &old)?;
-            }
-            return Err(error);
-        }
+        let mut held = self.owner.is_some().then(Held::new);
+        let old = put_in_place(&self.path, &target, self.owner.is_some())?;
         self.committed = true;
-        sync_dir(self.parent())?;
-        for made in &self.made {
-            sync_dir(parent(made))?;
+        if self.owner.is_some() {
+            // If it stays, it is one small file more in the result, and the next conversion knows it.
+            let _ = unmark(&target);
         }
-        if replaces {
-            discard(&old);
+        let parents = [&target].into_iter().chain(&self.made).map(|made| parent(made));
+        let synced = parents.map(sync).collect::<io::Result<()>>();
+        if let (Some(old), Ok(())) = (old, &synced) {
+            match self.owner.is_some() {
+                true => remove_marked(&old.path),
+                false => discard(&old.path),
+            }
         }
-        Ok(())
+        if let Some(held) = &mut held {
+            held.forget(&self.path);
+        }
+        synced.map_err(|source| CheckpointError::NotDurable { path: target, source })
     }
 
     fn parent(&self) -> &Path {
@@ -73,83 +96,75 @@ impl Drop for Staging {
         if self.committed {
             return;
         }
+        let held = self.owner.is_some().then(Held::new);
         if is_there(&self.path) {
-            discard(&self.path);
+            remove_marked(&self.path);
         }
         for made in &self.made {
             // Somebody else may have put something into it.
             let _ = fs::remove_dir(made);
         }
+        if let Some(mut held) = held {
+            held.forget(&self.path);
+        }
     }
 }
 
-/// A folder that a user named as the place of a result, and what may be replaced there.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Target<'a> {
-    pub(crate) path: &'a Path,
-    /// Whether a result that stands there may be replaced.
-    pub(crate) force: bool,
-    /// What such a result is, and the file by which one knows it.
-    pub(crate) what: &'static str,
-    pub(crate) mark: &'static str,
-    /// The names that such a result may have in its folder: anything else is somebody's own.
-    pub(crate) is_part: fn(&str) -> bool,
+/// A result that another took the place of.
+struct Old {
+    path: PathBuf,
+    _owner: Option<Owner>,
 }
 
-impl Target<'_> {
-    /// A folder that will become it.
-    ///
-    /// # Errors
-    /// Something stands there and is not to be replaced, or is no such result: nobody's other
-    /// folder is deleted.
-    pub(crate) fn stage(&self) -> Result<Staging, CheckpointError> {
-        self.check()?;
-        // Of `out/..` or a link, the folder itself.
-        let path = fs::canonicalize(self.path).unwrap_or_else(|_| self.path.to_path_buf());
-        if path.file_name().is_none() {
-            let (what, why) = (self.what, format!("it has no `{}`", self.mark));
-            return Err(CheckpointError::NotReplaced { path, what, why });
-        }
-        Staging::create(&path)
+/// Gives the folder at `path` the name `target`. What stands there is exchanged with it in one
+/// step, so that the name is never empty; where the file system cannot do that, it is moved aside
+/// first. If it is `marked`, it can be told for a leftover from then on.
+fn put_in_place(path: &Path, target: &Path, marked: bool) -> Result<Option<Old>, CheckpointError> {
+    if !is_there(target) {
+        fs::rename(path, target).during("rename", path)?;
+        return Ok(None);
     }
+    let owner = marked.then(|| Owner::mark(target).ok()).flatten();
+    let not_marked = |error: CheckpointError, at: &Path| {
+        if owner.is_some() {
+            let _ = unmark(at);
+        }
+        error
+    };
+    let old = match exchange(path, target) {
+        Ok(()) => path.to_path_buf(),
+        Err(error) if matches!(error.kind(), ErrorKind::Unsupported | ErrorKind::InvalidInput) => {
+            let old = beside(target, REPLACED);
+            let aside = fs::rename(target, &old).during("move aside", target);
+            aside.map_err(|error| not_marked(error, target))?;
+            if let Err(error) = fs::rename(path, target).during("rename", path) {
+                fs::rename(&old, target).during("restore", &old)?;
+                return Err(not_marked(error, target));
+            }
+            old
+        }
+        Err(source) => {
+            let (action, path) = ("exchange with the new folder", target.to_path_buf());
+            return Err(not_marked(CheckpointError::Io { action, path, source }, target));
+        }
+    };
+    Ok(Some(Old { path: old, _owner: owner }))
+}
 
-    /// Looks again, as writing took its time, and puts the new folder in place.
-    pub(crate) fn commit(&self, staging: Staging) -> Result<(), CheckpointError> {
-        self.check()?;
-        sync_dir(&staging.path)?;
-        staging.commit()
-    }
+/// Lets two folders change names in one step.
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+fn exchange(a: &Path, b: &Path) -> io::Result<()> {
+    use nix::fcntl::{AT_FDCWD, RenameFlags, renameat2};
+    Ok(renameat2(AT_FDCWD, a, AT_FDCWD, b, RenameFlags::RENAME_EXCHANGE)?)
+}
 
-    fn check(&self) -> Result<(), CheckpointError> {
-        let Self { path, force, what, mark, is_part } = *self;
-        if !is_there(path) {
-            return Ok(());
-        }
-        if !force {
-            return Err(CheckpointError::Exists { path: path.to_path_buf() });
-        }
-        let refuse =
-            |why: String| Err(CheckpointError::NotReplaced { path: path.to_path_buf(), what, why });
-        if !path.is_dir() {
-            return refuse("it is no folder".into());
-        }
-        let mut names = Vec::new();
-        for entry in fs::read_dir(path).during("read the folder", path)? {
-            let entry = entry.during("read the folder", path)?;
-            names.push(entry.file_name().to_string_lossy().into_owned());
-        }
-        if !(names.is_empty() || path.join(mark).is_file()) {
-            return refuse(format!("it has no `{mark}`"));
-        }
-        match names.iter().find(|name| !is_part(name)) {
-            Some(name) => refuse(format!("`{name}` is no part of one")),
-            None => Ok(()),
-        }
-    }
+#[cfg(not(all(target_os = "linux", target_env = "gnu")))]
+fn exchange(_: &Path, _: &Path) -> io::Result<()> {
+    Err(ErrorKind::Unsupported.into())
 }
 
 /// Whether the name is taken, by a broken link too.
-fn is_there(path: &Path) -> bool {
+pub(crate) fn is_there(path: &Path) -> bool {
     fs::symlink_metadata(path).is_ok()
 }
 
@@ -178,7 +193,11 @@ pub(crate) fn discard(path: &Path) {
 
 /// Makes the names in a folder survive a power loss.
 pub(crate) fn sync_dir(dir: &Path) -> Result<(), CheckpointError> {
-    fs::File::open(dir).and_then(|dir| dir.sync_all()).during("sync the folder", dir)
+    sync(dir).during("sync the folder", dir)
+}
+
+fn sync(dir: &Path) -> io::Result<()> {
+    fs::File::open(dir)?.sync_all()
 }
 
 pub(crate) fn unique() -> String {
@@ -188,6 +207,11 @@ pub(crate) fn unique() -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::{
+        sync::atomic::{AtomicBool, Ordering},
+        thread,
+    };
+
     use super::*;
 
     fn names(dir: &Path) -> Vec<String> {
@@ -223,38 +247,45 @@ mod tests {
     }
 
     #[test]
-    fn only_a_result_of_the_same_kind_or_an_empty_folder_is_replaced() {
+    fn a_folder_that_cannot_be_put_in_place_leaves_what_stands_there() {
         let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("out");
-        let target = |force| Target {
-            path: &path,
-            force,
-            what: "checkpoint",
-            mark: "mark",
-            is_part: |name| name == "mark",
-        };
-        fs::create_dir(&path).unwrap();
-        let refused = |force| target(force).stage().unwrap_err().to_string();
-        assert!(refused(false).contains("--force"), "{}", refused(false));
-        target(true).commit(target(true).stage().unwrap()).unwrap();
-
-        fs::write(path.join("thesis.tex"), "years").unwrap();
-        assert!(
-            refused(true).contains("no checkpoint and nothing else (it has no `mark`)"),
-            "{}",
-            refused(true)
-        );
-        let written = target(true);
-        fs::rename(path.join("thesis.tex"), path.join("mark")).unwrap();
-        let staging = written.stage().unwrap();
-        fs::rename(path.join("mark"), path.join("thesis.tex")).unwrap();
-        written.commit(staging).unwrap_err();
-        assert_eq!(names(&path), ["thesis.tex"]);
-        fs::write(path.join("mark"), "").unwrap();
-        assert!(refused(true).contains("`thesis.tex` is no part of one"), "{}", refused(true));
-        fs::remove_file(path.join("thesis.tex")).unwrap();
-        written.commit(written.stage().unwrap()).unwrap();
-        assert_eq!(names(&path), [""; 0]);
+        let target = dir.path().join("out");
+        fs::create_dir(&target).unwrap();
+        fs::write(target.join("x"), "old").unwrap();
+        let staging = Staging::create_owned(&target).unwrap();
+        fs::remove_dir_all(&staging.path).unwrap();
+        let error = staging.commit().unwrap_err().to_string();
+        assert!(error.contains("cannot exchange") && error.contains("out"), "{error}");
         assert_eq!(names(dir.path()), ["out"]);
+        assert_eq!(names(&target), ["x"]);
+    }
+
+    /// Never is there a moment without a folder at the target, and nothing but it stays.
+    #[test]
+    fn the_name_of_a_replaced_folder_is_never_empty() {
+        let dir = tempfile::tempdir().unwrap();
+        let target = dir.path().join("out");
+        Staging::create_owned(&target).unwrap().commit().unwrap();
+        let done = AtomicBool::new(false);
+        thread::scope(|scope| {
+            let watch = scope.spawn(|| {
+                let mut looks = 0;
+                while !done.load(Ordering::Relaxed) {
+                    assert!(target.is_dir(), "after {looks} looks");
+                    looks += 1;
+                }
+                looks
+            });
+            for number in 0..40 {
+                let staging = Staging::create_owned(&target).unwrap();
+                fs::write(staging.path.join("x"), number.to_string()).unwrap();
+                staging.commit().unwrap();
+                assert_eq!(fs::read_to_string(target.join("x")).unwrap(), number.to_string());
+            }
+            done.store(true, Ordering::Relaxed);
+            assert!(watch.join().unwrap() > 40);
+        });
+        assert_eq!(names(dir.path()), ["out"]);
+        assert_eq!(names(&target), ["x"]);
     }
 }

@@ -226,6 +226,7 @@ fn is_bad_input(error: &CheckpointError) -> bool {
         | CheckpointError::NotEverywhere { .. }
         | CheckpointError::Source { .. }
         | CheckpointError::LocalShape { .. }
+        | CheckpointError::NotDurable { .. }
         | CheckpointError::Untiled { .. } => false,
         _ => true,
     }

@@ -12,7 +12,8 @@ use super::{CONFIG, INDEX, SINGLE, SMALL_FILES};
 use crate::{
     CheckpointError, TensorHeader, TensorSource, cast, dtype,
     single::write_extra,
-    staging::{Target, sync_dir},
+    staging::sync_dir,
+    target::Target,
     write::{DataFile, Header},
 };
 
@@ -71,7 +72,7 @@ fn is_part(name: &str) -> bool {
 /// `model.safetensors.index.json`; and `extra_files` (relative path, bytes), of which `config.json`
 /// should be one.
 ///
-/// It is written to a folder beside `target` (`target.tmp-…`, which only a kill leaves behind),
+/// It is written to a folder beside `target` (`target.tmp-…`, which only a kill leaves behind, until the next one to the same target),
 /// synced and renamed. Blocks of rows of about 16 MiB (one row, if that has more) go through memory,
 /// three times at most.
 ///

@@ -11,6 +11,8 @@ use megaburn_models::{
 };
 use megaburn_train::TrainError;
 
+use super::interrupt::end_clean_on_signals;
+
 #[derive(Subcommand)]
 pub(super) enum ConvertCommand {
     /// Write a Hugging Face model as a checkpoint at step 0, which any layout can load.
@@ -104,6 +106,7 @@ impl From<DtypeArg> for DType {
 
 impl ConvertCommand {
     pub(super) fn run(self) -> Result<(), TrainError> {
+        end_clean_on_signals()?;
         match self {
             Self::Import(args) => args.run(),
             Self::Export(args) => args.run(),

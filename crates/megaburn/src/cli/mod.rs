@@ -3,6 +3,7 @@
 mod convert;
 mod device;
 mod generate;
+mod interrupt;
 mod launch;
 mod plan;
 mod tokenize;

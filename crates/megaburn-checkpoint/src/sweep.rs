@@ -1,0 +1,131 @@
+//! What interrupted conversions left beside their target.
+
+use std::{ffi::OsStr, fs, path::Path};
+
+use crate::{
+    CheckpointError,
+    error::IoContext,
+    owner::{OWNER, has_ended, is_left_behind, is_left_empty, pid_of, unmark},
+    staging::{REPLACED, TMP, is_there, parent},
+    unfinished::remove_marked,
+};
+
+/// Removes what conversions to `target` left that ended before they were done, and puts a replaced
+/// result back under its name if that is empty.
+///
+/// Only what is certainly such a leftover is touched: a folder whose name begins as those do and
+/// that carries the mark of a process of this host that has ended; or that is empty, a minute old
+/// and named after such a process. A folder is put back only if it `is_result`.
+pub(crate) fn sweep(
+    target: &Path,
+    is_result: impl Fn(&Path) -> bool,
+) -> Result<(), CheckpointError> {
+    let (above, Some(name)) = (parent(target), target.file_name()) else { return Ok(()) };
+    if !above.is_dir() {
+        return Ok(());
+    }
+    // A conversion that was killed right after it put its result in place.
+    if is_left_behind(target) {
+        unmark(target).during("remove the mark of an ended process in", target)?;
+    }
+    for entry in fs::read_dir(above).during("read the folder", above)? {
+        let entry = entry.during("read the folder", above)?;
+        let (path, file_name) = (entry.path(), entry.file_name());
+        if !entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            continue;
+        }
+        let suffix = |of: &str| suffix(name, &file_name, of);
+        if let Some(suffix) = suffix(TMP) {
+            if is_left_behind(&path) {
+                remove_marked(&path);
+            } else if is_left_empty(&path, suffix) {
+                let _ = fs::remove_dir(&path);
+            }
+        } else if let Some(suffix) = suffix(REPLACED) {
+            let is_left = is_left_behind(&path)
+                || (!is_there(&path.join(OWNER)) && pid_of(suffix).is_some_and(has_ended));
+            if is_left && !is_there(target) && is_result(&path) {
+                fs::rename(&path, target).during("restore", &path)?;
+                let _ = unmark(target);
+                tracing::warn!(
+                    "{} was moved aside by a conversion that was killed, and is back",
+                    target.display()
+                );
+            } else if is_left_behind(&path) && is_there(target) {
+                remove_marked(&path);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// What stands in `name` behind the target's name and the kind of leftover.
+fn suffix<'a>(target: &OsStr, name: &'a OsStr, kind: &str) -> Option<&'a str> {
+    name.to_str()?.strip_prefix(target.to_str()?)?.strip_prefix(kind)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::owner::Owner;
+
+    fn names(dir: &Path) -> Vec<String> {
+        let names = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name());
+        let mut names: Vec<_> = names.map(|name| name.into_string().unwrap()).collect();
+        names.sort();
+        names
+    }
+
+    fn make(dir: &Path, name: &str) -> std::path::PathBuf {
+        let path = dir.join(name);
+        fs::create_dir(&path).unwrap();
+        fs::write(path.join("weights"), name).unwrap();
+        path
+    }
+
+    #[test]
+    fn only_what_is_certainly_a_leftover_is_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let target = make(dir.path(), "out");
+        // Not marked, of other targets, no folders, of this process, of another host.
+        let kept = ["out.tmp-1-2", "out.tmp-", "out.replaced-1-2", "outer.tmp-1-2", "out.tmp"];
+        for name in kept {
+            make(dir.path(), name);
+        }
+        fs::create_dir(dir.path().join("out.tmp-ffffffff-9")).unwrap();
+        fs::write(dir.path().join("out.tmp-3-4"), "a file").unwrap();
+        let other = make(dir.path(), "other.tmp-1-3");
+        drop(Owner::mark(&other).unwrap());
+        let _alive = Owner::mark(&make(dir.path(), "out.tmp-5-6")).unwrap();
+        let before = names(dir.path());
+        for name in ["out.tmp-1-7", "out.tmp-1-8-1-9", "out.replaced-1-7"] {
+            drop(Owner::mark(&make(dir.path(), name)).unwrap());
+        }
+        sweep(&target, |_| panic!("the target is there")).unwrap();
+        assert_eq!(names(dir.path()), before);
+        assert_eq!(names(&target), ["weights"]);
+    }
+
+    #[test]
+    fn a_replaced_result_comes_back_if_its_name_is_empty() {
+        let dir = tempfile::tempdir().unwrap();
+        let target = dir.path().join("out");
+        let replaced = make(dir.path(), "out.replaced-ffffffff-1");
+        sweep(&target, |_| false).unwrap();
+        assert!(replaced.is_dir(), "it is no such result");
+        let alive = format!("out.replaced-{:x}-1", std::process::id());
+        make(dir.path(), &alive);
+        sweep(&target, |folder| folder.join("weights").is_file()).unwrap();
+        assert_eq!(names(dir.path()), ["out", alive.as_str()]);
+        assert_eq!(fs::read_to_string(target.join("weights")).unwrap(), "out.replaced-ffffffff-1");
+
+        fs::remove_dir_all(dir.path().join(alive)).unwrap();
+        fs::rename(&target, &replaced).unwrap();
+        drop(Owner::mark(&replaced).unwrap());
+        sweep(&target, |_| true).unwrap();
+        assert_eq!(
+            (names(dir.path()), names(&target)),
+            (vec!["out".into()], vec!["weights".into()])
+        );
+    }
+}

@@ -7,7 +7,9 @@ use serde::Deserialize;
 use toml::{Table, Value};
 
 use super::{
-    ParallelConfig, TrainConfig, check::fits_toml, follow, init, schema,
+    ParallelConfig, TrainConfig,
+    check::fits_toml,
+    follow, init, schema,
     value::{bad_value, list_ways},
 };
 use crate::{ResumeError, TrainError};

@@ -3,6 +3,8 @@
 mod batch;
 mod culprit;
 mod dynamic;
+#[cfg(test)]
+mod estimated;
 mod evaluate;
 mod experts;
 mod passes;

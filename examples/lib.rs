@@ -4,7 +4,7 @@
 use std::{ffi::OsString, process::ExitCode};
 
 use clap::Parser;
-use megaburn::cli::TrainArgs;
+use megaburn::cli::{TrainArgs, with_setting};
 
 /// Pre-trains a Llama with tensor, sequence and data parallelism.
 #[derive(Parser)]
@@ -16,5 +16,6 @@ struct Cli {
 
 /// Runs the command line of `llama_pretrain`, which begins with the program's name.
 pub fn llama_pretrain(command: impl IntoIterator<Item = OsString>) -> ExitCode {
-    Cli::parse_from(command).train.run()
+    let cli = Cli::try_parse_from(command).map_err(with_setting);
+    cli.unwrap_or_else(|error| error.exit()).train.run()
 }

@@ -67,6 +67,7 @@ fn too_little_data_is_named(#[case] text: &str, #[case] message: &str) {
     let ended = start(&run, &["--data", &data]);
     assert_refused(&ended, message);
     assert!(ended.stderr.contains("little.txt"), "{ended:?}");
+    assert!(!run.path("run").exists(), "a refused run leaves nothing behind");
 }
 
 #[rstest]
@@ -121,12 +122,6 @@ fn a_truncated_checkpoint_is_refused_and_the_one_before_it_taken() {
     let ended = start();
     assert_refused(&ended, "is damaged, and no other is whole");
     assert_refused(&ended, "rank-00000.safetensors");
-}
-
-#[test]
-fn a_vocabulary_that_lacks_tokens_is_named() {
-    let ended = start(&Run::new(), &["--set", "model.vocab=259"]);
-    assert_refused(&ended, "`model.vocab` is 259: it must be at least the tokenizer's 260");
 }
 
 #[test]

@@ -32,7 +32,7 @@ pub enum CollectiveError {
         "group {group} of ranks {members:?} cannot be made by rank {rank} of {world_size}: {why}"
     )]
     BadGroup { rank: usize, group: String, members: Vec<usize>, world_size: usize, why: String },
-    #[error("environment variable {variable}: {why}")]
+    #[error("environment variable {variable} {why}")]
     BadEnvironment { variable: String, why: String },
     #[error(
         "rank 0 cannot listen at {address}: it is in use, perhaps by another run; choose another port (`MASTER_PORT`, `--master-port`)"

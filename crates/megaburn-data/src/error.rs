@@ -21,6 +21,8 @@ pub enum DataError {
         path.display()
     )]
     NotUtf8 { path: PathBuf, offset: usize, size: usize },
+    #[error("data file `{}` is no text: a .{ending} file is not read; {remedy}", path.display())]
+    NoText { path: PathBuf, ending: String, remedy: &'static str },
     #[error(
         "data file `{}`, line {line}: {why}; every line is one JSON object with its text in the field `{field}`",
         path.display()

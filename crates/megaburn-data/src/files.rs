@@ -6,7 +6,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use crate::{Corpus, DataError};
+use crate::{Corpus, DataError, endings::plain_text};
 
 impl Corpus {
     /// The text of a file. `.jsonl` and `.ndjson` are one document a line, in the field `text`
@@ -15,14 +15,17 @@ impl Corpus {
     ///
     /// # Errors
     /// A file that is missing, a directory, unreadable, empty or not UTF-8; a line or an element that
-    /// is no JSON object with that field.
+    /// is no JSON object with that field; a file whose name says that it is no text, as `.parquet` does.
     pub fn from_file(path: impl AsRef<Path>) -> Result<Self, DataError> {
         let path = path.as_ref();
         let extension = path.extension().unwrap_or_default().to_string_lossy().to_lowercase();
         match extension.as_str() {
             "jsonl" | "ndjson" => Self::from_jsonl(path, "text"),
             "json" => Self::from_json(path, "text"),
-            _ => Self::from_documents(path.display().to_string(), vec![read_text(path)?]),
+            _ => {
+                let text = plain_text(path, &extension)?;
+                Self::from_documents(path.display().to_string(), vec![text])
+            }
         }
     }
 

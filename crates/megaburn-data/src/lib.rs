@@ -27,6 +27,7 @@ mod batch_schedule;
 mod burn_sources;
 mod corpus;
 mod dataset;
+mod endings;
 mod error;
 mod files;
 mod permutation;

@@ -1,6 +1,6 @@
 //! The data of a run, loaded once a process and shared by its rank threads.
 
-use megaburn_data::{Corpus, Split, TokenDataset, Tokenizer, bits_per_byte};
+use megaburn_data::{Corpus, Sampler, Split, TokenDataset, Tokenizer, bits_per_byte};
 
 use crate::{TrainConfig, TrainError};
 
@@ -39,6 +39,21 @@ impl RunData {
         // The byte-level hash is 0, so that such runs keep the hash of their text alone.
         let hash = corpus.hash() ^ tokenizer.hash();
         Ok(Self { tokenizer, train, valid, description, hash })
+    }
+
+    /// What a run draws its samples from, and an evaluation; none where nothing is evaluated.
+    ///
+    /// # Errors
+    /// A part that is shorter than a sample.
+    pub(crate) fn samplers(
+        &self,
+        config: &TrainConfig,
+    ) -> Result<(Sampler, Option<Sampler>), TrainError> {
+        let seq_len = config.data.seq_len;
+        let train = Sampler::shuffled(self.train.clone(), seq_len, config.run.seed)?;
+        let valid = || Sampler::sequential(self.valid.clone(), seq_len);
+        let is_evaluated = config.data.validation_fraction > 0.0;
+        Ok((train, is_evaluated.then(valid).transpose()?))
     }
 
     /// Number of token ids.

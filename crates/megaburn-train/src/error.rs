@@ -16,10 +16,15 @@ use crate::{Exit, ResumeError, config::keys_of, trainer::Culprit};
 #[non_exhaustive]
 #[allow(missing_docs, reason = "the message of each variant says what its fields are")]
 pub enum TrainError {
-    #[error("unknown key `{key}` in {origin}; the nearest key is `{nearest}`")]
-    UnknownKey { key: String, origin: String, nearest: String },
+    #[error("unknown key `{key}` in {origin}; {}", match nearest {
+        Some(nearest) => format!("the nearest key is `{nearest}`"),
+        None => "no key is like it; configs/llama-tiny.toml lists them all".into(),
+    })]
+    UnknownKey { key: String, origin: String, nearest: Option<String> },
     #[error("`{key}` in {origin}: expected {expected}, found {found}")]
     WrongType { key: String, origin: String, expected: &'static str, found: String },
+    #[error("{place}: {why}")]
+    Value { place: String, why: String },
     #[error("{origin} cannot be read: {}", source.to_string().trim_end())]
     Toml { origin: String, source: toml::de::Error },
     #[error("`--set {text}` is not KEY=VALUE, with a key like `parallel.tp`")]
@@ -140,6 +145,7 @@ impl TrainError {
         match self {
             Self::UnknownKey { .. }
             | Self::WrongType { .. }
+            | Self::Value { .. }
             | Self::Toml { .. }
             | Self::Set { .. }
             | Self::Invalid { .. }

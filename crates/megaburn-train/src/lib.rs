@@ -6,6 +6,7 @@ pub mod console;
 mod data;
 pub mod device;
 mod error;
+pub mod estimate;
 mod exit;
 mod failure;
 mod lock;

@@ -91,6 +91,9 @@ impl<'a> Reporter<'a> {
             ));
         }
         console.line(format!("run      {}", dir.display()));
+        for note in config.notes(model) {
+            console.line(format!("note     {note}"));
+        }
         for UnusedKey { key, used } in config.unused_keys() {
             console.line(format!("note     {key} is set and changes nothing: it is used {used}"));
         }
@@ -196,17 +199,22 @@ impl<'a> Reporter<'a> {
     /// The last lines of a finished run.
     pub(crate) fn finish(
         mut self,
-        eval: &EvalMetrics,
+        step: u64,
+        eval: Option<&EvalMetrics>,
         sample: Option<&str>,
     ) -> Result<(), TrainError> {
         let picture = self.draw()?;
-        let EvalMetrics { step, eval_loss, .. } = *eval;
-        let bits = self.data.bits_per_byte(eval_loss);
-        let bits = bits.map(|bits| format!(" = {bits:.3} bits per byte")).unwrap_or_default();
+        let plural = if step == 1 { "" } else { "s" };
+        let loss = eval.map(|EvalMetrics { eval_loss, .. }| {
+            let bits = self.data.bits_per_byte(*eval_loss);
+            let bits = bits.map(|bits| format!(" = {bits:.3} bits per byte")).unwrap_or_default();
+            format!("; validation loss {eval_loss:.4}{bits}")
+        });
+        let loss = loss.unwrap_or_default();
         if let Some(sample) = sample {
             self.console.line(format!("sample   {}", sample.replace('\n', "\n         ")));
         }
-        self.console.line(format!("finished {step} steps; validation loss {eval_loss:.4}{bits}"));
+        self.console.line(format!("finished {step} step{plural}{loss}"));
         self.console.line(format!("picture  {}", picture.display()));
         self.console.line(format!(
             "run      {0} (metrics.jsonl, config.toml, checkpoints/); train on with `megaburn train --resume {0} --steps N`",

@@ -44,6 +44,7 @@ pub fn pretrain(config: TrainConfig, fresh: bool, stop: StopSignal) -> Result<()
     let group = GroupOptions { seed: config.run.seed, timeout: config.train.timeout() };
     let data = Arc::new(RunData::load(&config)?);
     let start = config.start(fresh)?;
+    config.check_start(&layout, start.as_ref(), &data)?;
     let job = Job { config: Arc::new(config), start, layout, devices, device, fresh, data, stop };
     run_ranks(&job.layout, env, group, &job.device, |world| job.train(world)).map(drop)
 }
@@ -107,7 +108,7 @@ impl Job {
             if due(metrics.step, train.check_replicas_interval) {
                 trainer.check_replicas()?;
             }
-            if due(metrics.step, train.eval_interval) {
+            if trainer.evaluates() && due(metrics.step, train.eval_interval) {
                 evaluated = Some(trainer.evaluate()?);
                 report.iter_mut().zip(&evaluated).try_for_each(|(to, eval)| to.eval(eval))?;
             }
@@ -123,18 +124,18 @@ impl Job {
 
         let step = trainer.progress().step;
         let eval = match evaluated.filter(|eval| eval.step == step) {
-            Some(eval) => eval,
-            None => {
+            None if trainer.evaluates() => {
                 let eval = trainer.evaluate()?;
                 report.iter_mut().try_for_each(|to| to.final_eval(&eval))?;
-                eval
+                Some(eval)
             }
+            found => found,
         };
         if saved != Some(step) {
             trainer.save()?;
         }
         let sample = trainer.sample()?;
-        report.map_or(Ok(()), |to| to.finish(&eval, sample.as_deref()))
+        report.map_or(Ok(()), |to| to.finish(step, eval.as_ref(), sample.as_deref()))
     }
 
     /// The configuration with `model.init` as what was chosen of it: another run goes on meanwhile.

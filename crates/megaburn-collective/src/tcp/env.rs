@@ -110,7 +110,11 @@ fn text(get: &impl Fn(&str) -> Option<String>, name: &str) -> Result<String, Col
     let hint = "start all ranks by `megaburn launch`, torchrun, or a launcher that sets RANK, \
                 WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT; or set none of them";
     match get(name).map(|value| value.trim().to_string()) {
-        None => Err(bad(name, format!("is not set, though RANK or WORLD_SIZE is; {hint}"))),
+        None => {
+            let mut others = ["RANK", "WORLD_SIZE"].into_iter().filter(|other| *other != name);
+            let set = others.find(|other| get(other).is_some()).unwrap_or("RANK");
+            Err(bad(name, format!("is not set, though {set} is; {hint}")))
+        }
         Some(value) if value.is_empty() => Err(bad(name, format!("is empty; {hint}"))),
         Some(value) => Ok(value),
     }
@@ -183,6 +187,15 @@ mod tests {
         assert_eq!((env.master_port, env.run_id.as_str()), (29501, "r7/2"));
         let last = [("TORCHELASTIC_RUN_ID", Some("r7")), ("MASTER_PORT", Some("65535"))];
         assert_eq!(read(&last).unwrap().unwrap().master_port, 65534);
+    }
+
+    #[rstest]
+    #[case("RANK", "environment variable RANK is not set, though WORLD_SIZE is; start all")]
+    #[case("WORLD_SIZE", "environment variable WORLD_SIZE is not set, though RANK is; start all")]
+    #[case("LOCAL_RANK", "environment variable LOCAL_RANK is not set, though RANK is; start all")]
+    fn a_missing_variable_is_named_and_one_that_is_set(#[case] name: &str, #[case] message: &str) {
+        let error = read(&[(name, None)]).unwrap_err().to_string();
+        assert!(error.starts_with(message), "{error}");
     }
 
     #[rstest]

@@ -7,6 +7,8 @@ use crate::DataError;
 
 /// Bytes that one thread encodes at a time.
 const PIECE: usize = 1 << 16;
+/// Bytes of a word that is counted whole.
+const LONGEST_WORD: usize = 1 << 10;
 /// Bytes on each side of a cut that must give the same tokens with and without it.
 const WINDOW: usize = 256;
 /// Lines that are tried for a cut.
@@ -48,6 +50,26 @@ where
 /// word that is cut does no harm.
 pub(super) fn lines(text: &str) -> Vec<&str> {
     cut(text, |_| Ok::<_, std::convert::Infallible>(true)).unwrap_or_else(|never| match never {})
+}
+
+/// The same, with words of more than [`LONGEST_WORD`] bytes cut: learning merges takes time that grows with
+/// the square of the longest word.
+pub(super) fn short_words(text: &str) -> Vec<&str> {
+    lines(text).into_iter().flat_map(cut_words).collect()
+}
+
+fn cut_words(text: &str) -> Vec<&str> {
+    let (mut pieces, mut start, mut word) = (Vec::new(), 0, 0);
+    for (at, char) in text.char_indices() {
+        if char.is_whitespace() {
+            word = at + char.len_utf8();
+        } else if at + char.len_utf8() - word > LONGEST_WORD {
+            pieces.push(&text[start..at]);
+            (start, word) = (at, at);
+        }
+    }
+    pieces.push(&text[start..]);
+    pieces
 }
 
 fn cut<E>(text: &str, harmless: impl Fn(usize) -> Result<bool, E>) -> Result<Vec<&str>, E> {
@@ -126,6 +148,18 @@ mod tests {
         // One that starts every text with a token of its own cannot be cut.
         let started = |text: &str| Ok([vec![999], bytes(text)].concat());
         assert!(encode(&[&text], started).unwrap() == [[vec![999], bytes(&text)].concat()]);
+    }
+
+    #[test]
+    fn words_without_an_end_are_cut_for_counting() {
+        let long = "é".repeat(5 * LONGEST_WORD);
+        let text = format!("some words before {long} and behind\nand {long}");
+        let pieces = short_words(&text);
+        assert_eq!(pieces.concat(), text);
+        let words = pieces.iter().flat_map(|piece| piece.split_whitespace());
+        assert!(words.clone().all(|word| word.len() <= LONGEST_WORD));
+        assert_eq!(words.filter(|word| word.len() == LONGEST_WORD).count(), 2 * 10);
+        assert_eq!(short_words("plain words"), ["plain words"]);
     }
 
     #[test]

@@ -103,7 +103,7 @@ impl TokenizerTrainer {
         let mut bpe: Bpe = TokenizerImpl::new(BPE::default());
         bpe.with_pre_tokenizer(Some(byte_level()));
         bpe.with_decoder(Some(ByteLevel::default()));
-        let texts = corpus.documents().iter().flat_map(|document| pieces::lines(document));
+        let texts = corpus.documents().iter().flat_map(|document| pieces::short_words(document));
         bpe.train(&mut trainer, texts).map_err(fails)?;
         let mut json = bpe.to_string(true).map_err(fails)?;
         json.push('\n');

@@ -1,5 +1,3 @@
-use std::cmp::Ordering;
-
 use burn::{
     config::Config,
     tensor::{DType, Device, Tensor, TensorData},
@@ -31,7 +29,7 @@ pub struct Capacity {
 /// Which tokens an expert takes that has too many.
 #[derive(Config, Debug, Copy, PartialEq, Eq)]
 pub enum DropPolicy {
-    /// Those that give it the most weight; of equal ones the first.
+    /// Those that give it the most weight; of nearly equal ones at the limit the first.
     Probs,
     /// The first.
     Position,
@@ -98,8 +96,7 @@ impl Capacity {
             let sent: usize = queues.iter().map(Vec::len).sum();
             let takes = self.takes(sent, slots.num_experts);
             for queue in queues {
-                queue.sort_by(|a, b| a.compare(b, self.policy));
-                for slot in queue.iter().skip(takes).filter_map(|candidate| candidate.own) {
+                for slot in too_many(queue, takes, self.policy).filter_map(|left| left.own) {
                     experts[slot] = DROPPED;
                     dropped += 1;
                 }
@@ -138,14 +135,32 @@ struct Candidate {
     own: Option<usize>,
 }
 
-impl Candidate {
-    fn compare(&self, other: &Self, policy: DropPolicy) -> Ordering {
-        let by_weight = match policy {
-            DropPolicy::Probs => other.weight.total_cmp(&self.weight),
-            DropPolicy::Position => Ordering::Equal,
-        };
-        by_weight.then(self.place.cmp(&other.place))
+/// Weights that differ by no more than this part of them are taken for equal at the limit of an expert.
+///
+/// Tokens that see the same, like the first ones of documents that begin alike, have the same weight up
+/// to rounding, and rounding depends on where a row stands in a product: on the layout.
+const NEARLY_EQUAL: f32 = 1.0 / 32768.0;
+
+/// Those of `queue` that an expert does not take, which takes so many.
+///
+/// By weight, the limit is the weight of the last one that it takes. Those above it are taken and those
+/// below it are not; of those at the limit, which are [`NEARLY_EQUAL`] to it, the first ones are taken.
+fn too_many(
+    queue: &mut [Candidate],
+    takes: usize,
+    policy: DropPolicy,
+) -> impl Iterator<Item = &Candidate> {
+    if policy == DropPolicy::Probs && (1..queue.len()).contains(&takes) {
+        queue.sort_by(|a, b| b.weight.total_cmp(&a.weight));
+        let limit = queue[takes - 1].weight;
+        let near = NEARLY_EQUAL * limit.abs();
+        let above = queue.partition_point(|candidate| candidate.weight > limit + near);
+        let end = queue.partition_point(|candidate| candidate.weight >= limit - near);
+        queue[above..end.max(above)].sort_by_key(|candidate| candidate.place);
+    } else {
+        queue.sort_by_key(|candidate| candidate.place);
     }
+    queue.iter().skip(takes)
 }
 
 impl SharedSlots<'_> {
@@ -198,4 +213,57 @@ fn gathered(
     let all = tensors::all_gather(pairs, &groups.tp_cp)?.into_data();
     let all: Vec<f32> = all.try_to_vec().expect("f32 went in");
     Ok(all.chunks_exact(2).map(|pair| (pair[0] as i32, pair[1])).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+
+    /// The places of what is dropped.
+    fn dropped(weights: &[f32], takes: usize, policy: DropPolicy) -> Vec<usize> {
+        let candidates = weights.iter().enumerate();
+        let mut queue: Vec<_> = candidates
+            .map(|(place, &weight)| Candidate { weight, place, own: Some(place) })
+            .collect();
+        let mut found: Vec<_> = too_many(&mut queue, takes, policy).map(|of| of.place).collect();
+        found.sort_unstable();
+        found
+    }
+
+    #[rstest]
+    #[case(&[0.5, 0.9, 0.1, 0.7], 2, DropPolicy::Probs, &[0, 2])]
+    #[case(&[0.5, 0.9, 0.1, 0.7], 2, DropPolicy::Position, &[2, 3])]
+    #[case(&[0.5, 0.9], 0, DropPolicy::Probs, &[0, 1])]
+    #[case(&[0.5, 0.9], 2, DropPolicy::Probs, &[])]
+    #[case(&[0.5, 0.9], 3, DropPolicy::Position, &[])]
+    #[case(&[0.5; 4], 1, DropPolicy::Probs, &[1, 2, 3])]
+    #[case(&[0.0; 3], 2, DropPolicy::Probs, &[2])]
+    // What is more than nearly equal goes by weight.
+    #[case(&[0.5, 0.5001, 0.4999], 1, DropPolicy::Probs, &[0, 2])]
+    fn an_expert_drops_what_its_policy_says(
+        #[case] weights: &[f32],
+        #[case] takes: usize,
+        #[case] policy: DropPolicy,
+        #[case] expected: &[usize],
+    ) {
+        assert_eq!(dropped(weights, takes, policy), expected);
+    }
+
+    #[test]
+    fn rounding_does_not_decide_which_of_equal_tokens_are_dropped() {
+        let plain = [0.9, 0.25, 0.3, 0.25, 0.25, 0.1, 0.25];
+        for takes in 1..plain.len() {
+            let expected = dropped(&plain, takes, DropPolicy::Probs);
+            for seed in 0u32..200 {
+                let noisy = |(at, &weight): (usize, &f32)| {
+                    let ulps = (seed.wrapping_mul(2_654_435_761).rotate_left(at as u32) % 9) as f32;
+                    weight * (1.0 + (ulps - 4.0) * f32::EPSILON)
+                };
+                let noisy: Vec<f32> = plain.iter().enumerate().map(noisy).collect();
+                assert_eq!(dropped(&noisy, takes, DropPolicy::Probs), expected, "{noisy:?}");
+            }
+        }
+    }
 }

@@ -26,8 +26,7 @@ impl CpComm {
         model: &DecoderConfig,
         seq_len: usize,
     ) -> ContextComm {
-        let heads = [model.heads, model.kv_heads].map(|heads| (heads / layout.tp).max(1));
-        self.of(layout.cp, seq_len / layout.cp, heads)
+        self.of(layout.cp, seq_len / layout.cp, heads_of_rank(layout, model))
     }
 
     /// The way of so many ranks, each with so many tokens of a sequence and heads.
@@ -57,6 +56,11 @@ impl TryFrom<String> for CpComm {
             text => text.parse().map(Self::Way).map_err(|why| format!("{why}, or `auto`")),
         }
     }
+}
+
+/// The query and the key/value heads of a rank.
+fn heads_of_rank(layout: &Layout, model: &DecoderConfig) -> [usize; 2] {
+    [model.heads, model.kv_heads].map(|heads| (heads / layout.tp).max(1))
 }
 
 impl TrainConfig {
@@ -128,7 +132,48 @@ impl TrainConfig {
         let fits = ways.len() == 1 || ways.len() == model.layers;
         require(fits, "parallel.cp_comm", format!("a list of {}", ways.len()), rule)?;
         let seq_len = self.padded_seq_len(layout);
-        Ok(ways.iter().map(|way| way.resolved(layout, model, seq_len)).collect())
+        let ways: Vec<_> = ways.iter().map(|way| way.resolved(layout, model, seq_len)).collect();
+        if self.parallel.max_tokens_per_rank.is_none() {
+            ways.iter().try_for_each(|way| self.check_way(*way, layout.cp, layout, model))?;
+        }
+        Ok(ways)
+    }
+
+    /// How `size` ranks exchange keys and values of documents that they share.
+    pub(crate) fn way_of_documents(
+        &self,
+        layout: &Layout,
+        model: &DecoderConfig,
+        size: usize,
+    ) -> ContextComm {
+        let tokens = self.parallel.max_tokens_per_rank.unwrap_or(self.data.seq_len);
+        match self.parallel.cp_comm[0].of(size, tokens, heads_of_rank(layout, model)) {
+            // Too few for what goes across groups of them.
+            ContextComm::A2aP2p { low } if size < low => ContextComm::A2a,
+            way => way,
+        }
+    }
+
+    /// Refuses a way to exchange keys and values that `ranks` ranks with this model's heads do not have.
+    pub(super) fn check_way(
+        &self,
+        way: ContextComm,
+        ranks: usize,
+        layout: &Layout,
+        model: &DecoderConfig,
+    ) -> Result<(), TrainError> {
+        let [heads, kv_heads] = heads_of_rank(layout, model);
+        let rule = match way {
+            ContextComm::A2aP2p { low } if !ranks.is_multiple_of(low) => {
+                format!("a2aN+p2p with an N that divides the {ranks} ranks that share a sequence")
+            }
+            _ => format!(
+                "p2p or all_gather, or a2aN+p2p with an N that divides the {heads} query and the {kv_heads} key/value heads of a rank (model.heads and model.kv_heads, over tp {})",
+                layout.tp
+            ),
+        };
+        let ok = way.check(ranks, [heads, kv_heads]).is_ok();
+        require(ok, "parallel.cp_comm", way, rule)
     }
 }
 
@@ -166,6 +211,32 @@ mod tests {
         let error = config(&sets).check_context(&"cp3".parse().unwrap()).unwrap_err().to_string();
         assert!(error.contains(message), "{error}");
         config(&sets).check_context(&Layout::SINGLE).unwrap();
+    }
+
+    #[rstest]
+    #[case(
+        "cp4",
+        "a2a",
+        "`parallel.cp_comm` is a2a: it must be p2p or all_gather, or a2aN+p2p with an N that divides the 4 query and the 2 key/value heads of a rank"
+    )]
+    #[case(
+        "tp2-cp2-sp",
+        "a2a",
+        "the 2 query and the 1 key/value heads of a rank (model.heads and model.kv_heads, over tp 2)"
+    )]
+    #[case(
+        "cp4",
+        "a2a3+p2p",
+        "`parallel.cp_comm` is a2a3+p2p: it must be a2aN+p2p with an N that divides the 4 ranks"
+    )]
+    fn heads_that_cannot_be_shared_out_are_refused_with_the_layout(
+        #[case] layout: Layout,
+        #[case] way: &str,
+        #[case] message: &str,
+    ) {
+        let config = config(&[&format!("parallel.cp_comm={way}")]);
+        let error = config.fits(&layout).unwrap_err().to_string();
+        assert!(error.contains(message), "{error}");
     }
 
     #[test]

@@ -88,6 +88,18 @@ impl ExpertsConfig {
         at_least_one("model.experts.top_k", self.top_k)?;
         let rule = format!("at most model.experts.num {}", self.num);
         require(self.top_k <= self.num, "model.experts.top_k", self.top_k, rule)?;
+        if let Some([groups, of_token, best]) = self.groups {
+            let Self { num, top_k, .. } = *self;
+            let size = num / groups.max(1);
+            let is_split = groups > 0 && num.is_multiple_of(groups);
+            let is_enough = (1..=groups).contains(&of_token) && top_k <= of_token * size;
+            let ok = is_split && is_enough && (1..=size).contains(&best);
+            let rule = format!(
+                "three numbers: groups that divide model.experts.num {num}; how many of them a token's experts are of, which hold model.experts.top_k {top_k} or more; and how many best scores count for a group, at most its experts"
+            );
+            let value = format!("[{groups}, {of_token}, {best}]");
+            require(ok, "model.experts.groups", value, rule)?;
+        }
         self.layer_freq.validate(layers)
     }
 }
@@ -111,8 +123,20 @@ mod tests {
     )]
     #[case("[model]\nfamily = \"mixtral\"\n[model.experts]\nnum = 0", "`model.experts.num` is 0")]
     #[case(
+        "[model]\nfamily = \"deepseek_v3\"\n[model.experts]\ngroups = [3, 2, 2]",
+        "`model.experts.groups` is [3, 2, 2]: it must be three numbers: groups that divide"
+    )]
+    #[case(
+        "[model]\nfamily = \"deepseek_v3\"\n[model.experts]\ngroups = [4, 2, 9]",
+        "`model.experts.groups` is [4, 2, 9]: it must be three numbers"
+    )]
+    #[case(
+        "[model]\nfamily = \"deepseek_v3\"\n[model.experts]\ngroups = [8, 1, 1]",
+        "`model.experts.groups` is [8, 1, 1]: it must be three numbers"
+    )]
+    #[case(
         "[model]\nfamily = \"mixtral\"\n[model.experts]\nffn = 9",
-        "the config.json of a mixtral has no word for that"
+        "`model.experts.ffn` is 9: it must be model.ffn 384, or absent: every layer of a mixtral"
     )]
     #[case(
         "[model]\nfamily = \"mixtral\"\n[model.experts]\nlayer_freq = \"2\"",

@@ -116,8 +116,8 @@ mod tests {
         "`model.latent` is set: it must be absent, for llama"
     )]
     #[case(
-        "[model]\nfamily = \"deepseek_v3\"",
-        "`model.kv_heads` is 2: it must be model.heads 4, for deepseek_v3"
+        "[model]\nfamily = \"deepseek_v3\"\nkv_heads = 2",
+        "`model.kv_heads` is 2: it must be model.heads 4, or absent: the heads of deepseek_v3"
     )]
     #[case(
         "[model]\nfamily = \"deepseek_v3\"\nkv_heads = 4\nhead_dim = 32",

@@ -6,7 +6,12 @@ use megaburn_models::assets::ASSETS;
 use serde::Deserialize;
 use toml::{Table, Value};
 
-use super::{ParallelConfig, TrainConfig, check::fits_toml, init, schema};
+use super::{
+    ParallelConfig, TrainConfig,
+    check::fits_toml,
+    follow, init, schema,
+    value::{bad_value, list_ways},
+};
 use crate::{ResumeError, TrainError};
 
 /// Collects the layers of a configuration. What is added later overrides what was added before;
@@ -140,6 +145,7 @@ impl ConfigLayers {
     /// A value that no run can use, by its key.
     pub fn load(self) -> Result<TrainConfig, TrainError> {
         let mut config = read(self.merged.clone(), "the configuration".into())?;
+        follow::fill_in(&mut config, &self.merged);
         if let Some(run) = self.run.filter(|run| *run != config.run.dir) {
             let rule = format!("left out beside --resume, which goes on in `{run}`");
             return Err(TrainError::Invalid { key: "run.dir", value: config.run.dir, rule });
@@ -165,7 +171,8 @@ impl ConfigLayers {
         self.with_layer(layer, origin)
     }
 
-    fn with_layer(mut self, layer: Table, origin: String) -> Result<Self, TrainError> {
+    fn with_layer(mut self, mut layer: Table, origin: String) -> Result<Self, TrainError> {
+        list_ways(&mut layer);
         schema::check(&layer, &origin)?;
         read(layer.clone(), origin)?;
         merge(&mut self.merged, layer);
@@ -174,7 +181,7 @@ impl ConfigLayers {
 }
 
 fn read(layer: Table, origin: String) -> Result<TrainConfig, TrainError> {
-    TrainConfig::deserialize(layer).map_err(|source| TrainError::Toml { origin, source })
+    TrainConfig::deserialize(layer).map_err(|source| bad_value(&source.to_string(), &origin))
 }
 
 fn merge(base: &mut Table, layer: Table) {
@@ -262,13 +269,13 @@ mod tests {
     fn a_bad_setting_is_an_error_that_names_it(#[case] set: &str, #[case] message: &str) {
         let error = ConfigLayers::new().with_set(set).unwrap_err();
         let error_text = error.to_string();
-        assert!(error_text.contains(message) && !error_text.ends_with('\n'), "{error_text}");
+        assert!(error_text.contains(message) && !error_text.contains('\n'), "{error_text}");
         assert_eq!(error.exit(), Exit::BadInput);
     }
 
     #[rstest]
     #[case("[trian]\nsteps = 3", "unknown key `trian` in `my.toml`; the nearest key is `train`")]
-    #[case("[empty]", "unknown key `empty` in `my.toml`")]
+    #[case("[empty]", "unknown key `empty` in `my.toml`; no key is like it; configs/")]
     #[case("[train]\nsteps = ", "`my.toml` cannot be read: TOML parse error at line 2")]
     #[case("[train]\nsteps = 1\nsteps = 2", "duplicate key")]
     fn a_bad_file_is_an_error_that_names_it(#[case] text: &str, #[case] message: &str) {

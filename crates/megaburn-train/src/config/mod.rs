@@ -21,9 +21,11 @@ mod batch;
 mod changes;
 mod check;
 mod context;
+mod documents;
 mod dtype;
 mod experts;
 mod fine_tune;
+mod follow;
 mod init;
 mod keys;
 mod latent;
@@ -32,6 +34,8 @@ mod layers;
 mod model;
 mod moe;
 mod mtp;
+mod nearest;
+mod notes;
 mod optimizer;
 mod parallel;
 mod pipeline;
@@ -42,8 +46,10 @@ mod run_dir;
 mod schedule;
 mod schema;
 mod sections;
+mod start;
 mod tokenizer;
 mod unused;
+mod value;
 
 use megaburn_kernels::AttentionKernel;
 use megaburn_mesh::Layout;
@@ -63,6 +69,7 @@ pub use layer_pattern::LayerPattern;
 pub use layers::ConfigLayers;
 pub use model::ModelConfig;
 pub use moe::{BiasUpdate, CapacityScope, Dispatcher, DropPolicy, MoeConfig};
+pub use nearest::setting_of_flag;
 pub use optimizer::OptimizerConfig;
 pub use parallel::ParallelConfig;
 pub(crate) use pipeline::keys_of;
@@ -144,14 +151,12 @@ impl TrainConfig {
         self.cutting(layout).fits(&self.model.shape(self.padded_seq_len(layout)))?;
         self.parallel.shares(layout)?;
         self.check_context(layout)?;
-        self.check_mtp(self.model.mtp_layers)?;
-        if self.model.init.is_none() {
-            let model = self.model.decoder(self.data.seq_len, 1);
-            self.context_comms(layout, &model)?;
-            self.check_experts(&model)?;
-            self.parallel.pipelines(layout, self.model.layers, &self.train)?;
+        self.train.num_micro_batches(layout.dp)?;
+        // The sizes of a model that is read from elsewhere are looked at when it is opened.
+        match self.model.init {
+            None => self.check_model(layout, &self.model.decoder(self.data.seq_len, 1)),
+            Some(_) => self.check_mtp(self.model.mtp_layers),
         }
-        self.train.num_micro_batches(layout.dp).map(drop)
     }
 
     /// Tokens that one step trains on, over all ranks, when the batch has grown.

@@ -98,6 +98,12 @@ impl ModelConfig {
         Some(self.latent.clone().unwrap_or_default().latent(&parts))
     }
 
+    /// Whether each query head of the family has a key/value head of its own.
+    pub(super) fn has_all_kv_heads(&self) -> bool {
+        let parts = self.family.template();
+        parts.positions == Positions::Learned || parts.latent.is_some()
+    }
+
     /// Widths that a kernel of attention must know: of a head's queries and keys, and of its values.
     pub(super) fn head_dims(&self) -> [usize; 2] {
         let values = self.latent().map(|latent| latent.v_head_dim);
@@ -186,13 +192,12 @@ impl ModelConfig {
         let rule = format!("a divisor of model.heads {heads}");
         require(heads.is_multiple_of(kv_heads), "model.kv_heads", kv_heads, rule)?;
         let learned = self.family.template().positions == Positions::Learned;
-        let rule = format!("model.heads {heads}, for {} has no shared ones", self.family);
-        require(
-            !(learned || latent.is_some()) || kv_heads == heads,
-            "model.kv_heads",
-            kv_heads,
-            rule,
-        )?;
+        let rule = format!(
+            "model.heads {heads}, or absent: the heads of {} share no keys and values",
+            self.family
+        );
+        let ok = !self.has_all_kv_heads() || kv_heads == heads;
+        require(ok, "model.kv_heads", kv_heads, rule)?;
         let unused = !learned || self.rope_scaling.is_none();
         let rule = format!("absent, for {} has no rotary positions", self.family);
         require(unused, "model.rope_scaling", "set", rule)?;
@@ -201,6 +206,13 @@ impl ModelConfig {
             let has_some = self.family.template().experts.is_some();
             require(has_some, "model.experts", "set", rule)?;
             experts.validate(self.layers)?;
+            if let Some(width) = experts.ffn.filter(|_| self.family == Family::Mixtral) {
+                let rule = format!(
+                    "model.ffn {}, or absent: every layer of a mixtral has experts, and model.ffn is their width",
+                    self.ffn
+                );
+                require(width == self.ffn, "model.experts.ffn", width, rule)?;
+            }
         }
         if let Some(config) = &self.latent {
             let rule = format!("absent, for {} has no latents", self.family);
@@ -267,7 +279,10 @@ mod tests {
         "`window` is 9, and the config.json of a llama has no word for that (it would mean null)"
     )]
     #[case("family = \"mistral\"\nwindow = 0", "`model.window` is 0")]
-    #[case("family = \"gpt2\"", "`model.kv_heads` is 2: it must be model.heads 4, for gpt2")]
+    #[case(
+        "family = \"gpt2\"\nkv_heads = 2",
+        "`model.kv_heads` is 2: it must be model.heads 4, or absent: the heads of gpt2 share no"
+    )]
     #[case("family = \"gpt2\"\nkv_heads = 4\nhead_dim = 8", "`head_dim` is 8, and the config.json")]
     #[case("family = \"gpt3\"", "unknown variant `gpt3`")]
     #[case(

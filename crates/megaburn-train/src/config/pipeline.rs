@@ -1,7 +1,7 @@
 //! The keys of `[parallel]` that say how a pipeline works.
 
 use megaburn_mesh::Layout;
-use megaburn_pipeline::{LayerSplit, PipelineError, ScheduleConfig, ScheduleKind};
+use megaburn_pipeline::{LayerSplit, PipelineError, ScheduleConfig, ScheduleKind, StageLayers};
 
 use super::{LoopConfig, ParallelConfig, check::require};
 use crate::TrainError;
@@ -36,6 +36,23 @@ impl ParallelConfig {
             count_embedding: self.count_embedding,
             count_loss: self.count_loss,
         }
+    }
+
+    /// What of a model of so many layers each rank of the pipeline has.
+    ///
+    /// # Errors
+    /// The layers cannot be split that way.
+    pub(crate) fn stages(
+        &self,
+        layout: &Layout,
+        num_layers: usize,
+    ) -> Result<Vec<Vec<StageLayers>>, TrainError> {
+        if layout.pp == 1 {
+            return Ok(vec![vec![StageLayers::whole(num_layers)]]);
+        }
+        let stages = self.schedule(layout.pp, 1).stages();
+        let all = self.layer_split().stages(num_layers, stages.num_stages())?;
+        Ok((0..layout.pp).map(|rank| stages.chunks_of(rank, &all)).collect())
     }
 
     /// Whether a model of so many layers can be split over the pipeline; without one, whether it could be

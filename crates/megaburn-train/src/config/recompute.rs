@@ -172,7 +172,7 @@ mod tests {
         "modules = \"norm\"",
         "`recompute.modules` in `r.toml`: expected a list in brackets, found the string"
     )]
-    #[case("modules = [1]", "in `recompute.modules`")]
+    #[case("modules = [1]", "`recompute.modules` in `r.toml`: ")]
     #[case(
         "modules = [\"norm\", \"norm\"]",
         "`recompute.modules` is a list with \"norm\" more than once: it must be a list that names each once"

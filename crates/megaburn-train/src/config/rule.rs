@@ -19,7 +19,6 @@ use crate::TrainError;
 pub enum OptimizerName {
     /// AdamW.
     #[default]
-    #[serde(alias = "adam")]
     AdamW,
     /// Gradient descent with momentum; its weight decay is added to the gradient.
     Sgd,
@@ -236,7 +235,7 @@ mod tests {
     use crate::{ConfigLayers, Exit};
 
     #[rstest]
-    #[case("name = 'adagrad'", "unknown variant `adagrad`, expected one of `adam`")]
+    #[case("name = 'adagrad'", "unknown variant `adagrad`, expected one of `adamw`")]
     #[case("[optimizer.sgd]\nmomentum = 1", "`optimizer.sgd.momentum` is 1: it must be at least 0")]
     #[case(
         "[optimizer.sgd]\nmomentum = 0.0\nnesterov = true",

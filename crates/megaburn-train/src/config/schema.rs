@@ -1,11 +1,14 @@
 //! Which keys there are and what each holds, read off a configuration in which all of them are set.
 
-use std::{cmp::Reverse, sync::LazyLock};
+use std::sync::LazyLock;
 
 use megaburn_pipeline::ScheduleKind;
 use toml::{Table, Value};
 
-use super::{BatchRampConfig, Dtype, ExpertsConfig, LatentConfig, RopeScalingConfig, TrainConfig};
+use super::{
+    BatchRampConfig, Dtype, ExpertsConfig, LatentConfig, RopeScalingConfig, TrainConfig,
+    nearest::nearest_key,
+};
 use crate::TrainError;
 
 static SCHEMA: LazyLock<Table> = LazyLock::new(|| {
@@ -44,6 +47,7 @@ static SCHEMA: LazyLock<Table> = LazyLock::new(|| {
     config.parallel.first_stage_layers = Some(1);
     config.parallel.last_stage_layers = Some(1);
     config.data.path = Some(String::new());
+    config.generate.prompt = Some(String::new());
     config.train.batch_ramp = Some(BatchRampConfig::default());
     config.optimizer.warmup_samples = Some(1);
     config.optimizer.warmup_fraction = Some(1.0);
@@ -76,6 +80,11 @@ pub(super) fn keys() -> Vec<String> {
     keys
 }
 
+/// Whether a key stands for other keys.
+pub(super) fn is_section(key: &str) -> bool {
+    keys().iter().any(|other| other.strip_prefix(key).is_some_and(|rest| rest.starts_with('.')))
+}
+
 /// Refuses a key that does not exist and a value of another type. `origin` says where the layer
 /// came from.
 pub(super) fn check(layer: &Table, origin: &str) -> Result<(), TrainError> {
@@ -92,7 +101,7 @@ fn check_table(
         let key = join(prefix, name);
         let origin = origin.to_string();
         let Some(expected) = schema.get(name) else {
-            let nearest = nearest(&key);
+            let nearest = nearest_key(&key);
             return Err(TrainError::UnknownKey { key, origin, nearest });
         };
         let expected = match (expected, found) {
@@ -125,42 +134,15 @@ fn describe(value: &Value) -> String {
     }
 }
 
-/// The existing key that differs least from `key`. A key of the right name in another section
-/// (`train.lr`, or `lr` alone) is nearer than any misspelling; among equals, the one that starts
-/// alike.
-fn nearest(key: &str) -> String {
-    let last = |key: &str| key.rsplit('.').next().unwrap_or_default().to_string();
-    let distance = |candidate: &String| {
-        let name = strsim::damerau_levenshtein(&last(key), &last(candidate));
-        let alike = key.chars().zip(candidate.chars()).take_while(|(a, b)| a == b).count();
-        (name, strsim::damerau_levenshtein(key, candidate), Reverse(alike))
-    };
-    keys().into_iter().min_by_key(distance).expect("there are keys")
-}
-
 fn join(prefix: &str, name: &str) -> String {
     if prefix.is_empty() { name.to_string() } else { format!("{prefix}.{name}") }
 }
 
 #[cfg(test)]
 mod tests {
-    use rstest::rstest;
     use serde::de::DeserializeOwned;
 
     use super::*;
-
-    #[rstest]
-    #[case("parallel.tpp", "parallel.tp")]
-    #[case("optimizer.mni_lr", "optimizer.min_lr")]
-    #[case("stesp", "train.steps")]
-    #[case("trian", "train")]
-    #[case("train.lr", "optimizer.lr")]
-    #[case("lr", "optimizer.lr")]
-    #[case("optimizer.beta_1", "optimizer.beta1")]
-    #[case("model.rope_scaling.factr", "model.rope_scaling.factor")]
-    fn the_nearest_key_is_the_one_meant(#[case] given: &str, #[case] meant: &str) {
-        assert_eq!(nearest(given), meant);
-    }
 
     // serde's refusal of an unknown field lists the fields that a section really has.
     fn fields<T: DeserializeOwned + std::fmt::Debug>() -> Vec<String> {

@@ -54,7 +54,7 @@ pub struct DataConfig {
     pub documents: bool,
     /// What each is padded to a multiple of.
     pub document_multiple: usize,
-    /// Part of the data that is only evaluated on.
+    /// Part of the data that is only evaluated on; 0 evaluates nothing.
     pub validation_fraction: f64,
     /// How text becomes tokens: `byte`, or the path of a `tokenizer.json` or of a folder that holds
     /// one, relative to the working directory.
@@ -93,8 +93,13 @@ impl DataConfig {
             require(seq_len.is_multiple_of(multiple), "data.document_multiple", multiple, rule)?;
         }
         let fraction = self.validation_fraction;
-        let ok = fraction > 0.0 && fraction < 1.0;
-        require(ok, "data.validation_fraction", fraction, "more than 0 and less than 1")
+        let ok = (0.0..1.0).contains(&fraction);
+        require(
+            ok,
+            "data.validation_fraction",
+            fraction,
+            "at least 0 (no evaluation) and less than 1",
+        )
     }
 }
 
@@ -219,8 +224,10 @@ impl LoopConfig {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct GenerateConfig {
-    /// What the sample starts with.
-    pub prompt: String,
+    /// What the sample starts with. Default: `pub fn ` where the run trains on the sources of Burn, else
+    /// the first words of the data that is evaluated on.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prompt: Option<String>,
     /// Tokens to generate; 0 writes no sample.
     pub tokens: usize,
     /// How far from the most likely token the choice may stray; 0 always takes the most likely.
@@ -229,13 +236,13 @@ pub struct GenerateConfig {
 
 impl Default for GenerateConfig {
     fn default() -> Self {
-        Self { prompt: "pub fn ".into(), tokens: 200, temperature: 0.8 }
+        Self { prompt: None, tokens: 200, temperature: 0.8 }
     }
 }
 
 impl GenerateConfig {
     pub(super) fn validate(&self) -> Result<(), TrainError> {
-        let ok = !self.prompt.is_empty() || self.tokens == 0;
+        let ok = self.prompt.as_deref() != Some("") || self.tokens == 0;
         require(ok, "generate.prompt", "empty", "some text for a sample to start with")?;
         not_negative("generate.temperature", self.temperature)
     }
@@ -257,8 +264,11 @@ mod tests {
     )]
     #[case("data.tokenizer = \"\"", "`data.tokenizer` is empty: it must be `byte`, or the path")]
     #[case("data.seq_len = 0", "`data.seq_len` is 0: it must be at least 1")]
-    #[case("data.validation_fraction = 0", "is 0: it must be more than 0 and less than 1")]
-    #[case("data.validation_fraction = 1.0", "is 1: it must be more than 0 and less than 1")]
+    #[case("data.validation_fraction = -0.1", "is -0.1: it must be at least 0 (no evaluation)")]
+    #[case(
+        "data.validation_fraction = 1.0",
+        "is 1: it must be at least 0 (no evaluation) and less"
+    )]
     #[case("train.steps = 0", "`train.steps` is 0: it must be at least 1")]
     #[case("train.global_batch = 0", "`train.global_batch` is 0: it must be at least 1")]
     #[case("train.micro_batch = 0", "`train.micro_batch` is 0: it must be at least 1")]

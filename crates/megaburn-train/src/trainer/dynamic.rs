@@ -3,7 +3,7 @@
 use burn::prelude::Device;
 use megaburn_collective::ProcessGroups;
 use megaburn_models::DecoderConfig;
-use megaburn_parallel::{ContextComm, ContextParallel, DynamicContext, ParallelError, Share};
+use megaburn_parallel::{ContextParallel, DynamicContext, ParallelError, Share};
 
 use super::{
     batch::{Batch, batch},
@@ -35,7 +35,7 @@ impl Dynamic {
     /// Of the ranks that hold copies of the model, if the run is one of this kind.
     ///
     /// # Errors
-    /// Heads that the ranks do not divide.
+    /// A group of ranks that cannot be made; the configuration was checked.
     /// # Collective
     /// Nothing is sent.
     pub(super) fn new(
@@ -43,28 +43,11 @@ impl Dynamic {
         model: &DecoderConfig,
         groups: &ProcessGroups,
     ) -> Result<Option<Self>, TrainError> {
-        let Some(max_tokens) = config.parallel.max_tokens_per_rank else { return Ok(None) };
         let (layout, all) = (groups.layout(), &groups.dp_cp);
-        // Of whole models: work of one token, and what a second one adds by seeing the first.
-        let flops = |seq_len| model.flop_shape().training(1, seq_len);
-        let per_pair = flops(2) - 2.0 * flops(1);
-        let context = DynamicContext {
-            num_ranks: all.size(),
-            max_tokens,
-            multiple: if layout.sp { layout.tp } else { 1 },
-            per_token: flops(1) - per_pair,
-            per_pair,
-        };
+        let Some(context) = config.dealing(&layout, model) else { return Ok(None) };
         let sizes = (0..).map(|power| 1usize << power).take_while(|size| *size <= all.size());
-        let heads = [model.heads, model.kv_heads].map(|heads| (heads / layout.tp).max(1));
-        context.needed(config.data.seq_len).map_err(refused)?;
         let shared = |size: usize| -> Result<Option<ContextParallel>, TrainError> {
-            let comm = match config.parallel.cp_comm[0].of(size, max_tokens, heads) {
-                // Too few for what goes across groups of them.
-                ContextComm::A2aP2p { low } if size < low => ContextComm::A2a,
-                comm => comm,
-            };
-            comm.check(size, heads).map_err(refused)?;
+            let comm = config.way_of_documents(&layout, model, size);
             let start = all.rank() / size * size;
             if start + size > all.size() {
                 // The last ranks of a number that is no power of two.

@@ -1,4 +1,5 @@
 use burn::module::Module;
+use megaburn_data::Sampler;
 use megaburn_pipeline::run;
 
 use crate::{
@@ -12,26 +13,30 @@ impl Trainer {
     /// part, or all of it if that is less; each sample once, always the same ones.
     ///
     /// # Errors
-    /// A failed collective; a device that failed or is out of memory.
+    /// `data.validation_fraction` is 0; a failed collective; a device that failed or is out of memory.
     /// # Collective
     /// All ranks.
     pub fn evaluate(&self) -> Result<EvalMetrics, TrainError> {
+        let Some(valid) = &self.valid else {
+            let (key, rule) = ("data.validation_fraction", "more than 0 for an evaluation");
+            return Err(TrainError::Invalid { key, value: "0".into(), rule: rule.into() });
+        };
         let model = self.model().valid();
         let plain = self.device.clone().inner();
         let global_batch = self.config.train.global_batch as u64;
         let wanted = (self.config.train.eval_batches as u64).saturating_mul(global_batch);
-        let total = wanted.min(self.valid.num_samples());
+        let total = wanted.min(valid.num_samples());
         let mut losses = Losses::of(self.model_config.mtp_layers);
         let schedule = self.pipeline.forward_only(self.batch.num_micro_batches())?;
         let wire = self.wire();
         for step in 0..total.div_ceil(global_batch) {
             let (model, plain, losses) = (&model, &plain, &mut losses);
             let first = step * global_batch;
-            let dynamic = self.dealt(first, total)?;
+            let dynamic = self.dealt(valid, first, total)?;
             let own = dynamic.as_ref().map(|of| self.pipeline.forward_only(of.num_passes()));
             let (dynamic, own) = (dynamic.as_ref(), own.transpose()?);
             let mut passes =
-                Evaluation { trainer: self, model, first, total, plain, losses, dynamic };
+                Evaluation { trainer: self, model, first, total, valid, plain, losses, dynamic };
             run(own.as_ref().unwrap_or(&schedule), &wire, &mut passes)?;
         }
         // A rank that is gone says so, and not that the loss is no number.
@@ -43,10 +48,15 @@ impl Trainer {
     }
 
     /// The documents of the global batch from sample `first` on, dealt out to ranks, where they are.
-    fn dealt(&self, first: u64, total: u64) -> Result<Option<Dynamic>, TrainError> {
+    fn dealt(
+        &self,
+        valid: &Sampler,
+        first: u64,
+        total: u64,
+    ) -> Result<Option<Dynamic>, TrainError> {
         let Some(mut dynamic) = self.dynamic.clone() else { return Ok(None) };
         let end = total.min(first + self.config.train.global_batch as u64);
-        dynamic.deal(&self.documents_of(&self.valid, first..end))?;
+        dynamic.deal(&self.documents_of(valid, first..end))?;
         Ok(Some(dynamic))
     }
 }

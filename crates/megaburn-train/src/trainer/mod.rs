@@ -3,6 +3,8 @@
 mod batch;
 mod culprit;
 mod dynamic;
+#[cfg(test)]
+mod estimated;
 mod evaluate;
 mod experts;
 mod passes;
@@ -97,7 +99,8 @@ pub struct Trainer {
     /// Steps up to now that changed nothing.
     skips_in_a_row: u64,
     train: Sampler,
-    valid: Sampler,
+    /// None: nothing is evaluated.
+    valid: Option<Sampler>,
     /// The batch of an evaluation, and of a step when it has grown.
     batch: GlobalBatch,
     /// Of the tokens of the last batch, the part that each expert got, layer by layer of the whole model.
@@ -150,29 +153,8 @@ impl Trainer {
         data: Arc<RunData>,
     ) -> Result<Self, TrainError> {
         let layout = groups.layout();
-        let model_config = match start {
-            Some(start) => start.source().config().clone(),
-            None => config.model.decoder(config.data.seq_len, data.vocab()),
-        };
-        let seq_len = config.padded_seq_len(&layout);
-        model_config.check_seq_len(config.data.seq_len)?;
-        model_config.check_layout(&config.cutting(&layout), seq_len)?;
-        config.check_context(&layout)?;
-        config.check_experts(&model_config)?;
-        config.check_mtp(model_config.mtp_layers)?;
-        config.train.num_micro_batches(layout.dp)?;
-        if model_config.vocab < data.vocab() {
-            let rule = match start {
-                Some(_) => format!(
-                    "at least the {} of data.tokenizer, which is not the model's own",
-                    data.vocab()
-                ),
-                None => format!("at least the tokenizer's {}, or absent", data.vocab()),
-            };
-            let value = model_config.vocab.to_string();
-            return Err(TrainError::Invalid { key: "model.vocab", value, rule });
-        }
-        config.parallel.pipelines(&layout, model_config.layers, &config.train)?;
+        let model_config = config.check_start(&layout, start, &data)?;
+        let (train, valid) = data.samplers(&config)?;
         let pipeline = Pipeline::new(&config.parallel, &model_config, config.train.dtype, &groups)?;
         let model = model_config
             .init_stages(pipeline.chunks(), &groups, layout.sp, &device)?
@@ -182,7 +164,6 @@ impl Trainer {
             .with_dropout(config.train.dropout())?
             .with_context_parallel(&groups.cp, &config.context_comms(&layout, &model_config)?)?;
         let plan = shard_plan(&model).map_err(megaburn_models::ModelError::from)?;
-        let seq_len = config.data.seq_len;
         let main_grads = main_grads(&model);
         let direct = main_grads.keys().cloned();
         let chunks = plan.iter().map(|(path, _)| (path.to_string(), model.chunk_of(path)));
@@ -214,8 +195,8 @@ impl Trainer {
                 Dtype::F32 | Dtype::Bf16 => None,
             },
             skips_in_a_row: 0,
-            train: Sampler::shuffled(data.train.clone(), seq_len, config.run.seed)?,
-            valid: Sampler::sequential(data.valid.clone(), seq_len)?,
+            train,
+            valid,
             batch: GlobalBatch::new(
                 config.train.global_batch,
                 config.train.micro_batch,
@@ -265,6 +246,11 @@ impl Trainer {
         let samples = self.schedules.batch.batch_size(self.progress.consumed_samples);
         let (micro, dp) = (self.batch.micro_batch_size(), self.batch.dp());
         GlobalBatch::new(samples, micro, dp).expect("every batch was checked")
+    }
+
+    /// Whether there is data to evaluate on.
+    pub(crate) fn evaluates(&self) -> bool {
+        self.valid.is_some()
     }
 
     /// Whether all steps are done.

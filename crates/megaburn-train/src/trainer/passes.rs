@@ -4,6 +4,7 @@ use burn::{
     prelude::Device,
     tensor::{Gradients, Tensor},
 };
+use megaburn_data::Sampler;
 use megaburn_models::{Decoder, decoder::Stage};
 use megaburn_parallel::Residual;
 use megaburn_pipeline::{Chunks, Output, Pass};
@@ -104,6 +105,7 @@ pub(super) struct Evaluation<'a> {
     /// The first sample of the global batch, and how many there are in all.
     pub(super) first: u64,
     pub(super) total: u64,
+    pub(super) valid: &'a Sampler,
     pub(super) plain: &'a Device,
     pub(super) losses: &'a mut Losses,
     /// What was dealt out of the global batch.
@@ -124,7 +126,7 @@ impl Chunks for Evaluation<'_> {
             let numbers = trainer.batch.micro_batch(first, dp, pass.micro_batch);
             // Behind the end the sampler starts again: those samples do not count.
             let counted = total.saturating_sub(numbers.start) as usize;
-            Ok(trainer.batching().batch(&trainer.valid.batch(numbers), counted, plain)?)
+            Ok(trainer.batching().batch(&self.valid.batch(numbers), counted, plain)?)
         };
         // Experts get none of those samples, in no stage.
         let is_cut = total < first + trainer.config.train.global_batch as u64;

@@ -1,4 +1,5 @@
 use megaburn_collective::tensors::broadcast;
+use megaburn_data::TokenDataset;
 use megaburn_models::{
     Decoder,
     decoder::DecoderCache,
@@ -7,7 +8,7 @@ use megaburn_models::{
 use megaburn_optim::ShardingLevel;
 
 use crate::{
-    TrainError,
+    RunData, TrainError,
     text::{continue_text, prompt_tokens},
     trainer::Trainer,
 };
@@ -38,7 +39,10 @@ impl Trainer {
             sampling: Sampling { temperature: generate.temperature, top_k: None, top_p: None },
             seed: self.config.run.seed,
         };
-        let prompt = prompt_tokens(tokenizer, &generate.prompt)?;
+        let prompt = match &generate.prompt {
+            Some(prompt) => prompt_tokens(tokenizer, prompt)?,
+            None => prompt_tokens(tokenizer, &self.usual_prompt())?,
+        };
         let device = self.device.clone().inner();
         let prompts = [prompt];
         let read = |model: &Decoder, next: &Next<'_>, cache: &mut DecoderCache| {
@@ -53,5 +57,58 @@ impl Trainer {
         let mut texts = texts?;
         let written = texts.remove(0).text.unwrap_or_default();
         Ok(is_first.then(|| tokenizer.decode(&prompts[0]) + &written))
+    }
+
+    /// What a sample starts with that nobody chose a prompt for.
+    fn usual_prompt(&self) -> String {
+        if self.config.data.path.is_none() {
+            return "pub fn ".into();
+        }
+        let RunData { tokenizer, train, valid, .. } = &*self.data;
+        let read = |data: &TokenDataset| {
+            let len = PROMPT_TOKENS.min(data.num_tokens().saturating_sub(1));
+            tokenizer.decode(&data.sample(len, 0))
+        };
+        if valid.num_tokens() <= 1 {
+            return first_words(&read(train)).into();
+        }
+        let text = read(valid);
+        // It may begin inside a word.
+        let whole = text.split_once(char::is_whitespace).map_or(&*text, |(_, rest)| rest);
+        first_words(whole).into()
+    }
+}
+
+/// Tokens of the data in which the words of a prompt are looked for.
+const PROMPT_TOKENS: usize = 64;
+
+/// The first three words of a text, or the first 24 characters of words that are longer.
+fn first_words(text: &str) -> &str {
+    let text = text.trim_start();
+    let is_end = |pair: &[(usize, char)]| !pair[0].1.is_whitespace() && pair[1].1.is_whitespace();
+    let chars: Vec<_> = text.char_indices().take(25).collect();
+    let ends = chars.windows(2).filter(|pair| is_end(pair)).map(|pair| pair[1].0).take(3);
+    let most = chars.get(24).map_or(text.len(), |(at, _)| *at);
+    &text[..ends.last().unwrap_or(most)]
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+
+    #[rstest]
+    #[case("  It was the best of times.", "It was the")]
+    #[case("It was\nthe", "It was")]
+    #[case("Schifffahrtsgesellschaften sind", "Schifffahrtsgesellschaft")]
+    #[case(
+        "多くの人がその町に住んでいて、朝になると広場に集まって話をする",
+        "多くの人がその町に住んでいて、朝になると広場に集"
+    )]
+    #[case("short", "short")]
+    #[case("", "")]
+    fn a_prompt_has_a_few_words(#[case] text: &str, #[case] words: &str) {
+        assert_eq!(first_words(text), words);
     }
 }

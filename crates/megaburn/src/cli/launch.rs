@@ -1,6 +1,10 @@
 //! `megaburn launch`: a program as several ranks on this host.
 
-use std::{ffi::OsString, process::ExitCode};
+use std::{
+    ffi::{OsStr, OsString},
+    path::Path,
+    process::ExitCode,
+};
 
 use clap::Args;
 use megaburn_collective::launcher::{LaunchOptions, launch};
@@ -36,6 +40,12 @@ pub(super) struct LaunchArgs {
 
 impl LaunchArgs {
     pub(super) fn run(self) -> ExitCode {
+        // Said once here, and not by each rank.
+        if let Some(program) = self.command.first().filter(|program| !is_there(program)) {
+            let program = program.display();
+            eprintln!("error: cannot start `{program}`: there is no such program; check its path");
+            return exit_code(NOT_FOUND);
+        }
         let options = LaunchOptions::new(self.nproc, self.command)
             .with_nodes(self.nnodes, self.node_rank)
             .with_master(self.master_addr, self.master_port)
@@ -47,5 +57,30 @@ impl LaunchArgs {
                 Exit::BadInput.into()
             }
         }
+    }
+}
+
+/// What a shell exits with where there is no program of a name.
+const NOT_FOUND: i32 = 127;
+
+/// Whether there is such a file, or, of a name without a folder, one in the folders of `PATH`.
+fn is_there(program: &OsStr) -> bool {
+    let path = Path::new(program);
+    if path.components().count() > 1 {
+        return path.exists();
+    }
+    let folders = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&folders).any(|folder| folder.join(path).exists())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_is_looked_for_as_a_shell_does() {
+        assert!(is_there(OsStr::new("sh")) && is_there(OsStr::new("/bin/sh")));
+        assert!(!is_there(OsStr::new("no-such-program")));
+        assert!(!is_there(OsStr::new("./no-such-program")));
     }
 }

@@ -3,6 +3,7 @@
 mod convert;
 mod device;
 mod generate;
+mod hint;
 mod interrupt;
 mod launch;
 mod plan;
@@ -17,6 +18,7 @@ use megaburn_collective::launcher::{launch_child, tie_to_launcher};
 use megaburn_train::{Exit, TrainError};
 
 pub use device::DeviceArg;
+pub use hint::with_setting;
 pub use train::TrainArgs;
 
 /// Megatron-LM's training system for Burn.
@@ -59,7 +61,7 @@ pub fn main() -> ExitCode {
 
 /// Runs a command line, which begins with the program's name: for programs that are several.
 pub fn run(command: impl IntoIterator<Item = OsString>) -> ExitCode {
-    let cli = Cli::parse_from(command);
+    let cli = parse(command.into_iter().collect()).unwrap_or_else(|error| error.exit());
     start_logging();
     match cli.command {
         Command::Train(args) => args.run(),
@@ -71,6 +73,16 @@ pub fn run(command: impl IntoIterator<Item = OsString>) -> ExitCode {
         Command::Launch(args) => args.run(),
         Command::LaunchChild { args } => exit_code(launch_child(args)),
     }
+}
+
+/// Reads a command line. What is wrong with it is answered with what was probably meant.
+fn parse(command: Vec<OsString>) -> Result<Cli, clap::Error> {
+    let subcommand = command.get(1).cloned().unwrap_or_default();
+    Cli::try_parse_from(command).map_err(|error| match subcommand.to_str() {
+        Some("train") => hint::with_setting(error),
+        Some("launch") => hint::with_program(error),
+        _ => error,
+    })
 }
 
 /// What a program does that may be one of several ranks.

@@ -1,0 +1,49 @@
+//! Files that hold no plain text, by the ends of their names.
+
+use std::path::Path;
+
+use crate::{DataError, files::read_text};
+
+/// Endings of files that hold no plain text, and what to do with one.
+const NO_TEXT: [(&[&str], &str); 3] = [
+    (
+        &["parquet", "arrow", "feather", "avro", "h5", "hdf5", "lance"],
+        "write its texts to a .jsonl file, one JSON object a line with the text in the field `text`",
+    ),
+    (
+        &["gz", "zst", "xz", "bz2", "lz4", "zip", "tar", "tgz", "7z"],
+        "unpack it, and give the .txt or .jsonl file",
+    ),
+    (
+        &["bin", "idx", "npy", "npz", "pt", "pth", "safetensors", "pkl", "pdf", "docx"],
+        "give the text itself, as a .txt or .jsonl file; the run tokenizes it",
+    ),
+];
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use crate::Corpus;
+
+    #[rstest]
+    #[case(
+        "t.parquet",
+        "is no text: a .parquet file is not read; write its texts to a .jsonl file"
+    )]
+    #[case("t.txt.GZ", "is no text: a .gz file is not read; unpack it")]
+    #[case("t.bin", "is no text: a .bin file is not read; give the text itself")]
+    fn a_file_that_is_no_text_by_its_name_is_refused(#[case] name: &str, #[case] message: &str) {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(name);
+        std::fs::write(&path, "It was the best of times.").unwrap();
+        let refusal = Corpus::from_file(&path).unwrap_err().to_string();
+        assert!(refusal.contains(message), "{refusal}");
+    }
+
+    #[test]
+    fn one_that_is_not_there_is_said_to_be_missing() {
+        let refusal = Corpus::from_file("nowhere/t.parquet").unwrap_err().to_string();
+        assert!(refusal.contains("does not exist"), "{refusal}");
+    }
+}

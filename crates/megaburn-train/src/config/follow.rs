@@ -1,0 +1,36 @@
+//! Defaults that follow from other keys: they hold where a key itself is not set.
+
+use toml::{Table, Value};
+
+use super::TrainConfig;
+
+/// Sets what `given`, all layers together, leaves out and other keys decide.
+pub(super) fn fill_in(config: &mut TrainConfig, given: &Table) {
+    let model = given.get("model").and_then(Value::as_table);
+    let is_set = model.is_some_and(|model| model.contains_key("kv_heads"));
+    if !is_set && config.model.has_all_kv_heads() {
+        config.model.kv_heads = config.model.heads;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use megaburn_models::Family;
+
+    use crate::{ConfigLayers, TrainConfig};
+
+    fn with(sets: &[&str]) -> TrainConfig {
+        let layers = sets.iter().try_fold(ConfigLayers::new(), |layers, set| layers.with_set(set));
+        layers.and_then(ConfigLayers::load).unwrap()
+    }
+
+    #[test]
+    fn every_family_can_be_chosen_by_its_name_alone() {
+        for family in Family::ALL {
+            let config = with(&[&format!("model.family={family}")]);
+            config.model.decoder(64, 260).validate().unwrap();
+        }
+        assert_eq!(with(&["model.family=gpt2", "model.heads=8"]).model.kv_heads, 8);
+        assert_eq!(with(&["model.family=llama"]).model.kv_heads, 2);
+    }
+}

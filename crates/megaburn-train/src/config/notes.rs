@@ -1,0 +1,63 @@
+//! What a user should know of a configuration that is allowed and may not be what was meant.
+
+use megaburn_models::DecoderConfig;
+
+use super::TrainConfig;
+
+impl TrainConfig {
+    /// Sentences to print when a run of `model` starts.
+    pub(crate) fn notes(&self, model: &DecoderConfig) -> Vec<String> {
+        let mut notes = Vec::new();
+        if let Ok(batches) = self.train.batch_schedule() {
+            let steps = self.train.steps;
+            let (schedule, end) =
+                (self.optimizer.lr_schedule(steps, &batches), batches.samples_after(steps));
+            if schedule.warmup_samples > end {
+                notes.push(format!(
+                    "the warm-up of {} samples is longer than the run of {end}: the learning rate ends at {:.2e} and never reaches optimizer.lr; set a smaller optimizer.warmup_steps",
+                    schedule.warmup_samples,
+                    schedule.lr(end),
+                ));
+            }
+        }
+        if let Some(experts) = &model.experts
+            && experts.top_k == 1
+            && experts.normalise
+        {
+            notes.push(
+                "model.experts.top_k is 1 and the weights of a token's experts add up to one: each weight is 1, so predictions do not train the router; choose top_k 2 or more, or model.experts.normalise = false where the family allows it"
+                    .into(),
+            );
+        }
+        if self.data.validation_fraction == 0.0 {
+            notes.push("data.validation_fraction is 0: nothing is evaluated".into());
+        }
+        notes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use crate::ConfigLayers;
+
+    #[rstest]
+    #[case(&[], "")]
+    #[case(&["train.steps=20"], "")]
+    #[case(
+        &["train.steps=10"],
+        "the warm-up of 160 samples is longer than the run of 80: the learning rate ends at 1.50e-3 and never"
+    )]
+    #[case(&["model.family=mixtral", "model.experts.top_k=1"], "model.experts.top_k is 1 and the")]
+    #[case(&["model.family=mixtral"], "")]
+    #[case(&["model.family=deepseek_v2", "model.experts.top_k=1"], "")]
+    #[case(&["data.validation_fraction=0"], "nothing is evaluated")]
+    fn what_may_not_be_meant_is_said(#[case] sets: &[&str], #[case] note: &str) {
+        let layers = sets.iter().try_fold(ConfigLayers::new(), |layers, set| layers.with_set(set));
+        let config = layers.unwrap().load().unwrap();
+        let notes = config.notes(&config.model.decoder(128, 260));
+        assert_eq!(notes.len(), usize::from(!note.is_empty()), "{notes:?}");
+        assert!(notes.iter().all(|found| found.contains(note)), "{notes:?}");
+    }
+}

@@ -1,0 +1,62 @@
+//! Whether a model and data can be trained as a configuration says, before anything is written.
+
+use megaburn_mesh::Layout;
+use megaburn_models::DecoderConfig;
+
+use super::{Start, TrainConfig};
+use crate::{RunData, TrainError};
+
+impl TrainConfig {
+    /// Refuses a model that cannot be trained on `layout` with these keys.
+    ///
+    /// # Errors
+    /// The first thing that does not fit, by its key.
+    pub(crate) fn check_model(
+        &self,
+        layout: &Layout,
+        model: &DecoderConfig,
+    ) -> Result<(), TrainError> {
+        model.check_seq_len(self.data.seq_len)?;
+        model.check_layout(&self.cutting(layout), self.padded_seq_len(layout))?;
+        self.check_context(layout)?;
+        self.context_comms(layout, model)?;
+        self.check_documents(layout, model)?;
+        self.check_experts(model)?;
+        self.check_mtp(model.mtp_layers)?;
+        self.train.num_micro_batches(layout.dp)?;
+        self.parallel.pipelines(layout, model.layers, &self.train)
+    }
+
+    /// The same of the model that a run starts from or draws, and whether that can read the data.
+    ///
+    /// # Errors
+    /// As [`check_model`](Self::check_model); a vocabulary that is smaller than the tokenizer's; less data
+    /// than a sample.
+    pub(crate) fn check_start(
+        &self,
+        layout: &Layout,
+        start: Option<&Start>,
+        data: &RunData,
+    ) -> Result<DecoderConfig, TrainError> {
+        let model = match start {
+            Some(start) => start.source().config().clone(),
+            None => self.model.decoder(self.data.seq_len, data.vocab()),
+        };
+        self.check_model(layout, &model)?;
+        if model.vocab < data.vocab() {
+            let tokenizer = String::from(self.data.tokenizer.clone());
+            let remedy = match start {
+                Some(_) => "set data.tokenizer to that of the model",
+                None => "leave model.vocab out, or choose a smaller data.tokenizer",
+            };
+            let rule = format!(
+                "at least the {} token ids of data.tokenizer = \"{tokenizer}\": {remedy}",
+                data.vocab()
+            );
+            let value = model.vocab.to_string();
+            return Err(TrainError::Invalid { key: "model.vocab", value, rule });
+        }
+        data.samplers(self)?;
+        Ok(model)
+    }
+}

@@ -1,0 +1,87 @@
+//! How much memory a rank of a run needs, by formula, before anything is allocated.
+//!
+//! Parameters, sums of gradients and the optimizer's state are counted from the shards of the rank, and
+//! activations by [`megaburn_models::activations`]. What is not counted is what kernels, collectives and the
+//! allocator need beside these: leave a tenth of a GPU free for them.
+
+mod held;
+mod state;
+
+use std::fmt;
+
+use megaburn_mesh::Layout;
+pub use megaburn_models::activations::Scores;
+
+use crate::{TrainConfig, TrainError};
+
+/// Bytes that one rank holds at once.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MemoryEstimate {
+    /// Parameters in the type that layers compute with, those included that are gathered at a time with
+    /// `parallel.zero = 3`.
+    pub parameters: usize,
+    /// Sums of gradients, those of the buckets included that are on their way with `parallel.zero` 2 or 3.
+    pub gradients: usize,
+    /// Masters and moments on the device.
+    pub optimizer: usize,
+    /// What forward keeps for backward of all micro-batches in flight, and what backward computes once more.
+    pub activations: usize,
+}
+
+impl MemoryEstimate {
+    /// Of the rank of each stage of the pipeline, in the order of their ranks; of a model that is not read from
+    /// elsewhere. A `model.vocab` that is not set counts as that of bytes.
+    ///
+    /// `scores` says whether attention holds its scores, as it does on CPUs and in f32.
+    ///
+    /// # Errors
+    /// The layout does not split the model or the batch.
+    pub fn of_stages(
+        config: &TrainConfig,
+        layout: &Layout,
+        scores: Scores,
+    ) -> Result<Vec<Self>, TrainError> {
+        let model =
+            config.model.decoder(config.data.seq_len, megaburn_data::ByteTokenizer::VOCAB_SIZE);
+        config.check_model(layout, &model)?;
+        let stages = config.parallel.stages(layout, model.layers)?;
+        let states = state::of_stages(config, layout, &model, &stages)?;
+        let held = held::of_stages(config, layout, &model, &stages, scores)?;
+        let with = |(state, activations)| Self { activations, ..state };
+        Ok(states.into_iter().zip(held).map(with).collect())
+    }
+
+    /// Of the rank that needs most.
+    ///
+    /// # Errors
+    /// As [`of_stages`](Self::of_stages).
+    pub fn largest(
+        config: &TrainConfig,
+        layout: &Layout,
+        scores: Scores,
+    ) -> Result<Self, TrainError> {
+        let stages = Self::of_stages(config, layout, scores)?;
+        Ok(stages.into_iter().max_by_key(Self::total).unwrap_or_default())
+    }
+
+    /// All of it.
+    pub fn total(&self) -> usize {
+        self.parameters + self.gradients + self.optimizer + self.activations
+    }
+}
+
+/// `62.3 GB: parameters 16.1, gradients 4.7, optimizer 12.0, activations 29.5`.
+impl fmt::Display for MemoryEstimate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let gb = |bytes: usize| bytes as f64 / 1e9;
+        write!(
+            f,
+            "{:.1} GB: parameters {:.1}, gradients {:.1}, optimizer {:.1}, activations {:.1}",
+            gb(self.total()),
+            gb(self.parameters),
+            gb(self.gradients),
+            gb(self.optimizer),
+            gb(self.activations)
+        )
+    }
+}

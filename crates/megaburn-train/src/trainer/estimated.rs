@@ -1,0 +1,89 @@
+//! What a rank is estimated to need is what its trainer keeps.
+
+use burn::Tensor;
+use megaburn_parallel::main_grads;
+use rstest::rstest;
+
+use super::{Trainer, testing::trainers};
+use crate::estimate::{MemoryEstimate, Scores};
+
+/// Elements that a rank has.
+#[derive(Clone, Copy, Debug, Default)]
+struct Kept {
+    /// Of all parameters.
+    parameters: usize,
+    /// Of the sums of gradients, and of those of parameters that ranks may share out.
+    gradients: usize,
+    of_direct: usize,
+    /// Of masters.
+    masters: usize,
+}
+
+impl Kept {
+    fn of(trainer: &Trainer) -> Self {
+        let direct = main_grads(trainer.unsettled());
+        let mut kept = Self::default();
+        for (path, spec) in trainer.plan.iter() {
+            let len = |tensor: Option<Tensor<1>>| tensor.map_or(0, |tensor| tensor.dims()[0]);
+            let all: usize = spec.shard.local_shape().iter().product();
+            let gradient = len(trainer.grads.get(path));
+            kept.parameters += all;
+            kept.gradients += gradient;
+            kept.masters += len(trainer.optimizer.master(path));
+            kept.of_direct += if direct.contains_key(path) { gradient } else { 0 };
+        }
+        kept
+    }
+}
+
+#[rstest]
+#[case("tp1", &[])]
+#[case("tp2-sp", &["optimizer.name=lion"])]
+#[case("dp2", &["parallel.zero=1"])]
+#[case("dp4", &["parallel.zero=2", "parallel.zero_ranks=2"])]
+#[case("tp2-cp2-sp", &["parallel.zero=2", "data.seq_len=16"])]
+#[case("dp2", &["parallel.zero=3"])]
+#[case("pp2", &["model.layers=4", "model.tied=false"])]
+#[case("pp2-dp2", &["model.layers=4", "parallel.zero=1", "parallel.schedule=zb-v"])]
+#[case("dp2-ep2", &["model.family=mixtral", "model.experts.num=4", "parallel.zero=1"])]
+fn a_rank_keeps_what_is_estimated(#[case] layout: &str, #[case] sets: &[&str]) {
+    let sets = [&["train.dtype=bf16", "model.hidden=32", "model.ffn=96"], sets].concat();
+    let ranks = trainers(&sets, layout, |trainer| {
+        let kept = Kept::of(&trainer);
+        Ok((trainer.config.clone(), trainer.layout(), trainer.groups.pp.rank(), kept))
+    });
+    let (config, layout, ..) = &ranks[0];
+    let estimates = MemoryEstimate::of_stages(config, layout, Scores::Kept).unwrap();
+    assert_eq!(estimates.len(), layout.pp);
+    for (rank, estimate) in estimates.into_iter().enumerate() {
+        let of_stage: Vec<_> = ranks.iter().filter(|(_, _, stage, _)| *stage == rank).collect();
+        let mean = |of: fn(&Kept) -> usize| {
+            of_stage.iter().map(|(.., kept)| of(kept)).sum::<usize>() / of_stage.len()
+        };
+        let zero = config.parallel.zero;
+        let all = mean(|kept| kept.parameters);
+        let parameters = match zero {
+            // What is shared out, what is not, and what is gathered.
+            3 => mean(|kept| kept.of_direct) + all,
+            _ => all,
+        };
+        let gradients = match zero {
+            // Before a step ends, a rank has the sums of all its micro-batches.
+            0 | 1 => all,
+            // What is kept, and what is on its way.
+            _ => mean(|kept| kept.gradients) + all,
+        };
+        let (parameters, gradients) = (2 * parameters, 4 * gradients);
+        let moments = if config.optimizer.name.to_string() == "lion" { 4 } else { 8 };
+        let optimizer = (4 + moments) * mean(|kept| kept.masters);
+        for (what, found, expected) in [
+            ("parameters", estimate.parameters, parameters),
+            ("gradients", estimate.gradients, gradients),
+            ("optimizer", estimate.optimizer, optimizer),
+        ] {
+            let off = found as f64 / expected as f64 - 1.0;
+            assert!(off.abs() < 0.03, "{what}: {found} estimated, {expected} kept by rank {rank}");
+        }
+        assert!(estimate.activations > 0);
+    }
+}

@@ -43,6 +43,7 @@ mod recipes;
 mod recompute;
 mod resume;
 mod run;
+mod run_folder;
 mod schedules;
 mod shared_documents;
 mod text;

@@ -37,6 +37,13 @@ impl Staging {
         Ok(staging)
     }
 
+    /// The same in a folder that must be there already.
+    pub(crate) fn inside(target: &Path) -> Result<Self, CheckpointError> {
+        let path = beside(target, TMP);
+        fs::create_dir(&path).during("make the folder", &path)?;
+        Ok(Self { path, target: target.to_path_buf(), made: Vec::new(), committed: false })
+    }
+
     /// Gives it its final name; what stands there is replaced. From here on it is the result,
     /// whatever happens.
     pub(crate) fn commit(mut self) -> Result<(), CheckpointError> {

@@ -13,4 +13,5 @@ mod lazy;
 mod model;
 mod published;
 mod reshape;
+mod retention;
 mod single;

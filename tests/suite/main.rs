@@ -45,6 +45,7 @@ mod recipes;
 mod recompute;
 mod resume;
 mod run;
+mod run_folder;
 mod said;
 mod schedules;
 mod shared_documents;

@@ -44,6 +44,8 @@ pub enum CheckpointError {
     Untiled { name: String, why: String },
     #[error("tensor `{name}` to be saved could not be had: {why}")]
     Source { name: String, why: String },
+    #[error("{path} is not written to: {why}; nothing of this checkpoint was kept")]
+    Guarded { path: PathBuf, why: String },
     #[error("{path} exists; choose another path or replace it with --force")]
     Exists { path: PathBuf },
     #[error(

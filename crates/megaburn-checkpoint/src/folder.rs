@@ -9,12 +9,14 @@ use std::{
 use megaburn_collective::Group;
 
 use crate::{
-    CheckpointError,
+    Checkpoint, CheckpointError,
     agree::settle,
     error::IoContext,
-    staging::{REPLACED, TMP, discard, sync_dir, unique},
+    staging::{REPLACED, TMP, beside, discard, parent, sync_dir, unique},
 };
 
+/// Suffix of a checkpoint that was found damaged.
+const DAMAGED: &str = ".damaged-";
 /// Suffix of a checkpoint on its way out.
 const TRASH: &str = ".trash-";
 
@@ -30,20 +32,34 @@ pub fn prepare(dir: &Path, world: &Group) -> Result<(), CheckpointError> {
     settle(world, mine)
 }
 
-/// Removes every checkpoint and leftover of one in the folder; what else it holds stays.
+/// Moves every committed checkpoint of the folder `from` into the folder `to`, which must be there; what
+/// else `from` holds stays. A checkpoint that `to` has already is not moved.
 ///
 /// # Errors
-/// One cannot be removed, on any rank.
-/// # Collective
-/// All ranks of `world`; rank 0 works.
-pub fn clear(dir: &Path, world: &Group) -> Result<(), CheckpointError> {
-    let remove = || {
-        clean(dir)?;
-        committed(dir)?.into_iter().try_for_each(|(_, path)| {
-            fs::remove_dir_all(&path).during("remove the checkpoint", &path)
-        })
-    };
-    settle(world, if world.rank() == 0 { remove() } else { Ok(()) })
+/// One cannot be moved.
+pub fn move_checkpoints(from: &Path, to: &Path) -> Result<(), CheckpointError> {
+    for (step, path) in committed(from)? {
+        let target = step_path(to, step);
+        if !target.exists() {
+            fs::rename(&path, &target).during("move aside", &path)?;
+        }
+    }
+    if from.is_dir() {
+        sync_dir(from)?;
+    }
+    sync_dir(to)
+}
+
+/// Gives a checkpoint that was found damaged the name `step-XXXXXXXX.damaged-…`, under which it is neither
+/// loaded nor counted nor deleted. Returns its new path.
+///
+/// # Errors
+/// It cannot be renamed.
+pub fn set_aside_damaged(path: &Path) -> Result<PathBuf, CheckpointError> {
+    let aside = beside(path, DAMAGED);
+    fs::rename(path, &aside).during("move aside", path)?;
+    sync_dir(parent(path))?;
+    Ok(aside)
 }
 
 fn clean(dir: &Path) -> Result<(), CheckpointError> {
@@ -80,10 +96,12 @@ pub(crate) fn committed(dir: &Path) -> Result<Vec<(u64, PathBuf)>, CheckpointErr
 }
 
 /// Keeps the newest `keep` checkpoints up to `current` (0 keeps all). Later ones are of another
-/// past of the run and are not touched.
+/// past of the run and are not touched. One whose manifest or length says that it is damaged is not counted
+/// and not deleted: it may be all that is left of a step.
 pub(crate) fn retain(dir: &Path, current: u64, keep: usize) -> Result<(), CheckpointError> {
     let past = committed(dir)?.into_iter().filter(|(step, _)| *step <= current);
-    for (step, path) in past.skip(if keep == 0 { usize::MAX } else { keep }) {
+    let whole = past.filter(|(_, path)| Checkpoint::open(path).is_ok());
+    for (step, path) in whole.skip(if keep == 0 { usize::MAX } else { keep }) {
         // Deleting takes time: what is half deleted must not look like a checkpoint.
         let trash = dir.join(format!("{}{TRASH}{}", step_name(step), unique()));
         fs::rename(&path, &trash).during("move aside", &path)?;
@@ -151,19 +169,5 @@ mod tests {
         assert_eq!(names(here), ["notes", "other.tmp-1", "step-00000001", "step-00000009"]);
         let restored = fs::read_to_string(here.join("step-00000009/x")).unwrap();
         assert_eq!(restored, "step-00000009.replaced-1");
-    }
-
-    #[test]
-    fn retention_keeps_the_newest_and_never_the_later() {
-        let dir = tempfile::tempdir().unwrap();
-        let here = dir.path();
-        make(here, &["step-00000010", "step-00000020", "step-00000030", "step-00000040"]);
-        make(here, &["step-5", "step-123456789"]);
-        retain(here, 30, 0).unwrap();
-        assert_eq!(committed(here).unwrap().len(), 5);
-        retain(here, 30, 2).unwrap();
-        let steps: Vec<u64> = committed(here).unwrap().into_iter().map(|(step, _)| step).collect();
-        assert_eq!(steps, [123456789, 40, 30, 20]);
-        assert_eq!(names(here).len(), 5);
     }
 }

@@ -38,6 +38,8 @@
 //! [`newest_whole`], which refuse the checkpoint, say so, and take the previous one. An error that is
 //! not damage (no permission, no file descriptors, a network file system that is away) is tried again
 //! and then ends the search: an older checkpoint is never used because of it.
+//! A run sets the refused one aside as `step-XXXXXXXX.damaged-…` ([`set_aside_damaged`]). A checkpoint with a
+//! damaged manifest or a file of another length does not count as one that is kept, and is not deleted.
 //!
 //! What a rank reads of a tensor is compared with the manifest's hashes once more while it is read: a
 //! disk or a server that gives other bytes the second time is an error that names the tensor, the file
@@ -84,11 +86,11 @@ pub use atomic::write_atomic;
 pub use checkpoint::Checkpoint;
 pub use compare::{Comparison, TensorComparison, ValueDifference, compare};
 pub use error::CheckpointError;
-pub use folder::{clear, prepare};
+pub use folder::{move_checkpoints, prepare, set_aside_damaged};
 pub use hf::{HfDir, HfEntry, HfView, HfWriteOptions, HfWritten, write_hf};
 pub use latest::{Latest, Refused, find_latest, newest, newest_whole};
 pub use manifest::{FileInfo, Manifest, PieceInfo, TensorInfo};
-pub use save::{LazyData, NamedTensor, Snapshot, is_written_by, save};
+pub use save::{Guard, LazyData, NamedTensor, Snapshot, is_written_by, save};
 pub use single::save_single;
 pub use source::{TensorHeader, TensorSource};
 pub use tensor_file::TensorFile;

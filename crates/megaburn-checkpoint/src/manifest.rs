@@ -17,6 +17,9 @@ pub(crate) const MANIFEST_HASH: &str = "manifest.xxh3";
 pub struct Manifest {
     /// Version of the format.
     pub format: u64,
+    /// The run that wrote it; checkpoints of older versions and converted models have none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub run_id: Option<String>,
     /// Updates done.
     pub step: u64,
     /// The layout that wrote it; any other can load it.
@@ -199,6 +202,7 @@ mod tests {
         let info = TensorInfo { dtype: Dtype::F32, global_shape: shape.to_vec() };
         Manifest {
             format: FORMAT,
+            run_id: None,
             step: 1,
             layout: "tp2".into(),
             model: Value::Null,

@@ -28,6 +28,8 @@ use crate::{
 /// What a checkpoint holds beside tensors. Rank 0's is written.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Snapshot {
+    /// The run that writes it, which the manifest names.
+    pub run_id: Option<String>,
     /// Updates done.
     pub step: u64,
     /// The model's configuration.
@@ -88,6 +90,10 @@ impl fmt::Debug for NamedTensor<'_> {
     }
 }
 
+/// Says why the folder of checkpoints must not be written to, for instance because another run has taken
+/// it. It is asked on rank 0 before the first byte is written and once more before the commit.
+pub type Guard<'a> = &'a dyn Fn() -> Result<(), String>;
+
 /// What a rank wrote.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Report {
@@ -96,30 +102,38 @@ pub(crate) struct Report {
 }
 
 /// Saves a checkpoint to `dir/step-XXXXXXXX` and returns that path. Then only the newest `keep`
-/// checkpoints stay (0 keeps all). One of the same step is replaced.
+/// checkpoints stay (0 keeps all). One of the same step is replaced. With a `guard` the folder `dir` must
+/// be there, and is not made anew.
 ///
 /// Every element is written once, by the rank that owns it at data- and context-parallel
 /// coordinate 0, of an expert at expert-data-parallel coordinate 0 ([`is_written_by`]); the values of a
 /// tensor are asked for there only, of one tensor at a time.
 ///
 /// # Errors
-/// Any rank's failure, on every rank; then the older checkpoints are untouched and nothing of the
-/// new one stays. Tensors that the ranks' pieces do not tile exactly once are refused.
+/// Any rank's failure or the guard's refusal, on every rank; then the older checkpoints are untouched and
+/// nothing of the new one stays. Tensors that the ranks' pieces do not tile exactly once are refused.
 /// # Collective
 /// All ranks of `groups.world`; a few messages, none with tensors. The slowest rank's writing must
 /// fit into the group's timeout.
 pub fn save<'a>(
     dir: &Path,
     keep: usize,
+    guard: Option<Guard<'_>>,
     groups: &ProcessGroups,
     snapshot: &Snapshot,
     tensors: impl IntoIterator<Item = NamedTensor<'a>>,
 ) -> Result<PathBuf, CheckpointError> {
     let world = &groups.world;
-    let staging = match groups.is_main() {
-        true => Staging::create(&step_path(dir, snapshot.step)).map(Some),
-        false => Ok(None),
+    let check = || {
+        let guarded = guard.map_or(Ok(()), |guard| guard());
+        guarded.map_err(|why| CheckpointError::Guarded { path: dir.to_path_buf(), why })
     };
+    let target = step_path(dir, snapshot.step);
+    let create = || match guard {
+        Some(_) => check().and_then(|()| Staging::inside(&target)),
+        None => Staging::create(&target),
+    };
+    let staging = groups.is_main().then(create).transpose();
     let staging = settle(world, staging)?;
     // Only the name: ranks of other hosts may see the folder under another path.
     let name = staging.as_ref().and_then(|staging| staging.path.file_name());
@@ -134,6 +148,8 @@ pub fn save<'a>(
     let committed = staging.map(|staging| {
         let manifest = merge(snapshot, groups.layout().to_string(), reports)?;
         write_manifest(&staging.path, &manifest)?;
+        // Writing took its time.
+        check()?;
         staging.commit()
     });
     let is_main = settle(world, committed.transpose())?.is_some();
@@ -193,9 +209,10 @@ pub(crate) fn merge(
         }
         files.extend(report.file);
     }
-    let Snapshot { step, model, trainer } = snapshot.clone();
+    let Snapshot { run_id, step, model, trainer } = snapshot.clone();
     let (format, chunk_bytes) = (FORMAT, Some(CHUNK));
-    let manifest = Manifest { format, step, layout, model, trainer, tensors, files, chunk_bytes };
+    let manifest =
+        Manifest { format, run_id, step, layout, model, trainer, tensors, files, chunk_bytes };
     let refuse = |(name, why)| CheckpointError::Untiled { name, why };
     manifest.check().map_err(refuse)?;
     Ok(manifest)

@@ -57,6 +57,13 @@ impl Staging {
         Ok(staging)
     }
 
+    /// As [`create`](Self::create), in a folder that must be there already.
+    pub(crate) fn inside(target: &Path) -> Result<Self, CheckpointError> {
+        let (path, target) = (beside(target, TMP), target.to_path_buf());
+        fs::create_dir(&path).during("make the folder", &path)?;
+        Ok(Self { path, target, made: Vec::new(), owner: None, committed: false })
+    }
+
     /// Gives it its final name; what stands there is replaced. From here on it is the result,
     /// whatever happens.
     ///

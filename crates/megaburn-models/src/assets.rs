@@ -56,6 +56,11 @@ impl Assets {
         Self::folder_of(checkpoint).is_some_and(|folder| folder.join(BARE_NAMES).is_file())
     }
 
+    /// Whether a checkpoint or a run keeps a file of this name among its model's small files.
+    pub fn is_kept_name(name: &str) -> bool {
+        SMALL_FILES.contains(&name) || name == BARE_NAMES
+    }
+
     /// Those in a folder.
     ///
     /// # Errors

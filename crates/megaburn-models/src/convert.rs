@@ -39,7 +39,8 @@ pub fn import(
     }
     check_target(from, to)?;
     let plan = source.config().whole_plan()?;
-    let snapshot = Snapshot { step: 0, model: json!(source.config()), trainer: Value::Null };
+    let snapshot =
+        Snapshot { run_id: None, step: 0, model: json!(source.config()), trainer: Value::Null };
     let mut tensors = Vec::new();
     for (path, spec) in plan.iter() {
         let dtype = dtype.map(|dtype| if source.is_buffer(path) { DType::F32 } else { dtype });

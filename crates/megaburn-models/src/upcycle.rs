@@ -55,7 +55,7 @@ pub fn upcycle(
     check_target(from, to)?;
     let dense = source.config().whole_plan()?;
     let plan = config.whole_plan()?;
-    let snapshot = Snapshot { step: 0, model: json!(config), trainer: Value::Null };
+    let snapshot = Snapshot { run_id: None, step: 0, model: json!(config), trainer: Value::Null };
     let mut tensors = Vec::new();
     for (path, spec) in plan.iter() {
         let (origin, part) = origin(path, options);

@@ -31,6 +31,7 @@ mod clip;
 mod counts;
 mod entry;
 mod error;
+mod finite;
 mod leaf;
 mod loss_scaler;
 mod masters;

@@ -9,7 +9,7 @@ use megaburn_optim::OptimError;
 use megaburn_pipeline::PipelineError;
 use thiserror::Error;
 
-use crate::{Exit, ResumeError, config::keys_of, trainer::Culprit};
+use crate::{Exit, ResumeError, config::keys_of, run_folder::RunFolderError, trainer::Diagnosis};
 
 /// Why a run cannot start or go on.
 #[derive(Debug, Error)]
@@ -45,26 +45,26 @@ pub enum TrainError {
     Read { path: PathBuf, source: io::Error },
     #[error("cannot write `{}`: {source}", path.display())]
     Write { path: PathBuf, source: io::Error },
-    #[error("`{}`, line {line} is no line of metrics: {source}", path.display())]
-    MetricsLine { path: PathBuf, line: usize, source: serde_json::Error },
     #[error("cannot draw the loss curve: {why}")]
     Plot { why: String },
     #[error("cannot listen to SIGINT and SIGTERM: {source}")]
     Signals { source: io::Error },
     #[error(
-        "step {step} is not finite (loss {loss}, gradient norm {grad_norm}{}); the weights are those of step {}",
-        place(culprit),
+        "step {step} is not finite (loss {loss}, gradient norm {grad_norm}{diagnosis}); the weights are those of step {}",
         step.saturating_sub(1)
     )]
-    NonFinite { step: u64, loss: f64, grad_norm: f64, culprit: Option<Culprit> },
+    NonFinite { step: u64, loss: f64, grad_norm: f64, diagnosis: Diagnosis },
+    #[error(
+        "after step {step} `{param}` is not finite on rank {rank}: the update overflowed, or the hardware failed; no checkpoint was written, and the last one stays; go on from there with a smaller optimizer.lr"
+    )]
+    NonFiniteWeights { step: u64, param: String, rank: usize },
     #[error(
         "after step {step} ranks {} and {} hold different copies of `{param}`: the memory or the hardware of one has failed, or they run different builds; go on from a checkpoint",
         ranks[0], ranks[1]
     )]
     ReplicasDiffer { step: u64, param: String, ranks: [usize; 2] },
     #[error(
-        "step {step} is the last of {skips} in a row that changed nothing (loss {loss}, gradient norm {grad_norm}, loss scale {loss_scale}{}); go on from a checkpoint with a smaller optimizer.lr, a larger optimizer.grad_norm_skip_threshold or train.dtype=bf16",
-        if loss.is_finite() && grad_norm.is_finite() { String::new() } else { place(culprit) }
+        "step {step} is the last of {skips} in a row that changed nothing (loss {loss}, gradient norm {grad_norm}, loss scale {loss_scale}{diagnosis}); go on from a checkpoint with a smaller optimizer.lr, a larger optimizer.grad_norm_skip_threshold or train.dtype=bf16"
     )]
     Stalled {
         step: u64,
@@ -72,16 +72,14 @@ pub enum TrainError {
         loss: f64,
         grad_norm: f64,
         loss_scale: f64,
-        culprit: Option<Culprit>,
+        diagnosis: Diagnosis,
     },
     #[error(
         "rank {rank} found step {step} good, and another rank did not: the memory or the hardware of one has failed; go on from a checkpoint"
     )]
     Disagrees { step: u64, rank: usize },
-    #[error("`{}` belongs to a run that is going on; choose another folder with --set run.dir=...", path.display())]
-    RunDirInUse { path: PathBuf },
-    #[error("`{}` cannot be the run's folder: {source}", path.display())]
-    RunDir { path: PathBuf, source: io::Error },
+    #[error(transparent)]
+    RunFolder(#[from] RunFolderError),
     #[error("--ranks {ranks} under a launcher that started {world_size}: leave the flag out")]
     RanksUnderLauncher { ranks: usize, world_size: usize },
     #[error(
@@ -131,6 +129,8 @@ pub enum TrainError {
     Optim(#[from] OptimError),
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
+    #[error("cannot save step {step}: {source}")]
+    Save { step: u64, source: Box<CheckpointError> },
 }
 
 impl From<CollectiveError> for TrainError {
@@ -153,14 +153,14 @@ impl TrainError {
             | Self::Pipeline(_)
             | Self::Ranks { .. }
             | Self::OtherThanInit { .. }
-            | Self::Read { .. }
-            | Self::MetricsLine { .. } => Exit::BadInput,
+            | Self::Read { .. } => Exit::BadInput,
+            Self::RunFolder(error) => error.exit(),
             Self::Write { .. } | Self::Plot { .. } | Self::Signals { .. } => Exit::Failed,
-            Self::NonFinite { .. } | Self::Stalled { .. } => Exit::NonFinite,
+            Self::NonFinite { .. } | Self::NonFiniteWeights { .. } | Self::Stalled { .. } => {
+                Exit::NonFinite
+            }
             Self::ReplicasDiffer { .. } | Self::Disagrees { .. } => Exit::PeerLost,
-            Self::RunDirInUse { .. }
-            | Self::RunDir { .. }
-            | Self::RanksUnderLauncher { .. }
+            Self::RanksUnderLauncher { .. }
             | Self::TooFewGpus { .. }
             | Self::NoGpuToShare
             | Self::NoGpuForRank { .. }
@@ -180,16 +180,19 @@ impl TrainError {
             }
             Self::Model(ModelError::Checkpoint(_)) => Exit::Failed,
             Self::Model(_) => Exit::BadInput,
-            Self::Collective(_) | Self::Optim(_) | Self::Checkpoint(_) => match self.collective() {
-                Some(
-                    CollectiveError::BadEnvironment { .. } | CollectiveError::AddressInUse { .. },
-                ) => Exit::BadInput,
-                Some(CollectiveError::BadArgument { .. } | CollectiveError::BadGroup { .. }) => {
-                    Exit::Failed
+            Self::Collective(_) | Self::Optim(_) | Self::Checkpoint(_) | Self::Save { .. } => {
+                match self.collective() {
+                    Some(
+                        CollectiveError::BadEnvironment { .. }
+                        | CollectiveError::AddressInUse { .. },
+                    ) => Exit::BadInput,
+                    Some(
+                        CollectiveError::BadArgument { .. } | CollectiveError::BadGroup { .. },
+                    ) => Exit::Failed,
+                    Some(_) => Exit::PeerLost,
+                    None => Exit::Failed,
                 }
-                Some(_) => Exit::PeerLost,
-                None => Exit::Failed,
-            },
+            }
         }
     }
 
@@ -199,19 +202,11 @@ impl TrainError {
             Self::Collective(error) => Some(error),
             Self::Optim(OptimError::Collective(error))
             | Self::Checkpoint(CheckpointError::Collective(error)) => Some(error),
+            Self::Save { source, .. } => match &**source {
+                CheckpointError::Collective(error) => Some(error),
+                _ => None,
+            },
             _ => None,
-        }
-    }
-}
-
-/// Where gradients were not finite, as a part of a sentence.
-fn place(culprit: &Option<Culprit>) -> String {
-    match culprit {
-        Some(culprit) => format!(", {culprit}"),
-        None => {
-            ", though each rank's gradients are finite when computed again: their sum overflows, \
-                 or the hardware failed once"
-                .into()
         }
     }
 }
@@ -230,6 +225,7 @@ fn is_bad_input(error: &CheckpointError) -> bool {
         | CheckpointError::Collective(_)
         | CheckpointError::Unreadable { .. }
         | CheckpointError::NotEverywhere { .. }
+        | CheckpointError::Guarded { .. }
         | CheckpointError::Source { .. }
         | CheckpointError::LocalShape { .. }
         | CheckpointError::NotDurable { .. }
@@ -239,75 +235,4 @@ fn is_bad_input(error: &CheckpointError) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
-    use rstest::rstest;
-
-    use super::*;
-
-    #[rstest]
-    #[case(
-        TrainError::NonFinite {
-            step: 7,
-            loss: f64::NAN,
-            grad_norm: f64::INFINITY,
-            culprit: Some(Culprit { ranks: vec![2, 3], param: "head.weight".into() }),
-        },
-        "step 7 is not finite (loss NaN, gradient norm inf, in backward first in `head.weight`, on ranks 2, 3); the weights are those of step 6",
-        Exit::NonFinite
-    )]
-    #[case(
-        TrainError::NonFinite { step: 7, loss: 2.5, grad_norm: f64::INFINITY, culprit: None },
-        "step 7 is not finite (loss 2.5, gradient norm inf, though each rank's gradients are finite when computed again: their sum overflows, or the hardware failed once); the weights are those of step 6",
-        Exit::NonFinite
-    )]
-    #[case(
-        TrainError::ReplicasDiffer { step: 7, param: "head.weight".into(), ranks: [1, 3] },
-        "after step 7 ranks 1 and 3 hold different copies of `head.weight`: the memory or the hardware of one has failed, or they run different builds; go on from a checkpoint",
-        Exit::PeerLost
-    )]
-    #[case(
-        TrainError::Stalled {
-            step: 107,
-            skips: 100,
-            loss: 2.5,
-            grad_norm: 7.5,
-            loss_scale: 1.0,
-            culprit: None,
-        },
-        "step 107 is the last of 100 in a row that changed nothing (loss 2.5, gradient norm 7.5, loss scale 1); go on from a checkpoint with a smaller optimizer.lr, a larger optimizer.grad_norm_skip_threshold or train.dtype=bf16",
-        Exit::NonFinite
-    )]
-    #[case(
-        TrainError::Write { path: "a/b".into(), source: io::ErrorKind::StorageFull.into() },
-        "cannot write `a/b`: no storage space",
-        Exit::Failed
-    )]
-    #[case(
-        TrainError::Read { path: "a/b".into(), source: io::ErrorKind::NotFound.into() },
-        "cannot read `a/b`: entity not found",
-        Exit::BadInput
-    )]
-    #[case(
-        TrainError::Signals { source: io::ErrorKind::PermissionDenied.into() },
-        "cannot listen to SIGINT and SIGTERM: permission denied",
-        Exit::Failed
-    )]
-    #[case(
-        TrainError::Plot { why: "no room".into() },
-        "cannot draw the loss curve: no room",
-        Exit::Failed
-    )]
-    fn an_error_says_what_happened_and_how_to_exit(
-        #[case] error: TrainError,
-        #[case] message: &str,
-        #[case] exit: Exit,
-    ) {
-        assert_eq!(error.to_string(), message);
-        assert_eq!(error.exit(), exit);
-    }
-
-    #[test]
-    fn errors_stay_small_enough_to_return_by_value() {
-        assert!(size_of::<TrainError>() <= 128, "{}", size_of::<TrainError>());
-    }
-}
+mod tests;

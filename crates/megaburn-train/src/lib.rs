@@ -1,6 +1,5 @@
 //! Configuration, training loop, metrics and resilience.
 
-mod assets;
 pub mod config;
 pub mod console;
 mod data;
@@ -9,7 +8,6 @@ mod error;
 pub mod estimate;
 mod exit;
 mod failure;
-mod lock;
 pub mod memory;
 pub mod metrics;
 mod pipeline;
@@ -19,8 +17,11 @@ mod ranks;
 mod report;
 mod resume_error;
 mod run;
+mod run_folder;
 pub mod signal;
 pub mod text;
+pub mod time;
+mod train_loop;
 mod trainer;
 pub mod verify;
 
@@ -30,4 +31,5 @@ pub use error::TrainError;
 pub use exit::Exit;
 pub use resume_error::ResumeError;
 pub use run::pretrain;
-pub use trainer::{Culprit, Progress, Resumed, Trainer};
+pub use run_folder::RunFolderError;
+pub use trainer::{Culprit, Diagnosis, Progress, Resumed, Trainer};

@@ -95,7 +95,7 @@ fn peers_failure(world: &Group) -> Option<CollectiveError> {
     world.failure().filter(|failure| !matches!(failure, CollectiveError::Device { .. }))
 }
 
-fn panic_text(panic: &(dyn Any + Send)) -> Option<&str> {
+pub(crate) fn panic_text(panic: &(dyn Any + Send)) -> Option<&str> {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     text.or_else(|| panic.downcast_ref::<&str>().copied())
 }
@@ -145,6 +145,7 @@ fn root_cause<T>(ranks: Vec<Result<T, RankFailure<TrainError>>>) -> Result<Vec<T
     let blame = |error: &TrainError| match error {
         error if error.collective().is_some_and(CollectiveError::is_echo) => 2,
         TrainError::Checkpoint(CheckpointError::Peer { .. }) => 1,
+        TrainError::Save { source, .. } if matches!(**source, CheckpointError::Peer { .. }) => 1,
         error if error.exit() == Exit::PeerLost => 1,
         _ => 0,
     };

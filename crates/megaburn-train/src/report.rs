@@ -1,10 +1,11 @@
 //! What rank 0 tells people and files about a run.
 
-use std::{fs, path::PathBuf};
+mod layout;
+
+use std::{path::PathBuf, sync::Arc};
 
 use burn::prelude::Device;
 use megaburn_collective::RankEnv;
-use megaburn_mesh::Layout;
 use megaburn_models::assets::ASSETS;
 
 use crate::{
@@ -14,32 +15,39 @@ use crate::{
     data::RunData,
     device::Devices,
     memory::used_bytes,
-    metrics::{EvalMetrics, MetricsWriter, StepMetrics, read_metrics},
-    plot::write_loss_plot,
+    metrics::{EvalMetrics, Journal, MetricsWriter, StartMetrics, StepMetrics, read_metrics},
+    plot::loss_plot,
+    run_folder::{
+        RunFolder,
+        names::{CONFIG, METRICS, OTHER_LINES, PICTURE},
+    },
     signal::StopSignal,
+    time::now,
     trainer::{Progress, Resumed, Trainer},
 };
 
+use layout::describe;
+
 /// Prints, and writes `config.toml`, `metrics.jsonl` and `loss.svg` into the run's folder.
 pub(crate) struct Reporter<'a> {
-    dir: PathBuf,
+    folder: Arc<RunFolder>,
     console: Console,
-    metrics: MetricsWriter,
+    metrics: Journal,
     data: &'a RunData,
     device: Device,
 }
 
 impl<'a> Reporter<'a> {
-    /// Makes the folder and says what is about to happen.
+    /// Says what is about to happen.
     pub(crate) fn start(
         config: &TrainConfig,
+        folder: Arc<RunFolder>,
         devices: Devices,
         trainer: &Trainer,
         data: &'a RunData,
         resumed: Option<Resumed>,
     ) -> Result<Self, TrainError> {
-        let dir = PathBuf::from(&config.run.dir);
-        let path = dir.join("config.toml");
+        let dir = folder.path().to_path_buf();
         let layout = &trainer.layout();
         let mut resolved = config.resolved(layout, trainer.model_config());
         let kept = dir.join(ASSETS).join("tokenizer.json");
@@ -48,12 +56,22 @@ impl<'a> Reporter<'a> {
         }
         let done = resumed.as_ref().map_or(0, |resumed| resumed.progress.step);
         let trains = done < config.train.steps;
-        if trains || !path.exists() {
-            // It says what the run was trained with: a start that trains nothing leaves it.
-            let resolved = resolved.to_toml();
-            fs::write(&path, resolved).map_err(|source| TrainError::Write { path, source })?;
-        }
-        let metrics = MetricsWriter::open(dir.join("metrics.jsonl"), done)?;
+        // It says what the run was trained with: a start that trains nothing leaves it.
+        let config_name = match trains || !dir.join(CONFIG).exists() {
+            true => folder.write_config(&resolved.to_toml())?,
+            false => CONFIG,
+        };
+        let metrics = MetricsWriter::open(dir.join(METRICS), done, &folder.id())?;
+        let mut metrics = Journal::new(folder.clone(), metrics);
+        let found = metrics.found();
+        metrics.write_line(&StartMetrics {
+            start: found.starts + 1,
+            run_id: folder.id(),
+            time: now(),
+            layout: layout.to_string(),
+            from_step: done,
+            changes: resumed.as_ref().map_or(Vec::new(), |resumed| resumed.changes.clone()),
+        })?;
         let mut console = Console::new(config.train.steps, done, config.train.log_interval);
         let model = trainer.model_config();
         console.line(format!("layout   {}", describe(layout)));
@@ -91,6 +109,23 @@ impl<'a> Reporter<'a> {
             ));
         }
         console.line(format!("run      {}", dir.display()));
+        if config_name != CONFIG {
+            console.line(format!(
+                "note     {CONFIG} was not written by the run and stays as it is: the resolved configuration is in {config_name}"
+            ));
+        }
+        if found.other_lines > 0 {
+            console.line(format!(
+                "note     {} lines of {METRICS} are no JSON objects: they were moved to {OTHER_LINES}",
+                found.other_lines
+            ));
+        }
+        for aside in folder.set_aside() {
+            console.line(format!(
+                "note     the run before is in {}, and is removed when there is a checkpoint",
+                aside.display()
+            ));
+        }
         for note in config.notes(model) {
             console.line(format!("note     {note}"));
         }
@@ -131,7 +166,25 @@ impl<'a> Reporter<'a> {
                 ));
             }
         }
-        Ok(Self { dir, console, metrics, data, device: trainer.device().clone() })
+        Ok(Self { folder, console, metrics, data, device: trainer.device().clone() })
+    }
+
+    /// The last step of which the metrics have an evaluation.
+    pub(crate) fn evaluated(&self) -> Option<u64> {
+        self.metrics.found().evaluated
+    }
+
+    /// Whether metrics could not be written for so long that the run should save and stop.
+    pub(crate) fn gives_up(&self) -> bool {
+        self.metrics.gives_up()
+    }
+
+    /// Makes the metrics up to now outlive a power loss.
+    ///
+    /// # Errors
+    /// The folder is not the run's any more.
+    pub(crate) fn sync(&mut self) -> Result<(), TrainError> {
+        self.metrics.sync()
     }
 
     pub(crate) fn step(&mut self, metrics: &StepMetrics) -> Result<(), TrainError> {
@@ -172,38 +225,49 @@ impl<'a> Reporter<'a> {
     }
 
     /// The evaluation at the end of a run; a finished run that is started again already has it in
-    /// its metrics.
-    pub(crate) fn final_eval(&mut self, metrics: &EvalMetrics) -> Result<(), TrainError> {
-        let path = self.dir.join("metrics.jsonl");
-        let known = read_metrics(&path)?.iter().any(|record| {
-            matches!(record, crate::metrics::MetricsRecord::Eval(eval) if eval.step == metrics.step)
-        });
-        if !known {
+    /// its metrics, which is the step of the last one that is `known`.
+    pub(crate) fn final_eval(
+        &mut self,
+        metrics: &EvalMetrics,
+        known: Option<u64>,
+    ) -> Result<(), TrainError> {
+        if known != Some(metrics.step) {
             self.metrics.write(metrics.clone())?;
         }
         self.console.eval(metrics);
         Ok(())
     }
 
-    /// The run was asked to stop and is saved.
+    /// The run was asked to stop, or cannot write its metrics, and is saved.
+    ///
+    /// # Errors
+    /// Metrics that could not be written to the end.
     pub(crate) fn stopped(mut self, step: u64, stop: &StopSignal) -> Result<(), TrainError> {
-        self.draw()?;
-        let signal = stop.requested().unwrap_or("a signal to another rank");
+        self.draw();
+        let written = self.metrics.finish();
+        let gave_up = written.is_err() && stop.requested().is_none();
+        let signal =
+            if gave_up { Some("metrics that cannot be written") } else { stop.requested() };
+        let signal = signal.unwrap_or("a signal to another rank");
         self.console.line(format!(
             "stopped by {signal} after step {step}, saved; the same command goes on from there"
         ));
         self.console.finish();
-        Ok(())
+        written
     }
 
     /// The last lines of a finished run.
+    ///
+    /// # Errors
+    /// Metrics that could not be written to the end.
     pub(crate) fn finish(
         mut self,
         step: u64,
         eval: Option<&EvalMetrics>,
         sample: Option<&str>,
     ) -> Result<(), TrainError> {
-        let picture = self.draw()?;
+        let picture = self.draw();
+        let written = self.metrics.finish();
         let plural = if step == 1 { "" } else { "s" };
         let loss = eval.map(|EvalMetrics { eval_loss, .. }| {
             let bits = self.data.bits_per_byte(*eval_loss);
@@ -215,54 +279,26 @@ impl<'a> Reporter<'a> {
             self.console.line(format!("sample   {}", sample.replace('\n', "\n         ")));
         }
         self.console.line(format!("finished {step} step{plural}{loss}"));
-        self.console.line(format!("picture  {}", picture.display()));
+        if let Some(picture) = picture {
+            self.console.line(format!("picture  {}", picture.display()));
+        }
         self.console.line(format!(
             "run      {0} (metrics.jsonl, config.toml, checkpoints/); train on with `megaburn train --resume {0} --steps N`",
-            self.dir.display()
+            self.folder.path().display()
         ));
         self.console.finish();
-        Ok(())
+        written
     }
 
-    fn draw(&self) -> Result<PathBuf, TrainError> {
-        let picture = self.dir.join("loss.svg");
-        let records = read_metrics(self.dir.join("metrics.jsonl"))?;
-        let title = self.dir.file_name().unwrap_or_default().to_string_lossy();
-        write_loss_plot(&picture, &title, &records)?;
-        Ok(picture)
-    }
-}
-
-/// `tp2-dp2-sp: 4 ranks; tp [0, 1] [2, 3]; dp [0, 2] [1, 3]`.
-fn describe(layout: &Layout) -> String {
-    let mesh = megaburn_mesh::Mesh::new(*layout);
-    let ranks = layout.world_size();
-    let groups = |axis| {
-        let groups = mesh.groups(&[axis]).into_iter().map(|group| format!("{group:?}"));
-        format!("{axis} {}", groups.collect::<Vec<_>>().join(" "))
-    };
-    let split =
-        megaburn_mesh::Axis::DENSE.into_iter().filter(|&axis| layout.degree(axis) > 1).map(groups);
-    let split = split.collect::<Vec<_>>().join("; ");
-    if ranks == 1 {
-        format!("{layout}: 1 rank")
-    } else {
-        format!("{layout}: {ranks} ranks; {split}")
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_layout_is_told_with_its_groups() {
-        let told = |text: &str| describe(&text.parse().unwrap());
-        assert_eq!(told("tp1"), "tp1: 1 rank");
-        assert_eq!(told("pp2"), "pp2: 2 ranks; pp [0, 1]");
-        assert_eq!(told("cp2"), "cp2: 2 ranks; cp [0, 1]");
-        let all = "tp2-pp2-dp2: 8 ranks; tp [0, 1] [2, 3] [4, 5] [6, 7]; \
-                   dp [0, 2] [1, 3] [4, 6] [5, 7]; pp [0, 4] [1, 5] [2, 6] [3, 7]";
-        assert_eq!(told("tp2-pp2-dp2"), all);
+    /// Draws the loss, and returns where the picture is. One that cannot be drawn is only a warning.
+    fn draw(&self) -> Option<PathBuf> {
+        let dir = self.folder.path();
+        let draw = || {
+            let records = read_metrics(dir.join(METRICS))?;
+            let title = dir.file_name().unwrap_or_default().to_string_lossy();
+            self.folder.write(PICTURE, loss_plot(&title, &records)?.as_bytes())
+        };
+        let warn = |error| tracing::warn!("there is no picture of the loss: {error}");
+        draw().map_err(warn).ok().map(|()| dir.join(PICTURE))
     }
 }

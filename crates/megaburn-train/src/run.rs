@@ -1,7 +1,7 @@
 //! A pre-training run from its configuration to its last line, on threads or as one of several
 //! processes.
 
-use std::{path::Path, sync::Arc};
+use std::sync::Arc;
 
 use burn::{prelude::Device, tensor::TensorData};
 use megaburn_collective::{Group, GroupOptions, ProcessGroups, RankEnv};
@@ -10,15 +10,16 @@ use megaburn_mesh::Layout;
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::{
-    TrainConfig, TrainError, assets,
+    TrainConfig, TrainError,
     config::Start,
     data::RunData,
     device::Devices,
-    lock::RunLock,
     ranks::run_ranks,
     report::Reporter,
+    run_folder::{RunShare, check_before_start, keep_assets},
     signal::StopSignal,
-    trainer::{Trainer, agree_to_stop},
+    train_loop::TrainLoop,
+    trainer::Trainer,
 };
 
 /// Trains a model as `config` says, resuming from the last checkpoint in `run.dir` unless `fresh`.
@@ -35,6 +36,9 @@ pub fn pretrain(config: TrainConfig, fresh: bool, stop: StopSignal) -> Result<()
     config.validate()?;
     let devices = config.run.device.find()?;
     let env = RankEnv::from_env()?;
+    if env.as_ref().is_none_or(|env| env.rank == 0) {
+        check_before_start(&config, fresh)?;
+    }
     let layout = config.layout_on(devices, env.as_ref().map(|env| env.world_size))?;
     let device = devices.of_this_process(&layout, env.as_ref())?;
     devices.choose_products(config.train.tf32, config.train.tune_products);
@@ -65,8 +69,7 @@ impl Job {
     fn train(&self, world: &Group) -> Result<(), TrainError> {
         self.agree_on_config(world)?;
         let groups = ProcessGroups::new(world, self.layout)?;
-        let dir = Path::new(&self.config.run.dir);
-        let _lock = groups.is_main().then(|| RunLock::take(dir)).transpose()?;
+        let run = RunShare::take(world, &self.config)?;
         let device = self.device.clone().autodiff();
         let agreed = match &self.start {
             Some(Start::Init(source)) => source.agreed(world)?.map(|s| Start::Init(Box::new(s))),
@@ -77,65 +80,21 @@ impl Job {
         let data = self.data.clone();
         let mut trainer =
             Trainer::starting_from(start, config.clone(), groups.clone(), device, data)?;
-        let resumed = match self.fresh {
-            true => trainer.discard_checkpoints().map(|()| None)?,
-            false => trainer.resume()?,
-        };
-        if groups.is_main() && resumed.is_none() {
-            assets::keep(&config, start, &self.data, dir)?;
+        // Only now: a run whose model cannot be made does not set another one aside.
+        let run = if self.fresh { run.begin_anew(world, &config)? } else { run };
+        trainer = trainer.in_run(run.clone());
+        let resumed = if self.fresh { None } else { trainer.resume()? };
+        let saved = resumed.as_ref().map(|resumed| resumed.progress.step);
+        let mut report = None;
+        if let Some(folder) = run.folder {
+            if resumed.is_none() {
+                keep_assets(&config, start, &self.data, &folder)?;
+            }
+            let (devices, data) = (self.devices, &self.data);
+            report = Some(Reporter::start(&config, folder, devices, &trainer, data, resumed)?);
         }
-        let mut saved = resumed.as_ref().map(|resumed| resumed.progress.step);
-        let mut report = groups
-            .is_main()
-            .then(|| Reporter::start(&config, self.devices, &trainer, &self.data, resumed))
-            .transpose()?;
-
-        let train = &self.config.train;
-        let mut evaluated = None;
-        while !trainer.is_finished() {
-            let metrics = match trainer.step() {
-                Err(TrainError::NonFinite { step, loss, grad_norm, culprit }) => {
-                    if let Some(report) = &mut report {
-                        report.not_finite(step, loss, grad_norm)?;
-                    }
-                    return Err(TrainError::NonFinite { step, loss, grad_norm, culprit });
-                }
-                metrics => metrics?,
-            };
-            if let Some(report) = &mut report {
-                report.step(&metrics)?;
-            }
-            if due(metrics.step, train.check_replicas_interval) {
-                trainer.check_replicas()?;
-            }
-            if trainer.evaluates() && due(metrics.step, train.eval_interval) {
-                evaluated = Some(trainer.evaluate()?);
-                report.iter_mut().zip(&evaluated).try_for_each(|(to, eval)| to.eval(eval))?;
-            }
-            let stop = agree_to_stop(&groups, self.stop.requested().is_some())?;
-            if stop || due(metrics.step, train.checkpoint_interval) {
-                trainer.save()?;
-                saved = Some(metrics.step);
-            }
-            if stop {
-                return report.map_or(Ok(()), |to| to.stopped(metrics.step, &self.stop));
-            }
-        }
-
-        let step = trainer.progress().step;
-        let eval = match evaluated.filter(|eval| eval.step == step) {
-            None if trainer.evaluates() => {
-                let eval = trainer.evaluate()?;
-                report.iter_mut().try_for_each(|to| to.final_eval(&eval))?;
-                Some(eval)
-            }
-            found => found,
-        };
-        if saved != Some(step) {
-            trainer.save()?;
-        }
-        let sample = trainer.sample()?;
-        report.map_or(Ok(()), |to| to.finish(step, eval.as_ref(), sample.as_deref()))
+        let (config, groups, stop) = (&config, &groups, &self.stop);
+        TrainLoop { config, groups, trainer, report, stop, saved }.run()
     }
 
     /// The configuration with `model.init` as what was chosen of it: another run goes on meanwhile.
@@ -160,8 +119,4 @@ impl Job {
         }
         Err(TrainError::OtherConfig { rank: world.rank() })
     }
-}
-
-fn due(step: u64, interval: u64) -> bool {
-    interval > 0 && step.is_multiple_of(interval)
 }

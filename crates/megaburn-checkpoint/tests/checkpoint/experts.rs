@@ -75,7 +75,7 @@ fn experts_saved_under_one_layout_load_under_any(
                 Ok(TensorData::new(values, [len]))
             })
         });
-        save(dir.path(), 1, &groups, &Snapshot::default(), named)
+        save(dir.path(), 1, None, &groups, &Snapshot::default(), named)
     });
     let paths: Vec<_> = paths.into_iter().map(Result::unwrap).collect();
     let files: Vec<_> = writers.iter().map(|rank| format!("rank-{rank:05}.safetensors")).collect();

@@ -114,7 +114,7 @@ fn import(hf: &HfDir, params: &[Param], dir: &Path, layout: &str) -> Checkpoint 
         let (rank, size) = (groups.tp.rank(), groups.tp.size());
         let specs: Vec<_> = params.iter().map(|param| param.spec(rank, size)).collect();
         let tensors = params.iter().zip(&specs).map(|(param, spec)| param.named(hf, spec));
-        save(dir, 0, &groups, &Snapshot::default(), tensors)
+        save(dir, 0, None, &groups, &Snapshot::default(), tensors)
     });
     Checkpoint::open(&ranks.into_iter().next().unwrap().unwrap()).unwrap()
 }

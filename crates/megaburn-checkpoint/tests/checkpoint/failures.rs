@@ -22,7 +22,7 @@ fn errors(
         let tensors = tensors(groups.tp.rank(), groups.tp.size());
         let mut named: Vec<_> = tensors.iter().map(|tensor| named(tensor, 2)).collect();
         spoil(world.rank(), &mut named);
-        save(dir, 2, &groups, &snapshot(2), named)
+        save(dir, 2, None, &groups, &snapshot(2), named)
     });
     ranks.into_iter().map(|rank| rank.unwrap_err().to_string()).collect()
 }

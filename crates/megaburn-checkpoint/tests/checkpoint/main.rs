@@ -13,5 +13,6 @@ mod lazy;
 mod model;
 mod published;
 mod reshape;
+mod retention;
 mod single;
 mod used_bytes;

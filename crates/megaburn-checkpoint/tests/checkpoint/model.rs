@@ -68,7 +68,7 @@ pub(crate) fn named(tensor: &Tensor, step: u64) -> NamedTensor<'_> {
 
 pub(crate) fn snapshot(step: u64) -> Snapshot {
     let (model, trainer) = (json!({"hidden": 6}), json!({"samples": step * 8, "lr": 0.1}));
-    Snapshot { step, model, trainer }
+    Snapshot { run_id: None, step, model, trainer }
 }
 
 /// Saves as one rank of a layout.
@@ -79,7 +79,7 @@ pub(crate) fn save_rank(
     groups: &ProcessGroups,
 ) -> Result<PathBuf, CheckpointError> {
     let tensors = tensors(groups.tp.rank(), groups.tp.size());
-    save(dir, keep, groups, &snapshot(step), tensors.iter().map(|tensor| named(tensor, step)))
+    save(dir, keep, None, groups, &snapshot(step), tensors.iter().map(|tensor| named(tensor, step)))
 }
 
 /// Saves as all ranks of a layout.

@@ -107,7 +107,7 @@ fn a_tensor_loads_along_another_dimension(
         let values = local(&shard);
         let data = TensorData::new(values, [36 * 6 / saved]);
         let tensor = NamedTensor::new("w", &shard, data);
-        save(dir.path(), 1, &groups, &Snapshot::default(), [tensor])
+        save(dir.path(), 1, None, &groups, &Snapshot::default(), [tensor])
     });
     let path = ranks.into_iter().map(Result::unwrap).next().unwrap();
     let checkpoint = Checkpoint::open(&path).unwrap();

@@ -7,7 +7,7 @@ use megaburn_models::{assets::Assets, source::ModelSource};
 use toml::Table;
 
 use super::{ModelConfig, Tokenizer, TrainConfig, changes::same_start, fine_tune};
-use crate::{ResumeError, TrainError};
+use crate::{ResumeError, TrainError, run_folder::config_of};
 
 /// A model that a run takes its sizes from.
 #[derive(Debug)]
@@ -63,7 +63,7 @@ fn recorded_init(dir: &Path, checkpoint: &Checkpoint) -> Option<String> {
     if let Some(config) = recorded.filter(|config| config.is_object()) {
         return Some(config.get("model")?.get("init")?.as_str()?.to_string());
     }
-    let table: Table = fs::read_to_string(dir.join("config.toml")).ok()?.parse().ok()?;
+    let table: Table = fs::read_to_string(config_of(dir)).ok()?.parse().ok()?;
     Some(table.get("model")?.get("init")?.as_str()?.to_string())
 }
 

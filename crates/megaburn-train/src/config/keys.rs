@@ -20,7 +20,7 @@ use KeyClass::{Content, Identity, MicroBatch, Neutral, Numeric};
 
 /// Every key, by its section. A test fails where one is missing.
 const CLASSES: &[(KeyClass, &str, &str)] = &[
-    (Neutral, "run", "dir device"),
+    (Neutral, "run", "dir allow_other_files device"),
     (Identity, "run", "seed"),
     (Identity, "model", "init family hidden ffn layers mtp_layers heads kv_heads head_dim vocab"),
     (Identity, "model", "window rope_theta norm_eps tied"),

@@ -12,7 +12,7 @@ use super::{
     follow, init, schema,
     value::{bad_value, list_ways},
 };
-use crate::{ResumeError, TrainError};
+use crate::{ResumeError, TrainError, run_folder::config_of};
 
 /// Collects the layers of a configuration. What is added later overrides what was added before;
 /// every layer is checked by itself, so an error names the file or flag at fault even where another
@@ -49,7 +49,7 @@ impl ConfigLayers {
     /// The folder has no `config.toml`; see also [`with_file`](Self::with_file).
     pub fn with_run(self, dir: &str) -> Result<Self, TrainError> {
         let folder = Path::new(dir);
-        let file = folder.join("config.toml");
+        let file = config_of(folder);
         if !file.is_file() {
             return Err(ResumeError::NoRun { path: folder.into() }.into());
         }

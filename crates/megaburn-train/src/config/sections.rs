@@ -16,10 +16,12 @@ use crate::{TrainError, device::DeviceChoice};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct RunConfig {
-    /// Folder of the run: resolved configuration, metrics, checkpoints, loss picture. It may exist
-    /// and hold other files. Where no layer of the configuration names one it is named after model and
+    /// Folder of the run: resolved configuration, metrics, checkpoints, loss picture. A new run takes one
+    /// that is absent or empty. Where no layer of the configuration names one it is named after model and
     /// data, as the default is.
     pub dir: String,
+    /// Whether a new run may begin in a folder that holds other files. They are kept.
+    pub allow_other_files: bool,
     /// What initial weights and the order of the data are drawn from.
     pub seed: u64,
     /// What the ranks compute on: `auto`, `cpu` or `cuda`.
@@ -28,7 +30,8 @@ pub struct RunConfig {
 
 impl Default for RunConfig {
     fn default() -> Self {
-        Self { dir: "runs/llama-821k-burn-sources".into(), seed: 1234, device: DeviceChoice::Auto }
+        let dir = "runs/llama-821k-burn-sources".into();
+        Self { dir, allow_other_files: false, seed: 1234, device: DeviceChoice::Auto }
     }
 }
 

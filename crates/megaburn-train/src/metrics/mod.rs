@@ -1,14 +1,19 @@
 //! What is measured at each step, and `metrics.jsonl`, where it is kept.
 
 mod experts;
+mod journal;
+mod line;
 mod reader;
+mod start;
 mod writer;
 
 use serde::{Deserialize, Deserializer, Serialize};
 
 pub use experts::ExpertMetrics;
+pub(crate) use journal::Journal;
 pub use reader::read_metrics;
-pub use writer::MetricsWriter;
+pub use start::StartMetrics;
+pub use writer::{Found, MetricsWriter};
 
 /// One optimizer step: a line of `metrics.jsonl`. A number that is not finite is written as null
 /// and read back as NaN.
@@ -69,7 +74,7 @@ pub struct EvalMetrics {
     pub mtp_losses: Vec<f64>,
 }
 
-/// A line of `metrics.jsonl`.
+/// A line of `metrics.jsonl` that readers know. They skip lines of other kinds.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(untagged)]
 pub enum MetricsRecord {
@@ -89,8 +94,12 @@ impl MetricsRecord {
     }
 
     /// Reads one line, which is an evaluation if it has an `eval_loss`.
+    #[cfg(test)]
     fn parse(line: &[u8]) -> Result<Self, serde_json::Error> {
-        let value: serde_json::Value = serde_json::from_slice(line)?;
+        Self::from_value(serde_json::from_slice(line)?)
+    }
+
+    fn from_value(value: serde_json::Value) -> Result<Self, serde_json::Error> {
         match value.get("eval_loss") {
             Some(_) => serde_json::from_value(value).map(Self::Eval),
             None => serde_json::from_value(value).map(Self::Step),

@@ -1,43 +1,33 @@
 use std::{fs, path::Path};
 
-use super::MetricsRecord;
+use super::{MetricsRecord, line::Line};
 use crate::TrainError;
 
-/// Reads `metrics.jsonl`. A last line without its line feed was torn by the end of the process and
-/// is left out.
+/// Reads the steps and evaluations of `metrics.jsonl`. Lines of other kinds are skipped, and so is what is
+/// no JSON: the file may have been written to by others.
 ///
 /// # Errors
-/// The file cannot be read, or a whole line is no line of metrics.
+/// The file cannot be read.
 pub fn read_metrics(path: impl AsRef<Path>) -> Result<Vec<MetricsRecord>, TrainError> {
     let path = path.as_ref();
     let bytes = fs::read(path).map_err(|source| TrainError::Read { path: path.into(), source })?;
-    bytes
-        .split_inclusive(|&byte| byte == b'\n')
-        .filter(|line| line.ends_with(b"\n"))
-        .enumerate()
-        .map(|(index, line)| {
-            MetricsRecord::parse(line).map_err(|source| TrainError::MetricsLine {
-                path: path.into(),
-                line: index + 1,
-                source,
-            })
-        })
-        .collect()
+    let record = |line: &[u8]| match Line::parse(line) {
+        Line::Record(record) => Some(record),
+        Line::Start { .. } | Line::Other | Line::Torn | Line::Foreign => None,
+    };
+    Ok(bytes.split_inclusive(|&byte| byte == b'\n').filter_map(record).collect())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{
-        Exit,
-        metrics::{MetricsWriter, example_eval, example_step},
-    };
+    use crate::metrics::{MetricsWriter, example_eval, example_step};
 
     #[test]
     fn what_was_written_is_read_and_a_torn_last_line_is_left_out() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("metrics.jsonl");
-        let mut writer = MetricsWriter::open(&path, 0).unwrap();
+        let mut writer = MetricsWriter::open(&path, 0, "1f").unwrap();
         writer.write(example_step(1, 5.5)).unwrap();
         writer.write(example_eval(1, 5.25)).unwrap();
         writer.write(example_step(2, 5.0)).unwrap();
@@ -49,17 +39,12 @@ mod tests {
     }
 
     #[test]
-    fn a_whole_line_that_is_no_metrics_is_named() {
+    fn lines_of_other_kinds_are_skipped() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("m.jsonl");
-        fs::write(&path, "{\"step\":1,\"eval_loss\":1.0}\n{\"step\":2}\n").unwrap();
-        let error = read_metrics(&path).unwrap_err();
-        let message = error.to_string();
-        assert!(
-            message.contains("m.jsonl`, line 2 is no line of metrics: missing field"),
-            "{message}"
-        );
-        assert_eq!(error.exit(), Exit::BadInput);
+        let lines = "{\"start\":1,\"run_id\":\"1f\"}\n{\"step\":1,\"eval_loss\":1.0}\nnotes\n{\"step\":2}\n";
+        fs::write(&path, lines).unwrap();
+        assert_eq!(read_metrics(&path).unwrap(), [example_eval(1, 1.0).into()]);
     }
 
     #[test]

@@ -1,169 +1,226 @@
 use std::{
     fs::{self, File, OpenOptions},
-    io::{self, BufRead, BufReader, BufWriter, Write},
+    io::{self, BufRead, BufReader, BufWriter, Seek, Write},
+    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
+    process,
+    time::{SystemTime, UNIX_EPOCH},
 };
 
-use super::MetricsRecord;
-use crate::TrainError;
+use megaburn_checkpoint::write_atomic;
+use serde::Serialize;
+
+use super::{MetricsRecord, line::Line};
+use crate::{TrainError, run_folder::names::OTHER_LINES};
 
 /// Appends to `metrics.jsonl`, one line a record. Only one process writes a run's metrics.
 ///
 /// # Guarantee
 /// A line is handed to the operating system before [`write`](Self::write) returns: it outlives a
-/// panic and `kill -9`, not a power loss. The process may die inside a line; the next `open` drops
-/// what it left.
+/// panic and `kill -9`. After [`sync`](Self::sync) it outlives a power loss. A line that cannot be written
+/// stays in memory and is written before the next one. The process may die inside a line; the next `open`
+/// drops what it left.
 #[derive(Debug)]
 pub struct MetricsWriter {
     path: PathBuf,
     file: File,
+    /// What the file system has not taken yet.
+    waiting: Vec<u8>,
+    found: Found,
+}
+
+/// What stood in a file when it was opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Found {
+    /// Starts of this run.
+    pub starts: u64,
+    /// The step of the last evaluation.
+    pub evaluated: Option<u64>,
+    /// Lines that are no JSON objects. They were moved to `metrics.other-lines.txt` beside the file.
+    pub other_lines: usize,
 }
 
 impl MetricsWriter {
-    /// Opens the metrics of a run that goes on after `step`, the step of its checkpoint (0: the
-    /// run starts afresh). Whatever stands in the file is first cut back to the whole, readable
-    /// lines up to that step; they are written aside and renamed into place, so dying in between
-    /// loses none of them.
+    /// Opens the metrics of the run `run_id`, which goes on after `step`, the step of its checkpoint (0:
+    /// the run starts afresh). Steps and evaluations after that step are cut off first, and the starts of
+    /// other runs. JSON objects of other kinds stay. The kept lines are written aside and renamed into
+    /// place, so that dying in between loses none of them.
     ///
     /// # Errors
     /// The file cannot be read or written.
-    pub fn open(path: impl Into<PathBuf>, step: u64) -> Result<Self, TrainError> {
+    pub fn open(path: impl Into<PathBuf>, step: u64, run_id: &str) -> Result<Self, TrainError> {
         let path = path.into();
-        match cut_back(&path, step) {
-            Ok(file) => Ok(Self { path, file }),
+        match cut_back(&path, step, run_id) {
+            Ok((file, found)) => Ok(Self { path, file, waiting: Vec::new(), found }),
             Err(source) => Err(TrainError::Write { path, source }),
         }
     }
 
-    /// Appends a line.
+    /// What stood in the file when it was opened.
+    pub fn found(&self) -> Found {
+        self.found
+    }
+
+    /// Where the file is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Appends a step or an evaluation.
     ///
     /// # Errors
-    /// The file cannot be written.
+    /// The file cannot be written now; the line waits for the next call.
     pub fn write(&mut self, record: impl Into<MetricsRecord>) -> Result<(), TrainError> {
-        let mut line = serde_json::to_vec(&record.into()).expect("numbers are always JSON");
-        line.push(b'\n');
-        let Self { path, file } = self;
-        // One call for the whole line: what dies between two writes must not tear it.
-        file.write_all(&line).map_err(|source| TrainError::Write { path: path.clone(), source })
+        self.write_line(&record.into())
+    }
+
+    /// Appends a line of any kind, as one JSON object. Readers skip the kinds that they do not know, so it
+    /// must not have both a `step` and a `loss` or an `eval_loss`.
+    ///
+    /// # Errors
+    /// As [`write`](Self::write).
+    pub fn write_line(&mut self, line: &impl Serialize) -> Result<(), TrainError> {
+        serde_json::to_writer(&mut self.waiting, line).expect("numbers and texts are always JSON");
+        self.waiting.push(b'\n');
+        self.flush()
+    }
+
+    /// Writes what waits.
+    ///
+    /// # Errors
+    /// As [`write`](Self::write).
+    pub fn flush(&mut self) -> Result<(), TrainError> {
+        let result = self.reopen_if_moved().and_then(|()| self.write_waiting());
+        result.map_err(|source| TrainError::Write { path: self.path.clone(), source })
+    }
+
+    /// Makes all lines up to now outlive a power loss.
+    ///
+    /// # Errors
+    /// The file cannot be written or synced.
+    pub fn sync(&mut self) -> Result<(), TrainError> {
+        self.flush()?;
+        let synced = self.file.sync_data();
+        synced.map_err(|source| TrainError::Write { path: self.path.clone(), source })
+    }
+
+    /// Lines that wait.
+    pub fn num_waiting(&self) -> usize {
+        self.waiting.iter().filter(|&&byte| byte == b'\n').count()
+    }
+
+    /// Mostly one call for a whole line: what dies between two writes must not tear it.
+    fn write_waiting(&mut self) -> io::Result<()> {
+        while !self.waiting.is_empty() {
+            match self.file.write(&self.waiting) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(written) => drop(self.waiting.drain(..written)),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// A file that was removed is written anew, with all its lines. Where another file stands at the path,
+    /// lines go there from now on.
+    fn reopen_if_moved(&mut self) -> io::Result<()> {
+        let held = self.file.metadata()?;
+        let path = self.path.display();
+        match fs::metadata(&self.path) {
+            Ok(found) if (found.dev(), found.ino()) == (held.dev(), held.ino()) => return Ok(()),
+            Ok(_) => tracing::warn!("`{path}` was replaced; the run goes on in the file there"),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                self.file.rewind()?;
+                let mut lines = Vec::new();
+                io::copy(&mut self.file, &mut lines)?;
+                write_atomic(&self.path, &lines)?;
+                tracing::warn!("`{path}` was removed; it was written anew with all its lines");
+            }
+            Err(error) => return Err(error),
+        }
+        self.file = append(&self.path)?;
+        Ok(())
     }
 }
 
-fn cut_back(path: &Path, step: u64) -> io::Result<File> {
-    let aside = path.with_added_extension("tmp");
+fn append(path: &Path) -> io::Result<File> {
+    OpenOptions::new().read(true).append(true).open(path)
+}
+
+fn cut_back(path: &Path, step: u64, run_id: &str) -> io::Result<(File, Found)> {
+    // Of a link, the file that it points to.
+    let path = &fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf());
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let unique = format!("tmp-{:x}-{:x}", process::id(), since.as_nanos());
+    let aside = path.with_added_extension(unique);
     let mut kept = BufWriter::new(File::create(&aside)?);
+    let mut found = Found::default();
     match File::open(path) {
-        Ok(old) => copy_through(BufReader::new(old), &mut kept, step)?,
+        Ok(old) => {
+            let mut others = Vec::new();
+            found = copy_through(BufReader::new(old), &mut kept, &mut others, step, run_id)?;
+            if !others.is_empty() {
+                let mut beside = append_or_make(&path.with_file_name(OTHER_LINES))?;
+                beside.write_all(&others)?;
+                beside.sync_all()?;
+            }
+        }
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
         Err(error) => return Err(error),
     }
     kept.into_inner()?.sync_all()?;
     fs::rename(&aside, path)?;
-    OpenOptions::new().append(true).open(path)
+    Ok((append(path)?, found))
 }
 
-fn copy_through(mut old: impl BufRead, kept: &mut impl Write, step: u64) -> io::Result<()> {
+fn append_or_make(path: &Path) -> io::Result<File> {
+    OpenOptions::new().append(true).create(true).open(path)
+}
+
+fn copy_through(
+    mut old: impl BufRead,
+    kept: &mut impl Write,
+    others: &mut Vec<u8>,
+    step: u64,
+    run_id: &str,
+) -> io::Result<Found> {
+    let mut found = Found::default();
     let mut line = Vec::new();
     while old.read_until(b'\n', &mut line)? > 0 {
-        let record = MetricsRecord::parse(&line);
-        if line.ends_with(b"\n") && record.is_ok_and(|record| record.step() <= step) {
+        let parsed = Line::parse(&line);
+        if !line.ends_with(b"\n") {
+            line.push(b'\n');
+        }
+        let is_kept = match parsed {
+            Line::Record(record) => {
+                let is_kept = record.step() <= step;
+                if let MetricsRecord::Eval(eval) = record
+                    && is_kept
+                {
+                    found.evaluated = found.evaluated.max(Some(eval.step));
+                }
+                is_kept
+            }
+            Line::Start { run_id: other } => {
+                found.starts += u64::from(other == run_id);
+                other == run_id
+            }
+            Line::Other => true,
+            Line::Torn => false,
+            Line::Foreign => {
+                others.extend(&line);
+                found.other_lines += 1;
+                false
+            }
+        };
+        if is_kept {
             kept.write_all(&line)?;
         }
         line.clear();
     }
-    Ok(())
+    Ok(found)
 }
 
 #[cfg(test)]
-mod tests {
-    use rstest::rstest;
-
-    use super::*;
-    use crate::{
-        Exit,
-        metrics::{example_eval, example_step, read_metrics},
-    };
-
-    fn steps(path: &Path) -> Vec<u64> {
-        read_metrics(path).unwrap().iter().map(MetricsRecord::step).collect()
-    }
-
-    fn run_to(path: &Path, from: u64, to: u64) {
-        let mut writer = MetricsWriter::open(path, from).unwrap();
-        for step in from + 1..=to {
-            writer.write(example_step(step, 1.0 / step as f64)).unwrap();
-            if step % 2 == 0 {
-                writer.write(example_eval(step, 0.5)).unwrap();
-            }
-        }
-    }
-
-    #[rstest]
-    #[case(0, &[])]
-    #[case(1, &[1])]
-    #[case(2, &[1, 2, 2])]
-    #[case(3, &[1, 2, 2, 3])]
-    #[case(9, &[1, 2, 2, 3, 4, 4])]
-    fn resuming_keeps_the_lines_up_to_the_checkpoint(#[case] step: u64, #[case] kept: &[u64]) {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("metrics.jsonl");
-        run_to(&path, 0, 4);
-        drop(MetricsWriter::open(&path, step).unwrap());
-        assert_eq!(steps(&path), kept);
-        let names: Vec<_> = fs::read_dir(&dir).unwrap().map(|f| f.unwrap().file_name()).collect();
-        assert_eq!(names, ["metrics.jsonl"]);
-    }
-
-    #[test]
-    fn a_resumed_file_equals_that_of_a_run_that_never_stopped() {
-        let dir = tempfile::tempdir().unwrap();
-        let (whole, resumed) = (dir.path().join("whole"), dir.path().join("resumed"));
-        run_to(&whole, 0, 9);
-        run_to(&resumed, 0, 7);
-        run_to(&resumed, 5, 9);
-        assert_eq!(fs::read(whole).unwrap(), fs::read(resumed).unwrap());
-    }
-
-    #[test]
-    fn a_file_torn_at_any_byte_is_cut_to_its_whole_lines_and_goes_on() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("metrics.jsonl");
-        run_to(&path, 0, 3);
-        let bytes = fs::read(&path).unwrap();
-        for length in 0..bytes.len() {
-            fs::write(&path, &bytes[..length]).unwrap();
-            let whole = bytes[..length].iter().filter(|&&byte| byte == b'\n').count();
-            MetricsWriter::open(&path, 9).unwrap().write(example_step(10, 1.0)).unwrap();
-            let steps = steps(&path);
-            assert_eq!((steps.len(), steps[whole]), (whole + 1, 10), "cut at {length}");
-        }
-    }
-
-    #[test]
-    fn lines_that_are_no_metrics_are_dropped_and_those_around_them_kept() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("metrics.jsonl");
-        let eval = "{\"step\":1,\"eval_loss\":1.0}\n";
-        fs::write(&path, [eval.as_bytes(), b"\0\0\0\n\xff\n\n{}\n", eval.as_bytes()].concat())
-            .unwrap();
-        drop(MetricsWriter::open(&path, 1).unwrap());
-        assert_eq!(fs::read_to_string(&path).unwrap(), eval.repeat(2));
-    }
-
-    #[test]
-    fn a_line_is_in_the_file_as_soon_as_it_is_written() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("metrics.jsonl");
-        let mut writer = MetricsWriter::open(&path, 0).unwrap();
-        for step in 1..=3 {
-            writer.write(example_step(step, f64::NAN)).unwrap();
-            assert_eq!(steps(&path).len() as u64, step);
-        }
-    }
-
-    #[test]
-    fn a_folder_that_does_not_exist_is_an_error_with_the_path() {
-        let error = MetricsWriter::open("/no/such/folder/metrics.jsonl", 0).unwrap_err();
-        assert!(error.to_string().starts_with("cannot write `/no/such/folder/metrics.jsonl`: "));
-        assert_eq!(error.exit(), Exit::Failed);
-    }
-}
+mod tests;

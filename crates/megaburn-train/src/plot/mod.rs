@@ -2,7 +2,7 @@
 
 mod curve;
 
-use std::{error::Error, fs, path::Path};
+use std::error::Error;
 
 use plotters::{
     coord::types::RangedCoordf64,
@@ -33,20 +33,6 @@ pub fn loss_plot(title: &str, records: &[MetricsRecord]) -> Result<String, Train
     draw(title, records, SVGBackend::with_string(&mut svg, SIZE))
         .map_err(|error| TrainError::Plot { why: error.to_string() })?;
     Ok(svg)
-}
-
-/// Writes [`loss_plot`] to a file.
-///
-/// # Errors
-/// The file cannot be written, or the drawing library fails.
-pub fn write_loss_plot(
-    path: impl AsRef<Path>,
-    title: &str,
-    records: &[MetricsRecord],
-) -> Result<(), TrainError> {
-    let path = path.as_ref();
-    fs::write(path, loss_plot(title, records)?)
-        .map_err(|source| TrainError::Write { path: path.into(), source })
 }
 
 fn draw(title: &str, records: &[MetricsRecord], backend: SVGBackend<'_>) -> Drawn<()> {
@@ -203,15 +189,5 @@ mod tests {
     fn a_title_cannot_break_the_file() {
         let svg = loss_plot("<b> & \"q\"", &run(&[5.0, 4.0], &[])).unwrap();
         assert!(svg.contains("&lt;b&gt; &amp;"), "{svg}");
-    }
-
-    #[test]
-    fn a_file_that_cannot_be_written_is_named() {
-        let error = write_loss_plot("/no/such/loss.svg", "t", &[]).unwrap_err();
-        assert!(error.to_string().starts_with("cannot write `/no/such/loss.svg`: "), "{error}");
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("loss.svg");
-        write_loss_plot(&path, "t", &[]).unwrap();
-        assert_eq!(fs::read_to_string(path).unwrap(), loss_plot("t", &[]).unwrap());
     }
 }

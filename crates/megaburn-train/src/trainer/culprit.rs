@@ -1,4 +1,7 @@
-use std::fmt;
+use std::{
+    fmt,
+    panic::{AssertUnwindSafe, catch_unwind},
+};
 
 use megaburn_collective::objects;
 use megaburn_parallel::lazy_params;
@@ -6,8 +9,40 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     TrainError,
+    failure::diagnose,
+    ranks::panic_text,
     trainer::{Trainer, step::Sums},
 };
+
+/// What was found when a step that is not finite was computed once more.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Diagnosis {
+    /// It was not computed again.
+    #[default]
+    None,
+    /// Every rank's gradients are finite this time.
+    Finite,
+    /// Where they are not.
+    Culprit(Culprit),
+    /// It could not be computed again, for instance because the memory does not suffice.
+    Failed(String),
+}
+
+impl fmt::Display for Diagnosis {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::None => Ok(()),
+            Self::Finite => f.write_str(
+                ", though each rank's gradients are finite when computed again: their sum \
+                 overflows, or the hardware failed once",
+            ),
+            Self::Culprit(culprit) => write!(f, ", {culprit}"),
+            Self::Failed(why) => {
+                write!(f, ", and it could not be computed again to find where: {why}")
+            }
+        }
+    }
+}
 
 /// Where gradients of a step are not finite.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -40,7 +75,7 @@ impl Trainer {
     ///
     /// # Collective
     /// All ranks; a forward and backward pass, and a name.
-    pub(super) fn culprit(&mut self) -> Result<Option<Culprit>, TrainError> {
+    fn culprit(&mut self) -> Result<Option<Culprit>, TrainError> {
         self.accumulate_gradients(Sums::OfRank)?;
         self.sharding.check()?;
         self.sharding.release();
@@ -59,6 +94,35 @@ impl Trainer {
         };
         let culprit = params.into_iter().reduce(latest).map(|param| Culprit { ranks, param });
         Ok(objects::broadcast(world, &culprit)?)
+    }
+
+    /// The same error with what the diagnosis found, where it is that of a step that is not finite. It stays
+    /// that error whatever happens to the diagnosis, which needs more memory than a step.
+    ///
+    /// # Collective
+    /// All ranks, with the same error.
+    pub(crate) fn diagnosed(&mut self, mut error: TrainError) -> TrainError {
+        let diagnosis = match &mut error {
+            TrainError::NonFinite { diagnosis, .. } => diagnosis,
+            TrainError::Stalled { loss, grad_norm, diagnosis, .. }
+                if !(loss.is_finite() && grad_norm.is_finite()) =>
+            {
+                diagnosis
+            }
+            _ => return error,
+        };
+        *diagnosis = match catch_unwind(AssertUnwindSafe(|| self.culprit())) {
+            Ok(Ok(Some(culprit))) => Diagnosis::Culprit(culprit),
+            Ok(Ok(None)) => Diagnosis::Finite,
+            Ok(Err(error)) => self.failed(&error.to_string()),
+            Err(panic) => self.failed(panic_text(&*panic).unwrap_or("a panic")),
+        };
+        error
+    }
+
+    fn failed(&self, why: &str) -> Diagnosis {
+        let why = diagnose(why, &self.device).map_or(why.to_string(), |error| error.to_string());
+        Diagnosis::Failed(why)
     }
 }
 
@@ -85,7 +149,10 @@ mod tests {
     use megaburn_parallel::read_params;
     use rstest::rstest;
 
-    use crate::trainer::testing::{poison, trainers};
+    use crate::{
+        Exit, TrainError,
+        trainer::testing::{poison, trainers},
+    };
 
     #[rstest]
     // Where the loss is lost, so is everything; ranks 2 and 3 compute with each other's.
@@ -128,6 +195,25 @@ mod tests {
             }
             Ok(())
         });
+    }
+
+    /// One rank cannot compute the step again, and ends: so do the others, with the same exit code.
+    #[test]
+    fn a_diagnosis_that_fails_leaves_the_error_that_it_is() {
+        let errors = trainers(&[], "dp2", |mut trainer| {
+            poison(&mut trainer, "norm.gamma", f32::NAN);
+            let error = trainer.try_step().unwrap_err();
+            if trainer.groups.world.rank() == 1 {
+                trainer.groups.world.abort("it has no memory for that");
+            }
+            Ok(trainer.diagnosed(error))
+        });
+        for error in errors {
+            let text = error.to_string();
+            assert!(text.contains("could not be computed again to find where: "), "{text}");
+            assert!(matches!(error, TrainError::NonFinite { step: 1, .. }));
+            assert_eq!(error.exit(), Exit::NonFinite);
+        }
     }
 
     fn assert_named(layout: &str, rank: usize, param: &str, text: &str, zero: &str) {

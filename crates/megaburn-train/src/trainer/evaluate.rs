@@ -17,6 +17,20 @@ impl Trainer {
     /// # Collective
     /// All ranks.
     pub fn evaluate(&self) -> Result<EvalMetrics, TrainError> {
+        let eval = self.evaluate_unless(|| Ok(false))?;
+        Ok(eval.expect("nothing stops it"))
+    }
+
+    /// The same, which ends before its next global batch when `stop` says so, and is none then.
+    ///
+    /// # Errors
+    /// As [`evaluate`](Self::evaluate), and those of `stop`.
+    /// # Collective
+    /// All ranks, for which `stop` must say the same.
+    pub(crate) fn evaluate_unless(
+        &self,
+        stop: impl Fn() -> Result<bool, TrainError>,
+    ) -> Result<Option<EvalMetrics>, TrainError> {
         let Some(valid) = &self.valid else {
             let (key, rule) = ("data.validation_fraction", "more than 0 for an evaluation");
             return Err(TrainError::Invalid { key, value: "0".into(), rule: rule.into() });
@@ -30,6 +44,11 @@ impl Trainer {
         let schedule = self.pipeline.forward_only(self.batch.num_micro_batches())?;
         let wire = self.wire();
         for step in 0..total.div_ceil(global_batch) {
+            if stop()? {
+                self.sharding.check()?;
+                self.sharding.release();
+                return Ok(None);
+            }
             let (model, plain, losses) = (&model, &plain, &mut losses);
             let first = step * global_batch;
             let dynamic = self.dealt(valid, first, total)?;
@@ -44,7 +63,7 @@ impl Trainer {
         self.sharding.release();
         let sums = losses.read()?.over(&self.groups.batch)?;
         let (eval_loss, mtp_losses) = (sums.mean(), sums.mtp_means());
-        Ok(EvalMetrics { step: self.progress.step, eval_loss, mtp_losses })
+        Ok(Some(EvalMetrics { step: self.progress.step, eval_loss, mtp_losses }))
     }
 
     /// The documents of the global batch from sample `first` on, dealt out to ranks, where they are.

@@ -7,6 +7,7 @@ mod dynamic;
 mod estimated;
 mod evaluate;
 mod experts;
+mod finite;
 mod passes;
 mod replicas;
 mod resume;
@@ -34,17 +35,17 @@ use crate::{
     config::{Dtype, Start},
     data::RunData,
     pipeline::Pipeline,
+    run_folder::{RunShare, names::CHECKPOINTS},
 };
 use dynamic::Dynamic;
 pub(crate) use experts::experts;
 use schedules::Schedules;
 
-pub use culprit::Culprit;
+pub use culprit::{Culprit, Diagnosis};
 pub use resume::Resumed;
 pub(crate) use stats::agree_to_stop;
 
-/// Everything a rank trains with. [`pretrain`](crate::pretrain) drives one per rank; a loop of one's
-/// own does it like this:
+/// What a rank trains with. [`pretrain`](crate::pretrain) drives one; a loop of one's own does this:
 ///
 /// ```
 /// use std::sync::Arc;
@@ -108,6 +109,8 @@ pub struct Trainer {
     data: Arc<RunData>,
     progress: Progress,
     enqueued: Duration,
+    /// The folder that checkpoints are saved to, where the run has taken it.
+    run: Option<RunShare>,
 }
 
 /// How far a run has come.
@@ -213,8 +216,14 @@ impl Trainer {
             data,
             progress: Progress::default(),
             enqueued: Duration::ZERO,
+            run: None,
             config,
         })
+    }
+
+    /// Saves to the run's folder, and only as long as it is the run's.
+    pub(crate) fn in_run(self, run: RunShare) -> Self {
+        Self { run: Some(run), ..self }
     }
 
     /// How long the host took over the last step before it waited for its loss: on a GPU, for
@@ -292,6 +301,6 @@ impl Trainer {
 
     /// Folder of the checkpoints.
     fn checkpoints(&self) -> PathBuf {
-        PathBuf::from(&self.config.run.dir).join("checkpoints")
+        PathBuf::from(&self.config.run.dir).join(CHECKPOINTS)
     }
 }

@@ -1,7 +1,7 @@
 use std::{collections::BTreeMap, fs, path::Path};
 
 use burn::tensor::{DType, TensorData};
-use megaburn_checkpoint::{Checkpoint, find_latest, prepare};
+use megaburn_checkpoint::{Checkpoint, Refused, find_latest, prepare, set_aside_damaged};
 use megaburn_models::source::ModelSource;
 use megaburn_optim::Moment;
 use serde_json::{Value, json};
@@ -10,6 +10,7 @@ use super::save::TrainerState;
 use crate::{
     ResumeError, TrainError,
     config::{Change, Changes, Dtype, changes, record_of_file},
+    run_folder::config_of,
     trainer::{Progress, Trainer},
 };
 
@@ -49,6 +50,9 @@ impl Trainer {
                 None => Ok(None),
             };
         };
+        if self.groups.is_main() {
+            set_aside(&latest.refused);
+        }
         if checkpoint.trainer().is_null() {
             // An imported model that was put there: weights and nothing else.
             self.check_model(&checkpoint)?;
@@ -73,7 +77,7 @@ impl Trainer {
     fn changes(&self, checkpoint: &Checkpoint) -> Result<Option<Vec<Change>>, TrainError> {
         let saved = match read_state(checkpoint)?.config {
             Value::Null => {
-                let file = Path::new(&self.config.run.dir).join("config.toml");
+                let file = config_of(Path::new(&self.config.run.dir));
                 let text = fs::read_to_string(file).ok();
                 text.and_then(|text| record_of_file(&text, &self.model_config))
             }
@@ -222,6 +226,16 @@ impl Trainer {
             self.tell_last_load();
         }
         Ok(())
+    }
+}
+
+/// Gives damaged checkpoints another name, so that none of them counts as one that is kept.
+fn set_aside(refused: &[Refused]) {
+    for Refused { path, .. } in refused {
+        match set_aside_damaged(path) {
+            Ok(aside) => tracing::warn!("it was set aside as {}", aside.display()),
+            Err(error) => tracing::warn!("it stays where it is: {error}"),
+        }
     }
 }
 

@@ -1,5 +1,5 @@
 use burn::tensor::{DType, Tensor, TensorData};
-use megaburn_checkpoint::{CheckpointError, NamedTensor, Snapshot, clear, is_written_by, save};
+use megaburn_checkpoint::{CheckpointError, Guard, NamedTensor, Snapshot, is_written_by, save};
 use megaburn_mesh::ShardSpec;
 use megaburn_optim::{LossScaler, StateTensor, WholeState};
 use megaburn_parallel::lazy_params;
@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 
 use crate::{
     TrainError,
+    run_folder::RunShare,
     trainer::{Progress, Trainer},
 };
 
@@ -48,11 +49,14 @@ impl Trainer {
     /// goes on from either; one that keeps less rounds what it reads.
     ///
     /// # Errors
-    /// Any rank's failure, on every rank; the older checkpoints are untouched.
+    /// Weights that are not finite; any rank's failure, on every rank; a folder that another run has taken.
+    /// The older checkpoints are untouched.
     /// # Collective
     /// All ranks.
     pub fn save(&self) -> Result<(), TrainError> {
+        self.check_finite()?;
         let snapshot = Snapshot {
+            run_id: self.run.as_ref().map(|run| run.id.clone()),
             step: self.progress.step,
             model: json!(self.model_config),
             trainer: serde_json::to_value(self.state()).expect("numbers are always JSON"),
@@ -78,18 +82,14 @@ impl Trainer {
         });
         let tensors = params.into_iter().chain(moments);
         let keep = self.config.train.keep_checkpoints;
-        save(&self.checkpoints(), keep, &self.groups, &snapshot, tensors)?;
+        let still_ours = || self.run.as_ref().map_or(Ok(()), RunShare::check);
+        let guard: Option<Guard<'_>> = self.run.is_some().then_some(&still_ours as Guard<'_>);
+        let saved = save(&self.checkpoints(), keep, guard, &self.groups, &snapshot, tensors);
+        saved.map_err(|error| TrainError::Save { step: snapshot.step, source: Box::new(error) })?;
+        if let Some(folder) = self.run.as_ref().and_then(|run| run.folder.as_ref()) {
+            folder.discard_set_aside();
+        }
         Ok(())
-    }
-
-    /// Removes the run's checkpoints.
-    ///
-    /// # Errors
-    /// One cannot be removed.
-    /// # Collective
-    /// All ranks; rank 0 works.
-    pub fn discard_checkpoints(&self) -> Result<(), TrainError> {
-        Ok(clear(&self.checkpoints(), &self.groups.world)?)
     }
 
     pub(super) fn state(&self) -> TrainerState {

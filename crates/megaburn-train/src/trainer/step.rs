@@ -16,7 +16,7 @@ use crate::{
     metrics::StepMetrics,
     profile::range,
     trainer::{
-        Trainer,
+        Diagnosis, Trainer,
         batch::{Batching, Split},
         dynamic::Dynamic,
         passes::Training,
@@ -65,6 +65,12 @@ impl Trainer {
     /// # Collective
     /// All ranks.
     pub fn step(&mut self) -> Result<StepMetrics, TrainError> {
+        self.try_step().map_err(|error| self.diagnosed(error))
+    }
+
+    /// [`step`](Self::step), which does not find out where a step is not finite:
+    /// [`diagnosed`](Self::diagnosed) does.
+    pub(crate) fn try_step(&mut self) -> Result<StepMetrics, TrainError> {
         let started = Instant::now();
         let samples = self.next_batch().global_batch_size() as u64;
         let (losses, loss_factor) = self.accumulate_gradients(Sums::OverRanks)?;
@@ -158,16 +164,22 @@ impl Trainer {
     fn count(&mut self, step: u64, samples: u64, outcome: Outcome) -> Result<(), TrainError> {
         let Outcome { loss, grad_norm, is_update } = outcome;
         if !outcome.is_finite() && self.loss_scaler.is_none() {
-            let culprit = self.culprit()?;
-            return Err(TrainError::NonFinite { step, loss, grad_norm, culprit });
+            let diagnosis = Diagnosis::None;
+            return Err(TrainError::NonFinite { step, loss, grad_norm, diagnosis });
         }
         self.skips_in_a_row = if is_update { 0 } else { self.skips_in_a_row + 1 };
         let backoffs = self.loss_scaler.as_ref().map_or(0, LossScaler::max_backoffs);
         if self.skips_in_a_row >= MAX_SKIPS_IN_A_ROW.saturating_add(backoffs) {
             let loss_scale = self.loss_scaler.as_ref().map_or(1.0, LossScaler::scale);
-            let culprit = if outcome.is_finite() { None } else { self.culprit()? };
-            let skips = self.skips_in_a_row;
-            return Err(TrainError::Stalled { step, skips, loss, grad_norm, loss_scale, culprit });
+            let (skips, diagnosis) = (self.skips_in_a_row, Diagnosis::None);
+            return Err(TrainError::Stalled {
+                step,
+                skips,
+                loss,
+                grad_norm,
+                loss_scale,
+                diagnosis,
+            });
         }
         if let Some(scaler) = &mut self.loss_scaler {
             scaler.update(!outcome.is_finite());
@@ -270,7 +282,7 @@ impl Trainer {
     }
 
     /// What the device told.
-    fn told<T>(&self, read: Result<T, OptimError>) -> Result<T, TrainError> {
+    pub(super) fn told<T>(&self, read: Result<T, OptimError>) -> Result<T, TrainError> {
         read.map_err(|error| match error {
             OptimError::Device { why } => told(why, &self.device),
             error => error.into(),

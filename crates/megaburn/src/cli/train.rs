@@ -43,7 +43,8 @@ pub struct TrainArgs {
     /// Optimizer steps of the whole run, those before a restart included.
     #[arg(long, value_name = "N")]
     pub steps: Option<u64>,
-    /// Start anew, discarding the checkpoints in the run's folder.
+    /// Start anew. The run that is in the folder is set aside as `before-TIME`, and removed when the new one
+    /// has a checkpoint.
     #[arg(long)]
     pub fresh: bool,
     /// What the ranks compute on. Default: `run.device`, which is GPUs where there are any and the

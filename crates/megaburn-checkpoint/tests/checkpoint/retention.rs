@@ -1,0 +1,101 @@
+//! Which checkpoints of a folder stay, and who may write there.
+
+use std::{fs, path::Path};
+
+use megaburn_checkpoint::{
+    CheckpointError, find_latest, move_checkpoints, save, set_aside_damaged,
+};
+use megaburn_collective::ProcessGroups;
+use megaburn_mesh::Layout;
+
+use crate::model::{alone, check, named, names, save_as, snapshot, tensors};
+
+fn damage(checkpoint: &Path) {
+    let file = checkpoint.join("rank-00000.safetensors");
+    fs::File::options().write(true).open(file).unwrap().set_len(100).unwrap();
+}
+
+#[test]
+fn the_newest_whole_ones_are_kept_and_damaged_ones_do_not_count() {
+    let dir = tempfile::tempdir().unwrap();
+    for step in [10, 20, 30, 40] {
+        save_as(dir.path(), 0, step, "tp1");
+    }
+    damage(&dir.path().join("step-00000030"));
+    // A damaged one in front of the new one, and a later step of another past.
+    save_as(dir.path(), 2, 35, "tp1");
+    let kept = ["step-00000020", "step-00000030", "step-00000035", "step-00000040"];
+    assert_eq!(names(dir.path()), kept);
+    save_as(dir.path(), 2, 36, "tp1");
+    let kept = ["step-00000030", "step-00000035", "step-00000036", "step-00000040"];
+    assert_eq!(names(dir.path()), kept);
+}
+
+#[test]
+fn a_damaged_one_is_set_aside_and_stays() {
+    let dir = tempfile::tempdir().unwrap();
+    for step in [1, 2] {
+        save_as(dir.path(), 0, step, "tp1");
+    }
+    let newest = dir.path().join("step-00000002");
+    damage(&newest);
+    let aside = set_aside_damaged(&newest).unwrap();
+    assert!(aside.file_name().unwrap().to_string_lossy().starts_with("step-00000002.damaged-"));
+    let found = find_latest(dir.path(), &alone()).unwrap();
+    assert!(found.refused.is_empty());
+    check(&found.checkpoint.unwrap(), 1, 1);
+    // The next start and the next saves leave it alone.
+    for step in [2, 3, 4] {
+        save_as(dir.path(), 1, step, "tp1");
+    }
+    assert!(aside.is_dir());
+    assert_eq!(names(dir.path()).len(), 2);
+}
+
+#[test]
+fn checkpoints_are_moved_and_other_files_stay() {
+    let dir = tempfile::tempdir().unwrap();
+    let [from, to] = ["from", "to"].map(|name| dir.path().join(name));
+    fs::create_dir(&to).unwrap();
+    for step in [1, 2] {
+        save_as(&from, 0, step, "tp1");
+    }
+    fs::write(from.join("notes"), "mine").unwrap();
+    move_checkpoints(&from, &to).unwrap();
+    assert_eq!(names(&from), ["notes"]);
+    assert_eq!(names(&to), ["step-00000001", "step-00000002"]);
+    move_checkpoints(&to, &from).unwrap();
+    check(&find_latest(&from, &alone()).unwrap().checkpoint.unwrap(), 2, 1);
+}
+
+/// Saves step 2 where the guard says something else each time that it is asked.
+fn guarded(dir: &Path, guard: &dyn Fn() -> Result<(), String>) -> CheckpointError {
+    let groups = ProcessGroups::new(&alone(), Layout::SINGLE).unwrap();
+    let tensors = tensors(0, 1);
+    let tensors = tensors.iter().map(|tensor| named(tensor, 2));
+    save(dir, 2, Some(guard), &groups, &snapshot(2), tensors).unwrap_err()
+}
+
+#[test]
+fn a_guard_is_asked_before_the_first_byte_and_before_the_commit() {
+    let dir = tempfile::tempdir().unwrap();
+    save_as(dir.path(), 2, 1, "tp1");
+    for good in 0..2 {
+        let asked = std::cell::Cell::new(0);
+        let error = guarded(dir.path(), &|| {
+            asked.set(asked.get() + 1);
+            if asked.get() > good { Err("another run is here".to_string()) } else { Ok(()) }
+        });
+        assert!(error.to_string().contains("another run is here"), "{error}");
+        assert_eq!(asked.get(), good + 1);
+        assert_eq!(names(dir.path()), ["step-00000001"]);
+    }
+}
+
+#[test]
+fn a_folder_that_was_removed_is_not_made_anew() {
+    let dir = tempfile::tempdir().unwrap();
+    let gone = dir.path().join("run/checkpoints");
+    guarded(&gone, &|| Ok(()));
+    assert!(names(dir.path()).is_empty());
+}

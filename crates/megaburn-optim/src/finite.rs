@@ -1,0 +1,69 @@
+//! Whether weights are finite, before they are saved.
+
+use burn::{
+    Tensor,
+    module::{Module, Param},
+    tensor::DType,
+};
+
+use crate::{
+    OptimError, Optimizer,
+    leaf::flat,
+    offload::{Kept, Key},
+    visit::{FloatVisitor, visit_floats},
+};
+
+/// Elements that are looked at together: what is made for that takes no more memory.
+const TOGETHER: usize = 1 << 24;
+
+impl Optimizer {
+    /// The paths of the parameters of `module` that are not finite in what this rank keeps of them: of their
+    /// masters, where they have some. An update by finite gradients can still overflow.
+    ///
+    /// The values are looked at where they are, and one number for each parameter is read.
+    ///
+    /// # Errors
+    /// The device cannot be read.
+    pub fn find_non_finite<M: Module>(&self, module: &M) -> Result<Vec<String>, OptimError> {
+        let mut found = Poisons { optimizer: self, paths: Vec::new(), poisons: Vec::new() };
+        visit_floats(module, &mut found);
+        let Poisons { paths, poisons, .. } = found;
+        if poisons.is_empty() {
+            return Ok(Vec::new());
+        }
+        let poisons = Tensor::cat(poisons, 0).try_into_data();
+        let poisons = poisons.map_err(|error| OptimError::Device { why: error.to_string() })?;
+        let poisons: Vec<f32> = poisons.try_to_vec().expect("it is f32");
+        let bad = paths.into_iter().zip(poisons).filter(|(_, poison)| poison.is_nan());
+        Ok(bad.map(|(path, _)| path).collect())
+    }
+}
+
+/// For each parameter a zero, or NaN if a value of it is not finite.
+struct Poisons<'a> {
+    optimizer: &'a Optimizer,
+    paths: Vec<String>,
+    poisons: Vec<Tensor<1>>,
+}
+
+impl FloatVisitor for Poisons<'_> {
+    fn visit<const D: usize>(&mut self, path: String, param: &Param<Tensor<D>>) {
+        let Optimizer { state, sharding, .. } = self.optimizer;
+        let master = state.get(&Key::master(&path)).map(Kept::tensor);
+        let values = match master.or_else(|| sharding.part(&path)) {
+            Some(values) => values,
+            // Of one that is shared out there may be nothing here.
+            None if sharding.shares_out(&path) => return,
+            None => flat(param.val()),
+        };
+        let poison = |start: usize| {
+            let len = TOGETHER.min(values.dims()[0] - start);
+            values.clone().narrow(0, start, len).cast(DType::F32).mul_scalar(0.0).sum()
+        };
+        let sum = (0..values.dims()[0]).step_by(TOGETHER).map(poison).reduce(Tensor::add);
+        if let Some(sum) = sum {
+            self.paths.push(path);
+            self.poisons.push(sum);
+        }
+    }
+}

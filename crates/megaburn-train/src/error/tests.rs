@@ -1,0 +1,79 @@
+use rstest::rstest;
+
+use super::*;
+use crate::trainer::Culprit;
+
+#[rstest]
+#[case(
+    TrainError::NonFinite {
+        step: 7,
+        loss: f64::NAN,
+        grad_norm: f64::INFINITY,
+        diagnosis: Diagnosis::Culprit(Culprit {
+            ranks: vec![2, 3],
+            param: "head.weight".into(),
+        }),
+    },
+    "step 7 is not finite (loss NaN, gradient norm inf, in backward first in `head.weight`, on ranks 2, 3); the weights are those of step 6",
+    Exit::NonFinite
+)]
+#[case(
+    TrainError::NonFinite {
+        step: 7,
+        loss: 2.5,
+        grad_norm: f64::INFINITY,
+        diagnosis: Diagnosis::Finite,
+    },
+    "step 7 is not finite (loss 2.5, gradient norm inf, though each rank's gradients are finite when computed again: their sum overflows, or the hardware failed once); the weights are those of step 6",
+    Exit::NonFinite
+)]
+#[case(
+    TrainError::ReplicasDiffer { step: 7, param: "head.weight".into(), ranks: [1, 3] },
+    "after step 7 ranks 1 and 3 hold different copies of `head.weight`: the memory or the hardware of one has failed, or they run different builds; go on from a checkpoint",
+    Exit::PeerLost
+)]
+#[case(
+    TrainError::Stalled {
+        step: 107,
+        skips: 100,
+        loss: 2.5,
+        grad_norm: 7.5,
+        loss_scale: 1.0,
+        diagnosis: Diagnosis::None,
+    },
+    "step 107 is the last of 100 in a row that changed nothing (loss 2.5, gradient norm 7.5, loss scale 1); go on from a checkpoint with a smaller optimizer.lr, a larger optimizer.grad_norm_skip_threshold or train.dtype=bf16",
+    Exit::NonFinite
+)]
+#[case(
+    TrainError::Write { path: "a/b".into(), source: io::ErrorKind::StorageFull.into() },
+    "cannot write `a/b`: no storage space",
+    Exit::Failed
+)]
+#[case(
+    TrainError::Read { path: "a/b".into(), source: io::ErrorKind::NotFound.into() },
+    "cannot read `a/b`: entity not found",
+    Exit::BadInput
+)]
+#[case(
+    TrainError::Signals { source: io::ErrorKind::PermissionDenied.into() },
+    "cannot listen to SIGINT and SIGTERM: permission denied",
+    Exit::Failed
+)]
+#[case(
+    TrainError::Plot { why: "no room".into() },
+    "cannot draw the loss curve: no room",
+    Exit::Failed
+)]
+fn an_error_says_what_happened_and_how_to_exit(
+    #[case] error: TrainError,
+    #[case] message: &str,
+    #[case] exit: Exit,
+) {
+    assert_eq!(error.to_string(), message);
+    assert_eq!(error.exit(), exit);
+}
+
+#[test]
+fn errors_stay_small_enough_to_return_by_value() {
+    assert!(size_of::<TrainError>() <= 128, "{}", size_of::<TrainError>());
+}

@@ -1,0 +1,166 @@
+//! The metrics of a run that goes on: what cannot be written now never ends the training.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use serde::Serialize;
+
+use super::{Found, MetricsRecord, MetricsWriter};
+use crate::{TrainError, run_folder::RunFolder};
+
+/// A failure that lasts longer than this, and over more tries than [`TRIES`], persists.
+const PATIENCE: Duration = Duration::from_secs(60);
+const TRIES: u64 = 20;
+
+/// Writes `metrics.jsonl`. Lines that cannot be written wait in memory and are tried again with the next.
+#[derive(Debug)]
+pub(crate) struct Journal {
+    folder: Arc<RunFolder>,
+    writer: MetricsWriter,
+    failing: Option<Failing>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Failing {
+    since: Instant,
+    tries: u64,
+}
+
+impl Journal {
+    pub(crate) fn new(folder: Arc<RunFolder>, writer: MetricsWriter) -> Self {
+        Self { folder, writer, failing: None }
+    }
+
+    /// What stood in the file when it was opened.
+    pub(crate) fn found(&self) -> Found {
+        self.writer.found()
+    }
+
+    /// Appends a step or an evaluation.
+    ///
+    /// # Errors
+    /// The folder is not the run's any more. That the line cannot be written is only a warning.
+    pub(crate) fn write(&mut self, record: impl Into<MetricsRecord>) -> Result<(), TrainError> {
+        self.write_line(&record.into())
+    }
+
+    /// Appends a line of any kind.
+    ///
+    /// # Errors
+    /// As [`write`](Self::write).
+    pub(crate) fn write_line(&mut self, line: &impl Serialize) -> Result<(), TrainError> {
+        self.folder.check()?;
+        let written = self.writer.write_line(line);
+        self.note(written);
+        Ok(())
+    }
+
+    /// Makes the lines up to now outlive a power loss, as far as they can be written: call it before a
+    /// checkpoint is committed.
+    ///
+    /// # Errors
+    /// The folder is not the run's any more.
+    pub(crate) fn sync(&mut self) -> Result<(), TrainError> {
+        self.folder.check()?;
+        let synced = self.writer.sync();
+        self.note(synced);
+        Ok(())
+    }
+
+    /// Whether writing has failed for so long that the run should save and stop.
+    pub(crate) fn gives_up(&self) -> bool {
+        self.failing
+            .is_some_and(|Failing { since, tries }| tries >= TRIES && since.elapsed() >= PATIENCE)
+    }
+
+    /// Writes what still waits at the end of a run.
+    ///
+    /// # Errors
+    /// Lines that cannot be written.
+    pub(crate) fn finish(&mut self) -> Result<(), TrainError> {
+        self.folder.check()?;
+        self.writer.sync()
+    }
+
+    /// Says so once when writing begins to fail, and once when all lines are written.
+    fn note(&mut self, result: Result<(), TrainError>) {
+        match (result, &mut self.failing) {
+            (Ok(()), None) => {}
+            (Ok(()), failing) => {
+                tracing::warn!(
+                    "`{}` can be written again; no line is missing",
+                    self.writer.path().display()
+                );
+                *failing = None;
+            }
+            (Err(_), Some(failing)) => failing.tries += 1,
+            (Err(error), failing) => {
+                tracing::warn!(
+                    "{error}; training goes on, and the lines are written when that works"
+                );
+                *failing = Some(Failing { since: Instant::now(), tries: 1 });
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use megaburn_collective::Group;
+
+    use super::*;
+    use crate::{
+        ConfigLayers,
+        metrics::{example_step, read_metrics},
+        run_folder::{RunShare, names::METRICS},
+    };
+
+    fn journal(dir: &std::path::Path) -> Journal {
+        let mut config = ConfigLayers::new().load().unwrap();
+        config.run.dir = dir.display().to_string();
+        let run = RunShare::take(&Group::single(0), &config).unwrap();
+        let writer = MetricsWriter::open(dir.join(METRICS), 0, &run.id).unwrap();
+        Journal::new(run.folder.unwrap(), writer)
+    }
+
+    #[test]
+    fn lines_that_cannot_be_written_end_nothing_and_come_later() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(METRICS);
+        let mut journal = journal(dir.path());
+        journal.write(example_step(1, 1.0)).unwrap();
+        // A folder in the way stands for whatever keeps a file from being written.
+        fs::remove_file(&path).unwrap();
+        fs::create_dir(&path).unwrap();
+        for step in 2..=30 {
+            journal.write(example_step(step, 1.0)).unwrap();
+        }
+        journal.sync().unwrap();
+        assert!(!journal.gives_up(), "it has not lasted");
+        journal.failing.as_mut().unwrap().since -= PATIENCE;
+        assert!(journal.gives_up());
+        assert!(journal.finish().unwrap_err().to_string().starts_with("cannot write `"));
+        fs::remove_dir(&path).unwrap();
+        journal.write(example_step(31, 1.0)).unwrap();
+        assert!(!journal.gives_up());
+        let steps: Vec<_> = read_metrics(&path).unwrap().iter().map(|line| line.step()).collect();
+        assert_eq!(steps, (1..=31).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn nothing_is_written_into_another_runs_folder() {
+        let dir = tempfile::tempdir().unwrap();
+        let run = dir.path().join("run");
+        let mut first = journal(&run);
+        fs::rename(&run, dir.path().join("gone")).unwrap();
+        let _second = journal(&run);
+        let error = first.write(example_step(1, 1.0)).unwrap_err();
+        assert!(error.to_string().contains("is not its own any more"), "{error}");
+        assert!(first.sync().is_err() && first.finish().is_err());
+        assert_eq!(read_metrics(run.join(METRICS)).unwrap(), []);
+    }
+}

@@ -1,0 +1,69 @@
+//! What a line of `metrics.jsonl` is.
+
+use serde_json::Value;
+
+use super::MetricsRecord;
+
+/// The kinds of lines that a file may hold.
+#[derive(Debug, PartialEq)]
+pub(super) enum Line {
+    /// A step or an evaluation.
+    Record(MetricsRecord),
+    /// A start of the run with this id.
+    Start { run_id: String },
+    /// A JSON object of another kind: of a later version, or somebody's own.
+    Other,
+    /// A line of ours that the end of the process tore, or nothing but white space.
+    Torn,
+    /// Anything else.
+    Foreign,
+}
+
+/// The beginnings of the lines that runs write.
+const OURS: [&[u8]; 2] = [b"{\"step\":", b"{\"start\":"];
+
+impl Line {
+    /// Reads one line, with its line feed if it has one.
+    pub(super) fn parse(line: &[u8]) -> Self {
+        let is_ours = |ours: &[u8]| line.starts_with(ours) || ours.starts_with(line);
+        if line.trim_ascii().is_empty() || (!line.ends_with(b"\n") && OURS.into_iter().any(is_ours))
+        {
+            return Self::Torn;
+        }
+        let Ok(value @ Value::Object(_)) = serde_json::from_slice::<Value>(line) else {
+            return Self::Foreign;
+        };
+        let has = |name: &str| value.get(name).is_some();
+        if has("step") && (has("loss") || has("eval_loss")) {
+            return MetricsRecord::from_value(value).map_or(Self::Foreign, Self::Record);
+        }
+        let run_id = value.get("run_id").and_then(Value::as_str).filter(|_| has("start"));
+        run_id.map_or(Self::Other, |run_id| Self::Start { run_id: run_id.to_string() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+    use crate::metrics::example_eval;
+
+    #[rstest]
+    #[case("{\"step\":1,\"eval_loss\":2.0}\n", Line::Record(example_eval(1, 2.0).into()))]
+    #[case("{\"start\":1,\"run_id\":\"1f\"}\n", Line::Start { run_id: "1f".into() })]
+    #[case("{\"event\":\"mine\"}\n", Line::Other)]
+    #[case("{\"event\":\"mine\"}", Line::Other)]
+    #[case("{\"step\":2}\n", Line::Other)]
+    #[case("{\"step\":1,\"eval_lo", Line::Torn)]
+    #[case("{\"st", Line::Torn)]
+    #[case("\n", Line::Torn)]
+    #[case("my notes\n", Line::Foreign)]
+    #[case("my notes", Line::Foreign)]
+    #[case("\0\0\n", Line::Foreign)]
+    #[case("[1]\n", Line::Foreign)]
+    #[case("{\"step\":1,\"loss\":\"low\"}\n", Line::Foreign)]
+    fn lines_are_told_apart(#[case] line: &str, #[case] expected: Line) {
+        assert_eq!(Line::parse(line.as_bytes()), expected);
+    }
+}

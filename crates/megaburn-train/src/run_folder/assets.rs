@@ -1,0 +1,185 @@
+//! `hf/`: the small files of the model that a run began from, with which it can be exported and asked.
+
+use std::{
+    fs::{self, File},
+    io::{self, Write},
+    path::{Path, PathBuf},
+};
+
+use megaburn_models::assets::{ASSETS, Assets};
+
+use super::{
+    RunFolder, RunFolderError,
+    aside::sync,
+    inspect::{is_there, names_in},
+};
+use crate::{
+    TrainConfig, TrainError,
+    config::{Start, Tokenizer},
+    data::RunData,
+    time::name_of_now,
+};
+
+/// A file in `hf/` that says which run has written it.
+const MARK: &str = ".megaburn-run";
+
+/// Puts into the folder of a run that begins what came with the model that it starts from, with the
+/// tokenizer that it trains with.
+///
+/// # Errors
+/// Something that no run has written stands at `hf/`; a file cannot be read or written.
+pub(crate) fn keep(
+    config: &TrainConfig,
+    start: Option<&Start>,
+    data: &RunData,
+    folder: &RunFolder,
+) -> Result<(), TrainError> {
+    let of_model = match start {
+        Some(start) => Assets::of(start.source())?,
+        None => Assets::default(),
+    };
+    let of_tokenizer = match &config.data.tokenizer {
+        Tokenizer::Byte => Assets::default(),
+        Tokenizer::File(path) => of_tokenizer(Path::new(path))?,
+    };
+    let own = of_model.get("tokenizer.json");
+    let is_own = own.is_some() && own == of_tokenizer.get("tokenizer.json");
+    let mut assets = of_model.with_tokenizer_of(of_tokenizer);
+    if !is_own {
+        // The model's own special tokens mean something else now.
+        let tokenizer = &data.tokenizer;
+        assets.set_special_tokens(Some(tokenizer.eos()), tokenizer.bos(), tokenizer.pad());
+    }
+    let path = folder.path().join(ASSETS);
+    let fail = |source| TrainError::Write { path: path.clone(), source };
+    if is_there(&path).map_err(fail)? && !is_ours(&path) {
+        return Err(RunFolderError::Taken { path }.into());
+    }
+    replace(&path, &assets.kept(), &folder.id()).map_err(fail)
+}
+
+/// Writes the files beside `folder` first, so that it is never half of one and half of another model. After a
+/// crash between the two renames [`restore`] brings the old one back.
+fn replace(folder: &Path, files: &[(String, Vec<u8>)], run_id: &str) -> io::Result<()> {
+    let beside =
+        |suffix: &str| PathBuf::from(format!("{}{suffix}{}", folder.display(), name_of_now()));
+    let (staging, old) = (beside(".tmp-"), beside(".replaced-"));
+    fs::create_dir(&staging)?;
+    let mark = (MARK.to_string(), format!("{run_id}\n").into_bytes());
+    for (name, bytes) in files.iter().chain([&mark]) {
+        let mut file = File::create_new(staging.join(name))?;
+        file.write_all(bytes)?;
+        file.sync_all()?;
+    }
+    sync(&staging)?;
+    let replaces = is_there(folder)?;
+    if replaces {
+        fs::rename(folder, &old)?;
+    }
+    fs::rename(&staging, folder)?;
+    sync(folder.parent().unwrap_or(Path::new(".")))?;
+    if replaces {
+        fs::remove_dir_all(&old)?;
+    }
+    Ok(())
+}
+
+/// Brings back what a crash has left of a replacement, and removes what nobody needs.
+pub(super) fn restore(dir: &Path) -> io::Result<()> {
+    let folder = dir.join(ASSETS);
+    for name in names_in(dir)? {
+        let path = dir.join(&name);
+        let is_old = name.starts_with(&format!("{ASSETS}.replaced-"));
+        if !(is_old || name.starts_with(&format!("{ASSETS}.tmp-"))) || !holds_only_ours(&path) {
+            continue;
+        }
+        match is_old && !is_there(&folder)? {
+            true => fs::rename(&path, &folder)?,
+            false => fs::remove_dir_all(&path)?,
+        }
+    }
+    Ok(())
+}
+
+/// Marks the `hf/` of a run that an older version began.
+pub(super) fn adopt(dir: &Path, run_id: &str) -> io::Result<()> {
+    let folder = dir.join(ASSETS);
+    match holds_only_ours(&folder) {
+        true => fs::write(folder.join(MARK), format!("{run_id}\n")),
+        false => Ok(()),
+    }
+}
+
+/// Whether a run has written the folder, and nobody has put anything else into it.
+pub(super) fn is_ours(folder: &Path) -> bool {
+    holds_only_ours(folder) && folder.join(MARK).is_file()
+}
+
+fn holds_only_ours(folder: &Path) -> bool {
+    let is_real = fs::symlink_metadata(folder).is_ok_and(|found| found.is_dir());
+    let is_known = |name: &String| name == MARK || Assets::is_kept_name(name);
+    is_real && names_in(folder).is_ok_and(|names| names.iter().all(is_known))
+}
+
+fn of_tokenizer(path: &Path) -> Result<Assets, TrainError> {
+    if path.is_dir() {
+        return Ok(Assets::read(path)?);
+    }
+    let mut assets = Assets::read(path.parent().unwrap_or(Path::new("")))?;
+    let bytes = fs::read(path).map_err(|source| TrainError::Read { path: path.into(), source })?;
+    assets.insert("tokenizer.json", bytes);
+    Ok(assets)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn files(text: &str) -> Vec<(String, Vec<u8>)> {
+        vec![("tokenizer.json".to_string(), text.as_bytes().to_vec())]
+    }
+
+    fn tokenizer(folder: &Path) -> String {
+        fs::read_to_string(folder.join("tokenizer.json")).unwrap()
+    }
+
+    #[test]
+    fn a_folder_is_ours_if_a_run_wrote_it_and_nothing_was_added() {
+        let dir = tempfile::tempdir().unwrap();
+        let folder = dir.path().join(ASSETS);
+        for text in ["one", "two"] {
+            replace(&folder, &files(text), "1f").unwrap();
+            assert!(is_ours(&folder) && tokenizer(&folder) == text);
+            assert_eq!(names_in(dir.path()).unwrap(), [ASSETS]);
+        }
+        fs::write(folder.join("model.safetensors"), "weights").unwrap();
+        assert!(!is_ours(&folder));
+        fs::remove_file(folder.join("model.safetensors")).unwrap();
+        fs::remove_file(folder.join(MARK)).unwrap();
+        assert!(!is_ours(&folder), "a downloaded model has the same names");
+        adopt(dir.path(), "1f").unwrap();
+        assert!(is_ours(&folder));
+    }
+
+    #[test]
+    fn a_crash_between_the_renames_loses_nothing() {
+        let dir = tempfile::tempdir().unwrap();
+        let folder = dir.path().join(ASSETS);
+        replace(&folder, &files("one"), "1f").unwrap();
+        fs::rename(&folder, dir.path().join("hf.replaced-1")).unwrap();
+        replace(&dir.path().join("hf.tmp-1"), &files("two"), "1f").unwrap();
+        restore(dir.path()).unwrap();
+        assert_eq!(tokenizer(&folder), "one");
+        assert_eq!(names_in(dir.path()).unwrap(), [ASSETS]);
+    }
+
+    #[test]
+    fn what_only_looks_like_a_leftover_stays() {
+        let dir = tempfile::tempdir().unwrap();
+        let mine = dir.path().join("hf.tmp-mine");
+        fs::create_dir(&mine).unwrap();
+        fs::write(mine.join("thesis"), "years").unwrap();
+        restore(dir.path()).unwrap();
+        assert!(mine.join("thesis").is_file());
+    }
+}

@@ -1,0 +1,53 @@
+use std::{io, path::PathBuf};
+
+use thiserror::Error;
+
+use crate::Exit;
+
+/// Why a folder cannot be a run's, or is it no longer.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+#[allow(missing_docs, reason = "the message of each variant says what its fields are")]
+pub enum RunFolderError {
+    #[error(
+        "run.dir `{}` is not empty and is not a run's folder (it holds {names}): choose another folder with --set run.dir=..., or keep these files beside the run with --set run.allow_other_files=true",
+        path.display()
+    )]
+    NotARun { path: PathBuf, names: String },
+    #[error(
+        "`{}` was not written by megaburn, and a run would write there: move it away, or choose another folder with --set run.dir=...",
+        path.display()
+    )]
+    Taken { path: PathBuf },
+    #[error("`{}` cannot be read as the marker of a run: {why}; choose another folder with --set run.dir=...", path.display())]
+    Marker { path: PathBuf, why: String },
+    #[error("`{}` belongs to a run that is going on; choose another folder with --set run.dir=...", path.display())]
+    InUse { path: PathBuf },
+    #[error("`{}` cannot be the run's folder: {source}", path.display())]
+    Unusable { path: PathBuf, source: io::Error },
+    #[error(
+        "model.init `{init}` is part of the run `{}`, which --fresh would discard: copy it elsewhere first, or choose another folder with --set run.dir=...",
+        path.display()
+    )]
+    FreshInit { init: String, path: PathBuf },
+    #[error(
+        "rank {rank} on host {host} does not see rank 0's folder: its `{}` {why}; run.dir must be one folder that all hosts share, best an absolute path",
+        path.display()
+    )]
+    NotShared { rank: usize, host: String, path: PathBuf, why: String },
+    #[error(
+        "the run stops, because its folder `{}` is not its own any more: {why}; nothing more was written there",
+        path.display()
+    )]
+    Lost { path: PathBuf, why: String },
+}
+
+impl RunFolderError {
+    /// How a process that fails with this error exits.
+    pub fn exit(&self) -> Exit {
+        match self {
+            Self::Lost { .. } => Exit::Failed,
+            _ => Exit::BadInput,
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! The lock of a run's folder, by which the run also sees that the folder is still its own.
+
+use std::{
+    fs::{self, File, TryLockError},
+    io::{self, Read, Seek, Write},
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+    process,
+};
+
+use megaburn_collective::host_name;
+
+use super::{
+    RunFolderError,
+    marker::{Marker, is_absent},
+    names::LOCK,
+};
+
+/// Holds a run's folder, so that a second run in it is refused instead of mixing its files with
+/// the first one's. The operating system releases it when the process ends, however it ends.
+#[derive(Debug)]
+pub(super) struct RunLock {
+    file: File,
+    path: PathBuf,
+    /// What this start has written into it.
+    text: String,
+}
+
+/// How the text of a lock begins.
+const FIRST_WORD: &str = "run ";
+
+impl RunLock {
+    /// Takes the folder, which must be there.
+    ///
+    /// # Errors
+    /// The file cannot be made, or another process holds it.
+    pub(super) fn take(dir: &Path) -> Result<Self, RunFolderError> {
+        let fail = |source| RunFolderError::Unusable { path: dir.to_path_buf(), source };
+        let path = dir.join(LOCK);
+        let open = File::options().create(true).read(true).append(true).open(&path);
+        let file = open.map_err(fail)?;
+        match file.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => {
+                return Err(RunFolderError::InUse { path: dir.to_path_buf() });
+            }
+            // Some network file systems have no locks. The text tells a second start all the same.
+            Err(TryLockError::Error(error)) => {
+                tracing::warn!("`{}` cannot be locked: {error}", path.display());
+            }
+        }
+        Ok(Self { file, path, text: String::new() })
+    }
+
+    /// Writes into it whose it is.
+    pub(super) fn sign(&mut self, run_id: &str) -> io::Result<()> {
+        // Another start of the same run has other random bits.
+        let start = Marker::new()?.run_id;
+        let (host, pid) = (host_name(), process::id());
+        self.text = format!("{FIRST_WORD}{run_id}\nstart {start}\nhost {host} pid {pid}\n");
+        self.file.set_len(0)?;
+        self.file.write_all(self.text.as_bytes())
+    }
+
+    /// Whether the file that is held is the one at its path. Costs one `stat`.
+    pub(super) fn is_in_place(&self) -> io::Result<Result<(), String>> {
+        let held = self.file.metadata()?;
+        match fs::metadata(&self.path) {
+            Ok(found) if (found.dev(), found.ino()) == (held.dev(), held.ino()) => Ok(Ok(())),
+            Ok(_) => Ok(Err(format!("another run was started there (`{LOCK}` is another file)"))),
+            Err(error) if is_absent(&error) => {
+                Ok(Err(format!("it was removed (`{LOCK}` is gone)")))
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Whether it still holds what this start has written: a second start on a file system without locks
+    /// writes something else.
+    pub(super) fn is_signed_by_us(&self) -> io::Result<Result<(), String>> {
+        let mut text = String::new();
+        let mut file = &self.file;
+        file.rewind()?;
+        file.read_to_string(&mut text)?;
+        match text == self.text {
+            true => Ok(Ok(())),
+            false => {
+                Ok(Err(format!("another run was started there (`{LOCK}` says: {})", text.trim())))
+            }
+        }
+    }
+}
+
+/// Whether a file at the lock's name is a run's: empty, as older versions left it, or signed by one.
+pub(super) fn is_lock(dir: &Path) -> bool {
+    let text = fs::read(dir.join(LOCK));
+    text.is_ok_and(|text| text.is_empty() || text.starts_with(FIRST_WORD.as_bytes()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn signed(dir: &Path) -> RunLock {
+        let mut lock = RunLock::take(dir).unwrap();
+        lock.sign("1f").unwrap();
+        lock
+    }
+
+    #[test]
+    fn a_folder_is_held_by_one_run_at_a_time() {
+        let dir = tempfile::tempdir().unwrap();
+        let first = signed(dir.path());
+        let error = RunLock::take(dir.path()).unwrap_err();
+        assert!(error.to_string().contains("belongs to a run that is going on"), "{error}");
+        assert!(first.is_in_place().unwrap().is_ok() && first.is_signed_by_us().unwrap().is_ok());
+        drop(first);
+        signed(dir.path());
+    }
+
+    #[test]
+    fn a_lock_that_was_removed_or_replaced_is_noticed() {
+        let dir = tempfile::tempdir().unwrap();
+        let first = signed(dir.path());
+        fs::remove_file(dir.path().join(LOCK)).unwrap();
+        let why = first.is_in_place().unwrap().unwrap_err();
+        assert!(why.contains("it was removed"), "{why}");
+        let second = signed(dir.path());
+        let why = first.is_in_place().unwrap().unwrap_err();
+        assert!(why.contains("another run was started there"), "{why}");
+        assert!(second.is_in_place().unwrap().is_ok());
+    }
+
+    /// As on a file system where locks lock nothing.
+    #[test]
+    fn a_second_start_that_no_lock_stopped_is_noticed() {
+        let dir = tempfile::tempdir().unwrap();
+        let first = signed(dir.path());
+        fs::write(dir.path().join(LOCK), "run 1f\nstart 2\n").unwrap();
+        assert!(first.is_in_place().unwrap().is_ok());
+        let why = first.is_signed_by_us().unwrap().unwrap_err();
+        assert!(why.contains("another run was started") && why.contains("start 2"), "{why}");
+    }
+
+    #[test]
+    fn somebody_elses_file_is_no_lock() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(!is_lock(dir.path()));
+        for (text, is) in [("", true), ("run 1f\n", true), ("my notes", false)] {
+            fs::write(dir.path().join(LOCK), text).unwrap();
+            assert_eq!(is_lock(dir.path()), is, "{text}");
+        }
+    }
+}

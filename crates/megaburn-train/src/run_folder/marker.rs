@@ -1,0 +1,106 @@
+//! `run.json`, which says that a folder is a run's.
+
+use std::{fs, io, path::Path};
+
+use megaburn_checkpoint::write_atomic;
+use serde::{Deserialize, Serialize};
+
+use super::{RunFolderError, names::MARKER};
+use crate::time::now;
+
+/// The format of the marker that this version writes and reads.
+const FORMAT: u64 = 1;
+
+/// What `run.json` says.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Marker {
+    /// Version of the format.
+    format: u64,
+    /// 128 random bits in hexadecimal. A run keeps them over restarts; `--fresh` draws new ones.
+    pub(crate) run_id: String,
+    /// When the run began.
+    created: String,
+    /// Folders beside the marker that hold earlier runs. They are removed when this run has committed its
+    /// first checkpoint.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) set_aside: Vec<String>,
+}
+
+impl Marker {
+    /// That of a run that begins now.
+    ///
+    /// # Errors
+    /// The operating system gives no random numbers.
+    pub(super) fn new() -> io::Result<Self> {
+        let mut id = [0; 16];
+        getrandom::fill(&mut id).map_err(io::Error::other)?;
+        let run_id = format!("{:032x}", u128::from_be_bytes(id));
+        Ok(Self { format: FORMAT, run_id, created: now(), set_aside: Vec::new() })
+    }
+
+    /// The same with these folders set aside.
+    pub(super) fn with_set_aside(self, set_aside: Vec<String>) -> Self {
+        Self { set_aside, ..self }
+    }
+
+    /// That of a folder, if it has one.
+    ///
+    /// # Errors
+    /// A file of this name that is none, or is of a later format.
+    pub(crate) fn read(dir: &Path) -> Result<Option<Self>, RunFolderError> {
+        let path = dir.join(MARKER);
+        let text = match fs::read(&path) {
+            Ok(text) => text,
+            Err(error) if is_absent(&error) => return Ok(None),
+            Err(error) => return Err(RunFolderError::Marker { path, why: error.to_string() }),
+        };
+        match serde_json::from_slice::<Self>(&text) {
+            Ok(marker) if marker.format == FORMAT => Ok(Some(marker)),
+            Ok(Self { format, .. }) => {
+                let why = format!("its format is {format}, and this version reads format {FORMAT}");
+                Err(RunFolderError::Marker { path, why })
+            }
+            Err(error) => Err(RunFolderError::Marker { path, why: error.to_string() }),
+        }
+    }
+
+    pub(super) fn write(&self, dir: &Path) -> io::Result<()> {
+        let mut text = serde_json::to_vec(self).expect("a marker is always JSON");
+        text.push(b'\n');
+        write_atomic(&dir.join(MARKER), &text)
+    }
+}
+
+/// Whether an error says that there is nothing at a path.
+pub(super) fn is_absent(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_marker_is_written_and_read_and_each_run_has_another_id() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(Marker::read(dir.path()).unwrap(), None);
+        let [one, two] = [(); 2].map(|()| Marker::new().unwrap());
+        assert_ne!(one.run_id, two.run_id);
+        assert_eq!(one.run_id.len(), 32);
+        one.write(dir.path()).unwrap();
+        assert_eq!(Marker::read(dir.path()).unwrap(), Some(one));
+    }
+
+    #[test]
+    fn what_is_no_marker_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        for (text, why) in [
+            ("my own notes", "expected value"),
+            ("{\"format\":2,\"run_id\":\"1\",\"created\":\"\"}", "its format is 2"),
+        ] {
+            fs::write(dir.path().join(MARKER), text).unwrap();
+            let error = Marker::read(dir.path()).unwrap_err().to_string();
+            assert!(error.contains(why), "{error}");
+        }
+    }
+}

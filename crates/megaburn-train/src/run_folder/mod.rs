@@ -1,0 +1,280 @@
+//! A run's folder: which names in it are the run's, whose it is, and whether it still is. Every file that
+//! a run writes is written through here, or after [`RunFolder::check`] said that it may.
+//!
+//! ```text
+//! RUN/
+//!   run.json              the marker: this folder is a run's, and which one's
+//!   .lock                 held by the run that is going on; names its run and its start
+//!   config.toml           the resolved configuration (config.resolved.toml where config.toml is the user's)
+//!   metrics.jsonl         a line for each start, step and evaluation
+//!   state.json            whether the run is going on, stopped or finished
+//!   loss.svg              the picture of the loss
+//!   hf/                   the small files of the model: tokenizer, generation_config.json
+//!   checkpoints/step-…    checkpoints
+//!   before-…/             what --fresh has set aside until there is a first checkpoint
+//! ```
+
+mod aside;
+mod assets;
+mod config_file;
+mod error;
+mod inspect;
+mod lock;
+mod marker;
+pub(crate) mod names;
+mod shared;
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use megaburn_checkpoint::write_atomic;
+use megaburn_collective::{Group, objects};
+
+use crate::{TrainConfig, TrainError};
+pub(crate) use assets::keep as keep_assets;
+pub use error::RunFolderError;
+use inspect::{Found, inspect, names_in, part_of};
+use lock::RunLock;
+use marker::Marker;
+use names::CHECKPOINTS;
+
+/// The folder of a run that is going on, as rank 0 holds it.
+#[derive(Debug)]
+pub(crate) struct RunFolder {
+    path: PathBuf,
+    held: Mutex<Held>,
+}
+
+#[derive(Debug)]
+struct Held {
+    lock: RunLock,
+    marker: Marker,
+}
+
+/// What each rank knows of the run's folder.
+#[derive(Clone, Debug)]
+pub(crate) struct RunShare {
+    /// The run's 128 random bits, in hexadecimal.
+    pub(crate) id: String,
+    /// On rank 0.
+    pub(crate) folder: Option<Arc<RunFolder>>,
+}
+
+/// Where the resolved configuration of the run in `dir` is: in `config.toml`, unless that is the user's.
+pub(crate) fn config_of(dir: &Path) -> PathBuf {
+    let resolved = dir.join(names::RESOLVED_CONFIG);
+    if resolved.is_file() { resolved } else { dir.join(names::CONFIG) }
+}
+
+/// Whether the run of this configuration may begin in its folder. Nothing is written.
+///
+/// # Errors
+/// The folder holds other files; with `fresh`, `model.init` is a part of the run that is there.
+pub(crate) fn check_before_start(config: &TrainConfig, fresh: bool) -> Result<(), TrainError> {
+    let dir = Path::new(&config.run.dir);
+    inspect(dir, config.run.allow_other_files)?;
+    if let Some(init) = config.model.init.as_ref().filter(|_| fresh)
+        && part_of(dir, Path::new(init)).is_some()
+    {
+        let (init, path) = (init.clone(), dir.to_path_buf());
+        return Err(RunFolderError::FreshInit { init, path }.into());
+    }
+    Ok(())
+}
+
+impl RunShare {
+    /// Takes the folder on rank 0, and makes sure that all ranks see it.
+    ///
+    /// # Errors
+    /// It cannot be a run's; another run holds it; a rank does not see it.
+    /// # Collective
+    /// All ranks of `world`.
+    pub(crate) fn take(world: &Group, config: &TrainConfig) -> Result<Self, TrainError> {
+        let dir = Path::new(&config.run.dir);
+        let take = || RunFolder::take(dir, config.run.allow_other_files).map(Arc::new);
+        let folder = (world.rank() == 0).then(take).transpose()?;
+        Self::shared(world, dir, folder)
+    }
+
+    /// Sets aside the run that is there, and begins another one in the same folder.
+    ///
+    /// # Errors
+    /// Something cannot be moved; the next start undoes what was done then.
+    /// # Collective
+    /// All ranks of `world`.
+    pub(crate) fn begin_anew(
+        self,
+        world: &Group,
+        config: &TrainConfig,
+    ) -> Result<Self, TrainError> {
+        if let Some(folder) = &self.folder {
+            folder.begin_anew()?;
+        }
+        Self::shared(world, Path::new(&config.run.dir), self.folder)
+    }
+
+    fn shared(
+        world: &Group,
+        dir: &Path,
+        folder: Option<Arc<RunFolder>>,
+    ) -> Result<Self, TrainError> {
+        let id: Option<String> = objects::broadcast(world, &folder.as_ref().map(|it| it.id()))?;
+        let id = id.expect("rank 0 has taken the folder");
+        shared::agree(world, dir, &id, shared::PATIENCE)?;
+        Ok(Self { id, folder })
+    }
+
+    /// Whether the folder is still the run's, as a reason why it is not. Only rank 0 looks.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        self.folder.as_ref().map_or(Ok(()), |folder| folder.check_all())
+    }
+}
+
+impl RunFolder {
+    fn take(dir: &Path, allow_other_files: bool) -> Result<Self, TrainError> {
+        inspect(dir, allow_other_files)?;
+        let fail = |source| RunFolderError::Unusable { path: dir.to_path_buf(), source };
+        fs::create_dir_all(dir).map_err(fail)?;
+        let mut lock = RunLock::take(dir)?;
+        // Once more behind the lock: another start may have been faster.
+        let marker = match inspect(dir, allow_other_files)? {
+            Found::Run(marker) => marker,
+            found => {
+                let marker = Marker::new().map_err(fail)?;
+                if found == Found::Unmarked {
+                    config_file::adopt(dir).map_err(fail)?;
+                    assets::adopt(dir, &marker.run_id).map_err(fail)?;
+                }
+                marker.write(dir).map_err(fail)?;
+                marker
+            }
+        };
+        make_folder(&dir.join(CHECKPOINTS)).map_err(fail)?;
+        assets::restore(dir).map_err(fail)?;
+        aside::restore(dir)?;
+        remove_leftovers(dir).map_err(fail)?;
+        lock.sign(&marker.run_id).map_err(fail)?;
+        Ok(Self { path: dir.to_path_buf(), held: Mutex::new(Held { lock, marker }) })
+    }
+
+    fn begin_anew(&self) -> Result<(), TrainError> {
+        let Held { lock, marker } = &mut *self.held();
+        let dir = &self.path;
+        let fail = |source| RunFolderError::Unusable { path: dir.clone(), source };
+        let aside = aside::set_aside(dir, marker)?;
+        let set_aside = marker.set_aside.drain(..).chain(aside).collect();
+        *marker = Marker::new().map_err(fail)?.with_set_aside(set_aside);
+        marker.write(dir).map_err(fail)?;
+        Ok(lock.sign(&marker.run_id).map_err(fail)?)
+    }
+
+    fn held(&self) -> MutexGuard<'_, Held> {
+        // What is guarded is whole at any time.
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Where it is.
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The run's 128 random bits, in hexadecimal.
+    pub(crate) fn id(&self) -> String {
+        self.held().marker.run_id.clone()
+    }
+
+    /// Folders in it that hold what `--fresh` has set aside, until there is a checkpoint.
+    pub(crate) fn set_aside(&self) -> Vec<PathBuf> {
+        self.held().marker.set_aside.iter().map(|name| self.path.join(name)).collect()
+    }
+
+    /// Whether the folder at the path is still this run's. Costs one `stat`: it is asked for each line of
+    /// metrics.
+    ///
+    /// # Errors
+    /// [`RunFolderError::Lost`] if it was removed or replaced. What cannot be looked at now counts as ours: a
+    /// network file system may be away for a while.
+    pub(crate) fn check(&self) -> Result<(), RunFolderError> {
+        let lost = |why| RunFolderError::Lost { path: self.path.clone(), why };
+        self.held().lock.is_in_place().unwrap_or(Ok(())).map_err(lost)
+    }
+
+    /// The same with the marker and what the lock says, before a checkpoint is written and before it is
+    /// committed.
+    fn check_all(&self) -> Result<(), String> {
+        let unreadable = |error: io::Error| format!("its lock cannot be read: {error}");
+        let Held { lock, marker: own } = &*self.held();
+        lock.is_in_place().map_err(unreadable)??;
+        lock.is_signed_by_us().map_err(unreadable)??;
+        match Marker::read(&self.path) {
+            Ok(Some(marker)) if marker.run_id == own.run_id => Ok(()),
+            Ok(Some(marker)) => Err(format!("run {} was started there", marker.run_id)),
+            Ok(None) => Err("its marker was removed".to_string()),
+            Err(error) => Err(error.to_string()),
+        }
+    }
+
+    /// Writes one of the run's small files, whole.
+    ///
+    /// # Errors
+    /// The folder is not the run's any more; the file cannot be written.
+    pub(crate) fn write(&self, name: &str, bytes: &[u8]) -> Result<(), TrainError> {
+        self.check()?;
+        let path = self.path.join(name);
+        write_atomic(&path, bytes).map_err(|source| TrainError::Write { path, source })
+    }
+
+    /// Writes the resolved configuration; returns under which name.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub(crate) fn write_config(&self, text: &str) -> Result<&'static str, TrainError> {
+        self.check()?;
+        let fail = |source| TrainError::Write { path: self.path.join(names::CONFIG), source };
+        config_file::write(&self.path, text).map_err(fail)
+    }
+
+    /// Removes what `--fresh` has set aside: call it when a checkpoint was committed.
+    pub(crate) fn discard_set_aside(&self) {
+        let marker = &mut self.held().marker;
+        if marker.set_aside.is_empty() {
+            return;
+        }
+        for name in marker.set_aside.drain(..) {
+            let folder = self.path.join(&name);
+            match aside::discard(&folder) {
+                Ok(true) => {}
+                Ok(false) => tracing::warn!("`{}` stays: it holds other files", folder.display()),
+                Err(error) => tracing::warn!("cannot remove `{}`: {error}", folder.display()),
+            }
+        }
+        if let Err(error) = marker.write(&self.path) {
+            tracing::warn!("cannot write `{}`: {error}", self.path.join(names::MARKER).display());
+        }
+    }
+}
+
+/// Makes the folder of checkpoints, if it is not there. It is never made again while the run goes on.
+fn make_folder(dir: &Path) -> io::Result<()> {
+    match fs::create_dir(dir) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists && dir.is_dir() => Ok(()),
+        result => result,
+    }
+}
+
+/// Removes small files that a kill has left half-written.
+fn remove_leftovers(dir: &Path) -> io::Result<()> {
+    for name in names_in(dir)? {
+        let path = dir.join(&name);
+        if names::leftover_of(&name).is_some() && path.is_file() {
+            fs::remove_file(path)?;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

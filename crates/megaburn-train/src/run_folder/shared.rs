@@ -1,0 +1,115 @@
+//! Whether all ranks see rank 0's folder.
+
+use std::{
+    fs,
+    path::{self, Path},
+    thread::sleep,
+    time::{Duration, Instant},
+};
+
+use megaburn_collective::{CollectiveError, Group, host_name, objects};
+use serde::{Deserialize, Serialize};
+
+use super::{RunFolderError, marker::Marker, names::MARKER};
+use crate::TrainError;
+
+/// How long a network file system may take to show what another host has written.
+pub(super) const PATIENCE: Duration = Duration::from_secs(5);
+
+/// What a rank does not see.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Unseen {
+    host: String,
+    path: String,
+    why: String,
+}
+
+/// Checks that the marker in `dir` is the one of `run_id` on every rank.
+///
+/// # Errors
+/// A rank sees none, or another one; all ranks get the same error, with its host.
+/// # Collective
+/// All ranks of `world`; a few bytes.
+pub(super) fn agree(
+    world: &Group,
+    dir: &Path,
+    run_id: &str,
+    patience: Duration,
+) -> Result<(), TrainError> {
+    let unseen = look(dir, run_id, patience).err().map(|why| {
+        let path = path::absolute(dir).unwrap_or_else(|_| dir.to_path_buf()).join(MARKER);
+        Unseen { host: host_name(), path: path.display().to_string(), why }
+    });
+    match first(world, unseen)? {
+        None => Ok(()),
+        Some((rank, Unseen { host, path, why })) => {
+            Err(RunFolderError::NotShared { rank, host, path: path.into(), why }.into())
+        }
+    }
+}
+
+fn first(world: &Group, mine: Option<Unseen>) -> Result<Option<(usize, Unseen)>, CollectiveError> {
+    let all: Vec<Option<Unseen>> = objects::gather(world, &mine)?;
+    let unseen = |(rank, unseen): (usize, Option<Unseen>)| Some((world.members()[rank], unseen?));
+    let first = all.into_iter().enumerate().find_map(unseen);
+    objects::broadcast(world, &first)
+}
+
+fn look(dir: &Path, run_id: &str, patience: Duration) -> Result<(), String> {
+    let start = Instant::now();
+    loop {
+        let why = match Marker::read(dir) {
+            Ok(Some(marker)) if marker.run_id == run_id => return Ok(()),
+            Ok(Some(marker)) => format!("is that of run {}, not {run_id}", marker.run_id),
+            Ok(None) => "is not there".to_string(),
+            Err(error) => format!("cannot be read ({error})"),
+        };
+        if start.elapsed() >= patience {
+            return Err(why);
+        }
+        sleep(Duration::from_millis(50).min(patience));
+        // Opening a folder makes a network file system ask its server for what is in it.
+        let _ = dir.parent().map(fs::read_dir);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use megaburn_collective::{GroupOptions, run_threads};
+
+    use super::*;
+    use crate::Exit;
+
+    /// Each rank's error where rank 1 looks into another folder.
+    fn errors(of_rank: &[PathBuf], run_id: &str) -> Vec<Option<TrainError>> {
+        let ranks = run_threads(of_rank.len(), GroupOptions::default(), |world| {
+            let dir = &of_rank[world.rank()];
+            Ok::<_, TrainError>(agree(&world, dir, run_id, Duration::from_millis(60)).err())
+        });
+        ranks.into_iter().map(Result::unwrap).collect()
+    }
+
+    #[test]
+    fn a_rank_that_sees_another_folder_is_named_on_every_rank() {
+        let dir = tempfile::tempdir().unwrap();
+        let [shared, empty, other] = ["shared", "empty", "other"].map(|name| dir.path().join(name));
+        let marker = Marker::new().unwrap();
+        for (dir, marker) in [(&shared, &marker), (&other, &Marker::new().unwrap())] {
+            fs::create_dir(dir).unwrap();
+            marker.write(dir).unwrap();
+        }
+        let of = |second: &PathBuf| [shared.clone(), second.clone(), shared.clone()];
+        assert!(errors(&of(&shared), &marker.run_id).iter().all(Option::is_none));
+        for (second, why) in [(&empty, "is not there"), (&other, "is that of run ")] {
+            for error in errors(&of(second), &marker.run_id) {
+                let error = error.unwrap();
+                let text = error.to_string();
+                assert!(text.contains("rank 1 on host ") && text.contains(why), "{text}");
+                assert!(text.contains(&second.join(MARKER).display().to_string()), "{text}");
+                assert_eq!(error.exit(), Exit::BadInput);
+            }
+        }
+    }
+}

@@ -1,0 +1,25 @@
+//! The time, as files of a run name it.
+
+use chrono::{SecondsFormat, Utc};
+
+/// Now, in UTC, as RFC 3339: `2026-11-25T09:53:01Z`.
+pub fn now() -> String {
+    Utc::now().to_rfc3339_opts(SecondsFormat::Secs, true)
+}
+
+/// Now, in UTC, as a part of a file's name: `2026-11-25T09-53-01.123456Z`.
+pub(crate) fn name_of_now() -> String {
+    Utc::now().format("%Y-%m-%dT%H-%M-%S%.6fZ").to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_time_is_in_utc_and_names_are_those_of_files() {
+        let (time, name) = (now(), name_of_now());
+        assert!(time.len() == 20 && time.ends_with('Z') && time.starts_with("20"), "{time}");
+        assert!(name.len() == 27 && !name.contains(':'), "{name}");
+    }
+}

@@ -89,6 +89,7 @@ impl Job {
             .then(|| Reporter::start(&config, self.devices, &trainer, &self.data, resumed))
             .transpose()?;
 
+        self.stop.begin_training();
         let train = &self.config.train;
         let mut evaluated = None;
         while !trainer.is_finished() {

@@ -1,12 +1,11 @@
 //! `megaburn launch`: a program as several ranks on this host.
 
-use std::{ffi::OsString, process::ExitCode};
+use std::{ffi::OsString, path::PathBuf, process::ExitCode};
 
 use clap::Args;
 use megaburn_collective::launcher::{LaunchOptions, launch};
-use megaburn_train::Exit;
 
-use super::exit_code;
+use super::{exit_code, print};
 
 #[derive(Args)]
 /// A program and how many ranks of it.
@@ -29,7 +28,10 @@ pub(super) struct LaunchArgs {
     /// Ranks that have a GPU together: to try layouts of more ranks than there are GPUs, slowly.
     #[arg(long, value_name = "N", default_value_t = 1)]
     ranks_per_gpu: usize,
-    /// The program and its arguments.
+    /// Also append what each rank writes to the file rank-N.log in this folder.
+    #[arg(long, value_name = "DIR")]
+    log_dir: Option<PathBuf>,
+    /// The program and its arguments, behind `--`.
     #[arg(last = true, required = true, value_name = "COMMAND")]
     command: Vec<OsString>,
 }
@@ -39,12 +41,13 @@ impl LaunchArgs {
         let options = LaunchOptions::new(self.nproc, self.command)
             .with_nodes(self.nnodes, self.node_rank)
             .with_master(self.master_addr, self.master_port)
-            .with_ranks_per_gpu(self.ranks_per_gpu);
+            .with_ranks_per_gpu(self.ranks_per_gpu)
+            .with_log_dir(self.log_dir);
         match launch(&options) {
             Ok(outcome) => exit_code(outcome.exit_code()),
             Err(error) => {
-                eprintln!("error: {error}");
-                Exit::BadInput.into()
+                print::error(&error);
+                exit_code(error.exit_code())
             }
         }
     }

@@ -34,6 +34,7 @@ mod mtp_grids;
 mod mtp_runs;
 mod offload;
 mod optimizers;
+mod output;
 mod outside;
 mod overlap_moe;
 mod pipeline_runs;

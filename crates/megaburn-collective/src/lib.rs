@@ -13,6 +13,9 @@
 //! [`region`] holds the differentiable operations on tensors that parallel layers are made of,
 //! [`tensors`] the same without gradients. On CUDA devices (feature `cuda`) both go through NCCL.
 
+// These macros panic where their output cannot be written.
+#![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
+
 mod collectives;
 mod deadline;
 #[cfg(any(feature = "cuda", test))]

@@ -35,6 +35,7 @@ fn main() -> ExitCode {
                 Some(_) => LaunchOptions::this_program(nproc, args),
                 None => LaunchOptions::new(nproc, args.collect()),
             };
+            options = options.with_log_dir(std::env::var_os("TEST_LOGS").map(Into::into));
             if let Ok(port) = std::env::var("TEST_PORT") {
                 options = options.with_master(None, Some(port.parse().unwrap()));
             }
@@ -42,7 +43,7 @@ fn main() -> ExitCode {
                 Ok(outcome) => outcome.exit_code(),
                 Err(error) => {
                     eprintln!("{error}");
-                    2
+                    error.exit_code()
                 }
             }
         }
@@ -54,7 +55,7 @@ fn main() -> ExitCode {
 type Test = fn() -> Result<(), Failed>;
 
 fn trials() -> Vec<Trial> {
-    let tests: [(&str, Test); 12] = [
+    let tests: [(&str, Test); 16] = [
         ("processes_sum_over_tcp", processes_sum_over_tcp),
         ("a_killed_rank_is_named_and_ends_all", a_killed_rank_is_named_and_ends_all),
         ("a_stopped_rank_is_named_and_ends_all", a_stopped_rank_is_named_and_ends_all),
@@ -65,6 +66,10 @@ fn trials() -> Vec<Trial> {
         ("a_signal_is_passed_on_and_ranks_may_finish", a_signal_is_passed_on),
         ("a_rank_that_ignores_sigterm_is_killed", a_rank_that_ignores_sigterm_is_killed),
         ("what_a_rank_started_ends_with_it", what_a_rank_started_ends_with_it),
+        ("a_killed_launcher_leaves_nothing_that_a_shell_started", a_killed_launcher_of_shells),
+        ("two_signals_within_a_second_are_one_request", two_quick_signals),
+        ("every_signal_that_asks_to_stop_is_passed_on", every_signal_is_passed_on),
+        ("the_same_error_of_all_ranks_is_shown_once_and_logs_have_all", the_same_error),
         ("a_port_in_use_is_bad_input", a_port_in_use_is_bad_input),
         ("a_command_that_does_not_exist_is_named", a_command_that_does_not_exist_is_named),
     ];
@@ -193,6 +198,63 @@ fn what_a_rank_started_ends_with_it() -> Result<(), Failed> {
     Ok(())
 }
 
+fn a_killed_launcher_of_shells() -> Result<(), Failed> {
+    // The shell waits for the program, and for one beside it that is no rank.
+    let script = "sleep 600 & echo pid $!; wait; echo done";
+    let mut run = Run::launch(2, &["sh", "-c", script], &[]);
+    let pids = run.pids();
+    run.signal(Signal::SIGKILL);
+    run::assert_gone(&pids);
+    Ok(())
+}
+
+fn two_quick_signals() -> Result<(), Failed> {
+    // Each rank takes longer to save than the launcher's grace of 3 s.
+    let mut run = Run::ranks(2, &["slow"]);
+    run.pids();
+    run.signal(Signal::SIGTERM);
+    std::thread::sleep(Duration::from_millis(200));
+    run.signal(Signal::SIGTERM);
+    let end = run.end(PROMISED);
+    assert_eq!(end.code, Some(0), "{end:?}");
+    assert!(end.out.iter().any(|line| line == "[rank 1] saved"), "{end:?}");
+    Ok(())
+}
+
+fn every_signal_is_passed_on() -> Result<(), Failed> {
+    let signals = [Signal::SIGHUP, Signal::SIGUSR1, Signal::SIGUSR2];
+    let mut runs = signals.map(|_| Run::ranks(1, &["patient"]));
+    for (run, signal) in runs.iter_mut().zip(signals) {
+        run.pids();
+        run.signal(signal);
+    }
+    for (run, signal) in runs.into_iter().zip(signals) {
+        let end = run.end(PROMISED);
+        assert_eq!(end.code, Some(0), "{signal}: {end:?}");
+        assert!(end.out.iter().any(|line| line == "saved"), "{signal}: {end:?}");
+    }
+    Ok(())
+}
+
+fn the_same_error() -> Result<(), Failed> {
+    let logs = std::env::temp_dir().join(format!("megaburn-logs-{}", std::process::id()));
+    let script = "echo rank $RANK; echo 'error: no such key' >&2; exit 2";
+    let env = [("TEST_LOGS", logs.to_str().unwrap())];
+    let end = Run::launch(3, &["sh", "-c", script], &env).end(PROMISED);
+    assert_eq!(end.code, Some(2), "{end:?}");
+    let shown = end.err.iter().filter(|line| line.ends_with("error: no such key")).count();
+    // Once as it comes, and once as the cause.
+    assert_eq!(shown, 2, "{end:?}");
+    assert!(end.err.iter().any(|line| line.ends_with("wrote the same error")), "{end:?}");
+    for rank in 0..3 {
+        let log = std::fs::read_to_string(logs.join(format!("rank-{rank}.log")))?;
+        let mut lines: Vec<_> = log.lines().collect();
+        lines.sort_unstable();
+        assert_eq!(lines, ["error: no such key", &format!("rank {rank}")]);
+    }
+    Ok(std::fs::remove_dir_all(logs)?)
+}
+
 fn a_port_in_use_is_bad_input() -> Result<(), Failed> {
     let taken = TcpListener::bind("127.0.0.1:0")?;
     let port = taken.local_addr()?.port().to_string();
@@ -208,6 +270,7 @@ fn a_port_in_use_is_bad_input() -> Result<(), Failed> {
 fn a_command_that_does_not_exist_is_named() -> Result<(), Failed> {
     let end = Run::launch(2, &["no-such-program-anywhere"], &[]).end(PROMISED);
     assert_eq!(end.code, Some(127), "{end:?}");
-    assert!(end.err.last().unwrap().contains("no-such-program-anywhere"), "{end:?}");
+    assert_eq!(end.err.len(), 1, "it is said once: {end:?}");
+    assert!(end.err[0].contains("no-such-program-anywhere"), "{end:?}");
     Ok(())
 }

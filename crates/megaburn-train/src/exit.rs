@@ -2,12 +2,11 @@ use std::process::ExitCode;
 
 /// How a run ended, as its exit code tells a script or a supervisor.
 ///
-/// Two codes come from elsewhere: 101 after a panic outside a rank thread (a bug), and 128 + the
-/// signal's number when a later SIGINT (130) or SIGTERM (143) ended the process at once
-/// ([`crate::signal`]).
+/// Other codes come from elsewhere: 101 after a panic outside a rank thread (a bug), and 128 + the
+/// signal's number when a signal ended the process at once ([`crate::signal`]). [`Exit::table`] has all of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Exit {
-    /// 0: finished, or stopped by a signal after saving. Starting the same command again continues
+    /// 0: finished, or stopped on request after saving. Starting the same command again continues
     /// a stopped run.
     Done,
     /// 1: failed while running, for instance because the disk is full.
@@ -39,17 +38,41 @@ impl Exit {
         }
     }
 
-    /// One line for `--help` and the README.
+    /// Every code that the commands exit with and what it means, as the README and `--help` have it.
+    pub fn table() -> Vec<(String, &'static str)> {
+        let own = Exit::ALL.map(|exit| (exit.code().to_string(), exit.meaning()));
+        let others = OTHERS.map(|(codes, meaning)| (codes.to_string(), meaning));
+        own.into_iter().chain(others).collect()
+    }
+
+    /// The [`table`](Self::table) for `--help`.
+    pub fn help() -> String {
+        let line = |(codes, meaning): (String, &str)| format!("\n  {codes}: {meaning}");
+        format!("Exit codes:{}", Self::table().into_iter().map(line).collect::<String>())
+    }
+
+    /// What the code means, in one line.
     pub fn meaning(self) -> &'static str {
         match self {
-            Exit::Done => "done, or stopped by a signal after saving",
+            Exit::Done => "done, or stopped on request after saving",
             Exit::Failed => "failed while running",
             Exit::BadInput => "bad input or configuration",
-            Exit::NonFinite => "the loss or the gradient was not finite (weights untouched)",
+            Exit::NonFinite => {
+                "the loss or the gradient was not finite, or 100 steps in a row were skipped (more while a loss scale falls); the weights are those of the step before"
+            }
             Exit::PeerLost => "another rank died, hung or disagreed",
         }
     }
 }
+
+/// The codes that are no [`Exit`].
+const OTHERS: [(&str, &str); 2] = [
+    ("101", "a bug (a panic; inside a rank thread it is 1): please report it"),
+    (
+        "129, 130, 138, 140, 143",
+        "SIGHUP, SIGINT, SIGUSR1, SIGUSR2 or SIGTERM before training began, or again a second or more after the first: ended at once, without saving",
+    ),
+];
 
 impl From<Exit> for ExitCode {
     fn from(exit: Exit) -> Self {
@@ -69,6 +92,18 @@ mod tests {
         meanings.sort_unstable();
         meanings.dedup();
         assert_eq!(meanings.len(), Exit::ALL.len());
+    }
+
+    #[test]
+    fn the_readme_and_help_have_all_codes() {
+        let readme = include_str!("../../../README.md");
+        let rows: Vec<String> = Exit::table()
+            .into_iter()
+            .map(|(codes, meaning)| format!("| {codes} | {meaning} |\n"))
+            .collect();
+        let table = format!("| exit code | meaning |\n|---|---|\n{}\n", rows.concat());
+        assert!(readme.contains(&table), "the README has another table than:\n{table}");
+        assert_eq!(Exit::help().lines().count(), 1 + rows.len());
     }
 
     #[test]

@@ -1,5 +1,8 @@
 //! Configuration, training loop, metrics and resilience.
 
+// These macros panic where their output cannot be written.
+#![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
+
 pub mod config;
 pub mod console;
 mod data;

@@ -93,6 +93,7 @@ impl Job {
             let (devices, data) = (self.devices, &self.data);
             report = Some(Reporter::start(&config, folder, devices, &trainer, data, resumed)?);
         }
+        self.stop.begin_training();
         let (config, groups, stop) = (&config, &groups, &self.stop);
         TrainLoop { config, groups, trainer, report, stop, saved }.run()
     }

@@ -1,26 +1,28 @@
-//! Stopping on request: the first SIGINT or SIGTERM asks the run to save and end, a later one ends
-//! the process at once.
+//! Stopping on request: the first signal asks the run to save and end, a later one ends the process
+//! at once.
 
 use std::{
-    process,
+    io::{self, Write},
     sync::{
-        Arc,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicUsize, Ordering},
+        mpsc::channel,
     },
     thread,
     time::{Duration, Instant},
 };
 
+use megaburn_collective::launcher::{StopRequests, stop_signals};
 use signal_hook::{
-    consts::{SIGINT, SIGTERM},
     flag,
     iterator::Signals,
+    low_level::{exit, signal_name},
 };
 
 use crate::TrainError;
 
-/// Signals this close together are one request: a terminal and a launcher both pass on a Ctrl-C.
-const ONE_REQUEST: Duration = Duration::from_secs(1);
+/// The last words of a process that ends at once may take no longer: nobody may read them.
+const LAST_WORDS: Duration = Duration::from_millis(500);
 
 /// Tells whether the process was asked to stop.
 ///
@@ -29,6 +31,17 @@ const ONE_REQUEST: Duration = Duration::from_secs(1);
 #[derive(Clone, Debug, Default)]
 pub struct StopSignal {
     number: Arc<AtomicUsize>,
+    phase: Arc<Mutex<Phase>>,
+}
+
+/// What a first signal means.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Phase {
+    /// There is nothing to save yet: the process ends.
+    #[default]
+    Starting,
+    /// The run saves and ends.
+    Training,
 }
 
 impl StopSignal {
@@ -37,38 +50,78 @@ impl StopSignal {
         Self::default()
     }
 
-    /// Listens to SIGINT and SIGTERM from now on, once in a process. A signal of either kind that
-    /// comes a second or more after the first exits at once, without saving, with code 130 (SIGINT)
-    /// or 143 (SIGTERM).
+    /// Listens to SIGTERM, SIGINT, SIGHUP (unless it was ignored, as under `nohup`), SIGUSR1 and
+    /// SIGUSR2 from now on, once in a process.
+    ///
+    /// Until [`begin_training`](Self::begin_training) there is nothing to save, and the process ends
+    /// at once, with 128 and the signal's number. From then on the first signal is a request, which
+    /// [`requested`](Self::requested) tells; those within a second of it are the same request; a
+    /// later one ends the process at once, with the same code, without saving and without running
+    /// what libraries registered for the exit.
     ///
     /// # Errors
     /// The operating system refuses a signal handler.
     pub fn install() -> Result<Self, TrainError> {
         let fail = |source| TrainError::Signals { source };
         let stop = Self::never();
-        for signal in [SIGINT, SIGTERM] {
+        let listened = stop_signals();
+        for &signal in &listened {
             flag::register_usize(signal, stop.number.clone(), signal as usize).map_err(fail)?;
         }
-        let mut signals = Signals::new([SIGINT, SIGTERM]).map_err(fail)?;
-        thread::spawn(move || {
-            let mut first = None;
+        let mut signals = Signals::new(listened).map_err(fail)?;
+        let phase = stop.phase.clone();
+        let listen = move || {
+            let mut requests = StopRequests::default();
             for signal in signals.forever() {
-                let first: Instant = *first.get_or_insert_with(Instant::now);
-                if first.elapsed() >= ONE_REQUEST {
-                    // A checkpoint in the making stays behind uncommitted; the next start clears it.
-                    process::exit(128 + signal);
+                let is_repeated = requests.is_repeated(Instant::now());
+                // Held until the process has ended, so that training cannot begin meanwhile.
+                let phase = phase.lock().unwrap_or_else(PoisonError::into_inner);
+                if is_repeated || *phase == Phase::Starting {
+                    end_now(signal, *phase);
                 }
             }
-        });
+        };
+        thread::Builder::new().name("signals".into()).spawn(listen).map_err(fail)?;
         Ok(stop)
     }
 
-    /// The signal that asked the run to stop, if one did.
+    /// From now on there is something to save: a first signal does not end the process any more.
+    pub fn begin_training(&self) {
+        *self.phase.lock().unwrap_or_else(PoisonError::into_inner) = Phase::Training;
+    }
+
+    /// The signal that asked the run to stop, if one did. Whoever asks this answers the request:
+    /// training has [begun](Self::begin_training).
     pub fn requested(&self) -> Option<&'static str> {
-        match self.number.load(Ordering::Relaxed) as i32 {
-            SIGINT => Some("SIGINT"),
-            SIGTERM => Some("SIGTERM"),
-            _ => None,
+        self.begin_training();
+        self.number().and_then(signal_name)
+    }
+
+    /// The same signal as a number.
+    pub(crate) fn number(&self) -> Option<i32> {
+        match self.number.load(Ordering::Relaxed) {
+            0 => None,
+            number => i32::try_from(number).ok(),
         }
     }
+}
+
+/// Ends the process. A checkpoint in the making stays behind uncommitted; the next start clears it.
+fn end_now(signal: i32, phase: Phase) -> ! {
+    let name = signal_name(signal).unwrap_or("a signal");
+    let words = match phase {
+        Phase::Starting => {
+            format!("stopped by {name} before training began; nothing was to be saved")
+        }
+        Phase::Training => format!("ended by {name}, the second signal, without saving"),
+    };
+    let (said, end) = channel();
+    let say = move || {
+        let _ = writeln!(io::stderr(), "{words}");
+        let _ = said.send(());
+    };
+    if thread::Builder::new().spawn(say).is_ok() {
+        let _ = end.recv_timeout(LAST_WORDS);
+    }
+    exit(128 + signal)
 }

@@ -10,7 +10,7 @@ use std::{
 
 use megaburn_train::signal::StopSignal;
 use signal_hook::{
-    consts::{SIGINT, SIGTERM},
+    consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2},
     low_level::raise,
 };
 
@@ -19,36 +19,58 @@ const SIGNALS: &str = "MEGABURN_TEST_SIGNALS";
 const OUTLIVED: i32 = 77;
 
 #[test]
-fn the_first_signal_is_heard_and_the_second_exits_with_its_code() {
+fn the_first_signal_is_heard_and_a_later_one_exits_with_its_code() {
     if let Ok(signals) = env::var(SIGNALS) {
         child(&signals);
     }
-    assert_eq!(exit_code_after("INT"), Some(OUTLIVED));
-    assert_eq!(exit_code_after("TERM"), Some(OUTLIVED));
-    assert_eq!(exit_code_after("INT INT TERM"), Some(OUTLIVED));
-    assert_eq!(exit_code_after("INT later INT"), Some(130));
-    assert_eq!(exit_code_after("INT later TERM"), Some(143));
+    let cases = [
+        ("INT", OUTLIVED),
+        ("TERM", OUTLIVED),
+        ("HUP", OUTLIVED),
+        ("USR1", OUTLIVED),
+        ("USR2", OUTLIVED),
+        ("INT INT TERM", OUTLIVED),
+        ("INT later INT", 130),
+        ("USR1 later TERM", 143),
+        ("starting TERM", 143),
+        ("starting HUP", 129),
+    ];
+    let children: Vec<_> = cases.iter().map(|(signals, _)| start(signals)).collect();
+    for ((signals, code), mut child) in cases.into_iter().zip(children) {
+        assert_eq!(child.wait().unwrap().code(), Some(code), "{signals}");
+    }
 }
 
-fn exit_code_after(signals: &str) -> Option<i32> {
+fn start(signals: &str) -> std::process::Child {
     Command::new(env::current_exe().unwrap())
         .env(SIGNALS, signals)
         .stdout(Stdio::null())
         .stderr(Stdio::null())
-        .status()
+        .spawn()
         .unwrap()
-        .code()
 }
 
 fn child(signals: &str) -> ! {
     let stop = StopSignal::install().unwrap();
-    assert_eq!(stop.requested(), None);
+    if !signals.starts_with("starting") {
+        stop.begin_training();
+        assert_eq!(stop.requested(), None);
+    }
     for name in signals.split(' ') {
-        if name == "later" {
-            sleep(Duration::from_millis(1200));
-            continue;
-        }
-        raise(if name == "INT" { SIGINT } else { SIGTERM }).unwrap();
+        let signal = match name {
+            "starting" => continue,
+            "later" => {
+                sleep(Duration::from_millis(1200));
+                continue;
+            }
+            "INT" => SIGINT,
+            "TERM" => SIGTERM,
+            "HUP" => SIGHUP,
+            "USR1" => SIGUSR1,
+            "USR2" => SIGUSR2,
+            other => panic!("no signal {other}"),
+        };
+        raise(signal).unwrap();
         assert_eq!(stop.clone().requested(), Some(format!("SIG{name}").as_str()));
     }
     // The thread that ends the process has its moment.

@@ -3,6 +3,9 @@
 //! This facade gathers the crates under one name; [`prelude`] holds what an application needs to
 //! make its own modules parallel.
 
+// These macros panic where their output cannot be written.
+#![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
+
 pub use megaburn_checkpoint as checkpoint;
 pub use megaburn_collective as collective;
 #[cfg(feature = "cuda")]

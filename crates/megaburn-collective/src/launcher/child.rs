@@ -15,11 +15,11 @@ use nix::{
     unistd::{Pid, getppid},
 };
 
-use super::{LaunchOptions, gpus};
+use super::{LaunchOptions, gpus, guard, output::complain};
 
 /// Exit codes of a command that cannot be started, as shells have them.
-const EXIT_CANNOT_START: i32 = 126;
-const EXIT_NOT_FOUND: i32 = 127;
+pub(super) const EXIT_CANNOT_START: i32 = 126;
+pub(super) const EXIT_NOT_FOUND: i32 = 127;
 /// The environment name under which a rank finds its launcher's process id.
 const LAUNCHER: &str = "MEGABURN_LAUNCHER";
 
@@ -80,20 +80,25 @@ pub(super) fn signal(pid: Pid, signal: Signal) {
 /// code if that failed.
 ///
 /// The kernel kills a rank when its launcher dies, even by SIGKILL. What a rank itself starts (a
-/// shell script's commands, unless it ends with `exec`) is not tied so.
+/// shell script's commands) is killed by the launcher's guard, which is this function called for
+/// another purpose.
 pub fn launch_child(args: impl IntoIterator<Item = OsString>) -> i32 {
     let mut args = args.into_iter();
-    let launcher = args.next().and_then(|pid| pid.to_str()?.parse().ok());
+    let first = args.next();
+    if first.as_ref().is_some_and(|first| first == guard::GUARD) {
+        return guard::run(io::stdin().lock()).map_or(EXIT_CANNOT_START, |()| 0);
+    }
+    let launcher = first.and_then(|pid| pid.to_str()?.parse().ok());
     let (Some(launcher), Some(command)) = (launcher, args.next()) else {
-        eprintln!("launch-child is called by `megaburn launch` only");
+        complain("launch-child is called by `megaburn launch` only");
         return EXIT_CANNOT_START;
     };
     if let Err(error) = tie_to(Pid::from_raw(launcher)) {
-        eprintln!("{error}");
+        complain(&error.to_string());
         return EXIT_CANNOT_START;
     }
     let error = Command::new(&command).args(args).exec();
-    eprintln!("cannot start {}: {error}", command.display());
+    complain(&format!("cannot start {}: {error}", command.display()));
     if error.kind() == io::ErrorKind::NotFound { EXIT_NOT_FOUND } else { EXIT_CANNOT_START }
 }
 

@@ -3,19 +3,30 @@
 //! The ranks get torchrun's environment names, so the same program runs under torchrun, Slurm, MPI
 //! or Kubernetes as well. Each rank is started through this very program ([`launch_child`]), which
 //! asks the kernel to kill it when the launcher dies and then becomes the command; a program that
-//! starts itself several times ([`LaunchOptions::this_program`]) asks for that directly.
+//! starts itself several times ([`LaunchOptions::this_program`]) asks for that directly. What a
+//! command starts in its turn is ended by a guard (`guard.rs`) if the launcher dies.
 
 mod child;
+mod command;
 pub(crate) mod gpus;
+mod guard;
+mod logs;
 mod output;
+mod port;
+mod queue;
+mod repeats;
+mod signals;
 mod supervise;
 mod verdict;
 
-use std::{ffi::OsString, io, time::Duration};
+use std::{ffi::OsString, io, path::PathBuf, time::Duration};
 
 use thiserror::Error;
 
 pub use child::{launch_child, tie_to_launcher};
+use port::ReservedPort;
+pub use queue::{Output, OutputQueue};
+pub use signals::{StopRequests, stop_signals};
 pub use supervise::launch;
 pub use verdict::{EndedBy, Outcome, RankEnd};
 
@@ -44,6 +55,11 @@ pub struct LaunchOptions {
     pub tells_cause: bool,
     /// How long ranks may take to end after SIGTERM, once one has failed.
     pub grace: Duration,
+    /// How long the launcher waits for a rank to end after SIGKILL. A rank that the kernel holds (its
+    /// disk, network file system or GPU does not answer) is left behind then.
+    pub give_up: Duration,
+    /// Where each rank's output is kept in a file, besides being passed on.
+    pub log_dir: Option<PathBuf>,
     /// Ranks that have a GPU together.
     pub ranks_per_gpu: usize,
 }
@@ -61,6 +77,8 @@ impl LaunchOptions {
             entry: Some(vec!["launch-child".into()]),
             tells_cause: true,
             grace: Duration::from_secs(3),
+            give_up: Duration::from_secs(30),
+            log_dir: None,
             ranks_per_gpu: 1,
         }
     }
@@ -99,6 +117,11 @@ impl LaunchOptions {
         Self { grace, ..self }
     }
 
+    /// Also appends what each rank writes to the file `rank-N.log` in this folder, which is made.
+    pub fn with_log_dir(self, log_dir: Option<PathBuf>) -> Self {
+        Self { log_dir, ..self }
+    }
+
     /// Has so many neighbouring ranks share a GPU: for layouts of more ranks than there are GPUs, to see whether
     /// they are right, not how fast. Each rank is shown its GPU only and told to be a host of its own, or NCCL would
     /// refuse it; it sends over the network then, also within a host.
@@ -106,8 +129,8 @@ impl LaunchOptions {
         Self { ranks_per_gpu, ..self }
     }
 
-    /// The address and port of rank 0.
-    pub(crate) fn master(&self) -> Result<(String, u16), LaunchError> {
+    /// The address and port of rank 0; the port is reserved for as long as the third is kept.
+    fn master(&self) -> Result<(String, u16, Option<ReservedPort>), LaunchError> {
         let Self { nproc, nnodes, node_rank, ranks_per_gpu, .. } = self;
         let bad = |why: String| Err(LaunchError::BadOptions { why });
         if self.command.is_empty() {
@@ -125,16 +148,17 @@ impl LaunchOptions {
             return bad(format!("node rank {node_rank} is not below the {nnodes} nodes"));
         }
         match (&self.master_addr, self.master_port) {
-            (Some(addr), Some(port)) => Ok((addr.clone(), port)),
+            (Some(addr), Some(port)) => Ok((addr.clone(), port, None)),
             _ if *nnodes > 1 => bad(format!(
                 "{nnodes} nodes need `--master-addr` and `--master-port`, the same on each"
             )),
             (addr, port) => {
-                let port = match port {
-                    Some(port) => port,
-                    None => crate::free_port().map_err(LaunchError::NoPort)?,
-                };
-                Ok((addr.clone().unwrap_or_else(|| "127.0.0.1".into()), port))
+                let addr = addr.clone().unwrap_or_else(|| "127.0.0.1".into());
+                if let Some(port) = port {
+                    return Ok((addr, port, None));
+                }
+                let reserved = ReservedPort::take().map_err(LaunchError::NoPort)?;
+                Ok((addr, reserved.number, Some(reserved)))
             }
         }
     }
@@ -149,10 +173,28 @@ pub enum LaunchError {
     BadOptions { why: String },
     #[error("cannot launch: no port of this host is free: {0}")]
     NoPort(io::Error),
+    #[error("cannot start the command: {why}")]
+    NoCommand { why: String },
+    #[error("cannot start the command: `{name}` is no program that may be executed")]
+    NotExecutable { name: String },
+    #[error("cannot keep logs: {0}")]
+    Logs(io::Error),
     #[error("cannot start rank {rank}: {error}; every rank that was started has been ended")]
     Start { rank: usize, error: io::Error },
     #[error("cannot watch the ranks: {0}")]
     Watch(io::Error),
+}
+
+impl LaunchError {
+    /// What the launcher should exit with, as shells do where a command cannot be started.
+    pub fn exit_code(&self) -> i32 {
+        match self {
+            Self::NoCommand { .. } => child::EXIT_NOT_FOUND,
+            Self::NotExecutable { .. } => child::EXIT_CANNOT_START,
+            Self::BadOptions { .. } | Self::NoPort(_) | Self::Logs(_) => 2,
+            Self::Start { .. } | Self::Watch(_) => 1,
+        }
+    }
 }
 
 #[cfg(test)]
@@ -187,8 +229,8 @@ mod tests {
     #[test]
     fn one_host_needs_neither_address_nor_port() {
         let options = LaunchOptions::new(2, vec!["true".into()]);
-        let (addr, first) = options.master().unwrap();
-        let (_, second) = options.master().unwrap();
+        let (addr, first, _reserved) = options.master().unwrap();
+        let (_, second, _) = options.master().unwrap();
         assert_eq!(addr, "127.0.0.1");
         assert_ne!(first, second, "two runs at once must not choose the same port");
     }

@@ -10,15 +10,16 @@ use std::{
 };
 
 use nix::{sys::signal::Signal, unistd::Pid};
-use signal_hook::{
-    consts::{SIGINT, SIGTERM},
-    iterator::Signals,
-};
+use signal_hook::iterator::Signals;
 
 use super::{
     LaunchError, LaunchOptions,
     child::{await_end, signal, start},
-    output::{LastWords, Pumps, Sink},
+    command,
+    guard::Guard,
+    logs::Logs,
+    output::{LastWords, Pumps, Sink, Source, Streams},
+    signals::{StopRequests, stop_signals},
     verdict::{EndedBy, Outcome, RankEnd},
 };
 
@@ -45,42 +46,52 @@ struct Rank {
 /// Starts the ranks, passes on their output, and returns when all have ended.
 ///
 /// The first rank that fails ends all others: they have a second to end by themselves, as ranks do
-/// that lose a peer, then they get SIGTERM, and after [`LaunchOptions::grace`] SIGKILL. SIGINT and
-/// SIGTERM are passed on to the ranks, which may save and exit; who sends a second one has no
-/// patience: then the grace begins. The cause of a failure is written to standard error as the last
-/// thing, unless the caller does that. Standard input is empty for ranks.
+/// that lose a peer, then they get SIGTERM, and after [`LaunchOptions::grace`] SIGKILL; a rank that does
+/// not end [`LaunchOptions::give_up`] after that is left behind, by name. The signals of
+/// [`stop_signals`] are passed on to the ranks, which may save and exit. Those within a second of the
+/// first are the same request; a later one is passed on too, and then the grace begins. The cause of
+/// a failure is written to standard error as the last thing, unless the caller does that. Standard
+/// input is empty for ranks.
 ///
 /// Call it on a thread that lives until it returns (the main thread): ranks are tied to its life.
 ///
 /// # Errors
-/// Options that make no run; a rank that cannot be started.
+/// Options that make no run; a command that does not exist; a rank that cannot be started.
 pub fn launch(options: &LaunchOptions) -> Result<Outcome, LaunchError> {
-    let master = options.master()?;
+    let (addr, port, _reserved) = options.master()?;
+    let master = (addr, port);
+    command::check(&options.command[0])?;
+    let streams = Streams::new().map_err(LaunchError::Watch)?;
+    let first = options.node_rank * options.nproc;
+    let open = |dir| Logs::open(dir, first..first + options.nproc, streams.errors());
+    let logs = options.log_dir.as_deref().map(open).transpose().map_err(LaunchError::Logs)?;
+    let guard = options.entry.as_deref().map(Guard::start).transpose();
+    let guard = guard.map_err(LaunchError::Watch)?;
     let (sender, events) = channel();
     let signals = watch_signals(sender.clone()).map_err(LaunchError::Watch)?;
-    let mut pumps = Pumps::new();
-    let (ranks, ends) = (Vec::new(), Vec::new());
-    let mut run = Run { ranks, ends, options, signal: None, plan: Plan::Wait, told: false };
+    let mut pumps = Pumps::new(streams.with_logs(logs));
+    let mut run = Run::new(options, guard);
     for local_rank in 0..options.nproc {
         if let Err(error) = run.start(local_rank, &master, &sender, &mut pumps) {
-            let rank = options.node_rank * options.nproc + local_rank;
             run.kill();
             run.supervise(&events);
-            return Err(LaunchError::Start { rank, error });
+            return Err(LaunchError::Start { rank: first + local_rank, error });
         }
     }
     run.supervise(&events);
     signals.close();
     pumps.finish(DRAIN);
     let outcome = run.into_outcome();
+    pumps.streams.tell_repeats();
     if options.tells_cause && (outcome.cause().is_some() || outcome.signal.is_some()) {
-        eprintln!("megaburn launch: {outcome}");
+        pumps.streams.say(&format!("megaburn launch: {outcome}"));
     }
+    pumps.streams.flush();
     Ok(outcome)
 }
 
 fn watch_signals(events: Sender<Event>) -> io::Result<signal_hook::iterator::Handle> {
-    let mut signals = Signals::new([SIGINT, SIGTERM])?;
+    let mut signals = Signals::new(stop_signals())?;
     let handle = signals.handle();
     thread::Builder::new().name("signals".into()).spawn(move || {
         for number in signals.forever() {
@@ -96,7 +107,9 @@ struct Run<'a> {
     ranks: Vec<Rank>,
     ends: Vec<(usize, EndedBy, bool)>,
     options: &'a LaunchOptions,
+    guard: Option<Guard>,
     signal: Option<i32>,
+    requests: StopRequests,
     plan: Plan,
     /// Whether the ranks were told to end.
     told: bool,
@@ -108,10 +121,15 @@ enum Plan {
     Wait,
     Terminate(Instant),
     Kill(Instant),
-    Killed,
+    GiveUp(Instant),
 }
 
-impl Run<'_> {
+impl<'a> Run<'a> {
+    fn new(options: &'a LaunchOptions, guard: Option<Guard>) -> Self {
+        let (ranks, ends, requests) = Default::default();
+        Self { ranks, ends, options, guard, signal: None, requests, plan: Plan::Wait, told: false }
+    }
+
     fn start(
         &mut self,
         local_rank: usize,
@@ -123,6 +141,7 @@ impl Run<'_> {
         let (out, err) = (child.stdout.take(), child.stderr.take());
         let rank = self.options.node_rank * self.options.nproc + local_rank;
         let pid = Pid::from_raw(child.id().cast_signed());
+        self.guard.iter_mut().for_each(|guard| guard.add(pid));
         let last_words = LastWords::default();
         let running = true;
         self.ranks.push(Rank { rank, child, pid, last_words: last_words.clone(), running });
@@ -132,26 +151,28 @@ impl Run<'_> {
             // The launcher waits for every rank that it started.
             let _ = events.send(Event::Ended { local_rank });
         })?;
-        pumps.start(rank, out.expect("stdout is piped"), Sink::Out, None)?;
-        pumps.start(rank, err.expect("stderr is piped"), Sink::Err, Some(last_words))
+        let from = |sink| Source { rank, local_rank, sink };
+        pumps.start(from(Sink::Out), out.expect("stdout is piped"), None)?;
+        pumps.start(from(Sink::Err), err.expect("stderr is piped"), Some(last_words))
     }
 
-    /// Returns when no rank runs.
+    /// Returns when no rank runs that could still end.
     fn supervise(&mut self, events: &Receiver<Event>) {
         while self.ranks.iter().any(|rank| rank.running) {
             let event = match self.plan {
-                Plan::Wait | Plan::Killed => {
-                    events.recv().map_err(|_| RecvTimeoutError::Disconnected)
-                }
-                Plan::Terminate(at) | Plan::Kill(at) => {
+                Plan::Wait => events.recv().map_err(|_| RecvTimeoutError::Disconnected),
+                Plan::Terminate(at) | Plan::Kill(at) | Plan::GiveUp(at) => {
                     events.recv_timeout(at.saturating_duration_since(Instant::now()))
                 }
             };
             match event {
                 Ok(Event::Ended { local_rank }) => self.ended(local_rank),
                 Ok(Event::Signal(number)) => self.pass_on(number),
-                Err(_) if matches!(self.plan, Plan::Terminate(_)) => self.terminate(),
-                Err(_) => self.kill(),
+                Err(_) => match self.plan {
+                    Plan::Terminate(_) => self.terminate(),
+                    Plan::GiveUp(_) => return self.leave_behind(),
+                    Plan::Wait | Plan::Kill(_) => self.kill(),
+                },
             }
         }
     }
@@ -160,6 +181,8 @@ impl Run<'_> {
     fn ended(&mut self, local_rank: usize) {
         let rank = &mut self.ranks[local_rank];
         signal(rank.pid, Signal::SIGKILL);
+        // Its number means this group until it is waited for.
+        self.guard.iter_mut().for_each(|guard| guard.remove(rank.pid));
         let by = match rank.child.wait() {
             Ok(status) => EndedBy::of(status),
             // Somebody else took its status; how it ended is not known, so it is no success.
@@ -168,7 +191,10 @@ impl Run<'_> {
         rank.running = false;
         self.ends.push((local_rank, by, self.told));
         if self.plan == Plan::Wait && by != EndedBy::Code(0) {
-            self.plan = Plan::Terminate(Instant::now() + SETTLE);
+            // After a request to stop the others are busy with it.
+            let settle =
+                if self.signal.is_some() { self.options.grace.max(SETTLE) } else { SETTLE };
+            self.plan = Plan::Terminate(Instant::now() + settle);
         }
     }
 
@@ -183,16 +209,32 @@ impl Run<'_> {
     fn kill(&mut self) {
         self.signal_all(Signal::SIGKILL);
         self.told = true;
-        self.plan = Plan::Killed;
+        self.plan = Plan::GiveUp(Instant::now() + self.options.give_up);
+    }
+
+    /// Gives up waiting for ranks that SIGKILL does not end.
+    fn leave_behind(&mut self) {
+        for (local_rank, rank) in self.ranks.iter_mut().enumerate().filter(|(_, rank)| rank.running)
+        {
+            rank.running = false;
+            let by = EndedBy::Nothing { pid: rank.pid.as_raw() };
+            self.ends.push((local_rank, by, true));
+        }
     }
 
     fn pass_on(&mut self, number: i32) {
+        let is_first = !self.requests.is_requested();
+        let is_repeated = self.requests.is_repeated(Instant::now());
+        if !is_first && !is_repeated {
+            return;
+        }
         if let Ok(signal) = Signal::try_from(number) {
             self.signal_all(signal);
             self.signal_all(Signal::SIGCONT);
         }
         self.told = true;
-        if self.signal.replace(number).is_some() && self.plan == Plan::Wait {
+        self.signal = Some(number);
+        if is_repeated && self.plan == Plan::Wait {
             self.plan = Plan::Kill(Instant::now() + self.options.grace);
         }
     }
@@ -202,12 +244,62 @@ impl Run<'_> {
     }
 
     fn into_outcome(self) -> Outcome {
-        let Self { ranks, ends, signal, .. } = self;
+        let Self { ranks, ends, signal, guard, .. } = self;
+        drop(guard);
         let end = |(local_rank, by, told): (usize, EndedBy, bool)| {
             let Rank { rank, last_words, .. } = &ranks[local_rank];
             let words = last_words.lock().unwrap_or_else(PoisonError::into_inner);
             RankEnd { rank: *rank, by, told, last_words: words.iter().cloned().collect() }
         };
         Outcome { ends: ends.into_iter().map(end).collect(), signal }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+
+    /// A rank whose end nobody hears of, as if the kernel held it.
+    fn held(options: &LaunchOptions) -> Run<'_> {
+        let child = Command::new("sleep").arg("600").spawn().unwrap();
+        let pid = Pid::from_raw(child.id().cast_signed());
+        let mut run = Run::new(options, None);
+        let last_words = LastWords::default();
+        run.ranks.push(Rank { rank: 0, child, pid, last_words, running: true });
+        run
+    }
+
+    #[test]
+    fn a_rank_that_sigkill_does_not_end_is_left_behind_by_name() {
+        let options = LaunchOptions {
+            give_up: Duration::from_millis(50),
+            ..LaunchOptions::new(1, vec!["sleep".into()])
+        };
+        let mut run = held(&options);
+        let (pid, begin) = (run.ranks[0].pid, Instant::now());
+        let (_sender, events) = channel();
+        run.kill();
+        run.supervise(&events);
+        assert!(begin.elapsed() < Duration::from_secs(5));
+        let _ = run.ranks[0].child.kill();
+        run.ranks[0].child.wait().unwrap();
+        let outcome = run.into_outcome();
+        let text = outcome.to_string();
+        assert!(text.contains(&format!("process {pid} is left behind")), "{text}");
+        assert_eq!(outcome.exit_code(), 137);
+    }
+
+    #[test]
+    fn two_signals_within_a_second_start_no_grace_and_a_later_one_does() {
+        let options = LaunchOptions::new(1, vec!["sleep".into()]);
+        let mut run = Run::new(&options, None);
+        run.pass_on(15);
+        run.pass_on(2);
+        assert_eq!((run.plan, run.signal), (Plan::Wait, Some(15)));
+        thread::sleep(Duration::from_millis(1010));
+        run.pass_on(2);
+        assert!(matches!(run.plan, Plan::Kill(_)) && run.signal == Some(2), "{:?}", run.plan);
     }
 }

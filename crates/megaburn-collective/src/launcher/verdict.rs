@@ -13,6 +13,11 @@ pub enum EndedBy {
     Code(i32),
     /// This signal killed it.
     Signal(i32),
+    /// It does not end though it was killed, so the launcher left this process behind.
+    Nothing {
+        /// Its process id.
+        pid: i32,
+    },
 }
 
 impl EndedBy {
@@ -37,6 +42,11 @@ impl fmt::Display for EndedBy {
                 Ok(signal) => write!(f, "was killed by {signal}"),
                 Err(_) => write!(f, "was killed by signal {number}"),
             },
+            Self::Nothing { pid } => write!(
+                f,
+                "does not end though it was killed: process {pid} is left behind, which the kernel \
+                 holds while a disk, a network file system or a GPU does not answer"
+            ),
         }
     }
 }
@@ -70,7 +80,7 @@ impl Outcome {
         let failed = || self.ends.iter().filter(|end| end.by.failed());
         let echo = |end: &&RankEnd| end.by == EndedBy::Code(EXIT_PEER_FAILED);
         let own = || failed().filter(|end| !echo(end));
-        let told_to = |end: &&RankEnd| end.told && matches!(end.by, EndedBy::Signal(_));
+        let told_to = |end: &&RankEnd| end.told && !matches!(end.by, EndedBy::Code(_));
         own()
             .find(|end| !end.told)
             .or_else(|| own().find(|end| !told_to(end)))
@@ -79,12 +89,13 @@ impl Outcome {
     }
 
     /// What the launcher should exit with: the cause's code, 128 and the signal's number for one
-    /// that a signal killed, 0 if every rank succeeded.
+    /// that a signal killed (SIGKILL's for one that does not end), 0 if every rank succeeded.
     pub fn exit_code(&self) -> i32 {
         match self.cause().map(|end| end.by) {
             None => 0,
             Some(EndedBy::Code(code)) => code,
             Some(EndedBy::Signal(number)) => 128 + number,
+            Some(EndedBy::Nothing { .. }) => 128 + Signal::SIGKILL as i32,
         }
     }
 }
@@ -105,7 +116,10 @@ impl fmt::Display for Outcome {
         if !last_words.is_empty() {
             f.write_str("; the last it wrote to standard error:")?;
         }
-        last_words.iter().try_for_each(|line| write!(f, "\n  {line}"))
+        last_words.iter().try_for_each(|line| write!(f, "\n  {line}"))?;
+        let left = |end: &&RankEnd| matches!(end.by, EndedBy::Nothing { .. }) && end.rank != *rank;
+        let mut left = self.ends.iter().filter(left);
+        left.try_for_each(|end| write!(f, "\nrank {} {}", end.rank, end.by))
     }
 }
 
@@ -127,6 +141,8 @@ mod tests {
     #[case::echo_exits_first(&[(Code(4), false), (Code(3), false)], Some(1), 3)]
     #[case::culprit_exits_late(&[(Code(4), false), (Signal(15), true), (Code(1), true)], Some(2), 1)]
     #[case::only_echoes(&[(Code(0), false), (Code(4), false), (Signal(9), true)], Some(1), 4)]
+    #[case::held_by_the_kernel(&[(Code(1), false), (Nothing { pid: 7 }, true)], Some(0), 1)]
+    #[case::held_alone(&[(Code(0), false), (Nothing { pid: 7 }, true)], Some(1), 137)]
     #[case::signal_after_all_told(&[(Signal(15), true), (Signal(15), true)], Some(0), 143)]
     fn the_first_own_failure_is_the_cause(
         #[case] ends: &[(EndedBy, bool)],

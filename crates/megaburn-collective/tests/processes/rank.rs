@@ -14,7 +14,7 @@ use megaburn_collective::{
     CollectiveError, ConnectOptions, Group, GroupOptions, RankEnv, ReduceOp, connect,
     launcher::{EXIT_PEER_FAILED, tie_to_launcher},
 };
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
 
 /// Of a collective.
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(4);
@@ -23,8 +23,8 @@ pub(crate) const TIMEOUT: Duration = Duration::from_secs(4);
 pub(crate) fn run(mode: &[String]) -> i32 {
     tie_to_launcher().unwrap();
     let stop = Arc::new(AtomicBool::new(false));
-    for signal in [SIGTERM, SIGINT] {
-        if ["patient", "stubborn"].contains(&mode[0].as_str()) {
+    for signal in [SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2] {
+        if ["patient", "slow", "stubborn"].contains(&mode[0].as_str()) {
             signal_hook::flag::register(signal, stop.clone()).unwrap();
         }
     }
@@ -56,9 +56,12 @@ pub(crate) fn run(mode: &[String]) -> i32 {
             eprintln!("{error}");
             return EXIT_PEER_FAILED;
         }
-        "patient" => {
+        "patient" | "slow" => {
             while !stop.load(Ordering::Relaxed) {
                 thread::sleep(Duration::from_millis(5));
+            }
+            if mode[0] == "slow" {
+                thread::sleep(Duration::from_millis(3500));
             }
             println!("saved");
         }

@@ -11,7 +11,7 @@ use megaburn_models::{
 };
 use megaburn_train::TrainError;
 
-use super::interrupt::end_clean_on_signals;
+use super::{interrupt::end_clean_on_signals, print};
 
 #[derive(Subcommand)]
 pub(super) enum ConvertCommand {
@@ -120,8 +120,15 @@ impl ImportArgs {
         let Self { from, to, dtype, force } = self;
         let source = import(&from, &to, dtype.map(DType::from), force)?;
         let (family, params) = (source.config().family, source.num_params());
-        println!("{family}, {params} parameters: {} -> {}", from.display(), to.display());
-        println!("train on with --init {0}, write with megaburn generate {0}", to.display());
+        print::note(format!(
+            "{family}, {params} parameters: {} -> {}",
+            from.display(),
+            to.display()
+        ));
+        print::note(format!(
+            "train on with --init {0}, write with megaburn generate {0}",
+            to.display()
+        ));
         Ok(())
     }
 }
@@ -132,15 +139,15 @@ impl UpcycleArgs {
         let options = UpcycleOptions { num: experts, top_k, granularity, seed };
         let config = upcycle(&from, &to, options, force)?;
         let experts = config.experts.expect("it has some now");
-        println!(
+        print::note(format!(
             "{}, {} experts a layer, {} a token: {} -> {}",
             config.family,
             experts.num,
             experts.top_k,
             from.display(),
             to.display()
-        );
-        println!("train on with --init {}", to.display());
+        ));
+        print::note(format!("train on with --init {}", to.display()));
         Ok(())
     }
 }
@@ -158,13 +165,13 @@ impl ExportArgs {
         let written = export(&from, &to, &options)?;
         let (num_files, plural) =
             (written.files.len(), if written.files.len() == 1 { "" } else { "s" });
-        println!(
+        print::note(format!(
             "{} tensors, {} bytes in {num_files} file{plural}: {} -> {}",
             written.num_tensors,
             written.num_bytes,
             from.display(),
             to.display()
-        );
+        ));
         Ok(())
     }
 }

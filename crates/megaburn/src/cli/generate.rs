@@ -18,7 +18,10 @@ use megaburn_train::{
 };
 use serde_json::json;
 
-use super::device::{DeviceArg, launch_again};
+use super::{
+    device::{DeviceArg, launch_again},
+    print,
+};
 
 #[derive(Args)]
 pub(super) struct GenerateArgs {
@@ -167,7 +170,7 @@ impl GenerateArgs {
         if is_first {
             let texts = texts.iter().map(Some).chain(std::iter::repeat(None));
             for (index, ((found, ids), text)) in found.iter().zip(&prompts).zip(texts).enumerate() {
-                self.print(index, text.map(String::as_str), ids, found);
+                self.print(index, text.map(String::as_str), ids, found)?;
             }
         }
         Ok(Exit::Done.into())
@@ -192,7 +195,13 @@ impl GenerateArgs {
         Ok(layers.load()?.parallel)
     }
 
-    fn print(&self, index: usize, prompt: Option<&str>, ids: &[u32], found: &Continuation) {
+    fn print(
+        &self,
+        index: usize,
+        prompt: Option<&str>,
+        ids: &[u32],
+        found: &Continuation,
+    ) -> Result<(), TrainError> {
         let Continuation { tokens, text, finish } = found;
         let finish = match finish {
             Finish::Eos => "eos",
@@ -203,16 +212,15 @@ impl GenerateArgs {
             let json = json!({
                 "prompt": prompt, "prompt_ids": ids, "text": text, "ids": tokens, "finish": finish,
             });
-            println!("{json}");
-            return;
+            return print::result(json);
         }
         if index > 0 {
-            println!("---");
+            print::result("---")?;
         }
         match (prompt, text) {
-            (Some(prompt), Some(text)) => println!("{prompt}{text}"),
-            (None, Some(text)) => println!("{text}"),
-            (_, None) => println!("{tokens:?}"),
+            (Some(prompt), Some(text)) => print::result(format!("{prompt}{text}")),
+            (None, Some(text)) => print::result(text),
+            (_, None) => print::result(format!("{tokens:?}")),
         }
     }
 }

@@ -7,11 +7,12 @@ mod hint;
 mod interrupt;
 mod launch;
 mod plan;
+mod print;
 mod tokenize;
 mod train;
 mod verify;
 
-use std::{ffi::OsString, process::ExitCode};
+use std::{ffi::OsString, process::ExitCode, sync::Arc};
 
 use clap::{Parser, Subcommand};
 use megaburn_collective::launcher::{launch_child, tie_to_launcher};
@@ -23,7 +24,7 @@ pub use train::TrainArgs;
 
 /// Megatron-LM's training system for Burn.
 #[derive(Parser)]
-#[command(name = "megaburn", version)]
+#[command(name = "megaburn", version, after_help = Exit::help())]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -62,8 +63,9 @@ pub fn main() -> ExitCode {
 /// Runs a command line, which begins with the program's name: for programs that are several.
 pub fn run(command: impl IntoIterator<Item = OsString>) -> ExitCode {
     let cli = parse(command.into_iter().collect()).unwrap_or_else(|error| error.exit());
-    start_logging();
-    match cli.command {
+    print::start_logging();
+    refuse_large_files_by_error();
+    let code = match cli.command {
         Command::Train(args) => args.run(),
         Command::Generate(args) => begin(|| args.run()),
         Command::Convert(command) => done(command.run()),
@@ -72,7 +74,15 @@ pub fn run(command: impl IntoIterator<Item = OsString>) -> ExitCode {
         Command::Tokenize(args) => args.run(),
         Command::Launch(args) => args.run(),
         Command::LaunchChild { args } => exit_code(launch_child(args)),
-    }
+    };
+    print::flush();
+    code
+}
+
+/// A file that outgrows the limit of `ulimit -f` is an error that names it, not a signal that kills.
+fn refuse_large_files_by_error() {
+    // With a handler, the write fails with EFBIG. Where there can be none it stays as it was.
+    let _ = signal_hook::flag::register(signal_hook::consts::SIGXFSZ, Arc::default());
 }
 
 /// Reads a command line. What is wrong with it is answered with what was probably meant.
@@ -87,11 +97,14 @@ fn parse(command: Vec<OsString>) -> Result<Cli, clap::Error> {
 
 /// What a program does that may be one of several ranks.
 fn begin(run: impl FnOnce() -> Result<ExitCode, TrainError>) -> ExitCode {
-    start_logging();
-    if let Err(error) = tie_to_launcher() {
-        return fail(&error.to_string(), Exit::Failed);
-    }
-    run().unwrap_or_else(|error| fail(&error.to_string(), error.exit()))
+    print::start_logging();
+    refuse_large_files_by_error();
+    let code = match tie_to_launcher() {
+        Ok(()) => run().unwrap_or_else(|error| fail(&error.to_string(), error.exit())),
+        Err(error) => fail(&error.to_string(), Exit::Failed),
+    };
+    print::flush();
+    code
 }
 
 fn done(result: Result<(), TrainError>) -> ExitCode {
@@ -102,22 +115,10 @@ fn done(result: Result<(), TrainError>) -> ExitCode {
 }
 
 fn fail(error: &str, exit: Exit) -> ExitCode {
-    eprintln!("error: {error}");
+    print::error(error);
     exit.into()
 }
 
 fn exit_code(code: i32) -> ExitCode {
     ExitCode::from(u8::try_from(code).unwrap_or(1))
-}
-
-/// Log lines go to stderr: warnings and errors, or what `RUST_LOG` asks for.
-fn start_logging() {
-    use tracing_subscriber::EnvFilter;
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("warn"));
-    // Fails only when the application has a subscriber of its own, which then stands.
-    let _ = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .without_time()
-        .try_init();
 }

@@ -9,7 +9,7 @@ use megaburn_pipeline::{
 };
 use megaburn_train::{Exit, TrainError};
 
-use super::fail;
+use super::{done, fail, print};
 
 #[derive(Args)]
 pub(super) struct PlanArgs {
@@ -56,24 +56,26 @@ impl From<PlacementArg> for Placement {
 
 impl PlanArgs {
     /// Builds, proves, draws and prints. Exits with 2 for sizes that there is no schedule of, and
-    /// with 1 if the picture cannot be written.
+    /// with 1 if text or picture cannot be written.
     pub(super) fn run(self) -> ExitCode {
-        let picture = match self.print() {
-            Ok(picture) => picture,
-            Err(error) => return fail(&error.to_string(), Exit::BadInput),
-        };
-        if let Some(path) = self.svg {
-            if let Err(source) = fs::write(&path, picture) {
-                let error = TrainError::Write { path, source };
-                return fail(&error.to_string(), error.exit());
-            }
-            println!("wrote    {}", path.display());
+        match self.draw() {
+            Ok((text, picture)) => done(self.write(&text, &picture)),
+            Err(error) => fail(&error.to_string(), Exit::BadInput),
         }
-        Exit::Done.into()
     }
 
-    /// Prints, and returns the picture as SVG.
-    fn print(&self) -> Result<String, PipelineError> {
+    fn write(self, text: &str, picture: &str) -> Result<(), TrainError> {
+        print::result(text.trim_end())?;
+        if let Some(path) = self.svg {
+            let written = fs::write(&path, picture);
+            written.map_err(|source| TrainError::Write { path: path.clone(), source })?;
+            print::note(format!("wrote    {}", path.display()));
+        }
+        Ok(())
+    }
+
+    /// The report as text, and the picture as SVG.
+    fn draw(&self) -> Result<(String, String), PipelineError> {
         let mut config = ScheduleConfig::new(self.schedule, self.pp, self.micro_batches);
         config.num_chunks = self.chunks;
         config.group_size = self.group;
@@ -81,8 +83,8 @@ impl PlanArgs {
         let schedule = config.build()?;
         let proof = schedule.prove()?;
         let timing = schedule.simulate(&vec![Costs::UNIT; self.pp], Links::PrePosted)?;
-        print!("{}", report(&config, &schedule, &proof, &timing)?);
-        Ok(draw::svg(&schedule, &timing))
+        let text = report(&config, &schedule, &proof, &timing)?;
+        Ok((text, draw::svg(&schedule, &timing)))
     }
 }
 

@@ -9,6 +9,8 @@ use clap::Args;
 use megaburn_data::{Corpus, DataError, TokenDataset, Tokenizer, TokenizerTrainer};
 use megaburn_train::{Exit, TrainError};
 
+use super::print;
+
 #[derive(Args)]
 pub(super) struct TokenizeArgs {
     /// Text to learn from (plain, or JSON in a .jsonl, .ndjson or .json file); may be given several
@@ -35,7 +37,7 @@ impl TokenizeArgs {
         match self.start() {
             Ok(()) => Exit::Done.into(),
             Err(error) => {
-                eprintln!("error: {error}");
+                print::error(&error);
                 match error {
                     DataError::Write { .. } => Exit::Failed.into(),
                     error => TrainError::from(error).exit().into(),
@@ -47,7 +49,7 @@ impl TokenizeArgs {
     fn start(self) -> Result<(), DataError> {
         let corpus = corpus(&self.data)?;
         let note = corpus.note().map(|note| format!(" ({note})")).unwrap_or_default();
-        println!("data     {corpus}{note}");
+        print::note(format!("data     {corpus}{note}"));
         let trainer = TokenizerTrainer::new(self.vocab).with_special_tokens(self.special);
         let trained = trainer.train(&corpus)?;
         let tokens = TokenDataset::new(&corpus, trained.tokenizer())?;
@@ -58,16 +60,16 @@ impl TokenizeArgs {
             }
             _ => String::new(),
         };
-        println!("vocab    {found} tokens{fewer}");
+        print::note(format!("vocab    {found} tokens{fewer}"));
         let bytes = tokens.bytes_per_token().unwrap_or_default();
-        println!("text     {} tokens, {bytes:.3} bytes per token", tokens.num_tokens());
+        print::note(format!("text     {} tokens, {bytes:.3} bytes per token", tokens.num_tokens()));
         let path = trained.save(&self.out, self.force)?;
-        println!("wrote    {}", path.display());
-        println!(
+        print::note(format!("wrote    {}", path.display()));
+        print::note(format!(
             "train    megaburn train --set data.tokenizer={}{}",
             shown(&path),
             flag(&self.data)
-        );
+        ));
         Ok(())
     }
 }

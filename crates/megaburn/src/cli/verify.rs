@@ -1,14 +1,14 @@
 //! `megaburn verify`: layouts against Transformers, or two models tensor by tensor.
 
+mod text;
+
 use std::{
     path::{Path, PathBuf},
     process::ExitCode,
 };
 
 use clap::{Args, ValueEnum};
-use megaburn_checkpoint::{
-    Checkpoint, HfDir, TensorComparison, TensorHeader, TensorSource, compare,
-};
+use megaburn_checkpoint::{Checkpoint, HfDir, TensorSource, compare};
 use megaburn_collective::RankEnv;
 use megaburn_mesh::{Layout, MeshError};
 use megaburn_models::{ModelError, source::ModelSource};
@@ -18,13 +18,14 @@ use megaburn_train::{
     device::{DeviceChoice, Devices},
     verify::{Reference, Report, Tolerances, verify},
 };
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::{
     begin,
     device::{DeviceArg, launch_silently},
-    fail,
+    fail, print,
 };
+use text::{difference, line, tensor_json};
 
 #[derive(Args)]
 pub(super) struct VerifyArgs {
@@ -94,6 +95,8 @@ impl VerifyArgs {
             Ok(match same {
                 Ok(true) => Exit::Done.into(),
                 Ok(false) => Exit::Failed.into(),
+                // A full disk is no bad input.
+                Err(error @ TrainError::Write { .. }) => return Err(error),
                 Err(error) => fail(&error.to_string(), Exit::BadInput),
             })
         })
@@ -153,8 +156,8 @@ impl VerifyArgs {
             }
             ok &= report.ok;
             match self.json {
-                true => println!("{}", json!(report)),
-                false => println!("{}", line(&report)),
+                true => print::result(json!(report))?,
+                false => print::result(line(&report))?,
             }
         }
         Ok(ok)
@@ -210,19 +213,26 @@ impl VerifyArgs {
     }
 
     fn print(&self, a: &dyn TensorSource, b: &dyn TensorSource) -> Result<bool, TrainError> {
-        let found = compare(a, b, |tensor| match self.json {
-            true => println!("{}", tensor_json(tensor)),
-            false => difference(tensor).into_iter().for_each(|line| println!("{line}")),
-        })
-        .map_err(ModelError::from)?;
+        let mut printed = Ok(());
+        let found = compare(a, b, |tensor| {
+            let line = match self.json {
+                true => Some(tensor_json(tensor).to_string()),
+                false => difference(tensor),
+            };
+            if let (Ok(()), Some(line)) = (&printed, line) {
+                printed = print::result(line);
+            }
+        });
+        let found = found.map_err(ModelError::from)?;
+        printed?;
         if !self.json {
-            println!(
+            print::result(format!(
                 "{} tensors, {} equal to the bit; largest difference {:e}{}",
                 found.num_tensors,
                 found.num_bitwise_equal,
                 found.max_abs,
                 found.worst.as_ref().map(|name| format!(" in {name}")).unwrap_or_default()
-            );
+            ))?;
         }
         Ok(found.is_identical())
     }
@@ -251,70 +261,4 @@ fn checkpoint(source: &ModelSource) -> &Checkpoint {
 /// Whether there is an optimizer's state beside the weights.
 fn has_state(source: &ModelSource) -> bool {
     !checkpoint(source).trainer().is_null()
-}
-
-/// One layout, for people.
-fn line(report: &Report) -> String {
-    let Report { family, layout, ok, .. } = report;
-    let verdict = if *ok { "ok    " } else { "FAILED" };
-    if let Some(error) = &report.error {
-        return format!("{verdict} {family} {layout}: {error}");
-    }
-    let number = |number: Option<f64>| number.map_or("-".into(), |number| format!("{number:.1e}"));
-    let worst = report.grad_worst.as_deref().unwrap_or("-");
-    let further = report.mtp_losses_max_abs.map(|off| format!(", further tokens {off:.1e}"));
-    let skipped = report.skipped.join(", ");
-    let skipped = if skipped.is_empty() { skipped } else { format!("; without {skipped}") };
-    format!(
-        "{verdict} {family} {layout}: logits {}, loss {}, gradients {} ({worst}), training {}{}{skipped}",
-        number(report.logits_max_abs),
-        number(report.loss_abs),
-        number(report.grad_rel_max),
-        number(report.train_losses_max_abs),
-        further.unwrap_or_default(),
-    )
-}
-
-/// What differs in a tensor, for people; nothing if it is the same.
-fn difference(tensor: &TensorComparison) -> Option<String> {
-    let shown = |header: &TensorHeader| format!("{:?} {:?}", header.dtype, header.shape);
-    let what = match (&tensor.a, &tensor.b, &tensor.values) {
-        (Some(a), None, _) => format!("only in the first: {}", shown(a)),
-        (None, Some(b), _) => format!("only in the second: {}", shown(b)),
-        (Some(a), Some(b), None) => format!("{} and {}", shown(a), shown(b)),
-        (Some(a), Some(b), Some(values)) => {
-            if values.bitwise_equal {
-                return None;
-            }
-            let types = match a.dtype == b.dtype {
-                true => String::new(),
-                false => format!("{:?} and {:?}, ", a.dtype, b.dtype),
-            };
-            let at = values.at.as_ref().map(|at| format!(" at {at:?}")).unwrap_or_default();
-            format!(
-                "{types}{} values differ, by {:e} at most{at}",
-                values.num_different, values.max_abs
-            )
-        }
-        (None, None, _) => return None,
-    };
-    Some(format!("{}: {what}", tensor.name))
-}
-
-fn tensor_json(tensor: &TensorComparison) -> Value {
-    let header = |header: &Option<TensorHeader>| {
-        let json =
-            |header: &TensorHeader| json!({"dtype": header.dtype.name(), "shape": header.shape});
-        header.as_ref().map(json)
-    };
-    let values = tensor.values.as_ref();
-    json!({
-        "name": tensor.name,
-        "a": header(&tensor.a),
-        "b": header(&tensor.b),
-        "bitwise_equal": values.is_some_and(|values| values.bitwise_equal),
-        "num_different": values.map(|values| values.num_different),
-        "max_abs": values.map(|values| values.max_abs),
-        "at": values.and_then(|values| values.at.clone()),
-    })
 }

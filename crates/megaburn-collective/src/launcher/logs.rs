@@ -1,0 +1,70 @@
+//! One file a rank with all that it wrote.
+
+use std::{
+    fs::{self, File},
+    io::{self, Write},
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use super::queue::{Output, OutputQueue};
+
+/// Lines that may wait for the disk.
+const WAITING: usize = 4096;
+/// A rank that writes is held up for so long by a disk that does not answer; then lines are dropped.
+const SLOW_DISK: Duration = Duration::from_secs(10);
+
+/// The files, which one thread writes.
+#[derive(Clone, Debug)]
+pub(super) struct Logs(OutputQueue<(usize, Vec<u8>)>);
+
+impl Logs {
+    /// Opens `rank-N.log` in `dir` for each of these ranks; makes the folder. What stands in a file
+    /// stays, new lines come behind it. What goes wrong later is said through `errors`, once a file.
+    pub(super) fn open(
+        dir: &Path,
+        ranks: std::ops::Range<usize>,
+        errors: OutputQueue<Vec<u8>>,
+    ) -> io::Result<Self> {
+        let in_file = |path: &Path, error: io::Error| {
+            io::Error::new(error.kind(), format!("`{}`: {error}", path.display()))
+        };
+        fs::create_dir_all(dir).map_err(|error| in_file(dir, error))?;
+        let mut files: Vec<(PathBuf, Option<File>)> = Vec::new();
+        for rank in ranks {
+            let path = dir.join(format!("rank-{rank}.log"));
+            let file = File::options().create(true).append(true).open(&path);
+            files.push((path.clone(), Some(file.map_err(|error| in_file(&path, error))?)));
+        }
+        let write = move |output: Output<(usize, Vec<u8>)>| match output {
+            Output::Item((local_rank, line)) => {
+                let (path, file) = &mut files[local_rank];
+                if let Some(Err(error)) = file.as_mut().map(|file| file.write_all(&line)) {
+                    *file = None;
+                    let path = path.display();
+                    errors.push(
+                        format!("megaburn launch: cannot write `{path}`: {error}; it ends here\n")
+                            .into_bytes(),
+                    );
+                }
+            }
+            Output::Dropped(lines) => errors.push(
+                format!(
+                    "megaburn launch: the disk is slow: {lines} lines are missing in the logs\n"
+                )
+                .into_bytes(),
+            ),
+        };
+        Ok(Self(OutputQueue::spawn("logs", WAITING, write)?))
+    }
+
+    /// Writes a line of the rank of this number on its host.
+    pub(super) fn write(&self, local_rank: usize, line: Vec<u8>) {
+        self.0.push_within((local_rank, line), SLOW_DISK);
+    }
+
+    /// Waits until all is written, as long as something is.
+    pub(super) fn flush(&self, patience: Duration) {
+        self.0.flush(patience);
+    }
+}

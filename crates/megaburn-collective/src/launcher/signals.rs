@@ -1,0 +1,78 @@
+//! Which signals ask a run to save and stop, and when a further one means that it shall end at once.
+
+use std::{
+    fs,
+    time::{Duration, Instant},
+};
+
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
+
+/// Signals this close together are one request: a terminal and a launcher may both pass on a Ctrl-C.
+const ONE_REQUEST: Duration = Duration::from_secs(1);
+
+/// The signals that ask a run to save and stop: SIGTERM, SIGINT, SIGUSR1 and SIGUSR2, and SIGHUP
+/// unless the program was started with it ignored, as `nohup` does.
+pub fn stop_signals() -> Vec<i32> {
+    let mut signals = vec![SIGTERM, SIGINT, SIGUSR1, SIGUSR2];
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    if !is_ignored(&status, SIGHUP) {
+        signals.push(SIGHUP);
+    }
+    signals
+}
+
+/// Whether a process with this `/proc/PID/status` ignores a signal.
+fn is_ignored(status: &str, signal: i32) -> bool {
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    mask.is_some_and(|mask| mask >> (signal - 1) & 1 == 1)
+}
+
+/// Tells repeated requests to stop from the first one.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct StopRequests {
+    first: Option<Instant>,
+}
+
+impl StopRequests {
+    /// Takes note of a signal. Tells what it means: `false` for the first one and those within a
+    /// second of it, which are one request, and `true` for a later one, on which a program ends at
+    /// once.
+    pub fn is_repeated(&mut self, now: Instant) -> bool {
+        let first = *self.first.get_or_insert(now);
+        now.saturating_duration_since(first) >= ONE_REQUEST
+    }
+
+    /// Whether there was a signal.
+    pub fn is_requested(&self) -> bool {
+        self.first.is_some()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn signals_within_a_second_are_one_request() {
+        let mut requests = StopRequests::default();
+        let begin = Instant::now();
+        let repeated = |requests: &mut StopRequests, millis| {
+            requests.is_repeated(begin + Duration::from_millis(millis))
+        };
+        assert!(!requests.is_requested());
+        for (millis, expected) in
+            [(0, false), (200, false), (999, false), (1000, true), (1001, true)]
+        {
+            assert_eq!(repeated(&mut requests, millis), expected, "after {millis} ms");
+        }
+        assert!(requests.is_requested());
+    }
+
+    #[test]
+    fn nohup_is_respected() {
+        let nohup = "Name:\tx\nSigBlk:\t0000000000000000\nSigIgn:\t0000000000000001\n";
+        assert!(is_ignored(nohup, SIGHUP) && !is_ignored(nohup, SIGTERM));
+        assert!(!is_ignored("SigIgn:\t0000000000001000", SIGHUP) && !is_ignored("", SIGHUP));
+    }
+}

@@ -1,0 +1,66 @@
+//! What the console's thread does: it alone writes lines and draws the bar.
+
+use std::io::Write;
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use megaburn_collective::launcher::Output;
+
+/// Something to show.
+#[derive(Debug)]
+pub(super) enum Show {
+    /// A line.
+    Line(String),
+    /// The bar at this step.
+    Bar {
+        /// The step that is done.
+        step: u64,
+        /// What stands beside the bar.
+        message: String,
+    },
+    /// Nothing more: the bar goes away.
+    End,
+}
+
+/// The output and the bar beneath it.
+pub(super) struct Screen {
+    out: Box<dyn Write + Send>,
+    bar: ProgressBar,
+}
+
+impl Screen {
+    pub(super) fn new(
+        out: Box<dyn Write + Send>,
+        target: ProgressDrawTarget,
+        steps: u64,
+        first_step: u64,
+    ) -> Self {
+        let bar = ProgressBar::with_draw_target(Some(steps), target)
+            .with_position(first_step)
+            .with_style(
+                ProgressStyle::with_template("{bar:30.cyan/blue} {pos}/{len}  {msg}  {eta} left")
+                    .expect("the template is a constant"),
+            );
+        Self { out, bar }
+    }
+
+    pub(super) fn show(&mut self, output: Output<Show>) {
+        match output {
+            Output::Item(Show::Line(text)) => self.line(&text),
+            Output::Item(Show::Bar { step, message }) => {
+                self.bar.set_message(message);
+                self.bar.set_position(step);
+            }
+            Output::Item(Show::End) => self.bar.finish_and_clear(),
+            Output::Dropped(lines) => {
+                self.line(&format!("note     {lines} lines are missing here: nobody read them"));
+            }
+        }
+    }
+
+    fn line(&mut self, text: &str) {
+        let Self { out, bar } = self;
+        bar.suspend(|| {
+            let _ = writeln!(out, "{text}").and_then(|()| out.flush());
+        });
+    }
+}

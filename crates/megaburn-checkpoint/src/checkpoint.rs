@@ -7,12 +7,13 @@ use std::{
 };
 
 use burn::tensor::{DType, TensorData};
+use megaburn_collective::Progress;
 use megaburn_mesh::{Piece, ShardSpec};
 use serde_json::Value;
-use xxhash_rust::xxh3::xxh3_64;
+use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 use crate::{
-    CheckpointError, Manifest, PieceInfo, TensorInfo,
+    CheckpointError, FileInfo, Manifest, PieceInfo, TensorInfo,
     buffer::filled,
     cast,
     error::IoContext,
@@ -111,18 +112,42 @@ impl Checkpoint {
     /// # Errors
     /// The first file that cannot be read or is not what was written.
     pub fn verify(&self) -> Result<(), CheckpointError> {
-        (0..self.files.len()).try_for_each(|file| self.verify_file(file))
+        self.verify_with(&Progress::none())
+    }
+
+    /// The same for a rank that others wait for: it tells `progress` of the bytes that it has read.
+    ///
+    /// # Errors
+    /// As [`verify`](Self::verify).
+    pub fn verify_with(&self, progress: &Progress) -> Result<(), CheckpointError> {
+        self.verify_files(0..self.files.len(), progress)
     }
 
     pub(crate) fn num_files(&self) -> usize {
         self.files.len()
     }
 
-    pub(crate) fn verify_file(&self, file: usize) -> Result<(), CheckpointError> {
-        let info = &self.manifest.files[file];
+    /// Compares some files with their hashes.
+    pub(crate) fn verify_files(
+        &self,
+        files: impl IntoIterator<Item = usize>,
+        progress: &Progress,
+    ) -> Result<(), CheckpointError> {
+        let files: Vec<_> = files.into_iter().map(|file| &self.manifest.files[file]).collect();
+        progress.expect(files.iter().map(|file| file.bytes).sum());
+        files.into_iter().try_for_each(|file| self.verify_file(file, progress))
+    }
+
+    fn verify_file(&self, info: &FileInfo, progress: &Progress) -> Result<(), CheckpointError> {
+        const STEP: usize = 64 << 20;
         let path = self.path.join(&info.name);
         let map = map(&path).during("read", &path)?;
-        let found = hex(xxh3_64(&map));
+        let mut hash = Xxh3::new();
+        for step in map.chunks(STEP) {
+            hash.update(step);
+            progress.add(step.len() as u64);
+        }
+        let found = hex(hash.digest());
         if found != info.xxh3 {
             let why = format!("its xxh3 is {found}, and {} was written", info.xxh3);
             return Err(CheckpointError::damaged(&path, why));

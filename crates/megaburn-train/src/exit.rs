@@ -39,6 +39,11 @@ impl Exit {
         }
     }
 
+    /// The meaning of an exit code of megaburn's.
+    pub fn of_code(code: i32) -> Option<Self> {
+        Self::ALL.into_iter().find(|exit| i32::from(exit.code()) == code)
+    }
+
     /// One line for `--help` and the README.
     pub fn meaning(self) -> &'static str {
         match self {

@@ -4,7 +4,7 @@
 use std::{path::Path, sync::Arc};
 
 use burn::{prelude::Device, tensor::TensorData};
-use megaburn_collective::{Group, GroupOptions, ProcessGroups, RankEnv};
+use megaburn_collective::{Group, Phase, ProcessGroups, RankEnv};
 use megaburn_kernels::set_attention_kernel;
 use megaburn_mesh::Layout;
 use xxhash_rust::xxh3::xxh3_64;
@@ -15,9 +15,11 @@ use crate::{
     data::RunData,
     device::Devices,
     lock::RunLock,
-    ranks::run_ranks,
+    monitor::Monitor,
+    ranks::run_prepared,
     report::Reporter,
     signal::StopSignal,
+    start::{self, settle},
     trainer::{Trainer, agree_to_stop},
 };
 
@@ -32,63 +34,92 @@ use crate::{
 /// # Errors
 /// The root cause, where several ranks failed. [`TrainError::exit`] is the process's exit code.
 pub fn pretrain(config: TrainConfig, fresh: bool, stop: StopSignal) -> Result<(), TrainError> {
+    let env = RankEnv::from_env()?;
+    let group = config.group_options();
+    // What can be checked without the others is checked before the ranks meet.
+    let (layout, devices, device) = match place(&config, env.as_ref()) {
+        Ok(found) => found,
+        Err(error) => return Err(env.map_or_else(|| error, |env| start::tell(env, group, error))),
+    };
+    let config = Arc::new(config);
+    let prepare = || {
+        let data = Arc::new(RunData::load(&config)?);
+        Ok(Loaded { data, start: config.start(fresh)? })
+    };
+    let job = Job { config: config.clone(), layout, devices, device, fresh, stop };
+    let train = |world: &Group, loaded: &Loaded| job.train(world, loaded);
+    run_prepared(&layout, env, group, &job.device, prepare, train).map(drop)
+}
+
+/// Where this process computes, after a look at its part of the configuration.
+fn place(
+    config: &TrainConfig,
+    env: Option<&RankEnv>,
+) -> Result<(Layout, Devices, Device), TrainError> {
     config.validate()?;
     let devices = config.run.device.find()?;
-    let env = RankEnv::from_env()?;
-    let layout = config.layout_on(devices, env.as_ref().map(|env| env.world_size))?;
-    let device = devices.of_this_process(&layout, env.as_ref())?;
+    let layout = config.layout_on(devices, env.map(|env| env.world_size))?;
+    let device = devices.of_this_process(&layout, env)?;
     devices.choose_products(config.train.tf32, config.train.tune_products);
     let attention = config.attention_on(devices)?;
     devices.find_libraries_of(attention)?;
     set_attention_kernel(attention);
-    let group = GroupOptions { seed: config.run.seed, timeout: config.train.timeout() };
-    let data = Arc::new(RunData::load(&config)?);
-    let start = config.start(fresh)?;
-    let job = Job { config: Arc::new(config), start, layout, devices, device, fresh, data, stop };
-    run_ranks(&job.layout, env, group, &job.device, |world| job.train(world)).map(drop)
+    Ok((layout, devices, device))
+}
+
+/// What a process loads once it has met the others.
+struct Loaded {
+    data: Arc<RunData>,
+    start: Option<Start>,
 }
 
 /// What every rank of a run is given.
 struct Job {
     config: Arc<TrainConfig>,
-    start: Option<Start>,
     layout: Layout,
     devices: Devices,
     device: Device,
     fresh: bool,
-    data: Arc<RunData>,
     stop: StopSignal,
 }
 
 impl Job {
-    fn train(&self, world: &Group) -> Result<(), TrainError> {
-        self.agree_on_config(world)?;
+    fn train(&self, world: &Group, loaded: &Loaded) -> Result<(), TrainError> {
+        let mut starting = Some(world.phase(Phase::Start));
+        let pulse = world.pulse();
+        let limit = self.config.train.step_timeout();
+        let _monitor = Monitor::start(world.rank(), pulse.clone(), limit)?;
+        self.agree_on_config(world, loaded)?;
         let groups = ProcessGroups::new(world, self.layout)?;
         let dir = Path::new(&self.config.run.dir);
-        let _lock = groups.is_main().then(|| RunLock::take(dir)).transpose()?;
+        let lock = groups.is_main().then(|| RunLock::take(dir)).transpose();
+        let _lock = settle(world, lock)?;
         let device = self.device.clone().autodiff();
-        let agreed = match &self.start {
+        let agreed = match &loaded.start {
             Some(Start::Init(source)) => source.agreed(world)?.map(|s| Start::Init(Box::new(s))),
             _ => None,
         };
-        let start = agreed.as_ref().or(self.start.as_ref());
+        let start = agreed.as_ref().or(loaded.start.as_ref());
         let config = self.pinned(start);
-        let data = self.data.clone();
-        let mut trainer =
-            Trainer::starting_from(start, config.clone(), groups.clone(), device, data)?;
+        let data = loaded.data.clone();
+        let trainer = Trainer::starting_from(start, config.clone(), groups.clone(), device, data);
+        let mut trainer = settle(world, trainer)?;
         let resumed = match self.fresh {
             true => trainer.discard_checkpoints().map(|()| None)?,
             false => trainer.resume()?,
         };
         if groups.is_main() && resumed.is_none() {
-            assets::keep(&config, start, &self.data, dir)?;
+            assets::keep(&config, start, &loaded.data, dir)?;
         }
         let mut saved = resumed.as_ref().map(|resumed| resumed.progress.step);
         let mut report = groups
             .is_main()
-            .then(|| Reporter::start(&config, self.devices, &trainer, &self.data, resumed))
+            .then(|| Reporter::start(&config, self.devices, &trainer, &loaded.data, resumed))
             .transpose()?;
 
+        if self.devices == Devices::Cpu {
+            drop(starting.take());
+        }
         let train = &self.config.train;
         let mut evaluated = None;
         while !trainer.is_finished() {
@@ -101,6 +132,9 @@ impl Job {
                 }
                 metrics => metrics?,
             };
+            // On GPUs the first step compiles kernels and times products, each rank its own.
+            drop(starting.take());
+            pulse.beat();
             if let Some(report) = &mut report {
                 report.step(&metrics)?;
             }
@@ -149,10 +183,10 @@ impl Job {
     ///
     /// # Collective
     /// All ranks.
-    fn agree_on_config(&self, world: &Group) -> Result<(), TrainError> {
-        let Self { config, layout, fresh, data, .. } = self;
+    fn agree_on_config(&self, world: &Group, loaded: &Loaded) -> Result<(), TrainError> {
+        let Self { config, layout, fresh, .. } = self;
         let on_gpus = self.devices != Devices::Cpu;
-        let text = format!("{}{layout}{fresh}{}{on_gpus}", config.to_toml(), data.hash);
+        let text = format!("{}{layout}{fresh}{}{on_gpus}", config.to_toml(), loaded.data.hash);
         let mine = TensorData::from([xxh3_64(text.as_bytes()) as i64]);
         if world.broadcast(mine.clone(), 0)? == mine {
             return Ok(());

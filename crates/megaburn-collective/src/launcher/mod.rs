@@ -15,6 +15,7 @@ use std::{ffi::OsString, io, time::Duration};
 
 use thiserror::Error;
 
+use crate::JobToken;
 pub use child::{launch_child, tie_to_launcher};
 pub use supervise::launch;
 pub use verdict::{EndedBy, Outcome, RankEnd};
@@ -46,6 +47,9 @@ pub struct LaunchOptions {
     pub grace: Duration,
     /// Ranks that have a GPU together.
     pub ranks_per_gpu: usize,
+    /// What tells this job from others, the same on all hosts. Without one, ranks of one host get a
+    /// new one, and those of several the one in this process's environment, if any.
+    pub job_token: Option<JobToken>,
 }
 
 impl LaunchOptions {
@@ -62,6 +66,7 @@ impl LaunchOptions {
             tells_cause: true,
             grace: Duration::from_secs(3),
             ranks_per_gpu: 1,
+            job_token: None,
         }
     }
 
@@ -106,8 +111,24 @@ impl LaunchOptions {
         Self { ranks_per_gpu, ..self }
     }
 
+    /// Sets what tells this job from others, for several hosts.
+    pub fn with_job_token(self, job_token: Option<JobToken>) -> Self {
+        Self { job_token, ..self }
+    }
+
+    /// What all ranks of the job are told.
+    pub(crate) fn job(&self) -> Result<Job, LaunchError> {
+        let (addr, port) = self.master()?;
+        let token = match (&self.job_token, self.nnodes) {
+            (Some(token), _) => Some(token.clone()),
+            (None, 1) => Some(JobToken::draw().map_err(LaunchError::NoToken)?),
+            (None, _) => None,
+        };
+        Ok(Job { addr, port, token })
+    }
+
     /// The address and port of rank 0.
-    pub(crate) fn master(&self) -> Result<(String, u16), LaunchError> {
+    fn master(&self) -> Result<(String, u16), LaunchError> {
         let Self { nproc, nnodes, node_rank, ranks_per_gpu, .. } = self;
         let bad = |why: String| Err(LaunchError::BadOptions { why });
         if self.command.is_empty() {
@@ -140,6 +161,15 @@ impl LaunchOptions {
     }
 }
 
+/// Where rank 0 is found, and what tells the job from others.
+#[derive(Debug)]
+pub(crate) struct Job {
+    addr: String,
+    port: u16,
+    /// `None`: the one in the environment, if any.
+    token: Option<JobToken>,
+}
+
 /// Why the ranks could not be started or watched.
 #[derive(Debug, Error)]
 #[non_exhaustive]
@@ -149,6 +179,8 @@ pub enum LaunchError {
     BadOptions { why: String },
     #[error("cannot launch: no port of this host is free: {0}")]
     NoPort(io::Error),
+    #[error("cannot launch: no job token can be drawn: {0}")]
+    NoToken(io::Error),
     #[error("cannot start rank {rank}: {error}; every rank that was started has been ended")]
     Start { rank: usize, error: io::Error },
     #[error("cannot watch the ranks: {0}")]
@@ -182,6 +214,17 @@ mod tests {
     fn no_rank_on_a_gpu_is_refused() {
         let options = LaunchOptions::new(2, vec!["true".into()]).with_ranks_per_gpu(0);
         assert!(matches!(options.master(), Err(LaunchError::BadOptions { .. })));
+    }
+
+    #[test]
+    fn each_job_of_one_host_has_a_token_of_its_own_and_several_hosts_share_one() {
+        let options = LaunchOptions::new(2, vec!["true".into()]);
+        let token = |options: &LaunchOptions| options.job().unwrap().token;
+        assert!(token(&options).is_some() && token(&options) != token(&options));
+        let several = options.with_nodes(2, 1).with_master(Some("host".into()), Some(5));
+        assert_eq!(token(&several), None);
+        let given = Some(JobToken::secret("s3cret"));
+        assert_eq!(token(&several.with_job_token(given.clone())), given);
     }
 
     #[test]

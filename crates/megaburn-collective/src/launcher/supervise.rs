@@ -16,7 +16,7 @@ use signal_hook::{
 };
 
 use super::{
-    LaunchError, LaunchOptions,
+    Job, LaunchError, LaunchOptions,
     child::{await_end, signal, start},
     output::{LastWords, Pumps, Sink},
     verdict::{EndedBy, Outcome, RankEnd},
@@ -55,14 +55,14 @@ struct Rank {
 /// # Errors
 /// Options that make no run; a rank that cannot be started.
 pub fn launch(options: &LaunchOptions) -> Result<Outcome, LaunchError> {
-    let master = options.master()?;
+    let job = options.job()?;
     let (sender, events) = channel();
     let signals = watch_signals(sender.clone()).map_err(LaunchError::Watch)?;
     let mut pumps = Pumps::new();
     let (ranks, ends) = (Vec::new(), Vec::new());
     let mut run = Run { ranks, ends, options, signal: None, plan: Plan::Wait, told: false };
     for local_rank in 0..options.nproc {
-        if let Err(error) = run.start(local_rank, &master, &sender, &mut pumps) {
+        if let Err(error) = run.start(local_rank, &job, &sender, &mut pumps) {
             let rank = options.node_rank * options.nproc + local_rank;
             run.kill();
             run.supervise(&events);
@@ -115,11 +115,11 @@ impl Run<'_> {
     fn start(
         &mut self,
         local_rank: usize,
-        master: &(String, u16),
+        job: &Job,
         events: &Sender<Event>,
         pumps: &mut Pumps,
     ) -> io::Result<()> {
-        let mut child = start(self.options, local_rank, master)?;
+        let mut child = start(self.options, local_rank, job)?;
         let (out, err) = (child.stdout.take(), child.stderr.take());
         let rank = self.options.node_rank * self.options.nproc + local_rank;
         let pid = Pid::from_raw(child.id().cast_signed());

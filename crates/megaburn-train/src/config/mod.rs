@@ -29,6 +29,7 @@ mod keys;
 mod latent;
 mod layer_pattern;
 mod layers;
+mod limits;
 mod model;
 mod moe;
 mod mtp;

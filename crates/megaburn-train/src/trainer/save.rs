@@ -1,5 +1,6 @@
 use burn::tensor::{DType, Tensor, TensorData};
 use megaburn_checkpoint::{CheckpointError, NamedTensor, Snapshot, clear, is_written_by, save};
+use megaburn_collective::Phase;
 use megaburn_mesh::ShardSpec;
 use megaburn_optim::{LossScaler, StateTensor, WholeState};
 use megaburn_parallel::lazy_params;
@@ -52,6 +53,7 @@ impl Trainer {
     /// # Collective
     /// All ranks.
     pub fn save(&self) -> Result<(), TrainError> {
+        let _phase = self.groups.world.phase(Phase::Save);
         let snapshot = Snapshot {
             step: self.progress.step,
             model: json!(self.model_config),

@@ -9,8 +9,8 @@ use std::{
 use burn::tensor::{DType, TensorData};
 use clap::Parser;
 use megaburn::collective::{
-    CollectiveError, ConnectOptions, Group, GroupOptions, RankEnv, ReduceOp, connect, free_port,
-    run_threads,
+    CollectiveError, ConnectOptions, Group, GroupOptions, JobToken, RankEnv, ReduceOp, connect,
+    free_port, run_threads,
 };
 use megaburn_benches::{
     Failure,
@@ -104,16 +104,16 @@ fn over_tcp<T: Send>(
     thread::scope(|scope| {
         let threads: Vec<_> = (0..ranks)
             .map(|rank| {
-                let (master_addr, run_id) = ("127.0.0.1".to_string(), String::new());
                 let env = RankEnv {
                     rank,
                     world_size,
                     local_rank: rank,
                     local_world_size: world_size,
+                    is_local_world_known: true,
                     ranks_per_gpu: 1,
-                    master_addr,
+                    master_addr: "127.0.0.1".into(),
                     master_port,
-                    run_id,
+                    job_token: JobToken::default(),
                 };
                 scope.spawn(move || body(connect(&ConnectOptions::new(env).with_group(options))?))
             })

@@ -151,7 +151,8 @@ pub(crate) fn start_rank(run: &Run, layout: &str, world_size: usize, port: u16) 
         ("MASTER_ADDR", "127.0.0.1".into()),
         ("MASTER_PORT", port.to_string()),
     ];
-    Ranks::with_env(&run.args(layout, 1, &[]), &env).wait_all().remove(0)
+    let args = run.args(layout, 1, &["train.start_timeout_seconds=0.1"]);
+    Ranks::with_env(&args, &env).wait_all().remove(0)
 }
 
 #[test]

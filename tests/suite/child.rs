@@ -91,9 +91,19 @@ impl Ranks {
     }
 
     fn each_rank(world_size: usize, args: &[String]) -> Self {
-        let port = free_port().unwrap().to_string();
+        Self::each_with(&vec![args.to_vec(); world_size])
+    }
+
+    /// `megaburn train` as a process for each rank, each with arguments of its own.
+    pub(crate) fn different(args: &[Vec<String>]) -> Self {
+        let train = |args: &Vec<String>| [&["train".to_string()], &args[..]].concat();
+        Self::each_with(&args.iter().map(train).collect::<Vec<_>>())
+    }
+
+    fn each_with(args: &[Vec<String>]) -> Self {
+        let (port, world_size) = (free_port().unwrap().to_string(), args.len());
         let rank = |rank: usize| {
-            let mut command = megaburn(args);
+            let mut command = megaburn(&args[rank]);
             command.env("RANK", rank.to_string()).env("LOCAL_RANK", rank.to_string());
             command.env("WORLD_SIZE", world_size.to_string());
             command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", &port);

@@ -75,6 +75,39 @@ fn the_death_or_silence_of_a_rank_ends_all_others_in_time(
     }
 }
 
+/// As by Ctrl-Z and `fg`, `docker pause` or a frozen machine, for longer than any limit.
+#[test]
+fn a_run_that_is_suspended_goes_on_when_it_is_continued() {
+    let run = Run::new();
+    let limits = ["train.timeout_seconds=0.6", "train.checkpoint_interval=0"];
+    let mut ranks = Ranks::threads(&run.args("pp4", ENDLESS, &limits));
+    for times in 1..=4 {
+        ranks.wait_until(|| run.steps().len() >= 3 * times);
+        ranks.signal(0, Signal::SIGSTOP);
+        thread::sleep(Duration::from_millis(750));
+        ranks.signal(0, Signal::SIGCONT);
+    }
+    let steps = run.steps().len();
+    ranks.wait_until(|| run.steps().len() >= steps + 3);
+}
+
+/// One whose data is missing, before the others have met it or after.
+#[rstest]
+fn a_rank_that_cannot_start_ends_the_others_at_once_with_its_error(
+    #[values("data.path=nowhere.txt", "train.steps=0")] wrong: &str,
+) {
+    let run = Run::new();
+    let begin = Instant::now();
+    let (good, bad) = (run.args("dp2", ENDLESS, &[]), run.args("dp2", ENDLESS, &[wrong]));
+    for ended in Ranks::different(&[good, bad]).wait_all() {
+        assert_eq!(ended.code, Some(2), "{ended:?}");
+        let key = wrong.split('=').next().unwrap();
+        let named = ended.stderr.contains("nowhere.txt") || ended.stderr.contains(key);
+        assert!(named, "{ended:?}");
+    }
+    assert!(begin.elapsed() < Duration::from_secs(20), "{:?}", begin.elapsed());
+}
+
 #[test]
 fn killing_the_whole_run_at_any_moment_leaves_a_checkpoint_that_loads() {
     let run = Run::new();

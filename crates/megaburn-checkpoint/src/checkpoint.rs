@@ -7,6 +7,7 @@ use std::{
 };
 
 use burn::tensor::DType;
+use megaburn_collective::Progress;
 use serde_json::Value;
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -106,11 +107,30 @@ impl Checkpoint {
     /// # Errors
     /// The first file that cannot be read or is not what was written.
     pub fn verify(&self) -> Result<(), CheckpointError> {
-        (0..self.files.len()).try_for_each(|file| self.verify_file(file))
+        self.verify_with(&Progress::none())
+    }
+
+    /// The same for a rank that others wait for: it tells `progress` of the bytes that it has read.
+    ///
+    /// # Errors
+    /// As [`verify`](Self::verify).
+    pub fn verify_with(&self, progress: &Progress) -> Result<(), CheckpointError> {
+        self.verify_files(0..self.files.len(), progress)
     }
 
     pub(crate) fn num_files(&self) -> usize {
         self.files.len()
+    }
+
+    /// Compares some files with their hashes.
+    pub(crate) fn verify_files(
+        &self,
+        files: impl IntoIterator<Item = usize>,
+        progress: &Progress,
+    ) -> Result<(), CheckpointError> {
+        let files: Vec<_> = files.into_iter().collect();
+        progress.expect(files.iter().map(|&file| self.manifest.files[file].bytes).sum());
+        files.into_iter().try_for_each(|file| self.verify_file(file, progress))
     }
 
     pub(crate) fn info(&self, name: &str) -> Result<&TensorInfo, CheckpointError> {

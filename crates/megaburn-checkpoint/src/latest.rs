@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use megaburn_collective::{Group, host_name, objects};
+use megaburn_collective::{Group, Phase, host_name, objects};
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -63,8 +63,10 @@ pub fn newest_whole(dir: &Path) -> Result<Latest, CheckpointError> {
 /// # Errors
 /// As [`newest`]; also a checkpoint that some ranks see and others do not.
 /// # Collective
-/// All ranks of `world`; each file is verified by one of them, and all get the same answer.
+/// All ranks of `world`; each file is verified by one of them, and all get the same answer. Each rank
+/// is in [`Phase::Load`] and tells its progress.
 pub fn find_latest(dir: &Path, world: &Group) -> Result<Latest, CheckpointError> {
+    let phase = world.phase(Phase::Load);
     let paths = if world.rank() == 0 { list(dir) } else { Ok(Vec::new()) };
     let paths = settle(world, paths)?;
     let names = paths.iter().filter_map(|path| path.file_name());
@@ -75,7 +77,7 @@ pub fn find_latest(dir: &Path, world: &Group) -> Result<Latest, CheckpointError>
         let mine = retried(|| {
             let checkpoint = Checkpoint::open(path)?;
             let share = (world.rank()..checkpoint.num_files()).step_by(world.size());
-            share.into_iter().try_for_each(|file| checkpoint.verify_file(file))?;
+            checkpoint.verify_files(share, phase.progress())?;
             Ok(checkpoint)
         });
         judge_together(world, path, mine)

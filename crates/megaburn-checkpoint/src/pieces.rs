@@ -35,7 +35,11 @@ impl Checkpoint {
     /// # Errors
     /// It cannot be read, or is not what was written; then the tensor is named, where the manifest
     /// has hashes of chunks.
-    pub(crate) fn verify_file(&self, file: usize) -> Result<(), CheckpointError> {
+    pub(crate) fn verify_file(
+        &self,
+        file: usize,
+        progress: &Progress,
+    ) -> Result<(), CheckpointError> {
         let info = &self.manifest.files[file];
         let path = self.path.join(&info.name);
         let plain = PlainFile::open(&path)?;
@@ -45,6 +49,7 @@ impl Checkpoint {
             let block = &mut buffer[..(plain.len() - at).min(VERIFY_BLOCK as u64) as usize];
             plain.read_at(block, at)?;
             hash.update(block);
+            progress.add(block.len() as u64);
         }
         let found = hex(hash.digest());
         if found == info.xxh3 {

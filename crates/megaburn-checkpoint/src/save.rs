@@ -7,7 +7,7 @@ use std::{
 };
 
 use burn::tensor::{DType, TensorData};
-use megaburn_collective::{ProcessGroups, objects};
+use megaburn_collective::{Phase, ProcessGroups, Progress, objects};
 use megaburn_mesh::ShardSpec;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -113,8 +113,8 @@ pub(crate) struct Report {
 /// Any rank's failure or the guard's refusal, on every rank; then the older checkpoints are untouched and
 /// nothing of the new one stays. Tensors that the ranks' pieces do not tile exactly once are refused.
 /// # Collective
-/// All ranks of `groups.world`; a few messages, none with tensors. The slowest rank's writing must
-/// fit into the group's timeout.
+/// All ranks of `groups.world`; a few messages, none with tensors. Each rank is in [`Phase::Save`]
+/// and tells its progress.
 pub fn save<'a>(
     dir: &Path,
     keep: usize,
@@ -124,6 +124,7 @@ pub fn save<'a>(
     tensors: impl IntoIterator<Item = NamedTensor<'a>>,
 ) -> Result<PathBuf, CheckpointError> {
     let world = &groups.world;
+    let phase = world.phase(Phase::Save);
     let check = || {
         let guarded = guard.map_or(Ok(()), |guard| guard());
         guarded.map_err(|why| CheckpointError::Guarded { path: dir.to_path_buf(), why })
@@ -141,7 +142,7 @@ pub fn save<'a>(
         objects::broadcast(world, &name.map(|name| name.to_string_lossy().into_owned()))?;
     let name = name.expect("rank 0 made it");
     let tensors = tensors.into_iter().filter(|tensor| is_written_by(groups, tensor.shard));
-    let mine = write_share(&dir.join(name), world.rank(), tensors);
+    let mine = write_share(&dir.join(name), world.rank(), tensors, phase.progress());
     let mine = settle(world, mine)?;
     let reports = objects::gather(world, &mine)?;
 
@@ -172,6 +173,7 @@ pub(crate) fn write_share<'a>(
     folder: &Path,
     rank: usize,
     tensors: impl IntoIterator<Item = NamedTensor<'a>>,
+    progress: &Progress,
 ) -> Result<Report, CheckpointError> {
     let tensors: Vec<_> = tensors.into_iter().collect();
     let mut report = Report::default();
@@ -188,7 +190,8 @@ pub(crate) fn write_share<'a>(
             return Err(refuse("it was given twice"));
         }
     }
-    report.file = write_rank_file(folder, &format!("rank-{rank:05}.safetensors"), tensors)?;
+    report.file =
+        write_rank_file(folder, &format!("rank-{rank:05}.safetensors"), tensors, progress)?;
     Ok(report)
 }
 

@@ -4,6 +4,8 @@ use std::{
     path::{Component, Path},
 };
 
+use megaburn_collective::Progress;
+
 use crate::{
     CheckpointError, NamedTensor, Snapshot,
     error::IoContext,
@@ -36,7 +38,7 @@ pub fn save_single<'a>(
 ) -> Result<(), CheckpointError> {
     let target = Target { path, force, what: "checkpoint", mark: MANIFEST, is_part };
     let staging = target.stage()?;
-    let report = write_share(&staging.path, 0, tensors)?;
+    let report = write_share(&staging.path, 0, tensors, &Progress::none())?;
     let manifest = merge(snapshot, layout.to_string(), vec![report])?;
     write_manifest(&staging.path, &manifest)?;
     write_extra(&staging.path, extra_files)?;

@@ -6,6 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use megaburn_collective::Progress;
 use megaburn_mesh::Piece;
 use safetensors::{
     Dtype,
@@ -28,6 +29,7 @@ pub(crate) fn write_rank_file(
     folder: &Path,
     name: &str,
     tensors: Vec<NamedTensor<'_>>,
+    progress: &Progress,
 ) -> Result<Option<FileInfo>, CheckpointError> {
     let mut owned: Vec<_> =
         tensors.into_iter().filter(|tensor| tensor.shard.owned().next().is_some()).collect();
@@ -52,7 +54,8 @@ pub(crate) fn write_rank_file(
         }
     }
     let path = folder.join(name);
-    let mut file = DataFile::create(&path, header, None)?;
+    progress.expect(header.end as u64);
+    let mut file = DataFile::create(&path, header, None)?.with_progress(progress);
     let mut chunks = Vec::new();
     for tensor in owned {
         chunks.extend(write_tensor(&mut file, tensor)?);
@@ -117,7 +120,17 @@ impl Header {
 pub(crate) struct DataFile {
     path: PathBuf,
     file: Hashing<BufWriter<File>>,
+    progress: Progress,
+    /// Bytes since progress was told last, and since the last sync.
+    untold: usize,
+    unsynced: usize,
 }
+
+/// Progress is told in such steps.
+const STEP: usize = 16 << 20;
+/// After so many bytes the file is synced. Otherwise a host with much memory takes all of a large file
+/// at once, and the sync at its end makes no progress for as long as the disk needs.
+const SYNC: usize = 1 << 30;
 
 impl DataFile {
     pub(crate) fn create(
@@ -136,19 +149,42 @@ impl DataFile {
             file.write_all(&text)?;
             Ok(file)
         };
-        Ok(Self { path: path.to_path_buf(), file: create().during("write", path)? })
+        let (path, file) = (path.to_path_buf(), create().during("write", path)?);
+        Ok(Self { path, file, progress: Progress::none(), untold: 0, unsynced: 0 })
+    }
+
+    /// Tells `progress` of the bytes that are written.
+    pub(crate) fn with_progress(self, progress: &Progress) -> Self {
+        Self { progress: progress.clone(), ..self }
     }
 
     /// Appends data; all of it must be what the header says.
     pub(crate) fn write(&mut self, bytes: &[u8]) -> Result<(), CheckpointError> {
-        self.file.write_all(bytes).during("write", &self.path)
+        bytes.chunks(STEP).try_for_each(|step| self.write_step(step)).during("write", &self.path)
+    }
+
+    fn write_step(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.file.write_all(bytes)?;
+        self.untold += bytes.len();
+        if self.untold >= STEP {
+            self.progress.add(std::mem::take(&mut self.untold) as u64);
+        }
+        self.unsynced += bytes.len();
+        if self.unsynced >= SYNC {
+            self.file.flush()?;
+            self.file.file.get_ref().sync_data()?;
+            self.unsynced = 0;
+        }
+        Ok(())
     }
 
     /// Syncs it; returns length and hash.
     pub(crate) fn finish(self) -> Result<(u64, u64), CheckpointError> {
-        let Hashing { file, hash, len } = self.file;
+        let Self { path, file, progress, untold, .. } = self;
+        let Hashing { file, hash, len } = file;
         let file = file.into_inner().map_err(io::IntoInnerError::into_error);
-        file.and_then(|file| file.sync_all()).during("write", &self.path)?;
+        file.and_then(|file| file.sync_all()).during("write", &path)?;
+        progress.add(untold as u64);
         Ok((len, hash.digest()))
     }
 }

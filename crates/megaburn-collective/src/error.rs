@@ -1,6 +1,6 @@
 use thiserror::Error;
 
-use crate::message::Call;
+use crate::{Phase, message::Call};
 
 /// Why a collective failed. The rank, its group, the operation and its sequence number are always
 /// named.
@@ -16,6 +16,11 @@ pub enum CollectiveError {
         "rank {rank}, group {group}: {call} timed out after {seconds:.1} s waiting for rank {peer}; it is stopped, stuck or slower than `timeout`"
     )]
     Timeout { rank: usize, group: String, call: Box<Call>, peer: usize, seconds: f64 },
+    #[error(
+        "rank {rank}, group {group}: {call} was given up: {what}, which is the limit (`{}`)",
+        phase.limit_key()
+    )]
+    Stalled { rank: usize, group: String, call: Box<Call>, peer: usize, phase: Phase, what: String },
     #[error("rank {rank}, group {group}: {call} lost rank {peer}: {why}")]
     PeerLost { rank: usize, group: String, call: Box<Call>, peer: usize, why: String },
     #[error(
@@ -38,6 +43,8 @@ pub enum CollectiveError {
         "rank 0 cannot listen at {address}: it is in use, perhaps by another run; choose another port (`MASTER_PORT`, `--master-port`)"
     )]
     AddressInUse { address: String },
+    #[error("rank {rank} cannot start: {why}")]
+    CannotStart { rank: usize, why: String, code: i32 },
     #[error("rendezvous: {why}")]
     Rendezvous { why: String },
 }

@@ -8,6 +8,7 @@ use std::{
 
 use crate::{
     CollectiveError, Group,
+    busy::Busy,
     deadline::Deadline,
     fault::TransportError,
     message::{Call, Message, Payload},
@@ -61,6 +62,12 @@ pub(crate) fn fail(
     true
 }
 
+/// The error of a rank that waits for one that works without progress.
+pub(crate) fn stalled(rank: usize, group: String, call: Box<Call>, busy: &Busy) -> CollectiveError {
+    let (peer, phase, what) = (busy.rank, busy.phase, busy.to_string());
+    CollectiveError::Stalled { rank, group, call, peer, phase, what }
+}
+
 impl Group {
     /// Runs `body` as `call`: recorded, refused after an earlier failure, and made known to every
     /// rank when it fails.
@@ -78,6 +85,7 @@ impl Group {
             return Err(CollectiveError::Unusable { rank, group, first });
         }
         let id = link.recorder.start(self.name(), call);
+        let _wait = self.0.activity.wait();
         let result = body(link, Deadline::after(self.0.options.timeout));
         link.recorder.finish(id, result.as_ref().err().map(ToString::to_string));
         if let Err(error) = &result {
@@ -128,6 +136,7 @@ impl Group {
         deadline: Deadline,
     ) -> Result<(), CollectiveError> {
         let message = Message { call: call.clone(), payload };
+        let deadline = deadline.or_after(self.0.options.timeout);
         link.transport
             .send(self.0.members[to], self.0.channel, message, deadline)
             .map_err(|error| self.transport_error(call, to, error, deadline.waited()))
@@ -141,6 +150,7 @@ impl Group {
         deadline: Deadline,
     ) -> Result<Message, CollectiveError> {
         let peer = self.0.members[from];
+        let deadline = deadline.or_after(self.0.options.timeout);
         let message = link
             .transport
             .receive(peer, self.0.channel, deadline)
@@ -171,6 +181,7 @@ impl Group {
                 let seconds = waited.as_secs_f64();
                 CollectiveError::Timeout { rank, group, call, peer, seconds }
             }
+            TransportError::Stalled(busy) => stalled(rank, group, call, &busy),
             TransportError::Lost { peer, why } => {
                 CollectiveError::PeerLost { rank, group, call, peer, why }
             }

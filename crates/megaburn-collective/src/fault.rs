@@ -1,5 +1,7 @@
 //! What can go wrong between two ranks.
 
+use crate::busy::Busy;
+
 /// Names one group's queue between two ranks; equal on all members.
 pub(crate) type Channel = u64;
 
@@ -8,6 +10,8 @@ pub(crate) type Channel = u64;
 pub(crate) enum TransportError {
     /// Nothing came, or nothing was taken, in time.
     Timeout,
+    /// A rank works on something long and makes no progress.
+    Stalled(Box<Busy>),
     /// A rank is gone: the one waited for, or any that died.
     Lost {
         /// The rank that is gone.

@@ -12,7 +12,8 @@ use burn::tensor::{DType, TensorData};
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::{
-    CollectiveError, FlightRecord,
+    CollectiveError, FlightRecord, PhaseLimits,
+    activity::Activity,
     exchange::{LAST_WORDS, Link},
     message::{Call, OpKind},
 };
@@ -36,12 +37,15 @@ pub struct GroupOptions {
     /// How long a collective waits for a peer before it fails: up to a second longer where it asks
     /// whom that peer waits for, and as little as half of it where another's time is over.
     pub timeout: Duration,
+    /// How long a rank may make no progress in long work, while others wait for it in a collective.
+    pub phases: PhaseLimits,
 }
 
 impl Default for GroupOptions {
     /// Seed 0 and ten minutes, as in Megatron-LM.
     fn default() -> Self {
-        Self { seed: 0, timeout: Duration::from_secs(600) }
+        let (timeout, phases) = (Duration::from_secs(600), PhaseLimits::default());
+        Self { seed: 0, timeout, phases }
     }
 }
 
@@ -62,6 +66,7 @@ pub(crate) struct Inner {
     rank: usize,
     pub(crate) channel: u64,
     pub(crate) options: GroupOptions,
+    pub(crate) activity: Arc<Activity>,
     seq: AtomicU64,
     /// Messages sent to and received from each member by `send` and `recv`.
     pairs: Mutex<Vec<[u64; 2]>>,
@@ -75,18 +80,19 @@ impl Group {
     /// The group of one.
     pub fn single(seed: u64) -> Self {
         let options = GroupOptions { seed, ..Default::default() };
-        Self::assemble("single", vec![0], 0, options, None)
+        Self::assemble("single", vec![0], 0, options, Activity::new(0, options), None)
     }
 
     /// The group of a world of one, which never communicates.
     pub(crate) fn alone(options: GroupOptions) -> Self {
-        Self::assemble("world", vec![0], 0, options, None)
+        Self::assemble("world", vec![0], 0, options, Activity::new(0, options), None)
     }
 
     /// The group of all ranks of a transport.
     pub(crate) fn world(link: Arc<Link>, options: GroupOptions) -> Self {
         let (rank, size) = (link.transport.rank(), link.transport.world_size());
-        Self::assemble("world", (0..size).collect(), rank, options, Some(link))
+        let activity = link.transport.activity().clone();
+        Self::assemble("world", (0..size).collect(), rank, options, activity, Some(link))
     }
 
     fn assemble(
@@ -94,6 +100,7 @@ impl Group {
         members: Vec<usize>,
         rank: usize,
         options: GroupOptions,
+        activity: Arc<Activity>,
         link: Option<Arc<Link>>,
     ) -> Self {
         let channel = xxh3_64(format!("{name} {members:?}").as_bytes());
@@ -105,6 +112,7 @@ impl Group {
             rank,
             channel,
             options,
+            activity,
             seq,
             pairs,
             #[cfg(feature = "cuda")]
@@ -116,8 +124,9 @@ impl Group {
     /// The same members under another name: a channel of its own.
     #[cfg(feature = "cuda")]
     pub(crate) fn control(&self, name: &str) -> Self {
-        let Inner { members, rank, options, link, .. } = &*self.0;
-        Self::assemble(name, members.clone(), *rank, *options, link.clone())
+        let Inner { members, rank, options, activity, link, .. } = &*self.0;
+        let activity = activity.clone();
+        Self::assemble(name, members.clone(), *rank, *options, activity, link.clone())
     }
 
     /// The group of some members of this one, given by global rank. Nothing is sent: members make
@@ -142,8 +151,9 @@ impl Group {
         }
         let rank = members.iter().position(|&member| member == me);
         let rank = rank.ok_or_else(|| bad("it does not hold this rank"))?;
-        let link = self.0.link.clone();
-        Ok(Self::assemble(name, members.to_vec(), rank, self.0.options, link))
+        let Inner { options, activity, link, .. } = &*self.0;
+        let (activity, link) = (activity.clone(), link.clone());
+        Ok(Self::assemble(name, members.to_vec(), rank, *options, activity, link))
     }
 
     /// One of `known`, if it has these members, or else their [`subgroup`](Self::subgroup): one

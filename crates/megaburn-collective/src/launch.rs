@@ -23,6 +23,8 @@ pub enum RankFailure<E> {
     Failed(E),
     /// It panicked with this message.
     Panicked(String),
+    /// The system had no room for its thread.
+    NotStarted(String),
 }
 
 impl<E: fmt::Display> fmt::Display for RankFailure<E> {
@@ -30,6 +32,7 @@ impl<E: fmt::Display> fmt::Display for RankFailure<E> {
         match self {
             Self::Failed(error) => write!(f, "{error}"),
             Self::Panicked(message) => write!(f, "panicked: {message}"),
+            Self::NotStarted(why) => write!(f, "its thread could not be started: {why}"),
         }
     }
 }
@@ -66,16 +69,24 @@ where
 {
     let body = &body;
     thread::scope(|scope| {
-        let ranks: Vec<_> = ThreadTransport::world(world_size)
+        let ranks: Vec<_> = ThreadTransport::world(world_size, options)
             .into_iter()
             .map(|transport| {
+                let transport = Arc::new(transport);
                 let name = format!("rank-{}", transport.rank());
                 let builder = thread::Builder::new().name(name).stack_size(STACK_BYTES);
-                let run = move || run_rank(Arc::new(transport), options, body);
-                builder.spawn_scoped(scope, run).expect("the system has room for a thread")
+                let of_rank = transport.clone();
+                let run = move || run_rank(of_rank, options, body);
+                builder.spawn_scoped(scope, run).map_err(|error| {
+                    let failure = RankFailure::<E>::NotStarted(error.to_string());
+                    transport.die(&failure.to_string());
+                    failure
+                })
             })
             .collect();
-        let join = |rank: thread::ScopedJoinHandle<'_, _>| rank.join().expect("rank caught panics");
+        let join = |rank: Result<thread::ScopedJoinHandle<'_, _>, _>| {
+            rank.and_then(|rank| rank.join().expect("rank caught panics"))
+        };
         ranks.into_iter().map(join).collect()
     })
 }

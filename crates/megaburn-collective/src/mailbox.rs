@@ -7,6 +7,8 @@ use std::{
 };
 
 use crate::{
+    busy::Busy,
+    clock,
     deadline::Deadline,
     fault::{Channel, TransportError},
     sync::{Condvar, Mutex, MutexGuard},
@@ -14,11 +16,15 @@ use crate::{
 
 /// What a rank hears after its time was over.
 #[derive(Debug)]
-pub(crate) struct Heard {
+pub(crate) struct Heard<M> {
+    /// What it waited for, if that has arrived after all.
+    pub(crate) message: Option<M>,
     /// Ranks that ask this one why they wait for it.
     pub(crate) asked_by: Vec<usize>,
     /// Whether the rank waited for waits as well.
     pub(crate) waits_too: bool,
+    /// Whether the rank waited for, or one that it waits for, works on something long.
+    pub(crate) busy: Option<Busy>,
     /// The failure that ends all waits.
     pub(crate) failure: Option<TransportError>,
 }
@@ -38,6 +44,8 @@ struct State<M> {
     asked_by: Vec<usize>,
     /// Who answered that they wait as well.
     waits_too: HashSet<usize>,
+    /// Who answered that they work, or wait for one that works.
+    busy: HashMap<usize, Busy>,
     /// The first failure of any rank: nobody can go on.
     failure: Option<TransportError>,
 }
@@ -49,6 +57,7 @@ impl<M> Default for Mailbox<M> {
             left: HashMap::new(),
             asked_by: Vec::new(),
             waits_too: HashSet::new(),
+            busy: HashMap::new(),
             failure: None,
         };
         Self { state: Mutex::new(state), changed: Condvar::new() }
@@ -99,6 +108,19 @@ impl<M> Mailbox<M> {
         self.changed.notify_all();
     }
 
+    /// Rank `from` answers that it works on something long, or waits for a rank that does.
+    pub(crate) fn answer_busy(&self, from: usize, busy: Busy) {
+        self.lock().busy.insert(from, busy);
+        self.changed.notify_all();
+    }
+
+    /// Forgets what rank `peer` answered before: it is about to be asked anew.
+    pub(crate) fn forget_answers(&self, peer: usize) {
+        let mut state = self.lock();
+        state.waits_too.remove(&peer);
+        state.busy.remove(&peer);
+    }
+
     /// Takes the next message of `from`, waiting until `deadline`. What has arrived is handed out
     /// even when its sender is gone since: a rank that finished first left its last words here.
     ///
@@ -111,11 +133,8 @@ impl<M> Mailbox<M> {
         deadline: Deadline,
     ) -> Result<M, TransportError> {
         let arrived = |state: &mut State<M>| {
-            let queue = state.queues.get_mut(&(channel, from));
-            if let Some(message) = queue.and_then(VecDeque::pop_front) {
-                return Some(Ok(message));
-            }
-            state.gone(from).map(Err)
+            let message = state.next(from, channel);
+            message.map(Ok).or_else(|| state.gone(from).map(Err))
         };
         if let Some(end) = self.wait(deadline.half(), arrived) {
             return end;
@@ -129,16 +148,20 @@ impl<M> Mailbox<M> {
 
     /// What this rank hears until `deadline` from those that ask it and from `peer`, whom it asked;
     /// an answer that is `known` is no news.
-    pub(crate) fn wait_overdue(&self, peer: usize, known: bool, deadline: Instant) -> Heard {
+    pub(crate) fn wait_overdue(
+        &self,
+        peer: usize,
+        channel: Channel,
+        known: bool,
+        deadline: Instant,
+    ) -> Heard<M> {
         let news = |state: &mut State<M>| {
-            let heard = state.heard(peer);
-            let any = heard.failure.is_some() || heard.waits_too && !known;
-            if any || !heard.asked_by.is_empty() {
-                return Some(heard);
-            }
-            None
+            let heard = state.heard(peer, channel);
+            let answered = heard.busy.is_some() || heard.waits_too && !known;
+            let ended = heard.message.is_some() || heard.failure.is_some();
+            (answered || ended || !heard.asked_by.is_empty()).then_some(heard)
         };
-        self.wait(deadline, news).unwrap_or_else(|| self.lock().heard(peer))
+        self.wait(deadline, news).unwrap_or_else(|| self.lock().heard(peer, channel))
     }
 
     /// Whether another rank's time is over that waits for this one.
@@ -166,7 +189,7 @@ impl<M> Mailbox<M> {
             if let Some(value) = ready(&mut state) {
                 return Some(value);
             }
-            let left = deadline.saturating_duration_since(Instant::now());
+            let left = deadline.saturating_duration_since(clock::now());
             if left == Duration::ZERO {
                 return None;
             }
@@ -182,10 +205,16 @@ impl<M> Mailbox<M> {
 }
 
 impl<M> State<M> {
-    fn heard(&mut self, peer: usize) -> Heard {
+    fn next(&mut self, from: usize, channel: Channel) -> Option<M> {
+        self.queues.get_mut(&(channel, from)).and_then(VecDeque::pop_front)
+    }
+
+    fn heard(&mut self, peer: usize, channel: Channel) -> Heard<M> {
         Heard {
+            message: self.next(peer, channel),
             asked_by: std::mem::take(&mut self.asked_by),
             waits_too: self.waits_too.contains(&peer),
+            busy: self.busy.get(&peer).cloned(),
             failure: self.gone(peer),
         }
     }

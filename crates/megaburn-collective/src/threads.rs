@@ -1,6 +1,8 @@
 use std::sync::Arc;
 
 use crate::{
+    GroupOptions,
+    activity::Activity,
     deadline::Deadline,
     fault::{Channel, TransportError},
     mailbox::Mailbox,
@@ -13,13 +15,18 @@ use crate::{
 pub(crate) struct ThreadTransport {
     rank: usize,
     mailboxes: Arc<[Mailbox<Message>]>,
+    activities: Arc<[Arc<Activity>]>,
 }
 
 impl ThreadTransport {
     /// One end for each of `world_size` ranks.
-    pub(crate) fn world(world_size: usize) -> Vec<Self> {
+    pub(crate) fn world(world_size: usize, options: GroupOptions) -> Vec<Self> {
         let mailboxes: Arc<[_]> = (0..world_size).map(|_| Mailbox::default()).collect();
-        (0..world_size).map(|rank| Self { rank, mailboxes: mailboxes.clone() }).collect()
+        let activities: Arc<[_]> =
+            (0..world_size).map(|rank| Activity::new(rank, options)).collect();
+        let end =
+            |rank| Self { rank, mailboxes: mailboxes.clone(), activities: activities.clone() };
+        (0..world_size).map(end).collect()
     }
 
     /// Tells the others that this rank finished. Without it they would wait for the timeout.
@@ -51,6 +58,10 @@ impl Transport for ThreadTransport {
         &self.mailboxes[self.rank]
     }
 
+    fn activity(&self) -> &Arc<Activity> {
+        &self.activities[self.rank]
+    }
+
     fn send(
         &self,
         to: usize,
@@ -68,8 +79,13 @@ impl Transport for ThreadTransport {
 
     fn say(&self, to: usize, overdue: Overdue) {
         match overdue {
-            Overdue::Question => self.mailboxes[to].ask(self.rank),
+            // Answered for the other rank, which may be at work.
+            Overdue::Question => match self.activities[to].busy() {
+                Some(busy) => self.mailbox().answer_busy(to, busy),
+                None => self.mailboxes[to].ask(self.rank),
+            },
             Overdue::WaitsToo => self.mailboxes[to].answer(self.rank),
+            Overdue::Busy(busy) => self.mailboxes[to].answer_busy(self.rank, busy),
         }
     }
 
@@ -101,7 +117,7 @@ mod tests {
     /// What rank 1 hears from rank 2 and how long that took, while rank 0 asks it at once and rank 2
     /// speaks some time after that, or never.
     fn asked(after: Option<Duration>) -> (Result<(), TransportError>, Duration) {
-        let ranks = ThreadTransport::world(3);
+        let ranks = ThreadTransport::world(3, GroupOptions::default());
         let begin = Instant::now();
         ranks[0].say(1, Overdue::Question);
         std::thread::scope(|scope| {

@@ -1,9 +1,9 @@
-use std::{
-    fmt,
-    time::{Duration, Instant},
-};
+use std::{fmt, sync::Arc, time::Duration};
 
 use crate::{
+    activity::Activity,
+    busy::Busy,
+    clock,
     deadline::Deadline,
     fault::{Channel, TransportError},
     mailbox::Mailbox,
@@ -13,14 +13,28 @@ use crate::{
 /// How long a rank whose time is over waits for the answer of the peer it waited for, and, once that
 /// peer answered that it waits as well, for the news of who is to blame.
 const GRACE: Duration = Duration::from_millis(500);
+/// How often a rank asks again while the one it waits for works.
+const ASK_AGAIN: Duration = Duration::from_secs(1);
 
 /// What two ranks say about a wait that took too long.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub(crate) enum Overdue {
     /// The sender's time is over, and it waits for the receiver.
     Question,
     /// The sender waits for another rank itself.
     WaitsToo,
+    /// The sender works on something long, or waits for a rank that does.
+    Busy(Busy),
+}
+
+/// What came of a question to a rank that was waited for too long.
+#[derive(Debug)]
+pub(crate) enum Answer {
+    /// Its message, which came after all.
+    Message(Message),
+    Busy(Busy),
+    /// None, or none that says who keeps everybody waiting.
+    Nothing,
 }
 
 /// Moves messages between the ranks of a world. Everything else (collectives, checks, errors) is
@@ -34,6 +48,9 @@ pub(crate) trait Transport: fmt::Debug + Send + Sync {
 
     /// Where this rank's messages arrive.
     fn mailbox(&self) -> &Mailbox<Message>;
+
+    /// What this rank is at.
+    fn activity(&self) -> &Arc<Activity>;
 
     /// Queues `message` for rank `to`. Messages of one channel from one rank arrive in order.
     ///
@@ -58,40 +75,67 @@ pub(crate) trait Transport: fmt::Debug + Send + Sync {
     /// The next message of `channel` from rank `from`.
     ///
     /// One stopped rank makes everybody's time run out at nearly the same moment, that of ranks too
-    /// that only wait for one who waits. So a rank whose time is over asks its peer first; one that
-    /// answers is not to blame, and whom it waits for in vain comes as the failure of all.
+    /// that only wait for one who waits. So a rank whose time is over asks its peer first. One that
+    /// answers that it waits is not to blame, and whom it waits for in vain comes as the failure of
+    /// all. One that answers that it works (see [`Activity`]) is waited for further, as long as it
+    /// makes progress, and who waits passes that answer on.
     ///
     /// # Errors
     /// None came until `deadline` (or until another rank's is over, once half of this one is), `from`
-    /// is gone, or some rank failed.
+    /// works without progress, it is gone, or some rank failed.
     fn receive(
         &self,
         from: usize,
         channel: Channel,
-        deadline: Deadline,
+        mut deadline: Deadline,
     ) -> Result<Message, TransportError> {
-        let mailbox = self.mailbox();
-        let arrived = mailbox.take(from, channel, deadline);
-        if !matches!(arrived, Err(TransportError::Timeout)) {
-            return arrived;
-        }
-        self.say(from, Overdue::Question);
-        let mut until = Instant::now() + GRACE;
-        let mut answered = false;
         loop {
-            let heard = mailbox.wait_overdue(from, answered, until);
-            for asking in heard.asked_by {
+            let arrived = self.mailbox().take(from, channel, deadline);
+            if !matches!(arrived, Err(TransportError::Timeout)) {
+                return arrived;
+            }
+            match self.ask(from, channel)? {
+                Answer::Message(message) => return Ok(message),
+                Answer::Busy(busy) if busy.left().is_zero() => {
+                    return Err(TransportError::Stalled(Box::new(busy)));
+                }
+                Answer::Busy(busy) => deadline = Deadline::extended(busy.left().min(ASK_AGAIN)),
+                Answer::Nothing => return Err(TransportError::Timeout),
+            }
+        }
+    }
+
+    /// Asks rank `from` why its message of `channel` does not come.
+    fn ask(&self, from: usize, channel: Channel) -> Result<Answer, TransportError> {
+        let mailbox = self.mailbox();
+        mailbox.forget_answers(from);
+        self.say(from, Overdue::Question);
+        let mut until = clock::now() + GRACE;
+        let (mut answered, mut asked_by) = (false, Vec::new());
+        loop {
+            let heard = mailbox.wait_overdue(from, channel, answered, until);
+            for &asking in &heard.asked_by {
                 self.say(asking, Overdue::WaitsToo);
+            }
+            asked_by.extend(heard.asked_by);
+            if let Some(message) = heard.message {
+                return Ok(Answer::Message(message));
             }
             if let Some(failure) = heard.failure {
                 return Err(failure);
+            }
+            if let Some(busy) = heard.busy {
+                for asking in asked_by {
+                    self.say(asking, Overdue::Busy(busy.clone()));
+                }
+                return Ok(Answer::Busy(busy));
             }
             if heard.waits_too && !answered {
                 answered = true;
                 until += GRACE;
             }
-            if Instant::now() >= until {
-                return Err(TransportError::Timeout);
+            if clock::now() >= until {
+                return Ok(Answer::Nothing);
             }
         }
     }

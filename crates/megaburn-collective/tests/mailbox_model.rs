@@ -12,6 +12,10 @@
     reason = "modules of the crate, seen from a test"
 )]
 
+#[path = "../src/busy.rs"]
+mod busy;
+#[path = "../src/clock.rs"]
+mod clock;
 #[path = "../src/deadline.rs"]
 mod deadline;
 #[path = "../src/fault.rs"]

@@ -12,14 +12,15 @@ use std::{
 use burn::tensor::TensorData;
 use fixture::{bounded, env};
 use megaburn_collective::{
-    CollectiveError, ConnectOptions, Group, GroupOptions, RankEnv, ReduceOp, connect, free_port,
+    CollectiveError, ConnectOptions, Group, GroupOptions, JobToken, RankEnv, ReduceOp, connect,
+    free_port, report_start_failure,
 };
 use rstest::rstest;
 
 const LIMIT: Duration = Duration::from_secs(60);
 
 fn join(env: RankEnv, seed: u64, seconds: u64) -> Result<Group, CollectiveError> {
-    let group = GroupOptions { seed, timeout: Duration::from_secs(30) };
+    let group = GroupOptions { seed, timeout: Duration::from_secs(30), ..Default::default() };
     let options = ConnectOptions::new(env).with_group(group);
     connect(&options.with_rendezvous_timeout(Duration::from_secs(seconds)))
 }
@@ -117,30 +118,115 @@ fn without_rank_0_the_others_give_up_and_say_where_they_looked() {
     assert!(begin.elapsed() < Duration::from_secs(5));
 }
 
+/// The same ranks, of a job whose token nobody else knows.
+fn secret(mut envs: Vec<RankEnv>) -> Vec<RankEnv> {
+    envs.iter_mut().for_each(|env| env.job_token = JobToken::secret("s3cret"));
+    envs
+}
+
 #[test]
 fn two_processes_with_one_rank_are_told_so() {
     let port = free_port().unwrap();
-    let ends = join_all(vec![env(0, 3, port), env(1, 3, port), env(1, 3, port)], 30);
-    for end in ends {
-        assert!(end.as_ref().unwrap_err().contains("RANK=1"), "{end:?}");
+    let twice = vec![env(0, 3, port), env(1, 3, port), env(1, 3, port)];
+    for (envs, seconds) in [(secret(twice.clone()), 30), (twice, 2)] {
+        let begin = Instant::now();
+        for end in join_all(envs, seconds) {
+            assert!(end.as_ref().unwrap_err().contains("RANK=1"), "{end:?}");
+        }
+        assert!(begin.elapsed() < Duration::from_secs(8), "the job's own mistake ends it at once");
     }
 }
 
 #[test]
 fn another_world_size_is_told_to_both() {
     let port = free_port().unwrap();
-    for end in join_all(vec![env(0, 2, port), env(1, 3, port)], 30) {
+    for end in join_all(secret(vec![env(0, 2, port), env(1, 3, port)]), 30) {
         let error = end.unwrap_err();
         assert!(error.contains("WORLD_SIZE=3") && error.contains("rank 0 with 2"), "{error}");
     }
+}
+
+/// Without a token nobody knows whether a caller that contradicts is of this job.
+#[test]
+fn a_caller_with_an_absurd_introduction_changes_nothing() {
+    let port = free_port().unwrap();
+    let ends = bounded(LIMIT, move || {
+        let first = thread::spawn(move || join_all(vec![env(0, 2, port)], 30));
+        for absurd in [env(1, 99, port), env(7, 99, port)] {
+            let refused = join(absurd, 0, 30).unwrap_err().to_string();
+            assert!(refused.contains("WORLD_SIZE=99"), "{refused}");
+        }
+        let last = join_all(vec![env(1, 2, port)], 30);
+        [first.join().unwrap(), last].concat()
+    });
+    assert_eq!(ends, [Ok(2.0), Ok(2.0)]);
+}
+
+/// A second job at the same port: its ranks reach the first one's rank 0.
+#[test]
+fn ranks_of_another_job_are_refused_and_it_goes_on() {
+    let port = free_port().unwrap();
+    let ends = bounded(LIMIT, move || {
+        let first = thread::spawn(move || join_all(secret(vec![env(0, 2, port)]), 30));
+        let other = |token: JobToken| RankEnv { job_token: token, ..env(1, 2, port) };
+        for token in [JobToken::secret("another"), JobToken::default()] {
+            let refused = join(other(token), 7, 30).unwrap_err().to_string();
+            assert!(refused.contains("belongs to another job"), "{refused}");
+        }
+        let last = join_all(secret(vec![env(1, 2, port)]), 30);
+        [first.join().unwrap(), last].concat()
+    });
+    assert_eq!(ends, [Ok(2.0), Ok(2.0)]);
+}
+
+#[test]
+fn a_rank_that_cannot_start_ends_the_others_at_once_by_name() {
+    const WHY: &str = "cannot read `nowhere.txt`";
+    for failing in [0, 2] {
+        let port = free_port().unwrap();
+        let begin = Instant::now();
+        let ends = bounded(LIMIT, move || {
+            let others: Vec<_> = envs(3, port).into_iter().filter(|e| e.rank != failing).collect();
+            let tell = thread::spawn(move || {
+                let options = ConnectOptions::new(env(failing, 3, port));
+                let options = options.with_rendezvous_timeout(Duration::from_secs(30));
+                report_start_failure(&options, WHY, 2);
+            });
+            let others: Vec<_> = others.into_iter().map(|env| join_beside(env)).collect();
+            tell.join().unwrap();
+            others.into_iter().map(|end| end.join().unwrap().unwrap_err()).collect::<Vec<_>>()
+        });
+        for end in ends {
+            let CollectiveError::CannotStart { rank, why, code } = end else { panic!("{end}") };
+            assert_eq!((rank, why.as_str(), code), (failing, WHY, 2));
+        }
+        assert!(begin.elapsed() < Duration::from_secs(10), "{:?}", begin.elapsed());
+    }
+}
+
+fn join_beside(env: RankEnv) -> thread::JoinHandle<Result<Group, CollectiveError>> {
+    thread::spawn(move || join(env, 0, 30))
+}
+
+/// Another host may come minutes later, a rank of the same host hangs.
+#[test]
+fn a_rank_that_does_not_join_the_others_of_its_host_ends_them() {
+    let port = free_port().unwrap();
+    let host = RankEnv { is_local_world_known: true, ..env(0, 2, port) };
+    let group = GroupOptions { timeout: Duration::from_millis(400), ..Default::default() };
+    let begin = Instant::now();
+    let error = connect(&ConnectOptions::new(host).with_group(group)).unwrap_err().to_string();
+    assert!(error.contains("ranks [1] of 2 did not join within 0.4 s"), "{error}");
+    assert!(begin.elapsed() < Duration::from_secs(5), "{:?}", begin.elapsed());
 }
 
 #[test]
 fn another_seed_is_told_to_both() {
     let port = free_port().unwrap();
     let errors = bounded(LIMIT, move || {
-        let other = thread::spawn(move || join(env(1, 2, port), 8, 30).unwrap_err());
-        [join(env(0, 2, port), 7, 30).unwrap_err(), other.join().unwrap()]
+        let [zero, one] = secret(envs(2, port)).try_into().unwrap();
+        let other = thread::spawn(move || join(one, 8, 30).unwrap_err());
+        [join(zero, 7, 30).unwrap_err(), other.join().unwrap()]
     });
     for error in errors {
         assert!(error.to_string().contains("seed 8"), "{error}");
@@ -163,9 +249,9 @@ fn strangers_are_refused_and_disturb_nobody() {
         browser.write_all(b"GET / HTTP/1.1\r\nHost: rank-0\r\n\r\n").unwrap();
         drop(dial());
         let mut lost = env(1, 3, port);
-        lost.run_id = "yesterday's".to_string();
+        lost.job_token = JobToken::secret("yesterday's");
         let refused = join(lost, 0, 30).unwrap_err().to_string();
-        assert!(refused.contains("yesterday's"), "{refused}");
+        assert!(refused.contains("another job") && !refused.contains("yesterday's"), "{refused}");
         let mut answer = Vec::new();
         // The answer, then the end of the connection: it is not kept waiting.
         let _ = browser.read_to_end(&mut answer);

@@ -213,6 +213,8 @@ mod cuda {
 
 #[cfg(test)]
 mod tests {
+    use megaburn_collective::JobToken;
+
     use super::*;
 
     fn env(local_rank: usize, local_world_size: usize) -> RankEnv {
@@ -221,10 +223,11 @@ mod tests {
             world_size: local_world_size,
             local_rank,
             local_world_size,
+            is_local_world_known: true,
             ranks_per_gpu: 1,
             master_addr: "localhost".into(),
             master_port: 1,
-            run_id: String::new(),
+            job_token: JobToken::default(),
         }
     }
 

@@ -115,6 +115,10 @@ pub enum TrainError {
     OutOfMemory { bytes: u64, memory: String },
     #[error("the GPU failed: {why}")]
     Device { why: String },
+    #[error(
+        "no thread can be started: {why}; raise the limit on processes and threads (`ulimit -u`, a container's pids limit), or set RAYON_NUM_THREADS to fewer"
+    )]
+    NoThread { why: String },
     #[error("rank {rank} panicked: {message}")]
     RankPanicked { rank: usize, message: String },
     #[error("{0}{keys}", keys = keys_of(.0))]
@@ -170,9 +174,10 @@ impl TrainError {
             | Self::OtherConfig { .. }
             | Self::Resume(_)
             | Self::Data(_) => Exit::BadInput,
-            Self::RankPanicked { .. } | Self::OutOfMemory { .. } | Self::Device { .. } => {
-                Exit::Failed
-            }
+            Self::NoThread { .. }
+            | Self::RankPanicked { .. }
+            | Self::OutOfMemory { .. }
+            | Self::Device { .. } => Exit::Failed,
             Self::Model(ModelError::Checkpoint(error)) | Self::Checkpoint(error)
                 if is_bad_input(error) =>
             {
@@ -189,6 +194,10 @@ impl TrainError {
                     Some(
                         CollectiveError::BadArgument { .. } | CollectiveError::BadGroup { .. },
                     ) => Exit::Failed,
+                    // With the code of the rank that cannot.
+                    Some(CollectiveError::CannotStart { code, .. }) => {
+                        Exit::of_code(*code).unwrap_or(Exit::PeerLost)
+                    }
                     Some(_) => Exit::PeerLost,
                     None => Exit::Failed,
                 }

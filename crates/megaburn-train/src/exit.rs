@@ -38,6 +38,11 @@ impl Exit {
         }
     }
 
+    /// The meaning of an exit code of megaburn's.
+    pub fn of_code(code: i32) -> Option<Self> {
+        Self::ALL.into_iter().find(|exit| i32::from(exit.code()) == code)
+    }
+
     /// Every code that the commands exit with and what it means, as the README and `--help` have it.
     pub fn table() -> Vec<(String, &'static str)> {
         let own = Exit::ALL.map(|exit| (exit.code().to_string(), exit.meaning()));
@@ -58,7 +63,7 @@ impl Exit {
             Exit::Failed => "failed while running",
             Exit::BadInput => "bad input or configuration",
             Exit::NonFinite => {
-                "the loss or the gradient was not finite, or 100 steps in a row were skipped (more while a loss scale falls); the weights are those of the step before"
+                "the loss or the gradient was not finite, or 100 steps in a row were skipped (more while a loss scale falls); the weights are those of the step before. Or an update made weights that are not finite: they are not saved"
             }
             Exit::PeerLost => "another rank died, hung or disagreed",
         }
@@ -70,7 +75,7 @@ const OTHERS: [(&str, &str); 2] = [
     ("101", "a bug (a panic; inside a rank thread it is 1): please report it"),
     (
         "129, 130, 138, 140, 143",
-        "SIGHUP, SIGINT, SIGUSR1, SIGUSR2 or SIGTERM before training began, or again a second or more after the first: ended at once, without saving",
+        "SIGHUP, SIGINT, SIGUSR1, SIGUSR2 or SIGTERM before training began, or again a second or more after the first: ended at once, without saving; of `convert`, the first SIGINT or SIGTERM: nothing half-written stays",
     ),
 ];
 

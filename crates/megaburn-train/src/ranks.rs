@@ -5,13 +5,12 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
     sync::Once,
     thread,
-    time::Duration,
 };
 
 use burn::prelude::Device;
 use megaburn_checkpoint::CheckpointError;
 use megaburn_collective::{
-    CollectiveError, ConnectOptions, Group, GroupOptions, RankEnv, RankFailure, connect,
+    CollectiveError, Group, GroupOptions, Phase, RankEnv, RankFailure, connect,
     region::FAILED_REGION, run_threads,
 };
 use megaburn_mesh::Layout;
@@ -19,6 +18,7 @@ use megaburn_mesh::Layout;
 use crate::{
     Exit, TrainError,
     failure::{diagnose, is_about_device},
+    start,
 };
 
 /// Runs `rank` on every rank of `layout` and gives back what each returned, in rank order: as
@@ -34,26 +34,43 @@ pub(crate) fn run_ranks<T: Send>(
     device: &Device,
     rank: impl Fn(&Group) -> Result<T, TrainError> + Sync,
 ) -> Result<Vec<T>, TrainError> {
+    run_prepared(layout, env, group, device, || Ok(()), |world, ()| rank(world))
+}
+
+/// The same after `prepare`, once in this process. Ranks that are processes meet first: a rank whose
+/// preparation takes long is waited for ([`Phase::Start`]), and one whose preparation fails ends
+/// all with its error.
+///
+/// # Errors
+/// As [`run_ranks`]; the error of `prepare`.
+pub(crate) fn run_prepared<P: Send + Sync, T: Send>(
+    layout: &Layout,
+    env: Option<RankEnv>,
+    group: GroupOptions,
+    device: &Device,
+    prepare: impl FnOnce() -> Result<P, TrainError>,
+    rank: impl Fn(&Group, &P) -> Result<T, TrainError> + Sync,
+) -> Result<Vec<T>, TrainError> {
     quiet_failed_regions();
     match env {
         Some(env) => {
             let ranks = env.local_world_size;
-            let patience = group.timeout.max(SLOWEST_START);
-            let options =
-                ConnectOptions::new(env).with_group(group).with_rendezvous_timeout(patience);
-            let world = connect(&options)?;
-            in_own_pool(ranks, || guarded(&world, device, &rank)).map(|result| vec![result])
+            let world = connect(&start::options(env, group))?;
+            let run = |world: &Group| {
+                let phase = world.phase(Phase::Start);
+                let prepared = start::settle(world, prepare())?;
+                drop(phase);
+                in_own_pool(ranks, || rank(world, &prepared))
+            };
+            guarded(&world, device, run).map(|result| vec![result])
         }
         None => {
-            let ranks = layout.world_size();
-            let run = |world: Group| in_own_pool(ranks, || guarded(&world, device, &rank));
-            root_cause(run_threads(ranks, group, run))
+            let (ranks, prepared) = (layout.world_size(), prepare()?);
+            let run = |world: &Group| in_own_pool(ranks, || rank(world, &prepared));
+            root_cause(run_threads(ranks, group, |world| guarded(&world, device, &run)))
         }
     }
 }
-
-/// Processes of one run may be started this far apart, however impatient their collectives are.
-const SLOWEST_START: Duration = Duration::from_secs(60);
 
 /// Autodiff walks deep graphs on the rank's own stack.
 const STACK_BYTES: usize = 32 << 20;
@@ -62,7 +79,7 @@ const STACK_BYTES: usize = 32 << 20;
 fn guarded<T>(
     world: &Group,
     device: &Device,
-    rank: impl Fn(&Group) -> Result<T, TrainError>,
+    rank: impl FnOnce(&Group) -> Result<T, TrainError>,
 ) -> Result<T, TrainError> {
     let result = match catch_unwind(AssertUnwindSafe(|| rank(world))) {
         Ok(Err(error)) if is_about_device(&error.to_string()) => Err(match peers_failure(world) {
@@ -103,14 +120,21 @@ pub(crate) fn panic_text(panic: &(dyn Any + Send)) -> Option<&str> {
 /// Runs a rank on a rayon pool of its own, so that Burn's CPU backend works for it there: its equal
 /// share of the cores of `ranks` ranks on this host (`RAYON_NUM_THREADS` overrides). In the global
 /// pool the ranks of a process would queue behind each other.
-fn in_own_pool<T: Send>(ranks: usize, rank: impl FnOnce() -> T + Send) -> T {
+///
+/// # Errors
+/// The system has no room for the pool's threads; or `rank`'s own.
+fn in_own_pool<T: Send>(
+    ranks: usize,
+    rank: impl FnOnce() -> Result<T, TrainError> + Send,
+) -> Result<T, TrainError> {
     let cores = thread::available_parallelism().map_or(1, |cores| cores.get());
     let threads = match std::env::var_os("RAYON_NUM_THREADS") {
         Some(_) => 0, // Rayon reads the variable itself.
         None => (cores / ranks.max(1)).max(1),
     };
     let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).stack_size(STACK_BYTES);
-    pool.build().expect("the system has room for a thread").install(rank)
+    let pool = pool.build().map_err(|error| TrainError::NoThread { why: error.to_string() })?;
+    pool.install(rank)
 }
 
 /// A collective that fails in the middle of `backward` unwinds the rank, and so does a tensor that a
@@ -140,6 +164,7 @@ fn root_cause<T>(ranks: Vec<Result<T, RankFailure<TrainError>>>) -> Result<Vec<T
             Err(RankFailure::Panicked(message)) => {
                 errors.push(TrainError::RankPanicked { rank, message });
             }
+            Err(RankFailure::NotStarted(why)) => errors.push(TrainError::NoThread { why }),
         }
     }
     let blame = |error: &TrainError| match error {

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use burn::{prelude::Device, tensor::TensorData};
-use megaburn_collective::{Group, GroupOptions, ProcessGroups, RankEnv};
+use megaburn_collective::{Group, Phase, ProcessGroups, RankEnv};
 use megaburn_kernels::set_attention_kernel;
 use megaburn_mesh::Layout;
 use xxhash_rust::xxh3::xxh3_64;
@@ -14,10 +14,12 @@ use crate::{
     config::Start,
     data::RunData,
     device::Devices,
-    ranks::run_ranks,
+    monitor::Monitor,
+    ranks::run_prepared,
     report::Reporter,
     run_folder::{RunShare, check_before_start, keep_assets},
     signal::StopSignal,
+    start::{self, settle},
     train_loop::TrainLoop,
     trainer::Trainer,
 };
@@ -33,69 +35,100 @@ use crate::{
 /// # Errors
 /// The root cause, where several ranks failed. [`TrainError::exit`] is the process's exit code.
 pub fn pretrain(config: TrainConfig, fresh: bool, stop: StopSignal) -> Result<(), TrainError> {
+    let env = RankEnv::from_env()?;
+    let group = config.group_options();
+    // What can be checked without the others is checked before the ranks meet.
+    let (layout, devices, device) = match place(&config, env.as_ref(), fresh) {
+        Ok(found) => found,
+        Err(error) => return Err(env.map_or_else(|| error, |env| start::tell(env, group, error))),
+    };
+    let config = Arc::new(config);
+    let prepare = || {
+        let data = Arc::new(RunData::load(&config)?);
+        let start = config.start(fresh)?;
+        config.check_start(&layout, start.as_ref(), &data)?;
+        Ok(Loaded { data, start })
+    };
+    let job = Job { config: config.clone(), layout, devices, device, fresh, stop };
+    let train = |world: &Group, loaded: &Loaded| job.train(world, loaded);
+    run_prepared(&layout, env, group, &job.device, prepare, train).map(drop)
+}
+
+/// Where this process computes, after a look at its part of the configuration.
+fn place(
+    config: &TrainConfig,
+    env: Option<&RankEnv>,
+    fresh: bool,
+) -> Result<(Layout, Devices, Device), TrainError> {
     config.validate()?;
     let devices = config.run.device.find()?;
-    let env = RankEnv::from_env()?;
-    if env.as_ref().is_none_or(|env| env.rank == 0) {
-        check_before_start(&config, fresh)?;
+    if env.is_none_or(|env| env.rank == 0) {
+        check_before_start(config, fresh)?;
     }
-    let layout = config.layout_on(devices, env.as_ref().map(|env| env.world_size))?;
-    let device = devices.of_this_process(&layout, env.as_ref())?;
+    let layout = config.layout_on(devices, env.map(|env| env.world_size))?;
+    let device = devices.of_this_process(&layout, env)?;
     devices.choose_products(config.train.tf32, config.train.tune_products);
     let attention = config.attention_on(devices)?;
     devices.find_libraries_of(attention)?;
     set_attention_kernel(attention);
-    let group = GroupOptions { seed: config.run.seed, timeout: config.train.timeout() };
-    let data = Arc::new(RunData::load(&config)?);
-    let start = config.start(fresh)?;
-    config.check_start(&layout, start.as_ref(), &data)?;
-    let job = Job { config: Arc::new(config), start, layout, devices, device, fresh, data, stop };
-    run_ranks(&job.layout, env, group, &job.device, |world| job.train(world)).map(drop)
+    Ok((layout, devices, device))
+}
+
+/// What a process loads once it has met the others.
+struct Loaded {
+    data: Arc<RunData>,
+    start: Option<Start>,
 }
 
 /// What every rank of a run is given.
 struct Job {
     config: Arc<TrainConfig>,
-    start: Option<Start>,
     layout: Layout,
     devices: Devices,
     device: Device,
     fresh: bool,
-    data: Arc<RunData>,
     stop: StopSignal,
 }
 
 impl Job {
-    fn train(&self, world: &Group) -> Result<(), TrainError> {
-        self.agree_on_config(world)?;
+    fn train(&self, world: &Group, loaded: &Loaded) -> Result<(), TrainError> {
+        let starting = Some(world.phase(Phase::Start));
+        let pulse = world.pulse();
+        let limit = self.config.train.step_timeout();
+        let _monitor = Monitor::start(world.rank(), pulse.clone(), limit)?;
+        self.agree_on_config(world, loaded)?;
         let groups = ProcessGroups::new(world, self.layout)?;
         let run = RunShare::take(world, &self.config)?;
         let device = self.device.clone().autodiff();
-        let agreed = match &self.start {
-            Some(Start::Init(source)) => source.agreed(world)?.map(|s| Start::Init(Box::new(s))),
+        let agreed = match &loaded.start {
+            Some(Start::Init(source)) => {
+                let agreed = settle(world, source.agreed(world).map_err(TrainError::from))?;
+                agreed.map(|source| Start::Init(Box::new(source)))
+            }
             _ => None,
         };
-        let start = agreed.as_ref().or(self.start.as_ref());
+        let start = agreed.as_ref().or(loaded.start.as_ref());
         let config = self.pinned(start);
-        let data = self.data.clone();
-        let mut trainer =
-            Trainer::starting_from(start, config.clone(), groups.clone(), device, data)?;
+        let data = loaded.data.clone();
+        let trainer = Trainer::starting_from(start, config.clone(), groups.clone(), device, data);
+        let mut trainer = settle(world, trainer)?;
         // Only now: a run whose model cannot be made does not set another one aside.
         let run = if self.fresh { run.begin_anew(world, &config)? } else { run };
         trainer = trainer.in_run(run.clone());
         let resumed = if self.fresh { None } else { trainer.resume()? };
         let saved = resumed.as_ref().map(|resumed| resumed.progress.step);
-        let mut report = None;
-        if let Some(folder) = run.folder {
+        let begin = |folder| {
             if resumed.is_none() {
-                keep_assets(&config, start, &self.data, &folder)?;
+                keep_assets(&config, start, &loaded.data, &folder)?;
             }
-            let (devices, data) = (self.devices, &self.data);
-            report = Some(Reporter::start(&config, folder, devices, &trainer, data, resumed)?);
-        }
+            Reporter::start(&config, folder, self.devices, &trainer, &loaded.data, resumed)
+        };
+        let report = settle(world, run.folder.map(begin).transpose())?;
         self.stop.begin_training();
+        // On GPUs the first step compiles kernels and times products, each rank its own.
+        let starting = starting.filter(|_| self.devices != Devices::Cpu);
         let (config, groups, stop) = (&config, &groups, &self.stop);
-        TrainLoop { config, groups, trainer, report, stop, saved }.run()
+        TrainLoop { config, groups, trainer, report, stop, saved, pulse, starting }.run()
     }
 
     /// The configuration with `model.init` as what was chosen of it: another run goes on meanwhile.
@@ -110,10 +143,10 @@ impl Job {
     ///
     /// # Collective
     /// All ranks.
-    fn agree_on_config(&self, world: &Group) -> Result<(), TrainError> {
-        let Self { config, layout, fresh, data, .. } = self;
+    fn agree_on_config(&self, world: &Group, loaded: &Loaded) -> Result<(), TrainError> {
+        let Self { config, layout, fresh, .. } = self;
         let on_gpus = self.devices != Devices::Cpu;
-        let text = format!("{}{layout}{fresh}{}{on_gpus}", config.to_toml(), data.hash);
+        let text = format!("{}{layout}{fresh}{}{on_gpus}", config.to_toml(), loaded.data.hash);
         let mine = TensorData::from([xxh3_64(text.as_bytes()) as i64]);
         if world.broadcast(mine.clone(), 0)? == mine {
             return Ok(());

@@ -3,7 +3,7 @@
 //! A step is written down before anything that may fail; a checkpoint is saved before an evaluation, which
 //! computes nothing that a checkpoint holds.
 
-use megaburn_collective::{ProcessGroups, objects};
+use megaburn_collective::{PhaseGuard, ProcessGroups, Pulse, objects};
 
 use crate::{
     TrainConfig, TrainError,
@@ -23,6 +23,10 @@ pub(crate) struct TrainLoop<'a> {
     pub(crate) stop: &'a StopSignal,
     /// The step of the newest checkpoint.
     pub(crate) saved: Option<u64>,
+    /// Beats with each step.
+    pub(crate) pulse: Pulse,
+    /// Held until the first step is done, where that step still belongs to the start.
+    pub(crate) starting: Option<PhaseGuard>,
 }
 
 /// Whether the run goes on.
@@ -75,6 +79,8 @@ impl TrainLoop<'_> {
             Ok(metrics) => metrics,
             Err(error) => return Err(self.failed(error)),
         };
+        drop(self.starting.take());
+        self.pulse.beat();
         if let Some(report) = &mut self.report {
             report.step(&metrics)?;
         }

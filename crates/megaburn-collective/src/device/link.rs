@@ -1,6 +1,7 @@
 //! What all groups of a rank share on its GPU.
 
 use std::{
+    collections::HashMap,
     sync::{Arc, Mutex, OnceLock, PoisonError, Weak},
     time::Instant,
 };
@@ -14,7 +15,7 @@ use super::{
     watch::{Groups, Standing, Watch},
     watched::Watched,
 };
-use crate::exchange::Link;
+use crate::{clock, exchange::Link};
 
 /// The rank of this process that uses a GPU.
 static OWNER: Mutex<Weak<()>> = Mutex::new(Weak::new());
@@ -61,7 +62,7 @@ impl Link {
         let watchdog = watchdog.get_or_init(|| {
             let (transport, recorder) = (self.transport.clone(), self.recorder.clone());
             let watch = Watch::new(transport, recorder, self.failure.clone(), groups.clone());
-            Watchdog::start(Eyes(watch))
+            Watchdog::start(Eyes { watch, oldest: HashMap::new() })
         });
         let watchdog = watchdog.as_ref().map_err(Clone::clone)?;
         groups.lock().unwrap_or_else(PoisonError::into_inner).push(group.clone());
@@ -76,12 +77,26 @@ impl Link {
     }
 }
 
-struct Eyes(Watch);
+struct Eyes {
+    watch: Watch,
+    /// By group: the oldest call, and when it was first seen on the clock that limits are measured
+    /// with.
+    oldest: HashMap<u64, (u64, Instant)>,
+}
 
 impl Observer for Eyes {
     fn look(&mut self, standings: &[nccl::Standing]) -> Option<String> {
-        let standings: Vec<_> = standings.iter().cloned().map(Standing::from).collect();
-        self.0.look(Instant::now(), &standings)
+        let now = clock::now();
+        let mut standings: Vec<_> = standings.iter().cloned().map(Standing::from).collect();
+        for Standing { key, oldest, .. } in &mut standings {
+            let Some((id, made)) = oldest else { continue };
+            let seen = self.oldest.entry(*key).or_insert((*id, now));
+            if seen.0 != *id {
+                *seen = (*id, now);
+            }
+            *made = seen.1;
+        }
+        self.watch.look(now, &standings)
     }
 }
 

@@ -7,7 +7,10 @@ use burn::tensor::DType;
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-use crate::message::{Call, OpKind};
+use crate::{
+    busy::Busy,
+    message::{Call, OpKind},
+};
 
 /// Calls that are remembered one by one.
 const KEPT: usize = 64;
@@ -31,6 +34,8 @@ pub(crate) struct CallLog {
 pub(crate) struct Bulletin {
     /// Whether it wants an answer: it waits for something.
     pub(crate) asks: bool,
+    /// What it is at, if that is long work.
+    pub(crate) busy: Option<Busy>,
     /// Calls that it made.
     pub(crate) made: u64,
     /// A number of calls, and their hash.
@@ -80,8 +85,8 @@ impl CallLog {
     }
 
     pub(crate) fn bulletin(&self, asks: bool) -> Bulletin {
-        let recent = self.recent.iter().cloned().collect();
-        Bulletin { asks, made: self.made, mark: self.marks.back().copied(), recent }
+        let (mark, recent) = (self.marks.back().copied(), self.recent.iter().cloned().collect());
+        Bulletin { asks, busy: None, made: self.made, mark, recent }
     }
 
     /// Where a member's calls differ from these, as far as both have made them. The first calls that

@@ -13,6 +13,8 @@ use super::{
     watched::Watched,
 };
 use crate::{
+    busy::Busy,
+    clock,
     deadline::Deadline,
     message::{Call, Message, OpKind, Payload},
     transport::Transport,
@@ -20,6 +22,9 @@ use crate::{
 
 /// How often members tell and ask each other.
 pub(super) const ROUND: Duration = Duration::from_secs(1);
+
+/// A member that was asked every [`ROUND`] and has not answered for so long is silent.
+const SILENT: Duration = Duration::from_secs(4);
 
 /// What is known about one group's members.
 #[derive(Debug, Default)]
@@ -111,6 +116,24 @@ impl Round {
         culprit.or(others.first()).copied().unwrap_or(group.rank)
     }
 
+    /// A member that has not made call `seq` because it works on something long, as far as that is
+    /// known; none where a member does not answer any more, which is then to blame.
+    pub(super) fn at_work(&self, now: Instant, group: &Watched, seq: u64) -> Option<Busy> {
+        let mut most: Option<Busy> = None;
+        for peer in group.others() {
+            let (bulletin, when) = self.heard.get(&peer)?;
+            let ago = now.saturating_duration_since(*when);
+            if ago >= SILENT {
+                return None;
+            }
+            let is_behind = bulletin.recent.last().is_none_or(|last| last.seq < seq);
+            let busy = bulletin.busy.clone().filter(|_| is_behind);
+            let busy = busy.map(|busy| busy.after(ago));
+            most = most.into_iter().chain(busy).max_by_key(Busy::left);
+        }
+        most
+    }
+
     pub(super) fn dump(&self, group: &Watched) -> String {
         let mut text = format!("where the members of group {} are, as far as known:\n", group.name);
         for peer in group.others() {
@@ -118,7 +141,7 @@ impl Round {
                 None => "never heard of".to_string(),
                 Some((bulletin, when)) => {
                     let last = bulletin.recent.last().map_or("nothing".into(), Call::to_string);
-                    let ago = when.elapsed().as_secs_f64();
+                    let ago = clock::now().saturating_duration_since(*when).as_secs_f64();
                     format!("made {} calls, last {last}; heard {ago:.1} s ago", bulletin.made)
                 }
             };
@@ -135,7 +158,8 @@ fn send(
     asks: bool,
     peers: impl Iterator<Item = usize>,
 ) {
-    let bulletin = group.log().bulletin(asks);
+    let busy = transport.activity().busy();
+    let bulletin = Bulletin { busy, ..group.log().bulletin(asks) };
     let call = Call { op: OpKind::Send, seq: 0, dtype: DType::U8, shape: Vec::new() };
     let bytes = serde_json::to_vec(&bulletin).expect("a bulletin is plain data");
     let payload = Payload::new(Bytes::from_bytes_vec(bytes));

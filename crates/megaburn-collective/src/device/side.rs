@@ -58,8 +58,10 @@ impl Group {
             link.claim_gpu().map_err(failed)?;
             let queue = CudaQueue::of(like).ok_or_else(|| failed("no CUDA tensor".into()))?;
             let id = control.share_id(link, &call, deadline)?;
-            let communicator = control.join(link, &call, deadline, &queue, id)?;
+            // From here on: a member that compiled kernels may have come after the deadline.
             let timeout = self.0.options.timeout;
+            let deadline = Deadline::after(timeout);
+            let communicator = control.join(link, &call, deadline, &queue, id)?;
             let (name, members) = (control.name(), self.members().to_vec());
             // Bulletins come when they come: on a channel of this communicator alone, not of the
             // next one of a group of the same name and members.

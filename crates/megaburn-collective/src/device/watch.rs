@@ -4,7 +4,8 @@
 //! milliseconds after the host transport hears of a dead or failing rank, or NCCL of an error, all
 //! communicators of this process are aborted. A rank whose oldest call makes no progress asks the
 //! other members where they are: one that made another call is named at once, one that is silent or
-//! behind when the timeout has passed.
+//! behind when the timeout has passed, unless it is behind because it works on something long and
+//! makes progress.
 
 use std::{
     collections::HashMap,
@@ -64,6 +65,7 @@ impl Watch {
         for standing in standings.iter().filter(|standing| !standing.finished.is_empty()) {
             standing.finished.iter().for_each(|id| self.recorder.finish(*id, None));
             self.rounds.entry(standing.key).or_default().progress = Some(now);
+            self.transport.activity().advance();
         }
         if self.failure.get().is_none() {
             let groups = lock(&self.groups).clone();
@@ -86,7 +88,12 @@ impl Watch {
         standing: &Standing,
     ) -> Option<(CollectiveError, Option<u64>)> {
         let oldest = standing.oldest.map(|(id, _)| id);
-        let call = oldest.and_then(|id| self.recorder.call(id)).or_else(|| group.last_call())?;
+        let call = oldest.and_then(|id| self.recorder.call(id)).or_else(|| group.last_call());
+        let Some(call) = call else {
+            // It has called nothing yet, and answers all the same.
+            self.rounds.entry(group.channel).or_default().listen(now, group, &*self.transport);
+            return None;
+        };
         if let Some(error) = self.transport.gone(group.rank) {
             return Some((group.transport_error(call, error), oldest));
         }
@@ -116,6 +123,10 @@ impl Watch {
         }
         if waiting < group.timeout {
             return None;
+        }
+        if let Some(busy) = round.at_work(now, group, call.seq) {
+            // As on the host: who works is waited for as long as it makes progress.
+            return busy.left().is_zero().then(|| (group.stalled(call, &busy), oldest));
         }
         let peer = round.culprit(group, call.seq);
         let (rank, name) = (group.rank, group.name.clone());

@@ -8,8 +8,8 @@ use burn::tensor::DType;
 
 use super::{Standing, Watch};
 use crate::{
-    Call, CollectiveError, OpKind, device::watched::Watched, recorder::FlightRecorder,
-    threads::ThreadTransport, transport::Transport,
+    Call, CollectiveError, GroupOptions, OpKind, Phase, device::watched::Watched,
+    recorder::FlightRecorder, threads::ThreadTransport, transport::Transport,
 };
 
 const CHANNEL: u64 = 77;
@@ -35,7 +35,7 @@ fn world(size: usize, timeout: Duration) -> Vec<Rank> {
         let watch = Watch::new(transport.clone(), recorder.clone(), failure.clone(), groups);
         Rank { watch, transport, recorder, failure, group, oldest: None }
     };
-    ThreadTransport::world(size).into_iter().map(rank).collect()
+    ThreadTransport::world(size, GroupOptions::default()).into_iter().map(rank).collect()
 }
 
 impl Rank {
@@ -113,6 +113,21 @@ fn a_rank_that_has_not_made_the_call_is_named_when_the_time_is_over() {
     }
     let text = ranks[0].look(11 * SECOND).unwrap();
     assert!(text.contains("all_reduce(sum) #1") && text.contains("waiting for rank 2"), "{text}");
+}
+
+#[test]
+fn a_rank_that_works_on_something_long_is_waited_for_until_it_does_not_answer() {
+    let mut ranks = world(3, 10 * SECOND);
+    (0..2).for_each(|rank| ranks[rank].call(OpKind::AllReduceSum, 0, &[3]));
+    // Rank 2 has made no call of this group yet: it compiles kernels.
+    ranks[2].transport.activity().enter(Phase::Start);
+    for second in 1..30 {
+        ranks.iter_mut().for_each(|rank| assert_eq!(rank.look(second * SECOND), None));
+    }
+    // Then it is stopped.
+    let ends = (30..40).find_map(|second| ranks[0].look(second * SECOND));
+    let text = ends.unwrap();
+    assert!(text.contains("waiting for rank 2"), "{text}");
 }
 
 #[test]

@@ -6,6 +6,8 @@ use std::{
 use super::log::{CallLog, Disagreement};
 use crate::{
     CollectiveError,
+    busy::Busy,
+    exchange::stalled,
     fault::{Channel, TransportError},
     message::Call,
 };
@@ -56,11 +58,16 @@ impl Watched {
             TransportError::Aborted { by, reason } => {
                 CollectiveError::Aborted { rank, group, call, by, reason }
             }
+            TransportError::Stalled(busy) => stalled(rank, group, call, &busy),
             TransportError::Timeout => {
                 let why = "the host transport timed out".into();
                 CollectiveError::Device { rank, group, call, why }
             }
         }
+    }
+
+    pub(super) fn stalled(&self, call: Call, busy: &Busy) -> CollectiveError {
+        stalled(self.rank, self.name.clone(), Box::new(call), busy)
     }
 
     pub(super) fn device_error(&self, call: Call, why: String) -> CollectiveError {

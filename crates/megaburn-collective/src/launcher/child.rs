@@ -15,7 +15,8 @@ use nix::{
     unistd::{Pid, getppid},
 };
 
-use super::{LaunchOptions, gpus, guard, output::complain};
+use super::{Job, LaunchOptions, gpus, guard, output::complain};
+use crate::JobToken;
 
 /// Exit codes of a command that cannot be started, as shells have them.
 pub(super) const EXIT_CANNOT_START: i32 = 126;
@@ -25,11 +26,7 @@ const LAUNCHER: &str = "MEGABURN_LAUNCHER";
 
 /// Starts local rank `local_rank` as the leader of its own process group, so that what it starts
 /// can be ended with it.
-pub(super) fn start(
-    options: &LaunchOptions,
-    local_rank: usize,
-    (addr, port): &(String, u16),
-) -> io::Result<Child> {
+pub(super) fn start(options: &LaunchOptions, local_rank: usize, job: &Job) -> io::Result<Child> {
     let LaunchOptions { nproc, nnodes, node_rank, .. } = options;
     let (program, arguments) = options.command.split_first().expect("options were checked");
     let launcher = std::process::id().to_string();
@@ -52,8 +49,9 @@ pub(super) fn start(
         .env("WORLD_SIZE", (nproc * nnodes).to_string())
         .env("LOCAL_WORLD_SIZE", nproc.to_string())
         .env("GROUP_RANK", node_rank.to_string())
-        .env("MASTER_ADDR", addr)
-        .env("MASTER_PORT", port.to_string())
+        .env("MASTER_ADDR", &job.addr)
+        .env("MASTER_PORT", job.port.to_string())
+        .envs(job.token.as_ref().map(|token| (JobToken::VARIABLE, token.text())))
         .envs(gpus::of_rank(options, local_rank, |name| std::env::var(name).ok()))
         .stdin(Stdio::null())
         .stdout(Stdio::piped())

@@ -23,6 +23,7 @@ use std::{ffi::OsString, io, path::PathBuf, time::Duration};
 
 use thiserror::Error;
 
+use crate::JobToken;
 pub use child::{launch_child, tie_to_launcher};
 use port::ReservedPort;
 pub use queue::{Output, OutputQueue};
@@ -62,6 +63,9 @@ pub struct LaunchOptions {
     pub log_dir: Option<PathBuf>,
     /// Ranks that have a GPU together.
     pub ranks_per_gpu: usize,
+    /// What tells this job from others, the same on all hosts. Without one, ranks of one host get a
+    /// new one, and those of several the one in this process's environment, if any.
+    pub job_token: Option<JobToken>,
 }
 
 impl LaunchOptions {
@@ -80,6 +84,7 @@ impl LaunchOptions {
             give_up: Duration::from_secs(30),
             log_dir: None,
             ranks_per_gpu: 1,
+            job_token: None,
         }
     }
 
@@ -129,6 +134,22 @@ impl LaunchOptions {
         Self { ranks_per_gpu, ..self }
     }
 
+    /// Sets what tells this job from others, for several hosts.
+    pub fn with_job_token(self, job_token: Option<JobToken>) -> Self {
+        Self { job_token, ..self }
+    }
+
+    /// What all ranks of the job are told.
+    fn job(&self) -> Result<Job, LaunchError> {
+        let (addr, port, reserved) = self.master()?;
+        let token = match (&self.job_token, self.nnodes) {
+            (Some(token), _) => Some(token.clone()),
+            (None, 1) => Some(JobToken::draw().map_err(LaunchError::NoToken)?),
+            (None, _) => None,
+        };
+        Ok(Job { addr, port, token, _reserved: reserved })
+    }
+
     /// The address and port of rank 0; the port is reserved for as long as the third is kept.
     fn master(&self) -> Result<(String, u16, Option<ReservedPort>), LaunchError> {
         let Self { nproc, nnodes, node_rank, ranks_per_gpu, .. } = self;
@@ -164,6 +185,17 @@ impl LaunchOptions {
     }
 }
 
+/// Where rank 0 is found, and what tells the job from others.
+#[derive(Debug)]
+struct Job {
+    addr: String,
+    port: u16,
+    /// `None`: the one in the environment, if any.
+    token: Option<JobToken>,
+    /// Keeps other launchers off the port until the ranks have met.
+    _reserved: Option<ReservedPort>,
+}
+
 /// Why the ranks could not be started or watched.
 #[derive(Debug, Error)]
 #[non_exhaustive]
@@ -179,6 +211,8 @@ pub enum LaunchError {
     NotExecutable { name: String },
     #[error("cannot keep logs: {0}")]
     Logs(io::Error),
+    #[error("cannot launch: no job token can be drawn: {0}")]
+    NoToken(io::Error),
     #[error("cannot start rank {rank}: {error}; every rank that was started has been ended")]
     Start { rank: usize, error: io::Error },
     #[error("cannot watch the ranks: {0}")]
@@ -224,6 +258,17 @@ mod tests {
     fn no_rank_on_a_gpu_is_refused() {
         let options = LaunchOptions::new(2, vec!["true".into()]).with_ranks_per_gpu(0);
         assert!(matches!(options.master(), Err(LaunchError::BadOptions { .. })));
+    }
+
+    #[test]
+    fn each_job_of_one_host_has_a_token_of_its_own_and_several_hosts_share_one() {
+        let options = LaunchOptions::new(2, vec!["true".into()]);
+        let token = |options: &LaunchOptions| options.job().unwrap().token;
+        assert!(token(&options).is_some() && token(&options) != token(&options));
+        let several = options.with_nodes(2, 1).with_master(Some("host".into()), Some(5));
+        assert_eq!(token(&several), None);
+        let given = Some(JobToken::secret("s3cret"));
+        assert_eq!(token(&several.with_job_token(given.clone())), given);
     }
 
     #[test]

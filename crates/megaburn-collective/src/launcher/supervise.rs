@@ -13,7 +13,7 @@ use nix::{sys::signal::Signal, unistd::Pid};
 use signal_hook::iterator::Signals;
 
 use super::{
-    LaunchError, LaunchOptions,
+    Job, LaunchError, LaunchOptions,
     child::{await_end, signal, start},
     command,
     guard::Guard,
@@ -58,8 +58,7 @@ struct Rank {
 /// # Errors
 /// Options that make no run; a command that does not exist; a rank that cannot be started.
 pub fn launch(options: &LaunchOptions) -> Result<Outcome, LaunchError> {
-    let (addr, port, _reserved) = options.master()?;
-    let master = (addr, port);
+    let job = options.job()?;
     command::check(&options.command[0])?;
     let streams = Streams::new().map_err(LaunchError::Watch)?;
     let first = options.node_rank * options.nproc;
@@ -72,7 +71,7 @@ pub fn launch(options: &LaunchOptions) -> Result<Outcome, LaunchError> {
     let mut pumps = Pumps::new(streams.with_logs(logs));
     let mut run = Run::new(options, guard);
     for local_rank in 0..options.nproc {
-        if let Err(error) = run.start(local_rank, &master, &sender, &mut pumps) {
+        if let Err(error) = run.start(local_rank, &job, &sender, &mut pumps) {
             run.kill();
             run.supervise(&events);
             return Err(LaunchError::Start { rank: first + local_rank, error });
@@ -133,11 +132,11 @@ impl<'a> Run<'a> {
     fn start(
         &mut self,
         local_rank: usize,
-        master: &(String, u16),
+        job: &Job,
         events: &Sender<Event>,
         pumps: &mut Pumps,
     ) -> io::Result<()> {
-        let mut child = start(self.options, local_rank, master)?;
+        let mut child = start(self.options, local_rank, job)?;
         let (out, err) = (child.stdout.take(), child.stderr.take());
         let rank = self.options.node_rank * self.options.nproc + local_rank;
         let pid = Pid::from_raw(child.id().cast_signed());

@@ -1,3 +1,4 @@
+use super::token::JobToken;
 use crate::{
     CollectiveError,
     launcher::gpus::{RANKS_PER_GPU, VISIBLE},
@@ -14,6 +15,8 @@ pub struct RankEnv {
     pub local_rank: usize,
     /// `LOCAL_WORLD_SIZE`: ranks on this host, which share its cores; all, where it is not set.
     pub local_world_size: usize,
+    /// Whether it was set.
+    pub is_local_world_known: bool,
     /// `MEGABURN_RANKS_PER_GPU`: ranks of this host that have a GPU together; 1, where it is not set.
     pub ranks_per_gpu: usize,
     /// `MASTER_ADDR`: host name or address (IPv4, IPv6) of rank 0's host.
@@ -21,8 +24,9 @@ pub struct RankEnv {
     /// The port where rank 0 listens: `MASTER_PORT`, under torchrun the next one, because
     /// torchrun's agent keeps a store of its own at `MASTER_PORT`.
     pub master_port: u16,
-    /// Ranks of another run are refused. Under torchrun its run id and restart count, else empty.
-    pub run_id: String,
+    /// Processes of another job are refused: `MEGABURN_JOB_TOKEN`, else what torchrun
+    /// (`TORCHELASTIC_RUN_ID`) or Slurm (`SLURM_JOB_ID`) call the job.
+    pub job_token: JobToken,
 }
 
 impl RankEnv {
@@ -54,24 +58,22 @@ impl RankEnv {
             Some(_) => number(&get, RANKS_PER_GPU, 1, usize::MAX, "a number of ranks, 1 or more")?,
             None => 1,
         };
-        let master_addr = text(&get, "MASTER_ADDR")?;
+        let master_addr = without_brackets(text(&get, "MASTER_ADDR")?);
         let port = number(&get, "MASTER_PORT", 1, 65_535, "a port between 1 and 65535")?;
         let mut master_port = port as u16;
-        let mut run_id = String::new();
-        if let Some(id) = get("TORCHELASTIC_RUN_ID") {
+        if get("TORCHELASTIC_RUN_ID").is_some() {
             master_port = master_port.checked_add(1).unwrap_or(master_port - 1);
-            let restarts = get("TORCHELASTIC_RESTART_COUNT").unwrap_or_default();
-            run_id = format!("{id}/{restarts}");
         }
         Ok(Some(Self {
             rank,
             world_size,
             local_rank,
             local_world_size,
+            is_local_world_known: get("LOCAL_WORLD_SIZE").is_some(),
             ranks_per_gpu,
             master_addr,
             master_port,
-            run_id,
+            job_token: JobToken::from_lookup(&get),
         }))
     }
 
@@ -84,6 +86,11 @@ impl RankEnv {
     fn gpu_of(&self, num_gpus: usize, is_chosen: bool) -> Option<usize> {
         let index = if num_gpus == 1 && is_chosen { 0 } else { self.local_rank };
         (index < num_gpus).then_some(index)
+    }
+
+    /// Whether rank 0 is on this host, started together with this rank.
+    pub(crate) fn is_with_rank_0(&self) -> bool {
+        self.is_local_world_known && self.rank == self.local_rank
     }
 
     /// What [`super::socket::listen`] has to serve so that the others find this rank: the address
@@ -99,6 +106,14 @@ impl RankEnv {
             true => format!("[{}]:{}", self.master_addr, self.master_port),
             false => format!("{}:{}", self.master_addr, self.master_port),
         }
+    }
+}
+
+/// `[::1]` as `::1`: in addresses with a port IPv6 ones stand in brackets.
+fn without_brackets(addr: String) -> String {
+    match addr.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')) {
+        Some(inner) if inner.parse::<std::net::Ipv6Addr>().is_ok() => inner.to_string(),
+        _ => addr,
     }
 }
 
@@ -161,7 +176,16 @@ mod tests {
     fn a_whole_environment_is_read() {
         let env = read(&[]).unwrap().unwrap();
         assert_eq!((env.rank, env.world_size, env.local_rank), (3, 4, 1));
-        assert_eq!((env.master(), env.run_id.as_str()), ("[::1]:29500".to_string(), ""));
+        assert_eq!(env.master(), "[::1]:29500");
+        assert_eq!(env.job_token, JobToken::default());
+    }
+
+    #[test]
+    fn an_address_in_brackets_is_the_address() {
+        let of = |addr| read(&[("MASTER_ADDR", Some(addr))]).unwrap().unwrap();
+        assert_eq!(of("[fe80::1]").master_addr, "fe80::1");
+        assert_eq!(of("[::1]"), of("::1"));
+        assert_eq!(of("[host]").master_addr, "[host]");
     }
 
     #[test]
@@ -184,7 +208,7 @@ mod tests {
         let elastic =
             [("TORCHELASTIC_RUN_ID", Some("r7")), ("TORCHELASTIC_RESTART_COUNT", Some("2"))];
         let env = read(&elastic).unwrap().unwrap();
-        assert_eq!((env.master_port, env.run_id.as_str()), (29501, "r7/2"));
+        assert_eq!((env.master_port, env.job_token.text()), (29501, "r7/2"));
         let last = [("TORCHELASTIC_RUN_ID", Some("r7")), ("MASTER_PORT", Some("65535"))];
         assert_eq!(read(&last).unwrap().unwrap().master_port, 65534);
     }

@@ -2,25 +2,26 @@
 //! go when everybody is connected to everybody.
 
 use std::{
-    collections::hash_map::RandomState,
-    hash::BuildHasher,
-    net::{IpAddr, SocketAddr, TcpListener, TcpStream},
-    sync::mpsc::{Receiver, Sender, channel},
+    net::{IpAddr, TcpListener, TcpStream},
     thread,
     time::{Duration, Instant},
 };
 
 use super::{
-    RankEnv,
-    socket::{self, Pending, TICK, Until, rendezvous},
-    wire::{Frame, Hello, Table, VERSION, Word, read_frame, write_frame},
+    ConnectOptions, RankEnv,
+    admission::{self, Refusal},
+    hosts::Hosts,
+    introductions::{Introduction, Introductions},
+    refusals::Refusals,
+    socket::{self, Pending, TICK, Until},
+    wire::{Frame, Hello, StartFailure, Table, Word, read_frame, write_frame},
 };
-use crate::CollectiveError;
+use crate::{CollectiveError, clock, host_name};
 
-/// Who connects must introduce itself within this time; a stranger may say nothing at all.
-const INTRODUCTION: Duration = Duration::from_secs(5);
 /// Short words to one rank take no longer unless it is stopped.
 const SHORT: Duration = Duration::from_secs(2);
+/// How often rank 0 says that it still waits.
+const SIGN: Duration = Duration::from_secs(1);
 
 /// A rank that introduced itself.
 #[derive(Debug)]
@@ -30,59 +31,117 @@ struct Guest {
     port: u16,
 }
 
+/// Why a rendezvous ends without a world.
+#[derive(Debug)]
+pub(super) enum Ended {
+    Because(String),
+    CannotStart(StartFailure),
+}
+
+impl From<String> for Ended {
+    fn from(why: String) -> Self {
+        Self::Because(why)
+    }
+}
+
+impl From<Ended> for CollectiveError {
+    fn from(ended: Ended) -> Self {
+        match ended {
+            Ended::Because(why) => socket::rendezvous(why),
+            Ended::CannotStart(StartFailure { rank, why, code }) => {
+                Self::CannotStart { rank, why, code }
+            }
+        }
+    }
+}
+
 /// The state of a rendezvous at rank 0.
 #[derive(Debug)]
 struct Host<'a> {
     env: &'a RankEnv,
-    seed: u64,
+    options: &'a ConnectOptions,
     deadline: Instant,
     guests: Vec<Option<Guest>>,
     /// Who introduced itself at some time: its own patience may end before rank 0's.
     came: Vec<bool>,
-    refusals: Vec<String>,
+    hosts: Hosts,
+    refusals: Refusals,
+    /// Why rank 0 itself cannot start: it only tells the others.
+    failure: Option<StartFailure>,
 }
 
 /// The connections to ranks `1..world_size`, all of them ready.
 pub(super) fn gather(
     listener: &TcpListener,
-    env: &RankEnv,
-    seed: u64,
-    deadline: Instant,
+    options: &ConnectOptions,
 ) -> Result<Vec<Option<TcpStream>>, CollectiveError> {
-    let guests = (0..env.world_size).map(|_| None).collect();
-    let came = vec![false; env.world_size];
-    let mut host = Host { env, seed, deadline, guests, came, refusals: Vec::new() };
+    let mut host = Host::new(options, None);
     let result = host
         .await_all(listener)
         .and_then(|()| host.hand_out_table())
         .and_then(|()| host.await_ready())
-        .and_then(|()| host.tell_all(&Word::Go));
-    if let Err(why) = result {
+        .and_then(|()| Ok(host.tell_all(&Word::Go)?));
+    if let Err(ended) = result {
         // Who hears of it fails with the same reason; who does not sees the connection end.
-        let _ = host.tell_all(&Word::Refused { why: why.clone() });
-        return Err(rendezvous(why));
+        let _ = host.tell_all(&match &ended {
+            Ended::Because(why) => Word::Refused { why: why.clone() },
+            Ended::CannotStart(failure) => Word::CannotStart(failure.clone()),
+        });
+        return Err(ended.into());
     }
     Ok(host.guests.into_iter().map(|guest| Some(guest?.stream)).collect())
 }
 
-impl Host<'_> {
-    fn await_all(&mut self, listener: &TcpListener) -> Result<(), String> {
-        let (introduced, introductions) = channel();
+/// Tells every rank that comes that rank 0 cannot start, until all have heard it.
+pub(super) fn tell_failure(listener: &TcpListener, options: &ConnectOptions, why: StartFailure) {
+    let mut host = Host::new(options, Some(why));
+    // Who did not come in time is told nothing.
+    let _ = host.await_all(listener);
+}
+
+impl<'a> Host<'a> {
+    fn new(options: &'a ConnectOptions, failure: Option<StartFailure>) -> Self {
+        let env = &options.env;
+        let mut hosts = Hosts::new(options.group.timeout);
+        hosts.joined(0, &host_name(), env.is_local_world_known.then_some(env.local_world_size));
+        Self {
+            env,
+            options,
+            deadline: clock::now() + options.rendezvous_timeout,
+            guests: (0..env.world_size).map(|_| None).collect(),
+            came: vec![false; env.world_size],
+            hosts,
+            refusals: Refusals::default(),
+            failure,
+        }
+    }
+
+    fn await_all(&mut self, listener: &TcpListener) -> Result<(), Ended> {
+        let mut introductions = Introductions::new();
         let mut told = self.missing();
+        let mut signed = clock::now();
         while !told.is_empty() {
-            self.accept(listener, &introduced)?;
-            self.admit(&introductions)?;
+            introductions.accept(listener)?;
+            while let Some(introduction) = introductions.next() {
+                self.admit(introduction)?;
+            }
             for guest in &mut self.guests {
-                if guest.as_ref().is_some_and(|g| socket::pending(&g.stream) == Pending::Closed) {
+                // Who was told of a failure leaves and does not come again.
+                if self.failure.is_none()
+                    && guest.as_ref().is_some_and(|g| socket::pending(&g.stream) == Pending::Closed)
+                {
                     *guest = None;
                 }
             }
             let missing = self.missing();
+            // Who left meanwhile is noticed above.
             if missing != told {
-                let ranks = missing.clone();
-                // Who left meanwhile is noticed above.
-                let _ = self.tell_all(&Word::Missing { ranks });
+                let _ = self.tell_all(&Word::Missing { ranks: missing.clone() });
                 told = missing;
+            }
+            if clock::now() - signed >= SIGN {
+                signed = clock::now();
+                let _ = self.tell_all(&Word::Waiting);
             }
             if !told.is_empty() {
                 self.check_time()?;
@@ -92,122 +151,83 @@ impl Host<'_> {
         Ok(())
     }
 
-    /// Lets everybody who connected introduce itself on a thread, so that a silent stranger holds
-    /// up nobody.
-    fn accept(
-        &self,
-        listener: &TcpListener,
-        introduced: &Sender<(TcpStream, SocketAddr, Result<Hello, String>)>,
-    ) -> Result<(), String> {
-        while let Some((stream, from)) =
-            socket::accept(listener).map_err(|error| format!("cannot accept: {error}"))?
-        {
-            let introduced = introduced.clone();
-            let until = self.deadline.min(Instant::now() + INTRODUCTION);
-            let introduce = move || {
-                let hello = match read_frame(Until::new(&stream, until)) {
-                    Ok(Some(Frame { word: Word::Hello(hello), .. })) => Ok(hello),
-                    Ok(_) => Err("it did not introduce itself".to_string()),
-                    Err(error) => Err(error.to_string()),
-                };
-                // The rendezvous may be over by now.
-                let _ = introduced.send((stream, from, hello));
-            };
-            let spawned = thread::Builder::new().name("introduction".into()).spawn(introduce);
-            spawned.map_err(|error| format!("cannot start a thread: {error}"))?;
+    fn admit(&mut self, introduction: Introduction) -> Result<(), Ended> {
+        let Introduction { stream, from, said } = introduction;
+        let hello = match said {
+            Ok(Word::Hello(hello)) => self.check(hello),
+            Ok(_) => Err(Refusal::of_stranger("it did not introduce itself".into())),
+            Err(why) => Err(Refusal::of_stranger(why)),
+        };
+        let hello = match hello {
+            Ok(hello) => hello,
+            Err(Refusal { why, ends_all }) => {
+                let _ = say(&stream, &Word::Refused { why: why.clone() });
+                if ends_all {
+                    return Err(why.into());
+                }
+                self.refusals.note(from, why, &self.env.master());
+                return Ok(());
+            }
+        };
+        if let Some(failure) = hello.failure {
+            let _ = say(&stream, &Word::CannotStart(failure.clone()));
+            return Err(Ended::CannotStart(failure));
         }
+        self.came[hello.rank] = true;
+        self.hosts.joined(hello.rank, &hello.host, hello.on_host);
+        if let Some(failure) = &self.failure {
+            let _ = say(&stream, &Word::CannotStart(failure.clone()));
+        }
+        let (host, port) = (from.ip().to_canonical(), hello.port);
+        self.guests[hello.rank] = Some(Guest { stream, host, port });
         Ok(())
     }
 
-    fn admit(
-        &mut self,
-        introductions: &Receiver<(TcpStream, SocketAddr, Result<Hello, String>)>,
-    ) -> Result<(), String> {
-        while let Ok((stream, from, hello)) = introductions.try_recv() {
-            let refusal = match &hello {
-                Err(why) => Some(why.clone()),
-                Ok(hello) => self.stranger(hello),
-            };
-            if let Some(why) = refusal {
-                let why = format!("{from} was refused: {why}");
-                tracing::warn!("rendezvous at {}: {why}", self.env.master());
-                let _ = say(&stream, &Word::Refused { why: why.clone() });
-                self.refusals.push(why);
-                continue;
-            }
-            let hello = hello.expect("a failed introduction was refused");
-            let mistake = self.mistake(&hello);
-            let (host, port) = (from.ip().to_canonical(), hello.port);
-            if let Some(why) = mistake {
-                let _ = say(&stream, &Word::Refused { why: why.clone() });
-                return Err(why);
-            }
-            self.came[hello.rank] = true;
-            self.guests[hello.rank] = Some(Guest { stream, host, port });
-        }
-        Ok(())
+    fn check(&self, hello: Hello) -> Result<Hello, Refusal> {
+        let has_seat = self.guests.get(hello.rank).is_some_and(Option::is_none);
+        admission::check(&hello, self.env, self.options.group.seed, self.failure.is_some())?;
+        admission::check_seat(&hello, self.env, has_seat)?;
+        Ok(hello)
     }
 
-    /// Why a connection does not belong to this run.
-    fn stranger(&self, hello: &Hello) -> Option<String> {
-        let Hello { version, run_id, .. } = hello;
-        if *version != VERSION {
-            return Some(format!("it speaks version {version}, rank 0 speaks {VERSION}"));
-        }
-        let other = run_id != &self.env.run_id;
-        other.then(|| format!("it belongs to run {run_id:?}, not to {:?}", self.env.run_id))
-    }
-
-    /// Why a rank of this run cannot have been started rightly.
-    fn mistake(&self, hello: &Hello) -> Option<String> {
-        let Hello { rank, world_size, seed, .. } = hello;
-        let own = self.env.world_size;
-        if *world_size != own {
-            return Some(format!(
-                "rank {rank} was started with WORLD_SIZE={world_size}, rank 0 with {own}"
-            ));
-        }
-        if seed != &self.seed {
-            return Some(format!("rank {rank} has seed {seed}, rank 0 has {}", self.seed));
-        }
-        if *rank == 0 || *rank >= own || self.guests[*rank].is_some() {
-            return Some(format!("two processes were started with RANK={rank}"));
-        }
-        None
-    }
-
-    fn hand_out_table(&mut self) -> Result<(), String> {
-        let nonce = RandomState::new().hash_one(std::process::id());
+    fn hand_out_table(&mut self) -> Result<(), Ended> {
+        // All are there: what is left takes no longer than a collective.
+        self.deadline = self.deadline.min(clock::now() + self.options.meshing());
+        let nonce = random().map_err(|error| format!("no random number is to be had: {error}"))?;
         let peer = |guest: &Option<Guest>| match guest {
             Some(guest) if guest.host.is_loopback() => (None, guest.port),
             Some(guest) => (Some(guest.host), guest.port),
             None => (None, 0),
         };
         let peers = self.guests.iter().map(peer).collect();
-        self.tell_all(&Word::Table(Table { nonce, peers }))
+        Ok(self.tell_all(&Word::Table(Table { nonce, peers }))?)
     }
 
-    fn await_ready(&mut self) -> Result<(), String> {
+    fn await_ready(&mut self) -> Result<(), Ended> {
         let mut waiting = self.missing_of(|_| true);
         while !waiting.is_empty() {
             let mut still = Vec::new();
             for &rank in &waiting {
                 let guest = self.guests[rank].as_ref().expect("everybody is there");
+                let left = || Err(format!("rank {rank} left while connecting").into());
                 match socket::pending(&guest.stream) {
                     Pending::Nothing => still.push(rank),
-                    Pending::Closed => return Err(format!("rank {rank} left while connecting")),
+                    Pending::Closed => return left(),
                     Pending::Data => match read_frame(Until::new(&guest.stream, self.deadline)) {
                         Ok(Some(Frame { word: Word::Ready, .. })) => {}
-                        Ok(Some(Frame { word: Word::Refused { why }, .. })) => return Err(why),
-                        Ok(_) => return Err(format!("rank {rank} left while connecting")),
-                        Err(error) => return Err(format!("rank {rank}: {error}")),
+                        Ok(Some(Frame { word: Word::Refused { why }, .. })) => {
+                            return Err(why.into());
+                        }
+                        Ok(_) => return left(),
+                        Err(error) => return Err(format!("rank {rank}: {error}").into()),
                     },
                 }
             }
             waiting = still;
             if !waiting.is_empty() {
-                if Instant::now() >= self.deadline {
-                    return Err(format!("ranks {waiting:?} did not connect to the others in time"));
+                if clock::now() >= self.deadline {
+                    let why = format!("ranks {waiting:?} did not connect to the others in time");
+                    return Err(why.into());
                 }
                 thread::sleep(TICK);
             }
@@ -223,26 +243,26 @@ impl Host<'_> {
         (1..self.guests.len()).filter(|&rank| which(&self.guests[rank])).collect()
     }
 
-    fn check_time(&self) -> Result<(), String> {
-        if Instant::now() < self.deadline {
+    fn check_time(&self) -> Result<(), Ended> {
+        let late = self.hosts.late(&self.missing(), self.env.world_size);
+        if late.is_none() && clock::now() < self.deadline {
             return Ok(());
         }
         let (left, never): (Vec<usize>, Vec<usize>) =
             self.missing().into_iter().partition(|&rank| self.came[rank]);
         let (world_size, master) = (self.env.world_size, self.env.master());
-        let mut why = match never.is_empty() {
-            true => format!("ranks {left:?} of {world_size} left rank 0 at {master}"),
-            false => {
+        let mut why = match (late, never.is_empty()) {
+            (Some(late), false) => late,
+            (_, true) => format!("ranks {left:?} of {world_size} left rank 0 at {master}"),
+            (None, false) => {
                 format!("ranks {never:?} of {world_size} did not reach rank 0 at {master} in time")
             }
         };
         if !(never.is_empty() || left.is_empty()) {
             why += &format!("; ranks {left:?} came and left again");
         }
-        for refusal in &self.refusals {
-            why += &format!("; {refusal}");
-        }
-        Err(why)
+        why += &self.refusals.to_string();
+        Err(why.into())
     }
 
     fn tell_all(&self, word: &Word) -> Result<(), String> {
@@ -258,7 +278,13 @@ impl Host<'_> {
     }
 }
 
+fn random() -> Result<u64, getrandom::Error> {
+    let mut bytes = [0; 8];
+    getrandom::fill(&mut bytes)?;
+    Ok(u64::from_le_bytes(bytes))
+}
+
 fn say(stream: &TcpStream, word: &Word) -> Result<(), String> {
-    let until = Until::new(stream, Instant::now() + SHORT);
+    let until = Until::new(stream, clock::now() + SHORT);
     write_frame(until, word, 0, None).map_err(|(_, error)| error.to_string())
 }

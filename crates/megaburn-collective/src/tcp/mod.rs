@@ -1,23 +1,29 @@
 //! Ranks as processes on one host or many, over TCP.
 //!
 //! All ranks meet at rank 0 (`MASTER_ADDR:MASTER_PORT`), learn where the others are, and connect to
-//! each of them; afterwards rank 0 is a rank like any other. The connections carry neither
-//! encryption nor passwords: a run belongs into a network that its hosts trust.
+//! each of them; afterwards rank 0 is a rank like any other. A caller without the job's token
+//! ([`JobToken`]) is refused. The connections are not encrypted: a run belongs into a network that
+//! its hosts trust.
 
+mod admission;
+mod build;
 mod env;
 mod guest;
 mod host;
+mod hosts;
+mod introductions;
+mod line;
+mod refusals;
 mod socket;
+mod token;
 mod transport;
 mod wire;
 
-use std::{
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{sync::Arc, time::Duration};
 
 pub use env::RankEnv;
 pub use socket::free_port;
+pub use token::JobToken;
 
 use crate::{CollectiveError, Group, GroupOptions, exchange::Link};
 
@@ -28,14 +34,15 @@ pub struct ConnectOptions {
     pub env: RankEnv,
     /// The run's seed, the same on all ranks, and the timeout of collectives.
     pub group: GroupOptions,
-    /// How long all ranks together may take to come.
+    /// How long hosts may take to come. The ranks of one host are started together: once one has
+    /// joined, the others have the timeout of collectives, if they say how many they are.
     pub rendezvous_timeout: Duration,
 }
 
 impl ConnectOptions {
-    /// Default group options, and five minutes for the rendezvous.
+    /// Default group options, and ten minutes for the rendezvous.
     pub fn new(env: RankEnv) -> Self {
-        let rendezvous_timeout = Duration::from_secs(300);
+        let rendezvous_timeout = Duration::from_secs(600);
         Self { env, group: GroupOptions::default(), rendezvous_timeout }
     }
 
@@ -44,9 +51,15 @@ impl ConnectOptions {
         Self { group, ..self }
     }
 
-    /// Sets how long all ranks together may take to come.
+    /// Sets how long hosts may take to come.
     pub fn with_rendezvous_timeout(self, rendezvous_timeout: Duration) -> Self {
         Self { rendezvous_timeout, ..self }
+    }
+
+    /// How long connecting to each other may take, once all have come.
+    fn meshing(&self) -> Duration {
+        const LEAST: Duration = Duration::from_secs(2);
+        self.group.timeout.max(LEAST).min(self.rendezvous_timeout.max(LEAST))
     }
 }
 
@@ -68,12 +81,14 @@ impl ConnectOptions {
 ///
 /// # Errors
 /// Rank 0's port is in use; ranks do not come in time (they are named); two processes have one
-/// `RANK`, or ranks differ in `WORLD_SIZE` or seed. A mistake of one rank ends all that came.
-/// Connections from elsewhere are refused and change nothing.
+/// `RANK`, or ranks differ in build, `WORLD_SIZE` or seed; a rank said that it cannot start
+/// ([`report_start_failure`]). A mistake of one rank ends all that came where the job has a secret token
+/// ([`JobToken::secret`]). Otherwise its connection is refused like one from elsewhere, which
+/// changes nothing, and stands in the message if ranks are missing in the end.
 /// # Collective
 /// All ranks.
 pub fn connect(options: &ConnectOptions) -> Result<Group, CollectiveError> {
-    let ConnectOptions { env, group, rendezvous_timeout } = options;
+    let ConnectOptions { env, group, .. } = options;
     if env.rank >= env.world_size {
         let why = format!("rank {} does not exist among {}", env.rank, env.world_size);
         return Err(CollectiveError::Rendezvous { why });
@@ -81,15 +96,29 @@ pub fn connect(options: &ConnectOptions) -> Result<Group, CollectiveError> {
     if env.world_size == 1 {
         return Ok(Group::alone(*group));
     }
-    let deadline = Instant::now() + *rendezvous_timeout;
     let streams = match env.rank {
-        0 => {
-            let listener = socket::listen(&env.master_addr, env.master_port)?;
-            host::gather(&listener, env, group.seed, deadline)?
-        }
-        _ => guest::join(env, group.seed, deadline)?,
+        0 => host::gather(&socket::listen(&env.master_addr, env.master_port)?, options)?,
+        _ => guest::join(options)?,
     };
-    let transport = transport::TcpTransport::new(env.rank, streams)
+    let transport = transport::TcpTransport::new(env.rank, *group, streams)
         .map_err(|error| socket::rendezvous(format!("cannot start reading: {error}")))?;
     Ok(Group::world(Arc::new(Link::new(Arc::new(transport))), *group))
+}
+
+/// Takes part in the rendezvous only to tell the others that this rank cannot start, `why`, and what
+/// its process will exit with, so that they do not wait for it. Their [`connect`] fails with
+/// [`CollectiveError::CannotStart`].
+///
+/// Returns when the others were told, or did not come in time.
+pub fn report_start_failure(options: &ConnectOptions, why: &str, code: i32) {
+    let env = &options.env;
+    if env.world_size <= 1 || env.rank >= env.world_size {
+        return;
+    }
+    let failure = wire::StartFailure { rank: env.rank, why: why.to_string(), code };
+    if env.rank > 0 {
+        guest::tell_failure(options, failure);
+    } else if let Ok(listener) = socket::listen(&env.master_addr, env.master_port) {
+        host::tell_failure(&listener, options, failure);
+    }
 }

@@ -10,7 +10,7 @@ use std::{
 
 use socket2::{SockRef, TcpKeepalive};
 
-use crate::CollectiveError;
+use crate::{CollectiveError, clock};
 
 /// How often who waits at a socket looks up whether it still should.
 pub(super) const TICK: Duration = Duration::from_millis(5);
@@ -35,13 +35,16 @@ impl<'a> Until<'a> {
 
     /// How long the next system call may take. Zero would mean forever.
     fn patience(&self) -> Option<Duration> {
-        let left = self.deadline.saturating_duration_since(Instant::now());
+        let left = self.deadline.saturating_duration_since(clock::now());
         Some(left.clamp(Duration::from_millis(1), WRITE_TICK))
     }
 
+    /// Whether a call that failed is made once more. A process that was suspended finds its calls
+    /// interrupted, even without a signal handler.
     fn again(&self, error: &io::Error) -> bool {
-        matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut)
-            && Instant::now() < self.deadline
+        use ErrorKind::{Interrupted, TimedOut, WouldBlock};
+        matches!(error.kind(), WouldBlock | TimedOut | Interrupted)
+            && clock::now() < self.deadline
             && !(self.stop)()
     }
 }
@@ -95,18 +98,37 @@ pub(super) fn pending(stream: &TcpStream) -> Pending {
     match peeked {
         Ok(0) => Pending::Closed,
         Ok(_) => Pending::Data,
-        Err(error) if error.kind() == ErrorKind::WouldBlock => Pending::Nothing,
+        Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {
+            Pending::Nothing
+        }
         Err(_) => Pending::Closed,
     }
 }
 
-/// Messages go out at once, and a host that vanished is noticed within a minute.
+/// A host that does not confirm what was sent to it for so long has vanished.
+const VANISHED: Duration = Duration::from_secs(60);
+
+/// Messages go out at once, and a host that vanished is noticed within a minute: by keepalive while
+/// nothing is sent, by the user timeout (`TCP_USER_TIMEOUT`) while something is.
+///
+/// Within a host there is no user timeout. Its kernel cannot vanish alone, and it would end the
+/// connections of a job that is suspended in the middle of a large message: a reader that is
+/// stopped with a full buffer counts as one that confirms nothing.
 pub(super) fn tune(stream: &TcpStream) -> io::Result<()> {
     stream.set_nodelay(true)?;
     let keepalive = TcpKeepalive::new()
         .with_time(Duration::from_secs(20))
         .with_interval(Duration::from_secs(5));
-    SockRef::from(stream).set_tcp_keepalive(&keepalive)
+    let socket = SockRef::from(stream);
+    socket.set_tcp_keepalive(&keepalive)?;
+    #[cfg(target_os = "linux")]
+    {
+        let (mine, theirs) = (stream.local_addr()?.ip(), stream.peer_addr()?.ip());
+        let same_host =
+            mine.to_canonical() == theirs.to_canonical() || theirs.to_canonical().is_loopback();
+        socket.set_tcp_user_timeout(if same_host { None } else { Some(VANISHED) })?;
+    }
+    Ok(())
 }
 
 /// The next connection, if one waits.
@@ -122,7 +144,29 @@ pub(super) fn accept(listener: &TcpListener) -> io::Result<Option<(TcpStream, So
         }
         // The connection ended before it was taken.
         Err(error) if error.kind() == ErrorKind::ConnectionAborted => Ok(None),
+        // No descriptor or memory is left now; strangers may hold them, for a few seconds.
+        Err(error) if is_shortage(&error) => {
+            tracing::warn!("a connection cannot be taken yet: {error}");
+            thread::sleep(SHORTAGE);
+            Ok(None)
+        }
         Err(error) => Err(error),
+    }
+}
+
+/// How long a rank waits for descriptors or memory.
+const SHORTAGE: Duration = Duration::from_millis(200);
+
+fn is_shortage(error: &io::Error) -> bool {
+    #[cfg(unix)]
+    {
+        use nix::errno::Errno::{self, EMFILE, ENFILE, ENOBUFS, ENOMEM};
+        let errno = error.raw_os_error().map(Errno::from_raw);
+        errno.is_some_and(|errno| [EMFILE, ENFILE, ENOBUFS, ENOMEM].contains(&errno))
+    }
+    #[cfg(not(unix))]
+    {
+        error.kind() == ErrorKind::OutOfMemory
     }
 }
 
@@ -164,7 +208,7 @@ pub(super) fn dial(name: &str, port: u16, deadline: Instant) -> Result<TcpStream
             Ok(stream) => return Ok(stream),
             Err(error) => error,
         };
-        if Instant::now() + pause >= deadline {
+        if clock::now() + pause >= deadline {
             return Err(error.to_string());
         }
         thread::sleep(pause);
@@ -175,7 +219,7 @@ pub(super) fn dial(name: &str, port: u16, deadline: Instant) -> Result<TcpStream
 fn dial_once(name: &str, port: u16, deadline: Instant) -> io::Result<TcpStream> {
     let mut last = io::Error::new(ErrorKind::NotFound, "the name has no address");
     for host in resolve(name, port)? {
-        let left = deadline.saturating_duration_since(Instant::now());
+        let left = deadline.saturating_duration_since(clock::now());
         let patience = left.clamp(Duration::from_millis(1), Duration::from_secs(10));
         match TcpStream::connect_timeout(&SocketAddr::new(host, port), patience) {
             // On the own host, a port nobody listens at can end up connected to itself.

@@ -1,7 +1,7 @@
 use std::{
     io::BufReader,
     net::{Shutdown, TcpStream},
-    sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError},
+    sync::Arc,
     thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
@@ -9,10 +9,14 @@ use std::{
 use burn::tensor::Bytes;
 
 use super::{
+    line::Line,
     socket::Until,
-    wire::{Frame, Word, read_frame, write_frame},
+    wire::{Frame, Word, read_frame},
 };
 use crate::{
+    GroupOptions,
+    activity::Activity,
+    clock,
     deadline::Deadline,
     fault::{Channel, TransportError},
     mailbox::Mailbox,
@@ -34,38 +38,52 @@ const READ_BUFFER: usize = 64 << 10;
 
 /// Ranks as processes, each connected to every other. One thread a peer puts what arrives into the
 /// same [`Mailbox`] that the thread transport has, so nothing a rank sends waits for a receiver.
+///
+/// What a rank has not taken yet is not limited, on purpose. A reader that stopped at a limit would
+/// no longer hear of failures and questions, and a rank that waits for a later message of one group
+/// could wait for ever behind messages of another. Peers are ranks of the same job, and what they
+/// send ahead is bounded by their own program: one call of each group, and of pipelines the
+/// micro-batches under way. Memory for a message is taken as its bytes arrive, not as its header says.
 #[derive(Debug)]
 pub(crate) struct TcpTransport {
     rank: usize,
     mailbox: Arc<Mailbox<Message>>,
+    activity: Arc<Activity>,
     peers: Vec<Option<Peer>>,
 }
 
 #[derive(Debug)]
 struct Peer {
-    stream: Arc<TcpStream>,
-    /// Held while writing; true once a frame was cut short, so that nothing can follow it.
-    torn: Mutex<bool>,
+    line: Arc<Line>,
     reader: Option<JoinHandle<()>>,
 }
 
 impl TcpTransport {
     /// The end of `rank` over its connections, by rank.
-    pub(super) fn new(rank: usize, streams: Vec<Option<TcpStream>>) -> std::io::Result<Self> {
-        let mailbox = Arc::new(Mailbox::default());
-        let mut transport = Self { rank, mailbox, peers: Vec::with_capacity(streams.len()) };
+    pub(super) fn new(
+        rank: usize,
+        options: GroupOptions,
+        streams: Vec<Option<TcpStream>>,
+    ) -> std::io::Result<Self> {
+        let (mailbox, activity) = (Arc::new(Mailbox::default()), Activity::new(rank, options));
+        let peers = Vec::with_capacity(streams.len());
+        let mut transport = Self { rank, mailbox, activity, peers };
         for (from, stream) in streams.into_iter().enumerate() {
-            let Some(stream) = stream.map(Arc::new) else {
+            let Some(stream) = stream else {
                 transport.peers.push(None);
                 continue;
             };
             stream.set_read_timeout(None)?;
-            let (mailbox, reading) = (transport.mailbox.clone(), stream.clone());
+            let line = Arc::new(Line::new(stream));
+            let reader = Reader {
+                from,
+                line: line.clone(),
+                mailbox: transport.mailbox.clone(),
+                activity: transport.activity.clone(),
+            };
             let name = format!("rank-{rank}-from-{from}");
-            let reader =
-                thread::Builder::new().name(name).spawn(move || read(from, &reading, &mailbox))?;
-            let torn = Mutex::new(false);
-            transport.peers.push(Some(Peer { stream, torn, reader: Some(reader) }));
+            let reader = thread::Builder::new().name(name).spawn(move || reader.run())?;
+            transport.peers.push(Some(Peer { line, reader: Some(reader) }));
         }
         Ok(transport)
     }
@@ -83,11 +101,12 @@ impl TcpTransport {
             return Err(error);
         }
         let peer = self.peers[to].as_ref().expect("the rank itself is never written to");
-        let mut torn = peer.lock();
+        let mut torn = peer.line.lock();
         let overdue = || deadline.is_half_over() && self.mailbox.is_asked();
         let stop = || gone().is_some() || overdue();
-        let until = Until::new(&peer.stream, deadline.at()).or(&stop);
-        let Err((written, error)) = peer.write(&mut torn, until, word, channel, payload) else {
+        let until = Until::new(&peer.line.stream, deadline.at()).or(&stop);
+        let Err((written, error)) = peer.line.write(&mut torn, until, word, channel, payload)
+        else {
             return Ok(());
         };
         drop(torn);
@@ -95,23 +114,23 @@ impl TcpTransport {
         let late = deadline.is_over() || overdue();
         let late = late.then(|| gone().unwrap_or(TransportError::Timeout));
         if written > 0 {
-            let _ = peer.stream.shutdown(Shutdown::Both);
+            let _ = peer.line.stream.shutdown(Shutdown::Both);
         }
         if let Some(error) = late {
             return Err(error);
         }
         let why = format!("its connection ended: {error}");
         let lost = TransportError::Lost { peer: to, why };
-        Err(self.mailbox.wait_gone(to, Instant::now() + REASON).unwrap_or(lost))
+        Err(self.mailbox.wait_gone(to, clock::now() + REASON).unwrap_or(lost))
     }
 
     /// At once to all, so that one stopped peer does not keep the news from the others.
     fn tell_all(&self, word: &Word, deadline: Instant) {
         thread::scope(|scope| {
             for peer in self.others() {
-                let tell = || peer.last_word(word, deadline);
+                let tell = || peer.line.last_word(word, deadline);
                 if thread::Builder::new().spawn_scoped(scope, tell).is_err() {
-                    peer.last_word(word, deadline);
+                    peer.line.last_word(word, deadline);
                 }
             }
         });
@@ -122,73 +141,47 @@ impl TcpTransport {
     }
 }
 
-impl Peer {
-    fn lock(&self) -> MutexGuard<'_, bool> {
-        self.torn.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn write(
-        &self,
-        torn: &mut bool,
-        until: Until<'_>,
-        word: &Word,
-        channel: Channel,
-        payload: Option<&Payload>,
-    ) -> Result<(), (usize, std::io::Error)> {
-        if *torn {
-            return Err((0, std::io::ErrorKind::BrokenPipe.into()));
-        }
-        let result = write_frame(until, word, channel, payload);
-        *torn = result.as_ref().is_err_and(|(written, _)| *written > 0);
-        result
-    }
-
-    /// Says a last word, if the connection is whole; ends it where it is not, which is as clear.
-    fn last_word(&self, word: &Word, deadline: Instant) {
-        if !self.say(word, deadline) {
-            let _ = self.stream.shutdown(Shutdown::Both);
-        }
-    }
-
-    /// Says a word without a payload; false if the connection did not take it in time.
-    fn say(&self, word: &Word, deadline: Instant) -> bool {
-        loop {
-            match self.torn.try_lock() {
-                Ok(mut torn) => {
-                    let until = Until::new(&self.stream, deadline);
-                    return self.write(&mut torn, until, word, 0, None).is_ok();
-                }
-                Err(TryLockError::Poisoned(_)) => return false,
-                Err(TryLockError::WouldBlock) if Instant::now() >= deadline => return false,
-                Err(TryLockError::WouldBlock) => thread::sleep(Duration::from_millis(1)),
-            }
-        }
-    }
+/// The thread that reads what one rank sends. It answers for its own rank, whose main thread may be
+/// at work.
+struct Reader {
+    from: usize,
+    line: Arc<Line>,
+    mailbox: Arc<Mailbox<Message>>,
+    activity: Arc<Activity>,
 }
 
-/// Puts what rank `from` sends into the mailbox until its connection ends.
-fn read(from: usize, stream: &TcpStream, mailbox: &Mailbox<Message>) {
-    let mut reader = BufReader::with_capacity(READ_BUFFER, stream);
-    loop {
-        let Frame { word, channel, payload } = match read_frame(&mut reader) {
-            Ok(Some(frame)) => frame,
-            Ok(None) => return mailbox.die(from, "it ended without a word, killed perhaps"),
-            Err(error) => return mailbox.die(from, &format!("its connection ended: {error}")),
-        };
-        match word {
-            Word::Data(call) => {
-                let payload = Payload::new(Bytes::from_bytes_vec(payload));
-                mailbox.deliver(from, channel, Message { call, payload });
+impl Reader {
+    /// Puts what arrives into the mailbox until the connection ends.
+    fn run(self) {
+        let Self { from, line, mailbox, activity } = self;
+        let mut reader = BufReader::with_capacity(READ_BUFFER, &line.stream);
+        loop {
+            let Frame { word, channel, payload } = match read_frame(&mut reader) {
+                Ok(Some(frame)) => frame,
+                Ok(None) => return mailbox.die(from, "it ended without a word, killed perhaps"),
+                Err(error) => return mailbox.die(from, &format!("its connection ended: {error}")),
+            };
+            match word {
+                Word::Data(call) => {
+                    let payload = Payload::new(Bytes::from_bytes_vec(payload));
+                    mailbox.deliver(from, channel, Message { call, payload });
+                }
+                Word::Overdue(Overdue::Question) => match activity.busy() {
+                    Some(busy) => {
+                        line.say(&Word::Overdue(Overdue::Busy(busy)), clock::now() + AT_ONCE);
+                    }
+                    None => mailbox.ask(from),
+                },
+                Word::Overdue(Overdue::WaitsToo) => mailbox.answer(from),
+                Word::Overdue(Overdue::Busy(busy)) => mailbox.answer_busy(from, busy),
+                Word::Abort { by, reason } => mailbox.abort(by, &reason),
+                Word::Leave => {
+                    mailbox.leave(from, "it finished and left");
+                    // The peer waits for this end of the connection as the proof that all was read.
+                    let _ = line.stream.shutdown(Shutdown::Write);
+                }
+                other => return mailbox.die(from, &format!("it spoke out of turn: {other:?}")),
             }
-            Word::Overdue(Overdue::Question) => mailbox.ask(from),
-            Word::Overdue(Overdue::WaitsToo) => mailbox.answer(from),
-            Word::Abort { by, reason } => mailbox.abort(by, &reason),
-            Word::Leave => {
-                mailbox.leave(from, "it finished and left");
-                // The peer waits for this end of the connection as the proof that all was read.
-                let _ = stream.shutdown(Shutdown::Write);
-            }
-            other => return mailbox.die(from, &format!("it spoke out of turn: {other:?}")),
         }
     }
 }
@@ -206,6 +199,10 @@ impl Transport for TcpTransport {
         &self.mailbox
     }
 
+    fn activity(&self) -> &Arc<Activity> {
+        &self.activity
+    }
+
     fn send(
         &self,
         to: usize,
@@ -218,7 +215,7 @@ impl Transport for TcpTransport {
 
     fn say(&self, to: usize, overdue: Overdue) {
         if let Some(peer) = &self.peers[to] {
-            peer.say(&Word::Overdue(overdue), Instant::now() + AT_ONCE);
+            peer.line.say(&Word::Overdue(overdue), clock::now() + AT_ONCE);
         }
     }
 
@@ -226,7 +223,7 @@ impl Transport for TcpTransport {
         // First the own mailbox: it stops this rank's other threads, which may be writing.
         self.mailbox.abort(by, reason);
         let word = Word::Abort { by, reason: reason.to_string() };
-        self.tell_all(&word, Instant::now() + LAST_WORDS);
+        self.tell_all(&word, clock::now() + LAST_WORDS);
     }
 }
 
@@ -237,18 +234,18 @@ impl Drop for TcpTransport {
             self.abort(self.rank, "it panicked");
         }
         let failed = self.gone(self.rank).is_some();
-        let deadline = Instant::now() + if failed { LINGER_FAILED } else { LINGER };
+        let deadline = clock::now() + if failed { LINGER_FAILED } else { LINGER };
         self.tell_all(&Word::Leave, deadline);
         for peer in self.others() {
-            let _ = peer.stream.shutdown(Shutdown::Write);
+            let _ = peer.line.stream.shutdown(Shutdown::Write);
         }
         for peer in self.peers.iter_mut().flatten() {
             let Some(reader) = peer.reader.take() else { continue };
-            while !reader.is_finished() && Instant::now() < deadline {
+            while !reader.is_finished() && clock::now() < deadline {
                 thread::sleep(Duration::from_millis(1));
             }
             // Wakes a reader whose peer did not answer.
-            let _ = peer.stream.shutdown(Shutdown::Both);
+            let _ = peer.line.stream.shutdown(Shutdown::Both);
             let _ = reader.join();
         }
     }

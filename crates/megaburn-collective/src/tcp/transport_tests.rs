@@ -9,7 +9,7 @@ use burn::tensor::{Bytes, DType};
 
 use super::TcpTransport;
 use crate::{
-    Call, OpKind,
+    Call, GroupOptions, OpKind,
     deadline::Deadline,
     fault::TransportError,
     message::{Message, Payload},
@@ -41,7 +41,7 @@ const HUGE: usize = 64 << 20;
 #[test]
 fn a_peer_that_takes_nothing_is_a_timeout_and_leaving_it_is_quick() {
     let (mine, stopped) = pair();
-    let transport = TcpTransport::new(0, vec![None, Some(mine)]).unwrap();
+    let transport = TcpTransport::new(0, GroupOptions::default(), vec![None, Some(mine)]).unwrap();
     let begin = Instant::now();
     let error = transport.send(1, 0, message(HUGE), soon(300)).unwrap_err();
     assert_eq!(error, TransportError::Timeout);
@@ -55,12 +55,14 @@ fn a_peer_that_takes_nothing_is_a_timeout_and_leaving_it_is_quick() {
 fn a_failure_elsewhere_frees_who_is_stuck_writing() {
     let ((to_stopped, _stopped), (to_other, other)) = (pair(), pair());
     let streams = vec![None, Some(to_stopped), Some(to_other)];
-    let transport = Arc::new(TcpTransport::new(0, streams).unwrap());
+    let transport = Arc::new(TcpTransport::new(0, GroupOptions::default(), streams).unwrap());
     let stuck = transport.clone();
     let writer = thread::spawn(move || stuck.send(1, 0, message(HUGE), soon(30_000)));
     thread::sleep(Duration::from_millis(100));
     let begin = Instant::now();
-    TcpTransport::new(2, vec![Some(other), None, None]).unwrap().abort(2, "it broke");
+    TcpTransport::new(2, GroupOptions::default(), vec![Some(other), None, None])
+        .unwrap()
+        .abort(2, "it broke");
     let error = writer.join().unwrap().unwrap_err();
     assert_eq!(error, TransportError::Aborted { by: 2, reason: "it broke".into() });
     assert!(begin.elapsed() < Duration::from_secs(5), "{:?}", begin.elapsed());
@@ -69,7 +71,7 @@ fn a_failure_elsewhere_frees_who_is_stuck_writing() {
 #[test]
 fn a_connection_that_breaks_is_a_lost_peer_for_senders_and_receivers() {
     let (mine, theirs) = pair();
-    let transport = TcpTransport::new(1, vec![Some(mine), None]).unwrap();
+    let transport = TcpTransport::new(1, GroupOptions::default(), vec![Some(mine), None]).unwrap();
     drop(theirs);
     let lost = |error| matches!(error, TransportError::Lost { peer: 0, .. });
     assert!(lost(transport.receive(0, 5, soon(10_000)).unwrap_err()));
@@ -79,7 +81,7 @@ fn a_connection_that_breaks_is_a_lost_peer_for_senders_and_receivers() {
 #[test]
 fn bytes_that_are_no_frame_are_a_lost_peer() {
     let (mine, mut theirs) = pair();
-    let transport = TcpTransport::new(1, vec![Some(mine), None]).unwrap();
+    let transport = TcpTransport::new(1, GroupOptions::default(), vec![Some(mine), None]).unwrap();
     std::io::Write::write_all(&mut theirs, &[0; 100]).unwrap();
     let error = transport.receive(0, 5, soon(10_000)).unwrap_err();
     let TransportError::Lost { peer: 0, why } = error else { panic!("{error:?}") };
@@ -89,8 +91,8 @@ fn bytes_that_are_no_frame_are_a_lost_peer() {
 #[test]
 fn all_that_was_sent_arrives_though_its_sender_left_at_once() {
     let (mine, theirs) = pair();
-    let sender = TcpTransport::new(0, vec![None, Some(mine)]).unwrap();
-    let receiver = TcpTransport::new(1, vec![Some(theirs), None]).unwrap();
+    let sender = TcpTransport::new(0, GroupOptions::default(), vec![None, Some(mine)]).unwrap();
+    let receiver = TcpTransport::new(1, GroupOptions::default(), vec![Some(theirs), None]).unwrap();
     // Something unread at the sender must not cut off what it sent.
     receiver.send(0, 9, message(100_000), soon(10_000)).unwrap();
     sender.send(1, 3, message(HUGE), soon(20_000)).unwrap();

@@ -7,6 +7,7 @@ use std::io::{self, ErrorKind, IoSlice, Read, Write};
 
 use serde::{Deserialize, Serialize};
 
+use super::token::JobToken;
 use crate::{
     fault::Channel,
     message::{Call, Payload},
@@ -14,7 +15,7 @@ use crate::{
 };
 
 /// Ranks that speak another version are refused.
-pub(super) const VERSION: u32 = 2;
+pub(super) const VERSION: u32 = 3;
 
 const MAGIC: [u8; 4] = *b"mgbn";
 const HEADER: usize = 24;
@@ -30,6 +31,8 @@ pub(super) enum Word {
     Hello(Hello),
     /// From rank 0: still waiting for these.
     Missing { ranks: Vec<usize> },
+    /// From rank 0, every second: still waiting.
+    Waiting,
     /// From rank 0, when all are there: where each rank listens.
     Table(Table),
     /// Between two other ranks.
@@ -40,6 +43,8 @@ pub(super) enum Word {
     Go,
     /// Somebody cannot take part.
     Refused { why: String },
+    /// From rank 0: a rank cannot start, so nobody can.
+    CannotStart(StartFailure),
     /// A message; its contribution is the payload.
     Data(Call),
     /// About a wait that took too long.
@@ -51,14 +56,36 @@ pub(super) enum Word {
 }
 
 /// A rank's introduction to rank 0.
+///
+/// What other versions lack is filled in, so that one of another version is refused as such.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Hello {
     pub(super) version: u32,
-    pub(super) run_id: String,
+    #[serde(default)]
+    pub(super) token: JobToken,
+    #[serde(default)]
+    pub(super) build: String,
     pub(super) rank: usize,
     pub(super) world_size: usize,
     pub(super) seed: u64,
     pub(super) port: u16,
+    /// Its host, and how many ranks were started there with it, if it knows.
+    #[serde(default)]
+    pub(super) host: String,
+    #[serde(default)]
+    pub(super) on_host: Option<usize>,
+    /// Why it cannot start: it only came to say so.
+    #[serde(default)]
+    pub(super) failure: Option<StartFailure>,
+}
+
+/// Why a rank cannot start.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct StartFailure {
+    pub(super) rank: usize,
+    pub(super) why: String,
+    /// What its process exits with.
+    pub(super) code: i32,
 }
 
 /// Where each rank listens.
@@ -113,8 +140,13 @@ pub(super) fn write_frame(
 /// Reads a frame; `None` where the connection ended before one.
 pub(super) fn read_frame(mut from: impl Read) -> io::Result<Option<Frame>> {
     let mut header = [0; HEADER];
-    if from.by_ref().take(1).read(&mut header[..1])? == 0 {
-        return Ok(None);
+    loop {
+        match from.read(&mut header[..1]) {
+            Ok(0) => return Ok(None),
+            Ok(_) => break,
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
     }
     from.read_exact(&mut header[1..4])?;
     if header[..4] != MAGIC {
@@ -172,6 +204,22 @@ mod tests {
         assert!(matches!(first.word, Word::Data(call) if call.seq == 7 && call.shape == [3, 0]));
         assert!(read_frame(&mut from).unwrap().unwrap().payload.is_empty());
         assert!(read_frame(&mut from).unwrap().is_none());
+    }
+
+    /// A stream whose every other read is interrupted.
+    struct Interrupted<'a>(&'a [u8], bool);
+
+    impl Read for Interrupted<'_> {
+        fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+            self.1 = !self.1;
+            if self.1 { Err(ErrorKind::Interrupted.into()) } else { self.0.read(buffer) }
+        }
+    }
+
+    #[test]
+    fn a_read_that_is_interrupted_goes_on() {
+        let frame = read_frame(Interrupted(&written(&[1, 2, 3]), false)).unwrap().unwrap();
+        assert_eq!(frame.payload, [1, 2, 3]);
     }
 
     #[test]

@@ -29,7 +29,7 @@ pub(crate) fn run(mode: &[String]) -> i32 {
         }
     }
     let env = RankEnv::from_env().unwrap().expect("a launcher started this");
-    let group = GroupOptions { seed: 3, timeout: TIMEOUT };
+    let group = GroupOptions { seed: 3, timeout: TIMEOUT, ..Default::default() };
     let world = match connect(&ConnectOptions::new(env).with_group(group)) {
         Ok(world) => world,
         Err(error) => {

@@ -1,5 +1,6 @@
 use std::{
     io,
+    panic::{AssertUnwindSafe, catch_unwind},
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak, mpsc},
     thread::{self, JoinHandle},
     time::{Duration, Instant},
@@ -53,10 +54,19 @@ impl Watchdog {
         let run = move || {
             while stopped.recv_timeout(TICK) == Err(mpsc::RecvTimeoutError::Timeout) {
                 let live = live(&watching);
-                let standings: Vec<_> =
-                    live.iter().map(|(key, calls)| stand(*key, calls)).collect();
-                if let Some(reason) = observer.look(&standings) {
-                    abort(live, &reason);
+                // Calls of ranks that nobody watches would wait for ever, so a panic aborts them.
+                let look = || {
+                    let standings: Vec<_> =
+                        live.iter().map(|(key, calls)| stand(*key, calls)).collect();
+                    observer.look(&standings)
+                };
+                match guarded(look) {
+                    Ok(None) => {}
+                    Ok(Some(reason)) => abort(live, &reason),
+                    Err(reason) => {
+                        tracing::error!("{reason}");
+                        return abort(live, &reason);
+                    }
                 }
             }
         };
@@ -99,6 +109,17 @@ fn stand(key: u64, calls: &Calls) -> Standing {
     Standing { key, finished: look.finished, oldest: look.oldest, fault: look.fault }
 }
 
+/// What `look` returns, or that it panicked.
+fn guarded<T>(look: impl FnOnce() -> T) -> Result<T, String> {
+    catch_unwind(AssertUnwindSafe(look)).map_err(|panic| {
+        let text = panic.downcast_ref::<&str>().map(ToString::to_string);
+        let text = text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
+        format!(
+            "the watch over NCCL panicked, which is a bug: {text}; all communicators are aborted"
+        )
+    })
+}
+
 /// At once, each in its own thread: one communicator's end may have to wait for a kernel that only
 /// the end of another one stops.
 fn abort(live: Vec<(u64, Arc<Calls>)>, reason: &str) {
@@ -107,14 +128,33 @@ fn abort(live: Vec<(u64, Arc<Calls>)>, reason: &str) {
         let reason = reason.to_string();
         let name = "nccl-abort".to_string();
         let under_way = exit::Abort::begin();
-        let abort = move || {
-            calls.abort(&reason);
-            drop(under_way);
+        let here = calls.clone();
+        let abort = {
+            let reason = reason.clone();
+            move || {
+                calls.abort(&reason);
+                drop(under_way);
+            }
         };
-        let _ = thread::Builder::new().name(name).spawn(abort);
+        // Without a thread it is aborted here: late and one after the other, but not never.
+        if thread::Builder::new().name(name).spawn(abort).is_err() {
+            here.abort(&reason);
+        }
     }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_of_the_watch_is_a_reason_to_abort() {
+        assert_eq!(guarded(|| 7), Ok(7));
+        let reason = guarded(|| -> usize { panic!("index {} of 3", 4) }).unwrap_err();
+        assert!(reason.contains("panicked") && reason.contains("index 4 of 3"), "{reason}");
+    }
 }

@@ -12,6 +12,7 @@ use std::{
 
 use burn::tensor::{DType, TensorData};
 use megaburn_checkpoint::{Checkpoint, CheckpointError, Latest, hf::HfDir, newest};
+use megaburn_collective::Progress;
 use megaburn_mesh::{ShardPlan, ShardSpec};
 use megaburn_parallel::load_params;
 
@@ -175,7 +176,15 @@ impl ModelSource {
     /// # Errors
     /// A file that is not what was written.
     pub fn verify(&self) -> Result<(), ModelError> {
-        self.checkpoint().map_or(Ok(()), |checkpoint| Ok(checkpoint.verify()?))
+        self.verify_with(&Progress::none())
+    }
+
+    /// The same for a rank that others wait for: it tells `progress` of the bytes that it has read.
+    ///
+    /// # Errors
+    /// As [`verify`](Self::verify).
+    pub fn verify_with(&self, progress: &Progress) -> Result<(), ModelError> {
+        self.checkpoint().map_or(Ok(()), |checkpoint| Ok(checkpoint.verify_with(progress)?))
     }
 
     /// The element type of a parameter as it is stored, if its parts have one.

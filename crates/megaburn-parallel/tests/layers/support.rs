@@ -45,7 +45,7 @@ pub(crate) fn on_ranks<T: Send>(
     seed: u64,
     body: impl Fn(Group) -> T + Sync,
 ) -> Vec<T> {
-    let options = GroupOptions { seed, timeout: Duration::from_secs(60) };
+    let options = GroupOptions { seed, timeout: Duration::from_secs(60), ..Default::default() };
     let results =
         run_threads(ranks, options, |group| Ok::<_, std::convert::Infallible>(body(group)));
     results.into_iter().map(|rank| rank.unwrap_or_else(|failure| panic!("{failure}"))).collect()

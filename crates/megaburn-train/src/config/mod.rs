@@ -31,6 +31,7 @@ mod keys;
 mod latent;
 mod layer_pattern;
 mod layers;
+mod limits;
 mod model;
 mod moe;
 mod mtp;

@@ -33,7 +33,7 @@ use std::{
 use megaburn_checkpoint::write_atomic;
 use megaburn_collective::{Group, objects};
 
-use crate::{TrainConfig, TrainError};
+use crate::{TrainConfig, TrainError, start::settle};
 pub(crate) use assets::keep as keep_assets;
 pub use error::RunFolderError;
 use inspect::{Found, inspect, names_in, part_of};
@@ -95,7 +95,7 @@ impl RunShare {
     pub(crate) fn take(world: &Group, config: &TrainConfig) -> Result<Self, TrainError> {
         let dir = Path::new(&config.run.dir);
         let take = || RunFolder::take(dir, config.run.allow_other_files).map(Arc::new);
-        let folder = (world.rank() == 0).then(take).transpose()?;
+        let folder = settle(world, (world.rank() == 0).then(take).transpose())?;
         Self::shared(world, dir, folder)
     }
 
@@ -110,9 +110,7 @@ impl RunShare {
         world: &Group,
         config: &TrainConfig,
     ) -> Result<Self, TrainError> {
-        if let Some(folder) = &self.folder {
-            folder.begin_anew()?;
-        }
+        settle(world, self.folder.as_ref().map_or(Ok(()), |folder| folder.begin_anew()))?;
         Self::shared(world, Path::new(&config.run.dir), self.folder)
     }
 

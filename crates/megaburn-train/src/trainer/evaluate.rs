@@ -57,6 +57,7 @@ impl Trainer {
             let mut passes =
                 Evaluation { trainer: self, model, first, total, valid, plain, losses, dynamic };
             run(own.as_ref().unwrap_or(&schedule), &wire, &mut passes)?;
+            self.groups.world.pulse().beat();
         }
         // A rank that is gone says so, and not that the loss is no number.
         self.sharding.check()?;

@@ -2,6 +2,7 @@ use std::{collections::BTreeMap, fs, path::Path};
 
 use burn::tensor::{DType, TensorData};
 use megaburn_checkpoint::{Checkpoint, Refused, find_latest, prepare, set_aside_damaged};
+use megaburn_collective::{Phase, Progress};
 use megaburn_models::source::ModelSource;
 use megaburn_optim::Moment;
 use serde_json::{Value, json};
@@ -38,6 +39,7 @@ impl Trainer {
     /// # Collective
     /// All ranks.
     pub fn resume(&mut self) -> Result<Option<Resumed>, TrainError> {
+        let phase = self.groups.world.phase(Phase::Load);
         let dir = self.checkpoints();
         prepare(&dir, &self.groups.world)?;
         let latest = find_latest(&dir, &self.groups.world)?;
@@ -56,14 +58,14 @@ impl Trainer {
         if checkpoint.trainer().is_null() {
             // An imported model that was put there: weights and nothing else.
             self.check_model(&checkpoint)?;
-            self.load_weights(&ModelSource::open(checkpoint.path())?)?;
+            self.load_weights(&ModelSource::open(checkpoint.path())?, phase.progress())?;
             return Ok(None);
         }
         self.check_model(&checkpoint)?;
         self.check_optimizer(&checkpoint)?;
         self.check_samples(&checkpoint)?;
         let changes = self.changes(&checkpoint)?;
-        self.load(&checkpoint)?;
+        self.load(&checkpoint, phase.progress())?;
         Ok(Some(Resumed {
             progress: self.progress,
             is_recorded: changes.is_some(),
@@ -188,19 +190,29 @@ impl Trainer {
     }
 
     /// Takes the weights of another model of the same sizes; nothing else changes.
-    fn load_weights(&mut self, source: &ModelSource) -> Result<(), TrainError> {
+    fn load_weights(
+        &mut self,
+        source: &ModelSource,
+        progress: &Progress,
+    ) -> Result<(), TrainError> {
         let model = self.model.take().expect("the model is only away during an update");
         let (dtype, plan) = (self.config.train.dtype.into(), &self.plan);
-        let model = self.optimizer.load_params(model, dtype, |path, _| source.local(path, plan))?;
+        let model = self.optimizer.load_params(model, dtype, |path, _| {
+            let data = source.local(path, plan)?;
+            progress.add(data.as_bytes().len() as u64);
+            Ok::<_, ModelError>(data)
+        })?;
         self.model = Some(model);
         Ok(())
     }
 
-    fn load(&mut self, checkpoint: &Checkpoint) -> Result<(), TrainError> {
+    fn load(&mut self, checkpoint: &Checkpoint, progress: &Progress) -> Result<(), TrainError> {
         let plan = &self.plan;
         let read = |prefix: &str, path: &str| -> Result<TensorData, TrainError> {
             let shard = &plan.get(path).expect("the plan was checked").shard;
-            Ok(checkpoint.read(&format!("{prefix}.{path}"), shard, DType::F32)?)
+            let data = checkpoint.read(&format!("{prefix}.{path}"), shard, DType::F32)?;
+            progress.add(data.as_bytes().len() as u64);
+            Ok(data)
         };
         // Read everything before anything is replaced: an error leaves the trainer as it was.
         let mut params = BTreeMap::new();

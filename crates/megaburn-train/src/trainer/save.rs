@@ -1,5 +1,6 @@
 use burn::tensor::{DType, Tensor, TensorData};
 use megaburn_checkpoint::{CheckpointError, Guard, NamedTensor, Snapshot, is_written_by, save};
+use megaburn_collective::Phase;
 use megaburn_mesh::ShardSpec;
 use megaburn_optim::{LossScaler, StateTensor, WholeState};
 use megaburn_parallel::lazy_params;
@@ -55,6 +56,7 @@ impl Trainer {
     /// All ranks.
     pub fn save(&self) -> Result<(), TrainError> {
         self.check_finite()?;
+        let _phase = self.groups.world.phase(Phase::Save);
         let snapshot = Snapshot {
             run_id: self.run.as_ref().map(|run| run.id.clone()),
             step: self.progress.step,

@@ -3,7 +3,10 @@
 use std::{ffi::OsString, path::PathBuf, process::ExitCode};
 
 use clap::Args;
-use megaburn_collective::launcher::{LaunchOptions, launch};
+use megaburn_collective::{
+    JobToken,
+    launcher::{LaunchOptions, launch},
+};
 
 use super::{exit_code, print};
 
@@ -25,6 +28,11 @@ pub(super) struct LaunchArgs {
     /// Rank 0's port, needed with several hosts.
     #[arg(long, value_name = "P")]
     master_port: Option<u16>,
+    /// What tells this job from others, the same on each host: ranks that say another are refused.
+    /// Others on this host can read it in the list of processes; MEGABURN_JOB_TOKEN in the environment does
+    /// the same unseen. Default: drawn anew on one host.
+    #[arg(long, value_name = "TOKEN")]
+    job_token: Option<String>,
     /// Ranks that have a GPU together: to try layouts of more ranks than there are GPUs, slowly.
     #[arg(long, value_name = "N", default_value_t = 1)]
     ranks_per_gpu: usize,
@@ -42,6 +50,7 @@ impl LaunchArgs {
             .with_nodes(self.nnodes, self.node_rank)
             .with_master(self.master_addr, self.master_port)
             .with_ranks_per_gpu(self.ranks_per_gpu)
+            .with_job_token(self.job_token.map(JobToken::secret))
             .with_log_dir(self.log_dir);
         match launch(&options) {
             Ok(outcome) => exit_code(outcome.exit_code()),

@@ -4,7 +4,9 @@ use std::process::ExitCode;
 
 use clap::Args;
 use megaburn_collective::RankEnv;
-use megaburn_train::{ConfigLayers, Exit, TrainConfig, TrainError, pretrain, signal::StopSignal};
+use megaburn_train::{
+    ConfigLayers, Exit, TrainConfig, TrainError, pretrain, report_start_failure, signal::StopSignal,
+};
 
 use super::{
     begin,
@@ -103,6 +105,17 @@ impl TrainArgs {
     }
 
     fn start(&self) -> Result<ExitCode, TrainError> {
+        match self.prepare().map_err(report_start_failure)? {
+            Start::Ranks(ranks) => launch_again(ranks, std::env::args_os().skip(1)),
+            Start::Here(config) => {
+                pretrain(*config, self.fresh, StopSignal::install()?)?;
+                Ok(Exit::Done.into())
+            }
+        }
+    }
+
+    /// What this process has to do. Where it is a rank of several and this fails, the others hear of it.
+    fn prepare(&self) -> Result<Start, TrainError> {
         let config = self.load()?;
         let env = RankEnv::from_env()?;
         let world = env.as_ref().map(|env| env.world_size);
@@ -114,9 +127,16 @@ impl TrainArgs {
         let devices = config.run.device.find()?;
         let layout = config.layout_on(devices, world)?;
         if devices.need_processes(&layout, env.as_ref()) {
-            return launch_again(layout.world_size(), std::env::args_os().skip(1));
+            return Ok(Start::Ranks(layout.world_size()));
         }
-        pretrain(config, self.fresh, StopSignal::install()?)?;
-        Ok(Exit::Done.into())
+        Ok(Start::Here(Box::new(config)))
     }
+}
+
+/// How a training run begins in this process.
+enum Start {
+    /// It starts so many ranks as processes.
+    Ranks(usize),
+    /// It trains.
+    Here(Box<TrainConfig>),
 }

@@ -1,0 +1,243 @@
+//! What one rank is at, for those that wait for it and for whoever watches it.
+
+use std::{
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+
+use crate::{
+    GroupOptions,
+    busy::{Busy, Phase},
+    clock,
+};
+
+/// One rank's phases and signs of life. Its own threads write it, and the threads that read its
+/// connections answer from it while the rank is at work.
+#[derive(Debug)]
+pub(crate) struct Activity {
+    rank: usize,
+    options: GroupOptions,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    /// The phases that the rank is in, the innermost last.
+    phases: Vec<Current>,
+    next_id: u64,
+    /// The phase that was left last.
+    last: Option<Current>,
+    /// The last progress in a phase, or the end of the last one.
+    progress: Instant,
+    /// The last sign of life of any kind.
+    sign: Instant,
+    /// Collectives that the rank waits in.
+    waits: usize,
+}
+
+#[derive(Clone, Debug)]
+struct Current {
+    id: u64,
+    phase: Phase,
+    done: u64,
+    total: u64,
+}
+
+impl Activity {
+    pub(crate) fn new(rank: usize, options: GroupOptions) -> Arc<Self> {
+        let now = clock::now();
+        let state = State {
+            phases: Vec::new(),
+            next_id: 0,
+            last: None,
+            progress: now,
+            sign: now,
+            waits: 0,
+        };
+        Arc::new(Self { rank, options, state: Mutex::new(state) })
+    }
+
+    /// What this rank answers to one that waited too long for it. `None`: it is in no phase, so the
+    /// limit of collectives holds for it.
+    ///
+    /// A rank that has just left a phase, or that waits for others within one, has the time of a
+    /// collective from then on: it came late to what the others wait in because of the phase.
+    pub(crate) fn busy(&self) -> Option<Busy> {
+        let state = self.lock();
+        let idle = clock::now().saturating_duration_since(state.progress);
+        let current = state.phases.last();
+        let Current { phase, done, total, .. } = current.or(state.last.as_ref())?;
+        let limit = match current {
+            Some(current) if state.waits == 0 => self.options.phases.of(current.phase),
+            _ if idle < self.options.timeout => self.options.timeout,
+            _ => return None,
+        };
+        let (phase, done, total) = (*phase, *done, *total);
+        Some(Busy { rank: self.rank, phase, done, total, idle, limit })
+    }
+
+    /// How long this rank has given no sign of life, and how long its phase lets it; `None` while it
+    /// waits in a collective, which has a limit of its own.
+    pub(crate) fn quiet(&self) -> Option<Quiet> {
+        let state = self.lock();
+        let since = clock::now().saturating_duration_since(state.sign);
+        let phase = state.phases.last().map(|current| current.phase);
+        let limit = phase.map(|phase| self.options.phases.of(phase));
+        (state.waits == 0).then_some(Quiet { since, phase, limit })
+    }
+
+    /// The rank is alive: it has finished a step, or a part of one.
+    pub(crate) fn sign(&self) {
+        self.lock().sign = clock::now();
+    }
+
+    /// The rank has come forward in its phase, if it is in one, for instance by a collective.
+    #[cfg(any(feature = "cuda", test))]
+    pub(crate) fn advance(&self) {
+        self.update(|state| state.touch());
+    }
+
+    pub(crate) fn enter(&self, phase: Phase) -> u64 {
+        self.update(|state| {
+            let id = state.next_id;
+            state.next_id += 1;
+            state.phases.push(Current { id, phase, done: 0, total: 0 });
+            state.touch();
+            id
+        })
+    }
+
+    pub(crate) fn leave(&self, id: u64) {
+        self.update(|state| {
+            state.touch();
+            if let Some(at) = state.phases.iter().position(|current| current.id == id) {
+                state.last = Some(state.phases.remove(at));
+            }
+        });
+    }
+
+    /// So many more bytes are to be done in a phase.
+    pub(crate) fn expect(&self, id: u64, bytes: u64) {
+        self.update_phase(id, |current| current.total += bytes);
+    }
+
+    /// So many more bytes are done in a phase.
+    pub(crate) fn progress(&self, id: u64, bytes: u64) {
+        self.update_phase(id, |current| current.done += bytes);
+    }
+
+    fn update_phase(&self, id: u64, change: impl FnOnce(&mut Current)) {
+        self.update(|state| {
+            state.touch();
+            if let Some(current) = state.phases.iter_mut().find(|current| current.id == id) {
+                change(current);
+            }
+        });
+    }
+
+    /// The rank waits in a collective until what this returns is dropped.
+    pub(crate) fn wait(&self) -> Wait<'_> {
+        self.update(|state| {
+            state.touch();
+            state.waits += 1;
+        });
+        Wait(self)
+    }
+
+    fn update<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
+        change(&mut self.lock())
+    }
+
+    /// A thread that panicked left every field whole.
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn touch(&mut self) {
+        self.sign = clock::now();
+        if !self.phases.is_empty() {
+            self.progress = self.sign;
+        }
+    }
+}
+
+/// A collective in which a rank waits.
+#[derive(Debug)]
+pub(crate) struct Wait<'a>(&'a Activity);
+
+impl Drop for Wait<'_> {
+    fn drop(&mut self) {
+        self.0.update(|state| {
+            state.waits -= 1;
+            state.touch();
+        });
+    }
+}
+
+/// A rank without a sign of life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Quiet {
+    /// The time since its last sign.
+    pub since: Duration,
+    /// The phase that it is in.
+    pub phase: Option<Phase>,
+    /// How long that phase may make no progress.
+    pub limit: Option<Duration>,
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use super::*;
+
+    fn activity(timeout: u64) -> Arc<Activity> {
+        let timeout = Duration::from_millis(timeout);
+        Activity::new(3, GroupOptions { timeout, ..GroupOptions::default() })
+    }
+
+    #[test]
+    fn a_rank_answers_for_itself_in_a_phase_and_for_a_while_after_it() {
+        let rank = activity(100);
+        assert_eq!(rank.busy(), None);
+        let id = rank.enter(Phase::Save);
+        rank.expect(id, 10);
+        rank.progress(id, 4);
+        let busy = rank.busy().unwrap();
+        assert_eq!((busy.rank, busy.phase, busy.done, busy.total), (3, Phase::Save, 4, 10));
+        assert_eq!(busy.limit, GroupOptions::default().phases.save);
+        rank.leave(id);
+        assert_eq!(rank.busy().unwrap().limit, Duration::from_millis(100));
+        thread::sleep(Duration::from_millis(120));
+        assert_eq!(rank.busy(), None);
+    }
+
+    #[test]
+    fn a_rank_that_waits_within_a_phase_has_the_time_of_a_collective() {
+        let rank = activity(100);
+        rank.enter(Phase::Load);
+        let wait = rank.wait();
+        assert_eq!(rank.quiet(), None);
+        assert_eq!(rank.busy().unwrap().limit, Duration::from_millis(100));
+        thread::sleep(Duration::from_millis(120));
+        assert_eq!(rank.busy(), None, "the wait itself answers now");
+        drop(wait);
+        let busy = rank.busy().unwrap();
+        assert!(busy.limit > Duration::from_secs(1) && busy.idle < Duration::from_millis(100));
+        assert_eq!(rank.quiet().unwrap().phase, Some(Phase::Load));
+    }
+
+    #[test]
+    fn phases_nest() {
+        let rank = activity(100);
+        let outer = rank.enter(Phase::Start);
+        let inner = rank.enter(Phase::Load);
+        assert_eq!(rank.busy().unwrap().phase, Phase::Load);
+        rank.leave(inner);
+        assert_eq!(rank.busy().unwrap().phase, Phase::Start);
+        rank.leave(outer);
+        assert_eq!(rank.busy().unwrap().phase, Phase::Start);
+    }
+}

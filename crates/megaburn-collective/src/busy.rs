@@ -1,0 +1,107 @@
+//! What a rank that works on something long says to those that wait for it.
+
+use std::{fmt, time::Duration};
+
+use serde::{Deserialize, Serialize};
+
+/// Long work of one rank during which others wait for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub enum Phase {
+    /// Loading data, building the model, and on GPUs the first step, which compiles kernels.
+    Start,
+    /// Writing a checkpoint.
+    Save,
+    /// Reading or verifying a checkpoint or a model.
+    Load,
+}
+
+impl Phase {
+    /// The name of its limit in a configuration.
+    pub fn limit_key(self) -> &'static str {
+        match self {
+            Self::Start => "train.start_timeout_seconds",
+            Self::Save => "train.save_timeout_seconds",
+            Self::Load => "train.load_timeout_seconds",
+        }
+    }
+}
+
+impl fmt::Display for Phase {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Start => "start",
+            Self::Save => "save",
+            Self::Load => "load",
+        })
+    }
+}
+
+/// A rank's answer to one whose time is over: what it does, and since when without progress.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Busy {
+    /// The rank that works. Who waits for it passes its answer on to those that wait in turn.
+    pub(crate) rank: usize,
+    pub(crate) phase: Phase,
+    /// Bytes done, and all that there are where that is known.
+    pub(crate) done: u64,
+    pub(crate) total: u64,
+    /// The time since its last progress, when it answered.
+    pub(crate) idle: Duration,
+    /// How long it may make no progress.
+    pub(crate) limit: Duration,
+}
+
+impl Busy {
+    /// How long it may still make no progress.
+    pub(crate) fn left(&self) -> Duration {
+        self.limit.saturating_sub(self.idle)
+    }
+
+    /// The same answer some time later.
+    #[cfg(any(feature = "cuda", test))]
+    pub(crate) fn after(mut self, time: Duration) -> Self {
+        self.idle = self.idle.saturating_add(time);
+        self
+    }
+}
+
+impl fmt::Display for Busy {
+    /// As a part of a sentence: "rank 0 is in `save`: 41.0 of 96.0 GB, no progress for 60 s".
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const UNITS: [(&str, f64); 3] = [("GB", 1e9), ("MB", 1e6), ("kB", 1e3)];
+        let Self { rank, phase, done, total, idle, .. } = self;
+        write!(f, "rank {rank} is in `{phase}`: ")?;
+        let largest = (*done).max(*total) as f64;
+        let (unit, size) = UNITS.into_iter().find(|(_, size)| largest >= *size).unwrap_or(UNITS[2]);
+        let in_units = |bytes: u64| bytes as f64 / size;
+        match (*done, *total) {
+            (0, 0) => {}
+            (done, 0) => write!(f, "{:.1} {unit} done, ", in_units(done))?,
+            (done, total) => write!(f, "{:.1} of {:.1} {unit}, ", in_units(done), in_units(total))?,
+        }
+        write!(f, "no progress for {:.0} s", idle.as_secs_f64())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rank_without_progress_is_described_with_what_it_has_done() {
+        let busy = |done, total| {
+            let (idle, limit) = (Duration::from_secs(60), Duration::from_secs(60));
+            Busy { rank: 0, phase: Phase::Save, done, total, idle, limit }.to_string()
+        };
+        let cases = [
+            (41_000_000_000, 96_000_000_000, "41.0 of 96.0 GB, "),
+            (0, 1_500_000, "0.0 of 1.5 MB, "),
+            (12, 0, "0.0 kB done, "),
+            (0, 0, ""),
+        ];
+        for (done, total, expected) in cases {
+            let text = format!("rank 0 is in `save`: {expected}no progress for 60 s");
+            assert_eq!(busy(done, total), text);
+        }
+    }
+}

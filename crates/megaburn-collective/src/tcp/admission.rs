@@ -1,0 +1,152 @@
+//! Whether a caller at rank 0's port is a rank of the job.
+
+use super::{
+    RankEnv, build,
+    wire::{Hello, VERSION},
+};
+
+/// Why a caller is refused.
+#[derive(Debug)]
+pub(super) struct Refusal {
+    pub(super) why: String,
+    /// Whether it is of this job for certain, so that the job cannot go on with its mistake. Any
+    /// other caller changes nothing.
+    pub(super) ends_all: bool,
+}
+
+impl Refusal {
+    pub(super) fn of_stranger(why: String) -> Self {
+        Self { why, ends_all: false }
+    }
+
+    /// Who knows a secret token is of this job.
+    fn of_mistake(why: String, env: &RankEnv) -> Self {
+        Self { why, ends_all: env.job_token.is_secret() }
+    }
+}
+
+/// Refuses a caller of another job, version, build, number of ranks or seed. Where one cannot start
+/// (`rank_0_fails`, or the caller itself), it may not have come to read its seed.
+pub(super) fn check(
+    hello: &Hello,
+    env: &RankEnv,
+    seed: u64,
+    rank_0_fails: bool,
+) -> Result<(), Refusal> {
+    if hello.version != VERSION {
+        let theirs = hello.version;
+        let why = format!("it speaks version {theirs}, rank 0 speaks {VERSION}");
+        return Err(Refusal::of_stranger(why));
+    }
+    if !hello.token.agrees(&env.job_token) {
+        return Err(Refusal::of_stranger(format!(
+            "it belongs to another job: its job token (MEGABURN_JOB_TOKEN) is not rank 0's at {}",
+            env.master()
+        )));
+    }
+    let Hello { rank, world_size, build, .. } = hello;
+    let mistake = |why: String| Err(Refusal::of_mistake(why, env));
+    let (mine, own) = (build::name(), env.world_size);
+    if build != mine {
+        return mistake(format!(
+            "rank {rank} runs build {build}, rank 0 build {mine}: install the same program on every host"
+        ));
+    }
+    if *world_size != own {
+        return mistake(format!(
+            "rank {rank} was started with WORLD_SIZE={world_size}, rank 0 with {own}"
+        ));
+    }
+    if hello.seed != seed && hello.failure.is_none() && !rank_0_fails {
+        return mistake(format!("rank {rank} has seed {}, rank 0 has {seed}", hello.seed));
+    }
+    Ok(())
+}
+
+/// Refuses a caller whose rank is taken, or is none.
+pub(super) fn check_seat(hello: &Hello, env: &RankEnv, is_free: bool) -> Result<(), Refusal> {
+    let rank = hello.rank;
+    match rank > 0 && rank < env.world_size && is_free {
+        true => Ok(()),
+        false => {
+            let why = format!("two processes were started with RANK={rank}");
+            Err(Refusal::of_mistake(why, env))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tcp::{JobToken, wire::StartFailure};
+
+    fn env(job_token: JobToken) -> RankEnv {
+        RankEnv {
+            rank: 0,
+            world_size: 2,
+            local_rank: 0,
+            local_world_size: 2,
+            is_local_world_known: true,
+            ranks_per_gpu: 1,
+            master_addr: "127.0.0.1".into(),
+            master_port: 1,
+            job_token,
+        }
+    }
+
+    fn hello(token: &JobToken) -> Hello {
+        Hello {
+            version: VERSION,
+            token: token.clone(),
+            build: build::name().into(),
+            rank: 1,
+            world_size: 2,
+            seed: 7,
+            port: 1,
+            host: String::new(),
+            on_host: None,
+            failure: None,
+        }
+    }
+
+    #[test]
+    fn a_mistake_ends_the_job_only_if_it_is_the_jobs_own_for_certain() {
+        let secret = JobToken::secret("s");
+        for (token, ends_all) in [(secret, true), (JobToken::default(), false)] {
+            let (env, good) = (env(token.clone()), hello(&token));
+            check(&good, &env, 7, false).unwrap();
+            let wrong = [
+                (Hello { build: "0.0.1-old".into(), ..good.clone() }, "runs build 0.0.1-old"),
+                (Hello { world_size: 3, ..good.clone() }, "WORLD_SIZE=3, rank 0 with 2"),
+                (Hello { seed: 8, ..good.clone() }, "has seed 8, rank 0 has 7"),
+            ];
+            for (hello, named) in wrong {
+                let refusal = check(&hello, &env, 7, false).unwrap_err();
+                assert!(refusal.why.contains(named), "{}", refusal.why);
+                assert_eq!(refusal.ends_all, ends_all, "{named}");
+            }
+            let taken = check_seat(&good, &env, false).unwrap_err();
+            assert!(taken.why.contains("RANK=1") && taken.ends_all == ends_all);
+        }
+    }
+
+    #[test]
+    fn a_stranger_ends_nothing_and_learns_no_token() {
+        let mine = JobToken::secret("mine");
+        let env = env(mine.clone());
+        let stranger = Hello { world_size: 99, ..hello(&JobToken::secret("theirs")) };
+        let old = Hello { version: 2, ..hello(&mine) };
+        for hello in [stranger, old] {
+            let Refusal { why, ends_all } = check(&hello, &env, 7, false).unwrap_err();
+            assert!(!ends_all && !why.contains("mine") && !why.contains("theirs"), "{why}");
+        }
+    }
+
+    #[test]
+    fn a_rank_that_cannot_start_may_not_know_its_seed() {
+        let token = JobToken::default();
+        let failure = StartFailure { rank: 1, why: "no data".into(), code: 2 };
+        let hello = Hello { seed: 0, failure: Some(failure), ..hello(&token) };
+        check(&hello, &env(token), 7, false).unwrap();
+    }
+}

@@ -1,0 +1,155 @@
+//! Callers that introduce themselves, beside each other: one that says nothing holds up nobody.
+
+use std::{
+    collections::VecDeque,
+    net::{Shutdown, SocketAddr, TcpListener, TcpStream},
+    sync::mpsc::{Receiver, Sender, channel},
+    thread,
+    time::{Duration, Instant},
+};
+
+use super::{
+    socket::{self, Until},
+    wire::{Frame, Word, read_frame},
+};
+use crate::clock;
+
+/// Who connects must introduce itself within this time.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// Callers that are listened to at once. More wait in the system's queue.
+const MOST: usize = 64;
+/// While others wait, a caller that has been silent for so long is dropped. A rank introduces itself
+/// as soon as it is connected.
+const SILENT: Duration = Duration::from_secs(1);
+/// The patience with a caller for whom there is no thread.
+const INLINE: Duration = Duration::from_millis(200);
+
+/// A caller and the first thing that it said.
+#[derive(Debug)]
+pub(super) struct Introduction {
+    pub(super) stream: TcpStream,
+    pub(super) from: SocketAddr,
+    pub(super) said: Result<Word, String>,
+}
+
+/// The callers at one port.
+#[derive(Debug)]
+pub(super) struct Introductions {
+    done: Sender<(u64, Introduction)>,
+    introduced: Receiver<(u64, Introduction)>,
+    /// Who has said nothing yet, the longest silent first.
+    silent: VecDeque<Silent>,
+    next_id: u64,
+}
+
+#[derive(Debug)]
+struct Silent {
+    id: u64,
+    since: Instant,
+    stream: TcpStream,
+}
+
+impl Introductions {
+    pub(super) fn new() -> Self {
+        let (done, introduced) = channel();
+        Self { done, introduced, silent: VecDeque::new(), next_id: 0 }
+    }
+
+    /// Listens to everybody who waits at `listener`, as far as there is room.
+    ///
+    /// # Errors
+    /// The listener fails.
+    pub(super) fn accept(&mut self, listener: &TcpListener) -> Result<(), String> {
+        while self.has_room() {
+            let next =
+                socket::accept(listener).map_err(|error| format!("cannot accept: {error}"))?;
+            let Some((stream, from)) = next else { return Ok(()) };
+            let id = self.next_id;
+            self.next_id += 1;
+            if let Ok(stream) = stream.try_clone() {
+                self.silent.push_back(Silent { id, since: clock::now(), stream });
+            }
+            self.listen_beside(id, stream, from);
+        }
+        Ok(())
+    }
+
+    /// Listens on a thread, or, where none can be had, here for a moment.
+    fn listen_beside(&self, id: u64, stream: TcpStream, from: SocketAddr) {
+        let (done, here) = (self.done.clone(), stream.try_clone());
+        let beside = move || {
+            // The rendezvous may be over by now.
+            let _ = done.send((id, listen(stream, from, PATIENCE)));
+        };
+        let spawned = thread::Builder::new().name("introduction".into()).spawn(beside);
+        if let (Err(_), Ok(stream)) = (spawned, here) {
+            let _ = self.done.send((id, listen(stream, from, INLINE)));
+        }
+    }
+
+    /// The next caller that said something, or failed to.
+    pub(super) fn next(&mut self) -> Option<Introduction> {
+        let (id, introduction) = self.introduced.try_recv().ok()?;
+        self.silent.retain(|silent| silent.id != id);
+        Some(introduction)
+    }
+
+    /// Drops the caller that has been silent longest where others may wait for its place.
+    fn has_room(&mut self) -> bool {
+        if self.silent.len() < MOST {
+            return true;
+        }
+        let longest = self.silent.front().filter(|silent| clock::now() - silent.since >= SILENT);
+        let has_room = longest.is_some();
+        if let Some(silent) = longest {
+            // Its thread sees the end of the connection.
+            let _ = silent.stream.shutdown(Shutdown::Both);
+            self.silent.pop_front();
+        }
+        has_room
+    }
+}
+
+fn listen(stream: TcpStream, from: SocketAddr, patience: Duration) -> Introduction {
+    let said = match read_frame(Until::new(&stream, clock::now() + patience)) {
+        Ok(Some(Frame { word, .. })) => Ok(word),
+        Ok(None) => Err("it left without a word".to_string()),
+        Err(error) => Err(match error.kind() {
+            std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut => {
+                "it did not introduce itself".to_string()
+            }
+            _ => error.to_string(),
+        }),
+    };
+    Introduction { stream, from, said }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tcp::wire::write_frame;
+
+    #[test]
+    fn silent_callers_hold_up_nobody_however_many_they_are() {
+        let listener = socket::listen("127.0.0.1", 0).unwrap();
+        let address = listener.local_addr().unwrap();
+        let call = || TcpStream::connect(address).unwrap();
+        let silent: Vec<_> = (0..MOST + 10).map(|_| call()).collect();
+        let rank = call();
+        write_frame(&rank, &Word::Ready, 0, None).unwrap();
+        let begin = clock::now();
+        let mut introductions = Introductions::new();
+        let found = loop {
+            introductions.accept(&listener).unwrap();
+            assert!(introductions.silent.len() <= MOST);
+            match introductions.next() {
+                Some(introduction) if introduction.said.is_ok() => break introduction,
+                _ => thread::sleep(Duration::from_millis(5)),
+            }
+            assert!(clock::now() - begin < PATIENCE, "it waited for the silent ones");
+        };
+        assert!(matches!(found.said, Ok(Word::Ready)));
+        assert_eq!(found.stream.peer_addr().ok(), rank.local_addr().ok());
+        drop(silent);
+    }
+}

@@ -1,0 +1,70 @@
+//! The sending half of one connection, which several threads of a rank share.
+
+use std::{
+    net::{Shutdown, TcpStream},
+    sync::{Mutex, MutexGuard, PoisonError, TryLockError},
+    thread,
+    time::{Duration, Instant},
+};
+
+use super::{
+    socket::Until,
+    wire::{Word, write_frame},
+};
+use crate::{clock, fault::Channel, message::Payload};
+
+/// A connection to another rank.
+#[derive(Debug)]
+pub(super) struct Line {
+    pub(super) stream: TcpStream,
+    /// Held while writing; true once a frame was cut short, so that nothing can follow it.
+    torn: Mutex<bool>,
+}
+
+impl Line {
+    pub(super) fn new(stream: TcpStream) -> Self {
+        Self { stream, torn: Mutex::new(false) }
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, bool> {
+        self.torn.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn write(
+        &self,
+        torn: &mut bool,
+        until: Until<'_>,
+        word: &Word,
+        channel: Channel,
+        payload: Option<&Payload>,
+    ) -> Result<(), (usize, std::io::Error)> {
+        if *torn {
+            return Err((0, std::io::ErrorKind::BrokenPipe.into()));
+        }
+        let result = write_frame(until, word, channel, payload);
+        *torn = result.as_ref().is_err_and(|(written, _)| *written > 0);
+        result
+    }
+
+    /// Says a last word, if the connection is whole; ends it where it is not, which is as clear.
+    pub(super) fn last_word(&self, word: &Word, deadline: Instant) {
+        if !self.say(word, deadline) {
+            let _ = self.stream.shutdown(Shutdown::Both);
+        }
+    }
+
+    /// Says a word without a payload; false if the connection did not take it in time.
+    pub(super) fn say(&self, word: &Word, deadline: Instant) -> bool {
+        loop {
+            match self.torn.try_lock() {
+                Ok(mut torn) => {
+                    let until = Until::new(&self.stream, deadline);
+                    return self.write(&mut torn, until, word, 0, None).is_ok();
+                }
+                Err(TryLockError::Poisoned(_)) => return false,
+                Err(TryLockError::WouldBlock) if clock::now() >= deadline => return false,
+                Err(TryLockError::WouldBlock) => thread::sleep(Duration::from_millis(1)),
+            }
+        }
+    }
+}

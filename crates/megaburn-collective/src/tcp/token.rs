@@ -1,0 +1,114 @@
+//! What tells the processes of one job from all others that reach its ports.
+
+use std::{fmt, io};
+
+use serde::{Deserialize, Serialize};
+use subtle::ConstantTimeEq;
+
+/// The job's token. Every process of a job has the same one and says it in its first message; who has
+/// another is refused.
+///
+/// It travels as it is: whoever can read the network between the hosts can read it.
+#[derive(Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct JobToken {
+    text: String,
+    #[serde(skip)]
+    is_secret: bool,
+}
+
+impl JobToken {
+    /// The environment variable that holds it.
+    pub const VARIABLE: &str = "MEGABURN_JOB_TOKEN";
+
+    /// A token that only the processes of the job know. Of those, one that contradicts the others,
+    /// say in the number of ranks, was started wrongly, and ends the job.
+    pub fn secret(text: impl Into<String>) -> Self {
+        Self { text: text.into(), is_secret: true }
+    }
+
+    /// A token made of what others may know too, such as a scheduler's number of the job.
+    pub fn public(text: impl Into<String>) -> Self {
+        Self { text: text.into(), is_secret: false }
+    }
+
+    /// A new one that nobody can guess.
+    ///
+    /// # Errors
+    /// The system gives no random numbers.
+    pub fn draw() -> io::Result<Self> {
+        let mut bytes = [0; 16];
+        getrandom::fill(&mut bytes).map_err(|error| io::Error::other(error.to_string()))?;
+        Ok(Self::secret(bytes.map(|byte| format!("{byte:02x}")).concat()))
+    }
+
+    /// Its text, for the environment of a process of the job.
+    pub fn text(&self) -> &str {
+        &self.text
+    }
+
+    /// Whether only the processes of the job know it.
+    pub(super) fn is_secret(&self) -> bool {
+        self.is_secret
+    }
+
+    /// Whether both are the same, in a time that tells nothing about where they differ.
+    pub(super) fn agrees(&self, other: &Self) -> bool {
+        self.text.as_bytes().ct_eq(other.text.as_bytes()).into()
+    }
+
+    /// What the environment says: [`Self::VARIABLE`], else what torchrun or Slurm call the job, else
+    /// nothing, which every other job without a token has too.
+    pub(super) fn from_lookup(get: impl Fn(&str) -> Option<String>) -> Self {
+        let get = |name: &str| get(name).filter(|value| !value.is_empty());
+        if let Some(text) = get(Self::VARIABLE) {
+            return Self::secret(text);
+        }
+        if let Some(id) = get("TORCHELASTIC_RUN_ID") {
+            let restarts = get("TORCHELASTIC_RESTART_COUNT").unwrap_or_default();
+            return Self::public(format!("{id}/{restarts}"));
+        }
+        get("SLURM_JOB_ID").map(|id| Self::public(format!("slurm {id}"))).unwrap_or_default()
+    }
+}
+
+impl fmt::Debug for JobToken {
+    /// Not the token itself, which must not stand in logs.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.text.is_empty() { "JobToken(none)" } else { "JobToken(..)" })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_are_drawn_anew_and_never_printed() {
+        let (one, other) = (JobToken::draw().unwrap(), JobToken::draw().unwrap());
+        assert_eq!(one.text().len(), 32);
+        assert!(
+            one.agrees(&one.clone()) && !one.agrees(&other) && !one.agrees(&JobToken::default())
+        );
+        assert!(!format!("{one:?}").contains(one.text()));
+    }
+
+    #[test]
+    fn the_variable_comes_before_what_launchers_call_the_job() {
+        let read = |set: &[(&str, &str)]| {
+            let find = |name: &str| set.iter().find(|(known, _)| *known == name);
+            JobToken::from_lookup(|name| find(name).map(|(_, value)| value.to_string()))
+        };
+        let all = [
+            ("MEGABURN_JOB_TOKEN", "s3cret"),
+            ("TORCHELASTIC_RUN_ID", "r7"),
+            ("TORCHELASTIC_RESTART_COUNT", "2"),
+            ("SLURM_JOB_ID", "41"),
+        ];
+        let expected = [("s3cret", true), ("r7/2", false), ("r7/2", false), ("slurm 41", false)];
+        for (from, (text, is_secret)) in expected.into_iter().enumerate().filter(|(i, _)| *i != 2) {
+            let token = read(&all[from..]);
+            assert_eq!((token.text(), token.is_secret()), (text, is_secret));
+        }
+        assert_eq!(read(&[("MEGABURN_JOB_TOKEN", "")]), JobToken::default());
+    }
+}

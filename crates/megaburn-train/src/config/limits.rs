@@ -1,0 +1,82 @@
+//! How long ranks wait for each other: the time limits of `[train]`.
+
+use std::time::Duration;
+
+use megaburn_collective::{GroupOptions, PhaseLimits};
+
+use super::{LoopConfig, TrainConfig, check::require};
+use crate::TrainError;
+
+impl LoopConfig {
+    /// How long a rank waits in a collective for another that does nothing long.
+    pub fn timeout(&self) -> Duration {
+        duration(self.timeout_seconds)
+    }
+
+    /// How long the phases of a run may make no progress.
+    pub fn phase_limits(&self) -> PhaseLimits {
+        PhaseLimits {
+            start: duration(self.start_timeout_seconds),
+            save: duration(self.save_timeout_seconds),
+            load: duration(self.load_timeout_seconds),
+        }
+    }
+
+    /// How long a rank may give no sign of life outside collectives and phases.
+    pub fn step_timeout(&self) -> Duration {
+        duration(self.step_timeout_seconds)
+    }
+
+    pub(super) fn validate_limits(&self) -> Result<(), TrainError> {
+        for (key, seconds) in [
+            ("train.timeout_seconds", self.timeout_seconds),
+            ("train.start_timeout_seconds", self.start_timeout_seconds),
+            ("train.save_timeout_seconds", self.save_timeout_seconds),
+            ("train.load_timeout_seconds", self.load_timeout_seconds),
+            ("train.step_timeout_seconds", self.step_timeout_seconds),
+        ] {
+            require((1e-3..=1e6).contains(&seconds), key, seconds, "from 0.001 to 1000000")?;
+        }
+        Ok(())
+    }
+}
+
+impl TrainConfig {
+    /// The seed and the limits of the run's groups.
+    pub(crate) fn group_options(&self) -> GroupOptions {
+        let (timeout, phases) = (self.train.timeout(), self.train.phase_limits());
+        GroupOptions { seed: self.run.seed, timeout, phases }
+    }
+}
+
+fn duration(seconds: f64) -> Duration {
+    Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{ConfigLayers, Exit};
+
+    #[test]
+    fn a_limit_that_no_run_can_use_is_refused() {
+        for key in ["timeout", "start_timeout", "save_timeout", "load_timeout", "step_timeout"] {
+            for value in ["0", "inf", "-1"] {
+                let line = format!("train.{key}_seconds = {value}");
+                let layers = ConfigLayers::new().with_text("s.toml", &line);
+                let error = layers.and_then(ConfigLayers::load).unwrap_err();
+                let message = format!("`train.{key}_seconds` is {value}: it must be from 0.001");
+                assert!(error.to_string().contains(&message), "{error}");
+                assert_eq!(error.exit(), Exit::BadInput);
+            }
+        }
+    }
+
+    #[test]
+    fn limits_may_be_fractions_of_a_second() {
+        let config = LoopConfig { timeout_seconds: 0.25, ..LoopConfig::default() };
+        assert_eq!(config.timeout(), Duration::from_millis(250));
+        let save = LoopConfig { save_timeout_seconds: 0.5, ..config }.phase_limits().save;
+        assert_eq!(save, Duration::from_millis(500));
+    }
+}

@@ -1,0 +1,104 @@
+//! How ranks begin together: what one cannot do ends all, with its error and its exit code.
+
+use std::time::Duration;
+
+use megaburn_collective::{
+    CollectiveError, ConnectOptions, Group, GroupOptions, RankEnv, objects,
+    report_start_failure as report,
+};
+
+use crate::{TrainConfig, TrainError};
+
+/// How long a rank that cannot start waits for others to tell. All are started at nearly the same time,
+/// and whoever started this one waits for its end.
+const OTHERS_COME: Duration = Duration::from_secs(30);
+
+/// Tells the other ranks of this job, if a launcher started several, that this one cannot start, so
+/// that they end with its error instead of waiting for it. For what fails before a run begins;
+/// [`pretrain`](crate::pretrain) tells by itself.
+///
+/// It returns when they were told or did not come in time, and gives back the error.
+pub fn report_start_failure(error: TrainError) -> TrainError {
+    match RankEnv::from_env() {
+        Ok(Some(env)) => tell(env, TrainConfig::default().group_options(), error),
+        _ => error,
+    }
+}
+
+/// The same for a run whose limits are known.
+pub(crate) fn tell(env: RankEnv, group: GroupOptions, error: TrainError) -> TrainError {
+    if env.world_size > 1 {
+        tracing::error!("rank {} cannot start and tells the other ranks: {error}", env.rank);
+        let code = error.exit().code().into();
+        let patience = group.phases.start.min(OTHERS_COME);
+        let options = options(env, group).with_rendezvous_timeout(patience);
+        report(&options, &error.to_string(), code);
+    }
+    error
+}
+
+/// How the processes of a run meet.
+pub(crate) fn options(env: RankEnv, group: GroupOptions) -> ConnectOptions {
+    let patience = group.phases.start;
+    ConnectOptions::new(env).with_group(group).with_rendezvous_timeout(patience)
+}
+
+/// Turns one rank's result into everyone's: a rank that failed keeps its own error, the others fail
+/// with the error of the lowest rank that did.
+///
+/// # Errors
+/// As described; a failed collective.
+/// # Collective
+/// All ranks; a few bytes.
+pub(crate) fn settle<T>(world: &Group, mine: Result<T, TrainError>) -> Result<T, TrainError> {
+    let said = mine.as_ref().err().map(|error| (error.to_string(), error.exit().code()));
+    let first = first_failure(world, said);
+    // Where its error is that of a collective, nothing can be agreed on any more.
+    let value = mine?;
+    match first? {
+        None => Ok(value),
+        Some((rank, (why, code))) => {
+            Err(CollectiveError::CannotStart { rank, why, code: code.into() }.into())
+        }
+    }
+}
+
+/// The lowest rank that said something, and what.
+fn first_failure(
+    world: &Group,
+    said: Option<(String, u8)>,
+) -> Result<Option<(usize, (String, u8))>, CollectiveError> {
+    let all = objects::gather(world, &said)?;
+    let first = all.into_iter().enumerate().find_map(|(rank, said)| Some((rank, said?)));
+    objects::broadcast(world, &first)
+}
+
+#[cfg(test)]
+mod tests {
+    use megaburn_collective::run_threads;
+
+    use super::*;
+    use crate::Exit;
+
+    #[test]
+    fn what_one_rank_cannot_do_ends_all_with_its_error_and_its_code() {
+        let ends = run_threads(3, GroupOptions::default(), |world| {
+            let found = settle(&world, Ok(world.rank()))?;
+            assert_eq!(found, world.rank());
+            let mine = match world.rank() {
+                1 => Err(TrainError::Set { text: "abc".into() }),
+                _ => Ok(()),
+            };
+            let error = settle(&world, mine).unwrap_err();
+            Ok::<_, TrainError>((error.to_string(), error.exit()))
+        });
+        for (rank, end) in ends.into_iter().enumerate() {
+            let (text, exit) = end.unwrap();
+            assert_eq!(exit, Exit::BadInput, "{text}");
+            let own = "`--set abc` is not KEY=VALUE";
+            let expected =
+                if rank == 1 { own.to_string() } else { format!("rank 1 cannot start: {own}") };
+            assert!(text.starts_with(&expected), "{text}");
+        }
+    }
+}

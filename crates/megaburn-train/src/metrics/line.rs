@@ -8,7 +8,7 @@ use super::MetricsRecord;
 #[derive(Debug, PartialEq)]
 pub(super) enum Line {
     /// A step or an evaluation.
-    Record(MetricsRecord),
+    Record(Box<MetricsRecord>),
     /// A start of the run with this id.
     Start { run_id: String },
     /// A JSON object of another kind: of a later version, or somebody's own.
@@ -35,7 +35,8 @@ impl Line {
         };
         let has = |name: &str| value.get(name).is_some();
         if has("step") && (has("loss") || has("eval_loss")) {
-            return MetricsRecord::from_value(value).map_or(Self::Foreign, Self::Record);
+            let record = MetricsRecord::from_value(value);
+            return record.map_or(Self::Foreign, |record| Self::Record(Box::new(record)));
         }
         let run_id = value.get("run_id").and_then(Value::as_str).filter(|_| has("start"));
         run_id.map_or(Self::Other, |run_id| Self::Start { run_id: run_id.to_string() })
@@ -50,7 +51,7 @@ mod tests {
     use crate::metrics::example_eval;
 
     #[rstest]
-    #[case("{\"step\":1,\"eval_loss\":2.0}\n", Line::Record(example_eval(1, 2.0).into()))]
+    #[case("{\"step\":1,\"eval_loss\":2.0}\n", Line::Record(Box::new(example_eval(1, 2.0).into())))]
     #[case("{\"start\":1,\"run_id\":\"1f\"}\n", Line::Start { run_id: "1f".into() })]
     #[case("{\"event\":\"mine\"}\n", Line::Other)]
     #[case("{\"event\":\"mine\"}", Line::Other)]

@@ -12,7 +12,7 @@ pub fn read_metrics(path: impl AsRef<Path>) -> Result<Vec<MetricsRecord>, TrainE
     let path = path.as_ref();
     let bytes = fs::read(path).map_err(|source| TrainError::Read { path: path.into(), source })?;
     let record = |line: &[u8]| match Line::parse(line) {
-        Line::Record(record) => Some(record),
+        Line::Record(record) => Some(*record),
         Line::Start { .. } | Line::Other | Line::Torn | Line::Foreign => None,
     };
     Ok(bytes.split_inclusive(|&byte| byte == b'\n').filter_map(record).collect())

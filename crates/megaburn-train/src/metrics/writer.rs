@@ -195,7 +195,7 @@ fn copy_through(
         let is_kept = match parsed {
             Line::Record(record) => {
                 let is_kept = record.step() <= step;
-                if let MetricsRecord::Eval(eval) = record
+                if let MetricsRecord::Eval(eval) = &*record
                     && is_kept
                 {
                     found.evaluated = found.evaluated.max(Some(eval.step));

@@ -90,7 +90,8 @@ pub(super) fn restore(dir: &Path) -> io::Result<()> {
     for name in names_in(dir)? {
         let path = dir.join(&name);
         let is_old = name.starts_with(&format!("{ASSETS}.replaced-"));
-        if !(is_old || name.starts_with(&format!("{ASSETS}.tmp-"))) || !holds_only_ours(&path) {
+        let is_left = is_old || name.starts_with(&format!("{ASSETS}.tmp-"));
+        if !is_left || !holds_only_ours(&path) {
             continue;
         }
         match is_old && !is_there(&folder)? {

@@ -45,9 +45,8 @@ pub(super) fn inspect(dir: &Path, allow_other_files: bool) -> Result<Found, RunF
     if has_lock && dir.join(CHECKPOINTS).is_dir() {
         return Ok(Found::Unmarked);
     }
-    let is_left_by_start = |name: &String| {
-        (name == LOCK && has_lock) || leftover_of(name).is_some_and(|owned| owned == MARKER)
-    };
+    let is_left_by_start =
+        |name: &String| (name == LOCK && has_lock) || leftover_of(name) == Some(MARKER);
     if names.iter().all(is_left_by_start) {
         return Ok(Found::Empty);
     }

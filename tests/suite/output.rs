@@ -1,22 +1,25 @@
 //! What cannot be written never changes how a program ends, and signals end it as the README says.
 
 use std::{
+    fs,
     net::TcpStream,
     time::{Duration, Instant},
 };
 
 use megaburn::collective::free_port;
 use nix::sys::signal::Signal;
+use serde_json::{Value, json};
 
 use crate::{child::Ranks, run::Run};
+
+const MEGABURN: &str = env!("CARGO_BIN_EXE_megaburn-under-test");
 
 /// The exit code of each line of a script, in which `$MB` is the program.
 fn codes(script: &[&str]) -> Vec<i32> {
     let folder = tempfile::tempdir().unwrap();
-    let mb = env!("CARGO_BIN_EXE_megaburn-under-test");
     let lines: Vec<_> = script.iter().map(|line| format!("({line}) && c=0 || c=$?")).collect();
     let lines = lines.join("\necho code $c >&3\n") + "\necho code $c >&3";
-    let script = format!("exec 3>&1\nMB={mb}\n{lines}");
+    let script = format!("exec 3>&1\nMB={MEGABURN}\n{lines}");
     let ended = Ranks::shell(&script, folder.path()).finish().remove(0);
     let code = |line: &str| line.strip_prefix("code ")?.parse().ok();
     ended.stdout.lines().filter_map(code).collect()
@@ -64,4 +67,38 @@ fn a_signal_ends_a_rank_that_waits_for_others_and_files_have_no_colours() {
     assert_eq!(ended.code, Some(128 + 15), "{ended:?}");
     assert!(ended.stderr.contains("stopped by SIGTERM before training began"), "{ended:?}");
     assert!(!ended.stderr.contains('\x1b'), "{ended:?}");
+}
+
+#[test]
+fn a_run_that_stopped_is_told_from_one_that_finished() {
+    let run = Run::new();
+    let launch = |sets: &[&str]| {
+        let mut args = vec!["launch", "--nproc", "2", "--", MEGABURN, "train"];
+        let train = run.args("dp2", 3, sets);
+        args.extend(train.iter().map(String::as_str));
+        let ended = Ranks::command(&args).wait_all().remove(0);
+        let state = fs::read_to_string(run.path("run/state.json")).unwrap();
+        let state: Value = serde_json::from_str(&state).unwrap();
+        assert_eq!(state["steps"], 3);
+        (ended, state)
+    };
+    let (ended, state) = launch(&["train.exit_at_step=2", "train.stopped_exit_code=75"]);
+    assert_eq!(ended.code, Some(75), "{ended:?}");
+    assert!(
+        ended.stdout.contains("stopped by train.exit_at_step after step 2, saved"),
+        "{ended:?}"
+    );
+    assert_eq!((&state["state"], &state["step"]), (&json!("stopped"), &json!(2)));
+    assert_eq!(state["reason"], "train.exit_at_step");
+    assert_eq!(run.steps().len(), 2);
+
+    let (ended, state) = launch(&["train.exit_after_minutes=1e-9"]);
+    assert_eq!((ended.code, &state["reason"]), (Some(0), &json!("train.exit_after_minutes")));
+
+    let (ended, state) = launch(&["train.stopped_exit_code=75"]);
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    assert_eq!(
+        (&state["state"], &state["step"], &state["reason"]),
+        (&json!("finished"), &json!(3), &Value::Null)
+    );
 }

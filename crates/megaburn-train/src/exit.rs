@@ -2,8 +2,9 @@ use std::process::ExitCode;
 
 /// How a run ended, as its exit code tells a script or a supervisor.
 ///
-/// Other codes come from elsewhere: 101 after a panic outside a rank thread (a bug), and 128 + the
-/// signal's number when a signal ended the process at once ([`crate::signal`]). [`Exit::table`] has all of them.
+/// Other codes come from elsewhere: `train.stopped_exit_code` of a run that stopped, 101 after a panic
+/// outside a rank thread (a bug), and 128 + the signal's number when a signal ended the process at
+/// once ([`crate::signal`]). [`Exit::table`] has all of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Exit {
     /// 0: finished, or stopped on request after saving. Starting the same command again continues
@@ -59,7 +60,9 @@ impl Exit {
     /// What the code means, in one line.
     pub fn meaning(self) -> &'static str {
         match self {
-            Exit::Done => "done, or stopped on request after saving",
+            Exit::Done => {
+                "done, or stopped on request after saving (train.stopped_exit_code changes the latter)"
+            }
             Exit::Failed => "failed while running",
             Exit::BadInput => "bad input or configuration",
             Exit::NonFinite => {

@@ -21,7 +21,7 @@ use crate::{
         RunFolder,
         names::{CONFIG, METRICS, OTHER_LINES, PICTURE},
     },
-    signal::StopSignal,
+    stop::StopReason,
     time::now,
     trainer::{Progress, Resumed, Trainer},
 };
@@ -242,16 +242,15 @@ impl<'a> Reporter<'a> {
     ///
     /// # Errors
     /// Metrics that could not be written to the end.
-    pub(crate) fn stopped(mut self, step: u64, stop: &StopSignal) -> Result<(), TrainError> {
+    pub(crate) fn stopped(mut self, step: u64, reason: StopReason) -> Result<(), TrainError> {
         self.draw();
         let written = self.metrics.finish();
-        let gave_up = written.is_err() && stop.requested().is_none();
-        let signal =
-            if gave_up { Some("metrics that cannot be written") } else { stop.requested() };
-        let signal = signal.unwrap_or("a signal to another rank");
-        self.console.line(format!(
-            "stopped by {signal} after step {step}, saved; the same command goes on from there"
-        ));
+        let saved = if step > 0 { ", saved" } else { "; there was nothing to save" };
+        let next = match reason {
+            StopReason::Step => "set a larger train.exit_at_step to go on",
+            _ => "the same command goes on from there",
+        };
+        self.console.line(format!("stopped by {reason} after step {step}{saved}; {next}"));
         self.console.finish();
         written
     }

@@ -17,10 +17,12 @@ use crate::{
     monitor::Monitor,
     ranks::run_prepared,
     report::Reporter,
-    run_folder::{RunShare, check_before_start, keep_assets},
+    run_folder::{RunFolder, RunShare, check_before_start, keep_assets},
     signal::StopSignal,
     start::{self, settle},
-    train_loop::TrainLoop,
+    state::StateFile,
+    stop::Stops,
+    train_loop::{Ended, TrainLoop},
     trainer::Trainer,
 };
 
@@ -30,13 +32,15 @@ use crate::{
 /// rank; otherwise every rank is a thread of it, which only ranks on the CPU can be. Rank 0 prints
 /// and writes.
 ///
-/// Each step `stop` is looked at: when it was requested, the run saves and ends.
+/// Each step `stop` is looked at, and within evaluations: when it was requested, the run saves and
+/// ends. So it does at `train.exit_after_minutes` and `train.exit_at_step`.
 ///
 /// # Errors
 /// The root cause, where several ranks failed. [`TrainError::exit`] is the process's exit code.
-pub fn pretrain(config: TrainConfig, fresh: bool, stop: StopSignal) -> Result<(), TrainError> {
+pub fn pretrain(config: TrainConfig, fresh: bool, stop: StopSignal) -> Result<Ended, TrainError> {
     let env = RankEnv::from_env()?;
     let group = config.group_options();
+    let stops = Stops::new(&config, stop);
     // What can be checked without the others is checked before the ranks meet.
     let (layout, devices, device) = match place(&config, env.as_ref(), fresh) {
         Ok(found) => found,
@@ -49,9 +53,9 @@ pub fn pretrain(config: TrainConfig, fresh: bool, stop: StopSignal) -> Result<()
         config.check_start(&layout, start.as_ref(), &data)?;
         Ok(Loaded { data, start })
     };
-    let job = Job { config: config.clone(), layout, devices, device, fresh, stop };
+    let job = Job { config: config.clone(), layout, devices, device, fresh, stops };
     let train = |world: &Group, loaded: &Loaded| job.train(world, loaded);
-    run_prepared(&layout, env, group, &job.device, prepare, train).map(drop)
+    run_prepared(&layout, env, group, &job.device, prepare, train).map(|ended| ended[0])
 }
 
 /// Where this process computes, after a look at its part of the configuration.
@@ -87,11 +91,11 @@ struct Job {
     devices: Devices,
     device: Device,
     fresh: bool,
-    stop: StopSignal,
+    stops: Stops,
 }
 
 impl Job {
-    fn train(&self, world: &Group, loaded: &Loaded) -> Result<(), TrainError> {
+    fn train(&self, world: &Group, loaded: &Loaded) -> Result<Ended, TrainError> {
         let starting = Some(world.phase(Phase::Start));
         let pulse = world.pulse();
         let limit = self.config.train.step_timeout();
@@ -117,18 +121,21 @@ impl Job {
         trainer = trainer.in_run(run.clone());
         let resumed = if self.fresh { None } else { trainer.resume()? };
         let saved = resumed.as_ref().map(|resumed| resumed.progress.step);
-        let begin = |folder| {
+        let begin = |folder: Arc<RunFolder>| {
             if resumed.is_none() {
                 keep_assets(&config, start, &loaded.data, &folder)?;
             }
-            Reporter::start(&config, folder, self.devices, &trainer, &loaded.data, resumed)
+            let (step, steps) = (trainer.progress().step, config.train.steps);
+            let state = StateFile::begin(folder.clone(), step, steps);
+            let (devices, data) = (self.devices, &loaded.data);
+            let report = Reporter::start(&config, folder, devices, &trainer, data, resumed)?;
+            Ok((report, state))
         };
-        let report = settle(world, run.folder.map(begin).transpose())?;
-        self.stop.begin_training();
+        let (report, state) = settle(world, run.folder.map(begin).transpose())?.unzip();
         // On GPUs the first step compiles kernels and times products, each rank its own.
         let starting = starting.filter(|_| self.devices != Devices::Cpu);
-        let (config, groups, stop) = (&config, &groups, &self.stop);
-        TrainLoop { config, groups, trainer, report, stop, saved, pulse, starting }.run()
+        let (config, groups, stops) = (&config, &groups, &self.stops);
+        TrainLoop { config, groups, trainer, report, stops, state, saved, pulse, starting }.run()
     }
 
     /// The configuration with `model.init` as what was chosen of it: another run goes on meanwhile.

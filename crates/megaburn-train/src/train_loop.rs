@@ -9,8 +9,9 @@ use crate::{
     TrainConfig, TrainError,
     metrics::EvalMetrics,
     report::Reporter,
-    signal::StopSignal,
-    trainer::{Trainer, agree_to_stop},
+    state::StateFile,
+    stop::{StopReason, Stops},
+    trainer::Trainer,
 };
 
 /// A rank of a run that is ready to train.
@@ -20,7 +21,9 @@ pub(crate) struct TrainLoop<'a> {
     pub(crate) trainer: Trainer,
     /// On rank 0.
     pub(crate) report: Option<Reporter<'a>>,
-    pub(crate) stop: &'a StopSignal,
+    pub(crate) stops: &'a Stops,
+    /// On rank 0.
+    pub(crate) state: Option<StateFile>,
     /// The step of the newest checkpoint.
     pub(crate) saved: Option<u64>,
     /// Beats with each step.
@@ -29,11 +32,13 @@ pub(crate) struct TrainLoop<'a> {
     pub(crate) starting: Option<PhaseGuard>,
 }
 
-/// Whether the run goes on.
+/// How a run ended that did not fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Next {
-    GoOn,
-    Stop,
+pub enum Ended {
+    /// All its steps are made.
+    Finished,
+    /// It was asked to stop before, and is saved.
+    Stopped(StopReason),
 }
 
 impl TrainLoop<'_> {
@@ -43,26 +48,51 @@ impl TrainLoop<'_> {
     /// Whatever ends the run.
     /// # Collective
     /// All ranks.
-    pub(crate) fn run(mut self) -> Result<(), TrainError> {
+    pub(crate) fn run(mut self) -> Result<Ended, TrainError> {
+        self.stops.begin_training();
+        let ended = self.train();
+        if let Some(state) = &mut self.state {
+            match &ended {
+                Ok(Ended::Finished) => state.finished(),
+                Ok(Ended::Stopped(reason)) => state.stopped(*reason),
+                Err(error) => state.failed(error),
+            }
+        }
+        if let Ok(Ended::Stopped(_)) = ended {
+            // A launcher takes the first rank that exits with `train.stopped_exit_code` for the job's end.
+            self.groups.world.barrier()?;
+        }
+        ended
+    }
+
+    fn train(&mut self) -> Result<Ended, TrainError> {
         let interval = self.config.train.eval_interval;
         let mut evaluated = self.evaluated()?;
+        if !self.trainer.is_finished()
+            && let Some(reason) = self.is_stopped()?
+        {
+            return self.stopped(reason);
+        }
         while !self.trainer.is_finished() {
             // A checkpoint is saved before its evaluation, which a run that ended in between still owes.
             let step = self.trainer.progress().step;
             if self.trainer.evaluates() && due(step, interval) && evaluated != Some(step) {
                 match self.evaluate()? {
-                    Some(_) => evaluated = Some(step),
-                    None => return self.stopped(),
+                    Ok(_) => evaluated = Some(step),
+                    Err(reason) => return self.stopped(reason),
                 }
             }
-            if self.step()? == Next::Stop {
-                return self.stopped();
+            if let Some(reason) = self.step()? {
+                return self.stopped(reason);
             }
         }
         self.save()?;
         let mut last = None;
         if self.trainer.evaluates() {
-            let Some(eval) = self.evaluate_unless_stopped()? else { return self.stopped() };
+            let eval = match self.evaluate_unless_stopped()? {
+                Ok(eval) => eval,
+                Err(reason) => return self.stopped(reason),
+            };
             if let Some(report) = &mut self.report {
                 report.final_eval(&eval, evaluated)?;
             }
@@ -70,11 +100,14 @@ impl TrainLoop<'_> {
         }
         let sample = self.trainer.sample()?;
         let step = self.trainer.progress().step;
-        self.report.map_or(Ok(()), |report| report.finish(step, last.as_ref(), sample.as_deref()))
+        if let Some(report) = self.report.take() {
+            report.finish(step, last.as_ref(), sample.as_deref())?;
+        }
+        Ok(Ended::Finished)
     }
 
-    /// One step, and a checkpoint if it is due.
-    fn step(&mut self) -> Result<Next, TrainError> {
+    /// One step, and a checkpoint if it is due. Returns why the run stops behind it, if it does.
+    fn step(&mut self) -> Result<Option<StopReason>, TrainError> {
         let metrics = match self.trainer.try_step() {
             Ok(metrics) => metrics,
             Err(error) => return Err(self.failed(error)),
@@ -89,10 +122,10 @@ impl TrainLoop<'_> {
             self.trainer.check_replicas()?;
         }
         let stop = self.is_stopped()?;
-        if stop || due(metrics.step, train.checkpoint_interval) {
+        if stop.is_some() || due(metrics.step, train.checkpoint_interval) {
             self.save()?;
         }
-        Ok(if stop { Next::Stop } else { Next::GoOn })
+        Ok(stop)
     }
 
     /// A step that is not finite is written down before its diagnosis, which may fail.
@@ -117,26 +150,32 @@ impl TrainLoop<'_> {
         }
         self.trainer.save()?;
         self.saved = Some(step);
+        self.state.iter_mut().for_each(|state| state.saved(step));
         Ok(())
     }
 
-    /// Whether any rank was asked to stop, or rank 0 cannot write its metrics any more.
-    fn is_stopped(&self) -> Result<bool, TrainError> {
+    /// Why the run stops now, if any rank has a reason.
+    fn is_stopped(&self) -> Result<Option<StopReason>, TrainError> {
         let gives_up = self.report.as_ref().is_some_and(Reporter::gives_up);
-        agree_to_stop(self.groups, self.stop.requested().is_some() || gives_up)
+        self.stops.agree(self.groups, self.trainer.progress().step, gives_up)
     }
 
-    /// Evaluates and says so; none if the run was asked to stop meanwhile.
-    fn evaluate(&mut self) -> Result<Option<EvalMetrics>, TrainError> {
+    /// Evaluates and says so; or says why the run stops meanwhile.
+    fn evaluate(&mut self) -> Result<Result<EvalMetrics, StopReason>, TrainError> {
         let eval = self.evaluate_unless_stopped()?;
-        if let (Some(report), Some(eval)) = (&mut self.report, &eval) {
+        if let (Some(report), Ok(eval)) = (&mut self.report, &eval) {
             report.eval(eval)?;
         }
         Ok(eval)
     }
 
-    fn evaluate_unless_stopped(&self) -> Result<Option<EvalMetrics>, TrainError> {
-        self.trainer.evaluate_unless(|| self.is_stopped())
+    fn evaluate_unless_stopped(&self) -> Result<Result<EvalMetrics, StopReason>, TrainError> {
+        let mut reason = None;
+        let eval = self.trainer.evaluate_unless(|| {
+            reason = self.is_stopped()?;
+            Ok(reason.is_some())
+        })?;
+        Ok(eval.ok_or_else(|| reason.expect("only a reason ends an evaluation")))
     }
 
     /// The last step of which the metrics have an evaluation.
@@ -145,10 +184,16 @@ impl TrainLoop<'_> {
         Ok(objects::broadcast(&self.groups.world, &mine)?)
     }
 
-    fn stopped(mut self) -> Result<(), TrainError> {
-        self.save()?;
+    fn stopped(&mut self, reason: StopReason) -> Result<Ended, TrainError> {
         let step = self.trainer.progress().step;
-        self.report.map_or(Ok(()), |report| report.stopped(step, self.stop))
+        // Before the first step there is nothing to save.
+        if step > 0 {
+            self.save()?;
+        }
+        if let Some(report) = self.report.take() {
+            report.stopped(step, reason)?;
+        }
+        Ok(Ended::Stopped(reason))
     }
 }
 

@@ -43,6 +43,7 @@ const CLASSES: &[(KeyClass, &str, &str)] = &[
     (Neutral, "train", "log_interval checkpoint_interval check_replicas_interval log_num_zeros"),
     (Neutral, "train", "log_params_norm keep_checkpoints timeout_seconds start_timeout_seconds"),
     (Neutral, "train", "save_timeout_seconds load_timeout_seconds step_timeout_seconds"),
+    (Neutral, "train", "exit_after_minutes exit_at_step stopped_exit_code"),
     (Numeric, "train.batch_ramp", "start increment samples"),
     (Identity, "optimizer", "name"),
     (Numeric, "optimizer", "lr min_lr init_lr lr_decay_style warmup_steps warmup_samples"),

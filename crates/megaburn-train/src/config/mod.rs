@@ -23,6 +23,7 @@ mod check;
 mod context;
 mod documents;
 mod dtype;
+mod exits;
 mod experts;
 mod fine_tune;
 mod follow;

@@ -153,6 +153,12 @@ pub struct LoopConfig {
     pub log_params_norm: bool,
     /// The last checkpoints that are kept.
     pub keep_checkpoints: usize,
+    /// Minutes after which the run saves and stops, behind the step that is going on; 0 never stops it.
+    pub exit_after_minutes: f64,
+    /// The step after which the run saves and stops, though `steps` are not reached; 0 stops at none.
+    pub exit_at_step: u64,
+    /// What the process exits with when a signal or one of the two keys above stopped the run.
+    pub stopped_exit_code: u8,
     /// Seconds that a rank waits in a collective for another that does nothing long.
     pub timeout_seconds: f64,
     /// Seconds that hosts wait for each other at the start, and that a rank may take to load data or
@@ -190,6 +196,9 @@ impl Default for LoopConfig {
             log_num_zeros: false,
             log_params_norm: false,
             keep_checkpoints: 2,
+            exit_after_minutes: 0.0,
+            exit_at_step: 0,
+            stopped_exit_code: 0,
             timeout_seconds: 60.0,
             start_timeout_seconds: 600.0,
             save_timeout_seconds: 600.0,
@@ -223,6 +232,7 @@ impl LoopConfig {
         at_least_one("train.eval_batches", self.eval_batches)?;
         require(self.log_interval >= 1, "train.log_interval", self.log_interval, "at least 1")?;
         at_least_one("train.keep_checkpoints", self.keep_checkpoints)?;
+        self.validate_exits()?;
         self.validate_limits()
     }
 }

@@ -29,7 +29,7 @@ impl Trainer {
     /// All ranks, for which `stop` must say the same.
     pub(crate) fn evaluate_unless(
         &self,
-        stop: impl Fn() -> Result<bool, TrainError>,
+        mut stop: impl FnMut() -> Result<bool, TrainError>,
     ) -> Result<Option<EvalMetrics>, TrainError> {
         let Some(valid) = &self.valid else {
             let (key, rule) = ("data.validation_fraction", "more than 0 for an evaluation");

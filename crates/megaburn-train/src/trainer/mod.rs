@@ -43,7 +43,6 @@ use schedules::Schedules;
 
 pub use culprit::{Culprit, Diagnosis};
 pub use resume::Resumed;
-pub(crate) use stats::agree_to_stop;
 
 /// What a rank trains with. [`pretrain`](crate::pretrain) drives one; a loop of one's own does this:
 ///

@@ -117,14 +117,6 @@ pub(super) fn world_max(groups: &ProcessGroups, values: &[f64]) -> Result<Vec<f6
     Ok(reduce(&groups.world, values, ReduceOp::Max)?)
 }
 
-/// Whether any rank was asked to stop: they leave the loop together.
-///
-/// # Collective
-/// All ranks.
-pub(crate) fn agree_to_stop(groups: &ProcessGroups, asked: bool) -> Result<bool, TrainError> {
-    Ok(world_max(groups, &[f64::from(u8::from(asked))])?[0] > 0.0)
-}
-
 fn reduce(group: &Group, values: &[f64], op: ReduceOp) -> Result<Vec<f64>, CollectiveError> {
     let data = group.all_reduce(TensorData::from(values), op)?;
     Ok(data.try_to_vec().expect("f64 went in"))

@@ -5,7 +5,8 @@ use std::process::ExitCode;
 use clap::Args;
 use megaburn_collective::RankEnv;
 use megaburn_train::{
-    ConfigLayers, Exit, TrainConfig, TrainError, pretrain, report_start_failure, signal::StopSignal,
+    ConfigLayers, Ended, Exit, TrainConfig, TrainError, pretrain, report_start_failure,
+    signal::StopSignal,
 };
 
 use super::{
@@ -108,8 +109,11 @@ impl TrainArgs {
         match self.prepare().map_err(report_start_failure)? {
             Start::Ranks(ranks) => launch_again(ranks, std::env::args_os().skip(1)),
             Start::Here(config) => {
-                pretrain(*config, self.fresh, StopSignal::install()?)?;
-                Ok(Exit::Done.into())
+                let stopped = config.train.stopped_exit_code;
+                Ok(match pretrain(*config, self.fresh, StopSignal::install()?)? {
+                    Ended::Finished => Exit::Done.into(),
+                    Ended::Stopped(_) => ExitCode::from(stopped),
+                })
             }
         }
     }

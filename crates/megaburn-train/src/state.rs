@@ -1,0 +1,90 @@
+//! `state.json`: what became of a run, for supervisors and scripts.
+
+use std::{sync::Arc, thread};
+
+use serde::Serialize;
+
+use crate::{
+    TrainError,
+    run_folder::{RunFolder, names::STATE},
+    stop::StopReason,
+    time::now,
+};
+
+/// One state, as it stands in the file.
+#[derive(Debug, Serialize)]
+struct State<'a> {
+    /// `running`, `stopped`, `finished` or `failed`.
+    state: &'a str,
+    /// Steps that are done and saved; while it runs, those of the newest checkpoint.
+    step: u64,
+    /// Steps of the whole run.
+    steps: u64,
+    /// What stopped it, or the error.
+    reason: Option<String>,
+    /// When the file was written, in UTC.
+    time: String,
+}
+
+/// Keeps `state.json` up to date. A run that is killed leaves `running` behind. A file that cannot be
+/// written is a warning: the run goes on.
+#[derive(Debug)]
+pub(crate) struct StateFile {
+    folder: Arc<RunFolder>,
+    step: u64,
+    steps: u64,
+    ended: bool,
+}
+
+impl StateFile {
+    /// The run goes on behind `step` of `steps` steps.
+    pub(crate) fn begin(folder: Arc<RunFolder>, step: u64, steps: u64) -> Self {
+        let this = Self { folder, step, steps, ended: false };
+        this.write("running", None);
+        this
+    }
+
+    /// There is a checkpoint of this step.
+    pub(crate) fn saved(&mut self, step: u64) {
+        self.step = step;
+        self.write("running", None);
+    }
+
+    /// The run stopped, and its last step is saved.
+    pub(crate) fn stopped(&mut self, reason: StopReason) {
+        self.end("stopped", Some(reason.to_string()));
+    }
+
+    /// The run has made all its steps.
+    pub(crate) fn finished(&mut self) {
+        self.end("finished", None);
+    }
+
+    /// The run failed; it goes on from the newest checkpoint.
+    pub(crate) fn failed(&mut self, error: &TrainError) {
+        self.end("failed", Some(error.to_string()));
+    }
+
+    fn end(&mut self, state: &str, reason: Option<String>) {
+        self.ended = true;
+        self.write(state, reason);
+    }
+
+    fn write(&self, state: &str, reason: Option<String>) {
+        let state = State { state, step: self.step, steps: self.steps, reason, time: now() };
+        let text = serde_json::to_string(&state).expect("it is text and numbers") + "\n";
+        if let Err(error) = self.folder.write(STATE, text.as_bytes()) {
+            tracing::warn!("the run's state is not written down: {error}");
+        }
+    }
+}
+
+impl Drop for StateFile {
+    fn drop(&mut self) {
+        if !self.ended {
+            let why =
+                if thread::panicking() { "a panic, which is a bug" } else { "it did not begin" };
+            self.end("failed", Some(why.into()));
+        }
+    }
+}

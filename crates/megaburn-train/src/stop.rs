@@ -1,0 +1,169 @@
+//! Why and when a run stops before its last step.
+
+use std::{
+    fmt,
+    time::{Duration, Instant},
+};
+
+use burn::tensor::TensorData;
+use megaburn_collective::{ProcessGroups, ReduceOp};
+use signal_hook::low_level::signal_name;
+
+use crate::{TrainConfig, TrainError, signal::StopSignal};
+
+/// Why a run stopped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StopReason {
+    /// This signal asked for it, on whichever rank.
+    Signal(i32),
+    /// `train.exit_after_minutes` have passed.
+    Time,
+    /// `train.exit_at_step` is reached.
+    Step,
+    /// `metrics.jsonl` cannot be written any more.
+    Metrics,
+}
+
+impl fmt::Display for StopReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Signal(number) => f.write_str(signal_name(*number).unwrap_or("a signal")),
+            Self::Time => f.write_str("train.exit_after_minutes"),
+            Self::Step => f.write_str("train.exit_at_step"),
+            Self::Metrics => f.write_str("metrics that cannot be written"),
+        }
+    }
+}
+
+/// Numbers that ranks agree with, above those of signals. Of several reasons the largest counts.
+const TIME: f64 = 1000.0;
+const STEP: f64 = 2000.0;
+const METRICS: f64 = 3000.0;
+
+impl StopReason {
+    fn code(this: Option<Self>) -> f64 {
+        match this {
+            None => 0.0,
+            Some(Self::Signal(number)) => f64::from(number),
+            Some(Self::Time) => TIME,
+            Some(Self::Step) => STEP,
+            Some(Self::Metrics) => METRICS,
+        }
+    }
+
+    fn of_code(code: f64) -> Option<Self> {
+        match code {
+            0.0 => None,
+            TIME => Some(Self::Time),
+            STEP => Some(Self::Step),
+            METRICS => Some(Self::Metrics),
+            number => Some(Self::Signal(number as i32)),
+        }
+    }
+}
+
+/// What may stop a run on this rank.
+#[derive(Debug)]
+pub(crate) struct Stops {
+    signal: StopSignal,
+    started: Instant,
+    after: Option<Duration>,
+    at_step: Option<u64>,
+}
+
+impl Stops {
+    /// The clock of `train.exit_after_minutes` runs from now.
+    pub(crate) fn new(config: &TrainConfig, signal: StopSignal) -> Self {
+        let (minutes, step) = (config.train.exit_after_minutes, config.train.exit_at_step);
+        let after = (minutes > 0.0).then(|| Duration::try_from_secs_f64(60.0 * minutes));
+        let after = after.map(|after| after.unwrap_or(Duration::MAX));
+        // A run that gets to its end there is finished.
+        let at_step = (step > 0 && step < config.train.steps).then_some(step);
+        Self { signal, started: Instant::now(), after, at_step }
+    }
+
+    /// A first signal asks to save and stop from now on.
+    pub(crate) fn begin_training(&self) {
+        self.signal.begin_training();
+    }
+
+    /// Why this rank would stop after `step` steps.
+    fn reason(&self, step: u64) -> Option<StopReason> {
+        if self.at_step.is_some_and(|at| step >= at) {
+            return Some(StopReason::Step);
+        }
+        if self.after.is_some_and(|after| self.started.elapsed() >= after) {
+            return Some(StopReason::Time);
+        }
+        self.signal.number().map(StopReason::Signal)
+    }
+
+    /// Why all ranks stop after `step` steps, if one of them has a reason: they leave the loop together.
+    /// `gives_up` says that this one cannot write its metrics.
+    ///
+    /// # Errors
+    /// A failed collective.
+    /// # Collective
+    /// All ranks.
+    pub(crate) fn agree(
+        &self,
+        groups: &ProcessGroups,
+        step: u64,
+        gives_up: bool,
+    ) -> Result<Option<StopReason>, TrainError> {
+        let reason = if gives_up { Some(StopReason::Metrics) } else { self.reason(step) };
+        let mine = TensorData::from([StopReason::code(reason)]);
+        let largest = groups.world.all_reduce(mine, ReduceOp::Max)?;
+        let codes: Vec<f64> = largest.try_to_vec().expect("f64 went in");
+        Ok(StopReason::of_code(codes[0]))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use megaburn_collective::{GroupOptions, run_threads};
+    use megaburn_mesh::Layout;
+
+    use super::*;
+    use crate::ConfigLayers;
+
+    fn stops(text: &str) -> Stops {
+        let layers = ConfigLayers::new().with_text("stop.rs", text).unwrap();
+        Stops::new(&layers.load().unwrap(), StopSignal::never())
+    }
+
+    #[test]
+    fn a_run_stops_at_its_step_or_time_and_else_goes_on() {
+        let step = stops("train.exit_at_step = 7");
+        assert_eq!(
+            [6, 7, 8].map(|at| step.reason(at)),
+            [None, Some(StopReason::Step), Some(StopReason::Step)]
+        );
+        let time = stops("train.exit_after_minutes = 0.0005");
+        assert_eq!(time.reason(1), None);
+        std::thread::sleep(Duration::from_millis(35));
+        assert_eq!(time.reason(1), Some(StopReason::Time));
+        assert_eq!(stops("").reason(u64::MAX), None);
+    }
+
+    #[test]
+    fn one_rank_with_a_reason_stops_all_for_it() {
+        let layout: Layout = "dp2".parse().unwrap();
+        let ranks = run_threads(2, GroupOptions::default(), |world| {
+            let groups = ProcessGroups::new(&world, layout)?;
+            let mine = if world.rank() == 1 { "train.exit_at_step = 3" } else { "" };
+            let stops = stops(mine);
+            let agreed = (stops.agree(&groups, 2, false)?, stops.agree(&groups, 3, false)?);
+            Ok::<_, TrainError>(agreed)
+        });
+        for rank in ranks {
+            assert_eq!(rank.unwrap(), (None, Some(StopReason::Step)));
+        }
+        assert_eq!(
+            StopReason::of_code(StopReason::code(Some(StopReason::Signal(10))))
+                .unwrap()
+                .to_string(),
+            "SIGUSR1"
+        );
+    }
+}

@@ -96,7 +96,10 @@ impl Job {
         let _lock = settle(world, lock)?;
         let device = self.device.clone().autodiff();
         let agreed = match &loaded.start {
-            Some(Start::Init(source)) => source.agreed(world)?.map(|s| Start::Init(Box::new(s))),
+            Some(Start::Init(source)) => {
+                let agreed = settle(world, source.agreed(world).map_err(TrainError::from))?;
+                agreed.map(|source| Start::Init(Box::new(source)))
+            }
             _ => None,
         };
         let start = agreed.as_ref().or(loaded.start.as_ref());

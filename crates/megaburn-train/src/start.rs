@@ -52,16 +52,25 @@ pub(crate) fn options(env: RankEnv, group: GroupOptions) -> ConnectOptions {
 /// All ranks; a few bytes.
 pub(crate) fn settle<T>(world: &Group, mine: Result<T, TrainError>) -> Result<T, TrainError> {
     let said = mine.as_ref().err().map(|error| (error.to_string(), error.exit().code()));
-    let all: Vec<Option<(String, u8)>> = objects::gather(world, &said)?;
-    let first = all.into_iter().enumerate().find_map(|(rank, said)| Some((rank, said?)));
-    let first = objects::broadcast(world, &first)?;
+    let first = first_failure(world, said);
+    // Where its error is that of a collective, nothing can be agreed on any more.
     let value = mine?;
-    match first {
+    match first? {
         None => Ok(value),
         Some((rank, (why, code))) => {
             Err(CollectiveError::CannotStart { rank, why, code: code.into() }.into())
         }
     }
+}
+
+/// The lowest rank that said something, and what.
+fn first_failure(
+    world: &Group,
+    said: Option<(String, u8)>,
+) -> Result<Option<(usize, (String, u8))>, CollectiveError> {
+    let all = objects::gather(world, &said)?;
+    let first = all.into_iter().enumerate().find_map(|(rank, said)| Some((rank, said?)));
+    objects::broadcast(world, &first)
 }
 
 #[cfg(test)]

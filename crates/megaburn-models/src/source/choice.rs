@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use megaburn_checkpoint::{Checkpoint, Latest, find_latest, newest_whole};
-use megaburn_collective::Group;
+use megaburn_collective::{Group, Phase};
 
 use super::ModelSource;
 use crate::ModelError;
@@ -40,7 +40,7 @@ impl ModelSource {
     pub fn agreed(&self, world: &Group) -> Result<Option<Self>, ModelError> {
         let Some(checkpoints) = self.run_checkpoints() else {
             if world.rank() == 0 {
-                self.verify()?;
+                self.verify_with(world.phase(Phase::Load).progress())?;
             }
             return Ok(None);
         };

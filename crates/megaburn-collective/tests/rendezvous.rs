@@ -192,7 +192,7 @@ fn a_rank_that_cannot_start_ends_the_others_at_once_by_name() {
                 let options = options.with_rendezvous_timeout(Duration::from_secs(30));
                 report_start_failure(&options, WHY, 2);
             });
-            let others: Vec<_> = others.into_iter().map(|env| join_beside(env)).collect();
+            let others: Vec<_> = others.into_iter().map(join_beside).collect();
             tell.join().unwrap();
             others.into_iter().map(|end| end.join().unwrap().unwrap_err()).collect::<Vec<_>>()
         });

@@ -20,6 +20,20 @@ const NO_TEXT: [(&[&str], &str); 3] = [
     ),
 ];
 
+/// The text of a file whose name ends with `.ending`, in lower case.
+///
+/// # Errors
+/// It cannot be read or is not UTF-8; its ending says that it is no text.
+pub(crate) fn plain_text(path: &Path, ending: &str) -> Result<String, DataError> {
+    let no_text = NO_TEXT.iter().find(|(endings, _)| endings.contains(&ending));
+    if let Some((_, remedy)) = no_text
+        && path.is_file()
+    {
+        return Err(DataError::NoText { path: path.into(), ending: ending.into(), remedy });
+    }
+    read_text(path)
+}
+
 #[cfg(test)]
 mod tests {
     use rstest::rstest;

@@ -3,6 +3,7 @@
 use std::sync::atomic::AtomicBool;
 
 use burn::tensor::{DType, TensorData};
+use megaburn_collective::Progress;
 use megaburn_mesh::{Piece, ShardSpec};
 use xxhash_rust::xxh3::Xxh3;
 

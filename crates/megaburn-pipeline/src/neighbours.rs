@@ -35,7 +35,8 @@ impl Neighbours {
         let way = |(from, to): (usize, usize)| {
             let mut members = [from, to].map(|rank| group.members()[rank]);
             members.sort_unstable();
-            Ok(((from, to), group.subgroup(&format!("pp {from} to {to}"), &members)?))
+            let pair = group.subgroup(&format!("pp {from} to {to}"), &members)?;
+            Ok::<_, CollectiveError>(((from, to), pair))
         };
         Ok(Self { group: group.clone(), ways: mine.map(way).collect::<Result<_, _>>()? })
     }

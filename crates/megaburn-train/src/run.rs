@@ -44,7 +44,12 @@ pub fn pretrain(config: TrainConfig, fresh: bool, stop: StopSignal) -> Result<En
     // What can be checked without the others is checked before the ranks meet.
     let (layout, devices, device) = match place(&config, env.as_ref(), fresh) {
         Ok(found) => found,
-        Err(error) => return Err(env.map_or_else(|| error, |env| start::tell(env, group, error))),
+        Err(error) => {
+            return Err(match env {
+                Some(env) => start::tell(env, group, error),
+                None => error,
+            });
+        }
     };
     let config = Arc::new(config);
     let prepare = || {

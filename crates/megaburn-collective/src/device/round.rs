@@ -159,7 +159,8 @@ fn send(
     peers: impl Iterator<Item = usize>,
 ) {
     let busy = transport.activity().busy();
-    let bulletin = Bulletin { busy, ..group.log().bulletin(asks) };
+    let mut bulletin = group.log().bulletin(asks);
+    bulletin.busy = busy;
     let call = Call { op: OpKind::Send, seq: 0, dtype: DType::U8, shape: Vec::new() };
     let bytes = serde_json::to_vec(&bulletin).expect("a bulletin is plain data");
     let payload = Payload::new(Bytes::from_bytes_vec(bytes));

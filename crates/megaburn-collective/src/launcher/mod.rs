@@ -226,7 +226,7 @@ impl LaunchError {
             Self::NoCommand { .. } => child::EXIT_NOT_FOUND,
             Self::NotExecutable { .. } => child::EXIT_CANNOT_START,
             Self::BadOptions { .. } | Self::NoPort(_) | Self::Logs(_) => 2,
-            Self::Start { .. } | Self::Watch(_) => 1,
+            Self::Start { .. } | Self::NoToken(_) | Self::Watch(_) => 1,
         }
     }
 }

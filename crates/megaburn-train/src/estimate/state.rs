@@ -70,6 +70,7 @@ fn params(
         Some(Err(RankFailure::Panicked(message))) => {
             Err(TrainError::RankPanicked { rank: 0, message })
         }
+        Some(Err(RankFailure::NotStarted(why))) => Err(TrainError::NoThread { why }),
         None => Ok(Vec::new()),
     }
 }

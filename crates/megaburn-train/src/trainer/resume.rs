@@ -2,8 +2,8 @@ use std::{collections::BTreeMap, fs, path::Path};
 
 use burn::tensor::{DType, TensorData};
 use megaburn_checkpoint::{Checkpoint, Refused, find_latest, prepare, set_aside_damaged};
-use megaburn_collective::{Phase, Progress};
-use megaburn_models::source::ModelSource;
+use megaburn_collective::{Phase, Progress as PhaseProgress};
+use megaburn_models::{ModelError, source::ModelSource};
 use megaburn_optim::Moment;
 use serde_json::{Value, json};
 
@@ -193,7 +193,7 @@ impl Trainer {
     fn load_weights(
         &mut self,
         source: &ModelSource,
-        progress: &Progress,
+        progress: &PhaseProgress,
     ) -> Result<(), TrainError> {
         let model = self.model.take().expect("the model is only away during an update");
         let (dtype, plan) = (self.config.train.dtype.into(), &self.plan);
@@ -206,7 +206,11 @@ impl Trainer {
         Ok(())
     }
 
-    fn load(&mut self, checkpoint: &Checkpoint, progress: &Progress) -> Result<(), TrainError> {
+    fn load(
+        &mut self,
+        checkpoint: &Checkpoint,
+        progress: &PhaseProgress,
+    ) -> Result<(), TrainError> {
         let plan = &self.plan;
         let read = |prefix: &str, path: &str| -> Result<TensorData, TrainError> {
             let shard = &plan.get(path).expect("the plan was checked").shard;

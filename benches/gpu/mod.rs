@@ -9,6 +9,7 @@ pub mod first_use;
 pub mod gemm;
 pub mod kernels;
 pub mod layouts;
+pub mod models;
 pub mod moe;
 pub mod nccl;
 mod ranks;

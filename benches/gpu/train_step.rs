@@ -107,8 +107,9 @@ fn run(args: &StepArgs) -> Result<(), Failure> {
         vec![name, format!("{:.1}", seconds * 1e3), fastest, rate, gib]
     };
     let mut text = String::new();
+    let timing = Timing { steps: args.steps, profile: args.profile };
     for (suffix, sets) in OPTIMIZERS {
-        let found = steps(args, load(sets)?)?;
+        let found = steps(timing, load(sets)?)?;
         let gib = format!("{:.1}", found.memory as f64 / f64::from(1 << 30));
         let fastest = format!("{:.1}", found.fastest * 1e3);
         table.row(row(format!("megaburn{suffix}"), found.seconds, fastest, gib));
@@ -134,24 +135,31 @@ fn run(args: &StepArgs) -> Result<(), Failure> {
 }
 
 /// What was seen of a run of some steps.
-struct Found {
+pub(super) struct Found {
     /// Seconds of the median step, of the fastest, and of the host until it waits.
-    seconds: f64,
+    pub(super) seconds: f64,
     fastest: f64,
-    host: f64,
+    pub(super) host: f64,
     loss: f64,
     /// Bytes on the GPU, at most.
-    memory: u64,
+    pub(super) memory: u64,
 }
 
-fn steps(args: &StepArgs, config: TrainConfig) -> Result<Found, Failure> {
+/// How many steps are timed, and whether one more is run with the profiler on.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Timing {
+    pub(super) steps: usize,
+    pub(super) profile: bool,
+}
+
+pub(super) fn steps(timing: Timing, config: TrainConfig) -> Result<Found, Failure> {
     let config = Arc::new(config);
     let data = Arc::new(RunData::load(&config)?);
     let device = Device::cuda(0).autodiff();
     let mut trainer = Trainer::new(config.clone(), ProcessGroups::single(0), device, data)?;
     let (mut times, mut host_times) = (Vec::new(), Vec::new());
     let (mut loss, mut memory) = (f64::NAN, 0);
-    for step in 0..args.steps + 4 {
+    for step in 0..timing.steps + 4 {
         let started = Instant::now();
         let metrics = trainer.step()?;
         let seconds = started.elapsed().as_secs_f64();
@@ -168,7 +176,7 @@ fn steps(args: &StepArgs, config: TrainConfig) -> Result<Found, Failure> {
             host_times.push(host);
         }
     }
-    if args.profile {
+    if timing.profile {
         let probe = Tensor::<1>::zeros([1], &Device::cuda(0));
         let probe = probe.try_into_primitive::<Cube>().expect("it is on a GPU");
         let queue = cuda::CudaQueue::of(&cuda::tensor::from_backend(probe));

@@ -34,6 +34,7 @@ compile_error!("megaburn-kernels has no backend to run on: enable its feature `f
 mod activation;
 mod attention;
 mod backends;
+mod bias;
 mod bridge;
 mod cross_entropy;
 #[cfg(feature = "cuda")]
@@ -63,6 +64,7 @@ mod seed;
 mod softmax;
 mod split;
 mod squared_relu;
+mod sum;
 mod swiglu;
 #[cfg(test)]
 mod testing;
@@ -72,6 +74,7 @@ pub use attention::{
     PackedSequences, add_rows, attention, attention_part, attention_part_gradients,
     set_attention_kernel,
 };
+pub use bias::{Bias, add_bias, add_positions};
 pub use cross_entropy::{CrossEntropyOptions, cross_entropy, linear_cross_entropy};
 pub use dropout::{DropoutKey, bias_dropout_add, dropout};
 pub use embedding::{EmbeddingOptions, embedding};
@@ -90,7 +93,7 @@ pub use moe::{
     expert_weights, ranks_of_experts, read_meanwhile, route, route_to, router_logits,
     router_scores, rows_by_expert, sum_rows, take_rows,
 };
-pub use norms::NormOptions;
+pub use norms::{NormGrads, NormOptions};
 pub use optimizer::{
     AdamwState, AdamwStep, LionState, LionStep, SgdState, SgdStep, adamw, adamw_all, adamw_scaled,
     is_on_gpu, lion, lion_scaled, partial_sums_of_squares, rounding_room, scaled, sgd, sgd_scaled,
@@ -107,6 +110,7 @@ pub use seed::seed;
 pub use softmax::{SoftmaxMask, scale_mask_softmax};
 pub use split::{Cut, split_last, split_last_with};
 pub use squared_relu::{squared_relu, squared_relu_weighted};
+pub use sum::sum_all;
 pub use swiglu::{swiglu, swiglu_weighted};
 
 /// The definitions: every operation composed of differentiable tensor operations, slow and plain.
@@ -114,6 +118,7 @@ pub use swiglu::{swiglu, swiglu_weighted};
 /// A fast operation is tested against its reference in values and in gradients.
 pub mod reference {
     pub use crate::attention::reference::attention;
+    pub use crate::bias::reference::{add_bias, add_positions};
     pub use crate::cross_entropy::reference::cross_entropy;
     pub use crate::dropout::reference::{bias_dropout_add, dropout};
     pub use crate::embedding::reference::embedding;
@@ -127,5 +132,6 @@ pub mod reference {
     pub use crate::rope::reference::apply_rope;
     pub use crate::softmax::reference::scale_mask_softmax;
     pub use crate::squared_relu::reference::{squared_relu, squared_relu_weighted};
+    pub use crate::sum::reference::sum_all;
     pub use crate::swiglu::reference::{swiglu, swiglu_weighted};
 }

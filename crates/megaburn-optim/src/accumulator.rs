@@ -88,12 +88,7 @@ impl GradientAccumulator {
     /// f32 ([`with_dtype`](Self::with_dtype)).
     #[must_use]
     pub fn with_main_grads(mut self, main_grads: BTreeMap<String, MainGrad>) -> Self {
-        for (path, main_grad) in main_grads {
-            if let Some(entry) = self.entries.get_mut(&path).filter(|e| e.dtype == DType::F32) {
-                main_grad.attach();
-                entry.main_grad = Some(main_grad);
-            }
-        }
+        self.attach(main_grads);
         let first = self.entries.values().next();
         if let Some(device) = first.map(|entry| entry.device.clone())
             && !self.sharding.is_alone()
@@ -106,6 +101,23 @@ impl GradientAccumulator {
             self.overlap = Some(Overlap::new(self.sharding.clone(), device, weights));
         }
         self
+    }
+
+    /// The same of small parameters (`megaburn_parallel::vector_grads`), whose gradients are sent by
+    /// [`reduce`](Self::reduce) and not earlier. Call it after [`with_main_grads`](Self::with_main_grads).
+    #[must_use]
+    pub fn with_vector_grads(mut self, vector_grads: BTreeMap<String, MainGrad>) -> Self {
+        self.attach(vector_grads);
+        self
+    }
+
+    fn attach(&mut self, main_grads: BTreeMap<String, MainGrad>) {
+        for (path, main_grad) in main_grads {
+            if let Some(entry) = self.entries.get_mut(&path).filter(|e| e.dtype == DType::F32) {
+                main_grad.attach();
+                entry.main_grad = Some(main_grad);
+            }
+        }
     }
 
     /// Says that backwards which are not the last of their step may leave gradients of

@@ -160,7 +160,8 @@ impl VocabParallelEmbedding {
     fn output_input(&self, x: Input<3>) -> (Tensor<3>, LinearOptions) {
         let EmbeddingRows { sequence_parallel, group, main_grad, .. } = &self.rows;
         let (x, again) = column_input(x, group, *sequence_parallel).into_parts();
-        (x, LinearOptions { out_in: true, main_grad: Some(main_grad.clone()), again })
+        let main_grad = Some(main_grad.clone());
+        (x, LinearOptions { out_in: true, main_grad, again, ..Default::default() })
     }
 
     /// The same layer as copy `copy` where stages of a pipeline share its vectors: copy 0 counts in norms

@@ -79,5 +79,5 @@ pub use params::{LazyParam, lazy_params, load_params, read_params};
 pub use position::{PositionEmbedding, PositionEmbeddingConfig};
 pub use recompute::{offloaded_stream, recomputed, recomputed_stream};
 pub use residual::Residual;
-pub use shards::{PlanBuilder, Sharded, check_plan, main_grads, shard_plan};
+pub use shards::{PlanBuilder, Sharded, check_plan, main_grads, shard_plan, vector_grads};
 pub use tokens::{TokenBlock, TokenContext};

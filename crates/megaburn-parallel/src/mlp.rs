@@ -6,7 +6,9 @@ use burn::{
     tensor::{Tensor, activation},
 };
 use megaburn_collective::Group;
-use megaburn_kernels::{Again, gelu, gelu_tanh, swiglu, swiglu_weighted};
+use megaburn_kernels::{
+    Again, Bias, bias_gelu, bias_gelu_tanh, gelu, gelu_tanh, swiglu, swiglu_weighted,
+};
 use megaburn_mesh::Part;
 
 use crate::{Input, ParallelError, ParallelLinear, ParallelLinearConfig, PlanBuilder, Sharded};
@@ -36,6 +38,20 @@ impl Activation {
             Self::GeluTanh => gelu_tanh(x),
             Self::Relu => activation::relu(x),
         }
+    }
+
+    /// The same of `x + bias` in one pass over memory, where there is such a kernel.
+    fn of_biased<const D: usize>(self, x: Tensor<D>, bias: Bias) -> Tensor<D> {
+        match self {
+            Self::Gelu => bias_gelu(x, bias),
+            Self::GeluTanh => bias_gelu_tanh(x, bias),
+            Self::SwiGlu | Self::Relu => unreachable!("its layer adds the bias"),
+        }
+    }
+
+    /// Whether it adds the bias itself.
+    fn takes_bias(self) -> bool {
+        matches!(self, Self::Gelu | Self::GeluTanh)
     }
 
     /// The same, each row times its weight.
@@ -143,7 +159,11 @@ impl Mlp {
     /// # Shapes
     /// `[seq, batch, d_model]`, unchanged.
     pub fn forward<const D: usize>(&self, x: impl Into<Input<D>>) -> Tensor<D> {
-        self.down.forward(self.activated(self.up.forward(x)))
+        let (x, bias) = match self.activation.takes_bias() {
+            true => self.up.forward_and_bias(x),
+            false => (self.up.forward(x), None),
+        };
+        self.down.forward(self.activated(x, bias))
     }
 
     /// Whether backward computes the activation once more instead of keeping its result, which is as
@@ -154,12 +174,18 @@ impl Mlp {
         self
     }
 
-    fn activated<const D: usize>(&self, x: Tensor<D>) -> Input<D> {
+    fn activated<const D: usize>(&self, x: Tensor<D>, bias: Option<Bias>) -> Input<D> {
         let activation = self.activation;
-        let kept = self.recompute.then(|| x.clone().inner());
-        let y = activation.forward(x);
+        let forward = move |x: Tensor<D>, bias: Option<Bias>| match bias {
+            Some(bias) => activation.of_biased(x, bias),
+            None => activation.forward(x),
+        };
+        let kept = self.recompute.then(|| (x.clone().inner(), bias.clone().map(Bias::inner)));
+        let y = forward(x, bias);
         match kept {
-            Some(x) => Input::recomputed(y, Again::new(move || activation.forward(x.clone()))),
+            Some((x, bias)) => {
+                Input::recomputed(y, Again::new(move || forward(x.clone(), bias.clone())))
+            }
             None => y.into(),
         }
     }

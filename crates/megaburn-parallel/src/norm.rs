@@ -7,7 +7,8 @@ use burn::{
 };
 use megaburn_collective::Group;
 use megaburn_kernels::{
-    Again, layer_norm, layer_norm_add, layer_norm_again, rms_norm, rms_norm_add,
+    Again, MainGrad, NormGrads, NormOptions, layer_norm_add, layer_norm_again, layer_norm_with,
+    rms_norm, rms_norm_add, rms_norm_with,
 };
 
 use crate::{Input, PlanBuilder, Sharded, replica::Replica};
@@ -61,6 +62,7 @@ impl NormConfig {
             epsilon: self.epsilon,
             kind: self.kind,
             replica: Replica::of(group, self.sequence_parallel),
+            main_grads: Default::default(),
             recompute: false,
         }
     }
@@ -84,6 +86,9 @@ pub struct Norm {
     kind: NormKind,
     #[module(skip)]
     replica: Replica,
+    /// Of gamma and beta.
+    #[module(skip)]
+    main_grads: [MainGrad; 2],
     recompute: bool,
 }
 
@@ -95,8 +100,8 @@ impl Norm {
     pub fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
         let gamma = self.replica.value(&self.gamma);
         match self.kind {
-            NormKind::Rms => rms_norm(x, gamma, self.epsilon),
-            NormKind::Layer => layer_norm(x, gamma, self.beta(), self.epsilon),
+            NormKind::Rms => rms_norm_with(x, gamma, self.options()),
+            NormKind::Layer => layer_norm_with(x, gamma, self.beta(), self.options()),
         }
     }
 
@@ -111,8 +116,8 @@ impl Norm {
     ) -> (Tensor<D>, Tensor<D>) {
         let gamma = self.replica.value(&self.gamma);
         match self.kind {
-            NormKind::Rms => rms_norm_add(x, residual, gamma, self.epsilon),
-            NormKind::Layer => layer_norm_add(x, residual, gamma, self.beta(), self.epsilon),
+            NormKind::Rms => rms_norm_add(x, residual, gamma, self.options()),
+            NormKind::Layer => layer_norm_add(x, residual, gamma, self.beta(), self.options()),
         }
     }
 
@@ -141,6 +146,17 @@ impl Norm {
         Input::recomputed(y, Again::new(again))
     }
 
+    fn options(&self) -> NormOptions {
+        let [gamma, beta] = self.main_grads();
+        NormOptions::new(self.epsilon).with_main_grads(NormGrads { gamma, beta })
+    }
+
+    /// Where the gradients of gamma and beta are summed; nowhere if they are summed over ranks first.
+    fn main_grads(&self) -> [Option<MainGrad>; 2] {
+        let is_summed = self.replica.is_summed();
+        self.main_grads.each_ref().map(|main_grad| (!is_summed).then(|| main_grad.clone()))
+    }
+
     fn beta(&self) -> Option<Tensor<1>> {
         self.beta.as_ref().map(|beta| self.replica.value(beta))
     }
@@ -154,9 +170,10 @@ impl Norm {
 
 impl Sharded for Norm {
     fn shards(&self, plan: &mut PlanBuilder) {
-        plan.param("gamma", &self.replica.spec(&self.gamma));
+        let [of_gamma, of_beta] = self.main_grads();
+        plan.vector("gamma", &self.replica.spec(&self.gamma), of_gamma);
         if let Some(beta) = &self.beta {
-            plan.param("beta", &self.replica.spec(beta));
+            plan.vector("beta", &self.replica.spec(beta), of_beta);
         }
     }
 }

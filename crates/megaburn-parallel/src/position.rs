@@ -3,9 +3,10 @@ use burn::{
     module::{Module, Param},
     nn::Initializer,
     prelude::{Device, Int},
-    tensor::{Tensor, TensorData, module::embedding},
+    tensor::{Tensor, TensorData},
 };
 use megaburn_collective::Group;
+use megaburn_kernels::{EmbeddingOptions, MainGrad, embedding};
 use megaburn_mesh::{Axis, ShardSpec};
 
 use crate::{ParallelError, PlanBuilder, Sharded, init::Draw, replica::Replica};
@@ -46,6 +47,7 @@ impl PositionEmbeddingConfig {
             weight: draw.param(&spec, group, device)?,
             path: self.path.clone(),
             replica: Replica::of(group, self.sequence_parallel),
+            main_grad: MainGrad::default(),
         })
     }
 }
@@ -64,6 +66,8 @@ pub struct PositionEmbedding {
     path: Option<String>,
     #[module(skip)]
     replica: Replica,
+    #[module(skip)]
+    main_grad: MainGrad,
 }
 
 impl PositionEmbedding {
@@ -100,7 +104,13 @@ impl PositionEmbedding {
         let ids = (0..len).flat_map(|at| own.iter().map(move |positions| positions[at] as i64));
         let ids = TensorData::new(ids.collect::<Vec<_>>(), [len, own.len()]);
         let ids = Tensor::<2, Int>::from_data(ids, &self.weight.device().inner());
-        embedding(self.replica.value(&self.weight), ids)
+        let options = EmbeddingOptions { first: None, main_grad: self.main_grad() };
+        embedding(self.replica.value(&self.weight), ids, options)
+    }
+
+    /// Where the gradient is summed; nowhere if it is summed over ranks first.
+    fn main_grad(&self) -> Option<MainGrad> {
+        (!self.replica.is_summed()).then(|| self.main_grad.clone())
     }
 
     /// The same layer and weights for whole sequences, as generation needs it.
@@ -113,6 +123,6 @@ impl PositionEmbedding {
 impl Sharded for PositionEmbedding {
     fn shards(&self, plan: &mut PlanBuilder) {
         plan.drawn_from(self.path.as_deref());
-        plan.param("weight", &self.replica.spec(&self.weight));
+        plan.vector("weight", &self.replica.spec(&self.weight), self.main_grad());
     }
 }

@@ -52,6 +52,7 @@ pub struct PlanBuilder {
     path: Vec<String>,
     params: Vec<(String, ParamSpec)>,
     main_grads: BTreeMap<String, MainGrad>,
+    vector_grads: BTreeMap<String, MainGrad>,
     /// Name of each layer that drew its weights from one, and its path.
     names: Vec<(String, String)>,
 }
@@ -65,6 +66,12 @@ impl PlanBuilder {
     /// A weight of the current module whose gradient may be summed in a [`MainGrad`].
     pub(crate) fn matrix(&mut self, field: &str, shard: &ShardSpec, main_grad: Option<MainGrad>) {
         self.main_grads.extend(main_grad.map(|main_grad| (self.join(field), main_grad)));
+        self.param(field, shard);
+    }
+
+    /// The same of a parameter that is small, and whose gradient is not sent while backward goes on.
+    pub(crate) fn vector(&mut self, field: &str, shard: &ShardSpec, main_grad: Option<MainGrad>) {
+        self.vector_grads.extend(main_grad.map(|main_grad| (self.join(field), main_grad)));
         self.param(field, shard);
     }
 
@@ -131,6 +138,14 @@ pub fn main_grads<M: Sharded>(model: &M) -> BTreeMap<String, MainGrad> {
     let mut builder = PlanBuilder::default();
     model.shards(&mut builder);
     builder.main_grads
+}
+
+/// The same of small parameters, biases and vectors of positions: their values are always with the layer, and
+/// their gradients are complete when backward is over.
+pub fn vector_grads<M: Sharded>(model: &M) -> BTreeMap<String, MainGrad> {
+    let mut builder = PlanBuilder::default();
+    model.shards(&mut builder);
+    builder.vector_grads
 }
 
 /// Refuses a plan that leaves out a parameter, names one that is not there or gives one another

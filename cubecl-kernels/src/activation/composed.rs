@@ -7,7 +7,7 @@ use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::{FloatDType, Shape};
 
 use super::{Activation, Curve, Grads, Input};
-use crate::primitive::{cast, compute_dtype, halves, last_dim, row, rows, sum_rows};
+use crate::primitive::{cast, compute_dtype, halves, last_dim, row, rows};
 
 pub(super) fn forward<B: Backend>(
     activation: Activation,
@@ -36,7 +36,8 @@ pub(super) fn backward<B: Backend>(
     let Input { x, bias, weight } = input;
     let (shape, dtype) = (x.shape(), x.dtype());
     let wide = compute_dtype(dtype);
-    let [for_bias, for_weight] = [&bias, &weight].map(|t| t.as_ref().map(|t| t.dtype()));
+    let for_weight = weight.as_ref().map(|weight| weight.dtype());
+    let has_bias = bias.is_some();
     let (x, up) = split::<B>(activation, x, bias, wide);
     let mut dy = cast::<B>(rows::<B>(dy), wide);
     let value = value::<B>(activation.curve, x.clone());
@@ -61,7 +62,7 @@ pub(super) fn backward<B: Backend>(
         None => B::float_mul(slope, dy),
     };
     Grads {
-        bias: for_bias.map(|dtype| sum_rows::<B>(dx.clone(), dtype)),
+        bias: has_bias.then(|| dx.clone()),
         x: B::float_reshape(cast::<B>(dx, dtype.into()), shape),
         weight: dweight,
     }

@@ -10,7 +10,7 @@ use megaburn_cuda::tensor;
 
 use super::kernels::*;
 use super::{Activate, Activation, Grads, Input, composed};
-use crate::cube::{Rows, Team, address_type, lanes, sum_parts};
+use crate::cube::{Rows, Team, address_type, lanes};
 use crate::primitive::cast;
 
 /// Units of a cube that has no rows.
@@ -137,8 +137,7 @@ fn launch_backward(
             AHEAD,
             [dtype, dtype_of_bias].map(dtype_to_storage_type),
         );
-        let [sum] = sum_parts([(sums, dtype_of_bias)], parts as u32);
-        dbias = Some(sum);
+        dbias = Some(sums);
     } else if let Some(weight) = weight {
         let sums = tensor::empty(&weight, weight.shape(), weight.dtype);
         let team = Team::new(width as usize, ROW_UNITS, 1, usize::MAX);

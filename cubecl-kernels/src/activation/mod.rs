@@ -12,8 +12,9 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, Dispatch};
 use burn::tensor::Tensor;
 
+use crate::bias::Bias;
 use crate::operands::{self, float};
-use op::ActivationOps;
+use op::{ActivationOps, Biased};
 
 /// The function of one number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -50,9 +51,10 @@ pub(crate) struct Input<T> {
     pub(crate) weight: Option<T>,
 }
 
-/// Gradients, each in the dtype of what it is of.
+/// Gradients, those of `x` and the weight in the dtype of what they are of.
 pub(crate) struct Grads<T> {
     pub(crate) x: T,
+    /// Rows whose sum is the bias's gradient, f32 at least.
     pub(crate) bias: Option<T>,
     pub(crate) weight: Option<T>,
 }
@@ -87,14 +89,14 @@ pub(crate) fn biased<const D: usize>(
     name: &str,
     curve: Curve,
     x: Tensor<D>,
-    bias: Tensor<1>,
+    bias: Bias,
 ) -> Tensor<D> {
-    operands::check(name, [float("x", &x), float("the bias", &bias)]);
-    let (n, [length]) = (x.dims()[D - 1], bias.dims());
-    assert_eq!(n, length, "{name}: the bias has {length} elements for rows of {n}");
+    operands::check(name, [float("x", &x), float("the bias", &bias.value)]);
+    bias.check(name, x.dims()[D - 1]);
     let activation = Activation { curve, gated: false };
-    let (x, bias) = (x.into_dispatch(), bias.into_dispatch());
-    Tensor::from_dispatch(Dispatch::biased_activation(x, bias, activation))
+    let (x, value) = (x.into_dispatch(), bias.value.into_dispatch());
+    let how = Biased { activation, main_grad: bias.main_grad };
+    Tensor::from_dispatch(Dispatch::biased_activation(x, value, how))
 }
 
 /// `curve(gate) * up`, times the weight of the row if there are weights.

@@ -5,10 +5,21 @@ use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::Checkpoi
 use burn::backend::autodiff::grads::Gradients;
 use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
 use burn::backend::tensor::FloatTensor;
-use burn::backend::{Backend, backend_extension};
+use burn::backend::{Backend, TensorMetadata, backend_extension};
+use burn::tensor::DType;
 
 use super::{Activate, Activation, Grads, Input};
+use crate::MainGrad;
 use crate::backends::on_every_backend;
+use crate::bias::{ColumnSum, bias_gradient};
+
+/// An activation of what a bias is added to.
+#[derive(Clone, Debug)]
+pub(crate) struct Biased {
+    pub(super) activation: Activation,
+    /// Where the bias's gradient is summed, once attached.
+    pub(super) main_grad: Option<MainGrad>,
+}
 
 // (The macro takes no optional tensors.)
 #[backend_extension(Cube: cfg(feature = "cuda"), Flex: cfg(feature = "flex"), Autodiff)]
@@ -20,7 +31,7 @@ pub(crate) trait ActivationOps: Backend {
     fn biased_activation(
         x: FloatTensor<Self>,
         bias: FloatTensor<Self>,
-        activation: Activation,
+        how: Biased,
     ) -> FloatTensor<Self>;
 
     /// `weight` has a number per row of `x`.
@@ -40,9 +51,9 @@ on_every_backend! {
         fn biased_activation(
             x: FloatTensor<Self>,
             bias: FloatTensor<Self>,
-            activation: Activation,
+            how: Biased,
         ) -> FloatTensor<Self> {
-            Self::forward(activation, Input { x, bias: Some(bias), weight: None })
+            Self::forward(how.activation, Input { x, bias: Some(bias), weight: None })
         }
 
         fn weighted_activation(
@@ -55,7 +66,7 @@ on_every_backend! {
     }
 }
 
-/// The parents are `x` and, where there is one, the bias or the weights.
+/// The parents are `x` and, where there are some, the weights.
 #[derive(Debug)]
 struct ActivationBackward;
 
@@ -65,8 +76,8 @@ impl<B: Activate, const N: usize> Backward<B, N> for ActivationBackward {
     fn backward(self, ops: Ops<Self::State, N>, grads: &mut Gradients, _: &mut Checkpointer) {
         let dy = grads.consume::<B>(&ops.node);
         let (activation, input) = ops.state;
-        let Grads { x, bias, weight } = B::backward(activation, input, dy);
-        let found = [Some(x), bias.or(weight)];
+        let Grads { x, weight, .. } = B::backward(activation, input, dy);
+        let found = [Some(x), weight];
         for (parent, gradient) in ops.parents.into_iter().zip(found) {
             if let (Some(node), Some(gradient)) = (parent, gradient) {
                 grads.register::<B>(node.id, gradient);
@@ -75,7 +86,32 @@ impl<B: Activate, const N: usize> Backward<B, N> for ActivationBackward {
     }
 }
 
-impl<B: ActivationOps + Activate, C: CheckpointStrategy> ActivationOps for Autodiff<B, C> {
+#[derive(Debug)]
+struct BiasedBackward;
+
+impl<B: Activate + ColumnSum> Backward<B, 2> for BiasedBackward {
+    /// With the bias's dtype.
+    type State = (Biased, Input<FloatTensor<B>>, DType);
+
+    fn backward(self, ops: Ops<Self::State, 2>, grads: &mut Gradients, _: &mut Checkpointer) {
+        let dy = grads.consume::<B>(&ops.node);
+        let (Biased { activation, main_grad }, input, dtype) = ops.state;
+        let Grads { x, bias, .. } = B::backward(activation, input, dy);
+        let [for_x, for_bias] = ops.parents;
+        if let Some(node) = for_x {
+            grads.register::<B>(node.id, x);
+        }
+        if let (Some(node), Some(rows)) = (for_bias, bias)
+            && let Some(gradient) = bias_gradient::<B>(rows, dtype, main_grad.as_ref())
+        {
+            grads.register::<B>(node.id, gradient);
+        }
+    }
+}
+
+impl<B: ActivationOps + Activate + ColumnSum, C: CheckpointStrategy> ActivationOps
+    for Autodiff<B, C>
+{
     fn activation(x: FloatTensor<Self>, activation: Activation) -> FloatTensor<Self> {
         let (x, for_x) = x.into_parts();
         let input = Input { x, bias: None, weight: None };
@@ -89,13 +125,14 @@ impl<B: ActivationOps + Activate, C: CheckpointStrategy> ActivationOps for Autod
     fn biased_activation(
         x: FloatTensor<Self>,
         bias: FloatTensor<Self>,
-        activation: Activation,
+        how: Biased,
     ) -> FloatTensor<Self> {
         let ((x, for_x), (bias, for_bias)) = (x.into_parts(), bias.into_parts());
+        let dtype = bias.dtype();
         let input = Input { x, bias: Some(bias), weight: None };
-        let y = B::forward(activation, input.clone());
-        match ActivationBackward.prepare::<C>([for_x, for_bias]).compute_bound().stateful() {
-            OpsKind::Tracked(op) => op.finish((activation, input), y),
+        let y = B::forward(how.activation, input.clone());
+        match BiasedBackward.prepare::<C>([for_x, for_bias]).compute_bound().stateful() {
+            OpsKind::Tracked(op) => op.finish((how, input, dtype), y),
             OpsKind::UnTracked(op) => op.finish(y),
         }
     }

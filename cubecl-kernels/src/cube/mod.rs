@@ -10,7 +10,7 @@ mod team;
 pub(crate) mod tensor_cores;
 mod tensors;
 
-pub(crate) use parts::sum_parts;
+pub(crate) use parts::{put_parts, sum_parts};
 pub(crate) use philox::{RandomStream, random_bits, unit};
 pub(crate) use reduce::{row_sum, row_sums};
 pub(crate) use rows::{Rows, address_type, lanes};

@@ -13,8 +13,20 @@ pub(crate) fn sum_parts<const K: usize>(
     parts: u32,
 ) -> [CubeTensor; K] {
     let n = sums[0].0.meta.shape()[1];
-    let (first, second) = (&sums[0], sums.get(1).unwrap_or(&sums[0]));
     let totals = sums.each_ref().map(|(sum, dtype)| tensor::empty(sum, [n], *dtype));
+    let mut places = totals.iter().cloned();
+    put_parts(sums.map(|(sum, _)| (sum, places.next().expect("one a sum"))), parts, false);
+    totals
+}
+
+/// The same, put into the `n` elements of the tensor beside each or, if `add`, added to them.
+pub(crate) fn put_parts<const K: usize>(
+    sums: [(CubeTensor, CubeTensor); K],
+    parts: u32,
+    add: bool,
+) {
+    let n = sums[0].0.meta.shape()[1];
+    let (first, second) = (&sums[0], sums.get(1).unwrap_or(&sums[0]));
     if n > 0 {
         parts_kernel::launch(
             &first.0.client,
@@ -23,15 +35,15 @@ pub(crate) fn sum_parts<const K: usize>(
             address_type(&[&first.0]),
             first.0.clone().into_buffer_arg(),
             second.0.clone().into_buffer_arg(),
-            totals[0].clone().into_buffer_arg(),
-            totals[K - 1].clone().into_buffer_arg(),
+            first.1.clone().into_buffer_arg(),
+            second.1.clone().into_buffer_arg(),
             parts,
             n as u32,
             K == 2,
-            [first.1, second.1].map(dtype_to_storage_type),
+            add,
+            [first.1.dtype, second.1.dtype].map(dtype_to_storage_type),
         );
     }
-    totals
 }
 
 /// 32 columns a cube, and each of its planes every 16th part.
@@ -44,6 +56,7 @@ fn parts_kernel<G: Float, H: Float>(
     parts: u32,
     len: u32,
     #[comptime] two: bool,
+    #[comptime] add: bool,
     #[define(G, H)] _dtypes: [ElemType; 2],
 ) {
     let mut shared = Shared::new_slice(1024usize);
@@ -79,9 +92,16 @@ fn parts_kernel<G: Float, H: Float>(
             sum_1 += shared[(plane * 32 + UNIT_POS_X) as usize];
             sum_2 += shared[(512 + plane * 32 + UNIT_POS_X) as usize];
         }
-        total_1[column as usize] = G::cast_from(sum_1);
+        let column = column as usize;
+        if comptime!(add) {
+            sum_1 += f32::cast_from(total_1[column]);
+        }
+        total_1[column] = G::cast_from(sum_1);
         if comptime!(two) {
-            total_2[column as usize] = H::cast_from(sum_2);
+            if comptime!(add) {
+                sum_2 += f32::cast_from(total_2[column]);
+            }
+            total_2[column] = H::cast_from(sum_2);
         }
     }
 }

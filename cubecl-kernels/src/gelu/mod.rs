@@ -8,6 +8,7 @@ pub(crate) mod reference;
 use burn::tensor::Tensor;
 
 use crate::activation::{Curve, biased, plain};
+use crate::bias::Bias;
 
 /// `x * Phi(x)` with the exact normal distribution function (Hugging Face's `gelu`).
 ///
@@ -34,8 +35,8 @@ pub fn gelu_tanh<const D: usize>(x: Tensor<D>) -> Tensor<D> {
 ///
 /// # Panics
 /// If the bias is not as long as the last dimension of `x`.
-pub fn bias_gelu<const D: usize>(x: Tensor<D>, bias: Tensor<1>) -> Tensor<D> {
-    biased("bias_gelu", Curve::Gelu, x, bias)
+pub fn bias_gelu<const D: usize>(x: Tensor<D>, bias: impl Into<Bias>) -> Tensor<D> {
+    biased("bias_gelu", Curve::Gelu, x, bias.into())
 }
 
 /// [`gelu_tanh`] of `x + bias`, in one pass over memory on a GPU (Megatron's `bias_gelu`).
@@ -46,8 +47,8 @@ pub fn bias_gelu<const D: usize>(x: Tensor<D>, bias: Tensor<1>) -> Tensor<D> {
 ///
 /// # Panics
 /// If the bias is not as long as the last dimension of `x`.
-pub fn bias_gelu_tanh<const D: usize>(x: Tensor<D>, bias: Tensor<1>) -> Tensor<D> {
-    biased("bias_gelu_tanh", Curve::GeluTanh, x, bias)
+pub fn bias_gelu_tanh<const D: usize>(x: Tensor<D>, bias: impl Into<Bias>) -> Tensor<D> {
+    biased("bias_gelu_tanh", Curve::GeluTanh, x, bias.into())
 }
 
 #[cfg(test)]

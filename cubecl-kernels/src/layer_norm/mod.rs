@@ -5,7 +5,7 @@ pub(crate) mod reference;
 use burn::backend::Dispatch;
 use burn::tensor::Tensor;
 
-use crate::norms::{Norm, NormOps, NormOptions, check, norm_add};
+use crate::norms::{NormCall, NormOps, NormOptions, check, norm_add};
 
 /// `(x - mean(x)) / sqrt(var(x) + epsilon) * gamma [+ beta]` over the last dimension, with the
 /// biased variance.
@@ -46,7 +46,7 @@ pub fn layer_norm_with<const D: usize>(
     beta: Option<Tensor<1>>,
     options: NormOptions,
 ) -> Tensor<D> {
-    normed(x, gamma, beta, Norm::layer(options))
+    normed(x, gamma, beta, NormCall::layer(options))
 }
 
 /// [`layer_norm`] to the bits that it has with autodiff, on any device: what a backward computes again.
@@ -63,20 +63,20 @@ pub fn layer_norm_again<const D: usize>(
     beta: Option<Tensor<1>>,
     options: impl Into<NormOptions>,
 ) -> Tensor<D> {
-    normed(x, gamma, beta, Norm::layer(options).as_tracked())
+    normed(x, gamma, beta, NormCall::layer(options).as_tracked())
 }
 
 fn normed<const D: usize>(
     x: Tensor<D>,
     gamma: Tensor<1>,
     beta: Option<Tensor<1>>,
-    norm: Norm,
+    call: NormCall,
 ) -> Tensor<D> {
-    check("layer_norm", &x, &gamma, beta.as_ref(), norm.options);
+    check("layer_norm", &x, &gamma, beta.as_ref(), &call);
     let (x, gamma) = (x.into_dispatch(), gamma.into_dispatch());
     Tensor::from_dispatch(match beta {
-        Some(beta) => Dispatch::affine_norm(x, gamma, beta.into_dispatch(), norm),
-        None => Dispatch::scaled_norm(x, gamma, norm),
+        Some(beta) => Dispatch::affine_norm(x, gamma, beta.into_dispatch(), call),
+        None => Dispatch::scaled_norm(x, gamma, call),
     })
 }
 
@@ -97,22 +97,23 @@ pub fn layer_norm_add<const D: usize>(
     beta: Option<Tensor<1>>,
     options: impl Into<NormOptions>,
 ) -> (Tensor<D>, Tensor<D>) {
-    let norm = Norm::layer(options);
-    check("layer_norm_add", &x, &gamma, beta.as_ref(), norm.options);
-    norm_add("layer_norm_add", [x, residual], gamma, beta, norm)
+    let call = NormCall::layer(options);
+    check("layer_norm_add", &x, &gamma, beta.as_ref(), &call);
+    norm_add("layer_norm_add", [x, residual], gamma, beta, call)
 }
 
 #[cfg(test)]
 mod tests {
     use burn::nn::LayerNormConfig;
-    use burn::tensor::{DType, Device};
+    use burn::tensor::{DType, Device, Gradients};
     use rstest::rstest;
 
     use super::*;
     use crate::testing::{
-        assert_close, assert_refused, assert_same_bits, assert_same_function, device, leaf, normal,
-        normal_on, quantized, values,
+        assert_close, assert_refused, assert_same_bits, assert_same_function, constant, device,
+        leaf, normal, normal_on, quantized, values,
     };
+    use crate::{MainGrad, NormGrads};
 
     #[rstest]
     fn values_and_gradients_are_those_of_the_reference(
@@ -189,14 +190,15 @@ mod tests {
         assert_same_function!(
             tolerance,
             [x, gamma],
-            layer_norm_with(x.clone(), gamma.clone(), None, options),
-            reference::layer_norm_with(x.clone(), gamma.clone(), None, options)
+            layer_norm_with(x.clone(), gamma.clone(), None, options.clone()),
+            reference::layer_norm_with(x.clone(), gamma.clone(), None, options.clone())
         );
         let join = |(y, sum)| Tensor::cat(vec![y, sum], 0);
         let inputs = || (x.clone(), residual.clone(), gamma.clone(), Some(beta.clone()));
-        let fast = |(x, residual, gamma, beta)| layer_norm_add(x, residual, gamma, beta, options);
+        let fast =
+            |(x, residual, gamma, beta)| layer_norm_add(x, residual, gamma, beta, options.clone());
         let slow = |(x, residual, gamma, beta)| {
-            reference::layer_norm_add(x, residual, gamma, beta, options)
+            reference::layer_norm_add(x, residual, gamma, beta, options.clone())
         };
         assert_same_function!(
             tolerance,
@@ -204,6 +206,50 @@ mod tests {
             join(fast(inputs())),
             join(slow(inputs()))
         );
+    }
+
+    #[rstest]
+    fn attached_main_grads_take_the_gradients_sums(
+        #[values((true, true), (true, false), (false, true))] (of_gamma, of_beta): (bool, bool),
+        #[values(true, false)] with_residual: bool,
+    ) {
+        let (gamma, beta) = (normal([7]), normal([7]));
+        let grad = |is_some: bool| is_some.then(MainGrad::default);
+        let main_grads = NormGrads { gamma: grad(of_gamma), beta: grad(of_beta) };
+        [&main_grads.gamma, &main_grads.beta].into_iter().flatten().for_each(MainGrad::attach);
+        let mut expected = [0; 2].map(|_| vec![0.0; 7]);
+        let mut found = expected.clone();
+        for _ in 0..3 {
+            let (x, residual, weight) = (normal([4, 7]), normal([4, 7]), constant([4, 7]));
+            let loss = |main_grads: NormGrads| {
+                let options = NormOptions::new(1e-5).with_main_grads(main_grads);
+                let (x, gamma, beta) = (x.clone(), gamma.clone(), Some(beta.clone()));
+                let y = match with_residual {
+                    true => layer_norm_add(x, residual.clone(), gamma, beta, options).0,
+                    false => layer_norm_with(x, gamma, beta, options),
+                };
+                (y * weight.clone()).sum().backward()
+            };
+            let add = |sums: &mut [Vec<f64>; 2], grads: &Gradients| {
+                for (sum, vector) in sums.iter_mut().zip([&gamma, &beta]) {
+                    let Some(grad) = vector.grad(grads) else { continue };
+                    sum.iter_mut().zip(values(grad)).for_each(|(sum, grad)| *sum += grad);
+                }
+            };
+            add(&mut expected, &loss(NormGrads::default()));
+            let grads = loss(main_grads.clone());
+            assert_eq!(gamma.grad(&grads).is_some(), !of_gamma);
+            assert_eq!(beta.grad(&grads).is_some(), !of_beta);
+            add(&mut found, &grads);
+        }
+        for (found, main_grad) in found.iter_mut().zip([&main_grads.gamma, &main_grads.beta]) {
+            if let Some(main_grad) = main_grad {
+                *found = values(main_grad.take().expect("three gradients"));
+            }
+        }
+        for (found, expected) in found.iter().flatten().zip(expected.iter().flatten()) {
+            assert!((found - expected).abs() < 1e-5, "{found}, not {expected}");
+        }
     }
 
     #[test]

@@ -117,7 +117,8 @@ mod tests {
                 view(activation::tanh(source.clone()))
             })
         });
-        let options = LinearOptions { out_in, main_grad: Some(main.clone()), again };
+        let options =
+            LinearOptions { out_in, main_grad: Some(main.clone()), again, ..Default::default() };
         let y = view(activation::tanh(x.clone()));
         let y = match what {
             "linear" => linear(y, w.clone(), bias.clone(), options),

@@ -144,8 +144,11 @@ mod tests {
         let layers = ["first", "second"].map(layer);
         let loss = || {
             let through = |x, (w, main): &(_, MainGrad)| {
-                let options =
-                    LinearOptions { out_in: true, main_grad: Some(main.clone()), again: None };
+                let options = LinearOptions {
+                    out_in: true,
+                    main_grad: Some(main.clone()),
+                    ..Default::default()
+                };
                 linear(x, burn::tensor::Tensor::clone(w), Some(bias.clone()), options)
             };
             let y = layers.iter().fold(x.clone(), through);

@@ -49,7 +49,7 @@ fn product(x: Tensor<2>, group: &GroupWeight, pass: Pass) -> Tensor<2> {
     let options = LinearOptions {
         out_in: pass == Pass::Backward,
         main_grad: group.main_grad.clone(),
-        again: None,
+        ..Default::default()
     };
     let product = || linear(x, group.weight.clone(), None, options);
     match pass {

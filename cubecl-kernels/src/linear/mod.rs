@@ -35,6 +35,8 @@ pub struct LinearOptions {
     pub out_in: bool,
     /// Sums the weight's gradient, once attached; none: an ordinary gradient.
     pub main_grad: Option<MainGrad>,
+    /// The same of the bias's gradient, as `[1, out]`.
+    pub bias_grad: Option<MainGrad>,
     /// Computes the input again for the weight's gradient, which then is all that asks for it; none: it
     /// is kept.
     pub again: Option<Again>,
@@ -80,6 +82,9 @@ pub fn linear<const D: usize>(
     if let Some(main_grad) = &options.main_grad {
         main_grad.check("linear", [rows, cols]);
         main_grad.used();
+    }
+    if let Some(bias_grad) = options.bias_grad.as_ref().filter(|_| bias.is_some()) {
+        bias_grad.check("linear", [1, outputs]);
     }
     let (x, weight) = (x.into_dispatch(), weight.into_dispatch());
     Tensor::from_dispatch(match bias {

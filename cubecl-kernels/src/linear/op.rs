@@ -1,6 +1,6 @@
 //! The linear map on a backend's primitives, with its backward.
 //!
-//! `dx = dy wᵀ`, `dw = xᵀ dy`, `dbias = sum_rows(dy)`; the weight's gradient goes to its
+//! `dx = dy wᵀ`, `dw = xᵀ dy`, `dbias = column_sum(dy)`; a weight's or bias's gradient goes to its
 //! [`MainGrad`] where that is attached, at once or [later](super::WeightGradients::defer).
 
 use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
@@ -13,8 +13,9 @@ use burn::backend::{Backend, TensorMetadata, backend_extension};
 use super::deferred::now_or_later;
 use super::{Kept, LinearOptions, MainGrad, Pass};
 use crate::backends::on_every_backend;
+use crate::bias::{ColumnSum, bias_gradient};
 use crate::bridge::{Bridge, read_weight};
-use crate::primitive::{cast, rows, sum_rows};
+use crate::primitive::{cast, rows};
 use crate::products::{Products, swapped};
 
 // (`linear` is a method of Burn's `ModuleOps`, and the macro takes no optional tensors.)
@@ -140,22 +141,24 @@ impl<B: LinearOps + Products + Bridge> Backward<B, 2> for LinearBackward {
 #[derive(Debug)]
 struct AffineBackward;
 
-impl<B: LinearOps + Products + Bridge> Backward<B, 3> for AffineBackward {
+impl<B: LinearOps + Products + ColumnSum> Backward<B, 3> for AffineBackward {
     type State = Saved<FloatTensor<B>>;
 
     fn backward(self, ops: Ops<Self::State, 3>, grads: &mut Gradients, _: &mut Checkpointer) {
         let [for_x, for_w, for_bias] = ops.parents.map(|node| node.map(|node| node.id));
         let dy = grads.consume::<B>(&ops.node);
         let dtype = ops.state.w.dtype();
+        let bias_grad = ops.state.options.bias_grad.clone();
         let dy = register::<B>(dy, ops.state, [for_x, for_w], grads);
-        if let Some(id) = for_bias {
-            let dy = cast::<B>(dy, crate::primitive::compute_dtype(dtype));
-            grads.register::<B>(id, sum_rows::<B>(dy, dtype));
+        if let Some(id) = for_bias
+            && let Some(gradient) = bias_gradient::<B>(dy, dtype, bias_grad.as_ref())
+        {
+            grads.register::<B>(id, gradient);
         }
     }
 }
 
-impl<B: LinearOps + Products + Bridge, C: CheckpointStrategy> LinearOps for Autodiff<B, C> {
+impl<B: LinearOps + Products + ColumnSum, C: CheckpointStrategy> LinearOps for Autodiff<B, C> {
     fn linear_map(
         x: FloatTensor<Self>,
         w: FloatTensor<Self>,

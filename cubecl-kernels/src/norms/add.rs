@@ -8,7 +8,7 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, Dispatch, backend_extension};
 use burn::tensor::Tensor;
 
-use super::{Grads, Input, Norm, NormRows, Saved};
+use super::{Grads, Input, NormCall, NormRows, Saved};
 use crate::backends::on_every_backend;
 use crate::operands::{self, float};
 use crate::ports::{Mailbox, port};
@@ -19,7 +19,7 @@ pub(crate) fn norm_add<const D: usize>(
     [x, residual]: [Tensor<D>; 2],
     gamma: Tensor<1>,
     beta: Option<Tensor<1>>,
-    norm: Norm,
+    call: NormCall,
 ) -> (Tensor<D>, Tensor<D>) {
     let [(shape, dtype), other] = [&x, &residual].map(|t| (t.dims(), t.dtype()));
     assert_eq!((shape, dtype), other, "{name}: x and the residual differ in shape or dtype");
@@ -27,8 +27,8 @@ pub(crate) fn norm_add<const D: usize>(
     let [x, residual] = [x, residual].map(Tensor::into_dispatch);
     let gamma = gamma.into_dispatch();
     let (y, sum) = match beta {
-        Some(beta) => Dispatch::affine_norm_add(x, residual, gamma, beta.into_dispatch(), norm),
-        None => Dispatch::scaled_norm_add(x, residual, gamma, norm),
+        Some(beta) => Dispatch::affine_norm_add(x, residual, gamma, beta.into_dispatch(), call),
+        None => Dispatch::scaled_norm_add(x, residual, gamma, call),
     };
     (Tensor::from_dispatch(y), Tensor::from_dispatch(sum))
 }
@@ -40,7 +40,7 @@ pub(crate) trait AddNormOps: Backend {
         x: FloatTensor<Self>,
         residual: FloatTensor<Self>,
         gamma: FloatTensor<Self>,
-        norm: Norm,
+        call: NormCall,
     ) -> (FloatTensor<Self>, FloatTensor<Self>);
 
     /// `x, residual: [.., n]`, `gamma, beta: [n]`; the normed rows and the sum.
@@ -49,7 +49,7 @@ pub(crate) trait AddNormOps: Backend {
         residual: FloatTensor<Self>,
         gamma: FloatTensor<Self>,
         beta: FloatTensor<Self>,
-        norm: Norm,
+        call: NormCall,
     ) -> (FloatTensor<Self>, FloatTensor<Self>);
 }
 
@@ -59,10 +59,10 @@ on_every_backend! {
             x: FloatTensor<Self>,
             residual: FloatTensor<Self>,
             gamma: FloatTensor<Self>,
-            norm: Norm,
+            call: NormCall,
         ) -> (FloatTensor<Self>, FloatTensor<Self>) {
             let input = Input { x, residual: Some(residual), gamma, beta: None };
-            let (y, sum, _) = Self::forward(norm, input);
+            let (y, sum, _) = Self::forward(call.norm, input);
             (y, sum)
         }
 
@@ -71,10 +71,10 @@ on_every_backend! {
             residual: FloatTensor<Self>,
             gamma: FloatTensor<Self>,
             beta: FloatTensor<Self>,
-            norm: Norm,
+            call: NormCall,
         ) -> (FloatTensor<Self>, FloatTensor<Self>) {
             let input = Input { x, residual: Some(residual), gamma, beta: Some(beta) };
-            let (y, sum, _) = Self::forward(norm, input);
+            let (y, sum, _) = Self::forward(call.norm, input);
             (y, sum)
         }
     }
@@ -86,17 +86,17 @@ struct AddNormBackward;
 
 impl<B: NormRows, const N: usize> Backward<B, N> for AddNormBackward {
     /// The mailbox has places for the normed rows and the sum.
-    type State = (Norm, Saved<FloatTensor<B>>, Mailbox);
+    type State = (NormCall, Saved<FloatTensor<B>>, Mailbox);
 
     fn backward(self, ops: Ops<Self::State, N>, grads: &mut Gradients, _: &mut Checkpointer) {
         // Only the sign that the mailbox is not empty.
         drop(grads.consume::<B>(&ops.node));
-        let (norm, saved, mailbox) = ops.state;
+        let (NormCall { norm, sums }, saved, mailbox) = ops.state;
         let mut taken = mailbox.take::<B>().into_iter();
         let found = match [taken.next().flatten(), taken.next().flatten()] {
             [Some(dy), dsum] => {
-                let Grads { x, gamma, beta } = B::backward(norm, saved, dy, dsum);
-                [Some(x.clone()), Some(x), Some(gamma), beta]
+                let Grads { x, gamma, beta } = B::backward(norm, saved, dy, dsum, &sums);
+                [Some(x.clone()), Some(x), gamma, beta]
             }
             [None, dsum] => [dsum.clone(), dsum, None, None],
         };
@@ -125,16 +125,16 @@ impl<B: AddNormOps + NormRows, C: CheckpointStrategy> AddNormOps for Autodiff<B,
         x: FloatTensor<Self>,
         residual: FloatTensor<Self>,
         gamma: FloatTensor<Self>,
-        norm: Norm,
+        call: NormCall,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
         let ((x, for_x), (residual, for_residual)) = (x.into_parts(), residual.into_parts());
         let (gamma, for_gamma) = gamma.into_parts();
         let input = Input { x, residual: Some(residual), gamma, beta: None };
-        let (y, sum, saved) = B::forward(norm, input);
+        let (y, sum, saved) = B::forward(call.norm, input);
         let mailbox = Mailbox::new(2);
         let nodes = [for_x, for_residual, for_gamma];
         let sum = match AddNormBackward.prepare::<C>(nodes).compute_bound().stateful() {
-            OpsKind::Tracked(op) => op.finish((norm, saved, mailbox.clone()), sum),
+            OpsKind::Tracked(op) => op.finish((call, saved, mailbox.clone()), sum),
             OpsKind::UnTracked(op) => op.finish(sum),
         };
         ports::<B, C>(y, sum, &mailbox)
@@ -145,16 +145,16 @@ impl<B: AddNormOps + NormRows, C: CheckpointStrategy> AddNormOps for Autodiff<B,
         residual: FloatTensor<Self>,
         gamma: FloatTensor<Self>,
         beta: FloatTensor<Self>,
-        norm: Norm,
+        call: NormCall,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
         let ((x, for_x), (residual, for_residual)) = (x.into_parts(), residual.into_parts());
         let ((gamma, for_gamma), (beta, for_beta)) = (gamma.into_parts(), beta.into_parts());
         let input = Input { x, residual: Some(residual), gamma, beta: Some(beta) };
-        let (y, sum, saved) = B::forward(norm, input);
+        let (y, sum, saved) = B::forward(call.norm, input);
         let mailbox = Mailbox::new(2);
         let nodes = [for_x, for_residual, for_gamma, for_beta];
         let sum = match AddNormBackward.prepare::<C>(nodes).compute_bound().stateful() {
-            OpsKind::Tracked(op) => op.finish((norm, saved, mailbox.clone()), sum),
+            OpsKind::Tracked(op) => op.finish((call, saved, mailbox.clone()), sum),
             OpsKind::UnTracked(op) => op.finish(sum),
         };
         ports::<B, C>(y, sum, &mailbox)

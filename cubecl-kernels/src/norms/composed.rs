@@ -8,8 +8,9 @@ use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, TensorMetadata};
 use burn::tensor::FloatDType;
 
-use super::{Grads, Input, Norm, Saved};
-use crate::primitive::{cast, compute_dtype, row, rows, sum_rows};
+use super::{Grads, Input, Norm, NormGrads, Saved};
+use crate::bias::{ColumnSum, bias_gradient};
+use crate::primitive::{cast, compute_dtype, row, rows};
 
 pub(super) fn normed<B: Backend>(norm: Norm, input: Input<FloatTensor<B>>) -> FloatTensor<B> {
     if norm.as_tracked
@@ -75,11 +76,12 @@ fn scale<B: Backend>(norm: Norm, gamma: FloatTensor<B>, wide: FloatDType) -> Flo
     }
 }
 
-pub(super) fn backward<B: Backend>(
+pub(super) fn backward<B: ColumnSum>(
     norm: Norm,
     saved: Saved<FloatTensor<B>>,
     dy: FloatTensor<B>,
     dsum: Option<FloatTensor<B>>,
+    sums: &NormGrads,
 ) -> Grads<FloatTensor<B>> {
     let Saved { x, mean, deviation, gamma, beta, dtype } = saved;
     let (shape, wide) = (dy.shape(), compute_dtype(dtype));
@@ -87,8 +89,8 @@ pub(super) fn backward<B: Backend>(
     let n = B::float_div(less::<B>(cast::<B>(rows::<B>(x), wide), mean), deviation.clone());
     let dy = cast::<B>(rows::<B>(dy), wide);
     let dy_n = B::float_mul(n.clone(), dy.clone());
-    let dbeta = beta.map(|dtype| sum_rows::<B>(dy.clone(), dtype));
-    let dgamma = sum_rows::<B>(dy_n.clone(), gamma.dtype());
+    let dbeta = beta.and_then(|dtype| bias_gradient::<B>(dy.clone(), dtype, sums.beta.as_ref()));
+    let dgamma = bias_gradient::<B>(dy_n.clone(), gamma.dtype(), sums.gamma.as_ref());
     let gamma = scale::<B>(norm, gamma, wide);
     let mean_gn = B::float_mean_dim(B::float_mul(dy_n, gamma.clone()), 1);
     let mut g = B::float_mul(dy, gamma);

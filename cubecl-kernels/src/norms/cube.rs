@@ -10,8 +10,9 @@ use cubecl::prelude::*;
 use megaburn_cuda::tensor;
 
 use super::kernels::*;
-use super::{Grads, Input, Norm, NormRows, Saved, composed};
-use crate::cube::{Rows, Team, address_type, lanes, sum_parts};
+use super::vectors::vector_gradients;
+use super::{Grads, Input, Norm, NormGrads, NormRows, Saved, composed};
+use crate::cube::{Rows, Team, address_type, lanes};
 use crate::primitive::cast;
 
 /// Multiprocessors of a large GPU.
@@ -54,17 +55,18 @@ impl NormRows for Cube {
         saved: Saved<FloatTensor<Self>>,
         dy: FloatTensor<Self>,
         dsum: Option<FloatTensor<Self>>,
+        sums: &NormGrads,
     ) -> Grads<FloatTensor<Self>> {
         if saved.dtype == DType::F64 {
-            return composed::backward::<Self>(norm, saved, dy, dsum);
+            return composed::backward::<Self>(norm, saved, dy, dsum, sums);
         }
         let dtype = saved.dtype.into();
         let [dy, dsum] = [Some(dy), dsum].map(|d| d.map(|d| from(cast::<Self>(d, dtype))));
         let dy = dy.expect("it was given");
-        let grads = launch_backward(norm, saved.map(tensor::from_backend), dy, dsum);
+        let grads = launch_backward(norm, saved.map(tensor::from_backend), dy, dsum, sums);
         Grads {
             x: tensor::into_backend(grads.x),
-            gamma: tensor::into_backend(grads.gamma),
+            gamma: grads.gamma.map(tensor::into_backend),
             beta: grads.beta.map(tensor::into_backend),
         }
     }
@@ -153,6 +155,7 @@ fn launch_backward(
     saved: Saved<CubeTensor>,
     dy: CubeTensor,
     dsum: Option<CubeTensor>,
+    sums: &NormGrads,
 ) -> Grads<CubeTensor> {
     let Saved { x, mean, deviation: inverse, gamma, beta, dtype } = saved;
     let shape = dy.shape();
@@ -213,16 +216,8 @@ fn launch_backward(
         );
     }
     let for_gamma = (dgamma_parts, gamma.dtype);
-    match dbeta_parts.zip(beta) {
-        Some(for_beta) => {
-            let [gamma, beta] = sum_parts([for_gamma, for_beta], teams);
-            Grads { x: dx, gamma, beta: Some(beta) }
-        }
-        None => {
-            let [gamma] = sum_parts([for_gamma], teams);
-            Grads { x: dx, gamma, beta: None }
-        }
-    }
+    let [gamma, beta] = vector_gradients(for_gamma, dbeta_parts.zip(beta), teams, sums);
+    Grads { x: dx, gamma, beta }
 }
 
 /// What a cube takes of shared memory for the stages of so many tensors, in vectors of 16 bytes.

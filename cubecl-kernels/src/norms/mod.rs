@@ -9,40 +9,55 @@ mod cube;
 mod kernels;
 mod op;
 mod options;
+#[cfg(feature = "cuda")]
+mod vectors;
 
-use burn::backend::Backend;
 use burn::backend::tensor::FloatTensor;
 use burn::tensor::DType;
 
+use crate::bias::ColumnSum;
 pub(crate) use add::norm_add;
 pub(crate) use op::NormOps;
-pub use options::NormOptions;
-pub(crate) use options::check;
+pub(crate) use options::{Formula, check};
+pub use options::{NormGrads, NormOptions};
 
 /// Which norm, and how.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Norm {
     /// Layer norm: the mean is subtracted.
     pub(crate) centered: bool,
-    pub(crate) options: NormOptions,
+    pub(crate) options: Formula,
     /// Without autodiff too the bits are those with it.
     pub(crate) as_tracked: bool,
 }
 
-impl Norm {
+/// A norm, and where the gradients of its gamma and beta go.
+#[derive(Clone, Debug)]
+pub(crate) struct NormCall {
+    pub(crate) norm: Norm,
+    pub(crate) sums: NormGrads,
+}
+
+impl NormCall {
     /// RMS norm.
     pub(crate) fn rms(options: impl Into<NormOptions>) -> Self {
-        Self { centered: false, options: options.into(), as_tracked: false }
+        Self::new(options.into(), false)
     }
 
     /// Layer norm.
     pub(crate) fn layer(options: impl Into<NormOptions>) -> Self {
-        Self { centered: true, ..Self::rms(options) }
+        Self::new(options.into(), true)
+    }
+
+    fn new(options: NormOptions, centered: bool) -> Self {
+        let NormOptions { epsilon, zero_centered_gamma, main_grads } = options;
+        let options = Formula { epsilon, zero_centered_gamma };
+        Self { norm: Norm { centered, options, as_tracked: false }, sums: main_grads }
     }
 
     /// The same to the bits of autodiff.
     pub(crate) fn as_tracked(self) -> Self {
-        Self { as_tracked: true, ..self }
+        Self { norm: Norm { as_tracked: true, ..self.norm }, ..self }
     }
 }
 
@@ -95,16 +110,16 @@ impl<T> Saved<T> {
     }
 }
 
-/// Gradients, each in the dtype of what it is of.
+/// Gradients, each in the dtype of what it is of; those of gamma and beta where they were not summed.
 pub(crate) struct Grads<T> {
     /// Of `x`, and of the residual too.
     pub(crate) x: T,
-    pub(crate) gamma: T,
+    pub(crate) gamma: Option<T>,
     pub(crate) beta: Option<T>,
 }
 
 /// A norm, as each backend computes it best.
-pub(crate) trait NormRows: Backend {
+pub(crate) trait NormRows: ColumnSum {
     /// The normed rows, for which no gradient is asked.
     fn normed(norm: Norm, input: Input<FloatTensor<Self>>) -> FloatTensor<Self> {
         composed::normed::<Self>(norm, input)
@@ -124,8 +139,9 @@ pub(crate) trait NormRows: Backend {
         saved: Saved<FloatTensor<Self>>,
         dy: FloatTensor<Self>,
         dsum: Option<FloatTensor<Self>>,
+        sums: &NormGrads,
     ) -> Grads<FloatTensor<Self>> {
-        composed::backward::<Self>(norm, saved, dy, dsum)
+        composed::backward::<Self>(norm, saved, dy, dsum, sums)
     }
 }
 

@@ -7,22 +7,25 @@ use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
 use burn::backend::tensor::FloatTensor;
 use burn::backend::{Backend, backend_extension};
 
-use super::{Grads, Input, Norm, NormRows, Saved};
+use super::{Grads, Input, NormCall, NormRows, Saved};
 use crate::backends::on_every_backend;
 
 // (`layer_norm` is a method of Burn's `ModuleOps`, and the macro takes no optional tensors.)
 #[backend_extension(Cube: cfg(feature = "cuda"), Flex: cfg(feature = "flex"), Autodiff)]
 pub(crate) trait NormOps: Backend {
     /// `x: [.., n]`, `gamma: [n]`.
-    fn scaled_norm(x: FloatTensor<Self>, gamma: FloatTensor<Self>, norm: Norm)
-    -> FloatTensor<Self>;
+    fn scaled_norm(
+        x: FloatTensor<Self>,
+        gamma: FloatTensor<Self>,
+        call: NormCall,
+    ) -> FloatTensor<Self>;
 
     /// `x: [.., n]`, `gamma, beta: [n]`.
     fn affine_norm(
         x: FloatTensor<Self>,
         gamma: FloatTensor<Self>,
         beta: FloatTensor<Self>,
-        norm: Norm,
+        call: NormCall,
     ) -> FloatTensor<Self>;
 }
 
@@ -31,18 +34,18 @@ on_every_backend! {
         fn scaled_norm(
             x: FloatTensor<Self>,
             gamma: FloatTensor<Self>,
-            norm: Norm,
+            call: NormCall,
         ) -> FloatTensor<Self> {
-            Self::normed(norm, Input { x, residual: None, gamma, beta: None })
+            Self::normed(call.norm, Input { x, residual: None, gamma, beta: None })
         }
 
         fn affine_norm(
             x: FloatTensor<Self>,
             gamma: FloatTensor<Self>,
             beta: FloatTensor<Self>,
-            norm: Norm,
+            call: NormCall,
         ) -> FloatTensor<Self> {
-            Self::normed(norm, Input { x, residual: None, gamma, beta: Some(beta) })
+            Self::normed(call.norm, Input { x, residual: None, gamma, beta: Some(beta) })
         }
     }
 }
@@ -52,13 +55,13 @@ on_every_backend! {
 struct NormBackward;
 
 impl<B: NormRows, const N: usize> Backward<B, N> for NormBackward {
-    type State = (Norm, Saved<FloatTensor<B>>);
+    type State = (NormCall, Saved<FloatTensor<B>>);
 
     fn backward(self, ops: Ops<Self::State, N>, grads: &mut Gradients, _: &mut Checkpointer) {
         let dy = grads.consume::<B>(&ops.node);
-        let (norm, saved) = ops.state;
-        let Grads { x, gamma, beta } = B::backward(norm, saved, dy, None);
-        let found = [Some(x), Some(gamma), beta];
+        let (NormCall { norm, sums }, saved) = ops.state;
+        let Grads { x, gamma, beta } = B::backward(norm, saved, dy, None, &sums);
+        let found = [Some(x), gamma, beta];
         for (parent, gradient) in ops.parents.into_iter().zip(found) {
             if let (Some(node), Some(gradient)) = (parent, gradient) {
                 grads.register::<B>(node.id, gradient);
@@ -71,13 +74,13 @@ impl<B: NormOps + NormRows, C: CheckpointStrategy> NormOps for Autodiff<B, C> {
     fn scaled_norm(
         x: FloatTensor<Self>,
         gamma: FloatTensor<Self>,
-        norm: Norm,
+        call: NormCall,
     ) -> FloatTensor<Self> {
         let ((x, for_x), (gamma, for_gamma)) = (x.into_parts(), gamma.into_parts());
         let input = Input { x, residual: None, gamma, beta: None };
-        let (y, _, saved) = B::forward(norm, input);
+        let (y, _, saved) = B::forward(call.norm, input);
         match NormBackward.prepare::<C>([for_x, for_gamma]).compute_bound().stateful() {
-            OpsKind::Tracked(op) => op.finish((norm, saved), y),
+            OpsKind::Tracked(op) => op.finish((call, saved), y),
             OpsKind::UnTracked(op) => op.finish(y),
         }
     }
@@ -86,15 +89,15 @@ impl<B: NormOps + NormRows, C: CheckpointStrategy> NormOps for Autodiff<B, C> {
         x: FloatTensor<Self>,
         gamma: FloatTensor<Self>,
         beta: FloatTensor<Self>,
-        norm: Norm,
+        call: NormCall,
     ) -> FloatTensor<Self> {
         let ((x, for_x), (gamma, for_gamma)) = (x.into_parts(), gamma.into_parts());
         let (beta, for_beta) = beta.into_parts();
         let input = Input { x, residual: None, gamma, beta: Some(beta) };
-        let (y, _, saved) = B::forward(norm, input);
+        let (y, _, saved) = B::forward(call.norm, input);
         let nodes = [for_x, for_gamma, for_beta];
         match NormBackward.prepare::<C>(nodes).compute_bound().stateful() {
-            OpsKind::Tracked(op) => op.finish((norm, saved), y),
+            OpsKind::Tracked(op) => op.finish((call, saved), y),
             OpsKind::UnTracked(op) => op.finish(y),
         }
     }

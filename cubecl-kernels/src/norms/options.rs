@@ -1,25 +1,42 @@
 use burn::tensor::Tensor;
 
+use super::NormCall;
+use crate::MainGrad;
 use crate::operands::{self, float};
 
 /// How rows are normalised. A number is its `epsilon`.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub struct NormOptions {
     /// Added to the mean square or variance.
     pub epsilon: f64,
     /// Rows are scaled by `1 + gamma` (Megatron's `layernorm_zero_centered_gamma`, Gemma's norm).
     pub zero_centered_gamma: bool,
+    /// Where the gradients of gamma and beta are summed.
+    pub main_grads: NormGrads,
+}
+
+/// What of the options the numbers depend on.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Formula {
+    pub(crate) epsilon: f64,
+    pub(crate) zero_centered_gamma: bool,
 }
 
 impl NormOptions {
     /// Rows are scaled by `gamma`.
     pub fn new(epsilon: f64) -> Self {
-        Self { epsilon, zero_centered_gamma: false }
+        Self { epsilon, zero_centered_gamma: false, main_grads: NormGrads::default() }
     }
 
     /// Whether rows are scaled by `1 + gamma`.
     pub fn with_zero_centered_gamma(mut self, zero_centered_gamma: bool) -> Self {
         self.zero_centered_gamma = zero_centered_gamma;
+        self
+    }
+
+    /// Where the gradients of gamma and beta are summed.
+    pub fn with_main_grads(mut self, main_grads: NormGrads) -> Self {
+        self.main_grads = main_grads;
         self
     }
 }
@@ -30,14 +47,25 @@ impl From<f64> for NormOptions {
     }
 }
 
+/// Where the gradients of a norm's gamma and beta are summed as `[1, n]`, once attached; none: ordinary
+/// gradients.
+#[derive(Clone, Debug, Default)]
+pub struct NormGrads {
+    /// Of gamma.
+    pub gamma: Option<MainGrad>,
+    /// Of beta.
+    pub beta: Option<MainGrad>,
+}
+
 /// Panics unless rows of `x` can be normalised with these.
 pub(crate) fn check<const D: usize>(
     op: &str,
     x: &Tensor<D>,
     gamma: &Tensor<1>,
     beta: Option<&Tensor<1>>,
-    NormOptions { epsilon, .. }: NormOptions,
+    NormCall { norm, sums }: &NormCall,
 ) {
+    let epsilon = norm.options.epsilon;
     let vectors = [("gamma", Some(gamma)), ("beta", beta)];
     let vectors = vectors.into_iter().filter_map(|(name, vector)| Some((name, vector?)));
     let others = vectors.clone().map(|(name, vector)| float(name, vector));
@@ -47,6 +75,9 @@ pub(crate) fn check<const D: usize>(
     for (name, vector) in vectors {
         let [length] = vector.dims();
         assert_eq!(n, length, "{op}: {name} has {length} elements for rows of {n}");
+    }
+    for main_grad in [&sums.gamma, &sums.beta].into_iter().flatten() {
+        main_grad.check(op, [1, n]);
     }
     assert!(
         epsilon >= 0.0 && epsilon.is_finite(),

@@ -5,7 +5,7 @@ pub(crate) mod reference;
 use burn::backend::Dispatch;
 use burn::tensor::Tensor;
 
-use crate::norms::{Norm, NormOps, NormOptions, check, norm_add};
+use crate::norms::{NormCall, NormOps, NormOptions, check, norm_add};
 
 /// `x / sqrt(mean(x^2) + epsilon) * gamma` over the last dimension.
 ///
@@ -37,9 +37,10 @@ pub fn rms_norm_with<const D: usize>(
     gamma: Tensor<1>,
     options: NormOptions,
 ) -> Tensor<D> {
-    check("rms_norm", &x, &gamma, None, options);
+    let call = NormCall::rms(options);
+    check("rms_norm", &x, &gamma, None, &call);
     let (x, gamma) = (x.into_dispatch(), gamma.into_dispatch());
-    Tensor::from_dispatch(Dispatch::scaled_norm(x, gamma, Norm::rms(options)))
+    Tensor::from_dispatch(Dispatch::scaled_norm(x, gamma, call))
 }
 
 /// The [`rms_norm`] of `x + residual`, and the sum itself in the dtype of `x`: one pass over memory
@@ -58,9 +59,9 @@ pub fn rms_norm_add<const D: usize>(
     gamma: Tensor<1>,
     options: impl Into<NormOptions>,
 ) -> (Tensor<D>, Tensor<D>) {
-    let norm = Norm::rms(options);
-    check("rms_norm_add", &x, &gamma, None, norm.options);
-    norm_add("rms_norm_add", [x, residual], gamma, None, norm)
+    let call = NormCall::rms(options);
+    check("rms_norm_add", &x, &gamma, None, &call);
+    norm_add("rms_norm_add", [x, residual], gamma, None, call)
 }
 
 #[cfg(test)]
@@ -131,15 +132,20 @@ mod tests {
         assert_same_function!(
             tolerance,
             [x, gamma],
-            rms_norm_with(x.clone(), gamma.clone(), options),
-            reference::rms_norm_with(x.clone(), gamma.clone(), options)
+            rms_norm_with(x.clone(), gamma.clone(), options.clone()),
+            reference::rms_norm_with(x.clone(), gamma.clone(), options.clone())
         );
         let join = |(y, sum)| Tensor::cat(vec![y, sum], 0);
         assert_same_function!(
             tolerance,
             [x, residual, gamma],
-            join(rms_norm_add(x.clone(), residual.clone(), gamma.clone(), options)),
-            join(reference::rms_norm_add(x.clone(), residual.clone(), gamma.clone(), options))
+            join(rms_norm_add(x.clone(), residual.clone(), gamma.clone(), options.clone())),
+            join(reference::rms_norm_add(
+                x.clone(),
+                residual.clone(),
+                gamma.clone(),
+                options.clone()
+            ))
         );
     }
 

@@ -6,7 +6,7 @@ use burn::{
     tensor::Tensor,
 };
 use megaburn_collective::{Group, region::gather_from_last_dim};
-use megaburn_kernels::RopeTable;
+use megaburn_kernels::{RopeTable, add_positions, sum_all};
 use megaburn_mesh::Zigzag;
 use megaburn_parallel::{
     ActivationOffload, CrossEntropy, Input, Norm, ParallelDropout, PlanBuilder, PositionEmbedding,
@@ -141,10 +141,7 @@ impl Decoder {
             true => self.output().losses(normed, labels, loss),
             false => loss.forward(self.output().logits(normed), labels),
         };
-        let count = losses.shape().num_elements();
-        // Burn's `sum` adds into its result atomically, which CubeCL does not take for writing: of losses
-        // that were never computed (out of memory, say) it gives 0 and no error.
-        losses.reshape([1, count]).sum_dim(1).reshape([1])
+        sum_all(losses)
     }
 
     /// The logits of the whole vocabulary, on every member.
@@ -169,7 +166,10 @@ impl Decoder {
     pub(super) fn embed(&self, tokens: Tensor<2, Int>, positions: &[Vec<usize>]) -> Tensor<3> {
         let x = self.embedding.as_ref().expect("a model begins with it").forward(tokens);
         match &self.positions {
-            Some(vectors) => x + vectors.forward_each(positions),
+            Some(vectors) => {
+                let vectors = vectors.forward_each(positions);
+                if vectors.dims() == x.dims() { x + vectors } else { add_positions(x, vectors) }
+            }
             None => x,
         }
     }

@@ -126,6 +126,7 @@ impl ParallelLinearConfig {
                 bias_spec,
                 replicas,
                 main_grad: MainGrad::default(),
+                bias_grad: MainGrad::default(),
             },
         })
     }

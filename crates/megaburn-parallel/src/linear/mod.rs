@@ -13,7 +13,7 @@ use megaburn_collective::{
         scatter_to_last_dim,
     },
 };
-use megaburn_kernels::{GroupWeight, LinearOptions, MainGrad, linear};
+use megaburn_kernels::{Bias, GroupWeight, LinearOptions, MainGrad, add_bias, linear};
 use megaburn_mesh::ShardSpec;
 
 pub use config::{ParallelLinearConfig, Split};
@@ -55,6 +55,7 @@ struct LinearPlan {
     bias_spec: Option<ShardSpec>,
     replicas: Vec<ReplicatedParts>,
     main_grad: MainGrad,
+    bias_grad: MainGrad,
 }
 
 impl ParallelLinear {
@@ -73,9 +74,9 @@ impl ParallelLinear {
         match self.plan.config.split {
             Split::Column => self.gathered(self.product(self.column_input(x), self.bias())),
             Split::Row => {
-                let y = self.reduced(x);
-                match self.bias() {
-                    Some(bias) => y + bias.unsqueeze(),
+                let (y, bias) = self.forward_and_bias(x);
+                match bias {
+                    Some(bias) => add_bias(y, bias),
                     None => y,
                 }
             }
@@ -93,14 +94,27 @@ impl ParallelLinear {
         &self,
         x: impl Into<Input<D>>,
     ) -> (Tensor<D>, Option<Tensor<1>>) {
+        let (y, bias) = self.forward_and_bias(x);
+        let is_gathered = self.plan.config.split == Split::Column;
+        let gathered = |bias: Bias| match is_gathered {
+            true => self.gathered(bias.value),
+            false => bias.value,
+        };
+        (y, bias.map(gathered))
+    }
+
+    /// The same with where the bias's gradient goes. The bias is of this rank's features.
+    pub(crate) fn forward_and_bias<const D: usize>(
+        &self,
+        x: impl Into<Input<D>>,
+    ) -> (Tensor<D>, Option<Bias>) {
         let x = x.into();
-        match self.plan.config.split {
-            Split::Column => {
-                let y = self.gathered(self.product(self.column_input(x), None));
-                (y, self.bias().map(|bias| self.gathered(bias)))
-            }
-            Split::Row => (self.reduced(x), self.bias()),
-        }
+        let y = match self.plan.config.split {
+            Split::Column => self.gathered(self.product(self.column_input(x), None)),
+            Split::Row => self.reduced(x),
+        };
+        let bias = self.bias().map(|value| Bias { value, main_grad: self.bias_grad() });
+        (y, bias)
     }
 
     /// The same layer and weights for whole sequences, as generation needs it.
@@ -140,13 +154,24 @@ impl ParallelLinear {
     /// `x W + bias` on this rank's shard.
     fn product<const D: usize>(&self, x: Input<D>, bias: Option<Tensor<1>>) -> Tensor<D> {
         let (x, again) = x.into_parts();
-        let options = LinearOptions { out_in: false, main_grad: self.main_grad(), again };
+        let (main_grad, bias_grad) = (self.main_grad(), self.bias_grad());
+        let options = LinearOptions { out_in: false, main_grad, bias_grad, again };
         linear(x, self.weight(), bias, options)
     }
 
     /// Where the weight's gradient is summed; nowhere if it is summed over holders first.
     fn main_grad(&self) -> Option<MainGrad> {
         self.plan.replicas.is_empty().then(|| self.plan.main_grad.clone())
+    }
+
+    /// The same of the bias.
+    fn bias_grad(&self) -> Option<MainGrad> {
+        let LinearPlan { config, group, bias_grad, .. } = &self.plan;
+        let is_summed = match config.split {
+            Split::Row => config.sequence_parallel && group.size() > 1,
+            Split::Column => !self.plan.replicas.is_empty(),
+        };
+        (!is_summed).then(|| bias_grad.clone())
     }
 
     fn weight(&self) -> Tensor<2> {
@@ -191,7 +216,7 @@ impl Sharded for ParallelLinear {
         plan.drawn_from(self.plan.config.path.as_deref());
         plan.matrix("weight", &self.plan.weight_spec, self.main_grad());
         if let Some(spec) = &self.plan.bias_spec {
-            plan.param("bias", spec);
+            plan.vector("bias", spec, self.bias_grad());
         }
     }
 }

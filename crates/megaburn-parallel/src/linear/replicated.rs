@@ -91,7 +91,7 @@ impl ReplicatedLinear {
     /// `[.., d_input]` to `[.., d_output]`
     pub fn forward<const D: usize>(&self, x: impl Into<Input<D>>) -> Tensor<D> {
         let (x, again) = x.into().into_parts();
-        let options = LinearOptions { out_in: false, main_grad: self.main_grad(), again };
+        let options = LinearOptions { main_grad: self.main_grad(), again, ..Default::default() };
         linear(x, self.plan.replica.value(&self.weight), None, options)
     }
 

@@ -28,7 +28,7 @@ use megaburn_data::{GlobalBatch, Sampler};
 use megaburn_mesh::{Layout, ShardPlan};
 use megaburn_models::{Decoder, DecoderConfig};
 use megaburn_optim::{GradientAccumulator, LossScaler, Optimizer, Sharding};
-use megaburn_parallel::{main_grads, shard_plan};
+use megaburn_parallel::{main_grads, shard_plan, vector_grads};
 
 use crate::{
     TrainConfig, TrainError,
@@ -166,7 +166,7 @@ impl Trainer {
             .with_dropout(config.train.dropout())?
             .with_context_parallel(&groups.cp, &config.context_comms(&layout, &model_config)?)?;
         let plan = shard_plan(&model).map_err(megaburn_models::ModelError::from)?;
-        let main_grads = main_grads(&model);
+        let (main_grads, vector_grads) = (main_grads(&model), vector_grads(&model));
         let direct = main_grads.keys().cloned();
         let chunks = plan.iter().map(|(path, _)| (path.to_string(), model.chunk_of(path)));
         let sharding = config.parallel.sharding().with_direct(direct).with_apart(pipeline.shared());
@@ -186,6 +186,7 @@ impl Trainer {
         let grads = GradientAccumulator::new(&model, &plan, &sharding)?
             .with_dtype(config.optimizer.main_grads_dtype.into())?
             .with_main_grads(main_grads)
+            .with_vector_grads(vector_grads)
             .with_late_gradients(config.parallel.overlap_moe);
         Ok(Self {
             grads,

@@ -10,7 +10,7 @@ use megaburn_models::{
     decoder::{Ahead, StageLosses},
 };
 use megaburn_optim::{GradientAccumulator, Optimizer, ShardingConfig, ShardingLevel};
-use megaburn_parallel::{main_grads, shard_plan};
+use megaburn_parallel::{main_grads, shard_plan, vector_grads};
 use megaburn_pipeline::{Wire, run};
 
 use super::{Reference, pass::WholeBatch, reference::IGNORED};
@@ -89,7 +89,7 @@ impl<'a> Rank<'a> {
         let ahead = reference.ahead(&device.clone().inner()).into_iter().map(of_depth).collect();
         let grads = GradientAccumulator::new(&model, &plan, &sharding)?;
         // As the trainer does, so that its way of summing gradients is what is compared.
-        let grads = grads.with_main_grads(main_grads);
+        let grads = grads.with_main_grads(main_grads).with_vector_grads(vector_grads(&model));
         Ok(Self {
             reference,
             model,

@@ -2,6 +2,7 @@
 
 mod attention;
 mod attention_parts;
+mod bias;
 mod compare;
 mod cross_entropy;
 mod cudnn;
@@ -27,6 +28,7 @@ pub(crate) fn tests() -> impl Iterator<Item = (String, fn() -> Result<(), String
     let modules = [
         ("attention", attention::TESTS),
         ("attention_parts", attention_parts::TESTS),
+        ("bias", bias::TESTS),
         ("cross_entropy", cross_entropy::TESTS),
         ("dropout", dropout::TESTS),
         ("edges", edges::TESTS),

@@ -34,7 +34,7 @@ fn norms() -> Result<(), String> {
             });
             let shifted = NormOptions::new(epsilon).with_zero_centered_gamma(true);
             compare!(format!("rms shifted {what}"), dtype, tolerance, [x: [s, b, n], gamma: [n]], |_, x, gamma| {
-                rms_norm_with::<3>(x, gamma, shifted)
+                rms_norm_with::<3>(x, gamma, shifted.clone())
             });
             // So is all, or much, of what a layer norm of few elements passes back.
             let tolerance = if n <= 3 { 3.0 * tolerance } else { tolerance };
@@ -45,7 +45,7 @@ fn norms() -> Result<(), String> {
                 layer_norm::<3>(x, gamma, Some(beta), epsilon)
             });
             compare!(format!("layer shifted {what}"), dtype, tolerance, [x: [s, b, n], gamma: [n]], |_, x, gamma| {
-                layer_norm_with::<3>(x, gamma, None, shifted)
+                layer_norm_with::<3>(x, gamma, None, shifted.clone())
             });
         }
     }

@@ -1,0 +1,145 @@
+//! Sums over rows on CubeCL's GPUs: one kernel, and of many rows the same once more for what its cubes have,
+//! both in a fixed order. The rows are read once, where they are and in the dtype that they have.
+
+use burn::backend::cubecl::dtype_to_storage_type;
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{Cube, TensorMetadata};
+use burn::tensor::{DType, Tensor};
+use burn_cubecl::tensor::CubeTensor;
+use cubecl::prelude::*;
+use megaburn_cuda::tensor;
+
+use super::column_sum::{self, ColumnSum};
+use super::kernels::*;
+use super::op::{self, AddToRows};
+use crate::cube::{Rows, address_type, lanes, wrap};
+
+/// Units of a cube that adds.
+const UNITS: usize = 256;
+/// Cubes of a sum over many rows: several for each multiprocessor of a large GPU.
+const CUBES: u32 = 132 * 4;
+/// Rows that one cube sums alone: a second kernel would take longer to start than it saves.
+const FEW: usize = 2048;
+
+impl ColumnSum for Cube {
+    fn column_sum(x: FloatTensor<Self>, groups: usize, dtype: DType) -> FloatTensor<Self> {
+        if [x.dtype(), dtype].contains(&DType::F64) {
+            return column_sum::column_sum::<Self>(x, groups, dtype);
+        }
+        let x = tensor::from_backend(x);
+        let n = x.meta.shape()[x.meta.num_dims() - 1];
+        let sum = tensor::empty(&x, [groups, n], dtype);
+        tensor::into_backend(launch_sum(x, groups, sum, false))
+    }
+
+    fn add_column_sum(x: FloatTensor<Self>, sum: Option<Tensor<2>>) -> Tensor<2> {
+        if x.dtype() == DType::F64 {
+            return column_sum::add_column_sum::<Self>(x, sum);
+        }
+        let x = tensor::from_backend(x);
+        let n = x.meta.shape()[x.meta.num_dims() - 1];
+        let add = sum.is_some();
+        let sum = match sum {
+            Some(sum) => {
+                let sum = sum.try_into_primitive::<Self>();
+                // It belongs to whom the result is given.
+                let sum = sum.expect("a gradient is where its bias is");
+                tensor::contiguous(tensor::from_backend(sum))
+            }
+            None => tensor::empty(&x, [1, n], DType::F32),
+        };
+        wrap(launch_sum(x, 1, sum, add))
+    }
+}
+
+impl AddToRows for Cube {
+    fn add_to_rows(
+        x: FloatTensor<Self>,
+        addend: FloatTensor<Self>,
+        groups: usize,
+    ) -> FloatTensor<Self> {
+        if x.dtype() == DType::F64 {
+            return op::add_to_rows::<Self>(x, addend, groups);
+        }
+        let [x, addend] = [x, addend].map(tensor::from_backend);
+        tensor::into_backend(launch_add(x, addend, groups))
+    }
+}
+
+/// How the rows of a group are shared out: the shape of a cube, and how many of them have other rows of the
+/// same columns.
+fn plan(rows: usize, groups: usize, width: usize, add: bool) -> (CubeShape, u32) {
+    let ahead = rows.div_ceil(AHEAD as usize).next_power_of_two() as u32;
+    if groups > 1 || rows <= FEW {
+        // Eight vectors of 16 bytes are a line of the cache.
+        let columns = (width.next_power_of_two() as u32).min(8);
+        let workers = ahead.min(512 / columns);
+        let columns = (width.next_power_of_two() as u32).min((256 / workers).max(columns));
+        return (CubeShape { columns, workers, add }, 1);
+    }
+    let columns = (width.next_power_of_two() as u32).min(32);
+    let workers = 256 / columns;
+    let cubes = (width as u32).div_ceil(columns);
+    let parts = (CUBES / cubes).clamp(1, ahead.div_ceil(workers));
+    (CubeShape { columns, workers, add: add && parts == 1 }, parts)
+}
+
+/// The sums of groups of rows, written to `out` or, if `add`, added to it.
+fn launch_sum(x: CubeTensor, groups: usize, out: CubeTensor, add: bool) -> CubeTensor {
+    let x = Rows::of(x);
+    if groups * x.len == 0 {
+        return out;
+    }
+    let lanes = lanes(x.tensor.dtype, &[x.len, x.stride]);
+    let (rows, width) = (x.count / groups, x.len / lanes);
+    let (shape, parts) = plan(rows, groups, width, add);
+    let sums = match parts {
+        1 => out.clone(),
+        _ => tensor::empty(&out, [parts as usize, x.len], DType::F32),
+    };
+    column_sum_kernel::launch(
+        &out.client.clone(),
+        CubeCount::Static(groups as u32, (width as u32).div_ceil(shape.columns), parts),
+        CubeDim::new_2d(shape.columns, shape.workers),
+        address_type(&[&x.tensor, &sums]),
+        lanes,
+        x.tensor.clone().into_buffer_arg(),
+        sums.clone().into_buffer_arg(),
+        rows as u32,
+        width as u32,
+        (x.stride / lanes) as u32,
+        parts,
+        shape,
+        AHEAD,
+        [x.tensor.dtype, sums.dtype].map(dtype_to_storage_type),
+    );
+    // The parts are few enough to be summed by one kernel.
+    if parts > 1 { launch_sum(sums, 1, out, add) } else { out }
+}
+
+fn launch_add(x: CubeTensor, addend: CubeTensor, groups: usize) -> CubeTensor {
+    let y = tensor::empty(&x, x.shape(), x.dtype);
+    let elements = y.meta.num_elements();
+    if elements == 0 {
+        return y;
+    }
+    let (x, addend) = (Rows::of(x), tensor::contiguous(addend));
+    let lanes = lanes(x.tensor.dtype, &[x.len, x.stride]);
+    let dtypes = [x.tensor.dtype, addend.dtype].map(dtype_to_storage_type);
+    add_kernel::launch(
+        &y.client.clone(),
+        CubeCount::Static((elements / lanes).div_ceil(UNITS) as u32, 1, 1),
+        CubeDim::new_1d(UNITS as u32),
+        address_type(&[&x.tensor, &addend, &y]),
+        lanes,
+        x.tensor.into_buffer_arg(),
+        addend.into_buffer_arg(),
+        y.clone().into_buffer_arg(),
+        elements / lanes,
+        (x.count / groups) as u32,
+        (x.len / lanes) as u32,
+        (x.stride / lanes) as u32,
+        dtypes,
+    );
+    y
+}

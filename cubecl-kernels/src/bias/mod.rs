@@ -1,0 +1,212 @@
+//! What is added to every row: biases, and the vectors of positions.
+
+mod column_sum;
+#[cfg(feature = "cuda")]
+mod cube;
+#[cfg(feature = "cuda")]
+mod kernels;
+mod op;
+pub(crate) mod reference;
+
+use burn::backend::Dispatch;
+use burn::tensor::Tensor;
+
+use crate::MainGrad;
+use crate::operands::{self, float};
+pub(crate) use column_sum::{ColumnSum, bias_gradient};
+use op::{AddOps, Addend};
+
+/// A bias, and where its gradient goes.
+#[derive(Clone, Debug)]
+pub struct Bias {
+    /// Its values, `[n]`.
+    pub value: Tensor<1>,
+    /// Sums its gradient as `[1, n]`, once attached; none: an ordinary gradient.
+    pub main_grad: Option<MainGrad>,
+}
+
+impl Bias {
+    /// The same values without a graph, whose gradient nobody asks for.
+    #[must_use]
+    pub fn inner(self) -> Self {
+        Self { value: self.value.inner(), main_grad: None }
+    }
+
+    /// Panics in the name of `op` if it is no bias of rows of `n`.
+    pub(crate) fn check(&self, op: &str, n: usize) {
+        let [length] = self.value.dims();
+        assert_eq!(n, length, "{op}: the bias has {length} elements for rows of {n}");
+        if let Some(main_grad) = &self.main_grad {
+            main_grad.check(op, [1, n]);
+        }
+    }
+}
+
+impl From<Tensor<1>> for Bias {
+    fn from(value: Tensor<1>) -> Self {
+        Self { value, main_grad: None }
+    }
+}
+
+/// `x + bias`, computed in f32 (f64 for f64) and rounded once, to the dtype of `x`.
+///
+/// The gradient of `x` is that of the result itself. The bias's is summed over all rows in f32, in a fixed
+/// order: on a GPU by a kernel that reads them once, in the dtype that they have.
+///
+/// # Shapes
+/// - `x`, result: `[.., n]`
+/// - `bias`: `[n]`
+///
+/// # Panics
+/// If the bias is not as long as the last dimension of `x`.
+pub fn add_bias<const D: usize>(x: Tensor<D>, bias: impl Into<Bias>) -> Tensor<D> {
+    let bias = bias.into();
+    operands::check("add_bias", [float("x", &x), float("the bias", &bias.value)]);
+    bias.check("add_bias", x.dims()[D - 1]);
+    let addend = Addend { groups: 1, main_grad: bias.main_grad };
+    let (x, bias) = (x.into_dispatch(), bias.value.into_dispatch());
+    Tensor::from_dispatch(<Dispatch as AddOps>::rows_plus(x, bias, addend))
+}
+
+/// `x + positions`, where every sequence gets the same vectors of positions; computed and differentiated as
+/// [`add_bias`] is.
+///
+/// # Shapes
+/// - `x`, result: `[s, b, n]`
+/// - `positions`: `[s, 1, n]`
+///
+/// # Panics
+/// If `positions` has another shape.
+pub fn add_positions(x: Tensor<3>, positions: Tensor<3>) -> Tensor<3> {
+    let name = "add_positions";
+    operands::check(name, [float("x", &x), float("the positions", &positions)]);
+    let ([s, _, n], found) = (x.dims(), positions.dims());
+    assert_eq!(found, [s, 1, n], "{name}: the positions of x {:?} are {found:?}", x.dims());
+    let addend = Addend { groups: s, main_grad: None };
+    let (x, positions) = (x.into_dispatch(), positions.into_dispatch());
+    Tensor::from_dispatch(<Dispatch as AddOps>::rows_plus(x, positions, addend))
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::DType;
+    use rstest::rstest;
+
+    use super::*;
+    use crate::reference;
+    use crate::testing::{
+        assert_close, assert_refused, assert_same_bits, assert_same_function, constant, leaf,
+        normal, quantized, values,
+    };
+
+    #[rstest]
+    fn values_and_gradients_are_those_of_the_reference(
+        #[values([8, 2, 16], [5, 3, 7], [1, 1, 5])] shape: [usize; 3],
+        #[values((DType::F32, 2e-6), (DType::BF16, 2e-2))] (dtype, tolerance): (DType, f64),
+    ) {
+        let [s, _, n] = shape;
+        let x = leaf(normal(shape).cast(dtype));
+        let (bias, positions) =
+            (leaf(normal([n]).cast(dtype)), leaf(normal([s, 1, n]).cast(dtype)));
+        assert_same_function!(
+            tolerance,
+            [x, bias],
+            add_bias(x.clone(), bias.clone()),
+            reference::add_bias(x.clone(), bias.clone())
+        );
+        assert_same_function!(
+            tolerance,
+            [x, positions],
+            add_positions(x.clone(), positions.clone()),
+            reference::add_positions(x.clone(), positions.clone())
+        );
+    }
+
+    #[test]
+    fn views_are_those_of_the_reference() {
+        let (x, bias, positions) = (normal([3, 5, 12]), normal([1]), normal([8, 1, 5]));
+        let view = || x.clone().swap_dims(0, 1).narrow(2, 1, 8);
+        let (bias_view, positions_view) =
+            (|| bias.clone().expand([8]), || positions.clone().permute([2, 1, 0]));
+        assert_same_function!(
+            5e-6,
+            [x, bias],
+            add_bias(view(), bias_view()),
+            reference::add_bias(view(), bias_view())
+        );
+        assert_same_function!(
+            2e-6,
+            [x, positions],
+            add_positions(view(), positions_view()),
+            reference::add_positions(view(), positions_view())
+        );
+    }
+
+    #[test]
+    fn f32_sums_are_those_of_burn() {
+        let (x, bias) = (constant([4, 6]), constant([6]));
+        assert_same_bits(add_bias(x.clone(), bias.clone()), x + bias.unsqueeze());
+    }
+
+    #[rstest]
+    fn an_attached_main_grad_takes_the_gradients_sum(
+        #[values(DType::F32, DType::BF16)] dtype: DType,
+    ) {
+        let (bias, main_grad) = (leaf(normal([7]).cast(dtype)), MainGrad::default());
+        let with = || Bias { value: bias.clone(), main_grad: Some(main_grad.clone()) };
+        let gradients = |x: &Tensor<2>, weight: &Tensor<2>| {
+            (add_bias(x.clone(), with()) * weight.clone()).sum().backward()
+        };
+        let mut expected = Tensor::<1>::zeros([7], &bias.device());
+        for round in 0..3 {
+            let (x, weight) = (leaf(normal([5, 7]).cast(dtype)), constant([5, 7]).cast(dtype));
+            if round == 0 {
+                // Not attached yet: an ordinary gradient.
+                assert!(bias.grad(&gradients(&x, &weight)).is_some());
+                assert!(main_grad.take().is_none());
+                main_grad.attach();
+            }
+            let grads = gradients(&x, &weight);
+            assert!(bias.grad(&grads).is_none() && x.grad(&grads).is_some());
+            expected = expected + weight.cast(DType::F32).sum_dim(0).reshape([7]);
+        }
+        let sum = main_grad.take().expect("three gradients");
+        assert_eq!((sum.dims(), sum.dtype()), ([1, 7], DType::F32));
+        assert_close(sum.reshape([7]), expected.inner(), 1e-6);
+    }
+
+    #[rstest]
+    #[case([0, 3, 4])]
+    #[case([2, 0, 4])]
+    #[case([2, 3, 0])]
+    fn nothing_gives_nothing_and_gradients_of_0(#[case] shape: [usize; 3]) {
+        let [s, _, n] = shape;
+        let (x, bias, positions) = (normal(shape), normal([n]), normal([s, 1, n]));
+        let grads = add_bias(x.clone(), bias.clone()).sum().backward();
+        assert_eq!(x.grad(&grads).unwrap().dims(), shape);
+        assert_eq!(values(bias.grad(&grads).unwrap()), vec![0.0; n]);
+        let grads = add_positions(x.clone(), positions.clone()).sum().backward();
+        assert_eq!(values(positions.grad(&grads).unwrap()), vec![0.0; s * n]);
+    }
+
+    fn of_two_biases() {
+        let main_grad = MainGrad::default();
+        main_grad.attach();
+        for n in [3, 5] {
+            let bias = Bias { value: normal([n]), main_grad: Some(main_grad.clone()) };
+            add_bias(normal([2, n]), bias).sum().backward();
+        }
+    }
+
+    #[rstest]
+    #[case(|| drop(add_bias(normal([2, 4]), normal([3]))), "add_bias: the bias has 3 elements for rows of 4")]
+    #[case(|| drop(add_bias(normal([2, 4]), quantized([4]))), "add_bias: the bias is qfloat")]
+    #[case(of_two_biases, "add_bias: the main gradient is of a weight [1, 3], not [1, 5]")]
+    #[case(
+        || drop(add_positions(normal([2, 3, 4]), normal([2, 3, 4]))),
+        "add_positions: the positions of x [2, 3, 4] are [2, 3, 4]"
+    )]
+    fn bad_input_is_refused(#[case] call: fn(), #[case] message: &str) {
+        assert_refused(call, message);
+    }
+}

@@ -1,0 +1,135 @@
+//! The sum of rows and what is added to each, under automatic differentiation.
+//!
+//! The gradient of the rows is that of the result itself, and the addend's is the sum over the rows that it
+//! was added to. (Burn's own sum of broadcast tensors sums by a kernel for any reduction, which takes many
+//! times as long on a GPU.)
+
+use burn::backend::autodiff::Autodiff;
+use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
+use burn::backend::autodiff::grads::Gradients;
+use burn::backend::autodiff::ops::{Backward, Ops, OpsKind};
+use burn::backend::tensor::FloatTensor;
+use burn::backend::{Backend, TensorMetadata, backend_extension};
+use burn::tensor::{DType, Shape};
+
+use super::column_sum::{ColumnSum, bias_gradient};
+use crate::MainGrad;
+use crate::backends::on_every_backend;
+use crate::primitive::{cast, compute_dtype, last_dim};
+
+/// What is added to rows, beside its values.
+#[derive(Clone, Debug)]
+pub(crate) struct Addend {
+    /// How many rows it has: each is added to a stretch of equally many rows.
+    pub(super) groups: usize,
+    /// Where its gradient is summed once attached, if it is one row.
+    pub(super) main_grad: Option<MainGrad>,
+}
+
+/// The sum, as each backend computes it best.
+pub(crate) trait AddToRows: ColumnSum {
+    /// # Shapes
+    /// `x`, result: `[.., n]`; `addend`: `groups * n` elements
+    fn add_to_rows(
+        x: FloatTensor<Self>,
+        addend: FloatTensor<Self>,
+        groups: usize,
+    ) -> FloatTensor<Self>;
+}
+
+#[cfg(feature = "flex")]
+impl AddToRows for burn::backend::Flex {
+    fn add_to_rows(
+        x: FloatTensor<Self>,
+        addend: FloatTensor<Self>,
+        groups: usize,
+    ) -> FloatTensor<Self> {
+        add_to_rows::<Self>(x, addend, groups)
+    }
+}
+
+pub(super) fn add_to_rows<B: Backend>(
+    x: FloatTensor<B>,
+    addend: FloatTensor<B>,
+    groups: usize,
+) -> FloatTensor<B> {
+    let (shape, dtype) = (x.shape(), x.dtype());
+    if shape.num_elements() == 0 {
+        return x;
+    }
+    let (n, wide) = (last_dim(&shape), compute_dtype(dtype));
+    let each = shape.num_elements() / (groups * n);
+    let x = B::float_reshape(cast::<B>(x, wide), Shape::from([groups, each, n]));
+    let addend = B::float_reshape(cast::<B>(addend, wide), Shape::from([groups, 1, n]));
+    B::float_reshape(cast::<B>(B::float_add(x, addend), dtype.into()), shape)
+}
+
+#[backend_extension(Cube: cfg(feature = "cuda"), Flex: cfg(feature = "flex"), Autodiff)]
+pub(crate) trait AddOps: Backend {
+    /// `x: [.., n]`, `values` the addend's.
+    fn rows_plus(
+        x: FloatTensor<Self>,
+        values: FloatTensor<Self>,
+        addend: Addend,
+    ) -> FloatTensor<Self>;
+}
+
+on_every_backend! {
+    impl AddOps {
+        fn rows_plus(
+            x: FloatTensor<Self>,
+            values: FloatTensor<Self>,
+            addend: Addend,
+        ) -> FloatTensor<Self> {
+            Self::add_to_rows(x, values, addend.groups)
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+struct Saved {
+    addend: Addend,
+    shape: Shape,
+    dtype: DType,
+}
+
+#[derive(Debug)]
+struct AddBackward;
+
+impl<B: AddOps + AddToRows> Backward<B, 2> for AddBackward {
+    type State = Saved;
+
+    fn backward(self, ops: Ops<Self::State, 2>, grads: &mut Gradients, _: &mut Checkpointer) {
+        let dy = grads.consume::<B>(&ops.node);
+        let Saved { addend: Addend { groups, main_grad }, shape, dtype } = ops.state;
+        let [for_x, for_addend] = ops.parents.map(|node| node.map(|node| node.id));
+        if let Some(id) = for_addend {
+            let gradient = match groups {
+                1 => bias_gradient::<B>(dy.clone(), dtype, main_grad.as_ref()),
+                _ => Some(B::column_sum(dy.clone(), groups, dtype)),
+            };
+            if let Some(gradient) = gradient {
+                grads.register::<B>(id, B::float_reshape(gradient, shape));
+            }
+        }
+        if let Some(id) = for_x {
+            grads.register::<B>(id, dy);
+        }
+    }
+}
+
+impl<B: AddOps + AddToRows, C: CheckpointStrategy> AddOps for Autodiff<B, C> {
+    fn rows_plus(
+        x: FloatTensor<Self>,
+        values: FloatTensor<Self>,
+        addend: Addend,
+    ) -> FloatTensor<Self> {
+        let ((x, for_x), (values, for_values)) = (x.into_parts(), values.into_parts());
+        let (shape, dtype) = (values.shape(), values.dtype());
+        let y = B::rows_plus(x, values, addend.clone());
+        match AddBackward.prepare::<C>([for_x, for_values]).compute_bound().stateful() {
+            OpsKind::Tracked(op) => op.finish(Saved { addend, shape, dtype }, y),
+            OpsKind::UnTracked(op) => op.finish(y),
+        }
+    }
+}

@@ -1,0 +1,51 @@
+//! The sum of all elements: a loss, of those of tokens.
+
+mod op;
+pub(crate) mod reference;
+
+use burn::backend::Dispatch;
+use burn::tensor::Tensor;
+
+use crate::operands::{self, float};
+use op::SumOps;
+
+/// The sum of all elements, in f32 (f64 for f64) and in a fixed order, in the dtype of `x`.
+///
+/// On a GPU it is written and not added up atomically into what is there: the sum of what could not be computed
+/// (out of memory, say) is an error at the next read, and no number.
+///
+/// # Shapes
+/// `[..]` to `[1]`
+pub fn sum_all<const D: usize>(x: Tensor<D>) -> Tensor<1> {
+    operands::check("sum_all", [float("x", &x)]);
+    Tensor::from_dispatch(<Dispatch as SumOps>::sum_of_all(x.into_dispatch()))
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::DType;
+    use rstest::rstest;
+
+    use super::*;
+    use crate::reference;
+    use crate::testing::{assert_refused, assert_same_function, leaf, normal, quantized, values};
+
+    #[rstest]
+    fn values_and_gradients_are_those_of_the_reference(
+        #[values([8, 2, 16], [5, 3, 7], [1, 1, 1], [3, 0, 2])] shape: [usize; 3],
+        #[values((DType::F32, 2e-6), (DType::BF16, 1e-2))] (dtype, tolerance): (DType, f64),
+    ) {
+        let x = leaf(normal(shape).cast(dtype));
+        assert_same_function!(tolerance, [x], sum_all(x.clone()), reference::sum_all(x.clone()));
+        let view = || x.clone().swap_dims(0, 2) * 2.0;
+        assert_same_function!(tolerance, [x], sum_all(view()), reference::sum_all(view()));
+    }
+
+    #[test]
+    fn half_precision_is_summed_in_f32() {
+        // In bf16 256 + 1 is 256.
+        let ones = Tensor::<1>::ones([300], &leaf(normal([1])).device()).cast(DType::BF16);
+        assert_eq!(values(sum_all(ones)), [300.0]);
+        assert_refused(|| sum_all(quantized([2, 4])), "sum_all: x is qfloat");
+    }
+}

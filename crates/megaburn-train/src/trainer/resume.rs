@@ -165,10 +165,16 @@ impl Trainer {
         for (name, saved, mine) in [
             ("run.seed", saved.seed, mine.seed),
             ("data.seq_len", saved.seq_len as u64, mine.seq_len as u64),
-            ("the hash of text and tokenizer", saved.data_hash, mine.data_hash),
+            (HASH, saved.data_hash, mine.data_hash),
             ("the number of training samples", saved.num_train_samples, mine.num_train_samples),
         ] {
             if saved != mine {
+                // As the line `data` of the console prints it.
+                let shown = |value: u64| match name {
+                    HASH => format!("xxh3 {value:016x}"),
+                    _ => value.to_string(),
+                };
+                let (saved, mine) = (shown(saved), shown(mine));
                 let what = format!(
                     "was trained with another order of samples: {name} is {saved} there and {mine} here"
                 );
@@ -254,6 +260,9 @@ fn set_aside(refused: &[Refused]) {
         }
     }
 }
+
+/// What a run must read again.
+const HASH: &str = "the hash of text and tokenizer";
 
 fn read_state(checkpoint: &Checkpoint) -> Result<TrainerState, TrainError> {
     serde_json::from_value(checkpoint.trainer().clone()).map_err(|error| {

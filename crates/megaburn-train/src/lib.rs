@@ -1,6 +1,7 @@
 //! Configuration, training loop, metrics and resilience.
 
 mod assets;
+mod attention_line;
 pub mod config;
 pub mod console;
 mod data;

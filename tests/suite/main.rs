@@ -45,6 +45,8 @@ mod resume;
 mod run;
 mod schedules;
 mod shared_documents;
+mod side_by_side;
+mod side_by_side_check;
 mod text;
 mod tokenizers;
 mod upcycling;

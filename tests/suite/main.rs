@@ -17,6 +17,7 @@ mod expert_options;
 mod expert_runs;
 mod experts;
 mod f16;
+mod figures;
 mod fixtures;
 mod gather;
 mod generate;

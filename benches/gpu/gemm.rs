@@ -11,7 +11,7 @@ use burn_cubecl::tensor::CubeTensor;
 use clap::Parser;
 use megaburn::cuda::{
     self, CudaQueue,
-    gemm::{product, product_into},
+    gemm::{Tuning, product, product_into, set_tuning_effort},
     tensor::transposed,
     timing::elapsed,
 };
@@ -62,6 +62,15 @@ struct GemmArgs {
     /// Take cuBLASLt's first suggestion instead of timing several.
     #[arg(long)]
     untuned: bool,
+    /// How many of cuBLASLt's suggestions are timed.
+    #[arg(long, default_value_t = Tuning::default().suggestions)]
+    suggestions: usize,
+    /// What part of an earlier suggestion's time a later one must take less than.
+    #[arg(long, default_value_t = Tuning::default().clearly)]
+    clearly: f32,
+    /// Only products whose shape and form have this in them, as `8192x8192x8192 dgrad`.
+    #[arg(long, default_value = "")]
+    only: String,
 }
 
 /// The measurement.
@@ -78,6 +87,8 @@ pub fn main(command: Vec<OsString>) -> ExitCode {
 fn run(args: &GemmArgs) -> Result<(), Failure> {
     cuda::start()?;
     cuda::gemm::set_tuning(!args.untuned);
+    let GemmArgs { suggestions, clearly, .. } = *args;
+    set_tuning_effort(Tuning { suggestions, clearly });
     let peer = peer_times(args.peer.as_deref())?;
     let about = "Matrix products of bf16 matrices with fp32 accumulation on one GPU, shapes of \
                  Llama-3-8B (tokens x in x out), uniform random numbers: forward X W (NN), input \
@@ -86,6 +97,12 @@ fn run(args: &GemmArgs) -> Result<(), Failure> {
                  after 0.1 s of rest; the median of three such means. `floor` of the last is what its bytes \
                  take at 4.3 TB/s (read X, dY and the buffer, write the buffer).";
     let mut report = Report::new("gemm", about);
+    let library = cuda::libraries::loaded("libcublasLt.so").unwrap_or_default();
+    report.text(&format!(
+        "cuBLASLt {} ({}); {suggestions} suggestions, a later one is taken below {clearly} of an earlier one's time.",
+        cuda::gemm::version(),
+        library.display()
+    ));
     let head = ["shape", "form", "ms", "TFLOP/s", "PyTorch", "ratio", "byte floor ms"];
     let mut table = Table::new("cuBLASLt through `enqueue`", &head);
     let device = Device::cuda(0);
@@ -98,6 +115,10 @@ fn run(args: &GemmArgs) -> Result<(), Failure> {
         let queue = CudaQueue::of(&cube(&x)).ok_or("no CUDA tensor")?;
         let sum = Tensor::<2>::zeros([i, o], (&device, DType::F32));
         for (name, form) in FORMS {
+            let key = format!("{t}x{i}x{o} {name}");
+            if !key.contains(&args.only) {
+                continue;
+            }
             let step = |[x, w, dy, sum]: [CubeTensor; 4]| match form {
                 Form::Fprop => product(x, w, None, 1.0, DType::BF16).map(drop),
                 Form::Dgrad => product(dy, transposed(w), None, 1.0, DType::BF16).map(drop),
@@ -108,7 +129,6 @@ fn run(args: &GemmArgs) -> Result<(), Failure> {
             let operands = || [&x, &w, &dy, &sum].map(cube);
             let seconds = time(&queue, || step(operands()))?;
             let flops = 2.0 * (t * i * o) as f64;
-            let key = format!("{t}x{i}x{o} {name}");
             let theirs = peer.get(&key).map(|milliseconds| milliseconds / 1e3);
             let rate = |seconds: f64| format!("{:.0}", flops / seconds / 1e12);
             let floor = match form {

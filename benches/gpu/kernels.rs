@@ -229,7 +229,7 @@ impl Bench {
 
     fn attentions(&mut self) -> Result<(), Failure> {
         let mut kernels = vec![("", AttentionKernel::Cubecl)];
-        match cuda::cudnn::version() {
+        match cuda::cudnn::found() {
             Ok(version) => {
                 println!("cuDNN {version}");
                 kernels.push((" by cuDNN", AttentionKernel::Cudnn));

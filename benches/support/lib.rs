@@ -5,6 +5,7 @@
 //! `-- --save` also writes a dated file into `results/`.
 
 pub mod collective;
+pub mod figures;
 #[cfg(feature = "cuda")]
 #[path = "../gpu/mod.rs"]
 pub mod gpu;
@@ -28,6 +29,7 @@ pub const PROGRAMS: &[(&str, Program)] = &[
     ("bench-context", gpu::context::main),
     ("bench-data-parallel", gpu::data_parallel::main),
     ("bench-gemm", gpu::gemm::main),
+    ("bench-figures", figures::main),
     ("bench-first-use", gpu::first_use::main),
     ("bench-kernel-errors", gpu::errors::main),
     ("bench-kernels", gpu::kernels::main),

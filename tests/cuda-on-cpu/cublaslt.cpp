@@ -1,4 +1,5 @@
 // libcublasLt: products of column-major matrices, one algorithm, sums in f32.
+#include <dlfcn.h>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -71,6 +72,15 @@ float narrowed(float x, int compute) {
 
 } // namespace
 
+namespace {
+// Copies from host memory that the driver has not done yet may be operands.
+void settle() {
+    static auto synchronize = reinterpret_cast<int (*)()>(
+        dlsym(dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD), "cuCtxSynchronize"));
+    synchronize();
+}
+} // namespace
+
 extern "C" {
 int cublasLtCreate(void **handle) { return *handle = malloc(1), 0; }
 int cublasLtDestroy(void *handle) { return free(handle), 0; }
@@ -116,6 +126,7 @@ int cublasLtMatmulAlgoCheck(void *, Desc *, Layout *, Layout *, Layout *, Layout
 int cublasLtMatmul(void *, Desc *desc, const float *alpha, const void *a, Layout *of_a,
                    const void *b, Layout *of_b, const float *beta, const void *c, Layout *of_c,
                    void *d, Layout *of_d, const void *, void *, size_t, void *) {
+    settle();
     uint64_t inner = desc->transposed_a ? of_a->rows : of_a->cols;
     for (int64_t batch = 0; batch < of_d->batch; batch++) {
         int64_t at_a = batch * of_a->stride, at_b = batch * of_b->stride, at = batch * of_d->stride;

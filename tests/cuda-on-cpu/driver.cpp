@@ -1,5 +1,6 @@
 // libcuda: the driver's interface for one GPU that is this computer. Everything has happened when a
-// call returns; memory starts as NaN.
+// call returns, but for asynchronous copies from host memory: they happen when the next call needs the
+// GPU, as they may on hardware. Memory starts as NaN.
 #include "engine.hpp"
 
 #include <cstdint>
@@ -10,6 +11,7 @@
 #include <map>
 #include <mutex>
 #include <string>
+#include <vector>
 
 using Result = int;
 using Pointer = unsigned long long;
@@ -43,6 +45,22 @@ Result release(Pointer at) {
     allocated -= found->second;
     allocations.erase(found);
     free(reinterpret_cast<void *>(at));
+    return SUCCESS;
+}
+
+struct Copy {
+    Pointer to;
+    const void *from;
+    size_t bytes;
+};
+std::mutex copies_lock;
+auto &copies = *new std::vector<Copy>;
+
+// Does the copies that were asked for so far.
+Result settle() {
+    std::lock_guard guard(copies_lock);
+    for (auto &copy : copies) memcpy(reinterpret_cast<void *>(copy.to), copy.from, copy.bytes);
+    copies.clear();
     return SUCCESS;
 }
 
@@ -125,7 +143,7 @@ Result cuCtxSetCurrent(Context) { return SUCCESS; }
 Result cuCtxPushCurrent_v2(Context) { return SUCCESS; }
 Result cuCtxPopCurrent_v2(Context *context) { return *context = &dummy, SUCCESS; }
 Result cuCtxGetCurrent(Context *context) { return *context = &dummy, SUCCESS; }
-Result cuCtxSynchronize() { return SUCCESS; }
+Result cuCtxSynchronize() { return settle(); }
 Result cuCtxGetStreamPriorityRange(int *least, int *greatest) {
     return *least = 0, *greatest = -5, SUCCESS;
 }
@@ -148,6 +166,7 @@ Result cuMemAlloc_v2(Pointer *at, size_t bytes) {
 Result cuMemAllocAsync(Pointer *at, size_t bytes, Stream) { return cuMemAlloc_v2(at, bytes); }
 Result cuMemFree_v2(Pointer at) {
     trace("free\n");
+    settle();
     return release(at);
 }
 Result cuMemFreeAsync(Pointer at, Stream) { return cuMemFree_v2(at); }
@@ -155,23 +174,27 @@ Result cuMemAllocHost_v2(void **at, size_t bytes) {
     return (*at = malloc(bytes ? bytes : 1)) ? SUCCESS : OUT_OF_MEMORY;
 }
 Result cuMemHostAlloc(void **at, size_t bytes, unsigned) { return cuMemAllocHost_v2(at, bytes); }
-Result cuMemFreeHost(void *at) { return free(at), SUCCESS; }
+Result cuMemFreeHost(void *at) { return settle(), free(at), SUCCESS; }
 Result cuMemcpyHtoDAsync_v2(Pointer to, const void *from, size_t bytes, Stream) {
-    return memcpy(reinterpret_cast<void *>(to), from, bytes), SUCCESS;
+    std::lock_guard guard(copies_lock);
+    return copies.push_back({to, from, bytes}), SUCCESS;
 }
 Result cuMemcpyDtoHAsync_v2(void *to, Pointer from, size_t bytes, Stream) {
+    settle();
     return memcpy(to, reinterpret_cast<void *>(from), bytes), SUCCESS;
 }
 Result cuMemcpyDtoDAsync_v2(Pointer to, Pointer from, size_t bytes, Stream) {
+    settle();
     return memmove(reinterpret_cast<void *>(to), reinterpret_cast<void *>(from), bytes), SUCCESS;
 }
 Result cuMemcpyHtoD_v2(Pointer to, const void *from, size_t bytes) {
-    return cuMemcpyHtoDAsync_v2(to, from, bytes, nullptr);
+    return cuMemcpyHtoDAsync_v2(to, from, bytes, nullptr), settle();
 }
 Result cuMemcpyDtoH_v2(void *to, Pointer from, size_t bytes) {
     return cuMemcpyDtoHAsync_v2(to, from, bytes, nullptr);
 }
 Result cuMemcpy2DAsync_v2(const Copy2D *copy, Stream) {
+    settle();
     auto from = copy->from_kind == 1 ? static_cast<const char *>(copy->from_host)
                                      : reinterpret_cast<const char *>(copy->from_device);
     auto to = copy->to_kind == 1 ? static_cast<char *>(copy->to_host)
@@ -181,6 +204,7 @@ Result cuMemcpy2DAsync_v2(const Copy2D *copy, Stream) {
     return SUCCESS;
 }
 Result cuMemsetD8Async(Pointer at, unsigned char value, size_t bytes, Stream) {
+    settle();
     return memset(reinterpret_cast<void *>(at), value, bytes), SUCCESS;
 }
 
@@ -189,15 +213,15 @@ Result cuStreamCreateWithPriority(Stream *stream, unsigned, int) {
     return *stream = new char, SUCCESS;
 }
 Result cuStreamDestroy_v2(Stream stream) { return delete static_cast<char *>(stream), SUCCESS; }
-Result cuStreamSynchronize(Stream) { return SUCCESS; }
-Result cuStreamQuery(Stream) { return SUCCESS; }
+Result cuStreamSynchronize(Stream) { return settle(); }
+Result cuStreamQuery(Stream) { return settle(); }
 Result cuStreamWaitEvent(Stream, Event, unsigned) { return SUCCESS; }
 Result cuStreamIsCapturing(Stream, int *capturing) { return *capturing = 0, SUCCESS; }
 Result cuEventCreate(Event *event, unsigned) { return *event = new char, SUCCESS; }
 Result cuEventDestroy_v2(Event event) { return delete static_cast<char *>(event), SUCCESS; }
 Result cuEventRecord(Event, Stream) { return SUCCESS; }
-Result cuEventQuery(Event) { return SUCCESS; }
-Result cuEventSynchronize(Event) { return SUCCESS; }
+Result cuEventQuery(Event) { return settle(); }
+Result cuEventSynchronize(Event) { return settle(); }
 Result cuEventElapsedTime_v2(float *time, Event, Event) { return *time = 1, SUCCESS; }
 Result cuEventElapsedTime(float *time, Event, Event) { return *time = 1, SUCCESS; }
 Result cuProfilerStart() { return SUCCESS; }
@@ -222,6 +246,7 @@ Result cuLaunchKernel(Function *function, unsigned grid_x, unsigned grid_y, unsi
                       unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared,
                       Stream, void **arguments, void **) {
     if (!grid_x || !grid_y || !grid_z) return INVALID_VALUE;
+    settle();
     trace("launch %s %u %u %u\n", function->name.c_str(), grid_x, grid_y, grid_z);
     const char *error =
         emu_launch(function->name.c_str(), function->entry, arguments, {grid_x, grid_y, grid_z},

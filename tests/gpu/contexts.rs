@@ -17,6 +17,7 @@ use megaburn::{
 use crate::{
     GroupTest,
     gather::gather,
+    kernels::part,
     layouts::{compare, train},
     matrix::EPSILON,
     ranks::this_gpu,
@@ -83,7 +84,7 @@ fn train_all(world: &Group, data: [String; 2]) -> Result<(), String> {
         let expected = (steps, gather(&[params]));
         for layout in &layouts {
             for comm in ["p2p", "all_gather", "a2a", "a2a2+p2p"] {
-                if comm == "a2a2+p2p" && layout.cp < 4 {
+                if comm == "a2a2+p2p" && layout.cp < 4 || !part::is_mine() {
                     continue;
                 }
                 let comm = format!("parallel.cp_comm=[{comm:?}]");
@@ -122,6 +123,9 @@ type Found = BTreeMap<String, Vec<f32>>;
 /// In f32, several times: what comes too late does not always come too late.
 fn exact(world: &Group) -> Result<(), String> {
     for (tokens, batch, kind) in kinds().into_iter().filter(|(tokens, ..)| *tokens < 1000) {
+        if !part::is_mine() {
+            continue;
+        }
         let shape = [tokens, batch, HIDDEN];
         let one = Group::single(world.seed());
         let alone = layer(&one, ContextComm::P2p, shape, DType::F32, &kind)?;
@@ -165,7 +169,7 @@ fn kinds() -> [(usize, usize, Kind); 5] {
 
 /// Ranks' bf16 may be twice as far from f32 as one GPU's, whichever kernels they take.
 fn bf16(world: &Group) -> Result<(), String> {
-    for (tokens, batch, kind) in &kinds() {
+    for (tokens, batch, kind) in kinds().iter().filter(|_| part::is_mine()) {
         let (tokens, batch) = (*tokens, *batch);
         let shape = [tokens, batch, HIDDEN];
         let one = Group::single(world.seed());

@@ -103,7 +103,7 @@ impl Folder {
         let records = read_metrics(self.path("run/metrics.jsonl")).unwrap_or_default();
         let step = |record| match record {
             MetricsRecord::Step(step) => Some(step),
-            MetricsRecord::Eval(_) => None,
+            _ => None,
         };
         records.into_iter().filter_map(step).collect()
     }

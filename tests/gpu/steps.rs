@@ -20,6 +20,7 @@ use megaburn::{
 
 use crate::{
     Test,
+    kernels::part,
     matrix::Matrix,
     text::{fresh_seed, write_random_text},
 };
@@ -185,6 +186,7 @@ fn recompute() -> Result<(), String> {
         for (family, dtype) in [Family::Llama, Family::Gpt2]
             .into_iter()
             .flat_map(|family| [Dtype::F32, Dtype::Bf16, Dtype::F16].map(|dtype| (family, dtype)))
+            .filter(|_| part::is_mine())
         {
             (config.model.family, config.train.dtype) = (family, dtype);
             let drops = family == Family::Gpt2;
@@ -219,7 +221,8 @@ fn not_finite() -> Result<(), String> {
     with_config(|mut config| {
         (config.optimizer.lr, config.optimizer.clip_grad) = (1e30, 1.0);
         let dtypes = [Dtype::F32, Dtype::Bf16];
-        for (name, dtype) in OPTIMIZERS.into_iter().flat_map(|n| dtypes.map(|dtype| (n, dtype))) {
+        let each = OPTIMIZERS.into_iter().flat_map(|n| dtypes.map(|dtype| (n, dtype)));
+        for (name, dtype) in each.filter(|_| part::is_mine()) {
             (config.optimizer.name, config.train.dtype) = (name, dtype);
             let told = |error: TrainError| error.to_string();
             let mut trainer = trainer(&config, Device::cuda(0)).map_err(told)?;

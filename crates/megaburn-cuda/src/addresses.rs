@@ -2,9 +2,8 @@
 
 use burn::tensor::DType;
 use burn_cubecl::tensor::CubeTensor;
-use cudarc::driver::sys as cu;
 
-use crate::{CudaError, CudaQueue, Op, tensor};
+use crate::{CudaQueue, Op, host::staged, tensor};
 
 /// A number of a [`table`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,18 +54,9 @@ pub fn table(tensors: &[CubeTensor], access: Access, entries: Vec<Entry>) -> Cub
             Entry::Number(number) => number,
         };
         let numbers: Vec<u64> = entries.into_iter().map(number).collect();
-        // SAFETY: the table has room for as many numbers as it was made for; the driver has copied
-        // those of pageable memory, as these are, before it returns.
-        unsafe {
-            cu::cuMemcpyHtoDAsync_v2(
-                table.ptr,
-                numbers.as_ptr().cast(),
-                size_of_val(numbers.as_slice()),
-                stream.0,
-            )
-        }
-        .result()
-        .map_err(CudaError::driver("cuMemcpyHtoDAsync of a table"))
+        // SAFETY: the table has room for as many numbers as it was made for, and only what is put on the
+        // stream from now on reads it.
+        unsafe { staged::copy(&numbers, table.ptr, stream) }
     });
     table
 }

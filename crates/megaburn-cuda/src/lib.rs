@@ -31,11 +31,11 @@ pub mod nccl;
 pub mod nvtx;
 pub mod profiler;
 mod queue;
+mod search;
 mod started;
 pub mod streams;
 pub mod tensor;
 pub mod timing;
-mod wheels;
 
 pub use error::CudaError;
 pub use queue::{Buffers, CudaQueue, Op, RawBuffer, Retained, Server};

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use crate::CudaError;
+use crate::{CudaError, search::Machine};
 
 /// The number of GPUs that this process may use; none without a driver.
 pub fn num_gpus() -> usize {
@@ -23,29 +23,36 @@ pub fn gpu_name(index: usize) -> Option<String> {
     cudarc::driver::result::device::get_name(device).ok()
 }
 
+/// The memory of a GPU in bytes.
+pub fn gpu_memory(index: usize) -> Option<u64> {
+    let device = cudarc::driver::result::device::get(i32::try_from(index).ok()?).ok()?;
+    // SAFETY: the device is one that the driver has named.
+    let bytes = unsafe { cudarc::driver::result::device::total_mem(device) }.ok()?;
+    u64::try_from(bytes).ok()
+}
+
+/// The file of a library that this process has loaded, by the start of its name.
+pub fn loaded(name: &str) -> Option<PathBuf> {
+    let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
+    let files = maps.lines().filter_map(|line| Some(PathBuf::from(&line[line.find('/')?..])));
+    files
+        .into_iter()
+        .find(|file| file.file_name().is_some_and(|file| file.to_string_lossy().starts_with(name)))
+}
+
 /// Refuses a machine that lacks something a CUDA run needs.
 ///
 /// # Errors
 /// The first thing that is missing, where it was looked for and how to install it.
 pub fn check() -> Result<(), CudaError> {
-    let missing = |library, name: &str, install| {
-        let names = cudarc::get_lib_name_candidates(name);
-        CudaError::MissingLibrary { library, names, folders: Vec::new(), install }
-    };
-    // SAFETY: loading these libraries runs their initialisers, as the first use would.
-    let [driver, nvrtc, cublaslt] = unsafe {
-        [
-            cudarc::driver::sys::is_culib_present(),
-            cudarc::nvrtc::sys::is_culib_present(),
-            cudarc::cublaslt::sys::is_culib_present(),
-        ]
-    };
-    if !driver {
-        return Err(missing(
-            "the NVIDIA driver",
-            "cuda",
-            "install the driver (`nvidia-smi` must work)",
-        ));
+    // SAFETY: loading the driver runs its initialisers, as the first use would.
+    if !unsafe { cudarc::driver::sys::is_culib_present() } {
+        return Err(CudaError::MissingLibrary {
+            library: "the NVIDIA driver",
+            names: cudarc::get_lib_name_candidates("cuda"),
+            folders: Vec::new(),
+            install: "install the driver (`nvidia-smi` must work)",
+        });
     }
     if num_gpus() == 0 {
         let visible = std::env::var("CUDA_VISIBLE_DEVICES");
@@ -54,18 +61,52 @@ pub fn check() -> Result<(), CudaError> {
             "the NVIDIA driver shows no GPU (CUDA_VISIBLE_DEVICES is {visible}): see `nvidia-smi`"
         )));
     }
-    if !nvrtc {
-        return Err(missing("NVRTC, which compiles kernels,", "nvrtc", TOOLKIT));
-    }
-    if !cublaslt {
-        return Err(missing("cuBLASLt", "cublasLt", TOOLKIT));
-    }
+    // SAFETY: loading these libraries runs their initialisers, as the first use would.
+    let nvrtc = || unsafe { cudarc::nvrtc::sys::is_culib_present() };
+    find("NVRTC, which compiles kernels,", "nvrtc", &["cu13", "cuda_nvrtc"], nvrtc)?;
+    // SAFETY: as above.
+    let cublaslt = || unsafe { cudarc::cublaslt::sys::is_culib_present() };
+    find("cuBLASLt", "cublasLt", &["cu13", "cublas"], cublaslt)?;
     check_headers()
 }
 
 const TOOLKIT: &str = "install the CUDA toolkit 13 or its parts (packages cuda-nvrtc-13-0, \
     libcublas-13-0 and cuda-cudart-dev-13-0, or the wheels nvidia-cuda-nvrtc, nvidia-cublas and \
-    nvidia-cuda-runtime with LD_LIBRARY_PATH and CUDA_PATH set)";
+    nvidia-cuda-runtime)";
+
+/// Sees to it that the loader has a library by its name: where it does not find it, the library is loaded
+/// from the toolkit or a wheel of Python's, and the loader gives it to whoever asks for the name then.
+fn find(
+    library: &'static str,
+    name: &str,
+    wheels: &[&str],
+    is_there: impl Fn() -> bool,
+) -> Result<(), CudaError> {
+    if is_there() {
+        return Ok(());
+    }
+    let machine = Machine::this();
+    // The newest toolkit that this program was written for comes first.
+    let names = ["13", "12"].map(|major| format!("lib{name}.so.{major}"));
+    for file in names.iter().flat_map(|name| machine.files(name, wheels)) {
+        // SAFETY: loading a library runs its initialisers, as linking to it would.
+        if let Ok(library) = unsafe { libloading::Library::new(&file) } {
+            tracing::info!("{} is loaded", file.display());
+            // It stays loaded for as long as the process lives.
+            std::mem::forget(library);
+            if is_there() {
+                return Ok(());
+            }
+        }
+    }
+    let folders = machine.folders(&names[0], wheels);
+    Err(CudaError::MissingLibrary {
+        library,
+        names: cudarc::get_lib_name_candidates(name),
+        folders: folders.iter().map(|folder| folder.display().to_string()).collect(),
+        install: TOOLKIT,
+    })
+}
 
 /// NVRTC needs CUDA's headers; without them CubeCL fails at its first kernel, in a log line only.
 fn check_headers() -> Result<(), CudaError> {
@@ -77,6 +118,15 @@ fn check_headers() -> Result<(), CudaError> {
     };
     if folders.iter().any(|folder| folder.join("cuda_fp16.h").is_file()) {
         return Ok(());
+    }
+    // CubeCL reads the variable by itself, so that only the user can set it.
+    let wheels = Machine::this().wheels(&["cu13", "cuda_runtime"]);
+    if let Some(wheel) = wheels.iter().find(|wheel| wheel.join("include/cuda_fp16.h").is_file()) {
+        return Err(CudaError::Refused(format!(
+            "CUDA's headers, which NVRTC compiles against, are not where CUDA_PATH says but in {0}/include: set \
+             CUDA_PATH={0}",
+            wheel.display()
+        )));
     }
     Err(CudaError::MissingLibrary {
         library: "CUDA's header folder, which NVRTC compiles against,",

@@ -2,11 +2,11 @@
 
 use burn::prelude::Device;
 use megaburn_collective::RankEnv;
-use megaburn_kernels::{AUTO_LEN, AttentionKernel};
+use megaburn_kernels::AttentionKernel;
 use megaburn_mesh::Layout;
 use serde::{Deserialize, Serialize};
 
-use crate::TrainError;
+use crate::{TrainError, attention_line::Facts};
 
 /// `run.device`: what the ranks compute on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -119,17 +119,9 @@ impl Devices {
         }
     }
 
-    /// What a choice of attention comes to, as the console says it.
-    pub(crate) fn describe_attention(self, attention: AttentionKernel) -> String {
-        if attention != AttentionKernel::Auto {
-            return attention.to_string();
-        }
-        match cuda::find_cudnn() {
-            Ok(version) => format!(
-                "auto: cudnn {version} for {AUTO_LEN} positions and more where it serves, else cubecl"
-            ),
-            Err(error) => format!("auto: cubecl, without cudnn: {error}"),
-        }
+    /// Which kernels compute attention, and why not faster ones, as the console says it.
+    pub(crate) fn describe_attention(self, attention: AttentionKernel, facts: &Facts) -> String {
+        facts.describe(attention, || cuda::find_cudnn().map_err(|error| error.to_string()))
     }
 
     /// What the console calls them, from `ranks` ranks; nothing for the CPU.
@@ -167,9 +159,9 @@ mod cuda {
         Ok(Device::cuda(index))
     }
 
-    /// Its version.
+    /// Its version and file.
     pub(super) fn find_cudnn() -> Result<String, TrainError> {
-        let found = megaburn_cuda::cudnn::version();
+        let found = megaburn_cuda::cudnn::found().map(|found| found.to_string());
         found.map_err(|error| TrainError::Cuda { why: error.to_string() })
     }
 

@@ -3,6 +3,7 @@
 // These macros panic where their output cannot be written.
 #![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
+mod attention_line;
 pub mod config;
 pub mod console;
 mod data;

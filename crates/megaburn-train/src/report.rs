@@ -10,6 +10,7 @@ use megaburn_models::assets::ASSETS;
 
 use crate::{
     TrainConfig, TrainError,
+    attention_line::Facts,
     config::{BatchRampConfig, Dtype, Tokenizer, UnusedKey},
     console::{Console, human_number},
     data::RunData,
@@ -77,7 +78,8 @@ impl<'a> Reporter<'a> {
         console.line(format!("layout   {}", describe(layout)));
         if let Some(gpus) = devices.describe(layout.world_size(), &RankEnv::from_env()?) {
             console.line(format!("device   {gpus}"));
-            let attention = devices.describe_attention(config.attention_on(devices)?);
+            let facts = Facts::of(config, trainer.model_config());
+            let attention = devices.describe_attention(config.attention_on(devices)?, &facts);
             console.line(format!("attention {attention}"));
         }
         console.line(format!(

@@ -36,25 +36,36 @@ pub(super) fn backward(
     cudnn::backward(inputs, out, lse, dout.clone(), causal, scale).ok()
 }
 
-/// Whether cuDNN is to mask, and the factor of scores, if it is chosen and these options are its own.
+/// Whether cuDNN is to mask, and the factor of scores, if it is chosen and these options are its own. The log
+/// says once for each reason why one that is chosen is not asked.
 fn asked([q, k]: [&CubeTensor; 2], options: &AttentionOptions) -> Option<(bool, f32)> {
-    let AttentionOptions {
-        scale: _,
-        causal,
-        query_offset,
-        window: None,
-        soft_cap: None,
-        sequences: None,
-        dropout: None,
-    } = *options
-    else {
-        return None;
-    };
-    let from_the_first = !causal || query_offset == 0;
     let [s_q, _, _, d] = q.meta.shape().dims();
+    if !is_chosen([s_q, k.meta.shape()[0]]) {
+        return None;
+    }
     let scale = options.factor(d) as f32;
-    let serves = from_the_first && scale.is_normal() && scale > 0.0;
-    (serves && is_chosen([s_q, k.meta.shape()[0]])).then_some((causal, scale))
+    match unserved(options, scale) {
+        None => Some((options.causal, scale)),
+        Some(why) => {
+            cudnn::passed_over(why, kernel::chosen() == AttentionKernel::Cudnn);
+            None
+        }
+    }
+}
+
+/// What of the options cuDNN is not asked for.
+fn unserved(options: &AttentionOptions, scale: f32) -> Option<&'static str> {
+    let AttentionOptions { scale: _, causal, query_offset, window, soft_cap, sequences, dropout } =
+        options;
+    let reasons = [
+        (window.is_some(), "a window"),
+        (soft_cap.is_some(), "a soft cap of scores"),
+        (sequences.is_some(), "packed sequences"),
+        (dropout.is_some(), "attention dropout"),
+        (*causal && *query_offset != 0, "queries that stand behind the first key"),
+        (!(scale.is_normal() && scale > 0.0), "a factor of scores that is not positive"),
+    ];
+    reasons.into_iter().find_map(|(is_so, why)| is_so.then_some(why))
 }
 
 /// Whether the choice is cuDNN's for these lengths: of itself for sequences as training has them, and

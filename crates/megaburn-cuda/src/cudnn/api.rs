@@ -2,21 +2,22 @@
 
 use std::{
     ffi::{CStr, c_char, c_int, c_void},
+    fmt,
     path::PathBuf,
     sync::OnceLock,
 };
 
-use libloading::Library;
+use libloading::os::unix::Library;
 
-use super::names::{Handle, Raw};
-use crate::{CudaError, wheels};
-
-/// 9.15.1, as `cudnnGetVersion` counts: before it the backward is wrong where 128 does not divide the
-/// number of keys.
-const OLDEST: usize = 9_15_01;
-const NAMES: [&str; 2] = ["libcudnn.so.9", "libcudnn.so"];
-const INSTALL: &str = "install cuDNN 9.15.1 or newer (package libcudnn9-cuda-13, or the wheel \
-    nvidia-cudnn-cu13 with LD_LIBRARY_PATH naming its folder nvidia/cudnn/lib)";
+use super::{
+    choice::{Choice, Seen},
+    files,
+    names::{Handle, Raw},
+};
+use crate::{
+    CudaError,
+    search::{Machine, Version},
+};
 
 /// What a call returns: `cudnnStatus_t`, as a number because newer libraries have more of them.
 #[repr(transparent)]
@@ -64,19 +65,7 @@ impl Api {
     /// # Errors
     /// It is missing or too old, or lacks a library that it would end the process without.
     pub(super) fn get() -> Result<&'static Self, CudaError> {
-        static API: OnceLock<Result<Api, CudaError>> = OnceLock::new();
-        API.get_or_init(Self::load).as_ref().map_err(Clone::clone)
-    }
-
-    fn load() -> Result<Self, CudaError> {
-        let names = NAMES.map(String::from);
-        let library = find("cuDNN", &names, wheels::folders(&["cudnn"]), INSTALL)?;
-        let api = Self::resolve(&library)?;
-        // It stays loaded for as long as the process lives, as does what it loads itself.
-        std::mem::forget(library);
-        check_version(api.version())?;
-        api.load_companions()?;
-        Ok(api)
+        Ok(&Loaded::get()?.api)
     }
 
     /// The libraries that cuDNN opens by their names when it looks for an engine. It ends the process
@@ -89,9 +78,7 @@ impl Api {
             ("cuBLASLt, which cuDNN needs,", "libcublasLt", "cublas"),
             ("NVRTC, which cuDNN needs,", "libnvrtc", "cuda_nvrtc"),
         ] {
-            let folders = wheels::folders(&[wheel, &toolkit]);
-            let found = find(library, &[format!("{name}.so.{major}")], folders, TOOLKIT)?;
-            std::mem::forget(found);
+            find(library, &format!("{name}.so.{major}"), &[wheel, &toolkit])?;
         }
         Ok(())
     }
@@ -121,54 +108,103 @@ impl Api {
 }
 
 const TOOLKIT: &str = "install the CUDA toolkit that this cuDNN was built for (packages \
-    libcublas-13-0 and cuda-nvrtc-13-0, or the wheels nvidia-cublas and nvidia-cuda-nvrtc with \
-    LD_LIBRARY_PATH naming their folder)";
+    libcublas-13-0 and cuda-nvrtc-13-0, or the wheels nvidia-cublas and nvidia-cuda-nvrtc)";
 
-/// The first of the files that loads: by its name, then in a folder.
-fn find(
-    library: &'static str,
-    names: &[String],
-    folders: Vec<PathBuf>,
-    install: &'static str,
-) -> Result<Library, CudaError> {
-    let files =
-        names.iter().map(PathBuf::from).chain(folders.iter().map(|folder| folder.join(&names[0])));
-    // SAFETY: loading a library runs its initialisers, as linking to it would.
-    let found = files.into_iter().find_map(|file| unsafe { Library::new(file) }.ok());
-    found.ok_or_else(|| CudaError::MissingLibrary {
-        library,
-        names: names.to_vec(),
-        folders: folders.iter().map(|folder| folder.display().to_string()).collect(),
-        install,
-    })
+/// Loads a library by its name or, where the loader has none, from a folder.
+fn find(library: &'static str, name: &str, wheels: &[&str]) -> Result<(), CudaError> {
+    let machine = Machine::this();
+    let files = machine.files(name, wheels);
+    let found = std::iter::once(PathBuf::from(name)).chain(files).find_map(|file| {
+        // SAFETY: loading a library runs its initialisers, as linking to it would.
+        unsafe { Library::new(file) }.ok()
+    });
+    let Some(found) = found else {
+        let folders = machine.folders(name, wheels);
+        return Err(CudaError::MissingLibrary {
+            library,
+            names: vec![name.into()],
+            folders: folders.iter().map(|folder| folder.display().to_string()).collect(),
+            install: TOOLKIT,
+        });
+    };
+    // It stays loaded for as long as the process lives.
+    std::mem::forget(found);
+    Ok(())
 }
 
-/// The version of cuDNN that this process would use, as text: `9.19.0`.
+/// The cuDNN of this process.
+#[derive(Debug)]
+struct Loaded {
+    api: Api,
+    found: Found,
+}
+
+/// Which cuDNN a process uses. It shows as `9.19.0 (/folder/libcudnn.so.9)`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Found {
+    version: Version,
+    file: PathBuf,
+}
+
+impl fmt::Display for Found {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ({})", self.version, self.file.display())
+    }
+}
+
+impl Loaded {
+    fn get() -> Result<&'static Self, CudaError> {
+        static LOADED: OnceLock<Result<Loaded, CudaError>> = OnceLock::new();
+        LOADED.get_or_init(Self::load).as_ref().map_err(Clone::clone)
+    }
+
+    fn load() -> Result<Self, CudaError> {
+        let choice = Choice::on(&Machine::this(), files::loaded()?.as_deref())?;
+        let seen = choice.seen.iter().map(|seen| seen.file.display().to_string());
+        tracing::info!("cuDNNs on this machine: {}", seen.collect::<Vec<_>>().join(", "));
+        let mut failed = None;
+        for best in &choice.best {
+            let library = match files::load(&best.file) {
+                Ok(library) => library,
+                // Another one is only loaded where nothing of this one was.
+                Err(error) if files::loaded()?.is_none() => {
+                    tracing::warn!("{error}");
+                    failed = failed.or(Some(error));
+                    continue;
+                }
+                Err(error) => return Err(error),
+            };
+            let api = Api::resolve(&library)?;
+            // It stays loaded for as long as the process lives, as does what it loads itself.
+            std::mem::forget(library);
+            let found = Found { version: counted(api.version()), file: best.file.clone() };
+            choice.check(&Seen { file: found.file.clone(), version: Some(found.version) })?;
+            api.load_companions()?;
+            return Ok(Self { api, found });
+        }
+        Err(failed.unwrap_or_else(|| CudaError::Refused("no cuDNN was chosen".into())))
+    }
+}
+
+/// The cuDNN that this process uses; the first call loads it.
 ///
 /// # Errors
 /// The library is missing, older than 9.15.1, or lacks a library that it needs itself.
-pub fn version() -> Result<String, CudaError> {
-    Api::get().map(|api| dotted(api.version()))
+pub fn found() -> Result<Found, CudaError> {
+    Loaded::get().map(|loaded| loaded.found.clone())
 }
 
 /// Whether there is a cuDNN for this process.
 pub fn is_available() -> bool {
-    static FOUND: OnceLock<bool> = OnceLock::new();
-    *FOUND.get_or_init(|| Api::get().is_ok())
+    Loaded::get().is_ok()
 }
 
-fn dotted(version: usize) -> String {
+/// What `cudnnGetVersion` says, as three numbers.
+fn counted(version: usize) -> Version {
     // Before 9.0 the library counted otherwise.
     let [major, minor] = if version < 90_000 { [1000, 10] } else { [10_000, 100] };
-    format!("{}.{}.{}", version / major, version / 100 % minor, version % 100)
-}
-
-fn check_version(version: usize) -> Result<(), CudaError> {
-    if version >= OLDEST {
-        return Ok(());
-    }
-    let [found, oldest] = [version, OLDEST].map(dotted);
-    Err(CudaError::Refused(format!("cuDNN {found} is too old, not {oldest} or newer: {INSTALL}")))
+    let numbers = [version / major, version / 100 % minor, version % 100];
+    Version(numbers.map(|number| u32::try_from(number).unwrap_or(u32::MAX)))
 }
 
 fn missing(function: &'static str) -> CudaError {
@@ -180,20 +216,37 @@ mod tests {
     use super::*;
 
     #[test]
-    fn too_old_a_library_is_refused_by_number() {
-        assert_eq!(check_version(91501), Ok(()));
-        assert_eq!(check_version(91900), Ok(()));
-        for (version, text) in [(91500, "9.15.0"), (8907, "8.9.7")] {
-            let error = check_version(version).unwrap_err().to_string();
-            assert!(error.contains(text) && error.contains("9.15.1"), "{error}");
+    fn both_ways_of_counting_are_read() {
+        for (number, text) in [(91501, "9.15.1"), (91900, "9.19.0"), (8907, "8.9.7")] {
+            assert_eq!(counted(number).to_string(), text);
         }
     }
 
     #[test]
     fn a_machine_without_the_library_is_told_what_was_looked_for() {
         // Where one is installed, whichever, there is nothing to see.
-        let Err(error @ CudaError::MissingLibrary { .. }) = version() else { return };
+        let Err(error @ CudaError::MissingLibrary { .. }) = found() else { return };
         let text = error.to_string();
         assert!(text.contains(".so.") && text.contains("install"), "{text}");
+    }
+
+    #[test]
+    #[ignore = "tests/cuda-on-cpu/cudnns starts it, where two cuDNNs are installed"]
+    fn all_parts_are_those_of_the_chosen_one() {
+        let expected = std::env::var("EXPECTED_CUDNN").unwrap();
+        let found = match found() {
+            Ok(found) => found.to_string(),
+            Err(error) => format!("error: {error}"),
+        };
+        assert!(found.contains(&expected), "{found}");
+        // The file itself, the graph, and its engines and heuristics.
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        let files: std::collections::BTreeSet<&str> = maps
+            .lines()
+            .filter(|line| line.contains("libcudnn"))
+            .map(|line| &line[line.find('/').unwrap()..])
+            .collect();
+        assert!(files.len() >= 8, "{files:?}");
+        assert_eq!(files::loaded().unwrap().into_iter().count(), 1);
     }
 }

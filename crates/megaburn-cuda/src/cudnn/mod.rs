@@ -1,7 +1,8 @@
 //! Attention through cuDNN's fused engines, beside CubeCL's kernels: bf16 and f16, causal or whole,
 //! grouped queries, tensors where they are.
 //!
-//! cuDNN is loaded when it is first asked for (`libcudnn.so.9`), told of an attention as a graph of
+//! cuDNN is loaded when it is first asked for: the newest `libcudnn.so.9` in the loader's folders and in
+//! Python's wheels, or the one that [`VARIABLE`] names. It is told of an attention as a graph of
 //! operations in its C interface, and asked for an engine; the plan is kept for all attentions of
 //! the same shapes and strides. What it cannot is an error before anything is launched, so that the
 //! caller can take another way.
@@ -10,7 +11,9 @@
 
 mod api;
 mod attention;
+mod choice;
 mod descriptor;
+mod files;
 mod graph;
 mod library;
 mod names;
@@ -32,8 +35,9 @@ use crate::{
     CudaError, CudaQueue, Op,
     tensor::{contiguous, empty},
 };
-pub use api::{is_available, version};
+pub use api::{Found, found, is_available};
 pub use attention::{Attention, Heads};
+pub use choice::VARIABLE;
 use library::{Pass, Workspaces};
 
 impl Attention {
@@ -80,6 +84,20 @@ type Answer = Result<Workspaces, CudaError>;
 
 fn answers() -> MutexGuard<'static, HashMap<(DeviceId, Attention), Answer>> {
     ANSWERS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Says in the log, once for each reason, that CubeCL's kernel computes an attention in cuDNN's stead: as a
+/// warning where cuDNN was asked for by name.
+pub fn passed_over(why: &'static str, by_name: bool) {
+    static SAID: Mutex<Vec<&str>> = Mutex::new(Vec::new());
+    let mut said = SAID.lock().unwrap_or_else(PoisonError::into_inner);
+    if said.contains(&why) {
+        return;
+    }
+    said.push(why);
+    let text =
+        format!("attention with {why} goes through CubeCL's kernel: cuDNN is not used for it");
+    if by_name { tracing::warn!("{text}") } else { tracing::info!("{text}") }
 }
 
 /// For how many attentions this process has plans of cuDNN's.

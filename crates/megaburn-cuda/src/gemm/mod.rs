@@ -23,6 +23,7 @@ use crate::{
     tensor::{MatrixView, empty},
 };
 use key::Key;
+pub use tune::{Tuning, set_tuning_effort};
 
 static TF32: AtomicBool = AtomicBool::new(false);
 static TUNING: AtomicBool = AtomicBool::new(true);
@@ -56,6 +57,12 @@ pub fn reproducible<T>(work: impl FnOnce() -> T) -> T {
     }
     let _before = Before(REPRODUCIBLE.replace(true));
     work()
+}
+
+/// The version of cuBLASLt, as 130103 for 13.1.3.
+pub fn version() -> usize {
+    // SAFETY: takes and touches nothing.
+    unsafe { cudarc::cublaslt::sys::cublasLtGetVersion() }
 }
 
 /// Whether [`product`] takes matrices of these types, for a result of type `out`.

@@ -38,10 +38,10 @@ pub(super) fn candidates(
     ] {
         set(attribute, ptr::from_ref(bytes).cast(), 4)?;
     }
+    let most = tune::tuning().suggestions.max(1);
     // SAFETY: numbers and a status, for all of which zero is a value.
-    let mut found: [lts::cublasLtMatmulHeuristicResult_t; tune::CANDIDATES] =
-        unsafe { std::mem::zeroed() };
-    let mut count = 0;
+    let nothing: lts::cublasLtMatmulHeuristicResult_t = unsafe { std::mem::zeroed() };
+    let (mut found, mut count) = (vec![nothing; most], 0);
     // SAFETY: `found` has room for as many results as are asked for; all handles are live.
     let status = unsafe {
         lts::cublasLtMatmulAlgoGetHeuristic(
@@ -52,7 +52,7 @@ pub(super) fn candidates(
             out,
             out,
             preference,
-            tune::CANDIDATES as i32,
+            i32::try_from(most).unwrap_or(i32::MAX),
             found.as_mut_ptr(),
             &mut count,
         )

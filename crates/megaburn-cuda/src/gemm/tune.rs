@@ -1,9 +1,37 @@
+use std::sync::{Mutex, PoisonError};
+
 use cudarc::{cublaslt::sys::cublasLtMatmulAlgo_t, driver::sys as cu};
 
 use crate::{CudaError, streams::Stream, timing::Timer};
 
-/// How many of cuBLASLt's suggestions are timed.
-pub(super) const CANDIDATES: usize = 8;
+/// How products are tuned.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Tuning {
+    /// How many of cuBLASLt's suggestions are timed.
+    pub suggestions: usize,
+    /// A suggestion must take less than this part of an earlier one's time to be taken: the order is
+    /// cuBLASLt's own estimate, and a timing is noisy.
+    pub clearly: f32,
+}
+
+impl Default for Tuning {
+    fn default() -> Self {
+        Self { suggestions: 8, clearly: 0.97 }
+    }
+}
+
+static TUNING: Mutex<Option<Tuning>> = Mutex::new(None);
+
+/// Chooses how products are tuned that occur for the first time from now on. For measurements.
+pub fn set_tuning_effort(tuning: Tuning) {
+    *TUNING.lock().unwrap_or_else(PoisonError::into_inner) = Some(tuning);
+}
+
+/// How products are tuned.
+pub(super) fn tuning() -> Tuning {
+    TUNING.lock().unwrap_or_else(PoisonError::into_inner).unwrap_or_default()
+}
+
 /// Rounds over the suggestions: neighbours in time meet the same clocks.
 const ROUNDS: usize = 7;
 /// Rounds after which it is enough where they took [`LONG`]: products that take long are timed well.
@@ -12,10 +40,6 @@ const FEW_ROUNDS: usize = 3;
 const LONG: f32 = 20.0;
 /// A suggestion that took this much longer than another one twice is not timed again.
 const HOPELESS: f32 = 1.15;
-/// A suggestion must be this much faster than an earlier one to be taken: the order is cuBLASLt's
-/// own estimate, and a timing is noisy.
-const CLEARLY: f32 = 0.97;
-
 /// The fastest algorithm on the matrices at hand, the result written to memory of its own; `None` if
 /// there is no choice, no such memory, or the clock cannot be read.
 ///
@@ -53,7 +77,7 @@ pub(super) fn fastest(
             });
         }
     }
-    best(&trials).map(|index| candidates[index])
+    best(&trials, tuning().clearly).map(|index| candidates[index])
 }
 
 /// The milliseconds that a suggestion took.
@@ -87,11 +111,11 @@ fn is_enough(trials: &[Trial], rounds: usize) -> bool {
 }
 
 /// The first of those with about the least median; none that ran, none.
-fn best(trials: &[Trial]) -> Option<usize> {
+fn best(trials: &[Trial], clearly: f32) -> Option<usize> {
     let mut best: Option<(f32, usize)> = None;
     for (index, trial) in trials.iter().enumerate() {
         let median = trial.median();
-        if best.is_none_or(|(time, _)| median < time * CLEARLY) {
+        if best.is_none_or(|(time, _)| median < time * clearly) {
             best = Some((median, index));
         }
     }
@@ -129,10 +153,15 @@ mod tests {
 
     #[test]
     fn the_first_that_is_about_the_fastest_is_the_best() {
-        assert_eq!(best(&trials(&[&[1.0, 1.0], &[0.99, 0.98], &[2.0, 2.0]])), Some(0));
+        let clearly = Tuning::default().clearly;
+        let close = trials(&[&[1.0, 1.0], &[0.99, 0.98], &[2.0, 2.0]]);
+        assert_eq!((best(&close, clearly), best(&close, 0.995)), (Some(0), Some(1)));
         // One outlier is none's fault, and one that does not run is nobody's choice.
-        assert_eq!(best(&trials(&[&[NO, NO], &[1.0, 9.0, 1.0], &[1.2, 0.5, 1.2]])), Some(1));
-        assert_eq!(best(&trials(&[&[NO, NO], &[NO, NO]])), None);
+        assert_eq!(
+            best(&trials(&[&[NO, NO], &[1.0, 9.0, 1.0], &[1.2, 0.5, 1.2]]), clearly),
+            Some(1)
+        );
+        assert_eq!(best(&trials(&[&[NO, NO], &[NO, NO]]), clearly), None);
     }
 
     #[test]

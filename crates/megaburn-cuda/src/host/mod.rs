@@ -6,6 +6,7 @@
 
 mod lanes;
 mod pinned;
+pub(crate) mod staged;
 
 use std::{fmt, sync::Arc};
 

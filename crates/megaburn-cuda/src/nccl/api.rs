@@ -13,14 +13,17 @@ use cudarc::nccl::sys::{ncclComm_t, ncclDataType_t, ncclRedOp_t, ncclUniqueId};
 use libloading::Library;
 
 use super::config::Config;
-use crate::{CudaError, wheels};
+use crate::{CudaError, search::Machine};
 
 /// 2.22.3, as `ncclGetVersion` counts: the first whose abort inside a group sets its flag at once and lets
 /// go of memory at the group's end (`handles`).
 pub(super) const OLDEST: c_int = 2_22_03;
-const NAMES: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
-const INSTALL: &str = "install NCCL 2.22.3 or newer (package libnccl2, or the wheel nvidia-nccl-cu13 with \
-    LD_LIBRARY_PATH naming its folder nvidia/nccl/lib)";
+const NAME: &str = "libnccl.so.2";
+const INSTALL: &str = "install NCCL 2.22.3 or newer (package libnccl2, or the wheel nvidia-nccl-cu13), or name its \
+    file in MEGABURN_NCCL";
+
+/// Names the file of the NCCL to load; no other is looked for then.
+const VARIABLE: &str = "MEGABURN_NCCL";
 
 /// What a call returns: NCCL's `ncclResult_t`, as a number because newer libraries have more of them.
 #[repr(transparent)]
@@ -99,24 +102,48 @@ impl Api {
         API.get_or_init(Self::load).as_ref().map_err(Clone::clone)
     }
 
+    /// The loader's own NCCL comes first, which the network's plugins belong to; then those of the toolkit
+    /// and of Python's wheels, until one is new enough.
     fn load() -> Result<Self, CudaError> {
-        let folders = wheels::folders(&["nccl"]);
-        let files = NAMES.iter().map(PathBuf::from).chain(folders.iter().map(|f| f.join(NAMES[0])));
-        // SAFETY: loading the library runs its initialisers, as linking to it would.
-        let library = files.into_iter().find_map(|file| unsafe { Library::new(file) }.ok());
-        let Some(library) = library else {
-            return Err(CudaError::MissingLibrary {
-                library: "NCCL",
-                names: NAMES.map(String::from).to_vec(),
-                folders: folders.iter().map(|folder| folder.display().to_string()).collect(),
-                install: INSTALL,
-            });
+        let machine = Machine::this();
+        let named = machine.variable(VARIABLE).map(PathBuf::from);
+        let files = match &named {
+            Some(file) => vec![file.clone()],
+            None => [NAME, "libnccl.so"]
+                .map(PathBuf::from)
+                .into_iter()
+                .chain(machine.files(NAME, &["nccl"]))
+                .collect(),
         };
-        let api = Self::resolve(&library)?;
-        // It stays loaded for as long as the process lives: its threads may outlast any owner.
-        std::mem::forget(library);
-        check_version(api.version()?)?;
-        Ok(api)
+        let mut refused = None;
+        for file in files {
+            // SAFETY: loading the library runs its initialisers, as linking to it would.
+            let Ok(library) = (unsafe { Library::new(&file) }) else { continue };
+            let api = Self::resolve(&library);
+            match api.and_then(|api| check_version(api.version()?).map(|()| api)) {
+                Ok(api) => {
+                    // It stays loaded for as long as the process lives: its threads may outlast any owner.
+                    std::mem::forget(library);
+                    return Ok(api);
+                }
+                Err(error) => refused = refused.or(Some(error)),
+            }
+        }
+        Err(refused.unwrap_or_else(|| match named {
+            Some(file) => {
+                CudaError::Refused(format!("{VARIABLE} names {file:?}, which cannot be loaded"))
+            }
+            None => CudaError::MissingLibrary {
+                library: "NCCL",
+                names: vec![NAME.into()],
+                folders: machine
+                    .folders(NAME, &["nccl"])
+                    .iter()
+                    .map(|folder| folder.display().to_string())
+                    .collect(),
+                install: INSTALL,
+            },
+        }))
     }
 
     /// The library's version, as 22703 for 2.27.3.

@@ -105,7 +105,7 @@ impl ModelConfig {
     }
 
     /// Widths that a kernel of attention must know: of a head's queries and keys, and of its values.
-    pub(super) fn head_dims(&self) -> [usize; 2] {
+    pub(crate) fn head_dims(&self) -> [usize; 2] {
         let values = self.latent().map(|latent| latent.v_head_dim);
         [self.head_dim(), values.unwrap_or(self.head_dim())]
     }

@@ -18,12 +18,14 @@ mod optimizer;
 mod optimizer_many;
 mod optimizer_room;
 mod optimizer_rules;
+pub(crate) mod part;
 mod pointwise;
 mod softmax;
 
 /// A name, and what finds out what is wrong.
 pub(crate) type Test = (&'static str, fn() -> Result<(), String>);
 
+/// All tests. Those of `kernels::cudnn` need cuDNN: see [`has_cudnn`].
 pub(crate) fn tests() -> impl Iterator<Item = (String, fn() -> Result<(), String>)> {
     let modules = [
         ("attention", attention::TESTS),
@@ -44,18 +46,22 @@ pub(crate) fn tests() -> impl Iterator<Item = (String, fn() -> Result<(), String
         ("optimizer_rules", optimizer_rules::TESTS),
         ("pointwise", pointwise::TESTS),
         ("softmax", softmax::TESTS),
-        ("cudnn", if has_cudnn() { cudnn::TESTS } else { &[] }),
+        ("cudnn", cudnn::TESTS),
     ];
     modules.into_iter().flat_map(|(module, tests)| {
         tests.iter().map(move |(name, test)| (format!("kernels::{module}::{name}"), *test))
     })
 }
 
-/// Whether cuDNN is installed; says why not.
-fn has_cudnn() -> bool {
-    let version = megaburn_cuda::cudnn::version();
-    if let Err(error) = &version {
-        eprintln!("the tests of kernels::cudnn are left out: {error}");
+/// Whether cuDNN is installed. Prints which one, or why the tests that need it are left out.
+pub(crate) fn has_cudnn() -> bool {
+    let found = megaburn_cuda::cudnn::found();
+    match &found {
+        Ok(found) => eprintln!("cuDNN {found}"),
+        Err(error) => eprintln!("the tests of kernels::cudnn are left out: {error}"),
     }
-    version.is_ok()
+    found.is_ok()
 }
+
+/// The start of the names of tests that need cuDNN.
+pub(crate) const OF_CUDNN: &str = "kernels::cudnn::";

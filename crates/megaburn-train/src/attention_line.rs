@@ -1,0 +1,167 @@
+//! Which kernels compute a run's attention, and why not faster ones.
+
+use megaburn_kernels::{AUTO_LEN, AttentionKernel};
+use megaburn_models::DecoderConfig;
+
+use crate::TrainConfig;
+
+/// What of a run decides about its attention's kernels.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Facts {
+    dtype: String,
+    head_dims: [usize; 2],
+    seq_len: usize,
+    /// Layers whose queries see a window only, of so many.
+    windows: [usize; 2],
+    window: usize,
+    documents: bool,
+    dropout: f64,
+}
+
+impl Facts {
+    pub(crate) fn of(config: &TrainConfig, model: &DecoderConfig) -> Self {
+        let blocks = model.num_blocks();
+        let windows = (0..blocks).filter(|block| model.layer_window(*block).is_some()).count();
+        Self {
+            dtype: config.train.dtype.to_string(),
+            head_dims: config.model.head_dims(),
+            seq_len: config.data.seq_len,
+            windows: [windows, blocks],
+            window: model.window.unwrap_or(0),
+            documents: config.data.documents,
+            dropout: config.train.attention_dropout,
+        }
+    }
+
+    /// What cuDNN is not asked for, in all layers.
+    fn never(&self, kernel: AttentionKernel) -> Option<String> {
+        let Self { windows: [windows, blocks], window, seq_len, dropout, .. } = *self;
+        if dropout > 0.0 {
+            Some(format!("attention dropout (train.attention_dropout is {dropout})"))
+        } else if self.documents {
+            Some("packed documents (data.documents is true)".into())
+        } else if windows == blocks && blocks > 0 {
+            Some(format!("a window (of {window} positions, in every layer)"))
+        } else if kernel == AttentionKernel::Auto && seq_len < AUTO_LEN {
+            Some(format!(
+                "sequences as short as data.seq_len = {seq_len} (from {AUTO_LEN} on it is faster)"
+            ))
+        } else {
+            None
+        }
+    }
+
+    /// What the console says of attention on GPUs. `cudnn` is the one that was found, or why there is none.
+    pub(crate) fn describe(
+        &self,
+        kernel: AttentionKernel,
+        cudnn: impl FnOnce() -> Result<String, String>,
+    ) -> String {
+        match kernel {
+            AttentionKernel::Cubecl => return "cubecl".into(),
+            AttentionKernel::Reference => return self.describe_reference(),
+            AttentionKernel::Auto | AttentionKernel::Cudnn => {}
+        }
+        let found = match cudnn() {
+            Ok(found) => found,
+            Err(why) => return format!("{kernel}: cubecl, without cudnn: {why}"),
+        };
+        let [windows, blocks] = self.windows;
+        if let Some(what) = self.never(kernel) {
+            return format!("{kernel}: cubecl, since cudnn {found} is not used for {what}");
+        }
+        match windows {
+            0 => format!("{kernel}: cudnn {found}"),
+            _ => format!(
+                "{kernel}: cudnn {found}; cubecl in {windows} of {blocks} layers, since cudnn is not used for a window \
+                 (of {} positions)",
+                self.window
+            ),
+        }
+    }
+
+    fn describe_reference(&self) -> String {
+        let [keys, values] = self.head_dims;
+        let heads = if keys == values {
+            keys.to_string()
+        } else {
+            format!("{keys} and values of {values}")
+        };
+        let (kernel, dtype) = (AttentionKernel::Auto, &self.dtype);
+        match kernel.resolved(burn::tensor::DType::BF16, &self.head_dims) {
+            AttentionKernel::Reference => format!(
+                "reference: fused kernels take heads of a multiple of 8 up to 256, and these are of {heads}"
+            ),
+            _ if dtype == "f32" => {
+                "reference: fused kernels take bf16 or f16, and train.dtype is f32".into()
+            }
+            _ => "reference".into(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+
+    fn plain() -> Facts {
+        let (dtype, head_dims, windows) = ("bf16".into(), [128; 2], [0, 4]);
+        Facts { dtype, head_dims, seq_len: 4096, windows, ..Facts::default() }
+    }
+
+    #[rstest]
+    #[case(plain(), AttentionKernel::Auto, "auto: cudnn 9.19.0 (/p)")]
+    #[case(plain(), AttentionKernel::Cubecl, "cubecl")]
+    #[case(
+        Facts { dropout: 0.1, ..plain() },
+        AttentionKernel::Cudnn,
+        "cudnn: cubecl, since cudnn 9.19.0 (/p) is not used for attention dropout (train.attention_dropout is 0.1)"
+    )]
+    #[case(
+        Facts { documents: true, ..plain() },
+        AttentionKernel::Auto,
+        "auto: cubecl, since cudnn 9.19.0 (/p) is not used for packed documents (data.documents is true)"
+    )]
+    #[case(
+        Facts { windows: [4, 4], window: 512, ..plain() },
+        AttentionKernel::Auto,
+        "auto: cubecl, since cudnn 9.19.0 (/p) is not used for a window (of 512 positions, in every layer)"
+    )]
+    #[case(
+        Facts { windows: [3, 4], window: 512, ..plain() },
+        AttentionKernel::Auto,
+        "auto: cudnn 9.19.0 (/p); cubecl in 3 of 4 layers, since cudnn is not used for a window (of 512 positions)"
+    )]
+    #[case(
+        Facts { seq_len: 512, ..plain() },
+        AttentionKernel::Auto,
+        "auto: cubecl, since cudnn 9.19.0 (/p) is not used for sequences as short as data.seq_len = 512 (from 1024 on \
+         it is faster)"
+    )]
+    #[case(Facts { seq_len: 512, ..plain() }, AttentionKernel::Cudnn, "cudnn: cudnn 9.19.0 (/p)")]
+    #[case(
+        Facts { dtype: "f32".into(), ..plain() },
+        AttentionKernel::Reference,
+        "reference: fused kernels take bf16 or f16, and train.dtype is f32"
+    )]
+    #[case(
+        Facts { head_dims: [100, 64], ..plain() },
+        AttentionKernel::Reference,
+        "reference: fused kernels take heads of a multiple of 8 up to 256, and these are of 100 and values of 64"
+    )]
+    fn the_kernel_and_the_reason_are_said(
+        #[case] facts: Facts,
+        #[case] kernel: AttentionKernel,
+        #[case] expected: &str,
+    ) {
+        assert_eq!(facts.describe(kernel, || Ok("9.19.0 (/p)".into())), expected);
+    }
+
+    #[test]
+    fn a_missing_cudnn_is_said_with_its_reason() {
+        let line = plain().describe(AttentionKernel::Auto, || Err("9.14.0 is too old".into()));
+        assert_eq!(line, "auto: cubecl, without cudnn: 9.14.0 is too old");
+    }
+}

@@ -1,0 +1,74 @@
+//! Conversions that are interrupted.
+
+use std::{collections::BTreeSet, fs, process::Command, thread, time::Duration};
+
+use nix::sys::signal::Signal;
+
+use crate::{
+    case::{Case, STEPS},
+    job::{Job, PATIENCE, megaburn},
+    shim::FileFault,
+};
+
+/// A trained run, its first export, and the command that exports it again.
+fn exported(case: &Case) -> Result<Command, String> {
+    case.start(case.train(case.layout, STEPS, &[])).wait(PATIENCE)?.expect(&[0])?;
+    let target = case.path("out").join("hf");
+    fs::create_dir_all(case.path("out")).unwrap();
+    let (run, target) = (case.run().display().to_string(), target.display().to_string());
+    let export = || megaburn(["convert", "export", &run, &target]);
+    case.start(export()).wait(PATIENCE)?.expect(&[0])?;
+    // What a person has beside it is theirs, whatever it is called.
+    fs::create_dir(case.path("out/hf.tmp-mine")).unwrap();
+    let mut again = export();
+    again.arg("--force");
+    Ok(again)
+}
+
+fn beside(case: &Case) -> BTreeSet<String> {
+    let entries = fs::read_dir(case.path("out")).unwrap().flatten();
+    entries.map(|entry| entry.file_name().display().to_string()).collect()
+}
+
+fn only_the_export(case: &Case) -> Result<(), String> {
+    let expected: BTreeSet<String> = ["hf", "hf.tmp-mine"].map(String::from).into();
+    match beside(case) == expected {
+        true => Ok(()),
+        false => Err(format!("beside the export stand {:?}", beside(case))),
+    }
+}
+
+/// The export's file operations are those below `out`, not the run's.
+fn with_fault(case: &Case, mut command: Command, fault: FileFault, at: u64) -> Command {
+    fault.add(&mut command, case, at, None);
+    command.env("FILE_FAULT_FOLDER", case.path("out"));
+    command
+}
+
+/// SIGINT or SIGTERM in the middle of an export leaves the old one, or the new one, and no more.
+pub(super) fn interrupted(case: &Case) -> Result<(), String> {
+    let again = exported(case)?;
+    let mut job = case.start(with_fault(case, again, FileFault::Stops, 1 + case.below(12)));
+    thread::sleep(Duration::from_millis(300));
+    let signal = case.one_of(&[Signal::SIGINT, Signal::SIGTERM]);
+    job.signal(signal);
+    job.signal(Signal::SIGCONT);
+    job.wait(PATIENCE)?.expect(&[0, 128 + signal as i32])?;
+    only_the_export(case)
+}
+
+/// A killed export never takes the old one away from its name, and the next clears what it left.
+pub(super) fn killed(case: &Case) -> Result<(), String> {
+    let again = exported(case)?;
+    let mut job: Job =
+        case.start(with_fault(case, again, FileFault::Kill("before"), 1 + case.below(45)));
+    job.wait(PATIENCE)?;
+    if !case.path("out/hf/config.json").is_file() {
+        return Err(format!("the export is gone from its name: {:?}", beside(case)));
+    }
+    let (run, target) = (case.run().display().to_string(), case.path("out/hf"));
+    let target = target.display().to_string();
+    let whole = megaburn(["convert", "export", &run, &target, "--force"]);
+    case.start(whole).wait(PATIENCE)?.expect(&[0])?;
+    only_the_export(case)
+}

@@ -1,0 +1,184 @@
+//! The run's folder: what others put there, take away, or do there at the same time.
+
+use std::{collections::BTreeMap, fs, path::Path, time::Duration};
+
+use nix::sys::signal::Signal;
+
+use crate::{
+    case::{Case, ENDLESS, STEPS},
+    check,
+    job::PATIENCE,
+};
+
+/// Everything below a folder that is not the run's own, with its bytes.
+const FOREIGN: [&str; 6] = [
+    "notes.txt",
+    "hf/thesis.txt",
+    "checkpoints/notes.txt",
+    "checkpoints/best/model.safetensors",
+    "step-00000003.tmp-mine",
+    "logs/run.log",
+];
+
+fn plant(run: &Path) -> BTreeMap<&'static str, Vec<u8>> {
+    let plant = |name: &'static str| {
+        let path = run.join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        let bytes = format!("years of work in {name}").into_bytes();
+        fs::write(path, &bytes).unwrap();
+        (name, bytes)
+    };
+    FOREIGN.into_iter().map(plant).collect()
+}
+
+fn still_there(run: &Path, planted: &BTreeMap<&'static str, Vec<u8>>) -> Result<(), String> {
+    for (name, bytes) in planted {
+        match fs::read(run.join(name)) {
+            Ok(found) if &found == bytes => {}
+            Ok(_) => return Err(format!("`{name}`, which the run did not write, was changed")),
+            Err(error) => return Err(format!("`{name}`, which the run did not write: {error}")),
+        }
+    }
+    Ok(())
+}
+
+/// A folder with a person's files is refused before anything is written.
+pub(super) fn not_a_run(case: &Case) -> Result<(), String> {
+    let planted = plant(&case.run());
+    let fresh: &[&str] = if case.below(2) == 0 { &[] } else { &["--fresh"] };
+    let mut command = case.train(case.layout, STEPS, &[]);
+    command.args(fresh);
+    case.start(command).wait(PATIENCE)?.expect(&[2])?.says(&["is not empty", "no run"])?;
+    still_there(&case.run(), &planted)?;
+    for name in ["metrics.jsonl", "config.toml", "run.json", ".lock"] {
+        if case.run().join(name).exists() {
+            return Err(format!("`{name}` was written into a folder that was refused"));
+        }
+    }
+    let mut told = case.train(case.layout, STEPS, &["run.allow_other_files=true"]);
+    told.args(fresh);
+    case.start(told).wait(PATIENCE)?.expect(&[0])?;
+    still_there(&case.run(), &planted)
+}
+
+/// Files that a person puts into a living run survive everything that the run does.
+pub(super) fn foreign_files(case: &Case) -> Result<(), String> {
+    let mut job = case.start_and_wait(2, &["train.checkpoint_interval=1"])?;
+    let planted = plant(&case.run());
+    let step = check::last_step(&case.run());
+    case.wait_for_step(&mut job, step + 3)?;
+    job.signal_all(case.dir(), Signal::SIGKILL);
+    job.wait(PATIENCE)?;
+    let steps = STEPS.max(check::last_checkpoint(&case.run()));
+    case.start(case.train(case.layout, steps, &[])).wait(PATIENCE)?.expect(&[0])?;
+    still_there(&case.run(), &planted)?;
+    let mut fresh = case.train(case.layout, STEPS, &[]);
+    fresh.arg("--fresh");
+    case.start(fresh).wait(PATIENCE)?.expect(&[0])?;
+    still_there(&case.run(), &planted)
+}
+
+/// The folder is removed below a living run: that ends by name and does not make it anew.
+pub(super) fn removed(case: &Case) -> Result<(), String> {
+    let mut job = case.start_and_wait(3, &["train.checkpoint_interval=2"])?;
+    let moved = case.path("moved");
+    match case.below(2) {
+        0 => fs::rename(case.run(), &moved).unwrap(),
+        _ => {
+            while case.run().exists() {
+                let _ = fs::remove_dir_all(case.run());
+            }
+        }
+    }
+    let ended = job.wait(Duration::from_secs(20))?;
+    case.took(ended.seconds);
+    ended.expect(&[1])?.says(&[
+        "was removed",
+        "was replaced",
+        "removed or replaced",
+        "no longer",
+    ])?;
+    if case.run().exists() {
+        return Err("the run made its removed folder anew".to_string());
+    }
+    check::no_processes(case.dir(), Duration::from_secs(2))?;
+    if moved.exists() {
+        fs::rename(&moved, case.run()).unwrap();
+        return case.recover();
+    }
+    Ok(())
+}
+
+/// The metrics are removed mid-run: checkpoints are not lost, and the run does not end as bad input.
+pub(super) fn metrics_removed(case: &Case) -> Result<(), String> {
+    let mut job = case.start_and_wait(4, &[])?;
+    fs::remove_file(case.run().join("metrics.jsonl")).unwrap();
+    std::thread::sleep(Duration::from_millis(300));
+    let saved = check::last_checkpoint(&case.run());
+    job.signal(Signal::SIGTERM);
+    job.wait(PATIENCE)?.expect(&[0, 1])?;
+    if check::last_checkpoint(&case.run()) < saved.max(3) {
+        return Err("a committed checkpoint is gone".to_string());
+    }
+    let steps = check::last_checkpoint(&case.run()) + 3;
+    let ended = case.start(case.train(case.layout, steps, &[])).wait(PATIENCE)?.expect(&[0])?;
+    ended.says(&["resumed"])?;
+    case.check_nothing_left()
+}
+
+/// A second run in the same folder is refused; the first goes on unharmed.
+pub(super) fn second_run(case: &Case) -> Result<(), String> {
+    let mut job = case.start_and_wait(2, &[])?;
+    let mut second = case.train(case.any_layout(), ENDLESS, &[]);
+    if case.below(2) == 0 {
+        second.arg("--fresh");
+    }
+    case.start(second).wait(PATIENCE)?.expect(&[2])?.says(&["belongs to a run", "in use"])?;
+    let step = check::last_step(&case.run());
+    case.wait_for_step(&mut job, step + 3)?;
+    job.signal(Signal::SIGTERM);
+    job.wait(PATIENCE)?.expect(&[0])?;
+    case.recover()
+}
+
+/// What an earlier death left is cleared by the next start.
+pub(super) fn leftovers(case: &Case) -> Result<(), String> {
+    let mut job = case.start_and_wait(7, &["train.checkpoint_interval=1"])?;
+    for _ in 0..3 {
+        job.signal_all(case.dir(), Signal::SIGKILL);
+        job.wait(PATIENCE)?;
+        let mut command = case.train(case.layout, ENDLESS, &["train.checkpoint_interval=1"]);
+        let fault = crate::shim::FileFault::Kill("before");
+        fault.add(&mut command, case, 30 + case.below(120), None);
+        job = case.start(command);
+        job.wait(PATIENCE)?;
+    }
+    case.recover()
+}
+
+/// `--fresh` that dies before its first checkpoint loses nothing of the run before it.
+pub(super) fn fresh_killed(case: &Case) -> Result<(), String> {
+    case.start(case.train(case.layout, 9, &[])).wait(PATIENCE)?.expect(&[0])?;
+    let weights = |folder: &Path| count(folder, "manifest.json");
+    let before = weights(&case.run());
+    let mut fresh = case.train(case.layout, ENDLESS, &["train.checkpoint_interval=0"]);
+    fresh.arg("--fresh");
+    let mut job = case.start(fresh);
+    crate::job::wait_until("a step", || job.printed().contains("step"))?;
+    job.signal_all(case.dir(), Signal::SIGKILL);
+    job.wait(PATIENCE)?;
+    match weights(&case.run()) >= before {
+        true => Ok(()),
+        false => Err("--fresh removed checkpoints before the new run had one".to_string()),
+    }
+}
+
+/// How many files of this name stand somewhere below a folder.
+fn count(folder: &Path, name: &str) -> usize {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let of_entry = |entry: fs::DirEntry| match entry.path() {
+        path if path.is_dir() => count(&path, name),
+        path => usize::from(path.file_name().is_some_and(|found| found == name)),
+    };
+    entries.map(of_entry).sum()
+}

@@ -1,0 +1,102 @@
+//! SIGKILL: of everything, of one rank, of the launcher.
+
+use std::{thread, time::Duration};
+
+use nix::sys::signal::Signal;
+
+use crate::{
+    case::{Case, ENDLESS, GRACE, TIMEOUT, world_size},
+    check,
+    job::{PATIENCE, binary, megaburn, plain, processes_of},
+};
+
+/// Everything dies at a random moment, start-up included.
+pub(super) fn all(case: &Case) -> Result<(), String> {
+    let mut job = match case.below(4) {
+        0 => case.start(case.train(case.layout, ENDLESS, &[])),
+        _ => case.start_and_wait(1 + case.below(9), &[])?,
+    };
+    thread::sleep(Duration::from_millis(case.below(100)));
+    let saved = check::last_checkpoint(&case.run());
+    job.signal_all(case.dir(), Signal::SIGKILL);
+    job.wait(PATIENCE)?;
+    if check::last_checkpoint(&case.run()) < saved {
+        return Err(format!("the committed checkpoint of step {saved} is gone"));
+    }
+    case.recover()
+}
+
+/// Eight deaths of everything, each under another layout.
+pub(super) fn storm(case: &Case) -> Result<(), String> {
+    for _ in 0..4 {
+        let layout = case.any_layout();
+        let mut job = case.start(case.train(layout, ENDLESS, &["train.checkpoint_interval=1"]));
+        let after = check::last_step(&case.run()) + 1;
+        case.wait_for_step(&mut job, after)?;
+        thread::sleep(Duration::from_millis(case.below(80)));
+        job.signal_all(case.dir(), Signal::SIGKILL);
+        job.wait(PATIENCE)?;
+    }
+    case.recover_as(case.any_layout())
+}
+
+/// One rank of several processes dies: the job ends in time and says so.
+pub(super) fn rank(case: &Case) -> Result<(), String> {
+    let args = case.train_args(case.layout, ENDLESS, &[]);
+    let mut job = case.start(case.launch(case.layout, &args));
+    case.wait_for_step(&mut job, 1 + case.below(5))?;
+    let rank = case.below(world_size(case.layout) as u64) as usize;
+    let victim = rank_process(case, job.pid(), rank)?;
+    kill(victim, case.one_of(&[Signal::SIGKILL, Signal::SIGABRT, Signal::SIGSEGV]));
+    let ended = job.wait(Duration::from_secs_f64(TIMEOUT + GRACE))?;
+    case.took(ended.seconds);
+    if ended.code == 0 {
+        return Err("exit code 0 though a rank was killed".to_string());
+    }
+    let ended = ended.says(&[&format!("rank {rank}")])?;
+    drop(ended);
+    check::no_processes(case.dir(), Duration::from_secs(2))?;
+    case.recover()
+}
+
+/// The launcher dies: its ranks do not train on.
+pub(super) fn launcher(case: &Case) -> Result<(), String> {
+    let args = case.train_args(case.layout, ENDLESS, &[]);
+    let mut job = case.start(case.launch(case.layout, &args));
+    case.wait_for_step(&mut job, 1 + case.below(5))?;
+    job.signal(Signal::SIGKILL);
+    job.wait(PATIENCE)?;
+    check::no_processes(case.dir(), Duration::from_secs(2))?;
+    case.recover()
+}
+
+/// The same where the launcher's command is a shell that stays between it and the rank.
+pub(super) fn wrapper(case: &Case) -> Result<(), String> {
+    let args = case.train_args(case.layout, ENDLESS, &[]);
+    let mut command = vec!["launch".to_string(), "--nproc".into()];
+    command.push(world_size(case.layout).to_string());
+    command.extend(["--", "sh", "-c", "\"$@\"; echo ended", "sh"].map(String::from));
+    command.push(binary().display().to_string());
+    command.extend(args);
+    let mut job = case.start(megaburn(command));
+    case.wait_for_step(&mut job, 1 + case.below(5))?;
+    job.signal(Signal::SIGKILL);
+    job.wait(PATIENCE)?;
+    check::no_processes(case.dir(), Duration::from_secs(2))?;
+    case.recover()
+}
+
+/// The process of a rank that a launcher started.
+pub(super) fn rank_process(case: &Case, launcher: i32, rank: usize) -> Result<i32, String> {
+    let is_rank = |pid: &i32| {
+        let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+        let mut variables = environment.split(|byte| *byte == 0);
+        *pid != launcher && variables.any(|variable| variable == format!("RANK={rank}").as_bytes())
+    };
+    let found = processes_of(case.dir()).into_iter().find(is_rank);
+    found.ok_or_else(|| format!("no process has RANK={rank}"))
+}
+
+pub(super) fn kill(pid: i32, signal: Signal) {
+    let _ = plain("kill", [format!("-{}", signal as i32), pid.to_string()]).status();
+}

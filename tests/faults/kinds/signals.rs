@@ -1,0 +1,97 @@
+//! Signals that ask a run to stop.
+
+use std::{thread, time::Duration};
+
+use nix::sys::signal::Signal;
+
+use super::kills::{kill, rank_process};
+use crate::{
+    case::{Case, ENDLESS, world_size},
+    check,
+    job::{Job, PATIENCE},
+};
+
+const ASKS: [Signal; 4] = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, Signal::SIGUSR1];
+
+/// The run saves its last step and ends with 0.
+pub(super) fn stop(case: &Case) -> Result<(), String> {
+    let mut job = case.start_and_wait(1 + case.below(9), &["train.checkpoint_interval=0"])?;
+    let signal = case.one_of(&ASKS);
+    match case.launched && case.below(3) == 0 {
+        true => {
+            let rank = case.below(world_size(case.layout) as u64) as usize;
+            kill(rank_process(case, job.pid(), rank)?, signal);
+        }
+        false => job.signal(signal),
+    }
+    saved_and_ended(case, &mut job)?;
+    case.recover()
+}
+
+/// Two signals within a second are one request.
+pub(super) fn twice(case: &Case) -> Result<(), String> {
+    let mut job = case.start_and_wait(1 + case.below(5), &["train.checkpoint_interval=0"])?;
+    let signal = case.one_of(&ASKS);
+    job.signal(signal);
+    thread::sleep(Duration::from_millis(case.below(400)));
+    job.signal(case.one_of(&[signal, Signal::SIGTERM]));
+    saved_and_ended(case, &mut job)?;
+    case.recover()
+}
+
+/// A host never comes: the ranks that wait for it end at once.
+pub(super) fn while_waiting(case: &Case) -> Result<(), String> {
+    let port = free_port();
+    let args = case.train_args("dp4", ENDLESS, &[]);
+    let mut command = case.launch("dp2", &args);
+    // The options stand before the program: `launch --nproc 2 -- PROGRAM`.
+    let all: Vec<_> = command.get_args().map(|arg| arg.to_owned()).collect();
+    let hosts = ["--nnodes", "2", "--node-rank", "0", "--master-addr", "127.0.0.1"];
+    command = crate::job::megaburn(
+        all[..3]
+            .iter()
+            .cloned()
+            .chain(hosts.map(Into::into))
+            .chain(["--master-port".into(), port.to_string().into()])
+            .chain(all[3..].iter().cloned()),
+    );
+    let mut job = case.start(command);
+    thread::sleep(Duration::from_millis(300 + case.below(700)));
+    let signal = case.one_of(&[Signal::SIGTERM, Signal::SIGINT]);
+    job.signal(signal);
+    let ended = job.wait(Duration::from_secs(5))?;
+    case.took(ended.seconds);
+    ended.expect(&[0, 128 + signal as i32])?;
+    check::no_processes(case.dir(), Duration::from_secs(2))
+}
+
+/// The process dies while it saves because it was asked to stop.
+pub(super) fn kill_while_saving(case: &Case) -> Result<(), String> {
+    let mut job = case.start_and_wait(4 + case.below(5), &[])?;
+    let saved = check::last_checkpoint(&case.run());
+    job.signal(Signal::SIGTERM);
+    thread::sleep(Duration::from_millis(case.below(60)));
+    job.signal_all(case.dir(), Signal::SIGKILL);
+    job.wait(PATIENCE)?;
+    if check::last_checkpoint(&case.run()) < saved {
+        return Err(format!("the committed checkpoint of step {saved} is gone"));
+    }
+    case.recover()
+}
+
+fn saved_and_ended(case: &Case, job: &mut Job) -> Result<(), String> {
+    let ended = job.wait(PATIENCE)?;
+    case.took(ended.seconds);
+    ended.expect(&[0])?;
+    let (step, saved) = (check::last_step(&case.run()), check::last_checkpoint(&case.run()));
+    if saved != step {
+        return Err(format!("step {step} was done, but step {saved} was saved"));
+    }
+    check::no_processes(case.dir(), Duration::from_secs(2))
+}
+
+/// A port that nobody listens on.
+pub(super) fn free_port() -> u16 {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.local_addr().unwrap().port()
+}

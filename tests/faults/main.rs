@@ -1,0 +1,61 @@
+//! A seeded campaign of faults: each case trains a small model, breaks something, and checks that
+//! nothing was lost, nothing hung and the exit code is right.
+//!
+//! ```sh
+//! cargo test --workspace --test faults                                   # a short campaign
+//! MEGABURN_FAULT_CASES=1500 MEGABURN_FAULT_SEED=7 cargo test --workspace --test faults
+//! MEGABURN_FAULT_SEED=7 cargo test --workspace --test faults -- --exact kill_rank/31   # one case again
+//! ```
+//!
+//! A case's name is its kind and its number; with the seed that number decides everything that the
+//! case draws, so a failure can be run again. `MEGABURN_FAULT_REPORT=FILE` writes a table by kind.
+
+mod case;
+mod check;
+mod job;
+mod kinds;
+mod report;
+mod shim;
+
+use std::{env, process::ExitCode, sync::Arc};
+
+use libtest_mimic::{Arguments, Failed, Trial};
+
+use crate::{case::Case, kinds::KINDS, report::Report};
+
+/// Cases where `MEGABURN_FAULT_CASES` does not say otherwise: a few seconds for each kind of fault.
+const CASES: u64 = 40;
+
+fn main() -> ExitCode {
+    let mut arguments = Arguments::from_args();
+    // Many cases wait for a timeout: more of them than there are cores run side by side.
+    arguments.test_threads.get_or_insert(4);
+    let cases = number("MEGABURN_FAULT_CASES").unwrap_or(CASES);
+    let seed = number("MEGABURN_FAULT_SEED").unwrap_or_else(|| fastrand::u64(..1_000_000));
+    if !arguments.list {
+        println!("{cases} cases of {} kinds, MEGABURN_FAULT_SEED={seed}", KINDS.len());
+    }
+    let report = Arc::new(Report::default());
+    // A case that is run again by name may have any number.
+    let named = arguments.filter.as_deref().and_then(|name| name.split_once('/')?.1.parse().ok());
+    let trials = (0..cases).chain(named.filter(|number| *number >= cases)).map(|number| {
+        let (name, run) = KINDS[number as usize % KINDS.len()];
+        let report = report.clone();
+        Trial::test(format!("{name}/{number}"), move || {
+            let case = Case::new(name, seed, number);
+            let result = run(&case);
+            report.add(name, case.fault_seconds(), &result);
+            result.map_err(|what| Failed::from(format!("{what}\n{}", case.kept())))
+        })
+    });
+    let conclusion = libtest_mimic::run(&arguments, trials.collect());
+    if let Some(path) = env::var_os("MEGABURN_FAULT_REPORT") {
+        report.write(path.as_ref(), cases, seed);
+    }
+    conclusion.exit_code()
+}
+
+fn number(variable: &str) -> Option<u64> {
+    let text = env::var(variable).ok()?;
+    Some(text.parse().unwrap_or_else(|_| panic!("{variable} is `{text}`: it must be a number")))
+}

@@ -1,0 +1,180 @@
+//! All tests: their names, what they take of the machine, and which of them are the quick ones.
+
+use megaburn::collective::Group;
+
+use crate::{
+    collectives, contexts, disagreements, experts, failures, fixtures, held, interop, kernels,
+    layouts, offload, pipelines, ranks, regions, side_by_side::Room, steps, zero,
+};
+
+/// A test of one GPU, or of none: what is wrong is a text.
+pub(crate) type Test = (&'static str, fn() -> Result<(), String>);
+/// A test that every rank of a group runs.
+pub(crate) type GroupTest = (&'static str, GroupBody);
+type GroupBody = fn(&Group) -> Result<(), String>;
+
+const TESTS: [(&str, &[Test]); 6] = [
+    ("interop", interop::TESTS),
+    ("fixtures", fixtures::TESTS),
+    ("held", held::TESTS),
+    ("steps", steps::TESTS),
+    ("offload", offload::TESTS),
+    ("failures", failures::TESTS),
+];
+const GROUP_TESTS: [(&str, &[GroupTest]); 9] = [
+    ("collectives", collectives::GROUP_TESTS),
+    ("regions", regions::GROUP_TESTS),
+    ("contexts", contexts::GROUP_TESTS),
+    ("disagreements", disagreements::GROUP_TESTS),
+    ("experts", experts::GROUP_TESTS),
+    ("fixtures", fixtures::GROUP_TESTS),
+    ("layouts", layouts::GROUP_TESTS),
+    ("pipelines", pipelines::GROUP_TESTS),
+    ("zero", zero::GROUP_TESTS),
+];
+
+/// Tests that measure time limits or all of the GPUs' memory, by the start of their names.
+const ALONE: [&str; 2] = ["failures::", "disagreements::"];
+
+/// Tests whose cases are dealt out to several processes, by the start of their names: how many. They
+/// compile hundreds of kernels or train dozens of models, and ask `kernels::part` for each case.
+const PARTS: [(&str, usize); 18] = [
+    ("kernels::attention::attention_of_every_kind", 15),
+    ("kernels::attention::fused_attention_of_every_head_size", 16),
+    ("kernels::attention::fused_attention_drops", 6),
+    ("kernels::attention::fused_attention_reads_views", 4),
+    ("kernels::cross_entropy::", 2),
+    ("kernels::grouped::stretches_times", 3),
+    ("kernels::grouped::stretches_are", 3),
+    ("kernels::norms::norms", 3),
+    ("kernels::pointwise::", 2),
+    ("fixtures::every_fixture_on_one_gpu", 8),
+    ("steps::what_is_computed_again", 6),
+    ("steps::a_step_that_is_not_finite", 4),
+    ("offload::steps_are_the_same", 4),
+    ("contexts::", 4),
+    ("experts::every_grid", 4),
+    ("fixtures::every_fixture_under_every_layout", 4),
+    ("layouts::", 3),
+    ("pipelines::", 4),
+];
+
+/// `--quick`: at least one test of each module, those that say most for their time.
+const QUICK: [&str; 30] = [
+    "kernels::attention::fused_attention_reads_views",
+    "kernels::attention::the_kernel_is_the_one_that_was_chosen",
+    "kernels::attention_parts::parts_of_attention_join_as_on_the_cpu",
+    "kernels::cross_entropy::losses_and_their_gradients",
+    "kernels::cudnn::attention_of_every_head_size",
+    "kernels::dropout::dropout_masks",
+    "kernels::edges::no_tokens_give_none_and_gradients_of_0",
+    "kernels::embedding::",
+    "kernels::grouped::matrices_of_stretches_are_read_once",
+    "kernels::linear::linear_in_every_form",
+    "kernels::moe::rows_are_taken_and_summed_as_on_the_cpu",
+    "kernels::moe_router::no_tokens_go_nowhere",
+    "kernels::norms::norms_of_long_rows",
+    "kernels::optimizer::adamw_is_its_definition",
+    "kernels::optimizer_many::many_are_stepped_as_one_by_one_to_the_bit",
+    "kernels::optimizer_room::no_room_is_where_memory_is_not_cut",
+    "kernels::optimizer_rules::nan_stays_where_it_is",
+    "kernels::pointwise::rope_and_activations",
+    "kernels::softmax::",
+    "interop::",
+    "fixtures::every_fixture_on_one_gpu_in_bf16",
+    "held::",
+    "steps::clipped_steps_are_those_of_the_cpu",
+    "steps::a_loss_without_all_logits_is_that_of_the_cpu_with_them",
+    "offload::host_memory_gives_back_what_it_took",
+    "failures::more_ranks_than_gpus_are_refused_with_the_numbers",
+    "collectives::agree_with_the_host_in_every_type_and_shape::2",
+    "regions::give_what_they_give_on_the_cpu::2",
+    "disagreements::another_shape_is_named_with_both::2",
+    "zero::every_stage_trains_as_none_that_sends_at_the_end::2",
+];
+
+/// What a test runs.
+#[derive(Clone, Debug)]
+pub(crate) enum Run {
+    /// A function, on the first GPU.
+    Here(fn() -> Result<(), String>),
+    /// A group's test, on so many ranks.
+    Ranks(String, usize),
+}
+
+/// A test.
+#[derive(Clone, Debug)]
+pub(crate) struct Case {
+    pub(crate) name: String,
+    pub(crate) run: Run,
+}
+
+/// All of them.
+pub(crate) fn cases() -> Vec<Case> {
+    let kernels = kernels::tests().map(|(name, test)| Case { name, run: Run::Here(test) });
+    let mut cases: Vec<Case> = kernels.collect();
+    for (module, tests) in TESTS {
+        cases.extend(
+            tests.iter().map(|&(name, test)| Case {
+                name: format!("{module}::{name}"),
+                run: Run::Here(test),
+            }),
+        );
+    }
+    for (module, tests) in GROUP_TESTS {
+        let of_ranks = tests.iter().flat_map(|(name, _)| [2, 4].map(|ranks| (name, ranks)));
+        cases.extend(of_ranks.map(|(name, ranks)| Case {
+            name: format!("{module}::{name}::{ranks}"),
+            run: Run::Ranks(format!("{module}::{name}"), ranks),
+        }));
+    }
+    cases
+}
+
+/// The test of a group by the name that its ranks are told.
+pub(crate) fn group_test(name: &str) -> Option<GroupBody> {
+    let (module, test) = name.split_once("::")?;
+    let (_, tests) = GROUP_TESTS.iter().find(|(known, _)| *known == module)?;
+    tests.iter().find(|(known, _)| *known == test).map(|(_, test)| *test)
+}
+
+impl Case {
+    /// How many processes its cases are dealt out to.
+    pub(crate) fn parts(&self) -> usize {
+        let known = PARTS.iter().filter(|(start, _)| self.name.starts_with(start));
+        known.map(|(_, parts)| *parts).max().unwrap_or(1)
+    }
+
+    /// What it takes of `places`; at most four groups run beside each other.
+    pub(crate) fn room(&self, places: usize) -> Room {
+        match &self.run {
+            _ if ALONE.iter().any(|start| self.name.starts_with(start)) => Room::Alone,
+            Run::Here(_) => Room::Places(1),
+            Run::Ranks(_, ranks) => Room::Places((*ranks).max(places.div_ceil(4))),
+        }
+    }
+
+    pub(crate) fn is_quick(&self) -> bool {
+        QUICK.iter().any(|start| self.name.starts_with(start))
+    }
+
+    /// Runs it in this process.
+    ///
+    /// # Errors
+    /// What is wrong, as a text.
+    pub(crate) fn run(&self, ranks_per_gpu: usize) -> Result<(), String> {
+        match &self.run {
+            Run::Here(test) => {
+                megaburn::cuda::start().map_err(|error| error.to_string())?;
+                test()
+            }
+            Run::Ranks(name, ranks) => ranks::launch_test(name, *ranks, ranks_per_gpu),
+        }
+    }
+}
+
+/// The entries of the lists above that name no test.
+pub(crate) fn unknown(cases: &[Case]) -> Vec<&'static str> {
+    let starts = ALONE.into_iter().chain(QUICK).chain(PARTS.map(|(start, _)| start));
+    starts.filter(|start| !cases.iter().any(|case| case.name.starts_with(start))).collect()
+}

@@ -80,7 +80,7 @@ fn the_death_or_silence_of_a_rank_ends_all_others_in_time(
 fn a_run_that_is_suspended_goes_on_when_it_is_continued() {
     let run = Run::new();
     let limits = ["train.timeout_seconds=0.6", "train.checkpoint_interval=0"];
-    let mut ranks = Ranks::threads(&run.args("pp4", ENDLESS, &limits));
+    let mut ranks = Ranks::threads(&run.args("pp2-dp2", ENDLESS, &limits));
     for times in 1..=4 {
         ranks.wait_until(|| run.steps().len() >= 3 * times);
         ranks.signal(0, Signal::SIGSTOP);
@@ -94,7 +94,7 @@ fn a_run_that_is_suspended_goes_on_when_it_is_continued() {
 /// One whose data is missing, before the others have met it or after.
 #[rstest]
 fn a_rank_that_cannot_start_ends_the_others_at_once_with_its_error(
-    #[values("data.path=nowhere.txt", "train.steps=0")] wrong: &str,
+    #[values("data.path=nowhere.txt", "optimizer.lr=-1.0")] wrong: &str,
 ) {
     let run = Run::new();
     let begin = Instant::now();

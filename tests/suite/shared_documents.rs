@@ -76,12 +76,12 @@ fn documents_are_dealt_out_to_as_many_ranks_as_they_need(
 #[case(
     "dp2",
     "max_tokens_per_rank = 16",
-    "a sequence of 64 tokens is too long for 2 ranks of 16 tokens each"
+    "`parallel.max_tokens_per_rank` is 16: it must be at least 32"
 )]
 #[case(
     "dp6",
     "max_tokens_per_rank = 64\ncp_comm = [\"a2a\"]",
-    "4 query and 2 key/value heads of a rank cannot be shared out over 4"
+    "`parallel.cp_comm` is a2a: it must be p2p or all_gather, or a2aN+p2p"
 )]
 #[case(
     "cp4",
@@ -116,9 +116,9 @@ fn documents_are_dealt_out_to_as_many_ranks_as_they_need(
 #[case(
     "cp4",
     "cp_comm = [\"a2a\"]",
-    "cp_comm `a2a`: 4 query and 2 key/value heads of a rank cannot be shared out over 4"
+    "`parallel.cp_comm` is a2a: it must be p2p or all_gather, or a2aN+p2p"
 )]
-#[case("cp4", "cp_comm = [\"a2a3+p2p\"]", "4 ranks are no groups of 3")]
+#[case("cp4", "cp_comm = [\"a2a3+p2p\"]", "`parallel.cp_comm` is a2a3+p2p: it must be a2aN+p2p")]
 #[case("cp2", "cp_comm = [\"p2p\", \"p2p\", \"p2p\"]", "one for each of the model's 2")]
 fn what_ranks_cannot_share_is_one_error(
     #[case] layout: &str,

@@ -110,7 +110,7 @@ mod tests {
     #[test]
     fn a_chunk_is_hashed_however_its_bytes_come() {
         assert!(ChunkHasher::new().finish().is_empty());
-        let bytes: Vec<u8> = (0..CHUNK + 5).map(|i| (i * 7 >> 3) as u8).collect();
+        let bytes: Vec<u8> = (0..CHUNK + 5).map(|i| ((i * 7) >> 3) as u8).collect();
         let expected: Vec<_> =
             bytes.chunks(CHUNK as usize).map(|chunk| hex(xxh3_64(chunk))).collect();
         for step in [bytes.len(), (CHUNK - 1) as usize, 10_000_001] {

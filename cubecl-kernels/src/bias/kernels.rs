@@ -65,7 +65,7 @@ pub(super) fn column_sum_kernel<F: Float, G: Float, N: Size>(
         if UNIT_POS_Y < half {
             let other = UNIT_POS + comptime!(half * shape.columns);
             let term = shared[other as usize];
-            shared[UNIT_POS as usize] = shared[UNIT_POS as usize] + term;
+            shared[UNIT_POS as usize] += term;
         }
     }
     if UNIT_POS_Y == 0 && column < width {

@@ -63,7 +63,7 @@ pub fn layer_norm_again<const D: usize>(
     beta: Option<Tensor<1>>,
     options: impl Into<NormOptions>,
 ) -> Tensor<D> {
-    normed(x, gamma, beta, NormCall::layer(options).as_tracked())
+    normed(x, gamma, beta, NormCall::layer(options).into_tracked())
 }
 
 fn normed<const D: usize>(

@@ -13,7 +13,7 @@ use crate::bias::{ColumnSum, bias_gradient};
 use crate::primitive::{cast, compute_dtype, row, rows};
 
 pub(super) fn normed<B: Backend>(norm: Norm, input: Input<FloatTensor<B>>) -> FloatTensor<B> {
-    if norm.as_tracked
+    if norm.into_tracked
         || !norm.centered
         || norm.options.zero_centered_gamma
         || input.residual.is_some()

@@ -28,7 +28,7 @@ pub(crate) struct Norm {
     pub(crate) centered: bool,
     pub(crate) options: Formula,
     /// Without autodiff too the bits are those with it.
-    pub(crate) as_tracked: bool,
+    pub(crate) into_tracked: bool,
 }
 
 /// A norm, and where the gradients of its gamma and beta go.
@@ -52,12 +52,12 @@ impl NormCall {
     fn new(options: NormOptions, centered: bool) -> Self {
         let NormOptions { epsilon, zero_centered_gamma, main_grads } = options;
         let options = Formula { epsilon, zero_centered_gamma };
-        Self { norm: Norm { centered, options, as_tracked: false }, sums: main_grads }
+        Self { norm: Norm { centered, options, into_tracked: false }, sums: main_grads }
     }
 
     /// The same to the bits of autodiff.
-    pub(crate) fn as_tracked(self) -> Self {
-        Self { norm: Norm { as_tracked: true, ..self.norm }, ..self }
+    pub(crate) fn into_tracked(self) -> Self {
+        Self { norm: Norm { into_tracked: true, ..self.norm }, ..self }
     }
 }
 

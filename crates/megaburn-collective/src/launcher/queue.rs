@@ -151,14 +151,18 @@ fn write_all<T>(taken: &Receiver<(u64, T)>, counts: &Counts, mut write: impl FnM
 
 #[cfg(test)]
 mod tests {
-    use std::sync::{Mutex, mpsc::channel};
+    use std::sync::{
+        Mutex,
+        mpsc::{Sender, channel},
+    };
 
     use super::*;
 
+    /// What a writer wrote.
+    type Written = Arc<Mutex<Vec<Output<u32>>>>;
+
     /// A queue whose writer waits for a word before each item, and what it wrote.
-    fn slow(
-        capacity: usize,
-    ) -> (OutputQueue<u32>, std::sync::mpsc::Sender<()>, Arc<Mutex<Vec<Output<u32>>>>) {
+    fn slow(capacity: usize) -> (OutputQueue<u32>, Sender<()>, Written) {
         let (go, turn) = channel::<()>();
         let written = Arc::new(Mutex::new(Vec::new()));
         let to = written.clone();

@@ -79,8 +79,8 @@ impl Staging {
             // If it stays, it is one small file more in the result, and the next conversion knows it.
             let _ = unmark(&target);
         }
-        let mut made = [&target].into_iter().chain(&self.made);
-        let synced = made.try_for_each(|made| sync(parent(made)));
+        let sync_above = |made: &PathBuf| sync(parent(made));
+        let synced = [&target].into_iter().chain(&self.made).try_for_each(sync_above);
         if let (Some(old), Ok(())) = (old, &synced) {
             match self.owner.is_some() {
                 true => remove_marked(&old.path),

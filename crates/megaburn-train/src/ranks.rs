@@ -67,7 +67,7 @@ pub(crate) fn run_prepared<P: Send + Sync, T: Send>(
         None => {
             let (ranks, prepared) = (layout.world_size(), prepare()?);
             let run = |world: &Group| in_own_pool(ranks, || rank(world, &prepared));
-            root_cause(run_threads(ranks, group, |world| guarded(&world, device, &run)))
+            root_cause(run_threads(ranks, group, |world| guarded(&world, device, run)))
         }
     }
 }

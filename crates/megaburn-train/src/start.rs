@@ -63,11 +63,14 @@ pub(crate) fn settle<T>(world: &Group, mine: Result<T, TrainError>) -> Result<T,
     }
 }
 
+/// An error's text, and its exit code.
+type Said = (String, u8);
+
 /// The lowest rank that said something, and what.
 fn first_failure(
     world: &Group,
-    said: Option<(String, u8)>,
-) -> Result<Option<(usize, (String, u8))>, CollectiveError> {
+    said: Option<Said>,
+) -> Result<Option<(usize, Said)>, CollectiveError> {
     let all = objects::gather(world, &said)?;
     let first = all.into_iter().enumerate().find_map(|(rank, said)| Some((rank, said?)));
     objects::broadcast(world, &first)

@@ -119,7 +119,7 @@ fn what_fresh_sets_aside_is_a_runs_folder_until_there_is_a_checkpoint() {
     // A start that was killed before its first checkpoint loses nothing, nor does another --fresh.
     drop(new);
     let again = anew(take(dir.path()).unwrap(), dir.path());
-    assert_eq!(folder(&again).set_aside(), [aside.clone()]);
+    assert_eq!(folder(&again).set_aside(), std::slice::from_ref(aside));
     assert!(kept.is_file());
     folder(&again).discard_set_aside();
     assert!(!aside.exists());

@@ -70,9 +70,14 @@ pub(super) fn killed(case: &Case) -> Result<(), String> {
     let target = target.display().to_string();
     let whole = megaburn(["convert", "export", &run, &target, "--force"]);
     case.start(whole).wait(PATIENCE)?.expect(&[0])?;
-    // A folder that is still empty may be that of a conversion that begins: it is left for a while.
+    // A folder without anything but its mark may be that of a conversion that begins: it stays a while.
     for name in beside(case).into_iter().filter(|name| name != "hf.tmp-mine") {
-        let _ = fs::remove_dir(case.path("out").join(name));
+        let folder = case.path("out").join(name);
+        let _ = fs::remove_dir(&folder);
+        let is_mark = |entry: fs::DirEntry| entry.file_name() == ".megaburn-owner";
+        if fs::read_dir(&folder).is_ok_and(|mut all| all.all(|entry| entry.is_ok_and(is_mark))) {
+            let _ = fs::remove_dir_all(&folder);
+        }
     }
     only_the_export(case)
 }

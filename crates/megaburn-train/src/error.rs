@@ -47,7 +47,7 @@ pub enum TrainError {
     Write { path: PathBuf, source: io::Error },
     #[error("cannot draw the loss curve: {why}")]
     Plot { why: String },
-    #[error("cannot listen to SIGINT and SIGTERM: {source}")]
+    #[error("cannot listen to the signals that stop a run: {source}")]
     Signals { source: io::Error },
     #[error(
         "step {step} is not finite (loss {loss}, gradient norm {grad_norm}{diagnosis}); the weights are those of step {}",

@@ -56,7 +56,7 @@ use crate::trainer::Culprit;
 )]
 #[case(
     TrainError::Signals { source: io::ErrorKind::PermissionDenied.into() },
-    "cannot listen to SIGINT and SIGTERM: permission denied",
+    "cannot listen to the signals that stop a run: permission denied",
     Exit::Failed
 )]
 #[case(

@@ -89,9 +89,10 @@ pub use linear::{
     with_weight_gradients,
 };
 pub use moe::{
-    ExpertRows, Routed, RouterGradients, RouterGroups, RouterOptions, RouterScores, choose_experts,
-    expert_weights, ranks_of_experts, read_meanwhile, route, route_to, router_logits,
-    router_scores, rows_by_expert, sum_rows, take_rows,
+    BalanceLoss, ExpertRows, Routed, RouterGradients, RouterGroups, RouterLossTerms, RouterLosses,
+    RouterOptions, RouterScores, choose_experts, expert_weights, ranks_of_experts, read_meanwhile,
+    route, route_to, router_logits, router_losses, router_scores, rows_by_expert, sum_rows,
+    take_rows,
 };
 pub use norms::{NormGrads, NormOptions};
 pub use optimizer::{
@@ -110,7 +111,7 @@ pub use seed::seed;
 pub use softmax::{SoftmaxMask, scale_mask_softmax};
 pub use split::{Cut, split_last, split_last_with};
 pub use squared_relu::{squared_relu, squared_relu_weighted};
-pub use sum::sum_all;
+pub use sum::{sum_all, sum_columns};
 pub use swiglu::{swiglu, swiglu_weighted};
 
 /// The definitions: every operation composed of differentiable tensor operations, slow and plain.
@@ -132,6 +133,6 @@ pub mod reference {
     pub use crate::rope::reference::apply_rope;
     pub use crate::softmax::reference::scale_mask_softmax;
     pub use crate::squared_relu::reference::{squared_relu, squared_relu_weighted};
-    pub use crate::sum::reference::sum_all;
+    pub use crate::sum::reference::{sum_all, sum_columns};
     pub use crate::swiglu::reference::{swiglu, swiglu_weighted};
 }

@@ -4,7 +4,7 @@ use megaburn::collective::Group;
 
 use crate::{
     collectives, contexts, disagreements, experts, failures, fixtures, held, interop, kernels,
-    layouts, offload, pipelines, ranks, regions, side_by_side::Room, steps, zero,
+    launches, layouts, offload, pipelines, ranks, regions, side_by_side::Room, steps, zero,
 };
 
 /// A test of one GPU, or of none: what is wrong is a text.
@@ -13,10 +13,11 @@ pub(crate) type Test = (&'static str, fn() -> Result<(), String>);
 pub(crate) type GroupTest = (&'static str, GroupBody);
 type GroupBody = fn(&Group) -> Result<(), String>;
 
-const TESTS: [(&str, &[Test]); 6] = [
+const TESTS: [(&str, &[Test]); 7] = [
     ("interop", interop::TESTS),
     ("fixtures", fixtures::TESTS),
     ("held", held::TESTS),
+    ("launches", launches::TESTS),
     ("steps", steps::TESTS),
     ("offload", offload::TESTS),
     ("failures", failures::TESTS),
@@ -60,7 +61,7 @@ const PARTS: [(&str, usize); 18] = [
 ];
 
 /// `--quick`: at least one test of each module, those that say most for their time.
-const QUICK: [&str; 30] = [
+const QUICK: [&str; 31] = [
     "kernels::attention::fused_attention_reads_views",
     "kernels::attention::the_kernel_is_the_one_that_was_chosen",
     "kernels::attention_parts::parts_of_attention_join_as_on_the_cpu",
@@ -83,6 +84,7 @@ const QUICK: [&str; 30] = [
     "interop::",
     "fixtures::every_fixture_on_one_gpu_in_bf16",
     "held::",
+    "launches::",
     "steps::clipped_steps_are_those_of_the_cpu",
     "steps::a_loss_without_all_logits_is_that_of_the_cpu_with_them",
     "offload::host_memory_gives_back_what_it_took",

@@ -23,6 +23,7 @@ mod held;
 mod interop;
 #[path = "../../cubecl-kernels/tests/gpu/ops/mod.rs"]
 mod kernels;
+mod launches;
 mod layouts;
 mod list;
 #[path = "../suite/matrix.rs"]

@@ -4,6 +4,7 @@
 #[cfg(feature = "cuda")]
 mod cube;
 mod gradient;
+mod losses;
 mod order;
 mod ranks;
 mod reading;
@@ -11,6 +12,7 @@ pub(crate) mod router;
 mod rows;
 
 pub(crate) use gradient::with_gradient;
+pub use losses::{BalanceLoss, RouterLossTerms, RouterLosses, router_losses};
 pub use order::{ExpertRows, rows_by_expert};
 pub use ranks::ranks_of_experts;
 pub use reading::read_meanwhile;

@@ -1,4 +1,4 @@
-//! The sum of all elements: a loss, of those of tokens.
+//! Sums of all elements (a loss, of those of tokens) and of columns (counts, of those of sequences).
 
 mod op;
 pub(crate) mod reference;
@@ -21,6 +21,15 @@ pub fn sum_all<const D: usize>(x: Tensor<D>) -> Tensor<1> {
     Tensor::from_dispatch(<Dispatch as SumOps>::sum_of_all(x.into_dispatch()))
 }
 
+/// The sum of each column, in f32 (f64 for f64) and in a fixed order, in the dtype of `x`.
+///
+/// # Shapes
+/// `[rows, n]` to `[1, n]`
+pub fn sum_columns(x: Tensor<2>) -> Tensor<2> {
+    operands::check("sum_columns", [float("x", &x)]);
+    Tensor::from_dispatch(<Dispatch as SumOps>::sum_of_columns(x.into_dispatch()))
+}
+
 #[cfg(test)]
 mod tests {
     use burn::tensor::DType;
@@ -41,11 +50,28 @@ mod tests {
         assert_same_function!(tolerance, [x], sum_all(view()), reference::sum_all(view()));
     }
 
+    #[rstest]
+    fn sums_of_columns_are_those_of_the_reference(
+        #[values([8, 16], [5, 7], [1, 3], [3, 1], [0, 4])] shape: [usize; 2],
+        #[values((DType::F32, 2e-6), (DType::BF16, 1e-2))] (dtype, tolerance): (DType, f64),
+    ) {
+        let x = leaf(normal(shape).cast(dtype));
+        assert_same_function!(
+            tolerance,
+            [x],
+            sum_columns(x.clone()),
+            reference::sum_columns(x.clone())
+        );
+        let view = || x.clone().swap_dims(0, 1) * 2.0;
+        assert_same_function!(tolerance, [x], sum_columns(view()), reference::sum_columns(view()));
+    }
+
     #[test]
     fn half_precision_is_summed_in_f32() {
         // In bf16 256 + 1 is 256.
         let ones = Tensor::<1>::ones([300], &leaf(normal([1])).device()).cast(DType::BF16);
         assert_eq!(values(sum_all(ones)), [300.0]);
         assert_refused(|| sum_all(quantized([2, 4])), "sum_all: x is qfloat");
+        assert_refused(|| sum_columns(quantized([2, 4])), "sum_columns: x is qfloat");
     }
 }

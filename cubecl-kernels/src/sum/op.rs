@@ -1,4 +1,4 @@
-//! The sum of all elements under automatic differentiation.
+//! Sums under automatic differentiation.
 
 use burn::backend::autodiff::Autodiff;
 use burn::backend::autodiff::checkpoint::{base::Checkpointer, strategy::CheckpointStrategy};
@@ -10,6 +10,7 @@ use burn::backend::{Backend, TensorMetadata, backend_extension};
 use burn::tensor::Shape;
 
 use crate::backends::on_every_backend;
+use crate::bias::ColumnSum;
 use crate::primitive::{cast, compute_dtype};
 
 /// The sum, as each backend computes it best.
@@ -32,7 +33,6 @@ impl SumAll for burn::backend::Flex {
 #[cfg(feature = "cuda")]
 impl SumAll for burn::backend::Cube {
     fn sum_all(column: FloatTensor<Self>) -> FloatTensor<Self> {
-        use crate::bias::ColumnSum;
         let dtype = column.dtype();
         Self::float_reshape(Self::column_sum(column, 1, dtype), Shape::from([1]))
     }
@@ -42,6 +42,9 @@ impl SumAll for burn::backend::Cube {
 pub(crate) trait SumOps: Backend {
     /// `[..]` to `[1]`.
     fn sum_of_all(x: FloatTensor<Self>) -> FloatTensor<Self>;
+
+    /// `[rows, n]` to `[1, n]`.
+    fn sum_of_columns(x: FloatTensor<Self>) -> FloatTensor<Self>;
 }
 
 on_every_backend! {
@@ -49,6 +52,11 @@ on_every_backend! {
         fn sum_of_all(x: FloatTensor<Self>) -> FloatTensor<Self> {
             let count = x.shape().num_elements();
             Self::sum_all(Self::float_reshape(x, Shape::from([count, 1])))
+        }
+
+        fn sum_of_columns(x: FloatTensor<Self>) -> FloatTensor<Self> {
+            let dtype = x.dtype();
+            Self::column_sum(x, 1, dtype)
         }
     }
 }
@@ -64,8 +72,11 @@ impl<B: SumOps> Backward<B, 1> for SumBackward {
         let (dy, shape) = (grads.consume::<B>(&ops.node), ops.state);
         let [parent] = ops.parents;
         if let Some(node) = parent {
-            let one = Shape::from(vec![1; shape.num_dims()]);
-            let dx = B::float_expand(B::float_reshape(dy, one), shape);
+            // Of all elements the gradient is one number, of columns a row.
+            let dims = shape.num_dims();
+            let mut row = vec![1; dims];
+            row[dims - 1] = dy.shape().num_elements();
+            let dx = B::float_expand(B::float_reshape(dy, Shape::from(row)), shape);
             grads.register::<B>(node.id, dx);
         }
     }
@@ -78,6 +89,15 @@ impl<B: SumOps, C: CheckpointStrategy> SumOps for Autodiff<B, C> {
         match SumBackward.prepare::<C>([node]).compute_bound().stateful() {
             OpsKind::Tracked(op) => op.finish(shape, B::sum_of_all(x)),
             OpsKind::UnTracked(op) => op.finish(B::sum_of_all(x)),
+        }
+    }
+
+    fn sum_of_columns(x: FloatTensor<Self>) -> FloatTensor<Self> {
+        let (x, node) = x.into_parts();
+        let shape = x.shape();
+        match SumBackward.prepare::<C>([node]).compute_bound().stateful() {
+            OpsKind::Tracked(op) => op.finish(shape, B::sum_of_columns(x)),
+            OpsKind::UnTracked(op) => op.finish(B::sum_of_columns(x)),
         }
     }
 }

@@ -12,16 +12,18 @@ pub(super) struct Refusal {
     /// Whether it is of this job for certain, so that the job cannot go on with its mistake. Any
     /// other caller changes nothing.
     pub(super) ends_all: bool,
+    /// The rank that a caller of this job, or of another that looks like it, says it is.
+    pub(super) rank: Option<usize>,
 }
 
 impl Refusal {
     pub(super) fn of_stranger(why: String) -> Self {
-        Self { why, ends_all: false }
+        Self { why, ends_all: false, rank: None }
     }
 
     /// Who knows a secret token is of this job.
-    fn of_mistake(why: String, env: &RankEnv) -> Self {
-        Self { why, ends_all: env.job_token.is_secret() }
+    fn of_mistake(why: String, rank: usize, env: &RankEnv) -> Self {
+        Self { why, ends_all: env.job_token.is_secret(), rank: Some(rank) }
     }
 }
 
@@ -45,7 +47,7 @@ pub(super) fn check(
         )));
     }
     let Hello { rank, world_size, build, .. } = hello;
-    let mistake = |why: String| Err(Refusal::of_mistake(why, env));
+    let mistake = |why: String| Err(Refusal::of_mistake(why, *rank, env));
     let (mine, own) = (build::name(), env.world_size);
     if build != mine {
         return mistake(format!(
@@ -70,7 +72,7 @@ pub(super) fn check_seat(hello: &Hello, env: &RankEnv, is_free: bool) -> Result<
         true => Ok(()),
         false => {
             let why = format!("two processes were started with RANK={rank}");
-            Err(Refusal::of_mistake(why, env))
+            Err(Refusal::of_mistake(why, rank, env))
         }
     }
 }
@@ -137,7 +139,7 @@ mod tests {
         let stranger = Hello { world_size: 99, ..hello(&JobToken::secret("theirs")) };
         let old = Hello { version: 2, ..hello(&mine) };
         for hello in [stranger, old] {
-            let Refusal { why, ends_all } = check(&hello, &env, 7, false).unwrap_err();
+            let Refusal { why, ends_all, .. } = check(&hello, &env, 7, false).unwrap_err();
             assert!(!ends_all && !why.contains("mine") && !why.contains("theirs"), "{why}");
         }
     }

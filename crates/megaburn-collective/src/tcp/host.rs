@@ -160,12 +160,12 @@ impl<'a> Host<'a> {
         };
         let hello = match hello {
             Ok(hello) => hello,
-            Err(Refusal { why, ends_all }) => {
-                let _ = say(&stream, &Word::Refused { why: why.clone() });
-                if ends_all {
-                    return Err(why.into());
+            Err(refusal) => {
+                let _ = say(&stream, &Word::Refused { why: refusal.why.clone() });
+                if refusal.ends_all {
+                    return Err(refusal.why.into());
                 }
-                self.refusals.note(from, why, &self.env.master());
+                self.refusals.note(from, refusal, &self.env.master());
                 return Ok(());
             }
         };
@@ -244,12 +244,14 @@ impl<'a> Host<'a> {
     }
 
     fn check_time(&self) -> Result<(), Ended> {
-        let late = self.hosts.late(&self.missing(), self.env.world_size);
+        let missing = self.missing();
+        let late = self.hosts.late(&missing, self.env.world_size);
+        let late = late.or_else(|| self.refusals.late(&missing, self.options.group.timeout));
         if late.is_none() && clock::now() < self.deadline {
             return Ok(());
         }
         let (left, never): (Vec<usize>, Vec<usize>) =
-            self.missing().into_iter().partition(|&rank| self.came[rank]);
+            missing.into_iter().partition(|&rank| self.came[rank]);
         let (world_size, master) = (self.env.world_size, self.env.master());
         let mut why = match (late, never.is_empty()) {
             (Some(late), false) => late,

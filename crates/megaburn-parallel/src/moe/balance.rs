@@ -7,7 +7,9 @@
 
 use burn::tensor::{DType, Tensor, TensorData};
 use megaburn_collective::{Group, ReduceOp, region::FAILED_REGION, tensors};
-use megaburn_kernels::{RouterGradients, RouterScores};
+use megaburn_kernels::{
+    BalanceLoss, RouterGradients, RouterLosses, RouterScores, router_losses, sum_columns,
+};
 
 use super::ExpertLoad;
 
@@ -96,108 +98,50 @@ impl Balance {
         load: &ExpertLoad,
         factor: f64,
     ) -> Balanced {
-        let [rows, experts] = scores.dims();
-        let sum = scores.clone().sum_dim(1);
-        let probabilities = match kind {
-            RouterScores::Softmax => scores,
-            RouterScores::Sigmoid => scores / (sum.clone() + 1e-20),
-        };
-        let masked = |x: Tensor<2>| match &tokens.counted {
-            Some(counted) => x * counted.clone(),
-            None => x,
-        };
-        let counted = masked(probabilities.clone());
-        let all = |x: Tensor<2>| -> Tensor<1> { x.sum_dim(0).reshape([experts]) };
-        let zero = || Tensor::<1>::zeros([1], (&logits.device(), DType::F32));
-        let [of_batch, of_sequences] = self.of_counts(counts, tokens);
-        let [of_batch, of_sequences] = [of_batch, of_sequences].map(|weights| {
-            let weights = weights?;
-            let value = (counted.clone() * weights.clone()).sum_dim(1).sum_dim(0);
-            Some((weights, value.reshape([1])))
-        });
-        let value = |of: &Option<(Tensor<2>, Tensor<1>)>| match of {
-            Some((_, value)) => value.clone(),
-            None => zero(),
-        };
-        let (aux, seq_aux) = (value(&of_batch), value(&of_sequences));
-        let of_global = self.of_last_batch(load, experts, &logits);
-        let weighed = [
-            of_batch.map(|(weights, _)| weights * self.aux_loss),
-            of_sequences.map(|(weights, _)| weights * self.seq_aux_loss),
-            of_global.map(|weights| weights * self.global_aux_loss),
-        ];
-        let of_scores = weighed.into_iter().flatten().reduce(|a, b| a + b).map(|weights| {
-            let weights = masked((weights * factor).expand([rows, experts]));
-            match kind {
-                RouterScores::Softmax => weights,
-                // Of a score that the sum of all is divided by.
-                RouterScores::Sigmoid => {
-                    let mean = (weights.clone() * probabilities.clone()).sum_dim(1);
-                    (weights - mean) / (sum.clone() + 1e-20)
-                }
-            }
-        });
-        let (of_logits, z) = match self.z_loss != 0.0 {
-            true => {
-                let (gradient, squares) = z_loss(logits);
-                let value = masked(squares).sum_dim(0).reshape([1]);
-                (Some(masked(gradient) * (self.z_loss * factor)), value)
-            }
-            false => (None, zero()),
-        };
-        let sums = Tensor::cat(vec![aux, seq_aux, z, all(counted)], 0);
-        Balanced { gradients: RouterGradients { of_scores, of_logits }, sums }
+        let [micro_batch, sequences] = self.of_counts(counts, tokens, factor);
+        let global_batch = self.of_last_batch(load, &scores, factor);
+        let z_loss = (self.z_loss != 0.0).then_some(self.z_loss * factor);
+        let losses = RouterLosses { scores: kind, micro_batch, sequences, global_batch, z_loss };
+        let terms = router_losses(logits, scores, tokens.counted.clone(), &losses);
+        Balanced { gradients: terms.gradients, sums: terms.sums }
     }
 
-    /// The gradient of each probability, of the loss of the micro-batch and of those of sequences.
-    fn of_counts(&self, counts: Tensor<2>, tokens: &Tokens<'_>) -> [Option<Tensor<2>>; 2] {
-        let Tokens { seq, batch, group, .. } = *tokens;
+    /// The losses of the micro-batch and of its sequences.
+    fn of_counts(
+        &self,
+        counts: Tensor<2>,
+        tokens: &Tokens<'_>,
+        factor: f64,
+    ) -> [Option<BalanceLoss>; 2] {
         if self.aux_loss == 0.0 && self.seq_aux_loss == 0.0 {
             return [None, None];
         }
-        let [_, experts] = counts.dims();
-        let counts = tensors::all_reduce(counts, ReduceOp::Sum, group)
+        let counts = tensors::all_reduce(counts, ReduceOp::Sum, tokens.group)
             .unwrap_or_else(|error| panic!("{FAILED_REGION}{error}"));
-        // As many as tokens, times those of each.
-        let share = |counts: Tensor<2>| {
-            let sum = counts.clone().sum_dim(1).clamp_min(1.0);
-            counts * experts as f64 / sum
+        let loss = |counts: Tensor<2>, of: f64| {
+            (of != 0.0).then(|| BalanceLoss { counts, factor: of * factor })
         };
-        let of_batch = (self.aux_loss != 0.0).then(|| share(counts.clone().sum_dim(0)));
-        let of_sequences = (self.seq_aux_loss != 0.0).then(|| {
-            let rows = share(counts).reshape([1, batch, experts]);
-            rows.expand([seq, batch, experts]).reshape([seq * batch, experts])
-        });
-        [of_batch, of_sequences]
+        [loss(sum_columns(counts.clone()), self.aux_loss), loss(counts, self.seq_aux_loss)]
     }
 
     fn of_last_batch(
         &self,
         load: &ExpertLoad,
-        experts: usize,
         like: &Tensor<2>,
-    ) -> Option<Tensor<2>> {
-        let last = load.last().filter(|_| self.global_aux_loss != 0.0)?;
+        factor: f64,
+    ) -> Option<BalanceLoss> {
         // Parts of all that was sent, `C_e / (k T)`.
-        let last: Vec<f32> = last.iter().map(|part| (part * experts as f64) as f32).collect();
-        Some(Tensor::from_data(TensorData::new(last, [1, experts]), (&like.device(), DType::F32)))
+        let last = load.last().filter(|_| self.global_aux_loss != 0.0)?;
+        let last: Vec<f32> = last.iter().map(|&part| part as f32).collect();
+        let parts = TensorData::new(last, [1, like.dims()[1]]);
+        let counts = Tensor::from_data(parts, (&like.device(), DType::F32));
+        Some(BalanceLoss { counts, factor: self.global_aux_loss * factor })
     }
 
     /// Whether there is any loss.
     pub(super) fn is_some(&self) -> bool {
         self.has_aux() || self.z_loss != 0.0
     }
-}
-
-/// The squares of each row's log-sum-exp, `[rows, 1]`, and before them the gradient of their sum.
-fn z_loss(logits: Tensor<2>) -> (Tensor<2>, Tensor<2>) {
-    let logits = logits.cast(DType::F32);
-    let max = logits.clone().max_dim(1);
-    let exp = (logits - max.clone()).exp();
-    let sum = exp.clone().sum_dim(1);
-    let lse = sum.clone().log() + max;
-    let squares = lse.clone() * lse.clone();
-    (exp / sum * lse * 2.0, squares)
 }
 
 #[cfg(test)]

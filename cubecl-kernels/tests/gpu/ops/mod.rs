@@ -12,6 +12,7 @@ mod embedding;
 mod grouped;
 mod linear;
 mod moe;
+mod moe_losses;
 mod moe_router;
 mod norms;
 mod optimizer;
@@ -21,6 +22,7 @@ mod optimizer_rules;
 pub(crate) mod part;
 mod pointwise;
 mod softmax;
+mod sums;
 
 /// A name, and what finds out what is wrong.
 pub(crate) type Test = (&'static str, fn() -> Result<(), String>);
@@ -38,6 +40,7 @@ pub(crate) fn tests() -> impl Iterator<Item = (String, fn() -> Result<(), String
         ("grouped", grouped::TESTS),
         ("linear", linear::TESTS),
         ("moe", moe::TESTS),
+        ("moe_losses", moe_losses::TESTS),
         ("moe_router", moe_router::TESTS),
         ("norms", norms::TESTS),
         ("optimizer", optimizer::TESTS),
@@ -46,6 +49,7 @@ pub(crate) fn tests() -> impl Iterator<Item = (String, fn() -> Result<(), String
         ("optimizer_rules", optimizer_rules::TESTS),
         ("pointwise", pointwise::TESTS),
         ("softmax", softmax::TESTS),
+        ("sums", sums::TESTS),
         ("cudnn", cudnn::TESTS),
     ];
     modules.into_iter().flat_map(|(module, tests)| {

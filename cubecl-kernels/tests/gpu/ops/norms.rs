@@ -5,7 +5,8 @@ use burn::{
     tensor::{DType, Tensor},
 };
 use megaburn_kernels::{
-    NormOptions, layer_norm, layer_norm_add, layer_norm_with, rms_norm, rms_norm_add, rms_norm_with,
+    MainGrad, NormGrads, NormOptions, layer_norm, layer_norm_add, layer_norm_with, rms_norm,
+    rms_norm_add, rms_norm_with,
 };
 
 use super::compare::*;
@@ -17,6 +18,7 @@ pub(super) const TESTS: &[super::Test] = &[
     ("norms_of_long_rows", long),
     ("norms_of_many_rows", many),
     ("norms_of_no_rows", none),
+    ("gradients_of_gamma_and_beta_are_summed_in_f32", main_grads),
 ];
 
 /// Aligned rows, ragged ones, rows of one element.
@@ -172,4 +174,56 @@ fn none() -> Result<(), String> {
         true => Ok(()),
         false => Err(format!("{dims:?} {dgamma:?}")),
     }
+}
+
+/// Of three batches, of which each adds to what the ones before it left.
+fn main_grads() -> Result<(), String> {
+    for (dtype, tolerance) in [(DType::BF16, 2e-2), (DType::F32, 1e-5)] {
+        for [t, n] in [[64, 256], [5000, 8], [33, 67]] {
+            let (gamma, beta) = (normal([n], dtype), normal([n], dtype));
+            let batches = [0; 3].map(|_| (normal([t, n], dtype), normal([t, n], dtype)));
+            for is_layer_norm in [false, true] {
+                let sums = |device: &Device, dtype: DType| -> Result<Vec<Vec<f32>>, String> {
+                    let [of_gamma, of_beta] = [0; 2].map(|_| MainGrad::default());
+                    of_gamma.attach();
+                    of_beta.attach();
+                    let main_grads = NormGrads {
+                        gamma: Some(of_gamma.clone()),
+                        beta: is_layer_norm.then(|| of_beta.clone()),
+                    };
+                    let options = NormOptions::new(1e-5).with_main_grads(main_grads);
+                    let gamma: Tensor<1> = leaf(&gamma, device, dtype);
+                    let beta: Tensor<1> = leaf(&beta, device, dtype);
+                    for (x, weight) in &batches {
+                        let x: Tensor<2> = leaf(x, device, dtype);
+                        let y = match is_layer_norm {
+                            true => {
+                                let beta = Some(beta.clone());
+                                layer_norm_with(x, gamma.clone(), beta, options.clone())
+                            }
+                            false => rms_norm_with(x, gamma.clone(), options.clone()),
+                        };
+                        let weight = Tensor::from_data(weight.clone(), (&y.device(), y.dtype()));
+                        let grads = (y * weight).sum().backward();
+                        if gamma.grad(&grads).is_some() {
+                            return Err("an ordinary gradient of gamma too".to_string());
+                        }
+                    }
+                    let wanted =
+                        if is_layer_norm { vec![of_gamma, of_beta] } else { vec![of_gamma] };
+                    let sums = wanted.into_iter().map(|of| host(of.take().ok_or("no gradient")?));
+                    sums.collect()
+                };
+                let expected = sums(&Device::flex(), DType::F32)?;
+                let found = sums(&Device::cuda(0), dtype)?;
+                for (name, (found, expected)) in
+                    ["gamma", "beta"].iter().zip(found.iter().zip(&expected))
+                {
+                    let what = format!("{name} of {t}x{n} {dtype:?}, layer norm {is_layer_norm}");
+                    close(&what, found, expected, tolerance)?;
+                }
+            }
+        }
+    }
+    Ok(())
 }

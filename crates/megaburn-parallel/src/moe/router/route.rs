@@ -1,8 +1,6 @@
 use burn::tensor::{DType, IndexingUpdateOp, Int, Tensor, TensorData};
 use megaburn_collective::region::FAILED_REGION;
-use megaburn_kernels::{
-    LinearOptions, Pass, RouterGradients, choose_experts, linear, route, route_to,
-};
+use megaburn_kernels::{Pass, RouterGradients, choose_experts, route, route_to, sum_columns};
 
 use super::{How, Router, off_graph, read};
 use crate::{
@@ -76,7 +74,7 @@ impl Router {
         };
         let (experts, dropped, padded) = self.drop_from(experts, &weights, [seq, batch], context);
         if let Some((counts, sums)) = seen.filter(|_| is_counted) {
-            let all = counts.sum_dim(0).flatten::<1>(0, 1).int();
+            let all = sum_columns(counts).flatten::<1>(0, 1).int();
             self.load().add(all.cast(DType::I64), dropped, sums);
         }
         Routed { experts, weights, padded }
@@ -181,10 +179,8 @@ impl Tokens<'_> {
         };
         let none = Tensor::<2>::zeros([rows, num_experts], on);
         let sent = none.scatter(1, experts.clone(), ones, IndexingUpdateOp::Add);
-        // A product, as sums over so many rows with few columns keep but few of a GPU's cores busy.
-        let all = Tensor::<2>::ones([1, *seq], on);
         let sent = sent.reshape([*seq, batch * num_experts]);
-        linear(all, sent, None, LinearOptions::default()).reshape([*batch, num_experts])
+        sum_columns(sent).reshape([*batch, num_experts])
     }
 }
 

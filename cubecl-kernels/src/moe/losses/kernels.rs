@@ -2,6 +2,8 @@
 
 use cubecl::prelude::*;
 
+use super::NUM_VALUES;
+
 /// Units of a plane.
 pub(super) const PLANE: usize = 32;
 /// Tokens of a cube.
@@ -120,7 +122,7 @@ pub(super) fn losses_kernel(
                 probabilities[i] /= sum;
             }
         }
-        let row = token as usize * comptime!(experts as usize + super::NUM_VALUES);
+        let row = token as usize * comptime!(experts as usize + NUM_VALUES);
         let mut terms = Array::<f32>::new(2usize);
         terms[0] = f32::new(0.0);
         terms[1] = f32::new(0.0);
@@ -197,7 +199,7 @@ pub(super) fn losses_kernel(
         #[unroll]
         for i in 0..held {
             if number(i) < experts {
-                let at = row + comptime!(super::NUM_VALUES) + number(i) as usize;
+                let at = row + comptime!(NUM_VALUES) + number(i) as usize;
                 values[at] = counts * probabilities[i];
             }
         }

@@ -58,6 +58,7 @@ mod ports;
 mod primitive;
 mod products;
 mod recompute;
+mod repeat;
 mod rms_norm;
 mod rope;
 mod seed;
@@ -103,6 +104,7 @@ pub use optimizer::{
 pub use outlet::Outlet;
 pub use products::reproducible;
 pub use recompute::Operands;
+pub use repeat::repeat_heads;
 pub use rms_norm::{rms_norm, rms_norm_add, rms_norm_with};
 pub use rope::{
     RopeConfig, RopeLayout, RopeScaling, RopeTable, YarnScaling, apply_rope, packed_positions,
@@ -129,6 +131,7 @@ pub mod reference {
     pub use crate::linear::reference::linear;
     pub use crate::moe::router::reference::route;
     pub use crate::optimizer::reference::{adamw, lion, sgd};
+    pub use crate::repeat::reference::repeat_heads;
     pub use crate::rms_norm::reference::{rms_norm, rms_norm_add, rms_norm_with};
     pub use crate::rope::reference::apply_rope;
     pub use crate::softmax::reference::scale_mask_softmax;

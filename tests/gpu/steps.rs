@@ -11,7 +11,7 @@ use megaburn::{
     mesh::Layout,
     models::Family,
     optim::{GradientAccumulator, Sharding, Sum},
-    parallel::{main_grads, read_params, shard_plan},
+    parallel::{main_grads, read_params, shard_plan, vector_grads},
     train::{
         RunData, TrainConfig, TrainError, Trainer,
         config::{Dtype, OptimizerName, RecomputeConfig, RecomputeMethod, RecomputeModule},
@@ -123,7 +123,8 @@ fn of_sample(config: &TrainConfig, device: Device, sample: usize) -> Result<Vec<
     let plan = shard_plan(model).map_err(|error| error.to_string())?;
     let grads = GradientAccumulator::new(model, &plan, &Sharding::none())
         .map_err(|error| error.to_string())?;
-    let mut grads = grads.with_main_grads(main_grads(model));
+    let grads = grads.with_main_grads(main_grads(model));
+    let mut grads = grads.with_vector_grads(vector_grads(model));
     grads.reset();
     let loss = model.loss(numbers(7), numbers(11));
     let mut found: Vec<f64> = loss.clone().into_data().iter().collect();

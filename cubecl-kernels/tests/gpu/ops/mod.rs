@@ -21,6 +21,7 @@ mod optimizer_room;
 mod optimizer_rules;
 pub(crate) mod part;
 mod pointwise;
+mod repeat;
 mod softmax;
 mod sums;
 
@@ -48,6 +49,7 @@ pub(crate) fn tests() -> impl Iterator<Item = (String, fn() -> Result<(), String
         ("optimizer_room", optimizer_room::TESTS),
         ("optimizer_rules", optimizer_rules::TESTS),
         ("pointwise", pointwise::TESTS),
+        ("repeat", repeat::TESTS),
         ("softmax", softmax::TESTS),
         ("sums", sums::TESTS),
         ("cudnn", cudnn::TESTS),

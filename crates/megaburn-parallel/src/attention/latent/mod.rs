@@ -5,7 +5,7 @@ use megaburn_collective::{
     Group,
     region::{copy_to, gather_from_sequence},
 };
-use megaburn_kernels::{Cut, RopeTable, apply_rope, split_last, split_last_with};
+use megaburn_kernels::{Cut, RopeTable, apply_rope, repeat_heads, split_last, split_last_with};
 
 pub use config::MultiLatentAttentionConfig;
 
@@ -187,7 +187,7 @@ impl MultiLatentAttention {
         let cut = if keys_values.device().is_autodiff() { Cut::Copy } else { Cut::View };
         let [k, v] = split_last_with(keys_values, [nope, values], [Cut::View, cut]);
         let k_rope = self.for_all_heads(k_rope).reshape([seq, batch, 1, rotated]);
-        let k_rope = rotate(k_rope).expand([seq, batch, heads, rotated]);
+        let k_rope = repeat_heads(rotate(k_rope), heads);
         let beside = |x: Tensor<4>, rotated: Tensor<4>| Tensor::cat(vec![x, rotated], 3);
         [beside(q, rotate(q_rope)), beside(k, k_rope), v]
     }

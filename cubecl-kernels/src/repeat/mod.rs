@@ -1,0 +1,60 @@
+//! One head for all: what every head of a token shares, and the sum of their gradients.
+
+mod op;
+pub(crate) mod reference;
+
+use burn::backend::Dispatch;
+use burn::tensor::Tensor;
+
+use crate::operands::{self, float};
+use op::RepeatOps;
+
+/// A view of one head as many equal ones. Its gradient is the sum of theirs, in f32 (f64 for f64): on a GPU by a
+/// kernel that reads them once, where they are.
+///
+/// Source: DeepSeek-V2, <https://arxiv.org/abs/2405.04434>, section 2.1.3, whose heads share a rotated key.
+///
+/// # Shapes
+/// `x`: `[s, b, 1, d]`, result: `[s, b, heads, d]`
+///
+/// # Panics
+/// If `x` has several heads, or `heads` is 0.
+pub fn repeat_heads(x: Tensor<4>, heads: usize) -> Tensor<4> {
+    operands::check("repeat_heads", [float("x", &x)]);
+    let [_, _, one, _] = x.dims();
+    assert!(one == 1 && heads > 0, "repeat_heads: {one} heads to {heads}");
+    Tensor::from_dispatch(<Dispatch as RepeatOps>::repeated(x.into_dispatch(), heads))
+}
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::DType;
+    use rstest::rstest;
+
+    use super::*;
+    use crate::reference;
+    use crate::testing::{assert_refused, assert_same_function, leaf, normal, quantized};
+
+    #[rstest]
+    fn values_and_gradients_are_those_of_the_reference(
+        #[values(([8, 2, 1, 16], 4), ([5, 3, 1, 7], 3), ([1, 1, 1, 1], 1), ([0, 2, 1, 4], 2))]
+        (shape, heads): ([usize; 4], usize),
+        #[values((DType::F32, 2e-6), (DType::BF16, 2e-2))] (dtype, tolerance): (DType, f64),
+    ) {
+        let x = leaf(normal(shape).cast(dtype));
+        assert_same_function!(
+            tolerance,
+            [x],
+            repeat_heads(x.clone(), heads),
+            reference::repeat_heads(x.clone(), heads)
+        );
+    }
+
+    #[rstest]
+    #[case(|| drop(repeat_heads(normal([2, 3, 2, 4]), 4)), "repeat_heads: 2 heads to 4")]
+    #[case(|| drop(repeat_heads(normal([2, 3, 1, 4]), 0)), "repeat_heads: 1 heads to 0")]
+    #[case(|| drop(repeat_heads(quantized([2, 1, 1, 4]), 2)), "repeat_heads: x is qfloat")]
+    fn bad_input_is_refused(#[case] call: fn(), #[case] message: &str) {
+        assert_refused(call, message);
+    }
+}

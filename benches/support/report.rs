@@ -153,7 +153,10 @@ fn commit() -> String {
     let written =
         bundle.and_then(|bundle| fs::read_to_string(Path::new(&bundle).join("COMMIT")).ok());
     written.map_or_else(
-        || output("git", &["describe", "--always", "--dirty", "--abbrev=12"]),
+        || {
+            let here = env!("CARGO_MANIFEST_DIR");
+            output("git", &["-C", here, "describe", "--always", "--dirty", "--abbrev=12"])
+        },
         |commit| commit.trim().to_string(),
     )
 }
@@ -187,7 +190,7 @@ fn burn_version() -> String {
 }
 
 fn output(program: &str, args: &[&str]) -> String {
-    let output = Command::new(program).args(args).current_dir(env!("CARGO_MANIFEST_DIR")).output();
+    let output = Command::new(program).args(args).output();
     match output {
         Ok(output) if output.status.success() => {
             String::from_utf8_lossy(&output.stdout).trim().to_string()

@@ -69,7 +69,8 @@ impl Trainer {
         let WholeState { mut masters, moments } =
             self.optimizer.whole_state(|path| is_written_by(&self.groups, shard(path)))?;
         let read = |state: StateTensor| state.read().map_err(|error| error.to_string());
-        // A tensor comes to the host when it is written.
+        // A tensor comes to the host when it is written. What ZeRO shares out is there already: `whole_state` has
+        // gathered all of it into the memory of the ranks that write.
         let params = lazy_params(self.model()).into_iter().map(|param| {
             let (name, shard) = (format!("model.{}", param.path), shard(&param.path));
             match masters.remove(&param.path) {

@@ -37,8 +37,10 @@ mod tests {
 
     #[rstest]
     fn values_and_gradients_are_those_of_the_reference(
-        #[values(([8, 2, 1, 16], 4), ([5, 3, 1, 7], 3), ([1, 1, 1, 1], 1), ([0, 2, 1, 4], 2))]
-        (shape, heads): ([usize; 4], usize),
+        #[values(([8, 2, 1, 16], 4), ([5, 3, 1, 7], 3), ([1, 1, 1, 1], 1))] (shape, heads): (
+            [usize; 4],
+            usize,
+        ),
         #[values((DType::F32, 2e-6), (DType::BF16, 2e-2))] (dtype, tolerance): (DType, f64),
     ) {
         let x = leaf(normal(shape).cast(dtype));
@@ -48,6 +50,14 @@ mod tests {
             repeat_heads(x.clone(), heads),
             reference::repeat_heads(x.clone(), heads)
         );
+    }
+
+    #[test]
+    fn no_tokens_give_none_and_a_gradient_of_none() {
+        let x = leaf(normal([0, 2, 1, 4]));
+        let y = repeat_heads(x.clone(), 3);
+        assert_eq!(y.dims(), [0, 2, 3, 4]);
+        assert_eq!(x.grad(&y.sum().backward()).unwrap().dims(), [0, 2, 1, 4]);
     }
 
     #[rstest]

@@ -36,17 +36,14 @@ fn a_folder_of_other_files_is_refused_untouched_or_kept_as_it_is() {
     let thesis = run.path("run/hf/thesis");
     fs::create_dir_all(thesis.parent().unwrap()).unwrap();
     fs::write(&thesis, "years").unwrap();
+    let folder = run.path("run").display().to_string();
     for (sets, what) in [
-        (&[][..], "is not empty and is not a run's folder (it holds `hf`)"),
-        (&["run.allow_other_files=true"][..], "`hf` was not written by megaburn"),
+        (&[][..], format!("`{folder}` is not empty and is not a run's folder (it holds `hf`)")),
+        (&["run.allow_other_files=true"][..], format!("`{folder}/hf` was not written by megaburn")),
     ] {
         let ended = ended(&run, 1, sets);
-        let said = ended
-            .stderr
-            .replace("/hf`", "`hf`")
-            .replace(&*run.path("run").display().to_string(), "");
         assert_eq!(ended.code, Some(2), "{ended:#?}");
-        assert!(said.contains(what) || said.contains("hf` was not written"), "{ended:#?}");
+        assert!(ended.stderr.contains(&what), "{ended:#?}");
         assert_eq!(
             (names(&run.path("run")), read(&thesis)),
             (vec!["hf".to_string()], "years".into())
@@ -55,6 +52,8 @@ fn a_folder_of_other_files_is_refused_untouched_or_kept_as_it_is() {
     // Under another name it stays beside the run, and so does the user's own configuration.
     fs::rename(run.path("run/hf"), run.path("run/mine")).unwrap();
     let config = format!("# mine\n{}", read(&run.path("config.toml")));
+    let config = config.replace("tokenizer = \"byte\"", "tokenizer = \"nowhere.json\"");
+    assert!(config.contains("nowhere.json"), "{config}");
     fs::write(run.path("run/config.toml"), &config).unwrap();
     let ended = ended(&run, 1, &["run.allow_other_files=true"]);
     assert_eq!(ended.code, Some(0), "{ended:#?}");
@@ -62,6 +61,50 @@ fn a_folder_of_other_files_is_refused_untouched_or_kept_as_it_is() {
     assert_eq!(read(&run.path("run/config.toml")), config);
     assert!(read(&run.path("run/config.resolved.toml")).contains("allow_other_files = true"));
     assert_eq!(read(&run.path("run/mine/thesis")), "years");
+    // What the run was trained with is in the resolved one.
+    let ask = ["generate", &folder, "--prompt", "a", "--max-tokens", "1"];
+    Ranks::command(&ask).finish();
+}
+
+/// A run goes on from its own checkpoints, and keeps what others put beside them.
+#[test]
+fn a_checkpoint_of_another_run_is_named_and_kept_and_hides_nothing() {
+    let run = Run::new();
+    assert_eq!(ended(&run, 4, &[]).code, Some(0));
+    let step = "checkpoints/step-00000004";
+    let id = Checkpoint::open(&run.path("run").join(step)).unwrap().manifest().run_id.clone();
+    let id = id.unwrap();
+    let dir = |name: &str| format!("run.dir={}", run.path(name).display());
+    let copy_into = |name: &str| {
+        let to = run.path(name).join(step);
+        fs::create_dir_all(&to).unwrap();
+        for entry in fs::read_dir(run.path("run").join(step)).unwrap() {
+            let entry = entry.unwrap();
+            fs::copy(entry.path(), to.join(entry.file_name())).unwrap();
+        }
+    };
+    // In a new folder it is what the run begins with.
+    copy_into("branch");
+    let branch = [&dir("branch"), "train.keep_checkpoints=1", "train.checkpoint_interval=1"];
+    let began = ended(&run, 6, &branch);
+    assert_eq!(began.code, Some(0), "{began:#?}");
+    let line =
+        format!("resumed  after step 4 from a checkpoint that was put here and that run {id}");
+    assert!(began.stdout.contains(&line), "{began:#?}");
+    let kept = names(&run.path("branch/checkpoints"));
+    assert_eq!(kept, ["step-00000004", "step-00000006"]);
+
+    // It does not take the place of what a run has learned itself.
+    assert_eq!(ended(&run, 2, &[&dir("other")]).code, Some(0));
+    copy_into("other");
+    let refused = ended(&run, 6, &[&dir("other")]);
+    assert_eq!(refused.code, Some(2), "{refused:#?}");
+    let why =
+        format!("is the newest, and run {id} wrote it, while this run has checkpoints of its own");
+    assert!(refused.stderr.contains(&why), "{refused:#?}");
+    fs::remove_dir_all(run.path("other").join(step)).unwrap();
+    let went_on = ended(&run, 3, &[&dir("other")]);
+    assert!(went_on.stdout.contains("resumed  after step 2 from the run's own"), "{went_on:#?}");
 }
 
 /// faults/07: a run whose folder is removed stops by name, and leaves the one of the next run alone.

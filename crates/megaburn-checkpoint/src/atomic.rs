@@ -6,7 +6,7 @@ use std::{
     path::Path,
 };
 
-use crate::staging::{TMP, beside, parent};
+use crate::paths::{TMP, beside, parent, sync_folder};
 
 /// Writes `bytes` to `path`. A reader, and a run that starts after a crash or a power loss, finds either
 /// what stood there before or all of `bytes`.
@@ -33,19 +33,13 @@ pub fn write_atomic(path: &Path, bytes: &[u8]) -> io::Result<()> {
         // The first error is the one to report; there may be no file to remove.
         let _ = fs::remove_file(&staging);
     })?;
-    File::open(parent(&target))?.sync_all()
+    sync_folder(parent(&target))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn names(dir: &Path) -> Vec<String> {
-        let names = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name());
-        let mut names: Vec<_> = names.map(|name| name.into_string().unwrap()).collect();
-        names.sort();
-        names
-    }
+    use crate::testing::names;
 
     #[test]
     fn a_file_is_made_and_replaced_and_nothing_else_stays() {

@@ -143,6 +143,13 @@ impl Checkpoint {
     }
 }
 
+/// The run that wrote the checkpoint in a folder, if its manifest can be read and names one. Nothing is
+/// verified.
+pub(crate) fn run_of(folder: &Path) -> Option<String> {
+    let manifest: Value = serde_json::from_slice(&fs::read(folder.join(MANIFEST)).ok()?).ok()?;
+    Some(manifest.get("run_id")?.as_str()?.to_string())
+}
+
 fn read_manifest(folder: &Path) -> Result<Manifest, CheckpointError> {
     let path = folder.join(MANIFEST);
     let text = fs::read(&path).during_read(&path)?;

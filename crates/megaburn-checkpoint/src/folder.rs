@@ -9,19 +9,20 @@ use std::{
 use megaburn_collective::Group;
 
 use crate::{
-    Checkpoint, CheckpointError,
+    CheckpointError,
     agree::settle,
+    checkpoint::run_of,
     error::IoContext,
-    staging::{REPLACED, TMP, beside, discard, parent, sync_dir, unique},
+    owner::{is_blank, is_left_behind, is_of_run, unmark},
+    paths::{REPLACED, beside, is_there, leftover_of, parent, sync_dir},
+    unfinished::remove_marked,
 };
 
 /// Suffix of a checkpoint that was found damaged.
 const DAMAGED: &str = ".damaged-";
-/// Suffix of a checkpoint on its way out.
-const TRASH: &str = ".trash-";
 
-/// Makes the folder if there is none and removes what a crash left behind. Call it when a run
-/// starts, before loading or saving.
+/// Makes the folder if there is none and removes what a crash left behind: folders under a name that a save
+/// has made, with its mark. Call it when a run starts, before loading or saving.
 ///
 /// # Errors
 /// The folder cannot be made or read, on any rank.
@@ -40,7 +41,7 @@ pub fn prepare(dir: &Path, world: &Group) -> Result<(), CheckpointError> {
 pub fn move_checkpoints(from: &Path, to: &Path) -> Result<(), CheckpointError> {
     for (step, path) in committed(from)? {
         let target = step_path(to, step);
-        if !target.exists() {
+        if !is_there(&target) {
             fs::rename(&path, &target).during("move aside", &path)?;
         }
     }
@@ -68,18 +69,30 @@ fn clean(dir: &Path) -> Result<(), CheckpointError> {
         sync_dir(parent)?;
     }
     for (name, path) in entries(dir)? {
-        let Some((step, _)) = name.split_once('.').filter(|(step, _)| parse_step(step).is_some())
-        else {
+        if checkpoint_step(&name).is_some() {
+            // The run was killed right before or after the checkpoint got this name.
+            if is_of_run(&path) {
+                unmark(&path).during("remove the mark of an ended run in", &path)?;
+            }
             continue;
-        };
+        }
+        let leftover = leftover_of(&name).filter(|(of, _)| checkpoint_step(of).is_some());
+        let Some((of, suffix)) = leftover.filter(|_| is_left(&path)) else { continue };
+        let target = dir.join(of);
         // A crash between the two renames of a replacement leaves only the old checkpoint.
-        if name.contains(REPLACED) && !dir.join(step).exists() {
-            fs::rename(&path, dir.join(step)).during("restore", &path)?;
-        } else if [TMP, TRASH, REPLACED].iter().any(|suffix| name.contains(suffix)) {
-            fs::remove_dir_all(&path).during("remove the leftover", &path)?;
+        if suffix == REPLACED && !is_there(&target) {
+            fs::rename(&path, &target).during("restore", &path)?;
+            unmark(&target).during("remove the mark of an ended run in", &target)?;
+        } else {
+            remove_marked(&path);
         }
     }
     sync_dir(dir)
+}
+
+/// Whether a folder of a leftover's name is one. Only this run works in the folder above; a conversion may.
+fn is_left(path: &Path) -> bool {
+    !path.is_symlink() && (is_of_run(path) || is_left_behind(path) || is_blank(path))
 }
 
 /// Committed checkpoints, newest first. Whether they are whole is not looked at.
@@ -90,24 +103,20 @@ pub(crate) fn committed(dir: &Path) -> Result<Vec<(u64, PathBuf)>, CheckpointErr
     }
     let steps = entries(dir)?.into_iter();
     let mut found: Vec<_> =
-        steps.filter_map(|(name, path)| Some((parse_step(&name)?, path))).collect();
+        steps.filter_map(|(name, path)| Some((checkpoint_step(&name)?, path))).collect();
     found.sort_by_key(|(step, _)| std::cmp::Reverse(*step));
     Ok(found)
 }
 
-/// Keeps the newest `keep` checkpoints up to `current` (0 keeps all). Later ones are of another
-/// past of the run and are not touched. One whose manifest or length says that it is damaged is not counted
-/// and not deleted: it may be all that is left of a step.
-pub(crate) fn retain(dir: &Path, current: u64, keep: usize) -> Result<(), CheckpointError> {
-    let past = committed(dir)?.into_iter().filter(|(step, _)| *step <= current);
-    let whole = past.filter(|(_, path)| Checkpoint::open(path).is_ok());
-    for (step, path) in whole.skip(if keep == 0 { usize::MAX } else { keep }) {
-        // Deleting takes time: what is half deleted must not look like a checkpoint.
-        let trash = dir.join(format!("{}{TRASH}{}", step_name(step), unique()));
-        fs::rename(&path, &trash).during("move aside", &path)?;
-        discard(&trash);
-    }
-    Ok(())
+/// The checkpoints in a folder that the run `run_id` wrote, newest first, by what their manifests say. Nothing
+/// is verified.
+///
+/// # Errors
+/// The folder cannot be read. One that is not there holds no checkpoint.
+pub fn checkpoints_of(dir: &Path, run_id: &str) -> Result<Vec<(u64, PathBuf)>, CheckpointError> {
+    let mut found = committed(dir)?;
+    found.retain(|(_, path)| run_of(path).as_deref() == Some(run_id));
+    Ok(found)
 }
 
 fn entries(dir: &Path) -> Result<Vec<(String, PathBuf)>, CheckpointError> {
@@ -132,11 +141,12 @@ pub(crate) fn step_path(dir: &Path, step: u64) -> PathBuf {
     dir.join(step_name(step))
 }
 
-fn step_name(step: u64) -> String {
+pub(crate) fn step_name(step: u64) -> String {
     format!("step-{step:08}")
 }
 
-fn parse_step(name: &str) -> Option<u64> {
+/// The step of a committed checkpoint of this name, if it is such a name.
+pub fn checkpoint_step(name: &str) -> Option<u64> {
     let digits = name.strip_prefix("step-")?;
     let step = digits.parse().ok()?;
     (step_name(step) == name).then_some(step)
@@ -145,29 +155,45 @@ fn parse_step(name: &str) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn make(dir: &Path, names: &[&str]) {
-        for name in names {
-            fs::create_dir_all(dir.join(name)).unwrap();
-            fs::write(dir.join(name).join("x"), name).unwrap();
-        }
-    }
-
-    fn names(dir: &Path) -> Vec<String> {
-        let mut names: Vec<_> = entries(dir).unwrap().into_iter().map(|(name, _)| name).collect();
-        names.sort();
-        names
-    }
+    use crate::{
+        owner::Mark,
+        testing::{make, names},
+    };
 
     #[test]
-    fn leftovers_are_removed_and_other_files_stay() {
+    fn leftovers_are_removed_and_what_only_has_such_a_name_stays() {
         let dir = tempfile::tempdir().unwrap();
         let here = dir.path();
-        make(here, &["step-00000001", "step-00000002.tmp-1-2", "step-00000001.trash-7", "notes"]);
-        make(here, &["step-00000001.replaced-1", "step-00000009.replaced-1", "other.tmp-1"]);
+        let left =
+            ["step-00000002.tmp-1-2", "step-00000001.trash-7-8", "step-00000001.replaced-1-2"];
+        let replaced = ["step-00000001", "step-00000009.replaced-1-2"];
+        for name in left.into_iter().chain(replaced) {
+            Mark::of_run(&make(here, name)).unwrap();
+        }
+        drop(Mark::of_process(&make(here, "step-00000004.tmp-1-3")).unwrap());
+        fs::create_dir(here.join("step-00000002.tmp-1-4")).unwrap();
+        // Not marked, of other names, of a conversion that goes on.
+        let stay = [
+            "notes",
+            "other.tmp-1-2",
+            "step-00000001.replaced-good",
+            "step-00000003.tmp-1-2",
+            "step-00000005.replaced-1-2",
+            "step-00000500.tmp-copy",
+        ];
+        let stay = stay.map(|name| make(here, name));
+        let converts = make(here, "step-00000000.tmp-1-2");
+        let _mark = Mark::of_process(&converts).unwrap();
+        Mark::of_run(&stay[5]).unwrap();
         prepare(here, &Group::single(0)).unwrap();
-        assert_eq!(names(here), ["notes", "other.tmp-1", "step-00000001", "step-00000009"]);
-        let restored = fs::read_to_string(here.join("step-00000009/x")).unwrap();
-        assert_eq!(restored, "step-00000009.replaced-1");
+        let name = |path: &PathBuf| path.file_name().unwrap().to_str().unwrap().to_string();
+        let mut expected: Vec<_> = stay.iter().chain([&converts]).map(name).collect();
+        expected.extend(["step-00000001", "step-00000009"].map(String::from));
+        expected.sort();
+        assert_eq!(names(here), expected);
+        let restored = fs::read_to_string(here.join("step-00000009/weights")).unwrap();
+        assert_eq!(restored, "step-00000009.replaced-1-2");
+        assert_eq!(names(&here.join("step-00000001")), ["weights"]);
+        assert_eq!(names(&here.join("step-00000009")), ["weights"]);
     }
 }

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use megaburn_collective::{Group, Phase, host_name, objects};
+use megaburn_collective::{Group, Phase, Progress, host_name, objects};
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -10,6 +10,7 @@ use crate::{
     agree::settle,
     fault::{Fault, retried},
     folder::committed,
+    retention::remember,
 };
 
 /// Which checkpoint of a folder is to be used.
@@ -73,17 +74,9 @@ pub fn find_latest(dir: &Path, world: &Group) -> Result<Latest, CheckpointError>
     let names: Vec<_> = names.map(|name| name.to_string_lossy().into_owned()).collect();
     let names: Vec<String> = objects::broadcast(world, &names)?;
     let paths = names.into_iter().map(|name| dir.join(name)).collect();
-    let share_is_whole = |path: &Path| {
-        let mine = retried(|| {
-            let checkpoint = Checkpoint::open(path)?;
-            let share = (world.rank()..checkpoint.num_files()).step_by(world.size());
-            checkpoint.verify_files(share, phase.progress())?;
-            Ok(checkpoint)
-        });
-        judge_together(world, path, mine)
-    };
+    let is_whole = |path: &Path| verify_together(world, path, phase.progress());
     let is_first = world.rank() == 0;
-    let latest = choose(paths, share_is_whole, |refused| {
+    let latest = choose(paths, is_whole, |refused| {
         if is_first {
             warn(refused);
         }
@@ -103,13 +96,27 @@ impl Latest {
     }
 }
 
+/// Reads a checkpoint as a whole, each rank its share of the files.
+///
+/// # Collective
+/// All ranks of `world`, which get the same answer.
+pub(crate) fn verify_together(world: &Group, path: &Path, progress: &Progress) -> Judged {
+    let mine = retried(|| {
+        let checkpoint = Checkpoint::open(path)?;
+        let share = (world.rank()..checkpoint.num_files()).step_by(world.size());
+        checkpoint.verify_files(share, progress)?;
+        Ok(checkpoint)
+    });
+    judge_together(world, path, mine).inspect(|found| remember(path, found.is_ok()))
+}
+
 /// The committed checkpoints of a folder, newest first.
 fn list(dir: &Path) -> Result<Vec<PathBuf>, CheckpointError> {
     Ok(retried(|| committed(dir))?.into_iter().map(|(_, path)| path).collect())
 }
 
 /// What was found of one checkpoint; an error ends the search.
-type Judged = Result<Result<Checkpoint, String>, CheckpointError>;
+pub(crate) type Judged = Result<Result<Checkpoint, String>, CheckpointError>;
 
 /// The first of `paths` that `judge` finds whole. This is the only place where a checkpoint is chosen.
 fn choose(

@@ -28,7 +28,7 @@
 //! |---|---|
 //! | an error on any rank (disk full, no permission) | every rank gets an error; the older checkpoints, nothing of the new one |
 //! | a panic of a rank | the others get an error within the group's timeout; the older checkpoints |
-//! | kill -9 of any rank, at any instant | the older checkpoints, and the new one if it was renamed; leftovers, which [`prepare`] removes |
+//! | kill -9 of any rank, at any instant | the older checkpoints, and the new one if it was renamed; leftovers, which [`prepare`] knows by their name and by the mark in them, and removes |
 //! | any of these in [`save_single`] and [`write_hf`] | what stood at the path before, whole, or the new one, whole; only kill -9 leaves `PATH.tmp-…`, which the next one to the same path removes. A replaced folder and the new one change names in one step; on file systems that cannot do that, kill -9 between two renames leaves the old one as `PATH.replaced-…`, and the next one to the same path puts it back |
 //! | the folder above cannot be synced after the rename | the new checkpoint, whole; the error says that a power loss may undo it |
 //! | a rank of another host times out while others write | rank 0 removes the unfinished folder; what others still write into it may stay as `step-….tmp-…`, which [`prepare`] removes at the next start |
@@ -38,8 +38,9 @@
 //! [`newest_whole`], which refuse the checkpoint, say so, and take the previous one. An error that is
 //! not damage (no permission, no file descriptors, a network file system that is away) is tried again
 //! and then ends the search: an older checkpoint is never used because of it.
-//! A run sets the refused one aside as `step-XXXXXXXX.damaged-…` ([`set_aside_damaged`]). A checkpoint with a
-//! damaged manifest or a file of another length does not count as one that is kept, and is not deleted.
+//! A run sets the refused one aside as `step-XXXXXXXX.damaged-…` ([`set_aside_damaged`]). Before [`save`] deletes an
+//! old checkpoint, it reads those that stay and were not read before: a damaged one does not count as one that is
+//! kept, and is not deleted. Nor is one that another run or a conversion wrote.
 //!
 //! What a rank reads of a tensor is compared with the manifest's hashes once more while it is read: a
 //! disk or a server that gives other bytes the second time is an error that names the tensor, the file
@@ -66,9 +67,11 @@ mod latest;
 mod manifest;
 mod overlap;
 mod owner;
+mod paths;
 mod pieces;
 mod plain;
 mod plane;
+mod retention;
 mod runs;
 mod safetensors_file;
 mod save;
@@ -79,6 +82,8 @@ mod staging;
 mod sweep;
 mod target;
 mod tensor_file;
+#[cfg(test)]
+mod testing;
 mod unfinished;
 mod write;
 
@@ -86,10 +91,11 @@ pub use atomic::write_atomic;
 pub use checkpoint::Checkpoint;
 pub use compare::{Comparison, TensorComparison, ValueDifference, compare};
 pub use error::CheckpointError;
-pub use folder::{move_checkpoints, prepare, set_aside_damaged};
+pub use folder::{checkpoint_step, checkpoints_of, move_checkpoints, prepare, set_aside_damaged};
 pub use hf::{HfDir, HfEntry, HfView, HfWriteOptions, HfWritten, write_hf};
 pub use latest::{Latest, Refused, find_latest, newest, newest_whole};
 pub use manifest::{FileInfo, Manifest, PieceInfo, TensorInfo};
+pub use paths::{REPLACED, TMP, beside, is_there, leftover_of, sync_folder};
 pub use save::{Guard, LazyData, NamedTensor, Snapshot, is_written_by, save};
 pub use single::save_single;
 pub use source::{TensorHeader, TensorSource};

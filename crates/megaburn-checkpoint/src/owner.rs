@@ -14,6 +14,8 @@ use megaburn_collective::host_name;
 /// The file that says it. It stands in the folder until the folder has its final name.
 pub(crate) const OWNER: &str = ".megaburn-owner";
 const FIRST_LINE: &str = "megaburn writes this folder";
+/// The rest of the mark of a run.
+const OF_RUN: &str = "for a run, whose next start removes it";
 /// A marked file is no longer than this.
 const LONGEST: u64 = 4096;
 /// A folder is empty for a moment before it is marked.
@@ -30,9 +32,41 @@ impl Owner {
     pub(crate) fn mark(folder: &Path) -> io::Result<Self> {
         let mut file = File::create_new(folder.join(OWNER))?;
         let _ = file.try_lock();
-        write!(file, "{FIRST_LINE}\n{}\n{}\n", host_name(), process::id())?;
+        let text = format!("{FIRST_LINE}\n{}\n{}\n", host_name(), process::id());
+        file.write_all(text.as_bytes())?;
         Ok(Self { _file: file })
     }
+}
+
+/// What says that a folder may be removed once whoever writes it has ended.
+#[derive(Debug)]
+pub(crate) enum Mark {
+    /// The ranks of a run write it. Only one run at a time works in the folder above it, so that what carries
+    /// this mark when a run starts is left behind.
+    Run,
+    /// One process writes it.
+    Process { _owner: Owner },
+}
+
+/// Marks a folder in one of the two ways.
+pub(crate) type SetMark = fn(&Path) -> io::Result<Mark>;
+
+impl Mark {
+    /// It outlives a power loss. An earlier mark is replaced.
+    pub(crate) fn of_run(folder: &Path) -> io::Result<Self> {
+        let mut file = File::create(folder.join(OWNER))?;
+        file.write_all(mark_of_run().as_bytes())?;
+        file.sync_all()?;
+        Ok(Self::Run)
+    }
+
+    pub(crate) fn of_process(folder: &Path) -> io::Result<Self> {
+        Ok(Self::Process { _owner: Owner::mark(folder)? })
+    }
+}
+
+fn mark_of_run() -> String {
+    format!("{FIRST_LINE}\n{OF_RUN}\n")
 }
 
 /// Takes the mark away.
@@ -40,17 +74,16 @@ pub(crate) fn unmark(folder: &Path) -> io::Result<()> {
     fs::remove_file(folder.join(OWNER))
 }
 
+/// Whether the folder carries the mark of a run.
+pub(crate) fn is_of_run(folder: &Path) -> bool {
+    open_mark(folder).is_some_and(|(_, text)| text == mark_of_run())
+}
+
 /// Whether the folder carries the mark of a process of this host that has ended.
 ///
 /// A process of another host may be alive, and its lock need not be seen here.
 pub(crate) fn is_left_behind(folder: &Path) -> bool {
-    let path = folder.join(OWNER);
-    let is_file = fs::symlink_metadata(&path).is_ok_and(|found| found.is_file());
-    let Ok(file) = File::open(path) else { return false };
-    let mut text = String::new();
-    if !is_file || (&file).take(LONGEST).read_to_string(&mut text).is_err() {
-        return false;
-    }
+    let Some((file, text)) = open_mark(folder) else { return false };
     let lines: Vec<_> = text.lines().collect();
     let [FIRST_LINE, of_host, pid] = lines[..] else { return false };
     if of_host != host_name() {
@@ -63,13 +96,40 @@ pub(crate) fn is_left_behind(folder: &Path) -> bool {
     }
 }
 
+/// Whether nothing is in the folder, or only a mark that was not written to its end: whoever made it was
+/// killed at once, or begins to write it right now.
+pub(crate) fn is_blank(folder: &Path) -> bool {
+    let is_torn = || {
+        let text = open_mark(folder).map(|(_, text)| text);
+        text.is_some_and(|text| {
+            text.is_empty() || (text.starts_with(FIRST_LINE) && !is_whole(&text))
+        })
+    };
+    let Ok(mut entries) = fs::read_dir(folder) else { return false };
+    entries.all(|entry| entry.is_ok_and(|entry| entry.file_name() == OWNER) && is_torn())
+}
+
+fn is_whole(mark: &str) -> bool {
+    mark == mark_of_run() || (mark.ends_with('\n') && mark.lines().count() == 3)
+}
+
+/// The file that marks a folder and what it says, if there is one.
+fn open_mark(folder: &Path) -> Option<(File, String)> {
+    let path = folder.join(OWNER);
+    fs::symlink_metadata(&path).ok().filter(|found| found.is_file())?;
+    let file = File::open(path).ok()?;
+    let mut text = String::new();
+    (&file).take(LONGEST).read_to_string(&mut text).ok()?;
+    Some((file, text))
+}
+
 /// Whether the folder, whose name ends with the number of a process and a time, was made by a
-/// process of this host that ended before it marked the folder: nothing is in it.
-pub(crate) fn is_left_empty(folder: &Path, suffix: &str) -> bool {
-    let is_empty = fs::read_dir(folder).is_ok_and(|mut entries| entries.next().is_none());
+/// process of this host that ended before it had marked the folder.
+pub(crate) fn is_left_blank(folder: &Path, suffix: &str) -> bool {
     let made = fs::symlink_metadata(folder).and_then(|found| found.modified());
     let age = made.ok().and_then(|made| SystemTime::now().duration_since(made).ok());
-    is_empty && age.is_some_and(|age| age > MOMENT) && pid_of(suffix).is_some_and(has_ended)
+    let is_old = age.is_some_and(|age| age > MOMENT);
+    is_old && pid_of(suffix).is_some_and(has_ended) && is_blank(folder)
 }
 
 /// The process that a suffix names, if it is one that this crate gives: two hexadecimal numbers.
@@ -111,6 +171,25 @@ mod tests {
         unmark(here).unwrap();
         fs::create_dir(here.join(OWNER)).unwrap();
         assert!(!is_left_behind(here), "a folder is no mark");
+    }
+
+    #[test]
+    fn a_folder_without_a_whole_mark_and_anything_else_is_blank() {
+        let dir = tempfile::tempdir().unwrap();
+        let here = dir.path();
+        assert!(is_blank(here));
+        for (text, is) in [("", true), (FIRST_LINE, true), ("notes", false)] {
+            fs::write(here.join(OWNER), text).unwrap();
+            assert_eq!((is_blank(here), is_of_run(here)), (is, false), "{text}");
+        }
+        unmark(here).unwrap();
+        drop(Mark::of_process(here).unwrap());
+        assert!(!is_blank(here) && !is_of_run(here));
+        Mark::of_run(here).unwrap();
+        assert!(is_of_run(here) && !is_blank(here) && !is_left_behind(here));
+        fs::write(here.join(OWNER), "").unwrap();
+        fs::write(here.join("thesis"), "years").unwrap();
+        assert!(!is_blank(here));
     }
 
     #[test]

@@ -19,9 +19,11 @@ use crate::{
     chunks::CHUNK,
     dtype,
     error::IoContext,
-    folder::{retain, step_path},
+    folder::step_path,
     manifest::{FORMAT, MANIFEST, MANIFEST_HASH, hex},
-    staging::{Staging, sync_dir},
+    paths::sync_dir,
+    retention::retain,
+    staging::Staging,
     write::write_rank_file,
 };
 
@@ -101,9 +103,10 @@ pub(crate) struct Report {
     file: Option<FileInfo>,
 }
 
-/// Saves a checkpoint to `dir/step-XXXXXXXX` and returns that path. Then only the newest `keep`
-/// checkpoints stay (0 keeps all). One of the same step is replaced. With a `guard` the folder `dir` must
-/// be there, and is not made anew.
+/// Saves a checkpoint to `dir/step-XXXXXXXX` and returns that path. Then only the newest `keep` checkpoints
+/// of the run that `snapshot` names stay (0 keeps all); before older ones are deleted, the ranks read those that
+/// stay, each once in a process. One of the same step is replaced. With a `guard` the folder `dir` must be there,
+/// and is not made anew.
 ///
 /// Every element is written once, by the rank that owns it at data- and context-parallel
 /// coordinate 0, of an expert at expert-data-parallel coordinate 0 ([`is_written_by`]); the values of a
@@ -154,7 +157,10 @@ pub fn save<'a>(
         staging.commit()
     });
     let is_main = settle(world, committed.transpose())?.is_some();
-    if is_main && let Err(error) = retain(dir, snapshot.step, keep) {
+    let (run_id, step) = (snapshot.run_id.as_deref(), snapshot.step);
+    if let Err(error) = retain(world, dir, run_id, step, keep, phase.progress())
+        && is_main
+    {
         tracing::warn!("old checkpoints stay: {error}");
     }
     Ok(step_path(dir, snapshot.step))

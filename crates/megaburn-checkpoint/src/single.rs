@@ -11,8 +11,8 @@ use crate::{
     error::IoContext,
     hf::ASSETS,
     manifest::{MANIFEST, MANIFEST_HASH},
+    paths::sync_dir,
     save::{merge, write_manifest, write_share},
-    staging::sync_dir,
     target::Target,
 };
 

@@ -4,20 +4,15 @@ use std::{
     fs,
     io::{self, ErrorKind},
     path::{Path, PathBuf},
-    process,
-    time::{SystemTime, UNIX_EPOCH},
 };
 
 use crate::{
     CheckpointError,
     error::IoContext,
-    owner::{Owner, unmark},
+    owner::{Mark, SetMark, unmark},
+    paths::{REPLACED, TMP, beside, is_there, parent, sync_folder},
     unfinished::{Held, remove_marked},
 };
-
-/// Suffixes of names that stand for no result: being written, and replaced by a new folder.
-pub(crate) const TMP: &str = ".tmp-";
-pub(crate) const REPLACED: &str = ".replaced-";
 
 /// A folder in the making beside the one that it will become; removed when dropped before its
 /// commit.
@@ -27,8 +22,8 @@ pub(crate) struct Staging {
     target: PathBuf,
     /// Folders above it that were made for it, innermost first.
     made: Vec<PathBuf>,
-    /// The mark in it, where a later process shall know that it may be removed.
-    owner: Option<Owner>,
+    /// The mark in it, by which a later process knows that it may be removed.
+    mark: Option<Mark>,
     committed: bool,
 }
 
@@ -36,14 +31,7 @@ impl Staging {
     /// For a folder that will stand at `target`, whose parents are made where they are missing.
     /// The ranks of a run write such folders together, and the run itself removes leftovers.
     pub(crate) fn create(target: &Path) -> Result<Self, CheckpointError> {
-        let is_missing = |above: &&Path| !above.as_os_str().is_empty() && !is_there(above);
-        let made = parent(target).ancestors().take_while(is_missing);
-        let made = made.map(Path::to_path_buf).collect();
-        let (path, target) = (beside(target, TMP), target.to_path_buf());
-        let staging = Self { path, target, made, owner: None, committed: false };
-        fs::create_dir_all(staging.parent()).during("make the folder", staging.parent())?;
-        fs::create_dir(&staging.path).during("make the folder", &staging.path)?;
-        Ok(staging)
+        Self::with_parents(target, Mark::of_run)
     }
 
     /// The same for a folder of this process alone: it is marked with its owner, and removed by
@@ -51,17 +39,36 @@ impl Staging {
     pub(crate) fn create_owned(target: &Path) -> Result<Self, CheckpointError> {
         // A signal waits until the folder can be told for this process' own.
         let mut held = Held::new();
-        let mut staging = Self::create(target)?;
-        staging.owner = Some(Owner::mark(&staging.path).during("write into", &staging.path)?);
+        let staging = Self::with_parents(target, Mark::of_process)?;
         held.add(&staging.path, &staging.made);
         Ok(staging)
     }
 
     /// As [`create`](Self::create), in a folder that must be there already.
     pub(crate) fn inside(target: &Path) -> Result<Self, CheckpointError> {
+        Self::make(target, Vec::new(), Mark::of_run)
+    }
+
+    fn with_parents(target: &Path, mark: SetMark) -> Result<Self, CheckpointError> {
+        let is_missing = |above: &&Path| !above.as_os_str().is_empty() && !is_there(above);
+        let made = parent(target).ancestors().take_while(is_missing);
+        Self::make(target, made.map(Path::to_path_buf).collect(), mark)
+    }
+
+    fn make(target: &Path, made: Vec<PathBuf>, mark: SetMark) -> Result<Self, CheckpointError> {
         let (path, target) = (beside(target, TMP), target.to_path_buf());
-        fs::create_dir(&path).during("make the folder", &path)?;
-        Ok(Self { path, target, made: Vec::new(), owner: None, committed: false })
+        let mut staging = Self { path, target, made, mark: None, committed: false };
+        if let Some(innermost) = staging.made.first() {
+            fs::create_dir_all(innermost).during("make the folder", innermost)?;
+        }
+        fs::create_dir(&staging.path).during("make the folder", &staging.path)?;
+        staging.mark = Some(mark(&staging.path).during("write into", &staging.path)?);
+        Ok(staging)
+    }
+
+    /// Whether a signal may remove it.
+    fn is_of_process(&self) -> bool {
+        matches!(self.mark, Some(Mark::Process { .. }))
     }
 
     /// Gives it its final name; what stands there is replaced. From here on it is the result,
@@ -72,29 +79,21 @@ impl Staging {
     /// [`CheckpointError::NotDurable`]: it is in place, and the disk may not know it.
     pub(crate) fn commit(mut self) -> Result<(), CheckpointError> {
         let target = self.target.clone();
-        let mut held = self.owner.is_some().then(Held::new);
-        let old = put_in_place(&self.path, &target, self.owner.is_some())?;
+        let mut held = self.is_of_process().then(Held::new);
+        let mark = if held.is_some() { Mark::of_process } else { Mark::of_run };
+        let old = put_in_place(&self.path, &target, mark)?;
         self.committed = true;
-        if self.owner.is_some() {
-            // If it stays, it is one small file more in the result, and the next conversion knows it.
-            let _ = unmark(&target);
-        }
-        let sync_above = |made: &PathBuf| sync(parent(made));
+        // If it stays, it is one small file more in the result, and the next start or conversion knows it.
+        let _ = unmark(&target);
+        let sync_above = |made: &PathBuf| sync_folder(parent(made));
         let synced = [&target].into_iter().chain(&self.made).try_for_each(sync_above);
         if let (Some(old), Ok(())) = (old, &synced) {
-            match self.owner.is_some() {
-                true => remove_marked(&old.path),
-                false => discard(&old.path),
-            }
+            remove_marked(&old.path);
         }
         if let Some(held) = &mut held {
             held.forget(&self.path);
         }
         synced.map_err(|source| CheckpointError::NotDurable { path: target, source })
-    }
-
-    fn parent(&self) -> &Path {
-        parent(&self.target)
     }
 }
 
@@ -103,9 +102,13 @@ impl Drop for Staging {
         if self.committed {
             return;
         }
-        let held = self.owner.is_some().then(Held::new);
+        let held = self.is_of_process().then(Held::new);
         if is_there(&self.path) {
             remove_marked(&self.path);
+        }
+        if !self.is_of_process() && is_there(&self.path) {
+            // Another host still writes into it: the next start of the run must know it.
+            let _ = Mark::of_run(&self.path);
         }
         for made in &self.made {
             // Somebody else may have put something into it.
@@ -120,20 +123,21 @@ impl Drop for Staging {
 /// A result that another took the place of.
 struct Old {
     path: PathBuf,
-    _owner: Option<Owner>,
+    _mark: Option<Mark>,
 }
 
 /// Gives the folder at `path` the name `target`. What stands there is exchanged with it in one
 /// step, so that the name is never empty; where the file system cannot do that, it is moved aside
-/// first. If it is `marked`, it can be told for a leftover from then on.
-fn put_in_place(path: &Path, target: &Path, marked: bool) -> Result<Option<Old>, CheckpointError> {
+/// first. It is marked, so that a later process knows it for a leftover.
+fn put_in_place(path: &Path, target: &Path, mark: SetMark) -> Result<Option<Old>, CheckpointError> {
     if !is_there(target) {
         fs::rename(path, target).during("rename", path)?;
         return Ok(None);
     }
-    let owner = marked.then(|| Owner::mark(target).ok()).flatten();
+    // Of a link only the link is replaced: what it points to is left as it is.
+    let mark = if target.is_symlink() { None } else { mark(target).ok() };
     let not_marked = |error: CheckpointError, at: &Path| {
-        if owner.is_some() {
+        if mark.is_some() {
             let _ = unmark(at);
         }
         error
@@ -155,7 +159,7 @@ fn put_in_place(path: &Path, target: &Path, marked: bool) -> Result<Option<Old>,
             return Err(not_marked(CheckpointError::Io { action, path, source }, target));
         }
     };
-    Ok(Some(Old { path: old, _owner: owner }))
+    Ok(Some(Old { path: old, _mark: mark }))
 }
 
 /// Lets two folders change names in one step.
@@ -170,48 +174,6 @@ fn exchange(_: &Path, _: &Path) -> io::Result<()> {
     Err(ErrorKind::Unsupported.into())
 }
 
-/// Whether the name is taken, by a broken link too.
-pub(crate) fn is_there(path: &Path) -> bool {
-    fs::symlink_metadata(path).is_ok()
-}
-
-/// The folder that a path is in.
-pub(crate) fn parent(path: &Path) -> &Path {
-    match path.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent,
-        _ => Path::new("."),
-    }
-}
-
-/// Another name in the same folder.
-pub(crate) fn beside(target: &Path, suffix: &str) -> PathBuf {
-    let mut name = target.file_name().expect("a target has a name").to_os_string();
-    name.push(suffix);
-    name.push(unique());
-    parent(target).join(name)
-}
-
-/// Removes a folder that nobody needs; a warning if it cannot be removed.
-pub(crate) fn discard(path: &Path) {
-    if let Err(error) = fs::remove_dir_all(path) {
-        tracing::warn!("cannot remove {}: {error}", path.display());
-    }
-}
-
-/// Makes the names in a folder survive a power loss.
-pub(crate) fn sync_dir(dir: &Path) -> Result<(), CheckpointError> {
-    sync(dir).during("sync the folder", dir)
-}
-
-fn sync(dir: &Path) -> io::Result<()> {
-    fs::File::open(dir)?.sync_all()
-}
-
-pub(crate) fn unique() -> String {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    format!("{:x}-{:x}", process::id(), since.as_nanos())
-}
-
 #[cfg(test)]
 mod tests {
     use std::{
@@ -220,11 +182,7 @@ mod tests {
     };
 
     use super::*;
-
-    fn names(dir: &Path) -> Vec<String> {
-        let names = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name());
-        names.map(|name| name.into_string().unwrap()).collect()
-    }
+    use crate::testing::names;
 
     #[test]
     fn an_uncommitted_folder_disappears_and_a_committed_one_replaces_its_target() {

@@ -5,8 +5,8 @@ use std::{ffi::OsStr, fs, path::Path};
 use crate::{
     CheckpointError,
     error::IoContext,
-    owner::{OWNER, has_ended, is_left_behind, is_left_empty, pid_of, unmark},
-    staging::{REPLACED, TMP, is_there, parent},
+    owner::{OWNER, has_ended, is_left_behind, is_left_blank, pid_of, unmark},
+    paths::{REPLACED, TMP, is_there, parent},
     unfinished::remove_marked,
 };
 
@@ -14,8 +14,8 @@ use crate::{
 /// result back under its name if that is empty.
 ///
 /// Only what is certainly such a leftover is touched: a folder whose name begins as those do and
-/// that carries the mark of a process of this host that has ended; or that is empty, a minute old
-/// and named after such a process. A folder is put back only if it `is_result`.
+/// that carries the mark of a process of this host that has ended; or that holds nothing or half a
+/// mark, is a minute old and named after such a process. A folder is put back only if it `is_result`.
 pub(crate) fn sweep(
     target: &Path,
     is_result: impl Fn(&Path) -> bool,
@@ -36,10 +36,8 @@ pub(crate) fn sweep(
         }
         let suffix = |of: &str| suffix(name, &file_name, of);
         if let Some(suffix) = suffix(TMP) {
-            if is_left_behind(&path) {
+            if is_left_behind(&path) || is_left_blank(&path, suffix) {
                 remove_marked(&path);
-            } else if is_left_empty(&path, suffix) {
-                let _ = fs::remove_dir(&path);
             }
         } else if let Some(suffix) = suffix(REPLACED) {
             let is_left = is_left_behind(&path)
@@ -67,21 +65,10 @@ fn suffix<'a>(target: &OsStr, name: &'a OsStr, kind: &str) -> Option<&'a str> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::owner::Owner;
-
-    fn names(dir: &Path) -> Vec<String> {
-        let names = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name());
-        let mut names: Vec<_> = names.map(|name| name.into_string().unwrap()).collect();
-        names.sort();
-        names
-    }
-
-    fn make(dir: &Path, name: &str) -> std::path::PathBuf {
-        let path = dir.join(name);
-        fs::create_dir(&path).unwrap();
-        fs::write(path.join("weights"), name).unwrap();
-        path
-    }
+    use crate::{
+        owner::Owner,
+        testing::{make, names},
+    };
 
     #[test]
     fn only_what_is_certainly_a_leftover_is_removed() {
@@ -92,6 +79,7 @@ mod tests {
         for name in kept {
             make(dir.path(), name);
         }
+        // As a conversion that begins.
         fs::create_dir(dir.path().join("out.tmp-ffffffff-9")).unwrap();
         fs::write(dir.path().join("out.tmp-3-4"), "a file").unwrap();
         let other = make(dir.path(), "other.tmp-1-3");
@@ -104,6 +92,25 @@ mod tests {
         sweep(&target, |_| panic!("the target is there")).unwrap();
         assert_eq!(names(dir.path()), before);
         assert_eq!(names(&target), ["weights"]);
+    }
+
+    #[test]
+    fn a_folder_with_nothing_or_half_a_mark_is_removed_after_a_minute() {
+        let dir = tempfile::tempdir().unwrap();
+        let target = make(dir.path(), "out");
+        for (name, mark) in [("out.tmp-ffffffff-1", None), ("out.tmp-ffffffff-2", Some(""))] {
+            let path = dir.path().join(name);
+            fs::create_dir(&path).unwrap();
+            if let Some(text) = mark {
+                fs::write(path.join(OWNER), text).unwrap();
+            }
+            sweep(&target, |_| true).unwrap();
+            assert!(path.is_dir(), "{name} may be one that begins");
+            let made = std::time::SystemTime::now() - std::time::Duration::from_secs(120);
+            fs::File::open(&path).unwrap().set_modified(made).unwrap();
+        }
+        sweep(&target, |_| true).unwrap();
+        assert_eq!(names(dir.path()), ["out"]);
     }
 
     #[test]

@@ -7,7 +7,8 @@ use crate::{
     CheckpointError,
     error::IoContext,
     owner::OWNER,
-    staging::{Staging, is_there, sync_dir},
+    paths::{is_there, sync_dir},
+    staging::Staging,
     sweep::sweep,
 };
 
@@ -89,11 +90,7 @@ impl Target<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn names(dir: &Path) -> Vec<String> {
-        let names = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name());
-        names.map(|name| name.into_string().unwrap()).collect()
-    }
+    use crate::testing::names;
 
     #[test]
     fn only_a_result_of_the_same_kind_or_an_empty_folder_is_replaced() {

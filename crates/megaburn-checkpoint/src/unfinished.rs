@@ -8,7 +8,7 @@ use std::{
 
 use crate::{
     owner::{OWNER, unmark},
-    staging::beside,
+    paths::beside,
 };
 
 /// A folder in the making, and the folders above it that were made for it, innermost first.
@@ -63,9 +63,13 @@ pub fn remove_unfinished() {
     mem::forget(list);
 }
 
-/// Removes a folder, its mark last: if this is interrupted, the rest is still known.
+/// Removes a folder, its mark last: if this is interrupted, the rest is still known. Of a link only the link
+/// is removed.
 pub(crate) fn remove_marked(folder: &Path) {
     let remove = || {
+        if folder.is_symlink() {
+            return fs::remove_file(folder);
+        }
         for entry in fs::read_dir(folder)? {
             let entry = entry?;
             if entry.file_name() == OWNER {

@@ -20,7 +20,7 @@ use crate::{
     dtype,
     error::IoContext,
     manifest::{at_least_1d, hex},
-    staging::sync_dir,
+    paths::sync_dir,
 };
 
 /// Writes what this rank owns of `tensors` to `folder/name` and syncs it; no file if it owns

@@ -60,7 +60,7 @@ impl<'a> Reporter<'a> {
         // It says what the run was trained with: a start that trains nothing leaves it.
         let config_name = match trains || !dir.join(CONFIG).exists() {
             true => folder.write_config(&resolved.to_toml())?,
-            false => CONFIG,
+            false => CONFIG.to_string(),
         };
         let metrics = MetricsWriter::open(dir.join(METRICS), done, &folder.id())?;
         let mut metrics = Journal::new(folder.clone(), metrics);
@@ -113,7 +113,7 @@ impl<'a> Reporter<'a> {
         console.line(format!("run      {}", dir.display()));
         if config_name != CONFIG {
             console.line(format!(
-                "note     {CONFIG} was not written by the run and stays as it is: the resolved configuration is in {config_name}"
+                "note     {CONFIG} was not written by the run and stays as it is: the resolved configuration is in {config_name}, which --resume reads"
             ));
         }
         if found.other_lines > 0 {
@@ -140,10 +140,18 @@ impl<'a> Reporter<'a> {
         if config.model.init.is_some() && config.data.tokenizer == Tokenizer::Byte {
             console.line("note     tokens are bytes: data.tokenizer is byte");
         }
-        if let Some(Resumed { progress: Progress { step, .. }, changes, is_recorded, rounded }) =
-            resumed
+        if let Some(Resumed {
+            progress: Progress { step, .. },
+            other_run,
+            changes,
+            is_recorded,
+            rounded,
+        }) = resumed
         {
-            console.line(format!("resumed  after step {step} from the run's own checkpoint"));
+            let whose = other_run.map_or("the run's own checkpoint".to_string(), |other| {
+                format!("a checkpoint that was put here and that run {other} wrote")
+            });
+            console.line(format!("resumed  after step {step} from {whose}"));
             if let Some(init) = &config.model.init {
                 console
                     .line(format!("note     the run began with `{init}`, which is not read again"));

@@ -17,6 +17,11 @@ pub enum ResumeError {
     )]
     AllDamaged { path: PathBuf, why: String },
     #[error(
+        "checkpoint `{}` is the newest, and {writer} wrote it, while this run has checkpoints of its own up to step {step}: to go on from those, move it out of the folder; to begin with it, start another run with --init and --set run.dir=...",
+        path.display()
+    )]
+    NotOwn { path: PathBuf, writer: String, step: u64 },
+    #[error(
         "the run `{}` {}, so it cannot start from `{given}` now; go on with it by `megaburn train --resume {}`, or begin another run from `{given}` with --set run.dir=... (--fresh begins one in place of this one)",
         run.display(), began(recorded), run.display()
     )]

@@ -1,6 +1,12 @@
 //! Conversions that are interrupted.
 
-use std::{collections::BTreeSet, fs, process::Command, thread, time::Duration};
+use std::{
+    collections::BTreeSet,
+    fs,
+    process::Command,
+    thread,
+    time::{Duration, SystemTime},
+};
 
 use nix::sys::signal::Signal;
 
@@ -66,18 +72,14 @@ pub(super) fn killed(case: &Case) -> Result<(), String> {
     if !case.path("out/hf/config.json").is_file() {
         return Err(format!("the export is gone from its name: {:?}", beside(case)));
     }
+    // A folder without a whole mark may be that of a conversion that begins, as long as it is new.
+    for name in beside(case).into_iter().filter(|name| name.starts_with("hf.")) {
+        let folder = fs::File::open(case.path("out").join(name)).unwrap();
+        folder.set_modified(SystemTime::now() - Duration::from_secs(120)).unwrap();
+    }
     let (run, target) = (case.run().display().to_string(), case.path("out/hf"));
     let target = target.display().to_string();
     let whole = megaburn(["convert", "export", &run, &target, "--force"]);
     case.start(whole).wait(PATIENCE)?.expect(&[0])?;
-    // A folder without anything but its mark may be that of a conversion that begins: it stays a while.
-    for name in beside(case).into_iter().filter(|name| name != "hf.tmp-mine") {
-        let folder = case.path("out").join(name);
-        let _ = fs::remove_dir(&folder);
-        let is_mark = |entry: fs::DirEntry| entry.file_name() == ".megaburn-owner";
-        if fs::read_dir(&folder).is_ok_and(|mut all| all.all(|entry| entry.is_ok_and(is_mark))) {
-            let _ = fs::remove_dir_all(&folder);
-        }
-    }
     only_the_export(case)
 }

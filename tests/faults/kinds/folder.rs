@@ -11,12 +11,16 @@ use crate::{
 };
 
 /// Everything below a folder that is not the run's own, with its bytes.
-const FOREIGN: [&str; 6] = [
+const FOREIGN: [&str; 10] = [
     "notes.txt",
     "hf/thesis.txt",
+    "hf.tmp-mine/tokenizer.json",
+    "before-2024.tmp-mine/metrics.jsonl",
     "checkpoints/notes.txt",
     "checkpoints/best/model.safetensors",
-    "step-00000003.tmp-mine",
+    "checkpoints/step-00000003.tmp-mine/x",
+    "checkpoints/step-00000003.replaced-good/manifest.json",
+    "checkpoints/step-00000099.tmp-1-2/x",
     "logs/run.log",
 ];
 
@@ -170,21 +174,44 @@ pub(super) fn leftovers(case: &Case) -> Result<(), String> {
     case.recover()
 }
 
-/// `--fresh` that dies before its first checkpoint loses nothing of the run before it.
+/// File operations of a start with `--fresh`, up to its first steps.
+const FRESH_OPERATIONS: u64 = 40;
+
+/// `--fresh` that dies before its first checkpoint loses nothing of the run before it, and the next start does
+/// not begin from nothing without a word.
 pub(super) fn fresh_killed(case: &Case) -> Result<(), String> {
     case.start(case.train(case.layout, 9, &[])).wait(PATIENCE)?.expect(&[0])?;
     let weights = |folder: &Path| count(folder, "manifest.json");
     let before = weights(&case.run());
-    let mut fresh = case.train(case.layout, ENDLESS, &["train.checkpoint_interval=0"]);
-    fresh.arg("--fresh");
-    let mut job = case.start(fresh);
+    let is_kept = || match weights(&case.run()) >= before {
+        true => Ok(()),
+        false => Err("--fresh removed checkpoints before the new run had one".to_string()),
+    };
+    let fresh = || {
+        let mut fresh = case.train(case.layout, ENDLESS, &["train.checkpoint_interval=0"]);
+        fresh.arg("--fresh");
+        fresh
+    };
+    let mut job = case.start(fresh());
     crate::job::wait_until("a step", || job.printed().contains("step"))?;
     job.signal_all(case.dir(), Signal::SIGKILL);
     job.wait(PATIENCE)?;
-    match weights(&case.run()) >= before {
-        true => Ok(()),
-        false => Err("--fresh removed checkpoints before the new run had one".to_string()),
-    }
+    is_kept()?;
+    // Killed while the run is moved or named.
+    case.start(case.train(case.layout, 9, &[])).wait(PATIENCE)?.expect(&[0])?;
+    let mut killed = fresh();
+    let fault = crate::shim::FileFault::Kill("before");
+    fault.add(&mut killed, case, 1 + case.below(FRESH_OPERATIONS), case.launched.then_some(0));
+    case.start(killed).wait(PATIENCE)?;
+    is_kept()?;
+    let mut next = case.start(case.train(case.layout, ENDLESS, &["train.checkpoint_interval=0"]));
+    let said = ["resumed  after step 9", "note     the run before is in"];
+    crate::job::wait_until("a word about the run before", || {
+        said.iter().any(|text| next.printed().contains(text))
+    })?;
+    next.signal_all(case.dir(), Signal::SIGKILL);
+    next.wait(PATIENCE)?;
+    is_kept()
 }
 
 /// How many files of this name stand somewhere below a folder.

@@ -11,8 +11,8 @@ use serde_json::json;
 use super::{CONFIG, INDEX, SINGLE, SMALL_FILES};
 use crate::{
     CheckpointError, TensorHeader, TensorSource, cast, dtype,
+    paths::sync_dir,
     single::write_extra,
-    staging::sync_dir,
     target::Target,
     write::{DataFile, Header},
 };

@@ -3,7 +3,8 @@
 use std::{fs, path::Path};
 
 use megaburn_checkpoint::{
-    CheckpointError, find_latest, move_checkpoints, save, set_aside_damaged,
+    CheckpointError, Snapshot, checkpoints_of, find_latest, move_checkpoints, save,
+    set_aside_damaged,
 };
 use megaburn_collective::ProcessGroups;
 use megaburn_mesh::Layout;
@@ -29,6 +30,60 @@ fn the_newest_whole_ones_are_kept_and_damaged_ones_do_not_count() {
     save_as(dir.path(), 2, 36, "tp1");
     let kept = ["step-00000030", "step-00000035", "step-00000036", "step-00000040"];
     assert_eq!(names(dir.path()), kept);
+}
+
+#[test]
+fn one_that_is_counted_on_is_read_before_an_older_one_is_deleted() {
+    let dir = tempfile::tempdir().unwrap();
+    for step in [10, 20, 30] {
+        save_as(dir.path(), 0, step, "tp1");
+    }
+    // Of the right length: only its hash tells.
+    let file = dir.path().join("step-00000030/rank-00000.safetensors");
+    let mut bytes = fs::read(&file).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    fs::write(&file, bytes).unwrap();
+    save_as(dir.path(), 2, 40, "tp2");
+    assert_eq!(names(dir.path()), ["step-00000020", "step-00000030", "step-00000040"]);
+    save_as(dir.path(), 2, 50, "tp2");
+    assert_eq!(names(dir.path()), ["step-00000030", "step-00000040", "step-00000050"]);
+}
+
+/// Saves a checkpoint of a run, or as a conversion does, of none.
+fn save_of(dir: &Path, run_id: Option<&str>, step: u64) {
+    let groups = ProcessGroups::new(&alone(), Layout::SINGLE).unwrap();
+    let snapshot = Snapshot { run_id: run_id.map(String::from), ..snapshot(step) };
+    let tensors = tensors(0, 1);
+    let tensors = tensors.iter().map(|tensor| named(tensor, step));
+    save(dir, 1, None, &groups, &snapshot, tensors).unwrap();
+}
+
+#[test]
+fn what_another_run_or_a_conversion_wrote_is_neither_counted_nor_deleted() {
+    let dir = tempfile::tempdir().unwrap();
+    for (run_id, step) in [(None, 0), (Some("other"), 5), (Some("own"), 3), (Some("own"), 6)] {
+        save_of(dir.path(), run_id, step);
+    }
+    assert_eq!(names(dir.path()), ["step-00000000", "step-00000005", "step-00000006"]);
+    let own = checkpoints_of(dir.path(), "own").unwrap();
+    assert_eq!(own, [(6, dir.path().join("step-00000006"))]);
+}
+
+#[test]
+fn a_link_to_a_checkpoint_is_removed_and_the_checkpoint_stays() {
+    let dir = tempfile::tempdir().unwrap();
+    let disk = dir.path().join("disk");
+    save_of(dir.path(), Some("own"), 3);
+    fs::rename(dir.path().join("step-00000003"), &disk).unwrap();
+    std::os::unix::fs::symlink(&disk, dir.path().join("step-00000003")).unwrap();
+    let before = names(&disk);
+    save_of(dir.path(), Some("own"), 3);
+    assert_eq!(names(&disk), before, "its place was taken");
+    save_of(dir.path(), Some("own"), 6);
+    assert_eq!(
+        (names(dir.path()), names(&disk)),
+        (vec!["disk".into(), "step-00000006".into()], before)
+    );
 }
 
 #[test]

@@ -3,11 +3,9 @@ use std::{
     io::{self, BufRead, BufReader, BufWriter, Seek, Write},
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
-    process,
-    time::{SystemTime, UNIX_EPOCH},
 };
 
-use megaburn_checkpoint::write_atomic;
+use megaburn_checkpoint::{TMP, beside, write_atomic};
 use serde::Serialize;
 
 use super::{MetricsRecord, line::Line};
@@ -151,9 +149,7 @@ fn append(path: &Path) -> io::Result<File> {
 fn cut_back(path: &Path, step: u64, run_id: &str) -> io::Result<(File, Found)> {
     // Of a link, the file that it points to.
     let path = &fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf());
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    let unique = format!("tmp-{:x}-{:x}", process::id(), since.as_nanos());
-    let aside = path.with_added_extension(unique);
+    let aside = beside(path, TMP);
     let mut kept = BufWriter::new(File::create(&aside)?);
     let mut found = Found::default();
     match File::open(path) {

@@ -1,60 +1,62 @@
 //! What `--fresh` does with the run that was there: it is set aside, whole, until the new run has a
 //! checkpoint.
+//!
+//! The run moves into `before-TIME.tmp-…` first. Then the new run's marker is written, which names `before-TIME`:
+//! from there on the new run is the one in the folder. A start after a kill undoes what no marker names, and
+//! brings what one names to its end.
 
-use std::{fs, io, os::unix::fs::symlink, path::Path};
+use std::{
+    fs, io,
+    os::unix::fs::symlink,
+    path::{Path, PathBuf},
+};
 
-use megaburn_checkpoint::move_checkpoints;
-use megaburn_models::assets::ASSETS;
+use megaburn_checkpoint::{
+    TMP, beside, checkpoint_step, checkpoints_of, is_there, move_checkpoints, sync_folder,
+};
 
 use super::{
-    assets,
-    config_file::is_ours,
-    inspect::{is_there, names_in},
+    inspect::names_in,
     marker::Marker,
     names::{
-        ASIDE, CHECKPOINTS, CONFIG, MARKER, METRICS, MOVING, PICTURE, RESOLVED_CONFIG,
-        is_checkpoint,
+        ASIDE, CHECKPOINTS, Fresh, MARKER, METRICS, Owned, Proof, half_set_aside, half_written,
     },
 };
 use crate::{TrainError, time::name_of_now};
 
-/// Whether a name is that of a folder in which an earlier run was set aside.
-pub(super) fn is_aside(name: &str) -> bool {
-    name.starts_with(ASIDE)
+fn fail(path: &Path) -> impl Fn(io::Error) -> TrainError {
+    move |source| TrainError::Write { path: path.into(), source }
 }
 
-/// Moves the checkpoints of the run in `dir`, its model's small files, configuration and picture, and a
-/// copy of its metrics into `dir/before-TIME`, which then is a run's folder. Returns its name; none if there
-/// are no checkpoints, since there is nothing to lose then.
+/// Moves the checkpoints of the run in `dir`, and of its files what `--fresh` moves, into a folder that will be
+/// `dir/before-TIME`, a run's folder. Returns that name; none if there are no checkpoints, since there is
+/// nothing to lose then. The marker that is written next names it, and [`settle`] gives it that name.
 ///
 /// # Errors
-/// Something cannot be moved; [`restore`] undoes what was done.
+/// Something cannot be moved; [`settle`] undoes what was done.
 pub(super) fn set_aside(dir: &Path, marker: &Marker) -> Result<Option<String>, TrainError> {
     let checkpoints = dir.join(CHECKPOINTS);
-    let has_steps =
-        names_in(&checkpoints).is_ok_and(|names| names.iter().any(|name| is_checkpoint(name)));
-    if !has_steps {
+    let is_step = |name: &String| checkpoint_step(name).is_some();
+    if !names_in(&checkpoints).is_ok_and(|names| names.iter().any(is_step)) {
         return Ok(None);
     }
     let name = format!("{ASIDE}{}", name_of_now());
-    let moving = dir.join(format!("{name}{MOVING}"));
-    let io = |result: io::Result<()>, path: &Path| {
-        result.map_err(|source| TrainError::Write { path: path.into(), source })
-    };
-    io(fs::create_dir(&moving), &moving)?;
+    let moving = beside(&dir.join(&name), TMP);
+    fs::create_dir(&moving).map_err(fail(&moving))?;
+    // The first file: the next start knows by it whose the folder is.
+    marker.clone().with_set_aside(Vec::new()).write(&moving).map_err(fail(&moving))?;
     let steps = moving.join(CHECKPOINTS);
-    io(fs::create_dir(&steps), &steps)?;
+    fs::create_dir(&steps).map_err(fail(&steps))?;
     move_steps(&checkpoints, &steps, &name)?;
-    for small in movable(dir) {
-        io(fs::rename(dir.join(&small), moving.join(&small)), &dir.join(&small))?;
+    for name in names_in(dir).map_err(fail(dir))? {
+        let (from, to) = (dir.join(&name), moving.join(&name));
+        match Owned::of(&name).filter(|owned| owned.is_ours(&from)).map(|owned| owned.fresh) {
+            Some(Fresh::Moves) => fs::rename(&from, to).map_err(fail(&from))?,
+            Some(Fresh::IsCopied) => fs::copy(&from, to).map(drop).map_err(fail(&from))?,
+            Some(Fresh::Stays) | None => {}
+        }
     }
-    let metrics = dir.join(METRICS);
-    if metrics.is_file() {
-        io(fs::copy(&metrics, moving.join(METRICS)).map(drop), &metrics)?;
-    }
-    io(marker.clone().with_set_aside(Vec::new()).write(&moving), &moving)?;
-    io(fs::rename(&moving, dir.join(&name)), &moving)?;
-    io(sync(dir), dir)?;
+    sync_folder(&moving).map_err(fail(&moving))?;
     Ok(Some(name))
 }
 
@@ -64,73 +66,100 @@ fn move_steps(from: &Path, to: &Path, name: &str) -> Result<(), TrainError> {
     if !from.is_symlink() {
         return Ok(move_checkpoints(from, to)?);
     }
-    let fail = |source| TrainError::Write { path: from.into(), source };
-    let there = fs::canonicalize(from).map_err(fail)?.join(name);
-    fs::create_dir(&there).map_err(fail)?;
-    fs::remove_dir(to).and_then(|()| symlink(&there, to)).map_err(fail)?;
+    let there = fs::canonicalize(from).map_err(fail(from))?.join(name);
+    fs::create_dir(&there).map_err(fail(&there))?;
+    fs::remove_dir(to).and_then(|()| symlink(&there, to)).map_err(fail(to))?;
     Ok(move_checkpoints(from, &there)?)
 }
 
-/// The files and folders that are the run's alone.
-fn movable(dir: &Path) -> Vec<String> {
-    let is_movable = |name: &&str| match *name {
-        ASSETS => assets::is_ours(&dir.join(ASSETS)),
-        CONFIG => is_ours(&dir.join(CONFIG)),
-        name => dir.join(name).is_file(),
-    };
-    let names = [ASSETS, CONFIG, RESOLVED_CONFIG, PICTURE];
-    names.into_iter().filter(is_movable).map(String::from).collect()
-}
-
-/// Undoes what a `--fresh` began that did not come to its end: everything goes back to where it was.
-pub(super) fn restore(dir: &Path) -> Result<(), TrainError> {
-    let fail = |path: &Path, source| TrainError::Write { path: path.into(), source };
-    let names = names_in(dir).map_err(|source| fail(dir, source))?;
-    for name in names.iter().filter(|name| is_aside(name) && name.ends_with(MOVING)) {
-        let moving = dir.join(name);
-        let steps = moving.join(CHECKPOINTS);
-        if steps.is_dir() {
-            move_checkpoints(&steps, &dir.join(CHECKPOINTS))?;
+/// Brings each [`set_aside`] to its end that the marker of the folder names, and undoes others of this run.
+pub(super) fn settle(dir: &Path, marker: &Marker) -> Result<(), TrainError> {
+    for found in names_in(dir).map_err(fail(dir))? {
+        let Some(name) = half_set_aside(&found) else { continue };
+        let moving = dir.join(&found);
+        let owner = Marker::read(&moving).ok().flatten();
+        if owner.is_none() {
+            remove_blank(&moving);
+        } else if marker.set_aside.iter().any(|aside| aside == name) {
+            fs::rename(&moving, dir.join(name)).map_err(fail(&moving))?;
+        } else if owner.is_some_and(|owner| owner.run_id == marker.run_id) {
+            undo(dir, &moving)?;
         }
-        for small in [ASSETS, CONFIG, RESOLVED_CONFIG, PICTURE] {
-            let (from, to) = (moving.join(small), dir.join(small));
-            if is_there(&from).map_err(|source| fail(&from, source))? && !to.exists() {
-                fs::rename(&from, &to).map_err(|source| fail(&from, source))?;
-            }
-        }
-        discard(&moving).map_err(|source| fail(&moving, source))?;
     }
-    Ok(())
+    sync_folder(dir).map_err(fail(dir))
 }
 
-/// Removes a folder in which a run was set aside: what that run owned, and the folder itself if nothing else
-/// is in it. Returns whether it is gone.
-pub(super) fn discard(folder: &Path) -> io::Result<bool> {
-    let steps = folder.join(CHECKPOINTS);
-    let behind_link = fs::read_link(&steps).ok();
-    let steps_there = behind_link.as_deref().unwrap_or(&steps);
-    for name in names_in(steps_there).unwrap_or_default() {
-        if is_checkpoint(&name) {
-            fs::remove_dir_all(steps_there.join(name))?;
+/// Removes the folder of a start that was killed before it had marked it, if nothing else is in it.
+fn remove_blank(moving: &Path) {
+    let names = names_in(moving).unwrap_or_default();
+    if !moving.is_symlink() && names.iter().all(|name| half_written(name) == Some(MARKER)) {
+        for name in names {
+            let _ = fs::remove_file(moving.join(name));
         }
+        let _ = fs::remove_dir(moving);
+    }
+}
+
+/// Moves everything back.
+fn undo(dir: &Path, moving: &Path) -> Result<(), TrainError> {
+    let steps = moving.join(CHECKPOINTS);
+    if steps.is_dir() {
+        move_checkpoints(&steps, &dir.join(CHECKPOINTS))?;
+    }
+    for name in names_in(moving).map_err(fail(moving))? {
+        let (from, to) = (moving.join(&name), dir.join(&name));
+        let moves = Owned::of(&name).is_some_and(|owned| owned.fresh == Fresh::Moves);
+        if moves && !is_there(&to) {
+            fs::rename(&from, to).map_err(fail(&from))?;
+        }
+    }
+    ignore_absent(fs::remove_file(moving.join(METRICS))).map_err(fail(moving))?;
+    clear(moving).map(drop).map_err(fail(moving))
+}
+
+/// Removes a folder in which a run was set aside: what that run wrote, and the folder itself if nothing else
+/// is in it. Returns whether it is gone.
+pub(super) fn discard(folder: &Path) -> Result<bool, TrainError> {
+    let Some(marker) = Marker::read(folder)? else { return clear(folder).map_err(fail(folder)) };
+    for (_, checkpoint) in checkpoints_of(&folder.join(CHECKPOINTS), &marker.run_id)? {
+        // Of a link only the link.
+        let is_link = checkpoint.is_symlink();
+        let remove = if is_link { fs::remove_file } else { fs::remove_dir_all };
+        remove(&checkpoint).map_err(fail(&checkpoint))?;
+    }
+    for name in names_in(folder).map_err(fail(folder))? {
+        let path = folder.join(&name);
+        match Owned::of(&name).filter(|owned| owned.name != MARKER && owned.is_ours(&path)) {
+            Some(owned) if owned.proof == Proof::Mark => fs::remove_dir_all(&path),
+            Some(_) => fs::remove_file(&path),
+            None => Ok(()),
+        }
+        .map_err(fail(&path))?;
+    }
+    clear(folder).map_err(fail(folder))
+}
+
+/// Removes the folders and the marker of a run that was set aside, unless there is something else in them.
+/// Returns whether they are gone.
+fn clear(folder: &Path) -> io::Result<bool> {
+    let steps = folder.join(CHECKPOINTS);
+    let behind_link: Option<PathBuf> = fs::read_link(&steps).ok();
+    if !is_removed(behind_link.as_deref().unwrap_or(&steps))? {
+        return Ok(false);
     }
     if behind_link.is_some() {
         fs::remove_file(&steps)?;
     }
-    let hf = folder.join(ASSETS);
-    if assets::is_ours(&hf) {
-        fs::remove_dir_all(&hf)?;
+    ignore_absent(fs::remove_file(folder.join(MARKER)))?;
+    is_removed(folder)
+}
+
+/// Removes a folder if it is empty.
+fn is_removed(folder: &Path) -> io::Result<bool> {
+    match fs::remove_dir(folder) {
+        Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => Ok(false),
+        result => ignore_absent(result).map(|()| true),
     }
-    for name in [METRICS, CONFIG, RESOLVED_CONFIG, PICTURE, MARKER] {
-        ignore_absent(fs::remove_file(folder.join(name)))?;
-    }
-    for emptied in [steps_there, folder] {
-        match fs::remove_dir(emptied) {
-            Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => return Ok(false),
-            result => ignore_absent(result)?,
-        }
-    }
-    Ok(true)
 }
 
 fn ignore_absent(result: io::Result<()>) -> io::Result<()> {
@@ -138,9 +167,4 @@ fn ignore_absent(result: io::Result<()>) -> io::Result<()> {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
         _ => Ok(()),
     }
-}
-
-/// Makes the names in a folder survive a power loss.
-pub(super) fn sync(dir: &Path) -> io::Result<()> {
-    fs::File::open(dir)?.sync_all()
 }

@@ -3,21 +3,17 @@
 use std::{
     fs::{self, File},
     io::{self, Write},
-    path::{Path, PathBuf},
+    path::Path,
 };
 
+use megaburn_checkpoint::{REPLACED, TMP, beside, is_there, leftover_of, sync_folder};
 use megaburn_models::assets::{ASSETS, Assets};
 
-use super::{
-    RunFolder, RunFolderError,
-    aside::sync,
-    inspect::{is_there, names_in},
-};
+use super::{RunFolder, RunFolderError, inspect::names_in};
 use crate::{
     TrainConfig, TrainError,
     config::{Start, Tokenizer},
     data::RunData,
-    time::name_of_now,
 };
 
 /// A file in `hf/` that says which run has written it.
@@ -50,34 +46,43 @@ pub(crate) fn keep(
         let tokenizer = &data.tokenizer;
         assets.set_special_tokens(Some(tokenizer.eos()), tokenizer.bos(), tokenizer.pad());
     }
+    check(folder.path())?;
     let path = folder.path().join(ASSETS);
     let fail = |source| TrainError::Write { path: path.clone(), source };
-    if is_there(&path).map_err(fail)? && !is_ours(&path) {
-        return Err(RunFolderError::Taken { path }.into());
-    }
     replace(&path, &assets.kept(), &folder.id()).map_err(fail)
+}
+
+/// Whether a run that begins may write its model's small files into `dir`.
+///
+/// # Errors
+/// Something that no run has written stands there.
+pub(super) fn check(dir: &Path) -> Result<(), RunFolderError> {
+    let path = dir.join(ASSETS);
+    match is_there(&path) && !is_ours(&path) {
+        true => Err(RunFolderError::Taken { path }),
+        false => Ok(()),
+    }
 }
 
 /// Writes the files beside `folder` first, so that it is never half of one and half of another model. After a
 /// crash between the two renames [`restore`] brings the old one back.
 fn replace(folder: &Path, files: &[(String, Vec<u8>)], run_id: &str) -> io::Result<()> {
-    let beside =
-        |suffix: &str| PathBuf::from(format!("{}{suffix}{}", folder.display(), name_of_now()));
-    let (staging, old) = (beside(".tmp-"), beside(".replaced-"));
+    let (staging, old) = (beside(folder, TMP), beside(folder, REPLACED));
     fs::create_dir(&staging)?;
+    // The mark is the first file: the next start knows by it what a kill has left.
     let mark = (MARK.to_string(), format!("{run_id}\n").into_bytes());
-    for (name, bytes) in files.iter().chain([&mark]) {
+    for (name, bytes) in [&mark].into_iter().chain(files) {
         let mut file = File::create_new(staging.join(name))?;
         file.write_all(bytes)?;
         file.sync_all()?;
     }
-    sync(&staging)?;
-    let replaces = is_there(folder)?;
+    sync_folder(&staging)?;
+    let replaces = is_there(folder);
     if replaces {
         fs::rename(folder, &old)?;
     }
     fs::rename(&staging, folder)?;
-    sync(folder.parent().unwrap_or(Path::new(".")))?;
+    sync_folder(folder.parent().unwrap_or(Path::new(".")))?;
     if replaces {
         fs::remove_dir_all(&old)?;
     }
@@ -89,14 +94,15 @@ pub(super) fn restore(dir: &Path) -> io::Result<()> {
     let folder = dir.join(ASSETS);
     for name in names_in(dir)? {
         let path = dir.join(&name);
-        let is_old = name.starts_with(&format!("{ASSETS}.replaced-"));
-        let is_left = is_old || name.starts_with(&format!("{ASSETS}.tmp-"));
-        if !is_left || !holds_only_ours(&path) {
-            continue;
-        }
-        match is_old && !is_there(&folder)? {
-            true => fs::rename(&path, &folder)?,
-            false => fs::remove_dir_all(&path)?,
+        let Some((ASSETS, suffix)) = leftover_of(&name) else { continue };
+        if is_ours(&path) {
+            match suffix == REPLACED && !is_there(&folder) {
+                true => fs::rename(&path, &folder)?,
+                false => fs::remove_dir_all(&path)?,
+            }
+        } else {
+            // Of a run that was killed before it had written the mark. It is not removed if something is in it.
+            let _ = fs::remove_dir(&path);
         }
     }
     Ok(())
@@ -167,8 +173,9 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let folder = dir.path().join(ASSETS);
         replace(&folder, &files("one"), "1f").unwrap();
-        fs::rename(&folder, dir.path().join("hf.replaced-1")).unwrap();
-        replace(&dir.path().join("hf.tmp-1"), &files("two"), "1f").unwrap();
+        fs::rename(&folder, dir.path().join("hf.replaced-1-2")).unwrap();
+        replace(&dir.path().join("hf.tmp-1-2"), &files("two"), "1f").unwrap();
+        fs::create_dir(dir.path().join("hf.tmp-1-3")).unwrap();
         restore(dir.path()).unwrap();
         assert_eq!(tokenizer(&folder), "one");
         assert_eq!(names_in(dir.path()).unwrap(), [ASSETS]);
@@ -177,10 +184,16 @@ mod tests {
     #[test]
     fn what_only_looks_like_a_leftover_stays() {
         let dir = tempfile::tempdir().unwrap();
-        let mine = dir.path().join("hf.tmp-mine");
-        fs::create_dir(&mine).unwrap();
-        fs::write(mine.join("thesis"), "years").unwrap();
+        let mine = ["hf.tmp-mine", "hf.replaced-old", "hf.tmp-1-2", "hf.replaced-1-2"];
+        for name in mine {
+            let mine = dir.path().join(name);
+            fs::create_dir(&mine).unwrap();
+            fs::write(mine.join("tokenizer.json"), "years").unwrap();
+        }
         restore(dir.path()).unwrap();
-        assert!(mine.join("thesis").is_file());
+        for name in mine {
+            assert_eq!(tokenizer(&dir.path().join(name)), "years", "{name}");
+        }
+        assert!(!dir.path().join(ASSETS).exists());
     }
 }

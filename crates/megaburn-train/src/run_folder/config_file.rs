@@ -1,48 +1,62 @@
 //! The resolved configuration in a run's folder.
 
-use std::{fs, io, path::Path};
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
 
-use megaburn_checkpoint::write_atomic;
+use megaburn_checkpoint::{is_there, write_atomic};
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::names::{CONFIG, RESOLVED_CONFIG};
+use super::names::{CONFIG, RESOLVED_CONFIG, numbered};
 
 /// How the first line of a file begins that a run has written. The line ends with the hash of the rest, so
 /// that a file that somebody changed is somebody's own.
 const FIRST_LINE: &str = "# The resolved configuration of a megaburn run, written by it. xxh3 ";
 
-/// Writes the resolved configuration into `dir` and returns under which name: `config.toml`, or
-/// `config.resolved.toml` where `config.toml` is not what a run has written.
+/// The names that the file may have, in the order in which they are taken.
+fn names() -> impl Iterator<Item = String> {
+    [CONFIG, RESOLVED_CONFIG].map(String::from).into_iter().chain((2..).map(numbered))
+}
+
+/// The names that are taken in `dir`.
+fn taken(dir: &Path) -> impl Iterator<Item = String> {
+    names().take_while(move |name| *name == CONFIG || is_there(&dir.join(name)))
+}
+
+/// Writes the resolved configuration into `dir` and returns under which name: the first that is free or holds
+/// what a run has written. Only that one stays of what runs have written.
 ///
 /// # Errors
 /// It cannot be written; what stood there is untouched then.
-pub(super) fn write(dir: &Path, text: &str) -> io::Result<&'static str> {
-    let config = dir.join(CONFIG);
-    let is_free = fs::symlink_metadata(&config).is_err() || is_ours(&config);
-    let name = if is_free { CONFIG } else { RESOLVED_CONFIG };
-    write_atomic(&dir.join(name), signed(text).as_bytes())?;
-    // One of an earlier start would be older than `config.toml`.
-    if is_free && is_ours(&dir.join(RESOLVED_CONFIG)) {
-        fs::remove_file(dir.join(RESOLVED_CONFIG))?;
+pub(super) fn write(dir: &Path, text: &str) -> io::Result<String> {
+    let is_free = |name: &String| !is_there(&dir.join(name)) || is_ours(&dir.join(name));
+    let name = names().find(is_free).expect("there is a free number");
+    write_atomic(&dir.join(&name), signed(text).as_bytes())?;
+    for older in taken(dir).filter(|older| *older != name) {
+        if is_ours(&dir.join(&older)) {
+            fs::remove_file(dir.join(older))?;
+        }
     }
     Ok(name)
 }
 
-/// Signs an unsigned `config.toml` of a run that an older version began, which wrote no comments. One with
-/// comments is somebody's own.
-///
-/// # Errors
-/// It cannot be written.
-pub(super) fn adopt(dir: &Path) -> io::Result<()> {
-    let path = dir.join(CONFIG);
-    match fs::read_to_string(&path) {
-        Ok(text) if !text.contains('#') => write_atomic(&path, signed(&text).as_bytes()),
-        _ => Ok(()),
-    }
+/// Where the resolved configuration of the run in `dir` is: the file that a run has written, else the last one
+/// that a run wrote and somebody changed, else `config.toml`.
+pub(super) fn find(dir: &Path) -> PathBuf {
+    let paths: Vec<_> = taken(dir).map(|name| dir.join(name)).collect();
+    let was_ours =
+        |path: &&PathBuf| fs::read_to_string(path).is_ok_and(|text| text.starts_with(FIRST_LINE));
+    let found = paths.iter().find(|path| is_ours(path));
+    found.or_else(|| paths.iter().rev().find(was_ours)).unwrap_or(&paths[0]).clone()
 }
 
-/// Whether a run has written the file, and nobody has changed it since.
+/// Whether a run has written the file, and nobody has changed it since. A link is somebody's: it may point to
+/// another run's file.
 pub(super) fn is_ours(path: &Path) -> bool {
+    if path.is_symlink() {
+        return false;
+    }
     let Ok(text) = fs::read_to_string(path) else { return false };
     text.split_once('\n').is_some_and(|(_, rest)| text == signed(rest))
 }
@@ -75,9 +89,11 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let mine = "# my comment\n[run]\nseed = 7\n";
         fs::write(dir.path().join(CONFIG), mine).unwrap();
+        assert_eq!(find(dir.path()), dir.path().join(CONFIG));
         for _ in 0..2 {
             assert_eq!(write(dir.path(), "[run]\n").unwrap(), RESOLVED_CONFIG);
             assert_eq!(read(dir.path(), CONFIG).unwrap(), mine);
+            assert_eq!(find(dir.path()), dir.path().join(RESOLVED_CONFIG));
         }
         fs::remove_file(dir.path().join(CONFIG)).unwrap();
         assert_eq!(write(dir.path(), "[run]\n").unwrap(), CONFIG);
@@ -85,23 +101,33 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_somebody_changed_stays() {
+    fn every_name_that_is_somebodys_stays() {
         let dir = tempfile::tempdir().unwrap();
-        write(dir.path(), "[run]\nseed = 1\n").unwrap();
-        let path = dir.path().join(CONFIG);
-        let changed = read(dir.path(), CONFIG).unwrap().replace("seed = 1", "seed = 3");
-        fs::write(&path, &changed).unwrap();
-        assert_eq!(write(dir.path(), "[run]\nseed = 2\n").unwrap(), RESOLVED_CONFIG);
-        assert_eq!(read(dir.path(), CONFIG).unwrap(), changed);
+        let another = tempfile::tempdir().unwrap();
+        write(another.path(), "[run]\nseed = 1\n").unwrap();
+        let others = read(another.path(), CONFIG);
+        let link = dir.path().join(CONFIG);
+        std::os::unix::fs::symlink(another.path().join(CONFIG), &link).unwrap();
+        fs::write(dir.path().join(RESOLVED_CONFIG), "mine").unwrap();
+        assert_eq!(write(dir.path(), "[run]\nseed = 2\n").unwrap(), "config.resolved-2.toml");
+        assert!(link.is_symlink());
+        assert_eq!(read(another.path(), CONFIG), others, "it is another run's");
+        assert_eq!(read(dir.path(), RESOLVED_CONFIG).unwrap(), "mine");
+        assert_eq!(find(dir.path()), dir.path().join("config.resolved-2.toml"));
     }
 
     #[test]
-    fn what_an_older_version_wrote_is_taken_over() {
+    fn a_file_that_somebody_changed_stays() {
         let dir = tempfile::tempdir().unwrap();
-        for (text, ours) in [("[run]\nseed = 1\n", true), ("# mine\n[run]\n", false)] {
-            fs::write(dir.path().join(CONFIG), text).unwrap();
-            adopt(dir.path()).unwrap();
-            assert_eq!(is_ours(&dir.path().join(CONFIG)), ours, "{text}");
+        write(dir.path(), "[run]\nseed = 1\n").unwrap();
+        for (name, next) in [(CONFIG, RESOLVED_CONFIG), (RESOLVED_CONFIG, "config.resolved-2.toml")]
+        {
+            let path = dir.path().join(name);
+            let changed = read(dir.path(), name).unwrap().replace("seed = 1", "seed = 3");
+            fs::write(&path, &changed).unwrap();
+            assert_eq!(find(dir.path()), path, "a change counts at the next start");
+            assert_eq!(write(dir.path(), "[run]\nseed = 1\n").unwrap(), next);
+            assert_eq!(read(dir.path(), name).unwrap(), changed);
         }
     }
 }

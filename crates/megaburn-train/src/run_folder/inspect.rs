@@ -1,16 +1,16 @@
 //! Whether a folder may be a run's. Nothing is written here.
 
-use std::{
-    fs, io,
-    path::{Path, PathBuf},
-};
+use std::{fs, io, path::Path};
+
+use megaburn_checkpoint::checkpoint_step;
 
 use super::{
     RunFolderError,
     lock::is_lock,
-    marker::{Marker, is_absent},
-    names::{CHECKPOINTS, CONFIG, LOCK, MARKER, is_checkpoint, is_owned, leftover_of},
+    marker::Marker,
+    names::{CHECKPOINTS, LOCK, MARKER, METRICS, Owned, Proof, half_written, is_owned},
 };
+use crate::metrics::{MetricsRecord, read_metrics};
 
 /// What a folder is.
 #[derive(Debug, PartialEq, Eq)]
@@ -20,9 +20,35 @@ pub(super) enum Found {
     /// A run's.
     Run(Marker),
     /// A run's that a version without markers made, or one into which somebody put checkpoints.
-    Unmarked,
+    Unmarked(Trace),
     /// Other files, which are to stay.
     Others,
+}
+
+/// By what a folder without a marker is known as a run's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Trace {
+    /// The metrics of a run, and what else a version without markers wrote.
+    Metrics,
+    /// Nothing but checkpoints, such as `convert import` writes.
+    Checkpoints,
+}
+
+impl Trace {
+    fn find(dir: &Path) -> Option<Self> {
+        if holds_metrics(dir) {
+            return Some(Self::Metrics);
+        }
+        holds_checkpoint(&dir.join(CHECKPOINTS)).then_some(Self::Checkpoints)
+    }
+
+    /// Whether a name of a run is explained by it.
+    fn explains(self, owned: &Owned) -> bool {
+        match self {
+            Self::Metrics => owned.is_old,
+            Self::Checkpoints => owned.name == CHECKPOINTS,
+        }
+    }
 }
 
 /// Looks at the folder `dir`.
@@ -40,37 +66,41 @@ pub(super) fn inspect(dir: &Path, allow_other_files: bool) -> Result<Found, RunF
     if let Some(marker) = Marker::read(dir)? {
         return Ok(Found::Run(marker));
     }
-    let has = |name: &str| names.iter().any(|found| found == name);
-    let has_lock = has(LOCK) && is_lock(dir);
-    if has_lock && dir.join(CHECKPOINTS).is_dir() {
-        return Ok(Found::Unmarked);
-    }
     let is_left_by_start =
-        |name: &String| (name == LOCK && has_lock) || leftover_of(name) == Some(MARKER);
+        |name: &String| (name == LOCK && is_lock(dir)) || half_written(name) == Some(MARKER);
     if names.iter().all(is_left_by_start) {
         return Ok(Found::Empty);
     }
-    let only_checkpoints = |name: &String| name == CHECKPOINTS || is_left_by_start(name);
-    if names.iter().all(only_checkpoints) && holds_only_checkpoints(&dir.join(CHECKPOINTS)) {
-        return Ok(Found::Unmarked);
-    }
-    if !allow_other_files {
+    let trace = Trace::find(dir);
+    if trace.is_none() && !allow_other_files {
         let others: Vec<_> = names.into_iter().filter(|name| !is_left_by_start(name)).collect();
         return Err(RunFolderError::NotARun { path: dir.to_path_buf(), names: list(&others) });
     }
-    // The user's `config.toml` stays, and the resolved one gets another name.
-    let is_taken = |name: &&String| is_owned(name) && *name != CONFIG && !is_left_by_start(name);
-    match names.iter().find(is_taken) {
-        Some(name) => Err(RunFolderError::Taken { path: dir.join(name) }),
-        None => Ok(Found::Others),
+    // A configuration of the user's stays, and the resolved one gets another name.
+    let is_taken = |name: &&String| {
+        let owned = Owned::of(name).filter(|owned| owned.proof != Proof::Signature);
+        let is_explained = |owned| trace.is_some_and(|trace| trace.explains(owned));
+        owned.is_some_and(|owned| !is_explained(owned)) && !is_left_by_start(name)
+    };
+    match (names.iter().find(is_taken), trace) {
+        (Some(name), _) => Err(RunFolderError::Taken { path: dir.join(name) }),
+        (None, Some(trace)) => Ok(Found::Unmarked(trace)),
+        (None, None) => Ok(Found::Others),
     }
 }
 
-/// Whether a folder holds checkpoints, such as `convert import` writes, and nothing else.
-fn holds_only_checkpoints(dir: &Path) -> bool {
-    let is_checkpoint =
-        |name: &String| is_checkpoint(name) && dir.join(name).join("manifest.json").is_file();
-    names_in(dir).is_ok_and(|names| !names.is_empty() && names.iter().all(is_checkpoint))
+/// Whether a folder holds a checkpoint, such as `convert import` writes.
+fn holds_checkpoint(dir: &Path) -> bool {
+    let is_checkpoint = |name: &String| {
+        checkpoint_step(name).is_some() && dir.join(name).join("manifest.json").is_file()
+    };
+    names_in(dir).is_ok_and(|names| names.iter().any(is_checkpoint))
+}
+
+/// Whether a folder holds the metrics of a run: a step with all that a run says of it.
+fn holds_metrics(dir: &Path) -> bool {
+    let is_step = |record: &MetricsRecord| matches!(record, MetricsRecord::Step(_));
+    read_metrics(dir.join(METRICS)).is_ok_and(|records| records.iter().any(is_step))
 }
 
 /// The names in a folder, in order.
@@ -94,22 +124,16 @@ fn list(names: &[String]) -> String {
     }
 }
 
-/// The part of `run` that `path` is, if it is one: the run itself, or what the run owns.
-pub(super) fn part_of(run: &Path, path: &Path) -> Option<PathBuf> {
-    let (run, path) = (fs::canonicalize(run).ok()?, fs::canonicalize(path).ok()?);
-    let inside = path.strip_prefix(&run).ok()?;
-    let first = inside.components().next().map(|first| first.as_os_str().to_string_lossy());
-    let is_part = first.is_none_or(|name| is_owned(&name) || super::aside::is_aside(&name));
-    is_part.then(|| inside.to_path_buf())
-}
-
-/// Whether something is at a path, a broken link too.
-pub(super) fn is_there(path: &Path) -> io::Result<bool> {
-    match fs::symlink_metadata(path) {
-        Ok(_) => Ok(true),
-        Err(error) if is_absent(&error) => Ok(false),
-        Err(error) => Err(error),
+/// Whether `path` is the run in the folder `run`, or a part of it. The checkpoints may be behind a link.
+pub(super) fn is_part_of(run: &Path, path: &Path) -> bool {
+    let [Ok(run), Ok(path)] = [run, path].map(fs::canonicalize) else { return false };
+    if fs::canonicalize(run.join(CHECKPOINTS)).is_ok_and(|steps| path.starts_with(steps)) {
+        return true;
     }
+    let Ok(inside) = path.strip_prefix(&run) else { return false };
+    let set_aside = Marker::read(&run).ok().flatten().map_or(Vec::new(), |marker| marker.set_aside);
+    let first = inside.components().next().map(|first| first.as_os_str().to_string_lossy());
+    first.is_none_or(|name| is_owned(&name) || set_aside.iter().any(|aside| *aside == name))
 }
 
 #[cfg(test)]
@@ -117,6 +141,7 @@ mod tests {
     use rstest::rstest;
 
     use super::*;
+    use crate::metrics::example_step;
 
     fn folder(names: &[&str]) -> tempfile::TempDir {
         let dir = tempfile::tempdir().unwrap();
@@ -133,15 +158,47 @@ mod tests {
 
     const IMPORTED: &str = "checkpoints/step-00000000/manifest.json";
 
+    /// A folder in which there also are a run's metrics.
+    fn with_metrics(names: &[&str]) -> tempfile::TempDir {
+        let dir = folder(names);
+        let step = serde_json::to_string(&example_step(1, 2.0)).unwrap();
+        fs::write(dir.path().join(METRICS), step + "\n").unwrap();
+        dir
+    }
+
     #[rstest]
     #[case::empty(&[], Found::Empty)]
     #[case::killed(&[".lock", "run.json.tmp-1-2"], Found::Empty)]
-    #[case::older(&[".lock", "checkpoints/", "config.toml", "notes"], Found::Unmarked)]
-    #[case::imported(&[IMPORTED], Found::Unmarked)]
+    #[case::imported(&[IMPORTED], Found::Unmarked(Trace::Checkpoints))]
+    #[case::beside(&[IMPORTED, "checkpoints/mine/x", "config.toml"], Found::Unmarked(Trace::Checkpoints))]
     fn a_folder_that_a_run_may_have(#[case] names: &[&str], #[case] expected: Found) {
         let dir = folder(names);
         assert_eq!(inspect(dir.path(), false).unwrap(), expected);
         assert_eq!(inspect(&dir.path().join("absent"), false).unwrap(), Found::Empty);
+    }
+
+    #[rstest]
+    #[case::whole(&[".lock", "checkpoints/", "config.toml", "hf/", "loss.svg", "notes"])]
+    #[case::copied_without_dot_files(&["checkpoints/", "config.toml"])]
+    fn a_run_of_a_version_without_markers_is_known_by_its_metrics(#[case] names: &[&str]) {
+        let found = inspect(with_metrics(names).path(), false).unwrap();
+        assert_eq!(found, Found::Unmarked(Trace::Metrics));
+    }
+
+    #[rstest]
+    #[case(with_metrics(&[".lock", IMPORTED, "state.json"]), "state.json")]
+    #[case(with_metrics(&[IMPORTED, "metrics.other-lines.txt"]), "metrics.other-lines.txt")]
+    #[case(folder(&[IMPORTED, "loss.svg"]), "loss.svg")]
+    #[case(folder(&[IMPORTED, "hf/tokenizer.json"]), "hf")]
+    fn what_such_a_run_did_not_write_is_refused(
+        #[case] dir: tempfile::TempDir,
+        #[case] taken: &str,
+    ) {
+        for allowed in [false, true] {
+            let error = inspect(dir.path(), allowed).unwrap_err().to_string();
+            let path = dir.path().join(taken).display().to_string();
+            assert!(error.starts_with(&format!("`{path}` was not written by")), "{error}");
+        }
     }
 
     #[rstest]
@@ -150,7 +207,7 @@ mod tests {
     #[case(&["config.toml"], "it holds `config.toml`")]
     #[case(&["checkpoints/"], "it holds `checkpoints`")]
     #[case(&["checkpoints/mine/weights.pt"], "it holds `checkpoints`")]
-    #[case(&[IMPORTED, "checkpoints/notes"], "it holds `checkpoints`")]
+    #[case(&[".lock", "checkpoints/", "config.toml"], "it holds `checkpoints`, `config.toml`")]
     fn a_folder_of_other_files_is_refused(#[case] names: &[&str], #[case] what: &str) {
         let dir = folder(names);
         let error = inspect(dir.path(), false).unwrap_err().to_string();
@@ -181,9 +238,18 @@ mod tests {
 
     #[test]
     fn the_parts_of_a_run_are_known_and_other_files_are_none() {
-        let dir = folder(&[IMPORTED, "hf/config.json", "mine/config.json"]);
-        let part = |name: &str| part_of(dir.path(), &dir.path().join(name)).is_some();
-        assert!(part("") && part("hf") && part("checkpoints/step-00000000"));
-        assert!(!part("mine") && !part("absent") && !part(".."));
+        let dir = folder(&[IMPORTED, "hf/config.json", "mine/config.json", "before-2024/x"]);
+        fs::create_dir(dir.path().join("before-2026")).unwrap();
+        let marker = Marker::new().unwrap().with_set_aside(vec!["before-2026".into()]);
+        marker.write(dir.path()).unwrap();
+        let part = |name: &str| is_part_of(dir.path(), &dir.path().join(name));
+        assert!(part("") && part("hf") && part("checkpoints/step-00000000") && part("before-2026"));
+        assert!(!part("mine") && !part("before-2024") && !part("absent") && !part(".."));
+        // The same behind a link.
+        let disk = tempfile::tempdir().unwrap();
+        let steps = disk.path().join("steps");
+        fs::rename(dir.path().join(CHECKPOINTS), &steps).unwrap();
+        std::os::unix::fs::symlink(&steps, dir.path().join(CHECKPOINTS)).unwrap();
+        assert!(part("checkpoints/step-00000000") && is_part_of(dir.path(), &steps));
     }
 }

@@ -5,7 +5,7 @@
 //! RUN/
 //!   run.json              the marker: this folder is a run's, and which one's
 //!   .lock                 held by the run that is going on; names its run and its start
-//!   config.toml           the resolved configuration (config.resolved.toml where config.toml is the user's)
+//!   config.toml           the resolved configuration (config.resolved.toml where config.toml is somebody's own)
 //!   metrics.jsonl         a line for each start, step and evaluation
 //!   state.json            whether the run is going on, stopped or finished
 //!   loss.svg              the picture of the loss
@@ -36,7 +36,7 @@ use megaburn_collective::{Group, objects};
 use crate::{TrainConfig, TrainError, start::settle};
 pub(crate) use assets::keep as keep_assets;
 pub use error::RunFolderError;
-use inspect::{Found, inspect, names_in, part_of};
+use inspect::{Found, Trace, inspect, is_part_of, names_in};
 use lock::RunLock;
 use marker::Marker;
 use names::CHECKPOINTS;
@@ -65,19 +65,22 @@ pub(crate) struct RunShare {
 
 /// Where the resolved configuration of the run in `dir` is: in `config.toml`, unless that is the user's.
 pub(crate) fn config_of(dir: &Path) -> PathBuf {
-    let resolved = dir.join(names::RESOLVED_CONFIG);
-    if resolved.is_file() { resolved } else { dir.join(names::CONFIG) }
+    config_file::find(dir)
 }
 
 /// Whether the run of this configuration may begin in its folder. Nothing is written.
 ///
 /// # Errors
-/// The folder holds other files; with `fresh`, `model.init` is a part of the run that is there.
+/// The folder holds other files; with `fresh`, `model.init` is a part of the run that is there, or somebody's
+/// files are where the new run would write.
 pub(crate) fn check_before_start(config: &TrainConfig, fresh: bool) -> Result<(), TrainError> {
     let dir = Path::new(&config.run.dir);
-    inspect(dir, config.run.allow_other_files)?;
+    let found = inspect(dir, config.run.allow_other_files)?;
+    if fresh && matches!(found, Found::Run(_)) {
+        assets::check(dir)?;
+    }
     if let Some(init) = config.model.init.as_ref().filter(|_| fresh)
-        && part_of(dir, Path::new(init)).is_some()
+        && is_part_of(dir, Path::new(init))
     {
         let (init, path) = (init.clone(), dir.to_path_buf());
         return Err(RunFolderError::FreshInit { init, path }.into());
@@ -142,8 +145,7 @@ impl RunFolder {
             Found::Run(marker) => marker,
             found => {
                 let marker = Marker::new().map_err(fail)?;
-                if found == Found::Unmarked {
-                    config_file::adopt(dir).map_err(fail)?;
+                if found == Found::Unmarked(Trace::Metrics) {
                     assets::adopt(dir, &marker.run_id).map_err(fail)?;
                 }
                 marker.write(dir).map_err(fail)?;
@@ -152,7 +154,7 @@ impl RunFolder {
         };
         make_folder(&dir.join(CHECKPOINTS)).map_err(fail)?;
         assets::restore(dir).map_err(fail)?;
-        aside::restore(dir)?;
+        aside::settle(dir, &marker)?;
         remove_leftovers(dir).map_err(fail)?;
         lock.sign(&marker.run_id).map_err(fail)?;
         Ok(Self { path: dir.to_path_buf(), held: Mutex::new(Held { lock, marker }) })
@@ -162,10 +164,14 @@ impl RunFolder {
         let Held { lock, marker } = &mut *self.held();
         let dir = &self.path;
         let fail = |source| RunFolderError::Unusable { path: dir.clone(), source };
+        // Before anything moves.
+        assets::check(dir)?;
         let aside = aside::set_aside(dir, marker)?;
-        let set_aside = marker.set_aside.drain(..).chain(aside).collect();
-        *marker = Marker::new().map_err(fail)?.with_set_aside(set_aside);
-        marker.write(dir).map_err(fail)?;
+        let set_aside = marker.set_aside.iter().cloned().chain(aside).collect();
+        let new = Marker::new().map_err(fail)?.with_set_aside(set_aside);
+        new.write(dir).map_err(fail)?;
+        aside::settle(dir, &new)?;
+        *marker = new;
         Ok(lock.sign(&marker.run_id).map_err(fail)?)
     }
 
@@ -229,7 +235,7 @@ impl RunFolder {
     ///
     /// # Errors
     /// It cannot be written.
-    pub(crate) fn write_config(&self, text: &str) -> Result<&'static str, TrainError> {
+    pub(crate) fn write_config(&self, text: &str) -> Result<String, TrainError> {
         self.check()?;
         let fail = |source| TrainError::Write { path: self.path.join(names::CONFIG), source };
         config_file::write(&self.path, text).map_err(fail)
@@ -267,7 +273,7 @@ fn make_folder(dir: &Path) -> io::Result<()> {
 fn remove_leftovers(dir: &Path) -> io::Result<()> {
     for name in names_in(dir)? {
         let path = dir.join(&name);
-        if names::leftover_of(&name).is_some() && path.is_file() {
+        if names::half_written(&name).is_some() && path.is_file() {
             fs::remove_file(path)?;
         }
     }

@@ -1,6 +1,11 @@
 //! The names that a run owns in its folder. Everything else there is somebody's own.
 
+use std::path::Path;
+
+use megaburn_checkpoint::{TMP, leftover_of};
 use megaburn_models::assets::ASSETS;
+
+use super::{assets, config_file, lock::is_lock};
 
 /// Says that the folder is a run's, and which run's.
 pub(crate) const MARKER: &str = "run.json";
@@ -23,40 +28,109 @@ pub(crate) const CHECKPOINTS: &str = "checkpoints";
 
 /// How the name of a folder begins that holds what `--fresh` has set aside.
 pub(super) const ASIDE: &str = "before-";
-/// How its name ends while it is filled.
-pub(super) const MOVING: &str = ".moving";
 
-/// The files and folders that a run makes under exactly these names.
-const OWNED: [&str; 10] = [
-    MARKER,
-    LOCK,
-    CONFIG,
-    RESOLVED_CONFIG,
-    METRICS,
-    OTHER_LINES,
-    STATE,
-    PICTURE,
-    CHECKPOINTS,
-    ASSETS,
+/// How a run knows that what stands under one of its names is its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Proof {
+    /// The folder's marker is enough: nobody else writes a file of this name into a run's folder.
+    Marker,
+    /// What the lock says.
+    Lock,
+    /// Its first line, which has the hash of the rest.
+    Signature,
+    /// A mark in the folder, in which there is nothing but what a run writes.
+    Mark,
+    /// The manifest of each checkpoint in it, which names the run.
+    Manifests,
+    /// There is none: it holds what others wrote.
+    None,
+}
+
+/// What `--fresh` does with it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fresh {
+    /// It goes with the run that is set aside.
+    Moves,
+    /// A copy goes with the run that is set aside.
+    IsCopied,
+    /// It stays, or is treated by itself.
+    Stays,
+}
+
+/// A name under which a run writes.
+#[derive(Debug)]
+pub(super) struct Owned {
+    pub(super) name: &'static str,
+    pub(super) proof: Proof,
+    pub(super) fresh: Fresh,
+    /// Whether versions that wrote no marker wrote it, too.
+    pub(super) is_old: bool,
+}
+
+const fn owned(name: &'static str, proof: Proof, fresh: Fresh, is_old: bool) -> Owned {
+    Owned { name, proof, fresh, is_old }
+}
+
+/// The files and folders that a run makes under exactly these names, and [`numbered`] ones of the resolved
+/// configuration.
+const OWNED: [Owned; 10] = [
+    owned(MARKER, Proof::Marker, Fresh::Stays, false),
+    owned(LOCK, Proof::Lock, Fresh::Stays, true),
+    owned(CONFIG, Proof::Signature, Fresh::Moves, true),
+    owned(RESOLVED_CONFIG, Proof::Signature, Fresh::Moves, false),
+    owned(METRICS, Proof::Marker, Fresh::IsCopied, true),
+    owned(OTHER_LINES, Proof::None, Fresh::Stays, false),
+    owned(STATE, Proof::Marker, Fresh::Moves, false),
+    owned(PICTURE, Proof::Marker, Fresh::Moves, true),
+    owned(CHECKPOINTS, Proof::Manifests, Fresh::Stays, true),
+    owned(ASSETS, Proof::Mark, Fresh::Moves, true),
 ];
+
+impl Owned {
+    /// What a run does under this name; none if it writes nothing there.
+    pub(super) fn of(name: &str) -> Option<&'static Self> {
+        let name = if is_numbered(name) { RESOLVED_CONFIG } else { name };
+        OWNED.iter().find(|owned| owned.name == name)
+    }
+
+    /// Whether what stands at `path` is wholly the run's, in whose folder it is.
+    pub(super) fn is_ours(&self, path: &Path) -> bool {
+        match self.proof {
+            Proof::Marker => path.is_file(),
+            Proof::Lock => path.parent().is_some_and(is_lock),
+            Proof::Signature => config_file::is_ours(path),
+            Proof::Mark => assets::is_ours(path),
+            Proof::Manifests | Proof::None => false,
+        }
+    }
+}
+
+/// The name of the resolved configuration where the names before it are somebody's: `config.resolved-2.toml`.
+pub(super) fn numbered(number: u64) -> String {
+    RESOLVED_CONFIG.replace(".toml", &format!("-{number}.toml"))
+}
+
+fn is_numbered(name: &str) -> bool {
+    let number = name.strip_prefix("config.resolved-").and_then(|rest| rest.strip_suffix(".toml"));
+    number.and_then(|number| number.parse().ok()).is_some_and(|number| name == numbered(number))
+}
 
 /// Whether a run writes under this name.
 pub(super) fn is_owned(name: &str) -> bool {
-    OWNED.contains(&name)
+    Owned::of(name).is_some()
 }
 
 /// Whether the name is that of a file that a kill has left half-written: `NAME.tmp-PID-TIME` of an owned
 /// NAME. Returns NAME.
-pub(super) fn leftover_of(name: &str) -> Option<&str> {
-    let (owned, rest) = name.split_once(".tmp-").filter(|(owned, _)| is_owned(owned))?;
-    let is_hex = |part: &str| !part.is_empty() && part.bytes().all(|b| b.is_ascii_hexdigit());
-    rest.split_once('-').filter(|(pid, time)| is_hex(pid) && is_hex(time)).map(|_| owned)
+pub(super) fn half_written(name: &str) -> Option<&str> {
+    leftover_of(name).filter(|(of, suffix)| *suffix == TMP && is_owned(of)).map(|(of, _)| of)
 }
 
-/// Whether the name is that of a committed checkpoint.
-pub(super) fn is_checkpoint(name: &str) -> bool {
-    let digits = name.strip_prefix("step-");
-    digits.is_some_and(|digits| digits.len() >= 8 && digits.bytes().all(|b| b.is_ascii_digit()))
+/// Whether the name is that of a folder into which `--fresh` was moving a run: `before-TIME.tmp-PID-TIME`.
+/// Returns `before-TIME`.
+pub(super) fn half_set_aside(name: &str) -> Option<&str> {
+    let is_aside = |(of, suffix): &(&str, &str)| *suffix == TMP && of.starts_with(ASIDE);
+    leftover_of(name).filter(is_aside).map(|(of, _)| of)
 }
 
 #[cfg(test)]
@@ -65,10 +139,21 @@ mod tests {
 
     #[test]
     fn only_leftovers_of_owned_names_are_leftovers() {
-        assert_eq!(leftover_of("config.toml.tmp-1f-2a"), Some(CONFIG));
+        assert_eq!(half_written("config.toml.tmp-1f-2a"), Some(CONFIG));
         let others = ["config.toml", "notes.tmp-1-2", "my.config.toml.tmp-1-2", "run.json~"];
         for name in others.into_iter().chain(["config.toml.tmp-mine", "config.toml.tmp-1-"]) {
-            assert_eq!(leftover_of(name), None, "{name}");
+            assert_eq!(half_written(name), None, "{name}");
+        }
+        assert_eq!(half_set_aside("before-2026.tmp-1f-2a"), Some("before-2026"));
+        assert_eq!(half_set_aside("before-2026.tmp-thesis"), None);
+    }
+
+    #[test]
+    fn a_numbered_configuration_is_owned() {
+        assert_eq!(numbered(2), "config.resolved-2.toml");
+        assert!(is_owned("config.resolved-2.toml") && is_owned("config.resolved-13.toml"));
+        for name in ["config.resolved-.toml", "config.resolved-02.toml", "config.resolved-x.toml"] {
+            assert!(!is_owned(name), "{name}");
         }
     }
 }

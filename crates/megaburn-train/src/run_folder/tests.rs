@@ -1,7 +1,11 @@
 use megaburn_models::assets::ASSETS;
 
 use super::*;
-use crate::{ConfigLayers, Exit, run_folder::names::METRICS};
+use crate::{
+    ConfigLayers, Exit,
+    metrics::example_step,
+    run_folder::names::{METRICS, STATE},
+};
 
 fn config(dir: &Path) -> TrainConfig {
     let mut config = ConfigLayers::new().load().unwrap();
@@ -21,12 +25,20 @@ fn folder(share: &RunShare) -> &RunFolder {
     share.folder.as_ref().unwrap()
 }
 
-/// A file that stands for a checkpoint, and one for its metrics.
-fn fill(dir: &Path, step: u64) {
+/// Files that stand for a checkpoint of the run `id`.
+fn put(dir: &Path, step: u64, id: &str) -> PathBuf {
     let step = dir.join(CHECKPOINTS).join(format!("step-{step:08}"));
     fs::create_dir_all(&step).unwrap();
     fs::write(step.join("weights"), "years").unwrap();
-    fs::write(dir.join(METRICS), "{\"step\":1,\"eval_loss\":1.0}\n").unwrap();
+    fs::write(step.join("manifest.json"), format!("{{\"run_id\":\"{id}\"}}")).unwrap();
+    step
+}
+
+/// The same, and metrics.
+fn fill(dir: &Path, step: u64, id: &str) {
+    put(dir, step, id);
+    let line = serde_json::to_string(&example_step(1, 1.0)).unwrap();
+    fs::write(dir.join(METRICS), line + "\n").unwrap();
 }
 
 #[test]
@@ -64,15 +76,17 @@ fn a_file_is_no_folder_and_other_files_are_refused_before_anything_is_written() 
 }
 
 #[test]
-fn a_folder_of_an_older_version_gets_a_marker() {
+fn a_folder_of_an_older_version_gets_a_marker_and_its_config_stays() {
     let dir = tempfile::tempdir().unwrap();
-    fill(dir.path(), 7);
-    fs::write(dir.path().join(names::LOCK), "").unwrap();
-    fs::write(dir.path().join(names::CONFIG), "[run]\nseed = 1\n").unwrap();
+    fill(dir.path(), 7, "");
+    let config = "[run]\nseed = 1\n";
+    fs::write(dir.path().join(names::CONFIG), config).unwrap();
     fs::create_dir(dir.path().join(ASSETS)).unwrap();
     let share = take(dir.path()).unwrap();
     assert!(assets::is_ours(&dir.path().join(ASSETS)));
-    assert_eq!(folder(&share).write_config("[run]\nseed = 2\n").unwrap(), names::CONFIG);
+    let written = folder(&share).write_config("[run]\nseed = 2\n").unwrap();
+    assert_eq!(written, names::RESOLVED_CONFIG);
+    assert_eq!(fs::read_to_string(dir.path().join(names::CONFIG)).unwrap(), config);
     assert_eq!(Marker::read(dir.path()).unwrap().unwrap().run_id, share.id);
 }
 
@@ -104,7 +118,8 @@ fn what_fresh_sets_aside_is_a_runs_folder_until_there_is_a_checkpoint() {
     let dir = tempfile::tempdir().unwrap();
     let old = take(dir.path()).unwrap();
     folder(&old).write_config("[run]\n").unwrap();
-    fill(dir.path(), 7);
+    fill(dir.path(), 7, &old.id);
+    fs::write(dir.path().join(STATE), "{}").unwrap();
     fs::write(dir.path().join(CHECKPOINTS).join("notes"), "mine").unwrap();
     let old_id = old.id.clone();
     let new = anew(old, dir.path());
@@ -113,7 +128,8 @@ fn what_fresh_sets_aside_is_a_runs_folder_until_there_is_a_checkpoint() {
     assert_eq!(Marker::read(aside).unwrap().unwrap().run_id, old_id);
     let kept = aside.join("checkpoints/step-00000007/weights");
     assert_eq!(fs::read_to_string(&kept).unwrap(), "years");
-    assert!(aside.join(METRICS).is_file() && aside.join(names::CONFIG).is_file());
+    let expected = ["checkpoints", "config.toml", "metrics.jsonl", "run.json", "state.json"];
+    assert_eq!(names_in(aside).unwrap(), expected);
     assert_eq!(names_in(&dir.path().join(CHECKPOINTS)).unwrap(), ["notes"]);
 
     // A start that was killed before its first checkpoint loses nothing, nor does another --fresh.
@@ -133,10 +149,10 @@ fn checkpoints_behind_a_link_stay_on_their_disk() {
     let dir = tempfile::tempdir().unwrap();
     let [run, disk] = ["run", "disk"].map(|name| dir.path().join(name));
     fs::create_dir(&disk).unwrap();
-    drop(take(&run).unwrap());
+    let id = take(&run).unwrap().id;
     fs::remove_dir(run.join(CHECKPOINTS)).unwrap();
     std::os::unix::fs::symlink(&disk, run.join(CHECKPOINTS)).unwrap();
-    fill(&run, 7);
+    fill(&run, 7, &id);
     let new = anew(take(&run).unwrap(), &run);
     let [aside] = &folder(&new).set_aside()[..] else { panic!("one was set aside") };
     assert!(aside.join("checkpoints/step-00000007/weights").is_file());
@@ -148,35 +164,99 @@ fn checkpoints_behind_a_link_stay_on_their_disk() {
 #[test]
 fn a_fresh_start_that_was_killed_half_way_is_undone() {
     let dir = tempfile::tempdir().unwrap();
+    let old = take(dir.path()).unwrap();
+    folder(&old).write_config("[run]\n").unwrap();
+    for step in [7, 9] {
+        fill(dir.path(), step, &old.id);
+    }
+    let before = names_in(dir.path()).unwrap();
+    // Killed before the new run's marker was written.
+    aside::set_aside(dir.path(), &folder(&old).held().marker).unwrap().unwrap();
+    drop(old);
+    let again = take(dir.path()).unwrap();
+    assert_eq!(names_in(dir.path()).unwrap(), before);
+    assert!(folder(&again).set_aside().is_empty());
+    let steps = names_in(&dir.path().join(CHECKPOINTS)).unwrap();
+    assert_eq!(steps, ["step-00000007", "step-00000009"]);
+}
+
+#[test]
+fn a_fresh_start_that_was_killed_after_its_marker_is_brought_to_its_end() {
+    let dir = tempfile::tempdir().unwrap();
+    let old = take(dir.path()).unwrap();
+    fill(dir.path(), 7, &old.id);
+    let new = anew(old, dir.path());
+    let id = new.id.clone();
+    let aside = folder(&new).set_aside().remove(0);
+    drop(new);
+    let mut moving = aside.clone().into_os_string();
+    moving.push(".tmp-1f-2a");
+    fs::rename(&aside, moving).unwrap();
+    let again = take(dir.path()).unwrap();
+    assert_eq!((&again.id, folder(&again).set_aside()), (&id, vec![aside.clone()]));
+    assert!(aside.join("checkpoints/step-00000007/weights").is_file());
+}
+
+#[test]
+fn a_folder_that_only_has_such_a_name_stays() {
+    let dir = tempfile::tempdir().unwrap();
     drop(take(dir.path()).unwrap());
-    fill(dir.path(), 7);
-    fill(dir.path(), 9);
-    let moving = dir.path().join("before-2026.moving");
-    fs::create_dir_all(moving.join(CHECKPOINTS)).unwrap();
-    let step = |folder: &Path| folder.join("checkpoints/step-00000007");
-    fs::rename(step(dir.path()), step(&moving)).unwrap();
-    fs::copy(dir.path().join(METRICS), moving.join(METRICS)).unwrap();
+    // A name of somebody's, one without a marker, and one of another run.
+    let names = ["before-2026.moving", "before-2026.tmp-1-2", "before-2026.tmp-1-3"];
+    for name in names {
+        fs::create_dir(dir.path().join(name)).unwrap();
+        fs::write(dir.path().join(name).join(METRICS), "years").unwrap();
+    }
+    Marker::new().unwrap().write(&dir.path().join(names[2])).unwrap();
+    fs::create_dir(dir.path().join("before-2026.tmp-1-4")).unwrap();
     drop(take(dir.path()).unwrap());
-    assert!(step(dir.path()).join("weights").is_file() && !moving.exists());
+    for name in names {
+        assert_eq!(fs::read_to_string(dir.path().join(name).join(METRICS)).unwrap(), "years");
+    }
+    assert!(!dir.path().join("before-2026.tmp-1-4").exists(), "a kill left it, and it is empty");
 }
 
 #[test]
 fn other_files_in_what_was_set_aside_stay() {
     let dir = tempfile::tempdir().unwrap();
     let old = take(dir.path()).unwrap();
-    fill(dir.path(), 7);
+    fill(dir.path(), 7, &old.id);
+    put(dir.path(), 9, "another run");
     let new = anew(old, dir.path());
     let aside = folder(&new).set_aside().remove(0);
     fs::write(aside.join("thesis"), "years").unwrap();
     folder(&new).discard_set_aside();
-    assert_eq!(names_in(&aside).unwrap(), ["thesis"]);
+    let steps = names_in(&aside.join(CHECKPOINTS)).unwrap();
+    assert_eq!(steps, ["step-00000009"], "this run did not write it");
+    assert_eq!(fs::read_to_string(aside.join("thesis")).unwrap(), "years");
+}
+
+#[test]
+fn fresh_moves_nothing_where_somebodys_files_are_in_its_way() {
+    let dir = tempfile::tempdir().unwrap();
+    let old = take(dir.path()).unwrap();
+    fill(dir.path(), 7, &old.id);
+    let thesis = dir.path().join("hf/thesis");
+    fs::create_dir(thesis.parent().unwrap()).unwrap();
+    fs::write(&thesis, "years").unwrap();
+    let before = names_in(dir.path()).unwrap();
+    for error in [
+        check_before_start(&config(dir.path()), true).unwrap_err(),
+        old.begin_anew(&Group::single(0), &config(dir.path())).unwrap_err(),
+    ] {
+        assert!(error.to_string().contains("hf` was not written by megaburn"), "{error}");
+        assert_eq!(error.exit(), Exit::BadInput);
+    }
+    check_before_start(&config(dir.path()), false).unwrap();
+    assert_eq!(names_in(dir.path()).unwrap(), before);
+    assert!(dir.path().join("checkpoints/step-00000007").is_dir() && thesis.is_file());
 }
 
 #[test]
 fn fresh_does_not_begin_from_what_it_would_discard() {
     let dir = tempfile::tempdir().unwrap();
-    drop(take(dir.path()).unwrap());
-    fill(dir.path(), 7);
+    let id = take(dir.path()).unwrap().id;
+    fill(dir.path(), 7, &id);
     fs::create_dir(dir.path().join("model")).unwrap();
     for (init, is_refused) in [("", true), ("checkpoints/step-00000007", true), ("model", false)] {
         let mut config = config(dir.path());

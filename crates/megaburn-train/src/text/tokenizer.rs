@@ -9,13 +9,13 @@ use megaburn_models::{
     source::ModelSource,
 };
 
-use crate::{TrainError, config::Tokenizer as Choice};
+use crate::{TrainError, config::Tokenizer as Choice, run_folder::config_of};
 
 /// The tokenizer of an opened model: `choice` if it is given, else what the run trained with, else
 /// the `tokenizer.json` that came with the model; none if there is none.
 ///
 /// # Errors
-/// A tokenizer that cannot be used, a run whose `config.toml` cannot be read.
+/// A tokenizer that cannot be used, a run whose configuration cannot be read.
 pub fn model_tokenizer(
     source: &ModelSource,
     choice: Option<&str>,
@@ -38,12 +38,12 @@ fn in_folder(folder: &Path) -> Option<Choice> {
 /// The run that a checkpoint belongs to.
 fn run_of(source: &ModelSource) -> Option<PathBuf> {
     let run = source.checkpoint()?.path().parent()?.parent()?;
-    run.join("config.toml").is_file().then(|| run.to_path_buf())
+    config_of(run).is_file().then(|| run.to_path_buf())
 }
 
 /// What a run was trained with: its own copy of the tokenizer before the file it was taken from.
 fn run_choice(run: &Path) -> Result<Choice, TrainError> {
-    let path = run.join("config.toml");
+    let path = config_of(run);
     let text = fs::read_to_string(&path)
         .map_err(|source| TrainError::Read { path: path.clone(), source })?;
     let table: toml::Table = text

@@ -8,6 +8,7 @@ mod estimated;
 mod evaluate;
 mod experts;
 mod finite;
+mod owner;
 mod passes;
 mod replicas;
 mod resume;

@@ -1,17 +1,18 @@
 use std::{collections::BTreeMap, fs, path::Path};
 
 use burn::tensor::{DType, TensorData};
-use megaburn_checkpoint::{Checkpoint, Refused, find_latest, prepare, set_aside_damaged};
+use megaburn_checkpoint::{Checkpoint, find_latest, prepare};
 use megaburn_collective::{Phase, Progress as PhaseProgress};
 use megaburn_models::{ModelError, source::ModelSource};
 use megaburn_optim::Moment;
 use serde_json::{Value, json};
 
-use super::save::TrainerState;
+use super::{owner::set_aside, save::TrainerState};
 use crate::{
     ResumeError, TrainError,
     config::{Change, Changes, Dtype, changes, record_of_file},
     run_folder::config_of,
+    start::settle,
     trainer::{Progress, Trainer},
 };
 
@@ -20,6 +21,8 @@ use crate::{
 pub struct Resumed {
     /// What was done before.
     pub progress: Progress,
+    /// The other run that wrote the checkpoint, which somebody put into this run's folder.
+    pub other_run: Option<String>,
     /// The keys that can change numbers and have another value than the checkpoint was trained with:
     /// the losses will not be those of a run that was never interrupted.
     pub changes: Vec<Change>,
@@ -35,7 +38,7 @@ impl Trainer {
     ///
     /// # Errors
     /// Its checkpoints are all damaged, or the newest whole one is of another model or another order
-    /// of samples.
+    /// of samples, or this run did not write it and has older ones of its own.
     /// # Collective
     /// All ranks.
     pub fn resume(&mut self) -> Result<Option<Resumed>, TrainError> {
@@ -52,6 +55,9 @@ impl Trainer {
                 None => Ok(None),
             };
         };
+        let progress_is_kept =
+            if self.groups.is_main() { self.check_own_progress(&checkpoint) } else { Ok(()) };
+        settle(&self.groups.world, progress_is_kept)?;
         if self.groups.is_main() {
             set_aside(&latest.refused);
         }
@@ -68,6 +74,7 @@ impl Trainer {
         self.load(&checkpoint, phase.progress())?;
         Ok(Some(Resumed {
             progress: self.progress,
+            other_run: self.other_run(&checkpoint),
             is_recorded: changes.is_some(),
             changes: changes.unwrap_or_default(),
             rounded: self.rounded(&checkpoint),
@@ -248,16 +255,6 @@ impl Trainer {
             self.tell_last_load();
         }
         Ok(())
-    }
-}
-
-/// Gives damaged checkpoints another name, so that none of them counts as one that is kept.
-fn set_aside(refused: &[Refused]) {
-    for Refused { path, .. } in refused {
-        match set_aside_damaged(path) {
-            Ok(aside) => tracing::warn!("it was set aside as {}", aside.display()),
-            Err(error) => tracing::warn!("it stays where it is: {error}"),
-        }
     }
 }
 

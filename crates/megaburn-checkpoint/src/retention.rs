@@ -1,0 +1,119 @@
+//! Which of a run's checkpoints stay when a new one was committed.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+
+use megaburn_collective::{Group, Progress, objects};
+
+use crate::{
+    Checkpoint, CheckpointError,
+    agree::settle,
+    error::IoContext,
+    folder::{committed, step_name, step_path},
+    latest::verify_together,
+    owner::Mark,
+    paths::{TRASH, beside},
+    unfinished::remove_marked,
+};
+
+/// Which checkpoints the ranks of this process have read as a whole, and whether they were as written.
+static VERIFIED: Mutex<BTreeMap<PathBuf, bool>> = Mutex::new(BTreeMap::new());
+
+fn verified() -> MutexGuard<'static, BTreeMap<PathBuf, bool>> {
+    VERIFIED.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Remembers what was found of a checkpoint.
+pub(crate) fn remember(path: &Path, is_whole: bool) {
+    verified().insert(path.to_path_buf(), is_whole);
+}
+
+/// A checkpoint and what is known of it: its name, and whether it is whole.
+type Known = (String, Option<bool>);
+
+/// Deletes old checkpoints of the run `run_id` where its newest `keep` up to `current`, which was just written,
+/// are whole (0 keeps all). Later ones are of another past of the run and are not touched, nor are those that
+/// another run wrote, or a conversion. Before an older checkpoint is deleted, all ranks read those that
+/// stay, each once in a process. One that is found damaged is neither counted nor deleted: it may be all that
+/// is left of a step.
+///
+/// # Errors
+/// The folder or a checkpoint cannot be read or deleted.
+/// # Collective
+/// All ranks of `world`, which each read their share of the files and tell `progress`.
+pub(crate) fn retain(
+    world: &Group,
+    dir: &Path,
+    run_id: Option<&str>,
+    current: u64,
+    keep: usize,
+    progress: &Progress,
+) -> Result<(), CheckpointError> {
+    if keep == 0 {
+        return Ok(());
+    }
+    let is_first = world.rank() == 0;
+    let own = if is_first { known(dir, run_id, current) } else { Ok(Vec::new()) };
+    let own: Vec<Known> = objects::broadcast(world, &settle(world, own)?)?;
+    if own.len() <= keep {
+        return Ok(());
+    }
+    let (mut own, mut kept) = (own.into_iter(), 0);
+    while kept < keep
+        && let Some((name, is_whole)) = own.next()
+    {
+        let is_whole = match is_whole {
+            Some(is_whole) => is_whole,
+            None => is_found_whole(world, &dir.join(name), progress)?,
+        };
+        kept += usize::from(is_whole);
+    }
+    let old = own.filter(|(_, is_whole)| is_first && *is_whole != Some(false));
+    old.into_iter().try_for_each(|(name, _)| delete(&dir.join(name)))
+}
+
+/// The checkpoints that count for [`retain`], newest first. The one that was just written is whole.
+fn known(dir: &Path, run_id: Option<&str>, current: u64) -> Result<Vec<Known>, CheckpointError> {
+    let mut verified = verified();
+    verified.remove(&step_path(dir, current));
+    let past = committed(dir)?.into_iter().filter(|(step, _)| *step <= current);
+    let is_own = |path: &Path| {
+        Checkpoint::open(path).is_ok_and(|found| found.manifest().run_id.as_deref() == run_id)
+    };
+    let known = past.filter(|(_, path)| is_own(path)).map(|(step, path)| {
+        let is_whole = if step == current { Some(true) } else { verified.get(&path).copied() };
+        (step_name(step), is_whole)
+    });
+    Ok(known.collect())
+}
+
+fn is_found_whole(
+    world: &Group,
+    path: &Path,
+    progress: &Progress,
+) -> Result<bool, CheckpointError> {
+    let found = verify_together(world, path, progress)?;
+    if let Err(why) = &found
+        && world.rank() == 0
+    {
+        let path = path.display();
+        tracing::warn!("checkpoint {path} does not count as one that is kept: {why}");
+    }
+    Ok(found.is_ok())
+}
+
+/// Deleting takes time: what is half deleted must not look like a checkpoint.
+fn delete(path: &Path) -> Result<(), CheckpointError> {
+    if path.is_symlink() {
+        return fs::remove_file(path).during("remove the link", path);
+    }
+    Mark::of_run(path).during("write into", path)?;
+    let trash = beside(path, TRASH);
+    fs::rename(path, &trash).during("move aside", path)?;
+    remove_marked(&trash);
+    Ok(())
+}

@@ -1,0 +1,22 @@
+//! What several tests of this crate need.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+/// The names in a folder, in order.
+pub(crate) fn names(dir: &Path) -> Vec<String> {
+    let names = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name());
+    let mut names: Vec<_> = names.map(|name| name.into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+/// Makes a folder whose file `weights` holds the folder's name.
+pub(crate) fn make(dir: &Path, name: &str) -> PathBuf {
+    let path = dir.join(name);
+    fs::create_dir(&path).unwrap();
+    fs::write(path.join("weights"), name).unwrap();
+    path
+}

@@ -1,0 +1,46 @@
+//! Whose a checkpoint is that a run finds in its folder.
+
+use megaburn_checkpoint::{
+    Checkpoint, Refused, checkpoint_step, checkpoints_of, set_aside_damaged,
+};
+
+use crate::{ResumeError, TrainError, trainer::Trainer};
+
+impl Trainer {
+    /// The run that wrote the checkpoint, if that is known and another one.
+    pub(super) fn other_run(&self, checkpoint: &Checkpoint) -> Option<String> {
+        let writer = checkpoint.manifest().run_id.clone();
+        writer.filter(|writer| self.run.as_ref().is_some_and(|run| run.id != *writer))
+    }
+
+    /// Refuses a checkpoint that another run or a conversion wrote, if this run has older ones: what it has
+    /// learned itself would be left behind.
+    pub(super) fn check_own_progress(&self, checkpoint: &Checkpoint) -> Result<(), TrainError> {
+        let Some(run) = &self.run else { return Ok(()) };
+        let writer = match self.other_run(checkpoint) {
+            Some(other) => format!("run {other}"),
+            None if checkpoint.trainer().is_null() => "a conversion".to_string(),
+            None => return Ok(()),
+        };
+        let own = checkpoints_of(&self.checkpoints(), &run.id)?;
+        let name = checkpoint.path().file_name().and_then(|name| name.to_str());
+        let newest = name.and_then(checkpoint_step);
+        match own.into_iter().find(|(step, _)| Some(*step) < newest) {
+            None => Ok(()),
+            Some((step, _)) => {
+                let path = checkpoint.path().to_path_buf();
+                Err(ResumeError::NotOwn { path, writer, step }.into())
+            }
+        }
+    }
+}
+
+/// Gives damaged checkpoints another name, so that none of them counts as one that is kept.
+pub(super) fn set_aside(refused: &[Refused]) {
+    for Refused { path, .. } in refused {
+        match set_aside_damaged(path) {
+            Ok(aside) => tracing::warn!("it was set aside as {}", aside.display()),
+            Err(error) => tracing::warn!("it stays where it is: {error}"),
+        }
+    }
+}

@@ -23,7 +23,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::{DecoderConfig, ModelError, hf::Key};
-pub use defaults::{Default, Meaning};
+pub use defaults::{KeyDefault, Meaning};
 pub use json::HfJson;
 
 /// A model family.
@@ -73,7 +73,7 @@ pub struct FamilySpec {
     pub template: fn() -> DecoderConfig,
     /// What Transformers means by the optional keys of `config.json` that have no value; of a key
     /// with two defaults the first counts.
-    pub defaults: &'static [&'static [Default]],
+    pub defaults: &'static [&'static [KeyDefault]],
     /// Reads `config.json`.
     pub read: fn(&HfJson<'_>) -> Result<DecoderConfig, String>,
     /// What `config.json` says of a model beside `architectures`, `model_type` and `dtype`.

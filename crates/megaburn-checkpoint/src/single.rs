@@ -22,8 +22,8 @@ use crate::{
 ///
 /// It is written to a folder beside `path` (`path.tmp-…`, which only a kill leaves behind, until the next
 /// one to the same path), synced and renamed; the values of one tensor at a time are in memory. What
-/// stands at `path` is replaced only with `force`, only when the new one is whole, and only if it is a checkpoint or an empty
-/// folder.
+/// stands at `path` is replaced only with `force`, only when the new one is whole, and only if it is a
+/// checkpoint or an empty folder.
 ///
 /// # Errors
 /// Something that is not to be replaced; tensors that are not whole, a tensor's own error, a full

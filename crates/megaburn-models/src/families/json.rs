@@ -203,7 +203,7 @@ fn as_size(key: &str, value: &Value, largest: usize) -> Result<usize, String> {
 }
 
 /// Whether two values are the same, numbers whatever way they are written.
-fn is_same(a: &Value, b: &Value) -> bool {
+pub(super) fn is_same(a: &Value, b: &Value) -> bool {
     match (a.as_f64(), b.as_f64()) {
         (Some(a), Some(b)) => a == b,
         _ => a == b,

@@ -211,7 +211,8 @@ impl ModelSource {
     /// # Errors
     /// As [`verify`](Self::verify).
     pub fn verify_with(&self, progress: &Progress) -> Result<(), ModelError> {
-        self.checkpoint().map_or(Ok(()), |checkpoint| Ok(checkpoint.verify_with(progress)?))
+        let verify = |checkpoint: &Checkpoint| retried(|| checkpoint.verify_with(progress));
+        Ok(self.checkpoint().map_or(Ok(()), verify)?)
     }
 
     /// The element type of a parameter as it is stored, if its parts have one.

@@ -31,7 +31,7 @@ const NOT_READ: &[&str] = &[
     "use_cache",
 ];
 
-fn classes() -> Value {
+pub(super) fn classes() -> Value {
     serde_json::from_str::<Value>(CLASSES).unwrap()["families"].take()
 }
 

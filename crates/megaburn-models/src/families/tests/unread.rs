@@ -47,9 +47,9 @@ fn a_key_that_changes_what_is_computed_is_refused(
 #[test]
 fn other_keys_are_told() {
     let mut json = Family::Qwen3.template().to_hf();
-    json["unsloth_version"] = json!("2025.1");
     json["_name_or_path"] = json!("Qwen/Qwen3-8B");
     json["mine"] = json!(7);
+    json["unsloth_version"] = json!("2025.1");
     json["old"] = json!(false);
     assert_eq!(unread(&json, Family::Qwen3).unwrap(), ["mine", "unsloth_version"]);
     from_hf(&json).unwrap();

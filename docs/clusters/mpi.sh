@@ -7,8 +7,11 @@ gpus=$2
 shift 2
 
 MASTER_ADDR=$(awk 'NF { print $1; exit }' "$hosts")
-export MASTER_ADDR MASTER_PORT=${MASTER_PORT:-29500}
+# Who reaches the ports and does not know the job's token is refused.
+MEGABURN_JOB_TOKEN=$(openssl rand -hex 16)
+export MASTER_ADDR MASTER_PORT=${MASTER_PORT:-29500} MEGABURN_JOB_TOKEN
 
-mpirun --hostfile "$hosts" --map-by "ppr:$gpus:node" --bind-to none -x MASTER_ADDR -x MASTER_PORT \
+mpirun --hostfile "$hosts" --map-by "ppr:$gpus:node" --bind-to none \
+    -x MASTER_ADDR -x MASTER_PORT -x MEGABURN_JOB_TOKEN \
     docs/clusters/as-rank.sh \
     target/release/megaburn train --config configs/llama-3-8b.toml "$@"

@@ -75,7 +75,7 @@ fn too_little_data_is_named(#[case] text: &str, #[case] message: &str) {
 #[case::tied("model.tied=false", "is of another model: tied is true there and false here")]
 #[case::optimizer(
     "optimizer.name=lion",
-    "with another optimizer: optimizer.name is adamw there and lion here; to go on from its weights"
+    "with another optimizer: optimizer.name is adamw there and lion here; go on with it by `megaburn train"
 )]
 #[case::seed("run.seed=5", "with another order of samples: run.seed is 1234 there and 5 here")]
 #[case::documents(

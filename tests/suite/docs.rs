@@ -141,6 +141,10 @@ fn every_job_file_is_named_and_is_a_script() {
     for entry in fs::read_dir(root().join("docs/clusters")).unwrap() {
         let name = entry.unwrap().file_name().into_string().unwrap();
         assert!(page.contains(&format!("(clusters/{name})")), "{name} is not in docs/clusters.md");
+        if name != "as-rank.sh" {
+            let file = read(&format!("docs/clusters/{name}"));
+            assert!(file.contains("MEGABURN_JOB_TOKEN"), "{name} gives the job no token");
+        }
         if !name.ends_with(".yaml") {
             Ranks::shell(&format!("bash -n docs/clusters/{name}"), &root()).finish();
         }

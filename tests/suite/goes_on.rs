@@ -5,6 +5,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use serde_json::{Value, json};
+
 use crate::{
     bad_input::assert_refused,
     child::{Ended, Ranks},
@@ -29,6 +31,13 @@ fn assert_done(ended: &Ended) -> &str {
     &ended.stdout
 }
 
+/// The lines of `metrics.jsonl` that tell of starts.
+fn starts(run: &Run) -> Vec<Value> {
+    let metrics = fs::read_to_string(run.path("run/metrics.jsonl")).unwrap();
+    let lines = metrics.lines().map(|line| serde_json::from_str(line).unwrap());
+    lines.filter(|line: &Value| line.get("start").is_some()).collect()
+}
+
 #[test]
 fn what_changes_numbers_is_told() {
     let run = Run::new();
@@ -44,6 +53,11 @@ fn what_changes_numbers_is_told() {
         "changed  train.steps: 2 -> 3",
     ];
     assert_eq!(told, expected, "{ended:#?}");
+    let first = json!({ "key": "optimizer.clip_grad", "old": "1.0", "new": "0.5" });
+    let starts = starts(&run);
+    assert_eq!((&starts[0]["from_step"], &starts[1]["from_step"]), (&json!(0), &json!(2)));
+    assert_eq!((&starts[0]["changes"], &starts[1]["changes"][0]), (&json!([]), &first));
+    assert_eq!(starts[1]["changes"].as_array().unwrap().len(), 4);
     // What was changed is what the next start is compared with.
     let ended =
         start(&run, 4, &[&changed[..], &["parallel.zero=1", "train.log_interval=1"]].concat());
@@ -101,6 +115,9 @@ fn a_start_that_trains_nothing_says_so_and_leaves_the_configuration() {
     let said = "4 steps are done, and train.steps is 2: nothing is trained, and config.toml stays";
     assert!(out.contains(said) && out.contains("finished 4 steps"), "{ended:#?}");
     assert_eq!(config(), before);
+    // What it would have changed did not happen.
+    assert!(!out.contains("changed "), "{out}");
+    assert_eq!(starts(&run)[1]["changes"], json!([]));
 }
 
 fn copy(from: &Path, to: &Path) {
@@ -247,8 +264,10 @@ fn an_error_that_is_no_damage_uses_no_older_checkpoint_and_cuts_no_metrics() {
     fs::rename(&manifest, run.path("aside")).unwrap();
     std::os::unix::fs::symlink("/proc/self/mem", &manifest).unwrap();
     let dir = run.path("run");
-    let readers = [start(&run, 4, &[]), megaburn(&["generate", text(&dir), "--prompt", "a"])];
-    for ended in readers {
+    let generate = |path: &Path| megaburn(&["generate", text(path), "--prompt", "a"]);
+    // Whether the model is named as a run or as its checkpoint.
+    let step = manifest.parent().unwrap();
+    for ended in [start(&run, 4, &[]), generate(&dir), generate(step)] {
         assert_eq!(ended.code, Some(1), "{ended:#?}");
         assert!(ended.stderr.contains("step-00000003/manifest.json: "), "{ended:#?}");
         assert!(
@@ -260,6 +279,14 @@ fn an_error_that_is_no_damage_uses_no_older_checkpoint_and_cuts_no_metrics() {
     fs::remove_file(&manifest).unwrap();
     fs::rename(run.path("aside"), &manifest).unwrap();
     assert!(assert_done(&start(&run, 4, &[])).contains("after step 3 "));
+
+    let model = run.path("model");
+    copy(&fixture("qwen3-tied"), &model);
+    fs::remove_file(model.join("config.json")).unwrap();
+    std::os::unix::fs::symlink("/proc/self/mem", model.join("config.json")).unwrap();
+    let ended = generate(&model);
+    assert_eq!(ended.code, Some(1), "{ended:#?}");
+    assert!(ended.stderr.contains("model/config.json: "), "{ended:#?}");
 }
 
 #[test]

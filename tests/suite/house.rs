@@ -30,6 +30,9 @@ const FLOORS: [(&str, u8); 15] = [
 /// Lines that a source file may have, its tests included.
 const LONGEST_FILE: usize = 320;
 
+/// Characters that a line of a comment may have, but for the rows of a table.
+const LONGEST_COMMENT: usize = 125;
+
 /// Files that are allowed to be longer. This list may only shrink.
 const LONG_FILES: [&str; 0] = [];
 
@@ -76,6 +79,24 @@ fn a_file_holds_one_idea() {
     }
     assert!(files > 50, "only {files} files were looked at");
     assert!(long.is_empty(), "split them: {long:#?}");
+}
+
+#[test]
+fn comments_are_wrapped() {
+    let mut long = Vec::new();
+    for folder in ["crates", "cubecl-kernels", "examples", "tests", "benches"] {
+        visit(&root().join(folder), &mut |path| {
+            let code = fs::read_to_string(path).unwrap();
+            for (number, line) in code.lines().enumerate() {
+                let text = line.trim_start();
+                let is_row = text.trim_start_matches(['/', '!', ' ']).starts_with('|');
+                if text.starts_with("//") && !is_row && line.chars().count() > LONGEST_COMMENT {
+                    long.push(format!("{}:{}", path.display(), number + 1));
+                }
+            }
+        });
+    }
+    assert!(long.is_empty(), "wrap them: {long:#?}");
 }
 
 #[test]

@@ -69,17 +69,30 @@ fn a_signal_ends_a_rank_that_waits_for_others_and_files_have_no_colours() {
     assert!(!ended.stderr.contains('\x1b'), "{ended:?}");
 }
 
+/// Its weights are finite and so large that the model's logits are not.
+#[test]
+fn a_sample_that_cannot_be_written_leaves_a_finished_run_finished() {
+    let run = Run::new();
+    let large = ["optimizer.lr=1e30", "model.family=gpt2", "model.kv_heads=4"];
+    let sets = [&large[..], &["data.validation_fraction=0", "generate.tokens=1"]].concat();
+    let ended = Ranks::threads(&run.args("tp1", 1, &sets)).finish().remove(0);
+    assert!(ended.stderr.contains("there is no sample: "), "{ended:#?}");
+    assert!(ended.stdout.contains("finished 1 step"), "{ended:#?}");
+    let state = fs::read_to_string(run.path("run/state.json")).unwrap();
+    assert!(state.contains(r#""state":"finished","step":1"#), "{state}");
+}
+
 #[test]
 fn a_run_that_stopped_is_told_from_one_that_finished() {
     let run = Run::new();
     let launch = |sets: &[&str]| {
         let mut args = vec!["launch", "--nproc", "2", "--", MEGABURN, "train"];
-        let train = run.args("dp2", 3, sets);
+        let train = run.args("dp2", 4, sets);
         args.extend(train.iter().map(String::as_str));
         let ended = Ranks::command(&args).wait_all().remove(0);
         let state = fs::read_to_string(run.path("run/state.json")).unwrap();
         let state: Value = serde_json::from_str(&state).unwrap();
-        assert_eq!(state["steps"], 3);
+        assert_eq!(state["steps"], 4);
         (ended, state)
     };
     let (ended, state) = launch(&["train.exit_at_step=2", "train.stopped_exit_code=75"]);
@@ -92,13 +105,23 @@ fn a_run_that_stopped_is_told_from_one_that_finished() {
     assert_eq!(state["reason"], "train.exit_at_step");
     assert_eq!(run.steps().len(), 2);
 
+    // A supervisor that starts it again as it is would do so for ever.
+    let (ended, state) = launch(&["train.exit_at_step=2", "train.stopped_exit_code=75"]);
+    assert_eq!((ended.code, &state["state"]), (Some(2), &json!("stopped")), "{ended:?}");
+    assert!(
+        ended.stderr.contains("`train.exit_at_step` is 2: it must be more than the 2 steps"),
+        "{ended:?}"
+    );
+
+    // The start takes longer than that, and the run gets on all the same.
     let (ended, state) = launch(&["train.exit_after_minutes=1e-9"]);
     assert_eq!((ended.code, &state["reason"]), (Some(0), &json!("train.exit_after_minutes")));
+    assert_eq!((&state["state"], &state["step"]), (&json!("stopped"), &json!(3)));
 
     let (ended, state) = launch(&["train.stopped_exit_code=75"]);
     assert_eq!(ended.code, Some(0), "{ended:?}");
     assert_eq!(
         (&state["state"], &state["step"], &state["reason"]),
-        (&json!("finished"), &json!(3), &Value::Null)
+        (&json!("finished"), &json!(4), &Value::Null)
     );
 }

@@ -177,4 +177,8 @@ fn ranks_that_share_gpus_are_told_which_and_are_hosts_of_their_own() {
     let none = ["launch", "--nproc", "2", "--ranks-per-gpu", "0", "--", "true"];
     let ended = Ranks::command(&none).wait_all().remove(0);
     assert!(ended.code == Some(2) && ended.stderr.contains("0 ranks per GPU"), "{ended:?}");
+    // As from a variable that is not set: it would be no token at all.
+    let empty = ["launch", "--nproc", "2", "--job-token", "", "--", "true"];
+    let ended = Ranks::command(&empty).wait_all().remove(0);
+    assert!(ended.code == Some(2) && ended.stderr.contains("'--job-token <TOKEN>'"), "{ended:?}");
 }

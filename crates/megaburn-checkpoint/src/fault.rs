@@ -1,6 +1,10 @@
 //! What an error says of a checkpoint: that it is damaged, or only that it could not be read now.
 
-use std::{io::ErrorKind, thread::sleep, time::Duration};
+use std::{
+    io::{self, ErrorKind},
+    thread::sleep,
+    time::Duration,
+};
 
 use megaburn_collective::host_name;
 use serde::{Deserialize, Serialize};
@@ -43,18 +47,45 @@ impl Fault {
 const PAUSES: [Duration; 3] =
     [Duration::from_millis(50), Duration::from_millis(250), Duration::from_secs(1)];
 
-/// The result of `attempt`, which is tried again a few times where the system failed. An error that
-/// stays then names this host.
-pub(crate) fn retried<T>(
-    mut attempt: impl FnMut() -> Result<T, CheckpointError>,
-) -> Result<T, CheckpointError> {
+/// Whether a read that failed like this may succeed later: the system failed, and what is at the path is
+/// not known.
+pub fn may_pass(error: &io::Error) -> bool {
+    !matches!(
+        error.kind(),
+        ErrorKind::NotFound
+            | ErrorKind::NotADirectory
+            | ErrorKind::IsADirectory
+            | ErrorKind::InvalidData
+            | ErrorKind::UnexpectedEof
+    )
+}
+
+/// The result of `attempt`, which is tried again a few times where its error says so.
+///
+/// # Errors
+/// Those of the last try.
+pub fn retried_where<T, E>(
+    is_tried_again: impl Fn(&E) -> bool,
+    mut attempt: impl FnMut() -> Result<T, E>,
+) -> Result<T, E> {
     for pause in PAUSES {
         match attempt() {
-            Err(error) if Fault::of(&error) == Fault::Unreadable => sleep(pause),
+            Err(error) if is_tried_again(&error) => sleep(pause),
             result => return result,
         }
     }
-    attempt().map_err(|error| match (Fault::of(&error), error) {
+    attempt()
+}
+
+/// The same where the system failed. An error that stays then names this host.
+///
+/// # Errors
+/// Those of the last try.
+pub fn retried<T>(
+    attempt: impl FnMut() -> Result<T, CheckpointError>,
+) -> Result<T, CheckpointError> {
+    let result = retried_where(|error| Fault::of(error) == Fault::Unreadable, attempt);
+    result.map_err(|error| match (Fault::of(&error), error) {
         (Fault::Unreadable, CheckpointError::Io { action, path, source }) => {
             CheckpointError::Unreadable { host: host_name(), action, path, source }
         }

@@ -91,6 +91,7 @@ pub use atomic::write_atomic;
 pub use checkpoint::Checkpoint;
 pub use compare::{Comparison, TensorComparison, ValueDifference, compare};
 pub use error::CheckpointError;
+pub use fault::{may_pass, retried, retried_where};
 pub use folder::{checkpoint_step, checkpoints_of, move_checkpoints, prepare, set_aside_damaged};
 pub use hf::{HfDir, HfEntry, HfView, HfWriteOptions, HfWritten, write_hf};
 pub use latest::{Latest, Refused, find_latest, newest, newest_whole};

@@ -126,8 +126,8 @@ impl Checkpoint {
         })
     }
 
-    /// Reads runs of a piece (of this number, in the file of this number), which `wanted` names, and calls `copy` with the bytes of each and the
-    /// element that it goes to.
+    /// Reads runs of a piece (of this number, in the file of this number), which `wanted` names, and calls
+    /// `copy` with the bytes of each and the element that it goes to.
     fn read_piece(
         &self,
         (file, number): (usize, usize),

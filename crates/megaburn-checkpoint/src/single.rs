@@ -20,10 +20,10 @@ use crate::{
 /// [`Checkpoint::open`](crate::Checkpoint::open). `layout` is the layout that the manifest names,
 /// and `extra_files` (relative path, bytes) are put beside the manifest.
 ///
-/// It is written to a folder beside `path` (`path.tmp-…`, which only a kill leaves behind, until the next one to the same path), synced
-/// and renamed; the values of one tensor at a time are in memory. What stands at `path` is replaced
-/// only with `force`, only when the new one is whole, and only if it is a checkpoint or an empty
-/// folder.
+/// It is written to a folder beside `path` (`path.tmp-…`, which only a kill leaves behind, until the next
+/// one to the same path), synced and renamed; the values of one tensor at a time are in memory. What
+/// stands at `path` is replaced only with `force`, only when the new one is whole, and only if it is a
+/// checkpoint or an empty folder.
 ///
 /// # Errors
 /// Something that is not to be replaced; tensors that are not whole, a tensor's own error, a full

@@ -2,8 +2,8 @@
 //! communication, and one implementation serves every layout.
 //!
 //! GPT-2, Llama, Mistral, Qwen2, Qwen3, Mixtral, Qwen3's mixtures of experts and DeepSeek-V2 and V3 are one
-//! [`Decoder`], whose block is composed of the parts that its [`DecoderConfig`] names. What is particular to a family, its parts and its names on
-//! Hugging Face, stands in one file of [`families`].
+//! [`Decoder`], whose block is composed of the parts that its [`DecoderConfig`] names. What is particular to
+//! a family, its parts and its names on Hugging Face, stands in one file of [`families`].
 
 pub mod activations;
 pub mod assets;

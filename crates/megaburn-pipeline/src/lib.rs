@@ -10,7 +10,7 @@
 //! let schedule = ScheduleConfig::new(ScheduleKind::OneForwardOneBackward, 2, 3).build()?;
 //! let timing = schedule.simulate(&[Costs::UNIT; 2], Links::PrePosted)?;
 //! assert_eq!(
-//!     draw::text(&schedule, &timing),
+//!     draw::text(&schedule, &timing, None),
 //!     "rank 0 | F0 F1 .  .  B0 =  F2 B1 =  .  B2 =\n\
 //!      rank 1 | .  F0 B0 =  F1 B1 =  F2 B2 =  .  .\n"
 //! );

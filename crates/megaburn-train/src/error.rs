@@ -55,7 +55,7 @@ pub enum TrainError {
     )]
     NonFinite { step: u64, loss: f64, grad_norm: f64, diagnosis: Diagnosis },
     #[error(
-        "after step {step} `{param}` is not finite on rank {rank}: the update overflowed, or the hardware failed; no checkpoint was written, and the last one stays; go on from there with a smaller optimizer.lr"
+        "after step {step} `{param}` is not finite on rank {rank}: the update overflowed, or the hardware failed; it was not saved; go on from the last checkpoint, or begin anew if there is none, with a smaller optimizer.lr"
     )]
     NonFiniteWeights { step: u64, param: String, rank: usize },
     #[error(

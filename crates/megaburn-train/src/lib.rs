@@ -37,7 +37,7 @@ pub use config::{ConfigLayers, TrainConfig};
 pub use data::RunData;
 pub use error::TrainError;
 pub use exit::Exit;
-pub use resume_error::ResumeError;
+pub use resume_error::{RecordedInit, ResumeError};
 pub use run::pretrain;
 pub use run_folder::RunFolderError;
 pub use start::report_start_failure;

@@ -57,6 +57,9 @@ impl<'a> Reporter<'a> {
         }
         let done = resumed.as_ref().map_or(0, |resumed| resumed.progress.step);
         let trains = done < config.train.steps;
+        // What such a start would change did not happen.
+        let untrained = |resumed| Resumed { changes: Vec::new(), rounded: Vec::new(), ..resumed };
+        let resumed = if trains { resumed } else { resumed.map(untrained) };
         // It says what the run was trained with: a start that trains nothing leaves it.
         let config_name = match trains || !dir.join(CONFIG).exists() {
             true => folder.write_config(&resolved.to_toml())?,
@@ -251,7 +254,7 @@ impl<'a> Reporter<'a> {
     /// The run was asked to stop, or cannot write its metrics, and is saved.
     ///
     /// # Errors
-    /// Metrics that could not be written to the end.
+    /// The folder is not the run's any more.
     pub(crate) fn stopped(mut self, step: u64, reason: StopReason) -> Result<(), TrainError> {
         self.draw();
         let written = self.metrics.finish();
@@ -268,7 +271,7 @@ impl<'a> Reporter<'a> {
     /// The last lines of a finished run.
     ///
     /// # Errors
-    /// Metrics that could not be written to the end.
+    /// The folder is not the run's any more.
     pub(crate) fn finish(
         mut self,
         step: u64,

@@ -12,6 +12,11 @@ pub enum ResumeError {
     #[error("checkpoint `{}` {what}; {}", path.display(), advice(path))]
     Other { path: PathBuf, what: String },
     #[error(
+        "checkpoint `{}` {what}; {}. Another run can begin from its weights alone: --init {} --set run.dir=...",
+        path.display(), go_on(path), path.display()
+    )]
+    OtherOptimizer { path: PathBuf, what: String },
+    #[error(
         "checkpoint `{}` is damaged, and no other is whole: {why}; begin another run with --set run.dir=..., or in place of this one with --fresh",
         path.display()
     )]
@@ -25,24 +30,43 @@ pub enum ResumeError {
         "the run `{}` {}, so it cannot start from `{given}` now; go on with it by `megaburn train --resume {}`, or begin another run from `{given}` with --set run.dir=... (--fresh begins one in place of this one)",
         run.display(), began(recorded), run.display()
     )]
-    OtherInit { run: PathBuf, recorded: Option<String>, given: String },
+    OtherInit { run: PathBuf, recorded: RecordedInit, given: String },
     #[error("`{}` is no run that can be resumed: it has no config.toml; give the folder of a run", path.display())]
     NoRun { path: PathBuf },
 }
 
-fn began(recorded: &Option<String>) -> String {
+/// What a run records of the model that it started from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RecordedInit {
+    /// It is that one.
+    From(String),
+    /// There was none.
+    Fresh,
+    /// Nothing: an older version wrote the checkpoint, and there is no `config.toml`.
+    Unknown,
+}
+
+fn began(recorded: &RecordedInit) -> String {
     match recorded {
-        Some(init) => format!("has checkpoints and started from `{init}`"),
-        None => "has checkpoints and started from no other model".to_string(),
+        RecordedInit::From(init) => format!("has checkpoints and started from `{init}`"),
+        RecordedInit::Fresh => "has checkpoints and started from no other model".to_string(),
+        RecordedInit::Unknown => {
+            "has checkpoints and does not record what it started from".to_string()
+        }
     }
 }
 
 /// What to do about a checkpoint that does not fit the command.
 fn advice(checkpoint: &Path) -> String {
-    let run = checkpoint.parent().and_then(Path::parent).unwrap_or(checkpoint).display();
+    let go_on = go_on(checkpoint);
     format!(
-        "go on with it by `megaburn train --resume {run}`, which needs no other flag, or begin another run with --set run.dir=... (--fresh begins one in place of this one)"
+        "{go_on}, or begin another run with --set run.dir=... (--fresh begins one in place of this one)"
     )
+}
+
+fn go_on(checkpoint: &Path) -> String {
+    let run = checkpoint.parent().and_then(Path::parent).unwrap_or(checkpoint).display();
+    format!("go on with it by `megaburn train --resume {run}`, which needs no other flag")
 }
 
 #[cfg(test)]
@@ -57,10 +81,21 @@ mod tests {
         let places = ["megaburn train --resume runs/a`", "run.dir=...", "--fresh"];
         let places = places.map(|text| error.find(text).unwrap());
         assert!(places.is_sorted(), "{error}");
+        let path = PathBuf::from("runs/a/checkpoints/step-00000007");
+        let what = "was trained with another optimizer".to_string();
+        let error = ResumeError::OtherOptimizer { path, what }.to_string();
+        let places = ["--resume runs/a`", "--init runs/a/checkpoints/step-00000007 "];
+        let places = places.map(|text| error.find(text).unwrap());
+        assert!(places.is_sorted() && !error.contains("--fresh"), "{error}");
         let (run, given) = (PathBuf::from("runs/a"), "models/b".to_string());
-        let error = ResumeError::OtherInit { run, recorded: Some("models/a".into()), given };
+        let error =
+            ResumeError::OtherInit { run, recorded: RecordedInit::From("models/a".into()), given };
         let error = error.to_string();
         assert!(error.contains("started from `models/a`"), "{error}");
+        let (run, given) = (PathBuf::from("runs/a"), "models/b".to_string());
+        let recorded = RecordedInit::Unknown;
+        let unknown = ResumeError::OtherInit { run, recorded, given }.to_string();
+        assert!(unknown.contains("does not record what it started from"), "{unknown}");
         assert!(error.find("--resume runs/a") < error.find("--fresh"), "{error}");
     }
 }

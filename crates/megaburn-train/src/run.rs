@@ -126,6 +126,7 @@ impl Job {
         trainer = trainer.in_run(run.clone());
         let resumed = if self.fresh { None } else { trainer.resume()? };
         let saved = resumed.as_ref().map(|resumed| resumed.progress.step);
+        self.stops.check_start(trainer.progress().step)?;
         let begin = |folder: Arc<RunFolder>| {
             if resumed.is_none() {
                 keep_assets(&config, start, &loaded.data, &folder)?;
@@ -140,7 +141,20 @@ impl Job {
         // On GPUs the first step compiles kernels and times products, each rank its own.
         let starting = starting.filter(|_| self.devices != Devices::Cpu);
         let (config, groups, stops) = (&config, &groups, &self.stops);
-        TrainLoop { config, groups, trainer, report, stops, state, saved, pulse, starting }.run()
+        let has_trained = false;
+        TrainLoop {
+            config,
+            groups,
+            trainer,
+            report,
+            stops,
+            state,
+            saved,
+            has_trained,
+            pulse,
+            starting,
+        }
+        .run()
     }
 
     /// The configuration with `model.init` as what was chosen of it: another run goes on meanwhile.

@@ -65,9 +65,12 @@ impl StateFile {
         self.end("failed", Some(error.to_string()));
     }
 
+    /// What comes after the end changes nothing of it.
     fn end(&mut self, state: &str, reason: Option<String>) {
-        self.ended = true;
-        self.write(state, reason);
+        if !self.ended {
+            self.ended = true;
+            self.write(state, reason);
+        }
     }
 
     fn write(&self, state: &str, reason: Option<String>) {

@@ -9,7 +9,7 @@ use burn::tensor::TensorData;
 use megaburn_collective::{ProcessGroups, ReduceOp};
 use signal_hook::low_level::signal_name;
 
-use crate::{TrainConfig, TrainError, signal::StopSignal};
+use crate::{TrainConfig, TrainError, config::require, signal::StopSignal};
 
 /// Why a run stopped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,19 +87,37 @@ impl Stops {
         self.signal.begin_training();
     }
 
-    /// Why this rank would stop after `step` steps.
-    fn reason(&self, step: u64) -> Option<StopReason> {
+    /// Refuses to go on behind `train.exit_at_step`: a supervisor that starts stopped runs again would do so
+    /// for ever.
+    ///
+    /// # Errors
+    /// So many steps are done.
+    pub(crate) fn check_start(&self, step: u64) -> Result<(), TrainError> {
+        match self.at_step {
+            Some(at) => {
+                let rule =
+                    format!("more than the {step} steps that are done, or 0 to train to the end");
+                require(step < at, "train.exit_at_step", at, rule)
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Why this rank would stop after `step` steps. Time does not stop a start that has not trained: one
+    /// that takes long to begin would never get on.
+    fn reason(&self, step: u64, has_trained: bool) -> Option<StopReason> {
         if self.at_step.is_some_and(|at| step >= at) {
             return Some(StopReason::Step);
         }
-        if self.after.is_some_and(|after| self.started.elapsed() >= after) {
+        if has_trained && self.after.is_some_and(|after| self.started.elapsed() >= after) {
             return Some(StopReason::Time);
         }
         self.signal.number().map(StopReason::Signal)
     }
 
     /// Why all ranks stop after `step` steps, if one of them has a reason: they leave the loop together.
-    /// `gives_up` says that this one cannot write its metrics.
+    /// `has_trained` says that this start has made some of them, `gives_up` that this rank cannot write its
+    /// metrics.
     ///
     /// # Errors
     /// A failed collective.
@@ -109,9 +127,13 @@ impl Stops {
         &self,
         groups: &ProcessGroups,
         step: u64,
+        has_trained: bool,
         gives_up: bool,
     ) -> Result<Option<StopReason>, TrainError> {
-        let reason = if gives_up { Some(StopReason::Metrics) } else { self.reason(step) };
+        let reason = match gives_up {
+            true => Some(StopReason::Metrics),
+            false => self.reason(step, has_trained),
+        };
         let mine = TensorData::from([StopReason::code(reason)]);
         let largest = groups.world.all_reduce(mine, ReduceOp::Max)?;
         let codes: Vec<f64> = largest.try_to_vec().expect("f64 went in");
@@ -125,7 +147,7 @@ mod tests {
     use megaburn_mesh::Layout;
 
     use super::*;
-    use crate::ConfigLayers;
+    use crate::{ConfigLayers, Exit};
 
     fn stops(text: &str) -> Stops {
         let layers = ConfigLayers::new().with_text("stop.rs", text).unwrap();
@@ -136,14 +158,23 @@ mod tests {
     fn a_run_stops_at_its_step_or_time_and_else_goes_on() {
         let step = stops("train.exit_at_step = 7");
         assert_eq!(
-            [6, 7, 8].map(|at| step.reason(at)),
+            [6, 7, 8].map(|at| step.reason(at, true)),
             [None, Some(StopReason::Step), Some(StopReason::Step)]
         );
+        step.check_start(6).unwrap();
+        for done in [7, 8] {
+            let error = step.check_start(done).unwrap_err();
+            let message =
+                format!("`train.exit_at_step` is 7: it must be more than the {done} steps");
+            assert!(error.to_string().starts_with(&message), "{error}");
+            assert_eq!(error.exit(), Exit::BadInput);
+        }
         let time = stops("train.exit_after_minutes = 0.0005");
-        assert_eq!(time.reason(1), None);
+        assert_eq!(time.reason(1, true), None);
         std::thread::sleep(Duration::from_millis(35));
-        assert_eq!(time.reason(1), Some(StopReason::Time));
-        assert_eq!(stops("").reason(u64::MAX), None);
+        assert_eq!(time.reason(1, true), Some(StopReason::Time));
+        assert_eq!(time.reason(1, false), None, "it has made no step");
+        assert_eq!(stops("").reason(u64::MAX, true), None);
     }
 
     #[test]
@@ -153,7 +184,8 @@ mod tests {
             let groups = ProcessGroups::new(&world, layout)?;
             let mine = if world.rank() == 1 { "train.exit_at_step = 3" } else { "" };
             let stops = stops(mine);
-            let agreed = (stops.agree(&groups, 2, false)?, stops.agree(&groups, 3, false)?);
+            let agreed =
+                (stops.agree(&groups, 2, true, false)?, stops.agree(&groups, 3, true, false)?);
             Ok::<_, TrainError>(agreed)
         });
         for rank in ranks {

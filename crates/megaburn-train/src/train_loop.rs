@@ -3,7 +3,7 @@
 //! A step is written down before anything that may fail; a checkpoint is saved before an evaluation, which
 //! computes nothing that a checkpoint holds.
 
-use megaburn_collective::{PhaseGuard, ProcessGroups, Pulse, objects};
+use megaburn_collective::{Phase, PhaseGuard, ProcessGroups, Pulse, objects};
 
 use crate::{
     TrainConfig, TrainError,
@@ -26,6 +26,8 @@ pub(crate) struct TrainLoop<'a> {
     pub(crate) state: Option<StateFile>,
     /// The step of the newest checkpoint.
     pub(crate) saved: Option<u64>,
+    /// Whether this start has made a step.
+    pub(crate) has_trained: bool,
     /// Beats with each step.
     pub(crate) pulse: Pulse,
     /// Held until the first step is done, where that step still belongs to the start.
@@ -98,7 +100,10 @@ impl TrainLoop<'_> {
             }
             last = Some(eval);
         }
-        let sample = self.trainer.sample()?;
+        // The run is done and saved: what fails from here on changes nothing of that.
+        self.state.iter_mut().for_each(StateFile::finished);
+        let warn = |error| tracing::warn!("there is no sample: {error}");
+        let sample = self.trainer.sample().map_err(warn).ok().flatten();
         let step = self.trainer.progress().step;
         if let Some(report) = self.report.take() {
             report.finish(step, last.as_ref(), sample.as_deref())?;
@@ -113,6 +118,7 @@ impl TrainLoop<'_> {
             Err(error) => return Err(self.failed(error)),
         };
         drop(self.starting.take());
+        self.has_trained = true;
         self.pulse.beat();
         if let Some(report) = &mut self.report {
             report.step(&metrics)?;
@@ -157,7 +163,8 @@ impl TrainLoop<'_> {
     /// Why the run stops now, if any rank has a reason.
     fn is_stopped(&self) -> Result<Option<StopReason>, TrainError> {
         let gives_up = self.report.as_ref().is_some_and(Reporter::gives_up);
-        self.stops.agree(self.groups, self.trainer.progress().step, gives_up)
+        let step = self.trainer.progress().step;
+        self.stops.agree(self.groups, step, self.has_trained, gives_up)
     }
 
     /// Evaluates and says so; or says why the run stops meanwhile.
@@ -191,6 +198,8 @@ impl TrainLoop<'_> {
             self.save()?;
         }
         if let Some(report) = self.report.take() {
+            // The other ranks wait for the last lines of the metrics.
+            let _saving = self.groups.world.phase(Phase::Save);
             report.stopped(step, reason)?;
         }
         Ok(Ended::Stopped(reason))

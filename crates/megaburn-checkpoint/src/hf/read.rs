@@ -33,7 +33,8 @@ impl HfDir {
     /// transposed.
     ///
     /// Only what `spec` names is read from the files, with small gaps between: a block of 1 MiB is in
-    /// memory beside the result, of a transposed tensor one of 16 MiB or one line. Floats become `dtype`, each rounded to the nearest; without one the files' type stays.
+    /// memory beside the result, of a transposed tensor one of 16 MiB or one line. Floats become `dtype`,
+    /// each rounded to the nearest; without one the files' type stays.
     ///
     /// # Shapes
     /// `spec.local_shape()`, padding zero.

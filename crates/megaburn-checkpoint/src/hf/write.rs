@@ -72,9 +72,9 @@ fn is_part(name: &str) -> bool {
 /// `model.safetensors.index.json`; and `extra_files` (relative path, bytes), of which `config.json`
 /// should be one.
 ///
-/// It is written to a folder beside `target` (`target.tmp-…`, which only a kill leaves behind, until the next one to the same target),
-/// synced and renamed. Blocks of rows of about 16 MiB (one row, if that has more) go through memory,
-/// three times at most.
+/// It is written to a folder beside `target` (`target.tmp-…`, which only a kill leaves behind, until the
+/// next one to the same target), synced and renamed. Blocks of rows of about 16 MiB (one row, if that has
+/// more) go through memory, three times at most.
 ///
 /// # Errors
 /// Something at `target` that is not to be replaced, an element type that cannot be written, the

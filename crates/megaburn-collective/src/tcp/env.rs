@@ -25,7 +25,7 @@ pub struct RankEnv {
     /// torchrun's agent keeps a store of its own at `MASTER_PORT`.
     pub master_port: u16,
     /// Processes of another job are refused: `MEGABURN_JOB_TOKEN`, else what torchrun
-    /// (`TORCHELASTIC_RUN_ID`) or Slurm (`SLURM_JOB_ID`) call the job.
+    /// (`TORCHELASTIC_RUN_ID`) or Slurm (`SLURM_JOB_ID`, `SLURM_STEP_ID`) call the job.
     pub job_token: JobToken,
 }
 

@@ -56,8 +56,8 @@ impl JobToken {
         self.text.as_bytes().ct_eq(other.text.as_bytes()).into()
     }
 
-    /// What the environment says: [`Self::VARIABLE`], else what torchrun or Slurm call the job, else
-    /// nothing, which every other job without a token has too.
+    /// What the environment says: [`Self::VARIABLE`], else what torchrun or Slurm call the job (and its
+    /// step, of which Slurm may run several at once), else nothing, which every other job without a token has too.
     pub(super) fn from_lookup(get: impl Fn(&str) -> Option<String>) -> Self {
         let get = |name: &str| get(name).filter(|value| !value.is_empty());
         if let Some(text) = get(Self::VARIABLE) {
@@ -67,7 +67,9 @@ impl JobToken {
             let restarts = get("TORCHELASTIC_RESTART_COUNT").unwrap_or_default();
             return Self::public(format!("{id}/{restarts}"));
         }
-        get("SLURM_JOB_ID").map(|id| Self::public(format!("slurm {id}"))).unwrap_or_default()
+        let step = get("SLURM_STEP_ID").map(|step| format!(".{step}")).unwrap_or_default();
+        let slurm = get("SLURM_JOB_ID").map(|id| Self::public(format!("slurm {id}{step}")));
+        slurm.unwrap_or_default()
     }
 }
 
@@ -109,6 +111,8 @@ mod tests {
             let token = read(&all[from..]);
             assert_eq!((token.text(), token.is_secret()), (text, is_secret));
         }
+        let steps = ["0", "1"].map(|id| read(&[("SLURM_JOB_ID", "41"), ("SLURM_STEP_ID", id)]));
+        assert_eq!([steps[0].text(), steps[1].text()], ["slurm 41.0", "slurm 41.1"]);
         assert_eq!(read(&[("MEGABURN_JOB_TOKEN", "")]), JobToken::default());
     }
 }

@@ -5,7 +5,7 @@
 
 use serde_json::{Value, json};
 
-use super::{Default, Family, FamilySpec, HfJson, Meaning, llama, qwen3_moe};
+use super::{Family, FamilySpec, HfJson, KeyDefault, Meaning, llama, qwen3_moe};
 use crate::{
     DecoderConfig,
     decoder::{Experts, LatentAttention},
@@ -51,31 +51,31 @@ pub(super) const KEYS: &[Key] = &[
     ),
 ];
 
-const DEFAULTS: &[Default] = &[
+const DEFAULTS: &[KeyDefault] = &[
     // As many as query heads.
-    Default::same("num_key_value_heads", Meaning::Nothing),
-    Default::same("mlp_bias", Meaning::Flag(false)),
-    Default::or_false("norm_topk_prob", false),
-    Default::or_nothing("topk_method", Meaning::Text("greedy")),
-    Default::same("n_group", Meaning::Nothing),
-    Default::same("topk_group", Meaning::Nothing),
-    Default::same("num_experts_per_tok", Meaning::Nothing),
-    Default::same("moe_intermediate_size", Meaning::Size(1407)),
-    Default::same("n_shared_experts", Meaning::Size(2)),
-    Default::same("n_routed_experts", Meaning::Size(64)),
-    Default::same("routed_scaling_factor", Meaning::Number(1.0)),
-    Default::same("first_k_dense_replace", Meaning::Size(0)),
-    Default::same("v_head_dim", Meaning::Size(128)),
+    KeyDefault::same("num_key_value_heads", Meaning::Nothing),
+    KeyDefault::same("mlp_bias", Meaning::Flag(false)),
+    KeyDefault::or_false("norm_topk_prob", false),
+    KeyDefault::or_nothing("topk_method", Meaning::Text("greedy")),
+    KeyDefault::same("n_group", Meaning::Nothing),
+    KeyDefault::same("topk_group", Meaning::Nothing),
+    KeyDefault::same("num_experts_per_tok", Meaning::Nothing),
+    KeyDefault::same("moe_intermediate_size", Meaning::Size(1407)),
+    KeyDefault::same("n_shared_experts", Meaning::Size(2)),
+    KeyDefault::same("n_routed_experts", Meaning::Size(64)),
+    KeyDefault::same("routed_scaling_factor", Meaning::Number(1.0)),
+    KeyDefault::same("first_k_dense_replace", Meaning::Size(0)),
+    KeyDefault::same("v_head_dim", Meaning::Size(128)),
 ];
 
 /// DeepSeek-V3 has these too.
-pub(super) const LATENT: &[Default] = &[
-    Default::same("attention_bias", Meaning::Flag(false)),
+pub(super) const LATENT: &[KeyDefault] = &[
+    KeyDefault::same("attention_bias", Meaning::Flag(false)),
     // Without a number, queries are made of the residual stream.
-    Default::or_nothing("q_lora_rank", Meaning::Size(1536)),
-    Default::same("kv_lora_rank", Meaning::Size(512)),
-    Default::same("qk_nope_head_dim", Meaning::Size(128)),
-    Default::same("qk_rope_head_dim", Meaning::Size(64)),
+    KeyDefault::or_nothing("q_lora_rank", Meaning::Size(1536)),
+    KeyDefault::same("kv_lora_rank", Meaning::Size(512)),
+    KeyDefault::same("qk_nope_head_dim", Meaning::Size(128)),
+    KeyDefault::same("qk_rope_head_dim", Meaning::Size(64)),
 ];
 
 pub(super) fn template() -> DecoderConfig {

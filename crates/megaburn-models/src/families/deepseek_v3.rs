@@ -5,7 +5,7 @@
 use serde_json::Value;
 
 use super::{
-    Default, Family, FamilySpec, HfJson, MTP_LAYERS, Meaning, deepseek_v2, llama, qwen3_moe,
+    Family, FamilySpec, HfJson, KeyDefault, MTP_LAYERS, Meaning, deepseek_v2, llama, qwen3_moe,
 };
 use crate::{
     DecoderConfig,
@@ -27,20 +27,20 @@ pub(super) const SPEC: FamilySpec = FamilySpec {
 const KEYS: &[Key] =
     &[Key::buffer("blocks.*.moe.router.bias", "model.layers.*.mlp.gate.e_score_correction_bias")];
 
-const DEFAULTS: &[Default] = &[
-    Default::or_nothing("num_key_value_heads", Meaning::Size(128)),
-    Default::or_false("norm_topk_prob", true),
-    Default::or_false("rope_interleave", true),
-    Default::or_nothing("n_group", Meaning::Size(8)),
-    Default::or_nothing("topk_group", Meaning::Size(4)),
-    Default::or_nothing("num_experts_per_tok", Meaning::Size(8)),
-    Default::same("moe_intermediate_size", Meaning::Size(2048)),
-    Default::same("n_shared_experts", Meaning::Size(1)),
-    Default::same("n_routed_experts", Meaning::Size(256)),
-    Default::same("routed_scaling_factor", Meaning::Number(2.5)),
-    Default::or_nothing("first_k_dense_replace", Meaning::Size(3)),
-    Default::or_nothing("v_head_dim", Meaning::Size(128)),
-    Default::or_nothing(MTP_LAYERS, Meaning::Size(1)),
+const DEFAULTS: &[KeyDefault] = &[
+    KeyDefault::or_nothing("num_key_value_heads", Meaning::Size(128)),
+    KeyDefault::or_false("norm_topk_prob", true),
+    KeyDefault::or_false("rope_interleave", true),
+    KeyDefault::or_nothing("n_group", Meaning::Size(8)),
+    KeyDefault::or_nothing("topk_group", Meaning::Size(4)),
+    KeyDefault::or_nothing("num_experts_per_tok", Meaning::Size(8)),
+    KeyDefault::same("moe_intermediate_size", Meaning::Size(2048)),
+    KeyDefault::same("n_shared_experts", Meaning::Size(1)),
+    KeyDefault::same("n_routed_experts", Meaning::Size(256)),
+    KeyDefault::same("routed_scaling_factor", Meaning::Number(2.5)),
+    KeyDefault::or_nothing("first_k_dense_replace", Meaning::Size(3)),
+    KeyDefault::or_nothing("v_head_dim", Meaning::Size(128)),
+    KeyDefault::or_nothing(MTP_LAYERS, Meaning::Size(1)),
 ];
 
 fn template() -> DecoderConfig {

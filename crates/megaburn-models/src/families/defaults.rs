@@ -18,13 +18,13 @@ pub enum Meaning {
 /// What the configuration class of a family in Transformers means by an optional key, where the key
 /// is absent and where it is null.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Default {
+pub struct KeyDefault {
     pub(super) key: &'static str,
     pub(super) absent: Meaning,
     pub(super) null: Meaning,
 }
 
-impl Default {
+impl KeyDefault {
     /// A key of which null means the same as its absence. The classes of today refuse null for most
     /// of these.
     pub(super) const fn same(key: &'static str, meaning: Meaning) -> Self {

@@ -6,7 +6,7 @@
 use megaburn_parallel::{Activation, NormKind};
 use serde_json::{Value, json};
 
-use super::{Default, Family, FamilySpec, HfJson, Meaning, llama};
+use super::{Family, FamilySpec, HfJson, KeyDefault, Meaning, llama};
 use crate::{DecoderConfig, decoder::Positions, hf::Key};
 
 pub(super) const SPEC: FamilySpec = FamilySpec {
@@ -22,16 +22,16 @@ pub(super) const SPEC: FamilySpec = FamilySpec {
     write,
 };
 
-const DEFAULTS: &[Default] = &[
-    Default::same("activation_function", Meaning::Text("gelu_new")),
+const DEFAULTS: &[KeyDefault] = &[
+    KeyDefault::same("activation_function", Meaning::Text("gelu_new")),
     // Four times the width.
-    Default::same("n_inner", Meaning::Nothing),
-    Default::same("layer_norm_epsilon", Meaning::Number(1e-5)),
-    Default::same("tie_word_embeddings", Meaning::Flag(true)),
-    Default::same("scale_attn_weights", Meaning::Flag(true)),
-    Default::same("scale_attn_by_inverse_layer_idx", Meaning::Flag(false)),
-    Default::same("reorder_and_upcast_attn", Meaning::Flag(false)),
-    Default::same("add_cross_attention", Meaning::Flag(false)),
+    KeyDefault::same("n_inner", Meaning::Nothing),
+    KeyDefault::same("layer_norm_epsilon", Meaning::Number(1e-5)),
+    KeyDefault::same("tie_word_embeddings", Meaning::Flag(true)),
+    KeyDefault::same("scale_attn_weights", Meaning::Flag(true)),
+    KeyDefault::same("scale_attn_by_inverse_layer_idx", Meaning::Flag(false)),
+    KeyDefault::same("reorder_and_upcast_attn", Meaning::Flag(false)),
+    KeyDefault::same("add_cross_attention", Meaning::Flag(false)),
 ];
 
 /// GPT-2 stores linear weights `[in, out]` as we do, and queries, keys and values in one.

@@ -2,7 +2,7 @@ use std::borrow::Cow;
 
 use serde_json::Value;
 
-use super::defaults::{Default, Meaning};
+use super::defaults::{KeyDefault, Meaning};
 use crate::decoder::{LARGEST, MOST_LAYERS};
 
 /// A `config.json`, read key by key. Where a key is absent or null, the family's defaults say what
@@ -10,13 +10,13 @@ use crate::decoder::{LARGEST, MOST_LAYERS};
 #[derive(Clone, Copy, Debug)]
 pub struct HfJson<'a> {
     json: &'a Value,
-    defaults: &'a [&'a [Default]],
+    defaults: &'a [&'a [KeyDefault]],
 }
 
 impl<'a> HfJson<'a> {
     /// The keys of `json`, with the defaults of a family. Of a key with two defaults the first
     /// counts.
-    pub fn new(json: &'a Value, defaults: &'a [&'a [Default]]) -> Self {
+    pub fn new(json: &'a Value, defaults: &'a [&'a [KeyDefault]]) -> Self {
         Self { json, defaults }
     }
 
@@ -25,7 +25,7 @@ impl<'a> HfJson<'a> {
         self.json.get(key).filter(|value| !value.is_null())
     }
 
-    fn default(&self, key: &str) -> Option<&'a Default> {
+    fn default(&self, key: &str) -> Option<&'a KeyDefault> {
         self.defaults.iter().copied().flatten().find(|default| default.key == key)
     }
 
@@ -203,7 +203,7 @@ fn as_size(key: &str, value: &Value, largest: usize) -> Result<usize, String> {
 }
 
 /// Whether two values are the same, numbers whatever way they are written.
-fn is_same(a: &Value, b: &Value) -> bool {
+pub(super) fn is_same(a: &Value, b: &Value) -> bool {
     match (a.as_f64(), b.as_f64()) {
         (Some(a), Some(b)) => a == b,
         _ => a == b,

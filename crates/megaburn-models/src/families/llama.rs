@@ -6,7 +6,7 @@ use megaburn_kernels::RopeScaling;
 use megaburn_parallel::{Activation, NormKind};
 use serde_json::{Value, json};
 
-use super::{Default, Family, FamilySpec, HfJson, Meaning, rotary::rope_parameters};
+use super::{Family, FamilySpec, HfJson, KeyDefault, Meaning, rotary::rope_parameters};
 use crate::{DecoderConfig, decoder::Positions, hf::Key};
 
 pub(super) const SPEC: FamilySpec = FamilySpec {
@@ -22,21 +22,21 @@ pub(super) const SPEC: FamilySpec = FamilySpec {
     write,
 };
 
-const DEFAULTS: &[Default] = &[
+const DEFAULTS: &[KeyDefault] = &[
     // As many as query heads.
-    Default::same("num_key_value_heads", Meaning::Nothing),
+    KeyDefault::same("num_key_value_heads", Meaning::Nothing),
     // The width divided by the query heads.
-    Default::same("head_dim", Meaning::Nothing),
-    Default::same("attention_bias", Meaning::Flag(false)),
-    Default::same("mlp_bias", Meaning::Flag(false)),
+    KeyDefault::same("head_dim", Meaning::Nothing),
+    KeyDefault::same("attention_bias", Meaning::Flag(false)),
+    KeyDefault::same("mlp_bias", Meaning::Flag(false)),
 ];
 
 /// The defaults that all families with rotary positions share, unless they have another one.
-pub(super) const COMMON: &[Default] = &[
-    Default::same("hidden_act", Meaning::Text("silu")),
-    Default::same("rms_norm_eps", Meaning::Number(1e-6)),
-    Default::same("rope_theta", Meaning::Number(10_000.0)),
-    Default::same("tie_word_embeddings", Meaning::Flag(false)),
+pub(super) const COMMON: &[KeyDefault] = &[
+    KeyDefault::same("hidden_act", Meaning::Text("silu")),
+    KeyDefault::same("rms_norm_eps", Meaning::Number(1e-6)),
+    KeyDefault::same("rope_theta", Meaning::Number(10_000.0)),
+    KeyDefault::same("tie_word_embeddings", Meaning::Flag(false)),
 ];
 
 /// Mistral and Qwen name their tensors like this too.

@@ -4,7 +4,7 @@
 
 use serde_json::Value;
 
-use super::{Default, Family, FamilySpec, HfJson, Meaning, llama};
+use super::{Family, FamilySpec, HfJson, KeyDefault, Meaning, llama};
 use crate::DecoderConfig;
 
 pub(super) const SPEC: FamilySpec = FamilySpec {
@@ -17,11 +17,11 @@ pub(super) const SPEC: FamilySpec = FamilySpec {
     ..llama::SPEC
 };
 
-const DEFAULTS: &[Default] = &[
+const DEFAULTS: &[KeyDefault] = &[
     // Without a number, as many as query heads.
-    Default::or_nothing("num_key_value_heads", Meaning::Size(8)),
-    Default::same("head_dim", Meaning::Nothing),
-    Default::or_nothing("sliding_window", Meaning::Size(4096)),
+    KeyDefault::or_nothing("num_key_value_heads", Meaning::Size(8)),
+    KeyDefault::same("head_dim", Meaning::Nothing),
+    KeyDefault::or_nothing("sliding_window", Meaning::Size(4096)),
 ];
 
 fn template() -> DecoderConfig {

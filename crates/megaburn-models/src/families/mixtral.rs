@@ -4,7 +4,7 @@
 
 use serde_json::Value;
 
-use super::{Default, Family, FamilySpec, HfJson, Meaning, llama, mistral};
+use super::{Family, FamilySpec, HfJson, KeyDefault, Meaning, llama, mistral};
 use crate::{DecoderConfig, decoder::Experts, hf::Key};
 
 pub(super) const SPEC: FamilySpec = FamilySpec {
@@ -18,15 +18,15 @@ pub(super) const SPEC: FamilySpec = FamilySpec {
     ..llama::SPEC
 };
 
-const DEFAULTS: &[Default] = &[
-    Default::or_nothing("num_key_value_heads", Meaning::Size(8)),
-    Default::same("head_dim", Meaning::Nothing),
-    Default::same("rms_norm_eps", Meaning::Number(1e-5)),
-    Default::same("rope_theta", Meaning::Number(1e6)),
-    Default::same("sliding_window", Meaning::Nothing),
-    Default::same("num_local_experts", Meaning::Size(8)),
-    Default::same("num_experts_per_tok", Meaning::Size(2)),
-    Default::same("router_jitter_noise", Meaning::Number(0.0)),
+const DEFAULTS: &[KeyDefault] = &[
+    KeyDefault::or_nothing("num_key_value_heads", Meaning::Size(8)),
+    KeyDefault::same("head_dim", Meaning::Nothing),
+    KeyDefault::same("rms_norm_eps", Meaning::Number(1e-5)),
+    KeyDefault::same("rope_theta", Meaning::Number(1e6)),
+    KeyDefault::same("sliding_window", Meaning::Nothing),
+    KeyDefault::same("num_local_experts", Meaning::Size(8)),
+    KeyDefault::same("num_experts_per_tok", Meaning::Size(2)),
+    KeyDefault::same("router_jitter_noise", Meaning::Number(0.0)),
 ];
 
 const KEYS: &[Key] = &[

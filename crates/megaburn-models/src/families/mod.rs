@@ -16,6 +16,7 @@ mod qwen2;
 mod qwen3;
 mod qwen3_moe;
 mod rotary;
+mod unread;
 
 use std::{fmt, path::Path, str::FromStr};
 
@@ -23,7 +24,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::{DecoderConfig, ModelError, hf::Key};
-pub use defaults::{Default, Meaning};
+pub use defaults::{KeyDefault, Meaning};
 pub use json::HfJson;
 
 /// A model family.
@@ -73,7 +74,7 @@ pub struct FamilySpec {
     pub template: fn() -> DecoderConfig,
     /// What Transformers means by the optional keys of `config.json` that have no value; of a key
     /// with two defaults the first counts.
-    pub defaults: &'static [&'static [Default]],
+    pub defaults: &'static [&'static [KeyDefault]],
     /// Reads `config.json`.
     pub read: fn(&HfJson<'_>) -> Result<DecoderConfig, String>,
     /// What `config.json` says of a model beside `architectures`, `model_type` and `dtype`.
@@ -135,13 +136,17 @@ impl FromStr for Family {
 
 impl DecoderConfig {
     /// Reads a Hugging Face `config.json`, of today (`rope_parameters`) or as published before
-    /// (`rope_theta`, `rope_scaling`); `path` stands for it in messages.
+    /// (`rope_theta`, `rope_scaling`); `path` stands for it in messages. Keys that nothing is known of are
+    /// warned of.
     ///
     /// # Errors
     /// Another architecture, a missing value, or one that would change what the model computes and
     /// is not supported.
     pub fn from_hf(json: &Value, path: &Path) -> Result<Self, ModelError> {
-        read(json).map_err(|why| ModelError::File { path: path.to_path_buf(), why })
+        let fail = |why| ModelError::File { path: path.to_path_buf(), why };
+        let config = read(json).map_err(fail)?;
+        unread::warn(&unread::unread(json, config.family).map_err(fail)?, path);
+        Ok(config)
     }
 
     /// The `config.json` of this model, for Transformers to read.

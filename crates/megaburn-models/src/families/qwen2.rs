@@ -4,7 +4,7 @@
 
 use serde_json::{Value, json};
 
-use super::{Default, Family, FamilySpec, HfJson, Meaning, llama};
+use super::{Family, FamilySpec, HfJson, KeyDefault, Meaning, llama};
 use crate::DecoderConfig;
 
 pub(super) const SPEC: FamilySpec = FamilySpec {
@@ -18,14 +18,14 @@ pub(super) const SPEC: FamilySpec = FamilySpec {
 };
 
 /// Qwen3 has these too.
-pub(super) const DEFAULTS: &[Default] = &[
+pub(super) const DEFAULTS: &[KeyDefault] = &[
     // Without a number, as many as query heads.
-    Default::or_nothing("num_key_value_heads", Meaning::Size(32)),
-    Default::same("use_sliding_window", Meaning::Flag(false)),
-    Default::or_nothing("sliding_window", Meaning::Size(4096)),
-    Default::same("max_window_layers", Meaning::Size(28)),
+    KeyDefault::or_nothing("num_key_value_heads", Meaning::Size(32)),
+    KeyDefault::same("use_sliding_window", Meaning::Flag(false)),
+    KeyDefault::or_nothing("sliding_window", Meaning::Size(4096)),
+    KeyDefault::same("max_window_layers", Meaning::Size(28)),
     // Full attention below `max_window_layers`.
-    Default::same("layer_types", Meaning::Nothing),
+    KeyDefault::same("layer_types", Meaning::Nothing),
 ];
 
 fn template() -> DecoderConfig {

@@ -4,7 +4,7 @@
 
 use serde_json::Value;
 
-use super::{Default, Family, FamilySpec, HfJson, Meaning, llama, qwen2};
+use super::{Family, FamilySpec, HfJson, KeyDefault, Meaning, llama, qwen2};
 use crate::{DecoderConfig, hf::Key};
 
 pub(super) const SPEC: FamilySpec = FamilySpec {
@@ -24,10 +24,10 @@ pub(super) const KEYS: &[Key] = &[
     Key::plain("blocks.*.attention.k_norm.gamma", "model.layers.*.self_attn.k_norm.weight"),
 ];
 
-const DEFAULTS: &[Default] = &[
+const DEFAULTS: &[KeyDefault] = &[
     // Heads times their size need not be the width.
-    Default::same("head_dim", Meaning::Size(128)),
-    Default::same("attention_bias", Meaning::Flag(false)),
+    KeyDefault::same("head_dim", Meaning::Size(128)),
+    KeyDefault::same("attention_bias", Meaning::Flag(false)),
 ];
 
 pub(super) fn template() -> DecoderConfig {

@@ -4,7 +4,7 @@
 
 use serde_json::{Value, json};
 
-use super::{Default, Family, FamilySpec, HfJson, Meaning, llama, qwen3};
+use super::{Family, FamilySpec, HfJson, KeyDefault, Meaning, llama, qwen3};
 use crate::{DecoderConfig, decoder::Experts, hf::Key};
 
 pub(super) const SPEC: FamilySpec = FamilySpec {
@@ -34,18 +34,18 @@ pub(super) const KEYS: &[Key] = &[
     ),
 ];
 
-const DEFAULTS: &[Default] = &[
-    Default::or_nothing("num_key_value_heads", Meaning::Size(4)),
-    Default::same("attention_bias", Meaning::Flag(false)),
-    Default::same("use_sliding_window", Meaning::Flag(false)),
-    Default::or_nothing("sliding_window", Meaning::Size(4096)),
-    Default::or_nothing("num_local_experts", Meaning::Size(128)),
-    Default::same("num_experts_per_tok", Meaning::Size(8)),
-    Default::same("moe_intermediate_size", Meaning::Size(768)),
-    Default::same("norm_topk_prob", Meaning::Flag(false)),
-    Default::same("decoder_sparse_step", Meaning::Size(1)),
+const DEFAULTS: &[KeyDefault] = &[
+    KeyDefault::or_nothing("num_key_value_heads", Meaning::Size(4)),
+    KeyDefault::same("attention_bias", Meaning::Flag(false)),
+    KeyDefault::same("use_sliding_window", Meaning::Flag(false)),
+    KeyDefault::or_nothing("sliding_window", Meaning::Size(4096)),
+    KeyDefault::or_nothing("num_local_experts", Meaning::Size(128)),
+    KeyDefault::same("num_experts_per_tok", Meaning::Size(8)),
+    KeyDefault::same("moe_intermediate_size", Meaning::Size(768)),
+    KeyDefault::same("norm_topk_prob", Meaning::Flag(false)),
+    KeyDefault::same("decoder_sparse_step", Meaning::Size(1)),
     // All layers have experts.
-    Default::same("mlp_only_layers", Meaning::Nothing),
+    KeyDefault::same("mlp_only_layers", Meaning::Nothing),
 ];
 
 fn template() -> DecoderConfig {

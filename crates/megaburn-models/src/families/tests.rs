@@ -1,6 +1,7 @@
 mod deepseek;
 mod defaults;
 mod sizes;
+mod unread;
 
 use rstest::rstest;
 use serde_json::json;

@@ -7,11 +7,14 @@ mod view;
 
 use std::{
     collections::BTreeMap,
+    fs,
     path::{Path, PathBuf},
 };
 
 use burn::tensor::{DType, TensorData};
-use megaburn_checkpoint::{Checkpoint, CheckpointError, Latest, hf::HfDir, newest};
+use megaburn_checkpoint::{
+    Checkpoint, CheckpointError, Latest, hf::HfDir, may_pass, newest, retried,
+};
 use megaburn_collective::Progress;
 use megaburn_mesh::{ShardPlan, ShardSpec};
 use megaburn_parallel::load_params;
@@ -38,6 +41,30 @@ enum Weights {
     Checkpoint(Checkpoint),
 }
 
+/// What is at a path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    File,
+    Folder,
+    Nothing,
+}
+
+/// Looks at a path.
+///
+/// # Errors
+/// The system refuses to look: that does not say that nothing is there.
+fn kind(path: &Path) -> Result<Kind, CheckpointError> {
+    let look = || match fs::metadata(path) {
+        Ok(found) if found.is_dir() => Ok(Kind::Folder),
+        Ok(_) => Ok(Kind::File),
+        Err(source) if may_pass(&source) => {
+            Err(CheckpointError::Io { action: "look at", path: path.to_path_buf(), source })
+        }
+        Err(_) => Ok(Kind::Nothing),
+    };
+    retried(look)
+}
+
 /// Where a checkpoint keeps the model's parameters.
 pub(crate) const PREFIX: &str = "model.";
 
@@ -58,16 +85,16 @@ impl ModelSource {
         path: &Path,
         choose: impl Fn(&Path) -> Result<Latest, CheckpointError>,
     ) -> Result<Self, ModelError> {
-        if path.join("config.json").is_file() {
+        if kind(&path.join("config.json"))? == Kind::File {
             return Self::open_hf(path);
         }
-        let weights = if path.join("manifest.json").is_file() {
-            Checkpoint::open(path)?
-        } else if path.join("checkpoints").is_dir() {
-            let checkpoints = path.join("checkpoints");
+        let checkpoints = path.join("checkpoints");
+        let weights = if kind(&path.join("manifest.json"))? == Kind::File {
+            retried(|| Checkpoint::open(path))?
+        } else if kind(&checkpoints)? == Kind::Folder {
             chosen(choose(&checkpoints)?, &checkpoints)?
         } else {
-            let why = match path.is_dir() {
+            let why = match kind(path)? == Kind::Folder {
                 true => {
                     "holds neither config.json (a Hugging Face model), manifest.json (a \
                      checkpoint) nor checkpoints/ (a run)"
@@ -80,7 +107,7 @@ impl ModelSource {
     }
 
     fn open_hf(path: &Path) -> Result<Self, ModelError> {
-        let dir = HfDir::open(path)?;
+        let dir = retried(|| HfDir::open(path))?;
         let mut config = DecoderConfig::from_hf(dir.config(), &path.join("config.json"))?;
         if !predicts(&dir, &config, config.layers) {
             // Transformers leaves the layers out and their number in.
@@ -184,7 +211,8 @@ impl ModelSource {
     /// # Errors
     /// As [`verify`](Self::verify).
     pub fn verify_with(&self, progress: &Progress) -> Result<(), ModelError> {
-        self.checkpoint().map_or(Ok(()), |checkpoint| Ok(checkpoint.verify_with(progress)?))
+        let verify = |checkpoint: &Checkpoint| retried(|| checkpoint.verify_with(progress));
+        Ok(self.checkpoint().map_or(Ok(()), verify)?)
     }
 
     /// The element type of a parameter as it is stored, if its parts have one.

@@ -1,17 +1,17 @@
 use super::label;
-use crate::{Schedule, Timing};
+use crate::{Schedule, Span, Timing};
 
 /// Draws a schedule as text: a line a rank, a column a unit of time, so of use where a pass takes
-/// few. `F3` is the forward of micro-batch 3, `B` its backward (or the gradient of the input), `W`
-/// the gradient of the weights; a letter behind is the chunk. `=` goes on with what stands before,
-/// `.` is idle.
-pub fn text(schedule: &Schedule, timing: &Timing) -> String {
+/// few. Lines of more than `longest` characters are broken, all ranks at the same time.
+///
+/// `F3` is the forward of micro-batch 3, `B` its backward (or the gradient of the input), `W` the gradient of the
+/// weights; a letter behind is the chunk. `=` goes on with what stands before, `.` is idle.
+pub fn text(schedule: &Schedule, timing: &Timing, longest: Option<usize>) -> String {
     let spans = timing.ranks.iter().flatten();
     let width = spans.map(|span| label(schedule, span).len()).max().unwrap_or(1);
     let makespan = timing.makespan() as usize;
     let rank_width = (timing.ranks.len().max(1) - 1).to_string().len();
-    let mut drawn = String::new();
-    for (rank, spans) in timing.ranks.iter().enumerate() {
+    let rank = |(rank, spans): (usize, &Vec<Span>)| {
         let mut cells = vec![".".to_string(); makespan];
         for span in spans {
             let columns = &mut cells[span.start as usize..span.end as usize];
@@ -21,12 +21,24 @@ pub fn text(schedule: &Schedule, timing: &Timing) -> String {
                 *first = label(schedule, span);
             }
         }
-        let cells: Vec<String> = cells.iter().map(|cell| format!("{cell:width$}")).collect();
-        let line = format!("rank {rank:rank_width$} | {}", cells.join(" "));
-        drawn.push_str(line.trim_end());
-        drawn.push('\n');
-    }
-    drawn
+        let cells = cells.iter().map(|cell| format!("{cell:width$}")).collect();
+        (format!("rank {rank:rank_width$} | "), cells)
+    };
+    let ranks: Vec<(String, Vec<String>)> = timing.ranks.iter().enumerate().map(rank).collect();
+    let margin = ranks.first().map_or(0, |(name, _)| name.len());
+    let whole = makespan.max(1);
+    let columns =
+        longest.map_or(whole, |longest| (longest + 1).saturating_sub(margin) / (width + 1));
+    let block = |start: usize| {
+        let end = whole.min(start + columns.max(1));
+        let line = |(name, cells): &(String, Vec<String>)| {
+            let cells = cells.get(start..end).unwrap_or_default();
+            format!("{name}{}", cells.join(" ")).trim_end().to_string() + "\n"
+        };
+        ranks.iter().map(line).collect::<String>()
+    };
+    let blocks: Vec<String> = (0..whole).step_by(columns.max(1)).map(block).collect();
+    blocks.join("\n")
 }
 
 #[cfg(test)]
@@ -42,7 +54,27 @@ mod tests {
     ) -> String {
         let schedule = ScheduleConfig::new(kind, num_ranks, num_micro_batches).build().unwrap();
         let timing = schedule.simulate(&vec![costs; num_ranks], Links::PrePosted).unwrap();
-        text(&schedule, &timing)
+        text(&schedule, &timing, None)
+    }
+
+    #[test]
+    fn long_lines_are_broken_at_the_same_time_on_all_ranks() {
+        let kind = ScheduleKind::OneForwardOneBackward;
+        let schedule = ScheduleConfig::new(kind, 3, 4).build().unwrap();
+        let timing = schedule.simulate(&[Costs::UNIT; 3], Links::PrePosted).unwrap();
+        let expected = "\
+rank 0 | F0 F1 F2 .  .  .  .  B0 =
+rank 1 | .  F0 F1 .  .  B0 =  F2 B1
+rank 2 | .  .  F0 B0 =  F1 B1 =  F2
+
+rank 0 | F3 B1 =  .  B2 =  .  B3 =
+rank 1 | =  F3 B2 =  .  B3 =  .  .
+rank 2 | B2 =  F3 B3 =  .  .  .  .
+";
+        assert_eq!(text(&schedule, &timing, Some(36)), expected);
+        let whole = drawn(kind, 3, 4, Costs::UNIT);
+        assert_eq!(text(&schedule, &timing, Some(1000)), whole);
+        assert_eq!(text(&schedule, &timing, Some(0)).lines().count(), 18 * 3 + 17);
     }
 
     /// Megatron-LM's figure 4 of arXiv 2104.04473, smaller.

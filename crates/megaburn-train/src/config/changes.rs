@@ -52,9 +52,10 @@ pub(crate) struct Changes {
 
 impl TrainConfig {
     /// What a checkpoint records of a configuration: every key, with what followed from the ranks,
-    /// the tokenizer or the model filled in.
+    /// the tokenizer, the model or the number of steps filled in.
     pub(crate) fn record(&self, layout: &Layout, model: &DecoderConfig) -> Value {
         let mut resolved = self.resolved(layout, model);
+        resolved.optimizer.resolve_horizons(&self.train);
         resolved.model = ModelConfig { init: self.model.init.clone(), ..ModelConfig::of(model) };
         json!(resolved)
     }
@@ -63,7 +64,14 @@ impl TrainConfig {
 /// The record of a checkpoint that has none: what the run's `config.toml` says, with the checkpoint's
 /// own model.
 pub(crate) fn record_of_file(text: &str, model: &DecoderConfig) -> Option<Value> {
-    let mut record = json!(text.parse::<toml::Table>().ok()?);
+    let table = text.parse::<toml::Table>().ok()?;
+    let mut record = json!(table);
+    // A file of another version may have keys that this one does not know.
+    if let Ok(config) = table.try_into::<TrainConfig>() {
+        let mut optimizer = config.optimizer;
+        optimizer.resolve_horizons(&config.train);
+        record["optimizer"] = json!(optimizer);
+    }
     let init = record.get("model").and_then(|model| model.get("init")).cloned();
     record["model"] = json!(ModelConfig::of(model));
     if let Some(init) = init {
@@ -91,10 +99,12 @@ pub(crate) fn changes(saved: &Value, mine: &Value) -> Changes {
         }
         let list = match class_of(key) {
             Some(KeyClass::Identity) => &mut found.identity,
-            Some(KeyClass::MicroBatch) if !routes_by_micro_batch(&mine) => continue,
+            Some(KeyClass::Under(settings)) if !settings.iter().any(|it| it.is_in(&mine)) => {
+                continue;
+            }
             Some(KeyClass::Content | KeyClass::Neutral) => continue,
             // A key of another version may have changed numbers.
-            Some(KeyClass::Numeric | KeyClass::MicroBatch) | None => &mut found.numeric,
+            Some(KeyClass::Numeric | KeyClass::Under(_)) | None => &mut found.numeric,
         };
         list.push(Change { key: key.clone(), old: shown(old), new: shown(new) });
     }
@@ -124,11 +134,6 @@ fn same_init(old: &Value, new: &Value) -> bool {
 /// Whether two values are one, 1 and 1.0 being so.
 fn same(old: &Value, new: &Value) -> bool {
     old == new || old.as_f64().is_some_and(|number| new.as_f64() == Some(number))
-}
-
-fn routes_by_micro_batch(record: &BTreeMap<String, Value>) -> bool {
-    let aux_loss = record.get("moe.aux_loss").and_then(Value::as_f64);
-    aux_loss.is_some_and(|factor| factor > 0.0) || record.get("moe.sinkhorn") == Some(&true.into())
 }
 
 /// The values of a nested object by their dotted paths.
@@ -203,6 +208,56 @@ mod tests {
         let moe = ["model.family=mixtral", "moe.aux_loss=0.01"];
         let found = changes(&record(&moe), &record(&[&moe[..], &["train.micro_batch=1"]].concat()));
         assert_eq!(told(&found.numeric), ["train.micro_batch: 2 -> 1"]);
+    }
+
+    const RANK_CAPACITY: &[&str] =
+        &["model.family=mixtral", "moe.capacity_factor=1.5", "moe.capacity_scope=rank"];
+    const MUON: &[&str] = &["optimizer.name=muon"];
+    const BLOCKWISE: &[&str] = &["optimizer.name=muon", "optimizer.muon.tp_mode=blockwise"];
+
+    #[rstest]
+    #[case(RANK_CAPACITY, "train.micro_batch=1", Some("train.micro_batch: 2 -> 1"))]
+    #[case(RANK_CAPACITY, "parallel.tp=1", Some("parallel.tp: 2 -> 1"))]
+    #[case(RANK_CAPACITY, "parallel.cp=2", Some("parallel.cp: 1 -> 2"))]
+    // A rank's micro-batches are the same stretches of samples however many ranks there are.
+    #[case(RANK_CAPACITY, "parallel.dp=1", None)]
+    #[case(&["model.family=mixtral", "moe.capacity_factor=1.5"], "parallel.tp=1", None)]
+    #[case(BLOCKWISE, "parallel.tp=1", Some("parallel.tp: 2 -> 1"))]
+    #[case(BLOCKWISE, "parallel.dp=1", None)]
+    #[case(MUON, "parallel.tp=1", None)]
+    fn a_layout_counts_where_ranks_compute_with_what_they_have(
+        #[case] sets: &[&str],
+        #[case] other: &str,
+        #[case] expected: Option<&str>,
+    ) {
+        let found = changes(&record(sets), &record(&[sets, &[other]].concat()));
+        assert_eq!(told(&found.numeric), Vec::from_iter(expected));
+        assert!(found.identity.is_empty());
+    }
+
+    /// `train --resume RUN --steps N` and the command of the run's start with `--steps N`.
+    #[test]
+    fn both_ways_to_train_on_for_more_steps_are_the_same() {
+        let sets = ["optimizer.end_weight_decay=0.2", "optimizer.warmup_steps=10"];
+        let begun = sets.iter().try_fold(ConfigLayers::new(), |layers, set| layers.with_set(set));
+        let begun = begun.unwrap().with_set("train.steps=100").unwrap();
+        let config = begun.clone().load().unwrap();
+        let model = config.model.decoder(config.data.seq_len, 260);
+        let file = config.resolved(&config.layout(None).unwrap(), &model).to_toml();
+        let resumed = ConfigLayers::new().with_text("config.toml", &file).unwrap();
+        let longer = |layers: ConfigLayers| layers.with_set("train.steps=200").unwrap().load();
+        let (resumed, repeated) = (longer(resumed).unwrap(), longer(begun).unwrap());
+        assert_eq!(resumed.optimizer, repeated.optimizer);
+        let batches = resumed.train.batch_schedule().unwrap();
+        let schedule = resumed.optimizer.lr_schedule(200, &batches);
+        assert_eq!(schedule.decay_samples, batches.samples_after(200));
+    }
+
+    #[test]
+    fn a_schedule_that_follows_the_steps_is_listed_with_them() {
+        let found = changes(&record(&["train.steps=100"]), &record(&["train.steps=200"]));
+        let expected = ["optimizer.decay_steps: 100 -> 200", "train.steps: 100 -> 200"];
+        assert_eq!(told(&found.numeric), expected);
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::fmt::Display;
 use crate::TrainError;
 
 /// Refuses `value` under `key` unless `ok`; `rule` completes "it must be ..".
-pub(super) fn require(
+pub(crate) fn require(
     ok: bool,
     key: &'static str,
     value: impl Display,

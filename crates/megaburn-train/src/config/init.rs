@@ -7,7 +7,7 @@ use megaburn_models::{assets::Assets, source::ModelSource};
 use toml::Table;
 
 use super::{ModelConfig, Tokenizer, TrainConfig, changes::same_start, fine_tune};
-use crate::{ResumeError, TrainError, run_folder::config_of};
+use crate::{RecordedInit, ResumeError, TrainError, run_folder::config_of};
 
 /// A model that a run takes its sizes from.
 #[derive(Debug)]
@@ -58,13 +58,22 @@ impl TrainConfig {
 }
 
 /// What the run in `dir` started from, as its checkpoint or else its `config.toml` records it.
-fn recorded_init(dir: &Path, checkpoint: &Checkpoint) -> Option<String> {
+fn recorded_init(dir: &Path, checkpoint: &Checkpoint) -> RecordedInit {
+    let told = |init: Option<&str>| {
+        init.map_or(RecordedInit::Fresh, |init| RecordedInit::From(init.to_string()))
+    };
     let recorded = checkpoint.trainer().get("config");
     if let Some(config) = recorded.filter(|config| config.is_object()) {
-        return Some(config.get("model")?.get("init")?.as_str()?.to_string());
+        return told(config["model"]["init"].as_str());
     }
-    let table: Table = fs::read_to_string(config_of(dir)).ok()?.parse().ok()?;
-    Some(table.get("model")?.get("init")?.as_str()?.to_string())
+    let text = fs::read_to_string(config_of(dir)).ok();
+    match text.and_then(|text| text.parse::<Table>().ok()) {
+        Some(table) => {
+            let model = table.get("model");
+            told(model.and_then(|model| model.get("init")).and_then(toml::Value::as_str))
+        }
+        None => RecordedInit::Unknown,
+    }
 }
 
 /// Files of tokenizers that are not read, in folders without a `tokenizer.json`.
@@ -119,11 +128,13 @@ pub(super) fn fill_in(
         let run = Path::new(&config.run.dir);
         let checkpoint = own.checkpoint().expect("a run resumes from its checkpoint");
         let recorded = recorded_init(run, checkpoint);
-        if recorded.as_ref().is_none_or(|recorded| !same_start(recorded, given)) {
-            let (run, given) = (run.to_path_buf(), given.clone());
-            return Err(ResumeError::OtherInit { run, recorded, given }.into());
+        match recorded {
+            RecordedInit::From(recorded) if same_start(&recorded, given) => init = Some(recorded),
+            recorded => {
+                let (run, given) = (run.to_path_buf(), given.clone());
+                return Err(ResumeError::OtherInit { run, recorded, given }.into());
+            }
         }
-        init = recorded;
     }
     let section = |model: &ModelConfig| Table::try_from(model).expect("a section is a table");
     let (said, found) = (section(&config.model), ModelConfig::of(source.config()));

@@ -1,5 +1,9 @@
 //! What a run that goes on makes of a key that has another value than before.
 
+use std::collections::BTreeMap;
+
+use serde_json::Value;
+
 /// What another value means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum KeyClass {
@@ -10,13 +14,29 @@ pub(crate) enum KeyClass {
     Content,
     /// The numbers of later steps change. A resume lists it.
     Numeric,
-    /// As `Numeric` where the router's loss or choice is computed over a micro-batch, else `Neutral`.
-    MicroBatch,
+    /// As `Numeric` under one of these settings, else `Neutral`.
+    Under(&'static [Setting]),
     /// No number changes beyond rounding: layout, output, time limits.
     Neutral,
 }
 
-use KeyClass::{Content, Identity, MicroBatch, Neutral, Numeric};
+/// A setting under which the split into micro-batches or over ranks changes numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Setting {
+    /// The balancing loss of each micro-batch.
+    AuxLoss,
+    /// Experts are chosen by the scores of a whole micro-batch.
+    Sinkhorn,
+    /// Each rank counts its own tokens of a micro-batch, and experts drop what is above their capacity.
+    RankCapacity,
+    /// The same where documents are dealt out over all data-parallel ranks.
+    DealtCapacity,
+    /// Muon makes each tensor-parallel rank's shard orthogonal by itself.
+    BlockwiseMuon,
+}
+
+use KeyClass::{Content, Identity, Neutral, Numeric, Under};
+use Setting::{AuxLoss, BlockwiseMuon, DealtCapacity, RankCapacity, Sinkhorn};
 
 /// Every key, by its section. A test fails where one is missing.
 const CLASSES: &[(KeyClass, &str, &str)] = &[
@@ -30,15 +50,19 @@ const CLASSES: &[(KeyClass, &str, &str)] = &[
     (Identity, "model.rope_scaling", "kind factor low_freq_factor high_freq_factor truncate"),
     (Identity, "model.rope_scaling", "original_max_position_embeddings beta_fast beta_slow"),
     (Identity, "model.rope_scaling", "mscale mscale_all_dim attention_factor"),
-    (Neutral, "parallel", "ranks tp cp cp_comm cp_pad pp dp ep etp sp zero zero_ranks bucket_size"),
+    (Under(&[RankCapacity, BlockwiseMuon]), "parallel", "tp"),
+    (Under(&[RankCapacity]), "parallel", "cp cp_comm cp_pad"),
+    (Under(&[DealtCapacity]), "parallel", "dp"),
+    (Under(&[BlockwiseMuon]), "parallel", "etp"),
+    (Neutral, "parallel", "ranks pp ep sp zero zero_ranks bucket_size"),
     (Neutral, "parallel", "overlap overlap_moe schedule chunks micro_batch_group pipeline_layout"),
     (Neutral, "parallel", "first_stage_layers last_stage_layers count_embedding count_loss"),
-    (MicroBatch, "parallel", "max_tokens_per_rank"),
+    (Under(&[AuxLoss, Sinkhorn, RankCapacity]), "parallel", "max_tokens_per_rank"),
     (Content, "data", "path tokenizer documents document_multiple"),
     (Identity, "data", "seq_len validation_fraction"),
     (Numeric, "train", "steps dtype tf32 hidden_dropout attention_dropout"),
     (Numeric, "train", "mtp_loss_scaling_factor global_batch eval_batches"),
-    (MicroBatch, "train", "micro_batch"),
+    (Under(&[AuxLoss, Sinkhorn, RankCapacity]), "train", "micro_batch"),
     (Neutral, "train", "tune_products attention fused_linear_cross_entropy eval_interval"),
     (Neutral, "train", "log_interval checkpoint_interval check_replicas_interval log_num_zeros"),
     (Neutral, "train", "log_params_norm keep_checkpoints timeout_seconds start_timeout_seconds"),
@@ -65,6 +89,32 @@ const CLASSES: &[(KeyClass, &str, &str)] = &[
     (Neutral, "recompute", "modules method num_layers offload keep_attention"),
     (Neutral, "generate", "prompt tokens temperature"),
 ];
+
+impl Setting {
+    /// Whether a record has it, which holds values by their dotted paths.
+    pub(crate) fn is_in(self, record: &BTreeMap<String, Value>) -> bool {
+        let is = |key: &str, value: Value| record.get(key) == Some(&value);
+        match self {
+            Self::AuxLoss => {
+                let factor = record.get("moe.aux_loss").and_then(Value::as_f64);
+                factor.is_some_and(|factor| factor > 0.0)
+            }
+            Self::Sinkhorn => is("moe.sinkhorn", true.into()),
+            Self::RankCapacity => {
+                record.contains_key("moe.capacity_factor")
+                    && is("moe.capacity_scope", "rank".into())
+            }
+            Self::DealtCapacity => {
+                Self::RankCapacity.is_in(record)
+                    && record.contains_key("parallel.max_tokens_per_rank")
+            }
+            Self::BlockwiseMuon => {
+                is("optimizer.name", "muon".into())
+                    && is("optimizer.muon.tp_mode", "blockwise".into())
+            }
+        }
+    }
+}
 
 /// The class of a key, given as a dotted path; none if there is no such key.
 pub(crate) fn class_of(key: &str) -> Option<KeyClass> {

@@ -62,6 +62,7 @@ pub use attention::Attention;
 pub use batch::BatchRampConfig;
 pub use changes::Change;
 pub(crate) use changes::{Changes, changes, record_of_file};
+pub(crate) use check::require;
 pub use context::CpComm;
 pub use dtype::Dtype;
 pub use experts::ExpertsConfig;
@@ -174,8 +175,8 @@ impl TrainConfig {
         toml::to_string(self).expect("every integer is at most i64::MAX")
     }
 
-    /// The same with everything filled in that followed from the ranks, the tokenizer or other keys:
-    /// what really ran.
+    /// The same with everything filled in that followed from the ranks, the tokenizer or the model: what
+    /// really ran. A schedule that follows `train.steps` is left to do so, as a run may go on for more.
     pub fn resolved(&self, layout: &Layout, model: &DecoderConfig) -> Self {
         let mut resolved = self.clone();
         resolved.parallel.ranks = Some(layout.world_size());
@@ -184,7 +185,6 @@ impl TrainConfig {
         resolved.parallel.sp = Some(layout.sp);
         resolved.model.head_dim = Some(model.head_dim);
         resolved.model.vocab = Some(model.vocab);
-        resolved.optimizer.resolve_horizons(&self.train);
         resolved
     }
 

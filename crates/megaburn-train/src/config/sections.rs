@@ -44,8 +44,8 @@ impl RunConfig {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct DataConfig {
-    /// A file of text or of JSON (`.jsonl`, `.ndjson`, `.json`), relative to the working directory. Default: the Rust sources of
-    /// the Burn crates in the local Cargo registry.
+    /// A file of text or of JSON (`.jsonl`, `.ndjson`, `.json`), relative to the working directory.
+    /// Default: the Rust sources of the Burn crates in the local Cargo registry.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub path: Option<String>,
     /// Tokens of a sample.

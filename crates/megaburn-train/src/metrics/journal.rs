@@ -2,6 +2,7 @@
 
 use std::{
     sync::Arc,
+    thread::sleep,
     time::{Duration, Instant},
 };
 
@@ -13,6 +14,9 @@ use crate::{TrainError, run_folder::RunFolder};
 /// A failure that lasts longer than this, and over more tries than [`TRIES`], persists.
 const PATIENCE: Duration = Duration::from_secs(60);
 const TRIES: u64 = 20;
+
+/// Between tries at the end of a run.
+const PAUSE: Duration = Duration::from_secs(1);
 
 /// Writes `metrics.jsonl`. Lines that cannot be written wait in memory and are tried again with the next.
 #[derive(Debug)]
@@ -75,13 +79,27 @@ impl Journal {
             .is_some_and(|Failing { since, tries }| tries >= TRIES && since.elapsed() >= PATIENCE)
     }
 
-    /// Writes what still waits at the end of a run.
+    /// Writes what still waits at the end of a run, and tries so for as long as during the training. The run
+    /// is saved by then, so that lines which cannot be written are only a warning.
     ///
     /// # Errors
-    /// Lines that cannot be written.
+    /// The folder is not the run's any more.
     pub(crate) fn finish(&mut self) -> Result<(), TrainError> {
-        self.folder.check()?;
-        self.writer.sync()
+        loop {
+            self.sync()?;
+            match self.failing {
+                None => return Ok(()),
+                Some(Failing { since, .. }) if since.elapsed() >= PATIENCE => {
+                    tracing::warn!(
+                        "the last {} lines of `{}` could not be written and are lost; the checkpoints are whole",
+                        self.writer.num_waiting(),
+                        self.writer.path().display()
+                    );
+                    return Ok(());
+                }
+                Some(_) => sleep(PAUSE),
+            }
+        }
     }
 
     /// Says so once when writing begins to fail, and once when all lines are written.
@@ -143,12 +161,30 @@ mod tests {
         assert!(!journal.gives_up(), "it has not lasted");
         journal.failing.as_mut().unwrap().since -= PATIENCE;
         assert!(journal.gives_up());
-        assert!(journal.finish().unwrap_err().to_string().starts_with("cannot write `"));
+        journal.finish().unwrap();
         fs::remove_dir(&path).unwrap();
         journal.write(example_step(31, 1.0)).unwrap();
         assert!(!journal.gives_up());
         let steps: Vec<_> = read_metrics(&path).unwrap().iter().map(|line| line.step()).collect();
         assert_eq!(steps, (1..=31).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn the_end_of_a_run_waits_for_its_last_lines() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(METRICS);
+        let mut journal = journal(dir.path());
+        fs::remove_file(&path).unwrap();
+        fs::create_dir(&path).unwrap();
+        journal.write(example_step(1, 1.0)).unwrap();
+        let in_the_way = path.clone();
+        let ends = std::thread::spawn(move || {
+            sleep(Duration::from_millis(200));
+            fs::remove_dir(in_the_way).unwrap();
+        });
+        journal.finish().unwrap();
+        ends.join().unwrap();
+        assert_eq!(read_metrics(&path).unwrap().len(), 1);
     }
 
     #[test]

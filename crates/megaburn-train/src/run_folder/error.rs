@@ -1,10 +1,13 @@
-use std::{io, path::PathBuf};
+use std::{
+    io::{self, ErrorKind},
+    path::PathBuf,
+};
 
 use thiserror::Error;
 
 use crate::Exit;
 
-/// Why a folder cannot be a run's, or is it no longer.
+/// Why a folder cannot be a run's, or is not the run's any more.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 #[allow(missing_docs, reason = "the message of each variant says what its fields are")]
@@ -21,8 +24,13 @@ pub enum RunFolderError {
     Taken { path: PathBuf },
     #[error("`{}` cannot be read as the marker of a run: {why}; choose another folder with --set run.dir=...", path.display())]
     Marker { path: PathBuf, why: String },
-    #[error("`{}` belongs to a run that is going on; choose another folder with --set run.dir=...", path.display())]
-    InUse { path: PathBuf },
+    #[error("host {host} cannot read `{}`: {why}; restore the access and start again", path.display())]
+    Unreadable { host: String, path: PathBuf, why: String },
+    #[error(
+        "`{}` belongs to a run that is going on ({holder}); choose another folder with --set run.dir=..., or start again when that run has ended",
+        path.display()
+    )]
+    InUse { path: PathBuf, holder: String, is_elsewhere: bool },
     #[error("`{}` cannot be the run's folder: {source}", path.display())]
     Unusable { path: PathBuf, source: io::Error },
     #[error(
@@ -46,8 +54,44 @@ impl RunFolderError {
     /// How a process that fails with this error exits.
     pub fn exit(&self) -> Exit {
         match self {
-            Self::Lost { .. } => Exit::Failed,
+            Self::Lost { .. } | Self::Unreadable { .. } => Exit::Failed,
+            // What runs on another host ends without a change here.
+            Self::InUse { is_elsewhere: true, .. } => Exit::Failed,
+            Self::Unusable { source, .. } if !is_about_path(source.kind()) => Exit::Failed,
             _ => Exit::BadInput,
         }
+    }
+}
+
+/// Whether an error is the fault of the path that was given, and not of the system.
+fn is_about_path(kind: ErrorKind) -> bool {
+    matches!(
+        kind,
+        ErrorKind::NotFound
+            | ErrorKind::NotADirectory
+            | ErrorKind::IsADirectory
+            | ErrorKind::AlreadyExists
+            | ErrorKind::PermissionDenied
+            | ErrorKind::ReadOnlyFilesystem
+            | ErrorKind::InvalidInput
+            | ErrorKind::InvalidFilename
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use rstest::rstest;
+
+    use super::*;
+
+    // EIO, ENOSPC, EACCES, EROFS.
+    #[rstest]
+    #[case(5, Exit::Failed)]
+    #[case(28, Exit::Failed)]
+    #[case(13, Exit::BadInput)]
+    #[case(30, Exit::BadInput)]
+    fn what_the_system_failed_at_is_not_bad_input(#[case] code: i32, #[case] exit: Exit) {
+        let source = io::Error::from_raw_os_error(code);
+        assert_eq!(RunFolderError::Unusable { path: "run".into(), source }.exit(), exit);
     }
 }

@@ -4,6 +4,8 @@ use std::{fs, io, path::Path};
 
 use megaburn_checkpoint::checkpoint_step;
 
+use megaburn_checkpoint::{may_pass, retried_where};
+
 use super::{
     RunFolderError,
     lock::is_lock,
@@ -58,7 +60,7 @@ impl Trace {
 /// write; it is no folder or cannot be read.
 pub(super) fn inspect(dir: &Path, allow_other_files: bool) -> Result<Found, RunFolderError> {
     let fail = |source| RunFolderError::Unusable { path: dir.to_path_buf(), source };
-    let names = match names_in(dir) {
+    let names = match retried_where(may_pass, || names_in(dir)) {
         Ok(names) => names,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Found::Empty),
         Err(error) => return Err(fail(error)),

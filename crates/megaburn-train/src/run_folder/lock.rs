@@ -6,6 +6,8 @@ use std::{
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     process,
+    thread::sleep,
+    time::{Duration, Instant},
 };
 
 use megaburn_collective::host_name;
@@ -29,24 +31,45 @@ pub(super) struct RunLock {
 /// How the text of a lock begins.
 const FIRST_WORD: &str = "run ";
 
+/// How long a start waits for a lock that another machine holds. If that is gone, a network file system
+/// releases the lock when the lease of the machine ends, which is after 90 seconds for NFS.
+pub(super) const LEASE: Duration = Duration::from_secs(150);
+
 impl RunLock {
     /// Takes the folder, which must be there.
     ///
     /// # Errors
-    /// The file cannot be made, or another process holds it.
-    pub(super) fn take(dir: &Path) -> Result<Self, RunFolderError> {
+    /// The file cannot be made; another process holds it, on another machine for longer than `lease`.
+    pub(super) fn take(dir: &Path, lease: Duration) -> Result<Self, RunFolderError> {
         let fail = |source| RunFolderError::Unusable { path: dir.to_path_buf(), source };
         let path = dir.join(LOCK);
         let open = File::options().create(true).read(true).append(true).open(&path);
         let file = open.map_err(fail)?;
-        match file.try_lock() {
-            Ok(()) => {}
-            Err(TryLockError::WouldBlock) => {
-                return Err(RunFolderError::InUse { path: dir.to_path_buf() });
-            }
-            // Some network file systems have no locks. The text tells a second start all the same.
-            Err(TryLockError::Error(error)) => {
-                tracing::warn!("`{}` cannot be locked: {error}", path.display());
+        let (start, mut is_told) = (Instant::now(), false);
+        loop {
+            match file.try_lock() {
+                Ok(()) => break,
+                Err(TryLockError::WouldBlock) => {
+                    let Holder { name, is_elsewhere } = Holder::read(&path);
+                    if !is_elsewhere || start.elapsed() >= lease {
+                        let path = dir.to_path_buf();
+                        return Err(RunFolderError::InUse { path, holder: name, is_elsewhere });
+                    }
+                    if !is_told {
+                        tracing::warn!(
+                            "`{}` is held by a run on another machine ({name}); in case that is gone, its lock is waited for, {} seconds at most",
+                            dir.display(),
+                            lease.as_secs()
+                        );
+                        is_told = true;
+                    }
+                    sleep(Duration::from_secs(1).min(lease));
+                }
+                // Some network file systems have no locks. The text tells a second start all the same.
+                Err(TryLockError::Error(error)) => {
+                    tracing::warn!("`{}` cannot be locked: {error}", path.display());
+                    break;
+                }
             }
         }
         Ok(Self { file, path, text: String::new() })
@@ -57,7 +80,10 @@ impl RunLock {
         // Another start of the same run has other random bits.
         let start = Marker::new()?.run_id;
         let (host, pid) = (host_name(), process::id());
-        self.text = format!("{FIRST_WORD}{run_id}\nstart {start}\nhost {host} pid {pid}\n");
+        let machine = machine();
+        self.text = format!(
+            "{FIRST_WORD}{run_id}\nstart {start}\nhost {host} pid {pid}\nmachine {machine}\n"
+        );
         self.file.set_len(0)?;
         self.file.write_all(self.text.as_bytes())
     }
@@ -91,6 +117,38 @@ impl RunLock {
     }
 }
 
+/// Who holds a lock, as its text says.
+struct Holder {
+    /// Host and process.
+    name: String,
+    /// Whether it runs on another machine, whose lock this kernel only knows from the file system.
+    is_elsewhere: bool,
+}
+
+impl Holder {
+    fn read(path: &Path) -> Self {
+        let text = fs::read_to_string(path).unwrap_or_default();
+        let line = |word: &str| text.lines().find_map(|line| line.strip_prefix(word));
+        let host = line("host ");
+        let is_elsewhere = match line("machine ") {
+            Some(other) => other != machine(),
+            // As older versions signed it.
+            None => host.is_some_and(|host| host.split(' ').next() != Some(&host_name())),
+        };
+        let name = match host {
+            Some(host) => format!("host {host}"),
+            None => "it has not signed yet".to_string(),
+        };
+        Self { name, is_elsewhere }
+    }
+}
+
+/// What tells this machine from others and from itself before it was booted; containers on it are the same.
+fn machine() -> String {
+    let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id");
+    boot.map_or_else(|_| host_name(), |boot| boot.trim().to_string())
+}
+
 /// Whether a file at the lock's name is a run's: empty, as older versions left it, or signed by one.
 pub(super) fn is_lock(dir: &Path) -> bool {
     let text = fs::read(dir.join(LOCK));
@@ -100,9 +158,10 @@ pub(super) fn is_lock(dir: &Path) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Exit;
 
     fn signed(dir: &Path) -> RunLock {
-        let mut lock = RunLock::take(dir).unwrap();
+        let mut lock = RunLock::take(dir, LEASE).unwrap();
         lock.sign("1f").unwrap();
         lock
     }
@@ -111,11 +170,35 @@ mod tests {
     fn a_folder_is_held_by_one_run_at_a_time() {
         let dir = tempfile::tempdir().unwrap();
         let first = signed(dir.path());
-        let error = RunLock::take(dir.path()).unwrap_err();
-        assert!(error.to_string().contains("belongs to a run that is going on"), "{error}");
+        let error = RunLock::take(dir.path(), LEASE).unwrap_err();
+        let holder = format!("going on (host {} pid {})", host_name(), process::id());
+        assert!(error.to_string().contains(&holder), "{error}");
+        assert_eq!(error.exit(), Exit::BadInput);
         assert!(first.is_in_place().unwrap().is_ok() && first.is_signed_by_us().unwrap().is_ok());
         drop(first);
         signed(dir.path());
+    }
+
+    #[test]
+    fn a_lock_of_another_machine_is_waited_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join(LOCK);
+        for text in ["run 1\nhost gone pid 7\nmachine other\n", "run 1\nhost gone pid 7\n"] {
+            fs::write(&path, text).unwrap();
+            let held = File::options().read(true).open(&path).unwrap();
+            held.try_lock().unwrap();
+            let short = Duration::from_millis(30);
+            let error = RunLock::take(dir.path(), short).unwrap_err();
+            assert!(error.to_string().contains("(host gone pid 7)"), "{error}");
+            assert_eq!(error.exit(), Exit::Failed);
+            // Its lease ends.
+            let ends = std::thread::spawn(move || {
+                sleep(Duration::from_millis(100));
+                drop(held);
+            });
+            RunLock::take(dir.path(), LEASE).unwrap();
+            ends.join().unwrap();
+        }
     }
 
     #[test]

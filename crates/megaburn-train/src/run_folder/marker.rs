@@ -2,7 +2,8 @@
 
 use std::{fs, io, path::Path};
 
-use megaburn_checkpoint::write_atomic;
+use megaburn_checkpoint::{may_pass, retried_where, write_atomic};
+use megaburn_collective::host_name;
 use serde::{Deserialize, Serialize};
 
 use super::{RunFolderError, names::MARKER};
@@ -46,12 +47,16 @@ impl Marker {
     /// That of a folder, if it has one.
     ///
     /// # Errors
-    /// A file of this name that is none, or is of a later format.
+    /// A file of this name that is none, or is of a later format, or cannot be read now.
     pub(crate) fn read(dir: &Path) -> Result<Option<Self>, RunFolderError> {
         let path = dir.join(MARKER);
-        let text = match fs::read(&path) {
+        let text = match retried_where(may_pass, || fs::read(&path)) {
             Ok(text) => text,
             Err(error) if is_absent(&error) => return Ok(None),
+            Err(error) if may_pass(&error) => {
+                let (host, why) = (host_name(), error.to_string());
+                return Err(RunFolderError::Unreadable { host, path, why });
+            }
             Err(error) => return Err(RunFolderError::Marker { path, why: error.to_string() }),
         };
         match serde_json::from_slice::<Self>(&text) {
@@ -89,6 +94,17 @@ mod tests {
         assert_eq!(one.run_id.len(), 32);
         one.write(dir.path()).unwrap();
         assert_eq!(Marker::read(dir.path()).unwrap(), Some(one));
+    }
+
+    /// Reading `/proc/self/mem` at its beginning gives EIO, whoever asks.
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_marker_that_cannot_be_read_now_is_no_bad_input() {
+        let dir = tempfile::tempdir().unwrap();
+        std::os::unix::fs::symlink("/proc/self/mem", dir.path().join(MARKER)).unwrap();
+        let error = Marker::read(dir.path()).unwrap_err();
+        assert_eq!(error.exit(), crate::Exit::Failed);
+        assert!(error.to_string().contains("restore the access"), "{error}");
     }
 
     #[test]

@@ -139,7 +139,7 @@ impl RunFolder {
         inspect(dir, allow_other_files)?;
         let fail = |source| RunFolderError::Unusable { path: dir.to_path_buf(), source };
         fs::create_dir_all(dir).map_err(fail)?;
-        let mut lock = RunLock::take(dir)?;
+        let mut lock = RunLock::take(dir, lock::LEASE)?;
         // Once more behind the lock: another start may have been faster.
         let marker = match inspect(dir, allow_other_files)? {
             Found::Run(marker) => marker,

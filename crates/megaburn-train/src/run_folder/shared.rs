@@ -13,8 +13,12 @@ use serde::{Deserialize, Serialize};
 use super::{RunFolderError, marker::Marker, names::MARKER};
 use crate::TrainError;
 
-/// How long a network file system may take to show what another host has written.
-pub(super) const PATIENCE: Duration = Duration::from_secs(5);
+/// How long a network file system may take to show what another host has written. NFS keeps what it knows
+/// of a folder for up to 60 seconds.
+pub(super) const PATIENCE: Duration = Duration::from_secs(75);
+
+/// After so long a rank says what it waits for.
+const QUIET: Duration = Duration::from_secs(5);
 
 /// What a rank does not see.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -22,6 +26,8 @@ struct Unseen {
     host: String,
     path: String,
     why: String,
+    /// Whether the system failed to read it.
+    is_fault: bool,
 }
 
 /// Checks that the marker in `dir` is the one of `run_id` on every rank.
@@ -36,13 +42,17 @@ pub(super) fn agree(
     run_id: &str,
     patience: Duration,
 ) -> Result<(), TrainError> {
-    let unseen = look(dir, run_id, patience).err().map(|why| {
-        let path = path::absolute(dir).unwrap_or_else(|_| dir.to_path_buf()).join(MARKER);
-        Unseen { host: host_name(), path: path.display().to_string(), why }
+    let path = path::absolute(dir).unwrap_or_else(|_| dir.to_path_buf()).join(MARKER);
+    let unseen = look(dir, run_id, patience).err().map(|(why, is_fault)| {
+        let (host, path) = (host_name(), path.display().to_string());
+        Unseen { host, path, why, is_fault }
     });
     match first(world, unseen)? {
         None => Ok(()),
-        Some((rank, Unseen { host, path, why })) => {
+        Some((_, Unseen { host, path, why, is_fault: true })) => {
+            Err(RunFolderError::Unreadable { host, path: path.into(), why }.into())
+        }
+        Some((rank, Unseen { host, path, why, is_fault: false })) => {
             Err(RunFolderError::NotShared { rank, host, path: path.into(), why }.into())
         }
     }
@@ -55,21 +65,36 @@ fn first(world: &Group, mine: Option<Unseen>) -> Result<Option<(usize, Unseen)>,
     objects::broadcast(world, &first)
 }
 
-fn look(dir: &Path, run_id: &str, patience: Duration) -> Result<(), String> {
-    let start = Instant::now();
+/// Looks for the marker; returns what there is instead, and whether that is a failure of the system.
+fn look(dir: &Path, run_id: &str, patience: Duration) -> Result<(), (String, bool)> {
+    let (start, mut is_told) = (Instant::now(), false);
     loop {
-        let why = match Marker::read(dir) {
+        let found = match Marker::read(dir) {
             Ok(Some(marker)) if marker.run_id == run_id => return Ok(()),
-            Ok(Some(marker)) => format!("is that of run {}, not {run_id}", marker.run_id),
-            Ok(None) => "is not there".to_string(),
-            Err(error) => format!("cannot be read ({error})"),
+            Ok(Some(marker)) => (format!("is that of run {}, not {run_id}", marker.run_id), false),
+            Ok(None) => ("is not there".to_string(), false),
+            Err(RunFolderError::Unreadable { why, .. }) => (why, true),
+            Err(error) => (format!("cannot be read ({error})"), false),
         };
         if start.elapsed() >= patience {
-            return Err(why);
+            return Err(found);
         }
-        sleep(Duration::from_millis(50).min(patience));
-        // Opening a folder makes a network file system ask its server for what is in it.
-        let _ = dir.parent().map(fs::read_dir);
+        if start.elapsed() >= QUIET && !is_told {
+            let (path, seconds) = (dir.join(MARKER), patience.as_secs());
+            tracing::warn!(
+                "rank 0's `{}` {} on host {}: it is waited for, {seconds} seconds at most",
+                path.display(),
+                found.0,
+                host_name()
+            );
+            is_told = true;
+        }
+        let pause = if is_told { Duration::from_secs(1) } else { Duration::from_millis(50) };
+        sleep(pause.min(patience));
+        // Listing a folder makes a network file system ask its server for what is in it.
+        for folder in dir.parent().into_iter().chain([dir]) {
+            let _ = fs::read_dir(folder).map(Iterator::count);
+        }
     }
 }
 

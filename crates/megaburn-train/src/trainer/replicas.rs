@@ -29,9 +29,10 @@ struct Difference {
 
 impl Trainer {
     /// Compares what ranks hold copies of: data-parallel replicas all parameters but experts, of which
-    /// those along edp have copies, tensor-parallel ranks norms, biases and replicated heads, the ends of a pipeline a tied embedding. They are updated
-    /// alike and stay equal to the bit, unless hardware fails. Of narrower parameters the masters are
-    /// compared, where ranks have copies of those. Parameters that are shared out are not compared.
+    /// those along edp have copies, tensor-parallel ranks norms, biases and replicated heads, the ends of a
+    /// pipeline a tied embedding. They are updated alike and stay equal to the bit, unless hardware fails. Of
+    /// narrower parameters the masters are compared, where ranks have copies of those. Parameters that are
+    /// shared out are not compared.
     ///
     /// Source: Megatron-LM `--check-weight-hash-across-dp-replicas-interval`.
     ///

@@ -151,7 +151,7 @@ impl Trainer {
         let mut moments = self.optimizer.moments(&self.grads).into_iter();
         let lacks = moments.find(|moment| !has(moment));
         let lacks = lacks.filter(|_| progress.step > progress.skipped_steps);
-        let why = match (saved == mine, lacks) {
+        let what = match (saved == mine, lacks) {
             (true, None) => return Ok(()),
             (true, Some(moment)) => {
                 format!("lacks the {} that optimizer.name {mine} keeps here", moment.name())
@@ -160,10 +160,7 @@ impl Trainer {
                 "was trained with another optimizer: optimizer.name is {saved} there and {mine} here"
             ),
         };
-        let what = format!(
-            "{why}; to go on from its weights alone, begin a run of another run.dir with model.init = that path"
-        );
-        Err(ResumeError::Other { path: checkpoint.path().into(), what }.into())
+        Err(ResumeError::OtherOptimizer { path: checkpoint.path().into(), what }.into())
     }
 
     /// Refuses a checkpoint of another stream of samples.

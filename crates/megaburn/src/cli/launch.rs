@@ -2,7 +2,7 @@
 
 use std::{ffi::OsString, path::PathBuf, process::ExitCode};
 
-use clap::Args;
+use clap::{Args, builder::NonEmptyStringValueParser};
 use megaburn_collective::{
     JobToken,
     launcher::{LaunchOptions, launch},
@@ -31,7 +31,7 @@ pub(super) struct LaunchArgs {
     /// What tells this job from others, the same on each host: ranks that say another are refused.
     /// Others on this host can read it in the list of processes; MEGABURN_JOB_TOKEN in the environment does
     /// the same unseen. Default: drawn anew on one host.
-    #[arg(long, value_name = "TOKEN")]
+    #[arg(long, value_name = "TOKEN", value_parser = NonEmptyStringValueParser::new())]
     job_token: Option<String>,
     /// Ranks that have a GPU together: to try layouts of more ranks than there are GPUs, slowly.
     #[arg(long, value_name = "N", default_value_t = 1)]

@@ -1,6 +1,11 @@
 //! `megaburn plan`: what a pipeline schedule looks like before anything runs.
 
-use std::{fs, path::PathBuf, process::ExitCode};
+use std::{
+    fs,
+    io::{self, IsTerminal},
+    path::PathBuf,
+    process::ExitCode,
+};
 
 use clap::{Args, ValueEnum};
 use megaburn_pipeline::{
@@ -10,6 +15,9 @@ use megaburn_pipeline::{
 use megaburn_train::{Exit, TrainError};
 
 use super::{done, fail, print};
+
+/// Characters of a line on a terminal.
+const TERMINAL: usize = 80;
 
 #[derive(Args)]
 pub(super) struct PlanArgs {
@@ -125,7 +133,8 @@ fn report(
          time     {} units, {busy} computing, {} idle ({:.1}%); {between} at most between a rank's first and last pass\n\
          bubble   {:.4} of the computing time; {formula}, which is {} for m large enough\n\
          peak     {:?} micro-batches of a chunk kept by rank; {}\n",
-        draw::text(schedule, timing),
+        // A file or a program has no width.
+        draw::text(schedule, timing, io::stdout().is_terminal().then_some(TERMINAL)),
         schedule.kind,
         ranks.join(" "),
         timing.makespan(),

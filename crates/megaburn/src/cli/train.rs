@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use clap::Args;
 use megaburn_collective::RankEnv;
 use megaburn_train::{
-    ConfigLayers, Ended, Exit, TrainConfig, TrainError, pretrain, report_start_failure,
+    ConfigLayers, Ended, Exit, StopReason, TrainConfig, TrainError, pretrain, report_start_failure,
     signal::StopSignal,
 };
 
@@ -112,6 +112,7 @@ impl TrainArgs {
                 let stopped = config.train.stopped_exit_code;
                 Ok(match pretrain(*config, self.fresh, StopSignal::install()?)? {
                     Ended::Finished => Exit::Done.into(),
+                    Ended::Stopped(StopReason::Metrics) => Exit::Failed.into(),
                     Ended::Stopped(_) => ExitCode::from(stopped),
                 })
             }

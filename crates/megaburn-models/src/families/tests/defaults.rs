@@ -31,7 +31,7 @@ const NOT_READ: &[&str] = &[
     "use_cache",
 ];
 
-fn classes() -> Value {
+pub(super) fn classes() -> Value {
     serde_json::from_str::<Value>(CLASSES).unwrap()["families"].take()
 }
 
@@ -43,7 +43,7 @@ fn keys(classes: &Value, family: Family) -> Vec<(&str, &Value)> {
     keys.iter().map(|(key, is)| (key.as_str(), is)).filter(|(key, _)| is_read(key)).collect()
 }
 
-fn find(family: Family, key: &str) -> Option<&'static Default> {
+fn find(family: Family, key: &str) -> Option<&'static KeyDefault> {
     family.spec().defaults.iter().copied().flatten().find(|default| default.key == key)
 }
 

@@ -92,8 +92,8 @@ impl OptimizerConfig {
         self.decay_steps.is_some() || self.decay_samples.is_some()
     }
 
-    /// Spells out over how many updates learning rate and weight decay change, so that a longer run
-    /// goes on along the same curves.
+    /// Spells out over how many updates learning rate and weight decay change, so that another number of
+    /// steps is seen to change them.
     pub(in crate::config) fn resolve_horizons(&mut self, train: &LoopConfig) {
         let Ok(batches) = train.batch_schedule() else { return };
         let LrSchedule { warmup_samples, .. } = self.lr_schedule(train.steps, &batches);

@@ -1,0 +1,144 @@
+//! Keys of a `config.json` that no reader looks at.
+
+use std::{
+    collections::BTreeSet,
+    path::Path,
+    sync::{Mutex, PoisonError},
+};
+
+use serde_json::Value;
+
+use super::{Family, MTP_LAYERS, defaults::Meaning, json::is_same};
+
+/// Keys by which other architectures compute something else, and the value of each that changes nothing.
+const CHANGING: &[(&str, Meaning)] = &[
+    // Granite.
+    ("attention_multiplier", Meaning::Nothing),
+    ("embedding_multiplier", Meaning::Number(1.0)),
+    ("logits_scaling", Meaning::Number(1.0)),
+    ("residual_multiplier", Meaning::Number(1.0)),
+    // Gemma.
+    ("attn_logit_softcapping", Meaning::Nothing),
+    ("final_logit_softcapping", Meaning::Nothing),
+    ("query_pre_attn_scalar", Meaning::Nothing),
+    // Cohere, OLMo, MiniCPM, Llama 4, GPT-NeoX.
+    ("logit_scale", Meaning::Number(1.0)),
+    ("clip_qkv", Meaning::Nothing),
+    ("scale_emb", Meaning::Number(1.0)),
+    ("scale_depth", Meaning::Nothing),
+    ("attention_chunk_size", Meaning::Nothing),
+    ("use_parallel_residual", Meaning::Flag(false)),
+];
+
+/// Keys that all families read but those with learned positions.
+const ROTARY: [&str; 5] = [
+    "rope_parameters",
+    "rope_scaling",
+    "rope_theta",
+    "original_max_position_embeddings",
+    "partial_rotary_factor",
+];
+
+/// Keys that say nothing of what a model computes, beside those that begin with `_` or end with `_token_id`;
+/// `docs/families.md` says what is left out of training.
+const HARMLESS: &[&str] = &[
+    "architectures",
+    "attention_dropout",
+    "attn_implementation",
+    "attn_pdrop",
+    "aux_loss_alpha",
+    "auto_map",
+    "bad_words_ids",
+    "chunk_size_feed_forward",
+    "do_sample",
+    "dtype",
+    "embd_pdrop",
+    "ep_size",
+    "id2label",
+    "initializer_range",
+    "label2id",
+    "length_penalty",
+    "max_length",
+    "model_type",
+    "n_ctx",
+    "num_beams",
+    "num_return_sequences",
+    "output_router_logits",
+    "pretraining_tp",
+    "repetition_penalty",
+    "resid_pdrop",
+    "return_dict",
+    "router_aux_loss_coef",
+    "seq_aux",
+    "summary_activation",
+    "summary_first_dropout",
+    "summary_proj_to_labels",
+    "summary_type",
+    "summary_use_proj",
+    "task_specific_params",
+    "temperature",
+    "tokenizer_class",
+    "top_k",
+    "top_p",
+    "torch_dtype",
+    "transformers_version",
+    "use_cache",
+    // Made of others.
+    "head_dim",
+    "num_experts",
+    "qk_head_dim",
+    // Read where they are there.
+    "moe_layer_freq",
+    "scoring_func",
+    MTP_LAYERS,
+];
+
+/// The keys of a family's `config.json` that have a value and that nothing is known of.
+///
+/// # Errors
+/// One by which the model would compute something else.
+pub(super) fn unread(json: &Value, family: Family) -> Result<Vec<&str>, String> {
+    let written = family.template().to_hf();
+    let defaults = family.spec().defaults.iter().copied().flatten();
+    let mut known: BTreeSet<&str> = defaults.map(|default| default.key).collect();
+    known.extend(HARMLESS.iter().chain(&ROTARY));
+    known.extend(written.as_object().into_iter().flatten().map(|(key, _)| key.as_str()));
+    let is_known =
+        |key: &str| known.contains(key) || key.starts_with('_') || key.ends_with("_token_id");
+    let mut unread = Vec::new();
+    for (key, value) in json.as_object().into_iter().flatten() {
+        // What is switched off changes nothing.
+        if value.is_null() || *value == Value::Bool(false) || is_known(key) {
+            continue;
+        }
+        match CHANGING.iter().find(|(changing, _)| changing == key) {
+            Some((_, neutral)) if is_same(value, &neutral.to_json()) => {}
+            Some(_) => {
+                return Err(format!(
+                    "`{key}` is {value}: models of other architectures compute something else by it, and \
+                     those of a {family} have no such key; is `architectures` right?"
+                ));
+            }
+            None => unread.push(key.as_str()),
+        }
+    }
+    Ok(unread)
+}
+
+/// Warns of keys that are not read, once for each file.
+pub(super) fn warn(keys: &[&str], path: &Path) {
+    static TOLD: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+    if keys.is_empty() {
+        return;
+    }
+    let keys: Vec<String> = keys.iter().map(|key| format!("`{key}`")).collect();
+    let said = format!(
+        "{} of {} {} unknown and not read: where a model computes something by it, results differ",
+        keys.join(", "),
+        path.display(),
+        if keys.len() == 1 { "is" } else { "are" }
+    );
+    if TOLD.lock().unwrap_or_else(PoisonError::into_inner).insert(said.clone()) {
+        tracing::warn!("{said}");
+    }
+}

@@ -69,6 +69,17 @@ fn a_signal_ends_a_rank_that_waits_for_others_and_files_have_no_colours() {
     assert!(!ended.stderr.contains('\x1b'), "{ended:?}");
 }
 
+/// Its thread may hang anywhere, so the process is ended without what runs at its end.
+#[test]
+fn a_rank_that_gives_no_sign_of_life_says_so_before_its_process_ends() {
+    let run = Run::new();
+    let args = run.args("tp1", 1_000_000, &["train.step_timeout_seconds=0.001"]);
+    let ended = Ranks::threads(&args).wait_all().remove(0);
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+    let words = "rank 0 has given no sign of life for 0 s (`train.step_timeout_seconds`)";
+    assert!(ended.stderr.contains(words), "{ended:?}");
+}
+
 #[test]
 fn a_run_that_stopped_is_told_from_one_that_finished() {
     let run = Run::new();

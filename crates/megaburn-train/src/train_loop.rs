@@ -3,7 +3,7 @@
 //! A step is written down before anything that may fail; a checkpoint is saved before an evaluation, which
 //! computes nothing that a checkpoint holds.
 
-use megaburn_collective::{PhaseGuard, ProcessGroups, Pulse, objects};
+use megaburn_collective::{Phase, PhaseGuard, ProcessGroups, Pulse, objects};
 
 use crate::{
     TrainConfig, TrainError,
@@ -51,6 +51,8 @@ impl TrainLoop<'_> {
     pub(crate) fn run(mut self) -> Result<Ended, TrainError> {
         self.stops.begin_training();
         let ended = self.train();
+        // Rank 0 still writes the run's state while the others wait.
+        let _ending = self.groups.world.phase(Phase::Save);
         if let Some(state) = &mut self.state {
             match &ended {
                 Ok(Ended::Finished) => state.finished(),
@@ -144,6 +146,8 @@ impl TrainLoop<'_> {
         if self.saved == Some(step) {
             return Ok(());
         }
+        // Rank 0 writes more than the others, which wait for it.
+        let _saving = self.groups.world.phase(Phase::Save);
         // Lines up to a checkpoint are never cut off again: they must outlive whatever it does.
         if let Some(report) = &mut self.report {
             report.sync()?;
@@ -191,6 +195,8 @@ impl TrainLoop<'_> {
             self.save()?;
         }
         if let Some(report) = self.report.take() {
+            // The other ranks wait for the last lines of the metrics.
+            let _saving = self.groups.world.phase(Phase::Save);
             report.stopped(step, reason)?;
         }
         Ok(Ended::Stopped(reason))

@@ -226,6 +226,16 @@ mod tests {
         assert_eq!(error, expected);
     }
 
+    #[test]
+    fn each_stretch_that_is_encoded_is_told() {
+        let documents = vec!["a document, ".repeat(100_000), "and another".into()];
+        let corpus = Corpus::from_documents("two", documents).unwrap();
+        let mut told = Vec::new();
+        let set = TokenDataset::encoded(&corpus, &ByteTokenizer, |bytes| told.push(bytes)).unwrap();
+        assert_eq!(Some(told.iter().sum::<usize>() as u64), corpus.num_bytes().map(|b| b as u64));
+        assert_eq!(set.num_tokens(), 1_200_011 + 1);
+    }
+
     proptest! {
         #[test]
         fn every_token_but_the_first_is_a_target_once(len in 0usize..300, seq_len in 1usize..40) {

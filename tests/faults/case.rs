@@ -8,7 +8,8 @@ use std::{
     path::{Path, PathBuf},
     process::Command,
     sync::{Arc, Mutex, OnceLock},
-    time::Duration,
+    thread,
+    time::{Duration, Instant},
 };
 
 use nix::{
@@ -19,7 +20,7 @@ use tempfile::TempDir;
 
 use crate::{
     check::{self, Numbers},
-    job::{Job, PATIENCE, megaburn, processes_of, wait_until},
+    job::{Ended, Job, PATIENCE, megaburn, processes_of, wait_until},
 };
 
 /// Steps of a whole run.
@@ -30,6 +31,8 @@ pub(crate) const ENDLESS: u64 = 100_000;
 pub(crate) const TIMEOUT: f64 = 3.0;
 /// What a job may take longer than its limit to end.
 pub(crate) const GRACE: f64 = 5.0;
+/// How long a job may take to end after a fault.
+pub(crate) const ENDS: Duration = Duration::from_millis(((TIMEOUT + GRACE) * 1000.0) as u64);
 
 const LAYOUTS: [&str; 9] =
     ["dp2", "tp2-sp", "pp2", "cp2", "tp2", "dp4", "tp2-dp2-sp", "pp2-dp2", "tp2-cp2-sp"];
@@ -188,6 +191,26 @@ impl Case {
             true => Err(format!("the job ended before step {step}: {}", job.printed())),
             false => Ok(()),
         }
+    }
+
+    /// Waits for the end of a job that a fault may hit at any time: one that neither prints nor trains for
+    /// as long as [`ENDS`] hangs.
+    pub(crate) fn wait_moving(&self, job: &mut Job) -> Result<Ended, String> {
+        let metrics = self.run().join("metrics.jsonl");
+        let seen = |job: &Job| (job.printed().len(), fs::metadata(&metrics).map_or(0, |m| m.len()));
+        let (mut last, mut since) = (seen(job), Instant::now());
+        while job.is_running() {
+            let now = seen(job);
+            if now != last {
+                (last, since) = (now, Instant::now());
+            }
+            if since.elapsed() > ENDS {
+                return Err(format!("nothing has happened for {ENDS:?}: {}", job.printed()));
+            }
+            thread::sleep(Duration::from_millis(50));
+        }
+        self.took(since.elapsed().as_secs_f64());
+        job.wait(PATIENCE)
     }
 
     /// The numbers of an uninterrupted run of a layout, trained once in a campaign.

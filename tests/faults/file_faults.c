@@ -7,7 +7,7 @@
 //                    fail:ERRNO       the operation fails once
 //                    full:ERRNO       this and every later operation that takes space fails
 //                    stop             stop the process (SIGSTOP)
-//                    slow:MS          the n-th fsync takes this long; nothing fails
+//                    slow:MS          the n-th fsync from a checkpoint's first on takes this long; nothing fails
 // FILE_FAULT_RANK    only in the process whose RANK is this
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -50,16 +50,21 @@ static int is_below(const char *path) {
     return action != NONE && path && strncmp(path, folder, strlen(folder)) == 0;
 }
 
-// The path of an open file.
-static int is_fd_below(int fd) {
+// Whether an open file stands below the folder, with its path.
+static int is_fd_below_at(int fd, char *path) {
     pthread_once(&once, read_environment);
     if (action == NONE || fd < 3) return 0;
-    char link[64], path[PATH_MAX];
+    char link[64];
     snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
-    ssize_t length = readlink(link, path, sizeof path - 1);
+    ssize_t length = readlink(link, path, PATH_MAX - 1);
     if (length < 0) return 0;
     path[length] = 0;
     return is_below(path);
+}
+
+static int is_fd_below(int fd) {
+    char path[PATH_MAX];
+    return is_fd_below_at(fd, path);
 }
 
 // The path of `name` in the open folder `dir`.
@@ -115,8 +120,11 @@ ssize_t writev(int fd, const struct iovec *parts, int count) {
 }
 
 static int synchronise(int (*real)(int), int fd) {
-    if (!is_fd_below(fd)) return real(fd);
-    if (action == SLOW && __sync_add_and_fetch(&syncs, 1) == at) usleep((useconds_t)number * 1000);
+    char path[PATH_MAX];
+    if (!is_fd_below_at(fd, path)) return real(fd);
+    // Those before the first save are the start's.
+    if (action == SLOW && (syncs > 0 || strstr(path, "/step-")) && __sync_add_and_fetch(&syncs, 1) == at)
+        usleep((useconds_t)number * 1000);
     RUN(0, real(fd), (void)0)
 }
 

@@ -24,7 +24,7 @@ use libtest_mimic::{Arguments, Failed, Trial};
 use crate::{case::Case, kinds::KINDS, report::Report};
 
 /// Cases where `MEGABURN_FAULT_CASES` does not say otherwise: a few seconds for each kind of fault.
-const CASES: u64 = 40;
+const CASES: u64 = 44;
 /// The seed where `MEGABURN_FAULT_SEED` does not say otherwise: plain `cargo test` repeats its cases.
 const SEED: u64 = 1;
 

@@ -17,7 +17,7 @@ pub(crate) enum FileFault {
     DiskFull,
     /// The process is stopped (SIGSTOP).
     Stops,
-    /// The n-th `fsync` takes this many milliseconds.
+    /// The n-th `fsync` from a checkpoint's first on takes this many milliseconds.
     SlowSync(u64),
 }
 

@@ -107,6 +107,7 @@ impl Ranks {
             command.env("RANK", rank.to_string()).env("LOCAL_RANK", rank.to_string());
             command.env("WORLD_SIZE", world_size.to_string());
             command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", &port);
+            command.env("MEGABURN_JOB_TOKEN", "of this test");
             command
         };
         Self::spawn((0..world_size).map(rank).collect())

@@ -82,6 +82,17 @@ fn a_sample_that_cannot_be_written_leaves_a_finished_run_finished() {
     assert!(state.contains(r#""state":"finished","step":1"#), "{state}");
 }
 
+/// Its thread may hang anywhere, so the process is ended without what runs at its end.
+#[test]
+fn a_rank_that_gives_no_sign_of_life_says_so_before_its_process_ends() {
+    let run = Run::new();
+    let args = run.args("tp1", 1_000_000, &["train.step_timeout_seconds=0.001"]);
+    let ended = Ranks::threads(&args).wait_all().remove(0);
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+    let words = "rank 0 has given no sign of life for 0 s (`train.step_timeout_seconds`)";
+    assert!(ended.stderr.contains(words), "{ended:?}");
+}
+
 #[test]
 fn a_run_that_stopped_is_told_from_one_that_finished() {
     let run = Run::new();

@@ -7,7 +7,7 @@ use std::{
 
 use crate::{
     GroupOptions,
-    busy::{Busy, Phase},
+    busy::{Busy, Phase, Place},
     clock,
 };
 
@@ -67,13 +67,18 @@ impl Activity {
         let idle = clock::now().saturating_duration_since(state.progress);
         let current = state.phases.last();
         let Current { phase, done, total, .. } = current.or(state.last.as_ref())?;
-        let limit = match current {
-            Some(current) if state.waits == 0 => self.options.phases.of(current.phase),
+        let place = match current {
+            Some(_) if state.waits == 0 => Place::Inside,
+            Some(_) => Place::Waiting,
+            None => Place::Left,
+        };
+        let limit = match place {
+            Place::Inside => self.options.phases.of(*phase),
             _ if idle < self.options.timeout => self.options.timeout,
             _ => return None,
         };
         let (phase, done, total) = (*phase, *done, *total);
-        Some(Busy { rank: self.rank, phase, done, total, idle, limit })
+        Some(Busy { rank: self.rank, phase, place, done, total, idle, limit })
     }
 
     /// How long this rank has given no sign of life, and how long its phase lets it; `None` while it
@@ -86,13 +91,8 @@ impl Activity {
         (state.waits == 0).then_some(Quiet { since, phase, limit })
     }
 
-    /// The rank is alive: it has finished a step, or a part of one.
-    pub(crate) fn sign(&self) {
-        self.lock().sign = clock::now();
-    }
-
-    /// The rank has come forward in its phase, if it is in one, for instance by a collective.
-    #[cfg(any(feature = "cuda", test))]
+    /// The rank has come forward: by a micro-batch, a file, a collective. That is a sign of life, and
+    /// progress of the phase that it is in, if it is in one.
     pub(crate) fn advance(&self) {
         self.update(|state| state.touch());
     }
@@ -227,6 +227,18 @@ mod tests {
         let busy = rank.busy().unwrap();
         assert!(busy.limit > Duration::from_secs(1) && busy.idle < Duration::from_millis(100));
         assert_eq!(rank.quiet().unwrap().phase, Some(Phase::Load));
+    }
+
+    /// A first step of many micro-batches is in the start, and each of them is progress.
+    #[test]
+    fn what_a_rank_finishes_is_a_sign_of_life_and_progress_of_its_phase() {
+        let rank = activity(100);
+        rank.enter(Phase::Start);
+        thread::sleep(Duration::from_millis(120));
+        rank.advance();
+        let busy = rank.busy().unwrap();
+        assert!(busy.idle < Duration::from_millis(100), "{busy:?}");
+        assert!(rank.quiet().unwrap().since < Duration::from_millis(100));
     }
 
     #[test]

@@ -36,12 +36,24 @@ impl fmt::Display for Phase {
     }
 }
 
+/// Where a rank stands in relation to a phase, which decides the limit that holds for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Place {
+    /// It works in the phase, whose limit holds.
+    Inside,
+    /// It waits for other ranks within the phase: the limit of collectives holds.
+    Waiting,
+    /// It has left the phase and is in none: the limit of collectives holds.
+    Left,
+}
+
 /// A rank's answer to one whose time is over: what it does, and since when without progress.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Busy {
     /// The rank that works. Who waits for it passes its answer on to those that wait in turn.
     pub(crate) rank: usize,
     pub(crate) phase: Phase,
+    pub(crate) place: Place,
     /// Bytes done, and all that there are where that is known.
     pub(crate) done: u64,
     pub(crate) total: u64,
@@ -57,6 +69,14 @@ impl Busy {
         self.limit.saturating_sub(self.idle)
     }
 
+    /// The name of that limit in a configuration.
+    pub(crate) fn limit_key(&self) -> &'static str {
+        match self.place {
+            Place::Inside => self.phase.limit_key(),
+            Place::Waiting | Place::Left => "train.timeout_seconds",
+        }
+    }
+
     /// The same answer some time later.
     #[cfg(any(feature = "cuda", test))]
     pub(crate) fn after(mut self, time: Duration) -> Self {
@@ -69,8 +89,17 @@ impl fmt::Display for Busy {
     /// As a part of a sentence: "rank 0 is in `save`: 41.0 of 96.0 GB, no progress for 60 s".
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const UNITS: [(&str, f64); 3] = [("GB", 1e9), ("MB", 1e6), ("kB", 1e3)];
-        let Self { rank, phase, done, total, idle, .. } = self;
-        write!(f, "rank {rank} is in `{phase}`: ")?;
+        let Self { rank, phase, place, done, total, idle, .. } = self;
+        match place {
+            Place::Inside | Place::Waiting => write!(f, "rank {rank} is in `{phase}`: ")?,
+            Place::Left => {
+                let seconds = idle.as_secs_f64();
+                return write!(
+                    f,
+                    "rank {rank} has left `{phase}` and has kept the others waiting for {seconds:.0} s"
+                );
+            }
+        }
         let largest = (*done).max(*total) as f64;
         let (unit, size) = UNITS.into_iter().find(|(_, size)| largest >= *size).unwrap_or(UNITS[2]);
         let in_units = |bytes: u64| bytes as f64 / size;
@@ -91,7 +120,8 @@ mod tests {
     fn a_rank_without_progress_is_described_with_what_it_has_done() {
         let busy = |done, total| {
             let (idle, limit) = (Duration::from_secs(60), Duration::from_secs(60));
-            Busy { rank: 0, phase: Phase::Save, done, total, idle, limit }.to_string()
+            let place = Place::Inside;
+            Busy { rank: 0, phase: Phase::Save, place, done, total, idle, limit }.to_string()
         };
         let cases = [
             (41_000_000_000, 96_000_000_000, "41.0 of 96.0 GB, "),
@@ -103,5 +133,27 @@ mod tests {
             let text = format!("rank 0 is in `save`: {expected}no progress for 60 s");
             assert_eq!(busy(done, total), text);
         }
+    }
+
+    #[test]
+    fn the_limit_that_is_named_is_the_one_that_held() {
+        let minute = Duration::from_secs(60);
+        let of = |place| {
+            let (done, total, idle) = (0, 0, Duration::ZERO);
+            let phase = Phase::Start;
+            let busy = Busy { rank: 2, phase, place, done, total, idle, limit: minute };
+            let busy = busy.after(minute);
+            assert!(busy.left().is_zero());
+            (busy.to_string(), busy.limit_key())
+        };
+        let (text, key) = of(Place::Inside);
+        assert_eq!(
+            (text.as_str(), key),
+            ("rank 2 is in `start`: no progress for 60 s", "train.start_timeout_seconds")
+        );
+        assert_eq!(of(Place::Waiting).1, "train.timeout_seconds");
+        let (text, key) = of(Place::Left);
+        let left = "rank 2 has left `start` and has kept the others waiting for 60 s";
+        assert_eq!((text.as_str(), key), (left, "train.timeout_seconds"));
     }
 }

@@ -1,6 +1,6 @@
 use thiserror::Error;
 
-use crate::{Phase, message::Call};
+use crate::message::Call;
 
 /// Why a collective failed. The rank, its group, the operation and its sequence number are always
 /// named.
@@ -17,10 +17,16 @@ pub enum CollectiveError {
     )]
     Timeout { rank: usize, group: String, call: Box<Call>, peer: usize, seconds: f64 },
     #[error(
-        "rank {rank}, group {group}: {call} was given up: {what}, which is the limit (`{}`)",
-        phase.limit_key()
+        "rank {rank}, group {group}: {call} was given up: {what}, which is the limit (`{limit_key}`)"
     )]
-    Stalled { rank: usize, group: String, call: Box<Call>, peer: usize, phase: Phase, what: String },
+    Stalled {
+        rank: usize,
+        group: String,
+        call: Box<Call>,
+        peer: usize,
+        limit_key: &'static str,
+        what: String,
+    },
     #[error("rank {rank}, group {group}: {call} lost rank {peer}: {why}")]
     PeerLost { rank: usize, group: String, call: Box<Call>, peer: usize, why: String },
     #[error(

@@ -64,8 +64,8 @@ pub(crate) fn fail(
 
 /// The error of a rank that waits for one that works without progress.
 pub(crate) fn stalled(rank: usize, group: String, call: Box<Call>, busy: &Busy) -> CollectiveError {
-    let (peer, phase, what) = (busy.rank, busy.phase, busy.to_string());
-    CollectiveError::Stalled { rank, group, call, peer, phase, what }
+    let (peer, limit_key, what) = (busy.rank, busy.limit_key(), busy.to_string());
+    CollectiveError::Stalled { rank, group, call, peer, limit_key, what }
 }
 
 impl Group {

@@ -79,14 +79,14 @@ impl fmt::Debug for Progress {
 }
 
 /// The signs of life of one rank. Collectives and phases give some; a training loop gives one for
-/// each piece of a step.
+/// each micro-batch of a step or an evaluation, and one for each tensor that it reads.
 #[derive(Clone, Debug)]
 pub struct Pulse(Arc<Activity>);
 
 impl Pulse {
-    /// The rank is alive.
+    /// The rank has finished a piece of its work. In a phase, that counts as progress of the phase.
     pub fn beat(&self) {
-        self.0.sign();
+        self.0.advance();
     }
 
     /// How long it has given no sign; `None` while it waits in a collective.

@@ -1,4 +1,8 @@
-use std::{fmt, sync::Arc, time::Duration};
+use std::{
+    fmt,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use crate::{
     activity::Activity,
@@ -15,6 +19,9 @@ use crate::{
 const GRACE: Duration = Duration::from_millis(500);
 /// How often a rank asks again while the one it waits for works.
 const ASK_AGAIN: Duration = Duration::from_secs(1);
+/// A rank that works and was asked again and again for so long without an answer is silent: a single
+/// answer may be lost or late.
+pub(crate) const SILENT: Duration = Duration::from_secs(4);
 
 /// What two ranks say about a wait that took too long.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -33,7 +40,9 @@ pub(crate) enum Answer {
     /// Its message, which came after all.
     Message(Message),
     Busy(Busy),
-    /// None, or none that says who keeps everybody waiting.
+    /// It waits as well, and nobody said for whom.
+    WaitsToo,
+    /// None.
     Nothing,
 }
 
@@ -78,7 +87,8 @@ pub(crate) trait Transport: fmt::Debug + Send + Sync {
     /// that only wait for one who waits. So a rank whose time is over asks its peer first. One that
     /// answers that it waits is not to blame, and whom it waits for in vain comes as the failure of
     /// all. One that answers that it works (see [`Activity`]) is waited for further, as long as it
-    /// makes progress, and who waits passes that answer on.
+    /// makes progress, and who waits passes that answer on. It is asked again every second, and
+    /// given up when it has not answered for [`SILENT`].
     ///
     /// # Errors
     /// None came until `deadline` (or until another rank's is over, once half of this one is), `from`
@@ -89,18 +99,28 @@ pub(crate) trait Transport: fmt::Debug + Send + Sync {
         channel: Channel,
         mut deadline: Deadline,
     ) -> Result<Message, TransportError> {
+        let mut worked: Option<Instant> = None;
         loop {
             let arrived = self.mailbox().take(from, channel, deadline);
             if !matches!(arrived, Err(TransportError::Timeout)) {
                 return arrived;
             }
-            match self.ask(from, channel)? {
+            let patience = match self.ask(from, channel)? {
                 Answer::Message(message) => return Ok(message),
                 Answer::Busy(busy) if busy.left().is_zero() => {
                     return Err(TransportError::Stalled(Box::new(busy)));
                 }
-                Answer::Busy(busy) => deadline = Deadline::extended(busy.left().min(ASK_AGAIN)),
-                Answer::Nothing => return Err(TransportError::Timeout),
+                Answer::Busy(busy) => {
+                    worked = Some(clock::now());
+                    deadline = Deadline::extended(busy.left().min(ASK_AGAIN));
+                    continue;
+                }
+                // Whoever waits for the silent rank itself is the first to name it.
+                Answer::WaitsToo => SILENT + 2 * GRACE,
+                Answer::Nothing => SILENT,
+            };
+            if worked.is_none_or(|worked| clock::now() >= worked + patience) {
+                return Err(TransportError::Timeout);
             }
         }
     }
@@ -135,7 +155,7 @@ pub(crate) trait Transport: fmt::Debug + Send + Sync {
                 until += GRACE;
             }
             if clock::now() >= until {
-                return Ok(Answer::Nothing);
+                return Ok(if answered { Answer::WaitsToo } else { Answer::Nothing });
             }
         }
     }

@@ -9,6 +9,8 @@
 mod rank;
 #[path = "processes/run.rs"]
 mod run;
+#[path = "processes/stopping.rs"]
+mod stopping;
 
 use std::{
     net::TcpListener,
@@ -55,7 +57,7 @@ fn main() -> ExitCode {
 type Test = fn() -> Result<(), Failed>;
 
 fn trials() -> Vec<Trial> {
-    let tests: [(&str, Test); 16] = [
+    let tests: [(&str, Test); 19] = [
         ("processes_sum_over_tcp", processes_sum_over_tcp),
         ("a_killed_rank_is_named_and_ends_all", a_killed_rank_is_named_and_ends_all),
         ("a_stopped_rank_is_named_and_ends_all", a_stopped_rank_is_named_and_ends_all),
@@ -68,6 +70,9 @@ fn trials() -> Vec<Trial> {
         ("what_a_rank_started_ends_with_it", what_a_rank_started_ends_with_it),
         ("a_killed_launcher_leaves_nothing_that_a_shell_started", a_killed_launcher_of_shells),
         ("two_signals_within_a_second_are_one_request", two_quick_signals),
+        ("a_program_saves_whose_shell_the_signal_killed", stopping::behind_a_shell),
+        ("ranks_that_stop_with_one_code_may_take_their_time", stopping::with_one_code),
+        ("ctrl_z_suspends_the_ranks_too", stopping::suspended),
         ("every_signal_that_asks_to_stop_is_passed_on", every_signal_is_passed_on),
         ("the_same_error_of_all_ranks_is_shown_once_and_logs_have_all", the_same_error),
         ("a_port_in_use_is_bad_input", a_port_in_use_is_bad_input),

@@ -186,14 +186,11 @@ fn a_rank_that_cannot_start_ends_the_others_at_once_by_name() {
         let port = free_port().unwrap();
         let begin = Instant::now();
         let ends = bounded(LIMIT, move || {
-            let others: Vec<_> = envs(3, port).into_iter().filter(|e| e.rank != failing).collect();
-            let tell = thread::spawn(move || {
-                let options = ConnectOptions::new(env(failing, 3, port));
-                let options = options.with_rendezvous_timeout(Duration::from_secs(30));
-                report_start_failure(&options, WHY, 2);
-            });
+            let (failing, others): (Vec<_>, Vec<_>) =
+                secret(envs(3, port)).into_iter().partition(|env| env.rank == failing);
+            let tell: Vec<_> = failing.into_iter().map(|env| fail_beside(env, WHY)).collect();
             let others: Vec<_> = others.into_iter().map(join_beside).collect();
-            tell.join().unwrap();
+            tell.into_iter().for_each(|end| end.join().unwrap());
             others.into_iter().map(|end| end.join().unwrap().unwrap_err()).collect::<Vec<_>>()
         });
         for end in ends {
@@ -206,6 +203,54 @@ fn a_rank_that_cannot_start_ends_the_others_at_once_by_name() {
 
 fn join_beside(env: RankEnv) -> thread::JoinHandle<Result<Group, CollectiveError>> {
     thread::spawn(move || join(env, 0, 30))
+}
+
+fn fail_beside(env: RankEnv, why: &'static str) -> thread::JoinHandle<()> {
+    let options = ConnectOptions::new(env).with_rendezvous_timeout(Duration::from_secs(30));
+    thread::spawn(move || report_start_failure(&options, why, 2))
+}
+
+#[rstest]
+fn a_rank_that_comes_late_hears_too_that_others_cannot_start(#[values(0, 1)] first: usize) {
+    let port = free_port().unwrap();
+    let begin = Instant::now();
+    let ends = bounded(LIMIT, move || {
+        let mut envs = secret(envs(first + 3, port));
+        let late = envs.pop().unwrap();
+        let failing: Vec<_> =
+            envs.split_off(first).into_iter().map(|env| fail_beside(env, "no data")).collect();
+        let healthy: Vec<_> = envs.into_iter().map(join_beside).collect();
+        thread::sleep(Duration::from_millis(1500));
+        let mut ends = vec![join(late, 0, 30)];
+        ends.extend(healthy.into_iter().map(|end| end.join().unwrap()));
+        failing.into_iter().for_each(|end| end.join().unwrap());
+        ends
+    });
+    for end in ends {
+        let Err(CollectiveError::CannotStart { why, code: 2, .. }) = end else { panic!("{end:?}") };
+        assert_eq!(why, "no data");
+    }
+    assert!(begin.elapsed() < Duration::from_secs(10), "{:?}", begin.elapsed());
+}
+
+/// Without a secret token it may be a rank of another job.
+#[rstest]
+fn a_failure_from_elsewhere_ends_the_job_only_if_the_right_rank_does_not_come(
+    #[values(true, false)] comes: bool,
+) {
+    let port = free_port().unwrap();
+    let end = bounded(LIMIT, move || {
+        let group = GroupOptions { timeout: Duration::from_millis(900), ..Default::default() };
+        let options = ConnectOptions::new(env(0, 2, port)).with_group(group);
+        let host = thread::spawn(move || connect(&options));
+        fail_beside(env(1, 2, port), "no data").join().unwrap();
+        let _guest = comes.then(|| join(env(1, 2, port), 0, 30).unwrap());
+        host.join().unwrap()
+    });
+    match (comes, end) {
+        (true, Ok(_)) | (false, Err(CollectiveError::CannotStart { rank: 1, code: 2, .. })) => {}
+        (_, end) => panic!("{end:?}"),
+    }
 }
 
 /// Another host may come minutes later, a rank of the same host hangs.

@@ -132,11 +132,13 @@ impl Corpus {
     }
 
     /// Calls `visit` with every stretch of tokens in order, eos between two documents. Only the ids
-    /// of some documents are held at a time.
+    /// of some documents are held at a time. `progress` is called with the bytes of each stretch of
+    /// documents that is encoded.
     pub(crate) fn visit_tokens(
         &self,
         tokenizer: &dyn Tokenizer,
         mut visit: impl FnMut(&[u32]) -> Result<(), DataError>,
+        mut progress: impl FnMut(usize),
     ) -> Result<(), DataError> {
         let documents = match &self.content {
             Content::Text(documents) => documents,
@@ -151,6 +153,7 @@ impl Corpus {
                 }
                 visit(&ids)?;
             }
+            progress(texts.iter().map(|text| text.len()).sum());
         }
         Ok(())
     }

@@ -32,10 +32,23 @@ impl TokenDataset {
     /// # Errors
     /// A text that the tokenizer cannot encode, a token outside its vocabulary.
     pub fn new(corpus: &Corpus, tokenizer: &dyn Tokenizer) -> Result<Self, DataError> {
+        Self::encoded(corpus, tokenizer, |_| ())
+    }
+
+    /// The same, which calls `progress` with the bytes of text of each stretch that is encoded.
+    ///
+    /// # Errors
+    /// As [`Self::new`].
+    pub fn encoded(
+        corpus: &Corpus,
+        tokenizer: &dyn Tokenizer,
+        progress: impl FnMut(usize),
+    ) -> Result<Self, DataError> {
         let vocab_size = corpus.vocab_size(tokenizer);
         let mut set = Self::empty(corpus.name(), vocab_size);
         let mut store = Store::for_vocab(vocab_size);
-        corpus.visit_tokens(tokenizer, |tokens| store.extend(tokens, vocab_size, corpus.name()))?;
+        let keep = |tokens: &[u32]| store.extend(tokens, vocab_size, corpus.name());
+        corpus.visit_tokens(tokenizer, keep, progress)?;
         set.range = 0..store.len();
         set.bytes_per_token = corpus.num_bytes().map(|b| b as f64 / store.len().max(1) as f64);
         set.store = Arc::new(store);
@@ -211,6 +224,16 @@ mod tests {
             "t: token {vocab_size} at position 2 is outside the vocabulary of {vocab_size}; use the tokenizer that made it"
         );
         assert_eq!(error, expected);
+    }
+
+    #[test]
+    fn each_stretch_that_is_encoded_is_told() {
+        let documents = vec!["a document, ".repeat(100_000), "and another".into()];
+        let corpus = Corpus::from_documents("two", documents).unwrap();
+        let mut told = Vec::new();
+        let set = TokenDataset::encoded(&corpus, &ByteTokenizer, |bytes| told.push(bytes)).unwrap();
+        assert_eq!(Some(told.iter().sum::<usize>() as u64), corpus.num_bytes().map(|b| b as u64));
+        assert_eq!(set.num_tokens(), 1_200_011 + 1);
     }
 
     proptest! {

@@ -1,5 +1,6 @@
 //! The data of a run, loaded once a process and shared by its rank threads.
 
+use megaburn_collective::Progress;
 use megaburn_data::{Corpus, Sampler, Split, TokenDataset, Tokenizer, bits_per_byte};
 
 use crate::{TrainConfig, TrainError};
@@ -22,12 +23,20 @@ impl RunData {
     /// # Errors
     /// The text cannot be read or holds nothing; the tokenizer cannot be used or not encode it.
     pub fn load(config: &TrainConfig) -> Result<Self, TrainError> {
+        Self::load_with(config, &Progress::none())
+    }
+
+    /// The same, telling `progress` of each part of the text that is read and encoded.
+    pub(crate) fn load_with(config: &TrainConfig, progress: &Progress) -> Result<Self, TrainError> {
         let tokenizer = config.data.tokenizer.open()?;
+        progress.add(0);
         let corpus = match &config.data.path {
             Some(path) => Corpus::from_file(path)?,
             None => Corpus::burn_sources()?,
         };
-        let tokens = TokenDataset::new(&corpus, tokenizer.as_ref())?;
+        progress.expect(corpus.num_bytes().unwrap_or_default() as u64);
+        let encoded = |bytes| progress.add(bytes as u64);
+        let tokens = TokenDataset::encoded(&corpus, tokenizer.as_ref(), encoded)?;
         let Split { train, valid } = tokens.split(config.data.validation_fraction)?;
         let note = corpus.note().map(|note| format!(" ({note})")).unwrap_or_default();
         let mut description = format!("{corpus}{note}");

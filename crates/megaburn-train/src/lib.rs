@@ -12,6 +12,7 @@ mod error;
 pub mod estimate;
 mod exit;
 mod failure;
+mod last_words;
 pub mod memory;
 pub mod metrics;
 mod monitor;

@@ -9,7 +9,7 @@ use std::{
 
 use megaburn_collective::{Pulse, Quiet};
 
-use crate::{Exit, TrainError};
+use crate::{Exit, TrainError, last_words::end_process};
 
 /// Where other ranks wait too, they notice first and say more.
 const AFTER_OTHERS: Duration = Duration::from_secs(10);
@@ -31,10 +31,8 @@ impl Monitor {
     /// The system has no room for a thread.
     pub(crate) fn start(rank: usize, pulse: Pulse, limit: Duration) -> Result<Self, TrainError> {
         Self::start_with(pulse, limit, move |why| {
-            tracing::error!(
-                "rank {rank} {why}; its process ends, and a start anew goes on from the last checkpoint"
-            );
-            signal_hook::low_level::exit(Exit::Failed.code().into());
+            let next = "its process ends, and a start anew goes on from the last checkpoint";
+            end_process(format!("error: rank {rank} {why}; {next}"), Exit::Failed.code().into())
         })
     }
 

@@ -10,7 +10,7 @@ use std::{
 use burn::prelude::Device;
 use megaburn_checkpoint::CheckpointError;
 use megaburn_collective::{
-    CollectiveError, Group, GroupOptions, Phase, RankEnv, RankFailure, connect,
+    CollectiveError, Group, GroupOptions, Phase, Progress, RankEnv, RankFailure, connect,
     region::FAILED_REGION, run_threads,
 };
 use megaburn_mesh::Layout;
@@ -34,12 +34,12 @@ pub(crate) fn run_ranks<T: Send>(
     device: &Device,
     rank: impl Fn(&Group) -> Result<T, TrainError> + Sync,
 ) -> Result<Vec<T>, TrainError> {
-    run_prepared(layout, env, group, device, || Ok(()), |world, ()| rank(world))
+    run_prepared(layout, env, group, device, |_| Ok(()), |world, ()| rank(world))
 }
 
 /// The same after `prepare`, once in this process. Ranks that are processes meet first: a rank whose
-/// preparation takes long is waited for ([`Phase::Start`]), and one whose preparation fails ends
-/// all with its error.
+/// preparation takes long is waited for ([`Phase::Start`]) as long as it tells progress, and one whose
+/// preparation fails ends all with its error.
 ///
 /// # Errors
 /// As [`run_ranks`]; the error of `prepare`.
@@ -48,7 +48,7 @@ pub(crate) fn run_prepared<P: Send + Sync, T: Send>(
     env: Option<RankEnv>,
     group: GroupOptions,
     device: &Device,
-    prepare: impl FnOnce() -> Result<P, TrainError>,
+    prepare: impl FnOnce(&Progress) -> Result<P, TrainError>,
     rank: impl Fn(&Group, &P) -> Result<T, TrainError> + Sync,
 ) -> Result<Vec<T>, TrainError> {
     quiet_failed_regions();
@@ -58,14 +58,14 @@ pub(crate) fn run_prepared<P: Send + Sync, T: Send>(
             let world = connect(&start::options(env, group))?;
             let run = |world: &Group| {
                 let phase = world.phase(Phase::Start);
-                let prepared = start::settle(world, prepare())?;
+                let prepared = start::settle(world, prepare(phase.progress()))?;
                 drop(phase);
                 in_own_pool(ranks, || rank(world, &prepared))
             };
             guarded(&world, device, run).map(|result| vec![result])
         }
         None => {
-            let (ranks, prepared) = (layout.world_size(), prepare()?);
+            let (ranks, prepared) = (layout.world_size(), prepare(&Progress::none())?);
             let run = |world: &Group| in_own_pool(ranks, || rank(world, &prepared));
             root_cause(run_threads(ranks, group, |world| guarded(&world, device, run)))
         }

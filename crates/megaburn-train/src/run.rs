@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use burn::{prelude::Device, tensor::TensorData};
-use megaburn_collective::{Group, Phase, ProcessGroups, RankEnv};
+use megaburn_collective::{Group, Phase, ProcessGroups, Progress, RankEnv};
 use megaburn_kernels::set_attention_kernel;
 use megaburn_mesh::Layout;
 use xxhash_rust::xxh3::xxh3_64;
@@ -52,8 +52,8 @@ pub fn pretrain(config: TrainConfig, fresh: bool, stop: StopSignal) -> Result<En
         }
     };
     let config = Arc::new(config);
-    let prepare = || {
-        let data = Arc::new(RunData::load(&config)?);
+    let prepare = |progress: &Progress| {
+        let data = Arc::new(RunData::load_with(&config, progress)?);
         let start = config.start(fresh)?;
         config.check_start(&layout, start.as_ref(), &data)?;
         Ok(Loaded { data, start })
@@ -123,7 +123,7 @@ impl Job {
         let mut trainer = settle(world, trainer)?;
         // Only now: a run whose model cannot be made does not set another one aside.
         let run = if self.fresh { run.begin_anew(world, &config)? } else { run };
-        trainer = trainer.in_run(run.clone());
+        trainer = trainer.in_run(run.clone()).compiling(self.devices != Devices::Cpu);
         let resumed = if self.fresh { None } else { trainer.resume()? };
         let saved = resumed.as_ref().map(|resumed| resumed.progress.step);
         self.stops.check_start(trainer.progress().step)?;

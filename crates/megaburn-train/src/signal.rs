@@ -2,27 +2,18 @@
 //! at once.
 
 use std::{
-    io::{self, Write},
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicUsize, Ordering},
-        mpsc::channel,
     },
     thread,
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use megaburn_collective::launcher::{StopRequests, stop_signals};
-use signal_hook::{
-    flag,
-    iterator::Signals,
-    low_level::{exit, signal_name},
-};
+use signal_hook::{flag, iterator::Signals, low_level::signal_name};
 
-use crate::TrainError;
-
-/// The last words of a process that ends at once may take no longer: nobody may read them.
-const LAST_WORDS: Duration = Duration::from_millis(500);
+use crate::{TrainError, last_words::end_process};
 
 /// Tells whether the process was asked to stop.
 ///
@@ -30,7 +21,10 @@ const LAST_WORDS: Duration = Duration::from_millis(500);
 /// they heard (Megatron gathers the flag over the world) before one of them leaves the loop.
 #[derive(Clone, Debug, Default)]
 pub struct StopSignal {
-    number: Arc<AtomicUsize>,
+    /// The signal that came first: it is the reason of the stop.
+    first: Arc<AtomicUsize>,
+    /// The one that came last, known a moment before its thread takes note of the first.
+    latest: Arc<AtomicUsize>,
     phase: Arc<Mutex<Phase>>,
 }
 
@@ -55,8 +49,8 @@ impl StopSignal {
     ///
     /// Until [`begin_training`](Self::begin_training) there is nothing to save, and the process ends
     /// at once, with 128 and the signal's number. From then on the first signal is a request, which
-    /// [`requested`](Self::requested) tells; those within a second of it are the same request; a
-    /// later one ends the process at once, with the same code, without saving and without running
+    /// [`requested`](Self::requested) tells; those within a second of it (half a second under
+    /// `megaburn launch`, which has joined them already) are the same request; a later one ends the process at once, with the same code, without saving and without running
     /// what libraries registered for the exit.
     ///
     /// # Errors
@@ -66,13 +60,15 @@ impl StopSignal {
         let stop = Self::never();
         let listened = stop_signals();
         for &signal in &listened {
-            flag::register_usize(signal, stop.number.clone(), signal as usize).map_err(fail)?;
+            flag::register_usize(signal, stop.latest.clone(), signal as usize).map_err(fail)?;
         }
         let mut signals = Signals::new(listened).map_err(fail)?;
-        let phase = stop.phase.clone();
+        let (phase, first) = (stop.phase.clone(), stop.first.clone());
         let listen = move || {
-            let mut requests = StopRequests::default();
+            let mut requests = StopRequests::of_rank();
             for signal in signals.forever() {
+                let number = signal as usize;
+                let _ = first.compare_exchange(0, number, Ordering::Relaxed, Ordering::Relaxed);
                 let is_repeated = requests.is_repeated(Instant::now());
                 // Held until the process has ended, so that training cannot begin meanwhile.
                 let phase = phase.lock().unwrap_or_else(PoisonError::into_inner);
@@ -90,7 +86,7 @@ impl StopSignal {
         *self.phase.lock().unwrap_or_else(PoisonError::into_inner) = Phase::Training;
     }
 
-    /// The signal that asked the run to stop, if one did. Whoever asks this answers the request:
+    /// The signal that asked the run to stop, if one did: the first one. Whoever asks this answers the request:
     /// training has [begun](Self::begin_training).
     pub fn requested(&self) -> Option<&'static str> {
         self.begin_training();
@@ -99,10 +95,9 @@ impl StopSignal {
 
     /// The same signal as a number.
     pub(crate) fn number(&self) -> Option<i32> {
-        match self.number.load(Ordering::Relaxed) {
-            0 => None,
-            number => i32::try_from(number).ok(),
-        }
+        let numbers = [&self.first, &self.latest].map(|number| number.load(Ordering::Relaxed));
+        let number = numbers.into_iter().find(|number| *number > 0)?;
+        i32::try_from(number).ok()
     }
 }
 
@@ -115,13 +110,5 @@ fn end_now(signal: i32, phase: Phase) -> ! {
         }
         Phase::Training => format!("ended by {name}, the second signal, without saving"),
     };
-    let (said, end) = channel();
-    let say = move || {
-        let _ = writeln!(io::stderr(), "{words}");
-        let _ = said.send(());
-    };
-    if thread::Builder::new().spawn(say).is_ok() {
-        let _ = end.recv_timeout(LAST_WORDS);
-    }
-    exit(128 + signal)
+    end_process(words, 128 + signal)
 }

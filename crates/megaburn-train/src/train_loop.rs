@@ -53,6 +53,8 @@ impl TrainLoop<'_> {
     pub(crate) fn run(mut self) -> Result<Ended, TrainError> {
         self.stops.begin_training();
         let ended = self.train();
+        // Rank 0 still writes the run's state while the others wait.
+        let _ending = self.groups.world.phase(Phase::Save);
         if let Some(state) = &mut self.state {
             match &ended {
                 Ok(Ended::Finished) => state.finished(),
@@ -150,6 +152,8 @@ impl TrainLoop<'_> {
         if self.saved == Some(step) {
             return Ok(());
         }
+        // Rank 0 writes more than the others, which wait for it.
+        let _saving = self.groups.world.phase(Phase::Save);
         // Lines up to a checkpoint are never cut off again: they must outlive whatever it does.
         if let Some(report) = &mut self.report {
             report.sync()?;

@@ -30,8 +30,10 @@ fn the_first_signal_is_heard_and_a_later_one_exits_with_its_code() {
         ("USR1", OUTLIVED),
         ("USR2", OUTLIVED),
         ("INT INT TERM", OUTLIVED),
+        ("USR1 TERM INT", OUTLIVED),
         ("INT later INT", 130),
         ("USR1 later TERM", 143),
+        ("launched USR1 soon TERM", 143),
         ("starting TERM", 143),
         ("starting HUP", 129),
     ];
@@ -42,12 +44,11 @@ fn the_first_signal_is_heard_and_a_later_one_exits_with_its_code() {
 }
 
 fn start(signals: &str) -> std::process::Child {
-    Command::new(env::current_exe().unwrap())
-        .env(SIGNALS, signals)
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn()
-        .unwrap()
+    let mut command = Command::new(env::current_exe().unwrap());
+    if signals.starts_with("launched") {
+        command.env("MEGABURN_LAUNCHER", "1");
+    }
+    command.env(SIGNALS, signals).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
 }
 
 fn child(signals: &str) -> ! {
@@ -56,9 +57,14 @@ fn child(signals: &str) -> ! {
         stop.begin_training();
         assert_eq!(stop.requested(), None);
     }
+    let mut first = None;
     for name in signals.split(' ') {
         let signal = match name {
-            "starting" => continue,
+            "starting" | "launched" => continue,
+            "soon" => {
+                sleep(Duration::from_millis(700));
+                continue;
+            }
             "later" => {
                 sleep(Duration::from_millis(1200));
                 continue;
@@ -71,9 +77,12 @@ fn child(signals: &str) -> ! {
             other => panic!("no signal {other}"),
         };
         raise(signal).unwrap();
+        // The thread that takes note of the first one has its moment.
+        sleep(Duration::from_millis(50));
+        let first = *first.get_or_insert(name);
         // Asking says that training has begun.
         if !signals.starts_with("starting") {
-            assert_eq!(stop.clone().requested(), Some(format!("SIG{name}").as_str()));
+            assert_eq!(stop.clone().requested(), Some(format!("SIG{first}").as_str()));
         }
     }
     // The thread that ends the process has its moment.

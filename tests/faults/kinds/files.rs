@@ -7,7 +7,7 @@ use nix::{errno::Errno, sys::signal::Signal};
 use crate::{
     case::{Case, ENDLESS, STEPS},
     check,
-    job::{Job, PATIENCE, megaburn, plain},
+    job::{Ended, Job, PATIENCE, megaburn, plain},
     shim::FileFault,
 };
 
@@ -16,28 +16,42 @@ pub(super) fn killed(case: &Case) -> Result<(), String> {
     let when = case.one_of(&["before", "after", "torn"]);
     let mut command = case.train(case.layout, STEPS, &["train.checkpoint_interval=1"]);
     FileFault::Kill(when).add(&mut command, case, 1 + case.below(150), None);
-    case.start(command).wait(PATIENCE)?;
+    case.wait_moving(&mut case.start(command))?;
     case.recover()
 }
 
-/// One file operation fails: the run goes on, or ends with an error that names a file.
+/// One file operation fails: the run goes on, or ends with an error that names the file and the reason.
 pub(super) fn fails(case: &Case) -> Result<(), String> {
     let errno = case.one_of(&[Errno::EIO, Errno::ENOSPC, Errno::EDQUOT, Errno::EACCES]);
     let mut command = case.train(case.layout, STEPS, &["train.checkpoint_interval=1"]);
     FileFault::Fails(errno as i32).add(&mut command, case, 1 + case.below(150), None);
-    let ended = case.start(command).wait(PATIENCE)?.expect(&[0, 1, 2])?;
-    if ended.code != 0 {
-        ended.says(&[&case.run().display().to_string()])?;
-    }
+    let ended = case.wait_moving(&mut case.start(command))?;
+    failed_for(case, ended, errno)?;
     case.recover()
+}
+
+/// The run finished, or failed (exit code 1; 2 before it had its folder) and said at which file and why.
+fn failed_for(case: &Case, ended: Ended, errno: Errno) -> Result<(), String> {
+    let mut ended = ended.expect(&[0, 1, 2])?;
+    if ended.code == 0 {
+        return Ok(());
+    }
+    if ended.code == 2 {
+        ended = ended.says(&["cannot be the run's folder"])?;
+    }
+    let ended = ended.says(&[&case.run().display().to_string()])?;
+    ended.says(&[&format!("os error {}", errno as i32)])?;
+    Ok(())
 }
 
 /// The disk is full from some operation on, until there is room again.
 pub(super) fn disk_full(case: &Case) -> Result<(), String> {
+    case.start(case.train(case.layout, 4, &[])).wait(PATIENCE)?.expect(&[0])?;
     let mut command = case.train(case.layout, STEPS, &["train.checkpoint_interval=1"]);
     FileFault::DiskFull.add(&mut command, case, 1 + case.below(150), None);
     let saved = check::last_checkpoint(&case.run());
-    case.start(command).wait(PATIENCE)?.expect(&[0, 1, 2])?;
+    let ended = case.wait_moving(&mut case.start(command))?;
+    failed_for(case, ended, Errno::ENOSPC)?;
     if check::last_checkpoint(&case.run()) < saved {
         return Err(format!("the committed checkpoint of step {saved} is gone"));
     }
@@ -48,7 +62,12 @@ pub(super) fn disk_full(case: &Case) -> Result<(), String> {
 pub(super) fn slow_disk(case: &Case) -> Result<(), String> {
     let sets = ["train.timeout_seconds=1.0", "train.checkpoint_interval=5"];
     let mut command = case.train(case.layout, STEPS, &sets);
-    FileFault::SlowSync(1800).add(&mut command, case, 2 + case.below(8), None);
+    FileFault::SlowSync(1800).add(
+        &mut command,
+        case,
+        1 + case.below(16),
+        case.launched.then_some(0),
+    );
     case.start(command).wait(PATIENCE)?.expect(&[0])?;
     case.recover()
 }

@@ -1,13 +1,18 @@
 //! The run's folder: what others put there, take away, or do there at the same time.
 
-use std::{collections::BTreeMap, fs, path::Path, time::Duration};
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use nix::sys::signal::Signal;
 
 use crate::{
-    case::{Case, ENDLESS, STEPS},
+    case::{Case, ENDLESS, ENDS, STEPS},
     check,
-    job::PATIENCE,
+    job::{PATIENCE, megaburn},
 };
 
 /// Everything below a folder that is not the run's own, with its bytes.
@@ -183,23 +188,41 @@ pub(super) fn fresh_killed(case: &Case) -> Result<(), String> {
     case.start(case.train(case.layout, 9, &[])).wait(PATIENCE)?.expect(&[0])?;
     let weights = |folder: &Path| count(folder, "manifest.json");
     let before = weights(&case.run());
-    let is_kept = || match weights(&case.run()) >= before {
+    let mut fresh = case.train(case.layout, ENDLESS, &["train.checkpoint_interval=0"]);
+    fresh.arg("--fresh");
+    let mut job = case.start(fresh);
+    crate::job::wait_until("a step", || job.printed().contains("step"))?;
+    job.signal_all(case.dir(), Signal::SIGKILL);
+    job.wait(ENDS)?;
+    let aside = fs::read_dir(case.run()).unwrap().flatten().map(|entry| entry.path());
+    let is_aside =
+        |path: &PathBuf| path.file_name().unwrap().display().to_string().starts_with("before-");
+    let aside: Vec<PathBuf> = aside.filter(is_aside).collect();
+    let [aside] = &aside[..] else {
+        return Err(format!("the run before stands in {aside:?}"));
+    };
+    if weights(aside) != before || check::last_checkpoint(aside) != 9 {
+        return Err("--fresh removed checkpoints before the new run had one".to_string());
+    }
+    // The run that was set aside goes on where it is, and the new one begins.
+    let steps = STEPS.to_string();
+    let resume = ["train", "--resume", &aside.display().to_string(), "--steps", &steps];
+    case.start(megaburn(resume)).wait(PATIENCE)?.expect(&[0])?.says(&["resumed"])?;
+    case.recover()
+}
+
+/// `--fresh`, killed while the run is moved or named: the next start goes on with the old run or with the new one, and
+/// says which.
+pub(super) fn fresh_killed_at_an_operation(case: &Case) -> Result<(), String> {
+    case.start(case.train(case.layout, 9, &[])).wait(PATIENCE)?.expect(&[0])?;
+    let weights = || count(&case.run(), "manifest.json");
+    let before = weights();
+    let is_kept = || match weights() >= before {
         true => Ok(()),
         false => Err("--fresh removed checkpoints before the new run had one".to_string()),
     };
-    let fresh = || {
-        let mut fresh = case.train(case.layout, ENDLESS, &["train.checkpoint_interval=0"]);
-        fresh.arg("--fresh");
-        fresh
-    };
-    let mut job = case.start(fresh());
-    crate::job::wait_until("a step", || job.printed().contains("step"))?;
-    job.signal_all(case.dir(), Signal::SIGKILL);
-    job.wait(PATIENCE)?;
-    is_kept()?;
-    // Killed while the run is moved or named.
-    case.start(case.train(case.layout, 9, &[])).wait(PATIENCE)?.expect(&[0])?;
-    let mut killed = fresh();
+    let mut killed = case.train(case.layout, ENDLESS, &["train.checkpoint_interval=0"]);
+    killed.arg("--fresh");
     let fault = crate::shim::FileFault::Kill("before");
     fault.add(&mut killed, case, 1 + case.below(FRESH_OPERATIONS), case.launched.then_some(0));
     case.start(killed).wait(PATIENCE)?;

@@ -5,9 +5,9 @@ use std::{thread, time::Duration};
 use nix::sys::signal::Signal;
 
 use crate::{
-    case::{Case, ENDLESS, GRACE, TIMEOUT, world_size},
+    case::{Case, ENDLESS, ENDS, world_size},
     check,
-    job::{PATIENCE, binary, megaburn, plain, processes_of},
+    job::{Job, binary, megaburn, plain, processes_of},
 };
 
 /// Everything dies at a random moment, start-up included.
@@ -19,7 +19,7 @@ pub(super) fn all(case: &Case) -> Result<(), String> {
     thread::sleep(Duration::from_millis(case.below(100)));
     let saved = check::last_checkpoint(&case.run());
     job.signal_all(case.dir(), Signal::SIGKILL);
-    job.wait(PATIENCE)?;
+    job.wait(ENDS)?;
     if check::last_checkpoint(&case.run()) < saved {
         return Err(format!("the committed checkpoint of step {saved} is gone"));
     }
@@ -35,7 +35,7 @@ pub(super) fn storm(case: &Case) -> Result<(), String> {
         case.wait_for_step(&mut job, after)?;
         thread::sleep(Duration::from_millis(case.below(80)));
         job.signal_all(case.dir(), Signal::SIGKILL);
-        job.wait(PATIENCE)?;
+        job.wait(ENDS)?;
     }
     case.recover_roughly(case.any_layout())
 }
@@ -47,14 +47,13 @@ pub(super) fn rank(case: &Case) -> Result<(), String> {
     case.wait_for_step(&mut job, 1 + case.below(5))?;
     let rank = case.below(world_size(case.layout) as u64) as usize;
     let victim = rank_process(case, job.pid(), rank)?;
-    kill(victim, case.one_of(&[Signal::SIGKILL, Signal::SIGABRT]));
-    let ended = job.wait(Duration::from_secs_f64(TIMEOUT + GRACE))?;
+    let signal = case.one_of(&[Signal::SIGKILL, Signal::SIGABRT]);
+    kill(victim, signal);
+    let ended = job.wait(ENDS)?;
     case.took(ended.seconds);
-    if ended.code == 0 {
-        return Err("exit code 0 though a rank was killed".to_string());
-    }
-    let ended = ended.says(&[&format!("rank {rank}")])?;
-    drop(ended);
+    ended
+        .expect(&[128 + signal as i32])?
+        .says(&[&format!("rank {rank} was killed by {signal}")])?;
     check::no_processes(case.dir(), Duration::from_secs(2))?;
     case.recover()
 }
@@ -65,23 +64,27 @@ pub(super) fn launcher(case: &Case) -> Result<(), String> {
     let mut job = case.start(case.launch(case.layout, &args));
     case.wait_for_step(&mut job, 1 + case.below(5))?;
     job.signal(Signal::SIGKILL);
-    job.wait(PATIENCE)?;
+    job.wait(ENDS)?;
     check::no_processes(case.dir(), Duration::from_secs(2))?;
     case.recover()
 }
 
-/// The same where the launcher's command is a shell that stays between it and the rank.
-pub(super) fn wrapper(case: &Case) -> Result<(), String> {
-    let args = case.train_args(case.layout, ENDLESS, &[]);
+/// Ranks behind a shell that stays between the launcher and the program.
+pub(super) fn behind_a_shell(case: &Case, script: &str, sets: &[&str]) -> Job {
     let mut command = vec!["launch".to_string(), "--nproc".into()];
     command.push(world_size(case.layout).to_string());
-    command.extend(["--", "sh", "-c", "\"$@\"; echo ended", "sh"].map(String::from));
+    command.extend(["--", "sh", "-c", script, "sh"].map(String::from));
     command.push(binary().display().to_string());
-    command.extend(args);
-    let mut job = case.start(megaburn(command));
+    command.extend(case.train_args(case.layout, ENDLESS, sets));
+    case.start(megaburn(command))
+}
+
+/// The launcher of shells dies.
+pub(super) fn wrapper(case: &Case) -> Result<(), String> {
+    let mut job = behind_a_shell(case, "\"$@\"; echo ended", &[]);
     case.wait_for_step(&mut job, 1 + case.below(5))?;
     job.signal(Signal::SIGKILL);
-    job.wait(PATIENCE)?;
+    job.wait(ENDS)?;
     check::no_processes(case.dir(), Duration::from_secs(2))?;
     case.recover()
 }

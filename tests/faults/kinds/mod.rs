@@ -16,7 +16,7 @@ use crate::case::Case;
 pub(crate) type Kind = fn(&Case) -> Result<(), String>;
 
 /// Every kind with its name, in the order in which a campaign goes round.
-pub(crate) const KINDS: [(&str, Kind); 40] = [
+pub(crate) const KINDS: [(&str, Kind); 45] = [
     ("kill_all", kills::all),
     ("term", signals::stop),
     ("damaged_newest", damage::newest),
@@ -57,4 +57,9 @@ pub(crate) const KINDS: [(&str, Kind); 40] = [
     ("config_emptied", damage::config_emptied),
     ("kill_in_stop", signals::kill_while_saving),
     ("fresh_killed", folder::fresh_killed),
+    ("fresh_killed_at_an_operation", folder::fresh_killed_at_an_operation),
+    ("stop_before_joining", stops::before_joining),
+    ("paused_reader", stops::reader),
+    ("silent_caller", strangers::silence),
+    ("term_shell", signals::behind_a_shell),
 ];

@@ -6,9 +6,9 @@ use nix::sys::signal::Signal;
 
 use super::kills::{kill, rank_process};
 use crate::{
-    case::{Case, ENDLESS, world_size},
+    case::{Case, ENDLESS, ENDS, world_size},
     check,
-    job::{Job, PATIENCE},
+    job::Job,
 };
 
 const ASKS: [Signal; 4] = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, Signal::SIGUSR1];
@@ -24,7 +24,7 @@ pub(super) fn stop(case: &Case) -> Result<(), String> {
         }
         false => job.signal(signal),
     }
-    saved_and_ended(case, &mut job)?;
+    saved_and_ended(case, &mut job, 0)?;
     case.recover()
 }
 
@@ -35,7 +35,17 @@ pub(super) fn twice(case: &Case) -> Result<(), String> {
     job.signal(signal);
     thread::sleep(Duration::from_millis(case.below(400)));
     job.signal(case.one_of(&[signal, Signal::SIGTERM]));
-    saved_and_ended(case, &mut job)?;
+    saved_and_ended(case, &mut job, 0)?;
+    case.recover()
+}
+
+/// The shell that the launcher started dies of the signal, the program behind it saves all the same.
+pub(super) fn behind_a_shell(case: &Case) -> Result<(), String> {
+    let sets = ["train.checkpoint_interval=0"];
+    let mut job = super::kills::behind_a_shell(case, "\"$@\"; echo ended", &sets);
+    case.wait_for_step(&mut job, 1 + case.below(9))?;
+    job.signal(Signal::SIGTERM);
+    saved_and_ended(case, &mut job, 128 + Signal::SIGTERM as i32)?;
     case.recover()
 }
 
@@ -61,7 +71,7 @@ pub(super) fn while_waiting(case: &Case) -> Result<(), String> {
     job.signal(signal);
     let ended = job.wait(Duration::from_secs(5))?;
     case.took(ended.seconds);
-    ended.expect(&[0, 128 + signal as i32])?;
+    ended.expect(&[128 + signal as i32])?;
     check::no_processes(case.dir(), Duration::from_secs(2))
 }
 
@@ -72,17 +82,17 @@ pub(super) fn kill_while_saving(case: &Case) -> Result<(), String> {
     job.signal(Signal::SIGTERM);
     thread::sleep(Duration::from_millis(case.below(60)));
     job.signal_all(case.dir(), Signal::SIGKILL);
-    job.wait(PATIENCE)?;
+    job.wait(ENDS)?;
     if check::last_checkpoint(&case.run()) < saved {
         return Err(format!("the committed checkpoint of step {saved} is gone"));
     }
     case.recover()
 }
 
-fn saved_and_ended(case: &Case, job: &mut Job) -> Result<(), String> {
-    let ended = job.wait(PATIENCE)?;
+fn saved_and_ended(case: &Case, job: &mut Job, code: i32) -> Result<(), String> {
+    let ended = job.wait(ENDS)?;
     case.took(ended.seconds);
-    ended.expect(&[0])?;
+    ended.expect(&[code])?;
     let (step, saved) = (check::last_step(&case.run()), check::last_checkpoint(&case.run()));
     if saved != step {
         return Err(format!("step {step} was done, but step {saved} was saved"));

@@ -1,18 +1,20 @@
 //! SIGSTOP: hung ranks, hung saves, suspended jobs.
 
-use std::{thread, time::Duration};
+use std::{fs::OpenOptions, thread, time::Duration};
 
-use nix::sys::signal::Signal;
+use nix::{
+    fcntl::{FcntlArg, fcntl},
+    sys::{signal::Signal, stat::Mode},
+    unistd::mkfifo,
+};
 
 use super::kills::{kill, rank_process};
 use crate::{
-    case::{Case, ENDLESS, GRACE, STEPS, TIMEOUT, world_size},
+    case::{Case, ENDLESS, ENDS, STEPS, TIMEOUT, world_size},
     check,
-    job::PATIENCE,
+    job::{Job, PATIENCE},
     shim::FileFault,
 };
-
-const LIMIT: Duration = Duration::from_millis(((TIMEOUT + GRACE) * 1000.0) as u64);
 
 /// A rank hangs: the others end in time, and the launcher ends the hung one.
 pub(super) fn rank(case: &Case) -> Result<(), String> {
@@ -21,9 +23,23 @@ pub(super) fn rank(case: &Case) -> Result<(), String> {
     case.wait_for_step(&mut job, 1 + case.below(5))?;
     let rank = case.below(world_size(case.layout) as u64) as usize;
     kill(rank_process(case, job.pid(), rank)?, Signal::SIGSTOP);
-    let ended = job.wait(LIMIT + Duration::from_secs(3))?;
+    // The launcher gives the hung one 3 s to end.
+    let ended = job.wait(ENDS + Duration::from_secs(3))?;
     case.took(ended.seconds);
-    ended.expect(&[4])?;
+    ended.expect(&[4])?.says(&[&format!("waiting for rank {rank}")])?;
+    check::no_processes(case.dir(), Duration::from_secs(2))?;
+    case.recover()
+}
+
+/// A rank is stopped before it has joined the others.
+pub(super) fn before_joining(case: &Case) -> Result<(), String> {
+    let rank = case.below(world_size(case.layout) as u64);
+    let script = format!("[ $RANK = {rank} ] && kill -STOP $$; exec \"$@\"");
+    let mut job = super::kills::behind_a_shell(case, &script, &[]);
+    let ended = job.wait(ENDS + Duration::from_secs(3))?;
+    case.took(ended.seconds);
+    let named = [format!("ranks [{rank}]"), "rank 0 cannot be reached in time".into()];
+    ended.expect(&[4])?.says(&[&named[usize::from(rank == 0)]])?;
     check::no_processes(case.dir(), Duration::from_secs(2))?;
     case.recover()
 }
@@ -54,7 +70,29 @@ pub(super) fn everything(case: &Case) -> Result<(), String> {
     let step = check::last_step(&case.run());
     case.wait_for_step(&mut job, step + 5)?;
     job.signal(Signal::SIGTERM);
-    job.wait(PATIENCE)?.expect(&[0])?;
+    job.wait(ENDS)?.expect(&[0])?;
+    case.recover()
+}
+
+/// Nobody reads what the run prints for longer than the limit of a collective, as with Ctrl-S: it goes on.
+pub(super) fn reader(case: &Case) -> Result<(), String> {
+    let (fifo, said) = (case.path("fifo"), case.path("said"));
+    mkfifo(&fifo, Mode::S_IRWXU).map_err(|error| error.to_string())?;
+    // Opened for both, so that nobody waits for the other end; it holds some forty lines.
+    let open = || OpenOptions::new().read(true).write(true).open(&fifo).unwrap();
+    let (held, mut command) =
+        (open(), case.train(case.layout, ENDLESS, &["train.timeout_seconds=1.0"]));
+    fcntl(&held, FcntlArg::F_SETPIPE_SZ(4096)).map_err(|error| error.to_string())?;
+    command.stdout(open()).stderr(open());
+    let mut job = Job::start_with_output(command, said);
+    case.wait_for_step(&mut job, STEPS)?;
+    thread::sleep(Duration::from_secs_f64(TIMEOUT));
+    let step = check::last_step(&case.run());
+    case.wait_for_step(&mut job, step + 5)?;
+    job.signal(Signal::SIGTERM);
+    // What is left of the output is waited for a moment, in case that somebody reads it.
+    job.wait(ENDS + Duration::from_secs(10))?.expect(&[0])?;
+    drop(held);
     case.recover()
 }
 
@@ -64,11 +102,8 @@ pub(super) fn inside_a_save(case: &Case) -> Result<(), String> {
     let mut command = case.launch(case.layout, &args);
     FileFault::Stops.add(&mut command, case, 20 + case.below(40), Some(0));
     let mut job = case.start(command);
-    let ended = job.wait(PATIENCE)?;
-    case.took(ended.seconds);
-    if ended.code == 0 {
-        return Err("exit code 0 though a rank hung".to_string());
-    }
+    let ended = case.wait_moving(&mut job)?;
+    ended.expect(&[4])?.says(&["waiting for rank 0", "did not join", "rank 0 has said nothing"])?;
     check::no_processes(case.dir(), Duration::from_secs(2))?;
     case.recover()
 }

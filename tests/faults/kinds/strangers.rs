@@ -1,6 +1,7 @@
 //! Callers that do not belong to the job, and ranks that do not belong together.
 
 use std::{
+    fs,
     io::Write,
     net::{TcpListener, TcpStream},
     process::Command,
@@ -10,9 +11,9 @@ use std::{
 
 use super::signals::free_port;
 use crate::{
-    case::{Case, ENDLESS, GRACE, STEPS, TIMEOUT, world_size},
+    case::{Case, ENDLESS, ENDS, STEPS, world_size},
     check,
-    job::{Job, PATIENCE, megaburn},
+    job::{Job, PATIENCE, megaburn, wait_until},
 };
 
 /// Ranks under an environment of one's own, as another launcher would start them.
@@ -34,6 +35,57 @@ fn ranks(
     (0..world).map(rank).collect()
 }
 
+/// The same command some seconds later.
+fn late(command: &Command, seconds: f64) -> Command {
+    let variables = command.get_envs().filter_map(|(name, value)| Some((name, value?)));
+    let script = format!("sleep {seconds}; exec \"$@\"");
+    let mut late = crate::job::plain("sh", ["-c", &script, "sh"]);
+    late.arg(crate::job::binary()).args(command.get_args()).envs(variables);
+    late
+}
+
+/// Silent callers at the port where another rank than 0 waits for the last one.
+pub(super) fn silence(case: &Case) -> Result<(), String> {
+    let layout = case.layout_of(4);
+    let mut jobs = ranks(case, layout, free_port(), |rank, command| {
+        if rank == 3 {
+            *command = late(command, 1.5);
+        }
+    });
+    let mut ports = Vec::new();
+    wait_until("ranks 1 and 2 listen", || {
+        ports = jobs[1..3].iter().filter_map(|job| listening_port(job.pid())).collect();
+        ports.len() == 2
+    })?;
+    let mut held = Vec::new();
+    for _ in 0..1 + case.below(20) {
+        for port in &ports {
+            held.extend(TcpStream::connect(("127.0.0.1", *port)));
+        }
+    }
+    for job in &mut jobs {
+        job.wait(PATIENCE)?.expect(&[0])?;
+    }
+    case.recover_as(layout)
+}
+
+/// The port that a process listens on.
+fn listening_port(pid: i32) -> Option<u16> {
+    let links = fs::read_dir(format!("/proc/{pid}/fd")).ok()?.flatten();
+    let links = links.filter_map(|link| fs::read_link(link.path()).ok());
+    let sockets: Vec<String> = links.map(|link| link.display().to_string()).collect();
+    let tables = ["tcp", "tcp6"].map(|table| fs::read_to_string(format!("/proc/net/{table}")));
+    let port = |line: &str| {
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        // 0A is LISTEN.
+        let is_its = fields.get(3) == Some(&"0A")
+            && sockets.contains(&format!("socket:[{}]", fields.get(9)?));
+        let (_, port) = fields.get(1)?.rsplit_once(':')?;
+        is_its.then(|| u16::from_str_radix(port, 16).ok())?
+    };
+    tables.iter().flatten().flat_map(|table| table.lines()).find_map(port)
+}
+
 /// Garbage and silence at rank 0's port change nothing.
 pub(super) fn noise(case: &Case) -> Result<(), String> {
     let layout = case.layout_of(2);
@@ -41,13 +93,7 @@ pub(super) fn noise(case: &Case) -> Result<(), String> {
     // Rank 1 comes late: strangers have rank 0's port for themselves.
     let mut jobs = ranks(case, layout, port, |rank, command| {
         if rank == 1 {
-            let arguments: Vec<_> = command.get_args().map(|arg| arg.to_owned()).collect();
-            let variables: Vec<_> = command
-                .get_envs()
-                .filter_map(|(name, value)| Some((name.to_owned(), value?.to_owned())))
-                .collect();
-            *command = crate::job::plain("sh", ["-c", "sleep 0.7; exec \"$@\"", "sh"]);
-            command.arg(crate::job::binary()).args(arguments).envs(variables);
+            *command = late(command, 0.7);
         }
     });
     let mut held = Vec::new();
@@ -105,7 +151,7 @@ pub(super) fn other_config(case: &Case) -> Result<(), String> {
         }
     });
     for job in &mut jobs {
-        let ended = job.wait(Duration::from_secs_f64(TIMEOUT + GRACE))?;
+        let ended = job.wait(ENDS)?;
         case.took(ended.seconds);
         ended.expect(&[2, 4])?;
     }

@@ -17,14 +17,11 @@ use crate::{
     clock,
     deadline::Deadline,
     message::{Call, Message, OpKind, Payload},
-    transport::Transport,
+    transport::{SILENT, Transport},
 };
 
 /// How often members tell and ask each other.
 pub(super) const ROUND: Duration = Duration::from_secs(1);
-
-/// A member that was asked every [`ROUND`] and has not answered for so long is silent.
-const SILENT: Duration = Duration::from_secs(4);
 
 /// What is known about one group's members.
 #[derive(Debug, Default)]

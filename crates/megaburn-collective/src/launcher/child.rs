@@ -2,15 +2,16 @@
 
 use std::{
     ffi::OsString,
-    io,
+    fs, io,
     os::unix::process::CommandExt,
     process::{Child, Command, Stdio},
 };
 
 use nix::{
+    errno::Errno,
     sys::{
         signal::{Signal, kill, killpg},
-        wait::{Id, WaitPidFlag, waitid},
+        wait::{Id, WaitPidFlag, WaitStatus, waitid},
     },
     unistd::{Pid, getppid},
 };
@@ -22,7 +23,7 @@ use crate::JobToken;
 pub(super) const EXIT_CANNOT_START: i32 = 126;
 pub(super) const EXIT_NOT_FOUND: i32 = 127;
 /// The environment name under which a rank finds its launcher's process id.
-const LAUNCHER: &str = "MEGABURN_LAUNCHER";
+pub(super) const LAUNCHER: &str = "MEGABURN_LAUNCHER";
 
 /// Starts local rank `local_rank` as the leader of its own process group, so that what it starts
 /// can be ended with it.
@@ -61,16 +62,36 @@ pub(super) fn start(options: &LaunchOptions, local_rank: usize, job: &Job) -> io
 }
 
 /// Waits until a child has ended and leaves it as a zombie, so that its process id (and that of its
-/// group) still means it.
-pub(super) fn await_end(pid: Pid) {
+/// group) still means it. Tells whether a signal killed it.
+pub(super) fn await_end(pid: Pid) -> bool {
     let flags = WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT;
-    // Interrupted by a signal, it waits on; any other error means that there is no such child.
-    while waitid(Id::Pid(pid), flags) == Err(nix::errno::Errno::EINTR) {}
+    loop {
+        match waitid(Id::Pid(pid), flags) {
+            Err(Errno::EINTR) => {}
+            // Any other error means that there is no such child.
+            status => return matches!(status, Ok(WaitStatus::Signaled(..))),
+        }
+    }
 }
 
 /// Sends a signal to a rank and everything that it started, as far as it is still there.
 pub(super) fn signal(pid: Pid, signal: Signal) {
     let _ = killpg(pid, signal);
+}
+
+/// Whether a process of the group still runs, as far as the system tells. One that ended and was not
+/// waited for by its parent does not run.
+pub(super) fn group_runs(group: Pid) -> bool {
+    let Ok(processes) = fs::read_dir("/proc") else { return false };
+    let is_member = |process: fs::DirEntry| {
+        let stat = fs::read_to_string(process.path().join("stat")).unwrap_or_default();
+        // Behind the name, which may hold anything: state, parent, group.
+        let Some((_, rest)) = stat.rsplit_once(") ") else { return false };
+        let mut fields = rest.split(' ');
+        let runs = !fields.next().is_some_and(|state| ["Z", "X"].contains(&state));
+        runs && fields.nth(1).and_then(|of| of.parse().ok()) == Some(group.as_raw())
+    };
+    processes.flatten().any(is_member)
 }
 
 /// What the program does when it is called by [`super::LaunchOptions::entry`]: ties this process to

@@ -5,18 +5,31 @@ use std::{
     time::{Duration, Instant},
 };
 
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGTSTP, SIGUSR1, SIGUSR2};
+
+use super::child::LAUNCHER;
 
 /// Signals this close together are one request: a terminal and a launcher may both pass on a Ctrl-C.
 const ONE_REQUEST: Duration = Duration::from_secs(1);
+/// The same for a rank under a launcher. That has already joined signals within [`ONE_REQUEST`], and
+/// what it passes on as a second request may reach the rank a little less than that after the first.
+const UNDER_LAUNCHER: Duration = Duration::from_millis(500);
 
 /// The signals that ask a run to save and stop: SIGTERM, SIGINT, SIGUSR1 and SIGUSR2, and SIGHUP
 /// unless the program was started with it ignored, as `nohup` does.
 pub fn stop_signals() -> Vec<i32> {
-    let mut signals = vec![SIGTERM, SIGINT, SIGUSR1, SIGUSR2];
+    with_unless_ignored(vec![SIGTERM, SIGINT, SIGUSR1, SIGUSR2], SIGHUP)
+}
+
+/// What a launcher passes on: [`stop_signals`], and SIGTSTP, which Ctrl-Z sends.
+pub(super) fn passed_on() -> Vec<i32> {
+    with_unless_ignored(stop_signals(), SIGTSTP)
+}
+
+fn with_unless_ignored(mut signals: Vec<i32>, signal: i32) -> Vec<i32> {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-    if !is_ignored(&status, SIGHUP) {
-        signals.push(SIGHUP);
+    if !is_ignored(&status, signal) {
+        signals.push(signal);
     }
     signals
 }
@@ -29,18 +42,34 @@ fn is_ignored(status: &str, signal: i32) -> bool {
 }
 
 /// Tells repeated requests to stop from the first one.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub struct StopRequests {
     first: Option<Instant>,
+    one_request: Duration,
+}
+
+impl Default for StopRequests {
+    /// Of a program that nobody passes signals on to.
+    fn default() -> Self {
+        Self { first: None, one_request: ONE_REQUEST }
+    }
 }
 
 impl StopRequests {
+    /// Of a rank, which may have been started by `megaburn launch`.
+    pub fn of_rank() -> Self {
+        match std::env::var_os(LAUNCHER) {
+            Some(_) => Self { first: None, one_request: UNDER_LAUNCHER },
+            None => Self::default(),
+        }
+    }
+
     /// Takes note of a signal. Tells what it means: `false` for the first one and those within a
-    /// second of it, which are one request, and `true` for a later one, on which a program ends at
-    /// once.
+    /// second of it (half a second under a launcher), which are one request, and `true` for a later
+    /// one, on which a program ends at once.
     pub fn is_repeated(&mut self, now: Instant) -> bool {
         let first = *self.first.get_or_insert(now);
-        now.saturating_duration_since(first) >= ONE_REQUEST
+        now.saturating_duration_since(first) >= self.one_request
     }
 
     /// Whether there was a signal.

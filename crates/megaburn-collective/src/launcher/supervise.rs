@@ -9,28 +9,43 @@ use std::{
     time::{Duration, Instant},
 };
 
-use nix::{sys::signal::Signal, unistd::Pid};
+use nix::{
+    sys::signal::{Signal, raise},
+    unistd::Pid,
+};
 use signal_hook::iterator::Signals;
 
 use super::{
     Job, LaunchError, LaunchOptions,
-    child::{await_end, signal, start},
+    child::{await_end, group_runs, signal, start},
     command,
     guard::Guard,
     logs::Logs,
     output::{LastWords, Pumps, Sink, Source, Streams},
-    signals::{StopRequests, stop_signals},
-    verdict::{EndedBy, Outcome, RankEnd},
+    signals::{StopRequests, passed_on},
+    verdict::{EndedBy, Outcome, RankEnd, stopped_with},
 };
 
 /// So long the others may end by themselves after the first failure: they say what they saw, and
 /// the one that really failed may exit after one that was only told of it.
 const SETTLE: Duration = Duration::from_secs(1);
+/// The same after an exit code that is no failure's: where all ranks stop, each takes its time to end.
+const STOPPING: Duration = Duration::from_secs(10);
+/// How often it is looked whether a rank's processes have ended whose first one was killed.
+const LOOK: Duration = Duration::from_millis(100);
 /// Output that comes later than this after all ranks have ended is not waited for.
 const DRAIN: Duration = Duration::from_secs(2);
 
 enum Event {
-    Ended { local_rank: usize },
+    /// The first process of a rank ended, killed by a signal or not.
+    Ended {
+        local_rank: usize,
+        killed: bool,
+    },
+    /// So have all others of its group, if it was killed.
+    GroupEnded {
+        local_rank: usize,
+    },
     Signal(i32),
 }
 
@@ -48,8 +63,10 @@ struct Rank {
 /// The first rank that fails ends all others: they have a second to end by themselves, as ranks do
 /// that lose a peer, then they get SIGTERM, and after [`LaunchOptions::grace`] SIGKILL; a rank that does
 /// not end [`LaunchOptions::give_up`] after that is left behind, by name. The signals of
-/// [`stop_signals`] are passed on to the ranks, which may save and exit. Those within a second of the
-/// first are the same request; a later one is passed on too, and then the grace begins. The cause of
+/// [`stop_signals`](super::stop_signals) are passed on to the ranks, which may save and exit. They kill
+/// a shell that a rank's program was started by, and the program may save all the same. Signals within a
+/// second of the first are the same request; a later one is passed on too, and then the grace begins.
+/// Ctrl-Z (SIGTSTP) suspends the ranks with the launcher. The cause of
 /// a failure is written to standard error as the last thing, unless the caller does that. Standard
 /// input is empty for ranks.
 ///
@@ -90,7 +107,7 @@ pub fn launch(options: &LaunchOptions) -> Result<Outcome, LaunchError> {
 }
 
 fn watch_signals(events: Sender<Event>) -> io::Result<signal_hook::iterator::Handle> {
-    let mut signals = Signals::new(stop_signals())?;
+    let mut signals = Signals::new(passed_on())?;
     let handle = signals.handle();
     thread::Builder::new().name("signals".into()).spawn(move || {
         for number in signals.forever() {
@@ -146,9 +163,13 @@ impl<'a> Run<'a> {
         self.ranks.push(Rank { rank, child, pid, last_words: last_words.clone(), running });
         let events = events.clone();
         thread::Builder::new().name(format!("wait-{rank}")).spawn(move || {
-            await_end(pid);
+            let killed = await_end(pid);
             // The launcher waits for every rank that it started.
-            let _ = events.send(Event::Ended { local_rank });
+            let _ = events.send(Event::Ended { local_rank, killed });
+            while killed && group_runs(pid) {
+                thread::sleep(LOOK);
+            }
+            let _ = events.send(Event::GroupEnded { local_rank });
         })?;
         let from = |sink| Source { rank, local_rank, sink };
         pumps.start(from(Sink::Out), out.expect("stdout is piped"), None)?;
@@ -165,7 +186,12 @@ impl<'a> Run<'a> {
                 }
             };
             match event {
-                Ok(Event::Ended { local_rank }) => self.ended(local_rank),
+                Ok(Event::Ended { local_rank, killed }) => self.ended(local_rank, killed),
+                Ok(Event::GroupEnded { local_rank }) if self.ranks[local_rank].running => {
+                    self.end(local_rank);
+                }
+                Ok(Event::GroupEnded { .. }) => {}
+                Ok(Event::Signal(number)) if number == Signal::SIGTSTP as i32 => self.suspend(),
                 Ok(Event::Signal(number)) => self.pass_on(number),
                 Err(_) => match self.plan {
                     Plan::Terminate(_) => self.terminate(),
@@ -176,8 +202,17 @@ impl<'a> Run<'a> {
         }
     }
 
+    /// A signal that was passed on kills a shell at once, while the program that it waited for saves:
+    /// the rank has ended when that has.
+    fn ended(&mut self, local_rank: usize, killed: bool) {
+        let is_saving = killed && self.signal.is_some() && group_runs(self.ranks[local_rank].pid);
+        if !is_saving {
+            self.end(local_rank);
+        }
+    }
+
     /// Takes note of a rank that ended, and ends what it left behind.
-    fn ended(&mut self, local_rank: usize) {
+    fn end(&mut self, local_rank: usize) {
         let rank = &mut self.ranks[local_rank];
         signal(rank.pid, Signal::SIGKILL);
         // Its number means this group until it is waited for.
@@ -189,12 +224,34 @@ impl<'a> Run<'a> {
         };
         rank.running = false;
         self.ends.push((local_rank, by, self.told));
-        if self.plan == Plan::Wait && by != EndedBy::Code(0) {
-            // After a request to stop the others are busy with it.
-            let settle =
-                if self.signal.is_some() { self.options.grace.max(SETTLE) } else { SETTLE };
-            self.plan = Plan::Terminate(Instant::now() + settle);
+        if by != EndedBy::Code(0) && self.signal.map(EndedBy::Signal) != Some(by) {
+            self.settle();
         }
+    }
+
+    /// Gives the others time to end by themselves.
+    fn settle(&mut self) {
+        let settle = if stopped_with(self.ends.iter().map(|(_, by, _)| *by)).is_some() {
+            STOPPING
+        } else if self.signal.is_some() {
+            // After a request to stop the others are busy with it.
+            self.options.grace.max(SETTLE)
+        } else {
+            SETTLE
+        };
+        let until = Instant::now() + settle;
+        match self.plan {
+            Plan::Wait => self.plan = Plan::Terminate(until),
+            Plan::Terminate(at) => self.plan = Plan::Terminate(at.min(until)),
+            Plan::Kill(_) | Plan::GiveUp(_) => {}
+        }
+    }
+
+    /// Suspends the ranks with this process, and continues them when it is continued.
+    fn suspend(&self) {
+        self.signal_all(Signal::SIGSTOP);
+        let _ = raise(Signal::SIGSTOP);
+        self.signal_all(Signal::SIGCONT);
     }
 
     fn terminate(&mut self) {
@@ -255,50 +312,5 @@ impl<'a> Run<'a> {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::process::Command;
-
-    use super::*;
-
-    /// A rank whose end nobody hears of, as if the kernel held it.
-    fn held(options: &LaunchOptions) -> Run<'_> {
-        let child = Command::new("sleep").arg("600").spawn().unwrap();
-        let pid = Pid::from_raw(child.id().cast_signed());
-        let mut run = Run::new(options, None);
-        let last_words = LastWords::default();
-        run.ranks.push(Rank { rank: 0, child, pid, last_words, running: true });
-        run
-    }
-
-    #[test]
-    fn a_rank_that_sigkill_does_not_end_is_left_behind_by_name() {
-        let options = LaunchOptions {
-            give_up: Duration::from_millis(50),
-            ..LaunchOptions::new(1, vec!["sleep".into()])
-        };
-        let mut run = held(&options);
-        let (pid, begin) = (run.ranks[0].pid, Instant::now());
-        let (_sender, events) = channel();
-        run.kill();
-        run.supervise(&events);
-        assert!(begin.elapsed() < Duration::from_secs(5));
-        let _ = run.ranks[0].child.kill();
-        run.ranks[0].child.wait().unwrap();
-        let outcome = run.into_outcome();
-        let text = outcome.to_string();
-        assert!(text.contains(&format!("process {pid} is left behind")), "{text}");
-        assert_eq!(outcome.exit_code(), 137);
-    }
-
-    #[test]
-    fn two_signals_within_a_second_start_no_grace_and_a_later_one_does() {
-        let options = LaunchOptions::new(1, vec!["sleep".into()]);
-        let mut run = Run::new(&options, None);
-        run.pass_on(15);
-        run.pass_on(2);
-        assert_eq!((run.plan, run.signal), (Plan::Wait, Some(15)));
-        thread::sleep(Duration::from_millis(1010));
-        run.pass_on(2);
-        assert!(matches!(run.plan, Plan::Kill(_)) && run.signal == Some(2), "{:?}", run.plan);
-    }
-}
+#[path = "supervise_tests.rs"]
+mod tests;

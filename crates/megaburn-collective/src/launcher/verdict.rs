@@ -34,6 +34,18 @@ impl EndedBy {
     }
 }
 
+/// The exit code of ranks that stopped: all that ended did so with this code, which means none of the
+/// failures of megaburn, of Rust or of shells. `train.stopped_exit_code` can be no other.
+pub(super) fn stopped_with(mut ends: impl Iterator<Item = EndedBy>) -> Option<i32> {
+    let first = ends.next()?;
+    match first {
+        EndedBy::Code(code) if code > EXIT_PEER_FAILED && code < 126 && code != 101 => {
+            ends.all(|by| by == first).then_some(code)
+        }
+        _ => None,
+    }
+}
+
 impl fmt::Display for EndedBy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {
@@ -80,11 +92,16 @@ impl Outcome {
         let failed = || self.ends.iter().filter(|end| end.by.failed());
         let echo = |end: &&RankEnd| end.by == EndedBy::Code(EXIT_PEER_FAILED);
         let own = || failed().filter(|end| !echo(end));
-        let told_to = |end: &&RankEnd| end.told && !matches!(end.by, EndedBy::Code(_));
+        // SIGTERM kills a program, or makes it exit with a code that says so.
+        let by_sigterm = EndedBy::Code(128 + Signal::SIGTERM as i32);
+        let told_to = |end: &&RankEnd| {
+            end.told && (!matches!(end.by, EndedBy::Code(_)) || end.by == by_sigterm)
+        };
         own()
             .find(|end| !end.told)
             .or_else(|| own().find(|end| !told_to(end)))
             .or_else(|| failed().find(|end| !end.told))
+            .or_else(|| own().next())
             .or_else(|| failed().next())
     }
 
@@ -103,6 +120,11 @@ impl Outcome {
 impl fmt::Display for Outcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let signal = self.signal.and_then(|number| Signal::try_from(number).ok());
+        if let Some(code) = stopped_with(self.ends.iter().map(|end| end.by)) {
+            f.write_str("stopped")?;
+            signal.iter().try_for_each(|signal| write!(f, " by {signal}"))?;
+            return write!(f, "; every rank exited with code {code}");
+        }
         let Some(RankEnd { rank, by, last_words, .. }) = self.cause() else {
             return match signal {
                 Some(signal) => write!(f, "stopped by {signal}; every rank exited with code 0"),
@@ -143,6 +165,8 @@ mod tests {
     #[case::only_echoes(&[(Code(0), false), (Code(4), false), (Signal(9), true)], Some(1), 4)]
     #[case::held_by_the_kernel(&[(Code(1), false), (Nothing { pid: 7 }, true)], Some(0), 1)]
     #[case::held_alone(&[(Code(0), false), (Nothing { pid: 7 }, true)], Some(1), 137)]
+    #[case::hung_exits_when_told(&[(Code(4), false), (Code(143), true)], Some(0), 4)]
+    #[case::all_told_while_they_wait(&[(Code(4), true), (Code(143), true)], Some(1), 143)]
     #[case::signal_after_all_told(&[(Signal(15), true), (Signal(15), true)], Some(0), 143)]
     fn the_first_own_failure_is_the_cause(
         #[case] ends: &[(EndedBy, bool)],
@@ -151,6 +175,20 @@ mod tests {
     ) {
         let outcome = outcome(ends);
         assert_eq!((outcome.cause().map(|end| end.rank), outcome.exit_code()), (cause, code));
+    }
+
+    #[test]
+    fn ranks_that_agree_on_a_code_that_is_no_failure_have_stopped() {
+        let mut stopped = outcome(&[(Code(75), false), (Code(75), false)]);
+        stopped.ends[0].last_words = vec!["a warning".into()];
+        assert_eq!(stopped.to_string(), "stopped; every rank exited with code 75");
+        assert_eq!(stopped.exit_code(), 75);
+        stopped.signal = Some(15);
+        assert_eq!(stopped.to_string(), "stopped by SIGTERM; every rank exited with code 75");
+        for failed in [&[(Code(75), false), (Code(1), false)][..], &[(Code(2), false); 2]] {
+            assert!(outcome(failed).to_string().contains("exited with code"), "{failed:?}");
+            assert!(!outcome(failed).to_string().contains("every"), "{failed:?}");
+        }
     }
 
     #[test]

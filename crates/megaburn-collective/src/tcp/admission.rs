@@ -2,28 +2,34 @@
 
 use super::{
     RankEnv, build,
-    wire::{Hello, VERSION},
+    wire::{Hello, StartFailure, VERSION},
 };
 
 /// Why a caller is refused.
 #[derive(Debug)]
 pub(super) struct Refusal {
     pub(super) why: String,
-    /// Whether it is of this job for certain, so that the job cannot go on with its mistake. Any
-    /// other caller changes nothing.
+    /// Whether it is of this job for certain, so that the job cannot go on with its mistake. No other
+    /// caller ends anything at once.
     pub(super) ends_all: bool,
-    /// The rank that a caller of this job, or of another that looks like it, says it is.
+    /// The rank that a caller says it is, which may be of this job or of another that looks like it.
+    /// If that rank is missing, the right one has the time of a collective to come.
     pub(super) rank: Option<usize>,
+    /// Why that rank cannot start, if the caller came to say so.
+    pub(super) failure: Option<StartFailure>,
 }
 
 impl Refusal {
     pub(super) fn of_stranger(why: String) -> Self {
-        Self { why, ends_all: false, rank: None }
+        Self { why, ends_all: false, rank: None, failure: None }
     }
 
-    /// Who knows a secret token is of this job.
-    fn of_mistake(why: String, rank: usize, env: &RankEnv) -> Self {
-        Self { why, ends_all: env.job_token.is_secret(), rank: Some(rank) }
+    /// Who knows a secret token is of this job. Who says a rank or a number of ranks that this job does
+    /// not have is none of its ranks.
+    fn of_mistake(why: String, hello: &Hello, env: &RankEnv) -> Self {
+        let is_like_ours = hello.world_size == env.world_size && hello.rank < env.world_size;
+        let rank = is_like_ours.then_some(hello.rank);
+        Self { why, ends_all: env.job_token.is_secret(), rank, failure: hello.failure.clone() }
     }
 }
 
@@ -47,7 +53,7 @@ pub(super) fn check(
         )));
     }
     let Hello { rank, world_size, build, .. } = hello;
-    let mistake = |why: String| Err(Refusal::of_mistake(why, *rank, env));
+    let mistake = |why: String| Err(Refusal::of_mistake(why, hello, env));
     let (mine, own) = (build::name(), env.world_size);
     if build != mine {
         return mistake(format!(
@@ -62,7 +68,13 @@ pub(super) fn check(
     if hello.seed != seed && hello.failure.is_none() && !rank_0_fails {
         return mistake(format!("rank {rank} has seed {}, rank 0 has {seed}", hello.seed));
     }
-    Ok(())
+    match &hello.failure {
+        // Without a secret token it may be of another job, which knows nothing of this one's seed.
+        Some(failure) if !env.job_token.is_secret() && !rank_0_fails => {
+            mistake(format!("rank {rank} cannot start: {}", failure.why))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Refuses a caller whose rank is taken, or is none.
@@ -72,7 +84,7 @@ pub(super) fn check_seat(hello: &Hello, env: &RankEnv, is_free: bool) -> Result<
         true => Ok(()),
         false => {
             let why = format!("two processes were started with RANK={rank}");
-            Err(Refusal::of_mistake(why, rank, env))
+            Err(Refusal::of_mistake(why, hello, env))
         }
     }
 }
@@ -80,7 +92,7 @@ pub(super) fn check_seat(hello: &Hello, env: &RankEnv, is_free: bool) -> Result<
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tcp::{JobToken, wire::StartFailure};
+    use crate::tcp::JobToken;
 
     fn env(job_token: JobToken) -> RankEnv {
         RankEnv {
@@ -145,10 +157,29 @@ mod tests {
     }
 
     #[test]
-    fn a_rank_that_cannot_start_may_not_know_its_seed() {
+    fn a_rank_that_cannot_start_need_not_know_its_seed_but_the_secret() {
+        let failure = || Some(StartFailure { rank: 1, why: "no data".into(), code: 2 });
+        let secret = JobToken::secret("s");
+        let failing = Hello { seed: 0, failure: failure(), ..hello(&secret) };
+        check(&failing, &env(secret), 7, false).unwrap();
         let token = JobToken::default();
-        let failure = StartFailure { rank: 1, why: "no data".into(), code: 2 };
-        let hello = Hello { seed: 0, failure: Some(failure), ..hello(&token) };
-        check(&hello, &env(token), 7, false).unwrap();
+        let failing = Hello { seed: 0, failure: failure(), ..hello(&token) };
+        let refusal = check(&failing, &env(token.clone()), 7, false).unwrap_err();
+        assert!(refusal.why.contains("rank 1 cannot start: no data") && !refusal.ends_all);
+        assert_eq!((refusal.rank, refusal.failure), (Some(1), failure()));
+        // Where rank 0 fails itself, they tell each other nothing new.
+        check(&failing, &env(token), 7, true).unwrap();
+    }
+
+    #[test]
+    fn a_caller_that_is_none_of_the_jobs_ranks_starts_no_countdown() {
+        let token = JobToken::default();
+        let env = env(token.clone());
+        let other_size = Hello { world_size: 3, ..hello(&token) };
+        let beyond = Hello { rank: 5, ..hello(&token) };
+        assert_eq!(check(&other_size, &env, 7, false).unwrap_err().rank, None);
+        assert_eq!(check_seat(&beyond, &env, false).unwrap_err().rank, None);
+        let other_seed = Hello { seed: 8, ..hello(&token) };
+        assert_eq!(check(&other_seed, &env, 7, false).unwrap_err().rank, Some(1));
     }
 }

@@ -11,7 +11,7 @@ use subtle::ConstantTimeEq;
 
 use super::{
     ConnectOptions, RankEnv, build,
-    host::Ended,
+    host::{Ended, OTHERS_COME},
     introductions::{Introduction, Introductions},
     socket::{self, Pending, TICK, Until, rendezvous},
     wire::{Frame, Hello, StartFailure, Table, VERSION, Word, read_frame, write_frame},
@@ -106,6 +106,9 @@ fn introduce(
                 Ok(Some(Frame { word: Word::Missing { ranks }, .. })) => missing = Some(ranks),
                 Ok(Some(Frame { word: Word::Refused { why }, .. })) => return Err(why.into()),
                 Ok(Some(Frame { word: Word::CannotStart(failure), .. })) => {
+                    if env.is_with_rank_0() {
+                        outlast(&master, end.min(clock::now() + OTHERS_COME));
+                    }
                     return Err(Ended::CannotStart(failure));
                 }
                 Ok(Some(_)) => return Err("rank 0 spoke out of turn".to_string().into()),
@@ -132,6 +135,12 @@ fn introduce(
         }
         thread::sleep(Duration::from_millis(100));
     }
+}
+
+/// Waits until rank 0 has told everybody and leaves. Its launcher is this rank's too, and would end
+/// rank 0 as soon as this rank ends.
+fn outlast(master: &TcpStream, until: Instant) {
+    while let Ok(Some(_)) = read_frame(Until::new(master, until)) {}
 }
 
 /// A rank that knows the table.

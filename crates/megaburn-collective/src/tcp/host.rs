@@ -22,6 +22,8 @@ use crate::{CollectiveError, clock, host_name};
 const SHORT: Duration = Duration::from_secs(2);
 /// How often rank 0 says that it still waits.
 const SIGN: Duration = Duration::from_secs(1);
+/// How long rank 0 stays for ranks that come later, to tell them that one cannot start.
+pub(super) const OTHERS_COME: Duration = Duration::from_secs(30);
 
 /// A rank that introduced itself.
 #[derive(Debug)]
@@ -66,7 +68,8 @@ struct Host<'a> {
     came: Vec<bool>,
     hosts: Hosts,
     refusals: Refusals,
-    /// Why rank 0 itself cannot start: it only tells the others.
+    /// Why a rank cannot start, rank 0 itself or another: all who are there know it, and who comes
+    /// is told.
     failure: Option<StartFailure>,
 }
 
@@ -76,8 +79,11 @@ pub(super) fn gather(
     options: &ConnectOptions,
 ) -> Result<Vec<Option<TcpStream>>, CollectiveError> {
     let mut host = Host::new(options, None);
-    let result = host
-        .await_all(listener)
+    let gathered = host.await_all(listener);
+    if let Some(failure) = host.failure {
+        return Err(Ended::CannotStart(failure).into());
+    }
+    let result = gathered
         .and_then(|()| host.hand_out_table())
         .and_then(|()| host.await_ready())
         .and_then(|()| Ok(host.tell_all(&Word::Go)?));
@@ -169,18 +175,25 @@ impl<'a> Host<'a> {
                 return Ok(());
             }
         };
-        if let Some(failure) = hello.failure {
-            let _ = say(&stream, &Word::CannotStart(failure.clone()));
-            return Err(Ended::CannotStart(failure));
-        }
         self.came[hello.rank] = true;
         self.hosts.joined(hello.rank, &hello.host, hello.on_host);
+        let (host, port) = (from.ip().to_canonical(), hello.port);
         if let Some(failure) = &self.failure {
             let _ = say(&stream, &Word::CannotStart(failure.clone()));
         }
-        let (host, port) = (from.ip().to_canonical(), hello.port);
         self.guests[hello.rank] = Some(Guest { stream, host, port });
+        if self.failure.is_none() {
+            hello.failure.into_iter().for_each(|failure| self.fail(failure));
+        }
         Ok(())
+    }
+
+    /// From now on rank 0 only tells ranks that one cannot start. Others of a host that comes later
+    /// would look for rank 0 in vain until their patience ends.
+    fn fail(&mut self, failure: StartFailure) {
+        let _ = self.tell_all(&Word::CannotStart(failure.clone()));
+        self.failure = Some(failure);
+        self.deadline = self.deadline.min(clock::now() + OTHERS_COME);
     }
 
     fn check(&self, hello: Hello) -> Result<Hello, Refusal> {
@@ -243,10 +256,15 @@ impl<'a> Host<'a> {
         (1..self.guests.len()).filter(|&rank| which(&self.guests[rank])).collect()
     }
 
-    fn check_time(&self) -> Result<(), Ended> {
+    fn check_time(&mut self) -> Result<(), Ended> {
         let missing = self.missing();
         let late = self.hosts.late(&missing, self.env.world_size);
-        let late = late.or_else(|| self.refusals.late(&missing, self.options.group.timeout));
+        let refused = || self.refusals.late(&missing, self.options.group.timeout);
+        let late = match late.map(Ended::Because).or_else(refused) {
+            Some(Ended::Because(why)) => Some(why),
+            Some(failed) => return Err(failed),
+            None => None,
+        };
         if late.is_none() && clock::now() < self.deadline {
             return Ok(());
         }

@@ -82,9 +82,11 @@ impl ConnectOptions {
 /// # Errors
 /// Rank 0's port is in use; ranks do not come in time (they are named); two processes have one
 /// `RANK`, or ranks differ in build, `WORLD_SIZE` or seed; a rank said that it cannot start
-/// ([`report_start_failure`]). A mistake of one rank ends all that came where the job has a secret token
-/// ([`JobToken::secret`]). Otherwise its connection is refused like one from elsewhere, which
-/// changes nothing, and stands in the message if ranks are missing in the end.
+/// ([`report_start_failure`]). A mistake of one rank ends all at once where the job has a secret token
+/// ([`JobToken::secret`]); those that come within half a minute hear of a rank that cannot start. Without
+/// a secret token such a caller may be of another job. It is refused, the right rank has the timeout
+/// of collectives to come, and then the job ends with the reason. Connections from elsewhere change
+/// nothing; they stand in the message if ranks are missing in the end.
 /// # Collective
 /// All ranks.
 pub fn connect(options: &ConnectOptions) -> Result<Group, CollectiveError> {

@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::admission::Refusal;
+use super::{admission::Refusal, host::Ended, wire::StartFailure};
 use crate::clock;
 
 /// More than so many say nothing new.
@@ -18,16 +18,25 @@ const KEPT: usize = 8;
 pub(super) struct Refusals {
     first: Vec<String>,
     more: usize,
-    /// When a caller that says it is a rank of this job was first refused, by the rank.
-    ranks: BTreeMap<usize, Instant>,
+    /// Callers that say they are a rank of this job which is missing, by the rank.
+    ranks: BTreeMap<usize, Refused>,
+}
+
+#[derive(Debug)]
+struct Refused {
+    /// When the first one was refused.
+    first: Instant,
+    /// Why the last one cannot start, if it said so.
+    failure: Option<StartFailure>,
 }
 
 impl Refusals {
     /// Takes note of one and logs it.
     pub(super) fn note(&mut self, from: SocketAddr, refusal: Refusal, master: &str) {
-        let Refusal { why, rank, .. } = refusal;
+        let Refusal { why, rank, failure, .. } = refusal;
         if let Some(rank) = rank {
-            self.ranks.entry(rank).or_insert_with(clock::now);
+            let new = || Refused { first: clock::now(), failure: None };
+            self.ranks.entry(rank).or_insert_with(new).failure = failure;
         }
         let text = format!("{from} was refused: {why}");
         if self.first.len() < KEPT {
@@ -38,19 +47,21 @@ impl Refusals {
         }
     }
 
-    /// What is wrong if a rank of `missing` was refused `limit` ago and nobody else has come in its place. A job
-    /// without a token cannot tell its own ranks from another job's, so it waits that long for the right one.
-    pub(super) fn late(&self, missing: &[usize], limit: Duration) -> Option<String> {
+    /// What is wrong if a rank of `missing` was refused `limit` ago and nobody else has come in its place: its own
+    /// failure, if it said one. A job without a secret token cannot tell its own ranks from another job's, so it
+    /// waits that long for the right one. Once a rank is there, it does not matter who else was refused.
+    pub(super) fn late(&mut self, missing: &[usize], limit: Duration) -> Option<Ended> {
+        self.ranks.retain(|rank, _| missing.contains(rank));
         let now = clock::now();
-        let is_late = |rank: &&usize| {
-            let refused = self.ranks.get(rank);
-            refused.is_some_and(|&refused| now.saturating_duration_since(refused) >= limit)
-        };
-        let rank = missing.iter().find(is_late)?;
+        let is_late = |refused: &&Refused| now.saturating_duration_since(refused.first) >= limit;
+        let (rank, refused) = self.ranks.iter().find(|(_, refused)| is_late(refused))?;
+        if let Some(failure) = &refused.failure {
+            return Some(Ended::CannotStart(failure.clone()));
+        }
         let seconds = limit.as_secs_f64();
-        Some(format!(
+        Some(Ended::Because(format!(
             "rank {rank} was refused, and no other came in its place within {seconds:.1} s (`train.timeout_seconds`)"
-        ))
+        )))
     }
 }
 
@@ -76,13 +87,29 @@ mod tests {
         let mut refusals = Refusals::default();
         let from = SocketAddr::from(([127, 0, 0, 1], 1));
         refusals.note(from, Refusal::of_stranger("it is silent".into()), "host:1");
-        assert_eq!(refusals.late(&[1, 2], Duration::ZERO), None);
-        let refusal = Refusal { why: "it has seed 8".into(), ends_all: false, rank: Some(2) };
-        refusals.note(from, refusal, "host:1");
-        let text = refusals.late(&[1, 2], Duration::ZERO).unwrap();
+        assert!(refusals.late(&[1, 2], Duration::ZERO).is_none());
+        let why = || "it has seed 8".to_string();
+        let refusal = || Refusal { rank: Some(2), ..Refusal::of_stranger(why()) };
+        refusals.note(from, refusal(), "host:1");
+        assert!(refusals.late(&[1, 2], Duration::from_secs(60)).is_none());
+        let Some(Ended::Because(text)) = refusals.late(&[1, 2], Duration::ZERO) else { panic!() };
         assert!(text.starts_with("rank 2 was refused"), "{text}");
         assert!(refusals.to_string().contains("it has seed 8"));
-        assert_eq!(refusals.late(&[1], Duration::ZERO), None);
-        assert_eq!(refusals.late(&[1, 2], Duration::from_secs(60)), None);
+        let failure = StartFailure { rank: 2, why: "no data".into(), code: 2 };
+        let failed = Refusal { failure: Some(failure.clone()), ..refusal() };
+        refusals.note(from, failed, "host:1");
+        let late = refusals.late(&[1, 2], Duration::ZERO);
+        assert!(matches!(late, Some(Ended::CannotStart(found)) if found == failure));
+    }
+
+    #[test]
+    fn a_refusal_is_forgotten_while_the_right_rank_is_there() {
+        let mut refusals = Refusals::default();
+        let from = SocketAddr::from(([127, 0, 0, 1], 1));
+        let twice = || Refusal { rank: Some(1), ..Refusal::of_stranger("RANK=1 twice".into()) };
+        refusals.note(from, twice(), "host:1");
+        // Rank 1 is there, then it connects anew: it has all its time again.
+        assert!(refusals.late(&[2], Duration::ZERO).is_none());
+        assert!(refusals.late(&[1, 2], Duration::ZERO).is_none());
     }
 }

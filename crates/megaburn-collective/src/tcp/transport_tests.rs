@@ -9,11 +9,13 @@ use burn::tensor::{Bytes, DType};
 
 use super::TcpTransport;
 use crate::{
-    Call, GroupOptions, OpKind,
+    Call, GroupOptions, OpKind, Phase,
+    busy::{Busy, Place},
     deadline::Deadline,
     fault::TransportError,
     message::{Message, Payload},
-    transport::Transport,
+    tcp::wire::{Frame, Word, read_frame, write_frame},
+    transport::{Overdue, SILENT, Transport},
 };
 
 fn pair() -> (TcpStream, TcpStream) {
@@ -101,4 +103,36 @@ fn all_that_was_sent_arrives_though_its_sender_left_at_once() {
     assert_eq!(got.payload.as_slice().len(), HUGE);
     let error = receiver.receive(0, 3, soon(10_000)).unwrap_err();
     assert_eq!(error, TransportError::Lost { peer: 0, why: "it finished and left".into() });
+}
+
+/// One that works, and of which every third answer is lost.
+#[test]
+fn an_answer_that_is_lost_does_not_end_a_job_and_lasting_silence_does() {
+    let (mine, theirs) = pair();
+    let transport = TcpTransport::new(1, GroupOptions::default(), vec![Some(mine), None]).unwrap();
+    thread::spawn(move || {
+        let busy = |limit| {
+            let (phase, place, limit) = (Phase::Save, Place::Inside, Duration::from_millis(limit));
+            let (rank, done, total, idle) = (0, 1, 2, Duration::ZERO);
+            Overdue::Busy(Busy { rank, phase, place, done, total, idle, limit })
+        };
+        let mut questions = 0;
+        while let Ok(Some(Frame { word, .. })) = read_frame(&theirs) {
+            let Word::Overdue(Overdue::Question) = word else { continue };
+            questions += 1;
+            let Message { call, payload } = message(1);
+            match questions {
+                3 | 6 | 9 => Ok(()),
+                12 => write_frame(&theirs, &Word::Data(call), 5, Some(&payload)),
+                1..=13 => write_frame(&theirs, &Word::Overdue(busy(100)), 0, None),
+                _ => Ok(()),
+            }
+            .unwrap();
+        }
+    });
+    transport.receive(0, 5, soon(100)).unwrap();
+    let begin = Instant::now();
+    assert_eq!(transport.receive(0, 5, soon(100)).unwrap_err(), TransportError::Timeout);
+    let took = begin.elapsed();
+    assert!(took > SILENT && took < SILENT + Duration::from_secs(2), "{took:?}");
 }

@@ -137,7 +137,12 @@ pub(crate) fn assert_gone(pids: &[i32]) {
 }
 
 fn alive(pid: i32) -> bool {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    state(pid).is_some_and(|state| !['Z', 'X'].contains(&state))
+}
+
+/// The letter that Linux has for the state of a process.
+pub(crate) fn state(pid: i32) -> Option<char> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The state follows the name, which stands in brackets and may hold anything.
-    stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
+    stat.rsplit_once(") ")?.1.chars().next()
 }

@@ -5,7 +5,7 @@ use megaburn_pipeline::run;
 use crate::{
     TrainError,
     metrics::EvalMetrics,
-    trainer::{Trainer, dynamic::Dynamic, passes::Evaluation, stats::Losses},
+    trainer::{Trainer, dynamic::Dynamic, first_times::Work, passes::Evaluation, stats::Losses},
 };
 
 impl Trainer {
@@ -35,6 +35,7 @@ impl Trainer {
             let (key, rule) = ("data.validation_fraction", "more than 0 for an evaluation");
             return Err(TrainError::Invalid { key, value: "0".into(), rule: rule.into() });
         };
+        let _compiling = self.first_times.begin(Work::Evaluation, &self.groups.world);
         let model = self.model().valid();
         let plain = self.device.clone().inner();
         let global_batch = self.config.train.global_batch as u64;
@@ -57,7 +58,6 @@ impl Trainer {
             let mut passes =
                 Evaluation { trainer: self, model, first, total, valid, plain, losses, dynamic };
             run(own.as_ref().unwrap_or(&schedule), &wire, &mut passes)?;
-            self.groups.world.pulse().beat();
         }
         // A rank that is gone says so, and not that the loss is no number.
         self.sharding.check()?;

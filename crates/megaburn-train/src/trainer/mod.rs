@@ -8,6 +8,7 @@ mod estimated;
 mod evaluate;
 mod experts;
 mod finite;
+mod first_times;
 mod owner;
 mod passes;
 mod replicas;
@@ -40,6 +41,7 @@ use crate::{
 };
 use dynamic::Dynamic;
 pub(crate) use experts::experts;
+use first_times::FirstTimes;
 use schedules::Schedules;
 
 pub use culprit::{Culprit, Diagnosis};
@@ -111,6 +113,7 @@ pub struct Trainer {
     enqueued: Duration,
     /// The folder that checkpoints are saved to, where the run has taken it.
     run: Option<RunShare>,
+    first_times: FirstTimes,
 }
 
 /// How far a run has come.
@@ -180,7 +183,10 @@ impl Trainer {
         let mut optimizer = optimizer.with_f32_params(model.f32_params());
         let model = match start {
             Some(Start::Init(source)) => optimizer
-                .load_params(model, dtype.into(), |path, _| source.local(path, &plan))
+                .load_params(model, dtype.into(), |path, _| {
+                    groups.world.pulse().beat();
+                    source.local(path, &plan)
+                })
                 .map_err(TrainError::from)?,
             Some(Start::Resumed(_)) | None => optimizer.cast_params(model, dtype.into()),
         };
@@ -218,6 +224,7 @@ impl Trainer {
             progress: Progress::default(),
             enqueued: Duration::ZERO,
             run: None,
+            first_times: FirstTimes::default(),
             config,
         })
     }
@@ -225,6 +232,11 @@ impl Trainer {
     /// Saves to the run's folder, and only as long as it is the run's.
     pub(crate) fn in_run(self, run: RunShare) -> Self {
         Self { run: Some(run), ..self }
+    }
+
+    /// Says whether this rank compiles kernels, as on GPUs.
+    pub(crate) fn compiling(self, compiles: bool) -> Self {
+        Self { first_times: FirstTimes::new(compiles), ..self }
     }
 
     /// How long the host took over the last step before it waited for its loss: on a GPU, for

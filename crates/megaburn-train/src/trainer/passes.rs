@@ -28,6 +28,7 @@ pub(super) struct Training<'a> {
 impl Training<'_> {
     fn begin(&mut self, pass: Pass) -> Range {
         let backward = range("backward");
+        self.trainer.groups.world.pulse().beat();
         if self.sums == Sums::OverRanks && self.trainer.config.parallel.overlap {
             self.trainer.grads.begin_micro_batch(pass.is_last);
         }
@@ -36,6 +37,7 @@ impl Training<'_> {
 
     /// Behind a backward, or the part of one.
     fn end(&mut self) -> Result<(), TrainError> {
+        self.trainer.groups.world.pulse().beat();
         match self.sums {
             Sums::OverRanks => Ok(self.trainer.grads.end_micro_batch()?),
             Sums::OfRank => Ok(()),
@@ -48,6 +50,7 @@ impl Chunks for Training<'_> {
 
     fn forward(&mut self, pass: Pass, input: Option<Tensor<3>>) -> Result<Output, TrainError> {
         let Self { trainer, plain, losses, factor, .. } = self;
+        trainer.groups.world.pulse().beat();
         let stage = trainer.unsettled().stage(pass.chunk);
         let stage = match trainer.dynamic {
             // Nothing is dropped there.
@@ -117,6 +120,7 @@ impl Chunks for Evaluation<'_> {
 
     fn forward(&mut self, pass: Pass, input: Option<Tensor<3>>) -> Result<Output, TrainError> {
         let Self { trainer, first, total, plain, .. } = *self;
+        trainer.groups.world.pulse().beat();
         let stage = self.model.stage(pass.chunk);
         let batch = || -> Result<Batch, TrainError> {
             if let Some(dynamic) = self.dynamic {

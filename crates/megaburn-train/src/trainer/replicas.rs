@@ -8,7 +8,7 @@ use xxhash_rust::xxh3::Xxh3Default;
 
 use crate::{
     TrainError,
-    trainer::{Trainer, save::to_host},
+    trainer::{Trainer, first_times::Work, save::to_host},
 };
 
 /// A stretch of a parameter that a rank holds, and the hash of what it holds there.
@@ -41,6 +41,7 @@ impl Trainer {
     /// # Collective
     /// All ranks; a hash of each stretch of each parameter goes to rank 0.
     pub fn check_replicas(&self) -> Result<(), TrainError> {
+        let _compiling = self.first_times.begin(Work::Replicas, &self.groups.world);
         let mut mine = Vec::new();
         let params = lazy_params(self.model()).into_iter();
         for param in params.filter(|param| !self.sharding.shares_out(&param.path)) {

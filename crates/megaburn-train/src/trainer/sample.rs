@@ -10,7 +10,7 @@ use megaburn_optim::ShardingLevel;
 use crate::{
     RunData, TrainError,
     text::{continue_text, prompt_tokens},
-    trainer::Trainer,
+    trainer::{Trainer, first_times::Work},
 };
 
 impl Trainer {
@@ -32,6 +32,7 @@ impl Trainer {
         if !(is_first || together) || generate.tokens == 0 {
             return Ok(None);
         }
+        let _compiling = self.first_times.begin(Work::Sample, &self.groups.world);
         let tokenizer = self.data.tokenizer.as_ref();
         let options = GenerateOptions {
             max_tokens: generate.tokens,
@@ -46,6 +47,7 @@ impl Trainer {
         let device = self.device.clone().inner();
         let prompts = [prompt];
         let read = |model: &Decoder, next: &Next<'_>, cache: &mut DecoderCache| {
+            self.groups.world.pulse().beat();
             let logits = self.pipeline.next_logits(model, next, cache, &device)?;
             // Products may have other last bits on each rank, and a choice between tokens must not.
             Ok(if together { broadcast(logits, 0, &self.groups.dp)? } else { logits })

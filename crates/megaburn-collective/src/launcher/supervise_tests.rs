@@ -1,0 +1,60 @@
+use std::process::Command;
+
+use super::*;
+
+/// A rank whose end nobody hears of, as if the kernel held it.
+fn held(options: &LaunchOptions) -> Run<'_> {
+    let child = Command::new("sleep").arg("600").spawn().unwrap();
+    let pid = Pid::from_raw(child.id().cast_signed());
+    let mut run = Run::new(options, None);
+    let last_words = LastWords::default();
+    run.ranks.push(Rank { rank: 0, child, pid, last_words, running: true });
+    run
+}
+
+#[test]
+fn a_rank_that_sigkill_does_not_end_is_left_behind_by_name() {
+    let options = LaunchOptions {
+        give_up: Duration::from_millis(50),
+        ..LaunchOptions::new(1, vec!["sleep".into()])
+    };
+    let mut run = held(&options);
+    let (pid, begin) = (run.ranks[0].pid, Instant::now());
+    let (_sender, events) = channel();
+    run.kill();
+    run.supervise(&events);
+    assert!(begin.elapsed() < Duration::from_secs(5));
+    let _ = run.ranks[0].child.kill();
+    run.ranks[0].child.wait().unwrap();
+    let outcome = run.into_outcome();
+    let text = outcome.to_string();
+    assert!(text.contains(&format!("process {pid} is left behind")), "{text}");
+    assert_eq!(outcome.exit_code(), 137);
+}
+
+#[test]
+fn two_signals_within_a_second_start_no_grace_and_a_later_one_does() {
+    let options = LaunchOptions::new(1, vec!["sleep".into()]);
+    let mut run = Run::new(&options, None);
+    run.pass_on(15);
+    run.pass_on(2);
+    assert_eq!((run.plan, run.signal), (Plan::Wait, Some(15)));
+    thread::sleep(Duration::from_millis(1010));
+    run.pass_on(2);
+    assert!(matches!(run.plan, Plan::Kill(_)) && run.signal == Some(2), "{:?}", run.plan);
+}
+
+#[test]
+fn ranks_that_stop_with_one_code_have_time_to_end_and_a_failure_among_them_cuts_it_short() {
+    let options = LaunchOptions::new(3, vec!["sleep".into()]);
+    let mut run = Run::new(&options, None);
+    let left = |run: &Run<'_>| match run.plan {
+        Plan::Terminate(at) => at.saturating_duration_since(Instant::now()),
+        plan => panic!("{plan:?}"),
+    };
+    for (rank, code) in [(0, 75), (1, 75), (2, 1)] {
+        run.ends.push((rank, EndedBy::Code(code), false));
+        run.settle();
+        assert_eq!(left(&run) > SETTLE, code == 75, "{:?}", run.plan);
+    }
+}

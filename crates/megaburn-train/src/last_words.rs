@@ -1,0 +1,27 @@
+//! The end of a process that does not wait for its threads.
+
+use std::{
+    io::{self, Write},
+    sync::mpsc::channel,
+    thread,
+    time::Duration,
+};
+
+use signal_hook::low_level::exit;
+
+/// The last words may take no longer: nobody may read them.
+const PATIENCE: Duration = Duration::from_millis(500);
+
+/// Writes `words` to standard error, past the queue of the log, which ends with the process, and ends
+/// the process at once.
+pub(crate) fn end_process(words: String, code: i32) -> ! {
+    let (said, end) = channel();
+    let say = move || {
+        let _ = writeln!(io::stderr(), "{words}");
+        let _ = said.send(());
+    };
+    if thread::Builder::new().spawn(say).is_ok() {
+        let _ = end.recv_timeout(PATIENCE);
+    }
+    exit(code)
+}

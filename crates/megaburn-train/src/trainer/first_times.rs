@@ -1,0 +1,53 @@
+//! What a rank does for the first time on a GPU compiles its kernels, each rank its own.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use megaburn_collective::{Group, Phase, PhaseGuard};
+
+/// Work beside the steps that has kernels of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Work {
+    Evaluation,
+    Replicas,
+    Sample,
+}
+
+/// Which work this rank has begun. Nothing is compiled on a CPU.
+#[derive(Debug, Default)]
+pub(super) struct FirstTimes {
+    compiles: bool,
+    begun: [AtomicBool; 3],
+}
+
+impl FirstTimes {
+    /// Of a rank that compiles kernels, or of one that does not.
+    pub(super) fn new(compiles: bool) -> Self {
+        Self { compiles, ..Self::default() }
+    }
+
+    /// Held while the work is done for the first time: the others wait for this rank as in the start.
+    pub(super) fn begin(&self, work: Work, world: &Group) -> Option<PhaseGuard> {
+        let begun = self.begun[work as usize].swap(true, Ordering::Relaxed);
+        (self.compiles && !begun).then(|| world.phase(Phase::Start))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_first_time_on_a_gpu_belongs_to_the_start() {
+        let world = Group::single(0);
+        let phase = || world.pulse().quiet().unwrap().phase;
+        let on_gpu = FirstTimes::new(true);
+        for work in [Work::Evaluation, Work::Replicas, Work::Sample] {
+            let first = on_gpu.begin(work, &world);
+            assert_eq!(phase(), Some(Phase::Start), "{work:?}");
+            drop(first);
+            assert_eq!(phase(), None);
+            assert!(on_gpu.begin(work, &world).is_none());
+            assert!(FirstTimes::new(false).begin(work, &world).is_none());
+        }
+    }
+}

@@ -121,7 +121,11 @@ impl Devices {
 
     /// Which kernels compute attention, and why not faster ones, as the console says it.
     pub(crate) fn describe_attention(self, attention: AttentionKernel, facts: &Facts) -> String {
-        facts.describe(attention, || cuda::find_cudnn().map_err(|error| error.to_string()))
+        let why = |error: TrainError| match error {
+            TrainError::Cuda { why } => why,
+            other => other.to_string(),
+        };
+        facts.describe(attention, || cuda::find_cudnn().map_err(why))
     }
 
     /// What the console calls them, from `ranks` ranks; nothing for the CPU.

@@ -50,7 +50,8 @@ impl StopSignal {
     /// Until [`begin_training`](Self::begin_training) there is nothing to save, and the process ends
     /// at once, with 128 and the signal's number. From then on the first signal is a request, which
     /// [`requested`](Self::requested) tells; those within a second of it (half a second under
-    /// `megaburn launch`, which has joined them already) are the same request; a later one ends the process at once, with the same code, without saving and without running
+    /// `megaburn launch`, which has joined them already) are the same request; a later one ends the process at once,
+    /// with the same code, without saving and without running
     /// what libraries registered for the exit.
     ///
     /// # Errors

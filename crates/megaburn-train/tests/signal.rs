@@ -44,7 +44,9 @@ fn the_first_signal_is_heard_and_a_later_one_exits_with_its_code() {
 }
 
 fn start(signals: &str) -> std::process::Child {
-    let mut command = Command::new(env::current_exe().unwrap());
+    // Under `nohup` a program ignores SIGHUP, as it should; this test sends it.
+    let mut command = Command::new("env");
+    command.arg("--default-signal=HUP").arg(env::current_exe().unwrap());
     if signals.starts_with("launched") {
         command.env("MEGABURN_LAUNCHER", "1");
     }

@@ -1,6 +1,6 @@
 //! Signals that ask a run to stop.
 
-use std::{thread, time::Duration};
+use std::{fs, thread, time::Duration};
 
 use nix::sys::signal::Signal;
 
@@ -11,12 +11,22 @@ use crate::{
     job::Job,
 };
 
-const ASKS: [Signal; 4] = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, Signal::SIGUSR1];
+/// A signal that asks a run to stop. SIGHUP does not where this campaign was started by `nohup`, as its jobs are then too.
+fn ask(case: &Case) -> Signal {
+    let asked = case.one_of(&[Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, Signal::SIGUSR1]);
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let ignored = ignored.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
+    match asked {
+        Signal::SIGHUP if ignored & 1 == 1 => Signal::SIGTERM,
+        asked => asked,
+    }
+}
 
 /// The run saves its last step and ends with 0.
 pub(super) fn stop(case: &Case) -> Result<(), String> {
     let mut job = case.start_and_wait(1 + case.below(9), &["train.checkpoint_interval=0"])?;
-    let signal = case.one_of(&ASKS);
+    let signal = ask(case);
     match case.launched && case.below(3) == 0 {
         true => {
             let rank = case.below(world_size(case.layout) as u64) as usize;
@@ -31,7 +41,7 @@ pub(super) fn stop(case: &Case) -> Result<(), String> {
 /// Two signals within a second are one request.
 pub(super) fn twice(case: &Case) -> Result<(), String> {
     let mut job = case.start_and_wait(1 + case.below(5), &["train.checkpoint_interval=0"])?;
-    let signal = case.one_of(&ASKS);
+    let signal = ask(case);
     job.signal(signal);
     thread::sleep(Duration::from_millis(case.below(400)));
     job.signal(case.one_of(&[signal, Signal::SIGTERM]));

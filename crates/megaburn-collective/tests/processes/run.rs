@@ -45,7 +45,10 @@ impl Run {
 
     /// Any command.
     pub(crate) fn launch(nproc: usize, command: &[&str], env: &[(&str, &str)]) -> Self {
-        let mut launcher = Command::new(std::env::current_exe().unwrap())
+        // Under `nohup` a launcher ignores SIGHUP, as it should; these tests send it.
+        let mut launcher = Command::new("env")
+            .arg("--default-signal=HUP")
+            .arg(std::env::current_exe().unwrap())
             .args(["launch", &nproc.to_string()])
             .args(command)
             .envs(env.iter().copied())

@@ -1,9 +1,9 @@
 //! Other ways to choose experts, to send them tokens and to schedule them than `experts.toml` has.
 
-use std::path::Path;
+use std::{fs, path::Path};
 
 use megaburn::{
-    mesh::Layout,
+    mesh::{Layout, PositionRng, Purpose},
     train::{ConfigLayers, metrics::ExpertMetrics},
 };
 use rstest::rstest;
@@ -11,7 +11,7 @@ use rstest::rstest;
 use crate::{
     expert_matrix::{Kind, Model, SEED},
     layouts::{compare, train},
-    text::{write_random_text, write_repeated_letters},
+    text::write_random_text,
 };
 
 #[rstest]
@@ -114,4 +114,15 @@ fn assert_text_as_one_rank(
     let expected = train(one, Layout::SINGLE);
     compare(&train(shared, layout), &expected, &format!("{moe} {parallel} {layout}"));
     expected.steps[4].experts.clone()
+}
+
+/// Writes `len` letters, in stretches of `stretch`: the first half of each is one letter, and the rest is random.
+fn write_repeated_letters(path: &Path, len: usize, stretch: usize, seed: u64) {
+    let rng = PositionRng::new(seed, Purpose::Sampling, "letters");
+    let letter = |index: usize| {
+        let start = index - index % stretch;
+        let drawn = if index - start < stretch / 2 { start } else { index };
+        char::from(b'a' + rng.below(drawn as u64, 26) as u8)
+    };
+    fs::write(path, (0..len).map(letter).collect::<String>()).unwrap();
 }

@@ -28,17 +28,6 @@ pub(crate) fn write_random_text(path: &Path, len: usize, seed: u64) {
     fs::write(path, text.collect::<String>()).unwrap();
 }
 
-/// Writes `len` letters, in stretches of `stretch`: the first half of each is one letter, and the rest is random.
-pub(crate) fn write_repeated_letters(path: &Path, len: usize, stretch: usize, seed: u64) {
-    let rng = PositionRng::new(seed, Purpose::Sampling, "letters");
-    let letter = |index: usize| {
-        let start = index - index % stretch;
-        let drawn = if index - start < stretch / 2 { start } else { index };
-        char::from(b'a' + rng.below(drawn as u64, 26) as u8)
-    };
-    fs::write(path, (0..len).map(letter).collect::<String>()).unwrap();
-}
-
 /// Writes documents of random letters, of 1 to `longest` characters each, a JSON object a line.
 pub(crate) fn write_random_documents(path: &Path, num: u64, longest: u64, seed: u64) {
     let rng = PositionRng::new(seed, Purpose::Sampling, "documents");

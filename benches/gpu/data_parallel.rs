@@ -95,8 +95,8 @@ fn report(args: &DataParallelArgs, ranks: usize, found: &[(Way, Found)]) -> Resu
     let params = found.first().map_or(0, |(_, first)| first.params);
     let about = format!(
         "One optimizer step of {layers} layers of Llama-3-8B's shape (vocabulary 128256) in bf16 with f32 \
-         gradients and masters, {micro_batches} sequences of {seq_len} tokens a GPU, on {ranks} GPUs, one \
-         process each. The time is the slowest rank's median from the end of a step to the end of the next, its \
+         gradients and masters, {micro_batches} x {seq_len} tokens a GPU, on {ranks} GPUs, one process \
+         each. The time is the slowest rank's median from the end of a step to the end of the next, its \
          loss read. The first row is each GPU by itself, without any communication; how much longer \
          the others take is what communication is not hidden, but for the update, which those that \
          share it out do a part of. GiB are what is reserved on the GPU, here after the last step, \

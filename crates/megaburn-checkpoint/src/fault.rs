@@ -47,8 +47,8 @@ impl Fault {
 const PAUSES: [Duration; 3] =
     [Duration::from_millis(50), Duration::from_millis(250), Duration::from_secs(1)];
 
-/// Whether a read that failed like this may succeed later: the system failed, and what is at the path is
-/// not known.
+/// Whether a read that failed with this error may succeed later. The system failed to answer, so nobody knows
+/// what is at the path.
 pub fn may_pass(error: &io::Error) -> bool {
     !matches!(
         error.kind(),
@@ -60,10 +60,10 @@ pub fn may_pass(error: &io::Error) -> bool {
     )
 }
 
-/// The result of `attempt`, which is tried again a few times where its error says so.
+/// Calls `attempt` again a few times while `is_tried_again` accepts its error, and returns its last result.
 ///
 /// # Errors
-/// Those of the last try.
+/// The error of the last attempt.
 pub fn retried_where<T, E>(
     is_tried_again: impl Fn(&E) -> bool,
     mut attempt: impl FnMut() -> Result<T, E>,
@@ -77,10 +77,10 @@ pub fn retried_where<T, E>(
     attempt()
 }
 
-/// The same where the system failed. An error that stays then names this host.
+/// Calls `attempt` again a few times while the system fails. The error of the last attempt names this host.
 ///
 /// # Errors
-/// Those of the last try.
+/// The error of the last attempt.
 pub fn retried<T>(
     attempt: impl FnMut() -> Result<T, CheckpointError>,
 ) -> Result<T, CheckpointError> {

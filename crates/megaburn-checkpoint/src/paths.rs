@@ -1,4 +1,4 @@
-//! Names beside a path, what is at a path, and what a kill has left there.
+//! Temporary names in the folder of a path, and how a later process recognises them.
 
 use std::{
     fs, io,
@@ -16,8 +16,8 @@ pub const REPLACED: &str = ".replaced-";
 /// In the name of a checkpoint that is being deleted.
 pub(crate) const TRASH: &str = ".trash-";
 
-/// Another name in the same folder: `NAME`, the suffix, and the number of this process and the time, as two
-/// hexadecimal numbers.
+/// Returns a new name in the same folder: `NAME`, the suffix, then this process's id and the time in
+/// hexadecimal.
 pub fn beside(target: &Path, suffix: &str) -> PathBuf {
     let mut name = target.file_name().expect("a target has a name").to_os_string();
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -25,9 +25,9 @@ pub fn beside(target: &Path, suffix: &str) -> PathBuf {
     parent(target).join(name)
 }
 
-/// The `NAME` and the suffix of a name that [`beside`] has made with one of the suffixes above. A program that
-/// is killed leaves such names behind. A folder is a leftover only if the program's mark is in it, too:
-/// somebody else's `NAME.tmp-copy` is not.
+/// Splits a name that [`beside`] made with one of the suffixes above into `NAME` and the suffix. A program that
+/// is killed leaves such names behind. A folder is a leftover only if it also holds the program's mark, so a
+/// user's `NAME.tmp-copy` is never taken for one.
 pub fn leftover_of(name: &str) -> Option<(&str, &'static str)> {
     [TMP, REPLACED, TRASH].into_iter().find_map(|suffix| {
         let (of, unique) = name.rsplit_once(suffix)?;

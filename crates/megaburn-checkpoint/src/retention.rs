@@ -20,7 +20,7 @@ use crate::{
     unfinished::remove_marked,
 };
 
-/// Which checkpoints the ranks of this process have read as a whole, and whether they were as written.
+/// The checkpoints that the ranks of this process have read completely, and whether each was whole.
 static VERIFIED: Mutex<BTreeMap<PathBuf, bool>> = Mutex::new(BTreeMap::new());
 
 fn verified() -> MutexGuard<'static, BTreeMap<PathBuf, bool>> {
@@ -32,7 +32,7 @@ pub(crate) fn remember(path: &Path, is_whole: bool) {
     verified().insert(path.to_path_buf(), is_whole);
 }
 
-/// A checkpoint and what is known of it: its name, and whether it is whole.
+/// A checkpoint's name, and whether it is whole, where a rank has read it.
 type Known = (String, Option<bool>);
 
 /// Deletes old checkpoints of the run `run_id` where its newest `keep` up to `current`, which was just written,
@@ -106,7 +106,8 @@ fn is_found_whole(
     Ok(found.is_ok())
 }
 
-/// Deleting takes time: what is half deleted must not look like a checkpoint.
+/// Deletes a checkpoint. It is renamed first, so that a kill in the middle leaves no half of it under a
+/// checkpoint's name.
 fn delete(path: &Path) -> Result<(), CheckpointError> {
     if path.is_symlink() {
         return fs::remove_file(path).during("remove the link", path);

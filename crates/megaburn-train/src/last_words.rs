@@ -9,7 +9,7 @@ use std::{
 
 use signal_hook::low_level::exit;
 
-/// The last words may take no longer: nobody may read them.
+/// Writing the last message may take no longer, because nobody may be reading it.
 const PATIENCE: Duration = Duration::from_millis(500);
 
 /// Writes `words` to standard error, past the queue of the log, which ends with the process, and ends

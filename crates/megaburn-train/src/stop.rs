@@ -91,7 +91,7 @@ impl Stops {
     /// for ever.
     ///
     /// # Errors
-    /// So many steps are done.
+    /// The run has already done `train.exit_at_step` steps.
     pub(crate) fn check_start(&self, step: u64) -> Result<(), TrainError> {
         match self.at_step {
             Some(at) => {
@@ -116,8 +116,8 @@ impl Stops {
     }
 
     /// Why all ranks stop after `step` steps, if one of them has a reason: they leave the loop together.
-    /// `has_trained` says that this start has made some of them, `gives_up` that this rank cannot write its
-    /// metrics.
+    /// `has_trained` says that this start has trained at least one step, `gives_up` that this rank cannot write
+    /// its metrics.
     ///
     /// # Errors
     /// A failed collective.

@@ -6,6 +6,8 @@ mod cube;
 mod gradient;
 mod losses;
 mod order;
+#[cfg(feature = "cuda")]
+mod plane;
 mod ranks;
 mod reading;
 pub(crate) mod router;

@@ -29,9 +29,9 @@ use super::{
 /// So long the others may end by themselves after the first failure: they say what they saw, and
 /// the one that really failed may exit after one that was only told of it.
 const SETTLE: Duration = Duration::from_secs(1);
-/// The same after an exit code that is no failure's: where all ranks stop, each takes its time to end.
+/// The same, where the ranks stop with an exit code that means no failure: each takes its time to end.
 const STOPPING: Duration = Duration::from_secs(10);
-/// How often it is looked whether a rank's processes have ended whose first one was killed.
+/// How often the launcher checks whether the other processes of a rank have ended once its first was killed.
 const LOOK: Duration = Duration::from_millis(100);
 /// Output that comes later than this after all ranks have ended is not waited for.
 const DRAIN: Duration = Duration::from_secs(2);

@@ -24,7 +24,7 @@ impl Refusal {
         Self { why, ends_all: false, rank: None, failure: None }
     }
 
-    /// Who knows a secret token is of this job. Who says a rank or a number of ranks that this job does
+    /// A caller that knows a secret token belongs to this job. A caller whose rank or world size this job does
     /// not have is none of its ranks.
     fn of_mistake(why: String, hello: &Hello, env: &RankEnv) -> Self {
         let is_like_ours = hello.world_size == env.world_size && hello.rank < env.world_size;

@@ -41,7 +41,7 @@ enum Weights {
     Checkpoint(Checkpoint),
 }
 
-/// What is at a path.
+/// What stands at a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     File,

@@ -118,10 +118,13 @@ impl Balance {
         }
         let counts = tensors::all_reduce(counts, ReduceOp::Sum, tokens.group)
             .unwrap_or_else(|error| panic!("{FAILED_REGION}{error}"));
-        let loss = |counts: Tensor<2>, of: f64| {
-            (of != 0.0).then(|| BalanceLoss { counts, factor: of * factor })
-        };
-        [loss(sum_columns(counts.clone()), self.aux_loss), loss(counts, self.seq_aux_loss)]
+        let micro_batch = (self.aux_loss != 0.0).then(|| BalanceLoss {
+            counts: sum_columns(counts.clone()),
+            factor: self.aux_loss * factor,
+        });
+        let sequences = (self.seq_aux_loss != 0.0)
+            .then(|| BalanceLoss { counts, factor: self.seq_aux_loss * factor });
+        [micro_batch, sequences]
     }
 
     fn of_last_batch(

@@ -2,7 +2,8 @@
 
 use burn::tensor::{DType, Tensor};
 
-use super::{BalanceLoss, RouterGradients, RouterLossTerms, RouterLosses, RouterScores, TINY};
+use super::{BalanceLoss, RouterGradients, RouterLossTerms, RouterLosses, RouterScores};
+use crate::moe::router::TINY;
 
 pub(super) fn terms(
     logits: Tensor<2>,

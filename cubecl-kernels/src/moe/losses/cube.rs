@@ -6,13 +6,14 @@ use burn_cubecl::tensor::CubeTensor;
 use cubecl::prelude::*;
 use megaburn_cuda::tensor;
 
-use super::kernels::{MOST_EXPERTS, NumbersLaunch, PLANE, Plan, TOKENS, losses_kernel};
+use super::kernels::{NumbersLaunch, Plan, losses_kernel};
 use super::{
     BalanceLoss, NUM_VALUES, RouterGradients, RouterLossTerms, RouterLosses, RouterScores,
 };
 use crate::bias::ColumnSum;
 use crate::cube::Rows;
 use crate::moe::cube::{floats, on_gpu, wrap};
+use crate::moe::plane::{MOST_EXPERTS, PLANE, TOKENS, cubes};
 
 /// Whether the kernel can: a plane holds a token's experts.
 pub(super) fn takes(scores: &Tensor<2>) -> bool {
@@ -51,7 +52,7 @@ pub(super) fn terms(
     let values = tensor::empty(&scores.tensor, [tokens, NUM_VALUES + e], DType::F32);
     losses_kernel::launch(
         &values.client.clone(),
-        CubeCount::Static(tokens.div_ceil(TOKENS) as u32, 1, 1),
+        cubes(tokens),
         CubeDim::new_2d(PLANE as u32, TOKENS as u32),
         logits.tensor.into_buffer_arg(),
         scores.tensor.clone().into_buffer_arg(),

@@ -1,18 +1,9 @@
-//! The kernel: a plane a token. Expert `32 i + lane` is the lane's `i`th, in its registers.
+//! The kernel, laid out as [`plane`](crate::moe::plane) says.
 
 use cubecl::prelude::*;
 
 use super::NUM_VALUES;
-
-/// Units of a plane.
-pub(super) const PLANE: usize = 32;
-/// Tokens of a cube.
-pub(super) const TOKENS: usize = 8;
-/// The most experts: a lane holds 16.
-pub(super) const MOST_EXPERTS: usize = 512;
-
-/// As [`TINY`](super::TINY).
-const TINY: f32 = 1e-20;
+use crate::moe::plane::{PLANE, TINY, number};
 
 /// What is known of the losses when the kernel is compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -27,7 +18,7 @@ pub(super) struct Plan {
     pub(super) masked: bool,
 }
 
-/// What the numbers of a launch are.
+/// Sizes, strides and factors of a launch.
 #[derive(CubeType, CubeLaunch, Clone, Copy)]
 pub(super) struct Numbers {
     pub(super) tokens: u32,
@@ -38,12 +29,6 @@ pub(super) struct Numbers {
     pub(super) of_sequences: f32,
     pub(super) global_batch: f32,
     pub(super) z_loss: f32,
-}
-
-/// The number of the lane's `i`th expert.
-#[cube]
-fn number(#[comptime] i: usize) -> u32 {
-    UNIT_POS_X + comptime!((i * PLANE) as u32)
 }
 
 /// Adds a balancing loss of `counts` from `row` on to the `weights` of the probabilities; returns its value.

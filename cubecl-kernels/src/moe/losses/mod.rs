@@ -56,8 +56,6 @@ pub struct RouterLossTerms {
     pub sums: Tensor<1>,
 }
 
-/// Added to what scores are divided by.
-const TINY: f64 = 1e-20;
 /// Losses that have values.
 const NUM_VALUES: usize = 3;
 

@@ -5,10 +5,11 @@ use burn::tensor::{DType, Tensor};
 use cubecl::prelude::*;
 use megaburn_cuda::tensor;
 
-use super::kernels::{ChoiceOf, MOST_EXPERTS, PLANE, Plan, TOKENS, gradient_kernel, route_kernel};
+use super::kernels::{ChoiceOf, Plan, gradient_kernel, route_kernel};
 use super::{Choice, Chosen, Routed, RouterGradients, RouterGroups, RouterOptions, RouterScores};
 use crate::cube::Rows;
 use crate::moe::cube::{floats, ints, on_gpu, wrap, wrap_ints};
+use crate::moe::plane::{MOST_EXPERTS, PLANE, TOKENS, cubes};
 
 /// Whether the kernels can: a plane holds a token's experts, of some tokens.
 pub(super) fn takes(x: &Tensor<2>) -> bool {
@@ -101,8 +102,4 @@ fn plan(options: &RouterOptions, experts: usize) -> Plan {
         normalise,
         groups,
     }
-}
-
-fn cubes(tokens: usize) -> CubeCount {
-    CubeCount::Static(tokens.div_ceil(TOKENS) as u32, 1, 1)
 }

@@ -59,7 +59,7 @@ pub struct RouterOptions {
 }
 
 /// Added to what weights are divided by.
-const TINY: f64 = 1e-20;
+pub(in crate::moe) const TINY: f64 = 1e-20;
 
 impl RouterOptions {
     /// Panics unless tokens can have so many of these experts.

@@ -1,22 +1,12 @@
-//! The kernels: a plane a token. Expert `32 i + lane` is the lane's `i`th, in its registers.
+//! The kernels, laid out as [`plane`](crate::moe::plane) says.
 
 mod forward;
 mod gradient;
 
-use cubecl::prelude::*;
-
 pub(super) use forward::route_kernel;
 pub(super) use gradient::gradient_kernel;
 
-/// Units of a plane.
-pub(super) const PLANE: usize = 32;
-/// Tokens of a cube.
-pub(super) const TOKENS: usize = 8;
-/// The most experts: a lane holds 16.
-pub(super) const MOST_EXPERTS: usize = 512;
-
-/// As [`TINY`](super::TINY).
-const TINY: f32 = 1e-20;
+use crate::moe::plane::{PLANE, TINY, number};
 
 /// What is known of a router when its kernels are compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -59,10 +49,4 @@ impl Plan {
     fn of_group(self) -> u32 {
         self.experts / self.groups()[0]
     }
-}
-
-/// The number of the lane's `i`th.
-#[cube]
-fn number(#[comptime] i: usize) -> u32 {
-    UNIT_POS_X + comptime!((i * PLANE) as u32)
 }

@@ -48,8 +48,8 @@ impl Refusals {
     }
 
     /// Says why the job ends if a rank of `missing` was refused `limit` ago and no other has come in its place:
-    /// the rank's own failure, if it gave one. A job without a secret token cannot tell its own ranks from another job's, so it
-    /// waits that long for the right one. Once a rank is there, it does not matter who else was refused.
+    /// the rank's own failure, if it gave one. A job without a secret token cannot tell its own ranks from
+    /// another job's, so it waits that long for the right one. A refusal is forgotten once its rank is there.
     pub(super) fn late(&mut self, missing: &[usize], limit: Duration) -> Option<Ended> {
         self.ranks.retain(|rank, _| missing.contains(rank));
         let now = clock::now();

@@ -58,7 +58,13 @@ fn run(args: &Args) -> Result<(), Failure> {
 }
 
 fn table(title: String, transport: Transport, ranks: usize, quick: bool) -> Result<Table, Failure> {
-    let head = ["size", "all_reduce", "all_gather", "reduce_scatter", "all_to_all"];
+    let head = [
+        "size",
+        "all_reduce",
+        "all_gather",
+        "reduce_scatter",
+        "all_to_all",
+    ];
     let mut table = Table::new(title, &head);
     let times = measure(transport, ranks, quick)?;
     for (size, times) in SIZES.into_iter().zip(times.chunks(Collective::ALL.len())) {
@@ -74,7 +80,10 @@ fn table(title: String, transport: Transport, ranks: usize, quick: bool) -> Resu
 
 /// For each size each operation's times, the slowest rank's of each repetition.
 fn measure(transport: Transport, ranks: usize, quick: bool) -> Result<Vec<Times>, Failure> {
-    let options = GroupOptions { timeout: Duration::from_secs(60), ..Default::default() };
+    let options = GroupOptions {
+        timeout: Duration::from_secs(60),
+        ..Default::default()
+    };
     let by_rank = match transport {
         Transport::Threads => {
             let results = run_threads(ranks, options, |world| run_rank(&world, quick));
@@ -131,7 +140,11 @@ fn run_rank(world: &Group, quick: bool) -> Result<Vec<Vec<Duration>>, Collective
     for size in SIZES {
         // A repetition of a small collective is many of them: one is too short for the clock.
         let calls = ((1 << 20) / size).clamp(1, 32);
-        let repetitions = if quick { 2 } else { ((256 << 20) / size).clamp(5, 30) };
+        let repetitions = if quick {
+            2
+        } else {
+            ((256 << 20) / size).clamp(5, 30)
+        };
         for op in Collective::ALL {
             repeat(op, world, size, calls)?;
             let repeat = |_| repeat(op, world, size, calls);

@@ -56,7 +56,11 @@ fn main() -> ExitCode {
 
 /// The sizes of TinyLlama (1.1 billion parameters), or of a fiftieth of it.
 fn model(quick: bool) -> DecoderConfig {
-    let (hidden, ffn, layers) = if quick { (512, 1408, 4) } else { (2048, 5632, 22) };
+    let (hidden, ffn, layers) = if quick {
+        (512, 1408, 4)
+    } else {
+        (2048, 5632, 22)
+    };
     DecoderConfig {
         vocab: 32000,
         hidden,
@@ -114,13 +118,18 @@ fn run(args: &Args) -> Result<(), Failure> {
         ]);
     }
     report.table(&table);
-    let mut table =
-        Table::new("time".to_string(), &["what", "seconds", "GB/s of the files", "of the copy's"]);
+    let mut table = Table::new(
+        "time".to_string(),
+        &["what", "seconds", "GB/s of the files", "of the copy's"],
+    );
     let bytes = written.num_bytes as f64;
     for (what, seconds) in [
         ("copy of the files", copied.as_secs_f64()),
         ("loading, slowest rank", slowest),
-        ("loading, with the start of the processes", whole.as_secs_f64()),
+        (
+            "loading, with the start of the processes",
+            whole.as_secs_f64(),
+        ),
     ] {
         table.row(vec![
             what.into(),
@@ -131,13 +140,20 @@ fn run(args: &Args) -> Result<(), Failure> {
     }
     report.table(&table);
 
-    let (imported, exported) = (folder.path().join("imported"), folder.path().join("exported"));
+    let (imported, exported) = (
+        folder.path().join("imported"),
+        folder.path().join("exported"),
+    );
     let mut table = Table::new(
         "converting, one process".to_string(),
         &["what", "peak anonymous, GB", "seconds", "of the copy's"],
     );
     for (what, from, to) in [("import", &hf, &imported), ("export", &imported, &exported)] {
-        let found = spawn(Command::new(std::env::current_exe()?).env(MODEL, from).env(OUT, to))?;
+        let found = spawn(
+            Command::new(std::env::current_exe()?)
+                .env(MODEL, from)
+                .env(OUT, to),
+        )?;
         let Loaded { peak, seconds, .. } = finish(found)?;
         let ratio = format!("{:.2}", seconds / copied.as_secs_f64());
         table.row(vec![what.into(), gb(peak), format!("{seconds:.2}"), ratio]);
@@ -168,7 +184,10 @@ impl TensorSource for Random {
         let mut values = vec![0.0; rows.len() * row];
         let rng = PositionRng::new(0, Purpose::Init, name);
         rng.fill_uniform((rows.start * row) as u64, &mut values);
-        let values: Vec<bf16> = values.into_iter().map(|x| bf16::from_f32(x - 0.5)).collect();
+        let values: Vec<bf16> = values
+            .into_iter()
+            .map(|x| bf16::from_f32(x - 0.5))
+            .collect();
         Ok(TensorData::new(values, shape))
     }
 }
@@ -182,13 +201,20 @@ fn make(config: &DecoderConfig, to: &Path) -> Result<HfWritten, Failure> {
             if param.transposed {
                 shape.reverse();
             }
-            headers.push(TensorHeader { name: part.name.clone(), dtype: DType::BF16, shape });
+            headers.push(TensorHeader {
+                name: part.name.clone(),
+                dtype: DType::BF16,
+                shape,
+            });
         }
     }
     headers.sort_by(|a, b| a.name.cmp(&b.name));
     let mut json = config.to_hf();
     json["dtype"] = "bfloat16".into();
-    let options = HfWriteOptions { max_shard_bytes: 500_000_000, ..Default::default() };
+    let options = HfWriteOptions {
+        max_shard_bytes: 500_000_000,
+        ..Default::default()
+    };
     let extra = [("config.json".to_string(), json.to_string().into_bytes())];
     Ok(write_hf(to, &Random { headers }, &options, &extra)?)
 }
@@ -212,9 +238,16 @@ fn load(hf: &Path) -> Result<Vec<Loaded>, Failure> {
     let mut children = Vec::new();
     for rank in 0..RANKS {
         let mut command = Command::new(std::env::current_exe()?);
-        command.env(MODEL, hf).env("RANK", rank.to_string()).env("LOCAL_RANK", rank.to_string());
-        command.env("WORLD_SIZE", RANKS.to_string()).env("LOCAL_WORLD_SIZE", RANKS.to_string());
-        command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", &port);
+        command
+            .env(MODEL, hf)
+            .env("RANK", rank.to_string())
+            .env("LOCAL_RANK", rank.to_string());
+        command
+            .env("WORLD_SIZE", RANKS.to_string())
+            .env("LOCAL_WORLD_SIZE", RANKS.to_string());
+        command
+            .env("MASTER_ADDR", "127.0.0.1")
+            .env("MASTER_PORT", &port);
         children.push(spawn(&mut command)?);
     }
     children.into_iter().map(finish).collect()
@@ -226,13 +259,23 @@ fn spawn(command: &mut Command) -> Result<Child, Failure> {
 
 fn finish(mut child: Child) -> Result<Loaded, Failure> {
     let mut text = String::new();
-    child.stdout.take().expect("it is piped").read_to_string(&mut text)?;
+    child
+        .stdout
+        .take()
+        .expect("it is piped")
+        .read_to_string(&mut text)?;
     if !child.wait()?.success() {
         return Err("a child process failed".into());
     }
     let numbers: Result<Vec<f64>, _> = text.split_whitespace().map(str::parse).collect();
-    let [shard, peak, seconds] = numbers?[..] else { return Err("a child said less".into()) };
-    Ok(Loaded { shard, peak, seconds })
+    let [shard, peak, seconds] = numbers?[..] else {
+        return Err("a child said less".into());
+    };
+    Ok(Loaded {
+        shard,
+        peak,
+        seconds,
+    })
 }
 
 /// One process: loads its shard, or converts, and says how large the shard is, the peak of its
@@ -271,7 +314,13 @@ fn convert(from: &Path, to: &Path) -> Result<(usize, f64), Failure> {
 fn load_shard(hf: &Path) -> Result<(usize, f64), Failure> {
     let env = RankEnv::from_env()?.ok_or("no rank is set")?;
     let world = connect(&ConnectOptions::new(env).with_group(GroupOptions::default()))?;
-    let groups = ProcessGroups::new(&world, Layout { tp: RANKS, ..Layout::SINGLE })?;
+    let groups = ProcessGroups::new(
+        &world,
+        Layout {
+            tp: RANKS,
+            ..Layout::SINGLE
+        },
+    )?;
     let begin = Instant::now();
     let source = ModelSource::open(hf)?;
     let model = source.config().init(&groups.tp, false, &Device::flex())?;
@@ -279,7 +328,10 @@ fn load_shard(hf: &Path) -> Result<(usize, f64), Failure> {
     let model = source.load(model, &plan)?;
     let seconds = begin.elapsed().as_secs_f64();
     let elements = |shape: Vec<usize>| shape.iter().product::<usize>();
-    let shard = plan.iter().map(|(_, spec)| 4 * elements(spec.shard.local_shape())).sum();
+    let shard = plan
+        .iter()
+        .map(|(_, spec)| 4 * elements(spec.shard.local_shape()))
+        .sum();
     world.barrier()?;
     drop(model);
     Ok((shard, seconds))
@@ -288,7 +340,15 @@ fn load_shard(hf: &Path) -> Result<(usize, f64), Failure> {
 /// Memory of this process that no file backs.
 fn anonymous_bytes() -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));
-    let kib = line.and_then(|line| line.trim().trim_end_matches("kB").trim().parse::<u64>().ok());
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("RssAnon:"));
+    let kib = line.and_then(|line| {
+        line.trim()
+            .trim_end_matches("kB")
+            .trim()
+            .parse::<u64>()
+            .ok()
+    });
     kib.unwrap_or(0) * 1024
 }

@@ -46,8 +46,16 @@ fn run(args: &Args) -> Result<(), Failure> {
         global_batch(),
     );
     let mut report = Report::new("plain_burn", about);
-    let head =
-        ["", "A median ms", "B median ms", "A / B", "A min ms", "B min ms", "min A / B", "A tok/s"];
+    let head = [
+        "",
+        "A median ms",
+        "B median ms",
+        "A / B",
+        "A min ms",
+        "B min ms",
+        "min A / B",
+        "A tok/s",
+    ];
     for threads in [2, 1] {
         let mut table = Table::new(format!("{threads} rayon thread(s)"), &head);
         for row in pool(threads).install(|| compare(rounds))? {

@@ -57,7 +57,9 @@ fn main() -> ExitCode {
 }
 
 fn run(args: &Args) -> Result<(), Failure> {
-    rayon::ThreadPoolBuilder::new().num_threads(1).build_global()?;
+    rayon::ThreadPoolBuilder::new()
+        .num_threads(1)
+        .build_global()?;
     let cores = available_parallelism()?.get();
     let about = format!(
         "Training steps (forward, backward, gradient reduction, norm, clipping, AdamW) of rank \
@@ -68,8 +70,10 @@ fn run(args: &Args) -> Result<(), Failure> {
         global_batch(),
     );
     let mut report = Report::new("ranks", about);
-    let models =
-        [("default model", default_model(), [3, 8]), ("twice as wide", larger_model(), [2, 4])];
+    let models = [
+        ("default model", default_model(), [3, 8]),
+        ("twice as wide", larger_model(), [2, 4]),
+    ];
     for (name, (config, seq_len), repeats) in models {
         let [rounds, steps] = if args.quick { [1, 2] } else { repeats };
         let title = format!(
@@ -77,7 +81,11 @@ fn run(args: &Args) -> Result<(), Failure> {
             config.hidden,
             config.ffn,
             config.layers,
-            config.whole_plan().expect("the sizes are valid").num_global() as f64 / 1e6,
+            config
+                .whole_plan()
+                .expect("the sizes are valid")
+                .num_global() as f64
+                / 1e6,
             rounds * steps,
         );
         let times = measure(&config, seq_len, rounds, steps)?;
@@ -87,7 +95,15 @@ fn run(args: &Args) -> Result<(), Failure> {
 }
 
 fn table(title: String, times: &[Times], tokens: usize) -> Table {
-    let head = ["layout", "ranks", "pool", "median ms", "min ms", "tok/s", "against one rank"];
+    let head = [
+        "layout",
+        "ranks",
+        "pool",
+        "median ms",
+        "min ms",
+        "tok/s",
+        "against one rank",
+    ];
     let mut table = Table::new(title, &head);
     for ((text, pool), time) in LAYOUTS.into_iter().zip(times) {
         let layout: Layout = text.parse().expect("the list is right");
@@ -131,7 +147,10 @@ fn run_layout(
     pool: Pool,
     steps: usize,
 ) -> Result<Times, Failure> {
-    let options = GroupOptions { timeout: Duration::from_secs(60), ..Default::default() };
+    let options = GroupOptions {
+        timeout: Duration::from_secs(60),
+        ..Default::default()
+    };
     let ranks = run_threads(layout.world_size(), options, |world| {
         let run = || run_rank(&world, config, seq_len, layout, steps);
         match pool {
@@ -142,7 +161,13 @@ fn run_layout(
     let ranks = ranks.into_iter().collect::<Result<Vec<_>, _>>()?;
     let mut times = Times::default();
     for step in 0..steps {
-        times.push(ranks.iter().map(|rank| rank[step]).max().expect("there are ranks"));
+        times.push(
+            ranks
+                .iter()
+                .map(|rank| rank[step])
+                .max()
+                .expect("there are ranks"),
+        );
     }
     Ok(times)
 }

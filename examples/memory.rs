@@ -40,9 +40,15 @@ fn print(args: &TrainArgs) -> Result<(), TrainError> {
     // Fused attention needs bf16 or f16.
     let is_composed =
         config.train.dtype == Dtype::F32 || config.train.attention == Attention::Reference;
-    let scores = if is_composed { Scores::Kept } else { Scores::Never };
+    let scores = if is_composed {
+        Scores::Kept
+    } else {
+        Scores::Never
+    };
     println!("{layout}: {} ranks", layout.world_size());
-    for (stage, estimate) in MemoryEstimate::of_stages(&config, &layout, scores)?.iter().enumerate()
+    for (stage, estimate) in MemoryEstimate::of_stages(&config, &layout, scores)?
+        .iter()
+        .enumerate()
     {
         println!("stage {stage}: {estimate}");
     }

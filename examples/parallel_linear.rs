@@ -26,8 +26,12 @@ impl Net {
     fn new(group: &Group, device: &Device) -> Result<Self, ParallelError> {
         Ok(Self {
             // Was: LinearConfig::new(2, 64).init(device)
-            up: ParallelLinearConfig::column(2, 64).with_name("up").init(group, device)?,
-            down: ParallelLinearConfig::row(64, 1).with_name("down").init(group, device)?,
+            up: ParallelLinearConfig::column(2, 64)
+                .with_name("up")
+                .init(group, device)?,
+            down: ParallelLinearConfig::row(64, 1)
+                .with_name("down")
+                .init(group, device)?,
         })
     }
 
@@ -47,7 +51,9 @@ fn train(group: &Group) -> Result<(f32, f32), ParallelError> {
     let (points, surface) = (Tensor::from_inner(points), Tensor::from_inner(surface));
     let mut losses = (0.0, 0.0);
     for step in 0..200 {
-        let loss = (net.forward(points.clone()) - surface.clone()).square().mean();
+        let loss = (net.forward(points.clone()) - surface.clone())
+            .square()
+            .mean();
         losses.1 = loss.clone().into_scalar::<f32>();
         if step == 0 {
             losses.0 = losses.1;

@@ -59,28 +59,69 @@ pub fn main(command: Vec<OsString>) -> ExitCode {
 /// What backward computes once more, by name.
 fn ways(layers: usize) -> Vec<(String, Recompute)> {
     let none = Recompute::default();
-    let blocks = |blocks| Recompute { blocks: Some(blocks), ..none };
+    let blocks = |blocks| Recompute {
+        blocks: Some(blocks),
+        ..none
+    };
     let half = layers / 2;
     vec![
         ("nothing".into(), none),
         ("norm".into(), Recompute { norm: true, ..none }),
-        ("activation".into(), Recompute { activation: true, ..none }),
-        ("norm, activation".into(), Recompute { norm: true, activation: true, ..none }),
-        ("core_attention".into(), Recompute { core_attention: true, ..none }),
+        (
+            "activation".into(),
+            Recompute {
+                activation: true,
+                ..none
+            },
+        ),
+        (
+            "norm, activation".into(),
+            Recompute {
+                norm: true,
+                activation: true,
+                ..none
+            },
+        ),
+        (
+            "core_attention".into(),
+            Recompute {
+                core_attention: true,
+                ..none
+            },
+        ),
         ("mlp".into(), Recompute { mlp: true, ..none }),
-        ("norm, mlp".into(), Recompute { norm: true, mlp: true, ..none }),
-        (format!("block {half}"), blocks(RecomputeBlocks::Block(half))),
+        (
+            "norm, mlp".into(),
+            Recompute {
+                norm: true,
+                mlp: true,
+                ..none
+            },
+        ),
+        (
+            format!("block {half}"),
+            blocks(RecomputeBlocks::Block(half)),
+        ),
         ("uniform 1".into(), blocks(RecomputeBlocks::Uniform(1))),
         ("uniform 2".into(), blocks(RecomputeBlocks::Uniform(2))),
         (
             "uniform 1, offload".into(),
-            Recompute { offload: true, ..blocks(RecomputeBlocks::Uniform(1)) },
+            Recompute {
+                offload: true,
+                ..blocks(RecomputeBlocks::Uniform(1))
+            },
         ),
     ]
 }
 
 fn run(args: &ActivationsArgs) -> Result<(), Failure> {
-    let ActivationsArgs { layers, seq_len, micro_batch, passes, .. } = *args;
+    let ActivationsArgs {
+        layers,
+        seq_len,
+        micro_batch,
+        passes,
+        ..
+    } = *args;
     cuda::start()?;
     let device = Device::cuda(0).autodiff();
     let config = DecoderConfig {
@@ -102,9 +143,19 @@ fn run(args: &ActivationsArgs) -> Result<(), Failure> {
          masks that this model has not), times the layers. The time is the median of {passes} passes."
     );
     let mut report = Report::new("activations", &about);
-    let head =
-        ["computed again", "held GiB", "formula", "held / formula", "paper's", "ms", "of nothing"];
-    let mut table = Table::new(format!("{layers} layers, {micro_batch} x {seq_len} tokens"), &head);
+    let head = [
+        "computed again",
+        "held GiB",
+        "formula",
+        "held / formula",
+        "paper's",
+        "ms",
+        "of nothing",
+    ];
+    let mut table = Table::new(
+        format!("{layers} layers, {micro_batch} x {seq_len} tokens"),
+        &head,
+    );
     let mut model = in_bf16(config.init(&Group::single(0), false, &device)?)
         .with_fused_linear_cross_entropy(true);
     let mut of_nothing = None;
@@ -115,7 +166,14 @@ fn run(args: &ActivationsArgs) -> Result<(), Failure> {
             fused_loss: true,
             ..Activations::new(config.clone(), seq_len, micro_batch)
         };
-        let formula = activations.stage(0..layers, Ends { first: true, last: true }, 1) as f64;
+        let formula = activations.stage(
+            0..layers,
+            Ends {
+                first: true,
+                last: true,
+            },
+            1,
+        ) as f64;
         let papers = (layers * activations.layer_of_paper()) as u64;
         let (held, milliseconds) = measured(&model, args, &device)?;
         let nothing = *of_nothing.get_or_insert(milliseconds);
@@ -154,7 +212,9 @@ fn measured(
     let plain = device.clone().inner();
     let shape = [args.seq_len, args.micro_batch];
     let ids = |factor: usize| {
-        let ids = (0..shape[0] * shape[1]).map(|i| (i * factor % 128_251) as i64).collect();
+        let ids = (0..shape[0] * shape[1])
+            .map(|i| (i * factor % 128_251) as i64)
+            .collect();
         Tensor::<2, Int>::from_data(TensorData::new::<i64, _>(ids, shape), &plain)
     };
     let (tokens, labels) = (ids(7919), ids(104_729));

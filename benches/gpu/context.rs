@@ -68,19 +68,38 @@ struct Part {
 fn ring(rank: usize, ranks: usize, len: usize) -> Vec<Part> {
     let (all, front, back) = ([0, len], [0, len / 2], [len / 2, len - len / 2]);
     let of_step = |step: usize| match (rank + ranks - step) % ranks {
-        other if other == rank => Part { queries: all, keys: all, causal: true },
-        other if other < rank => Part { queries: all, keys: front, causal: false },
-        _ => Part { queries: back, keys: all, causal: false },
+        other if other == rank => Part {
+            queries: all,
+            keys: all,
+            causal: true,
+        },
+        other if other < rank => Part {
+            queries: all,
+            keys: front,
+            causal: false,
+        },
+        _ => Part {
+            queries: back,
+            keys: all,
+            causal: false,
+        },
     };
     (0..ranks).map(of_step).collect()
 }
 
 fn rows(x: &Tensor<4>, [start, len]: [usize; 2]) -> Tensor<4> {
-    if len == x.dims()[0] { x.clone() } else { x.clone().narrow(0, start, len) }
+    if len == x.dims()[0] {
+        x.clone()
+    } else {
+        x.clone().narrow(0, start, len)
+    }
 }
 
 fn options(part: &Part) -> AttentionOptions {
-    AttentionOptions { causal: part.causal, ..AttentionOptions::default() }
+    AttentionOptions {
+        causal: part.causal,
+        ..AttentionOptions::default()
+    }
 }
 
 /// Queries, keys and values of a sequence, and the gradient of the result.
@@ -95,7 +114,10 @@ impl Inputs {
             let normal = Distribution::Normal(0.0, 1.0);
             Tensor::<4>::random([len, 1, heads, WIDTH], normal, device).cast(DType::BF16)
         };
-        Self { qkv: [HEADS, KV_HEADS, KV_HEADS].map(normal), dout: normal(HEADS) }
+        Self {
+            qkv: [HEADS, KV_HEADS, KV_HEADS].map(normal),
+            dout: normal(HEADS),
+        }
     }
 
     fn forward(&self, parts: &[Part]) -> AttentionPart {
@@ -103,7 +125,10 @@ impl Inputs {
         let mut sum = AttentionSum::new(q.dims());
         for part in parts {
             let [k, v] = [k, v].map(|x| rows(x, part.keys));
-            sum.add(part.queries[0], attention_part(rows(q, part.queries), k, v, options(part)));
+            sum.add(
+                part.queries[0],
+                attention_part(rows(q, part.queries), k, v, options(part)),
+            );
         }
         sum.finish(DType::BF16)
     }
@@ -114,8 +139,14 @@ impl Inputs {
         for part in parts {
             let taken = [part.queries, part.keys, part.keys];
             let inputs: [_; 3] = array::from_fn(|i| rows(&self.qkv[i], taken[i]));
-            let lse = whole.lse.clone().narrow(2, part.queries[0], part.queries[1]);
-            let of_queries = AttentionPart { out: rows(&whole.out, part.queries), lse };
+            let lse = whole
+                .lse
+                .clone()
+                .narrow(2, part.queries[0], part.queries[1]);
+            let of_queries = AttentionPart {
+                out: rows(&whole.out, part.queries),
+                lse,
+            };
             let dout = rows(&self.dout, part.queries);
             let found = attention_part_gradients(inputs, of_queries, dout, options(part));
             for ((sum, found), [start, _]) in sums.iter_mut().zip(found).zip(taken) {

@@ -71,8 +71,10 @@ fn run(args: &DataParallelArgs) -> Result<(), Failure> {
     let rank = GpuRank::start("bench-data-parallel", tokens, None)?;
     let world = &rank.world;
     let mut ways: Vec<Way> = if args.no_alone { vec![] } else { vec![None] };
-    let stages =
-        args.zero.iter().flat_map(|&zero| args.overlap.iter().map(move |&way| (zero, way)));
+    let stages = args
+        .zero
+        .iter()
+        .flat_map(|&zero| args.overlap.iter().map(move |&way| (zero, way)));
     ways.extend(stages.map(Some));
     let mut found = Vec::new();
     for way in ways {
@@ -81,17 +83,33 @@ fn run(args: &DataParallelArgs) -> Result<(), Failure> {
             None => (&one, 0, false),
             Some((zero, overlap)) => (world, zero, overlap),
         };
-        let mut config =
-            rank.config(&format!("dp{}", group.size()), args.layers, args.seq_len, &[])?;
+        let mut config = rank.config(
+            &format!("dp{}", group.size()),
+            args.layers,
+            args.seq_len,
+            &[],
+        )?;
         config.train.global_batch = group.size() * args.micro_batches;
         (config.parallel.zero, config.parallel.overlap) = (zero, overlap);
-        found.push((way, rank.steps(config, group, Steps::of(args.steps), args.memory)?));
+        found.push((
+            way,
+            rank.steps(config, group, Steps::of(args.steps), args.memory)?,
+        ));
     }
-    if world.rank() == 0 { report(args, world.size(), &found) } else { Ok(()) }
+    if world.rank() == 0 {
+        report(args, world.size(), &found)
+    } else {
+        Ok(())
+    }
 }
 
 fn report(args: &DataParallelArgs, ranks: usize, found: &[(Way, Found)]) -> Result<(), Failure> {
-    let DataParallelArgs { layers, seq_len, micro_batches, .. } = args;
+    let DataParallelArgs {
+        layers,
+        seq_len,
+        micro_batches,
+        ..
+    } = args;
     let params = found.first().map_or(0, |(_, first)| first.params);
     let about = format!(
         "One optimizer step of {layers} layers of Llama-3-8B's shape (vocabulary 128256) in bf16 with f32 \
@@ -117,7 +135,10 @@ fn report(args: &DataParallelArgs, ranks: usize, found: &[(Way, Found)]) -> Resu
         "formula",
         "loss",
     ];
-    let mut table = Table::new(format!("{ranks} GPUs, {layers} layers, {seq_len} tokens"), &head);
+    let mut table = Table::new(
+        format!("{ranks} GPUs, {layers} layers, {seq_len} tokens"),
+        &head,
+    );
     let alone = found.iter().find(|(way, _)| way.is_none());
     let of_alone = |seconds: f64| match alone {
         Some((_, alone)) => format!("{:.3}", alone.seconds / seconds),
@@ -137,10 +158,12 @@ fn report(args: &DataParallelArgs, ranks: usize, found: &[(Way, Found)]) -> Resu
             of_alone(found.seconds),
             format!("{:.0}", found.tflops),
             format!("{:.1}", gib(found.memory)),
-            found.tensors.map_or(String::new(), |bytes| format!("{:.1}", gib(bytes))),
             found
                 .tensors
-                .map_or(String::new(), |bytes| format!("{:.2}", bytes as f64 / params as f64)),
+                .map_or(String::new(), |bytes| format!("{:.1}", gib(bytes))),
+            found.tensors.map_or(String::new(), |bytes| {
+                format!("{:.2}", bytes as f64 / params as f64)
+            }),
             format!("{:.2}", bytes_per_parameter(*way, ranks)),
             format!("{:.4}", found.loss),
         ]);
@@ -155,7 +178,9 @@ fn report(args: &DataParallelArgs, ranks: usize, found: &[(Way, Found)]) -> Resu
             format!("{:.0}", (micro_batches * seq_len) as f64 / seconds),
             of_alone(seconds),
             String::new(),
-            peers.get(&format!("{name} GiB")).map_or(String::new(), |gib| format!("{gib:.1}")),
+            peers
+                .get(&format!("{name} GiB"))
+                .map_or(String::new(), |gib| format!("{gib:.1}")),
             String::new(),
             String::new(),
             String::new(),

@@ -28,7 +28,11 @@ impl DeviceClock {
         let probe = Tensor::<1>::zeros([1], device).try_into_primitive::<Cube>();
         let probe = probe.map_err(|_| "no tensor of a GPU")?;
         let queue = CudaQueue::of(&cuda::tensor::from_backend(probe)).ok_or("no CUDA tensor")?;
-        Ok(Self { queue, rounds, large: Tensor::zeros([256 << 20], (device, DType::F32)) })
+        Ok(Self {
+            queue,
+            rounds,
+            large: Tensor::zeros([256 << 20], (device, DType::F32)),
+        })
     }
 
     /// Something for the GPU to do while the host enqueues what is timed: half a millisecond each.

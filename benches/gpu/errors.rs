@@ -156,7 +156,10 @@ fn run(args: &ErrorsArgs) -> Result<(), Failure> {
     let mut errors = Errors {
         numbers: args.numbers.clone(),
         peer: peer_times(args.peer.as_deref())?,
-        table: Table::new("Relative errors", &["operation", "megaburn", "PyTorch", "ratio"]),
+        table: Table::new(
+            "Relative errors",
+            &["operation", "megaburn", "PyTorch", "ratio"],
+        ),
     };
     for (name, options, d) in [
         ("attention causal 128", AttentionOptions::causal(), 128),
@@ -206,8 +209,10 @@ fn run(args: &ErrorsArgs) -> Result<(), Failure> {
         |x: Tensor<3>, b| reference::bias_gelu_tanh(x, b)
     );
     let labels = |device: Device| {
-        let labels =
-            TensorData::new((0..700).map(|i| 37 * i % 8000).collect::<Vec<i32>>(), [700, 1]);
+        let labels = TensorData::new(
+            (0..700).map(|i| 37 * i % 8000).collect::<Vec<i32>>(),
+            [700, 1],
+        );
         Tensor::<2, Int>::from_data(labels, &device)
     };
     measure!(

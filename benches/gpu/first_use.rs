@@ -37,7 +37,11 @@ struct FirstUseArgs {
 pub fn main(command: Vec<OsString>) -> ExitCode {
     let program = command[0].clone();
     let args = FirstUseArgs::parse_from(command);
-    let outcome = if args.child { measure() } else { compare(&args, &program) };
+    let outcome = if args.child {
+        measure()
+    } else {
+        compare(&args, &program)
+    };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -57,7 +61,9 @@ fn compare(args: &FirstUseArgs, program: &OsString) -> Result<(), Failure> {
         let mut child = Command::new(env::current_exe()?);
         #[cfg(unix)]
         std::os::unix::process::CommandExt::arg0(&mut child, program);
-        child.arg("--child").env(cuda::kernel_cache::VARIABLE, folder.path());
+        child
+            .arg("--child")
+            .env(cuda::kernel_cache::VARIABLE, folder.path());
         let output = child.output()?;
         if !output.status.success() {
             return Err(String::from_utf8_lossy(&output.stderr).into_owned().into());
@@ -71,13 +77,19 @@ fn compare(args: &FirstUseArgs, program: &OsString) -> Result<(), Failure> {
     };
     let (first, second) = (run()?, run()?);
     let again: BTreeMap<_, _> = second.iter().cloned().collect();
-    let mut table =
-        Table::new("First calls", &["operation", "first process ms", "second process ms"]);
+    let mut table = Table::new(
+        "First calls",
+        &["operation", "first process ms", "second process ms"],
+    );
     let total = |times: &[(String, f64)]| times.iter().map(|(_, time)| time).sum();
     let all = ("all".to_string(), total(&first));
     for (name, time) in first.iter().chain([&all]) {
         let second = again.get(name).copied().unwrap_or_else(|| total(&second));
-        table.row(vec![name.clone(), format!("{time:.0}"), format!("{second:.0}")]);
+        table.row(vec![
+            name.clone(),
+            format!("{time:.0}"),
+            format!("{second:.0}"),
+        ]);
     }
     report.table(&table);
     report.finish(&args.report)
@@ -91,7 +103,12 @@ struct FirstUse {
 impl FirstUse {
     fn normal<const D: usize>(&self, shape: [usize; D]) -> Tensor<D> {
         let device = self.device.clone().autodiff();
-        Tensor::random(shape, Distribution::Normal(0.0, 1.0), (&device, DType::BF16)).require_grad()
+        Tensor::random(
+            shape,
+            Distribution::Normal(0.0, 1.0),
+            (&device, DType::BF16),
+        )
+        .require_grad()
     }
 
     /// Times `task`, what was asked for before it left out.
@@ -111,8 +128,11 @@ impl FirstUse {
         step: impl FnOnce() -> Tensor<D>,
     ) -> Result<(), Failure> {
         let y = self.timed(&format!("{name} fwd"), step)?;
-        let grad =
-            Tensor::random(y.dims(), Distribution::Normal(0.0, 1.0), (&self.device, y.dtype()));
+        let grad = Tensor::random(
+            y.dims(),
+            Distribution::Normal(0.0, 1.0),
+            (&self.device, y.dtype()),
+        );
         let root = seed(y, grad);
         self.timed(&format!("{name} bwd"), || drop(root.backward()))
     }
@@ -131,28 +151,42 @@ fn measure() -> Result<(), Failure> {
     let (gamma, beta) = (on.normal([256]), on.normal([256]));
     on.both("rms_norm", || rms_norm(x.clone(), gamma.clone(), 1e-5))?;
     on.both("rms_norm_add", || {
-        rms_norm_add(x.clone(), residual.clone(), gamma.clone(), NormOptions::new(1e-5)).0
+        rms_norm_add(
+            x.clone(),
+            residual.clone(),
+            gamma.clone(),
+            NormOptions::new(1e-5),
+        )
+        .0
     })?;
-    on.both("layer_norm", || layer_norm(x.clone(), gamma.clone(), Some(beta.clone()), 1e-5))?;
+    on.both("layer_norm", || {
+        layer_norm(x.clone(), gamma.clone(), Some(beta.clone()), 1e-5)
+    })?;
     on.both("swiglu", || swiglu(x.clone()))?;
     on.both("bias_gelu", || bias_gelu_tanh(x.clone(), beta.clone()))?;
     let table = RopeConfig::new(64).init(0..64, &on.device.clone().autodiff())?;
     let heads = on.normal([64, 1, 4, 64]);
     on.both("rope", || apply_rope(heads.clone(), &table))?;
     let scores = on.normal([1, 4, 64, 64]);
-    on.both("softmax", || scale_mask_softmax(scores.clone(), SoftmaxMask::Causal, 0.1))?;
+    on.both("softmax", || {
+        scale_mask_softmax(scores.clone(), SoftmaxMask::Causal, 0.1)
+    })?;
     let labels = Tensor::<2, Int>::random(
         [64, 1],
         Distribution::Uniform(0.0, 255.0),
         &on.device.clone().autodiff(),
     );
     on.both("cross_entropy", || {
-        cross_entropy(x.clone(), labels, CrossEntropyOptions::new(256), |sums| sums)
+        cross_entropy(x.clone(), labels, CrossEntropyOptions::new(256), |sums| {
+            sums
+        })
     })?;
     set_attention_kernel(AttentionKernel::Cubecl);
     for d in [64, 128] {
         let [q, k, v] = [4, 2, 2].map(|heads| on.normal([256, 1, heads, d]));
-        on.both(&format!("attention {d}"), || attention(q, k, v, AttentionOptions::causal()))?;
+        on.both(&format!("attention {d}"), || {
+            attention(q, k, v, AttentionOptions::causal())
+        })?;
     }
     Ok(())
 }

@@ -87,8 +87,15 @@ pub fn main(command: Vec<OsString>) -> ExitCode {
 fn run(args: &GemmArgs) -> Result<(), Failure> {
     cuda::start()?;
     cuda::gemm::set_tuning(!args.untuned);
-    let GemmArgs { suggestions, clearly, .. } = *args;
-    set_tuning_effort(Tuning { suggestions, clearly });
+    let GemmArgs {
+        suggestions,
+        clearly,
+        ..
+    } = *args;
+    set_tuning_effort(Tuning {
+        suggestions,
+        clearly,
+    });
     let peer = peer_times(args.peer.as_deref())?;
     let about = "Matrix products of bf16 matrices with fp32 accumulation on one GPU, shapes of \
                  Llama-3-8B (tokens x in x out), uniform random numbers: forward X W (NN), input \
@@ -103,13 +110,25 @@ fn run(args: &GemmArgs) -> Result<(), Failure> {
         cuda::gemm::version(),
         library.display()
     ));
-    let head = ["shape", "form", "ms", "TFLOP/s", "PyTorch", "ratio", "byte floor ms"];
+    let head = [
+        "shape",
+        "form",
+        "ms",
+        "TFLOP/s",
+        "PyTorch",
+        "ratio",
+        "byte floor ms",
+    ];
     let mut table = Table::new("cuBLASLt through `enqueue`", &head);
     let device = Device::cuda(0);
     for [t, i, o] in SHAPES {
         let random = |rows: usize, cols: usize| -> Tensor<2> {
             let shape = [rows, cols];
-            Tensor::random(shape, Distribution::Uniform(-1.0, 1.0), (&device, DType::BF16))
+            Tensor::random(
+                shape,
+                Distribution::Uniform(-1.0, 1.0),
+                (&device, DType::BF16),
+            )
         };
         let (x, w, dy) = (random(t, i), random(i, o), random(t, o));
         let queue = CudaQueue::of(&cube(&x)).ok_or("no CUDA tensor")?;

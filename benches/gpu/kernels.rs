@@ -105,7 +105,11 @@ impl Bench {
 
     /// Fresh numbers without a place in a graph.
     fn normal<const D: usize>(&self, shape: [usize; D]) -> Tensor<D> {
-        Tensor::random(shape, Distribution::Normal(0.0, 1.0), (&self.device, DType::BF16))
+        Tensor::random(
+            shape,
+            Distribution::Normal(0.0, 1.0),
+            (&self.device, DType::BF16),
+        )
     }
 
     /// A row of the table of bytes.
@@ -148,11 +152,15 @@ impl Bench {
         if !self.wants(name) {
             return Ok(());
         }
-        let time = self.clock.forward(|| drop(step(x.clone(), parameters.clone())))?;
+        let time = self
+            .clock
+            .forward(|| drop(step(x.clone(), parameters.clone())))?;
         self.row(&format!("{name} fwd"), forward, time);
         let leaf = Tensor::from_inner(x).require_grad();
         let parameters = parameters.map(|p| Tensor::from_inner(p).require_grad());
-        let time = self.clock.backward(|| step(leaf.clone(), parameters.clone()))?;
+        let time = self
+            .clock
+            .backward(|| step(leaf.clone(), parameters.clone()))?;
         self.row(&format!("{name} bwd"), backward, time);
         Ok(())
     }
@@ -165,24 +173,49 @@ impl Bench {
             self.row("copy", 2 * e, time);
         }
         let (gamma, beta) = (self.normal([H]), self.normal([H]));
-        self.both("rms_norm", [2 * e, 3 * e], x.clone(), [gamma.clone()], |x, [gamma]| {
-            [rms_norm(x, gamma, 1e-5)]
-        })?;
+        self.both(
+            "rms_norm",
+            [2 * e, 3 * e],
+            x.clone(),
+            [gamma.clone()],
+            |x, [gamma]| [rms_norm(x, gamma, 1e-5)],
+        )?;
         let residual = self.normal([T, 1, H]);
         let tracked = Tensor::from_inner(residual.clone()).require_grad();
-        self.both("rms_norm_add", [4 * e, 4 * e], x.clone(), [gamma.clone()], |x, [gamma]| {
-            let residual = if x.device().is_autodiff() { &tracked } else { &residual };
-            <[_; 2]>::from(rms_norm_add(x, residual.clone(), gamma, NormOptions::new(1e-5)))
-        })?;
-        self.both("layer_norm", [2 * e, 3 * e], x, [gamma, beta], |x, [gamma, beta]| {
-            [layer_norm(x, gamma, Some(beta), 1e-5)]
-        })?;
+        self.both(
+            "rms_norm_add",
+            [4 * e, 4 * e],
+            x.clone(),
+            [gamma.clone()],
+            |x, [gamma]| {
+                let residual = if x.device().is_autodiff() {
+                    &tracked
+                } else {
+                    &residual
+                };
+                <[_; 2]>::from(rms_norm_add(
+                    x,
+                    residual.clone(),
+                    gamma,
+                    NormOptions::new(1e-5),
+                ))
+            },
+        )?;
+        self.both(
+            "layer_norm",
+            [2 * e, 3 * e],
+            x,
+            [gamma, beta],
+            |x, [gamma, beta]| [layer_norm(x, gamma, Some(beta), 1e-5)],
+        )?;
         let f = T * FF * 2;
         let gate_up = self.normal([T, 1, 2 * FF]);
         self.both("swiglu", [3 * f, 5 * f], gate_up, [], |x, []| [swiglu(x)])?;
         let table = RopeConfig::new(128).init(0..T, &self.device)?;
         let heads = self.normal([T, 1, 32, 128]);
-        self.both("rope", [2 * e, 2 * e], heads, [], |x, []| [apply_rope(x, &table)])?;
+        self.both("rope", [2 * e, 2 * e], heads, [], |x, []| {
+            [apply_rope(x, &table)]
+        })?;
         let scores = self.normal([1, 32, 4096, 4096]);
         let s = 2 * 32 * 4096 * 4096;
         self.both("softmax", [2 * s, 3 * s], scores, [], |x, []| {
@@ -193,7 +226,12 @@ impl Bench {
             Tensor::<2, Int>::random([T, 1], Distribution::Uniform(0.0, V as f64), &self.device);
         let l = T * V * 2;
         self.both("cross_entropy", [l, 2 * l], logits, [], |x, []| {
-            [cross_entropy(x, labels.clone(), CrossEntropyOptions::new(V), |sums| sums)]
+            [cross_entropy(
+                x,
+                labels.clone(),
+                CrossEntropyOptions::new(V),
+                |sums| sums,
+            )]
         })?;
         self.adamw()
     }
@@ -216,7 +254,12 @@ impl Bench {
         };
         for (name, bytes) in [("adamw", 28), ("adamw and bf16", 30)] {
             let rounded = (bytes == 30).then(|| flat().cast(DType::BF16));
-            let state = AdamwState { param: flat(), exp_avg: flat(), exp_avg_sq: flat(), rounded };
+            let state = AdamwState {
+                param: flat(),
+                exp_avg: flat(),
+                exp_avg_sq: flat(),
+                rounded,
+            };
             let state = RefCell::new(Some(state));
             let time = self.clock.forward(|| {
                 let before = state.take().expect("it is put back");

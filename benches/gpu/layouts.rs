@@ -76,13 +76,24 @@ struct Row<'a> {
 
 fn run(args: &LayoutsArgs) -> Result<(), Failure> {
     let most = args.micro_batches.iter().max().copied().unwrap_or(1);
-    let steps = Steps { warmup: args.warmup, timed: args.steps };
+    let steps = Steps {
+        warmup: args.warmup,
+        timed: args.steps,
+    };
     // For the longest of the sequences, some of which settings may say.
     let longest = |run: &String| {
-        let lens = run.split_whitespace().filter_map(|word| word.strip_prefix("data.seq_len="));
+        let lens = run
+            .split_whitespace()
+            .filter_map(|word| word.strip_prefix("data.seq_len="));
         lens.filter_map(|len| len.parse::<usize>().ok()).max()
     };
-    let longest = args.runs.iter().filter_map(longest).max().unwrap_or(0).max(args.seq_len);
+    let longest = args
+        .runs
+        .iter()
+        .filter_map(longest)
+        .max()
+        .unwrap_or(0)
+        .max(args.seq_len);
     // The twentieth part that is for validation has a sequence too.
     let tokens = longest * (4 * steps.num() * most + 20);
     let rank = GpuRank::start("bench-layouts", tokens, args.long_tail.then_some(longest))?;
@@ -98,18 +109,35 @@ fn run(args: &LayoutsArgs) -> Result<(), Failure> {
             let found = rank.steps(config, &rank.world, steps, args.memory)?;
             if rank.world.rank() == 0 {
                 // Whoever ends the others still has this, and steps of documents are compared one by one.
-                let each: Vec<String> =
-                    found.each.iter().map(|seconds| format!("{:.1}", seconds * 1e3)).collect();
-                println!("{run}, {micro_batches} micro-batches: rank 0 {} ms", each.join(", "));
+                let each: Vec<String> = found
+                    .each
+                    .iter()
+                    .map(|seconds| format!("{:.1}", seconds * 1e3))
+                    .collect();
+                println!(
+                    "{run}, {micro_batches} micro-batches: rank 0 {} ms",
+                    each.join(", ")
+                );
             }
-            rows.push(Row { run, micro_batches, pp: layout.pp, found });
+            rows.push(Row {
+                run,
+                micro_batches,
+                pp: layout.pp,
+                found,
+            });
         }
     }
-    if rank.world.rank() == 0 { report(args, rank.world.size(), &rows) } else { Ok(()) }
+    if rank.world.rank() == 0 {
+        report(args, rank.world.size(), &rows)
+    } else {
+        Ok(())
+    }
 }
 
 fn report(args: &LayoutsArgs, ranks: usize, rows: &[Row<'_>]) -> Result<(), Failure> {
-    let LayoutsArgs { layers, seq_len, .. } = args;
+    let LayoutsArgs {
+        layers, seq_len, ..
+    } = args;
     let about = format!(
         "One optimizer step of {layers} layers of Llama-3-8B's shape (vocabulary 128256) in bf16 with f32 \
          gradients and masters, sequences of {seq_len} tokens where a row says no other, one a micro-batch, on \
@@ -131,9 +159,17 @@ fn report(args: &LayoutsArgs, ranks: usize, rows: &[Row<'_>]) -> Result<(), Fail
         "formula",
         "loss",
     ];
-    let mut table = Table::new(format!("{ranks} GPUs, {layers} layers, {seq_len} tokens"), &head);
+    let mut table = Table::new(
+        format!("{ranks} GPUs, {layers} layers, {seq_len} tokens"),
+        &head,
+    );
     for row in rows {
-        let Row { run, micro_batches, pp, found } = row;
+        let Row {
+            run,
+            micro_batches,
+            pp,
+            found,
+        } = row;
         let same = || rows.iter().filter(|other| other.run == *run);
         let least = same().min_by_key(|row| row.micro_batches);
         let most = same().max_by_key(|row| row.micro_batches);
@@ -150,9 +186,17 @@ fn report(args: &LayoutsArgs, ranks: usize, rows: &[Row<'_>]) -> Result<(), Fail
             format!("{:.0}", found.tflops),
             format!("{:.3}", found.tflops / PEAK_TFLOPS),
             format!("{:.1}", gib(found.memory)),
-            found.tensors.map_or(String::new(), |bytes| format!("{:.1}", gib(bytes))),
-            bubble.filter(|b| b.is_finite()).map_or(String::new(), |b| format!("{b:.3}")),
-            if *pp > 1 { format!("{formula:.3}") } else { String::new() },
+            found
+                .tensors
+                .map_or(String::new(), |bytes| format!("{:.1}", gib(bytes))),
+            bubble
+                .filter(|b| b.is_finite())
+                .map_or(String::new(), |b| format!("{b:.3}")),
+            if *pp > 1 {
+                format!("{formula:.3}")
+            } else {
+                String::new()
+            },
             format!("{:.4}", found.loss),
         ]);
     }
@@ -163,7 +207,11 @@ fn report(args: &LayoutsArgs, ranks: usize, rows: &[Row<'_>]) -> Result<(), Fail
         else {
             continue;
         };
-        let mut row = vec![name.clone(), format!("{micro_batches}"), format!("{milliseconds:.1}")];
+        let mut row = vec![
+            name.clone(),
+            format!("{micro_batches}"),
+            format!("{milliseconds:.1}"),
+        ];
         row.push(format!("{:.0}", tokens / milliseconds * 1e3));
         row.extend([String::new(), String::new()]);
         row.push(of(name, "GiB").map_or(String::new(), |gib| format!("{gib:.1}")));

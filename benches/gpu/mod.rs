@@ -25,7 +25,9 @@ use crate::Failure;
 /// # Errors
 /// The file cannot be read.
 pub fn peer_times(path: Option<&Path>) -> Result<BTreeMap<String, f64>, Failure> {
-    let Some(path) = path else { return Ok(BTreeMap::new()) };
+    let Some(path) = path else {
+        return Ok(BTreeMap::new());
+    };
     let text = fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))?;
     let time = |line: &str| {
         let (name, milliseconds) = line.split_once('\t')?;

@@ -67,12 +67,42 @@ seq_len = 2048
 "#;
 
 const CASES: [Case; 6] = [
-    Case { name: "gpt2 16x1", config: GPT2, micro_batch: 16, micro_batches: 1 },
-    Case { name: "gpt2 1x16", config: GPT2, micro_batch: 1, micro_batches: 16 },
-    Case { name: "llama 16x1", config: LLAMA, micro_batch: 16, micro_batches: 1 },
-    Case { name: "llama 1x16", config: LLAMA, micro_batch: 1, micro_batches: 16 },
-    Case { name: "qwen2 4x1", config: QWEN2, micro_batch: 4, micro_batches: 1 },
-    Case { name: "qwen2 1x4", config: QWEN2, micro_batch: 1, micro_batches: 4 },
+    Case {
+        name: "gpt2 16x1",
+        config: GPT2,
+        micro_batch: 16,
+        micro_batches: 1,
+    },
+    Case {
+        name: "gpt2 1x16",
+        config: GPT2,
+        micro_batch: 1,
+        micro_batches: 16,
+    },
+    Case {
+        name: "llama 16x1",
+        config: LLAMA,
+        micro_batch: 16,
+        micro_batches: 1,
+    },
+    Case {
+        name: "llama 1x16",
+        config: LLAMA,
+        micro_batch: 1,
+        micro_batches: 16,
+    },
+    Case {
+        name: "qwen2 4x1",
+        config: QWEN2,
+        micro_batch: 4,
+        micro_batches: 1,
+    },
+    Case {
+        name: "qwen2 1x4",
+        config: QWEN2,
+        micro_batch: 1,
+        micro_batches: 4,
+    },
 ];
 
 const ABOUT: &str = "One optimizer step (forward, backward, clipping, AdamW with f32 masters, gradients and \
@@ -121,9 +151,16 @@ fn run(args: &ModelsArgs) -> Result<(), Failure> {
     let mut report = Report::new("models", ABOUT);
     let folder = tempfile::tempdir()?;
     let file = folder.path().join("text.txt");
-    fs::write(&file, "The quick brown fox jumps over the lazy dog. ".repeat(20_000))?;
+    fs::write(
+        &file,
+        "The quick brown fox jumps over the lazy dog. ".repeat(20_000),
+    )?;
     let load = |case: &Case| -> Result<TrainConfig, Failure> {
-        let Case { micro_batch, micro_batches, .. } = case;
+        let Case {
+            micro_batch,
+            micro_batches,
+            ..
+        } = case;
         let batch = format!(
             "[train]\nmicro_batch = {micro_batch}\nglobal_batch = {}\ndtype = \"bf16\"\n\
              [optimizer]\nwarmup_steps = 0\n",
@@ -134,27 +171,48 @@ fn run(args: &ModelsArgs) -> Result<(), Failure> {
         for set in &args.set {
             config = config.with_set(set)?;
         }
-        Ok(config.with_data(&file.to_string_lossy())?.with_layout("tp1")?.load()?)
+        Ok(config
+            .with_data(&file.to_string_lossy())?
+            .with_layout("tp1")?
+            .load()?)
     };
-    let is_wanted =
-        |case: &&Case| args.only.as_ref().is_none_or(|name| case.name.starts_with(name));
+    let is_wanted = |case: &&Case| {
+        args.only
+            .as_ref()
+            .is_none_or(|name| case.name.starts_with(name))
+    };
     let cases: Vec<_> = CASES.iter().filter(is_wanted).collect();
     if cases.is_empty() {
         let names = CASES.map(|case| case.name).join(", ");
         return Err(format!("--only {:?}: there are {names}", args.only.as_deref()).into());
     }
     let peers = peer_times(args.peer.as_deref())?;
-    let head =
-        ["model", "ms", "enqueued ms", "tokens/s", "GiB", "eager", "ratio", "compile", "ratio"];
+    let head = [
+        "model",
+        "ms",
+        "enqueued ms",
+        "tokens/s",
+        "GiB",
+        "eager",
+        "ratio",
+        "compile",
+        "ratio",
+    ];
     let mut table = Table::new("a training step", &head);
     for case in cases {
         let config = load(case)?;
         let tokens = (config.train.global_batch * config.data.seq_len) as f64;
         println!("{}:", case.name);
-        let timing = Timing { steps: args.steps, profile: args.profile };
+        let timing = Timing {
+            steps: args.steps,
+            profile: args.profile,
+        };
         let found = steps(timing, config)?;
         let peer = |mode: &str| match peers.get(&format!("{} {mode}", case.name)) {
-            Some(ms) => [format!("{ms:.1}"), format!("{:.2}", ms / (found.seconds * 1e3))],
+            Some(ms) => [
+                format!("{ms:.1}"),
+                format!("{:.2}", ms / (found.seconds * 1e3)),
+            ],
             None => [String::new(), String::new()],
         };
         let ([eager, by_eager], [compiled, by_compiled]) = (peer("eager"), peer("compile"));

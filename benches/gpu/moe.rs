@@ -64,8 +64,14 @@ struct MoeArgs {
 }
 
 fn products(name: &str) -> Result<GroupedProducts, String> {
-    let all = [GroupedProducts::Auto, GroupedProducts::Together, GroupedProducts::Each];
-    let found = all.into_iter().find(|products| products.to_string() == name);
+    let all = [
+        GroupedProducts::Auto,
+        GroupedProducts::Together,
+        GroupedProducts::Each,
+    ];
+    let found = all
+        .into_iter()
+        .find(|products| products.to_string() == name);
     found.ok_or_else(|| "it is auto, together or each".into())
 }
 
@@ -88,7 +94,11 @@ fn proxies() -> [(&'static str, MoeConfig); 3] {
         .with_scale(2.5)
         .with_groups(Some([8, 4, 2]));
     let qwen3 = MoeConfig::new(2048, 768, 128, 8);
-    [("mixtral", mixtral), ("deepseek", deepseek), ("qwen3", qwen3)]
+    [
+        ("mixtral", mixtral),
+        ("deepseek", deepseek),
+        ("qwen3", qwen3),
+    ]
 }
 
 fn run(args: &MoeArgs) -> Result<(), Failure> {
@@ -103,7 +113,11 @@ fn run(args: &MoeArgs) -> Result<(), Failure> {
         None => Group::single(0),
     };
     let ranks = world.size();
-    let layout = Layout { dp: ranks, ep: ranks, ..Layout::SINGLE };
+    let layout = Layout {
+        dp: ranks,
+        ep: ranks,
+        ..Layout::SINGLE
+    };
     let groups = ProcessGroups::new(&world, layout)?;
     let about = format!(
         "Layers of experts of Megatron-LM's proxies in bf16, {} tokens on each of {ranks} GPUs, which share the \
@@ -113,7 +127,16 @@ fn run(args: &MoeArgs) -> Result<(), Failure> {
     );
     let peer = peer_times(args.peer.as_deref())?;
     let mut report = Report::new("moe", &about);
-    let head = ["layer", "forward ms", "peer", "backward ms", "peer", "ratio", "TFLOP/s", "GiB"];
+    let head = [
+        "layer",
+        "forward ms",
+        "peer",
+        "backward ms",
+        "peer",
+        "ratio",
+        "TFLOP/s",
+        "GiB",
+    ];
     let part = match args.share_of {
         1 => String::new(),
         ranks => format!(", one's share of {ranks} ranks"),
@@ -153,11 +176,17 @@ fn run(args: &MoeArgs) -> Result<(), Failure> {
 
 /// The experts of one of `ranks`, and tokens as many as come to it.
 fn share(config: &MoeConfig, tokens: usize, ranks: usize) -> Result<(MoeConfig, usize), Failure> {
-    let MoeConfig { num_experts, top_k, .. } = *config;
+    let MoeConfig {
+        num_experts, top_k, ..
+    } = *config;
     if ranks == 0 || !num_experts.is_multiple_of(ranks) {
         return Err(format!("--share-of {ranks} does not divide {num_experts} experts").into());
     }
-    let config = MoeConfig { num_experts: num_experts / ranks, top_k: 1, ..config.clone() };
+    let config = MoeConfig {
+        num_experts: num_experts / ranks,
+        top_k: 1,
+        ..config.clone()
+    };
     Ok((config.with_groups(None), tokens * top_k))
 }
 
@@ -169,8 +198,14 @@ fn measured(
     device: &Device,
 ) -> Result<[f64; 3], Failure> {
     let tracked = device.clone().autodiff();
-    let layer = config.clone().with_name("moe").init(ExpertGroups::from(groups), &tracked)?;
-    let balance = Balance { choice: Choice::InTurn, ..Balance::default() };
+    let layer = config
+        .clone()
+        .with_name("moe")
+        .init(ExpertGroups::from(groups), &tracked)?;
+    let balance = Balance {
+        choice: Choice::InTurn,
+        ..Balance::default()
+    };
     let layer = in_bf16(layer).with_balance(balance);
     let sums = main_grads(&layer);
     sums.values().for_each(|sum| sum.attach());
@@ -180,7 +215,10 @@ fn measured(
         Tensor::<3>::from_inner(x.cast(DType::BF16))
     };
     let (x, dy) = (normal(), normal());
-    let context = TokenContext { loss_factor: Some(1.0), ..TokenContext::default() };
+    let context = TokenContext {
+        loss_factor: Some(1.0),
+        ..TokenContext::default()
+    };
     let queue = CudaQueue::for_device(device).ok_or("no CUDA device")?;
     let (mut times, mut held) = ([Times::default(), Times::default()], 0);
     for pass in 0..passes + 5 {
@@ -201,7 +239,11 @@ fn measured(
     sums.values().for_each(|sum| drop(sum.take()));
     let [forward, backward] = times.map(|times| times.median() * 1e3);
     let mine = TensorData::from([forward, backward, held as f64]);
-    let slowest: Vec<f64> = groups.world.all_reduce(mine, ReduceOp::Max)?.iter::<f64>().collect();
+    let slowest: Vec<f64> = groups
+        .world
+        .all_reduce(mine, ReduceOp::Max)?
+        .iter::<f64>()
+        .collect();
     Ok([slowest[0], slowest[1], slowest[2]])
 }
 

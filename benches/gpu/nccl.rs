@@ -53,7 +53,8 @@ fn run(args: &NcclArgs) -> Result<(), Failure> {
     let env = RankEnv::from_env()?;
     let env = env.ok_or("start it with `megaburn launch --nproc N -- bench-nccl`, or torchrun")?;
     let device = Device::cuda(
-        env.gpu(gpus).ok_or("more ranks than GPUs on this host (CUDA_VISIBLE_DEVICES)")?,
+        env.gpu(gpus)
+            .ok_or("more ranks than GPUs on this host (CUDA_VISIBLE_DEVICES)")?,
     );
     let world = connect(&ConnectOptions::new(env))?;
     let sizes: Vec<usize> = (10..=30).step_by(2).map(|power| 1 << power).collect();
@@ -82,7 +83,15 @@ fn report(args: &NcclArgs, ranks: usize, sizes: &[usize], times: &[f64]) -> Resu
     );
     let peer = peer_times(args.peer.as_deref())?;
     let mut report = Report::new("nccl", about);
-    let head = ["size", "collective", "us", "GB/s", "PyTorch us", "PyTorch GB/s", "ratio"];
+    let head = [
+        "size",
+        "collective",
+        "us",
+        "GB/s",
+        "PyTorch us",
+        "PyTorch GB/s",
+        "ratio",
+    ];
     let mut table = Table::new(format!("{ranks} GPUs"), &head);
     for (&size, times) in sizes.iter().zip(times.chunks(Collective::ALL.len())) {
         for (op, &seconds) in Collective::ALL.into_iter().zip(times) {
@@ -90,7 +99,9 @@ fn report(args: &NcclArgs, ranks: usize, sizes: &[usize], times: &[f64]) -> Resu
                 let bytes = size as f64 * op.bus_factor(ranks);
                 format!("{:.1}", bytes / seconds / 1e9)
             };
-            let theirs = peer.get(&format!("{} {size}", op.name())).map(|time| time / 1e3);
+            let theirs = peer
+                .get(&format!("{} {size}", op.name()))
+                .map(|time| time / 1e3);
             let of_peer = |show: &dyn Fn(f64) -> String| theirs.map_or("-".into(), show);
             table.row(vec![
                 label(size),
@@ -117,12 +128,20 @@ fn measure(
 ) -> Result<f64, Failure> {
     let whole = size / DType::BF16.size();
     let share = whole / world.size();
-    let elements = if op == Collective::AllGather { share } else { share * world.size() };
+    let elements = if op == Collective::AllGather {
+        share
+    } else {
+        share * world.size()
+    };
     let x = Tensor::<1>::ones([elements], (device, DType::BF16));
     let rows = vec![share; world.size()];
     let once = || call(op, world, x.clone(), &rows).map(drop);
     let queue = CudaQueue::for_device(device).ok_or("no CUDA device")?;
-    let calls = if quick { 10 } else { ((1 << 30) / size).clamp(20, 200) };
+    let calls = if quick {
+        10
+    } else {
+        ((1 << 30) / size).clamp(20, 200)
+    };
     for _ in 0..5 {
         once()?;
     }

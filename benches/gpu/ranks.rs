@@ -105,20 +105,27 @@ impl GpuRank {
             format!("start it with `megaburn launch --nproc N -- {name}`, or torchrun")
         })?;
         let device = Device::cuda(
-            env.gpu(gpus).ok_or("more ranks than GPUs on this host (CUDA_VISIBLE_DEVICES)")?,
+            env.gpu(gpus)
+                .ok_or("more ranks than GPUs on this host (CUDA_VISIBLE_DEVICES)")?,
         );
         let world = connect(&ConnectOptions::new(env))?;
         let folder = tempfile::tempdir()?;
         let tokens = tokens * world.size();
         let (name, text) = match longest {
-            None => {
-                ("text.txt", "The quick brown fox jumps over the lazy dog. ".repeat(tokens / 40))
-            }
+            None => (
+                "text.txt",
+                "The quick brown fox jumps over the lazy dog. ".repeat(tokens / 40),
+            ),
             Some(longest) => ("text.jsonl", long_tail(tokens, longest)),
         };
         let file = folder.path().join(name);
         fs::write(&file, text)?;
-        Ok(Self { world, device, file, _folder: folder })
+        Ok(Self {
+            world,
+            device,
+            file,
+            _folder: folder,
+        })
     }
 
     /// Of so many layers and tokens under a layout, with `KEY=VALUE` settings.
@@ -132,12 +139,22 @@ impl GpuRank {
         seq_len: usize,
         settings: &[&str],
     ) -> Result<TrainConfig, Failure> {
-        let sizes = [format!("model.layers={layers}"), format!("data.seq_len={seq_len}")];
+        let sizes = [
+            format!("model.layers={layers}"),
+            format!("data.seq_len={seq_len}"),
+        ];
         let mut config = ConfigLayers::new().with_text("ranks.rs", CONFIG)?;
-        for setting in sizes.iter().map(String::as_str).chain(settings.iter().copied()) {
+        for setting in sizes
+            .iter()
+            .map(String::as_str)
+            .chain(settings.iter().copied())
+        {
             config = config.with_set(setting)?;
         }
-        Ok(config.with_data(&self.file.to_string_lossy())?.with_layout(layout)?.load()?)
+        Ok(config
+            .with_data(&self.file.to_string_lossy())?
+            .with_layout(layout)?
+            .load()?)
     }
 
     /// Makes some steps, and a few before that nobody measures.
@@ -187,9 +204,17 @@ impl GpuRank {
         let last = last.ok_or("no step was made")?;
         let [tflops, tokens_per_second] = rates.map(median);
         let memory = [last.memory_bytes as f64, tensors as f64];
-        let mine = [median(times.clone()), memory[0], memory[1], -tflops, -tokens_per_second];
+        let mine = [
+            median(times.clone()),
+            memory[0],
+            memory[1],
+            -tflops,
+            -tokens_per_second,
+        ];
         let slowest = self.world.all_reduce(mine.into(), ReduceOp::Max)?;
-        let slowest = slowest.as_slice::<f64>().map_err(|error| format!("{error:?}"))?;
+        let slowest = slowest
+            .as_slice::<f64>()
+            .map_err(|error| format!("{error:?}"))?;
         let [reserved, tensors] = [slowest[1], slowest[2]].map(|bytes| bytes as u64);
         let tensors = watch.then_some(tensors);
         Ok(Found {
@@ -240,7 +265,12 @@ fn most_allocated(
         let watch = || {
             let mut most = 0;
             while !is_done.load(Ordering::Relaxed) {
-                most = most.max(device.as_ref().and_then(cuda::memory::allocated).unwrap_or(0));
+                most = most.max(
+                    device
+                        .as_ref()
+                        .and_then(cuda::memory::allocated)
+                        .unwrap_or(0),
+                );
                 thread::sleep(Duration::from_micros(200));
             }
             most

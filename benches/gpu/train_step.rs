@@ -90,13 +90,23 @@ fn run(args: &StepArgs) -> Result<(), Failure> {
     let mut report = Report::new("train_step", about);
     let folder = tempfile::tempdir()?;
     let file = folder.path().join("text.txt");
-    fs::write(&file, "The quick brown fox jumps over the lazy dog. ".repeat(20_000))?;
+    fs::write(
+        &file,
+        "The quick brown fox jumps over the lazy dog. ".repeat(20_000),
+    )?;
     let load = |sets: &[&str]| -> Result<TrainConfig, Failure> {
         let mut config = ConfigLayers::new().with_text("train_step", CONFIG)?;
-        for set in sets.iter().copied().chain(args.set.iter().map(String::as_str)) {
+        for set in sets
+            .iter()
+            .copied()
+            .chain(args.set.iter().map(String::as_str))
+        {
             config = config.with_set(set)?;
         }
-        Ok(config.with_data(&file.to_string_lossy())?.with_layout("tp1")?.load()?)
+        Ok(config
+            .with_data(&file.to_string_lossy())?
+            .with_layout("tp1")?
+            .load()?)
     };
     let tokens = load(&[])?.data.seq_len as f64;
     let flops = tokens * (6.0 * 1_003_487_232.0 + 12.0 * (4 * 4096) as f64 * tokens / 2.0);
@@ -107,12 +117,20 @@ fn run(args: &StepArgs) -> Result<(), Failure> {
         vec![name, format!("{:.1}", seconds * 1e3), fastest, rate, gib]
     };
     let mut text = String::new();
-    let timing = Timing { steps: args.steps, profile: args.profile };
+    let timing = Timing {
+        steps: args.steps,
+        profile: args.profile,
+    };
     for (suffix, sets) in OPTIMIZERS {
         let found = steps(timing, load(sets)?)?;
         let gib = format!("{:.1}", found.memory as f64 / f64::from(1 << 30));
         let fastest = format!("{:.1}", found.fastest * 1e3);
-        table.row(row(format!("megaburn{suffix}"), found.seconds, fastest, gib));
+        table.row(row(
+            format!("megaburn{suffix}"),
+            found.seconds,
+            fastest,
+            gib,
+        ));
         text = format!(
             "The host enqueues a step with f32 masters in {:.1} ms; it waits for the GPU once a step, for loss \
              and gradient norm. Loss after {} steps: {:.4}.",
@@ -126,8 +144,15 @@ fn run(args: &StepArgs) -> Result<(), Failure> {
     }
     let peers = peer_times(args.peer.as_deref())?;
     for (name, milliseconds) in peers.iter().filter(|(name, _)| !name.ends_with(" GiB")) {
-        let gib = peers.get(&format!("{name} GiB")).map(|gib| format!("{gib:.1}"));
-        table.row(row(name.clone(), milliseconds / 1e3, String::new(), gib.unwrap_or_default()));
+        let gib = peers
+            .get(&format!("{name} GiB"))
+            .map(|gib| format!("{gib:.1}"));
+        table.row(row(
+            name.clone(),
+            milliseconds / 1e3,
+            String::new(),
+            gib.unwrap_or_default(),
+        ));
     }
     report.table(&table);
     report.text(&text);
@@ -188,5 +213,11 @@ pub(super) fn steps(timing: Timing, config: TrainConfig) -> Result<Found, Failur
     times.sort_by(f64::total_cmp);
     host_times.sort_by(f64::total_cmp);
     let [seconds, host] = [&times, &host_times].map(|times| times[times.len() / 2]);
-    Ok(Found { seconds, fastest: times[0], host, loss, memory })
+    Ok(Found {
+        seconds,
+        fastest: times[0],
+        host,
+        loss,
+        memory,
+    })
 }

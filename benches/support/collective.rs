@@ -12,8 +12,12 @@ pub enum Collective {
 
 impl Collective {
     /// All of them.
-    pub const ALL: [Self; 4] =
-        [Self::AllReduce, Self::AllGather, Self::ReduceScatter, Self::AllToAll];
+    pub const ALL: [Self; 4] = [
+        Self::AllReduce,
+        Self::AllGather,
+        Self::ReduceScatter,
+        Self::AllToAll,
+    ];
 
     /// Its name, as PyTorch's.
     pub fn name(self) -> &'static str {
@@ -28,7 +32,11 @@ impl Collective {
     /// What nccl-tests multiplies bytes over time with, for the bandwidth of the links.
     pub fn bus_factor(self, ranks: usize) -> f64 {
         let share = (ranks - 1) as f64 / ranks as f64;
-        if self == Self::AllReduce { 2.0 * share } else { share }
+        if self == Self::AllReduce {
+            2.0 * share
+        } else {
+            share
+        }
     }
 }
 

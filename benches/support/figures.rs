@@ -19,7 +19,9 @@ use crate::Failure;
 /// Percent by which a figure may be worse than the last one.
 const TOLERATED: f64 = 3.0;
 /// Units of which more is better.
-const MORE: [&str; 7] = ["TFLOP/s", "TB/s", "GB/s", "tok/s", "tokens/s", "MFU", "PFLOP/s"];
+const MORE: [&str; 7] = [
+    "TFLOP/s", "TB/s", "GB/s", "tok/s", "tokens/s", "MFU", "PFLOP/s",
+];
 /// Units of which less is better.
 const LESS: [&str; 7] = ["ms", "us", "seconds", "GiB", "GB", "MB", "bytes/parameter"];
 /// Who is measured for comparison.
@@ -61,7 +63,9 @@ pub struct Change {
 impl Change {
     /// Whether it is one of ours that is 3% worse or more.
     pub fn is_slower(&self) -> bool {
-        let of_peer = PEERS.iter().any(|peer| self.place.to_lowercase().contains(peer));
+        let of_peer = PEERS
+            .iter()
+            .any(|peer| self.place.to_lowercase().contains(peer));
         !of_peer && self.worse.is_some_and(|worse| worse >= TOLERATED)
     }
 }
@@ -86,7 +90,10 @@ pub fn read(folder: &Path) -> Result<BTreeMap<String, Figures>, Failure> {
     let mut cards: BTreeMap<String, Figures> = BTreeMap::new();
     for file in files {
         if let Some((card, figures)) = of_report(&fs::read_to_string(file)?) {
-            let known = cards.entry(card.clone()).or_insert(Figures { card, ..Figures::default() });
+            let known = cards.entry(card.clone()).or_insert(Figures {
+                card,
+                ..Figures::default()
+            });
             known.figures.extend(figures);
         }
     }
@@ -97,7 +104,10 @@ pub fn read(folder: &Path) -> Result<BTreeMap<String, Figures>, Failure> {
 fn of_report(text: &str) -> Option<(String, BTreeMap<String, Figure>)> {
     let (name, date) = text.lines().next()?.strip_prefix("# ")?.split_once(", ")?;
     let date = date.get(..10)?;
-    let fact = |key: &str| text.lines().find_map(|line| line.strip_prefix(&format!("- {key}: ")));
+    let fact = |key: &str| {
+        text.lines()
+            .find_map(|line| line.strip_prefix(&format!("- {key}: ")))
+    };
     let (gpus, machine) = fact("machine")?.split_once(" GPUs, ")?;
     gpus.parse::<usize>().ok()?;
     let card = machine.split([',', ';']).next()?.to_string();
@@ -108,7 +118,10 @@ fn of_report(text: &str) -> Option<(String, BTreeMap<String, Figure>)> {
         if let Some(text) = line.strip_prefix("##") {
             // What stands in parentheses is a remark.
             let text = text.trim_start_matches('#').trim();
-            (title, head) = (text.split_once(" (").map_or(text, |(title, _)| title), Vec::new());
+            (title, head) = (
+                text.split_once(" (").map_or(text, |(title, _)| title),
+                Vec::new(),
+            );
         }
         let Some(cells) = cells(line) else {
             head.clear();
@@ -120,17 +133,28 @@ fn of_report(text: &str) -> Option<(String, BTreeMap<String, Figure>)> {
         }
         let columns: Vec<Column> = (0..head.len()).map(|i| Column::of(&head, i)).collect();
         let is_key = |i: &usize| columns[..=*i].iter().all(|column| *column == Column::Name);
-        let row: Vec<&str> =
-            (0..cells.len().min(head.len())).filter(is_key).map(|i| cells[i]).collect();
+        let row: Vec<&str> = (0..cells.len().min(head.len()))
+            .filter(is_key)
+            .map(|i| cells[i])
+            .collect();
         for (i, cell) in cells.iter().enumerate().take(head.len()) {
             let peer = match columns[i] {
                 Column::Name => continue,
                 Column::Ours => "",
                 Column::Peers => "peer ",
             };
-            let Ok(value) = cell.parse::<f64>() else { continue };
+            let Ok(value) = cell.parse::<f64>() else {
+                continue;
+            };
             let place = format!("{name} / {title} / {} / {peer}{}", row.join(", "), head[i]);
-            figures.insert(place, Figure { value, date: date.into(), commit: commit.clone() });
+            figures.insert(
+                place,
+                Figure {
+                    value,
+                    date: date.into(),
+                    commit: commit.clone(),
+                },
+            );
         }
     }
     Some((card, figures))
@@ -185,12 +209,20 @@ pub fn compare(now: &Figures, last: &Figures) -> Vec<Change> {
     let change = |(place, figure): (&String, &Figure)| {
         let last = last.figures.get(place).cloned();
         let more = place.rsplit(" / ").next().and_then(is_more_better);
-        let worse = last.as_ref().zip(more).filter(|(last, _)| last.value != 0.0);
+        let worse = last
+            .as_ref()
+            .zip(more)
+            .filter(|(last, _)| last.value != 0.0);
         let worse = worse.map(|(last, more)| {
             let grown = (figure.value / last.value - 1.0) * 100.0;
             if more { -grown } else { grown }
         });
-        Change { place: place.clone(), now: figure.value, last, worse }
+        Change {
+            place: place.clone(),
+            now: figure.value,
+            last,
+            worse,
+        }
     };
     now.figures.iter().map(change).collect()
 }
@@ -223,7 +255,10 @@ fn run(Arguments { folder, last }: &Arguments) -> Result<(), Failure> {
         let mut known = match fs::read_to_string(last.join(&name)) {
             Ok(text) => serde_json::from_str(&text)
                 .map_err(|error| format!("{}: {error}", last.join(&name).display()))?,
-            Err(_) => Figures { card: card.clone(), ..Figures::default() },
+            Err(_) => Figures {
+                card: card.clone(),
+                ..Figures::default()
+            },
         };
         println!("{card}: figure | now | last | of | percent worse");
         let changes = compare(&now, &known);
@@ -238,17 +273,32 @@ fn run(Arguments { folder, last }: &Arguments) -> Result<(), Failure> {
         known.figures.extend(now.figures);
         let path = folder.join(&name);
         fs::write(&path, serde_json::to_string_pretty(&known)? + "\n")?;
-        println!("written to {}: commit it as benches/results/figures/{name}", path.display());
+        println!(
+            "written to {}: commit it as benches/results/figures/{name}",
+            path.display()
+        );
     }
     Ok(())
 }
 
 fn line(change: &Change) -> String {
-    let Change { place, now, last, worse } = change;
-    let last = last.as_ref().map_or("none | ".into(), |Figure { value, date, commit }| {
-        let commit: String = commit.chars().take(7).collect();
-        format!("{value} | {date} {commit}")
-    });
+    let Change {
+        place,
+        now,
+        last,
+        worse,
+    } = change;
+    let last = last.as_ref().map_or(
+        "none | ".into(),
+        |Figure {
+             value,
+             date,
+             commit,
+         }| {
+            let commit: String = commit.chars().take(7).collect();
+            format!("{value} | {date} {commit}")
+        },
+    );
     let worse = worse.map_or(String::new(), |worse| format!("{worse:+.1}"));
     let mark = if change.is_slower() { " SLOWER" } else { "" };
     format!("{place} | {now} | {last} | {worse}{mark}")

@@ -21,7 +21,10 @@ const VOCAB: usize = 260;
 /// The model of the main job as configured by default, and tokens of a sample.
 pub fn default_model() -> (DecoderConfig, usize) {
     let config = TrainConfig::default();
-    (config.model.decoder(config.data.seq_len, VOCAB), config.data.seq_len)
+    (
+        config.model.decoder(config.data.seq_len, VOCAB),
+        config.data.seq_len,
+    )
 }
 
 /// The default model at twice the width: four times the parameters and FLOPs of a token.
@@ -55,7 +58,9 @@ pub fn batch(seq_len: usize, samples: std::ops::Range<usize>) -> [Tensor<2, Int>
     [0, 1].map(|ahead| {
         let samples = samples.clone();
         let tokens = (0..seq_len).flat_map(|position| {
-            samples.clone().map(move |sample| token(sample, position + ahead))
+            samples
+                .clone()
+                .map(move |sample| token(sample, position + ahead))
         });
         let data = TensorData::new(tokens.collect::<Vec<i64>>(), [seq_len, samples.len()]);
         Tensor::from_data(data, &Device::flex())
@@ -112,14 +117,20 @@ impl Megaburn {
 
     /// The model.
     pub fn model(&self) -> &Decoder {
-        self.model.as_ref().expect("the model is only away during an update")
+        self.model
+            .as_ref()
+            .expect("the model is only away during an update")
     }
 
     /// The mean loss of this rank's batch in nats, without automatic differentiation.
     pub fn forward(&self) -> f32 {
         let [tokens, labels] = self.batch.clone();
         let count = labels.shape().num_elements();
-        self.model().valid().loss(tokens, labels).into_scalar::<f32>() / count as f32
+        self.model()
+            .valid()
+            .loss(tokens, labels)
+            .into_scalar::<f32>()
+            / count as f32
     }
 
     /// One training step.
@@ -130,13 +141,17 @@ impl Megaburn {
     /// All ranks.
     pub fn step(&mut self, clip: Clip) -> Result<(), Failure> {
         let [tokens, labels] = self.batch.clone();
-        let model = self.model.take().expect("the model is only away during an update");
+        let model = self
+            .model
+            .take()
+            .expect("the model is only away during an update");
         let count = labels.shape().num_elements();
         let sum = model.loss(tokens, labels);
         self.grads.reset();
         self.grads.accumulate(&model, &mut sum.backward());
         self.grads.reduce()?;
-        self.grads.scale(1.0 / (count * self.groups.dp.size()) as f64);
+        self.grads
+            .scale(1.0 / (count * self.groups.dp.size()) as f64);
         if clip == Clip::ToOne {
             let norm = self.grads.norm()?;
             self.grads.clip(&norm, 1.0);

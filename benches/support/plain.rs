@@ -41,20 +41,33 @@ impl PlainBurn {
         if clip == Clip::ToOne {
             optimizer = optimizer.with_grad_clipping(Some(GradientClippingConfig::Norm(1.0)));
         }
-        Self { model: Some(model), optimizer: optimizer.init(), tokens, labels }
+        Self {
+            model: Some(model),
+            optimizer: optimizer.init(),
+            tokens,
+            labels,
+        }
     }
 
     /// The mean loss in nats, without automatic differentiation.
     pub fn forward(&self) -> f32 {
-        let model = self.model.as_ref().expect("the model is only away during an update");
+        let model = self
+            .model
+            .as_ref()
+            .expect("the model is only away during an update");
         let [tokens, labels] = [&self.tokens, &self.labels].map(|x| x.clone().inner());
         model.valid().loss(tokens, labels).into_scalar()
     }
 
     /// One training step.
     pub fn step(&mut self) {
-        let model = self.model.take().expect("the model is only away during an update");
-        let grads = model.loss(self.tokens.clone(), self.labels.clone()).backward();
+        let model = self
+            .model
+            .take()
+            .expect("the model is only away during an update");
+        let grads = model
+            .loss(self.tokens.clone(), self.labels.clone())
+            .backward();
         let grads = GradientsParams::from_grads(grads, &model);
         self.model = Some(self.optimizer.step(LEARNING_RATE, model, grads));
     }
@@ -62,7 +75,9 @@ impl PlainBurn {
 
 impl fmt::Debug for PlainBurn {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PlainBurn").field("model", &self.model).finish_non_exhaustive()
+        f.debug_struct("PlainBurn")
+            .field("model", &self.model)
+            .finish_non_exhaustive()
     }
 }
 
@@ -102,8 +117,11 @@ impl PlainLlama {
     fn new(from: &Decoder, seq_len: usize, device: &Device) -> Self {
         let (config, weights) = (from.config(), Weights::of(from, device));
         let mut embedding = EmbeddingConfig::new(config.vocab, config.hidden).init(device);
-        embedding.weight =
-            Param::from_tensor(weights.matrix("embedding.weight").narrow(0, 0, config.vocab));
+        embedding.weight = Param::from_tensor(weights.matrix("embedding.weight").narrow(
+            0,
+            0,
+            config.vocab,
+        ));
         let blocks = (0..config.layers).map(|index| PlainBlock::new(config, index, &weights));
         Self {
             embedding,
@@ -122,14 +140,18 @@ impl PlainLlama {
         }
         let x = self.norm.forward(x);
         let logits = module::linear(x, self.embedding.weight.val().transpose(), None);
-        self.loss.forward(logits.flatten(0, 1), labels.flatten(0, 1))
+        self.loss
+            .forward(logits.flatten(0, 1), labels.flatten(0, 1))
     }
 }
 
 impl PlainBlock {
     fn new(config: &DecoderConfig, index: usize, weights: &Weights) -> Self {
         let at = |field: &str| format!("blocks.{index}.{field}");
-        let (query, kv) = (config.heads * config.head_dim, config.kv_heads * config.head_dim);
+        let (query, kv) = (
+            config.heads * config.head_dim,
+            config.kv_heads * config.head_dim,
+        );
         let qkv = |columns| weights.linear(&at("attention.qkv.weight"), columns);
         let gate_up = |columns| weights.linear(&at("mlp.up.weight"), columns);
         let norm = |field| weights.norm(&at(field), config.norm_eps);
@@ -174,7 +196,11 @@ impl PlainBlock {
         let v = repeat(by_head(self.v.forward(x), kv_heads));
         let scale = 1.0 / (q.dims()[3] as f64).sqrt();
         let scores = (q * scale).matmul(k.transpose());
-        let future = rope.future.clone().unsqueeze::<4>().expand([batch, heads, seq, seq]);
+        let future = rope
+            .future
+            .clone()
+            .unsqueeze::<4>()
+            .expand([batch, heads, seq, seq]);
         let scores = scores.mask_fill(future, f32::NEG_INFINITY);
         let out = activation::softmax(scores, 3).matmul(v).swap_dims(1, 2);
         self.output.forward(out.reshape([batch, seq, hidden]))
@@ -184,19 +210,28 @@ impl PlainBlock {
 impl Rope {
     fn new(config: &DecoderConfig, seq_len: usize, device: &Device) -> Self {
         let rope = config.rope().expect("a Llama has rotary positions");
-        let table = rope.init(0..seq_len, device).expect("the model has this table");
+        let table = rope
+            .init(0..seq_len, device)
+            .expect("the model has this table");
         let twice = |half: &Tensor<3>| {
             let half = half.clone().squeeze_dim::<2>(1);
             Tensor::from_inner(Tensor::cat(vec![half.clone(), half], 1))
         };
         let future = Tensor::<2, Bool>::tril_mask([seq_len, seq_len], 0, device);
-        Self { cos: twice(table.cos()), sin: twice(table.sin()), future }
+        Self {
+            cos: twice(table.cos()),
+            sin: twice(table.sin()),
+            future,
+        }
     }
 
     /// Half-rotation of `[batch, heads, seq, head_dim]`.
     fn rotate(&self, x: Tensor<4>) -> Tensor<4> {
         let half = x.dims()[3] / 2;
-        let (first, second) = (x.clone().narrow(3, 0, half), x.clone().narrow(3, half, half));
+        let (first, second) = (
+            x.clone().narrow(3, 0, half),
+            x.clone().narrow(3, half, half),
+        );
         let turned = Tensor::cat(vec![-second, first], 3);
         x * self.cos.clone().unsqueeze() + turned * self.sin.clone().unsqueeze()
     }
@@ -210,7 +245,10 @@ struct Weights {
 
 impl Weights {
     fn of(model: &Decoder, device: &Device) -> Self {
-        Self { values: read_params(model).into_iter().collect(), device: device.clone() }
+        Self {
+            values: read_params(model).into_iter().collect(),
+            device: device.clone(),
+        }
     }
 
     fn matrix(&self, path: &str) -> Tensor<2> {
@@ -220,7 +258,9 @@ impl Weights {
     fn linear(&self, path: &str, columns: Range<usize>) -> Linear {
         let weight = self.matrix(path).narrow(1, columns.start, columns.len());
         let [d_input, d_output] = weight.dims();
-        let mut linear = LinearConfig::new(d_input, d_output).with_bias(false).init(&self.device);
+        let mut linear = LinearConfig::new(d_input, d_output)
+            .with_bias(false)
+            .init(&self.device);
         // Of its own memory: a view of the fused matrix would be a slower operand.
         linear.weight = Param::from_data(weight.into_data(), &self.device);
         linear

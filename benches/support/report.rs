@@ -41,7 +41,10 @@ impl Table {
     /// An empty table.
     pub fn new(title: impl Into<String>, head: &[&str]) -> Self {
         let head = head.iter().map(ToString::to_string).collect();
-        Self { title: title.into(), rows: vec![head] }
+        Self {
+            title: title.into(),
+            rows: vec![head],
+        }
     }
 
     /// Adds a row; it has as many cells as the head.
@@ -53,14 +56,26 @@ impl Table {
     pub fn to_markdown(&self) -> String {
         let columns = self.rows[0].len();
         let width = |column: usize| {
-            self.rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0)
+            self.rows
+                .iter()
+                .map(|row| row[column].chars().count())
+                .max()
+                .unwrap_or(0)
         };
         let widths: Vec<usize> = (0..columns).map(width).collect();
         let mut text = format!("### {}\n\n", self.title);
         for (index, row) in self.rows.iter().enumerate() {
-            let cells = row.iter().zip(&widths).enumerate().map(|(column, (cell, width))| {
-                if column == 0 { format!("{cell:<width$}") } else { format!("{cell:>width$}") }
-            });
+            let cells = row
+                .iter()
+                .zip(&widths)
+                .enumerate()
+                .map(|(column, (cell, width))| {
+                    if column == 0 {
+                        format!("{cell:<width$}")
+                    } else {
+                        format!("{cell:>width$}")
+                    }
+                });
             let _ = writeln!(text, "| {} |", cells.collect::<Vec<_>>().join(" | "));
             if index == 0 {
                 let rule = |(column, width): (usize, &usize)| match column {
@@ -89,7 +104,12 @@ impl Report {
     pub fn new(name: &'static str, about: impl Into<String>) -> Self {
         let about = about.into();
         println!("{name}: {about}\n");
-        Self { name, about, load_before: System::load_average().one, body: String::new() }
+        Self {
+            name,
+            about,
+            load_before: System::load_average().one,
+            body: String::new(),
+        }
     }
 
     /// Prints a table and adds it.
@@ -127,23 +147,49 @@ impl Report {
         match std::env::var_os("MEGABURN_BUNDLE") {
             Some(_) => format!("`{}`, from the bundle of `.ci/bundle`", arguments()),
             None => {
-                format!("`cargo bench -p megaburn-benches --bench {} -- --save{quick}`", self.name)
+                format!(
+                    "`cargo bench -p megaburn-benches --bench {} -- --save{quick}`",
+                    self.name
+                )
             }
         }
     }
 
     fn document(&self, date: &str, args: &Args) -> String {
-        let Self { name, about, load_before, body } = self;
+        let Self {
+            name,
+            about,
+            load_before,
+            body,
+        } = self;
         let quick = if args.quick { " --quick" } else { "" };
         let facts = [
             ("machine", machine()),
-            ("load", format!("{load_before:.2} before, {:.2} after", System::load_average().one)),
+            (
+                "load",
+                format!(
+                    "{load_before:.2} before, {:.2} after",
+                    System::load_average().one
+                ),
+            ),
             ("commit", commit()),
             ("command", self.command(quick)),
-            ("versions", format!("burn {}, {}", burn_version(), output("rustc", &["--version"]))),
+            (
+                "versions",
+                format!(
+                    "burn {}, {}",
+                    burn_version(),
+                    output("rustc", &["--version"])
+                ),
+            ),
         ];
-        let facts = facts.map(|(key, value)| format!("- {key}: {value}\n")).concat();
-        format!("# {name}, {date}\n\n{about}\n\n{facts}\n{}\n", body.trim_end())
+        let facts = facts
+            .map(|(key, value)| format!("- {key}: {value}\n"))
+            .concat();
+        format!(
+            "# {name}, {date}\n\n{about}\n\n{facts}\n{}\n",
+            body.trim_end()
+        )
     }
 }
 
@@ -155,7 +201,10 @@ fn commit() -> String {
     written.map_or_else(
         || {
             let here = env!("CARGO_MANIFEST_DIR");
-            output("git", &["-C", here, "describe", "--always", "--dirty", "--abbrev=12"])
+            output(
+                "git",
+                &["-C", here, "describe", "--always", "--dirty", "--abbrev=12"],
+            )
         },
         |commit| commit.trim().to_string(),
     )
@@ -163,13 +212,26 @@ fn commit() -> String {
 
 fn machine() -> String {
     let system = System::new_all();
-    let cpu = system.cpus().first().map_or("unknown processor", |cpu| cpu.brand().trim());
-    let (cores, memory) = (system.cpus().len(), system.total_memory() as f64 / (1u64 << 30) as f64);
+    let cpu = system
+        .cpus()
+        .first()
+        .map_or("unknown processor", |cpu| cpu.brand().trim());
+    let (cores, memory) = (
+        system.cpus().len(),
+        system.total_memory() as f64 / (1u64 << 30) as f64,
+    );
     let os = System::long_os_version().unwrap_or_default();
-    let gpus = output("nvidia-smi", &["--query-gpu=name,driver_version", "--format=csv,noheader"]);
+    let gpus = output(
+        "nvidia-smi",
+        &["--query-gpu=name,driver_version", "--format=csv,noheader"],
+    );
     let gpus = match gpus.starts_with("unknown") {
         true => String::new(),
-        false => format!("{} GPUs, {}; ", gpus.lines().count(), gpus.lines().next().unwrap_or("")),
+        false => format!(
+            "{} GPUs, {}; ",
+            gpus.lines().count(),
+            gpus.lines().next().unwrap_or("")
+        ),
     };
     format!("{gpus}{cpu}, {cores} cores, {memory:.0} GiB memory, {os}")
 }
@@ -179,13 +241,19 @@ fn arguments() -> String {
     let mut arguments = std::env::args();
     let program = arguments.next().unwrap_or_default();
     let program = program.rsplit('/').next().unwrap_or_default().to_string();
-    [program].into_iter().chain(arguments).collect::<Vec<_>>().join(" ")
+    [program]
+        .into_iter()
+        .chain(arguments)
+        .collect::<Vec<_>>()
+        .join(" ")
 }
 
 /// The version of burn that was built, from the lock file.
 fn burn_version() -> String {
     let lock = include_str!("../../Cargo.lock");
-    let after = lock.split_once("name = \"burn\"\nversion = \"").map_or("", |(_, after)| after);
+    let after = lock
+        .split_once("name = \"burn\"\nversion = \"")
+        .map_or("", |(_, after)| after);
     after.split('"').next().unwrap_or_default().to_string()
 }
 

@@ -33,7 +33,9 @@ impl Times {
     pub fn median(&self) -> f64 {
         let mut sorted = self.0.clone();
         sorted.sort();
-        sorted.get(sorted.len() / 2).map_or(f64::NAN, Duration::as_secs_f64)
+        sorted
+            .get(sorted.len() / 2)
+            .map_or(f64::NAN, Duration::as_secs_f64)
     }
 
     /// The shortest time in seconds: what the machine can do when nothing else runs on it. NaN
@@ -53,6 +55,10 @@ pub fn millis(seconds: f64) -> String {
 /// # Panics
 /// If the system has no room for the threads.
 pub fn pool(threads: usize) -> rayon::ThreadPool {
-    let builder = rayon::ThreadPoolBuilder::new().num_threads(threads).stack_size(32 << 20);
-    builder.build().expect("the system has room for a few threads")
+    let builder = rayon::ThreadPoolBuilder::new()
+        .num_threads(threads)
+        .stack_size(32 << 20);
+    builder
+        .build()
+        .expect("the system has room for a few threads")
 }

@@ -32,5 +32,7 @@ pub(crate) fn read_weight<B: Bridge>(
     main_grad: Option<&MainGrad>,
     pass: Pass,
 ) -> FloatTensor<B> {
-    main_grad.and_then(|main_grad| main_grad.weight(pass)).map_or(weight, B::unwrap)
+    main_grad
+        .and_then(|main_grad| main_grad.weight(pass))
+        .map_or(weight, B::unwrap)
 }

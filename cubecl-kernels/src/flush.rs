@@ -9,7 +9,11 @@ pub fn flush<const D: usize>(x: &Tensor<D>) {
         use crate::cube::on_gpu;
 
         let x = x.clone();
-        let x = if x.device().is_autodiff() { x.inner() } else { x };
+        let x = if x.device().is_autodiff() {
+            x.inner()
+        } else {
+            x
+        };
         if let Some(queue) = on_gpu(&x).as_ref().and_then(megaburn_cuda::CudaQueue::of) {
             queue.flush();
         }

@@ -26,15 +26,30 @@ impl Operand {
 }
 
 pub(crate) fn float<const D: usize>(name: &'static str, x: &Tensor<D>) -> Operand {
-    Operand { name, dtype: x.dtype(), allowed: FLOATS, device: x.device() }
+    Operand {
+        name,
+        dtype: x.dtype(),
+        allowed: FLOATS,
+        device: x.device(),
+    }
 }
 
 pub(crate) fn int<const D: usize>(name: &'static str, x: &Tensor<D, Int>) -> Operand {
-    Operand { name, dtype: x.dtype(), allowed: INTS, device: x.device() }
+    Operand {
+        name,
+        dtype: x.dtype(),
+        allowed: INTS,
+        device: x.device(),
+    }
 }
 
 pub(crate) fn bool<const D: usize>(name: &'static str, x: &Tensor<D, Bool>) -> Operand {
-    Operand { name, dtype: x.dtype(), allowed: &[], device: x.device() }
+    Operand {
+        name,
+        dtype: x.dtype(),
+        allowed: &[],
+        device: x.device(),
+    }
 }
 
 /// Panics unless each operand is of a dtype that it may have, and all are on one device. It may be
@@ -42,12 +57,21 @@ pub(crate) fn bool<const D: usize>(name: &'static str, x: &Tensor<D, Bool>) -> O
 pub(crate) fn check(op: &str, operands: impl IntoIterator<Item = Operand>) {
     let mut first: Option<Operand> = None;
     for operand in operands {
-        let Operand { name, dtype, allowed, ref device } = operand;
+        let Operand {
+            name,
+            dtype,
+            allowed,
+            ref device,
+        } = operand;
         assert!(
             allowed.is_empty() || allowed.contains(&dtype),
             "{op}: {name} is {}, not {}: cast or dequantize it first",
             dtype.name(),
-            allowed.iter().map(DType::name).collect::<Vec<_>>().join(" or ")
+            allowed
+                .iter()
+                .map(DType::name)
+                .collect::<Vec<_>>()
+                .join(" or ")
         );
         if let Some(first) = &first {
             let (other, there) = (first.name, &first.device);
@@ -70,16 +94,29 @@ mod tests {
         let x = || float("x", &constant([2]));
         check("op", [x(), x().of(&[DType::F32])]);
         assert_refused(
-            || check("op", [float("x", &constant([2])), float("y", &quantized([2, 4]))]),
+            || {
+                check(
+                    "op",
+                    [float("x", &constant([2])), float("y", &quantized([2, 4]))],
+                )
+            },
             "op: y is qfloat, not f64 or f32 or bf16 or f16: cast or dequantize it first",
         );
         assert_refused(
-            || check("op", [float("x", &constant([2]).cast(DType::F64)).of(&[DType::F32])]),
+            || {
+                check(
+                    "op",
+                    [float("x", &constant([2]).cast(DType::F64)).of(&[DType::F32])],
+                )
+            },
             "op: x is f64, not f32: cast",
         );
         let ids = Tensor::<1, Int>::from_data([1, 2], &device()).cast(DType::U8);
         check("op", [int("ids", &ids.clone().cast(DType::I32))]);
-        assert_refused(|| check("op", [int("ids", &ids)]), "op: ids is u8, not i64 or i32");
+        assert_refused(
+            || check("op", [int("ids", &ids)]),
+            "op: ids is u8, not i64 or i32",
+        );
     }
 
     #[test]

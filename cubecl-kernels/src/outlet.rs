@@ -45,9 +45,16 @@ impl Outlet {
     /// # Panics
     /// If `y` is in no graph.
     pub fn of(y: Tensor<3>) -> Self {
-        assert!(y.is_tracked(), "outlet: nothing that it is made of needs a gradient");
+        assert!(
+            y.is_tracked(),
+            "outlet: nothing that it is made of needs a gradient"
+        );
         let (shape, gradient) = (y.dims(), Slot::default());
-        Self { end: outlet(y, gradient.clone()), gradient, shape }
+        Self {
+            end: outlet(y, gradient.clone()),
+            gradient,
+            shape,
+        }
     }
 
     /// Goes backward from `gradient`, which is taken as it is.
@@ -68,15 +75,25 @@ impl Outlet {
     pub fn backward_all(
         outlets: impl IntoIterator<Item = (Self, Tensor<3>)>,
     ) -> burn::tensor::Gradients {
-        let ends = outlets.into_iter().map(|(Self { end, gradient: slot, shape }, gradient)| {
-            let found = gradient.dims();
-            assert!(found == shape, "outlet: a gradient {found:?} of {shape:?}");
-            let rows = gradient.flatten(0, 1);
-            *slot.lock().unwrap_or_else(PoisonError::into_inner) = Some(rows);
-            end
-        });
+        let ends = outlets.into_iter().map(
+            |(
+                Self {
+                    end,
+                    gradient: slot,
+                    shape,
+                },
+                gradient,
+            )| {
+                let found = gradient.dims();
+                assert!(found == shape, "outlet: a gradient {found:?} of {shape:?}");
+                let rows = gradient.flatten(0, 1);
+                *slot.lock().unwrap_or_else(PoisonError::into_inner) = Some(rows);
+                end
+            },
+        );
         let end = ends.reduce(|a, b| a + b);
-        end.expect("outlet: backward goes from one at least").backward()
+        end.expect("outlet: backward goes from one at least")
+            .backward()
     }
 }
 
@@ -99,7 +116,10 @@ fn stand_in<B: Backend>(y: FloatTensor<B>) -> FloatTensor<B> {
 }
 
 fn outlet(y: Tensor<3>, gradient: Slot) -> Tensor<1> {
-    Tensor::from_dispatch(<Dispatch as OutletOps>::outlet_of(y.into_dispatch(), gradient))
+    Tensor::from_dispatch(<Dispatch as OutletOps>::outlet_of(
+        y.into_dispatch(),
+        gradient,
+    ))
 }
 
 #[derive(Debug)]
@@ -124,7 +144,11 @@ impl<B: OutletOps + Bridge, C: CheckpointStrategy> OutletOps for Autodiff<B, C> 
         let (y, node) = y.into_parts();
         let shape = y.shape();
         let end = B::outlet_of(y, gradient.clone());
-        match OutletBackward.prepare::<C>([node]).compute_bound().stateful() {
+        match OutletBackward
+            .prepare::<C>([node])
+            .compute_bound()
+            .stateful()
+        {
             OpsKind::Tracked(op) => op.finish((gradient, shape), end),
             OpsKind::UnTracked(op) => op.finish(end),
         }
@@ -148,8 +172,14 @@ mod tests {
         let outlet = Outlet::of(x.clone() + other.clone() + x.clone());
         let gradient = constant([5, 2, 3]).cast(dtype).inner();
         let grads = outlet.backward(gradient.clone());
-        assert_eq!(values(other.grad(&grads).unwrap()), values(gradient.clone()));
-        assert_eq!(values(x.grad(&grads).unwrap()), values(gradient.clone() + gradient));
+        assert_eq!(
+            values(other.grad(&grads).unwrap()),
+            values(gradient.clone())
+        );
+        assert_eq!(
+            values(x.grad(&grads).unwrap()),
+            values(gradient.clone() + gradient)
+        );
     }
 
     #[test]

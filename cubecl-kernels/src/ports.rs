@@ -25,7 +25,9 @@ pub(crate) struct Mailbox(Arc<Mutex<Vec<Option<AnyTensor>>>>);
 
 impl Debug for Mailbox {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Mailbox").field(&self.places().len()).finish()
+        f.debug_tuple("Mailbox")
+            .field(&self.places().len())
+            .finish()
     }
 }
 
@@ -39,7 +41,9 @@ impl Mailbox {
     /// operation itself is one of them.
     pub(crate) fn take<B: Backend>(&self) -> Vec<Option<FloatTensor<B>>> {
         let taken = |place: &mut Option<AnyTensor>| {
-            place.take().map(|grad| *grad.downcast().expect("all results are on one backend"))
+            place
+                .take()
+                .map(|grad| *grad.downcast().expect("all results are on one backend"))
         };
         self.places().iter_mut().map(taken).collect()
     }

@@ -8,12 +8,20 @@ use burn::tensor::{DType, FloatDType, Shape, Slice, Tensor};
 
 /// The dtype that statistics are computed in: f64 for f64, f32 for everything narrower.
 pub(crate) fn compute_dtype(dtype: DType) -> FloatDType {
-    if dtype == DType::F64 { FloatDType::F64 } else { FloatDType::F32 }
+    if dtype == DType::F64 {
+        FloatDType::F64
+    } else {
+        FloatDType::F32
+    }
 }
 
 /// `x` in `dtype`; nothing happens when it is already.
 pub(crate) fn cast<B: Backend>(x: FloatTensor<B>, dtype: FloatDType) -> FloatTensor<B> {
-    if x.dtype() == dtype.into() { x } else { B::float_cast(x, dtype) }
+    if x.dtype() == dtype.into() {
+        x
+    } else {
+        B::float_cast(x, dtype)
+    }
 }
 
 /// `[.., n]` as `[rows, n]`.
@@ -50,7 +58,11 @@ pub(crate) fn stretch<B: Backend>(
 ) -> FloatTensor<B> {
     let shape = x.shape();
     // Flex refuses to read nothing from anywhere but the beginning.
-    let range = if shape.num_elements() == 0 { 0..range.len() } else { range };
+    let range = if shape.num_elements() == 0 {
+        0..range.len()
+    } else {
+        range
+    };
     let mut slices = vec![Slice::full(); shape.num_dims()];
     slices[dim] = Slice::from(range);
     B::float_slice(x, &slices)
@@ -59,12 +71,17 @@ pub(crate) fn stretch<B: Backend>(
 /// The two halves of the last dimension: views where the backend has them.
 pub(crate) fn halves<B: Backend>(x: FloatTensor<B>) -> (FloatTensor<B>, FloatTensor<B>) {
     let (last, n) = (x.rank() - 1, last_dim(&x.shape()));
-    (stretch::<B>(x.clone(), last, 0..n / 2), stretch::<B>(x, last, n / 2..n))
+    (
+        stretch::<B>(x.clone(), last, 0..n / 2),
+        stretch::<B>(x, last, n / 2..n),
+    )
 }
 
 /// The two halves of the last dimension.
 pub(crate) fn halves_of<const D: usize>(x: Tensor<D>) -> [Tensor<D>; 2] {
-    x.chunk(2, D - 1).try_into().expect("an even dimension has two halves")
+    x.chunk(2, D - 1)
+        .try_into()
+        .expect("an even dimension has two halves")
 }
 
 /// `f(x)` in the compute dtype, each row times its weight, in the dtype of `x`.

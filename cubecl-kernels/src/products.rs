@@ -90,7 +90,11 @@ fn product_of_wide<B: Backend>(
 ) -> FloatTensor<B> {
     let wide = crate::primitive::compute_dtype(a.dtype());
     let a = cast::<B>(a, wide);
-    let a = if scale == 1.0 { a } else { B::float_mul_scalar(a, scale.into()) };
+    let a = if scale == 1.0 {
+        a
+    } else {
+        B::float_mul_scalar(a, scale.into())
+    };
     cast::<B>(B::float_matmul(a, cast::<B>(b, wide)), dtype)
 }
 
@@ -118,7 +122,10 @@ impl Products for burn::backend::Flex {
     ) -> Tensor<2> {
         // A narrow product would be rounded before it is summed.
         let [x, dy] = [x, dy].map(|x| cast::<Self>(x, FloatDType::F32));
-        plus(sum, Tensor::from_primitive::<Self>(Self::linear_weight_backward(x, dy)))
+        plus(
+            sum,
+            Tensor::from_primitive::<Self>(Self::linear_weight_backward(x, dy)),
+        )
     }
 }
 
@@ -144,7 +151,12 @@ mod cube {
             if CudaQueue::of(&a).is_some() && gemm::takes(a.dtype, b.dtype, out) {
                 return tensor::into_backend(done(gemm::product(a, b, None, scale as f32, out)));
             }
-            product_of_wide::<Self>(tensor::into_backend(a), tensor::into_backend(b), scale, dtype)
+            product_of_wide::<Self>(
+                tensor::into_backend(a),
+                tensor::into_backend(b),
+                scale,
+                dtype,
+            )
         }
 
         fn affine(

@@ -35,12 +35,19 @@ type Slots = Arc<Mutex<Vec<Option<Tensor<2>>>>>;
 impl Operands {
     /// None yet, on a device with autodiff.
     pub fn new(device: &Device) -> Self {
-        Self { end: Tensor::empty([1], device), gradients: Slots::default(), len: 0 }
+        Self {
+            end: Tensor::empty([1], device),
+            gradients: Slots::default(),
+            len: 0,
+        }
     }
 
     /// The next operand.
     pub fn add<const D: usize>(&mut self, x: Tensor<D>) {
-        let place = Place { gradients: self.gradients.clone(), index: self.len };
+        let place = Place {
+            gradients: self.gradients.clone(),
+            index: self.len,
+        };
         let end = self.end.clone().into_dispatch();
         let end = <Dispatch as RecomputeOps>::operand(end, x.into_dispatch(), place);
         (self.end, self.len) = (Tensor::from_dispatch(end), self.len + 1);
@@ -62,7 +69,11 @@ impl Operands {
         results: [Tensor<D>; N],
         backward: impl FnOnce([Option<Tensor<D>>; N]) -> Vec<Option<Tensor<2>>> + Send + 'static,
     ) -> [Tensor<D>; N] {
-        let Self { end, gradients, len } = self;
+        let Self {
+            end,
+            gradients,
+            len,
+        } = self;
         assert!(
             !results.iter().any(Tensor::is_tracked),
             "recompute: a result is made of a tensor that needs a gradient and is no operand"
@@ -76,11 +87,16 @@ impl Operands {
             });
             let of_operands = backward(of_results);
             let found = of_operands.len();
-            assert!(found == len, "recompute: {found} gradients of {len} operands");
+            assert!(
+                found == len,
+                "recompute: {found} gradients of {len} operands"
+            );
             *gradients.lock().unwrap_or_else(PoisonError::into_inner) = of_operands;
         };
-        let work =
-            Work { mailbox: Mailbox::new(N), backward: Arc::new(Mutex::new(Some(Box::new(work)))) };
+        let work = Work {
+            mailbox: Mailbox::new(N),
+            backward: Arc::new(Mutex::new(Some(Box::new(work)))),
+        };
         let end = <Dispatch as RecomputeOps>::recomputed(end.into_dispatch(), work.clone());
         let mut places = 0..;
         results.map(|y| {
@@ -101,7 +117,10 @@ pub(crate) struct Place {
 
 impl Place {
     fn take(&self) -> Option<Tensor<2>> {
-        let mut gradients = self.gradients.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut gradients = self
+            .gradients
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         gradients.get_mut(self.index)?.take()
     }
 }
@@ -117,7 +136,9 @@ pub(crate) struct Work {
 
 impl Debug for Work {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Work").field("mailbox", &self.mailbox).finish_non_exhaustive()
+        f.debug_struct("Work")
+            .field("mailbox", &self.mailbox)
+            .finish_non_exhaustive()
     }
 }
 
@@ -199,9 +220,17 @@ impl<B: RecomputeOps + Bridge> Backward<B, 1> for RecomputeBackward {
         let gradients = mailbox.take::<B>();
         let first = gradients.iter().flatten().next().expect("a port left it");
         let sign = B::float_empty(Shape::from([1]), &first.device(), first.dtype().into());
-        let backward = backward.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let backward = backward
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
         let backward = backward.expect("backward goes through a graph once");
-        backward(gradients.into_iter().map(|gradient| gradient.map(as_row)).collect());
+        backward(
+            gradients
+                .into_iter()
+                .map(|gradient| gradient.map(as_row))
+                .collect(),
+        );
         if let Some(node) = end {
             grads.register::<B>(node.id, sign);
         }
@@ -211,7 +240,11 @@ impl<B: RecomputeOps + Bridge> Backward<B, 1> for RecomputeBackward {
 impl<B: RecomputeOps + Bridge, C: CheckpointStrategy> RecomputeOps for Autodiff<B, C> {
     fn operand(end: FloatTensor<Self>, x: FloatTensor<Self>, place: Place) -> FloatTensor<Self> {
         let ((end, for_end), (x, for_x)) = (end.into_parts(), x.into_parts());
-        match OperandBackward.prepare::<C>([for_end, for_x]).compute_bound().stateful() {
+        match OperandBackward
+            .prepare::<C>([for_end, for_x])
+            .compute_bound()
+            .stateful()
+        {
             OpsKind::Tracked(op) => op.finish((place, x.shape()), end),
             OpsKind::UnTracked(op) => op.finish(end),
         }
@@ -219,7 +252,11 @@ impl<B: RecomputeOps + Bridge, C: CheckpointStrategy> RecomputeOps for Autodiff<
 
     fn recomputed(end: FloatTensor<Self>, work: Work) -> FloatTensor<Self> {
         let (end, for_end) = end.into_parts();
-        match RecomputeBackward.prepare::<C>([for_end]).compute_bound().stateful() {
+        match RecomputeBackward
+            .prepare::<C>([for_end])
+            .compute_bound()
+            .stateful()
+        {
             OpsKind::Tracked(op) => op.finish(work, end),
             OpsKind::UnTracked(op) => op.finish(end),
         }
@@ -277,7 +314,11 @@ mod tests {
             // Neither operand is a leaf.
             let ys = f([x.clone() * 2.0, w.clone().exp()]);
             let found = ys.clone().map(|y| y.inner().into_data());
-            let ys = ys.into_iter().zip(used).filter(|(_, used)| *used).map(|(y, _)| y);
+            let ys = ys
+                .into_iter()
+                .zip(used)
+                .filter(|(_, used)| *used)
+                .map(|(y, _)| y);
             let y = ys.reduce(|a, b| a.clone() * b.sin() + a).unwrap();
             let grads = y.sum().backward();
             (found, [x, w].map(|x| x.grad(&grads).unwrap().into_data()))
@@ -296,7 +337,10 @@ mod tests {
         assert!(w.grad(&grads).is_none());
         let ys = forgotten([x.clone(), w.clone()]);
         assert!(ys.iter().all(|y| !y.is_tracked()));
-        assert_eq!(ys.map(|y| values(y.inner())), both([x, w]).map(|y| values(y.inner())));
+        assert_eq!(
+            ys.map(|y| values(y.inner())),
+            both([x, w]).map(|y| values(y.inner()))
+        );
     }
 
     #[test]
@@ -315,6 +359,9 @@ mod tests {
         let mut operands = Operands::new(&x.device());
         operands.add(x.clone());
         let [y] = operands.results([Tensor::from_inner(x.inner())], |_| vec![]);
-        assert_refused(|| y.sum().backward(), "recompute: 0 gradients of 1 operands");
+        assert_refused(
+            || y.sum().backward(),
+            "recompute: 0 gradients of 1 operands",
+        );
     }
 }

@@ -23,8 +23,16 @@ use crate::operands::{self, float};
 /// # Panics
 /// If the shapes or dtypes differ.
 pub fn seed<const D: usize>(y: Tensor<D>, grad: Tensor<D>) -> Tensor<1> {
-    assert_eq!(y.dims(), grad.dims(), "seed: the gradient has another shape than its tensor");
-    assert_eq!(y.dtype(), grad.dtype(), "seed: the gradient has another dtype than its tensor");
+    assert_eq!(
+        y.dims(),
+        grad.dims(),
+        "seed: the gradient has another shape than its tensor"
+    );
+    assert_eq!(
+        y.dtype(),
+        grad.dtype(),
+        "seed: the gradient has another dtype than its tensor"
+    );
     operands::check("seed", [float("y", &y), float("grad", &grad)]);
     Tensor::from_dispatch(<Dispatch as SeedOps>::seed_backward(
         y.into_dispatch(),
@@ -95,7 +103,9 @@ mod tests {
     #[case([0, 3])]
     fn views_and_nothing_have_their_gradients(#[case] shape: [usize; 2]) {
         let (x, grad) = (normal(shape), constant([shape[1], shape[0]]));
-        let found = x.grad(&seed(x.clone() * 2.0, grad.clone().transpose()).backward()).unwrap();
+        let found = x
+            .grad(&seed(x.clone() * 2.0, grad.clone().transpose()).backward())
+            .unwrap();
         assert_eq!(values(found), values(grad.transpose() * 2.0));
     }
 

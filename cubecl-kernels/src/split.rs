@@ -59,9 +59,17 @@ pub fn split_last_with<const D: usize, const N: usize>(
 ) -> [Tensor<D>; N] {
     operands::check("split_last", [float("x", &x)]);
     let n = x.dims()[D - 1];
-    assert_eq!(sizes.iter().sum::<usize>(), n, "split_last: parts of {sizes:?} of {n} columns");
+    assert_eq!(
+        sizes.iter().sum::<usize>(),
+        n,
+        "split_last: parts of {sizes:?} of {n} columns"
+    );
     let mailbox = Mailbox::new(N);
-    let parts = Parts { mailbox, sizes: Arc::from(sizes), cuts: Arc::from(cuts) };
+    let parts = Parts {
+        mailbox,
+        sizes: Arc::from(sizes),
+        cuts: Arc::from(cuts),
+    };
     let whole = <Dispatch as SplitOps>::split_whole(x.into_dispatch(), parts.clone());
     std::array::from_fn(|i| {
         let part = <Dispatch as SplitOps>::split_part(whole.clone(), parts.clone(), i);
@@ -137,14 +145,17 @@ impl<B: SplitOps> Backward<B, 1> for WholeBackward {
         let Some(node) = parent else { return };
         let last = shape.num_dims() - 1;
         let taken = parts.mailbox.take::<B>();
-        let pieces = taken.into_iter().zip(parts.sizes.iter()).map(|(grad, &size)| match grad {
-            Some(grad) => cast::<B>(grad, dtype.into()),
-            None => {
-                let mut shape = shape.clone();
-                shape[last] = size;
-                B::float_zeros(shape, &device, dtype.into())
-            }
-        });
+        let pieces = taken
+            .into_iter()
+            .zip(parts.sizes.iter())
+            .map(|(grad, &size)| match grad {
+                Some(grad) => cast::<B>(grad, dtype.into()),
+                None => {
+                    let mut shape = shape.clone();
+                    shape[last] = size;
+                    B::float_zeros(shape, &device, dtype.into())
+                }
+            });
         grads.register::<B>(node.id, B::float_cat(pieces.collect(), last));
     }
 }
@@ -152,7 +163,11 @@ impl<B: SplitOps> Backward<B, 1> for WholeBackward {
 impl<B: SplitOps, C: CheckpointStrategy> SplitOps for Autodiff<B, C> {
     fn split_whole(x: FloatTensor<Self>, parts: Parts) -> FloatTensor<Self> {
         let (x, node) = x.into_parts();
-        match WholeBackward.prepare::<C>([node]).compute_bound().stateful() {
+        match WholeBackward
+            .prepare::<C>([node])
+            .compute_bound()
+            .stateful()
+        {
             OpsKind::Tracked(op) => {
                 let (shape, dtype) = (x.shape(), x.dtype());
                 op.finish((parts.clone(), shape, dtype), B::split_whole(x, parts))
@@ -184,15 +199,22 @@ mod tests {
         let loss = |parts: [Tensor<3>; 3]| {
             let parts = parts.into_iter().zip(weights.clone()).zip(used);
             let used = parts.filter(|(_, used)| *used);
-            used.map(|((part, weight), _)| (part.exp() * weight).sum()).reduce(|a, b| a + b)
+            used.map(|((part, weight), _)| (part.exp() * weight).sum())
+                .reduce(|a, b| a + b)
         };
         let slices = |x: Tensor<3>| {
             let part = |start, len| x.clone().narrow(2, start, len);
             [part(0, 4), part(4, 2), part(6, 3)]
         };
-        let expected = x.grad(&loss(slices(x.clone())).unwrap().backward()).unwrap();
+        let expected = x
+            .grad(&loss(slices(x.clone())).unwrap().backward())
+            .unwrap();
         let x = leaf(x);
-        for cuts in [[Cut::View; 3], [Cut::View, Cut::View, Cut::Copy], [Cut::Copy; 3]] {
+        for cuts in [
+            [Cut::View; 3],
+            [Cut::View, Cut::View, Cut::Copy],
+            [Cut::Copy; 3],
+        ] {
             let parts = || split_last_with(x.clone(), sizes, cuts);
             for (part, slice) in parts().into_iter().zip(slices(x.clone())) {
                 assert_eq!(distance(part, slice), 0.0);
@@ -210,7 +232,9 @@ mod tests {
         let slices = [x.clone().narrow(1, 0, 3), x.clone().narrow(1, 3, 2)];
         let expected = x.grad(&loss(slices, x.clone()).backward()).unwrap();
         let x = leaf(x);
-        let found = x.grad(&loss(split_last(x.clone(), [3, 2]), x.clone()).backward()).unwrap();
+        let found = x
+            .grad(&loss(split_last(x.clone(), [3, 2]), x.clone()).backward())
+            .unwrap();
         assert!(distance(found, expected) < 1e-6);
     }
 

@@ -11,7 +11,11 @@ pub(crate) fn device() -> Device {
 
 /// Fresh standard normal numbers that gradients are asked of.
 pub(crate) fn normal<const D: usize>(shape: [usize; D]) -> Tensor<D> {
-    leaf(Tensor::random(shape, Distribution::Normal(0.0, 1.0), &device()))
+    leaf(Tensor::random(
+        shape,
+        Distribution::Normal(0.0, 1.0),
+        &device(),
+    ))
 }
 
 /// The same numbers as a new leaf, without the operations that made them (which two graphs would
@@ -33,7 +37,9 @@ pub(crate) fn normal_on<const D: usize>(shape: [usize; D], device: &Device) -> T
 
 /// Numbers of a dtype that no operation computes with.
 pub(crate) fn quantized<const D: usize>(shape: [usize; D]) -> Tensor<D> {
-    normal(shape).inner().quantize_dynamic(&QuantScheme::default())
+    normal(shape)
+        .inner()
+        .quantize_dynamic(&QuantScheme::default())
 }
 
 /// Asserts that `call` panics, and with `message` among what it says.
@@ -56,16 +62,22 @@ pub(crate) fn distance<const D: usize>(a: Tensor<D>, b: Tensor<D>) -> f64 {
     assert_eq!(a.dims(), b.dims());
     let (a, b) = (values(a), values(b));
     let size = b.iter().fold(1.0f64, |m, v| m.max(v.abs()));
-    a.iter().zip(&b).map(|(a, b)| if a == b { 0.0 } else { (a - b).abs() }).fold(0.0, |m, d| {
-        assert!(!d.is_nan(), "a result is not a number");
-        f64::max(m, d / size)
-    })
+    a.iter()
+        .zip(&b)
+        .map(|(a, b)| if a == b { 0.0 } else { (a - b).abs() })
+        .fold(0.0, |m, d| {
+            assert!(!d.is_nan(), "a result is not a number");
+            f64::max(m, d / size)
+        })
 }
 
 /// Asserts that two tensors agree within `tolerance`, relative to the largest element.
 pub(crate) fn assert_close<const D: usize>(a: Tensor<D>, b: Tensor<D>, tolerance: f64) {
     let distance = distance(a, b);
-    assert!(distance <= tolerance, "differ by {distance:e}, allowed {tolerance:e}");
+    assert!(
+        distance <= tolerance,
+        "differ by {distance:e}, allowed {tolerance:e}"
+    );
 }
 
 /// Asserts that two tensors are equal bit for bit.

@@ -34,8 +34,17 @@ pub(crate) const GRACE: f64 = 5.0;
 /// How long a job may take to end after a fault.
 pub(crate) const ENDS: Duration = Duration::from_millis(((TIMEOUT + GRACE) * 1000.0) as u64);
 
-const LAYOUTS: [&str; 9] =
-    ["dp2", "tp2-sp", "pp2", "cp2", "tp2", "dp4", "tp2-dp2-sp", "pp2-dp2", "tp2-cp2-sp"];
+const LAYOUTS: [&str; 9] = [
+    "dp2",
+    "tp2-sp",
+    "pp2",
+    "cp2",
+    "tp2",
+    "dp4",
+    "tp2-dp2-sp",
+    "pp2-dp2",
+    "tp2-cp2-sp",
+];
 
 /// Settings that every case has.
 const SETTINGS: [&str; 13] = [
@@ -71,7 +80,10 @@ impl Case {
         let mut rng = fastrand::Rng::with_seed(seed.wrapping_mul(1_000_003).wrapping_add(number));
         let layout = LAYOUTS[rng.usize(..LAYOUTS.len())];
         let launched = rng.bool();
-        let dir = tempfile::Builder::new().prefix("megaburn-faults-").tempdir().unwrap();
+        let dir = tempfile::Builder::new()
+            .prefix("megaburn-faults-")
+            .tempdir()
+            .unwrap();
         fs::write(dir.path().join("text.txt"), text()).unwrap();
         let ranks = if launched { "processes" } else { "threads" };
         let description = format!("{kind}/{number} of seed {seed}: {layout}, {ranks}");
@@ -92,7 +104,11 @@ impl Case {
         for entry in fs::read_dir(self.run()).into_iter().flatten().flatten() {
             write!(text, "\n  run/{}", entry.file_name().display()).unwrap();
         }
-        for entry in fs::read_dir(self.checkpoints()).into_iter().flatten().flatten() {
+        for entry in fs::read_dir(self.checkpoints())
+            .into_iter()
+            .flatten()
+            .flatten()
+        {
             write!(text, "\n  run/checkpoints/{}", entry.file_name().display()).unwrap();
         }
         text
@@ -119,8 +135,10 @@ impl Case {
     }
 
     pub(crate) fn layout_of(&self, ranks: usize) -> &'static str {
-        let of_size: Vec<_> =
-            LAYOUTS.into_iter().filter(|layout| world_size(layout) == ranks).collect();
+        let of_size: Vec<_> = LAYOUTS
+            .into_iter()
+            .filter(|layout| world_size(layout) == ranks)
+            .collect();
         self.one_of(&of_size)
     }
 
@@ -144,7 +162,12 @@ impl Case {
     pub(crate) fn train_args(&self, layout: &str, steps: u64, sets: &[&str]) -> Vec<String> {
         let mut args = vec!["train".to_string()];
         args.extend(["--data".into(), self.path("text.txt").display().to_string()]);
-        args.extend(["--layout".into(), layout.into(), "--steps".into(), steps.to_string()]);
+        args.extend([
+            "--layout".into(),
+            layout.into(),
+            "--steps".into(),
+            steps.to_string(),
+        ]);
         let dir = format!("run.dir={}", self.run().display());
         let timeout = format!("train.timeout_seconds={TIMEOUT:?}");
         let own = [dir.as_str(), &timeout, "train.checkpoint_interval=3"];
@@ -157,12 +180,20 @@ impl Case {
     /// A command that trains, with ranks as the case has them.
     pub(crate) fn train(&self, layout: &str, steps: u64, sets: &[&str]) -> Command {
         let args = self.train_args(layout, steps, sets);
-        if self.launched { self.launch(layout, &args) } else { megaburn(args) }
+        if self.launched {
+            self.launch(layout, &args)
+        } else {
+            megaburn(args)
+        }
     }
 
     /// `megaburn launch` of `megaburn` with these arguments.
     pub(crate) fn launch(&self, layout: &str, args: &[String]) -> Command {
-        let mut all = vec!["launch".to_string(), "--nproc".into(), world_size(layout).to_string()];
+        let mut all = vec![
+            "launch".to_string(),
+            "--nproc".into(),
+            world_size(layout).to_string(),
+        ];
         all.extend(["--".to_string(), crate::job::binary().display().to_string()]);
         all.extend(args.iter().cloned());
         megaburn(all)
@@ -188,7 +219,10 @@ impl Case {
             ended || check::last_step(&self.run()) >= step
         })?;
         match ended && check::last_step(&self.run()) < step {
-            true => Err(format!("the job ended before step {step}: {}", job.printed())),
+            true => Err(format!(
+                "the job ended before step {step}: {}",
+                job.printed()
+            )),
             false => Ok(()),
         }
     }
@@ -197,7 +231,12 @@ impl Case {
     /// as long as [`ENDS`] hangs.
     pub(crate) fn wait_moving(&self, job: &mut Job) -> Result<Ended, String> {
         let metrics = self.run().join("metrics.jsonl");
-        let seen = |job: &Job| (job.printed().len(), fs::metadata(&metrics).map_or(0, |m| m.len()));
+        let seen = |job: &Job| {
+            (
+                job.printed().len(),
+                fs::metadata(&metrics).map_or(0, |m| m.len()),
+            )
+        };
         let (mut last, mut since) = (seen(job), Instant::now());
         while job.is_running() {
             let now = seen(job);
@@ -205,7 +244,10 @@ impl Case {
                 (last, since) = (now, Instant::now());
             }
             if since.elapsed() > ENDS {
-                return Err(format!("nothing has happened for {ENDS:?}: {}", job.printed()));
+                return Err(format!(
+                    "nothing has happened for {ENDS:?}: {}",
+                    job.printed()
+                ));
             }
             thread::sleep(Duration::from_millis(50));
         }
@@ -246,7 +288,9 @@ impl Case {
 
     fn recover_with(&self, layout: &'static str, same: bool) -> Result<(), String> {
         let steps = STEPS.max(check::last_checkpoint(&self.run()));
-        self.start(self.train(layout, steps, &[])).wait(PATIENCE)?.expect(&[0])?;
+        self.start(self.train(layout, steps, &[]))
+            .wait(PATIENCE)?
+            .expect(&[0])?;
         let found = check::numbers(&self.run())?;
         check::same_numbers(&found, &Self::reference(self.layout)?, steps, same)?;
         self.check_nothing_left()
@@ -274,12 +318,18 @@ impl Drop for Case {
 
 /// How many ranks a layout of `LAYOUTS` has.
 pub(crate) fn world_size(layout: &str) -> usize {
-    let degree = |part: &str| part.trim_start_matches(char::is_alphabetic).parse().unwrap_or(1);
+    let degree = |part: &str| {
+        part.trim_start_matches(char::is_alphabetic)
+            .parse()
+            .unwrap_or(1)
+    };
     layout.split('-').map(degree).product()
 }
 
 /// The same text for all: the reference runs read it too.
 fn text() -> String {
     let mut rng = fastrand::Rng::with_seed(1);
-    (0..400).map(|line| format!("line {line}: {}\n", rng.u64(..))).collect()
+    (0..400)
+        .map(|line| format!("line {line}: {}\n", rng.u64(..)))
+        .collect()
 }

@@ -46,10 +46,14 @@ pub(crate) fn last_step(run: &Path) -> u64 {
 
 /// The steps of the checkpoints that stand under their names, ascending.
 pub(crate) fn checkpoint_steps(run: &Path) -> Vec<u64> {
-    let entries = fs::read_dir(run.join("checkpoints")).into_iter().flatten().flatten();
+    let entries = fs::read_dir(run.join("checkpoints"))
+        .into_iter()
+        .flatten()
+        .flatten();
     let step = |name: &str| name.strip_prefix("step-")?.parse().ok();
-    let mut steps: Vec<u64> =
-        entries.filter_map(|entry| step(entry.file_name().to_str()?)).collect();
+    let mut steps: Vec<u64> = entries
+        .filter_map(|entry| step(entry.file_name().to_str()?))
+        .collect();
     steps.sort_unstable();
     steps
 }
@@ -67,10 +71,14 @@ pub(crate) fn same_numbers(
 ) -> Result<(), String> {
     let order: Vec<u64> = found.iter().map(|(step, ..)| *step).collect();
     if order != (1..=steps).collect::<Vec<_>>() {
-        return Err(format!("metrics.jsonl has the steps {order:?}, expected 1 to {steps}"));
+        return Err(format!(
+            "metrics.jsonl has the steps {order:?}, expected 1 to {steps}"
+        ));
     }
     for (found, expected) in found.iter().zip(reference) {
-        let far = (found.1 - expected.1).abs().max((found.2 - expected.2).abs());
+        let far = (found.1 - expected.1)
+            .abs()
+            .max((found.2 - expected.2).abs());
         if far > if to_the_bit { 0.0 } else { 1e-3 } || far.is_nan() {
             return Err(format!(
                 "step {}: loss {} and gradient norm {}, but {} and {} without a fault",
@@ -86,7 +94,10 @@ pub(crate) fn no_leftovers(run: &Path) -> Result<(), String> {
     for folder in [run.to_path_buf(), run.join("checkpoints")] {
         for entry in fs::read_dir(&folder).into_iter().flatten().flatten() {
             let name = entry.file_name().display().to_string();
-            if [".tmp", ".trash-", ".replaced-", ".seen-"].iter().any(|mark| name.contains(mark)) {
+            if [".tmp", ".trash-", ".replaced-", ".seen-"]
+                .iter()
+                .any(|mark| name.contains(mark))
+            {
                 return Err(format!("`{name}` was left in {}", folder.display()));
             }
         }
@@ -103,7 +114,9 @@ pub(crate) fn no_processes(folder: &Path, limit: Duration) -> Result<(), String>
             return Ok(());
         }
         if from.elapsed() > limit {
-            return Err(format!("processes {left:?} are still there after {limit:?}"));
+            return Err(format!(
+                "processes {left:?} are still there after {limit:?}"
+            ));
         }
         thread::sleep(Duration::from_millis(10));
     }

@@ -19,8 +19,10 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(90);
 
 /// The binary that is tested: the build of this checkout, or the one that `MEGABURN` names.
 pub(crate) fn binary() -> PathBuf {
-    std::env::var_os("MEGABURN")
-        .map_or_else(|| env!("CARGO_BIN_EXE_megaburn-under-test").into(), PathBuf::from)
+    std::env::var_os("MEGABURN").map_or_else(
+        || env!("CARGO_BIN_EXE_megaburn-under-test").into(),
+        PathBuf::from,
+    )
 }
 
 /// A command that is not under a launcher of its own and computes on one thread.
@@ -34,8 +36,18 @@ pub(crate) fn plain<S: AsRef<std::ffi::OsStr>>(
     args: impl IntoIterator<Item = S>,
 ) -> Command {
     let mut command = Command::new(program);
-    command.args(args).env("RAYON_NUM_THREADS", "1").stdin(Stdio::null());
-    for name in ["RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "RUST_LOG"] {
+    command
+        .args(args)
+        .env("RAYON_NUM_THREADS", "1")
+        .stdin(Stdio::null());
+    for name in [
+        "RANK",
+        "WORLD_SIZE",
+        "LOCAL_RANK",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "RUST_LOG",
+    ] {
         command.env_remove(name);
     }
     command
@@ -97,7 +109,11 @@ impl Job {
     /// The same where the command says itself where it prints to.
     pub(crate) fn start_with_output(mut command: Command, output: PathBuf) -> Self {
         let child = command.process_group(0).spawn().unwrap();
-        Self { child, started: Instant::now(), output }
+        Self {
+            child,
+            started: Instant::now(),
+            output,
+        }
     }
 
     pub(crate) fn pid(&self) -> i32 {

@@ -35,21 +35,29 @@ fn main() -> ExitCode {
     let cases = number("MEGABURN_FAULT_CASES").unwrap_or(CASES);
     let seed = number("MEGABURN_FAULT_SEED").unwrap_or(SEED);
     if !arguments.list {
-        println!("{cases} cases of {} kinds, MEGABURN_FAULT_SEED={seed}", KINDS.len());
+        println!(
+            "{cases} cases of {} kinds, MEGABURN_FAULT_SEED={seed}",
+            KINDS.len()
+        );
     }
     let report = Arc::new(Report::default());
     // A case that is run again by name may have any number.
-    let named = arguments.filter.as_deref().and_then(|name| name.split_once('/')?.1.parse().ok());
-    let trials = (0..cases).chain(named.filter(|number| *number >= cases)).map(|number| {
-        let (name, run) = KINDS[number as usize % KINDS.len()];
-        let report = report.clone();
-        Trial::test(format!("{name}/{number}"), move || {
-            let case = Case::new(name, seed, number);
-            let result = run(&case);
-            report.add(name, case.fault_seconds(), &result);
-            result.map_err(|what| Failed::from(format!("{what}\n{}", case.kept())))
-        })
-    });
+    let named = arguments
+        .filter
+        .as_deref()
+        .and_then(|name| name.split_once('/')?.1.parse().ok());
+    let trials = (0..cases)
+        .chain(named.filter(|number| *number >= cases))
+        .map(|number| {
+            let (name, run) = KINDS[number as usize % KINDS.len()];
+            let report = report.clone();
+            Trial::test(format!("{name}/{number}"), move || {
+                let case = Case::new(name, seed, number);
+                let result = run(&case);
+                report.add(name, case.fault_seconds(), &result);
+                result.map_err(|what| Failed::from(format!("{what}\n{}", case.kept())))
+            })
+        });
     let conclusion = libtest_mimic::run(&arguments, trials.collect());
     if let Some(path) = env::var_os("MEGABURN_FAULT_REPORT") {
         report.write(path.as_ref(), cases, seed);
@@ -59,5 +67,8 @@ fn main() -> ExitCode {
 
 fn number(variable: &str) -> Option<u64> {
     let text = env::var(variable).ok()?;
-    Some(text.parse().unwrap_or_else(|_| panic!("{variable} is `{text}`: it must be a number")))
+    Some(
+        text.parse()
+            .unwrap_or_else(|_| panic!("{variable} is `{text}`: it must be a number")),
+    )
 }

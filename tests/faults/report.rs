@@ -32,12 +32,20 @@ impl Report {
         let mut text = format!("{cases} cases, seed {seed}\n\n");
         text.push_str("| fault | right | wrong | slowest end after the fault, s |\n");
         text.push_str("|---|---|---|---|\n");
-        for (kind, Row { right, wrong, worst }) in kinds.iter() {
+        for (
+            kind,
+            Row {
+                right,
+                wrong,
+                worst,
+            },
+        ) in kinds.iter()
+        {
             writeln!(text, "| {kind} | {right} | {wrong} | {worst:.1} |").unwrap();
         }
-        let (right, wrong) = kinds
-            .values()
-            .fold((0, 0), |(right, wrong), row| (right + row.right, wrong + row.wrong));
+        let (right, wrong) = kinds.values().fold((0, 0), |(right, wrong), row| {
+            (right + row.right, wrong + row.wrong)
+        });
         writeln!(text, "| all | {right} | {wrong} | |").unwrap();
         fs::write(path, text).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
     }

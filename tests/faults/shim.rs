@@ -24,7 +24,9 @@ pub(crate) enum FileFault {
 impl FileFault {
     /// Adds the fault to a command. `rank` names one process of several.
     pub(crate) fn add(self, command: &mut Command, case: &Case, at: u64, rank: Option<usize>) {
-        command.env("LD_PRELOAD", library()).env("FILE_FAULT_FOLDER", case.run());
+        command
+            .env("LD_PRELOAD", library())
+            .env("FILE_FAULT_FOLDER", case.run());
         if let Some(rank) = rank {
             command.env("FILE_FAULT_RANK", rank.to_string());
         }
@@ -35,7 +37,9 @@ impl FileFault {
             Self::Stops => "stop".to_string(),
             Self::SlowSync(milliseconds) => format!("slow:{milliseconds}"),
         };
-        command.env("FILE_FAULT_ACTION", action).env("FILE_FAULT_AT", at.to_string());
+        command
+            .env("FILE_FAULT_ACTION", action)
+            .env("FILE_FAULT_AT", at.to_string());
     }
 }
 

@@ -25,7 +25,10 @@ pub(crate) const GROUP_TESTS: &[GroupTest] = &[
     ("keep_nan_in_a_maximum", nan),
     ("run_beside_what_follows", overlapped),
     ("gather_in_place", in_place),
-    ("take_no_more_memory_after_a_thousand_rounds", thousand_rounds),
+    (
+        "take_no_more_memory_after_a_thousand_rounds",
+        thousand_rounds,
+    ),
     ("are_refused_to_a_second_rank_of_a_process", second_rank),
 ];
 
@@ -39,7 +42,11 @@ pub(crate) fn text(error: CollectiveError) -> String {
 pub(crate) fn same(got: TensorData, want: TensorData, what: &str) -> Outcome {
     let want = want.convert_dtype(got.dtype());
     if got.shape() != want.shape() {
-        return Err(format!("{what}: shape {:?}, not {:?}", got.shape(), want.shape()));
+        return Err(format!(
+            "{what}: shape {:?}, not {:?}",
+            got.shape(),
+            want.shape()
+        ));
     }
     let pairs = got.iter::<f64>().zip(want.iter::<f64>()).enumerate();
     match { pairs }.find(|(_, (a, b))| a != b && !(a.is_nan() && b.is_nan())) {
@@ -82,18 +89,30 @@ fn check<const D: usize, K: tensors::Moved>(
         same(got.into_data(), want, &what(&format!("all_reduce {op:?}")))?;
         let got = tensors::reduce_scatter(x.clone(), op, world).map_err(text)?;
         let want = world.reduce_scatter(host.clone(), op).map_err(text)?;
-        same(got.into_data(), want, &what(&format!("reduce_scatter {op:?}")))?;
+        same(
+            got.into_data(),
+            want,
+            &what(&format!("reduce_scatter {op:?}")),
+        )?;
     }
     let got = tensors::all_gather(x.clone(), world).map_err(text)?;
     let want = world.all_gather(host.clone()).map_err(text)?;
     same(got.into_data(), want, &what("all_gather"))?;
     let root = world.size() - 1;
     let got = tensors::broadcast(x.clone(), root, world).map_err(text)?;
-    same(got.into_data(), world.broadcast(host, root).map_err(text)?, &what("broadcast"))?;
+    same(
+        got.into_data(),
+        world.broadcast(host, root).map_err(text)?,
+        &what("broadcast"),
+    )?;
     let rows = vec![x.dims()[0] / world.size(); world.size()];
     let there = tensors::all_to_all(x.clone(), &rows, &rows, world).map_err(text)?;
     let back = tensors::all_to_all(there, &rows, &rows, world).map_err(text)?;
-    same(back.into_data(), x.to_data(), &what("all_to_all there and back"))
+    same(
+        back.into_data(),
+        x.to_data(),
+        &what("all_to_all there and back"),
+    )
 }
 
 fn every_type(world: &Group) -> Outcome {
@@ -117,22 +136,42 @@ fn views(world: &Group) -> Outcome {
         let x = floats(rank, [6 * n, 33], dtype);
         check(world, &x.clone().slice([0..6 * n, 1..32]), "columns")?;
         check(world, &x.clone().slice([2 * n..4 * n, 0..33]), "rows")?;
-        check(world, &floats(rank, [33, 2 * n], dtype).transpose(), "transposed")?;
+        check(
+            world,
+            &floats(rank, [33, 2 * n], dtype).transpose(),
+            "transposed",
+        )?;
         let deep = floats(rank, [5, 4 * n, 9], dtype).permute([1, 2, 0]);
         check(world, &deep, "permuted")?;
         let row = floats(rank, [1, 33], dtype).expand([2 * n, 33]);
         check(world, &row, "expanded")?;
         // Computed just before, in memory whose rows are padded.
-        check(world, &(x.clone() + x.clone()).slice([0..2 * n, 3..30]), "computed")?;
+        check(
+            world,
+            &(x.clone() + x.clone()).slice([0..2 * n, 3..30]),
+            "computed",
+        )?;
     }
-    check(world, &ints(rank, [4 * n, 17], DType::I64).slice([0..2 * n, 5..16]), "columns")
+    check(
+        world,
+        &ints(rank, [4 * n, 17], DType::I64).slice([0..2 * n, 5..16]),
+        "columns",
+    )
 }
 
 fn nothing(world: &Group) -> Outcome {
-    check(world, &floats(world.rank(), [world.size(), 0], DType::BF16), "nothing")?;
+    check(
+        world,
+        &floats(world.rank(), [world.size(), 0], DType::BF16),
+        "nothing",
+    )?;
     check(world, &floats(world.rank(), [0, 33], DType::F32), "nothing")?;
     // And the group still works.
-    check(world, &floats(world.rank(), [world.size(), 2], DType::F32), "something")
+    check(
+        world,
+        &floats(world.rank(), [world.size(), 2], DType::F32),
+        "something",
+    )
 }
 
 fn pairs(world: &Group) -> Outcome {
@@ -150,7 +189,11 @@ fn pairs(world: &Group) -> Outcome {
             tensors::send(mine, next, world).map_err(text)?;
             got
         };
-        same(got.into_data(), numbers(last, &shape), &format!("{shape:?} from the last rank"))?;
+        same(
+            got.into_data(),
+            numbers(last, &shape),
+            &format!("{shape:?} from the last rank"),
+        )?;
     }
     Ok(())
 }
@@ -186,15 +229,25 @@ fn overlapped(world: &Group) -> Outcome {
         // One that nobody waits for.
         drop(tensors::start_reduce_scatter(x, ReduceOp::Sum, world).map_err(text)?);
         let (sum, whole) = (sum.wait() + busy.unsqueeze(), whole.wait());
-        let ends = [sum.clone().min(), sum.max(), whole.sum() / (512 * (1000 + round)) as f32];
+        let ends = [
+            sum.clone().min(),
+            sum.max(),
+            whole.sum() / (512 * (1000 + round)) as f32,
+        ];
         found.push((scale, Tensor::cat(ends.to_vec(), 0), max.min()));
     }
     for (scale, ends, max) in found {
-        let ends = ends.into_data().try_to_vec::<f32>().map_err(|error| error.to_string())?;
+        let ends = ends
+            .into_data()
+            .try_to_vec::<f32>()
+            .map_err(|error| error.to_string())?;
         let max = max.into_scalar::<f32>();
         let near = |value: f32, want: f32| (value - want).abs() <= 1e-4 * want;
         if !ends.iter().all(|end| near(*end, total * scale)) || max != n as f32 * scale {
-            return Err(format!("round {scale}: {ends:?} and {max}, not {}", total * scale));
+            return Err(format!(
+                "round {scale}: {ends:?} and {max}, not {}",
+                total * scale
+            ));
         }
     }
     Ok(())
@@ -215,7 +268,11 @@ fn in_place(world: &Group) -> Outcome {
         let want = world.all_gather(own.to_data()).map_err(text)?;
         let whole = Tensor::<1>::full([n * share], f32::NAN, (&this_gpu(), dtype));
         let at = rank * share..(rank + 1) * share;
-        let whole = if share == 0 { whole } else { whole.slice_assign([at], own.clone()) };
+        let whole = if share == 0 {
+            whole
+        } else {
+            whole.slice_assign([at], own.clone())
+        };
         let held = whole.clone();
         let started = tensors::start_all_gather_in_place(whole, world).map_err(text)?;
         // Work that takes memory meanwhile.
@@ -232,7 +289,11 @@ fn in_place(world: &Group) -> Outcome {
             0 => tensors::start_all_gather(own, world),
             _ => tensors::start_all_gather_in_place(Tensor::cat(vec![own; n], 0), world),
         };
-        same(got.map_err(text)?.wait().into_data(), want, &format!("{what} on some"))?;
+        same(
+            got.map_err(text)?.wait().into_data(),
+            want,
+            &format!("{what} on some"),
+        )?;
     }
     Ok(())
 }
@@ -250,28 +311,48 @@ fn thousand_rounds(world: &Group) -> Outcome {
         x = later.wait().slice([0..256, 0..333]) * 0.5 + sum * 0.5;
         if round % 100 == 99 {
             device.sync().map_err(|error| error.to_string())?;
-            let used = MemoryReport::of(&device).ok_or("no memory report")?.reserved;
+            let used = MemoryReport::of(&device)
+                .ok_or("no memory report")?
+                .reserved;
             if round == 199 {
                 early = used;
             } else if early > 0 && used > early + PAGES {
-                return Err(format!("{early} bytes after 200 rounds, {used} after {}", round + 1));
+                return Err(format!(
+                    "{early} bytes after 200 rounds, {used} after {}",
+                    round + 1
+                ));
             }
         }
     }
-    same(x.into_data(), TensorData::new(vec![1f32; 256 * 333], [256, 333]), "a thousand rounds")
+    same(
+        x.into_data(),
+        TensorData::new(vec![1f32; 256 * 333], [256, 333]),
+        "a thousand rounds",
+    )
 }
 
 fn second_rank(world: &Group) -> Outcome {
-    check(world, &floats(world.rank(), [world.size(), 2], DType::F32), "first rank")?;
+    check(
+        world,
+        &floats(world.rank(), [world.size(), 2], DType::F32),
+        "first rank",
+    )?;
     let ends = run_threads(2, Default::default(), |threads| {
         let x = Tensor::<1>::ones([3], &this_gpu());
         tensors::all_reduce(x, ReduceOp::Sum, &threads).map(drop)
     });
     for end in ends {
-        let told = end.err().ok_or("a second rank was let onto the GPU")?.to_string();
+        let told = end
+            .err()
+            .ok_or("a second rank was let onto the GPU")?
+            .to_string();
         if !told.contains("megaburn launch") {
             return Err(format!("the error does not say what to do: {told}"));
         }
     }
-    check(world, &floats(world.rank(), [world.size(), 2], DType::F32), "first rank again")
+    check(
+        world,
+        &floats(world.rank(), [world.size(), 2], DType::F32),
+        "first rank again",
+    )
 }

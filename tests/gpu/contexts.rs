@@ -53,7 +53,13 @@ fn ways(world: &Group) -> Result<(), String> {
     std::fs::create_dir_all(&folder).map_err(|error| error.to_string())?;
     write_random_text(&folder.join("text.txt"), 20_000, 987);
     write_random_documents(&folder.join("documents.jsonl"), 1000, 40, 987);
-    let data = |name: &str| folder.join(name).to_str().expect("the folder's name is text").into();
+    let data = |name: &str| {
+        folder
+            .join(name)
+            .to_str()
+            .expect("the folder's name is text")
+            .into()
+    };
     let result = train_all(world, [data("text.txt"), data("documents.jsonl")]);
     // What is left behind in a folder of temporary files harms nobody.
     let _ = std::fs::remove_dir_all(&folder);
@@ -72,10 +78,22 @@ fn train_all(world: &Group, data: [String; 2]) -> Result<(), String> {
         config.with_data(&data[usize::from(packed)])?.load()
     };
     let text = |error: TrainError| error.to_string();
-    let mut layouts = vec![Layout { cp: world.size(), ..Layout::SINGLE }];
+    let mut layouts = vec![Layout {
+        cp: world.size(),
+        ..Layout::SINGLE
+    }];
     if world.size() == 4 {
-        layouts.push(Layout { cp: 2, tp: 2, sp: true, ..Layout::SINGLE });
-        layouts.push(Layout { cp: 2, pp: 2, ..Layout::SINGLE });
+        layouts.push(Layout {
+            cp: 2,
+            tp: 2,
+            sp: true,
+            ..Layout::SINGLE
+        });
+        layouts.push(Layout {
+            cp: 2,
+            pp: 2,
+            ..Layout::SINGLE
+        });
     }
     for packed in [false, true] {
         let one = Group::single(world.seed());
@@ -98,7 +116,11 @@ fn train_all(world: &Group, data: [String; 2]) -> Result<(), String> {
                     &["parallel.zero=1", again, kept],
                 ];
                 let few = packed && layout.pp == 1;
-                let dealt: &[&[&str]] = if few { &[&[dealt], &[dealt, zero]] } else { &[] };
+                let dealt: &[&[&str]] = if few {
+                    &[&[dealt], &[dealt, zero]]
+                } else {
+                    &[]
+                };
                 for sets in plain.iter().chain(dealt) {
                     let named =
                         |why: String| format!("{layout}, {comm}, {sets:?}, {packed}: {why}");
@@ -156,14 +178,38 @@ const COMMS: [ContextComm; 3] = [ContextComm::P2p, ContextComm::AllGather, Conte
 
 /// Tokens, sequences, and what is attended.
 fn kinds() -> [(usize, usize, Kind); 5] {
-    let plain = Kind { window: None, documents: None };
+    let plain = Kind {
+        window: None,
+        documents: None,
+    };
     let documents = Some(vec![vec![0, 64, 96, 192], vec![0, 160, 192]]);
     [
         (4096, 1, plain.clone()),
         (192, 2, plain.clone()),
-        (192, 2, Kind { window: Some(70), ..plain.clone() }),
-        (192, 2, Kind { documents: documents.clone(), ..plain }),
-        (192, 2, Kind { window: Some(50), documents }),
+        (
+            192,
+            2,
+            Kind {
+                window: Some(70),
+                ..plain.clone()
+            },
+        ),
+        (
+            192,
+            2,
+            Kind {
+                documents: documents.clone(),
+                ..plain
+            },
+        ),
+        (
+            192,
+            2,
+            Kind {
+                window: Some(50),
+                documents,
+            },
+        ),
     ]
 }
 
@@ -198,7 +244,10 @@ fn bf16(world: &Group) -> Result<(), String> {
 /// Relative, in the Euclidean norm.
 fn distance(found: &[f32], expected: &[f32]) -> f64 {
     let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|x| x * x).sum::<f64>().sqrt();
-    let apart = found.iter().zip(expected).map(|(a, b)| f64::from(*a) - f64::from(*b));
+    let apart = found
+        .iter()
+        .zip(expected)
+        .map(|(a, b)| f64::from(*a) - f64::from(*b));
     norm(&mut { apart }) / norm(&mut expected.iter().map(|x| f64::from(*x)))
 }
 
@@ -212,7 +261,9 @@ struct Kind {
 
 impl Kind {
     fn documents(&self) -> Option<Documents> {
-        self.documents.clone().map(|rows| Documents::new(rows).expect("bounds that rise"))
+        self.documents
+            .clone()
+            .map(|rows| Documents::new(rows).expect("bounds that rise"))
     }
 
     /// Which tokens of each row this rank holds, and their positions.
@@ -221,7 +272,10 @@ impl Kind {
         let documents = self.documents();
         let of_row = |row| match &documents {
             None => [0; 2].map(|_| zigzag.positions(tokens).collect()),
-            Some(all) => [all.tokens(row, zigzag).collect(), all.positions(row, zigzag).collect()],
+            Some(all) => [
+                all.tokens(row, zigzag).collect(),
+                all.positions(row, zigzag).collect(),
+            ],
         };
         (0..batch).map(of_row).collect()
     }
@@ -231,7 +285,10 @@ impl Kind {
 fn rows_of(all: &[f32], held: &[[Vec<usize>; 2]], [_, batch, hidden]: [usize; 3]) -> Vec<f32> {
     let places = (0..held[0][0].len()).flat_map(|at| (0..batch).map(move |row| (at, row)));
     let start = |(at, row): (usize, usize)| (held[row][0][at] * batch + row) * hidden;
-    places.map(start).flat_map(|start| all[start..start + hidden].to_vec()).collect()
+    places
+        .map(start)
+        .flat_map(|start| all[start..start + hidden].to_vec())
+        .collect()
 }
 
 fn layer(
@@ -244,7 +301,10 @@ fn layer(
     let [tokens, batch, hidden] = shape;
     let device = this_gpu().autodiff();
     let text = |error: &dyn std::fmt::Display| error.to_string();
-    let layout = Layout { cp: group.size(), ..Layout::SINGLE };
+    let layout = Layout {
+        cp: group.size(),
+        ..Layout::SINGLE
+    };
     let groups = ProcessGroups::new(group, layout).map_err(|error| text(&error))?;
     let parallel = ContextParallel::new(&groups.cp, comm).map_err(|error| text(&error))?;
     let mut config =
@@ -273,7 +333,9 @@ fn layer(
         Tensor::from_data(rounded(data), (&device, dtype))
     };
     let x = local("input").require_grad();
-    let rope = RopeConfig::new(HEAD_DIM).init(0..tokens, &device).map_err(|error| text(&error))?;
+    let rope = RopeConfig::new(HEAD_DIM)
+        .init(0..tokens, &device)
+        .map_err(|error| text(&error))?;
     let positions: Vec<&[usize]> = held.iter().map(|held| &held[1][..]).collect();
     let context = TokenContext {
         rope: Some(rope.rows(&positions)),
@@ -283,15 +345,31 @@ fn layer(
     let y = layer.forward_in(x.clone(), &context);
     let mut grads = (y.clone() * local("weight")).sum().backward();
     let host = |x: Tensor<3>| -> Result<Vec<f32>, String> {
-        let data = x.cast(DType::F32).try_into_data().map_err(|error| error.to_string())?;
+        let data = x
+            .cast(DType::F32)
+            .try_into_data()
+            .map_err(|error| error.to_string())?;
         data.try_to_vec().map_err(|error| format!("{error:?}"))
     };
     let mut found = Found::from([("output".into(), host(y.inner())?)]);
-    found.insert("input gradient".into(), host(x.grad_remove(&mut grads).ok_or("no gradient")?)?);
-    for (name, weight) in [("qkv", &layer.qkv.weight), ("output matrix", &layer.output.weight)] {
-        let gradient = weight.val().grad(&grads).ok_or("no gradient")?.cast(DType::F32);
+    found.insert(
+        "input gradient".into(),
+        host(x.grad_remove(&mut grads).ok_or("no gradient")?)?,
+    );
+    for (name, weight) in [
+        ("qkv", &layer.qkv.weight),
+        ("output matrix", &layer.output.weight),
+    ] {
+        let gradient = weight
+            .val()
+            .grad(&grads)
+            .ok_or("no gradient")?
+            .cast(DType::F32);
         let sum = tensors::all_reduce(gradient, ReduceOp::Sum, &groups.cp);
-        found.insert(name.into(), host(sum.map_err(|error| text(&error))?.unsqueeze_dim(0))?);
+        found.insert(
+            name.into(),
+            host(sum.map_err(|error| text(&error))?.unsqueeze_dim(0))?,
+        );
     }
     Ok(found)
 }

@@ -20,8 +20,14 @@ use crate::{
 
 pub(crate) const GROUP_TESTS: &[GroupTest] = &[
     ("another_shape_is_named_with_both", another_shape),
-    ("another_order_of_known_calls_is_named_with_both", another_order),
-    ("a_rank_that_stays_away_is_named_when_the_time_is_over", stays_away),
+    (
+        "another_order_of_known_calls_is_named_with_both",
+        another_order,
+    ),
+    (
+        "a_rank_that_stays_away_is_named_when_the_time_is_over",
+        stays_away,
+    ),
     ("a_rank_that_fails_ends_the_others_at_once", fails),
     ("a_rank_that_leaves_ends_the_others", leaves),
     ("a_call_that_cannot_be_made_ends_the_others", unmade),
@@ -34,12 +40,23 @@ const CULPRIT: usize = 1;
 
 /// The ranks of `world` once more, connected for one failure.
 fn another_world(world: &Group) -> Result<Group, String> {
-    let env = RankEnv::from_env().map_err(text)?.ok_or("a rank has a launcher")?;
-    let port = if world.rank() == 0 { free_port().map_err(|error| error.to_string())? } else { 0 };
+    let env = RankEnv::from_env()
+        .map_err(text)?
+        .ok_or("a rank has a launcher")?;
+    let port = if world.rank() == 0 {
+        free_port().map_err(|error| error.to_string())?
+    } else {
+        0
+    };
     let port = world.broadcast([i32::from(port)].into(), 0).map_err(text)?;
-    let port = port.try_to_vec::<i32>().map_err(|error| error.to_string())?[0];
+    let port = port
+        .try_to_vec::<i32>()
+        .map_err(|error| error.to_string())?[0];
     let master_port = u16::try_from(port).map_err(|error| error.to_string())?;
-    let group = GroupOptions { timeout: TIMEOUT, ..Default::default() };
+    let group = GroupOptions {
+        timeout: TIMEOUT,
+        ..Default::default()
+    };
     let options = ConnectOptions::new(RankEnv { master_port, ..env }).with_group(group);
     connect(&options).map_err(text)
 }
@@ -100,7 +117,9 @@ fn expect(
 fn another_shape(world: &Group) -> Outcome {
     let named = ["ranks disagree", "F32 [4, 7]", "F32 [4, 8]"];
     let culprit = |world: Group| _ = until_it_fails(&world, [4, 8]);
-    expect(world, TIMEOUT / 2, &named, culprit, |world| until_it_fails(world, [4, 7]))
+    expect(world, TIMEOUT / 2, &named, culprit, |world| {
+        until_it_fails(world, [4, 7])
+    })
 }
 
 /// Both shapes were compared before: NCCL hangs or gives garbage, and the members find out.
@@ -127,7 +146,9 @@ fn another_order(world: &Group) -> Outcome {
     }
     let culprit = |world: Group| _ = calls(&world, [200, 33], [100, 33]);
     let named = ["ranks disagree"];
-    expect(world, TIMEOUT, &named, culprit, |world| calls(world, [100, 33], [200, 33]))
+    expect(world, TIMEOUT, &named, culprit, |world| {
+        calls(world, [100, 33], [200, 33])
+    })
 }
 
 fn stays_away(world: &Group) -> Outcome {
@@ -138,19 +159,25 @@ fn stays_away(world: &Group) -> Outcome {
     };
     let limit = TIMEOUT + Duration::from_secs(5);
     let named = ["timed out after 8.0 s", "rank 1"];
-    expect(world, limit, &named, culprit, |world| until_it_fails(world, [5, 33]))
+    expect(world, limit, &named, culprit, |world| {
+        until_it_fails(world, [5, 33])
+    })
 }
 
 fn fails(world: &Group) -> Outcome {
     let culprit = |world: Group| world.abort("its disk is full");
     let named = ["rank 1", "its disk is full"];
     let limit = Duration::from_secs(2);
-    expect(world, limit, &named, culprit, |world| until_it_fails(world, [5, 33]))
+    expect(world, limit, &named, culprit, |world| {
+        until_it_fails(world, [5, 33])
+    })
 }
 
 fn leaves(world: &Group) -> Outcome {
     let limit = TIMEOUT + Duration::from_secs(2);
-    expect(world, limit, &["rank 1"], drop, |world| until_it_fails(world, [5, 33]))
+    expect(world, limit, &["rank 1"], drop, |world| {
+        until_it_fails(world, [5, 33])
+    })
 }
 
 /// NCCL does not take the culprit's type.
@@ -161,5 +188,7 @@ fn unmade(world: &Group) -> Outcome {
         println!("{error}");
     };
     let limit = TIMEOUT / 2;
-    expect(world, limit, &["rank 1"], culprit, |world| until_it_fails(world, [5, 33]))
+    expect(world, limit, &["rank 1"], culprit, |world| {
+        until_it_fails(world, [5, 33])
+    })
 }

@@ -40,21 +40,48 @@ fn rows(ranks: usize) -> Vec<Row> {
 
 /// Models of which a token has five of eight experts, and goes once to each of two ranks.
 fn many(world: &Group) -> Result<(), String> {
-    let layouts = ["dp2-ep2", "tp2-ep2-sp", "cp2-ep2", "dp4-ep2", "tp2-dp2-ep2-sp", "pp2-dp2-ep2"];
+    let layouts = [
+        "dp2-ep2",
+        "tp2-ep2-sp",
+        "cp2-ep2",
+        "dp4-ep2",
+        "tp2-dp2-ep2-sp",
+        "pp2-dp2-ep2",
+    ];
     let layouts = layouts.map(|text| text.parse::<Layout>().expect("it is a layout"));
-    let layouts = layouts.into_iter().filter(|layout| layout.world_size() == world.size());
-    let kinds = [(Kind::Mixtral, false), (Kind::Mixtral, true), (Kind::DeepseekV3, false)];
+    let layouts = layouts
+        .into_iter()
+        .filter(|layout| layout.world_size() == world.size());
+    let kinds = [
+        (Kind::Mixtral, false),
+        (Kind::Mixtral, true),
+        (Kind::DeepseekV3, false),
+    ];
     let runs = layouts.flat_map(|layout| {
         kinds.map(|(family, drops)| {
             let (experts, top_k, batch) = (8, 5, 4 * layout.dp);
             let (ffn, kv_heads, layers, seq_len) = (12, 2, 4, 16);
-            let model =
-                Model { experts, top_k, ffn, kv_heads, layers, seq_len, batch, drops, family };
+            let model = Model {
+                experts,
+                top_k,
+                ffn,
+                kv_heads,
+                layers,
+                seq_len,
+                batch,
+                drops,
+                family,
+            };
             let config = move |data: &str| {
                 let config = ConfigLayers::new().with_text("many experts", &model.text(data));
                 config.and_then(|config| config.with_layout(&layout.to_string())?.load())
             };
-            Run { name: format!("{layout}, {model:?}"), model, layout, config: Box::new(config) }
+            Run {
+                name: format!("{layout}, {model:?}"),
+                model,
+                layout,
+                config: Box::new(config),
+            }
         })
     });
     compare_all(world, runs.collect())
@@ -64,11 +91,19 @@ fn grids(world: &Group) -> Result<(), String> {
     let rows = rows(world.size());
     let drops = rows.iter().filter(|row| row.drops).count();
     if rows.len() < 24 || !(8..=rows.len() - 8).contains(&drops) {
-        return Err(format!("only {} rows, {drops} with so many tokens an expert", rows.len()));
+        return Err(format!(
+            "only {} rows, {drops} with so many tokens an expert",
+            rows.len()
+        ));
     }
     let run = |row: Row| {
         let (name, model, layout) = (format!("{row:?}"), row.model(), row.layout());
-        Run { name, model, layout, config: Box::new(move |data| Ok(row.config(data))) }
+        Run {
+            name,
+            model,
+            layout,
+            config: Box::new(move |data| Ok(row.config(data))),
+        }
     };
     compare_all(world, rows.into_iter().map(run).collect())
 }
@@ -91,7 +126,13 @@ fn compare_all(world: &Group, runs: Vec<Run>) -> Result<(), String> {
     let data = path.to_str().expect("the folder's name is text");
     let text = |error: TrainError| error.to_string();
     let mut alone: BTreeMap<Model, Expected> = BTreeMap::new();
-    for Run { name, model, layout, config } in runs.into_iter().filter(|_| part::is_mine()) {
+    for Run {
+        name,
+        model,
+        layout,
+        config,
+    } in runs.into_iter().filter(|_| part::is_mine())
+    {
         let named = |why: String| format!("{name}: {why}");
         let expected = match alone.entry(model) {
             Entry::Occupied(done) => done.into_mut(),

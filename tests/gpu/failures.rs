@@ -17,13 +17,30 @@ use crate::{
 };
 
 pub(crate) const TESTS: &[Test] = &[
-    ("a_killed_rank_ends_the_run_and_it_goes_on_from_its_checkpoint", || lost(Signal::SIGKILL)),
-    ("a_stopped_rank_ends_the_run_within_the_timeout", || lost(Signal::SIGSTOP)),
+    (
+        "a_killed_rank_ends_the_run_and_it_goes_on_from_its_checkpoint",
+        || lost(Signal::SIGKILL),
+    ),
+    ("a_stopped_rank_ends_the_run_within_the_timeout", || {
+        lost(Signal::SIGSTOP)
+    }),
     ("a_killed_launcher_leaves_no_rank", killed_launcher),
-    ("more_ranks_than_gpus_are_refused_with_the_numbers", too_many),
-    ("a_rank_with_another_configuration_is_named", other_configuration),
-    ("memory_that_is_not_there_is_an_error_on_every_rank", out_of_memory),
-    ("a_thousand_steps_take_no_more_memory_than_the_first_hundred", thousand_steps),
+    (
+        "more_ranks_than_gpus_are_refused_with_the_numbers",
+        too_many,
+    ),
+    (
+        "a_rank_with_another_configuration_is_named",
+        other_configuration,
+    ),
+    (
+        "memory_that_is_not_there_is_an_error_on_every_rank",
+        out_of_memory,
+    ),
+    (
+        "a_thousand_steps_take_no_more_memory_than_the_first_hundred",
+        thousand_steps,
+    ),
 ];
 
 /// Loading libraries and compiling kernels for the first time.
@@ -48,11 +65,17 @@ fn memory_is_free(before: &[u64]) -> Result<(), String> {
     let until = Instant::now() + Duration::from_secs(20);
     loop {
         let now = memory_used()?;
-        if now.iter().zip(before).all(|(now, before)| *now <= before + SLACK_MIB) {
+        if now
+            .iter()
+            .zip(before)
+            .all(|(now, before)| *now <= before + SLACK_MIB)
+        {
             return Ok(());
         }
         if Instant::now() > until {
-            return Err(format!("GPU memory in MiB: {now:?}, before the run {before:?}"));
+            return Err(format!(
+                "GPU memory in MiB: {now:?}, before the run {before:?}"
+            ));
         }
         thread::sleep(Duration::from_millis(200));
     }
@@ -88,7 +111,10 @@ fn lost(signal: Signal) -> Result<(), String> {
     let ended = run.wait(TIMEOUT + END)?;
     let expected = match signal {
         Signal::SIGKILL => {
-            vec![format!("rank {victim} was killed by SIGKILL"), format!("lost rank {victim}")]
+            vec![
+                format!("rank {victim} was killed by SIGKILL"),
+                format!("lost rank {victim}"),
+            ]
         }
         _ => vec!["timed out after".to_string()],
     };
@@ -130,8 +156,13 @@ fn killed_launcher() -> Result<(), String> {
 fn too_many() -> Result<(), String> {
     let gpus = num_gpus();
     let folder = Folder::new();
-    let ended = folder.train(&format!("dp{}", gpus + 1), 1, &[]).wait(START)?;
-    let message = format!("takes {} GPUs, one a rank, and this host shows {gpus}", gpus + 1);
+    let ended = folder
+        .train(&format!("dp{}", gpus + 1), 1, &[])
+        .wait(START)?;
+    let message = format!(
+        "takes {} GPUs, one a rank, and this host shows {gpus}",
+        gpus + 1
+    );
     if ended.code != Some(2) || !ended.stderr.contains(&message) {
         return Err(format!("expected: {message}; found: {ended:?}"));
     }
@@ -159,7 +190,11 @@ fn out_of_memory() -> Result<(), String> {
     let before = memory_used()?;
     let folder = Folder::new();
     // Each tensor is small enough for any kernel's indices; all together are hundreds of GiB.
-    let sets = ["train.global_batch=131072", "train.micro_batch=65536", "model.layers=8"];
+    let sets = [
+        "train.global_batch=131072",
+        "train.micro_batch=65536",
+        "model.layers=8",
+    ];
     let ended = folder.train(layout, 2, &sets).wait(START)?;
     if ended.code != Some(1) {
         return Err(format!("it should exit with 1: {ended:?}"));
@@ -184,7 +219,9 @@ fn out_of_memory() -> Result<(), String> {
 fn thousand_steps() -> Result<(), String> {
     let (layout, _) = layout();
     let folder = Folder::new();
-    let ended = folder.train(layout, 1000, &["train.checkpoint_interval=0"]).wait(START * 2)?;
+    let ended = folder
+        .train(layout, 1000, &["train.checkpoint_interval=0"])
+        .wait(START * 2)?;
     let steps = folder.steps();
     if ended.code != Some(0) || steps.len() != 1000 {
         return Err(format!("{} steps: {ended:?}", steps.len()));

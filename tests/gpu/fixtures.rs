@@ -15,11 +15,15 @@ use crate::{GroupTest, Test, kernels::part, matrix::Matrix, ranks::this_gpu, roo
 
 pub(crate) const TESTS: &[Test] = &[
     ("every_fixture_on_one_gpu", || on_one_gpu(Dtype::F32)),
-    ("every_fixture_on_one_gpu_in_bf16", || on_one_gpu(Dtype::Bf16)),
+    ("every_fixture_on_one_gpu_in_bf16", || {
+        on_one_gpu(Dtype::Bf16)
+    }),
 ];
 
 pub(crate) const GROUP_TESTS: &[GroupTest] = &[
-    ("every_fixture_under_every_layout", |world| compare_all(world, Dtype::F32, &this_gpu())),
+    ("every_fixture_under_every_layout", |world| {
+        compare_all(world, Dtype::F32, &this_gpu())
+    }),
     ("every_fixture_under_every_layout_in_bf16", |world| {
         compare_all(world, Dtype::Bf16, &this_gpu())
     }),
@@ -30,15 +34,23 @@ fn on_one_gpu(dtype: Dtype) -> Result<(), String> {
 }
 
 /// Layouts that only models with experts have.
-const EXPERT_GRIDS: [&str; 6] =
-    ["dp2-ep2", "dp2-etp2", "tp2-ep2-sp", "cp2-ep2", "dp4-ep4", "tp2-dp2-ep2-etp2-sp"];
+const EXPERT_GRIDS: [&str; 6] = [
+    "dp2-ep2",
+    "dp2-etp2",
+    "tp2-ep2-sp",
+    "cp2-ep2",
+    "dp4-ep4",
+    "tp2-dp2-ep2-etp2-sp",
+];
 
 /// Every fixture of this process's part under every layout of the matrix, and every expert grid, that takes
 /// all ranks.
 fn compare_all(world: &Group, dtype: Dtype, device: &Device) -> Result<(), String> {
     let folder = root().join("tests/fixtures");
     let entries = std::fs::read_dir(&folder).map_err(|why| format!("{folder:?}: {why}"))?;
-    let mut fixtures: Vec<_> = entries.map(|entry| entry.expect("it is listed").path()).collect();
+    let mut fixtures: Vec<_> = entries
+        .map(|entry| entry.expect("it is listed").path())
+        .collect();
     fixtures.retain(|fixture| fixture.join("reference.json").is_file());
     fixtures.sort();
     if fixtures.len() < 14 {
@@ -64,7 +76,9 @@ fn compare_all(world: &Group, dtype: Dtype, device: &Device) -> Result<(), Strin
                     let has_experts = reference.has_experts();
                     let losses = [report.loss_abs, report.train_losses_max_abs];
                     let is_ok = match has_experts && dtype == Dtype::Bf16 {
-                        true => losses.iter().all(|loss| loss.is_some_and(|off| off <= 1e-2)),
+                        true => losses
+                            .iter()
+                            .all(|loss| loss.is_some_and(|off| off <= 1e-2)),
                         false => report.ok && report.skipped.is_empty(),
                     };
                     if !is_ok {
@@ -82,7 +96,11 @@ fn compare_all(world: &Group, dtype: Dtype, device: &Device) -> Result<(), Strin
     if !wrong.is_empty() {
         return Err(wrong.join("\n"));
     }
-    let least = if world.size() > 1 { fixtures.len() * 2 } else { fixtures.len() };
+    let least = if world.size() > 1 {
+        fixtures.len() * 2
+    } else {
+        fixtures.len()
+    };
     if world.rank() == 0 && compared < least {
         return Err(format!(
             "only {compared} of {} fixtures x {} layouts",

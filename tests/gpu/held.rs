@@ -34,10 +34,15 @@ fn held() -> Result<(), String> {
         max_seq_len: TOKENS[0],
         ..Family::Llama.template()
     };
-    let model = config.init(&Group::single(0), false, &device).map_err(|e| e.to_string())?;
+    let model = config
+        .init(&Group::single(0), false, &device)
+        .map_err(|e| e.to_string())?;
     let mut model = model.with_fused_linear_cross_entropy(true);
-    let blocks =
-        |blocks, offload| Recompute { blocks: Some(blocks), offload, ..Recompute::default() };
+    let blocks = |blocks, offload| Recompute {
+        blocks: Some(blocks),
+        offload,
+        ..Recompute::default()
+    };
     let ways = [
         blocks(RecomputeBlocks::Uniform(1), false),
         blocks(RecomputeBlocks::Uniform(1), true),
@@ -48,7 +53,9 @@ fn held() -> Result<(), String> {
         model = model.with_recompute(recompute);
         let plain = device.clone().inner();
         let ids = |factor: usize| {
-            let ids = (0..TOKENS[0] * TOKENS[1]).map(|i| (i * factor % 509) as i64).collect();
+            let ids = (0..TOKENS[0] * TOKENS[1])
+                .map(|i| (i * factor % 509) as i64)
+                .collect();
             Tensor::<2, Int>::from_data(TensorData::new::<i64, _>(ids, TOKENS), &plain)
         };
         let (tokens, labels) = (ids(7), ids(11));
@@ -68,10 +75,19 @@ fn held() -> Result<(), String> {
             fused_loss: true,
             ..Activations::new(config.clone(), TOKENS[0], TOKENS[1])
         };
-        let formula = of.stage(0..LAYERS, Ends { first: true, last: true }, 1);
+        let formula = of.stage(
+            0..LAYERS,
+            Ends {
+                first: true,
+                last: true,
+            },
+            1,
+        );
         let off = held as f64 / formula as f64 - 1.0;
         if off.abs() > 0.1 {
-            return Err(format!("{recompute:?}: {held} bytes held, {formula} by the formula"));
+            return Err(format!(
+                "{recompute:?}: {held} bytes held, {formula} by the formula"
+            ));
         }
     }
     Ok(())

@@ -18,11 +18,17 @@ use megaburn::cuda::{
 use crate::Test;
 
 pub(crate) const TESTS: &[Test] = &[
-    ("foreign_work_runs_between_its_neighbours", between_neighbours),
+    (
+        "foreign_work_runs_between_its_neighbours",
+        between_neighbours,
+    ),
     ("another_stream_keeps_what_it_reads", another_stream),
     ("an_error_is_told_at_the_next_read", an_error),
     ("a_panic_is_told_at_the_next_read", a_panic),
-    ("a_failure_goes_on_through_foreign_work", through_foreign_work),
+    (
+        "a_failure_goes_on_through_foreign_work",
+        through_foreign_work,
+    ),
     ("events_are_used_again", events),
     ("the_memory_report_counts_tensors", memory),
     ("ragged_and_strided_matrices_are_multiplied", ragged),
@@ -31,7 +37,10 @@ pub(crate) const TESTS: &[Test] = &[
 const ROUNDS: usize = 40;
 
 fn cube<const D: usize>(tensor: &Tensor<D>) -> CubeTensor {
-    tensor.clone().try_into_primitive::<CubeBackend>().unwrap_or_else(|_| panic!("on no GPU"))
+    tensor
+        .clone()
+        .try_into_primitive::<CubeBackend>()
+        .unwrap_or_else(|_| panic!("on no GPU"))
 }
 
 fn tensor<const D: usize>(tensor: CubeTensor) -> Tensor<D> {
@@ -58,9 +67,16 @@ fn read<const D: usize>(tensor: Tensor<D>) -> Result<Vec<f32>, String> {
 
 fn assert_close(what: &str, found: &[f32], expected: &[f32], tolerance: f32) -> Result<(), String> {
     let apart = |(a, b): (&f32, &f32)| (a - b).abs();
-    let worst =
-        found.iter().zip(expected).map(apart).fold(0.0f32, |worst, apart| {
-            if apart.is_nan() { f32::INFINITY } else { worst.max(apart) }
+    let worst = found
+        .iter()
+        .zip(expected)
+        .map(apart)
+        .fold(0.0f32, |worst, apart| {
+            if apart.is_nan() {
+                f32::INFINITY
+            } else {
+                worst.max(apart)
+            }
         });
     if worst > tolerance || found.len() != expected.len() {
         return Err(format!("{what}: {worst} apart"));
@@ -78,7 +94,10 @@ fn between_neighbours() -> Result<(), String> {
         let produced = contiguous(cube(&(value * 2.0 + 1.0)));
         let out = empty(&produced, produced.meta.shape().clone(), DType::F32);
         let queue = CudaQueue::of(&produced).ok_or("no CUDA tensor")?;
-        queue.enqueue(Op::new(|| "copy".into()).reads(&produced).writes(&out), copy);
+        queue.enqueue(
+            Op::new(|| "copy".into()).reads(&produced).writes(&out),
+            copy,
+        );
         value = (tensor::<2>(out) - 1.0) / 2.0;
     }
     assert_close("after all rounds", &read(value)?, &expected, 1e-3)
@@ -98,7 +117,9 @@ fn another_stream() -> Result<(), String> {
         drop(source);
         let out = empty(&produced, produced.meta.shape().clone(), DType::F32);
         let retained = Retained::default();
-        let op = Op::new(|| "copy beside".into()).reads(&produced).writes(&out);
+        let op = Op::new(|| "copy beside".into())
+            .reads(&produced)
+            .writes(&out);
         queue.enqueue_retaining(op, &retained, move |compute, buffers| {
             side.wait_for(compute)?;
             copy(side, buffers)
@@ -124,7 +145,10 @@ fn failure(
     let out = cube(&random([3, 4]));
     let out = empty(&out, [3, 4], DType::F32);
     let queue = CudaQueue::of(&out).ok_or("no CUDA tensor")?;
-    queue.enqueue(Op::new(|| "a product [3, 5] x [5, 4]".into()).writes(&out), work);
+    queue.enqueue(
+        Op::new(|| "a product [3, 5] x [5, 4]".into()).writes(&out),
+        work,
+    );
     Ok(tensor(out))
 }
 
@@ -133,7 +157,12 @@ fn assert_told(downstream: Tensor<2>, reason: &str) -> Result<(), String> {
         Ok(_) => Err("what was never written was read".into()),
         Err(told) if told.contains("a product [3, 5] x [5, 4]") && told.contains(reason) => {
             // Others are none the worse for it.
-            assert_close("afterwards", &read(random([3, 4]) * 0.0 + 2.0)?, &[2.0; 12], 0.0)
+            assert_close(
+                "afterwards",
+                &read(random([3, 4]) * 0.0 + 2.0)?,
+                &[2.0; 12],
+                0.0,
+            )
         }
         Err(told) => Err(format!("the error says something else: {told}")),
     }
@@ -151,18 +180,26 @@ fn a_panic() -> Result<(), String> {
 }
 
 fn through_foreign_work() -> Result<(), String> {
-    let lost = contiguous(cube(&failure(|_, _| Err(CudaError::Refused("on purpose".into())))?));
+    let lost = contiguous(cube(&failure(|_, _| {
+        Err(CudaError::Refused("on purpose".into()))
+    })?));
     let out = empty(&lost, lost.meta.shape().clone(), DType::F32);
     let queue = CudaQueue::of(&lost).ok_or("no CUDA tensor")?;
     queue.enqueue(Op::new(|| "copy".into()).reads(&lost).writes(&out), copy);
     let product = product(out, cube(&random([4, 2])), None, 1.0, DType::F32);
-    assert_told(tensor(product.map_err(|error| error.to_string())?), "on purpose")
+    assert_told(
+        tensor(product.map_err(|error| error.to_string())?),
+        "on purpose",
+    )
 }
 
 fn events() -> Result<(), String> {
     let queue = CudaQueue::of(&cube(&random([1, 1]))).ok_or("no CUDA tensor")?;
     let run = || -> Result<(), CudaError> {
-        let (first, second) = (Stream::create(Priority::Normal)?, Stream::create(Priority::High)?);
+        let (first, second) = (
+            Stream::create(Priority::Normal)?,
+            Stream::create(Priority::High)?,
+        );
         for _ in 0..10_000 {
             let [one, other] = [Event::record(first)?, Event::record(second)?];
             one.holds_up(second)?;
@@ -174,12 +211,14 @@ fn events() -> Result<(), String> {
         first.synchronize()?;
         match last.is_done()? {
             true => Ok(()),
-            false => {
-                Err(CudaError::Refused("an event behind a finished stream is not done".into()))
-            }
+            false => Err(CudaError::Refused(
+                "an event behind a finished stream is not done".into(),
+            )),
         }
     };
-    queue.on_device_thread(run).map_err(|error| error.to_string())
+    queue
+        .on_device_thread(run)
+        .map_err(|error| error.to_string())
 }
 
 fn memory() -> Result<(), String> {
@@ -196,7 +235,9 @@ fn memory() -> Result<(), String> {
     let free = held.free < held.total && held.total - held.free >= held.reserved;
     let given_back = after.allocated == before.allocated && after.peak >= held.reserved;
     if !(BYTES..BYTES + BYTES / 16).contains(&grown) || !whole || !free || !given_back {
-        return Err(format!("before {before:?}, with 1 GiB more {held:?}, without {after:?}"));
+        return Err(format!(
+            "before {before:?}, with 1 GiB more {held:?}, without {after:?}"
+        ));
     }
     Ok(())
 }
@@ -204,15 +245,32 @@ fn memory() -> Result<(), String> {
 /// Rows that CubeCL pads, parts of a larger tensor, transposed ones.
 fn ragged() -> Result<(), String> {
     let host = |tensor: &Tensor<3>| -> Result<Tensor<3>, String> {
-        let data = tensor.clone().try_into_data().map_err(|error| error.to_string())?;
+        let data = tensor
+            .clone()
+            .try_into_data()
+            .map_err(|error| error.to_string())?;
         Ok(Tensor::from_data(data, &Device::flex()))
     };
-    for [m, k, n] in [[3, 5, 7], [1, 130, 1], [17, 1, 33], [64, 257, 96], [129, 65, 31]] {
+    for [m, k, n] in [
+        [3, 5, 7],
+        [1, 130, 1],
+        [17, 1, 33],
+        [64, 257, 96],
+        [129, 65, 31],
+    ] {
         let wide = random([2, m + 3, k + 9]);
         let parts: [(&str, Tensor<3>, Tensor<3>); 3] = [
             ("whole", random([2, m, k]), random([2, k, n])),
-            ("slices", wide.narrow(1, 2, m).narrow(2, 4, k), random([2, k, n + 5]).narrow(2, 1, n)),
-            ("transposed", random([2, k, m]).swap_dims(1, 2), random([2, n, k]).swap_dims(1, 2)),
+            (
+                "slices",
+                wide.narrow(1, 2, m).narrow(2, 4, k),
+                random([2, k, n + 5]).narrow(2, 1, n),
+            ),
+            (
+                "transposed",
+                random([2, k, m]).swap_dims(1, 2),
+                random([2, n, k]).swap_dims(1, 2),
+            ),
         ];
         for (name, a, b) in parts {
             let expected: TensorData = host(&a)?.matmul(host(&b)?).into_data();

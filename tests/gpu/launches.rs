@@ -23,7 +23,10 @@ use crate::{
 };
 
 pub(crate) const TESTS: &[Test] = &[
-    ("a_step_of_each_family_launches_known_kernels_only", known_only),
+    (
+        "a_step_of_each_family_launches_known_kernels_only",
+        known_only,
+    ),
     ("a_sum_by_burn_is_an_unknown_kernel", a_sum_is_unknown),
 ];
 
@@ -63,7 +66,11 @@ fn launched<T>(work: impl FnOnce() -> T) -> (T, BTreeMap<&'static str, usize>) {
     let observation = LaunchObservation::new(launches.clone());
     let result = work();
     drop(observation);
-    let counts = launches.0.lock().expect("nobody panics with the lock").clone();
+    let counts = launches
+        .0
+        .lock()
+        .expect("nobody panics with the lock")
+        .clone();
     (result, counts)
 }
 
@@ -85,7 +92,9 @@ fn config(family: Family, dtype: Dtype, data: &str) -> Result<TrainConfig, Strin
         [train]\nsteps = 3\nglobal_batch = 4\nmicro_batch = 2\ndtype = \"{dtype}\""
     );
     let layers = ConfigLayers::new().with_text("launches.toml", &text);
-    layers.and_then(ConfigLayers::load).map_err(|error| error.to_string())
+    layers
+        .and_then(ConfigLayers::load)
+        .map_err(|error| error.to_string())
 }
 
 fn known_only() -> Result<(), String> {

@@ -50,7 +50,13 @@ pub(crate) fn train(
 
 fn numbers(step: &StepMetrics) -> Vec<f64> {
     let of_experts = |all: &ExpertMetrics| {
-        let losses = [all.aux_loss, all.seq_aux_loss, all.global_aux_loss, all.z_loss, all.dropped];
+        let losses = [
+            all.aux_loss,
+            all.seq_aux_loss,
+            all.global_aux_loss,
+            all.z_loss,
+            all.dropped,
+        ];
         [&losses[..], &all.busiest, &all.idlest].concat()
     };
     let of_experts = step.experts.as_ref().map(of_experts).unwrap_or_default();
@@ -66,13 +72,20 @@ fn matrix(world: &Group) -> Result<(), String> {
     let seed = world.broadcast(seed, 0).map_err(|error| text(&error))?;
     let seed = seed.try_to_vec::<i64>().expect("i64 went in")[0] as u64;
     let mut alone: BTreeMap<(String, usize), Expected> = BTreeMap::new();
-    let of_world = rows.iter().filter(|row| row.layout.world_size() == world.size());
+    let of_world = rows
+        .iter()
+        .filter(|row| row.layout.world_size() == world.size());
     let of_world: Vec<&Row> = of_world.collect();
     if of_world.len() < 5 {
         return Err(format!("only {} rows", of_world.len()));
     }
     for row in of_world.into_iter().filter(|_| part::is_mine()) {
-        let Row { model: name, layout, global_batch, .. } = row;
+        let Row {
+            model: name,
+            layout,
+            global_batch,
+            ..
+        } = row;
         let (model, path) = (&models[name], folder.join(format!("{name}.txt")));
         write_random_text(&path, 200 * model.seq_len, seed);
         let data = path.to_str().expect("the folder's name is text");
@@ -101,7 +114,11 @@ fn remove(folder: &Path) {
 pub(crate) fn compare(found: &Trained, expected: &Expected) -> Result<(), String> {
     for (step, (found, expected)) in found.0.iter().zip(&expected.0).enumerate() {
         let is_near = |(a, b): (&f64, &f64)| (a - b).abs() <= TOLERANCE * b.abs();
-        let near = found.iter().zip(expected).filter(|pair| is_near(*pair)).count();
+        let near = found
+            .iter()
+            .zip(expected)
+            .filter(|pair| is_near(*pair))
+            .count();
         if found.len() != expected.len() || near != expected.len() {
             return Err(format!(
                 "loss, gradient norm and experts of step {step}: {found:?}, on one GPU {expected:?}"

@@ -113,18 +113,21 @@ pub(crate) struct Case {
 
 /// All of them.
 pub(crate) fn cases() -> Vec<Case> {
-    let kernels = kernels::tests().map(|(name, test)| Case { name, run: Run::Here(test) });
+    let kernels = kernels::tests().map(|(name, test)| Case {
+        name,
+        run: Run::Here(test),
+    });
     let mut cases: Vec<Case> = kernels.collect();
     for (module, tests) in TESTS {
-        cases.extend(
-            tests.iter().map(|&(name, test)| Case {
-                name: format!("{module}::{name}"),
-                run: Run::Here(test),
-            }),
-        );
+        cases.extend(tests.iter().map(|&(name, test)| Case {
+            name: format!("{module}::{name}"),
+            run: Run::Here(test),
+        }));
     }
     for (module, tests) in GROUP_TESTS {
-        let of_ranks = tests.iter().flat_map(|(name, _)| [2, 4].map(|ranks| (name, ranks)));
+        let of_ranks = tests
+            .iter()
+            .flat_map(|(name, _)| [2, 4].map(|ranks| (name, ranks)));
         cases.extend(of_ranks.map(|(name, ranks)| Case {
             name: format!("{module}::{name}::{ranks}"),
             run: Run::Ranks(format!("{module}::{name}"), ranks),
@@ -137,13 +140,18 @@ pub(crate) fn cases() -> Vec<Case> {
 pub(crate) fn group_test(name: &str) -> Option<GroupBody> {
     let (module, test) = name.split_once("::")?;
     let (_, tests) = GROUP_TESTS.iter().find(|(known, _)| *known == module)?;
-    tests.iter().find(|(known, _)| *known == test).map(|(_, test)| *test)
+    tests
+        .iter()
+        .find(|(known, _)| *known == test)
+        .map(|(_, test)| *test)
 }
 
 impl Case {
     /// How many processes its cases are dealt out to.
     pub(crate) fn parts(&self) -> usize {
-        let known = PARTS.iter().filter(|(start, _)| self.name.starts_with(start));
+        let known = PARTS
+            .iter()
+            .filter(|(start, _)| self.name.starts_with(start));
         known.map(|(_, parts)| *parts).max().unwrap_or(1)
     }
 
@@ -177,6 +185,11 @@ impl Case {
 
 /// The entries of the lists above that name no test.
 pub(crate) fn unknown(cases: &[Case]) -> Vec<&'static str> {
-    let starts = ALONE.into_iter().chain(QUICK).chain(PARTS.map(|(start, _)| start));
-    starts.filter(|start| !cases.iter().any(|case| case.name.starts_with(start))).collect()
+    let starts = ALONE
+        .into_iter()
+        .chain(QUICK)
+        .chain(PARTS.map(|(start, _)| start));
+    starts
+        .filter(|start| !cases.iter().any(|case| case.name.starts_with(start)))
+        .collect()
 }

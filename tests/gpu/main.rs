@@ -59,11 +59,14 @@ fn programs() -> impl Iterator<Item = (&'static str, Program)> {
         ("llama_pretrain", megaburn_examples::llama_pretrain),
         ("gpu-tests", tests),
     ];
-    own.into_iter().chain(megaburn_benches::PROGRAMS.iter().copied())
+    own.into_iter()
+        .chain(megaburn_benches::PROGRAMS.iter().copied())
 }
 
 fn program(name: &OsStr) -> Option<Program> {
-    programs().find(|(known, _)| name == *known).map(|(_, program)| program)
+    programs()
+        .find(|(known, _)| name == *known)
+        .map(|(_, program)| program)
 }
 
 fn main() -> ExitCode {
@@ -94,7 +97,9 @@ fn tests(command: Vec<OsString>) -> ExitCode {
     }
     match command.get(1) {
         Some(one) if one == runner::ONE => {
-            let name = command.get(2).map(|name| name.to_string_lossy().into_owned());
+            let name = command
+                .get(2)
+                .map(|name| name.to_string_lossy().into_owned());
             runner::run_one(&name.unwrap_or_default())
         }
         _ => runner::run(command),

@@ -31,7 +31,9 @@ pub(crate) const TESTS: &[Test] = &[
 ];
 
 fn cube<const D: usize>(tensor: Tensor<D>) -> CubeTensor {
-    tensor.try_into_primitive::<CubeBackend>().unwrap_or_else(|_| panic!("on no GPU"))
+    tensor
+        .try_into_primitive::<CubeBackend>()
+        .unwrap_or_else(|_| panic!("on no GPU"))
 }
 
 fn tensor(tensor: CubeTensor) -> Tensor<1> {
@@ -55,7 +57,11 @@ fn equal<T: PartialEq + std::fmt::Debug>(
     found: &T,
     expected: &T,
 ) -> Result<(), String> {
-    if found == expected { Ok(()) } else { Err(format!("{what}: {found:?}, not {expected:?}")) }
+    if found == expected {
+        Ok(())
+    } else {
+        Err(format!("{what}: {found:?}, not {expected:?}"))
+    }
 }
 
 fn round_trip() -> Result<(), String> {
@@ -68,7 +74,9 @@ fn round_trip() -> Result<(), String> {
                 let x = random(len).cast(dtype);
                 let expected = read(x.clone())?;
                 let x = cube(x);
-                let mut memory = host.map_or_else(|| HostTensor::like(&x), Ok).map_err(told)?;
+                let mut memory = host
+                    .map_or_else(|| HostTensor::like(&x), Ok)
+                    .map_err(told)?;
                 equal("whether it fits", &memory.takes(&x), &true)?;
                 drop(memory.store(x));
                 equal(&what, &read(tensor(memory.fetch().wait()))?, &expected)?;
@@ -77,16 +85,27 @@ fn round_trip() -> Result<(), String> {
                 host = Some(memory);
             }
             let other = cube(random(len + 1).cast(dtype));
-            equal("whether another fits", &host.is_some_and(|host| host.takes(&other)), &false)?;
+            equal(
+                "whether another fits",
+                &host.is_some_and(|host| host.takes(&other)),
+                &false,
+            )?;
         }
     }
     // A part of other memory, which is not at its beginning.
     let whole = random(3000);
-    let expected = read(whole.clone())?.convert::<f32>().try_to_vec::<f32>().unwrap_or_default();
+    let expected = read(whole.clone())?
+        .convert::<f32>()
+        .try_to_vec::<f32>()
+        .unwrap_or_default();
     let part = cube(whole.narrow(0, 1024, 1111));
     let mut host = HostTensor::like(&part).map_err(told)?;
     drop(host.store(part));
-    let found = host.read().map_err(told)?.try_to_vec::<f32>().unwrap_or_default();
+    let found = host
+        .read()
+        .map_err(told)?
+        .try_to_vec::<f32>()
+        .unwrap_or_default();
     equal("a part", &found, &expected[1024..2135].to_vec())
 }
 
@@ -123,7 +142,10 @@ fn in_order() -> Result<(), String> {
     for host in &hosts {
         let found = host.read().map_err(told)?;
         let (found, expected) = (found.iter::<f32>(), expected.iter::<f32>());
-        let worst = found.zip(expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        let worst = found
+            .zip(expected)
+            .map(|(a, b)| (a - b).abs())
+            .fold(0.0, f32::max);
         if worst.is_nan() || worst > 1e-6 {
             return Err(format!("{worst} apart"));
         }
@@ -160,7 +182,10 @@ fn failures() -> Result<(), String> {
     let broken = |_, _: &_| Err(CudaError::Refused("it is broken".to_string()));
     queue.ok_or("on no GPU")?.enqueue(op, broken);
     drop(host.store(bad));
-    for found in [read(tensor(host.fetch().wait())).err(), host.read().err().map(told)] {
+    for found in [
+        read(tensor(host.fetch().wait())).err(),
+        host.read().err().map(told),
+    ] {
         let found = found.ok_or("stale values were read")?;
         equal(&found, &found.contains("it is broken"), &true)?;
     }
@@ -170,7 +195,10 @@ fn failures() -> Result<(), String> {
 
 fn too_much() -> Result<(), String> {
     let one = cube(random(1).expand([1usize << 47]));
-    let error = HostTensor::like(&one).err().ok_or("there are 512 TiB")?.to_string();
+    let error = HostTensor::like(&one)
+        .err()
+        .ok_or("there are 512 TiB")?
+        .to_string();
     let message = "562949953421312 bytes of pinned host memory are not to be had";
     equal(&error, &error.contains(message), &true)
 }
@@ -190,7 +218,10 @@ fn trained(config: &TrainConfig) -> Result<Trained, TrainError> {
 fn steps() -> Result<(), String> {
     with_config(|mut config| {
         for name in OPTIMIZERS {
-            for dtype in [Dtype::F32, Dtype::Bf16].into_iter().filter(|_| part::is_mine()) {
+            for dtype in [Dtype::F32, Dtype::Bf16]
+                .into_iter()
+                .filter(|_| part::is_mine())
+            {
                 (config.optimizer.name, config.train.dtype) = (name, dtype);
                 let mut run = |fraction| {
                     config.optimizer.cpu_offload_fraction = fraction;
@@ -220,21 +251,31 @@ const NUM: usize = 6;
 
 /// Bytes that live tensors take, with a fraction of AdamW's state in host memory.
 fn allocated(fraction: f64) -> Result<f64, String> {
-    let (device, text) = (Device::cuda(0), |error: megaburn::optim::OptimError| error.to_string());
+    let (device, text) = (Device::cuda(0), |error: megaburn::optim::OptimError| {
+        error.to_string()
+    });
     let mut plan = ShardPlan::new();
     for i in 0..NUM {
         let shard = ShardSpec::whole(&SHAPE, Axis::Tp, 0, 1);
-        plan.insert(format!("all.{i}"), ParamSpec { shard }).map_err(|error| error.to_string())?;
+        plan.insert(format!("all.{i}"), ParamSpec { shard })
+            .map_err(|error| error.to_string())?;
     }
     let ones = || Param::from_tensor(Tensor::ones(SHAPE, &device.clone().autodiff()));
-    let mut weights = Weights { all: (0..NUM).map(|_| ones()).collect() };
+    let mut weights = Weights {
+        all: (0..NUM).map(|_| ones()).collect(),
+    };
     let optimizer = AdamWConfig::new().init(&Sharding::none());
-    let mut optimizer = optimizer.and_then(|o| o.with_cpu_offload(fraction)).map_err(text)?;
+    let mut optimizer = optimizer
+        .and_then(|o| o.with_cpu_offload(fraction))
+        .map_err(text)?;
     weights = optimizer.cast_params(weights, FloatDType::BF16);
     let mut grads = GradientAccumulator::new(&weights, &plan, &Sharding::none()).map_err(text)?;
     for _ in 0..3 {
         grads.reset();
-        let sums = weights.all.iter().map(|w| w.val().cast(FloatDType::F32).square().sum());
+        let sums = weights
+            .all
+            .iter()
+            .map(|w| w.val().cast(FloatDType::F32).square().sum());
         let loss = sums.reduce(|a, b| a + b).ok_or("no weights")?;
         grads.accumulate(&weights, &mut loss.backward());
         weights = optimizer.step(1e-3, weights, &grads).map_err(text)?;

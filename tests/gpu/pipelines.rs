@@ -66,17 +66,31 @@ fn run(world: &Group, data: &str) -> Result<(), String> {
         let mut config = ConfigLayers::new().with_text("pipelines.rs", CONFIG)?;
         // Rounding decides no update.
         config = config.with_set(&format!("optimizer.eps={EPSILON}"))?;
-        config = config.with_set(&format!("model.tied={tied}"))?.with_data(data)?;
+        config = config
+            .with_set(&format!("model.tied={tied}"))?
+            .with_data(data)?;
         let mut config = config.load()?;
         config.train.global_batch = global_batch;
         Ok(config)
     };
     let text = |error: TrainError| error.to_string();
     let ranks = world.size();
-    let mut layouts = vec![Layout { pp: ranks, ..Layout::SINGLE }];
+    let mut layouts = vec![Layout {
+        pp: ranks,
+        ..Layout::SINGLE
+    }];
     if ranks == 4 {
-        layouts.push(Layout { pp: 2, dp: 2, ..Layout::SINGLE });
-        layouts.push(Layout { pp: 2, tp: 2, sp: true, ..Layout::SINGLE });
+        layouts.push(Layout {
+            pp: 2,
+            dp: 2,
+            ..Layout::SINGLE
+        });
+        layouts.push(Layout {
+            pp: 2,
+            tp: 2,
+            sp: true,
+            ..Layout::SINGLE
+        });
     }
     for tied in [true, false] {
         for num_micro_batches in [1, 5] {
@@ -94,7 +108,9 @@ fn run(world: &Group, data: &str) -> Result<(), String> {
                 };
                 let mut recomputes = vec![RecomputeConfig::default()];
                 recomputes.extend((tied && num_micro_batches > 1).then_some(again));
-                let ways = recomputes.iter().flat_map(|again| WAYS.map(|way| (way, again)));
+                let ways = recomputes
+                    .iter()
+                    .flat_map(|again| WAYS.map(|way| (way, again)));
                 for ((schedule, chunks), recompute) in ways {
                     let needs_many = schedule == ScheduleKind::Interleaved;
                     if needs_many && num_micro_batches < layout.pp {

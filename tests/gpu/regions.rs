@@ -35,14 +35,19 @@ const REGIONS: [(&str, Region); 15] = [
     ("gather_from_last_dim", gather_from_last_dim),
     ("scatter_to_sequence", scatter_to_sequence),
     ("gather_from_sequence", gather_from_sequence),
-    ("gather_from_sequence_to_replicas", gather_from_sequence_to_replicas),
+    (
+        "gather_from_sequence_to_replicas",
+        gather_from_sequence_to_replicas,
+    ),
     ("reduce_scatter_to_sequence", reduce_scatter_to_sequence),
     ("heads to sequence", |x, group| all_to_all(x, 2, 0, group)),
     ("sequence to heads", |x, group| all_to_all(x, 0, 2, group)),
     ("middle to last", |x, group| all_to_all(x, 1, 2, group)),
     ("last to last", |x, group| all_to_all(x, 2, 2, group)),
     ("ring_shift on", |x, group| ring_shift(x, 1, group)),
-    ("ring_shift back by two", |x, group| ring_shift(x, -2, group)),
+    ("ring_shift back by two", |x, group| {
+        ring_shift(x, -2, group)
+    }),
     ("a view of a view", |x, group| {
         let x = gather_from_last_dim(x.swap_dims(0, 1), group).swap_dims(1, 2);
         reduce_scatter_to_sequence(x, group)
@@ -73,17 +78,26 @@ fn every_region(world: &Group) -> Outcome {
     let n = world.size();
     for dtype in [DType::F32, DType::BF16] {
         // Widths whose rows are padded and one whose are not; one row only.
-        for shape in [[2 * n, n, 3 * n], [n, 2 * n, 64 * n], [n, n, n], [4 * n, n, 33 * n]] {
+        for shape in [
+            [2 * n, n, 3 * n],
+            [n, 2 * n, 64 * n],
+            [n, n, n],
+            [4 * n, n, 33 * n],
+        ] {
             for (name, region) in REGIONS {
                 let want = run_threads(n, GroupOptions::default(), |group| {
                     let pair = run(region, &group, &Device::flex(), dtype, shape);
                     Ok::<_, CollectiveError>(pair)
                 });
-                let want = want.into_iter().nth(world.rank()).expect("there are as many ranks");
+                let want = want
+                    .into_iter()
+                    .nth(world.rank())
+                    .expect("there are as many ranks");
                 let want = want.map_err(|error| error.to_string())?;
                 let got = run(region, world, &this_gpu(), dtype, shape);
-                for (part, (got, want)) in
-                    ["forward", "backward"].iter().zip(got.into_iter().zip(want))
+                for (part, (got, want)) in ["forward", "backward"]
+                    .iter()
+                    .zip(got.into_iter().zip(want))
                 {
                     same(got, want, &format!("{name} {part}, {dtype:?} {shape:?}"))?;
                 }
@@ -94,17 +108,34 @@ fn every_region(world: &Group) -> Outcome {
 }
 
 fn nan(world: &Group) -> Outcome {
-    let mut values = [[1.0 + world.rank() as f32, f32::NEG_INFINITY, 3.0, -1.0, 0.5, 2.0]; 5];
+    let mut values = [[
+        1.0 + world.rank() as f32,
+        f32::NEG_INFINITY,
+        3.0,
+        -1.0,
+        0.5,
+        2.0,
+    ]; 5];
     values[world.rank() % 5][2 + world.rank() % 2] = f32::NAN;
     let x = Tensor::<2>::from_data(values, &this_gpu());
     let all = run_threads(world.size(), GroupOptions::default(), |group| {
-        let mut values = [[1.0 + group.rank() as f32, f32::NEG_INFINITY, 3.0, -1.0, 0.5, 2.0]; 5];
+        let mut values = [[
+            1.0 + group.rank() as f32,
+            f32::NEG_INFINITY,
+            3.0,
+            -1.0,
+            0.5,
+            2.0,
+        ]; 5];
         values[group.rank() % 5][2 + group.rank() % 2] = f32::NAN;
         let x = Tensor::<2>::from_data(values, &Device::flex());
         Ok::<_, CollectiveError>(max_over(x, &group).into_data())
     });
-    let want =
-        all.into_iter().next().expect("there are ranks").map_err(|error| error.to_string())?;
+    let want = all
+        .into_iter()
+        .next()
+        .expect("there are ranks")
+        .map_err(|error| error.to_string())?;
     same(max_over(x, world).into_data(), want, "maximum with NaN")
 }
 
@@ -122,7 +153,9 @@ fn in_order(world: &Group) -> Outcome {
     }
     let [low, high] = [x.clone().min(), x.max()].map(|x| x.into_scalar::<f32>());
     if (low - 1.0).abs() > 1e-3 || (high - 1.0).abs() > 1e-3 {
-        return Err(format!("between {low} and {high} after a thousand rounds, not 1"));
+        return Err(format!(
+            "between {low} and {high} after a thousand rounds, not 1"
+        ));
     }
     Ok(())
 }

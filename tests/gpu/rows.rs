@@ -22,13 +22,21 @@ pub(crate) fn uneven(world: &Group) -> Outcome {
             let got = tensors::all_to_all(x, &send, &recv, world).map_err(text)?;
             let cpu = Tensor::<2>::from_data(host, (&Device::flex(), dtype));
             let want = tensors::all_to_all(cpu, &send, &recv, world).map_err(text)?;
-            same(got.into_data(), want.into_data(), &format!("{send:?} sent, {recv:?} received"))?;
+            same(
+                got.into_data(),
+                want.into_data(),
+                &format!("{send:?} sent, {recv:?} received"),
+            )?;
         }
     }
     let none = vec![0; n];
     let x = floats(rank, [0, 5], DType::F32);
     let got = tensors::all_to_all(x, &none, &none, world).map_err(text)?;
-    same(got.into_data(), TensorData::new(Vec::<f32>::new(), [0, 5]), "no rows at all")
+    same(
+        got.into_data(),
+        TensorData::new(Vec::<f32>::new(), [0, 5]),
+        "no rows at all",
+    )
 }
 
 /// Three stretches to each member, of none to some rows, which come to stand by stretch and then by member.
@@ -45,8 +53,9 @@ pub(crate) fn placed(world: &Group) -> Outcome {
                 }
                 (places, end)
             };
-            let mut pairs: Vec<_> =
-                (0..n).flat_map(|other| [0, 1, 2].map(|part| (other, part))).collect();
+            let mut pairs: Vec<_> = (0..n)
+                .flat_map(|other| [0, 1, 2].map(|part| (other, part)))
+                .collect();
             let (send, total) = places(&pairs, &|to, part| len(rank, to, part));
             pairs.sort_by_key(|&(other, part)| (part, other));
             let (recv, _) = places(&pairs, &|from, part| len(from, rank, part));
@@ -62,7 +71,11 @@ pub(crate) fn placed(world: &Group) -> Outcome {
             let want = between(cpu, &send, &recv)?;
             let what = format!("{send:?} sent, {recv:?} received");
             same(got.to_data(), want.into_data(), &what)?;
-            same(between(got, &recv, &send)?.into_data(), host, &format!("{what}, and back"))?;
+            same(
+                between(got, &recv, &send)?.into_data(),
+                host,
+                &format!("{what}, and back"),
+            )?;
         }
     }
     Ok(())

@@ -89,7 +89,9 @@ fn run_named(mut command: Vec<OsString>) -> Result<bool, String> {
     let all = cases();
     let unknown = unknown(&all);
     if !unknown.is_empty() {
-        return Err(format!("lists of tests name some that do not exist: {unknown:?}"));
+        return Err(format!(
+            "lists of tests name some that do not exist: {unknown:?}"
+        ));
     }
     let is_named = |case: &Case| {
         let is = |text: &String| match arguments.exact {
@@ -102,7 +104,9 @@ fn run_named(mut command: Vec<OsString>) -> Result<bool, String> {
     };
     let named: Vec<Case> = all.into_iter().filter(is_named).collect();
     if arguments.list {
-        named.iter().for_each(|case| println!("{}: test", case.name));
+        named
+            .iter()
+            .for_each(|case| println!("{}: test", case.name));
         return Ok(true);
     }
     let gpus = megaburn::cuda::start().map_err(|error| error.to_string())?;
@@ -114,7 +118,9 @@ fn run_named(mut command: Vec<OsString>) -> Result<bool, String> {
         Run::Here(_) => has_cudnn || !needs_cudnn(case),
     };
     let (named, left_out): (Vec<Case>, Vec<Case>) = named.into_iter().partition(can_run);
-    left_out.iter().for_each(|case| println!("test {} ... ignored", case.name));
+    left_out
+        .iter()
+        .for_each(|case| println!("test {} ... ignored", case.name));
     let places = arguments.test_threads.unwrap_or_else(places).max(1);
     Ok(report(&named, left_out.len(), places, arguments.nocapture))
 }
@@ -123,7 +129,9 @@ fn run_named(mut command: Vec<OsString>) -> Result<bool, String> {
 fn places() -> usize {
     let cores = thread::available_parallelism().map_or(1, usize::from);
     let bytes: u64 = (0..num_gpus()).filter_map(gpu_memory).sum();
-    cores.min(usize::try_from(bytes / BYTES_PER_PROCESS).unwrap_or(1)).max(1)
+    cores
+        .min(usize::try_from(bytes / BYTES_PER_PROCESS).unwrap_or(1))
+        .max(1)
 }
 
 fn report(named: &[Case], num_left_out: usize, places: usize, all_output: bool) -> bool {
@@ -136,13 +144,20 @@ fn report(named: &[Case], num_left_out: usize, places: usize, all_output: bool) 
         .collect();
     // What takes long is begun first.
     parts.sort_by_key(|(_, [_, parts])| std::cmp::Reverse(*parts));
-    println!("running {} tests in {} processes, {places} at a time", named.len(), parts.len());
+    println!(
+        "running {} tests in {} processes, {places} at a time",
+        named.len(),
+        parts.len()
+    );
     let rooms: Vec<_> = parts.iter().map(|(case, _)| case.room(places)).collect();
     let (started, done, gpus) = (Instant::now(), Mutex::new(Vec::new()), Gpus::new());
     let locked = || done.lock().expect("nothing panics here");
     run_all(places, &rooms, |index| {
         let (case, part) = parts[index];
-        let (begun, gpu) = (Instant::now(), matches!(case.run, Run::Here(_)).then(|| gpus.take()));
+        let (begun, gpu) = (
+            Instant::now(),
+            matches!(case.run, Run::Here(_)).then(|| gpus.take()),
+        );
         let outcome = in_a_process(case, part, gpu.map(|gpu| gpus.from(gpu)), places);
         gpu.inspect(|&gpu| gpus.give_back(gpu));
         let name = match part {
@@ -155,7 +170,11 @@ fn report(named: &[Case], num_left_out: usize, places: usize, all_output: bool) 
             Ok(output) => ("ok", if all_output { &output[..] } else { "" }),
             Err(output) => ("FAILED", &output[..]),
         };
-        done.push(Done { name: name.clone(), seconds, is_ok: outcome.is_ok() });
+        done.push(Done {
+            name: name.clone(),
+            seconds,
+            is_ok: outcome.is_ok(),
+        });
         let (so_far, all) = (done.len(), parts.len());
         let elapsed = started.elapsed().as_secs();
         println!("[{elapsed:4} s {so_far:3}/{all}] test {name} ... {word} ({seconds:.1} s)");
@@ -166,11 +185,20 @@ fn report(named: &[Case], num_left_out: usize, places: usize, all_output: bool) 
     let mut done = std::mem::take(&mut *locked());
     done.sort_by(|a, b| b.seconds.total_cmp(&a.seconds));
     println!("the slowest:");
-    done.iter().take(10).for_each(|part| println!("{:7.1} s {}", part.seconds, part.name));
-    let failed: Vec<&str> =
-        done.iter().filter(|part| !part.is_ok).map(|part| part.name.as_str()).collect();
+    done.iter()
+        .take(10)
+        .for_each(|part| println!("{:7.1} s {}", part.seconds, part.name));
+    let failed: Vec<&str> = done
+        .iter()
+        .filter(|part| !part.is_ok)
+        .map(|part| part.name.as_str())
+        .collect();
     failed.iter().for_each(|name| println!("failed: {name}"));
-    let test = |part: &&str| part.split_once(" (").map_or(*part, |(test, _)| test).to_string();
+    let test = |part: &&str| {
+        part.split_once(" (")
+            .map_or(*part, |(test, _)| test)
+            .to_string()
+    };
     let num_failed = failed.iter().map(test).collect::<HashSet<_>>().len();
     println!(
         "test result: {}. {} passed; {num_failed} failed; {num_left_out} ignored; finished in {:.1}s",
@@ -190,12 +218,18 @@ struct Gpus {
 impl Gpus {
     fn new() -> Self {
         let visible = std::env::var("CUDA_VISIBLE_DEVICES").unwrap_or_default();
-        let named = visible.split(',').filter(|name| !name.is_empty()).map(String::from);
+        let named = visible
+            .split(',')
+            .filter(|name| !name.is_empty())
+            .map(String::from);
         let mut names: Vec<String> = named.collect();
         if names.len() != num_gpus() {
             names = (0..num_gpus()).map(|gpu| gpu.to_string()).collect();
         }
-        Self { taken: Mutex::new(vec![0; names.len()]), names }
+        Self {
+            taken: Mutex::new(vec![0; names.len()]),
+            names,
+        }
     }
 
     /// The one with the fewest tests.
@@ -231,7 +265,9 @@ fn in_a_process(
     let output = File::create(&path).map_err(why)?;
     let mut command = Command::new(exe);
     command.args([ONE, &case.name]).stdin(Stdio::null());
-    command.stdout(output.try_clone().map_err(why)?).stderr(output);
+    command
+        .stdout(output.try_clone().map_err(why)?)
+        .stderr(output);
     command.env(part::VARIABLE, format!("{part}/{parts}"));
     if let Some(gpus) = gpus {
         command.env("CUDA_VISIBLE_DEVICES", gpus);
@@ -259,7 +295,9 @@ fn in_a_process(
         }
     };
     let mut bytes = Vec::new();
-    File::open(&path).and_then(|mut file| file.read_to_end(&mut bytes)).map_err(why)?;
+    File::open(&path)
+        .and_then(|mut file| file.read_to_end(&mut bytes))
+        .map_err(why)?;
     let text = String::from_utf8_lossy(&bytes).into_owned();
     match ended {
         Ok(()) => Ok(text),

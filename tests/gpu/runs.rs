@@ -70,7 +70,16 @@ impl Folder {
     /// Starts the run as `ranks` ranks, of which rank 1 has another learning rate.
     pub(crate) fn train_at_odds(&self, layout: &str, ranks: usize) -> Running<'_> {
         const ODD: &str = "exec \"$@\" --set optimizer.lr=0.00$((1 + (RANK == 1)))";
-        let launch = ["megaburn", "launch", "--nproc", &ranks.to_string(), "--", "sh", "-c", ODD];
+        let launch = [
+            "megaburn",
+            "launch",
+            "--nproc",
+            &ranks.to_string(),
+            "--",
+            "sh",
+            "-c",
+            ODD,
+        ];
         let exe = std::env::current_exe().expect("this program has a path");
         let mut arguments = launch.map(OsString::from).to_vec();
         arguments.extend(["sh".into(), exe.into_os_string()]);
@@ -81,9 +90,16 @@ impl Folder {
     fn arguments(&self, layout: &str, steps: u64, sets: &[&str]) -> Vec<OsString> {
         let (config, data) = (self.path("config.toml"), self.path("text.txt"));
         let run = format!("run.dir={}", self.path("run").display());
-        let mut arguments = ["megaburn", "train", "--layout", layout].map(OsString::from).to_vec();
+        let mut arguments = ["megaburn", "train", "--layout", layout]
+            .map(OsString::from)
+            .to_vec();
         arguments.extend(["--steps".into(), steps.to_string().into()]);
-        arguments.extend(["--config".into(), config.into(), "--data".into(), data.into()]);
+        arguments.extend([
+            "--config".into(),
+            config.into(),
+            "--data".into(),
+            data.into(),
+        ]);
         let sets = std::iter::once(&*run).chain(sets.iter().copied());
         arguments.extend(sets.flat_map(|set| ["--set".into(), set.into()]));
         arguments
@@ -93,9 +109,15 @@ impl Folder {
         let exe = std::env::current_exe().expect("this program has a path");
         let file = |name| fs::File::create(self.path(name)).expect("a file can be written");
         let mut command = Command::new(exe);
-        command.args(arguments).process_group(0).stdin(Stdio::null());
+        command
+            .args(arguments)
+            .process_group(0)
+            .stdin(Stdio::null());
         command.stdout(file("stdout")).stderr(file("stderr"));
-        Running { child: command.spawn().expect("this program can be started"), folder: self }
+        Running {
+            child: command.spawn().expect("this program can be started"),
+            folder: self,
+        }
     }
 
     /// The steps in its metrics so far.
@@ -119,10 +141,16 @@ impl Running<'_> {
         let until = Instant::now() + patience;
         while !is_so() {
             if let Some(status) = self.child.try_wait().map_err(|error| error.to_string())? {
-                return Err(format!("the run ended early: {:?}", self.ended(status.code())));
+                return Err(format!(
+                    "the run ended early: {:?}",
+                    self.ended(status.code())
+                ));
             }
             if Instant::now() > until {
-                return Err(format!("nothing happened in {patience:?}: {:?}", self.ended(None)));
+                return Err(format!(
+                    "nothing happened in {patience:?}: {:?}",
+                    self.ended(None)
+                ));
             }
             thread::sleep(Duration::from_millis(20));
         }
@@ -137,7 +165,10 @@ impl Running<'_> {
                 return Ok(self.ended(status.code()));
             }
             if Instant::now() > until {
-                return Err(format!("it did not end within {patience:?}: {:?}", self.ended(None)));
+                return Err(format!(
+                    "it did not end within {patience:?}: {:?}",
+                    self.ended(None)
+                ));
             }
             thread::sleep(Duration::from_millis(20));
         }
@@ -155,7 +186,11 @@ impl Running<'_> {
             .filter_map(|pid| {
                 let environ = fs::read(format!("/proc/{pid}/environ")).ok()?;
                 let rank = environ.split(|byte| *byte == 0).find_map(|entry| {
-                    std::str::from_utf8(entry).ok()?.strip_prefix("RANK=")?.parse().ok()
+                    std::str::from_utf8(entry)
+                        .ok()?
+                        .strip_prefix("RANK=")?
+                        .parse()
+                        .ok()
                 })?;
                 Some((rank, Pid::from_raw(pid)))
             })
@@ -166,7 +201,11 @@ impl Running<'_> {
 
     fn ended(&self, code: Option<i32>) -> Ended {
         let read = |name| fs::read_to_string(self.folder.path(name)).unwrap_or_default();
-        Ended { code, stdout: read("stdout"), stderr: read("stderr") }
+        Ended {
+            code,
+            stdout: read("stdout"),
+            stderr: read("stderr"),
+        }
     }
 }
 
@@ -185,8 +224,13 @@ fn children(parent: u32) -> Vec<i32> {
             let pid: i32 = entry.file_name().to_str()?.parse().ok()?;
             let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
             // Behind the name, which may hold anything, in parentheses: state, then parent.
-            let parent_of: u32 =
-                stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()?;
+            let parent_of: u32 = stat
+                .rsplit_once(')')?
+                .1
+                .split_whitespace()
+                .nth(1)?
+                .parse()
+                .ok()?;
             (parent_of == parent).then_some(pid)
         })
         .collect()
@@ -194,8 +238,11 @@ fn children(parent: u32) -> Vec<i32> {
 
 /// Whether a process is still there, and no zombie.
 pub(crate) fn is_alive(pid: Pid) -> bool {
-    fs::read_to_string(format!("/proc/{pid}/stat"))
-        .is_ok_and(|stat| !stat.rsplit_once(')').is_some_and(|(_, rest)| rest.starts_with(" Z")))
+    fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| {
+        !stat
+            .rsplit_once(')')
+            .is_some_and(|(_, rest)| rest.starts_with(" Z"))
+    })
 }
 
 /// Memory in use of each GPU in MiB, as `nvidia-smi` says.
@@ -205,6 +252,10 @@ pub(crate) fn memory_used() -> Result<Vec<u64>, String> {
     let output = output.map_err(|error| format!("nvidia-smi: {error}"))?;
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     text.lines()
-        .map(|line| line.trim().parse().map_err(|_| format!("nvidia-smi: {text}")))
+        .map(|line| {
+            line.trim()
+                .parse()
+                .map_err(|_| format!("nvidia-smi: {text}"))
+        })
         .collect()
 }

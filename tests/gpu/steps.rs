@@ -28,7 +28,10 @@ use crate::{
 pub(crate) const TESTS: &[Test] = &[
     ("clipped_steps_are_those_of_the_cpu", clipped),
     ("every_optimizer_steps_as_on_the_cpu", optimizers),
-    ("a_loss_without_all_logits_is_that_of_the_cpu_with_them", fused_loss),
+    (
+        "a_loss_without_all_logits_is_that_of_the_cpu_with_them",
+        fused_loss,
+    ),
     ("what_is_computed_again_changes_no_bit", recompute),
     ("a_step_that_is_not_finite_changes_nothing", not_finite),
     ("samples_cut_out_of_a_batch_are_those_of_the_cpu", cut_out),
@@ -92,8 +95,12 @@ fn clipped() -> Result<(), String> {
     })
 }
 
-pub(crate) const OPTIMIZERS: [OptimizerName; 4] =
-    [OptimizerName::AdamW, OptimizerName::Sgd, OptimizerName::Lion, OptimizerName::Muon];
+pub(crate) const OPTIMIZERS: [OptimizerName; 4] = [
+    OptimizerName::AdamW,
+    OptimizerName::Sgd,
+    OptimizerName::Lion,
+    OptimizerName::Muon,
+];
 
 /// In steps so short that what rounding turns round does not show.
 fn optimizers() -> Result<(), String> {
@@ -131,7 +138,9 @@ fn of_sample(config: &TrainConfig, device: Device, sample: usize) -> Result<Vec<
     grads.accumulate(model, &mut loss.backward());
     grads.reduce().map_err(|error| error.to_string())?;
     for (path, _) in plan.iter() {
-        let grad = grads.get(path).ok_or_else(|| format!("no gradient of {path}"))?;
+        let grad = grads
+            .get(path)
+            .ok_or_else(|| format!("no gradient of {path}"))?;
         found.push(grad.powf_scalar(2.0).sum().into_data().iter::<f64>().sum());
     }
     if found.iter().any(|number| *number <= 0.0) {
@@ -167,8 +176,11 @@ fn recompute() -> Result<(), String> {
             modules: modules.to_vec(),
             ..RecomputeConfig::default()
         };
-        let layers =
-            |method, offload| RecomputeConfig { method, offload, ..RecomputeConfig::default() };
+        let layers = |method, offload| RecomputeConfig {
+            method,
+            offload,
+            ..RecomputeConfig::default()
+        };
         let ways = [
             modules(&[Norm]),
             modules(&[Activation]),
@@ -176,7 +188,10 @@ fn recompute() -> Result<(), String> {
             modules(&[Norm, CoreAttention, Mlp]),
             layers(RecomputeMethod::Uniform, false),
             layers(RecomputeMethod::Uniform, true),
-            RecomputeConfig { modules: vec![Norm], ..layers(RecomputeMethod::Block, true) },
+            RecomputeConfig {
+                modules: vec![Norm],
+                ..layers(RecomputeMethod::Block, true)
+            },
         ];
         let kept = [false, true].map(|offload| RecomputeConfig {
             keep_attention: true,
@@ -222,7 +237,9 @@ fn not_finite() -> Result<(), String> {
     with_config(|mut config| {
         (config.optimizer.lr, config.optimizer.clip_grad) = (1e30, 1.0);
         let dtypes = [Dtype::F32, Dtype::Bf16];
-        let each = OPTIMIZERS.into_iter().flat_map(|n| dtypes.map(|dtype| (n, dtype)));
+        let each = OPTIMIZERS
+            .into_iter()
+            .flat_map(|n| dtypes.map(|dtype| (n, dtype)));
         for (name, dtype) in each.filter(|_| part::is_mine()) {
             (config.optimizer.name, config.train.dtype) = (name, dtype);
             let told = |error: TrainError| error.to_string();
@@ -245,9 +262,10 @@ fn not_finite() -> Result<(), String> {
 
 fn sums() -> Result<(), String> {
     let group = Group::single(0);
-    for (numbers, expected) in
-        [(vec![1.5f32, -4.0, 0.25], -2.25), (vec![f32::INFINITY], f64::INFINITY)]
-    {
+    for (numbers, expected) in [
+        (vec![1.5f32, -4.0, 0.25], -2.25),
+        (vec![f32::INFINITY], f64::INFINITY),
+    ] {
         let numbers = Tensor::<1>::from_floats(numbers.as_slice(), &Device::cuda(0));
         let found = Sum::of(numbers, &group).and_then(|sum| sum.read());
         if found != Ok(expected) {

@@ -52,10 +52,19 @@ fn train(
     let groups = ProcessGroups::new(world, format!("dp{}", world.size()).parse()?)?;
     let device = this_gpu().autodiff();
     let mut trainer = Trainer::new(Arc::new(config), groups, device, data.clone())?;
-    let losses = (0..STEPS).map(|_| Ok(trainer.step()?.loss)).collect::<Result<_, TrainError>>()?;
+    let losses = (0..STEPS)
+        .map(|_| Ok(trainer.step()?.loss))
+        .collect::<Result<_, TrainError>>()?;
     let widened = |data: TensorData| data.convert::<f32>().try_to_vec().expect("it is f32 now");
     let params = megaburn::parallel::read_params(&trainer.whole_model()?).into_iter();
-    let spec = |path: &str| trainer.plan().get(path).expect("it is planned").shard.clone();
+    let spec = |path: &str| {
+        trainer
+            .plan()
+            .get(path)
+            .expect("it is planned")
+            .shard
+            .clone()
+    };
     let params = params.map(|(path, data)| (path.clone(), widened(data), spec(&path)));
     Ok((losses, params.collect()))
 }
@@ -68,7 +77,9 @@ fn stages(world: &Group) -> Result<(), String> {
     let config =
         |zero: u8, overlap: bool, micro_batches: usize| -> Result<TrainConfig, TrainError> {
             let layers = ConfigLayers::new().with_text("zero.rs", CONFIG)?;
-            let mut config = layers.with_data(path.to_str().expect("it is text"))?.load()?;
+            let mut config = layers
+                .with_data(path.to_str().expect("it is text"))?
+                .load()?;
             config.train.global_batch = 2 * micro_batches * world.size();
             (config.parallel.zero, config.parallel.overlap) = (zero, overlap);
             Ok(config)
@@ -123,7 +134,10 @@ fn compare(
     for (step, (found, expected)) in found.iter().zip(losses).enumerate() {
         let relative = (found - expected).abs() / expected;
         if relative.is_nan() || relative > loss_bound {
-            return Err(format!("step {}: loss {found}, without {expected}", step + 1));
+            return Err(format!(
+                "step {}: loss {found}, without {expected}",
+                step + 1
+            ));
         }
     }
     for ((path, found, _), (_, expected, _)) in found_params.iter().zip(params) {

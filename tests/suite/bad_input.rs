@@ -33,8 +33,14 @@ fn start(run: &Run, more: &[&str]) -> Ended {
 #[track_caller]
 pub(crate) fn assert_refused(ended: &Ended, message: &str) {
     assert_eq!(ended.code, Some(BAD_INPUT), "{ended:?}");
-    assert!(ended.stderr.contains(message), "expected: {message}\nfound: {ended:?}");
-    assert!(ended.stderr.contains("error: ") && !ended.stderr.contains("panicked"), "{ended:?}");
+    assert!(
+        ended.stderr.contains(message),
+        "expected: {message}\nfound: {ended:?}"
+    );
+    assert!(
+        ended.stderr.contains("error: ") && !ended.stderr.contains("panicked"),
+        "{ended:?}"
+    );
 }
 
 #[rstest]
@@ -51,7 +57,10 @@ pub(crate) fn assert_refused(ended: &Ended, message: &str) {
 fn a_mistake_is_named(#[case] more: &[&str], #[case] message: &str) {
     let run = Run::new();
     assert_refused(&start(&run, more), message);
-    assert!(!run.path("run").exists(), "a refused run leaves nothing behind");
+    assert!(
+        !run.path("run").exists(),
+        "a refused run leaves nothing behind"
+    );
 }
 
 #[rstest]
@@ -67,29 +76,44 @@ fn too_little_data_is_named(#[case] text: &str, #[case] message: &str) {
     let ended = start(&run, &["--data", &data]);
     assert_refused(&ended, message);
     assert!(ended.stderr.contains("little.txt"), "{ended:?}");
-    assert!(!run.path("run").exists(), "a refused run leaves nothing behind");
+    assert!(
+        !run.path("run").exists(),
+        "a refused run leaves nothing behind"
+    );
 }
 
 #[rstest]
 #[case::model("model.ffn=64", "is of another model: ffn is 48 there and 64 here")]
-#[case::tied("model.tied=false", "is of another model: tied is true there and false here")]
+#[case::tied(
+    "model.tied=false",
+    "is of another model: tied is true there and false here"
+)]
 #[case::optimizer(
     "optimizer.name=lion",
     "with another optimizer: optimizer.name is adamw there and lion here; go on with it by `megaburn train"
 )]
-#[case::seed("run.seed=5", "with another order of samples: run.seed is 1234 there and 5 here")]
+#[case::seed(
+    "run.seed=5",
+    "with another order of samples: run.seed is 1234 there and 5 here"
+)]
 #[case::documents(
     "data.documents=true",
     "on samples that are read otherwise: no data.documents there, data.documents with data.document_multiple 16 here"
 )]
-#[case::sequence("data.seq_len=8", "order of samples: data.seq_len is 16 there and 8 here")]
+#[case::sequence(
+    "data.seq_len=8",
+    "order of samples: data.seq_len is 16 there and 8 here"
+)]
 fn a_checkpoint_of_something_else_is_named(#[case] set: &str, #[case] message: &str) {
     let run = Run::new();
     assert_eq!(start(&run, &[]).code, Some(0));
     let before = run.tensors(1);
     let ended = start(&run, &["--set", set]);
     assert_refused(&ended, message);
-    assert!(ended.stderr.contains("`megaburn train --resume "), "{ended:?}");
+    assert!(
+        ended.stderr.contains("`megaburn train --resume "),
+        "{ended:?}"
+    );
     assert_eq!(run.tensors(1), before);
     assert_eq!(start(&run, &["--set", set, "--fresh"]).code, Some(0));
 }
@@ -112,7 +136,10 @@ fn a_truncated_checkpoint_is_refused_and_the_one_before_it_taken() {
     truncate(&run.checkpoints().join("step-00000003"));
     let ended = start();
     assert_eq!(ended.code, Some(0), "{ended:?}");
-    assert!(ended.stderr.contains("step-00000003 is refused"), "{ended:?}");
+    assert!(
+        ended.stderr.contains("step-00000003 is refused"),
+        "{ended:?}"
+    );
     assert!(ended.stdout.contains("resumed  after step 2 "), "{ended:?}");
     assert_eq!(run.numbers(), numbers, "step 3 was done again");
 
@@ -138,7 +165,10 @@ fn a_port_in_use_is_named() {
     let run = Run::new();
     let other = TcpListener::bind("127.0.0.1:0").unwrap();
     let ended = start_rank(&run, "tp2", 2, other.local_addr().unwrap().port());
-    assert_refused(&ended, &format!("rank 0 cannot listen at {}", other.local_addr().unwrap()));
+    assert_refused(
+        &ended,
+        &format!("rank 0 cannot listen at {}", other.local_addr().unwrap()),
+    );
     assert_refused(&ended, "choose another port");
 }
 
@@ -160,15 +190,23 @@ fn a_loss_that_is_not_finite_ends_the_run_with_its_own_code() {
     let run = Run::new();
     let explode = ["optimizer.lr=1e30", "optimizer.warmup_steps=0"];
     let sets = [&explode[..], &["train.checkpoint_interval=1"]].concat();
-    let ended = Ranks::threads(&run.args("tp1", 4, &sets)).wait_all().remove(0);
+    let ended = Ranks::threads(&run.args("tp1", 4, &sets))
+        .wait_all()
+        .remove(0);
     assert_eq!(ended.code, Some(NON_FINITE), "{ended:?}");
     let message = "error: step 2 is not finite (loss ";
     assert!(ended.stderr.contains(message), "{ended:?}");
-    assert!(ended.stderr.contains("; the weights are those of step 1"), "{ended:?}");
+    assert!(
+        ended.stderr.contains("; the weights are those of step 1"),
+        "{ended:?}"
+    );
     let steps = run.steps();
     assert_eq!(steps.len(), 2);
     assert!(steps[0].loss.is_finite() && steps[0].grad_norm.is_finite());
-    assert!(!(steps[1].loss.is_finite() && steps[1].grad_norm.is_finite()), "{steps:?}");
+    assert!(
+        !(steps[1].loss.is_finite() && steps[1].grad_norm.is_finite()),
+        "{steps:?}"
+    );
     let saved: Vec<_> = fs::read_dir(run.checkpoints()).unwrap().collect();
     assert_eq!(saved.len(), 1, "only step 1 is saved: {saved:?}");
     assert_eq!(run.tensors(1).len(), 1);
@@ -193,7 +231,10 @@ fn a_loss_that_is_not_finite_leaves_the_weights_of_every_rank_untouched(
         let (params, progress) = (read_params(trainer.model()), trainer.progress());
         for _ in 0..2 {
             let error = trainer.step().unwrap_err();
-            assert!(matches!(error, TrainError::NonFinite { step: 2, .. }), "{error}");
+            assert!(
+                matches!(error, TrainError::NonFinite { step: 2, .. }),
+                "{error}"
+            );
             assert!(read_params(trainer.model()) == params);
             assert_eq!(trainer.progress(), progress);
             assert_eq!(trainer.optimizer().time(), 1);

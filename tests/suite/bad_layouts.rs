@@ -70,9 +70,14 @@ fn a_layout_that_cannot_be_is_named(
     #[case] message: &str,
 ) {
     let run = Run::new();
-    let ended = Ranks::threads(&run.args(layout, 1, sets)).wait_all().remove(0);
+    let ended = Ranks::threads(&run.args(layout, 1, sets))
+        .wait_all()
+        .remove(0);
     assert_refused(&ended, message);
-    assert!(!run.path("run").exists(), "a refused run leaves nothing behind");
+    assert!(
+        !run.path("run").exists(),
+        "a refused run leaves nothing behind"
+    );
 }
 
 #[rstest]
@@ -112,17 +117,28 @@ fn what_no_pipeline_can_be_is_named_with_and_without_one(
     let run = Run::new();
     let sets: Vec<_> = sets.iter().map(|set| format!("parallel.{set}")).collect();
     let sets: Vec<_> = sets.iter().map(String::as_str).collect();
-    let ended = Ranks::threads(&run.args(layout, 1, &sets)).wait_all().remove(0);
+    let ended = Ranks::threads(&run.args(layout, 1, &sets))
+        .wait_all()
+        .remove(0);
     assert_refused(&ended, message);
     assert_eq!(ended.stderr.lines().count(), 1, "{ended:?}");
-    assert!(!run.path("run").exists(), "a refused run leaves nothing behind");
+    assert!(
+        !run.path("run").exists(),
+        "a refused run leaves nothing behind"
+    );
 }
 
 #[test]
 fn what_another_pipeline_can_be_is_no_mistake_without_one() {
     let run = Run::new();
-    let sets = ["parallel.pipeline_layout=E|t|tL", "parallel.chunks=3", "parallel.schedule=gpipe"];
-    let ended = Ranks::threads(&run.args("tp1", 1, &sets)).finish().remove(0);
+    let sets = [
+        "parallel.pipeline_layout=E|t|tL",
+        "parallel.chunks=3",
+        "parallel.schedule=gpipe",
+    ];
+    let ended = Ranks::threads(&run.args("tp1", 1, &sets))
+        .finish()
+        .remove(0);
     for key in ["pipeline_layout", "chunks", "schedule"] {
         let note = format!("parallel.{key} is set and changes nothing");
         assert!(ended.stdout.contains(&note), "{ended:?}");

@@ -53,7 +53,10 @@ fn gentle_descent(run: &Run, dtype: Dtype) -> TrainConfig {
 pub(crate) fn train(config: TrainConfig, until: u64) -> Vec<StepMetrics> {
     let layout = config.layout(None).unwrap();
     let data = Arc::new(RunData::load(&config).unwrap());
-    let options = GroupOptions { seed: config.run.seed, ..Default::default() };
+    let options = GroupOptions {
+        seed: config.run.seed,
+        ..Default::default()
+    };
     let config = Arc::new(config);
     let mut ranks = run_threads(layout.world_size(), options, |world| {
         let groups = ProcessGroups::new(&world, layout)?;
@@ -70,7 +73,11 @@ pub(crate) fn train(config: TrainConfig, until: u64) -> Vec<StepMetrics> {
             Dtype::Bf16 => DType::BF16,
             Dtype::F16 => DType::F16,
         };
-        assert!(read_params(trainer.model()).iter().all(|(_, data)| data.dtype() == dtype));
+        assert!(
+            read_params(trainer.model())
+                .iter()
+                .all(|(_, data)| data.dtype() == dtype)
+        );
         Ok::<_, TrainError>(steps)
     });
     ranks.remove(0).unwrap()
@@ -95,7 +102,10 @@ pub(crate) fn saved_in(run: &Run, dtype: DType) -> WholeParams {
 
 pub(crate) fn bits(params: &WholeParams) -> Vec<(&str, Vec<u32>)> {
     let bits = |values: &Vec<f32>| values.iter().map(|value| value.to_bits()).collect();
-    params.iter().map(|(name, values)| (name.as_str(), bits(values))).collect()
+    params
+        .iter()
+        .map(|(name, values)| (name.as_str(), bits(values)))
+        .collect()
 }
 
 /// By how much each parameter moves in the first step.
@@ -104,9 +114,14 @@ pub(crate) fn first_update(config: impl Fn(&Run) -> TrainConfig) -> (StepMetrics
     train(config(&run), 0);
     let before = saved(&run);
     let step = train(config(&run), 1).remove(0);
-    let params = saved(&run).into_iter().filter(|(name, _)| name.starts_with("model."));
+    let params = saved(&run)
+        .into_iter()
+        .filter(|(name, _)| name.starts_with("model."));
     let difference = |(name, after): (String, Vec<f32>)| {
-        let moved = after.iter().zip(&before[&name]).map(|(after, before)| after - before);
+        let moved = after
+            .iter()
+            .zip(&before[&name])
+            .map(|(after, before)| after - before);
         (name.clone(), moved.collect())
     };
     (step, params.map(difference).collect())
@@ -121,7 +136,10 @@ pub(crate) fn assert_updates_close(
     assert!(found.keys().eq(expected.keys()));
     for (name, found) in found {
         let relative = relative_distance(found, &expected[name]);
-        assert!(relative <= tolerance, "{what}: the update of {name} differs by {relative:e}");
+        assert!(
+            relative <= tolerance,
+            "{what}: the update of {name} differs by {relative:e}"
+        );
     }
 }
 
@@ -138,28 +156,46 @@ fn a_run_starts_from_exactly_the_numbers_of_an_f32_run() {
     });
     assert_eq!(bits(&narrow), bits(&wide));
     let exact = |value: &f32| bf16::from_f32(*value).to_f32() == *value;
-    assert!(!narrow.values().flatten().all(exact), "they are not roundings");
+    assert!(
+        !narrow.values().flatten().all(exact),
+        "they are not roundings"
+    );
 }
 
 #[test]
 fn one_step_and_ten_steps_are_those_of_an_f32_run_up_to_rounding() {
     let (found, update) = first_update(|run| plain_descent(run, "tp1", Dtype::Bf16));
     let (expected, of_f32) = first_update(|run| plain_descent(run, "tp1", Dtype::F32));
-    assert!(relative(found.loss, expected.loss) < 1e-3, "{found:?} {expected:?}");
-    assert!(relative(found.grad_norm, expected.grad_norm) < 1e-2, "{found:?} {expected:?}");
+    assert!(
+        relative(found.loss, expected.loss) < 1e-3,
+        "{found:?} {expected:?}"
+    );
+    assert!(
+        relative(found.grad_norm, expected.grad_norm) < 1e-2,
+        "{found:?} {expected:?}"
+    );
     assert_ne!(found.loss, expected.loss, "it is no bf16 run");
     assert_updates_close(&update, &of_f32, 3e-2, "bf16");
 
     let steps = |dtype| train(gentle_descent(&Run::new(), dtype), 10);
     for (found, expected) in steps(Dtype::Bf16).iter().zip(steps(Dtype::F32)) {
-        assert!(relative(found.loss, expected.loss) < 1e-3, "{found:?} {expected:?}");
-        assert!(relative(found.grad_norm, expected.grad_norm) < 1e-2, "{found:?} {expected:?}");
+        assert!(
+            relative(found.loss, expected.loss) < 1e-3,
+            "{found:?} {expected:?}"
+        );
+        assert!(
+            relative(found.grad_norm, expected.grad_norm) < 1e-2,
+            "{found:?} {expected:?}"
+        );
     }
     // AdamW's updates have the same size where rounding decides their direction: ten steps on, the
     // gradients may be a third apart, the losses are not.
     let losses = |dtype| train(config(&Run::new(), "tp1", dtype), 10);
     for (found, expected) in losses(Dtype::Bf16).iter().zip(losses(Dtype::F32)) {
-        assert!(relative(found.loss, expected.loss) < 4e-3, "{found:?} {expected:?}");
+        assert!(
+            relative(found.loss, expected.loss) < 4e-3,
+            "{found:?} {expected:?}"
+        );
     }
 }
 
@@ -180,13 +216,19 @@ fn every_layout_trains_as_one_rank_does_up_to_rounding(
 ) {
     let (found, update) = first_update(|run| plain_descent(run, layout, Dtype::Bf16));
     let (expected, of_one) = first_update(|run| plain_descent(run, "tp1", Dtype::Bf16));
-    assert!(relative(found.loss, expected.loss) <= tolerance, "{found:?} {expected:?}");
+    assert!(
+        relative(found.loss, expected.loss) <= tolerance,
+        "{found:?} {expected:?}"
+    );
     let norms = relative(found.grad_norm, expected.grad_norm);
     assert!(norms <= 10.0 * tolerance, "{found:?} {expected:?}");
     assert_updates_close(&update, &of_one, tolerance_of_updates, layout);
     let steps = |layout| train(config(&Run::new(), layout, Dtype::Bf16), 5);
     for (found, expected) in steps(layout).iter().zip(steps("tp1")) {
-        assert!(relative(found.loss, expected.loss) < 4e-3, "{found:?} {expected:?}");
+        assert!(
+            relative(found.loss, expected.loss) < 4e-3,
+            "{found:?} {expected:?}"
+        );
     }
 }
 
@@ -197,9 +239,12 @@ fn a_checkpoint_holds_the_masters_for_any_layout_and_either_type(
     let run = Run::new();
     train(config(&run, "tp2-dp2-sp", written), 2);
     let expected = saved(&run);
-    for (layout, dtype) in
-        [("tp1", Dtype::Bf16), ("tp4-sp", Dtype::Bf16), ("dp2", Dtype::F32), ("tp2", Dtype::Bf16)]
-    {
+    for (layout, dtype) in [
+        ("tp1", Dtype::Bf16),
+        ("tp4-sp", Dtype::Bf16),
+        ("dp2", Dtype::F32),
+        ("tp2", Dtype::Bf16),
+    ] {
         // Loaded, and saved again where it was.
         train(config(&run, layout, dtype), 2);
         assert_eq!(bits(&saved(&run)), bits(&expected), "{layout}, {dtype}");
@@ -225,7 +270,10 @@ fn a_learning_rate_below_bf16s_resolution_trains_all_the_same() {
     let before = saved(&run);
     train(slow(), 5);
     let [mut moved, mut moved_rounding, mut all] = [0; 3];
-    for (name, after) in saved(&run).iter().filter(|(name, _)| before.contains_key(*name)) {
+    for (name, after) in saved(&run)
+        .iter()
+        .filter(|(name, _)| before.contains_key(*name))
+    {
         for (after, before) in after.iter().zip(before[name].iter()) {
             let rounding = |value: f32| bf16::from_f32(value).to_bits();
             moved += usize::from(after != before);
@@ -234,7 +282,10 @@ fn a_learning_rate_below_bf16s_resolution_trains_all_the_same() {
         }
     }
     assert!(moved > all * 9 / 10, "{moved} of {all} masters have moved");
-    assert!(moved_rounding < all / 4, "{moved_rounding} of {all} parameters have moved");
+    assert!(
+        moved_rounding < all / 4,
+        "{moved_rounding} of {all} parameters have moved"
+    );
 }
 
 #[test]
@@ -251,7 +302,10 @@ fn the_loss_curve_of_the_tiny_example_is_that_of_f32() {
         losses.collect::<Vec<_>>()
     };
     let (found, expected) = (curve(Dtype::Bf16), curve(Dtype::F32));
-    assert!(expected[29] < 0.7 * expected[0], "it does not learn: {expected:?}");
+    assert!(
+        expected[29] < 0.7 * expected[0],
+        "it does not learn: {expected:?}"
+    );
     for (found, expected) in found.iter().zip(&expected) {
         assert!(relative(*found, *expected) < 4e-3, "{found} {expected}");
     }

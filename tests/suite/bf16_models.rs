@@ -24,9 +24,22 @@ fn a_model_in_bf16_is_as_near_to_transformers_as_pytorchs_bf16(
     let reference = Reference::open(&fixture(name)).unwrap();
     let tolerances = Tolerances::of(Dtype::Bf16);
     for layout in ["tp1", "tp2-sp", "dp2"].map(|text| text.parse::<Layout>().unwrap()) {
-        let report = verify(&reference, &layout, Dtype::Bf16, &tolerances, Devices::Cpu, None);
-        assert!(report.ok && report.skipped.is_empty(), "{name}: {report:#?}");
-        assert!(report.logits_max_abs.unwrap() > 1e-3, "it is no bf16: {report:#?}");
+        let report = verify(
+            &reference,
+            &layout,
+            Dtype::Bf16,
+            &tolerances,
+            Devices::Cpu,
+            None,
+        );
+        assert!(
+            report.ok && report.skipped.is_empty(),
+            "{name}: {report:#?}"
+        );
+        assert!(
+            report.logits_max_abs.unwrap() > 1e-3,
+            "it is no bf16: {report:#?}"
+        );
     }
 }
 
@@ -40,7 +53,10 @@ fn the_command_line_verifies_in_bf16_with_tolerances_of_its_own() {
     };
     let (code, report) = line(&["--dtype", "bf16", "--layout", "tp2"]);
     assert_eq!(code, Some(0), "{report}");
-    assert_eq!(line(&["--dtype", "bf16", "--tol-logits", "1e-4"]).0, Some(1));
+    assert_eq!(
+        line(&["--dtype", "bf16", "--tol-logits", "1e-4"]).0,
+        Some(1)
+    );
     assert_eq!(line(&["--dtype", "f32"]).0, Some(0));
 }
 
@@ -50,7 +66,14 @@ fn a_bf16_run_starts_from_a_model_resumes_is_asked_and_exported() {
     let dir = tempfile::tempdir().unwrap();
     let [narrow, half, back, back_half, again] =
         ["narrow", "half", "back", "back-half", "again"].map(|name| dir.path().join(name));
-    succeed(&["convert", "import", text(&hf), text(&narrow), "--dtype", "bf16"]);
+    succeed(&[
+        "convert",
+        "import",
+        text(&hf),
+        text(&narrow),
+        "--dtype",
+        "bf16",
+    ]);
     succeed(&["convert", "export", text(&narrow), text(&half)]);
 
     let wide = Started::new(&hf);
@@ -62,7 +85,11 @@ fn a_bf16_run_starts_from_a_model_resumes_is_asked_and_exported() {
             let ended = run.train(layout, steps, &["train.dtype=bf16"]);
             assert_eq!(ended.code, Some(0), "{ended:#?}");
             assert!(ended.stdout.contains("parameters in bf16"), "{ended:#?}");
-            assert_eq!(ended.stdout.contains("after step 2 "), steps == 4, "{ended:#?}");
+            assert_eq!(
+                ended.stdout.contains("after step 2 "),
+                steps == 4,
+                "{ended:#?}"
+            );
         }
         for (found, expected) in run.losses().iter().zip(wide.losses()) {
             let relative = (found - expected).abs() / expected;
@@ -73,12 +100,30 @@ fn a_bf16_run_starts_from_a_model_resumes_is_asked_and_exported() {
     });
 
     let run = runs[0].path("run");
-    succeed(&["generate", text(&run), "--prompt", "ab", "--max-tokens", "3"]);
+    succeed(&[
+        "generate",
+        text(&run),
+        "--prompt",
+        "ab",
+        "--max-tokens",
+        "3",
+    ]);
     succeed(&["convert", "export", text(&run), text(&back)]);
     succeed(&["verify", text(&run), text(&back)]);
-    succeed(&["convert", "export", text(&run), text(&back_half), "--dtype", "bf16"]);
+    succeed(&[
+        "convert",
+        "export",
+        text(&run),
+        text(&back_half),
+        "--dtype",
+        "bf16",
+    ]);
     succeed(&["convert", "import", text(&back_half), text(&again)]);
     succeed(&["verify", text(&back_half), text(&again)]);
     let ended = megaburn(&["verify", text(&run), text(&back_half)]);
-    assert_eq!(ended.code, Some(1), "the run's masters are no bf16 numbers: {ended:#?}");
+    assert_eq!(
+        ended.code,
+        Some(1),
+        "the run's masters are no bf16 numbers: {ended:#?}"
+    );
 }

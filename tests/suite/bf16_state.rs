@@ -31,9 +31,15 @@ fn narrow(run: &Run, layout: &str) -> TrainConfig {
 fn it_trains_as_a_run_with_masters_does_up_to_rounding(#[case] layout: &str) {
     let found = train(narrow(&Run::new(), layout), 10);
     let expected = train(config(&Run::new(), "tp1", Dtype::Bf16), 10);
-    assert!(expected[9].loss < expected[0].loss - 0.1, "it does not learn: {expected:?}");
+    assert!(
+        expected[9].loss < expected[0].loss - 0.1,
+        "it does not learn: {expected:?}"
+    );
     for (found, expected) in found.iter().zip(&expected) {
-        assert!(relative(found.loss, expected.loss) < 1e-2, "{found:?} {expected:?}");
+        assert!(
+            relative(found.loss, expected.loss) < 1e-2,
+            "{found:?} {expected:?}"
+        );
     }
     let same_layout = train(config(&Run::new(), layout, Dtype::Bf16), 10);
     assert_ne!(found[9].loss, same_layout[9].loss, "it has masters");
@@ -50,7 +56,10 @@ fn each_part_of_the_state_is_kept_in_its_own_type() {
         let run = Run::new();
         let mut config = config(&run, "tp1", Dtype::Bf16);
         config.optimizer.main_params_dtype = masters;
-        (config.optimizer.exp_avg_dtype, config.optimizer.exp_avg_sq_dtype) = (exp_avg, exp_avg_sq);
+        (
+            config.optimizer.exp_avg_dtype,
+            config.optimizer.exp_avg_sq_dtype,
+        ) = (exp_avg, exp_avg_sq);
         // Resumed in between: what is read is kept in the same types.
         train(config.clone(), 1);
         train(config, 2);
@@ -62,7 +71,11 @@ fn each_part_of_the_state_is_kept_in_its_own_type() {
                 "exp_avg_sq" => exp_avg_sq,
                 other => panic!("{other}"),
             };
-            let expected = if of == Dtype::F32 { DType::F32 } else { DType::BF16 };
+            let expected = if of == Dtype::F32 {
+                DType::F32
+            } else {
+                DType::BF16
+            };
             assert_eq!(checkpoint.dtype(name).unwrap(), expected, "{name}");
         }
     }
@@ -84,7 +97,10 @@ fn it_resumes_bit_for_bit_and_under_any_layout(#[case] layout: &str, #[case] oth
         assert_eq!(found.loss.to_bits(), expected.loss.to_bits());
         assert_eq!(found.grad_norm.to_bits(), expected.grad_norm.to_bits());
     }
-    assert_eq!(bits(&saved_in(&parts, DType::BF16)), bits(&saved_in(&whole, DType::BF16)));
+    assert_eq!(
+        bits(&saved_in(&parts, DType::BF16)),
+        bits(&saved_in(&whole, DType::BF16))
+    );
 }
 
 #[test]
@@ -98,8 +114,14 @@ fn a_run_may_go_on_with_masters_and_back() {
     let last = train(narrow(&run, "tp1"), 4).remove(0);
     let straight = train(narrow(&Run::new(), "tp1"), 4);
     for (found, expected) in [(next, &straight[2]), (last, &straight[3])] {
-        assert!(relative(found.loss, expected.loss) < 4e-3, "{found:?} {expected:?}");
-        assert!(relative(found.grad_norm, expected.grad_norm) < 0.1, "{found:?} {expected:?}");
+        assert!(
+            relative(found.loss, expected.loss) < 4e-3,
+            "{found:?} {expected:?}"
+        );
+        assert!(
+            relative(found.grad_norm, expected.grad_norm) < 0.1,
+            "{found:?} {expected:?}"
+        );
     }
 }
 
@@ -109,9 +131,18 @@ fn a_run_that_rounds_what_it_goes_on_with_says_so() {
     let bf16 = "train.dtype=bf16";
     let keys = ["main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype"];
     let notes = |steps, narrow: &[&str]| {
-        let sets = narrow.iter().map(|key| format!("optimizer.{key}=bf16")).collect::<Vec<_>>();
-        let sets = sets.iter().map(String::as_str).chain([bf16]).collect::<Vec<_>>();
-        let ended = Ranks::threads(&run.args("tp1", steps, &sets)).finish().remove(0);
+        let sets = narrow
+            .iter()
+            .map(|key| format!("optimizer.{key}=bf16"))
+            .collect::<Vec<_>>();
+        let sets = sets
+            .iter()
+            .map(String::as_str)
+            .chain([bf16])
+            .collect::<Vec<_>>();
+        let ended = Ranks::threads(&run.args("tp1", steps, &sets))
+            .finish()
+            .remove(0);
         let note = |key| format!("note     the checkpoint held more than optimizer.{key} keeps");
         keys.map(|key| ended.stdout.contains(&note(key)))
     };

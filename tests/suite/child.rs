@@ -47,7 +47,14 @@ fn megaburn(args: &[String]) -> Command {
 /// On one thread and not under a launcher of its own.
 fn alone(mut command: Command) -> Command {
     command.env("RAYON_NUM_THREADS", "1").stdin(Stdio::null());
-    for name in ["RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "RUST_LOG"] {
+    for name in [
+        "RANK",
+        "WORLD_SIZE",
+        "LOCAL_RANK",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "RUST_LOG",
+    ] {
         command.env_remove(name);
     }
     command
@@ -104,9 +111,13 @@ impl Ranks {
         let (port, world_size) = (free_port().unwrap().to_string(), args.len());
         let rank = |rank: usize| {
             let mut command = megaburn(&args[rank]);
-            command.env("RANK", rank.to_string()).env("LOCAL_RANK", rank.to_string());
+            command
+                .env("RANK", rank.to_string())
+                .env("LOCAL_RANK", rank.to_string());
             command.env("WORLD_SIZE", world_size.to_string());
-            command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", &port);
+            command
+                .env("MASTER_ADDR", "127.0.0.1")
+                .env("MASTER_PORT", &port);
             command.env("MEGABURN_JOB_TOKEN", "of this test");
             command
         };
@@ -115,7 +126,10 @@ impl Ranks {
 
     fn spawn(commands: Vec<Command>) -> Self {
         let output = tempfile::tempdir().unwrap();
-        let mut ranks = Self { children: Vec::new(), output };
+        let mut ranks = Self {
+            children: Vec::new(),
+            output,
+        };
         for (rank, mut command) in commands.into_iter().enumerate() {
             let file = |stream| fs::File::create(ranks.output_path(rank, stream)).unwrap();
             command.stdout(file("stdout")).stderr(file("stderr"));
@@ -152,7 +166,10 @@ impl Ranks {
                     panic!("rank {rank} ended early: {:?}", self.ended(rank, status));
                 }
             }
-            assert!(Instant::now() < deadline, "nothing happened in {PATIENCE:?}");
+            assert!(
+                Instant::now() < deadline,
+                "nothing happened in {PATIENCE:?}"
+            );
             thread::sleep(Duration::from_millis(5));
         }
     }
@@ -171,13 +188,18 @@ impl Ranks {
     /// How each process ended.
     pub(crate) fn wait_all(&mut self) -> Vec<Ended> {
         let deadline = Instant::now() + PATIENCE;
-        (0..self.children.len()).map(|rank| self.wait(rank, deadline)).collect()
+        (0..self.children.len())
+            .map(|rank| self.wait(rank, deadline))
+            .collect()
     }
 
     /// How each process ended, which must be well.
     pub(crate) fn finish(&mut self) -> Vec<Ended> {
         let ended = self.wait_all();
-        assert!(ended.iter().all(|ended| ended.code == Some(0)), "{ended:#?}");
+        assert!(
+            ended.iter().all(|ended| ended.code == Some(0)),
+            "{ended:#?}"
+        );
         ended
     }
 
@@ -185,7 +207,11 @@ impl Ranks {
         let read = |stream| {
             String::from_utf8_lossy(&fs::read(self.output_path(rank, stream)).unwrap()).into_owned()
         };
-        Ended { code: status.code(), stdout: read("stdout"), stderr: read("stderr") }
+        Ended {
+            code: status.code(),
+            stdout: read("stdout"),
+            stderr: read("stderr"),
+        }
     }
 }
 

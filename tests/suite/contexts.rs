@@ -59,12 +59,29 @@ pub(crate) struct Model {
 
 impl Row {
     fn layout(&self) -> Layout {
-        let Self { cp, tp, sp, pp, dp, .. } = *self;
-        Layout { tp, cp, pp, dp, sp, ..Layout::SINGLE }
+        let Self {
+            cp, tp, sp, pp, dp, ..
+        } = *self;
+        Layout {
+            tp,
+            cp,
+            pp,
+            dp,
+            sp,
+            ..Layout::SINGLE
+        }
     }
 
     fn is_possible(&self) -> bool {
-        let Self { cp, comm, tp, sp, dp, zero, .. } = *self;
+        let Self {
+            cp,
+            comm,
+            tp,
+            sp,
+            dp,
+            zero,
+            ..
+        } = *self;
         let has_groups = comm != Comm::A2aP2p || [4, 6, 8].contains(&cp);
         let shares = zero == 0 || dp * cp > 1;
         self.layout().world_size() <= 8 && (!sp || tp > 1) && shares && has_groups
@@ -80,7 +97,16 @@ impl Row {
     }
 
     fn model(&self) -> Model {
-        let Self { cp, comm, tp, pp, dp, grouped, packed, .. } = *self;
+        let Self {
+            cp,
+            comm,
+            tp,
+            pp,
+            dp,
+            grouped,
+            packed,
+            ..
+        } = *self;
         let over = match comm {
             Comm::P2p | Comm::AllGather => 1,
             Comm::A2a => cp,
@@ -99,7 +125,17 @@ impl Row {
 
     /// What each column holds.
     fn values(&self) -> [String; 9] {
-        let Self { cp, comm, tp, sp, pp, dp, zero, grouped, packed } = self;
+        let Self {
+            cp,
+            comm,
+            tp,
+            sp,
+            pp,
+            dp,
+            zero,
+            grouped,
+            packed,
+        } = self;
         [
             format!("cp {cp}"),
             format!("{comm:?}"),
@@ -114,17 +150,32 @@ impl Row {
     }
 
     fn config(&self, data: &str) -> TrainConfig {
-        let keys =
-            format!("cp_comm = [{:?}]\nzero = {}\nbucket_size = 3000", self.cp_comm(), self.zero);
+        let keys = format!(
+            "cp_comm = [{:?}]\nzero = {}\nbucket_size = 3000",
+            self.cp_comm(),
+            self.zero
+        );
         let text = format!("{}\n[parallel]\n{keys}", self.model().text(data, 1));
-        let layers = ConfigLayers::new().with_text("contexts.toml", &text).unwrap();
-        layers.with_layout(&self.layout().to_string()).unwrap().load().unwrap()
+        let layers = ConfigLayers::new()
+            .with_text("contexts.toml", &text)
+            .unwrap();
+        layers
+            .with_layout(&self.layout().to_string())
+            .unwrap()
+            .load()
+            .unwrap()
     }
 }
 
 impl Model {
     pub(crate) fn text(&self, data: &str, micro_batch: usize) -> String {
-        let Self { heads: [heads, kv_heads], layers, seq_len, batch, packed } = self;
+        let Self {
+            heads: [heads, kv_heads],
+            layers,
+            seq_len,
+            batch,
+            packed,
+        } = self;
         let packed = packed.map_or(String::new(), |multiple| {
             format!("documents = true\ndocument_multiple = {multiple}")
         });
@@ -138,7 +189,9 @@ impl Model {
 }
 
 fn rows() -> Vec<Row> {
-    toml::from_str::<Contexts>(include_str!("../contexts.toml")).unwrap().rows
+    toml::from_str::<Contexts>(include_str!("../contexts.toml"))
+        .unwrap()
+        .rows
 }
 
 /// A text, and documents, in a folder.
@@ -154,7 +207,11 @@ impl Texts {
     }
 
     pub(crate) fn path(&self, packed: bool) -> String {
-        let name = if packed { "documents.jsonl" } else { "text.txt" };
+        let name = if packed {
+            "documents.jsonl"
+        } else {
+            "text.txt"
+        };
         self.0.path().join(name).to_str().unwrap().into()
     }
 }
@@ -180,12 +237,24 @@ fn assert_as_one_rank(rows: impl IntoIterator<Item = Row>) {
         let (model, data) = (row.model(), texts.path(row.packed));
         let expected = one_rank.entry(model).or_insert_with(|| {
             let text = model.text(&data, model.batch);
-            let config = ConfigLayers::new().with_text("one rank", &text).unwrap().load().unwrap();
+            let config = ConfigLayers::new()
+                .with_text("one rank", &text)
+                .unwrap()
+                .load()
+                .unwrap();
             train(config, Layout::SINGLE)
         });
-        compare(&train(row.config(&data), row.layout()), expected, &format!("{row:?}"));
+        compare(
+            &train(row.config(&data), row.layout()),
+            expected,
+            &format!("{row:?}"),
+        );
     }
-    assert!(one_rank.values().all(|run| run.steps[2].loss != run.steps[0].loss));
+    assert!(
+        one_rank
+            .values()
+            .all(|run| run.steps[2].loss != run.steps[0].loss)
+    );
 }
 
 /// All that there can be in a world of up to 8.
@@ -196,10 +265,29 @@ fn product() -> Vec<Row> {
         .flat_map(|cp| [Comm::P2p, Comm::AllGather, Comm::A2a, Comm::A2aP2p].map(|comm| (cp, comm)))
     {
         for (tp, sp) in [(1, false), (2, false), (2, true), (4, false), (4, true)] {
-            for (pp, dp) in [(1, 1), (1, 2), (1, 3), (2, 1), (2, 2), (2, 3), (4, 1), (4, 2)] {
+            for (pp, dp) in [
+                (1, 1),
+                (1, 2),
+                (1, 3),
+                (2, 1),
+                (2, 2),
+                (2, 3),
+                (4, 1),
+                (4, 2),
+            ] {
                 for zero in 0..4 {
                     for (grouped, packed) in bools.iter().flat_map(|a| bools.map(|b| (*a, b))) {
-                        all.push(Row { cp, comm, tp, sp, pp, dp, zero, grouped, packed });
+                        all.push(Row {
+                            cp,
+                            comm,
+                            tp,
+                            sp,
+                            pp,
+                            dp,
+                            zero,
+                            grouped,
+                            packed,
+                        });
                     }
                 }
             }
@@ -212,5 +300,9 @@ fn product() -> Vec<Row> {
 fn the_rows_hold_every_pair_of_values() {
     let rows = rows();
     assert!(rows.iter().all(Row::is_possible));
-    assert_every_pair(rows.iter().map(Row::values), product().iter().map(Row::values), 300);
+    assert_every_pair(
+        rows.iter().map(Row::values),
+        product().iter().map(Row::values),
+        300,
+    );
 }

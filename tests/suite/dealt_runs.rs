@@ -25,7 +25,9 @@ fn dealt(sets: &[&str]) -> (Run, Vec<String>) {
     let path = run.path("documents.jsonl");
     write_random_documents(&path, 1000, 20, fresh_seed());
     let sets = SETS.iter().chain(sets).map(|set| set.to_string());
-    let sets = sets.chain([format!("data.path={}", path.display())]).collect();
+    let sets = sets
+        .chain([format!("data.path={}", path.display())])
+        .collect();
     (run, sets)
 }
 
@@ -40,7 +42,11 @@ fn a_resumed_run_equals_the_uninterrupted_one_to_the_bit(
     #[values("train.dtype=f32", "train.dtype=bf16")] dtype: &str,
     #[values("parallel.zero=1", "parallel.zero=3")] zero: &str,
 ) {
-    let batch = if layout == "dp3" { "train.global_batch=6" } else { "train.global_batch=8" };
+    let batch = if layout == "dp3" {
+        "train.global_batch=6"
+    } else {
+        "train.global_batch=8"
+    };
     // Of which the loss without all logits makes more or fewer parts.
     let fused = "train.fused_linear_cross_entropy=true";
     let sets = [dtype, zero, batch, fused, "train.check_replicas_interval=1"];
@@ -48,7 +54,10 @@ fn a_resumed_run_equals_the_uninterrupted_one_to_the_bit(
     Ranks::threads(&args(&whole, layout, 8)).finish();
     Ranks::threads(&args(&halves, layout, 4)).finish();
     Ranks::threads(&args(&halves, layout, 8)).finish();
-    assert_eq!((whole.0.numbers().len(), whole.0.numbers()), (8, halves.0.numbers()));
+    assert_eq!(
+        (whole.0.numbers().len(), whole.0.numbers()),
+        (8, halves.0.numbers())
+    );
     assert_eq!(whole.0.tensors(8), halves.0.tensors(8));
 }
 
@@ -64,7 +73,10 @@ fn a_run_goes_on_where_documents_are_dealt_out_to_other_ranks() {
     assert_eq!((found.len(), expected.len()), (10, 10));
     for (found, expected) in found.iter().zip(&expected) {
         assert_eq!(found.tokens, expected.tokens);
-        assert!((found.loss - expected.loss).abs() <= 1e-4, "{found:?}, not {expected:?}");
+        assert!(
+            (found.loss - expected.loss).abs() <= 1e-4,
+            "{found:?}, not {expected:?}"
+        );
     }
 }
 
@@ -72,10 +84,18 @@ fn a_run_goes_on_where_documents_are_dealt_out_to_other_ranks() {
 #[test]
 fn what_is_not_finite_is_named() {
     let run = dealt(&["optimizer.lr=1e30", "optimizer.warmup_steps=0"]);
-    let ended = Ranks::threads(&args(&run, "dp2-cp2", 4)).wait_all().remove(0);
+    let ended = Ranks::threads(&args(&run, "dp2-cp2", 4))
+        .wait_all()
+        .remove(0);
     assert_eq!(ended.code, Some(3), "{ended:?}");
-    assert!(ended.stderr.contains("error: step 2 is not finite (loss "), "{ended:?}");
-    assert!(ended.stderr.contains("; the weights are those of step 1"), "{ended:?}");
+    assert!(
+        ended.stderr.contains("error: step 2 is not finite (loss "),
+        "{ended:?}"
+    );
+    assert!(
+        ended.stderr.contains("; the weights are those of step 1"),
+        "{ended:?}"
+    );
     assert!(ended.stderr.contains("ranks 0, 1, 2, 3"), "{ended:?}");
 }
 

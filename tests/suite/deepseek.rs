@@ -33,12 +33,22 @@ const SETS: [&str; 10] = [
 fn trained(family: &str, layout: &str, sets: &[&str]) -> Run {
     let run = Run::new();
     write_random_text(&run.path("text.txt"), 10_000, SEED);
-    let groups = if family == "deepseek_v3" { "[4,2,2]" } else { "[4,2,1]" };
-    let own = [format!("model.family={family}"), format!("model.experts.groups={groups}")];
+    let groups = if family == "deepseek_v3" {
+        "[4,2,2]"
+    } else {
+        "[4,2,1]"
+    };
+    let own = [
+        format!("model.family={family}"),
+        format!("model.experts.groups={groups}"),
+    ];
     let own = own.iter().map(String::as_str);
     let sets: Vec<&str> = own.chain(SETS).chain(sets.iter().copied()).collect();
     let args = run.args(layout, STEPS, &sets);
-    let args: Vec<&str> = ["train"].into_iter().chain(args.iter().map(String::as_str)).collect();
+    let args: Vec<&str> = ["train"]
+        .into_iter()
+        .chain(args.iter().map(String::as_str))
+        .collect();
     let ended = megaburn(&args);
     assert_eq!(ended.code, Some(0), "{ended:#?}");
     run
@@ -47,7 +57,10 @@ fn trained(family: &str, layout: &str, sets: &[&str]) -> Run {
 fn dtypes(file: &Path) -> BTreeMap<String, Dtype> {
     let file = fs::read(file).unwrap();
     let tensors = SafeTensors::deserialize(&file).unwrap().tensors();
-    tensors.into_iter().map(|(name, view)| (name, view.dtype())).collect()
+    tensors
+        .into_iter()
+        .map(|(name, view)| (name, view.dtype()))
+        .collect()
 }
 
 #[rstest]
@@ -60,14 +73,24 @@ fn a_deepseek_from_scratch_is_the_same_on_a_grid_and_is_exported(
     for layout in ["tp2-dp2-ep4-sp", "pp2-cp2-ep2"] {
         let grid = trained(family, layout, &[]);
         for (found, expected) in losses(&grid).iter().zip(losses(&one)) {
-            assert!((found - expected).abs() < 2e-5 * expected, "{layout}: {found}, {expected}");
+            assert!(
+                (found - expected).abs() < 2e-5 * expected,
+                "{layout}: {found}, {expected}"
+            );
         }
     }
     let [run, hf, again] = ["run", "hf", "again"].map(|name| one.path(name));
     succeed(&["convert", "export", text(&run), text(&hf)]);
     succeed(&["convert", "import", text(&hf), text(&again)]);
     succeed(&["verify", text(&run), text(&again)]);
-    let ask = ["--prompt-ids", "1,2,3", "--max-tokens", "6", "--json", "--ignore-eos"];
+    let ask = [
+        "--prompt-ids",
+        "1,2,3",
+        "--max-tokens",
+        "6",
+        "--json",
+        "--ignore-eos",
+    ];
     let written = |model: &Path, layout| {
         let found = succeed(&[&["generate", text(model), "--layout", layout], &ask[..]].concat());
         // Only the run has a tokenizer.
@@ -83,11 +106,21 @@ fn biases_of_a_bf16_run_are_exported_in_f32() {
     let run = trained("deepseek_v3", "dp2-ep2", &["train.dtype=bf16"]);
     let [from, hf] = ["run", "hf"].map(|name| run.path(name));
     for dtype in [&[][..], &["--dtype", "bf16"]] {
-        succeed(&[&["convert", "export", text(&from), text(&hf), "--force"], dtype].concat());
+        succeed(
+            &[
+                &["convert", "export", text(&from), text(&hf), "--force"],
+                dtype,
+            ]
+            .concat(),
+        );
         for (name, found) in dtypes(&hf.join("model.safetensors")) {
             let is_bias = name.ends_with("e_score_correction_bias");
             let narrow = if dtype.is_empty() { found } else { Dtype::BF16 };
-            assert_eq!(found, if is_bias { Dtype::F32 } else { narrow }, "{name} {dtype:?}");
+            assert_eq!(
+                found,
+                if is_bias { Dtype::F32 } else { narrow },
+                "{name} {dtype:?}"
+            );
         }
     }
 }

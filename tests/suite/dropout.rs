@@ -23,13 +23,20 @@ fn trained(
 ) -> (Vec<[f64; 2]>, f64) {
     let run = Run::new();
     let mut config = config(&run, layout, Dtype::F32);
-    (config.train.global_batch, config.train.micro_batch, config.model.layers) = (12, 1, 4);
+    (
+        config.train.global_batch,
+        config.train.micro_batch,
+        config.model.layers,
+    ) = (12, 1, 4);
     (config.train.hidden_dropout, config.train.attention_dropout) = (hidden, attention);
     config.optimizer.lr = 1e-3;
     change(&mut config);
     let (layout, seed) = (config.layout(None).unwrap(), config.run.seed);
     let (data, config) = (Arc::new(RunData::load(&config).unwrap()), Arc::new(config));
-    let options = GroupOptions { seed, ..Default::default() };
+    let options = GroupOptions {
+        seed,
+        ..Default::default()
+    };
     let mut ranks = run_threads(layout.world_size(), options, |world| {
         let groups = ProcessGroups::new(&world, layout)?;
         let device = Device::flex().autodiff();
@@ -45,7 +52,9 @@ fn trained(
 /// How far numbers are from others, relative.
 fn distance(found: &[[f64; 2]], expected: &[[f64; 2]]) -> f64 {
     let pairs = found.iter().flatten().zip(expected.iter().flatten());
-    pairs.map(|(found, expected)| (found - expected).abs() / expected).fold(0.0, f64::max)
+    pairs
+        .map(|(found, expected)| (found - expected).abs() / expected)
+        .fold(0.0, f64::max)
 }
 
 #[rstest]
@@ -84,8 +93,14 @@ fn every_layout_drops_what_one_rank_drops(
             }
         });
         let distance = distance(&found, &expected);
-        assert!(distance < 1e-5, "{layout}: {distance:e} from {expected:?}: {found:?}");
-        assert!((evaluated_too - evaluated).abs() < 1e-5 * evaluated, "{layout}");
+        assert!(
+            distance < 1e-5,
+            "{layout}: {distance:e} from {expected:?}: {found:?}"
+        );
+        assert!(
+            (evaluated_too - evaluated).abs() < 1e-5 * evaluated,
+            "{layout}"
+        );
     }
 }
 
@@ -95,7 +110,10 @@ fn each_share_is_dropped_in_training_and_none_in_evaluation() {
     let (kept, evaluated) = of([0.0, 0.0]);
     for shares in [[0.2, 0.0], [0.0, 0.3], SHARES] {
         let (dropped, too) = of(shares);
-        assert!(distance(&dropped[..1], &kept[..1]) > 1e-4, "{shares:?}: {dropped:?}, {kept:?}");
+        assert!(
+            distance(&dropped[..1], &kept[..1]) > 1e-4,
+            "{shares:?}: {dropped:?}, {kept:?}"
+        );
         assert_eq!(too.to_bits(), evaluated.to_bits());
     }
 }

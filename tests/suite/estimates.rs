@@ -13,7 +13,9 @@ fn root() -> &'static Path {
 }
 
 fn recipe(name: &str) -> ConfigLayers {
-    ConfigLayers::new().with_file(root().join(format!("configs/{name}.toml"))).unwrap()
+    ConfigLayers::new()
+        .with_file(root().join(format!("configs/{name}.toml")))
+        .unwrap()
 }
 
 /// On GPUs in bf16 attention is fused.
@@ -30,7 +32,10 @@ fn a_recipe_says_what_memory_it_takes(
     let found = largest(&config);
     let line = format!("# {found}");
     let text = fs::read_to_string(root().join(format!("configs/{name}.toml"))).unwrap();
-    assert!(text.lines().any(|of| of == line), "configs/{name}.toml must say:\n{line}");
+    assert!(
+        text.lines().any(|of| of == line),
+        "configs/{name}.toml must say:\n{line}"
+    );
     assert!(found.total() < ROOM, "{found}");
 }
 
@@ -56,25 +61,38 @@ fn row(name: &str, gpus: usize) -> String {
     for (split, sets) in WAYS {
         let parts: usize = split
             .split('-')
-            .filter_map(|part| part.get(2..).and_then(|degree| degree.parse::<usize>().ok()))
+            .filter_map(|part| {
+                part.get(2..)
+                    .and_then(|degree| degree.parse::<usize>().ok())
+            })
             .product();
         if !gpus.is_multiple_of(parts) {
             continue;
         }
         let dp = format!("dp{}", gpus / parts);
-        let layout = [split, &dp].map(str::to_string).into_iter().filter(|part| !part.is_empty());
+        let layout = [split, &dp]
+            .map(str::to_string)
+            .into_iter()
+            .filter(|part| !part.is_empty());
         let layout = layout.collect::<Vec<_>>().join("-");
         let layers = recipe(name).with_set("recompute.modules=[]").unwrap();
-        let layers = layers.with_set("train.fused_linear_cross_entropy=true").unwrap();
+        let layers = layers
+            .with_set("train.fused_linear_cross_entropy=true")
+            .unwrap();
         let layers = layers.with_layout(&layout).unwrap();
         let set = |layers: ConfigLayers, set: &&str| layers.with_set(set);
         let config = sets.iter().try_fold(layers, set).unwrap().load().unwrap();
-        let Ok(layout) = config.layout(None) else { continue };
+        let Ok(layout) = config.layout(None) else {
+            continue;
+        };
         let found = MemoryEstimate::largest(&config, &layout, Scores::Never).unwrap();
         if found.total() <= ROOM {
             let sets: Vec<_> = sets.iter().map(|set| format!("`{set}`")).collect();
             let gb = found.total() as f64 / 1e9;
-            return format!("| {name} | {gpus} | `{layout}` | {} | {gb:.1} |", sets.join(", "));
+            return format!(
+                "| {name} | {gpus} | `{layout}` | {} | {gb:.1} |",
+                sets.join(", ")
+            );
         }
     }
     format!("| {name} | {gpus} | does not fit | | |")
@@ -86,7 +104,14 @@ fn the_table_of_first_layouts_is_what_the_formula_says(
 ) {
     let page = fs::read_to_string(root().join("docs/layouts.md")).unwrap();
     let rows: Vec<_> = [8, 16, 32, 64].map(|gpus| row(name, gpus)).into();
-    let found: Vec<_> =
-        page.lines().filter(|line| line.starts_with(&format!("| {name} |"))).collect();
-    assert_eq!(found, rows, "docs/layouts.md must say:\n{}", rows.join("\n"));
+    let found: Vec<_> = page
+        .lines()
+        .filter(|line| line.starts_with(&format!("| {name} |")))
+        .collect();
+    assert_eq!(
+        found,
+        rows,
+        "docs/layouts.md must say:\n{}",
+        rows.join("\n")
+    );
 }

@@ -19,12 +19,25 @@ struct Grids {
 }
 
 fn rows() -> Vec<Row> {
-    toml::from_str::<Grids>(include_str!("../experts.toml")).unwrap().rows
+    toml::from_str::<Grids>(include_str!("../experts.toml"))
+        .unwrap()
+        .rows
 }
 
 /// What each column holds.
 fn values(row: &Row) -> [String; 10] {
-    let Row { ep, etp, tp, cp, pp, dp, zero, again, drops, family } = row;
+    let Row {
+        ep,
+        etp,
+        tp,
+        cp,
+        pp,
+        dp,
+        zero,
+        again,
+        drops,
+        family,
+    } = row;
     [
         format!("ep {ep}"),
         format!("etp {etp}"),
@@ -50,14 +63,25 @@ fn every_grid_trains_as_one_rank_does(#[values(1, 2, 3, 4, 5, 6, 7, 8)] ep: usiz
         let model = row.model();
         let expected = one_rank.entry(model).or_insert_with(|| {
             let text = model.text(data);
-            let config = ConfigLayers::new().with_text("one rank", &text).unwrap().load().unwrap();
+            let config = ConfigLayers::new()
+                .with_text("one rank", &text)
+                .unwrap()
+                .load()
+                .unwrap();
             train(config, Layout::SINGLE)
         });
-        compare(&train(row.config(data), row.layout()), expected, &format!("{row:?}"));
+        compare(
+            &train(row.config(data), row.layout()),
+            expected,
+            &format!("{row:?}"),
+        );
     }
     for (model, run) in &one_rank {
         assert!(run.steps[2].loss != run.steps[0].loss);
-        let dropped = run.steps.iter().map(|step| step.experts.as_ref().unwrap().dropped);
+        let dropped = run
+            .steps
+            .iter()
+            .map(|step| step.experts.as_ref().unwrap().dropped);
         assert_eq!(dropped.sum::<f64>() > 0.0, model.drops);
     }
 }

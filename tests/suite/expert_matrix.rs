@@ -62,8 +62,24 @@ pub(crate) struct Model {
 
 impl Row {
     pub(crate) fn layout(&self) -> Layout {
-        let Self { ep, etp, tp, cp, pp, dp, .. } = *self;
-        Layout { tp, cp, pp, dp, ep, etp, sp: tp > 1 }
+        let Self {
+            ep,
+            etp,
+            tp,
+            cp,
+            pp,
+            dp,
+            ..
+        } = *self;
+        Layout {
+            tp,
+            cp,
+            pp,
+            dp,
+            ep,
+            etp,
+            sp: tp > 1,
+        }
     }
 
     pub(crate) fn is_possible(&self) -> bool {
@@ -73,7 +89,17 @@ impl Row {
     }
 
     pub(crate) fn model(&self) -> Model {
-        let Self { ep, etp, tp, cp, pp, dp, drops, family, .. } = *self;
+        let Self {
+            ep,
+            etp,
+            tp,
+            cp,
+            pp,
+            dp,
+            drops,
+            family,
+            ..
+        } = *self;
         // Of DeepSeek's two groups of them.
         let unit = if family == Kind::Mixtral { ep } else { 2 * ep };
         Model {
@@ -82,7 +108,11 @@ impl Row {
             ffn: 6 * etp,
             kv_heads: tp,
             // A layer without experts, and two with them.
-            layers: if family == Kind::Mixtral { pp.max(2) } else { pp.max(3) },
+            layers: if family == Kind::Mixtral {
+                pp.max(2)
+            } else {
+                pp.max(3)
+            },
             seq_len: 4 * cp * tp,
             batch: 2 * dp,
             drops,
@@ -102,15 +132,31 @@ impl Row {
             self.model().text(data),
             self.zero
         );
-        let layers = ConfigLayers::new().with_text("experts.toml", &text).unwrap();
-        layers.with_layout(&self.layout().to_string()).unwrap().load().unwrap()
+        let layers = ConfigLayers::new()
+            .with_text("experts.toml", &text)
+            .unwrap();
+        layers
+            .with_layout(&self.layout().to_string())
+            .unwrap()
+            .load()
+            .unwrap()
     }
 }
 
 impl Model {
     /// Every layout has the same micro-batches, of one sequence.
     pub(crate) fn text(&self, data: &str) -> String {
-        let Self { experts, top_k, ffn, kv_heads, layers, seq_len, batch, drops, family } = self;
+        let Self {
+            experts,
+            top_k,
+            ffn,
+            kv_heads,
+            layers,
+            seq_len,
+            batch,
+            drops,
+            family,
+        } = self;
         let heads = 2 * kv_heads;
         // Of two, as few as have so many experts.
         let groups = (2 * top_k).div_ceil(*experts);
@@ -120,7 +166,10 @@ impl Model {
                 String::new(),
             ),
             Kind::DeepseekV3 => (
-                format!("family = \"deepseek_v3\"\nffn = {}\nkv_heads = {heads}", 2 * ffn),
+                format!(
+                    "family = \"deepseek_v3\"\nffn = {}\nkv_heads = {heads}",
+                    2 * ffn
+                ),
                 format!(
                     "groups = [2, {groups}, 2]\nlayer_freq = \"[0]+[1]*{}\"\nnormalise = true\nscale = 1.5",
                     layers - 1
@@ -148,14 +197,38 @@ pub(crate) fn product() -> Vec<Row> {
     let bools = [false, true];
     let mut all = Vec::new();
     for (ep, etp) in (1..=8).flat_map(|ep| [1, 2, 4].map(|etp| (ep, etp))) {
-        for (tp, cp) in [(1, 1), (1, 2), (1, 3), (1, 4), (2, 1), (2, 2), (2, 4), (4, 1), (4, 2)] {
-            for (pp, dp) in [1, 2, 4].into_iter().flat_map(|pp| (1..=8).map(move |dp| (pp, dp))) {
+        for (tp, cp) in [
+            (1, 1),
+            (1, 2),
+            (1, 3),
+            (1, 4),
+            (2, 1),
+            (2, 2),
+            (2, 4),
+            (4, 1),
+            (4, 2),
+        ] {
+            for (pp, dp) in [1, 2, 4]
+                .into_iter()
+                .flat_map(|pp| (1..=8).map(move |dp| (pp, dp)))
+            {
                 for zero in 0..4 {
                     for again in [Again::Nothing, Again::Activation, Again::Mlp, Again::Layers] {
                         for (drops, family) in bools.into_iter().flat_map(|drops| {
                             [Kind::Mixtral, Kind::DeepseekV3].map(|family| (drops, family))
                         }) {
-                            all.push(Row { ep, etp, tp, cp, pp, dp, zero, again, drops, family });
+                            all.push(Row {
+                                ep,
+                                etp,
+                                tp,
+                                cp,
+                                pp,
+                                dp,
+                                zero,
+                                again,
+                                drops,
+                                family,
+                            });
                         }
                     }
                 }

@@ -60,7 +60,14 @@ fn many_experts_a_token_train_as_on_one_rank(
 #[rstest]
 fn of_tokens_with_the_same_weight_every_layout_drops_the_same(
     #[values(Kind::Mixtral, Kind::DeepseekV3)] family: Kind,
-    #[values("dp4-ep4", "tp2-dp2-ep2-sp", "tp4-ep4-sp", "pp2-dp2-ep2", "cp4", "cp2-dp2-ep2-etp2")]
+    #[values(
+        "dp4-ep4",
+        "tp2-dp2-ep2-sp",
+        "tp4-ep4-sp",
+        "pp2-dp2-ep2",
+        "cp4",
+        "cp2-dp2-ep2-etp2"
+    )]
     layout: &str,
 ) {
     let write = |path: &Path| write_repeated_letters(path, 20_000, SEQ_LEN, SEED);
@@ -80,7 +87,13 @@ fn assert_as_one_rank(family: Kind, top_k: usize, [moe, parallel]: [&str; 2], la
     let told = assert_text_as_one_rank(write, family, top_k, [moe, parallel], layout);
     if moe.contains("force_balance") {
         let told = told.unwrap();
-        assert!(told.busiest.iter().chain(&told.idlest).all(|&load| load == 1.0), "{told:?}");
+        assert!(
+            told.busiest
+                .iter()
+                .chain(&told.idlest)
+                .all(|&load| load == 1.0),
+            "{told:?}"
+        );
     }
 }
 
@@ -97,7 +110,17 @@ fn assert_text_as_one_rank(
     write(&path);
     let (experts, ffn, kv_heads, layers) = (8, 12, 2, 4);
     let (seq_len, batch, drops) = (SEQ_LEN, 4 * layout.dp, false);
-    let model = Model { experts, top_k, ffn, kv_heads, layers, seq_len, batch, drops, family };
+    let model = Model {
+        experts,
+        top_k,
+        ffn,
+        kv_heads,
+        layers,
+        seq_len,
+        batch,
+        drops,
+        family,
+    };
     let text = model.text(path.to_str().unwrap());
     // Groups have no quantiles.
     let text = match moe.contains("quantile") {
@@ -107,12 +130,26 @@ fn assert_text_as_one_rank(
     let text = text.replacen("[moe]", &format!("[moe]\n{moe}"), 1);
     let load = |text: &str| {
         let layers = ConfigLayers::new().with_text("options", text).unwrap();
-        layers.with_layout(&layout.to_string()).unwrap().load().unwrap()
+        layers
+            .with_layout(&layout.to_string())
+            .unwrap()
+            .load()
+            .unwrap()
     };
-    let shared = load(&format!("{text}\n[parallel]\n{parallel}\nbucket_size = 3000"));
-    let one = ConfigLayers::new().with_text("one rank", &text).unwrap().load().unwrap();
+    let shared = load(&format!(
+        "{text}\n[parallel]\n{parallel}\nbucket_size = 3000"
+    ));
+    let one = ConfigLayers::new()
+        .with_text("one rank", &text)
+        .unwrap()
+        .load()
+        .unwrap();
     let expected = train(one, Layout::SINGLE);
-    compare(&train(shared, layout), &expected, &format!("{moe} {parallel} {layout}"));
+    compare(
+        &train(shared, layout),
+        &expected,
+        &format!("{moe} {parallel} {layout}"),
+    );
     expected.steps[4].experts.clone()
 }
 
@@ -121,7 +158,11 @@ fn write_repeated_letters(path: &Path, len: usize, stretch: usize, seed: u64) {
     let rng = PositionRng::new(seed, Purpose::Sampling, "letters");
     let letter = |index: usize| {
         let start = index - index % stretch;
-        let drawn = if index - start < stretch / 2 { start } else { index };
+        let drawn = if index - start < stretch / 2 {
+            start
+        } else {
+            index
+        };
         char::from(b'a' + rng.below(drawn as u64, 26) as u8)
     };
     fs::write(path, (0..len).map(letter).collect::<String>()).unwrap();

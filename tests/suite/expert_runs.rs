@@ -21,8 +21,12 @@ use crate::{
     shared_documents::with_evaluation,
 };
 
-const MIXTRAL: [&str; 4] =
-    ["model.family=mixtral", "moe.aux_loss=0.02", "moe.global_aux_loss=0.02", "moe.z_loss=1e-3"];
+const MIXTRAL: [&str; 4] = [
+    "model.family=mixtral",
+    "moe.aux_loss=0.02",
+    "moe.global_aux_loss=0.02",
+    "moe.z_loss=1e-3",
+];
 
 fn mixtral(sets: &[&'static str]) -> Vec<&'static str> {
     [&MIXTRAL[..], sets].concat()
@@ -39,7 +43,10 @@ fn a_resumed_run_with_experts_equals_the_uninterrupted_one_to_the_bit(
     Ranks::threads(&whole.args(layout, 8, &sets)).finish();
     Ranks::threads(&halves.args(layout, 4, &sets)).finish();
     Ranks::threads(&halves.args(layout, 8, &sets)).finish();
-    assert_eq!((whole.numbers().len(), whole.numbers()), (8, halves.numbers()));
+    assert_eq!(
+        (whole.numbers().len(), whole.numbers()),
+        (8, halves.numbers())
+    );
     assert_eq!(whole.tensors(8), halves.tensors(8));
     let told = whole.steps().pop().unwrap().experts.unwrap();
     assert_eq!(told.busiest.len(), 2);
@@ -66,7 +73,10 @@ fn a_resumed_run_with_biases_equals_the_uninterrupted_one_to_the_bit(
     Ranks::threads(&whole.args(layout, 8, &sets)).finish();
     Ranks::threads(&halves.args(layout, 4, &sets)).finish();
     Ranks::threads(&halves.args(layout, 8, &sets)).finish();
-    assert_eq!((whole.numbers().len(), whole.numbers()), (8, halves.numbers()));
+    assert_eq!(
+        (whole.numbers().len(), whole.numbers()),
+        (8, halves.numbers())
+    );
     assert_eq!(whole.tensors(8), halves.tensors(8));
 }
 
@@ -81,8 +91,14 @@ fn runs_go_on_under_other_expert_grids() {
         config
     };
     let whole = train(config("dp4-ep4"), STEPS, STEPS / 2);
-    for layout in ["tp1", "dp2-ep2", "tp2-dp2-ep2-etp2-sp", "pp2-dp2-ep2", "cp2-dp2-ep4", "dp8-ep8"]
-    {
+    for layout in [
+        "tp1",
+        "dp2-ep2",
+        "tp2-dp2-ep2-etp2-sp",
+        "pp2-dp2-ep2",
+        "cp2-dp2-ep4",
+        "dp8-ep8",
+    ] {
         let resumed = train(config(layout), STEPS, 0);
         assert_goes_on(&resumed, &whole, STEPS / 2, layout);
     }
@@ -118,23 +134,40 @@ fn a_rank_that_has_experts_and_dies_or_stops_ends_all_others(
 /// Ranks have other documents then, and other numbers of tokens.
 #[rstest]
 fn documents_are_dealt_out_to_ranks_with_experts(
-    #[values("dp2-ep2", "dp4-ep4", "cp2-ep2", "dp2-cp2-ep4", "tp2-dp2-ep2-sp", "dp3-ep1")]
+    #[values(
+        "dp2-ep2",
+        "dp4-ep4",
+        "cp2-ep2",
+        "dp2-cp2-ep4",
+        "tp2-dp2-ep2-sp",
+        "dp3-ep1"
+    )]
     layout: &str,
     #[values(0, 3)] zero: u8,
 ) {
     let texts = Texts::write();
     let data = texts.path(true);
     let of: Layout = layout.parse().unwrap();
-    let model =
-        Model { heads: [16, 16], layers: 2, seq_len: 64, batch: 2 * of.dp, packed: Some(4) };
-    let text = model.text(&data, 1).replacen("[model]", "[model]\nfamily = \"mixtral\"", 1);
+    let model = Model {
+        heads: [16, 16],
+        layers: 2,
+        seq_len: 64,
+        batch: 2 * of.dp,
+        packed: Some(4),
+    };
+    let text = model
+        .text(&data, 1)
+        .replacen("[model]", "[model]\nfamily = \"mixtral\"", 1);
     let text = text + "\n[moe]\nglobal_aux_loss = 0.02\nz_loss = 1e-3";
     let dealt = format!("{text}\n[parallel]\nmax_tokens_per_rank = 40\nzero = {zero}");
     let found = with_evaluation(&dealt, layout).unwrap();
     let expected = with_evaluation(&text, "tp1").unwrap();
     for (index, (found, expected)) in found.iter().zip(&expected).enumerate() {
         let relative = (found - expected).abs() / expected;
-        assert!(relative <= 2e-5, "{layout}, {zero}, {index}: {found}, not {expected}");
+        assert!(
+            relative <= 2e-5,
+            "{layout}, {zero}, {index}: {found}, not {expected}"
+        );
     }
 }
 
@@ -149,7 +182,13 @@ fn padding_is_no_token(
     let of: Layout = layout.parse().unwrap();
     // Of documents the rows have room left, of others ranks that share them pad them.
     let seq_len = if packed.is_some() { 32 } else { 18 };
-    let model = Model { heads: [4, 2], layers: 2, seq_len, batch: 2 * of.dp, packed };
+    let model = Model {
+        heads: [4, 2],
+        layers: 2,
+        seq_len,
+        batch: 2 * of.dp,
+        packed,
+    };
     let text = model.text(&texts.path(packed.is_some()), 1);
     let text = text.replacen("[model]", "[model]\nfamily = \"mixtral\"", 1)
         + "\n[moe]\naux_loss = 0.05\nseq_aux_loss = 0.05\nglobal_aux_loss = 0.05\nz_loss = 0.01"
@@ -159,7 +198,10 @@ fn padding_is_no_token(
     let expected = with_evaluation(&text, "tp1").unwrap();
     for (index, (found, expected)) in found.iter().zip(&expected).enumerate() {
         let relative = (found - expected).abs() / expected;
-        assert!(relative <= 2e-5, "{layout}, {index}: {found}, not {expected}");
+        assert!(
+            relative <= 2e-5,
+            "{layout}, {index}: {found}, not {expected}"
+        );
     }
 }
 
@@ -190,9 +232,15 @@ fn what_needs_micro_batches_in_common_is_refused_where_documents_are_dealt_out(
     #[case] message: &str,
 ) {
     let run = Run::new();
-    let sets =
-        ["model.family=mixtral", "data.documents=true", "parallel.max_tokens_per_rank=32", set];
-    let ended = Ranks::threads(&run.args(layout, 1, &sets)).wait_all().remove(0);
+    let sets = [
+        "model.family=mixtral",
+        "data.documents=true",
+        "parallel.max_tokens_per_rank=32",
+        set,
+    ];
+    let ended = Ranks::threads(&run.args(layout, 1, &sets))
+        .wait_all()
+        .remove(0);
     assert_eq!(ended.code, Some(2), "{ended:?}");
     assert!(ended.stderr.contains(message), "{ended:?}");
 }
@@ -218,7 +266,12 @@ fn experts_without_tokens_are_ordinary(
         // The first layer sees one token, whatever its position.
         assert_eq!((told.busiest[0], told.idlest[0]), (4.0, 0.0));
         assert_eq!((of_many.busiest[0], of_many.idlest[0]), (4.0, 0.0));
-        assert!((one.loss - many.loss).abs() <= 1e-5 * one.loss, "{} {}", one.loss, many.loss);
+        assert!(
+            (one.loss - many.loss).abs() <= 1e-5 * one.loss,
+            "{} {}",
+            one.loss,
+            many.loss
+        );
         assert!((one.grad_norm - many.grad_norm).abs() <= 1e-4 * one.grad_norm);
     }
 }
@@ -239,7 +292,9 @@ fn evaluation_and_the_sample_are_those_of_one_rank() {
     for layout in ["dp2-ep2", "tp2-dp2-ep4-sp", "pp2-dp2-ep2", "cp2-ep2"] {
         let found = Ranks::threads(&many.args(layout, 4, &sets)).finish();
         let evals = |run: &Run| -> Vec<f64> {
-            let records = read_metrics(run.path("run/metrics.jsonl")).unwrap().into_iter();
+            let records = read_metrics(run.path("run/metrics.jsonl"))
+                .unwrap()
+                .into_iter();
             let eval = |record| match record {
                 MetricsRecord::Eval(eval) => Some(eval.eval_loss),
                 MetricsRecord::Step(_) => None,
@@ -251,10 +306,18 @@ fn evaluation_and_the_sample_are_those_of_one_rank() {
             assert!((a - b).abs() <= 1e-5 * a, "{layout}: {a} {b}");
         }
         let sample = |stdout: &str| {
-            stdout.lines().rev().find(|line| line.contains("abc")).map(str::to_string)
+            stdout
+                .lines()
+                .rev()
+                .find(|line| line.contains("abc"))
+                .map(str::to_string)
         };
         assert!(sample(&of_one[0].stdout).is_some());
-        assert_eq!(sample(&of_one[0].stdout), sample(&found[0].stdout), "{layout}");
+        assert_eq!(
+            sample(&of_one[0].stdout),
+            sample(&found[0].stdout),
+            "{layout}"
+        );
         fs::remove_dir_all(many.path("run")).unwrap();
     }
 }
@@ -272,21 +335,46 @@ fn a_trained_model_is_written_with_under_every_grid_and_goes_out_and_in_again(
     let file = |folder: &str| fs::read(format!("{folder}/model.safetensors")).unwrap();
     let tensors = |bytes: &[u8]| {
         let all = safetensors::SafeTensors::deserialize(bytes).unwrap();
-        let mut all: Vec<_> =
-            all.tensors().into_iter().map(|(name, view)| (name, view.data().to_vec())).collect();
+        let mut all: Vec<_> = all
+            .tensors()
+            .into_iter()
+            .map(|(name, view)| (name, view.data().to_vec()))
+            .collect();
         all.sort();
         all
     };
     assert!(tensors(&file(hf)) == tensors(&file(out)));
     let write = |layout: &str| {
-        let ask =
-            ["generate", checkpoint, "--max-tokens", "10", "--ignore-eos", "--layout", layout];
-        let prompts = ["--prompt-ids", "5,17,3", "--prompt-ids", "9,8,7,6,5,4,3,2,1,40,41,42"];
-        Ranks::command(&[&ask[..], &prompts].concat()).finish()[0].stdout.clone()
+        let ask = [
+            "generate",
+            checkpoint,
+            "--max-tokens",
+            "10",
+            "--ignore-eos",
+            "--layout",
+            layout,
+        ];
+        let prompts = [
+            "--prompt-ids",
+            "5,17,3",
+            "--prompt-ids",
+            "9,8,7,6,5,4,3,2,1,40,41,42",
+        ];
+        Ranks::command(&[&ask[..], &prompts].concat()).finish()[0]
+            .stdout
+            .clone()
     };
     let expected = write("tp1");
     assert!(!expected.is_empty());
-    for layout in ["dp2-ep2", "tp2-ep2-sp", "tp2-sp", "pp2", "pp2-dp2-ep2", "cp2-ep2", "dp2-etp2"] {
+    for layout in [
+        "dp2-ep2",
+        "tp2-ep2-sp",
+        "tp2-sp",
+        "pp2",
+        "pp2-dp2-ep2",
+        "cp2-ep2",
+        "dp2-etp2",
+    ] {
         assert_eq!(write(layout), expected, "{layout}");
     }
 }

@@ -62,14 +62,24 @@ fn a_model_with_experts_equals_transformers_under_every_grid(
     let mut compared = 0;
     for layout in LAYOUTS.map(|text| text.parse::<Layout>().unwrap()) {
         let tolerances = Tolerances::of(Dtype::F32);
-        let report = verify(&reference, &layout, Dtype::F32, &tolerances, Devices::Cpu, None);
+        let report = verify(
+            &reference,
+            &layout,
+            Dtype::F32,
+            &tolerances,
+            Devices::Cpu,
+            None,
+        );
         if let Some(error) = &report.error {
             let of_experts = !experts.is_multiple_of(layout.ep) && error.contains("experts");
             let of_samples = layout.dp == 3 && error.contains("batch of 8 samples");
             assert!(of_experts || of_samples, "{name}, {layout}: {error}");
             continue;
         }
-        assert!(report.ok && report.skipped.is_empty(), "{name}, {layout}: {report:#?}");
+        assert!(
+            report.ok && report.skipped.is_empty(),
+            "{name}, {layout}: {report:#?}"
+        );
         assert!(report.train_losses_max_abs.is_some());
         compared += 1;
     }
@@ -87,10 +97,20 @@ fn in_bf16_losses_are_those_of_transformers(
     let (name, _) = FIXTURES[index];
     let reference = Reference::open(&fixture(name)).unwrap();
     let (layout, tolerances) = (layout.parse().unwrap(), Tolerances::of(Dtype::Bf16));
-    let report = verify(&reference, &layout, Dtype::Bf16, &tolerances, Devices::Cpu, None);
+    let report = verify(
+        &reference,
+        &layout,
+        Dtype::Bf16,
+        &tolerances,
+        Devices::Cpu,
+        None,
+    );
     assert_eq!(report.error, None);
     assert!(report.loss_abs.unwrap() <= tolerances.loss, "{report:?}");
-    assert!(report.train_losses_max_abs.unwrap() <= 2.0 * 8.2e-3, "{report:?}");
+    assert!(
+        report.train_losses_max_abs.unwrap() <= 2.0 * 8.2e-3,
+        "{report:?}"
+    );
 }
 
 #[rstest]

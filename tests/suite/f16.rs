@@ -32,8 +32,14 @@ fn an_update_is_that_of_an_f32_run_up_to_rounding(#[case] layout: &str) {
     let (expected, of_f32) = first_update(|run| descent(run, "tp1", Dtype::F32));
     assert!((found.loss_scale, found.skipped) == (Some(1024.0), false));
     assert!((expected.loss_scale, expected.skipped) == (None, false));
-    assert!(relative(found.loss, expected.loss) < 2e-4, "{found:?} {expected:?}");
-    assert!(relative(found.grad_norm, expected.grad_norm) < 2e-3, "{found:?} {expected:?}");
+    assert!(
+        relative(found.loss, expected.loss) < 2e-4,
+        "{found:?} {expected:?}"
+    );
+    assert!(
+        relative(found.grad_norm, expected.grad_norm) < 2e-3,
+        "{found:?} {expected:?}"
+    );
     // The losses alone may round to the same number.
     assert!(update != of_f32, "it is no f16 run");
     assert_updates_close(&update, &of_f32, 5e-3, layout);
@@ -69,24 +75,47 @@ fn overflows_are_skipped_until_the_scale_fits() {
     train(config(), 0);
     let before = saved(&run);
     let mut steps = train(config(), 8);
-    assert!(steps.iter().all(|step| step.skipped && step.loss.is_finite()), "{steps:?}");
-    assert_eq!(bits(&saved(&run)), bits(&before), "a skipped step changed something");
+    assert!(
+        steps
+            .iter()
+            .all(|step| step.skipped && step.loss.is_finite()),
+        "{steps:?}"
+    );
+    assert_eq!(
+        bits(&saved(&run)),
+        bits(&before),
+        "a skipped step changed something"
+    );
     steps.extend(train(config(), 40));
 
     let skipped = steps.iter().take_while(|step| step.skipped).count();
     assert!((9..34).contains(&skipped), "{skipped}");
     // One overflow is tolerated; then it is halved each time.
     for (n, step) in (0..).zip(&steps[..=skipped]) {
-        assert_eq!(step.loss_scale, Some(2f64.powi(32 - (n - 1).max(0))), "step {}", step.step);
+        assert_eq!(
+            step.loss_scale,
+            Some(2f64.powi(32 - (n - 1).max(0))),
+            "step {}",
+            step.step
+        );
         assert!(step.skipped == (n < skipped as i32));
     }
     // The schedule starts with the first update, of three that warm up.
     let rates = [1e-2 / 3.0, 2e-2 / 3.0, 1e-2];
-    for (step, lr) in steps[skipped..].iter().filter(|step| !step.skipped).zip(rates) {
+    for (step, lr) in steps[skipped..]
+        .iter()
+        .filter(|step| !step.skipped)
+        .zip(rates)
+    {
         assert!((step.lr - lr).abs() < 1e-12, "{step:?}");
         assert!(step.grad_norm.is_finite());
     }
-    assert!(steps.iter().zip(1..).all(|(step, number)| step.step == number));
+    assert!(
+        steps
+            .iter()
+            .zip(1..)
+            .all(|(step, number)| step.step == number)
+    );
     assert!(steps[39].loss < 0.9 * steps[0].loss, "it does not learn");
 }
 
@@ -95,19 +124,34 @@ fn a_resumed_run_equals_the_uninterrupted_one_to_the_bit(
     #[values("tp1", "tp2-dp2-sp")] layout: &str,
     #[values(1, 12)] until: u64,
 ) {
-    let sets =
-        ["train.dtype=f16", "optimizer.initial_loss_scale=8388608", "optimizer.decay_steps=24"];
+    let sets = [
+        "train.dtype=f16",
+        "optimizer.initial_loss_scale=8388608",
+        "optimizer.decay_steps=24",
+    ];
     let sets = [&sets[..], &["optimizer.loss_scale_window=4"]].concat();
     let (whole, halves) = (Run::new(), Run::new());
     Ranks::threads(&whole.args(layout, 24, &sets)).finish();
     Ranks::threads(&halves.args(layout, until, &sets)).finish();
     Ranks::threads(&halves.args(layout, 24, &sets)).finish();
     assert_eq!(whole.numbers(), halves.numbers());
-    let scales = |run: &Run| run.steps().iter().map(|step| step.loss_scale).collect::<Vec<_>>();
+    let scales = |run: &Run| {
+        run.steps()
+            .iter()
+            .map(|step| step.loss_scale)
+            .collect::<Vec<_>>()
+    };
     assert_eq!(scales(&whole), scales(&halves));
     assert_eq!(whole.tensors(24), halves.tensors(24));
-    let skipped = whole.steps().iter().map(|step| step.skipped).collect::<Vec<_>>();
-    assert!(skipped[0] && skipped[1..].iter().any(|skipped| !skipped), "{skipped:?}");
+    let skipped = whole
+        .steps()
+        .iter()
+        .map(|step| step.skipped)
+        .collect::<Vec<_>>();
+    assert!(
+        skipped[0] && skipped[1..].iter().any(|skipped| !skipped),
+        "{skipped:?}"
+    );
 }
 
 #[rstest]
@@ -137,10 +181,23 @@ fn a_gradient_above_the_threshold_changes_nothing(#[case] dtype: Dtype) {
 #[test]
 fn a_run_that_only_skips_ends_with_the_reason() {
     let run = Run::new();
-    let sets = ["optimizer.grad_norm_skip_threshold=1e-6", "train.eval_interval=0"];
-    let ended = Ranks::threads(&run.args("tp1", 300, &sets)).wait_all().remove(0);
+    let sets = [
+        "optimizer.grad_norm_skip_threshold=1e-6",
+        "train.eval_interval=0",
+    ];
+    let ended = Ranks::threads(&run.args("tp1", 300, &sets))
+        .wait_all()
+        .remove(0);
     assert_eq!(ended.code, Some(3), "{}", ended.stderr);
-    assert!(ended.stderr.contains("step 100 is the last of 100 in a row that changed nothing"));
+    assert!(
+        ended
+            .stderr
+            .contains("step 100 is the last of 100 in a row that changed nothing")
+    );
     assert_eq!(run.steps().len(), 99);
-    assert!(run.steps().iter().all(|step| step.skipped && step.lr < 0.34e-2));
+    assert!(
+        run.steps()
+            .iter()
+            .all(|step| step.skipped && step.lr < 0.34e-2)
+    );
 }

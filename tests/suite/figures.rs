@@ -24,7 +24,11 @@ fn figures(text: &str) -> Figures {
     let folder = tempfile::tempdir().unwrap();
     fs::create_dir(folder.path().join("more")).unwrap();
     fs::write(folder.path().join("more/2026-11-25-kernels.md"), text).unwrap();
-    fs::write(folder.path().join("notes.md"), "Nothing is measured here.\n").unwrap();
+    fs::write(
+        folder.path().join("notes.md"),
+        "Nothing is measured here.\n",
+    )
+    .unwrap();
     let mut cards = read(folder.path()).unwrap();
     cards.remove("NVIDIA H200").unwrap()
 }
@@ -32,8 +36,12 @@ fn figures(text: &str) -> Figures {
 #[test]
 fn cells_are_figures_of_their_row_and_column() {
     let found = figures(REPORT);
-    let value =
-        |row: &str| found.figures.get(&format!("kernels / Products / {row}")).map(|f| f.value);
+    let value = |row: &str| {
+        found
+            .figures
+            .get(&format!("kernels / Products / {row}"))
+            .map(|f| f.value)
+    };
     assert_eq!(value("64x64, fprop / ms"), Some(1.0));
     assert_eq!(value("64x64, dgrad / TFLOP/s"), Some(350.0));
     assert_eq!(value("64x64, fprop / peer PyTorch"), Some(710.0));
@@ -42,7 +50,10 @@ fn cells_are_figures_of_their_row_and_column() {
     assert_eq!(value("64x64, fprop / peer TB/s"), Some(4.0));
     assert_eq!(value("64x64, fprop / ratio"), None);
     let of = &found.figures["kernels / Products / 64x64, fprop / ms"];
-    assert_eq!((of.date.as_str(), of.commit.as_str()), ("2026-11-25", "1234567890"));
+    assert_eq!(
+        (of.date.as_str(), of.commit.as_str()),
+        ("2026-11-25", "1234567890")
+    );
 }
 
 #[test]
@@ -62,13 +73,24 @@ fn ours_that_are_three_percent_slower_are_marked() {
         .collect();
     assert_eq!(
         marked,
-        ["kernels / Products / 64x64, fprop / TFLOP/s", "kernels / Products / 64x64, fprop / ms"]
+        [
+            "kernels / Products / 64x64, fprop / TFLOP/s",
+            "kernels / Products / 64x64, fprop / ms"
+        ]
     );
-    let peers = changes.iter().find(|change| change.place.ends_with("fprop / peer PyTorch ms"));
-    assert!(peers.unwrap().worse.unwrap() > 100.0, "it is printed all the same");
+    let peers = changes
+        .iter()
+        .find(|change| change.place.ends_with("fprop / peer PyTorch ms"));
+    assert!(
+        peers.unwrap().worse.unwrap() > 100.0,
+        "it is printed all the same"
+    );
     // Without a last one there is nothing to mark.
     let none = compare(&last, &Figures::default());
-    assert!(none.iter().all(|change| change.last.is_none() && !change.is_slower()));
+    assert!(
+        none.iter()
+            .all(|change| change.last.is_none() && !change.is_slower())
+    );
 }
 
 /// The committed figures are those of the committed reports.

@@ -16,7 +16,9 @@ use crate::child::Ranks;
 
 /// A model of Transformers, and what it computes.
 pub(crate) fn fixture(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures").join(name)
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("fixtures")
+        .join(name)
 }
 
 /// Each of them, and of how many ways its heads are split.
@@ -66,16 +68,29 @@ fn a_model_equals_transformers_under_every_layout(
     let mut compared = 0;
     for layout in LAYOUTS.map(|text| text.parse::<Layout>().unwrap()) {
         let tolerances = Tolerances::of(Dtype::F32);
-        let report = verify(&reference, &layout, Dtype::F32, &tolerances, Devices::Cpu, None);
+        let report = verify(
+            &reference,
+            &layout,
+            Dtype::F32,
+            &tolerances,
+            Devices::Cpu,
+            None,
+        );
         // Samples, and the sequence, may not divide either: then all numbers are in the error.
         if let Some(error) = &report.error {
             let of_heads = layout.tp > most && error.contains("heads");
             let of_samples = layout.dp > 2 && error.contains("batch of 2 samples");
             let of_sequence = layout.sp && error.contains("sequence length");
-            assert!(of_heads || of_samples || of_sequence, "{name}, {layout}: {error}");
+            assert!(
+                of_heads || of_samples || of_sequence,
+                "{name}, {layout}: {error}"
+            );
             continue;
         }
-        assert!(report.ok && report.skipped.is_empty(), "{name}: {report:#?}");
+        assert!(
+            report.ok && report.skipped.is_empty(),
+            "{name}: {report:#?}"
+        );
         assert!(report.train_losses_max_abs.is_some() && layout.tp <= most);
         compared += 1;
     }
@@ -111,13 +126,26 @@ fn a_model_equals_transformers_where_ranks_share_sequences(
         let comm = CpComm::try_from(comm.to_string()).unwrap();
         let reference = Reference::open(&fixture(name)).unwrap().with_cp_comm(comm);
         let (layout, tolerances) = (layout.parse().unwrap(), Tolerances::of(Dtype::F32));
-        let report = verify(&reference, &layout, Dtype::F32, &tolerances, Devices::Cpu, None);
+        let report = verify(
+            &reference,
+            &layout,
+            Dtype::F32,
+            &tolerances,
+            Devices::Cpu,
+            None,
+        );
         if let Some(error) = &report.error {
             let of_length = error.contains("sequence length");
-            assert!(of_length || error.contains("heads"), "{name}, {layout}: {error}");
+            assert!(
+                of_length || error.contains("heads"),
+                "{name}, {layout}: {error}"
+            );
             continue;
         }
-        assert!(report.ok && report.skipped.is_empty(), "{name}, {comm:?}: {report:#?}");
+        assert!(
+            report.ok && report.skipped.is_empty(),
+            "{name}, {comm:?}: {report:#?}"
+        );
         compared += 1;
     }
     // Of 30 tokens, which are six chunks, and 22, which are those of eleven ranks.
@@ -132,13 +160,27 @@ fn a_model_equals_transformers_where_ranks_share_sequences(
 #[test]
 fn processes_compare_as_threads_do() {
     let qwen3 = fixture("qwen3");
-    let args = ["verify", qwen3.to_str().unwrap(), "--layout", "tp2-sp", "--json"];
+    let args = [
+        "verify",
+        qwen3.to_str().unwrap(),
+        "--layout",
+        "tp2-sp",
+        "--json",
+    ];
     let threads = Ranks::command(&args).finish();
     let processes = Ranks::commands(2, &args).finish();
     assert!(threads[0].stdout.contains("\"ok\":true"), "{threads:?}");
     assert_eq!(processes[0].stdout, threads[0].stdout);
     assert_eq!(processes[1].stdout, "", "the first rank alone prints");
-    let args = ["verify", qwen3.to_str().unwrap(), "--layout", "cp2", "--cp-comm", "p2p", "--json"];
+    let args = [
+        "verify",
+        qwen3.to_str().unwrap(),
+        "--layout",
+        "cp2",
+        "--cp-comm",
+        "p2p",
+        "--json",
+    ];
     let threads = Ranks::command(&args).finish();
     let processes = Ranks::commands(2, &args).finish();
     assert!(threads[0].stdout.contains("\"ok\":true"), "{threads:?}");

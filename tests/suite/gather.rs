@@ -17,7 +17,9 @@ pub(crate) type WholeParams = BTreeMap<String, Vec<f32>>;
 pub(crate) fn local_params(trainer: &Trainer) -> Result<LocalParams, TrainError> {
     let spec = |path: &str| trainer.plan().get(path).unwrap().shard.clone();
     let params = read_params(&trainer.whole_model()?).into_iter();
-    Ok(params.map(|(path, data)| (path.clone(), data.try_to_vec().unwrap(), spec(&path))).collect())
+    Ok(params
+        .map(|(path, data)| (path.clone(), data.try_to_vec().unwrap(), spec(&path)))
+        .collect())
 }
 
 /// The whole parameters.
@@ -27,7 +29,9 @@ pub(crate) fn local_params(trainer: &Trainer) -> Result<LocalParams, TrainError>
 pub(crate) fn gather(ranks: &[LocalParams]) -> WholeParams {
     let mut found: BTreeMap<&str, Vec<Option<f32>>> = BTreeMap::new();
     for (path, local, spec) in ranks.iter().flatten() {
-        let whole = found.entry(path).or_insert_with(|| vec![None; spec.num_global()]);
+        let whole = found
+            .entry(path)
+            .or_insert_with(|| vec![None; spec.num_global()]);
         let mut padding = vec![true; local.len()];
         for piece in &spec.pieces {
             spec.for_each_run(piece, |from, to, len| {
@@ -39,11 +43,17 @@ pub(crate) fn gather(ranks: &[LocalParams]) -> WholeParams {
             });
         }
         let mut padded = local.iter().zip(&padding).filter(|(_, padding)| **padding);
-        assert!(padded.all(|(value, _)| *value == 0.0), "padding of {path} is not zero");
+        assert!(
+            padded.all(|(value, _)| *value == 0.0),
+            "padding of {path} is not zero"
+        );
     }
     let whole = |values: Vec<Option<f32>>| values.into_iter().collect::<Option<Vec<f32>>>();
     let named = |(path, values)| {
-        (String::from(path), whole(values).unwrap_or_else(|| panic!("a part of {path} is missing")))
+        (
+            String::from(path),
+            whole(values).unwrap_or_else(|| panic!("a part of {path} is missing")),
+        )
     };
     found.into_iter().map(named).collect()
 }
@@ -52,7 +62,11 @@ pub(crate) fn gather(ranks: &[LocalParams]) -> WholeParams {
 pub(crate) fn relative_distance(a: &[f32], b: &[f32]) -> f64 {
     assert_eq!(a.len(), b.len());
     let square = |value: f64| value * value;
-    let distance: f64 = a.iter().zip(b).map(|(a, b)| square(f64::from(*a) - f64::from(*b))).sum();
+    let distance: f64 = a
+        .iter()
+        .zip(b)
+        .map(|(a, b)| square(f64::from(*a) - f64::from(*b)))
+        .sum();
     let norm: f64 = b.iter().map(|b| square(f64::from(*b))).sum();
     (distance / norm.max(f64::MIN_POSITIVE)).sqrt()
 }

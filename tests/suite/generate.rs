@@ -21,14 +21,29 @@ fn model_with_tokenizer() -> (tempfile::TempDir, PathBuf) {
     for file in ["config.json", "model.safetensors"] {
         fs::copy(fixture("qwen3-tied").join(file), hf.join(file)).unwrap();
     }
-    fs::write(&corpus, "the cat sat on the mat; the hat that the cat had. ".repeat(50)).unwrap();
-    succeed(&["tokenize", "--data", text(&corpus), "--vocab", "280", "--out", text(&hf)]);
+    fs::write(
+        &corpus,
+        "the cat sat on the mat; the hat that the cat had. ".repeat(50),
+    )
+    .unwrap();
+    succeed(&[
+        "tokenize",
+        "--data",
+        text(&corpus),
+        "--vocab",
+        "280",
+        "--out",
+        text(&hf),
+    ]);
     (dir, hf)
 }
 
 fn written(args: &[&str]) -> Vec<Value> {
     let found = succeed(&[args, &["--json"]].concat());
-    found.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    found
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect()
 }
 
 #[test]
@@ -36,12 +51,28 @@ fn text_goes_in_and_out_with_the_models_own_tokenizer() {
     let (dir, hf) = model_with_tokenizer();
     let checkpoint = dir.path().join("checkpoint");
     succeed(&["convert", "import", text(&hf), text(&checkpoint)]);
-    let ask = ["--prompt", "the cat", "--prompt", "sat on a", "--max-tokens", "20"];
+    let ask = [
+        "--prompt",
+        "the cat",
+        "--prompt",
+        "sat on a",
+        "--max-tokens",
+        "20",
+    ];
     let alone = written(&[&["generate", text(&hf)], &ask[..]].concat());
-    assert!(alone.iter().all(|line| line["finish"] == "max_tokens"), "{alone:?}");
+    assert!(
+        alone.iter().all(|line| line["finish"] == "max_tokens"),
+        "{alone:?}"
+    );
     assert_eq!(
         alone,
-        written(&[&["generate", text(&checkpoint), "--layout", "tp2"], &ask[..]].concat())
+        written(
+            &[
+                &["generate", text(&checkpoint), "--layout", "tp2"],
+                &ask[..]
+            ]
+            .concat()
+        )
     );
     let plain = succeed(&[&["generate", text(&hf)], &ask[..]].concat());
     let expected = format!(
@@ -54,9 +85,20 @@ fn text_goes_in_and_out_with_the_models_own_tokenizer() {
     // A stop string ends the text where it first begins, whatever tokens it is in.
     let draw = |seed: usize, stop: &[&str]| {
         let seed = seed.to_string();
-        let args = ["generate", text(&hf), "--prompt", "the cat", "--max-tokens", "24", "--seed"];
+        let args = [
+            "generate",
+            text(&hf),
+            "--prompt",
+            "the cat",
+            "--max-tokens",
+            "24",
+            "--seed",
+        ];
         let stop = stop.iter().flat_map(|stop| ["--stop", stop]);
-        let args = args.into_iter().chain([seed.as_str(), "--temperature", "1.5"]).chain(stop);
+        let args = args
+            .into_iter()
+            .chain([seed.as_str(), "--temperature", "1.5"])
+            .chain(stop);
         written(&args.collect::<Vec<_>>()).remove(0)
     };
     for len in [1, 3, 5] {
@@ -71,7 +113,11 @@ fn text_goes_in_and_out_with_the_models_own_tokenizer() {
         });
         let (seed, stop, whole) = found.expect("a text with plain characters");
         let stopped = draw(seed, &["never written", &stop]);
-        assert_eq!(stopped["text"], whole[..whole.find(&stop).unwrap()], "{stop:?} in {whole:?}");
+        assert_eq!(
+            stopped["text"],
+            whole[..whole.find(&stop).unwrap()],
+            "{stop:?} in {whole:?}"
+        );
         assert_eq!(stopped["finish"], "stop");
     }
 }
@@ -80,8 +126,21 @@ fn text_goes_in_and_out_with_the_models_own_tokenizer() {
 fn processes_write_what_threads_write_and_one_of_them_prints() {
     let (_dir, hf) = model_with_tokenizer();
     let ask = |seed| {
-        let args = ["generate", text(&hf), "--prompt", "the", "--max-tokens", "12", "--seed", seed];
-        [&args[..], &["--temperature", "0.9", "--top-k", "40", "--top-p", "0.9"]].concat()
+        let args = [
+            "generate",
+            text(&hf),
+            "--prompt",
+            "the",
+            "--max-tokens",
+            "12",
+            "--seed",
+            seed,
+        ];
+        [
+            &args[..],
+            &["--temperature", "0.9", "--top-k", "40", "--top-p", "0.9"],
+        ]
+        .concat()
     };
     let threads = succeed(&[&ask("7")[..], &["--layout", "tp4"]].concat());
     assert_eq!(threads, succeed(&ask("7")));
@@ -98,8 +157,14 @@ const PIPELINES: [(&str, &[&str]); 10] = [
     ("tp2-pp2-sp", &["chunks=2"]),
     ("pp2", &["first_stage_layers=3"]),
     ("pp2", &["pipeline_layout=E|t*4L"]),
-    ("pp2", &["schedule=interleaved", "pipeline_layout=Et|tt|t|L"]),
-    ("pp3", &["chunks=2", "count_embedding=true", "count_loss=true"]),
+    (
+        "pp2",
+        &["schedule=interleaved", "pipeline_layout=Et|tt|t|L"],
+    ),
+    (
+        "pp3",
+        &["chunks=2", "count_embedding=true", "count_loss=true"],
+    ),
     ("pp2", &["schedule=zb-v"]),
     ("tp2-pp2", &["schedule=zb-v", "pipeline_layout=E|tt|t|tL"]),
 ];
@@ -113,13 +178,17 @@ fn a_pipeline_writes_what_its_tp_alone_writes(
     let rng = PositionRng::new(seed, Purpose::Sampling, "prompts");
     // The last outgrows the longest sequence.
     let prompts = [1, 7, 120].map(|len: u64| {
-        let ids: Vec<_> = (0..len).map(|at| rng.below(1000 * len + at, 256).to_string()).collect();
+        let ids: Vec<_> = (0..len)
+            .map(|at| rng.below(1000 * len + at, 256).to_string())
+            .collect();
         ids.join(",")
     });
     let (hf, seed) = (fixture(name), seed.to_string());
     let mut ask = vec!["generate", text(&hf), "--max-tokens", "12", "--ignore-eos"];
     ask.extend(["--temperature", temperature, "--seed", &seed]);
-    prompts.iter().for_each(|ids| ask.extend(["--prompt-ids", ids]));
+    prompts
+        .iter()
+        .for_each(|ids| ask.extend(["--prompt-ids", ids]));
     let expected =
         ["tp1", "tp2"].map(|layout| written(&[&ask[..], &["--layout", layout]].concat()));
     for (layout, sets) in PIPELINES {
@@ -139,12 +208,16 @@ fn ranks_that_share_prompts_write_what_one_rank_writes(
     let seed = fresh_seed();
     let rng = PositionRng::new(seed, Purpose::Sampling, "shared prompts");
     let prompts = [50, 2, 120].map(|len: u64| {
-        let ids: Vec<_> = (0..len).map(|at| rng.below(1000 * len + at, 256).to_string()).collect();
+        let ids: Vec<_> = (0..len)
+            .map(|at| rng.below(1000 * len + at, 256).to_string())
+            .collect();
         ids.join(",")
     });
     let hf = fixture(name);
     let mut ask = vec!["generate", text(&hf), "--max-tokens", "8", "--ignore-eos"];
-    prompts.iter().for_each(|ids| ask.extend(["--prompt-ids", ids]));
+    prompts
+        .iter()
+        .for_each(|ids| ask.extend(["--prompt-ids", ids]));
     let found = written(&[&ask[..], &["--layout", layout]].concat());
     assert_eq!(found, written(&ask), "{layout}");
 }
@@ -154,11 +227,32 @@ fn a_launched_pipeline_writes_what_one_rank_writes() {
     let (dir, hf) = model_with_tokenizer();
     let checkpoint = dir.path().join("checkpoint");
     succeed(&["convert", "import", text(&hf), text(&checkpoint)]);
-    let ask = ["generate", text(&checkpoint), "--prompt", "the", "--prompt", "a hat"];
-    let ask = [&ask[..], &["--max-tokens", "12", "--temperature", "1.1", "--seed", "3"]].concat();
+    let ask = [
+        "generate",
+        text(&checkpoint),
+        "--prompt",
+        "the",
+        "--prompt",
+        "a hat",
+    ];
+    let ask = [
+        &ask[..],
+        &["--max-tokens", "12", "--temperature", "1.1", "--seed", "3"],
+    ]
+    .concat();
     let ask = [&ask[..], &["--stop", "q"]].concat();
-    let split = [&ask[..], &["--layout", "pp2", "--set", "parallel.count_loss=true"]].concat();
-    let launch = ["launch", "--nproc", "2", "--", env!("CARGO_BIN_EXE_megaburn-under-test")];
+    let split = [
+        &ask[..],
+        &["--layout", "pp2", "--set", "parallel.count_loss=true"],
+    ]
+    .concat();
+    let launch = [
+        "launch",
+        "--nproc",
+        "2",
+        "--",
+        env!("CARGO_BIN_EXE_megaburn-under-test"),
+    ];
     assert_eq!(succeed(&[&launch[..], &split].concat()), succeed(&ask));
 }
 
@@ -187,5 +281,8 @@ fn what_cannot_be_asked_is_refused(#[case] args: &[&str], #[case] message: &str)
     let ended = megaburn(&[&["generate", text(&hf)], args].concat());
     assert_eq!(ended.code, Some(2), "{ended:#?}");
     assert!(ended.stderr.contains(message), "{ended:#?}");
-    assert_eq!((ended.stderr.lines().count(), ended.stdout.as_str()), (1, ""));
+    assert_eq!(
+        (ended.stderr.lines().count(), ended.stdout.as_str()),
+        (1, "")
+    );
 }

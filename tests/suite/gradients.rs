@@ -94,15 +94,27 @@ fn every_layout_computes_one_ranks_gradients_at_each_of_ten_steps(
     let runs = LAYOUTS.map(|layout| (layout, Run::new()));
     let (mut largest, mut before) = ((0.0, String::new()), WholeParams::new());
     for step in 0..STEPS {
-        let checkpoint =
-            newest(&one.checkpoints()).unwrap().checkpoint.unwrap().path().to_path_buf();
+        let checkpoint = newest(&one.checkpoints())
+            .unwrap()
+            .checkpoint
+            .unwrap()
+            .path()
+            .to_path_buf();
         runs.iter().for_each(|(_, run)| hand_over(&checkpoint, run));
         train(of_one.clone(), step + 1);
         let expected = gradients(&one);
         for (path, grad) in &expected {
-            assert!(grad.iter().any(|value| *value != 0.0), "the gradient of {path} is zero");
-            let moved = before.get(path).is_none_or(|before| relative_distance(before, grad) > 0.1);
-            assert!(moved, "step {step}: the gradient of {path} is that of the step before");
+            assert!(
+                grad.iter().any(|value| *value != 0.0),
+                "the gradient of {path} is zero"
+            );
+            let moved = before
+                .get(path)
+                .is_none_or(|before| relative_distance(before, grad) > 0.1);
+            assert!(
+                moved,
+                "step {step}: the gradient of {path} is that of the step before"
+            );
         }
         for ((layout, micro_batch, zero, zero_ranks), run) in &runs {
             let mut config = keeping_gradients(run, layout, tied);
@@ -112,9 +124,15 @@ fn every_layout_computes_one_ranks_gradients_at_each_of_ten_steps(
             // Several buckets, and parameters that ranks cut.
             parallel.bucket_size = Some(3000);
             let steps = train(config, step + 1).len();
-            assert_eq!(steps, 1, "{layout} did not go on from the one rank's weights");
+            assert_eq!(
+                steps, 1,
+                "{layout} did not go on from the one rank's weights"
+            );
             let found = gradients(run);
-            assert!(found.keys().eq(expected.keys()), "{layout}: other parameters");
+            assert!(
+                found.keys().eq(expected.keys()),
+                "{layout}: other parameters"
+            );
             for (path, found) in &found {
                 let distance = relative_distance(found, &expected[path]);
                 let what = format!("{layout}, zero {zero}, step {step}: {path}");

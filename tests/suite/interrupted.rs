@@ -22,7 +22,9 @@ use crate::{
 const ROUNDS: u32 = 16;
 
 fn names(dir: &Path) -> Vec<String> {
-    let names = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name());
+    let names = fs::read_dir(dir)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name());
     let mut names: Vec<_> = names.map(|name| name.into_string().unwrap()).collect();
     names.sort();
     names
@@ -66,9 +68,16 @@ fn a_conversion_that_is_interrupted_leaves_nothing() {
         };
         let found = interrupted(args, signal, whole * round / ROUNDS);
         // Done, or ended before it listened to signals and wrote anything.
-        assert!([Some(0), Some(code), None].contains(&found), "round {round}: {found:?}");
+        assert!(
+            [Some(0), Some(code), None].contains(&found),
+            "round {round}: {found:?}"
+        );
         stopped += u32::from(found == Some(code));
-        assert_eq!(names(dir.path()), ["checkpoint", "hf"], "round {round}: {found:?}");
+        assert_eq!(
+            names(dir.path()),
+            ["checkpoint", "hf"],
+            "round {round}: {found:?}"
+        );
         assert_eq!(names(&hf), result, "round {round}");
     }
     assert!(stopped > 0, "no signal came in the middle of a conversion");
@@ -77,9 +86,16 @@ fn a_conversion_that_is_interrupted_leaves_nothing() {
     for round in 0..ROUNDS {
         let found = interrupted(&export, Signal::SIGKILL, whole * round / ROUNDS);
         let there = names(&hf);
-        assert!(result.iter().all(|name| there.contains(name)), "round {round}: {there:?}");
+        assert!(
+            result.iter().all(|name| there.contains(name)),
+            "round {round}: {there:?}"
+        );
         let beside = names(dir.path()).len() - 2;
-        assert!(beside <= 1, "round {round}, {found:?}: {:?}", names(dir.path()));
+        assert!(
+            beside <= 1,
+            "round {round}, {found:?}: {:?}",
+            names(dir.path())
+        );
         left += beside;
     }
     assert!(left > 0, "no kill came in the middle of a conversion");

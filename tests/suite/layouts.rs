@@ -36,7 +36,11 @@ pub(crate) struct Trained {
 fn local_moments(trainer: &Trainer) -> Result<LocalParams, TrainError> {
     // Parameters that are on their way arrive.
     trainer.model();
-    let moments = trainer.optimizer().whole_state(|_| true)?.moments.into_iter();
+    let moments = trainer
+        .optimizer()
+        .whole_state(|_| true)?
+        .moments
+        .into_iter();
     let first = moments.filter(|((moment, _), _)| *moment == Moment::ExpAvg);
     let read = |((_, path), state): ((Moment, String), StateTensor)| {
         let shard = trainer.plan().get(&path).unwrap().shard.clone();
@@ -49,7 +53,10 @@ pub(crate) fn train(config: TrainConfig, layout: Layout) -> Trained {
     let data = Arc::new(RunData::load(&config).unwrap());
     let config = Arc::new(config);
     let num_steps = config.train.steps;
-    let options = GroupOptions { seed: config.run.seed, ..Default::default() };
+    let options = GroupOptions {
+        seed: config.run.seed,
+        ..Default::default()
+    };
     let ranks = run_threads(layout.world_size(), options, |world| {
         let groups = ProcessGroups::new(&world, layout)?;
         let device = Device::flex().autodiff();
@@ -66,15 +73,26 @@ pub(crate) fn train(config: TrainConfig, layout: Layout) -> Trained {
     let (params, grads): (Vec<_>, Vec<_>) = local.into_iter().unzip();
     for rank in &steps {
         let numbers = |steps: &[StepMetrics]| -> Vec<(f64, f64)> {
-            steps.iter().map(|step| (step.loss, step.grad_norm)).collect()
+            steps
+                .iter()
+                .map(|step| (step.loss, step.grad_norm))
+                .collect()
         };
-        assert_eq!(numbers(rank), numbers(&steps[0]), "ranks report different numbers");
+        assert_eq!(
+            numbers(rank),
+            numbers(&steps[0]),
+            "ranks report different numbers"
+        );
     }
     let [params, grads] = [params, grads].map(|local| gather(&local));
     // The biases by which experts are chosen have none.
     let trained = params.keys().filter(|path| !path.ends_with(".router.bias"));
     assert!(grads.keys().eq(trained), "a parameter has no gradient");
-    Trained { steps: steps.into_iter().next().unwrap(), params, grads }
+    Trained {
+        steps: steps.into_iter().next().unwrap(),
+        params,
+        grads,
+    }
 }
 
 #[rstest]
@@ -94,9 +112,17 @@ fn every_layout_trains_as_one_rank_does(
         let expected = one_rank
             .entry(batch)
             .or_insert_with(|| train(model.config(data, batch, batch), Layout::SINGLE));
-        compare(&train(row.config(model, data), row.layout), expected, &row.name());
+        compare(
+            &train(row.config(model, data), row.layout),
+            expected,
+            &row.name(),
+        );
     }
-    assert!(one_rank.values().all(|run| run.steps[2].loss != run.steps[0].loss));
+    assert!(
+        one_rank
+            .values()
+            .all(|run| run.steps[2].loss != run.steps[0].loss)
+    );
 }
 
 #[rstest]
@@ -129,17 +155,28 @@ pub(crate) fn compare(found: &Trained, expected: &Trained, row: &str) {
         let further = further.map(|(found, expected)| ("loss of a depth", *found, *expected));
         for (what, found, expected) in numbers.into_iter().chain(further) {
             let relative = (found - expected).abs() / expected;
-            assert!(relative <= TOLERANCE, "{row}: {what} {found}, on one rank {expected}");
+            assert!(
+                relative <= TOLERANCE,
+                "{row}: {what} {found}, on one rank {expected}"
+            );
         }
     }
     for (found, expected) in found.steps.iter().zip(&expected.steps) {
         compare_experts(found, expected, row);
     }
-    assert!(found.params.keys().eq(expected.params.keys()), "{row}: other parameters");
+    assert!(
+        found.params.keys().eq(expected.params.keys()),
+        "{row}: other parameters"
+    );
     for (path, params) in &found.params {
         let relative = relative_distance(params, &expected.params[path]);
-        assert!(relative <= TOLERANCE, "{row}: {path} differs by {relative:e}");
-        let Some(expected) = expected.grads.get(path) else { continue };
+        assert!(
+            relative <= TOLERANCE,
+            "{row}: {path} differs by {relative:e}"
+        );
+        let Some(expected) = expected.grads.get(path) else {
+            continue;
+        };
         let found = &found.grads[path];
         let is_zero = |values: &[f32]| values.iter().all(|value| *value == 0.0);
         // An expert may have no tokens.
@@ -149,7 +186,10 @@ pub(crate) fn compare(found: &Trained, expected: &Trained, row: &str) {
         }
         assert!(!is_zero(expected), "the gradient of {path} is zero");
         let relative = relative_distance(found, expected);
-        assert!(relative <= TOLERANCE, "{row}: the gradient of {path} differs by {relative:e}");
+        assert!(
+            relative <= TOLERANCE,
+            "{row}: the gradient of {path} differs by {relative:e}"
+        );
     }
 }
 
@@ -159,16 +199,31 @@ fn compare_experts(found: &StepMetrics, expected: &StepMetrics, row: &str) {
         assert!(found.experts.is_none() && expected.experts.is_none());
         return;
     };
-    assert_eq!((&found.busiest, &found.idlest), (&expected.busiest, &expected.idlest), "{row}");
+    assert_eq!(
+        (&found.busiest, &found.idlest),
+        (&expected.busiest, &expected.idlest),
+        "{row}"
+    );
     for (what, found, expected) in [
         ("aux loss", found.aux_loss, expected.aux_loss),
-        ("sequence aux loss", found.seq_aux_loss, expected.seq_aux_loss),
-        ("global aux loss", found.global_aux_loss, expected.global_aux_loss),
+        (
+            "sequence aux loss",
+            found.seq_aux_loss,
+            expected.seq_aux_loss,
+        ),
+        (
+            "global aux loss",
+            found.global_aux_loss,
+            expected.global_aux_loss,
+        ),
         ("z loss", found.z_loss, expected.z_loss),
         ("dropped", found.dropped, expected.dropped),
     ] {
         let off = (found - expected).abs();
-        assert!(off <= TOLERANCE * expected, "{row}: {what} {found}, on one rank {expected}");
+        assert!(
+            off <= TOLERANCE * expected,
+            "{row}: {what} {found}, on one rank {expected}"
+        );
     }
 }
 
@@ -203,13 +258,28 @@ fn the_matrix_covers_what_it_should() {
     assert!((1..=8).all(|tp| all(|row| row.layout.tp).contains(&tp)));
     assert!((1..=8).all(|dp| all(|row| row.layout.dp).contains(&dp)));
     assert!(rows.iter().all(|row| row.layout.world_size() <= 8));
-    assert!(rows.iter().filter(|row| row.layout.sp).any(|row| row.layout.world_size() == 8));
+    assert!(
+        rows.iter()
+            .filter(|row| row.layout.sp)
+            .any(|row| row.layout.world_size() == 8)
+    );
     assert!((0..=3).all(|zero| all(|row| row.zero.into()).contains(&zero)));
-    assert!(rows.iter().any(|row| row.zero_ranks.is_some_and(|ranks| ranks < row.layout.dp)));
+    assert!(
+        rows.iter()
+            .any(|row| row.zero_ranks.is_some_and(|ranks| ranks < row.layout.dp))
+    );
     let micro_batches = all(|row| row.global_batch / row.micro_batch / row.layout.dp);
-    assert!([1, 3, 5, 7].iter().all(|odd| micro_batches.contains(odd)), "{micro_batches:?}");
+    assert!(
+        [1, 3, 5, 7].iter().all(|odd| micro_batches.contains(odd)),
+        "{micro_batches:?}"
+    );
     let run: BTreeSet<_> = rows.iter().map(|row| &row.model).collect();
-    assert!(models.keys().eq(run), "a model without rows, or the other way round");
-    let tied = models.values().map(|model| model.sizes["tied"].as_bool().unwrap());
+    assert!(
+        models.keys().eq(run),
+        "a model without rows, or the other way round"
+    );
+    let tied = models
+        .values()
+        .map(|model| model.sizes["tied"].as_bool().unwrap());
     assert_eq!(tied.collect::<BTreeSet<_>>().len(), 2);
 }

@@ -45,8 +45,18 @@ impl Row {
 
     /// What tells it from others, for messages.
     pub(crate) fn name(&self) -> String {
-        let Self { model, layout, zero, zero_ranks, .. } = self;
-        let zero = if *zero > 0 { format!(", zero {zero} {zero_ranks:?}") } else { String::new() };
+        let Self {
+            model,
+            layout,
+            zero,
+            zero_ranks,
+            ..
+        } = self;
+        let zero = if *zero > 0 {
+            format!(", zero {zero} {zero_ranks:?}")
+        } else {
+            String::new()
+        };
         format!("{model}, {layout}{zero}")
     }
 }
@@ -87,6 +97,10 @@ impl Model {
             scaling.unwrap_or_default(),
             self.seq_len,
         );
-        ConfigLayers::new().with_text("layouts.toml", &text).unwrap().load().unwrap()
+        ConfigLayers::new()
+            .with_text("layouts.toml", &text)
+            .unwrap()
+            .load()
+            .unwrap()
     }
 }

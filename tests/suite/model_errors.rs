@@ -77,7 +77,10 @@ fn a_config_that_is_not_of_its_weights_is_one_error(
     let (_dir, errors) = damaged("llama", |hf| {
         edit_json(&hf.join("config.json"), |json| json[key] = value.clone());
     });
-    assert!(errors.iter().all(|error| error.contains(message)), "{errors:#?}");
+    assert!(
+        errors.iter().all(|error| error.contains(message)),
+        "{errors:#?}"
+    );
 }
 
 #[test]
@@ -88,7 +91,9 @@ fn damaged_weights_are_one_error() {
         fs::write(&path, &bytes[..bytes.len() - 1000]).unwrap();
     });
     assert!(
-        errors.iter().all(|e| e.contains("model.safetensors") && e.contains("truncated")),
+        errors
+            .iter()
+            .all(|e| e.contains("model.safetensors") && e.contains("truncated")),
         "{errors:#?}"
     );
     let (_dir, errors) = damaged("gpt2", |hf| {
@@ -96,14 +101,24 @@ fn damaged_weights_are_one_error() {
         let index = r#"{"weight_map": {"transformer.wte.weight": "b.safetensors"}}"#;
         fs::write(hf.join("model.safetensors.index.json"), index).unwrap();
     });
-    assert!(errors.iter().all(|e| e.contains("`b.safetensors`, which is missing")), "{errors:#?}");
+    assert!(
+        errors
+            .iter()
+            .all(|e| e.contains("`b.safetensors`, which is missing")),
+        "{errors:#?}"
+    );
 }
 
 #[test]
 fn a_checkpoint_with_a_flipped_bit_is_used_for_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let [checkpoint, out] = ["checkpoint", "out"].map(|name| dir.path().join(name));
-    succeed(&["convert", "import", text(&fixture("qwen3-tied")), text(&checkpoint)]);
+    succeed(&[
+        "convert",
+        "import",
+        text(&fixture("qwen3-tied")),
+        text(&checkpoint),
+    ]);
     let path = checkpoint.join("rank-00000.safetensors");
     let mut bytes = fs::read(&path).unwrap();
     *bytes.last_mut().unwrap() ^= 1;
@@ -114,7 +129,10 @@ fn a_checkpoint_with_a_flipped_bit_is_used_for_nothing() {
         Started::new(&checkpoint).train("tp2-dp2", 1, &[]),
     ] {
         assert_eq!(ended.code, Some(2), "{ended:#?}");
-        assert!(ended.stderr.contains("rank-00000.safetensors is damaged"), "{ended:#?}");
+        assert!(
+            ended.stderr.contains("rank-00000.safetensors is damaged"),
+            "{ended:#?}"
+        );
     }
     assert!(!out.exists());
 }
@@ -133,7 +151,10 @@ fn what_stands_there_is_not_overwritten() {
     }
     fs::remove_file(out.join("notes")).unwrap();
     succeed(&["convert", "import", text(&hf), text(&out), "--force"]);
-    assert_eq!(megaburn(&["convert", "import", text(&hf), text(&out)]).code, Some(2));
+    assert_eq!(
+        megaburn(&["convert", "import", text(&hf), text(&out)]).code,
+        Some(2)
+    );
 }
 
 #[rstest]
@@ -154,7 +175,10 @@ fn a_layout_that_cannot_be_is_refused(
     let hf = fixture("llama");
     let ended = megaburn(&[&["verify", text(&hf), "--json"], args].concat());
     assert_eq!(ended.code, Some(code), "{ended:#?}");
-    assert!(format!("{}{}", ended.stdout, ended.stderr).contains(message), "{ended:#?}");
+    assert!(
+        format!("{}{}", ended.stdout, ended.stderr).contains(message),
+        "{ended:#?}"
+    );
     assert_eq!(ended.stdout.lines().count(), usize::from(code == 1));
 }
 
@@ -173,7 +197,10 @@ fn a_reference_that_lacks_parts_is_no_proof() {
         ("loss", false),
         ("grad.model.norm.weight", false),
     ] {
-        let rest = parts.iter().filter(|(name, _)| name != lacks).map(|(name, view)| (name, view));
+        let rest = parts
+            .iter()
+            .filter(|(name, _)| name != lacks)
+            .map(|(name, view)| (name, view));
         safetensors::serialize_to_file(rest, None, &dir.path().join("reference.safetensors"))
             .unwrap();
         let ended = megaburn(&["verify", text(dir.path()), "--layout", "tp2", "--json"]);
@@ -185,5 +212,7 @@ fn a_reference_that_lacks_parts_is_no_proof() {
 }
 
 fn megaburn_parts(file: &[u8]) -> Vec<(String, safetensors::tensor::TensorView<'_>)> {
-    safetensors::SafeTensors::deserialize(file).unwrap().tensors()
+    safetensors::SafeTensors::deserialize(file)
+        .unwrap()
+        .tensors()
 }

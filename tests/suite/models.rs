@@ -44,25 +44,53 @@ pub(crate) fn assert_comes_back(name: &str) {
     succeed(&["convert", "import", text(&hf), text(&checkpoint)]);
     succeed(&["convert", "export", text(&checkpoint), text(&back)]);
     let found = fs::read(back.join("model.safetensors")).unwrap();
-    assert!(found == fs::read(hf.join("model.safetensors")).unwrap(), "other bytes");
+    assert!(
+        found == fs::read(hf.join("model.safetensors")).unwrap(),
+        "other bytes"
+    );
     for name in ["config.json", "generation_config.json"] {
-        assert_eq!(fs::read(back.join(name)).ok(), fs::read(hf.join(name)).ok(), "{name}");
+        assert_eq!(
+            fs::read(back.join(name)).ok(),
+            fs::read(hf.join(name)).ok(),
+            "{name}"
+        );
     }
-    succeed(&["convert", "export", text(&checkpoint), text(&sharded), "--max-shard-gb", "4e-5"]);
+    succeed(&[
+        "convert",
+        "export",
+        text(&checkpoint),
+        text(&sharded),
+        "--max-shard-gb",
+        "4e-5",
+    ]);
     assert!(sharded.join("model.safetensors.index.json").is_file());
     for other in [&back, &sharded, &checkpoint] {
         succeed(&["verify", text(&hf), text(other)]);
         succeed(&["verify", text(other), text(&hf), "--json"]);
     }
-    succeed(&["convert", "import", text(&sharded), text(&half), "--dtype", "bf16"]);
+    succeed(&[
+        "convert",
+        "import",
+        text(&sharded),
+        text(&half),
+        "--dtype",
+        "bf16",
+    ]);
     let ended = megaburn(&["verify", text(&checkpoint), text(&half), "--json"]);
     assert_eq!(ended.code, Some(1));
     for line in ended.stdout.lines() {
         let tensor: Value = serde_json::from_str(line).unwrap();
         let stays = tensor["name"].as_str().unwrap().ends_with("router.bias");
-        assert_eq!(tensor["b"]["dtype"], if stays { "f32" } else { "bf16" }, "{tensor}");
+        assert_eq!(
+            tensor["b"]["dtype"],
+            if stays { "f32" } else { "bf16" },
+            "{tensor}"
+        );
         // A bf16 keeps 8 bits: values here are below 2.
-        assert!(tensor["max_abs"].as_f64().unwrap() < 1.0 / 128.0, "{tensor}");
+        assert!(
+            tensor["max_abs"].as_f64().unwrap() < 1.0 / 128.0,
+            "{tensor}"
+        );
     }
 }
 
@@ -84,7 +112,10 @@ fn greedy_text_is_that_of_transformers(
 pub(crate) fn assert_writes_what_transformers_does(name: &str, layouts: [&str; 4]) {
     let hf = fixture(name);
     let file = fs::read_to_string(hf.join("continuations.json")).unwrap();
-    let Continuations { prompts, continuations } = serde_json::from_str(&file).unwrap();
+    let Continuations {
+        prompts,
+        continuations,
+    } = serde_json::from_str(&file).unwrap();
     let dir = tempfile::tempdir().unwrap();
     let checkpoint = dir.path().join("checkpoint");
     succeed(&["convert", "import", text(&hf), text(&checkpoint)]);
@@ -96,11 +127,17 @@ pub(crate) fn assert_writes_what_transformers_does(name: &str, layouts: [&str; 4
     for (model, layout) in [&hf, &hf, &checkpoint, &hf].into_iter().zip(layouts) {
         let mut args = vec!["generate", text(model), "--layout", layout, "--json"];
         args.extend(["--ignore-eos", "--max-tokens", &tokens]);
-        prompts.iter().for_each(|ids| args.extend(["--prompt-ids", ids]));
+        prompts
+            .iter()
+            .for_each(|ids| args.extend(["--prompt-ids", ids]));
         let found = succeed(&args);
         for (line, expected) in found.lines().zip(&continuations) {
             let found: Value = serde_json::from_str(line).unwrap();
-            assert_eq!(found["ids"], serde_json::json!(expected), "{name}, {layout}");
+            assert_eq!(
+                found["ids"],
+                serde_json::json!(expected),
+                "{name}, {layout}"
+            );
         }
         assert_eq!(found.lines().count(), continuations.len());
     }
@@ -116,13 +153,17 @@ impl Started {
     pub(crate) fn new(init: &Path) -> Self {
         let run = Run::new();
         write_random_text(&run.path("text.txt"), 20_000, fresh_seed());
-        Self { run, init: format!("model.init={}", init.display()) }
+        Self {
+            run,
+            init: format!("model.init={}", init.display()),
+        }
     }
 
     pub(crate) fn train(&self, layout: &str, steps: u64, sets: &[&str]) -> Ended {
         let (dir, data) = (self.run.path("run"), self.run.path("text.txt"));
-        let mut args: Vec<String> =
-            ["train", "--layout", layout, "--steps"].map(String::from).into();
+        let mut args: Vec<String> = ["train", "--layout", layout, "--steps"]
+            .map(String::from)
+            .into();
         args.push(steps.to_string());
         let fixed = [
             format!("run.dir={}", dir.display()),
@@ -137,7 +178,11 @@ impl Started {
             "optimizer.decay_steps=8",
             "generate.tokens=4",
         ];
-        let sets = fixed.iter().map(String::as_str).chain(sizes).chain(sets.iter().copied());
+        let sets = fixed
+            .iter()
+            .map(String::as_str)
+            .chain(sizes)
+            .chain(sets.iter().copied());
         args.extend(sets.flat_map(|set| ["--set".to_string(), set.to_string()]));
         megaburn(&args.iter().map(String::as_str).collect::<Vec<_>>())
     }
@@ -159,25 +204,41 @@ fn a_run_starts_from_a_model_resumes_and_is_exported() {
     let dir = tempfile::tempdir().unwrap();
     let [checkpoint, half, back] = ["checkpoint", "half", "back"].map(|name| dir.path().join(name));
     succeed(&["convert", "import", text(&hf), text(&checkpoint)]);
-    succeed(&["convert", "import", text(&hf), text(&half), "--dtype", "bf16"]);
+    succeed(&[
+        "convert",
+        "import",
+        text(&hf),
+        text(&half),
+        "--dtype",
+        "bf16",
+    ]);
 
     let whole = Started::new(&hf);
     let ended = whole.train("tp1", 4, &[]);
     assert_eq!(ended.code, Some(0), "{ended:#?}");
     assert!(ended.stdout.contains("qwen3"), "{ended:#?}");
-    for (init, layout, tolerance) in
-        [(&hf, "tp2-dp2-sp", 1e-5), (&checkpoint, "tp4", 1e-5), (&half, "dp2", 2e-3)]
-    {
+    for (init, layout, tolerance) in [
+        (&hf, "tp2-dp2-sp", 1e-5),
+        (&checkpoint, "tp4", 1e-5),
+        (&half, "dp2", 2e-3),
+    ] {
         let split = Started::new(init);
         fs::copy(whole.run.path("text.txt"), split.run.path("text.txt")).unwrap();
         for steps in [2, 4] {
             let ended = split.train(layout, steps, &[]);
             assert_eq!(ended.code, Some(0), "{ended:#?}");
-            assert_eq!(ended.stdout.contains("after step 2 "), steps == 4, "{ended:#?}");
+            assert_eq!(
+                ended.stdout.contains("after step 2 "),
+                steps == 4,
+                "{ended:#?}"
+            );
         }
         for (found, expected) in split.losses().iter().zip(whole.losses()) {
             let relative = (found - expected).abs() / expected;
-            assert!(relative <= tolerance, "{layout}: {found}, on one rank {expected}");
+            assert!(
+                relative <= tolerance,
+                "{layout}: {found}, on one rank {expected}"
+            );
         }
         assert_eq!(split.losses().len(), 4);
     }
@@ -187,7 +248,9 @@ fn a_run_starts_from_a_model_resumes_and_is_exported() {
     let config = |folder: &Path| -> Value {
         let mut json: Value =
             serde_json::from_slice(&fs::read(folder.join("config.json")).unwrap()).unwrap();
-        json.as_object_mut().unwrap().retain(|key, _| !key.ends_with("_token_id"));
+        json.as_object_mut()
+            .unwrap()
+            .retain(|key, _| !key.ends_with("_token_id"));
         json
     };
     assert_eq!(config(&back), config(&hf));
@@ -204,8 +267,19 @@ fn a_run_starts_from_a_model_resumes_and_is_exported() {
     succeed(&["verify", text(&run), text(&again)]);
     // A run goes on from another run, and is asked.
     let next = Started::new(&run);
-    assert_eq!(next.train("tp2", 1, &["train.global_batch=2"]).code, Some(0));
-    let found = succeed(&["generate", text(&run), "--prompt", "ab", "--max-tokens", "3", "--json"]);
+    assert_eq!(
+        next.train("tp2", 1, &["train.global_batch=2"]).code,
+        Some(0)
+    );
+    let found = succeed(&[
+        "generate",
+        text(&run),
+        "--prompt",
+        "ab",
+        "--max-tokens",
+        "3",
+        "--json",
+    ]);
     assert_eq!(
         serde_json::from_str::<Value>(&found).unwrap()["prompt_ids"],
         serde_json::json!([97, 98])
@@ -247,7 +321,10 @@ fn a_run_that_has_begun_needs_its_model_no_more_until_it_begins_anew() {
 #[rstest]
 #[case("model.hidden=64", "`model.hidden` is set to 64, and `")]
 #[case("model.tied=false", "has true: what the model is follows from there")]
-#[case("data.seq_len=300", "sequences of 300 tokens, the model's limit is 128")]
+#[case(
+    "data.seq_len=300",
+    "sequences of 300 tokens, the model's limit is 128"
+)]
 #[case("model.init=/no/such", "/no/such: is no folder")]
 fn a_run_that_contradicts_its_model_is_refused(#[case] set: &str, #[case] message: &str) {
     let ended = Started::new(&fixture("qwen3-tied")).train("tp1", 1, &[set]);

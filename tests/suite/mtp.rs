@@ -50,7 +50,14 @@ const LAYOUTS: [&str; 24] = [
 
 fn report(reference: &Reference, layout: &str, dtype: Dtype) -> Report {
     let layout: Layout = layout.parse().unwrap();
-    verify(reference, &layout, dtype, &Tolerances::of(dtype), Devices::Cpu, None)
+    verify(
+        reference,
+        &layout,
+        dtype,
+        &Tolerances::of(dtype),
+        Devices::Cpu,
+        None,
+    )
 }
 
 /// Losses of each depth, gradients of what is learnt from, and steps; some labels are masked.
@@ -65,9 +72,18 @@ fn further_tokens_are_those_of_transformers_own_modules_under_every_layout() {
             assert!(layout == "tp2" && error.contains("sp"), "{layout}: {error}");
             continue;
         }
-        assert!(report.ok && report.skipped.is_empty(), "{layout}: {report:#?}");
-        assert!(report.mtp_losses_max_abs.unwrap() <= 1e-5, "{layout}: {report:#?}");
-        assert!(report.grad_rel_max.unwrap() <= 1e-4, "{layout}: {report:#?}");
+        assert!(
+            report.ok && report.skipped.is_empty(),
+            "{layout}: {report:#?}"
+        );
+        assert!(
+            report.mtp_losses_max_abs.unwrap() <= 1e-5,
+            "{layout}: {report:#?}"
+        );
+        assert!(
+            report.grad_rel_max.unwrap() <= 1e-4,
+            "{layout}: {report:#?}"
+        );
         compared += 1;
     }
     assert_eq!(compared, LAYOUTS.len() - 1);
@@ -80,7 +96,10 @@ fn ranks_that_share_sequences_shift_whole_ones(
     let comm = CpComm::try_from(comm.to_string()).unwrap();
     let reference = Reference::open(&fixture(MTP)).unwrap().with_cp_comm(comm);
     let report = report(&reference, "cp4", Dtype::F32);
-    assert!(report.ok && report.mtp_losses_max_abs.unwrap() <= 1e-5, "{report:#?}");
+    assert!(
+        report.ok && report.mtp_losses_max_abs.unwrap() <= 1e-5,
+        "{report:#?}"
+    );
 }
 
 /// No further off than PyTorch's own bf16: 1.16e-2, those of further tokens 2.18e-2
@@ -93,7 +112,10 @@ fn in_bf16_losses_are_as_near_as_pytorchs(
     let report = report(&reference, layout, Dtype::Bf16);
     assert_eq!(report.error, None);
     assert!(report.loss_abs.unwrap() <= 1.16e-2, "{report:?}");
-    assert!(report.train_losses_max_abs.unwrap() <= 1.16e-2, "{report:?}");
+    assert!(
+        report.train_losses_max_abs.unwrap() <= 1.16e-2,
+        "{report:?}"
+    );
     assert!(report.mtp_losses_max_abs.unwrap() <= 2.18e-2, "{report:?}");
 }
 
@@ -104,27 +126,48 @@ fn layers_that_predict_further_tokens_come_back_byte_for_byte() {
 
 /// What a published checkpoint has twice.
 const COPIES: [(&str, &str); 2] = [
-    ("model.layers.3.embed_tokens.weight", "model.embed_tokens.weight"),
+    (
+        "model.layers.3.embed_tokens.weight",
+        "model.embed_tokens.weight",
+    ),
     ("model.layers.2.shared_head.head.weight", "lm_head.weight"),
 ];
 
 #[rstest]
 fn a_copy_that_is_none_is_refused_by_name(#[values(0, 1)] index: usize) {
     let (copy, of) = COPIES[index];
-    let other = changed(MTP, |tensors| tensors.get_mut(copy).unwrap().2[5] ^= 1, |_| {});
+    let other = changed(
+        MTP,
+        |tensors| tensors.get_mut(copy).unwrap().2[5] ^= 1,
+        |_| {},
+    );
     let hf = other.path().join("hf");
-    let ended = megaburn(&["convert", "import", text(&hf), text(&other.path().join("out"))]);
+    let ended = megaburn(&[
+        "convert",
+        "import",
+        text(&hf),
+        text(&other.path().join("out")),
+    ]);
     assert_eq!(ended.code, Some(2), "{ended:#?}");
     let message =
         format!("tensor `{copy}`: is another matrix than `{of}`, of which it must be a copy");
     assert!(ended.stderr.contains(&message), "{}", ended.stderr);
     // It says what helps.
-    assert!(ended.stderr.contains("`num_nextn_predict_layers` 0 in config.json"));
+    assert!(
+        ended
+            .stderr
+            .contains("`num_nextn_predict_layers` 0 in config.json")
+    );
     let file = hf.join("config.json");
     let mut config: Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
     config["num_nextn_predict_layers"] = json!(0);
     fs::write(&file, config.to_string()).unwrap();
-    succeed(&["convert", "import", text(&hf), text(&other.path().join("out"))]);
+    succeed(&[
+        "convert",
+        "import",
+        text(&hf),
+        text(&other.path().join("out")),
+    ]);
 }
 
 #[test]
@@ -132,7 +175,11 @@ fn copies_that_a_checkpoint_lacks_are_written() {
     let lacks = |name: &str| {
         name.contains("layers.") && COPIES.iter().any(|(copy, _)| name[15..] == copy[15..])
     };
-    let dir = changed(MTP, |tensors| tensors.retain(|name, _| !lacks(name)), |_| {});
+    let dir = changed(
+        MTP,
+        |tensors| tensors.retain(|name, _| !lacks(name)),
+        |_| {},
+    );
     let [hf, checkpoint, back] = ["hf", "checkpoint", "back"].map(|name| dir.path().join(name));
     let whole = read(&fixture(MTP).join("model.safetensors"));
     assert_eq!(read(&hf.join("model.safetensors")).len() + 4, whole.len());
@@ -144,14 +191,29 @@ fn copies_that_a_checkpoint_lacks_are_written() {
 
 #[test]
 fn layers_that_config_does_not_have_are_left_out_and_text_is_the_same() {
-    let dir = changed(MTP, |_| {}, |config| config["num_nextn_predict_layers"] = json!(0));
+    let dir = changed(
+        MTP,
+        |_| {},
+        |config| config["num_nextn_predict_layers"] = json!(0),
+    );
     let [hf, checkpoint, back] = ["hf", "checkpoint", "back"].map(|name| dir.path().join(name));
     succeed(&["convert", "import", text(&hf), text(&checkpoint)]);
     succeed(&["convert", "export", text(&checkpoint), text(&back)]);
     let names = read(&back.join("model.safetensors"));
-    assert!(names.keys().all(|name| !name.contains("layers.2.") && !name.contains("layers.3.")));
+    assert!(
+        names
+            .keys()
+            .all(|name| !name.contains("layers.2.") && !name.contains("layers.3."))
+    );
     let mtp = fixture(MTP);
-    let ask = ["--prompt-ids", "5,6,7,8,9", "--max-tokens", "6", "--json", "--ignore-eos"];
+    let ask = [
+        "--prompt-ids",
+        "5,6,7,8,9",
+        "--max-tokens",
+        "6",
+        "--json",
+        "--ignore-eos",
+    ];
     let written =
         |model, layout| succeed(&[&["generate", model, "--layout", layout], &ask[..]].concat());
     let expected = written(text(&hf), "tp1");
@@ -166,14 +228,15 @@ fn a_reference_without_further_tokens_is_one_of_the_model_alone() {
     let dir = changed(MTP, |_| {}, |_| {});
     let plain = dir.path().join("hf/reference.safetensors");
     let tensors = read(&plain);
-    let views = tensors.iter().filter(|(name, _)| *name != "mtp_losses").map(
-        |(name, (dtype, shape, bytes))| {
+    let views = tensors
+        .iter()
+        .filter(|(name, _)| *name != "mtp_losses")
+        .map(|(name, (dtype, shape, bytes))| {
             (
                 name.clone(),
                 safetensors::tensor::TensorView::new(*dtype, shape.clone(), bytes).unwrap(),
             )
-        },
-    );
+        });
     let views: Vec<_> = views.collect();
     safetensors::serialize_to_file(views, None, &plain).unwrap();
     let reference = Reference::open(&dir.path().join("hf")).unwrap();

@@ -26,19 +26,57 @@ const DENSE: [(&str, &[&str]); 29] = [
     ("dp2", &["parallel.zero=3", "recompute.method=uniform"]),
     ("dp2", &["parallel.zero=3", "parallel.overlap=false"]),
     ("pp2", &["parallel.schedule=gpipe"]),
-    ("pp2", &["parallel.schedule=1f1b", "train.fused_linear_cross_entropy=true"]),
-    ("pp2", &["parallel.schedule=interleaved", "parallel.chunks=2"]),
+    (
+        "pp2",
+        &[
+            "parallel.schedule=1f1b",
+            "train.fused_linear_cross_entropy=true",
+        ],
+    ),
+    (
+        "pp2",
+        &["parallel.schedule=interleaved", "parallel.chunks=2"],
+    ),
     ("pp2", &["parallel.schedule=zb-h1"]),
     ("pp2", &["parallel.schedule=zb-v"]),
-    ("pp2", &["parallel.schedule=zb-v", "recompute.method=uniform"]),
-    ("pp2", &["parallel.last_stage_layers=1", "recompute.method=block", "recompute.num_layers=2"]),
-    ("pp2", &["parallel.pipeline_layout=Ettt|tm*2L", "recompute.method=block"]),
+    (
+        "pp2",
+        &["parallel.schedule=zb-v", "recompute.method=uniform"],
+    ),
+    (
+        "pp2",
+        &[
+            "parallel.last_stage_layers=1",
+            "recompute.method=block",
+            "recompute.num_layers=2",
+        ],
+    ),
+    (
+        "pp2",
+        &[
+            "parallel.pipeline_layout=Ettt|tm*2L",
+            "recompute.method=block",
+        ],
+    ),
     ("pp4", &["parallel.count_loss=true"]),
-    ("pp2-dp2", &["parallel.schedule=interleaved", "parallel.chunks=2", "parallel.zero=1"]),
+    (
+        "pp2-dp2",
+        &[
+            "parallel.schedule=interleaved",
+            "parallel.chunks=2",
+            "parallel.zero=1",
+        ],
+    ),
     ("pp2-dp2", &["parallel.schedule=zb-h1", "parallel.zero=2"]),
     ("pp2-dp2", &["parallel.schedule=zb-v", "parallel.zero=3"]),
     ("cp2", &["parallel.cp_comm=[\"p2p\"]"]),
-    ("cp2", &["parallel.cp_comm=[\"all_gather\"]", "recompute.method=uniform"]),
+    (
+        "cp2",
+        &[
+            "parallel.cp_comm=[\"all_gather\"]",
+            "recompute.method=uniform",
+        ],
+    ),
     ("cp2", &["parallel.cp_comm=[\"a2a\"]"]),
     ("cp4", &["parallel.cp_comm=[\"a2a2+p2p\"]"]),
     ("cp2-dp2", &["parallel.zero=3"]),
@@ -46,9 +84,19 @@ const DENSE: [(&str, &[&str]); 29] = [
         "tp2-cp2-pp2-sp",
         &["recompute.modules=[\"norm\", \"activation\", \"core_attention\", \"mlp\"]"],
     ),
-    ("tp2-pp2-dp2-sp", &["parallel.zero=1", "recompute.method=uniform", "recompute.num_layers=2"]),
+    (
+        "tp2-pp2-dp2-sp",
+        &[
+            "parallel.zero=1",
+            "recompute.method=uniform",
+            "recompute.num_layers=2",
+        ],
+    ),
     ("tp2-cp2-dp2-sp", &["parallel.zero=2"]),
-    ("tp1", &["recompute.method=uniform", "recompute.offload=true"]),
+    (
+        "tp1",
+        &["recompute.method=uniform", "recompute.offload=true"],
+    ),
 ];
 
 const OF_EXPERTS: [(&str, &[&str]); 14] = [
@@ -63,8 +111,14 @@ const OF_EXPERTS: [(&str, &[&str]); 14] = [
     ("cp2-ep2", &["recompute.modules=[\"mlp\"]"]),
     ("tp2-cp2-ep4-sp", &["parallel.zero=1"]),
     ("pp2-ep1", &["parallel.schedule=zb-v"]),
-    ("pp2-dp2-ep2", &["parallel.schedule=interleaved", "parallel.chunks=2"]),
-    ("pp2-dp2-ep2", &["parallel.schedule=zb-h1", "parallel.zero=2"]),
+    (
+        "pp2-dp2-ep2",
+        &["parallel.schedule=interleaved", "parallel.chunks=2"],
+    ),
+    (
+        "pp2-dp2-ep2",
+        &["parallel.schedule=zb-h1", "parallel.zero=2"],
+    ),
     ("tp2-pp2-dp2-ep4-sp", &["recompute.method=uniform"]),
 ];
 
@@ -83,12 +137,18 @@ fn config(model: &str, data: &str, sets: &[&str]) -> ConfigLayers {
         [parallel]\nbucket_size = 3000
         [model]\nmtp_layers = 2\nhidden = 16\nffn = 24\nlayers = 4\nheads = 4\n{model}",
     );
-    let layers = ConfigLayers::new().with_text("mtp_grids.rs", &text).unwrap();
-    sets.iter().fold(layers, |layers, set| layers.with_set(set).unwrap())
+    let layers = ConfigLayers::new()
+        .with_text("mtp_grids.rs", &text)
+        .unwrap();
+    sets.iter()
+        .fold(layers, |layers, set| layers.with_set(set).unwrap())
 }
 
 fn on(layers: ConfigLayers, layout: &str) -> (TrainConfig, Layout) {
-    (layers.with_layout(layout).unwrap().load().unwrap(), layout.parse().unwrap())
+    (
+        layers.with_layout(layout).unwrap().load().unwrap(),
+        layout.parse().unwrap(),
+    )
 }
 
 fn assert_trains_as_one_rank(model: &str, own: &[&str], rows: &[(&str, &[&str])]) {
@@ -104,7 +164,11 @@ fn assert_trains_as_one_rank(model: &str, own: &[&str], rows: &[(&str, &[&str])]
     assert!(expected.steps.iter().all(|step| step.mtp_losses.len() == 2));
     assert!(expected.steps[2].mtp_losses != expected.steps[0].mtp_losses);
     for (layout, sets) in rows {
-        compare(&run(layout, sets), &expected, &format!("{model}, {layout}, {sets:?}"));
+        compare(
+            &run(layout, sets),
+            &expected,
+            &format!("{model}, {layout}, {sets:?}"),
+        );
     }
 }
 
@@ -121,7 +185,11 @@ fn every_layout_trains_as_one_rank_does(
 fn learned_positions_are_in_the_stream_already() {
     // Biases start at zero: they are nothing but Adam's updates, which magnify rounding of small gradients.
     let rows = [DENSE[1], DENSE[11], DENSE[12], DENSE[21], DENSE[26]];
-    assert_trains_as_one_rank("family = \"gpt2\"\nkv_heads = 4", &["optimizer.eps=1e-2"], &rows);
+    assert_trains_as_one_rank(
+        "family = \"gpt2\"\nkv_heads = 4",
+        &["optimizer.eps=1e-2"],
+        &rows,
+    );
 }
 
 #[rstest]
@@ -173,7 +241,13 @@ fn documents_are_those_of_one_rank(
     let texts = Texts::write();
     let data = texts.path(packed.is_some());
     let of: Layout = layout.parse().unwrap();
-    let model = Model { heads: [4, 2], layers: 2, seq_len, batch: 2 * of.dp, packed };
+    let model = Model {
+        heads: [4, 2],
+        layers: 2,
+        seq_len,
+        batch: 2 * of.dp,
+        packed,
+    };
     let own = format!("[model]\nmtp_layers = 2\nfamily = {family:?}");
     let text = model.text(&data, 1).replacen("[model]", &own, 1);
     let shared = format!("{text}\n[parallel]\n{parallel}");
@@ -182,6 +256,9 @@ fn documents_are_those_of_one_rank(
     assert_eq!((found.len(), expected.len()), (3 * 5 + 3, 3 * 5 + 3));
     for (index, (found, expected)) in found.iter().zip(&expected).enumerate() {
         let relative = (found - expected).abs() / expected;
-        assert!(relative <= 2e-5, "{layout}, {index}: {found}, not {expected}");
+        assert!(
+            relative <= 2e-5,
+            "{layout}, {index}: {found}, not {expected}"
+        );
     }
 }

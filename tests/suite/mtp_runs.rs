@@ -36,7 +36,9 @@ const DEEPSEEK: [&str; 6] = [
 ];
 
 fn evaluations(run: &Run) -> Vec<EvalMetrics> {
-    let records = read_metrics(run.path("run/metrics.jsonl")).unwrap().into_iter();
+    let records = read_metrics(run.path("run/metrics.jsonl"))
+        .unwrap()
+        .into_iter();
     let eval = |record| match record {
         MetricsRecord::Eval(eval) => Some(eval),
         MetricsRecord::Step(_) => None,
@@ -55,13 +57,23 @@ fn a_resumed_run_equals_the_uninterrupted_one_to_the_bit(
     Ranks::threads(&whole.args(layout, 8, &sets)).finish();
     Ranks::threads(&halves.args(layout, 4, &sets)).finish();
     Ranks::threads(&halves.args(layout, 8, &sets)).finish();
-    assert_eq!((whole.numbers().len(), whole.numbers()), (8, halves.numbers()));
+    assert_eq!(
+        (whole.numbers().len(), whole.numbers()),
+        (8, halves.numbers())
+    );
     assert_eq!(whole.tensors(8), halves.tensors(8));
-    let further =
-        |run: &Run| run.steps().into_iter().map(|step| step.mtp_losses).collect::<Vec<_>>();
+    let further = |run: &Run| {
+        run.steps()
+            .into_iter()
+            .map(|step| step.mtp_losses)
+            .collect::<Vec<_>>()
+    };
     assert_eq!(further(&whole), further(&halves));
     // A dense layer, one with experts, and two depths.
-    assert_eq!(whole.steps().pop().unwrap().experts.unwrap().busiest.len(), 3);
+    assert_eq!(
+        whole.steps().pop().unwrap().experts.unwrap().busiest.len(),
+        3
+    );
 }
 
 #[test]
@@ -84,13 +96,20 @@ fn runs_go_on_under_other_layouts() {
 #[test]
 fn evaluation_reports_each_depth_beside_the_loss() {
     let (with, without, many) = (Run::new(), Run::new(), Run::new());
-    let sets =
-        ["model.mtp_layers=2", "train.eval_interval=1", "optimizer.eps=1e-5", "optimizer.lr=1e-3"];
+    let sets = [
+        "model.mtp_layers=2",
+        "train.eval_interval=1",
+        "optimizer.eps=1e-5",
+        "optimizer.lr=1e-3",
+    ];
     Ranks::threads(&with.args("tp1", 3, &sets)).finish();
     Ranks::threads(&without.args("tp1", 3, &sets[1..])).finish();
     let (of_both, of_one) = (with.steps(), without.steps());
     assert_eq!(of_both[0].loss.to_bits(), of_one[0].loss.to_bits());
-    assert!(of_both[2].loss != of_one[2].loss, "further tokens are learnt from");
+    assert!(
+        of_both[2].loss != of_one[2].loss,
+        "further tokens are learnt from"
+    );
     assert!(of_one.iter().all(|step| step.mtp_losses.is_empty()));
     let [both, one] = [&with, &without].map(evaluations);
     assert_eq!((both.len(), one.len()), (3, 3));
@@ -98,7 +117,10 @@ fn evaluation_reports_each_depth_beside_the_loss() {
     // Of 16 tokens 15 have a label one further on, and 14 two: all are as unlikely as others at first.
     for (depth, part) in [(0, 15.0 / 16.0), (1, 14.0 / 16.0)] {
         let found = both[0].mtp_losses[depth] / both[0].eval_loss;
-        assert!((found / part - 1.0).abs() < 0.02, "depth {depth}: {found}, not {part}");
+        assert!(
+            (found / part - 1.0).abs() < 0.02,
+            "depth {depth}: {found}, not {part}"
+        );
     }
     let line = fs::read_to_string(with.path("run/metrics.jsonl")).unwrap();
     assert_eq!(line.matches("\"mtp_losses\":[").count(), 6);
@@ -136,7 +158,9 @@ fn every_family_is_exported_and_comes_back(
     let tensors = crate::published::read(&hf.join("model.safetensors"));
     assert!(tensors.contains_key(name), "{:?}", tensors.keys());
     let of_norms = |name: &&String| {
-        [".enorm.", ".hnorm.", "shared_head.norm."].iter().any(|of| name.contains(of))
+        [".enorm.", ".hnorm.", "shared_head.norm."]
+            .iter()
+            .any(|of| name.contains(of))
     };
     assert_eq!(tensors.keys().filter(of_norms).count(), 2 * norms);
     succeed(&["convert", "import", text(&hf), text(&again)]);
@@ -153,7 +177,10 @@ fn batch(
 ) -> ([Tensor<2, Int>; 2], [Ahead; 2]) {
     let shape = [rows[0].len(), rows.len()];
     let ids = |depth: usize, none: i64| -> Vec<i64> {
-        let rows: Vec<_> = rows.iter().map(|row| ahead_in_row(row, bounds, depth, none)).collect();
+        let rows: Vec<_> = rows
+            .iter()
+            .map(|row| ahead_in_row(row, bounds, depth, none))
+            .collect();
         let place = |at: usize| rows.iter().map(move |row| row[at]);
         (0..shape[0]).flat_map(place).collect()
     };
@@ -161,7 +188,11 @@ fn batch(
     let ahead = [1, 2].map(|depth| {
         let labels = ids(depth + 1, -100);
         let counted = Some(labels.iter().map(|label| *label != -100).collect());
-        Ahead { tokens: tensor(ids(depth, 0)), labels: tensor(labels), counted }
+        Ahead {
+            tokens: tensor(ids(depth, 0)),
+            labels: tensor(labels),
+            counted,
+        }
     });
     ([tensor(ids(0, 0)), tensor(ids(1, -100))], ahead)
 }
@@ -170,31 +201,60 @@ fn batch(
 fn losses(rows: &[Vec<i64>], bounds: &[usize], packed: bool) -> Vec<f64> {
     let device = Device::flex();
     let (heads, kv_heads, head_dim, hidden, ffn, layers) = (2, 2, 8, 16, 24, 2);
-    let sizes =
-        DecoderConfig { vocab: VOCAB, hidden, ffn, layers, heads, ..Family::Llama.template() };
-    let config = DecoderConfig { kv_heads, head_dim, mtp_layers: 2, ..sizes };
+    let sizes = DecoderConfig {
+        vocab: VOCAB,
+        hidden,
+        ffn,
+        layers,
+        heads,
+        ..Family::Llama.template()
+    };
+    let config = DecoderConfig {
+        kv_heads,
+        head_dim,
+        mtp_layers: 2,
+        ..sizes
+    };
     let model = config.init(&Group::single(3), false, &device).unwrap();
     let documents = Documents::new(vec![bounds.to_vec(); rows.len()]).unwrap();
-    let stage = model.stage(0).of_documents(packed.then(|| PackedDocuments::new(documents)));
-    let bounds = if packed { bounds.to_vec() } else { vec![0, rows[0].len()] };
+    let stage = model
+        .stage(0)
+        .of_documents(packed.then(|| PackedDocuments::new(documents)));
+    let bounds = if packed {
+        bounds.to_vec()
+    } else {
+        vec![0, rows[0].len()]
+    };
     let ([tokens, labels], ahead) = batch(rows, &bounds, &device);
     let StageLosses { main, mtp } = stage.losses(stage.from_tokens(tokens), labels, &ahead);
-    [main].into_iter().chain(mtp).map(|sum| sum.into_scalar::<f32>().into()).collect()
+    [main]
+        .into_iter()
+        .chain(mtp)
+        .map(|sum| sum.into_scalar::<f32>().into())
+        .collect()
 }
 
 #[test]
 fn documents_of_a_row_do_not_see_each_other_at_any_depth() {
     let row = |seed: i64, len: i64| {
-        (0..len).map(|at| (seed + at * at * 7) % VOCAB as i64).collect::<Vec<_>>()
+        (0..len)
+            .map(|at| (seed + at * at * 7) % VOCAB as i64)
+            .collect::<Vec<_>>()
     };
     let (short, long) = (row(3, 6), row(8, 10));
     let both = vec![[short.clone(), long.clone()].concat()];
     let packed = losses(&both, &[0, 6, 16], true);
-    let alone = [losses(&[short], &[0, 6], true), losses(&[long], &[0, 10], true)];
+    let alone = [
+        losses(&[short], &[0, 6], true),
+        losses(&[long], &[0, 10], true),
+    ];
     let as_one = losses(&both, &[0, 6, 16], false);
     for (depth, packed) in packed.iter().enumerate() {
         let sum = alone[0][depth] + alone[1][depth];
-        assert!((packed - sum).abs() < 1e-4, "depth {depth}: {packed}, alone {sum}");
+        assert!(
+            (packed - sum).abs() < 1e-4,
+            "depth {depth}: {packed}, alone {sum}"
+        );
         assert!((packed - as_one[depth]).abs() > 1e-2, "depth {depth}");
     }
 }
@@ -202,7 +262,11 @@ fn documents_of_a_row_do_not_see_each_other_at_any_depth() {
 #[test]
 fn experts_see_nothing_of_tokens_without_a_label() {
     let device = Device::flex().autodiff();
-    let config = DecoderConfig { vocab: VOCAB, mtp_layers: 2, ..Family::DeepseekV3.template() };
+    let config = DecoderConfig {
+        vocab: VOCAB,
+        mtp_layers: 2,
+        ..Family::DeepseekV3.template()
+    };
     let model = config.init(&Group::single(3), false, &device).unwrap();
     let row: Vec<i64> = (0..8).collect();
     let ([tokens, labels], ahead) = batch(&[row], &[0, 8], &device.clone().inner());
@@ -210,7 +274,10 @@ fn experts_see_nothing_of_tokens_without_a_label() {
     let losses = stage.losses(stage.from_tokens(tokens), labels, &ahead);
     drop(losses.total(0.3).backward());
     let seen = |(index, router): (usize, &Router)| {
-        (index, router.load().take().unwrap().tokens.iter().sum::<u64>())
+        (
+            index,
+            router.load().take().unwrap().tokens.iter().sum::<u64>(),
+        )
     };
     // Two experts a token. Behind three layers with experts the depths, which have 6 and 5 labels.
     let expected = [(1, 16), (2, 16), (3, 16), (4, 12), (5, 10)];

@@ -27,7 +27,12 @@ fn by(
 
 #[rstest]
 fn ten_steps_are_the_same_to_the_bit(
-    #[values(OptimizerName::AdamW, OptimizerName::Sgd, OptimizerName::Lion, OptimizerName::Muon)]
+    #[values(
+        OptimizerName::AdamW,
+        OptimizerName::Sgd,
+        OptimizerName::Lion,
+        OptimizerName::Muon
+    )]
     name: OptimizerName,
     #[values(("tp1", 0), ("tp2-dp2-sp", 1), ("dp2", 2), ("dp4", 3))] way: (&str, u8),
     #[values(Dtype::F32, Dtype::Bf16)] dtype: Dtype,
@@ -54,10 +59,15 @@ fn a_skipped_step_changes_none_of_it(
 ) {
     let run = |fraction| {
         let run = Run::new();
-        let steps =
-            train(in_order(by(&run, (OptimizerName::AdamW, Dtype::F16), way, fraction)), 10);
+        let steps = train(
+            in_order(by(&run, (OptimizerName::AdamW, Dtype::F16), way, fraction)),
+            10,
+        );
         let skipped: Vec<bool> = steps.iter().map(|step| step.skipped).collect();
-        assert!(skipped.contains(&true) && skipped.contains(&false), "{skipped:?}");
+        assert!(
+            skipped.contains(&true) && skipped.contains(&false),
+            "{skipped:?}"
+        );
         (losses(&steps), saved(&run))
     };
     let (found, expected) = (run(0.6), run(0.0));

@@ -17,7 +17,10 @@ const MEGABURN: &str = env!("CARGO_BIN_EXE_megaburn-under-test");
 /// The exit code of each line of a script, in which `$MB` is the program.
 fn codes(script: &[&str]) -> Vec<i32> {
     let folder = tempfile::tempdir().unwrap();
-    let lines: Vec<_> = script.iter().map(|line| format!("({line}) && c=0 || c=$?")).collect();
+    let lines: Vec<_> = script
+        .iter()
+        .map(|line| format!("({line}) && c=0 || c=$?"))
+        .collect();
     let lines = lines.join("\necho code $c >&3\n") + "\necho code $c >&3";
     let script = format!("exec 3>&1\nMB={MEGABURN}\n{lines}");
     let ended = Ranks::shell(&script, folder.path()).finish().remove(0);
@@ -44,7 +47,10 @@ fn output_that_cannot_be_written_changes_no_exit_code() {
         ("$MB train --set nothing.like=this 2> /dev/full", 2),
         ("$MB launch --nproc 2 -- sh -c 'exit 3' 2> /dev/full", 3),
         ("$MB launch --nproc 2 -- no-such-program 2> /dev/full", 127),
-        ("$MB tokenize --vocab 300 --out t --data nowhere.txt 2> /dev/full", 2),
+        (
+            "$MB tokenize --vocab 300 --out t --data nowhere.txt 2> /dev/full",
+            2,
+        ),
     ];
     let script = cases.map(|(line, _)| line);
     assert_eq!(codes(&script), cases.map(|(_, code)| code));
@@ -54,8 +60,12 @@ fn output_that_cannot_be_written_changes_no_exit_code() {
 fn a_signal_ends_a_rank_that_waits_for_others_and_files_have_no_colours() {
     let run = Run::new();
     let port = free_port().unwrap();
-    let env =
-        [("RANK", "0"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "0"), ("MASTER_ADDR", "127.0.0.1")];
+    let env = [
+        ("RANK", "0"),
+        ("WORLD_SIZE", "2"),
+        ("LOCAL_RANK", "0"),
+        ("MASTER_ADDR", "127.0.0.1"),
+    ];
     let mut env: Vec<_> = env.map(|(name, value)| (name, value.to_string())).into();
     env.push(("MASTER_PORT", port.to_string()));
     env.push(("RUST_LOG", "warn".to_string()));
@@ -65,7 +75,12 @@ fn a_signal_ends_a_rank_that_waits_for_others_and_files_have_no_colours() {
     rank.signal(0, Signal::SIGTERM);
     let ended = rank.wait(0, Instant::now() + Duration::from_secs(5));
     assert_eq!(ended.code, Some(128 + 15), "{ended:?}");
-    assert!(ended.stderr.contains("stopped by SIGTERM before training began"), "{ended:?}");
+    assert!(
+        ended
+            .stderr
+            .contains("stopped by SIGTERM before training began"),
+        "{ended:?}"
+    );
     assert!(!ended.stderr.contains('\x1b'), "{ended:?}");
 }
 
@@ -74,8 +89,14 @@ fn a_signal_ends_a_rank_that_waits_for_others_and_files_have_no_colours() {
 fn a_sample_that_cannot_be_written_leaves_a_finished_run_finished() {
     let run = Run::new();
     let large = ["optimizer.lr=1e30", "model.family=gpt2", "model.kv_heads=4"];
-    let sets = [&large[..], &["data.validation_fraction=0", "generate.tokens=1"]].concat();
-    let ended = Ranks::threads(&run.args("tp1", 1, &sets)).finish().remove(0);
+    let sets = [
+        &large[..],
+        &["data.validation_fraction=0", "generate.tokens=1"],
+    ]
+    .concat();
+    let ended = Ranks::threads(&run.args("tp1", 1, &sets))
+        .finish()
+        .remove(0);
     assert!(ended.stderr.contains("there is no sample: "), "{ended:#?}");
     assert!(ended.stdout.contains("finished 1 step"), "{ended:#?}");
     let state = fs::read_to_string(run.path("run/state.json")).unwrap();
@@ -109,25 +130,42 @@ fn a_run_that_stopped_is_told_from_one_that_finished() {
     let (ended, state) = launch(&["train.exit_at_step=2", "train.stopped_exit_code=75"]);
     assert_eq!(ended.code, Some(75), "{ended:?}");
     assert!(
-        ended.stdout.contains("stopped by train.exit_at_step after step 2, saved"),
+        ended
+            .stdout
+            .contains("stopped by train.exit_at_step after step 2, saved"),
         "{ended:?}"
     );
-    assert_eq!((&state["state"], &state["step"]), (&json!("stopped"), &json!(2)));
+    assert_eq!(
+        (&state["state"], &state["step"]),
+        (&json!("stopped"), &json!(2))
+    );
     assert_eq!(state["reason"], "train.exit_at_step");
     assert_eq!(run.steps().len(), 2);
 
     // A supervisor that starts it again as it is would do so for ever.
     let (ended, state) = launch(&["train.exit_at_step=2", "train.stopped_exit_code=75"]);
-    assert_eq!((ended.code, &state["state"]), (Some(2), &json!("stopped")), "{ended:?}");
+    assert_eq!(
+        (ended.code, &state["state"]),
+        (Some(2), &json!("stopped")),
+        "{ended:?}"
+    );
     assert!(
-        ended.stderr.contains("`train.exit_at_step` is 2: it must be more than the 2 steps"),
+        ended
+            .stderr
+            .contains("`train.exit_at_step` is 2: it must be more than the 2 steps"),
         "{ended:?}"
     );
 
     // The start takes longer than that, and the run gets on all the same.
     let (ended, state) = launch(&["train.exit_after_minutes=1e-9"]);
-    assert_eq!((ended.code, &state["reason"]), (Some(0), &json!("train.exit_after_minutes")));
-    assert_eq!((&state["state"], &state["step"]), (&json!("stopped"), &json!(3)));
+    assert_eq!(
+        (ended.code, &state["reason"]),
+        (Some(0), &json!("train.exit_after_minutes"))
+    );
+    assert_eq!(
+        (&state["state"], &state["step"]),
+        (&json!("stopped"), &json!(3))
+    );
 
     let (ended, state) = launch(&["train.stopped_exit_code=75"]);
     assert_eq!(ended.code, Some(0), "{ended:?}");

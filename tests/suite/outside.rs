@@ -32,7 +32,11 @@ fn a_crate_of_ones_own_with_burns_default_features_trains_in_parallel() {
     // The versions of the workspace, where it has one: the same crates, already downloaded.
     fs::copy(root.join("Cargo.lock"), here.join("Cargo.lock")).unwrap();
     fs::create_dir(here.join("src")).unwrap();
-    fs::copy(root.join("examples/parallel_linear.rs"), here.join("src/main.rs")).unwrap();
+    fs::copy(
+        root.join("examples/parallel_linear.rs"),
+        here.join("src/main.rs"),
+    )
+    .unwrap();
 
     let output = Command::new(env!("CARGO"))
         .args(["run", "--quiet"])
@@ -50,9 +54,15 @@ fn a_crate_of_ones_own_with_burns_default_features_trains_in_parallel() {
     let world_sizes: Vec<usize> = ranks.iter().map(|rank| rank.world_size).collect();
     assert_eq!(world_sizes, [1, 2, 2, 4, 4, 4, 4], "{stdout}");
     let one_rank = ranks[0].last_loss;
-    assert!(one_rank < 0.5 * ranks[0].first_loss, "it does not learn: {stdout}");
+    assert!(
+        one_rank < 0.5 * ranks[0].first_loss,
+        "it does not learn: {stdout}"
+    );
     for rank in &ranks {
-        assert!((rank.last_loss - one_rank).abs() <= 1e-4 * one_rank, "{stdout}");
+        assert!(
+            (rank.last_loss - one_rank).abs() <= 1e-4 * one_rank,
+            "{stdout}"
+        );
     }
 }
 

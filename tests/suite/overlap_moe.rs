@@ -43,7 +43,10 @@ fn four_steps_are_the_same_to_the_bit(
     };
     let found = trained("parallel.overlap_moe=true");
     assert_eq!(found.0.len(), 4);
-    assert!(found == trained("parallel.overlap_moe=false"), "{layout} {sets:?} {family:?} {dtype}");
+    assert!(
+        found == trained("parallel.overlap_moe=false"),
+        "{layout} {sets:?} {family:?} {dtype}"
+    );
 }
 
 #[test]
@@ -82,7 +85,9 @@ fn products_are_put_off_where_rows_are_sent() {
         let run = Run::new();
         let sets = [&MODEL[..], &["model.family=mixtral", overlap]].concat();
         let debug = [("RUST_LOG", "megaburn_pipeline=debug".to_string())];
-        let ended = Ranks::with_env(&run.args(layout, 1, &sets), &debug).finish().remove(0);
+        let ended = Ranks::with_env(&run.args(layout, 1, &sets), &debug)
+            .finish()
+            .remove(0);
         ended.stderr.matches("computed beside waits").count()
     };
     assert_eq!(told("dp2-ep2", "parallel.overlap_moe=true"), 2);
@@ -93,8 +98,14 @@ fn products_are_put_off_where_rows_are_sent() {
 #[test]
 fn where_sums_over_ranks_come_after_each_micro_batch_it_is_refused() {
     let run = Run::new();
-    let sets = ["model.family=mixtral", "parallel.overlap_moe=true", "parallel.zero=2"];
-    let ended = Ranks::threads(&run.args("dp2-ep2", 4, &sets)).wait_all().remove(0);
+    let sets = [
+        "model.family=mixtral",
+        "parallel.overlap_moe=true",
+        "parallel.zero=2",
+    ];
+    let ended = Ranks::threads(&run.args("dp2-ep2", 4, &sets))
+        .wait_all()
+        .remove(0);
     let said = ["parallel.overlap_moe", "parallel.zero is 2"];
     assert!(
         ended.code == Some(2) && said.iter().all(|part| ended.stderr.contains(part)),

@@ -63,12 +63,25 @@ fn it_evaluates_writes_and_saves_as_one_rank_does(
             "train.check_replicas_interval=1",
         ];
         let keys: Vec<&str> = keys.iter().map(String::as_str).chain(more).collect();
-        let ended = Ranks::threads(&run.args(layout, 3, &keys)).finish().remove(0);
+        let ended = Ranks::threads(&run.args(layout, 3, &keys))
+            .finish()
+            .remove(0);
         assert_eq!(ended.code, Some(0), "{ended:?}");
-        let sample = ended.stdout.split("\nsample ").nth(1).expect("a sample").to_string();
+        let sample = ended
+            .stdout
+            .split("\nsample ")
+            .nth(1)
+            .expect("a sample")
+            .to_string();
         let sample = sample.split("\nfinished").next().map(str::to_string);
-        let first = ended.stdout.lines().find(|line| line.starts_with("model ")).map(String::from);
-        let evals = read_metrics(run.path("run/metrics.jsonl")).unwrap().into_iter();
+        let first = ended
+            .stdout
+            .lines()
+            .find(|line| line.starts_with("model "))
+            .map(String::from);
+        let evals = read_metrics(run.path("run/metrics.jsonl"))
+            .unwrap()
+            .into_iter();
         let evals = evals.filter_map(|record| match record {
             MetricsRecord::Eval(eval) => Some(eval.eval_loss),
             MetricsRecord::Step(_) => None,
@@ -84,9 +97,16 @@ fn it_evaluates_writes_and_saves_as_one_rank_does(
         assert!(relative(*found, *expected) < 1e-5, "{found} {expected}");
     }
     for (found, expected) in steps.iter().zip(&expected.3) {
-        assert_eq!((found.tokens, found.num_zeros), (expected.tokens, expected.num_zeros));
+        assert_eq!(
+            (found.tokens, found.num_zeros),
+            (expected.tokens, expected.num_zeros)
+        );
         let norms = [found, expected].map(|step| step.params_norm.unwrap());
-        let numbers = [[found.loss, expected.loss], [found.grad_norm, expected.grad_norm], norms];
+        let numbers = [
+            [found.loss, expected.loss],
+            [found.grad_norm, expected.grad_norm],
+            norms,
+        ];
         for [found, expected] in numbers {
             assert!(relative(found, expected) < 1e-5, "{found} {expected}");
         }
@@ -163,7 +183,12 @@ fn the_death_or_silence_of_a_rank_ends_all_others_in_time(
     const TIMEOUT: u64 = 4;
     let run = Run::new();
     let timeout = format!("train.timeout_seconds={TIMEOUT}");
-    let sets = ["model.layers=3", "parallel.schedule=1f1b", "data.seq_len=48", &timeout];
+    let sets = [
+        "model.layers=3",
+        "parallel.schedule=1f1b",
+        "data.seq_len=48",
+        &timeout,
+    ];
     let mut ranks = Ranks::processes(3, &run.args(layout, 1_000_000, &sets));
     ranks.wait_until(|| run.steps().len() >= 2);
     ranks.signal(victim, signal);

@@ -69,7 +69,13 @@ const SEQ_LEN: usize = 8;
 impl Row {
     fn layout(&self) -> Layout {
         let Self { pp, tp, dp, sp, .. } = *self;
-        Layout { tp, pp, dp, sp, ..Layout::SINGLE }
+        Layout {
+            tp,
+            pp,
+            dp,
+            sp,
+            ..Layout::SINGLE
+        }
     }
 
     fn num_stages(&self) -> usize {
@@ -86,7 +92,15 @@ impl Row {
     }
 
     fn is_possible(&self) -> bool {
-        let Self { pp, chunks, tp, dp, zero, sp, .. } = *self;
+        let Self {
+            pp,
+            chunks,
+            tp,
+            dp,
+            zero,
+            sp,
+            ..
+        } = *self;
         let has_chunks = match self.schedule {
             ScheduleKind::GPipe => true,
             ScheduleKind::OneForwardOneBackward | ScheduleKind::ZbH1 => chunks == 1,
@@ -112,8 +126,19 @@ impl Row {
 
     /// What each column holds.
     fn values(&self) -> [String; 11] {
-        let Self { pp, chunks, tp, dp, zero, sp, schedule, tied, split, recompute, micro_batches } =
-            self;
+        let Self {
+            pp,
+            chunks,
+            tp,
+            dp,
+            zero,
+            sp,
+            schedule,
+            tied,
+            split,
+            recompute,
+            micro_batches,
+        } = self;
         [
             format!("pp {pp}"),
             format!("{chunks} chunks"),
@@ -130,7 +155,14 @@ impl Row {
     }
 
     fn config(&self, data: &str) -> TrainConfig {
-        let Self { chunks, zero, schedule, split, recompute, .. } = self;
+        let Self {
+            chunks,
+            zero,
+            schedule,
+            split,
+            recompute,
+            ..
+        } = self;
         let (num_stages, layers) = (self.num_stages(), self.num_layers());
         let split = match split {
             Split::Even => String::new(),
@@ -149,8 +181,14 @@ impl Row {
              bucket_size = 3000\n{split}",
             base(data, layers, self.tied, self.micro_batches * self.dp, 1),
         );
-        let layers = ConfigLayers::new().with_text("pipelines.toml", &text).unwrap();
-        layers.with_layout(&self.layout().to_string()).unwrap().load().unwrap()
+        let layers = ConfigLayers::new()
+            .with_text("pipelines.toml", &text)
+            .unwrap();
+        layers
+            .with_layout(&self.layout().to_string())
+            .unwrap()
+            .load()
+            .unwrap()
     }
 }
 
@@ -164,7 +202,9 @@ fn base(data: &str, layers: usize, tied: bool, batch: usize, micro_batch: usize)
 }
 
 fn rows() -> Vec<Row> {
-    toml::from_str::<Pipelines>(include_str!("../pipelines.toml")).unwrap().rows
+    toml::from_str::<Pipelines>(include_str!("../pipelines.toml"))
+        .unwrap()
+        .rows
 }
 
 #[rstest]
@@ -179,10 +219,14 @@ fn every_pipeline_trains_as_one_rank_does(#[values(2, 3, 4, 5, 6, 7, 8)] pp: usi
 fn the_whole_product_trains_as_one_rank_does() {
     let mut draw = fresh_seed();
     let mut next = |num: usize| {
-        draw = draw.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        draw = draw
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
         (draw >> 33) as usize % num
     };
-    let rows = product().into_iter().map(|row| row.with_rest(next(2), next(4), next(4), next(4)));
+    let rows = product()
+        .into_iter()
+        .map(|row| row.with_rest(next(2), next(4), next(4), next(4)));
     let rows: Vec<Row> = rows.collect();
     println!("{} rows", rows.len());
     assert_as_one_rank(rows);
@@ -199,12 +243,24 @@ fn assert_as_one_rank(rows: impl IntoIterator<Item = Row>) {
         let sizes = (row.num_layers(), row.tied, batch);
         let expected = one_rank.entry(sizes).or_insert_with(|| {
             let text = base(data, sizes.0, sizes.1, batch, batch);
-            let config = ConfigLayers::new().with_text("one rank", &text).unwrap().load().unwrap();
+            let config = ConfigLayers::new()
+                .with_text("one rank", &text)
+                .unwrap()
+                .load()
+                .unwrap();
             train(config, Layout::SINGLE)
         });
-        compare(&train(row.config(data), row.layout()), expected, &format!("{row:?}"));
+        compare(
+            &train(row.config(data), row.layout()),
+            expected,
+            &format!("{row:?}"),
+        );
     }
-    assert!(one_rank.values().all(|run| run.steps[2].loss != run.steps[0].loss));
+    assert!(
+        one_rank
+            .values()
+            .all(|run| run.steps[2].loss != run.steps[0].loss)
+    );
 }
 
 #[rstest]
@@ -220,10 +276,21 @@ fn stages_without_layers_at_the_ends_train_as_one_rank_does(
     write_random_text(&path, 4000, fresh_seed());
     let (data, layers) = (path.to_str().unwrap(), ConfigLayers::new());
     let text = format!("{}\n[parallel]\n{keys}", base(data, 2, tied, 3, 1));
-    let config = layers.clone().with_text("pipeline", &text).unwrap().with_layout(layout).unwrap();
-    let one_rank = layers.with_text("one rank", &base(data, 2, tied, 3, 3)).unwrap();
+    let config = layers
+        .clone()
+        .with_text("pipeline", &text)
+        .unwrap()
+        .with_layout(layout)
+        .unwrap();
+    let one_rank = layers
+        .with_text("one rank", &base(data, 2, tied, 3, 3))
+        .unwrap();
     let expected = train(one_rank.load().unwrap(), Layout::SINGLE);
-    compare(&train(config.load().unwrap(), layout.parse().unwrap()), &expected, layout);
+    compare(
+        &train(config.load().unwrap(), layout.parse().unwrap()),
+        &expected,
+        layout,
+    );
 }
 
 /// All that a pipeline can be in a world of up to 8, but for what goes with everything.
@@ -272,5 +339,9 @@ fn the_rows_hold_every_pair_of_values() {
     let all: Vec<Row> = product().into_iter().flat_map(rest).collect();
     let rows = rows();
     assert!(rows.iter().all(Row::is_possible));
-    assert_every_pair(rows.iter().map(Row::values), all.iter().map(Row::values), 700);
+    assert_every_pair(
+        rows.iter().map(Row::values),
+        all.iter().map(Row::values),
+        700,
+    );
 }

@@ -8,7 +8,10 @@ use rstest::rstest;
 use crate::child::{Ended, Ranks};
 
 fn plan(args: &str) -> Ended {
-    let args: Vec<&str> = ["plan"].into_iter().chain(args.split_whitespace()).collect();
+    let args: Vec<&str> = ["plan"]
+        .into_iter()
+        .chain(args.split_whitespace())
+        .collect();
     Ranks::command(&args).wait_all().remove(0)
 }
 
@@ -36,10 +39,17 @@ fn every_kind_is_drawn_and_written() {
     let dir = tempfile::tempdir().unwrap();
     for kind in ScheduleKind::ALL {
         let file = dir.path().join(format!("{kind}.svg"));
-        let ended =
-            plan(&format!("--schedule {kind} --pp 4 --micro-batches 9 --svg {}", file.display()));
+        let ended = plan(&format!(
+            "--schedule {kind} --pp 4 --micro-batches 9 --svg {}",
+            file.display()
+        ));
         assert_eq!(ended.code, Some(0), "{ended:?}");
-        assert!(ended.stdout.contains(&format!("schedule {kind}: p 4 ranks")), "{ended:?}");
+        assert!(
+            ended
+                .stdout
+                .contains(&format!("schedule {kind}: p 4 ranks")),
+            "{ended:?}"
+        );
         let picture = fs::read_to_string(file).unwrap();
         assert!(picture.starts_with("<svg ") && picture.contains(&format!("{kind}: 4 ranks")));
     }
@@ -62,24 +72,44 @@ fn what_is_asked_for_is_drawn(#[case] args: &str, #[case] expected: &str) {
 }
 
 #[rstest]
-#[case("zb-h2 --pp 2 --micro-batches 3", "`zb-h2` is no schedule: there are gpipe, 1f1b, ")]
+#[case(
+    "zb-h2 --pp 2 --micro-batches 3",
+    "`zb-h2` is no schedule: there are gpipe, 1f1b, "
+)]
 #[case("1f1b --pp 0 --micro-batches 3", "a schedule of 0 ranks")]
-#[case("zb-v --pp 2 --micro-batches 3 --chunks 3", "zb-v with 3 chunks a rank: it has two")]
+#[case(
+    "zb-v --pp 2 --micro-batches 3 --chunks 3",
+    "zb-v with 3 chunks a rank: it has two"
+)]
 #[case(
     "interleaved --pp 4 --micro-batches 9 --group 4",
     "9 micro-batches in groups of 4 leave 1, and a pipeline of 4 ranks needs 0 or at least 4"
 )]
-#[case("gpipe --pp 9000000000 --micro-batches 9000000000", "more than 1048576 forwards")]
+#[case(
+    "gpipe --pp 9000000000 --micro-batches 9000000000",
+    "more than 1048576 forwards"
+)]
 fn what_cannot_be_drawn_is_named(#[case] args: &str, #[case] message: &str) {
     let ended = plan(&format!("--schedule {args}"));
     assert_eq!(ended.code, Some(2), "{ended:?}");
-    assert!(ended.stderr.contains("error: ") && ended.stderr.contains(message), "{ended:?}");
-    assert!(!ended.stderr.contains("panicked") && ended.stdout.is_empty(), "{ended:?}");
+    assert!(
+        ended.stderr.contains("error: ") && ended.stderr.contains(message),
+        "{ended:?}"
+    );
+    assert!(
+        !ended.stderr.contains("panicked") && ended.stdout.is_empty(),
+        "{ended:?}"
+    );
 }
 
 #[test]
 fn a_picture_that_cannot_be_written_is_named() {
     let ended = plan("--schedule zb-v --pp 2 --micro-batches 4 --svg /no/such/plan.svg");
     assert_eq!(ended.code, Some(1), "{ended:?}");
-    assert!(ended.stderr.contains("error: cannot write `/no/such/plan.svg`: "), "{ended:?}");
+    assert!(
+        ended
+            .stderr
+            .contains("error: cannot write `/no/such/plan.svg`: "),
+        "{ended:?}"
+    );
 }

@@ -43,8 +43,17 @@ fn the_smallest_rows_of_the_matrix_give_the_same_bits_as_processes_and_as_thread
         Ranks::threads(&threads.args(&layout, 3, &[])).finish();
         Ranks::processes(2, &processes.args(&layout, 3, &[])).finish();
         assert_eq!(threads.numbers().len(), 3);
-        assert_eq!(threads.numbers(), processes.numbers(), "{} {layout}", row.model);
-        assert!(threads.tensors(3) == processes.tensors(3), "{} {layout}", row.model);
+        assert_eq!(
+            threads.numbers(),
+            processes.numbers(),
+            "{} {layout}",
+            row.model
+        );
+        assert!(
+            threads.tensors(3) == processes.tensors(3),
+            "{} {layout}",
+            row.model
+        );
         run_rows += 1;
     }
     assert!(run_rows >= 4, "{run_rows} rows were run");
@@ -98,14 +107,21 @@ fn a_rank_that_cannot_start_ends_the_others_at_once_with_its_error(
 ) {
     let run = Run::new();
     let begin = Instant::now();
-    let (good, bad) = (run.args("dp2", ENDLESS, &[]), run.args("dp2", ENDLESS, &[wrong]));
+    let (good, bad) = (
+        run.args("dp2", ENDLESS, &[]),
+        run.args("dp2", ENDLESS, &[wrong]),
+    );
     for ended in Ranks::different(&[good, bad]).wait_all() {
         assert_eq!(ended.code, Some(2), "{ended:?}");
         let key = wrong.split('=').next().unwrap();
         let named = ended.stderr.contains("nowhere.txt") || ended.stderr.contains(key);
         assert!(named, "{ended:?}");
     }
-    assert!(begin.elapsed() < Duration::from_secs(20), "{:?}", begin.elapsed());
+    assert!(
+        begin.elapsed() < Duration::from_secs(20),
+        "{:?}",
+        begin.elapsed()
+    );
 }
 
 #[test]
@@ -137,9 +153,14 @@ fn killing_the_whole_run_at_any_moment_leaves_a_checkpoint_that_loads() {
 
 /// The highest step of a committed checkpoint, without a look inside.
 fn latest_step(run: &Run) -> u64 {
-    let Ok(entries) = std::fs::read_dir(run.checkpoints()) else { return 0 };
+    let Ok(entries) = std::fs::read_dir(run.checkpoints()) else {
+        return 0;
+    };
     let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
-    names.filter_map(|name| name.strip_prefix("step-")?.parse().ok()).max().unwrap_or(0)
+    names
+        .filter_map(|name| name.strip_prefix("step-")?.parse().ok())
+        .max()
+        .unwrap_or(0)
 }
 
 #[rstest]
@@ -149,7 +170,11 @@ fn sigterm_saves_and_the_same_command_goes_on(#[case] processes: usize) {
     let run = Run::new();
     let start = |steps| {
         let args = run.args("tp2-dp2-sp", steps, &[]);
-        if processes == 1 { Ranks::threads(&args) } else { Ranks::processes(processes, &args) }
+        if processes == 1 {
+            Ranks::threads(&args)
+        } else {
+            Ranks::processes(processes, &args)
+        }
     };
     let mut ranks = start(ENDLESS);
     ranks.wait_until(|| run.steps().len() >= 2);
@@ -161,7 +186,12 @@ fn sigterm_saves_and_the_same_command_goes_on(#[case] processes: usize) {
     assert!(ended[0].stdout.contains(&line), "{ended:?}");
 
     let ended = start(stopped + 2).finish();
-    assert!(ended[0].stdout.contains(&format!("resumed  after step {stopped} ")), "{ended:?}");
+    assert!(
+        ended[0]
+            .stdout
+            .contains(&format!("resumed  after step {stopped} ")),
+        "{ended:?}"
+    );
     let steps: Vec<u64> = run.steps().iter().map(|metrics| metrics.step).collect();
     assert_eq!(steps, (1..=stopped + 2).collect::<Vec<_>>());
 }
@@ -169,16 +199,43 @@ fn sigterm_saves_and_the_same_command_goes_on(#[case] processes: usize) {
 #[test]
 fn ranks_that_share_gpus_are_told_which_and_are_hosts_of_their_own() {
     let say = "echo $RANK $CUDA_VISIBLE_DEVICES $NCCL_HOSTID";
-    let command = ["launch", "--nproc", "4", "--ranks-per-gpu", "2", "--", "sh", "-c", say];
+    let command = [
+        "launch",
+        "--nproc",
+        "4",
+        "--ranks-per-gpu",
+        "2",
+        "--",
+        "sh",
+        "-c",
+        say,
+    ];
     let ended = Ranks::command(&command).finish().remove(0);
     for told in ["0 0 0-0", "1 0 0-1", "2 1 0-2", "3 1 0-3"] {
-        assert!(ended.stdout.lines().any(|line| line.ends_with(told)), "{told}: {ended:?}");
+        assert!(
+            ended.stdout.lines().any(|line| line.ends_with(told)),
+            "{told}: {ended:?}"
+        );
     }
-    let none = ["launch", "--nproc", "2", "--ranks-per-gpu", "0", "--", "true"];
+    let none = [
+        "launch",
+        "--nproc",
+        "2",
+        "--ranks-per-gpu",
+        "0",
+        "--",
+        "true",
+    ];
     let ended = Ranks::command(&none).wait_all().remove(0);
-    assert!(ended.code == Some(2) && ended.stderr.contains("0 ranks per GPU"), "{ended:?}");
+    assert!(
+        ended.code == Some(2) && ended.stderr.contains("0 ranks per GPU"),
+        "{ended:?}"
+    );
     // As from a variable that is not set: it would be no token at all.
     let empty = ["launch", "--nproc", "2", "--job-token", "", "--", "true"];
     let ended = Ranks::command(&empty).wait_all().remove(0);
-    assert!(ended.code == Some(2) && ended.stderr.contains("'--job-token <TOKEN>'"), "{ended:?}");
+    assert!(
+        ended.code == Some(2) && ended.stderr.contains("'--job-token <TOKEN>'"),
+        "{ended:?}"
+    );
 }

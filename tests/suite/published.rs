@@ -18,7 +18,10 @@ pub(crate) fn read(path: &Path) -> Tensors {
     let file = fs::read(path).unwrap();
     let tensors = SafeTensors::deserialize(&file).unwrap();
     let owned = |(name, view): (String, TensorView<'_>)| {
-        (name, (view.dtype(), view.shape().to_vec(), view.data().to_vec()))
+        (
+            name,
+            (view.dtype(), view.shape().to_vec(), view.data().to_vec()),
+        )
     };
     tensors.tensors().into_iter().map(owned).collect()
 }
@@ -27,7 +30,10 @@ fn write(path: &Path, tensors: &Tensors) {
     let views: Vec<_> = tensors
         .iter()
         .map(|(name, (dtype, shape, bytes))| {
-            (name.clone(), TensorView::new(*dtype, shape.clone(), bytes).unwrap())
+            (
+                name.clone(),
+                TensorView::new(*dtype, shape.clone(), bytes).unwrap(),
+            )
         })
         .collect();
     safetensors::serialize_to_file(views, None, path).unwrap();
@@ -67,7 +73,10 @@ fn assert_round_trip_in(dir: &tempfile::TempDir, no_parameters: &[&str], layout:
     succeed(&["convert", "export", text(&checkpoint), text(&back)]);
     let mut expected = read(&hf.join("model.safetensors"));
     expected.retain(|name, _| !no_parameters.iter().any(|end| name.ends_with(end)));
-    assert!(read(&back.join("model.safetensors")) == expected, "other tensors");
+    assert!(
+        read(&back.join("model.safetensors")) == expected,
+        "other tensors"
+    );
     assert_eq!(
         fs::read(back.join("config.json")).unwrap(),
         fs::read(hf.join("config.json")).unwrap()
@@ -90,7 +99,10 @@ fn gpt2_as_published_was_saved_without_its_head() {
             }
         },
         |config| {
-            config.as_object_mut().unwrap().shift_remove("tie_word_embeddings");
+            config
+                .as_object_mut()
+                .unwrap()
+                .shift_remove("tie_word_embeddings");
         },
     );
     assert_round_trip(&dir, &[".attn.bias", ".attn.masked_bias"]);
@@ -104,12 +116,19 @@ fn llama_as_published_says_rope_theta_and_rope_scaling() {
             let embedding = tensors["model.embed_tokens.weight"].clone();
             tensors.insert("lm_head.weight".into(), embedding);
             let frequencies = (Dtype::F32, vec![4], vec![0; 16]);
-            tensors.insert("model.layers.0.self_attn.rotary_emb.inv_freq".into(), frequencies);
+            tensors.insert(
+                "model.layers.0.self_attn.rotary_emb.inv_freq".into(),
+                frequencies,
+            );
         },
         |config| {
             let keys = config.as_object_mut().unwrap();
             let mut rope = keys.shift_remove("rope_parameters").unwrap();
-            let theta = rope.as_object_mut().unwrap().shift_remove("rope_theta").unwrap();
+            let theta = rope
+                .as_object_mut()
+                .unwrap()
+                .shift_remove("rope_theta")
+                .unwrap();
             keys.insert("rope_theta".into(), theta);
             keys.insert("rope_scaling".into(), rope);
             keys.shift_remove("head_dim");
@@ -175,8 +194,16 @@ fn deepseek_v3_as_published_has_a_layer_too_many_that_predicts_further_tokens() 
         |_| {},
     );
     let ended = megaburn(&["verify", text(&dir.path().join("hf"))]);
-    assert_eq!(ended.code, Some(2), "a layer too many is a mistake: {ended:#?}");
-    assert!(ended.stderr.contains("`model.layers.2.input_layernorm.weight`: [32] has no place"));
+    assert_eq!(
+        ended.code,
+        Some(2),
+        "a layer too many is a mistake: {ended:#?}"
+    );
+    assert!(
+        ended
+            .stderr
+            .contains("`model.layers.2.input_layernorm.weight`: [32] has no place")
+    );
 }
 
 #[test]
@@ -210,10 +237,24 @@ fn biases_of_experts_stay_wide_in_a_narrow_model() {
     for (dir, import, export) in cases {
         let [hf, checkpoint, back] = ["hf", "checkpoint", "back"].map(|name| dir.path().join(name));
         succeed(
-            &[&["convert", "import", text(&hf), text(&checkpoint), "--force"], import].concat(),
+            &[
+                &["convert", "import", text(&hf), text(&checkpoint), "--force"],
+                import,
+            ]
+            .concat(),
         );
         succeed(
-            &[&["convert", "export", text(&checkpoint), text(&back), "--force"], export].concat(),
+            &[
+                &[
+                    "convert",
+                    "export",
+                    text(&checkpoint),
+                    text(&back),
+                    "--force",
+                ],
+                export,
+            ]
+            .concat(),
         );
         assert!(tensors(&back) == expected, "{import:?} {export:?}");
     }
@@ -225,7 +266,10 @@ fn a_head_of_its_own_is_not_tied_whatever_the_config_says() {
         "gpt2-untied",
         |_| {},
         |config| {
-            config.as_object_mut().unwrap().shift_remove("tie_word_embeddings");
+            config
+                .as_object_mut()
+                .unwrap()
+                .shift_remove("tie_word_embeddings");
         },
     );
     let [hf, checkpoint, back] = ["hf", "checkpoint", "back"].map(|name| dir.path().join(name));
@@ -246,24 +290,42 @@ fn half_precision_comes_back_as_it_was(#[case] name: &str, #[case] dtype: Dtype)
         name,
         |tensors| {
             for (to, _, bytes) in tensors.values_mut() {
-                let values = bytes.chunks(4).map(|x| f32::from_le_bytes(x.try_into().unwrap()));
+                let values = bytes
+                    .chunks(4)
+                    .map(|x| f32::from_le_bytes(x.try_into().unwrap()));
                 // The upper half of an f32 is a bf16; as an f16 those bits are other small numbers.
                 let halves = values.map(|x| ((x.to_bits() >> 16) as u16 & 0xBFFF).to_le_bytes());
                 (*to, *bytes) = (dtype, halves.flatten().collect());
             }
         },
-        |config| config["dtype"] = json!(if dtype == Dtype::BF16 { "bfloat16" } else { "float16" }),
+        |config| {
+            config["dtype"] = json!(if dtype == Dtype::BF16 {
+                "bfloat16"
+            } else {
+                "float16"
+            })
+        },
     );
     let [hf, checkpoint, back] = ["hf", "checkpoint", "back"].map(|name| dir.path().join(name));
     succeed(&["convert", "import", text(&hf), text(&checkpoint)]);
     succeed(&["convert", "export", text(&checkpoint), text(&back)]);
     assert!(read(&back.join("model.safetensors")) == read(&hf.join("model.safetensors")));
     let wide = dir.path().join("wide");
-    succeed(&["convert", "export", text(&checkpoint), text(&wide), "--dtype", "float32"]);
+    succeed(&[
+        "convert",
+        "export",
+        text(&checkpoint),
+        text(&wide),
+        "--dtype",
+        "float32",
+    ]);
     let ended = megaburn(&["verify", text(&hf), text(&wide), "--json"]);
     for line in ended.stdout.lines() {
         let tensor: Value = serde_json::from_str(line).unwrap();
-        assert_eq!((&tensor["b"]["dtype"], &tensor["max_abs"]), (&json!("f32"), &json!(0.0)));
+        assert_eq!(
+            (&tensor["b"]["dtype"], &tensor["max_abs"]),
+            (&json!("f32"), &json!(0.0))
+        );
     }
     let config: Value =
         serde_json::from_slice(&fs::read(wide.join("config.json")).unwrap()).unwrap();
@@ -277,7 +339,13 @@ fn what_is_no_number_is_out_of_every_tolerance() {
     };
     let weights = changed(
         "qwen3",
-        |tensors| poison(tensors.get_mut("model.layers.2.self_attn.k_norm.weight").unwrap()),
+        |tensors| {
+            poison(
+                tensors
+                    .get_mut("model.layers.2.self_attn.k_norm.weight")
+                    .unwrap(),
+            )
+        },
         |_| {},
     );
     let reference = changed("qwen3", |_| {}, |_| {});
@@ -290,7 +358,10 @@ fn what_is_no_number_is_out_of_every_tolerance() {
         let ended = megaburn(&["verify", text(&hf), "--layout", "tp2-sp", "--json"]);
         assert_eq!(ended.code, Some(1), "{ended:#?}");
         let report: Value = serde_json::from_str(&ended.stdout).unwrap();
-        assert_eq!((&report["ok"], &report["grad_rel_max"]), (&json!(false), &Value::Null));
+        assert_eq!(
+            (&report["ok"], &report["grad_rel_max"]),
+            (&json!(false), &Value::Null)
+        );
         assert!(report["grad_worst"].is_string(), "{report}");
     }
 }

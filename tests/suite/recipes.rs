@@ -84,7 +84,13 @@ fn a_recipe_is_the_published_model(#[values(0, 1, 2, 3, 4)] index: usize) {
     let json: Value = serde_json::from_str(json).unwrap();
     let published = DecoderConfig::from_hf(&json, Path::new("config.json")).unwrap();
     assert!(model.max_seq_len <= published.max_seq_len);
-    assert_eq!(model, DecoderConfig { max_seq_len: model.max_seq_len, ..published });
+    assert_eq!(
+        model,
+        DecoderConfig {
+            max_seq_len: model.max_seq_len,
+            ..published
+        }
+    );
 
     let found = config.layout(None).unwrap();
     assert_eq!(found.to_string(), layout);
@@ -99,7 +105,16 @@ fn a_recipe_is_the_published_model(#[values(0, 1, 2, 3, 4)] index: usize) {
 fn every_recipe_is_tested_and_has_a_run_of_its_own() {
     let mut found: Vec<String> = fs::read_dir(folder())
         .unwrap()
-        .map(|entry| entry.unwrap().path().file_stem().unwrap().to_str().unwrap().to_string())
+        .map(|entry| {
+            entry
+                .unwrap()
+                .path()
+                .file_stem()
+                .unwrap()
+                .to_str()
+                .unwrap()
+                .to_string()
+        })
         .collect();
     found.sort();
     let mut known: Vec<&str> = PUBLISHED.map(|(name, ..)| name).to_vec();
@@ -117,16 +132,25 @@ fn a_recipe_leaves_the_time_limits_as_they_are(#[values(0, 1, 2, 3, 4)] index: u
     let (found, default) = (read(PUBLISHED[index].0).train, TrainConfig::default().train);
     assert_eq!(
         (found.timeout(), found.phase_limits(), found.step_timeout()),
-        (default.timeout(), default.phase_limits(), default.step_timeout())
+        (
+            default.timeout(),
+            default.phase_limits(),
+            default.step_timeout()
+        )
     );
 }
 
 #[test]
 fn a_recipe_without_its_tokenizer_is_one_error_that_says_so() {
     let path = folder().join("gpt2.toml");
-    let ended = Ranks::command(&["train", "--config", path.to_str().unwrap()]).wait_all().remove(0);
+    let ended = Ranks::command(&["train", "--config", path.to_str().unwrap()])
+        .wait_all()
+        .remove(0);
     assert_eq!(ended.code, Some(2), "{ended:?}");
     let error = "error: no tokenizer at `models/gpt2`: there is no such file or folder";
-    assert!(ended.stderr.starts_with(error) && ended.stderr.lines().count() == 1, "{ended:?}");
+    assert!(
+        ended.stderr.starts_with(error) && ended.stderr.lines().count() == 1,
+        "{ended:?}"
+    );
     assert!(ended.stdout.is_empty(), "{ended:?}");
 }

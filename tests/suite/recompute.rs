@@ -41,28 +41,48 @@ fn assert_same_bits(
         (losses(&steps), saved(&run), steps)
     };
     let expected = trained(&RecomputeConfig::default());
-    assert!(expected.2[3].loss != expected.2[0].loss, "nothing was learnt");
+    assert!(
+        expected.2[3].loss != expected.2[0].loss,
+        "nothing was learnt"
+    );
     for way in ways {
         let found = trained(way);
         assert_eq!(found.0, expected.0, "losses, {way:?}");
-        assert_eq!(bits(&found.1), bits(&expected.1), "parameters and moments, {way:?}");
+        assert_eq!(
+            bits(&found.1),
+            bits(&expected.1),
+            "parameters and moments, {way:?}"
+        );
     }
 }
 
 fn modules(modules: &[RecomputeModule]) -> RecomputeConfig {
-    RecomputeConfig { modules: modules.to_vec(), ..RecomputeConfig::default() }
+    RecomputeConfig {
+        modules: modules.to_vec(),
+        ..RecomputeConfig::default()
+    }
 }
 
 fn layers(method: RecomputeMethod, num_layers: usize) -> RecomputeConfig {
-    RecomputeConfig { method, num_layers, ..RecomputeConfig::default() }
+    RecomputeConfig {
+        method,
+        num_layers,
+        ..RecomputeConfig::default()
+    }
 }
 
 fn offloaded(of: RecomputeConfig) -> RecomputeConfig {
-    RecomputeConfig { offload: true, ..of }
+    RecomputeConfig {
+        offload: true,
+        ..of
+    }
 }
 
 fn with_attention_kept(of: RecomputeConfig) -> RecomputeConfig {
-    RecomputeConfig { keep_attention: true, ..of }
+    RecomputeConfig {
+        keep_attention: true,
+        ..of
+    }
 }
 
 /// Modules one by one and together, and whole layers.
@@ -71,7 +91,10 @@ fn ways() -> Vec<RecomputeConfig> {
     let mut ways: Vec<_> = all.iter().map(|&module| modules(&[module])).collect();
     ways.extend([modules(&[Norm, Activation]), modules(&all)]);
     ways.extend([layers(Uniform, 1), layers(Uniform, 2), layers(Block, 1)]);
-    ways.push(RecomputeConfig { modules: all.to_vec(), ..layers(Block, 2) });
+    ways.push(RecomputeConfig {
+        modules: all.to_vec(),
+        ..layers(Block, 2)
+    });
     ways.extend([offloaded(layers(Uniform, 1)), offloaded(layers(Block, 2))]);
     ways
 }
@@ -111,13 +134,20 @@ fn so_are_those_of_other_runs(
     #[case] fused_loss: bool,
     #[values(Dtype::F32, Dtype::Bf16)] dtype: Dtype,
 ) {
-    let mut ways =
-        vec![modules(&[Norm, Activation]), modules(&[CoreAttention, Mlp]), layers(Uniform, 2)];
+    let mut ways = vec![
+        modules(&[Norm, Activation]),
+        modules(&[CoreAttention, Mlp]),
+        layers(Uniform, 2),
+    ];
     if layout.contains("cp") {
         ways.push(with_attention_kept(layers(Uniform, 2)));
     }
     assert_same_bits(layout, dtype, &ways, |config| {
-        (config.model.family, config.model.kv_heads, config.model.tied) = (family, kv_heads, tied);
+        (
+            config.model.family,
+            config.model.kv_heads,
+            config.model.tied,
+        ) = (family, kv_heads, tied);
         config.train.fused_linear_cross_entropy = fused_loss;
         (config.parallel.zero, config.parallel.bucket_size) = (zero, Some(5000));
     });
@@ -137,8 +167,15 @@ fn so_are_those_of_pipelines(
     #[case] zero: u8,
     #[values(Dtype::F32, Dtype::Bf16)] dtype: Dtype,
 ) {
-    let mixed = RecomputeConfig { modules: vec![Norm], ..layers(Block, 1) };
-    let layers = [layers(Uniform, 1), layers(Uniform, 2), offloaded(layers(Uniform, 1))];
+    let mixed = RecomputeConfig {
+        modules: vec![Norm],
+        ..layers(Block, 1)
+    };
+    let layers = [
+        layers(Uniform, 1),
+        layers(Uniform, 2),
+        offloaded(layers(Uniform, 1)),
+    ];
     let mut ways = [&[modules(&[Norm, Mlp]), mixed], &layers[..]].concat();
     if layout.contains("cp") {
         ways.extend(layers.map(with_attention_kept));
@@ -161,12 +198,21 @@ fn attention_that_ranks_share_is_kept_to_the_bit(
     if comm == "a2a2+p2p" && layout != "cp4" {
         return;
     }
-    let ways = [layers(Uniform, 1), offloaded(layers(Uniform, 2)), layers(Block, 2)];
-    assert_same_bits(layout, Dtype::Bf16, &ways.map(with_attention_kept), |config| {
-        config.parallel.cp_comm = vec![CpComm::Way(comm.parse().unwrap())];
-        (config.model.heads, config.model.kv_heads) = (8, 8);
-        (config.data.documents, config.data.document_multiple) = (documents, 8);
-    });
+    let ways = [
+        layers(Uniform, 1),
+        offloaded(layers(Uniform, 2)),
+        layers(Block, 2),
+    ];
+    assert_same_bits(
+        layout,
+        Dtype::Bf16,
+        &ways.map(with_attention_kept),
+        |config| {
+            config.parallel.cp_comm = vec![CpComm::Way(comm.parse().unwrap())];
+            (config.model.heads, config.model.kv_heads) = (8, 8);
+            (config.data.documents, config.data.document_multiple) = (documents, 8);
+        },
+    );
 }
 
 /// Where ranks hold whole sequences attention that is kept is computed in other blocks, on CPUs.
@@ -181,7 +227,11 @@ fn attention_that_is_kept_changes_numbers_by_rounding(
         // Not a fresh one: of two experts that are all but equally good, rounding chooses.
         write_random_text(&run.path("text.txt"), 10_000, SEED);
         let mut config = config(&run, layout, Dtype::F32);
-        (config.model.family, config.model.layers, config.model.kv_heads) = (family, 4, 4);
+        (
+            config.model.family,
+            config.model.layers,
+            config.model.kv_heads,
+        ) = (family, 4, 4);
         config.data.documents = documents;
         if !documents {
             config.train.attention_dropout = 0.3;
@@ -194,7 +244,11 @@ fn attention_that_is_kept_changes_numbers_by_rounding(
     };
     let expected = trained(RecomputeConfig::default());
     assert!(expected[6] != expected[0], "nothing was learnt");
-    for way in [layers(Uniform, 1), offloaded(layers(Uniform, 2)), layers(Block, 1)] {
+    for way in [
+        layers(Uniform, 1),
+        offloaded(layers(Uniform, 2)),
+        layers(Block, 1),
+    ] {
         let found = trained(with_attention_kept(way.clone()));
         for (found, expected) in found.iter().zip(&expected) {
             let off = (found - expected).abs() / expected;

@@ -29,7 +29,10 @@ fn a_resumed_run_equals_the_uninterrupted_one_to_the_bit(
     assert_eq!(whole.numbers().len() as u64, STEPS);
     assert_eq!(whole.numbers(), halves.numbers());
     let tensors = whole.tensors(STEPS);
-    assert!(tensors.iter().map(Vec::len).sum::<usize>() > 1 << 16, "weights and moments");
+    assert!(
+        tensors.iter().map(Vec::len).sum::<usize>() > 1 << 16,
+        "weights and moments"
+    );
     assert_eq!(tensors, halves.tensors(STEPS));
 }
 
@@ -45,7 +48,10 @@ pub(crate) fn assert_goes_on(resumed: &Stretch, whole: &Stretch, done: u64, layo
     let expected = &whole.losses[done as usize..];
     assert!(!expected.is_empty() && resumed.losses.len() == expected.len());
     for (found, expected) in resumed.losses.iter().zip(expected) {
-        assert!((found - expected).abs() <= 1e-4, "{layout}: loss {found} and {expected}");
+        assert!(
+            (found - expected).abs() <= 1e-4,
+            "{layout}: loss {found} and {expected}"
+        );
     }
 }
 
@@ -53,7 +59,10 @@ pub(crate) fn assert_goes_on(resumed: &Stretch, whole: &Stretch, done: u64, layo
 pub(crate) fn train(config: TrainConfig, until: u64, save_at: u64) -> Stretch {
     let layout = config.layout(None).unwrap();
     let data = Arc::new(RunData::load(&config).unwrap());
-    let options = GroupOptions { seed: config.run.seed, ..Default::default() };
+    let options = GroupOptions {
+        seed: config.run.seed,
+        ..Default::default()
+    };
     let config = Arc::new(config);
     let ranks = run_threads(layout.world_size(), options, |world| {
         let groups = ProcessGroups::new(&world, layout)?;
@@ -90,18 +99,28 @@ fn five_other_layouts_resume_with_the_same_samples_and_losses() {
     let batch = run.config("tp1", STEPS).train.global_batch as u64;
     let whole = train(run.config("tp2-dp2-sp", STEPS), STEPS, HALF);
     let mut expected = SampleLog::new();
-    let second_half = whole.samples.entries().filter(|(number, _)| *number >= HALF * batch);
+    let second_half = whole
+        .samples
+        .entries()
+        .filter(|(number, _)| *number >= HALF * batch);
     expected.merge(second_half).unwrap();
 
     for layout in ["tp1", "dp4", "tp4-sp", "tp2", "tp2-dp4"] {
         let resumed = train(run.config(layout, STEPS), STEPS, 0);
-        assert_eq!(resumed.samples.entries().count() as u64, HALF * batch, "{layout}");
+        assert_eq!(
+            resumed.samples.entries().count() as u64,
+            HALF * batch,
+            "{layout}"
+        );
         assert!(resumed.samples == expected, "{layout} reads other samples");
         let losses = resumed.losses.iter().zip(&whole.losses[HALF as usize..]);
         assert_eq!(losses.len() as u64, HALF);
         for (step, (found, expected)) in (HALF + 1..).zip(losses) {
             let difference = (found - expected).abs();
-            assert!(difference <= 1e-4, "{layout}, step {step}: loss {found} and {expected}");
+            assert!(
+                difference <= 1e-4,
+                "{layout}, step {step}: loss {found} and {expected}"
+            );
         }
     }
 }
@@ -115,10 +134,23 @@ fn the_first_thousand_samples_are_the_same_for_every_data_parallel_degree() {
         config.model.ffn = 8;
         config.model.layers = 1;
         (config.train.global_batch, config.train.micro_batch) = (40, micro_batch);
-        train(config, 25, 0).samples.digest(1000).expect("25 steps of 40 samples")
+        train(config, 25, 0)
+            .samples
+            .digest(1000)
+            .expect("25 steps of 40 samples")
     };
     let one = digest(Layout::SINGLE, 40);
     for (dp, micro_batch) in [(2, 4), (4, 10), (5, 1), (8, 5)] {
-        assert_eq!(digest(Layout { dp, ..Layout::SINGLE }, micro_batch), one, "dp {dp}");
+        assert_eq!(
+            digest(
+                Layout {
+                    dp,
+                    ..Layout::SINGLE
+                },
+                micro_batch
+            ),
+            one,
+            "dp {dp}"
+        );
     }
 }

@@ -52,7 +52,9 @@ pub(crate) struct Run {
 impl Run {
     /// A fresh one. All read the same text.
     pub(crate) fn new() -> Self {
-        let run = Self { dir: tempfile::tempdir().unwrap() };
+        let run = Self {
+            dir: tempfile::tempdir().unwrap(),
+        };
         write_random_text(&run.path("text.txt"), 10_000, fresh_seed());
         let paths = format!(
             "[data]\npath = {:?}\n[run]\ndir = {:?}",
@@ -71,14 +73,21 @@ impl Run {
     }
 
     pub(crate) fn config(&self, layout: &str, steps: u64) -> TrainConfig {
-        let layers = ConfigLayers::new().with_file(self.path("config.toml")).unwrap();
-        let layers = layers.with_layout(layout).and_then(|layers| layers.with_steps(steps));
+        let layers = ConfigLayers::new()
+            .with_file(self.path("config.toml"))
+            .unwrap();
+        let layers = layers
+            .with_layout(layout)
+            .and_then(|layers| layers.with_steps(steps));
         layers.and_then(ConfigLayers::load).unwrap()
     }
 
     /// The command line of this run with further `KEY=VALUE`s.
     pub(crate) fn args(&self, layout: &str, steps: u64, sets: &[&str]) -> Vec<String> {
-        let (config, steps) = (self.path("config.toml").display().to_string(), steps.to_string());
+        let (config, steps) = (
+            self.path("config.toml").display().to_string(),
+            steps.to_string(),
+        );
         let mut args = vec!["--config", &config, "--layout", layout, "--steps", &steps];
         args.extend(sets.iter().flat_map(|set| ["--set", set]));
         args.into_iter().map(String::from).collect()
@@ -98,7 +107,11 @@ impl Run {
     /// The lines of `metrics.jsonl` that are steps; none before there is such a file.
     pub(crate) fn steps(&self) -> Vec<StepMetrics> {
         let path = self.path("run/metrics.jsonl");
-        let records = if path.exists() { read_metrics(path).unwrap() } else { Vec::new() };
+        let records = if path.exists() {
+            read_metrics(path).unwrap()
+        } else {
+            Vec::new()
+        };
         let step = |record| match record {
             MetricsRecord::Step(step) => Some(step),
             MetricsRecord::Eval(_) => None,
@@ -109,7 +122,13 @@ impl Run {
     /// What does not depend on the clock in [`steps`](Self::steps), to the bit.
     pub(crate) fn numbers(&self) -> Vec<[u64; 5]> {
         let numbers = |s: StepMetrics| {
-            [s.step, s.loss.to_bits(), s.grad_norm.to_bits(), s.lr.to_bits(), s.tokens]
+            [
+                s.step,
+                s.loss.to_bits(),
+                s.grad_norm.to_bits(),
+                s.lr.to_bits(),
+                s.tokens,
+            ]
         };
         self.steps().into_iter().map(numbers).collect()
     }
@@ -117,6 +136,10 @@ impl Run {
 
 /// The files of a checkpoint that hold tensors.
 pub(crate) fn tensor_files(checkpoint: &Path) -> Vec<PathBuf> {
-    let files = fs::read_dir(checkpoint).unwrap().map(|entry| entry.unwrap().path());
-    files.filter(|path| path.extension().is_some_and(|end| end == "safetensors")).collect()
+    let files = fs::read_dir(checkpoint)
+        .unwrap()
+        .map(|entry| entry.unwrap().path());
+    files
+        .filter(|path| path.extension().is_some_and(|end| end == "safetensors"))
+        .collect()
 }

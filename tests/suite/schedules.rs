@@ -14,13 +14,19 @@ use crate::{
 };
 
 /// 10 steps of 2 samples, 5 of 4, 4 of 6 (the last ends at 64), and then 8.
-const RAMP: [&str; 3] =
-    ["train.batch_ramp.start=2", "train.batch_ramp.increment=2", "train.batch_ramp.samples=60"];
+const RAMP: [&str; 3] = [
+    "train.batch_ramp.start=2",
+    "train.batch_ramp.increment=2",
+    "train.batch_ramp.samples=60",
+];
 
 fn ramped(run: &Run, layout: &str, steps: u64) -> TrainConfig {
     let mut config = run.config(layout, steps);
-    config.train.batch_ramp =
-        Some(megaburn::train::config::BatchRampConfig { start: 2, increment: 2, samples: 60 });
+    config.train.batch_ramp = Some(megaburn::train::config::BatchRampConfig {
+        start: 2,
+        increment: 2,
+        samples: 60,
+    });
     config
 }
 
@@ -32,13 +38,19 @@ fn a_batch_that_grows_trains_alike_under_every_layout() {
         [20, 40, 64].map(|read| BatchSchedule::ramp(2, 2, 60, 8).unwrap().batch_size(read));
     assert_eq!(expected, [4, 6, 8]);
     let read: Vec<u64> = one.samples.entries().map(|(number, _)| number).collect();
-    assert_eq!(read.len() as u64, BatchSchedule::ramp(2, 2, 60, 8).unwrap().samples_after(24));
+    assert_eq!(
+        read.len() as u64,
+        BatchSchedule::ramp(2, 2, 60, 8).unwrap().samples_after(24)
+    );
     assert!(read.iter().copied().eq(0..read.len() as u64), "{read:?}");
     for layout in ["dp2", "tp2-sp", "tp2-dp2-sp"] {
         let found = train(ramped(&run, layout, 24), 24, 0);
         assert!(found.samples == one.samples, "{layout} reads other samples");
         for (found, expected) in found.losses.iter().zip(&one.losses) {
-            assert!((found - expected).abs() <= 1e-4, "{layout}: loss {found} and {expected}");
+            assert!(
+                (found - expected).abs() <= 1e-4,
+                "{layout}: loss {found} and {expected}"
+            );
         }
     }
     let plain = train(run.config("tp1", 24), 24, 0);
@@ -72,16 +84,30 @@ fn a_run_resumed_on_a_ramp_equals_the_uninterrupted_one_to_the_bit(
     assert_eq!(whole.numbers(), halves.numbers());
     assert_eq!(whole.tensors(24), halves.tensors(24));
     let tokens: Vec<u64> = whole.steps().iter().map(|step| step.tokens / 16).collect();
-    assert_eq!(tokens[..16], [2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 4, 4, 4, 4, 4, 6]);
+    assert_eq!(
+        tokens[..16],
+        [2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 4, 4, 4, 4, 4, 6]
+    );
     assert_eq!(tokens[19..], [8; 5]);
 }
 
 #[test]
 fn the_rate_is_that_of_the_samples() {
     let run = Run::new();
-    let wsd = ["optimizer.lr_decay_style=wsd", "optimizer.wsd_decay_style=linear"];
-    let more = ["optimizer.wsd_decay_steps=4", "optimizer.warmup_fraction=0.1"];
-    let sets = [&RAMP[..], &wsd, &more, &["optimizer.min_lr=0", "optimizer.decay_steps=26"]];
+    let wsd = [
+        "optimizer.lr_decay_style=wsd",
+        "optimizer.wsd_decay_style=linear",
+    ];
+    let more = [
+        "optimizer.wsd_decay_steps=4",
+        "optimizer.warmup_fraction=0.1",
+    ];
+    let sets = [
+        &RAMP[..],
+        &wsd,
+        &more,
+        &["optimizer.min_lr=0", "optimizer.decay_steps=26"],
+    ];
     Ranks::threads(&run.args("tp1", 24, &sets.concat())).finish();
     let mut samples = 0;
     for step in run.steps() {
@@ -92,7 +118,11 @@ fn the_rate_is_that_of_the_samples() {
             89..=120 => 1e-2 * (120 - samples) as f64 / 32.0,
             _ => 0.0,
         };
-        assert!((step.lr - expected).abs() < 1e-12, "{samples}: {} is not {expected}", step.lr);
+        assert!(
+            (step.lr - expected).abs() < 1e-12,
+            "{samples}: {} is not {expected}",
+            step.lr
+        );
     }
     assert!(samples > 100, "the decay was not reached");
 }
@@ -115,7 +145,10 @@ fn embedding_and_head_move_at_their_own_rate() {
         let is_own = name.starts_with("model.embedding.") || name.starts_with("model.head.");
         // Up to the minimum at the schedule's end, which both share.
         let ratio = if is_own { 0.25 } else { 1.0 };
-        assert!(relative(found, ratio * expected) < 1e-2, "{name}: {found} of {expected}");
+        assert!(
+            relative(found, ratio * expected) < 1e-2,
+            "{name}: {found} of {expected}"
+        );
     }
 }
 
@@ -124,7 +157,10 @@ fn an_update_uses_the_weight_decay_of_its_samples() {
     let update = |start, end| {
         let config = |run: &Run| {
             let mut config = plain_descent(run, "tp1", Dtype::F32);
-            (config.optimizer.weight_decay, config.optimizer.end_weight_decay) = (start, end);
+            (
+                config.optimizer.weight_decay,
+                config.optimizer.end_weight_decay,
+            ) = (start, end);
             config
         };
         first_update(config).1

@@ -20,7 +20,9 @@ pub(crate) fn run_all(places: usize, tasks: &[Room], work: impl Fn(usize) + Sync
     let lock = || free.lock().unwrap_or_else(PoisonError::into_inner);
     thread::scope(|scope| {
         for (index, task) in tasks.iter().enumerate() {
-            let Room::Places(wanted) = *task else { continue };
+            let Room::Places(wanted) = *task else {
+                continue;
+            };
             let taken = wanted.clamp(1, places.max(1));
             let mut left = freed
                 .wait_while(lock(), |left| *left < taken)
@@ -35,6 +37,9 @@ pub(crate) fn run_all(places: usize, tasks: &[Room], work: impl Fn(usize) + Sync
             });
         }
     });
-    let alone = tasks.iter().enumerate().filter(|(_, task)| **task == Room::Alone);
+    let alone = tasks
+        .iter()
+        .enumerate()
+        .filter(|(_, task)| **task == Room::Alone);
     alone.for_each(|(index, _)| work(index));
 }

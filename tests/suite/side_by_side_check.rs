@@ -33,7 +33,9 @@ fn tasks_share_places_and_some_have_them_alone() {
         {
             let mut seen = seen.lock().unwrap();
             seen.now.push(index);
-            seen.most = seen.most.max(seen.now.iter().map(|&index| taken(index)).sum());
+            seen.most = seen
+                .most
+                .max(seen.now.iter().map(|&index| taken(index)).sum());
             let is_alone = seen.now.iter().any(|&index| tasks[index] == Room::Alone);
             seen.beside_alone |= is_alone && seen.now.len() > 1;
         }
@@ -42,8 +44,16 @@ fn tasks_share_places_and_some_have_them_alone() {
         seen.now.retain(|&other| other != index);
         seen.done.push(index);
     });
-    let Seen { most, mut done, beside_alone, .. } = seen.into_inner().unwrap();
-    assert_eq!(most, PLACES, "tasks run beside each other, and no more than there is room for");
+    let Seen {
+        most,
+        mut done,
+        beside_alone,
+        ..
+    } = seen.into_inner().unwrap();
+    assert_eq!(
+        most, PLACES,
+        "tasks run beside each other, and no more than there is room for"
+    );
     assert!(!beside_alone);
     done.sort_unstable();
     assert_eq!(done, (0..tasks.len()).collect::<Vec<_>>());

@@ -35,7 +35,10 @@ const FEATURES: [(&str, &str); 22] = [
     ("recomputation", "recompute.method=uniform"),
     ("checkpointing", "recompute.method=uniform"),
     ("offload", "optimizer.cpu_offload_fraction=1.0"),
-    ("fused linear cross", "train.fused_linear_cross_entropy=true"),
+    (
+        "fused linear cross",
+        "train.fused_linear_cross_entropy=true",
+    ),
     ("bf16", "train.dtype=bf16"),
     ("f16", "train.dtype=f16"),
     ("loss scaling", "optimizer.loss_scale=8.0"),
@@ -50,15 +53,25 @@ const FEATURES: [(&str, &str); 22] = [
 const LIST: (&str, &str) = ("README.md", "## What works today");
 
 fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_path_buf()
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .parent()
+        .unwrap()
+        .to_path_buf()
 }
 
 /// README, documents, recipes, and the descriptions of all crates.
 fn texts() -> Vec<(String, String)> {
-    let mut paths = vec![root().join("README.md"), root().join("cubecl-kernels/Cargo.toml")];
+    let mut paths = vec![
+        root().join("README.md"),
+        root().join("cubecl-kernels/Cargo.toml"),
+    ];
     for folder in ["docs", "docs/clusters", "configs"] {
         let entries = fs::read_dir(root().join(folder)).unwrap();
-        paths.extend(entries.map(|entry| entry.unwrap().path()).filter(|path| path.is_file()));
+        paths.extend(
+            entries
+                .map(|entry| entry.unwrap().path())
+                .filter(|path| path.is_file()),
+        );
     }
     for entry in fs::read_dir(root().join("crates")).unwrap() {
         paths.push(entry.unwrap().path().join("Cargo.toml"));
@@ -72,7 +85,9 @@ fn texts() -> Vec<(String, String)> {
 
 /// A text without the section that starts with `heading`, and that section.
 fn without<'a>(text: &'a str, heading: &str) -> (String, &'a str) {
-    let (before, rest) = text.split_once(heading).unwrap_or_else(|| panic!("no {heading}"));
+    let (before, rest) = text
+        .split_once(heading)
+        .unwrap_or_else(|| panic!("no {heading}"));
     let end = rest.find("\n## ").unwrap_or(rest.len());
     (format!("{before}{}", &rest[end..]), &rest[..end])
 }
@@ -82,11 +97,24 @@ fn only_the_list_of_what_works_says_what_is_missing() {
     let texts = texts();
     assert!(texts.len() > 25, "only {} texts were read", texts.len());
     for (name, text) in texts {
-        let text = if name == LIST.0 { without(&text, LIST.1).0 } else { text };
-        let said = text.split_whitespace().collect::<Vec<_>>().join(" ").to_lowercase();
+        let text = if name == LIST.0 {
+            without(&text, LIST.1).0
+        } else {
+            text
+        };
+        let said = text
+            .split_whitespace()
+            .collect::<Vec<_>>()
+            .join(" ")
+            .to_lowercase();
         for phrase in MISSING {
-            let found = said.find(phrase).map(|at| said[at..].chars().take(80).collect::<String>());
-            assert_eq!(found, None, "{name} says that something is missing; say it in {LIST:?}");
+            let found = said
+                .find(phrase)
+                .map(|at| said[at..].chars().take(80).collect::<String>());
+            assert_eq!(
+                found, None,
+                "{name} says that something is missing; say it in {LIST:?}"
+            );
         }
     }
 }
@@ -96,14 +124,17 @@ fn nothing_in_that_list_exists() {
     let readme = fs::read_to_string(root().join(LIST.0)).unwrap();
     let (_, section) = without(&readme, LIST.1);
     let cells = section.lines().filter(|line| line.starts_with('|')).skip(2);
-    let cells: Vec<&str> =
-        cells.map(|line| line.trim_matches('|').rsplit('|').next().unwrap()).collect();
+    let cells: Vec<&str> = cells
+        .map(|line| line.trim_matches('|').rsplit('|').next().unwrap())
+        .collect();
     assert!(cells.len() > 8, "{cells:?}");
     for (feature, setting) in FEATURES {
         if let Err(error) = ConfigLayers::new().with_set(setting) {
             panic!("{feature} is said to exist: {error}");
         }
-        let missing = cells.iter().find(|cell| cell.to_lowercase().contains(feature));
+        let missing = cells
+            .iter()
+            .find(|cell| cell.to_lowercase().contains(feature));
         assert_eq!(missing, None, "{feature} exists: --set {setting}");
     }
 }

@@ -20,13 +20,18 @@ fn tokenizer(run: &Run, name: &str, vocab_size: usize) -> PathBuf {
 }
 
 fn start(run: &Run, layout: &str, steps: u64, sets: &[&str]) -> Ended {
-    Ranks::threads(&run.args(layout, steps, sets)).wait_all().remove(0)
+    Ranks::threads(&run.args(layout, steps, sets))
+        .wait_all()
+        .remove(0)
 }
 
 #[track_caller]
 fn assert_refused(ended: &Ended, message: &str) {
     assert_eq!(ended.code, Some(2), "{ended:?}");
-    assert!(ended.stderr.contains(message), "expected: {message}\nfound: {ended:?}");
+    assert!(
+        ended.stderr.contains(message),
+        "expected: {message}\nfound: {ended:?}"
+    );
     assert!(!ended.stderr.contains("panicked"), "{ended:?}");
 }
 
@@ -43,7 +48,10 @@ fn a_run_trains_resumes_and_writes_with_a_tokenizer_of_its_own(
     assert_eq!(ended.code, Some(0), "{ended:?}");
     assert!(ended.stdout.contains("vocabulary 300"), "{ended:?}");
     assert!(ended.stdout.contains("bpe (300 ids)"), "{ended:?}");
-    assert!(!ended.stdout.contains("<|begin_of_text|>"), "special tokens are no text: {ended:?}");
+    assert!(
+        !ended.stdout.contains("<|begin_of_text|>"),
+        "special tokens are no text: {ended:?}"
+    );
     let losses: Vec<f64> = run.steps().iter().map(|step| step.loss).collect();
     assert!((losses[0] - 300f64.ln()).abs() < 0.5, "{losses:?}");
 
@@ -69,15 +77,24 @@ fn a_resumed_run_with_another_tokenizer_is_refused() {
     let before = run.tensors(1);
     for sets in [&[other.as_str()][..], &bytes] {
         let ended = start(&run, "tp1", 2, sets);
-        assert_refused(&ended, "another order of samples: the hash of text and tokenizer is xxh3 ");
+        assert_refused(
+            &ended,
+            "another order of samples: the hash of text and tokenizer is xxh3 ",
+        );
     }
     assert_eq!(run.tensors(1), before);
     assert_eq!(start(&run, "tp1", 2, &[&mine]).code, Some(0));
 }
 
 #[rstest]
-#[case("bpe", "`data.tokenizer` is bpe: it must be `byte`, or the path of a tokenizer.json or of")]
-#[case("no/such", "no tokenizer at `no/such`: there is no such file or folder")]
+#[case(
+    "bpe",
+    "`data.tokenizer` is bpe: it must be `byte`, or the path of a tokenizer.json or of"
+)]
+#[case(
+    "no/such",
+    "no tokenizer at `no/such`: there is no such file or folder"
+)]
 #[case(
     "src",
     "the folder has no tokenizer.json; give a tokenizer.json, or a folder that holds one"
@@ -85,9 +102,19 @@ fn a_resumed_run_with_another_tokenizer_is_refused() {
 fn a_path_without_a_tokenizer_is_named(#[case] path: &str, #[case] message: &str) {
     let run = Run::new();
     fs::create_dir(run.path("src")).unwrap();
-    let path = if path == "src" { run.path("src").display().to_string() } else { path.into() };
-    assert_refused(&start(&run, "tp1", 1, &[&format!("data.tokenizer={path}")]), message);
-    assert!(!run.path("run").exists(), "a refused run leaves nothing behind");
+    let path = if path == "src" {
+        run.path("src").display().to_string()
+    } else {
+        path.into()
+    };
+    assert_refused(
+        &start(&run, "tp1", 1, &[&format!("data.tokenizer={path}")]),
+        message,
+    );
+    assert!(
+        !run.path("run").exists(),
+        "a refused run leaves nothing behind"
+    );
 }
 
 #[test]
@@ -96,7 +123,18 @@ fn a_truncated_tokenizer_is_named() {
     let file = tokenizer(&run, "bpe", 280).join("tokenizer.json");
     let text = fs::read(&file).unwrap();
     fs::write(&file, &text[..text.len() / 2]).unwrap();
-    let ended = start(&run, "tp1", 1, &[&format!("data.tokenizer={}", file.display())]);
-    assert_refused(&ended, "tokenizer.json` cannot be used as a tokenizer: EOF while parsing");
-    assert!(!run.path("run").exists(), "a refused run leaves nothing behind");
+    let ended = start(
+        &run,
+        "tp1",
+        1,
+        &[&format!("data.tokenizer={}", file.display())],
+    );
+    assert_refused(
+        &ended,
+        "tokenizer.json` cannot be used as a tokenizer: EOF while parsing",
+    );
+    assert!(
+        !run.path("run").exists(),
+        "a refused run leaves nothing behind"
+    );
 }

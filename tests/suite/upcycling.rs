@@ -16,11 +16,31 @@ fn an_upcycled_model_computes_what_the_dense_one_does(
     let cuts = ["--experts", "4", "--granularity", granularity];
     let told = Ranks::command(&[&["convert", "upcycle", hf, up], &cuts[..]].concat()).finish();
     let experts = 4 * granularity.parse::<usize>().unwrap();
-    assert!(told[0].stdout.contains(&format!("{experts} experts a layer")), "{told:?}");
+    assert!(
+        told[0]
+            .stdout
+            .contains(&format!("{experts} experts a layer")),
+        "{told:?}"
+    );
     let write = |model: &str, layout: &str| {
-        let ask = ["generate", model, "--max-tokens", "16", "--ignore-eos", "--layout", layout];
-        let prompts = ["--prompt-ids", "5,17,3", "--prompt-ids", "9,8,7,6,5,4,3,2,1,40,41,42"];
-        Ranks::command(&[&ask[..], &prompts].concat()).finish()[0].stdout.clone()
+        let ask = [
+            "generate",
+            model,
+            "--max-tokens",
+            "16",
+            "--ignore-eos",
+            "--layout",
+            layout,
+        ];
+        let prompts = [
+            "--prompt-ids",
+            "5,17,3",
+            "--prompt-ids",
+            "9,8,7,6,5,4,3,2,1,40,41,42",
+        ];
+        Ranks::command(&[&ask[..], &prompts].concat()).finish()[0]
+            .stdout
+            .clone()
     };
     let expected = write(hf, "tp1");
     assert_eq!(write(up, "tp1"), expected);
@@ -44,8 +64,15 @@ fn what_cannot_become_experts_is_refused(
 ) {
     let dir = tempfile::tempdir().unwrap();
     let (hf, up) = (fixture(name), dir.path().join("up"));
-    let args = ["convert", "upcycle", hf.to_str().unwrap(), up.to_str().unwrap()];
-    let ended = Ranks::command(&[&args[..], flags].concat()).wait_all().remove(0);
+    let args = [
+        "convert",
+        "upcycle",
+        hf.to_str().unwrap(),
+        up.to_str().unwrap(),
+    ];
+    let ended = Ranks::command(&[&args[..], flags].concat())
+        .wait_all()
+        .remove(0);
     assert_eq!(ended.code, Some(2), "{ended:?}");
     assert!(ended.stderr.contains(message) && !up.exists(), "{ended:?}");
 }

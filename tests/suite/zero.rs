@@ -51,7 +51,10 @@ fn ten_steps_are_the_same_to_the_bit(
     assert_eq!(losses(&steps), losses(&without));
     assert_eq!(bits(&saved(&found)), bits(&saved(&expected)));
     assert!(steps[9].loss < steps[0].loss, "it does not learn");
-    assert!(steps.iter().filter(|step| step.skipped).count() < 8, "{steps:?}");
+    assert!(
+        steps.iter().filter(|step| step.skipped).count() < 8,
+        "{steps:?}"
+    );
 }
 
 #[rstest]
@@ -80,12 +83,24 @@ fn ten_clipped_steps_of_many_micro_batches_are_the_same(
     }
     let (steps, without) = (train(with, 10), train(without, 10));
     for (found, expected) in steps.iter().zip(&without) {
-        assert!(relative(found.loss, expected.loss) < 1e-6, "{found:?} {expected:?}");
-        assert!(relative(found.grad_norm, expected.grad_norm) < 1e-6, "{found:?} {expected:?}");
+        assert!(
+            relative(found.loss, expected.loss) < 1e-6,
+            "{found:?} {expected:?}"
+        );
+        assert!(
+            relative(found.grad_norm, expected.grad_norm) < 1e-6,
+            "{found:?} {expected:?}"
+        );
     }
-    assert!(without.iter().any(|step| step.grad_norm > 0.5), "nothing was clipped");
+    assert!(
+        without.iter().any(|step| step.grad_norm > 0.5),
+        "nothing was clipped"
+    );
     let expected = saved(&expected);
-    for (name, found) in saved(&found).iter().filter(|(name, _)| name.starts_with("model.")) {
+    for (name, found) in saved(&found)
+        .iter()
+        .filter(|(name, _)| name.starts_with("model."))
+    {
         let distance = relative_distance(found, &expected[name]);
         assert!(distance < 1e-6, "{name} differs by {distance:e}");
     }
@@ -142,16 +157,27 @@ fn a_whole_run_is_the_same_at_every_stage() {
             "generate.tokens=8",
             "optimizer.clip_grad=0.0",
         ];
-        let ended = Ranks::threads(&run.args("tp2-dp4", 5, &sets)).finish().remove(0);
+        let ended = Ranks::threads(&run.args("tp2-dp4", 5, &sets))
+            .finish()
+            .remove(0);
         assert_eq!(ended.code, Some(0), "{ended:?}");
-        let sample = ended.stdout.split("\nsample ").nth(1).expect("a sample").to_string();
+        let sample = ended
+            .stdout
+            .split("\nsample ")
+            .nth(1)
+            .expect("a sample")
+            .to_string();
         let sample = sample.split("\nfinished").next().map(str::to_string);
         let records = read_metrics(run.path("run/metrics.jsonl")).unwrap();
         let evals = records.into_iter().filter_map(|record| match record {
             MetricsRecord::Eval(eval) => Some((eval.step, eval.eval_loss.to_bits())),
             MetricsRecord::Step(_) => None,
         });
-        (run.numbers().iter().map(|n| n[1]).collect::<Vec<_>>(), evals.collect::<Vec<_>>(), sample)
+        (
+            run.numbers().iter().map(|n| n[1]).collect::<Vec<_>>(),
+            evals.collect::<Vec<_>>(),
+            sample,
+        )
     });
     assert!(found[0].1.len() >= 2, "{found:?}");
     assert!(found.iter().all(|run| *run == found[0]), "{found:?}");
@@ -168,13 +194,25 @@ fn zeros_and_the_norm_of_parameters_are_the_same_under_every_layout_and_stage() 
     };
     let expected = steps("tp1", 0);
     // Rows of the embedding whose token no sample has.
-    assert!(expected.iter().all(|step| step.num_zeros.is_some_and(|zeros| zeros > 32)));
-    for (layout, zero) in [("dp4", 0), ("dp4", 1), ("tp2-dp2-sp", 2), ("tp2-dp2", 3), ("tp4-sp", 0)]
-    {
+    assert!(
+        expected
+            .iter()
+            .all(|step| step.num_zeros.is_some_and(|zeros| zeros > 32))
+    );
+    for (layout, zero) in [
+        ("dp4", 0),
+        ("dp4", 1),
+        ("tp2-dp2-sp", 2),
+        ("tp2-dp2", 3),
+        ("tp4-sp", 0),
+    ] {
         for (found, expected) in steps(layout, zero).iter().zip(&expected) {
             assert_eq!(found.num_zeros, expected.num_zeros, "{layout}, zero {zero}");
             let [found, expected] = [found, expected].map(|step| step.params_norm.unwrap());
-            assert!(relative(found, expected) < 1e-6, "{layout}: {found} {expected}");
+            assert!(
+                relative(found, expected) < 1e-6,
+                "{layout}: {found} {expected}"
+            );
         }
     }
 }

@@ -29,10 +29,18 @@ pub(crate) fn first_failure(
     let failed = |(rank, failure): (usize, Option<(String, bool)>)| {
         failure.map(|(message, is_damage)| {
             let rank = world.members()[rank];
-            Failure { rank, message, is_damage }
+            Failure {
+                rank,
+                message,
+                is_damage,
+            }
         })
     };
-    let first = all.into_iter().enumerate().filter_map(failed).min_by_key(|f| f.is_damage);
+    let first = all
+        .into_iter()
+        .enumerate()
+        .filter_map(failed)
+        .min_by_key(|f| f.is_damage);
     objects::broadcast(world, &first)
 }
 
@@ -48,9 +56,15 @@ pub(crate) fn settle<T>(
     let failure = first_failure(world, mine.as_ref().err())?;
     let value = mine?;
     match failure {
-        Some(Failure { rank, message, is_damage }) => {
-            Err(CheckpointError::Peer { rank, message, is_damage })
-        }
+        Some(Failure {
+            rank,
+            message,
+            is_damage,
+        }) => Err(CheckpointError::Peer {
+            rank,
+            message,
+            is_damage,
+        }),
         None => Ok(value),
     }
 }
@@ -66,10 +80,19 @@ mod tests {
     /// Where one rank finds damage and another cannot read, the damage is not proven.
     #[test]
     fn a_rank_that_cannot_read_outweighs_one_that_finds_damage() {
-        let damaged = || Some(CheckpointError::Damaged { file: "a".into(), why: "cut".into() });
+        let damaged = || {
+            Some(CheckpointError::Damaged {
+                file: "a".into(),
+                why: "cut".into(),
+            })
+        };
         let refused = || {
             let source = io::ErrorKind::PermissionDenied.into();
-            Some(CheckpointError::Io { action: "read", path: PathBuf::from("b"), source })
+            Some(CheckpointError::Io {
+                action: "read",
+                path: PathBuf::from("b"),
+                source,
+            })
         };
         let cases = [
             ([None, None, None], None),
@@ -81,7 +104,9 @@ mod tests {
                 first_failure(&world, errors[world.rank()].as_ref())
             });
             for found in found {
-                let found = found.unwrap().map(|failure| (failure.rank, failure.is_damage));
+                let found = found
+                    .unwrap()
+                    .map(|failure| (failure.rank, failure.is_damage));
                 assert_eq!(found, expected);
             }
         }

@@ -24,7 +24,10 @@ pub fn write_atomic(path: &Path, bytes: &[u8]) -> io::Result<()> {
     }
     let staging = beside(&target, TMP);
     let write = || {
-        let mut file = File::options().write(true).create_new(true).open(&staging)?;
+        let mut file = File::options()
+            .write(true)
+            .create_new(true)
+            .open(&staging)?;
         file.write_all(bytes)?;
         file.sync_all()?;
         fs::rename(&staging, &target)

@@ -15,15 +15,21 @@ pub(crate) fn copy(from: DType, to: DType) -> Option<Copy> {
         _ if from == to => |from, to| to.copy_from_slice(from),
         (F64, F32) => |from, to| each(from, to, f64::from_le_bytes, |x| (x as f32).to_le_bytes()),
         (F64, F16) => |from, to| {
-            each(from, to, f64::from_le_bytes, |x| f16::from_f32(to_odd(x)).to_le_bytes())
+            each(from, to, f64::from_le_bytes, |x| {
+                f16::from_f32(to_odd(x)).to_le_bytes()
+            })
         },
         (F64, BF16) => |from, to| {
-            each(from, to, f64::from_le_bytes, |x| bf16::from_f32(to_odd(x)).to_le_bytes())
+            each(from, to, f64::from_le_bytes, |x| {
+                bf16::from_f32(to_odd(x)).to_le_bytes()
+            })
         },
         (F32, F64) => |from, to| each(from, to, f32::from_le_bytes, |x| f64::from(x).to_le_bytes()),
-        (F32, BF16) => {
-            |from, to| each(from, to, f32::from_le_bytes, |x| bf16::from_f32(x).to_le_bytes())
-        }
+        (F32, BF16) => |from, to| {
+            each(from, to, f32::from_le_bytes, |x| {
+                bf16::from_f32(x).to_le_bytes()
+            })
+        },
         (BF16, F32) => |from, to| each(from, to, bf16::from_le_bytes, |x| x.to_f32().to_le_bytes()),
         (BF16, F64) => |from, to| each(from, to, bf16::from_le_bytes, |x| x.to_f64().to_le_bytes()),
         (F16, F32) => |from, to| from_f16(from, to, |x| x.to_le_bytes()),
@@ -68,9 +74,13 @@ fn from_f16<const B: usize>(from: &[u8], to: &mut [u8], store: impl Fn(f32) -> [
     let from = from.as_chunks().0.chunks(TOGETHER);
     for (from, to) in from.zip(to.as_chunks_mut().0.chunks_mut(TOGETHER)) {
         let (half, single) = (&mut half[..from.len()], &mut single[..from.len()]);
-        half.iter_mut().zip(from).for_each(|(x, from)| *x = f16::from_le_bytes(*from));
+        half.iter_mut()
+            .zip(from)
+            .for_each(|(x, from)| *x = f16::from_le_bytes(*from));
         half.convert_to_f32_slice(single);
-        to.iter_mut().zip(single).for_each(|(to, x)| *to = store(*x));
+        to.iter_mut()
+            .zip(single)
+            .for_each(|(to, x)| *to = store(*x));
     }
 }
 
@@ -79,9 +89,14 @@ fn to_f16<const A: usize>(from: &[u8], to: &mut [u8], load: impl Fn([u8; A]) -> 
     let from = from.as_chunks().0.chunks(TOGETHER);
     for (from, to) in from.zip(to.as_chunks_mut().0.chunks_mut(TOGETHER)) {
         let (half, single) = (&mut half[..from.len()], &mut single[..from.len()]);
-        single.iter_mut().zip(from).for_each(|(x, from)| *x = load(*from));
+        single
+            .iter_mut()
+            .zip(from)
+            .for_each(|(x, from)| *x = load(*from));
         half.convert_from_f32_slice(single);
-        to.iter_mut().zip(half).for_each(|(to, x)| *to = x.to_le_bytes());
+        to.iter_mut()
+            .zip(half)
+            .for_each(|(to, x)| *to = x.to_le_bytes());
     }
 }
 
@@ -134,8 +149,10 @@ mod tests {
     fn check(bits: &[u64]) -> Result<(), TestCaseError> {
         for from in FLOATS {
             let size = from.size();
-            let source: Vec<u8> =
-                bits.iter().flat_map(|x| x.to_le_bytes()[8 - size..].to_vec()).collect();
+            let source: Vec<u8> = bits
+                .iter()
+                .flat_map(|x| x.to_le_bytes()[8 - size..].to_vec())
+                .collect();
             for to in FLOATS {
                 let mut result = vec![0; bits.len() * to.size()];
                 copy(from, to).unwrap()(&source, &mut result);

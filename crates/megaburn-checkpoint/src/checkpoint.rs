@@ -53,7 +53,12 @@ impl Checkpoint {
             }
         }
         let files = manifest.files.iter().map(|_| OnceLock::new()).collect();
-        Ok(Self { path: path.to_path_buf(), manifest, index, files })
+        Ok(Self {
+            path: path.to_path_buf(),
+            manifest,
+            index,
+            files,
+        })
     }
 
     /// Its folder.
@@ -129,17 +134,26 @@ impl Checkpoint {
         progress: &Progress,
     ) -> Result<(), CheckpointError> {
         let files: Vec<_> = files.into_iter().collect();
-        progress.expect(files.iter().map(|&file| self.manifest.files[file].bytes).sum());
-        files.into_iter().try_for_each(|file| self.verify_file(file, progress))
+        progress.expect(
+            files
+                .iter()
+                .map(|&file| self.manifest.files[file].bytes)
+                .sum(),
+        );
+        files
+            .into_iter()
+            .try_for_each(|file| self.verify_file(file, progress))
     }
 
     pub(crate) fn info(&self, name: &str) -> Result<&TensorInfo, CheckpointError> {
         let tensors = &self.manifest.tensors;
-        tensors.get(name).ok_or_else(|| CheckpointError::MissingTensor {
-            path: self.path.clone(),
-            name: name.to_string(),
-            nearest: nearest(name, tensors.keys()),
-        })
+        tensors
+            .get(name)
+            .ok_or_else(|| CheckpointError::MissingTensor {
+                path: self.path.clone(),
+                name: name.to_string(),
+                nearest: nearest(name, tensors.keys()),
+            })
     }
 }
 
@@ -155,7 +169,10 @@ fn read_manifest(folder: &Path) -> Result<Manifest, CheckpointError> {
     let text = fs::read(&path).during_read(&path)?;
     let damaged = |why: String| CheckpointError::damaged(&path, why);
     let value: Value = serde_json::from_slice(&text).map_err(|e| damaged(e.to_string()))?;
-    let version = value.get("format").and_then(Value::as_u64).filter(|&found| found != FORMAT);
+    let version = value
+        .get("format")
+        .and_then(Value::as_u64)
+        .filter(|&found| found != FORMAT);
     let hash_path = folder.join(MANIFEST_HASH);
     let hash = match fs::read_to_string(&hash_path) {
         // A version that hashes otherwise is free to keep its hash elsewhere.
@@ -165,12 +182,20 @@ fn read_manifest(folder: &Path) -> Result<Manifest, CheckpointError> {
     // The version is believed after the hash: it may be what is damaged.
     let found = hex(xxh3_64(&text));
     if let Some(hash) = hash.filter(|hash| *hash != found) {
-        return Err(damaged(format!("its xxh3 is {found}, and {MANIFEST_HASH} says {hash}")));
+        return Err(damaged(format!(
+            "its xxh3 is {found}, and {MANIFEST_HASH} says {hash}"
+        )));
     }
     if let Some(found) = version {
-        return Err(CheckpointError::UnknownVersion { path, found, supported: FORMAT });
+        return Err(CheckpointError::UnknownVersion {
+            path,
+            found,
+            supported: FORMAT,
+        });
     }
     let manifest: Manifest = serde_json::from_value(value).map_err(|e| damaged(e.to_string()))?;
-    manifest.check().map_err(|(name, why)| damaged(format!("tensor `{name}`: {why}")))?;
+    manifest
+        .check()
+        .map_err(|(name, why)| damaged(format!("tensor `{name}`: {why}")))?;
     Ok(manifest)
 }

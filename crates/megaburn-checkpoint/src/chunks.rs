@@ -27,7 +27,11 @@ pub(crate) struct ChunkHasher {
 
 impl ChunkHasher {
     pub(crate) fn new() -> Self {
-        Self { hash: Xxh3::new(), filled: 0, done: Vec::new() }
+        Self {
+            hash: Xxh3::new(),
+            filled: 0,
+            done: Vec::new(),
+        }
     }
 
     pub(crate) fn update(&mut self, mut bytes: &[u8]) {
@@ -111,8 +115,10 @@ mod tests {
     fn a_chunk_is_hashed_however_its_bytes_come() {
         assert!(ChunkHasher::new().finish().is_empty());
         let bytes: Vec<u8> = (0..CHUNK + 5).map(|i| ((i * 7) >> 3) as u8).collect();
-        let expected: Vec<_> =
-            bytes.chunks(CHUNK as usize).map(|chunk| hex(xxh3_64(chunk))).collect();
+        let expected: Vec<_> = bytes
+            .chunks(CHUNK as usize)
+            .map(|chunk| hex(xxh3_64(chunk)))
+            .collect();
         for step in [bytes.len(), (CHUNK - 1) as usize, 10_000_001] {
             let mut hasher = ChunkHasher::new();
             bytes.chunks(step).for_each(|part| hasher.update(part));

@@ -77,14 +77,24 @@ pub fn compare(
 ) -> Result<Comparison, CheckpointError> {
     let mut found = Comparison::default();
     for (header_a, header_b) in pairs(a.headers(), b.headers()) {
-        let name = header_a.as_ref().or(header_b.as_ref()).expect("one has it").name.clone();
+        let name = header_a
+            .as_ref()
+            .or(header_b.as_ref())
+            .expect("one has it")
+            .name
+            .clone();
         let values = match (&header_a, &header_b) {
             (Some(of_a), Some(of_b)) if of_a.shape == of_b.shape => {
                 Some(values((a, of_a), (b, of_b))?)
             }
             _ => None,
         };
-        let tensor = TensorComparison { name, a: header_a, b: header_b, values };
+        let tensor = TensorComparison {
+            name,
+            a: header_a,
+            b: header_b,
+            values,
+        };
         found.count(&tensor);
         visit(&tensor);
     }
@@ -143,15 +153,30 @@ type Side<'a> = (&'a dyn TensorSource, &'a TensorHeader);
 
 fn values(a: Side<'_>, b: Side<'_>) -> Result<ValueDifference, CheckpointError> {
     let (header, row) = (a.1, a.1.row_len());
-    let mut found = Found { equal: header.dtype == b.1.dtype, num: 0, max_abs: 0.0, at: None };
+    let mut found = Found {
+        equal: header.dtype == b.1.dtype,
+        num: 0,
+        max_abs: 0.0,
+        at: None,
+    };
     for Range { start, end } in header.blocks(BLOCK) {
         let of_a = a.0.read_rows(&header.name, start..end)?;
         let of_b = b.0.read_rows(&header.name, start..end)?;
         found.look_at(&of_a, &of_b, start * row);
     }
-    let Found { equal: bitwise_equal, num: num_different, max_abs, at } = found;
+    let Found {
+        equal: bitwise_equal,
+        num: num_different,
+        max_abs,
+        at,
+    } = found;
     let at = at.map(|at| index(at, &header.shape));
-    Ok(ValueDifference { bitwise_equal, num_different, max_abs, at })
+    Ok(ValueDifference {
+        bitwise_equal,
+        num_different,
+        max_abs,
+        at,
+    })
 }
 
 struct Found {
@@ -209,7 +234,9 @@ fn difference(a: DType, b: DType) -> Difference {
 
 /// The bytes of one element, which are as many as its type has.
 fn own<const N: usize>(bytes: &[u8]) -> [u8; N] {
-    bytes.try_into().expect("an element has the bytes of its type")
+    bytes
+        .try_into()
+        .expect("an element has the bytes of its type")
 }
 
 fn integer(dtype: DType) -> Option<fn(&[u8]) -> i128> {

@@ -18,7 +18,10 @@ const PAIRS: [(DType, Dtype); 12] = [
 
 /// The file format's name of an element type, if it has one.
 pub(crate) fn to_file(dtype: DType) -> Option<Dtype> {
-    PAIRS.iter().find(|(burn, _)| *burn == dtype).map(|(_, file)| *file)
+    PAIRS
+        .iter()
+        .find(|(burn, _)| *burn == dtype)
+        .map(|(_, file)| *file)
 }
 
 /// Bytes of an element.
@@ -28,7 +31,10 @@ pub(crate) fn size(dtype: Dtype) -> usize {
 
 /// The element type that stands in a file under this name, if megaburn reads it.
 pub(crate) fn from_file(dtype: Dtype) -> Option<DType> {
-    PAIRS.iter().find(|(_, file)| *file == dtype).map(|(burn, _)| *burn)
+    PAIRS
+        .iter()
+        .find(|(_, file)| *file == dtype)
+        .map(|(burn, _)| *burn)
 }
 
 /// Truth values: no parameter is made of them, but published models hold masks.

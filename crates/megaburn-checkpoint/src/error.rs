@@ -6,14 +6,26 @@ use thiserror::Error;
 /// Why a checkpoint was not saved or cannot be loaded.
 #[derive(Debug, Error)]
 #[non_exhaustive]
-#[allow(missing_docs, reason = "the message of each variant says what its fields are")]
+#[allow(
+    missing_docs,
+    reason = "the message of each variant says what its fields are"
+)]
 pub enum CheckpointError {
     #[error("cannot {action} {path}: {source}")]
-    Io { action: &'static str, path: PathBuf, source: io::Error },
+    Io {
+        action: &'static str,
+        path: PathBuf,
+        source: io::Error,
+    },
     #[error(
         "host {host} cannot {action} {path}: {source}; this is not damage, so no older checkpoint is used in its place: restore the access and start again"
     )]
-    Unreadable { host: String, action: &'static str, path: PathBuf, source: io::Error },
+    Unreadable {
+        host: String,
+        action: &'static str,
+        path: PathBuf,
+        source: io::Error,
+    },
     #[error(
         "host {host} does not have {path}, which other ranks see; all hosts must see the same folder"
     )]
@@ -25,21 +37,43 @@ pub enum CheckpointError {
     #[error(
         "{path} has checkpoint format {found}, and this version reads format {supported}; use the version of megaburn that wrote it"
     )]
-    UnknownVersion { path: PathBuf, found: u64, supported: u64 },
+    UnknownVersion {
+        path: PathBuf,
+        found: u64,
+        supported: u64,
+    },
     #[error("{path} has no tensor `{name}`; the nearest is `{nearest}`")]
-    MissingTensor { path: PathBuf, name: String, nearest: String },
+    MissingTensor {
+        path: PathBuf,
+        name: String,
+        nearest: String,
+    },
     #[error(
         "{path}: tensor `{name}` has global shape {found:?} and {expected:?} is wanted: it is a checkpoint of another model"
     )]
-    GlobalShape { path: PathBuf, name: String, expected: Vec<usize>, found: Vec<usize> },
+    GlobalShape {
+        path: PathBuf,
+        name: String,
+        expected: Vec<usize>,
+        found: Vec<usize>,
+    },
     #[error("{path}: tensor `{name}` is {found} and {expected} is wanted")]
-    Dtype { path: PathBuf, name: String, expected: String, found: String },
+    Dtype {
+        path: PathBuf,
+        name: String,
+        expected: String,
+        found: String,
+    },
     #[error("tensor `{name}` is {dtype}, which checkpoints do not hold")]
     UnsupportedDtype { name: String, dtype: String },
     #[error(
         "tensor `{name}` to be saved has {found} elements, and its shard {expected} on this rank"
     )]
-    LocalShape { name: String, found: usize, expected: usize },
+    LocalShape {
+        name: String,
+        found: usize,
+        expected: usize,
+    },
     #[error("tensor `{name}` cannot be saved: {why}")]
     Untiled { name: String, why: String },
     #[error("tensor `{name}` to be saved could not be had: {why}")]
@@ -51,7 +85,11 @@ pub enum CheckpointError {
     #[error(
         "{path} exists and is no {what} and nothing else ({why}), so that --force does not replace it; choose another path or remove it yourself"
     )]
-    NotReplaced { path: PathBuf, what: &'static str, why: String },
+    NotReplaced {
+        path: PathBuf,
+        what: &'static str,
+        why: String,
+    },
     #[error(
         "{path} is written and stands under its name, but the folder above it could not be synced to the disk ({source}): after a power loss it may be gone"
     )]
@@ -63,19 +101,37 @@ pub enum CheckpointError {
     #[error(
         "{file}: tensor `{name}` is {dtype}, which megaburn does not read; convert it to BF16, F16 or F32 first"
     )]
-    UnreadableDtype { file: PathBuf, name: String, dtype: String },
+    UnreadableDtype {
+        file: PathBuf,
+        name: String,
+        dtype: String,
+    },
     #[error("{path}: tensor {name} has shape {found:?} and {expected:?} is expected")]
-    Shape { path: PathBuf, name: String, expected: Vec<usize>, found: Vec<usize> },
+    Shape {
+        path: PathBuf,
+        name: String,
+        expected: Vec<usize>,
+        found: Vec<usize>,
+    },
     #[error(
         "{path}: tensors of several element types would become one: {tensors}; choose one with --dtype"
     )]
     MixedDtypes { path: PathBuf, tensors: String },
     #[error("`{name}` cannot be made of tensor `{tensor}` of shape {shape:?}: {why}")]
-    Entry { name: String, tensor: String, shape: Vec<usize>, why: String },
+    Entry {
+        name: String,
+        tensor: String,
+        shape: Vec<usize>,
+        why: String,
+    },
     #[error("{dtype} is no element type to convert to; take F64, F32, F16 or BF16")]
     NoFloat { dtype: String },
     #[error("rank {rank} failed: {message}")]
-    Peer { rank: usize, message: String, is_damage: bool },
+    Peer {
+        rank: usize,
+        message: String,
+        is_damage: bool,
+    },
     #[error(transparent)]
     Collective(#[from] CollectiveError),
 }
@@ -87,11 +143,9 @@ pub(crate) trait IoContext<T>: Sized {
     /// Of reading a file that must be there: its absence is damage.
     fn during_read(self, path: &Path) -> Result<T, CheckpointError> {
         self.during("read", path).map_err(|error| match error {
-            CheckpointError::Io { path: file, source, .. }
-                if source.kind() == io::ErrorKind::NotFound =>
-            {
-                CheckpointError::Missing { file }
-            }
+            CheckpointError::Io {
+                path: file, source, ..
+            } if source.kind() == io::ErrorKind::NotFound => CheckpointError::Missing { file },
             other => other,
         })
     }
@@ -99,7 +153,11 @@ pub(crate) trait IoContext<T>: Sized {
 
 impl<T> IoContext<T> for io::Result<T> {
     fn during(self, action: &'static str, path: &Path) -> Result<T, CheckpointError> {
-        self.map_err(|source| CheckpointError::Io { action, path: path.to_path_buf(), source })
+        self.map_err(|source| CheckpointError::Io {
+            action,
+            path: path.to_path_buf(),
+            source,
+        })
     }
 }
 
@@ -120,6 +178,9 @@ impl CheckpointError {
     }
 
     pub(crate) fn damaged(file: &Path, why: impl Into<String>) -> Self {
-        Self::Damaged { file: file.to_path_buf(), why: why.into() }
+        Self::Damaged {
+            file: file.to_path_buf(),
+            why: why.into(),
+        }
     }
 }

@@ -44,8 +44,11 @@ impl Fault {
 }
 
 /// Pauses between tries of what the system failed at.
-const PAUSES: [Duration; 3] =
-    [Duration::from_millis(50), Duration::from_millis(250), Duration::from_secs(1)];
+const PAUSES: [Duration; 3] = [
+    Duration::from_millis(50),
+    Duration::from_millis(250),
+    Duration::from_secs(1),
+];
 
 /// Whether a read that failed with this error may succeed later. The system failed to answer, so nobody knows
 /// what is at the path.
@@ -86,9 +89,19 @@ pub fn retried<T>(
 ) -> Result<T, CheckpointError> {
     let result = retried_where(|error| Fault::of(error) == Fault::Unreadable, attempt);
     result.map_err(|error| match (Fault::of(&error), error) {
-        (Fault::Unreadable, CheckpointError::Io { action, path, source }) => {
-            CheckpointError::Unreadable { host: host_name(), action, path, source }
-        }
+        (
+            Fault::Unreadable,
+            CheckpointError::Io {
+                action,
+                path,
+                source,
+            },
+        ) => CheckpointError::Unreadable {
+            host: host_name(),
+            action,
+            path,
+            source,
+        },
         (_, error) => error,
     })
 }
@@ -103,7 +116,11 @@ mod tests {
 
     fn failing(code: i32) -> CheckpointError {
         let (action, path) = ("read", "step-00000007/manifest.json".into());
-        CheckpointError::Io { action, path, source: io::Error::from_raw_os_error(code) }
+        CheckpointError::Io {
+            action,
+            path,
+            source: io::Error::from_raw_os_error(code),
+        }
     }
 
     // EIO, ENOMEM, EACCES, EMFILE, and on Linux ESTALE.
@@ -114,7 +131,11 @@ mod tests {
         let mut tries = 0;
         let found = retried(|| {
             tries += 1;
-            if tries < 3 { Err(failing(code)) } else { Ok(tries) }
+            if tries < 3 {
+                Err(failing(code))
+            } else {
+                Ok(tries)
+            }
         });
         assert_eq!(found.unwrap(), 3);
         assert_eq!(Fault::of(&failing(code)), Fault::Unreadable);
@@ -122,9 +143,17 @@ mod tests {
 
     #[test]
     fn a_failure_that_stays_names_the_host_and_the_file() {
-        let error = retried(|| Err::<(), _>(failing(13))).unwrap_err().to_string();
-        let start = format!("host {} cannot read step-00000007/manifest.json: ", host_name());
-        assert!(error.starts_with(&start) && error.contains("this is not damage"), "{error}");
+        let error = retried(|| Err::<(), _>(failing(13)))
+            .unwrap_err()
+            .to_string();
+        let start = format!(
+            "host {} cannot read step-00000007/manifest.json: ",
+            host_name()
+        );
+        assert!(
+            error.starts_with(&start) && error.contains("this is not damage"),
+            "{error}"
+        );
     }
 
     #[test]

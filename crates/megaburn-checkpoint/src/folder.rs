@@ -29,7 +29,11 @@ const DAMAGED: &str = ".damaged-";
 /// # Collective
 /// All ranks of `world`; rank 0 works.
 pub fn prepare(dir: &Path, world: &Group) -> Result<(), CheckpointError> {
-    let mine = if world.rank() == 0 { clean(dir) } else { Ok(()) };
+    let mine = if world.rank() == 0 {
+        clean(dir)
+    } else {
+        Ok(())
+    };
     settle(world, mine)
 }
 
@@ -77,7 +81,9 @@ fn clean(dir: &Path) -> Result<(), CheckpointError> {
             continue;
         }
         let leftover = leftover_of(&name).filter(|(of, _)| checkpoint_step(of).is_some());
-        let Some((of, suffix)) = leftover.filter(|_| is_left(&path)) else { continue };
+        let Some((of, suffix)) = leftover.filter(|_| is_left(&path)) else {
+            continue;
+        };
         let target = dir.join(of);
         // A crash between the two renames of a replacement leaves only the old checkpoint.
         if suffix == REPLACED && !is_there(&target) {
@@ -102,8 +108,9 @@ pub(crate) fn committed(dir: &Path) -> Result<Vec<(u64, PathBuf)>, CheckpointErr
         return Ok(Vec::new());
     }
     let steps = entries(dir)?.into_iter();
-    let mut found: Vec<_> =
-        steps.filter_map(|(name, path)| Some((checkpoint_step(&name)?, path))).collect();
+    let mut found: Vec<_> = steps
+        .filter_map(|(name, path)| Some((checkpoint_step(&name)?, path)))
+        .collect();
     found.sort_by_key(|(step, _)| std::cmp::Reverse(*step));
     Ok(found)
 }
@@ -130,7 +137,10 @@ fn entries(dir: &Path) -> Result<Vec<(String, PathBuf)>, CheckpointError> {
             Err(error) => return Err(error).during("read", &entry.path()),
         };
         if is_dir {
-            found.push((entry.file_name().to_string_lossy().into_owned(), entry.path()));
+            found.push((
+                entry.file_name().to_string_lossy().into_owned(),
+                entry.path(),
+            ));
         }
     }
     Ok(found)
@@ -164,8 +174,11 @@ mod tests {
     fn leftovers_are_removed_and_what_only_has_such_a_name_stays() {
         let dir = tempfile::tempdir().unwrap();
         let here = dir.path();
-        let left =
-            ["step-00000002.tmp-1-2", "step-00000001.trash-7-8", "step-00000001.replaced-1-2"];
+        let left = [
+            "step-00000002.tmp-1-2",
+            "step-00000001.trash-7-8",
+            "step-00000001.replaced-1-2",
+        ];
         let replaced = ["step-00000001", "step-00000009.replaced-1-2"];
         for name in left.into_iter().chain(replaced) {
             Mark::of_run(&make(here, name)).unwrap();

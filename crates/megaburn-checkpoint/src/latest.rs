@@ -38,7 +38,11 @@ pub struct Refused {
 /// The folder or a checkpoint in it cannot be read though it may be whole; the newest was written by
 /// another version. A folder that is not there holds no checkpoint.
 pub fn newest(dir: &Path) -> Result<Latest, CheckpointError> {
-    choose(list(dir)?, |path| judge_alone(retried(|| Checkpoint::open(path))), |_| ())
+    choose(
+        list(dir)?,
+        |path| judge_alone(retried(|| Checkpoint::open(path))),
+        |_| (),
+    )
 }
 
 /// The newest checkpoint in `dir` of which every byte is as it was written. Those that are not are
@@ -68,10 +72,16 @@ pub fn newest_whole(dir: &Path) -> Result<Latest, CheckpointError> {
 /// is in [`Phase::Load`] and tells its progress.
 pub fn find_latest(dir: &Path, world: &Group) -> Result<Latest, CheckpointError> {
     let phase = world.phase(Phase::Load);
-    let paths = if world.rank() == 0 { list(dir) } else { Ok(Vec::new()) };
+    let paths = if world.rank() == 0 {
+        list(dir)
+    } else {
+        Ok(Vec::new())
+    };
     let paths = settle(world, paths)?;
     let names = paths.iter().filter_map(|path| path.file_name());
-    let names: Vec<_> = names.map(|name| name.to_string_lossy().into_owned()).collect();
+    let names: Vec<_> = names
+        .map(|name| name.to_string_lossy().into_owned())
+        .collect();
     let names: Vec<String> = objects::broadcast(world, &names)?;
     let paths = names.into_iter().map(|name| dir.join(name)).collect();
     let is_whole = |path: &Path| verify_together(world, path, phase.progress());
@@ -112,7 +122,10 @@ pub(crate) fn verify_together(world: &Group, path: &Path, progress: &Progress) -
 
 /// The committed checkpoints of a folder, newest first.
 fn list(dir: &Path) -> Result<Vec<PathBuf>, CheckpointError> {
-    Ok(retried(|| committed(dir))?.into_iter().map(|(_, path)| path).collect())
+    Ok(retried(|| committed(dir))?
+        .into_iter()
+        .map(|(_, path)| path)
+        .collect())
 }
 
 /// What was found of one checkpoint; an error ends the search.
@@ -127,7 +140,12 @@ fn choose(
     let mut refused = Vec::new();
     for path in paths {
         match judge(&path)? {
-            Ok(checkpoint) => return Ok(Latest { checkpoint: Some(checkpoint), refused }),
+            Ok(checkpoint) => {
+                return Ok(Latest {
+                    checkpoint: Some(checkpoint),
+                    refused,
+                });
+            }
             Err(why) => {
                 let found = Refused { path, why };
                 refuse(&found);
@@ -135,7 +153,10 @@ fn choose(
             }
         }
     }
-    Ok(Latest { checkpoint: None, refused })
+    Ok(Latest {
+        checkpoint: None,
+        refused,
+    })
 }
 
 fn warn(refused: &Refused) {
@@ -171,7 +192,10 @@ enum Verdict {
 
 fn judge_together(world: &Group, path: &Path, mine: Result<Checkpoint, CheckpointError>) -> Judged {
     let found = mine.as_ref().err();
-    let found = found.map(|error| Found { fault: Fault::of(error), message: error.to_string() });
+    let found = found.map(|error| Found {
+        fault: Fault::of(error),
+        message: error.to_string(),
+    });
     let all: Vec<Option<Found>> = objects::gather(world, &found)?;
     match objects::broadcast(world, &verdict(&all))? {
         Verdict::Take => mine.map(Ok),
@@ -184,7 +208,11 @@ fn judge_together(world: &Group, path: &Path, mine: Result<Checkpoint, Checkpoin
             Err(error) if Fault::of(&error) != Fault::Damaged => error,
             _ => {
                 let rank = world.members()[rank];
-                CheckpointError::Peer { rank, message, is_damage: false }
+                CheckpointError::Peer {
+                    rank,
+                    message,
+                    is_damage: false,
+                }
             }
         }),
     }
@@ -217,15 +245,34 @@ mod tests {
 
     #[test]
     fn only_damage_that_is_the_same_for_all_refuses_a_checkpoint() {
-        let found = |fault| Some(Found { fault, message: format!("{fault:?}") });
-        let (damaged, missing, unreadable) =
-            (found(Fault::Damaged), found(Fault::Missing), found(Fault::Unreadable));
-        let stop = |rank, message: &str| Verdict::Stop { rank, message: message.to_string() };
-        let refuse = |why: &str| Verdict::Refuse { why: why.to_string() };
+        let found = |fault| {
+            Some(Found {
+                fault,
+                message: format!("{fault:?}"),
+            })
+        };
+        let (damaged, missing, unreadable) = (
+            found(Fault::Damaged),
+            found(Fault::Missing),
+            found(Fault::Unreadable),
+        );
+        let stop = |rank, message: &str| Verdict::Stop {
+            rank,
+            message: message.to_string(),
+        };
+        let refuse = |why: &str| Verdict::Refuse {
+            why: why.to_string(),
+        };
         assert_eq!(verdict(&[None, None]), Verdict::Take);
         assert_eq!(verdict(&[None, damaged.clone()]), refuse("Damaged"));
-        assert_eq!(verdict(&[missing.clone(), missing.clone()]), refuse("Missing"));
-        assert_eq!(verdict(&[missing.clone(), damaged.clone()]), refuse("Damaged"));
+        assert_eq!(
+            verdict(&[missing.clone(), missing.clone()]),
+            refuse("Missing")
+        );
+        assert_eq!(
+            verdict(&[missing.clone(), damaged.clone()]),
+            refuse("Damaged")
+        );
         assert_eq!(verdict(&[None, missing]), stop(1, "Missing"));
         assert_eq!(verdict(&[damaged, unreadable]), stop(1, "Unreadable"));
     }

@@ -84,7 +84,11 @@ pub(crate) fn hex(hash: u64) -> String {
 
 /// The shape with at least one dimension, so that a scalar can be cut too.
 pub(crate) fn at_least_1d(shape: &[usize]) -> Vec<usize> {
-    if shape.is_empty() { vec![1] } else { shape.to_vec() }
+    if shape.is_empty() {
+        vec![1]
+    } else {
+        shape.to_vec()
+    }
 }
 
 impl TensorInfo {
@@ -116,7 +120,10 @@ impl Manifest {
             let mut pieces = held.remove(name.as_str()).unwrap_or_default();
             pieces.sort_by_key(|piece| piece.range.start);
             if num_elements(&info.global_shape).is_none() {
-                let why = format!("it would be {:?}, which nobody can store", info.global_shape);
+                let why = format!(
+                    "it would be {:?}, which nobody can store",
+                    info.global_shape
+                );
                 return Err((name.clone(), why));
             }
             let shape = at_least_1d(&info.global_shape);
@@ -170,10 +177,17 @@ fn tile(shape: &[usize], pieces: &[&PieceInfo]) -> Result<(), String> {
     for piece in pieces {
         let range = &piece.range;
         if piece.dim != dim {
-            return Err(format!("it is cut along dim {dim} and along dim {}", piece.dim));
+            return Err(format!(
+                "it is cut along dim {dim} and along dim {}",
+                piece.dim
+            ));
         }
         if range.start != end || range.end < range.start {
-            let what = if range.start > end { "no rank owns" } else { "two ranks own" };
+            let what = if range.start > end {
+                "no rank owns"
+            } else {
+                "two ranks own"
+            };
             let (from, to) = (end.min(range.start), end.max(range.start));
             return Err(format!("{what} {from}..{to} of dim {dim} of {shape:?}"));
         }
@@ -181,7 +195,9 @@ fn tile(shape: &[usize], pieces: &[&PieceInfo]) -> Result<(), String> {
     }
     match end == size {
         true => Ok(()),
-        false => Err(format!("its pieces end at {end} of {size} along dim {dim} of {shape:?}")),
+        false => Err(format!(
+            "its pieces end at {end} of {size} along dim {dim} of {shape:?}"
+        )),
     }
 }
 
@@ -199,7 +215,10 @@ mod tests {
             range: range.clone(),
             chunks: Vec::new(),
         };
-        let info = TensorInfo { dtype: Dtype::F32, global_shape: shape.to_vec() };
+        let info = TensorInfo {
+            dtype: Dtype::F32,
+            global_shape: shape.to_vec(),
+        };
         Manifest {
             format: FORMAT,
             run_id: None,
@@ -277,7 +296,13 @@ mod tests {
         }
         let mut manifest = whole.clone();
         manifest.files[0].bytes = 23;
-        assert!(manifest.check().unwrap_err().1.contains("has 23 bytes, too few"));
+        assert!(
+            manifest
+                .check()
+                .unwrap_err()
+                .1
+                .contains("has 23 bytes, too few")
+        );
     }
 
     #[test]

@@ -102,8 +102,18 @@ mod tests {
         let (size_a, size_b) = (shape[dim_a], shape[dim_b]);
         for (from_a, to_a) in (0..size_a).flat_map(|i| (i..=size_a).map(move |j| (i, j))) {
             for (from_b, to_b) in (0..size_b).flat_map(|i| (i..=size_b).map(move |j| (i, j))) {
-                let a = Stretch { dim: dim_a, global: from_a..to_a, start: 0, len: to_a - from_a };
-                let b = Stretch { dim: dim_b, global: from_b..to_b, start: 2, len: size_b + 3 };
+                let a = Stretch {
+                    dim: dim_a,
+                    global: from_a..to_a,
+                    start: 0,
+                    len: to_a - from_a,
+                };
+                let b = Stretch {
+                    dim: dim_b,
+                    global: from_b..to_b,
+                    start: 2,
+                    len: size_b + 3,
+                };
                 let (source, wanted) = (held(shape, &a), held(shape, &b));
                 let mut copied = vec![usize::MAX; wanted.len()];
                 for_each_shared_run(shape, &a, &b, |x, y, n| {

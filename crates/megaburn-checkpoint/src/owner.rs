@@ -61,7 +61,9 @@ impl Mark {
     }
 
     pub(crate) fn of_process(folder: &Path) -> io::Result<Self> {
-        Ok(Self::Process { _owner: Owner::mark(folder)? })
+        Ok(Self::Process {
+            _owner: Owner::mark(folder)?,
+        })
     }
 }
 
@@ -83,9 +85,13 @@ pub(crate) fn is_of_run(folder: &Path) -> bool {
 ///
 /// A process of another host may be alive, and its lock need not be seen here.
 pub(crate) fn is_left_behind(folder: &Path) -> bool {
-    let Some((file, text)) = open_mark(folder) else { return false };
+    let Some((file, text)) = open_mark(folder) else {
+        return false;
+    };
     let lines: Vec<_> = text.lines().collect();
-    let [FIRST_LINE, of_host, pid] = lines[..] else { return false };
+    let [FIRST_LINE, of_host, pid] = lines[..] else {
+        return false;
+    };
     if of_host != host_name() {
         return false;
     }
@@ -105,7 +111,9 @@ pub(crate) fn is_blank(folder: &Path) -> bool {
             text.is_empty() || (text.starts_with(FIRST_LINE) && !is_whole(&text))
         })
     };
-    let Ok(mut entries) = fs::read_dir(folder) else { return false };
+    let Ok(mut entries) = fs::read_dir(folder) else {
+        return false;
+    };
     entries.all(|entry| entry.is_ok_and(|entry| entry.file_name() == OWNER) && is_torn())
 }
 
@@ -116,7 +124,9 @@ fn is_whole(mark: &str) -> bool {
 /// The file that marks a folder and what it says, if there is one.
 fn open_mark(folder: &Path) -> Option<(File, String)> {
     let path = folder.join(OWNER);
-    fs::symlink_metadata(&path).ok().filter(|found| found.is_file())?;
+    fs::symlink_metadata(&path)
+        .ok()
+        .filter(|found| found.is_file())?;
     let file = File::open(path).ok()?;
     let mut text = String::new();
     (&file).take(LONGEST).read_to_string(&mut text).ok()?;
@@ -127,7 +137,9 @@ fn open_mark(folder: &Path) -> Option<(File, String)> {
 /// process of this host that ended before it had marked the folder.
 pub(crate) fn is_left_blank(folder: &Path, suffix: &str) -> bool {
     let made = fs::symlink_metadata(folder).and_then(|found| found.modified());
-    let age = made.ok().and_then(|made| SystemTime::now().duration_since(made).ok());
+    let age = made
+        .ok()
+        .and_then(|made| SystemTime::now().duration_since(made).ok());
     let is_old = age.is_some_and(|age| age > MOMENT);
     is_old && pid_of(suffix).is_some_and(has_ended) && is_blank(folder)
 }
@@ -138,7 +150,9 @@ pub(crate) fn pid_of(suffix: &str) -> Option<u32> {
     let is_hex = |text: &str| {
         !text.is_empty() && text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
     };
-    (is_hex(pid) && is_hex(time)).then(|| u32::from_str_radix(pid, 16).ok()).flatten()
+    (is_hex(pid) && is_hex(time))
+        .then(|| u32::from_str_radix(pid, 16).ok())
+        .flatten()
 }
 
 /// Whether there is no process of this number on this host.
@@ -162,9 +176,11 @@ mod tests {
         drop(owner);
         assert!(is_left_behind(here));
         let text = fs::read_to_string(here.join(OWNER)).unwrap();
-        for other in
-            [text.replace(&host_name(), "elsewhere"), "somebody's notes".into(), String::new()]
-        {
+        for other in [
+            text.replace(&host_name(), "elsewhere"),
+            "somebody's notes".into(),
+            String::new(),
+        ] {
             fs::write(here.join(OWNER), other).unwrap();
             assert!(!is_left_behind(here));
         }
@@ -195,7 +211,16 @@ mod tests {
     #[test]
     fn a_suffix_names_a_process() {
         assert_eq!(pid_of("1f-18a"), Some(31));
-        for other in ["", "1f", "1f-", "-1f", "1F-2", "1f-2-3", "99999999999-1", "old-1"] {
+        for other in [
+            "",
+            "1f",
+            "1f-",
+            "-1f",
+            "1F-2",
+            "1f-2-3",
+            "99999999999-1",
+            "old-1",
+        ] {
             assert_eq!(pid_of(other), None, "{other}");
         }
         assert!(!has_ended(process::id()) && has_ended(u32::MAX));

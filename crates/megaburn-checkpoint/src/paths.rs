@@ -19,9 +19,18 @@ pub(crate) const TRASH: &str = ".trash-";
 /// Returns a new name in the same folder: `NAME`, the suffix, then this process's id and the time in
 /// hexadecimal.
 pub fn beside(target: &Path, suffix: &str) -> PathBuf {
-    let mut name = target.file_name().expect("a target has a name").to_os_string();
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    name.push(format!("{suffix}{:x}-{:x}", process::id(), since.as_nanos()));
+    let mut name = target
+        .file_name()
+        .expect("a target has a name")
+        .to_os_string();
+    let since = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default();
+    name.push(format!(
+        "{suffix}{:x}-{:x}",
+        process::id(),
+        since.as_nanos()
+    ));
     parent(target).join(name)
 }
 
@@ -39,9 +48,10 @@ pub fn leftover_of(name: &str) -> Option<(&str, &'static str)> {
 pub fn is_there(path: &Path) -> bool {
     match fs::symlink_metadata(path) {
         Ok(_) => true,
-        Err(error) => {
-            !matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
-        }
+        Err(error) => !matches!(
+            error.kind(),
+            io::ErrorKind::NotFound | io::ErrorKind::NotADirectory
+        ),
     }
 }
 
@@ -77,9 +87,19 @@ mod tests {
             let name = made.file_name().unwrap().to_str().unwrap();
             assert_eq!(leftover_of(name), Some(("step-00000001", suffix)));
         }
-        assert_eq!(leftover_of("config.toml.tmp-1f-2a"), Some(("config.toml", TMP)));
-        let others = ["config.toml", "step-00000001.replaced-good", "step-00000001.tmp-copy"];
-        for name in others.into_iter().chain(["a.tmp-1-", "a.tmp-1-2-3", "a.tmp-1-2.bak"]) {
+        assert_eq!(
+            leftover_of("config.toml.tmp-1f-2a"),
+            Some(("config.toml", TMP))
+        );
+        let others = [
+            "config.toml",
+            "step-00000001.replaced-good",
+            "step-00000001.tmp-copy",
+        ];
+        for name in others
+            .into_iter()
+            .chain(["a.tmp-1-", "a.tmp-1-2-3", "a.tmp-1-2.bak"])
+        {
             assert_eq!(leftover_of(name), None, "{name}");
         }
     }

@@ -89,11 +89,21 @@ impl Checkpoint {
         let (path, name) = (self.path.clone(), name.to_string());
         if info.global_shape != shard.global_shape {
             let (expected, found) = (shard.global_shape.clone(), info.global_shape.clone());
-            return Err(CheckpointError::GlobalShape { path, name, expected, found });
+            return Err(CheckpointError::GlobalShape {
+                path,
+                name,
+                expected,
+                found,
+            });
         }
         let Some(copy) = cast::copy(stored, dtype) else {
             let (expected, found) = (format!("{dtype:?}"), info.dtype.to_string());
-            return Err(CheckpointError::Dtype { path, name, expected, found });
+            return Err(CheckpointError::Dtype {
+                path,
+                name,
+                expected,
+                found,
+            });
         };
         let shape = at_least_1d(&shard.global_shape);
         let (from_size, to_size) = (stored.size(), dtype.size());
@@ -108,10 +118,20 @@ impl Checkpoint {
                 let wanted = |runs: &mut Runs| {
                     for wanted in shard.pieces.iter().filter(shared) {
                         let (range, dim) = (piece.range.clone(), piece.dim);
-                        let stored = Stretch { dim, len: range.len(), global: range, start: 0 };
+                        let stored = Stretch {
+                            dim,
+                            len: range.len(),
+                            global: range,
+                            start: 0,
+                        };
                         let (global, start) = (wanted.global.clone(), wanted.local.start);
                         let (dim, len) = (shard.dim, shard.local_len);
-                        let wanted = Stretch { dim, len, global, start };
+                        let wanted = Stretch {
+                            dim,
+                            len,
+                            global,
+                            start,
+                        };
                         for_each_shared_run(&shape, &stored, &wanted, |a, b, len| {
                             runs.push(a, b, len)
                         });
@@ -139,7 +159,12 @@ impl Checkpoint {
         let stored = self.stored(&opened.file, piece)?;
         let seen = &opened.seen[number];
         let (tensor, hashes) = (piece.tensor.as_str(), piece.chunks.as_slice());
-        let chunks = self.manifest.chunk_bytes.map(|len| Chunks { tensor, len, hashes, seen });
+        let chunks = self.manifest.chunk_bytes.map(|len| Chunks {
+            tensor,
+            len,
+            hashes,
+            seen,
+        });
         let mut runs = Runs::new(&stored, self.manifest.chunk_bytes);
         wanted(&mut runs);
         runs.read(stored, chunks, copy)
@@ -151,10 +176,15 @@ impl Checkpoint {
         file: &'a SafetensorsFile,
         piece: &PieceInfo,
     ) -> Result<Stored<'a>, CheckpointError> {
-        let TensorInfo { dtype, global_shape } = &self.manifest.tensors[&piece.tensor];
+        let TensorInfo {
+            dtype,
+            global_shape,
+        } = &self.manifest.tensors[&piece.tensor];
         let mut shape = at_least_1d(global_shape);
         shape[piece.dim] = piece.range.len();
-        let found = file.info(&piece.key).filter(|i| i.shape == shape && i.dtype == *dtype);
+        let found = file
+            .info(&piece.key)
+            .filter(|i| i.shape == shape && i.dtype == *dtype);
         let found = found.ok_or_else(|| {
             let why = format!("it lacks `{}` as {dtype} {shape:?}", piece.key);
             CheckpointError::damaged(file.path(), why)
@@ -168,7 +198,11 @@ impl Checkpoint {
             let info = &self.manifest.files[file];
             let opened = SafetensorsFile::open(&self.path.join(&info.name))?;
             let unseen = |piece: &PieceInfo| {
-                piece.chunks.iter().map(|_| AtomicBool::new(false)).collect::<Vec<_>>()
+                piece
+                    .chunks
+                    .iter()
+                    .map(|_| AtomicBool::new(false))
+                    .collect::<Vec<_>>()
             };
             let seen = info.pieces.iter().map(unseen).collect();
             // Another thread may have been first; either will do.

@@ -23,7 +23,11 @@ impl PlainFile {
     pub(crate) fn open(path: &Path) -> Result<Self, CheckpointError> {
         let file = File::open(path).during("read", path)?;
         let len = file.metadata().during("read", path)?.len();
-        Ok(Self { path: path.to_path_buf(), file, len })
+        Ok(Self {
+            path: path.to_path_buf(),
+            file,
+            len,
+        })
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -67,10 +71,21 @@ mod tests {
         let mut buffer = [0; 100];
         file.read_at(&mut buffer, 9_900).unwrap();
         assert_eq!((buffer, file.len()), ([7; 100], 10_000));
-        File::options().write(true).open(&path).unwrap().set_len(4_096).unwrap();
+        File::options()
+            .write(true)
+            .open(&path)
+            .unwrap()
+            .set_len(4_096)
+            .unwrap();
         let error = file.read_at(&mut buffer, 9_900).unwrap_err();
-        assert!(error.is_damage() && error.to_string().contains("weights"), "{error}");
-        assert!(error.to_string().contains("shorter while it was read"), "{error}");
+        assert!(
+            error.is_damage() && error.to_string().contains("weights"),
+            "{error}"
+        );
+        assert!(
+            error.to_string().contains("shorter while it was read"),
+            "{error}"
+        );
 
         let folder = PlainFile::open(dir.path()).unwrap();
         let error = folder.read_at(&mut buffer, 0).unwrap_err();

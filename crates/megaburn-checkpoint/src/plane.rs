@@ -32,7 +32,11 @@ pub(crate) struct PlaneCopy {
 impl PlaneCopy {
     /// None where [`cast::copy`] has none.
     pub(crate) fn new(from: DType, to: DType) -> Option<Self> {
-        Some(Self { copy: cast::copy(from, to)?, from: from.size(), to: to.size() })
+        Some(Self {
+            copy: cast::copy(from, to)?,
+            from: from.size(),
+            to: to.size(),
+        })
     }
 
     /// Copies elements that stand one behind the other to where element `to` is.
@@ -50,7 +54,11 @@ impl PlaneCopy {
     ) {
         // Whole rows on both sides are one run.
         let whole = a.stride == cols && b.stride == cols;
-        let (rows, cols) = if whole { (1, rows * cols) } else { (rows, cols) };
+        let (rows, cols) = if whole {
+            (1, rows * cols)
+        } else {
+            (rows, cols)
+        };
         for row in 0..rows {
             let (from, to) = (a.start + row * a.stride, b.start + row * b.stride);
             (self.copy)(
@@ -97,7 +105,9 @@ impl PlaneCopy {
                 for r in 0..num_rows {
                     let to = b.start + (row + r) * b.stride + col;
                     let run = &mut dest[to..to + num_cols];
-                    run.iter_mut().zip(lines).for_each(|(to, line)| *to = line[r]);
+                    run.iter_mut()
+                        .zip(lines)
+                        .for_each(|(to, line)| *to = line[r]);
                 }
             }
         }

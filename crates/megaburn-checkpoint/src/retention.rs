@@ -57,7 +57,11 @@ pub(crate) fn retain(
         return Ok(());
     }
     let is_first = world.rank() == 0;
-    let own = if is_first { known(dir, run_id, current) } else { Ok(Vec::new()) };
+    let own = if is_first {
+        known(dir, run_id, current)
+    } else {
+        Ok(Vec::new())
+    };
     let own: Vec<Known> = objects::broadcast(world, &settle(world, own)?)?;
     if own.len() <= keep {
         return Ok(());
@@ -73,19 +77,26 @@ pub(crate) fn retain(
         kept += usize::from(is_whole);
     }
     let old = own.filter(|(_, is_whole)| is_first && *is_whole != Some(false));
-    old.into_iter().try_for_each(|(name, _)| delete(&dir.join(name)))
+    old.into_iter()
+        .try_for_each(|(name, _)| delete(&dir.join(name)))
 }
 
 /// The checkpoints that count for [`retain`], newest first. The one that was just written is whole.
 fn known(dir: &Path, run_id: Option<&str>, current: u64) -> Result<Vec<Known>, CheckpointError> {
     let mut verified = verified();
     verified.remove(&step_path(dir, current));
-    let past = committed(dir)?.into_iter().filter(|(step, _)| *step <= current);
+    let past = committed(dir)?
+        .into_iter()
+        .filter(|(step, _)| *step <= current);
     let is_own = |path: &Path| {
         Checkpoint::open(path).is_ok_and(|found| found.manifest().run_id.as_deref() == run_id)
     };
     let known = past.filter(|(_, path)| is_own(path)).map(|(step, path)| {
-        let is_whole = if step == current { Some(true) } else { verified.get(&path).copied() };
+        let is_whole = if step == current {
+            Some(true)
+        } else {
+            verified.get(&path).copied()
+        };
         (step_name(step), is_whole)
     });
     Ok(known.collect())

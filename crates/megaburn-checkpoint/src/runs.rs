@@ -44,7 +44,11 @@ impl Runs {
     /// Of a tensor whose bytes are checked in chunks of this length, if they are.
     pub(crate) fn new(stored: &Stored<'_>, chunk: Option<u64>) -> Self {
         let (unit, elements) = (unit(chunk) / stored.size, stored.len as usize / stored.size);
-        Self { unit, stored: elements, runs: Vec::new() }
+        Self {
+            unit,
+            stored: elements,
+            runs: Vec::new(),
+        }
     }
 
     /// Wants everything.
@@ -56,7 +60,11 @@ impl Runs {
     pub(crate) fn push(&mut self, mut from: usize, mut to: usize, mut len: usize) {
         while len > 0 {
             let here = (self.unit - from % self.unit).min(len);
-            self.runs.push(Run { from, to, len: here });
+            self.runs.push(Run {
+                from,
+                to,
+                len: here,
+            });
             (from, to, len) = (from + here, to + here, len - here);
         }
     }
@@ -96,7 +104,9 @@ impl Runs {
 
 /// Bytes between borders that no read crosses.
 fn unit(chunk: Option<u64>) -> usize {
-    chunk.and_then(|chunk| usize::try_from(chunk).ok()).map_or(BLOCK, |chunk| chunk.min(BLOCK))
+    chunk
+        .and_then(|chunk| usize::try_from(chunk).ok())
+        .map_or(BLOCK, |chunk| chunk.min(BLOCK))
 }
 
 /// Reads no more than the runs and small gaps between them.
@@ -113,11 +123,20 @@ fn read_windows(
     };
     for window in runs.chunk_by(is_near) {
         let start = window[0].from;
-        let end = window.iter().map(|run| run.from + run.len).max().unwrap_or(start);
+        let end = window
+            .iter()
+            .map(|run| run.from + run.len)
+            .max()
+            .unwrap_or(start);
         let bytes = &mut buffer[..(end - start) * size];
-        stored.file.read_at(bytes, stored.start + (start * size) as u64)?;
+        stored
+            .file
+            .read_at(bytes, stored.start + (start * size) as u64)?;
         for run in window {
-            copy(&bytes[(run.from - start) * size..][..run.len * size], run.to);
+            copy(
+                &bytes[(run.from - start) * size..][..run.len * size],
+                run.to,
+            );
         }
     }
     Ok(())
@@ -144,7 +163,10 @@ fn read_chunk(
         let first = at as usize / size;
         let here = rest.partition_point(|run| run.from < first + len / size);
         for run in &rest[..here] {
-            copy(&bytes[(run.from - first) * size..][..run.len * size], run.to);
+            copy(
+                &bytes[(run.from - first) * size..][..run.len * size],
+                run.to,
+            );
         }
         rest = &rest[here..];
     }

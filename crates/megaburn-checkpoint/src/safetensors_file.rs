@@ -36,7 +36,9 @@ impl SafetensorsFile {
             );
         }
         let Some(len) = head.first_chunk::<HEADER_LEN>() else {
-            return damaged(format!("it has {found} bytes, too few for a safetensors file"));
+            return damaged(format!(
+                "it has {found} bytes, too few for a safetensors file"
+            ));
         };
         let len = u64::from_le_bytes(*len);
         if len > found - HEADER_LEN as u64 {
@@ -74,7 +76,11 @@ impl SafetensorsFile {
                 return damaged(format!("tensor `{name}` would be {:?}", info.shape));
             }
         }
-        Ok(Self { file, header, data_start })
+        Ok(Self {
+            file,
+            header,
+            data_start,
+        })
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -95,6 +101,11 @@ impl SafetensorsFile {
     pub(crate) fn stored(&self, info: &TensorInfo) -> Stored<'_> {
         let (start, end) = info.data_offsets;
         let (file, size) = (&self.file, dtype::size(info.dtype));
-        Stored { file, start: self.data_start + start as u64, len: (end - start) as u64, size }
+        Stored {
+            file,
+            start: self.data_start + start as u64,
+            len: (end - start) as u64,
+            size,
+        }
     }
 }

@@ -70,7 +70,12 @@ impl<'a> NamedTensor<'a> {
         dtype: DType,
         data: impl FnOnce() -> Result<TensorData, CheckpointError> + 'a,
     ) -> Self {
-        Self { name: name.into(), shard, dtype, data: Box::new(data) }
+        Self {
+            name: name.into(),
+            shard,
+            dtype,
+            data: Box::new(data),
+        }
     }
 
     pub(crate) fn file_dtype(&self) -> Result<safetensors::Dtype, CheckpointError> {
@@ -83,7 +88,12 @@ impl<'a> NamedTensor<'a> {
 
 impl fmt::Debug for NamedTensor<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { name, shard, dtype, data: _ } = self;
+        let Self {
+            name,
+            shard,
+            dtype,
+            data: _,
+        } = self;
         f.debug_struct("NamedTensor")
             .field("name", name)
             .field("shard", shard)
@@ -130,7 +140,10 @@ pub fn save<'a>(
     let phase = world.phase(Phase::Save);
     let check = || {
         let guarded = guard.map_or(Ok(()), |guard| guard());
-        guarded.map_err(|why| CheckpointError::Guarded { path: dir.to_path_buf(), why })
+        guarded.map_err(|why| CheckpointError::Guarded {
+            path: dir.to_path_buf(),
+            why,
+        })
     };
     let target = step_path(dir, snapshot.step);
     let create = || match guard {
@@ -140,11 +153,15 @@ pub fn save<'a>(
     let staging = groups.is_main().then(create).transpose();
     let staging = settle(world, staging)?;
     // Only the name: ranks of other hosts may see the folder under another path.
-    let name = staging.as_ref().and_then(|staging| staging.path.file_name());
+    let name = staging
+        .as_ref()
+        .and_then(|staging| staging.path.file_name());
     let name: Option<String> =
         objects::broadcast(world, &name.map(|name| name.to_string_lossy().into_owned()))?;
     let name = name.expect("rank 0 made it");
-    let tensors = tensors.into_iter().filter(|tensor| is_written_by(groups, tensor.shard));
+    let tensors = tensors
+        .into_iter()
+        .filter(|tensor| is_written_by(groups, tensor.shard));
     let mine = write_share(&dir.join(name), world.rank(), tensors, phase.progress());
     let mine = settle(world, mine)?;
     let reports = objects::gather(world, &mine)?;
@@ -185,19 +202,29 @@ pub(crate) fn write_share<'a>(
     let mut report = Report::default();
     for tensor in &tensors {
         let name = tensor.name.clone();
-        let refuse = |why: &str| CheckpointError::Untiled { name: name.clone(), why: why.into() };
+        let refuse = |why: &str| CheckpointError::Untiled {
+            name: name.clone(),
+            why: why.into(),
+        };
         // A piece is stored as its tensor's name, `#` and where it starts.
         if name.contains('#') {
             return Err(refuse("its name holds a `#`"));
         }
         let global_shape = tensor.shard.global_shape.clone();
-        let info = TensorInfo { dtype: tensor.file_dtype()?, global_shape };
+        let info = TensorInfo {
+            dtype: tensor.file_dtype()?,
+            global_shape,
+        };
         if report.tensors.insert(name.clone(), info).is_some() {
             return Err(refuse("it was given twice"));
         }
     }
-    report.file =
-        write_rank_file(folder, &format!("rank-{rank:05}.safetensors"), tensors, progress)?;
+    report.file = write_rank_file(
+        folder,
+        &format!("rank-{rank:05}.safetensors"),
+        tensors,
+        progress,
+    )?;
     Ok(report)
 }
 
@@ -218,10 +245,24 @@ pub(crate) fn merge(
         }
         files.extend(report.file);
     }
-    let Snapshot { run_id, step, model, trainer } = snapshot.clone();
+    let Snapshot {
+        run_id,
+        step,
+        model,
+        trainer,
+    } = snapshot.clone();
     let (format, chunk_bytes) = (FORMAT, Some(CHUNK));
-    let manifest =
-        Manifest { format, run_id, step, layout, model, trainer, tensors, files, chunk_bytes };
+    let manifest = Manifest {
+        format,
+        run_id,
+        step,
+        layout,
+        model,
+        trainer,
+        tensors,
+        files,
+        chunk_bytes,
+    };
     let refuse = |(name, why)| CheckpointError::Untiled { name, why };
     manifest.check().map_err(refuse)?;
     Ok(manifest)
@@ -230,7 +271,10 @@ pub(crate) fn merge(
 pub(crate) fn write_manifest(folder: &Path, manifest: &Manifest) -> Result<(), CheckpointError> {
     let text = serde_json::to_vec_pretty(manifest).expect("a manifest has a text");
     let hash = hex(xxh3_64(&text));
-    for (name, bytes) in [(MANIFEST, text.as_slice()), (MANIFEST_HASH, hash.as_bytes())] {
+    for (name, bytes) in [
+        (MANIFEST, text.as_slice()),
+        (MANIFEST_HASH, hash.as_bytes()),
+    ] {
         let path = folder.join(name);
         let write = || {
             let mut file = File::create(&path)?;

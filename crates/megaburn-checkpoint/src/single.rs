@@ -36,7 +36,13 @@ pub fn save_single<'a>(
     tensors: impl IntoIterator<Item = NamedTensor<'a>>,
     extra_files: &[(String, Vec<u8>)],
 ) -> Result<(), CheckpointError> {
-    let target = Target { path, force, what: "checkpoint", mark: MANIFEST, is_part };
+    let target = Target {
+        path,
+        force,
+        what: "checkpoint",
+        mark: MANIFEST,
+        is_part,
+    };
     let staging = target.stage()?;
     let report = write_share(&staging.path, 0, tensors, &Progress::none())?;
     let manifest = merge(snapshot, layout.to_string(), vec![report])?;
@@ -55,7 +61,11 @@ fn is_part(name: &str) -> bool {
 /// a signal removed it, and the process is about to end.
 fn make_folders(folder: &Path, relative: &str) -> Result<(), CheckpointError> {
     let mut path = folder.to_path_buf();
-    for part in Path::new(relative).parent().into_iter().flat_map(Path::components) {
+    for part in Path::new(relative)
+        .parent()
+        .into_iter()
+        .flat_map(Path::components)
+    {
         path.push(part);
         match fs::create_dir(&path) {
             Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
@@ -73,17 +83,26 @@ pub(crate) fn write_extra(
     for (relative, bytes) in files {
         let is_name = |part: Component<'_>| matches!(part, Component::Normal(_));
         if relative.is_empty() || !Path::new(relative).components().all(is_name) {
-            return Err(CheckpointError::OutsidePath { path: relative.clone() });
+            return Err(CheckpointError::OutsidePath {
+                path: relative.clone(),
+            });
         }
         let path = folder.join(relative);
         make_folders(folder, relative)?;
         let write = || {
-            let mut file = OpenOptions::new().write(true).create_new(true).open(&path)?;
+            let mut file = OpenOptions::new()
+                .write(true)
+                .create_new(true)
+                .open(&path)?;
             file.write_all(bytes)?;
             file.sync_all()
         };
         write().during("write", &path)?;
-        for above in path.ancestors().skip(1).take_while(|above| above.starts_with(folder)) {
+        for above in path
+            .ancestors()
+            .skip(1)
+            .take_while(|above| above.starts_with(folder))
+        {
             sync_dir(above)?;
         }
     }

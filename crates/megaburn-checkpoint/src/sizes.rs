@@ -4,7 +4,9 @@
 /// what a computer counts. Where a dimension is 0 the others are still looked at: their product is
 /// the length of a row.
 pub(crate) fn num_elements(shape: &[usize]) -> Option<usize> {
-    let most = shape.iter().try_fold(1usize, |product, &len| product.checked_mul(len.max(1)))?;
+    let most = shape
+        .iter()
+        .try_fold(1usize, |product, &len| product.checked_mul(len.max(1)))?;
     // Elements of 8 bytes, and room for sums.
     (most <= usize::MAX >> 4).then(|| if shape.contains(&0) { 0 } else { most })
 }

@@ -40,7 +40,9 @@ impl TensorHeader {
     pub(crate) fn blocks(&self, bytes: usize) -> impl Iterator<Item = Range<usize>> {
         let row = (self.row_len() * self.dtype.size()).max(1);
         let (rows, num_rows) = ((bytes / row).max(1), self.num_rows());
-        (0..num_rows).step_by(rows).map(move |start| start..(start + rows).min(num_rows))
+        (0..num_rows)
+            .step_by(rows)
+            .map(move |start| start..(start + rows).min(num_rows))
     }
 }
 
@@ -92,7 +94,11 @@ impl TensorSource for Checkpoint {
     }
 
     fn read_rows(&self, name: &str, rows: Range<usize>) -> Result<TensorData, CheckpointError> {
-        self.read(name, &stretch(self.global_shape(name)?, 0, rows), self.dtype(name)?)
+        self.read(
+            name,
+            &stretch(self.global_shape(name)?, 0, rows),
+            self.dtype(name)?,
+        )
     }
 }
 
@@ -102,14 +108,31 @@ impl TensorSource for Checkpoint {
 /// If the tensor has no such part.
 pub(crate) fn stretch(shape: &[usize], dim: usize, global: Range<usize>) -> ShardSpec {
     let len = shape.get(dim).copied().unwrap_or(1);
-    assert!(global.start <= global.end && global.end <= len, "it has no {global:?} of {len}");
+    assert!(
+        global.start <= global.end && global.end <= len,
+        "it has no {global:?} of {len}"
+    );
     let local_len = global.len();
-    let pieces = vec![Piece { global, local: 0..local_len, replica: 0, replicas: 1 }];
-    ShardSpec { global_shape: shape.to_vec(), axis: Axis::Tp, dim, pieces, local_len }
+    let pieces = vec![Piece {
+        global,
+        local: 0..local_len,
+        replica: 0,
+        replicas: 1,
+    }];
+    ShardSpec {
+        global_shape: shape.to_vec(),
+        axis: Axis::Tp,
+        dim,
+        pieces,
+        local_len,
+    }
 }
 
 /// The name most like `name`; empty if there is none at all.
 pub(crate) fn nearest<'a>(name: &str, names: impl Iterator<Item = &'a String>) -> String {
     let near = |other: &&String| strsim::jaro_winkler(name, other);
-    names.max_by(|a, b| near(a).total_cmp(&near(b))).cloned().unwrap_or_default()
+    names
+        .max_by(|a, b| near(a).total_cmp(&near(b)))
+        .cloned()
+        .unwrap_or_default()
 }

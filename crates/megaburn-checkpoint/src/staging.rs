@@ -57,7 +57,13 @@ impl Staging {
 
     fn make(target: &Path, made: Vec<PathBuf>, mark: SetMark) -> Result<Self, CheckpointError> {
         let (path, target) = (beside(target, TMP), target.to_path_buf());
-        let mut staging = Self { path, target, made, mark: None, committed: false };
+        let mut staging = Self {
+            path,
+            target,
+            made,
+            mark: None,
+            committed: false,
+        };
         if let Some(innermost) = staging.made.first() {
             fs::create_dir_all(innermost).during("make the folder", innermost)?;
         }
@@ -80,20 +86,30 @@ impl Staging {
     pub(crate) fn commit(mut self) -> Result<(), CheckpointError> {
         let target = self.target.clone();
         let mut held = self.is_of_process().then(Held::new);
-        let mark = if held.is_some() { Mark::of_process } else { Mark::of_run };
+        let mark = if held.is_some() {
+            Mark::of_process
+        } else {
+            Mark::of_run
+        };
         let old = put_in_place(&self.path, &target, mark)?;
         self.committed = true;
         // If it stays, it is one small file more in the result, and the next start or conversion knows it.
         let _ = unmark(&target);
         let sync_above = |made: &PathBuf| sync_folder(parent(made));
-        let synced = [&target].into_iter().chain(&self.made).try_for_each(sync_above);
+        let synced = [&target]
+            .into_iter()
+            .chain(&self.made)
+            .try_for_each(sync_above);
         if let (Some(old), Ok(())) = (old, &synced) {
             remove_marked(&old.path);
         }
         if let Some(held) = &mut held {
             held.forget(&self.path);
         }
-        synced.map_err(|source| CheckpointError::NotDurable { path: target, source })
+        synced.map_err(|source| CheckpointError::NotDurable {
+            path: target,
+            source,
+        })
     }
 }
 
@@ -135,7 +151,11 @@ fn put_in_place(path: &Path, target: &Path, mark: SetMark) -> Result<Option<Old>
         return Ok(None);
     }
     // Of a link only the link is replaced: what it points to is left as it is.
-    let mark = if target.is_symlink() { None } else { mark(target).ok() };
+    let mark = if target.is_symlink() {
+        None
+    } else {
+        mark(target).ok()
+    };
     let not_marked = |error: CheckpointError, at: &Path| {
         if mark.is_some() {
             let _ = unmark(at);
@@ -144,7 +164,12 @@ fn put_in_place(path: &Path, target: &Path, mark: SetMark) -> Result<Option<Old>
     };
     let old = match exchange(path, target) {
         Ok(()) => path.to_path_buf(),
-        Err(error) if matches!(error.kind(), ErrorKind::Unsupported | ErrorKind::InvalidInput) => {
+        Err(error)
+            if matches!(
+                error.kind(),
+                ErrorKind::Unsupported | ErrorKind::InvalidInput
+            ) =>
+        {
             let old = beside(target, REPLACED);
             let aside = fs::rename(target, &old).during("move aside", target);
             aside.map_err(|error| not_marked(error, target))?;
@@ -156,17 +181,33 @@ fn put_in_place(path: &Path, target: &Path, mark: SetMark) -> Result<Option<Old>
         }
         Err(source) => {
             let (action, path) = ("exchange with the new folder", target.to_path_buf());
-            return Err(not_marked(CheckpointError::Io { action, path, source }, target));
+            return Err(not_marked(
+                CheckpointError::Io {
+                    action,
+                    path,
+                    source,
+                },
+                target,
+            ));
         }
     };
-    Ok(Some(Old { path: old, _mark: mark }))
+    Ok(Some(Old {
+        path: old,
+        _mark: mark,
+    }))
 }
 
 /// Lets two folders change names in one step.
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 fn exchange(a: &Path, b: &Path) -> io::Result<()> {
     use nix::fcntl::{AT_FDCWD, RenameFlags, renameat2};
-    Ok(renameat2(AT_FDCWD, a, AT_FDCWD, b, RenameFlags::RENAME_EXCHANGE)?)
+    Ok(renameat2(
+        AT_FDCWD,
+        a,
+        AT_FDCWD,
+        b,
+        RenameFlags::RENAME_EXCHANGE,
+    )?)
 }
 
 #[cfg(not(all(target_os = "linux", target_env = "gnu")))]
@@ -220,7 +261,10 @@ mod tests {
         let staging = Staging::create_owned(&target).unwrap();
         fs::remove_dir_all(&staging.path).unwrap();
         let error = staging.commit().unwrap_err().to_string();
-        assert!(error.contains("cannot exchange") && error.contains("out"), "{error}");
+        assert!(
+            error.contains("cannot exchange") && error.contains("out"),
+            "{error}"
+        );
         assert_eq!(names(dir.path()), ["out"]);
         assert_eq!(names(&target), ["x"]);
     }
@@ -245,7 +289,10 @@ mod tests {
                 let staging = Staging::create_owned(&target).unwrap();
                 fs::write(staging.path.join("x"), number.to_string()).unwrap();
                 staging.commit().unwrap();
-                assert_eq!(fs::read_to_string(target.join("x")).unwrap(), number.to_string());
+                assert_eq!(
+                    fs::read_to_string(target.join("x")).unwrap(),
+                    number.to_string()
+                );
             }
             done.store(true, Ordering::Relaxed);
             assert!(watch.join().unwrap() > 40);

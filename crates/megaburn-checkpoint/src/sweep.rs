@@ -20,7 +20,9 @@ pub(crate) fn sweep(
     target: &Path,
     is_result: impl Fn(&Path) -> bool,
 ) -> Result<(), CheckpointError> {
-    let (above, Some(name)) = (parent(target), target.file_name()) else { return Ok(()) };
+    let (above, Some(name)) = (parent(target), target.file_name()) else {
+        return Ok(());
+    };
     if !above.is_dir() {
         return Ok(());
     }
@@ -59,7 +61,9 @@ pub(crate) fn sweep(
 
 /// What stands in `name` behind the target's name and the kind of leftover.
 fn suffix<'a>(target: &OsStr, name: &'a OsStr, kind: &str) -> Option<&'a str> {
-    name.to_str()?.strip_prefix(target.to_str()?)?.strip_prefix(kind)
+    name.to_str()?
+        .strip_prefix(target.to_str()?)?
+        .strip_prefix(kind)
 }
 
 #[cfg(test)]
@@ -75,7 +79,13 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let target = make(dir.path(), "out");
         // Not marked, of other targets, no folders, of this process, of another host.
-        let kept = ["out.tmp-1-2", "out.tmp-", "out.replaced-1-2", "outer.tmp-1-2", "out.tmp"];
+        let kept = [
+            "out.tmp-1-2",
+            "out.tmp-",
+            "out.replaced-1-2",
+            "outer.tmp-1-2",
+            "out.tmp",
+        ];
         for name in kept {
             make(dir.path(), name);
         }
@@ -98,7 +108,10 @@ mod tests {
     fn a_folder_with_nothing_or_half_a_mark_is_removed_after_a_minute() {
         let dir = tempfile::tempdir().unwrap();
         let target = make(dir.path(), "out");
-        for (name, mark) in [("out.tmp-ffffffff-1", None), ("out.tmp-ffffffff-2", Some(""))] {
+        for (name, mark) in [
+            ("out.tmp-ffffffff-1", None),
+            ("out.tmp-ffffffff-2", Some("")),
+        ] {
             let path = dir.path().join(name);
             fs::create_dir(&path).unwrap();
             if let Some(text) = mark {
@@ -124,7 +137,10 @@ mod tests {
         make(dir.path(), &alive);
         sweep(&target, |folder| folder.join("weights").is_file()).unwrap();
         assert_eq!(names(dir.path()), ["out", alive.as_str()]);
-        assert_eq!(fs::read_to_string(target.join("weights")).unwrap(), "out.replaced-ffffffff-1");
+        assert_eq!(
+            fs::read_to_string(target.join("weights")).unwrap(),
+            "out.replaced-ffffffff-1"
+        );
 
         fs::remove_dir_all(dir.path().join(alive)).unwrap();
         fs::rename(&target, &replaced).unwrap();

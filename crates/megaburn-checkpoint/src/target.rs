@@ -58,16 +58,28 @@ impl Target<'_> {
             return Ok(());
         }
         if !self.force {
-            return Err(CheckpointError::Exists { path: self.path.to_path_buf() });
+            return Err(CheckpointError::Exists {
+                path: self.path.to_path_buf(),
+            });
         }
         self.kind(self.path)
     }
 
     /// Refuses a folder that is not empty and no such result.
     fn kind(&self, path: &Path) -> Result<(), CheckpointError> {
-        let Self { what, mark, is_part, .. } = *self;
-        let refuse =
-            |why: String| Err(CheckpointError::NotReplaced { path: path.to_path_buf(), what, why });
+        let Self {
+            what,
+            mark,
+            is_part,
+            ..
+        } = *self;
+        let refuse = |why: String| {
+            Err(CheckpointError::NotReplaced {
+                path: path.to_path_buf(),
+                what,
+                why,
+            })
+        };
         if !path.is_dir() {
             return refuse("it is no folder".into());
         }
@@ -121,7 +133,11 @@ mod tests {
         written.commit(staging).unwrap_err();
         assert_eq!(names(&path), ["thesis.tex"]);
         fs::write(path.join("mark"), "").unwrap();
-        assert!(refused(true).contains("`thesis.tex` is no part of one"), "{}", refused(true));
+        assert!(
+            refused(true).contains("`thesis.tex` is no part of one"),
+            "{}",
+            refused(true)
+        );
         fs::remove_file(path.join("thesis.tex")).unwrap();
         written.commit(written.stage().unwrap()).unwrap();
         assert_eq!(names(&path), [""; 0]);

@@ -18,7 +18,9 @@ impl TensorFile {
     /// # Errors
     /// A file that cannot be read, is no safetensors file or is truncated.
     pub fn open(path: &Path) -> Result<Self, CheckpointError> {
-        Ok(Self { file: SafetensorsFile::open(path)? })
+        Ok(Self {
+            file: SafetensorsFile::open(path)?,
+        })
     }
 
     /// The file.
@@ -45,13 +47,23 @@ impl TensorFile {
         let (path, name) = (self.file.path().to_path_buf(), name.to_string());
         let Some(info) = self.file.info(&name) else {
             let nearest = nearest(&name, self.file.keys().iter());
-            return Err(CheckpointError::MissingTensor { path, name, nearest });
+            return Err(CheckpointError::MissingTensor {
+                path,
+                name,
+                nearest,
+            });
         };
         let Some(dtype) = dtype::from_hf(info.dtype) else {
             let dtype = info.dtype.to_string();
-            return Err(CheckpointError::UnreadableDtype { file: path, name, dtype });
+            return Err(CheckpointError::UnreadableDtype {
+                file: path,
+                name,
+                dtype,
+            });
         };
         let stored = self.file.stored(info);
-        filled(info.shape.clone(), dtype, |bytes| stored.file.read_at(bytes, stored.start))
+        filled(info.shape.clone(), dtype, |bytes| {
+            stored.file.read_at(bytes, stored.start)
+        })
     }
 }

@@ -35,7 +35,10 @@ impl Held {
     }
 
     pub(crate) fn add(&mut self, path: &Path, made: &[PathBuf]) {
-        self.0.push(Unfinished { path: path.to_path_buf(), made: made.to_vec() });
+        self.0.push(Unfinished {
+            path: path.to_path_buf(),
+            made: made.to_vec(),
+        });
     }
 
     pub(crate) fn forget(&mut self, path: &Path) {
@@ -53,7 +56,11 @@ pub fn remove_unfinished() {
     for Unfinished { path, made } in list.drain(..) {
         // Under another name nobody can write more into it.
         let aside = beside(&path, "-");
-        let path = if fs::rename(&path, &aside).is_ok() { aside } else { path };
+        let path = if fs::rename(&path, &aside).is_ok() {
+            aside
+        } else {
+            path
+        };
         remove_marked(&path);
         for made in made {
             // Somebody else may have put something into it.

@@ -31,8 +31,10 @@ pub(crate) fn write_rank_file(
     tensors: Vec<NamedTensor<'_>>,
     progress: &Progress,
 ) -> Result<Option<FileInfo>, CheckpointError> {
-    let mut owned: Vec<_> =
-        tensors.into_iter().filter(|tensor| tensor.shard.owned().next().is_some()).collect();
+    let mut owned: Vec<_> = tensors
+        .into_iter()
+        .filter(|tensor| tensor.shard.owned().next().is_some())
+        .collect();
     if owned.is_empty() {
         return Ok(None);
     }
@@ -47,10 +49,20 @@ pub(crate) fn write_rank_file(
             shape[dim] = global.len();
             let (tensor_name, start) = (&tensor.name, global.start);
             let whole = shape == global_shape;
-            let key = if whole { tensor_name.clone() } else { format!("{tensor_name}#{start}") };
+            let key = if whole {
+                tensor_name.clone()
+            } else {
+                format!("{tensor_name}#{start}")
+            };
             header.push(key.clone(), tensor.file_dtype()?, shape);
             let (tensor, range) = (tensor_name.clone(), global.clone());
-            pieces.push(PieceInfo { tensor, key, dim, range, chunks: Vec::new() });
+            pieces.push(PieceInfo {
+                tensor,
+                key,
+                dim,
+                range,
+                chunks: Vec::new(),
+            });
         }
     }
     let path = folder.join(name);
@@ -65,7 +77,12 @@ pub(crate) fn write_rank_file(
     }
     let (bytes, hash) = file.finish()?;
     sync_dir(folder)?;
-    Ok(Some(FileInfo { name: name.to_string(), bytes, xxh3: hex(hash), pieces }))
+    Ok(Some(FileInfo {
+        name: name.to_string(),
+        bytes,
+        xxh3: hex(hash),
+        pieces,
+    }))
 }
 
 /// Writes what this rank owns of a tensor; returns the hashes of the chunks of each piece.
@@ -73,7 +90,12 @@ fn write_tensor(
     file: &mut DataFile,
     tensor: NamedTensor<'_>,
 ) -> Result<Vec<Vec<String>>, CheckpointError> {
-    let NamedTensor { name, shard, dtype, data } = tensor;
+    let NamedTensor {
+        name,
+        shard,
+        dtype,
+        data,
+    } = tensor;
     let data = data()?;
     if data.dtype() != dtype {
         let why = format!("it is {:?}, and {dtype:?} was announced", data.dtype());
@@ -81,7 +103,11 @@ fn write_tensor(
     }
     let (found, expected) = (data.num_elements(), shard.local_shape().iter().product());
     if found != expected {
-        return Err(CheckpointError::LocalShape { name, found, expected });
+        return Err(CheckpointError::LocalShape {
+            name,
+            found,
+            expected,
+        });
     }
     let (bytes, size) = (data.as_bytes(), dtype.size());
     let mut chunks = Vec::new();
@@ -112,7 +138,14 @@ impl Header {
     pub(crate) fn push(&mut self, key: String, dtype: Dtype, shape: Vec<usize>) {
         let start = self.end;
         self.end += shape.iter().product::<usize>() * dtype::size(dtype);
-        self.entries.push((key, TensorInfo { dtype, shape, data_offsets: (start, self.end) }));
+        self.entries.push((
+            key,
+            TensorInfo {
+                dtype,
+                shape,
+                data_offsets: (start, self.end),
+            },
+        ));
     }
 }
 
@@ -144,23 +177,39 @@ impl DataFile {
             // The format wants the data at a multiple of 8 bytes.
             text.resize(text.len().next_multiple_of(8), b' ');
             let file = BufWriter::new(File::create(path)?);
-            let mut file = Hashing { file, hash: Xxh3::new(), len: 0 };
+            let mut file = Hashing {
+                file,
+                hash: Xxh3::new(),
+                len: 0,
+            };
             file.write_all(&(text.len() as u64).to_le_bytes())?;
             file.write_all(&text)?;
             Ok(file)
         };
         let (path, file) = (path.to_path_buf(), create().during("write", path)?);
-        Ok(Self { path, file, progress: Progress::none(), untold: 0, unsynced: 0 })
+        Ok(Self {
+            path,
+            file,
+            progress: Progress::none(),
+            untold: 0,
+            unsynced: 0,
+        })
     }
 
     /// Tells `progress` of the bytes that are written.
     pub(crate) fn with_progress(self, progress: &Progress) -> Self {
-        Self { progress: progress.clone(), ..self }
+        Self {
+            progress: progress.clone(),
+            ..self
+        }
     }
 
     /// Appends data; all of it must be what the header says.
     pub(crate) fn write(&mut self, bytes: &[u8]) -> Result<(), CheckpointError> {
-        bytes.chunks(STEP).try_for_each(|step| self.write_step(step)).during("write", &self.path)
+        bytes
+            .chunks(STEP)
+            .try_for_each(|step| self.write_step(step))
+            .during("write", &self.path)
     }
 
     fn write_step(&mut self, bytes: &[u8]) -> io::Result<()> {
@@ -180,10 +229,17 @@ impl DataFile {
 
     /// Syncs it; returns length and hash.
     pub(crate) fn finish(self) -> Result<(u64, u64), CheckpointError> {
-        let Self { path, file, progress, untold, .. } = self;
+        let Self {
+            path,
+            file,
+            progress,
+            untold,
+            ..
+        } = self;
         let Hashing { file, hash, len } = file;
         let file = file.into_inner().map_err(io::IntoInnerError::into_error);
-        file.and_then(|file| file.sync_all()).during("write", &path)?;
+        file.and_then(|file| file.sync_all())
+            .during("write", &path)?;
         progress.add(untold as u64);
         Ok((len, hash.digest()))
     }

@@ -54,7 +54,11 @@ impl Activity {
             sign: now,
             waits: 0,
         };
-        Arc::new(Self { rank, options, state: Mutex::new(state) })
+        Arc::new(Self {
+            rank,
+            options,
+            state: Mutex::new(state),
+        })
     }
 
     /// What this rank answers to one that waited too long for it. `None`: it is in no phase, so the
@@ -66,7 +70,9 @@ impl Activity {
         let state = self.lock();
         let idle = clock::now().saturating_duration_since(state.progress);
         let current = state.phases.last();
-        let Current { phase, done, total, .. } = current.or(state.last.as_ref())?;
+        let Current {
+            phase, done, total, ..
+        } = current.or(state.last.as_ref())?;
         let place = match current {
             Some(_) if state.waits == 0 => Place::Inside,
             Some(_) => Place::Waiting,
@@ -78,7 +84,15 @@ impl Activity {
             _ => return None,
         };
         let (phase, done, total) = (*phase, *done, *total);
-        Some(Busy { rank: self.rank, phase, place, done, total, idle, limit })
+        Some(Busy {
+            rank: self.rank,
+            phase,
+            place,
+            done,
+            total,
+            idle,
+            limit,
+        })
     }
 
     /// How long this rank has given no sign of life, and how long its phase lets it; `None` while it
@@ -88,7 +102,11 @@ impl Activity {
         let since = clock::now().saturating_duration_since(state.sign);
         let phase = state.phases.last().map(|current| current.phase);
         let limit = phase.map(|phase| self.options.phases.of(phase));
-        (state.waits == 0).then_some(Quiet { since, phase, limit })
+        (state.waits == 0).then_some(Quiet {
+            since,
+            phase,
+            limit,
+        })
     }
 
     /// The rank has come forward: by a micro-batch, a file, a collective. That is a sign of life, and
@@ -101,7 +119,12 @@ impl Activity {
         self.update(|state| {
             let id = state.next_id;
             state.next_id += 1;
-            state.phases.push(Current { id, phase, done: 0, total: 0 });
+            state.phases.push(Current {
+                id,
+                phase,
+                done: 0,
+                total: 0,
+            });
             state.touch();
             id
         })
@@ -195,7 +218,13 @@ mod tests {
 
     fn activity(timeout: u64) -> Arc<Activity> {
         let timeout = Duration::from_millis(timeout);
-        Activity::new(3, GroupOptions { timeout, ..GroupOptions::default() })
+        Activity::new(
+            3,
+            GroupOptions {
+                timeout,
+                ..GroupOptions::default()
+            },
+        )
     }
 
     #[test]
@@ -206,7 +235,10 @@ mod tests {
         rank.expect(id, 10);
         rank.progress(id, 4);
         let busy = rank.busy().unwrap();
-        assert_eq!((busy.rank, busy.phase, busy.done, busy.total), (3, Phase::Save, 4, 10));
+        assert_eq!(
+            (busy.rank, busy.phase, busy.done, busy.total),
+            (3, Phase::Save, 4, 10)
+        );
         assert_eq!(busy.limit, GroupOptions::default().phases.save);
         rank.leave(id);
         assert_eq!(rank.busy().unwrap().limit, Duration::from_millis(100));

@@ -89,7 +89,15 @@ impl fmt::Display for Busy {
     /// As a part of a sentence: "rank 0 is in `save`: 41.0 of 96.0 GB, no progress for 60 s".
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const UNITS: [(&str, f64); 3] = [("GB", 1e9), ("MB", 1e6), ("kB", 1e3)];
-        let Self { rank, phase, place, done, total, idle, .. } = self;
+        let Self {
+            rank,
+            phase,
+            place,
+            done,
+            total,
+            idle,
+            ..
+        } = self;
         match place {
             Place::Inside | Place::Waiting => write!(f, "rank {rank} is in `{phase}`: ")?,
             Place::Left => {
@@ -101,12 +109,20 @@ impl fmt::Display for Busy {
             }
         }
         let largest = (*done).max(*total) as f64;
-        let (unit, size) = UNITS.into_iter().find(|(_, size)| largest >= *size).unwrap_or(UNITS[2]);
+        let (unit, size) = UNITS
+            .into_iter()
+            .find(|(_, size)| largest >= *size)
+            .unwrap_or(UNITS[2]);
         let in_units = |bytes: u64| bytes as f64 / size;
         match (*done, *total) {
             (0, 0) => {}
             (done, 0) => write!(f, "{:.1} {unit} done, ", in_units(done))?,
-            (done, total) => write!(f, "{:.1} of {:.1} {unit}, ", in_units(done), in_units(total))?,
+            (done, total) => write!(
+                f,
+                "{:.1} of {:.1} {unit}, ",
+                in_units(done),
+                in_units(total)
+            )?,
         }
         write!(f, "no progress for {:.0} s", idle.as_secs_f64())
     }
@@ -121,7 +137,16 @@ mod tests {
         let busy = |done, total| {
             let (idle, limit) = (Duration::from_secs(60), Duration::from_secs(60));
             let place = Place::Inside;
-            Busy { rank: 0, phase: Phase::Save, place, done, total, idle, limit }.to_string()
+            Busy {
+                rank: 0,
+                phase: Phase::Save,
+                place,
+                done,
+                total,
+                idle,
+                limit,
+            }
+            .to_string()
         };
         let cases = [
             (41_000_000_000, 96_000_000_000, "41.0 of 96.0 GB, "),
@@ -141,7 +166,15 @@ mod tests {
         let of = |place| {
             let (done, total, idle) = (0, 0, Duration::ZERO);
             let phase = Phase::Start;
-            let busy = Busy { rank: 2, phase, place, done, total, idle, limit: minute };
+            let busy = Busy {
+                rank: 2,
+                phase,
+                place,
+                done,
+                total,
+                idle,
+                limit: minute,
+            };
             let busy = busy.after(minute);
             assert!(busy.left().is_zero());
             (busy.to_string(), busy.limit_key())
@@ -149,7 +182,10 @@ mod tests {
         let (text, key) = of(Place::Inside);
         assert_eq!(
             (text.as_str(), key),
-            ("rank 2 is in `start`: no progress for 60 s", "train.start_timeout_seconds")
+            (
+                "rank 2 is in `start`: no progress for 60 s",
+                "train.start_timeout_seconds"
+            )
         );
         assert_eq!(of(Place::Waiting).1, "train.timeout_seconds");
         let (text, key) = of(Place::Left);

@@ -19,7 +19,9 @@ const SUSPENDED: Duration = Duration::from_millis(500);
 
 /// The time now, without the time that this process was suspended for.
 pub(crate) fn now() -> Instant {
-    let Some(clock) = clock() else { return Instant::now() };
+    let Some(clock) = clock() else {
+        return Instant::now();
+    };
     let mut clock = lock(clock);
     clock.read(Instant::now())
 }
@@ -33,7 +35,10 @@ struct Clock {
 
 impl Clock {
     fn starting(at: Instant) -> Self {
-        Self { last: at, left_out: Duration::ZERO }
+        Self {
+            last: at,
+            left_out: Duration::ZERO,
+        }
     }
 
     fn read(&mut self, system: Instant) -> Instant {
@@ -59,7 +64,10 @@ fn clock() -> Option<&'static Mutex<Clock>> {
                 lock(clock).read(Instant::now());
             }
         };
-        thread::Builder::new().name("clock".into()).spawn(read).is_ok()
+        thread::Builder::new()
+            .name("clock".into())
+            .spawn(read)
+            .is_ok()
     });
     started.then_some(clock)
 }
@@ -92,6 +100,9 @@ mod tests {
         let (begin, system) = (now(), Instant::now());
         thread::sleep(4 * TICK);
         let (passed, expected) = (now() - begin, system.elapsed());
-        assert!(passed + SUSPENDED > expected && passed < expected + SUSPENDED, "{passed:?}");
+        assert!(
+            passed + SUSPENDED > expected && passed < expected + SUSPENDED,
+            "{passed:?}"
+        );
     }
 }

@@ -57,7 +57,11 @@ impl Group {
             let parts = self.exchange(link, &call, deadline, |to| mine.slice(stretch(to)))?;
             let sum = Payload::new(reduce(&parts, dtype, op).ok_or_else(refused)?);
             let all = self.exchange(link, &call, deadline, |_| sum.clone())?;
-            Ok(TensorData::from_bytes(concatenate(&all, dtype), shape, dtype))
+            Ok(TensorData::from_bytes(
+                concatenate(&all, dtype),
+                shape,
+                dtype,
+            ))
         })
     }
 
@@ -82,7 +86,11 @@ impl Group {
                 return Err(self.bad_argument(&call, "a scalar has no dimension to gather along"));
             };
             *first *= self.size();
-            Ok(TensorData::from_bytes(concatenate(&all, dtype), shape, dtype))
+            Ok(TensorData::from_bytes(
+                concatenate(&all, dtype),
+                shape,
+                dtype,
+            ))
         })
     }
 
@@ -121,8 +129,9 @@ impl Group {
             }
             let share = bytes.len() / self.size();
             let mine = Payload::new(bytes);
-            let parts = self
-                .exchange(link, &call, deadline, |to| mine.slice(to * share..(to + 1) * share))?;
+            let parts = self.exchange(link, &call, deadline, |to| {
+                mine.slice(to * share..(to + 1) * share)
+            })?;
             let sum = reduce(&parts, dtype, op).ok_or_else(|| {
                 self.bad_argument(&call, format!("{dtype:?} cannot be reduced so"))
             })?;
@@ -199,7 +208,11 @@ impl Group {
                 return Err(self.bad_argument(&call, why));
             }
             let is_root = self.rank() == root;
-            let mine = if is_root { Payload::new(bytes) } else { Payload::empty() };
+            let mine = if is_root {
+                Payload::new(bytes)
+            } else {
+                Payload::empty()
+            };
             let all = self.exchange(link, &call, deadline, |_| mine.clone())?;
             let value = all.into_iter().nth(root).expect("the root is a member");
             Ok(TensorData::from_bytes(value.into_bytes(), shape, dtype))
@@ -218,7 +231,8 @@ impl Group {
         }
         let call = self.next_call(OpKind::Barrier, &no_data());
         self.run(&call, |link, deadline| {
-            self.exchange(link, &call, deadline, |_| Payload::empty()).map(drop)
+            self.exchange(link, &call, deadline, |_| Payload::empty())
+                .map(drop)
         })
     }
 
@@ -268,17 +282,29 @@ impl Group {
     }
 
     fn pair_call(&self, member: usize, direction: usize, data: &TensorData) -> Call {
-        let seq = if member < self.size() { self.next_pair(member, direction) } else { 0 };
+        let seq = if member < self.size() {
+            self.next_pair(member, direction)
+        } else {
+            0
+        };
         let (dtype, shape) = (data.dtype(), data.shape().to_vec());
-        Call { op: OpKind::Send, seq, dtype, shape }
+        Call {
+            op: OpKind::Send,
+            seq,
+            dtype,
+            shape,
+        }
     }
 
     fn check_peer(&self, call: &Call, member: usize) -> Result<(), CollectiveError> {
         if member < self.size() && member != self.rank() {
             return Ok(());
         }
-        let why =
-            format!("member {member} is no peer of member {} of {}", self.rank(), self.size());
+        let why = format!(
+            "member {member} is no peer of member {} of {}",
+            self.rank(),
+            self.size()
+        );
         Err(self.bad_argument(call, why))
     }
 }

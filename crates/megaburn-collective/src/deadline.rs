@@ -15,19 +15,31 @@ impl Deadline {
     /// From now on.
     pub(crate) fn after(time: Duration) -> Self {
         let (since, at) = span(time);
-        Self { since, half: since + (at - since) / 2, at }
+        Self {
+            since,
+            half: since + (at - since) / 2,
+            at,
+        }
     }
 
     /// So much longer, for a wait whose time was over: it is in its second half.
     pub(crate) fn extended(time: Duration) -> Self {
         let (since, at) = span(time);
-        Self { since, half: since, at }
+        Self {
+            since,
+            half: since,
+            at,
+        }
     }
 
     /// The same; or, if it is over because a rank that works was waited for longer, one of `time` from
     /// now on for what is left of the call.
     pub(crate) fn or_after(self, time: Duration) -> Self {
-        if self.is_over() { Self::after(time) } else { self }
+        if self.is_over() {
+            Self::after(time)
+        } else {
+            self
+        }
     }
 
     /// When it is over.
@@ -50,7 +62,9 @@ impl Deadline {
 
     /// How long it has been waited.
     pub(crate) fn waited(&self) -> Duration {
-        clock::now().saturating_duration_since(self.since).min(self.at - self.since)
+        clock::now()
+            .saturating_duration_since(self.since)
+            .min(self.at - self.since)
     }
 }
 

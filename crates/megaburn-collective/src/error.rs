@@ -6,16 +6,31 @@ use crate::message::Call;
 /// named.
 #[derive(Clone, Debug, PartialEq, Error)]
 #[non_exhaustive]
-#[allow(missing_docs, reason = "the message of each variant says what its fields are")]
+#[allow(
+    missing_docs,
+    reason = "the message of each variant says what its fields are"
+)]
 pub enum CollectiveError {
     #[error(
         "rank {rank}, group {group}: ranks disagree: this rank called {mine}, rank {peer} called {theirs}"
     )]
-    Mismatch { rank: usize, group: String, mine: Box<Call>, peer: usize, theirs: Box<Call> },
+    Mismatch {
+        rank: usize,
+        group: String,
+        mine: Box<Call>,
+        peer: usize,
+        theirs: Box<Call>,
+    },
     #[error(
         "rank {rank}, group {group}: {call} timed out after {seconds:.1} s waiting for rank {peer}; it is stopped, stuck or slower than `timeout`"
     )]
-    Timeout { rank: usize, group: String, call: Box<Call>, peer: usize, seconds: f64 },
+    Timeout {
+        rank: usize,
+        group: String,
+        call: Box<Call>,
+        peer: usize,
+        seconds: f64,
+    },
     #[error(
         "rank {rank}, group {group}: {call} was given up: {what}, which is the limit (`{limit_key}`)"
     )]
@@ -28,21 +43,53 @@ pub enum CollectiveError {
         what: String,
     },
     #[error("rank {rank}, group {group}: {call} lost rank {peer}: {why}")]
-    PeerLost { rank: usize, group: String, call: Box<Call>, peer: usize, why: String },
+    PeerLost {
+        rank: usize,
+        group: String,
+        call: Box<Call>,
+        peer: usize,
+        why: String,
+    },
     #[error(
         "rank {rank}, group {group}: {call} was ended by rank {by}, which failed first: {reason}"
     )]
-    Aborted { rank: usize, group: String, call: Box<Call>, by: usize, reason: String },
+    Aborted {
+        rank: usize,
+        group: String,
+        call: Box<Call>,
+        by: usize,
+        reason: String,
+    },
     #[error("rank {rank}, group {group}: {call} failed on the GPU: {why}")]
-    Device { rank: usize, group: String, call: Box<Call>, why: String },
+    Device {
+        rank: usize,
+        group: String,
+        call: Box<Call>,
+        why: String,
+    },
     #[error("rank {rank}, group {group}: {call}: {why}")]
-    BadArgument { rank: usize, group: String, call: Box<Call>, why: String },
+    BadArgument {
+        rank: usize,
+        group: String,
+        call: Box<Call>,
+        why: String,
+    },
     #[error("rank {rank}, group {group}: unusable since an earlier failure: {first}")]
-    Unusable { rank: usize, group: String, first: Box<CollectiveError> },
+    Unusable {
+        rank: usize,
+        group: String,
+        first: Box<CollectiveError>,
+    },
     #[error(
         "group {group} of ranks {members:?} cannot be made by rank {rank} of {world_size}: {why}"
     )]
-    BadGroup { rank: usize, group: String, members: Vec<usize>, world_size: usize, why: String },
+    BadGroup {
+        rank: usize,
+        group: String,
+        members: Vec<usize>,
+        world_size: usize,
+        why: String,
+    },
     #[error("environment variable {variable} {why}")]
     BadEnvironment { variable: String, why: String },
     #[error(

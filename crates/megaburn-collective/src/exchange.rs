@@ -65,7 +65,14 @@ pub(crate) fn fail(
 /// The error of a rank that waits for one that works without progress.
 pub(crate) fn stalled(rank: usize, group: String, call: Box<Call>, busy: &Busy) -> CollectiveError {
     let (peer, limit_key, what) = (busy.rank, busy.limit_key(), busy.to_string());
-    CollectiveError::Stalled { rank, group, call, peer, limit_key, what }
+    CollectiveError::Stalled {
+        rank,
+        group,
+        call,
+        peer,
+        limit_key,
+        what,
+    }
 }
 
 impl Group {
@@ -87,7 +94,8 @@ impl Group {
         let id = link.recorder.start(self.name(), call);
         let _wait = self.0.activity.wait();
         let result = body(link, Deadline::after(self.0.options.timeout));
-        link.recorder.finish(id, result.as_ref().err().map(ToString::to_string));
+        link.recorder
+            .finish(id, result.as_ref().err().map(ToString::to_string));
         if let Err(error) = &result {
             self.record_failure(link, error);
         }
@@ -122,7 +130,8 @@ impl Group {
                 if from == self.rank() {
                     return Ok(outgoing(from));
                 }
-                self.receive_from(link, call, from, deadline).map(|message| message.payload)
+                self.receive_from(link, call, from, deadline)
+                    .map(|message| message.payload)
             })
             .collect()
     }
@@ -135,7 +144,10 @@ impl Group {
         payload: Payload,
         deadline: Deadline,
     ) -> Result<(), CollectiveError> {
-        let message = Message { call: call.clone(), payload };
+        let message = Message {
+            call: call.clone(),
+            payload,
+        };
         let deadline = deadline.or_after(self.0.options.timeout);
         link.transport
             .send(self.0.members[to], self.0.channel, message, deadline)
@@ -179,15 +191,29 @@ impl Group {
         match error {
             TransportError::Timeout => {
                 let seconds = waited.as_secs_f64();
-                CollectiveError::Timeout { rank, group, call, peer, seconds }
+                CollectiveError::Timeout {
+                    rank,
+                    group,
+                    call,
+                    peer,
+                    seconds,
+                }
             }
             TransportError::Stalled(busy) => stalled(rank, group, call, &busy),
-            TransportError::Lost { peer, why } => {
-                CollectiveError::PeerLost { rank, group, call, peer, why }
-            }
-            TransportError::Aborted { by, reason } => {
-                CollectiveError::Aborted { rank, group, call, by, reason }
-            }
+            TransportError::Lost { peer, why } => CollectiveError::PeerLost {
+                rank,
+                group,
+                call,
+                peer,
+                why,
+            },
+            TransportError::Aborted { by, reason } => CollectiveError::Aborted {
+                rank,
+                group,
+                call,
+                by,
+                reason,
+            },
         }
     }
 

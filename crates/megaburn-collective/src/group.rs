@@ -45,7 +45,11 @@ impl Default for GroupOptions {
     /// Seed 0 and ten minutes, as in Megatron-LM.
     fn default() -> Self {
         let (timeout, phases) = (Duration::from_secs(600), PhaseLimits::default());
-        Self { seed: 0, timeout, phases }
+        Self {
+            seed: 0,
+            timeout,
+            phases,
+        }
     }
 }
 
@@ -79,20 +83,44 @@ pub(crate) struct Inner {
 impl Group {
     /// The group of one.
     pub fn single(seed: u64) -> Self {
-        let options = GroupOptions { seed, ..Default::default() };
-        Self::assemble("single", vec![0], 0, options, Activity::new(0, options), None)
+        let options = GroupOptions {
+            seed,
+            ..Default::default()
+        };
+        Self::assemble(
+            "single",
+            vec![0],
+            0,
+            options,
+            Activity::new(0, options),
+            None,
+        )
     }
 
     /// The group of a world of one, which never communicates.
     pub(crate) fn alone(options: GroupOptions) -> Self {
-        Self::assemble("world", vec![0], 0, options, Activity::new(0, options), None)
+        Self::assemble(
+            "world",
+            vec![0],
+            0,
+            options,
+            Activity::new(0, options),
+            None,
+        )
     }
 
     /// The group of all ranks of a transport.
     pub(crate) fn world(link: Arc<Link>, options: GroupOptions) -> Self {
         let (rank, size) = (link.transport.rank(), link.transport.world_size());
         let activity = link.transport.activity().clone();
-        Self::assemble("world", (0..size).collect(), rank, options, activity, Some(link))
+        Self::assemble(
+            "world",
+            (0..size).collect(),
+            rank,
+            options,
+            activity,
+            Some(link),
+        )
     }
 
     fn assemble(
@@ -124,9 +152,23 @@ impl Group {
     /// The same members under another name: a channel of its own.
     #[cfg(feature = "cuda")]
     pub(crate) fn control(&self, name: &str) -> Self {
-        let Inner { members, rank, options, activity, link, .. } = &*self.0;
+        let Inner {
+            members,
+            rank,
+            options,
+            activity,
+            link,
+            ..
+        } = &*self.0;
         let activity = activity.clone();
-        Self::assemble(name, members.clone(), *rank, *options, activity, link.clone())
+        Self::assemble(
+            name,
+            members.clone(),
+            *rank,
+            *options,
+            activity,
+            link.clone(),
+        )
     }
 
     /// The group of some members of this one, given by global rank. Nothing is sent: members make
@@ -140,20 +182,42 @@ impl Group {
             rank: me,
             group: name.to_string(),
             members: members.to_vec(),
-            world_size: self.0.link.as_ref().map_or(1, |link| link.transport.world_size()),
+            world_size: self
+                .0
+                .link
+                .as_ref()
+                .map_or(1, |link| link.transport.world_size()),
             why: why.to_string(),
         };
         if !members.is_sorted_by(|a, b| a < b) {
             return Err(bad("members must ascend"));
         }
-        if let Some(outside) = members.iter().find(|member| !self.0.members.contains(member)) {
-            return Err(bad(&format!("rank {outside} is no member of group {}", self.0.name)));
+        if let Some(outside) = members
+            .iter()
+            .find(|member| !self.0.members.contains(member))
+        {
+            return Err(bad(&format!(
+                "rank {outside} is no member of group {}",
+                self.0.name
+            )));
         }
         let rank = members.iter().position(|&member| member == me);
         let rank = rank.ok_or_else(|| bad("it does not hold this rank"))?;
-        let Inner { options, activity, link, .. } = &*self.0;
+        let Inner {
+            options,
+            activity,
+            link,
+            ..
+        } = &*self.0;
         let (activity, link) = (activity.clone(), link.clone());
-        Ok(Self::assemble(name, members.to_vec(), rank, *options, activity, link))
+        Ok(Self::assemble(
+            name,
+            members.to_vec(),
+            rank,
+            *options,
+            activity,
+            link,
+        ))
     }
 
     /// One of `known`, if it has these members, or else their [`subgroup`](Self::subgroup): one
@@ -210,13 +274,21 @@ impl Group {
 
     /// The last collectives of this rank over all its groups, oldest first.
     pub fn flight_records(&self) -> Vec<FlightRecord> {
-        self.0.link.as_ref().map(|link| link.recorder.records()).unwrap_or_default()
+        self.0
+            .link
+            .as_ref()
+            .map(|link| link.recorder.records())
+            .unwrap_or_default()
     }
 
     /// The flight recorder as a text, a line a collective.
     pub fn flight_dump(&self) -> String {
         let rank = self.global_rank();
-        self.0.link.as_ref().map(|link| link.recorder.dump(rank)).unwrap_or_default()
+        self.0
+            .link
+            .as_ref()
+            .map(|link| link.recorder.dump(rank))
+            .unwrap_or_default()
     }
 
     /// Ends every rank's current and later collectives with an error that carries `reason`: for a
@@ -235,7 +307,12 @@ impl Group {
     }
 
     pub(crate) fn next_call(&self, op: OpKind, data: &TensorData) -> Call {
-        Call { op, seq: self.next_seq(), dtype: data.dtype(), shape: data.shape().to_vec() }
+        Call {
+            op,
+            seq: self.next_seq(),
+            dtype: data.dtype(),
+            shape: data.shape().to_vec(),
+        }
     }
 
     pub(crate) fn next_seq(&self) -> u64 {
@@ -253,7 +330,13 @@ impl Group {
 
 impl fmt::Debug for Group {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Group({} rank {} of {:?})", self.name(), self.rank(), self.members())
+        write!(
+            f,
+            "Group({} rank {} of {:?})",
+            self.name(),
+            self.rank(),
+            self.members()
+        )
     }
 }
 

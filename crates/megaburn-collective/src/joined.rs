@@ -22,7 +22,8 @@ fn elements<'a, T: Pod + Send + Sync>(parts: impl Iterator<Item = &'a [u8]> + Cl
             Ok(part) => all.extend_from_slice(part),
             Err(_) => {
                 all.extend(
-                    part.chunks_exact(size_of::<T>()).map(bytemuck::pod_read_unaligned::<T>),
+                    part.chunks_exact(size_of::<T>())
+                        .map(bytemuck::pod_read_unaligned::<T>),
                 );
             }
         }
@@ -41,7 +42,11 @@ mod tests {
         let bytes: Vec<u8> = (0..96).collect();
         for dtype in [DType::U8, DType::BF16, DType::F32, DType::F64] {
             for offset in 0..8 {
-                let parts = [&bytes[offset..offset + 16], &bytes[40 + offset..48 + offset], &[]];
+                let parts = [
+                    &bytes[offset..offset + 16],
+                    &bytes[40 + offset..48 + offset],
+                    &[],
+                ];
                 let all = joined(parts.into_iter(), dtype);
                 assert_eq!(all[..], parts.concat());
                 let data = TensorData::from_bytes(all, [24 / dtype.size()], dtype);

@@ -60,21 +60,31 @@ impl<M> Default for Mailbox<M> {
             busy: HashMap::new(),
             failure: None,
         };
-        Self { state: Mutex::new(state), changed: Condvar::new() }
+        Self {
+            state: Mutex::new(state),
+            changed: Condvar::new(),
+        }
     }
 }
 
 impl<M> Mailbox<M> {
     /// Puts a message of rank `from` into its queue.
     pub(crate) fn deliver(&self, from: usize, channel: Channel, message: M) {
-        self.lock().queues.entry((channel, from)).or_default().push_back(message);
+        self.lock()
+            .queues
+            .entry((channel, from))
+            .or_default()
+            .push_back(message);
         self.changed.notify_all();
     }
 
     /// Rank `from` finished and left in order: only who still waits for it fails. The first reason
     /// stands.
     pub(crate) fn leave(&self, from: usize, why: &str) {
-        self.lock().left.entry(from).or_insert_with(|| why.to_string());
+        self.lock()
+            .left
+            .entry(from)
+            .or_insert_with(|| why.to_string());
         self.changed.notify_all();
     }
 
@@ -83,7 +93,10 @@ impl<M> Mailbox<M> {
     pub(crate) fn die(&self, peer: usize, why: &str) {
         let mut state = self.lock();
         if !state.left.contains_key(&peer) {
-            let lost = || TransportError::Lost { peer, why: why.to_string() };
+            let lost = || TransportError::Lost {
+                peer,
+                why: why.to_string(),
+            };
             state.failure.get_or_insert_with(lost);
             self.changed.notify_all();
         }
@@ -91,7 +104,10 @@ impl<M> Mailbox<M> {
 
     /// Rank `by` failed: every wait fails. The first failure stands.
     pub(crate) fn abort(&self, by: usize, reason: &str) {
-        let aborted = || TransportError::Aborted { by, reason: reason.to_string() };
+        let aborted = || TransportError::Aborted {
+            by,
+            reason: reason.to_string(),
+        };
         self.lock().failure.get_or_insert_with(aborted);
         self.changed.notify_all();
     }
@@ -143,7 +159,8 @@ impl<M> Mailbox<M> {
             let asked = !state.asked_by.is_empty();
             arrived(state).or_else(|| asked.then_some(Err(TransportError::Timeout)))
         };
-        self.wait(deadline.at(), arrived).unwrap_or(Err(TransportError::Timeout))
+        self.wait(deadline.at(), arrived)
+            .unwrap_or(Err(TransportError::Timeout))
     }
 
     /// What this rank hears until `deadline` from those that ask it and from `peer`, whom it asked;
@@ -161,7 +178,8 @@ impl<M> Mailbox<M> {
             let ended = heard.message.is_some() || heard.failure.is_some();
             (answered || ended || !heard.asked_by.is_empty()).then_some(heard)
         };
-        self.wait(deadline, news).unwrap_or_else(|| self.lock().heard(peer, channel))
+        self.wait(deadline, news)
+            .unwrap_or_else(|| self.lock().heard(peer, channel))
     }
 
     /// Whether another rank's time is over that waits for this one.
@@ -206,7 +224,9 @@ impl<M> Mailbox<M> {
 
 impl<M> State<M> {
     fn next(&mut self, from: usize, channel: Channel) -> Option<M> {
-        self.queues.get_mut(&(channel, from)).and_then(VecDeque::pop_front)
+        self.queues
+            .get_mut(&(channel, from))
+            .and_then(VecDeque::pop_front)
     }
 
     fn heard(&mut self, peer: usize, channel: Channel) -> Heard<M> {

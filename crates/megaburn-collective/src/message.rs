@@ -70,7 +70,12 @@ impl Call {
 
 impl fmt::Display for Call {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { op, seq, dtype, shape } = self;
+        let Self {
+            op,
+            seq,
+            dtype,
+            shape,
+        } = self;
         write!(f, "{op} #{seq} of {dtype:?} {shape:?}")
     }
 }
@@ -85,7 +90,10 @@ pub(crate) struct Payload {
 impl Payload {
     pub(crate) fn new(bytes: Bytes) -> Self {
         let range = 0..bytes.len();
-        Self { owner: Arc::new(bytes), range }
+        Self {
+            owner: Arc::new(bytes),
+            range,
+        }
     }
 
     pub(crate) fn empty() -> Self {
@@ -95,8 +103,14 @@ impl Payload {
     /// The stretch `range` of this payload, sharing its memory.
     pub(crate) fn slice(&self, range: Range<usize>) -> Self {
         let range = self.range.start + range.start..self.range.start + range.end;
-        assert!(range.end <= self.range.end, "slice past the end of a payload");
-        Self { owner: self.owner.clone(), range }
+        assert!(
+            range.end <= self.range.end,
+            "slice past the end of a payload"
+        );
+        Self {
+            owner: self.owner.clone(),
+            range,
+        }
     }
 
     /// The bytes.

@@ -39,7 +39,11 @@ pub fn broadcast<T: Serialize + DeserializeOwned>(
     let len = group.broadcast(TensorData::from([mine.len() as i64]), 0)?;
     let len = len.as_slice::<i64>().expect("it was sent as i64")[0] as usize;
     // The others' bytes do not matter, but their number must be the root's.
-    let mine = if group.rank() == 0 { mine } else { vec![0; len] };
+    let mine = if group.rank() == 0 {
+        mine
+    } else {
+        vec![0; len]
+    };
     Ok(decode(group.broadcast(bytes(mine), 0)?.as_bytes()))
 }
 
@@ -73,7 +77,14 @@ mod tests {
             let expected: Vec<String> = (0..ranks).map(|rank| "ä".repeat(7 * rank)).collect();
             for (rank, found) in found.into_iter().enumerate() {
                 let (all, told) = found.unwrap();
-                assert_eq!(all, if rank == 0 { expected.clone() } else { Vec::new() });
+                assert_eq!(
+                    all,
+                    if rank == 0 {
+                        expected.clone()
+                    } else {
+                        Vec::new()
+                    }
+                );
                 assert_eq!(told, (40, expected.clone()));
             }
         }

@@ -17,7 +17,9 @@ impl Group {
     pub fn phase(&self, phase: Phase) -> PhaseGuard {
         let activity = self.0.activity.clone();
         let id = activity.enter(phase);
-        PhaseGuard { progress: Progress(Some((activity, id))) }
+        PhaseGuard {
+            progress: Progress(Some((activity, id))),
+        }
     }
 
     /// A handle on the signs of life of this rank.
@@ -121,6 +123,10 @@ impl Default for PhaseLimits {
     /// Ten minutes each.
     fn default() -> Self {
         let ten_minutes = Duration::from_secs(600);
-        Self { start: ten_minutes, save: ten_minutes, load: ten_minutes }
+        Self {
+            start: ten_minutes,
+            save: ten_minutes,
+            load: ten_minutes,
+        }
     }
 }

@@ -54,7 +54,9 @@ impl ProcessGroups {
     pub fn new(world: &Group, layout: Layout) -> Result<Self, CollectiveError> {
         layout
             .check_world(world.size())
-            .map_err(|error| CollectiveError::Rendezvous { why: error.to_string() })?;
+            .map_err(|error| CollectiveError::Rendezvous {
+                why: error.to_string(),
+            })?;
         let mesh = Mesh::new(layout);
         let group = |name: &str, axes: &[Axis], known: &[&Group]| {
             world.subgroup_among(name, &mesh.group_of(axes, world.rank()), known)
@@ -143,17 +145,26 @@ mod tests {
             ];
             let sums: [(&Group, &[Axis]); 2] = [(&g.dp_cp, &[Dp, Cp]), (&g.edp, &[Edp])];
             for (group, axes) in layers.into_iter().chain(sums) {
-                assert_eq!(group.members(), g.mesh.group_of(axes, world.rank()), "{axes:?}");
+                assert_eq!(
+                    group.members(),
+                    g.mesh.group_of(axes, world.rank()),
+                    "{axes:?}"
+                );
             }
             let is_one = |a: &Group, b: &Group| Arc::ptr_eq(&a.0, &b.0);
             for of_one_use in [&layers[..], &sums] {
-                for (a, b) in of_one_use.iter().flat_map(|a| of_one_use.iter().map(|b| (a.0, b.0)))
+                for (a, b) in of_one_use
+                    .iter()
+                    .flat_map(|a| of_one_use.iter().map(|b| (a.0, b.0)))
                 {
                     assert_eq!(is_one(a, b), a.members() == b.members(), "{a:?} {b:?}");
                 }
             }
             // Layers do not wait for sums of gradients.
-            for (layer, sum) in layers.iter().flat_map(|layer| sums.map(|sum| (layer.0, sum.0))) {
+            for (layer, sum) in layers
+                .iter()
+                .flat_map(|layer| sums.map(|sum| (layer.0, sum.0)))
+            {
                 assert!(!is_one(layer, sum), "{layer:?} {sum:?}");
             }
             Ok::<_, CollectiveError>(())

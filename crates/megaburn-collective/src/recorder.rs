@@ -89,13 +89,20 @@ impl FlightRecorder {
     /// The call of a record, unless it was pushed out.
     #[cfg(any(feature = "cuda", test))]
     pub(crate) fn call(&self, id: u64) -> Option<Call> {
-        self.lock().1.iter().find(|record| record.id == id).map(|record| record.call.clone())
+        self.lock()
+            .1
+            .iter()
+            .find(|record| record.id == id)
+            .map(|record| record.call.clone())
     }
 
     /// The records as a text, a line each; of many only the first and the last.
     pub(crate) fn dump(&self, rank: usize) -> String {
-        let lines: Vec<_> =
-            self.records().into_iter().map(|record| format!("  {record}\n")).collect();
+        let lines: Vec<_> = self
+            .records()
+            .into_iter()
+            .map(|record| format!("  {record}\n"))
+            .collect();
         let left_out = lines.len().saturating_sub(Self::KEPT);
         let (first, rest) = lines.split_at(lines.len().min(Self::KEPT / 2));
         let (first, last) = (first.concat(), rest[left_out..].concat());
@@ -127,7 +134,12 @@ mod tests {
     fn a_call_that_waits_is_kept_while_others_come_and_go() {
         let recorder = FlightRecorder::default();
         let start = |seq| {
-            let call = Call { op: OpKind::AllGather, seq, dtype: DType::F32, shape: vec![3] };
+            let call = Call {
+                op: OpKind::AllGather,
+                seq,
+                dtype: DType::F32,
+                shape: vec![3],
+            };
             recorder.start("tp", &call)
         };
         start(0);
@@ -136,7 +148,10 @@ mod tests {
         assert_eq!(recorder.records().len(), 300);
         let dump = recorder.dump(2);
         assert!(dump.contains("rank 2") && dump.contains("#0 of") && dump.contains("#299 of"));
-        assert!(dump.contains(".. 236 more ..") && dump.lines().count() == 66, "{dump}");
+        assert!(
+            dump.contains(".. 236 more ..") && dump.lines().count() == 66,
+            "{dump}"
+        );
         recorder.finish(0, None);
         start(300);
         assert_eq!(recorder.records().len(), 64);

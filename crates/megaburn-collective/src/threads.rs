@@ -22,25 +22,35 @@ impl ThreadTransport {
     /// One end for each of `world_size` ranks.
     pub(crate) fn world(world_size: usize, options: GroupOptions) -> Vec<Self> {
         let mailboxes: Arc<[_]> = (0..world_size).map(|_| Mailbox::default()).collect();
-        let activities: Arc<[_]> =
-            (0..world_size).map(|rank| Activity::new(rank, options)).collect();
-        let end =
-            |rank| Self { rank, mailboxes: mailboxes.clone(), activities: activities.clone() };
+        let activities: Arc<[_]> = (0..world_size)
+            .map(|rank| Activity::new(rank, options))
+            .collect();
+        let end = |rank| Self {
+            rank,
+            mailboxes: mailboxes.clone(),
+            activities: activities.clone(),
+        };
         (0..world_size).map(end).collect()
     }
 
     /// Tells the others that this rank finished. Without it they would wait for the timeout.
     pub(crate) fn leave(&self, why: &str) {
-        self.others().for_each(|mailbox| mailbox.leave(self.rank, why));
+        self.others()
+            .for_each(|mailbox| mailbox.leave(self.rank, why));
     }
 
     /// Tells the others that this rank failed or panicked.
     pub(crate) fn die(&self, why: &str) {
-        self.others().for_each(|mailbox| mailbox.die(self.rank, why));
+        self.others()
+            .for_each(|mailbox| mailbox.die(self.rank, why));
     }
 
     fn others(&self) -> impl Iterator<Item = &Mailbox<Message>> {
-        let others = self.mailboxes.iter().enumerate().filter(|(rank, _)| *rank != self.rank);
+        let others = self
+            .mailboxes
+            .iter()
+            .enumerate()
+            .filter(|(rank, _)| *rank != self.rank);
         others.map(|(_, mailbox)| mailbox)
     }
 }
@@ -91,7 +101,9 @@ impl Transport for ThreadTransport {
 
     fn abort(&self, by: usize, reason: &str) {
         // This rank's own mailbox too: its other threads may wait in other groups.
-        self.mailboxes.iter().for_each(|mailbox| mailbox.abort(by, reason));
+        self.mailboxes
+            .iter()
+            .for_each(|mailbox| mailbox.abort(by, reason));
     }
 }
 
@@ -110,8 +122,16 @@ mod tests {
     const TIME: Duration = Duration::from_secs(2);
 
     fn message() -> Message {
-        let call = Call { op: OpKind::Send, seq: 0, dtype: DType::U8, shape: vec![1] };
-        Message { call, payload: Payload::new(Bytes::from_bytes_vec(vec![7])) }
+        let call = Call {
+            op: OpKind::Send,
+            seq: 0,
+            dtype: DType::U8,
+            shape: vec![1],
+        };
+        Message {
+            call,
+            payload: Payload::new(Bytes::from_bytes_vec(vec![7])),
+        }
     }
 
     /// What rank 1 hears from rank 2 and how long that took, while rank 0 asks it at once and rank 2
@@ -124,7 +144,9 @@ mod tests {
             scope.spawn(|| {
                 let Some(after) = after else { return };
                 std::thread::sleep(after);
-                ranks[2].send(1, 0, message(), Deadline::after(TIME)).unwrap();
+                ranks[2]
+                    .send(1, 0, message(), Deadline::after(TIME))
+                    .unwrap();
             });
             let taken = ranks[1].mailbox().take(2, 0, Deadline::after(TIME));
             (taken.map(drop), begin.elapsed())

@@ -155,7 +155,11 @@ pub(crate) trait Transport: fmt::Debug + Send + Sync {
                 until += GRACE;
             }
             if clock::now() >= until {
-                return Ok(if answered { Answer::WaitsToo } else { Answer::Nothing });
+                return Ok(if answered {
+                    Answer::WaitsToo
+                } else {
+                    Answer::Nothing
+                });
             }
         }
     }
@@ -163,7 +167,9 @@ pub(crate) trait Transport: fmt::Debug + Send + Sync {
     /// A message of `channel` from rank `from`, if one has arrived.
     #[cfg(any(feature = "cuda", test))]
     fn arrived(&self, from: usize, channel: Channel) -> Option<Message> {
-        self.mailbox().take(from, channel, Deadline::after(Duration::ZERO)).ok()
+        self.mailbox()
+            .take(from, channel, Deadline::after(Duration::ZERO))
+            .ok()
     }
 
     /// Why `peer` can no longer be talked to, if it cannot; of this rank itself, the first failure of

@@ -33,8 +33,15 @@ impl Suite {
 
     fn check(&self, what: &str, result: &TensorData, shape: &[usize], expected: &[u8]) {
         let Self { group, seed, case } = self;
-        assert_eq!(result.shape().to_vec(), shape, "{what}: {group:?}, seed {seed}, case {case}");
-        assert!(result.as_bytes() == expected, "{what}: {group:?}, seed {seed}, case {case}");
+        assert_eq!(
+            result.shape().to_vec(),
+            shape,
+            "{what}: {group:?}, seed {seed}, case {case}"
+        );
+        assert!(
+            result.as_bytes() == expected,
+            "{what}: {group:?}, seed {seed}, case {case}"
+        );
     }
 
     fn reductions(&mut self, dtype: DType, size: usize) -> Result<(), CollectiveError> {
@@ -46,7 +53,12 @@ impl Suite {
             let nans = op == ReduceOp::Max;
             let inputs = self.inputs(&[size, 1], dtype, nans);
             let result = group.all_reduce(inputs[group.rank()].clone(), op)?;
-            self.check("all_reduce", &result, &[size, 1], reduced(&inputs, op).as_bytes());
+            self.check(
+                "all_reduce",
+                &result,
+                &[size, 1],
+                reduced(&inputs, op).as_bytes(),
+            );
             let inputs = self.inputs(&[n * size, 1], dtype, nans);
             let result = group.reduce_scatter(inputs[group.rank()].clone(), op)?;
             let whole = reduced(&inputs, op);
@@ -125,7 +137,14 @@ fn every_collective_gives_the_plain_result(
     #[values(1, 2, 3, 4)] size: usize,
 ) {
     let seed = fresh_seed();
-    all_pass(over, size, move |group| Suite { group, seed, case: 0 }.run());
+    all_pass(over, size, move |group| {
+        Suite {
+            group,
+            seed,
+            case: 0,
+        }
+        .run()
+    });
 }
 
 #[rstest]
@@ -143,7 +162,12 @@ fn subgroups_work_beside_each_other(#[values(Over::Threads, Over::Tcp)] over: Ov
         for (name, members) in GROUPS {
             if members.contains(&world.rank()) {
                 let group = world.subgroup(name, members)?;
-                Suite { group, seed, case: 0 }.run()?;
+                Suite {
+                    group,
+                    seed,
+                    case: 0,
+                }
+                .run()?;
             }
         }
         world.barrier()
@@ -157,7 +181,11 @@ fn several_megabytes_arrive_whole(
 ) {
     let seed = fresh_seed();
     all_pass(over, size, move |group| {
-        let mut suite = Suite { group, seed, case: 0 };
+        let mut suite = Suite {
+            group,
+            seed,
+            case: 0,
+        };
         suite.reductions(DType::F32, 1_000_003)?;
         suite.movements(DType::BF16, 3_000_001)
     });

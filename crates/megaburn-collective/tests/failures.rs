@@ -28,15 +28,26 @@ fn next(group: &Group) -> usize {
 }
 
 const OPERATIONS: [(&str, Operation); 9] = [
-    ("small all_reduce", |g| g.all_reduce(zeros(3), ReduceOp::Sum).map(drop)),
-    ("large all_reduce", |g| g.all_reduce(zeros(50_001), ReduceOp::Max).map(drop)),
+    ("small all_reduce", |g| {
+        g.all_reduce(zeros(3), ReduceOp::Sum).map(drop)
+    }),
+    ("large all_reduce", |g| {
+        g.all_reduce(zeros(50_001), ReduceOp::Max).map(drop)
+    }),
     ("all_gather", |g| g.all_gather(zeros(5)).map(drop)),
-    ("reduce_scatter", |g| g.reduce_scatter(zeros(12), ReduceOp::Mean).map(drop)),
-    ("all_to_all", |g| g.all_to_all((0..g.size()).map(zeros).collect()).map(drop)),
+    ("reduce_scatter", |g| {
+        g.reduce_scatter(zeros(12), ReduceOp::Mean).map(drop)
+    }),
+    ("all_to_all", |g| {
+        g.all_to_all((0..g.size()).map(zeros).collect()).map(drop)
+    }),
     ("broadcast", |g| g.broadcast(zeros(4), 0).map(drop)),
     ("barrier", Group::barrier),
     ("send", |g| g.send(zeros(2), next(g))),
-    ("recv", |g| g.recv((g.rank() + g.size() - 1) % g.size(), None, DType::F32).map(drop)),
+    ("recv", |g| {
+        g.recv((g.rank() + g.size() - 1) % g.size(), None, DType::F32)
+            .map(drop)
+    }),
 ];
 
 /// Calls an operation until it fails, as a training loop would.
@@ -52,9 +63,18 @@ fn until_it_fails(group: &Group, operation: Operation) -> CollectiveError {
 /// Every rank but `culprit` has an error that names it, and its groups are unusable.
 fn check_all_but(culprit: usize, ends: &Ends, what: &str) {
     for (rank, end) in ends.iter().enumerate().filter(|(rank, _)| *rank != culprit) {
-        let text = end.as_ref().unwrap_or_else(|end| panic!("{what}: {end}")).to_string();
-        assert!(text.contains(&format!("rank {culprit}")), "{what}: rank {rank}: {text}");
-        assert!(text.contains(&format!("rank {rank}, group ")), "{what}: rank {rank}: {text}");
+        let text = end
+            .as_ref()
+            .unwrap_or_else(|end| panic!("{what}: {end}"))
+            .to_string();
+        assert!(
+            text.contains(&format!("rank {culprit}")),
+            "{what}: rank {rank}: {text}"
+        );
+        assert!(
+            text.contains(&format!("rank {rank}, group ")),
+            "{what}: rank {rank}: {text}"
+        );
     }
 }
 
@@ -64,7 +84,11 @@ fn check_unusable(group: &Group, first: &CollectiveError) {
     };
     assert_eq!(&*kept, first);
     assert_eq!(group.failure().as_ref(), Some(first));
-    assert!(group.flight_dump().contains("FAILED"), "{}", group.flight_dump());
+    assert!(
+        group.flight_dump().contains("FAILED"),
+        "{}",
+        group.flight_dump()
+    );
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,7 +100,9 @@ enum Misdeed {
 }
 
 fn misbehave(misdeed: Misdeed, group: &Group) -> Result<CollectiveError, CollectiveError> {
-    let own = CollectiveError::Rendezvous { why: "its disk is full".into() };
+    let own = CollectiveError::Rendezvous {
+        why: "its disk is full".into(),
+    };
     match misdeed {
         Misdeed::Panics => panic!("an intended panic"),
         Misdeed::Fails => Err(own),
@@ -98,17 +124,24 @@ fn a_rank_that_goes_ends_the_others_in_any_operation(
         let ends = bounded(LIMIT, move || {
             world(over, 3, impatient(PATIENT), |group| {
                 // The culprit may be gone before the others have finished what it did with them.
-                let before = OPERATIONS[..7].iter().try_for_each(|(_, before)| before(&group));
+                let before = OPERATIONS[..7]
+                    .iter()
+                    .try_for_each(|(_, before)| before(&group));
                 if group.rank() == 1 {
                     return before.and_then(|()| misbehave(misdeed, &group));
                 }
-                let error = before.err().unwrap_or_else(|| until_it_fails(&group, operation));
+                let error = before
+                    .err()
+                    .unwrap_or_else(|| until_it_fails(&group, operation));
                 check_unusable(&group, &error);
                 Ok(error)
             })
         });
         check_all_but(1, &ends, &format!("{misdeed:?} before {name}"));
-        assert!(begin.elapsed().as_secs_f64() < PATIENT / 2.0, "{misdeed:?} {name}: a timeout");
+        assert!(
+            begin.elapsed().as_secs_f64() < PATIENT / 2.0,
+            "{misdeed:?} {name}: a timeout"
+        );
     }
 }
 
@@ -125,7 +158,9 @@ fn a_failure_in_one_subgroup_reaches_those_outside(
             if world.rank() == 1 {
                 return before.and_then(|()| misbehave(misdeed, &group));
             }
-            let error = before.err().unwrap_or_else(|| until_it_fails(&group, Group::barrier));
+            let error = before
+                .err()
+                .unwrap_or_else(|| until_it_fails(&group, Group::barrier));
             check_unusable(&world, &error);
             Ok(error)
         })
@@ -169,8 +204,16 @@ fn who_waits_for_each_other_is_told_so(#[values(Over::Threads, Over::Tcp)] over:
             Ok::<_, CollectiveError>(until_it_fails(&group, each_other))
         })
     });
-    let texts: Vec<_> = ends.iter().map(|end| end.as_ref().unwrap().to_string()).collect();
-    assert!(texts.iter().any(|text| text.contains("timed out after 0.5 s")), "{texts:?}");
+    let texts: Vec<_> = ends
+        .iter()
+        .map(|end| end.as_ref().unwrap().to_string())
+        .collect();
+    assert!(
+        texts
+            .iter()
+            .any(|text| text.contains("timed out after 0.5 s")),
+        "{texts:?}"
+    );
 }
 
 #[rstest]
@@ -195,8 +238,16 @@ fn a_silent_rank_is_a_timeout_in_any_operation(#[values(Over::Threads, Over::Tcp
         });
         check_all_but(1, &ends, name);
         assert!(ends.iter().all(Result::is_ok), "{name}: {ends:?}");
-        let texts: Vec<_> = ends.iter().map(|end| end.as_ref().unwrap().to_string()).collect();
-        assert!(texts.iter().any(|text| text.contains("timed out after 1.0 s")), "{texts:?}");
+        let texts: Vec<_> = ends
+            .iter()
+            .map(|end| end.as_ref().unwrap().to_string())
+            .collect();
+        assert!(
+            texts
+                .iter()
+                .any(|text| text.contains("timed out after 1.0 s")),
+            "{texts:?}"
+        );
     }
 }
 
@@ -205,35 +256,74 @@ type Disagreement = ((Operation, &'static str), (Operation, &'static str));
 
 const DISAGREEMENTS: [Disagreement; 8] = [
     (
-        (|g| g.all_reduce(zeros(3), ReduceOp::Sum).map(drop), "all_reduce(sum) #0 of F32 [3]"),
-        (|g| g.all_gather(zeros(3)).map(drop), "all_gather #0 of F32 [3]"),
+        (
+            |g| g.all_reduce(zeros(3), ReduceOp::Sum).map(drop),
+            "all_reduce(sum) #0 of F32 [3]",
+        ),
+        (
+            |g| g.all_gather(zeros(3)).map(drop),
+            "all_gather #0 of F32 [3]",
+        ),
     ),
     (
-        (|g| g.all_reduce(zeros(3), ReduceOp::Sum).map(drop), "all_reduce(sum)"),
-        (|g| g.all_reduce(zeros(3), ReduceOp::Max).map(drop), "all_reduce(max)"),
+        (
+            |g| g.all_reduce(zeros(3), ReduceOp::Sum).map(drop),
+            "all_reduce(sum)",
+        ),
+        (
+            |g| g.all_reduce(zeros(3), ReduceOp::Max).map(drop),
+            "all_reduce(max)",
+        ),
     ),
     (
         (|g| g.all_reduce(zeros(3), ReduceOp::Sum).map(drop), "[3]"),
-        (|g| g.all_reduce(zeros(40_000), ReduceOp::Sum).map(drop), "[40000]"),
+        (
+            |g| g.all_reduce(zeros(40_000), ReduceOp::Sum).map(drop),
+            "[40000]",
+        ),
     ),
     (
-        (|g| g.reduce_scatter(zeros(6), ReduceOp::Sum).map(drop), "F32 [6]"),
-        (|g| g.reduce_scatter(TensorData::from([0i64; 6]), ReduceOp::Sum).map(drop), "I64 [6]"),
+        (
+            |g| g.reduce_scatter(zeros(6), ReduceOp::Sum).map(drop),
+            "F32 [6]",
+        ),
+        (
+            |g| {
+                g.reduce_scatter(TensorData::from([0i64; 6]), ReduceOp::Sum)
+                    .map(drop)
+            },
+            "I64 [6]",
+        ),
     ),
     (
-        (|g| g.broadcast(zeros(2), 0).map(drop), "broadcast(from member 0)"),
-        (|g| g.broadcast(zeros(2), 1).map(drop), "broadcast(from member 1)"),
+        (
+            |g| g.broadcast(zeros(2), 0).map(drop),
+            "broadcast(from member 0)",
+        ),
+        (
+            |g| g.broadcast(zeros(2), 1).map(drop),
+            "broadcast(from member 1)",
+        ),
     ),
     (
-        (|g| g.barrier().and_then(|()| g.all_gather(zeros(1)).map(drop)), "barrier #0"),
+        (
+            |g| g.barrier().and_then(|()| g.all_gather(zeros(1)).map(drop)),
+            "barrier #0",
+        ),
         (|g| g.all_gather(zeros(1)).map(drop), "all_gather #0"),
     ),
     (
         (|g| twice(&anew(g)?), "barrier #1"),
-        (|g| anew(g)?.barrier().and_then(|()| anew(g)?.barrier()), "barrier #0"),
+        (
+            |g| anew(g)?.barrier().and_then(|()| anew(g)?.barrier()),
+            "barrier #0",
+        ),
     ),
     (
-        (|g| g.all_to_all(vec![zeros(1), zeros(2)]).map(drop), "all_to_all #0"),
+        (
+            |g| g.all_to_all(vec![zeros(1), zeros(2)]).map(drop),
+            "all_to_all #0",
+        ),
         (|g| g.barrier(), "barrier #0"),
     ),
 ];
@@ -263,7 +353,10 @@ fn ranks_that_disagree_are_both_told_both_calls(#[values(Over::Threads, Over::Tc
         for end in ends {
             let text = end.unwrap().to_string();
             assert!(text.contains("ranks disagree"), "{text}");
-            assert!(text.contains(mine_named) && text.contains(theirs_named), "{text}");
+            assert!(
+                text.contains(mine_named) && text.contains(theirs_named),
+                "{text}"
+            );
         }
         assert!(begin.elapsed().as_secs_f64() < PATIENT / 2.0, "a timeout");
     }
@@ -283,16 +376,31 @@ fn a_receiver_that_expects_another_tensor_says_so(
     let error = ends[1].as_ref().unwrap().clone().unwrap();
     let text = error.to_string();
     assert!(matches!(error, CollectiveError::Mismatch { .. }), "{text}");
-    assert!(text.contains("F32 [3]") && text.contains(&format!("{dtype:?} [4]")), "{text}");
+    assert!(
+        text.contains("F32 [3]") && text.contains(&format!("{dtype:?} [4]")),
+        "{text}"
+    );
 }
 
 #[rstest]
 fn what_cannot_be_done_is_refused_and_told_to_all(#[values(Over::Threads, Over::Tcp)] over: Over) {
     const IMPOSSIBLE: [(Operation, &str); 6] = [
-        (|g| g.all_reduce(TensorData::from([1i32]), ReduceOp::Mean).map(drop), "I32"),
-        (|g| g.reduce_scatter(zeros(3), ReduceOp::Sum).map(drop), "2 shares"),
+        (
+            |g| {
+                g.all_reduce(TensorData::from([1i32]), ReduceOp::Mean)
+                    .map(drop)
+            },
+            "I32",
+        ),
+        (
+            |g| g.reduce_scatter(zeros(3), ReduceOp::Sum).map(drop),
+            "2 shares",
+        ),
         (|g| g.broadcast(zeros(3), 2).map(drop), "no member 2"),
-        (|g| g.all_to_all(vec![zeros(1)]).map(drop), "1 parts for 2 members"),
+        (
+            |g| g.all_to_all(vec![zeros(1)]).map(drop),
+            "1 parts for 2 members",
+        ),
         (|g| g.send(zeros(1), g.rank()), "no peer"),
         (|g| g.recv(7, None, DType::F32).map(drop), "no peer"),
     ];

@@ -43,11 +43,17 @@ use mailbox::Mailbox;
 type Taken = Result<u32, TransportError>;
 
 fn aborted(by: usize) -> Taken {
-    Err(TransportError::Aborted { by, reason: "broke".into() })
+    Err(TransportError::Aborted {
+        by,
+        reason: "broke".into(),
+    })
 }
 
 fn lost(peer: usize) -> Taken {
-    Err(TransportError::Lost { peer, why: "gone".into() })
+    Err(TransportError::Lost {
+        peer,
+        why: "gone".into(),
+    })
 }
 
 fn take(mailbox: &Mailbox<u32>, from: usize) -> Taken {
@@ -73,7 +79,9 @@ fn explore<T: 'static>(
             })
             .collect();
         check(owner(&mailbox));
-        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        threads
+            .into_iter()
+            .for_each(|thread| thread.join().unwrap());
     });
     runs.load(Ordering::Relaxed)
 }
@@ -110,7 +118,10 @@ fn the_last_words_of_a_rank_that_left_are_heard_before_its_leaving() {
 #[test]
 fn a_rank_that_leaves_disturbs_nobody_who_waits_for_another() {
     explore(
-        &[|mailbox| mailbox.leave(1, "gone"), |mailbox| mailbox.deliver(2, 0, 20)],
+        &[
+            |mailbox| mailbox.leave(1, "gone"),
+            |mailbox| mailbox.deliver(2, 0, 20),
+        ],
         |mailbox| take(mailbox, 2),
         |taken| assert_eq!(taken, Ok(20)),
     );
@@ -119,7 +130,10 @@ fn a_rank_that_leaves_disturbs_nobody_who_waits_for_another() {
 #[test]
 fn a_death_ends_the_wait_for_any_rank() {
     explore(
-        &[|mailbox| mailbox.die(1, "gone"), |mailbox| mailbox.deliver(2, 0, 20)],
+        &[
+            |mailbox| mailbox.die(1, "gone"),
+            |mailbox| mailbox.deliver(2, 0, 20),
+        ],
         |mailbox| [take(mailbox, 2), take(mailbox, 2)],
         |[first, second]| {
             assert!(first == Ok(20) || first == lost(1), "{first:?}");
@@ -132,11 +146,17 @@ fn a_death_ends_the_wait_for_any_rank() {
 #[test]
 fn of_two_failures_one_stands_for_all_waiters() {
     explore(
-        &[|mailbox| mailbox.abort(1, "broke"), |mailbox| mailbox.abort(2, "broke")],
+        &[
+            |mailbox| mailbox.abort(1, "broke"),
+            |mailbox| mailbox.abort(2, "broke"),
+        ],
         |mailbox| [take(mailbox, 1), take(mailbox, 2), take(mailbox, 1)],
         |[first, second, third]| {
             assert!(first == aborted(1) || first == aborted(2), "{first:?}");
-            assert!(second == first && third == first, "{first:?} {second:?} {third:?}");
+            assert!(
+                second == first && third == first,
+                "{first:?} {second:?} {third:?}"
+            );
         },
     );
 }
@@ -161,7 +181,10 @@ fn two_threads_that_wait_in_different_groups_are_both_woken() {
 #[test]
 fn who_asks_why_a_rank_is_gone_is_told() {
     explore(
-        &[|mailbox| mailbox.deliver(1, 0, 10), |mailbox| mailbox.leave(1, "gone")],
+        &[
+            |mailbox| mailbox.deliver(1, 0, 10),
+            |mailbox| mailbox.leave(1, "gone"),
+        ],
         |mailbox| mailbox.wait_gone(1, Instant::now() + Duration::from_secs(3600)),
         |why| assert_eq!(why.map(Err), Some(lost(1))),
     );

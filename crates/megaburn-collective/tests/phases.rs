@@ -17,8 +17,14 @@ const LIMIT: Duration = Duration::from_secs(60);
 const TIMEOUT: f64 = 0.4;
 
 fn options(save: f64) -> GroupOptions {
-    let phases = PhaseLimits { save: Duration::from_secs_f64(save), ..PhaseLimits::default() };
-    GroupOptions { phases, ..impatient(TIMEOUT) }
+    let phases = PhaseLimits {
+        save: Duration::from_secs_f64(save),
+        ..PhaseLimits::default()
+    };
+    GroupOptions {
+        phases,
+        ..impatient(TIMEOUT)
+    }
 }
 
 /// Rank 0 saves for four times the timeout of collectives; rank 1 waits for it, rank 2 for rank 1.
@@ -30,7 +36,9 @@ fn save(group: &Group, progress: bool) -> Result<(), CollectiveError> {
         let phase = group.phase(Phase::Save);
         for _ in 0..16 {
             thread::sleep(Duration::from_secs_f64(TIMEOUT / 4.0));
-            phase.progress().add(if progress { 5_000_000_000 } else { 0 });
+            phase
+                .progress()
+                .add(if progress { 5_000_000_000 } else { 0 });
         }
     }
     if group.rank() + 1 < group.size() {
@@ -45,7 +53,9 @@ fn who_waits_for_a_rank_that_saves_goes_on_waiting(
     #[values(Over::Threads, Over::Tcp)] over: Over,
     #[values(3)] size: usize,
 ) {
-    let ends = bounded(LIMIT, move || world(over, size, options(30.0), |group| save(&group, true)));
+    let ends = bounded(LIMIT, move || {
+        world(over, size, options(30.0), |group| save(&group, true))
+    });
     assert!(ends.iter().all(Result::is_ok), "{ends:?}");
 }
 
@@ -69,7 +79,10 @@ fn a_save_without_progress_is_given_up_and_named(#[values(Over::Threads, Over::T
     for (rank, end) in ends.iter().enumerate() {
         let text = end.as_ref().unwrap();
         let named = text.contains("rank 0 is in `save`: 41.0 of 96.0 GB, no progress for 1 s");
-        assert!(named && text.contains("train.save_timeout_seconds"), "rank {rank}: {text}");
+        assert!(
+            named && text.contains("train.save_timeout_seconds"),
+            "rank {rank}: {text}"
+        );
     }
     assert!(begin.elapsed() < Duration::from_secs(10));
 }
@@ -90,6 +103,9 @@ fn a_rank_that_hangs_after_its_save_is_noticed(#[values(Over::Threads, Over::Tcp
         })
     });
     let (text, took) = ends[1].as_ref().unwrap();
-    assert!(text.contains("timed out after 0.4 s waiting for rank 0"), "{text}");
+    assert!(
+        text.contains("timed out after 0.4 s waiting for rank 0"),
+        "{text}"
+    );
     assert!(took.as_secs_f64() < 6.0 * TIMEOUT, "{took:?}");
 }

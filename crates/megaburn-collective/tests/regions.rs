@@ -28,7 +28,9 @@ enum End {
 use End::{Own, Same};
 
 fn fresh_seed() -> u64 {
-    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
+    let now = std::time::SystemTime::now()
+        .duration_since(std::time::UNIX_EPOCH)
+        .unwrap();
     println!("seed {}", now.as_nanos() as u64);
     now.as_nanos() as u64
 }
@@ -37,7 +39,12 @@ fn fresh_seed() -> u64 {
 fn random(shape: [usize; 3], seed: u64, stream: u64) -> TensorData {
     let rng = PositionRng::new(seed, Purpose::Sampling, "adjoint").with_stream(stream);
     let len: usize = shape.iter().product();
-    TensorData::new((0..len as u64).map(|i| rng.below(i, 15) as f32 - 7.0).collect(), shape)
+    TensorData::new(
+        (0..len as u64)
+            .map(|i| rng.below(i, 15) as f32 - 7.0)
+            .collect(),
+        shape,
+    )
 }
 
 fn dot(a: &Tensor<3>, b: &Tensor<3>) -> f32 {
@@ -76,12 +83,20 @@ fn a_regions_backward_is_its_adjoint(
     let seed = fresh_seed();
     let results = run_threads(size, GroupOptions::default(), |group| {
         let plain = Device::flex();
-        let own = |end: End| if end == Same { 0 } else { 1 + group.rank() as u64 };
+        let own = |end: End| {
+            if end == Same {
+                0
+            } else {
+                1 + group.rank() as u64
+            }
+        };
         let x_data = random(shape, seed, own(input));
         let x = Tensor::<3>::from_data(x_data.clone(), &plain.clone().autodiff()).require_grad();
         let ax = region(x.clone(), &group);
         let y = Tensor::<3>::from_data(random(ax.dims(), seed + 1, own(output)), &plain);
-        let grads = (ax.clone() * Tensor::from_inner(y.clone())).sum().backward();
+        let grads = (ax.clone() * Tensor::from_inner(y.clone()))
+            .sum()
+            .backward();
         let aty = x.grad(&grads).unwrap();
         let left = world_dot(dot(&ax.inner(), &y), output, &group)?;
         let right = world_dot(dot(&Tensor::from_data(x_data, &plain), &aty), input, &group)?;
@@ -107,24 +122,40 @@ fn gathers_and_scatters_are_what_they_say(#[values(1, 2, 3, 4)] size: usize) {
         let whole = Tensor::<3>::from_data(random([12, 3, 24], seed, 0), &device);
         let (rank, n) = (group.rank(), group.size());
         for (dim, scatter, gather) in [
-            (0, scatter_to_sequence as Region, gather_from_sequence as Region),
+            (
+                0,
+                scatter_to_sequence as Region,
+                gather_from_sequence as Region,
+            ),
             (0, scatter_to_sequence, gather_from_sequence_to_replicas),
             (2, scatter_to_last_dim, gather_from_last_dim),
         ] {
             let mine = scatter(whole.clone(), &group);
-            mine.to_data().assert_eq(&share(&whole, dim, rank, n).to_data(), true);
-            gather(mine, &group).to_data().assert_eq(&whole.to_data(), true);
+            mine.to_data()
+                .assert_eq(&share(&whole, dim, rank, n).to_data(), true);
+            gather(mine, &group)
+                .to_data()
+                .assert_eq(&whole.to_data(), true);
         }
         let term = |r: usize| Tensor::<3>::from_data(random([12, 3, 24], seed, r as u64), &device);
         let sum = (1..n).fold(term(0), |sum, r| sum + term(r));
-        reduce_from(term(rank), &group).to_data().assert_eq(&sum.to_data(), true);
+        reduce_from(term(rank), &group)
+            .to_data()
+            .assert_eq(&sum.to_data(), true);
         let stretch = reduce_scatter_to_sequence(term(rank), &group);
-        stretch.to_data().assert_eq(&share(&sum, 0, rank, n).to_data(), true);
-        copy_to(term(rank), &group).to_data().assert_eq(&term(rank).to_data(), true);
+        stretch
+            .to_data()
+            .assert_eq(&share(&sum, 0, rank, n).to_data(), true);
+        copy_to(term(rank), &group)
+            .to_data()
+            .assert_eq(&term(rank).to_data(), true);
         let left = ring_shift(term(rank), 1, &group);
-        left.to_data().assert_eq(&term((rank + n - 1) % n).to_data(), true);
+        left.to_data()
+            .assert_eq(&term((rank + n - 1) % n).to_data(), true);
         let heads = all_to_all(share(&whole, 0, rank, n), 2, 0, &group);
-        heads.to_data().assert_eq(&share(&whole, 2, rank, n).to_data(), true);
+        heads
+            .to_data()
+            .assert_eq(&share(&whole, 2, rank, n).to_data(), true);
         Ok::<_, CollectiveError>(())
     });
     results.into_iter().for_each(|result| result.unwrap());
@@ -139,7 +170,10 @@ fn a_region_that_fails_panics_with_the_errors_text() {
     });
     for result in results {
         let message = result.unwrap_err().to_string();
-        assert!(message.contains("ranks disagree") && message.contains("[3, 3]"), "{message}");
+        assert!(
+            message.contains("ranks disagree") && message.contains("[3, 3]"),
+            "{message}"
+        );
     }
 }
 
@@ -151,6 +185,9 @@ fn a_dimension_that_does_not_divide_is_an_error_on_every_rank() {
     });
     for result in results {
         let message = result.unwrap_err().to_string();
-        assert!(message.contains("length 3 does not divide into 2"), "{message}");
+        assert!(
+            message.contains("length 3 does not divide into 2"),
+            "{message}"
+        );
     }
 }

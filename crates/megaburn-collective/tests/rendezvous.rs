@@ -20,7 +20,11 @@ use rstest::rstest;
 const LIMIT: Duration = Duration::from_secs(60);
 
 fn join(env: RankEnv, seed: u64, seconds: u64) -> Result<Group, CollectiveError> {
-    let group = GroupOptions { seed, timeout: Duration::from_secs(30), ..Default::default() };
+    let group = GroupOptions {
+        seed,
+        timeout: Duration::from_secs(30),
+        ..Default::default()
+    };
     let options = ConnectOptions::new(env).with_group(group);
     connect(&options.with_rendezvous_timeout(Duration::from_secs(seconds)))
 }
@@ -31,11 +35,14 @@ fn join_all(envs: Vec<RankEnv>, seconds: u64) -> Vec<Result<f32, String>> {
         let rank = |env: RankEnv| {
             let world = join(env, 0, seconds).map_err(|error| error.to_string())?;
             let sum = world.all_reduce(TensorData::from([1f32]), ReduceOp::Sum);
-            sum.map(|sum| sum.iter::<f32>().sum()).map_err(|error| error.to_string())
+            sum.map(|sum| sum.iter::<f32>().sum())
+                .map_err(|error| error.to_string())
         };
         thread::scope(|scope| {
-            let ranks: Vec<_> =
-                envs.into_iter().map(|env| scope.spawn(move || rank(env))).collect();
+            let ranks: Vec<_> = envs
+                .into_iter()
+                .map(|env| scope.spawn(move || rank(env)))
+                .collect();
             ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
         })
     })
@@ -55,20 +62,24 @@ fn names_and_addresses_of_both_kinds_work(#[case] addr: &str) {
         return;
     }
     let mut envs = envs(3, free_port().unwrap());
-    envs.iter_mut().for_each(|env| env.master_addr = addr.to_string());
+    envs.iter_mut()
+        .for_each(|env| env.master_addr = addr.to_string());
     assert_eq!(join_all(envs, 30), [Ok(3.0), Ok(3.0), Ok(3.0)]);
 }
 
 #[test]
 fn the_own_host_name_works() {
-    let Ok(name) = std::fs::read_to_string("/proc/sys/kernel/hostname") else { return };
+    let Ok(name) = std::fs::read_to_string("/proc/sys/kernel/hostname") else {
+        return;
+    };
     let name = name.trim().to_string();
     if std::net::ToSocketAddrs::to_socket_addrs(&(name.as_str(), 0)).is_err() {
         eprintln!("this host does not know its own name {name}: nothing to see");
         return;
     }
     let mut envs = envs(3, free_port().unwrap());
-    envs.iter_mut().for_each(|env| env.master_addr = name.clone());
+    envs.iter_mut()
+        .for_each(|env| env.master_addr = name.clone());
     assert_eq!(join_all(envs, 30), [Ok(3.0), Ok(3.0), Ok(3.0)]);
 }
 
@@ -95,15 +106,24 @@ fn a_port_in_use_is_named_with_the_way_out() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap();
     let error = join(env(0, 2, address.port()), 0, 5).unwrap_err();
-    assert!(matches!(error, CollectiveError::AddressInUse { .. }), "{error}");
+    assert!(
+        matches!(error, CollectiveError::AddressInUse { .. }),
+        "{error}"
+    );
     let text = error.to_string();
-    assert!(text.contains(&address.to_string()) && text.contains("--master-port"), "{text}");
+    assert!(
+        text.contains(&address.to_string()) && text.contains("--master-port"),
+        "{text}"
+    );
 }
 
 #[test]
 fn who_is_missing_is_told_to_all_who_came() {
     let port = free_port().unwrap();
-    let some = envs(5, port).into_iter().filter(|env| ![2, 4].contains(&env.rank)).collect();
+    let some = envs(5, port)
+        .into_iter()
+        .filter(|env| ![2, 4].contains(&env.rank))
+        .collect();
     for end in join_all(some, 5) {
         assert!(end.as_ref().unwrap_err().contains("[2, 4]"), "{end:?}");
     }
@@ -114,13 +134,17 @@ fn without_rank_0_the_others_give_up_and_say_where_they_looked() {
     let port = free_port().unwrap();
     let begin = Instant::now();
     let end = join_all(vec![env(1, 2, port)], 1).remove(0).unwrap_err();
-    assert!(end.contains("rank 0") && end.contains(&format!("127.0.0.1:{port}")), "{end}");
+    assert!(
+        end.contains("rank 0") && end.contains(&format!("127.0.0.1:{port}")),
+        "{end}"
+    );
     assert!(begin.elapsed() < Duration::from_secs(5));
 }
 
 /// The same ranks, of a job whose token nobody else knows.
 fn secret(mut envs: Vec<RankEnv>) -> Vec<RankEnv> {
-    envs.iter_mut().for_each(|env| env.job_token = JobToken::secret("s3cret"));
+    envs.iter_mut()
+        .for_each(|env| env.job_token = JobToken::secret("s3cret"));
     envs
 }
 
@@ -133,7 +157,10 @@ fn two_processes_with_one_rank_are_told_so() {
         for end in join_all(envs, seconds) {
             assert!(end.as_ref().unwrap_err().contains("RANK=1"), "{end:?}");
         }
-        assert!(begin.elapsed() < Duration::from_secs(8), "the job's own mistake ends it at once");
+        assert!(
+            begin.elapsed() < Duration::from_secs(8),
+            "the job's own mistake ends it at once"
+        );
     }
 }
 
@@ -142,7 +169,10 @@ fn another_world_size_is_told_to_both() {
     let port = free_port().unwrap();
     for end in join_all(secret(vec![env(0, 2, port), env(1, 3, port)]), 30) {
         let error = end.unwrap_err();
-        assert!(error.contains("WORLD_SIZE=3") && error.contains("rank 0 with 2"), "{error}");
+        assert!(
+            error.contains("WORLD_SIZE=3") && error.contains("rank 0 with 2"),
+            "{error}"
+        );
     }
 }
 
@@ -168,7 +198,10 @@ fn ranks_of_another_job_are_refused_and_it_goes_on() {
     let port = free_port().unwrap();
     let ends = bounded(LIMIT, move || {
         let first = thread::spawn(move || join_all(secret(vec![env(0, 2, port)]), 30));
-        let other = |token: JobToken| RankEnv { job_token: token, ..env(1, 2, port) };
+        let other = |token: JobToken| RankEnv {
+            job_token: token,
+            ..env(1, 2, port)
+        };
         for token in [JobToken::secret("another"), JobToken::default()] {
             let refused = join(other(token), 7, 30).unwrap_err().to_string();
             assert!(refused.contains("belongs to another job"), "{refused}");
@@ -186,18 +219,31 @@ fn a_rank_that_cannot_start_ends_the_others_at_once_by_name() {
         let port = free_port().unwrap();
         let begin = Instant::now();
         let ends = bounded(LIMIT, move || {
-            let (failing, others): (Vec<_>, Vec<_>) =
-                secret(envs(3, port)).into_iter().partition(|env| env.rank == failing);
-            let tell: Vec<_> = failing.into_iter().map(|env| fail_beside(env, WHY)).collect();
+            let (failing, others): (Vec<_>, Vec<_>) = secret(envs(3, port))
+                .into_iter()
+                .partition(|env| env.rank == failing);
+            let tell: Vec<_> = failing
+                .into_iter()
+                .map(|env| fail_beside(env, WHY))
+                .collect();
             let others: Vec<_> = others.into_iter().map(join_beside).collect();
             tell.into_iter().for_each(|end| end.join().unwrap());
-            others.into_iter().map(|end| end.join().unwrap().unwrap_err()).collect::<Vec<_>>()
+            others
+                .into_iter()
+                .map(|end| end.join().unwrap().unwrap_err())
+                .collect::<Vec<_>>()
         });
         for end in ends {
-            let CollectiveError::CannotStart { rank, why, code } = end else { panic!("{end}") };
+            let CollectiveError::CannotStart { rank, why, code } = end else {
+                panic!("{end}")
+            };
             assert_eq!((rank, why.as_str(), code), (failing, WHY, 2));
         }
-        assert!(begin.elapsed() < Duration::from_secs(10), "{:?}", begin.elapsed());
+        assert!(
+            begin.elapsed() < Duration::from_secs(10),
+            "{:?}",
+            begin.elapsed()
+        );
     }
 }
 
@@ -217,8 +263,11 @@ fn a_rank_that_comes_late_hears_too_that_others_cannot_start(#[values(0, 1)] fir
     let ends = bounded(LIMIT, move || {
         let mut envs = secret(envs(first + 3, port));
         let late = envs.pop().unwrap();
-        let failing: Vec<_> =
-            envs.split_off(first).into_iter().map(|env| fail_beside(env, "no data")).collect();
+        let failing: Vec<_> = envs
+            .split_off(first)
+            .into_iter()
+            .map(|env| fail_beside(env, "no data"))
+            .collect();
         let healthy: Vec<_> = envs.into_iter().map(join_beside).collect();
         thread::sleep(Duration::from_millis(1500));
         let mut ends = vec![join(late, 0, 30)];
@@ -227,10 +276,16 @@ fn a_rank_that_comes_late_hears_too_that_others_cannot_start(#[values(0, 1)] fir
         ends
     });
     for end in ends {
-        let Err(CollectiveError::CannotStart { why, code: 2, .. }) = end else { panic!("{end:?}") };
+        let Err(CollectiveError::CannotStart { why, code: 2, .. }) = end else {
+            panic!("{end:?}")
+        };
         assert_eq!(why, "no data");
     }
-    assert!(begin.elapsed() < Duration::from_secs(10), "{:?}", begin.elapsed());
+    assert!(
+        begin.elapsed() < Duration::from_secs(10),
+        "{:?}",
+        begin.elapsed()
+    );
 }
 
 /// Without a secret token it may be a rank of another job.
@@ -240,7 +295,10 @@ fn a_failure_from_elsewhere_ends_the_job_only_if_the_right_rank_does_not_come(
 ) {
     let port = free_port().unwrap();
     let end = bounded(LIMIT, move || {
-        let group = GroupOptions { timeout: Duration::from_millis(900), ..Default::default() };
+        let group = GroupOptions {
+            timeout: Duration::from_millis(900),
+            ..Default::default()
+        };
         let options = ConnectOptions::new(env(0, 2, port)).with_group(group);
         let host = thread::spawn(move || connect(&options));
         fail_beside(env(1, 2, port), "no data").join().unwrap();
@@ -248,7 +306,13 @@ fn a_failure_from_elsewhere_ends_the_job_only_if_the_right_rank_does_not_come(
         host.join().unwrap()
     });
     match (comes, end) {
-        (true, Ok(_)) | (false, Err(CollectiveError::CannotStart { rank: 1, code: 2, .. })) => {}
+        (true, Ok(_))
+        | (
+            false,
+            Err(CollectiveError::CannotStart {
+                rank: 1, code: 2, ..
+            }),
+        ) => {}
         (_, end) => panic!("{end:?}"),
     }
 }
@@ -257,12 +321,27 @@ fn a_failure_from_elsewhere_ends_the_job_only_if_the_right_rank_does_not_come(
 #[test]
 fn a_rank_that_does_not_join_the_others_of_its_host_ends_them() {
     let port = free_port().unwrap();
-    let host = RankEnv { is_local_world_known: true, ..env(0, 2, port) };
-    let group = GroupOptions { timeout: Duration::from_millis(400), ..Default::default() };
+    let host = RankEnv {
+        is_local_world_known: true,
+        ..env(0, 2, port)
+    };
+    let group = GroupOptions {
+        timeout: Duration::from_millis(400),
+        ..Default::default()
+    };
     let begin = Instant::now();
-    let error = connect(&ConnectOptions::new(host).with_group(group)).unwrap_err().to_string();
-    assert!(error.contains("ranks [1] of 2 did not join within 0.4 s"), "{error}");
-    assert!(begin.elapsed() < Duration::from_secs(5), "{:?}", begin.elapsed());
+    let error = connect(&ConnectOptions::new(host).with_group(group))
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.contains("ranks [1] of 2 did not join within 0.4 s"),
+        "{error}"
+    );
+    assert!(
+        begin.elapsed() < Duration::from_secs(5),
+        "{:?}",
+        begin.elapsed()
+    );
 }
 
 #[test]
@@ -291,12 +370,17 @@ fn strangers_are_refused_and_disturb_nobody() {
         };
         let _silent = dial();
         let mut browser = dial();
-        browser.write_all(b"GET / HTTP/1.1\r\nHost: rank-0\r\n\r\n").unwrap();
+        browser
+            .write_all(b"GET / HTTP/1.1\r\nHost: rank-0\r\n\r\n")
+            .unwrap();
         drop(dial());
         let mut lost = env(1, 3, port);
         lost.job_token = JobToken::secret("yesterday's");
         let refused = join(lost, 0, 30).unwrap_err().to_string();
-        assert!(refused.contains("another job") && !refused.contains("yesterday's"), "{refused}");
+        assert!(
+            refused.contains("another job") && !refused.contains("yesterday's"),
+            "{refused}"
+        );
         let mut answer = Vec::new();
         // The answer, then the end of the connection: it is not kept waiting.
         let _ = browser.read_to_end(&mut answer);
@@ -312,7 +396,9 @@ fn what_listens_at_the_port_but_is_no_rank_is_named() {
     let port = listener.local_addr().unwrap().port();
     thread::spawn(move || {
         for stream in listener.incoming() {
-            let _ = stream.unwrap().write_all(b"SSH-2.0-OpenSSH_9.6\r\nand some more words\r\n");
+            let _ = stream
+                .unwrap()
+                .write_all(b"SSH-2.0-OpenSSH_9.6\r\nand some more words\r\n");
         }
     });
     let end = join_all(vec![env(1, 2, port)], 20).remove(0).unwrap_err();

@@ -41,13 +41,19 @@ pub fn table(tensors: &[CubeTensor], access: Access, entries: Vec<Entry>) -> Cub
     let table = tensor::empty(&tensors[0], [entries.len()], DType::U64);
     let (num_tensors, len) = (tensors.len(), entries.len());
     let op = Op::new(move || format!("a table of {len} numbers for {num_tensors} tensors"));
-    let op = tensors.iter().fold(op.writes(&table), |op, tensor| match access {
-        Access::Read => op.reads(tensor),
-        Access::Write => op.writes(tensor),
-    });
+    let op = tensors
+        .iter()
+        .fold(op.writes(&table), |op, tensor| match access {
+            Access::Read => op.reads(tensor),
+            Access::Write => op.writes(tensor),
+        });
     queue.enqueue(op, move |stream, buffers| {
         let (table, others) = buffers.writes.split_first().expect("the table is written");
-        let tensors = if access == Access::Read { &buffers.reads } else { others };
+        let tensors = if access == Access::Read {
+            &buffers.reads
+        } else {
+            others
+        };
         let number = |entry| match entry {
             Entry::Address(i) => tensors[i].ptr,
             Entry::Behind(i, bytes) => tensors[i].ptr + bytes,

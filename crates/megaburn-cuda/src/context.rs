@@ -28,7 +28,9 @@ impl Context {
             device::get(i32::from(id.index_id)).map_err(CudaError::driver("cuDeviceGet"))?;
         // SAFETY: the device comes from `device::get`.
         let context = unsafe { primary_ctx::retain(device) };
-        context.map(Self).map_err(CudaError::driver("cuDevicePrimaryCtxRetain"))
+        context
+            .map(Self)
+            .map_err(CudaError::driver("cuDevicePrimaryCtxRetain"))
     }
 
     /// Makes it the current context of this thread.

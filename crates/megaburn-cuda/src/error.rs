@@ -3,7 +3,10 @@ use thiserror::Error;
 /// Why CUDA work could not be done.
 #[derive(Clone, Debug, PartialEq, Error)]
 #[non_exhaustive]
-#[allow(missing_docs, reason = "the message of each variant says what its fields are")]
+#[allow(
+    missing_docs,
+    reason = "the message of each variant says what its fields are"
+)]
 pub enum CudaError {
     #[error(
         "{library} is not on this machine: looked for {} in the loader's path (LD_LIBRARY_PATH, ldconfig){}; {install}",
@@ -17,7 +20,11 @@ pub enum CudaError {
         install: &'static str,
     },
     #[error("{library} lacks the function {function}: version {wanted} or newer is needed")]
-    MissingFunction { library: &'static str, function: &'static str, wanted: &'static str },
+    MissingFunction {
+        library: &'static str,
+        function: &'static str,
+        wanted: &'static str,
+    },
     #[error("{call} failed: {why}")]
     Call { call: &'static str, why: String },
     #[error("{bytes} bytes of pinned host memory are not to be had ({why})")]
@@ -29,6 +36,9 @@ pub enum CudaError {
 impl CudaError {
     /// A call of the CUDA driver that failed.
     pub(crate) fn driver(call: &'static str) -> impl FnOnce(cudarc::driver::DriverError) -> Self {
-        move |error| Self::Call { call, why: error.to_string() }
+        move |error| Self::Call {
+            call,
+            why: error.to_string(),
+        }
     }
 }

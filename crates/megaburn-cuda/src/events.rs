@@ -88,13 +88,18 @@ impl PooledEvent {
         // SAFETY: the event is a live handle of this context.
         match unsafe { sys::cuEventQuery(self.handle()) } {
             CUresult::CUDA_ERROR_NOT_READY => Ok(false),
-            other => other.result().map(|()| true).map_err(CudaError::driver("cuEventQuery")),
+            other => other
+                .result()
+                .map(|()| true)
+                .map_err(CudaError::driver("cuEventQuery")),
         }
     }
 }
 
 impl Drop for PooledEvent {
     fn drop(&mut self) {
-        FREE.lock().unwrap_or_else(PoisonError::into_inner).extend(self.0.take());
+        FREE.lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .extend(self.0.take());
     }
 }

@@ -23,8 +23,11 @@ pub fn from_backend(tensor: FloatTensor<Cube>) -> CubeTensor {
 pub fn into_backend(tensor: CubeTensor) -> FloatTensor<Cube> {
     let client = get_client::<CubeBackend>(&tensor.device);
     let (shape, dtype) = (tensor.shape(), tensor.dtype);
-    let made =
-        InitOperationIr::create(shape, dtype, || client.register_tensor_handle(tensor.into()));
+    let made = InitOperationIr::create(shape, dtype, || {
+        client.register_tensor_handle(tensor.into())
+    });
     let nothing = NoOp::<CubeBackend>::new();
-    client.register(StreamId::current(), OperationIr::Init(made), nothing).output()
+    client
+        .register(StreamId::current(), OperationIr::Init(made), nothing)
+        .output()
 }

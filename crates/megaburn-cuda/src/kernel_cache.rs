@@ -55,6 +55,9 @@ mod tests {
         assert_eq!(Cache::of(None), Cache::Default);
         assert_eq!(Cache::of(Some("1")), Cache::Default);
         assert_eq!(Cache::of(Some("0")), Cache::Off);
-        assert_eq!(Cache::of(Some("/scratch/k")), Cache::Folder("/scratch/k".into()));
+        assert_eq!(
+            Cache::of(Some("/scratch/k")),
+            Cache::Folder("/scratch/k".into())
+        );
     }
 }

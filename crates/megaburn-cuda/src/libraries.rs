@@ -34,10 +34,13 @@ pub fn gpu_memory(index: usize) -> Option<u64> {
 /// The file of a library that this process has loaded, by the start of its name.
 pub fn loaded(name: &str) -> Option<PathBuf> {
     let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
-    let files = maps.lines().filter_map(|line| Some(PathBuf::from(&line[line.find('/')?..])));
-    files
-        .into_iter()
-        .find(|file| file.file_name().is_some_and(|file| file.to_string_lossy().starts_with(name)))
+    let files = maps
+        .lines()
+        .filter_map(|line| Some(PathBuf::from(&line[line.find('/')?..])));
+    files.into_iter().find(|file| {
+        file.file_name()
+            .is_some_and(|file| file.to_string_lossy().starts_with(name))
+    })
 }
 
 /// Refuses a machine that lacks something a CUDA run needs.
@@ -63,7 +66,12 @@ pub fn check() -> Result<(), CudaError> {
     }
     // SAFETY: loading these libraries runs their initialisers, as the first use would.
     let nvrtc = || unsafe { cudarc::nvrtc::sys::is_culib_present() };
-    find("NVRTC, which compiles kernels,", "nvrtc", &["cu13", "cuda_nvrtc"], nvrtc)?;
+    find(
+        "NVRTC, which compiles kernels,",
+        "nvrtc",
+        &["cu13", "cuda_nvrtc"],
+        nvrtc,
+    )?;
     // SAFETY: as above.
     let cublaslt = || unsafe { cudarc::cublaslt::sys::is_culib_present() };
     find("cuBLASLt", "cublasLt", &["cu13", "cublas"], cublaslt)?;
@@ -103,7 +111,10 @@ fn find(
     Err(CudaError::MissingLibrary {
         library,
         names: cudarc::get_lib_name_candidates(name),
-        folders: folders.iter().map(|folder| folder.display().to_string()).collect(),
+        folders: folders
+            .iter()
+            .map(|folder| folder.display().to_string())
+            .collect(),
         install: TOOLKIT,
     })
 }
@@ -112,16 +123,26 @@ fn find(
 fn check_headers() -> Result<(), CudaError> {
     let folders: Vec<PathBuf> = match std::env::var_os("CUDA_PATH") {
         Some(path) => vec![PathBuf::from(path).join("include")],
-        None => ["/usr/local/cuda/include", "/opt/cuda/include", "/usr/include"]
-            .map(PathBuf::from)
-            .to_vec(),
+        None => [
+            "/usr/local/cuda/include",
+            "/opt/cuda/include",
+            "/usr/include",
+        ]
+        .map(PathBuf::from)
+        .to_vec(),
     };
-    if folders.iter().any(|folder| folder.join("cuda_fp16.h").is_file()) {
+    if folders
+        .iter()
+        .any(|folder| folder.join("cuda_fp16.h").is_file())
+    {
         return Ok(());
     }
     // CubeCL reads the variable by itself, so that only the user can set it.
     let wheels = Machine::this().wheels(&["cu13", "cuda_runtime"]);
-    if let Some(wheel) = wheels.iter().find(|wheel| wheel.join("include/cuda_fp16.h").is_file()) {
+    if let Some(wheel) = wheels
+        .iter()
+        .find(|wheel| wheel.join("include/cuda_fp16.h").is_file())
+    {
         return Err(CudaError::Refused(format!(
             "CUDA's headers, which NVRTC compiles against, are not where CUDA_PATH says but in {0}/include: set \
              CUDA_PATH={0}",
@@ -131,7 +152,10 @@ fn check_headers() -> Result<(), CudaError> {
     Err(CudaError::MissingLibrary {
         library: "CUDA's header folder, which NVRTC compiles against,",
         names: vec!["cuda_fp16.h".into()],
-        folders: folders.iter().map(|folder| folder.display().to_string()).collect(),
+        folders: folders
+            .iter()
+            .map(|folder| folder.display().to_string())
+            .collect(),
         install: TOOLKIT,
     })
 }

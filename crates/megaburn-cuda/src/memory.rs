@@ -42,7 +42,13 @@ impl MemoryReport {
         let (free, total) = info.unwrap_or((0, 0));
         let (allocated, reserved) = (usage.bytes_in_use, usage.bytes_reserved);
         let peak = note(reserved);
-        Some(Self { allocated, reserved, peak, free: free as u64, total: total as u64 })
+        Some(Self {
+            allocated,
+            reserved,
+            peak,
+            free: free as u64,
+            total: total as u64,
+        })
     }
 }
 
@@ -66,8 +72,14 @@ fn note(reserved: u64) -> u64 {
 /// What CubeCL's pools on the GPU hold; its pinned buffers on the host are no part of that.
 fn pools(device: &Device) -> Option<MemoryUsage> {
     let device = device.clone().inner();
-    let DispatchDevice::Cube(gpu) = device.as_dispatch() else { return None };
-    let streams = gpu.client().memory_report(MemoryScope::Device).streams.into_iter();
+    let DispatchDevice::Cube(gpu) = device.as_dispatch() else {
+        return None;
+    };
+    let streams = gpu
+        .client()
+        .memory_report(MemoryScope::Device)
+        .streams
+        .into_iter();
     Some(
         streams
             .map(|stream| stream.pools.usage())

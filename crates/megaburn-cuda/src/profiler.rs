@@ -12,12 +12,16 @@ use crate::{CudaError, CudaQueue};
 pub fn captured<T>(queue: &CudaQueue, work: impl FnOnce() -> T) -> Result<T, CudaError> {
     queue.on_device_thread(|| {
         // SAFETY: takes nothing and touches no memory of ours; the context is current.
-        unsafe { sys::cuProfilerStart() }.result().map_err(CudaError::driver("cuProfilerStart"))
+        unsafe { sys::cuProfilerStart() }
+            .result()
+            .map_err(CudaError::driver("cuProfilerStart"))
     })?;
     let done = work();
     queue.on_device_thread(|| {
         // SAFETY: as above.
-        unsafe { sys::cuProfilerStop() }.result().map_err(CudaError::driver("cuProfilerStop"))
+        unsafe { sys::cuProfilerStop() }
+            .result()
+            .map_err(CudaError::driver("cuProfilerStop"))
     })?;
     Ok(done)
 }

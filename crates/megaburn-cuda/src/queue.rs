@@ -73,7 +73,12 @@ impl Op {
     /// Work that `describe` names, with its shapes: it is asked only if the work fails.
     pub fn new(describe: impl Fn() -> String + Send + 'static) -> Self {
         let (reads, writes) = (Vec::new(), Vec::new());
-        Self { describe: Box::new(describe), on_failure: None, reads, writes }
+        Self {
+            describe: Box::new(describe),
+            on_failure: None,
+            reads,
+            writes,
+        }
     }
 
     /// Calls `hook` on the device thread with the reason if the work fails, or cannot run because a
@@ -97,7 +102,10 @@ impl Op {
 
     fn failed(&self, why: impl fmt::Display) -> ServerError {
         let reason = format!("{}: {why}", (self.describe)());
-        ServerError::Generic { reason, backtrace: BackTrace::capture() }
+        ServerError::Generic {
+            reason,
+            backtrace: BackTrace::capture(),
+        }
     }
 }
 
@@ -117,7 +125,10 @@ type Kept = (Vec<Handle>, Vec<Resource>);
 
 impl Retained {
     fn keep(&self, handles: Vec<Handle>, resources: Vec<Resource>) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).push((handles, resources));
+        self.0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push((handles, resources));
     }
 }
 
@@ -131,7 +142,9 @@ impl fmt::Debug for Retained {
 impl CudaQueue {
     /// The queue of the GPU that a tensor is on; `None` for one on no CUDA device.
     pub fn of(tensor: &CubeTensor) -> Option<Self> {
-        let CubeDevice::Cuda(_) = tensor.device else { return None };
+        let CubeDevice::Cuda(_) = tensor.device else {
+            return None;
+        };
         Some(Self::on(tensor.client.service_id().device))
     }
 
@@ -150,9 +163,15 @@ impl CudaQueue {
             static HANDLES: RefCell<HashMap<DeviceId, DeviceHandle<Server>>> = RefCell::default();
         }
         let device = HANDLES.with_borrow_mut(|handles| {
-            handles.entry(device).or_insert_with(|| DeviceHandle::new(device)).clone()
+            handles
+                .entry(device)
+                .or_insert_with(|| DeviceHandle::new(device))
+                .clone()
         });
-        Self { device, stream: StreamId::current() }
+        Self {
+            device,
+            stream: StreamId::current(),
+        }
     }
 
     /// Runs `work` on the device thread, in order with every launch submitted before it. It puts
@@ -198,8 +217,10 @@ impl CudaQueue {
             // and pins the allocations.
             let read = op.reads.iter().map(|handle| handle.clone().binding());
             let bindings: Vec<_> = read.chain(op.writes.iter().cloned()).collect();
-            let resources: Result<Vec<Resource>, ServerError> =
-                bindings.iter().map(|binding| server.get_resource(binding.clone(), id)).collect();
+            let resources: Result<Vec<Resource>, ServerError> = bindings
+                .iter()
+                .map(|binding| server.get_resource(binding.clone(), id))
+                .collect();
             let resources = match resources {
                 Ok(resources) => resources,
                 Err(error) => {
@@ -216,7 +237,10 @@ impl CudaQueue {
             let buffers = Buffers { reads, writes };
             let written = op.writes.clone();
             let outcome = ExecuteScope::over(server, id, written).execute(|server| {
-                let stream = server.write_streams().try_stream_mut(&id).map(|stream| stream.sys);
+                let stream = server
+                    .write_streams()
+                    .try_stream_mut(&id)
+                    .map(|stream| stream.sys);
                 let stream = stream.ok_or_else(|| op.failed("this rank has no stream yet"))?;
                 match catch_unwind(AssertUnwindSafe(|| work(Stream(stream), &buffers))) {
                     Ok(done) => done.map_err(|error| op.failed(error)),
@@ -262,12 +286,20 @@ impl CudaQueue {
 
 impl fmt::Debug for CudaQueue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "CudaQueue({:?}, {:?})", self.device.device_id(), self.stream)
+        write!(
+            f,
+            "CudaQueue({:?}, {:?})",
+            self.device.device_id(),
+            self.stream
+        )
     }
 }
 
 fn panic_message(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(ToString::to_string);
     let text = text.or_else(|| panic.downcast_ref::<String>().cloned());
-    format!("panicked: {}", text.as_deref().unwrap_or("a value that is no text"))
+    format!(
+        "panicked: {}",
+        text.as_deref().unwrap_or("a value that is no text")
+    )
 }

@@ -24,7 +24,10 @@ impl Started {
 
     /// The result of work that is joined later.
     pub(crate) fn overlapped(out: CubeTensor, join: Join) -> Self {
-        Self { out, join: Some(join) }
+        Self {
+            out,
+            join: Some(join),
+        }
     }
 
     /// The memory of the result, which is not there yet: for what is enqueued behind
@@ -55,7 +58,12 @@ pub(crate) type Done = Arc<Mutex<Option<Arc<PooledEvent>>>>;
 
 impl Join {
     pub(crate) fn new(queue: CudaQueue, name: Arc<str>, done: Done, retained: Retained) -> Self {
-        Self { queue, name, done, retained }
+        Self {
+            queue,
+            name,
+            done,
+            retained,
+        }
     }
 }
 
@@ -64,11 +72,14 @@ impl Drop for Join {
         let (name, done) = (self.name.clone(), self.done.clone());
         let retained = std::mem::take(&mut self.retained);
         // It touches no buffer, so that it runs even where the call failed.
-        self.queue.enqueue(Op::new(move || format!("join of {name}")), move |stream, _| {
-            let done = done.lock().unwrap_or_else(PoisonError::into_inner).take();
-            let joined = done.map_or(Ok(()), |event| event.holds_up(stream));
-            drop(retained);
-            joined
-        });
+        self.queue.enqueue(
+            Op::new(move || format!("join of {name}")),
+            move |stream, _| {
+                let done = done.lock().unwrap_or_else(PoisonError::into_inner).take();
+                let joined = done.map_or(Ok(()), |event| event.holds_up(stream));
+                drop(retained);
+                joined
+            },
+        );
     }
 }

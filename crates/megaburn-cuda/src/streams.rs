@@ -34,7 +34,11 @@ impl Stream {
         unsafe { sys::cuCtxGetStreamPriorityRange(&mut least, &mut greatest) }
             .result()
             .map_err(CudaError::driver("cuCtxGetStreamPriorityRange"))?;
-        let level = if priority == Priority::High { greatest } else { least };
+        let level = if priority == Priority::High {
+            greatest
+        } else {
+            least
+        };
         let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
         // SAFETY: the driver writes the new handle through the pointer.
         unsafe { sys::cuStreamCreateWithPriority(&mut stream, flags, level) }

@@ -35,7 +35,11 @@ pub use crate::fusion::{from_backend, into_backend};
 
 /// The last two dimensions swapped, in the same memory.
 pub fn transposed(tensor: CubeTensor) -> CubeTensor {
-    let mut tensor = if is_tiled(&tensor) { contiguous(tensor) } else { tensor };
+    let mut tensor = if is_tiled(&tensor) {
+        contiguous(tensor)
+    } else {
+        tensor
+    };
     let rank = tensor.meta.num_dims();
     tensor.meta.swap(rank - 2, rank - 1);
     tensor
@@ -48,7 +52,12 @@ fn is_tiled(tensor: &CubeTensor) -> bool {
 
 /// New memory without padding beside `like`, its content undefined.
 pub fn empty(like: &CubeTensor, shape: impl Into<Shape>, dtype: DType) -> CubeTensor {
-    empty_device_contiguous_dtype(like.client.clone(), like.device.clone(), shape.into(), dtype)
+    empty_device_contiguous_dtype(
+        like.client.clone(),
+        like.device.clone(),
+        shape.into(),
+        dtype,
+    )
 }
 
 /// A stretch of the memory of `whole`, `[n]`, to be written where it is; none where CubeCL would not cut
@@ -70,14 +79,27 @@ pub fn open_stretch(
     shape: impl Into<Shape>,
 ) -> Option<CubeTensor> {
     let (size, shape) = (whole.dtype.size(), shape.into());
-    let behind = whole.meta.num_elements().checked_sub(start + shape.num_elements())?;
+    let behind = whole
+        .meta
+        .num_elements()
+        .checked_sub(start + shape.num_elements())?;
     let ([front, back], cut) = ([start, behind].map(|len| (len * size) as u64), cut(whole));
     if !front.is_multiple_of(cut) {
         return None;
     }
-    let handle = whole.handle.clone().offset_start(front).offset_end(back - back % cut);
+    let handle = whole
+        .handle
+        .clone()
+        .offset_start(front)
+        .offset_end(back - back % cut);
     let (client, device) = (whole.client.clone(), whole.device.clone());
-    Some(CubeTensor::new_contiguous(client, device, shape, handle, whole.dtype))
+    Some(CubeTensor::new_contiguous(
+        client,
+        device,
+        shape,
+        handle,
+        whole.dtype,
+    ))
 }
 
 /// At what multiples of bytes Burn cuts memory into slices, which are copies elsewhere: 512 on CUDA.
@@ -144,7 +166,14 @@ impl MatrixView {
             }
             batch *= len;
         }
-        Some(Self { rows, cols, ld, transposed, batch, batch_stride })
+        Some(Self {
+            rows,
+            cols,
+            ld,
+            transposed,
+            batch,
+            batch_stride,
+        })
     }
 
     /// The tensor where it is, or a copy where its strides are no matrix's, and its view.
@@ -165,7 +194,12 @@ impl MatrixView {
 
     /// The matrices with rows and columns swapped, in the same memory.
     pub fn swapped(self) -> Self {
-        Self { rows: self.cols, cols: self.rows, transposed: !self.transposed, ..self }
+        Self {
+            rows: self.cols,
+            cols: self.rows,
+            transposed: !self.transposed,
+            ..self
+        }
     }
 }
 
@@ -180,7 +214,14 @@ mod tests {
         transposed: bool,
         batch: [usize; 2],
     ) -> MatrixView {
-        MatrixView { rows, cols, ld, transposed, batch: batch[0], batch_stride: batch[1] }
+        MatrixView {
+            rows,
+            cols,
+            ld,
+            transposed,
+            batch: batch[0],
+            batch_stride: batch[1],
+        }
     }
 
     #[test]
@@ -191,13 +232,29 @@ mod tests {
             (&[5, 3], &[1, 8], view(5, 3, 8, true, [1, 0])),
             (&[1, 5], &[99, 1], view(1, 5, 5, false, [1, 0])),
             (&[5, 1], &[7, 3], view(5, 1, 7, false, [1, 0])),
-            (&[2, 4, 3, 5], &[60, 15, 5, 1], view(3, 5, 5, false, [8, 15])),
-            (&[2, 1, 3, 5], &[40, 77, 8, 1], view(3, 5, 8, false, [2, 40])),
+            (
+                &[2, 4, 3, 5],
+                &[60, 15, 5, 1],
+                view(3, 5, 5, false, [8, 15]),
+            ),
+            (
+                &[2, 1, 3, 5],
+                &[40, 77, 8, 1],
+                view(3, 5, 8, false, [2, 40]),
+            ),
             // Heads out of `[seq, batch, heads, d]`: rows of a head are far apart.
-            (&[2, 4, 7, 5], &[20, 5, 40, 1], view(7, 5, 40, false, [8, 5])),
+            (
+                &[2, 4, 7, 5],
+                &[20, 5, 40, 1],
+                view(7, 5, 40, false, [8, 5]),
+            ),
             (&[4, 7, 5], &[0, 5, 1], view(7, 5, 5, false, [4, 0])),
         ] {
-            assert_eq!(MatrixView::new(shape, strides), Some(expected), "{shape:?} {strides:?}");
+            assert_eq!(
+                MatrixView::new(shape, strides),
+                Some(expected),
+                "{shape:?} {strides:?}"
+            );
         }
     }
 
@@ -210,7 +267,11 @@ mod tests {
             (&[2, 0], &[1, 1]),
             (&[4], &[1]),
         ] {
-            assert_eq!(MatrixView::new(shape, strides), None, "{shape:?} {strides:?}");
+            assert_eq!(
+                MatrixView::new(shape, strides),
+                None,
+                "{shape:?} {strides:?}"
+            );
         }
     }
 }

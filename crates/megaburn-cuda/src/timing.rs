@@ -27,10 +27,14 @@ pub fn elapsed(queue: &CudaQueue, work: impl FnOnce()) -> Result<f32, CudaError>
     mark("start of a timing", Timer::start);
     work();
     mark("end of a timing", Timer::stop);
-    queue.on_device_thread(|| match &*timer.lock().unwrap_or_else(PoisonError::into_inner) {
-        Some(timer) => timer.milliseconds(),
-        None => Err(CudaError::Refused("the device thread has no stream to time yet".into())),
-    })
+    queue.on_device_thread(
+        || match &*timer.lock().unwrap_or_else(PoisonError::into_inner) {
+            Some(timer) => timer.milliseconds(),
+            None => Err(CudaError::Refused(
+                "the device thread has no stream to time yet".into(),
+            )),
+        },
+    )
 }
 
 /// Two points in a stream.
@@ -47,7 +51,10 @@ impl Timer {
             let mut event = std::ptr::null_mut();
             // SAFETY: the driver writes the new handle through the pointer.
             let status = unsafe { sys::cuEventCreate(&mut event, 0) };
-            status.result().map_err(CudaError::driver("cuEventCreate")).map(|()| Handle(event))
+            status
+                .result()
+                .map_err(CudaError::driver("cuEventCreate"))
+                .map(|()| Handle(event))
         };
         Ok(Self([create()?, create()?]))
     }

@@ -40,9 +40,17 @@ impl GlobalBatch {
             return Err(DataError::Zero { what });
         }
         if !global_batch_size.is_multiple_of(micro_batch_size * dp) {
-            return Err(DataError::Batch { global_batch_size, micro_batch_size, dp });
+            return Err(DataError::Batch {
+                global_batch_size,
+                micro_batch_size,
+                dp,
+            });
         }
-        Ok(Self { global_batch_size, micro_batch_size, dp })
+        Ok(Self {
+            global_batch_size,
+            micro_batch_size,
+            dp,
+        })
     }
 
     /// Samples of a step, over all ranks.
@@ -70,7 +78,11 @@ impl GlobalBatch {
     /// # Panics
     /// If `dp_rank` is not below the degree.
     pub fn rank(&self, consumed: u64, dp_rank: usize) -> Range<u64> {
-        assert!(dp_rank < self.dp, "data-parallel rank {dp_rank} of {}", self.dp);
+        assert!(
+            dp_rank < self.dp,
+            "data-parallel rank {dp_rank} of {}",
+            self.dp
+        );
         let share = (self.global_batch_size / self.dp) as u64;
         let first = consumed + dp_rank as u64 * share;
         first..first + share
@@ -134,6 +146,9 @@ mod tests {
         #[case] dp: usize,
         #[case] message: &str,
     ) {
-        assert_eq!(GlobalBatch::new(global, micro, dp).unwrap_err().to_string(), message);
+        assert_eq!(
+            GlobalBatch::new(global, micro, dp).unwrap_err().to_string(),
+            message
+        );
     }
 }

@@ -47,22 +47,41 @@ impl BatchSchedule {
         samples: u64,
         end: usize,
     ) -> Result<Self, DataError> {
-        for (what, size) in [("the first batch size", start), ("the batch increment", increment)] {
+        for (what, size) in [
+            ("the first batch size", start),
+            ("the batch increment", increment),
+        ] {
             if size == 0 {
                 return Err(DataError::Zero { what });
             }
         }
-        let distance = end.checked_sub(start).filter(|distance| distance % increment == 0);
+        let distance = end
+            .checked_sub(start)
+            .filter(|distance| distance % increment == 0);
         let Some(distance) = distance else {
-            return Err(DataError::Ramp { start, increment, end });
+            return Err(DataError::Ramp {
+                start,
+                increment,
+                end,
+            });
         };
         let increments = (distance / increment) as u64;
-        Ok(Self { start, increment, increments, samples })
+        Ok(Self {
+            start,
+            increment,
+            increments,
+            samples,
+        })
     }
 
     /// The samples of the step that starts after `consumed` samples.
     pub fn batch_size(&self, consumed: u64) -> usize {
-        let Self { start, increment, increments, samples } = *self;
+        let Self {
+            start,
+            increment,
+            increments,
+            samples,
+        } = *self;
         let grown = match consumed < samples {
             true => (u128::from(consumed) * u128::from(increments) / u128::from(samples)) as u64,
             false => increments,
@@ -91,7 +110,12 @@ impl BatchSchedule {
 
     /// The number of samples after which the batch is a larger one than after `consumed`.
     fn next_growth(&self, consumed: u64) -> Option<u64> {
-        let Self { start, increment, increments, samples } = *self;
+        let Self {
+            start,
+            increment,
+            increments,
+            samples,
+        } = *self;
         let grown = ((self.batch_size(consumed) - start) / increment) as u64;
         let at = |grown: u64| {
             let exact = u128::from(grown) * u128::from(samples);
@@ -147,7 +171,10 @@ mod tests {
     #[test]
     fn a_constant_batch_stays() {
         let schedule = BatchSchedule::constant(8).unwrap();
-        assert_eq!([0, 1, u64::MAX].map(|read| schedule.batch_size(read)), [8; 3]);
+        assert_eq!(
+            [0, 1, u64::MAX].map(|read| schedule.batch_size(read)),
+            [8; 3]
+        );
         assert_eq!(schedule.samples_after(1200), 9600);
         assert_eq!(schedule.largest(), 8);
         assert_eq!(schedule.samples_after(u64::MAX), u64::MAX);
@@ -177,7 +204,9 @@ mod tests {
         #[case] end: usize,
         #[case] message: &str,
     ) {
-        let error = BatchSchedule::ramp(start, increment, 1000, end).unwrap_err().to_string();
+        let error = BatchSchedule::ramp(start, increment, 1000, end)
+            .unwrap_err()
+            .to_string();
         assert!(error.contains(message), "{error}");
     }
 }

@@ -68,11 +68,16 @@ impl Search {
             .filter(|manifest| manifest.is_file())
             .or_else(|| {
                 let here = env::current_dir().ok()?;
-                here.ancestors().map(|d| d.join("Cargo.toml")).find(|m| m.is_file())
+                here.ancestors()
+                    .map(|d| d.join("Cargo.toml"))
+                    .find(|m| m.is_file())
             });
         let built_here = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2);
         let running_here = manifest.as_deref().and_then(Path::parent);
-        let projects = [built_here, running_here].into_iter().flatten().map(PathBuf::from);
+        let projects = [built_here, running_here]
+            .into_iter()
+            .flatten()
+            .map(PathBuf::from);
         Self {
             projects: projects.collect(),
             manifest,
@@ -84,7 +89,10 @@ impl Search {
     }
 
     fn find(&self) -> Result<Corpus, DataError> {
-        let what = format!("Rust sources of {} Burn {BURN_VERSION} crates", BURN_CRATES.len());
+        let what = format!(
+            "Rust sources of {} Burn {BURN_VERSION} crates",
+            BURN_CRATES.len()
+        );
         let not_cargo = match self.ask_cargo() {
             Ok(roots) => return load(format!("{what} (found by cargo metadata)"), &roots),
             Err(why) => why,
@@ -97,10 +105,18 @@ impl Search {
             Err(why) => why,
         };
         let tried = format!("{not_cargo}; {not_registry}");
-        match self.projects.iter().map(|p| p.join("crates")).find(|crates| crates.is_dir()) {
+        match self
+            .projects
+            .iter()
+            .map(|p| p.join("crates"))
+            .find(|crates| crates.is_dir())
+        {
             Some(crates) => {
                 tracing::warn!("megaburn's own sources are read in place of Burn's: {tried}");
-                let name = format!("megaburn's own Rust sources (found in {})", crates.display());
+                let name = format!(
+                    "megaburn's own Rust sources (found in {})",
+                    crates.display()
+                );
                 let corpus = load(name, &[("crates".into(), crates)])?;
                 Ok(corpus.with_note(Some(format!("Burn's are not there: {tried}"))))
             }
@@ -111,7 +127,10 @@ impl Search {
     }
 
     fn ask_cargo(&self) -> Result<Vec<Root>, String> {
-        let manifest = self.manifest.as_ref().ok_or("no Cargo.toml is above the working folder")?;
+        let manifest = self
+            .manifest
+            .as_ref()
+            .ok_or("no Cargo.toml is above the working folder")?;
         let mut command = MetadataCommand::new();
         command.manifest_path(manifest);
         // Locked: asking must not write a lock file into somebody's project.
@@ -121,7 +140,10 @@ impl Search {
         }
         let metadata = command.exec().map_err(|error| match error {
             CargoError::CargoMetadata { stderr } => {
-                let first = stderr.lines().find(|l| l.starts_with("error")).unwrap_or("no reason");
+                let first = stderr
+                    .lines()
+                    .find(|l| l.starts_with("error"))
+                    .unwrap_or("no reason");
                 format!("cargo metadata says `{first}`")
             }
             other => other.to_string(),
@@ -141,7 +163,10 @@ impl Search {
     }
 
     fn scan_registry(&self) -> Result<(PathBuf, Vec<Root>), String> {
-        let home = self.cargo_home.as_ref().ok_or("there is no CARGO_HOME and no home folder")?;
+        let home = self
+            .cargo_home
+            .as_ref()
+            .ok_or("there is no CARGO_HOME and no home folder")?;
         let src = home.join("registry").join("src");
         // One folder a registry: crates.io, its mirrors.
         let mut places: Vec<PathBuf> = fs::read_dir(&src)
@@ -150,10 +175,17 @@ impl Search {
             .collect();
         places.sort();
         let roots_in = |place: &PathBuf| {
-            let root =
-                |name: &&str| (name.to_string(), place.join(format!("{name}-{BURN_VERSION}")));
+            let root = |name: &&str| {
+                (
+                    name.to_string(),
+                    place.join(format!("{name}-{BURN_VERSION}")),
+                )
+            };
             let roots: Vec<Root> = BURN_CRATES.iter().map(root).collect();
-            roots.iter().all(|(_, root)| root.is_dir()).then(|| (place.clone(), roots))
+            roots
+                .iter()
+                .all(|(_, root)| root.is_dir())
+                .then(|| (place.clone(), roots))
         };
         places.iter().find_map(roots_in).ok_or_else(|| {
             let (count, src) = (BURN_CRATES.len(), src.display());
@@ -170,7 +202,10 @@ fn load(name: String, roots: &[Root]) -> Result<Corpus, DataError> {
     }
     // The label, not the path: where the registry lies must not change the order.
     files.sort();
-    let documents = files.iter().map(|(_, path)| read_text(path)).collect::<Result<_, _>>()?;
+    let documents = files
+        .iter()
+        .map(|(_, path)| read_text(path))
+        .collect::<Result<_, _>>()?;
     Corpus::from_documents(name, documents)
 }
 
@@ -179,10 +214,16 @@ fn rust_files(
     label: &str,
     files: &mut Vec<(String, PathBuf)>,
 ) -> Result<(), DataError> {
-    let unreadable = |source| DataError::Io { path: folder.into(), source };
+    let unreadable = |source| DataError::Io {
+        path: folder.into(),
+        source,
+    };
     for entry in fs::read_dir(folder).map_err(unreadable)? {
         let entry = entry.map_err(unreadable)?;
-        let (path, name) = (entry.path(), entry.file_name().to_string_lossy().into_owned());
+        let (path, name) = (
+            entry.path(),
+            entry.file_name().to_string_lossy().into_owned(),
+        );
         let label = format!("{label}/{name}");
         let kind = entry.file_type().map_err(unreadable)?;
         if kind.is_dir() && name != "target" && !name.starts_with('.') {

@@ -45,7 +45,11 @@ impl Corpus {
         if documents.is_empty() {
             return Err(DataError::Empty { name });
         }
-        Ok(Self { name, note: None, content: Content::Text(documents) })
+        Ok(Self {
+            name,
+            note: None,
+            content: Content::Text(documents),
+        })
     }
 
     /// The first `num_tokens` symbols of a generated text, whose least possible loss is known
@@ -65,7 +69,11 @@ impl Corpus {
             return Err(DataError::Empty { name });
         }
         let tokens = law.tokens(num_tokens);
-        Ok(Self { name, note: None, content: Content::Symbols { law, tokens } })
+        Ok(Self {
+            name,
+            note: None,
+            content: Content::Symbols { law, tokens },
+        })
     }
 
     pub(crate) fn with_note(self, note: Option<String>) -> Self {
@@ -108,7 +116,9 @@ impl Corpus {
                 hash.update(&[0xFF]);
             }),
             Content::Symbols { tokens, .. } => {
-                tokens.iter().for_each(|token| hash.update(&token.to_le_bytes()));
+                tokens
+                    .iter()
+                    .for_each(|token| hash.update(&token.to_le_bytes()));
             }
         }
         hash.digest()
@@ -205,8 +215,17 @@ mod tests {
     #[test]
     fn the_hash_sees_the_text_and_where_documents_end() {
         let base = text(&["ab", "c"]).hash();
-        assert_eq!(base, text(&["ab", "", "c"]).hash(), "an empty document is none");
-        for other in [text(&["a", "bc"]), text(&["abc"]), text(&["c", "ab"]), text(&["ab", "d"])] {
+        assert_eq!(
+            base,
+            text(&["ab", "", "c"]).hash(),
+            "an empty document is none"
+        );
+        for other in [
+            text(&["a", "bc"]),
+            text(&["abc"]),
+            text(&["c", "ab"]),
+            text(&["ab", "d"]),
+        ] {
             assert_ne!(base, other.hash());
         }
     }
@@ -214,8 +233,13 @@ mod tests {
     #[test]
     fn a_corpus_without_text_is_refused() {
         for documents in [vec![], vec![String::new(), String::new()]] {
-            let error = Corpus::from_documents("nothing", documents).unwrap_err().to_string();
-            assert_eq!(error, "`nothing` is empty; give a text with at least one sample");
+            let error = Corpus::from_documents("nothing", documents)
+                .unwrap_err()
+                .to_string();
+            assert_eq!(
+                error,
+                "`nothing` is empty; give a text with at least one sample"
+            );
         }
     }
 
@@ -224,18 +248,32 @@ mod tests {
         let kind = SyntheticKind::Echo { distance: 7 };
         let corpus = Corpus::synthetic(kind, 3, 1000).unwrap();
         let set = TokenDataset::new(&corpus, &ByteTokenizer).unwrap();
-        assert_eq!((set.vocab_size(), set.token_width(), set.num_tokens()), (64, 1, 1000));
-        assert_eq!(set.sample(999, 0), Synthetic::new(kind, 3).unwrap().tokens(1000));
+        assert_eq!(
+            (set.vocab_size(), set.token_width(), set.num_tokens()),
+            (64, 1, 1000)
+        );
+        assert_eq!(
+            set.sample(999, 0),
+            Synthetic::new(kind, 3).unwrap().tokens(1000)
+        );
         assert_eq!(set.bytes_per_token(), None);
-        assert_eq!(corpus.loss_floor(128), Some(Synthetic::new(kind, 3).unwrap().floor(128)));
+        assert_eq!(
+            corpus.loss_floor(128),
+            Some(Synthetic::new(kind, 3).unwrap().floor(128))
+        );
         assert_eq!(text(&["a"]).loss_floor(128), None);
         let shown = corpus.to_string();
         assert!(shown.starts_with("synthetic echo (distance 7, seed 3): 1000 symbols, xxh3 "));
         let error = Corpus::synthetic(kind, 3, 0).unwrap_err().to_string();
-        assert!(error.starts_with("`synthetic echo (distance 7, seed 3)` is empty"), "{error}");
+        assert!(
+            error.starts_with("`synthetic echo (distance 7, seed 3)` is empty"),
+            "{error}"
+        );
         assert_ne!(
             corpus.hash(),
-            Corpus::synthetic(SyntheticKind::Markov, 3, 1000).unwrap().hash()
+            Corpus::synthetic(SyntheticKind::Markov, 3, 1000)
+                .unwrap()
+                .hash()
         );
     }
 }

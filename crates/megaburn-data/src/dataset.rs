@@ -50,7 +50,9 @@ impl TokenDataset {
         let keep = |tokens: &[u32]| store.extend(tokens, vocab_size, corpus.name());
         corpus.visit_tokens(tokenizer, keep, progress)?;
         set.range = 0..store.len();
-        set.bytes_per_token = corpus.num_bytes().map(|b| b as f64 / store.len().max(1) as f64);
+        set.bytes_per_token = corpus
+            .num_bytes()
+            .map(|b| b as f64 / store.len().max(1) as f64);
         set.store = Arc::new(store);
         Ok(set)
     }
@@ -74,7 +76,13 @@ impl TokenDataset {
 
     fn empty(name: impl Into<String>, vocab_size: usize) -> Self {
         let store = Arc::new(Store::for_vocab(vocab_size));
-        Self { name: name.into(), store, range: 0..0, vocab_size, bytes_per_token: None }
+        Self {
+            name: name.into(),
+            store,
+            range: 0..0,
+            vocab_size,
+            bytes_per_token: None,
+        }
     }
 
     /// Cuts off the last `valid_fraction` of the tokens (rounded to the nearest) for validation.
@@ -86,7 +94,9 @@ impl TokenDataset {
     /// A fraction outside `[0, 1)`.
     pub fn split(&self, valid_fraction: f64) -> Result<Split, DataError> {
         if !(0.0..1.0).contains(&valid_fraction) {
-            return Err(DataError::Fraction { fraction: valid_fraction });
+            return Err(DataError::Fraction {
+                fraction: valid_fraction,
+            });
         }
         let num_valid = (self.num_tokens() as f64 * valid_fraction).round() as usize;
         let cut = self.range.end - num_valid;
@@ -180,7 +190,12 @@ impl Store {
     fn extend(&mut self, tokens: &[u32], vocab_size: usize, name: &str) -> Result<(), DataError> {
         if let Some(i) = tokens.iter().position(|&t| t as usize >= vocab_size) {
             let (token, position) = (tokens[i], self.len() + i);
-            return Err(DataError::OutsideVocab { name: name.into(), token, position, vocab_size });
+            return Err(DataError::OutsideVocab {
+                name: name.into(),
+                token,
+                position,
+                vocab_size,
+            });
         }
         // Narrowing keeps every token: each is below the vocabulary that chose the width.
         match self {
@@ -232,7 +247,10 @@ mod tests {
         let corpus = Corpus::from_documents("two", documents).unwrap();
         let mut told = Vec::new();
         let set = TokenDataset::encoded(&corpus, &ByteTokenizer, |bytes| told.push(bytes)).unwrap();
-        assert_eq!(Some(told.iter().sum::<usize>() as u64), corpus.num_bytes().map(|b| b as u64));
+        assert_eq!(
+            Some(told.iter().sum::<usize>() as u64),
+            corpus.num_bytes().map(|b| b as u64)
+        );
         assert_eq!(set.num_tokens(), 1_200_011 + 1);
     }
 
@@ -264,7 +282,10 @@ mod tests {
         let set = TokenDataset::new(&corpus, &ByteTokenizer).unwrap();
         assert_eq!(set.sample(4, 0), [97, 98, ByteTokenizer::EOS, 195, 169]);
         assert_eq!(set.bytes_per_token(), Some(0.8));
-        assert_eq!((set.vocab_size(), set.token_width(), set.num_tokens()), (260, 2, 5));
+        assert_eq!(
+            (set.vocab_size(), set.token_width(), set.num_tokens()),
+            (260, 2, 5)
+        );
     }
 
     #[rstest]

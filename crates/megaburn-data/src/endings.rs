@@ -15,7 +15,18 @@ const NO_TEXT: [(&[&str], &str); 3] = [
         "unpack it, and give the .txt or .jsonl file",
     ),
     (
-        &["bin", "idx", "npy", "npz", "pt", "pth", "safetensors", "pkl", "pdf", "docx"],
+        &[
+            "bin",
+            "idx",
+            "npy",
+            "npz",
+            "pt",
+            "pth",
+            "safetensors",
+            "pkl",
+            "pdf",
+            "docx",
+        ],
         "give the text itself, as a .txt or .jsonl file; the run tokenizes it",
     ),
 ];
@@ -25,11 +36,17 @@ const NO_TEXT: [(&[&str], &str); 3] = [
 /// # Errors
 /// It cannot be read or is not UTF-8; its ending says that it is no text.
 pub(crate) fn plain_text(path: &Path, ending: &str) -> Result<String, DataError> {
-    let no_text = NO_TEXT.iter().find(|(endings, _)| endings.contains(&ending));
+    let no_text = NO_TEXT
+        .iter()
+        .find(|(endings, _)| endings.contains(&ending));
     if let Some((_, remedy)) = no_text
         && path.is_file()
     {
-        return Err(DataError::NoText { path: path.into(), ending: ending.into(), remedy });
+        return Err(DataError::NoText {
+            path: path.into(),
+            ending: ending.into(),
+            remedy,
+        });
     }
     read_text(path)
 }
@@ -57,7 +74,9 @@ mod tests {
 
     #[test]
     fn one_that_is_not_there_is_said_to_be_missing() {
-        let refusal = Corpus::from_file("nowhere/t.parquet").unwrap_err().to_string();
+        let refusal = Corpus::from_file("nowhere/t.parquet")
+            .unwrap_err()
+            .to_string();
         assert!(refusal.contains("does not exist"), "{refusal}");
     }
 }

@@ -6,7 +6,10 @@ use thiserror::Error;
 /// Why there is no data to train on.
 #[derive(Debug, Error)]
 #[non_exhaustive]
-#[allow(missing_docs, reason = "the message of each variant says what its fields are")]
+#[allow(
+    missing_docs,
+    reason = "the message of each variant says what its fields are"
+)]
 pub enum DataError {
     #[error("data file `{}` does not exist; check the path given as data", path.display())]
     Missing { path: PathBuf },
@@ -20,27 +23,54 @@ pub enum DataError {
         "data file `{}` is not UTF-8: byte {offset} of {size} starts no character; convert the file to UTF-8",
         path.display()
     )]
-    NotUtf8 { path: PathBuf, offset: usize, size: usize },
+    NotUtf8 {
+        path: PathBuf,
+        offset: usize,
+        size: usize,
+    },
     #[error("data file `{}` is no text: a .{ending} file is not read; {remedy}", path.display())]
-    NoText { path: PathBuf, ending: String, remedy: &'static str },
+    NoText {
+        path: PathBuf,
+        ending: String,
+        remedy: &'static str,
+    },
     #[error(
         "data file `{}`, line {line}: {why}; every line is one JSON object with its text in the field `{field}`",
         path.display()
     )]
-    JsonLine { path: PathBuf, line: usize, field: String, why: String },
+    JsonLine {
+        path: PathBuf,
+        line: usize,
+        field: String,
+        why: String,
+    },
     #[error(
         "data file `{}`: {why}; a .json file is one array of JSON objects, or one object a line, each with its text in the field `{field}`",
         path.display()
     )]
-    Json { path: PathBuf, why: String, field: String },
+    Json {
+        path: PathBuf,
+        why: String,
+        field: String,
+    },
     #[error(
         "{name} holds {found} tokens, and one sample of sequence length {seq_len} needs {needed}; give more text, a shorter sequence or another validation fraction"
     )]
-    TooShort { name: String, found: usize, needed: usize, seq_len: usize },
+    TooShort {
+        name: String,
+        found: usize,
+        needed: usize,
+        seq_len: usize,
+    },
     #[error(
         "{name}: token {token} at position {position} is outside the vocabulary of {vocab_size}; use the tokenizer that made it"
     )]
-    OutsideVocab { name: String, token: u32, position: usize, vocab_size: usize },
+    OutsideVocab {
+        name: String,
+        token: u32,
+        position: usize,
+        vocab_size: usize,
+    },
     #[error(
         "validation fraction {fraction} is not in [0, 1); 0 keeps every token for training, 0.05 the last twentieth for validation"
     )]
@@ -52,11 +82,19 @@ pub enum DataError {
         micro_batch_size * dp,
         global_batch_size.next_multiple_of(micro_batch_size * dp)
     )]
-    Batch { global_batch_size: usize, micro_batch_size: usize, dp: usize },
+    Batch {
+        global_batch_size: usize,
+        micro_batch_size: usize,
+        dp: usize,
+    },
     #[error(
         "a batch cannot grow from {start} to {end} samples by {increment}; start at or below {end}, a multiple of {increment} away"
     )]
-    Ramp { start: usize, increment: usize, end: usize },
+    Ramp {
+        start: usize,
+        increment: usize,
+        end: usize,
+    },
     #[error(
         "sample {index} was read with different tokens by two ranks; they use another seed, text or sequence length"
     )]
@@ -76,9 +114,16 @@ pub enum DataError {
     )]
     NoEos { path: PathBuf, looked: String },
     #[error("the tokenizer `{tokenizer}` cannot encode the text {excerpt:?}: {why}")]
-    Encode { tokenizer: String, excerpt: String, why: String },
+    Encode {
+        tokenizer: String,
+        excerpt: String,
+        why: String,
+    },
     #[error("a vocabulary of {vocab_size} is too small: 256 bytes and {num_special} special tokens need {}", 256 + num_special)]
-    SmallVocab { vocab_size: usize, num_special: usize },
+    SmallVocab {
+        vocab_size: usize,
+        num_special: usize,
+    },
     #[error(
         "special token {token:?} {why}; use something that text does not hold, like `<|tool|>`"
     )]

@@ -18,7 +18,11 @@ impl Corpus {
     /// is no JSON object with that field; a file whose name says that it is no text, as `.parquet` does.
     pub fn from_file(path: impl AsRef<Path>) -> Result<Self, DataError> {
         let path = path.as_ref();
-        let extension = path.extension().unwrap_or_default().to_string_lossy().to_lowercase();
+        let extension = path
+            .extension()
+            .unwrap_or_default()
+            .to_string_lossy()
+            .to_lowercase();
         match extension.as_str() {
             "jsonl" | "ndjson" => Self::from_jsonl(path, "text"),
             "json" => Self::from_json(path, "text"),
@@ -43,7 +47,11 @@ impl Corpus {
             // Not one value: objects on lines, or an array that is cut off.
             Err(error) if text.trim_start().starts_with('[') => {
                 let (path, why) = (path.into(), format!("its array is not JSON ({error})"));
-                return Err(DataError::Json { path, why, field: field.into() });
+                return Err(DataError::Json {
+                    path,
+                    why,
+                    field: field.into(),
+                });
             }
             Err(_) => return Self::from_lines(path, &text, field),
         };
@@ -125,7 +133,10 @@ fn kind(value: &Value) -> &'static str {
 pub(crate) fn read_text(path: &Path) -> Result<String, DataError> {
     let unreadable = |source: std::io::Error| match source.kind() {
         ErrorKind::NotFound => DataError::Missing { path: path.into() },
-        _ => DataError::Io { path: path.into(), source },
+        _ => DataError::Io {
+            path: path.into(),
+            source,
+        },
     };
     if fs::metadata(path).map_err(unreadable)?.is_dir() {
         return Err(DataError::Directory { path: path.into() });
@@ -188,11 +199,17 @@ mod tests {
     #[test]
     fn the_text_may_stand_in_another_field() {
         let (_dir, path) = file("a.jsonl", "{\"content\": \"x\", \"text\": 3}\n");
-        assert_eq!(Corpus::from_jsonl(&path, "content").unwrap().documents(), ["x"]);
+        assert_eq!(
+            Corpus::from_jsonl(&path, "content").unwrap().documents(),
+            ["x"]
+        );
     }
 
     #[rstest]
-    #[case("{\"text\": \"a\"", "not JSON (EOF while parsing an object at column 12)")]
+    #[case(
+        "{\"text\": \"a\"",
+        "not JSON (EOF while parsing an object at column 12)"
+    )]
     #[case("hello", "not JSON (expected value at column 1)")]
     #[case("{\"body\": \"a\", \"id\": 1}", "no field `text`, only [body, id]")]
     #[case("{\"text\": null}", "field `text` is null, not a string")]
@@ -207,7 +224,10 @@ mod tests {
     }
 
     #[rstest]
-    #[case("[{\"text\": \"a\"}, {\"body\": \"b\"}]", "element 2: no field `text`, only [body]")]
+    #[case(
+        "[{\"text\": \"a\"}, {\"body\": \"b\"}]",
+        "element 2: no field `text`, only [body]"
+    )]
     #[case("[{\"text\": \"a\"}, \"b\"]", "element 2: a string, not an object")]
     #[case("{\"data\": [1]}", "element 1: no field `text`, only [data]")]
     #[case(
@@ -215,12 +235,21 @@ mod tests {
         "its array is not JSON (EOF while parsing a list at line 1 column 14)"
     )]
     #[case("3", "element 1: a number, not an object")]
-    #[case("{\"text\": \"a\"}\nb", "line 2: not JSON (expected value at column 1)")]
+    #[case(
+        "{\"text\": \"a\"}\nb",
+        "line 2: not JSON (expected value at column 1)"
+    )]
     fn json_that_holds_no_documents_is_refused(#[case] content: &str, #[case] why: &str) {
         let (_dir, path) = file("a.json", content);
         let refusal = refusal(&path);
-        assert!(refusal.starts_with("data file `") && refusal.contains(why), "{refusal}");
-        assert!(refusal.contains("with its text in the field `text`"), "{refusal}");
+        assert!(
+            refusal.starts_with("data file `") && refusal.contains(why),
+            "{refusal}"
+        );
+        assert!(
+            refusal.contains("with its text in the field `text`"),
+            "{refusal}"
+        );
     }
 
     #[test]

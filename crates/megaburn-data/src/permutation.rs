@@ -24,10 +24,18 @@ pub struct Permutation {
 impl Permutation {
     /// The permutation of `0..n` that `rng` keys; `n` is below 2^62.
     pub fn new(n: u64, rng: PositionRng) -> Self {
-        assert!(n < 1 << 62, "a permutation of {n} places is beyond any data set");
+        assert!(
+            n < 1 << 62,
+            "a permutation of {n} places is beyond any data set"
+        );
         let root = n.isqrt();
         let a = (root + u64::from(root * root < n)).max(1);
-        Self { n, a, b: n.div_ceil(a), rng }
+        Self {
+            n,
+            a,
+            b: n.div_ceil(a),
+            rng,
+        }
     }
 
     /// Where `index` goes.
@@ -35,7 +43,11 @@ impl Permutation {
     /// # Panics
     /// If `index` is not below `n`.
     pub fn at(&self, index: u64) -> u64 {
-        assert!(index < self.n, "index {index} of a permutation of {}", self.n);
+        assert!(
+            index < self.n,
+            "index {index} of a permutation of {}",
+            self.n
+        );
         let mut place = self.network(index);
         // Ends: the network permutes the grid, so the walk comes back to `index` at the latest.
         while place >= self.n {
@@ -80,7 +92,9 @@ mod tests {
 
     #[rstest]
     fn every_place_is_taken_once(
-        #[values(1, 2, 3, 4, 5, 7, 8, 9, 16, 17, 31, 64, 97, 100, 101, 1024, 1031, 4096, 9973)]
+        #[values(
+            1, 2, 3, 4, 5, 7, 8, 9, 16, 17, 31, 64, 97, 100, 101, 1024, 1031, 4096, 9973
+        )]
         n: u64,
         #[values(0, 1, u64::MAX)] seed: u64,
     ) {
@@ -129,7 +143,12 @@ mod tests {
     #[test]
     fn neighbours_are_torn_apart() {
         let (n, p) = (10_000, permutation(10_000, 3));
-        let near = (1..n).filter(|&i| p.at(i).abs_diff(p.at(i - 1)) < 100).count();
-        assert!(near < 400, "{near} of 10000 neighbours stay within 1% (200 by chance)");
+        let near = (1..n)
+            .filter(|&i| p.at(i).abs_diff(p.at(i - 1)) < 100)
+            .count();
+        assert!(
+            near < 400,
+            "{near} of 10000 neighbours stay within 1% (200 by chance)"
+        );
     }
 }

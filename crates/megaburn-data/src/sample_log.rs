@@ -36,7 +36,9 @@ impl SampleLog {
         &mut self,
         entries: impl IntoIterator<Item = (u64, u64)>,
     ) -> Result<(), DataError> {
-        entries.into_iter().try_for_each(|(index, hash)| self.insert(index, hash))
+        entries
+            .into_iter()
+            .try_for_each(|(index, hash)| self.insert(index, hash))
     }
 
     /// Pairs of sample index and hash in global order, for sending to another rank.
@@ -82,7 +84,9 @@ pub fn order_hash(sampler: &Sampler, batch: &GlobalBatch, n: u64) -> Result<u64,
         }
         whole.merge(mine.entries())?;
     }
-    Ok(whole.digest(n).expect("the ranks' shares of whole steps cover the first n samples"))
+    Ok(whole
+        .digest(n)
+        .expect("the ranks' shares of whole steps cover the first n samples"))
 }
 
 #[cfg(test)]
@@ -106,7 +110,11 @@ mod tests {
         let one = hash(1, 1, 1);
         for dp in [1, 2, 4, 8] {
             for (global, micro) in [(8, 1), (16, 2), (48, 3), (24, 1)] {
-                assert_eq!(one, hash(global, micro, dp), "dp {dp} global {global} micro {micro}");
+                assert_eq!(
+                    one,
+                    hash(global, micro, dp),
+                    "dp {dp} global {global} micro {micro}"
+                );
             }
         }
         let batch = GlobalBatch::new(8, 1, 4).unwrap();

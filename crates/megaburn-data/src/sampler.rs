@@ -46,7 +46,9 @@ impl Sampler {
         shuffle: Option<PositionRng>,
     ) -> Result<Self, DataError> {
         if seq_len == 0 {
-            return Err(DataError::Zero { what: "the sequence length" });
+            return Err(DataError::Zero {
+                what: "the sequence length",
+            });
         }
         let num_samples = dataset.num_samples(seq_len) as u64;
         if num_samples == 0 {
@@ -57,7 +59,12 @@ impl Sampler {
                 seq_len,
             });
         }
-        Ok(Self { dataset, seq_len, num_samples, shuffle })
+        Ok(Self {
+            dataset,
+            seq_len,
+            num_samples,
+            shuffle,
+        })
     }
 
     /// Targets of a sample.
@@ -148,7 +155,11 @@ mod tests {
     fn epochs_and_seeds_differ(#[values(64, 97)] num_samples: usize) {
         let sampler = |seed| Sampler::shuffled(dataset(num_samples * 3 + 1), 3, seed).unwrap();
         let first = epoch(&sampler(1), 0);
-        assert_ne!(first, (0..num_samples as u64).collect::<Vec<_>>(), "not the text's order");
+        assert_ne!(
+            first,
+            (0..num_samples as u64).collect::<Vec<_>>(),
+            "not the text's order"
+        );
         assert_ne!(first, epoch(&sampler(1), 1));
         assert_ne!(first, epoch(&sampler(2), 0));
         assert_eq!(first, epoch(&sampler(1), 0));
@@ -165,13 +176,20 @@ mod tests {
     fn a_text_shorter_than_a_sample_is_refused_with_both_numbers() {
         let split = dataset(100).split(0.1).unwrap();
         assert!(Sampler::shuffled(split.train.clone(), 89, 1).is_ok());
-        let error = Sampler::shuffled(split.train, 90, 1).unwrap_err().to_string();
+        let error = Sampler::shuffled(split.train, 90, 1)
+            .unwrap_err()
+            .to_string();
         assert_eq!(
             error,
             "training part of count holds 90 tokens, and one sample of sequence length 90 needs 91; give more text, a shorter sequence or another validation fraction"
         );
-        let error = Sampler::sequential(split.valid, 16).unwrap_err().to_string();
-        assert!(error.starts_with("validation part of count holds 10 tokens, "), "{error}");
+        let error = Sampler::sequential(split.valid, 16)
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.starts_with("validation part of count holds 10 tokens, "),
+            "{error}"
+        );
         assert!(error.contains(" sequence length 16 needs 17;"), "{error}");
         let error = Sampler::sequential(dataset(9), 0).unwrap_err().to_string();
         assert_eq!(error, "the sequence length is 0 and must be at least 1");

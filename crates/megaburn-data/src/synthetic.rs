@@ -53,9 +53,9 @@ impl Synthetic {
     /// An echo distance of 0.
     pub fn new(kind: SyntheticKind, seed: u64) -> Result<Self, DataError> {
         match kind {
-            SyntheticKind::Echo { distance: 0 } => {
-                Err(DataError::Zero { what: "the distance of a synthetic echo" })
-            }
+            SyntheticKind::Echo { distance: 0 } => Err(DataError::Zero {
+                what: "the distance of a synthetic echo",
+            }),
             _ => Ok(Self { kind, seed }),
         }
     }
@@ -186,13 +186,20 @@ mod tests {
     #[test]
     fn the_closed_forms_are_the_documented_figures() {
         let markov = synthetic(SyntheticKind::Markov, 0);
-        assert!((markov.entropy() - 1.2080).abs() < 5e-5, "{}", markov.entropy());
+        assert!(
+            (markov.entropy() - 1.2080).abs() < 5e-5,
+            "{}",
+            markov.entropy()
+        );
         assert_eq!(markov.floor(100), markov.entropy());
         let echo = synthetic(SyntheticKind::Echo { distance: 7 }, 0);
         assert!((echo.entropy() - 0.7295).abs() < 5e-5, "{}", echo.entropy());
         let floor = (122.0 * echo.entropy() + 6.0 * 64f64.ln()) / 128.0;
         assert!((echo.floor(128) - floor).abs() < 1e-12);
-        assert!((echo.floor(3) - 64f64.ln()).abs() < 1e-12, "no target has its source in view");
+        assert!(
+            (echo.floor(3) - 64f64.ln()).abs() < 1e-12,
+            "no target has its source in view"
+        );
         let next = synthetic(SyntheticKind::Echo { distance: 1 }, 0);
         assert!((next.floor(128) - next.entropy()).abs() < 1e-12);
     }
@@ -203,7 +210,10 @@ mod tests {
         let tokens = markov.tokens(N);
         let h = conditional_entropy(&tokens, 1);
         assert!((h - markov.entropy()).abs() < 0.01, "{h}");
-        assert!(conditional_entropy(&tokens, 5) > 2.0, "only the last symbol tells the next");
+        assert!(
+            conditional_entropy(&tokens, 5) > 2.0,
+            "only the last symbol tells the next"
+        );
     }
 
     #[rstest]
@@ -240,7 +250,10 @@ mod tests {
         let rows = successors(PositionRng::new(5, Purpose::Sampling, "rows"));
         for row in &rows {
             let distinct: std::collections::BTreeSet<_> = row.iter().collect();
-            assert!(distinct.len() == 4 && row.iter().all(|&s| s < NUM_SYMBOLS), "{row:?}");
+            assert!(
+                distinct.len() == 4 && row.iter().all(|&s| s < NUM_SYMBOLS),
+                "{row:?}"
+            );
         }
         assert_ne!(rows[0], rows[1]);
     }
@@ -256,7 +269,10 @@ mod tests {
     fn kinds_are_written_in_a_configuration_by_name() {
         for (kind, text) in [
             (SyntheticKind::Markov, r#""markov""#),
-            (SyntheticKind::Echo { distance: 5 }, r#"{"echo":{"distance":5}}"#),
+            (
+                SyntheticKind::Echo { distance: 5 },
+                r#"{"echo":{"distance":5}}"#,
+            ),
         ] {
             assert_eq!(serde_json::to_string(&kind).unwrap(), text);
             assert_eq!(serde_json::from_str::<SyntheticKind>(text).unwrap(), kind);

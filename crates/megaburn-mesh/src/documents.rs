@@ -28,12 +28,18 @@ impl Documents {
     /// # Errors
     /// Rows of several lengths, or bounds that do not rise from 0.
     pub fn new(cu_seqlens: Vec<Vec<usize>>) -> Result<Self, MeshError> {
-        let len = cu_seqlens.first().and_then(|row| row.last().copied()).unwrap_or(0);
+        let len = cu_seqlens
+            .first()
+            .and_then(|row| row.last().copied())
+            .unwrap_or(0);
         let fits = |row: &Vec<usize>| {
             row.first() == Some(&0) && row.is_sorted() && row.last() == Some(&len)
         };
         match cu_seqlens.iter().find(|row| !fits(row)) {
-            Some(row) => Err(MeshError::Documents { cu_seqlens: row.clone(), len }),
+            Some(row) => Err(MeshError::Documents {
+                cu_seqlens: row.clone(),
+                len,
+            }),
             None => Ok(Self { rows: cu_seqlens }),
         }
     }
@@ -45,7 +51,10 @@ impl Documents {
 
     /// Tokens of a row.
     pub fn row_len(&self) -> usize {
-        self.rows.first().and_then(|row| row.last().copied()).unwrap_or(0)
+        self.rows
+            .first()
+            .and_then(|row| row.last().copied())
+            .unwrap_or(0)
     }
 
     /// By row, where each document begins, and where the last ends.
@@ -61,8 +70,11 @@ impl Documents {
 
     /// By row, how long a chunk of each document is, where each is cut into `chunks`.
     pub fn chunk_lens(&self, chunks: usize) -> Vec<Vec<usize>> {
-        let lens =
-            |row: &Vec<usize>| row.windows(2).map(|ends| (ends[1] - ends[0]) / chunks).collect();
+        let lens = |row: &Vec<usize>| {
+            row.windows(2)
+                .map(|ends| (ends[1] - ends[0]) / chunks)
+                .collect()
+        };
         self.rows.iter().map(lens).collect()
     }
 
@@ -76,7 +88,12 @@ impl Documents {
             let uneven = |ends: &&[usize]| !(ends[1] - ends[0]).is_multiple_of(multiple);
             if let Some(ends) = bounds.windows(2).find(uneven) {
                 let (start, len) = (ends[0], ends[1] - ends[0]);
-                return Err(MeshError::DocumentLength { row, start, len, multiple });
+                return Err(MeshError::DocumentLength {
+                    row,
+                    start,
+                    len,
+                    multiple,
+                });
             }
         }
         Ok(())
@@ -106,7 +123,11 @@ impl Documents {
     ) -> impl Iterator<Item = usize> {
         let bounds = &self.rows[row];
         // One rank holds documents as they are.
-        let halves: &[&[usize]] = if zigzag.ranks() == 1 { &[&[0, 1]] } else { &[&[0], &[1]] };
+        let halves: &[&[usize]] = if zigzag.ranks() == 1 {
+            &[&[0, 1]]
+        } else {
+            &[&[0], &[1]]
+        };
         halves.iter().flat_map(move |halves| {
             bounds.windows(2).flat_map(move |ends| {
                 let ranges = zigzag.ranges(ends[1] - ends[0]);
@@ -133,7 +154,9 @@ mod tests {
                 let of_rank = |rank| {
                     let zigzag = Zigzag::new(rank, ranks);
                     documents.check(zigzag).unwrap();
-                    documents.tokens(row, zigzag).zip(documents.positions(row, zigzag))
+                    documents
+                        .tokens(row, zigzag)
+                        .zip(documents.positions(row, zigzag))
                 };
                 let mut all: Vec<_> = (0..ranks).flat_map(of_rank).collect();
                 all.sort_unstable();

@@ -3,7 +3,10 @@ use thiserror::Error;
 /// Why a layout, a mesh or a shard cannot be.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
-#[allow(missing_docs, reason = "the message of each variant says what its fields are")]
+#[allow(
+    missing_docs,
+    reason = "the message of each variant says what its fields are"
+)]
 pub enum MeshError {
     #[error(
         "layout `{text}`: {why}; write it like `tp2-dp2-sp` (axes: tp cp pp dp ep etp, flag: sp)"
@@ -20,13 +23,37 @@ pub enum MeshError {
     #[error(
         "layout `{layout}`: ep {ep} and etp {etp} split experts, and the model has no experts: leave them out"
     )]
-    NoExperts { layout: String, ep: usize, etp: usize },
+    NoExperts {
+        layout: String,
+        ep: usize,
+        etp: usize,
+    },
     #[error("layout `{layout}`: ep {ep} x etp {etp} = {} does not divide tp {tp} x cp {cp} x dp {dp} = {}", ep * etp, tp * cp * dp)]
-    ExpertGrid { layout: String, ep: usize, etp: usize, tp: usize, cp: usize, dp: usize },
+    ExpertGrid {
+        layout: String,
+        ep: usize,
+        etp: usize,
+        tp: usize,
+        cp: usize,
+        dp: usize,
+    },
     #[error("layout `{layout}` takes tp {tp} x cp {cp} x pp {pp} x dp {dp} = {} ranks, and there are {world}: start as many, or choose another layout", tp * cp * pp * dp)]
-    World { layout: String, tp: usize, cp: usize, pp: usize, dp: usize, world: usize },
+    World {
+        layout: String,
+        tp: usize,
+        cp: usize,
+        pp: usize,
+        dp: usize,
+        world: usize,
+    },
     #[error("layout `{layout}`: tp {tp} x cp {cp} x pp {pp} = {0} does not divide the {world} ranks, so no dp fills the world: choose another layout, or a multiple of {0} ranks", tp * cp * pp)]
-    NoDp { layout: String, tp: usize, cp: usize, pp: usize, world: usize },
+    NoDp {
+        layout: String,
+        tp: usize,
+        cp: usize,
+        pp: usize,
+        world: usize,
+    },
     #[error(
         "layout `{layout}`: {what} {size} is not divisible by {divisor_name} {divisor}; {hint}"
     )]
@@ -41,13 +68,28 @@ pub enum MeshError {
     #[error(
         "layout `{layout}`: {kv_heads} key/value heads over tp {tp}: one number must divide the other (heads {heads})"
     )]
-    KvHeads { layout: String, kv_heads: usize, heads: usize, tp: usize },
+    KvHeads {
+        layout: String,
+        kv_heads: usize,
+        heads: usize,
+        tp: usize,
+    },
     #[error("dim {dim} of {global_shape:?} holds {size}, its parts add up to {parts}")]
-    Parts { global_shape: Vec<usize>, dim: usize, size: usize, parts: usize },
+    Parts {
+        global_shape: Vec<usize>,
+        dim: usize,
+        size: usize,
+        parts: usize,
+    },
     #[error(
         "a part of {units} units of {unit} cannot be split over {ranks} ranks of {axis}: one number must divide the other"
     )]
-    Units { units: usize, unit: usize, ranks: usize, axis: &'static str },
+    Units {
+        units: usize,
+        unit: usize,
+        ranks: usize,
+        axis: &'static str,
+    },
     #[error(
         "documents that begin at {cu_seqlens:?} do not rise from 0 to {len}, the tokens of a row"
     )]
@@ -55,7 +97,12 @@ pub enum MeshError {
     #[error(
         "a document of {len} tokens from {start} on in row {row} does not divide into the {multiple} chunks of the zigzag split: pad it to a multiple of {multiple}"
     )]
-    DocumentLength { row: usize, start: usize, len: usize, multiple: usize },
+    DocumentLength {
+        row: usize,
+        start: usize,
+        len: usize,
+        multiple: usize,
+    },
     #[error("two parameters are named `{path}`")]
     DuplicateParam { path: String },
 }

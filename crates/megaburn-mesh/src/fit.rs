@@ -33,11 +33,28 @@ impl Layout {
     /// # Errors
     /// The first size that does not divide, with all the numbers and what to change.
     pub fn fits(&self, model: &ModelShape) -> Result<(), MeshError> {
-        let ModelShape { ffn, heads, kv_heads, seq_len, experts } = *model;
+        let ModelShape {
+            ffn,
+            heads,
+            kv_heads,
+            seq_len,
+            experts,
+        } = *model;
         let (tp, cp) = (self.tp, self.cp);
-        self.divides("attention heads", heads, "tp", tp, "choose a tp that divides the heads")?;
+        self.divides(
+            "attention heads",
+            heads,
+            "tp",
+            tp,
+            "choose a tp that divides the heads",
+        )?;
         if kv_heads == 0 || !(kv_heads.is_multiple_of(tp) || tp.is_multiple_of(kv_heads)) {
-            return Err(MeshError::KvHeads { layout: self.to_string(), kv_heads, heads, tp });
+            return Err(MeshError::KvHeads {
+                layout: self.to_string(),
+                kv_heads,
+                heads,
+                tp,
+            });
         }
         if ffn > 0 {
             self.divides("MLP width", ffn, "tp", tp, "choose a tp that divides it")?;
@@ -46,7 +63,11 @@ impl Layout {
             Some(experts) => self.fits_experts(&experts)?,
             None if self.ep * self.etp > 1 => {
                 let Self { ep, etp, .. } = *self;
-                return Err(MeshError::NoExperts { layout: self.to_string(), ep, etp });
+                return Err(MeshError::NoExperts {
+                    layout: self.to_string(),
+                    ep,
+                    etp,
+                });
             }
             None => {}
         }
@@ -62,9 +83,14 @@ impl Layout {
     }
 
     fn fits_experts(&self, experts: &ExpertShape) -> Result<(), MeshError> {
-        let Self { tp, ep, etp, sp, .. } = *self;
+        let Self {
+            tp, ep, etp, sp, ..
+        } = *self;
         if tp > 1 && !sp {
-            return Err(MeshError::ExpertsWithoutSequence { layout: self.to_string(), tp });
+            return Err(MeshError::ExpertsWithoutSequence {
+                layout: self.to_string(),
+                tp,
+            });
         }
         let hint = "choose an ep that divides the experts";
         self.divides("experts", experts.num, "ep", ep, hint)?;
@@ -84,7 +110,14 @@ impl Layout {
             return Ok(());
         }
         let (layout, hint) = (self.to_string(), hint.to_string());
-        Err(MeshError::Indivisible { layout, what, size, divisor_name, divisor, hint })
+        Err(MeshError::Indivisible {
+            layout,
+            what,
+            size,
+            divisor_name,
+            divisor,
+            hint,
+        })
     }
 }
 
@@ -94,8 +127,13 @@ mod tests {
 
     use super::*;
 
-    const MODEL: ModelShape =
-        ModelShape { ffn: 160, heads: 8, kv_heads: 4, seq_len: 64, experts: None };
+    const MODEL: ModelShape = ModelShape {
+        ffn: 160,
+        heads: 8,
+        kv_heads: 4,
+        seq_len: 64,
+        experts: None,
+    };
     const EXPERTS: ExpertShape = ExpertShape { num: 12, ffn: 48 };
 
     #[rstest]
@@ -126,27 +164,54 @@ mod tests {
     #[case("dp5-etp5", "width of an expert 48 is not divisible by etp 5")]
     #[case("tp2", "tp 2 with experts needs sequence parallelism")]
     fn experts_are_split_over_their_own_grid(#[case] layout: Layout, #[case] message: &str) {
-        let model = ModelShape { ffn: 0, experts: Some(EXPERTS), ..MODEL };
+        let model = ModelShape {
+            ffn: 0,
+            experts: Some(EXPERTS),
+            ..MODEL
+        };
         let found = layout.fits(&model).map_err(|error| error.to_string());
         assert!(found.err().unwrap_or_default().contains(message));
         assert_eq!(layout.fits(&model).is_ok(), message.is_empty());
         let dense = layout.fits(&MODEL).map_err(|error| error.to_string());
         let is_of_experts = layout.ep * layout.etp > 1;
-        assert_eq!(dense.is_err_and(|error| error.contains("has no experts")), is_of_experts);
+        assert_eq!(
+            dense.is_err_and(|error| error.contains("has no experts")),
+            is_of_experts
+        );
     }
 
     #[test]
     fn kv_heads_divide_or_are_divided() {
         let layout: Layout = "tp2".parse().unwrap();
-        layout.fits(&ModelShape { kv_heads: 1, ..MODEL }).unwrap();
-        let error = layout.fits(&ModelShape { kv_heads: 3, ..MODEL }).unwrap_err().to_string();
+        layout
+            .fits(&ModelShape {
+                kv_heads: 1,
+                ..MODEL
+            })
+            .unwrap();
+        let error = layout
+            .fits(&ModelShape {
+                kv_heads: 3,
+                ..MODEL
+            })
+            .unwrap_err()
+            .to_string();
         assert!(error.contains("3 key/value heads over tp 2"), "{error}");
     }
 
     #[test]
     fn sequence_parallelism_needs_a_divisible_sequence() {
         let layout: Layout = "tp2-sp".parse().unwrap();
-        let error = layout.fits(&ModelShape { seq_len: 63, ..MODEL }).unwrap_err().to_string();
-        assert!(error.contains("sequence length 63 is not divisible by tp x cp = 2"), "{error}");
+        let error = layout
+            .fits(&ModelShape {
+                seq_len: 63,
+                ..MODEL
+            })
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.contains("sequence length 63 is not divisible by tp x cp = 2"),
+            "{error}"
+        );
     }
 }

@@ -34,7 +34,15 @@ const MAX_DEGREE: usize = u16::MAX as usize;
 
 impl Layout {
     /// One rank.
-    pub const SINGLE: Layout = Layout { tp: 1, cp: 1, pp: 1, dp: 1, ep: 1, etp: 1, sp: false };
+    pub const SINGLE: Layout = Layout {
+        tp: 1,
+        cp: 1,
+        pp: 1,
+        dp: 1,
+        ep: 1,
+        etp: 1,
+        sp: false,
+    };
 
     /// Reads a layout text, e.g. `tp2-dp2-sp`: parts in any order, an omitted axis is 1. An
     /// omitted `dp` is what fills `world`, or without a world the smallest one that the experts
@@ -43,11 +51,16 @@ impl Layout {
     /// # Errors
     /// A text that is no layout, or a layout that cannot be or does not take `world` ranks.
     pub fn parse(text: &str, world: Option<usize>) -> Result<Self, MeshError> {
-        let syntax = |why: String| MeshError::Syntax { text: text.to_string(), why };
+        let syntax = |why: String| MeshError::Syntax {
+            text: text.to_string(),
+            why,
+        };
         let mut layout = Self::SINGLE;
         let mut seen = Vec::new();
         for part in text.split('-') {
-            let digits = part.find(|c: char| c.is_ascii_digit()).unwrap_or(part.len());
+            let digits = part
+                .find(|c: char| c.is_ascii_digit())
+                .unwrap_or(part.len());
             let (name, number) = part.split_at(digits);
             if seen.contains(&name) {
                 return Err(syntax(format!("`{name}` stands twice")));
@@ -66,7 +79,9 @@ impl Layout {
                 "etp" => &mut layout.etp,
                 _ => return Err(syntax(format!("`{part}` is no part of a layout"))),
             };
-            *degree = number.parse().map_err(|_| syntax(format!("`{part}` has no degree")))?;
+            *degree = number
+                .parse()
+                .map_err(|_| syntax(format!("`{part}` has no degree")))?;
             if *degree > MAX_DEGREE {
                 return Err(syntax(format!("`{part}` is more than {MAX_DEGREE} ways")));
             }
@@ -109,8 +124,23 @@ impl Layout {
     /// does not refold the dense one.
     pub fn validate(&self) -> Result<(), MeshError> {
         let layout = self.to_string();
-        let Self { tp, cp, pp, dp, ep, etp, sp } = *self;
-        let degrees = [("tp", tp), ("cp", cp), ("pp", pp), ("dp", dp), ("ep", ep), ("etp", etp)];
+        let Self {
+            tp,
+            cp,
+            pp,
+            dp,
+            ep,
+            etp,
+            sp,
+        } = *self;
+        let degrees = [
+            ("tp", tp),
+            ("cp", cp),
+            ("pp", pp),
+            ("dp", dp),
+            ("ep", ep),
+            ("etp", etp),
+        ];
         if let Some((axis, _)) = degrees.into_iter().find(|(_, degree)| *degree == 0) {
             return Err(MeshError::ZeroDegree { layout, axis });
         }
@@ -121,7 +151,14 @@ impl Layout {
             return Err(MeshError::ExpertsWithoutSequence { layout, tp });
         }
         if !(tp * cp * dp).is_multiple_of(ep * etp) {
-            return Err(MeshError::ExpertGrid { layout, ep, etp, tp, cp, dp });
+            return Err(MeshError::ExpertGrid {
+                layout,
+                ep,
+                etp,
+                tp,
+                cp,
+                dp,
+            });
         }
         Ok(())
     }
@@ -135,14 +172,27 @@ impl Layout {
         if self.world_size() == world {
             return Ok(());
         }
-        Err(MeshError::World { layout: self.to_string(), tp, cp, pp, dp, world })
+        Err(MeshError::World {
+            layout: self.to_string(),
+            tp,
+            cp,
+            pp,
+            dp,
+            world,
+        })
     }
 
     fn filling_dp(&self, world: usize) -> Result<usize, MeshError> {
         let Self { tp, cp, pp, .. } = *self;
         let model = tp * cp * pp;
         if model == 0 || world == 0 || !world.is_multiple_of(model) {
-            return Err(MeshError::NoDp { layout: self.to_string(), tp, cp, pp, world });
+            return Err(MeshError::NoDp {
+                layout: self.to_string(),
+                tp,
+                cp,
+                pp,
+                world,
+            });
         }
         Ok(world / model)
     }
@@ -240,12 +290,24 @@ mod tests {
     #[case("tp0", None, "degree 0 on tp")]
     #[case("tp0", Some(2), "does not divide the 2 ranks")]
     #[case("tp99999999999999999999", None, "has no degree")]
-    #[case("tp9999999999-cp9999999999", None, "`tp9999999999` is more than 65535 ways")]
+    #[case(
+        "tp9999999999-cp9999999999",
+        None,
+        "`tp9999999999` is more than 65535 ways"
+    )]
     #[case("sp", None, "needs tp > 1")]
     #[case("tp2-ep2", None, "add `-sp`")]
-    #[case("dp2-ep4", None, "ep 4 x etp 1 = 4 does not divide tp 1 x cp 1 x dp 2 = 2")]
+    #[case(
+        "dp2-ep4",
+        None,
+        "ep 4 x etp 1 = 4 does not divide tp 1 x cp 1 x dp 2 = 2"
+    )]
     #[case("tp3", Some(8), "tp 3 x cp 1 x pp 1 = 3 does not divide the 8 ranks")]
-    #[case("tp2-dp2", Some(8), "tp 2 x cp 1 x pp 1 x dp 2 = 4 ranks, and there are 8")]
+    #[case(
+        "tp2-dp2",
+        Some(8),
+        "tp 2 x cp 1 x pp 1 x dp 2 = 4 ranks, and there are 8"
+    )]
     fn a_bad_text_is_an_error_with_the_numbers(
         #[case] text: &str,
         #[case] world: Option<usize>,

@@ -58,15 +58,32 @@ impl Mesh {
     /// # Panics
     /// If there is no such rank.
     pub fn coords(&self, rank: usize) -> Coords {
-        assert!(rank < self.world_size(), "rank {rank} of a world of {}", self.world_size());
+        assert!(
+            rank < self.world_size(),
+            "rank {rank} of a world of {}",
+            self.world_size()
+        );
         let [tp, cp, dp, pp] = self.digits(rank, Axis::DENSE);
         let [etp, ep, edp, _] = self.digits(rank, Axis::EXPERT);
-        Coords { tp, cp, dp, pp, etp, ep, edp }
+        Coords {
+            tp,
+            cp,
+            dp,
+            pp,
+            etp,
+            ep,
+            edp,
+        }
     }
 
     /// The rank at these dense coordinates.
     pub fn rank_at(&self, tp: usize, cp: usize, dp: usize, pp: usize) -> usize {
-        let Layout { tp: tps, cp: cps, dp: dps, .. } = self.layout;
+        let Layout {
+            tp: tps,
+            cp: cps,
+            dp: dps,
+            ..
+        } = self.layout;
         ((pp * dps + dp) * cps + cp) * tps + tp
     }
 
@@ -125,7 +142,10 @@ mod tests {
         let mesh = Mesh::new("tp2-pp4-dp2".parse().unwrap());
         assert_eq!(mesh.groups(&[Axis::Tp])[..3], [[0, 1], [2, 3], [4, 5]]);
         assert_eq!(mesh.groups(&[Axis::Dp])[..3], [[0, 2], [1, 3], [4, 6]]);
-        assert_eq!(mesh.groups(&[Axis::Pp])[..2], [[0, 4, 8, 12], [1, 5, 9, 13]]);
+        assert_eq!(
+            mesh.groups(&[Axis::Pp])[..2],
+            [[0, 4, 8, 12], [1, 5, 9, 13]]
+        );
     }
 
     #[test]
@@ -140,13 +160,26 @@ mod tests {
     }
 
     fn any_layout() -> impl Strategy<Value = Layout> {
-        (1usize..5, 1usize..4, 1usize..4, 1usize..5, 1usize..5, 1usize..3).prop_filter_map(
-            "expert grid",
-            |(tp, cp, pp, dp, ep, etp)| {
-                let layout = Layout { tp, cp, pp, dp, ep, etp, sp: tp > 1 };
-                layout.validate().is_ok().then_some(layout)
-            },
+        (
+            1usize..5,
+            1usize..4,
+            1usize..4,
+            1usize..5,
+            1usize..5,
+            1usize..3,
         )
+            .prop_filter_map("expert grid", |(tp, cp, pp, dp, ep, etp)| {
+                let layout = Layout {
+                    tp,
+                    cp,
+                    pp,
+                    dp,
+                    ep,
+                    etp,
+                    sp: tp > 1,
+                };
+                layout.validate().is_ok().then_some(layout)
+            })
     }
 
     proptest! {

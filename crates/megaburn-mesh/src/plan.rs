@@ -74,7 +74,10 @@ impl ShardPlan {
 
     /// Elements of the whole model, each logical one once.
     pub fn num_global(&self) -> usize {
-        self.params.values().map(|spec| spec.shard.num_global()).sum()
+        self.params
+            .values()
+            .map(|spec| spec.shard.num_global())
+            .sum()
     }
 }
 
@@ -85,8 +88,14 @@ mod tests {
 
     #[test]
     fn a_parameter_of_the_expert_grid_is_an_experts() {
-        let of = |axis| ParamSpec { shard: ShardSpec::whole(&[3, 2], axis, 0, 2) };
-        assert!([Axis::Etp, Axis::Ep].into_iter().all(|axis| of(axis).is_expert()));
+        let of = |axis| ParamSpec {
+            shard: ShardSpec::whole(&[3, 2], axis, 0, 2),
+        };
+        assert!(
+            [Axis::Etp, Axis::Ep]
+                .into_iter()
+                .all(|axis| of(axis).is_expert())
+        );
         assert!(!of(Axis::Tp).is_expert());
     }
 }

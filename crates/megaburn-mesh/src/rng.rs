@@ -44,9 +44,14 @@ impl PositionRng {
     /// The stream of `path` for `purpose`.
     pub fn new(seed: u64, purpose: Purpose, path: &str) -> Self {
         let purpose = purpose as u64 + 1;
-        let key =
-            xxh3_64_with_seed(path.as_bytes(), xxh3_64_with_seed(&seed.to_le_bytes(), purpose));
-        Self { key: [key as u32, (key >> 32) as u32], stream: 0 }
+        let key = xxh3_64_with_seed(
+            path.as_bytes(),
+            xxh3_64_with_seed(&seed.to_le_bytes(), purpose),
+        );
+        Self {
+            key: [key as u32, (key >> 32) as u32],
+            stream: 0,
+        }
     }
 
     /// The same stream's `stream`-th sibling, for what is drawn anew each time (a micro-batch's
@@ -115,7 +120,10 @@ impl PositionRng {
 
     fn block(&self, block: u64) -> [u32; 4] {
         let [stream_0, stream_1] = self.stream();
-        philox4x32_10([block as u32, (block >> 32) as u32, stream_0, stream_1], self.key)
+        philox4x32_10(
+            [block as u32, (block >> 32) as u32, stream_0, stream_1],
+            self.key,
+        )
     }
 }
 
@@ -152,7 +160,10 @@ mod tests {
 
     #[test]
     fn philox_gives_the_known_answers_of_random123() {
-        assert_eq!(philox4x32_10([0; 4], [0; 2]), [0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8]);
+        assert_eq!(
+            philox4x32_10([0; 4], [0; 2]),
+            [0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8]
+        );
         assert_eq!(
             philox4x32_10([u32::MAX; 4], [u32::MAX; 2]),
             [0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd]
@@ -189,7 +200,12 @@ mod tests {
         assert_ne!(base, PositionRng::new(2, Purpose::Init, "a").bits(0));
         assert_ne!(base, PositionRng::new(1, Purpose::Dropout, "a").bits(0));
         assert_ne!(base, PositionRng::new(1, Purpose::Init, "b").bits(0));
-        assert_ne!(base, PositionRng::new(1, Purpose::Init, "a").with_stream(1).bits(0));
+        assert_ne!(
+            base,
+            PositionRng::new(1, Purpose::Init, "a")
+                .with_stream(1)
+                .bits(0)
+        );
         assert_ne!(base, PositionRng::new(1, Purpose::Init, "a").bits(1 << 40));
     }
 
@@ -199,17 +215,26 @@ mod tests {
         let mut x = vec![0.0f32; 1 << 16];
         let moments = |x: &[f32]| {
             let mean = x.iter().map(|&v| f64::from(v)).sum::<f64>() / x.len() as f64;
-            let var =
-                x.iter().map(|&v| (f64::from(v) - mean).powi(2)).sum::<f64>() / x.len() as f64;
+            let var = x
+                .iter()
+                .map(|&v| (f64::from(v) - mean).powi(2))
+                .sum::<f64>()
+                / x.len() as f64;
             (mean, var)
         };
         rng.fill_uniform(5, &mut x);
         let (mean, var) = moments(&x);
-        assert!((mean - 0.5).abs() < 0.005 && (var - 1.0 / 12.0).abs() < 0.002, "{mean} {var}");
+        assert!(
+            (mean - 0.5).abs() < 0.005 && (var - 1.0 / 12.0).abs() < 0.002,
+            "{mean} {var}"
+        );
         assert!(x.iter().all(|v| (0.0..1.0).contains(v)));
         rng.fill_normal(5, &mut x);
         let (mean, var) = moments(&x);
-        assert!(mean.abs() < 0.02 && (var - 1.0).abs() < 0.03, "{mean} {var}");
+        assert!(
+            mean.abs() < 0.02 && (var - 1.0).abs() < 0.03,
+            "{mean} {var}"
+        );
         assert!(x.iter().all(|v| v.is_finite()));
         let below: Vec<u64> = (0..1000).map(|i| rng.below(i, 7)).collect();
         assert!((0..7).all(|v| below.contains(&v)) && below.iter().all(|&v| v < 7));

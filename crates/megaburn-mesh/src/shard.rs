@@ -17,7 +17,10 @@ pub struct Part {
 impl Part {
     /// A part of `size` single elements.
     pub fn new(size: usize) -> Self {
-        Self { units: size, unit: 1 }
+        Self {
+            units: size,
+            unit: 1,
+        }
     }
 
     /// A part of `units` stretches of `unit` elements that are never cut (heads).
@@ -48,7 +51,12 @@ impl Part {
             let index = rank / replicas;
             return Ok((index * unit..(index + 1) * unit, rank % replicas, replicas));
         }
-        Err(MeshError::Units { units, unit, ranks, axis: axis.name() })
+        Err(MeshError::Units {
+            units,
+            unit,
+            ranks,
+            axis: axis.name(),
+        })
     }
 }
 
@@ -95,7 +103,12 @@ impl ShardSpec {
             global_shape: global_shape.to_vec(),
             axis,
             dim: 0,
-            pieces: vec![Piece { global: 0..len, local: 0..len, replica: rank, replicas: ranks }],
+            pieces: vec![Piece {
+                global: 0..len,
+                local: 0..len,
+                replica: rank,
+                replicas: ranks,
+            }],
             local_len: len,
         }
     }
@@ -117,7 +130,12 @@ impl ShardSpec {
         let sum: usize = parts.iter().map(Part::size).sum();
         if sum != size {
             let global_shape = global_shape.to_vec();
-            return Err(MeshError::Parts { global_shape, dim, size, parts: sum });
+            return Err(MeshError::Parts {
+                global_shape,
+                dim,
+                size,
+                parts: sum,
+            });
         }
         let (mut start, mut local_len) = (0, 0);
         let mut pieces = Vec::with_capacity(parts.len());
@@ -126,10 +144,21 @@ impl ShardSpec {
             let local = local_len..local_len + range.len();
             local_len = local.end;
             let global = start + range.start..start + range.end;
-            pieces.push(Piece { global, local, replica, replicas });
+            pieces.push(Piece {
+                global,
+                local,
+                replica,
+                replicas,
+            });
             start += part.size();
         }
-        Ok(Self { global_shape: global_shape.to_vec(), axis, dim, pieces, local_len })
+        Ok(Self {
+            global_shape: global_shape.to_vec(),
+            axis,
+            dim,
+            pieces,
+            local_len,
+        })
     }
 
     /// A tensor whose dimension `dim` is padded to `padded` and then split evenly: a vocabulary.
@@ -145,14 +174,30 @@ impl ShardSpec {
         ranks: usize,
     ) -> Result<Self, MeshError> {
         if !padded.is_multiple_of(ranks) {
-            return Err(MeshError::Units { units: padded, unit: 1, ranks, axis: axis.name() });
+            return Err(MeshError::Units {
+                units: padded,
+                unit: 1,
+                ranks,
+                axis: axis.name(),
+            });
         }
         let local_len = padded / ranks;
         let size = global_shape[dim];
         let global = (rank * local_len).min(size)..((rank + 1) * local_len).min(size);
         let local = 0..global.len();
-        let pieces = vec![Piece { global, local, replica: 0, replicas: 1 }];
-        Ok(Self { global_shape: global_shape.to_vec(), axis, dim, pieces, local_len })
+        let pieces = vec![Piece {
+            global,
+            local,
+            replica: 0,
+            replicas: 1,
+        }];
+        Ok(Self {
+            global_shape: global_shape.to_vec(),
+            axis,
+            dim,
+            pieces,
+            local_len,
+        })
     }
 
     /// The same part of a tensor that others than the axis hold copies of too, as copy `copy`: of a matrix
@@ -188,7 +233,9 @@ impl ShardSpec {
     /// The pieces that this rank owns: over all ranks of the axis they tile the tensor exactly
     /// once.
     pub fn owned(&self) -> impl Iterator<Item = &Piece> {
-        self.pieces.iter().filter(|piece| piece.replica == 0 && !piece.global.is_empty())
+        self.pieces
+            .iter()
+            .filter(|piece| piece.replica == 0 && !piece.global.is_empty())
     }
 
     /// Whether everything the rank holds is its own, so that the local tensor can be used unsliced.
@@ -200,8 +247,9 @@ impl ShardSpec {
     /// Calls `f(local offset, global offset, length)` for each contiguous run of elements of the
     /// given piece in row-major order.
     pub fn for_each_run(&self, piece: &Piece, mut f: impl FnMut(usize, usize, usize)) {
-        let outer: usize =
-            self.global_shape[..self.dim.min(self.global_shape.len())].iter().product();
+        let outer: usize = self.global_shape[..self.dim.min(self.global_shape.len())]
+            .iter()
+            .product();
         let inner: usize = self.global_shape.iter().skip(self.dim + 1).product();
         let global_len = self.global_shape.get(self.dim).copied().unwrap_or(1);
         for row in 0..outer {
@@ -233,7 +281,11 @@ mod tests {
         let parts = [Part::units(8, 4), Part::units(2, 4), Part::units(2, 4)];
         let spec = ShardSpec::split(&[16, 48], 1, &parts, Axis::Tp, 3, 4).unwrap();
         assert_eq!(spec.local_shape(), [16, 16]);
-        let held: Vec<_> = spec.pieces.iter().map(|p| (p.global.clone(), p.replica)).collect();
+        let held: Vec<_> = spec
+            .pieces
+            .iter()
+            .map(|p| (p.global.clone(), p.replica))
+            .collect();
         assert_eq!(held, [(24..32, 0), (36..40, 1), (44..48, 1)]);
         assert!(!spec.owns_all());
     }
@@ -253,7 +305,10 @@ mod tests {
         let spec = |rank| ShardSpec::whole(&[3, 2], Axis::Tp, rank, 2);
         for (rank, copy, replica) in [(0, 0, 0), (1, 0, 1), (0, 1, 2), (1, 1, 3)] {
             let spec = spec(rank).copy(copy);
-            assert_eq!((spec.pieces[0].replica, spec.pieces[0].replicas), (replica, 2));
+            assert_eq!(
+                (spec.pieces[0].replica, spec.pieces[0].replicas),
+                (replica, 2)
+            );
             assert_eq!(spec.owns_all(), replica == 0);
         }
     }
@@ -261,7 +316,12 @@ mod tests {
     #[test]
     fn parts_that_do_not_fit_are_errors() {
         let error = ShardSpec::split(&[4, 10], 1, &[Part::new(8)], Axis::Tp, 0, 2).unwrap_err();
-        assert!(error.to_string().contains("holds 10, its parts add up to 8"), "{error}");
+        assert!(
+            error
+                .to_string()
+                .contains("holds 10, its parts add up to 8"),
+            "{error}"
+        );
         let error = ShardSpec::split(&[9], 0, &[Part::new(9)], Axis::Tp, 0, 2).unwrap_err();
         assert!(error.to_string().contains("9 units"), "{error}");
     }

@@ -53,11 +53,15 @@ impl Zigzag {
     /// If the ranks do not divide the sequence.
     pub fn ranges(self, len: usize) -> [Range<usize>; 2] {
         let multiple = self.multiple();
-        assert!(len.is_multiple_of(multiple), "zigzag: {len} positions in chunks of {multiple}");
+        assert!(
+            len.is_multiple_of(multiple),
+            "zigzag: {len} positions in chunks of {multiple}"
+        );
         if self.ranks == 1 {
             return [0..len / 2, len / 2..len];
         }
-        self.chunks().map(|chunk| chunk * (len / multiple)..(chunk + 1) * (len / multiple))
+        self.chunks()
+            .map(|chunk| chunk * (len / multiple)..(chunk + 1) * (len / multiple))
     }
 
     /// The positions of a sequence of `len` that it holds, in order.
@@ -89,7 +93,12 @@ mod tests {
 
     #[test]
     fn every_rank_has_as_many_causal_pairs() {
-        let pairs = |rank| Zigzag::new(rank, 4).positions(32).map(|at| at + 1).sum::<usize>();
+        let pairs = |rank| {
+            Zigzag::new(rank, 4)
+                .positions(32)
+                .map(|at| at + 1)
+                .sum::<usize>()
+        };
         assert!((1..4).all(|rank| pairs(rank) == pairs(0)));
     }
 

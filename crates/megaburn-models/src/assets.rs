@@ -47,8 +47,15 @@ impl Assets {
 
     fn folder_of(checkpoint: &Checkpoint) -> Option<PathBuf> {
         let own = checkpoint.path().join(ASSETS);
-        let of_run = checkpoint.path().parent()?.parent().map(|run| run.join(ASSETS));
-        [Some(own), of_run].into_iter().flatten().find(|folder| folder.is_dir())
+        let of_run = checkpoint
+            .path()
+            .parent()?
+            .parent()
+            .map(|run| run.join(ASSETS));
+        [Some(own), of_run]
+            .into_iter()
+            .flatten()
+            .find(|folder| folder.is_dir())
     }
 
     /// Whether a checkpoint's tensors came without the prefix of their names.
@@ -73,7 +80,10 @@ impl Assets {
                 continue;
             }
             let bytes = fs::read(&path);
-            let bytes = bytes.map_err(|error| ModelError::File { path, why: error.to_string() })?;
+            let bytes = bytes.map_err(|error| ModelError::File {
+                path,
+                why: error.to_string(),
+            })?;
             files.push((name.to_string(), bytes));
         }
         Ok(Self { files })
@@ -86,7 +96,11 @@ impl Assets {
 
     /// The files' names and contents as they are published.
     pub fn published(&self) -> Vec<(String, Vec<u8>)> {
-        self.files.iter().filter(|(name, _)| name != BARE_NAMES).cloned().collect()
+        self.files
+            .iter()
+            .filter(|(name, _)| name != BARE_NAMES)
+            .cloned()
+            .collect()
     }
 
     /// The same with the tokenizer of `other`, which may be none.
@@ -94,13 +108,17 @@ impl Assets {
         let others = ["config.json", "generation_config.json", BARE_NAMES];
         let of_tokenizer = |(name, _): &(String, Vec<u8>)| !others.contains(&name.as_str());
         self.files.retain(|file| !of_tokenizer(file));
-        self.files.extend(other.files.into_iter().filter(of_tokenizer));
+        self.files
+            .extend(other.files.into_iter().filter(of_tokenizer));
         self
     }
 
     /// The bytes of a file.
     pub fn get(&self, name: &str) -> Option<&[u8]> {
-        self.files.iter().find(|(found, _)| found == name).map(|(_, bytes)| bytes.as_slice())
+        self.files
+            .iter()
+            .find(|(found, _)| found == name)
+            .map(|(_, bytes)| bytes.as_slice())
     }
 
     /// Says in `generation_config.json`, and in `config.json` where there is one, which tokens end a
@@ -140,8 +158,15 @@ impl Assets {
                 Value::Null => return None,
                 id => vec![id.clone()],
             };
-            Some(ids.iter().filter_map(Value::as_u64).filter_map(|id| id.try_into().ok()).collect())
+            Some(
+                ids.iter()
+                    .filter_map(Value::as_u64)
+                    .filter_map(|id| id.try_into().ok())
+                    .collect(),
+            )
         };
-        of("generation_config.json").or_else(|| of("config.json")).unwrap_or_default()
+        of("generation_config.json")
+            .or_else(|| of("config.json"))
+            .unwrap_or_default()
     }
 }

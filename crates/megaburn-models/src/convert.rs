@@ -35,27 +35,47 @@ pub fn import(
     let source = ModelSource::open(from)?;
     if source.hf_dir().is_none() {
         let why = "is a checkpoint already; give a Hugging Face folder".to_string();
-        return Err(ModelError::File { path: from.to_path_buf(), why });
+        return Err(ModelError::File {
+            path: from.to_path_buf(),
+            why,
+        });
     }
     check_target(from, to)?;
     let plan = source.config().whole_plan()?;
-    let snapshot =
-        Snapshot { run_id: None, step: 0, model: json!(source.config()), trainer: Value::Null };
+    let snapshot = Snapshot {
+        run_id: None,
+        step: 0,
+        model: json!(source.config()),
+        trainer: Value::Null,
+    };
     let mut tensors = Vec::new();
     for (path, spec) in plan.iter() {
-        let dtype = dtype.map(|dtype| if source.is_buffer(path) { DType::F32 } else { dtype });
+        let dtype = dtype.map(|dtype| {
+            if source.is_buffer(path) {
+                DType::F32
+            } else {
+                dtype
+            }
+        });
         let stored = dtype.map_or_else(|| source.dtype(path), Ok)?;
         let (source, name) = (&source, format!("{PREFIX}{path}"));
-        tensors.push(NamedTensor::lazy(name.clone(), &spec.shard, stored, move || {
-            let data = source.shard(path, &spec.shard, Some(stored));
-            data.map_err(|error| CheckpointError::Source {
-                name: name.clone(),
-                why: error.to_string(),
-            })
-        }));
+        tensors.push(NamedTensor::lazy(
+            name.clone(),
+            &spec.shard,
+            stored,
+            move || {
+                let data = source.shard(path, &spec.shard, Some(stored));
+                data.map_err(|error| CheckpointError::Source {
+                    name: name.clone(),
+                    why: error.to_string(),
+                })
+            },
+        ));
     }
     let assets = Assets::of(&source)?.kept().into_iter();
-    let assets: Vec<_> = assets.map(|(name, file)| (format!("{ASSETS}/{name}"), file)).collect();
+    let assets: Vec<_> = assets
+        .map(|(name, file)| (format!("{ASSETS}/{name}"), file))
+        .collect();
     save_single(to, force, &snapshot, "tp1", tensors, &assets)?;
     Ok(source)
 }
@@ -72,7 +92,10 @@ pub fn export(from: &Path, to: &Path, options: &HfWriteOptions) -> Result<HfWrit
     let source = ModelSource::open_whole(from)?;
     if source.hf_dir().is_some() {
         let why = "is a Hugging Face model already; give a checkpoint or a run".to_string();
-        return Err(ModelError::File { path: from.to_path_buf(), why });
+        return Err(ModelError::File {
+            path: from.to_path_buf(),
+            why,
+        });
     }
     check_target(from, to)?;
     let tensors = source.as_published()?;
@@ -88,25 +111,39 @@ pub fn export(from: &Path, to: &Path, options: &HfWriteOptions) -> Result<HfWrit
         }
         assets.insert("config.json", format!("{config:#}\n").into_bytes());
     }
-    let wide = source.params().filter(|param| param.is_buffer).flat_map(HfParam::names);
-    let options = HfWriteOptions { f32_tensors: wide.collect(), ..options.clone() };
+    let wide = source
+        .params()
+        .filter(|param| param.is_buffer)
+        .flat_map(HfParam::names);
+    let options = HfWriteOptions {
+        f32_tensors: wide.collect(),
+        ..options.clone()
+    };
     Ok(write_hf(to, &*tensors, &options, &assets.published())?)
 }
 
 /// Refuses a target that would replace the source, or stand inside a checkpoint.
 pub(crate) fn check_target(from: &Path, to: &Path) -> Result<(), ModelError> {
-    let refuse = |why: String| Err(ModelError::File { path: to.to_path_buf(), why });
+    let refuse = |why: String| {
+        Err(ModelError::File {
+            path: to.to_path_buf(),
+            why,
+        })
+    };
     let whole = |path: &Path| path.canonicalize().or_else(|_| std::path::absolute(path));
     if let (Ok(from), Ok(to)) = (whole(from), whole(to)) {
         if from.starts_with(&to) {
             return refuse("holds what is to be converted; choose another place".into());
         }
         let above = to.ancestors().skip(1);
-        if let Some(checkpoint) =
-            above.into_iter().find(|above| above.join("manifest.json").is_file())
+        if let Some(checkpoint) = above
+            .into_iter()
+            .find(|above| above.join("manifest.json").is_file())
         {
             let checkpoint = checkpoint.display();
-            return refuse(format!("is inside the checkpoint {checkpoint}; choose another place"));
+            return refuse(format!(
+                "is inside the checkpoint {checkpoint}; choose another place"
+            ));
         }
     }
     Ok(())
@@ -119,7 +156,10 @@ fn config_json(
     dtype: Option<DType>,
     tensors: &dyn megaburn_checkpoint::TensorSource,
 ) -> Result<Option<Value>, ModelError> {
-    let stored = tensors.headers().first().map_or(DType::F32, |header| header.dtype);
+    let stored = tensors
+        .headers()
+        .first()
+        .map_or(DType::F32, |header| header.dtype);
     let name = match dtype.unwrap_or(stored) {
         DType::F64 => "float64",
         DType::F16 => "float16",
@@ -130,7 +170,10 @@ fn config_json(
         let found = DecoderConfig::from_hf(json, Path::new("config.json"));
         let found = found.map(|found| match found.rope() {
             // A run on shorter sequences is still the same model.
-            Some(_) => DecoderConfig { max_seq_len: config.max_seq_len, ..found },
+            Some(_) => DecoderConfig {
+                max_seq_len: config.max_seq_len,
+                ..found
+            },
             None => found,
         });
         // It may name layers that predict further tokens and came without them.
@@ -147,7 +190,8 @@ fn config_json(
     }
     let mut json = original.unwrap_or_else(|| config.to_hf());
     config.check_sayable()?;
-    json.as_object_mut().map(|keys| keys.shift_remove("torch_dtype"));
+    json.as_object_mut()
+        .map(|keys| keys.shift_remove("torch_dtype"));
     json["dtype"] = name.into();
     Ok(Some(json))
 }

@@ -8,7 +8,10 @@ use thiserror::Error;
 /// Why a model cannot be made, read or compared.
 #[derive(Debug, Error)]
 #[non_exhaustive]
-#[allow(missing_docs, reason = "the message of each variant says what its fields are")]
+#[allow(
+    missing_docs,
+    reason = "the message of each variant says what its fields are"
+)]
 pub enum ModelError {
     #[error("model configuration: {0}")]
     Config(String),
@@ -25,5 +28,9 @@ pub enum ModelError {
     #[error("{}: {why}", path.display())]
     File { path: PathBuf, why: String },
     #[error("{}: tensor `{name}`: {why}", path.display())]
-    Tensor { path: PathBuf, name: String, why: String },
+    Tensor {
+        path: PathBuf,
+        name: String,
+        why: String,
+    },
 }

@@ -41,8 +41,17 @@ pub struct FlopShape {
 impl FlopShape {
     /// FLOPs to train on `num_sequences` sequences of `seq_len` tokens, forward and backward.
     pub fn training(&self, num_sequences: usize, seq_len: usize) -> f64 {
-        let Self { hidden, query, values, ffn, ffn_matrices, layers, mtp_layers, vocab, .. } =
-            *self;
+        let Self {
+            hidden,
+            query,
+            values,
+            ffn,
+            ffn_matrices,
+            layers,
+            mtp_layers,
+            vocab,
+            ..
+        } = *self;
         let features = (layers - self.expert_layers) * ffn + self.expert_layers * self.expert_ffn;
         let blocks = layers * self.attention + ffn_matrices * hidden * features;
         let ends = hidden * vocab * (1 + mtp_layers) + 2 * hidden * hidden * mtp_layers;
@@ -91,7 +100,10 @@ mod tests {
             (llama3(16384, 53248, 126), 2524.0),
         ] {
             let gflop = shape.training_per_token(8192) / 1e9;
-            assert!((gflop / published - 1.0).abs() < 5e-4, "{gflop} against {published}");
+            assert!(
+                (gflop / published - 1.0).abs() < 5e-4,
+                "{gflop} against {published}"
+            );
         }
     }
 
@@ -115,14 +127,20 @@ mod tests {
         };
         for (shape, published) in [(mixtral, 79.7), (qwen3, 23.0)] {
             let gflop = shape.training_per_token(4096) / 1e9;
-            assert!((gflop / published - 1.0).abs() < 2e-3, "{gflop} against {published}");
+            assert!(
+                (gflop / published - 1.0).abs() < 2e-3,
+                "{gflop} against {published}"
+            );
         }
     }
 
     #[test]
     fn a_block_that_predicts_further_tokens_costs_itself_its_matrix_and_a_head() {
         let [one, two] = [1, 2].map(|layers| llama3(4096, 14336, layers));
-        let mtp = FlopShape { mtp_layers: 1, ..two };
+        let mtp = FlopShape {
+            mtp_layers: 1,
+            ..two
+        };
         let found = mtp.training(1, 64) - two.training(1, 64);
         assert_eq!(found, 64.0 * 6.0 * 4096.0 * (128256.0 + 2.0 * 4096.0));
         assert!(two.training(1, 64) > one.training(1, 64));
@@ -131,8 +149,12 @@ mod tests {
     #[test]
     fn a_plain_mlp_has_two_matrices() {
         // Megatron's 7B CI case: 43.49 GFLOP a token (hidden 4096, ffn 16384, vocabulary 131200).
-        let shape =
-            FlopShape { ffn: 16384, ffn_matrices: 2, vocab: 131200, ..llama3(4096, 14336, 32) };
+        let shape = FlopShape {
+            ffn: 16384,
+            ffn_matrices: 2,
+            vocab: 131200,
+            ..llama3(4096, 14336, 32)
+        };
         let gflop = shape.training_per_token(8192) / 1e9;
         assert!((gflop / 43.49 - 1.0).abs() < 5e-4, "{gflop}");
     }

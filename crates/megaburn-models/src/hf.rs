@@ -25,22 +25,40 @@ enum Theirs {
 impl Key {
     /// One tensor as it is.
     pub const fn plain(ours: &'static str, theirs: &'static str) -> Self {
-        Self { ours, theirs: Theirs::One(theirs), transposed: false, is_buffer: false }
+        Self {
+            ours,
+            theirs: Theirs::One(theirs),
+            transposed: false,
+            is_buffer: false,
+        }
     }
 
     /// One tensor as it is, which has no gradient, and is f32 where the model is of a narrower type.
     pub const fn buffer(ours: &'static str, theirs: &'static str) -> Self {
-        Self { is_buffer: true, ..Self::plain(ours, theirs) }
+        Self {
+            is_buffer: true,
+            ..Self::plain(ours, theirs)
+        }
     }
 
     /// Tensors as they are, side by side.
     pub const fn joined(ours: &'static str, theirs: &'static [&'static str]) -> Self {
-        Self { ours, theirs: Theirs::Many(theirs), transposed: false, is_buffer: false }
+        Self {
+            ours,
+            theirs: Theirs::Many(theirs),
+            transposed: false,
+            is_buffer: false,
+        }
     }
 
     /// Weights of PyTorch's `Linear`, which are `[out, in]`, side by side: `[in, out_1 | out_2 | ..]`.
     pub const fn linear(ours: &'static str, theirs: &'static [&'static str]) -> Self {
-        Self { ours, theirs: Theirs::Many(theirs), transposed: true, is_buffer: false }
+        Self {
+            ours,
+            theirs: Theirs::Many(theirs),
+            transposed: true,
+            is_buffer: false,
+        }
     }
 
     /// The names, if this line is for the parameter at `path`.
@@ -65,7 +83,12 @@ impl Key {
             Theirs::Many(names) => names,
         };
         let put = |name: String, number: &&str| name.replacen('*', number, 1);
-        Some(names.iter().map(|name| numbers.iter().fold(name.to_string(), put)).collect())
+        Some(
+            names
+                .iter()
+                .map(|name| numbers.iter().fold(name.to_string(), put))
+                .collect(),
+        )
     }
 }
 
@@ -108,16 +131,29 @@ impl DecoderConfig {
     /// Sizes that no model can have, or a parameter that the family has no name for.
     pub fn hf_params(&self) -> Result<Vec<HfParam>, ModelError> {
         let plan: ShardPlan = self.whole_plan()?;
-        plan.iter().map(|(path, spec)| self.hf_param(path, &spec.shard)).collect()
+        plan.iter()
+            .map(|(path, spec)| self.hf_param(path, &spec.shard))
+            .collect()
     }
 
     /// The names under which each layer that predicts further tokens holds a copy of the embedding and of the
     /// output projection, and which parameter each is a copy of.
     pub fn hf_copies(&self) -> Vec<(String, &'static str)> {
-        let head = if self.tied { "embedding.weight" } else { "head.weight" };
-        let copies = [("embed_tokens", "embedding.weight"), ("shared_head.head", head)];
-        let layers = (self.layers..self.num_blocks())
-            .map(|index| self.family.spec().layer.replacen('*', &index.to_string(), 1));
+        let head = if self.tied {
+            "embedding.weight"
+        } else {
+            "head.weight"
+        };
+        let copies = [
+            ("embed_tokens", "embedding.weight"),
+            ("shared_head.head", head),
+        ];
+        let layers = (self.layers..self.num_blocks()).map(|index| {
+            self.family
+                .spec()
+                .layer
+                .replacen('*', &index.to_string(), 1)
+        });
         let of_layer =
             |layer: String| copies.map(|(of, path)| (format!("{layer}{of}.weight"), path));
         layers.flat_map(of_layer).collect()
@@ -126,7 +162,14 @@ impl DecoderConfig {
     fn hf_param(&self, path: &str, whole: &ShardSpec) -> Result<HfParam, ModelError> {
         let mut keys = self.family.spec().keys.iter().copied().flatten();
         let found = keys.find_map(|key| Some((key.names(path)?, key)));
-        let (names, &Key { transposed, is_buffer, .. }) = found.ok_or_else(|| {
+        let (
+            names,
+            &Key {
+                transposed,
+                is_buffer,
+                ..
+            },
+        ) = found.ok_or_else(|| {
             let family = self.family;
             ModelError::Config(format!("{family} models on Hugging Face have no `{path}`"))
         })?;
@@ -135,11 +178,23 @@ impl DecoderConfig {
         // In a group of one, the pieces along the last dimension are the fused parts.
         let stretches: Vec<Range<usize>> = match names.len() {
             1 => std::iter::once(0..shape[last]).collect(),
-            _ => whole.pieces.iter().map(|piece| piece.global.clone()).collect(),
+            _ => whole
+                .pieces
+                .iter()
+                .map(|piece| piece.global.clone())
+                .collect(),
         };
         assert_eq!(names.len(), stretches.len(), "the parts of {path}");
         let parts = names.into_iter().zip(stretches);
-        let parts = parts.map(|(name, columns)| HfPart { name, columns }).collect();
-        Ok(HfParam { path: path.to_string(), shape, parts, transposed, is_buffer })
+        let parts = parts
+            .map(|(name, columns)| HfPart { name, columns })
+            .collect();
+        Ok(HfParam {
+            path: path.to_string(),
+            shape,
+            parts,
+            transposed,
+            is_buffer,
+        })
     }
 }

@@ -55,7 +55,12 @@ pub fn upcycle(
     check_target(from, to)?;
     let dense = source.config().whole_plan()?;
     let plan = config.whole_plan()?;
-    let snapshot = Snapshot { run_id: None, step: 0, model: json!(config), trainer: Value::Null };
+    let snapshot = Snapshot {
+        run_id: None,
+        step: 0,
+        model: json!(config),
+        trainer: Value::Null,
+    };
     let mut tensors = Vec::new();
     for (path, spec) in plan.iter() {
         let (origin, part) = origin(path, options);
@@ -67,11 +72,16 @@ pub fn upcycle(
         let (source, dense, shape) = (&source, &dense, spec.shard.global_shape.clone());
         let (own, path) = (name.clone(), path.to_string());
         tensors.push(NamedTensor::lazy(name, &spec.shard, stored, move || {
-            let Some(origin) = origin else { return Ok(router(&path, shape, options)) };
+            let Some(origin) = origin else {
+                return Ok(router(&path, shape, options));
+            };
             let whole = &dense.get(&origin).expect("the dense model has it").shard;
             let data = source
                 .shard(&origin, whole, Some(stored))
-                .map_err(|error| CheckpointError::Source { name: own, why: error.to_string() })?;
+                .map_err(|error| CheckpointError::Source {
+                    name: own,
+                    why: error.to_string(),
+                })?;
             Ok(match part {
                 Some(part) => cut(data, &shape, part, options.granularity),
                 None => data,
@@ -79,7 +89,9 @@ pub fn upcycle(
         }));
     }
     let assets = Assets::of(&source)?.kept().into_iter();
-    let assets: Vec<_> = assets.map(|(name, file)| (format!("{ASSETS}/{name}"), file)).collect();
+    let assets: Vec<_> = assets
+        .map(|(name, file)| (format!("{ASSETS}/{name}"), file))
+        .collect();
     save_single(to, force, &snapshot, "tp1", tensors, &assets)?;
     Ok(config)
 }
@@ -96,18 +108,35 @@ fn upcycled(dense: &DecoderConfig, options: UpcycleOptions) -> Result<DecoderCon
             ));
         }
     };
-    let UpcycleOptions { num, top_k, granularity, .. } = options;
+    let UpcycleOptions {
+        num,
+        top_k,
+        granularity,
+        ..
+    } = options;
     if dense.mlp_bias {
         return refuse("experts have no biases, and the model's MLPs have some".into());
     }
     if granularity == 0 || !dense.ffn.is_multiple_of(granularity) {
-        return refuse(format!("an MLP of width {} is not cut into {granularity}", dense.ffn));
+        return refuse(format!(
+            "an MLP of width {} is not cut into {granularity}",
+            dense.ffn
+        ));
     }
     let ffn = dense.ffn / granularity;
     let experts = Some(Experts::new(num * granularity, top_k * granularity, ffn));
     // What all of a family's MLPs are as wide as, where it has no others.
-    let ffn = if family == Family::Mixtral { ffn } else { dense.ffn };
-    let config = DecoderConfig { family, ffn, experts, ..dense.clone() };
+    let ffn = if family == Family::Mixtral {
+        ffn
+    } else {
+        dense.ffn
+    };
+    let config = DecoderConfig {
+        family,
+        ffn,
+        experts,
+        ..dense.clone()
+    };
     config.validate()?;
     config.check_sayable()?;
     Ok(config)
@@ -118,19 +147,30 @@ fn origin(path: &str, options: UpcycleOptions) -> (Option<String>, Option<usize>
     let Some((block, rest)) = path.split_once(".moe.") else {
         return (Some(path.to_string()), None);
     };
-    let Some(expert) = rest.strip_prefix("experts.") else { return (None, None) };
+    let Some(expert) = rest.strip_prefix("experts.") else {
+        return (None, None);
+    };
     let (number, matrix) = expert.split_once('.').expect("an expert has matrices");
     let number: usize = number.parse().expect("experts are numbered");
-    (Some(format!("{block}.mlp.{matrix}")), Some(number % options.granularity))
+    (
+        Some(format!("{block}.mlp.{matrix}")),
+        Some(number % options.granularity),
+    )
 }
 
 /// A router, whose columns of the cuts of one copy are equal: a token goes to all of them or none.
 fn router(path: &str, shape: Vec<usize>, options: UpcycleOptions) -> TensorData {
-    let UpcycleOptions { num, granularity, seed, .. } = options;
+    let UpcycleOptions {
+        num,
+        granularity,
+        seed,
+        ..
+    } = options;
     let mut drawn = vec![0.0; shape[0] * num];
     PositionRng::new(seed, Purpose::Init, path).fill_normal(0, &mut drawn);
-    let columns =
-        drawn.iter().flat_map(|value| std::iter::repeat_n(value * ROUTER_STD, granularity));
+    let columns = drawn
+        .iter()
+        .flat_map(|value| std::iter::repeat_n(value * ROUTER_STD, granularity));
     TensorData::new(columns.collect::<Vec<f32>>(), shape)
 }
 
@@ -148,12 +188,17 @@ fn cut(data: TensorData, shape: &[usize], part: usize, granularity: usize) -> Te
         let (half, width) = (columns / 2, columns / 2 / granularity);
         let of_row = |row: &[f32]| {
             let gate = row[part * width..][..width].iter();
-            gate.chain(&row[half + part * width..][..width]).copied().collect::<Vec<f32>>()
+            gate.chain(&row[half + part * width..][..width])
+                .copied()
+                .collect::<Vec<f32>>()
         };
         values.chunks(columns).flat_map(of_row).collect()
     } else {
         let len = rows / granularity * columns;
-        values[part * len..][..len].iter().map(|value| value * granularity as f32).collect()
+        values[part * len..][..len]
+            .iter()
+            .map(|value| value * granularity as f32)
+            .collect()
     };
     TensorData::new(cut, shape.to_vec()).convert_dtype(dtype)
 }

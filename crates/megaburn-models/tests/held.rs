@@ -36,19 +36,27 @@ fn live() -> usize {
 
 fn ids(of: &Activations, factor: usize, device: &Device) -> Tensor<2, Int> {
     let shape = [of.seq_len, of.micro_batch];
-    let ids = (0..shape[0] * shape[1]).map(|i| (i * factor % 251) as i64).collect();
+    let ids = (0..shape[0] * shape[1])
+        .map(|i| (i * factor % 251) as i64)
+        .collect();
     Tensor::from_data(TensorData::new::<i64, _>(ids, shape), device)
 }
 
 fn model(of: &Activations, group: &Group, device: &Device) -> Decoder {
     let model = of.model.init(group, of.sequence_parallel, device).unwrap();
-    let dtype = if of.element == 2 { DType::BF16 } else { DType::F32 };
+    let dtype = if of.element == 2 {
+        DType::BF16
+    } else {
+        DType::F32
+    };
     let mut params: BTreeMap<_, _> = read_params(&model).into_iter().collect();
     let next = |path: &str, _: &[usize]| {
         Ok::<_, Infallible>(params.remove(path).unwrap().convert_dtype(dtype))
     };
     let model = load_params(model, next).unwrap();
-    model.with_recompute(of.recompute).with_fused_linear_cross_entropy(of.fused_loss)
+    model
+        .with_recompute(of.recompute)
+        .with_fused_linear_cross_entropy(of.fused_loss)
 }
 
 /// What a rank holds after the forward of a micro-batch, of which all hold as much.
@@ -66,7 +74,9 @@ fn held(of: &Activations) -> usize {
             });
             let (stage, ahead) = (model.stage(0), ahead.collect::<Vec<_>>());
             let stream = stage.from_tokens(ids(of, 7, &device));
-            stage.losses(stream, ids(of, 11, &device), &ahead).total(0.1)
+            stage
+                .losses(stream, ids(of, 11, &device), &ahead)
+                .total(0.1)
         };
         // Parameters, tables and buffers of products come with their first use.
         drop(step().backward());
@@ -85,10 +95,20 @@ fn held(of: &Activations) -> usize {
 }
 
 fn assert_held(of: &Activations) {
-    let expected = of.stage(0..of.model.layers, Ends { first: true, last: true }, 1);
+    let expected = of.stage(
+        0..of.model.layers,
+        Ends {
+            first: true,
+            last: true,
+        },
+        1,
+    );
     let found = held(of);
     let off = found as f64 / expected as f64 - 1.0;
-    assert!(off.abs() < 0.1, "{found} bytes held, {expected} by the formula ({off:+.3}): {of:#?}");
+    assert!(
+        off.abs() < 0.1,
+        "{found} bytes held, {expected} by the formula ({off:+.3}): {of:#?}"
+    );
 }
 
 fn activations(family: Family) -> Activations {
@@ -101,10 +121,18 @@ fn activations(family: Family) -> Activations {
         layers: 3,
         heads: 8,
         kv_heads: if shares { 4 } else { 8 },
-        head_dim: if parts.latent.is_some() { parts.head_dim } else { 16 },
+        head_dim: if parts.latent.is_some() {
+            parts.head_dim
+        } else {
+            16
+        },
         ..parts
     };
-    Activations { element: 4, scores: Scores::Kept, ..Activations::new(sizes, 64, 4) }
+    Activations {
+        element: 4,
+        scores: Scores::Kept,
+        ..Activations::new(sizes, 64, 4)
+    }
 }
 
 /// Nothing of them is held twice.
@@ -124,18 +152,37 @@ fn a_model_holds_what_the_formula_says(
     #[values(2, 4)] element: usize,
     #[values((1, false), (2, false), (2, true))] (tp, sequence_parallel): (usize, bool),
 ) {
-    let of = Activations { element, tp, sequence_parallel, ..activations(family) };
+    let of = Activations {
+        element,
+        tp,
+        sequence_parallel,
+        ..activations(family)
+    };
     for recompute in [Recompute::default(), ALL] {
-        assert_held(&Activations { recompute, ..of.clone() });
+        assert_held(&Activations {
+            recompute,
+            ..of.clone()
+        });
     }
 }
 
 /// Of a few tensors of so small a model, graph and copies of modules would be a tenth, which is the
 /// same of twice the tokens.
 fn assert_held_of_more_tokens(of: &Activations, tolerance: f64) {
-    let twice = Activations { micro_batch: 2 * of.micro_batch, ..of.clone() };
-    let expected =
-        |of: &Activations| of.stage(0..of.model.layers, Ends { first: true, last: true }, 1);
+    let twice = Activations {
+        micro_batch: 2 * of.micro_batch,
+        ..of.clone()
+    };
+    let expected = |of: &Activations| {
+        of.stage(
+            0..of.model.layers,
+            Ends {
+                first: true,
+                last: true,
+            },
+            1,
+        )
+    };
     let (found, expected) = (held(&twice) - held(of), expected(&twice) - expected(of));
     let off = found as f64 / expected as f64 - 1.0;
     assert!(
@@ -150,35 +197,93 @@ fn what_parts_and_whole_blocks_hold_is_what_the_formula_says(
     #[values(2, 4)] element: usize,
     #[values((1, false), (2, true))] (tp, sequence_parallel): (usize, bool),
 ) {
-    let of = Activations { element, tp, sequence_parallel, ..activations(family) };
-    let mlp = Recompute { mlp: true, ..Recompute::default() };
-    let core_attention = Recompute { core_attention: true, ..Recompute::default() };
-    let both = Recompute { core_attention: true, mlp: true, ..ALL };
-    let blocks =
-        [RecomputeBlocks::Uniform(1), RecomputeBlocks::Uniform(2), RecomputeBlocks::Block(1)];
-    let blocks = blocks.map(|blocks| Recompute { blocks: Some(blocks), ..ALL });
-    let kept = blocks.map(|blocks| Recompute { keep_attention: true, ..blocks });
-    for recompute in [mlp, core_attention, both].into_iter().chain(blocks).chain(kept) {
-        assert_held_of_more_tokens(&Activations { recompute, ..of.clone() }, 0.05);
+    let of = Activations {
+        element,
+        tp,
+        sequence_parallel,
+        ..activations(family)
+    };
+    let mlp = Recompute {
+        mlp: true,
+        ..Recompute::default()
+    };
+    let core_attention = Recompute {
+        core_attention: true,
+        ..Recompute::default()
+    };
+    let both = Recompute {
+        core_attention: true,
+        mlp: true,
+        ..ALL
+    };
+    let blocks = [
+        RecomputeBlocks::Uniform(1),
+        RecomputeBlocks::Uniform(2),
+        RecomputeBlocks::Block(1),
+    ];
+    let blocks = blocks.map(|blocks| Recompute {
+        blocks: Some(blocks),
+        ..ALL
+    });
+    let kept = blocks.map(|blocks| Recompute {
+        keep_attention: true,
+        ..blocks
+    });
+    for recompute in [mlp, core_attention, both]
+        .into_iter()
+        .chain(blocks)
+        .chain(kept)
+    {
+        assert_held_of_more_tokens(
+            &Activations {
+                recompute,
+                ..of.clone()
+            },
+            0.05,
+        );
     }
 }
 
 /// Ranks of a tensor-parallel group share no expert here: each has all.
 #[rstest]
 fn a_model_with_experts_holds_what_the_formula_says(
-    #[values(Family::Mixtral, Family::Qwen3Moe, Family::DeepseekV2, Family::DeepseekV3)]
+    #[values(
+        Family::Mixtral,
+        Family::Qwen3Moe,
+        Family::DeepseekV2,
+        Family::DeepseekV3
+    )]
     family: Family,
     #[values(2, 4)] element: usize,
     #[values((1, false), (2, true))] (tp, sequence_parallel): (usize, bool),
 ) {
-    let mut of = Activations { element, tp, sequence_parallel, ..activations(family) };
+    let mut of = Activations {
+        element,
+        tp,
+        sequence_parallel,
+        ..activations(family)
+    };
     of.model.latent = of.model.latent.map(|latent| LatentAttention {
         q_lora_rank: (family == Family::DeepseekV3).then_some(48),
         ..latent
     });
-    let mlp = Recompute { mlp: true, ..Recompute::default() };
-    for recompute in [Recompute::default(), ALL, mlp, Recompute { mlp: true, ..ALL }] {
-        assert_held_of_more_tokens(&Activations { recompute, ..of.clone() }, 0.02);
+    let mlp = Recompute {
+        mlp: true,
+        ..Recompute::default()
+    };
+    for recompute in [
+        Recompute::default(),
+        ALL,
+        mlp,
+        Recompute { mlp: true, ..ALL },
+    ] {
+        assert_held_of_more_tokens(
+            &Activations {
+                recompute,
+                ..of.clone()
+            },
+            0.02,
+        );
     }
 }
 
@@ -188,26 +293,61 @@ fn blocks_that_predict_further_tokens_hold_what_the_formula_says(
     #[values((1, false), (2, true))] (tp, sequence_parallel): (usize, bool),
     #[values(false, true)] fused_loss: bool,
 ) {
-    let mut of = Activations { tp, sequence_parallel, fused_loss, ..activations(family) };
+    let mut of = Activations {
+        tp,
+        sequence_parallel,
+        fused_loss,
+        ..activations(family)
+    };
     of.model.mtp_layers = 2;
-    let uniform = Recompute { blocks: Some(RecomputeBlocks::Uniform(1)), ..Recompute::default() };
-    let block = Recompute { blocks: Some(RecomputeBlocks::Block(4)), ..ALL };
-    let kept = Recompute { keep_attention: true, ..uniform };
+    let uniform = Recompute {
+        blocks: Some(RecomputeBlocks::Uniform(1)),
+        ..Recompute::default()
+    };
+    let block = Recompute {
+        blocks: Some(RecomputeBlocks::Block(4)),
+        ..ALL
+    };
+    let kept = Recompute {
+        keep_attention: true,
+        ..uniform
+    };
     for recompute in [Recompute::default(), ALL, uniform, kept, block] {
-        assert_held_of_more_tokens(&Activations { recompute, ..of.clone() }, 0.03);
+        assert_held_of_more_tokens(
+            &Activations {
+                recompute,
+                ..of.clone()
+            },
+            0.03,
+        );
     }
 }
 
 #[test]
 fn losses_without_logits_windows_and_copied_heads_are_counted() {
     let llama = activations(Family::Llama);
-    assert_held(&Activations { fused_loss: true, ..llama.clone() });
-    assert_held(&Activations { fused_loss: true, recompute: ALL, ..llama.clone() });
+    assert_held(&Activations {
+        fused_loss: true,
+        ..llama.clone()
+    });
+    assert_held(&Activations {
+        fused_loss: true,
+        recompute: ALL,
+        ..llama.clone()
+    });
     let mut windows = llama.clone();
-    (windows.model.window, windows.model.full_layers, windows.seq_len) = (Some(8), vec![1], 128);
+    (
+        windows.model.window,
+        windows.model.full_layers,
+        windows.seq_len,
+    ) = (Some(8), vec![1], 128);
     windows.model.max_seq_len = 128;
     assert_held(&windows);
-    let mut copied = Activations { tp: 4, sequence_parallel: true, ..llama };
+    let mut copied = Activations {
+        tp: 4,
+        sequence_parallel: true,
+        ..llama
+    };
     copied.model.kv_heads = 2;
     assert_held(&copied);
 }
@@ -217,14 +357,28 @@ fn losses_without_logits_windows_and_copied_heads_are_counted() {
 fn what_is_computed_again_is_not_held() {
     let of = activations(Family::Llama);
     let kept = held(&of);
-    let less = |recompute| kept - held(&Activations { recompute, ..of.clone() });
+    let less = |recompute| {
+        kept - held(&Activations {
+            recompute,
+            ..of.clone()
+        })
+    };
     let (n, e, model) = (of.seq_len * of.micro_batch, of.element, &of.model);
     let near = |found: usize, expected: usize| {
-        assert!(found.abs_diff(expected) < expected / 20, "{found} bytes less, not {expected}");
+        assert!(
+            found.abs_diff(expected) < expected / 20,
+            "{found} bytes less, not {expected}"
+        );
     };
     let norms = (2 * model.layers + 1) * e * model.hidden * n;
     let activations = model.layers * e * model.ffn * n;
-    near(less(Recompute { activation: false, ..ALL }), norms);
+    near(
+        less(Recompute {
+            activation: false,
+            ..ALL
+        }),
+        norms,
+    );
     near(less(Recompute { norm: false, ..ALL }), activations);
     near(less(ALL), norms + activations);
 }
@@ -234,7 +388,10 @@ fn what_is_computed_again_is_not_held() {
 fn held_by_experts(factor: f32) -> (usize, Vec<u64>) {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let (barrier, layout) = (Barrier::new(2), "dp2-ep2".parse::<Layout>().unwrap());
-    let options = GroupOptions { seed: 3, ..GroupOptions::default() };
+    let options = GroupOptions {
+        seed: 3,
+        ..GroupOptions::default()
+    };
     let ranks = run_threads(2, options, |world| {
         let device = Device::flex().autodiff();
         let groups = ProcessGroups::new(&world, layout).unwrap();
@@ -244,7 +401,10 @@ fn held_by_experts(factor: f32) -> (usize, Vec<u64>) {
         let x = (0..256 * 64).map(|i| noise(i) + factor * ((i % 64) as f32 / 32.0 - 1.0));
         let x = TensorData::new(x.collect::<Vec<_>>(), [256, 1, 64]);
         let x = Tensor::<3>::from_data(x, &device).require_grad();
-        let context = TokenContext { loss_factor: Some(1.0), ..TokenContext::default() };
+        let context = TokenContext {
+            loss_factor: Some(1.0),
+            ..TokenContext::default()
+        };
         let forward = || layer.forward(x.clone(), &context);
         drop(forward().sum().backward());
         layer.router.load().take().unwrap();
@@ -267,7 +427,11 @@ fn where_all_tokens_go_to_the_same_experts_ranks_together_hold_no_more() {
     let (level, level_load) = held_by_experts(0.0);
     let (same, same_load) = held_by_experts(100.0);
     let busy = |load: &[u64]| load.iter().filter(|&&tokens| tokens > 0).count();
-    assert_eq!((busy(&level_load), busy(&same_load)), (8, 2), "{level_load:?} {same_load:?}");
+    assert_eq!(
+        (busy(&level_load), busy(&same_load)),
+        (8, 2),
+        "{level_load:?} {same_load:?}"
+    );
     let off = same as f64 / level as f64 - 1.0;
     assert!(
         off.abs() < 0.02,

@@ -51,7 +51,11 @@ impl GradientAccumulator {
         sharding: &Sharding,
     ) -> Result<Self, OptimError> {
         check_plan(module, plan)?;
-        let mut collect = Collect { plan, sharding, entries: BTreeMap::new() };
+        let mut collect = Collect {
+            plan,
+            sharding,
+            entries: BTreeMap::new(),
+        };
         visit_floats(module, &mut collect);
         let (entries, sharding) = (collect.entries, sharding.clone());
         for Bucket { kind, slots, .. } in sharding.buckets() {
@@ -65,7 +69,14 @@ impl GradientAccumulator {
             }
         }
         let (overlap, is_open, factor, factor_on_gpu) = (None, false, 1.0, None);
-        Ok(Self { entries, sharding, overlap, is_open, factor, factor_on_gpu })
+        Ok(Self {
+            entries,
+            sharding,
+            overlap,
+            is_open,
+            factor,
+            factor_on_gpu,
+        })
     }
 
     /// Sums in another type than f32, over micro-batches and over ranks: bf16 takes half of the memory
@@ -76,7 +87,9 @@ impl GradientAccumulator {
     /// It is neither f32 nor bf16; sums over tokens would leave the range of f16.
     pub fn with_dtype(mut self, dtype: FloatDType) -> Result<Self, OptimError> {
         check_dtype("main_grads", dtype)?;
-        self.entries.values_mut().for_each(|entry| entry.dtype = dtype.into());
+        self.entries
+            .values_mut()
+            .for_each(|entry| entry.dtype = dtype.into());
         Ok(self)
     }
 
@@ -94,9 +107,14 @@ impl GradientAccumulator {
             && !self.sharding.is_alone()
         {
             let entries = self.entries.iter();
-            let weights = entries.filter_map(|(path, Entry { main_grad, spec, .. })| {
-                Some((path.clone(), (main_grad.clone()?, spec.clone())))
-            });
+            let weights = entries.filter_map(
+                |(
+                    path,
+                    Entry {
+                        main_grad, spec, ..
+                    },
+                )| { Some((path.clone(), (main_grad.clone()?, spec.clone()))) },
+            );
             let weights = weights.collect();
             self.overlap = Some(Overlap::new(self.sharding.clone(), device, weights));
         }
@@ -113,7 +131,11 @@ impl GradientAccumulator {
 
     fn attach(&mut self, main_grads: BTreeMap<String, MainGrad>) {
         for (path, main_grad) in main_grads {
-            if let Some(entry) = self.entries.get_mut(&path).filter(|e| e.dtype == DType::F32) {
+            if let Some(entry) = self
+                .entries
+                .get_mut(&path)
+                .filter(|e| e.dtype == DType::F32)
+            {
                 main_grad.attach();
                 entry.main_grad = Some(main_grad);
             }
@@ -150,8 +172,17 @@ impl GradientAccumulator {
     ///
     /// `module` is the one this was made for, or its successor after updates.
     pub fn accumulate<M: Module>(&mut self, module: &M, grads: &mut Gradients) {
-        let Self { entries, overlap, .. } = self;
-        visit_floats(module, &mut Accumulate { entries, overlap: overlap.as_ref(), grads });
+        let Self {
+            entries, overlap, ..
+        } = self;
+        visit_floats(
+            module,
+            &mut Accumulate {
+                entries,
+                overlap: overlap.as_ref(),
+                grads,
+            },
+        );
         self.end_backward();
     }
 
@@ -186,7 +217,11 @@ impl GradientAccumulator {
     /// # Shapes
     /// `[local elements]`, row-major, padding included; less where gradients are shared out.
     pub fn get(&self, path: &str) -> Option<Tensor<1>> {
-        let grad = self.entries.get(path)?.grad_or_zeros().mul_scalar(self.factor);
+        let grad = self
+            .entries
+            .get(path)?
+            .grad_or_zeros()
+            .mul_scalar(self.factor);
         Some(match self.factor_on_gpu.clone() {
             Some(factor) => scaled(grad, factor),
             None => grad,
@@ -210,9 +245,22 @@ impl FloatVisitor for Collect<'_> {
         let spec = self.plan.get(&path).expect("the plan was checked").clone();
         if param.val().is_require_grad() {
             let (device, dtype) = (param.val().device().inner(), DType::F32);
-            let kept = self.sharding.kept(&path, param.val().shape().num_elements());
+            let kept = self
+                .sharding
+                .kept(&path, param.val().shape().num_elements());
             let (own, sum, main_grad) = (None, None, None);
-            self.entries.insert(path, Entry { spec, device, dtype, kept, own, sum, main_grad });
+            self.entries.insert(
+                path,
+                Entry {
+                    spec,
+                    device,
+                    dtype,
+                    kept,
+                    own,
+                    sum,
+                    main_grad,
+                },
+            );
         }
     }
 }
@@ -225,8 +273,12 @@ struct Accumulate<'a> {
 
 impl FloatVisitor for Accumulate<'_> {
     fn visit<const D: usize>(&mut self, path: String, param: &Param<Tensor<D>>) {
-        let Some(entry) = self.entries.get_mut(&path) else { return };
-        let Some(grad) = param.val().grad_remove(self.grads) else { return };
+        let Some(entry) = self.entries.get_mut(&path) else {
+            return;
+        };
+        let Some(grad) = param.val().grad_remove(self.grads) else {
+            return;
+        };
         if let Some(overlap) = self.overlap {
             overlap.exclude(&path);
         }
@@ -281,7 +333,9 @@ mod tests {
     fn bf16_gradients_are_summed_in_f32() {
         let device = Device::default().autodiff();
         let mut net = Net::new(2, 2, 0, 1, &device);
-        net.matrix = net.matrix.map(|t| t.inner().cast(DType::BF16).autodiff().require_grad());
+        net.matrix = net
+            .matrix
+            .map(|t| t.inner().cast(DType::BF16).autodiff().require_grad());
         let mut sum =
             GradientAccumulator::new(&net, &plan_of(2, 2, 0, 1), &Sharding::none()).unwrap();
         // 256 + 1 is no bf16.
@@ -301,7 +355,11 @@ mod tests {
         for (path, expected) in [("matrix", 256.0), ("bias", 0.0)] {
             let sum = narrow.get(path).unwrap();
             assert_eq!(sum.dtype(), DType::BF16);
-            assert!(values(sum.cast(DType::F32)).into_iter().all(|x| x == expected));
+            assert!(
+                values(sum.cast(DType::F32))
+                    .into_iter()
+                    .all(|x| x == expected)
+            );
         }
     }
 }

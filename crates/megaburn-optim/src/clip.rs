@@ -81,7 +81,10 @@ mod tests {
         let net = Net::new(2, 2, 0, 1, &device);
         let mut grads =
             GradientAccumulator::new(&net, &plan_of(2, 2, 0, 1), &Sharding::none()).unwrap();
-        grads.accumulate(&net, &mut net.matrix.val().sum().mul_scalar(of_matrix).backward());
+        grads.accumulate(
+            &net,
+            &mut net.matrix.val().sum().mul_scalar(of_matrix).backward(),
+        );
         (net, grads)
     }
 
@@ -101,7 +104,9 @@ mod tests {
             assert_eq!(found(&grads), [3.0; 4]);
         }
         grads.clip(&norm, 1.5);
-        found(&grads).iter().for_each(|g| assert!((g - 0.75).abs() < 1e-6, "{g}"));
+        found(&grads)
+            .iter()
+            .for_each(|g| assert!((g - 0.75).abs() < 1e-6, "{g}"));
         grads.reset();
         assert!(grads.factor_on_gpu.is_none() && grads.factor == 1.0);
     }
@@ -126,11 +131,17 @@ mod tests {
         if of_loss {
             let group = Group::single(0);
             let loss = Tensor::from_floats([bad], &Device::default());
-            let loss = if on_gpu { Sum::on_gpu(loss, &group) } else { Sum::of(loss, &group) };
+            let loss = if on_gpu {
+                Sum::on_gpu(loss, &group)
+            } else {
+                Sum::of(loss, &group)
+            };
             grads.guard(&loss.unwrap());
         }
         let state = |net: &Net, optimizer: &crate::Optimizer| {
-            let moments = optimizer.state_tensors().map(|(_, _, tensor)| values(tensor));
+            let moments = optimizer
+                .state_tensors()
+                .map(|(_, _, tensor)| values(tensor));
             let params = [values(net.matrix.val()), values(net.bias.val())];
             params.into_iter().chain(moments).collect::<Vec<_>>()
         };
@@ -150,7 +161,11 @@ mod tests {
             let (mut net, mut grads) = net(3.0);
             grads.scale(0.5);
             let norm = norm(&grads, on_gpu);
-            assert_eq!(norm.read_against(threshold).unwrap(), (3.0, is_above), "{threshold}");
+            assert_eq!(
+                norm.read_against(threshold).unwrap(),
+                (3.0, is_above),
+                "{threshold}"
+            );
             if clipped {
                 grads.clip(&norm, 1.0);
             }

@@ -48,7 +48,10 @@ impl GradientAccumulator {
     }
 
     fn params_norm_on<M: Module>(&self, gpu: bool, module: &M) -> Result<GradNorm, OptimError> {
-        let mut params = Params { sharding: &self.sharding, values: BTreeMap::new() };
+        let mut params = Params {
+            sharding: &self.sharding,
+            values: BTreeMap::new(),
+        };
         visit_floats(module, &mut params);
         let squares = self.squares(gpu, |path, entry| {
             let kept = &entry.kept;
@@ -59,9 +62,17 @@ impl GradientAccumulator {
                 return Some(part.cast(DType::F32));
             }
             let values = params.values.get(path)?;
-            Some(values.clone().narrow(0, kept.start, kept.len()).cast(DType::F32))
+            Some(
+                values
+                    .clone()
+                    .narrow(0, kept.start, kept.len())
+                    .cast(DType::F32),
+            )
         })?;
-        Ok(GradNorm { squares, factor: 1.0 })
+        Ok(GradNorm {
+            squares,
+            factor: 1.0,
+        })
     }
 }
 
@@ -121,7 +132,9 @@ mod tests {
                 let new = matrix.clone().reshape(old.dims());
                 Tensor::from_inner(new).require_grad()
             });
-            net.bias = net.bias.map(|_| Tensor::from_inner(local("bias")).require_grad());
+            net.bias = net
+                .bias
+                .map(|_| Tensor::from_inner(local("bias")).require_grad());
             let sharding = ShardingConfig::new(level).init(&net, &groups)?;
             let mut grads = GradientAccumulator::new(&net, &plan, &sharding)?;
             // The bias has no gradient: zeros all.

@@ -30,7 +30,9 @@ impl Entry {
 
     /// Takes what the layer summed.
     pub(crate) fn gather(&mut self) {
-        let Some(sum) = self.main_grad.as_ref().and_then(MainGrad::take) else { return };
+        let Some(sum) = self.main_grad.as_ref().and_then(MainGrad::take) else {
+            return;
+        };
         let sum = sum.flatten(0, 1);
         self.own = Some(match self.own.take() {
             Some(own) => own + sum,
@@ -40,12 +42,16 @@ impl Entry {
 
     /// Takes this rank's own gradient, zeros if there was none.
     pub(crate) fn take_own(&mut self) -> Tensor<1> {
-        self.own.take().unwrap_or_else(|| self.zeros(self.num_elements()))
+        self.own
+            .take()
+            .unwrap_or_else(|| self.zeros(self.num_elements()))
     }
 
     /// Whether this rank's own gradient is this stretch of a bucket's memory.
     pub(crate) fn stands_in(&self, buffer: &Tensor<1>, start: usize) -> bool {
-        let Ok(shape) = <[usize; 2]>::try_from(self.spec.shard.local_shape()) else { return false };
+        let Ok(shape) = <[usize; 2]>::try_from(self.spec.shard.local_shape()) else {
+            return false;
+        };
         let own = self.own.as_ref().map(|own| own.clone().reshape(shape));
         own.is_some_and(|own| stands_in(&own, buffer, start))
     }
@@ -60,7 +66,13 @@ impl Entry {
 
     /// What this rank keeps of the gradient, if it is not zero.
     pub(crate) fn grad(&self) -> Option<Tensor<1>> {
-        let own = || Some(self.own.clone()?.narrow(0, self.kept.start, self.kept.len()));
+        let own = || {
+            Some(
+                self.own
+                    .clone()?
+                    .narrow(0, self.kept.start, self.kept.len()),
+            )
+        };
         self.sum.clone().or_else(own)
     }
 

@@ -5,7 +5,10 @@ use thiserror::Error;
 /// Why gradients or an optimizer cannot be.
 #[derive(Clone, Debug, PartialEq, Error)]
 #[non_exhaustive]
-#[allow(missing_docs, reason = "the message of each variant says what its fields are")]
+#[allow(
+    missing_docs,
+    reason = "the message of each variant says what its fields are"
+)]
 pub enum OptimError {
     #[error(
         "the module has a parameter `{path}` of shape {shape:?} that the shard plan lacks; a layer adds its parameters to the plan when it is built"
@@ -18,7 +21,11 @@ pub enum OptimError {
     #[error(
         "parameter `{path}` has shape {found:?}, and the shard plan says {expected:?} on this rank"
     )]
-    LocalShape { path: String, found: Vec<usize>, expected: Vec<usize> },
+    LocalShape {
+        path: String,
+        found: Vec<usize>,
+        expected: Vec<usize>,
+    },
     #[error(
         "parameter `{path}` is frozen and was not when it was shared out; freeze parameters, and draw those (`Param::val`), before `ShardingConfig::init`"
     )]
@@ -28,15 +35,32 @@ pub enum OptimError {
     )]
     OtherReplicas { path: String },
     #[error("optimizer: {name} is {value}; it must be {must_be}")]
-    BadConfig { name: &'static str, value: f64, must_be: &'static str },
+    BadConfig {
+        name: &'static str,
+        value: f64,
+        must_be: &'static str,
+    },
     #[error("loss scale: {name} is {value}; it must be {must_be}")]
-    BadLossScale { name: &'static str, value: f64, must_be: &'static str },
+    BadLossScale {
+        name: &'static str,
+        value: f64,
+        must_be: &'static str,
+    },
     #[error("optimizer: {name} cannot be kept in {dtype:?}; it must be F32 or BF16")]
-    BadStateDtype { name: &'static str, dtype: FloatDType },
+    BadStateDtype {
+        name: &'static str,
+        dtype: FloatDType,
+    },
     #[error(
         "optimizer state `{moment}` of `{path}` has {found} elements of {dtype}, and the parameter {expected} of F32 on this rank"
     )]
-    State { moment: &'static str, path: String, found: usize, dtype: String, expected: usize },
+    State {
+        moment: &'static str,
+        path: String,
+        found: usize,
+        dtype: String,
+        expected: usize,
+    },
     #[error(
         "{ranks} ranks cannot share what {replicas} data- and context-parallel ranks hold copies of; take a divisor of {replicas}"
     )]

@@ -25,16 +25,25 @@ impl Optimizer {
     /// # Errors
     /// The device cannot be read.
     pub fn find_non_finite<M: Module>(&self, module: &M) -> Result<Vec<String>, OptimError> {
-        let mut found = Poisons { optimizer: self, paths: Vec::new(), poisons: Vec::new() };
+        let mut found = Poisons {
+            optimizer: self,
+            paths: Vec::new(),
+            poisons: Vec::new(),
+        };
         visit_floats(module, &mut found);
         let Poisons { paths, poisons, .. } = found;
         if poisons.is_empty() {
             return Ok(Vec::new());
         }
         let poisons = Tensor::cat(poisons, 0).try_into_data();
-        let poisons = poisons.map_err(|error| OptimError::Device { why: error.to_string() })?;
+        let poisons = poisons.map_err(|error| OptimError::Device {
+            why: error.to_string(),
+        })?;
         let poisons: Vec<f32> = poisons.try_to_vec().expect("it is f32");
-        let bad = paths.into_iter().zip(poisons).filter(|(_, poison)| poison.is_nan());
+        let bad = paths
+            .into_iter()
+            .zip(poisons)
+            .filter(|(_, poison)| poison.is_nan());
         Ok(bad.map(|(path, _)| path).collect())
     }
 }
@@ -48,7 +57,9 @@ struct Poisons<'a> {
 
 impl FloatVisitor for Poisons<'_> {
     fn visit<const D: usize>(&mut self, path: String, param: &Param<Tensor<D>>) {
-        let Optimizer { state, sharding, .. } = self.optimizer;
+        let Optimizer {
+            state, sharding, ..
+        } = self.optimizer;
         let master = state.get(&Key::master(&path)).map(Kept::tensor);
         let values = match master.or_else(|| sharding.part(&path)) {
             Some(values) => values,
@@ -58,9 +69,17 @@ impl FloatVisitor for Poisons<'_> {
         };
         let poison = |start: usize| {
             let len = TOGETHER.min(values.dims()[0] - start);
-            values.clone().narrow(0, start, len).cast(DType::F32).mul_scalar(0.0).sum()
+            values
+                .clone()
+                .narrow(0, start, len)
+                .cast(DType::F32)
+                .mul_scalar(0.0)
+                .sum()
         };
-        let sum = (0..values.dims()[0]).step_by(TOGETHER).map(poison).reduce(Tensor::add);
+        let sum = (0..values.dims()[0])
+            .step_by(TOGETHER)
+            .map(poison)
+            .reduce(Tensor::add);
         if let Some(sum) = sum {
             self.paths.push(path);
             self.poisons.push(sum);

@@ -54,7 +54,10 @@ impl Leaf {
     }
 
     fn shape<const D: usize>(&self) -> [usize; D] {
-        self.shape.as_slice().try_into().expect("it is the same tensor's")
+        self.shape
+            .as_slice()
+            .try_into()
+            .expect("it is the same tensor's")
     }
 
     fn leaf<const D: usize>(&self, value: Tensor<D>) -> Tensor<D> {
@@ -74,7 +77,10 @@ pub(crate) fn put<M: Module>(
     module: M,
     value: impl FnMut(&str) -> Option<(Option<Leaf>, Tensor<1>)>,
 ) -> M {
-    module.map(&mut Put { path: Path::default(), value })
+    module.map(&mut Put {
+        path: Path::default(),
+        value,
+    })
 }
 
 struct Put<F> {

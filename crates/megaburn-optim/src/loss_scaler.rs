@@ -46,7 +46,12 @@ const LARGEST: f64 = f64::from_bits((1023 + 126) << 52);
 
 impl Default for LossScaleConfig {
     fn default() -> Self {
-        Self { initial: 2f64.powi(32), min: 1.0, window: Some(1000), hysteresis: 2 }
+        Self {
+            initial: 2f64.powi(32),
+            min: 1.0,
+            window: Some(1000),
+            hysteresis: 2,
+        }
     }
 }
 
@@ -57,16 +62,54 @@ impl LossScaler {
     /// A scale that is not positive and finite, an initial one below the smallest, a window or
     /// hysteresis of 0.
     pub fn new(config: LossScaleConfig) -> Result<Self, OptimError> {
-        let LossScaleConfig { initial, min, window, hysteresis } = config;
+        let LossScaleConfig {
+            initial,
+            min,
+            window,
+            hysteresis,
+        } = config;
         let check = |name, value: f64, ok: bool, must_be| {
-            if ok { Ok(()) } else { Err(OptimError::BadLossScale { name, value, must_be }) }
+            if ok {
+                Ok(())
+            } else {
+                Err(OptimError::BadLossScale {
+                    name,
+                    value,
+                    must_be,
+                })
+            }
         };
-        check("min", min, min > 0.0 && min.is_finite(), "positive and finite")?;
+        check(
+            "min",
+            min,
+            min > 0.0 && min.is_finite(),
+            "positive and finite",
+        )?;
         let ok = (min..=LARGEST).contains(&initial);
-        check("initial", initial, ok, "at least the smallest scale and at most 2^126")?;
-        check("window", window.unwrap_or(1) as f64, window != Some(0), "at least 1")?;
-        check("hysteresis", hysteresis as f64, hysteresis > 0, "at least 1")?;
-        Ok(Self { config, scale: initial, clean: 0, tolerated: hysteresis })
+        check(
+            "initial",
+            initial,
+            ok,
+            "at least the smallest scale and at most 2^126",
+        )?;
+        check(
+            "window",
+            window.unwrap_or(1) as f64,
+            window != Some(0),
+            "at least 1",
+        )?;
+        check(
+            "hysteresis",
+            hysteresis as f64,
+            hysteresis > 0,
+            "at least 1",
+        )?;
+        Ok(Self {
+            config,
+            scale: initial,
+            clean: 0,
+            tolerated: hysteresis,
+        })
     }
 
     /// What the loss is multiplied with, and gradients are divided by.
@@ -76,14 +119,25 @@ impl LossScaler {
 
     /// How many overflows in a row take it from the largest scale that it was given to the smallest.
     pub fn max_backoffs(&self) -> u64 {
-        let LossScaleConfig { initial, min, window, hysteresis } = self.config;
+        let LossScaleConfig {
+            initial,
+            min,
+            window,
+            hysteresis,
+        } = self.config;
         let halvings = (initial / min).log2().ceil() as u64;
-        if window.is_some() { hysteresis.saturating_add(halvings) } else { 0 }
+        if window.is_some() {
+            hysteresis.saturating_add(halvings)
+        } else {
+            0
+        }
     }
 
     /// Takes note of a step, and whether a gradient or the loss overflowed in it on any rank.
     pub fn update(&mut self, overflowed: bool) {
-        let Some(window) = self.config.window else { return };
+        let Some(window) = self.config.window else {
+            return;
+        };
         if overflowed {
             self.clean = 0;
             self.tolerated = self.tolerated.saturating_sub(1);
@@ -102,7 +156,10 @@ impl LossScaler {
     /// Goes on where another scaler, of a checkpoint, stands; a constant scale stays its own.
     pub fn resume(&mut self, from: &Self) {
         if self.config.window.is_some() {
-            *self = Self { config: self.config, ..*from };
+            *self = Self {
+                config: self.config,
+                ..*from
+            };
             self.scale = self.scale.max(self.config.min);
             self.tolerated = self.tolerated.min(self.config.hysteresis);
         }
@@ -137,7 +194,10 @@ mod tests {
         assert!(clean[999..1999].iter().all(|&scale| scale == 2f64.powi(33)));
         assert_eq!(clean[1999], 2f64.powi(34));
         // The first overflow is tolerated.
-        assert_eq!(scales(&mut scaler, "!!!"), [34, 33, 32].map(|e| 2f64.powi(e)));
+        assert_eq!(
+            scales(&mut scaler, "!!!"),
+            [34, 33, 32].map(|e| 2f64.powi(e))
+        );
     }
 
     /// Megatron's rule, which differs from PyTorch's: clean steps do not restore the hysteresis.
@@ -156,13 +216,22 @@ mod tests {
         #[case] expected: &[f64],
     ) {
         let window = Some(window);
-        let config = LossScaleConfig { initial: 16.0, min: 1.0, window, hysteresis };
+        let config = LossScaleConfig {
+            initial: 16.0,
+            min: 1.0,
+            window,
+            hysteresis,
+        };
         assert_eq!(scales(&mut scaler(config), steps), expected);
     }
 
     #[test]
     fn a_constant_scale_stays() {
-        let config = LossScaleConfig { initial: 128.0, window: None, ..Default::default() };
+        let config = LossScaleConfig {
+            initial: 128.0,
+            window: None,
+            ..Default::default()
+        };
         let mut constant = scaler(config);
         assert_eq!(scales(&mut constant, "!!!...!"), [128.0; 7]);
         constant.resume(&scaler(LossScaleConfig::default()));
@@ -171,7 +240,10 @@ mod tests {
 
     #[test]
     fn it_grows_to_what_f32_holds() {
-        let config = LossScaleConfig { window: Some(1), ..Default::default() };
+        let config = LossScaleConfig {
+            window: Some(1),
+            ..Default::default()
+        };
         let mut largest = scaler(config);
         scales(&mut largest, &".".repeat(200));
         assert_eq!(largest.scale(), 2f64.powi(126));
@@ -179,7 +251,12 @@ mod tests {
 
     #[test]
     fn it_goes_on_as_if_it_had_not_been_interrupted() {
-        let config = LossScaleConfig { initial: 16.0, min: 1.0, window: Some(3), hysteresis: 2 };
+        let config = LossScaleConfig {
+            initial: 16.0,
+            min: 1.0,
+            window: Some(3),
+            hysteresis: 2,
+        };
         let steps = "!..!...!!.!...";
         let whole = scales(&mut scaler(config), steps);
         for at in 0..steps.len() {
@@ -193,22 +270,43 @@ mod tests {
 
     #[test]
     fn it_may_go_on_with_a_smaller_window() {
-        let config = LossScaleConfig { window: Some(8), ..Default::default() };
+        let config = LossScaleConfig {
+            window: Some(8),
+            ..Default::default()
+        };
         let mut first = scaler(config);
         scales(&mut first, ".....");
-        let mut second = scaler(LossScaleConfig { window: Some(3), ..config });
+        let mut second = scaler(LossScaleConfig {
+            window: Some(3),
+            ..config
+        });
         second.resume(&first);
-        assert_eq!(scales(&mut second, "...."), [33, 33, 33, 34].map(|e| 2f64.powi(e)));
+        assert_eq!(
+            scales(&mut second, "...."),
+            [33, 33, 33, 34].map(|e| 2f64.powi(e))
+        );
     }
 
     #[test]
     fn so_many_overflows_take_it_to_the_smallest() {
-        let config = LossScaleConfig { initial: 48.0, min: 1.0, window: Some(4), hysteresis: 3 };
+        let config = LossScaleConfig {
+            initial: 48.0,
+            min: 1.0,
+            window: Some(4),
+            hysteresis: 3,
+        };
         let mut falling = scaler(config);
         assert_eq!(falling.max_backoffs(), 9);
         let scales = scales(&mut falling, "!!!!!!!!!");
         assert_eq!(scales, [48.0, 48.0, 24.0, 12.0, 6.0, 3.0, 1.5, 1.0, 1.0]);
-        assert_eq!(scaler(LossScaleConfig { window: None, ..config }).max_backoffs(), 0);
+        assert_eq!(
+            scaler(LossScaleConfig {
+                window: None,
+                ..config
+            })
+            .max_backoffs(),
+            0
+        );
     }
 
     #[rstest]

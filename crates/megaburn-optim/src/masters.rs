@@ -59,7 +59,13 @@ impl Optimizer {
     ) -> Result<M, E> {
         self.choose_in(&module);
         let (path, dtype) = (Path::default(), dtype.into());
-        let mut cast = Cast { path, dtype, optimizer: self, read, error: None };
+        let mut cast = Cast {
+            path,
+            dtype,
+            optimizer: self,
+            read,
+            error: None,
+        };
         let module = module.map(&mut cast);
         let error = cast.error;
         self.state.land();
@@ -92,8 +98,14 @@ struct Cast<'a, F, E> {
 
 impl<F, E> Cast<'_, F, E> {
     fn cast<const D: usize>(&mut self, path: String, tensor: Tensor<D>, is_new: bool) -> Tensor<D> {
-        let Self { dtype, optimizer, .. } = self;
-        let dtype = &if optimizer.f32_params.contains(&path) { DType::F32 } else { *dtype };
+        let Self {
+            dtype, optimizer, ..
+        } = self;
+        let dtype = &if optimizer.f32_params.contains(&path) {
+            DType::F32
+        } else {
+            *dtype
+        };
         let sharding = optimizer.sharding.clone();
         let is_shared = sharding.shares_out(&path);
         let is_there = match is_shared {
@@ -108,7 +120,9 @@ impl<F, E> Cast<'_, F, E> {
         let value = wide(tensor);
         optimizer.state.remove(&Key::master(&path));
         if leaf.requires_grad && optimizer.has_master(*dtype) {
-            optimizer.state.put(Key::master(&path), sharding.cut(&path, value.clone()));
+            optimizer
+                .state
+                .put(Key::master(&path), sharding.cut(&path, value.clone()));
         }
         if is_shared {
             let device = value.device();

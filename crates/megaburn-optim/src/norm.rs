@@ -66,7 +66,10 @@ impl GradientAccumulator {
     /// The same, on GPUs by tensors that nobody reads.
     pub(crate) fn norm_on(&self, gpu: bool) -> Result<GradNorm, OptimError> {
         let squares = self.squares(gpu, |_, entry| entry.grad())?;
-        Ok(GradNorm { squares, factor: self.factor })
+        Ok(GradNorm {
+            squares,
+            factor: self.factor,
+        })
     }
 
     /// The sum of the squares of what `of` gives of each parameter, for what this rank keeps of it: each
@@ -82,7 +85,11 @@ impl GradientAccumulator {
         // Other stages need not know whether this one has experts: one of its ranks adds what they all have,
         // and the others nothing, or NaN.
         let experts = self.squares_of(ParamKind::Expert, gpu, &of, None)?;
-        let factor = if self.sharding.counts_experts() { 1.0 } else { 0.0 };
+        let factor = if self.sharding.counts_experts() {
+            1.0
+        } else {
+            0.0
+        };
         self.squares_of(ParamKind::Dense, gpu, of, Some(experts.value.times(factor)))
     }
 
@@ -95,7 +102,10 @@ impl GradientAccumulator {
         more: Option<Value>,
     ) -> Result<Sum, OptimError> {
         let group = self.sharding.replicas(kind).norm();
-        let entries = self.entries.iter().filter(|(path, _)| self.sharding.kind_of(path) == kind);
+        let entries = self
+            .entries
+            .iter()
+            .filter(|(path, _)| self.sharding.kind_of(path) == kind);
         let entries = entries.map(|(path, entry)| (entry, of(path, entry)));
         if !gpu {
             let squares = entries.filter_map(|(entry, values)| Some(owned_squares(entry, values?)));
@@ -104,7 +114,10 @@ impl GradientAccumulator {
         }
         let mut sums = OwnedSums::default();
         entries.for_each(|(entry, values)| sums.add(entry, values));
-        let sums = sums.finish().into_iter().chain(more.and_then(Value::on_gpu));
+        let sums = sums
+            .finish()
+            .into_iter()
+            .chain(more.and_then(Value::on_gpu));
         Sum::on_gpu(Tensor::cat(sums.collect(), 0), group)
     }
 
@@ -121,8 +134,10 @@ impl GradientAccumulator {
     /// The device cannot be read.
     pub fn find_non_finite(&mut self) -> Result<BTreeSet<&str>, OptimError> {
         self.gather();
-        let grads =
-            self.entries.iter().filter_map(|(path, entry)| Some((path, entry.own.clone()?)));
+        let grads = self
+            .entries
+            .iter()
+            .filter_map(|(path, entry)| Some((path, entry.own.clone()?)));
         // Zero, or NaN: where the gradients are, and read together.
         let poison = |grad: Tensor<1>| grad.cast(DType::F32).mul_scalar(0.0).sum();
         let (paths, sums): (Vec<_>, Vec<_>) =
@@ -131,7 +146,9 @@ impl GradientAccumulator {
             return Ok(BTreeSet::new());
         }
         let sums = Tensor::cat(sums, 0).try_into_data();
-        let sums = sums.map_err(|error| OptimError::Device { why: error.to_string() })?;
+        let sums = sums.map_err(|error| OptimError::Device {
+            why: error.to_string(),
+        })?;
         let sums: Vec<f32> = sums.try_to_vec().expect("it is f32");
         Ok(paths
             .into_iter()
@@ -157,7 +174,9 @@ mod tests {
 
     /// A gradient of the whole model, its largest element far above the others.
     fn whole(path: &str, len: usize) -> Vec<f32> {
-        (0..len).map(|i| ((i * 7 + path.len() * 3) % 11) as f32 * 0.37 - 1.5).collect()
+        (0..len)
+            .map(|i| ((i * 7 + path.len() * 3) % 11) as f32 * 0.37 - 1.5)
+            .collect()
     }
 
     /// The norm on every rank under a layout; `spoil(rank)` may change what a rank holds.
@@ -203,10 +222,23 @@ mod tests {
         #[values((false, 1e-12), (true, 1e-6))] (on_gpu, tolerance): (bool, f64),
     ) {
         let elements = [whole("matrix", 600), whole("bias", 120)].concat();
-        let expected = elements.iter().map(|&g| f64::from(g).powi(2)).sum::<f64>().sqrt();
+        let expected = elements
+            .iter()
+            .map(|&g| f64::from(g).powi(2))
+            .sum::<f64>()
+            .sqrt();
         let norms = norms(layout, level, on_gpu, |_, _| {});
-        assert!((norms[0] - expected).abs() < tolerance * expected, "{} {expected}", norms[0]);
-        assert!(norms.iter().all(|norm| norm.to_bits() == norms[0].to_bits()), "{norms:?}");
+        assert!(
+            (norms[0] - expected).abs() < tolerance * expected,
+            "{} {expected}",
+            norms[0]
+        );
+        assert!(
+            norms
+                .iter()
+                .all(|norm| norm.to_bits() == norms[0].to_bits()),
+            "{norms:?}"
+        );
     }
 
     #[rstest]

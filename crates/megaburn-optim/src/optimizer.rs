@@ -37,7 +37,10 @@ pub(crate) enum Start {
     /// The parameter itself.
     Param(Tensor<1>),
     /// The master that is kept, or else this one, of a parameter of this type.
-    Master { first: Option<Tensor<1>>, dtype: DType },
+    Master {
+        first: Option<Tensor<1>>,
+        dtype: DType,
+    },
 }
 
 /// An update of a parameter.
@@ -55,7 +58,13 @@ impl Optimizer {
     /// Before its first step.
     pub(crate) fn new(rule: Rule, sharding: &Sharding) -> Self {
         let (state, f32_params) = Default::default();
-        Self { rule, sharding: sharding.clone(), time: 0, state, f32_params }
+        Self {
+            rule,
+            sharding: sharding.clone(),
+            time: 0,
+            state,
+            f32_params,
+        }
     }
 
     /// These parameters stay in f32 where others become [narrower](Self::cast_params).
@@ -104,23 +113,46 @@ impl Optimizer {
         grads: &GradientAccumulator,
     ) -> Vec<Tensor<1>> {
         let paths: Vec<String> = all.iter().map(|update| update.path.clone()).collect();
-        let all = all.into_iter().map(|update| self.begin(update, grads)).collect();
+        let all = all
+            .into_iter()
+            .map(|update| self.begin(update, grads))
+            .collect();
         let new = self.rule.update_all(all);
-        paths.iter().zip(new).map(|(path, new)| self.end(path, new)).collect()
+        paths
+            .iter()
+            .zip(new)
+            .map(|(path, new)| self.end(path, new))
+            .collect()
     }
 
     fn begin(&mut self, update: Update, grads: &GradientAccumulator) -> (Values, Force) {
-        let Update { path, start, room, direction, rates } = update;
+        let Update {
+            path,
+            start,
+            room,
+            direction,
+            rates,
+        } = update;
         let (path, entry) = (path.as_str(), &grads.entries[&path]);
         // What they say is in the direction.
-        let moments =
-            if direction.is_some() { Moments::new() } else { self.take_moments(path, entry) };
+        let moments = if direction.is_some() {
+            Moments::new()
+        } else {
+            self.take_moments(path, entry)
+        };
         let force = Force {
             grad: entry.grad_or_zeros(),
             factor: grads.factor,
             factor_on_gpu: grads.factor_on_gpu.clone(),
             direction,
-            rates: if entry.spec.decays() { rates } else { Rates { weight_decay: 0.0, ..rates } },
+            rates: if entry.spec.decays() {
+                rates
+            } else {
+                Rates {
+                    weight_decay: 0.0,
+                    ..rates
+                }
+            },
             time: self.time,
         };
         let (param, rounded) = match start {
@@ -133,11 +165,22 @@ impl Optimizer {
                 (param, Some(room))
             }
         };
-        (Values { param, rounded, moments }, force)
+        (
+            Values {
+                param,
+                rounded,
+                moments,
+            },
+            force,
+        )
     }
 
     fn end(&mut self, path: &str, new: Values) -> Tensor<1> {
-        let Values { param, rounded, moments } = new;
+        let Values {
+            param,
+            rounded,
+            moments,
+        } = new;
         self.put_moments(path, moments);
         let Some(rounded) = rounded else { return param };
         self.state.put(Key::master(path), param);
@@ -147,7 +190,9 @@ impl Optimizer {
     /// That this rank keeps nothing of a parameter: its state is there, and empty.
     pub(crate) fn keep_nothing(&mut self, path: &str, entry: &Entry, nothing: Tensor<1>) {
         let moments = self.rule.moments(path, &entry.spec);
-        let moments = moments.into_iter().map(|(moment, dtype)| (moment, zeros(&nothing, dtype)));
+        let moments = moments
+            .into_iter()
+            .map(|(moment, dtype)| (moment, zeros(&nothing, dtype)));
         self.put_moments(path, moments.collect());
         if self.has_master(nothing.dtype()) {
             self.state.put(Key::master(path), nothing.cast(DType::F32));
@@ -187,8 +232,12 @@ mod tests {
         let device = Device::default().autodiff();
         let net = || {
             let mut net = Net::new(2, 4, 0, 1, &device);
-            net.matrix = net.matrix.map(|t| t.inner().ones_like().autodiff().require_grad());
-            net.bias = net.bias.map(|t| t.inner().ones_like().autodiff().require_grad());
+            net.matrix = net
+                .matrix
+                .map(|t| t.inner().ones_like().autodiff().require_grad());
+            net.bias = net
+                .bias
+                .map(|t| t.inner().ones_like().autodiff().require_grad());
             net
         };
         let step = |rates: &dyn Fn(&str) -> Rates| {
@@ -197,18 +246,32 @@ mod tests {
                 GradientAccumulator::new(&net, &plan_of(2, 4, 0, 1), &Sharding::none()).unwrap();
             let loss = net.matrix.val().sum() + net.bias.val().sum();
             grads.accumulate(&net, &mut loss.backward());
-            let mut optimizer =
-                AdamWConfig::new().with_epsilon(1e-12).init(&Sharding::none()).unwrap();
+            let mut optimizer = AdamWConfig::new()
+                .with_epsilon(1e-12)
+                .init(&Sharding::none())
+                .unwrap();
             let net = optimizer.step_with(rates, net, &grads).unwrap();
             [values(net.matrix.val())[0], values(net.bias.val())[0]]
         };
         // The first update is the learning rate; a bias does not decay whatever its rates say.
         let rates = |path: &str| match path {
-            "matrix" => Rates { lr: 0.125, weight_decay: 2.0 },
-            _ => Rates { lr: 0.25, weight_decay: 2.0 },
+            "matrix" => Rates {
+                lr: 0.125,
+                weight_decay: 2.0,
+            },
+            _ => Rates {
+                lr: 0.25,
+                weight_decay: 2.0,
+            },
         };
         assert_eq!(step(&rates), [1.0 - 0.25 - 0.125, 0.75]);
-        assert_eq!(step(&|_| Rates { lr: 0.0, weight_decay: 2.0 }), [1.0, 1.0]);
+        assert_eq!(
+            step(&|_| Rates {
+                lr: 0.0,
+                weight_decay: 2.0
+            }),
+            [1.0, 1.0]
+        );
     }
 
     #[test]
@@ -239,8 +302,12 @@ mod tests {
     fn padding_stays_zero() {
         let device = Device::default().autodiff();
         let mut net = Net::new(5, 6, 1, 2, &device);
-        net.matrix =
-            net.matrix.map(|t| t.inner().slice_fill([1..4, 0..6], 0.0).autodiff().require_grad());
+        net.matrix = net.matrix.map(|t| {
+            t.inner()
+                .slice_fill([1..4, 0..6], 0.0)
+                .autodiff()
+                .require_grad()
+        });
         let plan = plan_of(5, 6, 1, 2);
         let mut grads = GradientAccumulator::new(&net, &plan, &Sharding::none()).unwrap();
         let mut optimizer = AdamWConfig::new().init(&Sharding::none()).unwrap();

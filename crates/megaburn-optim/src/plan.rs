@@ -16,13 +16,19 @@ use crate::{
 /// # Errors
 /// The first parameter that only one of them has, or whose local shape differs.
 pub(crate) fn check_plan<M: Module>(module: &M, plan: &ShardPlan) -> Result<(), OptimError> {
-    let mut check = Check { plan, seen: BTreeSet::new(), error: None };
+    let mut check = Check {
+        plan,
+        seen: BTreeSet::new(),
+        error: None,
+    };
     visit_floats(module, &mut check);
     if let Some(error) = check.error {
         return Err(error);
     }
     match plan.iter().find(|(path, _)| !check.seen.contains(*path)) {
-        Some((path, _)) => Err(OptimError::NotInModule { path: path.to_string() }),
+        Some((path, _)) => Err(OptimError::NotInModule {
+            path: path.to_string(),
+        }),
         None => Ok(()),
     }
 }
@@ -37,10 +43,15 @@ impl FloatVisitor for Check<'_> {
     fn visit<const D: usize>(&mut self, path: String, param: &Param<Tensor<D>>) {
         let found = param.lazy_shape().to_vec();
         let error = match self.plan.get(&path).map(|spec| spec.shard.local_shape()) {
-            None => Some(OptimError::NotInPlan { path: path.clone(), shape: found }),
-            Some(expected) if expected != found => {
-                Some(OptimError::LocalShape { path: path.clone(), found, expected })
-            }
+            None => Some(OptimError::NotInPlan {
+                path: path.clone(),
+                shape: found,
+            }),
+            Some(expected) if expected != found => Some(OptimError::LocalShape {
+                path: path.clone(),
+                found,
+                expected,
+            }),
             Some(_) => None,
         };
         self.error = self.error.take().or(error);
@@ -72,7 +83,10 @@ mod tests {
         #[case] shape: &str,
     ) {
         let mut plan = ShardPlan::new();
-        for (path, spec) in plan_of(5, 6, 0, 1).iter().filter(|(path, _)| *path != dropped) {
+        for (path, spec) in plan_of(5, 6, 0, 1)
+            .iter()
+            .filter(|(path, _)| *path != dropped)
+        {
             plan.insert(path, spec.clone()).unwrap();
         }
         let net = Net::new(5, 6, 0, 1, &Device::default().autodiff());
@@ -84,13 +98,16 @@ mod tests {
     #[test]
     fn a_plan_of_another_module_is_an_error() {
         let net = Net::new(5, 6, 0, 1, &Device::default().autodiff());
-        let error = check_plan(&net, &plan_of(5, 8, 0, 1)).unwrap_err().to_string();
+        let error = check_plan(&net, &plan_of(5, 8, 0, 1))
+            .unwrap_err()
+            .to_string();
         assert!(
             error.contains("`matrix` has shape [5, 6], and the shard plan says [5, 8]"),
             "{error}"
         );
         let mut plan = plan_of(5, 6, 0, 1);
-        plan.insert("ghost", plan.get("bias").unwrap().clone()).unwrap();
+        plan.insert("ghost", plan.get("bias").unwrap().clone())
+            .unwrap();
         let error = check_plan(&net, &plan).unwrap_err().to_string();
         assert!(error.contains("`ghost` that the module lacks"), "{error}");
     }

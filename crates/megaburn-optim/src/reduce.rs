@@ -74,8 +74,14 @@ impl GradientAccumulator {
     /// # Panics
     /// If there is no such parameter.
     pub fn sum_copies(&mut self, path: &str, group: &Group) -> Result<(), OptimError> {
-        assert!(self.sharding.is_apart(path), "`{path}` is cut otherwise on other stages");
-        let entry = self.entries.get_mut(path).expect("it is a parameter of this rank");
+        assert!(
+            self.sharding.is_apart(path),
+            "`{path}` is cut otherwise on other stages"
+        );
+        let entry = self
+            .entries
+            .get_mut(path)
+            .expect("it is a parameter of this rank");
         let sum = tensors::all_reduce(entry.grad_or_zeros(), ReduceOp::Sum, group)?;
         (entry.own, entry.sum) = (None, Some(sum));
         Ok(())
@@ -95,21 +101,34 @@ impl GradientAccumulator {
         }
         let sharding = self.sharding.clone();
         let is_alone = |kind| sharding.replicas(kind).is_alone();
-        let alone = self.entries.iter_mut().filter(|(path, _)| is_alone(sharding.kind_of(path)));
+        let alone = self
+            .entries
+            .iter_mut()
+            .filter(|(path, _)| is_alone(sharding.kind_of(path)));
         for (_, entry) in alone {
             if let Some(own) = entry.own.take() {
                 entry.add(own);
             }
         }
         let mut rest = Vec::new();
-        let sent = sharding.buckets().iter().enumerate().filter(|(_, b)| !is_alone(b.kind));
+        let sent = sharding
+            .buckets()
+            .iter()
+            .enumerate()
+            .filter(|(_, b)| !is_alone(b.kind));
         for (index, bucket) in sent {
             let Some(share) = shares.remove(&index) else {
                 rest.push(bucket);
                 continue;
             };
-            if let Some(late) = bucket.slots.iter().find(|slot| self.entry(slot).own.is_some()) {
-                return Err(OptimError::LateGradient { path: late.path.clone() });
+            if let Some(late) = bucket
+                .slots
+                .iter()
+                .find(|slot| self.entry(slot).own.is_some())
+            {
+                return Err(OptimError::LateGradient {
+                    path: late.path.clone(),
+                });
             }
             self.add_share(bucket, share);
         }
@@ -129,12 +148,21 @@ impl GradientAccumulator {
 
     /// This rank's own gradients of a bucket: where they stand already, or joined.
     fn take_own(&mut self, bucket: &Bucket) -> Tensor<1> {
-        let buffer = self.overlap.as_ref().and_then(|overlap| overlap.take_buffer(bucket));
+        let buffer = self
+            .overlap
+            .as_ref()
+            .and_then(|overlap| overlap.take_buffer(bucket));
         let stands = |buffer: &Tensor<1>| {
-            bucket.slots.iter().all(|slot| self.entries[&slot.path].stands_in(buffer, slot.start))
+            bucket
+                .slots
+                .iter()
+                .all(|slot| self.entries[&slot.path].stands_in(buffer, slot.start))
         };
         if let Some(buffer) = buffer.filter(stands) {
-            bucket.slots.iter().for_each(|slot| self.entry(slot).own = None);
+            bucket
+                .slots
+                .iter()
+                .for_each(|slot| self.entry(slot).own = None);
             return buffer;
         }
         let first = self.entry(&bucket.slots[0]);
@@ -157,7 +185,9 @@ impl GradientAccumulator {
     }
 
     fn entry(&mut self, slot: &Slot) -> &mut Entry {
-        self.entries.get_mut(&slot.path).expect("the sharding was made for the same module")
+        self.entries
+            .get_mut(&slot.path)
+            .expect("the sharding was made for the same module")
     }
 }
 
@@ -168,7 +198,12 @@ pub(crate) fn has_padding(shard: &ShardSpec) -> bool {
 
 /// How much of its split dimension a shard holds.
 fn num_held(shard: &ShardSpec) -> usize {
-    shard.pieces.iter().map(|piece| piece.local.end).max().unwrap_or(0)
+    shard
+        .pieces
+        .iter()
+        .map(|piece| piece.local.end)
+        .max()
+        .unwrap_or(0)
 }
 
 /// Padding belongs to no element of the model: with a zero gradient it stays zero for ever.
@@ -180,7 +215,9 @@ pub(crate) fn without_padding(shard: &ShardSpec, grad: Tensor<1>) -> Tensor<1> {
     let (held, row) = (num_held(shard), shard.local_len * inner);
     let shape = grad.shape();
     let outer = shape.num_elements() / row;
-    grad.reshape([outer, row]).slice_fill([0..outer, held * inner..row], 0.0).reshape(shape)
+    grad.reshape([outer, row])
+        .slice_fill([0..outer, held * inner..row], 0.0)
+        .reshape(shape)
 }
 
 #[cfg(test)]
@@ -243,6 +280,9 @@ mod tests {
         });
         let results: Vec<_> = results.into_iter().map(Result::unwrap).collect();
         assert_eq!(results[0], [1.0; 24]);
-        assert_eq!(results[1], [[1.0; 6], [0.0; 6], [0.0; 6], [0.0; 6]].concat());
+        assert_eq!(
+            results[1],
+            [[1.0; 6], [0.0; 6], [0.0; 6], [0.0; 6]].concat()
+        );
     }
 }

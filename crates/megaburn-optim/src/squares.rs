@@ -39,7 +39,8 @@ impl OwnedSums {
             let rows = whole_rows(values.clone(), &entry.kept, shard.local_len * inner);
             for piece in shard.owned() {
                 let [start, end] = [piece.local.start, piece.local.end].map(|at| at * inner);
-                self.owned.push(rows.clone().narrow(1, start, end - start).flatten(0, 1));
+                self.owned
+                    .push(rows.clone().narrow(1, start, end - start).flatten(0, 1));
             }
             self.held.push(values);
         }
@@ -52,7 +53,8 @@ impl OwnedSums {
     pub(crate) fn finish(mut self) -> Vec<Tensor<1>> {
         self.sum();
         let nothing = self.device.filter(|_| self.sums.is_empty());
-        self.sums.extend(nothing.map(|device| Tensor::zeros([1], (&device, DType::F32))));
+        self.sums
+            .extend(nothing.map(|device| Tensor::zeros([1], (&device, DType::F32))));
         self.sums
     }
 
@@ -62,7 +64,8 @@ impl OwnedSums {
         };
         self.sums.extend(of(&mut self.owned));
         // Zeros, or NaN.
-        self.sums.extend(of(&mut self.held).map(|sums| sums.mul_scalar(0.0)));
+        self.sums
+            .extend(of(&mut self.held).map(|sums| sums.mul_scalar(0.0)));
         self.num_elements = 0;
     }
 }
@@ -85,7 +88,10 @@ pub(crate) fn owned_squares(entry: &Entry, values: Tensor<1>) -> f64 {
         entry.spec.shard.for_each_run(piece, |local, _, len| {
             let [start, end] =
                 [local, local + len].map(|at| at.clamp(kept.start, kept.end) - kept.start);
-            sum += values[start..end].iter().map(|&g| f64::from(g).powi(2)).sum::<f64>();
+            sum += values[start..end]
+                .iter()
+                .map(|&g| f64::from(g).powi(2))
+                .sum::<f64>();
         });
     }
     // Zero, or NaN if a copy that is not counted holds one.
@@ -94,5 +100,8 @@ pub(crate) fn owned_squares(entry: &Entry, values: Tensor<1>) -> f64 {
 }
 
 fn host(grad: Tensor<1>) -> Vec<f32> {
-    grad.cast(DType::F32).into_data().try_to_vec().expect("it is f32")
+    grad.cast(DType::F32)
+        .into_data()
+        .try_to_vec()
+        .expect("it is f32")
 }

@@ -75,7 +75,13 @@ impl Optimizer {
                 if found != expected || is != DType::F32 {
                     let (moment, path) = (moment.name(), path.clone());
                     let dtype = format!("{is:?}");
-                    Err(OptimError::State { moment, path, found, dtype, expected })?;
+                    Err(OptimError::State {
+                        moment,
+                        path,
+                        found,
+                        dtype,
+                        expected,
+                    })?;
                 }
                 let data = TensorData::from_bytes(data.into_bytes(), [expected], DType::F32);
                 let wide = Tensor::<1>::from_data(data, (&entry.device, DType::F32));
@@ -150,8 +156,14 @@ mod tests {
             GradientAccumulator::new(&net, &plan_of(3, 4, 0, 1), &Sharding::none()).unwrap();
         let mut optimizer = AdamWConfig::new().init(&Sharding::none()).unwrap();
         let short = |_: &str, _: Moment| Ok::<_, OptimError>(TensorData::from([1.0f32; 5]));
-        let error = optimizer.load_state(2, &grads, short).unwrap_err().to_string();
-        assert!(error.contains("`exp_avg` of `bias` has 5 elements of F32"), "{error}");
+        let error = optimizer
+            .load_state(2, &grads, short)
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.contains("`exp_avg` of `bias` has 5 elements of F32"),
+            "{error}"
+        );
         assert_eq!(optimizer.time(), 0);
         let none = |_: &str, _: Moment| -> Result<TensorData, OptimError> { unreachable!() };
         optimizer.load_state(0, &grads, none).unwrap();

@@ -44,7 +44,10 @@ impl Optimizer {
         module: M,
         grads: &GradientAccumulator,
     ) -> Result<M, OptimError> {
-        let rates = Rates { lr, weight_decay: self.rule.weight_decay() };
+        let rates = Rates {
+            lr,
+            weight_decay: self.rule.weight_decay(),
+        };
         self.step_with(|_| rates, module, grads)
     }
 
@@ -68,9 +71,19 @@ impl Optimizer {
         self.expect(grads);
         let directions = self.rule.directions(grads, &mut self.state)?;
         grads.sharding.settle();
-        let mut take = Take { path: Path::default(), grads, taken: BTreeMap::new() };
+        let mut take = Take {
+            path: Path::default(),
+            grads,
+            taken: BTreeMap::new(),
+        };
         let module = module.map(&mut take);
-        let mut step = Step { optimizer: self, rates, grads, directions, params: take.taken };
+        let mut step = Step {
+            optimizer: self,
+            rates,
+            grads,
+            directions,
+            params: take.taken,
+        };
         match grads.sharding.is_shared() {
             false => step.update_all(),
             true => step.update_shares()?,
@@ -78,7 +91,11 @@ impl Optimizer {
         grads.sharding.updated();
         let mut params = step.params;
         self.state.settle()?;
-        Ok(put(module, |path| params.remove(path).map(|taken| (Some(taken.leaf), taken.value))))
+        Ok(put(module, |path| {
+            params
+                .remove(path)
+                .map(|taken| (Some(taken.leaf), taken.value))
+        }))
     }
 }
 
@@ -101,7 +118,11 @@ impl<R: Fn(&str) -> Rates> Step<'_, R> {
     /// How much an update adds to those that are made together, which [`TOGETHER`] ends: of state that comes from host
     /// memory no more than a parameter's is here at a time.
     fn weight(&self, path: &str, num_elements: usize) -> usize {
-        if self.optimizer.state.stays_of(path) { num_elements } else { TOGETHER }
+        if self.optimizer.state.stays_of(path) {
+            num_elements
+        } else {
+            TOGETHER
+        }
     }
 
     fn update_all(&mut self) {
@@ -132,13 +153,20 @@ impl<R: Fn(&str) -> Rates> Step<'_, R> {
     fn put(&mut self, leaves: Vec<(String, Leaf)>, updates: Vec<Update>) {
         let new = self.optimizer.update(updates, self.grads);
         let taken = leaves.into_iter().zip(new);
-        self.params.extend(taken.map(|((path, leaf), value)| (path, Taken { leaf, value })));
+        self.params
+            .extend(taken.map(|((path, leaf), value)| (path, Taken { leaf, value })));
     }
 
     fn update_of(&mut self, path: String, start: Start, room: Option<Tensor<1>>) -> Update {
         let direction = self.directions.remove(&path);
         let rates = (self.rates)(&path);
-        Update { path, start, room, direction, rates }
+        Update {
+            path,
+            start,
+            room,
+            direction,
+            rates,
+        }
     }
 
     fn update_shares(&mut self) -> Result<(), OptimError> {
@@ -198,7 +226,10 @@ impl<R: Fn(&str) -> Rates> Step<'_, R> {
             let at = slot.start + kept.start;
             let value = || match &old {
                 Some(old) => old.clone().narrow(0, at - share.start, kept.len()),
-                None => self.params[&slot.path].value.clone().narrow(0, kept.start, kept.len()),
+                None => self.params[&slot.path]
+                    .value
+                    .clone()
+                    .narrow(0, kept.start, kept.len()),
             };
             let start = self.optimizer.start(&slot.path, place.1, value);
             let at = at - stretch.start;
@@ -226,7 +257,9 @@ impl<R: Fn(&str) -> Rates> Step<'_, R> {
                 places.push((room.is_none(), at));
                 updates.push(self.update_of(slot.path.clone(), start, room));
             }
-            let values = places.into_iter().zip(self.optimizer.update(updates, self.grads));
+            let values = places
+                .into_iter()
+                .zip(self.optimizer.update(updates, self.grads));
             // (What is there already is let go before others are put beside it.)
             let others = values.filter(|((is_elsewhere, _), _)| *is_elsewhere);
             for ((_, at), value) in others.collect::<Vec<_>>() {
@@ -260,7 +293,13 @@ impl ModuleMapper for Take<'_> {
         }
         param.map(|tensor| {
             let (leaf, nothing) = (Leaf::of(&tensor), Tensor::empty([0; D], &tensor.device()));
-            self.taken.insert(path, Taken { leaf, value: flat(tensor) });
+            self.taken.insert(
+                path,
+                Taken {
+                    leaf,
+                    value: flat(tensor),
+                },
+            );
             nothing
         })
     }

@@ -55,7 +55,11 @@ impl Sum {
     /// way bit-identical on every member.
     pub fn of(numbers: Tensor<1>, group: &Group) -> Result<Self, OptimError> {
         if is_on_gpu(&numbers) {
-            let plain = if numbers.device().is_autodiff() { numbers.inner() } else { numbers };
+            let plain = if numbers.device().is_autodiff() {
+                numbers.inner()
+            } else {
+                numbers
+            };
             return Self::on_gpu(plain.cast(DType::F32), group);
         }
         let data = numbers.into_data();
@@ -66,7 +70,10 @@ impl Sum {
     pub(crate) fn known(mine: f64, group: &Group) -> Result<Self, OptimError> {
         let sum = group.all_reduce(TensorData::from([mine]), ReduceOp::Sum)?;
         let sum = sum.as_slice::<f64>().expect("the sum is f64")[0];
-        Ok(Self { value: Value::Known(sum), group: group.clone() })
+        Ok(Self {
+            value: Value::Known(sum),
+            group: group.clone(),
+        })
     }
 
     /// The same where the numbers are, f32: gathered, so that every member adds in the same order.
@@ -75,7 +82,10 @@ impl Sum {
         if group.size() > 1 {
             sum = total(tensors::all_gather(sum, group)?);
         }
-        Ok(Self { value: Value::OnGpu(sum), group: group.clone() })
+        Ok(Self {
+            value: Value::OnGpu(sum),
+            group: group.clone(),
+        })
     }
 
     /// The number, which on a GPU the host waits for.
@@ -87,7 +97,9 @@ impl Sum {
             Value::Known(sum) => return Ok(*sum),
             Value::OnGpu(sum) => sum.clone().try_into_data(),
         };
-        let sum = sum.map_err(|error| OptimError::Device { why: error.to_string() })?;
+        let sum = sum.map_err(|error| OptimError::Device {
+            why: error.to_string(),
+        })?;
         // A collective that failed has left anything in its place.
         match self.group.failure() {
             Some(failure) => Err(failure.into()),
@@ -111,10 +123,14 @@ mod tests {
     ) {
         let sums = run_threads(ranks, GroupOptions::default(), |world| {
             let mine = world.rank() as f32 + 0.5;
-            let sum = sum(Tensor::from_floats([mine, 2.0, mine], &Device::flex()), &world)?;
+            let sum = sum(
+                Tensor::from_floats([mine, 2.0, mine], &Device::flex()),
+                &world,
+            )?;
             Ok::<_, OptimError>([sum.read()?, sum.read()?])
         });
         let expected = (ranks * (ranks + 2)) as f64;
-        sums.into_iter().for_each(|sum| assert_eq!(sum.unwrap(), [expected; 2]));
+        sums.into_iter()
+            .for_each(|sum| assert_eq!(sum.unwrap(), [expected; 2]));
     }
 }

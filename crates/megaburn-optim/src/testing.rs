@@ -30,7 +30,11 @@ impl Net {
 }
 
 pub(crate) fn plan_of(rows: usize, cols: usize, rank: usize, ranks: usize) -> ShardPlan {
-    let padded = if ranks == 1 { rows } else { pad_vocab(rows, 4, ranks) };
+    let padded = if ranks == 1 {
+        rows
+    } else {
+        pad_vocab(rows, 4, ranks)
+    };
     let matrix = ShardSpec::split_padded(&[rows, cols], 0, padded, Axis::Tp, rank, ranks);
     let units = match ranks {
         3 => Part::new(cols),
@@ -38,8 +42,20 @@ pub(crate) fn plan_of(rows: usize, cols: usize, rank: usize, ranks: usize) -> Sh
     };
     let bias = ShardSpec::split(&[cols], 0, &[units], Axis::Tp, rank, ranks);
     let mut plan = ShardPlan::new();
-    plan.insert("matrix", ParamSpec { shard: matrix.expect("divides") }).expect("new");
-    plan.insert("bias", ParamSpec { shard: bias.expect("divides") }).expect("new");
+    plan.insert(
+        "matrix",
+        ParamSpec {
+            shard: matrix.expect("divides"),
+        },
+    )
+    .expect("new");
+    plan.insert(
+        "bias",
+        ParamSpec {
+            shard: bias.expect("divides"),
+        },
+    )
+    .expect("new");
     plan
 }
 
@@ -47,7 +63,9 @@ pub(crate) fn plan_of(rows: usize, cols: usize, rank: usize, ranks: usize) -> Sh
 pub(crate) fn cut(shard: &ShardSpec, global: &[f32]) -> Vec<f32> {
     let mut local = vec![0.0; shard.local_shape().iter().product()];
     for piece in &shard.pieces {
-        shard.for_each_run(piece, |l, g, n| local[l..l + n].copy_from_slice(&global[g..g + n]));
+        shard.for_each_run(piece, |l, g, n| {
+            local[l..l + n].copy_from_slice(&global[g..g + n])
+        });
     }
     local
 }

@@ -28,7 +28,10 @@ pub(crate) trait FloatVisitor {
 
 /// Calls `visitor` for each float parameter, with its path.
 pub(crate) fn visit_floats<M: Module>(module: &M, visitor: &mut impl FloatVisitor) {
-    module.visit(&mut Paths { path: Path::default(), visitor });
+    module.visit(&mut Paths {
+        path: Path::default(),
+        visitor,
+    });
 }
 
 struct Paths<'a, V> {

@@ -75,10 +75,15 @@ impl Optimizer {
         let mut whole = WholeState::default();
         let kept = |what: What| -> BTreeMap<String, Kept> {
             let kept = self.state.iter().filter(|(key, _)| key.what == what);
-            kept.map(|(key, kept)| (key.path.clone(), kept.clone())).collect()
+            kept.map(|(key, kept)| (key.path.clone(), kept.clone()))
+                .collect()
         };
         let mut masters = kept(What::Master);
-        let slots = self.sharding.buckets().iter().flat_map(|bucket| &bucket.slots);
+        let slots = self
+            .sharding
+            .buckets()
+            .iter()
+            .flat_map(|bucket| &bucket.slots);
         for path in slots.map(|slot| &slot.path) {
             if !masters.contains_key(path) {
                 let part = self.sharding.part(path);
@@ -103,7 +108,10 @@ impl Optimizer {
         wanted: impl Fn(&str) -> bool,
         mut give: impl FnMut(String, StateTensor),
     ) -> Result<(), OptimError> {
-        for (path, kept) in kept.iter().filter(|(path, _)| self.sharding.num_shares(path) == 1) {
+        for (path, kept) in kept
+            .iter()
+            .filter(|(path, _)| self.sharding.num_shares(path) == 1)
+        {
             give(path.clone(), StateTensor(Source::Kept(kept.clone())));
         }
         let is_kept = |slot: &&Slot| kept.contains_key(&slot.path);
@@ -114,20 +122,33 @@ impl Optimizer {
             }
             // Of what is in host memory no more than a share of a bucket is on the device at once.
             let parts = bucket.slots.iter().filter(is_kept);
-            let mut parts: BTreeMap<&str, Tensor<1>> =
-                parts.map(|slot| (slot.path.as_str(), kept[&slot.path].tensor())).collect();
-            let Some(first) = parts.values().next() else { continue };
+            let mut parts: BTreeMap<&str, Tensor<1>> = parts
+                .map(|slot| (slot.path.as_str(), kept[&slot.path].tensor()))
+                .collect();
+            let Some(first) = parts.values().next() else {
+                continue;
+            };
             let place = (first.device(), first.dtype());
             let zeros = |len| Tensor::zeros([len], (&place.0, place.1));
             let part = |slot: &Slot, range: Range<usize>| {
-                parts.remove(slot.path.as_str()).unwrap_or_else(|| zeros(range.len()))
+                parts
+                    .remove(slot.path.as_str())
+                    .unwrap_or_else(|| zeros(range.len()))
             };
             let share = bucket.join(self.sharding.share_of(bucket), part, zeros);
             let whole = tensors::all_gather(share, group)?;
-            for slot in bucket.slots.iter().filter(is_kept).filter(|slot| wanted(&slot.path)) {
+            for slot in bucket
+                .slots
+                .iter()
+                .filter(is_kept)
+                .filter(|slot| wanted(&slot.path))
+            {
                 // A rank that cannot read goes on gathering with the others.
                 let data = to_host(whole.clone().narrow(0, slot.start, slot.len));
-                give(slot.path.clone(), StateTensor(Source::Gathered(whole.dtype(), data)));
+                give(
+                    slot.path.clone(),
+                    StateTensor(Source::Gathered(whole.dtype(), data)),
+                );
             }
         }
         Ok(())
@@ -135,5 +156,7 @@ impl Optimizer {
 }
 
 fn to_host(tensor: Tensor<1>) -> Result<TensorData, OptimError> {
-    tensor.try_into_data().map_err(|error| OptimError::Device { why: error.to_string() })
+    tensor.try_into_data().map_err(|error| OptimError::Device {
+        why: error.to_string(),
+    })
 }

@@ -23,18 +23,27 @@ impl CrossEntropyConfig {
     /// # Errors
     /// A smoothing outside of `[0, 1)`, or a vocabulary without tokens.
     pub fn init(&self, group: &Group) -> Result<CrossEntropy, ParallelError> {
-        let Self { vocab, label_smoothing, .. } = *self;
+        let Self {
+            vocab,
+            label_smoothing,
+            ..
+        } = *self;
         let refuse = |why| {
             let (layer, name) = ("CrossEntropy", format!("vocab {vocab}"));
             Err(ParallelError::Config { layer, name, why })
         };
         if !(0.0..1.0).contains(&label_smoothing) {
-            return refuse(format!("`label_smoothing` {label_smoothing} is not in [0, 1)"));
+            return refuse(format!(
+                "`label_smoothing` {label_smoothing} is not in [0, 1)"
+            ));
         }
         if vocab == 0 {
             return refuse("there is no token to predict".into());
         }
-        Ok(CrossEntropy { config: self.clone(), group: group.clone() })
+        Ok(CrossEntropy {
+            config: self.clone(),
+            group: group.clone(),
+        })
     }
 }
 
@@ -67,7 +76,9 @@ impl CrossEntropy {
     /// If the members' columns are fewer than the vocabulary's tokens.
     pub fn forward(&self, logits: Tensor<3>, labels: Tensor<2, Int>) -> Tensor<2> {
         let options = self.options(logits.dims()[2]);
-        cross_entropy(logits, labels, options, |statistics| self.exchanged(statistics))
+        cross_entropy(logits, labels, options, |statistics| {
+            self.exchanged(statistics)
+        })
     }
 
     /// The losses of the logits that `x` and a weight give, some tokens at a time: their logits, about
@@ -91,7 +102,9 @@ impl CrossEntropy {
     ) -> Tensor<2> {
         let [seq, batch, d_model] = x.dims();
         let columns = weight.shape().num_elements() / d_model;
-        let chunk = (seq * batch).div_ceil(columns.div_ceil(d_model)).next_power_of_two();
+        let chunk = (seq * batch)
+            .div_ceil(columns.div_ceil(d_model))
+            .next_power_of_two();
         let exchange = |statistics| self.exchanged(statistics);
         let options = self.options(columns);
         linear_cross_entropy(x, weight, labels, linear, options, chunk, exchange)
@@ -99,9 +112,16 @@ impl CrossEntropy {
 
     /// What this rank's `columns` of the logits are.
     fn options(&self, columns: usize) -> CrossEntropyOptions {
-        let CrossEntropyConfig { vocab, label_smoothing, ignore_index } = self.config;
+        let CrossEntropyConfig {
+            vocab,
+            label_smoothing,
+            ignore_index,
+        } = self.config;
         let ranks = self.group.size();
-        assert!(columns * ranks >= vocab, "{ranks} x {columns} logits for {vocab} tokens");
+        assert!(
+            columns * ranks >= vocab,
+            "{ranks} x {columns} logits for {vocab} tokens"
+        );
         CrossEntropyOptions {
             vocab,
             part: self.group.rank(),

@@ -27,7 +27,11 @@ impl ParallelDropoutConfig {
     pub fn init(&self, group: &Group) -> Result<ParallelDropout, ParallelError> {
         check("ParallelDropout", &self.name, self.prob)?;
         let (config, group) = (self.clone(), group.clone());
-        Ok(ParallelDropout { config, group, context: Zigzag::WHOLE })
+        Ok(ParallelDropout {
+            config,
+            group,
+            context: Zigzag::WHOLE,
+        })
     }
 }
 
@@ -37,7 +41,11 @@ pub(crate) fn check(layer: &'static str, name: &str, prob: f64) -> Result<(), Pa
         return Ok(());
     }
     let why = format!("dropout {prob} is not in [0, 1)");
-    Err(ParallelError::Config { layer, name: name.into(), why })
+    Err(ParallelError::Config {
+        layer,
+        name: name.into(),
+        why,
+    })
 }
 
 /// Dropout whose mask is a function of `(seed, path, step, position)`: the same elements drop under
@@ -67,19 +75,31 @@ impl ParallelDropout {
     /// # Shapes
     /// `[seq, batch, hidden]`, unchanged (with sequence and context parallelism `seq` is this rank's stretch).
     pub fn forward(&self, x: Tensor<3>, block: &TokenBlock) -> Tensor<3> {
-        let ParallelDropoutConfig { prob, name, sequence_parallel } = &self.config;
+        let ParallelDropoutConfig {
+            prob,
+            name,
+            sequence_parallel,
+        } = &self.config;
         if *prob == 0.0 || !x.device().is_autodiff() {
             return x;
         }
         let [seq, _, hidden] = x.dims();
-        let shards = if *sequence_parallel { self.group.size() } else { 1 };
+        let shards = if *sequence_parallel {
+            self.group.size()
+        } else {
+            1
+        };
         let rng =
             PositionRng::new(self.group.seed(), Purpose::Dropout, name).with_stream(block.step);
         let of_rank = seq * shards;
         let len = of_rank * self.context.ranks();
         let key = DropoutKey::new(rng, &[len, block.global_batch, hidden])
             .with_offset(1, block.first_sample);
-        let start = if *sequence_parallel { self.group.rank() * seq } else { 0 };
+        let start = if *sequence_parallel {
+            self.group.rank() * seq
+        } else {
+            0
+        };
         let stretches = stretches(self.context.ranges(len), start..start + seq);
         let dropped = stretches.into_iter().map(|(rows, position)| {
             let part = match rows.len() == seq {
@@ -89,7 +109,11 @@ impl ParallelDropout {
             dropout(part, *prob, key.clone().with_offset(0, position))
         });
         let mut dropped: Vec<_> = dropped.collect();
-        if dropped.len() == 1 { dropped.swap_remove(0) } else { Tensor::cat(dropped, 0) }
+        if dropped.len() == 1 {
+            dropped.swap_remove(0)
+        } else {
+            Tensor::cat(dropped, 0)
+        }
     }
 }
 

@@ -43,7 +43,13 @@ impl VocabParallelEmbeddingConfig {
         group: &Group,
         device: &Device,
     ) -> Result<VocabParallelEmbedding, ParallelError> {
-        let Self { n_embedding, d_model, pad_multiple, sequence_parallel, .. } = *self;
+        let Self {
+            n_embedding,
+            d_model,
+            pad_multiple,
+            sequence_parallel,
+            ..
+        } = *self;
         let padded = pad_vocab(n_embedding, pad_multiple, group.size());
         let spec = ShardSpec::split_padded(
             &[n_embedding, d_model],
@@ -109,14 +115,27 @@ impl VocabParallelEmbedding {
     /// - ids: `[seq, batch]`, the same on every member; each below the vocabulary's size
     /// - output: `[seq, batch, d_model]`; with sequence parallelism `[seq / n, batch, d_model]`
     pub fn forward(&self, ids: Tensor<2, Int>) -> Tensor<3> {
-        let EmbeddingRows { spec, sequence_parallel, group, main_grad, .. } = &self.rows;
+        let EmbeddingRows {
+            spec,
+            sequence_parallel,
+            group,
+            main_grad,
+            ..
+        } = &self.rows;
         let main_grad = Some(main_grad.clone());
         if group.size() == 1 {
-            let options = EmbeddingOptions { first: None, main_grad };
+            let options = EmbeddingOptions {
+                first: None,
+                main_grad,
+            };
             return embedding(self.weight.val(), ids, options);
         }
         let first = Some(group.rank() * spec.local_len);
-        let vectors = embedding(self.weight.val(), ids, EmbeddingOptions { first, main_grad });
+        let vectors = embedding(
+            self.weight.val(),
+            ids,
+            EmbeddingOptions { first, main_grad },
+        );
         let partial = Partial::new(vectors, group);
         if *sequence_parallel {
             partial.reduce_scatter().into_shard()
@@ -158,10 +177,23 @@ impl VocabParallelEmbedding {
 
     /// Hidden states, as every member's product needs them, and how it is computed.
     fn output_input(&self, x: Input<3>) -> (Tensor<3>, LinearOptions) {
-        let EmbeddingRows { sequence_parallel, group, main_grad, .. } = &self.rows;
+        let EmbeddingRows {
+            sequence_parallel,
+            group,
+            main_grad,
+            ..
+        } = &self.rows;
         let (x, again) = column_input(x, group, *sequence_parallel).into_parts();
         let main_grad = Some(main_grad.clone());
-        (x, LinearOptions { out_in: true, main_grad, again, ..Default::default() })
+        (
+            x,
+            LinearOptions {
+                out_in: true,
+                main_grad,
+                again,
+                ..Default::default()
+            },
+        )
     }
 
     /// The same layer as copy `copy` where stages of a pipeline share its vectors: copy 0 counts in norms

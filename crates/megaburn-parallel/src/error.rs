@@ -5,14 +5,25 @@ use thiserror::Error;
 /// Why a parallel layer cannot be made.
 #[derive(Debug, Error)]
 #[non_exhaustive]
-#[allow(missing_docs, reason = "the message of each variant says what its fields are")]
+#[allow(
+    missing_docs,
+    reason = "the message of each variant says what its fields are"
+)]
 pub enum ParallelError {
     #[error(
         "a {layer} in group {group} of {size} ranks needs a name, from which every rank draws the same weights: add `.with_name(\"path\")`"
     )]
-    Unnamed { layer: &'static str, group: String, size: usize },
+    Unnamed {
+        layer: &'static str,
+        group: String,
+        size: usize,
+    },
     #[error("{layer} `{name}`: {why}")]
-    Config { layer: &'static str, name: String, why: String },
+    Config {
+        layer: &'static str,
+        name: String,
+        why: String,
+    },
     #[error("`{name}`: {source}")]
     Shard { name: String, source: MeshError },
     #[error("the shard plan does not describe the module: {why}")]
@@ -20,7 +31,11 @@ pub enum ParallelError {
     #[error(
         "layers `{first}` and `{second}` are both named `{name}` and would start with the same weights: name each by its own path"
     )]
-    SameName { name: String, first: String, second: String },
+    SameName {
+        name: String,
+        first: String,
+        second: String,
+    },
     #[error(transparent)]
     Collective(#[from] CollectiveError),
 }

@@ -59,7 +59,13 @@ impl Draw<'_> {
         group: &Group,
         device: &Device,
     ) -> Result<Param<Tensor<D>>, ParallelError> {
-        let Self { layer, name, field, initializer, fans: [fan_in, fan_out] } = *self;
+        let Self {
+            layer,
+            name,
+            field,
+            initializer,
+            fans: [fan_in, fan_out],
+        } = *self;
         let Some(name) = name else {
             if group.size() > 1 {
                 let (group, size) = (group.name().to_string(), group.size());
@@ -69,7 +75,11 @@ impl Draw<'_> {
         };
         let law = Law::of(initializer, fan_in as f64, fan_out as f64).ok_or_else(|| {
             let why = format!("{initializer:?} cannot be drawn shard by shard; use another one");
-            ParallelError::Config { layer, name: name.to_string(), why }
+            ParallelError::Config {
+                layer,
+                name: name.to_string(),
+                why,
+            }
         })?;
         let rng = PositionRng::new(group.seed(), Purpose::Init, &format!("{name}.{field}"));
         let shape = spec.local_shape();
@@ -82,7 +92,13 @@ impl Draw<'_> {
             let values = Tensor::from_data(TensorData::new(values, shape), device);
             values.set_require_grad(require_grad)
         };
-        Ok(Param::uninitialized(ParamId::new(), draw, device.clone(), true, lazy_shape.into()))
+        Ok(Param::uninitialized(
+            ParamId::new(),
+            draw,
+            device.clone(),
+            true,
+            lazy_shape.into(),
+        ))
     }
 }
 
@@ -115,8 +131,12 @@ fn drawn_by_burn<const D: usize>(
     [fan_in, fan_out]: [usize; 2],
     device: &Device,
 ) -> Param<Tensor<D>> {
-    let param =
-        initializer.init_with(spec.global_shape.clone(), Some(fan_in), Some(fan_out), device);
+    let param = initializer.init_with(
+        spec.global_shape.clone(),
+        Some(fan_in),
+        Some(fan_out),
+        device,
+    );
     let padding = spec.local_len - spec.global_shape[spec.dim];
     if padding == 0 {
         return param;
@@ -125,7 +145,10 @@ fn drawn_by_burn<const D: usize>(
     let mut shape = values.dims();
     shape[spec.dim] = padding;
     let zeros = Tensor::zeros(shape, (&values.device(), values.dtype()));
-    Param::from_data(Tensor::cat(vec![values, zeros], spec.dim).into_data(), device)
+    Param::from_data(
+        Tensor::cat(vec![values, zeros], spec.dim).into_data(),
+        device,
+    )
 }
 
 /// A Burn initializer with its fans filled in.
@@ -137,20 +160,28 @@ enum Law {
 
 impl Law {
     fn of(initializer: &Initializer, fan_in: f64, fan_out: f64) -> Option<Self> {
-        let uniform = |a: f64| Self::Uniform { low: -a as f32, width: (2.0 * a) as f32 };
-        let normal = |std: f64| Self::Normal { mean: 0.0, std: std as f32 };
+        let uniform = |a: f64| Self::Uniform {
+            low: -a as f32,
+            width: (2.0 * a) as f32,
+        };
+        let normal = |std: f64| Self::Normal {
+            mean: 0.0,
+            std: std as f32,
+        };
         let kaiming = |fan_out_only| 1.0 / f64::sqrt(if fan_out_only { fan_out } else { fan_in });
         let xavier = (2.0 / (fan_in + fan_out)).sqrt();
         Some(match *initializer {
             Initializer::Constant { value } => Self::Constant(value as f32),
             Initializer::Ones => Self::Constant(1.0),
             Initializer::Zeros => Self::Constant(0.0),
-            Initializer::Uniform { min, max } => {
-                Self::Uniform { low: min as f32, width: (max - min) as f32 }
-            }
-            Initializer::Normal { mean, std } => {
-                Self::Normal { mean: mean as f32, std: std as f32 }
-            }
+            Initializer::Uniform { min, max } => Self::Uniform {
+                low: min as f32,
+                width: (max - min) as f32,
+            },
+            Initializer::Normal { mean, std } => Self::Normal {
+                mean: mean as f32,
+                std: std as f32,
+            },
             Initializer::KaimingUniform { gain, fan_out_only } => {
                 uniform(3f64.sqrt() * gain * kaiming(fan_out_only))
             }
@@ -187,7 +218,10 @@ mod tests {
     #[test]
     fn a_part_is_drawn_as_the_whole_is() {
         let rng = PositionRng::new(7, Purpose::Init, "w");
-        let law = Law::Normal { mean: 0.5, std: 2.0 };
+        let law = Law::Normal {
+            mean: 0.5,
+            std: 2.0,
+        };
         let drawn = |spec: &ShardSpec| {
             let mut values = vec![f32::NAN; spec.local_shape().iter().product()];
             runs_of(spec, &mut values)
@@ -199,7 +233,10 @@ mod tests {
         let (rows, cols) = (3, 2 * STRETCH + 12);
         let mut whole = vec![0.0; rows * cols];
         law.fill(&rng, 0, &mut whole);
-        assert_eq!(drawn(&ShardSpec::whole(&[rows, cols], Axis::Tp, 0, 1)), whole);
+        assert_eq!(
+            drawn(&ShardSpec::whole(&[rows, cols], Axis::Tp, 0, 1)),
+            whole
+        );
         let sizes = [Part::new(cols - 8), Part::units(2, 2), Part::units(2, 2)];
         for rank in 0..4 {
             let spec = ShardSpec::split(&[rows, cols], 1, &sizes, Axis::Tp, rank, 4).unwrap();

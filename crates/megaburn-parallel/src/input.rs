@@ -16,7 +16,10 @@ pub struct Input<const D: usize> {
 impl<const D: usize> Input<D> {
     /// `tensor`, which `again` computes once more, to the bit.
     pub fn recomputed(tensor: Tensor<D>, again: Again) -> Self {
-        Self { tensor, again: Some(again) }
+        Self {
+            tensor,
+            again: Some(again),
+        }
     }
 
     /// The tensor by itself.
@@ -39,7 +42,10 @@ impl<const D: usize> Input<D> {
 
     /// What `f`, which changes no number, makes of the tensor.
     pub(crate) fn map(self, f: impl FnOnce(Tensor<D>) -> Tensor<D>) -> Self {
-        Self { tensor: f(self.tensor), again: self.again }
+        Self {
+            tensor: f(self.tensor),
+            again: self.again,
+        }
     }
 
     /// What `there` makes of the tensor. It is not kept, but what it was made of, of whose rows `again`
@@ -50,7 +56,10 @@ impl<const D: usize> Input<D> {
         again: impl Fn(Tensor<2>) -> Tensor<2> + Send + Sync + 'static,
     ) -> Self {
         let source = self.again.unwrap_or_else(|| kept(&self.tensor));
-        Self { tensor: there(self.tensor), again: Some(source.map(again)) }
+        Self {
+            tensor: there(self.tensor),
+            again: Some(source.map(again)),
+        }
     }
 }
 
@@ -62,6 +71,9 @@ pub(crate) fn kept<const D: usize>(tensor: &Tensor<D>) -> Again {
 
 impl<const D: usize> From<Tensor<D>> for Input<D> {
     fn from(tensor: Tensor<D>) -> Self {
-        Self { tensor, again: None }
+        Self {
+            tensor,
+            again: None,
+        }
     }
 }

@@ -51,7 +51,9 @@ enum Time {
 /// # Ok::<_, megaburn_parallel::ParallelError>(())
 /// ```
 pub fn keeping_attention<T>(make: impl FnOnce() -> T) -> T {
-    let _before = Restored(Some(IS_WANTED.replace(true)), |before| IS_WANTED.set(before));
+    let _before = Restored(Some(IS_WANTED.replace(true)), |before| {
+        IS_WANTED.set(before)
+    });
     make()
 }
 
@@ -76,7 +78,9 @@ impl KeptAttention {
 
     fn during<T>(&self, time: Time, compute: impl FnOnce() -> T) -> T {
         let here = self.0.clone().map(|results| (results, time));
-        let _before = Restored(Some(HERE.replace(here)), |before| drop(HERE.replace(before)));
+        let _before = Restored(Some(HERE.replace(here)), |before| {
+            drop(HERE.replace(before))
+        });
         compute()
     }
 }
@@ -88,7 +92,9 @@ pub(crate) fn is_attention_kept() -> bool {
 
 /// What `compute` gives, or gave the first time where that was kept.
 pub(crate) fn kept_attention(compute: impl FnOnce() -> AttentionPart) -> AttentionPart {
-    let Some((results, time)) = HERE.with_borrow(Option::clone) else { return compute() };
+    let Some((results, time)) = HERE.with_borrow(Option::clone) else {
+        return compute();
+    };
     let results = || results.lock().unwrap_or_else(PoisonError::into_inner);
     match time {
         Time::First => {
@@ -96,7 +102,9 @@ pub(crate) fn kept_attention(compute: impl FnOnce() -> AttentionPart) -> Attenti
             results().push_back(part.clone());
             part
         }
-        Time::Again => results().pop_front().expect("as many are computed as the first time"),
+        Time::Again => results()
+            .pop_front()
+            .expect("as many are computed as the first time"),
     }
 }
 
@@ -122,7 +130,10 @@ mod tests {
     fn part(value: f32) -> AttentionPart {
         let device = Device::flex();
         let [out, lse] = [value, -value].map(|value| Tensor::<1>::full([6], value, &device));
-        AttentionPart { out: out.reshape([3, 1, 1, 2]), lse: lse.reshape([1, 1, 6]) }
+        AttentionPart {
+            out: out.reshape([3, 1, 1, 2]),
+            lse: lse.reshape([1, 1, 6]),
+        }
     }
 
     fn value(part: AttentionPart) -> f32 {

@@ -37,28 +37,42 @@ impl Packed {
         let segment = |(sequence, start, len): (usize, usize, usize)| {
             let rows = end..end + len;
             end = rows.end;
-            Segment { sequence, rows, start }
+            Segment {
+                sequence,
+                rows,
+                start,
+            }
         };
-        Self { segments: segments.into_iter().map(segment).collect(), share: None }
+        Self {
+            segments: segments.into_iter().map(segment).collect(),
+            share: None,
+        }
     }
 
     /// The same pass, whose tokens the ranks of `group` read between them, if they are many enough: each
     /// then has rows of its own, and all have all keys and values.
     #[must_use]
     pub fn shared_by(self, group: &Group) -> Self {
-        Self { share: PackedShare::of(&self.segments, group), ..self }
+        Self {
+            share: PackedShare::of(&self.segments, group),
+            ..self
+        }
     }
 
     /// Rows of a rank: the tokens that it reads, and of all ranks that read fewer than another some that
     /// are nobody's.
     pub fn num_rows(&self) -> usize {
-        self.share.as_ref().map_or(self.num_tokens(), PackedShare::num_rows)
+        self.share
+            .as_ref()
+            .map_or(self.num_tokens(), PackedShare::num_rows)
     }
 
     /// Of something of each token of the pass, what this rank's rows have; `none` for those that are
     /// nobody's.
     pub fn own<T: Copy>(&self, all: &[T], none: T) -> Vec<T> {
-        self.share.as_ref().map_or_else(|| all.to_vec(), |share| share.own(all, none))
+        self.share
+            .as_ref()
+            .map_or_else(|| all.to_vec(), |share| share.own(all, none))
     }
 
     /// This rank's row of the last token of each segment, where it reads that.
@@ -109,7 +123,9 @@ pub struct KvCache {
 impl KvCache {
     /// An empty cache for `num_sequences` sequences.
     pub fn new(num_sequences: usize) -> Self {
-        Self { sequences: vec![None; num_sequences] }
+        Self {
+            sequences: vec![None; num_sequences],
+        }
     }
 
     /// Appends keys and values to a sequence and gives back all of them.
@@ -162,7 +178,10 @@ impl Rows {
             let empty = Tensor::zeros([more, 1, heads, size], options);
             memory = Tensor::cat(vec![memory.narrow(0, 0, len), empty], 0);
         }
-        Self { memory: memory.slice_assign([len..end, 0..1, 0..heads, 0..size], rows), len: end }
+        Self {
+            memory: memory.slice_assign([len..end, 0..1, 0..heads, 0..size], rows),
+            len: end,
+        }
     }
 
     fn all(&self) -> Tensor<4> {
@@ -179,7 +198,14 @@ mod tests {
         let packed = Packed::new([(2, 0, 3), (0, 7, 1), (1, 4, 2)]);
         assert_eq!(packed.num_tokens(), 6);
         assert_eq!(packed.positions(), [0, 1, 2, 7, 4, 5]);
-        assert_eq!(packed.segments()[2], Segment { sequence: 1, rows: 4..6, start: 4 });
+        assert_eq!(
+            packed.segments()[2],
+            Segment {
+                sequence: 1,
+                rows: 4..6,
+                start: 4
+            }
+        );
         assert_eq!(Packed::new([]).num_tokens(), 0);
     }
 }

@@ -104,7 +104,9 @@ pub struct MlpConfig {
 impl MlpConfig {
     /// `down(silu(gate(x)) * up(x))` without biases, as Llama's.
     pub fn gated(d_model: usize, d_ffn: usize) -> Self {
-        Self::new(d_model, d_ffn).with_activation(Activation::SwiGlu).with_bias(false)
+        Self::new(d_model, d_ffn)
+            .with_activation(Activation::SwiGlu)
+            .with_bias(false)
     }
 
     /// This rank's shard.
@@ -112,7 +114,12 @@ impl MlpConfig {
     /// # Errors
     /// See [`ParallelLinearConfig::init`].
     pub fn init(&self, group: &Group, device: &Device) -> Result<Mlp, ParallelError> {
-        let Self { d_model, d_ffn, activation, .. } = *self;
+        let Self {
+            d_model,
+            d_ffn,
+            activation,
+            ..
+        } = *self;
         let up = match activation.is_gated() {
             true => ParallelLinearConfig::column(d_model, 2 * d_ffn)
                 .with_parts([Part::new(d_ffn), Part::new(d_ffn)]),
@@ -180,7 +187,9 @@ impl Mlp {
             Some(bias) => activation.of_biased(x, bias),
             None => activation.forward(x),
         };
-        let kept = self.recompute.then(|| (x.clone().inner(), bias.clone().map(Bias::inner)));
+        let kept = self
+            .recompute
+            .then(|| (x.clone().inner(), bias.clone().map(Bias::inner)));
         let y = forward(x, bias);
         match kept {
             Some((x, bias)) => {
@@ -193,7 +202,11 @@ impl Mlp {
     /// The same layer and weights for whole sequences, as generation needs it.
     pub fn whole_sequence(self) -> Self {
         let Self { up, down, .. } = self;
-        Self { up: up.whole_sequence(), down: down.whole_sequence(), ..self }
+        Self {
+            up: up.whole_sequence(),
+            down: down.whole_sequence(),
+            ..self
+        }
     }
 }
 

@@ -154,7 +154,9 @@ impl Norm {
     /// Where the gradients of gamma and beta are summed; nowhere if they are summed over ranks first.
     fn main_grads(&self) -> [Option<MainGrad>; 2] {
         let is_summed = self.replica.is_summed();
-        self.main_grads.each_ref().map(|main_grad| (!is_summed).then(|| main_grad.clone()))
+        self.main_grads
+            .each_ref()
+            .map(|main_grad| (!is_summed).then(|| main_grad.clone()))
     }
 
     fn beta(&self) -> Option<Tensor<1>> {

@@ -53,7 +53,10 @@ struct Kept {
     before: Option<Weak<Kept>>,
 }
 
-#[allow(clippy::large_enum_variant, reason = "there is one a part of the model and micro-batch")]
+#[allow(
+    clippy::large_enum_variant,
+    reason = "there is one a part of the model and micro-batch"
+)]
 enum Held {
     Here(Tensor<2>),
     #[cfg(feature = "cuda")]
@@ -79,10 +82,17 @@ impl ActivationOffload {
         let mut state = self.lock();
         let held = tensors.iter().map(|x| {
             let rows = x.clone().inner().flatten(0, 1);
-            Mutex::new(if stay { Held::Here(rows) } else { state.offload(rows) })
+            Mutex::new(if stay {
+                Held::Here(rows)
+            } else {
+                state.offload(rows)
+            })
         });
         let tensors_held = held.collect();
-        let kept = Arc::new(Kept { tensors: tensors_held, before: state.last.take() });
+        let kept = Arc::new(Kept {
+            tensors: tensors_held,
+            before: state.last.take(),
+        });
         state.last = Some(Arc::downgrade(&kept));
         let mut places = 0..N;
         tensors.map(|x| {
@@ -110,7 +120,11 @@ impl ActivationOffload {
 impl State {
     #[cfg(feature = "cuda")]
     fn offload(&mut self, x: Tensor<2>) -> Held {
-        let on_gpu = x.clone().try_into_primitive::<Cube>().ok().map(from_backend);
+        let on_gpu = x
+            .clone()
+            .try_into_primitive::<Cube>()
+            .ok()
+            .map(from_backend);
         let on_gpu = on_gpu.filter(|x| CudaQueue::of(x).is_some() && x.meta.num_elements() > 0);
         let Some((on_gpu, mut host)) =
             on_gpu.and_then(|x| Some((x.clone(), HostTensor::like(&x).ok()?)))
@@ -151,7 +165,9 @@ impl Kept {
         if let Some(before) = self.before.as_ref().and_then(Weak::upgrade) {
             before.fetch();
         }
-        let mut held = self.tensors[place].lock().unwrap_or_else(PoisonError::into_inner);
+        let mut held = self.tensors[place]
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         match std::mem::replace(&mut *held, Held::Gone) {
             Held::Here(x) => x,
             #[cfg(feature = "cuda")]

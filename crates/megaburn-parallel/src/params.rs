@@ -46,7 +46,9 @@ pub fn lazy_params<M: Module>(module: &M) -> Vec<LazyParam> {
 pub fn read_params<M: Module>(module: &M) -> Vec<(String, TensorData)> {
     let read = |param: LazyParam| {
         let path = param.path.clone();
-        let data = param.read().unwrap_or_else(|error| panic!("cannot read `{path}`: {error}"));
+        let data = param
+            .read()
+            .unwrap_or_else(|error| panic!("cannot read `{path}`: {error}"));
         (path, data)
     };
     lazy_params(module).into_iter().map(read).collect()
@@ -64,7 +66,11 @@ pub fn load_params<M: Module, E>(
     module: M,
     value: impl FnMut(&str, &[usize]) -> Result<TensorData, E>,
 ) -> Result<M, E> {
-    let mut writer = Writer { path: Vec::new(), value, error: None };
+    let mut writer = Writer {
+        path: Vec::new(),
+        value,
+        error: None,
+    };
     let module = module.map(&mut writer);
     match writer.error {
         Some(error) => Err(error),

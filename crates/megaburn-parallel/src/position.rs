@@ -92,7 +92,10 @@ impl PositionEmbedding {
     /// # Panics
     /// As [`forward`](Self::forward).
     pub fn forward_each<P: AsRef<[usize]>>(&self, sequences: &[P]) -> Tensor<3> {
-        let own: Vec<_> = sequences.iter().map(|all| self.replica.rows(all.as_ref())).collect();
+        let own: Vec<_> = sequences
+            .iter()
+            .map(|all| self.replica.rows(all.as_ref()))
+            .collect();
         let num_positions = self.weight.dims()[0];
         for positions in &own {
             assert!(
@@ -104,7 +107,10 @@ impl PositionEmbedding {
         let ids = (0..len).flat_map(|at| own.iter().map(move |positions| positions[at] as i64));
         let ids = TensorData::new(ids.collect::<Vec<_>>(), [len, own.len()]);
         let ids = Tensor::<2, Int>::from_data(ids, &self.weight.device().inner());
-        let options = EmbeddingOptions { first: None, main_grad: self.main_grad() };
+        let options = EmbeddingOptions {
+            first: None,
+            main_grad: self.main_grad(),
+        };
         embedding(self.replica.value(&self.weight), ids, options)
     }
 

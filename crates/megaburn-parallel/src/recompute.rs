@@ -44,19 +44,30 @@ pub fn recomputed<M: Module + 'static, const D: usize, const I: usize, const O: 
     inputs: [Input<D>; I],
     forward: impl Fn(&M, [Tensor<D>; I]) -> [Tensor<3>; O] + Send + Sync + 'static,
 ) -> [Tensor<3>; O] {
-    let Some(device) = inputs.first().map(|input| input.device()).filter(|d| d.is_autodiff())
+    let Some(device) = inputs
+        .first()
+        .map(|input| input.device())
+        .filter(|d| d.is_autodiff())
     else {
         return forward(module, inputs.map(Input::into_tensor));
     };
     let mut operands = Operands::new(&device);
     let inputs = inputs.map(Input::into_parts);
     inputs.iter().for_each(|(x, _)| operands.add(x.clone()));
-    let mut params = Params { operands, are_trained: Vec::new() };
+    let mut params = Params {
+        operands,
+        are_trained: Vec::new(),
+    };
     module.visit(&mut params);
-    let Params { operands, are_trained } = params;
+    let Params {
+        operands,
+        are_trained,
+    } = params;
 
     let module = module.clone().map(&mut Fresh { are_trained: None });
-    let plain = inputs.each_ref().map(|(x, _)| Tensor::from_inner(x.clone().inner()));
+    let plain = inputs
+        .each_ref()
+        .map(|(x, _)| Tensor::from_inner(x.clone().inner()));
     let attention = KeptAttention::if_wanted();
     let results = attention.first(|| forward(&module, plain));
     let sources = inputs.map(|(x, again)| (x.dims(), again.unwrap_or_else(|| kept(&x))));
@@ -65,18 +76,28 @@ pub fn recomputed<M: Module + 'static, const D: usize, const I: usize, const O: 
             Tensor::from_inner(again.compute().reshape(shape)).require_grad()
         });
         let mut trained = are_trained.into_iter();
-        let module = module.map(&mut Fresh { are_trained: Some(&mut trained) });
+        let module = module.map(&mut Fresh {
+            are_trained: Some(&mut trained),
+        });
         let again = || attention.again(|| forward(&module, leaves.clone()));
         let results = Pass::backward(again);
         // What is made of nothing that learns has no graph.
-        let ends = results.into_iter().zip(gradients).filter(|(y, _)| y.is_tracked());
+        let ends = results
+            .into_iter()
+            .zip(gradients)
+            .filter(|(y, _)| y.is_tracked());
         let ends = ends.filter_map(|(y, gradient)| Some((Outlet::of(y), gradient?)));
         let ends: Vec<_> = ends.collect();
         let grads =
             (!ends.is_empty()).then(|| with_weight_gradients(|| Outlet::backward_all(ends)));
-        let mut found = Found { grads, rows: Vec::new() };
+        let mut found = Found {
+            grads,
+            rows: Vec::new(),
+        };
         for x in leaves {
-            let gradient = found.take(&x).unwrap_or_else(|| as_row(x.inner().zeros_like()));
+            let gradient = found
+                .take(&x)
+                .unwrap_or_else(|| as_row(x.inner().zeros_like()));
             found.rows.push(Some(gradient));
         }
         module.visit(&mut found);
@@ -98,9 +119,11 @@ pub fn recomputed_stream<M: Module + 'static>(
     stream: Residual,
     forward: impl Fn(&M, Tensor<3>, Residual) -> Residual + Send + Sync + 'static,
 ) -> Residual {
-    let [sum, term] = recomputed(module, [normed, stream.sum().into()], move |module, [y, x]| {
-        ends(forward(module, y, x.into()))
-    });
+    let [sum, term] = recomputed(
+        module,
+        [normed, stream.sum().into()],
+        move |module, [y, x]| ends(forward(module, y, x.into())),
+    );
     Residual::from(sum) + term
 }
 
@@ -120,7 +143,9 @@ pub fn offloaded_stream<M: Module + 'static>(
     let [sum, term] = match stream.into_parts() {
         (sum, None) => {
             let inputs = offload.inputs([sum], stay);
-            recomputed(module, inputs, move |module, [x]| ends(forward(module, x.into())))
+            recomputed(module, inputs, move |module, [x]| {
+                ends(forward(module, x.into()))
+            })
         }
         (sum, Some(term)) => {
             let inputs = offload.inputs([sum, term], stay);
@@ -165,7 +190,11 @@ struct Fresh<'a> {
 
 impl ModuleMapper for Fresh<'_> {
     fn map_float<const D: usize>(&mut self, param: Param<Tensor<D>>) -> Param<Tensor<D>> {
-        let is_trained = self.are_trained.as_mut().and_then(Iterator::next).unwrap_or(false);
+        let is_trained = self
+            .are_trained
+            .as_mut()
+            .and_then(Iterator::next)
+            .unwrap_or(false);
         param.map(|x| {
             let x = Tensor::from_inner(x.inner());
             if is_trained { x.require_grad() } else { x }

@@ -12,12 +12,18 @@ pub(crate) struct Replica {
 
 impl Replica {
     pub(crate) fn of(group: &Group, own_rows: bool) -> Self {
-        Self { group: group.clone(), own_rows }
+        Self {
+            group: group.clone(),
+            own_rows,
+        }
     }
 
     /// The same parameter where every rank sees all rows.
     pub(crate) fn of_all_rows(self) -> Self {
-        Self { own_rows: false, ..self }
+        Self {
+            own_rows: false,
+            ..self
+        }
     }
 
     /// The value as used on this rank's rows.
@@ -27,7 +33,11 @@ impl Replica {
 
     /// The same of what was made of it.
     pub(crate) fn shared<const D: usize>(&self, value: Tensor<D>) -> Tensor<D> {
-        if self.own_rows { copy_to(value, &self.group) } else { value }
+        if self.own_rows {
+            copy_to(value, &self.group)
+        } else {
+            value
+        }
     }
 
     /// Whether its gradient is summed over ranks.

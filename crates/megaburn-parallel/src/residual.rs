@@ -66,6 +66,9 @@ impl Add<Tensor<3>> for Residual {
     type Output = Self;
 
     fn add(self, term: Tensor<3>) -> Self {
-        Self { sum: self.sum(), term: Some(term) }
+        Self {
+            sum: self.sum(),
+            term: Some(term),
+        }
     }
 }

@@ -60,18 +60,25 @@ pub struct PlanBuilder {
 impl PlanBuilder {
     /// A parameter of the current module.
     pub fn param(&mut self, field: &str, shard: &ShardSpec) {
-        self.params.push((self.join(field), ParamSpec { shard: shard.clone() }));
+        self.params.push((
+            self.join(field),
+            ParamSpec {
+                shard: shard.clone(),
+            },
+        ));
     }
 
     /// A weight of the current module whose gradient may be summed in a [`MainGrad`].
     pub(crate) fn matrix(&mut self, field: &str, shard: &ShardSpec, main_grad: Option<MainGrad>) {
-        self.main_grads.extend(main_grad.map(|main_grad| (self.join(field), main_grad)));
+        self.main_grads
+            .extend(main_grad.map(|main_grad| (self.join(field), main_grad)));
         self.param(field, shard);
     }
 
     /// The same of a parameter that is small, and whose gradient is not sent while backward goes on.
     pub(crate) fn vector(&mut self, field: &str, shard: &ShardSpec, main_grad: Option<MainGrad>) {
-        self.vector_grads.extend(main_grad.map(|main_grad| (self.join(field), main_grad)));
+        self.vector_grads
+            .extend(main_grad.map(|main_grad| (self.join(field), main_grad)));
         self.param(field, shard);
     }
 
@@ -96,13 +103,15 @@ impl PlanBuilder {
         let prefix = self.join(field);
         for (path, shape) in shapes(module) {
             let shard = ShardSpec::whole(&shape, Axis::Tp, group.rank(), group.size());
-            self.params.push((format!("{prefix}.{path}"), ParamSpec { shard }));
+            self.params
+                .push((format!("{prefix}.{path}"), ParamSpec { shard }));
         }
     }
 
     /// The current module drew its weights from this name, if any.
     pub(crate) fn drawn_from(&mut self, name: Option<&str>) {
-        self.names.extend(name.map(|name| (name.to_string(), self.path.join("."))));
+        self.names
+            .extend(name.map(|name| (name.to_string(), self.path.join("."))));
     }
 
     fn join(&self, field: &str) -> String {
@@ -120,13 +129,20 @@ pub fn shard_plan<M: Module + Sharded>(model: &M) -> Result<ShardPlan, ParallelE
     model.shards(&mut builder);
     let mut plan = ShardPlan::new();
     for (path, spec) in builder.params {
-        plan.insert(path, spec).map_err(|error| ParallelError::Plan { why: error.to_string() })?;
+        plan.insert(path, spec)
+            .map_err(|error| ParallelError::Plan {
+                why: error.to_string(),
+            })?;
     }
     check_plan(model, &plan)?;
     let mut paths = BTreeMap::new();
     for (name, second) in builder.names {
         if let Some(first) = paths.insert(name.clone(), second.clone()) {
-            return Err(ParallelError::SameName { name, first, second });
+            return Err(ParallelError::SameName {
+                name,
+                first,
+                second,
+            });
         }
     }
     Ok(plan)
@@ -160,7 +176,9 @@ pub fn check_plan<M: Module>(module: &M, plan: &ShardPlan) -> Result<(), Paralle
         match plan.get(path).map(|spec| spec.shard.local_shape()) {
             Some(planned) if planned == *shape => {}
             Some(planned) => {
-                return refuse(format!("`{path}` is {shape:?} here and {planned:?} in the plan"));
+                return refuse(format!(
+                    "`{path}` is {shape:?} here and {planned:?} in the plan"
+                ));
             }
             None => return refuse(format!("parameter `{path}` is missing from it")),
         }
@@ -194,6 +212,7 @@ impl ModuleVisitor for Shapes {
     }
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        self.shapes.insert(self.path.join("."), param.lazy_shape().to_vec());
+        self.shapes
+            .insert(self.path.join("."), param.lazy_shape().to_vec());
     }
 }

@@ -37,6 +37,9 @@ pub struct TokenContext {
 impl TokenContext {
     /// Whole rows of tokens that nobody is trained on.
     pub fn new(rope: Option<RopeTable>) -> Self {
-        Self { rope, ..Self::default() }
+        Self {
+            rope,
+            ..Self::default()
+        }
     }
 }

@@ -39,7 +39,10 @@ impl Op {
 
     /// Whether it computes; the others move a tensor between two ranks.
     pub fn is_compute(self) -> bool {
-        matches!(self, Op::Forward | Op::Backward | Op::BackwardInput | Op::BackwardWeight)
+        matches!(
+            self,
+            Op::Forward | Op::Backward | Op::BackwardInput | Op::BackwardWeight
+        )
     }
 
     fn words(self) -> &'static str {
@@ -72,14 +75,26 @@ pub struct Action {
 impl Action {
     /// `op` of a micro-batch in a chunk.
     pub fn new(op: Op, micro_batch: usize, chunk: usize) -> Self {
-        Self { op, micro_batch, chunk }
+        Self {
+            op,
+            micro_batch,
+            chunk,
+        }
     }
 }
 
 impl fmt::Display for Action {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { op, micro_batch, chunk } = self;
-        write!(f, "{} of micro-batch {micro_batch} in chunk {chunk}", op.words())
+        let Self {
+            op,
+            micro_batch,
+            chunk,
+        } = self;
+        write!(
+            f,
+            "{} of micro-batch {micro_batch} in chunk {chunk}",
+            op.words()
+        )
     }
 }
 
@@ -96,7 +111,15 @@ pub struct Message {
 
 impl fmt::Display for Message {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let what = if self.is_gradient { "gradient" } else { "activation" };
-        write!(f, "{what} of micro-batch {} for stage {}", self.micro_batch, self.to_stage)
+        let what = if self.is_gradient {
+            "gradient"
+        } else {
+            "activation"
+        };
+        write!(
+            f,
+            "{what} of micro-batch {} for stage {}",
+            self.micro_batch, self.to_stage
+        )
     }
 }

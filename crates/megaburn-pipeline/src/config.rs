@@ -46,7 +46,14 @@ impl ScheduleConfig {
     /// A schedule of `num_micro_batches` over `num_ranks`, all else as is usual for the kind.
     pub fn new(kind: ScheduleKind, num_ranks: usize, num_micro_batches: usize) -> Self {
         let (num_chunks, group_size, placement) = (None, None, None);
-        Self { kind, num_ranks, num_chunks, num_micro_batches, group_size, placement }
+        Self {
+            kind,
+            num_ranks,
+            num_chunks,
+            num_micro_batches,
+            group_size,
+            placement,
+        }
     }
 
     /// With so many stages a rank.
@@ -93,7 +100,12 @@ impl ScheduleConfig {
         let stages = self.stages();
         let ranks = transfers::with_transfers(orders(self, stages)?, stages)?;
         let (kind, num_micro_batches) = (self.kind, self.num_micro_batches);
-        let schedule = Schedule { kind, stages, num_micro_batches, ranks };
+        let schedule = Schedule {
+            kind,
+            stages,
+            num_micro_batches,
+            ranks,
+        };
         schedule.prove()?;
         Ok(schedule)
     }
@@ -103,7 +115,11 @@ impl ScheduleConfig {
     /// # Errors
     /// The kind has none of these sizes.
     pub fn check(&self) -> Result<(), PipelineError> {
-        let Stages { num_ranks, num_chunks, .. } = self.stages();
+        let Stages {
+            num_ranks,
+            num_chunks,
+            ..
+        } = self.stages();
         let sizes = [
             (num_ranks, "ranks"),
             (num_chunks, "chunks"),
@@ -112,13 +128,15 @@ impl ScheduleConfig {
         if let Some((_, what)) = sizes.into_iter().find(|(size, _)| *size == 0) {
             return Err(PipelineError::Zero { what });
         }
-        let passes =
-            num_ranks.checked_mul(num_chunks).and_then(|n| n.checked_mul(self.num_micro_batches));
+        let passes = num_ranks
+            .checked_mul(num_chunks)
+            .and_then(|n| n.checked_mul(self.num_micro_batches));
         if passes.is_none_or(|passes| passes > MOST_PASSES) {
             return Err(PipelineError::TooLarge { most: MOST_PASSES });
         }
         self.check_kind()?;
-        self.group_size.map_or(Ok(()), |_| self.group_size().map(drop))
+        self.group_size
+            .map_or(Ok(()), |_| self.group_size().map(drop))
     }
 
     /// Whether the kind goes with the chunks, the placement and the groups that are asked for, on any
@@ -127,8 +145,14 @@ impl ScheduleConfig {
     /// # Errors
     /// It does not.
     pub fn check_kind(&self) -> Result<(), PipelineError> {
-        let Self { kind, group_size, .. } = *self;
-        let Stages { num_chunks, placement, .. } = self.stages();
+        let Self {
+            kind, group_size, ..
+        } = *self;
+        let Stages {
+            num_chunks,
+            placement,
+            ..
+        } = self.stages();
         let rule = match kind {
             ScheduleKind::OneForwardOneBackward if num_chunks > 1 => {
                 "it has one; interleaved is 1f1b with several"
@@ -141,14 +165,23 @@ impl ScheduleConfig {
             _ => "",
         };
         if !rule.is_empty() {
-            return Err(PipelineError::Chunks { kind, num_chunks, rule });
+            return Err(PipelineError::Chunks {
+                kind,
+                num_chunks,
+                rule,
+            });
         }
         let has_choice = matches!(kind, ScheduleKind::GPipe | ScheduleKind::ForwardOnly);
         if !has_choice && placement != kind.default_placement() {
-            return Err(PipelineError::Placement { kind, placement: placement.name() });
+            return Err(PipelineError::Placement {
+                kind,
+                placement: placement.name(),
+            });
         }
         match group_size {
-            Some(0) => Err(PipelineError::Zero { what: "micro-batches a group" }),
+            Some(0) => Err(PipelineError::Zero {
+                what: "micro-batches a group",
+            }),
             Some(group_size) if kind != ScheduleKind::Interleaved => {
                 Err(PipelineError::NoGroups { kind, group_size })
             }

@@ -5,7 +5,10 @@ use crate::{Action, Message, ScheduleKind};
 /// Why a schedule cannot be built, or is none.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
-#[allow(missing_docs, reason = "the message of each variant says what its fields are")]
+#[allow(
+    missing_docs,
+    reason = "the message of each variant says what its fields are"
+)]
 pub enum PipelineError {
     #[error("`{text}` is no schedule: there are {}", ScheduleKind::ALL.map(ScheduleKind::name).join(", "))]
     UnknownKind { text: String },
@@ -14,13 +17,23 @@ pub enum PipelineError {
     #[error("a schedule of more than {most} forwards: choose fewer ranks, chunks or micro-batches")]
     TooLarge { most: usize },
     #[error("{kind} with {num_chunks} chunks a rank: {rule}")]
-    Chunks { kind: ScheduleKind, num_chunks: usize, rule: &'static str },
+    Chunks {
+        kind: ScheduleKind,
+        num_chunks: usize,
+        rule: &'static str,
+    },
     #[error("{kind} cannot have its stages placed as a {placement}")]
-    Placement { kind: ScheduleKind, placement: &'static str },
+    Placement {
+        kind: ScheduleKind,
+        placement: &'static str,
+    },
     #[error(
         "{kind} has no micro-batch groups, and a group size of {group_size} is asked for: leave it out"
     )]
-    NoGroups { kind: ScheduleKind, group_size: usize },
+    NoGroups {
+        kind: ScheduleKind,
+        group_size: usize,
+    },
     #[error(
         "a group of {group_size} micro-batches in a pipeline of {num_ranks} ranks: it must be at least {num_ranks}, unless it holds all micro-batches"
     )]
@@ -28,17 +41,30 @@ pub enum PipelineError {
     #[error(
         "a group of {group_size} of {num_micro_batches} micro-batches: it can be {num_micro_batches} at most"
     )]
-    GroupTooLarge { group_size: usize, num_micro_batches: usize },
+    GroupTooLarge {
+        group_size: usize,
+        num_micro_batches: usize,
+    },
     #[error(
         "{num_micro_batches} micro-batches in groups of {group_size} leave {rest}, and a pipeline of {num_ranks} ranks needs 0 or at least {num_ranks} in the last group: change the number of micro-batches or the group size"
     )]
-    Rest { num_micro_batches: usize, group_size: usize, rest: usize, num_ranks: usize },
+    Rest {
+        num_micro_batches: usize,
+        group_size: usize,
+        rest: usize,
+        num_ranks: usize,
+    },
     #[error(
         "{num_layers} layers cannot fill {num_stages} pipeline stages{}: every stage needs one, but for the ends where the embedding or the loss is counted{}",
         given(*first, *last),
         if first.or(*last).is_some() { ", and every layer a stage; choose other numbers" } else { "; choose more layers or fewer stages" }
     )]
-    FewLayers { num_layers: usize, num_stages: usize, first: Option<usize>, last: Option<usize> },
+    FewLayers {
+        num_layers: usize,
+        num_stages: usize,
+        first: Option<usize>,
+        last: Option<usize>,
+    },
     #[error("pipeline layout `{text}`: {why}")]
     LayoutText { text: String, why: String },
     #[error(
@@ -48,11 +74,25 @@ pub enum PipelineError {
     #[error("there are lists for {found} ranks of {expected}")]
     Ranks { found: usize, expected: usize },
     #[error("rank {rank}, action {index}: there is no {action}")]
-    OutOfRange { rank: usize, index: usize, action: Action },
+    OutOfRange {
+        rank: usize,
+        index: usize,
+        action: Action,
+    },
     #[error("rank {rank} has the {action} {found} times instead of {expected}")]
-    Count { rank: usize, action: Action, found: usize, expected: usize },
+    Count {
+        rank: usize,
+        action: Action,
+        found: usize,
+        expected: usize,
+    },
     #[error("rank {rank}, action {index}: the {action} comes before the {missing}")]
-    TooEarly { rank: usize, index: usize, action: Action, missing: Action },
+    TooEarly {
+        rank: usize,
+        index: usize,
+        action: Action,
+        missing: Action,
+    },
     #[error(
         "transfer {index} from rank {from} to rank {to}: {} is sent, {} is received",
         shown(sent),

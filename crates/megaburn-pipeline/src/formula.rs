@@ -25,9 +25,18 @@ impl ScheduleConfig {
     ///
     /// None for a size without a formula, and for gpipe and forward-only in a vee.
     pub fn expected_idle(&self, costs: Costs) -> Option<u64> {
-        let Stages { num_ranks, num_chunks, placement } = self.stages();
+        let Stages {
+            num_ranks,
+            num_chunks,
+            placement,
+        } = self.stages();
         let [p, v, m] = [num_ranks, num_chunks, self.num_micro_batches].map(|size| size as u64);
-        let Costs { forward: f, backward_input: b, backward_weight: w, .. } = costs;
+        let Costs {
+            forward: f,
+            backward_input: b,
+            backward_weight: w,
+            ..
+        } = costs;
         let is_loop = placement == Placement::Loop;
         match self.kind {
             ScheduleKind::GPipe | ScheduleKind::Interleaved if is_loop => {
@@ -58,7 +67,11 @@ impl ScheduleConfig {
     ///
     /// None if the group size is not legal.
     pub fn expected_peak(&self, rank: usize) -> Option<usize> {
-        let stages @ Stages { num_ranks, num_chunks, .. } = self.stages();
+        let stages @ Stages {
+            num_ranks,
+            num_chunks,
+            ..
+        } = self.stages();
         let m = self.num_micro_batches;
         Some(match self.kind {
             ScheduleKind::GPipe => m * num_chunks,

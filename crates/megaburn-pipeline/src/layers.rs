@@ -18,7 +18,11 @@ pub struct StageLayers {
 impl StageLayers {
     /// All of a model of so many layers.
     pub fn whole(num_layers: usize) -> Self {
-        Self { embedding: true, layers: 0..num_layers, loss: true }
+        Self {
+            embedding: true,
+            layers: 0..num_layers,
+            loss: true,
+        }
     }
 }
 
@@ -55,7 +59,12 @@ impl LayerSplit {
         num_stages: usize,
     ) -> Result<Vec<StageLayers>, PipelineError> {
         let counts = match &self.layout {
-            Some(_) if Self { layout: None, ..self.clone() } != Self::default() => {
+            Some(_)
+                if Self {
+                    layout: None,
+                    ..self.clone()
+                } != Self::default() =>
+            {
                 return Err(PipelineError::TwoSplits);
             }
             Some(text) => layout_text::layers(text, num_layers, Some(num_stages))?,
@@ -65,7 +74,11 @@ impl LayerSplit {
         let stages = counts.into_iter().enumerate().map(|(stage, count)| {
             let layers = start..start + count;
             start = layers.end;
-            StageLayers { embedding: stage == 0, layers, loss: stage == last }
+            StageLayers {
+                embedding: stage == 0,
+                layers,
+                loss: stage == last,
+            }
         });
         Ok(stages.collect())
     }
@@ -84,18 +97,41 @@ impl LayerSplit {
     /// # Errors
     /// It is none.
     pub fn mtp_layers(&self) -> Result<usize, PipelineError> {
-        self.layout.as_deref().map_or(Ok(0), layout_text::mtp_layers)
+        self.layout
+            .as_deref()
+            .map_or(Ok(0), layout_text::mtp_layers)
     }
 
     /// Layers of each stage.
     fn counts(&self, num_layers: usize, num_stages: usize) -> Result<Vec<usize>, PipelineError> {
-        let Self { first, last, count_embedding, count_loss, .. } = *self;
-        let few = PipelineError::FewLayers { num_layers, num_stages, first, last };
+        let Self {
+            first,
+            last,
+            count_embedding,
+            count_loss,
+            ..
+        } = *self;
+        let few = PipelineError::FewLayers {
+            num_layers,
+            num_stages,
+            first,
+            last,
+        };
         if num_stages == 1 {
-            let given = [first, last].into_iter().flatten().all(|given| given == num_layers);
-            return if given { Ok(vec![num_layers]) } else { Err(few) };
+            let given = [first, last]
+                .into_iter()
+                .flatten()
+                .all(|given| given == num_layers);
+            return if given {
+                Ok(vec![num_layers])
+            } else {
+                Err(few)
+            };
         }
-        let extra = [count_embedding && first.is_none(), count_loss && last.is_none()];
+        let extra = [
+            count_embedding && first.is_none(),
+            count_loss && last.is_none(),
+        ];
         let extra = extra.map(usize::from);
         // The stages that share what is not given.
         let inner = usize::from(first.is_some())..num_stages - usize::from(last.is_some());
@@ -113,7 +149,9 @@ impl LayerSplit {
         for (stage, given, extra) in [(0, first, extra[0]), (num_stages - 1, last, extra[1])] {
             counts[stage] = match given {
                 Some(given) => given,
-                None => counts[stage].checked_sub(extra).ok_or_else(|| few.clone())?,
+                None => counts[stage]
+                    .checked_sub(extra)
+                    .ok_or_else(|| few.clone())?,
             };
         }
         // Of the first and the last stage the embedding and the loss are something, if somebody says so.
@@ -132,7 +170,9 @@ impl LayerSplit {
 impl Stages {
     /// What of the model each chunk of a rank has, of what each stage has.
     pub fn chunks_of(self, rank: usize, stages: &[StageLayers]) -> Vec<StageLayers> {
-        (0..self.num_chunks).map(|chunk| stages[self.stage(rank, chunk)].clone()).collect()
+        (0..self.num_chunks)
+            .map(|chunk| stages[self.stage(rank, chunk)].clone())
+            .collect()
     }
 }
 
@@ -148,22 +188,34 @@ mod tests {
         num_layers: usize,
         num_stages: usize,
     ) -> Result<Vec<usize>, String> {
-        let stages = split.stages(num_layers, num_stages).map_err(|error| error.to_string())?;
+        let stages = split
+            .stages(num_layers, num_stages)
+            .map_err(|error| error.to_string())?;
         assert!(stages.iter().enumerate().all(|(stage, of)| {
             of.embedding == (stage == 0) && of.loss == (stage + 1 == num_stages)
         }));
-        let ends = stages.windows(2).all(|two| two[0].layers.end == two[1].layers.start);
+        let ends = stages
+            .windows(2)
+            .all(|two| two[0].layers.end == two[1].layers.start);
         assert!(ends && stages[0].layers.start == 0);
         assert_eq!(stages[num_stages - 1].layers.end, num_layers);
         Ok(stages.into_iter().map(|stage| stage.layers.len()).collect())
     }
 
     fn counted(count_embedding: bool, count_loss: bool) -> LayerSplit {
-        LayerSplit { count_embedding, count_loss, ..LayerSplit::default() }
+        LayerSplit {
+            count_embedding,
+            count_loss,
+            ..LayerSplit::default()
+        }
     }
 
     fn given(first: Option<usize>, last: Option<usize>) -> LayerSplit {
-        LayerSplit { first, last, ..LayerSplit::default() }
+        LayerSplit {
+            first,
+            last,
+            ..LayerSplit::default()
+        }
     }
 
     #[rstest]
@@ -213,8 +265,13 @@ mod tests {
     #[test]
     fn a_layout_is_looked_at_without_a_number_of_stages() {
         let check = |text: &str, num_layers| {
-            let split = LayerSplit { layout: Some(text.into()), ..LayerSplit::default() };
-            split.check_layout(num_layers).map_err(|error| error.to_string())
+            let split = LayerSplit {
+                layout: Some(text.into()),
+                ..LayerSplit::default()
+            };
+            split
+                .check_layout(num_layers)
+                .map_err(|error| error.to_string())
         };
         assert_eq!(
             [check("Ett|ttL", 4), check("E|tt|t|tL", 4), check("EtL", 1)],
@@ -228,17 +285,32 @@ mod tests {
     #[test]
     fn a_split_is_asked_for_in_one_way() {
         let layout = Some("Ett|ttL".to_string());
-        let both = LayerSplit { layout: layout.clone(), ..counted(true, false) };
+        let both = LayerSplit {
+            layout: layout.clone(),
+            ..counted(true, false)
+        };
         assert!(split(both, 4, 2).unwrap_err().contains("pipeline layout"));
-        let one = LayerSplit { layout, ..LayerSplit::default() };
+        let one = LayerSplit {
+            layout,
+            ..LayerSplit::default()
+        };
         assert_eq!(split(one, 4, 2).unwrap(), [2, 2]);
     }
 
     #[test]
     fn chunks_are_the_stages_of_their_rank() {
         let all = LayerSplit::default().stages(8, 4).unwrap();
-        let stages = Stages { num_ranks: 2, num_chunks: 2, placement: Placement::Vee };
-        let layers = |rank| stages.chunks_of(rank, &all).into_iter().map(|stage| stage.layers);
+        let stages = Stages {
+            num_ranks: 2,
+            num_chunks: 2,
+            placement: Placement::Vee,
+        };
+        let layers = |rank| {
+            stages
+                .chunks_of(rank, &all)
+                .into_iter()
+                .map(|stage| stage.layers)
+        };
         assert!(layers(0).eq([0..2, 6..8]) && layers(1).eq([2..4, 4..6]));
     }
 }

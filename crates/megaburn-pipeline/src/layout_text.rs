@@ -18,7 +18,10 @@ pub(crate) fn layers(
     num_layers: usize,
     num_stages: Option<usize>,
 ) -> Result<Vec<usize>, PipelineError> {
-    let refuse = |why: String| PipelineError::LayoutText { text: text.into(), why };
+    let refuse = |why: String| PipelineError::LayoutText {
+        text: text.into(),
+        why,
+    };
     let letters = letters(text)?;
     let stages: Vec<&[char]> = letters.split(|letter| *letter == '|').collect();
     if let Some(num_stages) = num_stages.filter(|num| *num != stages.len()) {
@@ -29,7 +32,9 @@ pub(crate) fn layers(
     }
     let layers = letters.iter().filter(|letter| **letter == 't').count();
     if layers != num_layers {
-        return Err(refuse(format!("it has {layers} layers (t), and the model has {num_layers}")));
+        return Err(refuse(format!(
+            "it has {layers} layers (t), and the model has {num_layers}"
+        )));
     }
     if let Some(empty) = stages.iter().position(|stage| stage.is_empty()) {
         return Err(refuse(format!("stage {empty} has nothing")));
@@ -37,7 +42,9 @@ pub(crate) fn layers(
     let inner = letters.get(1..letters.len() - 1).unwrap_or_default();
     let ends = [letters.first(), letters.last()] == [Some(&'E'), Some(&'L')];
     if !ends || inner.iter().any(|letter| matches!(letter, 'E' | 'L')) {
-        return Err(refuse("it must begin with the one E and end with the one L".into()));
+        return Err(refuse(
+            "it must begin with the one E and end with the one L".into(),
+        ));
     }
     let last = stages.len() - 1;
     if let Some(early) = stages[..last].iter().position(|stage| stage.contains(&'m')) {
@@ -46,7 +53,9 @@ pub(crate) fn layers(
         return Err(refuse(why));
     }
     if stages[last].windows(2).any(|two| two == ['m', 't']) {
-        return Err(refuse("what predicts further tokens (m) stands behind all layers (t)".into()));
+        return Err(refuse(
+            "what predicts further tokens (m) stands behind all layers (t)".into(),
+        ));
     }
     let of = |stage: &[char]| stage.iter().filter(|letter| **letter == 't').count();
     Ok(stages.into_iter().map(of).collect())
@@ -57,12 +66,21 @@ pub(crate) fn layers(
 /// # Errors
 /// A text that is none.
 pub(crate) fn mtp_layers(text: &str) -> Result<usize, PipelineError> {
-    Ok(letters(text)?.into_iter().filter(|letter| *letter == 'm').count())
+    Ok(letters(text)?
+        .into_iter()
+        .filter(|letter| *letter == 'm')
+        .count())
 }
 
 fn letters(text: &str) -> Result<Vec<char>, PipelineError> {
-    let mut parser = Parser { chars: text.char_indices().peekable(), end: text.len() };
-    let refuse = |why: String| PipelineError::LayoutText { text: text.into(), why };
+    let mut parser = Parser {
+        chars: text.char_indices().peekable(),
+        end: text.len(),
+    };
+    let refuse = |why: String| PipelineError::LayoutText {
+        text: text.into(),
+        why,
+    };
     parser.sequence(0).map_err(refuse)
 }
 
@@ -111,7 +129,9 @@ impl Parser<'_> {
         while let Some((_, digit)) = self.chars.next_if(|(_, letter)| letter.is_ascii_digit()) {
             digits.push(digit);
         }
-        digits.parse().map_err(|_| format!("at {at} there should be a number, behind `*`"))
+        digits
+            .parse()
+            .map_err(|_| format!("at {at} there should be a number, behind `*`"))
     }
 }
 
@@ -132,7 +152,10 @@ mod tests {
     #[case("EtmL", 1, &[1])]
     #[case("Ett|(tt|)*2,m*2L", 6, &[2, 2, 2, 0])]
     fn a_text_is_read(#[case] text: &str, #[case] num_layers: usize, #[case] expected: &[usize]) {
-        assert_eq!(layers(text, num_layers, Some(expected.len())).unwrap(), expected);
+        assert_eq!(
+            layers(text, num_layers, Some(expected.len())).unwrap(),
+            expected
+        );
     }
 
     #[rstest]
@@ -145,7 +168,12 @@ mod tests {
     #[case("EEtt|ttL", 4, 2, "it must begin with the one E")]
     #[case("|", 0, 2, "stage 0 has nothing")]
     #[case("E", 0, 1, "it must begin with the one E")]
-    #[case("Et*3|(tt|)*29,m|L", 61, 32, "stage 30 predicts further tokens (m), which the last one")]
+    #[case(
+        "Et*3|(tt|)*29,m|L",
+        61,
+        32,
+        "stage 30 predicts further tokens (m), which the last one"
+    )]
     #[case("Ett|tmtL", 4, 2, "(m) stands behind all layers (t)")]
     #[case("Ett|xtL", 4, 2, "`x` at 4 is none of E t m L")]
     #[case("Ett)|ttL", 4, 2, "`)` at 3 is none of")]
@@ -161,7 +189,9 @@ mod tests {
         #[case] num_stages: usize,
         #[case] message: &str,
     ) {
-        let error = layers(text, num_layers, Some(num_stages)).unwrap_err().to_string();
+        let error = layers(text, num_layers, Some(num_stages))
+            .unwrap_err()
+            .to_string();
         assert!(error.contains(message), "{error}");
         assert!(error.contains(text), "{error}");
     }

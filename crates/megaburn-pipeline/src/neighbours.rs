@@ -26,7 +26,9 @@ impl Neighbours {
     /// If the stages are of another number of ranks.
     pub fn new(group: &Group, stages: Stages) -> Result<Self, CollectiveError> {
         assert!(stages.num_ranks == group.size(), "stages of other ranks");
-        let ranks: Vec<usize> = (0..stages.num_stages()).map(|of| stages.rank_of(of)).collect();
+        let ranks: Vec<usize> = (0..stages.num_stages())
+            .map(|of| stages.rank_of(of))
+            .collect();
         let both = |two: &[usize]| [(two[0], two[1]), (two[1], two[0])];
         let ways: BTreeSet<_> = ranks.windows(2).flat_map(both).collect();
         let mine = ways.into_iter().filter(|(from, to)| {
@@ -38,7 +40,10 @@ impl Neighbours {
             let pair = group.subgroup(&format!("pp {from} to {to}"), &members)?;
             Ok::<_, CollectiveError>(((from, to), pair))
         };
-        Ok(Self { group: group.clone(), ways: mine.map(way).collect::<Result<_, _>>()? })
+        Ok(Self {
+            group: group.clone(),
+            ways: mine.map(way).collect::<Result<_, _>>()?,
+        })
     }
 
     /// The ranks of the pipeline.
@@ -54,7 +59,9 @@ impl Neighbours {
     /// # Collective
     /// All ranks of the pipeline.
     pub fn meet(&self, device: &Device) -> Result<(), CollectiveError> {
-        self.ways.values().try_for_each(|way| tensors::meet(device, way))
+        self.ways
+            .values()
+            .try_for_each(|way| tensors::meet(device, way))
     }
 
     /// The group in which this rank sends to `peer`, and its number there.
@@ -68,7 +75,10 @@ impl Neighbours {
     }
 
     fn way(&self, way: (usize, usize)) -> (&Group, usize) {
-        let group = self.ways.get(&way).expect("stages that follow each other have a way");
+        let group = self
+            .ways
+            .get(&way)
+            .expect("stages that follow each other have a way");
         (group, 1 - group.rank())
     }
 }

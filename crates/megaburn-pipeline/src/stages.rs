@@ -45,14 +45,23 @@ impl Stages {
     /// The stage that chunk `chunk` of rank `rank` is.
     pub fn stage(self, rank: usize, chunk: usize) -> usize {
         let comes_back = self.placement == Placement::Vee && chunk % 2 == 1;
-        chunk * self.num_ranks + if comes_back { self.num_ranks - 1 - rank } else { rank }
+        chunk * self.num_ranks
+            + if comes_back {
+                self.num_ranks - 1 - rank
+            } else {
+                rank
+            }
     }
 
     /// The rank that has a stage.
     pub fn rank_of(self, stage: usize) -> usize {
         let (chunk, place) = (stage / self.num_ranks, stage % self.num_ranks);
         let comes_back = self.placement == Placement::Vee && chunk % 2 == 1;
-        if comes_back { self.num_ranks - 1 - place } else { place }
+        if comes_back {
+            self.num_ranks - 1 - place
+        } else {
+            place
+        }
     }
 
     /// Which of its rank's chunks a stage is.
@@ -78,13 +87,19 @@ impl Stages {
             Op::SendActivation | Op::ReceiveGradient => self.after(rank, action.chunk),
             _ => None,
         };
-        other.map(|stage| self.rank_of(stage)).filter(|peer| *peer != rank)
+        other
+            .map(|stage| self.rank_of(stage))
+            .filter(|peer| *peer != rank)
     }
 
     /// What a transfer moves. None where [`Self::peer`] is.
     pub fn message(self, rank: usize, action: Action) -> Option<Message> {
         self.peer(rank, action)?;
-        let Action { op, micro_batch, chunk } = action;
+        let Action {
+            op,
+            micro_batch,
+            chunk,
+        } = action;
         let own = self.stage(rank, chunk);
         let to_stage = match op {
             Op::SendActivation => own + 1,
@@ -92,7 +107,11 @@ impl Stages {
             _ => own,
         };
         let is_gradient = matches!(op, Op::SendGradient | Op::ReceiveGradient);
-        Some(Message { is_gradient, micro_batch, to_stage })
+        Some(Message {
+            is_gradient,
+            micro_batch,
+            to_stage,
+        })
     }
 }
 
@@ -107,12 +126,19 @@ mod tests {
         #[values(Placement::Loop, Placement::Vee)] placement: Placement,
     ) {
         for (num_ranks, num_chunks) in [(1, 1), (1, 3), (2, 2), (4, 2), (3, 4), (8, 3)] {
-            let stages = Stages { num_ranks, num_chunks, placement };
+            let stages = Stages {
+                num_ranks,
+                num_chunks,
+                placement,
+            };
             let mut seen = Vec::new();
             for rank in 0..num_ranks {
                 for chunk in 0..num_chunks {
                     let stage = stages.stage(rank, chunk);
-                    assert_eq!((stages.rank_of(stage), stages.chunk_of(stage)), (rank, chunk));
+                    assert_eq!(
+                        (stages.rank_of(stage), stages.chunk_of(stage)),
+                        (rank, chunk)
+                    );
                     seen.push(stage);
                 }
             }
@@ -123,22 +149,49 @@ mod tests {
 
     #[test]
     fn a_rank_in_the_bend_of_a_vee_sends_nothing_to_itself() {
-        let stages = Stages { num_ranks: 4, num_chunks: 2, placement: Placement::Vee };
+        let stages = Stages {
+            num_ranks: 4,
+            num_chunks: 2,
+            placement: Placement::Vee,
+        };
         let per_rank: Vec<_> = (0..4).map(|r| [0, 1].map(|c| stages.stage(r, c))).collect();
         assert_eq!(per_rank, [[0, 7], [1, 6], [2, 5], [3, 4]]);
         assert_eq!(stages.peer(3, Action::new(Op::SendActivation, 0, 0)), None);
-        assert_eq!(stages.peer(3, Action::new(Op::SendActivation, 0, 1)), Some(2));
+        assert_eq!(
+            stages.peer(3, Action::new(Op::SendActivation, 0, 1)),
+            Some(2)
+        );
         assert_eq!(stages.peer(0, Action::new(Op::SendActivation, 0, 1)), None);
-        assert_eq!(stages.peer(0, Action::new(Op::ReceiveGradient, 0, 0)), Some(1));
+        assert_eq!(
+            stages.peer(0, Action::new(Op::ReceiveGradient, 0, 0)),
+            Some(1)
+        );
     }
 
     #[test]
     fn both_ends_of_a_transfer_name_one_message() {
-        let stages = Stages { num_ranks: 2, num_chunks: 2, placement: Placement::Loop };
+        let stages = Stages {
+            num_ranks: 2,
+            num_chunks: 2,
+            placement: Placement::Loop,
+        };
         let sent = stages.message(1, Action::new(Op::SendActivation, 5, 0));
-        assert_eq!(sent, stages.message(0, Action::new(Op::ReceiveActivation, 5, 1)));
-        assert_eq!(sent, Some(Message { is_gradient: false, micro_batch: 5, to_stage: 2 }));
+        assert_eq!(
+            sent,
+            stages.message(0, Action::new(Op::ReceiveActivation, 5, 1))
+        );
+        assert_eq!(
+            sent,
+            Some(Message {
+                is_gradient: false,
+                micro_batch: 5,
+                to_stage: 2
+            })
+        );
         let sent = stages.message(0, Action::new(Op::SendGradient, 5, 1));
-        assert_eq!(sent, stages.message(1, Action::new(Op::ReceiveGradient, 5, 0)));
+        assert_eq!(
+            sent,
+            stages.message(1, Action::new(Op::ReceiveGradient, 5, 0))
+        );
     }
 }

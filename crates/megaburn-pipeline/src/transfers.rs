@@ -23,8 +23,12 @@ pub(crate) fn with_transfers(orders: Orders, stages: Stages) -> Result<Orders, P
     for (rank, passes) in timeline(&orders, stages)?.into_iter().enumerate() {
         for (action, start) in passes {
             ranks[rank].push(((2 * start + 1, None), action));
-            let Some((send, receive)) = transfer_after(action) else { continue };
-            let Some(message) = stages.message(rank, send) else { continue };
+            let Some((send, receive)) = transfer_after(action) else {
+                continue;
+            };
+            let Some(message) = stages.message(rank, send) else {
+                continue;
+            };
             let key = (2 * (start + duration(action.op)), Some(message));
             let chunk = stages.chunk_of(message.to_stage);
             ranks[rank].push((key, send));
@@ -56,9 +60,17 @@ fn duration(op: Op) -> u64 {
 
 /// When each pass starts.
 fn timeline(orders: &Orders, stages: Stages) -> Result<Vec<Vec<(Action, u64)>>, PipelineError> {
-    let most = orders.iter().flatten().map(|action| action.micro_batch + 1).max().unwrap_or(0);
+    let most = orders
+        .iter()
+        .flatten()
+        .map(|action| action.micro_batch + 1)
+        .max()
+        .unwrap_or(0);
     // When the forward and the backward of a stage end, by stage and micro-batch.
-    let mut ends = [vec![None; stages.num_stages() * most], vec![None; stages.num_stages() * most]];
+    let mut ends = [
+        vec![None; stages.num_stages() * most],
+        vec![None; stages.num_stages() * most],
+    ];
     let mut timed: Vec<Vec<(Action, u64)>> = vec![Vec::new(); orders.len()];
     let mut clocks = vec![0; orders.len()];
     loop {
@@ -71,12 +83,18 @@ fn timeline(orders: &Orders, stages: Stages) -> Result<Vec<Vec<(Action, u64)>>, 
                     Op::BackwardWeight => None,
                     _ => stages.after(rank, action.chunk).map(|stage| (1, stage)),
                 };
-                let ready = needs
-                    .map_or(Some(0), |(way, stage)| ends[way][stage * most + action.micro_batch]);
+                let ready = needs.map_or(Some(0), |(way, stage)| {
+                    ends[way][stage * most + action.micro_batch]
+                });
                 let Some(ready) = ready else {
                     let for_rank = needs.map_or(rank, |(_, stage)| stages.rank_of(stage));
                     let index = timed[rank].len();
-                    waiting.push(Waiting { rank, index, action, for_rank });
+                    waiting.push(Waiting {
+                        rank,
+                        index,
+                        action,
+                        for_rank,
+                    });
                     break;
                 };
                 let start = clocks[rank].max(ready);

@@ -7,13 +7,29 @@ use rstest::rstest;
 
 const COSTS: [Costs; 3] = [
     Costs::UNIT,
-    Costs { forward: 3, backward_input: 4, backward_weight: 2, transfer: 0 },
-    Costs { forward: 2, backward_input: 3, backward_weight: 5, transfer: 0 },
+    Costs {
+        forward: 3,
+        backward_input: 4,
+        backward_weight: 2,
+        transfer: 0,
+    },
+    Costs {
+        forward: 2,
+        backward_input: 3,
+        backward_weight: 5,
+        transfer: 0,
+    },
 ];
 
 /// All that can be asked of a kind; what is refused included.
 fn configs(kind: ScheduleKind) -> impl Iterator<Item = ScheduleConfig> {
-    let groups = move |m| if kind == ScheduleKind::Interleaved { m + 1 } else { 0 };
+    let groups = move |m| {
+        if kind == ScheduleKind::Interleaved {
+            m + 1
+        } else {
+            0
+        }
+    };
     (1..=8).flat_map(move |p| {
         (1..=4).flat_map(move |v| {
             (1..=24).flat_map(move |m| {
@@ -30,7 +46,10 @@ fn idle(schedule: &Schedule, costs: Costs, links: Links) -> u64 {
     let num_ranks = schedule.stages.num_ranks;
     let timing = schedule.simulate(&vec![costs; num_ranks], links).unwrap();
     let idle = timing.idle(0);
-    assert!((0..num_ranks).all(|rank| timing.idle(rank) == idle), "equal work, equal idleness");
+    assert!(
+        (0..num_ranks).all(|rank| timing.idle(rank) == idle),
+        "equal work, equal idleness"
+    );
     idle
 }
 
@@ -47,11 +66,17 @@ fn a_schedule_is_sound_and_has_the_bubble_and_the_peak_of_its_formula(
 ) {
     let mut found = 0;
     for config in configs(kind) {
-        let Ok(schedule) = config.build() else { continue };
+        let Ok(schedule) = config.build() else {
+            continue;
+        };
         found += 1;
         let proof = schedule.prove().unwrap();
         for (rank, peak) in proof.peak_activations.iter().enumerate() {
-            assert_eq!(Some(*peak), config.expected_peak(rank), "rank {rank} of {config:?}");
+            assert_eq!(
+                Some(*peak),
+                config.expected_peak(rank),
+                "rank {rank} of {config:?}"
+            );
         }
         for costs in COSTS {
             let expected = config.expected_idle(costs);
@@ -61,7 +86,11 @@ fn a_schedule_is_sound_and_has_the_bubble_and_the_peak_of_its_formula(
                         .contains(&config.num_micro_batches);
             assert_eq!(expected.is_some(), has_formula, "{config:?}");
             let Some(expected) = expected else { continue };
-            assert_eq!(idle(&schedule, costs, Links::PrePosted), expected, "{config:?} {costs:?}");
+            assert_eq!(
+                idle(&schedule, costs, Links::PrePosted),
+                expected,
+                "{config:?} {costs:?}"
+            );
         }
     }
     assert_eq!(found, num_legal);
@@ -83,7 +112,10 @@ fn the_formulas_are_those_of_the_papers() {
         assert_eq!(ratio(ScheduleKind::GPipe, 1), ideal);
         assert_eq!(ratio(ScheduleKind::OneForwardOneBackward, 1), ideal);
         for v in 2..=4 {
-            assert_eq!(ratio(ScheduleKind::Interleaved, v), (p - 1.0) / (m * v as f64));
+            assert_eq!(
+                ratio(ScheduleKind::Interleaved, v),
+                (p - 1.0) / (m * v as f64)
+            );
         }
         // (p-1)(f + b - w) of m(f + b + w): a third of 1F1B's.
         assert_eq!(ratio(ScheduleKind::ZbH1, 1), (p - 1.0) / (3.0 * m));
@@ -96,8 +128,12 @@ fn the_formulas_are_those_of_the_papers() {
 fn zb_v_has_no_bubble_between_a_ranks_first_and_last_pass() {
     for p in 1..=8 {
         for m in 2 * p..=24 {
-            let schedule = ScheduleConfig::new(ScheduleKind::ZbV, p, m).build().unwrap();
-            let timing = schedule.simulate(&vec![Costs::UNIT; p], Links::PrePosted).unwrap();
+            let schedule = ScheduleConfig::new(ScheduleKind::ZbV, p, m)
+                .build()
+                .unwrap();
+            let timing = schedule
+                .simulate(&vec![Costs::UNIT; p], Links::PrePosted)
+                .unwrap();
             for rank in 0..p {
                 assert_eq!(timing.idle_between(rank), 0, "p {p}, m {m}, rank {rank}");
             }
@@ -113,7 +149,9 @@ fn zb_v_with_unequal_passes_has_the_bubble_that_is_documented(
     #[case] costs: Costs,
     #[case] expected: u64,
 ) {
-    let schedule = ScheduleConfig::new(ScheduleKind::ZbV, 8, 16).build().unwrap();
+    let schedule = ScheduleConfig::new(ScheduleKind::ZbV, 8, 16)
+        .build()
+        .unwrap();
     assert_eq!(idle(&schedule, costs, Links::PrePosted), expected);
 }
 
@@ -122,7 +160,11 @@ fn zero_bubble_keeps_no_more_than_1f1b() {
     for p in 1..=8 {
         for m in 1..=24 {
             let peak = |kind| {
-                let proof = ScheduleConfig::new(kind, p, m).build().unwrap().prove().unwrap();
+                let proof = ScheduleConfig::new(kind, p, m)
+                    .build()
+                    .unwrap()
+                    .prove()
+                    .unwrap();
                 proof.peak_activations.into_iter().max().unwrap()
             };
             let of_1f1b = peak(ScheduleKind::OneForwardOneBackward);
@@ -147,7 +189,9 @@ fn rendezvous_costs_what_is_documented(
     kind: ScheduleKind,
 ) {
     for config in configs(kind).filter(|config| config.group_size.is_none()) {
-        let Ok(schedule) = config.build() else { continue };
+        let Ok(schedule) = config.build() else {
+            continue;
+        };
         let more = |costs| {
             idle(&schedule, costs, Links::Rendezvous).checked_sub(idle(
                 &schedule,
@@ -168,7 +212,14 @@ fn rendezvous_costs_what_is_documented(
             ScheduleKind::Interleaved => assert!(found <= 2, "{config:?}: {found}"),
             _ => assert_eq!(found, 0, "{config:?}"),
         }
-        assert!(more(Costs { transfer: 2, ..Costs::UNIT }).is_some(), "{config:?}");
+        assert!(
+            more(Costs {
+                transfer: 2,
+                ..Costs::UNIT
+            })
+            .is_some(),
+            "{config:?}"
+        );
     }
 }
 
@@ -180,7 +231,9 @@ fn a_model_in_a_vee_can_be_evaluated() {
             let config = config.with_placement(Placement::Vee);
             assert_eq!(config.expected_idle(Costs::UNIT), None);
             let schedule = config.build().unwrap();
-            let as_trained = ScheduleConfig::new(ScheduleKind::ZbV, p, m).build().unwrap();
+            let as_trained = ScheduleConfig::new(ScheduleKind::ZbV, p, m)
+                .build()
+                .unwrap();
             assert_eq!(schedule.stages, as_trained.stages);
         }
     }
@@ -208,10 +261,22 @@ fn groups_follow_megatrons_rule(
 }
 
 #[rstest]
-#[case(ScheduleConfig::new(ScheduleKind::GPipe, 0, 1), "a schedule of 0 ranks")]
-#[case(ScheduleConfig::new(ScheduleKind::GPipe, usize::MAX, 9), "more than 1048576 forwards")]
-#[case(ScheduleConfig::new(ScheduleKind::GPipe, 1024, 1025), "choose fewer ranks, chunks or")]
-#[case(ScheduleConfig::new(ScheduleKind::GPipe, 1, 0), "a schedule of 0 micro-batches")]
+#[case(
+    ScheduleConfig::new(ScheduleKind::GPipe, 0, 1),
+    "a schedule of 0 ranks"
+)]
+#[case(
+    ScheduleConfig::new(ScheduleKind::GPipe, usize::MAX, 9),
+    "more than 1048576 forwards"
+)]
+#[case(
+    ScheduleConfig::new(ScheduleKind::GPipe, 1024, 1025),
+    "choose fewer ranks, chunks or"
+)]
+#[case(
+    ScheduleConfig::new(ScheduleKind::GPipe, 1, 0),
+    "a schedule of 0 micro-batches"
+)]
 #[case(ScheduleConfig::new(ScheduleKind::GPipe, 1, 1).with_num_chunks(0), "a schedule of 0 chunks")]
 #[case(
     ScheduleConfig::new(ScheduleKind::Interleaved, 1, 1).with_group_size(0),

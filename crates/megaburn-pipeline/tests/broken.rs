@@ -36,7 +36,11 @@ fn needs(event: Event) -> Vec<Event> {
         Event::Forward(0, _) => vec![],
         Event::Forward(s, i) => vec![Event::Activation(s, i), Event::Forward(s - 1, i)],
         Event::Backward(s, i) => {
-            vec![Event::Forward(s, i), Event::Gradient(s, i), Event::Backward(s + 1, i)]
+            vec![
+                Event::Forward(s, i),
+                Event::Gradient(s, i),
+                Event::Backward(s + 1, i),
+            ]
         }
         Event::Weight(s, i) => vec![Event::Backward(s, i)],
         Event::Activation(s, i) => vec![Event::Forward(s - 1, i)],
@@ -49,7 +53,9 @@ fn needs(event: Event) -> Vec<Event> {
 fn has_no_circle(schedule: &Schedule) -> bool {
     let mut after: BTreeMap<Event, Vec<Event>> = BTreeMap::new();
     for (rank, actions) in schedule.ranks.iter().enumerate() {
-        let events = actions.iter().map(|action| event(schedule.stages, rank, *action));
+        let events = actions
+            .iter()
+            .map(|action| event(schedule.stages, rank, *action));
         let events: Vec<Event> = events.collect();
         for event in &events {
             after.entry(*event).or_default();
@@ -68,7 +74,11 @@ fn has_no_circle(schedule: &Schedule) -> bool {
     for event in after.values().flatten() {
         *missing.get_mut(event).unwrap() += 1;
     }
-    let mut ready: Vec<Event> = all.iter().copied().filter(|event| missing[event] == 0).collect();
+    let mut ready: Vec<Event> = all
+        .iter()
+        .copied()
+        .filter(|event| missing[event] == 0)
+        .collect();
     let mut done = 0;
     while let Some(event) = ready.pop() {
         done += 1;
@@ -180,19 +190,26 @@ proptest! {
 /// 1F1B as one writes it at first: each receive just before it is needed.
 #[test]
 fn sends_that_wait_for_each_other_are_a_deadlock_and_are_named() {
-    let mut schedule =
-        ScheduleConfig::new(ScheduleKind::OneForwardOneBackward, 2, 3).build().unwrap();
+    let mut schedule = ScheduleConfig::new(ScheduleKind::OneForwardOneBackward, 2, 3)
+        .build()
+        .unwrap();
     for actions in &mut schedule.ranks {
         let is_receive = |op| matches!(op, Op::ReceiveActivation | Op::ReceiveGradient);
-        let receives: Vec<Action> =
-            actions.iter().copied().filter(|action| is_receive(action.op)).collect();
+        let receives: Vec<Action> = actions
+            .iter()
+            .copied()
+            .filter(|action| is_receive(action.op))
+            .collect();
         actions.retain(|action| !is_receive(action.op));
         for receive in receives {
             let user = match receive.op {
                 Op::ReceiveActivation => Op::Forward,
                 _ => Op::Backward,
             };
-            let user = Action { op: user, ..receive };
+            let user = Action {
+                op: user,
+                ..receive
+            };
             let index = actions.iter().position(|action| *action == user).unwrap();
             actions.insert(index, receive);
         }
@@ -212,11 +229,17 @@ fn sends_that_wait_for_each_other_are_a_deadlock_and_are_named() {
 
 #[test]
 fn messages_in_another_order_than_they_are_received_are_named() {
-    let mut schedule = ScheduleConfig::new(ScheduleKind::ForwardOnly, 2, 2).build().unwrap();
-    schedule.ranks[0] =
-        [(Op::Forward, 0), (Op::Forward, 1), (Op::SendActivation, 1), (Op::SendActivation, 0)]
-            .map(|(op, micro_batch)| Action::new(op, micro_batch, 0))
-            .into();
+    let mut schedule = ScheduleConfig::new(ScheduleKind::ForwardOnly, 2, 2)
+        .build()
+        .unwrap();
+    schedule.ranks[0] = [
+        (Op::Forward, 0),
+        (Op::Forward, 1),
+        (Op::SendActivation, 1),
+        (Op::SendActivation, 0),
+    ]
+    .map(|(op, micro_batch)| Action::new(op, micro_batch, 0))
+    .into();
     let error = schedule.prove().unwrap_err().to_string();
     let expected = "transfer 0 from rank 0 to rank 1: the activation of micro-batch 1 for stage 1 \
                     is sent, the activation of micro-batch 0 for stage 1 is received";
@@ -225,16 +248,34 @@ fn messages_in_another_order_than_they_are_received_are_named() {
 
 #[test]
 fn lists_and_costs_for_another_number_of_ranks_are_named() {
-    let mut schedule = ScheduleConfig::new(ScheduleKind::ZbH1, 3, 2).build().unwrap();
-    let error = schedule.simulate(&[Costs::UNIT; 2], Links::PrePosted).unwrap_err();
-    assert_eq!(error, PipelineError::Costs { found: 2, expected: 3 });
+    let mut schedule = ScheduleConfig::new(ScheduleKind::ZbH1, 3, 2)
+        .build()
+        .unwrap();
+    let error = schedule
+        .simulate(&[Costs::UNIT; 2], Links::PrePosted)
+        .unwrap_err();
+    assert_eq!(
+        error,
+        PipelineError::Costs {
+            found: 2,
+            expected: 3
+        }
+    );
     schedule.ranks.pop();
-    assert_eq!(schedule.prove(), Err(PipelineError::Ranks { found: 2, expected: 3 }));
+    assert_eq!(
+        schedule.prove(),
+        Err(PipelineError::Ranks {
+            found: 2,
+            expected: 3
+        })
+    );
 }
 
 #[test]
 fn a_schedule_survives_being_written_down() {
-    let schedule = ScheduleConfig::new(ScheduleKind::ZbV, 3, 7).build().unwrap();
+    let schedule = ScheduleConfig::new(ScheduleKind::ZbV, 3, 7)
+        .build()
+        .unwrap();
     let text = serde_json::to_string(&schedule).unwrap();
     assert_eq!(serde_json::from_str::<Schedule>(&text).unwrap(), schedule);
 }

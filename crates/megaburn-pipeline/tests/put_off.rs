@@ -77,12 +77,17 @@ impl Chunks for Stages {
     fn forward(&mut self, pass: Pass, x: Option<Tensor<3>>) -> Result<Output, CollectiveError> {
         self.event(Event::Forward(pass));
         let x = x.unwrap_or_else(|| input(pass.micro_batch));
-        let y = self.layers[pass.chunk].iter().fold(x, |x, (weight, main_grad)| {
-            let main_grad = Some(main_grad.clone());
-            let options = LinearOptions { main_grad, ..Default::default() };
-            let y = x.clone() + linear(x, weight.clone(), None, options);
-            if self.waits { waited_for(y) } else { y }
-        });
+        let y = self.layers[pass.chunk]
+            .iter()
+            .fold(x, |x, (weight, main_grad)| {
+                let main_grad = Some(main_grad.clone());
+                let options = LinearOptions {
+                    main_grad,
+                    ..Default::default()
+                };
+                let y = x.clone() + linear(x, weight.clone(), None, options);
+                if self.waits { waited_for(y) } else { y }
+            });
         self.event(Event::End);
         Ok(match self.is_last[pass.chunk] {
             true => Output::Loss((y.clone() * y).sum()),
@@ -126,16 +131,25 @@ fn trained(
                 .on_gradient(move || events.lock().unwrap().push(Event::Gradient(chunk, layer)));
             (weight(stage * LAYERS + layer), main_grad)
         };
-        let layers = of_rank().enumerate().map(|of| (0..LAYERS).map(|at| layer(of, at)).collect());
+        let layers = of_rank()
+            .enumerate()
+            .map(|of| (0..LAYERS).map(|at| layer(of, at)).collect());
         let mut chunks = Stages {
             layers: layers.collect(),
-            is_last: of_rank().map(|stage| stage + 1 == stages.num_stages()).collect(),
+            is_last: of_rank()
+                .map(|stage| stage + 1 == stages.num_stages())
+                .collect(),
             puts_off,
             waits,
             events: events.clone(),
         };
         let neighbours = Neighbours::new(&world, stages)?;
-        let wire = Wire { neighbours, shape: SHAPE, dtype: DType::F32, device: Device::flex() };
+        let wire = Wire {
+            neighbours,
+            shape: SHAPE,
+            dtype: DType::F32,
+            device: Device::flex(),
+        };
         run(&schedule, &wire, &mut chunks)?;
         let sums = chunks.layers.iter().flatten().map(|(_, main_grad)| {
             let sum = main_grad.take().expect("each layer is used");
@@ -153,12 +167,20 @@ fn by_pass(events: &[Event]) -> Vec<(Event, Vec<(usize, usize)>)> {
     for event in events {
         match event {
             Event::Gradient(chunk, layer) => {
-                passes.last_mut().expect("in a pass").1.push((*chunk, *layer));
+                passes
+                    .last_mut()
+                    .expect("in a pass")
+                    .1
+                    .push((*chunk, *layer));
             }
             pass => passes.push((pass.clone(), Vec::new())),
         }
     }
-    assert!(passes.iter().all(|(pass, grads)| *pass != Event::End || grads.is_empty()));
+    assert!(
+        passes
+            .iter()
+            .all(|(pass, grads)| *pass != Event::End || grads.is_empty())
+    );
     passes.retain(|(pass, _)| *pass != Event::End);
     passes
 }
@@ -189,7 +211,12 @@ fn sums_are_the_same_to_the_bit_and_last_passes_give_their_own(
         let mut seen = 0;
         for (pass, grads) in &of_passes {
             seen += grads.len();
-            let own = |chunk| (0..LAYERS).rev().map(|layer| (chunk, layer)).collect::<Vec<_>>();
+            let own = |chunk| {
+                (0..LAYERS)
+                    .rev()
+                    .map(|layer| (chunk, layer))
+                    .collect::<Vec<_>>()
+            };
             match pass {
                 Event::Backward(pass) if pass.is_last && kind.splits_backward() => {
                     assert_eq!(grads, &[]);
@@ -244,8 +271,9 @@ fn waits_share_the_products_of_a_backward() {
 #[case(ScheduleKind::ZbH1)]
 fn where_nothing_waits_nothing_is_put_off(#[case] kind: ScheduleKind) {
     let config = ScheduleConfig::new(kind, 2, 5);
-    for (found, expected) in
-        trained(&config, true, false).iter().zip(trained(&config, false, false))
+    for (found, expected) in trained(&config, true, false)
+        .iter()
+        .zip(trained(&config, false, false))
     {
         assert_eq!(*found, expected);
     }
@@ -259,7 +287,10 @@ fn what_is_left_comes_before_the_next_backward() {
     let passes = by_pass(&events);
     let is_rest = |pass: &Event| matches!(pass, Event::Weights(_));
     let rests: Vec<_> = passes.iter().filter(|(pass, _)| is_rest(pass)).collect();
-    assert!(rests.iter().all(|(_, grads)| grads.len() == 3), "{passes:?}");
+    assert!(
+        rests.iter().all(|(_, grads)| grads.len() == 3),
+        "{passes:?}"
+    );
     // Of the two before the last, behind which no forward comes.
     assert_eq!(rests.len(), 2, "{passes:?}");
 }

@@ -15,12 +15,16 @@ fn stage(x: Tensor<3>, weight: &Tensor<3>) -> Tensor<3> {
 }
 
 fn weight(stage: usize, device: &Device) -> Tensor<3> {
-    let values: Vec<f32> = (0..6).map(|i| ((stage * 7 + i * 3) % 5) as f32 * 0.1 - 0.2).collect();
+    let values: Vec<f32> = (0..6)
+        .map(|i| ((stage * 7 + i * 3) % 5) as f32 * 0.1 - 0.2)
+        .collect();
     Tensor::from_data(TensorData::new(values, SHAPE), device).require_grad()
 }
 
 fn input(micro_batch: usize, device: &Device) -> Tensor<3> {
-    let values: Vec<f32> = (0..6).map(|i| ((micro_batch * 5 + i) % 7) as f32 * 0.2 - 0.5).collect();
+    let values: Vec<f32> = (0..6)
+        .map(|i| ((micro_batch * 5 + i) % 7) as f32 * 0.2 - 0.5)
+        .collect();
     Tensor::from_data(TensorData::new(values, SHAPE), device)
 }
 
@@ -38,7 +42,9 @@ impl Chunks for Sums {
     type Error = CollectiveError;
 
     fn forward(&mut self, pass: Pass, x: Option<Tensor<3>>) -> Result<Output, CollectiveError> {
-        let Pass { chunk, micro_batch, .. } = pass;
+        let Pass {
+            chunk, micro_batch, ..
+        } = pass;
         assert_eq!(x.is_none(), self.is_first[chunk]);
         let x = x.unwrap_or_else(|| input(micro_batch, &Device::flex().autodiff()));
         let y = stage(x, &self.weights[chunk]);
@@ -56,7 +62,9 @@ impl Chunks for Sums {
         run: impl FnOnce() -> Gradients,
     ) -> Result<(), CollectiveError> {
         let mut grads = run();
-        let grad = self.weights[pass.chunk].grad_remove(&mut grads).expect("it is used");
+        let grad = self.weights[pass.chunk]
+            .grad_remove(&mut grads)
+            .expect("it is used");
         let sum = &mut self.grads[pass.chunk];
         *sum = Some(sum.take().map_or(grad.clone(), |sum| sum + grad));
         self.ended[pass.chunk] += usize::from(pass.is_last);
@@ -79,7 +87,9 @@ fn gradients(config: &ScheduleConfig) -> (f32, Vec<Vec<f32>>) {
         let mut chunks = Sums {
             weights: of_rank().map(|stage| weight(stage, &device)).collect(),
             is_first: of_rank().map(|stage| stage == 0).collect(),
-            is_last: of_rank().map(|stage| stage + 1 == stages.num_stages()).collect(),
+            is_last: of_rank()
+                .map(|stage| stage + 1 == stages.num_stages())
+                .collect(),
             grads: vec![None; stages.num_chunks],
             ended: vec![0; stages.num_chunks],
             losses: 0.0,
@@ -91,16 +101,26 @@ fn gradients(config: &ScheduleConfig) -> (f32, Vec<Vec<f32>>) {
             device: device.inner(),
         };
         run(&schedule, &wire, &mut chunks)?;
-        let kinds = if schedule.kind.splits_backward() { 2 } else { 1 };
+        let kinds = if schedule.kind.splits_backward() {
+            2
+        } else {
+            1
+        };
         assert!(chunks.ended.iter().all(|ended| *ended == kinds));
-        let grads = chunks.grads.into_iter().map(|grad| grad.unwrap().into_data());
+        let grads = chunks
+            .grads
+            .into_iter()
+            .map(|grad| grad.unwrap().into_data());
         let grads = grads.map(|grad| grad.try_to_vec::<f32>().unwrap());
         Ok::<_, CollectiveError>((chunks.losses, of_rank().zip(grads).collect::<Vec<_>>()))
     });
     let (losses, grads): (Vec<_>, Vec<_>) = ranks.into_iter().map(Result::unwrap).unzip();
     let mut grads: Vec<_> = grads.into_iter().flatten().collect();
     grads.sort_by_key(|(stage, _)| *stage);
-    (losses.into_iter().sum(), grads.into_iter().map(|(_, grad)| grad).collect())
+    (
+        losses.into_iter().sum(),
+        grads.into_iter().map(|(_, grad)| grad).collect(),
+    )
 }
 
 #[rstest]
@@ -124,11 +144,16 @@ fn gradients_are_those_of_one_rank(
         ScheduleConfig::new(kind, num_ranks, num_micro_batches).with_num_chunks(num_chunks);
     let (loss, grads) = gradients(&config);
     let device = Device::flex().autodiff();
-    let weights: Vec<_> = (0..num_ranks * num_chunks).map(|stage| weight(stage, &device)).collect();
+    let weights: Vec<_> = (0..num_ranks * num_chunks)
+        .map(|stage| weight(stage, &device))
+        .collect();
     let mut expected: Vec<Option<Tensor<3>>> = vec![None; weights.len()];
     let mut losses = 0.0;
     for micro_batch in 0..num_micro_batches {
-        let sum = weights.iter().fold(input(micro_batch, &device), stage).sum();
+        let sum = weights
+            .iter()
+            .fold(input(micro_batch, &device), stage)
+            .sum();
         losses += sum.clone().into_scalar::<f32>();
         let grads = sum.backward();
         for (weight, sum) in weights.iter().zip(&mut expected) {
@@ -138,7 +163,10 @@ fn gradients_are_those_of_one_rank(
     }
     assert_eq!(loss, losses);
     for (found, expected) in grads.iter().zip(expected) {
-        assert_eq!(found, &expected.unwrap().into_data().try_to_vec::<f32>().unwrap());
+        assert_eq!(
+            found,
+            &expected.unwrap().into_data().try_to_vec::<f32>().unwrap()
+        );
     }
 }
 
@@ -175,10 +203,18 @@ fn without_backward_nothing_is_kept(
     let ranks = run_threads(3, GroupOptions::default(), |world| {
         let device = Device::flex();
         let neighbours = Neighbours::new(&world, stages)?;
-        let wire = Wire { neighbours, shape: SHAPE, dtype: DType::F32, device };
+        let wire = Wire {
+            neighbours,
+            shape: SHAPE,
+            dtype: DType::F32,
+            device,
+        };
         let end = stages.num_stages() - 1;
         let last = (stages.rank_of(end) == world.rank()).then(|| stages.chunk_of(end));
-        let mut ones = Ones { last, found: Vec::new() };
+        let mut ones = Ones {
+            last,
+            found: Vec::new(),
+        };
         run(&schedule, &wire, &mut ones)?;
         Ok::<_, CollectiveError>(ones.found)
     });

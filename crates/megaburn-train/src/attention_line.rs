@@ -21,7 +21,9 @@ pub(crate) struct Facts {
 impl Facts {
     pub(crate) fn of(config: &TrainConfig, model: &DecoderConfig) -> Self {
         let blocks = model.num_blocks();
-        let windows = (0..blocks).filter(|block| model.layer_window(*block).is_some()).count();
+        let windows = (0..blocks)
+            .filter(|block| model.layer_window(*block).is_some())
+            .count();
         Self {
             dtype: config.train.dtype.to_string(),
             head_dims: config.model.head_dims(),
@@ -35,9 +37,17 @@ impl Facts {
 
     /// What cuDNN is not asked for, in all layers.
     fn never(&self, kernel: AttentionKernel) -> Option<String> {
-        let Self { windows: [windows, blocks], window, seq_len, dropout, .. } = *self;
+        let Self {
+            windows: [windows, blocks],
+            window,
+            seq_len,
+            dropout,
+            ..
+        } = *self;
         if dropout > 0.0 {
-            Some(format!("attention dropout (train.attention_dropout is {dropout})"))
+            Some(format!(
+                "attention dropout (train.attention_dropout is {dropout})"
+            ))
         } else if self.documents {
             Some("packed documents (data.documents is true)".into())
         } else if windows == blocks && blocks > 0 {
@@ -108,7 +118,13 @@ mod tests {
 
     fn plain() -> Facts {
         let (dtype, head_dims, windows) = ("bf16".into(), [128; 2], [0, 4]);
-        Facts { dtype, head_dims, seq_len: 4096, windows, ..Facts::default() }
+        Facts {
+            dtype,
+            head_dims,
+            seq_len: 4096,
+            windows,
+            ..Facts::default()
+        }
     }
 
     #[rstest]
@@ -156,7 +172,10 @@ mod tests {
         #[case] kernel: AttentionKernel,
         #[case] expected: &str,
     ) {
-        assert_eq!(facts.describe(kernel, || Ok("9.19.0 (/p)".into())), expected);
+        assert_eq!(
+            facts.describe(kernel, || Ok("9.19.0 (/p)".into())),
+            expected
+        );
     }
 
     #[test]

@@ -38,16 +38,27 @@ impl RunData {
         let encoded = |bytes| progress.add(bytes as u64);
         let tokens = TokenDataset::encoded(&corpus, tokenizer.as_ref(), encoded)?;
         let Split { train, valid } = tokens.split(config.data.validation_fraction)?;
-        let note = corpus.note().map(|note| format!(" ({note})")).unwrap_or_default();
+        let note = corpus
+            .note()
+            .map(|note| format!(" ({note})"))
+            .unwrap_or_default();
         let mut description = format!("{corpus}{note}");
         if !tokenizer.is_byte_level() {
-            let (path, num_ids) =
-                (String::from(config.data.tokenizer.clone()), tokenizer.vocab_size());
+            let (path, num_ids) = (
+                String::from(config.data.tokenizer.clone()),
+                tokenizer.vocab_size(),
+            );
             description += &format!(", {} tokens of {path} ({num_ids} ids)", tokens.num_tokens());
         }
         // The byte-level hash is 0, so that such runs keep the hash of their text alone.
         let hash = corpus.hash() ^ tokenizer.hash();
-        Ok(Self { tokenizer, train, valid, description, hash })
+        Ok(Self {
+            tokenizer,
+            train,
+            valid,
+            description,
+            hash,
+        })
     }
 
     /// What a run draws its samples from, and an evaluation; none where nothing is evaluated.
@@ -72,6 +83,8 @@ impl RunData {
 
     /// What a loss means in bits per byte of text, where that is known.
     pub(crate) fn bits_per_byte(&self, loss: f64) -> Option<f64> {
-        self.valid.bytes_per_token().map(|bytes| bits_per_byte(loss, bytes))
+        self.valid
+            .bytes_per_token()
+            .map(|bytes| bits_per_byte(loss, bytes))
     }
 }

@@ -46,7 +46,9 @@ impl DeviceChoice {
                 Err(TrainError::NoGpuToShare)
             }
             Self::Auto if cuda::num_gpus() == 0 => Ok(Devices::Cpu),
-            Self::Auto | Self::Cuda => Ok(Devices::Cuda { gpus: cuda::start()? }),
+            Self::Auto | Self::Cuda => Ok(Devices::Cuda {
+                gpus: cuda::start()?,
+            }),
         }
     }
 }
@@ -69,9 +71,11 @@ impl Devices {
     pub fn hold(self, layout: &Layout) -> Result<(), TrainError> {
         let ranks = layout.world_size();
         match self {
-            Self::Cuda { gpus } if ranks > gpus => {
-                Err(TrainError::TooFewGpus { layout: layout.to_string(), ranks, gpus })
-            }
+            Self::Cuda { gpus } if ranks > gpus => Err(TrainError::TooFewGpus {
+                layout: layout.to_string(),
+                ranks,
+                gpus,
+            }),
             _ => Ok(()),
         }
     }
@@ -85,10 +89,15 @@ impl Devices {
         layout: &Layout,
         env: Option<&RankEnv>,
     ) -> Result<Device, TrainError> {
-        let Self::Cuda { gpus } = self else { return Ok(Device::flex()) };
+        let Self::Cuda { gpus } = self else {
+            return Ok(Device::flex());
+        };
         if self.need_processes(layout, env) {
             let ranks = layout.world_size();
-            return Err(TrainError::GpuThreads { layout: layout.to_string(), ranks });
+            return Err(TrainError::GpuThreads {
+                layout: layout.to_string(),
+                ranks,
+            });
         }
         cuda::device(match env {
             None => 0,
@@ -130,7 +139,9 @@ impl Devices {
 
     /// What the console calls them, from `ranks` ranks; nothing for the CPU.
     pub(crate) fn describe(self, ranks: usize, env: &Option<RankEnv>) -> Option<String> {
-        let Self::Cuda { gpus } = self else { return None };
+        let Self::Cuda { gpus } = self else {
+            return None;
+        };
         let name = cuda::name();
         let together = env.as_ref().map_or(1, |env| env.ranks_per_gpu);
         Some(match ranks {
@@ -156,7 +167,9 @@ mod cuda {
     }
 
     pub(super) fn start() -> Result<usize, TrainError> {
-        megaburn_cuda::start().map_err(|error| TrainError::Cuda { why: error.to_string() })
+        megaburn_cuda::start().map_err(|error| TrainError::Cuda {
+            why: error.to_string(),
+        })
     }
 
     pub(super) fn device(index: usize) -> Result<Device, TrainError> {
@@ -166,7 +179,9 @@ mod cuda {
     /// Its version and file.
     pub(super) fn find_cudnn() -> Result<String, TrainError> {
         let found = megaburn_cuda::cudnn::found().map(|found| found.to_string());
-        found.map_err(|error| TrainError::Cuda { why: error.to_string() })
+        found.map_err(|error| TrainError::Cuda {
+            why: error.to_string(),
+        })
     }
 
     pub(super) fn name() -> String {
@@ -231,16 +246,30 @@ mod tests {
     fn more_ranks_than_gpus_are_refused_with_both_numbers() {
         let layout = "tp4".parse().unwrap();
         let gpus = Devices::Cuda { gpus: 2 };
-        let error = gpus.of_this_process(&layout, Some(&env(3, 4))).unwrap_err().to_string();
-        assert!(error.contains("local rank 3") && error.contains("4 ranks"), "{error}");
-        assert!(error.contains("shows 2 GPUs") && error.contains("--ranks-per-gpu 2"), "{error}");
+        let error = gpus
+            .of_this_process(&layout, Some(&env(3, 4)))
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.contains("local rank 3") && error.contains("4 ranks"),
+            "{error}"
+        );
+        assert!(
+            error.contains("shows 2 GPUs") && error.contains("--ranks-per-gpu 2"),
+            "{error}"
+        );
     }
 
     #[test]
     fn several_gpus_in_one_process_are_refused_by_name() {
         let layout = "tp2".parse().unwrap();
-        let error = Devices::Cuda { gpus: 4 }.of_this_process(&layout, None).unwrap_err();
-        assert!(error.to_string().contains("`megaburn launch --nproc 2`"), "{error}");
+        let error = Devices::Cuda { gpus: 4 }
+            .of_this_process(&layout, None)
+            .unwrap_err();
+        assert!(
+            error.to_string().contains("`megaburn launch --nproc 2`"),
+            "{error}"
+        );
     }
 
     #[cfg(not(feature = "cuda"))]

@@ -14,27 +14,51 @@ use crate::{Exit, ResumeError, config::keys_of, run_folder::RunFolderError, trai
 /// Why a run cannot start or go on.
 #[derive(Debug, Error)]
 #[non_exhaustive]
-#[allow(missing_docs, reason = "the message of each variant says what its fields are")]
+#[allow(
+    missing_docs,
+    reason = "the message of each variant says what its fields are"
+)]
 pub enum TrainError {
     #[error("unknown key `{key}` in {origin}; {}", match nearest {
         Some(nearest) => format!("the nearest key is `{nearest}`"),
         None => "no key is like it; configs/llama-tiny.toml lists them all".into(),
     })]
-    UnknownKey { key: String, origin: String, nearest: Option<String> },
+    UnknownKey {
+        key: String,
+        origin: String,
+        nearest: Option<String>,
+    },
     #[error("`{key}` in {origin}: expected {expected}, found {found}")]
-    WrongType { key: String, origin: String, expected: &'static str, found: String },
+    WrongType {
+        key: String,
+        origin: String,
+        expected: &'static str,
+        found: String,
+    },
     #[error("{place}: {why}")]
     Value { place: String, why: String },
     #[error("{origin} cannot be read: {}", source.to_string().trim_end())]
-    Toml { origin: String, source: toml::de::Error },
+    Toml {
+        origin: String,
+        source: toml::de::Error,
+    },
     #[error("`--set {text}` is not KEY=VALUE, with a key like `parallel.tp`")]
     Set { text: String },
     #[error("`{key}` is {value}: it must be {rule}")]
-    Invalid { key: &'static str, value: String, rule: String },
+    Invalid {
+        key: &'static str,
+        value: String,
+        rule: String,
+    },
     #[error(
         "`model.{key}` is set to {value}, and `{init}`, which the run starts from, has {found}: what the model is follows from there, so leave `[model]` out of files and flags"
     )]
-    OtherThanInit { key: String, value: String, init: String, found: String },
+    OtherThanInit {
+        key: String,
+        value: String,
+        init: String,
+        found: String,
+    },
     #[error(transparent)]
     Layout(#[from] MeshError),
     #[error(
@@ -53,16 +77,29 @@ pub enum TrainError {
         "step {step} is not finite (loss {loss}, gradient norm {grad_norm}{diagnosis}); the weights are those of step {}",
         step.saturating_sub(1)
     )]
-    NonFinite { step: u64, loss: f64, grad_norm: f64, diagnosis: Diagnosis },
+    NonFinite {
+        step: u64,
+        loss: f64,
+        grad_norm: f64,
+        diagnosis: Diagnosis,
+    },
     #[error(
         "after step {step} `{param}` is not finite on rank {rank}: the update overflowed, or the hardware failed; it was not saved; go on from the last checkpoint, or begin anew if there is none, with a smaller optimizer.lr"
     )]
-    NonFiniteWeights { step: u64, param: String, rank: usize },
+    NonFiniteWeights {
+        step: u64,
+        param: String,
+        rank: usize,
+    },
     #[error(
         "after step {step} ranks {} and {} hold different copies of `{param}`: the memory or the hardware of one has failed, or they run different builds; go on from a checkpoint",
         ranks[0], ranks[1]
     )]
-    ReplicasDiffer { step: u64, param: String, ranks: [usize; 2] },
+    ReplicasDiffer {
+        step: u64,
+        param: String,
+        ranks: [usize; 2],
+    },
     #[error(
         "step {step} is the last of {skips} in a row that changed nothing (loss {loss}, gradient norm {grad_norm}, loss scale {loss_scale}{diagnosis}); go on from a checkpoint with a smaller optimizer.lr, a larger optimizer.grad_norm_skip_threshold or train.dtype=bf16"
     )]
@@ -86,7 +123,11 @@ pub enum TrainError {
         "layout `{layout}` takes {ranks} GPUs, one a rank, and this host shows {gpus} (see CUDA_VISIBLE_DEVICES): choose a smaller layout, --device cpu, or, to see whether it is right, `megaburn launch --nproc {ranks} --ranks-per-gpu {}`",
         ranks.div_ceil((*gpus).max(1))
     )]
-    TooFewGpus { layout: String, ranks: usize, gpus: usize },
+    TooFewGpus {
+        layout: String,
+        ranks: usize,
+        gpus: usize,
+    },
     #[error(
         "the GPU that this rank was to share is not there: start fewer ranks, or more on each GPU with `megaburn launch --ranks-per-gpu`; on a machine without GPUs leave that out"
     )]
@@ -95,7 +136,11 @@ pub enum TrainError {
         "local rank {local_rank} has no GPU of its own: {ranks} ranks were started on this host, which shows {gpus} GPUs (see CUDA_VISIBLE_DEVICES); to try them together, `megaburn launch --ranks-per-gpu {}`",
         ranks.div_ceil((*gpus).max(1))
     )]
-    NoGpuForRank { local_rank: usize, ranks: usize, gpus: usize },
+    NoGpuForRank {
+        local_rank: usize,
+        ranks: usize,
+        gpus: usize,
+    },
     #[error(
         "layout `{layout}` takes {ranks} GPUs, and each needs a process of its own: start them with `megaburn launch --nproc {ranks}` or another launcher"
     )]
@@ -134,7 +179,10 @@ pub enum TrainError {
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
     #[error("cannot save step {step}: {source}")]
-    Save { step: u64, source: Box<CheckpointError> },
+    Save {
+        step: u64,
+        source: Box<CheckpointError>,
+    },
 }
 
 impl From<CollectiveError> for TrainError {

@@ -25,8 +25,13 @@ pub enum Exit {
 
 impl Exit {
     /// Every code, in order.
-    pub const ALL: [Exit; 5] =
-        [Exit::Done, Exit::Failed, Exit::BadInput, Exit::NonFinite, Exit::PeerLost];
+    pub const ALL: [Exit; 5] = [
+        Exit::Done,
+        Exit::Failed,
+        Exit::BadInput,
+        Exit::NonFinite,
+        Exit::PeerLost,
+    ];
 
     /// The number that the process exits with.
     pub fn code(self) -> u8 {
@@ -41,7 +46,9 @@ impl Exit {
 
     /// The meaning of an exit code of megaburn's.
     pub fn of_code(code: i32) -> Option<Self> {
-        Self::ALL.into_iter().find(|exit| i32::from(exit.code()) == code)
+        Self::ALL
+            .into_iter()
+            .find(|exit| i32::from(exit.code()) == code)
     }
 
     /// Every code that the commands exit with and what it means, as the README and `--help` have it.
@@ -54,7 +61,10 @@ impl Exit {
     /// The [`table`](Self::table) for `--help`.
     pub fn help() -> String {
         let line = |(codes, meaning): (String, &str)| format!("\n  {codes}: {meaning}");
-        format!("Exit codes:{}", Self::table().into_iter().map(line).collect::<String>())
+        format!(
+            "Exit codes:{}",
+            Self::table().into_iter().map(line).collect::<String>()
+        )
     }
 
     /// What the code means, in one line.
@@ -75,7 +85,10 @@ impl Exit {
 
 /// The codes that are no [`Exit`].
 const OTHERS: [(&str, &str); 2] = [
-    ("101", "a bug (a panic; inside a rank thread it is 1): please report it"),
+    (
+        "101",
+        "a bug (a panic; inside a rank thread it is 1): please report it",
+    ),
     (
         "129, 130, 138, 140, 143",
         "SIGHUP, SIGINT, SIGUSR1, SIGUSR2 or SIGTERM before training began, or again a second or more after the first: ended at once, without saving; of `convert`, the first SIGINT or SIGTERM: nothing half-written stays",
@@ -110,7 +123,10 @@ mod tests {
             .map(|(codes, meaning)| format!("| {codes} | {meaning} |\n"))
             .collect();
         let table = format!("| exit code | meaning |\n|---|---|\n{}\n", rows.concat());
-        assert!(readme.contains(&table), "the README has another table than:\n{table}");
+        assert!(
+            readme.contains(&table),
+            "the README has another table than:\n{table}"
+        );
         assert_eq!(Exit::help().lines().count(), 1 + rows.len());
     }
 

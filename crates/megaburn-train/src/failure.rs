@@ -40,7 +40,10 @@ pub(crate) fn told(text: String, device: &Device) -> TrainError {
 pub(crate) fn diagnose(text: &str, device: &Device) -> Option<TrainError> {
     let memory = || memory::report(device).unwrap_or_else(|| "an unknown rest".into());
     if let Some(bytes) = out_of_memory(text) {
-        return Some(TrainError::OutOfMemory { bytes, memory: memory() });
+        return Some(TrainError::OutOfMemory {
+            bytes,
+            memory: memory(),
+        });
     }
     is_about_device(text).then(|| TrainError::Device { why: root(text) })
 }
@@ -59,11 +62,16 @@ pub(crate) fn is_about_device(text: &str) -> bool {
 
 /// The size of the allocation that failed, if that is what happened.
 fn out_of_memory(text: &str) -> Option<u64> {
-    const BEFORE_SIZE: [&str; 2] =
-        ["out of device memory allocating ", "can't allocate buffer of size: "];
+    const BEFORE_SIZE: [&str; 2] = [
+        "out of device memory allocating ",
+        "can't allocate buffer of size: ",
+    ];
     BEFORE_SIZE.iter().find_map(|before| {
         let (_, rest) = text.split_once(before)?;
-        rest.split(|c: char| !c.is_ascii_digit()).next()?.parse().ok()
+        rest.split(|c: char| !c.is_ascii_digit())
+            .next()?
+            .parse()
+            .ok()
     })
 }
 
@@ -77,7 +85,10 @@ fn root(text: &str) -> String {
             || line.starts_with("No backtrace")
             || (!number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit()))
     };
-    let lines = cause.lines().map(str::trim_end).skip_while(|line| line.trim().is_empty());
+    let lines = cause
+        .lines()
+        .map(str::trim_end)
+        .skip_while(|line| line.trim().is_empty());
     let lines = lines.take_while(|line| !is_trace(line)).map(str::trim);
     lines.collect::<Vec<_>>().join(" ")
 }
@@ -109,7 +120,10 @@ mod tests {
         let error = diagnose(text, &Device::flex()).unwrap();
         assert!(matches!(error, TrainError::OutOfMemory { bytes, .. } if bytes == size));
         let told = error.to_string();
-        assert!(told.contains("out of GPU memory") && told.contains("train.micro_batch"), "{told}");
+        assert!(
+            told.contains("out of GPU memory") && told.contains("train.micro_batch"),
+            "{told}"
+        );
     }
 
     #[test]
@@ -127,6 +141,9 @@ mod tests {
 
     #[test]
     fn a_number_that_was_computed_is_read() {
-        assert_eq!(read(Tensor::from_data([1.5f32], &Device::flex())).unwrap(), 1.5);
+        assert_eq!(
+            read(Tensor::from_data([1.5f32], &Device::flex())).unwrap(),
+            1.5
+        );
     }
 }

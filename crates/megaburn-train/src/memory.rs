@@ -38,6 +38,10 @@ mod tests {
         let before = resident_bytes();
         let block = std::hint::black_box(vec![1u8; SIZE]);
         let grown = resident_bytes().saturating_sub(before);
-        assert!(grown > SIZE as u64 / 2, "{grown} bytes more after touching {}", block.len());
+        assert!(
+            grown > SIZE as u64 / 2,
+            "{grown} bytes more after touching {}",
+            block.len()
+        );
     }
 }

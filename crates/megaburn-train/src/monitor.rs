@@ -32,7 +32,10 @@ impl Monitor {
     pub(crate) fn start(rank: usize, pulse: Pulse, limit: Duration) -> Result<Self, TrainError> {
         Self::start_with(pulse, limit, move |why| {
             let next = "its process ends, and a start anew goes on from the last checkpoint";
-            end_process(format!("error: rank {rank} {why}; {next}"), Exit::Failed.code().into())
+            end_process(
+                format!("error: rank {rank} {why}; {next}"),
+                Exit::Failed.code().into(),
+            )
         })
     }
 
@@ -51,8 +54,13 @@ impl Monitor {
             }
         };
         let thread = thread::Builder::new().name("monitor".into()).spawn(watch);
-        let thread = thread.map_err(|error| TrainError::NoThread { why: error.to_string() })?;
-        Ok(Self { stop: Some(stop), thread: Some(thread) })
+        let thread = thread.map_err(|error| TrainError::NoThread {
+            why: error.to_string(),
+        })?;
+        Ok(Self {
+            stop: Some(stop),
+            thread: Some(thread),
+        })
     }
 }
 
@@ -67,7 +75,11 @@ impl Drop for Monitor {
 
 /// What is wrong with a rank that has been quiet for too long.
 fn too_quiet(quiet: Quiet, limit: Duration) -> Option<String> {
-    let Quiet { since, phase, limit: of_phase } = quiet;
+    let Quiet {
+        since,
+        phase,
+        limit: of_phase,
+    } = quiet;
     let seconds = since.as_secs();
     match (phase, of_phase) {
         (Some(phase), Some(limit)) => (since >= limit.saturating_add(AFTER_OTHERS)).then(|| {
@@ -101,7 +113,10 @@ mod tests {
         }
         hears.try_recv().expect_err("it gives signs");
         let why = hears.recv_timeout(Duration::from_secs(10)).unwrap();
-        assert!(why.contains("no sign of life") && why.contains("step_timeout"), "{why}");
+        assert!(
+            why.contains("no sign of life") && why.contains("step_timeout"),
+            "{why}"
+        );
     }
 
     #[test]
@@ -113,6 +128,9 @@ mod tests {
         };
         assert_eq!(too_quiet(quiet(605), Duration::from_secs(1)), None);
         let why = too_quiet(quiet(611), Duration::from_secs(1)).unwrap();
-        assert!(why.contains("is in `save`") && why.contains("train.save_timeout"), "{why}");
+        assert!(
+            why.contains("is in `save`") && why.contains("train.save_timeout"),
+            "{why}"
+        );
     }
 }

@@ -63,9 +63,14 @@ impl Pipeline {
         let (chunks, ends) = match layout.pp {
             1 => (vec![StageLayers::whole(model.layers)], [0, 0]),
             _ => {
-                let all = parallel.layer_split().stages(model.layers, stages.num_stages())?;
+                let all = parallel
+                    .layer_split()
+                    .stages(model.layers, stages.num_stages())?;
                 let last = stages.rank_of(stages.num_stages() - 1);
-                (stages.chunks_of(group.rank(), &all), [stages.rank_of(0), last])
+                (
+                    stages.chunks_of(group.rank(), &all),
+                    [stages.rank_of(0), last],
+                )
             }
         };
         let is_copied = model.tied || model.mtp_layers > 0;
@@ -73,7 +78,9 @@ impl Pipeline {
         let shares = is_shared && ends[0] != ends[1];
         let mut members = ends.map(|rank| group.members()[rank]);
         members.sort_unstable();
-        let copies = shares.then(|| groups.world.subgroup("embedding", &members)).transpose()?;
+        let copies = shares
+            .then(|| groups.world.subgroup("embedding", &members))
+            .transpose()?;
         Ok(Self {
             parallel: parallel.clone(),
             neighbours: Neighbours::new(group, stages)?,
@@ -123,12 +130,17 @@ impl Pipeline {
         &mut self,
         num_micro_batches: usize,
     ) -> Result<Arc<Schedule>, PipelineError> {
-        let last = self.schedule.take().filter(|last| last.num_micro_batches == num_micro_batches);
+        let last = self
+            .schedule
+            .take()
+            .filter(|last| last.num_micro_batches == num_micro_batches);
         let schedule = match last {
             Some(schedule) => schedule,
-            None => {
-                Arc::new(self.parallel.schedule(self.group().size(), num_micro_batches).build()?)
-            }
+            None => Arc::new(
+                self.parallel
+                    .schedule(self.group().size(), num_micro_batches)
+                    .build()?,
+            ),
         };
         Ok(self.schedule.insert(schedule).clone())
     }
@@ -138,7 +150,10 @@ impl Pipeline {
     /// # Errors
     /// There is no such schedule.
     pub(crate) fn forward_only(&self, num_micro_batches: usize) -> Result<Schedule, PipelineError> {
-        let of = self.parallel.schedule(self.group().size(), num_micro_batches).stages();
+        let of = self
+            .parallel
+            .schedule(self.group().size(), num_micro_batches)
+            .stages();
         let kind = ScheduleKind::ForwardOnly;
         ScheduleConfig::new(kind, self.group().size(), num_micro_batches)
             .with_num_chunks(of.num_chunks)
@@ -151,7 +166,12 @@ impl Pipeline {
         let [seq_len, samples] = tokens;
         let shape = [seq_len / self.splits, samples, self.hidden];
         let (neighbours, dtype) = (self.neighbours.clone(), self.dtype);
-        Wire { neighbours, shape, dtype, device: device.clone().inner() }
+        Wire {
+            neighbours,
+            shape,
+            dtype,
+            device: device.clone().inner(),
+        }
     }
 
     /// What [`Decoder::next_logits`] gives, of the stages that each rank has.
@@ -171,8 +191,17 @@ impl Pipeline {
             return Ok(model.next_logits(next, cache, device));
         }
         let rows = model.num_rows(next, cache);
-        let wire = Wire { shape: [rows, 1, self.hidden], ..self.wire([0, 0], device) };
-        let mut reading = Reading { model, next, cache, device, logits: None };
+        let wire = Wire {
+            shape: [rows, 1, self.hidden],
+            ..self.wire([0, 0], device)
+        };
+        let mut reading = Reading {
+            model,
+            next,
+            cache,
+            device,
+            logits: None,
+        };
         run(&self.forward_only(1)?, &wire, &mut reading)?;
         let logits = match reading.logits {
             Some(logits) => logits.cast(DType::F32),
@@ -199,7 +228,13 @@ impl Chunks for Reading<'_> {
     type Error = CollectiveError;
 
     fn forward(&mut self, pass: Pass, x: Option<Tensor<3>>) -> Result<Output, CollectiveError> {
-        let Self { model, next, cache, device, .. } = self;
+        let Self {
+            model,
+            next,
+            cache,
+            device,
+            ..
+        } = self;
         let x = model.next_stream(pass.chunk, x, next, cache, device);
         if !model.stages()[pass.chunk].loss {
             return Ok(Output::Stream(x));

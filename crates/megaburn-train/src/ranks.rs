@@ -34,7 +34,14 @@ pub(crate) fn run_ranks<T: Send>(
     device: &Device,
     rank: impl Fn(&Group) -> Result<T, TrainError> + Sync,
 ) -> Result<Vec<T>, TrainError> {
-    run_prepared(layout, env, group, device, |_| Ok(()), |world, ()| rank(world))
+    run_prepared(
+        layout,
+        env,
+        group,
+        device,
+        |_| Ok(()),
+        |world, ()| rank(world),
+    )
 }
 
 /// The same after `prepare`, once in this process. Ranks that are processes meet first: a rank whose
@@ -67,7 +74,9 @@ pub(crate) fn run_prepared<P: Send + Sync, T: Send>(
         None => {
             let (ranks, prepared) = (layout.world_size(), prepare(&Progress::none())?);
             let run = |world: &Group| in_own_pool(ranks, || rank(world, &prepared));
-            root_cause(run_threads(ranks, group, |world| guarded(&world, device, run)))
+            root_cause(run_threads(ranks, group, |world| {
+                guarded(&world, device, run)
+            }))
         }
     }
 }
@@ -109,7 +118,9 @@ fn guarded<T>(
 /// The failure of the world's collectives, unless it began on this rank's GPU, which then says more
 /// itself. Where a peer failed, this rank's GPU lacks what it waited for and only says so.
 fn peers_failure(world: &Group) -> Option<CollectiveError> {
-    world.failure().filter(|failure| !matches!(failure, CollectiveError::Device { .. }))
+    world
+        .failure()
+        .filter(|failure| !matches!(failure, CollectiveError::Device { .. }))
 }
 
 pub(crate) fn panic_text(panic: &(dyn Any + Send)) -> Option<&str> {
@@ -132,8 +143,12 @@ fn in_own_pool<T: Send>(
         Some(_) => 0, // Rayon reads the variable itself.
         None => (cores / ranks.max(1)).max(1),
     };
-    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).stack_size(STACK_BYTES);
-    let pool = pool.build().map_err(|error| TrainError::NoThread { why: error.to_string() })?;
+    let pool = rayon::ThreadPoolBuilder::new()
+        .num_threads(threads)
+        .stack_size(STACK_BYTES);
+    let pool = pool.build().map_err(|error| TrainError::NoThread {
+        why: error.to_string(),
+    })?;
     pool.install(rank)
 }
 

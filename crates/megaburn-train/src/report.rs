@@ -58,8 +58,16 @@ impl<'a> Reporter<'a> {
         let done = resumed.as_ref().map_or(0, |resumed| resumed.progress.step);
         let trains = done < config.train.steps;
         // What such a start would change did not happen.
-        let untrained = |resumed| Resumed { changes: Vec::new(), rounded: Vec::new(), ..resumed };
-        let resumed = if trains { resumed } else { resumed.map(untrained) };
+        let untrained = |resumed| Resumed {
+            changes: Vec::new(),
+            rounded: Vec::new(),
+            ..resumed
+        };
+        let resumed = if trains {
+            resumed
+        } else {
+            resumed.map(untrained)
+        };
         // It says what the run was trained with: a start that trains nothing leaves it.
         let config_name = match trains || !dir.join(CONFIG).exists() {
             true => folder.write_config(&resolved.to_toml())?,
@@ -74,7 +82,9 @@ impl<'a> Reporter<'a> {
             time: now(),
             layout: layout.to_string(),
             from_step: done,
-            changes: resumed.as_ref().map_or(Vec::new(), |resumed| resumed.changes.clone()),
+            changes: resumed
+                .as_ref()
+                .map_or(Vec::new(), |resumed| resumed.changes.clone()),
         })?;
         let mut console = Console::new(config.train.steps, done, config.train.log_interval);
         let model = trainer.model_config();
@@ -108,7 +118,12 @@ impl<'a> Reporter<'a> {
             config.train.global_batch,
             config.data.seq_len,
         ));
-        if let Some(BatchRampConfig { start, increment, samples }) = config.train.batch_ramp {
+        if let Some(BatchRampConfig {
+            start,
+            increment,
+            samples,
+        }) = config.train.batch_ramp
+        {
             console.line(format!(
                 "batch    from {start} samples by {increment} over the first {samples}"
             ));
@@ -135,7 +150,9 @@ impl<'a> Reporter<'a> {
             console.line(format!("note     {note}"));
         }
         for UnusedKey { key, used } in config.unused_keys() {
-            console.line(format!("note     {key} is set and changes nothing: it is used {used}"));
+            console.line(format!(
+                "note     {key} is set and changes nothing: it is used {used}"
+            ));
         }
         if let Some(keys) = config.fine_tuning(model) {
             console.line(format!("tuning   {keys}: defaults where model.init is set"));
@@ -156,8 +173,9 @@ impl<'a> Reporter<'a> {
             });
             console.line(format!("resumed  after step {step} from {whose}"));
             if let Some(init) = &config.model.init {
-                console
-                    .line(format!("note     the run began with `{init}`, which is not read again"));
+                console.line(format!(
+                    "note     the run began with `{init}`, which is not read again"
+                ));
             }
             for change in &changes {
                 console.line(format!("changed  {change}"));
@@ -179,7 +197,13 @@ impl<'a> Reporter<'a> {
                 ));
             }
         }
-        Ok(Self { folder, console, metrics, data, device: trainer.device().clone() })
+        Ok(Self {
+            folder,
+            console,
+            metrics,
+            data,
+            device: trainer.device().clone(),
+        })
     }
 
     /// The last step of which the metrics have an evaluation.
@@ -258,12 +282,18 @@ impl<'a> Reporter<'a> {
     pub(crate) fn stopped(mut self, step: u64, reason: StopReason) -> Result<(), TrainError> {
         self.draw();
         let written = self.metrics.finish();
-        let saved = if step > 0 { ", saved" } else { "; there was nothing to save" };
+        let saved = if step > 0 {
+            ", saved"
+        } else {
+            "; there was nothing to save"
+        };
         let next = match reason {
             StopReason::Step => "set a larger train.exit_at_step to go on",
             _ => "the same command goes on from there",
         };
-        self.console.line(format!("stopped by {reason} after step {step}{saved}; {next}"));
+        self.console.line(format!(
+            "stopped by {reason} after step {step}{saved}; {next}"
+        ));
         self.console.finish();
         written
     }
@@ -283,14 +313,18 @@ impl<'a> Reporter<'a> {
         let plural = if step == 1 { "" } else { "s" };
         let loss = eval.map(|EvalMetrics { eval_loss, .. }| {
             let bits = self.data.bits_per_byte(*eval_loss);
-            let bits = bits.map(|bits| format!(" = {bits:.3} bits per byte")).unwrap_or_default();
+            let bits = bits
+                .map(|bits| format!(" = {bits:.3} bits per byte"))
+                .unwrap_or_default();
             format!("; validation loss {eval_loss:.4}{bits}")
         });
         let loss = loss.unwrap_or_default();
         if let Some(sample) = sample {
-            self.console.line(format!("sample   {}", sample.replace('\n', "\n         ")));
+            self.console
+                .line(format!("sample   {}", sample.replace('\n', "\n         ")));
         }
-        self.console.line(format!("finished {step} step{plural}{loss}"));
+        self.console
+            .line(format!("finished {step} step{plural}{loss}"));
         if let Some(picture) = picture {
             self.console.line(format!("picture  {}", picture.display()));
         }
@@ -308,7 +342,8 @@ impl<'a> Reporter<'a> {
         let draw = || {
             let records = read_metrics(dir.join(METRICS))?;
             let title = dir.file_name().unwrap_or_default().to_string_lossy();
-            self.folder.write(PICTURE, loss_plot(&title, &records)?.as_bytes())
+            self.folder
+                .write(PICTURE, loss_plot(&title, &records)?.as_bytes())
         };
         let warn = |error| tracing::warn!("there is no picture of the loss: {error}");
         draw().map_err(warn).ok().map(|()| dir.join(PICTURE))

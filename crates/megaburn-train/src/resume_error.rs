@@ -7,7 +7,10 @@ use thiserror::Error;
 /// Why a run cannot go on.
 #[derive(Debug, Error)]
 #[non_exhaustive]
-#[allow(missing_docs, reason = "the message of each variant says what its fields are")]
+#[allow(
+    missing_docs,
+    reason = "the message of each variant says what its fields are"
+)]
 pub enum ResumeError {
     #[error("checkpoint `{}` {what}; {}", path.display(), advice(path))]
     Other { path: PathBuf, what: String },
@@ -25,12 +28,20 @@ pub enum ResumeError {
         "checkpoint `{}` is the newest, and {writer} wrote it, while this run has checkpoints of its own up to step {step}: to go on from those, move it out of the folder; to begin with it, start another run with --init and --set run.dir=...",
         path.display()
     )]
-    NotOwn { path: PathBuf, writer: String, step: u64 },
+    NotOwn {
+        path: PathBuf,
+        writer: String,
+        step: u64,
+    },
     #[error(
         "the run `{}` {}, so it cannot start from `{given}` now; go on with it by `megaburn train --resume {}`, or begin another run from `{given}` with --set run.dir=... (--fresh begins one in place of this one)",
         run.display(), began(recorded), run.display()
     )]
-    OtherInit { run: PathBuf, recorded: RecordedInit, given: String },
+    OtherInit {
+        run: PathBuf,
+        recorded: RecordedInit,
+        given: String,
+    },
     #[error("`{}` is no run that can be resumed: it has no config.toml; give the folder of a run", path.display())]
     NoRun { path: PathBuf },
 }
@@ -65,7 +76,11 @@ fn advice(checkpoint: &Path) -> String {
 }
 
 fn go_on(checkpoint: &Path) -> String {
-    let run = checkpoint.parent().and_then(Path::parent).unwrap_or(checkpoint).display();
+    let run = checkpoint
+        .parent()
+        .and_then(Path::parent)
+        .unwrap_or(checkpoint)
+        .display();
     format!("go on with it by `megaburn train --resume {run}`, which needs no other flag")
 }
 
@@ -84,18 +99,35 @@ mod tests {
         let path = PathBuf::from("runs/a/checkpoints/step-00000007");
         let what = "was trained with another optimizer".to_string();
         let error = ResumeError::OtherOptimizer { path, what }.to_string();
-        let places = ["--resume runs/a`", "--init runs/a/checkpoints/step-00000007 "];
+        let places = [
+            "--resume runs/a`",
+            "--init runs/a/checkpoints/step-00000007 ",
+        ];
         let places = places.map(|text| error.find(text).unwrap());
         assert!(places.is_sorted() && !error.contains("--fresh"), "{error}");
         let (run, given) = (PathBuf::from("runs/a"), "models/b".to_string());
-        let error =
-            ResumeError::OtherInit { run, recorded: RecordedInit::From("models/a".into()), given };
+        let error = ResumeError::OtherInit {
+            run,
+            recorded: RecordedInit::From("models/a".into()),
+            given,
+        };
         let error = error.to_string();
         assert!(error.contains("started from `models/a`"), "{error}");
         let (run, given) = (PathBuf::from("runs/a"), "models/b".to_string());
         let recorded = RecordedInit::Unknown;
-        let unknown = ResumeError::OtherInit { run, recorded, given }.to_string();
-        assert!(unknown.contains("does not record what it started from"), "{unknown}");
-        assert!(error.find("--resume runs/a") < error.find("--fresh"), "{error}");
+        let unknown = ResumeError::OtherInit {
+            run,
+            recorded,
+            given,
+        }
+        .to_string();
+        assert!(
+            unknown.contains("does not record what it started from"),
+            "{unknown}"
+        );
+        assert!(
+            error.find("--resume runs/a") < error.find("--fresh"),
+            "{error}"
+        );
     }
 }

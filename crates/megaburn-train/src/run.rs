@@ -58,7 +58,14 @@ pub fn pretrain(config: TrainConfig, fresh: bool, stop: StopSignal) -> Result<En
         config.check_start(&layout, start.as_ref(), &data)?;
         Ok(Loaded { data, start })
     };
-    let job = Job { config: config.clone(), layout, devices, device, fresh, stops };
+    let job = Job {
+        config: config.clone(),
+        layout,
+        devices,
+        device,
+        fresh,
+        stops,
+    };
     let train = |world: &Group, loaded: &Loaded| job.train(world, loaded);
     run_prepared(&layout, env, group, &job.device, prepare, train).map(|ended| ended[0])
 }
@@ -122,8 +129,14 @@ impl Job {
         let trainer = Trainer::starting_from(start, config.clone(), groups.clone(), device, data);
         let mut trainer = settle(world, trainer)?;
         // Only now: a run whose model cannot be made does not set another one aside.
-        let run = if self.fresh { run.begin_anew(world, &config)? } else { run };
-        trainer = trainer.in_run(run.clone()).compiling(self.devices != Devices::Cpu);
+        let run = if self.fresh {
+            run.begin_anew(world, &config)?
+        } else {
+            run
+        };
+        trainer = trainer
+            .in_run(run.clone())
+            .compiling(self.devices != Devices::Cpu);
         let resumed = if self.fresh { None } else { trainer.resume()? };
         let saved = resumed.as_ref().map(|resumed| resumed.progress.step);
         self.stops.check_start(trainer.progress().step)?;
@@ -159,7 +172,9 @@ impl Job {
 
     /// The configuration with `model.init` as what was chosen of it: another run goes on meanwhile.
     fn pinned(&self, start: Option<&Start>) -> Arc<TrainConfig> {
-        let Some(init) = start.and_then(Start::pinned) else { return self.config.clone() };
+        let Some(init) = start.and_then(Start::pinned) else {
+            return self.config.clone();
+        };
         let mut config = (*self.config).clone();
         config.model.init = Some(init);
         Arc::new(config)
@@ -170,9 +185,18 @@ impl Job {
     /// # Collective
     /// All ranks.
     fn agree_on_config(&self, world: &Group, loaded: &Loaded) -> Result<(), TrainError> {
-        let Self { config, layout, fresh, .. } = self;
+        let Self {
+            config,
+            layout,
+            fresh,
+            ..
+        } = self;
         let on_gpus = self.devices != Devices::Cpu;
-        let text = format!("{}{layout}{fresh}{}{on_gpus}", config.to_toml(), loaded.data.hash);
+        let text = format!(
+            "{}{layout}{fresh}{}{on_gpus}",
+            config.to_toml(),
+            loaded.data.hash
+        );
         let mine = TensorData::from([xxh3_64(text.as_bytes()) as i64]);
         if world.broadcast(mine.clone(), 0)? == mine {
             return Ok(());

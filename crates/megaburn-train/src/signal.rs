@@ -78,7 +78,10 @@ impl StopSignal {
                 }
             }
         };
-        thread::Builder::new().name("signals".into()).spawn(listen).map_err(fail)?;
+        thread::Builder::new()
+            .name("signals".into())
+            .spawn(listen)
+            .map_err(fail)?;
         Ok(stop)
     }
 

@@ -28,7 +28,10 @@ pub fn report_start_failure(error: TrainError) -> TrainError {
 /// The same for a run whose limits are known.
 pub(crate) fn tell(env: RankEnv, group: GroupOptions, error: TrainError) -> TrainError {
     if env.world_size > 1 {
-        tracing::error!("rank {} cannot start and tells the other ranks: {error}", env.rank);
+        tracing::error!(
+            "rank {} cannot start and tells the other ranks: {error}",
+            env.rank
+        );
         let code = error.exit().code().into();
         let patience = group.phases.start.min(OTHERS_COME);
         let options = options(env, group).with_rendezvous_timeout(patience);
@@ -40,7 +43,9 @@ pub(crate) fn tell(env: RankEnv, group: GroupOptions, error: TrainError) -> Trai
 /// How the processes of a run meet.
 pub(crate) fn options(env: RankEnv, group: GroupOptions) -> ConnectOptions {
     let patience = group.phases.start;
-    ConnectOptions::new(env).with_group(group).with_rendezvous_timeout(patience)
+    ConnectOptions::new(env)
+        .with_group(group)
+        .with_rendezvous_timeout(patience)
 }
 
 /// Turns one rank's result into everyone's: a rank that failed keeps its own error, the others fail
@@ -51,15 +56,21 @@ pub(crate) fn options(env: RankEnv, group: GroupOptions) -> ConnectOptions {
 /// # Collective
 /// All ranks; a few bytes.
 pub(crate) fn settle<T>(world: &Group, mine: Result<T, TrainError>) -> Result<T, TrainError> {
-    let said = mine.as_ref().err().map(|error| (error.to_string(), error.exit().code()));
+    let said = mine
+        .as_ref()
+        .err()
+        .map(|error| (error.to_string(), error.exit().code()));
     let first = first_failure(world, said);
     // Where its error is that of a collective, nothing can be agreed on any more.
     let value = mine?;
     match first? {
         None => Ok(value),
-        Some((rank, (why, code))) => {
-            Err(CollectiveError::CannotStart { rank, why, code: code.into() }.into())
+        Some((rank, (why, code))) => Err(CollectiveError::CannotStart {
+            rank,
+            why,
+            code: code.into(),
         }
+        .into()),
     }
 }
 
@@ -72,7 +83,10 @@ fn first_failure(
     said: Option<Said>,
 ) -> Result<Option<(usize, Said)>, CollectiveError> {
     let all = objects::gather(world, &said)?;
-    let first = all.into_iter().enumerate().find_map(|(rank, said)| Some((rank, said?)));
+    let first = all
+        .into_iter()
+        .enumerate()
+        .find_map(|(rank, said)| Some((rank, said?)));
     objects::broadcast(world, &first)
 }
 
@@ -99,8 +113,11 @@ mod tests {
             let (text, exit) = end.unwrap();
             assert_eq!(exit, Exit::BadInput, "{text}");
             let own = "`--set abc` is not KEY=VALUE";
-            let expected =
-                if rank == 1 { own.to_string() } else { format!("rank 1 cannot start: {own}") };
+            let expected = if rank == 1 {
+                own.to_string()
+            } else {
+                format!("rank 1 cannot start: {own}")
+            };
             assert!(text.starts_with(&expected), "{text}");
         }
     }

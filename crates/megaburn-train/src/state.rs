@@ -39,7 +39,12 @@ pub(crate) struct StateFile {
 impl StateFile {
     /// The run goes on behind `step` of `steps` steps.
     pub(crate) fn begin(folder: Arc<RunFolder>, step: u64, steps: u64) -> Self {
-        let this = Self { folder, step, steps, ended: false };
+        let this = Self {
+            folder,
+            step,
+            steps,
+            ended: false,
+        };
         this.write("running", None);
         this
     }
@@ -74,7 +79,13 @@ impl StateFile {
     }
 
     fn write(&self, state: &str, reason: Option<String>) {
-        let state = State { state, step: self.step, steps: self.steps, reason, time: now() };
+        let state = State {
+            state,
+            step: self.step,
+            steps: self.steps,
+            reason,
+            time: now(),
+        };
         let text = serde_json::to_string(&state).expect("it is text and numbers") + "\n";
         if let Err(error) = self.folder.write(STATE, text.as_bytes()) {
             tracing::warn!("the run's state is not written down: {error}");
@@ -85,8 +96,11 @@ impl StateFile {
 impl Drop for StateFile {
     fn drop(&mut self) {
         if !self.ended {
-            let why =
-                if thread::panicking() { "a panic, which is a bug" } else { "it did not begin" };
+            let why = if thread::panicking() {
+                "a panic, which is a bug"
+            } else {
+                "it did not begin"
+            };
             self.end("failed", Some(why.into()));
         }
     }

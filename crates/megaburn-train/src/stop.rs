@@ -79,7 +79,12 @@ impl Stops {
         let after = after.map(|after| after.unwrap_or(Duration::MAX));
         // A run that gets to its end there is finished.
         let at_step = (step > 0 && step < config.train.steps).then_some(step);
-        Self { signal, started: Instant::now(), after, at_step }
+        Self {
+            signal,
+            started: Instant::now(),
+            after,
+            at_step,
+        }
     }
 
     /// A first signal asks to save and stop from now on.
@@ -109,7 +114,11 @@ impl Stops {
         if self.at_step.is_some_and(|at| step >= at) {
             return Some(StopReason::Step);
         }
-        if has_trained && self.after.is_some_and(|after| self.started.elapsed() >= after) {
+        if has_trained
+            && self
+                .after
+                .is_some_and(|after| self.started.elapsed() >= after)
+        {
             return Some(StopReason::Time);
         }
         self.signal.number().map(StopReason::Signal)
@@ -182,10 +191,16 @@ mod tests {
         let layout: Layout = "dp2".parse().unwrap();
         let ranks = run_threads(2, GroupOptions::default(), |world| {
             let groups = ProcessGroups::new(&world, layout)?;
-            let mine = if world.rank() == 1 { "train.exit_at_step = 3" } else { "" };
+            let mine = if world.rank() == 1 {
+                "train.exit_at_step = 3"
+            } else {
+                ""
+            };
             let stops = stops(mine);
-            let agreed =
-                (stops.agree(&groups, 2, true, false)?, stops.agree(&groups, 3, true, false)?);
+            let agreed = (
+                stops.agree(&groups, 2, true, false)?,
+                stops.agree(&groups, 3, true, false)?,
+            );
             Ok::<_, TrainError>(agreed)
         });
         for rank in ranks {

@@ -138,8 +138,15 @@ impl TrainLoop<'_> {
 
     /// A step that is not finite is written down before its diagnosis, which may fail.
     fn failed(&mut self, error: TrainError) -> TrainError {
-        if let (TrainError::NonFinite { step, loss, grad_norm, .. }, Some(report)) =
-            (&error, &mut self.report)
+        if let (
+            TrainError::NonFinite {
+                step,
+                loss,
+                grad_norm,
+                ..
+            },
+            Some(report),
+        ) = (&error, &mut self.report)
             && let Err(lost) = report.not_finite(*step, *loss, *grad_norm)
         {
             tracing::warn!("step {step} is not written down: {lost}");
@@ -168,7 +175,8 @@ impl TrainLoop<'_> {
     fn is_stopped(&self) -> Result<Option<StopReason>, TrainError> {
         let gives_up = self.report.as_ref().is_some_and(Reporter::gives_up);
         let step = self.trainer.progress().step;
-        self.stops.agree(self.groups, step, self.has_trained, gives_up)
+        self.stops
+            .agree(self.groups, step, self.has_trained, gives_up)
     }
 
     /// Evaluates and says so; or says why the run stops meanwhile.

@@ -46,11 +46,18 @@ fn the_first_signal_is_heard_and_a_later_one_exits_with_its_code() {
 fn start(signals: &str) -> std::process::Child {
     // Under `nohup` a program ignores SIGHUP, as it should; this test sends it.
     let mut command = Command::new("env");
-    command.arg("--default-signal=HUP").arg(env::current_exe().unwrap());
+    command
+        .arg("--default-signal=HUP")
+        .arg(env::current_exe().unwrap());
     if signals.starts_with("launched") {
         command.env("MEGABURN_LAUNCHER", "1");
     }
-    command.env(SIGNALS, signals).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
+    command
+        .env(SIGNALS, signals)
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap()
 }
 
 fn child(signals: &str) -> ! {
@@ -84,7 +91,10 @@ fn child(signals: &str) -> ! {
         let first = *first.get_or_insert(name);
         // Asking says that training has begun.
         if !signals.starts_with("starting") {
-            assert_eq!(stop.clone().requested(), Some(format!("SIG{first}").as_str()));
+            assert_eq!(
+                stop.clone().requested(),
+                Some(format!("SIG{first}").as_str())
+            );
         }
     }
     // The thread that ends the process has its moment.

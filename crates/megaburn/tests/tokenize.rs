@@ -15,15 +15,22 @@ const TEXT: &str = "Old boats lie on the banks of the river, and the river goes 
 fn folder() -> TempDir {
     let dir = TempDir::new().unwrap();
     fs::write(dir.path().join("a.txt"), TEXT.repeat(9)).unwrap();
-    fs::write(dir.path().join("b.jsonl"), "{\"text\": \"größere Boote, größere Boote\"}\n")
-        .unwrap();
+    fs::write(
+        dir.path().join("b.jsonl"),
+        "{\"text\": \"größere Boote, größere Boote\"}\n",
+    )
+    .unwrap();
     dir
 }
 
 fn tokenize(dir: &Path, args: &str) -> Output {
     let args = args.split_whitespace();
     let mut command = Command::new(env!("CARGO_BIN_EXE_megaburn"));
-    command.arg("tokenize").args(args).current_dir(dir).env("RAYON_NUM_THREADS", "2");
+    command
+        .arg("tokenize")
+        .args(args)
+        .current_dir(dir)
+        .env("RAYON_NUM_THREADS", "2");
     command.output().unwrap()
 }
 
@@ -60,16 +67,31 @@ fn the_text_of_a_single_file_is_in_the_next_command() {
     let shown = String::from_utf8(output.stdout).unwrap();
     let next = "train    megaburn train --set data.tokenizer=bpe.json --data a.txt\n";
     assert!(shown.contains(next), "{shown}");
-    assert!(shown.contains("no more pairs of tokens repeat, 5000 were asked for"), "{shown}");
+    assert!(
+        shown.contains("no more pairs of tokens repeat, 5000 were asked for"),
+        "{shown}"
+    );
 }
 
 #[rstest]
-#[case("--data no.txt --vocab 300 --out x", "data file `no.txt` does not exist")]
+#[case(
+    "--data no.txt --vocab 300 --out x",
+    "data file `no.txt` does not exist"
+)]
 #[case("--data a.txt --vocab 200 --out x", "a vocabulary of 200 is too small")]
-#[case("--data a.txt --vocab 300 --out x --special river", "`river` is a single word")]
-#[case("--data a.txt --vocab many --out x", "invalid value 'many' for '--vocab <N>'")]
+#[case(
+    "--data a.txt --vocab 300 --out x --special river",
+    "`river` is a single word"
+)]
+#[case(
+    "--data a.txt --vocab many --out x",
+    "invalid value 'many' for '--vocab <N>'"
+)]
 #[case("--data a.txt --out x", "--vocab <N>")]
-#[case("--data a.txt --vocab 300 --out there", "exists; choose another place, or overwrite it")]
+#[case(
+    "--data a.txt --vocab 300 --out there",
+    "exists; choose another place, or overwrite it"
+)]
 fn a_mistake_is_named(#[case] args: &str, #[case] message: &str) {
     let dir = folder();
     fs::create_dir(dir.path().join("there")).unwrap();
@@ -80,7 +102,10 @@ fn a_mistake_is_named(#[case] args: &str, #[case] message: &str) {
     let message = message.replace('`', "\"");
     assert!(error.replace('`', "\"").contains(&message), "{error}");
     assert!(!dir.path().join("x").exists(), "nothing is left behind");
-    assert_eq!(fs::read(dir.path().join("there/tokenizer.json")).unwrap(), b"mine");
+    assert_eq!(
+        fs::read(dir.path().join("there/tokenizer.json")).unwrap(),
+        b"mine"
+    );
 }
 
 #[test]
@@ -91,7 +116,12 @@ fn force_overwrites_and_a_place_that_cannot_be_written_is_a_failure() {
     assert_eq!(tokenize(dir.path(), args).status.code(), Some(2));
     let args = "--data a.txt --vocab 280 --out bpe --force";
     assert_eq!(tokenize(dir.path(), args).status.code(), Some(0));
-    assert_eq!(HfTokenizer::open(dir.path().join("bpe")).unwrap().vocab_size(), 280);
+    assert_eq!(
+        HfTokenizer::open(dir.path().join("bpe"))
+            .unwrap()
+            .vocab_size(),
+        280
+    );
     let output = tokenize(dir.path(), "--data a.txt --vocab 270 --out a.txt/bpe");
     assert_eq!(output.status.code(), Some(1), "{output:?}");
 }

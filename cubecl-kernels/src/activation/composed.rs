@@ -134,7 +134,10 @@ fn slope<B: Backend>(curve: Curve, x: FloatTensor<B>) -> FloatTensor<B> {
         Curve::Gelu => {
             let square = B::float_mul(x.clone(), x.clone());
             let density = B::float_exp(B::float_mul_scalar(square, (-0.5).into()));
-            B::float_mul(x, B::float_mul_scalar(density, (1.0 / (2.0 * PI).sqrt()).into()))
+            B::float_mul(
+                x,
+                B::float_mul_scalar(density, (1.0 / (2.0 * PI).sqrt()).into()),
+            )
         }
         curve => {
             // The derivative of a sigmoid of `z`, times `x * dz/dx`.

@@ -51,7 +51,11 @@ impl Activate for Cube {
 impl<T> Input<T> {
     fn map<U>(self, mut f: impl FnMut(T) -> U) -> Input<U> {
         let Self { x, bias, weight } = self;
-        Input { x: f(x), bias: bias.map(&mut f), weight: weight.map(f) }
+        Input {
+            x: f(x),
+            bias: bias.map(&mut f),
+            weight: weight.map(f),
+        }
     }
 }
 
@@ -73,7 +77,9 @@ fn launch_forward(activation: Activation, input: Input<CubeTensor>) -> CubeTenso
     let lanes = lanes(dtype, &[len, x.stride]);
     let [bias, weight] = [bias, weight].map(|t| t.map(tensor::contiguous));
     let (biased, weighted) = (bias.is_some(), weight.is_some());
-    let factor = weight.or_else(|| bias.clone()).unwrap_or_else(|| x.tensor.clone());
+    let factor = weight
+        .or_else(|| bias.clone())
+        .unwrap_or_else(|| x.tensor.clone());
     let dtypes = [dtype, factor.dtype].map(dtype_to_storage_type);
     forward_kernel::launch(
         &y.client.clone(),
@@ -183,5 +189,9 @@ fn launch_backward(
             dtype_to_storage_type(dtype),
         );
     }
-    Grads { x: dx, bias: dbias, weight: dweight }
+    Grads {
+        x: dx,
+        bias: dbias,
+        weight: dweight,
+    }
 }

@@ -80,7 +80,10 @@ impl Activate for burn::backend::Flex {}
 /// `curve(x)`.
 pub(crate) fn plain<const D: usize>(name: &str, curve: Curve, x: Tensor<D>) -> Tensor<D> {
     operands::check(name, [float("x", &x)]);
-    let activation = Activation { curve, gated: false };
+    let activation = Activation {
+        curve,
+        gated: false,
+    };
     Tensor::from_dispatch(Dispatch::activation(x.into_dispatch(), activation))
 }
 
@@ -93,9 +96,15 @@ pub(crate) fn biased<const D: usize>(
 ) -> Tensor<D> {
     operands::check(name, [float("x", &x), float("the bias", &bias.value)]);
     bias.check(name, x.dims()[D - 1]);
-    let activation = Activation { curve, gated: false };
+    let activation = Activation {
+        curve,
+        gated: false,
+    };
     let (x, value) = (x.into_dispatch(), bias.value.into_dispatch());
-    let how = Biased { activation, main_grad: bias.main_grad };
+    let how = Biased {
+        activation,
+        main_grad: bias.main_grad,
+    };
     Tensor::from_dispatch(Dispatch::biased_activation(x, value, how))
 }
 
@@ -108,7 +117,10 @@ pub(crate) fn gated<const D: usize>(
 ) -> Tensor<D> {
     operands::check(name, [float("gate_up", &gate_up)]);
     let n = gate_up.dims()[D - 1];
-    assert!(n.is_multiple_of(2), "{name}: the last dimension, {n}, is not a gate and an up half");
+    assert!(
+        n.is_multiple_of(2),
+        "{name}: the last dimension, {n}, is not a gate and an up half"
+    );
     let activation = Activation { curve, gated: true };
     match weight {
         Some(weight) => weighted(name, activation, gate_up, weight),

@@ -95,7 +95,14 @@ impl<B: Activate + ColumnSum> Backward<B, 2> for BiasedBackward {
 
     fn backward(self, ops: Ops<Self::State, 2>, grads: &mut Gradients, _: &mut Checkpointer) {
         let dy = grads.consume::<B>(&ops.node);
-        let (Biased { activation, main_grad }, input, dtype) = ops.state;
+        let (
+            Biased {
+                activation,
+                main_grad,
+            },
+            input,
+            dtype,
+        ) = ops.state;
         let Grads { x, bias, .. } = B::backward(activation, input, dy);
         let [for_x, for_bias] = ops.parents;
         if let Some(node) = for_x {
@@ -114,9 +121,17 @@ impl<B: ActivationOps + Activate + ColumnSum, C: CheckpointStrategy> ActivationO
 {
     fn activation(x: FloatTensor<Self>, activation: Activation) -> FloatTensor<Self> {
         let (x, for_x) = x.into_parts();
-        let input = Input { x, bias: None, weight: None };
+        let input = Input {
+            x,
+            bias: None,
+            weight: None,
+        };
         let y = B::forward(activation, input.clone());
-        match ActivationBackward.prepare::<C>([for_x]).compute_bound().stateful() {
+        match ActivationBackward
+            .prepare::<C>([for_x])
+            .compute_bound()
+            .stateful()
+        {
             OpsKind::Tracked(op) => op.finish((activation, input), y),
             OpsKind::UnTracked(op) => op.finish(y),
         }
@@ -129,9 +144,17 @@ impl<B: ActivationOps + Activate + ColumnSum, C: CheckpointStrategy> ActivationO
     ) -> FloatTensor<Self> {
         let ((x, for_x), (bias, for_bias)) = (x.into_parts(), bias.into_parts());
         let dtype = bias.dtype();
-        let input = Input { x, bias: Some(bias), weight: None };
+        let input = Input {
+            x,
+            bias: Some(bias),
+            weight: None,
+        };
         let y = B::forward(how.activation, input.clone());
-        match BiasedBackward.prepare::<C>([for_x, for_bias]).compute_bound().stateful() {
+        match BiasedBackward
+            .prepare::<C>([for_x, for_bias])
+            .compute_bound()
+            .stateful()
+        {
             OpsKind::Tracked(op) => op.finish((how, input, dtype), y),
             OpsKind::UnTracked(op) => op.finish(y),
         }
@@ -143,9 +166,17 @@ impl<B: ActivationOps + Activate + ColumnSum, C: CheckpointStrategy> ActivationO
         activation: Activation,
     ) -> FloatTensor<Self> {
         let ((x, for_x), (weight, for_weight)) = (x.into_parts(), weight.into_parts());
-        let input = Input { x, bias: None, weight: Some(weight) };
+        let input = Input {
+            x,
+            bias: None,
+            weight: Some(weight),
+        };
         let y = B::forward(activation, input.clone());
-        match ActivationBackward.prepare::<C>([for_x, for_weight]).compute_bound().stateful() {
+        match ActivationBackward
+            .prepare::<C>([for_x, for_weight])
+            .compute_bound()
+            .stateful()
+        {
             OpsKind::Tracked(op) => op.finish((activation, input), y),
             OpsKind::UnTracked(op) => op.finish(y),
         }

@@ -54,7 +54,15 @@ fn transposed<B: Backend>(x: FloatTensor<B>) -> FloatTensor<B> {
 
 /// `keys` out of `[b, hkv, s_k, d]`.
 fn narrow<B: Backend>(x: FloatTensor<B>, keys: &Range<usize>) -> FloatTensor<B> {
-    B::float_slice(x, &[Slice::full(), Slice::full(), Slice::from(keys.clone()), Slice::full()])
+    B::float_slice(
+        x,
+        &[
+            Slice::full(),
+            Slice::full(),
+            Slice::from(keys.clone()),
+            Slice::full(),
+        ],
+    )
 }
 
 /// What the backward of one block reads.
@@ -105,7 +113,11 @@ pub(super) fn forward<B: Products + Scores>(
     let [_, hkv, s_k, d] = k.shape().dims();
     let group = q.shape()[2] / hkv;
     let keys = options.visible_to_any(queries.clone(), s_k);
-    let q = fold::<B>(B::float_slice(q, &[Slice::from(queries.clone())]), hkv, group);
+    let q = fold::<B>(
+        B::float_slice(q, &[Slice::from(queries.clone())]),
+        hkv,
+        group,
+    );
     let (dtype, wide) = (q.dtype().into(), compute_dtype(q.dtype()));
     let k = transposed::<B>(narrow::<B>(k, &keys));
     let scores = B::product(q.clone(), k, options.factor(d), wide);
@@ -120,13 +132,31 @@ pub(super) fn forward<B: Products + Scores>(
         let factors = TensorData::new(factors, scores.shape());
         cast::<B>(B::float_from_data(factors, &scores.device()), wide)
     });
-    let visible = Visible { queries: queries.clone(), keys: keys.clone(), s_k, options };
+    let visible = Visible {
+        queries: queries.clone(),
+        keys: keys.clone(),
+        s_k,
+        options,
+    };
     let probabilities = B::probabilities(scores, &visible, dtype);
     let left = dropped::<B>(probabilities.clone(), kept.as_ref());
     let out = B::product(left, narrow::<B>(v, &keys), 1.0, dtype);
     let y = unfold::<B>(out.clone(), group);
     let single = queries.clone().any(|i| options.visible(i, s_k).len() == 1);
-    (y, Block { queries, keys, group, single, q, probabilities, kept, slope, out })
+    (
+        y,
+        Block {
+            queries,
+            keys,
+            group,
+            single,
+            q,
+            probabilities,
+            kept,
+            slope,
+            out,
+        },
+    )
 }
 
 /// `cap * tanh(x / cap)` and its derivative.
@@ -154,10 +184,24 @@ pub(super) fn backward<B: Products + Scores>(
     v: FloatTensor<B>,
     scale: f64,
 ) -> BlockGradients<FloatTensor<B>> {
-    let Block { queries, keys, group, single, q, probabilities, kept, slope, out } = block;
+    let Block {
+        queries,
+        keys,
+        group,
+        single,
+        q,
+        probabilities,
+        kept,
+        slope,
+        out,
+    } = block;
     let (dtype, wide) = (q.dtype().into(), compute_dtype(q.dtype()));
     let (k, v) = (narrow::<B>(k, &keys), narrow::<B>(v, &keys));
-    let dout = fold::<B>(B::float_slice(dy, &[Slice::from(queries)]), k.shape()[1], group);
+    let dout = fold::<B>(
+        B::float_slice(dy, &[Slice::from(queries)]),
+        k.shape()[1],
+        group,
+    );
     let dprobabilities = B::product(dout.clone(), transposed::<B>(v), 1.0, wide);
     let dprobabilities = dropped::<B>(dprobabilities, kept.as_ref());
     let left = dropped::<B>(probabilities.clone(), kept.as_ref());
@@ -167,7 +211,12 @@ pub(super) fn backward<B: Products + Scores>(
     let dscores = cast::<B>(dropped::<B>(dscores, slope.as_ref()), dtype);
     let dq = B::product(dscores.clone(), k, scale, dtype);
     let dk = B::product(transposed::<B>(dscores), q, scale, wide);
-    BlockGradients { q: unfold::<B>(dq, group), keys, k: dk, v: dv }
+    BlockGradients {
+        q: unfold::<B>(dq, group),
+        keys,
+        k: dk,
+        v: dv,
+    }
 }
 
 /// Adds `part`, which is for `keys`, to a total over all `s_k` (`[b, hkv, s_k, d]`).
@@ -185,6 +234,11 @@ pub(super) fn accumulate<B: Backend>(
     let total =
         total.unwrap_or_else(|| B::float_zeros(shape.clone(), &part.device(), part.dtype().into()));
     let sum = B::float_add(part, narrow::<B>(total.clone(), keys));
-    let slices = [Slice::full(), Slice::full(), Slice::from(keys.clone()), Slice::full()];
+    let slices = [
+        Slice::full(),
+        Slice::full(),
+        Slice::from(keys.clone()),
+        Slice::full(),
+    ];
     B::float_slice_assign(total, &slices, sum)
 }

@@ -71,7 +71,15 @@ pub(super) fn forward<B: Products + Scores>(
     }
     let y = cast::<B>(joined::<B>(outputs, &shape, &q), dtypes[0].into());
     let shapes = [q.shape(), k.shape(), v.shape()];
-    (y, Composed { pieces, shapes, dtypes, common })
+    (
+        y,
+        Composed {
+            pieces,
+            shapes,
+            dtypes,
+            common,
+        },
+    )
 }
 
 fn attend<B: Products + Scores>(
@@ -92,7 +100,12 @@ pub(super) fn backward<B: Products + Scores>(
     saved: Composed<FloatTensor<B>>,
     dy: FloatTensor<B>,
 ) -> [FloatTensor<B>; 3] {
-    let Composed { pieces, shapes, dtypes, common } = saved;
+    let Composed {
+        pieces,
+        shapes,
+        dtypes,
+        common,
+    } = saved;
     let dy = cast::<B>(dy, common);
     let mut parts = [const { Vec::new() }; 3];
     for (piece, attended) in pieces {
@@ -146,7 +159,11 @@ struct Part<T> {
 
 impl<T> Part<T> {
     fn new(piece: &Piece, positions: &Range<usize>, content: Option<T>) -> Self {
-        Self { row: piece.rows.start, positions: positions.clone(), content }
+        Self {
+            row: piece.rows.start,
+            positions: positions.clone(),
+            content,
+        }
     }
 }
 
@@ -160,7 +177,10 @@ fn cut<B: Backend>(
     if (positions.len(), rows.len()) == (shape[0], shape[1]) {
         return x;
     }
-    B::float_slice(x, &[Slice::from(positions.clone()), Slice::from(rows.clone())])
+    B::float_slice(
+        x,
+        &[Slice::from(positions.clone()), Slice::from(rows.clone())],
+    )
 }
 
 /// `[s, b, ..]` of `shape` out of its parts, in order.
@@ -169,9 +189,18 @@ fn joined<B: Backend>(
     shape: &Shape,
     like: &FloatTensor<B>,
 ) -> FloatTensor<B> {
-    let dtype = parts.iter().find_map(|part| part.content.as_ref()).unwrap_or(like).dtype();
+    let dtype = parts
+        .iter()
+        .find_map(|part| part.content.as_ref())
+        .unwrap_or(like)
+        .dtype();
     let mut rows: Vec<Vec<FloatTensor<B>>> = Vec::new();
-    for Part { row, positions, content } in parts {
+    for Part {
+        row,
+        positions,
+        content,
+    } in parts
+    {
         rows.resize_with(row + 1, Vec::new);
         if !positions.is_empty() {
             let zeros = || {
@@ -182,5 +211,8 @@ fn joined<B: Backend>(
             rows[row].push(content.unwrap_or_else(zeros));
         }
     }
-    B::float_cat(rows.into_iter().map(|row| B::float_cat(row, 0)).collect(), 1)
+    B::float_cat(
+        rows.into_iter().map(|row| B::float_cat(row, 0)).collect(),
+        1,
+    )
 }

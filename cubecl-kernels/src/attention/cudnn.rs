@@ -55,17 +55,32 @@ fn asked([q, k]: [&CubeTensor; 2], options: &AttentionOptions) -> Option<(bool, 
 
 /// What of the options cuDNN is not asked for.
 fn unserved(options: &AttentionOptions, scale: f32) -> Option<&'static str> {
-    let AttentionOptions { scale: _, causal, query_offset, window, soft_cap, sequences, dropout } =
-        options;
+    let AttentionOptions {
+        scale: _,
+        causal,
+        query_offset,
+        window,
+        soft_cap,
+        sequences,
+        dropout,
+    } = options;
     let reasons = [
         (window.is_some(), "a window"),
         (soft_cap.is_some(), "a soft cap of scores"),
         (sequences.is_some(), "packed sequences"),
         (dropout.is_some(), "attention dropout"),
-        (*causal && *query_offset != 0, "queries that stand behind the first key"),
-        (!(scale.is_normal() && scale > 0.0), "a factor of scores that is not positive"),
+        (
+            *causal && *query_offset != 0,
+            "queries that stand behind the first key",
+        ),
+        (
+            !(scale.is_normal() && scale > 0.0),
+            "a factor of scores that is not positive",
+        ),
     ];
-    reasons.into_iter().find_map(|(is_so, why)| is_so.then_some(why))
+    reasons
+        .into_iter()
+        .find_map(|(is_so, why)| is_so.then_some(why))
 }
 
 /// Whether the choice is cuDNN's for these lengths: of itself for sequences as training has them, and

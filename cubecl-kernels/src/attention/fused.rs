@@ -7,7 +7,10 @@ use super::AttentionOptions;
 
 /// What the gradients are made from.
 #[derive(Clone, Debug)]
-#[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "only GPUs have such an operation"))]
+#[cfg_attr(
+    not(feature = "cuda"),
+    expect(dead_code, reason = "only GPUs have such an operation")
+)]
 pub(super) struct Saved<T> {
     /// `[s_q, b, hq, d]`.
     pub(super) q: T,
@@ -75,7 +78,14 @@ mod cube {
             let inputs = [q, k, v].map(|x| from_backend(x.clone()));
             if let Some(saved) = cudnn::forward(&inputs, options) {
                 let [q, k, v, out, lse] = saved.map(into_backend);
-                return Some(Saved { q, k, v, out, lse, options: options.clone() });
+                return Some(Saved {
+                    q,
+                    k,
+                    v,
+                    out,
+                    lse,
+                    options: options.clone(),
+                });
             }
             if !flash::takes(&inputs, options) {
                 return None;
@@ -83,14 +93,28 @@ mod cube {
             let [q, k, v] = inputs.map(flash::readable);
             let (out, lse) = flash::forward([&q, &k, &v], options);
             let [q, k, v, out, lse] = [q, k, v, out, lse].map(into_backend);
-            Some(Saved { q, k, v, out, lse, options: options.clone() })
+            Some(Saved {
+                q,
+                k,
+                v,
+                out,
+                lse,
+                options: options.clone(),
+            })
         }
 
         fn fused_gradients(
             saved: Saved<FloatTensor<Self>>,
             dout: FloatTensor<Self>,
         ) -> [FloatTensor<Self>; 3] {
-            let Saved { q, k, v, out, lse, options } = saved;
+            let Saved {
+                q,
+                k,
+                v,
+                out,
+                lse,
+                options,
+            } = saved;
             let [q, k, v, out, lse, dout] = [q, k, v, out, lse, dout].map(from_backend);
             if let Some(gradients) = cudnn::backward([&q, &k, &v], [&out, &lse], &dout, &options) {
                 return gradients.map(into_backend);

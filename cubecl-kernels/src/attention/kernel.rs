@@ -44,7 +44,9 @@ impl AttentionKernel {
     /// This choice if its kernels can do it on a GPU for heads of `d`, or of keys and values of two
     /// sizes; otherwise [`Reference`](Self::Reference).
     pub fn resolved(self, dtype: DType, d: &[usize]) -> Self {
-        let fits = d.iter().all(|d| d.is_multiple_of(8) && (8..=256).contains(d));
+        let fits = d
+            .iter()
+            .all(|d| d.is_multiple_of(8) && (8..=256).contains(d));
         match matches!(dtype, DType::BF16 | DType::F16) && fits {
             true => self,
             false => Self::Reference,
@@ -64,7 +66,10 @@ pub fn set_attention_kernel(kernel: AttentionKernel) {
 pub(super) fn chosen() -> AttentionKernel {
     use AttentionKernel::*;
     let choice = CHOICE.load(Ordering::Relaxed);
-    [Auto, Cubecl, Cudnn, Reference].into_iter().find(|x| *x as u8 == choice).unwrap_or_default()
+    [Auto, Cubecl, Cudnn, Reference]
+        .into_iter()
+        .find(|x| *x as u8 == choice)
+        .unwrap_or_default()
 }
 
 #[cfg(test)]

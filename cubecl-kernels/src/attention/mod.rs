@@ -68,7 +68,10 @@ fn checked([q, k, v]: [&Tensor<4>; 3], options: AttentionOptions) -> AttentionOp
         shapes[2]
     );
     options.check([b, hq, s_q, s_k]);
-    AttentionOptions { dropout: options.dropout.filter(|dropout| dropout.p > 0.0), ..options }
+    AttentionOptions {
+        dropout: options.dropout.filter(|dropout| dropout.p > 0.0),
+        ..options
+    }
 }
 
 #[cfg(test)]

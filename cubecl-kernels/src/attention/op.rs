@@ -94,7 +94,11 @@ impl<B: AttentionOps + Products + Scores + Fused, C: CheckpointStrategy> Attenti
     ) -> FloatTensor<Self> {
         let ((q, for_q), (k, for_k)) = (q.into_parts(), k.into_parts());
         let (v, for_v) = v.into_parts();
-        match AttentionBackward.prepare::<C>([for_q, for_k, for_v]).compute_bound().stateful() {
+        match AttentionBackward
+            .prepare::<C>([for_q, for_k, for_v])
+            .compute_bound()
+            .stateful()
+        {
             OpsKind::Tracked(op) => {
                 let (y, saved) = attend::<B>(q, k, v, &options);
                 op.finish(saved, y)

@@ -46,7 +46,10 @@ impl AttentionDropout {
 }
 
 fn check_probability(p: f64) {
-    assert!((0.0..1.0).contains(&p), "attention: dropout probability {p} is not in [0, 1)");
+    assert!(
+        (0.0..1.0).contains(&p),
+        "attention: dropout probability {p} is not in [0, 1)"
+    );
 }
 
 /// What is attended by itself.
@@ -63,7 +66,10 @@ pub(super) struct Piece {
 impl AttentionOptions {
     /// Causal self-attention over a whole sequence.
     pub fn causal() -> Self {
-        Self { causal: true, ..Self::default() }
+        Self {
+            causal: true,
+            ..Self::default()
+        }
     }
 
     /// Pairs of a query and a key whose probabilities a head holds for backward where attention is
@@ -83,14 +89,26 @@ impl AttentionOptions {
             key.check(&[b, hq, s_q, s_k]);
         }
         if let Some(cap) = self.soft_cap {
-            assert!(cap > 0.0 && cap.is_finite(), "attention: soft cap {cap} is not above 0");
+            assert!(
+                cap > 0.0 && cap.is_finite(),
+                "attention: soft cap {cap} is not above 0"
+            );
         }
         if let Some(scale) = self.scale {
-            assert!(scale.is_finite(), "attention: scale {scale} is not a finite number");
+            assert!(
+                scale.is_finite(),
+                "attention: scale {scale} is not a finite number"
+            );
         }
         // Kernels count positions in 32 bits.
-        let (offset, most) = (self.query_offset, (i32::MAX as usize).saturating_sub(s_q.max(s_k)));
-        assert!(offset <= most, "attention: query offset {offset} is above {most}");
+        let (offset, most) = (
+            self.query_offset,
+            (i32::MAX as usize).saturating_sub(s_q.max(s_k)),
+        );
+        assert!(
+            offset <= most,
+            "attention: query offset {offset} is above {most}"
+        );
     }
 
     /// The sequences, one by one; all of it where there are none.
@@ -103,15 +121,36 @@ impl AttentionOptions {
                 options: self.clone(),
             }];
         };
-        let alone = Self { sequences: None, dropout: None, ..*self };
-        let piece = |Sequence { row, queries, keys, offset }| {
+        let alone = Self {
+            sequences: None,
+            dropout: None,
+            ..*self
+        };
+        let piece = |Sequence {
+                         row,
+                         queries,
+                         keys,
+                         offset,
+                     }| {
             let dropout = self.dropout.clone().map(|AttentionDropout { p, key }| {
-                let key = key.moved(0, row).moved(2, queries.start).moved(3, keys.start);
+                let key = key
+                    .moved(0, row)
+                    .moved(2, queries.start)
+                    .moved(3, keys.start);
                 AttentionDropout { p, key }
             });
             let query_offset = alone.query_offset + offset;
-            let options = Self { dropout, query_offset, ..alone.clone() };
-            Piece { rows: row..row + 1, queries, keys, options }
+            let options = Self {
+                dropout,
+                query_offset,
+                ..alone.clone()
+            };
+            Piece {
+                rows: row..row + 1,
+                queries,
+                keys,
+                options,
+            }
         };
         sequences.sequences().map(piece).collect()
     }
@@ -124,8 +163,15 @@ impl AttentionOptions {
     /// The keys out of `s_k` that query `i` sees.
     pub(crate) fn visible(&self, i: usize, s_k: usize) -> Range<usize> {
         let position = self.query_offset + i;
-        let start = self.window.map_or(0, |window| (position + 1).saturating_sub(window)).min(s_k);
-        let end = if self.causal { (position + 1).min(s_k) } else { s_k };
+        let start = self
+            .window
+            .map_or(0, |window| (position + 1).saturating_sub(window))
+            .min(s_k);
+        let end = if self.causal {
+            (position + 1).min(s_k)
+        } else {
+            s_k
+        };
         start..end.max(start)
     }
 
@@ -133,16 +179,27 @@ impl AttentionOptions {
     /// is something to mask).
     pub(crate) fn visible_to_any(&self, queries: Range<usize>, s_k: usize) -> Range<usize> {
         // Both ends only move forward from query to query.
-        let seeing = queries.map(|i| self.visible(i, s_k)).filter(|keys| !keys.is_empty());
-        seeing.reduce(|all, keys| all.start..keys.end).unwrap_or(0..1)
+        let seeing = queries
+            .map(|i| self.visible(i, s_k))
+            .filter(|keys| !keys.is_empty());
+        seeing
+            .reduce(|all, keys| all.start..keys.end)
+            .unwrap_or(0..1)
     }
 
     /// Stretches of queries to be attended together: all of them, or, where each sees other keys,
     /// pieces small enough to leave out what none of them sees and large enough to be worth a call.
     pub(crate) fn blocks(&self, s_q: usize) -> impl Iterator<Item = Range<usize>> {
         let whole = !self.causal && self.window.is_none();
-        let len = if whole { s_q } else { s_q.div_ceil(MAX_BLOCKS).max(MIN_BLOCK) }.max(1);
-        (0..s_q).step_by(len).map(move |start| start..(start + len).min(s_q))
+        let len = if whole {
+            s_q
+        } else {
+            s_q.div_ceil(MAX_BLOCKS).max(MIN_BLOCK)
+        }
+        .max(1);
+        (0..s_q)
+            .step_by(len)
+            .map(move |start| start..(start + len).min(s_q))
     }
 }
 
@@ -160,7 +217,11 @@ mod tests {
             assert!(blocks.len() <= MAX_BLOCKS);
             assert!(blocks.windows(2).all(|pair| pair[0].end == pair[1].start));
             assert_eq!((blocks[0].start, blocks[blocks.len() - 1].end), (0, s_q));
-            assert!(AttentionOptions::default().blocks(s_q).eq(std::iter::once(0..s_q)));
+            assert!(
+                AttentionOptions::default()
+                    .blocks(s_q)
+                    .eq(std::iter::once(0..s_q))
+            );
         }
     }
 
@@ -168,15 +229,28 @@ mod tests {
     fn composed_attention_holds_the_pairs_of_its_blocks() {
         assert_eq!(AttentionOptions::default().composed_pairs(100), 100 * 100);
         // 32 positions of the first 32, of 64, of 96, and 4 of all 100.
-        assert_eq!(AttentionOptions::causal().composed_pairs(100), 32 * (32 + 64 + 96) + 4 * 100);
-        let window = AttentionOptions { window: Some(8), ..AttentionOptions::causal() };
+        assert_eq!(
+            AttentionOptions::causal().composed_pairs(100),
+            32 * (32 + 64 + 96) + 4 * 100
+        );
+        let window = AttentionOptions {
+            window: Some(8),
+            ..AttentionOptions::causal()
+        };
         assert_eq!(window.composed_pairs(64), 32 * 32 + 32 * 39);
     }
 
     #[test]
     fn a_block_sees_what_its_queries_see() {
-        let options = AttentionOptions { window: Some(4), query_offset: 2, ..Default::default() };
-        let causal = AttentionOptions { causal: true, ..options.clone() };
+        let options = AttentionOptions {
+            window: Some(4),
+            query_offset: 2,
+            ..Default::default()
+        };
+        let causal = AttentionOptions {
+            causal: true,
+            ..options.clone()
+        };
         assert_eq!(causal.visible(3, 20), 2..6);
         assert_eq!(options.visible(3, 20), 2..20);
         assert_eq!(causal.visible_to_any(3..7, 20), 2..9);

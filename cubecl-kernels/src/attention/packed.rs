@@ -80,7 +80,11 @@ impl PackedSequences {
     /// Panics unless the bounds are those of `b` rows of `s_q` queries and `s_k` keys.
     pub(super) fn check(&self, b: usize, s_q: usize, s_k: usize) {
         for (what, bounds, len) in [("queries", &self.queries, s_q), ("keys", &self.keys, s_k)] {
-            assert_eq!(bounds.len(), b, "attention: cu_seqlens of {what} for a batch of {b}");
+            assert_eq!(
+                bounds.len(),
+                b,
+                "attention: cu_seqlens of {what} for a batch of {b}"
+            );
             for row in bounds {
                 let rising = row.windows(2).all(|pair| pair[0] <= pair[1]);
                 assert!(
@@ -91,29 +95,50 @@ impl PackedSequences {
         }
         for (queries, keys) in self.queries.iter().zip(&self.keys) {
             let (queries, keys) = (queries.len() - 1, keys.len() - 1);
-            assert_eq!(queries, keys, "attention: sequences of queries and of keys in one row");
+            assert_eq!(
+                queries, keys,
+                "attention: sequences of queries and of keys in one row"
+            );
         }
         let Some(offsets) = &self.offsets else { return };
         let counts = |rows: &[Vec<usize>], of: usize| -> Vec<usize> {
             rows.iter().map(|row| row.len() - of).collect()
         };
         let (found, expected) = (counts(offsets, 0), counts(&self.queries, 1));
-        assert_eq!(found, expected, "attention: offsets, and the sequences that they are of");
+        assert_eq!(
+            found, expected,
+            "attention: offsets, and the sequences that they are of"
+        );
         // Kernels count positions in 32 bits.
         let most = (i32::MAX as usize / 2).saturating_sub(s_q.max(s_k));
         let far = offsets.iter().flatten().find(|offset| **offset > most);
-        assert!(far.is_none(), "attention: the offset {far:?} of a sequence is above {most}");
+        assert!(
+            far.is_none(),
+            "attention: the offset {far:?} of a sequence is above {most}"
+        );
     }
 
     /// Row after row, in order.
     pub(super) fn sequences(&self) -> impl Iterator<Item = Sequence> {
-        self.queries.iter().zip(&self.keys).enumerate().flat_map(move |(row, (queries, keys))| {
-            let ranges = queries.windows(2).zip(keys.windows(2)).enumerate();
-            ranges.map(move |(index, (q, k))| {
-                let offset = self.offsets.as_ref().map_or(0, |offsets| offsets[row][index]);
-                Sequence { row, queries: q[0]..q[1], keys: k[0]..k[1], offset }
+        self.queries
+            .iter()
+            .zip(&self.keys)
+            .enumerate()
+            .flat_map(move |(row, (queries, keys))| {
+                let ranges = queries.windows(2).zip(keys.windows(2)).enumerate();
+                ranges.map(move |(index, (q, k))| {
+                    let offset = self
+                        .offsets
+                        .as_ref()
+                        .map_or(0, |offsets| offsets[row][index]);
+                    Sequence {
+                        row,
+                        queries: q[0]..q[1],
+                        keys: k[0]..k[1],
+                        offset,
+                    }
+                })
             })
-        })
     }
 }
 
@@ -127,7 +152,8 @@ impl PartialEq for PackedSequences {
 impl fmt::Debug for PackedSequences {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut text = f.debug_struct("PackedSequences");
-        text.field("queries", &self.queries).field("keys", &self.keys);
+        text.field("queries", &self.queries)
+            .field("keys", &self.keys);
         text.field("offsets", &self.offsets).finish()
     }
 }
@@ -140,8 +166,19 @@ mod tests {
     fn sequences_are_what_lies_between_the_bounds() {
         let packed = PackedSequences::new([vec![0, 2, 5], vec![0, 0, 5]]).with_keys([[0, 4, 4]; 2]);
         packed.check(2, 5, 4);
-        let found: Vec<_> = packed.sequences().map(|s| (s.row, s.queries, s.keys)).collect();
-        assert_eq!(found, [(0, 0..2, 0..4), (0, 2..5, 4..4), (1, 0..0, 0..4), (1, 0..5, 4..4)]);
+        let found: Vec<_> = packed
+            .sequences()
+            .map(|s| (s.row, s.queries, s.keys))
+            .collect();
+        assert_eq!(
+            found,
+            [
+                (0, 0..2, 0..4),
+                (0, 2..5, 4..4),
+                (1, 0..0, 0..4),
+                (1, 0..5, 4..4)
+            ]
+        );
         let packed = packed.with_offsets([[2, 0], [0, 7]]);
         packed.check(2, 5, 4);
         assert!(packed.sequences().map(|s| s.offset).eq([2, 0, 0, 7]));
@@ -156,7 +193,9 @@ mod tests {
     #[test]
     #[should_panic(expected = "offsets, and the sequences that they are of")]
     fn an_offset_for_each_sequence_is_asked_for() {
-        PackedSequences::new([[0, 2, 5]]).with_offsets([[0]]).check(1, 5, 5);
+        PackedSequences::new([[0, 2, 5]])
+            .with_offsets([[0]])
+            .check(1, 5, 5);
     }
 
     #[test]

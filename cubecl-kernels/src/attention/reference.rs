@@ -23,7 +23,9 @@ pub fn attention(q: Tensor<4>, k: Tensor<4>, v: Tensor<4>, options: AttentionOpt
     }
     let out = probabilities.matmul(v);
     let d_v = out.dims()[3];
-    out.permute([2, 0, 1, 3]).reshape([s_q, b, hq * d_v]).cast(dtype)
+    out.permute([2, 0, 1, 3])
+        .reshape([s_q, b, hq * d_v])
+        .cast(dtype)
 }
 
 /// Whether a query does not see a key, `[b, s_q, s_k]`.
@@ -36,8 +38,9 @@ pub(super) fn hidden([b, s_q, s_k]: [usize; 3], options: &AttentionOptions) -> V
                 let position = options.query_offset + i;
                 for (j, at_k) in piece.keys.clone().enumerate() {
                     let future = options.causal && j > position;
-                    let past =
-                        options.window.is_some_and(|window| position >= j.saturating_add(window));
+                    let past = options
+                        .window
+                        .is_some_and(|window| position >= j.saturating_add(window));
                     hidden[(row * s_q + at_q) * s_k + at_k] = future || past;
                 }
             }
@@ -50,5 +53,7 @@ pub(super) fn hidden([b, s_q, s_k]: [usize; 3], options: &AttentionOptions) -> V
 pub(super) fn by_head(x: &Tensor<4>, heads: usize, dtype: FloatDType) -> Tensor<4> {
     let [s, b, h, d] = x.dims();
     let x = x.clone().cast(dtype).reshape([s, b, h, 1, d]);
-    x.repeat_dim(3, heads / h).reshape([s, b, heads, d]).permute([1, 2, 0, 3])
+    x.repeat_dim(3, heads / h)
+        .reshape([s, b, heads, d])
+        .permute([1, 2, 0, 3])
 }

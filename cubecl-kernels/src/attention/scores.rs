@@ -68,19 +68,31 @@ pub(super) fn composed_softmax<B: Backend>(
     scores: FloatTensor<B>,
     visible: &Visible<'_>,
 ) -> FloatTensor<B> {
-    let Visible { queries, keys, s_k, options } = visible;
+    let Visible {
+        queries,
+        keys,
+        s_k,
+        options,
+    } = visible;
     let visible: Vec<_> = queries.clone().map(|i| options.visible(i, *s_k)).collect();
     if visible.iter().all(|v| v == keys) {
         return B::softmax(scores, 3);
     }
     let (shape, device, dtype) = (scores.shape(), scores.device(), scores.dtype());
     let constant = |data: Vec<f32>, shape: [usize; 3]| {
-        cast::<B>(B::float_from_data(TensorData::new(data, shape), &device), dtype.into())
+        cast::<B>(
+            B::float_from_data(TensorData::new(data, shape), &device),
+            dtype.into(),
+        )
     };
     // A query without keys keeps finite scores here, and loses its row afterwards.
     let (s, n) = (queries.len(), keys.len());
     let mut bias = vec![0.0; s * n];
-    for (row, seen) in bias.chunks_mut(n).zip(&visible).filter(|(_, seen)| !seen.is_empty()) {
+    for (row, seen) in bias
+        .chunks_mut(n)
+        .zip(&visible)
+        .filter(|(_, seen)| !seen.is_empty())
+    {
         row[..seen.start - keys.start].fill(f32::NEG_INFINITY);
         row[seen.end - keys.start..].fill(f32::NEG_INFINITY);
     }
@@ -88,7 +100,10 @@ pub(super) fn composed_softmax<B: Backend>(
     let scores = B::float_reshape(scores, Shape::from([heads, s, n]));
     let mut probabilities = B::softmax(B::float_add(scores, constant(bias, [1, s, n])), 2);
     if visible.iter().any(Range::is_empty) {
-        let seeing = visible.iter().map(|seen| if seen.is_empty() { 0.0 } else { 1.0 }).collect();
+        let seeing = visible
+            .iter()
+            .map(|seen| if seen.is_empty() { 0.0 } else { 1.0 })
+            .collect();
         probabilities = B::float_mul(probabilities, constant(seeing, [1, s, 1]));
     }
     B::float_reshape(probabilities, shape)

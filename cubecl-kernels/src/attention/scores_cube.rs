@@ -27,9 +27,16 @@ impl Scores for Cube {
         }
         let scores = tensor::contiguous(tensor::from_backend(scores));
         let out = tensor::empty(&scores, scores.shape(), dtype.into());
-        let Visible { queries, keys, options, .. } = visible;
+        let Visible {
+            queries,
+            keys,
+            options,
+            ..
+        } = visible;
         let (rows, columns) = rows_of(&scores);
-        let window = options.window.map(|window| window.min(i32::MAX as usize) as i32);
+        let window = options
+            .window
+            .map(|window| window.min(i32::MAX as usize) as i32);
         softmax_kernel::launch(
             &scores.client.clone(),
             cubes(rows),

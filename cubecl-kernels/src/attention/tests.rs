@@ -10,11 +10,20 @@ use crate::testing::{
 
 /// `(q, k, v)` for `[s_q, s_k, b, hq, hkv, d]`.
 fn qkv([s_q, s_k, b, hq, hkv, d]: [usize; 6]) -> (Tensor<4>, Tensor<4>, Tensor<4>) {
-    (normal([s_q, b, hq, d]), normal([s_k, b, hkv, d]), normal([s_k, b, hkv, d]))
+    (
+        normal([s_q, b, hq, d]),
+        normal([s_k, b, hkv, d]),
+        normal([s_k, b, hkv, d]),
+    )
 }
 
 fn options(causal: bool, query_offset: usize, window: Option<usize>) -> AttentionOptions {
-    AttentionOptions { causal, query_offset, window, ..Default::default() }
+    AttentionOptions {
+        causal,
+        query_offset,
+        window,
+        ..Default::default()
+    }
 }
 
 fn packed<const N: usize, const B: usize>(
@@ -23,7 +32,10 @@ fn packed<const N: usize, const B: usize>(
     options: AttentionOptions,
 ) -> AttentionOptions {
     let sequences = PackedSequences::new(queries).with_keys(keys);
-    AttentionOptions { sequences: Some(sequences), ..options }
+    AttentionOptions {
+        sequences: Some(sequences),
+        ..options
+    }
 }
 
 fn packed_from<const N: usize, const M: usize, const B: usize>(
@@ -32,8 +44,13 @@ fn packed_from<const N: usize, const M: usize, const B: usize>(
     offsets: [[usize; M]; B],
     options: AttentionOptions,
 ) -> AttentionOptions {
-    let sequences = PackedSequences::new(queries).with_keys(keys).with_offsets(offsets);
-    AttentionOptions { sequences: Some(sequences), ..options }
+    let sequences = PackedSequences::new(queries)
+        .with_keys(keys)
+        .with_offsets(offsets);
+    AttentionOptions {
+        sequences: Some(sequences),
+        ..options
+    }
 }
 
 fn dropped(p: f64, shape: [usize; 4], options: AttentionOptions) -> AttentionOptions {
@@ -112,7 +129,9 @@ fn a_query_that_sees_a_single_key_has_no_gradient(
 ) {
     let (q, k, v) = qkv(shape);
     let weight = constant([shape[0], shape[2], shape[3] * shape[5]]);
-    let grads = (attention(q.clone(), k, v, options) * weight).sum().backward();
+    let grads = (attention(q.clone(), k, v, options) * weight)
+        .sum()
+        .backward();
     let grad = q.grad(&grads).unwrap();
     let of_single = grad.clone().narrow(0, single.start, single.len());
     assert!(values(of_single).iter().all(|grad| *grad == 0.0));
@@ -143,7 +162,10 @@ fn gradients_are_the_differences_of_values() {
                 values(loss(q, k, v))[0]
             };
             let slope = (moved(step) - moved(-step)) / (2.0 * step);
-            assert!((grad - slope).abs() < 1e-7, "input {which}, element {i}: {grad} {slope}");
+            assert!(
+                (grad - slope).abs() < 1e-7,
+                "input {which}, element {i}: {grad} {slope}"
+            );
         }
     }
 }
@@ -196,10 +218,21 @@ fn heads_and_queries_of_a_rank_drop_what_the_whole_drops() {
         let AttentionDropout { p, key } = options.dropout.clone().unwrap();
         let key = key.with_offset(1, 2 * kv).with_offset(2, at);
         let dropout = Some(AttentionDropout::new(p, key));
-        attention(q, k, v, AttentionOptions { dropout, ..options.clone() })
+        attention(
+            q,
+            k,
+            v,
+            AttentionOptions {
+                dropout,
+                ..options.clone()
+            },
+        )
     });
     let [a, b, c, d] = parts;
-    let found = Tensor::cat(vec![Tensor::cat(vec![a, b], 0), Tensor::cat(vec![c, d], 0)], 2);
+    let found = Tensor::cat(
+        vec![Tensor::cat(vec![a, b], 0), Tensor::cat(vec![c, d], 0)],
+        2,
+    );
     assert_close(found, whole, 1e-6);
 }
 

@@ -76,7 +76,10 @@ pub(crate) fn bias_gradient<B: ColumnSum>(
         }
         None => {
             let n = last_dim(&rows.shape());
-            Some(B::float_reshape(B::column_sum(rows, 1, dtype), Shape::from([n])))
+            Some(B::float_reshape(
+                B::column_sum(rows, 1, dtype),
+                Shape::from([n]),
+            ))
         }
     }
 }

@@ -75,13 +75,27 @@ fn plan(rows: usize, groups: usize, width: usize, add: bool) -> (CubeShape, u32)
         let columns = (width.next_power_of_two() as u32).min(8);
         let workers = ahead.min(512 / columns);
         let columns = (width.next_power_of_two() as u32).min((256 / workers).max(columns));
-        return (CubeShape { columns, workers, add }, 1);
+        return (
+            CubeShape {
+                columns,
+                workers,
+                add,
+            },
+            1,
+        );
     }
     let columns = (width.next_power_of_two() as u32).min(32);
     let workers = 256 / columns;
     let cubes = (width as u32).div_ceil(columns);
     let parts = (CUBES / cubes).clamp(1, ahead.div_ceil(workers));
-    (CubeShape { columns, workers, add: add && parts == 1 }, parts)
+    (
+        CubeShape {
+            columns,
+            workers,
+            add: add && parts == 1,
+        },
+        parts,
+    )
 }
 
 /// The sums of groups of rows, written to `out` or, if `add`, added to it.
@@ -114,7 +128,11 @@ fn launch_sum(x: CubeTensor, groups: usize, out: CubeTensor, add: bool) -> CubeT
         [x.tensor.dtype, sums.dtype].map(dtype_to_storage_type),
     );
     // The parts are few enough to be summed by one kernel.
-    if parts > 1 { launch_sum(sums, 1, out, add) } else { out }
+    if parts > 1 {
+        launch_sum(sums, 1, out, add)
+    } else {
+        out
+    }
 }
 
 fn launch_add(x: CubeTensor, addend: CubeTensor, groups: usize) -> CubeTensor {

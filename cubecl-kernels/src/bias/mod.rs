@@ -29,13 +29,19 @@ impl Bias {
     /// The same values without a graph, whose gradient nobody asks for.
     #[must_use]
     pub fn inner(self) -> Self {
-        Self { value: self.value.inner(), main_grad: None }
+        Self {
+            value: self.value.inner(),
+            main_grad: None,
+        }
     }
 
     /// Panics in the name of `op` if it is no bias of rows of `n`.
     pub(crate) fn check(&self, op: &str, n: usize) {
         let [length] = self.value.dims();
-        assert_eq!(n, length, "{op}: the bias has {length} elements for rows of {n}");
+        assert_eq!(
+            n, length,
+            "{op}: the bias has {length} elements for rows of {n}"
+        );
         if let Some(main_grad) = &self.main_grad {
             main_grad.check(op, [1, n]);
         }
@@ -44,7 +50,10 @@ impl Bias {
 
 impl From<Tensor<1>> for Bias {
     fn from(value: Tensor<1>) -> Self {
-        Self { value, main_grad: None }
+        Self {
+            value,
+            main_grad: None,
+        }
     }
 }
 
@@ -63,7 +72,10 @@ pub fn add_bias<const D: usize>(x: Tensor<D>, bias: impl Into<Bias>) -> Tensor<D
     let bias = bias.into();
     operands::check("add_bias", [float("x", &x), float("the bias", &bias.value)]);
     bias.check("add_bias", x.dims()[D - 1]);
-    let addend = Addend { groups: 1, main_grad: bias.main_grad };
+    let addend = Addend {
+        groups: 1,
+        main_grad: bias.main_grad,
+    };
     let (x, bias) = (x.into_dispatch(), bias.value.into_dispatch());
     Tensor::from_dispatch(<Dispatch as AddOps>::rows_plus(x, bias, addend))
 }
@@ -81,8 +93,16 @@ pub fn add_positions(x: Tensor<3>, positions: Tensor<3>) -> Tensor<3> {
     let name = "add_positions";
     operands::check(name, [float("x", &x), float("the positions", &positions)]);
     let ([s, _, n], found) = (x.dims(), positions.dims());
-    assert_eq!(found, [s, 1, n], "{name}: the positions of x {:?} are {found:?}", x.dims());
-    let addend = Addend { groups: s, main_grad: None };
+    assert_eq!(
+        found,
+        [s, 1, n],
+        "{name}: the positions of x {:?} are {found:?}",
+        x.dims()
+    );
+    let addend = Addend {
+        groups: s,
+        main_grad: None,
+    };
     let (x, positions) = (x.into_dispatch(), positions.into_dispatch());
     Tensor::from_dispatch(<Dispatch as AddOps>::rows_plus(x, positions, addend))
 }
@@ -106,8 +126,10 @@ mod tests {
     ) {
         let [s, _, n] = shape;
         let x = leaf(normal(shape).cast(dtype));
-        let (bias, positions) =
-            (leaf(normal([n]).cast(dtype)), leaf(normal([s, 1, n]).cast(dtype)));
+        let (bias, positions) = (
+            leaf(normal([n]).cast(dtype)),
+            leaf(normal([s, 1, n]).cast(dtype)),
+        );
         assert_same_function!(
             tolerance,
             [x, bias],
@@ -126,8 +148,10 @@ mod tests {
     fn views_are_those_of_the_reference() {
         let (x, bias, positions) = (normal([3, 5, 12]), normal([1]), normal([8, 1, 5]));
         let view = || x.clone().swap_dims(0, 1).narrow(2, 1, 8);
-        let (bias_view, positions_view) =
-            (|| bias.clone().expand([8]), || positions.clone().permute([2, 1, 0]));
+        let (bias_view, positions_view) = (
+            || bias.clone().expand([8]),
+            || positions.clone().permute([2, 1, 0]),
+        );
         assert_same_function!(
             5e-6,
             [x, bias],
@@ -153,13 +177,21 @@ mod tests {
         #[values(DType::F32, DType::BF16)] dtype: DType,
     ) {
         let (bias, main_grad) = (leaf(normal([7]).cast(dtype)), MainGrad::default());
-        let with = || Bias { value: bias.clone(), main_grad: Some(main_grad.clone()) };
+        let with = || Bias {
+            value: bias.clone(),
+            main_grad: Some(main_grad.clone()),
+        };
         let gradients = |x: &Tensor<2>, weight: &Tensor<2>| {
-            (add_bias(x.clone(), with()) * weight.clone()).sum().backward()
+            (add_bias(x.clone(), with()) * weight.clone())
+                .sum()
+                .backward()
         };
         let mut expected = Tensor::<1>::zeros([7], &bias.device());
         for round in 0..3 {
-            let (x, weight) = (leaf(normal([5, 7]).cast(dtype)), constant([5, 7]).cast(dtype));
+            let (x, weight) = (
+                leaf(normal([5, 7]).cast(dtype)),
+                constant([5, 7]).cast(dtype),
+            );
             if round == 0 {
                 // Not attached yet: an ordinary gradient.
                 assert!(bias.grad(&gradients(&x, &weight)).is_some());
@@ -193,7 +225,10 @@ mod tests {
         let main_grad = MainGrad::default();
         main_grad.attach();
         for n in [3, 5] {
-            let bias = Bias { value: normal([n]), main_grad: Some(main_grad.clone()) };
+            let bias = Bias {
+                value: normal([n]),
+                main_grad: Some(main_grad.clone()),
+            };
             add_bias(normal([2, n]), bias).sum().backward();
         }
     }
@@ -201,7 +236,10 @@ mod tests {
     #[rstest]
     #[case(|| drop(add_bias(normal([2, 4]), normal([3]))), "add_bias: the bias has 3 elements for rows of 4")]
     #[case(|| drop(add_bias(normal([2, 4]), quantized([4]))), "add_bias: the bias is qfloat")]
-    #[case(of_two_biases, "add_bias: the main gradient is of a weight [1, 3], not [1, 5]")]
+    #[case(
+        of_two_biases,
+        "add_bias: the main gradient is of a weight [1, 3], not [1, 5]"
+    )]
     #[case(
         || drop(add_positions(normal([2, 3, 4]), normal([2, 3, 4]))),
         "add_positions: the positions of x [2, 3, 4] are [2, 3, 4]"

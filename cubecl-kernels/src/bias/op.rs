@@ -101,7 +101,11 @@ impl<B: AddOps + AddToRows> Backward<B, 2> for AddBackward {
 
     fn backward(self, ops: Ops<Self::State, 2>, grads: &mut Gradients, _: &mut Checkpointer) {
         let dy = grads.consume::<B>(&ops.node);
-        let Saved { addend: Addend { groups, main_grad }, shape, dtype } = ops.state;
+        let Saved {
+            addend: Addend { groups, main_grad },
+            shape,
+            dtype,
+        } = ops.state;
         let [for_x, for_addend] = ops.parents.map(|node| node.map(|node| node.id));
         if let Some(id) = for_addend {
             let gradient = match groups {
@@ -127,8 +131,19 @@ impl<B: AddOps + AddToRows, C: CheckpointStrategy> AddOps for Autodiff<B, C> {
         let ((x, for_x), (values, for_values)) = (x.into_parts(), values.into_parts());
         let (shape, dtype) = (values.shape(), values.dtype());
         let y = B::rows_plus(x, values, addend.clone());
-        match AddBackward.prepare::<C>([for_x, for_values]).compute_bound().stateful() {
-            OpsKind::Tracked(op) => op.finish(Saved { addend, shape, dtype }, y),
+        match AddBackward
+            .prepare::<C>([for_x, for_values])
+            .compute_bound()
+            .stateful()
+        {
+            OpsKind::Tracked(op) => op.finish(
+                Saved {
+                    addend,
+                    shape,
+                    dtype,
+                },
+                y,
+            ),
             OpsKind::UnTracked(op) => op.finish(y),
         }
     }

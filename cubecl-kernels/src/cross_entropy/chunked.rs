@@ -45,9 +45,19 @@ pub fn linear_cross_entropy(
     assert!(chunk > 0, "{name}: chunks of no token");
     let ([s, b, inputs], labels) = (x.dims(), labels.inner());
     let num_rows = s * b;
-    assert!(num_rows > 0, "{name}: x is [{s}, {b}, {inputs}], without a token");
+    assert!(
+        num_rows > 0,
+        "{name}: x is [{s}, {b}, {inputs}], without a token"
+    );
     let columns = weight.dims()[if linear_options.out_in { 0 } else { 1 }];
-    operands::check(name, [float("x", &x), float("the weight", &weight), int("labels", &labels)]);
+    operands::check(
+        name,
+        [
+            float("x", &x),
+            float("the weight", &weight),
+            int("labels", &labels),
+        ],
+    );
     options.check(name, [s, b, columns], labels.dims());
     if let Some(main_grad) = &linear_options.main_grad {
         main_grad.check(name, weight.dims());
@@ -55,7 +65,10 @@ pub fn linear_cross_entropy(
     }
     let all = x.clone().inner().reshape([1, num_rows, inputs]);
     let by_row = labels.clone().reshape([1, num_rows]);
-    let plain = LinearOptions { out_in: linear_options.out_in, ..Default::default() };
+    let plain = LinearOptions {
+        out_in: linear_options.out_in,
+        ..Default::default()
+    };
     let main_grad = linear_options.main_grad.as_ref();
     let whole = main_grad.and_then(|main_grad| main_grad.weight(Pass::Forward));
     let whole = whole.unwrap_or_else(|| weight.clone().inner());
@@ -70,8 +83,14 @@ pub fn linear_cross_entropy(
     let rows = op::combined(statistics, labels.clone(), columns, options);
     let (x, weight) = (x.into_dispatch(), weight.into_dispatch());
     let (labels, rows) = (labels.into_dispatch(), rows.into_dispatch());
-    let how = How { linear: linear_options, options, chunk };
-    Tensor::from_dispatch(<Dispatch as LinearLosses>::linear_losses(x, weight, labels, rows, how))
+    let how = How {
+        linear: linear_options,
+        options,
+        chunk,
+    };
+    Tensor::from_dispatch(<Dispatch as LinearLosses>::linear_losses(
+        x, weight, labels, rows, how,
+    ))
 }
 
 #[derive(Clone, Debug)]
@@ -124,7 +143,13 @@ impl<B: LinearLosses + Parts + Products + Bridge> Backward<B, 2> for LinearLosse
 
     fn backward(self, ops: Ops<Self::State, 2>, grads: &mut Gradients, _: &mut Checkpointer) {
         let grad = grads.consume::<B>(&ops.node);
-        let Saved { x, w, labels, rows: statistics, how } = ops.state;
+        let Saved {
+            x,
+            w,
+            labels,
+            rows: statistics,
+            how,
+        } = ops.state;
         let [for_x, for_w] = ops.parents;
         let (shape, dtype, wide) = (x.shape.clone(), w.dtype(), compute_dtype(w.dtype()));
         let w = read_weight::<B>(w, how.linear.main_grad.as_ref(), Pass::Backward);
@@ -202,10 +227,23 @@ where
         let ((x, for_x), (w, for_w)) = (x.into_parts(), w.into_parts());
         let rows = rows.into_primitive();
         let losses = losses_of::<B>(rows.clone(), labels.shape());
-        match LinearLossesBackward.prepare::<C>([for_x, for_w]).compute_bound().stateful() {
+        match LinearLossesBackward
+            .prepare::<C>([for_x, for_w])
+            .compute_bound()
+            .stateful()
+        {
             OpsKind::Tracked(op) => {
                 let x = Kept::new(x, how.linear.again.take());
-                op.finish(Saved { x, w, labels, rows, how }, losses)
+                op.finish(
+                    Saved {
+                        x,
+                        w,
+                        labels,
+                        rows,
+                        how,
+                    },
+                    losses,
+                )
             }
             OpsKind::UnTracked(op) => op.finish(losses),
         }

@@ -20,11 +20,16 @@ pub(super) fn statistics(
     let x = columns.only_tokens(columns.wide(logits), f64::NEG_INFINITY);
     let max = x.clone().max_dim(1).clamp_min(LOWEST);
     let [rows, _] = x.dims();
-    let target = x.clone().gather(1, columns.local.clone()).mask_fill(columns.elsewhere(), 0.0);
+    let target = x
+        .clone()
+        .gather(1, columns.local.clone())
+        .mask_fill(columns.elsewhere(), 0.0);
     let x = x - max.clone();
     let sum = x.clone().exp().sum_dim(1);
     let excess = columns.only_tokens(x, 0.0).sum_dim(1);
-    Tensor::cat(vec![max, sum, target, excess], 1).transpose().reshape([1, 4, rows])
+    Tensor::cat(vec![max, sum, target, excess], 1)
+        .transpose()
+        .reshape([1, 4, rows])
 }
 
 /// See [`super::op::Parts::combined`].
@@ -35,17 +40,26 @@ pub(super) fn combined(
     options: CrossEntropyOptions,
 ) -> Tensor<2> {
     let [parts, _, rows] = statistics.dims();
-    let of = |which| statistics.clone().narrow(1, which, 1).reshape([parts, rows]);
+    let of = |which| {
+        statistics
+            .clone()
+            .narrow(1, which, 1)
+            .reshape([parts, rows])
+    };
     let max = of(0).max_dim(0);
     let above = of(0) - max.clone();
     let labels = labels.reshape([1, rows]);
     let is_token = labels.clone().greater_equal_elem(0);
     let is_token = is_token.bool_and(labels.clone().lower_elem(options.vocab as i64));
-    let sum = (of(1) * above.clone().exp()).sum_dim(0).mask_fill(is_token.bool_not(), f64::NAN);
+    let sum = (of(1) * above.clone().exp())
+        .sum_dim(0)
+        .mask_fill(is_token.bool_not(), f64::NAN);
     let target = of(2).sum_dim(0) - max.clone();
     let mut loss = sum.clone().log() - target * options.on_target();
     if options.smoothing > 0.0 {
-        let tokens = (0..parts).map(|part| options.tokens_of(part, columns) as f64).collect();
+        let tokens = (0..parts)
+            .map(|part| options.tokens_of(part, columns) as f64)
+            .collect();
         let tokens = TensorData::new::<f64, _>(tokens, [parts, 1]);
         let tokens = Tensor::from_data(tokens, (&loss.device(), loss.dtype()));
         let excess = (of(3) + above * tokens).sum_dim(0);
@@ -69,13 +83,20 @@ pub(super) fn logit_gradient(
     let [num_rows, width] = x.dims();
     let of = |which| rows.clone().narrow(0, which, 1).reshape([num_rows, 1]);
     let p = (x - of(0)).exp() / of(1);
-    let target = columns.local.clone().expand([num_rows, width]).equal(columns.index());
+    let target = columns
+        .local
+        .clone()
+        .expand([num_rows, width])
+        .equal(columns.index());
     let target = target.bool_and(columns.elsewhere().bool_not().expand([num_rows, width]));
     let wanted = p.zeros_like().mask_fill(target, options.on_target());
     let wanted = columns.only_tokens(wanted.add_scalar(options.on_each()), 0.0);
     let grad = grad.cast(p.dtype()).reshape([num_rows, 1]);
     let ignored = columns.ignored.clone().expand([num_rows, width]);
-    ((p - wanted) * grad).mask_fill(ignored, 0.0).cast(dtype).reshape(shape)
+    ((p - wanted) * grad)
+        .mask_fill(ignored, 0.0)
+        .cast(dtype)
+        .reshape(shape)
 }
 
 /// The columns that are here and what the labels are among them.
@@ -99,7 +120,13 @@ impl Columns {
         let here = local.clone().greater_equal_elem(0);
         let here = here.bool_and(local.clone().lower_elem(tokens as i64));
         let local = local.mask_fill(here.clone().bool_not(), 0);
-        Self { shape: [s * b, columns], tokens, local, here, ignored }
+        Self {
+            shape: [s * b, columns],
+            tokens,
+            local,
+            here,
+            ignored,
+        }
     }
 
     fn wide(&self, logits: Tensor<3>) -> Tensor<2> {

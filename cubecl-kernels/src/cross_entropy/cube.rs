@@ -165,8 +165,22 @@ impl Rows {
             _ => None,
         };
         match found {
-            Some(stride) if stride >= columns => (logits, Self { rows: s * b, columns, stride }),
-            _ => (tensor::contiguous(logits), Self { rows: s * b, columns, stride: columns }),
+            Some(stride) if stride >= columns => (
+                logits,
+                Self {
+                    rows: s * b,
+                    columns,
+                    stride,
+                },
+            ),
+            _ => (
+                tensor::contiguous(logits),
+                Self {
+                    rows: s * b,
+                    columns,
+                    stride: columns,
+                },
+            ),
         }
     }
 
@@ -175,9 +189,14 @@ impl Rows {
         let size = logits.dtype.size();
         let start = logits.handle.offset_start.unwrap_or(0) as usize / size;
         let fits = |lanes: &usize| {
-            [start, self.columns, self.stride].iter().all(|len| len.is_multiple_of(*lanes))
+            [start, self.columns, self.stride]
+                .iter()
+                .all(|len| len.is_multiple_of(*lanes))
         };
-        [16 / size, 8 / size, 4 / size].into_iter().find(fits).unwrap_or(1)
+        [16 / size, 8 / size, 4 / size]
+            .into_iter()
+            .find(fits)
+            .unwrap_or(1)
     }
 
     fn part(&self, lanes: usize, options: CrossEntropyOptions) -> PartLaunch {
@@ -192,5 +211,8 @@ impl Rows {
 
 /// Planes of a cube for a row of so many vectors.
 fn planes(vectors: usize) -> usize {
-    vectors.div_ceil(READS * PLANE).next_power_of_two().min(MAX_PLANES)
+    vectors
+        .div_ceil(READS * PLANE)
+        .next_power_of_two()
+        .min(MAX_PLANES)
 }

@@ -178,7 +178,10 @@ pub(super) fn statistics_kernel<F: Float, I: Numeric, N: Size>(
 /// A unit a row: over all parts the maximum `m`, the sum of `exp(x - m)`, the loss; NaN for a label that
 /// is no token.
 #[cube(launch)]
-#[allow(clippy::too_many_arguments, reason = "the statistics have a shape, the loss has options")]
+#[allow(
+    clippy::too_many_arguments,
+    reason = "the statistics have a shape, the loss has options"
+)]
 pub(super) fn combine_kernel<I: Numeric>(
     statistics: &[f32],
     labels: &[I],
@@ -232,7 +235,10 @@ pub(super) fn combine_kernel<I: Numeric>(
 
 /// `(exp(x - m) / sum - wanted) * grad` where `x` was or elsewhere; 0 for padding.
 #[cube(launch, address_type = "dynamic")]
-#[allow(clippy::too_many_arguments, reason = "the logits have a shape, the loss has options")]
+#[allow(
+    clippy::too_many_arguments,
+    reason = "the logits have a shape, the loss has options"
+)]
 pub(super) fn gradient_kernel<F: Float, I: Numeric, N: Size>(
     logits: &[Vector<F, N>],
     labels: &[I],

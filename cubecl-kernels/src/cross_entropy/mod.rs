@@ -96,7 +96,10 @@ mod tests {
     };
 
     fn labels<const D: usize>(labels: [i64; D]) -> Tensor<2, Int> {
-        Tensor::from_data(TensorData::new(labels.to_vec(), [D / 2, 2]), &device().inner())
+        Tensor::from_data(
+            TensorData::new(labels.to_vec(), [D / 2, 2]),
+            &device().inner(),
+        )
     }
 
     #[rstest]
@@ -108,8 +111,11 @@ mod tests {
     ) {
         let logits = leaf(normal([3, 2, 9]).mul_scalar(size));
         let labels = labels([0, ignore_index, 2, 6, 1, 5]);
-        let options =
-            CrossEntropyOptions { smoothing, ignore_index, ..CrossEntropyOptions::new(vocab) };
+        let options = CrossEntropyOptions {
+            smoothing,
+            ignore_index,
+            ..CrossEntropyOptions::new(vocab)
+        };
         assert_same_function!(
             2e-6,
             [logits],
@@ -123,7 +129,10 @@ mod tests {
         // 7 tokens in parts of 4: the second has one column of padding, the third nothing else.
         let (whole, columns) = (normal([2, 2, 12]), 4);
         let labels = labels([6, 0, 3, 4]);
-        let options = CrossEntropyOptions { smoothing, ..CrossEntropyOptions::new(7) };
+        let options = CrossEntropyOptions {
+            smoothing,
+            ..CrossEntropyOptions::new(7)
+        };
         let part = |part| (whole.clone().narrow(2, part * columns, columns), part);
         let all: Vec<_> = (0..3)
             .map(|i| {
@@ -146,7 +155,11 @@ mod tests {
             let options = CrossEntropyOptions { part, ..options };
             let (found, found_grad) = run(logits, options, Some(Tensor::cat(all.clone(), 0)));
             assert_close(found, losses.clone(), 1e-6);
-            assert_close(found_grad, grad.clone().narrow(2, part * columns, columns), 1e-6);
+            assert_close(
+                found_grad,
+                grad.clone().narrow(2, part * columns, columns),
+                1e-6,
+            );
         }
     }
 
@@ -170,8 +183,14 @@ mod tests {
         let x = leaf(normal([3, 2, 4]));
         let w = leaf(normal(if out_in { [9, 4] } else { [4, 9] }));
         let labels = labels([0, -100, 2, 6, 1, 5]);
-        let options = CrossEntropyOptions { smoothing: 0.1, ..CrossEntropyOptions::new(7) };
-        let linear = crate::LinearOptions { out_in, ..Default::default() };
+        let options = CrossEntropyOptions {
+            smoothing: 0.1,
+            ..CrossEntropyOptions::new(7)
+        };
+        let linear = crate::LinearOptions {
+            out_in,
+            ..Default::default()
+        };
         assert_same_function!(
             2e-6,
             [x, w],
@@ -198,7 +217,10 @@ mod tests {
         let (x, w) = (leaf(normal([3, 2, 4])), leaf(normal([4, 9])));
         let labels = labels([0, -100, 2, 6, 1, 5]);
         let run = |main_grad: Option<crate::MainGrad>| {
-            let linear = crate::LinearOptions { main_grad, ..Default::default() };
+            let linear = crate::LinearOptions {
+                main_grad,
+                ..Default::default()
+            };
             let options = CrossEntropyOptions::new(7);
             let losses = linear_cross_entropy(
                 x.clone(),
@@ -243,15 +265,29 @@ mod tests {
     #[case(8)]
     fn a_label_that_is_no_token_makes_loss_and_gradient_not_a_number(#[case] label: i64) {
         let logits = normal([2, 2, 9]);
-        let options = CrossEntropyOptions { smoothing: 0.1, ..CrossEntropyOptions::new(7) };
-        let losses = cross_entropy(logits.clone(), labels([0, label, 6, -100]), options, |own| own);
+        let options = CrossEntropyOptions {
+            smoothing: 0.1,
+            ..CrossEntropyOptions::new(7)
+        };
+        let losses = cross_entropy(
+            logits.clone(),
+            labels([0, label, 6, -100]),
+            options,
+            |own| own,
+        );
         let is_nan = |x: &[f64]| x.iter().map(|x| x.is_nan()).collect::<Vec<_>>();
         assert_eq!(is_nan(&values(losses.clone())), [false, true, false, false]);
         let grad = values(logits.grad(&losses.sum().backward()).unwrap());
-        let rows: Vec<_> = grad.chunks(9).map(|row| is_nan(row).contains(&true)).collect();
+        let rows: Vec<_> = grad
+            .chunks(9)
+            .map(|row| is_nan(row).contains(&true))
+            .collect();
         assert_eq!(rows, [false, true, false, false]);
         // Ignored it takes no part.
-        let options = CrossEntropyOptions { ignore_index: label, ..options };
+        let options = CrossEntropyOptions {
+            ignore_index: label,
+            ..options
+        };
         let losses = cross_entropy(logits.clone(), labels([0, label, 6, 1]), options, |own| own);
         assert_eq!(is_nan(&values(losses)), [false; 4]);
     }
@@ -263,7 +299,12 @@ mod tests {
     }
 
     fn exchanged_as(exchange: fn(Tensor<3>) -> Tensor<3>) {
-        cross_entropy(normal([2, 2, 4]), labels([0; 4]), CrossEntropyOptions::new(7), exchange);
+        cross_entropy(
+            normal([2, 2, 4]),
+            labels([0; 4]),
+            CrossEntropyOptions::new(7),
+            exchange,
+        );
     }
 
     fn chunked(x: Tensor<3>, w: Tensor<2>, labels: Tensor<2, Int>, chunk: usize) {

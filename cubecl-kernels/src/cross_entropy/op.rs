@@ -85,7 +85,9 @@ pub(super) fn combined(
     options: CrossEntropyOptions,
 ) -> Tensor<2> {
     let (statistics, labels) = (statistics.into_dispatch(), labels.into_dispatch());
-    Tensor::from_dispatch(<Dispatch as Parts>::combined(statistics, labels, columns, options))
+    Tensor::from_dispatch(<Dispatch as Parts>::combined(
+        statistics, labels, columns, options,
+    ))
 }
 
 /// See [`Parts::losses`].
@@ -117,7 +119,8 @@ mod flex {
     }
 
     fn unwrap<const D: usize>(x: Tensor<D>) -> FloatTensor<Flex> {
-        x.try_into_primitive::<Flex>().expect("computed from Flex's tensors")
+        x.try_into_primitive::<Flex>()
+            .expect("computed from Flex's tensors")
     }
 
     impl Parts for Flex {
@@ -135,7 +138,12 @@ mod flex {
             columns: usize,
             options: CrossEntropyOptions,
         ) -> FloatTensor<Self> {
-            unwrap(composed::combined(wrap(statistics), ints(labels), columns, options))
+            unwrap(composed::combined(
+                wrap(statistics),
+                ints(labels),
+                columns,
+                options,
+            ))
         }
 
         fn logit_gradient(
@@ -146,7 +154,13 @@ mod flex {
             options: CrossEntropyOptions,
         ) -> FloatTensor<Self> {
             let (rows, grad) = (wrap(rows), wrap(grad));
-            unwrap(composed::logit_gradient(wrap(logits), ints(labels), rows, grad, options))
+            unwrap(composed::logit_gradient(
+                wrap(logits),
+                ints(labels),
+                rows,
+                grad,
+                options,
+            ))
         }
 
         fn losses(
@@ -164,7 +178,12 @@ mod flex {
 struct LossesBackward;
 
 /// Logits, labels, rows.
-type Saved<B> = (FloatTensor<B>, IntTensor<B>, FloatTensor<B>, CrossEntropyOptions);
+type Saved<B> = (
+    FloatTensor<B>,
+    IntTensor<B>,
+    FloatTensor<B>,
+    CrossEntropyOptions,
+);
 
 impl<B: Parts> Backward<B, 1> for LossesBackward {
     type State = Saved<B>;
@@ -216,7 +235,11 @@ impl<B: Parts, C: CheckpointStrategy> Parts for Autodiff<B, C> {
     ) -> FloatTensor<Self> {
         let (logits, node) = logits.into_parts();
         let rows = rows.into_primitive();
-        match LossesBackward.prepare::<C>([node]).compute_bound().stateful() {
+        match LossesBackward
+            .prepare::<C>([node])
+            .compute_bound()
+            .stateful()
+        {
             OpsKind::Tracked(op) => {
                 // Not `B::losses`, which takes the logits: here nobody else shall hold them.
                 let losses = losses_of::<B>(rows.clone(), labels.shape());

@@ -15,7 +15,12 @@ pub struct CrossEntropyOptions {
 impl CrossEntropyOptions {
     /// All columns here, no smoothing, -100 ignored.
     pub fn new(vocab: usize) -> Self {
-        Self { vocab, part: 0, smoothing: 0.0, ignore_index: -100 }
+        Self {
+            vocab,
+            part: 0,
+            smoothing: 0.0,
+            ignore_index: -100,
+        }
     }
 
     /// Those of a part's columns that are tokens.
@@ -40,18 +45,36 @@ impl CrossEntropyOptions {
 
     /// Panics unless these are options for logits of `[s, b, columns]` and such labels.
     pub(super) fn check(&self, name: &str, [s, b, columns]: [usize; 3], labels: [usize; 2]) {
-        let Self { vocab, part, smoothing, ignore_index } = *self;
-        assert_eq!(labels, [s, b], "{name}: labels are not [s, b] of logits [{s}, {b}, {columns}]");
-        assert!(s * b > 0, "{name}: logits are [{s}, {b}, {columns}], without a token");
+        let Self {
+            vocab,
+            part,
+            smoothing,
+            ignore_index,
+        } = *self;
+        assert_eq!(
+            labels,
+            [s, b],
+            "{name}: labels are not [s, b] of logits [{s}, {b}, {columns}]"
+        );
+        assert!(
+            s * b > 0,
+            "{name}: logits are [{s}, {b}, {columns}], without a token"
+        );
         // Kernels count tokens in 32 bits.
         let most = i32::MAX as usize;
-        assert!((1..=most).contains(&vocab), "{name}: a vocabulary of {vocab} tokens");
+        assert!(
+            (1..=most).contains(&vocab),
+            "{name}: a vocabulary of {vocab} tokens"
+        );
         assert!(
             columns > 0 && part.saturating_mul(columns) <= most,
             "{name}: part {part} of {columns} columns"
         );
         let ignored = i32::try_from(ignore_index);
-        assert!(ignored.is_ok(), "{name}: ignore_index {ignore_index} is beyond 32 bits");
+        assert!(
+            ignored.is_ok(),
+            "{name}: ignore_index {ignore_index} is beyond 32 bits"
+        );
         // Rounding may leave a target as good as nothing.
         let target = self.on_target() + self.on_each();
         assert!(

@@ -13,9 +13,15 @@ pub(crate) fn sum_parts<const K: usize>(
     parts: u32,
 ) -> [CubeTensor; K] {
     let n = sums[0].0.meta.shape()[1];
-    let totals = sums.each_ref().map(|(sum, dtype)| tensor::empty(sum, [n], *dtype));
+    let totals = sums
+        .each_ref()
+        .map(|(sum, dtype)| tensor::empty(sum, [n], *dtype));
     let mut places = totals.iter().cloned();
-    put_parts(sums.map(|(sum, _)| (sum, places.next().expect("one a sum"))), parts, false);
+    put_parts(
+        sums.map(|(sum, _)| (sum, places.next().expect("one a sum"))),
+        parts,
+        false,
+    );
     totals
 }
 

@@ -73,8 +73,16 @@ mod tests {
         for (seed, stream) in [(0, 0), (1, 7), (u64::MAX, u64::MAX - 3)] {
             let rng = PositionRng::new(seed, Purpose::Dropout, "x").with_stream(stream);
             let ([key_0, key_1], [stream_0, stream_1]) = (rng.key(), rng.stream());
-            let random = RandomStream { key_0, key_1, stream_0, stream_1 };
-            for block in (0..100).chain((1 << 32) - 5..(1 << 32) + 5).chain([u64::MAX / 4]) {
+            let random = RandomStream {
+                key_0,
+                key_1,
+                stream_0,
+                stream_1,
+            };
+            for block in (0..100)
+                .chain((1 << 32) - 5..(1 << 32) + 5)
+                .chain([u64::MAX / 4])
+            {
                 let (a, b, c, d) = random_bits(&random, block as u32, (block >> 32) as u32);
                 for (lane, bits) in [a, b, c, d].into_iter().enumerate() {
                     let index = 4 * block + lane as u64;

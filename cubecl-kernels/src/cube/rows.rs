@@ -32,7 +32,12 @@ impl Rows {
         let shape = tensor.meta.shape();
         let (len, elements) = (shape[shape.num_dims() - 1], shape.num_elements());
         let count = elements.checked_div(len).unwrap_or(0);
-        Self { tensor, count, len, stride }
+        Self {
+            tensor,
+            count,
+            len,
+            stride,
+        }
     }
 }
 
@@ -89,7 +94,11 @@ mod tests {
             (&[4, 1], &[3, 9], Some(3)),
             (&[5], &[1], Some(5)),
         ] {
-            assert_eq!(row_stride(shape, strides), expected, "{shape:?} {strides:?}");
+            assert_eq!(
+                row_stride(shape, strides),
+                expected,
+                "{shape:?} {strides:?}"
+            );
         }
     }
 

@@ -26,7 +26,11 @@ impl Team {
         let held = vectors.div_ceil(units as usize);
         let held = if held > most { 0 } else { held as u32 };
         let planes = units / PLANE;
-        Self { planes, rows: if planes == 1 { SINGLES } else { 1 }, held }
+        Self {
+            planes,
+            rows: if planes == 1 { SINGLES } else { 1 },
+            held,
+        }
     }
 
     pub(crate) fn cube_dim(self) -> CubeDim {

@@ -24,7 +24,10 @@ pub(crate) const fn panel(rows: usize) -> usize {
 
 /// As many registers as the call at hand says.
 #[cube]
-#[allow(clippy::extra_unused_type_parameters, reason = "the kernel's scope keeps the size by it")]
+#[allow(
+    clippy::extra_unused_type_parameters,
+    reason = "the kernel's scope keeps the size by it"
+)]
 pub(crate) fn size_is<N: Size>(#[comptime] count: usize) {
     intrinsic!(|scope| scope.register_size::<N>(count))
 }

@@ -7,7 +7,10 @@ use megaburn_cuda::tensor;
 
 /// A GPU's tensor; none of a CPU's, or of one with a graph.
 pub(crate) fn on_gpu<const D: usize>(x: &Tensor<D>) -> Option<CubeTensor> {
-    x.clone().try_into_primitive::<Cube>().ok().map(tensor::from_backend)
+    x.clone()
+        .try_into_primitive::<Cube>()
+        .ok()
+        .map(tensor::from_backend)
 }
 
 /// The inverse.

@@ -33,7 +33,10 @@ pub fn bias_dropout_add<const D: usize>(
 ) -> Tensor<D> {
     let name = "bias_dropout_add";
     let [of_x, of_residual] = [&x, &residual].map(|t| (t.dims(), t.dtype()));
-    assert_eq!(of_x, of_residual, "{name}: x and the residual differ in shape or dtype");
+    assert_eq!(
+        of_x, of_residual,
+        "{name}: x and the residual differ in shape or dtype"
+    );
     let operands = [float("x", &x), float("the residual", &residual)];
     let bias_too = bias.as_ref().map(|bias| float("the bias", bias));
     operands::check(name, operands.into_iter().chain(bias_too));
@@ -43,7 +46,10 @@ pub fn bias_dropout_add<const D: usize>(
     let y = match bias {
         Some(bias) => {
             let [length] = bias.dims();
-            assert_eq!(n, length, "{name}: the bias has {length} elements for rows of {n}");
+            assert_eq!(
+                n, length,
+                "{name}: the bias has {length} elements for rows of {n}"
+            );
             let bias = bias.into_dispatch();
             <Dispatch as DropoutOps>::bias_dropout_add(x, residual, bias, mask)
         }
@@ -102,8 +108,13 @@ mod tests {
     #[test]
     fn a_probability_of_zero_is_a_sum() {
         let (x, residual, bias) = (constant([4, 6]), constant([4, 6]), constant([6]));
-        let y =
-            bias_dropout_add(x.clone(), Some(bias.clone()), residual.clone(), 0.0, key(&[4, 6]));
+        let y = bias_dropout_add(
+            x.clone(),
+            Some(bias.clone()),
+            residual.clone(),
+            0.0,
+            key(&[4, 6]),
+        );
         assert_same_bits(y, residual + (x + bias.unsqueeze()));
     }
 
@@ -124,7 +135,13 @@ mod tests {
         let all = |bias_dropout_add: Op| {
             let x = x.clone().swap_dims(0, 1).narrow(2, 1, 8);
             let bias = Some(bias.clone().expand([8]));
-            bias_dropout_add(x, bias, residual.clone().permute([1, 2, 0]), 0.3, key(&[5, 3, 8]))
+            bias_dropout_add(
+                x,
+                bias,
+                residual.clone().permute([1, 2, 0]),
+                0.3,
+                key(&[5, 3, 8]),
+            )
         };
         assert_same_function!(
             2e-6,
@@ -143,7 +160,10 @@ mod tests {
         let y = bias_dropout_add(x.clone(), some, residual.clone(), p, key(&[3, 4]));
         assert_eq!(y.dims(), [0, 4]);
         let grads = y.sum().backward();
-        assert_eq!([x, residual].map(|x| x.grad(&grads).unwrap().dims()), [[0, 4]; 2]);
+        assert_eq!(
+            [x, residual].map(|x| x.grad(&grads).unwrap().dims()),
+            [[0, 4]; 2]
+        );
         assert_eq!(values(bias.grad(&grads).unwrap()), [0.0; 4]);
     }
 

@@ -47,7 +47,11 @@ impl Drop for Cube {
 fn lanes_of(starts: &RowStarts, dtype: DType, lens: &[usize]) -> usize {
     let lanes = lanes(dtype, lens);
     let mut strides = starts.dims.iter().map(|&(_, by)| by).chain([starts.first]);
-    if lanes >= 4 && strides.all(|by| by.is_multiple_of(4)) { lanes } else { 1 }
+    if lanes >= 4 && strides.all(|by| by.is_multiple_of(4)) {
+        lanes
+    } else {
+        1
+    }
 }
 
 /// The argument of a launch.
@@ -75,7 +79,11 @@ fn launch_forward(mask: &Mask, input: Input<CubeTensor>) -> CubeTensor {
     }
     let x = Rows::of(x);
     let [biased, added] = [bias.is_some(), residual.is_some()];
-    let steps = Steps { dropped: mask.p > 0.0, biased, added };
+    let steps = Steps {
+        dropped: mask.p > 0.0,
+        biased,
+        added,
+    };
     let residual = residual.map(Rows::of);
     let (residual, residual_stride) = match residual {
         Some(rows) => (rows.tensor, rows.stride),
@@ -112,11 +120,26 @@ fn launch_backward(
 ) -> (CubeTensor, Option<CubeTensor>) {
     let dropped = mask.p > 0.0;
     let Some(bias) = bias else {
-        let input = Input { x: dy.clone(), bias: None, residual: None };
-        return (if dropped { launch_forward(mask, input) } else { dy }, None);
+        let input = Input {
+            x: dy.clone(),
+            bias: None,
+            residual: None,
+        };
+        return (
+            if dropped {
+                launch_forward(mask, input)
+            } else {
+                dy
+            },
+            None,
+        );
     };
     let (dtype, starts) = (dy.dtype, mask.key.row_starts(dy.meta.shape()));
-    let dx = if dropped { tensor::empty(&dy, dy.shape(), dtype) } else { dy.clone() };
+    let dx = if dropped {
+        tensor::empty(&dy, dy.shape(), dtype)
+    } else {
+        dy.clone()
+    };
     let dy = Rows::of(dy);
     let lanes = lanes_of(&starts, dtype, &[dy.len, dy.stride]);
     let width = dy.len / lanes;

@@ -23,7 +23,11 @@ impl DropoutKey {
     /// [`Purpose::Dropout`](megaburn_mesh::Purpose::Dropout), advanced by
     /// [`with_stream`](PositionRng::with_stream) each step and micro-batch).
     pub fn new(rng: PositionRng, global_shape: &[usize]) -> Self {
-        Self { rng, global_shape: global_shape.to_vec(), offsets: vec![0; global_shape.len()] }
+        Self {
+            rng,
+            global_shape: global_shape.to_vec(),
+            offsets: vec![0; global_shape.len()],
+        }
     }
 
     /// The tensor is a shard that starts at `offset` of `dim` in the global tensor.
@@ -32,7 +36,10 @@ impl DropoutKey {
     /// If there is no such dimension.
     pub fn with_offset(mut self, dim: usize, offset: usize) -> Self {
         let rank = self.offsets.len();
-        assert!(dim < rank, "dropout key: dim {dim} of a tensor of {rank} dims");
+        assert!(
+            dim < rank,
+            "dropout key: dim {dim} of a tensor of {rank} dims"
+        );
         self.offsets[dim] = offset;
         self
     }
@@ -56,19 +63,30 @@ impl DropoutKey {
         for dim in (1..by.len()).rev() {
             by[dim - 1] = by[dim] * self.global_shape[dim] as u64;
         }
-        let first = by.iter().zip(&self.offsets).map(|(by, &offset)| by * offset as u64).sum();
+        let first = by
+            .iter()
+            .zip(&self.offsets)
+            .map(|(by, &offset)| by * offset as u64)
+            .sum();
         (first, by)
     }
 
     /// Panics if a shard of `shape` does not lie in the global shape.
     pub(crate) fn check(&self, shape: &[usize]) {
         let global = &self.global_shape;
-        assert_eq!(shape.len(), global.len(), "dropout: a shard {shape:?} of a tensor {global:?}");
+        assert_eq!(
+            shape.len(),
+            global.len(),
+            "dropout: a shard {shape:?} of a tensor {global:?}"
+        );
         for (dim, ((&len, &start), &size)) in
             shape.iter().zip(&self.offsets).zip(global).enumerate()
         {
             let end = start.saturating_add(len);
-            assert!(end <= size, "dropout: elements {start}..{end} of dim {dim} of {global:?}");
+            assert!(
+                end <= size,
+                "dropout: elements {start}..{end} of dim {dim} of {global:?}"
+            );
         }
     }
 
@@ -138,7 +156,9 @@ mod tests {
     #[test]
     fn the_mask_is_the_streams_number_at_the_global_index() {
         let rng = PositionRng::new(1, Purpose::Dropout, "x").with_stream(9);
-        let key = DropoutKey::new(rng, &[4, 6, 5]).with_offset(0, 1).with_offset(2, 2);
+        let key = DropoutKey::new(rng, &[4, 6, 5])
+            .with_offset(0, 1)
+            .with_offset(2, 2);
         let factors = key.factors(&[3, 6, 3], 0.4);
         for (i, factor) in factors.into_iter().enumerate() {
             let (s, b, h) = (1 + i / 18, i / 3 % 6, 2 + i % 3);

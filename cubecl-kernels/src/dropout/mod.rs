@@ -31,7 +31,10 @@ pub(crate) struct Mask {
 
 impl Mask {
     fn new(name: &str, p: f64, key: DropoutKey, shape: &[usize]) -> Self {
-        assert!((0.0..1.0).contains(&p), "{name}: probability {p} is not in [0, 1)");
+        assert!(
+            (0.0..1.0).contains(&p),
+            "{name}: probability {p} is not in [0, 1)"
+        );
         key.check(shape);
         Self { p, key }
     }
@@ -181,7 +184,10 @@ mod tests {
     fn nothing_drops_nothing() {
         let x = normal([0, 4]);
         let y = dropout(x.clone(), 0.5, key("a", &[3, 4]));
-        assert_eq!((y.dims(), x.grad(&y.sum().backward()).unwrap().dims()), ([0, 4], [0, 4]));
+        assert_eq!(
+            (y.dims(), x.grad(&y.sum().backward()).unwrap().dims()),
+            ([0, 4], [0, 4])
+        );
     }
 
     #[rstest]

@@ -82,7 +82,11 @@ impl<B: DropoutOps + Drop, C: CheckpointStrategy> DropoutOps for Autodiff<B, C> 
     fn dropout(x: FloatTensor<Self>, mask: Mask) -> FloatTensor<Self> {
         let (x, node) = x.into_parts();
         let y = B::dropout(x, mask.clone());
-        match DropoutBackward.prepare::<C>([node]).compute_bound().stateful() {
+        match DropoutBackward
+            .prepare::<C>([node])
+            .compute_bound()
+            .stateful()
+        {
             OpsKind::Tracked(op) => op.finish((mask, None), y),
             OpsKind::UnTracked(op) => op.finish(y),
         }
@@ -95,7 +99,11 @@ impl<B: DropoutOps + Drop, C: CheckpointStrategy> DropoutOps for Autodiff<B, C> 
     ) -> FloatTensor<Self> {
         let ((x, for_x), (residual, for_residual)) = (x.into_parts(), residual.into_parts());
         let y = B::dropout_add(x, residual, mask.clone());
-        match DropoutBackward.prepare::<C>([for_x, for_residual]).compute_bound().stateful() {
+        match DropoutBackward
+            .prepare::<C>([for_x, for_residual])
+            .compute_bound()
+            .stateful()
+        {
             OpsKind::Tracked(op) => op.finish((mask, None), y),
             OpsKind::UnTracked(op) => op.finish(y),
         }
@@ -112,7 +120,11 @@ impl<B: DropoutOps + Drop, C: CheckpointStrategy> DropoutOps for Autodiff<B, C> 
         let dtype = bias.dtype();
         let y = B::bias_dropout_add(x, residual, bias, mask.clone());
         let nodes = [for_x, for_residual, for_bias];
-        match DropoutBackward.prepare::<C>(nodes).compute_bound().stateful() {
+        match DropoutBackward
+            .prepare::<C>(nodes)
+            .compute_bound()
+            .stateful()
+        {
             OpsKind::Tracked(op) => op.finish((mask, Some(dtype)), y),
             OpsKind::UnTracked(op) => op.finish(y),
         }

@@ -19,7 +19,9 @@ pub fn bias_dropout_add<const D: usize>(
 ) -> Tensor<D> {
     let (dtype, wide) = (x.dtype(), compute_dtype(x.dtype()));
     let x = x.cast(wide);
-    let x = bias.into_iter().fold(x, |x, bias| x + bias.cast(wide).unsqueeze());
+    let x = bias
+        .into_iter()
+        .fold(x, |x, bias| x + bias.cast(wide).unsqueeze());
     (residual.cast(wide) + masked(x, p, key)).cast(dtype)
 }
 

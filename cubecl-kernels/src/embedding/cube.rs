@@ -20,9 +20,16 @@ impl Rows for Cube {
         let n = ids.meta.num_elements();
         let out = tensor::empty(&table, [n, d], table.dtype);
         let lanes = lanes(d);
-        let dtypes = [dtype_to_storage_type(table.dtype), dtype_to_storage_type(ids.dtype)];
+        let dtypes = [
+            dtype_to_storage_type(table.dtype),
+            dtype_to_storage_type(ids.dtype),
+        ];
         // An id that is nobody's shall not go unseen.
-        let missing = if tokens.first.is_some() { 0.0 } else { f32::NAN };
+        let missing = if tokens.first.is_some() {
+            0.0
+        } else {
+            f32::NAN
+        };
         take_kernel::launch(
             &table.client.clone(),
             CubeCount::Static((n * d / lanes).div_ceil(UNITS) as u32, 1, 1),
@@ -56,7 +63,10 @@ impl Rows for Cube {
         let [num_rows, d] = sum.shape().dims();
         let n = ids.meta.num_elements();
         let lanes = lanes(d);
-        let dtypes = [dtype_to_storage_type(dy.dtype), dtype_to_storage_type(ids.dtype)];
+        let dtypes = [
+            dtype_to_storage_type(dy.dtype),
+            dtype_to_storage_type(ids.dtype),
+        ];
         add_kernel::launch(
             &dy.client.clone(),
             CubeCount::Static(n as u32, (d / lanes).div_ceil(UNITS) as u32, 1),

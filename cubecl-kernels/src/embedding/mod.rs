@@ -50,7 +50,9 @@ pub fn embedding(table: Tensor<2>, ids: Tensor<2, Int>, options: EmbeddingOption
         main_grad.used();
     }
     let (table, ids) = (table.into_dispatch(), ids.into_dispatch());
-    Tensor::from_dispatch(<Dispatch as EmbeddingOps>::token_vectors(table, ids, options))
+    Tensor::from_dispatch(<Dispatch as EmbeddingOps>::token_vectors(
+        table, ids, options,
+    ))
 }
 
 #[cfg(test)]
@@ -71,7 +73,10 @@ mod tests {
     }
 
     fn part(first: Option<usize>) -> EmbeddingOptions {
-        EmbeddingOptions { first, main_grad: None }
+        EmbeddingOptions {
+            first,
+            main_grad: None,
+        }
     }
 
     #[rstest]
@@ -119,7 +124,10 @@ mod tests {
     fn an_attached_main_grad_takes_the_gradients_sum(#[case] dtype: DType) {
         let main_grad = MainGrad::default();
         main_grad.attach();
-        let options = EmbeddingOptions { first: Some(2), main_grad: Some(main_grad.clone()) };
+        let options = EmbeddingOptions {
+            first: Some(2),
+            main_grad: Some(main_grad.clone()),
+        };
         let table = leaf(normal([4, 3]).cast(dtype));
         let exact = leaf(table.clone().cast(DType::F32));
         let mut expected: Option<Tensor<2>> = None;
@@ -138,16 +146,28 @@ mod tests {
 
     #[test]
     fn tables_and_ids_may_be_views() {
-        let (table, ids) = (normal([5, 9]), ids([2, 6], [1, 6, 0, 1, 1, 3]).swap_dims(0, 1));
+        let (table, ids) = (
+            normal([5, 9]),
+            ids([2, 6], [1, 6, 0, 1, 1, 3]).swap_dims(0, 1),
+        );
         let view = || table.clone().transpose().narrow(0, 1, 7);
         let slow = reference::embedding(view(), ids.clone(), part(None));
-        assert_same_function!(1e-6, [table], embedding(view(), ids.clone(), part(None)), slow);
+        assert_same_function!(
+            1e-6,
+            [table],
+            embedding(view(), ids.clone(), part(None)),
+            slow
+        );
     }
 
     #[rstest]
     fn no_tokens_have_no_vectors(#[values(None, Some(3))] first: Option<usize>) {
         let table = normal([4, 3]);
-        let y = embedding(table.clone(), Tensor::empty([0, 2], &device().inner()), part(first));
+        let y = embedding(
+            table.clone(),
+            Tensor::empty([0, 2], &device().inner()),
+            part(first),
+        );
         assert_eq!(y.dims(), [0, 2, 3]);
         assert_eq!(values(table.grad(&y.sum().backward()).unwrap()), [0.0; 12]);
     }

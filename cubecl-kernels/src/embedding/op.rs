@@ -41,7 +41,10 @@ on_every_backend! {
 
 fn flat<B: Backend>(ids: IntTensor<B>, options: &EmbeddingOptions) -> Tokens<IntTensor<B>> {
     let n = ids.shape().num_elements();
-    Tokens { ids: B::int_reshape(ids, Shape::from([n])), first: options.first }
+    Tokens {
+        ids: B::int_reshape(ids, Shape::from([n])),
+        first: options.first,
+    }
 }
 
 fn forward<B: Rows + Bridge>(
@@ -70,7 +73,12 @@ impl<B: EmbeddingOps + Rows + Bridge> Backward<B, 1> for EmbeddingBackward {
     type State = Saved<IntTensor<B>>;
 
     fn backward(self, ops: Ops<Self::State, 1>, grads: &mut Gradients, _: &mut Checkpointer) {
-        let Saved { ids, num_rows, dtype, options } = ops.state;
+        let Saved {
+            ids,
+            num_rows,
+            dtype,
+            options,
+        } = ops.state;
         let dy = rows::<B>(grads.consume::<B>(&ops.node));
         let [parent] = ops.parents;
         let Some(node) = parent else { return };
@@ -97,11 +105,23 @@ impl<B: EmbeddingOps + Rows + Bridge, C: CheckpointStrategy> EmbeddingOps for Au
         options: EmbeddingOptions,
     ) -> FloatTensor<Self> {
         let (table, node) = table.into_parts();
-        match EmbeddingBackward.prepare::<C>([node]).compute_bound().stateful() {
+        match EmbeddingBackward
+            .prepare::<C>([node])
+            .compute_bound()
+            .stateful()
+        {
             OpsKind::Tracked(op) => {
                 let (num_rows, dtype) = (table.shape()[0], table.dtype());
                 let y = forward::<B>(table, ids.clone(), &options);
-                op.finish(Saved { ids, num_rows, dtype, options }, y)
+                op.finish(
+                    Saved {
+                        ids,
+                        num_rows,
+                        dtype,
+                        options,
+                    },
+                    y,
+                )
             }
             OpsKind::UnTracked(op) => op.finish(B::token_vectors(table, ids, options)),
         }

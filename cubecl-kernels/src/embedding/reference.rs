@@ -11,7 +11,10 @@ pub fn embedding(table: Tensor<2>, ids: Tensor<2, Int>, options: EmbeddingOption
         return module::embedding(table, ids).cast(dtype);
     };
     let local = ids - first as i64;
-    let outside = local.clone().lower_elem(0).bool_or(local.clone().greater_equal_elem(rows));
+    let outside = local
+        .clone()
+        .lower_elem(0)
+        .bool_or(local.clone().greater_equal_elem(rows));
     let vectors = module::embedding(table, local.mask_fill(outside.clone(), 0));
     let outside = outside.unsqueeze_dim::<3>(2).expand(vectors.dims());
     vectors.mask_fill(outside, 0.0).cast(dtype)

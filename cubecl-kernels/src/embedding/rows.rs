@@ -61,7 +61,10 @@ fn masked<B: Backend>(
             let above =
                 B::int_greater_equal_elem(local.clone(), (rows as i64).into(), BoolDType::Native);
             let outside = B::bool_or(below, above);
-            (B::int_mask_fill(local, outside.clone(), 0i64.into()), Some(outside))
+            (
+                B::int_mask_fill(local, outside.clone(), 0i64.into()),
+                Some(outside),
+            )
         }
     };
     let mask = move |x: FloatTensor<B>| match &outside {

@@ -57,7 +57,12 @@ pub fn geglu_weighted<const D: usize>(gate_up: Tensor<D>, weight: Tensor<1>) -> 
 /// # Panics
 /// As [`geglu_weighted`].
 pub fn geglu_tanh_weighted<const D: usize>(gate_up: Tensor<D>, weight: Tensor<1>) -> Tensor<D> {
-    gated("geglu_tanh_weighted", Curve::GeluTanh, gate_up, Some(weight))
+    gated(
+        "geglu_tanh_weighted",
+        Curve::GeluTanh,
+        gate_up,
+        Some(weight),
+    )
 }
 
 #[cfg(test)]
@@ -75,7 +80,12 @@ mod tests {
     ) {
         let x = leaf((normal(shape) * 3.0).cast(dtype));
         let weight = leaf(normal([shape[0] * shape[1]]).cast(dtype));
-        assert_same_function!(tolerance, [x], geglu(x.clone()), reference::geglu(x.clone()));
+        assert_same_function!(
+            tolerance,
+            [x],
+            geglu(x.clone()),
+            reference::geglu(x.clone())
+        );
         let reference = reference::geglu_tanh(x.clone());
         assert_same_function!(tolerance, [x], geglu_tanh(x.clone()), reference);
         assert_same_function!(

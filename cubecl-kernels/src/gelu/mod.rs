@@ -162,7 +162,9 @@ mod tests {
         let exact = leaf(Tensor::<1>::from_floats(inputs.as_slice(), &device()));
         let exact_y = activation(exact.clone());
         let slopes = x.grad(&y.clone().sum().backward()).expect("gradient");
-        let exact_slopes = exact.grad(&exact_y.clone().sum().backward()).expect("gradient");
+        let exact_slopes = exact
+            .grad(&exact_y.clone().sum().backward())
+            .expect("gradient");
         assert_eq!(values(y), values(exact_y.cast(dtype)));
         assert_eq!(values(slopes), values(exact_slopes.cast(dtype)));
     }

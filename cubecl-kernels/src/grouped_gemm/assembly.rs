@@ -56,7 +56,9 @@ impl Inputs {
 
 /// The text, whose results are the `columns / 2` numbers of a unit.
 pub(super) fn sums(shape: &Shape) -> String {
-    let Shape { columns, stages, .. } = *shape;
+    let Shape {
+        columns, stages, ..
+    } = *shape;
     let (count, inputs) = (columns / 2, Inputs::from(columns / 2));
     // A stage is written while the products of the step before the last one may still read theirs.
     let ahead = stages - 1 - PENDING;
@@ -153,7 +155,11 @@ fn copies_of(side: Side, i: usize, inputs: &Inputs) -> String {
             )
         }
     };
-    let _ = writeln!(text, "add.u32 to, %{}, slot;\nmov.b64 at, from{i};", inputs.to[i]);
+    let _ = writeln!(
+        text,
+        "add.u32 to, %{}, slot;\nmov.b64 at, from{i};",
+        inputs.to[i]
+    );
     for piece in 0..side.pieces() {
         let place = piece * side.between_pieces();
         let _ = writeln!(

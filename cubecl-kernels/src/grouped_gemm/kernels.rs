@@ -46,9 +46,17 @@ fn copies(from: u64, stride: u32, lines: u32, at: u32, #[comptime] side: Side) -
     let left = (max(lines, row) - row + comptime!(apart - 1)) / apart;
     let of_terms = comptime!(side.major == Major::Terms);
     let column = chunk * 8;
-    let first = if of_terms { column } else { select(column < lines, row, NONE.runtime()) };
+    let first = if of_terms {
+        column
+    } else {
+        select(column < lines, row, NONE.runtime())
+    };
     let bytes = u64::cast_from(comptime!(TERMS as u32).runtime());
-    let ahead = if of_terms { bytes * 2 } else { bytes * row_bytes };
+    let ahead = if of_terms {
+        bytes * 2
+    } else {
+        bytes * row_bytes
+    };
     Copies {
         to: at + place,
         from: start,
@@ -63,7 +71,10 @@ fn copies(from: u64, stride: u32, lines: u32, at: u32, #[comptime] side: Side) -
 /// columns, eight apart. The operands' first lines of this cube's are at addresses `left` and `right`; `rows`
 /// and `columns` are what there is of the result from there on.
 #[cube]
-#[allow(clippy::too_many_arguments, reason = "a product has two operands and a shape")]
+#[allow(
+    clippy::too_many_arguments,
+    reason = "a product has two operands and a shape"
+)]
 fn multiply<F: Float>(
     left: u64,
     right: u64,
@@ -140,7 +151,10 @@ fn place_of<F: Float>(of: &[F], at: usize) -> u64 {
 ///
 /// Cubes `[n / columns, tiles, 1]`; planes of 32 units in x.
 #[cube(launch_unchecked)]
-#[allow(clippy::too_many_arguments, reason = "a kernel's arguments are its interface")]
+#[allow(
+    clippy::too_many_arguments,
+    reason = "a kernel's arguments are its interface"
+)]
 pub(super) fn rows_kernel<F: Float>(
     x: &[F],
     table: &[u64],
@@ -153,11 +167,18 @@ pub(super) fn rows_kernel<F: Float>(
     #[define(F)] _dtype: ElemType,
 ) {
     let entry = CUBE_POS_Y as usize * 3;
-    let (matrix, first, rows) =
-        (table[entry], table[entry + 1] as usize, u32::cast_from(table[entry + 2]));
+    let (matrix, first, rows) = (
+        table[entry],
+        table[entry + 1] as usize,
+        u32::cast_from(table[entry + 2]),
+    );
     let column = CUBE_POS_X * comptime!(shape.columns as u32);
     let from = place_of::<F>(x, first * of_x as usize);
-    let apart = if comptime!(shape.right == Major::Terms) { of_w } else { 1u32.runtime() };
+    let apart = if comptime!(shape.right == Major::Terms) {
+        of_w
+    } else {
+        1u32.runtime()
+    };
     let right = matrix + u64::cast_from(column) * u64::cast_from(apart) * 2;
     let sums = multiply::<F>(from, right, of_x, of_w, rows, n - column, k, shape);
     #[unroll]
@@ -186,7 +207,10 @@ pub(super) fn rows_kernel<F: Float>(
 ///
 /// Cubes `[n / columns, m / rows, stretches]`; planes of 32 units in x.
 #[cube(launch_unchecked)]
-#[allow(clippy::too_many_arguments, reason = "a kernel's arguments are its interface")]
+#[allow(
+    clippy::too_many_arguments,
+    reason = "a kernel's arguments are its interface"
+)]
 pub(super) fn weights_kernel<F: Float>(
     x: &[F],
     dy: &[F],
@@ -203,14 +227,19 @@ pub(super) fn weights_kernel<F: Float>(
         done[0] = 1u32;
     }
     let entry = CUBE_POS_Z as usize * 4;
-    let (sum, first, terms) =
-        (table[entry], table[entry + 1] as usize, u32::cast_from(table[entry + 2]));
+    let (sum, first, terms) = (
+        table[entry],
+        table[entry + 1] as usize,
+        u32::cast_from(table[entry + 2]),
+    );
     let adds = table[entry + 3] > 0;
     if terms == 0 && adds {
         terminate!();
     }
-    let (top, column) =
-        (CUBE_POS_Y * comptime!(ROWS as u32), CUBE_POS_X * comptime!(shape.columns as u32));
+    let (top, column) = (
+        CUBE_POS_Y * comptime!(ROWS as u32),
+        CUBE_POS_X * comptime!(shape.columns as u32),
+    );
     if adds {
         ask_for(sum, top, column, m, n, shape);
     }
@@ -226,7 +255,11 @@ pub(super) fn weights_kernel<F: Float>(
             #[unroll]
             for i in 0..comptime!(shape.columns / 8) {
                 if column + comptime!(8 * i as u32) < n {
-                    add_at(to + comptime!(32 * i as u64), sums[comptime!(2 * i + half)], adds);
+                    add_at(
+                        to + comptime!(32 * i as u64),
+                        sums[comptime!(2 * i + half)],
+                        adds,
+                    );
                 }
             }
         }
@@ -256,8 +289,10 @@ fn ask_for(sum: u64, top: u32, column: u32, m: u32, n: u32, #[comptime] shape: S
 #[cube]
 fn add_at(at: u64, numbers: Pair<f32>, adds: bool) {
     let at = value::<u64>(at);
-    let (low, high) =
-        (value::<f32>(numbers.extract(0usize)), value::<f32>(numbers.extract(1usize)));
+    let (low, high) = (
+        value::<f32>(numbers.extract(0usize)),
+        value::<f32>(numbers.extract(1usize)),
+    );
     if adds {
         gpu_asm!("red.global.add.v2.f32 [{}], {{{}, {}}};", in(_) at, in(_) low, in(_) high);
     } else {

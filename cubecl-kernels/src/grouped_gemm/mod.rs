@@ -27,8 +27,13 @@ use shape::{Major, ROWS, Shape};
 const MOST_TILES: usize = 8192;
 
 /// What the kernel of the gradients has in shared memory leaves room for two cubes.
-const GRADIENTS: Shape =
-    Shape { columns: 128, left: Major::Lines, right: Major::Lines, stages: 3, dtype: "" };
+const GRADIENTS: Shape = Shape {
+    columns: 128,
+    left: Major::Lines,
+    right: Major::Lines,
+    stages: 3,
+    dtype: "",
+};
 
 /// Whether the kernels run on the GPU of this tensor, and multiply its type.
 pub(crate) fn runs_on(x: &CubeTensor) -> bool {
@@ -48,9 +53,19 @@ pub(crate) fn rows_times_matrices(
 ) -> Option<CubeTensor> {
     let (x, of_x) = MatrixView::of(x);
     let of_w = same_view(matrices)?;
-    let right = if of_w.transposed { Major::Terms } else { Major::Lines };
+    let right = if of_w.transposed {
+        Major::Terms
+    } else {
+        Major::Lines
+    };
     let dtype = dtype_name(x.dtype)?;
-    let shape = Shape { columns: 256, left: Major::Terms, right, stages: 4, dtype };
+    let shape = Shape {
+        columns: 256,
+        left: Major::Terms,
+        right,
+        stages: 4,
+        dtype,
+    };
     let out = tensor::empty(&x, [of_x.rows, of_w.cols], x.dtype);
     let tiles = stretches.iter().enumerate().flat_map(|(i, stretch)| {
         stretch.clone().step_by(ROWS).flat_map(move |first| {
@@ -61,11 +76,15 @@ pub(crate) fn rows_times_matrices(
     let entries: Vec<Entry> = tiles.collect();
     let num_tiles = entries.len() / 3;
     let can = fits(&x, &shape)
-        && matrices.iter().all(|matrix| matrix.dtype == x.dtype && begins_where_chunks_do(matrix))
+        && matrices
+            .iter()
+            .all(|matrix| matrix.dtype == x.dtype && begins_where_chunks_do(matrix))
         && begins_where_chunks_do(&x)
         && !of_x.transposed
         && of_w.rows == of_x.cols
-        && [of_x.ld, of_w.ld, of_w.rows, of_w.cols].iter().all(|len| len.is_multiple_of(8))
+        && [of_x.ld, of_w.ld, of_w.rows, of_w.cols]
+            .iter()
+            .all(|len| len.is_multiple_of(8))
         && num_tiles <= MOST_TILES
         && address_type(&[&x, &out]) == AddressType::U32;
     if !can {
@@ -77,7 +96,11 @@ pub(crate) fn rows_times_matrices(
     unsafe {
         rows_kernel::launch_unchecked(
             &x.client.clone(),
-            CubeCount::Static(of_w.cols.div_ceil(shape.columns) as u32, num_tiles as u32, 1),
+            CubeCount::Static(
+                of_w.cols.div_ceil(shape.columns) as u32,
+                num_tiles as u32,
+                1,
+            ),
             CubeDim::new_2d(32, PLANES),
             x.clone().into_buffer_arg(),
             table.into_buffer_arg(),
@@ -109,7 +132,10 @@ impl Gradients {
     /// `x: [r, m]`, `dy: [r, n]`
     pub(crate) fn of(x: CubeTensor, dy: CubeTensor) -> Option<Self> {
         let ((x, of_x), (dy, of_dy)) = (MatrixView::of(x), MatrixView::of(dy));
-        let shape = Shape { dtype: dtype_name(x.dtype)?, ..GRADIENTS };
+        let shape = Shape {
+            dtype: dtype_name(x.dtype)?,
+            ..GRADIENTS
+        };
         let fits_chunks = |(x, view): (&CubeTensor, MatrixView)| {
             !view.transposed
                 && view.ld.is_multiple_of(8)
@@ -122,7 +148,13 @@ impl Gradients {
             && [(&x, of_x), (&dy, of_dy)].into_iter().all(fits_chunks)
             && address_type(&[&x, &dy]) == AddressType::U32
             && fits(&x, &shape);
-        can.then_some(Self { x, of_x, dy, of_dy, shape })
+        can.then_some(Self {
+            x,
+            of_x,
+            dy,
+            of_dy,
+            shape,
+        })
     }
 
     /// Memory for one.
@@ -135,11 +167,19 @@ impl Gradients {
     /// # Shapes
     /// sums: `[m, n]` in f32, contiguous
     pub(crate) fn add(self, stretches: &[Range<usize>], sums: &[CubeTensor], are_there: &[bool]) {
-        let Self { x, of_x, dy, of_dy, shape } = self;
+        let Self {
+            x,
+            of_x,
+            dy,
+            of_dy,
+            shape,
+        } = self;
         let shape_of = |sum: &CubeTensor| sum.meta.shape().dims::<2>() == [of_x.cols, of_dy.cols];
         assert!(
             stretches.iter().all(|stretch| stretch.end <= of_x.rows)
-                && sums.iter().all(|sum| shape_of(sum) && sum.dtype == DType::F32)
+                && sums
+                    .iter()
+                    .all(|sum| shape_of(sum) && sum.dtype == DType::F32)
                 && [sums.len(), are_there.len()] == [stretches.len(); 2],
             "gradients of {stretches:?} of {} rows, [{}, {}], in other sums",
             of_x.rows,
@@ -151,12 +191,20 @@ impl Gradients {
             let [first, rows, adds] = numbers.map(|number| Entry::Number(number as u64));
             [Entry::Address(i), first, rows, adds]
         };
-        let entries = stretches.iter().zip(are_there).enumerate().flat_map(of_stretch);
+        let entries = stretches
+            .iter()
+            .zip(are_there)
+            .enumerate()
+            .flat_map(of_stretch);
         // (Its sums are no arguments: by this one it is known whether it ran.) Before the table: to make room for it
         // others may be moved, whose addresses that has.
         let done = tensor::empty(&x, [1], DType::U32);
         let table = table(sums, Access::Write, entries.collect());
-        let tiles = [of_dy.cols.div_ceil(shape.columns), of_x.cols.div_ceil(ROWS), sums.len()];
+        let tiles = [
+            of_dy.cols.div_ceil(shape.columns),
+            of_x.cols.div_ceil(ROWS),
+            sums.len(),
+        ];
         let [columns, rows, num] = tiles.map(|count| count as u32);
         // SAFETY: as above: stretches are of the rows of both, sums have the shape that is written, contiguous and
         // in f32, and are the caller's to write.
@@ -188,7 +236,10 @@ fn same_view(matrices: &[CubeTensor]) -> Option<MatrixView> {
         false => MatrixView::new(x.meta.shape(), x.meta.strides()),
     };
     let first = view(matrices.first()?)?;
-    matrices.iter().all(|matrix| view(matrix) == Some(first)).then_some(first)
+    matrices
+        .iter()
+        .all(|matrix| view(matrix) == Some(first))
+        .then_some(first)
 }
 
 fn begins_where_chunks_do(x: &CubeTensor) -> bool {

@@ -41,7 +41,11 @@ impl Side {
 
     /// Chunks of what lies in a row: of terms, or of lines.
     pub(super) fn chunks(self) -> usize {
-        let elements = if self.major == Major::Terms { TERMS } else { self.lines };
+        let elements = if self.major == Major::Terms {
+            TERMS
+        } else {
+            self.lines
+        };
         elements * ELEMENT / CHUNK
     }
 
@@ -57,7 +61,11 @@ impl Side {
 
     /// Rows of a panel, whose rows have 128 bytes.
     pub(super) fn panel_rows(self) -> usize {
-        if self.major == Major::Terms { self.lines } else { TERMS }
+        if self.major == Major::Terms {
+            self.lines
+        } else {
+            TERMS
+        }
     }
 }
 
@@ -76,11 +84,17 @@ pub(super) struct Shape {
 
 impl Shape {
     pub(super) fn left(&self) -> Side {
-        Side { lines: ROWS, major: self.left }
+        Side {
+            lines: ROWS,
+            major: self.left,
+        }
     }
 
     pub(super) fn right(&self) -> Side {
-        Side { lines: self.columns, major: self.right }
+        Side {
+            lines: self.columns,
+            major: self.right,
+        }
     }
 
     /// Bytes of a step's parts.
@@ -101,8 +115,9 @@ mod tests {
     /// Each chunk of a step's part is one unit's, and all of a unit's are as far apart.
     #[test]
     fn units_copy_all_of_a_part() {
-        for (lines, major) in
-            [128, 256].into_iter().flat_map(|n| [(n, Major::Terms), (n, Major::Lines)])
+        for (lines, major) in [128, 256]
+            .into_iter()
+            .flat_map(|n| [(n, Major::Terms), (n, Major::Lines)])
         {
             let side = Side { lines, major };
             let place = |unit: usize, piece: usize| {

@@ -194,7 +194,14 @@ mod tests {
             reference::layer_norm_with(x.clone(), gamma.clone(), None, options.clone())
         );
         let join = |(y, sum)| Tensor::cat(vec![y, sum], 0);
-        let inputs = || (x.clone(), residual.clone(), gamma.clone(), Some(beta.clone()));
+        let inputs = || {
+            (
+                x.clone(),
+                residual.clone(),
+                gamma.clone(),
+                Some(beta.clone()),
+            )
+        };
         let fast =
             |(x, residual, gamma, beta)| layer_norm_add(x, residual, gamma, beta, options.clone());
         let slow = |(x, residual, gamma, beta)| {
@@ -215,8 +222,14 @@ mod tests {
     ) {
         let (gamma, beta) = (normal([7]), normal([7]));
         let grad = |is_some: bool| is_some.then(MainGrad::default);
-        let main_grads = NormGrads { gamma: grad(of_gamma), beta: grad(of_beta) };
-        [&main_grads.gamma, &main_grads.beta].into_iter().flatten().for_each(MainGrad::attach);
+        let main_grads = NormGrads {
+            gamma: grad(of_gamma),
+            beta: grad(of_beta),
+        };
+        [&main_grads.gamma, &main_grads.beta]
+            .into_iter()
+            .flatten()
+            .for_each(MainGrad::attach);
         let mut expected = [0; 2].map(|_| vec![0.0; 7]);
         let mut found = expected.clone();
         for _ in 0..3 {
@@ -232,8 +245,12 @@ mod tests {
             };
             let add = |sums: &mut [Vec<f64>; 2], grads: &Gradients| {
                 for (sum, vector) in sums.iter_mut().zip([&gamma, &beta]) {
-                    let Some(grad) = vector.grad(grads) else { continue };
-                    sum.iter_mut().zip(values(grad)).for_each(|(sum, grad)| *sum += grad);
+                    let Some(grad) = vector.grad(grads) else {
+                        continue;
+                    };
+                    sum.iter_mut()
+                        .zip(values(grad))
+                        .for_each(|(sum, grad)| *sum += grad);
                 }
             };
             add(&mut expected, &loss(NormGrads::default()));
@@ -270,7 +287,10 @@ mod tests {
         let (x, gamma, beta) = (normal([0, 3, 4]), normal([4]), normal([4]));
         let y = layer_norm(x.clone(), gamma.clone(), Some(beta.clone()), 1e-5);
         let grads = y.clone().sum().backward();
-        assert_eq!((y.dims(), x.grad(&grads).unwrap().dims()), ([0, 3, 4], [0, 3, 4]));
+        assert_eq!(
+            (y.dims(), x.grad(&grads).unwrap().dims()),
+            ([0, 3, 4], [0, 3, 4])
+        );
         for vector in [gamma, beta] {
             assert_eq!(values(vector.grad(&grads).unwrap()), [0.0; 4]);
         }

@@ -24,7 +24,12 @@ pub fn layer_norm_with<const D: usize>(
     let x = x.cast(wide);
     let centered = x.clone() - x.mean_dim(D - 1);
     let variance = (centered.clone() * centered.clone()).mean_dim(D - 1);
-    let gamma = gamma.cast(wide) + if options.zero_centered_gamma { 1.0 } else { 0.0 };
+    let gamma = gamma.cast(wide)
+        + if options.zero_centered_gamma {
+            1.0
+        } else {
+            0.0
+        };
     let y = centered / (variance + options.epsilon).sqrt() * gamma.unsqueeze();
     match beta {
         Some(beta) => y + beta.cast(wide).unsqueeze(),
@@ -42,5 +47,8 @@ pub fn layer_norm_add<const D: usize>(
     options: impl Into<NormOptions>,
 ) -> (Tensor<D>, Tensor<D>) {
     let sum = x + residual;
-    (layer_norm_with(sum.clone(), gamma, beta, options.into()), sum)
+    (
+        layer_norm_with(sum.clone(), gamma, beta, options.into()),
+        sum,
+    )
 }

@@ -63,12 +63,22 @@ impl<T: TensorMetadata> Kept<T> {
     /// Of `x`, itself only where nobody computes it again.
     pub(crate) fn new(x: T, again: Option<Again>) -> Self {
         let (shape, dtype) = (x.shape(), x.dtype());
-        Self { x: again.is_none().then_some(x), again, shape, dtype }
+        Self {
+            x: again.is_none().then_some(x),
+            again,
+            shape,
+            dtype,
+        }
     }
 
     /// The input, `[rows, in]`.
     pub(crate) fn rows<B: Bridge<FloatTensorPrimitive = T>>(self) -> FloatTensor<B> {
-        let Self { x, again, shape, dtype } = self;
+        let Self {
+            x,
+            again,
+            shape,
+            dtype,
+        } = self;
         let x = x.or_else(|| again.map(|again| B::unwrap(again.compute())));
         let x = rows::<B>(x.expect("it is kept or computed again"));
         let (found, n) = (x.shape(), shape[shape.num_dims() - 1]);
@@ -117,8 +127,12 @@ mod tests {
                 view(activation::tanh(source.clone()))
             })
         });
-        let options =
-            LinearOptions { out_in, main_grad: Some(main.clone()), again, ..Default::default() };
+        let options = LinearOptions {
+            out_in,
+            main_grad: Some(main.clone()),
+            again,
+            ..Default::default()
+        };
         let y = view(activation::tanh(x.clone()));
         let y = match what {
             "linear" => linear(y, w.clone(), bias.clone(), options),
@@ -134,7 +148,9 @@ mod tests {
         let grads = (y.clone() * y).sum().backward();
         let of_w = main.take().or_else(|| w.grad(&grads)).expect("a gradient");
         let of_x = x.grad(&grads).expect("a gradient");
-        let of_bias = bias.filter(|_| what == "linear").and_then(|bias| bias.grad(&grads));
+        let of_bias = bias
+            .filter(|_| what == "linear")
+            .and_then(|bias| bias.grad(&grads));
         let mut all = vec![found, of_x.into_data(), of_w.into_data()];
         all.extend(of_bias.map(Tensor::into_data));
         (all, calls.load(Ordering::Relaxed))
@@ -167,7 +183,10 @@ mod tests {
     #[test]
     fn without_a_gradient_of_the_weight_nothing_is_computed_again() {
         let again = Again::new(|| -> Tensor<2> { panic!("it was computed again") });
-        let options = LinearOptions { again: Some(again), ..Default::default() };
+        let options = LinearOptions {
+            again: Some(again),
+            ..Default::default()
+        };
         let (x, w) = (normal([3, 4]), constant([4, 5]));
         let y = linear(x.clone(), w.clone(), None, options.clone());
         assert!(x.grad(&y.sum().backward()).is_some());
@@ -181,7 +200,15 @@ mod tests {
         let (x, w) = (normal([0, 2, 4]), normal([4, 3]));
         let source = x.clone().inner();
         let again = Some(Again::new(move || source.clone()));
-        let y = linear(x.clone(), w.clone(), None, LinearOptions { again, ..Default::default() });
+        let y = linear(
+            x.clone(),
+            w.clone(),
+            None,
+            LinearOptions {
+                again,
+                ..Default::default()
+            },
+        );
         let grads = y.sum().backward();
         assert_eq!(x.grad(&grads).unwrap().dims(), [0, 2, 4]);
         assert_eq!(crate::testing::values(w.grad(&grads).unwrap()), [0.0; 12]);
@@ -206,7 +233,10 @@ mod tests {
     ) {
         let other = constant(shape).cast(dtype).inner();
         let again = Some(Again::new(move || other.clone()));
-        let options = LinearOptions { again, ..Default::default() };
+        let options = LinearOptions {
+            again,
+            ..Default::default()
+        };
         let y = linear(normal([3, 4]), normal([4, 5]), None, options);
         assert_refused(|| y.sum().backward(), message);
     }

@@ -20,14 +20,21 @@ struct Work {
 
 impl Beside {
     pub(super) fn put(&self, of: [usize; 2], product: impl FnOnce() + Send + 'static) {
-        let work = Work { product: Box::new(product), of };
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(work);
+        let work = Work {
+            product: Box::new(product),
+            of,
+        };
+        self.0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(work);
     }
 
     /// Computes them, in the order in which backward came to them.
     pub fn compute(&self) {
         let all = std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner));
-        all.into_iter().for_each(|Work { product, of }| now_or_later(of, product));
+        all.into_iter()
+            .for_each(|Work { product, of }| now_or_later(of, product));
     }
 }
 

@@ -116,7 +116,10 @@ pub(super) fn now_or_later(of: [usize; 2], product: impl FnOnce() + 'static) {
     match PUT_OFF.with_borrow(Clone::clone) {
         Some(later) => {
             let size = of.iter().map(|&size| size as u64).product();
-            later.push(Work { product: Box::new(product), size });
+            later.push(Work {
+                product: Box::new(product),
+                size,
+            });
         }
         None => product(),
     }
@@ -149,7 +152,12 @@ mod tests {
                     main_grad: Some(main.clone()),
                     ..Default::default()
                 };
-                linear(x, burn::tensor::Tensor::clone(w), Some(bias.clone()), options)
+                linear(
+                    x,
+                    burn::tensor::Tensor::clone(w),
+                    Some(bias.clone()),
+                    options,
+                )
             };
             let y = layers.iter().fold(x.clone(), through);
             (y.clone() * y).sum()
@@ -162,10 +170,19 @@ mod tests {
         let put_off = WeightGradients::default();
         let grads = put_off.defer(|| loss().backward());
         assert_eq!((taken(), heard.lock().unwrap().len()), ([None, None], 0));
-        assert_eq!(values(x.grad(&grads).unwrap()), values(x.grad(&at_once).unwrap()));
-        assert_eq!(values(bias.grad(&grads).unwrap()), values(bias.grad(&at_once).unwrap()));
+        assert_eq!(
+            values(x.grad(&grads).unwrap()),
+            values(x.grad(&at_once).unwrap())
+        );
+        assert_eq!(
+            values(bias.grad(&grads).unwrap()),
+            values(bias.grad(&at_once).unwrap())
+        );
         put_off.compute();
-        assert_eq!((taken(), &*heard.lock().unwrap()), (expected.clone(), &order));
+        assert_eq!(
+            (taken(), &*heard.lock().unwrap()),
+            (expected.clone(), &order)
+        );
         // Nor is what is measured.
         let measured = WeightGradients::default();
         measured.measure(|| loss().backward());

@@ -37,7 +37,10 @@ pub(super) fn gradients(
         return vec![None; len];
     }
     let one = |(group, rows): Trained| of_weight(part(&x, &rows), part(&dy, &rows), group, beside);
-    trained.into_iter().map(|trained| trained.and_then(one)).collect()
+    trained
+        .into_iter()
+        .map(|trained| trained.and_then(one))
+        .collect()
 }
 
 fn put(beside: Option<&Beside>, of: [usize; 2], work: impl FnOnce() + Send + 'static) {
@@ -81,7 +84,11 @@ fn sum_all(x: &Tensor<2>, dy: &Tensor<2>, all: &[Trained]) {
         return;
     }
     for (group, rows) in all {
-        drop(product(part(x, rows), part(dy, rows), group.main_grad.clone()));
+        drop(product(
+            part(x, rows),
+            part(dy, rows),
+            group.main_grad.clone(),
+        ));
         flush(x);
     }
 }
@@ -128,7 +135,9 @@ mod cube {
         let [inputs, outputs] = all[0].0.weight.dims();
         let few = GroupedProducts::take_rows([inputs, outputs], &stretches);
         let of = || Gradients::of(on_gpu(x)?, on_gpu(dy)?);
-        let Some(gradients) = few.then(of).flatten() else { return false };
+        let Some(gradients) = few.then(of).flatten() else {
+            return false;
+        };
         let main_grads = all.iter().filter_map(|(group, _)| group.main_grad.as_ref());
         let main_grads: Vec<&MainGrad> = main_grads.collect();
         if !MainGrad::are_distinct(&main_grads) {
@@ -138,7 +147,9 @@ mod cube {
             let (mut sums, mut are_there) = (Vec::new(), Vec::new());
             for SumOrRoom { sum, room } in before {
                 are_there.push(sum.is_some());
-                let found = sum.or(room).map(|sum| on_gpu(&sum).expect("it is where its rows are"));
+                let found = sum
+                    .or(room)
+                    .map(|sum| on_gpu(&sum).expect("it is where its rows are"));
                 sums.push(found.map_or_else(|| gradients.room(), tensor::contiguous));
             }
             gradients.add(&stretches, &sums, &are_there);

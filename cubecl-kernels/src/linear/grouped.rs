@@ -63,10 +63,20 @@ pub fn grouped_linear(
         weights.len(),
         x.dims()
     );
-    let odd = weights.iter().map(|w| w.weight.dims()).find(|dims| *dims != [inputs, outputs]);
-    assert!(odd.is_none(), "grouped_linear: x {:?} and a matrix {odd:?} do not fit", x.dims());
+    let odd = weights
+        .iter()
+        .map(|w| w.weight.dims())
+        .find(|dims| *dims != [inputs, outputs]);
+    assert!(
+        odd.is_none(),
+        "grouped_linear: x {:?} and a matrix {odd:?} do not fit",
+        x.dims()
+    );
     let matrices = weights.iter().map(|w| float("a matrix", &w.weight));
-    operands::check("grouped_linear", [float("x", &x)].into_iter().chain(matrices));
+    operands::check(
+        "grouped_linear",
+        [float("x", &x)].into_iter().chain(matrices),
+    );
 
     let device = x.device();
     let stretches = stretches(rows);
@@ -81,11 +91,17 @@ pub fn grouped_linear(
     // where `x` needs no gradient.
     let first = are_trained.iter().position(|is_trained| *is_trained);
     let is_summed = |w: &GroupWeight| w.main_grad.as_ref().is_some_and(MainGrad::is_attached);
-    let have_nodes: Vec<bool> =
-        weights.iter().enumerate().map(|(i, w)| Some(i) == first || !is_summed(w)).collect();
+    let have_nodes: Vec<bool> = weights
+        .iter()
+        .enumerate()
+        .map(|(i, w)| Some(i) == first || !is_summed(w))
+        .collect();
     let mut operands = Operands::new(&device);
     operands.add(x);
-    let with_nodes = weights.into_iter().zip(&have_nodes).filter(|(_, has_node)| **has_node);
+    let with_nodes = weights
+        .into_iter()
+        .zip(&have_nodes)
+        .filter(|(_, has_node)| **has_node);
     with_nodes.for_each(|(w, _)| operands.add(w.weight));
     let kept = again.is_none().then_some(source);
     let [y] = operands.results([Tensor::from_inner(y)], move |[dy]| {
@@ -100,7 +116,11 @@ pub fn grouped_linear(
         let of_weights = gradients(x, dy, trained.collect(), beside.as_ref());
         let of_weights = of_weights.into_iter().zip(have_nodes);
         let of_weights = of_weights.filter_map(|(gradient, has_node)| has_node.then_some(gradient));
-        [Some(dx)].into_iter().chain(of_weights).map(|gradient| gradient.map(as_row)).collect()
+        [Some(dx)]
+            .into_iter()
+            .chain(of_weights)
+            .map(|gradient| gradient.map(as_row))
+            .collect()
     });
     y
 }
@@ -136,7 +156,12 @@ mod tests {
         let stretches = stretches(rows).into_iter().zip(weights);
         let some = stretches.filter(|(stretch, _)| !stretch.is_empty());
         let parts = some.map(|(stretch, w)| {
-            linear(part(&x, &stretch), w.clone(), None, LinearOptions::default())
+            linear(
+                part(&x, &stretch),
+                w.clone(),
+                None,
+                LinearOptions::default(),
+            )
         });
         Tensor::cat(parts.collect(), 0)
     }
@@ -152,8 +177,16 @@ mod tests {
             weight: w.clone(),
             main_grad: main_grads.map(|all| all[i].clone()),
         };
-        let options = GroupedOptions { again, ..Default::default() };
-        grouped_linear(x, rows, weights.iter().enumerate().map(group).collect(), options)
+        let options = GroupedOptions {
+            again,
+            ..Default::default()
+        };
+        grouped_linear(
+            x,
+            rows,
+            weights.iter().enumerate().map(group).collect(),
+            options,
+        )
     }
 
     #[rstest]
@@ -166,7 +199,9 @@ mod tests {
         let num_rows = rows.iter().sum();
         for [inputs, outputs] in [[6, 4], [5, 9]] {
             let x = leaf(normal([num_rows, inputs]).cast(dtype));
-            let all = rows.iter().map(|_| leaf(normal([inputs, outputs]).cast(dtype)));
+            let all = rows
+                .iter()
+                .map(|_| leaf(normal([inputs, outputs]).cast(dtype)));
             let all: Vec<_> = all.collect();
             let main_grads: Vec<_> = rows.iter().map(|_| MainGrad::default()).collect();
             if attached {
@@ -180,10 +215,20 @@ mod tests {
             let dy = leaf(normal(found.dims()).cast(dtype));
             let found = (found * dy.clone()).sum().backward();
             let expected = (expected * dy).sum().backward();
-            assert_close(x.grad(&found).unwrap(), x.grad(&expected).unwrap(), tolerance);
+            assert_close(
+                x.grad(&found).unwrap(),
+                x.grad(&expected).unwrap(),
+                tolerance,
+            );
             for (w, main_grad) in all.iter().zip(&main_grads) {
-                let expected = w.grad(&expected).unwrap_or_else(|| w.clone().inner().zeros_like());
-                let dw = if attached { main_grad.take() } else { w.grad(&found) };
+                let expected = w
+                    .grad(&expected)
+                    .unwrap_or_else(|| w.clone().inner().zeros_like());
+                let dw = if attached {
+                    main_grad.take()
+                } else {
+                    w.grad(&found)
+                };
                 assert_close(
                     dw.unwrap(),
                     expected.cast(if attached { DType::F32 } else { dtype }),
@@ -196,7 +241,10 @@ mod tests {
 
     #[test]
     fn gradients_put_beside_something_are_there_when_they_are_computed() {
-        let (x, w) = (leaf(normal([3, 4])), [leaf(normal([4, 2])), leaf(normal([4, 2]))]);
+        let (x, w) = (
+            leaf(normal([3, 4])),
+            [leaf(normal([4, 2])), leaf(normal([4, 2]))],
+        );
         let group = |w: &Tensor<2>, main_grad: &MainGrad| GroupWeight {
             weight: w.clone(),
             main_grad: Some(main_grad.clone()),
@@ -205,8 +253,13 @@ mod tests {
             let sums = [MainGrad::default(), MainGrad::default()];
             sums.iter().for_each(MainGrad::attach);
             let groups = w.iter().zip(&sums).map(|(w, sum)| group(w, sum)).collect();
-            let options = GroupedOptions { beside, ..Default::default() };
-            grouped_linear(x.clone(), &[2, 1], groups, options).sum().backward();
+            let options = GroupedOptions {
+                beside,
+                ..Default::default()
+            };
+            grouped_linear(x.clone(), &[2, 1], groups, options)
+                .sum()
+                .backward();
             sums
         };
         let expected = run(None).map(|sum| values(sum.take().unwrap()));
@@ -224,7 +277,13 @@ mod tests {
         let w = [constant([4, 2]), leaf(normal([4, 2])), leaf(normal([4, 2]))];
         let sums = [0; 3].map(|_| MainGrad::default());
         sums.iter().for_each(MainGrad::attach);
-        let y = grouped(Tensor::from_inner(x.clone()), &[1, 1, 1], &w, Some(&sums), None);
+        let y = grouped(
+            Tensor::from_inner(x.clone()),
+            &[1, 1, 1],
+            &w,
+            Some(&sums),
+            None,
+        );
         (y * Tensor::from_inner(dy.clone())).sum().backward();
         assert!(sums[0].take().is_none());
         for (i, sum) in sums.iter().enumerate().skip(1) {
@@ -235,19 +294,28 @@ mod tests {
 
     #[test]
     fn no_rows_at_all_read_every_matrix_and_give_gradients_of_0() {
-        let (x, w) = (leaf(normal([0, 4])), [leaf(normal([4, 3])), leaf(normal([4, 3]))]);
+        let (x, w) = (
+            leaf(normal([0, 4])),
+            [leaf(normal([4, 3])), leaf(normal([4, 3]))],
+        );
         let y = grouped(x, &[0, 0], &w, None, None);
         assert_eq!(y.dims(), [0, 3]);
         let grads = y.sum().backward();
-        w.iter().for_each(|w| assert_eq!(values(w.grad(&grads).unwrap()), [0.0; 12]));
+        w.iter()
+            .for_each(|w| assert_eq!(values(w.grad(&grads).unwrap()), [0.0; 12]));
     }
 
     #[test]
     fn frozen_matrices_get_no_gradient() {
-        let (x, w) = (leaf(normal([3, 4])), [constant([4, 3]), leaf(normal([4, 3]))]);
+        let (x, w) = (
+            leaf(normal([3, 4])),
+            [constant([4, 3]), leaf(normal([4, 3]))],
+        );
         let main_grads = [MainGrad::default(), MainGrad::default()];
         main_grads.iter().for_each(MainGrad::attach);
-        grouped(x, &[2, 1], &w, Some(&main_grads), None).sum().backward();
+        grouped(x, &[2, 1], &w, Some(&main_grads), None)
+            .sum()
+            .backward();
         assert!(main_grads[0].take().is_none() && main_grads[1].take().is_some());
     }
 
@@ -261,6 +329,9 @@ mod tests {
         #[case] message: &str,
     ) {
         let weights: Vec<_> = shapes.iter().map(|&shape| constant(shape)).collect();
-        assert_refused(|| grouped(constant([3, 4]), rows, &weights, None, None), message);
+        assert_refused(
+            || grouped(constant([3, 4]), rows, &weights, None, None),
+            message,
+        );
     }
 }

@@ -35,8 +35,10 @@ pub(super) fn products(
         }
         return joined;
     }
-    let parts =
-        stretches.iter().zip(weights).map(|(stretch, w)| product(part(x, stretch), w, pass));
+    let parts = stretches
+        .iter()
+        .zip(weights)
+        .map(|(stretch, w)| product(part(x, stretch), w, pass));
     let parts: Vec<_> = parts.collect();
     let (some, mut none): (Vec<_>, Vec<_>) = parts.into_iter().partition(|y| y.dims()[0] > 0);
     match some.is_empty() {
@@ -76,7 +78,11 @@ mod cube {
     ) -> Option<Tensor<2>> {
         let [num_rows, _] = x.dims();
         let (dtype, [inputs, outputs]) = (x.dtype(), weights[0].weight.dims());
-        let columns = if pass == Pass::Forward { outputs } else { inputs };
+        let columns = if pass == Pass::Forward {
+            outputs
+        } else {
+            inputs
+        };
         let like = on_gpu(x)?;
         let can = num_rows * columns > 0
             && CudaQueue::of(&like).is_some()
@@ -133,7 +139,10 @@ mod cube {
         stretches: &[Range<usize>],
         matrices: Vec<CubeTensor>,
     ) -> Tensor<2> {
-        let some = stretches.iter().zip(matrices).filter(|(stretch, _)| !stretch.is_empty());
+        let some = stretches
+            .iter()
+            .zip(matrices)
+            .filter(|(stretch, _)| !stretch.is_empty());
         let parts = some.map(|(stretch, matrix)| {
             let x = on_gpu(&part(x, stretch)).expect("it is where all of it is");
             let dtype = x.dtype;

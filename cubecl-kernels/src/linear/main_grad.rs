@@ -105,7 +105,11 @@ impl MainGrad {
     /// The weight, where somebody else keeps it.
     pub(crate) fn weight(&self, pass: Pass) -> Option<Tensor<2>> {
         let source = self.lock().source.clone();
-        let pass = if IS_BACKWARD.get() { Pass::Backward } else { pass };
+        let pass = if IS_BACKWARD.get() {
+            Pass::Backward
+        } else {
+            pass
+        };
         source.map(|source| source(pass))
     }
 
@@ -132,8 +136,13 @@ impl MainGrad {
 
     /// Panics if what is summed here is of a weight of other `dims`.
     pub(crate) fn check(&self, op: &str, dims: [usize; 2]) {
-        let Some(of) = self.lock().sum.as_ref().map(Tensor::dims) else { return };
-        assert!(of == dims, "{op}: the main gradient is of a weight {of:?}, not {dims:?}");
+        let Some(of) = self.lock().sum.as_ref().map(Tensor::dims) else {
+            return;
+        };
+        assert!(
+            of == dims,
+            "{op}: the main gradient is of a weight {of:?}, not {dims:?}"
+        );
     }
 
     /// Replaces the sum by what `add` makes of it, and of room for it if it asks for some: there is none
@@ -157,7 +166,9 @@ impl MainGrad {
             (state.sum.take(), state.room.clone())
         };
         let is_first = sum.is_none();
-        let sum = add(sum, &|| room.as_ref().filter(|_| is_first).and_then(|room| room()));
+        let sum = add(sum, &|| {
+            room.as_ref().filter(|_| is_first).and_then(|room| room())
+        });
         self.lock().sum = Some(sum);
     }
 
@@ -172,7 +183,10 @@ impl MainGrad {
     /// Whether no two of them are the same one.
     #[cfg(feature = "cuda")]
     pub(crate) fn are_distinct(all: &[&Self]) -> bool {
-        let places: HashSet<_> = all.iter().map(|main_grad| Arc::as_ptr(&main_grad.0)).collect();
+        let places: HashSet<_> = all
+            .iter()
+            .map(|main_grad| Arc::as_ptr(&main_grad.0))
+            .collect();
         places.len() == all.len()
     }
 
@@ -185,8 +199,14 @@ impl MainGrad {
                 (state.sum.take(), state.room.clone())
             };
             match sum {
-                Some(sum) => SumOrRoom { sum: Some(sum), room: None },
-                None => SumOrRoom { sum: None, room: room.and_then(|room| room()) },
+                Some(sum) => SumOrRoom {
+                    sum: Some(sum),
+                    room: None,
+                },
+                None => SumOrRoom {
+                    sum: None,
+                    room: room.and_then(|room| room()),
+                },
             }
         });
         let sums = add(before.collect());
@@ -205,7 +225,10 @@ impl fmt::Debug for MainGrad {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let state = self.lock();
         let shape = state.sum.as_ref().map(Tensor::dims);
-        f.debug_struct("MainGrad").field("attached", &state.attached).field("sum", &shape).finish()
+        f.debug_struct("MainGrad")
+            .field("attached", &state.attached)
+            .field("sum", &shape)
+            .finish()
     }
 }
 
@@ -226,12 +249,18 @@ mod tests {
         let ids = TensorData::new((0..12).map(|i| i % 9).collect::<Vec<i64>>(), [4, 3]);
         let ids = Tensor::<2, Int>::from_data(ids, &device());
         let (x, main_grad) = (leaf(x), Some(main.clone()));
-        let linear_options =
-            LinearOptions { out_in: true, main_grad: main_grad.clone(), ..Default::default() };
+        let linear_options = LinearOptions {
+            out_in: true,
+            main_grad: main_grad.clone(),
+            ..Default::default()
+        };
         let y = match what {
             "linear" => linear(x.clone(), weight.clone(), None, linear_options),
             "embedding" => {
-                let options = EmbeddingOptions { first: None, main_grad };
+                let options = EmbeddingOptions {
+                    first: None,
+                    main_grad,
+                };
                 embedding(weight.clone(), ids, options)
             }
             _ => linear_cross_entropy(
@@ -248,7 +277,10 @@ mod tests {
         let found = y.clone().inner();
         let grads = (y.clone() * y).sum().backward();
         let for_x = x.grad(&grads).map(values).unwrap_or_default();
-        let for_w = main.take().or_else(|| weight.grad(&grads)).expect("a gradient");
+        let for_w = main
+            .take()
+            .or_else(|| weight.grad(&grads))
+            .expect("a gradient");
         vec![values(found), for_x, values(for_w)]
     }
 

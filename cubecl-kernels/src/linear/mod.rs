@@ -63,7 +63,11 @@ pub fn linear<const D: usize>(
     options: LinearOptions,
 ) -> Tensor<D> {
     let [rows, cols] = weight.dims();
-    let [inputs, outputs] = if options.out_in { [cols, rows] } else { [rows, cols] };
+    let [inputs, outputs] = if options.out_in {
+        [cols, rows]
+    } else {
+        [rows, cols]
+    };
     let dims = x.dims();
     let bias_len = bias.as_ref().map_or(outputs, |bias| bias.dims()[0]);
     assert!(
@@ -73,7 +77,11 @@ pub fn linear<const D: usize>(
     let operands = [float("x", &x), float("the weight", &weight)];
     let bias_too = bias.as_ref().map(|bias| float("the bias", bias));
     operands::check("linear", operands.into_iter().chain(bias_too));
-    let dtypes = [x.dtype(), weight.dtype(), bias.as_ref().map_or(x.dtype(), Tensor::dtype)];
+    let dtypes = [
+        x.dtype(),
+        weight.dtype(),
+        bias.as_ref().map_or(x.dtype(), Tensor::dtype),
+    ];
     assert!(
         dtypes.iter().all(|&dtype| dtype == dtypes[0]),
         "linear: x, weight and bias are {}: cast them to one dtype",
@@ -106,7 +114,10 @@ mod tests {
     };
 
     fn options(out_in: bool) -> LinearOptions {
-        LinearOptions { out_in, ..Default::default() }
+        LinearOptions {
+            out_in,
+            ..Default::default()
+        }
     }
 
     #[rstest]
@@ -116,9 +127,16 @@ mod tests {
         #[values((DType::F32, 2e-6), (DType::BF16, 2e-2))] (dtype, tolerance): (DType, f64),
     ) {
         let [s, b, inputs, outputs] = sizes;
-        let shape = if out_in { [outputs, inputs] } else { [inputs, outputs] };
+        let shape = if out_in {
+            [outputs, inputs]
+        } else {
+            [inputs, outputs]
+        };
         let x = leaf(normal([s, b, inputs]).cast(dtype));
-        let (w, bias) = (leaf(normal(shape).cast(dtype)), leaf(normal([outputs]).cast(dtype)));
+        let (w, bias) = (
+            leaf(normal(shape).cast(dtype)),
+            leaf(normal([outputs]).cast(dtype)),
+        );
         assert_same_function!(
             tolerance,
             [x, w],
@@ -148,8 +166,11 @@ mod tests {
         let shape = if out_in { [6, 8] } else { [8, 6] };
         let w = leaf(normal(shape).cast(dtype));
         let main_grad = MainGrad::default();
-        let with =
-            LinearOptions { out_in, main_grad: Some(main_grad.clone()), ..Default::default() };
+        let with = LinearOptions {
+            out_in,
+            main_grad: Some(main_grad.clone()),
+            ..Default::default()
+        };
         let mut expected = None;
         for round in 0..3 {
             let x = leaf(normal([4, 2, 8]).cast(dtype));
@@ -165,7 +186,9 @@ mod tests {
                 assert!(main_grad.take().is_none());
                 main_grad.attach();
             }
-            let grads = (linear(x.clone(), w.clone(), None, with.clone()) * 0.5).sum().backward();
+            let grads = (linear(x.clone(), w.clone(), None, with.clone()) * 0.5)
+                .sum()
+                .backward();
             assert!(w.grad(&grads).is_none() && x.grad(&grads).is_some());
         }
         let sum = main_grad.take().expect("three gradients");
@@ -194,12 +217,19 @@ mod tests {
         if attached {
             main_grad.attach();
         }
-        let with = LinearOptions { main_grad: Some(main_grad.clone()), ..Default::default() };
+        let with = LinearOptions {
+            main_grad: Some(main_grad.clone()),
+            ..Default::default()
+        };
         let y = linear(x.clone(), w.clone(), Some(bias.clone()), with);
         assert_eq!(y.dims(), [0, 2, 3]);
         let grads = y.sum().backward();
         assert_eq!(x.grad(&grads).unwrap().dims(), [0, 2, 4]);
-        let dw = if attached { main_grad.take() } else { w.grad(&grads) };
+        let dw = if attached {
+            main_grad.take()
+        } else {
+            w.grad(&grads)
+        };
         assert_eq!(values(dw.unwrap()), [0.0; 12]);
         assert_eq!(values(bias.grad(&grads).unwrap()), [0.0; 3]);
     }
@@ -208,8 +238,13 @@ mod tests {
         let main_grad = MainGrad::default();
         main_grad.attach();
         for outputs in [3, 5] {
-            let with = LinearOptions { main_grad: Some(main_grad.clone()), ..Default::default() };
-            linear(normal([2, 4]), normal([4, outputs]), None, with).sum().backward();
+            let with = LinearOptions {
+                main_grad: Some(main_grad.clone()),
+                ..Default::default()
+            };
+            linear(normal([2, 4]), normal([4, outputs]), None, with)
+                .sum()
+                .backward();
         }
     }
 
@@ -227,7 +262,10 @@ mod tests {
         || drop(linear(normal([2, 4]), normal([4, 3]), Some(normal([3]).cast(DType::F16)), options(false))),
         "x, weight and bias are f32, f32, f16"
     )]
-    #[case(of_two_weights, "linear: the main gradient is of a weight [4, 3], not [4, 5]")]
+    #[case(
+        of_two_weights,
+        "linear: the main gradient is of a weight [4, 3], not [4, 5]"
+    )]
     fn bad_input_is_refused(#[case] call: fn(), #[case] message: &str) {
         assert_refused(call, message);
     }

@@ -81,7 +81,11 @@ struct Saved<T> {
 
 impl<T: TensorMetadata> Saved<T> {
     fn new(x: T, w: T, mut options: LinearOptions) -> Self {
-        Self { x: Kept::new(x, options.again.take()), w, options }
+        Self {
+            x: Kept::new(x, options.again.take()),
+            w,
+            options,
+        }
     }
 }
 
@@ -134,7 +138,12 @@ impl<B: LinearOps + Products + Bridge> Backward<B, 2> for LinearBackward {
 
     fn backward(self, ops: Ops<Self::State, 2>, grads: &mut Gradients, _: &mut Checkpointer) {
         let dy = grads.consume::<B>(&ops.node);
-        register::<B>(dy, ops.state, ops.parents.map(|node| node.map(|node| node.id)), grads);
+        register::<B>(
+            dy,
+            ops.state,
+            ops.parents.map(|node| node.map(|node| node.id)),
+            grads,
+        );
     }
 }
 
@@ -165,7 +174,11 @@ impl<B: LinearOps + Products + ColumnSum, C: CheckpointStrategy> LinearOps for A
         options: LinearOptions,
     ) -> FloatTensor<Self> {
         let ((x, for_x), (w, for_w)) = (x.into_parts(), w.into_parts());
-        match LinearBackward.prepare::<C>([for_x, for_w]).compute_bound().stateful() {
+        match LinearBackward
+            .prepare::<C>([for_x, for_w])
+            .compute_bound()
+            .stateful()
+        {
             OpsKind::Tracked(op) => {
                 let y = forward::<B>(x.clone(), w.clone(), None, &options);
                 op.finish(Saved::new(x, w, options), y)
@@ -182,7 +195,11 @@ impl<B: LinearOps + Products + ColumnSum, C: CheckpointStrategy> LinearOps for A
     ) -> FloatTensor<Self> {
         let ((x, for_x), (w, for_w)) = (x.into_parts(), w.into_parts());
         let (bias, for_bias) = bias.into_parts();
-        match AffineBackward.prepare::<C>([for_x, for_w, for_bias]).compute_bound().stateful() {
+        match AffineBackward
+            .prepare::<C>([for_x, for_w, for_bias])
+            .compute_bound()
+            .stateful()
+        {
             OpsKind::Tracked(op) => {
                 let y = forward::<B>(x.clone(), w.clone(), Some(bias), &options);
                 op.finish(Saved::new(x, w, options), y)

@@ -11,7 +11,11 @@ pub fn linear<const D: usize>(
     options: LinearOptions,
 ) -> Tensor<D> {
     let (dtype, wide) = (x.dtype(), compute_dtype(x.dtype()));
-    let weight = if options.out_in { weight.transpose() } else { weight };
+    let weight = if options.out_in {
+        weight.transpose()
+    } else {
+        weight
+    };
     let y = x.cast(wide).matmul(weight.cast(wide).unsqueeze());
     let y = match bias {
         Some(bias) => y + bias.cast(wide).unsqueeze(),

@@ -30,9 +30,14 @@ pub fn stands_in(sum: &Tensor<2>, buffer: &Tensor<1>, start: usize) -> bool {
         use burn::backend::Cube;
         use megaburn_cuda::tensor;
 
-        let on_gpu = |x: Tensor<2>| x.try_into_primitive::<Cube>().ok().map(tensor::from_backend);
+        let on_gpu = |x: Tensor<2>| {
+            x.try_into_primitive::<Cube>()
+                .ok()
+                .map(tensor::from_backend)
+        };
         let room = room_in(buffer, start, sum.dims()).and_then(on_gpu);
-        room.zip(on_gpu(sum.clone())).is_some_and(|(room, sum)| tensor::is_same(&room, &sum))
+        room.zip(on_gpu(sum.clone()))
+            .is_some_and(|(room, sum)| tensor::is_same(&room, &sum))
     }
     #[cfg(not(feature = "cuda"))]
     {

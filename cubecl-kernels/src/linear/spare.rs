@@ -36,7 +36,11 @@ impl Spare {
                 STATE.set(self.0.take());
             }
         }
-        let state = State { spare: self, balance: 0, waits: 0 };
+        let state = State {
+            spare: self,
+            balance: 0,
+            waits: 0,
+        };
         let _before = Before(STATE.replace(Some(state)));
         let done = pass();
         (done, STATE.take().map_or(0, |state| state.waits))
@@ -56,14 +60,23 @@ impl Spare {
             })
         };
         STATE.with_borrow_mut(|state| {
-            let Some(State { spare, balance, waits }) = state else { return };
+            let Some(State {
+                spare,
+                balance,
+                waits,
+            }) = state
+            else {
+                return;
+            };
             *balance += i128::from(spare.share);
             *waits += 1;
         });
         while let Some(put_off) = next() {
             let size = put_off.iter().find_map(WeightGradients::compute_next);
             STATE.with_borrow_mut(|state| {
-                let Some(State { balance, .. }) = state else { return };
+                let Some(State { balance, .. }) = state else {
+                    return;
+                };
                 // Where there is nothing to compute, nothing is owed later.
                 *balance = size.map_or(0, |size| *balance - i128::from(size));
             });
@@ -88,12 +101,18 @@ mod tests {
             let (main_grad, heard, name) = (MainGrad::default(), heard.clone(), name.to_string());
             main_grad.attach();
             main_grad.on_gradient(move || heard.lock().unwrap().push(name.clone()));
-            let options = LinearOptions { main_grad: Some(main_grad), ..Default::default() };
+            let options = LinearOptions {
+                main_grad: Some(main_grad),
+                ..Default::default()
+            };
             linear::<2>(x, leaf(constant([2, 2])), None, options)
         };
         let y = names.iter().rev().fold(leaf(constant([6, 2])), through);
         later.defer(|| y.sum().backward());
-        assert_eq!((later.size(), heard.lock().unwrap().len()), (4 * names.len() as u64, 0));
+        assert_eq!(
+            (later.size(), heard.lock().unwrap().len()),
+            (4 * names.len() as u64, 0)
+        );
     }
 
     fn of(names: &[&str], heard: &Heard) -> WeightGradients {
@@ -110,7 +129,10 @@ mod tests {
     fn waits_compute_their_shares_in_order() {
         let heard = Heard::default();
         let [first, second] = [&["a", "b"][..], &["c", "d", "e"]].map(|names| of(names, &heard));
-        let spare = Spare { put_off: vec![first.clone(), second.clone()], share: 5 };
+        let spare = Spare {
+            put_off: vec![first.clone(), second.clone()],
+            share: 5,
+        };
         let ((), waits) = spare.beside_waits_of(|| {
             assert!(taken(&heard).is_empty());
             Spare::compute_share();
@@ -132,7 +154,10 @@ mod tests {
     fn what_nothing_was_there_for_is_not_owed() {
         let heard = Heard::default();
         let own = WeightGradients::default();
-        let spare = Spare { put_off: vec![own.clone()], share: 4 };
+        let spare = Spare {
+            put_off: vec![own.clone()],
+            share: 4,
+        };
         let ((), waits) = spare.beside_waits_of(|| {
             (0..9).for_each(|_| Spare::compute_share());
             put_off(&own, &["a", "b"], &heard);
@@ -147,11 +172,18 @@ mod tests {
         let heard = Heard::default();
         let of = of(&["a"], &heard);
         Spare::compute_share();
-        let ((), waits) =
-            Spare { put_off: vec![of.clone()], share: 0 }.beside_waits_of(Spare::compute_share);
+        let ((), waits) = Spare {
+            put_off: vec![of.clone()],
+            share: 0,
+        }
+        .beside_waits_of(Spare::compute_share);
         assert_eq!((waits, taken(&heard).len()), (1, 0));
         let panics = || -> ((), usize) {
-            Spare { put_off: vec![of.clone()], share: 1 }.beside_waits_of(|| panic!("a pass"))
+            Spare {
+                put_off: vec![of.clone()],
+                share: 1,
+            }
+            .beside_waits_of(|| panic!("a pass"))
         };
         assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(panics)).is_err());
         Spare::compute_share();

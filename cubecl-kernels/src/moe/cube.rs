@@ -22,13 +22,17 @@ pub(super) fn ints_on_gpu<const D: usize>(x: &Tensor<D, Int>) -> bool {
 
 /// One that was found on the GPU, where it is.
 pub(super) fn floats<const D: usize>(x: Tensor<D>) -> CubeTensor {
-    let x = x.try_into_primitive::<Cube>().expect("operands are of one device");
+    let x = x
+        .try_into_primitive::<Cube>()
+        .expect("operands are of one device");
     tensor::from_backend(x)
 }
 
 /// Numbers, one behind the other.
 pub(super) fn ints<const D: usize>(x: Tensor<D, Int>) -> CubeTensor {
-    let x = x.try_into_primitive::<Cube>().expect("operands are of one device");
+    let x = x
+        .try_into_primitive::<Cube>()
+        .expect("operands are of one device");
     tensor::contiguous(tensor::from_backend(x))
 }
 

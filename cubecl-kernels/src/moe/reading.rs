@@ -6,7 +6,11 @@ use burn::tensor::{DType, Int, Tensor};
 /// # Panics
 /// If they are of another dtype, or the device failed before.
 pub fn read_meanwhile<T>(x: Tensor<1, Int>, meanwhile: impl FnOnce() -> T) -> (Vec<i64>, T) {
-    assert_eq!(x.dtype(), DType::I32, "read_meanwhile: numbers are not of i32");
+    assert_eq!(
+        x.dtype(),
+        DType::I32,
+        "read_meanwhile: numbers are not of i32"
+    );
     #[cfg(feature = "cuda")]
     if super::cube::ints_on_gpu(&x) {
         return cube::read_meanwhile(x, meanwhile);
@@ -37,7 +41,9 @@ mod cube {
         }
         let bytes = block_on(coming).unwrap_or_else(|error| panic!("read_meanwhile: {error}"));
         let (numbers, _) = bytes[0].as_chunks();
-        let numbers = numbers[..len].iter().map(|&number| i32::from_ne_bytes(number));
+        let numbers = numbers[..len]
+            .iter()
+            .map(|&number| i32::from_ne_bytes(number));
         (numbers.map(i64::from).collect(), done)
     }
 }

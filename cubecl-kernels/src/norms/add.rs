@@ -22,7 +22,11 @@ pub(crate) fn norm_add<const D: usize>(
     call: NormCall,
 ) -> (Tensor<D>, Tensor<D>) {
     let [(shape, dtype), other] = [&x, &residual].map(|t| (t.dims(), t.dtype()));
-    assert_eq!((shape, dtype), other, "{name}: x and the residual differ in shape or dtype");
+    assert_eq!(
+        (shape, dtype),
+        other,
+        "{name}: x and the residual differ in shape or dtype"
+    );
     operands::check(name, [float("x", &x), float("the residual", &residual)]);
     let [x, residual] = [x, residual].map(Tensor::into_dispatch);
     let gamma = gamma.into_dispatch();
@@ -117,7 +121,10 @@ fn ports<B: Backend, C: CheckpointStrategy>(
     sum: Tracked<B, C>,
     mailbox: &Mailbox,
 ) -> (Tracked<B, C>, Tracked<B, C>) {
-    (port::<B, C>(sum.clone(), mailbox, 0, |_| y), port::<B, C>(sum, mailbox, 1, |sum| sum))
+    (
+        port::<B, C>(sum.clone(), mailbox, 0, |_| y),
+        port::<B, C>(sum, mailbox, 1, |sum| sum),
+    )
 }
 
 impl<B: AddNormOps + NormRows, C: CheckpointStrategy> AddNormOps for Autodiff<B, C> {
@@ -129,11 +136,20 @@ impl<B: AddNormOps + NormRows, C: CheckpointStrategy> AddNormOps for Autodiff<B,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
         let ((x, for_x), (residual, for_residual)) = (x.into_parts(), residual.into_parts());
         let (gamma, for_gamma) = gamma.into_parts();
-        let input = Input { x, residual: Some(residual), gamma, beta: None };
+        let input = Input {
+            x,
+            residual: Some(residual),
+            gamma,
+            beta: None,
+        };
         let (y, sum, saved) = B::forward(call.norm, input);
         let mailbox = Mailbox::new(2);
         let nodes = [for_x, for_residual, for_gamma];
-        let sum = match AddNormBackward.prepare::<C>(nodes).compute_bound().stateful() {
+        let sum = match AddNormBackward
+            .prepare::<C>(nodes)
+            .compute_bound()
+            .stateful()
+        {
             OpsKind::Tracked(op) => op.finish((call, saved, mailbox.clone()), sum),
             OpsKind::UnTracked(op) => op.finish(sum),
         };
@@ -149,11 +165,20 @@ impl<B: AddNormOps + NormRows, C: CheckpointStrategy> AddNormOps for Autodiff<B,
     ) -> (FloatTensor<Self>, FloatTensor<Self>) {
         let ((x, for_x), (residual, for_residual)) = (x.into_parts(), residual.into_parts());
         let ((gamma, for_gamma), (beta, for_beta)) = (gamma.into_parts(), beta.into_parts());
-        let input = Input { x, residual: Some(residual), gamma, beta: Some(beta) };
+        let input = Input {
+            x,
+            residual: Some(residual),
+            gamma,
+            beta: Some(beta),
+        };
         let (y, sum, saved) = B::forward(call.norm, input);
         let mailbox = Mailbox::new(2);
         let nodes = [for_x, for_residual, for_gamma, for_beta];
-        let sum = match AddNormBackward.prepare::<C>(nodes).compute_bound().stateful() {
+        let sum = match AddNormBackward
+            .prepare::<C>(nodes)
+            .compute_bound()
+            .stateful()
+        {
             OpsKind::Tracked(op) => op.finish((call, saved, mailbox.clone()), sum),
             OpsKind::UnTracked(op) => op.finish(sum),
         };

@@ -25,7 +25,10 @@ pub(super) fn normed<B: Backend>(norm: Norm, input: Input<FloatTensor<B>>) -> Fl
     let (dtype, wide) = (x.dtype(), compute_dtype(x.dtype()));
     let [x, gamma] = [x, gamma].map(|t| cast::<B>(t, wide));
     let beta = beta.map(|beta| cast::<B>(beta, wide));
-    cast::<B>(B::layer_norm(x, gamma, beta, norm.options.epsilon), dtype.into())
+    cast::<B>(
+        B::layer_norm(x, gamma, beta, norm.options.epsilon),
+        dtype.into(),
+    )
 }
 
 /// The norm, operation by operation in the order of Burn's composed one, for equal bits.
@@ -33,7 +36,12 @@ pub(super) fn forward<B: Backend>(
     norm: Norm,
     input: Input<FloatTensor<B>>,
 ) -> (FloatTensor<B>, FloatTensor<B>, Saved<FloatTensor<B>>) {
-    let Input { x, residual, gamma, beta } = input;
+    let Input {
+        x,
+        residual,
+        gamma,
+        beta,
+    } = input;
     let (shape, dtype, wide) = (x.shape(), x.dtype(), compute_dtype(x.dtype()));
     let sum = match residual {
         Some(residual) => {
@@ -55,7 +63,14 @@ pub(super) fn forward<B: Backend>(
         None => y,
     };
     let y = B::float_reshape(cast::<B>(y, dtype.into()), shape);
-    let saved = Saved { x: sum.clone(), mean, deviation, gamma, beta: types, dtype };
+    let saved = Saved {
+        x: sum.clone(),
+        mean,
+        deviation,
+        gamma,
+        beta: types,
+        dtype,
+    };
     (y, sum, saved)
 }
 
@@ -83,10 +98,20 @@ pub(super) fn backward<B: ColumnSum>(
     dsum: Option<FloatTensor<B>>,
     sums: &NormGrads,
 ) -> Grads<FloatTensor<B>> {
-    let Saved { x, mean, deviation, gamma, beta, dtype } = saved;
+    let Saved {
+        x,
+        mean,
+        deviation,
+        gamma,
+        beta,
+        dtype,
+    } = saved;
     let (shape, wide) = (dy.shape(), compute_dtype(dtype));
     // The very numbers of the forward.
-    let n = B::float_div(less::<B>(cast::<B>(rows::<B>(x), wide), mean), deviation.clone());
+    let n = B::float_div(
+        less::<B>(cast::<B>(rows::<B>(x), wide), mean),
+        deviation.clone(),
+    );
     let dy = cast::<B>(rows::<B>(dy), wide);
     let dy_n = B::float_mul(n.clone(), dy.clone());
     let dbeta = beta.and_then(|dtype| bias_gradient::<B>(dy.clone(), dtype, sums.beta.as_ref()));
@@ -102,5 +127,9 @@ pub(super) fn backward<B: ColumnSum>(
         dx = B::float_add(dx, cast::<B>(rows::<B>(dsum), wide));
     }
     let dx = B::float_reshape(cast::<B>(dx, dtype.into()), shape);
-    Grads { x: dx, gamma: dgamma, beta: dbeta }
+    Grads {
+        x: dx,
+        gamma: dgamma,
+        beta: dbeta,
+    }
 }

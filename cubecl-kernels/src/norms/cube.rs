@@ -42,12 +42,20 @@ impl NormRows for Cube {
     fn forward(
         norm: Norm,
         input: Input<FloatTensor<Self>>,
-    ) -> (FloatTensor<Self>, FloatTensor<Self>, Saved<FloatTensor<Self>>) {
+    ) -> (
+        FloatTensor<Self>,
+        FloatTensor<Self>,
+        Saved<FloatTensor<Self>>,
+    ) {
         if !has_kernel(&input.x) {
             return composed::forward::<Self>(norm, input);
         }
         let (y, sum, saved) = launch_forward(norm, input.map(tensor::from_backend));
-        (tensor::into_backend(y), tensor::into_backend(sum), saved.map(tensor::into_backend))
+        (
+            tensor::into_backend(y),
+            tensor::into_backend(sum),
+            saved.map(tensor::into_backend),
+        )
     }
 
     fn backward(
@@ -85,7 +93,12 @@ fn launch_forward(
     norm: Norm,
     input: Input<CubeTensor>,
 ) -> (CubeTensor, CubeTensor, Saved<CubeTensor>) {
-    let Input { x, residual, gamma, beta } = input;
+    let Input {
+        x,
+        residual,
+        gamma,
+        beta,
+    } = input;
     let (shape, dtype) = (x.shape(), x.dtype);
     let x = Rows::of(x);
     let (rows, n) = (x.count, x.len);
@@ -106,9 +119,13 @@ fn launch_forward(
         team => team,
     };
     let y = tensor::empty(&x.tensor, shape.clone(), dtype);
-    let sum = residual.as_ref().map(|_| tensor::empty(&x.tensor, shape, dtype));
+    let sum = residual
+        .as_ref()
+        .map(|_| tensor::empty(&x.tensor, shape, dtype));
     let inverse = tensor::empty(&x.tensor, [rows, 1], DType::F32);
-    let mean = norm.centered.then(|| tensor::empty(&x.tensor, [rows, 1], DType::F32));
+    let mean = norm
+        .centered
+        .then(|| tensor::empty(&x.tensor, [rows, 1], DType::F32));
     let beta_dtype = beta.as_ref().map(|beta| beta.dtype);
     let other = residual.map_or_else(|| x.tensor.clone(), |residual| residual.tensor);
     let dtypes = [dtype, gamma.dtype, beta_dtype.unwrap_or(gamma.dtype)];
@@ -146,7 +163,14 @@ fn launch_forward(
         );
     }
     let sum = sum.unwrap_or(x.tensor);
-    let saved = Saved { x: sum.clone(), mean, deviation: inverse, gamma, beta: beta_dtype, dtype };
+    let saved = Saved {
+        x: sum.clone(),
+        mean,
+        deviation: inverse,
+        gamma,
+        beta: beta_dtype,
+        dtype,
+    };
     (y, sum, saved)
 }
 
@@ -157,7 +181,14 @@ fn launch_backward(
     dsum: Option<CubeTensor>,
     sums: &NormGrads,
 ) -> Grads<CubeTensor> {
-    let Saved { x, mean, deviation: inverse, gamma, beta, dtype } = saved;
+    let Saved {
+        x,
+        mean,
+        deviation: inverse,
+        gamma,
+        beta,
+        dtype,
+    } = saved;
     let shape = dy.shape();
     let [x, dy] = [x, dy].map(Rows::of);
     let (rows, n) = (x.count, x.len);
@@ -167,14 +198,23 @@ fn launch_backward(
     let lanes = lanes(dtype, &[n, x.stride, dy.stride, dsum_stride]);
     // (The sums of two gradients take the registers of a vector more.)
     let team = Team::new(n / lanes, 512, 2, if beta.is_some() { 3 } else { 4 });
-    let room = dy.tensor.client.properties().hardware.max_shared_memory_size;
+    let room = dy
+        .tensor
+        .client
+        .properties()
+        .hardware
+        .max_shared_memory_size;
     let shared = stage_bytes(team, if add { 3 } else { 2 });
     let flavor = Flavor {
         centered: norm.centered,
         zero_centered_gamma: norm.options.zero_centered_gamma,
         beta: beta.is_some(),
         add,
-        stages: if has_stages(&dy.tensor, lanes, team, shared) { STAGES } else { 0 },
+        stages: if has_stages(&dy.tensor, lanes, team, shared) {
+            STAGES
+        } else {
+            0
+        },
     };
     let cubes = team.cubes(rows).min(resident(flavor, team, shared, room));
     let teams = cubes * team.rows;
@@ -202,7 +242,10 @@ fn launch_backward(
             inverse.into_buffer_arg(),
             dx.clone().into_buffer_arg(),
             dgamma_parts.clone().into_buffer_arg(),
-            dbeta_parts.clone().unwrap_or_else(|| dgamma_parts.clone()).into_buffer_arg(),
+            dbeta_parts
+                .clone()
+                .unwrap_or_else(|| dgamma_parts.clone())
+                .into_buffer_arg(),
             rows as u32,
             (n / lanes) as u32,
             (dy.stride / lanes) as u32,
@@ -244,8 +287,13 @@ mod tests {
     #[test]
     fn cubes_of_the_backward_are_as_many_as_fit() {
         const ROOM: usize = 227 << 10;
-        let flavor =
-            |beta, add| Flavor { centered: beta, zero_centered_gamma: false, beta, add, stages: 3 };
+        let flavor = |beta, add| Flavor {
+            centered: beta,
+            zero_centered_gamma: false,
+            beta,
+            add,
+            stages: 3,
+        };
         let cubes = |n: usize, beta, add| {
             let team = Team::new(n / 8, 512, 2, if beta { 3 } else { 4 });
             let shared = stage_bytes(team, if add { 3 } else { 2 });

@@ -50,14 +50,34 @@ impl NormCall {
     }
 
     fn new(options: NormOptions, centered: bool) -> Self {
-        let NormOptions { epsilon, zero_centered_gamma, main_grads } = options;
-        let options = Formula { epsilon, zero_centered_gamma };
-        Self { norm: Norm { centered, options, into_tracked: false }, sums: main_grads }
+        let NormOptions {
+            epsilon,
+            zero_centered_gamma,
+            main_grads,
+        } = options;
+        let options = Formula {
+            epsilon,
+            zero_centered_gamma,
+        };
+        Self {
+            norm: Norm {
+                centered,
+                options,
+                into_tracked: false,
+            },
+            sums: main_grads,
+        }
     }
 
     /// The same to the bits of autodiff.
     pub(crate) fn into_tracked(self) -> Self {
-        Self { norm: Norm { into_tracked: true, ..self.norm }, ..self }
+        Self {
+            norm: Norm {
+                into_tracked: true,
+                ..self.norm
+            },
+            ..self
+        }
     }
 }
 
@@ -77,10 +97,20 @@ pub(crate) struct Input<T> {
 #[cfg(feature = "cuda")]
 impl<T> Input<T> {
     fn map<U>(self, mut f: impl FnMut(T) -> U) -> Input<U> {
-        let Self { x, residual, gamma, beta } = self;
+        let Self {
+            x,
+            residual,
+            gamma,
+            beta,
+        } = self;
         let [x, gamma] = [x, gamma].map(&mut f);
         let [residual, beta] = [residual, beta].map(|t| t.map(&mut f));
-        Input { x, residual, gamma, beta }
+        Input {
+            x,
+            residual,
+            gamma,
+            beta,
+        }
     }
 }
 
@@ -104,9 +134,23 @@ pub(crate) struct Saved<T> {
 #[cfg(feature = "cuda")]
 impl<T> Saved<T> {
     fn map<U>(self, mut f: impl FnMut(T) -> U) -> Saved<U> {
-        let Self { x, mean, deviation, gamma, beta, dtype } = self;
+        let Self {
+            x,
+            mean,
+            deviation,
+            gamma,
+            beta,
+            dtype,
+        } = self;
         let [x, deviation, gamma] = [x, deviation, gamma].map(&mut f);
-        Saved { x, mean: mean.map(f), deviation, gamma, beta, dtype }
+        Saved {
+            x,
+            mean: mean.map(f),
+            deviation,
+            gamma,
+            beta,
+            dtype,
+        }
     }
 }
 
@@ -129,7 +173,11 @@ pub(crate) trait NormRows: ColumnSum {
     fn forward(
         norm: Norm,
         input: Input<FloatTensor<Self>>,
-    ) -> (FloatTensor<Self>, FloatTensor<Self>, Saved<FloatTensor<Self>>) {
+    ) -> (
+        FloatTensor<Self>,
+        FloatTensor<Self>,
+        Saved<FloatTensor<Self>>,
+    ) {
         composed::forward::<Self>(norm, input)
     }
 

@@ -77,9 +77,18 @@ impl<B: NormOps + NormRows, C: CheckpointStrategy> NormOps for Autodiff<B, C> {
         call: NormCall,
     ) -> FloatTensor<Self> {
         let ((x, for_x), (gamma, for_gamma)) = (x.into_parts(), gamma.into_parts());
-        let input = Input { x, residual: None, gamma, beta: None };
+        let input = Input {
+            x,
+            residual: None,
+            gamma,
+            beta: None,
+        };
         let (y, _, saved) = B::forward(call.norm, input);
-        match NormBackward.prepare::<C>([for_x, for_gamma]).compute_bound().stateful() {
+        match NormBackward
+            .prepare::<C>([for_x, for_gamma])
+            .compute_bound()
+            .stateful()
+        {
             OpsKind::Tracked(op) => op.finish((call, saved), y),
             OpsKind::UnTracked(op) => op.finish(y),
         }
@@ -93,7 +102,12 @@ impl<B: NormOps + NormRows, C: CheckpointStrategy> NormOps for Autodiff<B, C> {
     ) -> FloatTensor<Self> {
         let ((x, for_x), (gamma, for_gamma)) = (x.into_parts(), gamma.into_parts());
         let (beta, for_beta) = beta.into_parts();
-        let input = Input { x, residual: None, gamma, beta: Some(beta) };
+        let input = Input {
+            x,
+            residual: None,
+            gamma,
+            beta: Some(beta),
+        };
         let (y, _, saved) = B::forward(call.norm, input);
         let nodes = [for_x, for_gamma, for_beta];
         match NormBackward.prepare::<C>(nodes).compute_bound().stateful() {

@@ -25,7 +25,11 @@ pub(crate) struct Formula {
 impl NormOptions {
     /// Rows are scaled by `gamma`.
     pub fn new(epsilon: f64) -> Self {
-        Self { epsilon, zero_centered_gamma: false, main_grads: NormGrads::default() }
+        Self {
+            epsilon,
+            zero_centered_gamma: false,
+            main_grads: NormGrads::default(),
+        }
     }
 
     /// Whether rows are scaled by `1 + gamma`.
@@ -67,14 +71,19 @@ pub(crate) fn check<const D: usize>(
 ) {
     let epsilon = norm.options.epsilon;
     let vectors = [("gamma", Some(gamma)), ("beta", beta)];
-    let vectors = vectors.into_iter().filter_map(|(name, vector)| Some((name, vector?)));
+    let vectors = vectors
+        .into_iter()
+        .filter_map(|(name, vector)| Some((name, vector?)));
     let others = vectors.clone().map(|(name, vector)| float(name, vector));
     operands::check(op, [float("x", x)].into_iter().chain(others));
     let n = x.dims()[D - 1];
     assert!(n > 0, "{op}: x is {:?}, rows of no element", x.dims());
     for (name, vector) in vectors {
         let [length] = vector.dims();
-        assert_eq!(n, length, "{op}: {name} has {length} elements for rows of {n}");
+        assert_eq!(
+            n, length,
+            "{op}: {name} has {length} elements for rows of {n}"
+        );
     }
     for main_grad in [&sums.gamma, &sums.beta].into_iter().flatten() {
         main_grad.check(op, [1, n]);

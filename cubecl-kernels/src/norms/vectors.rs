@@ -35,9 +35,10 @@ pub(super) fn vector_gradients(
             [None, None]
         }
         (Some(for_beta), [None, None]) => sum_parts([for_gamma, for_beta], teams).map(Some),
-        (for_beta, [gamma, beta]) => {
-            [alone(for_gamma, gamma), for_beta.and_then(|for_beta| alone(for_beta, beta))]
-        }
+        (for_beta, [gamma, beta]) => [
+            alone(for_gamma, gamma),
+            for_beta.and_then(|for_beta| alone(for_beta, beta)),
+        ],
     }
 }
 
@@ -51,7 +52,12 @@ fn add_to_main_grads<const K: usize>(of: [(CubeTensor, &MainGrad); K], teams: u3
             None => tensor::empty(parts, [1, parts.meta.shape()[1]], DType::F32),
         };
         let sums = before.into_iter().map(|place| place.sum);
-        let places: Vec<_> = of.iter().map(|(parts, _)| parts).zip(sums).map(place).collect();
+        let places: Vec<_> = of
+            .iter()
+            .map(|(parts, _)| parts)
+            .zip(sums)
+            .map(place)
+            .collect();
         let pair = |i: usize| (of[i].0.clone(), places[i].clone());
         if has_sum.iter().all(|other| *other == has_sum[0]) {
             put_parts(std::array::from_fn::<_, K, _>(pair), teams, has_sum[0]);

@@ -36,8 +36,23 @@ impl AdamwStep {
 
     /// Panics if a number is out of the range of `torch.optim.AdamW`.
     fn check(&self, name: &str) {
-        let Self { lr, beta_1, beta_2, epsilon, weight_decay, grad_factor, time } = *self;
-        checks::from_0(name, [("lr", lr), ("epsilon", epsilon), ("weight_decay", weight_decay)]);
+        let Self {
+            lr,
+            beta_1,
+            beta_2,
+            epsilon,
+            weight_decay,
+            grad_factor,
+            time,
+        } = *self;
+        checks::from_0(
+            name,
+            [
+                ("lr", lr),
+                ("epsilon", epsilon),
+                ("weight_decay", weight_decay),
+            ],
+        );
         checks::betas(name, [("beta_1", beta_1), ("beta_2", beta_2)]);
         checks::finite(name, ("grad_factor", grad_factor));
         assert!(time > 0, "{name}: steps are counted from 1, the time is 0");
@@ -66,9 +81,19 @@ pub struct AdamwState {
 impl AdamwState {
     /// The same without a graph.
     fn inner(self) -> Self {
-        let Self { param, exp_avg, exp_avg_sq, rounded } = self;
+        let Self {
+            param,
+            exp_avg,
+            exp_avg_sq,
+            rounded,
+        } = self;
         let [param, exp_avg, exp_avg_sq] = [param, exp_avg, exp_avg_sq].map(Tensor::inner);
-        Self { param, exp_avg, exp_avg_sq, rounded: rounded.map(Tensor::inner) }
+        Self {
+            param,
+            exp_avg,
+            exp_avg_sq,
+            rounded: rounded.map(Tensor::inner),
+        }
     }
 }
 
@@ -112,9 +137,12 @@ pub fn adamw_all(
 ) -> Vec<AdamwState> {
     let name = "adamw_all";
     step.check(name);
-    all.iter().for_each(|(state, grad)| check(name, state, grad, factor.as_ref()));
+    all.iter()
+        .for_each(|(state, grad)| check(name, state, grad, factor.as_ref()));
     let factor = factor.map(Tensor::inner);
-    let all = all.into_iter().map(|(state, grad)| (state.inner(), grad.inner()));
+    let all = all
+        .into_iter()
+        .map(|(state, grad)| (state.inner(), grad.inner()));
     #[cfg(feature = "cuda")]
     {
         let all: Vec<_> = all.collect();
@@ -132,7 +160,8 @@ fn each(
     factor: Option<Tensor<1>>,
     step: &AdamwStep,
 ) -> Vec<AdamwState> {
-    all.map(|(state, grad)| reference::adamw(state, grad, factor.clone(), step)).collect()
+    all.map(|(state, grad)| reference::adamw(state, grad, factor.clone(), step))
+        .collect()
 }
 
 fn stepped(
@@ -154,8 +183,17 @@ fn stepped(
 
 /// Panics if they do not fit together.
 fn check(name: &str, state: &AdamwState, grad: &Tensor<1>, factor: Option<&Tensor<1>>) {
-    let AdamwState { param, exp_avg, exp_avg_sq, rounded } = state;
-    let kept = [("param", param), ("exp_avg", exp_avg), ("exp_avg_sq", exp_avg_sq)];
+    let AdamwState {
+        param,
+        exp_avg,
+        exp_avg_sq,
+        rounded,
+    } = state;
+    let kept = [
+        ("param", param),
+        ("exp_avg", exp_avg),
+        ("exp_avg_sq", exp_avg_sq),
+    ];
     checks::buffers(name, kept, rounded.as_ref(), grad, factor);
 }
 
@@ -189,13 +227,25 @@ mod tests {
             exp_avg_sq: v.clone(),
             rounded: Some(param.zeros_like().cast(DType::BF16)),
         };
-        let scaled = AdamwStep { grad_factor: 0.25, ..step };
+        let scaled = AdamwStep {
+            grad_factor: 0.25,
+            ..step
+        };
         let by_factor = adamw_scaled(state.clone(), grad.clone(), factor(2.0), &scaled);
-        let other = AdamwState { rounded: None, ..state.clone() };
+        let other = AdamwState {
+            rounded: None,
+            ..state.clone()
+        };
         let all = vec![(state.clone(), grad.clone()), (other, grad.clone() * 3.0)];
         let all = adamw_all(all, Some(factor(2.0)), &scaled);
-        assert_eq!(values(all[0].param.clone()), values(by_factor.param.clone()));
-        assert_ne!(values(all[1].param.clone()), values(by_factor.param.clone()));
+        assert_eq!(
+            values(all[0].param.clone()),
+            values(by_factor.param.clone())
+        );
+        assert_ne!(
+            values(all[1].param.clone()),
+            values(by_factor.param.clone())
+        );
         assert!(all.len() == 2 && all[1].rounded.is_none());
         let skipped = adamw_scaled(state.clone(), grad.clone(), factor(f32::NAN), &scaled);
         let after = adamw(state, grad.clone(), &step);
@@ -220,13 +270,19 @@ mod tests {
 
     #[test]
     fn narrow_state_is_rounded_once_a_step() {
-        let [param, grad, m, v] =
-            [0; 4].map(|_| constant([37]).cast(DType::BF16)).map(|x: Tensor<1>| x.abs());
+        let [param, grad, m, v] = [0; 4]
+            .map(|_| constant([37]).cast(DType::BF16))
+            .map(|x: Tensor<1>| x.abs());
         let step = AdamwStep { time: 3, ..STEP };
         let after = |dtype| {
             let [param, grad, exp_avg, exp_avg_sq] =
                 [&param, &grad, &m, &v].map(|x| x.clone().cast(dtype));
-            let state = AdamwState { param, exp_avg, exp_avg_sq, rounded: None };
+            let state = AdamwState {
+                param,
+                exp_avg,
+                exp_avg_sq,
+                rounded: None,
+            };
             let after = adamw(state, grad, &step);
             [after.param, after.exp_avg, after.exp_avg_sq]
         };
@@ -244,7 +300,12 @@ mod tests {
         let copy = |x: &Tensor<1>| Tensor::from_data(x.clone().into_data(), &device());
         let step = AdamwStep { time: 2, ..STEP };
         let after = |param: Tensor<1>, m: Tensor<1>, v: Tensor<1>, grad| {
-            let state = AdamwState { param, exp_avg: m, exp_avg_sq: v.abs(), rounded: None };
+            let state = AdamwState {
+                param,
+                exp_avg: m,
+                exp_avg_sq: v.abs(),
+                rounded: None,
+            };
             let after = adamw(state, grad, &step);
             assert!(!after.param.device().is_autodiff());
             [after.param, after.exp_avg, after.exp_avg_sq].map(values)
@@ -263,12 +324,20 @@ mod tests {
             rounded: Some(none().cast(DType::BF16)),
         };
         let after = adamw_scaled(state, none(), factor(1.0), &STEP);
-        assert_eq!((after.param.dims(), after.rounded.unwrap().dims()), ([0], [0]));
+        assert_eq!(
+            (after.param.dims(), after.rounded.unwrap().dims()),
+            ([0], [0])
+        );
     }
 
     fn stepped_with(change: impl FnOnce(&mut AdamwState, &mut Tensor<1>, &mut AdamwStep)) {
         let [param, exp_avg, exp_avg_sq, mut grad] = [0; 4].map(|_| constant([4]));
-        let mut state = AdamwState { param, exp_avg, exp_avg_sq, rounded: None };
+        let mut state = AdamwState {
+            param,
+            exp_avg,
+            exp_avg_sq,
+            rounded: None,
+        };
         let mut step = STEP;
         change(&mut state, &mut grad, &mut step);
         adamw(state, grad, &step);

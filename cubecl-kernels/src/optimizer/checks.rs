@@ -8,19 +8,28 @@ use crate::operands::{self, Operand, float};
 pub(super) fn from_0<const K: usize>(name: &str, numbers: [(&str, f64); K]) {
     for (what, number) in numbers {
         let fits = number >= 0.0 && number.is_finite();
-        assert!(fits, "{name}: {what} {number} is not a finite number from 0 on");
+        assert!(
+            fits,
+            "{name}: {what} {number} is not a finite number from 0 on"
+        );
     }
 }
 
 /// Decays of a mean.
 pub(super) fn betas(name: &str, betas: [(&str, f64); 2]) {
     for (what, beta) in betas {
-        assert!((0.0..1.0).contains(&beta), "{name}: {what} {beta} is not in [0, 1)");
+        assert!(
+            (0.0..1.0).contains(&beta),
+            "{name}: {what} {beta} is not in [0, 1)"
+        );
     }
 }
 
 pub(super) fn finite(name: &str, (what, number): (&str, f64)) {
-    assert!(number.is_finite(), "{name}: {what} {number} is not a finite number");
+    assert!(
+        number.is_finite(),
+        "{name}: {what} {number} is not a finite number"
+    );
 }
 
 /// A buffer of the optimizer, in f32 or narrower.
@@ -31,7 +40,10 @@ pub(super) fn kept(name: &'static str, x: &Tensor<1>) -> Operand {
 /// A factor on the device, one f32.
 pub(super) fn one(name: &str, factor: &Tensor<1>) -> Operand {
     let dims = factor.dims();
-    assert!(dims == [1], "{name}: a factor on the device is one f32, not {dims:?}");
+    assert!(
+        dims == [1],
+        "{name}: a factor on the device is one f32, not {dims:?}"
+    );
     float("the factor", factor).of(&[DType::F32])
 }
 
@@ -47,10 +59,19 @@ pub(super) fn buffers<'a>(
     let buffers: Vec<_> = buffers.into_iter().chain(rounded).collect();
     let operands = buffers.iter().map(|(what, x)| kept(what, x));
     let factor = factor.map(|factor| one(name, factor));
-    operands::check(name, [kept("the gradient", grad)].into_iter().chain(operands).chain(factor));
+    operands::check(
+        name,
+        [kept("the gradient", grad)]
+            .into_iter()
+            .chain(operands)
+            .chain(factor),
+    );
     let [len] = grad.dims();
     for (what, x) in buffers {
         let [found] = x.dims();
-        assert_eq!(found, len, "{name}: {what} has {found} elements, the gradient {len}");
+        assert_eq!(
+            found, len,
+            "{name}: {what} has {found} elements, the gradient {len}"
+        );
     }
 }

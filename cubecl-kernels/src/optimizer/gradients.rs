@@ -52,8 +52,14 @@ pub fn total(sums: Tensor<1>) -> Tensor<1> {
 /// # Panics
 /// For a tensor of another dtype, and if there is none.
 pub fn partial_sums_of_squares(tensors: Vec<Tensor<1>>) -> Tensor<1> {
-    assert!(!tensors.is_empty(), "partial_sums_of_squares: there is no tensor");
-    operands::check("partial_sums_of_squares", tensors.iter().map(|x| kept("x", x)));
+    assert!(
+        !tensors.is_empty(),
+        "partial_sums_of_squares: there is no tensor"
+    );
+    operands::check(
+        "partial_sums_of_squares",
+        tensors.iter().map(|x| kept("x", x)),
+    );
     let tensors: Vec<_> = tensors.into_iter().map(Tensor::inner).collect();
     #[cfg(feature = "cuda")]
     if is_on_gpu(&tensors[0]) {
@@ -76,12 +82,19 @@ mod tests {
     fn squares_are_summed_and_nan_is_kept() {
         let x = constant([1000]);
         let expected: f64 = values(x.clone()).iter().map(|x| x * x).sum();
-        let found: f64 = values(partial_sums_of_squares(vec![x.clone()])).iter().sum();
+        let found: f64 = values(partial_sums_of_squares(vec![x.clone()]))
+            .iter()
+            .sum();
         assert!((found - expected).abs() < 1e-4 * expected);
         let twice = values(partial_sums_of_squares(vec![x.clone(), x.clone()]));
         assert!((twice.iter().sum::<f64>() - 2.0 * expected).abs() < 1e-4 * expected);
         let bad = x.clone().slice_fill(10..11, f32::NAN);
-        assert!(values(partial_sums_of_squares(vec![x.clone(), bad])).iter().sum::<f64>().is_nan());
+        assert!(
+            values(partial_sums_of_squares(vec![x.clone(), bad]))
+                .iter()
+                .sum::<f64>()
+                .is_nan()
+        );
         assert!(!is_on_gpu(&constant([3])));
         assert_eq!(values(total(factor(3.0).repeat(&[4]))), [12.0]);
         assert_eq!(values(scaled(factor(3.0), factor(-2.0))), [-6.0]);

@@ -27,7 +27,13 @@ pub struct LionStep {
 impl LionStep {
     /// Panics if a number is out of its range.
     fn check(&self, name: &str) {
-        let Self { lr, beta_1, beta_2, weight_decay, grad_factor } = *self;
+        let Self {
+            lr,
+            beta_1,
+            beta_2,
+            weight_decay,
+            grad_factor,
+        } = *self;
         checks::from_0(name, [("lr", lr), ("weight_decay", weight_decay)]);
         checks::betas(name, [("beta_1", beta_1), ("beta_2", beta_2)]);
         checks::finite(name, ("grad_factor", grad_factor));
@@ -54,9 +60,17 @@ pub struct LionState {
 impl LionState {
     /// The same without a graph.
     fn inner(self) -> Self {
-        let Self { param, exp_avg, rounded } = self;
+        let Self {
+            param,
+            exp_avg,
+            rounded,
+        } = self;
         let [param, exp_avg] = [param, exp_avg].map(Tensor::inner);
-        Self { param, exp_avg, rounded: rounded.map(Tensor::inner) }
+        Self {
+            param,
+            exp_avg,
+            rounded: rounded.map(Tensor::inner),
+        }
     }
 }
 
@@ -96,7 +110,11 @@ fn stepped(
     step: &LionStep,
 ) -> LionState {
     step.check(name);
-    let LionState { param, exp_avg, rounded } = &state;
+    let LionState {
+        param,
+        exp_avg,
+        rounded,
+    } = &state;
     let kept = [("param", param), ("exp_avg", exp_avg)];
     checks::buffers(name, kept, rounded.as_ref(), &grad, factor.as_ref());
     let (state, grad, factor) = (state.inner(), grad.inner(), factor.map(Tensor::inner));
@@ -116,8 +134,13 @@ mod tests {
     use crate::optimizer::factor;
     use crate::testing::{assert_refused, constant, device, quantized, values};
 
-    const STEP: LionStep =
-        LionStep { lr: 0.01, beta_1: 0.9, beta_2: 0.99, weight_decay: 0.1, grad_factor: 0.5 };
+    const STEP: LionStep = LionStep {
+        lr: 0.01,
+        beta_1: 0.9,
+        beta_2: 0.99,
+        weight_decay: 0.1,
+        grad_factor: 0.5,
+    };
 
     #[rstest]
     #[case(STEP)]
@@ -125,9 +148,15 @@ mod tests {
     fn steps_are_the_papers(#[case] step: LionStep) {
         // Means as small as a gradient's share of them, so that signs are of both.
         let (param, exp_avg) = (constant([37]), constant([37]).mul_scalar(0.05));
-        let mut expected: Vec<_> =
-            values(param.clone()).into_iter().zip(values(exp_avg.clone())).collect();
-        let mut state = LionState { param, exp_avg, rounded: None };
+        let mut expected: Vec<_> = values(param.clone())
+            .into_iter()
+            .zip(values(exp_avg.clone()))
+            .collect();
+        let mut state = LionState {
+            param,
+            exp_avg,
+            rounded: None,
+        };
         for grad in [0; 3].map(|_| constant([37])) {
             state = lion(state, grad.clone(), &step);
             for ((p, m), g) in expected.iter_mut().zip(values(grad)) {
@@ -139,7 +168,10 @@ mod tests {
         }
         let found = values(state.param).into_iter().zip(values(state.exp_avg));
         for ((found_p, found_m), (p, m)) in found.zip(expected) {
-            assert!((found_p - p).abs() < 1e-6 * p.abs().max(1.0), "{found_p}, not {p}");
+            assert!(
+                (found_p - p).abs() < 1e-6 * p.abs().max(1.0),
+                "{found_p}, not {p}"
+            );
             assert!((found_m - m).abs() < 1e-6, "{found_m}, not {m}");
         }
     }
@@ -148,11 +180,22 @@ mod tests {
     fn the_sign_of_0_is_0_and_nan_does_not_vanish_in_one() {
         let of = |numbers: [f32; 5]| Tensor::<1>::from_floats(numbers, &device());
         let grad = of([0.0, -0.0, f32::NAN, f32::INFINITY, f32::NEG_INFINITY]);
-        let state = LionState { param: of([1.0; 5]), exp_avg: of([0.0; 5]), rounded: None };
-        let step = LionStep { lr: 0.5, weight_decay: 0.0, ..STEP };
+        let state = LionState {
+            param: of([1.0; 5]),
+            exp_avg: of([0.0; 5]),
+            rounded: None,
+        };
+        let step = LionStep {
+            lr: 0.5,
+            weight_decay: 0.0,
+            ..STEP
+        };
         let after = lion(state, grad, &step);
         let [param, exp_avg] = [after.param, after.exp_avg].map(values);
-        assert_eq!([param[0], param[1], param[3], param[4]], [1.0, 1.0, 0.5, 1.5]);
+        assert_eq!(
+            [param[0], param[1], param[3], param[4]],
+            [1.0, 1.0, 0.5, 1.5]
+        );
         assert!(param[2].is_nan() && exp_avg[2].is_nan());
     }
 
@@ -164,7 +207,10 @@ mod tests {
             exp_avg: exp_avg.clone(),
             rounded: Some(param.full_like(f32::NAN).cast(DType::BF16)),
         };
-        let scaled = LionStep { grad_factor: 0.25, ..STEP };
+        let scaled = LionStep {
+            grad_factor: 0.25,
+            ..STEP
+        };
         let by_factor = lion_scaled(state.clone(), grad.clone(), factor(2.0), &scaled);
         let skipped = lion_scaled(state.clone(), grad.clone(), factor(f32::NAN), &scaled);
         let after = lion(state, grad, &STEP);
@@ -173,7 +219,10 @@ mod tests {
         assert_eq!(values(skipped.exp_avg), values(exp_avg));
         assert_eq!(values(skipped.param), values(param.clone()));
         let rounded = [after.rounded.unwrap(), skipped.rounded.unwrap()].map(values);
-        assert_eq!(rounded, [after.param, param].map(|x| values(x.cast(DType::BF16))));
+        assert_eq!(
+            rounded,
+            [after.param, param].map(|x| values(x.cast(DType::BF16)))
+        );
     }
 
     #[test]
@@ -181,7 +230,15 @@ mod tests {
         let [param, grad, exp_avg] = [0; 3].map(|_| constant([37]).cast(DType::BF16));
         let after = |dtype| {
             let [param, grad, exp_avg] = [&param, &grad, &exp_avg].map(|x| x.clone().cast(dtype));
-            let after = lion(LionState { param, exp_avg, rounded: None }, grad, &STEP);
+            let after = lion(
+                LionState {
+                    param,
+                    exp_avg,
+                    rounded: None,
+                },
+                grad,
+                &STEP,
+            );
             [after.param, after.exp_avg]
         };
         for (narrow, wide) in after(DType::BF16).into_iter().zip(after(DType::F32)) {
@@ -195,7 +252,15 @@ mod tests {
         let [param, grad, exp_avg] = [0; 3].map(|_| constant([40]).slice(s![1..;4]));
         let copy = |x: &Tensor<1>| Tensor::from_data(x.clone().into_data(), &device());
         let after = |param: Tensor<1>, exp_avg, grad| {
-            let after = lion(LionState { param, exp_avg, rounded: None }, grad, &STEP);
+            let after = lion(
+                LionState {
+                    param,
+                    exp_avg,
+                    rounded: None,
+                },
+                grad,
+                &STEP,
+            );
             assert!(!after.param.device().is_autodiff());
             [after.param, after.exp_avg].map(values)
         };
@@ -206,21 +271,36 @@ mod tests {
     #[test]
     fn nothing_is_stepped() {
         let none = || Tensor::<1>::empty([0], &device().inner());
-        let state = LionState { param: none(), exp_avg: none(), rounded: Some(none()) };
+        let state = LionState {
+            param: none(),
+            exp_avg: none(),
+            rounded: Some(none()),
+        };
         let after = lion_scaled(state, none(), factor(1.0), &STEP);
-        assert_eq!((after.param.dims(), after.rounded.unwrap().dims()), ([0], [0]));
+        assert_eq!(
+            (after.param.dims(), after.rounded.unwrap().dims()),
+            ([0], [0])
+        );
     }
 
     fn stepped_with(change: impl FnOnce(&mut LionState, &mut Tensor<1>, &mut LionStep)) {
         let [param, exp_avg, mut grad] = [0; 3].map(|_| constant([4]));
-        let mut state = LionState { param, exp_avg, rounded: None };
+        let mut state = LionState {
+            param,
+            exp_avg,
+            rounded: None,
+        };
         let mut step = STEP;
         change(&mut state, &mut grad, &mut step);
         lion(state, grad, &step);
     }
 
     fn scaled_with(factor: Tensor<1>) {
-        let state = LionState { param: constant([4]), exp_avg: constant([4]), rounded: None };
+        let state = LionState {
+            param: constant([4]),
+            exp_avg: constant([4]),
+            rounded: None,
+        };
         lion_scaled(state, constant([4]), factor, &STEP);
     }
 

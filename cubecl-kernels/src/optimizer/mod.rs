@@ -22,7 +22,11 @@ pub use sgd::{SgdState, SgdStep, sgd, sgd_scaled};
 /// Whether a tensor is on a GPU, where reading it means waiting for everything before.
 pub fn is_on_gpu<const D: usize>(x: &Tensor<D>) -> bool {
     #[cfg(feature = "cuda")]
-    return x.clone().inner().try_into_primitive::<burn::backend::Cube>().is_ok();
+    return x
+        .clone()
+        .inner()
+        .try_into_primitive::<burn::backend::Cube>()
+        .is_ok();
     #[cfg(not(feature = "cuda"))]
     {
         let _ = x;

@@ -11,9 +11,20 @@ pub fn adamw(
     factor: Option<Tensor<1>>,
     step: &AdamwStep,
 ) -> AdamwState {
-    let AdamwStep { lr, beta_1, beta_2, epsilon, weight_decay, grad_factor, .. } = *step;
+    let AdamwStep {
+        lr,
+        beta_1,
+        beta_2,
+        epsilon,
+        weight_decay,
+        grad_factor,
+        ..
+    } = *step;
     let Some(grad) = product(grad, grad_factor, factor) else {
-        return AdamwState { rounded: round(&state.param, state.rounded), ..state };
+        return AdamwState {
+            rounded: round(&state.param, state.rounded),
+            ..state
+        };
     };
     let narrow = [&state.param, &state.exp_avg, &state.exp_avg_sq].map(|x| x.dtype());
     let wide = [state.param, state.exp_avg, state.exp_avg_sq].map(|x| x.cast(DType::F32));
@@ -21,7 +32,10 @@ pub fn adamw(
     let exp_avg = exp_avg.mul_scalar(beta_1) + grad.clone().mul_scalar(1.0 - beta_1);
     let exp_avg_sq = exp_avg_sq.mul_scalar(beta_2) + grad.square().mul_scalar(1.0 - beta_2);
 
-    let root = exp_avg_sq.clone().sqrt().div_scalar(step.correction(beta_2).sqrt());
+    let root = exp_avg_sq
+        .clone()
+        .sqrt()
+        .div_scalar(step.correction(beta_2).sqrt());
     let update = exp_avg.clone() / root.add_scalar(epsilon);
     let update = update.mul_scalar(lr / step.correction(beta_1));
     let param = decayed(param, lr * weight_decay) - update;
@@ -40,9 +54,18 @@ pub fn sgd(
     factor: Option<Tensor<1>>,
     step: &SgdStep,
 ) -> SgdState {
-    let SgdStep { lr, momentum, nesterov, weight_decay, grad_factor } = *step;
+    let SgdStep {
+        lr,
+        momentum,
+        nesterov,
+        weight_decay,
+        grad_factor,
+    } = *step;
     let Some(grad) = product(grad, grad_factor, factor) else {
-        return SgdState { rounded: round(&state.param, state.rounded), ..state };
+        return SgdState {
+            rounded: round(&state.param, state.rounded),
+            ..state
+        };
     };
     let narrow = state.param.dtype();
     let param = state.param.cast(DType::F32);
@@ -55,13 +78,21 @@ pub fn sgd(
         Some(old) => {
             let buffer = old.clone().cast(DType::F32).mul_scalar(momentum) + grad.clone();
             let kept = buffer.clone().cast(old.dtype());
-            let update = if nesterov { grad + buffer.mul_scalar(momentum) } else { buffer };
+            let update = if nesterov {
+                grad + buffer.mul_scalar(momentum)
+            } else {
+                buffer
+            };
             (update, Some(kept))
         }
     };
     let param = param - update.mul_scalar(lr);
     let rounded = round(&param, state.rounded);
-    SgdState { param: param.cast(narrow), momentum_buffer, rounded }
+    SgdState {
+        param: param.cast(narrow),
+        momentum_buffer,
+        rounded,
+    }
 }
 
 /// [`lion`](crate::lion), with a factor [`lion_scaled`](crate::lion_scaled), by its definition.
@@ -71,9 +102,18 @@ pub fn lion(
     factor: Option<Tensor<1>>,
     step: &LionStep,
 ) -> LionState {
-    let LionStep { lr, beta_1, beta_2, weight_decay, grad_factor } = *step;
+    let LionStep {
+        lr,
+        beta_1,
+        beta_2,
+        weight_decay,
+        grad_factor,
+    } = *step;
     let Some(grad) = product(grad, grad_factor, factor) else {
-        return LionState { rounded: round(&state.param, state.rounded), ..state };
+        return LionState {
+            rounded: round(&state.param, state.rounded),
+            ..state
+        };
     };
     let narrow = [&state.param, &state.exp_avg].map(|x| x.dtype());
     let [param, exp_avg] = [state.param, state.exp_avg].map(|x| x.cast(DType::F32));
@@ -100,7 +140,11 @@ fn product(grad: Tensor<1>, grad_factor: f64, factor: Option<Tensor<1>>) -> Opti
 }
 
 fn decayed(param: Tensor<1>, decay: f64) -> Tensor<1> {
-    if decay == 0.0 { param } else { param.mul_scalar(1.0 - decay) }
+    if decay == 0.0 {
+        param
+    } else {
+        param.mul_scalar(1.0 - decay)
+    }
 }
 
 /// 1, -1, of 0 itself, and of NaN too: Burn's sign of NaN is 0 on some backends.

@@ -27,11 +27,24 @@ pub struct SgdStep {
 impl SgdStep {
     /// Panics if a number is out of the range of `torch.optim.SGD`.
     fn check(&self, name: &str) {
-        let Self { lr, momentum, nesterov, weight_decay, grad_factor } = *self;
-        let from_0 = [("lr", lr), ("momentum", momentum), ("weight_decay", weight_decay)];
+        let Self {
+            lr,
+            momentum,
+            nesterov,
+            weight_decay,
+            grad_factor,
+        } = *self;
+        let from_0 = [
+            ("lr", lr),
+            ("momentum", momentum),
+            ("weight_decay", weight_decay),
+        ];
         checks::from_0(name, from_0);
         checks::finite(name, ("grad_factor", grad_factor));
-        assert!(!nesterov || momentum > 0.0, "{name}: nesterov takes a momentum above 0");
+        assert!(
+            !nesterov || momentum > 0.0,
+            "{name}: nesterov takes a momentum above 0"
+        );
     }
 }
 
@@ -55,9 +68,17 @@ pub struct SgdState {
 impl SgdState {
     /// The same without a graph.
     fn inner(self) -> Self {
-        let Self { param, momentum_buffer, rounded } = self;
+        let Self {
+            param,
+            momentum_buffer,
+            rounded,
+        } = self;
         let [momentum_buffer, rounded] = [momentum_buffer, rounded].map(|x| x.map(Tensor::inner));
-        Self { param: param.inner(), momentum_buffer, rounded }
+        Self {
+            param: param.inner(),
+            momentum_buffer,
+            rounded,
+        }
     }
 }
 
@@ -92,14 +113,23 @@ fn stepped(
     step: &SgdStep,
 ) -> SgdState {
     step.check(name);
-    let SgdState { param, momentum_buffer, rounded } = &state;
+    let SgdState {
+        param,
+        momentum_buffer,
+        rounded,
+    } = &state;
     let (momentum, is_kept) = (step.momentum, momentum_buffer.is_some());
-    assert!(momentum == 0.0 || is_kept, "{name}: momentum {momentum} takes a momentum_buffer");
+    assert!(
+        momentum == 0.0 || is_kept,
+        "{name}: momentum {momentum} takes a momentum_buffer"
+    );
     assert!(
         momentum > 0.0 || !is_kept,
         "{name}: there is a momentum_buffer, and the momentum is 0"
     );
-    let buffer = momentum_buffer.as_ref().map(|buffer| ("momentum_buffer", buffer));
+    let buffer = momentum_buffer
+        .as_ref()
+        .map(|buffer| ("momentum_buffer", buffer));
     let kept = [("param", param)].into_iter().chain(buffer);
     checks::buffers(name, kept, rounded.as_ref(), &grad, factor.as_ref());
     let (state, grad, factor) = (state.inner(), grad.inner(), factor.map(Tensor::inner));
@@ -119,8 +149,13 @@ mod tests {
     use crate::optimizer::factor;
     use crate::testing::{assert_refused, constant, device, quantized, values};
 
-    const STEP: SgdStep =
-        SgdStep { lr: 0.1, momentum: 0.9, nesterov: false, weight_decay: 0.01, grad_factor: 0.5 };
+    const STEP: SgdStep = SgdStep {
+        lr: 0.1,
+        momentum: 0.9,
+        nesterov: false,
+        weight_decay: 0.01,
+        grad_factor: 0.5,
+    };
 
     /// From zeros three steps on, as torch documents it.
     #[rstest]
@@ -132,7 +167,11 @@ mod tests {
         let param = constant([37]);
         let grads = [0; 3].map(|_| constant([37]));
         let momentum_buffer = (step.momentum > 0.0).then(|| param.zeros_like());
-        let mut state = SgdState { param: param.clone(), momentum_buffer, rounded: None };
+        let mut state = SgdState {
+            param: param.clone(),
+            momentum_buffer,
+            rounded: None,
+        };
         let (mut params, mut buffers) = (values(param), vec![0.0; 37]);
         for (time, grad) in grads.into_iter().enumerate() {
             state = sgd(state, grad.clone(), &step);
@@ -149,10 +188,17 @@ mod tests {
         }
         let close = |found: Tensor<1>, expected: &[f64]| {
             let found = values(found);
-            found.iter().zip(expected).all(|(a, b)| (a - b).abs() < 1e-6 * b.abs().max(1.0))
+            found
+                .iter()
+                .zip(expected)
+                .all(|(a, b)| (a - b).abs() < 1e-6 * b.abs().max(1.0))
         };
         assert!(close(state.param, &params));
-        assert!(state.momentum_buffer.is_none_or(|buffer| close(buffer, &buffers)));
+        assert!(
+            state
+                .momentum_buffer
+                .is_none_or(|buffer| close(buffer, &buffers))
+        );
     }
 
     #[test]
@@ -163,7 +209,10 @@ mod tests {
             momentum_buffer: Some(buffer.clone()),
             rounded: Some(param.full_like(f32::NAN).cast(DType::BF16)),
         };
-        let scaled = SgdStep { grad_factor: 0.25, ..STEP };
+        let scaled = SgdStep {
+            grad_factor: 0.25,
+            ..STEP
+        };
         let by_factor = sgd_scaled(state.clone(), grad.clone(), factor(2.0), &scaled);
         let skipped = sgd_scaled(state.clone(), grad.clone(), factor(f32::INFINITY), &scaled);
         let after = sgd(state, grad, &STEP);
@@ -171,7 +220,10 @@ mod tests {
         assert_eq!(values(skipped.momentum_buffer.unwrap()), values(buffer));
         assert_eq!(values(skipped.param), values(param.clone()));
         let rounded = [after.rounded.unwrap(), skipped.rounded.unwrap()].map(values);
-        assert_eq!(rounded, [after.param, param].map(|x| values(x.cast(DType::BF16))));
+        assert_eq!(
+            rounded,
+            [after.param, param].map(|x| values(x.cast(DType::BF16)))
+        );
     }
 
     #[test]
@@ -179,8 +231,19 @@ mod tests {
         let [param, grad, buffer] = [0; 3].map(|_| constant([37]).cast(DType::BF16));
         let after = |dtype| {
             let [param, grad, buffer] = [&param, &grad, &buffer].map(|x| x.clone().cast(dtype));
-            let state = SgdState { param, momentum_buffer: Some(buffer), rounded: None };
-            let after = sgd(state, grad, &SgdStep { nesterov: true, ..STEP });
+            let state = SgdState {
+                param,
+                momentum_buffer: Some(buffer),
+                rounded: None,
+            };
+            let after = sgd(
+                state,
+                grad,
+                &SgdStep {
+                    nesterov: true,
+                    ..STEP
+                },
+            );
             [after.param, after.momentum_buffer.unwrap()]
         };
         for (narrow, wide) in after(DType::BF16).into_iter().zip(after(DType::F32)) {
@@ -194,7 +257,11 @@ mod tests {
         let [param, grad, buffer] = [0; 3].map(|_| constant([40]).slice(s![1..;4]));
         let copy = |x: &Tensor<1>| Tensor::from_data(x.clone().into_data(), &device());
         let after = |param: Tensor<1>, buffer, grad| {
-            let state = SgdState { param, momentum_buffer: Some(buffer), rounded: None };
+            let state = SgdState {
+                param,
+                momentum_buffer: Some(buffer),
+                rounded: None,
+            };
             let after = sgd(state, grad, &STEP);
             assert!(!after.param.device().is_autodiff());
             [after.param, after.momentum_buffer.unwrap()].map(values)
@@ -206,23 +273,36 @@ mod tests {
     #[test]
     fn nothing_is_stepped() {
         let none = || Tensor::<1>::empty([0], &device().inner());
-        let state =
-            SgdState { param: none(), momentum_buffer: Some(none()), rounded: Some(none()) };
+        let state = SgdState {
+            param: none(),
+            momentum_buffer: Some(none()),
+            rounded: Some(none()),
+        };
         let after = sgd_scaled(state, none(), factor(1.0), &STEP);
-        assert_eq!((after.param.dims(), after.rounded.unwrap().dims()), ([0], [0]));
+        assert_eq!(
+            (after.param.dims(), after.rounded.unwrap().dims()),
+            ([0], [0])
+        );
     }
 
     fn stepped_with(change: impl FnOnce(&mut SgdState, &mut Tensor<1>, &mut SgdStep)) {
         let [param, buffer, mut grad] = [0; 3].map(|_| constant([4]));
-        let mut state = SgdState { param, momentum_buffer: Some(buffer), rounded: None };
+        let mut state = SgdState {
+            param,
+            momentum_buffer: Some(buffer),
+            rounded: None,
+        };
         let mut step = STEP;
         change(&mut state, &mut grad, &mut step);
         sgd(state, grad, &step);
     }
 
     fn scaled_with(factor: Tensor<1>) {
-        let state =
-            SgdState { param: constant([4]), momentum_buffer: Some(constant([4])), rounded: None };
+        let state = SgdState {
+            param: constant([4]),
+            momentum_buffer: Some(constant([4])),
+            rounded: None,
+        };
         sgd_scaled(state, constant([4]), factor, &STEP);
     }
 

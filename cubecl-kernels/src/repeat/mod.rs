@@ -22,7 +22,10 @@ use op::RepeatOps;
 pub fn repeat_heads(x: Tensor<4>, heads: usize) -> Tensor<4> {
     operands::check("repeat_heads", [float("x", &x)]);
     let [_, _, one, _] = x.dims();
-    assert!(one == 1 && heads > 0, "repeat_heads: {one} heads to {heads}");
+    assert!(
+        one == 1 && heads > 0,
+        "repeat_heads: {one} heads to {heads}"
+    );
     Tensor::from_dispatch(<Dispatch as RepeatOps>::repeated(x.into_dispatch(), heads))
 }
 

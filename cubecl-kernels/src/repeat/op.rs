@@ -50,7 +50,11 @@ impl<B: RepeatOps + ColumnSum, C: CheckpointStrategy> RepeatOps for Autodiff<B, 
     fn repeated(x: FloatTensor<Self>, heads: usize) -> FloatTensor<Self> {
         let (x, node) = x.into_parts();
         let shape = x.shape();
-        match RepeatBackward.prepare::<C>([node]).compute_bound().stateful() {
+        match RepeatBackward
+            .prepare::<C>([node])
+            .compute_bound()
+            .stateful()
+        {
             OpsKind::Tracked(op) => op.finish(shape, B::repeated(x, heads)),
             OpsKind::UnTracked(op) => op.finish(B::repeated(x, heads)),
         }

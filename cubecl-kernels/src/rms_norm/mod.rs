@@ -139,7 +139,12 @@ mod tests {
         assert_same_function!(
             tolerance,
             [x, residual, gamma],
-            join(rms_norm_add(x.clone(), residual.clone(), gamma.clone(), options.clone())),
+            join(rms_norm_add(
+                x.clone(),
+                residual.clone(),
+                gamma.clone(),
+                options.clone()
+            )),
             join(reference::rms_norm_add(
                 x.clone(),
                 residual.clone(),
@@ -154,7 +159,11 @@ mod tests {
         let (x, residual, gamma) = (normal([4, 6]), normal([4, 6]), normal([6]));
         let both = || rms_norm_add(x.clone(), residual.clone(), gamma.clone(), 1e-5);
         let grads = both().1.sum().backward();
-        assert_close(x.grad(&grads).expect("gradient"), Tensor::ones_like(&x).inner(), 0.0);
+        assert_close(
+            x.grad(&grads).expect("gradient"),
+            Tensor::ones_like(&x).inner(),
+            0.0,
+        );
         assert!(gamma.grad(&grads).is_none());
         let grads = both().0.sum().backward();
         assert!(gamma.grad(&grads).is_some() && residual.grad(&grads).is_some());
@@ -191,7 +200,10 @@ mod tests {
         let (x, gamma) = (normal([0, 3, 4]), normal([4]));
         let y = rms_norm(x.clone(), gamma.clone(), 1e-5);
         let grads = y.clone().sum().backward();
-        assert_eq!((y.dims(), x.grad(&grads).unwrap().dims()), ([0, 3, 4], [0, 3, 4]));
+        assert_eq!(
+            (y.dims(), x.grad(&grads).unwrap().dims()),
+            ([0, 3, 4], [0, 3, 4])
+        );
         assert_eq!(values(gamma.grad(&grads).unwrap()), [0.0; 4]);
     }
 
@@ -226,7 +238,10 @@ mod tests {
         let [x, residual] = [(); 2].map(|()| leaf(normal(shape).cast(dtype)));
         let gamma = leaf(normal([shape[2]]).cast(dtype));
         let again = |x: Tensor<3>| rms_norm(x.inner(), gamma.clone().inner(), 1e-5);
-        assert_same_bits(rms_norm(x.clone(), gamma.clone(), 1e-5).inner(), again(x.clone()));
+        assert_same_bits(
+            rms_norm(x.clone(), gamma.clone(), 1e-5).inner(),
+            again(x.clone()),
+        );
         let (y, sum) = rms_norm_add(x, residual, gamma.clone(), 1e-5);
         assert_same_bits(y.inner(), again(sum));
     }

@@ -17,7 +17,12 @@ pub fn rms_norm_with<const D: usize>(
     let (dtype, wide) = (x.dtype(), compute_dtype(x.dtype()));
     let x = x.cast(wide);
     let rms = ((x.clone() * x.clone()).mean_dim(D - 1) + options.epsilon).sqrt();
-    let gamma = gamma.cast(wide) + if options.zero_centered_gamma { 1.0 } else { 0.0 };
+    let gamma = gamma.cast(wide)
+        + if options.zero_centered_gamma {
+            1.0
+        } else {
+            0.0
+        };
     (x / rms * gamma.unsqueeze()).cast(dtype)
 }
 

@@ -35,7 +35,10 @@ pub use yarn::YarnScaling;
 /// # Panics
 /// If the table is not for `s` positions and heads of `d`, or for other sequences than `b`.
 pub fn apply_rope(x: Tensor<4>, table: &RopeTable) -> Tensor<4> {
-    operands::check("apply_rope", [float("x", &x), float("the table", table.cos())]);
+    operands::check(
+        "apply_rope",
+        [float("x", &x), float("the table", table.cos())],
+    );
     let [s, b, _, d] = x.dims();
     let [positions, each, half] = table.cos().dims();
     let head = table.head_dim();
@@ -43,7 +46,10 @@ pub fn apply_rope(x: Tensor<4>, table: &RopeTable) -> Tensor<4> {
         (positions, head) == (s, d),
         "apply_rope: {s} rows of heads of {d}, the table has {positions} positions for heads of {head}"
     );
-    assert!(each == 1 || each == b, "apply_rope: {b} sequences, the table has those of {each}");
+    assert!(
+        each == 1 || each == b,
+        "apply_rope: {b} sequences, the table has those of {each}"
+    );
     let broadcast = |t: &Tensor<3>| t.clone().reshape([s, each, 1, half]).into_dispatch();
     let (cos, sin) = (broadcast(table.cos()), broadcast(table.sin()));
     let y = <Dispatch as RopeOps>::rope(x.into_dispatch(), cos, sin, table.layout());
@@ -62,7 +68,9 @@ mod tests {
     };
 
     fn table(d: usize, positions: impl IntoIterator<Item = usize>) -> RopeTable {
-        RopeConfig::new(d).init(positions, &device()).expect("a valid configuration")
+        RopeConfig::new(d)
+            .init(positions, &device())
+            .expect("a valid configuration")
     }
 
     #[rstest]
@@ -87,7 +95,11 @@ mod tests {
         let at = |x: &Tensor<4>, p: usize| apply_rope(x.clone(), &table(12, [p]));
         let score = |i, j| (at(&q, i) * at(&k, j)).sum();
         assert_close(score(9, 2), score(107, 100), 1e-5);
-        assert_close((at(&q, 31) * at(&q, 31)).sum(), (q.clone() * q.clone()).sum(), 1e-6);
+        assert_close(
+            (at(&q, 31) * at(&q, 31)).sum(),
+            (q.clone() * q.clone()).sum(),
+            1e-6,
+        );
         assert_same_bits(at(&q, 0), q);
     }
 
@@ -111,9 +123,12 @@ mod tests {
         #[values(false, true)] each: bool,
     ) {
         let [s, b, _, d] = shape;
-        let config = RopeConfig::new(d).with_layout(layout).with_rotary_percent(part);
-        let sequences: Vec<Vec<usize>> =
-            (0..b).map(|b| packed_positions(&[0, b + 1, s]).expect("they ascend")).collect();
+        let config = RopeConfig::new(d)
+            .with_layout(layout)
+            .with_rotary_percent(part);
+        let sequences: Vec<Vec<usize>> = (0..b)
+            .map(|b| packed_positions(&[0, b + 1, s]).expect("they ascend"))
+            .collect();
         let table = match each {
             true => config.init_each(&sequences, &device()),
             false => config.init(sequences[0].iter().copied(), &device()),
@@ -137,7 +152,10 @@ mod tests {
         #[case] rotated: [f64; 4],
     ) {
         let config = RopeConfig::new(6).with_theta(100.0).with_layout(layout);
-        let table = config.with_rotary_percent(2.0 / 3.0).init([3], &device()).expect("valid");
+        let table = config
+            .with_rotary_percent(2.0 / 3.0)
+            .init([3], &device())
+            .expect("valid");
         let x = Tensor::<1>::from_floats([1.0, 2.0, 3.0, 4.0, 5.0, 6.0], &device());
         let expected = Tensor::<1>::from_floats(rotated.map(|x| x as f32), &device());
         let y = apply_rope(x.reshape([1, 1, 1, 6]), &table).reshape([6]);
@@ -151,17 +169,28 @@ mod tests {
     fn neighbours_give_the_scores_of_transformers() {
         let (q, k) = (constant([5, 2, 3, 8]), constant([5, 2, 1, 8]));
         let config = RopeConfig::new(8).with_theta(100.0);
-        let [neighbours, halves] = [RopeLayout::Interleaved, RopeLayout::Halves]
-            .map(|layout| config.clone().with_layout(layout).init(3..8, &device()).unwrap());
+        let [neighbours, halves] = [RopeLayout::Interleaved, RopeLayout::Halves].map(|layout| {
+            config
+                .clone()
+                .with_layout(layout)
+                .init(3..8, &device())
+                .unwrap()
+        });
         let apart = |x: &Tensor<4>| {
             let [s, b, h, d] = x.dims();
-            x.clone().reshape([s, b, h, d / 2, 2]).swap_dims(3, 4).reshape([s, b, h, d])
+            x.clone()
+                .reshape([s, b, h, d / 2, 2])
+                .swap_dims(3, 4)
+                .reshape([s, b, h, d])
         };
         let scores = |q: Tensor<4>, k: Tensor<4>| {
             let [q, k] = [q, k].map(|x| x.permute([1, 2, 0, 3]));
             q.matmul(k.transpose())
         };
-        let found = scores(apply_rope(q.clone(), &neighbours), apply_rope(k.clone(), &neighbours));
+        let found = scores(
+            apply_rope(q.clone(), &neighbours),
+            apply_rope(k.clone(), &neighbours),
+        );
         let [q, k] = [q, k].map(|x| reference::apply_rope(apart(&x), &halves));
         assert_close(found, scores(q, k), 1e-6);
     }
@@ -179,10 +208,17 @@ mod tests {
         #[values(RopeLayout::Halves, RopeLayout::Interleaved)] layout: RopeLayout,
     ) {
         let (x, one) = (normal([2, 6, 5, 10]), normal([5, 2, 1, 8]));
-        let config = RopeConfig::new(8).with_layout(layout).with_rotary_percent(0.5);
+        let config = RopeConfig::new(8)
+            .with_layout(layout)
+            .with_rotary_percent(0.5);
         let table = config.init(3..8, &device()).expect("valid");
         // Positions and sequences swapped, some of the heads and of each head's elements.
-        let view = || x.clone().permute([2, 0, 1, 3]).narrow(2, 2, 3).narrow(3, 1, 8);
+        let view = || {
+            x.clone()
+                .permute([2, 0, 1, 3])
+                .narrow(2, 2, 3)
+                .narrow(3, 1, 8)
+        };
         let slow = reference::apply_rope(view(), &table);
         assert_same_function!(1e-6, [x], apply_rope(view(), &table), slow);
         let view = || one.clone().expand([5, 2, 3, 8]);
@@ -202,7 +238,9 @@ mod tests {
     }
 
     fn of_each(shape: [usize; 4]) {
-        let table = RopeConfig::new(4).init_each(&[[0], [1], [2]], &device()).unwrap();
+        let table = RopeConfig::new(4)
+            .init_each(&[[0], [1], [2]], &device())
+            .unwrap();
         apply_rope(normal(shape), &table);
     }
 

@@ -70,7 +70,11 @@ pub(super) fn composed<B: Backend>(
     let (dtype, wide) = (x.dtype(), compute_dtype(x.dtype()));
     let ([s, b, h, d], [_, each, _, half]) = (x.shape().dims(), cos.shape().dims());
     let rest = (2 * half < d).then(|| stretch::<B>(x.clone(), 3, 2 * half..d));
-    let x = if rest.is_some() { stretch::<B>(x, 3, 0..2 * half) } else { x };
+    let x = if rest.is_some() {
+        stretch::<B>(x, 3, 0..2 * half)
+    } else {
+        x
+    };
     // The pairs of halves are `[.., 2, r / 2]`, those of neighbours `[.., r / 2, 2]`.
     let (dim, pairs, table) = match layout {
         RopeLayout::Halves => (3, [s, b, h, 2, half], [s, each, 1, 1, half]),
@@ -85,10 +89,16 @@ pub(super) fn composed<B: Backend>(
     let second_sin = B::float_mul(second, sin);
     let turned = match turn {
         Turn::Forward => {
-            vec![B::float_sub(first_cos, second_sin), B::float_add(second_cos, first_sin)]
+            vec![
+                B::float_sub(first_cos, second_sin),
+                B::float_add(second_cos, first_sin),
+            ]
         }
         Turn::Back => {
-            vec![B::float_add(first_cos, second_sin), B::float_sub(second_cos, first_sin)]
+            vec![
+                B::float_add(first_cos, second_sin),
+                B::float_sub(second_cos, first_sin),
+            ]
         }
     };
     let y = B::float_reshape(B::float_cat(turned, dim), Shape::from([s, b, h, 2 * half]));

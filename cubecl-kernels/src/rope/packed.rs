@@ -16,9 +16,14 @@ use crate::KernelError;
 /// A list that does not begin with 0, or descends.
 pub fn packed_positions(cu_seqlens: &[usize]) -> Result<Vec<usize>, KernelError> {
     if cu_seqlens.first() != Some(&0) || !cu_seqlens.is_sorted() {
-        return Err(KernelError::PackedLengths { cu_seqlens: cu_seqlens.to_vec() });
+        return Err(KernelError::PackedLengths {
+            cu_seqlens: cu_seqlens.to_vec(),
+        });
     }
-    Ok(cu_seqlens.windows(2).flat_map(|ends| 0..ends[1] - ends[0]).collect())
+    Ok(cu_seqlens
+        .windows(2)
+        .flat_map(|ends| 0..ends[1] - ends[0])
+        .collect())
 }
 
 #[cfg(test)]

@@ -15,14 +15,27 @@ pub fn apply_rope(x: Tensor<4>, table: &RopeTable) -> Tensor<4> {
         RopeLayout::Interleaved => (4, [s, b, h, half, 2]),
     };
     let for_pairs = |t: &Tensor<3>| {
-        let t = t.clone().cast(wide).reshape([s, each, 1, half]).unsqueeze_dim::<5>(dim);
-        if x.device().is_autodiff() { Tensor::from_inner(t) } else { t }
+        let t = t
+            .clone()
+            .cast(wide)
+            .reshape([s, each, 1, half])
+            .unsqueeze_dim::<5>(dim);
+        if x.device().is_autodiff() {
+            Tensor::from_inner(t)
+        } else {
+            t
+        }
     };
     let (cos, sin) = (for_pairs(table.cos()), for_pairs(table.sin()));
     let pairs = x.clone().narrow(3, 0, 2 * half).cast(wide).reshape(shape);
-    let (first, second) = (pairs.clone().narrow(dim, 0, 1), pairs.clone().narrow(dim, 1, 1));
+    let (first, second) = (
+        pairs.clone().narrow(dim, 0, 1),
+        pairs.clone().narrow(dim, 1, 1),
+    );
     let turned = Tensor::cat(vec![-second, first], dim);
-    let rotated = (pairs * cos + turned * sin).cast(dtype).reshape([s, b, h, 2 * half]);
+    let rotated = (pairs * cos + turned * sin)
+        .cast(dtype)
+        .reshape([s, b, h, 2 * half]);
     match d - 2 * half {
         0 => rotated,
         rest => Tensor::cat(vec![rotated, x.narrow(3, 2 * half, rest)], 3),

@@ -50,7 +50,12 @@ impl RopeScaling {
             Self::None => Ok(()),
             Self::Linear { factor } => check("scaling factor", factor, 0.0),
             Self::Yarn(ref yarn) => yarn.check(theta),
-            Self::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_position } => {
+            Self::Llama3 {
+                factor,
+                low_freq_factor,
+                high_freq_factor,
+                original_max_position,
+            } => {
                 check("scaling factor", factor, 0.0)?;
                 check("low_freq_factor", low_freq_factor, 0.0)?;
                 check("high_freq_factor", high_freq_factor, low_freq_factor)?;
@@ -66,14 +71,17 @@ impl RopeScaling {
             Self::None => frequencies,
             Self::Linear { factor } => each(&|frequency| frequency / factor),
             Self::Yarn(ref yarn) => yarn.apply(theta, frequencies),
-            Self::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_position } => {
-                each(&|frequency| {
-                    let turns = original_max_position as f64 * frequency / TAU;
-                    let kept = (turns - low_freq_factor) / (high_freq_factor - low_freq_factor);
-                    let kept = kept.clamp(0.0, 1.0);
-                    frequency * (kept + (1.0 - kept) / factor)
-                })
-            }
+            Self::Llama3 {
+                factor,
+                low_freq_factor,
+                high_freq_factor,
+                original_max_position,
+            } => each(&|frequency| {
+                let turns = original_max_position as f64 * frequency / TAU;
+                let kept = (turns - low_freq_factor) / (high_freq_factor - low_freq_factor);
+                let kept = kept.clamp(0.0, 1.0);
+                frequency * (kept + (1.0 - kept) / factor)
+            }),
         }
     }
 }
@@ -98,12 +106,22 @@ mod tests {
         let plain = RopeConfig::new(8).frequencies().unwrap();
         let scaled = RopeConfig::new(8).with_scaling(RopeScaling::Linear { factor: 4.0 });
         let scaled = scaled.frequencies().unwrap();
-        assert!(plain.iter().zip(&scaled).all(|(plain, scaled)| *plain == scaled * 4.0));
+        assert!(
+            plain
+                .iter()
+                .zip(&scaled)
+                .all(|(plain, scaled)| *plain == scaled * 4.0)
+        );
     }
 
     fn llama3(factor: f64, original_max_position: usize) -> RopeScaling {
         let (low_freq_factor, high_freq_factor) = (1.0, 4.0);
-        RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_position }
+        RopeScaling::Llama3 {
+            factor,
+            low_freq_factor,
+            high_freq_factor,
+            original_max_position,
+        }
     }
 
     // Made with Python, by wave lengths as Hugging Face writes the rule:
@@ -127,7 +145,9 @@ mod tests {
         #[case] skip: usize,
         #[case] expected: &[f64],
     ) {
-        let config = RopeConfig::new(head_dim).with_theta(500_000.0).with_scaling(scaling);
+        let config = RopeConfig::new(head_dim)
+            .with_theta(500_000.0)
+            .with_scaling(scaling);
         let frequencies = config.frequencies().unwrap();
         assert_eq!(frequencies.len(), head_dim / 2);
         for (a, b) in frequencies[skip..].iter().zip(expected) {
@@ -145,9 +165,14 @@ mod tests {
             high_freq_factor,
             original_max_position,
         };
-        let error = RopeConfig::new(8).with_scaling(scaling).frequencies().unwrap_err();
+        let error = RopeConfig::new(8)
+            .with_scaling(scaling)
+            .frequencies()
+            .unwrap_err();
         assert!(
-            error.to_string().contains("high_freq_factor is 4, it must be a finite number above 4")
+            error
+                .to_string()
+                .contains("high_freq_factor is 4, it must be a finite number above 4")
         );
     }
 
@@ -155,7 +180,10 @@ mod tests {
     #[case(llama3(f64::NAN, 32), "factor is NaN")]
     #[case(llama3(8.0, 0), "original_max_position is 0")]
     fn parameters_that_cannot_be_are_refused(#[case] scaling: RopeScaling, #[case] message: &str) {
-        let error = RopeConfig::new(8).with_scaling(scaling).frequencies().unwrap_err();
+        let error = RopeConfig::new(8)
+            .with_scaling(scaling)
+            .frequencies()
+            .unwrap_err();
         assert!(error.to_string().contains(message), "{error}");
     }
 }

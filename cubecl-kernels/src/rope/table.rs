@@ -69,7 +69,9 @@ impl RopeConfig {
         let lengths = || sequences.iter().map(|positions| positions.as_ref().len());
         let s = lengths().next().unwrap_or(0);
         if sequences.is_empty() || lengths().any(|length| length != s) {
-            return Err(KernelError::RopeSequences { lengths: lengths().collect() });
+            return Err(KernelError::RopeSequences {
+                lengths: lengths().collect(),
+            });
         }
         self.table(s, sequences.len(), |s, b| sequences[b].as_ref()[s], device)
     }
@@ -95,8 +97,15 @@ impl RopeConfig {
         let device = device.clone().inner();
         let shape = [s, b, frequencies.len()];
         let tensor = |data| Tensor::from_data(TensorData::new(data, shape), &device);
-        let Self { head_dim, layout, .. } = *self;
-        Ok(RopeTable { cos: tensor(cos), sin: tensor(sin), head_dim, layout })
+        let Self {
+            head_dim, layout, ..
+        } = *self;
+        Ok(RopeTable {
+            cos: tensor(cos),
+            sin: tensor(sin),
+            head_dim,
+            layout,
+        })
     }
 
     /// The angle per position of each pair of elements, in radians: half as many as are rotated.
@@ -104,10 +113,18 @@ impl RopeConfig {
     /// # Errors
     /// As [`init`](Self::init).
     pub fn frequencies(&self) -> Result<Vec<f64>, KernelError> {
-        let Self { head_dim, rotary_percent, .. } = *self;
+        let Self {
+            head_dim,
+            rotary_percent,
+            ..
+        } = *self;
         let d = (head_dim as f64 * rotary_percent) as usize;
         if d == 0 || !d.is_multiple_of(2) || d > head_dim {
-            return Err(KernelError::RopeHeadDim { head_dim, rotary_percent, rotated: d });
+            return Err(KernelError::RopeHeadDim {
+                head_dim,
+                rotary_percent,
+                rotated: d,
+            });
         }
         check("theta", self.theta, 0.0)?;
         self.scaling.check(self.theta)?;
@@ -149,7 +166,10 @@ impl RopeTable {
     /// If the table is of several sequences already, or those asked for are of several lengths.
     pub fn rows<P: AsRef<[usize]>>(&self, sequences: &[P]) -> Self {
         let [positions, one, half] = self.cos.dims();
-        let (n, b) = (sequences.first().map_or(0, |rows| rows.as_ref().len()), sequences.len());
+        let (n, b) = (
+            sequences.first().map_or(0, |rows| rows.as_ref().len()),
+            sequences.len(),
+        );
         assert!(
             one == 1 && sequences.iter().all(|rows| rows.as_ref().len() == n),
             "RopeTable::rows: sequences of several lengths, or of a table of {one} sequences"
@@ -161,7 +181,11 @@ impl RopeTable {
             let table = table.clone().reshape([positions, half]);
             table.select(0, rows.clone()).reshape([n, b, half])
         };
-        Self { cos: taken(&self.cos), sin: taken(&self.sin), ..*self }
+        Self {
+            cos: taken(&self.cos),
+            sin: taken(&self.sin),
+            ..*self
+        }
     }
 
     /// How many positions of a sequence the table has.
@@ -189,7 +213,10 @@ mod tests {
 
     #[test]
     fn a_table_is_untracked_and_holds_any_positions() {
-        let table = RopeConfig::new(4).with_theta(100.0).init([7, 0, 3], &device()).unwrap();
+        let table = RopeConfig::new(4)
+            .with_theta(100.0)
+            .init([7, 0, 3], &device())
+            .unwrap();
         assert!(!table.cos().device().is_autodiff());
         assert_eq!((table.num_positions(), table.sin().dims()), (3, [3, 1, 2]));
         // Frequencies 1 and 0.1.
@@ -219,21 +246,29 @@ mod tests {
     #[test]
     fn a_part_of_a_head_has_the_frequencies_of_a_head_of_that_size() {
         let part = RopeConfig::new(16).with_rotary_percent(0.5);
-        assert_eq!(part.frequencies().unwrap(), RopeConfig::new(8).frequencies().unwrap());
+        assert_eq!(
+            part.frequencies().unwrap(),
+            RopeConfig::new(8).frequencies().unwrap()
+        );
         assert_eq!(part.init(0..3, &device()).unwrap().head_dim(), 16);
     }
 
     #[test]
     fn each_sequence_has_the_rows_of_its_positions() {
         let config = RopeConfig::new(6);
-        let each = config.init_each(&[[0, 1, 2], [5, 0, 1]], &device()).unwrap();
+        let each = config
+            .init_each(&[[0, 1, 2], [5, 0, 1]], &device())
+            .unwrap();
         assert_eq!((each.num_positions(), each.cos().dims()), (3, [3, 2, 3]));
         for (b, positions) in [[0, 1, 2], [5, 0, 1]].into_iter().enumerate() {
             let alone = config.init(positions, &device()).unwrap();
             assert_same_bits(each.cos().clone().narrow(1, b, 1), alone.cos().clone());
             assert_same_bits(each.sin().clone().narrow(1, b, 1), alone.sin().clone());
         }
-        let rows = config.init(0..6, &device()).unwrap().rows(&[[0, 1, 2], [5, 0, 1]]);
+        let rows = config
+            .init(0..6, &device())
+            .unwrap()
+            .rows(&[[0, 1, 2], [5, 0, 1]]);
         assert_same_bits(rows.cos().clone(), each.cos().clone());
         assert_same_bits(rows.sin().clone(), each.sin().clone());
     }
@@ -241,8 +276,17 @@ mod tests {
     #[test]
     fn sequences_of_different_lengths_are_refused() {
         let sequences = [vec![0, 1, 2], vec![0, 1]];
-        let error = RopeConfig::new(6).init_each(&sequences, &device()).unwrap_err();
-        assert!(error.to_string().contains("have [3, 2] positions"), "{error}");
-        assert!(RopeConfig::new(6).init_each::<Vec<usize>>(&[], &device()).is_err());
+        let error = RopeConfig::new(6)
+            .init_each(&sequences, &device())
+            .unwrap_err();
+        assert!(
+            error.to_string().contains("have [3, 2] positions"),
+            "{error}"
+        );
+        assert!(
+            RopeConfig::new(6)
+                .init_each::<Vec<usize>>(&[], &device())
+                .is_err()
+        );
     }
 }

@@ -65,18 +65,27 @@ impl YarnScaling {
     /// What DeepSeek multiplies the factor of its scores by, of features that are rotated and those that
     /// are not: 1 without `mscale_all_dim`. Other models do not.
     pub fn score_factor(&self) -> f64 {
-        self.mscale_all_dim.map_or(1.0, |all| self.growth(all).powi(2))
+        self.mscale_all_dim
+            .map_or(1.0, |all| self.growth(all).powi(2))
     }
 
     /// `yarn_get_mscale` of the factor.
     fn growth(&self, mscale: f64) -> f64 {
-        if self.factor <= 1.0 { 1.0 } else { 0.1 * mscale * self.factor.ln() + 1.0 }
+        if self.factor <= 1.0 {
+            1.0
+        } else {
+            0.1 * mscale * self.factor.ln() + 1.0
+        }
     }
 
     pub(super) fn check(&self, theta: f64) -> Result<(), KernelError> {
         check("theta", theta, 1.0)?;
         check("scaling factor", self.factor, 0.0)?;
-        check("original_max_position", self.original_max_position as f64, 0.0)?;
+        check(
+            "original_max_position",
+            self.original_max_position as f64,
+            0.0,
+        )?;
         check("beta_slow", self.beta_slow, 0.0)?;
         check("beta_fast", self.beta_fast, self.beta_slow)?;
         check("attention_factor", self.table_factor(), 0.0)?;
@@ -116,11 +125,15 @@ mod tests {
     use crate::{RopeConfig, RopeScaling};
 
     fn yarn(factor: f64, original: usize, [mscale, all]: [Option<f64>; 2]) -> YarnScaling {
-        YarnScaling::new(factor, original).with_mscale(mscale).with_mscale_all_dim(all)
+        YarnScaling::new(factor, original)
+            .with_mscale(mscale)
+            .with_mscale_all_dim(all)
     }
 
     fn config(head_dim: usize, theta: f64, yarn: YarnScaling) -> RopeConfig {
-        RopeConfig::new(head_dim).with_theta(theta).with_scaling(RopeScaling::Yarn(yarn))
+        RopeConfig::new(head_dim)
+            .with_theta(theta)
+            .with_scaling(RopeScaling::Yarn(yarn))
     }
 
     // Made with Python: `_compute_yarn_parameters` of Hugging Face's `modeling_rope_utils.py` written
@@ -168,9 +181,20 @@ mod tests {
         #[case] score: f64,
     ) {
         let yarn = yarn(40.0, 4096, mscales);
-        assert!((yarn.table_factor() / table - 1.0).abs() < 1e-14, "{}", yarn.table_factor());
-        assert!((yarn.score_factor() / score - 1.0).abs() < 1e-14, "{}", yarn.score_factor());
-        let shorter = YarnScaling { factor: 0.5, ..yarn.clone() };
+        assert!(
+            (yarn.table_factor() / table - 1.0).abs() < 1e-14,
+            "{}",
+            yarn.table_factor()
+        );
+        assert!(
+            (yarn.score_factor() / score - 1.0).abs() < 1e-14,
+            "{}",
+            yarn.score_factor()
+        );
+        let shorter = YarnScaling {
+            factor: 0.5,
+            ..yarn.clone()
+        };
         assert_eq!([shorter.table_factor(), shorter.score_factor()], [1.0; 2]);
         assert_eq!(yarn.with_attention_factor(Some(1.25)).table_factor(), 1.25);
     }
@@ -189,7 +213,11 @@ mod tests {
 
     #[rstest]
     #[case(1e4, YarnScaling::new(0.0, 64), "factor is 0")]
-    #[case(1.0, YarnScaling::new(4.0, 64), "theta is 1, it must be a finite number above 1")]
+    #[case(
+        1.0,
+        YarnScaling::new(4.0, 64),
+        "theta is 1, it must be a finite number above 1"
+    )]
     #[case(1e4, YarnScaling::new(4.0, 0), "original_max_position is 0")]
     #[case(1e4, YarnScaling::new(4.0, 64).with_beta_slow(0.0), "beta_slow is 0")]
     #[case(1e4, YarnScaling::new(4.0, 64).with_beta_fast(1.0), "beta_fast is 1, it must be a finite number above 1")]
@@ -207,7 +235,11 @@ mod tests {
     #[test]
     fn a_configuration_is_read_as_it_is_written() {
         use burn::config::{Config, config_to_json};
-        let config = config(8, 1e4, yarn(4.0, 64, [Some(0.7), None]).with_truncate(false));
+        let config = config(
+            8,
+            1e4,
+            yarn(4.0, 64, [Some(0.7), None]).with_truncate(false),
+        );
         let read = RopeConfig::load_binary(config_to_json(&config).as_bytes()).unwrap();
         assert_eq!(read, config);
     }

@@ -28,7 +28,12 @@ impl ScoreSoftmax for Cube {
         let [b, h, _, _] = mask.shape().dims();
         let mask = Self::bool_expand(mask, Shape::from([b, h, shape[2], shape[3]]));
         let mask = tensor::contiguous(tensor::from_backend(mask));
-        tensor::into_backend(softmax(tensor::from_backend(scores), Some(mask), scale, false))
+        tensor::into_backend(softmax(
+            tensor::from_backend(scores),
+            Some(mask),
+            scale,
+            false,
+        ))
     }
 
     fn softmax_gradient(
@@ -64,7 +69,10 @@ fn softmax(scores: CubeTensor, mask: Option<CubeTensor>, scale: f64, causal: boo
     let of_mask = mask.as_ref().map_or([0; 2], |mask| {
         let [b, h, _, _] = mask.shape().dims();
         let head = grid.queries * grid.vectors;
-        [if b == 1 { 0 } else { h * head }, if h == 1 { 0 } else { head }]
+        [
+            if b == 1 { 0 } else { h * head },
+            if h == 1 { 0 } else { head },
+        ]
     });
     // A kernel is given a buffer for each argument, also for those that it does not look at.
     let mask = mask.unwrap_or_else(|| tensor::empty(&scores, [1], DType::F32));
@@ -110,14 +118,30 @@ impl Grid {
     fn of(scores: &CubeTensor, causal: bool, masked: bool) -> Self {
         let [b, heads, queries, keys] = scores.shape().dims();
         let most = 16 / scores.dtype.size();
-        let lanes =
-            [most, most / 2, most / 4].into_iter().find(|n| *n > 0 && keys.is_multiple_of(*n));
+        let lanes = [most, most / 2, most / 4]
+            .into_iter()
+            .find(|n| *n > 0 && keys.is_multiple_of(*n));
         let lanes = lanes.unwrap_or(1);
         let vectors = keys / lanes;
-        let planes = vectors.div_ceil(HELD * PLANE).next_power_of_two().min(MAX_PLANES);
+        let planes = vectors
+            .div_ceil(HELD * PLANE)
+            .next_power_of_two()
+            .min(MAX_PLANES);
         let fits = vectors <= planes * PLANE * HELD;
-        let plan = Plan { planes, fits, causal, masked };
-        Self { rows: b * heads * queries, queries, heads, vectors, lanes, plan }
+        let plan = Plan {
+            planes,
+            fits,
+            causal,
+            masked,
+        };
+        Self {
+            rows: b * heads * queries,
+            queries,
+            heads,
+            vectors,
+            lanes,
+            plan,
+        }
     }
 
     fn cubes(&self) -> CubeCount {
@@ -126,7 +150,11 @@ impl Grid {
     }
 
     fn dim(&self) -> CubeDim {
-        let planes = if self.plan.planes == 1 { ROWS } else { self.plan.planes };
+        let planes = if self.plan.planes == 1 {
+            ROWS
+        } else {
+            self.plan.planes
+        };
         CubeDim::new_2d(PLANE as u32, planes as u32)
     }
 

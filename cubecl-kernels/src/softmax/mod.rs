@@ -17,7 +17,10 @@ use crate::operands::{self, float};
 
 /// Which scores do not count.
 #[derive(Clone, Debug)]
-#[allow(clippy::large_enum_variant, reason = "made once a call and moved into it")]
+#[allow(
+    clippy::large_enum_variant,
+    reason = "made once a call and moved into it"
+)]
 pub enum SoftmaxMask {
     /// All count.
     None,
@@ -42,9 +45,15 @@ pub enum SoftmaxMask {
 pub fn scale_mask_softmax(scores: Tensor<4>, mask: SoftmaxMask, scale: f64) -> Tensor<4> {
     let name = "scale_mask_softmax";
     operands::check(name, [float("scores", &scores)]);
-    assert!(scale.is_finite(), "{name}: scale {scale} is not a finite number");
+    assert!(
+        scale.is_finite(),
+        "{name}: scale {scale} is not a finite number"
+    );
     if let SoftmaxMask::Masked(mask) = &mask {
-        operands::check(name, [float("scores", &scores), operands::bool("the mask", mask)]);
+        operands::check(
+            name,
+            [float("scores", &scores), operands::bool("the mask", mask)],
+        );
         let (found, [b, h, s_q, s_k]) = (mask.dims(), scores.dims());
         assert!(
             (found[0] == b || found[0] == 1)
@@ -78,7 +87,10 @@ mod tests {
         let mut out = vec![0.0; scores.len()];
         for (row, start) in (0..scores.len()).step_by(s_k).enumerate() {
             let kept = |j: &usize| !masked(row * s_k + j);
-            let sum: f64 = (0..s_k).filter(kept).map(|j| (scores[start + j] * scale).exp()).sum();
+            let sum: f64 = (0..s_k)
+                .filter(kept)
+                .map(|j| (scores[start + j] * scale).exp())
+                .sum();
             for j in (0..s_k).filter(kept) {
                 out[start + j] = (scores[start + j] * scale).exp() / sum;
             }
@@ -149,11 +161,16 @@ mod tests {
     fn views_give_what_their_copies_give() {
         let scores = normal([4, 5, 2, 9]);
         let view = |x: Tensor<4>| x.permute([2, 0, 1, 3]).narrow(3, 1, 7);
-        let copy = leaf(Tensor::from_data(view(scores.clone()).into_data(), &device()));
+        let copy = leaf(Tensor::from_data(
+            view(scores.clone()).into_data(),
+            &device(),
+        ));
         let weight = constant([2, 4, 5, 7]);
         let probabilities = |scores: Tensor<4>| {
             // A mask that is a view, too.
-            let SoftmaxMask::Masked(mask) = mask([7, 5, 1, 1]) else { unreachable!() };
+            let SoftmaxMask::Masked(mask) = mask([7, 5, 1, 1]) else {
+                unreachable!()
+            };
             let mask = SoftmaxMask::Masked(mask.permute([2, 3, 1, 0]));
             scale_mask_softmax(scores, mask, 0.7)
         };

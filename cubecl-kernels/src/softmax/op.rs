@@ -65,7 +65,11 @@ impl<B: ScoreSoftmax, C: CheckpointStrategy> ScoreSoftmax for Autodiff<B, C> {
     fn scaled_softmax(scores: FloatTensor<Self>, scale: f64, causal: bool) -> FloatTensor<Self> {
         let (scores, node) = scores.into_parts();
         let p = B::scaled_softmax(scores, scale, causal);
-        match SoftmaxBackward.prepare::<C>([node]).compute_bound().stateful() {
+        match SoftmaxBackward
+            .prepare::<C>([node])
+            .compute_bound()
+            .stateful()
+        {
             OpsKind::Tracked(op) => op.finish((p.clone(), scale, causal), p),
             OpsKind::UnTracked(op) => op.finish(p),
         }
@@ -78,7 +82,11 @@ impl<B: ScoreSoftmax, C: CheckpointStrategy> ScoreSoftmax for Autodiff<B, C> {
     ) -> FloatTensor<Self> {
         let (scores, node) = scores.into_parts();
         let p = B::masked_softmax(scores, mask, scale);
-        match SoftmaxBackward.prepare::<C>([node]).compute_bound().stateful() {
+        match SoftmaxBackward
+            .prepare::<C>([node])
+            .compute_bound()
+            .stateful()
+        {
             OpsKind::Tracked(op) => op.finish((p.clone(), scale, false), p),
             OpsKind::UnTracked(op) => op.finish(p),
         }

@@ -50,12 +50,20 @@ pub(super) fn row(#[comptime] plan: Plan) -> u32 {
 /// This unit among those of its row.
 #[cube]
 pub(super) fn unit(#[comptime] plan: Plan) -> u32 {
-    if comptime!(plan.planes == 1) { UNIT_POS_X } else { UNIT_POS }
+    if comptime!(plan.planes == 1) {
+        UNIT_POS_X
+    } else {
+        UNIT_POS
+    }
 }
 
 /// Keys that a row's query sees, if no mask hides them.
 #[cube]
 pub(super) fn visible(scores: &Scores, row: u32, lanes: u32, #[comptime] plan: Plan) -> u32 {
     let all = scores.vectors * lanes;
-    if comptime!(plan.causal) { min(row % scores.queries + 1, all) } else { all }
+    if comptime!(plan.causal) {
+        min(row % scores.queries + 1, all)
+    } else {
+        all
+    }
 }

@@ -18,7 +18,11 @@ pub fn scale_mask_softmax(scores: Tensor<4>, mask: SoftmaxMask, scale: f64) -> T
     // A finite stand-in for minus infinity keeps rows without any key free of NaN, in the gradient
     // too; the second fill makes them, and every masked key, exactly 0.
     let mask = mask.expand(scores.dims());
-    let mask = if scores.device().is_autodiff() { Tensor::from_inner(mask) } else { mask };
+    let mask = if scores.device().is_autodiff() {
+        Tensor::from_inner(mask)
+    } else {
+        mask
+    };
     let probabilities = activation::softmax(scores.mask_fill(mask.clone(), -1e30), 3);
     probabilities.mask_fill(mask, 0.0).cast(dtype)
 }

@@ -27,7 +27,10 @@ pub fn squared_relu<const D: usize>(x: Tensor<D>) -> Tensor<D> {
 /// # Panics
 /// If there are more or fewer weights than rows, or rows are empty.
 pub fn squared_relu_weighted<const D: usize>(x: Tensor<D>, weight: Tensor<1>) -> Tensor<D> {
-    let activation = Activation { curve: Curve::SquaredRelu, gated: false };
+    let activation = Activation {
+        curve: Curve::SquaredRelu,
+        gated: false,
+    };
     weighted("squared_relu_weighted", activation, x, weight)
 }
 

@@ -45,7 +45,12 @@ mod tests {
         #[values((DType::F32, 2e-6), (DType::BF16, 1e-2))] (dtype, tolerance): (DType, f64),
     ) {
         let x = leaf(normal(shape).cast(dtype));
-        assert_same_function!(tolerance, [x], sum_all(x.clone()), reference::sum_all(x.clone()));
+        assert_same_function!(
+            tolerance,
+            [x],
+            sum_all(x.clone()),
+            reference::sum_all(x.clone())
+        );
         let view = || x.clone().swap_dims(0, 2) * 2.0;
         assert_same_function!(tolerance, [x], sum_all(view()), reference::sum_all(view()));
     }
@@ -63,7 +68,12 @@ mod tests {
             reference::sum_columns(x.clone())
         );
         let view = || x.clone().swap_dims(0, 1) * 2.0;
-        assert_same_function!(tolerance, [x], sum_columns(view()), reference::sum_columns(view()));
+        assert_same_function!(
+            tolerance,
+            [x],
+            sum_columns(view()),
+            reference::sum_columns(view())
+        );
     }
 
     #[test]
@@ -72,6 +82,9 @@ mod tests {
         let ones = Tensor::<1>::ones([300], &leaf(normal([1])).device()).cast(DType::BF16);
         assert_eq!(values(sum_all(ones)), [300.0]);
         assert_refused(|| sum_all(quantized([2, 4])), "sum_all: x is qfloat");
-        assert_refused(|| sum_columns(quantized([2, 4])), "sum_columns: x is qfloat");
+        assert_refused(
+            || sum_columns(quantized([2, 4])),
+            "sum_columns: x is qfloat",
+        );
     }
 }

@@ -51,7 +51,12 @@ mod tests {
         #[values((DType::F32, 2e-6), (DType::BF16, 3e-2))] (dtype, tolerance): (DType, f64),
     ) {
         let x = leaf((normal(shape) * 3.0).cast(dtype));
-        assert_same_function!(tolerance, [x], swiglu(x.clone()), reference::swiglu(x.clone()));
+        assert_same_function!(
+            tolerance,
+            [x],
+            swiglu(x.clone()),
+            reference::swiglu(x.clone())
+        );
     }
 
     #[rstest]
@@ -79,7 +84,13 @@ mod tests {
     fn views_are_those_of_the_reference() {
         let (x, weight) = (normal([3, 5, 12]), normal([5, 2]));
         let view = || x.clone().swap_dims(0, 1).narrow(2, 1, 8);
-        let weights = || weight.clone().repeat_dim(1, 3).narrow(1, 1, 3).reshape([15]);
+        let weights = || {
+            weight
+                .clone()
+                .repeat_dim(1, 3)
+                .narrow(1, 1, 3)
+                .reshape([15])
+        };
         assert_same_function!(2e-6, [x], swiglu(view()), reference::swiglu(view()));
         assert_same_function!(
             2e-6,
@@ -101,7 +112,10 @@ mod tests {
             let weight = normal([shape[0] * shape[1]]);
             let y = swiglu_weighted(x, weight.clone());
             assert_eq!(y.dims(), expected);
-            assert_eq!(weight.grad(&y.sum().backward()).unwrap().dims(), weight.dims());
+            assert_eq!(
+                weight.grad(&y.sum().backward()).unwrap().dims(),
+                weight.dims()
+            );
         }
     }
 

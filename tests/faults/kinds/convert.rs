@@ -18,10 +18,15 @@ use crate::{
 
 /// A trained run, its first export, and the command that exports it again.
 fn exported(case: &Case) -> Result<Command, String> {
-    case.start(case.train(case.layout, STEPS, &[])).wait(PATIENCE)?.expect(&[0])?;
+    case.start(case.train(case.layout, STEPS, &[]))
+        .wait(PATIENCE)?
+        .expect(&[0])?;
     let target = case.path("out").join("hf");
     fs::create_dir_all(case.path("out")).unwrap();
-    let (run, target) = (case.run().display().to_string(), target.display().to_string());
+    let (run, target) = (
+        case.run().display().to_string(),
+        target.display().to_string(),
+    );
     let export = || megaburn(["convert", "export", &run, &target]);
     case.start(export()).wait(PATIENCE)?.expect(&[0])?;
     // What a person has beside it is theirs, whatever it is called.
@@ -33,7 +38,9 @@ fn exported(case: &Case) -> Result<Command, String> {
 
 fn beside(case: &Case) -> BTreeSet<String> {
     let entries = fs::read_dir(case.path("out")).unwrap().flatten();
-    entries.map(|entry| entry.file_name().display().to_string()).collect()
+    entries
+        .map(|entry| entry.file_name().display().to_string())
+        .collect()
 }
 
 fn only_the_export(case: &Case) -> Result<(), String> {
@@ -54,7 +61,12 @@ fn with_fault(case: &Case, mut command: Command, fault: FileFault, at: u64) -> C
 /// SIGINT or SIGTERM in the middle of an export leaves the old one, or the new one, and no more.
 pub(super) fn interrupted(case: &Case) -> Result<(), String> {
     let again = exported(case)?;
-    let mut job = case.start(with_fault(case, again, FileFault::Stops, 1 + case.below(12)));
+    let mut job = case.start(with_fault(
+        case,
+        again,
+        FileFault::Stops,
+        1 + case.below(12),
+    ));
     thread::sleep(Duration::from_millis(300));
     let signal = case.one_of(&[Signal::SIGINT, Signal::SIGTERM]);
     job.signal(signal);
@@ -66,16 +78,28 @@ pub(super) fn interrupted(case: &Case) -> Result<(), String> {
 /// A killed export never takes the old one away from its name, and the next clears what it left.
 pub(super) fn killed(case: &Case) -> Result<(), String> {
     let again = exported(case)?;
-    let mut job: Job =
-        case.start(with_fault(case, again, FileFault::Kill("before"), 1 + case.below(45)));
+    let mut job: Job = case.start(with_fault(
+        case,
+        again,
+        FileFault::Kill("before"),
+        1 + case.below(45),
+    ));
     job.wait(PATIENCE)?;
     if !case.path("out/hf/config.json").is_file() {
-        return Err(format!("the export is gone from its name: {:?}", beside(case)));
+        return Err(format!(
+            "the export is gone from its name: {:?}",
+            beside(case)
+        ));
     }
     // A folder without a whole mark may be that of a conversion that begins, as long as it is new.
-    for name in beside(case).into_iter().filter(|name| name.starts_with("hf.")) {
+    for name in beside(case)
+        .into_iter()
+        .filter(|name| name.starts_with("hf."))
+    {
         let folder = fs::File::open(case.path("out").join(name)).unwrap();
-        folder.set_modified(SystemTime::now() - Duration::from_secs(120)).unwrap();
+        folder
+            .set_modified(SystemTime::now() - Duration::from_secs(120))
+            .unwrap();
     }
     let (run, target) = (case.run().display().to_string(), case.path("out/hf"));
     let target = target.display().to_string();

@@ -13,7 +13,9 @@ use crate::{
 
 /// Trains to step 9 with checkpoints of steps 6 and 9.
 fn train_some(case: &Case) -> Result<(), String> {
-    case.start(case.train(case.layout, 9, &[])).wait(PATIENCE)?.expect(&[0])?;
+    case.start(case.train(case.layout, 9, &[]))
+        .wait(PATIENCE)?
+        .expect(&[0])?;
     match check::checkpoint_steps(&case.run()).as_slice() {
         [.., 6, 9] => Ok(()),
         found => Err(format!("checkpoints of steps {found:?}, expected 6 and 9")),
@@ -47,7 +49,10 @@ fn damage(case: &Case, folder: &Path) -> Result<(), String> {
 pub(super) fn newest(case: &Case) -> Result<(), String> {
     train_some(case)?;
     damage(case, &checkpoint(case, 9))?;
-    let ended = case.start(case.train(case.layout, STEPS, &[])).wait(PATIENCE)?.expect(&[0])?;
+    let ended = case
+        .start(case.train(case.layout, STEPS, &[]))
+        .wait(PATIENCE)?
+        .expect(&[0])?;
     ended.says(&["after step 6"])?.says(&["step-00000009"])?;
     case.recover()
 }
@@ -58,7 +63,10 @@ pub(super) fn readers(case: &Case) -> Result<(), String> {
     damage(case, &checkpoint(case, 9))?;
     let run = case.run().display().to_string();
     let generate = ["generate", &run, "--prompt", "a", "--max-tokens", "2"].map(String::from);
-    let ended = case.start(megaburn(generate)).wait(PATIENCE)?.expect(&[0])?;
+    let ended = case
+        .start(megaburn(generate))
+        .wait(PATIENCE)?
+        .expect(&[0])?;
     ended.says(&["step-00000009"])?;
     let out = case.path("hf").display().to_string();
     let export = ["convert", "export", &run, &out].map(String::from);
@@ -78,7 +86,10 @@ pub(super) fn all(case: &Case) -> Result<(), String> {
         entries.filter(|entry| entry.path().is_dir()).count()
     };
     let before = files();
-    let ended = case.start(case.train(case.layout, STEPS, &[])).wait(PATIENCE)?.expect(&[2])?;
+    let ended = case
+        .start(case.train(case.layout, STEPS, &[]))
+        .wait(PATIENCE)?
+        .expect(&[2])?;
     ended.says(&["step-0000000"])?;
     match files() == before {
         true => Ok(()),
@@ -104,7 +115,9 @@ pub(super) fn then_kept(case: &Case) -> Result<(), String> {
     let steps = check::checkpoint_steps(&case.run());
     let count = steps.iter().filter(|step| whole(step)).count();
     if count < 2 {
-        return Err(format!("{count} of the checkpoints {steps:?} are whole, 2 should be"));
+        return Err(format!(
+            "{count} of the checkpoints {steps:?} are whole, 2 should be"
+        ));
     }
     case.recover()
 }
@@ -113,15 +126,21 @@ pub(super) fn then_kept(case: &Case) -> Result<(), String> {
 pub(super) fn init_gone(case: &Case) -> Result<(), String> {
     let source = case.path("source");
     let dir = format!("run.dir={}", source.display());
-    case.start(case.train(case.layout, 2, &[&dir])).wait(PATIENCE)?.expect(&[0])?;
+    case.start(case.train(case.layout, 2, &[&dir]))
+        .wait(PATIENCE)?
+        .expect(&[0])?;
     let init = format!("model.init={}", source.display());
     let own = ["optimizer.lr=1e-3", &init];
-    case.start(case.train(case.layout, 9, &own)).wait(PATIENCE)?.expect(&[0])?;
+    case.start(case.train(case.layout, 9, &own))
+        .wait(PATIENCE)?
+        .expect(&[0])?;
     fs::remove_dir_all(&source).unwrap();
     if case.below(2) == 0 {
         damage(case, &checkpoint(case, 9))?;
     }
-    let ended = case.start(case.train(case.layout, STEPS, &own)).wait(PATIENCE)?;
+    let ended = case
+        .start(case.train(case.layout, STEPS, &own))
+        .wait(PATIENCE)?;
     ended.expect(&[0])?.says(&["resumed"])?;
     case.check_nothing_left()
 }
@@ -142,7 +161,9 @@ pub(super) fn metrics_torn(case: &Case) -> Result<(), String> {
 pub(super) fn config_emptied(case: &Case) -> Result<(), String> {
     train_some(case)?;
     fs::write(case.run().join("config.toml"), "").unwrap();
-    let ended = case.start(case.train(case.layout, STEPS, &[])).wait(PATIENCE)?;
+    let ended = case
+        .start(case.train(case.layout, STEPS, &[]))
+        .wait(PATIENCE)?;
     ended.expect(&[0])?.says(&["after step 9"])?;
     case.recover()
 }

@@ -46,7 +46,9 @@ fn failed_for(case: &Case, ended: Ended, errno: Errno) -> Result<(), String> {
 
 /// The disk is full from some operation on, until there is room again.
 pub(super) fn disk_full(case: &Case) -> Result<(), String> {
-    case.start(case.train(case.layout, 4, &[])).wait(PATIENCE)?.expect(&[0])?;
+    case.start(case.train(case.layout, 4, &[]))
+        .wait(PATIENCE)?
+        .expect(&[0])?;
     let mut command = case.train(case.layout, STEPS, &["train.checkpoint_interval=1"]);
     FileFault::DiskFull.add(&mut command, case, 1 + case.below(150), None);
     let saved = check::last_checkpoint(&case.run());
@@ -80,12 +82,18 @@ pub(super) fn size_limit(case: &Case) -> Result<(), String> {
     let command: Command = match case.launched {
         true => {
             let launch = case.launch(case.layout, &args);
-            let launch = launch.get_args().map(|arg| arg.to_string_lossy().into_owned());
-            let all = [crate::job::binary().display().to_string()].into_iter().chain(launch);
+            let launch = launch
+                .get_args()
+                .map(|arg| arg.to_string_lossy().into_owned());
+            let all = [crate::job::binary().display().to_string()]
+                .into_iter()
+                .chain(launch);
             plain("bash", shell.into_iter().chain(all))
         }
         false => {
-            let all = [crate::job::binary().display().to_string()].into_iter().chain(args);
+            let all = [crate::job::binary().display().to_string()]
+                .into_iter()
+                .chain(args);
             plain("bash", shell.into_iter().chain(all))
         }
     };
@@ -103,15 +111,24 @@ pub(super) fn full_output(case: &Case) -> Result<(), String> {
         command.stdout(full()).stderr(full());
         Job::start_with_output(command, case.path("nothing"))
     };
-    start(case.train(case.layout, STEPS, &[])).wait(PATIENCE)?.expect(&[0])?;
+    start(case.train(case.layout, STEPS, &[]))
+        .wait(PATIENCE)?
+        .expect(&[0])?;
     let bad = case.train(case.layout, ENDLESS, &["model.layers=three"]);
     start(bad).wait(PATIENCE)?.expect(&[2])?;
     let mut job = start(case.train(case.layout, ENDLESS, &[]));
     case.wait_for_step(&mut job, STEPS + 1)?;
     job.signal(Signal::SIGTERM);
     job.wait(PATIENCE)?.expect(&[0])?;
-    let generate =
-        ["generate", &case.run().display().to_string(), "--prompt", "a"].map(String::from);
-    start(megaburn(generate)).wait(Duration::from_secs(30))?.expect(&[0, 1])?;
+    let generate = [
+        "generate",
+        &case.run().display().to_string(),
+        "--prompt",
+        "a",
+    ]
+    .map(String::from);
+    start(megaburn(generate))
+        .wait(Duration::from_secs(30))?
+        .expect(&[0, 1])?;
     case.recover()
 }

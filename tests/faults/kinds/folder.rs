@@ -44,7 +44,11 @@ fn still_there(run: &Path, planted: &BTreeMap<&'static str, Vec<u8>>) -> Result<
     for (name, bytes) in planted {
         match fs::read(run.join(name)) {
             Ok(found) if &found == bytes => {}
-            Ok(_) => return Err(format!("`{name}`, which the run did not write, was changed")),
+            Ok(_) => {
+                return Err(format!(
+                    "`{name}`, which the run did not write, was changed"
+                ));
+            }
             Err(error) => return Err(format!("`{name}`, which the run did not write: {error}")),
         }
     }
@@ -54,14 +58,23 @@ fn still_there(run: &Path, planted: &BTreeMap<&'static str, Vec<u8>>) -> Result<
 /// A folder with a person's files is refused before anything is written.
 pub(super) fn not_a_run(case: &Case) -> Result<(), String> {
     let planted = plant(&case.run());
-    let fresh: &[&str] = if case.below(2) == 0 { &[] } else { &["--fresh"] };
+    let fresh: &[&str] = if case.below(2) == 0 {
+        &[]
+    } else {
+        &["--fresh"]
+    };
     let mut command = case.train(case.layout, STEPS, &[]);
     command.args(fresh);
-    case.start(command).wait(PATIENCE)?.expect(&[2])?.says(&["is not empty", "no run"])?;
+    case.start(command)
+        .wait(PATIENCE)?
+        .expect(&[2])?
+        .says(&["is not empty", "no run"])?;
     still_there(&case.run(), &planted)?;
     for name in ["metrics.jsonl", "config.toml", "run.json", ".lock"] {
         if case.run().join(name).exists() {
-            return Err(format!("`{name}` was written into a folder that was refused"));
+            return Err(format!(
+                "`{name}` was written into a folder that was refused"
+            ));
         }
     }
     // Names that a run would write keep it out all the same; beside other files it trains.
@@ -70,7 +83,10 @@ pub(super) fn not_a_run(case: &Case) -> Result<(), String> {
         told.args(fresh);
         case.start(told)
     };
-    told().wait(PATIENCE)?.expect(&[2])?.says(&["was not written by megaburn"])?;
+    told()
+        .wait(PATIENCE)?
+        .expect(&[2])?
+        .says(&["was not written by megaburn"])?;
     still_there(&case.run(), &planted)?;
     for folder in ["hf", "checkpoints"] {
         fs::rename(case.run().join(folder), case.path(folder)).unwrap();
@@ -92,7 +108,9 @@ pub(super) fn foreign_files(case: &Case) -> Result<(), String> {
     job.signal_all(case.dir(), Signal::SIGKILL);
     job.wait(PATIENCE)?;
     let steps = STEPS.max(check::last_checkpoint(&case.run()));
-    case.start(case.train(case.layout, steps, &[])).wait(PATIENCE)?.expect(&[0])?;
+    case.start(case.train(case.layout, steps, &[]))
+        .wait(PATIENCE)?
+        .expect(&[0])?;
     still_there(&case.run(), &planted)?;
     let mut fresh = case.train(case.layout, STEPS, &[]);
     fresh.arg("--fresh");
@@ -144,7 +162,10 @@ pub(super) fn metrics_removed(case: &Case) -> Result<(), String> {
         return Err("a committed checkpoint is gone".to_string());
     }
     let steps = check::last_checkpoint(&case.run()) + 3;
-    let ended = case.start(case.train(case.layout, steps, &[])).wait(PATIENCE)?.expect(&[0])?;
+    let ended = case
+        .start(case.train(case.layout, steps, &[]))
+        .wait(PATIENCE)?
+        .expect(&[0])?;
     ended.says(&["resumed"])?;
     case.check_nothing_left()
 }
@@ -156,7 +177,10 @@ pub(super) fn second_run(case: &Case) -> Result<(), String> {
     if case.below(2) == 0 {
         second.arg("--fresh");
     }
-    case.start(second).wait(PATIENCE)?.expect(&[2])?.says(&["belongs to a run", "in use"])?;
+    case.start(second)
+        .wait(PATIENCE)?
+        .expect(&[2])?
+        .says(&["belongs to a run", "in use"])?;
     let step = check::last_step(&case.run());
     case.wait_for_step(&mut job, step + 3)?;
     job.signal(Signal::SIGTERM);
@@ -185,7 +209,9 @@ const FRESH_OPERATIONS: u64 = 40;
 /// `--fresh` that dies before its first checkpoint loses nothing of the run before it, and the next start does
 /// not begin from nothing without a word.
 pub(super) fn fresh_killed(case: &Case) -> Result<(), String> {
-    case.start(case.train(case.layout, 9, &[])).wait(PATIENCE)?.expect(&[0])?;
+    case.start(case.train(case.layout, 9, &[]))
+        .wait(PATIENCE)?
+        .expect(&[0])?;
     let weights = |folder: &Path| count(folder, "manifest.json");
     let before = weights(&case.run());
     let mut fresh = case.train(case.layout, ENDLESS, &["train.checkpoint_interval=0"]);
@@ -194,9 +220,17 @@ pub(super) fn fresh_killed(case: &Case) -> Result<(), String> {
     crate::job::wait_until("a step", || job.printed().contains("step"))?;
     job.signal_all(case.dir(), Signal::SIGKILL);
     job.wait(ENDS)?;
-    let aside = fs::read_dir(case.run()).unwrap().flatten().map(|entry| entry.path());
-    let is_aside =
-        |path: &PathBuf| path.file_name().unwrap().display().to_string().starts_with("before-");
+    let aside = fs::read_dir(case.run())
+        .unwrap()
+        .flatten()
+        .map(|entry| entry.path());
+    let is_aside = |path: &PathBuf| {
+        path.file_name()
+            .unwrap()
+            .display()
+            .to_string()
+            .starts_with("before-")
+    };
     let aside: Vec<PathBuf> = aside.filter(is_aside).collect();
     let [aside] = &aside[..] else {
         return Err(format!("the run before stands in {aside:?}"));
@@ -206,15 +240,26 @@ pub(super) fn fresh_killed(case: &Case) -> Result<(), String> {
     }
     // The run that was set aside goes on where it is, and the new one begins.
     let steps = STEPS.to_string();
-    let resume = ["train", "--resume", &aside.display().to_string(), "--steps", &steps];
-    case.start(megaburn(resume)).wait(PATIENCE)?.expect(&[0])?.says(&["resumed"])?;
+    let resume = [
+        "train",
+        "--resume",
+        &aside.display().to_string(),
+        "--steps",
+        &steps,
+    ];
+    case.start(megaburn(resume))
+        .wait(PATIENCE)?
+        .expect(&[0])?
+        .says(&["resumed"])?;
     case.recover()
 }
 
 /// `--fresh`, killed while the run is moved or named: the next start goes on with the old run or with the new one, and
 /// says which.
 pub(super) fn fresh_killed_at_an_operation(case: &Case) -> Result<(), String> {
-    case.start(case.train(case.layout, 9, &[])).wait(PATIENCE)?.expect(&[0])?;
+    case.start(case.train(case.layout, 9, &[]))
+        .wait(PATIENCE)?
+        .expect(&[0])?;
     let weights = || count(&case.run(), "manifest.json");
     let before = weights();
     let is_kept = || match weights() >= before {
@@ -224,7 +269,12 @@ pub(super) fn fresh_killed_at_an_operation(case: &Case) -> Result<(), String> {
     let mut killed = case.train(case.layout, ENDLESS, &["train.checkpoint_interval=0"]);
     killed.arg("--fresh");
     let fault = crate::shim::FileFault::Kill("before");
-    fault.add(&mut killed, case, 1 + case.below(FRESH_OPERATIONS), case.launched.then_some(0));
+    fault.add(
+        &mut killed,
+        case,
+        1 + case.below(FRESH_OPERATIONS),
+        case.launched.then_some(0),
+    );
     case.start(killed).wait(PATIENCE)?;
     is_kept()?;
     let mut next = case.start(case.train(case.layout, ENDLESS, &["train.checkpoint_interval=0"]));

@@ -57,7 +57,10 @@ pub(crate) const KINDS: [(&str, Kind); 45] = [
     ("config_emptied", damage::config_emptied),
     ("kill_in_stop", signals::kill_while_saving),
     ("fresh_killed", folder::fresh_killed),
-    ("fresh_killed_at_an_operation", folder::fresh_killed_at_an_operation),
+    (
+        "fresh_killed_at_an_operation",
+        folder::fresh_killed_at_an_operation,
+    ),
     ("stop_before_joining", stops::before_joining),
     ("paused_reader", stops::reader),
     ("silent_caller", strangers::silence),

@@ -8,12 +8,21 @@ use crate::{
 
 /// A learning rate at which everything overflows: no checkpoint that cannot be trained from is kept.
 pub(super) fn absurd_rate(case: &Case) -> Result<(), String> {
-    case.start(case.train(case.layout, 6, &[])).wait(PATIENCE)?.expect(&[0])?;
+    case.start(case.train(case.layout, 6, &[]))
+        .wait(PATIENCE)?
+        .expect(&[0])?;
     let rate = case.one_of(&["1e20", "1e30", "1e38", "3e38"]);
     let (lr, interval) = (format!("optimizer.lr={rate}"), 1 + case.below(3));
     let interval = format!("train.checkpoint_interval={interval}");
-    let sets = [lr.as_str(), &interval, "optimizer.warmup_steps=0", "train.keep_checkpoints=1"];
-    case.start(case.train(case.layout, STEPS, &sets)).wait(PATIENCE)?.expect(&[0, 3])?;
+    let sets = [
+        lr.as_str(),
+        &interval,
+        "optimizer.warmup_steps=0",
+        "train.keep_checkpoints=1",
+    ];
+    case.start(case.train(case.layout, STEPS, &sets))
+        .wait(PATIENCE)?
+        .expect(&[0, 3])?;
     let steps = check::last_checkpoint(&case.run()) + 2;
     let sets = ["optimizer.lr=1e-4", "optimizer.min_lr=1e-5"];
     let mut job = case.start(case.train(case.layout, steps, &sets));

@@ -13,10 +13,17 @@ use crate::{
 
 /// A signal that asks a run to stop. SIGHUP does not where this campaign was started by `nohup`, as its jobs are then too.
 fn ask(case: &Case) -> Signal {
-    let asked = case.one_of(&[Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, Signal::SIGUSR1]);
+    let asked = case.one_of(&[
+        Signal::SIGTERM,
+        Signal::SIGINT,
+        Signal::SIGHUP,
+        Signal::SIGUSR1,
+    ]);
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
-    let ignored = ignored.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
+    let ignored = ignored
+        .and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
+        .unwrap_or(0);
     match asked {
         Signal::SIGHUP if ignored & 1 == 1 => Signal::SIGTERM,
         asked => asked,
@@ -66,7 +73,14 @@ pub(super) fn while_waiting(case: &Case) -> Result<(), String> {
     let mut command = case.launch("dp2", &args);
     // The options stand before the program: `launch --nproc 2 -- PROGRAM`.
     let all: Vec<_> = command.get_args().map(|arg| arg.to_owned()).collect();
-    let hosts = ["--nnodes", "2", "--node-rank", "0", "--master-addr", "127.0.0.1"];
+    let hosts = [
+        "--nnodes",
+        "2",
+        "--node-rank",
+        "0",
+        "--master-addr",
+        "127.0.0.1",
+    ];
     command = crate::job::megaburn(
         all[..3]
             .iter()
@@ -103,7 +117,10 @@ fn saved_and_ended(case: &Case, job: &mut Job, code: i32) -> Result<(), String> 
     let ended = job.wait(ENDS)?;
     case.took(ended.seconds);
     ended.expect(&[code])?;
-    let (step, saved) = (check::last_step(&case.run()), check::last_checkpoint(&case.run()));
+    let (step, saved) = (
+        check::last_step(&case.run()),
+        check::last_checkpoint(&case.run()),
+    );
     if saved != step {
         return Err(format!("step {step} was done, but step {saved} was saved"));
     }

@@ -26,7 +26,9 @@ pub(super) fn rank(case: &Case) -> Result<(), String> {
     // The launcher gives the hung one 3 s to end.
     let ended = job.wait(ENDS + Duration::from_secs(3))?;
     case.took(ended.seconds);
-    ended.expect(&[4])?.says(&[&format!("waiting for rank {rank}")])?;
+    ended
+        .expect(&[4])?
+        .says(&[&format!("waiting for rank {rank}")])?;
     check::no_processes(case.dir(), Duration::from_secs(2))?;
     case.recover()
 }
@@ -38,8 +40,13 @@ pub(super) fn before_joining(case: &Case) -> Result<(), String> {
     let mut job = super::kills::behind_a_shell(case, &script, &[]);
     let ended = job.wait(ENDS + Duration::from_secs(3))?;
     case.took(ended.seconds);
-    let named = [format!("ranks [{rank}]"), "rank 0 cannot be reached in time".into()];
-    ended.expect(&[4])?.says(&[&named[usize::from(rank == 0)]])?;
+    let named = [
+        format!("ranks [{rank}]"),
+        "rank 0 cannot be reached in time".into(),
+    ];
+    ended
+        .expect(&[4])?
+        .says(&[&named[usize::from(rank == 0)]])?;
     check::no_processes(case.dir(), Duration::from_secs(2))?;
     case.recover()
 }
@@ -79,9 +86,17 @@ pub(super) fn reader(case: &Case) -> Result<(), String> {
     let (fifo, said) = (case.path("fifo"), case.path("said"));
     mkfifo(&fifo, Mode::S_IRWXU).map_err(|error| error.to_string())?;
     // Opened for both, so that nobody waits for the other end; it holds some forty lines.
-    let open = || OpenOptions::new().read(true).write(true).open(&fifo).unwrap();
-    let (held, mut command) =
-        (open(), case.train(case.layout, ENDLESS, &["train.timeout_seconds=1.0"]));
+    let open = || {
+        OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open(&fifo)
+            .unwrap()
+    };
+    let (held, mut command) = (
+        open(),
+        case.train(case.layout, ENDLESS, &["train.timeout_seconds=1.0"]),
+    );
     fcntl(&held, FcntlArg::F_SETPIPE_SZ(4096)).map_err(|error| error.to_string())?;
     command.stdout(open()).stderr(open());
     let mut job = Job::start_with_output(command, said);
@@ -103,7 +118,11 @@ pub(super) fn inside_a_save(case: &Case) -> Result<(), String> {
     FileFault::Stops.add(&mut command, case, 20 + case.below(40), Some(0));
     let mut job = case.start(command);
     let ended = case.wait_moving(&mut job)?;
-    ended.expect(&[4])?.says(&["waiting for rank 0", "did not join", "rank 0 has said nothing"])?;
+    ended.expect(&[4])?.says(&[
+        "waiting for rank 0",
+        "did not join",
+        "rank 0 has said nothing",
+    ])?;
     check::no_processes(case.dir(), Duration::from_secs(2))?;
     case.recover()
 }

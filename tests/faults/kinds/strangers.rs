@@ -26,9 +26,13 @@ fn ranks(
     let world = world_size(layout);
     let rank = |rank: usize| {
         let mut command = megaburn(case.train_args(layout, STEPS, &[]));
-        command.env("RANK", rank.to_string()).env("LOCAL_RANK", rank.to_string());
+        command
+            .env("RANK", rank.to_string())
+            .env("LOCAL_RANK", rank.to_string());
         command.env("WORLD_SIZE", world.to_string());
-        command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", port.to_string());
+        command
+            .env("MASTER_ADDR", "127.0.0.1")
+            .env("MASTER_PORT", port.to_string());
         change(rank, &mut command);
         case.start(command)
     };
@@ -37,10 +41,14 @@ fn ranks(
 
 /// The same command some seconds later.
 fn late(command: &Command, seconds: f64) -> Command {
-    let variables = command.get_envs().filter_map(|(name, value)| Some((name, value?)));
+    let variables = command
+        .get_envs()
+        .filter_map(|(name, value)| Some((name, value?)));
     let script = format!("sleep {seconds}; exec \"$@\"");
     let mut late = crate::job::plain("sh", ["-c", &script, "sh"]);
-    late.arg(crate::job::binary()).args(command.get_args()).envs(variables);
+    late.arg(crate::job::binary())
+        .args(command.get_args())
+        .envs(variables);
     late
 }
 
@@ -54,7 +62,10 @@ pub(super) fn silence(case: &Case) -> Result<(), String> {
     });
     let mut ports = Vec::new();
     wait_until("ranks 1 and 2 listen", || {
-        ports = jobs[1..3].iter().filter_map(|job| listening_port(job.pid())).collect();
+        ports = jobs[1..3]
+            .iter()
+            .filter_map(|job| listening_port(job.pid()))
+            .collect();
         ports.len() == 2
     })?;
     let mut held = Vec::new();
@@ -83,7 +94,11 @@ fn listening_port(pid: i32) -> Option<u16> {
         let (_, port) = fields.get(1)?.rsplit_once(':')?;
         is_its.then(|| u16::from_str_radix(port, 16).ok())?
     };
-    tables.iter().flatten().flat_map(|table| table.lines()).find_map(port)
+    tables
+        .iter()
+        .flatten()
+        .flat_map(|table| table.lines())
+        .find_map(port)
 }
 
 /// Garbage and silence at rank 0's port change nothing.
@@ -122,15 +137,39 @@ pub(super) fn same_port(case: &Case) -> Result<(), String> {
     let (layout, port) = (case.layout_of(2), free_port().to_string());
     let args = case.train_args(layout, STEPS, &[]);
     let binary = crate::job::binary().display().to_string();
-    let launch = ["launch", "--nproc", "2", "--master-addr", "127.0.0.1", "--master-port", &port];
-    let late = ["--", "sh", "-c", "[ $RANK = 1 ] && sleep 1.5; exec \"$@\"", "sh", &binary];
-    let mut first =
-        case.start(megaburn(launch.iter().chain(&late).map(|arg| arg.to_string()).chain(args)));
+    let launch = [
+        "launch",
+        "--nproc",
+        "2",
+        "--master-addr",
+        "127.0.0.1",
+        "--master-port",
+        &port,
+    ];
+    let late = [
+        "--",
+        "sh",
+        "-c",
+        "[ $RANK = 1 ] && sleep 1.5; exec \"$@\"",
+        "sh",
+        &binary,
+    ];
+    let mut first = case.start(megaburn(
+        launch
+            .iter()
+            .chain(&late)
+            .map(|arg| arg.to_string())
+            .chain(args),
+    ));
     thread::sleep(Duration::from_millis(500));
     let other = format!("run.dir={}", case.path("other").display());
     let args = case.train_args(layout, STEPS, &[&other, "run.seed=7"]);
     let program = ["--", binary.as_str()];
-    let second = launch.iter().chain(&program).map(|arg| arg.to_string()).chain(args);
+    let second = launch
+        .iter()
+        .chain(&program)
+        .map(|arg| arg.to_string())
+        .chain(args);
     let mut second = case.start(megaburn(second));
     let ended = second.wait(PATIENCE)?;
     if ended.code == 0 {
@@ -143,8 +182,12 @@ pub(super) fn same_port(case: &Case) -> Result<(), String> {
 /// One rank is started with another configuration: all end at once and train nothing.
 pub(super) fn other_config(case: &Case) -> Result<(), String> {
     let odd = case.below(world_size(case.layout) as u64) as usize;
-    let set =
-        case.one_of(&["optimizer.lr=0.5", "run.seed=9", "model.ffn=128", "train.global_batch=8"]);
+    let set = case.one_of(&[
+        "optimizer.lr=0.5",
+        "run.seed=9",
+        "model.ffn=128",
+        "train.global_batch=8",
+    ]);
     let mut jobs = ranks(case, case.layout, free_port(), |rank, command| {
         if rank == odd {
             command.args(["--set", set]);
@@ -172,8 +215,13 @@ pub(super) fn absurd_environment(case: &Case) -> Result<(), String> {
         ("MASTER_ADDR", ""),
     ]);
     let mut command = megaburn(case.train_args("dp2", ENDLESS, &[]));
-    command.env("RANK", "0").env("LOCAL_RANK", "0").env("WORLD_SIZE", "2");
-    command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", free_port().to_string());
+    command
+        .env("RANK", "0")
+        .env("LOCAL_RANK", "0")
+        .env("WORLD_SIZE", "2");
+    command
+        .env("MASTER_ADDR", "127.0.0.1")
+        .env("MASTER_PORT", free_port().to_string());
     command.env(name, value);
     let ended = case.start(command).wait(Duration::from_secs(10))?;
     case.took(ended.seconds);
@@ -182,8 +230,13 @@ pub(super) fn absurd_environment(case: &Case) -> Result<(), String> {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().port();
     let mut command = megaburn(case.train_args("dp2", ENDLESS, &[]));
-    command.env("RANK", "0").env("LOCAL_RANK", "0").env("WORLD_SIZE", "2");
-    command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", port.to_string());
+    command
+        .env("RANK", "0")
+        .env("LOCAL_RANK", "0")
+        .env("WORLD_SIZE", "2");
+    command
+        .env("MASTER_ADDR", "127.0.0.1")
+        .env("MASTER_PORT", port.to_string());
     let ended = case.start(command).wait(Duration::from_secs(20))?;
     ended.expect(&[1, 2, 4])?.says(&[&port.to_string()])?;
     check::no_processes(case.dir(), Duration::from_secs(2))

@@ -51,7 +51,10 @@ impl HfDir {
         fs::read_dir(path).during("read the folder", path)?;
         let config: Value = read_json(&path.join(CONFIG))?;
         if !config.is_object() {
-            return Err(CheckpointError::damaged(&path.join(CONFIG), "it is no JSON object"));
+            return Err(CheckpointError::damaged(
+                &path.join(CONFIG),
+                "it is no JSON object",
+            ));
         }
         let (files, index) = if path.join(SINGLE).exists() {
             let file = SafetensorsFile::open(&path.join(SINGLE))?;
@@ -60,9 +63,16 @@ impl HfDir {
         } else if path.join(INDEX).exists() {
             open_indexed(path)?
         } else {
-            return Err(CheckpointError::NoWeights { path: path.to_path_buf() });
+            return Err(CheckpointError::NoWeights {
+                path: path.to_path_buf(),
+            });
         };
-        let opened = Self { path: path.to_path_buf(), config, files, index };
+        let opened = Self {
+            path: path.to_path_buf(),
+            config,
+            files,
+            index,
+        };
         for (name, &file) in &opened.index {
             let (file, info) = opened.info(file, name);
             if dtype::from_hf(info.dtype).is_none() {
@@ -86,7 +96,9 @@ impl HfDir {
 
     /// All tensors, sorted by name.
     pub fn tensors(&self) -> impl Iterator<Item = TensorHeader> {
-        self.index.iter().map(|(name, &file)| self.header_in(file, name))
+        self.index
+            .iter()
+            .map(|(name, &file)| self.header_in(file, name))
     }
 
     /// What is known of a tensor, if there is one of this name.
@@ -133,7 +145,11 @@ impl HfDir {
         let Some(&index) = self.index.get(name) else {
             let (path, name) = (self.path.clone(), name.to_string());
             let nearest = nearest(&name, self.index.keys());
-            return Err(CheckpointError::MissingTensor { path, name, nearest });
+            return Err(CheckpointError::MissingTensor {
+                path,
+                name,
+                nearest,
+            });
         };
         let (file, info) = self.info(index, name);
         Ok((file.path(), self.header_in(index, name), file.stored(info)))
@@ -143,12 +159,20 @@ impl HfDir {
         let (_, info) = self.info(file, name);
         let dtype =
             dtype::from_hf(info.dtype).expect("it was looked at when the folder was opened");
-        TensorHeader { name: name.to_string(), dtype, shape: info.shape.clone() }
+        TensorHeader {
+            name: name.to_string(),
+            dtype,
+            shape: info.shape.clone(),
+        }
     }
 
     fn info(&self, file: usize, name: &str) -> (&SafetensorsFile, &TensorInfo) {
         let file = &self.files[file];
-        (file, file.info(name).expect("the index was checked when the folder was opened"))
+        (
+            file,
+            file.info(name)
+                .expect("the index was checked when the folder was opened"),
+        )
     }
 }
 
@@ -163,7 +187,10 @@ impl TensorSource for HfDir {
 
     fn read_rows(&self, name: &str, rows: Range<usize>) -> Result<TensorData, CheckpointError> {
         let (_, header, stored) = self.find(name)?;
-        assert!(rows.start <= rows.end && rows.end <= header.num_rows(), "it has no rows {rows:?}");
+        assert!(
+            rows.start <= rows.end && rows.end <= header.num_rows(),
+            "it has no rows {rows:?}"
+        );
         let start = stored.start + (rows.start * header.row_len() * header.dtype.size()) as u64;
         let shape = header.rows_shape(&rows);
         filled(shape, header.dtype, |rows| stored.file.read_at(rows, start))
@@ -184,7 +211,9 @@ fn open_indexed(folder: &Path) -> Result<Opened, CheckpointError> {
             None => {
                 let refuse = |why| Err(CheckpointError::damaged(&path, why));
                 if Path::new(&name).file_name() != Some(OsStr::new(&name)) {
-                    return refuse(format!("`{name}`, where it finds `{tensor}`, is no file name"));
+                    return refuse(format!(
+                        "`{name}`, where it finds `{tensor}`, is no file name"
+                    ));
                 }
                 if !folder.join(&name).exists() {
                     let why = format!("it finds tensor `{tensor}` in `{name}`, which is missing");

@@ -50,7 +50,10 @@ impl HfDir {
         spec: &ShardSpec,
         dtype: Option<DType>,
     ) -> Result<TensorData, CheckpointError> {
-        assert!(!names.is_empty(), "a parameter is made of one tensor at least");
+        assert!(
+            !names.is_empty(),
+            "a parameter is made of one tensor at least"
+        );
         let transposed = transposed && spec.global_shape.len() >= 2;
         let parts = self.parts(names, transposed, &spec.global_shape)?;
         let dtype = match dtype {
@@ -65,7 +68,12 @@ impl HfDir {
                     let (path, name) = (self.path().to_path_buf(), part.header.name.clone());
                     let found = format!("{:?}", part.header.dtype);
                     let expected = format!("{dtype:?}");
-                    return Err(CheckpointError::Dtype { path, name, expected, found });
+                    return Err(CheckpointError::Dtype {
+                        path,
+                        name,
+                        expected,
+                        found,
+                    });
                 };
                 shape.read(&copy, part, &spec.pieces, transposed, local)?;
             }
@@ -102,7 +110,11 @@ impl HfDir {
             }
             let columns = end..end + found.last().copied().unwrap_or(1);
             end = columns.end;
-            parts.push(Part { header, stored, columns });
+            parts.push(Part {
+                header,
+                stored,
+                columns,
+            });
         }
         let mut found = shape.to_vec();
         if let Some(len) = found.last_mut() {
@@ -127,7 +139,10 @@ impl HfDir {
         }
         let name = |part: &Part<'_>| format!("`{}` is {:?}", part.header.name, part.header.dtype);
         let tensors = parts.iter().map(name).collect::<Vec<_>>().join(", ");
-        Err(CheckpointError::MixedDtypes { path: self.path().to_path_buf(), tensors })
+        Err(CheckpointError::MixedDtypes {
+            path: self.path().to_path_buf(),
+            tensors,
+        })
     }
 }
 
@@ -165,7 +180,13 @@ impl Matrices {
         let (outer, matrix) = shape.split_at(shape.len() - 2);
         let dim = spec.dim + missing.min(1);
         let (rows, cols) = (matrix[0], matrix[1]);
-        Self { outer: outer.to_vec(), rows, cols, dim, local_len: spec.local_len }
+        Self {
+            outer: outer.to_vec(),
+            rows,
+            cols,
+            dim,
+            local_len: spec.local_len,
+        }
     }
 
     /// Reads what a part and a rank's pieces share.
@@ -179,14 +200,21 @@ impl Matrices {
     ) -> Result<(), CheckpointError> {
         let mut runs = Runs::new(&part.stored, None);
         for piece in pieces {
-            for Rectangle { from, to, size: (rows, cols) } in self.shared(part, piece, transposed) {
+            for Rectangle {
+                from,
+                to,
+                size: (rows, cols),
+            } in self.shared(part, piece, transposed)
+            {
                 if transposed {
                     read_transposed(copy, part.stored, (from, to), (rows, cols), local)?;
                 } else if from.stride == cols && to.stride == cols {
                     runs.push(from.start, to.start, rows * cols);
                 } else {
                     let row = |row| (from.start + row * from.stride, to.start + row * to.stride);
-                    (0..rows).map(row).for_each(|(from, to)| runs.push(from, to, cols));
+                    (0..rows)
+                        .map(row)
+                        .for_each(|(from, to)| runs.push(from, to, cols));
                 }
             }
         }
@@ -195,7 +223,12 @@ impl Matrices {
 
     /// The rectangles that a part and a rank's piece share, one of each matrix.
     fn shared(&self, part: &Part<'_>, piece: &Piece, transposed: bool) -> Vec<Rectangle> {
-        let Self { rows, cols, local_len, .. } = *self;
+        let Self {
+            rows,
+            cols,
+            local_len,
+            ..
+        } = *self;
         let num_outer = self.outer.len();
         // What the piece has of a dim, and how far it stands from there in the local tensor.
         let held = |dim: usize, len: usize| match dim == self.dim {
@@ -215,14 +248,26 @@ impl Matrices {
             return Vec::new();
         }
         let (row, col) = (row_range.start, col_range.start - part.columns.start);
-        let (to_row, to_col) = (to_local(num_outer, row), to_local(num_outer + 1, col_range.start));
+        let (to_row, to_col) = (
+            to_local(num_outer, row),
+            to_local(num_outer + 1, col_range.start),
+        );
         let size = (row_range.len(), col_range.len());
         let rectangle = |(from, to): (usize, usize)| {
             let (base, matrix) = (to * local_rows * local_cols, from * rows * width);
-            let to = Plane { start: base + to_row * local_cols + to_col, stride: local_cols };
+            let to = Plane {
+                start: base + to_row * local_cols + to_col,
+                stride: local_cols,
+            };
             let from = match transposed {
-                true => Plane { start: matrix + col * rows + row, stride: rows },
-                false => Plane { start: matrix + row * width + col, stride: width },
+                true => Plane {
+                    start: matrix + col * rows + row,
+                    stride: rows,
+                },
+                false => Plane {
+                    start: matrix + row * width + col,
+                    stride: width,
+                },
             };
             Rectangle { from, to, size }
         };
@@ -262,7 +307,9 @@ fn read_transposed(
     let is_near = (from.stride - rows) * size <= GAP;
     let stride = if is_near { from.stride } else { rows };
     let line = stride * size;
-    let lines = (BAND / line).max(LINES.min(LARGEST_BAND / line)).clamp(1, cols);
+    let lines = (BAND / line)
+        .max(LINES.min(LARGEST_BAND / line))
+        .clamp(1, cols);
     let mut buffer = vec![0; (lines - 1) * line + rows * size];
     for first in (0..cols).step_by(lines) {
         let lines = lines.min(cols - first);
@@ -276,8 +323,15 @@ fn read_transposed(
                 }
             }
         }
-        let to = Plane { start: to.start + first, stride: to.stride };
-        copy.transposed((buffer, Plane { start: 0, stride }), (local, to), (rows, lines));
+        let to = Plane {
+            start: to.start + first,
+            stride: to.stride,
+        };
+        copy.transposed(
+            (buffer, Plane { start: 0, stride }),
+            (local, to),
+            (rows, lines),
+        );
     }
     Ok(())
 }

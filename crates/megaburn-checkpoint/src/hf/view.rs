@@ -39,10 +39,20 @@ impl<'a> HfView<'a> {
         for entry in entries {
             let shape = checkpoint.global_shape(&entry.tensor)?.to_vec();
             let dtype = checkpoint.dtype(&entry.tensor)?;
-            let HfEntry { name, tensor, columns, .. } = entry.clone();
+            let HfEntry {
+                name,
+                tensor,
+                columns,
+                ..
+            } = entry.clone();
             let refuse = |why: String| {
                 let (name, shape) = (name.clone(), shape.clone());
-                Err(CheckpointError::Entry { name, tensor, shape, why })
+                Err(CheckpointError::Entry {
+                    name,
+                    tensor,
+                    shape,
+                    why,
+                })
             };
             if columns.start > columns.end || columns.end > shape.last().copied().unwrap_or(1) {
                 return refuse(format!("it has no columns {columns:?}"));
@@ -52,7 +62,10 @@ impl<'a> HfView<'a> {
             }
             known.insert(name, (entry, dtype, shape));
         }
-        Ok(Self { checkpoint, entries: known })
+        Ok(Self {
+            checkpoint,
+            entries: known,
+        })
     }
 }
 
@@ -68,7 +81,11 @@ impl TensorSource for HfView<'_> {
                 *len = entry.columns.len();
             }
             let shape = swapped(&shape, entry.transposed);
-            TensorHeader { name: entry.name.clone(), dtype: *dtype, shape }
+            TensorHeader {
+                name: entry.name.clone(),
+                dtype: *dtype,
+                shape,
+            }
         };
         self.entries.values().map(header).collect()
     }
@@ -77,10 +94,22 @@ impl TensorSource for HfView<'_> {
         let Some((entry, dtype, shape)) = self.entries.get(name) else {
             let (path, name) = (self.checkpoint.path().to_path_buf(), name.to_string());
             let nearest = nearest(&name, self.entries.keys());
-            return Err(CheckpointError::MissingTensor { path, name, nearest });
+            return Err(CheckpointError::MissingTensor {
+                path,
+                name,
+                nearest,
+            });
         };
-        let HfEntry { tensor, columns, transposed, .. } = entry;
-        let read = |dim, range| self.checkpoint.read(tensor, &stretch(shape, dim, range), *dtype);
+        let HfEntry {
+            tensor,
+            columns,
+            transposed,
+            ..
+        } = entry;
+        let read = |dim, range| {
+            self.checkpoint
+                .read(tensor, &stretch(shape, dim, range), *dtype)
+        };
         let shifted = columns.start + rows.start..columns.start + rows.end;
         match shape.as_slice() {
             [] => read(0, rows),
@@ -91,7 +120,11 @@ impl TensorSource for HfView<'_> {
                 arranged(&data, (*len, rows.len()), 0..rows.len(), true)
             }
             [.., num_rows, num_cols] => {
-                let num_rows = if shape.len() == 2 { rows.len() } else { *num_rows };
+                let num_rows = if shape.len() == 2 {
+                    rows.len()
+                } else {
+                    *num_rows
+                };
                 let data = read(0, rows)?;
                 match !*transposed && *columns == (0..*num_cols) {
                     true => Ok(data),
@@ -117,15 +150,24 @@ fn arranged(
     let outer = data.num_elements().checked_div(rows * cols).unwrap_or(0);
     filled(swapped(&shape, transposed), dtype, |dest| {
         for matrix in 0..outer {
-            let from = Plane { start: matrix * rows * cols + columns.start, stride: cols };
+            let from = Plane {
+                start: matrix * rows * cols + columns.start,
+                stride: cols,
+            };
             let start = matrix * rows * width;
             match transposed {
                 true => {
-                    let to = Plane { start, stride: rows };
+                    let to = Plane {
+                        start,
+                        stride: rows,
+                    };
                     copy.transposed((source, from), (dest, to), (width, rows));
                 }
                 false => {
-                    let to = Plane { start, stride: width };
+                    let to = Plane {
+                        start,
+                        stride: width,
+                    };
                     copy.straight((source, from), (dest, to), (rows, width));
                 }
             }

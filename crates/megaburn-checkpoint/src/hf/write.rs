@@ -38,7 +38,12 @@ pub struct HfWriteOptions {
 impl Default for HfWriteOptions {
     fn default() -> Self {
         let f32_tensors = BTreeSet::new();
-        Self { dtype: None, f32_tensors, max_shard_bytes: 5_000_000_000, force: false }
+        Self {
+            dtype: None,
+            f32_tensors,
+            max_shard_bytes: 5_000_000_000,
+            force: false,
+        }
     }
 }
 
@@ -115,16 +120,26 @@ pub fn write_hf(
     }
     write_extra(&staging.path, extra_files)?;
     target.commit(staging)?;
-    Ok(HfWritten { files, num_tensors, num_bytes })
+    Ok(HfWritten {
+        files,
+        num_tensors,
+        num_bytes,
+    })
 }
 
 fn plan(
     source: &dyn TensorSource,
     options: &HfWriteOptions,
 ) -> Result<Vec<Planned>, CheckpointError> {
-    let HfWriteOptions { dtype: wanted, f32_tensors, .. } = options;
+    let HfWriteOptions {
+        dtype: wanted,
+        f32_tensors,
+        ..
+    } = options;
     if let Some(dtype) = wanted.filter(|dtype| cast::copy(DType::F32, *dtype).is_none()) {
-        return Err(CheckpointError::NoFloat { dtype: format!("{dtype:?}") });
+        return Err(CheckpointError::NoFloat {
+            dtype: format!("{dtype:?}"),
+        });
     }
     let planned = |header: TensorHeader| {
         let is_float = |dtype: &DType| cast::copy(header.dtype, *dtype).is_some();
@@ -136,7 +151,12 @@ fn plan(
             return Err(CheckpointError::UnsupportedDtype { name, dtype });
         };
         let num_bytes = (header.shape.iter().product::<usize>() * dtype.size()) as u64;
-        Ok(Planned { header, dtype, file_dtype, num_bytes })
+        Ok(Planned {
+            header,
+            dtype,
+            file_dtype,
+            num_bytes,
+        })
     };
     source.headers().into_iter().map(planned).collect()
 }
@@ -168,7 +188,12 @@ fn write_file(
     tensors: &[Planned],
 ) -> Result<(), CheckpointError> {
     let mut header = Header::default();
-    for Planned { header: TensorHeader { name, shape, .. }, file_dtype, .. } in tensors {
+    for Planned {
+        header: TensorHeader { name, shape, .. },
+        file_dtype,
+        ..
+    } in tensors
+    {
         header.push(name.clone(), *file_dtype, shape.clone());
     }
     // Without it `transformers` refuses the file.

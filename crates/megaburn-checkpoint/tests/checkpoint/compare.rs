@@ -15,7 +15,12 @@ use crate::{
 
 fn values<const N: usize>(name: &str, values: [f32; N], shape: &[usize]) -> Stored {
     let bytes = values.iter().flat_map(|x| x.to_le_bytes()).collect();
-    Stored { name: name.into(), dtype: DType::F32, shape: shape.to_vec(), bytes }
+    Stored {
+        name: name.into(),
+        dtype: DType::F32,
+        shape: shape.to_vec(),
+        bytes,
+    }
 }
 
 fn compared(dir: &Path, a: &[Stored], b: &[Stored]) -> (Comparison, Vec<TensorComparison>) {
@@ -44,7 +49,11 @@ fn names_shapes_types_and_values_that_differ_are_told_apart() {
         values("nan", [1.0, nan, 3.0], &[3]),
         values("only a", [1.0], &[1]),
         values("shape", [1.0, 2.0], &[2]),
-        bits("type", &[1.5f32.to_le_bytes(), (-2.0f32).to_le_bytes()].concat(), DType::F32),
+        bits(
+            "type",
+            &[1.5f32.to_le_bytes(), (-2.0f32).to_le_bytes()].concat(),
+            DType::F32,
+        ),
         values("zero", [0.0, nan, inf], &[3]),
     ];
     let b = [
@@ -71,11 +80,21 @@ fn names_shapes_types_and_values_that_differ_are_told_apart() {
     assert_eq!(found, expected);
     assert!(!found.is_identical());
     let names: Vec<_> = visited.iter().map(|tensor| tensor.name.as_str()).collect();
-    assert_eq!(names, ["equal", "far", "nan", "only a", "only b", "shape", "type", "zero"]);
+    assert_eq!(
+        names,
+        [
+            "equal", "far", "nan", "only a", "only b", "shape", "type", "zero"
+        ]
+    );
     let told = |name: &str| {
         let tensor = visited.iter().find(|tensor| tensor.name == name).unwrap();
         let values = tensor.values.clone().unwrap();
-        (values.bitwise_equal, values.num_different, values.max_abs, values.at)
+        (
+            values.bitwise_equal,
+            values.num_different,
+            values.max_abs,
+            values.at,
+        )
     };
     assert_eq!(told("equal"), (true, 0, 0.0, None));
     assert_eq!(told("far"), (false, 3, 0.5, Some(vec![1, 1])));
@@ -93,7 +112,11 @@ fn large_integers_are_compared_exactly() {
         shape: vec![2],
         bytes: values.iter().flat_map(|x| x.to_le_bytes()).collect(),
     };
-    let (found, _) = compared(dir.path(), &[ints([i64::MAX, 5])], &[ints([i64::MAX - 1, 5])]);
+    let (found, _) = compared(
+        dir.path(),
+        &[ints([i64::MAX, 5])],
+        &[ints([i64::MAX - 1, 5])],
+    );
     assert_eq!((found.max_abs, found.worst.as_deref()), (1.0, Some("i")));
 }
 
@@ -109,7 +132,12 @@ fn one_flipped_bit_in_a_long_tensor_is_found_where_it_is() {
     let mut bytes = a.bytes.clone();
     // The lowest bit of the mantissa.
     bytes[at * 4] ^= 1;
-    let b = Stored { name: "w".into(), dtype: DType::F32, shape: shape.to_vec(), bytes };
+    let b = Stored {
+        name: "w".into(),
+        dtype: DType::F32,
+        shape: shape.to_vec(),
+        bytes,
+    };
     let (found, visited) = compared(dir.path(), &[a], &[b]);
     assert_eq!(found.values_differ, ["w"]);
     let values = visited[0].values.clone().unwrap();
@@ -124,7 +152,11 @@ fn checkpoints_of_two_layouts_are_identical_and_of_two_steps_are_not() {
         let path = save_as(&dir.path().join(name), 1, step, layout);
         megaburn_checkpoint::Checkpoint::open(&path).unwrap()
     };
-    let (a, b, later) = (open("a", 5, "tp4"), open("b", 5, "tp2-dp2"), open("c", 6, "tp4"));
+    let (a, b, later) = (
+        open("a", 5, "tp4"),
+        open("b", 5, "tp2-dp2"),
+        open("c", 6, "tp4"),
+    );
     assert!(compare(&a, &b, |_| {}).unwrap().is_identical());
     let found = compare(&a, &later, |_| {}).unwrap();
     assert!(found.values_differ.len() == found.num_tensors && !found.is_identical());
@@ -137,15 +169,24 @@ fn checkpoints_of_two_layouts_are_identical_and_of_two_steps_are_not() {
     };
     let refused = |entries| HfView::new(&a, entries).unwrap_err().to_string();
     let error = refused(vec![entry("w", "model.norm.weight", 0..7)]);
-    assert!(error.contains("of shape [6]: it has no columns 0..7"), "{error}");
+    assert!(
+        error.contains("of shape [6]: it has no columns 0..7"),
+        "{error}"
+    );
     let error = refused(vec![entry("w", "model.norn.weight", 0..6)]);
-    assert!(error.contains("the nearest is `model.norm.weight`"), "{error}");
+    assert!(
+        error.contains("the nearest is `model.norm.weight`"),
+        "{error}"
+    );
     let twice = entry("w", "model.norm.weight", 0..6);
     assert!(refused(vec![twice.clone(), twice]).contains("has this name already"));
     let view = HfView::new(&a, vec![entry("half", "model.norm.weight", 2..5)]).unwrap();
     assert_eq!(view.label(), a.path().display().to_string());
     let error = view.read_rows("hal", 0..1).unwrap_err().to_string();
-    assert!(error.contains("no tensor `hal`; the nearest is `half`"), "{error}");
+    assert!(
+        error.contains("no tensor `hal`; the nearest is `half`"),
+        "{error}"
+    );
 }
 
 /// Fails at the given row.
@@ -166,12 +207,22 @@ impl TensorSource for Failing {
     }
 
     fn read_rows(&self, name: &str, rows: Range<usize>) -> Result<TensorData, CheckpointError> {
-        assert!(rows.len() << 22 <= 16 << 20, "{rows:?} are more than a block");
+        assert!(
+            rows.len() << 22 <= 16 << 20,
+            "{rows:?} are more than a block"
+        );
         if name == "second" && rows.contains(&self.0) {
-            return Err(CheckpointError::Source { name: name.into(), why: "unplugged".into() });
+            return Err(CheckpointError::Source {
+                name: name.into(),
+                why: "unplugged".into(),
+            });
         }
         let bytes = vec![0; rows.len() << 22];
-        Ok(TensorData::from_bytes_vec(bytes, [rows.len(), 1 << 20], DType::F32))
+        Ok(TensorData::from_bytes_vec(
+            bytes,
+            [rows.len(), 1 << 20],
+            DType::F32,
+        ))
     }
 }
 
@@ -179,9 +230,15 @@ impl TensorSource for Failing {
 fn a_source_that_fails_leaves_nothing_behind() {
     let dir = tempfile::tempdir().unwrap();
     let fails = |target: &Path| {
-        let options = HfWriteOptions { max_shard_bytes: 1, force: true, ..Default::default() };
+        let options = HfWriteOptions {
+            max_shard_bytes: 1,
+            force: true,
+            ..Default::default()
+        };
         let config = [("config.json".to_string(), b"{}".to_vec())];
-        write_hf(target, &Failing(7), &options, &config).unwrap_err().to_string()
+        write_hf(target, &Failing(7), &options, &config)
+            .unwrap_err()
+            .to_string()
     };
     assert!(fails(&dir.path().join("new/out")).contains("unplugged"));
     assert_eq!(names(dir.path()), [""; 0]);
@@ -193,6 +250,8 @@ fn a_source_that_fails_leaves_nothing_behind() {
     fs::write(dir.path().join("file"), "").unwrap();
     assert!(fails(&dir.path().join("file/out")).contains("cannot make the folder"));
     assert_eq!(names(dir.path()), ["file", "old"]);
-    let error = compare(&Failing(0), &Failing(9), |_| {}).unwrap_err().to_string();
+    let error = compare(&Failing(0), &Failing(9), |_| {})
+        .unwrap_err()
+        .to_string();
     assert!(error.contains("unplugged"), "{error}");
 }

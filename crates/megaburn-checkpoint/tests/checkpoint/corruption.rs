@@ -28,7 +28,11 @@ fn refused(dir: &Path, newest: &Path, file: &str, ranks: usize) {
     assert!(found.iter().all(|refused| *refused == found[0]));
     assert_eq!(found[0].len(), 1);
     assert_eq!(found[0][0].path, newest);
-    assert!(found[0][0].why.contains(file), "{file}: {}", found[0][0].why);
+    assert!(
+        found[0][0].why.contains(file),
+        "{file}: {}",
+        found[0][0].why
+    );
 }
 
 #[test]
@@ -45,11 +49,22 @@ fn a_flipped_bit_anywhere_is_found() {
         bytes[at] ^= 1 << bit;
         fs::write(&path, bytes).unwrap();
         // A flip in either manifest file is a disagreement of the two.
-        let named = if name.starts_with("manifest") { "manifest" } else { name };
+        let named = if name.starts_with("manifest") {
+            "manifest"
+        } else {
+            name
+        };
         refused(dir.path(), &newest, named, 1 + round % 3);
         fs::write(&path, whole).unwrap();
     }
-    check(&find_latest(dir.path(), &alone()).unwrap().checkpoint.unwrap(), 20, 4);
+    check(
+        &find_latest(dir.path(), &alone())
+            .unwrap()
+            .checkpoint
+            .unwrap(),
+        20,
+        4,
+    );
 }
 
 #[test]
@@ -74,8 +89,16 @@ fn a_truncated_or_grown_file_is_found() {
     for name in names(&newest) {
         let path = newest.join(&name);
         let whole = fs::read(&path).unwrap();
-        let named = if name.starts_with("manifest") { "manifest" } else { &name };
-        for len in [0, whole.len() - 1, random.below(whole.len() as u64) as usize] {
+        let named = if name.starts_with("manifest") {
+            "manifest"
+        } else {
+            &name
+        };
+        for len in [
+            0,
+            whole.len() - 1,
+            random.below(whole.len() as u64) as usize,
+        ] {
             fs::write(&path, &whole[..len]).unwrap();
             refused(dir.path(), &newest, named, 2);
         }
@@ -131,11 +154,16 @@ fn an_error_that_is_no_damage_never_makes_an_older_checkpoint_be_used() {
     let manifest = newest_path.join("manifest.json");
     fs::remove_file(&manifest).unwrap();
     std::os::unix::fs::symlink("/proc/self/mem", &manifest).unwrap();
-    let found = run_threads(2, GroupOptions::default(), |world| find_latest(dir.path(), &world));
+    let found = run_threads(2, GroupOptions::default(), |world| {
+        find_latest(dir.path(), &world)
+    });
     let found = found.into_iter().map(|rank| rank.unwrap_err().to_string());
     let alone = [newest(dir.path()), newest_whole(dir.path())];
     for error in found.chain(alone.map(|found| found.unwrap_err().to_string())) {
-        assert!(error.contains("manifest.json") && error.contains("is not damage"), "{error}");
+        assert!(
+            error.contains("manifest.json") && error.contains("is not damage"),
+            "{error}"
+        );
         assert!(error.contains("host "), "{error}");
     }
 }
@@ -148,18 +176,31 @@ fn a_file_that_only_some_ranks_see_is_no_damage() {
     let copy = elsewhere.path().join("step-00000020");
     fs::create_dir(&copy).unwrap();
     let found = run_threads(2, GroupOptions::default(), |world| {
-        find_latest(if world.rank() == 0 { dir.path() } else { elsewhere.path() }, &world)
+        find_latest(
+            if world.rank() == 0 {
+                dir.path()
+            } else {
+                elsewhere.path()
+            },
+            &world,
+        )
     });
     for error in found.into_iter().map(|rank| rank.unwrap_err().to_string()) {
         assert!(error.contains("step-00000020"), "{error}");
-        assert!(error.contains("all hosts must see") || error.contains("rank 1 failed"), "{error}");
+        assert!(
+            error.contains("all hosts must see") || error.contains("rank 1 failed"),
+            "{error}"
+        );
     }
 }
 
 #[test]
 fn one_process_takes_the_newest_whole_one_too() {
     let (dir, newest_path) = two();
-    assert_eq!(newest_whole(dir.path()).unwrap().checkpoint.unwrap().step(), 20);
+    assert_eq!(
+        newest_whole(dir.path()).unwrap().checkpoint.unwrap().step(),
+        20
+    );
     let path = newest_path.join("rank-00001.safetensors");
     let mut bytes = fs::read(&path).unwrap();
     *bytes.last_mut().unwrap() ^= 1;
@@ -167,11 +208,17 @@ fn one_process_takes_the_newest_whole_one_too() {
     // Only a look at every byte finds that.
     assert_eq!(newest(dir.path()).unwrap().checkpoint.unwrap().step(), 20);
     let latest = newest_whole(dir.path()).unwrap();
-    assert_eq!((latest.checkpoint.unwrap().step(), latest.refused.len()), (10, 1));
+    assert_eq!(
+        (latest.checkpoint.unwrap().step(), latest.refused.len()),
+        (10, 1)
+    );
     fs::write(&path, &bytes[1..]).unwrap();
     let latest = newest(dir.path()).unwrap();
     assert_eq!(
-        (latest.checkpoint.unwrap().step(), latest.refused[0].path.clone()),
+        (
+            latest.checkpoint.unwrap().step(),
+            latest.refused[0].path.clone()
+        ),
         (10, newest_path)
     );
 }

@@ -20,7 +20,10 @@ fn a_missing_tensor_is_named_with_the_nearest() {
     let (_dir, checkpoint) = opened();
     let shard = ShardSpec::whole(&[6], Axis::Tp, 0, 1);
     assert!(checkpoint.contains("model.norm.weight") && !checkpoint.contains("model.norn.weight"));
-    let error = checkpoint.read("model.norn.weight", &shard, DType::F64).unwrap_err().to_string();
+    let error = checkpoint
+        .read("model.norn.weight", &shard, DType::F64)
+        .unwrap_err()
+        .to_string();
     assert!(
         error.contains("no tensor `model.norn.weight`; the nearest is `model.norm.weight`"),
         "{error}"
@@ -31,8 +34,14 @@ fn a_missing_tensor_is_named_with_the_nearest() {
 fn a_checkpoint_of_another_model_is_refused_with_both_shapes() {
     let (_dir, checkpoint) = opened();
     let shard = ShardSpec::whole(&[8], Axis::Tp, 0, 1);
-    let error = checkpoint.read("model.norm.weight", &shard, DType::F64).unwrap_err().to_string();
-    assert!(error.contains("global shape [6] and [8] is wanted"), "{error}");
+    let error = checkpoint
+        .read("model.norm.weight", &shard, DType::F64)
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.contains("global shape [6] and [8] is wanted"),
+        "{error}"
+    );
     assert!(error.contains("a checkpoint of another model"), "{error}");
 }
 
@@ -40,8 +49,14 @@ fn a_checkpoint_of_another_model_is_refused_with_both_shapes() {
 fn another_element_type_is_refused() {
     let (_dir, checkpoint) = opened();
     let shard = ShardSpec::whole(&[6], Axis::Tp, 0, 1);
-    let error = checkpoint.read("model.norm.weight", &shard, DType::I64).unwrap_err().to_string();
-    assert!(error.contains("`model.norm.weight` is F64 and I64 is wanted"), "{error}");
+    let error = checkpoint
+        .read("model.norm.weight", &shard, DType::I64)
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.contains("`model.norm.weight` is F64 and I64 is wanted"),
+        "{error}"
+    );
 }
 
 /// Writes `version` into the checkpoint's manifest, and its hash beside it.
@@ -50,7 +65,11 @@ fn set_version(folder: &Path, version: u64) {
     let text = fs::read_to_string(&path).unwrap();
     assert!(text.contains("\"format\": 2"));
     let text = text.replace("\"format\": 2", &format!("\"format\": {version}"));
-    fs::write(folder.join("manifest.xxh3"), format!("{:016x}", xxh3_64(text.as_bytes()))).unwrap();
+    fs::write(
+        folder.join("manifest.xxh3"),
+        format!("{:016x}", xxh3_64(text.as_bytes())),
+    )
+    .unwrap();
     fs::write(&path, text).unwrap();
 }
 
@@ -58,8 +77,16 @@ fn set_version(folder: &Path, version: u64) {
 fn another_format_version_is_named() {
     let (_dir, checkpoint) = opened();
     set_version(checkpoint.path(), 12);
-    let unknown =
-        |error| matches!(error, CheckpointError::UnknownVersion { found: 12, supported: 2, .. });
+    let unknown = |error| {
+        matches!(
+            error,
+            CheckpointError::UnknownVersion {
+                found: 12,
+                supported: 2,
+                ..
+            }
+        )
+    };
     assert!(unknown(Checkpoint::open(checkpoint.path()).unwrap_err()));
     // It may hash in a way of its own.
     fs::remove_file(checkpoint.path().join("manifest.xxh3")).unwrap();
@@ -71,7 +98,9 @@ fn no_older_checkpoint_is_taken_in_place_of_one_of_another_version() {
     let (dir, checkpoint) = opened();
     let newest = save_as(dir.path(), 2, 8, "tp2");
     set_version(&newest, 3);
-    let found = run_threads(2, GroupOptions::default(), |world| find_latest(dir.path(), &world));
+    let found = run_threads(2, GroupOptions::default(), |world| {
+        find_latest(dir.path(), &world)
+    });
     for found in found {
         let error = found.unwrap_err().to_string();
         assert!(error.contains("has checkpoint format 3"), "{error}");
@@ -96,14 +125,23 @@ fn an_error_of_the_system_is_no_damage_and_a_lost_or_changed_file_is() {
         let open = || Checkpoint::open(path.parent().unwrap()).unwrap_err();
         fs::remove_file(&path).unwrap();
         let error = open();
-        assert!(error.is_damage() && error.to_string().contains(name), "{error}");
+        assert!(
+            error.is_damage() && error.to_string().contains(name),
+            "{error}"
+        );
         // Nobody can follow it, not even the super-user.
         std::os::unix::fs::symlink(&path, &path).unwrap();
         let error = open();
-        assert!(!error.is_damage() && error.to_string().contains(name), "{error}");
+        assert!(
+            !error.is_damage() && error.to_string().contains(name),
+            "{error}"
+        );
         fs::remove_file(&path).unwrap();
         fs::write(&path, &whole[1..]).unwrap();
         let error = open();
-        assert!(error.is_damage() && error.to_string().contains("damaged"), "{error}");
+        assert!(
+            error.is_damage() && error.to_string().contains("damaged"),
+            "{error}"
+        );
     }
 }

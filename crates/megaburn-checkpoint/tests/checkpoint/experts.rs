@@ -35,10 +35,14 @@ fn tensors(groups: &ProcessGroups) -> Vec<(String, ShardSpec)> {
 fn local(seed: u64, name: &str, shard: &ShardSpec) -> Vec<f32> {
     let of_name = |seed: u64, byte| seed.wrapping_mul(31).wrapping_add(u64::from(byte));
     let mut random = Random(name.bytes().fold(seed, of_name));
-    let whole: Vec<f32> = (0..shard.num_global()).map(|_| random.below(1 << 20) as f32).collect();
+    let whole: Vec<f32> = (0..shard.num_global())
+        .map(|_| random.below(1 << 20) as f32)
+        .collect();
     let mut local = vec![0.0; shard.local_shape().iter().product()];
     for piece in &shard.pieces {
-        shard.for_each_run(piece, |l, g, n| local[l..l + n].copy_from_slice(&whole[g..g + n]));
+        shard.for_each_run(piece, |l, g, n| {
+            local[l..l + n].copy_from_slice(&whole[g..g + n])
+        });
     }
     local
 }
@@ -68,8 +72,15 @@ fn experts_saved_under_one_layout_load_under_any(
         let named = mine.iter().map(|(name, shard)| {
             let (groups, asked) = (&groups, &asked);
             NamedTensor::lazy(name.clone(), shard, DType::F32, move || {
-                assert!(is_written_by(groups, shard), "{name} on rank {}", groups.world.rank());
-                asked.lock().unwrap().push((name.clone(), shard.pieces[0].global.clone()));
+                assert!(
+                    is_written_by(groups, shard),
+                    "{name} on rank {}",
+                    groups.world.rank()
+                );
+                asked
+                    .lock()
+                    .unwrap()
+                    .push((name.clone(), shard.pieces[0].global.clone()));
                 let values = local(seed, name, shard);
                 let len = values.len();
                 Ok(TensorData::new(values, [len]))
@@ -78,9 +89,18 @@ fn experts_saved_under_one_layout_load_under_any(
         save(dir.path(), 1, None, &groups, &Snapshot::default(), named)
     });
     let paths: Vec<_> = paths.into_iter().map(Result::unwrap).collect();
-    let files: Vec<_> = writers.iter().map(|rank| format!("rank-{rank:05}.safetensors")).collect();
+    let files: Vec<_> = writers
+        .iter()
+        .map(|rank| format!("rank-{rank:05}.safetensors"))
+        .collect();
     let found = names(&paths[0]);
-    assert!(found.iter().filter(|name| name.starts_with("rank")).eq(&files), "{found:?}");
+    assert!(
+        found
+            .iter()
+            .filter(|name| name.starts_with("rank"))
+            .eq(&files),
+        "{found:?}"
+    );
     let mut asked = asked.into_inner().unwrap();
     let num_asked = asked.len();
     asked.sort_by_key(|(name, range)| (name.clone(), range.start));
@@ -94,7 +114,11 @@ fn experts_saved_under_one_layout_load_under_any(
     let ranks = run_threads(layout.world_size(), GroupOptions::default(), |world| {
         for (name, shard) in tensors(&ProcessGroups::new(&world, layout).unwrap()) {
             let read = checkpoint.read(&name, &shard, DType::F32)?;
-            assert_eq!(read.as_slice::<f32>().unwrap(), local(seed, &name, &shard), "{name}");
+            assert_eq!(
+                read.as_slice::<f32>().unwrap(),
+                local(seed, &name, &shard),
+                "{name}"
+            );
         }
         Ok::<_, megaburn_checkpoint::CheckpointError>(())
     });

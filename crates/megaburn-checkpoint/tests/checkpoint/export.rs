@@ -32,9 +32,17 @@ struct Param {
 fn params(random: &mut Random) -> Vec<Param> {
     let mut size = |max: u64| 1 + random.below(max) as usize;
     let (hidden, head, ffn, vocab) = (size(90), size(9), 12 * size(9), 12 * size(20));
-    let heads = vec![Part::units(12, head), Part::units(2, head), Part::units(2, head)];
+    let heads = vec![
+        Part::units(12, head),
+        Part::units(2, head),
+        Part::units(2, head),
+    ];
     let qkv = vec![("q", 12 * head), ("k", 2 * head), ("v", 2 * head)];
-    let biases = vec![("q.bias", 12 * head), ("k.bias", 2 * head), ("v.bias", 2 * head)];
+    let biases = vec![
+        ("q.bias", 12 * head),
+        ("k.bias", 2 * head),
+        ("v.bias", 2 * head),
+    ];
     let row = |name, parts, outer, transposed, units, dim, dtype| Param {
         name,
         parts,
@@ -46,20 +54,79 @@ fn params(random: &mut Random) -> Vec<Param> {
     };
     let (all, two) = (|n| vec![Part::new(n)], |n| vec![Part::new(n); 2]);
     vec![
-        row("qkv", qkv, vec![hidden], true, heads.clone(), 1, DType::BF16),
+        row(
+            "qkv",
+            qkv,
+            vec![hidden],
+            true,
+            heads.clone(),
+            1,
+            DType::BF16,
+        ),
         row("qkv.bias", biases, vec![], true, heads, 0, DType::F32),
-        row("mlp", vec![("gate", ffn), ("up", ffn)], vec![hidden], true, two(ffn), 1, DType::F16),
-        row("down", vec![("down", hidden)], vec![ffn], true, all(ffn), 0, DType::F32),
-        row("emb", vec![("emb", hidden)], vec![vocab], false, all(vocab), 0, DType::BF16),
-        row("c", vec![("c.a", ffn), ("c.b", ffn)], vec![hidden], false, two(ffn), 1, DType::F64),
-        row("e", vec![("e.a", ffn), ("e.b", ffn)], vec![3, head], true, two(ffn), 2, DType::BF16),
-        row("ids", vec![("ids", 12)], vec![2], false, all(12), 1, DType::I64),
+        row(
+            "mlp",
+            vec![("gate", ffn), ("up", ffn)],
+            vec![hidden],
+            true,
+            two(ffn),
+            1,
+            DType::F16,
+        ),
+        row(
+            "down",
+            vec![("down", hidden)],
+            vec![ffn],
+            true,
+            all(ffn),
+            0,
+            DType::F32,
+        ),
+        row(
+            "emb",
+            vec![("emb", hidden)],
+            vec![vocab],
+            false,
+            all(vocab),
+            0,
+            DType::BF16,
+        ),
+        row(
+            "c",
+            vec![("c.a", ffn), ("c.b", ffn)],
+            vec![hidden],
+            false,
+            two(ffn),
+            1,
+            DType::F64,
+        ),
+        row(
+            "e",
+            vec![("e.a", ffn), ("e.b", ffn)],
+            vec![3, head],
+            true,
+            two(ffn),
+            2,
+            DType::BF16,
+        ),
+        row(
+            "ids",
+            vec![("ids", 12)],
+            vec![2],
+            false,
+            all(12),
+            1,
+            DType::I64,
+        ),
     ]
 }
 
 impl Param {
     fn names(&self) -> Vec<String> {
-        self.parts.iter().map(|(name, _)| name.to_string()).collect()
+        self.parts
+            .iter()
+            .map(|(name, _)| name.to_string())
+            .collect()
     }
 
     fn shape(&self) -> Vec<usize> {
@@ -88,7 +155,12 @@ impl Param {
             let columns = end..end + width;
             end = columns.end;
             let (name, tensor) = (name.to_string(), self.name.to_string());
-            HfEntry { name, tensor, columns, transposed: self.transposed }
+            HfEntry {
+                name,
+                tensor,
+                columns,
+                transposed: self.transposed,
+            }
         };
         self.parts.iter().map(entry).collect()
     }
@@ -103,7 +175,10 @@ impl Param {
 fn import(hf: &HfDir, params: &[Param], dir: &Path, layout: &str) -> Checkpoint {
     if layout == "single" {
         let specs: Vec<_> = params.iter().map(|param| param.spec(0, 1)).collect();
-        let tensors = params.iter().zip(&specs).map(|(param, spec)| param.named(hf, spec));
+        let tensors = params
+            .iter()
+            .zip(&specs)
+            .map(|(param, spec)| param.named(hf, spec));
         let path = dir.join("imported");
         save_single(&path, false, &Snapshot::default(), "dp1", tensors, &[]).unwrap();
         return Checkpoint::open(&path).unwrap();
@@ -113,7 +188,10 @@ fn import(hf: &HfDir, params: &[Param], dir: &Path, layout: &str) -> Checkpoint 
         let groups = ProcessGroups::new(&world, layout)?;
         let (rank, size) = (groups.tp.rank(), groups.tp.size());
         let specs: Vec<_> = params.iter().map(|param| param.spec(rank, size)).collect();
-        let tensors = params.iter().zip(&specs).map(|(param, spec)| param.named(hf, spec));
+        let tensors = params
+            .iter()
+            .zip(&specs)
+            .map(|(param, spec)| param.named(hf, spec));
         save(dir, 0, None, &groups, &Snapshot::default(), tensors)
     });
     Checkpoint::open(&ranks.into_iter().next().unwrap().unwrap()).unwrap()
@@ -136,7 +214,10 @@ fn through_a_checkpoint_of_any_layout_every_tensor_comes_back_byte_for_byte(
     }
     let dir = tempfile::tempdir().unwrap();
     let published = dir.path().join("published");
-    let tensors: Vec<_> = params.iter().flat_map(|param| param.stored(&mut random)).collect();
+    let tensors: Vec<_> = params
+        .iter()
+        .flat_map(|param| param.stored(&mut random))
+        .collect();
     publish(&published, &tensors);
     let hf = HfDir::open(&published).unwrap();
     let checkpoint = import(&hf, &params, &dir.path().join("run"), layout);
@@ -147,14 +228,24 @@ fn through_a_checkpoint_of_any_layout_every_tensor_comes_back_byte_for_byte(
         for _ in 0..4 {
             let from = random.below(tensor.shape[0] as u64 + 1) as usize;
             let to = from + random.below((tensor.shape[0] - from) as u64 + 1) as usize;
-            let (of_view, of_hf) =
-                (view.read_rows(&tensor.name, from..to), hf.read_rows(&tensor.name, from..to));
-            assert_eq!(of_view.unwrap(), of_hf.unwrap(), "{} {from}..{to}", tensor.name);
+            let (of_view, of_hf) = (
+                view.read_rows(&tensor.name, from..to),
+                hf.read_rows(&tensor.name, from..to),
+            );
+            assert_eq!(
+                of_view.unwrap(),
+                of_hf.unwrap(),
+                "{} {from}..{to}",
+                tensor.name
+            );
         }
     }
 
     let target = dir.path().join("exported");
-    let options = HfWriteOptions { max_shard_bytes, ..Default::default() };
+    let options = HfWriteOptions {
+        max_shard_bytes,
+        ..Default::default()
+    };
     let written = write_hf(&target, &view, &options, &config()).unwrap();
     let back = HfDir::open(&target).unwrap();
     assert_eq!(fs::read(target.join("config.json")).unwrap(), CONFIG);
@@ -166,7 +257,10 @@ fn through_a_checkpoint_of_any_layout_every_tensor_comes_back_byte_for_byte(
     }
     assert!(compare(&hf, &back, |_| {}).unwrap().is_identical());
     assert_eq!(written.num_tensors, tensors.len());
-    assert_eq!(written.num_bytes, tensors.iter().map(|t| t.bytes.len() as u64).sum::<u64>());
+    assert_eq!(
+        written.num_bytes,
+        tensors.iter().map(|t| t.bytes.len() as u64).sum::<u64>()
+    );
     match max_shard_bytes {
         u64::MAX => {
             // Even the file is the one that the safetensors library writes.
@@ -191,7 +285,10 @@ fn the_index_is_as_transformers_writes_it() {
         .map(|(name, len)| stored(name, len, &mut random));
     publish(&dir.path().join("hf"), &tensors);
     let hf = HfDir::open(&dir.path().join("hf")).unwrap();
-    let options = HfWriteOptions { max_shard_bytes: 120, ..Default::default() };
+    let options = HfWriteOptions {
+        max_shard_bytes: 120,
+        ..Default::default()
+    };
     let target = dir.path().join("out");
     let written = write_hf(&target, &hf, &options, &config()).unwrap();
     let file = |number| format!("model-{number:05}-of-00003.safetensors");
@@ -222,11 +319,19 @@ fn floats_are_cast_on_the_way_out_and_other_types_are_not() {
     let mut random = Random::fresh();
     let dir = tempfile::tempdir().unwrap();
     let bool = DType::Bool(BoolStore::Native);
-    let tensors = [("f", DType::F32), ("g", DType::F16), ("i", DType::I64), ("m", bool)]
-        .map(|(name, dtype)| Stored::random(name, dtype, &[3, 5], &mut random));
+    let tensors = [
+        ("f", DType::F32),
+        ("g", DType::F16),
+        ("i", DType::I64),
+        ("m", bool),
+    ]
+    .map(|(name, dtype)| Stored::random(name, dtype, &[3, 5], &mut random));
     publish(&dir.path().join("hf"), &tensors);
     let hf = HfDir::open(&dir.path().join("hf")).unwrap();
-    let options = |dtype| HfWriteOptions { dtype: Some(dtype), ..Default::default() };
+    let options = |dtype| HfWriteOptions {
+        dtype: Some(dtype),
+        ..Default::default()
+    };
     let target = dir.path().join("out");
     write_hf(&target, &hf, &options(DType::BF16), &config()).unwrap();
     let back = HfDir::open(&target).unwrap();
@@ -235,7 +340,11 @@ fn floats_are_cast_on_the_way_out_and_other_types_are_not() {
     for tensor in &tensors {
         let rows = hf.read_rows(&tensor.name, 0..3).unwrap();
         let is_float = matches!(tensor.dtype, DType::F32 | DType::F16);
-        let expected = if is_float { rows.convert_dtype(DType::BF16) } else { rows };
+        let expected = if is_float {
+            rows.convert_dtype(DType::BF16)
+        } else {
+            rows
+        };
         assert_eq!(back.read_rows(&tensor.name, 0..3).unwrap(), expected);
     }
     let wide = HfWriteOptions {
@@ -245,11 +354,27 @@ fn floats_are_cast_on_the_way_out_and_other_types_are_not() {
     };
     write_hf(&target, &hf, &wide, &config()).unwrap();
     let back = HfDir::open(&target).unwrap();
-    let dtypes: Vec<_> = back.tensors().map(|header| (header.name, header.dtype)).collect();
-    let expected = [("f", DType::BF16), ("g", DType::F32), ("i", DType::I64), ("m", bool)];
-    assert_eq!(dtypes, expected.map(|(name, dtype)| (name.to_string(), dtype)));
-    let error = write_hf(&target, &hf, &options(DType::I64), &[]).unwrap_err().to_string();
-    assert!(error.contains("I64 is no element type to convert to"), "{error}");
+    let dtypes: Vec<_> = back
+        .tensors()
+        .map(|header| (header.name, header.dtype))
+        .collect();
+    let expected = [
+        ("f", DType::BF16),
+        ("g", DType::F32),
+        ("i", DType::I64),
+        ("m", bool),
+    ];
+    assert_eq!(
+        dtypes,
+        expected.map(|(name, dtype)| (name.to_string(), dtype))
+    );
+    let error = write_hf(&target, &hf, &options(DType::I64), &[])
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.contains("I64 is no element type to convert to"),
+        "{error}"
+    );
 }
 
 #[test]
@@ -260,11 +385,17 @@ fn an_existing_target_is_replaced_only_with_force_and_only_a_published_model() {
     publish(&hf, &[Stored::random("w", DType::F32, &[4], &mut random)]);
     let hf = HfDir::open(&hf).unwrap();
     let write = |force| {
-        let options = HfWriteOptions { force, ..Default::default() };
+        let options = HfWriteOptions {
+            force,
+            ..Default::default()
+        };
         write_hf(&target, &hf, &options, &config())
     };
     write(false).unwrap();
-    assert!(matches!(write(false).unwrap_err(), CheckpointError::Exists { .. }));
+    assert!(matches!(
+        write(false).unwrap_err(),
+        CheckpointError::Exists { .. }
+    ));
     fs::write(target.join("mine"), "").unwrap();
     let error = write(true).unwrap_err().to_string();
     assert!(error.contains("`mine` is no part of one"), "{error}");

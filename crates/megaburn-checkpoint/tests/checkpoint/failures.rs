@@ -16,7 +16,10 @@ fn errors(
     spoil: impl Fn(usize, &mut Vec<NamedTensor<'_>>) + Sync,
 ) -> Vec<String> {
     let layout: Layout = layout.parse().unwrap();
-    let options = GroupOptions { timeout: Duration::from_secs(10), ..Default::default() };
+    let options = GroupOptions {
+        timeout: Duration::from_secs(10),
+        ..Default::default()
+    };
     let ranks = run_threads(layout.world_size(), options, |world| {
         let groups = ProcessGroups::new(&world, layout)?;
         let tensors = tensors(groups.tp.rank(), groups.tp.size());
@@ -24,13 +27,20 @@ fn errors(
         spoil(world.rank(), &mut named);
         save(dir, 2, None, &groups, &snapshot(2), named)
     });
-    ranks.into_iter().map(|rank| rank.unwrap_err().to_string()).collect()
+    ranks
+        .into_iter()
+        .map(|rank| rank.unwrap_err().to_string())
+        .collect()
 }
 
 /// Only step 1 is there, whole, and nothing of step 2.
 fn only_the_first(dir: &Path) {
     assert_eq!(names(dir), ["step-00000001"]);
-    check(&find_latest(dir, &alone()).unwrap().checkpoint.unwrap(), 1, 2);
+    check(
+        &find_latest(dir, &alone()).unwrap().checkpoint.unwrap(),
+        1,
+        2,
+    );
 }
 
 #[test]
@@ -47,7 +57,11 @@ fn a_failure_of_one_rank_is_an_error_on_all_and_leaves_nothing() {
         for (rank, error) in errors.iter().enumerate() {
             let own = "tensor `model.layers.0.qkv.weight` to be saved has 2 elements";
             assert!(error.contains(own), "{error}");
-            assert_eq!(error.contains(&format!("rank {bad} failed")), rank != bad, "{error}");
+            assert_eq!(
+                error.contains(&format!("rank {bad} failed")),
+                rank != bad,
+                "{error}"
+            );
         }
         only_the_first(dir.path());
     }
@@ -63,20 +77,39 @@ fn tensors_that_the_ranks_do_not_tile_are_refused() {
         }
     });
     let why = "tensor `model.embedding.weight` cannot be saved: its pieces end at 8 of 13";
-    assert!(missing.iter().all(|error| error.contains(why)), "{missing:?}");
+    assert!(
+        missing.iter().all(|error| error.contains(why)),
+        "{missing:?}"
+    );
     let twice = errors(dir.path(), "tp2", |_, tensors| {
         let again = TensorData::from([0.0f32]);
-        tensors.push(NamedTensor::new(tensors[0].name.clone(), tensors[0].shard, again));
+        tensors.push(NamedTensor::new(
+            tensors[0].name.clone(),
+            tensors[0].shard,
+            again,
+        ));
     });
-    assert!(twice.iter().all(|error| error.contains("it was given twice")), "{twice:?}");
+    assert!(
+        twice
+            .iter()
+            .all(|error| error.contains("it was given twice")),
+        "{twice:?}"
+    );
     let named = errors(dir.path(), "tp2", |_, tensors| tensors[0].name += "#3");
-    assert!(named.iter().all(|error| error.contains("its name holds a `#`")), "{named:?}");
+    assert!(
+        named
+            .iter()
+            .all(|error| error.contains("its name holds a `#`")),
+        "{named:?}"
+    );
     let boolean = errors(dir.path(), "tp2", |_, tensors| {
         let data = TensorData::from([true; 6]);
         tensors[6] = NamedTensor::new("model.norm.weight", tensors[6].shard, data);
     });
     assert!(
-        boolean.iter().all(|error| error.contains("which checkpoints do not hold")),
+        boolean
+            .iter()
+            .all(|error| error.contains("which checkpoints do not hold")),
         "{boolean:?}"
     );
     only_the_first(dir.path());
@@ -88,7 +121,12 @@ fn a_folder_that_cannot_be_made_is_an_error_on_all() {
     let file = dir.path().join("file");
     fs::write(&file, "in the way").unwrap();
     let errors = errors(&file.join("checkpoints"), "tp2-dp2", |_, _| {});
-    assert!(errors.iter().all(|error| error.contains("cannot make the folder")), "{errors:?}");
+    assert!(
+        errors
+            .iter()
+            .all(|error| error.contains("cannot make the folder")),
+        "{errors:?}"
+    );
 }
 
 #[test]
@@ -97,7 +135,10 @@ fn a_panic_of_one_rank_ends_the_others_and_leaves_nothing() {
     save_as(dir.path(), 2, 1, "tp4");
     for bad in 0..4 {
         let errors = errors(dir.path(), "tp4", |rank, _| assert_ne!(rank, bad, "a bug"));
-        assert!(errors.iter().all(|error| error.contains("a bug")), "{errors:?}");
+        assert!(
+            errors.iter().all(|error| error.contains("a bug")),
+            "{errors:?}"
+        );
         only_the_first(dir.path());
     }
 }
@@ -120,8 +161,15 @@ fn a_tensor_that_fails_while_it_is_written_is_an_error_on_all_and_leaves_nothing
         assert!(error.contains(own), "{error}");
         assert_eq!(error.contains("rank 1 failed"), rank != 1, "{error}");
     }
-    let other = errors(dir.path(), "tp2", |_, tensors| tensors[3].dtype = DType::F16);
-    assert!(other.iter().all(|e| e.contains("it is F32, and F16 was announced")), "{other:?}");
+    let other = errors(dir.path(), "tp2", |_, tensors| {
+        tensors[3].dtype = DType::F16
+    });
+    assert!(
+        other
+            .iter()
+            .all(|e| e.contains("it is F32, and F16 was announced")),
+        "{other:?}"
+    );
     only_the_first(dir.path());
 }
 
@@ -134,12 +182,19 @@ fn a_full_disk_is_an_error_on_every_rank_and_leaves_nothing() {
     let child = Command::new("sh")
         .args(["-c", "trap '' XFSZ; ulimit -f 1; exec \"$0\" \"$@\""])
         .arg(env::current_exe().unwrap())
-        .args(["--exact", "failures::child_saves_on_a_full_disk", "--ignored"])
+        .args([
+            "--exact",
+            "failures::child_saves_on_a_full_disk",
+            "--ignored",
+        ])
         .env(CHILD_DIR, dir.path())
         .output()
         .unwrap();
     let said = String::from_utf8_lossy(&child.stdout);
-    assert!(child.status.success() && said.contains("1 passed"), "{said}");
+    assert!(
+        child.status.success() && said.contains("1 passed"),
+        "{said}"
+    );
     only_the_first(dir.path());
 }
 
@@ -155,7 +210,9 @@ fn child_saves_on_a_full_disk() {
         result
     });
     for rank in ranks {
-        let Err(RankFailure::Failed(error)) = rank else { panic!("{rank:?}") };
+        let Err(RankFailure::Failed(error)) = rank else {
+            panic!("{rank:?}")
+        };
         let error: CheckpointError = error;
         assert!(error.to_string().contains("cannot write"), "{error}");
         assert!(error.to_string().contains("File too large"), "{error}");

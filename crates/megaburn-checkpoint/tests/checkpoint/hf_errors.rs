@@ -37,9 +37,15 @@ fn refused(dir: &Path, said: &[&str]) {
 #[test]
 fn a_missing_folder_or_a_file_in_its_place() {
     let dir = tempfile::tempdir().unwrap();
-    refused(&dir.path().join("nowhere"), &["cannot read the folder", "nowhere", "No such file"]);
+    refused(
+        &dir.path().join("nowhere"),
+        &["cannot read the folder", "nowhere", "No such file"],
+    );
     fs::write(dir.path().join("file"), "").unwrap();
-    refused(&dir.path().join("file"), &["cannot read the folder", "file", "Not a directory"]);
+    refused(
+        &dir.path().join("file"),
+        &["cannot read the folder", "file", "Not a directory"],
+    );
 }
 
 #[rstest]
@@ -62,7 +68,10 @@ fn no_weights() {
     let dir = tempfile::tempdir().unwrap();
     publish(dir.path(), &tensors());
     fs::remove_file(dir.path().join(SINGLE)).unwrap();
-    refused(dir.path(), &["neither `model.safetensors` nor `model.safetensors.index.json`"]);
+    refused(
+        dir.path(),
+        &["neither `model.safetensors` nor `model.safetensors.index.json`"],
+    );
 }
 
 #[test]
@@ -76,11 +85,23 @@ fn an_index_of_files_that_are_missing_or_lack_the_tensor_or_is_invalid() {
     let other = index.replace("model.k_proj.weight", "model.k_prok.weight");
     fs::write(path.join(INDEX), other).unwrap();
     let found = "finds tensor `model.k_prok.weight` in `part-1.safetensors`, which lacks it";
-    refused(path, &[INDEX, found, "nearest there is `model.k_proj.weight`"]);
+    refused(
+        path,
+        &[INDEX, found, "nearest there is `model.k_proj.weight`"],
+    );
     for (bad, said) in [
-        (index.replace("part-1", "../part-1"), "`../part-1.safetensors`, where it finds"),
-        (index.replace("weight_map", "map"), "missing field `weight_map`"),
-        (index.replace("part-1.safetensors", ""), "``, where it finds"),
+        (
+            index.replace("part-1", "../part-1"),
+            "`../part-1.safetensors`, where it finds",
+        ),
+        (
+            index.replace("weight_map", "map"),
+            "missing field `weight_map`",
+        ),
+        (
+            index.replace("part-1.safetensors", ""),
+            "``, where it finds",
+        ),
     ] {
         fs::write(path.join(INDEX), bad).unwrap();
         refused(path, &[INDEX, "is damaged", said]);
@@ -98,15 +119,24 @@ fn a_file_of_another_length_than_its_header_says() {
     let mut random = Random::fresh();
     let header = 8 + u64::from_le_bytes(*whole.first_chunk().unwrap()) as usize;
     let data = header + random.below((whole.len() - header) as u64) as usize;
-    let numbers = format!("its header speaks of {} bytes, and it has {data}", whole.len());
+    let numbers = format!(
+        "its header speaks of {} bytes, and it has {data}",
+        whole.len()
+    );
     fs::write(&path, &whole[..data]).unwrap();
     refused(dir.path(), &[SINGLE, "truncated", &numbers]);
     let cut = 8 + random.below(header as u64 - 8) as usize;
     fs::write(&path, &whole[..cut]).unwrap();
-    let numbers = format!("would have {} bytes, and the whole file has {cut}", header - 8);
+    let numbers = format!(
+        "would have {} bytes, and the whole file has {cut}",
+        header - 8
+    );
     refused(dir.path(), &[SINGLE, &numbers, "truncated"]);
     fs::write(&path, &whole[..cut % 8]).unwrap();
-    refused(dir.path(), &[SINGLE, &format!("has {} bytes, too few", cut % 8)]);
+    refused(
+        dir.path(),
+        &[SINGLE, &format!("has {} bytes, too few", cut % 8)],
+    );
     fs::write(&path, [&whole[..], b"more"].concat()).unwrap();
     refused(dir.path(), &[SINGLE, "longer than it says"]);
 }
@@ -115,7 +145,10 @@ fn a_file_of_another_length_than_its_header_says() {
 #[case(b"\x08\0\0\0\0\0\0\0notjson!", "its header cannot be read")]
 #[case(b"\xff\xff\xff\xff\xff\xff\xff\xff{}", "or no safetensors file")]
 #[case(b"version https://git-lfs.github.com/spec/v1\n", "git lfs pull")]
-#[case(br#"<html><head><title>404 Not Found</title>"#, "or no safetensors file")]
+#[case(
+    br#"<html><head><title>404 Not Found</title>"#,
+    "or no safetensors file"
+)]
 fn a_header_that_is_garbage(#[case] bytes: &[u8], #[case] said: &str) {
     let dir = tempfile::tempdir().unwrap();
     publish(dir.path(), &tensors());
@@ -162,7 +195,10 @@ fn tensors_that_do_not_make_up_the_parameter(
     };
     let names: Vec<String> = parts.iter().map(name).collect();
     let spec = ShardSpec::whole(shape, Axis::Tp, 0, 1);
-    let error = hf.read_shard(&names, transposed, &spec, None).unwrap_err().to_string();
+    let error = hf
+        .read_shard(&names, transposed, &spec, None)
+        .unwrap_err()
+        .to_string();
     assert!(error.contains(said), "{error}");
     assert!(error.contains(hf.path().to_str().unwrap()), "{error}");
 }
@@ -174,17 +210,26 @@ fn a_file_that_is_cut_while_it_is_open_is_an_error() {
     publish(dir.path(), &tensors());
     let hf = HfDir::open(dir.path()).unwrap();
     let path = dir.path().join(SINGLE);
-    fs::File::options().write(true).open(&path).unwrap().set_len(64).unwrap();
+    fs::File::options()
+        .write(true)
+        .open(&path)
+        .unwrap()
+        .set_len(64)
+        .unwrap();
     let norm = "model.norm.weight".to_string();
     let spec = ShardSpec::whole(&[7], Axis::Tp, 0, 1);
     let errors = [
-        hf.read_shard(std::slice::from_ref(&norm), false, &spec, None).unwrap_err(),
+        hf.read_shard(std::slice::from_ref(&norm), false, &spec, None)
+            .unwrap_err(),
         hf.read_rows(&norm, 0..7).unwrap_err(),
         hf.are_equal(&norm, &norm).unwrap_err(),
     ];
     for error in errors {
         let text = error.to_string();
-        assert!(error.is_damage() && text.contains(SINGLE) && text.contains("shorter"), "{text}");
+        assert!(
+            error.is_damage() && text.contains(SINGLE) && text.contains("shorter"),
+            "{text}"
+        );
     }
 }
 
@@ -199,6 +244,10 @@ fn a_header_with_sizes_beyond_counting(#[case] header: &str, #[case] said: &[&st
     publish(dir.path(), &tensors());
     let bytes = [&(header.len() as u64).to_le_bytes(), header.as_bytes()].concat();
     fs::write(dir.path().join(SINGLE), bytes).unwrap();
-    let whole: Vec<&str> = said.iter().copied().chain(["model.safetensors is damaged"]).collect();
+    let whole: Vec<&str> = said
+        .iter()
+        .copied()
+        .chain(["model.safetensors is damaged"])
+        .collect();
     refused(dir.path(), &whole);
 }

@@ -39,27 +39,86 @@ fn params(random: &mut Random) -> Vec<Param> {
         })
     };
     // Twelve query heads, and one key/value head that all ranks share.
-    let heads = || vec![Part::units(12, head), Part::units(1, head), Part::units(1, head)];
+    let heads = || {
+        vec![
+            Part::units(12, head),
+            Part::units(1, head),
+            Part::units(1, head),
+        ]
+    };
     let qkv = vec![12 * head, head, head];
     let whole =
         || Box::new(|shape: &[usize], rank, tp| ShardSpec::whole(shape, Axis::Tp, rank, tp));
-    let row =
-        |name, outer, widths, transposed, spec| Param { name, outer, widths, transposed, spec };
+    let row = |name, outer, widths, transposed, spec| Param {
+        name,
+        outer,
+        widths,
+        transposed,
+        spec,
+    };
     vec![
         row("qkv", vec![hidden], qkv.clone(), true, split(1, heads())),
         row("qkv.bias", vec![], qkv, true, split(0, heads())),
-        row("gate_up", vec![hidden], vec![ffn; 2], true, split(1, vec![Part::new(ffn); 2])),
-        row("down", vec![ffn], vec![hidden], true, split(0, vec![Part::new(ffn)])),
-        row("conv1d", vec![ffn], vec![hidden], false, split(0, vec![Part::new(ffn)])),
-        row("c_fc", vec![hidden], vec![ffn], false, split(1, vec![Part::new(ffn)])),
+        row(
+            "gate_up",
+            vec![hidden],
+            vec![ffn; 2],
+            true,
+            split(1, vec![Part::new(ffn); 2]),
+        ),
+        row(
+            "down",
+            vec![ffn],
+            vec![hidden],
+            true,
+            split(0, vec![Part::new(ffn)]),
+        ),
+        row(
+            "conv1d",
+            vec![ffn],
+            vec![hidden],
+            false,
+            split(0, vec![Part::new(ffn)]),
+        ),
+        row(
+            "c_fc",
+            vec![hidden],
+            vec![ffn],
+            false,
+            split(1, vec![Part::new(ffn)]),
+        ),
         row("embedding", vec![vocab], vec![hidden], false, padded(0)),
         row("lm_head", vec![hidden], vec![vocab], true, padded(1)),
         row("norm", vec![], vec![hidden], false, whole()),
         row("scalar", vec![], vec![], false, whole()),
-        row("experts", vec![12, 3], vec![head, 2 * head], true, split(0, vec![Part::new(12)])),
-        row("experts.mid", vec![2, 12, 3], vec![head], true, split(1, vec![Part::new(12)])),
-        row("experts.rows", vec![2, ffn], vec![head], true, split(1, vec![Part::new(ffn)])),
-        row("experts.cols", vec![3, head], vec![ffn], false, split(2, vec![Part::new(ffn)])),
+        row(
+            "experts",
+            vec![12, 3],
+            vec![head, 2 * head],
+            true,
+            split(0, vec![Part::new(12)]),
+        ),
+        row(
+            "experts.mid",
+            vec![2, 12, 3],
+            vec![head],
+            true,
+            split(1, vec![Part::new(12)]),
+        ),
+        row(
+            "experts.rows",
+            vec![2, ffn],
+            vec![head],
+            true,
+            split(1, vec![Part::new(ffn)]),
+        ),
+        row(
+            "experts.cols",
+            vec![3, head],
+            vec![ffn],
+            false,
+            split(2, vec![Part::new(ffn)]),
+        ),
     ]
 }
 
@@ -72,15 +131,32 @@ fn a_shard_is_what_cutting_the_assembled_parameter_gives(
     let mut random = Random::fresh();
     let params = params(&mut random);
     let (mut tensors, mut shapes) = (Vec::new(), Vec::new());
-    for Param { name, outer, widths, transposed, .. } in &params {
+    for Param {
+        name,
+        outer,
+        widths,
+        transposed,
+        ..
+    } in &params
+    {
         let scalar = widths.is_empty();
-        for (number, width) in widths.iter().copied().chain(scalar.then_some(0)).enumerate() {
+        for (number, width) in widths
+            .iter()
+            .copied()
+            .chain(scalar.then_some(0))
+            .enumerate()
+        {
             let mut shape = outer.clone();
             shape.extend((!scalar).then_some(width));
             if let (true, [.., a, b]) = (*transposed, shape.as_mut_slice()) {
                 std::mem::swap(a, b);
             }
-            tensors.push(Stored::random(&format!("{name}.{number}"), stored, &shape, &mut random));
+            tensors.push(Stored::random(
+                &format!("{name}.{number}"),
+                stored,
+                &shape,
+                &mut random,
+            ));
         }
         let last = (!scalar).then(|| widths.iter().sum());
         shapes.push(outer.iter().copied().chain(last).collect::<Vec<usize>>());
@@ -101,8 +177,9 @@ fn a_shard_is_what_cutting_the_assembled_parameter_gives(
     }
     let hf = HfDir::open(dir.path()).unwrap();
     for ((param, shape), whole) in params.iter().zip(&shapes).zip(&wholes) {
-        let names: Vec<String> =
-            (0..param.widths.len().max(1)).map(|i| format!("{}.{i}", param.name)).collect();
+        let names: Vec<String> = (0..param.widths.len().max(1))
+            .map(|i| format!("{}.{i}", param.name))
+            .collect();
         for rank in 0..tp {
             let spec = (param.spec)(shape, rank, tp);
             let expected = cut(whole, &spec, stored);
@@ -111,7 +188,9 @@ fn a_shard_is_what_cutting_the_assembled_parameter_gives(
                     // Burn rounds twice here.
                     continue;
                 }
-                let read = hf.read_shard(&names, param.transposed, &spec, wanted).unwrap();
+                let read = hf
+                    .read_shard(&names, param.transposed, &spec, wanted)
+                    .unwrap();
                 let expected = expected.clone().convert_dtype(wanted.unwrap_or(stored));
                 let what = (param.name, rank, shape, wanted);
                 assert_eq!(read.dtype(), expected.dtype(), "{what:?}");
@@ -142,7 +221,10 @@ fn integers_and_truth_values_are_read_as_they_are() {
         let names = [tensor.name.clone()];
         let read = hf.read_shard(&names, true, &spec, None).unwrap();
         assert_eq!(read.as_bytes(), assembled(&[tensor], true, &[7, 5]));
-        let error = hf.read_shard(&names, true, &spec, Some(DType::F32)).unwrap_err().to_string();
+        let error = hf
+            .read_shard(&names, true, &spec, Some(DType::F32))
+            .unwrap_err()
+            .to_string();
         assert!(error.contains("and F32 is wanted"), "{error}");
     }
     assert!(hf.header("none").is_none() && hf.are_equal("U8", "none").is_err());
@@ -156,5 +238,8 @@ fn the_single_file_comes_before_the_index() {
     publish_sharded(dir.path(), vec![tensor("indexed")], 1);
     publish(dir.path(), &[tensor("single")]);
     let hf = HfDir::open(dir.path()).unwrap();
-    assert_eq!(hf.tensors().map(|header| header.name).collect::<Vec<_>>(), ["single"]);
+    assert_eq!(
+        hf.tensors().map(|header| header.name).collect::<Vec<_>>(),
+        ["single"]
+    );
 }

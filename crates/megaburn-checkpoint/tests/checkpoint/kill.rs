@@ -24,16 +24,29 @@ fn kill_9_at_any_moment_leaves_the_last_committed_checkpoint_or_a_newer_one() {
         let before = committed;
         committed = committed.max(saves_until_killed(dir.path(), &mut random));
         assert!(committed > before, "round {round}: nothing was saved");
-        leftovers += names(dir.path()).iter().filter(|name| name.contains('.')).count();
+        leftovers += names(dir.path())
+            .iter()
+            .filter(|name| name.contains('.'))
+            .count();
 
         let latest = find_latest(dir.path(), &alone()).unwrap();
-        assert!(latest.refused.is_empty(), "round {round}: {:?}", latest.refused);
+        assert!(
+            latest.refused.is_empty(),
+            "round {round}: {:?}",
+            latest.refused
+        );
         let checkpoint = latest.checkpoint.expect("one was committed");
-        assert!(checkpoint.step() >= committed, "round {round}: {committed} was lost");
+        assert!(
+            checkpoint.step() >= committed,
+            "round {round}: {committed} was lost"
+        );
         committed = checkpoint.step();
         check(&checkpoint, committed, 1);
         prepare(dir.path(), &alone()).unwrap();
-        assert!(names(dir.path()).iter().all(|name| !name.contains('.')), "round {round}");
+        assert!(
+            names(dir.path()).iter().all(|name| !name.contains('.')),
+            "round {round}"
+        );
     }
     assert!(leftovers > 0, "no kill came in the middle of a save");
 }
@@ -42,7 +55,12 @@ fn kill_9_at_any_moment_leaves_the_last_committed_checkpoint_or_a_newer_one() {
 /// checkpoints, and returns the last step that it said was saved.
 fn saves_until_killed(dir: &Path, random: &mut Random) -> u64 {
     let mut child = Command::new(env::current_exe().unwrap())
-        .args(["--exact", "kill::child_saves_until_killed", "--ignored", "--nocapture"])
+        .args([
+            "--exact",
+            "kill::child_saves_until_killed",
+            "--ignored",
+            "--nocapture",
+        ])
         .env(CHILD_DIR, dir)
         .stdout(Stdio::piped())
         .spawn()
@@ -71,7 +89,9 @@ fn child_saves_until_killed() {
     run_threads(2, GroupOptions::default(), |world| {
         prepare(dir, &world)?;
         let groups = ProcessGroups::new(&world, "tp2".parse().expect("a layout"))?;
-        let first = find_latest(dir, &world)?.checkpoint.map_or(1, |found| found.step() + 1);
+        let first = find_latest(dir, &world)?
+            .checkpoint
+            .map_or(1, |found| found.step() + 1);
         // Killed long before; bounded, should the parent be gone.
         for step in first..first + 2000 {
             save_rank(dir, 2, step, &groups)?;

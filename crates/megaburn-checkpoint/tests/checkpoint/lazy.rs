@@ -10,8 +10,13 @@ use crate::model::{Random, names};
 
 /// Bytes of the rank's file that is being written under `dir`.
 fn written(dir: &Path) -> u64 {
-    let staging = names(dir).into_iter().find(|name| name.contains(".tmp-")).unwrap();
-    fs::metadata(dir.join(staging).join("rank-00000.safetensors")).unwrap().len()
+    let staging = names(dir)
+        .into_iter()
+        .find(|name| name.contains(".tmp-"))
+        .unwrap();
+    fs::metadata(dir.join(staging).join("rank-00000.safetensors"))
+        .unwrap()
+        .len()
 }
 
 #[test]
@@ -26,7 +31,10 @@ fn each_tensor_is_asked_for_once_when_those_before_it_are_written_and_let_go() {
             let len = 40_000 + random.below(40_000) as usize;
             let parts = [Part::new(len), Part::new(7)];
             let shape = [2, len + 7];
-            (ShardSpec::split(&shape, 1, &parts, Axis::Tp, 0, 1).unwrap(), dtype)
+            (
+                ShardSpec::split(&shape, 1, &parts, Axis::Tp, 0, 1).unwrap(),
+                dtype,
+            )
         })
         .collect();
     let bytes = |(spec, dtype): &(ShardSpec, DType)| (spec.num_global() * dtype.size()) as u64;
@@ -37,7 +45,9 @@ fn each_tensor_is_asked_for_once_when_those_before_it_are_written_and_let_go() {
         let ((spec, dtype), asked, held) = (tensor, &asked, alive.clone());
         let name = format!("t{number}");
         NamedTensor::lazy(name, spec, *dtype, move || {
-            asked.borrow_mut().push((number, written(here), Rc::strong_count(&held)));
+            asked
+                .borrow_mut()
+                .push((number, written(here), Rc::strong_count(&held)));
             let data = vec![number as u8; spec.num_global() * dtype.size()];
             Ok(TensorData::from_bytes_vec(data, spec.local_shape(), *dtype))
         })
@@ -49,14 +59,19 @@ fn each_tensor_is_asked_for_once_when_those_before_it_are_written_and_let_go() {
     assert_eq!(order, [1, 3, 2, 0], "wide types first");
     let mut before = 0;
     for (turn, (number, written, held)) in asked.borrow().iter().enumerate() {
-        assert!(*written + 8192 >= before, "tensor {number}: {written} of {before} were written");
+        assert!(
+            *written + 8192 >= before,
+            "tensor {number}: {written} of {before} were written"
+        );
         assert_eq!(*held, 1 + specs.len() - turn, "tensor {number}");
         before += bytes(&specs[*number]);
     }
     let checkpoint = Checkpoint::open(&path).unwrap();
     checkpoint.verify().unwrap();
     for (number, (spec, dtype)) in specs.iter().enumerate() {
-        let read = checkpoint.read(&format!("t{number}"), spec, *dtype).unwrap();
+        let read = checkpoint
+            .read(&format!("t{number}"), spec, *dtype)
+            .unwrap();
         assert!(read.as_bytes().iter().all(|byte| *byte == number as u8));
     }
 }
@@ -72,5 +87,8 @@ fn a_tensor_that_this_rank_does_not_own_is_not_asked_for() {
     let result = save_single(&path, false, &Snapshot::default(), "dp1", [other, own], &[]);
     let error = result.unwrap_err();
     assert!(matches!(error, CheckpointError::Untiled { .. }), "{error}");
-    assert!(error.to_string().contains("no rank owns any of its [3]"), "{error}");
+    assert!(
+        error.to_string().contains("no rank owns any of its [3]"),
+        "{error}"
+    );
 }

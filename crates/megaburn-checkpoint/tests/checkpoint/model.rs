@@ -31,10 +31,26 @@ pub(crate) fn tensors(rank: usize, tp: usize) -> Vec<Tensor> {
     [
         ("model.embedding.weight", DType::F32, vocab.clone()),
         ("exp_avg.embedding.weight", DType::F32, vocab),
-        ("model.layers.0.qkv.weight", DType::BF16, split(&[6, 40], 1, &qkv)),
-        ("model.layers.0.gate_up.weight", DType::F32, split(&[6, 32], 1, &[Part::new(16); 2])),
-        ("model.layers.0.down.weight", DType::F16, split(&[16, 6], 0, &[Part::new(16)])),
-        ("model.layers.0.cube", DType::I64, split(&[2, 8, 3], 1, &[Part::new(8)])),
+        (
+            "model.layers.0.qkv.weight",
+            DType::BF16,
+            split(&[6, 40], 1, &qkv),
+        ),
+        (
+            "model.layers.0.gate_up.weight",
+            DType::F32,
+            split(&[6, 32], 1, &[Part::new(16); 2]),
+        ),
+        (
+            "model.layers.0.down.weight",
+            DType::F16,
+            split(&[16, 6], 0, &[Part::new(16)]),
+        ),
+        (
+            "model.layers.0.cube",
+            DType::I64,
+            split(&[2, 8, 3], 1, &[Part::new(8)]),
+        ),
         ("model.norm.weight", DType::F64, norm),
     ]
     .map(|(name, dtype, shard)| Tensor { name, dtype, shard })
@@ -45,7 +61,9 @@ pub(crate) fn tensors(rank: usize, tp: usize) -> Vec<Tensor> {
 pub(crate) fn global_bytes(tensor: &Tensor, step: u64) -> Vec<u8> {
     let mut random =
         Random(step ^ (tensor.name.len() as u64) << 32 ^ tensor.name.as_bytes()[0] as u64);
-    (0..tensor.shard.num_global() * tensor.dtype.size()).map(|_| random.next() as u8).collect()
+    (0..tensor.shard.num_global() * tensor.dtype.size())
+        .map(|_| random.next() as u8)
+        .collect()
 }
 
 /// A rank's part of it, padding zero.
@@ -67,8 +85,16 @@ pub(crate) fn named(tensor: &Tensor, step: u64) -> NamedTensor<'_> {
 }
 
 pub(crate) fn snapshot(step: u64) -> Snapshot {
-    let (model, trainer) = (json!({"hidden": 6}), json!({"samples": step * 8, "lr": 0.1}));
-    Snapshot { run_id: None, step, model, trainer }
+    let (model, trainer) = (
+        json!({"hidden": 6}),
+        json!({"samples": step * 8, "lr": 0.1}),
+    );
+    Snapshot {
+        run_id: None,
+        step,
+        model,
+        trainer,
+    }
 }
 
 /// Saves as one rank of a layout.
@@ -79,7 +105,14 @@ pub(crate) fn save_rank(
     groups: &ProcessGroups,
 ) -> Result<PathBuf, CheckpointError> {
     let tensors = tensors(groups.tp.rank(), groups.tp.size());
-    save(dir, keep, None, groups, &snapshot(step), tensors.iter().map(|tensor| named(tensor, step)))
+    save(
+        dir,
+        keep,
+        None,
+        groups,
+        &snapshot(step),
+        tensors.iter().map(|tensor| named(tensor, step)),
+    )
 }
 
 /// Saves as all ranks of a layout.
@@ -99,15 +132,29 @@ pub(crate) fn check(checkpoint: &Checkpoint, step: u64, tp: usize) {
     assert_eq!(checkpoint.step(), step);
     assert_eq!(checkpoint.trainer(), &snapshot(step).trainer);
     for tensor in (0..tp).flat_map(|rank| tensors(rank, tp)) {
-        let read = checkpoint.read(tensor.name, &tensor.shard, tensor.dtype).unwrap();
-        assert_eq!(read.shape().to_vec(), tensor.shard.local_shape(), "{}", tensor.name);
-        assert_eq!(read.as_bytes(), local_bytes(&tensor, step), "{}", tensor.name);
+        let read = checkpoint
+            .read(tensor.name, &tensor.shard, tensor.dtype)
+            .unwrap();
+        assert_eq!(
+            read.shape().to_vec(),
+            tensor.shard.local_shape(),
+            "{}",
+            tensor.name
+        );
+        assert_eq!(
+            read.as_bytes(),
+            local_bytes(&tensor, step),
+            "{}",
+            tensor.name
+        );
     }
 }
 
 /// The names in a folder.
 pub(crate) fn names(dir: &Path) -> Vec<String> {
-    let names = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name());
+    let names = fs::read_dir(dir)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name());
     let mut names: Vec<_> = names.map(|name| name.into_string().unwrap()).collect();
     names.sort();
     names
@@ -123,7 +170,10 @@ pub(crate) struct Random(pub(crate) u64);
 impl Random {
     /// Another sequence in every run; its seed is printed, for a failure.
     pub(crate) fn fresh() -> Self {
-        let seed = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_nanos() as u64;
+        let seed = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .unwrap()
+            .as_nanos() as u64;
         println!("seed {seed}");
         Self(seed)
     }

@@ -32,7 +32,12 @@ impl Stored {
                 other => bytes.extend(&bits.to_le_bytes()[..other.size()]),
             }
         }
-        Self { name: name.into(), dtype, shape: shape.to_vec(), bytes }
+        Self {
+            name: name.into(),
+            dtype,
+            shape: shape.to_vec(),
+            bytes,
+        }
     }
 }
 
@@ -78,7 +83,11 @@ pub(crate) fn publish_sharded(dir: &Path, tensors: Vec<Stored>, files: usize) {
         dealt[file].push(tensor);
     }
     for (file, tensors) in dealt.iter().enumerate() {
-        fs::write(dir.join(format!("part-{file}.safetensors")), serialized(tensors)).unwrap();
+        fs::write(
+            dir.join(format!("part-{file}.safetensors")),
+            serialized(tensors),
+        )
+        .unwrap();
     }
     let index = json!({"metadata": {"total_size": 0}, "weight_map": weight_map});
     fs::write(dir.join("model.safetensors.index.json"), index.to_string()).unwrap();

@@ -20,7 +20,10 @@ fn saved_under_one_layout_it_loads_bit_for_bit_under_any(
     assert!(latest.refused.is_empty());
     let checkpoint = latest.checkpoint.unwrap();
     checkpoint.verify().unwrap();
-    assert_eq!(checkpoint.manifest().layout, saved.parse::<Layout>().unwrap().to_string());
+    assert_eq!(
+        checkpoint.manifest().layout,
+        saved.parse::<Layout>().unwrap().to_string()
+    );
 }
 
 #[test]
@@ -28,9 +31,16 @@ fn each_element_is_written_once_and_replicas_write_no_file() {
     let dir = tempfile::tempdir().unwrap();
     let path = save_as(dir.path(), 2, 1, "tp2-dp2");
     let files = ["rank-00000.safetensors", "rank-00001.safetensors"];
-    assert_eq!(names(&path), [["manifest.json", "manifest.xxh3"], files].concat());
+    assert_eq!(
+        names(&path),
+        [["manifest.json", "manifest.xxh3"], files].concat()
+    );
     let checkpoint = Checkpoint::open(&path).unwrap();
-    let pieces = checkpoint.manifest().files.iter().map(|file| file.pieces.len());
+    let pieces = checkpoint
+        .manifest()
+        .files
+        .iter()
+        .map(|file| file.pieces.len());
     // Seven tensors, three of them in more than one part; the norm is rank 0's.
     assert_eq!(pieces.collect::<Vec<_>>(), [10, 9]);
     // The format is safetensors': any reader of it sees the pieces.
@@ -53,7 +63,10 @@ fn floats_load_as_other_floats_under_any_layout(
     let dir = tempfile::tempdir().unwrap();
     let checkpoint = Checkpoint::open(&save_as(dir.path(), 1, 9, saved)).unwrap();
     let mut cast = 0;
-    for tensor in [1, 2, 4].into_iter().flat_map(|tp| (0..tp).flat_map(move |r| tensors(r, tp))) {
+    for tensor in [1, 2, 4]
+        .into_iter()
+        .flat_map(|tp| (0..tp).flat_map(move |r| tensors(r, tp)))
+    {
         assert_eq!(checkpoint.dtype(tensor.name).unwrap(), tensor.dtype);
         let shape = &tensor.shard.global_shape;
         assert_eq!(checkpoint.global_shape(tensor.name).unwrap(), shape);
@@ -67,8 +80,15 @@ fn floats_load_as_other_floats_under_any_layout(
         assert_eq!(read.shape().to_vec(), tensor.shard.local_shape());
         let local = local_bytes(&tensor, 9);
         let local = TensorData::from_bytes_vec(local, read.shape().to_vec(), tensor.dtype);
-        for (a, b) in widened(read).into_iter().zip(widened(local.convert_dtype(wanted))) {
-            assert!(a == b || (a.is_nan() && b.is_nan()), "{}: {a} {b}", tensor.name);
+        for (a, b) in widened(read)
+            .into_iter()
+            .zip(widened(local.convert_dtype(wanted)))
+        {
+            assert!(
+                a == b || (a.is_nan() && b.is_nan()),
+                "{}: {a} {b}",
+                tensor.name
+            );
         }
         cast += usize::from(tensor.dtype != wanted);
     }
@@ -125,5 +145,12 @@ fn saving_keeps_the_newest_and_replaces_the_same_step() {
         save_as(dir.path(), 2, step, "tp2");
     }
     assert_eq!(names(dir.path()), ["step-00000002", "step-00000003"]);
-    check(&find_latest(dir.path(), &alone()).unwrap().checkpoint.unwrap(), 3, 2);
+    check(
+        &find_latest(dir.path(), &alone())
+            .unwrap()
+            .checkpoint
+            .unwrap(),
+        3,
+        2,
+    );
 }

@@ -13,7 +13,12 @@ use crate::model::{alone, check, named, names, save_as, snapshot, tensors};
 
 fn damage(checkpoint: &Path) {
     let file = checkpoint.join("rank-00000.safetensors");
-    fs::File::options().write(true).open(file).unwrap().set_len(100).unwrap();
+    fs::File::options()
+        .write(true)
+        .open(file)
+        .unwrap()
+        .set_len(100)
+        .unwrap();
 }
 
 #[test]
@@ -25,10 +30,20 @@ fn the_newest_whole_ones_are_kept_and_damaged_ones_do_not_count() {
     damage(&dir.path().join("step-00000030"));
     // A damaged one in front of the new one, and a later step of another past.
     save_as(dir.path(), 2, 35, "tp1");
-    let kept = ["step-00000020", "step-00000030", "step-00000035", "step-00000040"];
+    let kept = [
+        "step-00000020",
+        "step-00000030",
+        "step-00000035",
+        "step-00000040",
+    ];
     assert_eq!(names(dir.path()), kept);
     save_as(dir.path(), 2, 36, "tp1");
-    let kept = ["step-00000030", "step-00000035", "step-00000036", "step-00000040"];
+    let kept = [
+        "step-00000030",
+        "step-00000035",
+        "step-00000036",
+        "step-00000040",
+    ];
     assert_eq!(names(dir.path()), kept);
 }
 
@@ -44,15 +59,24 @@ fn one_that_is_counted_on_is_read_before_an_older_one_is_deleted() {
     *bytes.last_mut().unwrap() ^= 1;
     fs::write(&file, bytes).unwrap();
     save_as(dir.path(), 2, 40, "tp2");
-    assert_eq!(names(dir.path()), ["step-00000020", "step-00000030", "step-00000040"]);
+    assert_eq!(
+        names(dir.path()),
+        ["step-00000020", "step-00000030", "step-00000040"]
+    );
     save_as(dir.path(), 2, 50, "tp2");
-    assert_eq!(names(dir.path()), ["step-00000030", "step-00000040", "step-00000050"]);
+    assert_eq!(
+        names(dir.path()),
+        ["step-00000030", "step-00000040", "step-00000050"]
+    );
 }
 
 /// Saves a checkpoint of a run, or as a conversion does, of none.
 fn save_of(dir: &Path, run_id: Option<&str>, step: u64) {
     let groups = ProcessGroups::new(&alone(), Layout::SINGLE).unwrap();
-    let snapshot = Snapshot { run_id: run_id.map(String::from), ..snapshot(step) };
+    let snapshot = Snapshot {
+        run_id: run_id.map(String::from),
+        ..snapshot(step)
+    };
     let tensors = tensors(0, 1);
     let tensors = tensors.iter().map(|tensor| named(tensor, step));
     save(dir, 1, None, &groups, &snapshot, tensors).unwrap();
@@ -61,10 +85,18 @@ fn save_of(dir: &Path, run_id: Option<&str>, step: u64) {
 #[test]
 fn what_another_run_or_a_conversion_wrote_is_neither_counted_nor_deleted() {
     let dir = tempfile::tempdir().unwrap();
-    for (run_id, step) in [(None, 0), (Some("other"), 5), (Some("own"), 3), (Some("own"), 6)] {
+    for (run_id, step) in [
+        (None, 0),
+        (Some("other"), 5),
+        (Some("own"), 3),
+        (Some("own"), 6),
+    ] {
         save_of(dir.path(), run_id, step);
     }
-    assert_eq!(names(dir.path()), ["step-00000000", "step-00000005", "step-00000006"]);
+    assert_eq!(
+        names(dir.path()),
+        ["step-00000000", "step-00000005", "step-00000006"]
+    );
     let own = checkpoints_of(dir.path(), "own").unwrap();
     assert_eq!(own, [(6, dir.path().join("step-00000006"))]);
 }
@@ -95,7 +127,13 @@ fn a_damaged_one_is_set_aside_and_stays() {
     let newest = dir.path().join("step-00000002");
     damage(&newest);
     let aside = set_aside_damaged(&newest).unwrap();
-    assert!(aside.file_name().unwrap().to_string_lossy().starts_with("step-00000002.damaged-"));
+    assert!(
+        aside
+            .file_name()
+            .unwrap()
+            .to_string_lossy()
+            .starts_with("step-00000002.damaged-")
+    );
     let found = find_latest(dir.path(), &alone()).unwrap();
     assert!(found.refused.is_empty());
     check(&found.checkpoint.unwrap(), 1, 1);
@@ -120,7 +158,11 @@ fn checkpoints_are_moved_and_other_files_stay() {
     assert_eq!(names(&from), ["notes"]);
     assert_eq!(names(&to), ["step-00000001", "step-00000002"]);
     move_checkpoints(&to, &from).unwrap();
-    check(&find_latest(&from, &alone()).unwrap().checkpoint.unwrap(), 2, 1);
+    check(
+        &find_latest(&from, &alone()).unwrap().checkpoint.unwrap(),
+        2,
+        1,
+    );
 }
 
 /// Saves step 2 where the guard says something else each time that it is asked.
@@ -139,7 +181,11 @@ fn a_guard_is_asked_before_the_first_byte_and_before_the_commit() {
         let asked = std::cell::Cell::new(0);
         let error = guarded(dir.path(), &|| {
             asked.set(asked.get() + 1);
-            if asked.get() > good { Err("another run is here".to_string()) } else { Ok(()) }
+            if asked.get() > good {
+                Err("another run is here".to_string())
+            } else {
+                Ok(())
+            }
         });
         assert!(error.to_string().contains("another run is here"), "{error}");
         assert_eq!(asked.get(), good + 1);

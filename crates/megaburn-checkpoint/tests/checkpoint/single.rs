@@ -9,7 +9,10 @@ use megaburn_mesh::{Axis, Part, ShardSpec};
 use crate::model::{check, named, names, snapshot, tensors};
 
 fn extra() -> Vec<(String, Vec<u8>)> {
-    vec![("hf/config.json".into(), b"{}".to_vec()), ("hf/notes".into(), b"n".to_vec())]
+    vec![
+        ("hf/config.json".into(), b"{}".to_vec()),
+        ("hf/notes".into(), b"n".to_vec()),
+    ]
 }
 
 fn save(path: &Path, force: bool, step: u64) -> Result<(), CheckpointError> {
@@ -23,7 +26,12 @@ fn it_opens_as_any_other_with_the_files_beside_it() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("deep/down/out");
     save(&path, false, 3).unwrap();
-    let all = ["hf", "manifest.json", "manifest.xxh3", "rank-00000.safetensors"];
+    let all = [
+        "hf",
+        "manifest.json",
+        "manifest.xxh3",
+        "rank-00000.safetensors",
+    ];
     assert_eq!(names(&path), all);
     assert_eq!(fs::read(path.join("hf/config.json")).unwrap(), b"{}");
     assert_eq!(names(&dir.path().join("deep/down")), ["out"]);
@@ -42,7 +50,10 @@ fn an_existing_target_is_replaced_only_with_force_and_only_a_checkpoint() {
     let path = dir.path().join("out");
     save(&path, false, 1).unwrap();
     let error = save(&path, false, 2).unwrap_err().to_string();
-    assert!(error.contains("out exists") && error.contains("--force"), "{error}");
+    assert!(
+        error.contains("out exists") && error.contains("--force"),
+        "{error}"
+    );
     check(&Checkpoint::open(&path).unwrap(), 1, 1);
     save(&path, true, 2).unwrap();
     check(&Checkpoint::open(&path).unwrap(), 2, 1);
@@ -57,7 +68,10 @@ fn an_existing_target_is_replaced_only_with_force_and_only_a_checkpoint() {
             }
         }
         let error = save(&path, true, 2).unwrap_err().to_string();
-        assert!(error.contains("is no checkpoint and nothing else (it "), "{error}");
+        assert!(
+            error.contains("is no checkpoint and nothing else (it "),
+            "{error}"
+        );
     }
     assert_eq!(fs::read(dir.path().join("file")).unwrap(), b"mine");
     assert_eq!(fs::read(dir.path().join("folder/file")).unwrap(), b"mine");
@@ -74,7 +88,10 @@ fn a_failure_leaves_nothing_of_the_new_one_and_the_old_one_whole() {
     let fails = || {
         let why = "the file is gone".to_string();
         NamedTensor::lazy("bad", &spec, DType::F32, || {
-            Err(CheckpointError::Source { name: "bad".into(), why })
+            Err(CheckpointError::Source {
+                name: "bad".into(),
+                why,
+            })
         })
     };
     let half = || NamedTensor::new("half", &cut, TensorData::from([1.0f32, 2.0]));
@@ -91,15 +108,24 @@ fn a_failure_leaves_nothing_of_the_new_one_and_the_old_one_whole() {
         }
         let left = names(dir.path());
         let error = save_with(&path, fails(), &[]);
-        assert!(error.contains("`bad` to be saved could not be had: the file is gone"), "{error}");
+        assert!(
+            error.contains("`bad` to be saved could not be had: the file is gone"),
+            "{error}"
+        );
         let error = save_with(&path, half(), &[]);
-        assert!(error.contains("`half` cannot be saved: its pieces end at 2 of 4"), "{error}");
+        assert!(
+            error.contains("`half` cannot be saved: its pieces end at 2 of 4"),
+            "{error}"
+        );
         for outside in ["../x", "/tmp/x", "", "a/../../x"] {
             let error = save_with(&path, other(), &[(outside.to_string(), vec![])]);
             assert!(error.contains("no relative path inside"), "{error}");
         }
         let error = save_with(&path, other(), &[("manifest.json".to_string(), vec![])]);
-        assert!(error.contains("cannot write") && error.contains("File exists"), "{error}");
+        assert!(
+            error.contains("cannot write") && error.contains("File exists"),
+            "{error}"
+        );
         assert_eq!(names(dir.path()), left);
     }
     check(&Checkpoint::open(&path).unwrap(), 1, 1);

@@ -25,7 +25,10 @@ fn two() -> (TempDir, PathBuf) {
 #[test]
 fn a_bit_that_flips_after_the_verification_is_found_where_it_is_read() {
     let (dir, newest) = two();
-    let latest = find_latest(dir.path(), &alone()).unwrap().checkpoint.unwrap();
+    let latest = find_latest(dir.path(), &alone())
+        .unwrap()
+        .checkpoint
+        .unwrap();
     latest.verify().unwrap();
     let path = newest.join("rank-00000.safetensors");
     let mut bytes = fs::read(&path).unwrap();
@@ -33,18 +36,28 @@ fn a_bit_that_flips_after_the_verification_is_found_where_it_is_read() {
     bytes[8 + header + 3] ^= 16;
     fs::write(&path, bytes).unwrap();
     let read = |checkpoint: &Checkpoint, name: &str| {
-        let tensor = tensors(0, 1).into_iter().find(|tensor| tensor.name == name).unwrap();
+        let tensor = tensors(0, 1)
+            .into_iter()
+            .find(|tensor| tensor.name == name)
+            .unwrap();
         checkpoint.read(name, &tensor.shard, tensor.dtype)
     };
     let fresh = Checkpoint::open(&newest).unwrap();
     for checkpoint in [&latest, &fresh] {
         let first = tensors(0, 1).into_iter().map(|tensor| tensor.name);
-        let wrong: Vec<_> =
-            first.filter_map(|name| Some((name, read(checkpoint, name).err()?))).collect();
-        let [(name, error)] = wrong.as_slice() else { panic!("{wrong:?}") };
+        let wrong: Vec<_> = first
+            .filter_map(|name| Some((name, read(checkpoint, name).err()?)))
+            .collect();
+        let [(name, error)] = wrong.as_slice() else {
+            panic!("{wrong:?}")
+        };
         let text = error.to_string();
         assert!(error.is_damage(), "{text}");
-        for part in ["rank-00000.safetensors", &format!("tensor `{name}`"), "chunk 0 of 1"] {
+        for part in [
+            "rank-00000.safetensors",
+            &format!("tensor `{name}`"),
+            "chunk 0 of 1",
+        ] {
             assert!(text.contains(part), "{part}: {text}");
         }
     }
@@ -62,12 +75,17 @@ fn a_file_that_is_cut_while_it_is_open_is_an_error() {
     let norm = tensors(0, 1).pop().unwrap();
     fresh.read(norm.name, &norm.shard, norm.dtype).unwrap();
     for file in &checkpoint.manifest().files {
-        let file = fs::File::options().write(true).open(newest.join(&file.name)).unwrap();
+        let file = fs::File::options()
+            .write(true)
+            .open(newest.join(&file.name))
+            .unwrap();
         file.set_len(0).unwrap();
     }
     for checkpoint in [&checkpoint, &fresh] {
         for tensor in tensors(0, 1) {
-            let error = checkpoint.read(tensor.name, &tensor.shard, tensor.dtype).unwrap_err();
+            let error = checkpoint
+                .read(tensor.name, &tensor.shard, tensor.dtype)
+                .unwrap_err();
             assert!(error.is_damage(), "{error}");
             assert!(error.to_string().contains("rank-0000"), "{error}");
         }
@@ -81,7 +99,11 @@ fn a_checkpoint_without_hashes_of_chunks_is_read_and_its_files_are_verified() {
     let (dir, newest) = two();
     let path = newest.join("manifest.json");
     let mut manifest: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
-    manifest.as_object_mut().unwrap().remove("chunk_bytes").unwrap();
+    manifest
+        .as_object_mut()
+        .unwrap()
+        .remove("chunk_bytes")
+        .unwrap();
     for file in manifest["files"].as_array_mut().unwrap() {
         for piece in file["pieces"].as_array_mut().unwrap() {
             piece.as_object_mut().unwrap().remove("chunks").unwrap();
@@ -89,7 +111,14 @@ fn a_checkpoint_without_hashes_of_chunks_is_read_and_its_files_are_verified() {
     }
     write_manifest(&newest, &manifest);
     for tp in [1, 2, 4] {
-        check(&find_latest(dir.path(), &alone()).unwrap().checkpoint.unwrap(), 20, tp);
+        check(
+            &find_latest(dir.path(), &alone())
+                .unwrap()
+                .checkpoint
+                .unwrap(),
+            20,
+            tp,
+        );
     }
     let file = newest.join("rank-00003.safetensors");
     let mut bytes = fs::read(&file).unwrap();
@@ -97,7 +126,11 @@ fn a_checkpoint_without_hashes_of_chunks_is_read_and_its_files_are_verified() {
     fs::write(&file, bytes).unwrap();
     let latest = find_latest(dir.path(), &alone()).unwrap();
     check(&latest.checkpoint.unwrap(), 10, 2);
-    assert!(latest.refused[0].why.contains("rank-00003"), "{}", latest.refused[0].why);
+    assert!(
+        latest.refused[0].why.contains("rank-00003"),
+        "{}",
+        latest.refused[0].why
+    );
 }
 
 /// Chunks of another length than today's, so that a small tensor has many.
@@ -117,7 +150,11 @@ fn a_slice_reads_and_checks_only_the_chunks_that_it_touches() {
             let offsets = &header[piece["key"].as_str().unwrap()]["data_offsets"];
             let [start, end] = [0, 1].map(|i| offsets[i].as_u64().unwrap() as usize);
             let hash = |chunk: &[u8]| format!("{:016x}", xxh3_64(chunk)).into();
-            piece["chunks"] = data[start..end].chunks(32).map(hash).collect::<Vec<Value>>().into();
+            piece["chunks"] = data[start..end]
+                .chunks(32)
+                .map(hash)
+                .collect::<Vec<Value>>()
+                .into();
         }
     }
     write_manifest(&newest, &manifest);
@@ -130,7 +167,9 @@ fn a_slice_reads_and_checks_only_the_chunks_that_it_touches() {
     let mut bytes = fs::read(&file).unwrap();
     let header = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
     let text: Value = serde_json::from_slice(&bytes[8..8 + header]).unwrap();
-    let start = text[format!("{name}#4")]["data_offsets"][0].as_u64().unwrap() as usize;
+    let start = text[format!("{name}#4")]["data_offsets"][0]
+        .as_u64()
+        .unwrap() as usize;
     bytes[8 + header + start + 40] ^= 1;
     fs::write(&file, bytes).unwrap();
     let checkpoint = Checkpoint::open(&newest).unwrap();
@@ -138,7 +177,10 @@ fn a_slice_reads_and_checks_only_the_chunks_that_it_touches() {
     rows(0..6).unwrap();
     rows(8..16).unwrap();
     let error = rows(7..8).unwrap_err().to_string();
-    assert!(error.contains("bytes 32..48") && error.contains("chunk 1 of 2"), "{error}");
+    assert!(
+        error.contains("bytes 32..48") && error.contains("chunk 1 of 2"),
+        "{error}"
+    );
     rows(4..6).unwrap();
 }
 
@@ -146,5 +188,9 @@ fn a_slice_reads_and_checks_only_the_chunks_that_it_touches() {
 fn write_manifest(folder: &Path, manifest: &Value) {
     let text = serde_json::to_vec_pretty(manifest).unwrap();
     fs::write(folder.join("manifest.json"), &text).unwrap();
-    fs::write(folder.join("manifest.xxh3"), format!("{:016x}", xxh3_64(&text))).unwrap();
+    fs::write(
+        folder.join("manifest.xxh3"),
+        format!("{:016x}", xxh3_64(&text)),
+    )
+    .unwrap();
 }

@@ -43,7 +43,9 @@ impl Group {
         x: CubeTensor,
         lane: Lane,
     ) -> Result<Started, CollectiveError> {
-        self.gpu_call(OpKind::AllGather, x, false, |nccl, label, x| nccl.all_gather(label, x, lane))
+        self.gpu_call(OpKind::AllGather, x, false, |nccl, label, x| {
+            nccl.all_gather(label, x, lane)
+        })
     }
 
     /// The same into `out`, which is written whoever holds it and may have `x` as this member's stretch.
@@ -132,7 +134,9 @@ impl Group {
         from: usize,
         lane: Lane,
     ) -> Result<Started, CollectiveError> {
-        self.gpu_pair(out, from, 1, |nccl, label, out| nccl.recv(label, out, from, lane))
+        self.gpu_pair(out, from, 1, |nccl, label, out| {
+            nccl.recv(label, out, from, lane)
+        })
     }
 
     /// Makes the communicator for tensors where `x` is, unless there is one.
@@ -162,7 +166,9 @@ impl Group {
         let is_new = side.watching.watched.log().push(&call);
         if is_new {
             control.run(&call, |link, deadline| {
-                control.exchange(link, &call, deadline, |_| Payload::empty()).map(drop)
+                control
+                    .exchange(link, &call, deadline, |_| Payload::empty())
+                    .map(drop)
             })?;
         }
         side.hand_over(&call, |label| make(&side.communicator, label, x))
@@ -179,7 +185,12 @@ impl Group {
         self.check_usable()?;
         let side = self.device_side(&x)?;
         let control = &side.watching.control;
-        let mut call = Call { op: OpKind::Send, seq: 0, dtype: x.dtype, shape: shape(&x) };
+        let mut call = Call {
+            op: OpKind::Send,
+            seq: 0,
+            dtype: x.dtype,
+            shape: shape(&x),
+        };
         if member >= control.size() || member == control.rank() {
             let why = format!("member {member} is no peer of member {}", control.rank());
             return control.run(&call, |_, _| Err(control.bad_argument(&call, why)));
@@ -190,13 +201,24 @@ impl Group {
 
     /// The error of this rank's first failure, if there was one.
     pub(crate) fn check_usable(&self) -> Result<(), CollectiveError> {
-        let Some(first) = self.failure() else { return Ok(()) };
+        let Some(first) = self.failure() else {
+            return Ok(());
+        };
         let (rank, group) = (self.global_rank(), self.name().to_string());
-        Err(CollectiveError::Unusable { rank, group, first: Box::new(first) })
+        Err(CollectiveError::Unusable {
+            rank,
+            group,
+            first: Box::new(first),
+        })
     }
 
     fn next_gpu_call(&self, op: OpKind, x: &CubeTensor) -> Call {
-        Call { op, seq: self.next_seq(), dtype: x.dtype, shape: shape(x) }
+        Call {
+            op,
+            seq: self.next_seq(),
+            dtype: x.dtype,
+            shape: shape(x),
+        }
     }
 }
 

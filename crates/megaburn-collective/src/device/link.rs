@@ -58,21 +58,33 @@ impl Link {
         group: &Arc<Watched>,
         communicator: &Communicator,
     ) -> Result<(), CudaError> {
-        let DeviceLink { watchdog, groups, .. } = &self.device;
+        let DeviceLink {
+            watchdog, groups, ..
+        } = &self.device;
         let watchdog = watchdog.get_or_init(|| {
             let (transport, recorder) = (self.transport.clone(), self.recorder.clone());
             let watch = Watch::new(transport, recorder, self.failure.clone(), groups.clone());
-            Watchdog::start(Eyes { watch, oldest: HashMap::new() })
+            Watchdog::start(Eyes {
+                watch,
+                oldest: HashMap::new(),
+            })
         });
         let watchdog = watchdog.as_ref().map_err(Clone::clone)?;
-        groups.lock().unwrap_or_else(PoisonError::into_inner).push(group.clone());
+        groups
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(group.clone());
         watchdog.watch(group.channel, communicator);
         Ok(())
     }
 
     /// Looks no more after a group: its communicator is closed.
     pub(super) fn unwatch(&self, group: &Arc<Watched>) {
-        let mut groups = self.device.groups.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut groups = self
+            .device
+            .groups
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         groups.retain(|watched| !Arc::ptr_eq(watched, group));
     }
 }
@@ -102,7 +114,17 @@ impl Observer for Eyes {
 
 impl From<nccl::Standing> for Standing {
     fn from(from: nccl::Standing) -> Self {
-        let nccl::Standing { key, finished, oldest, fault } = from;
-        Self { key, finished, oldest, fault }
+        let nccl::Standing {
+            key,
+            finished,
+            oldest,
+            fault,
+        } = from;
+        Self {
+            key,
+            finished,
+            oldest,
+            fault,
+        }
     }
 }

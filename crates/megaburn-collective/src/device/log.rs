@@ -57,7 +57,11 @@ impl CallLog {
     /// Adds a call; true if it is the first of its operation, type and shape.
     pub(crate) fn push(&mut self, call: &Call) -> bool {
         // Where shapes may differ by rank, they say nothing about agreement.
-        let shape = if call.any_shape() { Vec::new() } else { call.shape.clone() };
+        let shape = if call.any_shape() {
+            Vec::new()
+        } else {
+            call.shape.clone()
+        };
         let kind = (call.op, call.dtype, shape);
         self.hash = xxh3_64_with_seed(format!("{kind:?}").as_bytes(), self.hash);
         self.made += 1;
@@ -85,8 +89,17 @@ impl CallLog {
     }
 
     pub(crate) fn bulletin(&self, asks: bool) -> Bulletin {
-        let (mark, recent) = (self.marks.back().copied(), self.recent.iter().cloned().collect());
-        Bulletin { asks, busy: None, made: self.made, mark, recent }
+        let (mark, recent) = (
+            self.marks.back().copied(),
+            self.recent.iter().cloned().collect(),
+        );
+        Bulletin {
+            asks,
+            busy: None,
+            made: self.made,
+            mark,
+            recent,
+        }
     }
 
     /// Where a member's calls differ from these, as far as both have made them. The first calls that
@@ -110,7 +123,12 @@ mod tests {
     use super::*;
 
     fn call(op: OpKind, seq: u64, shape: &[usize]) -> Call {
-        Call { op, seq, dtype: DType::BF16, shape: shape.to_vec() }
+        Call {
+            op,
+            seq,
+            dtype: DType::BF16,
+            shape: shape.to_vec(),
+        }
     }
 
     fn log(calls: impl IntoIterator<Item = Call>) -> CallLog {
@@ -120,7 +138,9 @@ mod tests {
     }
 
     fn sums(count: u64) -> Vec<Call> {
-        (0..count).map(|seq| call(OpKind::AllReduceSum, seq, &[4, 8])).collect()
+        (0..count)
+            .map(|seq| call(OpKind::AllReduceSum, seq, &[4, 8]))
+            .collect()
     }
 
     #[test]
@@ -138,7 +158,15 @@ mod tests {
 
     #[test]
     fn members_that_agree_do_not_differ_wherever_they_are() {
-        for (mine, theirs) in [(0, 0), (5, 5), (5, 3), (3, 5), (500, 500), (500, 437), (64, 300)] {
+        for (mine, theirs) in [
+            (0, 0),
+            (5, 5),
+            (5, 3),
+            (3, 5),
+            (500, 500),
+            (500, 437),
+            (64, 300),
+        ] {
             let (mine, theirs) = (log(sums(mine)), log(sums(theirs)));
             assert_eq!(mine.differs(&theirs.bulletin(true)), None);
         }

@@ -26,7 +26,10 @@ pub(crate) fn keeping_nan<B: Backend, E>(
         B::float_slice(both.clone(), &[rows, Slice::from(0..count)])
     };
     let nan = B::float_greater_elem(row(1), 0.5.into(), bools);
-    Ok(B::float_reshape(B::float_mask_fill(row(0), nan, f64::NAN.into()), shape))
+    Ok(B::float_reshape(
+        B::float_mask_fill(row(0), nan, f64::NAN.into()),
+        shape,
+    ))
 }
 
 #[cfg(test)]
@@ -57,10 +60,16 @@ mod tests {
         let sent = keeping_nan::<Flex, _>(other, Err).unwrap_err();
         let got = keeping_nan::<Flex, ()>(mine, |mine| {
             let [mine, theirs] = [mine, sent].map(|x| {
-                Tensor::<2>::from_primitive::<Flex>(x).into_data().try_to_vec::<f32>().unwrap()
+                Tensor::<2>::from_primitive::<Flex>(x)
+                    .into_data()
+                    .try_to_vec::<f32>()
+                    .unwrap()
             });
-            let all: Vec<f32> =
-                mine.into_iter().zip(theirs).map(|(a, b)| dropping([a, b])).collect();
+            let all: Vec<f32> = mine
+                .into_iter()
+                .zip(theirs)
+                .map(|(a, b)| dropping([a, b]))
+                .collect();
             let all = Tensor::<1>::from_data(all.as_slice(), &Device::flex()).reshape([2, 6]);
             Ok(all.try_into_primitive::<Flex>().unwrap())
         });

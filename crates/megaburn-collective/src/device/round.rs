@@ -59,7 +59,11 @@ impl Round {
             send(group, transport, false, group.others());
         }
         // Old news too, once a second: this rank may have come to where the member was.
-        if !news && self.compared.is_some_and(|compared| now.duration_since(compared) < ROUND) {
+        if !news
+            && self
+                .compared
+                .is_some_and(|compared| now.duration_since(compared) < ROUND)
+        {
             return None;
         }
         self.compared = Some(now);
@@ -82,7 +86,10 @@ impl Round {
         if !waits {
             self.asked = None;
         }
-        if self.told.is_some_and(|told| now.duration_since(told) < ROUND) {
+        if self
+            .told
+            .is_some_and(|told| now.duration_since(told) < ROUND)
+        {
             return;
         }
         let made = group.log().made();
@@ -90,7 +97,10 @@ impl Round {
             self.asked.get_or_insert(now);
             send(group, transport, true, group.others());
         } else if made > self.told_made {
-            let next = group.members.iter().position(|member| *member == group.rank);
+            let next = group
+                .members
+                .iter()
+                .position(|member| *member == group.rank);
             let next = next.map(|me| group.members[(me + 1) % group.members.len()]);
             send(group, transport, false, next.into_iter());
         }
@@ -103,13 +113,20 @@ impl Round {
         let others: Vec<_> = group.others().collect();
         let silent = |peer: &&usize| {
             let heard = self.heard.get(*peer).map(|(_, when)| *when);
-            self.asked.is_some_and(|asked| heard.is_none_or(|heard| heard < asked))
+            self.asked
+                .is_some_and(|asked| heard.is_none_or(|heard| heard < asked))
         };
         let behind = |peer: &&usize| {
-            let last = self.heard.get(*peer).and_then(|(bulletin, _)| bulletin.recent.last());
+            let last = self
+                .heard
+                .get(*peer)
+                .and_then(|(bulletin, _)| bulletin.recent.last());
             last.is_none_or(|last| last.seq < seq)
         };
-        let culprit = others.iter().find(silent).or_else(|| others.iter().find(behind));
+        let culprit = others
+            .iter()
+            .find(silent)
+            .or_else(|| others.iter().find(behind));
         culprit.or(others.first()).copied().unwrap_or(group.rank)
     }
 
@@ -132,14 +149,23 @@ impl Round {
     }
 
     pub(super) fn dump(&self, group: &Watched) -> String {
-        let mut text = format!("where the members of group {} are, as far as known:\n", group.name);
+        let mut text = format!(
+            "where the members of group {} are, as far as known:\n",
+            group.name
+        );
         for peer in group.others() {
             let line = match self.heard.get(&peer) {
                 None => "never heard of".to_string(),
                 Some((bulletin, when)) => {
-                    let last = bulletin.recent.last().map_or("nothing".into(), Call::to_string);
+                    let last = bulletin
+                        .recent
+                        .last()
+                        .map_or("nothing".into(), Call::to_string);
                     let ago = clock::now().saturating_duration_since(*when).as_secs_f64();
-                    format!("made {} calls, last {last}; heard {ago:.1} s ago", bulletin.made)
+                    format!(
+                        "made {} calls, last {last}; heard {ago:.1} s ago",
+                        bulletin.made
+                    )
                 }
             };
             text += &format!("  rank {peer}: {line}\n");
@@ -158,11 +184,19 @@ fn send(
     let busy = transport.activity().busy();
     let mut bulletin = group.log().bulletin(asks);
     bulletin.busy = busy;
-    let call = Call { op: OpKind::Send, seq: 0, dtype: DType::U8, shape: Vec::new() };
+    let call = Call {
+        op: OpKind::Send,
+        seq: 0,
+        dtype: DType::U8,
+        shape: Vec::new(),
+    };
     let bytes = serde_json::to_vec(&bulletin).expect("a bulletin is plain data");
     let payload = Payload::new(Bytes::from_bytes_vec(bytes));
     for peer in peers {
-        let message = Message { call: call.clone(), payload: payload.clone() };
+        let message = Message {
+            call: call.clone(),
+            payload: payload.clone(),
+        };
         let _ = transport.send(peer, group.channel, message, Deadline::after(ROUND));
     }
 }

@@ -68,11 +68,15 @@ impl Group {
             let channel = xxh3_64(&id.0);
             let watched = Watched::new(name, self.global_rank(), members, channel, timeout);
             let watched = Arc::new(watched);
-            link.watch(&watched, &communicator).map_err(|error| failed(error.to_string()))?;
+            link.watch(&watched, &communicator)
+                .map_err(|error| failed(error.to_string()))?;
             Ok((communicator, watched))
         });
         let (communicator, watched) = made?;
-        Ok(DeviceSide { communicator, watching: Watching { control, watched } })
+        Ok(DeviceSide {
+            communicator,
+            watching: Watching { control, watched },
+        })
     }
 
     /// The name that member 0 draws for the communicator.
@@ -83,14 +87,19 @@ impl Group {
         deadline: Deadline,
     ) -> Result<UniqueId, CollectiveError> {
         let id = match self.rank() {
-            0 => UniqueId::new().map_err(|error| self.device_error(call, error.to_string()))?.0,
+            0 => {
+                UniqueId::new()
+                    .map_err(|error| self.device_error(call, error.to_string()))?
+                    .0
+            }
             _ => [0; UniqueId::BYTES],
         };
         let bytes = joined([&id[..]].into_iter(), call.dtype);
         let mine = Payload::new(bytes);
         let all = self.exchange(link, call, deadline, |_| mine.clone())?;
         let id = all[0].as_slice().try_into();
-        id.map(UniqueId).map_err(|_| self.device_error(call, "no communicator name came".into()))
+        id.map(UniqueId)
+            .map_err(|_| self.device_error(call, "no communicator name came".into()))
     }
 
     fn join(
@@ -101,7 +110,10 @@ impl Group {
         queue: &CudaQueue,
         id: UniqueId,
     ) -> Result<Communicator, CollectiveError> {
-        let members = Membership { rank: self.rank(), size: self.size() };
+        let members = Membership {
+            rank: self.rank(),
+            size: self.size(),
+        };
         let fault = RefCell::new(None);
         let end = || {
             let gone = link.transport.gone(self.global_rank());
@@ -125,7 +137,12 @@ impl Group {
 
     pub(super) fn device_error(&self, call: &Call, why: String) -> CollectiveError {
         let (rank, group) = (self.global_rank(), self.name().to_string());
-        CollectiveError::Device { rank, group, call: Box::new(call.clone()), why }
+        CollectiveError::Device {
+            rank,
+            group,
+            call: Box::new(call.clone()),
+            why,
+        }
     }
 
     pub(super) fn cuda_error(&self, call: &Call, error: &CudaError) -> CollectiveError {

@@ -57,20 +57,35 @@ impl Watch {
         groups: Groups,
     ) -> Self {
         let (rounds, faulty_since) = (HashMap::new(), None);
-        Self { transport, recorder, failure, groups, rounds, faulty_since }
+        Self {
+            transport,
+            recorder,
+            failure,
+            groups,
+            rounds,
+            faulty_since,
+        }
     }
 
     /// Looks at everything at time `now`. `Some`: the communicators have to be aborted.
     pub(crate) fn look(&mut self, now: Instant, standings: &[Standing]) -> Option<String> {
-        for standing in standings.iter().filter(|standing| !standing.finished.is_empty()) {
-            standing.finished.iter().for_each(|id| self.recorder.finish(*id, None));
+        for standing in standings
+            .iter()
+            .filter(|standing| !standing.finished.is_empty())
+        {
+            standing
+                .finished
+                .iter()
+                .for_each(|id| self.recorder.finish(*id, None));
             self.rounds.entry(standing.key).or_default().progress = Some(now);
             self.transport.activity().advance();
         }
         if self.failure.get().is_none() {
             let groups = lock(&self.groups).clone();
             let error = groups.iter().find_map(|group| {
-                let standing = standings.iter().find(|standing| standing.key == group.channel);
+                let standing = standings
+                    .iter()
+                    .find(|standing| standing.key == group.channel);
                 self.trouble(now, group, &standing.cloned().unwrap_or_default())
             });
             if let Some((error, oldest)) = error {
@@ -88,10 +103,15 @@ impl Watch {
         standing: &Standing,
     ) -> Option<(CollectiveError, Option<u64>)> {
         let oldest = standing.oldest.map(|(id, _)| id);
-        let call = oldest.and_then(|id| self.recorder.call(id)).or_else(|| group.last_call());
+        let call = oldest
+            .and_then(|id| self.recorder.call(id))
+            .or_else(|| group.last_call());
         let Some(call) = call else {
             // It has called nothing yet, and answers all the same.
-            self.rounds.entry(group.channel).or_default().listen(now, group, &*self.transport);
+            self.rounds
+                .entry(group.channel)
+                .or_default()
+                .listen(now, group, &*self.transport);
             return None;
         };
         if let Some(error) = self.transport.gone(group.rank) {
@@ -126,14 +146,26 @@ impl Watch {
         }
         if let Some(busy) = round.at_work(now, group, call.seq) {
             // As on the host: who works is waited for as long as it makes progress.
-            return busy.left().is_zero().then(|| (group.stalled(call, &busy), oldest));
+            return busy
+                .left()
+                .is_zero()
+                .then(|| (group.stalled(call, &busy), oldest));
         }
         let peer = round.culprit(group, call.seq);
         let (rank, name) = (group.rank, group.name.clone());
         let seconds = group.timeout.as_secs_f64();
         tracing::error!("{}", round.dump(group));
         let call = Box::new(call);
-        Some((CollectiveError::Timeout { rank, group: name, call, peer, seconds }, oldest))
+        Some((
+            CollectiveError::Timeout {
+                rank,
+                group: name,
+                call,
+                peer,
+                seconds,
+            },
+            oldest,
+        ))
     }
 
     fn fail(&self, error: &CollectiveError, oldest: Option<u64>) {

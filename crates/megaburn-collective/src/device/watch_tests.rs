@@ -33,22 +33,41 @@ fn world(size: usize, timeout: Duration) -> Vec<Rank> {
         let groups = super::Groups::default();
         groups.lock().unwrap().push(group.clone());
         let watch = Watch::new(transport.clone(), recorder.clone(), failure.clone(), groups);
-        Rank { watch, transport, recorder, failure, group, oldest: None }
+        Rank {
+            watch,
+            transport,
+            recorder,
+            failure,
+            group,
+            oldest: None,
+        }
     };
-    ThreadTransport::world(size, GroupOptions::default()).into_iter().map(rank).collect()
+    ThreadTransport::world(size, GroupOptions::default())
+        .into_iter()
+        .map(rank)
+        .collect()
 }
 
 impl Rank {
     /// Calls something that its GPU does not end.
     fn call(&mut self, op: OpKind, seq: u64, shape: &[usize]) {
-        let call = Call { op, seq, dtype: DType::F32, shape: shape.to_vec() };
+        let call = Call {
+            op,
+            seq,
+            dtype: DType::F32,
+            shape: shape.to_vec(),
+        };
         self.group.log().push(&call);
         let id = self.recorder.start("tp", &call);
         self.oldest.get_or_insert((id, Instant::now()));
     }
 
     fn look(&mut self, after: Duration) -> Option<String> {
-        let standing = Standing { key: CHANNEL, oldest: self.oldest, ..Default::default() };
+        let standing = Standing {
+            key: CHANNEL,
+            oldest: self.oldest,
+            ..Default::default()
+        };
         self.watch.look(Instant::now() + after, &[standing])
     }
 }
@@ -61,7 +80,11 @@ fn calls_that_end_are_nobodys_trouble() {
     for rank in &mut ranks {
         rank.call(OpKind::AllReduceSum, 0, &[3]);
         let finished = vec![rank.oldest.unwrap().0];
-        let standing = Standing { key: CHANNEL, finished, ..Default::default() };
+        let standing = Standing {
+            key: CHANNEL,
+            finished,
+            ..Default::default()
+        };
         assert_eq!(rank.watch.look(Instant::now(), &[standing]), None);
         rank.oldest = None;
         assert_eq!(rank.look(100 * SECOND), None);
@@ -72,8 +95,12 @@ fn calls_that_end_are_nobodys_trouble() {
 #[test]
 fn a_dead_rank_ends_the_others_at_once() {
     let mut ranks = world(3, 600 * SECOND);
-    ranks.iter_mut().for_each(|rank| rank.call(OpKind::AllGather, 4, &[3, 5]));
-    ranks[1].transport.die("it ended without a word, killed perhaps");
+    ranks
+        .iter_mut()
+        .for_each(|rank| rank.call(OpKind::AllGather, 4, &[3, 5]));
+    ranks[1]
+        .transport
+        .die("it ended without a word, killed perhaps");
     for rank in [0, 2] {
         let text = ranks[rank].look(Duration::ZERO).unwrap();
         let named = format!("rank {rank}, group tp: all_gather #4 of F32 [3, 5] lost rank 1");
@@ -86,7 +113,9 @@ fn a_dead_rank_ends_the_others_at_once() {
 #[test]
 fn a_rank_that_does_not_answer_is_named_when_the_time_is_over() {
     let mut ranks = world(3, 10 * SECOND);
-    ranks.iter_mut().for_each(|rank| rank.call(OpKind::AllReduceSum, 0, &[3]));
+    ranks
+        .iter_mut()
+        .for_each(|rank| rank.call(OpKind::AllReduceSum, 0, &[3]));
     // Rank 1 is stopped: it looks at nothing.
     for second in 1..10 {
         for rank in [0, 2] {
@@ -94,9 +123,15 @@ fn a_rank_that_does_not_answer_is_named_when_the_time_is_over() {
         }
     }
     let text = ranks[2].look(10 * SECOND + SECOND / 2).unwrap();
-    assert!(text.contains("timed out after 10.0 s waiting for rank 1"), "{text}");
+    assert!(
+        text.contains("timed out after 10.0 s waiting for rank 1"),
+        "{text}"
+    );
     let echo = ranks[0].look(10 * SECOND + SECOND / 2).unwrap();
-    assert!(echo.contains("ended by rank 2") && echo.contains("waiting for rank 1"), "{echo}");
+    assert!(
+        echo.contains("ended by rank 2") && echo.contains("waiting for rank 1"),
+        "{echo}"
+    );
 }
 
 #[test]
@@ -109,10 +144,15 @@ fn a_rank_that_has_not_made_the_call_is_named_when_the_time_is_over() {
         ranks[rank].oldest = (calls == 2).then_some((first + 1, Instant::now()));
     }
     for second in 1..10 {
-        ranks.iter_mut().for_each(|rank| assert_eq!(rank.look(second * SECOND), None));
+        ranks
+            .iter_mut()
+            .for_each(|rank| assert_eq!(rank.look(second * SECOND), None));
     }
     let text = ranks[0].look(11 * SECOND).unwrap();
-    assert!(text.contains("all_reduce(sum) #1") && text.contains("waiting for rank 2"), "{text}");
+    assert!(
+        text.contains("all_reduce(sum) #1") && text.contains("waiting for rank 2"),
+        "{text}"
+    );
 }
 
 #[test]
@@ -122,7 +162,9 @@ fn a_rank_that_works_on_something_long_is_waited_for_until_it_does_not_answer() 
     // Rank 2 has made no call of this group yet: it compiles kernels.
     ranks[2].transport.activity().enter(Phase::Start);
     for second in 1..30 {
-        ranks.iter_mut().for_each(|rank| assert_eq!(rank.look(second * SECOND), None));
+        ranks
+            .iter_mut()
+            .for_each(|rank| assert_eq!(rank.look(second * SECOND), None));
     }
     // Then it is stopped.
     let ends = (30..40).find_map(|second| ranks[0].look(second * SECOND));
@@ -137,17 +179,24 @@ fn ranks_that_made_other_calls_are_told_both_long_before_the_time_is_over() {
     ranks[1].call(OpKind::AllReduceSum, 0, &[4]);
     // Both ask, then both read.
     let looks = (0..4).flat_map(|i| [0, 1].map(|rank| (rank, i)));
-    let found: Vec<_> = looks.filter_map(|(rank, i)| ranks[rank].look(SECOND * (i + 1))).collect();
+    let found: Vec<_> = looks
+        .filter_map(|(rank, i)| ranks[rank].look(SECOND * (i + 1)))
+        .collect();
     let text = &found[0];
     assert!(text.contains("ranks disagree"), "{text}");
-    assert!(text.contains("F32 [3]") && text.contains("F32 [4]"), "{text}");
+    assert!(
+        text.contains("F32 [3]") && text.contains("F32 [4]"),
+        "{text}"
+    );
     assert!(ranks.iter().all(|rank| rank.failure.get().is_some()));
 }
 
 #[test]
 fn an_error_on_the_gpu_waits_a_moment_for_its_cause() {
     let mut ranks = world(2, 600 * SECOND);
-    ranks.iter_mut().for_each(|rank| rank.call(OpKind::AllReduceSum, 0, &[3]));
+    ranks
+        .iter_mut()
+        .for_each(|rank| rank.call(OpKind::AllReduceSum, 0, &[3]));
     let fault = Some("NCCL failed: remote process exited".to_string());
     let standing = |rank: &Rank| Standing {
         key: CHANNEL,
@@ -160,9 +209,15 @@ fn an_error_on_the_gpu_waits_a_moment_for_its_cause() {
     assert_eq!(first[0].watch.look(Instant::now(), &standings), None);
     let later = Instant::now() + SECOND;
     let text = first[0].watch.look(later, &standings).unwrap();
-    assert!(text.contains("failed on the GPU: NCCL failed: remote process"), "{text}");
+    assert!(
+        text.contains("failed on the GPU: NCCL failed: remote process"),
+        "{text}"
+    );
     let echo = other[0].look(Duration::ZERO).unwrap();
-    assert!(echo.contains("ended by rank 0") && echo.contains("remote process"), "{echo}");
+    assert!(
+        echo.contains("ended by rank 0") && echo.contains("remote process"),
+        "{echo}"
+    );
 }
 
 #[test]
@@ -180,7 +235,12 @@ fn failures_of_the_host_end_the_gpu_too() {
     let mut ranks = world(2, 600 * SECOND);
     ranks[0].call(OpKind::AllReduceSum, 0, &[3]);
     let aborting = ranks.remove(1);
-    thread::spawn(move || aborting.transport.abort(1, "its disk is full")).join().unwrap();
+    thread::spawn(move || aborting.transport.abort(1, "its disk is full"))
+        .join()
+        .unwrap();
     let text = ranks[0].look(Duration::ZERO).unwrap();
-    assert!(text.contains("ended by rank 1") && text.contains("its disk is full"), "{text}");
+    assert!(
+        text.contains("ended by rank 1") && text.contains("its disk is full"),
+        "{text}"
+    );
 }

@@ -34,7 +34,14 @@ impl Watched {
         channel: Channel,
         timeout: Duration,
     ) -> Self {
-        Self { name: name.to_string(), rank, members, channel, timeout, log: Mutex::default() }
+        Self {
+            name: name.to_string(),
+            rank,
+            members,
+            channel,
+            timeout,
+            log: Mutex::default(),
+        }
     }
 
     pub(crate) fn log(&self) -> MutexGuard<'_, CallLog> {
@@ -46,22 +53,38 @@ impl Watched {
     }
 
     pub(super) fn others(&self) -> impl Iterator<Item = usize> {
-        self.members.iter().copied().filter(|member| *member != self.rank)
+        self.members
+            .iter()
+            .copied()
+            .filter(|member| *member != self.rank)
     }
 
     pub(super) fn transport_error(&self, call: Call, error: TransportError) -> CollectiveError {
         let (rank, group, call) = (self.rank, self.name.clone(), Box::new(call));
         match error {
-            TransportError::Lost { peer, why } => {
-                CollectiveError::PeerLost { rank, group, call, peer, why }
-            }
-            TransportError::Aborted { by, reason } => {
-                CollectiveError::Aborted { rank, group, call, by, reason }
-            }
+            TransportError::Lost { peer, why } => CollectiveError::PeerLost {
+                rank,
+                group,
+                call,
+                peer,
+                why,
+            },
+            TransportError::Aborted { by, reason } => CollectiveError::Aborted {
+                rank,
+                group,
+                call,
+                by,
+                reason,
+            },
             TransportError::Stalled(busy) => stalled(rank, group, call, &busy),
             TransportError::Timeout => {
                 let why = "the host transport timed out".into();
-                CollectiveError::Device { rank, group, call, why }
+                CollectiveError::Device {
+                    rank,
+                    group,
+                    call,
+                    why,
+                }
             }
         }
     }
@@ -72,7 +95,12 @@ impl Watched {
 
     pub(super) fn device_error(&self, call: Call, why: String) -> CollectiveError {
         let (rank, group, call) = (self.rank, self.name.clone(), Box::new(call));
-        CollectiveError::Device { rank, group, call, why }
+        CollectiveError::Device {
+            rank,
+            group,
+            call,
+            why,
+        }
     }
 
     pub(super) fn disagreement(
@@ -85,7 +113,13 @@ impl Watched {
         match found {
             Disagreement::At(calls) => {
                 let [mine, theirs] = calls.map(Box::new);
-                CollectiveError::Mismatch { rank, group, mine, peer, theirs }
+                CollectiveError::Mismatch {
+                    rank,
+                    group,
+                    mine,
+                    peer,
+                    theirs,
+                }
             }
             Disagreement::Before(count) => {
                 let why = format!(

@@ -28,7 +28,12 @@ pub(super) const LAUNCHER: &str = "MEGABURN_LAUNCHER";
 /// Starts local rank `local_rank` as the leader of its own process group, so that what it starts
 /// can be ended with it.
 pub(super) fn start(options: &LaunchOptions, local_rank: usize, job: &Job) -> io::Result<Child> {
-    let LaunchOptions { nproc, nnodes, node_rank, .. } = options;
+    let LaunchOptions {
+        nproc,
+        nnodes,
+        node_rank,
+        ..
+    } = options;
     let (program, arguments) = options.command.split_first().expect("options were checked");
     let launcher = std::process::id().to_string();
     let mut command = match &options.entry {
@@ -52,8 +57,14 @@ pub(super) fn start(options: &LaunchOptions, local_rank: usize, job: &Job) -> io
         .env("GROUP_RANK", node_rank.to_string())
         .env("MASTER_ADDR", &job.addr)
         .env("MASTER_PORT", job.port.to_string())
-        .envs(job.token.as_ref().map(|token| (JobToken::VARIABLE, token.text())))
-        .envs(gpus::of_rank(options, local_rank, |name| std::env::var(name).ok()))
+        .envs(
+            job.token
+                .as_ref()
+                .map(|token| (JobToken::VARIABLE, token.text())),
+        )
+        .envs(gpus::of_rank(options, local_rank, |name| {
+            std::env::var(name).ok()
+        }))
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -82,13 +93,19 @@ pub(super) fn signal(pid: Pid, signal: Signal) {
 /// Whether a process of the group still runs, as far as the system tells. One that ended and was not
 /// waited for by its parent does not run.
 pub(super) fn group_runs(group: Pid) -> bool {
-    let Ok(processes) = fs::read_dir("/proc") else { return false };
+    let Ok(processes) = fs::read_dir("/proc") else {
+        return false;
+    };
     let is_member = |process: fs::DirEntry| {
         let stat = fs::read_to_string(process.path().join("stat")).unwrap_or_default();
         // Behind the name, which may hold anything: state, parent, group.
-        let Some((_, rest)) = stat.rsplit_once(") ") else { return false };
+        let Some((_, rest)) = stat.rsplit_once(") ") else {
+            return false;
+        };
         let mut fields = rest.split(' ');
-        let runs = !fields.next().is_some_and(|state| ["Z", "X"].contains(&state));
+        let runs = !fields
+            .next()
+            .is_some_and(|state| ["Z", "X"].contains(&state));
         runs && fields.nth(1).and_then(|of| of.parse().ok()) == Some(group.as_raw())
     };
     processes.flatten().any(is_member)
@@ -118,7 +135,11 @@ pub fn launch_child(args: impl IntoIterator<Item = OsString>) -> i32 {
     }
     let error = Command::new(&command).args(args).exec();
     complain(&format!("cannot start {}: {error}", command.display()));
-    if error.kind() == io::ErrorKind::NotFound { EXIT_NOT_FOUND } else { EXIT_CANNOT_START }
+    if error.kind() == io::ErrorKind::NotFound {
+        EXIT_NOT_FOUND
+    } else {
+        EXIT_CANNOT_START
+    }
 }
 
 /// Has the kernel kill this process when the launcher dies that started it. For programs that start
@@ -128,7 +149,9 @@ pub fn launch_child(args: impl IntoIterator<Item = OsString>) -> i32 {
 /// # Errors
 /// The launcher is already gone, or the kernel refuses.
 pub fn tie_to_launcher() -> io::Result<()> {
-    let launcher = std::env::var(LAUNCHER).ok().and_then(|pid| pid.parse().ok());
+    let launcher = std::env::var(LAUNCHER)
+        .ok()
+        .and_then(|pid| pid.parse().ok());
     match launcher.map(Pid::from_raw) {
         // What a rank starts inherits the name; it is tied to nobody.
         Some(launcher) if getppid() == launcher || kill(launcher, None).is_err() => {

@@ -22,26 +22,38 @@ fn find(program: &OsStr, path: Option<&OsStr>) -> Result<(), LaunchError> {
     let name = program.display().to_string();
     let candidates: Vec<PathBuf> = match Path::new(program).components().count() {
         1 if !name.contains('/') => match path {
-            Some(path) => env::split_paths(path).map(|folder| folder.join(program)).collect(),
+            Some(path) => env::split_paths(path)
+                .map(|folder| folder.join(program))
+                .collect(),
             // The system has a default of its own.
             None => return Ok(()),
         },
         _ => vec![program.into()],
     };
-    let found: Vec<_> = candidates.iter().filter_map(|file| fs::metadata(file).ok()).collect();
-    if found.iter().any(|file| file.is_file() && file.permissions().mode() & 0o111 != 0) {
+    let found: Vec<_> = candidates
+        .iter()
+        .filter_map(|file| fs::metadata(file).ok())
+        .collect();
+    if found
+        .iter()
+        .any(|file| file.is_file() && file.permissions().mode() & 0o111 != 0)
+    {
         return Ok(());
     }
     match (found.is_empty(), name.contains('/')) {
         (false, _) => Err(LaunchError::NotExecutable { name }),
-        (true, true) => Err(LaunchError::NoCommand { why: format!("there is no file `{name}`") }),
+        (true, true) => Err(LaunchError::NoCommand {
+            why: format!("there is no file `{name}`"),
+        }),
         (true, false) => {
             let here = if Path::new(program).exists() {
                 format!("; did you mean `./{name}`?")
             } else {
                 String::new()
             };
-            Err(LaunchError::NoCommand { why: format!("no folder of PATH has `{name}`{here}") })
+            Err(LaunchError::NoCommand {
+                why: format!("no folder of PATH has `{name}`{here}"),
+            })
         }
     }
 }

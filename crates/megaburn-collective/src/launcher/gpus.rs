@@ -11,7 +11,11 @@ pub(crate) const RANKS_PER_GPU: &str = "MEGABURN_RANKS_PER_GPU";
 
 /// Refuses more ranks than those GPUs take together that this process sees, if it is told which.
 pub(super) fn check(options: &LaunchOptions, visible: Option<&str>) -> Result<(), String> {
-    let LaunchOptions { nproc, ranks_per_gpu, .. } = *options;
+    let LaunchOptions {
+        nproc,
+        ranks_per_gpu,
+        ..
+    } = *options;
     let (needed, gpus) = match visible {
         Some(visible) if ranks_per_gpu > 1 => {
             let names = visible.split(',').filter(|name| !name.trim().is_empty());
@@ -33,7 +37,12 @@ pub(super) fn of_rank(
     local_rank: usize,
     get: impl Fn(&str) -> Option<String>,
 ) -> Vec<(&'static str, String)> {
-    let LaunchOptions { ranks_per_gpu, nnodes, node_rank, .. } = *options;
+    let LaunchOptions {
+        ranks_per_gpu,
+        nnodes,
+        node_rank,
+        ..
+    } = *options;
     let together = (RANKS_PER_GPU, ranks_per_gpu.to_string());
     if ranks_per_gpu == 1 {
         return vec![together];
@@ -73,7 +82,10 @@ mod tests {
         for (rank, (gpu, host)) in expected.iter().enumerate() {
             let told = told(rank);
             let of = |name| &told.iter().find(|(told, _)| *told == name).unwrap().1;
-            assert_eq!((of(VISIBLE), of(HOST)), (&gpu.to_string(), &host.to_string()));
+            assert_eq!(
+                (of(VISIBLE), of(HOST)),
+                (&gpu.to_string(), &host.to_string())
+            );
             assert_eq!(
                 (of(NETWORK), of(RANKS_PER_GPU)),
                 (&"lo".to_string(), &ranks_per_gpu.to_string())
@@ -96,7 +108,10 @@ mod tests {
         let options =
             LaunchOptions::new(nproc, vec!["true".into()]).with_ranks_per_gpu(ranks_per_gpu);
         let error = check(&options, visible).err().unwrap_or_default();
-        assert!(error.is_empty() == message.is_empty() && error.contains(message), "{error}");
+        assert!(
+            error.is_empty() == message.is_empty() && error.contains(message),
+            "{error}"
+        );
     }
 
     #[test]
@@ -105,6 +120,8 @@ mod tests {
         let eth = |name: &str| (name == NETWORK).then(|| "eth0".to_string());
         let has_network = |told: Vec<(&str, String)>| told.iter().any(|(name, _)| *name == NETWORK);
         assert!(!has_network(of_rank(&options, 0, eth)));
-        assert!(!has_network(of_rank(&options.with_nodes(2, 1), 0, |_| None)));
+        assert!(!has_network(of_rank(&options.with_nodes(2, 1), 0, |_| {
+            None
+        })));
     }
 }

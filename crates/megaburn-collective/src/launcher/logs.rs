@@ -34,7 +34,10 @@ impl Logs {
         for rank in ranks {
             let path = dir.join(format!("rank-{rank}.log"));
             let file = File::options().create(true).append(true).open(&path);
-            files.push((path.clone(), Some(file.map_err(|error| in_file(&path, error))?)));
+            files.push((
+                path.clone(),
+                Some(file.map_err(|error| in_file(&path, error))?),
+            ));
         }
         let write = move |output: Output<(usize, Vec<u8>)>| match output {
             Output::Item((local_rank, line)) => {

@@ -94,27 +94,44 @@ impl LaunchOptions {
         // By the name it was called by: what it does may depend on that.
         let program = std::env::args_os().next().unwrap_or_default();
         let command = std::iter::once(program).chain(arguments).collect();
-        Self { entry: None, ..Self::new(nproc, command) }
+        Self {
+            entry: None,
+            ..Self::new(nproc, command)
+        }
     }
 
     /// Sets this host's place among several.
     pub fn with_nodes(self, nnodes: usize, node_rank: usize) -> Self {
-        Self { nnodes, node_rank, ..self }
+        Self {
+            nnodes,
+            node_rank,
+            ..self
+        }
     }
 
     /// Sets where rank 0 is found.
     pub fn with_master(self, addr: Option<String>, port: Option<u16>) -> Self {
-        Self { master_addr: addr, master_port: port, ..self }
+        Self {
+            master_addr: addr,
+            master_port: port,
+            ..self
+        }
     }
 
     /// Sets the arguments with which this program calls [`launch_child`].
     pub fn with_entry(self, entry: Vec<OsString>) -> Self {
-        Self { entry: Some(entry), ..self }
+        Self {
+            entry: Some(entry),
+            ..self
+        }
     }
 
     /// Leaves it to the caller to tell the cause of a failure.
     pub fn with_silent_end(self) -> Self {
-        Self { tells_cause: false, ..self }
+        Self {
+            tells_cause: false,
+            ..self
+        }
     }
 
     /// Sets how long ranks may take to end after SIGTERM, once one has failed.
@@ -131,7 +148,10 @@ impl LaunchOptions {
     /// they are right, not how fast. Each rank is shown its GPU only and told to be a host of its own, or NCCL would
     /// refuse it; it sends over the network then, also within a host.
     pub fn with_ranks_per_gpu(self, ranks_per_gpu: usize) -> Self {
-        Self { ranks_per_gpu, ..self }
+        Self {
+            ranks_per_gpu,
+            ..self
+        }
     }
 
     /// Sets what tells this job from others, for several hosts.
@@ -147,12 +167,23 @@ impl LaunchOptions {
             (None, 1) => Some(JobToken::draw().map_err(LaunchError::NoToken)?),
             (None, _) => None,
         };
-        Ok(Job { addr, port, token, _reserved: reserved })
+        Ok(Job {
+            addr,
+            port,
+            token,
+            _reserved: reserved,
+        })
     }
 
     /// The address and port of rank 0; the port is reserved for as long as the third is kept.
     fn master(&self) -> Result<(String, u16, Option<ReservedPort>), LaunchError> {
-        let Self { nproc, nnodes, node_rank, ranks_per_gpu, .. } = self;
+        let Self {
+            nproc,
+            nnodes,
+            node_rank,
+            ranks_per_gpu,
+            ..
+        } = self;
         let bad = |why: String| Err(LaunchError::BadOptions { why });
         if self.command.is_empty() {
             return bad("no command to start; it stands after `--`".into());
@@ -166,7 +197,9 @@ impl LaunchOptions {
         let visible = std::env::var(gpus::VISIBLE).ok();
         gpus::check(self, visible.as_deref()).map_err(|why| LaunchError::BadOptions { why })?;
         if node_rank >= nnodes {
-            return bad(format!("node rank {node_rank} is not below the {nnodes} nodes"));
+            return bad(format!(
+                "node rank {node_rank} is not below the {nnodes} nodes"
+            ));
         }
         match (&self.master_addr, self.master_port) {
             (Some(addr), Some(port)) => Ok((addr.clone(), port, None)),
@@ -199,7 +232,10 @@ struct Job {
 /// Why the ranks could not be started or watched.
 #[derive(Debug, Error)]
 #[non_exhaustive]
-#[allow(missing_docs, reason = "the message of each variant says what its fields are")]
+#[allow(
+    missing_docs,
+    reason = "the message of each variant says what its fields are"
+)]
 pub enum LaunchError {
     #[error("cannot launch: {why}")]
     BadOptions { why: String },
@@ -250,14 +286,23 @@ mod tests {
     ) {
         let options = LaunchOptions::new(nproc, vec!["true".into()])
             .with_nodes(nnodes, node_rank)
-            .with_master(master.map(|(addr, _)| addr.into()), master.map(|(_, port)| port));
-        assert!(matches!(options.master(), Err(LaunchError::BadOptions { .. })));
+            .with_master(
+                master.map(|(addr, _)| addr.into()),
+                master.map(|(_, port)| port),
+            );
+        assert!(matches!(
+            options.master(),
+            Err(LaunchError::BadOptions { .. })
+        ));
     }
 
     #[test]
     fn no_rank_on_a_gpu_is_refused() {
         let options = LaunchOptions::new(2, vec!["true".into()]).with_ranks_per_gpu(0);
-        assert!(matches!(options.master(), Err(LaunchError::BadOptions { .. })));
+        assert!(matches!(
+            options.master(),
+            Err(LaunchError::BadOptions { .. })
+        ));
     }
 
     #[test]
@@ -265,7 +310,9 @@ mod tests {
         let options = LaunchOptions::new(2, vec!["true".into()]);
         let token = |options: &LaunchOptions| options.job().unwrap().token;
         assert!(token(&options).is_some() && token(&options) != token(&options));
-        let several = options.with_nodes(2, 1).with_master(Some("host".into()), Some(5));
+        let several = options
+            .with_nodes(2, 1)
+            .with_master(Some("host".into()), Some(5));
         assert_eq!(token(&several), None);
         let given = Some(JobToken::secret("s3cret"));
         assert_eq!(token(&several.with_job_token(given.clone())), given);
@@ -277,6 +324,9 @@ mod tests {
         let (addr, first, _reserved) = options.master().unwrap();
         let (_, second, _) = options.master().unwrap();
         assert_eq!(addr, "127.0.0.1");
-        assert_ne!(first, second, "two runs at once must not choose the same port");
+        assert_ne!(
+            first, second,
+            "two runs at once must not choose the same port"
+        );
     }
 }

@@ -58,8 +58,16 @@ pub(super) struct Streams {
 
 impl Streams {
     pub(super) fn new() -> io::Result<Self> {
-        let (out, err) = (stream("stdout", io::stdout())?, stream("stderr", io::stderr())?);
-        Ok(Self { out, err, logs: None, repeats: Arc::default() })
+        let (out, err) = (
+            stream("stdout", io::stdout())?,
+            stream("stderr", io::stderr())?,
+        );
+        Ok(Self {
+            out,
+            err,
+            logs: None,
+            repeats: Arc::default(),
+        })
     }
 
     pub(super) fn with_logs(self, logs: Option<Logs>) -> Self {
@@ -88,7 +96,11 @@ impl Streams {
             0 => line,
             rank => [format!("[rank {rank}] ").as_bytes(), &line].concat(),
         };
-        let to = if from.sink == Sink::Out { &self.out } else { &self.err };
+        let to = if from.sink == Sink::Out {
+            &self.out
+        } else {
+            &self.err
+        };
         to.push_within(line, SLOW_READER);
     }
 
@@ -111,7 +123,10 @@ fn stream(name: &str, mut to: impl Write + Send + 'static) -> io::Result<OutputQ
         let _ = match output {
             Output::Item(line) => to.write_all(&line),
             Output::Dropped(lines) => {
-                writeln!(to, "megaburn launch: {lines} lines are missing here: nobody read them")
+                writeln!(
+                    to,
+                    "megaburn launch: {lines} lines are missing here: nobody read them"
+                )
             }
         }
         .and_then(|()| to.flush());
@@ -135,7 +150,12 @@ pub(super) struct Pumps {
 impl Pumps {
     pub(super) fn new(streams: Streams) -> Self {
         let (done, ended) = channel();
-        Self { streams, done, ended, started: 0 }
+        Self {
+            streams,
+            done,
+            ended,
+            started: 0,
+        }
     }
 
     /// Passes on what `pipe` says.
@@ -146,11 +166,13 @@ impl Pumps {
         last_words: Option<LastWords>,
     ) -> io::Result<()> {
         let (done, streams) = (self.done.clone(), self.streams.clone());
-        thread::Builder::new().name(format!("output-{}", from.rank)).spawn(move || {
-            pump(pipe, from, &streams, last_words.as_ref());
-            // Nobody waits any more if this fails.
-            let _ = done.send(());
-        })?;
+        thread::Builder::new()
+            .name(format!("output-{}", from.rank))
+            .spawn(move || {
+                pump(pipe, from, &streams, last_words.as_ref());
+                // Nobody waits any more if this fails.
+                let _ = done.send(());
+            })?;
         self.started += 1;
         Ok(())
     }

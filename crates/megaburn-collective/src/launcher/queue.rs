@@ -42,13 +42,18 @@ struct Counts {
 
 impl<T> Clone for OutputQueue<T> {
     fn clone(&self) -> Self {
-        Self { items: self.items.clone(), counts: self.counts.clone() }
+        Self {
+            items: self.items.clone(),
+            counts: self.counts.clone(),
+        }
     }
 }
 
 impl<T> fmt::Debug for OutputQueue<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("OutputQueue").field("counts", &self.counts).finish_non_exhaustive()
+        f.debug_struct("OutputQueue")
+            .field("counts", &self.counts)
+            .finish_non_exhaustive()
     }
 }
 
@@ -72,7 +77,10 @@ impl<T: Send + 'static> OutputQueue<T> {
 
     /// Adds an item; drops it if the queue is full. Never waits.
     pub fn push(&self, item: T) {
-        self.offer(item).err().into_iter().for_each(|_| self.drop_one());
+        self.offer(item)
+            .err()
+            .into_iter()
+            .for_each(|_| self.drop_one());
     }
 
     /// Adds an item if there is room. One that is not added does not count as dropped. Never waits.
@@ -173,7 +181,11 @@ mod tests {
             }
             to.lock().unwrap().push(output);
         };
-        (OutputQueue::spawn("test", capacity, write).unwrap(), go, written)
+        (
+            OutputQueue::spawn("test", capacity, write).unwrap(),
+            go,
+            written,
+        )
     }
 
     #[test]
@@ -186,14 +198,24 @@ mod tests {
         let begin = Instant::now();
         (3..100).for_each(|item| queue.push(item));
         queue.push_within(100, Duration::from_millis(50));
-        assert!(begin.elapsed() < Duration::from_secs(2), "{:?}", begin.elapsed());
-        assert!(!queue.flush(Duration::from_millis(20)), "it cannot have been written");
+        assert!(
+            begin.elapsed() < Duration::from_secs(2),
+            "{:?}",
+            begin.elapsed()
+        );
+        assert!(
+            !queue.flush(Duration::from_millis(20)),
+            "it cannot have been written"
+        );
         go.send(()).unwrap();
         queue.push_within(101, Duration::ZERO);
         drop(go);
         assert!(queue.flush(Duration::from_secs(5)));
         let written = written.lock().unwrap();
-        let items = written.iter().filter(|output| matches!(output, Output::Item(_))).count();
+        let items = written
+            .iter()
+            .filter(|output| matches!(output, Output::Item(_)))
+            .count();
         let dropped = |output: &Output<u32>| match output {
             Output::Dropped(count) => *count,
             Output::Item(_) => 0,
@@ -201,7 +223,10 @@ mod tests {
         let lost: u64 = written.iter().map(dropped).sum();
         assert_eq!(written[0], Output::Item(0));
         assert_eq!(items as u64 + lost, 102, "{written:?}");
-        assert!(lost >= 97 && matches!(written[3], Output::Dropped(_)), "{written:?}");
+        assert!(
+            lost >= 97 && matches!(written[3], Output::Dropped(_)),
+            "{written:?}"
+        );
     }
 
     #[test]
@@ -216,6 +241,9 @@ mod tests {
         (0..20).for_each(|item| queue.push_within(item, Duration::from_secs(10)));
         assert!(queue.flush(Duration::from_secs(10)));
         reader.join().unwrap();
-        assert_eq!(*written.lock().unwrap(), (0..20).map(Output::Item).collect::<Vec<_>>());
+        assert_eq!(
+            *written.lock().unwrap(),
+            (0..20).map(Output::Item).collect::<Vec<_>>()
+        );
     }
 }

@@ -36,7 +36,11 @@ impl Repeats {
             let (who, error) = (ranges(&ranks[1..]), String::from_utf8_lossy(error));
             match repeated.len() {
                 1 => format!("{who} wrote the same error"),
-                _ => format!("{who} wrote the same as rank {}: {}", ranks[0], error.trim_end()),
+                _ => format!(
+                    "{who} wrote the same as rank {}: {}",
+                    ranks[0],
+                    error.trim_end()
+                ),
             }
         };
         repeated.iter().map(line).collect()
@@ -68,10 +72,16 @@ mod tests {
             assert!(!shown(rank, "error: no such key\n"), "rank {rank}");
         }
         assert!(shown(2, "error: no such key\n"), "a rank may repeat itself");
-        assert!(shown(0, "a line\n") && shown(1, "a line\n"), "only errors are compared");
+        assert!(
+            shown(0, "a line\n") && shown(1, "a line\n"),
+            "only errors are compared"
+        );
         assert!(shown(3, "error: rank 3 has no GPU\n"));
         assert_eq!(repeats.lines(), ["ranks 0-1, 5 wrote the same error"]);
         assert!(!shown(4, "error: rank 3 has no GPU\n"));
-        assert_eq!(repeats.lines()[1], "rank 4 wrote the same as rank 3: error: rank 3 has no GPU");
+        assert_eq!(
+            repeats.lines()[1],
+            "rank 4 wrote the same as rank 3: error: rank 3 has no GPU"
+        );
     }
 }

@@ -51,7 +51,10 @@ pub struct StopRequests {
 impl Default for StopRequests {
     /// Of a program that nobody passes signals on to.
     fn default() -> Self {
-        Self { first: None, one_request: ONE_REQUEST }
+        Self {
+            first: None,
+            one_request: ONE_REQUEST,
+        }
     }
 }
 
@@ -59,7 +62,10 @@ impl StopRequests {
     /// Of a rank, which may have been started by `megaburn launch`.
     pub fn of_rank() -> Self {
         match std::env::var_os(LAUNCHER) {
-            Some(_) => Self { first: None, one_request: UNDER_LAUNCHER },
+            Some(_) => Self {
+                first: None,
+                one_request: UNDER_LAUNCHER,
+            },
             None => Self::default(),
         }
     }
@@ -90,10 +96,18 @@ mod tests {
             requests.is_repeated(begin + Duration::from_millis(millis))
         };
         assert!(!requests.is_requested());
-        for (millis, expected) in
-            [(0, false), (200, false), (999, false), (1000, true), (1001, true)]
-        {
-            assert_eq!(repeated(&mut requests, millis), expected, "after {millis} ms");
+        for (millis, expected) in [
+            (0, false),
+            (200, false),
+            (999, false),
+            (1000, true),
+            (1001, true),
+        ] {
+            assert_eq!(
+                repeated(&mut requests, millis),
+                expected,
+                "after {millis} ms"
+            );
         }
         assert!(requests.is_requested());
     }

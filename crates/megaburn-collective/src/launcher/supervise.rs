@@ -80,7 +80,12 @@ pub fn launch(options: &LaunchOptions) -> Result<Outcome, LaunchError> {
     let streams = Streams::new().map_err(LaunchError::Watch)?;
     let first = options.node_rank * options.nproc;
     let open = |dir| Logs::open(dir, first..first + options.nproc, streams.errors());
-    let logs = options.log_dir.as_deref().map(open).transpose().map_err(LaunchError::Logs)?;
+    let logs = options
+        .log_dir
+        .as_deref()
+        .map(open)
+        .transpose()
+        .map_err(LaunchError::Logs)?;
     let guard = options.entry.as_deref().map(Guard::start).transpose();
     let guard = guard.map_err(LaunchError::Watch)?;
     let (sender, events) = channel();
@@ -91,7 +96,10 @@ pub fn launch(options: &LaunchOptions) -> Result<Outcome, LaunchError> {
         if let Err(error) = run.start(local_rank, &job, &sender, &mut pumps) {
             run.kill();
             run.supervise(&events);
-            return Err(LaunchError::Start { rank: first + local_rank, error });
+            return Err(LaunchError::Start {
+                rank: first + local_rank,
+                error,
+            });
         }
     }
     run.supervise(&events);
@@ -109,13 +117,15 @@ pub fn launch(options: &LaunchOptions) -> Result<Outcome, LaunchError> {
 fn watch_signals(events: Sender<Event>) -> io::Result<signal_hook::iterator::Handle> {
     let mut signals = Signals::new(passed_on())?;
     let handle = signals.handle();
-    thread::Builder::new().name("signals".into()).spawn(move || {
-        for number in signals.forever() {
-            if events.send(Event::Signal(number)).is_err() {
-                return;
+    thread::Builder::new()
+        .name("signals".into())
+        .spawn(move || {
+            for number in signals.forever() {
+                if events.send(Event::Signal(number)).is_err() {
+                    return;
+                }
             }
-        }
-    })?;
+        })?;
     Ok(handle)
 }
 
@@ -143,7 +153,16 @@ enum Plan {
 impl<'a> Run<'a> {
     fn new(options: &'a LaunchOptions, guard: Option<Guard>) -> Self {
         let (ranks, ends, requests) = Default::default();
-        Self { ranks, ends, options, guard, signal: None, requests, plan: Plan::Wait, told: false }
+        Self {
+            ranks,
+            ends,
+            options,
+            guard,
+            signal: None,
+            requests,
+            plan: Plan::Wait,
+            told: false,
+        }
     }
 
     fn start(
@@ -160,20 +179,36 @@ impl<'a> Run<'a> {
         self.guard.iter_mut().for_each(|guard| guard.add(pid));
         let last_words = LastWords::default();
         let running = true;
-        self.ranks.push(Rank { rank, child, pid, last_words: last_words.clone(), running });
+        self.ranks.push(Rank {
+            rank,
+            child,
+            pid,
+            last_words: last_words.clone(),
+            running,
+        });
         let events = events.clone();
-        thread::Builder::new().name(format!("wait-{rank}")).spawn(move || {
-            let killed = await_end(pid);
-            // The launcher waits for every rank that it started.
-            let _ = events.send(Event::Ended { local_rank, killed });
-            while killed && group_runs(pid) {
-                thread::sleep(LOOK);
-            }
-            let _ = events.send(Event::GroupEnded { local_rank });
-        })?;
-        let from = |sink| Source { rank, local_rank, sink };
+        thread::Builder::new()
+            .name(format!("wait-{rank}"))
+            .spawn(move || {
+                let killed = await_end(pid);
+                // The launcher waits for every rank that it started.
+                let _ = events.send(Event::Ended { local_rank, killed });
+                while killed && group_runs(pid) {
+                    thread::sleep(LOOK);
+                }
+                let _ = events.send(Event::GroupEnded { local_rank });
+            })?;
+        let from = |sink| Source {
+            rank,
+            local_rank,
+            sink,
+        };
         pumps.start(from(Sink::Out), out.expect("stdout is piped"), None)?;
-        pumps.start(from(Sink::Err), err.expect("stderr is piped"), Some(last_words))
+        pumps.start(
+            from(Sink::Err),
+            err.expect("stderr is piped"),
+            Some(last_words),
+        )
     }
 
     /// Returns when no rank runs that could still end.
@@ -216,7 +251,9 @@ impl<'a> Run<'a> {
         let rank = &mut self.ranks[local_rank];
         signal(rank.pid, Signal::SIGKILL);
         // Its number means this group until it is waited for.
-        self.guard.iter_mut().for_each(|guard| guard.remove(rank.pid));
+        self.guard
+            .iter_mut()
+            .for_each(|guard| guard.remove(rank.pid));
         let by = match rank.child.wait() {
             Ok(status) => EndedBy::of(status),
             // Somebody else took its status; how it ended is not known, so it is no success.
@@ -270,10 +307,16 @@ impl<'a> Run<'a> {
 
     /// Gives up waiting for ranks that SIGKILL does not end.
     fn leave_behind(&mut self) {
-        for (local_rank, rank) in self.ranks.iter_mut().enumerate().filter(|(_, rank)| rank.running)
+        for (local_rank, rank) in self
+            .ranks
+            .iter_mut()
+            .enumerate()
+            .filter(|(_, rank)| rank.running)
         {
             rank.running = false;
-            let by = EndedBy::Nothing { pid: rank.pid.as_raw() };
+            let by = EndedBy::Nothing {
+                pid: rank.pid.as_raw(),
+            };
             self.ends.push((local_rank, by, true));
         }
     }
@@ -296,18 +339,37 @@ impl<'a> Run<'a> {
     }
 
     fn signal_all(&self, number: Signal) {
-        self.ranks.iter().filter(|rank| rank.running).for_each(|rank| signal(rank.pid, number));
+        self.ranks
+            .iter()
+            .filter(|rank| rank.running)
+            .for_each(|rank| signal(rank.pid, number));
     }
 
     fn into_outcome(self) -> Outcome {
-        let Self { ranks, ends, signal, guard, .. } = self;
+        let Self {
+            ranks,
+            ends,
+            signal,
+            guard,
+            ..
+        } = self;
         drop(guard);
         let end = |(local_rank, by, told): (usize, EndedBy, bool)| {
-            let Rank { rank, last_words, .. } = &ranks[local_rank];
+            let Rank {
+                rank, last_words, ..
+            } = &ranks[local_rank];
             let words = last_words.lock().unwrap_or_else(PoisonError::into_inner);
-            RankEnd { rank: *rank, by, told, last_words: words.iter().cloned().collect() }
+            RankEnd {
+                rank: *rank,
+                by,
+                told,
+                last_words: words.iter().cloned().collect(),
+            }
         };
-        Outcome { ends: ends.into_iter().map(end).collect(), signal }
+        Outcome {
+            ends: ends.into_iter().map(end).collect(),
+            signal,
+        }
     }
 }
 

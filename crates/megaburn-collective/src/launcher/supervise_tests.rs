@@ -8,7 +8,13 @@ fn held(options: &LaunchOptions) -> Run<'_> {
     let pid = Pid::from_raw(child.id().cast_signed());
     let mut run = Run::new(options, None);
     let last_words = LastWords::default();
-    run.ranks.push(Rank { rank: 0, child, pid, last_words, running: true });
+    run.ranks.push(Rank {
+        rank: 0,
+        child,
+        pid,
+        last_words,
+        running: true,
+    });
     run
 }
 
@@ -28,7 +34,10 @@ fn a_rank_that_sigkill_does_not_end_is_left_behind_by_name() {
     run.ranks[0].child.wait().unwrap();
     let outcome = run.into_outcome();
     let text = outcome.to_string();
-    assert!(text.contains(&format!("process {pid} is left behind")), "{text}");
+    assert!(
+        text.contains(&format!("process {pid} is left behind")),
+        "{text}"
+    );
     assert_eq!(outcome.exit_code(), 137);
 }
 
@@ -41,7 +50,11 @@ fn two_signals_within_a_second_start_no_grace_and_a_later_one_does() {
     assert_eq!((run.plan, run.signal), (Plan::Wait, Some(15)));
     thread::sleep(Duration::from_millis(1010));
     run.pass_on(2);
-    assert!(matches!(run.plan, Plan::Kill(_)) && run.signal == Some(2), "{:?}", run.plan);
+    assert!(
+        matches!(run.plan, Plan::Kill(_)) && run.signal == Some(2),
+        "{:?}",
+        run.plan
+    );
 }
 
 #[test]

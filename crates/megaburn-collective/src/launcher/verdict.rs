@@ -122,10 +122,18 @@ impl fmt::Display for Outcome {
         let signal = self.signal.and_then(|number| Signal::try_from(number).ok());
         if let Some(code) = stopped_with(self.ends.iter().map(|end| end.by)) {
             f.write_str("stopped")?;
-            signal.iter().try_for_each(|signal| write!(f, " by {signal}"))?;
+            signal
+                .iter()
+                .try_for_each(|signal| write!(f, " by {signal}"))?;
             return write!(f, "; every rank exited with code {code}");
         }
-        let Some(RankEnd { rank, by, last_words, .. }) = self.cause() else {
+        let Some(RankEnd {
+            rank,
+            by,
+            last_words,
+            ..
+        }) = self.cause()
+        else {
             return match signal {
                 Some(signal) => write!(f, "stopped by {signal}; every rank exited with code 0"),
                 None => f.write_str("every rank exited with code 0"),
@@ -138,7 +146,9 @@ impl fmt::Display for Outcome {
         if !last_words.is_empty() {
             f.write_str("; the last it wrote to standard error:")?;
         }
-        last_words.iter().try_for_each(|line| write!(f, "\n  {line}"))?;
+        last_words
+            .iter()
+            .try_for_each(|line| write!(f, "\n  {line}"))?;
         let left = |end: &&RankEnd| matches!(end.by, EndedBy::Nothing { .. }) && end.rank != *rank;
         let mut left = self.ends.iter().filter(left);
         left.try_for_each(|end| write!(f, "\nrank {} {}", end.rank, end.by))
@@ -152,8 +162,16 @@ mod tests {
     use super::{EndedBy::*, *};
 
     fn outcome(ends: &[(EndedBy, bool)]) -> Outcome {
-        let end = |(rank, &(by, told))| RankEnd { rank, by, told, last_words: Vec::new() };
-        Outcome { ends: ends.iter().enumerate().map(end).collect(), signal: None }
+        let end = |(rank, &(by, told))| RankEnd {
+            rank,
+            by,
+            told,
+            last_words: Vec::new(),
+        };
+        Outcome {
+            ends: ends.iter().enumerate().map(end).collect(),
+            signal: None,
+        }
     }
 
     #[rstest]
@@ -174,19 +192,34 @@ mod tests {
         #[case] code: i32,
     ) {
         let outcome = outcome(ends);
-        assert_eq!((outcome.cause().map(|end| end.rank), outcome.exit_code()), (cause, code));
+        assert_eq!(
+            (outcome.cause().map(|end| end.rank), outcome.exit_code()),
+            (cause, code)
+        );
     }
 
     #[test]
     fn ranks_that_agree_on_a_code_that_is_no_failure_have_stopped() {
         let mut stopped = outcome(&[(Code(75), false), (Code(75), false)]);
         stopped.ends[0].last_words = vec!["a warning".into()];
-        assert_eq!(stopped.to_string(), "stopped; every rank exited with code 75");
+        assert_eq!(
+            stopped.to_string(),
+            "stopped; every rank exited with code 75"
+        );
         assert_eq!(stopped.exit_code(), 75);
         stopped.signal = Some(15);
-        assert_eq!(stopped.to_string(), "stopped by SIGTERM; every rank exited with code 75");
-        for failed in [&[(Code(75), false), (Code(1), false)][..], &[(Code(2), false); 2]] {
-            assert!(outcome(failed).to_string().contains("exited with code"), "{failed:?}");
+        assert_eq!(
+            stopped.to_string(),
+            "stopped by SIGTERM; every rank exited with code 75"
+        );
+        for failed in [
+            &[(Code(75), false), (Code(1), false)][..],
+            &[(Code(2), false); 2],
+        ] {
+            assert!(
+                outcome(failed).to_string().contains("exited with code"),
+                "{failed:?}"
+            );
             assert!(!outcome(failed).to_string().contains("every"), "{failed:?}");
         }
     }

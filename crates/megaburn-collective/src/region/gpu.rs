@@ -43,12 +43,16 @@ impl Wire<CubeBackend> for Nccl<'_> {
     }
 
     fn all_reduce(&self, x: FloatTensor<CubeBackend>) -> Result<FloatTensor<CubeBackend>> {
-        self.0.gpu_all_reduce(x, ReduceOp::Sum, Lane::InOrder).map(Started::wait)
+        self.0
+            .gpu_all_reduce(x, ReduceOp::Sum, Lane::InOrder)
+            .map(Started::wait)
     }
 
     fn max(&self, x: FloatTensor<CubeBackend>) -> Result<FloatTensor<CubeBackend>> {
         keeping_nan::<CubeBackend, _>(x, |x| {
-            self.0.gpu_all_reduce(x, ReduceOp::Max, Lane::InOrder).map(Started::wait)
+            self.0
+                .gpu_all_reduce(x, ReduceOp::Max, Lane::InOrder)
+                .map(Started::wait)
         })
     }
 
@@ -57,13 +61,17 @@ impl Wire<CubeBackend> for Nccl<'_> {
     }
 
     fn reduce_scatter(&self, x: FloatTensor<CubeBackend>) -> Result<FloatTensor<CubeBackend>> {
-        self.0.gpu_reduce_scatter(x, ReduceOp::Sum, Lane::InOrder).map(Started::wait)
+        self.0
+            .gpu_reduce_scatter(x, ReduceOp::Sum, Lane::InOrder)
+            .map(Started::wait)
     }
 
     fn all_to_all(&self, x: FloatTensor<CubeBackend>) -> Result<FloatTensor<CubeBackend>> {
         let one = |row| iter::once(row..row + 1).collect();
         let rows: Vec<_> = (0..self.0.size()).map(one).collect();
-        self.0.gpu_all_to_all(x, &rows, &rows, Lane::InOrder).map(Started::wait)
+        self.0
+            .gpu_all_to_all(x, &rows, &rows, Lane::InOrder)
+            .map(Started::wait)
     }
 
     fn shift(&self, x: FloatTensor<CubeBackend>, by: isize) -> Result<FloatTensor<CubeBackend>> {

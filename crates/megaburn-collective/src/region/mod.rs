@@ -61,7 +61,12 @@ pub fn reduce_from<const D: usize>(x: Tensor<D>, group: &Group) -> Tensor<D> {
 /// # Collective
 /// Forward: none. Backward: one all-gather.
 pub fn scatter_to_last_dim<const D: usize>(x: Tensor<D>, group: &Group) -> Tensor<D> {
-    op::apply(x, Move::Split { dim: D - 1 }, Move::AllGather { dim: D - 1 }, group)
+    op::apply(
+        x,
+        Move::Split { dim: D - 1 },
+        Move::AllGather { dim: D - 1 },
+        group,
+    )
 }
 
 /// Joins the members' shares of the last dimension; every member gets the whole.
@@ -71,7 +76,12 @@ pub fn scatter_to_last_dim<const D: usize>(x: Tensor<D>, group: &Group) -> Tenso
 /// # Collective
 /// Forward: one all-gather. Backward: none.
 pub fn gather_from_last_dim<const D: usize>(x: Tensor<D>, group: &Group) -> Tensor<D> {
-    op::apply(x, Move::AllGather { dim: D - 1 }, Move::Split { dim: D - 1 }, group)
+    op::apply(
+        x,
+        Move::AllGather { dim: D - 1 },
+        Move::Split { dim: D - 1 },
+        group,
+    )
 }
 
 /// Keeps this member's share of the sequence of a tensor that all members hold.
@@ -92,7 +102,12 @@ pub fn scatter_to_sequence<const D: usize>(x: Tensor<D>, group: &Group) -> Tenso
 /// # Collective
 /// Forward: one all-gather. Backward: one reduce-scatter.
 pub fn gather_from_sequence<const D: usize>(x: Tensor<D>, group: &Group) -> Tensor<D> {
-    op::apply(x, Move::AllGather { dim: 0 }, Move::ReduceScatter { dim: 0 }, group)
+    op::apply(
+        x,
+        Move::AllGather { dim: 0 },
+        Move::ReduceScatter { dim: 0 },
+        group,
+    )
 }
 
 /// Joins the sequence shards for a computation that every member repeats: each member's gradient
@@ -113,7 +128,12 @@ pub fn gather_from_sequence_to_replicas<const D: usize>(x: Tensor<D>, group: &Gr
 /// # Collective
 /// Forward: one reduce-scatter. Backward: one all-gather.
 pub fn reduce_scatter_to_sequence<const D: usize>(x: Tensor<D>, group: &Group) -> Tensor<D> {
-    op::apply(x, Move::ReduceScatter { dim: 0 }, Move::AllGather { dim: 0 }, group)
+    op::apply(
+        x,
+        Move::ReduceScatter { dim: 0 },
+        Move::AllGather { dim: 0 },
+        group,
+    )
 }
 
 /// The elementwise maximum over the members, on every member; NaN where any has it. Carries no
@@ -140,8 +160,13 @@ pub fn all_to_all<const D: usize>(
     concat: usize,
     group: &Group,
 ) -> Tensor<D> {
-    let (there, back) =
-        (Move::AllToAll { split, concat }, Move::AllToAll { split: concat, concat: split });
+    let (there, back) = (
+        Move::AllToAll { split, concat },
+        Move::AllToAll {
+            split: concat,
+            concat: split,
+        },
+    );
     op::apply(x, there, back, group)
 }
 

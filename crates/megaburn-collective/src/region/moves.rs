@@ -33,7 +33,10 @@ pub(crate) fn run(
             } else {
                 flat(join(&cut(&data, dim, size), 0))
             };
-            Ok(reshape(group.reduce_scatter(stacked, ReduceOp::Sum)?, shape))
+            Ok(reshape(
+                group.reduce_scatter(stacked, ReduceOp::Sum)?,
+                shape,
+            ))
         }
         Move::Split { dim } => {
             check_divides(&data, dim, OpKind::AllGather, group)?;
@@ -65,7 +68,10 @@ fn check_divides(
         return Ok(());
     }
     let call = group.next_call(op, data);
-    let why = format!("dim {dim} of length {len} does not divide into {} shares", group.size());
+    let why = format!(
+        "dim {dim} of length {len} does not divide into {} shares",
+        group.size()
+    );
     group.run(&call, |_, _| Err(group.bad_argument(&call, why)))
 }
 
@@ -100,7 +106,10 @@ fn cut(data: &TensorData, dim: usize, count: usize) -> Vec<TensorData> {
     (0..count)
         .map(|index| {
             let starts = (0..rows).map(|row| (row * count + index) * share);
-            let out = joined(starts.map(|start| &bytes[start..start + share]), data.dtype());
+            let out = joined(
+                starts.map(|start| &bytes[start..start + share]),
+                data.dtype(),
+            );
             TensorData::from_bytes(out, shape.clone(), data.dtype())
         })
         .collect()
@@ -111,7 +120,10 @@ fn join(parts: &[TensorData], dim: usize) -> TensorData {
     let first = &parts[0];
     let shape = scaled(first.shape().as_slice(), dim, parts.len());
     let share: usize = first.shape()[dim..].iter().product::<usize>() * first.dtype().size();
-    let stretches = (0..outer(first, dim))
-        .flat_map(|row| parts.iter().map(move |part| &part.bytes()[row * share..][..share]));
+    let stretches = (0..outer(first, dim)).flat_map(|row| {
+        parts
+            .iter()
+            .map(move |part| &part.bytes()[row * share..][..share])
+    });
     TensorData::from_bytes(joined(stretches, first.dtype()), shape, first.dtype())
 }

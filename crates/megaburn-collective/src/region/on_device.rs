@@ -42,7 +42,10 @@ pub(crate) fn run<B: Backend>(
             let share = shape.num_elements() / outer.max(1);
             shape[dim] *= size;
             let rows = wire.all_gather(reshaped::<B>(x, [outer, share]))?;
-            Ok(B::float_reshape(swapped::<B>(rows, [size, outer, share]), shape))
+            Ok(B::float_reshape(
+                swapped::<B>(rows, [size, outer, share]),
+                shape,
+            ))
         }
         Move::ReduceScatter { dim } => {
             let [outer, share] = cut(&x, dim, OpKind::ReduceScatterSum, group)?;
@@ -57,7 +60,10 @@ pub(crate) fn run<B: Backend>(
             let mine = Slice::from(group.rank()..group.rank() + 1);
             let all = [outer, share].map(|len| Slice::from(0..len));
             let x = B::float_reshape(x, Shape::new([outer, size, share]));
-            Ok(B::float_reshape(B::float_slice(x, &[all[0], mine, all[1]]), shape))
+            Ok(B::float_reshape(
+                B::float_slice(x, &[all[0], mine, all[1]]),
+                shape,
+            ))
         }
         Move::AllToAll { split, concat } => {
             let [above, share] = cut(&x, split, OpKind::AllToAll, group)?;
@@ -89,7 +95,12 @@ fn cut<T: TensorMetadata>(
     }
     let (len, size) = (shape[dim], group.size());
     let shape = shape.as_slice().to_vec();
-    let call = Call { op, seq: group.next_seq(), dtype: x.dtype(), shape };
+    let call = Call {
+        op,
+        seq: group.next_seq(),
+        dtype: x.dtype(),
+        shape,
+    };
     let why = format!("dim {dim} of length {len} does not divide into {size} shares");
     group.run(&call, |_, _| Err(group.bad_argument(&call, why)))
 }
@@ -153,7 +164,16 @@ mod tests {
             self.over(x, |x| self.0.reduce_scatter(x, ReduceOp::Sum))
         }
         fn all_to_all(&self, x: FloatTensor<Flex>) -> Result<FloatTensor<Flex>, CollectiveError> {
-            self.over(x, |x| moves::run(x, Move::AllToAll { split: 0, concat: 0 }, self.0))
+            self.over(x, |x| {
+                moves::run(
+                    x,
+                    Move::AllToAll {
+                        split: 0,
+                        concat: 0,
+                    },
+                    self.0,
+                )
+            })
         }
         fn shift(
             &self,
@@ -169,8 +189,15 @@ mod tests {
         let mut all = vec![Move::Identity, Move::AllReduce, Move::AllReduceMax];
         all.extend([1, -2, 0].map(|by| Move::Shift { by }));
         for dim in dims.clone() {
-            all.extend([Move::AllGather { dim }, Move::ReduceScatter { dim }, Move::Split { dim }]);
-            all.extend(dims.clone().map(|concat| Move::AllToAll { split: dim, concat }));
+            all.extend([
+                Move::AllGather { dim },
+                Move::ReduceScatter { dim },
+                Move::Split { dim },
+            ]);
+            all.extend(
+                dims.clone()
+                    .map(|concat| Move::AllToAll { split: dim, concat }),
+            );
         }
         all
     }

@@ -44,7 +44,11 @@ pub(crate) struct Region {
 
 impl Region {
     fn conjugate(self) -> Self {
-        Self { forward: self.backward, backward: self.forward, group: self.group }
+        Self {
+            forward: self.backward,
+            backward: self.forward,
+            group: self.group,
+        }
     }
 }
 
@@ -57,7 +61,11 @@ pub(crate) fn apply<const D: usize>(
     if group.size() == 1 {
         return x;
     }
-    let region = Region { forward, backward, group: group.clone() };
+    let region = Region {
+        forward,
+        backward,
+        group: group.clone(),
+    };
     Tensor::from_dispatch(<Dispatch as RegionOps>::region(x.into_dispatch(), region))
 }
 
@@ -105,7 +113,11 @@ impl<B: RegionOps> Backward<B, 1> for RegionBackward {
 impl<B: RegionOps, C: CheckpointStrategy> RegionOps for Autodiff<B, C> {
     fn region(x: FloatTensor<Self>, region: Region) -> FloatTensor<Self> {
         let (x, node) = x.into_parts();
-        match RegionBackward.prepare::<C>([node]).compute_bound().stateful() {
+        match RegionBackward
+            .prepare::<C>([node])
+            .compute_bound()
+            .stateful()
+        {
             OpsKind::Tracked(prep) => prep.finish(region.clone(), B::region(x, region)),
             OpsKind::UnTracked(prep) => prep.finish(B::region(x, region)),
         }

@@ -40,7 +40,10 @@ pub struct Partial<const D: usize> {
 impl<const D: usize> Partial<D> {
     /// This member's term of a sum over `group`.
     pub fn new(term: Tensor<D>, group: &Group) -> Self {
-        Self { term, group: group.clone() }
+        Self {
+            term,
+            group: group.clone(),
+        }
     }
 
     /// The sum, on every member.
@@ -59,7 +62,10 @@ impl<const D: usize> Partial<D> {
     /// See [`reduce_scatter_to_sequence`].
     pub fn reduce_scatter(self) -> SequenceShard<D> {
         let shard = reduce_scatter_to_sequence(self.term, &self.group);
-        SequenceShard { shard, group: self.group }
+        SequenceShard {
+            shard,
+            group: self.group,
+        }
     }
 }
 
@@ -94,7 +100,10 @@ pub struct SequenceShard<const D: usize> {
 impl<const D: usize> SequenceShard<D> {
     /// Declares that `shard` is this member's stretch.
     pub fn new(shard: Tensor<D>, group: &Group) -> Self {
-        Self { shard, group: group.clone() }
+        Self {
+            shard,
+            group: group.clone(),
+        }
     }
 
     /// This member's stretch of a tensor that all hold.
@@ -122,7 +131,10 @@ impl<const D: usize> SequenceShard<D> {
         self,
         f: impl FnOnce(Tensor<D>) -> Tensor<D2>,
     ) -> SequenceShard<D2> {
-        SequenceShard { shard: f(self.shard), group: self.group }
+        SequenceShard {
+            shard: f(self.shard),
+            group: self.group,
+        }
     }
 
     /// The bare stretch, for the boundary of a module that documents what it gives.

@@ -21,7 +21,12 @@ pub(super) struct Refusal {
 
 impl Refusal {
     pub(super) fn of_stranger(why: String) -> Self {
-        Self { why, ends_all: false, rank: None, failure: None }
+        Self {
+            why,
+            ends_all: false,
+            rank: None,
+            failure: None,
+        }
     }
 
     /// A caller that knows a secret token belongs to this job. A caller whose rank or world size this job does
@@ -29,7 +34,12 @@ impl Refusal {
     fn of_mistake(why: String, hello: &Hello, env: &RankEnv) -> Self {
         let is_like_ours = hello.world_size == env.world_size && hello.rank < env.world_size;
         let rank = is_like_ours.then_some(hello.rank);
-        Self { why, ends_all: env.job_token.is_secret(), rank, failure: hello.failure.clone() }
+        Self {
+            why,
+            ends_all: env.job_token.is_secret(),
+            rank,
+            failure: hello.failure.clone(),
+        }
     }
 }
 
@@ -52,7 +62,12 @@ pub(super) fn check(
             env.master()
         )));
     }
-    let Hello { rank, world_size, build, .. } = hello;
+    let Hello {
+        rank,
+        world_size,
+        build,
+        ..
+    } = hello;
     let mistake = |why: String| Err(Refusal::of_mistake(why, hello, env));
     let (mine, own) = (build::name(), env.world_size);
     if build != mine {
@@ -66,7 +81,10 @@ pub(super) fn check(
         ));
     }
     if hello.seed != seed && hello.failure.is_none() && !rank_0_fails {
-        return mistake(format!("rank {rank} has seed {}, rank 0 has {seed}", hello.seed));
+        return mistake(format!(
+            "rank {rank} has seed {}, rank 0 has {seed}",
+            hello.seed
+        ));
     }
     match &hello.failure {
         // Without a secret token it may be of another job, which knows nothing of this one's seed.
@@ -130,9 +148,27 @@ mod tests {
             let (env, good) = (env(token.clone()), hello(&token));
             check(&good, &env, 7, false).unwrap();
             let wrong = [
-                (Hello { build: "0.0.1-old".into(), ..good.clone() }, "runs build 0.0.1-old"),
-                (Hello { world_size: 3, ..good.clone() }, "WORLD_SIZE=3, rank 0 with 2"),
-                (Hello { seed: 8, ..good.clone() }, "has seed 8, rank 0 has 7"),
+                (
+                    Hello {
+                        build: "0.0.1-old".into(),
+                        ..good.clone()
+                    },
+                    "runs build 0.0.1-old",
+                ),
+                (
+                    Hello {
+                        world_size: 3,
+                        ..good.clone()
+                    },
+                    "WORLD_SIZE=3, rank 0 with 2",
+                ),
+                (
+                    Hello {
+                        seed: 8,
+                        ..good.clone()
+                    },
+                    "has seed 8, rank 0 has 7",
+                ),
             ];
             for (hello, named) in wrong {
                 let refusal = check(&hello, &env, 7, false).unwrap_err();
@@ -148,22 +184,45 @@ mod tests {
     fn a_stranger_ends_nothing_and_learns_no_token() {
         let mine = JobToken::secret("mine");
         let env = env(mine.clone());
-        let stranger = Hello { world_size: 99, ..hello(&JobToken::secret("theirs")) };
-        let old = Hello { version: 2, ..hello(&mine) };
+        let stranger = Hello {
+            world_size: 99,
+            ..hello(&JobToken::secret("theirs"))
+        };
+        let old = Hello {
+            version: 2,
+            ..hello(&mine)
+        };
         for hello in [stranger, old] {
             let Refusal { why, ends_all, .. } = check(&hello, &env, 7, false).unwrap_err();
-            assert!(!ends_all && !why.contains("mine") && !why.contains("theirs"), "{why}");
+            assert!(
+                !ends_all && !why.contains("mine") && !why.contains("theirs"),
+                "{why}"
+            );
         }
     }
 
     #[test]
     fn a_rank_that_cannot_start_need_not_know_its_seed_but_the_secret() {
-        let failure = || Some(StartFailure { rank: 1, why: "no data".into(), code: 2 });
+        let failure = || {
+            Some(StartFailure {
+                rank: 1,
+                why: "no data".into(),
+                code: 2,
+            })
+        };
         let secret = JobToken::secret("s");
-        let failing = Hello { seed: 0, failure: failure(), ..hello(&secret) };
+        let failing = Hello {
+            seed: 0,
+            failure: failure(),
+            ..hello(&secret)
+        };
         check(&failing, &env(secret), 7, false).unwrap();
         let token = JobToken::default();
-        let failing = Hello { seed: 0, failure: failure(), ..hello(&token) };
+        let failing = Hello {
+            seed: 0,
+            failure: failure(),
+            ..hello(&token)
+        };
         let refusal = check(&failing, &env(token.clone()), 7, false).unwrap_err();
         assert!(refusal.why.contains("rank 1 cannot start: no data") && !refusal.ends_all);
         assert_eq!((refusal.rank, refusal.failure), (Some(1), failure()));
@@ -175,11 +234,23 @@ mod tests {
     fn a_caller_that_is_none_of_the_jobs_ranks_starts_no_countdown() {
         let token = JobToken::default();
         let env = env(token.clone());
-        let other_size = Hello { world_size: 3, ..hello(&token) };
-        let beyond = Hello { rank: 5, ..hello(&token) };
+        let other_size = Hello {
+            world_size: 3,
+            ..hello(&token)
+        };
+        let beyond = Hello {
+            rank: 5,
+            ..hello(&token)
+        };
         assert_eq!(check(&other_size, &env, 7, false).unwrap_err().rank, None);
         assert_eq!(check_seat(&beyond, &env, false).unwrap_err().rank, None);
-        let other_seed = Hello { seed: 8, ..hello(&token) };
-        assert_eq!(check(&other_seed, &env, 7, false).unwrap_err().rank, Some(1));
+        let other_seed = Hello {
+            seed: 8,
+            ..hello(&token)
+        };
+        assert_eq!(
+            check(&other_seed, &env, 7, false).unwrap_err().rank,
+            Some(1)
+        );
     }
 }

@@ -58,6 +58,10 @@ mod tests {
         program[1 << 19] = 7;
         program.push(7);
         assert_ne!(hash(Cursor::new(&program)).unwrap(), first);
-        assert!(name().starts_with(concat!(env!("CARGO_PKG_VERSION"), "-")), "{}", name());
+        assert!(
+            name().starts_with(concat!(env!("CARGO_PKG_VERSION"), "-")),
+            "{}",
+            name()
+        );
     }
 }

@@ -46,16 +46,34 @@ impl RankEnv {
         if get("RANK").is_none() && get("WORLD_SIZE").is_none() {
             return Ok(None);
         }
-        let world_size = number(&get, "WORLD_SIZE", 1, usize::MAX, "a number of ranks, 1 or more")?;
+        let world_size = number(
+            &get,
+            "WORLD_SIZE",
+            1,
+            usize::MAX,
+            "a number of ranks, 1 or more",
+        )?;
         let below = format!("a rank below WORLD_SIZE={world_size}, counted from 0");
         let rank = number(&get, "RANK", 0, world_size - 1, &below)?;
         let local_rank = number(&get, "LOCAL_RANK", 0, rank, "at most RANK, counted from 0")?;
         let local_world_size = match get("LOCAL_WORLD_SIZE") {
-            Some(_) => number(&get, "LOCAL_WORLD_SIZE", 1, world_size, "at most WORLD_SIZE")?,
+            Some(_) => number(
+                &get,
+                "LOCAL_WORLD_SIZE",
+                1,
+                world_size,
+                "at most WORLD_SIZE",
+            )?,
             None => world_size,
         };
         let ranks_per_gpu = match get(RANKS_PER_GPU) {
-            Some(_) => number(&get, RANKS_PER_GPU, 1, usize::MAX, "a number of ranks, 1 or more")?,
+            Some(_) => number(
+                &get,
+                RANKS_PER_GPU,
+                1,
+                usize::MAX,
+                "a number of ranks, 1 or more",
+            )?,
             None => 1,
         };
         let master_addr = without_brackets(text(&get, "MASTER_ADDR")?);
@@ -84,7 +102,11 @@ impl RankEnv {
     }
 
     fn gpu_of(&self, num_gpus: usize, is_chosen: bool) -> Option<usize> {
-        let index = if num_gpus == 1 && is_chosen { 0 } else { self.local_rank };
+        let index = if num_gpus == 1 && is_chosen {
+            0
+        } else {
+            self.local_rank
+        };
         (index < num_gpus).then_some(index)
     }
 
@@ -96,8 +118,15 @@ impl RankEnv {
     /// What [`super::socket::listen`] has to serve so that the others find this rank: the address
     /// of rank 0 is this host's own only if it is a loopback address.
     pub(crate) fn master_addr_for_peers(&self) -> &str {
-        let loopback = self.master_addr.parse().is_ok_and(|ip: std::net::IpAddr| ip.is_loopback());
-        if loopback || self.master_addr == "localhost" { &self.master_addr } else { "" }
+        let loopback = self
+            .master_addr
+            .parse()
+            .is_ok_and(|ip: std::net::IpAddr| ip.is_loopback());
+        if loopback || self.master_addr == "localhost" {
+            &self.master_addr
+        } else {
+            ""
+        }
     }
 
     /// Where rank 0 listens, as text.
@@ -111,14 +140,20 @@ impl RankEnv {
 
 /// `[::1]` as `::1`: in addresses with a port IPv6 ones stand in brackets.
 fn without_brackets(addr: String) -> String {
-    match addr.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')) {
+    match addr
+        .strip_prefix('[')
+        .and_then(|rest| rest.strip_suffix(']'))
+    {
         Some(inner) if inner.parse::<std::net::Ipv6Addr>().is_ok() => inner.to_string(),
         _ => addr,
     }
 }
 
 fn bad(variable: &str, why: String) -> CollectiveError {
-    CollectiveError::BadEnvironment { variable: variable.to_string(), why }
+    CollectiveError::BadEnvironment {
+        variable: variable.to_string(),
+        why,
+    }
 }
 
 fn text(get: &impl Fn(&str) -> Option<String>, name: &str) -> Result<String, CollectiveError> {
@@ -126,7 +161,9 @@ fn text(get: &impl Fn(&str) -> Option<String>, name: &str) -> Result<String, Col
                 WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT; or set none of them";
     match get(name).map(|value| value.trim().to_string()) {
         None => {
-            let mut others = ["RANK", "WORLD_SIZE"].into_iter().filter(|other| *other != name);
+            let mut others = ["RANK", "WORLD_SIZE"]
+                .into_iter()
+                .filter(|other| *other != name);
             let set = others.find(|other| get(other).is_some()).unwrap_or("RANK");
             Err(bad(name, format!("is not set, though {set} is; {hint}")))
         }
@@ -168,7 +205,9 @@ mod tests {
             if let Some((_, value)) = change.iter().find(|(changed, _)| *changed == name) {
                 return value.map(str::to_string);
             }
-            GOOD.iter().find(|(good, _)| *good == name).map(|(_, value)| value.to_string())
+            GOOD.iter()
+                .find(|(good, _)| *good == name)
+                .map(|(_, value)| value.to_string())
         })
     }
 
@@ -191,7 +230,10 @@ mod tests {
     #[test]
     fn a_rank_has_the_gpu_of_its_number_or_the_only_one_that_it_is_shown() {
         let env = read(&[]).unwrap().unwrap();
-        assert_eq!((env.gpu_of(4, false), env.gpu_of(4, true)), (Some(1), Some(1)));
+        assert_eq!(
+            (env.gpu_of(4, false), env.gpu_of(4, true)),
+            (Some(1), Some(1))
+        );
         assert_eq!((env.gpu_of(1, false), env.gpu_of(1, true)), (None, Some(0)));
         assert_eq!(env.gpu_of(0, true), None);
         let shared = read(&[(RANKS_PER_GPU, Some("2"))]).unwrap().unwrap();
@@ -205,18 +247,32 @@ mod tests {
 
     #[test]
     fn torchruns_own_store_keeps_its_port() {
-        let elastic =
-            [("TORCHELASTIC_RUN_ID", Some("r7")), ("TORCHELASTIC_RESTART_COUNT", Some("2"))];
+        let elastic = [
+            ("TORCHELASTIC_RUN_ID", Some("r7")),
+            ("TORCHELASTIC_RESTART_COUNT", Some("2")),
+        ];
         let env = read(&elastic).unwrap().unwrap();
         assert_eq!((env.master_port, env.job_token.text()), (29501, "r7/2"));
-        let last = [("TORCHELASTIC_RUN_ID", Some("r7")), ("MASTER_PORT", Some("65535"))];
+        let last = [
+            ("TORCHELASTIC_RUN_ID", Some("r7")),
+            ("MASTER_PORT", Some("65535")),
+        ];
         assert_eq!(read(&last).unwrap().unwrap().master_port, 65534);
     }
 
     #[rstest]
-    #[case("RANK", "environment variable RANK is not set, though WORLD_SIZE is; start all")]
-    #[case("WORLD_SIZE", "environment variable WORLD_SIZE is not set, though RANK is; start all")]
-    #[case("LOCAL_RANK", "environment variable LOCAL_RANK is not set, though RANK is; start all")]
+    #[case(
+        "RANK",
+        "environment variable RANK is not set, though WORLD_SIZE is; start all"
+    )]
+    #[case(
+        "WORLD_SIZE",
+        "environment variable WORLD_SIZE is not set, though RANK is; start all"
+    )]
+    #[case(
+        "LOCAL_RANK",
+        "environment variable LOCAL_RANK is not set, though RANK is; start all"
+    )]
     fn a_missing_variable_is_named_and_one_that_is_set(#[case] name: &str, #[case] message: &str) {
         let error = read(&[(name, None)]).unwrap_err().to_string();
         assert!(error.starts_with(message), "{error}");
@@ -237,7 +293,11 @@ mod tests {
     #[case("MASTER_PORT", Some("70000"))]
     fn nonsense_is_named_with_its_value(#[case] variable: &str, #[case] value: Option<&str>) {
         let error = read(&[(variable, value)]).unwrap_err();
-        let CollectiveError::BadEnvironment { variable: named, why } = &error else {
+        let CollectiveError::BadEnvironment {
+            variable: named,
+            why,
+        } = &error
+        else {
             panic!("{error}");
         };
         assert_eq!(named, variable);

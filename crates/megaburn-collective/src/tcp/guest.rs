@@ -30,7 +30,12 @@ const AFTER_RANK_0: Duration = Duration::from_secs(2);
 pub(super) fn join(options: &ConnectOptions) -> Result<Vec<Option<TcpStream>>, CollectiveError> {
     let env = &options.env;
     let at = |why: String| {
-        rendezvous(format!("rank {} of {} at {}: {why}", env.rank, env.world_size, env.master()))
+        rendezvous(format!(
+            "rank {} of {} at {}: {why}",
+            env.rank,
+            env.world_size,
+            env.master()
+        ))
     };
     let ended = |ended: Ended| match ended {
         Ended::Because(why) => at(why),
@@ -38,7 +43,13 @@ pub(super) fn join(options: &ConnectOptions) -> Result<Vec<Option<TcpStream>>, C
     };
     let (master, listener, table) = introduce(options, None).map_err(ended)?;
     let deadline = clock::now() + options.meshing() + AFTER_RANK_0;
-    let guest = Guest { env, deadline, master, listener, nonce: table.nonce };
+    let guest = Guest {
+        env,
+        deadline,
+        master,
+        listener,
+        nonce: table.nonce,
+    };
     let meshed = guest.mesh(&table);
     if let Err((why, tell)) = &meshed
         && *tell
@@ -75,13 +86,20 @@ fn introduce(
     let end = begin + options.rendezvous_timeout;
     let silence = options.group.timeout.max(SILENT);
     // Rank 0 of the own host was started together with this one.
-    let reach = if env.is_with_rank_0() { end.min(begin + silence) } else { end };
+    let reach = if env.is_with_rank_0() {
+        end.min(begin + silence)
+    } else {
+        end
+    };
     let mut missing = None;
     loop {
         let master = socket::dial(&env.master_addr, env.master_port, reach)
             .map_err(|error| format!("rank 0 cannot be reached in time: {error}"))?;
         let listener = socket::listen(env.master_addr_for_peers(), 0).map_err(|e| e.to_string())?;
-        let port = listener.local_addr().map_err(|error| error.to_string())?.port();
+        let port = listener
+            .local_addr()
+            .map_err(|error| error.to_string())?
+            .port();
         let hello = Hello {
             version: VERSION,
             token: env.job_token.clone(),
@@ -99,13 +117,28 @@ fn introduce(
         while said.is_ok() {
             let until = until();
             match read_frame(Until::new(&master, until)) {
-                Ok(Some(Frame { word: Word::Table(table), .. })) => {
+                Ok(Some(Frame {
+                    word: Word::Table(table),
+                    ..
+                })) => {
                     return Ok((master, listener, table));
                 }
-                Ok(Some(Frame { word: Word::Waiting, .. })) => {}
-                Ok(Some(Frame { word: Word::Missing { ranks }, .. })) => missing = Some(ranks),
-                Ok(Some(Frame { word: Word::Refused { why }, .. })) => return Err(why.into()),
-                Ok(Some(Frame { word: Word::CannotStart(failure), .. })) => {
+                Ok(Some(Frame {
+                    word: Word::Waiting,
+                    ..
+                })) => {}
+                Ok(Some(Frame {
+                    word: Word::Missing { ranks },
+                    ..
+                })) => missing = Some(ranks),
+                Ok(Some(Frame {
+                    word: Word::Refused { why },
+                    ..
+                })) => return Err(why.into()),
+                Ok(Some(Frame {
+                    word: Word::CannotStart(failure),
+                    ..
+                })) => {
                     if env.is_with_rank_0() {
                         outlast(&master, end.min(clock::now() + OTHERS_COME));
                     }
@@ -163,12 +196,15 @@ impl Guest<'_> {
         }
         let mut introductions = Introductions::new();
         loop {
-            let missing: Vec<_> =
-                (self.env.rank + 1..streams.len()).filter(|&i| streams[i].is_none()).collect();
+            let missing: Vec<_> = (self.env.rank + 1..streams.len())
+                .filter(|&i| streams[i].is_none())
+                .collect();
             if missing.is_empty() {
                 return Ok(streams);
             }
-            introductions.accept(&self.listener).map_err(|why| (why, true))?;
+            introductions
+                .accept(&self.listener)
+                .map_err(|why| (why, true))?;
             while let Some(Introduction { stream, from, said }) = introductions.next() {
                 match self.identify(&said) {
                     Some(rank) if missing.contains(&rank) => streams[rank] = Some(stream),
@@ -181,7 +217,10 @@ impl Guest<'_> {
                 return Err((refusal(said), false));
             }
             if clock::now() >= self.deadline {
-                return Err((format!("ranks {missing:?} did not connect to it in time"), true));
+                return Err((
+                    format!("ranks {missing:?} did not connect to it in time"),
+                    true,
+                ));
             }
             thread::sleep(TICK);
         }
@@ -190,11 +229,19 @@ impl Guest<'_> {
     fn call(&self, to: usize, (host, port): (Option<IpAddr>, u16)) -> Result<TcpStream, String> {
         let host = match host {
             Some(host) => host,
-            None => self.master.peer_addr().map_err(|error| error.to_string())?.ip(),
+            None => self
+                .master
+                .peer_addr()
+                .map_err(|error| error.to_string())?
+                .ip(),
         };
         let failed = |why: String| format!("cannot connect to rank {to} at {host} {port}: {why}");
         let stream = socket::dial(&host.to_string(), port, self.deadline).map_err(failed)?;
-        let word = Word::Peer { nonce: self.nonce, from: self.env.rank, to };
+        let word = Word::Peer {
+            nonce: self.nonce,
+            from: self.env.rank,
+            to,
+        };
         write_frame(Until::new(&stream, self.deadline), &word, 0, None)
             .map_err(|(_, error)| failed(error.to_string()))?;
         Ok(stream)
@@ -202,7 +249,9 @@ impl Guest<'_> {
 
     /// Which rank calls; `None` for a stranger.
     fn identify(&self, said: &Result<Word, String>) -> Option<usize> {
-        let Ok(Word::Peer { nonce, from, to }) = said else { return None };
+        let Ok(Word::Peer { nonce, from, to }) = said else {
+            return None;
+        };
         let is_ours: bool = nonce.ct_eq(&self.nonce).into();
         (is_ours && *to == self.env.rank).then_some(*from)
     }
@@ -210,7 +259,10 @@ impl Guest<'_> {
 
 fn refusal(said: std::io::Result<Option<Frame>>) -> String {
     match said {
-        Ok(Some(Frame { word: Word::Refused { why }, .. })) => why,
+        Ok(Some(Frame {
+            word: Word::Refused { why },
+            ..
+        })) => why,
         Ok(_) => "rank 0 left the rendezvous".to_string(),
         Err(error) => format!("rank 0 left the rendezvous: {error}"),
     }

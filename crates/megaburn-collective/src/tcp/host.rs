@@ -95,7 +95,11 @@ pub(super) fn gather(
         });
         return Err(ended.into());
     }
-    Ok(host.guests.into_iter().map(|guest| Some(guest?.stream)).collect())
+    Ok(host
+        .guests
+        .into_iter()
+        .map(|guest| Some(guest?.stream))
+        .collect())
 }
 
 /// Tells every rank that comes that rank 0 cannot start, until all have heard it.
@@ -109,7 +113,11 @@ impl<'a> Host<'a> {
     fn new(options: &'a ConnectOptions, failure: Option<StartFailure>) -> Self {
         let env = &options.env;
         let mut hosts = Hosts::new(options.group.timeout);
-        hosts.joined(0, &host_name(), env.is_local_world_known.then_some(env.local_world_size));
+        hosts.joined(
+            0,
+            &host_name(),
+            env.is_local_world_known.then_some(env.local_world_size),
+        );
         Self {
             env,
             options,
@@ -134,7 +142,9 @@ impl<'a> Host<'a> {
             for guest in &mut self.guests {
                 // Who was told of a failure leaves and does not come again.
                 if self.failure.is_none()
-                    && guest.as_ref().is_some_and(|g| socket::pending(&g.stream) == Pending::Closed)
+                    && guest
+                        .as_ref()
+                        .is_some_and(|g| socket::pending(&g.stream) == Pending::Closed)
                 {
                     *guest = None;
                 }
@@ -142,7 +152,9 @@ impl<'a> Host<'a> {
             let missing = self.missing();
             // Who left meanwhile is noticed above.
             if missing != told {
-                let _ = self.tell_all(&Word::Missing { ranks: missing.clone() });
+                let _ = self.tell_all(&Word::Missing {
+                    ranks: missing.clone(),
+                });
                 told = missing;
             }
             if clock::now() - signed >= SIGN {
@@ -167,7 +179,12 @@ impl<'a> Host<'a> {
         let hello = match hello {
             Ok(hello) => hello,
             Err(refusal) => {
-                let _ = say(&stream, &Word::Refused { why: refusal.why.clone() });
+                let _ = say(
+                    &stream,
+                    &Word::Refused {
+                        why: refusal.why.clone(),
+                    },
+                );
                 if refusal.ends_all {
                     return Err(refusal.why.into());
                 }
@@ -183,7 +200,10 @@ impl<'a> Host<'a> {
         }
         self.guests[hello.rank] = Some(Guest { stream, host, port });
         if self.failure.is_none() {
-            hello.failure.into_iter().for_each(|failure| self.fail(failure));
+            hello
+                .failure
+                .into_iter()
+                .for_each(|failure| self.fail(failure));
         }
         Ok(())
     }
@@ -198,7 +218,12 @@ impl<'a> Host<'a> {
 
     fn check(&self, hello: Hello) -> Result<Hello, Refusal> {
         let has_seat = self.guests.get(hello.rank).is_some_and(Option::is_none);
-        admission::check(&hello, self.env, self.options.group.seed, self.failure.is_some())?;
+        admission::check(
+            &hello,
+            self.env,
+            self.options.group.seed,
+            self.failure.is_some(),
+        )?;
         admission::check_seat(&hello, self.env, has_seat)?;
         Ok(hello)
     }
@@ -227,8 +252,13 @@ impl<'a> Host<'a> {
                     Pending::Nothing => still.push(rank),
                     Pending::Closed => return left(),
                     Pending::Data => match read_frame(Until::new(&guest.stream, self.deadline)) {
-                        Ok(Some(Frame { word: Word::Ready, .. })) => {}
-                        Ok(Some(Frame { word: Word::Refused { why }, .. })) => {
+                        Ok(Some(Frame {
+                            word: Word::Ready, ..
+                        })) => {}
+                        Ok(Some(Frame {
+                            word: Word::Refused { why },
+                            ..
+                        })) => {
                             return Err(why.into());
                         }
                         Ok(_) => return left(),
@@ -253,7 +283,9 @@ impl<'a> Host<'a> {
     }
 
     fn missing_of(&self, which: impl Fn(&Option<Guest>) -> bool) -> Vec<usize> {
-        (1..self.guests.len()).filter(|&rank| which(&self.guests[rank])).collect()
+        (1..self.guests.len())
+            .filter(|&rank| which(&self.guests[rank]))
+            .collect()
     }
 
     fn check_time(&mut self) -> Result<(), Ended> {

@@ -26,7 +26,10 @@ struct Known {
 
 impl Hosts {
     pub(super) fn new(limit: Duration) -> Self {
-        Self { limit, known: BTreeMap::new() }
+        Self {
+            limit,
+            known: BTreeMap::new(),
+        }
     }
 
     /// A rank has joined, of a host where it says that `size` were started.
@@ -75,9 +78,15 @@ mod tests {
         hosts.joined(0, "a", Some(2));
         hosts.joined(0, "a", Some(2));
         let text = hosts.late(&[1], 2).unwrap();
-        assert!(text.starts_with("ranks [1] of 2 did not join within 0.0 s"), "{text}");
+        assert!(
+            text.starts_with("ranks [1] of 2 did not join within 0.0 s"),
+            "{text}"
+        );
         let text = hosts.late(&[1, 2, 3], 4).unwrap();
-        assert!(text.starts_with("1 of the 2 ranks of host a (some of [1, 2, 3])"), "{text}");
+        assert!(
+            text.starts_with("1 of the 2 ranks of host a (some of [1, 2, 3])"),
+            "{text}"
+        );
         hosts.joined(1, "a", Some(2));
         hosts.joined(2, "b", None);
         assert_eq!(hosts.late(&[3], 4), None);

@@ -52,7 +52,12 @@ struct Silent {
 impl Introductions {
     pub(super) fn new() -> Self {
         let (done, introduced) = channel();
-        Self { done, introduced, silent: VecDeque::new(), next_id: 0 }
+        Self {
+            done,
+            introduced,
+            silent: VecDeque::new(),
+            next_id: 0,
+        }
     }
 
     /// Listens to everybody who waits at `listener`, as far as there is room.
@@ -63,11 +68,17 @@ impl Introductions {
         while self.has_room() {
             let next =
                 socket::accept(listener).map_err(|error| format!("cannot accept: {error}"))?;
-            let Some((stream, from)) = next else { return Ok(()) };
+            let Some((stream, from)) = next else {
+                return Ok(());
+            };
             let id = self.next_id;
             self.next_id += 1;
             if let Ok(stream) = stream.try_clone() {
-                self.silent.push_back(Silent { id, since: clock::now(), stream });
+                self.silent.push_back(Silent {
+                    id,
+                    since: clock::now(),
+                    stream,
+                });
             }
             self.listen_beside(id, stream, from);
         }
@@ -81,7 +92,9 @@ impl Introductions {
             // The rendezvous may be over by now.
             let _ = done.send((id, listen(stream, from, PATIENCE)));
         };
-        let spawned = thread::Builder::new().name("introduction".into()).spawn(beside);
+        let spawned = thread::Builder::new()
+            .name("introduction".into())
+            .spawn(beside);
         if let (Err(_), Ok(stream)) = (spawned, here) {
             let _ = self.done.send((id, listen(stream, from, INLINE)));
         }
@@ -99,7 +112,10 @@ impl Introductions {
         if self.silent.len() < MOST {
             return true;
         }
-        let longest = self.silent.front().filter(|silent| clock::now() - silent.since >= SILENT);
+        let longest = self
+            .silent
+            .front()
+            .filter(|silent| clock::now() - silent.since >= SILENT);
         let has_room = longest.is_some();
         if let Some(silent) = longest {
             // Its thread sees the end of the connection.
@@ -146,7 +162,10 @@ mod tests {
                 Some(introduction) if introduction.said.is_ok() => break introduction,
                 _ => thread::sleep(Duration::from_millis(5)),
             }
-            assert!(clock::now() - begin < PATIENCE, "it waited for the silent ones");
+            assert!(
+                clock::now() - begin < PATIENCE,
+                "it waited for the silent ones"
+            );
         };
         assert!(matches!(found.said, Ok(Word::Ready)));
         assert_eq!(found.stream.peer_addr().ok(), rank.local_addr().ok());

@@ -23,7 +23,10 @@ pub(super) struct Line {
 
 impl Line {
     pub(super) fn new(stream: TcpStream) -> Self {
-        Self { stream, torn: Mutex::new(false) }
+        Self {
+            stream,
+            torn: Mutex::new(false),
+        }
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, bool> {

@@ -43,7 +43,11 @@ impl ConnectOptions {
     /// Default group options, and ten minutes for the rendezvous.
     pub fn new(env: RankEnv) -> Self {
         let rendezvous_timeout = Duration::from_secs(600);
-        Self { env, group: GroupOptions::default(), rendezvous_timeout }
+        Self {
+            env,
+            group: GroupOptions::default(),
+            rendezvous_timeout,
+        }
     }
 
     /// Sets the seed and the timeout of collectives.
@@ -53,13 +57,19 @@ impl ConnectOptions {
 
     /// Sets how long hosts may take to come.
     pub fn with_rendezvous_timeout(self, rendezvous_timeout: Duration) -> Self {
-        Self { rendezvous_timeout, ..self }
+        Self {
+            rendezvous_timeout,
+            ..self
+        }
     }
 
     /// How long connecting to each other may take, once all have come.
     fn meshing(&self) -> Duration {
         const LEAST: Duration = Duration::from_secs(2);
-        self.group.timeout.max(LEAST).min(self.rendezvous_timeout.max(LEAST))
+        self.group
+            .timeout
+            .max(LEAST)
+            .min(self.rendezvous_timeout.max(LEAST))
     }
 }
 
@@ -104,7 +114,10 @@ pub fn connect(options: &ConnectOptions) -> Result<Group, CollectiveError> {
     };
     let transport = transport::TcpTransport::new(env.rank, *group, streams)
         .map_err(|error| socket::rendezvous(format!("cannot start reading: {error}")))?;
-    Ok(Group::world(Arc::new(Link::new(Arc::new(transport))), *group))
+    Ok(Group::world(
+        Arc::new(Link::new(Arc::new(transport))),
+        *group,
+    ))
 }
 
 /// Takes part in the rendezvous only to tell the others that this rank cannot start, `why`, and what
@@ -117,7 +130,11 @@ pub fn report_start_failure(options: &ConnectOptions, why: &str, code: i32) {
     if env.world_size <= 1 || env.rank >= env.world_size {
         return;
     }
-    let failure = wire::StartFailure { rank: env.rank, why: why.to_string(), code };
+    let failure = wire::StartFailure {
+        rank: env.rank,
+        why: why.to_string(),
+        code,
+    };
     if env.rank > 0 {
         guest::tell_failure(options, failure);
     } else if let Ok(listener) = socket::listen(&env.master_addr, env.master_port) {

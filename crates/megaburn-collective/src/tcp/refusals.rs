@@ -33,9 +33,14 @@ struct Refused {
 impl Refusals {
     /// Takes note of one and logs it.
     pub(super) fn note(&mut self, from: SocketAddr, refusal: Refusal, master: &str) {
-        let Refusal { why, rank, failure, .. } = refusal;
+        let Refusal {
+            why, rank, failure, ..
+        } = refusal;
         if let Some(rank) = rank {
-            let new = || Refused { first: clock::now(), failure: None };
+            let new = || Refused {
+                first: clock::now(),
+                failure: None,
+            };
             self.ranks.entry(rank).or_insert_with(new).failure = failure;
         }
         let text = format!("{from} was refused: {why}");
@@ -89,14 +94,26 @@ mod tests {
         refusals.note(from, Refusal::of_stranger("it is silent".into()), "host:1");
         assert!(refusals.late(&[1, 2], Duration::ZERO).is_none());
         let why = || "it has seed 8".to_string();
-        let refusal = || Refusal { rank: Some(2), ..Refusal::of_stranger(why()) };
+        let refusal = || Refusal {
+            rank: Some(2),
+            ..Refusal::of_stranger(why())
+        };
         refusals.note(from, refusal(), "host:1");
         assert!(refusals.late(&[1, 2], Duration::from_secs(60)).is_none());
-        let Some(Ended::Because(text)) = refusals.late(&[1, 2], Duration::ZERO) else { panic!() };
+        let Some(Ended::Because(text)) = refusals.late(&[1, 2], Duration::ZERO) else {
+            panic!()
+        };
         assert!(text.starts_with("rank 2 was refused"), "{text}");
         assert!(refusals.to_string().contains("it has seed 8"));
-        let failure = StartFailure { rank: 2, why: "no data".into(), code: 2 };
-        let failed = Refusal { failure: Some(failure.clone()), ..refusal() };
+        let failure = StartFailure {
+            rank: 2,
+            why: "no data".into(),
+            code: 2,
+        };
+        let failed = Refusal {
+            failure: Some(failure.clone()),
+            ..refusal()
+        };
         refusals.note(from, failed, "host:1");
         let late = refusals.late(&[1, 2], Duration::ZERO);
         assert!(matches!(late, Some(Ended::CannotStart(found)) if found == failure));
@@ -106,7 +123,10 @@ mod tests {
     fn a_refusal_is_forgotten_while_the_right_rank_is_there() {
         let mut refusals = Refusals::default();
         let from = SocketAddr::from(([127, 0, 0, 1], 1));
-        let twice = || Refusal { rank: Some(1), ..Refusal::of_stranger("RANK=1 twice".into()) };
+        let twice = || Refusal {
+            rank: Some(1),
+            ..Refusal::of_stranger("RANK=1 twice".into())
+        };
         refusals.note(from, twice(), "host:1");
         // Rank 1 is there, then it connects anew: it has all its time again.
         assert!(refusals.late(&[2], Duration::ZERO).is_none());

@@ -26,7 +26,11 @@ pub(super) struct Until<'a> {
 
 impl<'a> Until<'a> {
     pub(super) fn new(stream: &'a TcpStream, deadline: Instant) -> Self {
-        Self { stream, deadline, stop: &|| false }
+        Self {
+            stream,
+            deadline,
+            stop: &|| false,
+        }
     }
 
     pub(super) fn or(self, stop: &'a dyn Fn() -> bool) -> Self {
@@ -91,7 +95,9 @@ pub(super) enum Pending {
 
 /// Looks without waiting or taking.
 pub(super) fn pending(stream: &TcpStream) -> Pending {
-    let peeked = stream.set_nonblocking(true).and_then(|()| stream.peek(&mut [0]));
+    let peeked = stream
+        .set_nonblocking(true)
+        .and_then(|()| stream.peek(&mut [0]));
     if stream.set_nonblocking(false).is_err() {
         return Pending::Closed;
     }
@@ -174,7 +180,10 @@ fn is_shortage(error: &io::Error) -> bool {
 /// one (or `localhost`), at every interface if it is a host name, because a host often knows its own
 /// name by another address than the others do.
 pub(super) fn listen(name: &str, port: u16) -> Result<TcpListener, CollectiveError> {
-    let everywhere = [IpAddr::V6(Ipv6Addr::UNSPECIFIED), IpAddr::V4(Ipv4Addr::UNSPECIFIED)];
+    let everywhere = [
+        IpAddr::V6(Ipv6Addr::UNSPECIFIED),
+        IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+    ];
     let mut hosts = match name.parse::<IpAddr>() {
         Ok(ip) => vec![ip],
         Err(_) if name == "localhost" => resolve(name, port).unwrap_or_default(),
@@ -197,7 +206,10 @@ pub(super) fn listen(name: &str, port: u16) -> Result<TcpListener, CollectiveErr
         }
     }
     let (host, error) = last.expect("at least two addresses were tried");
-    Err(rendezvous(format!("cannot listen at {}: {error}", SocketAddr::new(host, port))))
+    Err(rendezvous(format!(
+        "cannot listen at {}: {error}",
+        SocketAddr::new(host, port)
+    )))
 }
 
 /// A stream to any address of `name`, tried until `deadline`.

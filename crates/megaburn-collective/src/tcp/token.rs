@@ -23,12 +23,18 @@ impl JobToken {
     /// A token that only the processes of the job know. Of those, one that contradicts the others,
     /// say in the number of ranks, was started wrongly, and ends the job.
     pub fn secret(text: impl Into<String>) -> Self {
-        Self { text: text.into(), is_secret: true }
+        Self {
+            text: text.into(),
+            is_secret: true,
+        }
     }
 
     /// A token made of what others may know too, such as a scheduler's number of the job.
     pub fn public(text: impl Into<String>) -> Self {
-        Self { text: text.into(), is_secret: false }
+        Self {
+            text: text.into(),
+            is_secret: false,
+        }
     }
 
     /// A new one that nobody can guess.
@@ -38,7 +44,9 @@ impl JobToken {
     pub fn draw() -> io::Result<Self> {
         let mut bytes = [0; 16];
         getrandom::fill(&mut bytes).map_err(|error| io::Error::other(error.to_string()))?;
-        Ok(Self::secret(bytes.map(|byte| format!("{byte:02x}")).concat()))
+        Ok(Self::secret(
+            bytes.map(|byte| format!("{byte:02x}")).concat(),
+        ))
     }
 
     /// Its text, for the environment of a process of the job.
@@ -67,7 +75,9 @@ impl JobToken {
             let restarts = get("TORCHELASTIC_RESTART_COUNT").unwrap_or_default();
             return Self::public(format!("{id}/{restarts}"));
         }
-        let step = get("SLURM_STEP_ID").map(|step| format!(".{step}")).unwrap_or_default();
+        let step = get("SLURM_STEP_ID")
+            .map(|step| format!(".{step}"))
+            .unwrap_or_default();
         let slurm = get("SLURM_JOB_ID").map(|id| Self::public(format!("slurm {id}{step}")));
         slurm.unwrap_or_default()
     }
@@ -76,7 +86,11 @@ impl JobToken {
 impl fmt::Debug for JobToken {
     /// Not the token itself, which must not stand in logs.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(if self.text.is_empty() { "JobToken(none)" } else { "JobToken(..)" })
+        f.write_str(if self.text.is_empty() {
+            "JobToken(none)"
+        } else {
+            "JobToken(..)"
+        })
     }
 }
 
@@ -106,13 +120,21 @@ mod tests {
             ("TORCHELASTIC_RESTART_COUNT", "2"),
             ("SLURM_JOB_ID", "41"),
         ];
-        let expected = [("s3cret", true), ("r7/2", false), ("r7/2", false), ("slurm 41", false)];
+        let expected = [
+            ("s3cret", true),
+            ("r7/2", false),
+            ("r7/2", false),
+            ("slurm 41", false),
+        ];
         for (from, (text, is_secret)) in expected.into_iter().enumerate().filter(|(i, _)| *i != 2) {
             let token = read(&all[from..]);
             assert_eq!((token.text(), token.is_secret()), (text, is_secret));
         }
         let steps = ["0", "1"].map(|id| read(&[("SLURM_JOB_ID", "41"), ("SLURM_STEP_ID", id)]));
-        assert_eq!([steps[0].text(), steps[1].text()], ["slurm 41.0", "slurm 41.1"]);
+        assert_eq!(
+            [steps[0].text(), steps[1].text()],
+            ["slurm 41.0", "slurm 41.1"]
+        );
         assert_eq!(read(&[("MEGABURN_JOB_TOKEN", "")]), JobToken::default());
     }
 }

@@ -67,7 +67,12 @@ impl TcpTransport {
     ) -> std::io::Result<Self> {
         let (mailbox, activity) = (Arc::new(Mailbox::default()), Activity::new(rank, options));
         let peers = Vec::with_capacity(streams.len());
-        let mut transport = Self { rank, mailbox, activity, peers };
+        let mut transport = Self {
+            rank,
+            mailbox,
+            activity,
+            peers,
+        };
         for (from, stream) in streams.into_iter().enumerate() {
             let Some(stream) = stream else {
                 transport.peers.push(None);
@@ -82,8 +87,13 @@ impl TcpTransport {
                 activity: transport.activity.clone(),
             };
             let name = format!("rank-{rank}-from-{from}");
-            let reader = thread::Builder::new().name(name).spawn(move || reader.run())?;
-            transport.peers.push(Some(Peer { line, reader: Some(reader) }));
+            let reader = thread::Builder::new()
+                .name(name)
+                .spawn(move || reader.run())?;
+            transport.peers.push(Some(Peer {
+                line,
+                reader: Some(reader),
+            }));
         }
         Ok(transport)
     }
@@ -100,7 +110,9 @@ impl TcpTransport {
         if let Some(error) = gone() {
             return Err(error);
         }
-        let peer = self.peers[to].as_ref().expect("the rank itself is never written to");
+        let peer = self.peers[to]
+            .as_ref()
+            .expect("the rank itself is never written to");
         let mut torn = peer.line.lock();
         let overdue = || deadline.is_half_over() && self.mailbox.is_asked();
         let stop = || gone().is_some() || overdue();
@@ -121,7 +133,10 @@ impl TcpTransport {
         }
         let why = format!("its connection ended: {error}");
         let lost = TransportError::Lost { peer: to, why };
-        Err(self.mailbox.wait_gone(to, clock::now() + REASON).unwrap_or(lost))
+        Err(self
+            .mailbox
+            .wait_gone(to, clock::now() + REASON)
+            .unwrap_or(lost))
     }
 
     /// At once to all, so that one stopped peer does not keep the news from the others.
@@ -153,10 +168,19 @@ struct Reader {
 impl Reader {
     /// Puts what arrives into the mailbox until the connection ends.
     fn run(self) {
-        let Self { from, line, mailbox, activity } = self;
+        let Self {
+            from,
+            line,
+            mailbox,
+            activity,
+        } = self;
         let mut reader = BufReader::with_capacity(READ_BUFFER, &line.stream);
         loop {
-            let Frame { word, channel, payload } = match read_frame(&mut reader) {
+            let Frame {
+                word,
+                channel,
+                payload,
+            } = match read_frame(&mut reader) {
                 Ok(Some(frame)) => frame,
                 Ok(None) => return mailbox.die(from, "it ended without a word, killed perhaps"),
                 Err(error) => return mailbox.die(from, &format!("its connection ended: {error}")),
@@ -210,19 +234,29 @@ impl Transport for TcpTransport {
         message: Message,
         deadline: Deadline,
     ) -> Result<(), TransportError> {
-        self.write(to, &Word::Data(message.call), channel, Some(&message.payload), deadline)
+        self.write(
+            to,
+            &Word::Data(message.call),
+            channel,
+            Some(&message.payload),
+            deadline,
+        )
     }
 
     fn say(&self, to: usize, overdue: Overdue) {
         if let Some(peer) = &self.peers[to] {
-            peer.line.say(&Word::Overdue(overdue), clock::now() + AT_ONCE);
+            peer.line
+                .say(&Word::Overdue(overdue), clock::now() + AT_ONCE);
         }
     }
 
     fn abort(&self, by: usize, reason: &str) {
         // First the own mailbox: it stops this rank's other threads, which may be writing.
         self.mailbox.abort(by, reason);
-        let word = Word::Abort { by, reason: reason.to_string() };
+        let word = Word::Abort {
+            by,
+            reason: reason.to_string(),
+        };
         self.tell_all(&word, clock::now() + LAST_WORDS);
     }
 }
@@ -240,7 +274,9 @@ impl Drop for TcpTransport {
             let _ = peer.line.stream.shutdown(Shutdown::Write);
         }
         for peer in self.peers.iter_mut().flatten() {
-            let Some(reader) = peer.reader.take() else { continue };
+            let Some(reader) = peer.reader.take() else {
+                continue;
+            };
             while !reader.is_finished() && clock::now() < deadline {
                 thread::sleep(Duration::from_millis(1));
             }

@@ -29,8 +29,16 @@ fn pair() -> (TcpStream, TcpStream) {
 }
 
 fn message(len: usize) -> Message {
-    let call = Call { op: OpKind::Send, seq: 0, dtype: DType::U8, shape: vec![len] };
-    Message { call, payload: Payload::new(Bytes::from_bytes_vec(vec![7; len])) }
+    let call = Call {
+        op: OpKind::Send,
+        seq: 0,
+        dtype: DType::U8,
+        shape: vec![len],
+    };
+    Message {
+        call,
+        payload: Payload::new(Bytes::from_bytes_vec(vec![7; len])),
+    }
 }
 
 fn soon(millis: u64) -> Deadline {
@@ -49,7 +57,11 @@ fn a_peer_that_takes_nothing_is_a_timeout_and_leaving_it_is_quick() {
     assert_eq!(error, TransportError::Timeout);
     transport.abort(0, "it waited in vain");
     drop(transport);
-    assert!(begin.elapsed() < Duration::from_secs(4), "{:?}", begin.elapsed());
+    assert!(
+        begin.elapsed() < Duration::from_secs(4),
+        "{:?}",
+        begin.elapsed()
+    );
     drop(stopped);
 }
 
@@ -66,8 +78,18 @@ fn a_failure_elsewhere_frees_who_is_stuck_writing() {
         .unwrap()
         .abort(2, "it broke");
     let error = writer.join().unwrap().unwrap_err();
-    assert_eq!(error, TransportError::Aborted { by: 2, reason: "it broke".into() });
-    assert!(begin.elapsed() < Duration::from_secs(5), "{:?}", begin.elapsed());
+    assert_eq!(
+        error,
+        TransportError::Aborted {
+            by: 2,
+            reason: "it broke".into()
+        }
+    );
+    assert!(
+        begin.elapsed() < Duration::from_secs(5),
+        "{:?}",
+        begin.elapsed()
+    );
 }
 
 #[test]
@@ -77,7 +99,9 @@ fn a_connection_that_breaks_is_a_lost_peer_for_senders_and_receivers() {
     drop(theirs);
     let lost = |error| matches!(error, TransportError::Lost { peer: 0, .. });
     assert!(lost(transport.receive(0, 5, soon(10_000)).unwrap_err()));
-    assert!(lost(transport.send(0, 5, message(1), soon(10_000)).unwrap_err()));
+    assert!(lost(
+        transport.send(0, 5, message(1), soon(10_000)).unwrap_err()
+    ));
 }
 
 #[test]
@@ -86,7 +110,9 @@ fn bytes_that_are_no_frame_are_a_lost_peer() {
     let transport = TcpTransport::new(1, GroupOptions::default(), vec![Some(mine), None]).unwrap();
     std::io::Write::write_all(&mut theirs, &[0; 100]).unwrap();
     let error = transport.receive(0, 5, soon(10_000)).unwrap_err();
-    let TransportError::Lost { peer: 0, why } = error else { panic!("{error:?}") };
+    let TransportError::Lost { peer: 0, why } = error else {
+        panic!("{error:?}")
+    };
     assert!(why.contains("does not speak"), "{why}");
 }
 
@@ -102,7 +128,13 @@ fn all_that_was_sent_arrives_though_its_sender_left_at_once() {
     let got = receiver.receive(0, 3, soon(10_000)).unwrap();
     assert_eq!(got.payload.as_slice().len(), HUGE);
     let error = receiver.receive(0, 3, soon(10_000)).unwrap_err();
-    assert_eq!(error, TransportError::Lost { peer: 0, why: "it finished and left".into() });
+    assert_eq!(
+        error,
+        TransportError::Lost {
+            peer: 0,
+            why: "it finished and left".into()
+        }
+    );
 }
 
 /// One that works, and of which every third answer is lost.
@@ -114,11 +146,21 @@ fn an_answer_that_is_lost_does_not_end_a_job_and_lasting_silence_does() {
         let busy = |limit| {
             let (phase, place, limit) = (Phase::Save, Place::Inside, Duration::from_millis(limit));
             let (rank, done, total, idle) = (0, 1, 2, Duration::ZERO);
-            Overdue::Busy(Busy { rank, phase, place, done, total, idle, limit })
+            Overdue::Busy(Busy {
+                rank,
+                phase,
+                place,
+                done,
+                total,
+                idle,
+                limit,
+            })
         };
         let mut questions = 0;
         while let Ok(Some(Frame { word, .. })) = read_frame(&theirs) {
-            let Word::Overdue(Overdue::Question) = word else { continue };
+            let Word::Overdue(Overdue::Question) = word else {
+                continue;
+            };
             questions += 1;
             let Message { call, payload } = message(1);
             match questions {
@@ -132,7 +174,13 @@ fn an_answer_that_is_lost_does_not_end_a_job_and_lasting_silence_does() {
     });
     transport.receive(0, 5, soon(100)).unwrap();
     let begin = Instant::now();
-    assert_eq!(transport.receive(0, 5, soon(100)).unwrap_err(), TransportError::Timeout);
+    assert_eq!(
+        transport.receive(0, 5, soon(100)).unwrap_err(),
+        TransportError::Timeout
+    );
     let took = begin.elapsed();
-    assert!(took > SILENT && took < SILENT + Duration::from_secs(2), "{took:?}");
+    assert!(
+        took > SILENT && took < SILENT + Duration::from_secs(2),
+        "{took:?}"
+    );
 }

@@ -165,7 +165,11 @@ pub(super) fn read_frame(mut from: impl Read) -> io::Result<Option<Frame>> {
         return Err(invalid("a payload where none belongs"));
     }
     let payload = read_bytes(&mut from, payload_len)?;
-    Ok(Some(Frame { word, channel, payload }))
+    Ok(Some(Frame {
+        word,
+        channel,
+        payload,
+    }))
 }
 
 fn read_bytes(from: &mut impl Read, len: u64) -> io::Result<Vec<u8>> {
@@ -188,7 +192,12 @@ mod tests {
     use crate::OpKind;
 
     fn written(payload: &[u8]) -> Vec<u8> {
-        let call = Call { op: OpKind::AllGather, seq: 7, dtype: DType::U8, shape: vec![3, 0] };
+        let call = Call {
+            op: OpKind::AllGather,
+            seq: 7,
+            dtype: DType::U8,
+            shape: vec![3, 0],
+        };
         let payload = Payload::new(Bytes::from_bytes_vec(payload.to_vec()));
         let mut bytes = Vec::new();
         write_frame(&mut bytes, &Word::Data(call), 99, Some(&payload)).unwrap();
@@ -200,7 +209,10 @@ mod tests {
         let both = [written(&[1, 2, 3]), written(&[])].concat();
         let mut from = both.as_slice();
         let first = read_frame(&mut from).unwrap().unwrap();
-        assert_eq!((first.channel, first.payload.as_slice()), (99, &[1, 2, 3][..]));
+        assert_eq!(
+            (first.channel, first.payload.as_slice()),
+            (99, &[1, 2, 3][..])
+        );
         assert!(matches!(first.word, Word::Data(call) if call.seq == 7 && call.shape == [3, 0]));
         assert!(read_frame(&mut from).unwrap().unwrap().payload.is_empty());
         assert!(read_frame(&mut from).unwrap().is_none());
@@ -212,13 +224,19 @@ mod tests {
     impl Read for Interrupted<'_> {
         fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
             self.1 = !self.1;
-            if self.1 { Err(ErrorKind::Interrupted.into()) } else { self.0.read(buffer) }
+            if self.1 {
+                Err(ErrorKind::Interrupted.into())
+            } else {
+                self.0.read(buffer)
+            }
         }
     }
 
     #[test]
     fn a_read_that_is_interrupted_goes_on() {
-        let frame = read_frame(Interrupted(&written(&[1, 2, 3]), false)).unwrap().unwrap();
+        let frame = read_frame(Interrupted(&written(&[1, 2, 3]), false))
+            .unwrap()
+            .unwrap();
         assert_eq!(frame.payload, [1, 2, 3]);
     }
 

@@ -33,7 +33,9 @@ pub fn start_all_gather_in_place<K: Moved>(
     if let Some(whole) = K::to_gpu(&whole).map(tensor::contiguous)
         && let Some(own) = tensor::stretch(&whole, start, [share])
     {
-        return group.gpu_all_gather_into(own, whole, Lane::Overlapped).map(Pending::started);
+        return group
+            .gpu_all_gather_into(own, whole, Lane::Overlapped)
+            .map(Pending::started);
     }
     let own = match share {
         0 => whole,

@@ -42,7 +42,9 @@ pub fn recv<const D: usize, K: Moved>(
     #[cfg(feature = "cuda")]
     if let Some(like) = K::to_gpu(&like) {
         let out = megaburn_cuda::tensor::empty(&like, like.meta.shape().clone(), like.dtype);
-        return group.gpu_recv(out, from, Lane::InOrder).map(|came| K::from_gpu(came.wait()));
+        return group
+            .gpu_recv(out, from, Lane::InOrder)
+            .map(|came| K::from_gpu(came.wait()));
     }
     let (shape, device, dtype): (Shape, Device, _) = (like.shape(), like.device(), like.dtype());
     let data = group.recv(from, Some(shape.as_slice()), dtype)?;
@@ -84,7 +86,9 @@ pub fn start_shift<const D: usize, K: Moved>(
     }
     #[cfg(feature = "cuda")]
     if let Some(x) = K::to_gpu(&x) {
-        return group.gpu_shift(x, by, Lane::Overlapped).map(Pending::started);
+        return group
+            .gpu_shift(x, by, Lane::Overlapped)
+            .map(Pending::started);
     }
     let like = (x.shape(), x.device(), x.dtype());
     group.send(x.into_data(), group.at(by))?;
@@ -117,7 +121,9 @@ pub fn start_send<const D: usize, K: Moved>(
     #[cfg(feature = "cuda")]
     if let Some(x) = K::to_gpu(&x) {
         let started = group.gpu_send(x, to, Lane::Overlapped)?;
-        return Ok(Sending { _started: Some(started) });
+        return Ok(Sending {
+            _started: Some(started),
+        });
     }
     send(x, to, group)?;
     Ok(Sending {
@@ -138,7 +144,12 @@ pub struct Receiving<const D: usize, K: Moved>(State<D>, PhantomData<K>);
 #[derive(Debug)]
 enum State<const D: usize> {
     /// The host's memory is not set apart for what is to come: whoever waits receives.
-    Later { shape: [usize; D], place: (Device, DType), from: usize, group: Group },
+    Later {
+        shape: [usize; D],
+        place: (Device, DType),
+        from: usize,
+        group: Group,
+    },
     #[cfg(feature = "cuda")]
     Started(Started),
 }
@@ -164,7 +175,15 @@ pub fn start_recv<const D: usize, K: Moved>(
         return Ok(Receiving(State::Started(started), PhantomData));
     }
     let place = (place.0.clone(), place.1);
-    Ok(Receiving(State::Later { shape, place, from, group: group.clone() }, PhantomData))
+    Ok(Receiving(
+        State::Later {
+            shape,
+            place,
+            from,
+            group: group.clone(),
+        },
+        PhantomData,
+    ))
 }
 
 impl<const D: usize, K: Moved> Receiving<D, K> {
@@ -179,7 +198,12 @@ impl<const D: usize, K: Moved> Receiving<D, K> {
     /// As [`recv`].
     pub fn wait(self) -> Result<Tensor<D, K>, CollectiveError> {
         match self.0 {
-            State::Later { shape, place: (device, dtype), from, group } => {
+            State::Later {
+                shape,
+                place: (device, dtype),
+                from,
+                group,
+            } => {
                 let data = group.recv(from, Some(&shape), dtype)?;
                 Ok(Tensor::from_data(data, (&device, dtype)))
             }

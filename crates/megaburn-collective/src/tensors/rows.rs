@@ -17,9 +17,15 @@ pub(super) fn stretches(rows: &[usize]) -> Vec<Vec<Range<usize>>> {
 
 /// Whether each of `rows` rows is in one of these stretches.
 fn are_all(of_members: &[Vec<Range<usize>>], rows: usize) -> bool {
-    let mut all: Vec<_> = of_members.iter().flatten().filter(|part| !part.is_empty()).collect();
+    let mut all: Vec<_> = of_members
+        .iter()
+        .flatten()
+        .filter(|part| !part.is_empty())
+        .collect();
     all.sort_by_key(|part| part.start);
-    let end = all.into_iter().try_fold(0, |end, part| (part.start == end).then_some(part.end));
+    let end = all
+        .into_iter()
+        .try_fold(0, |end, part| (part.start == end).then_some(part.end));
     end == Some(rows)
 }
 
@@ -35,7 +41,9 @@ impl Group {
             return Ok(());
         }
         let size = self.size();
-        Err(format!("{send:?} to send and {recv:?} to receive, of {rows} rows, by {size}"))
+        Err(format!(
+            "{send:?} to send and {recv:?} to receive, of {rows} rows, by {size}"
+        ))
     }
 
     /// [`Group::all_to_all`] on stretches of rows of one tensor.
@@ -56,15 +64,19 @@ impl Group {
         let row = shape[1..].iter().product::<usize>() * dtype.size();
         let bytes: &[u8] = x.bytes();
         let parts = send.iter().map(|of_member| {
-            let part = of_member.iter().map(|rows| &bytes[rows.start * row..rows.end * row]);
+            let part = of_member
+                .iter()
+                .map(|rows| &bytes[rows.start * row..rows.end * row]);
             let mut shape = shape.clone();
             shape[0] = of_member.iter().map(Range::len).sum();
             TensorData::from_bytes(joined(part, dtype), shape, dtype)
         });
         let got = self.all_to_all(parts.collect())?;
         let counts: Vec<usize> = got.iter().map(|part| part.shape()[0]).collect();
-        let expected: Vec<usize> =
-            recv.iter().map(|part| part.iter().map(Range::len).sum()).collect();
+        let expected: Vec<usize> = recv
+            .iter()
+            .map(|part| part.iter().map(Range::len).sum())
+            .collect();
         if counts != expected {
             return refuse(&x, format!("{expected:?} rows expected, {counts:?} came"));
         }

@@ -10,23 +10,31 @@ fn tensors_of_the_host_go_through_the_host() {
         let me = group.rank() as f32;
         let x = Tensor::<2>::from_data([[me, 1.0], [2.0 * me, -1.0], [3.0, me]], &device);
         let sum = all_reduce(x.clone(), ReduceOp::Sum, &group)?;
-        assert_eq!(sum.to_data(), [[3.0f32, 3.0], [6.0, -3.0], [9.0, 3.0]].into());
+        assert_eq!(
+            sum.to_data(),
+            [[3.0f32, 3.0], [6.0, -3.0], [9.0, 3.0]].into()
+        );
         let later = start_all_reduce(x.clone(), ReduceOp::Sum, &group)?;
         assert_eq!(later.wait().to_data(), sum.to_data());
         let share = reduce_scatter(x.clone(), ReduceOp::Sum, &group)?;
         let whole = all_gather(share, &group)?;
         assert_eq!(whole.to_data(), sum.to_data());
         let first = broadcast(x, 1, &group)?;
-        assert_eq!(first.to_data(), [[1.0f32, 1.0], [2.0, -1.0], [3.0, 1.0]].into());
+        assert_eq!(
+            first.to_data(),
+            [[1.0f32, 1.0], [2.0, -1.0], [3.0, 1.0]].into()
+        );
         let next = (group.rank() + 1) % 3;
         let mine = Tensor::<1, Int>::from_data([group.rank() as i64, 7], &device);
         send(mine.clone(), next, &group)?;
         let from = (group.rank() + 2) % 3;
         let got = recv(mine, from, &group)?.into_data_dtype(DType::I64);
         assert_eq!(got, [from as i64, 7].into());
-        for (by, from) in
-            [(1, (group.rank() + 2) % 3), (-2, (group.rank() + 2) % 3), (3, group.rank())]
-        {
+        for (by, from) in [
+            (1, (group.rank() + 2) % 3),
+            (-2, (group.rank() + 2) % 3),
+            (3, group.rank()),
+        ] {
             let mine = Tensor::<1>::from_data([group.rank() as f32, 0.5], &device);
             let came = start_shift(mine, by, &group)?.wait();
             assert_eq!(came.into_data(), [from as f32, 0.5].into(), "by {by}");
@@ -62,11 +70,18 @@ fn rows_go_where_they_are_counted_for() {
 fn counts_that_do_not_fit_are_refused_on_every_rank() {
     let results = run_threads(2, GroupOptions::default(), |group| {
         let x = Tensor::<2>::ones([4, 3], &Device::flex());
-        Ok::<_, CollectiveError>(all_to_all(x, &[1, 2], &[2, 2], &group).unwrap_err().to_string())
+        Ok::<_, CollectiveError>(
+            all_to_all(x, &[1, 2], &[2, 2], &group)
+                .unwrap_err()
+                .to_string(),
+        )
     });
     for result in results {
         let text = result.unwrap();
-        assert!(text.contains("[[0..1], [1..3]]") && text.contains("4 rows"), "{text}");
+        assert!(
+            text.contains("[[0..1], [1..3]]") && text.contains("4 rows"),
+            "{text}"
+        );
     }
 }
 
@@ -86,7 +101,9 @@ fn rows_go_to_where_they_are_wanted() {
         };
         let me = group.rank();
         let by_member = |(to, part)| rows(me, to, part);
-        let mut pairs: Vec<_> = (0..3).flat_map(|other| [0, 1].map(|part| (other, part))).collect();
+        let mut pairs: Vec<_> = (0..3)
+            .flat_map(|other| [0, 1].map(|part| (other, part)))
+            .collect();
         let x = joined(pairs.iter().copied().map(by_member).collect());
         let places = |pairs: &[(usize, usize)]| {
             let (mut end, mut places) = (0, vec![vec![0..0; 2]; 3]);
@@ -101,7 +118,12 @@ fn rows_go_to_where_they_are_wanted() {
         pairs.sort_by_key(|&(other, part)| (part, other));
         let recv = places(&pairs);
         let got = start_all_to_all_between(x.clone(), &send, &recv, &group)?.wait();
-        let expected = joined(pairs.iter().map(|&(from, part)| rows(from, me, part)).collect());
+        let expected = joined(
+            pairs
+                .iter()
+                .map(|&(from, part)| rows(from, me, part))
+                .collect(),
+        );
         assert_eq!(got.clone().into_data(), expected.into_data());
         let back = start_all_to_all_between(got, &recv, &send, &group)?.wait();
         assert_eq!(back.into_data(), x.into_data());
@@ -117,12 +139,17 @@ fn stretches_that_do_not_hold_each_row_once_are_refused_on_every_rank() {
     for (send, recv) in [(&all, &twice), (&twice, &all)] {
         let results = run_threads(2, GroupOptions::default(), |group| {
             let x = Tensor::<2>::ones([3, 2], &Device::flex());
-            let refused = start_all_to_all_between(x, send, recv, &group).err().unwrap();
+            let refused = start_all_to_all_between(x, send, recv, &group)
+                .err()
+                .unwrap();
             Ok::<_, CollectiveError>(refused.to_string())
         });
         for result in results {
             let text = result.unwrap();
-            assert!(text.contains("[[0..2], [1..3]]") && text.contains("3 rows"), "{text}");
+            assert!(
+                text.contains("[[0..2], [1..3]]") && text.contains("3 rows"),
+                "{text}"
+            );
         }
     }
 }
@@ -159,10 +186,17 @@ fn what_others_have_is_gathered_around_the_own_stretch() {
 fn stretches_that_are_not_equal_are_refused() {
     let results = run_threads(2, GroupOptions::default(), |group| {
         let whole = Tensor::<1>::ones([5], &Device::flex());
-        Ok::<_, CollectiveError>(start_all_gather_in_place(whole, &group).unwrap_err().to_string())
+        Ok::<_, CollectiveError>(
+            start_all_gather_in_place(whole, &group)
+                .unwrap_err()
+                .to_string(),
+        )
     });
     for result in results {
         let text = result.unwrap();
-        assert!(text.contains("5 elements") && text.contains("2 shares"), "{text}");
+        assert!(
+            text.contains("5 elements") && text.contains("2 shares"),
+            "{text}"
+        );
     }
 }

@@ -28,13 +28,23 @@ pub(crate) fn run(mode: &[String]) -> i32 {
             signal_hook::flag::register(signal, stop.clone()).unwrap();
         }
     }
-    let env = RankEnv::from_env().unwrap().expect("a launcher started this");
-    let group = GroupOptions { seed: 3, timeout: TIMEOUT, ..Default::default() };
+    let env = RankEnv::from_env()
+        .unwrap()
+        .expect("a launcher started this");
+    let group = GroupOptions {
+        seed: 3,
+        timeout: TIMEOUT,
+        ..Default::default()
+    };
     let world = match connect(&ConnectOptions::new(env).with_group(group)) {
         Ok(world) => world,
         Err(error) => {
             eprintln!("{error}");
-            return if matches!(error, CollectiveError::AddressInUse { .. }) { 2 } else { 4 };
+            return if matches!(error, CollectiveError::AddressInUse { .. }) {
+                2
+            } else {
+                4
+            };
         }
     };
     println!("pid {}", std::process::id());

@@ -58,7 +58,13 @@ impl Run {
             .unwrap();
         let out = lines(launcher.stdout.take().unwrap());
         let err = lines(launcher.stderr.take().unwrap());
-        Self { launcher, nproc, out, err, seen: Vec::new() }
+        Self {
+            launcher,
+            nproc,
+            out,
+            err,
+            seen: Vec::new(),
+        }
     }
 
     /// The ranks' process ids, by rank, which they say first.
@@ -102,7 +108,11 @@ impl Run {
         let mut out = std::mem::take(&mut self.seen);
         out.extend(self.out.iter());
         let err = self.err.iter().collect();
-        End { code: status.code(), out, err }
+        End {
+            code: status.code(),
+            out,
+            err,
+        }
     }
 }
 
@@ -117,7 +127,10 @@ impl Drop for Run {
 fn lines(from: impl Read + Send + 'static) -> Receiver<String> {
     let (line, lines) = channel();
     thread::spawn(move || {
-        BufReader::new(from).lines().map_while(Result::ok).try_for_each(|said| line.send(said))
+        BufReader::new(from)
+            .lines()
+            .map_while(Result::ok)
+            .try_for_each(|said| line.send(said))
     });
     lines
 }
@@ -133,7 +146,10 @@ pub(crate) fn assert_gone(pids: &[i32]) {
     let until = Instant::now() + Duration::from_secs(5);
     for &pid in pids {
         while alive(pid) {
-            assert!(Instant::now() < until, "process {pid} of {pids:?} was left behind");
+            assert!(
+                Instant::now() < until,
+                "process {pid} of {pids:?} was left behind"
+            );
             thread::sleep(Duration::from_millis(10));
         }
     }

@@ -99,10 +99,17 @@ impl Api {
         // any number as a status and returns a text that lives as long as itself.
         let [what, last] = unsafe {
             (self.get_last_error_string)(last.as_mut_ptr(), last.len() - 1);
-            [CStr::from_ptr((self.get_error_string)(status)), CStr::from_ptr(last.as_ptr())]
+            [
+                CStr::from_ptr((self.get_error_string)(status)),
+                CStr::from_ptr(last.as_ptr()),
+            ]
         }
         .map(|text| text.to_string_lossy().trim().to_string());
-        let why = if last.is_empty() { what } else { format!("{what}: {last}") };
+        let why = if last.is_empty() {
+            what
+        } else {
+            format!("{what}: {last}")
+        };
         Err(CudaError::Call { call, why })
     }
 }
@@ -114,16 +121,21 @@ const TOOLKIT: &str = "install the CUDA toolkit that this cuDNN was built for (p
 fn find(library: &'static str, name: &str, wheels: &[&str]) -> Result<(), CudaError> {
     let machine = Machine::this();
     let files = machine.files(name, wheels);
-    let found = std::iter::once(PathBuf::from(name)).chain(files).find_map(|file| {
-        // SAFETY: loading a library runs its initialisers, as linking to it would.
-        unsafe { Library::new(file) }.ok()
-    });
+    let found = std::iter::once(PathBuf::from(name))
+        .chain(files)
+        .find_map(|file| {
+            // SAFETY: loading a library runs its initialisers, as linking to it would.
+            unsafe { Library::new(file) }.ok()
+        });
     let Some(found) = found else {
         let folders = machine.folders(name, wheels);
         return Err(CudaError::MissingLibrary {
             library,
             names: vec![name.into()],
-            folders: folders.iter().map(|folder| folder.display().to_string()).collect(),
+            folders: folders
+                .iter()
+                .map(|folder| folder.display().to_string())
+                .collect(),
             install: TOOLKIT,
         });
     };
@@ -155,13 +167,22 @@ impl fmt::Display for Found {
 impl Loaded {
     fn get() -> Result<&'static Self, CudaError> {
         static LOADED: OnceLock<Result<Loaded, CudaError>> = OnceLock::new();
-        LOADED.get_or_init(Self::load).as_ref().map_err(Clone::clone)
+        LOADED
+            .get_or_init(Self::load)
+            .as_ref()
+            .map_err(Clone::clone)
     }
 
     fn load() -> Result<Self, CudaError> {
         let choice = Choice::on(&Machine::this(), files::loaded()?.as_deref())?;
-        let seen = choice.seen.iter().map(|seen| seen.file.display().to_string());
-        tracing::info!("cuDNNs on this machine: {}", seen.collect::<Vec<_>>().join(", "));
+        let seen = choice
+            .seen
+            .iter()
+            .map(|seen| seen.file.display().to_string());
+        tracing::info!(
+            "cuDNNs on this machine: {}",
+            seen.collect::<Vec<_>>().join(", ")
+        );
         let mut failed = None;
         for best in &choice.best {
             let library = match files::load(&best.file) {
@@ -177,8 +198,14 @@ impl Loaded {
             let api = Api::resolve(&library)?;
             // It stays loaded for as long as the process lives, as does what it loads itself.
             std::mem::forget(library);
-            let found = Found { version: counted(api.version()), file: best.file.clone() };
-            choice.check(&Seen { file: found.file.clone(), version: Some(found.version) })?;
+            let found = Found {
+                version: counted(api.version()),
+                file: best.file.clone(),
+            };
+            choice.check(&Seen {
+                file: found.file.clone(),
+                version: Some(found.version),
+            })?;
             api.load_companions()?;
             return Ok(Self { api, found });
         }
@@ -202,13 +229,21 @@ pub fn is_available() -> bool {
 /// What `cudnnGetVersion` says, as three numbers.
 fn counted(version: usize) -> Version {
     // Before 9.0 the library counted otherwise.
-    let [major, minor] = if version < 90_000 { [1000, 10] } else { [10_000, 100] };
+    let [major, minor] = if version < 90_000 {
+        [1000, 10]
+    } else {
+        [10_000, 100]
+    };
     let numbers = [version / major, version / 100 % minor, version % 100];
     Version(numbers.map(|number| u32::try_from(number).unwrap_or(u32::MAX)))
 }
 
 fn missing(function: &'static str) -> CudaError {
-    CudaError::MissingFunction { library: "cuDNN", function, wanted: "9.15.1" }
+    CudaError::MissingFunction {
+        library: "cuDNN",
+        function,
+        wanted: "9.15.1",
+    }
 }
 
 #[cfg(test)]
@@ -225,7 +260,9 @@ mod tests {
     #[test]
     fn a_machine_without_the_library_is_told_what_was_looked_for() {
         // Where one is installed, whichever, there is nothing to see.
-        let Err(error @ CudaError::MissingLibrary { .. }) = found() else { return };
+        let Err(error @ CudaError::MissingLibrary { .. }) = found() else {
+            return;
+        };
         let text = error.to_string();
         assert!(text.contains(".so.") && text.contains("install"), "{text}");
     }

@@ -24,13 +24,19 @@ pub struct Heads {
 
 impl Heads {
     fn packed([s, b, h, d]: [usize; 4]) -> Self {
-        Self { sizes: [s, b, h, d], strides: [b * h * d, h * d, d, 1] }
+        Self {
+            sizes: [s, b, h, d],
+            strides: [b * h * d, h * d, d, 1],
+        }
     }
 
     /// In cuDNN's order of dimensions.
     fn layout(&self) -> Layout {
         let order = |[s, b, h, d]: [usize; 4]| [b, h, s, d].map(|x| x as i64);
-        Layout { sizes: order(self.sizes), strides: order(self.strides) }
+        Layout {
+            sizes: order(self.sizes),
+            strides: order(self.strides),
+        }
     }
 }
 
@@ -50,7 +56,10 @@ impl Attention {
     /// Refuses, with the reason, what cuDNN would read wrongly: its engines check no strides.
     pub(super) fn new([q, k, v]: [Heads; 3], dtype: DType, causal: bool) -> Result<Self, String> {
         if !matches!(dtype, DType::BF16 | DType::F16) {
-            return Err(format!("its elements are {}, not bf16 or f16", dtype.name()));
+            return Err(format!(
+                "its elements are {}, not bf16 or f16",
+                dtype.name()
+            ));
         }
         let ([s_q, b, hq, d], [s_k, _, hkv, d_v]) = (q.sizes, v.sizes);
         let fits = k.sizes == [s_k, b, hkv, d] && v.sizes[1] == b;
@@ -58,7 +67,9 @@ impl Attention {
             return Err("its shapes do not fit each other".into());
         }
         if [d, d_v].iter().any(|d| !d.is_multiple_of(8) || *d > 256) {
-            return Err(format!("heads of {d} and {d_v} are no multiples of 8 up to 256"));
+            return Err(format!(
+                "heads of {d} and {d_v} are no multiples of 8 up to 256"
+            ));
         }
         for heads in [&q, &k, &v] {
             let [between @ .., last] = heads.strides;
@@ -66,18 +77,31 @@ impl Attention {
                 stride.is_multiple_of(8) && (*stride > 0 || *size == 1)
             };
             if last != 1 || !between.iter().zip(&heads.sizes).all(apart) {
-                return Err(format!("strides {:?} are not those of 16 bytes", heads.strides));
+                return Err(format!(
+                    "strides {:?} are not those of 16 bytes",
+                    heads.strides
+                ));
             }
         }
-        Ok(Self { q, k, v, dtype, causal })
+        Ok(Self {
+            q,
+            k,
+            v,
+            dtype,
+            causal,
+        })
     }
 
     /// Where a tensor in device memory has its elements, and of which type they are.
     pub(super) fn memory(&self, role: Role) -> (Layout, DataType) {
         let heads = |heads: Heads| (heads.layout(), self.elements());
         let [s_q, b, hq, d] = self.q.sizes;
-        let of_rows =
-            |width: usize| (Layout::packed([b, hq, s_q, width].map(|x| x as i64)), DataType::F32);
+        let of_rows = |width: usize| {
+            (
+                Layout::packed([b, hq, s_q, width].map(|x| x as i64)),
+                DataType::F32,
+            )
+        };
         match role {
             Role::Queries => heads(self.q),
             Role::Keys => heads(self.k),
@@ -92,7 +116,11 @@ impl Attention {
     }
 
     fn elements(&self) -> DataType {
-        if self.dtype == DType::BF16 { DataType::Bf16 } else { DataType::F16 }
+        if self.dtype == DType::BF16 {
+            DataType::Bf16
+        } else {
+            DataType::F16
+        }
     }
 
     fn scores(&self) -> Layout {
@@ -129,14 +157,21 @@ impl Attention {
         let seen = graph.pointwise((Pointwise::AtLeast, DataType::Bool), &[query, key], seen)?;
         let unseen = graph.number(Number::Unseen)?;
         let into = graph.between(scores.layout, DataType::F32)?;
-        graph.pointwise((Pointwise::Select, DataType::F32), &[scores, unseen, seen], into)
+        graph.pointwise(
+            (Pointwise::Select, DataType::F32),
+            &[scores, unseen, seen],
+            into,
+        )
     }
 
     /// `out = softmax(q k^T * scale, seen) v` and the logarithms of the sums.
     pub(super) fn forward(&self, api: &'static Api) -> Result<Graph, CudaError> {
         let mut graph = Graph::new(api);
         let g = &mut graph;
-        let (q, kt) = (self.outside(g, Role::Queries)?, self.outside_transposed(g, Role::Keys)?);
+        let (q, kt) = (
+            self.outside(g, Role::Queries)?,
+            self.outside_transposed(g, Role::Keys)?,
+        );
         let scores = g.between(self.scores(), DataType::F32)?;
         let scores = g.multiply(q, kt, scores)?;
         let scale = g.number(Number::Scale)?;
@@ -169,7 +204,10 @@ impl Attention {
         let q = self.outside(g, Role::Queries)?;
         let kt = self.outside_transposed(g, Role::Keys)?;
         let vt = self.outside_transposed(g, Role::Values)?;
-        let (out, dout) = (self.outside(g, Role::Out)?, self.outside(g, Role::OutGradient)?);
+        let (out, dout) = (
+            self.outside(g, Role::Out)?,
+            self.outside(g, Role::OutGradient)?,
+        );
         let lse = self.outside(g, Role::Lse)?;
         let (scale, one) = (g.number(Number::Scale)?, g.number(Number::One)?);
 

@@ -13,8 +13,10 @@ pub const VARIABLE: &str = "MEGABURN_CUDNN";
 /// Before it the backward is wrong where 128 does not divide the number of keys.
 pub(super) const OLDEST: Version = Version([9, 15, 1]);
 const NAME: &str = "libcudnn.so.9";
-const HEADER: Header =
-    Header { name: "cudnn_version.h", numbers: ["CUDNN_MAJOR", "CUDNN_MINOR", "CUDNN_PATCHLEVEL"] };
+const HEADER: Header = Header {
+    name: "cudnn_version.h",
+    numbers: ["CUDNN_MAJOR", "CUDNN_MINOR", "CUDNN_PATCHLEVEL"],
+};
 const INSTALL: &str = "install cuDNN 9.15.1 or newer (package libcudnn9-cuda-13, or the wheel \
     nvidia-cudnn-cu13), or name its folder in MEGABURN_CUDNN";
 
@@ -37,7 +39,9 @@ impl Seen {
     }
 
     fn describe(&self) -> String {
-        let version = self.version.map_or("of unknown version".into(), |found| found.to_string());
+        let version = self
+            .version
+            .map_or("of unknown version".into(), |found| found.to_string());
         format!("{version} ({})", self.file.display())
     }
 }
@@ -57,8 +61,15 @@ impl Choice {
     /// # Errors
     /// None was found, or only such as are too old, or the variable names none.
     pub(super) fn on(machine: &Machine, loaded: Option<&Path>) -> Result<Self, CudaError> {
-        let seen: Vec<Seen> = machine.files(NAME, &["cudnn"]).into_iter().map(Seen::at).collect();
-        let named = machine.variable(VARIABLE).map(|path| named(Path::new(path))).transpose()?;
+        let seen: Vec<Seen> = machine
+            .files(NAME, &["cudnn"])
+            .into_iter()
+            .map(Seen::at)
+            .collect();
+        let named = machine
+            .variable(VARIABLE)
+            .map(|path| named(Path::new(path)))
+            .transpose()?;
         if let Some(folder) = loaded {
             let file = folder.join(NAME);
             return match named {
@@ -70,26 +81,42 @@ impl Choice {
                         folder.display()
                     )))
                 }
-                _ => Ok(Self { seen, best: vec![Seen::at(file)] }),
+                _ => Ok(Self {
+                    seen,
+                    best: vec![Seen::at(file)],
+                }),
             };
         }
         if let Some(named) = named {
-            return Ok(Self { seen, best: vec![named] });
+            return Ok(Self {
+                seen,
+                best: vec![named],
+            });
         }
         if seen.is_empty() {
             let folders = machine.folders(NAME, &["cudnn"]);
             return Err(CudaError::MissingLibrary {
                 library: "cuDNN",
                 names: vec![NAME.into()],
-                folders: folders.iter().map(|folder| folder.display().to_string()).collect(),
+                folders: folders
+                    .iter()
+                    .map(|folder| folder.display().to_string())
+                    .collect(),
                 install: INSTALL,
             });
         }
-        let mut best: Vec<Seen> = seen.iter().filter(|seen| !seen.is_too_old()).cloned().collect();
+        let mut best: Vec<Seen> = seen
+            .iter()
+            .filter(|seen| !seen.is_too_old())
+            .cloned()
+            .collect();
         // The order of the search decides between equals; one of unknown version is the last.
         best.sort_by_key(|seen| std::cmp::Reverse(seen.version));
         if best.is_empty() {
-            let newest = seen.iter().max_by_key(|seen| seen.version).unwrap_or(&seen[0]);
+            let newest = seen
+                .iter()
+                .max_by_key(|seen| seen.version)
+                .unwrap_or(&seen[0]);
             return Err(too_old(newest, &seen));
         }
         Ok(Self { seen, best })
@@ -97,13 +124,21 @@ impl Choice {
 
     /// Refuses the version that a loaded library says it is.
     pub(super) fn check(&self, loaded: &Seen) -> Result<(), CudaError> {
-        if loaded.is_too_old() { Err(too_old(loaded, &self.seen)) } else { Ok(()) }
+        if loaded.is_too_old() {
+            Err(too_old(loaded, &self.seen))
+        } else {
+            Ok(())
+        }
     }
 }
 
 /// The cuDNN that a file or folder is.
 fn named(path: &Path) -> Result<Seen, CudaError> {
-    let file = if path.is_dir() { path.join(NAME) } else { path.to_path_buf() };
+    let file = if path.is_dir() {
+        path.join(NAME)
+    } else {
+        path.to_path_buf()
+    };
     if file.is_file() {
         return Ok(Seen::at(file));
     }
@@ -122,8 +157,10 @@ pub(super) fn folder_of(file: &Path) -> PathBuf {
 fn too_old(found: &Seen, seen: &[Seen]) -> CudaError {
     let place = folder_of(&found.file);
     let others = seen.iter().filter(|other| folder_of(&other.file) != place);
-    let newest =
-        others.clone().filter(|other| other.version > Some(OLDEST)).max_by_key(|x| x.version);
+    let newest = others
+        .clone()
+        .filter(|other| other.version > Some(OLDEST))
+        .max_by_key(|x| x.version);
     let advice = match newest {
         Some(newer) => format!(
             "a newer one is on this machine, {}: unset {VARIABLE}, or set it to {}",
@@ -157,8 +194,9 @@ mod tests {
         fs::create_dir_all(folder.join("include")).unwrap();
         if let Some(version) = version {
             let lines = HEADER.numbers.iter().zip(version);
-            let lines: String =
-                lines.map(|(name, value)| format!("#define {name} {value}\n")).collect();
+            let lines: String = lines
+                .map(|(name, value)| format!("#define {name} {value}\n"))
+                .collect();
             fs::write(folder.join("include").join(HEADER.name), lines).unwrap();
         }
         let file = folder.join("lib").join(NAME);
@@ -167,8 +205,10 @@ mod tests {
     }
 
     fn machine(root: &Path, sites: &[&str], named: &str) -> Machine {
-        let sites: Vec<String> =
-            sites.iter().map(|site| root.join(site).display().to_string()).collect();
+        let sites: Vec<String> = sites
+            .iter()
+            .map(|site| root.join(site).display().to_string())
+            .collect();
         Machine::described(root, &[("PYTHONPATH", &sites.join(":")), (VARIABLE, named)])
     }
 
@@ -201,7 +241,13 @@ mod tests {
         let choice = Choice::on(&machine, None).unwrap();
         let error = choice.check(&choice.best[0]).unwrap_err().to_string();
         let new = new.display().to_string();
-        for text in ["cuDNN 9.14.0", "9.15.1 or newer", "9.19.0", &new, "unset MEGABURN_CUDNN"] {
+        for text in [
+            "cuDNN 9.14.0",
+            "9.15.1 or newer",
+            "9.19.0",
+            &new,
+            "unset MEGABURN_CUDNN",
+        ] {
             assert!(error.contains(text), "{text}: {error}");
         }
     }
@@ -213,10 +259,16 @@ mod tests {
         wheel(root, "older", Some([9, 1, 0]));
         wheel(root, "old", Some([9, 14, 0]));
         let error = chosen(&machine(root, &["older", "old"], "")).unwrap_err();
-        assert!(error.contains("cuDNN 9.14.0") && error.contains("also seen: 9.1.0"), "{error}");
+        assert!(
+            error.contains("cuDNN 9.14.0") && error.contains("also seen: 9.1.0"),
+            "{error}"
+        );
         assert!(error.contains("install cuDNN 9.15.1"), "{error}");
         let error = chosen(&machine(root, &[], "")).unwrap_err();
-        assert!(error.contains("libcudnn.so.9") && error.contains("install"), "{error}");
+        assert!(
+            error.contains("libcudnn.so.9") && error.contains("install"),
+            "{error}"
+        );
         let error = chosen(&machine(root, &["old"], "/nowhere")).unwrap_err();
         assert!(error.contains("MEGABURN_CUDNN is \"/nowhere\""), "{error}");
     }
@@ -232,6 +284,9 @@ mod tests {
         assert_eq!(folder_of(&choice.best[0].file), old);
         let named = machine(root, &["old", "new"], new.to_str().unwrap());
         let error = Choice::on(&named, Some(&old)).unwrap_err().to_string();
-        assert!(error.contains("has loaded") && error.contains("MEGABURN_CUDNN"), "{error}");
+        assert!(
+            error.contains("has loaded") && error.contains("MEGABURN_CUDNN"),
+            "{error}"
+        );
     }
 }

@@ -106,7 +106,10 @@ impl Descriptor {
         self.api.check(call, status).map_err(|error| match error {
             CudaError::Call { call, why } => {
                 let of = attribute.map_or(String::new(), |attribute| format!("{attribute:?} of "));
-                CudaError::Call { call, why: format!("{of}{:?}: {why}", self.kind) }
+                CudaError::Call {
+                    call,
+                    why: format!("{of}{:?}: {why}", self.kind),
+                }
             }
             other => other,
         })

@@ -33,8 +33,9 @@ pub(super) fn loaded() -> Result<Option<PathBuf>, CudaError> {
 
 /// The folders that libraries of cuDNN are mapped from.
 fn folders_of(maps: &str) -> Vec<PathBuf> {
-    let files =
-        maps.lines().filter_map(|line| line.find('/').map(|start| Path::new(&line[start..])));
+    let files = maps
+        .lines()
+        .filter_map(|line| line.find('/').map(|start| Path::new(&line[start..])));
     let parts = files.filter(|file| {
         let name = file.file_name().and_then(OsStr::to_str).unwrap_or_default();
         (name.starts_with("libcudnn.so") || name.starts_with("libcudnn_")) && name.contains(".so")
@@ -68,7 +69,10 @@ fn parts(folder: &Path) -> Vec<PathBuf> {
     let mut names: Vec<String> = names.filter(|name| is_part(name)).collect();
     let needed = ["libcudnn_graph.so.9", "libcudnn_ops.so.9"];
     names.sort_by_key(|name| {
-        (needed.iter().position(|first| first == name).unwrap_or(9), name.clone())
+        (
+            needed.iter().position(|first| first == name).unwrap_or(9),
+            name.clone(),
+        )
     });
     names.into_iter().map(|name| folder.join(name)).collect()
 }
@@ -77,7 +81,10 @@ fn open(file: &Path) -> Result<Library, CudaError> {
     // SAFETY: loading a library runs its initialisers, as linking to it would.
     let library = unsafe { Library::open(Some(file), RTLD_LAZY | RTLD_LOCAL) };
     library.map_err(|why| {
-        CudaError::Refused(format!("cuDNN's file {} cannot be loaded: {why}", file.display()))
+        CudaError::Refused(format!(
+            "cuDNN's file {} cannot be loaded: {why}",
+            file.display()
+        ))
     })
 }
 
@@ -99,7 +106,13 @@ mod tests {
     #[test]
     fn parts_are_loaded_after_what_they_need() {
         let folder = tempfile::tempdir().unwrap();
-        for name in ["adv.so.9", "ops.so.9", "graph.so.9", "graph.so.9.19.0", "notes.txt"] {
+        for name in [
+            "adv.so.9",
+            "ops.so.9",
+            "graph.so.9",
+            "graph.so.9.19.0",
+            "notes.txt",
+        ] {
             fs::write(folder.path().join(format!("libcudnn_{name}")), "").unwrap();
         }
         fs::write(folder.path().join("libcudnn.so.9"), "").unwrap();

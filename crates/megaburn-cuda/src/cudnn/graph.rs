@@ -18,13 +18,19 @@ impl Layout {
     /// One element behind the other.
     pub(super) fn packed(sizes: [i64; 4]) -> Self {
         let [_, h, s, d] = sizes;
-        Self { sizes, strides: [h * s * d, s * d, d, 1] }
+        Self {
+            sizes,
+            strides: [h * s * d, s * d, d, 1],
+        }
     }
 
     /// The last two dimensions swapped, in the same memory.
     pub(super) fn transposed(self) -> Self {
         let swap = |[b, h, s, d]: [i64; 4]| [b, h, d, s];
-        Self { sizes: swap(self.sizes), strides: swap(self.strides) }
+        Self {
+            sizes: swap(self.sizes),
+            strides: swap(self.strides),
+        }
     }
 
     /// Elements from the first to the last.
@@ -93,7 +99,12 @@ pub(super) struct Graph {
 
 impl Graph {
     pub(super) fn new(api: &'static Api) -> Self {
-        Self { api, parts: Vec::new(), operations: Vec::new(), next: BETWEEN }
+        Self {
+            api,
+            parts: Vec::new(),
+            operations: Vec::new(),
+            next: BETWEEN,
+        }
     }
 
     pub(super) fn operations(&self) -> Vec<Raw> {
@@ -113,7 +124,12 @@ impl Graph {
     /// A number in f32 that is passed by value.
     pub(super) fn number(&mut self, number: Number) -> Result<Node, CudaError> {
         let layout = Layout::packed([1; 4]);
-        self.tensor(number as i64, layout, DataType::F32, Some(Attribute::TensorIsByValue))
+        self.tensor(
+            number as i64,
+            layout,
+            DataType::F32,
+            Some(Attribute::TensorIsByValue),
+        )
     }
 
     /// A tensor that exists within an engine only.
@@ -208,7 +224,11 @@ impl Graph {
             .with(Attribute::PointwiseY, &[into.raw])?
             .with(Attribute::PointwiseAlpha1, &[1f32])?
             .with(Attribute::PointwiseAlpha2, &[1f32])?;
-        let places = [Attribute::PointwiseX, Attribute::PointwiseB, Attribute::PointwiseT];
+        let places = [
+            Attribute::PointwiseX,
+            Attribute::PointwiseB,
+            Attribute::PointwiseT,
+        ];
         for (input, place) in inputs.iter().zip(places) {
             operation = operation.with(place, &[input.raw])?;
         }

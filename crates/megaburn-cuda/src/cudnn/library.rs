@@ -26,7 +26,13 @@ impl Pass {
             Self::Forward => (&[Queries, Keys, Values], &[Out, Lse]),
             Self::Backward => (
                 &[Queries, Keys, Values, Out, Lse, OutGradient],
-                &[QueriesGradient, KeysGradient, ValuesGradient, Delta, QueriesSum],
+                &[
+                    QueriesGradient,
+                    KeysGradient,
+                    ValuesGradient,
+                    Delta,
+                    QueriesSum,
+                ],
             ),
         }
     }
@@ -41,7 +47,10 @@ struct Plans {
 
 impl Plans {
     fn workspaces(&self) -> Workspaces {
-        Workspaces { forward: self.forward.workspace, backward: self.backward.workspace }
+        Workspaces {
+            forward: self.forward.workspace,
+            backward: self.backward.workspace,
+        }
     }
 }
 
@@ -63,7 +72,11 @@ fn with<T>(task: impl FnOnce(&mut Library) -> Result<T, CudaError>) -> Result<T,
             None => {
                 let api = Api::get()?;
                 let handle = plan::handle(api)?;
-                library.insert(Library { api, handle, plans: HashMap::new() })
+                library.insert(Library {
+                    api,
+                    handle,
+                    plans: HashMap::new(),
+                })
             }
         };
         task(library)
@@ -90,7 +103,11 @@ pub(super) fn prepare(attention: &Attention) -> Result<Workspaces, CudaError> {
             forward: Plan::find(api, &target, attention.forward(api)?)?,
             backward: Plan::find(api, &target, attention.backward(api)?)?,
         };
-        Ok(library.plans.entry(*attention).or_insert(plans).workspaces())
+        Ok(library
+            .plans
+            .entry(*attention)
+            .or_insert(plans)
+            .workspaces())
     })
 }
 
@@ -110,7 +127,11 @@ pub(super) fn run(
         check_bounds(attention, role, buffer)?;
         tensors.push((role as i64, on_device(buffer)));
     }
-    let numbers = [(Number::Scale, scale), (Number::One, 1.0), (Number::Unseen, f32::NEG_INFINITY)];
+    let numbers = [
+        (Number::Scale, scale),
+        (Number::One, 1.0),
+        (Number::Unseen, f32::NEG_INFINITY),
+    ];
     let is_used = |number| match number {
         Number::Scale => true,
         Number::One => pass == Pass::Backward,
@@ -118,7 +139,10 @@ pub(super) fn run(
     };
     for (number, value) in &numbers {
         if is_used(*number) {
-            tensors.push((*number as i64, Address(ptr::from_ref(value).cast_mut().cast())));
+            tensors.push((
+                *number as i64,
+                Address(ptr::from_ref(value).cast_mut().cast()),
+            ));
         }
     }
     let workspace = buffers.writes[writes.len()];
@@ -132,7 +156,9 @@ pub(super) fn run(
         };
         if plan.workspace > workspace.bytes {
             let (needed, found) = (plan.workspace, workspace.bytes);
-            return Err(CudaError::Refused(format!("a workspace of {found} bytes, not {needed}")));
+            return Err(CudaError::Refused(format!(
+                "a workspace of {found} bytes, not {needed}"
+            )));
         }
         // SAFETY: the stream is the current context's.
         let status = unsafe { (library.api.set_stream)(library.handle, stream.0.cast()) };
@@ -154,7 +180,9 @@ fn check_bounds(attention: &Attention, role: Role, buffer: &RawBuffer) -> Result
     let size = if dtype == DataType::F32 { 4 } else { 2 };
     if layout.extent() as u64 * size > buffer.bytes || !buffer.ptr.is_multiple_of(ALIGNMENT as u64)
     {
-        return Err(CudaError::Refused(format!("{role:?} of {layout:?} is not in {buffer:?}")));
+        return Err(CudaError::Refused(format!(
+            "{role:?} of {layout:?} is not in {buffer:?}"
+        )));
     }
     Ok(())
 }

@@ -52,7 +52,10 @@ impl Attention {
     pub fn of([q, k, v]: [&CubeTensor; 3], causal: bool) -> Result<Self, CudaError> {
         let heads = |x: &CubeTensor| -> Option<Heads> {
             let sizes = x.meta.shape().as_slice().try_into().ok()?;
-            Some(Heads { sizes, strides: x.meta.strides().as_ref().try_into().ok()? })
+            Some(Heads {
+                sizes,
+                strides: x.meta.strides().as_ref().try_into().ok()?,
+            })
         };
         let refused = |why: String| {
             let shapes = [q, k, v].map(|x| x.meta.shape().as_slice().to_vec());
@@ -72,7 +75,10 @@ impl fmt::Display for Attention {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (kind, dtype) = (if self.causal { "causal " } else { "" }, self.dtype.name());
         let [q, k, v] = [self.q, self.k, self.v].map(|heads| heads.sizes);
-        write!(f, "{kind}attention of {q:?}, {k:?}, {v:?} {dtype} through cuDNN")
+        write!(
+            f,
+            "{kind}attention of {q:?}, {k:?}, {v:?} {dtype} through cuDNN"
+        )
     }
 }
 
@@ -97,7 +103,11 @@ pub fn passed_over(why: &'static str, by_name: bool) {
     said.push(why);
     let text =
         format!("attention with {why} goes through CubeCL's kernel: cuDNN is not used for it");
-    if by_name { tracing::warn!("{text}") } else { tracing::info!("{text}") }
+    if by_name {
+        tracing::warn!("{text}")
+    } else {
+        tracing::info!("{text}")
+    }
 }
 
 /// For how many attentions this process has plans of cuDNN's.
@@ -121,7 +131,9 @@ pub fn is_known(inputs: [&CubeTensor; 3], causal: bool) -> bool {
 /// waits for the device thread, a second or two.
 fn prepared(attention: Attention, on: &CubeTensor) -> Result<(CudaQueue, Workspaces), CudaError> {
     let Some(queue) = CudaQueue::of(on) else {
-        return Err(CudaError::Refused(format!("{attention}: it is on no CUDA device")));
+        return Err(CudaError::Refused(format!(
+            "{attention}: it is on no CUDA device"
+        )));
     };
     let key = (queue.device_id(), attention);
     let known = answers().get(&key).cloned();
@@ -157,7 +169,11 @@ pub fn forward(
     let ([s_q, b, hq, _], [.., d_v]) = (attention.q.sizes, attention.v.sizes);
     let out = empty(q, [s_q, b, hq, d_v], q.dtype);
     let lse = empty(q, [b, hq, s_q], DType::F32);
-    let call = Call { attention, pass: Pass::Forward, scale };
+    let call = Call {
+        attention,
+        pass: Pass::Forward,
+        scale,
+    };
     call.submit(&queue, &inputs, &[&out, &lse], workspaces.forward);
     Ok([out, lse])
 }
@@ -186,7 +202,11 @@ pub fn backward(
     let [s_q, b, hq, d] = attention.q.sizes;
     let delta = empty(q, [b, hq, s_q], DType::F32);
     let sum = empty(q, [b, hq, s_q, d], DType::F32);
-    let call = Call { attention, pass: Pass::Backward, scale };
+    let call = Call {
+        attention,
+        pass: Pass::Backward,
+        scale,
+    };
     let [dq, dk, dv] = &gradients;
     let (reads, writes) = ([q, k, v, &out, &lse, &dout], [dq, dk, dv, &delta, &sum]);
     call.submit(&queue, &reads, &writes, workspaces.backward);
@@ -210,7 +230,11 @@ impl Call {
         writes: &[&CubeTensor],
         workspace: u64,
     ) {
-        let Self { attention, pass, scale } = self;
+        let Self {
+            attention,
+            pass,
+            scale,
+        } = self;
         // An empty tensor has no address.
         let workspace = empty(writes[0], [workspace.max(1) as usize], DType::U8);
         let mut op = Op::new(move || format!("{pass:?} of {attention}"));

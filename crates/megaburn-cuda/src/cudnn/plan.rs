@@ -66,7 +66,9 @@ impl Plan {
         graph: Graph,
     ) -> Result<Self, CudaError> {
         let whole = target.of_graph(Descriptor::new(api, Kind::OperationGraph)?)?;
-        let whole = whole.with(Attribute::GraphOperations, &graph.operations())?.finished()?;
+        let whole = whole
+            .with(Attribute::GraphOperations, &graph.operations())?
+            .finished()?;
         let heuristics = target.of_heuristics(Descriptor::new(api, Kind::EngineHeuristics)?)?;
         let heuristics = heuristics
             .with(Attribute::HeuristicsGraph, &[whole.raw()])?
@@ -80,7 +82,11 @@ impl Plan {
                 Ok(plan) => {
                     let workspace = plan.number(Attribute::PlanWorkspaceSize)?;
                     let workspace = u64::try_from(workspace).unwrap_or(0);
-                    return Ok(Self { plan, workspace, _parts: (engine, whole, graph) });
+                    return Ok(Self {
+                        plan,
+                        workspace,
+                        _parts: (engine, whole, graph),
+                    });
                 }
                 Err(error) => last = error,
             }

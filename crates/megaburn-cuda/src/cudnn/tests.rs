@@ -26,7 +26,10 @@ const H200: &str = r#"{"deviceVer": 900, "driverVer": 13000, "cudaDeviceId": 0,
 
 fn heads(sizes: [usize; 4]) -> Heads {
     let [_, b, h, d] = sizes;
-    Heads { sizes, strides: [b * h * d, h * d, d, 1] }
+    Heads {
+        sizes,
+        strides: [b * h * d, h * d, d, 1],
+    }
 }
 
 /// `[s_q, s_k, b, hq, hkv, d, d_v]`.
@@ -52,7 +55,9 @@ fn library() -> Option<&'static Api> {
 
 fn h200(api: &'static Api) -> Result<Target, CudaError> {
     let gpu = Descriptor::new(api, Kind::DeviceProperties)?;
-    let gpu = gpu.with(Attribute::DeviceJson, H200.as_bytes())?.finished()?;
+    let gpu = gpu
+        .with(Attribute::DeviceJson, H200.as_bytes())?
+        .finished()?;
     Ok(Target::Described(gpu))
 }
 
@@ -95,9 +100,10 @@ fn an_h200_has_engines_for_every_kind_of_attention() -> Result<(), CudaError> {
         ([65, 65, 1, 2, 1, 192, 128], DType::BF16, true),
     ] {
         let attention = attention(sizes, dtype, causal).map_err(CudaError::Refused)?;
-        for (pass, graph) in
-            [(Pass::Forward, attention.forward(api)?), (Pass::Backward, attention.backward(api)?)]
-        {
+        for (pass, graph) in [
+            (Pass::Forward, attention.forward(api)?),
+            (Pass::Backward, attention.backward(api)?),
+        ] {
             match Plan::find(api, &gpu, graph) {
                 Ok(plan) => {
                     println!("{pass:?} of {attention}: a workspace of {}", plan.workspace);
@@ -121,12 +127,18 @@ fn views_into_one_tensor_have_engines() -> Result<(), CudaError> {
     let gpu = h200(api)?;
     // Queries and grouped keys and values side by side.
     let (s, b, d) = (70, 2, 64);
-    let part = |heads: usize| Heads { sizes: [s, b, heads, d], strides: [b * 8 * d, 8 * d, d, 1] };
+    let part = |heads: usize| Heads {
+        sizes: [s, b, heads, d],
+        strides: [b * 8 * d, 8 * d, d, 1],
+    };
     let attention = Attention::new([part(4), part(2), part(2)], DType::BF16, true);
     let attention = attention.map_err(CudaError::Refused)?;
     for graph in [attention.forward(api)?, attention.backward(api)?] {
         let plan = Plan::find(api, &gpu, graph);
-        assert!(plan.is_ok() || std::env::var_os("CUDNN_PLANS").is_none(), "{plan:?}");
+        assert!(
+            plan.is_ok() || std::env::var_os("CUDNN_PLANS").is_none(),
+            "{plan:?}"
+        );
     }
     Ok(())
 }
@@ -135,7 +147,9 @@ fn views_into_one_tensor_have_engines() -> Result<(), CudaError> {
 fn a_call_that_the_library_refuses_is_an_error() -> Result<(), CudaError> {
     let Some(api) = library() else { return Ok(()) };
     let attention = attention([64, 64, 1, 2, 2, 64, 64], DType::BF16, false).unwrap();
-    let Ok(plan) = Plan::find(api, &h200(api)?, attention.forward(api)?) else { return Ok(()) };
+    let Ok(plan) = Plan::find(api, &h200(api)?, attention.forward(api)?) else {
+        return Ok(());
+    };
     let at = |address: usize| Address(std::ptr::without_provenance_mut(address));
     let (reads, writes) = Pass::Forward.roles();
     let roles = reads.iter().chain(writes).map(|&role| role as i64);
@@ -144,7 +158,12 @@ fn a_call_that_the_library_refuses_is_an_error() -> Result<(), CudaError> {
     // SAFETY: without a handle nothing is computed.
     let enqueued = unsafe { plan.enqueue(api, Handle(std::ptr::null_mut()), &tensors, at(4096)) };
     let error = enqueued.unwrap_err();
-    assert!(error.to_string().contains("cudnnBackendExecute failed: CUDNN_STATUS"), "{error}");
+    assert!(
+        error
+            .to_string()
+            .contains("cudnnBackendExecute failed: CUDNN_STATUS"),
+        "{error}"
+    );
     Ok(())
 }
 
@@ -154,11 +173,22 @@ fn what_no_engine_computes_is_an_error() -> Result<(), CudaError> {
     // An operation alone is no attention, and a GPU of Maxwell's time has no such engine.
     let old = H200.replace("\"deviceVer\": 900", "\"deviceVer\": 520");
     let gpu = Descriptor::new(api, Kind::DeviceProperties)?;
-    let gpu = Target::Described(gpu.with(Attribute::DeviceJson, old.as_bytes())?.finished()?);
+    let gpu = Target::Described(
+        gpu.with(Attribute::DeviceJson, old.as_bytes())?
+            .finished()?,
+    );
     let attention = attention([128, 128, 1, 2, 2, 64, 64], DType::BF16, true).unwrap();
-    let error = Plan::find(api, &gpu, attention.forward(api)?).unwrap_err().to_string();
+    let error = Plan::find(api, &gpu, attention.forward(api)?)
+        .unwrap_err()
+        .to_string();
     assert!(!error.is_empty());
-    let error = Descriptor::new(api, Kind::Tensor)?.finished().unwrap_err().to_string();
-    assert!(error.contains("Tensor") && error.contains("CUDNN_STATUS"), "{error}");
+    let error = Descriptor::new(api, Kind::Tensor)?
+        .finished()
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.contains("Tensor") && error.contains("CUDNN_STATUS"),
+        "{error}"
+    );
     Ok(())
 }

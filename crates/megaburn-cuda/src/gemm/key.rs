@@ -37,7 +37,9 @@ impl Key {
         }
         if b.rows != k || (out.rows, out.cols) != (m, n) {
             let out = [out.rows, out.cols];
-            return Err(format!("their sizes do not fit each other and a result of {out:?}"));
+            return Err(format!(
+                "their sizes do not fit each other and a result of {out:?}"
+            ));
         }
         if (a.batch, b.batch) != (out.batch, out.batch) {
             let batches = [a.batch, b.batch, out.batch];
@@ -47,11 +49,27 @@ impl Key {
             && (dtype != output || len != n)
         {
             let dtype = dtype.name();
-            return Err(format!("a bias of {len} {dtype} does not fit {n} {}", output.name()));
+            return Err(format!(
+                "a bias of {len} {dtype} does not fit {n} {}",
+                output.name()
+            ));
         }
         let (input, bias) = (of_a, bias.is_some());
         let tf32 = tf32 && input == DType::F32;
-        Ok(Self { m, n, k, batch: a.batch, a, b, out, input, output, bias, add, tf32 })
+        Ok(Self {
+            m,
+            n,
+            k,
+            batch: a.batch,
+            a,
+            b,
+            out,
+            input,
+            output,
+            bias,
+            add,
+            tf32,
+        })
     }
 }
 
@@ -93,11 +111,25 @@ mod tests {
         use DType::{BF16, F32};
         let view = |rows, cols, transposed| {
             let ld = if transposed { rows } else { cols };
-            MatrixView { rows, cols, ld, transposed, batch: 1, batch_stride: 0 }
+            MatrixView {
+                rows,
+                cols,
+                ld,
+                transposed,
+                batch: 1,
+                batch_stride: 0,
+            }
         };
         let key = |[m, k, n]: [usize; 3], a_transposed, b_transposed, out| {
             let (a, b) = (view(m, k, a_transposed), view(k, n, b_transposed));
-            Key::new([a, b, view(m, n, false)], [BF16, BF16, out], None, false, false).unwrap()
+            Key::new(
+                [a, b, view(m, n, false)],
+                [BF16, BF16, out],
+                None,
+                false,
+                false,
+            )
+            .unwrap()
         };
         for is_transposed in [false, true] {
             let of = |rows| key([rows, 48, 7], false, is_transposed, BF16).round();
@@ -125,14 +157,32 @@ mod tests {
             Key::new(shapes.map(view), dtypes, bias, false, true)
         };
         let fine = key(good, [BF16, BF16, F32], Some((F32, 7))).unwrap();
-        assert_eq!((fine.m, fine.n, fine.k, fine.batch, fine.tf32), (3, 7, 5, 2, false));
+        assert_eq!(
+            (fine.m, fine.n, fine.k, fine.batch, fine.tf32),
+            (3, 7, 5, 2, false)
+        );
         for (shapes, dtypes, bias, why) in [
             (good, [BF16, F16, F32], None, "both be bf16, f16 or f32"),
             (good, [F64, F64, F64], None, "both be bf16, f16 or f32"),
             (good, [F32, F32, BF16], None, "the result cannot be bf16"),
-            ([[2, 3, 5], [2, 6, 7], [2, 3, 7]], [F32; 3], None, "do not fit"),
-            ([[2, 3, 5], [2, 5, 7], [2, 3, 8]], [F32; 3], None, "a result of [3, 8]"),
-            ([[2, 3, 5], [4, 5, 7], [2, 3, 7]], [F32; 3], None, "batches of [2, 4, 2]"),
+            (
+                [[2, 3, 5], [2, 6, 7], [2, 3, 7]],
+                [F32; 3],
+                None,
+                "do not fit",
+            ),
+            (
+                [[2, 3, 5], [2, 5, 7], [2, 3, 8]],
+                [F32; 3],
+                None,
+                "a result of [3, 8]",
+            ),
+            (
+                [[2, 3, 5], [4, 5, 7], [2, 3, 7]],
+                [F32; 3],
+                None,
+                "batches of [2, 4, 2]",
+            ),
             (good, [BF16; 3], Some((F32, 7)), "a bias of 7 f32"),
             (good, [BF16; 3], Some((BF16, 6)), "a bias of 6 bf16"),
         ] {

@@ -96,7 +96,16 @@ pub fn product(
     }
     shape[rank - 1] = b.meta.shape()[rank - 1];
     let out = empty(&a, shape, dtype);
-    multiply(a, b, bias, &out, Factors { alpha: scale, beta: 0.0 })?;
+    multiply(
+        a,
+        b,
+        bias,
+        &out,
+        Factors {
+            alpha: scale,
+            beta: 0.0,
+        },
+    )?;
     Ok(out)
 }
 
@@ -114,7 +123,16 @@ pub fn product_into(
     into: &CubeTensor,
     add: bool,
 ) -> Result<(), CudaError> {
-    multiply(a, b, None, into, Factors { alpha: 1.0, beta: f32::from(u8::from(add)) })
+    multiply(
+        a,
+        b,
+        None,
+        into,
+        Factors {
+            alpha: 1.0,
+            beta: f32::from(u8::from(add)),
+        },
+    )
 }
 
 /// `D = alpha A B + beta D`.
@@ -147,9 +165,17 @@ fn multiply(
     };
     let dtypes = [a.dtype, b.dtype, out.dtype];
     let tf32 = TF32.load(Ordering::Relaxed);
-    let bias_dtype = bias.as_ref().map(|bias| (bias.dtype, bias.meta.shape().num_elements()));
-    let key = Key::new([view_a, view_b, view_out], dtypes, bias_dtype, factors.beta != 0.0, tf32)
-        .map_err(|why| refused(&a, &b, &why))?;
+    let bias_dtype = bias
+        .as_ref()
+        .map(|bias| (bias.dtype, bias.meta.shape().num_elements()));
+    let key = Key::new(
+        [view_a, view_b, view_out],
+        dtypes,
+        bias_dtype,
+        factors.beta != 0.0,
+        tf32,
+    )
+    .map_err(|why| refused(&a, &b, &why))?;
     let describe = move || {
         let [a, b] = [shapes[0].as_slice(), shapes[1].as_slice()];
         let [of_a, of_b, of_out] = dtypes.map(|dtype| dtype.name());

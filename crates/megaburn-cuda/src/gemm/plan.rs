@@ -72,7 +72,13 @@ pub(super) fn run(
         };
         let (handle, workspace) = (library.handle, library.workspace);
         let launch = |plan: &Plan, out: u64| {
-            plan.launch(handle, workspace, stream, factors, [a.ptr, b.ptr, out, bias])
+            plan.launch(
+                handle,
+                workspace,
+                stream,
+                factors,
+                [a.ptr, b.ptr, out, bias],
+            )
         };
         let aligned = [a.ptr, b.ptr, out.ptr, bias].map(alignment);
         if let Some(plan) = library.plans.get(&(*key, aligned, tune)) {
@@ -103,7 +109,10 @@ pub(super) fn run(
             found.unwrap_or(candidates[0])
         };
         plan.algorithm = best;
-        launch(library.plans.entry((*key, aligned, tune)).or_insert(plan), out.ptr)
+        launch(
+            library.plans.entry((*key, aligned, tune)).or_insert(plan),
+            out.ptr,
+        )
     })
 }
 
@@ -116,12 +125,17 @@ fn alignment(ptr: u64) -> u32 {
 fn check_bounds(key: &Key, buffers: [RawBuffer; 3]) -> Result<(), CudaError> {
     let sizes = [key.input.size(), key.input.size(), key.output.size()];
     for ((view, buffer), size) in [key.a, key.b, key.out].iter().zip(buffers).zip(sizes) {
-        let [long, wide] =
-            if view.transposed { [view.cols, view.rows] } else { [view.rows, view.cols] };
+        let [long, wide] = if view.transposed {
+            [view.cols, view.rows]
+        } else {
+            [view.rows, view.cols]
+        };
         let last = (view.batch - 1) * view.batch_stride + (long - 1) * view.ld + wide;
         if (last * size) as u64 > buffer.bytes {
             let bytes = buffer.bytes;
-            return Err(CudaError::Refused(format!("{view:?} leaves its buffer of {bytes} bytes")));
+            return Err(CudaError::Refused(format!(
+                "{view:?} leaves its buffer of {bytes} bytes"
+            )));
         }
     }
     Ok(())
@@ -133,10 +147,18 @@ impl Library {
         // SAFETY: the driver writes the new address through the pointer; the context is current.
         unsafe { cu::cuMemAlloc_v2(&mut workspace, WORKSPACE) }
             .result()
-            .map_err(CudaError::driver("cuMemAlloc of cuBLASLt's workspace of 64 MiB"))?;
+            .map_err(CudaError::driver(
+                "cuMemAlloc of cuBLASLt's workspace of 64 MiB",
+            ))?;
         let handle = lt::create_handle().map_err(failed("cublasLtCreate"))?;
         let (plans, tuned, suggested) = Default::default();
-        Ok(Self { handle, workspace, plans, tuned, suggested })
+        Ok(Self {
+            handle,
+            workspace,
+            plans,
+            tuned,
+            suggested,
+        })
     }
 
     /// The algorithm of a product that is not tuned. To ask for one takes longer than many a product, so those of
@@ -161,7 +183,10 @@ impl Library {
 }
 
 pub(super) fn failed(call: &'static str) -> impl FnOnce(CublasError) -> CudaError {
-    move |error| CudaError::Call { call, why: format!("{:?}", error.0) }
+    move |error| CudaError::Call {
+        call,
+        why: format!("{:?}", error.0),
+    }
 }
 
 fn data_type(dtype: DType) -> cudaDataType {
@@ -183,22 +208,50 @@ impl Plan {
             .map_err(failed("cublasLtMatmulDescCreate"))?;
         // Memory that is transposed for a row-major reader is plain for a column-major one, and the
         // other way round; asking for the transposed product turns it back.
-        set_desc(desc, DescAttribute::CUBLASLT_MATMUL_DESC_TRANSA, &transpose(&key.b))?;
-        set_desc(desc, DescAttribute::CUBLASLT_MATMUL_DESC_TRANSB, &transpose(&key.a))?;
+        set_desc(
+            desc,
+            DescAttribute::CUBLASLT_MATMUL_DESC_TRANSA,
+            &transpose(&key.b),
+        )?;
+        set_desc(
+            desc,
+            DescAttribute::CUBLASLT_MATMUL_DESC_TRANSB,
+            &transpose(&key.a),
+        )?;
         if key.bias {
             let epilogue = Epilogue::CUBLASLT_EPILOGUE_BIAS;
-            set_desc(desc, DescAttribute::CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue)?;
+            set_desc(
+                desc,
+                DescAttribute::CUBLASLT_MATMUL_DESC_EPILOGUE,
+                &epilogue,
+            )?;
             // The bias of every launch is set by itself; the heuristic only wants to see one.
             let some = 256u64;
-            set_desc(desc, DescAttribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &some)?;
+            set_desc(
+                desc,
+                DescAttribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER,
+                &some,
+            )?;
             let dtype = data_type(key.output);
-            set_desc(desc, DescAttribute::CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &dtype)?;
+            set_desc(
+                desc,
+                DescAttribute::CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE,
+                &dtype,
+            )?;
         }
-        let layouts =
-            [layout(&key.b, key.input)?, layout(&key.a, key.input)?, layout(&key.out, key.output)?];
+        let layouts = [
+            layout(&key.b, key.input)?,
+            layout(&key.a, key.input)?,
+            layout(&key.out, key.output)?,
+        ];
         // SAFETY: an algorithm is numbers, for all of which zero is a value; one is set before it is launched.
         let algorithm = unsafe { std::mem::zeroed() };
-        Ok(Self { desc, layouts, algorithm, is_timed: false })
+        Ok(Self {
+            desc,
+            layouts,
+            algorithm,
+            is_timed: false,
+        })
     }
 
     fn candidates(
@@ -218,7 +271,11 @@ impl Plan {
         [a, b, out, bias]: [u64; 4],
     ) -> Result<(), CudaError> {
         if bias != 0 {
-            set_desc(self.desc, DescAttribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias)?;
+            set_desc(
+                self.desc,
+                DescAttribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER,
+                &bias,
+            )?;
         }
         let Factors { alpha, beta } = factors;
         let [of_b, of_a, of_out] = self.layouts;
@@ -267,8 +324,11 @@ fn transpose(view: &MatrixView) -> i32 {
 
 /// The column-major layout of a view's memory.
 fn layout(view: &MatrixView, dtype: DType) -> Result<lts::cublasLtMatrixLayout_t, CudaError> {
-    let [long, wide] =
-        if view.transposed { [view.cols, view.rows] } else { [view.rows, view.cols] };
+    let [long, wide] = if view.transposed {
+        [view.cols, view.rows]
+    } else {
+        [view.rows, view.cols]
+    };
     let layout =
         lt::create_matrix_layout(data_type(dtype), wide as u64, long as u64, view.ld as i64)
             .map_err(failed("cublasLtMatrixLayoutCreate"))?;
@@ -279,7 +339,11 @@ fn layout(view: &MatrixView, dtype: DType) -> Result<lts::cublasLtMatrixLayout_t
             unsafe { lt::set_matrix_layout_attribute(layout, attribute, value, size) }
                 .map_err(failed("cublasLtMatrixLayoutSetAttribute"))
         };
-        set(LayoutAttribute::CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, ptr::from_ref(&count).cast(), 4)?;
+        set(
+            LayoutAttribute::CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT,
+            ptr::from_ref(&count).cast(),
+            4,
+        )?;
         let offset = LayoutAttribute::CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET;
         set(offset, ptr::from_ref(&stride).cast(), 8)?;
     }

@@ -31,10 +31,22 @@ pub(super) fn candidates(
     set(bytes, ptr::from_ref(&workspace).cast(), 8)?;
     let [of_a, of_b, of_out, _] = &aligned;
     for (attribute, bytes) in [
-        (PrefAttribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, of_b),
-        (PrefAttribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, of_a),
-        (PrefAttribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, of_out),
-        (PrefAttribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, of_out),
+        (
+            PrefAttribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
+            of_b,
+        ),
+        (
+            PrefAttribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+            of_a,
+        ),
+        (
+            PrefAttribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
+            of_out,
+        ),
+        (
+            PrefAttribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES,
+            of_out,
+        ),
     ] {
         set(attribute, ptr::from_ref(bytes).cast(), 4)?;
     }
@@ -59,12 +71,16 @@ pub(super) fn candidates(
     };
     // SAFETY: the preference is this function's own.
     let _ = unsafe { lt::destroy_matmul_pref(preference) };
-    status.result().map_err(failed("cublasLtMatmulAlgoGetHeuristic"))?;
+    status
+        .result()
+        .map_err(failed("cublasLtMatmulAlgoGetHeuristic"))?;
     let found = found.into_iter().take(usize::try_from(count).unwrap_or(0));
     let usable = found.filter(|found| found.state.result().is_ok());
     let usable: Vec<_> = usable.map(|found| found.algo).collect();
     if usable.is_empty() {
-        return Err(CudaError::Refused("cuBLASLt knows no algorithm for it".into()));
+        return Err(CudaError::Refused(
+            "cuBLASLt knows no algorithm for it".into(),
+        ));
     }
     Ok(usable)
 }

@@ -16,7 +16,10 @@ pub struct Tuning {
 
 impl Default for Tuning {
     fn default() -> Self {
-        Self { suggestions: 8, clearly: 0.97 }
+        Self {
+            suggestions: 8,
+            clearly: 0.97,
+        }
     }
 }
 
@@ -29,7 +32,10 @@ pub fn set_tuning_effort(tuning: Tuning) {
 
 /// How products are tuned.
 pub(super) fn tuning() -> Tuning {
-    TUNING.lock().unwrap_or_else(PoisonError::into_inner).unwrap_or_default()
+    TUNING
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .unwrap_or_default()
 }
 
 /// Rounds over the suggestions: neighbours in time meet the same clocks.
@@ -72,7 +78,10 @@ pub(super) fn fastest(
             timer.start(stream).ok()?;
             // One that cuBLASLt suggests and then refuses is no candidate.
             trial.0.push(match launch(candidate, scratch.0) {
-                Ok(()) => timer.stop(stream).and_then(|()| timer.milliseconds()).ok()?,
+                Ok(()) => timer
+                    .stop(stream)
+                    .and_then(|()| timer.milliseconds())
+                    .ok()?,
                 Err(_) => f32::INFINITY,
             });
         }
@@ -102,11 +111,17 @@ impl Trial {
 }
 
 fn fastest_of(trials: &[Trial]) -> f32 {
-    trials.iter().map(Trial::fastest).fold(f32::INFINITY, f32::min)
+    trials
+        .iter()
+        .map(Trial::fastest)
+        .fold(f32::INFINITY, f32::min)
 }
 
 fn is_enough(trials: &[Trial], rounds: usize) -> bool {
-    let all = trials.iter().flat_map(|trial| &trial.0).filter(|time| time.is_finite());
+    let all = trials
+        .iter()
+        .flat_map(|trial| &trial.0)
+        .filter(|time| time.is_finite());
     rounds >= FEW_ROUNDS && all.sum::<f32>() >= LONG
 }
 
@@ -119,7 +134,8 @@ fn best(trials: &[Trial], clearly: f32) -> Option<usize> {
             best = Some((median, index));
         }
     }
-    best.filter(|(time, _)| time.is_finite()).map(|(_, index)| index)
+    best.filter(|(time, _)| time.is_finite())
+        .map(|(_, index)| index)
 }
 
 /// Device memory of its own, beside CubeCL's.
@@ -155,10 +171,16 @@ mod tests {
     fn the_first_that_is_about_the_fastest_is_the_best() {
         let clearly = Tuning::default().clearly;
         let close = trials(&[&[1.0, 1.0], &[0.99, 0.98], &[2.0, 2.0]]);
-        assert_eq!((best(&close, clearly), best(&close, 0.995)), (Some(0), Some(1)));
+        assert_eq!(
+            (best(&close, clearly), best(&close, 0.995)),
+            (Some(0), Some(1))
+        );
         // One outlier is none's fault, and one that does not run is nobody's choice.
         assert_eq!(
-            best(&trials(&[&[NO, NO], &[1.0, 9.0, 1.0], &[1.2, 0.5, 1.2]]), clearly),
+            best(
+                &trials(&[&[NO, NO], &[1.0, 9.0, 1.0], &[1.2, 0.5, 1.2]]),
+                clearly
+            ),
             Some(1)
         );
         assert_eq!(best(&trials(&[&[NO, NO], &[NO, NO]]), clearly), None);
@@ -167,7 +189,10 @@ mod tests {
     #[test]
     fn what_is_slow_twice_is_not_timed_again() {
         let all = trials(&[&[1.0, 1.3], &[1.2, 1.2], &[1.2, 1.1], &[1.2], &[NO, NO]]);
-        let out: Vec<bool> = all.iter().map(|trial| trial.is_out(fastest_of(&all))).collect();
+        let out: Vec<bool> = all
+            .iter()
+            .map(|trial| trial.is_out(fastest_of(&all)))
+            .collect();
         assert_eq!(out, [false, true, false, false, true]);
         let none = trials(&[&[NO, NO], &[NO, NO]]);
         assert!(!none[0].is_out(fastest_of(&none)));

@@ -23,16 +23,23 @@ impl<A: Copy> Tuned<A> {
     /// That of the nearest number of rows, at most half as many again or as few, where enough were timed.
     pub(super) fn near(&self, key: &Key, aligned: [u32; 4]) -> Option<A> {
         let rows = key.rows()?;
-        let known = self.0.get(&(key.with_rows(0), aligned)).filter(|all| all.len() >= EXACT)?;
+        let known = self
+            .0
+            .get(&(key.with_rows(0), aligned))
+            .filter(|all| all.len() >= EXACT)?;
         let ratio = |of: usize| of.max(rows) as f64 / of.min(rows).max(1) as f64;
-        let (near, algorithm) =
-            known.iter().min_by(|(a, _), (b, _)| ratio(*a).total_cmp(&ratio(*b)))?;
+        let (near, algorithm) = known
+            .iter()
+            .min_by(|(a, _), (b, _)| ratio(*a).total_cmp(&ratio(*b)))?;
         (ratio(*near) <= 1.5).then_some(*algorithm)
     }
 
     pub(super) fn put(&mut self, key: &Key, aligned: [u32; 4], algorithm: A) {
         if let Some(rows) = key.rows() {
-            self.0.entry((key.with_rows(0), aligned)).or_default().push((rows, algorithm));
+            self.0
+                .entry((key.with_rows(0), aligned))
+                .or_default()
+                .push((rows, algorithm));
         }
     }
 }
@@ -46,7 +53,14 @@ mod tests {
 
     fn key(m: usize, n: usize) -> Key {
         let view = |rows, cols| MatrixView::new(&[rows, cols], &[cols, 1]).unwrap();
-        Key::new([view(m, 48), view(48, n), view(m, n)], [BF16; 3], None, false, false).unwrap()
+        Key::new(
+            [view(m, 48), view(48, n), view(m, n)],
+            [BF16; 3],
+            None,
+            false,
+            false,
+        )
+        .unwrap()
     }
 
     #[test]

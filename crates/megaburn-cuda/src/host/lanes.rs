@@ -37,9 +37,17 @@ impl Lanes {
             return Ok(*lanes);
         }
         let context = Context::of(id)?;
-        let [inward, outward] = context
-            .scope(|| Ok([Stream::create(Priority::Normal)?, Stream::create(Priority::Normal)?]))?;
-        let lanes = Self { context, inward, outward };
+        let [inward, outward] = context.scope(|| {
+            Ok([
+                Stream::create(Priority::Normal)?,
+                Stream::create(Priority::Normal)?,
+            ])
+        })?;
+        let lanes = Self {
+            context,
+            inward,
+            outward,
+        };
         all.insert(id, lanes);
         Ok(lanes)
     }

@@ -64,13 +64,23 @@ impl HostTensor {
         let pinned = Arc::new(Pinned::new(Lanes::of(&queue)?, len * dtype.size())?);
         let name = format!("host copy of [{len}] {dtype:?}").into();
         let (client, device) = (x.client.clone(), x.device.clone());
-        Ok(Self(Arc::new(Parts { pinned, client, device, queue, len, dtype, name })))
+        Ok(Self(Arc::new(Parts {
+            pinned,
+            client,
+            device,
+            queue,
+            len,
+            dtype,
+            name,
+        })))
     }
 
     /// Whether it takes `x`: nobody else has this memory, and `x` is as long, of the same type and on
     /// the same GPU.
     pub fn takes(&self, x: &CubeTensor) -> bool {
-        let Parts { device, len, dtype, .. } = &*self.0;
+        let Parts {
+            device, len, dtype, ..
+        } = &*self.0;
         let is_like = (*len, *dtype, device) == (x.meta.num_elements(), x.dtype, &x.device);
         Arc::strong_count(&self.0) == 1 && is_like
     }
@@ -93,12 +103,22 @@ impl HostTensor {
             Ok(())
         });
         queue.flush();
-        Leaving { _join: self.join(done, retained) }
+        Leaving {
+            _join: self.join(done, retained),
+        }
     }
 
     /// A copy on the GPU, `[elements]`, which comes beside what is computed next.
     pub fn fetch(&self) -> Started {
-        let Parts { pinned, client, device, queue, len, dtype, .. } = &*self.0;
+        let Parts {
+            pinned,
+            client,
+            device,
+            queue,
+            len,
+            dtype,
+            ..
+        } = &*self.0;
         let shape = [*len].into();
         let out = empty_device_contiguous_dtype(client.clone(), device.clone(), shape, *dtype);
         let op = self.op().writes(&out);
@@ -118,7 +138,13 @@ impl HostTensor {
     /// # Errors
     /// Why there are none, or the GPU's.
     pub fn read(&self) -> Result<TensorData, CudaError> {
-        let Parts { pinned, queue, len, dtype, .. } = &*self.0;
+        let Parts {
+            pinned,
+            queue,
+            len,
+            dtype,
+            ..
+        } = &*self.0;
         // What was stored before is on its way then.
         queue.on_device_thread(|| Ok(()))?;
         Ok(TensorData::from_bytes_vec(pinned.read()?, [*len], *dtype))

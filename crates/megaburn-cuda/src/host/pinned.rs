@@ -70,7 +70,11 @@ impl Pinned {
                 Memory::new(lanes, bytes)
             })?,
         };
-        Ok(Self { memory: Some(memory), lanes, uses: Mutex::default() })
+        Ok(Self {
+            memory: Some(memory),
+            lanes,
+            uses: Mutex::default(),
+        })
     }
 
     /// Puts a copy of the buffer into the memory, behind what is on `stream` by now and all copies from
@@ -85,7 +89,10 @@ impl Pinned {
     ) -> Result<Arc<PooledEvent>, CudaError> {
         let Memory { at, bytes } = *self.memory();
         let (lane, mut uses) = (self.lanes.outward, self.uses());
-        assert!(from.bytes >= bytes as u64, "a tensor is as long as its host memory");
+        assert!(
+            from.bytes >= bytes as u64,
+            "a tensor is as long as its host memory"
+        );
         lane.wait_for(stream)?;
         if let Some(fetched) = &uses.fetched {
             fetched.holds_up(lane)?;
@@ -98,7 +105,10 @@ impl Pinned {
             .result()
             .map_err(CudaError::driver("cuMemcpyDtoHAsync"))?;
         let stored = Arc::new(Event::record(lane)?);
-        *uses = Uses { stored: Some(stored.clone()), ..Uses::default() };
+        *uses = Uses {
+            stored: Some(stored.clone()),
+            ..Uses::default()
+        };
         Ok(stored)
     }
 
@@ -114,7 +124,10 @@ impl Pinned {
     ) -> Result<Arc<PooledEvent>, CudaError> {
         let Memory { at, bytes } = *self.memory();
         let (lane, mut uses) = (self.lanes.inward, self.uses());
-        assert!(to.bytes >= bytes as u64, "a tensor is as long as its host memory");
+        assert!(
+            to.bytes >= bytes as u64,
+            "a tensor is as long as its host memory"
+        );
         lane.wait_for(stream)?;
         uses.stored()?.holds_up(lane)?;
         uses.is_unknown = true;
@@ -177,9 +190,15 @@ impl Uses {
 
 impl Drop for Pinned {
     fn drop(&mut self) {
-        let Some(memory) = self.memory.take() else { return };
+        let Some(memory) = self.memory.take() else {
+            return;
+        };
         let uses = std::mem::take(&mut *self.uses());
-        let grave = Grave { memory, lanes: self.lanes, uses };
+        let grave = Grave {
+            memory,
+            lanes: self.lanes,
+            uses,
+        };
         graves().push(grave);
     }
 }
@@ -188,8 +207,13 @@ impl Memory {
     fn new(lanes: Lanes, bytes: usize) -> Result<Self, CudaError> {
         let mut at = std::ptr::null_mut();
         // SAFETY: the driver writes the address through the pointer.
-        let made = lanes.context.scope(|| Ok(unsafe { sys::cuMemHostAlloc(&mut at, bytes, 0) }))?;
-        made.result().map_err(|error| CudaError::HostMemory { bytes, why: error.to_string() })?;
+        let made = lanes
+            .context
+            .scope(|| Ok(unsafe { sys::cuMemHostAlloc(&mut at, bytes, 0) }))?;
+        made.result().map_err(|error| CudaError::HostMemory {
+            bytes,
+            why: error.to_string(),
+        })?;
         Ok(Self { at, bytes })
     }
 }
@@ -201,7 +225,11 @@ fn graves() -> MutexGuard<'static, Vec<Grave>> {
 /// Memory of that size that no copy uses any more.
 fn left_over(bytes: usize) -> Option<Memory> {
     let mut graves = graves();
-    let is_free = |Grave { memory, lanes, uses }: &Grave| {
+    let is_free = |Grave {
+                       memory,
+                       lanes,
+                       uses,
+                   }: &Grave| {
         memory.bytes == bytes && lanes.context.scope(|| Ok(uses.are_over())).unwrap_or(false)
     };
     let at = graves.iter().position(is_free)?;
@@ -210,16 +238,25 @@ fn left_over(bytes: usize) -> Option<Memory> {
 
 /// Frees what copies are done with.
 fn free_left_over() {
-    graves().retain(|Grave { memory, lanes, uses }| {
-        let freed = lanes.context.scope(|| {
-            if uses.are_over() {
-                // SAFETY: it is from `cuMemHostAlloc`, nobody has it and no copy uses it.
-                let freed = unsafe { sys::cuMemFreeHost(memory.at) };
-                return freed.result().map(|()| true).map_err(CudaError::driver("cuMemFreeHost"));
-            }
-            Ok(false)
-        });
-        // What cannot be freed is the process' for as long as it lives.
-        !freed.unwrap_or(true)
-    });
+    graves().retain(
+        |Grave {
+             memory,
+             lanes,
+             uses,
+         }| {
+            let freed = lanes.context.scope(|| {
+                if uses.are_over() {
+                    // SAFETY: it is from `cuMemHostAlloc`, nobody has it and no copy uses it.
+                    let freed = unsafe { sys::cuMemFreeHost(memory.at) };
+                    return freed
+                        .result()
+                        .map(|()| true)
+                        .map_err(CudaError::driver("cuMemFreeHost"));
+                }
+                Ok(false)
+            });
+            // What cannot be freed is the process' for as long as it lives.
+            !freed.unwrap_or(true)
+        },
+    );
 }

@@ -46,7 +46,9 @@ thread_local! {
 pub(crate) unsafe fn copy(numbers: &[u64], to: u64, stream: Stream) -> Result<(), CudaError> {
     let bytes = size_of_val(numbers);
     PIECES.with_borrow_mut(|pieces| {
-        let free = pieces.iter().position(|piece| piece.bytes >= bytes && piece.is_free());
+        let free = pieces
+            .iter()
+            .position(|piece| piece.bytes >= bytes && piece.is_free());
         let index = match free {
             Some(index) => index,
             None => {
@@ -74,8 +76,15 @@ impl Piece {
         let mut at = std::ptr::null_mut();
         // SAFETY: the driver writes the address through the pointer.
         let made = unsafe { sys::cuMemHostAlloc(&mut at, bytes, 0) };
-        made.result().map_err(|error| CudaError::HostMemory { bytes, why: error.to_string() })?;
-        Ok(Self { at: at.cast(), bytes, reader: Reader::Nobody })
+        made.result().map_err(|error| CudaError::HostMemory {
+            bytes,
+            why: error.to_string(),
+        })?;
+        Ok(Self {
+            at: at.cast(),
+            bytes,
+            reader: Reader::Nobody,
+        })
     }
 
     fn is_free(&self) -> bool {

@@ -118,7 +118,9 @@ impl Api {
         let mut refused = None;
         for file in files {
             // SAFETY: loading the library runs its initialisers, as linking to it would.
-            let Ok(library) = (unsafe { Library::new(&file) }) else { continue };
+            let Ok(library) = (unsafe { Library::new(&file) }) else {
+                continue;
+            };
             let api = Self::resolve(&library);
             match api.and_then(|api| check_version(api.version()?).map(|()| api)) {
                 Ok(api) => {
@@ -178,9 +180,16 @@ impl Api {
                 return String::new();
             }
             // SAFETY: a text of the library ends with a zero.
-            unsafe { CStr::from_ptr(text) }.to_string_lossy().trim().to_string()
+            unsafe { CStr::from_ptr(text) }
+                .to_string_lossy()
+                .trim()
+                .to_string()
         });
-        let why = if last.is_empty() { what } else { format!("{what}: {last}") };
+        let why = if last.is_empty() {
+            what
+        } else {
+            format!("{what}: {last}")
+        };
         CudaError::Call { call, why }
     }
 }
@@ -195,7 +204,12 @@ pub fn version() -> Result<String, CudaError> {
 
 fn dotted(version: c_int) -> String {
     // Before 2.9 the library counted otherwise; those are too old in either way of counting.
-    format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100)
+    format!(
+        "{}.{}.{}",
+        version / 10_000,
+        version / 100 % 100,
+        version % 100
+    )
 }
 
 fn check_version(version: c_int) -> Result<(), CudaError> {
@@ -210,7 +224,11 @@ fn check_version(version: c_int) -> Result<(), CudaError> {
 }
 
 fn missing(function: &'static str) -> CudaError {
-    CudaError::MissingFunction { library: "NCCL", function, wanted: "2.22.3" }
+    CudaError::MissingFunction {
+        library: "NCCL",
+        function,
+        wanted: "2.22.3",
+    }
 }
 
 #[cfg(test)]
@@ -233,7 +251,10 @@ mod tests {
         // Where it is installed, there is nothing to see.
         let Err(error) = version() else { return };
         let text = error.to_string();
-        assert!(text.contains("libnccl.so.2") && text.contains("install"), "{text}");
+        assert!(
+            text.contains("libnccl.so.2") && text.contains("install"),
+            "{text}"
+        );
     }
 
     #[test]

@@ -35,7 +35,10 @@ pub struct Label {
 impl Label {
     /// A label.
     pub fn new(id: u64, text: impl Into<Arc<str>>) -> Self {
-        Self { id, text: text.into() }
+        Self {
+            id,
+            text: text.into(),
+        }
     }
 }
 
@@ -141,7 +144,12 @@ impl Communicator {
     pub(super) fn queue_of(&self, x: &CubeTensor, label: &Label) -> Result<CudaQueue, CudaError> {
         let queue = CudaQueue::of(x);
         let same = queue.filter(|queue| queue.device_id() == self.queue.device_id());
-        same.ok_or_else(|| refused(label, &format!("a tensor on {:?}, not on its GPU", x.device)))
+        same.ok_or_else(|| {
+            refused(
+                label,
+                &format!("a tensor on {:?}, not on its GPU", x.device),
+            )
+        })
     }
 
     pub(super) fn data_type(
@@ -153,8 +161,15 @@ impl Communicator {
     }
 
     pub(super) fn peer(&self, member: usize, label: &Label) -> Result<c_int, CudaError> {
-        let fits = c_int::try_from(member).ok().filter(|_| member < self.members.size);
-        fits.ok_or_else(|| refused(label, &format!("no member {member} of {}", self.members.size)))
+        let fits = c_int::try_from(member)
+            .ok()
+            .filter(|_| member < self.members.size);
+        fits.ok_or_else(|| {
+            refused(
+                label,
+                &format!("no member {member} of {}", self.members.size),
+            )
+        })
     }
 }
 
@@ -171,11 +186,17 @@ fn cause(text: &str) -> String {
     let is_trace = |line: &&str| {
         let number = line.split(':').next().unwrap_or_default();
         let numbered = !number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit());
-        numbered || ["Backtrace", "No backtrace", "Asked at"].iter().any(|t| line.starts_with(t))
+        numbered
+            || ["Backtrace", "No backtrace", "Asked at"]
+                .iter()
+                .any(|t| line.starts_with(t))
     };
     let last = text.rsplit("Caused by:").next().unwrap_or(text);
     let lines = last.lines().map(str::trim).filter(|line| !line.is_empty());
-    lines.take_while(|line| !is_trace(line)).collect::<Vec<_>>().join(" ")
+    lines
+        .take_while(|line| !is_trace(line))
+        .collect::<Vec<_>>()
+        .join(" ")
 }
 
 #[cfg(test)]
@@ -194,8 +215,15 @@ mod tests {
 
     #[test]
     fn every_type_that_models_have_is_taken() {
-        let taken =
-            [DType::F32, DType::BF16, DType::F16, DType::F64, DType::I32, DType::I64, DType::U8];
+        let taken = [
+            DType::F32,
+            DType::BF16,
+            DType::F16,
+            DType::F64,
+            DType::I32,
+            DType::I64,
+            DType::U8,
+        ];
         assert!(taken.into_iter().all(takes));
         assert!(!takes(DType::I16));
     }

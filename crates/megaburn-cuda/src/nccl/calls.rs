@@ -48,7 +48,10 @@ pub(super) struct Look {
 
 impl Calls {
     pub(super) fn new(handles: Handles) -> Self {
-        Self { handles, log: Mutex::default() }
+        Self {
+            handles,
+            log: Mutex::default(),
+        }
     }
 
     pub(super) fn context(&self) -> Context {
@@ -111,7 +114,11 @@ impl Calls {
         if let Some(fault) = fault.or(error.filter(|_| oldest.is_some())) {
             log.fault.get_or_insert(fault);
         }
-        Look { finished, oldest, fault: log.fault.clone() }
+        Look {
+            finished,
+            oldest,
+            fault: log.fault.clone(),
+        }
     }
 
     /// Ends every call, on the GPU too; later ones fail with `reason`. The first end stands.

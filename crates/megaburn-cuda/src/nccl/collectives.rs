@@ -107,7 +107,10 @@ impl Communicator {
         let (dtype, how) = (self.data_type(&x, &label)?, reduction(how));
         let rows = x.meta.shape()[0];
         if !rows.is_multiple_of(self.members.size) {
-            let why = format!("{rows} rows do not divide into {} shares", self.members.size);
+            let why = format!(
+                "{rows} rows do not divide into {} shares",
+                self.members.size
+            );
             return Err(refused(&label, &why));
         }
         let x = contiguous(x);

@@ -30,7 +30,9 @@ impl UniqueId {
     /// NCCL is missing, too old, or has no network to listen on.
     pub fn new() -> Result<Self, CudaError> {
         let api = Api::get()?;
-        let mut id = ncclUniqueId { internal: [0; Self::BYTES] };
+        let mut id = ncclUniqueId {
+            internal: [0; Self::BYTES],
+        };
         // SAFETY: NCCL writes the name through the pointer.
         let code = unsafe { (api.get_unique_id)(&mut id) };
         if code != Code::SUCCESS {
@@ -79,7 +81,12 @@ impl Communicator {
         let context = Context::of(queue.device_id())?;
         let handles = context.scope(|| Handles::join(api, context, id, members, &end))?;
         let (calls, queue) = (Arc::new(Calls::new(handles)), queue.clone());
-        Ok(Self { calls, queue, members, side: OnceLock::new() })
+        Ok(Self {
+            calls,
+            queue,
+            members,
+            side: OnceLock::new(),
+        })
     }
 
     /// Which members it has.
@@ -89,7 +96,11 @@ impl Communicator {
 
     /// The stream of overlapped calls.
     pub(super) fn side_stream(&self) -> Result<Stream, CudaError> {
-        let create = || self.calls.context().scope(|| Stream::create(Priority::High));
+        let create = || {
+            self.calls
+                .context()
+                .scope(|| Stream::create(Priority::High))
+        };
         self.side.get_or_init(create).clone()
     }
 }

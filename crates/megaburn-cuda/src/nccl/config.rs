@@ -30,7 +30,10 @@ impl Config {
     /// Calls that return before they are done, so that a peer that never comes holds up nobody. A
     /// communicator that is split from it shares its memory, and the flag by which it is aborted.
     pub(super) fn non_blocking() -> Self {
-        Self { split_share: 1, ..Self::of(0) }
+        Self {
+            split_share: 1,
+            ..Self::of(0)
+        }
     }
 
     /// Calls that return when they are on their stream.
@@ -82,7 +85,10 @@ mod tests {
         // As a C compiler of 2.18's header has it: the last field and its padding.
         assert_eq!(size_of::<Config>(), 48);
         let config = Config::non_blocking();
-        assert_eq!((config.size, config.version, config.blocking), (48, 21801, 0));
+        assert_eq!(
+            (config.size, config.version, config.blocking),
+            (48, 21801, 0)
+        );
         assert_eq!((Config::blocking().blocking, config.split_share), (1, 1));
     }
 }

@@ -83,7 +83,13 @@ impl Handles {
             Ok(worker) => {
                 let state = Mutex::new(State::Live(Pair { parent, worker }));
                 let (calling, gone) = (Mutex::default(), AtomicBool::new(false));
-                Ok(Self { api, context, state, calling, gone })
+                Ok(Self {
+                    api,
+                    context,
+                    state,
+                    calling,
+                    gone,
+                })
             }
             Err(error) => {
                 abort(api, parent);
@@ -128,14 +134,18 @@ impl Handles {
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             Err(TryLockError::WouldBlock) => return None,
         };
-        let State::Live(Pair { worker, .. }) = &*self.state() else { return None };
+        let State::Live(Pair { worker, .. }) = &*self.state() else {
+            return None;
+        };
         let code = async_error(self.api, *worker);
         (!code.is_fine()).then(|| self.api.error("NCCL", code, Some(worker.0)).to_string())
     }
 
     /// Ends every call, on the GPU too; later ones fail with `reason`. The first end stands.
     pub(super) fn abort(&self, reason: &str) {
-        let Some(Pair { parent, worker }) = self.end(reason) else { return };
+        let Some(Pair { parent, worker }) = self.end(reason) else {
+            return;
+        };
         let _ = self.context.scope(|| {
             // A call that is being made comes back.
             if let Some(calling) = abort_while(self.api, parent, || self.after_the_call()) {
@@ -173,7 +183,9 @@ impl Handles {
 
     /// Ends in order: waits a moment for the other members to do so too.
     pub(super) fn close(&self) {
-        let Some(Pair { parent, worker }) = self.end("its group has ended") else { return };
+        let Some(Pair { parent, worker }) = self.end("its group has ended") else {
+            return;
+        };
         let (api, context) = (self.api, self.context);
         let (done, finished) = mpsc::channel();
         let finalize = move || {
@@ -191,12 +203,18 @@ impl Handles {
         };
         let _ = context.scope(|| {
             // (A call that does not come back, which an abort would have ended, keeps both.)
-            let Some(_calling) = self.after_the_call() else { return Ok(()) };
+            let Some(_calling) = self.after_the_call() else {
+                return Ok(());
+            };
             // The blocking one waits for members that may not come.
-            let thread = thread::Builder::new().name("nccl-close".into()).spawn(finalize);
+            let thread = thread::Builder::new()
+                .name("nccl-close".into())
+                .spawn(finalize);
             if thread.is_ok() && finished.recv_timeout(LINGER).is_ok() {
                 // SAFETY: the handle was taken out, has nothing under way and is not used again.
-                warn_of(api, "ncclCommDestroy", unsafe { (api.comm_destroy)(parent.0) });
+                warn_of(api, "ncclCommDestroy", unsafe {
+                    (api.comm_destroy)(parent.0)
+                });
             } else {
                 // Aborted, the parent sets the flag that lets the other come back.
                 abort_while(api, parent, || finished.recv_timeout(LINGER).ok());

@@ -36,7 +36,9 @@ fn overridden(read: impl Fn(&str) -> Option<String>) -> Result<(), CudaError> {
 
 /// Starts joining. NCCL hands the communicator out at once.
 pub(super) fn init(api: &Api, id: UniqueId, members: Membership) -> Result<Handle, CudaError> {
-    let id = ncclUniqueId { internal: id.0.map(|byte| byte as c_char) };
+    let id = ncclUniqueId {
+        internal: id.0.map(|byte| byte as c_char),
+    };
     let (size, rank) = (number(members.size)?, number(members.rank)?);
     let mut comm: ncclComm_t = ptr::null_mut();
     let mut config = Config::non_blocking();
@@ -59,7 +61,10 @@ pub(super) fn split(
     let rank = number(members.rank)?;
     // NCCL's thread writes the handle and reads the config when the members are there, which may be
     // after this one has given up: then the place stays.
-    let place = Box::into_raw(Box::new((ptr::null_mut() as ncclComm_t, Config::blocking())));
+    let place = Box::into_raw(Box::new((
+        ptr::null_mut() as ncclComm_t,
+        Config::blocking(),
+    )));
     // SAFETY: both parts of the place live until NCCL is done with them.
     let code =
         unsafe { (api.comm_split)(parent.0, 0, rank, &raw mut (*place).0, &raw mut (*place).1) };
@@ -71,7 +76,9 @@ pub(super) fn split(
     let (comm, _) = *unsafe { Box::from_raw(place) };
     match comm.is_null() {
         false => Ok(Handle(comm)),
-        true => Err(CudaError::Refused("ncclCommSplit gave no communicator".into())),
+        true => Err(CudaError::Refused(
+            "ncclCommSplit gave no communicator".into(),
+        )),
     }
 }
 

@@ -164,7 +164,9 @@ fn grouped(api: &Api, calls: impl FnOnce(Code) -> Code) -> Code {
 /// What goes to each member or comes from it, as elements, of stretches of rows; nothing is no message.
 fn messages(of_members: &[Vec<Range<usize>>], row: usize) -> Vec<(c_int, Range<usize>)> {
     let all = of_members.iter().enumerate().flat_map(|(peer, stretches)| {
-        let elements = stretches.iter().map(move |rows| rows.start * row..rows.end * row);
+        let elements = stretches
+            .iter()
+            .map(move |rows| rows.start * row..rows.end * row);
         elements.map(move |elements| (peer as c_int, elements))
     });
     all.filter(|(_, elements)| !elements.is_empty()).collect()

@@ -70,9 +70,15 @@ impl Watchdog {
                 }
             }
         };
-        let thread = thread::Builder::new().name("nccl-watchdog".into()).spawn(run);
+        let thread = thread::Builder::new()
+            .name("nccl-watchdog".into())
+            .spawn(run);
         let thread = thread.map_err(|error: io::Error| CudaError::Refused(error.to_string()))?;
-        Ok(Self { watched, stop: Some(stop), thread: Some(thread) })
+        Ok(Self {
+            watched,
+            stop: Some(stop),
+            thread: Some(thread),
+        })
     }
 
     /// Looks after a communicator too, until it is dropped.
@@ -96,24 +102,38 @@ impl Drop for Watchdog {
 fn live(watched: &Watched) -> Vec<(u64, Arc<Calls>)> {
     let mut watched = lock(watched);
     watched.retain(|(_, calls)| calls.strong_count() > 0);
-    watched.iter().filter_map(|(key, calls)| Some((*key, calls.upgrade()?))).collect()
+    watched
+        .iter()
+        .filter_map(|(key, calls)| Some((*key, calls.upgrade()?)))
+        .collect()
 }
 
 fn stand(key: u64, calls: &Calls) -> Standing {
     // Events are asked under the context that they were made in.
     if let Err(error) = calls.context().bind() {
         let fault = Some(error.to_string());
-        return Standing { key, fault, ..Default::default() };
+        return Standing {
+            key,
+            fault,
+            ..Default::default()
+        };
     }
     let look = calls.look();
-    Standing { key, finished: look.finished, oldest: look.oldest, fault: look.fault }
+    Standing {
+        key,
+        finished: look.finished,
+        oldest: look.oldest,
+        fault: look.fault,
+    }
 }
 
 /// What `look` returns, or that it panicked.
 fn guarded<T>(look: impl FnOnce() -> T) -> Result<T, String> {
     catch_unwind(AssertUnwindSafe(look)).map_err(|panic| {
         let text = panic.downcast_ref::<&str>().map(ToString::to_string);
-        let text = text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
+        let text = text
+            .or_else(|| panic.downcast_ref::<String>().cloned())
+            .unwrap_or_default();
         format!(
             "the watch over NCCL panicked, which is a bug: {text}; all communicators are aborted"
         )
@@ -155,6 +175,9 @@ mod tests {
     fn a_panic_of_the_watch_is_a_reason_to_abort() {
         assert_eq!(guarded(|| 7), Ok(7));
         let reason = guarded(|| -> usize { panic!("index {} of 3", 4) }).unwrap_err();
-        assert!(reason.contains("panicked") && reason.contains("index 4 of 3"), "{reason}");
+        assert!(
+            reason.contains("panicked") && reason.contains("index 4 of 3"),
+            "{reason}"
+        );
     }
 }

@@ -19,8 +19,12 @@ pub(super) fn folders(machine: &Machine, library: &str) -> Vec<PathBuf> {
 /// The folders that `/etc/ld.so.cache` has the library in. Each path there is a text that ends with a zero.
 fn cached(machine: &Machine, library: &str) -> Vec<PathBuf> {
     let cache = fs::read(machine.system("/etc/ld.so.cache")).unwrap_or_default();
-    let texts = cache.split(|byte| *byte == 0).filter_map(|text| std::str::from_utf8(text).ok());
-    let paths = texts.filter(|text| text.starts_with('/')).map(|path| machine.system(path));
+    let texts = cache
+        .split(|byte| *byte == 0)
+        .filter_map(|text| std::str::from_utf8(text).ok());
+    let paths = texts
+        .filter(|text| text.starts_with('/'))
+        .map(|path| machine.system(path));
     paths
         .filter(|path| path.file_name().is_some_and(|name| name == library))
         .filter_map(|path| path.parent().map(PathBuf::from))
@@ -47,6 +51,11 @@ mod tests {
     #[test]
     fn this_machines_own_libraries_are_found() {
         let folders = folders(&Machine::this(), "libc.so.6");
-        assert!(folders.iter().any(|folder| folder.join("libc.so.6").is_file()), "{folders:?}");
+        assert!(
+            folders
+                .iter()
+                .any(|folder| folder.join("libc.so.6").is_file()),
+            "{folders:?}"
+        );
     }
 }

@@ -27,14 +27,20 @@ pub(crate) struct Machine {
 impl Machine {
     /// The machine that this process runs on.
     pub(crate) fn this() -> Self {
-        Self { root: "/".into(), variables: env::vars_os().collect() }
+        Self {
+            root: "/".into(),
+            variables: env::vars_os().collect(),
+        }
     }
 
     /// A machine whose files lie below `root`.
     #[cfg(test)]
     pub(crate) fn described(root: &Path, variables: &[(&str, &str)]) -> Self {
         let pair = |&(name, value): &(&str, &str)| (name.into(), value.into());
-        Self { root: root.into(), variables: variables.iter().map(pair).collect() }
+        Self {
+            root: root.into(),
+            variables: variables.iter().map(pair).collect(),
+        }
     }
 
     /// The value of a variable that is set and not empty.
@@ -46,7 +52,9 @@ impl Machine {
     /// The absolute paths that a variable lists.
     fn paths(&self, name: &str) -> Vec<PathBuf> {
         let value = self.variable(name).unwrap_or_default();
-        env::split_paths(value).filter(|path| path.is_absolute()).collect()
+        env::split_paths(value)
+            .filter(|path| path.is_absolute())
+            .collect()
     }
 
     /// A path that is written for `/`.
@@ -56,7 +64,9 @@ impl Machine {
 
     /// The folders of the CUDA toolkit.
     fn toolkits(&self) -> Vec<PathBuf> {
-        let named = ["CUDA_PATH", "CUDA_HOME"].into_iter().filter_map(|name| self.variable(name));
+        let named = ["CUDA_PATH", "CUDA_HOME"]
+            .into_iter()
+            .filter_map(|name| self.variable(name));
         let usual = ["/usr/local/cuda", "/opt/cuda"].map(|folder| self.system(folder));
         named.map(PathBuf::from).chain(usual).collect()
     }
@@ -65,12 +75,21 @@ impl Machine {
     pub(crate) fn wheels(&self, names: &[&str]) -> Vec<PathBuf> {
         let mut roots: Vec<PathBuf> = Vec::new();
         // Beside other wheels of NVIDIA's that these variables name.
-        let named = self.paths("LD_LIBRARY_PATH").into_iter().map(|folder| folder.join(".."));
+        let named = self
+            .paths("LD_LIBRARY_PATH")
+            .into_iter()
+            .map(|folder| folder.join(".."));
         for wheel in named.chain(self.variable("CUDA_PATH").map(PathBuf::from)) {
             roots.extend(python::beside(&wheel));
         }
-        roots.extend(python::site_packages(self).iter().map(|folder| folder.join("nvidia")));
-        let wheels = roots.iter().flat_map(|root| names.iter().map(|name| root.join(name)));
+        roots.extend(
+            python::site_packages(self)
+                .iter()
+                .map(|folder| folder.join("nvidia")),
+        );
+        let wheels = roots
+            .iter()
+            .flat_map(|root| names.iter().map(|name| root.join(name)));
         unique(wheels.filter(|wheel| wheel.is_dir()))
     }
 
@@ -78,20 +97,31 @@ impl Machine {
     /// names of the wheels that have it.
     pub(crate) fn folders(&self, library: &str, wheels: &[&str]) -> Vec<PathBuf> {
         let toolkits = self.toolkits();
-        let conda = self.variable("CONDA_PREFIX").map(|prefix| Path::new(prefix).join("lib"));
+        let conda = self
+            .variable("CONDA_PREFIX")
+            .map(|prefix| Path::new(prefix).join("lib"));
         let folders = loader::folders(self, library)
             .into_iter()
             .chain(
-                toolkits.iter().flat_map(|toolkit| ["lib64", "lib"].map(|lib| toolkit.join(lib))),
+                toolkits
+                    .iter()
+                    .flat_map(|toolkit| ["lib64", "lib"].map(|lib| toolkit.join(lib))),
             )
             .chain(conda)
-            .chain(self.wheels(wheels).into_iter().map(|wheel| wheel.join("lib")));
+            .chain(
+                self.wheels(wheels)
+                    .into_iter()
+                    .map(|wheel| wheel.join("lib")),
+            );
         unique(folders.filter(|folder| folder.is_dir()))
     }
 
     /// The files of that name in [`Self::folders`], each once however many links lead to it.
     pub(crate) fn files(&self, library: &str, wheels: &[&str]) -> Vec<PathBuf> {
-        let files = self.folders(library, wheels).into_iter().map(|folder| folder.join(library));
+        let files = self
+            .folders(library, wheels)
+            .into_iter()
+            .map(|folder| folder.join(library));
         unique(files.filter(|file| file.is_file()))
     }
 }
@@ -150,7 +180,9 @@ mod tests {
         );
         assert_eq!(machine.files("libcudnn.so.9", &["cudnn"]), places);
         assert!(
-            Machine::described(&root.join("empty"), &[]).files("libcudnn.so.9", &[]).is_empty()
+            Machine::described(&root.join("empty"), &[])
+                .files("libcudnn.so.9", &[])
+                .is_empty()
         );
     }
 
@@ -158,7 +190,11 @@ mod tests {
     fn wheels_are_found_beside_wheels_that_variables_name() {
         let folder = tempfile::tempdir().unwrap();
         let root = folder.path();
-        for wheel in ["a/nvidia/cublas/lib/x", "a/nvidia/nccl/lib/x", "b/nvidia/nccl/lib/x"] {
+        for wheel in [
+            "a/nvidia/cublas/lib/x",
+            "a/nvidia/nccl/lib/x",
+            "b/nvidia/nccl/lib/x",
+        ] {
             put(&root.join(wheel));
         }
         let path = |name: &str| root.join(name).display().to_string();

@@ -15,12 +15,17 @@ use super::Machine;
 /// and of the system. They need not exist.
 pub(super) fn site_packages(machine: &Machine) -> Vec<PathBuf> {
     let mut folders = machine.paths("PYTHONPATH");
-    let active =
-        ["VIRTUAL_ENV", "CONDA_PREFIX"].into_iter().filter_map(|name| machine.variable(name));
+    let active = ["VIRTUAL_ENV", "CONDA_PREFIX"]
+        .into_iter()
+        .filter_map(|name| machine.variable(name));
     let mut prefixes: Vec<PathBuf> = active.map(PathBuf::from).collect();
     prefixes.extend(prefixes_in_path(machine));
     prefixes.extend(machine.variable("PYTHONUSERBASE").map(PathBuf::from));
-    prefixes.extend(machine.variable("HOME").map(|home| Path::new(home).join(".local")));
+    prefixes.extend(
+        machine
+            .variable("HOME")
+            .map(|home| Path::new(home).join(".local")),
+    );
     prefixes.extend(["/usr/local", "/usr"].map(|prefix| machine.system(prefix)));
     folders.extend(prefixes.iter().flat_map(|prefix| of_prefix(prefix)));
     folders
@@ -28,7 +33,11 @@ pub(super) fn site_packages(machine: &Machine) -> Vec<PathBuf> {
 
 /// The folder `nvidia` of the `site-packages` that a wheel of NVIDIA's lies in.
 pub(super) fn beside(wheel: &Path) -> Option<PathBuf> {
-    let wheel = if wheel.ends_with("..") { wheel.parent()?.parent()? } else { wheel };
+    let wheel = if wheel.ends_with("..") {
+        wheel.parent()?.parent()?
+    } else {
+        wheel
+    };
     let root = wheel.parent()?;
     root.ends_with("nvidia").then(|| root.to_path_buf())
 }
@@ -37,14 +46,26 @@ pub(super) fn beside(wheel: &Path) -> Option<PathBuf> {
 fn of_prefix(prefix: &Path) -> Vec<PathBuf> {
     let mut folders = Vec::new();
     for lib in ["lib", "lib64"] {
-        let entries = fs::read_dir(prefix.join(lib)).into_iter().flatten().flatten();
+        let entries = fs::read_dir(prefix.join(lib))
+            .into_iter()
+            .flatten()
+            .flatten();
         let pythons = entries.map(|entry| entry.path()).filter(|path| {
-            path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("python3"))
+            path.file_name()
+                .is_some_and(|name| name.to_string_lossy().starts_with("python3"))
         });
         let mut pythons: Vec<PathBuf> = pythons.collect();
         pythons.sort_by_key(|path| {
-            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-            std::cmp::Reverse(name.rsplit('.').next().and_then(|minor| minor.parse::<u32>().ok()))
+            let name = path
+                .file_name()
+                .unwrap_or_default()
+                .to_string_lossy()
+                .into_owned();
+            std::cmp::Reverse(
+                name.rsplit('.')
+                    .next()
+                    .and_then(|minor| minor.parse::<u32>().ok()),
+            )
         });
         for packages in ["site-packages", "dist-packages"] {
             folders.extend(pythons.iter().map(|python| python.join(packages)));
@@ -55,7 +76,10 @@ fn of_prefix(prefix: &Path) -> Vec<PathBuf> {
 
 /// What `python3` in `PATH` calls its prefix: of a virtual environment, also the Python behind it.
 fn prefixes_in_path(machine: &Machine) -> Vec<PathBuf> {
-    let programs = machine.paths("PATH").into_iter().map(|folder| folder.join("python3"));
+    let programs = machine
+        .paths("PATH")
+        .into_iter()
+        .map(|folder| folder.join("python3"));
     let Some(python) = programs.into_iter().find(|program| program.is_file()) else {
         return Vec::new();
     };
@@ -68,7 +92,9 @@ fn prefixes_in_path(machine: &Machine) -> Vec<PathBuf> {
     while let Some(program) = link.filter(|_| prefixes.len() < 40) {
         let folder = program.parent().unwrap_or(Path::new("/"));
         prefixes.extend(folder.parent().map(Path::to_path_buf));
-        link = fs::read_link(&program).ok().map(|target| folder.join(target));
+        link = fs::read_link(&program)
+            .ok()
+            .map(|target| folder.join(target));
     }
     prefixes
 }
@@ -85,12 +111,20 @@ fn asked(python: &Path) -> Vec<PathBuf> {
     const PATIENCE: Duration = Duration::from_secs(5);
     const SCRIPT: &str = "import sys; print(sys.prefix); print(sys.base_prefix)";
     let mut command = Command::new(python);
-    command.args(["-I", "-c", SCRIPT]).stdin(Stdio::null()).stderr(Stdio::null());
-    let Ok(mut child) = command.stdout(Stdio::piped()).spawn() else { return Vec::new() };
+    command
+        .args(["-I", "-c", SCRIPT])
+        .stdin(Stdio::null())
+        .stderr(Stdio::null());
+    let Ok(mut child) = command.stdout(Stdio::piped()).spawn() else {
+        return Vec::new();
+    };
     let until = Instant::now() + PATIENCE;
     while matches!(child.try_wait(), Ok(None)) {
         if Instant::now() > until {
-            tracing::warn!("`{}` does not answer: its packages are not searched", python.display());
+            tracing::warn!(
+                "`{}` does not answer: its packages are not searched",
+                python.display()
+            );
             // It may have ended by itself meanwhile.
             let _ = child.kill();
             let _ = child.wait();
@@ -99,11 +133,17 @@ fn asked(python: &Path) -> Vec<PathBuf> {
         thread::sleep(Duration::from_millis(5));
     }
     let mut text = String::new();
-    let read = child.stdout.take().map(|mut stdout| stdout.read_to_string(&mut text));
+    let read = child
+        .stdout
+        .take()
+        .map(|mut stdout| stdout.read_to_string(&mut text));
     if !matches!(read, Some(Ok(_))) {
         return Vec::new();
     }
-    text.lines().map(PathBuf::from).filter(|path| path.is_absolute()).collect()
+    text.lines()
+        .map(PathBuf::from)
+        .filter(|path| path.is_absolute())
+        .collect()
 }
 
 #[cfg(test)]
@@ -121,14 +161,26 @@ mod tests {
     fn a_python_in_path_is_followed_to_where_it_lives() {
         let folder = tempfile::tempdir().unwrap();
         let root = folder.path();
-        for bin in
-            ["bin", "torch/venv/bin", "usr/bin", "torch/venv/lib/python3.12", "usr/lib/python3.12"]
-        {
+        for bin in [
+            "bin",
+            "torch/venv/bin",
+            "usr/bin",
+            "torch/venv/lib/python3.12",
+            "usr/lib/python3.12",
+        ] {
             fs::create_dir_all(root.join(bin)).unwrap();
         }
         fs::write(root.join("usr/bin/python3.12"), b"\x7fELF").unwrap();
-        symlink("../../../usr/bin/python3.12", root.join("torch/venv/bin/python3")).unwrap();
-        symlink(root.join("torch/venv/bin/python3"), root.join("bin/python3")).unwrap();
+        symlink(
+            "../../../usr/bin/python3.12",
+            root.join("torch/venv/bin/python3"),
+        )
+        .unwrap();
+        symlink(
+            root.join("torch/venv/bin/python3"),
+            root.join("bin/python3"),
+        )
+        .unwrap();
         let found = site_packages(&machine_with_path(root));
         let has = |site: &str| {
             let site = root.join(site);
@@ -149,11 +201,17 @@ mod tests {
         fs::create_dir_all(root.join("bin")).unwrap();
         fs::create_dir_all(root.join("versions/lib/python3.9")).unwrap();
         let shim = root.join("bin/python3");
-        let script = format!("#!/bin/sh\necho {0}\necho {0}\n", root.join("versions").display());
+        let script = format!(
+            "#!/bin/sh\necho {0}\necho {0}\n",
+            root.join("versions").display()
+        );
         fs::write(&shim, script).unwrap();
         fs::set_permissions(&shim, fs::Permissions::from_mode(0o755)).unwrap();
         let found = site_packages(&machine_with_path(root));
-        assert!(found.contains(&root.join("versions/lib/python3.9/site-packages")), "{found:?}");
+        assert!(
+            found.contains(&root.join("versions/lib/python3.9/site-packages")),
+            "{found:?}"
+        );
     }
 
     #[test]
@@ -163,8 +221,11 @@ mod tests {
             fs::create_dir_all(folder.path().join("lib").join(python)).unwrap();
         }
         let found = of_prefix(folder.path());
-        let expected = ["3.12", "3.10", "3.9"]
-            .map(|minor| folder.path().join(format!("lib/python{minor}/site-packages")));
+        let expected = ["3.12", "3.10", "3.9"].map(|minor| {
+            folder
+                .path()
+                .join(format!("lib/python{minor}/site-packages"))
+        });
         assert_eq!(found[..3], expected);
     }
 }

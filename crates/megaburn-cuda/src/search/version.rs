@@ -31,12 +31,19 @@ impl Version {
         }
         let header_file = file.parent()?.parent()?.join("include").join(header.name);
         let text = fs::read_to_string(header_file).ok()?;
-        Self::three(header.numbers.map(|number| defined(&text, number).unwrap_or_default()))
+        Self::three(
+            header
+                .numbers
+                .map(|number| defined(&text, number).unwrap_or_default()),
+        )
     }
 
     fn three<'a>(texts: impl IntoIterator<Item = &'a str>) -> Option<Self> {
-        let numbers: Option<Vec<u32>> =
-            texts.into_iter().take(3).map(|text| text.parse().ok()).collect();
+        let numbers: Option<Vec<u32>> = texts
+            .into_iter()
+            .take(3)
+            .map(|text| text.parse().ok())
+            .collect();
         numbers?.try_into().ok().map(Self)
     }
 }
@@ -55,8 +62,10 @@ mod tests {
 
     use super::*;
 
-    const HEADER: Header =
-        Header { name: "x_version.h", numbers: ["X_MAJOR", "X_MINOR", "X_PATCH"] };
+    const HEADER: Header = Header {
+        name: "x_version.h",
+        numbers: ["X_MAJOR", "X_MINOR", "X_PATCH"],
+    };
 
     #[test]
     fn the_files_name_says_it() {
@@ -64,20 +73,28 @@ mod tests {
         fs::write(folder.path().join("libx.so.9.14.0"), "").unwrap();
         symlink("libx.so.9.14.0", folder.path().join("libx.so.9")).unwrap();
         let version = Version::of(&folder.path().join("libx.so.9"), HEADER).unwrap();
-        assert_eq!((version, version.to_string().as_str()), (Version([9, 14, 0]), "9.14.0"));
+        assert_eq!(
+            (version, version.to_string().as_str()),
+            (Version([9, 14, 0]), "9.14.0")
+        );
     }
 
     #[test]
     fn the_header_of_a_wheel_says_it() {
         let folder = tempfile::tempdir().unwrap();
         let (lib, include) = (folder.path().join("lib"), folder.path().join("include"));
-        [&lib, &include].iter().for_each(|folder| fs::create_dir(folder).unwrap());
+        [&lib, &include]
+            .iter()
+            .for_each(|folder| fs::create_dir(folder).unwrap());
         fs::write(lib.join("libx.so.9"), "").unwrap();
         assert_eq!(Version::of(&lib.join("libx.so.9"), HEADER), None);
         let header =
             "#define X_MAJOR 9\n#define X_MINOR 19\n#define X_PATCH 2\n#define X X_MAJOR\n";
         fs::write(include.join("x_version.h"), header).unwrap();
-        assert_eq!(Version::of(&lib.join("libx.so.9"), HEADER), Some(Version([9, 19, 2])));
+        assert_eq!(
+            Version::of(&lib.join("libx.so.9"), HEADER),
+            Some(Version([9, 19, 2]))
+        );
     }
 
     #[test]

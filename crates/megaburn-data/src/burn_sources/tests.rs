@@ -11,7 +11,9 @@ struct Machine {
 
 impl Machine {
     fn new() -> Self {
-        let machine = Self { dir: TempDir::new().unwrap() };
+        let machine = Self {
+            dir: TempDir::new().unwrap(),
+        };
         let mut manifest = String::from("[package]\nname = \"app\"\nversion = \"1.0.0\"\n");
         manifest += "[workspace]\n[dependencies]\n";
         for name in BURN_CRATES {
@@ -19,8 +21,14 @@ impl Machine {
             let package = format!("[package]\nname = \"{name}\"\nversion = \"{BURN_VERSION}\"\n");
             for root in [format!("app/vendor/z-{name}"), machine.in_registry(name)] {
                 machine.write(&format!("{root}/Cargo.toml"), &package);
-                machine.write(&format!("{root}/src/lib.rs"), &format!("//! {name}\nmod a;\n"));
-                machine.write(&format!("{root}/src/a/mod.rs"), &format!("// a of {name}\n"));
+                machine.write(
+                    &format!("{root}/src/lib.rs"),
+                    &format!("//! {name}\nmod a;\n"),
+                );
+                machine.write(
+                    &format!("{root}/src/a/mod.rs"),
+                    &format!("// a of {name}\n"),
+                );
                 machine.write(&format!("{root}/src/empty.rs"), "");
                 machine.write(&format!("{root}/README.md"), "no source");
                 machine.write(&format!("{root}/target/out.rs"), "not ours");
@@ -31,7 +39,12 @@ impl Machine {
         machine.write("app/src/lib.rs", "");
         machine.write("megaburn/crates/one/src/lib.rs", "// own\n");
         let lock = Command::new(env!("CARGO"))
-            .args(["generate-lockfile", "--offline", "--quiet", "--manifest-path"])
+            .args([
+                "generate-lockfile",
+                "--offline",
+                "--quiet",
+                "--manifest-path",
+            ])
             .arg(machine.path("app/Cargo.toml"))
             .status();
         assert!(lock.unwrap().success());
@@ -63,19 +76,27 @@ impl Machine {
 
     /// A search on a machine whose cargo cannot run.
     fn search_without_cargo(&self) -> Search {
-        Search { cargo: Some(self.path("no-such-cargo")), ..self.search() }
+        Search {
+            cargo: Some(self.path("no-such-cargo")),
+            ..self.search()
+        }
     }
 }
 
 #[test]
 fn cargo_and_the_registry_lead_to_the_same_text() {
     let machine = Machine::new();
-    let (by_cargo, by_scan) =
-        (machine.search().find().unwrap(), machine.search_without_cargo().find().unwrap());
+    let (by_cargo, by_scan) = (
+        machine.search().find().unwrap(),
+        machine.search_without_cargo().find().unwrap(),
+    );
     let what = "Rust sources of 9 Burn 0.22.1 crates";
     assert_eq!(by_cargo.name(), format!("{what} (found by cargo metadata)"));
     let place = machine.path("home/registry/src/index-1");
-    assert_eq!(by_scan.name(), format!("{what} (found in {})", place.display()));
+    assert_eq!(
+        by_scan.name(),
+        format!("{what} (found in {})", place.display())
+    );
     assert_eq!(by_cargo.documents(), by_scan.documents());
     assert_eq!(by_cargo.hash(), by_scan.hash());
     assert_eq!((by_cargo.note(), by_scan.note()), (None, None));
@@ -90,7 +111,12 @@ fn cargo_and_the_registry_lead_to_the_same_text() {
 #[test]
 fn a_manifest_is_not_needed_where_the_registry_is() {
     let machine = Machine::new();
-    let corpus = Search { manifest: None, ..machine.search() }.find().unwrap();
+    let corpus = Search {
+        manifest: None,
+        ..machine.search()
+    }
+    .find()
+    .unwrap();
     assert!(corpus.name().contains("(found in "), "{}", corpus.name());
 }
 
@@ -110,12 +136,21 @@ fn without_all_of_burn_the_own_sources_are_taken_and_it_is_said_why() {
     fs::remove_dir_all(machine.path(&machine.in_registry("burn-nn"))).unwrap();
     let corpus = machine.search_without_cargo().find().unwrap();
     let crates = machine.path("megaburn/crates");
-    let name = format!("megaburn's own Rust sources (found in {})", crates.display());
+    let name = format!(
+        "megaburn's own Rust sources (found in {})",
+        crates.display()
+    );
     assert_eq!(corpus.name(), name);
     assert_eq!(corpus.documents(), ["// own\n"]);
     let note = corpus.note().unwrap();
-    assert!(note.starts_with("Burn's are not there: failed to start `cargo metadata`"), "{note}");
-    assert!(note.ends_with(" does not hold all 9 Burn 0.22.1 crates"), "{note}");
+    assert!(
+        note.starts_with("Burn's are not there: failed to start `cargo metadata`"),
+        "{note}"
+    );
+    assert!(
+        note.ends_with(" does not hold all 9 Burn 0.22.1 crates"),
+        "{note}"
+    );
 }
 
 #[test]
@@ -136,7 +171,11 @@ fn with_nothing_at_all_the_error_names_what_was_tried() {
     let machine = Machine::new();
     fs::remove_file(machine.path("app/Cargo.lock")).unwrap();
     let cargo_home = Some(machine.path("nowhere"));
-    let search = Search { cargo_home, projects: vec![], ..machine.search() };
+    let search = Search {
+        cargo_home,
+        projects: vec![],
+        ..machine.search()
+    };
     let error = search.find().unwrap_err().to_string();
     assert!(error.starts_with("no text to train on was found (cargo metadata says `error: "));
     let src = machine.path("nowhere/registry/src");
@@ -147,7 +186,10 @@ fn with_nothing_at_all_the_error_names_what_was_tried() {
 
 #[test]
 fn this_machine_has_sources_and_gives_them_twice_the_same() {
-    let (first, second) = (Corpus::burn_sources().unwrap(), Corpus::burn_sources().unwrap());
+    let (first, second) = (
+        Corpus::burn_sources().unwrap(),
+        Corpus::burn_sources().unwrap(),
+    );
     assert_eq!(first.hash(), second.hash());
     assert_eq!(first.name(), second.name());
     assert!(first.documents().iter().any(|d| d.contains("fn ")));
@@ -159,9 +201,19 @@ fn this_machine_has_sources_and_gives_them_twice_the_same() {
 
 #[test]
 fn the_crates_are_those_that_every_build_of_this_workspace_has() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap();
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .ancestors()
+        .nth(2)
+        .unwrap();
     let output = Command::new(env!("CARGO"))
-        .args(["tree", "--offline", "--locked", "--workspace", "--edges", "normal"])
+        .args([
+            "tree",
+            "--offline",
+            "--locked",
+            "--workspace",
+            "--edges",
+            "normal",
+        ])
         .args(["--prefix", "none", "--format", "{p}"])
         .current_dir(root)
         .output()
@@ -176,6 +228,9 @@ fn the_crates_are_those_that_every_build_of_this_workspace_has() {
     let tree = String::from_utf8(output.stdout).unwrap();
     for name in BURN_CRATES {
         let line = format!("{name} v{BURN_VERSION}");
-        assert!(tree.lines().any(|l| l == line), "{line} is not in `cargo tree`");
+        assert!(
+            tree.lines().any(|l| l == line),
+            "{line} is not in `cargo tree`"
+        );
     }
 }

@@ -40,7 +40,9 @@ impl Tokenizer for ByteTokenizer {
 
     fn decode(&self, tokens: &[u32]) -> String {
         let mut bytes = Vec::with_capacity(tokens.len());
-        tokens.iter().for_each(|&token| push_bytes(token, &mut bytes));
+        tokens
+            .iter()
+            .for_each(|&token| push_bytes(token, &mut bytes));
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
@@ -152,7 +154,9 @@ mod tests {
     #[test]
     fn a_character_appears_with_its_last_byte() {
         let mut stream = ByteTokenizer.stream();
-        let parts: Vec<String> = [0xE2, 0x82, 0xAC, 0xE2, 0x41].map(|t| stream.push(t)).into();
+        let parts: Vec<String> = [0xE2, 0x82, 0xAC, 0xE2, 0x41]
+            .map(|t| stream.push(t))
+            .into();
         assert_eq!(parts, ["", "", "€", "", "\u{FFFD}A"]);
         stream.push(0xF0);
         assert_eq!(stream.finish(), "\u{FFFD}");

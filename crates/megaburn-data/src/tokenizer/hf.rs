@@ -51,8 +51,10 @@ impl HfTokenizer {
     /// Nothing there; a file that is not a tokenizer; no token that ends a text.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, DataError> {
         let path = file(path.as_ref())?;
-        let bytes =
-            fs::read(&path).map_err(|source| DataError::Io { path: path.clone(), source })?;
+        let bytes = fs::read(&path).map_err(|source| DataError::Io {
+            path: path.clone(),
+            source,
+        })?;
         let plain = parse(&path, &bytes)?;
         let special = SpecialIds::find(&path, &plain)?;
         Self::new(path, plain, special, &bytes)
@@ -77,7 +79,14 @@ impl HfTokenizer {
         // Which token stands between documents is not in the file, but part of what is learnt.
         hash.update(&special.eos.to_le_bytes());
         let (prompt, hash) = (OnceLock::new(), hash.digest());
-        Ok(Self { path, plain, prompt, special, vocab_size, hash })
+        Ok(Self {
+            path,
+            plain,
+            prompt,
+            special,
+            vocab_size,
+            hash,
+        })
     }
 
     /// The `tokenizer.json` that was read.
@@ -117,7 +126,11 @@ impl HfTokenizer {
     fn spelled_out(&self, id: u32) -> Vec<u32> {
         let token = self.plain.id_to_token(id).unwrap_or_default();
         let model = self.plain.get_model();
-        let of = |c: char| model.tokenize(c.encode_utf8(&mut [0; 4])).unwrap_or_default();
+        let of = |c: char| {
+            model
+                .tokenize(c.encode_utf8(&mut [0; 4]))
+                .unwrap_or_default()
+        };
         let ids = token.chars().flat_map(of).map(|token| token.id);
         ids.filter(|&id| !self.is_reserved(id)).collect()
     }
@@ -133,7 +146,13 @@ impl Tokenizer for HfTokenizer {
         if !ids.iter().any(|&id| self.is_reserved(id)) {
             return Ok(ids);
         }
-        let honest = |id| if self.is_reserved(id) { self.spelled_out(id) } else { vec![id] };
+        let honest = |id| {
+            if self.is_reserved(id) {
+                self.spelled_out(id)
+            } else {
+                vec![id]
+            }
+        };
         Ok(ids.into_iter().flat_map(honest).collect())
     }
 
@@ -177,7 +196,10 @@ impl Tokenizer for HfTokenizer {
 
 /// The `tokenizer.json` that is meant by a path.
 fn file(path: &Path) -> Result<PathBuf, DataError> {
-    let none = |why: String| DataError::NoTokenizer { path: path.into(), why };
+    let none = |why: String| DataError::NoTokenizer {
+        path: path.into(),
+        why,
+    };
     let metadata = fs::metadata(path).map_err(|error| match error.kind() {
         ErrorKind::NotFound => none("there is no such file or folder".into()),
         _ => none(error.to_string()),
@@ -189,22 +211,34 @@ fn file(path: &Path) -> Result<PathBuf, DataError> {
     if file.is_file() {
         return Ok(file);
     }
-    let other = ["tokenizer.model", "vocab.json", "vocab.txt", "tiktoken.model"];
-    Err(none(match other.into_iter().find(|name| path.join(name).exists()) {
-        Some(name) => format!(
-            "the folder has no tokenizer.json, only {name}; Python's \
+    let other = [
+        "tokenizer.model",
+        "vocab.json",
+        "vocab.txt",
+        "tiktoken.model",
+    ];
+    Err(none(
+        match other.into_iter().find(|name| path.join(name).exists()) {
+            Some(name) => format!(
+                "the folder has no tokenizer.json, only {name}; Python's \
              `AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)` writes one"
-        ),
-        None => "the folder has no tokenizer.json".into(),
-    }))
+            ),
+            None => "the folder has no tokenizer.json".into(),
+        },
+    ))
 }
 
 /// A tokenizer that encodes whole texts, and the same text always alike.
 fn parse(path: &Path, bytes: &[u8]) -> Result<tokenizers::Tokenizer, DataError> {
-    let bad = |why: String| DataError::BadTokenizer { path: path.into(), why };
+    let bad = |why: String| DataError::BadTokenizer {
+        path: path.into(),
+        why,
+    };
     let mut tokenizer =
         tokenizers::Tokenizer::from_bytes(bytes).map_err(|error| bad(error.to_string()))?;
-    tokenizer.with_truncation(None).map_err(|error| bad(error.to_string()))?;
+    tokenizer
+        .with_truncation(None)
+        .map_err(|error| bad(error.to_string()))?;
     tokenizer.with_padding(None);
     if let ModelWrapper::BPE(model) = tokenizer.get_model()
         && model.dropout.is_some()

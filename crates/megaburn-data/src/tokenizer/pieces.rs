@@ -33,7 +33,10 @@ where
         };
         pieces.extend(cut(text, harmless)?.into_iter().map(|piece| (index, piece)));
     }
-    let ids: Vec<_> = pieces.maybe_par_iter().map(|(_, piece)| encode(piece)).collect();
+    let ids: Vec<_> = pieces
+        .maybe_par_iter()
+        .map(|(_, piece)| encode(piece))
+        .collect();
     let mut encoded = vec![Vec::new(); texts.len()];
     for ((index, _), ids) in pieces.iter().zip(ids) {
         let ids = ids?;
@@ -96,7 +99,9 @@ fn line_ends(text: &str, from: usize) -> impl Iterator<Item = usize> {
     let bytes = text.as_bytes();
     let solid = |at: usize| bytes.get(at).is_some_and(|b| b.is_ascii_graphic());
     let breaks = text[from..].match_indices('\n').map(move |(i, _)| from + i);
-    breaks.filter(move |&i| i > 0 && solid(i - 1) && solid(i + 1)).map(|i| i + 1)
+    breaks
+        .filter(move |&i| i > 0 && solid(i - 1) && solid(i + 1))
+        .map(|i| i + 1)
 }
 
 fn around(text: &str, at: usize) -> (&str, &str) {
@@ -107,7 +112,9 @@ fn around(text: &str, at: usize) -> (&str, &str) {
 
 /// The first place from `at` on that is between two characters.
 fn ceil(text: &str, at: usize) -> usize {
-    (at..text.len()).find(|&at| text.is_char_boundary(at)).unwrap_or(text.len())
+    (at..text.len())
+        .find(|&at| text.is_char_boundary(at))
+        .unwrap_or(text.len())
 }
 
 #[cfg(test)]
@@ -128,7 +135,11 @@ mod tests {
         let pieces = lines(&text);
         assert!(pieces.len() > text.len() / PIECE, "{}", pieces.len());
         assert!(pieces.iter().all(|piece| piece.len() <= PIECE));
-        assert!(pieces.windows(2).all(|two| two[0].ends_with("r\n") && two[1].starts_with('l')));
+        assert!(
+            pieces
+                .windows(2)
+                .all(|two| two[0].ends_with("r\n") && two[1].starts_with('l'))
+        );
         assert_eq!(pieces.concat(), text);
     }
 
@@ -158,13 +169,20 @@ mod tests {
         assert_eq!(pieces.concat(), text);
         let words = pieces.iter().flat_map(|piece| piece.split_whitespace());
         assert!(words.clone().all(|word| word.len() <= LONGEST_WORD));
-        assert_eq!(words.filter(|word| word.len() == LONGEST_WORD).count(), 2 * 10);
+        assert_eq!(
+            words.filter(|word| word.len() == LONGEST_WORD).count(),
+            2 * 10
+        );
         assert_eq!(short_words("plain words"), ["plain words"]);
     }
 
     #[test]
     fn a_text_without_lines_stays_whole() {
-        for text in ["a".repeat(3 * PIECE), "é".repeat(PIECE), "\n ".repeat(PIECE)] {
+        for text in [
+            "a".repeat(3 * PIECE),
+            "é".repeat(PIECE),
+            "\n ".repeat(PIECE),
+        ] {
             assert_eq!(lines(&text), [text.as_str()]);
         }
     }

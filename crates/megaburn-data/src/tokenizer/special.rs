@@ -38,12 +38,21 @@ impl SpecialIds {
         let files = Files::read(path.parent().unwrap_or(Path::new("")))?;
         let well_known = || {
             let added = tokenizer.get_added_vocabulary();
-            WELL_KNOWN_EOS.iter().find_map(|name| added.get_vocab().get(*name).copied())
+            WELL_KNOWN_EOS
+                .iter()
+                .find_map(|name| added.get_vocab().get(*name).copied())
         };
         let Some(eos) = files.id("eos", tokenizer).or_else(well_known) else {
-            return Err(DataError::NoEos { path: path.into(), looked: files.looked("eos") });
+            return Err(DataError::NoEos {
+                path: path.into(),
+                looked: files.looked("eos"),
+            });
         };
-        Ok(Self { eos, bos: files.id("bos", tokenizer), pad: files.id("pad", tokenizer) })
+        Ok(Self {
+            eos,
+            bos: files.id("bos", tokenizer),
+            pad: files.id("pad", tokenizer),
+        })
     }
 }
 
@@ -95,7 +104,10 @@ impl Files {
             format!("{file} {what}")
         };
         let files = self.0.iter().map(says).collect::<Vec<_>>().join(", ");
-        format!("{files}, and no added token has a usual name like {:?}", WELL_KNOWN_EOS[0])
+        format!(
+            "{files}, and no added token has a usual name like {:?}",
+            WELL_KNOWN_EOS[0]
+        )
     }
 }
 
@@ -106,5 +118,7 @@ fn name<'a>(file: &'a Value, kind: &str) -> Option<&'a str> {
 
 fn number(file: &Value, kind: &str) -> Option<u32> {
     let id = file.get(format!("{kind}_token_id"))?;
-    id.as_u64().or_else(|| id.get(0)?.as_u64()).and_then(|id| u32::try_from(id).ok())
+    id.as_u64()
+        .or_else(|| id.get(0)?.as_u64())
+        .and_then(|id| u32::try_from(id).ok())
 }

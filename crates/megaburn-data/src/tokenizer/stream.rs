@@ -22,7 +22,10 @@ pub(super) struct HfStream<'a> {
 
 impl std::fmt::Debug for HfStream<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("HfStream").field("ids", &self.ids).field("shown", &self.shown).finish()
+        f.debug_struct("HfStream")
+            .field("ids", &self.ids)
+            .field("shown", &self.shown)
+            .finish()
     }
 }
 
@@ -31,13 +34,21 @@ impl<'a> HfStream<'a> {
         // Byte-level alphabets need none: what they leave open shows as U+FFFD.
         let fallback = |byte: u8| tokenizer.token_to_id(&format!("<0x{byte:02X}>"));
         let stray_byte = (0x80..=0xFF).rev().find_map(fallback);
-        Self { tokenizer, stray_byte, ids: Vec::new(), num_context: 0, shown: String::new() }
+        Self {
+            tokenizer,
+            stray_byte,
+            ids: Vec::new(),
+            num_context: 0,
+            shown: String::new(),
+        }
     }
 }
 
 /// The text of `ids`, special tokens left out.
 pub(super) fn decode(tokenizer: &Tokenizer, ids: &[u32]) -> String {
-    tokenizer.decode(ids, true).unwrap_or_else(|_| "\u{FFFD}".into())
+    tokenizer
+        .decode(ids, true)
+        .unwrap_or_else(|_| "\u{FFFD}".into())
 }
 
 impl TextStream for HfStream<'_> {
@@ -51,7 +62,10 @@ impl TextStream for HfStream<'_> {
             self.ids.pop();
         }
         certain = certain.trim_end_matches('\u{FFFD}');
-        let new = certain.strip_prefix(&self.shown).unwrap_or_default().to_string();
+        let new = certain
+            .strip_prefix(&self.shown)
+            .unwrap_or_default()
+            .to_string();
         if !new.is_empty() {
             self.shown = certain.into();
         }
@@ -69,7 +83,10 @@ impl TextStream for HfStream<'_> {
 
     fn finish(&mut self) -> String {
         let text = decode(self.tokenizer, &self.ids);
-        let rest = text.strip_prefix(&self.shown).unwrap_or_default().to_string();
+        let rest = text
+            .strip_prefix(&self.shown)
+            .unwrap_or_default()
+            .to_string();
         self.shown = text;
         rest
     }
@@ -77,6 +94,11 @@ impl TextStream for HfStream<'_> {
 
 fn common_start<'t>(text: &'t str, other: &str) -> &'t str {
     let same = |((i, a), b): ((usize, char), char)| (a == b).then_some(i + a.len_utf8());
-    let end = text.char_indices().zip(other.chars()).map_while(same).last().unwrap_or(0);
+    let end = text
+        .char_indices()
+        .zip(other.chars())
+        .map_while(same)
+        .last()
+        .unwrap_or(0);
     &text[..end]
 }

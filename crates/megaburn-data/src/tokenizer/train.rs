@@ -64,7 +64,10 @@ type Bpe = TokenizerImpl<
 impl TokenizerTrainer {
     /// A vocabulary of `vocab_size` tokens: [`BOS`], [`EOS`], [`PAD`], 256 bytes, and merges.
     pub fn new(vocab_size: usize) -> Self {
-        Self { vocab_size, special: [BOS, EOS, PAD].map(String::from).into() }
+        Self {
+            vocab_size,
+            special: [BOS, EOS, PAD].map(String::from).into(),
+        }
     }
 
     /// Further special tokens, which follow the three.
@@ -82,17 +85,25 @@ impl TokenizerTrainer {
     pub fn train(&self, corpus: &Corpus) -> Result<TrainedTokenizer, DataError> {
         let (vocab_size, num_special) = (self.vocab_size, self.special.len());
         if vocab_size < 256 + num_special {
-            return Err(DataError::SmallVocab { vocab_size, num_special });
+            return Err(DataError::SmallVocab {
+                vocab_size,
+                num_special,
+            });
         }
         self.check_special()?;
         if corpus.documents().is_empty() {
-            return Err(DataError::Empty { name: corpus.name().into() });
+            return Err(DataError::Empty {
+                name: corpus.name().into(),
+            });
         }
         let fails = |error: tokenizers::Error| DataError::BadTokenizer {
             path: corpus.name().into(),
             why: error.to_string(),
         };
-        let tokens = self.special.iter().map(|token| AddedToken::from(token, true));
+        let tokens = self
+            .special
+            .iter()
+            .map(|token| AddedToken::from(token, true));
         let mut trainer = BpeTrainer::builder()
             .vocab_size(vocab_size)
             .min_frequency(2)
@@ -103,14 +114,21 @@ impl TokenizerTrainer {
         let mut bpe: Bpe = TokenizerImpl::new(BPE::default());
         bpe.with_pre_tokenizer(Some(byte_level()));
         bpe.with_decoder(Some(ByteLevel::default()));
-        let texts = corpus.documents().iter().flat_map(|document| pieces::short_words(document));
+        let texts = corpus
+            .documents()
+            .iter()
+            .flat_map(|document| pieces::short_words(document));
         bpe.train(&mut trainer, texts).map_err(fails)?;
         let mut json = bpe.to_string(true).map_err(fails)?;
         json.push('\n');
 
         // Read back, it is what a reader of the file will have.
         let read = tokenizers::Tokenizer::from_bytes(&json).map_err(fails)?;
-        let special = SpecialIds { bos: Some(0), eos: 1, pad: Some(2) };
+        let special = SpecialIds {
+            bos: Some(0),
+            eos: 1,
+            pad: Some(2),
+        };
         let name = PathBuf::from("the tokenizer that was just trained");
         let tokenizer = HfTokenizer::new(name, read, special, json.as_bytes())?;
         Ok(TrainedTokenizer { tokenizer, json })
@@ -120,7 +138,10 @@ impl TokenizerTrainer {
         for (index, token) in self.special.iter().enumerate() {
             let mut text = PreTokenizedString::from(token.as_str());
             let whole = byte_level().pre_tokenize(&mut text).is_err()
-                || text.get_splits(OffsetReferential::Original, OffsetType::Byte).len() < 2;
+                || text
+                    .get_splits(OffsetReferential::Original, OffsetType::Byte)
+                    .len()
+                    < 2;
             let why = if token.is_empty() {
                 "is empty"
             } else if self.special[..index].contains(token) {
@@ -131,7 +152,10 @@ impl TokenizerTrainer {
             } else {
                 continue;
             };
-            return Err(DataError::BadSpecial { token: token.clone(), why });
+            return Err(DataError::BadSpecial {
+                token: token.clone(),
+                why,
+            });
         }
         Ok(())
     }
@@ -155,20 +179,33 @@ impl TrainedTokenizer {
     /// One of the files exists and `force` is not set, or cannot be written.
     pub fn save(&self, path: impl AsRef<Path>, force: bool) -> Result<PathBuf, DataError> {
         let path = path.as_ref();
-        let is_file = path.extension().is_some_and(|extension| extension == "json");
-        let file = if is_file { path.to_path_buf() } else { path.join("tokenizer.json") };
+        let is_file = path
+            .extension()
+            .is_some_and(|extension| extension == "json");
+        let file = if is_file {
+            path.to_path_buf()
+        } else {
+            path.join("tokenizer.json")
+        };
         let config = file.with_file_name(CONFIG);
         if file == config {
             let why = format!("{CONFIG} is the name of the file beside it");
             return Err(DataError::BadTokenizer { path: file, why });
         }
-        if let Some(path) = [&file, &config].into_iter().find(|path| path.exists() && !force) {
+        if let Some(path) = [&file, &config]
+            .into_iter()
+            .find(|path| path.exists() && !force)
+        {
             return Err(DataError::Exists { path: path.clone() });
         }
-        let folder = file.parent().filter(|folder| !folder.as_os_str().is_empty());
+        let folder = file
+            .parent()
+            .filter(|folder| !folder.as_os_str().is_empty());
         if let Some(folder) = folder {
-            fs::create_dir_all(folder)
-                .map_err(|source| DataError::Write { path: folder.into(), source })?;
+            fs::create_dir_all(folder).map_err(|source| DataError::Write {
+                path: folder.into(),
+                source,
+            })?;
         }
         let names = json!({
             "tokenizer_class": "PreTrainedTokenizerFast",
@@ -195,6 +232,9 @@ fn replace(path: &Path, text: &str) -> Result<(), DataError> {
     write().map_err(|source| {
         // The error that is reported is the first one.
         let _ = fs::remove_file(&temporary);
-        DataError::Write { path: path.into(), source }
+        DataError::Write {
+            path: path.into(),
+            source,
+        }
     })
 }

@@ -14,7 +14,9 @@ mod train;
 const FIXTURES: [&str; 5] = ["byte-level", "llama3", "llama2", "mistral", "unigram"];
 
 fn folder(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/tokenizers").join(name)
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../../tests/fixtures/tokenizers")
+        .join(name)
 }
 
 fn fixture(name: &str) -> HfTokenizer {

@@ -25,7 +25,10 @@ fn refusal(path: &Path) -> String {
 #[test]
 fn a_file_and_the_folder_that_holds_it_are_the_same_tokenizer() {
     let folder = folder("llama2");
-    let (a, b) = (HfTokenizer::open(&folder).unwrap(), folder.join("tokenizer.json"));
+    let (a, b) = (
+        HfTokenizer::open(&folder).unwrap(),
+        folder.join("tokenizer.json"),
+    );
     let b = HfTokenizer::open(b).unwrap();
     assert_eq!((a.path(), a.eos(), a.hash()), (b.path(), b.eos(), b.hash()));
     assert_eq!(a.vocab_size(), b.vocab_size());
@@ -40,10 +43,16 @@ fn what_is_not_there_is_named() {
         "{error}"
     );
     let error = refusal(dir.path());
-    assert!(error.contains("the folder has no tokenizer.json; give"), "{error}");
+    assert!(
+        error.contains("the folder has no tokenizer.json; give"),
+        "{error}"
+    );
     fs::write(dir.path().join("tokenizer.model"), "x").unwrap();
     let error = refusal(dir.path());
-    assert!(error.contains("has no tokenizer.json, only tokenizer.model; Python's"), "{error}");
+    assert!(
+        error.contains("has no tokenizer.json, only tokenizer.model; Python's"),
+        "{error}"
+    );
 }
 
 #[rstest]
@@ -78,7 +87,10 @@ fn a_truncated_file_is_refused_at_every_length() {
     let path = dir.path().join("tokenizer.json");
     for length in (0..whole.len()).step_by(251) {
         fs::write(&path, &whole[..length]).unwrap();
-        assert!(refusal(&path).contains("cannot be used as a tokenizer"), "{length}");
+        assert!(
+            refusal(&path).contains("cannot be used as a tokenizer"),
+            "{length}"
+        );
     }
 }
 
@@ -86,13 +98,19 @@ fn a_truncated_file_is_refused_at_every_length() {
 fn without_files_beside_it_the_end_is_a_token_of_a_usual_name() {
     let dir = copy("llama3", |text| text);
     let tokenizer = HfTokenizer::open(dir.path()).unwrap();
-    assert_eq!(Some(tokenizer.eos()), tokenizer.token_to_id("<|endoftext|>"));
+    assert_eq!(
+        Some(tokenizer.eos()),
+        tokenizer.token_to_id("<|endoftext|>")
+    );
     assert_eq!((tokenizer.bos(), tokenizer.pad()), (None, None));
 }
 
 #[rstest]
 #[case("tokenizer_config.json", "{\"eos_token\": \"<|begin_of_text|>\"}")]
-#[case("tokenizer_config.json", "{\"eos_token\": {\"content\": \"<|begin_of_text|>\"}}")]
+#[case(
+    "tokenizer_config.json",
+    "{\"eos_token\": {\"content\": \"<|begin_of_text|>\"}}"
+)]
 #[case("special_tokens_map.json", "{\"eos_token\": \"<|begin_of_text|>\"}")]
 #[case("generation_config.json", "{\"eos_token_id\": 400}")]
 #[case("generation_config.json", "{\"eos_token_id\": [400, 1]}")]
@@ -104,12 +122,24 @@ fn a_file_beside_it_names_the_end(#[case] file: &str, #[case] text: &str) {
     let tokenizer = HfTokenizer::open(dir.path()).unwrap();
     assert_eq!(tokenizer.token_to_id("<|begin_of_text|>"), Some(400));
     assert_eq!(tokenizer.eos(), 400);
-    assert_ne!(tokenizer.hash(), other.hash(), "documents are joined by another token");
+    assert_ne!(
+        tokenizer.hash(),
+        other.hash(),
+        "documents are joined by another token"
+    );
 }
 
 #[rstest]
-#[case("tokenizer_config.json", "{\"eos_token\": \"<none>\"}", "names \"<none>\", which is no")]
-#[case("config.json", "{\"eos_token_id\": 4000000000}", "gives 4000000000, which is no token")]
+#[case(
+    "tokenizer_config.json",
+    "{\"eos_token\": \"<none>\"}",
+    "names \"<none>\", which is no"
+)]
+#[case(
+    "config.json",
+    "{\"eos_token_id\": 4000000000}",
+    "gives 4000000000, which is no token"
+)]
 #[case("config.json", "{\"eos_token_id\": -1}", "config.json names none")]
 #[case("special_tokens_map.json", "[]", "special_tokens_map.json names none")]
 fn a_tokenizer_without_an_end_is_refused(
@@ -117,12 +147,23 @@ fn a_tokenizer_without_an_end_is_refused(
     #[case] text: &str,
     #[case] says: &str,
 ) {
-    let dir = copy("byte-level", |text| text.replace("<|endoftext|>", "<|other|>"));
+    let dir = copy("byte-level", |text| {
+        text.replace("<|endoftext|>", "<|other|>")
+    });
     fs::write(dir.path().join(file), text).unwrap();
     let error = refusal(dir.path());
-    assert!(error.contains("does not say which token ends a text"), "{error}");
-    assert!(error.contains(says) && error.contains("is not there"), "{error}");
-    assert!(error.contains("name it in a tokenizer_config.json beside it"), "{error}");
+    assert!(
+        error.contains("does not say which token ends a text"),
+        "{error}"
+    );
+    assert!(
+        error.contains(says) && error.contains("is not there"),
+        "{error}"
+    );
+    assert!(
+        error.contains("name it in a tokenizer_config.json beside it"),
+        "{error}"
+    );
 }
 
 #[test]
@@ -131,7 +172,10 @@ fn a_file_beside_it_that_is_not_json_is_named() {
     let path = dir.path().join("tokenizer_config.json");
     fs::write(&path, "{").unwrap();
     let error = HfTokenizer::open(dir.path()).unwrap_err().to_string();
-    assert!(error.contains(&path.display().to_string()) && error.contains("not JSON"), "{error}");
+    assert!(
+        error.contains(&path.display().to_string()) && error.contains("not JSON"),
+        "{error}"
+    );
 }
 
 #[test]
@@ -152,7 +196,9 @@ fn a_text_that_has_no_ids_is_an_error_and_ids_without_text_are_nothing() {
 
 #[test]
 fn what_makes_encoding_random_or_short_is_left_out() {
-    let dir = copy("llama3", |text| text.replace("\"dropout\":null", "\"dropout\":0.5"));
+    let dir = copy("llama3", |text| {
+        text.replace("\"dropout\":null", "\"dropout\":0.5")
+    });
     let tokenizer = HfTokenizer::open(dir.path()).unwrap();
     let text = "The old boats lie on the banks of the river.";
     let ids = tokenizer.encode(text).unwrap();

@@ -29,10 +29,26 @@ fn ids_and_text_are_pythons(#[values("byte-level", "llama3", "llama2", "mistral"
     let tokenizer = fixture(name);
     let mut differ = 0;
     for case in cases(name) {
-        assert_eq!(tokenizer.encode(&case.text).unwrap(), case.plain, "{name}: {case:?}");
-        assert_eq!(tokenizer.encode_prompt(&case.text).unwrap(), case.prompt, "{name}: {case:?}");
-        assert_eq!(tokenizer.decode(&case.plain), case.plain_decoded, "{name}: {case:?}");
-        assert_eq!(tokenizer.decode(&case.prompt), case.prompt_decoded, "{name}: {case:?}");
+        assert_eq!(
+            tokenizer.encode(&case.text).unwrap(),
+            case.plain,
+            "{name}: {case:?}"
+        );
+        assert_eq!(
+            tokenizer.encode_prompt(&case.text).unwrap(),
+            case.prompt,
+            "{name}: {case:?}"
+        );
+        assert_eq!(
+            tokenizer.decode(&case.plain),
+            case.plain_decoded,
+            "{name}: {case:?}"
+        );
+        assert_eq!(
+            tokenizer.decode(&case.prompt),
+            case.prompt_decoded,
+            "{name}: {case:?}"
+        );
         differ += usize::from(case.plain != case.prompt);
     }
     assert!(differ > 0, "no case of {name} spells out a special token");
@@ -44,12 +60,23 @@ fn a_model_that_finds_special_tokens_in_plain_text_is_pythons_but_for_those() {
     let reserved = [Some(tokenizer.eos()), tokenizer.pad()];
     let mut forged = 0;
     for case in cases("unigram") {
-        assert_eq!(tokenizer.encode_prompt(&case.text).unwrap(), case.prompt, "{case:?}");
-        assert_eq!(tokenizer.decode(&case.prompt), case.prompt_decoded, "{case:?}");
+        assert_eq!(
+            tokenizer.encode_prompt(&case.text).unwrap(),
+            case.prompt,
+            "{case:?}"
+        );
+        assert_eq!(
+            tokenizer.decode(&case.prompt),
+            case.prompt_decoded,
+            "{case:?}"
+        );
         let plain = tokenizer.encode(&case.text).unwrap();
         if case.plain.iter().any(|&id| reserved.contains(&Some(id))) {
             forged += 1;
-            assert!(plain.iter().all(|&id| !reserved.contains(&Some(id))), "{case:?}: {plain:?}");
+            assert!(
+                plain.iter().all(|&id| !reserved.contains(&Some(id))),
+                "{case:?}: {plain:?}"
+            );
             assert!(plain.len() > case.plain.len(), "{case:?}: {plain:?}");
         } else {
             assert_eq!(plain, case.plain, "{case:?}");
@@ -63,7 +90,13 @@ fn no_document_forges_a_special_token() {
     for name in FIXTURES {
         let tokenizer = fixture(name);
         let reserved = [Some(tokenizer.eos()), tokenizer.bos(), tokenizer.pad()];
-        for text in ["<|endoftext|>", "a</s>b", "</s>", "<s> <pad>", "<|begin_of_text|>"] {
+        for text in [
+            "<|endoftext|>",
+            "a</s>b",
+            "</s>",
+            "<s> <pad>",
+            "<|begin_of_text|>",
+        ] {
             for id in tokenizer.encode(text).unwrap() {
                 assert!(!reserved.contains(&Some(id)), "{name}: {text} gives {id}");
             }

@@ -61,7 +61,11 @@ fn a_character_appears_when_nothing_can_change_it(
     let tokenizer = fixture(name);
     let tokens = tokenizer.encode(text).unwrap();
     let seen = stream(&tokenizer, &tokens);
-    let shown: Vec<&str> = seen.iter().map(|text| text.trim()).take(first.len()).collect();
+    let shown: Vec<&str> = seen
+        .iter()
+        .map(|text| text.trim())
+        .take(first.len())
+        .collect();
     assert_eq!(shown, first, "{tokens:?}");
     assert_eq!(seen.last().unwrap(), text);
 }

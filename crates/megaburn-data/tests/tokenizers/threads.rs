@@ -6,13 +6,28 @@ use crate::{FIXTURES, fixture};
 
 /// A text of about `bytes` bytes: lines of words, the count of both drawn from `seed`.
 fn text(bytes: usize, mut seed: u64) -> String {
-    const WORDS: [&str; 9] =
-        ["river", "the", "boats'", "größer", "今日", "let x = 1;", "it's", "\t", "12345"];
+    const WORDS: [&str; 9] = [
+        "river",
+        "the",
+        "boats'",
+        "größer",
+        "今日",
+        "let x = 1;",
+        "it's",
+        "\t",
+        "12345",
+    ];
     let mut text = String::new();
     while text.len() < bytes {
-        seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        seed = seed
+            .wrapping_mul(6364136223846793005)
+            .wrapping_add(1442695040888963407);
         text += WORDS[(seed >> 33) as usize % WORDS.len()];
-        text += if (seed >> 40).is_multiple_of(7) { "\n" } else { " " };
+        text += if (seed >> 40).is_multiple_of(7) {
+            "\n"
+        } else {
+            " "
+        };
         if (seed >> 45).is_multiple_of(31) {
             text += "\n    ";
         }
@@ -26,7 +41,12 @@ fn tokens(set: &TokenDataset) -> Vec<u32> {
 
 #[test]
 fn long_documents_in_pieces_are_the_documents_whole() {
-    let documents = vec![text(300_000, 1), "short".into(), text(70_000, 2), "a".repeat(150_000)];
+    let documents = vec![
+        text(300_000, 1),
+        "short".into(),
+        text(70_000, 2),
+        "a".repeat(150_000),
+    ];
     let corpus = Corpus::from_documents("t", documents.clone()).unwrap();
     for name in FIXTURES {
         let tokenizer = fixture(name);
@@ -51,6 +71,9 @@ fn documents_of_more_than_one_batch_come_in_order() {
     let parts: Vec<&[u32]> = whole.split(|&id| id == tokenizer.eos()).collect();
     assert_eq!(parts.len(), corpus.documents().len());
     for index in [0, 17, 18, 19] {
-        assert!(tokenizer.decode(parts[index]) == corpus.documents()[index], "{index}");
+        assert!(
+            tokenizer.decode(parts[index]) == corpus.documents()[index],
+            "{index}"
+        );
     }
 }

@@ -12,7 +12,13 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 fn corpus() -> Corpus {
-    let line = |i: usize| format!("    let value_{} = compute({}, \"größer\");\n", i % 7, i * i);
+    let line = |i: usize| {
+        format!(
+            "    let value_{} = compute({}, \"größer\");\n",
+            i % 7,
+            i * i
+        )
+    };
     let text = |seed: usize| (seed..seed + 60).map(line).collect::<String>() + &" ".repeat(seed);
     Corpus::from_documents("t", (0..20).map(text).collect()).unwrap()
 }
@@ -24,7 +30,10 @@ fn train(vocab_size: usize) -> TrainedTokenizer {
 fn files(folder: &Path) -> Vec<(String, Vec<u8>)> {
     let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap());
     let file = |entry: fs::DirEntry| {
-        (entry.file_name().into_string().unwrap(), fs::read(entry.path()).unwrap())
+        (
+            entry.file_name().into_string().unwrap(),
+            fs::read(entry.path()).unwrap(),
+        )
     };
     let mut files: Vec<_> = entries.map(file).collect();
     files.sort();
@@ -40,7 +49,11 @@ fn the_same_corpus_gives_the_same_files() {
         assert!(files(a.path()) == files(b.path()));
     }
     let names: Vec<String> = files(a.path()).into_iter().map(|(name, _)| name).collect();
-    assert_eq!(names, ["tokenizer.json", "tokenizer_config.json"], "nothing else is left behind");
+    assert_eq!(
+        names,
+        ["tokenizer.json", "tokenizer_config.json"],
+        "nothing else is left behind"
+    );
 }
 
 #[test]
@@ -50,11 +63,17 @@ fn what_is_saved_is_what_was_trained() {
     let trained = trainer.train(&corpus()).unwrap();
     let file = trained.save(dir.path().join("a/b"), false).unwrap();
     assert_eq!(file, dir.path().join("a/b/tokenizer.json"));
-    let (mine, read) = (trained.tokenizer(), HfTokenizer::open(dir.path().join("a/b")).unwrap());
+    let (mine, read) = (
+        trained.tokenizer(),
+        HfTokenizer::open(dir.path().join("a/b")).unwrap(),
+    );
     assert_eq!((mine.vocab_size(), mine.hash()), (380, read.hash()));
     assert_eq!(read.vocab_size(), 380);
     let id = |token| read.token_to_id(token);
-    assert_eq!((id(BOS), id(EOS), id(PAD), id("<|tool|>")), (Some(0), Some(1), Some(2), Some(3)));
+    assert_eq!(
+        (id(BOS), id(EOS), id(PAD), id("<|tool|>")),
+        (Some(0), Some(1), Some(2), Some(3))
+    );
     assert_eq!((read.bos(), read.eos(), read.pad()), (Some(0), 1, Some(2)));
     let text = "let value_3 = größer <|tool|>";
     assert_eq!(read.encode(text).unwrap(), mine.encode(text).unwrap());
@@ -92,7 +111,11 @@ proptest! {
 fn a_text_without_repeats_gives_a_smaller_vocabulary() {
     let corpus = Corpus::from_documents("t", vec!["abcab".into()]).unwrap();
     let trained = TokenizerTrainer::new(1000).train(&corpus).unwrap();
-    assert_eq!(trained.tokenizer().vocab_size(), 260, "only `ab` is there twice");
+    assert_eq!(
+        trained.tokenizer().vocab_size(),
+        260,
+        "only `ab` is there twice"
+    );
 }
 
 #[test]
@@ -104,16 +127,29 @@ fn nothing_is_overwritten_unasked() {
     let error = train(301).save(&json, false).unwrap_err().to_string();
     assert_eq!(
         error,
-        format!("`{}` exists; choose another place, or overwrite it with --force", json.display())
+        format!(
+            "`{}` exists; choose another place, or overwrite it with --force",
+            json.display()
+        )
     );
     let error = train(301).save(dir.path(), false).unwrap_err().to_string();
     assert!(error.contains("tokenizer_config.json` exists"), "{error}");
     assert!(files(dir.path()) == before);
     train(301).save(&json, true).unwrap();
     assert_eq!(HfTokenizer::open(&json).unwrap().vocab_size(), 301);
-    let error = train(300).save(dir.path().join("tokenizer_config.json"), true).unwrap_err();
-    assert!(error.to_string().contains("is the name of the file beside it"), "{error}");
-    let error = train(300).save(json.join("below"), false).unwrap_err().to_string();
+    let error = train(300)
+        .save(dir.path().join("tokenizer_config.json"), true)
+        .unwrap_err();
+    assert!(
+        error
+            .to_string()
+            .contains("is the name of the file beside it"),
+        "{error}"
+    );
+    let error = train(300)
+        .save(json.join("below"), false)
+        .unwrap_err()
+        .to_string();
     assert!(error.starts_with("cannot write `"), "{error}");
 }
 
@@ -125,14 +161,26 @@ fn nothing_is_overwritten_unasked() {
 fn a_special_token_that_text_could_be_is_refused(#[case] token: &str, #[case] message: &str) {
     let trainer = TokenizerTrainer::new(400).with_special_tokens([token.to_string()]);
     let error = trainer.train(&corpus()).unwrap_err().to_string();
-    assert!(error.starts_with(message) && error.contains("like `<|tool|>`"), "{error}");
+    assert!(
+        error.starts_with(message) && error.contains("like `<|tool|>`"),
+        "{error}"
+    );
 }
 
 #[test]
 fn a_vocabulary_without_room_and_a_corpus_without_text_are_refused() {
-    let error = TokenizerTrainer::new(258).train(&corpus()).unwrap_err().to_string();
-    assert_eq!(error, "a vocabulary of 258 is too small: 256 bytes and 3 special tokens need 259");
+    let error = TokenizerTrainer::new(258)
+        .train(&corpus())
+        .unwrap_err()
+        .to_string();
+    assert_eq!(
+        error,
+        "a vocabulary of 258 is too small: 256 bytes and 3 special tokens need 259"
+    );
     let symbols = Corpus::synthetic(SyntheticKind::Markov, 1, 100).unwrap();
-    let error = TokenizerTrainer::new(300).train(&symbols).unwrap_err().to_string();
+    let error = TokenizerTrainer::new(300)
+        .train(&symbols)
+        .unwrap_err()
+        .to_string();
     assert!(error.contains("is empty"), "{error}");
 }

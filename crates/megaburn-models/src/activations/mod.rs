@@ -189,13 +189,20 @@ impl Activations {
         let num_blocks = blocks.len();
         let blocks = self.segments(blocks).map(held).sum::<usize>() + has_stayed;
         let first = if ends.first { self.first() } else { 0 };
-        let last = if ends.last { self.last() + self.further(num_blocks) } else { 0 };
+        let last = if ends.last {
+            self.last() + self.further(num_blocks)
+        } else {
+            0
+        };
         in_flight * (blocks + first + last) + leaving
     }
 
     /// What it holds beside that at most, while backward computes some of these blocks once more.
     pub fn again(&self, blocks: Range<usize>) -> usize {
-        let mut plain = Self { recompute: Recompute::default(), ..self.clone() };
+        let mut plain = Self {
+            recompute: Recompute::default(),
+            ..self.clone()
+        };
         if self.recompute.keep_attention {
             // It goes back from the sums of exponentials, on CPUs too.
             plain.scores = Scores::Never;
@@ -207,7 +214,11 @@ impl Activations {
         });
         // Its stream and last term came from host memory, and those of the group before are coming.
         let stream = self.stream();
-        let came = if self.recompute.offload { 4 * stream } else { 0 };
+        let came = if self.recompute.offload {
+            4 * stream
+        } else {
+            0
+        };
         held.max().map_or(0, |held| held + came)
     }
 
@@ -231,7 +242,11 @@ impl Activations {
 
     /// What the last norm, the head and the loss hold.
     fn last(&self) -> usize {
-        let normed = if self.recompute.norm { 0 } else { self.stream() };
+        let normed = if self.recompute.norm {
+            0
+        } else {
+            self.stream()
+        };
         self.stream() + self.rows() * self.statistics() + normed + self.head()
     }
 
@@ -281,6 +296,10 @@ impl Activations {
     }
 
     fn rows(&self) -> usize {
-        if self.sequence_parallel { self.tokens() / self.tp } else { self.tokens() }
+        if self.sequence_parallel {
+            self.tokens() / self.tp
+        } else {
+            self.tokens()
+        }
     }
 }

@@ -13,11 +13,27 @@ impl Activations {
     /// of a block without.
     pub fn layer_of_paper(&self) -> usize {
         let (n, r) = (self.tokens(), self.rows());
-        let Sizes { query, key_value, ffn, up, .. } = self.sizes();
-        let DecoderConfig { hidden, qk_norm, .. } = self.model;
+        let Sizes {
+            query,
+            key_value,
+            ffn,
+            up,
+            ..
+        } = self.sizes();
+        let DecoderConfig {
+            hidden, qk_norm, ..
+        } = self.model;
         let (norms, masks) = (2 * 2 * hidden, 2 * hidden);
-        let inputs = if self.recompute.norm { 0 } else { 2 * 2 * hidden };
-        let activated = if self.recompute.activation { 0 } else { 2 * ffn };
+        let inputs = if self.recompute.norm {
+            0
+        } else {
+            2 * 2 * hidden
+        };
+        let activated = if self.recompute.activation {
+            0
+        } else {
+            2 * ffn
+        };
         let of_heads = if qk_norm { 2 * (query + key_value) } else { 0 };
         let attention = 2 * (query + 2 * key_value) + of_heads + 2 * query;
         (norms + masks + inputs) * r + (attention + 2 * up + activated) * n

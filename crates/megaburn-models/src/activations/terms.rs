@@ -56,13 +56,24 @@ impl Activations {
 
     fn of_attention(&self, index: usize) -> Vec<Term> {
         let (n, e, sizes) = (self.tokens(), self.element, self.sizes());
-        let Sizes { query, key_value, heads, kv_heads, .. } = sizes;
-        let DecoderConfig { hidden, qk_norm, .. } = self.model;
+        let Sizes {
+            query,
+            key_value,
+            heads,
+            kv_heads,
+            ..
+        } = sizes;
+        let DecoderConfig {
+            hidden, qk_norm, ..
+        } = self.model;
         let qkv = query + 2 * key_value;
         let is_rotary = matches!(self.model.positions, Positions::Rotary { .. });
         let alone = is_rotary || qk_norm;
-        let before_norms =
-            if qk_norm { e * (query + key_value) + STATISTIC * (heads + kv_heads) } else { 0 };
+        let before_norms = if qk_norm {
+            e * (query + key_value) + STATISTIC * (heads + kv_heads)
+        } else {
+            0
+        };
         // Composed, queries that share keys are laid side by side in a copy: beside views of one tensor,
         // one more.
         let is_grouped = self.is_composed() && heads > kv_heads && !self.recompute.core_attention;
@@ -71,7 +82,10 @@ impl Activations {
         let mut terms = vec![
             ("queries, keys and values", (e * qkv + copied) * n),
             ("queries and keys before their norms", before_norms * n),
-            ("the weight of qkv put together", if copies { e * hidden * qkv } else { 0 }),
+            (
+                "the weight of qkv put together",
+                if copies { e * hidden * qkv } else { 0 },
+            ),
         ];
         terms.extend(self.of_core(index, heads, query));
         terms
@@ -82,11 +96,16 @@ impl Activations {
         let (n, r, e) = (self.tokens(), self.rows(), self.element);
         let Sizes { query, heads, .. } = self.sizes();
         let values = heads * latent.v_head_dim;
-        let of_queries = latent.q_lora_rank.map_or(0, |rank| 2 * e * rank + STATISTIC);
+        let of_queries = latent
+            .q_lora_rank
+            .map_or(0, |rank| 2 * e * rank + STATISTIC);
         let of_keys = e * (2 * latent.kv_lora_rank + latent.qk_rope_head_dim) + STATISTIC;
         let mut terms = vec![
             ("queries, keys and values", e * (2 * query + values) * n),
-            ("latents before their norms and behind", (of_queries + of_keys) * r),
+            (
+                "latents before their norms and behind",
+                (of_queries + of_keys) * r,
+            ),
         ];
         terms.extend(self.of_core(index, heads, values));
         terms
@@ -101,24 +120,42 @@ impl Activations {
             false => (in_heads, STATISTIC * heads * n),
             true => (e * given * n, e * heads * self.pairs(index)),
         };
-        [("what attention gives", e * given * n + again), ("scores of attention", of_scores)]
+        [
+            ("what attention gives", e * given * n + again),
+            ("scores of attention", of_scores),
+        ]
     }
 
     /// What is kept of the attention of so many blocks that are computed once more.
     pub(super) fn kept_attention(&self, num_blocks: usize) -> usize {
         let Sizes { query, heads, .. } = self.sizes();
-        let given = self.model.latent.as_ref().map_or(query, |latent| heads * latent.v_head_dim);
+        let given = self
+            .model
+            .latent
+            .as_ref()
+            .map_or(query, |latent| heads * latent.v_head_dim);
         let of_block = (self.element * given + STATISTIC * heads) * self.tokens();
-        if self.recompute.keep_attention { num_blocks * of_block } else { 0 }
+        if self.recompute.keep_attention {
+            num_blocks * of_block
+        } else {
+            0
+        }
     }
 
     /// Of an MLP with so many features on this rank, of so many tokens.
     fn of_mlp(&self, tokens: usize, ffn: usize) -> Vec<Term> {
-        let up = if self.model.activation.is_gated() { 2 * ffn } else { ffn };
+        let up = if self.model.activation.is_gated() {
+            2 * ffn
+        } else {
+            ffn
+        };
         let activated = if self.recompute.activation { 0 } else { ffn };
         vec![
             ("what up gives", self.element * up * tokens),
-            ("what the activation gives", self.element * activated * tokens),
+            (
+                "what the activation gives",
+                self.element * activated * tokens,
+            ),
         ]
     }
 
@@ -128,7 +165,11 @@ impl Activations {
         let slots = experts.top_k * r;
         // Ranks that share an expert all read its rows.
         let rows = self.etp * slots;
-        let weight = if e < STATISTIC { STATISTIC * hidden * experts.num } else { 0 };
+        let weight = if e < STATISTIC {
+            STATISTIC * hidden * experts.num
+        } else {
+            0
+        };
         let mut terms = vec![
             ("scores of experts", STATISTIC * experts.num * r),
             ("the router's weight in f32", weight),
@@ -150,16 +191,33 @@ impl Activations {
     /// Pairs of positions whose probabilities a head of the composed attention holds.
     fn pairs(&self, index: usize) -> usize {
         let window = self.model.layer_window(index);
-        let options = AttentionOptions { window, ..AttentionOptions::causal() };
+        let options = AttentionOptions {
+            window,
+            ..AttentionOptions::causal()
+        };
         self.micro_batch * options.composed_pairs(self.seq_len)
     }
 
     /// What this rank has of the features.
     pub(super) fn sizes(&self) -> Sizes {
-        let DecoderConfig { heads, kv_heads, head_dim, ffn, activation, .. } = self.model;
+        let DecoderConfig {
+            heads,
+            kv_heads,
+            head_dim,
+            ffn,
+            activation,
+            ..
+        } = self.model;
         let (heads, kv_heads) = (heads / self.tp, (kv_heads / self.tp).max(1));
         let ffn = ffn / self.tp;
         let up = if activation.is_gated() { 2 * ffn } else { ffn };
-        Sizes { query: heads * head_dim, key_value: kv_heads * head_dim, heads, kv_heads, ffn, up }
+        Sizes {
+            query: heads * head_dim,
+            key_value: kv_heads * head_dim,
+            heads,
+            kv_heads,
+            ffn,
+            up,
+        }
     }
 }

@@ -4,7 +4,15 @@ use super::*;
 use crate::{Family, decoder::RecomputeBlocks};
 
 fn shape(family: Family, [hidden, ffn, heads, kv_heads, head_dim]: [usize; 5]) -> DecoderConfig {
-    DecoderConfig { hidden, ffn, heads, kv_heads, head_dim, vocab: 32000, ..family.template() }
+    DecoderConfig {
+        hidden,
+        ffn,
+        heads,
+        kv_heads,
+        head_dim,
+        vocab: 32000,
+        ..family.template()
+    }
 }
 
 fn gpt3() -> DecoderConfig {
@@ -16,8 +24,13 @@ fn llama_3_8b() -> DecoderConfig {
 }
 
 fn modules() -> [Recompute; 4] {
-    [[false, false], [true, false], [false, true], [true, true]]
-        .map(|[norm, activation]| Recompute { norm, activation, ..Recompute::default() })
+    [[false, false], [true, false], [false, true], [true, true]].map(|[norm, activation]| {
+        Recompute {
+            norm,
+            activation,
+            ..Recompute::default()
+        }
+    })
 }
 
 /// What the paper's table 2 says of selective recompute, of GPT-3's shape.
@@ -30,9 +43,17 @@ fn the_papers_formula_is_the_papers(
     #[case] sequence_parallel: bool,
     #[case] factor: usize,
 ) {
-    let activations = Activations { tp, sequence_parallel, ..Activations::new(gpt3(), 2048, 1) };
+    let activations = Activations {
+        tp,
+        sequence_parallel,
+        ..Activations::new(gpt3(), 2048, 1)
+    };
     let sbh = 2048 * 12288;
-    let expected = if sequence_parallel { 34 * sbh / tp } else { factor * sbh };
+    let expected = if sequence_parallel {
+        34 * sbh / tp
+    } else {
+        factor * sbh
+    };
     assert_eq!(activations.layer_of_paper(), expected);
 }
 
@@ -53,15 +74,27 @@ fn a_block_never_holds_more_than_the_papers(
             ..Activations::new(model.clone(), 4096, 2)
         };
         let (ours, papers) = (activations.layer(0), activations.layer_of_paper());
-        assert!(ours <= papers, "{recompute:?}: {ours} bytes, the paper's {papers}");
-        assert!(ours > papers * 3 / 4, "{recompute:?}: {ours} bytes, the paper's {papers}");
+        assert!(
+            ours <= papers,
+            "{recompute:?}: {ours} bytes, the paper's {papers}"
+        );
+        assert!(
+            ours > papers * 3 / 4,
+            "{recompute:?}: {ours} bytes, the paper's {papers}"
+        );
     }
 }
 
 #[test]
 fn a_block_of_llama_3_8b_holds_what_was_added_up_by_hand() {
     let n = 8192;
-    let of = |recompute| Activations { recompute, ..Activations::new(llama_3_8b(), n, 1) }.layer(0);
+    let of = |recompute| {
+        Activations {
+            recompute,
+            ..Activations::new(llama_3_8b(), n, 1)
+        }
+        .layer(0)
+    };
     // Residual stream, statistics, norms, queries to values, attention, its sums, up, activation.
     let kept = 2 * 2 * 4096 + 2 * 4 + 2 * 6144 + 2 * 4096 + 4 * 32 + 2 * 28672;
     let [nothing, norm, activation, both] = modules();
@@ -74,22 +107,49 @@ fn a_block_of_llama_3_8b_holds_what_was_added_up_by_hand() {
 #[test]
 fn a_block_of_llama_3_8b_without_attention_and_mlp() {
     let n = 8192;
-    let of = |recompute| Activations { recompute, ..Activations::new(llama_3_8b(), n, 1) }.layer(0);
+    let of = |recompute| {
+        Activations {
+            recompute,
+            ..Activations::new(llama_3_8b(), n, 1)
+        }
+        .layer(0)
+    };
     let all = of(Recompute::default());
-    let without =
-        |core_attention, mlp| all - of(Recompute { core_attention, mlp, ..Recompute::default() });
+    let without = |core_attention, mlp| {
+        all - of(Recompute {
+            core_attention,
+            mlp,
+            ..Recompute::default()
+        })
+    };
     assert_eq!(without(true, false), n * 4 * 32);
     assert_eq!(without(false, true), n * 2 * (28672 + 14336));
-    assert_eq!(without(true, true), without(true, false) + without(false, true));
+    assert_eq!(
+        without(true, true),
+        without(true, false) + without(false, true)
+    );
 }
 
 #[test]
 fn of_whole_blocks_a_stream_is_held_for_each_group_and_one_group_beside() {
     let of = |blocks| {
-        let recompute = Recompute { blocks: Some(blocks), norm: true, ..Recompute::default() };
-        Activations { recompute, ..Activations::new(llama_3_8b(), 4096, 1) }
+        let recompute = Recompute {
+            blocks: Some(blocks),
+            norm: true,
+            ..Recompute::default()
+        };
+        Activations {
+            recompute,
+            ..Activations::new(llama_3_8b(), 4096, 1)
+        }
     };
-    let (n, none) = (4096, Ends { first: false, last: false });
+    let (n, none) = (
+        4096,
+        Ends {
+            first: false,
+            last: false,
+        },
+    );
     let stream = n * (2 * 4096 + 4);
     let block = Activations::new(llama_3_8b(), 4096, 1).layer(0);
     let uniform = of(RecomputeBlocks::Uniform(2));
@@ -105,7 +165,10 @@ fn of_whole_blocks_a_stream_is_held_for_each_group_and_one_group_beside() {
     let tensor = n * 2 * 4096;
     assert_eq!(offloaded.stage(3..8, none, 5), 2 * tensor);
     let last = |of: &Activations, blocks, in_flight| {
-        let ends = Ends { first: false, last: true };
+        let ends = Ends {
+            first: false,
+            last: true,
+        };
         of.stage(blocks, ends, in_flight) - in_flight * of.last()
     };
     assert_eq!(last(&offloaded, 3..8, 3), (3 * 2 + 2) * tensor);
@@ -124,8 +187,14 @@ fn a_stage_holds_its_blocks_for_every_micro_batch_in_flight() {
     // Stream, statistics, normed, logits, and of the loss three numbers and a label.
     let head = n * (2 * 4096 + 4 + 2 * 4096 + 2 * 32000 + 12 + 8);
     assert_eq!(stage(false, true, 1), 4 * block + head);
-    let fused = Activations { fused_loss: true, ..activations.clone() };
-    let ends = Ends { first: false, last: true };
+    let fused = Activations {
+        fused_loss: true,
+        ..activations.clone()
+    };
+    let ends = Ends {
+        first: false,
+        last: true,
+    };
     assert_eq!(fused.stage(0..4, ends, 1), 4 * block + head - n * 2 * 32000);
 }
 
@@ -134,7 +203,13 @@ fn ranks_that_share_sequences_hold_what_shorter_ones_take() {
     for scores in [Scores::Never, Scores::Kept] {
         let of = |seq_len, cp, shares_heads| {
             let of = Activations::new(llama_3_8b(), seq_len, 2);
-            Activations { scores, cp, shares_heads, ..of }.layer(0)
+            Activations {
+                scores,
+                cp,
+                shares_heads,
+                ..of
+            }
+            .layer(0)
         };
         let short = Activations::new(llama_3_8b(), 2048, 2).layer(0);
         assert_eq!(of(8192, 4, false), short);

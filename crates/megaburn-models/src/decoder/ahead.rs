@@ -31,11 +31,24 @@ pub struct Ahead {
 /// # Panics
 /// If the documents are not those of the row.
 pub fn ahead_in_row(row: &[i64], bounds: &[usize], depth: usize, none: i64) -> Vec<i64> {
-    assert_eq!((bounds.first(), bounds.last()), (Some(&0), Some(&row.len())), "documents of a row");
+    assert_eq!(
+        (bounds.first(), bounds.last()),
+        (Some(&0), Some(&row.len())),
+        "documents of a row"
+    );
     let of_document = |of: Range<usize>| {
-        of.clone().map(move |at| if at + depth < of.end { row[at + depth] } else { none })
+        of.clone().map(move |at| {
+            if at + depth < of.end {
+                row[at + depth]
+            } else {
+                none
+            }
+        })
     };
-    bounds.windows(2).flat_map(|two| of_document(two[0]..two[1])).collect()
+    bounds
+        .windows(2)
+        .flat_map(|two| of_document(two[0]..two[1]))
+        .collect()
 }
 
 /// Sums of losses of a micro-batch in nats, `[1]` each.
@@ -51,13 +64,18 @@ impl StageLosses {
     /// What is learnt from: the model's own, and `scaling_factor` times the mean of those of depths.
     pub fn total(&self, scaling_factor: f64) -> Tensor<1> {
         let part = scaling_factor / self.mtp.len().max(1) as f64;
-        self.mtp.iter().fold(self.main.clone(), |sum, loss| sum + loss.clone() * part)
+        self.mtp
+            .iter()
+            .fold(self.main.clone(), |sum, loss| sum + loss.clone() * part)
     }
 
     /// The same without their graphs.
     #[must_use]
     pub fn inner(&self) -> Self {
         let mtp = self.mtp.iter().map(|loss| loss.clone().inner()).collect();
-        Self { main: self.main.clone().inner(), mtp }
+        Self {
+            main: self.main.clone().inner(),
+            mtp,
+        }
     }
 }

@@ -20,7 +20,10 @@ use super::DecoderConfig;
 /// Burn's own derive for an enum would put the variant's name into the paths, so that the paths of a
 /// checkpoint would be others than before there were two.
 #[derive(Clone, Debug)]
-#[expect(clippy::large_enum_variant, reason = "a model has one a layer, and all are the same")]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "a model has one a layer, and all are the same"
+)]
 pub enum Attention {
     /// Keys and values of their own, or shared between heads.
     Heads(SelfAttention),
@@ -59,7 +62,13 @@ impl Attention {
         device: &Device,
     ) -> Result<Self, ParallelError> {
         let name = format!("blocks.{index}.attention");
-        let DecoderConfig { hidden, heads, kv_heads, head_dim, .. } = *config;
+        let DecoderConfig {
+            hidden,
+            heads,
+            kv_heads,
+            head_dim,
+            ..
+        } = *config;
         if let Some(latent) = &config.latent {
             let attention = latent
                 .layer(hidden, heads)

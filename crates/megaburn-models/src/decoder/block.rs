@@ -52,11 +52,24 @@ impl Block {
         device: &Device,
     ) -> Result<Self, ModelError> {
         let group = &groups.tp;
-        let DecoderConfig { hidden, ffn, layers, .. } = *config;
-        let into_stream =
-            Initializer::Normal { mean: 0.0, std: 0.02 / (2.0 * layers as f64).sqrt() };
-        let attention =
-            Attention::new(config, index, group, sequence_parallel, into_stream.clone(), device)?;
+        let DecoderConfig {
+            hidden,
+            ffn,
+            layers,
+            ..
+        } = *config;
+        let into_stream = Initializer::Normal {
+            mean: 0.0,
+            std: 0.02 / (2.0 * layers as f64).sqrt(),
+        };
+        let attention = Attention::new(
+            config,
+            index,
+            group,
+            sequence_parallel,
+            into_stream.clone(),
+            device,
+        )?;
         let mlp = || {
             MlpConfig::new(hidden, ffn)
                 .with_activation(config.activation)
@@ -107,7 +120,9 @@ impl Block {
         let of_mtp =
             |mtp: Mtp| mtp.with_dropout(dropout, index, group, (sequence_parallel, zigzag));
         Ok(Self {
-            attention: self.attention.with_dropout(dropout.attention, &name, group)?,
+            attention: self
+                .attention
+                .with_dropout(dropout.attention, &name, group)?,
             mtp: self.mtp.map(of_mtp).transpose()?,
             dropouts: Some([layer("attention")?, layer("mlp")?]),
             ..self
@@ -121,10 +136,17 @@ impl Block {
         index: usize,
     ) -> Result<Self, ModelError> {
         let name = format!("blocks.{index}.attention");
-        let dropouts = self.dropouts.map(|both| both.map(|of| of.with_context(parallel.zigzag())));
+        let dropouts = self
+            .dropouts
+            .map(|both| both.map(|of| of.with_context(parallel.zigzag())));
         let attention = self.attention.with_context_parallel(parallel, &name)?;
         let mtp = self.mtp.map(|mtp| mtp.with_context(parallel.zigzag()));
-        Ok(Self { attention, mtp, dropouts, ..self })
+        Ok(Self {
+            attention,
+            mtp,
+            dropouts,
+            ..self
+        })
     }
 
     /// The same block, and what its backward computes once more.
@@ -133,8 +155,12 @@ impl Block {
             attention_norm: self.attention_norm.with_recompute(recompute.norm),
             attention: self.attention.with_recompute(recompute.core_attention),
             mlp_norm: self.mlp_norm.with_recompute(recompute.norm),
-            mlp: self.mlp.map(|mlp| mlp.with_recompute(recompute.activation && !recompute.mlp)),
-            moe: self.moe.map(|moe| moe.with_recompute(recompute.activation && !recompute.mlp)),
+            mlp: self
+                .mlp
+                .map(|mlp| mlp.with_recompute(recompute.activation && !recompute.mlp)),
+            moe: self
+                .moe
+                .map(|moe| moe.with_recompute(recompute.activation && !recompute.mlp)),
             mtp: self.mtp.map(|mtp| mtp.with_recompute(recompute)),
             recompute_mlp: recompute.mlp,
             ..self
@@ -145,7 +171,10 @@ impl Block {
     pub(super) fn in_segment(self, is_first: bool) -> Self {
         // The first norm is outside: the stream that it keeps is all that is.
         let plain = self.with_recompute(Recompute::default());
-        Self { attention_norm: plain.attention_norm.with_recompute(is_first), ..plain }
+        Self {
+            attention_norm: plain.attention_norm.with_recompute(is_first),
+            ..plain
+        }
     }
 
     /// Applies the block.

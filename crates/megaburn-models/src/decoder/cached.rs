@@ -46,7 +46,9 @@ impl DecoderCache {
 
     /// Forgets a sequence, which is then as long as no token.
     pub fn clear(&mut self, sequence: usize) {
-        self.layers.iter_mut().for_each(|layer| layer.clear(sequence));
+        self.layers
+            .iter_mut()
+            .for_each(|layer| layer.clear(sequence));
         self.lens[sequence] = 0;
     }
 }
@@ -55,7 +57,15 @@ impl Decoder {
     /// The same model and weights as generation needs them: without autodiff, every rank holding
     /// whole sequences.
     pub fn for_generation(&self) -> Self {
-        let Self { embedding, positions, blocks, norm, head, parts, .. } = self.valid();
+        let Self {
+            embedding,
+            positions,
+            blocks,
+            norm,
+            head,
+            parts,
+            ..
+        } = self.valid();
         Self {
             embedding: embedding.map(VocabParallelEmbedding::whole_sequence),
             positions: positions.map(PositionEmbedding::whole_sequence),
@@ -68,7 +78,11 @@ impl Decoder {
             norm: norm.map(Norm::whole_sequence),
             head: head.map(VocabParallelEmbedding::whole_sequence),
             dropout: None,
-            parts: Parts { sequence_parallel: false, zigzag: Zigzag::WHOLE, ..parts },
+            parts: Parts {
+                sequence_parallel: false,
+                zigzag: Zigzag::WHOLE,
+                ..parts
+            },
         }
     }
 
@@ -133,7 +147,9 @@ impl Decoder {
             table.expect("the configuration was validated")
         });
         let x = x.unwrap_or_else(|| {
-            let tokens = next.iter().flat_map(|(_, tokens)| tokens.iter().map(|&id| i64::from(id)));
+            let tokens = next
+                .iter()
+                .flat_map(|(_, tokens)| tokens.iter().map(|&id| i64::from(id)));
             let own = packed.own(&tokens.collect::<Vec<_>>(), 0);
             let tokens = TensorData::new(own, [packed.num_rows(), 1]);
             self.embed(Tensor::<2, Int>::from_data(tokens, device), &[positions])
@@ -143,7 +159,11 @@ impl Decoder {
         let pass = |x: Residual, (block, layer): (&Block, &mut KvCache)| {
             block.forward_cached(x, rope.as_ref(), &packed, layer)
         };
-        stage.blocks().zip(layers).fold(Residual::from(x), pass).sum()
+        stage
+            .blocks()
+            .zip(layers)
+            .fold(Residual::from(x), pass)
+            .sum()
     }
 
     /// The logits of the token after each of `next`, of the stream that the last stage made of them.
@@ -170,10 +190,18 @@ impl Decoder {
         });
         let last = Tensor::cat(last.collect(), 0);
         let is_shared = packed.num_rows() < packed.num_tokens();
-        let last = if is_shared { reduce_from(last, group) } else { last };
+        let last = if is_shared {
+            reduce_from(last, group)
+        } else {
+            last
+        };
         // Products may have other last bits on each, and a choice between tokens must not.
         let logits = self.gathered(self.logits(last.into()));
-        let mine = if group.rank() == 0 { logits } else { logits.zeros_like() };
+        let mine = if group.rank() == 0 {
+            logits
+        } else {
+            logits.zeros_like()
+        };
         reduce_from(mine, group)
     }
 }

@@ -119,13 +119,18 @@ impl DecoderConfig {
         }
         let (heads, kv_heads) = (self.heads, self.kv_heads);
         if !heads.is_multiple_of(kv_heads) {
-            return refuse(format!("{kv_heads} key/value heads do not divide {heads} query heads"));
+            return refuse(format!(
+                "{kv_heads} key/value heads do not divide {heads} query heads"
+            ));
         }
         if !(self.norm_eps >= 0.0 && self.norm_eps.is_finite()) {
             return refuse(format!("`norm_eps` is {}", self.norm_eps));
         }
         if let Some(layer) = self.full_layers.iter().find(|&&layer| layer >= self.layers) {
-            return refuse(format!("`full_layers` names layer {layer} of {}", self.layers));
+            return refuse(format!(
+                "`full_layers` names layer {layer} of {}",
+                self.layers
+            ));
         }
         if let Some(latent) = &self.latent {
             latent.validate(self)?;
@@ -147,19 +152,28 @@ impl DecoderConfig {
 
     /// No fewer parameters than the model has, biases and norms left out.
     fn most_params(&self) -> f64 {
-        let [vocab, hidden, ffn, heads, head_dim, blocks] =
-            [self.vocab, self.hidden, self.ffn, self.heads, self.head_dim, self.layers]
-                .map(|size| size as f64);
+        let [vocab, hidden, ffn, heads, head_dim, blocks] = [
+            self.vocab,
+            self.hidden,
+            self.ffn,
+            self.heads,
+            self.head_dim,
+            self.layers,
+        ]
+        .map(|size| size as f64);
         let mlp = 3.0 * hidden * ffn;
         let experts = self.experts.as_ref().map_or(0.0, |experts| {
             let shared = experts.shared_ffn.unwrap_or(0) as f64;
             hidden * (3.0 * (experts.num as f64 * experts.ffn as f64 + shared) + experts.num as f64)
         });
-        let attention = self.latent.as_ref().map_or(4.0 * hidden * heads * head_dim, |latent| {
-            let rank = latent.kv_lora_rank as f64 + latent.q_lora_rank.unwrap_or(0) as f64;
-            let values = latent.v_head_dim as f64;
-            (2.0 * rank + 2.0 * hidden) * (hidden + heads * (2.0 * head_dim + values))
-        });
+        let attention = self
+            .latent
+            .as_ref()
+            .map_or(4.0 * hidden * heads * head_dim, |latent| {
+                let rank = latent.kv_lora_rank as f64 + latent.q_lora_rank.unwrap_or(0) as f64;
+                let values = latent.v_head_dim as f64;
+                (2.0 * rank + 2.0 * hidden) * (hidden + heads * (2.0 * head_dim + values))
+            });
         let blocks = blocks + self.mtp_layers as f64;
         2.0 * vocab * hidden + blocks * (mlp + experts + attention + 2.0 * hidden * hidden)
     }
@@ -189,10 +203,22 @@ impl DecoderConfig {
 
     /// The sizes that a layout must be able to split.
     pub fn shape(&self, seq_len: usize) -> ModelShape {
-        let Self { ffn, heads, kv_heads, .. } = *self;
+        let Self {
+            ffn,
+            heads,
+            kv_heads,
+            ..
+        } = *self;
         let is_dense = (0..self.layers).any(|layer| self.layer_experts(layer).is_none());
-        let shared = self.experts.as_ref().and_then(|experts| experts.shared_ffn).unwrap_or(0);
-        let of = |experts: &Experts| ExpertShape { num: experts.num, ffn: experts.ffn };
+        let shared = self
+            .experts
+            .as_ref()
+            .and_then(|experts| experts.shared_ffn)
+            .unwrap_or(0);
+        let of = |experts: &Experts| ExpertShape {
+            num: experts.num,
+            ffn: experts.ffn,
+        };
         ModelShape {
             ffn: gcd(if is_dense { ffn } else { 0 }, shared),
             heads,
@@ -210,18 +236,24 @@ impl DecoderConfig {
     /// The same model without those.
     #[must_use]
     pub fn without_mtp(&self) -> Self {
-        Self { mtp_layers: 0, ..self.clone() }
+        Self {
+            mtp_layers: 0,
+            ..self.clone()
+        }
     }
 
     /// Positions that a query of block `index` sees; none: all up to its own.
     pub fn layer_window(&self, index: usize) -> Option<usize> {
-        self.window.filter(|_| !self.full_layers.contains(&self.kind_of(index)))
+        self.window
+            .filter(|_| !self.full_layers.contains(&self.kind_of(index)))
     }
 
     /// The experts of block `index`; none: it has an MLP.
     pub fn layer_experts(&self, index: usize) -> Option<&Experts> {
         let index = self.kind_of(index);
-        self.experts.as_ref().filter(|experts| !experts.dense_layers.contains(&index))
+        self.experts
+            .as_ref()
+            .filter(|experts| !experts.dense_layers.contains(&index))
     }
 
     /// The layer whose parts block `index` has: those behind the last one are as that is.
@@ -231,7 +263,13 @@ impl DecoderConfig {
 
     /// What counts in Megatron's FLOP formula.
     pub fn flop_shape(&self) -> FlopShape {
-        let Self { hidden, heads, head_dim, mtp_layers, .. } = *self;
+        let Self {
+            hidden,
+            heads,
+            head_dim,
+            mtp_layers,
+            ..
+        } = *self;
         let (query, key_value) = (heads * head_dim, self.kv_heads * head_dim);
         let (attention, values) = match &self.latent {
             Some(latent) => (latent.weights(hidden, heads), heads * latent.v_head_dim),

@@ -68,7 +68,10 @@ impl Decoder {
             (_, Some(_)) => len,
         };
         let place = |at: usize| {
-            assert!(at < limit + padding, "position {at} of a model of {limit} positions");
+            assert!(
+                at < limit + padding,
+                "position {at} of a model of {limit} positions"
+            );
             if padding > 0 { at.min(limit - 1) } else { at }
         };
         match documents.map(PackedDocuments::documents) {

@@ -59,26 +59,34 @@ impl Experts {
 
     pub(super) fn validate(&self, layers: usize) -> Result<(), ModelError> {
         let refuse = |why: String| Err(ModelError::Config(why));
-        let Self { num, top_k, ffn, .. } = *self;
+        let Self {
+            num, top_k, ffn, ..
+        } = *self;
         let sizes = [
             ("num_experts", num),
             ("top_k", top_k),
             ("the experts' ffn", ffn),
             ("the shared expert's ffn", self.shared_ffn.unwrap_or(1)),
         ];
-        if let Some((name, size)) =
-            sizes.into_iter().find(|(_, size)| !(1..=LARGEST).contains(size))
+        if let Some((name, size)) = sizes
+            .into_iter()
+            .find(|(_, size)| !(1..=LARGEST).contains(size))
         {
             return refuse(format!("{name} is {size}, which no model has"));
         }
         if num.saturating_mul(layers) > MOST_EXPERTS {
-            return refuse(format!("{num} experts in each of {layers} layers, which no model has"));
+            return refuse(format!(
+                "{num} experts in each of {layers} layers, which no model has"
+            ));
         }
         if top_k > num {
             return refuse(format!("a token goes to {top_k} experts of {num}"));
         }
         if !(self.scale.is_finite() && self.scale > 0.0) {
-            return refuse(format!("experts' weights are multiplied with {}", self.scale));
+            return refuse(format!(
+                "experts' weights are multiplied with {}",
+                self.scale
+            ));
         }
         if let Some([groups, kept, best]) = self.groups
             && (groups == 0
@@ -128,7 +136,9 @@ impl Experts {
         let (ep, num) = (groups.ep.size(), self.num);
         match num.is_multiple_of(ep) {
             true => Ok(()),
-            false => Err(ModelError::Config(format!("{num} experts do not divide over ep {ep}"))),
+            false => Err(ModelError::Config(format!(
+                "{num} experts do not divide over ep {ep}"
+            ))),
         }
     }
 }

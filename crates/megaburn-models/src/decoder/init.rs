@@ -27,7 +27,12 @@ impl DecoderConfig {
         sequence_parallel: bool,
         device: &Device,
     ) -> Result<Decoder, ModelError> {
-        self.init_stages(&[StageLayers::whole(self.layers)], group, sequence_parallel, device)
+        self.init_stages(
+            &[StageLayers::whole(self.layers)],
+            group,
+            sequence_parallel,
+            device,
+        )
     }
 
     /// The stages of it that this rank of a pipeline has. Every value is what it is in the whole model. Of a
@@ -71,8 +76,16 @@ impl DecoderConfig {
         let embedding = || Ok::<_, ModelError>(vectors("embedding")?.as_copy((!begins).into()));
         let reads_again = ends && (self.tied || self.mtp_layers > 0);
         let mut blocks: Vec<Option<Block>> = (0..self.num_blocks()).map(|_| None).collect();
-        let behind = if ends { self.layers..self.num_blocks() } else { 0..0 };
-        for index in stages.iter().flat_map(|stage| stage.layers.clone()).chain(behind) {
+        let behind = if ends {
+            self.layers..self.num_blocks()
+        } else {
+            0..0
+        };
+        for index in stages
+            .iter()
+            .flat_map(|stage| stage.layers.clone())
+            .chain(behind)
+        {
             blocks[index] = Some(Block::new(self, index, &groups, sequence_parallel, device)?);
         }
         let has_positions = begins && self.positions == Positions::Learned;
@@ -104,6 +117,10 @@ impl DecoderConfig {
     /// # Errors
     /// Sizes that no model can have.
     pub fn whole_plan(&self) -> Result<ShardPlan, ModelError> {
-        Ok(shard_plan(&self.init(&Group::single(0), false, &Device::flex())?)?)
+        Ok(shard_plan(&self.init(
+            &Group::single(0),
+            false,
+            &Device::flex(),
+        )?)?)
     }
 }

@@ -31,7 +31,13 @@ impl LatentAttention {
 
     /// The layer that it is in a block. The epsilon of its norms is Transformers', whatever the model's is.
     pub(super) fn layer(&self, d_model: usize, heads: usize) -> MultiLatentAttentionConfig {
-        let Self { kv_lora_rank, qk_nope_head_dim, qk_rope_head_dim, v_head_dim, .. } = *self;
+        let Self {
+            kv_lora_rank,
+            qk_nope_head_dim,
+            qk_rope_head_dim,
+            v_head_dim,
+            ..
+        } = *self;
         let (nope, rope) = (qk_nope_head_dim, qk_rope_head_dim);
         MultiLatentAttentionConfig::new(d_model, heads, kv_lora_rank, nope, rope, v_head_dim)
             .with_q_lora_rank(self.q_lora_rank)
@@ -40,8 +46,10 @@ impl LatentAttention {
 
     /// Weights of a block's matrices.
     pub(super) fn weights(&self, hidden: usize, heads: usize) -> usize {
-        let (query, key_value) =
-            (heads * self.qk_head_dim(), heads * (self.qk_nope_head_dim + self.v_head_dim));
+        let (query, key_value) = (
+            heads * self.qk_head_dim(),
+            heads * (self.qk_nope_head_dim + self.v_head_dim),
+        );
         let queries = match self.q_lora_rank {
             Some(rank) => rank * (hidden + query),
             None => hidden * query,
@@ -60,14 +68,24 @@ impl LatentAttention {
             ("qk_rope_head_dim", self.qk_rope_head_dim),
             ("v_head_dim", self.v_head_dim),
         ];
-        if let Some((name, size)) =
-            sizes.into_iter().find(|(_, size)| !(1..=LARGEST).contains(size))
+        if let Some((name, size)) = sizes
+            .into_iter()
+            .find(|(_, size)| !(1..=LARGEST).contains(size))
         {
             return refuse(format!("`{name}` is {size}, which no model has"));
         }
-        let DecoderConfig { heads, kv_heads, head_dim, .. } = *model;
+        let DecoderConfig {
+            heads,
+            kv_heads,
+            head_dim,
+            ..
+        } = *model;
         if head_dim != self.qk_head_dim() {
-            let Self { qk_nope_head_dim: nope, qk_rope_head_dim: rope, .. } = self;
+            let Self {
+                qk_nope_head_dim: nope,
+                qk_rope_head_dim: rope,
+                ..
+            } = self;
             return refuse(format!(
                 "`head_dim` is {head_dim}, and heads of latent attention are of {nope} + {rope}"
             ));
@@ -94,15 +112,21 @@ impl LatentAttention {
 impl DecoderConfig {
     /// The rotary embedding, where there is one: of heads, or of the features of them that are rotated.
     pub fn rope(&self) -> Option<RopeConfig> {
-        let Positions::Rotary { theta, scaling } = &self.positions else { return None };
+        let Positions::Rotary { theta, scaling } = &self.positions else {
+            return None;
+        };
         let (features, layout) = match &self.latent {
-            Some(LatentAttention { qk_rope_head_dim, interleaved: true, .. }) => {
-                (*qk_rope_head_dim, RopeLayout::Interleaved)
-            }
+            Some(LatentAttention {
+                qk_rope_head_dim,
+                interleaved: true,
+                ..
+            }) => (*qk_rope_head_dim, RopeLayout::Interleaved),
             Some(latent) => (latent.qk_rope_head_dim, RopeLayout::Halves),
             None => (self.head_dim, RopeLayout::Halves),
         };
-        let rope = RopeConfig::new(features).with_theta(*theta).with_scaling(scaling.clone());
+        let rope = RopeConfig::new(features)
+            .with_theta(*theta)
+            .with_scaling(scaling.clone());
         Some(rope.with_layout(layout))
     }
 
@@ -110,9 +134,10 @@ impl DecoderConfig {
     /// DeepSeek lets them grow.
     pub(super) fn softmax_scale(&self) -> Option<f64> {
         match &self.positions {
-            Positions::Rotary { scaling: RopeScaling::Yarn(yarn), .. } => {
-                Some((self.head_dim as f64).powf(-0.5) * yarn.score_factor())
-            }
+            Positions::Rotary {
+                scaling: RopeScaling::Yarn(yarn),
+                ..
+            } => Some((self.head_dim as f64).powf(-0.5) * yarn.score_factor()),
             _ => None,
         }
     }

@@ -81,7 +81,12 @@ impl Decoder {
     /// # Errors
     /// A share outside of `[0, 1)`.
     pub fn with_dropout(mut self, dropout: Dropout) -> Result<Self, ModelError> {
-        let Parts { group, sequence_parallel, zigzag, .. } = &self.parts;
+        let Parts {
+            group,
+            sequence_parallel,
+            zigzag,
+            ..
+        } = &self.parts;
         let blocks = self.blocks.into_iter().enumerate().map(|(index, block)| {
             let with = |block: Block| {
                 block.with_dropout(dropout, index, group, (*sequence_parallel, *zigzag))
@@ -164,11 +169,19 @@ impl Decoder {
 
     /// The vectors of tokens, and of their positions: of each sequence, or of all.
     pub(super) fn embed(&self, tokens: Tensor<2, Int>, positions: &[Vec<usize>]) -> Tensor<3> {
-        let x = self.embedding.as_ref().expect("a model begins with it").forward(tokens);
+        let x = self
+            .embedding
+            .as_ref()
+            .expect("a model begins with it")
+            .forward(tokens);
         match &self.positions {
             Some(vectors) => {
                 let vectors = vectors.forward_each(positions);
-                if vectors.dims() == x.dims() { x + vectors } else { add_positions(x, vectors) }
+                if vectors.dims() == x.dims() {
+                    x + vectors
+                } else {
+                    add_positions(x, vectors)
+                }
             }
             None => x,
         }
@@ -179,7 +192,8 @@ impl Decoder {
     }
 
     pub(super) fn normed(&self, x: Residual) -> Input<3> {
-        x.normed(self.norm.as_ref().expect("a model ends with it")).0
+        x.normed(self.norm.as_ref().expect("a model ends with it"))
+            .0
     }
 
     /// The output projection.
@@ -201,7 +215,11 @@ impl Decoder {
         device: &Device,
     ) -> Option<RopeTable> {
         let config = self.parts.config.rope()?;
-        let mut cached = self.parts.rope.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut cached = self
+            .parts
+            .rope
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         if let Some((place, held, table)) = &*cached
             && (place, *held, table.num_positions() * zigzag.ranks()) == (device, zigzag, seq_len)
         {

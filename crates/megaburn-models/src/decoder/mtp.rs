@@ -62,10 +62,19 @@ impl Mtp {
         let norm = || norm(config, &groups.tp, sequence_parallel, device);
         let eh_proj = ReplicatedLinearConfig::new(2 * config.hidden, config.hidden)
             .with_sequence_parallel(sequence_parallel)
-            .with_initializer(Initializer::Normal { mean: 0.0, std: 0.02 })
+            .with_initializer(Initializer::Normal {
+                mean: 0.0,
+                std: 0.02,
+            })
             .with_path(Some(format!("blocks.{index}.mtp.eh_proj")))
             .init(&groups.tp, device)?;
-        Ok(Self { enorm: norm(), hnorm: norm(), eh_proj, norm: norm(), dropout: None })
+        Ok(Self {
+            enorm: norm(),
+            hnorm: norm(),
+            eh_proj,
+            norm: norm(),
+            dropout: None,
+        })
     }
 
     /// The same part of block `index`, and what training drops of the vectors with which it begins.
@@ -77,17 +86,26 @@ impl Mtp {
         (sequence_parallel, zigzag): (bool, Zigzag),
     ) -> Result<Self, ModelError> {
         let layer = dropout.layer(&format!("blocks.{index}.mtp"), group, sequence_parallel)?;
-        Ok(Self { dropout: Some(layer.with_context(zigzag)), ..self })
+        Ok(Self {
+            dropout: Some(layer.with_context(zigzag)),
+            ..self
+        })
     }
 
     /// The same, of what a rank holds of sequences that ranks share.
     pub(super) fn with_context(self, zigzag: Zigzag) -> Self {
-        Self { dropout: self.dropout.map(|dropout| dropout.with_context(zigzag)), ..self }
+        Self {
+            dropout: self.dropout.map(|dropout| dropout.with_context(zigzag)),
+            ..self
+        }
     }
 
     /// The same, and whether the output projection computes the last norm once more.
     pub(super) fn with_recompute(self, recompute: Recompute) -> Self {
-        Self { norm: self.norm.with_recompute(recompute.norm), ..self }
+        Self {
+            norm: self.norm.with_recompute(recompute.norm),
+            ..self
+        }
     }
 
     /// The stream before the block.
@@ -116,7 +134,10 @@ impl Block {
     /// # Shapes
     /// `[S, B, H]` all (with sequence parallelism `[S / n, B, H]`)
     fn predict(&self, vectors: Tensor<3>, before: Tensor<3>, context: &TokenContext) -> Input<3> {
-        let mtp = self.mtp.as_ref().expect("the block predicts further tokens");
+        let mtp = self
+            .mtp
+            .as_ref()
+            .expect("the block predicts further tokens");
         let x = self.forward(mtp.joined(vectors, before, context), context);
         x.normed(&mtp.norm).0
     }
@@ -150,12 +171,27 @@ impl Stage<'_> {
         let mut before = model.normed(x);
         let main = model.loss_behind_norm(before.clone(), labels);
         let depths = model.mtp_blocks().count();
-        assert!(ahead.is_empty() || ahead.len() == depths, "of {depths} depths {}", ahead.len());
+        assert!(
+            ahead.is_empty() || ahead.len() == depths,
+            "of {depths} depths {}",
+            ahead.len()
+        );
         let mut mtp = Vec::with_capacity(ahead.len());
-        for ((block, again), Ahead { tokens, labels, counted }) in model.mtp_blocks().zip(ahead) {
+        for (
+            (block, again),
+            Ahead {
+                tokens,
+                labels,
+                counted,
+            },
+        ) in model.mtp_blocks().zip(ahead)
+        {
             let len = tokens.dims()[0] * self.zigzag().ranks();
             let context = self.context(len, counted.clone(), &tokens.device());
-            let embedding = model.embedding.as_ref().expect("a stage with a loss has it");
+            let embedding = model
+                .embedding
+                .as_ref()
+                .expect("a stage with a loss has it");
             let vectors = embedding.forward(tokens.clone());
             before = match again {
                 true => model
@@ -184,15 +220,20 @@ impl Decoder {
         let (layers, before) = (self.config().layers, self.blocks_of_last_stage());
         let recompute = self.parts.recompute;
         for (depth, place) in self.blocks[layers..].iter_mut().enumerate() {
-            *place = place.take().map(|block| match recompute.is_behind(before + depth) {
-                true => block.in_segment(false),
-                false => block.with_recompute(recompute),
-            });
+            *place = place
+                .take()
+                .map(|block| match recompute.is_behind(before + depth) {
+                    true => block.in_segment(false),
+                    false => block.with_recompute(recompute),
+                });
         }
         self
     }
 
     fn blocks_of_last_stage(&self) -> usize {
-        self.parts.stages.last().map_or(0, |stage| stage.layers.len())
+        self.parts
+            .stages
+            .last()
+            .map_or(0, |stage| stage.layers.len())
     }
 }

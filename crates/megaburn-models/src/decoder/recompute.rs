@@ -50,7 +50,11 @@ pub(crate) struct Segment {
 impl Recompute {
     /// Makes something that backward computes once more as it says.
     pub(crate) fn keeping<T>(self, make: impl FnOnce() -> T) -> T {
-        if self.keep_attention { keeping_attention(make) } else { make() }
+        if self.keep_attention {
+            keeping_attention(make)
+        } else {
+            make()
+        }
     }
 
     /// Those of a stage with so many blocks.
@@ -60,10 +64,20 @@ impl Recompute {
             Some(RecomputeBlocks::Uniform(group)) => (num_blocks, group.max(1)),
             Some(RecomputeBlocks::Block(first)) => (first.min(num_blocks), 1),
         };
-        let groups = (0..again).step_by(group).map(|start| start..(start + group).min(again));
-        let mut segments: Vec<_> = groups.map(|blocks| Segment { blocks, again: true }).collect();
+        let groups = (0..again)
+            .step_by(group)
+            .map(|start| start..(start + group).min(again));
+        let mut segments: Vec<_> = groups
+            .map(|blocks| Segment {
+                blocks,
+                again: true,
+            })
+            .collect();
         if again < num_blocks {
-            segments.push(Segment { blocks: again..num_blocks, again: false });
+            segments.push(Segment {
+                blocks: again..num_blocks,
+                again: false,
+            });
         }
         segments
     }
@@ -100,9 +114,21 @@ mod tests {
         #[case] again: &[(usize, usize)],
         #[case] kept: Option<(usize, usize)>,
     ) {
-        let segment = |again| move |(start, end)| Segment { blocks: start..end, again };
-        let expected = again.iter().copied().map(segment(true)).chain(kept.map(segment(false)));
-        let recompute = Recompute { blocks, ..Recompute::default() };
+        let segment = |again| {
+            move |(start, end)| Segment {
+                blocks: start..end,
+                again,
+            }
+        };
+        let expected = again
+            .iter()
+            .copied()
+            .map(segment(true))
+            .chain(kept.map(segment(false)));
+        let recompute = Recompute {
+            blocks,
+            ..Recompute::default()
+        };
         assert_eq!(recompute.segments(num_blocks), expected.collect::<Vec<_>>());
     }
 }

@@ -57,7 +57,10 @@ impl Decoder {
     /// Which of the stages of this rank the parameter at `path` is of; the first of two that use it.
     pub fn chunk_of(&self, path: &str) -> usize {
         let mut names = path.split('.');
-        let (name, number) = (names.next(), names.next().and_then(|n| n.parse::<usize>().ok()));
+        let (name, number) = (
+            names.next(),
+            names.next().and_then(|n| n.parse::<usize>().ok()),
+        );
         let has = |stage: &StageLayers| match (name, number) {
             (Some("blocks"), Some(number)) if number < self.config().layers => {
                 stage.layers.contains(&number)
@@ -85,14 +88,20 @@ impl<'a> Stage<'a> {
     /// The same in training of `tokens`: it drops what the model was [told](Decoder::with_dropout) to.
     #[must_use]
     pub fn training(self, tokens: TokenBlock) -> Self {
-        Self { block: Some(tokens), ..self }
+        Self {
+            block: Some(tokens),
+            ..self
+        }
     }
 
     /// The same in training, where the loss is multiplied with `factor` before backward: so is what the layers
     /// add to it.
     #[must_use]
     pub fn with_loss_factor(self, factor: f64) -> Self {
-        Self { loss_factor: Some(factor), ..self }
+        Self {
+            loss_factor: Some(factor),
+            ..self
+        }
     }
 
     /// The same of tokens of which only some are [asked for something](TokenContext::counted); of none, all.
@@ -127,7 +136,9 @@ impl<'a> Stage<'a> {
 
     /// What of each sequence this rank holds.
     pub(super) fn zigzag(&self) -> Zigzag {
-        self.parallel.as_ref().map_or(self.model.parts.zigzag, ContextParallel::zigzag)
+        self.parallel
+            .as_ref()
+            .map_or(self.model.parts.zigzag, ContextParallel::zigzag)
     }
 
     /// The stream behind the first stage.
@@ -135,7 +146,12 @@ impl<'a> Stage<'a> {
     /// # Shapes
     /// tokens `[S, B]`
     pub fn from_tokens(&self, tokens: Tensor<2, Int>) -> Residual {
-        let Self { model, block, documents, .. } = self;
+        let Self {
+            model,
+            block,
+            documents,
+            ..
+        } = self;
         let len = tokens.dims()[0] * self.zigzag().ranks();
         let positions = match model.has_position_vectors() {
             true => model.positions_of(len, self.zigzag(), documents.as_ref()),
@@ -156,7 +172,11 @@ impl<'a> Stage<'a> {
     /// `[S, B, H]`, with sequence parallelism `[S / n, B, H]`; unchanged
     pub fn from_stream(&self, x: Tensor<3>) -> Residual {
         let parts = &self.model.parts;
-        let splits = if parts.sequence_parallel { parts.group.size() } else { 1 };
+        let splits = if parts.sequence_parallel {
+            parts.group.size()
+        } else {
+            1
+        };
         let len = x.dims()[0] * splits * self.zigzag().ranks();
         let device = x.device().inner();
         self.through_blocks(x.into(), len, &device)
@@ -182,7 +202,9 @@ impl<'a> Stage<'a> {
     fn through_blocks(&self, x: Residual, len: usize, device: &Device) -> Residual {
         let context = self.context(len, self.counted.clone(), device);
         let blocks: Vec<&Block> = self.blocks().collect();
-        let Parts { recompute, offload, .. } = &self.model.parts;
+        let Parts {
+            recompute, offload, ..
+        } = &self.model.parts;
         let segments = recompute.segments(blocks.len());
         offload.begin();
         let through = |x, Segment { blocks: of, again }| {
@@ -207,14 +229,32 @@ impl<'a> Stage<'a> {
         counted: Option<Arc<[bool]>>,
         device: &Device,
     ) -> TokenContext {
-        let Self { model, loss_factor, block, documents, parallel, .. } = self.clone();
+        let Self {
+            model,
+            loss_factor,
+            block,
+            documents,
+            parallel,
+            ..
+        } = self.clone();
         let rope = model.rope_of(len, self.zigzag(), documents.as_ref(), device);
-        TokenContext { rope, loss_factor, counted, block, documents, parallel }
+        TokenContext {
+            rope,
+            loss_factor,
+            counted,
+            block,
+            documents,
+            parallel,
+        }
     }
 
     /// Its blocks.
     pub(super) fn blocks(&self) -> impl Iterator<Item = &Block> {
-        let of_rank = self.layers.layers.clone().map(|index| &self.model.blocks[index]);
+        let of_rank = self
+            .layers
+            .layers
+            .clone()
+            .map(|index| &self.model.blocks[index]);
         of_rank.map(|block| block.as_ref().expect("a stage has its blocks"))
     }
 }
@@ -225,7 +265,9 @@ fn again_through(blocks: &[&Block], x: Residual, context: TokenContext) -> Resid
     let blocks: Vec<Block> = blocks.iter().copied().cloned().collect();
     recomputed_stream(&blocks, normed, x, move |blocks, normed, x| {
         let x = blocks[0].behind_norm(normed, x, &context);
-        blocks[1..].iter().fold(x, |x, block| block.forward(x, &context))
+        blocks[1..]
+            .iter()
+            .fold(x, |x, block| block.forward(x, &context))
     })
 }
 
@@ -255,16 +297,34 @@ mod tests {
     fn chunks(family: Family, tied: bool, stages: &[StageLayers]) -> Vec<(String, usize)> {
         let (vocab, hidden, layers) = (16, 8, 6);
         let (ffn, heads, kv_heads, head_dim, max_seq_len) = (8, 2, 2, 4, 4);
-        let sizes = DecoderConfig { vocab, hidden, ffn, layers, ..family.template() };
-        let config = DecoderConfig { heads, kv_heads, head_dim, max_seq_len, tied, ..sizes };
+        let sizes = DecoderConfig {
+            vocab,
+            hidden,
+            ffn,
+            layers,
+            ..family.template()
+        };
+        let config = DecoderConfig {
+            heads,
+            kv_heads,
+            head_dim,
+            max_seq_len,
+            tied,
+            ..sizes
+        };
         let group = Group::single(0);
-        let model = config.init_stages(stages, &group, false, &Device::flex()).unwrap();
+        let model = config
+            .init_stages(stages, &group, false, &Device::flex())
+            .unwrap();
         let mut found: Vec<_> = lazy_params(&model)
             .into_iter()
             .map(|param| {
                 let mut names = param.path.split('.');
                 let name = names.next().expect("a path has a name");
-                let number = names.next().filter(|_| name == "blocks").unwrap_or_default();
+                let number = names
+                    .next()
+                    .filter(|_| name == "blocks")
+                    .unwrap_or_default();
                 (format!("{name}{number}"), model.chunk_of(&param.path))
             })
             .collect();
@@ -274,12 +334,23 @@ mod tests {
 
     #[test]
     fn a_parameter_is_of_the_stage_that_uses_it() {
-        let stage = |embedding, layers, loss| StageLayers { embedding, layers, loss };
+        let stage = |embedding, layers, loss| StageLayers {
+            embedding,
+            layers,
+            loss,
+        };
         let of = |expected: &[(&str, usize)]| {
-            expected.iter().map(|(name, chunk)| (name.to_string(), *chunk)).collect::<Vec<_>>()
+            expected
+                .iter()
+                .map(|(name, chunk)| (name.to_string(), *chunk))
+                .collect::<Vec<_>>()
         };
         // A rank that has both ends, and one that has the last only.
-        let both = [stage(true, 0..2, false), stage(false, 2..2, false), stage(false, 5..6, true)];
+        let both = [
+            stage(true, 0..2, false),
+            stage(false, 2..2, false),
+            stage(false, 5..6, true),
+        ];
         let expected = of(&[
             ("embedding", 0),
             ("positions", 0),

@@ -25,10 +25,22 @@ pub(super) const SPEC: FamilySpec = FamilySpec {
 
 /// DeepSeek-V3 names its tensors like this too.
 pub(super) const KEYS: &[Key] = &[
-    Key::linear("blocks.*.attention.q.weight", &["model.layers.*.self_attn.q_proj.weight"]),
-    Key::linear("blocks.*.attention.q_down.weight", &["model.layers.*.self_attn.q_a_proj.weight"]),
-    Key::plain("blocks.*.attention.q_norm.gamma", "model.layers.*.self_attn.q_a_layernorm.weight"),
-    Key::linear("blocks.*.attention.q_up.weight", &["model.layers.*.self_attn.q_b_proj.weight"]),
+    Key::linear(
+        "blocks.*.attention.q.weight",
+        &["model.layers.*.self_attn.q_proj.weight"],
+    ),
+    Key::linear(
+        "blocks.*.attention.q_down.weight",
+        &["model.layers.*.self_attn.q_a_proj.weight"],
+    ),
+    Key::plain(
+        "blocks.*.attention.q_norm.gamma",
+        "model.layers.*.self_attn.q_a_layernorm.weight",
+    ),
+    Key::linear(
+        "blocks.*.attention.q_up.weight",
+        &["model.layers.*.self_attn.q_b_proj.weight"],
+    ),
     Key::linear(
         "blocks.*.attention.kv_down.weight",
         &["model.layers.*.self_attn.kv_a_proj_with_mqa.weight"],
@@ -37,7 +49,10 @@ pub(super) const KEYS: &[Key] = &[
         "blocks.*.attention.kv_norm.gamma",
         "model.layers.*.self_attn.kv_a_layernorm.weight",
     ),
-    Key::linear("blocks.*.attention.kv_up.weight", &["model.layers.*.self_attn.kv_b_proj.weight"]),
+    Key::linear(
+        "blocks.*.attention.kv_up.weight",
+        &["model.layers.*.self_attn.kv_b_proj.weight"],
+    ),
     Key::linear(
         "blocks.*.moe.shared.up.weight",
         &[
@@ -124,7 +139,11 @@ pub(super) fn read_sizes(
         v_head_dim: json.size("v_head_dim")?,
         interleaved: true,
     };
-    Ok(DecoderConfig { head_dim: latent.qk_head_dim(), latent: Some(latent), ..sizes })
+    Ok(DecoderConfig {
+        head_dim: latent.qk_head_dim(),
+        latent: Some(latent),
+        ..sizes
+    })
 }
 
 /// The experts of both, which are chosen as `how` says. The first `first_k_dense_replace` layers
@@ -138,7 +157,7 @@ pub(super) fn read_experts(
     let shared = json.size("n_shared_experts")?;
     if shared == 0 {
         return Err(
-            "`n_shared_experts` is 0, and Transformers' model always has a shared one".into()
+            "`n_shared_experts` is 0, and Transformers' model always has a shared one".into(),
         );
     }
     Ok(Experts {
@@ -158,7 +177,12 @@ fn read(json: &HfJson<'_>) -> Result<DecoderConfig, String> {
     // Transformers does not read it.
     json.only("norm_topk_prob", false)?;
     let config = read_sizes(json, template())?;
-    let DecoderConfig { hidden, heads, layers, .. } = config;
+    let DecoderConfig {
+        hidden,
+        heads,
+        layers,
+        ..
+    } = config;
     if heads > 0 && !hidden.is_multiple_of(heads) {
         return Err(format!(
             "`hidden_size` {hidden} is not a multiple of `num_attention_heads` {heads}, which Transformers refuses"
@@ -174,7 +198,11 @@ fn read(json: &HfJson<'_>) -> Result<DecoderConfig, String> {
             ));
         }
     };
-    let how = Experts { normalise: false, groups, ..Experts::new(1, 1, 1) };
+    let how = Experts {
+        normalise: false,
+        groups,
+        ..Experts::new(1, 1, 1)
+    };
     let experts = Some(read_experts(json, layers, how)?);
     Ok(DecoderConfig { experts, ..config })
 }

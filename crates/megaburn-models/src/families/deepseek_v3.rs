@@ -24,8 +24,10 @@ pub(super) const SPEC: FamilySpec = FamilySpec {
     ..llama::SPEC
 };
 
-const KEYS: &[Key] =
-    &[Key::buffer("blocks.*.moe.router.bias", "model.layers.*.mlp.gate.e_score_correction_bias")];
+const KEYS: &[Key] = &[Key::buffer(
+    "blocks.*.moe.router.bias",
+    "model.layers.*.mlp.gate.e_score_correction_bias",
+)];
 
 const DEFAULTS: &[KeyDefault] = &[
     KeyDefault::or_nothing("num_key_value_heads", Meaning::Size(128)),
@@ -54,7 +56,11 @@ fn template() -> DecoderConfig {
         ..experts
     };
     let experts = parts.experts.map(how);
-    DecoderConfig { family: Family::DeepseekV3, experts, ..parts }
+    DecoderConfig {
+        family: Family::DeepseekV3,
+        experts,
+        ..parts
+    }
 }
 
 fn read(json: &HfJson<'_>) -> Result<DecoderConfig, String> {
@@ -76,8 +82,15 @@ fn read(json: &HfJson<'_>) -> Result<DecoderConfig, String> {
     };
     let experts = Some(deepseek_v2::read_experts(json, config.layers, how)?);
     let interleaved = json.flag("rope_interleave")?;
-    let latent = config.latent.map(|latent| LatentAttention { interleaved, ..latent });
-    Ok(DecoderConfig { experts, latent, ..config })
+    let latent = config.latent.map(|latent| LatentAttention {
+        interleaved,
+        ..latent
+    });
+    Ok(DecoderConfig {
+        experts,
+        latent,
+        ..config
+    })
 }
 
 fn write(config: &DecoderConfig) -> Value {
@@ -86,7 +99,11 @@ fn write(config: &DecoderConfig) -> Value {
     let [groups, kept, _] = groups.unwrap_or([1, 1, 1]);
     json["n_group"] = groups.into();
     json["topk_group"] = kept.into();
-    json["rope_interleave"] = config.latent.as_ref().is_none_or(|of| of.interleaved).into();
+    json["rope_interleave"] = config
+        .latent
+        .as_ref()
+        .is_none_or(|of| of.interleaved)
+        .into();
     // Where it is absent, Transformers means 1.
     json["num_nextn_predict_layers"] = config.mtp_layers.into();
     json

@@ -28,17 +28,29 @@ impl KeyDefault {
     /// A key of which null means the same as its absence. The classes of today refuse null for most
     /// of these.
     pub(super) const fn same(key: &'static str, meaning: Meaning) -> Self {
-        Self { key, absent: meaning, null: meaning }
+        Self {
+            key,
+            absent: meaning,
+            null: meaning,
+        }
     }
 
     /// A key that null leaves without a value.
     pub(super) const fn or_nothing(key: &'static str, absent: Meaning) -> Self {
-        Self { key, absent, null: Meaning::Nothing }
+        Self {
+            key,
+            absent,
+            null: Meaning::Nothing,
+        }
     }
 
     /// A flag that null switches off: the model only asks whether it is true.
     pub(super) const fn or_false(key: &'static str, absent: bool) -> Self {
-        Self { key, absent: Meaning::Flag(absent), null: Meaning::Flag(false) }
+        Self {
+            key,
+            absent: Meaning::Flag(absent),
+            null: Meaning::Flag(false),
+        }
     }
 }
 

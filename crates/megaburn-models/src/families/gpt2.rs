@@ -41,25 +41,52 @@ const KEYS: &[Key] = &[
     Key::plain("norm.gamma", "transformer.ln_f.weight"),
     Key::plain("norm.beta", "transformer.ln_f.bias"),
     Key::plain("head.weight", "lm_head.weight"),
-    Key::plain("blocks.*.attention_norm.gamma", "transformer.h.*.ln_1.weight"),
+    Key::plain(
+        "blocks.*.attention_norm.gamma",
+        "transformer.h.*.ln_1.weight",
+    ),
     Key::plain("blocks.*.attention_norm.beta", "transformer.h.*.ln_1.bias"),
-    Key::plain("blocks.*.attention.qkv.weight", "transformer.h.*.attn.c_attn.weight"),
-    Key::plain("blocks.*.attention.qkv.bias", "transformer.h.*.attn.c_attn.bias"),
-    Key::plain("blocks.*.attention.output.weight", "transformer.h.*.attn.c_proj.weight"),
-    Key::plain("blocks.*.attention.output.bias", "transformer.h.*.attn.c_proj.bias"),
+    Key::plain(
+        "blocks.*.attention.qkv.weight",
+        "transformer.h.*.attn.c_attn.weight",
+    ),
+    Key::plain(
+        "blocks.*.attention.qkv.bias",
+        "transformer.h.*.attn.c_attn.bias",
+    ),
+    Key::plain(
+        "blocks.*.attention.output.weight",
+        "transformer.h.*.attn.c_proj.weight",
+    ),
+    Key::plain(
+        "blocks.*.attention.output.bias",
+        "transformer.h.*.attn.c_proj.bias",
+    ),
     Key::plain("blocks.*.mlp_norm.gamma", "transformer.h.*.ln_2.weight"),
     Key::plain("blocks.*.mlp_norm.beta", "transformer.h.*.ln_2.bias"),
     Key::plain("blocks.*.mlp.up.weight", "transformer.h.*.mlp.c_fc.weight"),
     Key::plain("blocks.*.mlp.up.bias", "transformer.h.*.mlp.c_fc.bias"),
-    Key::plain("blocks.*.mlp.down.weight", "transformer.h.*.mlp.c_proj.weight"),
+    Key::plain(
+        "blocks.*.mlp.down.weight",
+        "transformer.h.*.mlp.c_proj.weight",
+    ),
     Key::plain("blocks.*.mlp.down.bias", "transformer.h.*.mlp.c_proj.bias"),
     Key::plain("blocks.*.mtp.enorm.gamma", "transformer.h.*.enorm.weight"),
     Key::plain("blocks.*.mtp.enorm.beta", "transformer.h.*.enorm.bias"),
     Key::plain("blocks.*.mtp.hnorm.gamma", "transformer.h.*.hnorm.weight"),
     Key::plain("blocks.*.mtp.hnorm.beta", "transformer.h.*.hnorm.bias"),
-    Key::plain("blocks.*.mtp.eh_proj.weight", "transformer.h.*.eh_proj.weight"),
-    Key::plain("blocks.*.mtp.norm.gamma", "transformer.h.*.shared_head.norm.weight"),
-    Key::plain("blocks.*.mtp.norm.beta", "transformer.h.*.shared_head.norm.bias"),
+    Key::plain(
+        "blocks.*.mtp.eh_proj.weight",
+        "transformer.h.*.eh_proj.weight",
+    ),
+    Key::plain(
+        "blocks.*.mtp.norm.gamma",
+        "transformer.h.*.shared_head.norm.weight",
+    ),
+    Key::plain(
+        "blocks.*.mtp.norm.beta",
+        "transformer.h.*.shared_head.norm.bias",
+    ),
 ];
 
 fn template() -> DecoderConfig {
@@ -85,7 +112,9 @@ fn read(json: &HfJson<'_>) -> Result<DecoderConfig, String> {
     json.only("add_cross_attention", false)?;
     let (hidden, heads) = (json.size("n_embd")?, json.size("n_head")?);
     if heads == 0 || !hidden.is_multiple_of(heads) {
-        return Err(format!("`n_embd` {hidden} is no multiple of `n_head` {heads}"));
+        return Err(format!(
+            "`n_embd` {hidden} is no multiple of `n_head` {heads}"
+        ));
     }
     Ok(DecoderConfig {
         vocab: json.size("vocab_size")?,

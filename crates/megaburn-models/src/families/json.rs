@@ -26,7 +26,11 @@ impl<'a> HfJson<'a> {
     }
 
     fn default(&self, key: &str) -> Option<&'a KeyDefault> {
-        self.defaults.iter().copied().flatten().find(|default| default.key == key)
+        self.defaults
+            .iter()
+            .copied()
+            .flatten()
+            .find(|default| default.key == key)
     }
 
     /// The value of a key, or what its absence or null means; none where that is nothing.
@@ -36,12 +40,19 @@ impl<'a> HfJson<'a> {
         }
         let default = self.default(key)?;
         let is_null = self.json.get(key).is_some();
-        let meaning = if is_null { default.null } else { default.absent };
+        let meaning = if is_null {
+            default.null
+        } else {
+            default.absent
+        };
         (meaning != Meaning::Nothing).then(|| Cow::Owned(meaning.to_json()))
     }
 
     fn required<T>(&self, key: &str, found: Option<T>) -> Result<T, String> {
-        let has_default = || self.default(key).is_some_and(|of| of.absent != Meaning::Nothing);
+        let has_default = || {
+            self.default(key)
+                .is_some_and(|of| of.absent != Meaning::Nothing)
+        };
         found.ok_or_else(|| match has_default() {
             true => {
                 format!("`{key}` is null, which the family's model cannot use: write its value")
@@ -63,7 +74,9 @@ impl<'a> HfJson<'a> {
     /// # Errors
     /// It is something else, or more than any model has.
     pub fn optional_size(&self, key: &str) -> Result<Option<usize>, String> {
-        self.meant(key).map(|value| as_size(key, &value, LARGEST)).transpose()
+        self.meant(key)
+            .map(|value| as_size(key, &value, LARGEST))
+            .transpose()
     }
 
     /// A number of layers: a model has far fewer of them than features or tokens.
@@ -79,7 +92,9 @@ impl<'a> HfJson<'a> {
     /// # Errors
     /// It is no whole number, or more than any model has.
     pub fn optional_layers(&self, key: &str) -> Result<Option<usize>, String> {
-        self.meant(key).map(|value| as_size(key, &value, MOST_LAYERS)).transpose()
+        self.meant(key)
+            .map(|value| as_size(key, &value, MOST_LAYERS))
+            .transpose()
     }
 
     /// Whole numbers; none if the key is absent.
@@ -87,10 +102,14 @@ impl<'a> HfJson<'a> {
     /// # Errors
     /// It is something else, or one of them is more than any model has.
     pub fn sizes(&self, key: &str) -> Result<Vec<usize>, String> {
-        let Some(value) = self.get(key) else { return Ok(Vec::new()) };
+        let Some(value) = self.get(key) else {
+            return Ok(Vec::new());
+        };
         let all = value.as_array();
         let all = all.ok_or_else(|| format!("`{key}` is {value}, expected a list of numbers"))?;
-        all.iter().map(|value| as_size(key, value, LARGEST)).collect()
+        all.iter()
+            .map(|value| as_size(key, value, LARGEST))
+            .collect()
     }
 
     /// A number.
@@ -107,7 +126,9 @@ impl<'a> HfJson<'a> {
     /// It is something else.
     pub fn optional_number(&self, key: &str) -> Result<Option<f64>, String> {
         let read = |value: Cow<'_, Value>| {
-            value.as_f64().ok_or_else(|| format!("`{key}` is {value}, expected a number"))
+            value
+                .as_f64()
+                .ok_or_else(|| format!("`{key}` is {value}, expected a number"))
         };
         self.meant(key).map(read).transpose()
     }
@@ -126,7 +147,9 @@ impl<'a> HfJson<'a> {
     /// It is something else.
     pub fn optional_flag(&self, key: &str) -> Result<Option<bool>, String> {
         let read = |value: Cow<'_, Value>| {
-            value.as_bool().ok_or_else(|| format!("`{key}` is {value}, expected true or false"))
+            value
+                .as_bool()
+                .ok_or_else(|| format!("`{key}` is {value}, expected true or false"))
         };
         self.meant(key).map(read).transpose()
     }
@@ -139,9 +162,9 @@ impl<'a> HfJson<'a> {
     pub fn only(&self, key: &str, value: impl Into<Value>) -> Result<(), String> {
         let expected = value.into();
         match self.meant(key) {
-            Some(found) if !is_same(&found, &expected) => {
-                Err(format!("`{key}` is {found}, and only {expected} is supported"))
-            }
+            Some(found) if !is_same(&found, &expected) => Err(format!(
+                "`{key}` is {found}, and only {expected} is supported"
+            )),
             _ => Ok(()),
         }
     }
@@ -172,10 +195,15 @@ impl<'a> HfJson<'a> {
     /// An entry that is neither that nor `sliding_attention`, or another number of entries than
     /// `layers`.
     pub fn full_layers(&self, layers: usize) -> Result<Option<Vec<usize>>, String> {
-        let Some(types) = self.get("layer_types") else { return Ok(None) };
+        let Some(types) = self.get("layer_types") else {
+            return Ok(None);
+        };
         let types = types.as_array().map(Vec::as_slice).unwrap_or_default();
         if types.len() != layers {
-            return Err(format!("`layer_types` has {} entries for {layers} layers", types.len()));
+            return Err(format!(
+                "`layer_types` has {} entries for {layers} layers",
+                types.len()
+            ));
         }
         let mut full = Vec::new();
         for (layer, kind) in types.iter().enumerate() {

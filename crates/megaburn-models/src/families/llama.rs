@@ -44,8 +44,14 @@ pub(super) const KEYS: &[Key] = &[
     Key::plain("embedding.weight", "model.embed_tokens.weight"),
     Key::plain("norm.gamma", "model.norm.weight"),
     Key::plain("head.weight", "lm_head.weight"),
-    Key::plain("blocks.*.attention_norm.gamma", "model.layers.*.input_layernorm.weight"),
-    Key::plain("blocks.*.mlp_norm.gamma", "model.layers.*.post_attention_layernorm.weight"),
+    Key::plain(
+        "blocks.*.attention_norm.gamma",
+        "model.layers.*.input_layernorm.weight",
+    ),
+    Key::plain(
+        "blocks.*.mlp_norm.gamma",
+        "model.layers.*.post_attention_layernorm.weight",
+    ),
     Key::linear(
         "blocks.*.attention.qkv.weight",
         &[
@@ -62,23 +68,47 @@ pub(super) const KEYS: &[Key] = &[
             "model.layers.*.self_attn.v_proj.bias",
         ],
     ),
-    Key::linear("blocks.*.attention.output.weight", &["model.layers.*.self_attn.o_proj.weight"]),
-    Key::plain("blocks.*.attention.output.bias", "model.layers.*.self_attn.o_proj.bias"),
+    Key::linear(
+        "blocks.*.attention.output.weight",
+        &["model.layers.*.self_attn.o_proj.weight"],
+    ),
+    Key::plain(
+        "blocks.*.attention.output.bias",
+        "model.layers.*.self_attn.o_proj.bias",
+    ),
     Key::linear(
         "blocks.*.mlp.up.weight",
-        &["model.layers.*.mlp.gate_proj.weight", "model.layers.*.mlp.up_proj.weight"],
+        &[
+            "model.layers.*.mlp.gate_proj.weight",
+            "model.layers.*.mlp.up_proj.weight",
+        ],
     ),
     Key::joined(
         "blocks.*.mlp.up.bias",
-        &["model.layers.*.mlp.gate_proj.bias", "model.layers.*.mlp.up_proj.bias"],
+        &[
+            "model.layers.*.mlp.gate_proj.bias",
+            "model.layers.*.mlp.up_proj.bias",
+        ],
     ),
-    Key::linear("blocks.*.mlp.down.weight", &["model.layers.*.mlp.down_proj.weight"]),
-    Key::plain("blocks.*.mlp.down.bias", "model.layers.*.mlp.down_proj.bias"),
+    Key::linear(
+        "blocks.*.mlp.down.weight",
+        &["model.layers.*.mlp.down_proj.weight"],
+    ),
+    Key::plain(
+        "blocks.*.mlp.down.bias",
+        "model.layers.*.mlp.down_proj.bias",
+    ),
     // What layers that predict further tokens have beside, as DeepSeek-V3 names it.
     Key::plain("blocks.*.mtp.enorm.gamma", "model.layers.*.enorm.weight"),
     Key::plain("blocks.*.mtp.hnorm.gamma", "model.layers.*.hnorm.weight"),
-    Key::linear("blocks.*.mtp.eh_proj.weight", &["model.layers.*.eh_proj.weight"]),
-    Key::plain("blocks.*.mtp.norm.gamma", "model.layers.*.shared_head.norm.weight"),
+    Key::linear(
+        "blocks.*.mtp.eh_proj.weight",
+        &["model.layers.*.eh_proj.weight"],
+    ),
+    Key::plain(
+        "blocks.*.mtp.norm.gamma",
+        "model.layers.*.shared_head.norm.weight",
+    ),
 ];
 
 pub(super) fn template() -> DecoderConfig {
@@ -92,7 +122,10 @@ pub(super) fn template() -> DecoderConfig {
         kv_heads: 2,
         head_dim: 32,
         max_seq_len: 128,
-        positions: Positions::Rotary { theta: 10_000.0, scaling: RopeScaling::None },
+        positions: Positions::Rotary {
+            theta: 10_000.0,
+            scaling: RopeScaling::None,
+        },
         norm: NormKind::Rms,
         norm_eps: 1e-5,
         activation: Activation::SwiGlu,
@@ -123,7 +156,9 @@ pub(super) fn read_sizes(
         layers: json.layers("num_hidden_layers")?,
         heads,
         kv_heads: json.optional_size("num_key_value_heads")?.unwrap_or(heads),
-        head_dim: json.optional_size("head_dim")?.unwrap_or(hidden / heads.max(1)),
+        head_dim: json
+            .optional_size("head_dim")?
+            .unwrap_or(hidden / heads.max(1)),
         max_seq_len: json.size("max_position_embeddings")?,
         positions: json.rotary()?,
         norm_eps: json.number("rms_norm_eps")?,

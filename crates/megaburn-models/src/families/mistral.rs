@@ -25,7 +25,10 @@ const DEFAULTS: &[KeyDefault] = &[
 ];
 
 fn template() -> DecoderConfig {
-    DecoderConfig { family: Family::Mistral, ..llama::template() }
+    DecoderConfig {
+        family: Family::Mistral,
+        ..llama::template()
+    }
 }
 
 fn read(json: &HfJson<'_>) -> Result<DecoderConfig, String> {

@@ -30,7 +30,10 @@ const DEFAULTS: &[KeyDefault] = &[
 ];
 
 const KEYS: &[Key] = &[
-    Key::linear("blocks.*.moe.router.weight", &["model.layers.*.block_sparse_moe.gate.weight"]),
+    Key::linear(
+        "blocks.*.moe.router.weight",
+        &["model.layers.*.block_sparse_moe.gate.weight"],
+    ),
     Key::linear(
         "blocks.*.moe.experts.*.up.weight",
         &[
@@ -47,16 +50,27 @@ const KEYS: &[Key] = &[
 fn template() -> DecoderConfig {
     let parts = llama::template();
     let experts = Some(Experts::new(8, 2, parts.ffn));
-    DecoderConfig { family: Family::Mixtral, experts, ..parts }
+    DecoderConfig {
+        family: Family::Mixtral,
+        experts,
+        ..parts
+    }
 }
 
 fn read(json: &HfJson<'_>) -> Result<DecoderConfig, String> {
     // Transformers' only at training.
     json.only("router_jitter_noise", 0.0)?;
     let config = llama::read_sizes(json, template())?;
-    let (num, top_k) = (json.size("num_local_experts")?, json.size("num_experts_per_tok")?);
+    let (num, top_k) = (
+        json.size("num_local_experts")?,
+        json.size("num_experts_per_tok")?,
+    );
     let experts = Some(Experts::new(num, top_k, config.ffn));
-    Ok(DecoderConfig { window: json.optional_size("sliding_window")?, experts, ..config })
+    Ok(DecoderConfig {
+        window: json.optional_size("sliding_window")?,
+        experts,
+        ..config
+    })
 }
 
 fn write(config: &DecoderConfig) -> Value {

@@ -126,7 +126,9 @@ impl FromStr for Family {
     type Err = ModelError;
 
     fn from_str(text: &str) -> Result<Self, ModelError> {
-        let found = Self::ALL.into_iter().find(|family| family.spec().model_type == text);
+        let found = Self::ALL
+            .into_iter()
+            .find(|family| family.spec().model_type == text);
         found.ok_or_else(|| {
             let known = Self::ALL.map(|family| family.to_string()).join(", ");
             ModelError::Config(format!("family `{text}` is not known; {known} are"))
@@ -143,7 +145,10 @@ impl DecoderConfig {
     /// Another architecture, a missing value, or one that would change what the model computes and
     /// is not supported.
     pub fn from_hf(json: &Value, path: &Path) -> Result<Self, ModelError> {
-        let fail = |why| ModelError::File { path: path.to_path_buf(), why };
+        let fail = |why| ModelError::File {
+            path: path.to_path_buf(),
+            why,
+        };
         let config = read(json).map_err(fail)?;
         unread::warn(&unread::unread(json, config.family).map_err(fail)?, path);
         Ok(config)
@@ -174,7 +179,10 @@ impl DecoderConfig {
         let said = read(&self.to_hf()).map_err(ModelError::Config)?;
         let [said, own] = [serde_json::json!(said), serde_json::json!(self)];
         let fields = own.as_object().into_iter().flatten();
-        match fields.into_iter().find(|(name, value)| said.get(name.as_str()) != Some(value)) {
+        match fields
+            .into_iter()
+            .find(|(name, value)| said.get(name.as_str()) != Some(value))
+        {
             Some((name, value)) => Err(ModelError::Config(format!(
                 "`{name}` is {value}, and the config.json of a {} has no word for that (it would \
                  mean {}): choose another family",
@@ -189,14 +197,25 @@ impl DecoderConfig {
 const MTP_LAYERS: &str = "num_nextn_predict_layers";
 
 fn read(json: &Value) -> Result<DecoderConfig, String> {
-    let known = || Family::ALL.map(|family| family.spec().architecture).join(", ");
-    let found = json["architectures"].get(0).or(json.get("architectures")).and_then(Value::as_str);
+    let known = || {
+        Family::ALL
+            .map(|family| family.spec().architecture)
+            .join(", ")
+    };
+    let found = json["architectures"]
+        .get(0)
+        .or(json.get("architectures"))
+        .and_then(Value::as_str);
     let found =
         found.ok_or_else(|| format!("`architectures` is missing; it names one of {}", known()))?;
-    let family = Family::ALL.into_iter().find(|family| family.spec().architecture == found);
+    let family = Family::ALL
+        .into_iter()
+        .find(|family| family.spec().architecture == found);
     let family = family
         .ok_or_else(|| format!("architecture `{found}` is not supported; {} are", known()))?;
-    let model_type = json["model_type"].as_str().unwrap_or(family.spec().model_type);
+    let model_type = json["model_type"]
+        .as_str()
+        .unwrap_or(family.spec().model_type);
     if model_type != family.spec().model_type {
         return Err(format!(
             "`model_type` is {model_type}, and the architecture `{found}` is of {family}: one of the \
@@ -204,13 +223,18 @@ fn read(json: &Value) -> Result<DecoderConfig, String> {
         ));
     }
     if !json["quantization_config"].is_null() {
-        return Err("`quantization_config` is set: quantized weights are not supported; take the \
+        return Err(
+            "`quantization_config` is set: quantized weights are not supported; take the \
                     checkpoint in bf16"
-            .into());
+                .into(),
+        );
     }
     let json = HfJson::new(json, family.spec().defaults);
     let mtp_layers = json.optional_layers(MTP_LAYERS)?.unwrap_or(0);
-    let config = DecoderConfig { mtp_layers, ..(family.spec().read)(&json)? };
+    let config = DecoderConfig {
+        mtp_layers,
+        ..(family.spec().read)(&json)?
+    };
     config.validate().map_err(|error| error.to_string())?;
     Ok(config)
 }

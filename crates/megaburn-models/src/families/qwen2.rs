@@ -29,7 +29,12 @@ pub(super) const DEFAULTS: &[KeyDefault] = &[
 ];
 
 fn template() -> DecoderConfig {
-    DecoderConfig { family: Family::Qwen2, qkv_bias: true, norm_eps: 1e-6, ..llama::template() }
+    DecoderConfig {
+        family: Family::Qwen2,
+        qkv_bias: true,
+        norm_eps: 1e-6,
+        ..llama::template()
+    }
 }
 
 fn read(json: &HfJson<'_>) -> Result<DecoderConfig, String> {
@@ -47,8 +52,14 @@ pub(super) fn with_window(
         return Ok(config);
     };
     let first = json.size("max_window_layers")?.min(config.layers);
-    let full_layers = json.full_layers(config.layers)?.unwrap_or_else(|| (0..first).collect());
-    Ok(DecoderConfig { window: Some(window), full_layers, ..config })
+    let full_layers = json
+        .full_layers(config.layers)?
+        .unwrap_or_else(|| (0..first).collect());
+    Ok(DecoderConfig {
+        window: Some(window),
+        full_layers,
+        ..config
+    })
 }
 
 pub(super) fn write_window(config: &DecoderConfig, json: &mut Value) {

@@ -20,8 +20,14 @@ pub(super) const SPEC: FamilySpec = FamilySpec {
 
 /// Its mixtures of experts name them like this too.
 pub(super) const KEYS: &[Key] = &[
-    Key::plain("blocks.*.attention.q_norm.gamma", "model.layers.*.self_attn.q_norm.weight"),
-    Key::plain("blocks.*.attention.k_norm.gamma", "model.layers.*.self_attn.k_norm.weight"),
+    Key::plain(
+        "blocks.*.attention.q_norm.gamma",
+        "model.layers.*.self_attn.q_norm.weight",
+    ),
+    Key::plain(
+        "blocks.*.attention.k_norm.gamma",
+        "model.layers.*.self_attn.k_norm.weight",
+    ),
 ];
 
 const DEFAULTS: &[KeyDefault] = &[
@@ -31,13 +37,22 @@ const DEFAULTS: &[KeyDefault] = &[
 ];
 
 pub(super) fn template() -> DecoderConfig {
-    DecoderConfig { family: Family::Qwen3, qk_norm: true, norm_eps: 1e-6, ..llama::template() }
+    DecoderConfig {
+        family: Family::Qwen3,
+        qk_norm: true,
+        norm_eps: 1e-6,
+        ..llama::template()
+    }
 }
 
 fn read(json: &HfJson<'_>) -> Result<DecoderConfig, String> {
     let bias = json.flag("attention_bias")?;
     let sizes = llama::read_sizes(json, template())?;
-    let config = DecoderConfig { qkv_bias: bias, output_bias: bias, ..sizes };
+    let config = DecoderConfig {
+        qkv_bias: bias,
+        output_bias: bias,
+        ..sizes
+    };
     qwen2::with_window(json, config)
 }
 

@@ -20,7 +20,10 @@ pub(super) const SPEC: FamilySpec = FamilySpec {
 
 /// DeepSeek names its experts like this too.
 pub(super) const KEYS: &[Key] = &[
-    Key::linear("blocks.*.moe.router.weight", &["model.layers.*.mlp.gate.weight"]),
+    Key::linear(
+        "blocks.*.moe.router.weight",
+        &["model.layers.*.mlp.gate.weight"],
+    ),
     Key::linear(
         "blocks.*.moe.experts.*.up.weight",
         &[
@@ -52,7 +55,11 @@ fn template() -> DecoderConfig {
     let parts = qwen3::template();
     // A normalised softmax is what the published ones have.
     let experts = Some(Experts::new(8, 2, parts.ffn / 2));
-    DecoderConfig { family: Family::Qwen3Moe, experts, ..parts }
+    DecoderConfig {
+        family: Family::Qwen3Moe,
+        experts,
+        ..parts
+    }
 }
 
 fn read(json: &HfJson<'_>) -> Result<DecoderConfig, String> {
@@ -78,9 +85,19 @@ fn read(json: &HfJson<'_>) -> Result<DecoderConfig, String> {
     let experts = Experts {
         normalise: json.flag("norm_topk_prob")?,
         dense_layers,
-        ..Experts::new(num, json.size("num_experts_per_tok")?, json.size("moe_intermediate_size")?)
+        ..Experts::new(
+            num,
+            json.size("num_experts_per_tok")?,
+            json.size("moe_intermediate_size")?,
+        )
     };
-    Ok(DecoderConfig { qkv_bias: bias, output_bias: bias, window, experts: Some(experts), ..sizes })
+    Ok(DecoderConfig {
+        qkv_bias: bias,
+        output_bias: bias,
+        window,
+        experts: Some(experts),
+        ..sizes
+    })
 }
 
 fn write(config: &DecoderConfig) -> Value {

@@ -15,9 +15,13 @@ impl HfJson<'_> {
     /// A kind of scaling that is not supported, or one whose numbers are missing.
     pub fn rotary(&self) -> Result<Positions, String> {
         let absent = Value::Object(Map::new());
-        let found = ["rope_scaling", "rope_parameters"].into_iter().find_map(|key| {
-            self.get(key).filter(|value| **value != absent).map(|value| (key, value))
-        });
+        let found = ["rope_scaling", "rope_parameters"]
+            .into_iter()
+            .find_map(|key| {
+                self.get(key)
+                    .filter(|value| **value != absent)
+                    .map(|value| (key, value))
+            });
         let (key, rope) = found.unwrap_or(("rope_parameters", &absent));
         if !rope.is_object() {
             return Err(format!("`{key}` is {rope}, expected an object"));
@@ -30,13 +34,18 @@ impl HfJson<'_> {
         for json in [*self, inner] {
             json.only("partial_rotary_factor", 1.0)?;
         }
-        Ok(Positions::Rotary { theta, scaling: self.rope_scaling(inner)? })
+        Ok(Positions::Rotary {
+            theta,
+            scaling: self.rope_scaling(inner)?,
+        })
     }
 
     fn rope_scaling(&self, rope: HfJson<'_>) -> Result<RopeScaling, String> {
         let kind = match rope.optional_text("rope_type")? {
             Some(kind) => kind,
-            None => rope.optional_text("type")?.unwrap_or_else(|| "default".into()),
+            None => rope
+                .optional_text("type")?
+                .unwrap_or_else(|| "default".into()),
         };
         let number = |key: &str| {
             let found = rope.optional_number(key)?;
@@ -44,7 +53,9 @@ impl HfJson<'_> {
         };
         match kind.as_str() {
             "default" => Ok(RopeScaling::None),
-            "linear" => Ok(RopeScaling::Linear { factor: number("factor")? }),
+            "linear" => Ok(RopeScaling::Linear {
+                factor: number("factor")?,
+            }),
             "llama3" => Ok(RopeScaling::Llama3 {
                 factor: number("factor")?,
                 low_freq_factor: number("low_freq_factor")?,
@@ -92,7 +103,9 @@ impl HfJson<'_> {
 
 /// `rope_parameters` as Transformers writes them.
 pub(super) fn rope_parameters(positions: &Positions) -> Value {
-    let Positions::Rotary { theta, scaling } = positions else { return Value::Null };
+    let Positions::Rotary { theta, scaling } = positions else {
+        return Value::Null;
+    };
     let mut rope = match scaling {
         RopeScaling::None => json!({"rope_type": "default"}),
         RopeScaling::Linear { factor } => json!({"rope_type": "linear", "factor": factor}),

@@ -25,7 +25,9 @@ const LLAMA_3_1: &str = r#"{"architectures": ["LlamaForCausalLM"], "vocab_size":
 fn a_published_config_is_read() {
     let config = read_text(LLAMA_3_1).unwrap();
     assert_eq!(config.head_dim, 128);
-    let Positions::Rotary { theta, scaling } = &config.positions else { panic!() };
+    let Positions::Rotary { theta, scaling } = &config.positions else {
+        panic!()
+    };
     assert_eq!(*theta, 500000.0);
     assert!(matches!(scaling, RopeScaling::Llama3 { factor: 8.0, .. }));
 }
@@ -57,11 +59,17 @@ fn yarn_means_what_transformers_means(
         json[key] = rope.clone();
         json[key][kind] = "yarn".into();
         let config = read(&json).unwrap();
-        let Positions::Rotary { theta, scaling: RopeScaling::Yarn(yarn) } = &config.positions
+        let Positions::Rotary {
+            theta,
+            scaling: RopeScaling::Yarn(yarn),
+        } = &config.positions
         else {
             panic!("{:?}", config.positions)
         };
-        assert_eq!((*theta, yarn.factor, yarn.original_max_position), (500000.0, factor, original));
+        assert_eq!(
+            (*theta, yarn.factor, yarn.original_max_position),
+            (500000.0, factor, original)
+        );
         assert_eq!((yarn.beta_fast, yarn.beta_slow), betas);
         assert_eq!(read(&config.to_hf()).unwrap(), config);
     }
@@ -104,8 +112,12 @@ fn yarn_means_what_transformers_means(
 fn published_models_have_their_number_of_parameters(#[case] json: &str, #[case] params: usize) {
     let config = read_text(json).unwrap();
     assert_eq!(config.whole_plan().unwrap().num_global(), params);
-    let named: usize =
-        config.hf_params().unwrap().iter().map(|p| p.shape.iter().product::<usize>()).sum();
+    let named: usize = config
+        .hf_params()
+        .unwrap()
+        .iter()
+        .map(|p| p.shape.iter().product::<usize>())
+        .sum();
     assert_eq!(named, params);
 }
 
@@ -113,14 +125,21 @@ fn published_models_have_their_number_of_parameters(#[case] json: &str, #[case] 
 fn what_is_written_is_read_again() {
     for family in Family::ALL {
         let template = family.template();
-        let varied = DecoderConfig { tied: !template.tied, norm_eps: 3e-6, ..template.clone() };
+        let varied = DecoderConfig {
+            tied: !template.tied,
+            norm_eps: 3e-6,
+            ..template.clone()
+        };
         for config in [template, varied] {
             assert_eq!(read(&config.to_hf()).unwrap(), config);
         }
         assert_eq!(family.to_string().parse::<Family>().unwrap(), family);
     }
-    let windowed =
-        DecoderConfig { window: Some(7), full_layers: vec![0, 2], ..Family::Qwen2.template() };
+    let windowed = DecoderConfig {
+        window: Some(7),
+        full_layers: vec![0, 2],
+        ..Family::Qwen2.template()
+    };
     assert_eq!(read(&windowed.to_hf()).unwrap(), windowed);
     let biased = DecoderConfig {
         qkv_bias: true,
@@ -136,9 +155,13 @@ fn a_window_covers_the_layers_that_the_config_says() {
     let qwen = |json: Value| {
         let mut all = Family::Qwen2.template().to_hf();
         all.as_object_mut().unwrap().remove("layer_types");
-        all.as_object_mut().unwrap().extend(json.as_object().unwrap().clone());
+        all.as_object_mut()
+            .unwrap()
+            .extend(json.as_object().unwrap().clone());
         let config = read(&all).unwrap();
-        (0..config.layers).map(|layer| config.layer_window(layer)).collect::<Vec<_>>()
+        (0..config.layers)
+            .map(|layer| config.layer_window(layer))
+            .collect::<Vec<_>>()
     };
     let on = json!({"use_sliding_window": true, "sliding_window": 9, "max_window_layers": 3});
     assert_eq!(qwen(on), [None, None, None, Some(9)]);

@@ -102,7 +102,13 @@ pub(super) fn unread(json: &Value, family: Family) -> Result<Vec<&str>, String> 
     let defaults = family.spec().defaults.iter().copied().flatten();
     let mut known: BTreeSet<&str> = defaults.map(|default| default.key).collect();
     known.extend(HARMLESS.iter().chain(&ROTARY));
-    known.extend(written.as_object().into_iter().flatten().map(|(key, _)| key.as_str()));
+    known.extend(
+        written
+            .as_object()
+            .into_iter()
+            .flatten()
+            .map(|(key, _)| key.as_str()),
+    );
     let is_known =
         |key: &str| known.contains(key) || key.starts_with('_') || key.ends_with("_token_id");
     let mut unread = Vec::new();
@@ -138,7 +144,11 @@ pub(super) fn warn(keys: &[&str], path: &Path) {
         path.display(),
         if keys.len() == 1 { "is" } else { "are" }
     );
-    if TOLD.lock().unwrap_or_else(PoisonError::into_inner).insert(said.clone()) {
+    if TOLD
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .insert(said.clone())
+    {
         tracing::warn!("{said}");
     }
 }

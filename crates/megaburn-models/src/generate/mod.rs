@@ -106,13 +106,18 @@ pub fn generate_with<E: From<ModelError>>(
         prompt_len: prompt.len(),
         read: 0,
         finish: (options.max_tokens == 0).then_some(Finish::MaxTokens),
-        rng: PositionRng::new(options.seed, Purpose::Sampling, &format!("generate.{index}")),
+        rng: PositionRng::new(
+            options.seed,
+            Purpose::Sampling,
+            &format!("generate.{index}"),
+        ),
     };
     let mut texts: Vec<Text> = prompts.iter().enumerate().map(start).collect();
     let longest = model.config().max_seq_len;
     loop {
-        let open: Vec<usize> =
-            (0..texts.len()).filter(|&index| texts[index].finish.is_none()).collect();
+        let open: Vec<usize> = (0..texts.len())
+            .filter(|&index| texts[index].finish.is_none())
+            .collect();
         if open.is_empty() {
             break;
         }
@@ -126,7 +131,10 @@ pub fn generate_with<E: From<ModelError>>(
         let next = |&index: &usize| (index, &texts[index].tokens[texts[index].read..]);
         let next: Vec<(usize, &[u32])> = open.iter().map(next).collect();
         let logits = read(&model, &next, &mut cache)?.into_data();
-        let logits = logits.convert::<f32>().try_to_vec::<f32>().expect("converted to f32");
+        let logits = logits
+            .convert::<f32>()
+            .try_to_vec::<f32>()
+            .expect("converted to f32");
         for (&index, logits) in open.iter().zip(logits.chunks(model.config().vocab)) {
             let text = &mut texts[index];
             text.read = text.tokens.len();
@@ -140,7 +148,9 @@ pub fn generate_with<E: From<ModelError>>(
                 ))
                 .into());
             }
-            let token = options.sampling.choose(logits, text.rng.uniform(written as u64));
+            let token = options
+                .sampling
+                .choose(logits, text.rng.uniform(written as u64));
             if options.eos.contains(&token) {
                 text.finish = Some(Finish::Eos);
                 continue;

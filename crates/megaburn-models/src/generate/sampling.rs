@@ -13,29 +13,45 @@ pub struct Sampling {
 
 impl Sampling {
     /// Always the likeliest token; of equal ones the first.
-    pub const GREEDY: Self = Self { temperature: 0.0, top_k: None, top_p: None };
+    pub const GREEDY: Self = Self {
+        temperature: 0.0,
+        top_k: None,
+        top_p: None,
+    };
 
     /// Refuses what is no way to choose.
     ///
     /// # Errors
     /// The value and what it must be.
     pub fn validate(&self) -> Result<(), String> {
-        let Self { temperature, top_k, top_p } = *self;
+        let Self {
+            temperature,
+            top_k,
+            top_p,
+        } = *self;
         if !(temperature >= 0.0 && temperature.is_finite()) {
-            return Err(format!("temperature is {temperature}: it must be 0 or more and finite"));
+            return Err(format!(
+                "temperature is {temperature}: it must be 0 or more and finite"
+            ));
         }
         if top_k == Some(0) {
             return Err("top-k is 0: it must be at least 1".into());
         }
         match top_p.filter(|top_p| !(*top_p > 0.0 && *top_p <= 1.0)) {
-            Some(top_p) => Err(format!("top-p is {top_p}: it must be above 0 and at most 1")),
+            Some(top_p) => Err(format!(
+                "top-p is {top_p}: it must be above 0 and at most 1"
+            )),
             None => Ok(()),
         }
     }
 
     /// The token that `at`, uniform in `[0, 1)`, stands for. Every logit is a number.
     pub fn choose(&self, logits: &[f32], at: f32) -> u32 {
-        let Self { temperature, top_k, top_p } = *self;
+        let Self {
+            temperature,
+            top_k,
+            top_p,
+        } = *self;
         let likeliest = |a: &usize, b: &usize| logits[*b].total_cmp(&logits[*a]).then(a.cmp(b));
         if temperature == 0.0 {
             return (0..logits.len()).min_by(likeliest).unwrap_or(0) as u32;
@@ -85,7 +101,11 @@ mod tests {
     }
 
     fn sampling(temperature: f64, top_k: Option<usize>, top_p: Option<f64>) -> Sampling {
-        Sampling { temperature, top_k, top_p }
+        Sampling {
+            temperature,
+            top_k,
+            top_p,
+        }
     }
 
     #[test]
@@ -118,7 +138,10 @@ mod tests {
         let logits = [0.1f32, 0.4, 0.2, 0.3].map(f32::ln);
         for (token, (found, expected)) in shares(sampling, &logits).iter().zip(expected).enumerate()
         {
-            assert!((found - expected).abs() < 2e-3, "{token}: {found}, expected {expected}");
+            assert!(
+                (found - expected).abs() < 2e-3,
+                "{token}: {found}, expected {expected}"
+            );
         }
     }
 

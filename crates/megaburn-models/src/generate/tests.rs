@@ -28,11 +28,18 @@ fn tiny(family: Family, max_seq_len: usize) -> DecoderConfig {
 }
 
 fn greedy(max_tokens: usize) -> GenerateOptions {
-    GenerateOptions { max_tokens, eos: vec![], sampling: Sampling::GREEDY, seed: 0 }
+    GenerateOptions {
+        max_tokens,
+        eos: vec![],
+        sampling: Sampling::GREEDY,
+        seed: 0,
+    }
 }
 
 fn model(config: &DecoderConfig, seed: u64) -> Decoder {
-    config.init(&Group::single(seed), false, &Device::flex().autodiff()).unwrap()
+    config
+        .init(&Group::single(seed), false, &Device::flex().autodiff())
+        .unwrap()
 }
 
 fn run(model: &Decoder, prompts: &[Vec<u32>], options: &GenerateOptions) -> Vec<Generated> {
@@ -51,7 +58,11 @@ fn without_cache(model: &Decoder, prompt: &[u32], num_tokens: usize) -> Vec<u32>
         let ids: Vec<i64> = tokens.iter().map(|&token| token.into()).collect();
         let ids = TensorData::new(ids, [tokens.len(), 1]);
         let logits = model.full_logits(Tensor::<2, Int>::from_data(ids, &Device::flex()));
-        let last = logits.narrow(0, tokens.len() - 1, 1).into_data().try_to_vec::<f32>().unwrap();
+        let last = logits
+            .narrow(0, tokens.len() - 1, 1)
+            .into_data()
+            .try_to_vec::<f32>()
+            .unwrap();
         tokens.push(Sampling::GREEDY.choose(&last, 0.0));
     }
     tokens.split_off(prompt.len())
@@ -59,7 +70,13 @@ fn without_cache(model: &Decoder, prompt: &[u32], num_tokens: usize) -> Vec<u32>
 
 #[rstest]
 fn a_batch_with_a_cache_writes_what_each_prompt_alone_writes_without(
-    #[values(Family::Gpt2, Family::Llama, Family::Mistral, Family::Qwen2, Family::Qwen3)]
+    #[values(
+        Family::Gpt2,
+        Family::Llama,
+        Family::Mistral,
+        Family::Qwen2,
+        Family::Qwen3
+    )]
     family: Family,
 ) {
     let model = model(&tiny(family, 32), 11);
@@ -73,10 +90,24 @@ fn a_batch_with_a_cache_writes_what_each_prompt_alone_writes_without(
 #[rstest]
 fn every_rank_of_a_group_writes_the_same(#[values(2, 4)] ranks: usize) {
     let config = tiny(Family::Qwen3, 32);
-    let sampling = Sampling { temperature: 1.5, top_k: Some(20), top_p: Some(0.9) };
-    for options in [greedy(9), GenerateOptions { sampling, seed: 3, ..greedy(9) }] {
+    let sampling = Sampling {
+        temperature: 1.5,
+        top_k: Some(20),
+        top_p: Some(0.9),
+    };
+    for options in [
+        greedy(9),
+        GenerateOptions {
+            sampling,
+            seed: 3,
+            ..greedy(9)
+        },
+    ] {
         let alone = run(&model(&config, 5), &prompts(), &options);
-        let group = GroupOptions { seed: 5, ..Default::default() };
+        let group = GroupOptions {
+            seed: 5,
+            ..Default::default()
+        };
         for found in run_threads(ranks, group, |group| {
             let model = config.init(&group, true, &Device::flex().autodiff())?;
             Ok::<_, ModelError>(run(&model, &prompts(), &options))
@@ -96,7 +127,10 @@ fn ranks_that_share_prompts_write_the_same(
     let long = (0..23).map(|at| at * 7 % 37).collect();
     let prompts = [prompts(), vec![long, vec![8; 37]]].concat();
     let alone = run(&model(&config, 5), &prompts, &greedy(9));
-    let group = GroupOptions { seed: 5, ..Default::default() };
+    let group = GroupOptions {
+        seed: 5,
+        ..Default::default()
+    };
     for found in run_threads(ranks, group, |cp| {
         let one = Group::single(5);
         let model = config.init(&one, false, &Device::flex().autodiff())?;
@@ -112,17 +146,41 @@ fn a_text_ends_where_the_model_or_the_caller_ends_it() {
     let model = model(&tiny(Family::Llama, 32), 2);
     let free = run(&model, &prompts(), &greedy(10));
     let eos = free[0].tokens[4];
-    let first = free[0].tokens.iter().position(|&token| token == eos).unwrap();
-    let ended = run(&model, &prompts(), &GenerateOptions { eos: vec![eos], ..greedy(10) });
+    let first = free[0]
+        .tokens
+        .iter()
+        .position(|&token| token == eos)
+        .unwrap();
+    let ended = run(
+        &model,
+        &prompts(),
+        &GenerateOptions {
+            eos: vec![eos],
+            ..greedy(10)
+        },
+    );
     assert_eq!(ended[0].tokens, free[0].tokens[..first]);
     assert_eq!(ended[0].finish, Finish::Eos);
     let mut seen = Vec::new();
-    let stopped = generate(&model, &prompts(), &greedy(10), &Device::flex(), |prompt, token| {
-        seen.push((prompt, token));
-        if prompt == 1 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-    });
+    let stopped = generate(
+        &model,
+        &prompts(),
+        &greedy(10),
+        &Device::flex(),
+        |prompt, token| {
+            seen.push((prompt, token));
+            if prompt == 1 {
+                ControlFlow::Break(())
+            } else {
+                ControlFlow::Continue(())
+            }
+        },
+    );
     let stopped = stopped.unwrap();
-    assert_eq!((stopped[1].tokens.len(), stopped[1].finish), (1, Finish::Stopped));
+    assert_eq!(
+        (stopped[1].tokens.len(), stopped[1].finish),
+        (1, Finish::Stopped)
+    );
     assert_eq!(stopped[2], free[2]);
     assert_eq!(seen.len(), 21);
     assert!(run(&model, &prompts(), &greedy(0))[2].tokens.is_empty());
@@ -135,7 +193,9 @@ fn a_text_longer_than_the_model_goes_on_from_its_end(
     let model = model(&tiny(family, 8), 4);
     // 20 tokens in all: the first window ends at 8, and every later one starts with 4 tokens.
     let prompt = vec![3, 1, 4, 1, 5];
-    let found = run(&model, std::slice::from_ref(&prompt), &greedy(15)).remove(0).tokens;
+    let found = run(&model, std::slice::from_ref(&prompt), &greedy(15))
+        .remove(0)
+        .tokens;
     let mut all = prompt.clone();
     all.extend(without_cache(&model, &all, 4));
     while all.len() < 20 {
@@ -146,17 +206,36 @@ fn a_text_longer_than_the_model_goes_on_from_its_end(
     // A prompt that is too long already.
     let long = [prompt.clone(), vec![9; 30]].concat();
     let tail = long[long.len() - 4..].to_vec();
-    assert_eq!(run(&model, &[long], &greedy(5))[0].tokens, without_cache(&model, &tail, 5));
+    assert_eq!(
+        run(&model, &[long], &greedy(5))[0].tokens,
+        without_cache(&model, &tail, 5)
+    );
 }
 
 #[test]
 fn the_seed_decides_a_text_whatever_stands_beside_it() {
     let model = model(&tiny(Family::Llama, 64), 6);
-    let sampling = Sampling { temperature: 1.0, top_k: None, top_p: None };
-    let drawn = |prompts: &[Vec<u32>], seed| {
-        run(&model, prompts, &GenerateOptions { sampling, seed, ..greedy(20) })
+    let sampling = Sampling {
+        temperature: 1.0,
+        top_k: None,
+        top_p: None,
     };
-    let (all, again, other) = (drawn(&prompts(), 1), drawn(&prompts(), 1), drawn(&prompts(), 2));
+    let drawn = |prompts: &[Vec<u32>], seed| {
+        run(
+            &model,
+            prompts,
+            &GenerateOptions {
+                sampling,
+                seed,
+                ..greedy(20)
+            },
+        )
+    };
+    let (all, again, other) = (
+        drawn(&prompts(), 1),
+        drawn(&prompts(), 1),
+        drawn(&prompts(), 2),
+    );
     assert_eq!(all, again);
     assert_ne!(all, other);
     assert_eq!(drawn(&prompts()[..1], 1)[0], all[0]);

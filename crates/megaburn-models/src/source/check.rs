@@ -64,11 +64,16 @@ pub(super) fn check_tensors(
             || (config.tied && name == HEAD)
             || predicts_further(dir, config, name)
     };
-    match dir.tensors().find(|t| !known.contains(t.name.as_str()) && !ignored(&t.name)) {
+    match dir
+        .tensors()
+        .find(|t| !known.contains(t.name.as_str()) && !ignored(&t.name))
+    {
         Some(stray) => {
             let family = config.family;
-            let why =
-                format!("{:?} has no place in the {family} model of config.json", stray.shape);
+            let why = format!(
+                "{:?} has no place in the {family} model of config.json",
+                stray.shape
+            );
             fail(&stray.name, why)
         }
         None => Ok(()),
@@ -79,7 +84,9 @@ pub(super) fn check_tensors(
 fn predicts_further(dir: &HfDir, config: &DecoderConfig, name: &str) -> bool {
     let layer = config.family.spec().layer;
     let before = layer.split('*').next().expect("a text has a beginning");
-    let number = name.strip_prefix(before).and_then(|rest| rest.split('.').next()?.parse().ok());
+    let number = name
+        .strip_prefix(before)
+        .and_then(|rest| rest.split('.').next()?.parse().ok());
     number
         .is_some_and(|number: usize| number >= config.num_blocks() && predicts(dir, config, number))
 }

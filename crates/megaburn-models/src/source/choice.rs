@@ -45,19 +45,34 @@ impl ModelSource {
             return Ok(None);
         };
         let found = chosen(find_latest(&checkpoints, world)?, &checkpoints)?;
-        let is_mine = self.checkpoint().is_some_and(|mine| mine.path() == found.path());
-        if is_mine { Ok(None) } else { Self::open_checkpoint(&self.path, found).map(Some) }
+        let is_mine = self
+            .checkpoint()
+            .is_some_and(|mine| mine.path() == found.path());
+        if is_mine {
+            Ok(None)
+        } else {
+            Self::open_checkpoint(&self.path, found).map(Some)
+        }
     }
 }
 
 /// The checkpoint that is used of those in a folder.
 pub(super) fn chosen(latest: Latest, folder: &Path) -> Result<Checkpoint, ModelError> {
-    let Latest { checkpoint, refused } = latest;
+    let Latest {
+        checkpoint,
+        refused,
+    } = latest;
     checkpoint.ok_or_else(|| match refused.into_iter().next() {
         Some(newest) => {
             let why = format!("is damaged, and no other is whole: {}", newest.why);
-            ModelError::File { path: newest.path, why }
+            ModelError::File {
+                path: newest.path,
+                why,
+            }
         }
-        None => ModelError::File { path: folder.to_path_buf(), why: "holds no checkpoint".into() },
+        None => ModelError::File {
+            path: folder.to_path_buf(),
+            why: "holds no checkpoint".into(),
+        },
     })
 }

@@ -57,9 +57,11 @@ fn kind(path: &Path) -> Result<Kind, CheckpointError> {
     let look = || match fs::metadata(path) {
         Ok(found) if found.is_dir() => Ok(Kind::Folder),
         Ok(_) => Ok(Kind::File),
-        Err(source) if may_pass(&source) => {
-            Err(CheckpointError::Io { action: "look at", path: path.to_path_buf(), source })
-        }
+        Err(source) if may_pass(&source) => Err(CheckpointError::Io {
+            action: "look at",
+            path: path.to_path_buf(),
+            source,
+        }),
         Err(_) => Ok(Kind::Nothing),
     };
     retried(look)
@@ -101,7 +103,10 @@ impl ModelSource {
                 }
                 false => "is no folder; give a Hugging Face model, a checkpoint or a run",
             };
-            return Err(ModelError::File { path: path.to_path_buf(), why: why.into() });
+            return Err(ModelError::File {
+                path: path.to_path_buf(),
+                why: why.into(),
+            });
         };
         Self::open_checkpoint(path, weights)
     }
@@ -127,10 +132,15 @@ impl ModelSource {
     }
 
     fn open_checkpoint(path: &Path, checkpoint: Checkpoint) -> Result<Self, ModelError> {
-        let fail = |why: String| ModelError::File { path: checkpoint.path().to_path_buf(), why };
+        let fail = |why: String| ModelError::File {
+            path: checkpoint.path().to_path_buf(),
+            why,
+        };
         let config: DecoderConfig =
             serde_json::from_value(checkpoint.model().clone()).map_err(|error| {
-                fail(format!("holds a model that this version does not read: {error}"))
+                fail(format!(
+                    "holds a model that this version does not read: {error}"
+                ))
             })?;
         config.validate()?;
         let bare = Assets::has_bare_names(&checkpoint);
@@ -139,10 +149,18 @@ impl ModelSource {
             let found = checkpoint.global_shape(&format!("{PREFIX}{}", param.path))?;
             if found != param.shape {
                 let HfParam { path, shape, .. } = param;
-                return Err(fail(format!("`{path}` is {found:?}, and its model has {shape:?}")));
+                return Err(fail(format!(
+                    "`{path}` is {found:?}, and its model has {shape:?}"
+                )));
             }
         }
-        Ok(Self::new(path, config, params, bare, Weights::Checkpoint(checkpoint)))
+        Ok(Self::new(
+            path,
+            config,
+            params,
+            bare,
+            Weights::Checkpoint(checkpoint),
+        ))
     }
 
     fn new(
@@ -152,8 +170,17 @@ impl ModelSource {
         has_bare_names: bool,
         weights: Weights,
     ) -> Self {
-        let params = params.into_iter().map(|param| (param.path.clone(), param)).collect();
-        Self { path: path.to_path_buf(), config, params, has_bare_names, weights }
+        let params = params
+            .into_iter()
+            .map(|param| (param.path.clone(), param))
+            .collect();
+        Self {
+            path: path.to_path_buf(),
+            config,
+            params,
+            has_bare_names,
+            weights,
+        }
     }
 
     /// Whether its names on Hugging Face lack the prefix that the family's have today, as those that
@@ -179,7 +206,9 @@ impl ModelSource {
 
     /// Elements of all parameters, a tied matrix once.
     pub fn num_params(&self) -> usize {
-        self.params().map(|param| param.shape.iter().product::<usize>()).sum()
+        self.params()
+            .map(|param| param.shape.iter().product::<usize>())
+            .sum()
     }
 
     /// The folder of Hugging Face, if it is one.
@@ -309,5 +338,8 @@ fn named_params(config: &DecoderConfig, bare: bool) -> Result<Vec<HfParam>, Mode
 /// A name without what those lack that were saved without a head, if `bare`.
 fn bare_name(config: &DecoderConfig, name: String, bare: bool) -> String {
     let prefix = config.family.spec().optional_prefix;
-    name.strip_prefix(prefix).filter(|_| bare).map(str::to_string).unwrap_or(name)
+    name.strip_prefix(prefix)
+        .filter(|_| bare)
+        .map(str::to_string)
+        .unwrap_or(name)
 }

@@ -15,13 +15,20 @@ pub(super) struct Copied {
 /// The copies that a model's layers have, under the names of a checkpoint without a head if `bare`.
 pub(super) fn copies(config: &DecoderConfig, bare: bool) -> Vec<Copied> {
     let named = config.hf_copies().into_iter();
-    let copy = |(name, path)| Copied { name: bare_name(config, name, bare), path };
+    let copy = |(name, path)| Copied {
+        name: bare_name(config, name, bare),
+        path,
+    };
     named.map(copy).collect()
 }
 
 /// Whether the layer of this number predicts further tokens: it has the matrix of one that does.
 pub(super) fn predicts(dir: &HfDir, config: &DecoderConfig, number: usize) -> bool {
-    let layer = config.family.spec().layer.replacen('*', &number.to_string(), 1);
+    let layer = config
+        .family
+        .spec()
+        .layer
+        .replacen('*', &number.to_string(), 1);
     let names = [false, true].map(|bare| bare_name(config, format!("{layer}eh_proj.weight"), bare));
     names.iter().any(|name| dir.header(name).is_some())
 }
@@ -47,7 +54,11 @@ pub(super) fn check_copies(
                  make them equal, or leave the layer out with `num_nextn_predict_layers` 0 in config.json"
             );
             let path = dir.path().to_path_buf();
-            return Err(ModelError::Tensor { path, name: name.clone(), why });
+            return Err(ModelError::Tensor {
+                path,
+                name: name.clone(),
+                why,
+            });
         }
     }
     Ok(())
@@ -58,7 +69,10 @@ impl ModelSource {
     #[must_use]
     pub fn without_mtp(mut self) -> Self {
         self.config = self.config.without_mtp();
-        let has = self.config.whole_plan().expect("a model is one without them too");
+        let has = self
+            .config
+            .whole_plan()
+            .expect("a model is one without them too");
         self.params.retain(|path, _| has.get(path).is_some());
         self
     }

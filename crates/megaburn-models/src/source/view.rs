@@ -28,14 +28,27 @@ impl ModelSource {
         let entry = |Copied { name, path }: Copied| {
             let param = &self.params[path];
             let (columns, transposed) = (param.parts[0].columns.clone(), param.transposed);
-            HfEntry { name, tensor: format!("{PREFIX}{path}"), columns, transposed }
+            HfEntry {
+                name,
+                tensor: format!("{PREFIX}{path}"),
+                columns,
+                transposed,
+            }
         };
-        self.tensors(copies(&self.config, self.has_bare_names).into_iter().map(entry).collect())
+        self.tensors(
+            copies(&self.config, self.has_bare_names)
+                .into_iter()
+                .map(entry)
+                .collect(),
+        )
     }
 
     fn tensors(&self, copied: Vec<HfEntry>) -> Result<Box<dyn TensorSource + '_>, ModelError> {
         match &self.weights {
-            Weights::Hf(dir) => Ok(Box::new(Parameters { dir, params: &self.params })),
+            Weights::Hf(dir) => Ok(Box::new(Parameters {
+                dir,
+                params: &self.params,
+            })),
             Weights::Checkpoint(checkpoint) => {
                 let entries = self.params().flat_map(|param| {
                     param.parts.iter().map(|part| HfEntry {
@@ -45,7 +58,10 @@ impl ModelSource {
                         transposed: param.transposed,
                     })
                 });
-                Ok(Box::new(HfView::new(checkpoint, entries.chain(copied).collect())?))
+                Ok(Box::new(HfView::new(
+                    checkpoint,
+                    entries.chain(copied).collect(),
+                )?))
             }
         }
     }
@@ -64,7 +80,9 @@ impl TensorSource for Parameters<'_> {
 
     fn headers(&self) -> Vec<TensorHeader> {
         let parts = self.params.values().flat_map(|param| &param.parts);
-        let mut headers: Vec<_> = parts.filter_map(|part| self.dir.header(&part.name)).collect();
+        let mut headers: Vec<_> = parts
+            .filter_map(|part| self.dir.header(&part.name))
+            .collect();
         headers.sort_by(|a, b| a.name.cmp(&b.name));
         headers
     }

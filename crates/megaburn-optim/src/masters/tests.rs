@@ -22,7 +22,10 @@ fn f32_values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
 fn cast_net(dtype: FloatDType) -> (Net, Optimizer, [Vec<f32>; 2]) {
     let net = Net::new(3, 4, 0, 1, &Device::default().autodiff());
     let before = [values(net.matrix.val()), values(net.bias.val())];
-    let mut optimizer = AdamWConfig::new().with_weight_decay(0.0).init(&Sharding::none()).unwrap();
+    let mut optimizer = AdamWConfig::new()
+        .with_weight_decay(0.0)
+        .init(&Sharding::none())
+        .unwrap();
     let net = optimizer.cast_params(net, dtype);
     (net, optimizer, before)
 }
@@ -58,8 +61,13 @@ fn a_narrow_parameter_is_its_master_rounded_from_the_start(#[case] dtype: FloatD
 #[case(FloatDType::F16)]
 fn small_steps_move_the_master_and_in_the_end_the_parameter(#[case] dtype: FloatDType) {
     let mut net = Net::new(3, 4, 0, 1, &Device::default().autodiff());
-    net.matrix = net.matrix.map(|t| t.inner().ones_like().autodiff().require_grad());
-    let mut optimizer = AdamWConfig::new().with_weight_decay(0.0).init(&Sharding::none()).unwrap();
+    net.matrix = net
+        .matrix
+        .map(|t| t.inner().ones_like().autodiff().require_grad());
+    let mut optimizer = AdamWConfig::new()
+        .with_weight_decay(0.0)
+        .init(&Sharding::none())
+        .unwrap();
     net = optimizer.cast_params(net, dtype);
     let mut grads =
         GradientAccumulator::new(&net, &plan_of(3, 4, 0, 1), &Sharding::none()).unwrap();
@@ -67,15 +75,25 @@ fn small_steps_move_the_master_and_in_the_end_the_parameter(#[case] dtype: Float
         net = step(net, &mut optimizer, &mut grads, 1e-4);
         let (master, matrix) = (values(optimizer.master("matrix").unwrap()), &net.matrix);
         let expected = 1.0 - 1e-4 * taken as f32;
-        assert!(master.iter().all(|x| (x - expected).abs() < 1e-5), "{taken}: {master:?}");
+        assert!(
+            master.iter().all(|x| (x - expected).abs() < 1e-5),
+            "{taken}: {master:?}"
+        );
         assert_eq!(f32_values(matrix.val()), rounded(&master, dtype));
-        assert_eq!(f32_values(matrix.val()) == [1.0; 12], expected > 1.0 - half_step(dtype));
+        assert_eq!(
+            f32_values(matrix.val()) == [1.0; 12],
+            expected > 1.0 - half_step(dtype)
+        );
     }
 }
 
 /// Half of the distance from 1 to the number below.
 fn half_step(dtype: FloatDType) -> f32 {
-    if dtype == FloatDType::BF16 { 2f32.powi(-9) } else { 2f32.powi(-12) }
+    if dtype == FloatDType::BF16 {
+        2f32.powi(-9)
+    } else {
+        2f32.powi(-12)
+    }
 }
 
 #[test]
@@ -84,10 +102,18 @@ fn masters_of_narrow_parameters_are_updated_as_f32_parameters_are() {
     let device = Device::default().autodiff();
     let mut plain = Net::new(3, 4, 0, 1, &device);
     let set = |values: &[f32]| Tensor::<1>::from_floats(values, &device).require_grad();
-    plain.matrix =
-        plain.matrix.map(|_| set(&matrix).inner().reshape([3, 4]).autodiff().require_grad());
+    plain.matrix = plain.matrix.map(|_| {
+        set(&matrix)
+            .inner()
+            .reshape([3, 4])
+            .autodiff()
+            .require_grad()
+    });
     plain.bias = plain.bias.map(|_| set(&bias));
-    let mut without = AdamWConfig::new().with_weight_decay(0.0).init(&Sharding::none()).unwrap();
+    let mut without = AdamWConfig::new()
+        .with_weight_decay(0.0)
+        .init(&Sharding::none())
+        .unwrap();
     let plan = plan_of(3, 4, 0, 1);
     let mut grads = GradientAccumulator::new(&plain, &plan, &Sharding::none()).unwrap();
     for _ in 0..5 {
@@ -95,12 +121,18 @@ fn masters_of_narrow_parameters_are_updated_as_f32_parameters_are() {
         plain = step(plain, &mut without, &mut grads, 1e-2);
         narrow = with_masters.step(1e-2, narrow, &grads).unwrap();
     }
-    assert_eq!(values(with_masters.master("matrix").unwrap()), values(plain.matrix.val()));
+    assert_eq!(
+        values(with_masters.master("matrix").unwrap()),
+        values(plain.matrix.val())
+    );
     assert_eq!(
         f32_values(narrow.matrix.val()),
         rounded(&values(plain.matrix.val()), FloatDType::BF16)
     );
-    assert!(without.master("matrix").is_none(), "an f32 parameter is its own master");
+    assert!(
+        without.master("matrix").is_none(),
+        "an f32 parameter is its own master"
+    );
 }
 
 #[test]
@@ -128,7 +160,10 @@ fn lazy_net(drawn: &Arc<AtomicUsize>) -> Net {
         Tensor::ones([3, 4], device).set_require_grad(requires_grad)
     };
     let matrix = Param::uninitialized(ParamId::new(), draw, device.clone(), true, [3, 4].into());
-    Net { matrix, ..Net::new(3, 4, 0, 1, &device) }
+    Net {
+        matrix,
+        ..Net::new(3, 4, 0, 1, &device)
+    }
 }
 
 #[test]
@@ -153,7 +188,9 @@ fn a_parameter_is_drawn_when_it_is_cast_and_not_at_all_when_it_is_loaded() {
         "matrix" => Ok(TensorData::full(shape.to_vec(), 2.0f32)),
         _ => Err(format!("no {path}")),
     };
-    let error = optimizer.load_params(net.clone(), FloatDType::BF16, read).unwrap_err();
+    let error = optimizer
+        .load_params(net.clone(), FloatDType::BF16, read)
+        .unwrap_err();
     assert_eq!(error, "no bias");
     let read =
         |_: &str, shape: &[usize]| Ok::<_, Infallible>(TensorData::full(shape.to_vec(), 2.0f32));

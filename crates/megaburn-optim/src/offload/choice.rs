@@ -10,7 +10,10 @@ pub(crate) struct Choice {
 impl Choice {
     /// None so far, and then this fraction of what is kept.
     pub(super) fn new(fraction: f64) -> Self {
-        Self { fraction, paths: BTreeSet::new() }
+        Self {
+            fraction,
+            paths: BTreeSet::new(),
+        }
     }
 
     /// Whether it is none, whatever there is to choose from.
@@ -55,7 +58,10 @@ mod tests {
     #[test]
     fn a_half_of_equal_ones_is_every_other() {
         assert_eq!(chosen(0.5, &[7; 5]), [true, false, true, false, true]);
-        assert_eq!(chosen(0.25, &[7; 6]), [false, true, false, false, false, true]);
+        assert_eq!(
+            chosen(0.25, &[7; 6]),
+            [false, true, false, false, false, true]
+        );
         assert_eq!(chosen(0.5, &[0, 4, 0, 4]), [false, true, false, false]);
     }
 

@@ -44,7 +44,9 @@ impl Flight {
     /// Starts what is next, until enough is on its way.
     pub(super) fn start(&mut self, kept: &BTreeMap<Key, Kept>) {
         while is_little(self.coming.values().map(|(bytes, _)| *bytes)) {
-            let Some(next) = self.ahead.pop_front() else { return };
+            let Some(next) = self.ahead.pop_front() else {
+                return;
+            };
             if let Some(Kept::OnHost(host)) = kept.get(&next) {
                 self.coming.insert(next, (host.bytes(), host.fetch()));
             }

@@ -20,7 +20,10 @@ pub(crate) struct OnHost(Memory);
 
 #[cfg_attr(
     feature = "cuda",
-    allow(clippy::large_enum_variant, reason = "there is one a tensor of a parameter's state")
+    allow(
+        clippy::large_enum_variant,
+        reason = "there is one a tensor of a parameter's state"
+    )
 )]
 #[derive(Clone, Debug)]
 enum Memory {
@@ -63,8 +66,9 @@ impl OnHost {
                 _ => None,
             };
             let host = old.map_or_else(|| HostTensor::like(&x), Ok);
-            let mut host =
-                host.map_err(|error| OptimError::HostMemory { why: error.to_string() })?;
+            let mut host = host.map_err(|error| OptimError::HostMemory {
+                why: error.to_string(),
+            })?;
             let way = host.store(x);
             return Ok((Self(Memory::Pinned(host)), Leaving { _way: Some(way) }));
         }

@@ -42,7 +42,11 @@ impl Optimizer {
     pub fn with_cpu_offload(mut self, fraction: f64) -> Result<Self, OptimError> {
         if !(0.0..=1.0).contains(&fraction) {
             let (name, must_be) = ("cpu_offload_fraction", "at least 0 and at most 1");
-            return Err(OptimError::BadConfig { name, value: fraction, must_be });
+            return Err(OptimError::BadConfig {
+                name,
+                value: fraction,
+                must_be,
+            });
         }
         self.state.set_fraction(fraction);
         Ok(self)
@@ -58,12 +62,17 @@ impl Optimizer {
         let spec = |path: &str| &grads.entries[path].spec;
         let moments = |path: &str| {
             let moments = self.rule.moments(path, spec(path)).into_iter();
-            moments.map(|(moment, _)| Key::moment(path, moment)).collect::<Vec<_>>()
+            moments
+                .map(|(moment, _)| Key::moment(path, moment))
+                .collect::<Vec<_>>()
         };
         let has_direction = |path: &str| self.rule.has_direction(path, spec(path));
         // As `Rule::directions` takes them.
-        let mut matrices: Vec<_> =
-            grads.entries.keys().filter(|path| has_direction(path)).collect();
+        let mut matrices: Vec<_> = grads
+            .entries
+            .keys()
+            .filter(|path| has_direction(path))
+            .collect();
         matrices.sort_by_key(|path| grads.sharding.kind_of(path));
         for path in matrices {
             keys.extend(moments(path));
@@ -81,7 +90,11 @@ impl Optimizer {
     /// updates, with the elements that this rank keeps.
     pub(crate) fn choose_for(&mut self, grads: &GradientAccumulator) -> Vec<(String, usize)> {
         let entries = grads.entries.iter();
-        self.choose(entries.map(|(path, entry)| (path.clone(), entry.num_elements())).collect())
+        self.choose(
+            entries
+                .map(|(path, entry)| (path.clone(), entry.num_elements()))
+                .collect(),
+        )
     }
 
     /// Of the trainable parameters of a module.
@@ -93,7 +106,8 @@ impl Optimizer {
 
     fn choose(&mut self, lens: BTreeMap<String, usize>) -> Vec<(String, usize)> {
         let order = self.sharding.update_order(lens);
-        self.state.choose(order.iter().map(|(path, len)| (path.as_str(), *len)));
+        self.state
+            .choose(order.iter().map(|(path, len)| (path.as_str(), *len)));
         order
     }
 }

@@ -21,11 +21,17 @@ pub(crate) enum What {
 
 impl Key {
     pub(crate) fn master(path: &str) -> Self {
-        Self { path: path.to_string(), what: What::Master }
+        Self {
+            path: path.to_string(),
+            what: What::Master,
+        }
     }
 
     pub(crate) fn moment(path: &str, moment: Moment) -> Self {
-        Self { path: path.to_string(), what: What::Moment(moment) }
+        Self {
+            path: path.to_string(),
+            what: What::Moment(moment),
+        }
     }
 }
 
@@ -81,7 +87,10 @@ impl Store {
     /// Whether that is so of a parameter.
     pub(crate) fn stays_of(&self, path: &str) -> bool {
         // A master is the first of what there is of one.
-        let mut kept = self.kept.range(Key::master(path)..).take_while(|(key, _)| key.path == path);
+        let mut kept = self
+            .kept
+            .range(Key::master(path)..)
+            .take_while(|(key, _)| key.path == path);
         !self.choice.has(path) && kept.all(|(_, kept)| matches!(kept, Kept::Here(_)))
     }
 
@@ -168,7 +177,13 @@ impl Store {
     /// The same without moments.
     pub(crate) fn masters(&self) -> Self {
         let masters = self.kept.iter().filter(|(key, _)| key.what == What::Master);
-        let kept = masters.map(|(key, kept)| (key.clone(), kept.clone())).collect();
-        Self { kept, choice: self.choice.clone(), ..Self::default() }
+        let kept = masters
+            .map(|(key, kept)| (key.clone(), kept.clone()))
+            .collect();
+        Self {
+            kept,
+            choice: self.choice.clone(),
+            ..Self::default()
+        }
     }
 }

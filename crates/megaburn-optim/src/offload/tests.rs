@@ -28,16 +28,28 @@ fn start() -> Vec<TensorData> {
 
 impl Layers {
     fn new(start: &[TensorData], device: &Device) -> Self {
-        let weights = start.iter().map(|data| Param::from_data(data.clone(), device));
+        let weights = start
+            .iter()
+            .map(|data| Param::from_data(data.clone(), device));
         let biases =
             SHAPES.map(|[_, n]| Param::from_tensor(Tensor::ones([n], device).require_grad()));
-        Self { weights: weights.collect(), biases: biases.into() }
+        Self {
+            weights: weights.collect(),
+            biases: biases.into(),
+        }
     }
 
     fn loss(&self, step: usize) -> Tensor<1> {
-        let weights = self.weights.iter().map(|w| (w.val() * (step + 1) as f32).sin().sum());
+        let weights = self
+            .weights
+            .iter()
+            .map(|w| (w.val() * (step + 1) as f32).sin().sum());
         let biases = self.biases.iter().map(|b| b.val().exp().sum());
-        weights.chain(biases).map(|part| part.cast(FloatDType::F32)).reduce(|a, b| a + b).unwrap()
+        weights
+            .chain(biases)
+            .map(|part| part.cast(FloatDType::F32))
+            .reduce(|a, b| a + b)
+            .unwrap()
     }
 
     fn plan() -> ShardPlan {
@@ -45,7 +57,8 @@ impl Layers {
         for (i, [rows, cols]) in SHAPES.into_iter().enumerate() {
             for (kind, shape) in [("weights", &[rows, cols][..]), ("biases", &[cols])] {
                 let shard = ShardSpec::whole(shape, Axis::Tp, 0, 1);
-                plan.insert(format!("{kind}.{i}"), ParamSpec { shard }).unwrap();
+                plan.insert(format!("{kind}.{i}"), ParamSpec { shard })
+                    .unwrap();
             }
         }
         plan
@@ -59,7 +72,11 @@ impl Layers {
 }
 
 fn bits(tensor: Tensor<1>) -> Vec<u32> {
-    let values = tensor.into_data().convert::<f32>().try_to_vec::<f32>().unwrap();
+    let values = tensor
+        .into_data()
+        .convert::<f32>()
+        .try_to_vec::<f32>()
+        .unwrap();
     values.into_iter().map(f32::to_bits).collect()
 }
 
@@ -82,24 +99,32 @@ fn whole(optimizer: &Optimizer) -> BTreeMap<(Option<Moment>, String), Vec<f32>> 
         assert_eq!(data.dtype(), dtype);
         data.convert::<f32>().try_to_vec().unwrap()
     };
-    let masters = state.masters.into_iter().map(|(path, master)| ((None, path), read(master)));
+    let masters = state
+        .masters
+        .into_iter()
+        .map(|(path, master)| ((None, path), read(master)));
     let moments = state.moments.into_iter();
-    masters.chain(moments.map(|((m, path), state)| ((Some(m), path), read(state)))).collect()
+    masters
+        .chain(moments.map(|((m, path), state)| ((Some(m), path), read(state))))
+        .collect()
 }
 
 /// How much of the state is where it should be: bytes in host memory, and all.
 fn bytes(optimizer: &Optimizer) -> [usize; 2] {
-    optimizer.state.iter().fold([0, 0], |[away, all], (_, kept)| {
-        let tensor = kept.tensor();
-        let bytes = tensor.shape().num_elements() * tensor.dtype().size();
-        match kept {
-            Kept::OnHost(host) => {
-                assert_eq!(host.bytes(), bytes);
-                [away + bytes, all + bytes]
+    optimizer
+        .state
+        .iter()
+        .fold([0, 0], |[away, all], (_, kept)| {
+            let tensor = kept.tensor();
+            let bytes = tensor.shape().num_elements() * tensor.dtype().size();
+            match kept {
+                Kept::OnHost(host) => {
+                    assert_eq!(host.bytes(), bytes);
+                    [away + bytes, all + bytes]
+                }
+                Kept::Here(_) => [away, all + bytes],
             }
-            Kept::Here(_) => [away, all + bytes],
-        }
-    })
+        })
 }
 
 struct Training {
@@ -119,17 +144,25 @@ impl Training {
         let mut optimizer = optimizer;
         let net = optimizer.cast_params(net, dtype);
         let grads = GradientAccumulator::new(&net, &Layers::plan(), sharding).unwrap();
-        Self { net, optimizer, grads }
+        Self {
+            net,
+            optimizer,
+            grads,
+        }
     }
 
     /// One step, by gradients that are multiplied with a factor that only the device knows.
     fn step(&mut self, number: usize, factor: f32) {
         self.grads.reset();
-        self.grads.accumulate(&self.net, &mut self.net.loss(number).backward());
+        self.grads
+            .accumulate(&self.net, &mut self.net.loss(number).backward());
         self.grads.end_micro_batch().unwrap();
         self.grads.reduce().unwrap();
         self.grads.factor_on_gpu = Some(Tensor::from_floats([factor], &Device::default()));
-        let net = self.optimizer.step(1e-2, self.net.clone(), &self.grads).unwrap();
+        let net = self
+            .optimizer
+            .step(1e-2, self.net.clone(), &self.grads)
+            .unwrap();
         self.grads.sharding.settle();
         self.net = net;
     }
@@ -160,14 +193,18 @@ fn every_rule_and_level_takes_the_same_steps(
             let optimizer = optimizer(rule, &sharding, fraction);
             let mut training = Training::new(&start, &sharding, optimizer, dtype);
             let mut seen = Vec::new();
-            for (number, factor) in
-                [0.5, f32::NAN, 1.0, f32::INFINITY, 0.25].into_iter().enumerate()
+            for (number, factor) in [0.5, f32::NAN, 1.0, f32::INFINITY, 0.25]
+                .into_iter()
+                .enumerate()
             {
                 let before = whole(&training.optimizer);
                 training.step(number, factor);
                 let after = whole(&training.optimizer);
                 // (Before the first step there are no moments.)
-                assert!(number == 0 || (before == after) != factor.is_finite(), "{number}");
+                assert!(
+                    number == 0 || (before == after) != factor.is_finite(),
+                    "{number}"
+                );
                 seen.push((training.net.bits(), after));
             }
             assert_eq!(training.optimizer.state.num_late, 0, "{rule} at {fraction}");
@@ -178,7 +215,10 @@ fn every_rule_and_level_takes_the_same_steps(
         for fraction in [0.3, 1.0] {
             let (found, [away, all]) = train(fraction)?;
             assert!(found == expected, "{rule} at {fraction}");
-            assert!(away <= all && (fraction < 1.0 || away == all), "{away} of {all}");
+            assert!(
+                away <= all && (fraction < 1.0 || away == all),
+                "{away} of {all}"
+            );
         }
         Ok::<_, OptimError>(())
     });
@@ -188,28 +228,44 @@ fn every_rule_and_level_takes_the_same_steps(
 #[test]
 fn the_fraction_is_in_host_memory_before_the_first_step_and_behind_it() {
     let start = start();
-    for (fraction, dtype) in
-        [0.0, 0.3, 0.5, 1.0].into_iter().flat_map(|f| [(f, FloatDType::F32), (f, FloatDType::BF16)])
+    for (fraction, dtype) in [0.0, 0.3, 0.5, 1.0]
+        .into_iter()
+        .flat_map(|f| [(f, FloatDType::F32), (f, FloatDType::BF16)])
     {
         let optimizer = optimizer("adamw", &Sharding::none(), fraction);
         let mut training = Training::new(&start, &Sharding::none(), optimizer, dtype);
         // Of 90 elements the largest parameter has 32.
         let about = |[away, all]: [usize; 2]| {
             let found = away as f64 / all.max(1) as f64;
-            assert!(all == 0 || (found - fraction).abs() <= 16.0 / 90.0, "{found}, not {fraction}");
+            assert!(
+                all == 0 || (found - fraction).abs() <= 16.0 / 90.0,
+                "{found}, not {fraction}"
+            );
             assert!(fraction != 1.0 || away == all);
             all
         };
-        assert_eq!(about(bytes(&training.optimizer)) > 0, dtype == FloatDType::BF16);
+        assert_eq!(
+            about(bytes(&training.optimizer)) > 0,
+            dtype == FloatDType::BF16
+        );
         let masters = |optimizer: &Optimizer| -> Vec<bool> {
-            let masters = optimizer.state.iter().filter(|(key, _)| key.what == What::Master);
-            masters.map(|(_, kept)| matches!(kept, Kept::OnHost(_))).collect()
+            let masters = optimizer
+                .state
+                .iter()
+                .filter(|(key, _)| key.what == What::Master);
+            masters
+                .map(|(_, kept)| matches!(kept, Kept::OnHost(_)))
+                .collect()
         };
         let before = masters(&training.optimizer);
         for number in 0..2 {
             training.step(number, 1.0);
             about(bytes(&training.optimizer));
-            assert_eq!(masters(&training.optimizer), before, "they stay where they are");
+            assert_eq!(
+                masters(&training.optimizer),
+                before,
+                "they stay where they are"
+            );
         }
     }
 }
@@ -217,8 +273,9 @@ fn the_fraction_is_in_host_memory_before_the_first_step_and_behind_it() {
 #[test]
 fn saved_state_goes_on_with_any_fraction() {
     let start = start();
-    for (rule, fraction, other) in
-        RULES.into_iter().flat_map(|r| [(r, 0.0, 1.0), (r, 1.0, 0.4), (r, 0.4, 0.0)])
+    for (rule, fraction, other) in RULES
+        .into_iter()
+        .flat_map(|r| [(r, 0.0, 1.0), (r, 1.0, 0.4), (r, 0.4, 0.0)])
     {
         let sharding = Sharding::none();
         let make = |fraction| {
@@ -234,7 +291,10 @@ fn saved_state_goes_on_with_any_fraction() {
             let values = saved[&(None, path.to_string())].clone();
             Ok::<_, OptimError>(TensorData::new(values, shape.to_vec()))
         };
-        second.net = second.optimizer.load_params(second.net, FloatDType::BF16, read).unwrap();
+        second.net = second
+            .optimizer
+            .load_params(second.net, FloatDType::BF16, read)
+            .unwrap();
         let read = |path: &str, moment| {
             let values = saved[&(Some(moment), path.to_string())].clone();
             let len = values.len();
@@ -242,12 +302,18 @@ fn saved_state_goes_on_with_any_fraction() {
         };
         let (time, grads) = (first.optimizer.time(), &second.grads);
         second.optimizer.load_state(time, grads, read).unwrap();
-        assert!(whole(&second.optimizer) == saved, "{rule} from {fraction} to {other}");
+        assert!(
+            whole(&second.optimizer) == saved,
+            "{rule} from {fraction} to {other}"
+        );
         for number in 3..5 {
             first.step(number, 1.0);
             second.step(number, 1.0);
         }
-        assert!(first.net.bits() == second.net.bits(), "{rule} from {fraction} to {other}");
+        assert!(
+            first.net.bits() == second.net.bits(),
+            "{rule} from {fraction} to {other}"
+        );
         assert!(whole(&first.optimizer) == whole(&second.optimizer));
     }
 }
@@ -266,7 +332,10 @@ fn a_clone_has_state_of_its_own() {
         assert!(whole(&before) == saved && after.1 != saved);
         (training.net, training.optimizer) = (net, before);
         training.step(1, 1.0);
-        assert!((training.net.bits(), whole(&training.optimizer)) == after, "{rule}");
+        assert!(
+            (training.net.bits(), whole(&training.optimizer)) == after,
+            "{rule}"
+        );
     }
 }
 
@@ -276,6 +345,9 @@ fn a_clone_has_state_of_its_own() {
 #[case(f64::NAN, "cpu_offload_fraction is NaN;")]
 fn another_fraction_is_refused(#[case] fraction: f64, #[case] message: &str) {
     let optimizer = AdamWConfig::new().init(&Sharding::none()).unwrap();
-    let error = optimizer.with_cpu_offload(fraction).unwrap_err().to_string();
+    let error = optimizer
+        .with_cpu_offload(fraction)
+        .unwrap_err()
+        .to_string();
     assert!(error.contains(message), "{error}");
 }

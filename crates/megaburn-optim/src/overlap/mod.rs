@@ -87,10 +87,18 @@ impl Overlap {
         mut weights: BTreeMap<String, (MainGrad, ParamSpec)>,
     ) -> Self {
         let mut direct = BTreeMap::new();
-        let sent = sharding.buckets().iter().filter(|b| !sharding.replicas(b.kind).is_alone());
-        for Bucket { slots, len, chunk, .. } in sent {
+        let sent = sharding
+            .buckets()
+            .iter()
+            .filter(|b| !sharding.replicas(b.kind).is_alone());
+        for Bucket {
+            slots, len, chunk, ..
+        } in sent
+        {
             for Slot { path, start, .. } in slots {
-                let Some((main_grad, spec)) = weights.remove(path) else { continue };
+                let Some((main_grad, spec)) = weights.remove(path) else {
+                    continue;
+                };
                 let first = slots[0].path.clone();
                 let (len, start, chunk) = (*len, *start, *chunk);
                 let expected = match sharding.is_apart(path) {
@@ -146,7 +154,9 @@ impl Overlap {
             });
             let (weak, own) = (Arc::downgrade(&self.0), path.clone());
             if on_gpu {
-                direct.main_grad.with_room(move || Self(weak.upgrade()?).lock().room(&own));
+                direct
+                    .main_grad
+                    .with_room(move || Self(weak.upgrade()?).lock().room(&own));
             }
         }
     }
@@ -156,7 +166,10 @@ impl Overlap {
         let mut state = self.lock();
         state.is_last = is_last;
         state.is_whole = is_last || !state.comes_late;
-        state.direct.values_mut().for_each(|direct| direct.arrived = 0);
+        state
+            .direct
+            .values_mut()
+            .for_each(|direct| direct.arrived = 0);
     }
 
     /// Whether backwards that do not complete sums may leave gradients to passes that follow.
@@ -189,7 +202,10 @@ impl Overlap {
     pub(crate) fn reset(&self) {
         let mut state = self.lock();
         state.is_last = false;
-        state.direct.values_mut().for_each(|direct| direct.is_complete = false);
+        state
+            .direct
+            .values_mut()
+            .for_each(|direct| direct.is_complete = false);
         (state.buffers, state.given, state.started, state.error) = Default::default();
         state.sums = Sums::new(state.sharding.clone());
     }
@@ -197,7 +213,10 @@ impl Overlap {
     /// This rank's shares of the buckets that were started, by their places among all.
     pub(crate) fn take(&self) -> Result<BTreeMap<usize, Tensor<1>>, CollectiveError> {
         let mut state = self.lock();
-        state.direct.values_mut().for_each(|direct| direct.is_complete = false);
+        state
+            .direct
+            .values_mut()
+            .for_each(|direct| direct.is_complete = false);
         let started = std::mem::take(&mut state.started);
         match state.error.take() {
             Some(error) => Err(error),
@@ -217,17 +236,25 @@ impl Overlap {
 
 impl State {
     fn arrived(&mut self, path: &str) {
-        let Some(direct) = self.direct.get_mut(path) else { return };
+        let Some(direct) = self.direct.get_mut(path) else {
+            return;
+        };
         direct.arrived += 1;
         let is_all = direct.expected == Expected::Gradients(direct.arrived);
         direct.is_complete |= self.is_last && is_all;
         let (chunk, sharding) = (direct.chunk, self.sharding.clone());
         let is_own =
             |bucket: &Bucket| bucket.chunk == chunk && !sharding.replicas(bucket.kind).is_alone();
-        let mut own = sharding.buckets().iter().enumerate().filter(|(_, b)| is_own(b));
+        let mut own = sharding
+            .buckets()
+            .iter()
+            .enumerate()
+            .filter(|(_, b)| is_own(b));
         while self.is_last && self.error.is_none() {
             let next = own.find(|(index, _)| !self.started.contains(index));
-            let Some((index, bucket)) = next.filter(|(_, b)| self.is_complete(b)) else { return };
+            let Some((index, bucket)) = next.filter(|(_, b)| self.is_complete(b)) else {
+                return;
+            };
             self.started.push(index);
             let whole = self.take_whole(bucket);
             self.error = self.sums.start(bucket.kind, whole).err();
@@ -236,7 +263,13 @@ impl State {
 
     /// Where the sum of a weight's gradients is to stand.
     fn room(&mut self, path: &str) -> Option<Tensor<2>> {
-        let Direct { spec, first, len, start, .. } = self.direct.get(path)?;
+        let Direct {
+            spec,
+            first,
+            len,
+            start,
+            ..
+        } = self.direct.get(path)?;
         if !self.given.insert(path.to_string()) {
             return None;
         }
@@ -262,7 +295,10 @@ impl State {
     /// This rank's gradients of a bucket: where they stand already, or joined.
     fn take_whole(&mut self, bucket: &Bucket) -> Tensor<1> {
         let buffer = self.take_buffer(bucket);
-        let weights = bucket.slots.iter().map(|slot| (slot, &self.direct[&slot.path]));
+        let weights = bucket
+            .slots
+            .iter()
+            .map(|slot| (slot, &self.direct[&slot.path]));
         let sums = weights.map(|(slot, direct)| {
             let sum = direct.main_grad.take().expect("a gradient came");
             (slot, direct, sum)
@@ -281,7 +317,11 @@ impl State {
             .map(|(_, direct, sum)| without_padding(&direct.spec.shard, sum.flatten(0, 1)));
         let mut parts = parts.collect::<Vec<_>>().into_iter();
         let zeros = |len| Tensor::zeros([len], (&self.device, DType::F32));
-        bucket.join(0..bucket.len, |_, _| parts.next().expect("one a slot"), zeros)
+        bucket.join(
+            0..bucket.len,
+            |_, _| parts.next().expect("one a slot"),
+            zeros,
+        )
     }
 }
 

@@ -21,7 +21,10 @@ impl Overlap {
 type Use = fn(&Net, Tensor<2>, &MainGrad) -> Tensor<2>;
 
 fn once(net: &Net, x: Tensor<2>, main_grad: &MainGrad) -> Tensor<2> {
-    let options = LinearOptions { main_grad: Some(main_grad.clone()), ..Default::default() };
+    let options = LinearOptions {
+        main_grad: Some(main_grad.clone()),
+        ..Default::default()
+    };
     linear(x, net.matrix.val(), Some(net.bias.val()), options)
 }
 
@@ -48,11 +51,14 @@ fn gradients(
         let mut plan = ShardPlan::new();
         for (path, shape) in [("matrix", &[6, 6][..]), ("bias", &[6][..])] {
             let shard = ShardSpec::whole(shape, Axis::Tp, 0, 1);
-            plan.insert(path, megaburn_mesh::ParamSpec { shard }).expect("new");
+            plan.insert(path, megaburn_mesh::ParamSpec { shard })
+                .expect("new");
         }
         let main_grad = MainGrad::default();
         let direct = ["matrix".to_string()];
-        let sharding = ShardingConfig::new(level).with_direct(direct).init(&net, &groups)?;
+        let sharding = ShardingConfig::new(level)
+            .with_direct(direct)
+            .init(&net, &groups)?;
         let main_grads = BTreeMap::from([("matrix".to_string(), main_grad.clone())]);
         let mut grads =
             GradientAccumulator::new(&net, &plan, &sharding)?.with_main_grads(main_grads);
@@ -71,12 +77,19 @@ fn gradients(
         let both = ["matrix", "bias"].map(|path| values(grads.get(path).unwrap()));
         Ok::<_, OptimError>((both.concat(), sent))
     });
-    ranks.into_iter().collect::<Result<_, _>>().map_err(|error| error.to_string())
+    ranks
+        .into_iter()
+        .collect::<Result<_, _>>()
+        .map_err(|error| error.to_string())
 }
 
 #[rstest]
 fn a_bucket_is_sent_by_the_backward_that_completes_it_and_the_sums_are_the_same(
-    #[values(ShardingLevel::None, ShardingLevel::Optimizer, ShardingLevel::Gradients)]
+    #[values(
+        ShardingLevel::None,
+        ShardingLevel::Optimizer,
+        ShardingLevel::Gradients
+    )]
     level: ShardingLevel,
 ) {
     let found = gradients(level, true, &[once, once, once]).unwrap();
@@ -98,7 +111,9 @@ fn how_many_gradients_come_is_seen_where_none_come_late() {
             let groups = ProcessGroups::new(&world, "dp2".parse().expect("a layout"))?;
             let device = Device::default().autodiff();
             let mut net = Net::new(6, 6, 0, 1, &device);
-            net.matrix = net.matrix.map(|matrix| matrix.full_like(0.3).require_grad());
+            net.matrix = net
+                .matrix
+                .map(|matrix| matrix.full_like(0.3).require_grad());
             net.bias = net.bias.map(|bias| bias.full_like(0.1).require_grad());
             let plan = plan_of(6, 6, 0, 1);
             let main_grad = MainGrad::default();
@@ -122,14 +137,21 @@ fn how_many_gradients_come_is_seen_where_none_come_late() {
                         false => later.defer(|| loss.backward()),
                     };
                     // One of the two.
-                    let spare = Spare { put_off: vec![later.clone()], share: 1 };
+                    let spare = Spare {
+                        put_off: vec![later.clone()],
+                        share: 1,
+                    };
                     spare.beside_waits_of(Spare::compute_share);
                     grads.accumulate(&net, &mut of_others);
                     assert_eq!(later.is_empty(), is_last || !late);
                     grads.end_micro_batch()?;
                     later.compute();
                 }
-                let sent = grads.overlap.as_ref().expect("others have copies").num_started();
+                let sent = grads
+                    .overlap
+                    .as_ref()
+                    .expect("others have copies")
+                    .num_started();
                 grads.reduce()?;
                 sums.push((values(grads.get("matrix").expect("it is trained")), sent));
                 grads.reset();
@@ -143,7 +165,12 @@ fn how_many_gradients_come_is_seen_where_none_come_late() {
             |steps: &[(Vec<f32>, usize)]| steps.iter().map(|(_, sent)| *sent).collect::<Vec<_>>();
         assert_eq!(sent(&found), [0, 1]);
         assert_eq!(sent(&expected), [1, 1]);
-        assert!(found.iter().map(|(sums, _)| sums).eq(expected.iter().map(|(sums, _)| sums)));
+        assert!(
+            found
+                .iter()
+                .map(|(sums, _)| sums)
+                .eq(expected.iter().map(|(sums, _)| sums))
+        );
     }
 }
 
@@ -170,37 +197,60 @@ fn of_stages(
         let mut plan = ShardPlan::new();
         for (stage, rows) in [("first", 6), ("second", 4)] {
             for (path, spec) in plan_of(rows, 6, 0, 1).iter() {
-                plan.insert(format!("{stage}.{path}"), spec.clone()).expect("new");
+                plan.insert(format!("{stage}.{path}"), spec.clone())
+                    .expect("new");
             }
         }
-        let weights: BTreeMap<_, _> =
-            paths.map(|path| (path.to_string(), MainGrad::default())).into();
+        let weights: BTreeMap<_, _> = paths
+            .map(|path| (path.to_string(), MainGrad::default()))
+            .into();
         let chunks = plan.iter().map(|(path, _)| {
             let chunk = usize::from(path.starts_with("second"));
             (path.to_string(), chunk)
         });
         let config = ShardingConfig::new(level).with_chunks(chunks);
-        let sharding = config.with_direct(paths.map(String::from)).init(&net, &groups)?;
+        let sharding = config
+            .with_direct(paths.map(String::from))
+            .init(&net, &groups)?;
         let slots = sharding.buckets().iter();
         let slots = slots.map(|b| b.slots.iter().map(|slot| slot.path.as_str()).collect());
-        let expected = [["second.matrix"], ["first.matrix"], ["second.bias"], ["first.bias"]];
+        let expected = [
+            ["second.matrix"],
+            ["first.matrix"],
+            ["second.bias"],
+            ["first.bias"],
+        ];
         assert_eq!(slots.collect::<Vec<Vec<_>>>(), expected);
         let mut grads =
             GradientAccumulator::new(&net, &plan, &sharding)?.with_main_grads(weights.clone());
         let mut sent = Vec::new();
         for (at, (stage, is_last)) in backwards.iter().enumerate() {
-            let (of, rows) = if *stage == 0 { (&net.first, 6) } else { (&net.second, 4) };
+            let (of, rows) = if *stage == 0 {
+                (&net.first, 6)
+            } else {
+                (&net.second, 4)
+            };
             let x = Tensor::full([3, rows], (world.rank() + at + 1) as f32, &device);
             let loss = once(of, x.require_grad(), &weights[paths[*stage]]).sum();
             if begins {
                 grads.begin_micro_batch(*is_last);
             }
             grads.accumulate(&net, &mut loss.backward());
-            sent.push(grads.overlap.as_ref().expect("others have copies").lock().started.clone());
+            sent.push(
+                grads
+                    .overlap
+                    .as_ref()
+                    .expect("others have copies")
+                    .lock()
+                    .started
+                    .clone(),
+            );
             grads.end_micro_batch()?;
         }
         grads.reduce()?;
-        let all = plan.iter().map(|(path, _)| values(grads.get(path).expect("it is trained")));
+        let all = plan
+            .iter()
+            .map(|(path, _)| values(grads.get(path).expect("it is trained")));
         Ok::<_, OptimError>((all.collect::<Vec<_>>().concat(), sent))
     });
     ranks.into_iter().map(Result::unwrap).collect()
@@ -209,8 +259,15 @@ fn of_stages(
 #[test]
 fn the_buckets_of_a_stage_are_sent_in_its_own_backward() {
     // The first of each is only looked at.
-    let backwards =
-        [(1, false), (0, false), (0, false), (1, false), (0, true), (1, false), (1, true)];
+    let backwards = [
+        (1, false),
+        (0, false),
+        (0, false),
+        (1, false),
+        (0, true),
+        (1, false),
+        (1, true),
+    ];
     let shared = [vec![], vec![], vec![1], vec![0], vec![1], vec![0], vec![0]];
     let summed = [vec![], vec![], vec![], vec![], vec![1], vec![1], vec![1, 0]];
     for (level, expected) in [
@@ -248,7 +305,10 @@ fn a_weight_with_other_gradients_is_sent_at_the_end() {
 #[test]
 fn a_gradient_behind_the_sum_is_refused() {
     let error = gradients(ShardingLevel::None, true, &[once, twice]).unwrap_err();
-    assert!(error.contains("`matrix` got more gradients in this micro-batch"), "{error}");
+    assert!(
+        error.contains("`matrix` got more gradients in this micro-batch"),
+        "{error}"
+    );
 }
 
 #[test]
@@ -266,5 +326,7 @@ fn a_micro_batch_that_was_not_ended_is_summed_at_the_end() {
         grads.norm()?.read()
     });
     let expected = (4.0 * (18.0 + 6.0f64)).sqrt();
-    ranks.into_iter().for_each(|norm| assert!((norm.unwrap() - expected).abs() < 1e-12));
+    ranks
+        .into_iter()
+        .for_each(|norm| assert!((norm.unwrap() - expected).abs() < 1e-12));
 }

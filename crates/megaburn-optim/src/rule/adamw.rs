@@ -67,12 +67,19 @@ impl AdamWConfig {
     }
 
     pub(super) fn moments(&self) -> Vec<(Moment, FloatDType)> {
-        vec![(Moment::ExpAvg, self.exp_avg), (Moment::ExpAvgSq, self.exp_avg_sq)]
+        vec![
+            (Moment::ExpAvg, self.exp_avg),
+            (Moment::ExpAvgSq, self.exp_avg_sq),
+        ]
     }
 
     pub(super) fn update(&self, old: Values, force: Force) -> Values {
         let step = self.step(&force);
-        let Force { grad, factor_on_gpu, .. } = force;
+        let Force {
+            grad,
+            factor_on_gpu,
+            ..
+        } = force;
         values(match factor_on_gpu {
             Some(factor) => adamw_scaled(state(old), grad, factor, &step),
             None => adamw(state(old), grad, &step),
@@ -84,27 +91,59 @@ impl AdamWConfig {
         let mut together: Vec<Together> = Vec::new();
         for (i, (old, force)) in all.enumerate() {
             let step = self.step(&force);
-            let Force { grad, factor_on_gpu: factor, .. } = force;
+            let Force {
+                grad,
+                factor_on_gpu: factor,
+                ..
+            } = force;
             let place = together.iter().position(|others| others.step == step);
             let place = place.unwrap_or_else(|| {
-                together.push(Together { step, factor, places: Vec::new(), olds: Vec::new() });
+                together.push(Together {
+                    step,
+                    factor,
+                    places: Vec::new(),
+                    olds: Vec::new(),
+                });
                 together.len() - 1
             });
             together[place].places.push(i);
             together[place].olds.push((state(old), grad));
         }
-        let new = together.into_iter().flat_map(|Together { step, factor, places, olds }| {
-            places.into_iter().zip(adamw_all(olds, factor, &step))
-        });
+        let new = together.into_iter().flat_map(
+            |Together {
+                 step,
+                 factor,
+                 places,
+                 olds,
+             }| { places.into_iter().zip(adamw_all(olds, factor, &step)) },
+        );
         let mut new: Vec<_> = new.collect();
         new.sort_unstable_by_key(|(i, _)| *i);
         new.into_iter().map(|(_, state)| values(state)).collect()
     }
 
     fn step(&self, force: &Force) -> AdamwStep {
-        let Self { beta_1, beta_2, epsilon, .. } = *self;
-        let Force { factor: grad_factor, rates: Rates { lr, weight_decay }, time, .. } = *force;
-        AdamwStep { lr, beta_1, beta_2, epsilon, weight_decay, grad_factor, time }
+        let Self {
+            beta_1,
+            beta_2,
+            epsilon,
+            ..
+        } = *self;
+        let Force {
+            factor: grad_factor,
+            rates: Rates { lr, weight_decay },
+            time,
+            ..
+        } = *force;
+        AdamwStep {
+            lr,
+            beta_1,
+            beta_2,
+            epsilon,
+            weight_decay,
+            grad_factor,
+            time,
+        }
     }
 }
 
@@ -119,13 +158,27 @@ struct Together {
 
 fn state(mut old: Values) -> AdamwState {
     let [exp_avg, exp_avg_sq] = [Moment::ExpAvg, Moment::ExpAvgSq].map(|m| old.take(m));
-    AdamwState { param: old.param, exp_avg, exp_avg_sq, rounded: old.rounded }
+    AdamwState {
+        param: old.param,
+        exp_avg,
+        exp_avg_sq,
+        rounded: old.rounded,
+    }
 }
 
 fn values(new: AdamwState) -> Values {
-    let AdamwState { param, exp_avg, exp_avg_sq, rounded } = new;
+    let AdamwState {
+        param,
+        exp_avg,
+        exp_avg_sq,
+        rounded,
+    } = new;
     let moments = [(Moment::ExpAvg, exp_avg), (Moment::ExpAvgSq, exp_avg_sq)].into();
-    Values { param, rounded, moments }
+    Values {
+        param,
+        rounded,
+        moments,
+    }
 }
 
 #[cfg(test)]
@@ -149,7 +202,12 @@ mod tests {
 
     impl Torch {
         fn step(&mut self, config: &AdamWConfig, lr: f64, decay: f64, g: f64, t: i32) {
-            let AdamWConfig { beta_1, beta_2, epsilon, .. } = *config;
+            let AdamWConfig {
+                beta_1,
+                beta_2,
+                epsilon,
+                ..
+            } = *config;
             self.p *= 1.0 - lr * decay;
             self.m = beta_1 * self.m + (1.0 - beta_1) * g;
             self.v = beta_2 * self.v + (1.0 - beta_2) * g * g;
@@ -173,7 +231,10 @@ mod tests {
         let mut grads =
             GradientAccumulator::new(&net, &plan_of(rows, cols, 0, 1), &Sharding::none()).unwrap();
         let mut optimizer = config.init(&Sharding::none()).unwrap();
-        let start = |p: f32| Torch { p: f64::from(p), ..Default::default() };
+        let start = |p: f32| Torch {
+            p: f64::from(p),
+            ..Default::default()
+        };
         let all = |net: &Net| [values(net.matrix.val()), values(net.bias.val())];
         let mut expected = all(&net).map(|ps| ps.into_iter().map(start).collect::<Vec<_>>());
         for t in 1..=12 {
@@ -207,31 +268,66 @@ mod tests {
         let config = AdamWConfig::new();
         let of = |i: usize| {
             let tensor = |x: f64| Tensor::<1>::full([3 + i], x * (1.0 + i as f64), &device);
-            let moments = [(Moment::ExpAvg, tensor(0.1)), (Moment::ExpAvgSq, tensor(0.2))].into();
-            let old = Values { param: tensor(1.0), rounded: None, moments };
+            let moments = [
+                (Moment::ExpAvg, tensor(0.1)),
+                (Moment::ExpAvgSq, tensor(0.2)),
+            ]
+            .into();
+            let old = Values {
+                param: tensor(1.0),
+                rounded: None,
+                moments,
+            };
             // The first, the third and the fifth have others' rates.
-            let rates =
-                Rates { lr: if i.is_multiple_of(2) { 1e-1 } else { 3e-1 }, weight_decay: 0.1 };
+            let rates = Rates {
+                lr: if i.is_multiple_of(2) { 1e-1 } else { 3e-1 },
+                weight_decay: 0.1,
+            };
             let (factor_on_gpu, direction) = (Some(Tensor::from_floats([0.5], &device)), None);
             let grad = tensor(-2.0);
-            (old, Force { grad, factor: 0.7, factor_on_gpu, direction, rates, time: 2 })
+            (
+                old,
+                Force {
+                    grad,
+                    factor: 0.7,
+                    factor_on_gpu,
+                    direction,
+                    rates,
+                    time: 2,
+                },
+            )
         };
         let of_values = |new: Values| {
             let moments = new.moments.into_values();
-            [new.param].into_iter().chain(moments).map(values).collect::<Vec<_>>()
+            [new.param]
+                .into_iter()
+                .chain(moments)
+                .map(values)
+                .collect::<Vec<_>>()
         };
         let found = config.update_all((0..6).map(of)).into_iter().map(of_values);
-        let alone = (0..6).map(of).map(|(old, force)| of_values(config.update(old, force)));
+        let alone = (0..6)
+            .map(of)
+            .map(|(old, force)| of_values(config.update(old, force)));
         assert_eq!(found.collect::<Vec<_>>(), alone.collect::<Vec<_>>());
     }
 
     #[test]
     fn impossible_configs_are_refused() {
         for (config, message) in [
-            (AdamWConfig::new().with_beta_2(1.0), "beta_2 is 1; it must be at least 0 and below 1"),
+            (
+                AdamWConfig::new().with_beta_2(1.0),
+                "beta_2 is 1; it must be at least 0 and below 1",
+            ),
             (AdamWConfig::new().with_beta_1(f64::NAN), "beta_1 is NaN"),
-            (AdamWConfig::new().with_epsilon(0.0), "epsilon is 0; it must be positive"),
-            (AdamWConfig::new().with_weight_decay(-0.1), "weight_decay is -0.1"),
+            (
+                AdamWConfig::new().with_epsilon(0.0),
+                "epsilon is 0; it must be positive",
+            ),
+            (
+                AdamWConfig::new().with_weight_decay(-0.1),
+                "weight_decay is -0.1",
+            ),
         ] {
             let error = config.init(&Sharding::none()).unwrap_err().to_string();
             assert!(error.contains(message), "{error}");
@@ -241,14 +337,20 @@ mod tests {
                 AdamWConfig::new().with_main_params(FloatDType::F16),
                 "main_params cannot be kept in F16",
             ),
-            (AdamWConfig::new().with_exp_avg(FloatDType::F64), "exp_avg cannot be kept in F64"),
+            (
+                AdamWConfig::new().with_exp_avg(FloatDType::F64),
+                "exp_avg cannot be kept in F64",
+            ),
             (
                 AdamWConfig::new().with_exp_avg_sq(FloatDType::F16),
                 "exp_avg_sq cannot be kept in F16",
             ),
         ] {
             let error = config.init(&Sharding::none()).unwrap_err().to_string();
-            assert!(error.contains(message) && error.contains("F32 or BF16"), "{error}");
+            assert!(
+                error.contains(message) && error.contains("F32 or BF16"),
+                "{error}"
+            );
         }
     }
 }

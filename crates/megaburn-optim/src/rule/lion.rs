@@ -49,15 +49,39 @@ impl LionConfig {
 
     pub(super) fn update(&self, mut old: Values, force: Force) -> Values {
         let Self { beta_1, beta_2, .. } = *self;
-        let Force { grad, factor: grad_factor, factor_on_gpu, rates, .. } = force;
+        let Force {
+            grad,
+            factor: grad_factor,
+            factor_on_gpu,
+            rates,
+            ..
+        } = force;
         let Rates { lr, weight_decay } = rates;
-        let step = LionStep { lr, beta_1, beta_2, weight_decay, grad_factor };
+        let step = LionStep {
+            lr,
+            beta_1,
+            beta_2,
+            weight_decay,
+            grad_factor,
+        };
         let exp_avg = old.take(Moment::ExpAvg);
-        let old = LionState { param: old.param, exp_avg, rounded: old.rounded };
-        let LionState { param, exp_avg, rounded } = match factor_on_gpu {
+        let old = LionState {
+            param: old.param,
+            exp_avg,
+            rounded: old.rounded,
+        };
+        let LionState {
+            param,
+            exp_avg,
+            rounded,
+        } = match factor_on_gpu {
             Some(factor) => lion_scaled(old, grad, factor, &step),
             None => lion(old, grad, &step),
         };
-        Values { param, rounded, moments: [(Moment::ExpAvg, exp_avg)].into() }
+        Values {
+            param,
+            rounded,
+            moments: [(Moment::ExpAvg, exp_avg)].into(),
+        }
     }
 }

@@ -132,7 +132,9 @@ impl Rule {
 impl Values {
     /// Takes one of the moments.
     fn take(&mut self, moment: Moment) -> Tensor<1> {
-        self.moments.remove(&moment).expect("the rule says which there are")
+        self.moments
+            .remove(&moment)
+            .expect("the rule says which there are")
     }
 }
 
@@ -143,11 +145,24 @@ fn check(
     ok: bool,
     must_be: &'static str,
 ) -> Result<(), OptimError> {
-    if ok { Ok(()) } else { Err(OptimError::BadConfig { name, value, must_be }) }
+    if ok {
+        Ok(())
+    } else {
+        Err(OptimError::BadConfig {
+            name,
+            value,
+            must_be,
+        })
+    }
 }
 
 fn check_decay(name: &'static str, beta: f64) -> Result<(), OptimError> {
-    check(name, beta, (0.0..1.0).contains(&beta), "at least 0 and below 1")
+    check(
+        name,
+        beta,
+        (0.0..1.0).contains(&beta),
+        "at least 0 and below 1",
+    )
 }
 
 fn check_weight_decay(weight_decay: f64) -> Result<(), OptimError> {

@@ -33,7 +33,12 @@ impl SgdConfig {
     pub fn init(&self, sharding: &Sharding) -> Result<Optimizer, OptimError> {
         check_decay("momentum", self.momentum)?;
         let ahead = !self.nesterov || self.momentum > 0.0;
-        check("momentum", self.momentum, ahead, "more than 0 with Nesterov's look ahead")?;
+        check(
+            "momentum",
+            self.momentum,
+            ahead,
+            "more than 0 with Nesterov's look ahead",
+        )?;
         check_weight_decay(self.weight_decay)?;
         check_dtype("main_params", self.main_params)?;
         check_dtype("momentum_buffer", self.momentum_buffer)?;
@@ -48,17 +53,43 @@ impl SgdConfig {
     }
 
     pub(super) fn update(&self, mut old: Values, force: Force) -> Values {
-        let Self { momentum, nesterov, .. } = *self;
-        let Force { grad, factor: grad_factor, factor_on_gpu, rates, .. } = force;
+        let Self {
+            momentum, nesterov, ..
+        } = *self;
+        let Force {
+            grad,
+            factor: grad_factor,
+            factor_on_gpu,
+            rates,
+            ..
+        } = force;
         let Rates { lr, weight_decay } = rates;
-        let step = SgdStep { lr, momentum, nesterov, weight_decay, grad_factor };
+        let step = SgdStep {
+            lr,
+            momentum,
+            nesterov,
+            weight_decay,
+            grad_factor,
+        };
         let momentum_buffer = old.moments.remove(&Moment::MomentumBuffer);
-        let old = SgdState { param: old.param, momentum_buffer, rounded: old.rounded };
-        let SgdState { param, momentum_buffer, rounded } = match factor_on_gpu {
+        let old = SgdState {
+            param: old.param,
+            momentum_buffer,
+            rounded: old.rounded,
+        };
+        let SgdState {
+            param,
+            momentum_buffer,
+            rounded,
+        } = match factor_on_gpu {
             Some(factor) => sgd_scaled(old, grad, factor, &step),
             None => sgd(old, grad, &step),
         };
         let moments = momentum_buffer.map(|buffer| (Moment::MomentumBuffer, buffer));
-        Values { param, rounded, moments: moments.into_iter().collect() }
+        Values {
+            param,
+            rounded,
+            moments: moments.into_iter().collect(),
+        }
     }
 }

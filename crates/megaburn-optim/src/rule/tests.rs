@@ -37,7 +37,10 @@ fn descend(mut optimizer: Optimizer, rule: impl Fn(&mut Element, f64, f64)) {
     let device = Device::default().autodiff();
     let mut net = Net::new(3, 4, 0, 1, &device);
     let all = |net: &Net| [values(net.matrix.val()), values(net.bias.val())];
-    let start = |p: &f32| Element { p: f64::from(*p), m: 0.0 };
+    let start = |p: &f32| Element {
+        p: f64::from(*p),
+        m: 0.0,
+    };
     let mut expected = all(&net).map(|ps| ps.iter().map(start).collect::<Vec<_>>());
     let mut grads =
         GradientAccumulator::new(&net, &plan_of(3, 4, 0, 1), &Sharding::none()).unwrap();
@@ -52,7 +55,11 @@ fn descend(mut optimizer: Optimizer, rule: impl Fn(&mut Element, f64, f64)) {
             for (i, found) in all(&net)[which].iter().enumerate() {
                 let element = &mut expected[which][i];
                 rule(element, f64::from(before[which][i]), decay);
-                assert!((f64::from(*found) - element.p).abs() < 1e-6, "{found} {}", element.p);
+                assert!(
+                    (f64::from(*found) - element.p).abs() < 1e-6,
+                    "{found} {}",
+                    element.p
+                );
             }
         }
     }
@@ -75,7 +82,9 @@ fn signs_are_followed() {
 
 /// Newton-Schulz so often that a matrix of full rank is orthogonal.
 fn muon() -> MuonConfig {
-    let config = MuonConfig::new().with_extra_scale(1.0).with_num_ns_steps(20);
+    let config = MuonConfig::new()
+        .with_extra_scale(1.0)
+        .with_num_ns_steps(20);
     config.with_coefficients(NewtonSchulz::PolarExpress)
 }
 
@@ -102,7 +111,9 @@ fn a_matrix_moves_along_an_orthogonal_one_and_the_rest_as_by_adamw() {
         net
     };
     let adamw = AdamWConfig::new().with_weight_decay(0.0);
-    let config = muon().with_adamw(adamw.clone()).with_scale(MuonScale::UnitRmsNorm);
+    let config = muon()
+        .with_adamw(adamw.clone())
+        .with_scale(MuonScale::UnitRmsNorm);
     let expected = steps(adamw.init(&Sharding::none()).unwrap());
     let alone = ProcessGroups::single(0);
     let net = steps(config.init(&Sharding::none(), &alone).unwrap());
@@ -138,8 +149,14 @@ fn a_gradient_that_is_not_finite_moves_nothing() {
         grads.factor_on_gpu = Some(Tensor::from_floats([f32::NAN], &device.clone().inner()));
         let net = optimizer.step(LR, net, &grads).unwrap();
         assert_eq!([values(net.matrix.val()), values(net.bias.val())], before);
-        let state = optimizer.state_tensors().flat_map(|(_, _, state)| values(state));
-        assert!(state.into_iter().all(|x| x == 0.0), "{} moved", optimizer.name());
+        let state = optimizer
+            .state_tensors()
+            .flat_map(|(_, _, state)| values(state));
+        assert!(
+            state.into_iter().all(|x| x == 0.0),
+            "{} moved",
+            optimizer.name()
+        );
     }
 }
 

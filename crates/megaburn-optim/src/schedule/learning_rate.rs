@@ -81,7 +81,14 @@ impl LrSchedule {
     /// The rate after `samples` samples. An update uses the rate behind its own samples, so that the
     /// first one already moves the weights; Megatron uses the one before them.
     pub fn lr(&self, samples: u64) -> f64 {
-        let Self { init, max, min, warmup_samples, decay_samples, decay } = *self;
+        let Self {
+            init,
+            max,
+            min,
+            warmup_samples,
+            decay_samples,
+            decay,
+        } = *self;
         if samples < warmup_samples {
             return init + (max - init) * samples as f64 / warmup_samples as f64;
         }
@@ -101,7 +108,10 @@ impl LrSchedule {
                 let [unit, samples] = [warmup_samples, samples].map(|n| n.max(1) as f64);
                 return (max * (unit / samples).sqrt()).max(min);
             }
-            Decay::Wsd { samples: last, style } => {
+            Decay::Wsd {
+                samples: last,
+                style,
+            } => {
                 let stable = decay_samples.saturating_sub(last);
                 match samples.checked_sub(stable) {
                     Some(passed) if last > 0 => style.part(passed as f64 / last as f64),
@@ -110,7 +120,11 @@ impl LrSchedule {
             }
         };
         // To the bit where it has not begun to fall.
-        if part == 1.0 { max } else { min + (max - min) * part }
+        if part == 1.0 {
+            max
+        } else {
+            min + (max - min) * part
+        }
     }
 }
 
@@ -147,7 +161,10 @@ mod tests {
     };
 
     const fn wsd(style: WsdStyle) -> Decay {
-        Decay::Wsd { samples: 200, style }
+        Decay::Wsd {
+            samples: 200,
+            style,
+        }
     }
 
     #[rstest]
@@ -188,7 +205,11 @@ mod tests {
     #[test]
     fn without_warm_up_the_rate_starts_at_its_maximum() {
         for decay in [Decay::Linear, Decay::Cosine, Decay::InverseSquareRoot] {
-            let schedule = LrSchedule { warmup_samples: 0, decay, ..MEGATRON };
+            let schedule = LrSchedule {
+                warmup_samples: 0,
+                decay,
+                ..MEGATRON
+            };
             assert_eq!(schedule.lr(0), 0.1);
             assert!(schedule.lr(2) < 0.1);
         }
@@ -196,16 +217,26 @@ mod tests {
 
     #[test]
     fn an_inverse_square_root_never_falls_below_the_minimum() {
-        let schedule = LrSchedule { decay: Decay::InverseSquareRoot, min: 0.06, ..MEGATRON };
+        let schedule = LrSchedule {
+            decay: Decay::InverseSquareRoot,
+            min: 0.06,
+            ..MEGATRON
+        };
         assert!(schedule.lr(200) > 0.06);
         assert_eq!(schedule.lr(900), 0.06);
     }
 
     #[test]
     fn a_fall_of_no_samples_is_a_step() {
-        let decay = Decay::Wsd { samples: 0, style: WsdStyle::Linear };
+        let decay = Decay::Wsd {
+            samples: 0,
+            style: WsdStyle::Linear,
+        };
         let schedule = LrSchedule { decay, ..MEGATRON };
-        assert_eq!([1000, 1001].map(|samples| schedule.lr(samples)), [0.1, 0.001]);
+        assert_eq!(
+            [1000, 1001].map(|samples| schedule.lr(samples)),
+            [0.1, 0.001]
+        );
     }
 
     #[rstest]

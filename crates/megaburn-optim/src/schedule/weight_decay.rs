@@ -34,7 +34,12 @@ impl WeightDecaySchedule {
     /// The same all the time.
     pub fn constant(weight_decay: f64) -> Self {
         let style = WeightDecayStyle::default();
-        Self { start: weight_decay, end: weight_decay, samples: 0, style }
+        Self {
+            start: weight_decay,
+            end: weight_decay,
+            samples: 0,
+            style,
+        }
     }
 
     /// The decay after `samples` samples.
@@ -69,19 +74,35 @@ mod tests {
         #[case] start: f64,
         #[case] middle: f64,
     ) {
-        let schedule = WeightDecaySchedule { start, end: 0.1, samples: 1000, style };
+        let schedule = WeightDecaySchedule {
+            start,
+            end: 0.1,
+            samples: 1000,
+            style,
+        };
         for (samples, expected) in [(0, start), (500, middle), (1000, 0.1), (u64::MAX, 0.1)] {
             let found = schedule.weight_decay(samples);
-            assert!((found - expected).abs() < 1e-15, "{samples}: {found} is not {expected}");
+            assert!(
+                (found - expected).abs() < 1e-15,
+                "{samples}: {found} is not {expected}"
+            );
         }
     }
 
     #[test]
     fn it_may_fall_and_be_constant() {
         let style = WeightDecayStyle::Cosine;
-        let falls = WeightDecaySchedule { start: 0.1, end: 0.0, samples: 100, style };
+        let falls = WeightDecaySchedule {
+            start: 0.1,
+            end: 0.0,
+            samples: 100,
+            style,
+        };
         assert!((0..100).all(|at| falls.weight_decay(at + 1) < falls.weight_decay(at)));
         let constant = WeightDecaySchedule::constant(0.3);
-        assert_eq!([0, 7, u64::MAX].map(|at| constant.weight_decay(at)), [0.3; 3]);
+        assert_eq!(
+            [0, 7, u64::MAX].map(|at| constant.weight_decay(at)),
+            [0.3; 3]
+        );
     }
 }

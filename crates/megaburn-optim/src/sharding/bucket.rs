@@ -58,7 +58,12 @@ impl Bucket {
             let start = match buckets.last() {
                 Some(last) if last.len + len <= target => last.len,
                 _ => {
-                    buckets.push(Self { kind, slots: Vec::new(), len: 0, chunk });
+                    buckets.push(Self {
+                        kind,
+                        slots: Vec::new(),
+                        len: 0,
+                        chunk,
+                    });
                     0
                 }
             };
@@ -81,7 +86,9 @@ impl Bucket {
     /// Whether CUDA memory of the bucket, in elements of `size` bytes, is cut into parameters without a
     /// copy: whether their ends are where it can be cut, as their starts are.
     pub(crate) fn is_cut_in_place(&self, size: usize) -> bool {
-        self.slots.iter().all(|slot| (slot.len * size).is_multiple_of(CUT))
+        self.slots
+            .iter()
+            .all(|slot| (slot.len * size).is_multiple_of(CUT))
     }
 
     /// A stretch of the bucket: `part` of each slot in it (given as a range of the parameter) at its
@@ -132,7 +139,10 @@ mod tests {
     #[test]
     fn a_bucket_is_cut_in_place_where_all_its_parameters_end_at_a_cut() {
         let bucket = |lens: &[usize]| {
-            let params = lens.iter().enumerate().map(|(i, &len)| (i.to_string(), len));
+            let params = lens
+                .iter()
+                .enumerate()
+                .map(|(i, &len)| (i.to_string(), len));
             Bucket::fill(ParamKind::Dense, 0, params, 10_000, 2).remove(0)
         };
         assert!(bucket(&[256, 512]).is_cut_in_place(2));
@@ -148,13 +158,26 @@ mod tests {
         let buckets = Bucket::fill(ParamKind::Dense, 0, params, 1000, 2);
         let places: Vec<Vec<_>> = buckets
             .iter()
-            .map(|bucket| bucket.slots.iter().map(|s| (s.path.as_str(), s.start)).collect())
+            .map(|bucket| {
+                bucket
+                    .slots
+                    .iter()
+                    .map(|s| (s.path.as_str(), s.start))
+                    .collect()
+            })
             .collect();
         assert_eq!(
             places,
-            [vec![("a", 0), ("b", 256)], vec![("c", 0)], vec![("d", 0), ("e", 256)]]
+            [
+                vec![("a", 0), ("b", 256)],
+                vec![("c", 0)],
+                vec![("d", 0), ("e", 256)]
+            ]
         );
-        assert_eq!(buckets.iter().map(|b| b.len).collect::<Vec<_>>(), [1024, 5120, 512]);
+        assert_eq!(
+            buckets.iter().map(|b| b.len).collect::<Vec<_>>(),
+            [1024, 5120, 512]
+        );
         assert!(Bucket::fill(ParamKind::Dense, 0, [], 1000, 2).is_empty());
     }
 

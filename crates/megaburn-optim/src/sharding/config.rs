@@ -45,7 +45,15 @@ impl ShardingConfig {
     /// By all ranks, in Megatron's buckets.
     pub fn new(level: ShardingLevel) -> Self {
         let (direct, apart, chunks, experts) = Default::default();
-        Self { level, ranks: None, bucket: None, direct, apart, chunks, experts }
+        Self {
+            level,
+            ranks: None,
+            bucket: None,
+            direct,
+            apart,
+            chunks,
+            experts,
+        }
     }
 
     /// Shared out between so many ranks each.
@@ -134,7 +142,9 @@ impl ShardingConfig {
             level: self.level,
             apart: self.apart.clone(),
             experts: self.experts.clone(),
-            has_experts: buckets.iter().any(|bucket| bucket.kind == ParamKind::Expert),
+            has_experts: buckets
+                .iter()
+                .any(|bucket| bucket.kind == ParamKind::Expert),
             counts_experts: groups.tp.rank() == 0 && replicas(ParamKind::Dense).share().rank() == 0,
             replicas: of_kinds,
             buckets,
@@ -163,14 +173,17 @@ impl ShardingConfig {
             _ => self.ranks.unwrap_or(replicas),
         };
         let mut ranks = (1..=most).rev();
-        ranks.find(|&ranks| replicas.is_multiple_of(ranks)).unwrap_or(1)
+        ranks
+            .find(|&ranks| replicas.is_multiple_of(ranks))
+            .unwrap_or(1)
     }
 
     /// About how many elements a bucket has, and how many ranks share it.
     fn sizes(&self, replicas: &Replicas) -> [usize; 2] {
         let ranks = replicas.num_shares();
-        let bucket =
-            self.bucket.unwrap_or((40 << 20).max((ranks * replicas.copies().size()) << 20));
+        let bucket = self
+            .bucket
+            .unwrap_or((40 << 20).max((ranks * replicas.copies().size()) << 20));
         [bucket, ranks]
     }
 }

@@ -29,12 +29,18 @@ struct State {
 impl Gathering {
     /// From now on buckets all of whose parameters are in `weights` are waited for by layers.
     pub(super) fn wait_in_layers(&self, buckets: &[Bucket], weights: &BTreeMap<String, MainGrad>) {
-        let tells =
-            |bucket: &&Bucket| bucket.slots.iter().all(|slot| weights.contains_key(&slot.path));
+        let tells = |bucket: &&Bucket| {
+            bucket
+                .slots
+                .iter()
+                .all(|slot| weights.contains_key(&slot.path))
+        };
         for bucket in buckets.iter().filter(tells) {
             let first = &bucket.slots[0].path;
             for slot in &bucket.slots {
-                self.lock().first_of.insert(slot.path.clone(), first.clone());
+                self.lock()
+                    .first_of
+                    .insert(slot.path.clone(), first.clone());
                 // A layer may outlive the optimizer.
                 let (state, first) = (Arc::downgrade(&self.0), first.clone());
                 weights[&slot.path].on_use(move || {
@@ -67,7 +73,9 @@ impl Gathering {
 
     pub(super) fn settle(&self) {
         let pending = std::mem::take(&mut self.lock().pending);
-        pending.into_values().for_each(|started| drop(started.wait()));
+        pending
+            .into_values()
+            .for_each(|started| drop(started.wait()));
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -90,8 +98,9 @@ mod tests {
         let params = params.map(|(path, len)| (path.to_string(), len));
         // [a, b], [c, d].
         let buckets = Bucket::fill(ParamKind::Dense, 0, params, 512, 1);
-        let weights: BTreeMap<_, _> =
-            ["a", "b", "c", "d"].map(|path| (path.to_string(), MainGrad::default())).into();
+        let weights: BTreeMap<_, _> = ["a", "b", "c", "d"]
+            .map(|path| (path.to_string(), MainGrad::default()))
+            .into();
         let gathering = Gathering::default();
         let gathered = |bucket: &Bucket| {
             let flat = Tensor::<1>::ones([bucket.len], &Device::flex());
@@ -102,10 +111,16 @@ mod tests {
         assert!(gathered(&buckets[0]).is_empty(), "no layer waits yet");
         gathering.wait_in_layers(&buckets, &weights);
         assert_eq!(gathered(&buckets[0]), ["a"]);
-        assert_eq!(gathered(&buckets[1]), ["a"], "d ends where memory cannot be cut");
+        assert_eq!(
+            gathered(&buckets[1]),
+            ["a"],
+            "d ends where memory cannot be cut"
+        );
         let used = |path: &str| {
-            let options =
-                LinearOptions { main_grad: Some(weights[path].clone()), ..Default::default() };
+            let options = LinearOptions {
+                main_grad: Some(weights[path].clone()),
+                ..Default::default()
+            };
             let x = Tensor::<2>::ones([1, 16], &Device::flex());
             linear(x, Tensor::ones([16, 16], &Device::flex()), None, options);
             gathering.lock().pending.len()

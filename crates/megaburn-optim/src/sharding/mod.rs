@@ -191,7 +191,10 @@ impl Sharding {
     /// Whether this rank keeps only its share of the parameter at `path`: in the module it has no values,
     /// and a layer that reads it needs all ranks that share it to do so too.
     pub fn shares_out(&self, path: &str) -> bool {
-        self.0.shares.as_ref().is_some_and(|shares| shares.has(path))
+        self.0
+            .shares
+            .as_ref()
+            .is_some_and(|shares| shares.has(path))
     }
 
     /// The module with all values, also of parameters that are shared out, to be read: its layers go on to
@@ -263,7 +266,10 @@ impl Sharding {
         // What backward completes last, forward needs first.
         let slots = self.buckets().iter().rev().flat_map(|bucket| {
             let share = self.share_of(bucket);
-            bucket.slots.iter().map(move |slot| (&slot.path, slot.within(&share).len()))
+            bucket
+                .slots
+                .iter()
+                .map(move |slot| (&slot.path, slot.within(&share).len()))
         });
         let updated = slots.filter(|(path, len)| *len > 0 && lens.contains_key(*path));
         updated.map(|(path, len)| (path.clone(), len)).collect()
@@ -286,7 +292,10 @@ impl Sharding {
         }
         // A view would keep all of them, and so would what is computed in its place: it is computed
         // elsewhere while somebody else holds them.
-        let part = values.clone().narrow(0, kept.start, kept.len()).mul_scalar(1.0);
+        let part = values
+            .clone()
+            .narrow(0, kept.start, kept.len())
+            .mul_scalar(1.0);
         drop(values);
         part
     }

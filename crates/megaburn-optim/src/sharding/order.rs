@@ -40,7 +40,12 @@ pub(super) struct Params<'a> {
 impl<'a> Params<'a> {
     pub(super) fn of<M: Module>(config: &'a ShardingConfig, module: &M) -> Self {
         let (found, places, shapes) = Default::default();
-        let mut params = Self { config, found, places, shapes };
+        let mut params = Self {
+            config,
+            found,
+            places,
+            shapes,
+        };
         visit_floats(module, &mut params);
         params
     }
@@ -73,7 +78,9 @@ impl<'a> Params<'a> {
                 (None, _) => experts.pop_front(),
                 _ => dense.pop_front(),
             };
-            let Some(((order, ..), bucket)) = next else { return all };
+            let Some(((order, ..), bucket)) = next else {
+                return all;
+            };
             all.push((order, bucket));
         }
     }
@@ -99,11 +106,19 @@ impl FloatVisitor for Params<'_> {
             true => Order::Direct,
             false => Order::Late,
         };
-        self.shapes.extend(matrix.map(|shape| (path.clone(), shape)));
+        self.shapes
+            .extend(matrix.map(|shape| (path.clone(), shape)));
         let chunk = self.config.chunks.get(&path).copied().unwrap_or_default();
-        let common =
-            (ParamKind::of(&self.config.experts, &path), order, Reverse(chunk), dtype.name());
+        let common = (
+            ParamKind::of(&self.config.experts, &path),
+            order,
+            Reverse(chunk),
+            dtype.name(),
+        );
         self.places.insert(path.clone(), self.places.len());
-        self.found.entry(common).or_default().push((path, shape.num_elements()));
+        self.found
+            .entry(common)
+            .or_default()
+            .push((path, shape.num_elements()));
     }
 }

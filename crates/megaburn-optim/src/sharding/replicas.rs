@@ -19,7 +19,11 @@ impl ParamKind {
 
     /// Of a parameter, where these are experts'.
     pub(super) fn of(experts: &BTreeSet<String>, path: &str) -> Self {
-        if experts.contains(path) { Self::Expert } else { Self::Dense }
+        if experts.contains(path) {
+            Self::Expert
+        } else {
+            Self::Dense
+        }
     }
 }
 
@@ -35,12 +39,21 @@ impl Replicas {
     /// One rank.
     pub(super) fn none() -> Self {
         let alone = || Group::single(0);
-        Self { share: alone(), copies: alone(), norm: alone() }
+        Self {
+            share: alone(),
+            copies: alone(),
+            norm: alone(),
+        }
     }
 
     /// Of dense parameters, which `ranks` share out.
     pub(super) fn dense(groups: &ProcessGroups, ranks: usize) -> Result<Self, CollectiveError> {
-        let ProcessGroups { world, dp_cp, model, .. } = groups;
+        let ProcessGroups {
+            world,
+            dp_cp,
+            model,
+            ..
+        } = groups;
         let names = ["share", "copies"];
         let (share, copies) = share_and_copies(world, dp_cp, ranks, names, &[])?;
         let norm = match ranks {
@@ -50,7 +63,11 @@ impl Replicas {
                 world.subgroup_among("norm", &members, &[world])?
             }
         };
-        Ok(Self { share, copies, norm })
+        Ok(Self {
+            share,
+            copies,
+            norm,
+        })
     }
 
     /// Of experts beside those. Between them the members of its `norm` hold the experts of one stage of a
@@ -60,12 +77,24 @@ impl Replicas {
         ranks: usize,
         dense: &Self,
     ) -> Result<Self, CollectiveError> {
-        let ProcessGroups { world, edp, experts, .. } = groups;
-        let (names, known) = (["expert-share", "expert-copies"], [&dense.share, &dense.copies]);
+        let ProcessGroups {
+            world,
+            edp,
+            experts,
+            ..
+        } = groups;
+        let (names, known) = (
+            ["expert-share", "expert-copies"],
+            [&dense.share, &dense.copies],
+        );
         let (share, copies) = share_and_copies(world, edp, ranks, names, &known)?;
         let members = around(groups, &share, &[Axis::Etp, Axis::Ep]);
         let norm = world.subgroup_among("expert-norm", &members, &[experts, &dense.norm, world])?;
-        Ok(Self { share, copies, norm })
+        Ok(Self {
+            share,
+            copies,
+            norm,
+        })
     }
 
     /// The members have a share each.
@@ -127,7 +156,9 @@ fn share_and_copies(
 /// The ranks along these axes at the coordinates of each that shares.
 fn around(groups: &ProcessGroups, share: &Group, axes: &[Axis]) -> Vec<usize> {
     let members = share.members().iter();
-    let mut all: Vec<usize> = members.flat_map(|&rank| groups.mesh.group_of(axes, rank)).collect();
+    let mut all: Vec<usize> = members
+        .flat_map(|&rank| groups.mesh.group_of(axes, rank))
+        .collect();
     all.sort_unstable();
     all
 }

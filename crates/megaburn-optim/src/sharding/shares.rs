@@ -70,7 +70,11 @@ const STRETCH: usize = 8;
 
 impl Default for Reads {
     fn default() -> Self {
-        Self { known: BTreeMap::new(), now: Vec::new(), last: [None].into() }
+        Self {
+            known: BTreeMap::new(),
+            now: Vec::new(),
+            last: [None].into(),
+        }
     }
 }
 
@@ -82,7 +86,10 @@ impl Reads {
             Some(Some((Pass::Backward, _))) if read.0 == Pass::Forward => self.learn(),
             _ => {}
         }
-        let stretches = self.stretches().map(|stretch| (stretch, read)).collect::<Vec<_>>();
+        let stretches = self
+            .stretches()
+            .map(|stretch| (stretch, read))
+            .collect::<Vec<_>>();
         self.now.extend(stretches);
         self.last.push_back(Some(read));
         if self.last.len() > STRETCH {
@@ -112,7 +119,9 @@ impl Reads {
 
     /// The bucket that was read next the last time.
     fn next(&self) -> Option<usize> {
-        let known = self.stretches().find_map(|stretch| self.known.get(&stretch));
+        let known = self
+            .stretches()
+            .find_map(|stretch| self.known.get(&stretch));
         known.map(|(_, next)| *next)
     }
 }
@@ -126,13 +135,26 @@ impl Shares {
         let mut places = BTreeMap::new();
         for (index, (bucket, _)) in buckets.iter().enumerate() {
             for slot in &bucket.slots {
-                let place = Place { bucket: index, start: slot.start, shape: shapes[&slot.path] };
+                let place = Place {
+                    bucket: index,
+                    start: slot.start,
+                    shape: shapes[&slot.path],
+                };
                 places.insert(slot.path.clone(), place);
             }
         }
         let shares = buckets.iter().map(|_| None).collect();
         let (parts, whole, reads, prefetches, error) = Default::default();
-        let state = State { buckets, places, shares, parts, whole, reads, prefetches, error };
+        let state = State {
+            buckets,
+            places,
+            shares,
+            parts,
+            whole,
+            reads,
+            prefetches,
+            error,
+        };
         Self(Arc::new(Mutex::new(state)))
     }
 
@@ -147,7 +169,11 @@ impl Shares {
         state.parts.insert(path.to_string(), part);
         let State { buckets, parts, .. } = &mut *state;
         let (bucket, group) = &buckets[index];
-        if !bucket.slots.iter().all(|slot| parts.contains_key(&slot.path)) {
+        if !bucket
+            .slots
+            .iter()
+            .all(|slot| parts.contains_key(&slot.path))
+        {
             return;
         }
         let mut parts: BTreeMap<_, _> = bucket
@@ -176,7 +202,9 @@ impl Shares {
         let kept = slot.within(&stretch);
         Some(match kept.is_empty() {
             true => Tensor::empty([0], (&share.device(), share.dtype())),
-            false => share.clone().narrow(0, slot.start + kept.start - stretch.start, kept.len()),
+            false => share
+                .clone()
+                .narrow(0, slot.start + kept.start - stretch.start, kept.len()),
         })
     }
 
@@ -250,7 +278,11 @@ impl Shares {
 
 impl State {
     fn read(&mut self, path: &str, pass: Pass) -> Tensor<2> {
-        let Place { bucket, start, shape } = self.places[path];
+        let Place {
+            bucket,
+            start,
+            shape,
+        } = self.places[path];
         if self.reads.note((pass, bucket)) {
             self.whole.retain(|&other, _| other == bucket);
             self.fetch(bucket);
@@ -270,7 +302,9 @@ impl State {
         if self.whole.contains_key(&bucket) || self.error.is_some() {
             return;
         }
-        let share = self.shares[bucket].clone().expect("parameters are given before they are read");
+        let share = self.shares[bucket]
+            .clone()
+            .expect("parameters are given before they are read");
         match tensors::start_all_gather(share, &self.buckets[bucket].1) {
             Ok(started) => drop(self.whole.insert(bucket, Whole::Coming(started))),
             Err(error) => self.error = Some(error),
@@ -288,8 +322,9 @@ impl State {
 
     /// What is computed with where gathering failed, until somebody can be told.
     fn nothing(&self, bucket: usize, shape: [usize; 2]) -> Tensor<2> {
-        let share =
-            self.shares[bucket].as_ref().expect("parameters are given before they are read");
+        let share = self.shares[bucket]
+            .as_ref()
+            .expect("parameters are given before they are read");
         Tensor::full(shape, f32::NAN, (&share.device(), share.dtype()))
     }
 }

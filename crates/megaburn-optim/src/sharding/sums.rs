@@ -27,7 +27,13 @@ pub(crate) struct Sums {
 impl Sums {
     pub(crate) fn new(sharding: Sharding) -> Self {
         let (inner, outer, shares, num_started) = Default::default();
-        Self { sharding, inner, outer, shares, num_started }
+        Self {
+            sharding,
+            inner,
+            outer,
+            shares,
+            num_started,
+        }
     }
 
     /// Starts to sum this rank's gradients of the next bucket, of this kind, with the other ranks'.
@@ -62,7 +68,9 @@ impl Sums {
     /// Waits until no more than so many are on their way.
     fn advance(&mut self, most: usize) -> Result<(), CollectiveError> {
         while self.inner.len() > most {
-            let Some((number, kind, sum)) = self.inner.pop_front() else { break };
+            let Some((number, kind, sum)) = self.inner.pop_front() else {
+                break;
+            };
             let (sum, copies) = (sum.wait(), self.sharding.replicas(kind).copies());
             if copies.size() == 1 {
                 self.shares.insert(number, sum);
@@ -72,7 +80,9 @@ impl Sums {
             }
         }
         while self.outer.len() > most {
-            let Some((number, sum)) = self.outer.pop_front() else { break };
+            let Some((number, sum)) = self.outer.pop_front() else {
+                break;
+            };
             self.shares.insert(number, sum.wait());
         }
         Ok(())

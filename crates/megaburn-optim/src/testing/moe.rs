@@ -58,7 +58,10 @@ pub(crate) fn plan_of(groups: &ProcessGroups) -> ShardPlan {
     let mut insert = |path: String, shard| plan.insert(path, ParamSpec { shard }).expect("new");
     let mine = NUM_EXPERTS / layout.ep;
     for block in (0..NUM_BLOCKS).filter(|&block| layout.pp == 1 || block.min(1) == coords.pp) {
-        insert(format!("blocks.{block}.attention"), split(&[6, 8], 1, Axis::Tp));
+        insert(
+            format!("blocks.{block}.attention"),
+            split(&[6, 8], 1, Axis::Tp),
+        );
         insert(format!("blocks.{block}.norm"), whole(Axis::Tp));
         for expert in (0..NUM_EXPERTS).filter(|e| block > 0 && e / mine == coords.ep) {
             let path = |name: &str| format!("blocks.{block}.experts.{expert}.{name}");
@@ -89,7 +92,9 @@ pub(crate) fn draw(of: impl Hash, len: usize) -> Vec<f32> {
     of.hash(&mut hasher);
     let mut state = hasher.finish();
     let next = || {
-        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        state = state
+            .wrapping_mul(6364136223846793005)
+            .wrapping_add(1442695040888963407);
         ((state >> 33) % 17) as f32 / 8.0 - 1.0
     };
     std::iter::repeat_with(next).take(len).collect()
@@ -100,7 +105,10 @@ impl Moe {
     pub(crate) fn new(plan: &ShardPlan, whole: &Values, device: &Device) -> Self {
         let data = |path: &str| {
             let shard = &plan.get(path)?.shard;
-            Some(TensorData::new(cut(shard, &whole[path]), shard.local_shape()))
+            Some(TensorData::new(
+                cut(shard, &whole[path]),
+                shard.local_shape(),
+            ))
         };
         let expert = |path: String| {
             let of = |name: &str| data(&format!("{path}.{name}"));
@@ -114,11 +122,15 @@ impl Moe {
             let path = |name: &str| format!("blocks.{block}.{name}");
             Some(Block {
                 attention: Param::from_data(data(&path("attention"))?, device),
-                experts: (0..NUM_EXPERTS).map(|e| expert(path(&format!("experts.{e}")))).collect(),
+                experts: (0..NUM_EXPERTS)
+                    .map(|e| expert(path(&format!("experts.{e}"))))
+                    .collect(),
                 norm: Param::from_data(data(&path("norm"))?, device),
             })
         };
-        Self { blocks: (0..NUM_BLOCKS).map(block).collect() }
+        Self {
+            blocks: (0..NUM_BLOCKS).map(block).collect(),
+        }
     }
 
     /// In the order in which layers use them.
@@ -154,22 +166,37 @@ impl Moe {
         let (matrices, vectors) = self.params();
         let matrices = matrices.into_iter().map(|(path, matrix)| {
             let grad = grad(&path).reshape(matrix.dims());
-            let Some(main_grad) = layers.get(&path) else { return (matrix * grad).sum() };
-            let options =
-                LinearOptions { main_grad: Some(main_grad.clone()), ..Default::default() };
+            let Some(main_grad) = layers.get(&path) else {
+                return (matrix * grad).sum();
+            };
+            let options = LinearOptions {
+                main_grad: Some(main_grad.clone()),
+                ..Default::default()
+            };
             let one = Tensor::<2>::eye(matrix.dims()[0], device).require_grad();
             (linear(one, matrix, None, options) * grad).sum()
         });
-        let vectors = vectors.into_iter().map(|(path, vector)| (vector * grad(&path)).sum());
-        matrices.chain(vectors).reduce(|a, b| a + b).expect("a rank has parameters")
+        let vectors = vectors
+            .into_iter()
+            .map(|(path, vector)| (vector * grad(&path)).sum());
+        matrices
+            .chain(vectors)
+            .reduce(|a, b| a + b)
+            .expect("a rank has parameters")
     }
 
     /// The values, of which none are elsewhere.
     pub(crate) fn values(&self) -> Values {
         let (matrices, vectors) = self.params();
-        let matrices = matrices.into_iter().map(|(path, x)| (path, super::values(x.inner())));
+        let matrices = matrices
+            .into_iter()
+            .map(|(path, x)| (path, super::values(x.inner())));
         matrices
-            .chain(vectors.into_iter().map(|(path, x)| (path, super::values(x.inner()))))
+            .chain(
+                vectors
+                    .into_iter()
+                    .map(|(path, x)| (path, super::values(x.inner()))),
+            )
             .collect()
     }
 }

@@ -49,7 +49,14 @@ impl CoreAttention {
     /// Of a layer with so many heads of queries, and of keys and values, on this rank.
     pub(super) fn new(layer: &'static str, heads: [usize; 2], mask: Mask) -> Self {
         let parallel = ContextParallel::none();
-        Self { layer, heads, mask, recompute: false, dropout: None, parallel }
+        Self {
+            layer,
+            heads,
+            mask,
+            recompute: false,
+            dropout: None,
+            parallel,
+        }
     }
 
     /// As layers say.
@@ -83,19 +90,32 @@ impl CoreAttention {
         name: &str,
     ) -> Result<Self, ParallelError> {
         let Self { layer, heads, .. } = self;
-        parallel.comm().check(parallel.num_ranks(), heads).map_err(|error| match error {
-            ParallelError::Config { name: way, why, .. } => {
-                let why = format!("cp_comm `{way}`: {why}");
-                ParallelError::Config { layer, name: name.into(), why }
-            }
-            error => error,
-        })?;
-        Ok(Self { parallel: parallel.clone(), ..self })
+        parallel
+            .comm()
+            .check(parallel.num_ranks(), heads)
+            .map_err(|error| match error {
+                ParallelError::Config { name: way, why, .. } => {
+                    let why = format!("cp_comm `{way}`: {why}");
+                    ParallelError::Config {
+                        layer,
+                        name: name.into(),
+                        why,
+                    }
+                }
+                error => error,
+            })?;
+        Ok(Self {
+            parallel: parallel.clone(),
+            ..self
+        })
     }
 
     /// The same of sequences that no ranks share.
     pub(super) fn whole_sequence(self) -> Self {
-        Self { parallel: ContextParallel::none(), ..self }
+        Self {
+            parallel: ContextParallel::none(),
+            ..self
+        }
     }
 
     /// `[seq, batch, heads, head_dim]` each to `[seq, batch, heads * head_dim]`, the head size of values; in
@@ -105,7 +125,12 @@ impl CoreAttention {
         queries_keys_values: [Tensor<4>; 3],
         context: &TokenContext,
     ) -> Tensor<3> {
-        let TokenContext { block, documents, parallel, .. } = context;
+        let TokenContext {
+            block,
+            documents,
+            parallel,
+            ..
+        } = context;
         let parallel = parallel.as_ref().unwrap_or(&self.parallel).clone();
         let is_trained = queries_keys_values[0].device().is_autodiff();
         let (block, documents) = (block.filter(|_| is_trained), documents.clone());
@@ -137,14 +162,28 @@ impl CoreAttention {
             .segments()
             .iter()
             .map(|segment| {
-                cache.append(segment.sequence, rows(&k, &segment.rows), rows(&v, &segment.rows))
+                cache.append(
+                    segment.sequence,
+                    rows(&k, &segment.rows),
+                    rows(&v, &segment.rows),
+                )
             })
             .collect();
-        let attended = packed.pieces().into_iter().map(|Piece { segment, own, start, .. }| {
-            let (keys, values) = read[segment].clone();
-            let options = AttentionOptions { query_offset: start, ..self.mask.whole() };
-            attention(rows(&q, &own), keys, values, options)
-        });
+        let attended = packed.pieces().into_iter().map(
+            |Piece {
+                 segment,
+                 own,
+                 start,
+                 ..
+             }| {
+                let (keys, values) = read[segment].clone();
+                let options = AttentionOptions {
+                    query_offset: start,
+                    ..self.mask.whole()
+                };
+                attention(rows(&q, &own), keys, values, options)
+            },
+        );
         let mut all: Vec<Tensor<3>> = attended.collect();
         let found: usize = all.iter().map(|rows| rows.dims()[0]).sum();
         if found < packed.num_rows() {
@@ -169,7 +208,11 @@ impl CoreAttention {
             .as_ref()
             .zip(block)
             .map(|(dropout, block)| dropout.of(block, seq * ranks, parallel.first_head(heads)));
-        let mask = Mask { dropout, documents, ..self.mask.clone() };
+        let mask = Mask {
+            dropout,
+            documents,
+            ..self.mask.clone()
+        };
         if ranks > 1 || is_attention_kept() {
             return context_attention(queries_keys_values, mask, parallel);
         }

@@ -53,14 +53,25 @@ impl SelfAttentionConfig {
     /// # Errors
     /// Heads that the ranks do not divide; see also [`ParallelLinearConfig::init`].
     pub fn init(&self, group: &Group, device: &Device) -> Result<SelfAttention, ParallelError> {
-        let Self { d_model, num_heads, num_kv_heads, head_dim, sequence_parallel, .. } = *self;
+        let Self {
+            d_model,
+            num_heads,
+            num_kv_heads,
+            head_dim,
+            sequence_parallel,
+            ..
+        } = *self;
         let ranks = group.size();
         if num_kv_heads == 0 || !num_heads.is_multiple_of(num_kv_heads.max(ranks)) {
             let why = format!(
                 "{num_heads} heads do not divide over {num_kv_heads} key/value heads and {ranks} ranks"
             );
             let name = self.path.clone().unwrap_or_else(|| "unnamed".into());
-            return Err(ParallelError::Config { layer: "SelfAttention", name, why });
+            return Err(ParallelError::Config {
+                layer: "SelfAttention",
+                name,
+                why,
+            });
         }
         let heads = |count| Part::units(count, head_dim);
         let qkv = ParallelLinearConfig::column(d_model, (num_heads + 2 * num_kv_heads) * head_dim)
@@ -80,10 +91,15 @@ impl SelfAttentionConfig {
         let head_norm = || {
             // Each rank norms heads of its own, so that the scale's gradient is a sum over ranks.
             let config = NormConfig::rms(head_dim).with_sequence_parallel(true);
-            self.qk_norm.map(|epsilon| config.with_epsilon(epsilon).init(group, device))
+            self.qk_norm
+                .map(|epsilon| config.with_epsilon(epsilon).init(group, device))
         };
         let of_rank = [num_heads / ranks, (num_kv_heads / ranks).max(1)];
-        let mask = Mask { causal: self.causal, window: self.window, ..Mask::default() };
+        let mask = Mask {
+            causal: self.causal,
+            window: self.window,
+            ..Mask::default()
+        };
         Ok(SelfAttention {
             qkv: layer(qkv, "qkv")?,
             q_norm: head_norm(),
@@ -126,7 +142,10 @@ impl SelfAttention {
     /// there it is four bytes a head and token. Off at first.
     #[must_use]
     pub fn with_recompute(self, recompute: bool) -> Self {
-        Self { core: self.core.with_recompute(recompute), ..self }
+        Self {
+            core: self.core.with_recompute(recompute),
+            ..self
+        }
     }
 
     /// Drops a share of the probabilities in training. `name`, the module's path in the model, keys its
@@ -135,7 +154,10 @@ impl SelfAttention {
     /// # Errors
     /// A share outside of `[0, 1)`.
     pub fn with_dropout(self, prob: f64, name: &str, group: &Group) -> Result<Self, ParallelError> {
-        Ok(Self { core: self.core.with_dropout(prob, name, group)?, ..self })
+        Ok(Self {
+            core: self.core.with_dropout(prob, name, group)?,
+            ..self
+        })
     }
 
     /// Shares each sequence with other ranks, which hold [stretches](megaburn_mesh::Zigzag) of it.
@@ -150,7 +172,10 @@ impl SelfAttention {
         parallel: &ContextParallel,
         name: &str,
     ) -> Result<Self, ParallelError> {
-        Ok(Self { core: self.core.with_context_parallel(parallel, name)?, ..self })
+        Ok(Self {
+            core: self.core.with_context_parallel(parallel, name)?,
+            ..self
+        })
     }
 
     /// Applies the attention to whole sequences.
@@ -170,7 +195,8 @@ impl SelfAttention {
     /// As [`forward`](Self::forward).
     pub fn forward_in(&self, x: impl Into<Input<3>>, context: &TokenContext) -> Tensor<3> {
         let queries_keys_values = self.queries_keys_values(x, context.rope.as_ref());
-        self.output.forward(self.core.forward(queries_keys_values, context))
+        self.output
+            .forward(self.core.forward(queries_keys_values, context))
     }
 
     /// Applies the attention to the next tokens of some sequences, whose earlier keys and values
@@ -190,15 +216,26 @@ impl SelfAttention {
         cache: &mut KvCache,
     ) -> Tensor<3> {
         let queries_keys_values = self.queries_keys_values(x, rope);
-        self.output.forward(self.core.cached(queries_keys_values, packed, cache))
+        self.output
+            .forward(self.core.cached(queries_keys_values, packed, cache))
     }
 
     /// The same layer and weights for whole sequences, as generation needs it.
     pub fn whole_sequence(self) -> Self {
-        let Self { qkv, output, core, .. } = self;
-        let (qkv, output, core) =
-            (qkv.whole_sequence(), output.whole_sequence(), core.whole_sequence());
-        Self { qkv, output, core, ..self }
+        let Self {
+            qkv, output, core, ..
+        } = self;
+        let (qkv, output, core) = (
+            qkv.whole_sequence(),
+            output.whole_sequence(),
+            core.whole_sequence(),
+        );
+        Self {
+            qkv,
+            output,
+            core,
+            ..self
+        }
     }
 
     /// Normed and rotated, `[seq, batch, heads, head_dim]` each.
@@ -214,7 +251,11 @@ impl SelfAttention {
         // Backward reads values, and of queries and keys what rotations made of them: values that were a
         // view would keep all three once more. (Norms keep what they read.)
         let alone = rope.is_some() && self.q_norm.is_none() && qkv.device().is_autodiff();
-        let cuts = [Cut::View, Cut::View, if alone { Cut::Copy } else { Cut::View }];
+        let cuts = [
+            Cut::View,
+            Cut::View,
+            if alone { Cut::Copy } else { Cut::View },
+        ];
         let parts = split_last_with(qkv, counts.map(|count| count * self.head_dim), cuts);
         let [q, k, v] = parts.map(|part| {
             let count = part.dims()[2] / self.head_dim;

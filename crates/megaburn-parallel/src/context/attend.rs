@@ -36,7 +36,10 @@ pub(crate) fn context_attention(
     parallel: &ContextParallel,
 ) -> Tensor<3> {
     if let Some(documents) = &mask.documents {
-        documents.documents().check(parallel.zigzag()).unwrap_or_else(|error| panic!("{error}"));
+        documents
+            .documents()
+            .check(parallel.zigzag())
+            .unwrap_or_else(|error| panic!("{error}"));
         let is_whole = parallel.sequence.size() == 1;
         assert!(
             is_whole || mask.dropout.is_none(),
@@ -79,7 +82,10 @@ pub(crate) fn context_attention(
 fn forward(qkv: [Tensor<4>; 3], mask: &Mask, parallel: &ContextParallel) -> AttentionPart {
     if let Some(part) = whole(&qkv, mask, parallel) {
         let AttentionPart { out, lse } = attend(&part, qkv.each_ref());
-        return AttentionPart { out: out.cast(qkv[0].dtype()), lse };
+        return AttentionPart {
+            out: out.cast(qkv[0].dtype()),
+            lse,
+        };
     }
     match parallel.comm {
         ContextComm::AllGather => gathered::forward(qkv, mask, &parallel.sequence),
@@ -112,8 +118,17 @@ fn whole([q, ..]: &[Tensor<4>; 3], mask: &Mask, parallel: &ContextParallel) -> O
 
 /// What a part's queries see of its keys.
 pub(super) fn attend(part: &Part, [q, k, v]: [&Tensor<4>; 3]) -> AttentionPart {
-    let Part { queries, keys, options } = part;
-    attention_part(rows(q, queries), rows(k, keys), rows(v, keys), options.clone())
+    let Part {
+        queries,
+        keys,
+        options,
+    } = part;
+    attention_part(
+        rows(q, queries),
+        rows(k, keys),
+        rows(v, keys),
+        options.clone(),
+    )
 }
 
 /// The gradients of a part's queries, keys and values, of what all parts gave together.
@@ -123,7 +138,11 @@ pub(super) fn gradients(
     whole: &AttentionPart,
     dout: &Tensor<4>,
 ) -> [Tensor<4>; 3] {
-    let Part { queries, keys, options } = part;
+    let Part {
+        queries,
+        keys,
+        options,
+    } = part;
     let of_queries = AttentionPart {
         out: rows(&whole.out, queries),
         lse: match queries.len() == whole.lse.dims()[2] {
@@ -146,12 +165,20 @@ pub(super) struct GradientSum {
 impl GradientSum {
     /// None yet.
     pub(super) fn new(shape: [usize; 4], dtype: DType) -> Self {
-        Self { shape, dtype, sum: None }
+        Self {
+            shape,
+            dtype,
+            sum: None,
+        }
     }
 
     /// What was summed up to now.
     pub(super) fn of(sum: Tensor<4>) -> Self {
-        Self { shape: sum.dims(), dtype: sum.dtype(), sum: Some(sum) }
+        Self {
+            shape: sum.dims(),
+            dtype: sum.dtype(),
+            sum: Some(sum),
+        }
     }
 
     /// Adds those of the rows from `start` on.
@@ -160,7 +187,11 @@ impl GradientSum {
             None if gradient.dims() == self.shape => gradient.cast(self.dtype),
             sum => {
                 let device = gradient.device();
-                add_rows(sum.unwrap_or_else(|| self.nothing(&device)), start, gradient)
+                add_rows(
+                    sum.unwrap_or_else(|| self.nothing(&device)),
+                    start,
+                    gradient,
+                )
             }
         });
     }

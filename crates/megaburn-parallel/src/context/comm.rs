@@ -43,8 +43,11 @@ impl ContextComm {
         if tokens * heads / kv_heads.max(1) >= HIDDEN_FROM {
             return Self::P2p;
         }
-        let divides =
-            |low: &usize| [ranks, heads, kv_heads].iter().all(|count| count.is_multiple_of(*low));
+        let divides = |low: &usize| {
+            [ranks, heads, kv_heads]
+                .iter()
+                .all(|count| count.is_multiple_of(*low))
+        };
         match (1..=ranks).rev().find(divides) {
             Some(low) if low == ranks => Self::A2a,
             None | Some(1) => Self::AllGather,
@@ -105,7 +108,9 @@ impl FromStr for ContextComm {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let low = text.strip_prefix("a2a").and_then(|text| text.strip_suffix("+p2p"));
+        let low = text
+            .strip_prefix("a2a")
+            .and_then(|text| text.strip_suffix("+p2p"));
         match (text, low.and_then(|low| low.parse().ok())) {
             ("p2p", _) => Ok(Self::P2p),
             ("all_gather", _) => Ok(Self::AllGather),

@@ -67,8 +67,14 @@ impl DynamicContext {
         let chunks = if num_ranks == 1 { 1 } else { 2 } * self.multiple;
         let most = self.max_tokens / chunks * chunks;
         // The same for all numbers of ranks.
-        let unit = self.max_tokens.div_ceil(NUM_LENGTHS).next_multiple_of(2 * self.multiple);
-        (tokens / num_ranks).next_multiple_of(unit).clamp(unit.min(most), most) * num_ranks
+        let unit = self
+            .max_tokens
+            .div_ceil(NUM_LENGTHS)
+            .next_multiple_of(2 * self.multiple);
+        (tokens / num_ranks)
+            .next_multiple_of(unit)
+            .clamp(unit.min(most), most)
+            * num_ranks
     }
 
     /// What of the work of sequences each of `num_ranks` ranks has that hold them, where a sequence of one
@@ -93,7 +99,9 @@ impl DynamicContext {
     /// # Errors
     /// It is too long for all.
     pub fn needed(&self, len: usize) -> Result<usize, ParallelError> {
-        let sizes = (0..).map(|power| 1usize << power).take_while(|size| *size <= self.num_ranks);
+        let sizes = (0..)
+            .map(|power| 1usize << power)
+            .take_while(|size| *size <= self.num_ranks);
         let mut sizes = sizes.into_iter();
         sizes.find(|size| self.padded(len, *size) / size <= self.max_tokens).ok_or_else(|| {
             let (most, ranks) = (self.max_tokens, 1usize << self.num_ranks.max(1).ilog2());
@@ -117,8 +125,12 @@ impl DynamicContext {
         }
         // The longest first, and in the order given among equals.
         sequences.sort_by_key(|(index, _)| Reverse(lens[*index]));
-        let tokens = sequences.iter().map(|(index, ranks)| self.padded(lens[*index], *ranks));
-        let fewest = tokens.sum::<usize>().div_ceil((self.num_ranks * self.max_tokens).max(1));
+        let tokens = sequences
+            .iter()
+            .map(|(index, ranks)| self.padded(lens[*index], *ranks));
+        let fewest = tokens
+            .sum::<usize>()
+            .div_ceil((self.num_ranks * self.max_tokens).max(1));
         let mut passes: Vec<Pass> = (0..fewest).map(|_| Pass::default()).collect();
         for (index, num_ranks) in sequences {
             // Cut into more pieces than it needs only where it would take a further pass.
@@ -131,7 +143,8 @@ impl DynamicContext {
                 let places =
                     places.filter_map(|(at, pass)| Some((pass.place(&draft, alone, self)?, at)));
                 let best = places.min_by_key(|(place, _)| place.cost);
-                best.map(|(place, at)| passes[at].put(draft, place)).is_some()
+                best.map(|(place, at)| passes[at].put(draft, place))
+                    .is_some()
             });
             if !is_put {
                 passes.push(Pass::of(self.draft(lens, vec![index], num_ranks)));
@@ -149,7 +162,9 @@ impl DynamicContext {
     fn widen(&self, lens: &[usize], pass: &mut Pass) {
         loop {
             let (taken, drafts) = (pass.taken, &mut pass.drafts);
-            let Some(busiest) = drafts.iter_mut().max_by_key(|draft| draft.work) else { return };
+            let Some(busiest) = drafts.iter_mut().max_by_key(|draft| draft.work) else {
+                return;
+            };
             let num_ranks = busiest.num_ranks;
             let wider = self.draft(lens, busiest.sequences.clone(), 2 * num_ranks);
             // With less for others, they would wait for it all the same.
@@ -164,7 +179,12 @@ impl DynamicContext {
     fn draft(&self, lens: &[usize], sequences: Vec<usize>, num_ranks: usize) -> Draft {
         let tokens = self.tokens(lens, &sequences, num_ranks);
         let work = self.work(lens, &sequences, num_ranks);
-        Draft { num_ranks, sequences, tokens, work }
+        Draft {
+            num_ranks,
+            sequences,
+            tokens,
+            work,
+        }
     }
 }
 
@@ -176,7 +196,13 @@ mod tests {
     use super::*;
 
     fn context(num_ranks: usize, max_tokens: usize) -> DynamicContext {
-        DynamicContext { num_ranks, max_tokens, multiple: 1, per_token: 1.0, per_pair: 0.01 }
+        DynamicContext {
+            num_ranks,
+            max_tokens,
+            multiple: 1,
+            per_token: 1.0,
+            per_pair: 0.01,
+        }
     }
 
     proptest! {
@@ -224,7 +250,10 @@ mod tests {
     fn slowdown(context: &DynamicContext, lens: &[usize]) -> f64 {
         let work = |share: &Share| context.work(lens, &share.sequences, share.ranks.len());
         let passes = context.passes(lens).unwrap();
-        let time: u64 = passes.iter().filter_map(|shares| shares.iter().map(work).max()).sum();
+        let time: u64 = passes
+            .iter()
+            .filter_map(|shares| shares.iter().map(work).max())
+            .sum();
         let all: Vec<usize> = (0..lens.len()).collect();
         time as f64 / context.work(lens, &all, context.num_ranks) as f64
     }
@@ -249,7 +278,13 @@ mod tests {
         assert!((slowdown(&context(4, 100), &[90; 12]) - 1.0).abs() < 1e-3);
         // One that is shared by all ranks that are there for it.
         let passes = context(8, 1024).passes(&[1000]).unwrap();
-        assert_eq!(passes, [vec![Share { ranks: 0..8, sequences: vec![0] }]]);
+        assert_eq!(
+            passes,
+            [vec![Share {
+                ranks: 0..8,
+                sequences: vec![0]
+            }]]
+        );
     }
 
     #[rstest]
@@ -261,7 +296,9 @@ mod tests {
         // Half are shorter than 63 tokens, one in a hundred longer than 500.
         let share = |index| (index as f64 + 0.5) / num as f64;
         let len = |index| 63.0 * (1.0 / share(index) - 1.0).powf(0.45);
-        let lens: Vec<usize> = (0..num).map(|i| len(i).clamp(1.0, 1024.0) as usize).collect();
+        let lens: Vec<usize> = (0..num)
+            .map(|i| len(i).clamp(1.0, 1024.0) as usize)
+            .collect();
         let context = context(ranks, 1024);
         let fewest = lens.iter().sum::<usize>().div_ceil(ranks * 1024);
         assert_eq!(context.passes(&lens).unwrap().len(), fewest);
@@ -285,7 +322,10 @@ mod tests {
         #[values(40, 1000, 4096, 10000, 13000)] max_tokens: usize,
         #[values(1, 3)] multiple: usize,
     ) {
-        let context = DynamicContext { multiple, ..context(8, max_tokens) };
+        let context = DynamicContext {
+            multiple,
+            ..context(8, max_tokens)
+        };
         let mut lens = std::collections::BTreeSet::new();
         for ranks in [1, 2, 4, 8] {
             let step = context.padded(1, ranks);
@@ -301,7 +341,10 @@ mod tests {
     #[test]
     fn a_sequence_that_is_too_long_is_refused() {
         let error = context(6, 100).passes(&[10, 401]).unwrap_err().to_string();
-        assert!(error.contains("401 tokens is too long for 4 ranks of 100 tokens each"), "{error}");
+        assert!(
+            error.contains("401 tokens is too long for 4 ranks of 100 tokens each"),
+            "{error}"
+        );
         assert!(error.contains("max_tokens_per_rank to 102"), "{error}");
         assert!(context(6, 100).passes(&[400]).is_ok());
         assert!(context(6, 100).passes(&[]).unwrap().is_empty());

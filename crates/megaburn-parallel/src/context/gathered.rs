@@ -56,7 +56,12 @@ pub(super) fn backward(
         }
     }
     let [dq, dk, dv] = sums.map(|sum| sum.finish(&device));
-    let [dk, dv] = [dk, dv]
-        .map(|sum| sure(tensors::reduce_scatter(order.to_members(sum), ReduceOp::Sum, group)));
+    let [dk, dv] = [dk, dv].map(|sum| {
+        sure(tensors::reduce_scatter(
+            order.to_members(sum),
+            ReduceOp::Sum,
+            group,
+        ))
+    });
     [dq, dk, dv]
 }

@@ -29,10 +29,16 @@ impl Heads {
         let order = (heads.size() > 1).then(|| {
             let first = group.rank() - heads.rank();
             let members = (first..first + heads.size()).map(|rank| Zigzag::new(rank, group.size()));
-            let span = Span { members: members.collect(), whole: parallel.stretch() };
+            let span = Span {
+                members: members.collect(),
+                whole: parallel.stretch(),
+            };
             Order::of(mask, span, [len, b], &like.device())
         });
-        Self { group: heads.clone(), order }
+        Self {
+            group: heads.clone(),
+            order,
+        }
     }
 
     /// # Shapes

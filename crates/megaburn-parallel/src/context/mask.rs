@@ -28,7 +28,11 @@ type Told = (usize, usize, usize);
 impl PackedDocuments {
     /// Those of a micro-batch.
     pub fn new(documents: Documents) -> Self {
-        Self { documents: Arc::new(documents), told: Arc::default(), orders: Arc::default() }
+        Self {
+            documents: Arc::new(documents),
+            told: Arc::default(),
+            orders: Arc::default(),
+        }
     }
 
     /// Which they are.
@@ -48,7 +52,9 @@ impl PackedDocuments {
                 .with_keys(self.documents.chunk_bounds(of_keys))
                 .with_offsets(offsets.collect::<Vec<Vec<usize>>>())
         };
-        told.entry((chunks, of_keys, ahead)).or_insert_with(new).clone()
+        told.entry((chunks, of_keys, ahead))
+            .or_insert_with(new)
+            .clone()
     }
 
     /// In which order the positions of members stand, which all layers ask for.
@@ -88,7 +94,10 @@ impl Mask {
 
     /// Attention to all keys that are given.
     pub(super) fn open(&self) -> AttentionOptions {
-        AttentionOptions { scale: self.scale, ..AttentionOptions::default() }
+        AttentionOptions {
+            scale: self.scale,
+            ..AttentionOptions::default()
+        }
     }
 
     /// Attention to whole sequences.
@@ -104,8 +113,10 @@ impl Mask {
 
     /// The dropout of queries and keys from these positions on.
     pub(super) fn dropout_at(&self, query: usize, key: usize) -> Option<AttentionDropout> {
-        self.dropout.clone().map(|AttentionDropout { p, key: all }| {
-            AttentionDropout::new(p, all.with_offset(2, query).with_offset(3, key))
-        })
+        self.dropout
+            .clone()
+            .map(|AttentionDropout { p, key: all }| {
+                AttentionDropout::new(p, all.with_offset(2, query).with_offset(3, key))
+            })
     }
 }

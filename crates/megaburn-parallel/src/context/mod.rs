@@ -68,7 +68,15 @@ impl ContextParallel {
         Ok(Self {
             group: group.clone(),
             heads: of("a2a", members[first..first + low].to_vec())?,
-            sequence: of("p2p", members.iter().copied().skip(rank % low).step_by(low).collect())?,
+            sequence: of(
+                "p2p",
+                members
+                    .iter()
+                    .copied()
+                    .skip(rank % low)
+                    .step_by(low)
+                    .collect(),
+            )?,
             comm,
         })
     }
@@ -76,7 +84,12 @@ impl ContextParallel {
     /// One rank that holds whole sequences.
     pub fn none() -> Self {
         let one = Group::single(0);
-        Self { group: one.clone(), heads: one.clone(), sequence: one, comm: ContextComm::P2p }
+        Self {
+            group: one.clone(),
+            heads: one.clone(),
+            sequence: one,
+            comm: ContextComm::P2p,
+        }
     }
 
     /// Ranks that share a sequence.

@@ -29,7 +29,10 @@ impl Span {
     /// Of all ranks, which hold whole sequences together.
     pub(super) fn of_all(ranks: usize) -> Self {
         let members = (0..ranks).map(|rank| Zigzag::new(rank, ranks)).collect();
-        Self { members, whole: Zigzag::WHOLE }
+        Self {
+            members,
+            whole: Zigzag::WHOLE,
+        }
     }
 }
 
@@ -52,19 +55,26 @@ impl Order {
             _ => whole.ranges(chunks),
         };
         let place = |chunk| held.iter().position(|held| *held == chunk);
-        let rows = front.chain(back).map(|chunk| place(chunk).expect("a member has it"));
+        let rows = front
+            .chain(back)
+            .map(|chunk| place(chunk).expect("a member has it"));
         Arc::new(Self::taking(&rows.collect::<Vec<_>>(), on))
     }
 
     /// Which row of the members' each of the stretch is.
     fn taking(rows: &[usize], on: &Device) -> Self {
         let mut inverse = vec![0; rows.len()];
-        rows.iter().enumerate().for_each(|(at, from)| inverse[*from] = at);
+        rows.iter()
+            .enumerate()
+            .for_each(|(at, from)| inverse[*from] = at);
         let [to_sequence, to_members] = [rows, &inverse[..]].map(|rows| {
             let ids: Vec<i64> = rows.iter().map(|row| *row as i64).collect();
             Tensor::from_data(TensorData::new(ids, [rows.len(), 1]), on)
         });
-        Self { to_sequence, to_members }
+        Self {
+            to_sequence,
+            to_members,
+        }
     }
 
     /// Rows of members as they stand in the stretch.
@@ -91,8 +101,9 @@ fn of_documents(documents: &Documents, members: &[Zigzag], whole: Zigzag) -> Vec
             }
         }
     }
-    let of_rows: Vec<Vec<usize>> =
-        (0..b).map(|row| documents.tokens(row, whole).collect()).collect();
+    let of_rows: Vec<Vec<usize>> = (0..b)
+        .map(|row| documents.tokens(row, whole).collect())
+        .collect();
     let count = of_rows.first().map_or(0, Vec::len);
     (0..count)
         .flat_map(|at| (0..b).map(move |row| (at, row)))

@@ -38,11 +38,13 @@ pub(super) fn with_stretch(mask: &Mask, mine: Zigzag, theirs: Zigzag, len: usize
         true => vec![part(&back, &all, full)],
         false => {
             let halves = [&front, &back];
-            let pairs = [(0, 0), (1, 0), (0, 1), (1, 1)].into_iter().filter_map(|(q, k)| {
-                let chunks = [mine.chunks()[q], theirs.chunks()[k]];
-                let options = of_chunks(mask, chunks, 2 * mine.ranks(), chunk)?;
-                Some(part(halves[q], halves[k], options))
-            });
+            let pairs = [(0, 0), (1, 0), (0, 1), (1, 1)]
+                .into_iter()
+                .filter_map(|(q, k)| {
+                    let chunks = [mine.chunks()[q], theirs.chunks()[k]];
+                    let options = of_chunks(mask, chunks, 2 * mine.ranks(), chunk)?;
+                    Some(part(halves[q], halves[k], options))
+                });
             pairs.collect()
         }
     }
@@ -68,9 +70,16 @@ fn of_chunks(
     Some(AttentionOptions {
         causal: mask.causal && key == query,
         window,
-        query_offset: if mask.documents.is_some() { 0 } else { ahead * len },
+        query_offset: if mask.documents.is_some() {
+            0
+        } else {
+            ahead * len
+        },
         dropout: mask.dropout_at(query * len, key * len),
-        sequences: mask.documents.as_ref().map(|of| of.sequences(chunks, false, ahead)),
+        sequences: mask
+            .documents
+            .as_ref()
+            .map(|of| of.sequences(chunks, false, ahead)),
         ..mask.open()
     })
 }
@@ -80,19 +89,36 @@ pub(super) fn with_whole(mask: &Mask, mine: Zigzag, len: usize) -> Vec<Part> {
     let chunk = len / 2;
     let seq_len = chunk * 2 * mine.ranks();
     if mask.is_plain() && !mask.causal {
-        return vec![Part { queries: 0..len, keys: 0..seq_len, options: mask.whole() }];
+        return vec![Part {
+            queries: 0..len,
+            keys: 0..seq_len,
+            options: mask.whole(),
+        }];
     }
     let halves = [0..chunk, chunk..len].into_iter().zip(mine.chunks());
     let parts = halves.flat_map(|(queries, at)| {
         let (start, end) = (at * chunk, (at + 1) * chunk);
         if mask.is_plain() {
             // Two calls, which take any kernel, for one of queries that begin behind their keys.
-            let before = Part { queries: queries.clone(), keys: 0..start, options: mask.open() };
-            let own = Part { queries, keys: start..end, options: mask.whole() };
-            return [before, own].into_iter().filter(|part| !part.keys.is_empty()).collect();
+            let before = Part {
+                queries: queries.clone(),
+                keys: 0..start,
+                options: mask.open(),
+            };
+            let own = Part {
+                queries,
+                keys: start..end,
+                options: mask.whole(),
+            };
+            return [before, own]
+                .into_iter()
+                .filter(|part| !part.keys.is_empty())
+                .collect();
         }
         let documents = mask.documents.as_ref();
-        let first = mask.window.map_or(0, |window| (start + 1).saturating_sub(window));
+        let first = mask
+            .window
+            .map_or(0, |window| (start + 1).saturating_sub(window));
         let keys = match documents {
             Some(_) => 0..seq_len,
             None => first..if mask.causal { end } else { seq_len },
@@ -100,12 +126,20 @@ pub(super) fn with_whole(mask: &Mask, mine: Zigzag, len: usize) -> Vec<Part> {
         let options = AttentionOptions {
             causal: mask.causal,
             window: mask.window,
-            query_offset: if documents.is_some() { 0 } else { start - keys.start },
+            query_offset: if documents.is_some() {
+                0
+            } else {
+                start - keys.start
+            },
             dropout: mask.dropout_at(start, keys.start),
             sequences: documents.map(|of| of.sequences(2 * mine.ranks(), true, at)),
             ..mask.open()
         };
-        vec![Part { queries, keys, options }]
+        vec![Part {
+            queries,
+            keys,
+            options,
+        }]
     });
     parts.collect()
 }

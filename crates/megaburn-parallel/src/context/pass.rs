@@ -33,7 +33,11 @@ pub(super) struct Place {
 
 impl Pass {
     pub(super) fn of(draft: Draft) -> Self {
-        Self { taken: draft.num_ranks, longest: draft.work, drafts: vec![draft] }
+        Self {
+            taken: draft.num_ranks,
+            longest: draft.work,
+            drafts: vec![draft],
+        }
     }
 
     /// Where a sequence makes the pass the least longer, if there is room for it: behind others, or `alone` on ranks
@@ -53,12 +57,26 @@ impl Pass {
         let fits = |draft: &&Draft| {
             draft.num_ranks == new.num_ranks && draft.tokens + new.tokens <= context.max_tokens
         };
-        let behind = self.drafts.iter().enumerate().filter(|(_, draft)| fits(draft));
+        let behind = self
+            .drafts
+            .iter()
+            .enumerate()
+            .filter(|(_, draft)| fits(draft));
         let behind = behind.map(|(at, draft)| place(Some(at), draft.work + new.work));
-        alone.into_iter().chain(behind).min_by_key(|place| place.cost)
+        alone
+            .into_iter()
+            .chain(behind)
+            .min_by_key(|place| place.cost)
     }
 
-    pub(super) fn put(&mut self, new: Draft, Place { draft, cost: (longer, _) }: Place) {
+    pub(super) fn put(
+        &mut self,
+        new: Draft,
+        Place {
+            draft,
+            cost: (longer, _),
+        }: Place,
+    ) {
         self.longest += longer;
         let Some(draft) = draft.map(|at| &mut self.drafts[at]) else {
             self.taken += new.num_ranks;
@@ -74,13 +92,20 @@ impl Pass {
         let mut drafts = self.drafts;
         drafts.sort_by_key(|draft| Reverse(draft.num_ranks));
         let mut end = 0;
-        let place = |Draft { num_ranks, sequences, .. }: Draft| {
+        let place = |Draft {
+                         num_ranks,
+                         sequences,
+                         ..
+                     }: Draft| {
             let ranks = end..end + num_ranks;
             end = ranks.end;
             Share { ranks, sequences }
         };
         let mut shares: Vec<Share> = drafts.into_iter().map(place).collect();
-        let idle = |rank| Share { ranks: rank..rank + 1, sequences: Vec::new() };
+        let idle = |rank| Share {
+            ranks: rank..rank + 1,
+            sequences: Vec::new(),
+        };
         shares.extend((end..num_ranks).map(idle));
         shares
     }

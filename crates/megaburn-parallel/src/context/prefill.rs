@@ -40,7 +40,12 @@ impl Piece {
     pub(crate) fn whole(segments: &[Segment]) -> Vec<Self> {
         let piece = |(index, Segment { rows, start, .. }): (usize, &Segment)| {
             let (rows, own) = (rows.clone(), rows.clone());
-            Self { segment: index, rows, own, start: *start }
+            Self {
+                segment: index,
+                rows,
+                own,
+                start: *start,
+            }
         };
         segments.iter().enumerate().map(piece).collect()
     }
@@ -61,7 +66,12 @@ fn pieces(segments: &[Segment], rank: usize, ranks: usize) -> Vec<Piece> {
     let piece = |(segment, rows, start): (usize, Range<usize>, usize)| {
         let own = end..end + rows.len();
         end = own.end;
-        (!own.is_empty()).then_some(Piece { segment, rows, own, start })
+        (!own.is_empty()).then_some(Piece {
+            segment,
+            rows,
+            own,
+            start,
+        })
     };
     all.filter_map(piece).collect()
 }
@@ -74,20 +84,35 @@ impl PackedShare {
     /// Of the tokens of a pass; none where there are too few to be worth it.
     pub(crate) fn of(segments: &[Segment], group: &Group) -> Option<Self> {
         let num_tokens = segments.last().map_or(0, |segment| segment.rows.end);
-        let of_ranks: Vec<_> =
-            (0..group.size()).map(|rank| pieces(segments, rank, group.size())).collect();
-        let len = of_ranks.iter().map(|of_rank| num_rows(of_rank)).max().unwrap_or(0);
+        let of_ranks: Vec<_> = (0..group.size())
+            .map(|rank| pieces(segments, rank, group.size()))
+            .collect();
+        let len = of_ranks
+            .iter()
+            .map(|of_rank| num_rows(of_rank))
+            .max()
+            .unwrap_or(0);
         if group.size() == 1 || len == num_tokens {
             return None;
         }
         let mut places = vec![0; num_tokens];
         for (rank, of_rank) in of_ranks.iter().enumerate() {
             for Piece { rows, own, .. } in of_rank {
-                rows.clone().zip(own.clone()).for_each(|(row, own)| places[row] = rank * len + own);
+                rows.clone()
+                    .zip(own.clone())
+                    .for_each(|(row, own)| places[row] = rank * len + own);
             }
         }
-        let pieces = of_ranks.into_iter().nth(group.rank()).expect("a rank of the group");
-        Some(Self { group: group.clone(), pieces, len, places })
+        let pieces = of_ranks
+            .into_iter()
+            .nth(group.rank())
+            .expect("a rank of the group");
+        Some(Self {
+            group: group.clone(),
+            pieces,
+            len,
+            places,
+        })
     }
 
     /// Rows of every rank.
@@ -101,7 +126,11 @@ impl PackedShare {
 
     /// Of something of each row of the pass, what this rank's rows have; `none` at the end.
     pub(crate) fn own<T: Copy>(&self, all: &[T], none: T) -> Vec<T> {
-        let held = self.pieces.iter().flat_map(|piece| &all[piece.rows.clone()]).copied();
+        let held = self
+            .pieces
+            .iter()
+            .flat_map(|piece| &all[piece.rows.clone()])
+            .copied();
         let mut own: Vec<T> = held.collect();
         own.resize(self.len, none);
         own
@@ -137,8 +166,12 @@ mod tests {
                 let packed = Packed::new(lens.iter().enumerate().map(|(i, len)| (i, 5 * i, *len)));
                 let mut seen = vec![0; packed.num_tokens()];
                 for rank in 0..ranks {
-                    for Piece { segment, rows, own, start } in
-                        pieces(packed.segments(), rank, ranks)
+                    for Piece {
+                        segment,
+                        rows,
+                        own,
+                        start,
+                    } in pieces(packed.segments(), rank, ranks)
                     {
                         assert_eq!(rows.len(), own.len());
                         let of = &packed.segments()[segment];

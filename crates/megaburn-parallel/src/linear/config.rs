@@ -69,7 +69,9 @@ impl ParallelLinearConfig {
 
     /// This rank's share of the input features, whole output.
     pub fn row(d_input: usize, d_output: usize) -> Self {
-        Self::new(d_input, d_output).with_split(Split::Row).with_input_is_parallel(true)
+        Self::new(d_input, d_output)
+            .with_split(Split::Row)
+            .with_input_is_parallel(true)
     }
 
     /// Makes the split dimension a concatenation of parts.
@@ -96,8 +98,12 @@ impl ParallelLinearConfig {
         let (rank, ranks) = (group.rank(), group.size());
         self.check_even(&parts, ranks)?;
         let shard = |shape: &[usize], dim| {
-            ShardSpec::split(shape, dim, &parts, self.axis, rank, ranks)
-                .map_err(|source| ParallelError::Shard { name: self.label(), source })
+            ShardSpec::split(shape, dim, &parts, self.axis, rank, ranks).map_err(|source| {
+                ParallelError::Shard {
+                    name: self.label(),
+                    source,
+                }
+            })
         };
         let weight_spec = shard(&[rows, columns], dim)?;
         let bias_spec = match (self.bias, self.split) {
@@ -114,7 +120,9 @@ impl ParallelLinearConfig {
         };
         let weight = draw("weight", &self.initializer).param(&weight_spec, group, device)?;
         let for_bias = self.bias_initializer.as_ref().unwrap_or(&self.initializer);
-        let bias = bias_spec.as_ref().map(|spec| draw("bias", for_bias).param(spec, group, device));
+        let bias = bias_spec
+            .as_ref()
+            .map(|spec| draw("bias", for_bias).param(spec, group, device));
         let replicas = ReplicatedParts::of(&weight_spec, group, &self.label())?;
         Ok(ParallelLinear {
             weight,
@@ -176,6 +184,10 @@ impl ParallelLinearConfig {
             "{size} {features} features do not divide over {ranks} ranks; take a multiple of \
              {step}, or Burn's `Linear` for a small layer"
         );
-        Err(ParallelError::Config { layer: "ParallelLinear", name: self.label(), why })
+        Err(ParallelError::Config {
+            layer: "ParallelLinear",
+            name: self.label(),
+            why,
+        })
     }
 }

@@ -113,7 +113,10 @@ impl ParallelLinear {
             Split::Column => self.gathered(self.product(self.column_input(x), None)),
             Split::Row => self.reduced(x),
         };
-        let bias = self.bias().map(|value| Bias { value, main_grad: self.bias_grad() });
+        let bias = self.bias().map(|value| Bias {
+            value,
+            main_grad: self.bias_grad(),
+        });
         (y, bias)
     }
 
@@ -126,7 +129,10 @@ impl ParallelLinear {
     /// This rank's shard of the weight as one of several that are multiplied at once, and nothing of what
     /// ranks send each other.
     pub(crate) fn group_weight(&self) -> GroupWeight {
-        GroupWeight { weight: self.weight.val(), main_grad: self.main_grad() }
+        GroupWeight {
+            weight: self.weight.val(),
+            main_grad: self.main_grad(),
+        }
     }
 
     fn column_input<const D: usize>(&self, x: Input<D>) -> Input<D> {
@@ -134,7 +140,11 @@ impl ParallelLinear {
     }
 
     fn gathered<const D: usize>(&self, y: Tensor<D>) -> Tensor<D> {
-        if self.plan.config.gather_output { gather_from_last_dim(y, &self.plan.group) } else { y }
+        if self.plan.config.gather_output {
+            gather_from_last_dim(y, &self.plan.group)
+        } else {
+            y
+        }
     }
 
     fn reduced<const D: usize>(&self, x: Input<D>) -> Tensor<D> {
@@ -155,18 +165,31 @@ impl ParallelLinear {
     fn product<const D: usize>(&self, x: Input<D>, bias: Option<Tensor<1>>) -> Tensor<D> {
         let (x, again) = x.into_parts();
         let (main_grad, bias_grad) = (self.main_grad(), self.bias_grad());
-        let options = LinearOptions { out_in: false, main_grad, bias_grad, again };
+        let options = LinearOptions {
+            out_in: false,
+            main_grad,
+            bias_grad,
+            again,
+        };
         linear(x, self.weight(), bias, options)
     }
 
     /// Where the weight's gradient is summed; nowhere if it is summed over holders first.
     fn main_grad(&self) -> Option<MainGrad> {
-        self.plan.replicas.is_empty().then(|| self.plan.main_grad.clone())
+        self.plan
+            .replicas
+            .is_empty()
+            .then(|| self.plan.main_grad.clone())
     }
 
     /// The same of the bias.
     fn bias_grad(&self) -> Option<MainGrad> {
-        let LinearPlan { config, group, bias_grad, .. } = &self.plan;
+        let LinearPlan {
+            config,
+            group,
+            bias_grad,
+            ..
+        } = &self.plan;
         let is_summed = match config.split {
             Split::Row => config.sequence_parallel && group.size() > 1,
             Split::Column => !self.plan.replicas.is_empty(),
@@ -176,13 +199,21 @@ impl ParallelLinear {
 
     fn weight(&self) -> Tensor<2> {
         let dim = self.plan.weight_spec.dim;
-        self.plan.replicas.iter().fold(self.weight.val(), |weight, part| part.share(weight, dim))
+        self.plan
+            .replicas
+            .iter()
+            .fold(self.weight.val(), |weight, part| part.share(weight, dim))
     }
 
     /// The bias as this rank adds it. A row split's bias is a replica; added to sequence shards,
     /// each rank sees the gradient of its own tokens only.
     fn bias(&self) -> Option<Tensor<1>> {
-        let LinearPlan { config, group, replicas, .. } = &self.plan;
+        let LinearPlan {
+            config,
+            group,
+            replicas,
+            ..
+        } = &self.plan;
         let bias = self.bias.as_ref()?.val();
         Some(match config.split {
             Split::Row if config.sequence_parallel => copy_to(bias, group),

@@ -28,17 +28,29 @@ impl ReplicatedParts {
             let first = group.rank() - piece.replica;
             let holders = &group.members()[first..first + piece.replicas];
             let holders = group.subgroup(
-                &format!("{}-replicas of {label} from {}", group.name(), piece.global.start),
+                &format!(
+                    "{}-replicas of {label} from {}",
+                    group.name(),
+                    piece.global.start
+                ),
                 holders,
             )?;
-            Ok(Self { start: piece.local.start, len: piece.local.len(), holders })
+            Ok(Self {
+                start: piece.local.start,
+                len: piece.local.len(),
+                holders,
+            })
         };
         replicated.map(part).collect()
     }
 
     /// The same values; backward sums the stretch's gradient over its holders.
     pub(super) fn share<const D: usize>(&self, param: Tensor<D>, dim: usize) -> Tensor<D> {
-        let Self { start, len, holders } = self;
+        let Self {
+            start,
+            len,
+            holders,
+        } = self;
         let total = param.dims()[dim];
         let end = start + len;
         let mut parts = Vec::with_capacity(3);
@@ -55,6 +67,12 @@ impl ReplicatedParts {
 
 impl fmt::Debug for ReplicatedParts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}..{} of {:?}", self.start, self.start + self.len, self.holders)
+        write!(
+            f,
+            "{}..{} of {:?}",
+            self.start,
+            self.start + self.len,
+            self.holders
+        )
     }
 }

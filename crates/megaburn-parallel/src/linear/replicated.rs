@@ -91,7 +91,11 @@ impl ReplicatedLinear {
     /// `[.., d_input]` to `[.., d_output]`
     pub fn forward<const D: usize>(&self, x: impl Into<Input<D>>) -> Tensor<D> {
         let (x, again) = x.into().into_parts();
-        let options = LinearOptions { main_grad: self.main_grad(), again, ..Default::default() };
+        let options = LinearOptions {
+            main_grad: self.main_grad(),
+            again,
+            ..Default::default()
+        };
         linear(x, self.plan.replica.value(&self.weight), None, options)
     }
 
@@ -111,6 +115,10 @@ impl ReplicatedLinear {
 impl Sharded for ReplicatedLinear {
     fn shards(&self, plan: &mut PlanBuilder) {
         plan.drawn_from(self.plan.path.as_deref());
-        plan.matrix("weight", &self.plan.replica.spec(&self.weight), self.main_grad());
+        plan.matrix(
+            "weight",
+            &self.plan.replica.spec(&self.weight),
+            self.main_grad(),
+        );
     }
 }

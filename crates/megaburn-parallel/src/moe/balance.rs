@@ -55,13 +55,19 @@ pub(super) fn in_turn(slots: usize, num_experts: usize) -> Vec<i32> {
         !(2..=apart).any(|d| apart.is_multiple_of(d) && num_experts.is_multiple_of(d))
     };
     let mut apart = (3 * num_experts).div_ceil(8)..;
-    let apart = apart.find(|&apart| reaches_all(apart)).expect("one more than all reaches them");
-    (0..slots).map(|slot| (slot * apart % num_experts) as i32).collect()
+    let apart = apart
+        .find(|&apart| reaches_all(apart))
+        .expect("one more than all reaches them");
+    (0..slots)
+        .map(|slot| (slot * apart % num_experts) as i32)
+        .collect()
 }
 
 impl Balance {
     fn has_aux(&self) -> bool {
-        [self.aux_loss, self.seq_aux_loss, self.global_aux_loss].iter().any(|&loss| loss != 0.0)
+        [self.aux_loss, self.seq_aux_loss, self.global_aux_loss]
+            .iter()
+            .any(|&loss| loss != 0.0)
     }
 }
 
@@ -101,9 +107,18 @@ impl Balance {
         let [micro_batch, sequences] = self.of_counts(counts, tokens, factor);
         let global_batch = self.of_last_batch(load, &scores, factor);
         let z_loss = (self.z_loss != 0.0).then_some(self.z_loss * factor);
-        let losses = RouterLosses { scores: kind, micro_batch, sequences, global_batch, z_loss };
+        let losses = RouterLosses {
+            scores: kind,
+            micro_batch,
+            sequences,
+            global_batch,
+            z_loss,
+        };
         let terms = router_losses(logits, scores, tokens.counted.clone(), &losses);
-        Balanced { gradients: terms.gradients, sums: terms.sums }
+        Balanced {
+            gradients: terms.gradients,
+            sums: terms.sums,
+        }
     }
 
     /// The losses of the micro-batch and of its sequences.
@@ -122,8 +137,10 @@ impl Balance {
             counts: sum_columns(counts.clone()),
             factor: self.aux_loss * factor,
         });
-        let sequences = (self.seq_aux_loss != 0.0)
-            .then(|| BalanceLoss { counts, factor: self.seq_aux_loss * factor });
+        let sequences = (self.seq_aux_loss != 0.0).then(|| BalanceLoss {
+            counts,
+            factor: self.seq_aux_loss * factor,
+        });
         [micro_batch, sequences]
     }
 
@@ -138,7 +155,10 @@ impl Balance {
         let last: Vec<f32> = last.iter().map(|&part| part as f32).collect();
         let parts = TensorData::new(last, [1, like.dims()[1]]);
         let counts = Tensor::from_data(parts, (&like.device(), DType::F32));
-        Some(BalanceLoss { counts, factor: self.global_aux_loss * factor })
+        Some(BalanceLoss {
+            counts,
+            factor: self.global_aux_loss * factor,
+        })
     }
 
     /// Whether there is any loss.
@@ -165,7 +185,10 @@ mod tests {
     ) {
         let all = in_turn(num_experts * top_k, num_experts);
         let turns = |expert| all.iter().filter(|found| **found == expert).count();
-        assert!((0..num_experts as i32).all(|expert| turns(expert) == top_k), "{all:?}");
+        assert!(
+            (0..num_experts as i32).all(|expert| turns(expert) == top_k),
+            "{all:?}"
+        );
         for of_token in all.chunks(top_k) {
             let mut sorted = of_token.to_vec();
             sorted.sort_unstable();
@@ -179,6 +202,10 @@ mod tests {
     fn experts_of_a_token_are_of_several_ranks() {
         let all = in_turn(32 * 8, 32);
         let own = |of_token: &[i32]| of_token.iter().filter(|expert| **expert < 16).count();
-        assert!(all.chunks(8).all(|of_token| (3..=5).contains(&own(of_token))), "{all:?}");
+        assert!(
+            all.chunks(8)
+                .all(|of_token| (3..=5).contains(&own(of_token))),
+            "{all:?}"
+        );
     }
 }

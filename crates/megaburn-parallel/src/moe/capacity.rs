@@ -70,21 +70,29 @@ impl Capacity {
         let is_shared = self.scope == CapacityScope::Sequence && group.size() > 1;
         let all: Vec<(i32, f32)> = match is_shared {
             true => gathered(experts, weights, slots.groups, device)?,
-            false => experts.iter().copied().zip(weights.iter().copied()).collect(),
+            false => experts
+                .iter()
+                .copied()
+                .zip(weights.iter().copied())
+                .collect(),
         };
         let own = if is_shared { group.rank() } else { 0 };
         let places = slots.places(self.scope);
         // Candidates of each expert, in each sequence where those are counted.
         let queues = slots.num_experts * slots.queues(self.scope);
         let mut candidates: Vec<Vec<Candidate>> = (0..queues).map(|_| Vec::new()).collect();
-        let sent = all.iter().enumerate().filter(|(_, (expert, _))| *expert != DROPPED);
+        let sent = all
+            .iter()
+            .enumerate()
+            .filter(|(_, (expert, _))| *expert != DROPPED);
         for (index, &(expert, weight)) in sent {
             let (rank, slot) = (index / experts.len(), index % experts.len());
             let token = slot / slots.top_k;
             let (queue, place) = match self.scope {
-                CapacityScope::Sequence => {
-                    (token % slots.batch, places[rank * slots.batch * slots.seq + token])
-                }
+                CapacityScope::Sequence => (
+                    token % slots.batch,
+                    places[rank * slots.batch * slots.seq + token],
+                ),
                 CapacityScope::Rank => (0, token),
             };
             let own = (rank == own).then_some(slot);
@@ -112,14 +120,23 @@ impl Capacity {
 
     /// Rows that each expert is given at most, from all ranks that send it some.
     pub(super) fn rows(&self, slots: &SharedSlots<'_>) -> usize {
-        let SharedSlots { seq, batch, top_k, num_experts, .. } = *slots;
+        let SharedSlots {
+            seq,
+            batch,
+            top_k,
+            num_experts,
+            ..
+        } = *slots;
         let ExpertGroups { experts, tp_cp, .. } = slots.groups;
         match self.scope {
             CapacityScope::Rank => self.takes(seq * batch * top_k, num_experts) * experts.size(),
             CapacityScope::Sequence => {
                 // Ranks that share sequences are neighbours.
-                let mut of: Vec<usize> =
-                    experts.members().iter().map(|rank| rank / tp_cp.size()).collect();
+                let mut of: Vec<usize> = experts
+                    .members()
+                    .iter()
+                    .map(|rank| rank / tp_cp.size())
+                    .collect();
                 of.dedup();
                 self.takes(seq * tp_cp.size() * top_k, num_experts) * batch * of.len()
             }
@@ -212,7 +229,10 @@ fn gathered(
     let pairs = Tensor::<2>::from_data(pairs, (device, DType::F32));
     let all = tensors::all_gather(pairs, &groups.tp_cp)?.into_data();
     let all: Vec<f32> = all.try_to_vec().expect("f32 went in");
-    Ok(all.chunks_exact(2).map(|pair| (pair[0] as i32, pair[1])).collect())
+    Ok(all
+        .chunks_exact(2)
+        .map(|pair| (pair[0] as i32, pair[1]))
+        .collect())
 }
 
 #[cfg(test)]
@@ -225,9 +245,15 @@ mod tests {
     fn dropped(weights: &[f32], takes: usize, policy: DropPolicy) -> Vec<usize> {
         let candidates = weights.iter().enumerate();
         let mut queue: Vec<_> = candidates
-            .map(|(place, &weight)| Candidate { weight, place, own: Some(place) })
+            .map(|(place, &weight)| Candidate {
+                weight,
+                place,
+                own: Some(place),
+            })
             .collect();
-        let mut found: Vec<_> = too_many(&mut queue, takes, policy).map(|of| of.place).collect();
+        let mut found: Vec<_> = too_many(&mut queue, takes, policy)
+            .map(|of| of.place)
+            .collect();
         found.sort_unstable();
         found
     }
@@ -262,7 +288,11 @@ mod tests {
                     weight * (1.0 + (ulps - 4.0) * f32::EPSILON)
                 };
                 let noisy: Vec<f32> = plain.iter().enumerate().map(noisy).collect();
-                assert_eq!(dropped(&noisy, takes, DropPolicy::Probs), expected, "{noisy:?}");
+                assert_eq!(
+                    dropped(&noisy, takes, DropPolicy::Probs),
+                    expected,
+                    "{noisy:?}"
+                );
             }
         }
     }

@@ -67,13 +67,19 @@ impl MoeConfig {
         self.check(&groups)?;
         let own = groups.own(self.num_experts);
         let expert = |index: usize| {
-            own.contains(&index).then(|| self.expert(index, &groups, device)).transpose()
+            own.contains(&index)
+                .then(|| self.expert(index, &groups, device))
+                .transpose()
         };
-        let shared =
-            self.shared_ffn.map(|d_ffn| self.shared(d_ffn, &groups, device)).transpose()?;
+        let shared = self
+            .shared_ffn
+            .map(|d_ffn| self.shared(d_ffn, &groups, device))
+            .transpose()?;
         Ok(Moe {
             router: Router::new(self.router(&groups), device)?,
-            experts: (0..self.num_experts).map(expert).collect::<Result<_, _>>()?,
+            experts: (0..self.num_experts)
+                .map(expert)
+                .collect::<Result<_, _>>()?,
             shared,
             parts: Parts {
                 groups,
@@ -90,7 +96,12 @@ impl MoeConfig {
         groups: &ExpertGroups,
         device: &Device,
     ) -> Result<Expert, ParallelError> {
-        let Self { d_model, d_ffn, activation, .. } = *self;
+        let Self {
+            d_model,
+            d_ffn,
+            activation,
+            ..
+        } = *self;
         let up = match activation.is_gated() {
             true => ParallelLinearConfig::column(d_model, 2 * d_ffn)
                 .with_parts([Part::new(d_ffn), Part::new(d_ffn)]),
@@ -100,10 +111,15 @@ impl MoeConfig {
         let matrix = |mut config: ParallelLinearConfig, field, initializer: &Initializer| {
             config.path = self.path_of(&format!("experts.{index}.{field}"));
             let config = config.with_axis(Axis::Etp).with_bias(false);
-            config.with_initializer(initializer.clone()).init(&groups.etp, device)
+            config
+                .with_initializer(initializer.clone())
+                .init(&groups.etp, device)
         };
         let up: ParallelLinear = matrix(up, "up", &self.initializer)?;
-        Ok(Expert { up, down: matrix(down, "down", &self.output_initializer)? })
+        Ok(Expert {
+            up,
+            down: matrix(down, "down", &self.output_initializer)?,
+        })
     }
 
     fn shared(
@@ -129,7 +145,11 @@ impl MoeConfig {
             num_experts: self.num_experts,
             options: RouterOptions {
                 top_k: self.top_k,
-                scores: if self.sigmoid { RouterScores::Sigmoid } else { RouterScores::Softmax },
+                scores: if self.sigmoid {
+                    RouterScores::Sigmoid
+                } else {
+                    RouterScores::Softmax
+                },
                 normalise: self.normalise,
                 scale: self.scale,
                 groups: self.groups.map(router_groups),
@@ -149,9 +169,15 @@ impl MoeConfig {
     fn check(&self, groups: &ExpertGroups) -> Result<(), ParallelError> {
         let refuse = |why: String| {
             let name = self.path.clone().unwrap_or_else(|| "unnamed".into());
-            Err(ParallelError::Config { layer: "Moe", name, why })
+            Err(ParallelError::Config {
+                layer: "Moe",
+                name,
+                why,
+            })
         };
-        let Self { num_experts, top_k, .. } = *self;
+        let Self {
+            num_experts, top_k, ..
+        } = *self;
         let (tp, ep) = (groups.tp.size(), groups.ep.size());
         if top_k == 0 || top_k > num_experts {
             return refuse(format!("{top_k} experts a token of {num_experts}"));
@@ -167,7 +193,9 @@ impl MoeConfig {
                  {tp} times; add `-sp` to the layout"
             ));
         }
-        let Some([num, kept, best]) = self.groups else { return Ok(()) };
+        let Some([num, kept, best]) = self.groups else {
+            return Ok(());
+        };
         if num == 0 || !num_experts.is_multiple_of(num) {
             return refuse(format!("{num} groups do not divide {num_experts} experts"));
         }
@@ -178,7 +206,9 @@ impl MoeConfig {
             ));
         }
         if top_k > kept * of_group {
-            return refuse(format!("{top_k} experts a token in {kept} groups of {of_group}"));
+            return refuse(format!(
+                "{top_k} experts a token in {kept} groups of {of_group}"
+            ));
         }
         Ok(())
     }

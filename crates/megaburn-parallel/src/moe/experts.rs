@@ -58,7 +58,12 @@ pub(super) fn forward(
     rows: Tensor<2>,
     weights: Tensor<1>,
 ) -> Tensor<2> {
-    let ExpertPass { activation, recompute, rows_of_experts, beside } = *pass;
+    let ExpertPass {
+        activation,
+        recompute,
+        rows_of_experts,
+        beside,
+    } = *pass;
     // What is computed again would be held until something is sent.
     let options = |again: Option<Again>| {
         let beside = beside.filter(|_| again.is_none()).cloned();

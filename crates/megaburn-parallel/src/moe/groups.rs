@@ -23,7 +23,10 @@ impl ExpertGroups {
     /// If the ranks do not divide them.
     pub(super) fn own(&self, num_experts: usize) -> std::ops::Range<usize> {
         let (rank, ranks) = (self.ep.rank(), self.ep.size());
-        assert!(num_experts.is_multiple_of(ranks), "{num_experts} experts on {ranks} ranks");
+        assert!(
+            num_experts.is_multiple_of(ranks),
+            "{num_experts} experts on {ranks} ranks"
+        );
         let len = num_experts / ranks;
         rank * len..(rank + 1) * len
     }
@@ -45,7 +48,20 @@ impl From<&Group> for ExpertGroups {
 
 impl From<&ProcessGroups> for ExpertGroups {
     fn from(groups: &ProcessGroups) -> Self {
-        let ProcessGroups { tp, etp, ep, experts, tp_cp, .. } = groups.clone();
-        Self { tp, etp, ep, experts, tp_cp }
+        let ProcessGroups {
+            tp,
+            etp,
+            ep,
+            experts,
+            tp_cp,
+            ..
+        } = groups.clone();
+        Self {
+            tp,
+            etp,
+            ep,
+            experts,
+            tp_cp,
+        }
     }
 }

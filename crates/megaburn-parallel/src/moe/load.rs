@@ -81,9 +81,15 @@ impl ExpertLoad {
     pub fn take(&self) -> Result<LoadCounts, String> {
         let (mut counts, tokens, sums) = {
             let mut state = self.lock();
-            (std::mem::take(&mut state.counts), state.tokens.take(), state.sums.take())
+            (
+                std::mem::take(&mut state.counts),
+                state.tokens.take(),
+                state.sums.take(),
+            )
         };
-        let Some(tokens) = tokens else { return Ok(counts) };
+        let Some(tokens) = tokens else {
+            return Ok(counts);
+        };
         let mut read = Transaction::default().register(tokens);
         if let Some(sums) = sums {
             read = read.register(sums.cast(DType::F32));
@@ -118,6 +124,8 @@ impl ExpertLoad {
 
 impl fmt::Debug for ExpertLoad {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("ExpertLoad").field(&self.lock().counts).finish()
+        f.debug_tuple("ExpertLoad")
+            .field(&self.lock().counts)
+            .finish()
     }
 }

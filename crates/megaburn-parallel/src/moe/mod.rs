@@ -78,7 +78,11 @@ pub struct MoeOptions {
 impl Default for MoeOptions {
     fn default() -> Self {
         let (balance, capacity) = Default::default();
-        Self { balance, capacity, dispatcher: Dispatcher::AllToAll }
+        Self {
+            balance,
+            capacity,
+            dispatcher: Dispatcher::AllToAll,
+        }
     }
 }
 
@@ -124,7 +128,11 @@ impl Moe {
         weights: Tensor<1>,
         dispatch: &Dispatch,
     ) -> Tensor<2> {
-        let Parts { activation, recompute, .. } = self.parts;
+        let Parts {
+            activation,
+            recompute,
+            ..
+        } = self.parts;
         let pass = ExpertPass {
             activation,
             recompute,
@@ -147,8 +155,14 @@ impl Moe {
     /// All at once.
     #[must_use]
     pub fn with_options(self, options: MoeOptions) -> Self {
-        let MoeOptions { balance, capacity, dispatcher } = options;
-        self.with_balance(balance).with_capacity(capacity).with_dispatcher(dispatcher)
+        let MoeOptions {
+            balance,
+            capacity,
+            dispatcher,
+        } = options;
+        self.with_balance(balance)
+            .with_capacity(capacity)
+            .with_dispatcher(dispatcher)
     }
 
     /// How tokens get to the ranks of their experts: to those only, at first.

@@ -34,7 +34,9 @@ pub(super) fn count_margins<'a>(
     let width = (end - start) / MARGIN_BINS as f64;
     let mut by = vec![0.0; biases.len()];
     for scores in scores {
-        by.iter_mut().zip(scores.iter().zip(biases)).for_each(|(by, (s, b))| *by = s + b);
+        by.iter_mut()
+            .zip(scores.iter().zip(biases))
+            .for_each(|(by, (s, b))| *by = s + b);
         by.sort_unstable_by(|a, b| b.total_cmp(a));
         let cutoff = by[top_k];
         for (expert, score) in scores.iter().enumerate() {
@@ -87,8 +89,9 @@ mod tests {
             let noise = rng.below((token * experts + expert) as u64, 1 << 20) as f32;
             0.5 * noise / (1 << 20) as f32 + 0.05 * expert as f32
         };
-        let scores: Vec<Vec<f32>> =
-            (0..tokens).map(|t| (0..experts).map(|e| score(t, e)).collect()).collect();
+        let scores: Vec<Vec<f32>> = (0..tokens)
+            .map(|t| (0..experts).map(|e| score(t, e)).collect())
+            .collect();
         let load = |biases: &[f32]| {
             let mut load = vec![0; experts];
             for row in &scores {
@@ -107,12 +110,18 @@ mod tests {
             biases = quantile_biases(&bins, &biases, top_k);
         }
         let after = load(&biases);
-        assert!(after.iter().all(|&own: &i32| (own - 1000).abs() < 100), "{after:?}");
+        assert!(
+            after.iter().all(|&own: &i32| (own - 1000).abs() < 100),
+            "{after:?}"
+        );
         assert!(biases.iter().sum::<f32>().abs() < 1e-5);
     }
 
     #[test]
     fn without_tokens_biases_stay() {
-        assert_eq!(quantile_biases(&[0; 2 * MARGIN_BINS], &[0.25, -0.25], 1), [0.25, -0.25]);
+        assert_eq!(
+            quantile_biases(&[0; 2 * MARGIN_BINS], &[0.25, -0.25], 1),
+            [0.25, -0.25]
+        );
     }
 }

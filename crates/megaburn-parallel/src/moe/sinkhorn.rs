@@ -18,21 +18,35 @@ pub(super) fn sinkhorn_biases(
 ) -> Result<Vec<f32>, CollectiveError> {
     let is_counted = |token: usize| counted.is_none_or(|counted| counted[token]);
     let rows = logits.chunks_exact(num_experts).enumerate();
-    let rows = rows.filter(|(token, _)| is_counted(*token)).map(|(_, row)| {
-        let max = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        row.iter().map(|logit| f64::from(logit - max).exp()).collect()
-    });
+    let rows = rows
+        .filter(|(token, _)| is_counted(*token))
+        .map(|(_, row)| {
+            let max = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            row.iter()
+                .map(|logit| f64::from(logit - max).exp())
+                .collect()
+        });
     let rows: Vec<Vec<f64>> = rows.collect();
     let mut factors = vec![1.0; num_experts];
     for _ in 0..MOST_ROUNDS {
         let mut sums = vec![0.0; num_experts];
         for row in &rows {
-            let of_row: f64 = row.iter().zip(&factors).map(|(value, factor)| value * factor).sum();
-            sums.iter_mut().zip(row).for_each(|(sum, value)| *sum += value / (of_row + TINY));
+            let of_row: f64 = row
+                .iter()
+                .zip(&factors)
+                .map(|(value, factor)| value * factor)
+                .sum();
+            sums.iter_mut()
+                .zip(row)
+                .for_each(|(sum, value)| *sum += value / (of_row + TINY));
         }
         let sums = group.all_reduce(TensorData::new(sums, [num_experts]), ReduceOp::Sum)?;
         let sums: Vec<f64> = sums.try_to_vec().expect("f64 went in");
-        let total: f64 = sums.iter().zip(&factors).map(|(sum, factor)| sum * factor).sum();
+        let total: f64 = sums
+            .iter()
+            .zip(&factors)
+            .map(|(sum, factor)| sum * factor)
+            .sum();
         let share = total / num_experts as f64;
         let next: Vec<f64> = sums.iter().map(|sum| share / (sum + TINY)).collect();
         let size: f64 = factors.iter().sum();
@@ -42,7 +56,10 @@ pub(super) fn sinkhorn_biases(
             break;
         }
     }
-    Ok(factors.into_iter().map(|factor| (factor + TINY).ln() as f32).collect())
+    Ok(factors
+        .into_iter()
+        .map(|factor| (factor + TINY).ln() as f32)
+        .collect())
 }
 
 /// Rounds after which nobody waits for factors that still move.
@@ -60,13 +77,23 @@ mod tests {
     fn experts_that_all_tokens_like_are_liked_alike() {
         // The first is liked by all, the second by some.
         let logits: Vec<f32> = (0..64)
-            .flat_map(|t| [3.0 + (t % 7) as f32 * 0.1, (t % 5) as f32, (t % 3) as f32 * 0.5, 0.0])
+            .flat_map(|t| {
+                [
+                    3.0 + (t % 7) as f32 * 0.1,
+                    (t % 5) as f32,
+                    (t % 3) as f32 * 0.5,
+                    0.0,
+                ]
+            })
             .collect();
         let biases = sinkhorn_biases(&logits, 4, None, &Group::single(0)).unwrap();
         let share = |expert: usize, biases: &[f32]| -> f64 {
             let of = logits.chunks(4).map(|row| {
-                let all: Vec<f64> =
-                    row.iter().zip(biases).map(|(l, b)| f64::from(l + b).exp()).collect();
+                let all: Vec<f64> = row
+                    .iter()
+                    .zip(biases)
+                    .map(|(l, b)| f64::from(l + b).exp())
+                    .collect();
                 all[expert] / all.iter().sum::<f64>()
             });
             of.sum::<f64>() / 16.0
@@ -86,6 +113,10 @@ mod tests {
     #[test]
     fn without_tokens_nothing_is_added() {
         let biases = sinkhorn_biases(&[], 3, None, &Group::single(0)).unwrap();
-        assert!(biases.windows(2).all(|pair| pair[0] == pair[1] && pair[0].is_finite()));
+        assert!(
+            biases
+                .windows(2)
+                .all(|pair| pair[0] == pair[1] && pair[0].is_finite())
+        );
     }
 }

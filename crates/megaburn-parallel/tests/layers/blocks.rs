@@ -20,7 +20,12 @@ use crate::{
 fn residual(ranks: usize, [seq, batch, hidden]: [usize; 3], sequence_parallel: bool) -> Setting {
     let shape = [seq, batch, hidden];
     let end = stream(sequence_parallel);
-    Setting { ranks, seed: fresh_seed(), shapes: [shape; 2], ends: [end.clone(), end] }
+    Setting {
+        ranks,
+        seed: fresh_seed(),
+        shapes: [shape; 2],
+        ends: [end.clone(), end],
+    }
 }
 
 #[rstest]
@@ -34,8 +39,9 @@ fn norms_see_their_own_tokens_only(
     let build = |group: &Group| Ok(rms.init(group, &autodiff()));
     assert_same_under_layout(&setting, build, Norm::forward);
     for bias in [true, false] {
-        let layer =
-            NormConfig::layer(hidden).with_bias(bias).with_sequence_parallel(sequence_parallel);
+        let layer = NormConfig::layer(hidden)
+            .with_bias(bias)
+            .with_sequence_parallel(sequence_parallel);
         let build = |group: &Group| Ok(layer.init(group, &autodiff()));
         assert_same_under_layout(&setting, build, Norm::forward);
     }
@@ -54,7 +60,9 @@ fn a_norm_adds_the_last_term_of_the_residual_stream(
     let term = |x: &Tensor<3>, i: usize| x.clone().tanh() * (i + 1) as f64;
     let stream = |layer: &Norm, x: Tensor<3>| {
         let terms = (0..terms).map(|i| term(&x, i));
-        let (y, stream) = terms.fold(Residual::from(x.clone()), Residual::add).normed(layer);
+        let (y, stream) = terms
+            .fold(Residual::from(x.clone()), Residual::add)
+            .normed(layer);
         let (z, stream) = (stream + y.into_tensor()).normed(layer);
         z.into_tensor() + stream.sum()
     };
@@ -128,12 +136,17 @@ fn an_mlp_has_each_activation(
 fn check_attention(setting: &Setting, config: SelfAttentionConfig) {
     // Wide enough that the scores matter.
     let config = config
-        .with_initializer(Initializer::Normal { mean: 0.0, std: 0.4 })
+        .with_initializer(Initializer::Normal {
+            mean: 0.0,
+            std: 0.4,
+        })
         .with_name("blocks.2.attention");
     let build = |group: &Group| config.init(group, &autodiff());
     let forward = |layer: &SelfAttention, x: Tensor<3>| {
         let positions = 0..setting.shapes[0][0];
-        let rope = RopeConfig::new(config.head_dim).init(positions, &autodiff()).unwrap();
+        let rope = RopeConfig::new(config.head_dim)
+            .init(positions, &autodiff())
+            .unwrap();
         layer.forward(x, Some(&rope))
     };
     assert_same_under_layout(setting, build, forward);
@@ -180,10 +193,17 @@ fn a_window_changes_what_late_tokens_see() {
         config.window = window;
         let build = |group: &Group| config.init(group, &autodiff());
         let rope = RopeConfig::new(4).init(0..6, &autodiff()).unwrap();
-        let trial = setting.run(build, |layer: &SelfAttention, x| layer.forward(x, Some(&rope)));
+        let trial = setting.run(build, |layer: &SelfAttention, x| {
+            layer.forward(x, Some(&rope))
+        });
         crate::support::floats(&trial.output)
     };
     let (all, windowed) = (output(None), output(Some(2)));
     assert_eq!(all[..16], windowed[..16]); // tokens 0 and 1 have nothing behind the window
-    assert!(all[16..].iter().zip(&windowed[16..]).any(|(a, b)| (a - b).abs() > 1e-7));
+    assert!(
+        all[16..]
+            .iter()
+            .zip(&windowed[16..])
+            .any(|(a, b)| (a - b).abs() > 1e-7)
+    );
 }

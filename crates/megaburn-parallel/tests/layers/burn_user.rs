@@ -94,6 +94,9 @@ fn a_burn_program_reaches_the_same_losses_on_any_number_of_ranks() {
         linear.bias = linear.bias.map(|old| old.map(|_| leaf(bias)));
         linear
     };
-    let plain = Plain { up: copy(&parallel.up), down: copy(&parallel.down) };
+    let plain = Plain {
+        up: copy(&parallel.up),
+        down: copy(&parallel.down),
+    };
     assert_eq!(train(plain, seed), one);
 }

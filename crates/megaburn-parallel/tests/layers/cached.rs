@@ -41,7 +41,9 @@ pub(crate) fn assert_goes_on(
         // Any order of the sequences will do.
         let taken: Vec<usize> = [2, 0, 1].into_iter().filter(|&s| pass[s] > 0).collect();
         let packed = Packed::new(taken.iter().map(|&s| (s, read[s], pass[s])));
-        let x = taken.iter().map(|&s| inputs[s].clone().narrow(0, read[s], pass[s]));
+        let x = taken
+            .iter()
+            .map(|&s| inputs[s].clone().narrow(0, read[s], pass[s]));
         let x = Tensor::cat(x.collect(), 0);
         let y = cached(x, rope(packed.positions()).as_ref(), &packed, &mut cache);
         for segment in packed.segments() {
@@ -73,7 +75,10 @@ fn sequences_of_any_length_go_on_side_by_side(
     let inputs = inputs(seed, HIDDEN);
     on_ranks(ranks, seed, |group| {
         let mut config = SelfAttentionConfig::new(HIDDEN, heads, kv_heads, 4)
-            .with_initializer(Initializer::Normal { mean: 0.0, std: 0.4 })
+            .with_initializer(Initializer::Normal {
+                mean: 0.0,
+                std: 0.4,
+            })
             .with_sequence_parallel(ranks > 1)
             .with_name("attention");
         (config.window, config.qk_norm) = (window, qk_norm);
@@ -82,7 +87,9 @@ fn sequences_of_any_length_go_on_side_by_side(
         let rope = |positions: Vec<usize>| {
             rotary.then(|| RopeConfig::new(4).init(positions, &device).unwrap())
         };
-        let inputs = inputs.clone().map(|data| Tensor::<3>::from_data(data, &device));
+        let inputs = inputs
+            .clone()
+            .map(|data| Tensor::<3>::from_data(data, &device));
 
         assert_goes_on(
             &inputs,

@@ -34,7 +34,15 @@ const HIDDEN: usize = 12;
 impl Case {
     fn plain(tokens: [usize; 2], heads: [usize; 2]) -> Self {
         let (window, documents) = (None, None);
-        Self { tokens, heads, causal: true, window, documents, dropout: 0.0, again: false }
+        Self {
+            tokens,
+            heads,
+            causal: true,
+            window,
+            documents,
+            dropout: 0.0,
+            again: false,
+        }
     }
 }
 
@@ -51,7 +59,9 @@ impl Subject for Case {
     }
 
     fn documents(&self) -> Option<Documents> {
-        self.documents.clone().map(|rows| Documents::new(rows).unwrap())
+        self.documents
+            .clone()
+            .map(|rows| Documents::new(rows).unwrap())
     }
 
     fn told_with_tokens(&self) -> bool {
@@ -66,7 +76,10 @@ impl Subject for Case {
         let name = "blocks.0.attention";
         let [heads, kv_heads] = self.heads;
         let mut config = SelfAttentionConfig::new(HIDDEN, heads, kv_heads, HEAD_DIM)
-            .with_initializer(Initializer::Normal { mean: 0.0, std: 0.4 })
+            .with_initializer(Initializer::Normal {
+                mean: 0.0,
+                std: 0.4,
+            })
             .with_causal(self.causal)
             .with_sequence_parallel(groups.layout().sp)
             .with_name(name);
@@ -95,7 +108,15 @@ fn every_way_is_attention_to_whole_sequences(
     #[values(None, Some(1), Some(5), Some(40))] window: Option<usize>,
 ) {
     let plain = Case::plain([12 * cp, 2], [2 * cp, if comm == HEADS { cp } else { 2 }]);
-    check(&Case { causal, window, ..plain }, &format!("cp{cp}"), comm);
+    check(
+        &Case {
+            causal,
+            window,
+            ..plain
+        },
+        &format!("cp{cp}"),
+        comm,
+    );
 }
 
 #[rstest]
@@ -118,10 +139,26 @@ fn ways_work_with_tensor_parallelism_and_at_any_size(
 ) {
     let of: Layout = layout.parse().unwrap();
     let multiple = 2 * of.cp * of.tp;
-    let kv_heads = if comm == HEADS { of.cp * of.tp } else { of.tp * 6 };
-    let kv_heads = if of.cp == 8 && comm != RING { 8 } else { kv_heads };
-    check(&Case::plain([multiple, 3], [2 * kv_heads, kv_heads]), layout, comm);
-    check(&Case::plain([3 * multiple, 1], [kv_heads, kv_heads]), layout, comm);
+    let kv_heads = if comm == HEADS {
+        of.cp * of.tp
+    } else {
+        of.tp * 6
+    };
+    let kv_heads = if of.cp == 8 && comm != RING {
+        8
+    } else {
+        kv_heads
+    };
+    check(
+        &Case::plain([multiple, 3], [2 * kv_heads, kv_heads]),
+        layout,
+        comm,
+    );
+    check(
+        &Case::plain([3 * multiple, 1], [kv_heads, kv_heads]),
+        layout,
+        comm,
+    );
 }
 
 #[rstest]
@@ -140,17 +177,38 @@ fn packed_documents_are_cut_each(
         });
         std::iter::once(0).chain(ends).collect()
     };
-    let documents = vec![bounds(&[1, 4, 0, 3]), bounds(&[8]), bounds(&[2, 2, 1, 1, 2])];
+    let documents = vec![
+        bounds(&[1, 4, 0, 3]),
+        bounds(&[8]),
+        bounds(&[2, 2, 1, 1, 2]),
+    ];
     let heads = 2 * of.tp * of.cp;
     let plain = Case::plain([8 * chunk, 3], [heads, heads / 2]);
-    check(&Case { documents: Some(documents), causal, window, ..plain }, layout, comm);
+    check(
+        &Case {
+            documents: Some(documents),
+            causal,
+            window,
+            ..plain
+        },
+        layout,
+        comm,
+    );
 }
 
 #[rstest]
 fn packed_documents_go_round_neighbours_that_share_heads(#[values(true, false)] causal: bool) {
     let documents = Some(vec![vec![0, 8, 32, 48], vec![0, 40, 48]]);
     let plain = Case::plain([48, 2], [4, 2]);
-    check(&Case { documents, causal, ..plain }, "cp4", ContextComm::A2aP2p { low: 2 });
+    check(
+        &Case {
+            documents,
+            causal,
+            ..plain
+        },
+        "cp4",
+        ContextComm::A2aP2p { low: 2 },
+    );
 }
 
 #[rstest]
@@ -162,11 +220,22 @@ fn the_same_probabilities_drop_and_once_more(
     let of: Layout = layout.parse().unwrap();
     let heads = 2 * of.tp * of.cp;
     let plain = Case::plain([4 * of.cp * of.tp, 2], [heads, heads / 2]);
-    check(&Case { dropout: 0.3, again, ..plain }, layout, comm);
+    check(
+        &Case {
+            dropout: 0.3,
+            again,
+            ..plain
+        },
+        layout,
+        comm,
+    );
 }
 
 #[rstest]
-#[case(HEADS, "cp_comm `a2a`: 4 query and 2 key/value heads of a rank cannot be shared out over 4")]
+#[case(
+    HEADS,
+    "cp_comm `a2a`: 4 query and 2 key/value heads of a rank cannot be shared out over 4"
+)]
 #[case(ContextComm::A2aP2p { low: 3 }, "4 ranks are no groups of 3")]
 fn heads_and_ranks_that_do_not_divide_are_refused(
     #[case] comm: ContextComm,

@@ -46,7 +46,10 @@ fn dense(
         }
         losses.push(loss as f32);
     }
-    (TensorData::new(losses, labels.shape()), TensorData::new(jacobian, logits.shape()))
+    (
+        TensorData::new(losses, labels.shape()),
+        TensorData::new(jacobian, logits.shape()),
+    )
 }
 
 /// What stands in padding columns must not matter.
@@ -87,8 +90,15 @@ fn run(
 
         let plain = Tensor::<3>::from_data(mine, &Device::flex());
         let evaluated = loss.forward(plain, labels.inner());
-        assert_bits("without autodiff", &evaluated.into_data(), &losses.to_data());
-        (losses.into_data(), (spec, x.grad(&grads).unwrap().into_data()))
+        assert_bits(
+            "without autodiff",
+            &evaluated.into_data(),
+            &losses.to_data(),
+        );
+        (
+            losses.into_data(),
+            (spec, x.grad(&grads).unwrap().into_data()),
+        )
     });
     for (losses, _) in &results {
         assert_bits("losses of all ranks", losses, &results[0].0);
@@ -102,7 +112,11 @@ fn run(
 fn times(jacobian: &TensorData, weight: &TensorData) -> TensorData {
     let k = jacobian.shape()[2];
     let weight = floats(weight);
-    let values = floats(jacobian).iter().enumerate().map(|(i, j)| j * weight[i / k]).collect();
+    let values = floats(jacobian)
+        .iter()
+        .enumerate()
+        .map(|(i, j)| j * weight[i / k])
+        .collect();
     TensorData::new(values, jacobian.shape())
 }
 
@@ -128,11 +142,18 @@ fn the_values_are_megatrons() {
         let logits = leaf::<3>(TensorData::new(logits, [16, 1, 32]));
         let labels = TensorData::new((0..16).map(|i| 2 * i).collect::<Vec<i64>>(), [16, 1]);
         let labels = Tensor::<2, Int>::from_data(labels, &autodiff());
-        CrossEntropyConfig::new(128).init(&group).unwrap().forward(logits, labels).into_data()
+        CrossEntropyConfig::new(128)
+            .init(&group)
+            .unwrap()
+            .forward(logits, labels)
+            .into_data()
     });
     let expected = [10.2309, 8.2309, 6.2309, 4.2309].repeat(4);
     for losses in losses {
-        let off = floats(&losses).iter().zip(&expected).any(|(a, b)| (a - b).abs() > 5e-5);
+        let off = floats(&losses)
+            .iter()
+            .zip(&expected)
+            .any(|(a, b)| (a - b).abs() > 5e-5);
         assert!(!off, "{losses:?}");
     }
 }
@@ -151,7 +172,13 @@ fn losses_and_gradients_follow_the_definition(
     let mut labels = ints(&tokens(shape, vocab, seed, "labels"));
     labels[1] = -100;
     labels[4] = -100;
-    check(&config, ranks, multiple, &logits, &TensorData::new(labels, shape));
+    check(
+        &config,
+        ranks,
+        multiple,
+        &logits,
+        &TensorData::new(labels, shape),
+    );
 }
 
 #[rstest]
@@ -160,15 +187,21 @@ fn any_label_may_be_the_one_to_ignore(
     #[values(-1, 0, 7, 14, 500)] ignore_index: i64,
 ) {
     // 14 is the first column of the padding.
-    let config =
-        CrossEntropyConfig::new(14).with_ignore_index(ignore_index).with_label_smoothing(0.2);
+    let config = CrossEntropyConfig::new(14)
+        .with_ignore_index(ignore_index)
+        .with_label_smoothing(0.2);
     let logits = normal(&[4, 2, 14], fresh_seed(), "logits");
     let labels = vec![3, ignore_index, 7, 0, 13, ignore_index, 1, 2];
     check(&config, ranks, 8, &logits, &TensorData::new(labels, [4, 2]));
     let ignored = TensorData::new(vec![ignore_index; 8], [4, 2]);
     let weight = normal(&[4, 2], 5, "weight");
     let (losses, grad) = run(&config, ranks, 8, &logits, &ignored, &weight);
-    assert!(floats(&losses).iter().chain(&floats(&grad)).all(|&value| value == 0.0));
+    assert!(
+        floats(&losses)
+            .iter()
+            .chain(&floats(&grad))
+            .all(|&value| value == 0.0)
+    );
 }
 
 #[rstest]
@@ -186,7 +219,13 @@ fn extreme_logits_neither_overflow_nor_vanish(
     let logits = TensorData::new(rows.concat(), [5, 1, 6]);
     let config = CrossEntropyConfig::new(6).with_label_smoothing(smoothing);
     for label in 0..6 {
-        check(&config, ranks, 1, &logits, &TensorData::new(vec![label; 5], [5, 1]));
+        check(
+            &config,
+            ranks,
+            1,
+            &logits,
+            &TensorData::new(vec![label; 5], [5, 1]),
+        );
     }
 }
 
@@ -234,8 +273,18 @@ fn narrow_logits_give_losses_in_f32(#[case] dtype: DType, #[case] loss_dtype: DT
 
     let rounded = x.inner().cast(DType::F32).into_data();
     let (wanted, jacobian) = dense(&rounded, &labels.into_data(), &config);
-    assert_close("losses", &losses.inner().cast(DType::F32).into_data(), &wanted, 1e-6);
-    assert_close("gradient", &grad.cast(DType::F32).into_data(), &jacobian, 4e-3);
+    assert_close(
+        "losses",
+        &losses.inner().cast(DType::F32).into_data(),
+        &wanted,
+        1e-6,
+    );
+    assert_close(
+        "gradient",
+        &grad.cast(DType::F32).into_data(),
+        &jacobian,
+        4e-3,
+    );
 }
 
 #[test]
@@ -246,5 +295,8 @@ fn too_few_logits_for_the_vocabulary_are_refused() {
         loss.forward(Tensor::zeros([1, 1, 8], &Device::flex()), labels)
     };
     let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(forward)).unwrap_err();
-    assert_eq!(panic.downcast_ref::<String>().unwrap(), "1 x 8 logits for 9 tokens");
+    assert_eq!(
+        panic.downcast_ref::<String>().unwrap(),
+        "1 x 8 logits for 9 tokens"
+    );
 }

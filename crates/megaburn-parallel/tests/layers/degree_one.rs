@@ -35,7 +35,9 @@ fn run<M: Module, const D: usize>(
     let x = leaf::<D>(x.clone());
     let y = forward(x.clone());
     let weight = normal(&y.dims(), 7, "weight");
-    let grads = (y.clone() * Tensor::from_data(weight, &autodiff())).sum().backward();
+    let grads = (y.clone() * Tensor::from_data(weight, &autodiff()))
+        .sum()
+        .backward();
     let mut all = vec![("output".to_string(), y.into_data())];
     all.push(("input gradient".into(), x.grad(&grads).unwrap().into_data()));
     all.extend(param_grads(module, &grads));
@@ -62,7 +64,9 @@ fn a_linear_layer_is_burns(
     #[values((6, 2), (5, 3))] (seq, batch): (usize, usize),
 ) {
     let seed = fresh_seed();
-    let mut config = config.with_bias(bias).with_sequence_parallel(sequence_parallel);
+    let mut config = config
+        .with_bias(bias)
+        .with_sequence_parallel(sequence_parallel);
     if named {
         config = config.with_name("layer");
     }
@@ -81,7 +85,9 @@ fn a_linear_layer_is_burns(
     };
     if named {
         burns.weight = burns.weight.map(|_| ours.weight.val());
-        burns.bias = burns.bias.map(|b| b.map(|_| ours.bias.as_ref().unwrap().val()));
+        burns.bias = burns
+            .bias
+            .map(|b| b.map(|_| ours.bias.as_ref().unwrap().val()));
     }
     assert_all_bits(&read_params(&ours), &read_params(&burns));
     let x = normal(&[seq, batch, config.d_input], seed, "input");
@@ -175,7 +181,9 @@ fn norms_are_burns(#[values([6, 2, 8], [5, 3, 7], [1, 1, 33])] shape: [usize; 3]
 
     let mut ours = NormConfig::rms(shape[2]).init(&group, &autodiff());
     ours.gamma = ours.gamma.map(|_| leaf(gamma.clone()));
-    let mut burns = nn::RmsNormConfig::new(shape[2]).with_epsilon(1e-5).init(&autodiff());
+    let mut burns = nn::RmsNormConfig::new(shape[2])
+        .with_epsilon(1e-5)
+        .init(&autodiff());
     burns.gamma = burns.gamma.map(|_| leaf(gamma.clone()));
     compare(
         run(&ours, &x, |x: Tensor<3>| ours.forward(x)),
@@ -183,10 +191,14 @@ fn norms_are_burns(#[values([6, 2, 8], [5, 3, 7], [1, 1, 33])] shape: [usize; 3]
     );
 
     for bias in [true, false] {
-        let mut ours = NormConfig::layer(shape[2]).with_bias(bias).init(&group, &autodiff());
+        let mut ours = NormConfig::layer(shape[2])
+            .with_bias(bias)
+            .init(&group, &autodiff());
         ours.gamma = ours.gamma.map(|_| leaf(gamma.clone()));
         ours.beta = ours.beta.map(|b| b.map(|_| leaf(beta.clone())));
-        let mut burns = nn::LayerNormConfig::new(shape[2]).with_bias(bias).init(&autodiff());
+        let mut burns = nn::LayerNormConfig::new(shape[2])
+            .with_bias(bias)
+            .init(&autodiff());
         burns.gamma = burns.gamma.map(|_| leaf(gamma.clone()));
         burns.beta = burns.beta.map(|b| b.map(|_| leaf(beta.clone())));
         compare(

@@ -28,7 +28,9 @@ impl Sharded for Dropped {
 const PROB: f64 = 0.3;
 
 fn dropout(group: &Group, name: &str) -> ParallelDropout {
-    ParallelDropoutConfig::new(PROB, name.into()).init(group).unwrap()
+    ParallelDropoutConfig::new(PROB, name.into())
+        .init(group)
+        .unwrap()
 }
 
 #[rstest]
@@ -37,22 +39,40 @@ fn every_layout_drops_the_same_elements(
     #[values(true, false)] sequence_parallel: bool,
     #[values((2, 2, 8), (3, 1, 7))] (per_rank, batch, hidden): (usize, usize, usize),
 ) {
-    let block = TokenBlock { step: 5, global_batch: 4, first_sample: 1 };
+    let block = TokenBlock {
+        step: 5,
+        global_batch: 4,
+        first_sample: 1,
+    };
     let shapes = [[per_rank * ranks, batch, hidden]; 2];
     let run = |ranks, sequence_parallel| {
         let config = ParallelDropoutConfig::new(PROB, "blocks.3.dropout".into())
             .with_sequence_parallel(sequence_parallel);
-        let build =
-            |group: &Group| Ok::<_, ParallelError>(Dropped { dropout: config.init(group)? });
+        let build = |group: &Group| {
+            Ok::<_, ParallelError>(Dropped {
+                dropout: config.init(group)?,
+            })
+        };
         let end = stream(sequence_parallel);
-        Setting { ranks, seed: 3, shapes, ends: [end.clone(), end] }
-            .run(build, |layer: &Dropped, x| layer.dropout.forward(x, &block))
+        Setting {
+            ranks,
+            seed: 3,
+            shapes,
+            ends: [end.clone(), end],
+        }
+        .run(build, |layer: &Dropped, x| layer.dropout.forward(x, &block))
     };
     let (one, many) = (run(1, false), run(ranks, sequence_parallel));
     assert_bits("output", &many.output, &one.output);
     assert_bits("gradient", &many.input_grad, &one.input_grad);
-    let zeros = floats(&one.output).iter().filter(|&&value| value == 0.0).count();
-    assert!(zeros > 0 && zeros < floats(&one.output).len(), "{zeros} dropped");
+    let zeros = floats(&one.output)
+        .iter()
+        .filter(|&&value| value == 0.0)
+        .count();
+    assert!(
+        zeros > 0 && zeros < floats(&one.output).len(),
+        "{zeros} dropped"
+    );
 }
 
 #[test]
@@ -61,7 +81,11 @@ fn micro_batches_drop_what_the_whole_batch_drops() {
     let layer = dropout(&Group::single(seed), "dropout");
     let x = leaf::<3>(normal(&[5, 7, 6], seed, "x"));
     let part = |first_sample, samples| {
-        let block = TokenBlock { step: 2, global_batch: 7, first_sample };
+        let block = TokenBlock {
+            step: 2,
+            global_batch: 7,
+            first_sample,
+        };
         layer.forward(x.clone().narrow(1, first_sample, samples), &block)
     };
     let whole = part(0, 7).into_data();
@@ -72,7 +96,11 @@ fn micro_batches_drop_what_the_whole_batch_drops() {
             parts.push(part(first, size));
             first += size;
         }
-        assert_bits("joined micro-batches", &Tensor::cat(parts, 1).into_data(), &whole);
+        assert_bits(
+            "joined micro-batches",
+            &Tensor::cat(parts, 1).into_data(),
+            &whole,
+        );
     }
 }
 
@@ -81,12 +109,23 @@ fn the_gradient_uses_the_mask_and_the_rate_is_right() {
     let seed = fresh_seed();
     let layer = dropout(&Group::single(seed), "dropout");
     let shape = [50, 8, 100];
-    let block = TokenBlock { step: 0, global_batch: 8, first_sample: 0 };
+    let block = TokenBlock {
+        step: 0,
+        global_batch: 8,
+        first_sample: 0,
+    };
     let x = leaf::<3>(normal(&shape, seed, "x"));
     let y = layer.forward(x.clone(), &block);
     let weight = Tensor::<3>::from_data(normal(&shape, seed, "weight"), &autodiff());
-    let grad = x.grad(&(y.clone() * weight.clone()).sum().backward()).unwrap().into_data();
-    let kept = y.to_data().iter::<f32>().map(|y| if y == 0.0 { 0.0 } else { 1.0 }).collect();
+    let grad = x
+        .grad(&(y.clone() * weight.clone()).sum().backward())
+        .unwrap()
+        .into_data();
+    let kept = y
+        .to_data()
+        .iter::<f32>()
+        .map(|y| if y == 0.0 { 0.0 } else { 1.0 })
+        .collect();
     let kept: Vec<f32> = kept;
     let rate = 1.0 - f64::from(kept.iter().sum::<f32>()) / kept.len() as f64;
     assert!((rate - PROB).abs() < 0.012, "{rate}"); // 5 deviations
@@ -100,8 +139,16 @@ fn the_gradient_uses_the_mask_and_the_rate_is_right() {
 fn another_step_path_or_seed_drops_other_elements() {
     let x = Tensor::<3>::ones([8, 2, 16], &autodiff());
     let drop = |seed, name, step| {
-        let block = TokenBlock { step, global_batch: 2, first_sample: 0 };
-        floats(&dropout(&Group::single(seed), name).forward(x.clone(), &block).into_data())
+        let block = TokenBlock {
+            step,
+            global_batch: 2,
+            first_sample: 0,
+        };
+        floats(
+            &dropout(&Group::single(seed), name)
+                .forward(x.clone(), &block)
+                .into_data(),
+        )
     };
     let base = drop(1, "a", 0);
     assert_eq!(base, drop(1, "a", 0));
@@ -113,10 +160,24 @@ fn another_step_path_or_seed_drops_other_elements() {
 #[test]
 fn nothing_drops_in_evaluation_or_with_probability_zero() {
     let group = Group::single(1);
-    let block = TokenBlock { step: 0, global_batch: 2, first_sample: 0 };
+    let block = TokenBlock {
+        step: 0,
+        global_batch: 2,
+        first_sample: 0,
+    };
     let x = normal(&[8, 2, 16], fresh_seed(), "x");
     let plain = Tensor::<3>::from_data(x.clone(), &Device::flex());
-    assert_bits("evaluation", &dropout(&group, "a").forward(plain, &block).into_data(), &x);
-    let none = ParallelDropoutConfig::new(0.0, "a".into()).init(&group).unwrap();
-    assert_bits("no dropout", &none.forward(leaf(x.clone()), &block).into_data(), &x);
+    assert_bits(
+        "evaluation",
+        &dropout(&group, "a").forward(plain, &block).into_data(),
+        &x,
+    );
+    let none = ParallelDropoutConfig::new(0.0, "a".into())
+        .init(&group)
+        .unwrap();
+    assert_bits(
+        "no dropout",
+        &none.forward(leaf(x.clone()), &block).into_data(),
+        &x,
+    );
 }

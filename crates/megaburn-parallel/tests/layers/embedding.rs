@@ -42,7 +42,12 @@ fn vectors_are_found_on_whichever_rank(
     let ids = every_token([seq, batch], vocab);
     let end = stream(sequence_parallel);
     let shapes = [[seq, batch, d_model]; 2];
-    let setting = Setting { ranks, seed: fresh_seed(), shapes, ends: [end.clone(), end] };
+    let setting = Setting {
+        ranks,
+        seed: fresh_seed(),
+        shapes,
+        ends: [end.clone(), end],
+    };
     assert_same_under_layout(
         &setting,
         |group| config.init(group, &autodiff()),
@@ -60,7 +65,12 @@ fn logits_are_products_with_every_vector(
     let config = config(vocab, d_model, pad_multiple).with_sequence_parallel(sequence_parallel);
     let shapes = [[seq, batch, d_model], [seq, batch, vocab]];
     let ends = [stream(sequence_parallel), End::Padded(pad_multiple)];
-    let setting = Setting { ranks, seed: fresh_seed(), shapes, ends };
+    let setting = Setting {
+        ranks,
+        seed: fresh_seed(),
+        shapes,
+        ends,
+    };
     assert_same_under_layout(
         &setting,
         |group| config.init(group, &autodiff()),
@@ -84,19 +94,26 @@ impl Tied {
     ) -> Result<Self, ParallelError> {
         let loss = CrossEntropyConfig::new(config.n_embedding).with_label_smoothing(smoothing);
         let embedding = config.init(group, &autodiff())?;
-        Ok(Self { embedding, loss: loss.init(group)? })
+        Ok(Self {
+            embedding,
+            loss: loss.init(group)?,
+        })
     }
 
     /// Losses as `[seq, batch, 1]`.
     fn forward(&self, ids: &Tensor<2, Int>, labels: &Tensor<2, Int>, x: Tensor<3>) -> Tensor<3> {
-        let logits = self.embedding.logits(self.embedding.forward(ids.clone()) + x);
+        let logits = self
+            .embedding
+            .logits(self.embedding.forward(ids.clone()) + x);
         self.loss.forward(logits, labels.clone()).unsqueeze_dim(2)
     }
 
     /// The same without all logits.
     fn fused(&self, ids: &Tensor<2, Int>, labels: &Tensor<2, Int>, x: Tensor<3>) -> Tensor<3> {
         let x = self.embedding.forward(ids.clone()) + x;
-        self.embedding.losses(x, labels.clone(), &self.loss).unsqueeze_dim(2)
+        self.embedding
+            .losses(x, labels.clone(), &self.loss)
+            .unsqueeze_dim(2)
     }
 }
 
@@ -122,7 +139,12 @@ fn a_tied_matrix_gets_the_gradients_of_both_uses(
     let shapes = [[seq, batch, d_model], [seq, batch, 1]];
     let ends = [stream(sequence_parallel), End::Whole];
     // `join` refuses a padding row whose value or gradient is not zero.
-    let setting = Setting { ranks, seed, shapes, ends };
+    let setting = Setting {
+        ranks,
+        seed,
+        shapes,
+        ends,
+    };
     let build = |group: &Group| Tied::new(&config, smoothing, group);
     let forward = |tied: &Tied, x| tied.forward(&ids, &labels, x);
     assert_same_under_layout(&setting, build, forward);
@@ -130,7 +152,12 @@ fn a_tied_matrix_gets_the_gradients_of_both_uses(
     let fused = |tied: &Tied, x| tied.fused(&ids, &labels, x);
     let (found, expected) = (setting.run(build, fused), setting.run(build, forward));
     assert_close("losses", &found.output, &expected.output, 1e-6);
-    assert_close("input gradient", &found.input_grad, &expected.input_grad, 3e-6);
+    assert_close(
+        "input gradient",
+        &found.input_grad,
+        &expected.input_grad,
+        3e-6,
+    );
     for (path, grad) in &found.grads {
         assert_close(path, grad, &expected.grads[path], 3e-6);
     }
@@ -152,7 +179,10 @@ fn the_padding_changes_neither_weights_nor_loss() {
     let plain = losses(1, 1);
     for (ranks, pad_multiple) in [(1, 128), (2, 1), (2, 64), (4, 3), (8, 128)] {
         for (a, b) in losses(ranks, pad_multiple).iter().zip(&plain) {
-            assert!((a - b).abs() < 2e-6, "{ranks} ranks, multiple {pad_multiple}: {a} {b}");
+            assert!(
+                (a - b).abs() < 2e-6,
+                "{ranks} ranks, multiple {pad_multiple}: {a} {b}"
+            );
         }
     }
 }

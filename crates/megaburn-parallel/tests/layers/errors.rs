@@ -180,7 +180,12 @@ fn an_orthogonal_layer_may_be_drawn_whole() {
         .with_initializer(Initializer::Orthogonal { gain: 1.0 });
     let layer = config.init(&Group::single(0), &Device::flex()).unwrap();
     let weight = layer.weight.val();
-    let product: Vec<f32> = weight.clone().matmul(weight.transpose()).into_data().iter().collect();
+    let product: Vec<f32> = weight
+        .clone()
+        .matmul(weight.transpose())
+        .into_data()
+        .iter()
+        .collect();
     for (i, value) in product.into_iter().enumerate() {
         let unit = if i % 5 == 0 { 1.0 } else { 0.0 };
         assert!((value - unit).abs() < 1e-5, "element {i}: {value}");

@@ -46,10 +46,22 @@ fn a_column_split_is_the_whole_layer(
             .with_gather_output(gather_output)
             .with_bias(bias)
             .with_sequence_parallel(sequence_parallel);
-        let output = if gather_output { End::Whole } else { features(d_output) };
+        let output = if gather_output {
+            End::Whole
+        } else {
+            features(d_output)
+        };
         let shapes = [[seq, batch, d_input], [seq, batch, d_output]];
         let ends = [stream(sequence_parallel), output];
-        check(Setting { ranks, seed, shapes, ends }, &config);
+        check(
+            Setting {
+                ranks,
+                seed,
+                shapes,
+                ends,
+            },
+            &config,
+        );
     }
 }
 
@@ -65,10 +77,22 @@ fn a_row_split_is_the_whole_layer(
             .with_input_is_parallel(parallel)
             .with_bias(bias)
             .with_sequence_parallel(sequence);
-        let input = if parallel { features(d_input) } else { End::Whole };
+        let input = if parallel {
+            features(d_input)
+        } else {
+            End::Whole
+        };
         let shapes = [[seq, batch, d_input], [seq, batch, d_output]];
         let ends = [input, stream(sequence)];
-        check(Setting { ranks, seed, shapes, ends }, &config);
+        check(
+            Setting {
+                ranks,
+                seed,
+                shapes,
+                ends,
+            },
+            &config,
+        );
     }
 }
 
@@ -80,14 +104,26 @@ fn fused_parts_are_split_each_by_itself(
 ) {
     // Fewer key/value heads than ranks are replicated.
     let seed = fresh_seed();
-    let parts = [Part::units(8, 3), Part::units(kv_heads, 3), Part::units(kv_heads, 3)];
+    let parts = [
+        Part::units(8, 3),
+        Part::units(kv_heads, 3),
+        Part::units(kv_heads, 3),
+    ];
     let (seq, d_output) = (ranks * 3, parts.iter().map(Part::size).sum());
     let config = ParallelLinearConfig::column(10, d_output)
         .with_parts(parts)
         .with_sequence_parallel(sequence_parallel);
     let shapes = [[seq, 2, 10], [seq, 2, d_output]];
     let ends = [stream(sequence_parallel), End::Features(parts.to_vec())];
-    check(Setting { ranks, seed, shapes, ends }, &config);
+    check(
+        Setting {
+            ranks,
+            seed,
+            shapes,
+            ends,
+        },
+        &config,
+    );
 
     let parts = [Part::new(8), Part::units(8, 2)];
     let config = ParallelLinearConfig::row(24, 9)
@@ -95,7 +131,15 @@ fn fused_parts_are_split_each_by_itself(
         .with_sequence_parallel(sequence_parallel);
     let shapes = [[seq, 2, 24], [seq, 2, 9]];
     let ends = [End::Features(parts.to_vec()), stream(sequence_parallel)];
-    check(Setting { ranks, seed, shapes, ends }, &config);
+    check(
+        Setting {
+            ranks,
+            seed,
+            shapes,
+            ends,
+        },
+        &config,
+    );
 }
 
 #[rstest]
@@ -121,15 +165,24 @@ fn named_weights_have_the_law_of_burns_initializer(#[case] initializer: Initiali
         (mean, spread, largest)
     };
     let draw = |config: ParallelLinearConfig| {
-        let layer = config.with_initializer(initializer.clone()).init(&group, &autodiff()).unwrap();
+        let layer = config
+            .with_initializer(initializer.clone())
+            .init(&group, &autodiff())
+            .unwrap();
         moments(layer.weight.val().into_data())
     };
     // The two fans differ, and the named shard is drawn by its global ones.
     let config = ParallelLinearConfig::new(300, 100).with_split(Split::Column);
     let (mean, spread, largest) = draw(config.clone().with_name("layer"));
     let (burn_mean, burn_spread, burn_largest) = draw(config);
-    assert!((mean - burn_mean).abs() <= 0.04 * burn_spread + 1e-6, "{mean} {burn_mean}");
-    assert!((spread - burn_spread).abs() <= 0.03 * burn_spread + 1e-6, "{spread} {burn_spread}");
+    assert!(
+        (mean - burn_mean).abs() <= 0.04 * burn_spread + 1e-6,
+        "{mean} {burn_mean}"
+    );
+    assert!(
+        (spread - burn_spread).abs() <= 0.03 * burn_spread + 1e-6,
+        "{spread} {burn_spread}"
+    );
     // Bounded laws have the same bounds.
     if !matches!(
         initializer,
@@ -173,7 +226,12 @@ fn a_matrix_that_all_hold_sees_all_tokens_or_its_own(
     for [per_rank, batch, d_input, d_output] in [[2, 2, 8, 12], [1, 3, 7, 5]] {
         let (seq, end) = (per_rank * ranks, stream(sequence_parallel));
         let shapes = [[seq, batch, d_input], [seq, batch, d_output]];
-        let setting = Setting { ranks, seed, shapes, ends: [end.clone(), end] };
+        let setting = Setting {
+            ranks,
+            seed,
+            shapes,
+            ends: [end.clone(), end],
+        };
         let config = ReplicatedLinearConfig::new(d_input, d_output)
             .with_sequence_parallel(sequence_parallel)
             .with_name("layer");

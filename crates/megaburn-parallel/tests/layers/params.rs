@@ -25,11 +25,23 @@ fn loaded_parameters_are_used_and_still_learn(#[values(1, 2, 4)] ranks: usize) {
         let x = Tensor::<3>::from_data(normal(&[2, 3, 6], seed, "x"), &autodiff());
         let y = model.forward(x);
         let grads = y.clone().sum().backward();
-        assert!(model.head.as_ref().unwrap().weight.val().grad(&grads).is_some());
+        assert!(
+            model
+                .head
+                .as_ref()
+                .unwrap()
+                .weight
+                .val()
+                .grad(&grads)
+                .is_some()
+        );
         let spec = |path: &str| plan.get(path).unwrap().shard.clone();
         let params = read_params(&model);
         (
-            params.into_iter().map(|(p, d)| (spec(&p), p, d)).collect::<Vec<_>>(),
+            params
+                .into_iter()
+                .map(|(p, d)| (spec(&p), p, d))
+                .collect::<Vec<_>>(),
             floats(&y.into_data()),
         )
     });

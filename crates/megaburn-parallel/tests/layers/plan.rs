@@ -54,7 +54,9 @@ impl Model {
             let mlp = MlpConfig::gated(6, 8).with_name(format!("{name}.mlp"));
             Ok(Block {
                 norm: NormConfig::rms(6).init(group, &device),
-                attention: attention.with_name(format!("{name}.attention")).init(group, &device)?,
+                attention: attention
+                    .with_name(format!("{name}.attention"))
+                    .init(group, &device)?,
                 mlp: mlp.init(group, &device)?,
             })
         };
@@ -91,10 +93,14 @@ impl Sharded for Model {
 
 #[rstest]
 fn the_plan_names_every_parameter_with_its_whole_shape(#[values(1, 2, 4)] ranks: usize) {
-    let plans = on_ranks(ranks, 0, |group| shard_plan(&Model::new(&group).unwrap()).unwrap());
+    let plans = on_ranks(ranks, 0, |group| {
+        shard_plan(&Model::new(&group).unwrap()).unwrap()
+    });
     for plan in &plans {
-        let found: Vec<_> =
-            plan.iter().map(|(path, spec)| (path, spec.shard.global_shape.as_slice())).collect();
+        let found: Vec<_> = plan
+            .iter()
+            .map(|(path, spec)| (path, spec.shard.global_shape.as_slice()))
+            .collect();
         let block: [(&str, &[usize]); 6] = [
             ("attention.output.weight", &[8, 6]),
             ("attention.qkv.bias", &[16]),
@@ -112,9 +118,16 @@ fn the_plan_names_every_parameter_with_its_whole_shape(#[values(1, 2, 4)] ranks:
             ("scale.beta", &[6]),
             ("scale.gamma", &[6]),
         ];
-        let expected: Vec<_> =
-            blocks.chain(rest.map(|(path, shape)| (path.to_string(), shape))).collect();
-        assert_eq!(found, expected.iter().map(|(p, s)| (p.as_str(), *s)).collect::<Vec<_>>());
+        let expected: Vec<_> = blocks
+            .chain(rest.map(|(path, shape)| (path.to_string(), shape)))
+            .collect();
+        assert_eq!(
+            found,
+            expected
+                .iter()
+                .map(|(p, s)| (p.as_str(), *s))
+                .collect::<Vec<_>>()
+        );
     }
     // Each rank's copy of a replica is another one; the first owns it.
     for (rank, plan) in plans.iter().enumerate() {
@@ -165,8 +178,19 @@ fn a_model_with_plain_burn_layers_is_the_same_everywhere(#[values(1, 2, 4)] rank
         }
     }
     let build = |group: &Group| {
-        let Model { mut blocks, scale, head, group, .. } = Model::new(group)?;
-        Ok(Used { mlp: blocks.remove(0).mlp, scale, head, group })
+        let Model {
+            mut blocks,
+            scale,
+            head,
+            group,
+            ..
+        } = Model::new(group)?;
+        Ok(Used {
+            mlp: blocks.remove(0).mlp,
+            scale,
+            head,
+            group,
+        })
     };
     let forward = |model: &Used, x: Tensor<3>| {
         let x = x.clone() + model.mlp.forward(x);
@@ -174,7 +198,16 @@ fn a_model_with_plain_burn_layers_is_the_same_everywhere(#[values(1, 2, 4)] rank
     };
     let shapes = [[4, 3, 6], [4, 3, 8]];
     let ends = [stream(false), stream(false)];
-    assert_same_under_layout(&Setting { ranks, seed: fresh_seed(), shapes, ends }, build, forward);
+    assert_same_under_layout(
+        &Setting {
+            ranks,
+            seed: fresh_seed(),
+            shapes,
+            ends,
+        },
+        build,
+        forward,
+    );
 }
 
 /// The plan without one parameter.
@@ -187,7 +220,9 @@ fn without(plan: &ShardPlan, missing: &str) -> ShardPlan {
 }
 
 fn whole(shape: &[usize]) -> ParamSpec {
-    ParamSpec { shard: ShardSpec::whole(shape, Axis::Tp, 0, 1) }
+    ParamSpec {
+        shard: ShardSpec::whole(shape, Axis::Tp, 0, 1),
+    }
 }
 
 #[test]
@@ -196,9 +231,15 @@ fn a_plan_that_does_not_describe_the_module_is_refused() {
     let plan = shard_plan(&model).unwrap();
     let refused = |plan: ShardPlan, why: &str| {
         let message = check_plan(&model, &plan).unwrap_err().to_string();
-        assert_eq!(message, format!("the shard plan does not describe the module: {why}"));
+        assert_eq!(
+            message,
+            format!("the shard plan does not describe the module: {why}")
+        );
     };
-    refused(without(&plan, "head.bias"), "parameter `head.bias` is missing from it");
+    refused(
+        without(&plan, "head.bias"),
+        "parameter `head.bias` is missing from it",
+    );
     let mut surplus = plan.clone();
     surplus.insert("tail", whole(&[2])).unwrap();
     refused(surplus, "the module has no parameter `tail`");
@@ -219,9 +260,14 @@ fn two_parameters_of_one_name_are_refused() {
             plan.child("norm", &self.norm);
         }
     }
-    let twice = Twice { norm: NormConfig::rms(2).init(&Group::single(0), &autodiff()) };
+    let twice = Twice {
+        norm: NormConfig::rms(2).init(&Group::single(0), &autodiff()),
+    };
     let message = shard_plan(&twice).unwrap_err().to_string();
-    assert!(message.ends_with("two parameters are named `norm.gamma`"), "{message}");
+    assert!(
+        message.ends_with("two parameters are named `norm.gamma`"),
+        "{message}"
+    );
 }
 
 #[test]

@@ -42,8 +42,13 @@ struct Shape {
 
 impl Block {
     fn new(shape: &Shape, group: &Group) -> Result<Self, ParallelError> {
-        let Shape { sizes: [hidden, ffn, heads, kv_heads, vocab], norm, activation, bias, .. } =
-            *shape;
+        let Shape {
+            sizes: [hidden, ffn, heads, kv_heads, vocab],
+            norm,
+            activation,
+            bias,
+            ..
+        } = *shape;
         let (sp, device) = (shape.sequence_parallel, autodiff());
         let norm = NormConfig::new(hidden, norm).with_sequence_parallel(sp);
         let attention = SelfAttentionConfig::new(hidden, heads, kv_heads, 4)
@@ -69,8 +74,16 @@ impl Block {
     }
 
     fn with_recompute(self, norm: bool, activation: bool) -> Self {
-        let norms = self.norms.into_iter().map(|layer| layer.with_recompute(norm)).collect();
-        Self { norms, mlp: self.mlp.with_recompute(activation), ..self }
+        let norms = self
+            .norms
+            .into_iter()
+            .map(|layer| layer.with_recompute(norm))
+            .collect();
+        Self {
+            norms,
+            mlp: self.mlp.with_recompute(activation),
+            ..self
+        }
     }
 
     fn forward(&self, x: Tensor<3>, seq: usize) -> Tensor<3> {
@@ -107,7 +120,13 @@ fn values_and_gradients_are_those_of_keeping_everything(
     let seed = fresh_seed();
     for [per_rank, batch, hidden, ffn, kv_heads] in [[2, 2, 16, 24, 4], [3, 1, 7, 20, 1]] {
         let sizes = [hidden, ffn, 4, kv_heads, 12];
-        let shape = Shape { sizes, norm, activation, bias, sequence_parallel: sp };
+        let shape = Shape {
+            sizes,
+            norm,
+            activation,
+            bias,
+            sequence_parallel: sp,
+        };
         let seq = per_rank * ranks;
         let run = |of_norms: bool, of_activations: bool| {
             on_ranks(ranks, seed, |group| {
@@ -159,13 +178,22 @@ fn what_is_computed_again_is_split_like_the_rest(
     #[values(NormKind::Rms, NormKind::Layer)] kind: NormKind,
 ) {
     let (shape, end) = ([2 * ranks, 3, 7], stream(sequence_parallel));
-    let setting =
-        Setting { ranks, seed: fresh_seed(), shapes: [shape; 2], ends: [end.clone(), end] };
+    let setting = Setting {
+        ranks,
+        seed: fresh_seed(),
+        shapes: [shape; 2],
+        ends: [end.clone(), end],
+    };
     let norm = NormConfig::new(7, kind).with_sequence_parallel(sequence_parallel);
-    let mlp = MlpConfig::gated(7, 24).with_sequence_parallel(sequence_parallel).with_name("mlp");
+    let mlp = MlpConfig::gated(7, 24)
+        .with_sequence_parallel(sequence_parallel)
+        .with_name("mlp");
     let build = |group: &Group| {
         let norm = norm.init(group, &autodiff()).with_recompute(true);
-        Ok(NormedMlp { norm, mlp: mlp.init(group, &autodiff())?.with_recompute(true) })
+        Ok(NormedMlp {
+            norm,
+            mlp: mlp.init(group, &autodiff())?.with_recompute(true),
+        })
     };
     assert_same_under_layout(&setting, build, |layer: &NormedMlp, x: Tensor<3>| {
         let (normed, stream) = (Residual::from(x.clone()) + x.tanh()).normed(&layer.norm);
@@ -210,10 +238,15 @@ fn a_part_with_dropout_has_the_gradients_of_one_that_is_kept(
         on_ranks(ranks, seed, |group| {
             let device = autodiff();
             let sp = |config: MlpConfig| config.with_sequence_parallel(sequence_parallel);
-            let mlp = sp(MlpConfig::new(6, 20).with_name("mlp")).init(&group, &device).unwrap();
+            let mlp = sp(MlpConfig::new(6, 20).with_name("mlp"))
+                .init(&group, &device)
+                .unwrap();
             let dropout = ParallelDropoutConfig::new(0.4, "dropped".into())
                 .with_sequence_parallel(sequence_parallel);
-            let part = Dropped { mlp, dropout: dropout.init(&group).unwrap() };
+            let part = Dropped {
+                mlp,
+                dropout: dropout.init(&group).unwrap(),
+            };
             let mut part = cast(part, dtype);
             part.mlp.down.weight = part.mlp.down.weight.no_grad();
             let typed = (&device, dtype);
@@ -234,7 +267,10 @@ fn a_part_with_dropout_has_the_gradients_of_one_that_is_kept(
             };
             let grads = (y.clone() * y.clone()).sum().backward();
             let Mlp { up, down, .. } = &part.mlp;
-            assert!(down.weight.grad(&grads).is_none(), "a gradient of what does not learn");
+            assert!(
+                down.weight.grad(&grads).is_none(),
+                "a gradient of what does not learn"
+            );
             let bias = |layer: &ParallelLinear| layer.bias.as_ref().unwrap().grad(&grads);
             let all = [
                 ("up.weight", up.weight.grad(&grads).map(Tensor::into_data)),
@@ -262,7 +298,10 @@ fn a_part_with_dropout_has_the_gradients_of_one_that_is_kept(
 fn a_result_that_needs_no_gradient_is_none_to_go_backward_from() {
     let seed = fresh_seed();
     let group = Group::single(seed);
-    let mlp = MlpConfig::gated(6, 8).with_name("mlp").init(&group, &autodiff()).unwrap();
+    let mlp = MlpConfig::gated(6, 8)
+        .with_name("mlp")
+        .init(&group, &autodiff())
+        .unwrap();
     let x = leaf::<3>(normal(&[2, 1, 6], seed, "x"));
     let both = || {
         let of = [x.clone().into()];
@@ -276,7 +315,10 @@ fn a_result_that_needs_no_gradient_is_none_to_go_backward_from() {
     // Backward comes to what is of nothing that learns alone.
     let [_, ones] = both();
     let grads = ones.sum().backward();
-    assert_eq!(x.grad(&grads).unwrap().into_data(), x.clone().inner().zeros_like().into_data());
+    assert_eq!(
+        x.grad(&grads).unwrap().into_data(),
+        x.clone().inner().zeros_like().into_data()
+    );
     assert!(mlp.up.weight.grad(&grads).is_none());
 }
 
@@ -298,7 +340,11 @@ fn attention_that_is_kept_is_not_computed_again() {
                 let [y] = recomputed(&layer, of, |layer, [x]| [layer.forward(x, None)]);
                 y
             };
-            let y = if is_kept { keeping_attention(make) } else { make() };
+            let y = if is_kept {
+                keeping_attention(make)
+            } else {
+                make()
+            };
             let grads = (y.clone() * y).sum().backward();
             let sent = group.flight_records().len() - before;
             (sent, x.grad(&grads).unwrap().into_data())
@@ -308,7 +354,10 @@ fn attention_that_is_kept_is_not_computed_again() {
     // Two tensors each time, of which each is sent and received.
     let (forward, backward) = (2 * 2 * 2, 2 * (2 * 2 + 3 * 2));
     for ((sent_again, again), (sent_kept, kept)) in again.iter().zip(&kept) {
-        assert_eq!((*sent_again, *sent_kept), (2 * forward + backward, forward + backward));
+        assert_eq!(
+            (*sent_again, *sent_kept),
+            (2 * forward + backward, forward + backward)
+        );
         assert_bits("x", kept, again);
     }
 }

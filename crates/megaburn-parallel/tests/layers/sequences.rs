@@ -47,7 +47,10 @@ fn held(case: &impl Subject, zigzag: Zigzag) -> Vec<[Vec<usize>; 2]> {
     let documents = case.documents();
     let row = |row| match &documents {
         None => [0; 2].map(|_| zigzag.positions(s).collect()),
-        Some(all) => [all.tokens(row, zigzag).collect(), all.positions(row, zigzag).collect()],
+        Some(all) => [
+            all.tokens(row, zigzag).collect(),
+            all.positions(row, zigzag).collect(),
+        ],
     };
     (0..b).map(row).collect()
 }
@@ -86,19 +89,29 @@ fn on_rank<S: Subject>(
     let layer = case.layer(&groups, comm).unwrap();
     let zigzag = Zigzag::new(groups.cp.rank(), groups.cp.size());
     let held = held(case, zigzag);
-    let stretch = if layout.sp { [groups.tp.rank(), groups.tp.size()] } else { [0, 1] };
+    let stretch = if layout.sp {
+        [groups.tp.rank(), groups.tp.size()]
+    } else {
+        [0, 1]
+    };
     let [s, b, hidden] = case.shape();
     let local = |what: &str| rows(&normal(&[s, b, hidden], seed, what), &held, stretch);
     let x = leaf::<3>(local("input"));
     let positions: Vec<&[usize]> = held.iter().map(|held| &held[1][..]).collect();
-    let rope = case.rope().init(0..s, &autodiff()).unwrap().rows(&positions);
+    let rope = case
+        .rope()
+        .init(0..s, &autodiff())
+        .unwrap()
+        .rows(&positions);
     let context = TokenContext {
         rope: Some(rope),
         loss_factor: Some(1.0),
         counted: None,
         block: Some(TokenBlock::new(3, b + 1, 1)),
         documents: case.documents().map(PackedDocuments::new),
-        parallel: case.told_with_tokens().then(|| ContextParallel::new(&groups.cp, comm).unwrap()),
+        parallel: case
+            .told_with_tokens()
+            .then(|| ContextParallel::new(&groups.cp, comm).unwrap()),
     };
     let y = S::forward(&layer, x.clone(), &context);
     let weight = Tensor::from_data(local("weight"), &autodiff());
@@ -122,10 +135,13 @@ fn whole_grads(found: &[Found], layout: Layout) -> BTreeMap<String, TensorData> 
     let sum = |tp: usize, index: usize| {
         let of = |cp: usize| &found[cp * layout.tp + tp].grads[index];
         let values = |cp: usize| of(cp).2.clone().try_to_vec::<f32>().unwrap();
-        let sum = (1..layout.cp)
-            .map(values)
-            .fold(values(0), |sum, next| sum.iter().zip(next).map(|(a, b)| a + b).collect());
-        (of(0).1.clone(), TensorData::new(sum, of(0).2.shape().clone()))
+        let sum = (1..layout.cp).map(values).fold(values(0), |sum, next| {
+            sum.iter().zip(next).map(|(a, b)| a + b).collect()
+        });
+        (
+            of(0).1.clone(),
+            TensorData::new(sum, of(0).2.shape().clone()),
+        )
     };
     let paths = found[0].grads.iter().enumerate();
     let whole = |(index, (path, ..)): (usize, &(String, ShardSpec, TensorData))| {
@@ -138,20 +154,35 @@ fn whole_grads(found: &[Found], layout: Layout) -> BTreeMap<String, TensorData> 
 /// Asserts that ranks compute what one does.
 pub(crate) fn check(case: &impl Subject, layout: &str, comm: ContextComm) {
     let (layout, seed) = (layout.parse::<Layout>().unwrap(), fresh_seed());
-    let alone =
-        on_ranks(1, seed, |world| on_rank(case, &world, Layout::SINGLE, ContextComm::P2p, seed));
-    let many =
-        on_ranks(layout.world_size(), seed, |world| on_rank(case, &world, layout, comm, seed));
+    let alone = on_ranks(1, seed, |world| {
+        on_rank(case, &world, Layout::SINGLE, ContextComm::P2p, seed)
+    });
+    let many = on_ranks(layout.world_size(), seed, |world| {
+        on_rank(case, &world, layout, comm, seed)
+    });
     let what = format!("{case:?}, {layout}, {comm}");
     let one = &alone[0];
     for found in &many {
         let [output, input_grad] =
             [&one.output, &one.input_grad].map(|whole| rows(whole, &found.held, found.stretch));
         assert_close(&format!("{what}: output"), &found.output, &output, 5e-6);
-        assert_close(&format!("{what}: input gradient"), &found.input_grad, &input_grad, 5e-6);
+        assert_close(
+            &format!("{what}: input gradient"),
+            &found.input_grad,
+            &input_grad,
+            5e-6,
+        );
     }
-    let [found, expected] = [whole_grads(&many, layout), whole_grads(&alone, Layout::SINGLE)];
+    let [found, expected] = [
+        whole_grads(&many, layout),
+        whole_grads(&alone, Layout::SINGLE),
+    ];
     for (path, expected) in &expected {
-        assert_close(&format!("{what}: gradient of {path}"), &found[path], expected, 5e-6);
+        assert_close(
+            &format!("{what}: gradient of {path}"),
+            &found[path],
+            expected,
+            5e-6,
+        );
     }
 }

@@ -12,7 +12,10 @@ use megaburn_mesh::{PositionRng, Purpose, ShardSpec};
 
 /// A fresh seed, printed so that a failure can be repeated.
 pub(crate) fn fresh_seed() -> u64 {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_nanos() as u64;
+    let now = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap()
+        .as_nanos() as u64;
     println!("seed {now}");
     now
 }
@@ -32,7 +35,12 @@ pub(crate) fn normal(shape: &[usize], seed: u64, what: &str) -> TensorData {
 pub(crate) fn tokens(shape: [usize; 2], bound: usize, seed: u64, what: &str) -> TensorData {
     let rng = PositionRng::new(seed, Purpose::Sampling, what);
     let count = (shape[0] * shape[1]) as u64;
-    TensorData::new((0..count).map(|i| rng.below(i, bound as u64) as i64).collect(), shape)
+    TensorData::new(
+        (0..count)
+            .map(|i| rng.below(i, bound as u64) as i64)
+            .collect(),
+        shape,
+    )
 }
 
 pub(crate) fn leaf<const D: usize>(data: TensorData) -> Tensor<D> {
@@ -45,10 +53,18 @@ pub(crate) fn on_ranks<T: Send>(
     seed: u64,
     body: impl Fn(Group) -> T + Sync,
 ) -> Vec<T> {
-    let options = GroupOptions { seed, timeout: Duration::from_secs(60), ..Default::default() };
-    let results =
-        run_threads(ranks, options, |group| Ok::<_, std::convert::Infallible>(body(group)));
-    results.into_iter().map(|rank| rank.unwrap_or_else(|failure| panic!("{failure}"))).collect()
+    let options = GroupOptions {
+        seed,
+        timeout: Duration::from_secs(60),
+        ..Default::default()
+    };
+    let results = run_threads(ranks, options, |group| {
+        Ok::<_, std::convert::Infallible>(body(group))
+    });
+    results
+        .into_iter()
+        .map(|rank| rank.unwrap_or_else(|failure| panic!("{failure}")))
+        .collect()
 }
 
 pub(crate) fn floats(data: &TensorData) -> Vec<f32> {
@@ -61,8 +77,14 @@ pub(crate) fn cut(whole: &TensorData, spec: &ShardSpec, owned: bool) -> TensorDa
     let whole = floats(whole);
     let shape = spec.local_shape();
     let mut local = vec![0.0; shape.iter().product()];
-    for piece in spec.pieces.iter().filter(|piece| !owned || piece.replica == 0) {
-        spec.for_each_run(piece, |l, g, n| local[l..l + n].copy_from_slice(&whole[g..g + n]));
+    for piece in spec
+        .pieces
+        .iter()
+        .filter(|piece| !owned || piece.replica == 0)
+    {
+        spec.for_each_run(piece, |l, g, n| {
+            local[l..l + n].copy_from_slice(&whole[g..g + n])
+        });
     }
     TensorData::new(local, shape)
 }
@@ -72,7 +94,11 @@ pub(crate) fn cut(whole: &TensorData, spec: &ShardSpec, owned: bool) -> TensorDa
 pub(crate) fn join(what: &str, shards: &[(ShardSpec, TensorData)]) -> TensorData {
     let mut whole = vec![None; shards[0].0.num_global()];
     for (rank, (spec, local)) in shards.iter().enumerate() {
-        assert_eq!(local.shape().to_vec(), spec.local_shape(), "{what} on rank {rank}");
+        assert_eq!(
+            local.shape().to_vec(),
+            spec.local_shape(),
+            "{what} on rank {rank}"
+        );
         let local = floats(local);
         let mut padding = vec![true; local.len()];
         for piece in &spec.pieces {
@@ -96,7 +122,10 @@ pub(crate) fn join(what: &str, shards: &[(ShardSpec, TensorData)]) -> TensorData
             "{what}: padding on rank {rank}"
         );
     }
-    let whole: Vec<f32> = whole.into_iter().map(|value| value.expect("held by a rank")).collect();
+    let whole: Vec<f32> = whole
+        .into_iter()
+        .map(|value| value.expect("held by a rank"))
+        .collect();
     TensorData::new(whole, shards[0].0.global_shape.clone())
 }
 
@@ -107,7 +136,10 @@ pub(crate) fn assert_close(what: &str, a: &TensorData, b: &TensorData, tolerance
     let (a, b) = (floats(a), floats(b));
     let off = norm(&mut a.iter().zip(&b).map(|(&a, &b)| f64::from(a) - f64::from(b)));
     let size = norm(&mut b.iter().map(|&b| f64::from(b)));
-    assert!(off <= tolerance * size, "{what}: differs by {off:e} of {size:e}");
+    assert!(
+        off <= tolerance * size,
+        "{what}: differs by {off:e} of {size:e}"
+    );
 }
 
 pub(crate) fn assert_bits(what: &str, a: &TensorData, b: &TensorData) {
@@ -117,7 +149,11 @@ pub(crate) fn assert_bits(what: &str, a: &TensorData, b: &TensorData) {
 
 /// The gradients of all parameters by path.
 pub(crate) fn param_grads<M: Module>(module: &M, grads: &Gradients) -> Vec<(String, TensorData)> {
-    let mut visitor = GradVisitor { path: Vec::new(), grads, found: Vec::new() };
+    let mut visitor = GradVisitor {
+        path: Vec::new(),
+        grads,
+        found: Vec::new(),
+    };
     module.visit(&mut visitor);
     visitor.found
 }
@@ -139,7 +175,10 @@ impl ModuleVisitor for GradVisitor<'_> {
 
     fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
         let path = self.path.join(".");
-        let grad = param.val().grad(self.grads).unwrap_or_else(|| panic!("no gradient of {path}"));
+        let grad = param
+            .val()
+            .grad(self.grads)
+            .unwrap_or_else(|| panic!("no gradient of {path}"));
         self.found.push((path, grad.into_data()));
     }
 }

@@ -47,7 +47,11 @@ impl End {
 
 /// The ends of a region that may be sequence-parallel.
 pub(crate) fn stream(sequence_parallel: bool) -> End {
-    if sequence_parallel { End::Sequence } else { End::Whole }
+    if sequence_parallel {
+        End::Sequence
+    } else {
+        End::Whole
+    }
 }
 
 /// What a layer did, as whole tensors.
@@ -77,7 +81,12 @@ impl Setting {
         build: impl Fn(&Group) -> Result<M, ParallelError> + Sync,
         forward: impl Fn(&M, Tensor<3>) -> Tensor<3> + Sync,
     ) -> Trial {
-        let Self { ranks, seed, shapes: [input, output], ends: [at_input, at_output] } = self;
+        let Self {
+            ranks,
+            seed,
+            shapes: [input, output],
+            ends: [at_input, at_output],
+        } = self;
         let ranks = on_ranks(*ranks, *seed, |group| {
             let spec = |end: &End, shape| end.spec(shape, group.rank(), group.size());
             let (input_spec, output_spec) = (spec(at_input, *input), spec(at_output, *output));
@@ -94,10 +103,20 @@ impl Setting {
             // one carries it.
             let owned = matches!(at_output, End::Features(_));
             let weight = cut(&normal(output, *seed, "weight"), &output_spec, owned);
-            let grads = (y.clone() * Tensor::from_data(weight, &autodiff())).sum().backward();
+            let grads = (y.clone() * Tensor::from_data(weight, &autodiff()))
+                .sum()
+                .backward();
             let input_grad = x.grad(&grads).unwrap().into_data();
-            let grads: Vec<_> = param_grads(&module, &grads).into_iter().map(shard).collect();
-            ((output_spec, y.into_data()), (input_spec, input_grad), start, grads)
+            let grads: Vec<_> = param_grads(&module, &grads)
+                .into_iter()
+                .map(shard)
+                .collect();
+            (
+                (output_spec, y.into_data()),
+                (input_spec, input_grad),
+                start,
+                grads,
+            )
         });
         let by_path = |pick: &dyn Fn(usize) -> Vec<(String, (ShardSpec, TensorData))>| {
             let mut shards: BTreeMap<String, Vec<_>> = BTreeMap::new();
@@ -106,7 +125,10 @@ impl Setting {
                     shards.entry(path).or_default().push(shard);
                 }
             }
-            shards.into_iter().map(|(path, all)| (path.clone(), join(&path, &all))).collect()
+            shards
+                .into_iter()
+                .map(|(path, all)| (path.clone(), join(&path, &all)))
+                .collect()
         };
         let all = |pick: &dyn Fn(usize) -> (ShardSpec, TensorData)| -> Vec<_> {
             (0..ranks.len()).map(pick).collect()
@@ -126,13 +148,25 @@ pub(crate) fn assert_same_under_layout<M: Module + Sharded>(
     build: impl Fn(&Group) -> Result<M, ParallelError> + Sync,
     forward: impl Fn(&M, Tensor<3>) -> Tensor<3> + Sync,
 ) {
-    let one = Setting { ranks: 1, ..setting.clone() }.run(&build, &forward);
+    let one = Setting {
+        ranks: 1,
+        ..setting.clone()
+    }
+    .run(&build, &forward);
     let many = setting.run(&build, &forward);
-    assert_eq!(one.start.keys().collect::<Vec<_>>(), many.start.keys().collect::<Vec<_>>());
+    assert_eq!(
+        one.start.keys().collect::<Vec<_>>(),
+        many.start.keys().collect::<Vec<_>>()
+    );
     assert!(!one.start.is_empty());
     for (path, start) in &one.start {
         assert_bits(path, &many.start[path], start);
-        assert_close(&format!("gradient of {path}"), &many.grads[path], &one.grads[path], 3e-6);
+        assert_close(
+            &format!("gradient of {path}"),
+            &many.grads[path],
+            &one.grads[path],
+            3e-6,
+        );
     }
     assert_close("output", &many.output, &one.output, 3e-6);
     assert_close("input gradient", &many.input_grad, &one.input_grad, 3e-6);

@@ -37,6 +37,9 @@ mod tests {
 
     #[test]
     fn chunks_have_letters() {
-        assert_eq!([0, 3, 25, 26, 51, 52].map(chunk_name), ["a", "d", "z", "aa", "az", "ba"]);
+        assert_eq!(
+            [0, 3, 25, 26, 51, 52].map(chunk_name),
+            ["a", "d", "z", "aa", "az", "ba"]
+        );
     }
 }

@@ -40,16 +40,35 @@ pub fn svg(schedule: &Schedule, timing: &Timing) -> String {
     for (rank, spans) in timing.ranks.iter().enumerate() {
         let y = TOP + rank as f64 * (HEIGHT + GAP);
         let middle = y + HEIGHT / 2.0 + 4.0;
-        put_text(&mut svg, "start", 12.0, middle, "#3c4048", &format!("rank {rank}"));
+        put_text(
+            &mut svg,
+            "start",
+            12.0,
+            middle,
+            "#3c4048",
+            &format!("rank {rank}"),
+        );
         let idle = makespan * unit;
         put_rect(&mut svg, LEFT, y, idle, "#eceef1");
         for span in spans.iter().filter(|span| span.end > span.start) {
-            let (x, width) =
-                (LEFT + span.start as f64 * unit, (span.end - span.start) as f64 * unit);
-            put_rect(&mut svg, x, y, width, colour(span.action.op, span.action.chunk));
+            let (x, width) = (
+                LEFT + span.start as f64 * unit,
+                (span.end - span.start) as f64 * unit,
+            );
+            put_rect(
+                &mut svg,
+                x,
+                y,
+                width,
+                colour(span.action.op, span.action.chunk),
+            );
             let label = label(schedule, span);
             if label.len() as f64 * LETTER < width {
-                let ink = if span.action.chunk % 4 < 2 { "#ffffff" } else { "#20242a" };
+                let ink = if span.action.chunk % 4 < 2 {
+                    "#ffffff"
+                } else {
+                    "#20242a"
+                };
                 put_text(&mut svg, "middle", x + width / 2.0, middle, ink, &label);
             }
         }
@@ -83,7 +102,10 @@ fn legend(svg: &mut String, schedule: &Schedule, y: f64) {
     let kind = schedule.kind;
     let mut kinds = vec![(Op::Forward, "forward")];
     match kind.splits_backward() {
-        true => kinds.extend([(Op::BackwardInput, "input"), (Op::BackwardWeight, "weights")]),
+        true => kinds.extend([
+            (Op::BackwardInput, "input"),
+            (Op::BackwardWeight, "weights"),
+        ]),
         false if kind.has_backward() => kinds.push((Op::Backward, "backward")),
         false => {}
     }
@@ -93,7 +115,14 @@ fn legend(svg: &mut String, schedule: &Schedule, y: f64) {
             put_rect(svg, x, y, 14.0, colour(op, chunk));
             x += 16.0;
         }
-        put_text(svg, "start", x + 4.0, y + HEIGHT / 2.0 + 4.0, "#3c4048", name);
+        put_text(
+            svg,
+            "start",
+            x + 4.0,
+            y + HEIGHT / 2.0 + 4.0,
+            "#3c4048",
+            name,
+        );
         x += 80.0;
     }
     if schedule.stages.num_chunks > 1 {
@@ -136,8 +165,12 @@ mod tests {
         #[case] num_ranks: usize,
         #[case] num_micro_batches: usize,
     ) {
-        let schedule = ScheduleConfig::new(kind, num_ranks, num_micro_batches).build().unwrap();
-        let timing = schedule.simulate(&vec![Costs::UNIT; num_ranks], Links::PrePosted).unwrap();
+        let schedule = ScheduleConfig::new(kind, num_ranks, num_micro_batches)
+            .build()
+            .unwrap();
+        let timing = schedule
+            .simulate(&vec![Costs::UNIT; num_ranks], Links::PrePosted)
+            .unwrap();
         let picture = svg(&schedule, &timing);
         let passes: usize = timing.ranks.iter().map(Vec::len).sum();
         let legend = match (kind.splits_backward(), kind.has_backward()) {
@@ -146,7 +179,10 @@ mod tests {
             _ => 1,
         } * schedule.stages.num_chunks;
         // Besides them the ground, and one behind each rank.
-        assert_eq!(picture.matches("<rect ").count(), passes + legend + 1 + num_ranks);
+        assert_eq!(
+            picture.matches("<rect ").count(),
+            passes + legend + 1 + num_ranks
+        );
         assert!(picture.starts_with("<svg ") && picture.ends_with("</svg>\n"));
         assert!(!picture.contains("NaN") && !picture.contains("inf"));
         assert!(picture.contains(&format!("{kind}: {num_ranks} ranks")));
@@ -154,10 +190,19 @@ mod tests {
 
     #[test]
     fn passes_that_take_nanoseconds_fit_too() {
-        let schedule = ScheduleConfig::new(ScheduleKind::ZbH1, 2, 3).build().unwrap();
-        let costs = Costs { forward: 4_000_000, backward_input: 5_000_000, ..Costs::UNIT };
+        let schedule = ScheduleConfig::new(ScheduleKind::ZbH1, 2, 3)
+            .build()
+            .unwrap();
+        let costs = Costs {
+            forward: 4_000_000,
+            backward_input: 5_000_000,
+            ..Costs::UNIT
+        };
         let timing = schedule.simulate(&[costs; 2], Links::PrePosted).unwrap();
         let picture = svg(&schedule, &timing);
-        assert!(picture.contains("width=\"1688\"") && picture.contains(">F2</text>"), "{picture}");
+        assert!(
+            picture.contains("width=\"1688\"") && picture.contains(">F2</text>"),
+            "{picture}"
+        );
     }
 }

@@ -8,7 +8,10 @@ use crate::{Schedule, Span, Timing};
 /// weights; a letter behind is the chunk. `=` goes on with what stands before, `.` is idle.
 pub fn text(schedule: &Schedule, timing: &Timing, longest: Option<usize>) -> String {
     let spans = timing.ranks.iter().flatten();
-    let width = spans.map(|span| label(schedule, span).len()).max().unwrap_or(1);
+    let width = spans
+        .map(|span| label(schedule, span).len())
+        .max()
+        .unwrap_or(1);
     let makespan = timing.makespan() as usize;
     let rank_width = (timing.ranks.len().max(1) - 1).to_string().len();
     let rank = |(rank, spans): (usize, &Vec<Span>)| {
@@ -27,8 +30,9 @@ pub fn text(schedule: &Schedule, timing: &Timing, longest: Option<usize>) -> Str
     let ranks: Vec<(String, Vec<String>)> = timing.ranks.iter().enumerate().map(rank).collect();
     let margin = ranks.first().map_or(0, |(name, _)| name.len());
     let whole = makespan.max(1);
-    let columns =
-        longest.map_or(whole, |longest| (longest + 1).saturating_sub(margin) / (width + 1));
+    let columns = longest.map_or(whole, |longest| {
+        (longest + 1).saturating_sub(margin) / (width + 1)
+    });
     let block = |start: usize| {
         let end = whole.min(start + columns.max(1));
         let line = |(name, cells): &(String, Vec<String>)| {
@@ -52,8 +56,12 @@ mod tests {
         num_micro_batches: usize,
         costs: Costs,
     ) -> String {
-        let schedule = ScheduleConfig::new(kind, num_ranks, num_micro_batches).build().unwrap();
-        let timing = schedule.simulate(&vec![costs; num_ranks], Links::PrePosted).unwrap();
+        let schedule = ScheduleConfig::new(kind, num_ranks, num_micro_batches)
+            .build()
+            .unwrap();
+        let timing = schedule
+            .simulate(&vec![costs; num_ranks], Links::PrePosted)
+            .unwrap();
         text(&schedule, &timing, None)
     }
 
@@ -61,7 +69,9 @@ mod tests {
     fn long_lines_are_broken_at_the_same_time_on_all_ranks() {
         let kind = ScheduleKind::OneForwardOneBackward;
         let schedule = ScheduleConfig::new(kind, 3, 4).build().unwrap();
-        let timing = schedule.simulate(&[Costs::UNIT; 3], Links::PrePosted).unwrap();
+        let timing = schedule
+            .simulate(&[Costs::UNIT; 3], Links::PrePosted)
+            .unwrap();
         let expected = "\
 rank 0 | F0 F1 F2 .  .  .  .  B0 =
 rank 1 | .  F0 F1 .  .  B0 =  F2 B1
@@ -74,7 +84,10 @@ rank 2 | B2 =  F3 B3 =  .  .  .  .
         assert_eq!(text(&schedule, &timing, Some(36)), expected);
         let whole = drawn(kind, 3, 4, Costs::UNIT);
         assert_eq!(text(&schedule, &timing, Some(1000)), whole);
-        assert_eq!(text(&schedule, &timing, Some(0)).lines().count(), 18 * 3 + 17);
+        assert_eq!(
+            text(&schedule, &timing, Some(0)).lines().count(),
+            18 * 3 + 17
+        );
     }
 
     /// Megatron-LM's figure 4 of arXiv 2104.04473, smaller.
@@ -112,7 +125,11 @@ rank 1 | .   F0a F0b F1a F1b B0b W0b F2a B0a W0a F2b B1b W1b F3a B1a W1a F3b B2b
 
     #[test]
     fn what_takes_no_time_is_not_drawn() {
-        let costs = Costs { backward_input: 0, backward_weight: 0, ..Costs::UNIT };
+        let costs = Costs {
+            backward_input: 0,
+            backward_weight: 0,
+            ..Costs::UNIT
+        };
         let found = drawn(ScheduleKind::GPipe, 2, 2, costs);
         assert_eq!(found, "rank 0 | F0 F1 .\nrank 1 | .  F0 F1\n");
     }

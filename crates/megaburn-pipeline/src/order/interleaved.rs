@@ -26,11 +26,20 @@ pub(crate) fn group_size(
     };
     match num_micro_batches % group_size {
         _ if is_legal(group_size) => Ok(group_size),
-        _ if group_size > num_micro_batches => {
-            Err(PipelineError::GroupTooLarge { group_size, num_micro_batches })
-        }
-        _ if group_size < num_ranks => Err(PipelineError::GroupTooSmall { group_size, num_ranks }),
-        rest => Err(PipelineError::Rest { num_micro_batches, group_size, rest, num_ranks }),
+        _ if group_size > num_micro_batches => Err(PipelineError::GroupTooLarge {
+            group_size,
+            num_micro_batches,
+        }),
+        _ if group_size < num_ranks => Err(PipelineError::GroupTooSmall {
+            group_size,
+            num_ranks,
+        }),
+        rest => Err(PipelineError::Rest {
+            num_micro_batches,
+            group_size,
+            rest,
+            num_ranks,
+        }),
     }
 }
 
@@ -50,7 +59,9 @@ pub(super) fn order(
 ) -> Vec<Action> {
     let num_chunks = stages.num_chunks;
     let warm_up = table.len().min(warm_up(rank, stages, group_size));
-    let mut forwards = table.iter().map(|&(micro_batch, chunk)| forward(micro_batch, chunk));
+    let mut forwards = table
+        .iter()
+        .map(|&(micro_batch, chunk)| forward(micro_batch, chunk));
     let mut order: Vec<Action> = forwards.by_ref().take(warm_up).collect();
     for &(micro_batch, chunk) in table {
         order.extend(forwards.next());

@@ -48,7 +48,9 @@ pub(super) fn order(rank: usize, num_ranks: usize, num_micro_batches: usize) -> 
         phases.weight_put_off();
     }
     while phases.weight_put_off() {}
-    phases.order.retain(|action| action.micro_batch < num_micro_batches);
+    phases
+        .order
+        .retain(|action| action.micro_batch < num_micro_batches);
     phases.order
 }
 

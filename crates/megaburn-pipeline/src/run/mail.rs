@@ -32,13 +32,26 @@ impl<'a> Mail<'a> {
     pub(super) fn new(schedule: &'a Schedule, wire: &'a Wire) -> Self {
         let rank = wire.neighbours.group().rank();
         let (receiving, arrived, outgoing, sending) = Default::default();
-        Self { schedule, wire, rank, receiving, arrived, outgoing, sending, num_passes: 0 }
+        Self {
+            schedule,
+            wire,
+            rank,
+            receiving,
+            arrived,
+            outgoing,
+            sending,
+            num_passes: 0,
+        }
     }
 
     /// Gives a tensor to a stage: to a pass of this rank to come, or to the send that follows.
     pub(super) fn hand_over(&mut self, message: Message, x: Tensor<3>) {
         let is_here = self.schedule.stages.rank_of(message.to_stage) == self.rank;
-        let to = if is_here { &mut self.arrived } else { &mut self.outgoing };
+        let to = if is_here {
+            &mut self.arrived
+        } else {
+            &mut self.outgoing
+        };
         to.insert(message, x.cast(self.wire.dtype));
     }
 
@@ -46,13 +59,21 @@ impl<'a> Mail<'a> {
     pub(super) fn take(&mut self, message: Message) -> Result<Tensor<3>, CollectiveError> {
         match self.receiving.remove(&message) {
             Some(coming) => coming.wait(),
-            None => Ok(self.arrived.remove(&message).expect("a schedule that was proven")),
+            None => Ok(self
+                .arrived
+                .remove(&message)
+                .expect("a schedule that was proven")),
         }
     }
 
     /// Starts a receive, and waits for it where nothing receives by itself.
     pub(super) fn receive(&mut self, action: Action) -> Result<(), CollectiveError> {
-        let Wire { neighbours, shape, dtype, device } = self.wire;
+        let Wire {
+            neighbours,
+            shape,
+            dtype,
+            device,
+        } = self.wire;
         let (peer, message) = self.transfer(action);
         let (group, from) = neighbours.from(peer);
         let coming = tensors::start_recv(*shape, (device, *dtype), from, group)?;
@@ -65,9 +86,13 @@ impl<'a> Mail<'a> {
 
     pub(super) fn send(&mut self, action: Action) -> Result<(), CollectiveError> {
         let (peer, message) = self.transfer(action);
-        let x = self.outgoing.remove(&message).expect("a schedule that was proven");
+        let x = self
+            .outgoing
+            .remove(&message)
+            .expect("a schedule that was proven");
         let (group, to) = self.wire.neighbours.to(peer);
-        self.sending.push_back((self.num_passes, tensors::start_send(x, to, group)?));
+        self.sending
+            .push_back((self.num_passes, tensors::start_send(x, to, group)?));
         Ok(())
     }
 
@@ -82,7 +107,9 @@ impl<'a> Mail<'a> {
 
     fn transfer(&self, action: Action) -> (usize, Message) {
         let stages = self.schedule.stages;
-        let both = stages.peer(self.rank, action).zip(stages.message(self.rank, action));
+        let both = stages
+            .peer(self.rank, action)
+            .zip(stages.message(self.rank, action));
         both.expect("a schedule that was proven")
     }
 }

@@ -114,12 +114,17 @@ pub struct Wire {
 pub fn run<C: Chunks>(schedule: &Schedule, wire: &Wire, chunks: &mut C) -> Result<(), C::Error> {
     let group = wire.neighbours.group();
     let rank = group.rank();
-    assert!(schedule.ranks.len() == group.size(), "a schedule of other ranks");
+    assert!(
+        schedule.ranks.len() == group.size(),
+        "a schedule of other ranks"
+    );
     wire.neighbours.meet(&wire.device)?;
     let actions = &schedule.ranks[rank];
     let mut passes = BTreeMap::new();
     for action in actions {
-        *passes.entry((action.op as usize, action.chunk)).or_insert(0) += 1;
+        *passes
+            .entry((action.op as usize, action.chunk))
+            .or_insert(0) += 1;
     }
     let mut runner = Runner {
         schedule,
@@ -170,7 +175,8 @@ impl Runner<'_> {
     ) -> Result<(), C::Error> {
         if action.op.is_compute() && action.op != Op::Forward {
             let late = std::mem::take(&mut self.late);
-            late.into_iter().try_for_each(|pass| self.weights(pass, chunks))?;
+            late.into_iter()
+                .try_for_each(|pass| self.weights(pass, chunks))?;
         }
         match action.op {
             Op::ReceiveActivation | Op::ReceiveGradient => Ok(self.mail.receive(action)?),
@@ -191,13 +197,19 @@ impl Runner<'_> {
     }
 
     fn forward<C: Chunks>(&mut self, action: Action, chunks: &mut C) -> Result<(), C::Error> {
-        let Action { micro_batch, chunk, .. } = action;
+        let Action {
+            micro_batch, chunk, ..
+        } = action;
         let stages = self.schedule.stages;
         let to_stage = stages.stage(self.rank, chunk);
         self.mail.end_sends();
         let input = match to_stage {
             0 => None,
-            _ => Some(self.mail.take(Message { is_gradient: false, micro_batch, to_stage })?),
+            _ => Some(self.mail.take(Message {
+                is_gradient: false,
+                micro_batch,
+                to_stage,
+            })?),
         };
         let goes_back = self.schedule.kind.has_backward();
         let (input, inlet) = match input {
@@ -211,7 +223,11 @@ impl Runner<'_> {
         let output = self.put_off.forward(pass, || chunks.forward(pass, input))?;
         let end = match output {
             Output::Stream(stream) => {
-                let message = Message { is_gradient: false, micro_batch, to_stage: to_stage + 1 };
+                let message = Message {
+                    is_gradient: false,
+                    micro_batch,
+                    to_stage: to_stage + 1,
+                };
                 self.mail.hand_over(message, stream.clone().inner());
                 goes_back.then(|| End::Outlet(Outlet::of(stream)))
             }
@@ -230,7 +246,11 @@ impl Runner<'_> {
     }
 
     fn backward<C: Chunks>(&mut self, action: Action, chunks: &mut C) -> Result<(), C::Error> {
-        let Action { op, micro_batch, chunk } = action;
+        let Action {
+            op,
+            micro_batch,
+            chunk,
+        } = action;
         let to_stage = self.schedule.stages.stage(self.rank, chunk);
         let key = (chunk, micro_batch);
         self.mail.end_sends();
@@ -244,9 +264,11 @@ impl Runner<'_> {
         let Kept { inlet, end } = self.kept.remove(&key).expect("a schedule that was proven");
         let gradient = match &end {
             End::Loss(_) => None,
-            End::Outlet(_) => {
-                Some(self.mail.take(Message { is_gradient: true, micro_batch, to_stage })?)
-            }
+            End::Outlet(_) => Some(self.mail.take(Message {
+                is_gradient: true,
+                micro_batch,
+                to_stage,
+            })?),
         };
         let whole = move || match (end, gradient) {
             (End::Outlet(outlet), Some(gradient)) => outlet.backward(gradient),
@@ -257,16 +279,31 @@ impl Runner<'_> {
         chunks.backward(pass, || put_off.backward(pass, is_split, whole))?;
         if let Some(inlet) = inlet {
             let gradient = inlet.gradient().expect("a stage's input is used");
-            let message = Message { is_gradient: true, micro_batch, to_stage: to_stage - 1 };
+            let message = Message {
+                is_gradient: true,
+                micro_batch,
+                to_stage: to_stage - 1,
+            };
             self.mail.hand_over(message, gradient);
         }
         Ok(())
     }
 
     fn pass(&mut self, action: Action) -> Pass {
-        let Action { op, micro_batch, chunk } = action;
-        let left = self.left.get_mut(&(op as usize, chunk)).expect("it was counted");
+        let Action {
+            op,
+            micro_batch,
+            chunk,
+        } = action;
+        let left = self
+            .left
+            .get_mut(&(op as usize, chunk))
+            .expect("it was counted");
         *left -= 1;
-        Pass { chunk, micro_batch, is_last: *left == 0 }
+        Pass {
+            chunk,
+            micro_batch,
+            is_last: *left == 0,
+        }
     }
 }

@@ -24,7 +24,10 @@ pub(super) struct PutOff {
 
 impl PutOff {
     pub(super) fn new(beside: bool) -> Self {
-        Self { beside, ..Self::default() }
+        Self {
+            beside,
+            ..Self::default()
+        }
     }
 
     /// Behind the last pass.
@@ -94,6 +97,9 @@ impl PutOff {
     fn spare(&self) -> Spare {
         let others = self.of_passes.iter().filter(|(pass, _)| !pass.is_last);
         let put_off = others.map(|(_, work)| work.clone()).collect();
-        Spare { put_off, share: self.share }
+        Spare {
+            put_off,
+            share: self.share,
+        }
     }
 }

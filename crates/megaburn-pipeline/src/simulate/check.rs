@@ -25,12 +25,19 @@ pub(super) fn check(schedule: &Schedule) -> Result<Proof, PipelineError> {
 fn counts(schedule: &Schedule, rank: usize) -> Result<(), PipelineError> {
     let (chunks, micro_batches) = (schedule.stages.num_chunks, schedule.num_micro_batches);
     let mut counts = vec![0; Op::ALL.len() * chunks * micro_batches];
-    let place = |Action { op, micro_batch, chunk }: Action| {
-        (op as usize * chunks + chunk) * micro_batches + micro_batch
-    };
+    let place =
+        |Action {
+             op,
+             micro_batch,
+             chunk,
+         }: Action| { (op as usize * chunks + chunk) * micro_batches + micro_batch };
     for (index, &action) in schedule.ranks[rank].iter().enumerate() {
         if action.chunk >= chunks || action.micro_batch >= micro_batches {
-            return Err(PipelineError::OutOfRange { rank, index, action });
+            return Err(PipelineError::OutOfRange {
+                rank,
+                index,
+                action,
+            });
         }
         counts[place(action)] += 1;
     }
@@ -38,10 +45,19 @@ fn counts(schedule: &Schedule, rank: usize) -> Result<(), PipelineError> {
         for chunk in 0..chunks {
             let expected = usize::from(is_wanted(schedule, rank, op, chunk));
             for micro_batch in 0..micro_batches {
-                let action = Action { op, micro_batch, chunk };
+                let action = Action {
+                    op,
+                    micro_batch,
+                    chunk,
+                };
                 let found = counts[place(action)];
                 if found != expected {
-                    return Err(PipelineError::Count { rank, action, found, expected });
+                    return Err(PipelineError::Count {
+                        rank,
+                        action,
+                        found,
+                        expected,
+                    });
                 }
             }
         }
@@ -51,7 +67,12 @@ fn counts(schedule: &Schedule, rank: usize) -> Result<(), PipelineError> {
 
 fn is_wanted(schedule: &Schedule, rank: usize, op: Op, chunk: usize) -> bool {
     let kind = schedule.kind;
-    let has_peer = || schedule.stages.peer(rank, Action::new(op, 0, chunk)).is_some();
+    let has_peer = || {
+        schedule
+            .stages
+            .peer(rank, Action::new(op, 0, chunk))
+            .is_some()
+    };
     match op {
         Op::Forward => true,
         Op::Backward => kind.has_backward() && !kind.splits_backward(),
@@ -67,7 +88,12 @@ fn in_order(schedule: &Schedule, rank: usize) -> Result<(), PipelineError> {
     for (index, &action) in schedule.ranks[rank].iter().enumerate() {
         for missing in needs(schedule, rank, action).into_iter().flatten() {
             if !done.contains(&missing) {
-                return Err(PipelineError::TooEarly { rank, index, action, missing });
+                return Err(PipelineError::TooEarly {
+                    rank,
+                    index,
+                    action,
+                    missing,
+                });
             }
         }
         done.insert(action);
@@ -86,18 +112,26 @@ fn needs(schedule: &Schedule, rank: usize, action: Action) -> [Option<Action>; 2
     // From the neighbouring stage: received, or made by this rank in another chunk.
     let from = |stage: Option<usize>, receive, made| {
         stage.and_then(|stage| match stages.rank_of(stage) == rank {
-            true => Some(Action { op: made, chunk: stages.chunk_of(stage), ..action }),
+            true => Some(Action {
+                op: made,
+                chunk: stages.chunk_of(stage),
+                ..action
+            }),
             false => same(receive),
         })
     };
-    let (before, after) = (stages.before(rank, action.chunk), stages.after(rank, action.chunk));
+    let (before, after) = (
+        stages.before(rank, action.chunk),
+        stages.after(rank, action.chunk),
+    );
     match action.op {
         Op::ReceiveActivation | Op::ReceiveGradient => [None, None],
         Op::Forward => [from(before, Op::ReceiveActivation, Op::Forward), None],
         Op::SendActivation => [same(Op::Forward), None],
-        Op::Backward | Op::BackwardInput => {
-            [same(Op::Forward), from(after, Op::ReceiveGradient, backward)]
-        }
+        Op::Backward | Op::BackwardInput => [
+            same(Op::Forward),
+            from(after, Op::ReceiveGradient, backward),
+        ],
         Op::BackwardWeight => [same(Op::BackwardInput), None],
         Op::SendGradient => [same(backward), None],
     }
@@ -109,7 +143,9 @@ fn matched(schedule: &Schedule) -> Result<(), PipelineError> {
     let mut received = sent.clone();
     for (rank, actions) in schedule.ranks.iter().enumerate() {
         for &action in actions {
-            let Some(peer) = schedule.stages.peer(rank, action) else { continue };
+            let Some(peer) = schedule.stages.peer(rank, action) else {
+                continue;
+            };
             let message = schedule.stages.message(rank, action);
             let (pair, side) = match action.op {
                 Op::SendActivation | Op::SendGradient => ((rank, peer), &mut sent),
@@ -120,11 +156,19 @@ fn matched(schedule: &Schedule) -> Result<(), PipelineError> {
     }
     // Every message has both ends, so that no pair is on one side only.
     for (&(from, to), sent) in &sent {
-        let received = received.get(&(from, to)).map_or(&[][..], |messages| messages);
+        let received = received
+            .get(&(from, to))
+            .map_or(&[][..], |messages| messages);
         for index in 0..sent.len().max(received.len()) {
             let (sent, received) = (sent.get(index).copied(), received.get(index).copied());
             if sent != received {
-                return Err(PipelineError::Unmatched { from, to, index, sent, received });
+                return Err(PipelineError::Unmatched {
+                    from,
+                    to,
+                    index,
+                    sent,
+                    received,
+                });
             }
         }
     }

@@ -39,7 +39,9 @@ pub(super) fn run(
             }
         }
         if waiting.is_empty() {
-            return Ok(Timing { ranks: machine.spans });
+            return Ok(Timing {
+                ranks: machine.spans,
+            });
         }
         if !has_moved {
             return Err(PipelineError::Deadlock { waiting });
@@ -80,7 +82,12 @@ impl Machine<'_> {
             (_, Links::PrePosted) => None,
         };
         if let Some(for_rank) = held_up_by {
-            return Step::Waits(Waiting { rank, index: self.at[rank], action, for_rank });
+            return Step::Waits(Waiting {
+                rank,
+                index: self.at[rank],
+                action,
+                for_rank,
+            });
         }
         self.at[rank] += 1;
         Step::Done
@@ -92,7 +99,10 @@ impl Machine<'_> {
             Op::Forward => Op::ReceiveActivation,
             _ => Op::ReceiveGradient,
         };
-        let received = Action { op: receive, ..action };
+        let received = Action {
+            op: receive,
+            ..action
+        };
         let stages = self.schedule.stages;
         let mut start = self.clocks[rank];
         // The gradient of the weights takes what that of the input has taken before.

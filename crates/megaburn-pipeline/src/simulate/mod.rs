@@ -27,8 +27,12 @@ pub struct Costs {
 
 impl Costs {
     /// All passes take one unit and transfers nothing: how the papers draw and count.
-    pub const UNIT: Costs =
-        Costs { forward: 1, backward_input: 1, backward_weight: 1, transfer: 0 };
+    pub const UNIT: Costs = Costs {
+        forward: 1,
+        backward_input: 1,
+        backward_weight: 1,
+        transfer: 0,
+    };
 
     /// What all three passes of a micro-batch take.
     pub fn step(self) -> u64 {

@@ -21,12 +21,20 @@ pub struct Timing {
 impl Timing {
     /// From the start of the step until the last rank is done.
     pub fn makespan(&self) -> u64 {
-        self.ranks.iter().flatten().map(|span| span.end).max().unwrap_or(0)
+        self.ranks
+            .iter()
+            .flatten()
+            .map(|span| span.end)
+            .max()
+            .unwrap_or(0)
     }
 
     /// How long a rank computes.
     pub fn busy(&self, rank: usize) -> u64 {
-        self.ranks[rank].iter().map(|span| span.end - span.start).sum()
+        self.ranks[rank]
+            .iter()
+            .map(|span| span.end - span.start)
+            .sum()
     }
 
     /// How long a rank does not, from the start of the step until the last rank is done.
@@ -48,7 +56,9 @@ impl Timing {
     /// time fraction", `(p-1)/m` for 1F1B.
     pub fn bubble_ratio(&self) -> f64 {
         let busiest = (0..self.ranks.len()).max_by_key(|rank| self.busy(*rank));
-        busiest.map_or(0.0, |rank| self.idle(rank) as f64 / self.busy(rank).max(1) as f64)
+        busiest.map_or(0.0, |rank| {
+            self.idle(rank) as f64 / self.busy(rank).max(1) as f64
+        })
     }
 
     /// The part of all ranks' time in which they do not compute.

@@ -50,7 +50,11 @@ impl Attention {
         };
         let device = if on_gpu { "GPU" } else { "CPU" };
         let [keys, values] = head_dims.map(|size| size.to_string());
-        let heads = if keys == values { keys } else { format!("{keys} and values of {values}") };
+        let heads = if keys == values {
+            keys
+        } else {
+            format!("{keys} and values of {values}")
+        };
         let rule = format!(
             "\"auto\" or \"reference\" here: the kernel needs a GPU, train.dtype \"bf16\" or \"f16\" and heads of \
              a multiple of 8 up to 256, and this is a {device}, \"{dtype}\" and heads of {heads}"
@@ -71,7 +75,13 @@ mod tests {
     #[case(Attention::Auto, true, Dtype::Bf16, 64, AttentionKernel::Auto)]
     #[case(Attention::Auto, true, Dtype::F32, 64, AttentionKernel::Reference)]
     #[case(Attention::Auto, false, Dtype::Bf16, 64, AttentionKernel::Reference)]
-    #[case(Attention::Reference, true, Dtype::Bf16, 64, AttentionKernel::Reference)]
+    #[case(
+        Attention::Reference,
+        true,
+        Dtype::Bf16,
+        64,
+        AttentionKernel::Reference
+    )]
     #[case(Attention::Cubecl, true, Dtype::Bf16, 64, AttentionKernel::Cubecl)]
     #[case(Attention::Cudnn, true, Dtype::Bf16, 64, AttentionKernel::Cudnn)]
     #[case(Attention::Cubecl, true, Dtype::F16, 64, AttentionKernel::Cubecl)]
@@ -82,7 +92,10 @@ mod tests {
         #[case] head_dim: usize,
         #[case] expected: AttentionKernel,
     ) {
-        assert_eq!(choice.resolved(on_gpu, dtype, [head_dim; 2]).unwrap(), expected);
+        assert_eq!(
+            choice.resolved(on_gpu, dtype, [head_dim; 2]).unwrap(),
+            expected
+        );
     }
 
     #[rstest]
@@ -96,8 +109,14 @@ mod tests {
         #[case] expected: &str,
     ) {
         for (choice, name) in [(Attention::Cubecl, "cubecl"), (Attention::Cudnn, "cudnn")] {
-            let error = choice.resolved(on_gpu, dtype, [head_dim; 2]).unwrap_err().to_string();
-            assert!(error.contains("train.attention") && error.contains(expected), "{error}");
+            let error = choice
+                .resolved(on_gpu, dtype, [head_dim; 2])
+                .unwrap_err()
+                .to_string();
+            assert!(
+                error.contains("train.attention") && error.contains(expected),
+                "{error}"
+            );
             assert!(error.contains(name), "{error}");
         }
     }

@@ -24,13 +24,19 @@ pub struct BatchRampConfig {
 
 impl Default for BatchRampConfig {
     fn default() -> Self {
-        Self { start: 4, increment: 4, samples: 1000 }
+        Self {
+            start: 4,
+            increment: 4,
+            samples: 1000,
+        }
     }
 }
 
 impl BatchRampConfig {
     pub(super) fn validate(&self, end: usize) -> Result<(), TrainError> {
-        let Self { start, increment, .. } = *self;
+        let Self {
+            start, increment, ..
+        } = *self;
         at_least_one("train.batch_ramp.start", start)?;
         at_least_one("train.batch_ramp.increment", increment)?;
         let rule = format!("at most train.global_batch {end}");
@@ -49,9 +55,11 @@ impl LoopConfig {
     /// The batch cannot grow that way.
     pub fn batch_schedule(&self) -> Result<BatchSchedule, TrainError> {
         Ok(match self.batch_ramp {
-            Some(BatchRampConfig { start, increment, samples }) => {
-                BatchSchedule::ramp(start, increment, samples, self.global_batch)?
-            }
+            Some(BatchRampConfig {
+                start,
+                increment,
+                samples,
+            }) => BatchSchedule::ramp(start, increment, samples, self.global_batch)?,
             None => BatchSchedule::constant(self.global_batch)?,
         })
     }
@@ -61,14 +69,31 @@ impl LoopConfig {
     /// # Errors
     /// A global batch cannot be cut that way, those that lead up to it included.
     pub fn num_micro_batches(&self, dp: usize) -> Result<usize, TrainError> {
-        let Self { global_batch, micro_batch, .. } = *self;
+        let Self {
+            global_batch,
+            micro_batch,
+            ..
+        } = *self;
         let samples = micro_batch.saturating_mul(dp);
         let rule = format!("a multiple of train.micro_batch {micro_batch} x dp {dp} = {samples}");
         let fits = |batch: usize| samples > 0 && batch.is_multiple_of(samples);
-        require(fits(global_batch), "train.global_batch", global_batch, rule.clone())?;
-        if let Some(BatchRampConfig { start, increment, .. }) = self.batch_ramp {
+        require(
+            fits(global_batch),
+            "train.global_batch",
+            global_batch,
+            rule.clone(),
+        )?;
+        if let Some(BatchRampConfig {
+            start, increment, ..
+        }) = self.batch_ramp
+        {
             require(fits(start), "train.batch_ramp.start", start, rule.clone())?;
-            require(fits(increment), "train.batch_ramp.increment", increment, rule)?;
+            require(
+                fits(increment),
+                "train.batch_ramp.increment",
+                increment,
+                rule,
+            )?;
         }
         Ok(global_batch / samples)
     }
@@ -84,8 +109,9 @@ impl LoopConfig {
         let last = self.num_micro_batches(dp)?;
         let samples = self.micro_batch * dp;
         let ramp = self.batch_ramp.as_ref();
-        let (first, step) = ramp
-            .map_or((last, 1), |ramp| (ramp.start / samples, (ramp.increment / samples).max(1)));
+        let (first, step) = ramp.map_or((last, 1), |ramp| {
+            (ramp.start / samples, (ramp.increment / samples).max(1))
+        });
         Ok((first..=last).step_by(step))
     }
 }
@@ -107,14 +133,24 @@ mod tests {
         #[case] dp: usize,
         #[case] expected: usize,
     ) {
-        let config = LoopConfig { global_batch, micro_batch, ..LoopConfig::default() };
+        let config = LoopConfig {
+            global_batch,
+            micro_batch,
+            ..LoopConfig::default()
+        };
         assert_eq!(config.num_micro_batches(dp).unwrap(), expected);
     }
 
     #[rstest]
     #[case("start = 0", "`train.batch_ramp.start` is 0: it must be at least 1")]
-    #[case("increment = 0", "`train.batch_ramp.increment` is 0: it must be at least 1")]
-    #[case("start = 12", "`train.batch_ramp.start` is 12: it must be at most train.global_batch 8")]
+    #[case(
+        "increment = 0",
+        "`train.batch_ramp.increment` is 0: it must be at least 1"
+    )]
+    #[case(
+        "start = 12",
+        "`train.batch_ramp.start` is 12: it must be at most train.global_batch 8"
+    )]
     #[case(
         "start = 2\nincrement = 4",
         "`train.batch_ramp.increment` is 4: it must be a part of the 6 samples from its start to"
@@ -138,8 +174,14 @@ mod tests {
 
     #[test]
     fn every_batch_of_a_ramp_must_be_cut_by_the_layout() {
-        let layers = ConfigLayers::new().with_set("train.batch_ramp.samples=100").unwrap();
-        let config = layers.with_set("train.micro_batch=1").unwrap().load().unwrap();
+        let layers = ConfigLayers::new()
+            .with_set("train.batch_ramp.samples=100")
+            .unwrap();
+        let config = layers
+            .with_set("train.micro_batch=1")
+            .unwrap()
+            .load()
+            .unwrap();
         assert_eq!(config.train.num_micro_batches(4).unwrap(), 2);
         let error = config.train.num_micro_batches(8).unwrap_err().to_string();
         assert!(

@@ -56,7 +56,10 @@ impl TrainConfig {
     pub(crate) fn record(&self, layout: &Layout, model: &DecoderConfig) -> Value {
         let mut resolved = self.resolved(layout, model);
         resolved.optimizer.resolve_horizons(&self.train);
-        resolved.model = ModelConfig { init: self.model.init.clone(), ..ModelConfig::of(model) };
+        resolved.model = ModelConfig {
+            init: self.model.init.clone(),
+            ..ModelConfig::of(model)
+        };
         json!(resolved)
     }
 }
@@ -72,7 +75,10 @@ pub(crate) fn record_of_file(text: &str, model: &DecoderConfig) -> Option<Value>
         optimizer.resolve_horizons(&config.train);
         record["optimizer"] = json!(optimizer);
     }
-    let init = record.get("model").and_then(|model| model.get("init")).cloned();
+    let init = record
+        .get("model")
+        .and_then(|model| model.get("init"))
+        .cloned();
     record["model"] = json!(ModelConfig::of(model));
     if let Some(init) = init {
         record["model"]["init"] = init;
@@ -85,11 +91,16 @@ pub(crate) fn changes(saved: &Value, mine: &Value) -> Changes {
     let defaults = leaves(&json!(TrainConfig::default()));
     let (saved, mine) = (leaves(saved), leaves(mine));
     let mut found = Changes::default();
-    let keys = saved.keys().chain(mine.keys().filter(|key| !saved.contains_key(*key)));
+    let keys = saved
+        .keys()
+        .chain(mine.keys().filter(|key| !saved.contains_key(*key)));
     for key in keys {
         // A record from before there was the key: the version that wrote it did what is the default.
         let old = saved.get(key).or_else(|| defaults.get(key));
-        let (old, new) = (old.unwrap_or(&Value::Null), mine.get(key).unwrap_or(&Value::Null));
+        let (old, new) = (
+            old.unwrap_or(&Value::Null),
+            mine.get(key).unwrap_or(&Value::Null),
+        );
         let is_same = match key.as_str() {
             "model.init" => same_init(old, new),
             _ => same(old, new),
@@ -106,7 +117,11 @@ pub(crate) fn changes(saved: &Value, mine: &Value) -> Changes {
             // A key of another version may have changed numbers.
             Some(KeyClass::Numeric | KeyClass::Under(_)) | None => &mut found.numeric,
         };
-        list.push(Change { key: key.clone(), old: shown(old), new: shown(new) });
+        list.push(Change {
+            key: key.clone(),
+            old: shown(old),
+            new: shown(new),
+        });
     }
     found.numeric.sort_by(|a, b| a.key.cmp(&b.key));
     found
@@ -114,7 +129,11 @@ pub(crate) fn changes(saved: &Value, mine: &Value) -> Changes {
 
 /// Whether two texts for `model.init` name one start: a run stands for any of its checkpoints.
 pub(crate) fn same_start(recorded: &str, given: &str) -> bool {
-    let whole = |path: &Path| path.canonicalize().or_else(|_| std::path::absolute(path)).ok();
+    let whole = |path: &Path| {
+        path.canonicalize()
+            .or_else(|_| std::path::absolute(path))
+            .ok()
+    };
     let (recorded, given) = (Path::new(recorded), Path::new(given));
     let of_run = |checkpoint: &Path| {
         let folder = checkpoint.parent()?;
@@ -133,7 +152,10 @@ fn same_init(old: &Value, new: &Value) -> bool {
 
 /// Whether two values are one, 1 and 1.0 being so.
 fn same(old: &Value, new: &Value) -> bool {
-    old == new || old.as_f64().is_some_and(|number| new.as_f64() == Some(number))
+    old == new
+        || old
+            .as_f64()
+            .is_some_and(|number| new.as_f64() == Some(number))
 }
 
 /// The values of a nested object by their dotted paths.
@@ -161,7 +183,9 @@ mod tests {
     use crate::{ConfigLayers, config::schema};
 
     fn record(sets: &[&str]) -> Value {
-        let layers = sets.iter().try_fold(ConfigLayers::new(), |layers, set| layers.with_set(set));
+        let layers = sets
+            .iter()
+            .try_fold(ConfigLayers::new(), |layers, set| layers.with_set(set));
         let config = layers.unwrap().load().unwrap();
         let model = config.model.decoder(config.data.seq_len, 260);
         config.record(&config.layout(None).unwrap(), &model)
@@ -179,11 +203,20 @@ mod tests {
     #[case("train.hidden_dropout=0.1", "train.hidden_dropout: 0.0 -> 0.1")]
     #[case("moe.z_loss=0.001", "moe.z_loss: 0.0 -> 0.001")]
     #[case("moe.capacity_factor=1.5", "moe.capacity_factor: none -> 1.5")]
-    #[case("optimizer.muon.tp_mode=blockwise", "optimizer.muon.tp_mode: duplicated -> blockwise")]
+    #[case(
+        "optimizer.muon.tp_mode=blockwise",
+        "optimizer.muon.tp_mode: duplicated -> blockwise"
+    )]
     fn what_changes_numbers_is_listed(#[case] set: &str, #[case] expected: &str) {
         let found = changes(&record(&[]), &record(&[set]));
-        assert_eq!((told(&found.numeric), found.identity), (vec![expected.to_string()], vec![]));
-        assert_eq!(changes(&record(&[set]), &record(&[set])), Changes::default());
+        assert_eq!(
+            (told(&found.numeric), found.identity),
+            (vec![expected.to_string()], vec![])
+        );
+        assert_eq!(
+            changes(&record(&[set]), &record(&[set])),
+            Changes::default()
+        );
     }
 
     #[rstest]
@@ -206,17 +239,27 @@ mod tests {
     #[test]
     fn micro_batches_count_where_experts_are_balanced_over_them() {
         let moe = ["model.family=mixtral", "moe.aux_loss=0.01"];
-        let found = changes(&record(&moe), &record(&[&moe[..], &["train.micro_batch=1"]].concat()));
+        let found = changes(
+            &record(&moe),
+            &record(&[&moe[..], &["train.micro_batch=1"]].concat()),
+        );
         assert_eq!(told(&found.numeric), ["train.micro_batch: 2 -> 1"]);
     }
 
-    const RANK_CAPACITY: &[&str] =
-        &["model.family=mixtral", "moe.capacity_factor=1.5", "moe.capacity_scope=rank"];
+    const RANK_CAPACITY: &[&str] = &[
+        "model.family=mixtral",
+        "moe.capacity_factor=1.5",
+        "moe.capacity_scope=rank",
+    ];
     const MUON: &[&str] = &["optimizer.name=muon"];
     const BLOCKWISE: &[&str] = &["optimizer.name=muon", "optimizer.muon.tp_mode=blockwise"];
 
     #[rstest]
-    #[case(RANK_CAPACITY, "train.micro_batch=1", Some("train.micro_batch: 2 -> 1"))]
+    #[case(
+        RANK_CAPACITY,
+        "train.micro_batch=1",
+        Some("train.micro_batch: 2 -> 1")
+    )]
     #[case(RANK_CAPACITY, "parallel.tp=1", Some("parallel.tp: 2 -> 1"))]
     #[case(RANK_CAPACITY, "parallel.cp=2", Some("parallel.cp: 1 -> 2"))]
     // A rank's micro-batches are the same stretches of samples however many ranks there are.
@@ -238,12 +281,19 @@ mod tests {
     /// `train --resume RUN --steps N` and the command of the run's start with `--steps N`.
     #[test]
     fn both_ways_to_train_on_for_more_steps_are_the_same() {
-        let sets = ["optimizer.end_weight_decay=0.2", "optimizer.warmup_steps=10"];
-        let begun = sets.iter().try_fold(ConfigLayers::new(), |layers, set| layers.with_set(set));
+        let sets = [
+            "optimizer.end_weight_decay=0.2",
+            "optimizer.warmup_steps=10",
+        ];
+        let begun = sets
+            .iter()
+            .try_fold(ConfigLayers::new(), |layers, set| layers.with_set(set));
         let begun = begun.unwrap().with_set("train.steps=100").unwrap();
         let config = begun.clone().load().unwrap();
         let model = config.model.decoder(config.data.seq_len, 260);
-        let file = config.resolved(&config.layout(None).unwrap(), &model).to_toml();
+        let file = config
+            .resolved(&config.layout(None).unwrap(), &model)
+            .to_toml();
         let resumed = ConfigLayers::new().with_text("config.toml", &file).unwrap();
         let longer = |layers: ConfigLayers| layers.with_set("train.steps=200").unwrap().load();
         let (resumed, repeated) = (longer(resumed).unwrap(), longer(begun).unwrap());
@@ -256,20 +306,29 @@ mod tests {
     #[test]
     fn a_schedule_that_follows_the_steps_is_listed_with_them() {
         let found = changes(&record(&["train.steps=100"]), &record(&["train.steps=200"]));
-        let expected = ["optimizer.decay_steps: 100 -> 200", "train.steps: 100 -> 200"];
+        let expected = [
+            "optimizer.decay_steps: 100 -> 200",
+            "train.steps: 100 -> 200",
+        ];
         assert_eq!(told(&found.numeric), expected);
     }
 
     #[test]
     fn a_record_from_before_a_key_has_its_default() {
         let mut old = record(&[]);
-        old["optimizer"].as_object_mut().unwrap().remove("clip_grad");
+        old["optimizer"]
+            .as_object_mut()
+            .unwrap()
+            .remove("clip_grad");
         assert_eq!(changes(&old, &record(&[])), Changes::default());
         let found = changes(&old, &record(&["optimizer.clip_grad=2"]));
         assert_eq!(told(&found.numeric), ["optimizer.clip_grad: 1.0 -> 2.0"]);
         old["optimizer"]["of_a_later_version"] = json!(3);
         let found = changes(&old, &record(&[]));
-        assert_eq!(told(&found.numeric), ["optimizer.of_a_later_version: 3 -> none"]);
+        assert_eq!(
+            told(&found.numeric),
+            ["optimizer.of_a_later_version: 3 -> none"]
+        );
     }
 
     #[test]

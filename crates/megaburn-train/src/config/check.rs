@@ -14,7 +14,11 @@ pub(crate) fn require(
     if ok {
         return Ok(());
     }
-    Err(TrainError::Invalid { key, value: value.to_string(), rule: rule.into() })
+    Err(TrainError::Invalid {
+        key,
+        value: value.to_string(),
+        rule: rule.into(),
+    })
 }
 
 /// Refuses 0.
@@ -24,12 +28,22 @@ pub(super) fn at_least_one(key: &'static str, value: usize) -> Result<(), TrainE
 
 /// Refuses 0, negative numbers, infinity and NaN.
 pub(super) fn positive(key: &'static str, value: f64) -> Result<(), TrainError> {
-    require(value > 0.0 && value.is_finite(), key, value, "more than 0 and finite")
+    require(
+        value > 0.0 && value.is_finite(),
+        key,
+        value,
+        "more than 0 and finite",
+    )
 }
 
 /// Refuses negative numbers, infinity and NaN.
 pub(super) fn not_negative(key: &'static str, value: f64) -> Result<(), TrainError> {
-    require(value >= 0.0 && value.is_finite(), key, value, "0 or more and finite")
+    require(
+        value >= 0.0 && value.is_finite(),
+        key,
+        value,
+        "0 or more and finite",
+    )
 }
 
 /// Refuses what an integer of TOML cannot hold: the resolved configuration could not be written.

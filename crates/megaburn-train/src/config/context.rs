@@ -53,7 +53,10 @@ impl TryFrom<String> for CpComm {
     fn try_from(text: String) -> Result<Self, Self::Error> {
         match text.as_str() {
             "auto" => Ok(Self::Auto),
-            text => text.parse().map(Self::Way).map_err(|why| format!("{why}, or `auto`")),
+            text => text
+                .parse()
+                .map(Self::Way)
+                .map_err(|why| format!("{why}, or `auto`")),
         }
     }
 }
@@ -118,7 +121,12 @@ impl TrainConfig {
         }
         let (multiple, chunks) = (data.document_multiple, 2 * cp);
         let rule = format!("a multiple of the {chunks} chunks that cp {cp} cuts documents into");
-        require(multiple.is_multiple_of(chunks), "data.document_multiple", multiple, rule)
+        require(
+            multiple.is_multiple_of(chunks),
+            "data.document_multiple",
+            multiple,
+            rule,
+        )
     }
 
     /// How each layer exchanges keys and values, or all.
@@ -128,13 +136,25 @@ impl TrainConfig {
         model: &DecoderConfig,
     ) -> Result<Vec<ContextComm>, TrainError> {
         let ways = &self.parallel.cp_comm;
-        let rule = format!("one for all layers, or one for each of the model's {}", model.layers);
+        let rule = format!(
+            "one for all layers, or one for each of the model's {}",
+            model.layers
+        );
         let fits = ways.len() == 1 || ways.len() == model.layers;
-        require(fits, "parallel.cp_comm", format!("a list of {}", ways.len()), rule)?;
+        require(
+            fits,
+            "parallel.cp_comm",
+            format!("a list of {}", ways.len()),
+            rule,
+        )?;
         let seq_len = self.padded_seq_len(layout);
-        let ways: Vec<_> = ways.iter().map(|way| way.resolved(layout, model, seq_len)).collect();
+        let ways: Vec<_> = ways
+            .iter()
+            .map(|way| way.resolved(layout, model, seq_len))
+            .collect();
         if self.parallel.max_tokens_per_rank.is_none() {
-            ways.iter().try_for_each(|way| self.check_way(*way, layout.cp, layout, model))?;
+            ways.iter()
+                .try_for_each(|way| self.check_way(*way, layout.cp, layout, model))?;
         }
         Ok(ways)
     }
@@ -146,7 +166,10 @@ impl TrainConfig {
         model: &DecoderConfig,
         size: usize,
     ) -> ContextComm {
-        let tokens = self.parallel.max_tokens_per_rank.unwrap_or(self.data.seq_len);
+        let tokens = self
+            .parallel
+            .max_tokens_per_rank
+            .unwrap_or(self.data.seq_len);
         match self.parallel.cp_comm[0].of(size, tokens, heads_of_rank(layout, model)) {
             // Too few for what goes across groups of them.
             ContextComm::A2aP2p { low } if size < low => ContextComm::A2a,
@@ -186,7 +209,10 @@ mod tests {
 
     fn config(sets: &[&str]) -> TrainConfig {
         let layers = ConfigLayers::new();
-        sets.iter().fold(layers, |layers, set| layers.with_set(set).unwrap()).load().unwrap()
+        sets.iter()
+            .fold(layers, |layers, set| layers.with_set(set).unwrap())
+            .load()
+            .unwrap()
     }
 
     #[rstest]
@@ -199,7 +225,10 @@ mod tests {
     fn sequences_are_padded_when_that_is_asked_for(#[case] layout: Layout, #[case] padded: usize) {
         let seq_len = if padded == 128 { 128 } else { 97 };
         let set = format!("data.seq_len={seq_len}");
-        assert_eq!(config(&[&set, "parallel.cp_pad=true"]).padded_seq_len(&layout), padded);
+        assert_eq!(
+            config(&[&set, "parallel.cp_pad=true"]).padded_seq_len(&layout),
+            padded
+        );
         assert_eq!(config(&[&set]).padded_seq_len(&layout), seq_len);
     }
 
@@ -208,7 +237,10 @@ mod tests {
     #[case(&["data.document_multiple=24", "data.seq_len=96", "train.hidden_dropout=0.1"], "`train.hidden_dropout` is 0.1: it must be 0 where documents")]
     fn documents_that_cannot_be_shared_are_refused(#[case] sets: &[&str], #[case] message: &str) {
         let sets = [&["data.documents=true"], sets].concat();
-        let error = config(&sets).check_context(&"cp3".parse().unwrap()).unwrap_err().to_string();
+        let error = config(&sets)
+            .check_context(&"cp3".parse().unwrap())
+            .unwrap_err()
+            .to_string();
         assert!(error.contains(message), "{error}");
         config(&sets).check_context(&Layout::SINGLE).unwrap();
     }
@@ -241,12 +273,20 @@ mod tests {
 
     #[test]
     fn a_way_that_is_none_and_too_many_ways_are_refused() {
-        let error = ConfigLayers::new().with_set(r#"parallel.cp_comm=["ring"]"#).unwrap_err();
+        let error = ConfigLayers::new()
+            .with_set(r#"parallel.cp_comm=["ring"]"#)
+            .unwrap_err();
         let error = error.to_string();
-        assert!(error.contains("`ring` is no way to exchange keys and values"), "{error}");
+        assert!(
+            error.contains("`ring` is no way to exchange keys and values"),
+            "{error}"
+        );
         let config = config(&[r#"parallel.cp_comm=["p2p", "a2a"]"#]);
         let model = config.model.decoder(128, 260);
-        let error = config.context_comms(&Layout::SINGLE, &model).unwrap_err().to_string();
+        let error = config
+            .context_comms(&Layout::SINGLE, &model)
+            .unwrap_err()
+            .to_string();
         assert!(
             error.contains("`parallel.cp_comm` is a list of 2: it must be one for all"),
             "{error}"

@@ -14,13 +14,15 @@ impl TrainConfig {
         // Of whole models: work of one token, and what a second one adds by seeing the first.
         let flops = |seq_len| model.flop_shape().training(1, seq_len);
         let per_pair = flops(2) - 2.0 * flops(1);
-        self.parallel.max_tokens_per_rank.map(|max_tokens| DynamicContext {
-            num_ranks: layout.dp * layout.cp,
-            max_tokens,
-            multiple: if layout.sp { layout.tp } else { 1 },
-            per_token: flops(1) - per_pair,
-            per_pair,
-        })
+        self.parallel
+            .max_tokens_per_rank
+            .map(|max_tokens| DynamicContext {
+                num_ranks: layout.dp * layout.cp,
+                max_tokens,
+                multiple: if layout.sp { layout.tp } else { 1 },
+                per_token: flops(1) - per_pair,
+                per_pair,
+            })
     }
 
     /// Refuses ranks that cannot hold the longest document, or cannot exchange keys and values.
@@ -29,7 +31,9 @@ impl TrainConfig {
         layout: &Layout,
         model: &DecoderConfig,
     ) -> Result<(), TrainError> {
-        let Some(dealing) = self.dealing(layout, model) else { return Ok(()) };
+        let Some(dealing) = self.dealing(layout, model) else {
+            return Ok(());
+        };
         let (len, most) = (self.data.seq_len, dealing.max_tokens);
         let ranks = 1usize << dealing.num_ranks.ilog2();
         let padded = dealing.padded(len, ranks);
@@ -39,7 +43,9 @@ impl TrainConfig {
         );
         let is_held = dealing.needed(len).is_ok();
         require(is_held, "parallel.max_tokens_per_rank", most, rule)?;
-        let sizes = (0..).map(|power| 1usize << power).take_while(|size| *size <= ranks);
+        let sizes = (0..)
+            .map(|power| 1usize << power)
+            .take_while(|size| *size <= ranks);
         sizes.into_iter().try_for_each(|size| {
             let way = self.way_of_documents(layout, model, size);
             self.check_way(way, size, layout, model)
@@ -72,9 +78,19 @@ mod tests {
         #[case] sets: &[&str],
         #[case] message: &str,
     ) {
-        let sets = [&["data.documents=true", "train.global_batch=24", "model.kv_heads=4"], sets];
+        let sets = [
+            &[
+                "data.documents=true",
+                "train.global_batch=24",
+                "model.kv_heads=4",
+            ],
+            sets,
+        ];
         let layers = ConfigLayers::new().with_layout(layout).unwrap();
-        let layers = sets.concat().iter().try_fold(layers, |layers, set| layers.with_set(set));
+        let layers = sets
+            .concat()
+            .iter()
+            .try_fold(layers, |layers, set| layers.with_set(set));
         let found = layers.unwrap().load().unwrap().layout(None);
         let found = found.map_or_else(|error| error.to_string(), |_| String::new());
         assert_eq!(found.is_empty(), message.is_empty(), "{found}");

@@ -40,8 +40,16 @@ mod tests {
     #[case("train.stopped_exit_code = 75", "")]
     #[case("train.exit_at_step = 7", "")]
     fn a_code_that_means_something_else_is_refused(#[case] line: &str, #[case] message: &str) {
-        let layers = ConfigLayers::new().with_text("exits.rs", line).and_then(ConfigLayers::load);
-        let found = layers.err().map(|error| error.to_string()).unwrap_or_default();
-        assert!(found.contains(message) && found.is_empty() == message.is_empty(), "{found}");
+        let layers = ConfigLayers::new()
+            .with_text("exits.rs", line)
+            .and_then(ConfigLayers::load);
+        let found = layers
+            .err()
+            .map(|error| error.to_string())
+            .unwrap_or_default();
+        assert!(
+            found.contains(message) && found.is_empty() == message.is_empty(),
+            "{found}"
+        );
     }
 }

@@ -87,7 +87,12 @@ impl ExpertsConfig {
         at_least_one("model.experts.num", self.num)?;
         at_least_one("model.experts.top_k", self.top_k)?;
         let rule = format!("at most model.experts.num {}", self.num);
-        require(self.top_k <= self.num, "model.experts.top_k", self.top_k, rule)?;
+        require(
+            self.top_k <= self.num,
+            "model.experts.top_k",
+            self.top_k,
+            rule,
+        )?;
         if let Some([groups, of_token, best]) = self.groups {
             let Self { num, top_k, .. } = *self;
             let size = num / groups.max(1);
@@ -112,7 +117,10 @@ mod tests {
 
     #[rstest]
     #[case("[model]\nfamily = \"mixtral\"", "")]
-    #[case("[model]\nfamily = \"qwen3_moe\"\n[model.experts]\nlayer_freq = \"[0]*2+[1,1]\"", "")]
+    #[case(
+        "[model]\nfamily = \"qwen3_moe\"\n[model.experts]\nlayer_freq = \"[0]*2+[1,1]\"",
+        ""
+    )]
     #[case(
         "[model.experts]\nnum = 4",
         "`model.experts` is set: it must be absent, for llama has no experts"
@@ -121,7 +129,10 @@ mod tests {
         "[model]\nfamily = \"mixtral\"\n[model.experts]\ntop_k = 9",
         "`model.experts.top_k` is 9: it must be at most"
     )]
-    #[case("[model]\nfamily = \"mixtral\"\n[model.experts]\nnum = 0", "`model.experts.num` is 0")]
+    #[case(
+        "[model]\nfamily = \"mixtral\"\n[model.experts]\nnum = 0",
+        "`model.experts.num` is 0"
+    )]
     #[case(
         "[model]\nfamily = \"deepseek_v3\"\n[model.experts]\ngroups = [3, 2, 2]",
         "`model.experts.groups` is [3, 2, 2]: it must be three numbers: groups that divide"
@@ -142,9 +153,14 @@ mod tests {
         "[model]\nfamily = \"mixtral\"\n[model.experts]\nlayer_freq = \"2\"",
         "the config.json of a mixtral has no word"
     )]
-    #[case("[moe]\naux_loss = -1", "`moe.aux_loss` is -1: it must be at least 0 and finite")]
+    #[case(
+        "[moe]\naux_loss = -1",
+        "`moe.aux_loss` is -1: it must be at least 0 and finite"
+    )]
     fn experts_are_those_that_a_family_has(#[case] text: &str, #[case] message: &str) {
-        let config = ConfigLayers::new().with_text("m.toml", text).and_then(ConfigLayers::load);
+        let config = ConfigLayers::new()
+            .with_text("m.toml", text)
+            .and_then(ConfigLayers::load);
         match message {
             "" => drop(config.unwrap()),
             message => {

@@ -30,7 +30,10 @@ pub(super) fn set_defaults(config: &mut TrainConfig, given: &Table, model: &Deco
     if !is_given("optimizer", &["min_lr"]) {
         config.optimizer.min_lr = tenth(config.optimizer.lr);
     }
-    if !is_given("optimizer", &["warmup_steps", "warmup_samples", "warmup_fraction"]) {
+    if !is_given(
+        "optimizer",
+        &["warmup_steps", "warmup_samples", "warmup_fraction"],
+    ) {
         config.optimizer.warmup_fraction = Some(WARMUP_FRACTION);
     }
     if !is_given("data", &["seq_len"]) {
@@ -54,10 +57,16 @@ impl TrainConfig {
                 optimizer.warmup_fraction == Some(WARMUP_FRACTION),
                 format!("optimizer.warmup_fraction {WARMUP_FRACTION}"),
             ),
-            (self.data.seq_len == seq_len(model), format!("data.seq_len {}", self.data.seq_len)),
+            (
+                self.data.seq_len == seq_len(model),
+                format!("data.seq_len {}", self.data.seq_len),
+            ),
         ];
-        let set: Vec<String> =
-            keys.into_iter().filter(|(is_set, _)| *is_set).map(|(_, text)| text).collect();
+        let set: Vec<String> = keys
+            .into_iter()
+            .filter(|(is_set, _)| *is_set)
+            .map(|(_, text)| text)
+            .collect();
         (!set.is_empty()).then(|| set.join(", "))
     }
 }

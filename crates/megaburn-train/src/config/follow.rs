@@ -20,7 +20,9 @@ mod tests {
     use crate::{ConfigLayers, TrainConfig};
 
     fn with(sets: &[&str]) -> TrainConfig {
-        let layers = sets.iter().try_fold(ConfigLayers::new(), |layers, set| layers.with_set(set));
+        let layers = sets
+            .iter()
+            .try_fold(ConfigLayers::new(), |layers, set| layers.with_set(set));
         layers.and_then(ConfigLayers::load).unwrap()
     }
 
@@ -30,7 +32,10 @@ mod tests {
             let config = with(&[&format!("model.family={family}")]);
             config.model.decoder(64, 260).validate().unwrap();
         }
-        assert_eq!(with(&["model.family=gpt2", "model.heads=8"]).model.kv_heads, 8);
+        assert_eq!(
+            with(&["model.family=gpt2", "model.heads=8"]).model.kv_heads,
+            8
+        );
         assert_eq!(with(&["model.family=llama"]).model.kv_heads, 2);
     }
 }

@@ -21,8 +21,12 @@ pub(crate) enum Start {
 impl Start {
     /// What `model.init` names so that it stays the same: of a run, the checkpoint that was chosen.
     pub(crate) fn pinned(&self) -> Option<String> {
-        let Self::Init(source) = self else { return None };
-        let path = source.checkpoint().map_or(source.path(), |checkpoint| checkpoint.path());
+        let Self::Init(source) = self else {
+            return None;
+        };
+        let path = source
+            .checkpoint()
+            .map_or(source.path(), |checkpoint| checkpoint.path());
         Some(path.display().to_string())
     }
 
@@ -40,14 +44,23 @@ impl TrainConfig {
     /// # Errors
     /// See [`ModelSource::open`]. The run has checkpoints, and none is whole.
     pub(crate) fn start(&self, fresh: bool) -> Result<Option<Start>, TrainError> {
-        let Some(init) = &self.model.init else { return Ok(None) };
+        let Some(init) = &self.model.init else {
+            return Ok(None);
+        };
         let checkpoints = Path::new(&self.run.dir).join("checkpoints");
         let own = match fresh {
-            true => Latest { checkpoint: None, refused: Vec::new() },
+            true => Latest {
+                checkpoint: None,
+                refused: Vec::new(),
+            },
             false => newest(&checkpoints)?,
         };
         if let (None, Some(newest)) = (&own.checkpoint, own.refused.into_iter().next()) {
-            return Err(ResumeError::AllDamaged { path: newest.path, why: newest.why }.into());
+            return Err(ResumeError::AllDamaged {
+                path: newest.path,
+                why: newest.why,
+            }
+            .into());
         }
         // Newer ones that are damaged are named when the run resumes.
         Ok(Some(match own.checkpoint {
@@ -60,7 +73,9 @@ impl TrainConfig {
 /// What the run in `dir` started from, as its checkpoint or else its `config.toml` records it.
 fn recorded_init(dir: &Path, checkpoint: &Checkpoint) -> RecordedInit {
     let told = |init: Option<&str>| {
-        init.map_or(RecordedInit::Fresh, |init| RecordedInit::From(init.to_string()))
+        init.map_or(RecordedInit::Fresh, |init| {
+            RecordedInit::From(init.to_string())
+        })
     };
     let recorded = checkpoint.trainer().get("config");
     if let Some(config) = recorded.filter(|config| config.is_object()) {
@@ -70,7 +85,11 @@ fn recorded_init(dir: &Path, checkpoint: &Checkpoint) -> RecordedInit {
     match text.and_then(|text| text.parse::<Table>().ok()) {
         Some(table) => {
             let model = table.get("model");
-            told(model.and_then(|model| model.get("init")).and_then(toml::Value::as_str))
+            told(
+                model
+                    .and_then(|model| model.get("init"))
+                    .and_then(toml::Value::as_str),
+            )
         }
         None => RecordedInit::Unknown,
     }
@@ -91,12 +110,17 @@ const UNREAD_TOKENIZERS: [&str; 9] = [
 
 /// The tokenizer that came with a model; bytes where none did.
 fn own_tokenizer(source: &ModelSource) -> Result<Option<Tokenizer>, TrainError> {
-    let Some(folder) = Assets::folder(source) else { return Ok(None) };
+    let Some(folder) = Assets::folder(source) else {
+        return Ok(None);
+    };
     let file = folder.join("tokenizer.json");
     if file.is_file() {
         return Ok(Some(Tokenizer::File(file.display().to_string())));
     }
-    match UNREAD_TOKENIZERS.iter().find(|name| folder.join(name).is_file()) {
+    match UNREAD_TOKENIZERS
+        .iter()
+        .find(|name| folder.join(name).is_file())
+    {
         None => Ok(None),
         Some(name) => {
             let rule = format!(
@@ -105,7 +129,11 @@ fn own_tokenizer(source: &ModelSource) -> Result<Option<Tokenizer>, TrainError> 
                  one), or `data.tokenizer=byte` to train on bytes",
                 folder.join(name).display()
             );
-            Err(TrainError::Invalid { key: "data.tokenizer", value: "absent".into(), rule })
+            Err(TrainError::Invalid {
+                key: "data.tokenizer",
+                value: "absent".into(),
+                rule,
+            })
         }
     }
 }
@@ -121,7 +149,9 @@ pub(super) fn fill_in(
     given: &Table,
     fresh: bool,
 ) -> Result<(), TrainError> {
-    let Some(start) = config.start(fresh)? else { return Ok(()) };
+    let Some(start) = config.start(fresh)? else {
+        return Ok(());
+    };
     let source = start.source();
     let mut init = config.model.init.clone();
     if let (Start::Resumed(own), Some(given)) = (&start, &init) {
@@ -132,7 +162,12 @@ pub(super) fn fill_in(
             RecordedInit::From(recorded) if same_start(&recorded, given) => init = Some(recorded),
             recorded => {
                 let (run, given) = (run.to_path_buf(), given.clone());
-                return Err(ResumeError::OtherInit { run, recorded, given }.into());
+                return Err(ResumeError::OtherInit {
+                    run,
+                    recorded,
+                    given,
+                }
+                .into());
             }
         }
     }

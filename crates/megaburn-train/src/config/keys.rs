@@ -42,51 +42,171 @@ use Setting::{AuxLoss, BlockwiseMuon, DealtCapacity, RankCapacity, Sinkhorn};
 const CLASSES: &[(KeyClass, &str, &str)] = &[
     (Neutral, "run", "dir allow_other_files device"),
     (Identity, "run", "seed"),
-    (Identity, "model", "init family hidden ffn layers mtp_layers heads kv_heads head_dim vocab"),
+    (
+        Identity,
+        "model",
+        "init family hidden ffn layers mtp_layers heads kv_heads head_dim vocab",
+    ),
     (Identity, "model", "window rope_theta norm_eps tied"),
-    (Identity, "model.experts", "num top_k ffn shared_ffn normalise scale groups layer_freq"),
-    (Identity, "model.latent", "q_lora_rank kv_lora_rank qk_nope_head_dim qk_rope_head_dim"),
+    (
+        Identity,
+        "model.experts",
+        "num top_k ffn shared_ffn normalise scale groups layer_freq",
+    ),
+    (
+        Identity,
+        "model.latent",
+        "q_lora_rank kv_lora_rank qk_nope_head_dim qk_rope_head_dim",
+    ),
     (Identity, "model.latent", "v_head_dim"),
-    (Identity, "model.rope_scaling", "kind factor low_freq_factor high_freq_factor truncate"),
-    (Identity, "model.rope_scaling", "original_max_position_embeddings beta_fast beta_slow"),
-    (Identity, "model.rope_scaling", "mscale mscale_all_dim attention_factor"),
+    (
+        Identity,
+        "model.rope_scaling",
+        "kind factor low_freq_factor high_freq_factor truncate",
+    ),
+    (
+        Identity,
+        "model.rope_scaling",
+        "original_max_position_embeddings beta_fast beta_slow",
+    ),
+    (
+        Identity,
+        "model.rope_scaling",
+        "mscale mscale_all_dim attention_factor",
+    ),
     (Under(&[RankCapacity, BlockwiseMuon]), "parallel", "tp"),
     (Under(&[RankCapacity]), "parallel", "cp cp_comm cp_pad"),
     (Under(&[DealtCapacity]), "parallel", "dp"),
     (Under(&[BlockwiseMuon]), "parallel", "etp"),
-    (Neutral, "parallel", "ranks pp ep sp zero zero_ranks bucket_size"),
-    (Neutral, "parallel", "overlap overlap_moe schedule chunks micro_batch_group pipeline_layout"),
-    (Neutral, "parallel", "first_stage_layers last_stage_layers count_embedding count_loss"),
-    (Under(&[AuxLoss, Sinkhorn, RankCapacity]), "parallel", "max_tokens_per_rank"),
-    (Content, "data", "path tokenizer documents document_multiple"),
+    (
+        Neutral,
+        "parallel",
+        "ranks pp ep sp zero zero_ranks bucket_size",
+    ),
+    (
+        Neutral,
+        "parallel",
+        "overlap overlap_moe schedule chunks micro_batch_group pipeline_layout",
+    ),
+    (
+        Neutral,
+        "parallel",
+        "first_stage_layers last_stage_layers count_embedding count_loss",
+    ),
+    (
+        Under(&[AuxLoss, Sinkhorn, RankCapacity]),
+        "parallel",
+        "max_tokens_per_rank",
+    ),
+    (
+        Content,
+        "data",
+        "path tokenizer documents document_multiple",
+    ),
     (Identity, "data", "seq_len validation_fraction"),
-    (Numeric, "train", "steps dtype tf32 hidden_dropout attention_dropout"),
-    (Numeric, "train", "mtp_loss_scaling_factor global_batch eval_batches"),
-    (Under(&[AuxLoss, Sinkhorn, RankCapacity]), "train", "micro_batch"),
-    (Neutral, "train", "tune_products attention fused_linear_cross_entropy eval_interval"),
-    (Neutral, "train", "log_interval checkpoint_interval check_replicas_interval log_num_zeros"),
-    (Neutral, "train", "log_params_norm keep_checkpoints timeout_seconds start_timeout_seconds"),
-    (Neutral, "train", "save_timeout_seconds load_timeout_seconds step_timeout_seconds"),
-    (Neutral, "train", "exit_after_minutes exit_at_step stopped_exit_code"),
+    (
+        Numeric,
+        "train",
+        "steps dtype tf32 hidden_dropout attention_dropout",
+    ),
+    (
+        Numeric,
+        "train",
+        "mtp_loss_scaling_factor global_batch eval_batches",
+    ),
+    (
+        Under(&[AuxLoss, Sinkhorn, RankCapacity]),
+        "train",
+        "micro_batch",
+    ),
+    (
+        Neutral,
+        "train",
+        "tune_products attention fused_linear_cross_entropy eval_interval",
+    ),
+    (
+        Neutral,
+        "train",
+        "log_interval checkpoint_interval check_replicas_interval log_num_zeros",
+    ),
+    (
+        Neutral,
+        "train",
+        "log_params_norm keep_checkpoints timeout_seconds start_timeout_seconds",
+    ),
+    (
+        Neutral,
+        "train",
+        "save_timeout_seconds load_timeout_seconds step_timeout_seconds",
+    ),
+    (
+        Neutral,
+        "train",
+        "exit_after_minutes exit_at_step stopped_exit_code",
+    ),
     (Numeric, "train.batch_ramp", "start increment samples"),
     (Identity, "optimizer", "name"),
-    (Numeric, "optimizer", "lr min_lr init_lr lr_decay_style warmup_steps warmup_samples"),
-    (Numeric, "optimizer", "warmup_fraction decay_steps decay_samples wsd_decay_style"),
-    (Numeric, "optimizer", "wsd_decay_steps wsd_decay_samples decoupled_lr decoupled_min_lr"),
-    (Numeric, "optimizer", "beta1 beta2 eps weight_decay end_weight_decay weight_decay_steps"),
-    (Numeric, "optimizer", "weight_decay_style clip_grad grad_norm_skip_threshold loss_scale"),
-    (Numeric, "optimizer", "initial_loss_scale min_loss_scale loss_scale_window hysteresis"),
-    (Numeric, "optimizer", "main_params_dtype main_grads_dtype exp_avg_dtype exp_avg_sq_dtype"),
+    (
+        Numeric,
+        "optimizer",
+        "lr min_lr init_lr lr_decay_style warmup_steps warmup_samples",
+    ),
+    (
+        Numeric,
+        "optimizer",
+        "warmup_fraction decay_steps decay_samples wsd_decay_style",
+    ),
+    (
+        Numeric,
+        "optimizer",
+        "wsd_decay_steps wsd_decay_samples decoupled_lr decoupled_min_lr",
+    ),
+    (
+        Numeric,
+        "optimizer",
+        "beta1 beta2 eps weight_decay end_weight_decay weight_decay_steps",
+    ),
+    (
+        Numeric,
+        "optimizer",
+        "weight_decay_style clip_grad grad_norm_skip_threshold loss_scale",
+    ),
+    (
+        Numeric,
+        "optimizer",
+        "initial_loss_scale min_loss_scale loss_scale_window hysteresis",
+    ),
+    (
+        Numeric,
+        "optimizer",
+        "main_params_dtype main_grads_dtype exp_avg_dtype exp_avg_sq_dtype",
+    ),
     (Numeric, "optimizer", "momentum_dtype"),
     (Neutral, "optimizer", "cpu_offload_fraction"),
     (Numeric, "optimizer.sgd", "momentum nesterov"),
     (Numeric, "optimizer.lion", "beta1 beta2"),
-    (Numeric, "optimizer.muon", "momentum nesterov num_ns_steps coefficients dtype scale_mode"),
+    (
+        Numeric,
+        "optimizer.muon",
+        "momentum nesterov num_ns_steps coefficients dtype scale_mode",
+    ),
     (Numeric, "optimizer.muon", "extra_scale_factor tp_mode"),
-    (Numeric, "moe", "aux_loss seq_aux_loss global_aux_loss z_loss bias_update bias_update_rate"),
-    (Numeric, "moe", "sinkhorn capacity_factor drop_policy capacity_scope force_balance"),
+    (
+        Numeric,
+        "moe",
+        "aux_loss seq_aux_loss global_aux_loss z_loss bias_update bias_update_rate",
+    ),
+    (
+        Numeric,
+        "moe",
+        "sinkhorn capacity_factor drop_policy capacity_scope force_balance",
+    ),
     (Neutral, "moe", "pad_to_capacity dispatcher"),
-    (Neutral, "recompute", "modules method num_layers offload keep_attention"),
+    (
+        Neutral,
+        "recompute",
+        "modules method num_layers offload keep_attention",
+    ),
     (Neutral, "generate", "prompt tokens temperature"),
 ];
 
@@ -120,7 +240,9 @@ impl Setting {
 pub(crate) fn class_of(key: &str) -> Option<KeyClass> {
     let (section, name) = key.rsplit_once('.')?;
     let holds = |names: &str| names.split(' ').any(|known| known == name);
-    let entry = CLASSES.iter().find(|(_, of, names)| *of == section && holds(names))?;
+    let entry = CLASSES
+        .iter()
+        .find(|(_, of, names)| *of == section && holds(names))?;
     Some(entry.0)
 }
 
@@ -142,11 +264,17 @@ mod tests {
         };
         for key in keys.iter().filter(|key| !is_section(key)) {
             let found = listed.iter().filter(|listed| *listed == key).count();
-            assert_eq!(found, 1, "config/keys.rs must say once what another `{key}` means");
+            assert_eq!(
+                found, 1,
+                "config/keys.rs must say once what another `{key}` means"
+            );
             assert!(class_of(key).is_some());
         }
         for key in &listed {
-            assert!(keys.contains(key), "config/keys.rs lists `{key}`, which is no key");
+            assert!(
+                keys.contains(key),
+                "config/keys.rs lists `{key}`, which is no key"
+            );
         }
     }
 }

@@ -37,8 +37,13 @@ impl Default for LatentConfig {
 impl LatentConfig {
     /// Of a family whose parts are `parts`.
     pub(super) fn latent(&self, parts: &LatentAttention) -> LatentAttention {
-        let Self { q_lora_rank, kv_lora_rank, qk_nope_head_dim, qk_rope_head_dim, v_head_dim } =
-            *self;
+        let Self {
+            q_lora_rank,
+            kv_lora_rank,
+            qk_nope_head_dim,
+            qk_rope_head_dim,
+            v_head_dim,
+        } = *self;
         LatentAttention {
             q_lora_rank,
             kv_lora_rank,
@@ -80,7 +85,9 @@ mod tests {
     use crate::{ConfigLayers, TrainConfig, TrainError};
 
     fn load(text: &str) -> Result<TrainConfig, TrainError> {
-        ConfigLayers::new().with_text("m.toml", text).and_then(ConfigLayers::load)
+        ConfigLayers::new()
+            .with_text("m.toml", text)
+            .and_then(ConfigLayers::load)
     }
 
     #[rstest]
@@ -101,7 +108,10 @@ mod tests {
         assert_eq!((model.head_dim, model.kv_heads), (48, 4));
         let experts = model.experts.as_ref().unwrap();
         let v3 = model.family == Family::DeepseekV3;
-        assert_eq!((experts.normalise, experts.bias, experts.sigmoid), (v3, v3, v3));
+        assert_eq!(
+            (experts.normalise, experts.bias, experts.sigmoid),
+            (v3, v3, v3)
+        );
         assert_eq!(experts.shared_ffn, Some(model.ffn));
         let again = super::super::ModelConfig::of(&model);
         assert_eq!(again.decoder(64, 1), model);

@@ -40,7 +40,12 @@ impl LayerPattern {
         };
         let rule =
             format!("every how many layers, or a list of model.layers {layers} zeros and ones");
-        require(is_right, "model.experts.layer_freq", String::from(self.clone()), rule)
+        require(
+            is_right,
+            "model.experts.layer_freq",
+            String::from(self.clone()),
+            rule,
+        )
     }
 }
 
@@ -92,7 +97,10 @@ impl Reader<'_> {
         }
         match list.len() <= MOST_LAYERS {
             true => Ok(list),
-            false => Err(format!("a list of {} layers, which no model has", list.len())),
+            false => Err(format!(
+                "a list of {} layers, which no model has",
+                list.len()
+            )),
         }
     }
 
@@ -101,7 +109,10 @@ impl Reader<'_> {
         while self.takes('*') {
             let times = self.number()?;
             if list.len().saturating_mul(times) > MOST_LAYERS {
-                return Err(format!("{} layers times {times}, which no model has", list.len()));
+                return Err(format!(
+                    "{} layers times {times}, which no model has",
+                    list.len()
+                ));
             }
             list = list.repeat(times);
         }
@@ -111,7 +122,11 @@ impl Reader<'_> {
     fn list(&mut self) -> Result<Vec<bool>, String> {
         if self.takes('(') {
             let list = self.sum()?;
-            return if self.takes(')') { Ok(list) } else { Err(self.expected("`)`")) };
+            return if self.takes(')') {
+                Ok(list)
+            } else {
+                Err(self.expected("`)`"))
+            };
         }
         if !self.takes('[') {
             return Err(self.expected("a number, `[` or `(`"));
@@ -133,7 +148,9 @@ impl Reader<'_> {
     }
 
     fn number(&mut self) -> Result<usize, String> {
-        let digits = self.text[self.at..].iter().take_while(|c| c.is_ascii_digit());
+        let digits = self.text[self.at..]
+            .iter()
+            .take_while(|c| c.is_ascii_digit());
         let digits: String = digits.collect();
         let number = digits.parse().map_err(|_| self.expected("a number"))?;
         self.at += digits.len();

@@ -37,8 +37,10 @@ impl ConfigLayers {
     /// The file cannot be read or is not TOML, or has an unknown key or a value of a wrong type.
     pub fn with_file(self, path: impl AsRef<Path>) -> Result<Self, TrainError> {
         let path = path.as_ref();
-        let text = fs::read_to_string(path)
-            .map_err(|source| TrainError::Read { path: path.into(), source })?;
+        let text = fs::read_to_string(path).map_err(|source| TrainError::Read {
+            path: path.into(),
+            source,
+        })?;
         self.with_text(&path.display().to_string(), &text)
     }
 
@@ -51,12 +53,18 @@ impl ConfigLayers {
         let folder = Path::new(dir);
         let file = config_of(folder);
         if !file.is_file() {
-            return Err(ResumeError::NoRun { path: folder.into() }.into());
+            return Err(ResumeError::NoRun {
+                path: folder.into(),
+            }
+            .into());
         }
         let mut layers = self.with_file(&file)?;
         let origin = format!("`--resume {dir}`");
         let kept = folder.join(ASSETS).join("tokenizer.json");
-        let said = layers.merged.get("data").and_then(|data| data.get("tokenizer")?.as_str());
+        let said = layers
+            .merged
+            .get("data")
+            .and_then(|data| data.get("tokenizer")?.as_str());
         if kept.is_file() && said.is_some_and(|said| said != "byte") {
             let kept = kept.display().to_string();
             layers = layers.with_value("data.tokenizer", kept.into(), origin.clone())?;
@@ -87,7 +95,9 @@ impl ConfigLayers {
             .filter(|(key, _)| key.trim().split('.').all(|part| !part.is_empty()))
             .ok_or_else(|| TrainError::Set { text: text.into() })?;
         let value = value.trim();
-        let value = value.parse().unwrap_or_else(|_| Value::String(value.into()));
+        let value = value
+            .parse()
+            .unwrap_or_else(|_| Value::String(value.into()));
         self.with_value(key.trim(), value, format!("`--set {text}`"))
     }
 
@@ -148,9 +158,16 @@ impl ConfigLayers {
         follow::fill_in(&mut config, &self.merged);
         if let Some(run) = self.run.filter(|run| *run != config.run.dir) {
             let rule = format!("left out beside --resume, which goes on in `{run}`");
-            return Err(TrainError::Invalid { key: "run.dir", value: config.run.dir, rule });
+            return Err(TrainError::Invalid {
+                key: "run.dir",
+                value: config.run.dir,
+                rule,
+            });
         }
-        let names_dir = self.merged.get("run").is_some_and(|run| run.get("dir").is_some());
+        let names_dir = self
+            .merged
+            .get("run")
+            .is_some_and(|run| run.get("dir").is_some());
         if !names_dir && config.model.init.is_some() {
             // Whether the run has a checkpoint decides what its model is taken from.
             config.run.dir = config.default_dir();
@@ -164,10 +181,12 @@ impl ConfigLayers {
     }
 
     fn with_value(self, key: &str, value: Value, origin: String) -> Result<Self, TrainError> {
-        let nested = key
-            .rsplit('.')
-            .fold(value, |value, name| Value::Table(Table::from_iter([(name.to_string(), value)])));
-        let Value::Table(layer) = nested else { return Err(TrainError::Set { text: key.into() }) };
+        let nested = key.rsplit('.').fold(value, |value, name| {
+            Value::Table(Table::from_iter([(name.to_string(), value)]))
+        });
+        let Value::Table(layer) = nested else {
+            return Err(TrainError::Set { text: key.into() });
+        };
         self.with_layer(layer, origin)
     }
 
@@ -206,16 +225,34 @@ mod tests {
     fn later_layers_override_earlier_ones_key_by_key() {
         let dir = tempfile::tempdir().unwrap();
         let (a, b) = (dir.path().join("a.toml"), dir.path().join("b.toml"));
-        fs::write(&a, "[train]\nsteps = 10\nglobal_batch = 16\n[run]\nseed = 1").unwrap();
+        fs::write(
+            &a,
+            "[train]\nsteps = 10\nglobal_batch = 16\n[run]\nseed = 1",
+        )
+        .unwrap();
         fs::write(&b, "[train]\nsteps = 20\n[optimizer]\nlr = 1").unwrap();
-        let files = ConfigLayers::new().with_file(&a).unwrap().with_file(&b).unwrap();
+        let files = ConfigLayers::new()
+            .with_file(&a)
+            .unwrap()
+            .with_file(&b)
+            .unwrap();
         let config = files.clone().load().unwrap();
         assert_eq!((config.train.steps, config.train.global_batch), (20, 16));
         assert_eq!((config.run.seed, config.optimizer.lr), (1, 1.0));
-        let set = files.with_set("train.steps=30").unwrap().with_set(" run.seed = 2 ").unwrap();
+        let set = files
+            .with_set("train.steps=30")
+            .unwrap()
+            .with_set(" run.seed = 2 ")
+            .unwrap();
         let config = set.clone().load().unwrap();
         assert_eq!((config.train.steps, config.run.seed), (30, 2));
-        let flagged = set.with_steps(40).unwrap().with_data("x.txt").unwrap().load().unwrap();
+        let flagged = set
+            .with_steps(40)
+            .unwrap()
+            .with_data("x.txt")
+            .unwrap()
+            .load()
+            .unwrap();
         assert_eq!(flagged.train.steps, 40);
         assert_eq!(flagged.data.path.as_deref(), Some("x.txt"));
     }
@@ -251,37 +288,67 @@ mod tests {
         "train.steps=-1",
         "`train.steps` in `--set train.steps=-1`: expected a whole number of 0 or more, found the integer -1"
     )]
-    #[case("train.steps=many", "expected a whole number of 0 or more, found the string \"many\"")]
-    #[case("train.steps=1.5", "expected a whole number of 0 or more, found the float 1.5")]
+    #[case(
+        "train.steps=many",
+        "expected a whole number of 0 or more, found the string \"many\""
+    )]
+    #[case(
+        "train.steps=1.5",
+        "expected a whole number of 0 or more, found the float 1.5"
+    )]
     #[case("optimizer.lr=high", "expected a number, found the string \"high\"")]
     #[case("parallel.sp=1", "expected true or false, found the integer 1")]
-    #[case("data.path=2024", "expected a string in quotes, found the integer 2024")]
+    #[case(
+        "data.path=2024",
+        "expected a string in quotes, found the integer 2024"
+    )]
     #[case("data.path=[1]", "expected a string in quotes, found an array")]
-    #[case("model=3", "`model` in `--set model=3`: expected a table, found the integer 3")]
+    #[case(
+        "model=3",
+        "`model` in `--set model=3`: expected a table, found the integer 3"
+    )]
     #[case(
         "parallel.tp.x=3",
         "`parallel.tp` in `--set parallel.tp.x=3`: expected a whole number of 0 or more, found a table"
     )]
     #[case("data.tokenizer=7", "expected a string in quotes, found the integer 7")]
-    #[case("train.steps", "`--set train.steps` is not KEY=VALUE, with a key like `parallel.tp`")]
+    #[case(
+        "train.steps",
+        "`--set train.steps` is not KEY=VALUE, with a key like `parallel.tp`"
+    )]
     #[case("=3", "`--set =3` is not KEY=VALUE")]
     #[case("train..steps=3", "`--set train..steps=3` is not KEY=VALUE")]
     fn a_bad_setting_is_an_error_that_names_it(#[case] set: &str, #[case] message: &str) {
         let error = ConfigLayers::new().with_set(set).unwrap_err();
         let error_text = error.to_string();
-        assert!(error_text.contains(message) && !error_text.contains('\n'), "{error_text}");
+        assert!(
+            error_text.contains(message) && !error_text.contains('\n'),
+            "{error_text}"
+        );
         assert_eq!(error.exit(), Exit::BadInput);
     }
 
     #[rstest]
-    #[case("[trian]\nsteps = 3", "unknown key `trian` in `my.toml`; the nearest key is `train`")]
-    #[case("[empty]", "unknown key `empty` in `my.toml`; no key is like it; configs/")]
-    #[case("[train]\nsteps = ", "`my.toml` cannot be read: TOML parse error at line 2")]
+    #[case(
+        "[trian]\nsteps = 3",
+        "unknown key `trian` in `my.toml`; the nearest key is `train`"
+    )]
+    #[case(
+        "[empty]",
+        "unknown key `empty` in `my.toml`; no key is like it; configs/"
+    )]
+    #[case(
+        "[train]\nsteps = ",
+        "`my.toml` cannot be read: TOML parse error at line 2"
+    )]
     #[case("[train]\nsteps = 1\nsteps = 2", "duplicate key")]
     fn a_bad_file_is_an_error_that_names_it(#[case] text: &str, #[case] message: &str) {
         let error = ConfigLayers::new().with_text("my.toml", text).unwrap_err();
         let error_text = error.to_string();
-        assert!(error_text.contains(message) && !error_text.ends_with('\n'), "{error_text}");
+        assert!(
+            error_text.contains(message) && !error_text.ends_with('\n'),
+            "{error_text}"
+        );
         assert_eq!(error.exit(), Exit::BadInput);
     }
 
@@ -296,7 +363,12 @@ mod tests {
     #[test]
     fn a_missing_file_is_bad_input() {
         let error = ConfigLayers::new().with_file("no/such.toml").unwrap_err();
-        assert!(error.to_string().starts_with("cannot read `no/such.toml`: "), "{error}");
+        assert!(
+            error
+                .to_string()
+                .starts_with("cannot read `no/such.toml`: "),
+            "{error}"
+        );
         assert_eq!(error.exit(), Exit::BadInput);
     }
 }

@@ -35,7 +35,12 @@ impl LoopConfig {
             ("train.load_timeout_seconds", self.load_timeout_seconds),
             ("train.step_timeout_seconds", self.step_timeout_seconds),
         ] {
-            require((1e-3..=1e6).contains(&seconds), key, seconds, "from 0.001 to 1000000")?;
+            require(
+                (1e-3..=1e6).contains(&seconds),
+                key,
+                seconds,
+                "from 0.001 to 1000000",
+            )?;
         }
         Ok(())
     }
@@ -45,7 +50,11 @@ impl TrainConfig {
     /// The seed and the limits of the run's groups.
     pub(crate) fn group_options(&self) -> GroupOptions {
         let (timeout, phases) = (self.train.timeout(), self.train.phase_limits());
-        GroupOptions { seed: self.run.seed, timeout, phases }
+        GroupOptions {
+            seed: self.run.seed,
+            timeout,
+            phases,
+        }
     }
 }
 
@@ -60,7 +69,13 @@ mod tests {
 
     #[test]
     fn a_limit_that_no_run_can_use_is_refused() {
-        for key in ["timeout", "start_timeout", "save_timeout", "load_timeout", "step_timeout"] {
+        for key in [
+            "timeout",
+            "start_timeout",
+            "save_timeout",
+            "load_timeout",
+            "step_timeout",
+        ] {
             for value in ["0", "inf", "-1"] {
                 let line = format!("train.{key}_seconds = {value}");
                 let layers = ConfigLayers::new().with_text("s.toml", &line);
@@ -74,9 +89,17 @@ mod tests {
 
     #[test]
     fn limits_may_be_fractions_of_a_second() {
-        let config = LoopConfig { timeout_seconds: 0.25, ..LoopConfig::default() };
+        let config = LoopConfig {
+            timeout_seconds: 0.25,
+            ..LoopConfig::default()
+        };
         assert_eq!(config.timeout(), Duration::from_millis(250));
-        let save = LoopConfig { save_timeout_seconds: 0.5, ..config }.phase_limits().save;
+        let save = LoopConfig {
+            save_timeout_seconds: 0.5,
+            ..config
+        }
+        .phase_limits()
+        .save;
         assert_eq!(save, Duration::from_millis(500));
     }
 }

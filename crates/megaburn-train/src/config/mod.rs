@@ -133,9 +133,9 @@ impl TrainConfig {
     /// As [`layout`](Self::layout), and a layout of more ranks than there are GPUs, with the numbers.
     pub fn layout_on(&self, devices: Devices, world: Option<usize>) -> Result<Layout, TrainError> {
         match (devices, world) {
-            (Devices::Cuda { gpus }, None) => {
-                self.parallel.layout_on_gpus(gpus, |layout| self.fits(layout))
-            }
+            (Devices::Cuda { gpus }, None) => self
+                .parallel
+                .layout_on_gpus(gpus, |layout| self.fits(layout)),
             _ => self.layout(world),
         }
     }
@@ -146,12 +146,15 @@ impl TrainConfig {
     /// The kernel that was asked for cannot compute this model's.
     pub fn attention_on(&self, devices: Devices) -> Result<AttentionKernel, TrainError> {
         let on_gpu = devices != Devices::Cpu;
-        self.train.attention.resolved(on_gpu, self.train.dtype, self.model.head_dims())
+        self.train
+            .attention
+            .resolved(on_gpu, self.train.dtype, self.model.head_dims())
     }
 
     /// Whether the model, the sequence and the batch can be split over a layout.
     fn fits(&self, layout: &Layout) -> Result<(), TrainError> {
-        self.cutting(layout).fits(&self.model.shape(self.padded_seq_len(layout)))?;
+        self.cutting(layout)
+            .fits(&self.model.shape(self.padded_seq_len(layout)))?;
         self.parallel.shares(layout)?;
         self.check_context(layout)?;
         self.train.num_micro_batches(layout.dp)?;
@@ -213,12 +216,18 @@ mod tests {
     use crate::Exit;
 
     fn with(sets: &[&str]) -> Result<TrainConfig, TrainError> {
-        sets.iter().try_fold(ConfigLayers::new(), |layers, set| layers.with_set(set))?.load()
+        sets.iter()
+            .try_fold(ConfigLayers::new(), |layers, set| layers.with_set(set))?
+            .load()
     }
 
     #[test]
     fn an_empty_file_is_the_newcomers_run() {
-        let config = ConfigLayers::new().with_text("empty.toml", "").unwrap().load().unwrap();
+        let config = ConfigLayers::new()
+            .with_text("empty.toml", "")
+            .unwrap()
+            .load()
+            .unwrap();
         assert_eq!(config, TrainConfig::default());
         assert_eq!(config.layout(None).unwrap().to_string(), "tp2-dp2-sp");
         assert_eq!(config.tokens_per_step(), 1024);
@@ -234,7 +243,11 @@ mod tests {
     fn the_resolved_text_reads_back_to_the_same_configuration(#[case] sets: &[&str]) {
         let config = with(sets).unwrap();
         let text = config.to_toml();
-        let again = ConfigLayers::new().with_text("config.toml", &text).unwrap().load().unwrap();
+        let again = ConfigLayers::new()
+            .with_text("config.toml", &text)
+            .unwrap()
+            .load()
+            .unwrap();
         assert_eq!(again, config, "{text}");
     }
 
@@ -270,16 +283,28 @@ mod tests {
         #[case] sets: &[&str],
         #[case] layout: &str,
     ) {
-        let found = with(sets).unwrap().layout_on(Devices::Cuda { gpus }, None).unwrap();
+        let found = with(sets)
+            .unwrap()
+            .layout_on(Devices::Cuda { gpus }, None)
+            .unwrap();
         assert_eq!(found.to_string(), layout);
     }
 
     #[rstest]
-    #[case("tp2-dp2", "layout `tp2-dp2` takes 4 GPUs, one a rank, and this host shows 3")]
+    #[case(
+        "tp2-dp2",
+        "layout `tp2-dp2` takes 4 GPUs, one a rank, and this host shows 3"
+    )]
     #[case("tp3", "attention heads 4 is not divisible by tp 3")]
     fn a_layout_that_the_gpus_do_not_carry_is_refused(#[case] layout: &str, #[case] message: &str) {
-        let config = ConfigLayers::new().with_layout(layout).unwrap().load().unwrap();
-        let error = config.layout_on(Devices::Cuda { gpus: 3 }, None).unwrap_err();
+        let config = ConfigLayers::new()
+            .with_layout(layout)
+            .unwrap()
+            .load()
+            .unwrap();
+        let error = config
+            .layout_on(Devices::Cuda { gpus: 3 }, None)
+            .unwrap_err();
         assert!(error.to_string().contains(message), "{error}");
         assert_eq!(error.exit(), Exit::BadInput);
     }

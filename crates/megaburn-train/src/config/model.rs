@@ -89,7 +89,9 @@ impl ModelConfig {
     /// Width of a head.
     pub fn head_dim(&self) -> usize {
         let of_latent = self.latent().map(|latent| latent.qk_head_dim());
-        self.head_dim.or(of_latent).unwrap_or(self.hidden / self.heads)
+        self.head_dim
+            .or(of_latent)
+            .unwrap_or(self.hidden / self.heads)
     }
 
     /// The sizes of its attention, in a family with latents.
@@ -126,7 +128,10 @@ impl ModelConfig {
             head_dim: self.head_dim(),
             max_seq_len: seq_len,
             positions: match parts.positions {
-                Positions::Rotary { .. } => Positions::Rotary { theta: self.rope_theta, scaling },
+                Positions::Rotary { .. } => Positions::Rotary {
+                    theta: self.rope_theta,
+                    scaling,
+                },
                 Positions::Learned => Positions::Learned,
             },
             norm_eps: self.norm_eps,
@@ -163,7 +168,10 @@ impl ModelConfig {
             rope_theta,
             norm_eps: model.norm_eps,
             tied: model.tied,
-            experts: model.experts.as_ref().map(|of| ExpertsConfig::of(of, model.layers)),
+            experts: model
+                .experts
+                .as_ref()
+                .map(|of| ExpertsConfig::of(of, model.layers)),
             latent: model.latent.as_ref().map(LatentConfig::of),
             rope_scaling,
         }
@@ -175,7 +183,12 @@ impl ModelConfig {
     }
 
     pub(super) fn validate(&self) -> Result<(), TrainError> {
-        let Self { hidden, heads, kv_heads, .. } = *self;
+        let Self {
+            hidden,
+            heads,
+            kv_heads,
+            ..
+        } = *self;
         at_least_one("model.hidden", hidden)?;
         at_least_one("model.ffn", self.ffn)?;
         at_least_one("model.layers", self.layers)?;
@@ -190,7 +203,12 @@ impl ModelConfig {
             require(hidden.is_multiple_of(heads), "model.hidden", hidden, rule)?;
         }
         let rule = format!("a divisor of model.heads {heads}");
-        require(heads.is_multiple_of(kv_heads), "model.kv_heads", kv_heads, rule)?;
+        require(
+            heads.is_multiple_of(kv_heads),
+            "model.kv_heads",
+            kv_heads,
+            rule,
+        )?;
         let learned = self.family.template().positions == Positions::Learned;
         let rule = format!(
             "model.heads {heads}, or absent: the heads of {} share no keys and values",
@@ -235,7 +253,9 @@ impl ModelConfig {
         require(even, "model.head_dim", head_dim, rule)?;
         positive("model.rope_theta", self.rope_theta)?;
         positive("model.norm_eps", self.norm_eps)?;
-        self.rope_scaling.as_ref().map_or(Ok(()), RopeScalingConfig::validate)?;
+        self.rope_scaling
+            .as_ref()
+            .map_or(Ok(()), RopeScalingConfig::validate)?;
         if self.init.is_none() {
             // Any length and vocabulary will do.
             self.decoder(1, 1).check_sayable()?;
@@ -257,23 +277,44 @@ mod tests {
     #[case("heads = 0", "`model.heads` is 0: it must be at least 1")]
     #[case("kv_heads = 0", "`model.kv_heads` is 0: it must be at least 1")]
     #[case("vocab = 0", "`model.vocab` is 0: it must be at least 1")]
-    #[case("hidden = 130", "`model.hidden` is 130: it must be a multiple of model.heads 4, or")]
-    #[case("kv_heads = 3", "`model.kv_heads` is 3: it must be a divisor of model.heads 4")]
+    #[case(
+        "hidden = 130",
+        "`model.hidden` is 130: it must be a multiple of model.heads 4, or"
+    )]
+    #[case(
+        "kv_heads = 3",
+        "`model.kv_heads` is 3: it must be a divisor of model.heads 4"
+    )]
     #[case("head_dim = 7", "`model.head_dim` is 7: it must be even")]
-    #[case("head_dim = 0", "`model.head_dim` is 0: it must be even and at least 2")]
+    #[case(
+        "head_dim = 0",
+        "`model.head_dim` is 0: it must be even and at least 2"
+    )]
     #[case("hidden = 12", "`model.head_dim` is 3: it must be even")]
-    #[case("rope_theta = -1.0", "`model.rope_theta` is -1: it must be more than 0 and finite")]
-    #[case("norm_eps = nan", "`model.norm_eps` is NaN: it must be more than 0 and finite")]
+    #[case(
+        "rope_theta = -1.0",
+        "`model.rope_theta` is -1: it must be more than 0 and finite"
+    )]
+    #[case(
+        "norm_eps = nan",
+        "`model.norm_eps` is NaN: it must be more than 0 and finite"
+    )]
     #[case(
         "rope_scaling.factor = 0.5",
         "`model.rope_scaling.factor` is 0.5: it must be at least 1"
     )]
-    #[case("rope_scaling.low_freq_factor = 0", "low_freq_factor` is 0: it must be more than 0")]
+    #[case(
+        "rope_scaling.low_freq_factor = 0",
+        "low_freq_factor` is 0: it must be more than 0"
+    )]
     #[case(
         "rope_scaling.high_freq_factor = 1",
         "is 1: it must be finite and more than low_freq_factor 1"
     )]
-    #[case("rope_scaling.original_max_position_embeddings = 0", "is 0: it must be at least 1")]
+    #[case(
+        "rope_scaling.original_max_position_embeddings = 0",
+        "is 0: it must be at least 1"
+    )]
     #[case(
         "window = 9",
         "`window` is 9, and the config.json of a llama has no word for that (it would mean null)"
@@ -283,7 +324,10 @@ mod tests {
         "family = \"gpt2\"\nkv_heads = 2",
         "`model.kv_heads` is 2: it must be model.heads 4, or absent: the heads of gpt2 share no"
     )]
-    #[case("family = \"gpt2\"\nkv_heads = 4\nhead_dim = 8", "`head_dim` is 8, and the config.json")]
+    #[case(
+        "family = \"gpt2\"\nkv_heads = 4\nhead_dim = 8",
+        "`head_dim` is 8, and the config.json"
+    )]
     #[case("family = \"gpt3\"", "unknown variant `gpt3`")]
     #[case(
         "rope_scaling.kind = \"dynamic\"",
@@ -298,16 +342,29 @@ mod tests {
 
     #[test]
     fn an_absent_head_width_follows_from_the_heads() {
-        let read = |text| ConfigLayers::new().with_text("m.toml", text).unwrap().load().unwrap();
+        let read = |text| {
+            ConfigLayers::new()
+                .with_text("m.toml", text)
+                .unwrap()
+                .load()
+                .unwrap()
+        };
         assert_eq!(read("").model.head_dim(), 32);
-        assert_eq!(read("[model]\nhidden = 130\nhead_dim = 24").model.head_dim(), 24);
+        assert_eq!(
+            read("[model]\nhidden = 130\nhead_dim = 24")
+                .model
+                .head_dim(),
+            24
+        );
         assert_eq!(read("").model.shape(64).seq_len, 64);
     }
 
     #[test]
     fn rope_scaling_is_off_until_one_of_its_keys_is_set() {
         assert_eq!(ConfigLayers::new().load().unwrap().model.rope_scaling, None);
-        let set = ConfigLayers::new().with_set("model.rope_scaling.factor=32").unwrap();
+        let set = ConfigLayers::new()
+            .with_set("model.rope_scaling.factor=32")
+            .unwrap();
         let scaling = set.load().unwrap().model.rope_scaling.unwrap();
         assert_eq!((scaling.factor, scaling.high_freq_factor), (32.0, 4.0));
     }

@@ -168,14 +168,18 @@ impl MoeConfig {
         ];
         let is_number = |value: f64| value >= 0.0 && value.is_finite();
         let bad = numbers.into_iter().find(|(_, value)| !is_number(*value));
-        bad.map_or(Ok(()), |(key, value)| require(false, key, value, "at least 0 and finite"))
+        bad.map_or(Ok(()), |(key, value)| {
+            require(false, key, value, "at least 0 and finite")
+        })
     }
 }
 
 impl TrainConfig {
     /// Whether experts of `model` can be trained as the keys say.
     pub(crate) fn check_experts(&self, model: &DecoderConfig) -> Result<(), TrainError> {
-        let Some(experts) = &model.experts else { return Ok(()) };
+        let Some(experts) = &model.experts else {
+            return Ok(());
+        };
         let by_quantile = self.moe.bias_update == BiasUpdate::Quantile;
         let has_quantile = experts.bias && experts.groups.is_none() && experts.top_k < experts.num;
         if by_quantile && !has_quantile {
@@ -204,9 +208,13 @@ impl TrainConfig {
                         have no micro-batches in common";
             return require(false, "moe.sinkhorn", true, rule);
         }
-        let of_passes =
-            [("moe.aux_loss", self.moe.aux_loss), ("moe.seq_aux_loss", self.moe.seq_aux_loss)];
-        let used = of_passes.into_iter().find(|(_, loss)| is_dynamic && *loss != 0.0);
+        let of_passes = [
+            ("moe.aux_loss", self.moe.aux_loss),
+            ("moe.seq_aux_loss", self.moe.seq_aux_loss),
+        ];
+        let used = of_passes
+            .into_iter()
+            .find(|(_, loss)| is_dynamic && *loss != 0.0);
         let rule = "0 where documents are dealt out to ranks (parallel.max_tokens_per_rank), which have no \
                     micro-batches in common; moe.global_aux_loss is what balances there";
         used.map_or(Ok(()), |(key, loss)| require(false, key, loss, rule))

@@ -14,11 +14,21 @@ impl TrainConfig {
         let rule = format!(
             "below data.seq_len {seq_len}: further ahead no token of a sequence has a label"
         );
-        require(depths == 0 || depths < seq_len, "model.mtp_layers", depths, rule)?;
+        require(
+            depths == 0 || depths < seq_len,
+            "model.mtp_layers",
+            depths,
+            rule,
+        )?;
         let named = self.parallel.layer_split().mtp_layers()?;
         let rule =
             format!("{named}, as many as there are `m` in parallel.pipeline_layout, or none there");
-        require(named == 0 || named == depths, "model.mtp_layers", depths, rule)
+        require(
+            named == 0 || named == depths,
+            "model.mtp_layers",
+            depths,
+            rule,
+        )
     }
 }
 
@@ -30,14 +40,19 @@ mod tests {
 
     fn with(layout: &str, sets: &[&str]) -> TrainConfig {
         let layers = ["data.seq_len=4"].iter().chain(sets);
-        let layers = layers.fold(ConfigLayers::new(), |layers, set| layers.with_set(set).unwrap());
+        let layers = layers.fold(ConfigLayers::new(), |layers, set| {
+            layers.with_set(set).unwrap()
+        });
         layers.with_layout(layout).unwrap().load().unwrap()
     }
 
     #[rstest]
     #[case(0, "")]
     #[case(3, "")]
-    #[case(4, "`model.mtp_layers` is 4: it must be below data.seq_len 4: further ahead no token")]
+    #[case(
+        4,
+        "`model.mtp_layers` is 4: it must be below data.seq_len 4: further ahead no token"
+    )]
     fn depths_are_within_a_sequence(#[case] depths: usize, #[case] message: &str) {
         let found = with("tp1", &[&format!("model.mtp_layers={depths}")]).layout(None);
         match message {
@@ -56,14 +71,20 @@ mod tests {
         "`model.mtp_layers` is 2: it must be 1, as many as there are `m` in parallel"
     )]
     #[case("Ett|ttmL", 0, "`model.mtp_layers` is 0: it must be 1")]
-    #[case("Ettm|ttL", 1, "stage 0 predicts further tokens (m), which the last one does")]
+    #[case(
+        "Ettm|ttL",
+        1,
+        "stage 0 predicts further tokens (m), which the last one does"
+    )]
     fn a_pipeline_names_all_of_them_or_none(
         #[case] text: &str,
         #[case] depths: usize,
         #[case] message: &str,
     ) {
-        let sets =
-            [format!("parallel.pipeline_layout={text}"), format!("model.mtp_layers={depths}")];
+        let sets = [
+            format!("parallel.pipeline_layout={text}"),
+            format!("model.mtp_layers={depths}"),
+        ];
         let found = with("pp2", &[&sets[0], &sets[1]]).layout(None);
         match message {
             "" => drop(found.unwrap()),
@@ -73,7 +94,9 @@ mod tests {
 
     #[test]
     fn a_scaling_factor_that_learns_nothing_is_refused() {
-        let layers = ConfigLayers::new().with_set("train.mtp_loss_scaling_factor=0").unwrap();
+        let layers = ConfigLayers::new()
+            .with_set("train.mtp_loss_scaling_factor=0")
+            .unwrap();
         let error = layers.load().unwrap_err().to_string();
         assert!(error.contains("`train.mtp_loss_scaling_factor` is 0: it must be more than 0"));
     }

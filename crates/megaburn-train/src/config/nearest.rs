@@ -133,13 +133,19 @@ pub(super) fn nearest_key(key: &str) -> Option<String> {
     let name = plain(last(key));
     let keys = schema::keys();
     let is_named = keys.iter().any(|candidate| plain(last(candidate)) == name);
-    let synonym = SYNONYMS.iter().find(|(other, _)| *other == name || *other == key);
+    let synonym = SYNONYMS
+        .iter()
+        .find(|(other, _)| *other == name || *other == key);
     if let Some((_, ours)) = synonym.filter(|(other, _)| !is_named || *other == key) {
         return Some(ours.to_string());
     }
     let distance = |candidate: &String| {
         let of_name = strsim::damerau_levenshtein(&name, &plain(last(candidate)));
-        let alike = key.chars().zip(candidate.chars()).take_while(|(a, b)| a == b).count();
+        let alike = key
+            .chars()
+            .zip(candidate.chars())
+            .take_while(|(a, b)| a == b)
+            .count();
         let of_path = strsim::damerau_levenshtein(key, candidate);
         (of_name, of_path, std::cmp::Reverse(alike))
     };
@@ -159,7 +165,10 @@ pub fn setting_of_flag(flag: &str) -> Option<String> {
 /// The one of `known` that was probably meant by `value`; none if none is like it.
 pub(super) fn nearest_value<'a>(value: &str, known: &[&'a str]) -> Option<&'a str> {
     let value = bare(value);
-    let other = VALUES.iter().find(|(other, _)| *other == value).map(|(_, ours)| *ours);
+    let other = VALUES
+        .iter()
+        .find(|(other, _)| *other == value)
+        .map(|(_, ours)| *ours);
     let value = other.unwrap_or(&value);
     let distance = |known: &&str| strsim::damerau_levenshtein(value, &bare(known));
     let best = known.iter().copied().min_by_key(distance)?;
@@ -224,8 +233,14 @@ mod tests {
     fn what_other_systems_say_names_keys_that_exist_and_hides_none() {
         let keys = schema::keys();
         for (other, ours) in SYNONYMS {
-            assert!(keys.iter().any(|key| key == ours), "{other}: there is no {ours}");
-            assert!(keys.iter().all(|key| last(key) != *other), "{other} is a key of ours");
+            assert!(
+                keys.iter().any(|key| key == ours),
+                "{other}: there is no {ours}"
+            );
+            assert!(
+                keys.iter().all(|key| last(key) != *other),
+                "{other} is a key of ours"
+            );
         }
     }
 

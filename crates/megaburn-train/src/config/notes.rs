@@ -10,8 +10,10 @@ impl TrainConfig {
         let mut notes = Vec::new();
         if let Ok(batches) = self.train.batch_schedule() {
             let steps = self.train.steps;
-            let (schedule, end) =
-                (self.optimizer.lr_schedule(steps, &batches), batches.samples_after(steps));
+            let (schedule, end) = (
+                self.optimizer.lr_schedule(steps, &batches),
+                batches.samples_after(steps),
+            );
             if schedule.warmup_samples > end {
                 notes.push(format!(
                     "the warm-up of {} samples is longer than the run of {end}: the learning rate ends at {:.2e} and never reaches optimizer.lr; set a smaller optimizer.warmup_steps",
@@ -54,7 +56,9 @@ mod tests {
     #[case(&["model.family=deepseek_v2", "model.experts.top_k=1"], "")]
     #[case(&["data.validation_fraction=0"], "nothing is evaluated")]
     fn what_may_not_be_meant_is_said(#[case] sets: &[&str], #[case] note: &str) {
-        let layers = sets.iter().try_fold(ConfigLayers::new(), |layers, set| layers.with_set(set));
+        let layers = sets
+            .iter()
+            .try_fold(ConfigLayers::new(), |layers, set| layers.with_set(set));
         let config = layers.unwrap().load().unwrap();
         let notes = config.notes(&config.model.decoder(128, 260));
         assert_eq!(notes.len(), usize::from(!note.is_empty()), "{notes:?}");

@@ -156,9 +156,18 @@ impl Default for OptimizerConfig {
 impl OptimizerConfig {
     /// How the loss of an f16 run is scaled.
     pub(crate) fn scaling(&self) -> LossScaleConfig {
-        let Self { min_loss_scale: min, hysteresis, .. } = *self;
+        let Self {
+            min_loss_scale: min,
+            hysteresis,
+            ..
+        } = *self;
         match self.loss_scale {
-            Some(scale) => LossScaleConfig { initial: scale, min: scale, window: None, hysteresis },
+            Some(scale) => LossScaleConfig {
+                initial: scale,
+                min: scale,
+                window: None,
+                hysteresis,
+            },
             None => LossScaleConfig {
                 initial: self.initial_loss_scale,
                 min,
@@ -173,10 +182,16 @@ impl OptimizerConfig {
         let of_params = train.dtype;
         self.validate_rule()?;
         not_negative("optimizer.clip_grad", self.clip_grad)?;
-        not_negative("optimizer.grad_norm_skip_threshold", self.grad_norm_skip_threshold)?;
+        not_negative(
+            "optimizer.grad_norm_skip_threshold",
+            self.grad_norm_skip_threshold,
+        )?;
         self.validate_loss_scale()?;
         let fraction = self.cpu_offload_fraction;
-        let (key, ok) = ("optimizer.cpu_offload_fraction", (0.0..=1.0).contains(&fraction));
+        let (key, ok) = (
+            "optimizer.cpu_offload_fraction",
+            (0.0..=1.0).contains(&fraction),
+        );
         require(ok, key, fraction, "at least 0 and at most 1")?;
         for (key, dtype) in [
             ("optimizer.main_params_dtype", self.main_params_dtype),
@@ -199,10 +214,19 @@ impl OptimizerConfig {
     }
 
     fn validate_loss_scale(&self) -> Result<(), TrainError> {
-        let Self { initial_loss_scale: initial, min_loss_scale: min, .. } = *self;
+        let Self {
+            initial_loss_scale: initial,
+            min_loss_scale: min,
+            ..
+        } = *self;
         if let Some(scale) = self.loss_scale {
             let ok = scale > 0.0 && scale <= 2f64.powi(126);
-            require(ok, "optimizer.loss_scale", scale, "more than 0 and at most 2^126")?;
+            require(
+                ok,
+                "optimizer.loss_scale",
+                scale,
+                "more than 0 and at most 2^126",
+            )?;
         }
         positive("optimizer.min_loss_scale", min)?;
         let rule = format!("at least optimizer.min_loss_scale {min} and at most 2^126");
@@ -225,10 +249,19 @@ mod tests {
     use crate::{ConfigLayers, Exit};
 
     #[rstest]
-    #[case("beta1 = 1", "`optimizer.beta1` is 1: it must be at least 0 and less than 1")]
-    #[case("beta2 = nan", "`optimizer.beta2` is NaN: it must be at least 0 and less than 1")]
+    #[case(
+        "beta1 = 1",
+        "`optimizer.beta1` is 1: it must be at least 0 and less than 1"
+    )]
+    #[case(
+        "beta2 = nan",
+        "`optimizer.beta2` is NaN: it must be at least 0 and less than 1"
+    )]
     #[case("eps = 0", "`optimizer.eps` is 0: it must be more than 0 and finite")]
-    #[case("clip_grad = -1", "`optimizer.clip_grad` is -1: it must be 0 or more and finite")]
+    #[case(
+        "clip_grad = -1",
+        "`optimizer.clip_grad` is -1: it must be 0 or more and finite"
+    )]
     #[case(
         "main_params_dtype = 'bf16'",
         "`optimizer.main_params_dtype` is bf16: it must be f32 where train.dtype is f32"
@@ -237,8 +270,14 @@ mod tests {
         "main_grads_dtype = 'bf16'",
         "`optimizer.main_grads_dtype` is bf16: it must be f32 where train.dtype is f32"
     )]
-    #[case("exp_avg_dtype = 'f16'", "`optimizer.exp_avg_dtype` is f16: it must be f32 or bf16")]
-    #[case("main_grads_dtype = 'f16'", "`optimizer.main_grads_dtype` is f16: it must be f32 or")]
+    #[case(
+        "exp_avg_dtype = 'f16'",
+        "`optimizer.exp_avg_dtype` is f16: it must be f32 or bf16"
+    )]
+    #[case(
+        "main_grads_dtype = 'f16'",
+        "`optimizer.main_grads_dtype` is f16: it must be f32 or"
+    )]
     #[case("exp_avg_sq_dtype = 'f8'", "unknown variant `f8`")]
     #[case(
         "grad_norm_skip_threshold = -1",
@@ -249,19 +288,31 @@ mod tests {
         "`optimizer.loss_scale` is 0: it must be more than 0 and at most 2^126"
     )]
     #[case("loss_scale = 1e39", "2^126")]
-    #[case("min_loss_scale = 0", "`optimizer.min_loss_scale` is 0: it must be more than 0")]
+    #[case(
+        "min_loss_scale = 0",
+        "`optimizer.min_loss_scale` is 0: it must be more than 0"
+    )]
     #[case(
         "initial_loss_scale = 2\nmin_loss_scale = 4",
         "`optimizer.initial_loss_scale` is 2: it must be at least optimizer.min_loss_scale 4"
     )]
-    #[case("initial_loss_scale = inf", "`optimizer.initial_loss_scale` is inf: it must be at")]
-    #[case("loss_scale_window = 0", "`optimizer.loss_scale_window` is 0: it must be at least 1")]
+    #[case(
+        "initial_loss_scale = inf",
+        "`optimizer.initial_loss_scale` is inf: it must be at"
+    )]
+    #[case(
+        "loss_scale_window = 0",
+        "`optimizer.loss_scale_window` is 0: it must be at least 1"
+    )]
     #[case("hysteresis = 0", "`optimizer.hysteresis` is 0: it must be at least 1")]
     #[case(
         "cpu_offload_fraction = 1.5",
         "`optimizer.cpu_offload_fraction` is 1.5: it must be at least 0 and at most 1"
     )]
-    #[case("cpu_offload_fraction = nan", "`optimizer.cpu_offload_fraction` is NaN: it must be")]
+    #[case(
+        "cpu_offload_fraction = nan",
+        "`optimizer.cpu_offload_fraction` is NaN: it must be"
+    )]
     #[case(
         "beta2 = 0.999\nexp_avg_sq_dtype = 'bf16'",
         "`optimizer.beta2` is 0.999: it must be at most 0.996 where its mean is kept in bf16"

@@ -164,8 +164,19 @@ impl ParallelConfig {
     /// A text that is no layout, or a layout that cannot be.
     pub fn from_layout(text: &str) -> Result<Self, TrainError> {
         let layout: Layout = text.parse()?;
-        let Layout { tp, cp, pp, dp, ep, etp, sp } = layout;
-        let dp = text.split('-').any(|part| part.starts_with("dp")).then_some(dp);
+        let Layout {
+            tp,
+            cp,
+            pp,
+            dp,
+            ep,
+            etp,
+            sp,
+        } = layout;
+        let dp = text
+            .split('-')
+            .any(|part| part.starts_with("dp"))
+            .then_some(dp);
         Ok(Self {
             ranks: Some(layout.world_size()),
             tp: Some(tp),
@@ -181,10 +192,17 @@ impl ParallelConfig {
 
     /// Whether the ranks that hold copies of each other can share them as `zero_ranks` says.
     pub(super) fn shares(&self, layout: &Layout) -> Result<(), TrainError> {
-        let Some(ranks) = self.zero_ranks.filter(|_| self.zero > 0) else { return Ok(()) };
+        let Some(ranks) = self.zero_ranks.filter(|_| self.zero > 0) else {
+            return Ok(());
+        };
         let copies = layout.dp * layout.cp;
         let rule = format!("a divisor of {copies}, the data- and context-parallel ranks");
-        require(copies.is_multiple_of(ranks), "parallel.zero_ranks", ranks, rule)
+        require(
+            copies.is_multiple_of(ranks),
+            "parallel.zero_ranks",
+            ranks,
+            rule,
+        )
     }
 
     /// What data-parallel ranks share out between them.
@@ -227,13 +245,19 @@ impl ParallelConfig {
         if self.dp.is_none() && self.ranks.is_none() {
             let found = self.on(Some(gpus)).and_then(fitting);
             let fewer = |_: &TrainError| {
-                (1..gpus).rev().find_map(|ranks| self.on(Some(ranks)).and_then(fitting).ok())
+                (1..gpus)
+                    .rev()
+                    .find_map(|ranks| self.on(Some(ranks)).and_then(fitting).ok())
             };
             return found.or_else(|error| fewer(&error).ok_or(error));
         }
         let mut found = self.layout(None)?;
         if self.tp.is_none() && found.world_size() > gpus {
-            found = Self { tp: Some(1), ..self.clone() }.layout(None)?;
+            found = Self {
+                tp: Some(1),
+                ..self.clone()
+            }
+            .layout(None)?;
         }
         Devices::Cuda { gpus }.hold(&found)?;
         fitting(found)
@@ -243,7 +267,9 @@ impl ParallelConfig {
     fn on(&self, world: Option<usize>) -> Result<Layout, TrainError> {
         self.validate()?;
         let with_tp = |tp: usize| {
-            let Self { cp, pp, ep, etp, .. } = *self;
+            let Self {
+                cp, pp, ep, etp, ..
+            } = *self;
             let mut text = format!("tp{tp}-cp{cp}-pp{pp}-ep{ep}-etp{etp}");
             if self.sp.unwrap_or(tp > 1) {
                 text.push_str("-sp");
@@ -255,7 +281,11 @@ impl ParallelConfig {
         };
         match self.tp {
             Some(tp) => with_tp(tp),
-            None => USUAL_TP.into_iter().map(with_tp).reduce(Result::or).expect("it is not empty"),
+            None => USUAL_TP
+                .into_iter()
+                .map(with_tp)
+                .reduce(Result::or)
+                .expect("it is not empty"),
         }
     }
 
@@ -273,13 +303,23 @@ impl ParallelConfig {
         degree("parallel.etp", self.etp)?;
         degree("parallel.zero_ranks", self.zero_ranks.unwrap_or(1))?;
         let stages = "0 (nothing is shared out), 1 (optimizer state), 2 (gradients as well) or 3 (parameters too)";
-        require(usize::from(self.zero) < STAGES.len(), "parallel.zero", self.zero, stages)?;
+        require(
+            usize::from(self.zero) < STAGES.len(),
+            "parallel.zero",
+            self.zero,
+            stages,
+        )?;
         let rule = format!(
             "false where gradients are summed over ranks after each micro-batch (parallel.zero is {}; 0 and 1 sum them once a step)",
             self.zero
         );
         let is_once = STAGES[usize::from(self.zero)] < ShardingLevel::Gradients;
-        require(is_once || !self.overlap_moe, "parallel.overlap_moe", self.overlap_moe, rule)?;
+        require(
+            is_once || !self.overlap_moe,
+            "parallel.overlap_moe",
+            self.overlap_moe,
+            rule,
+        )?;
         let most = self.max_tokens_per_rank.unwrap_or(1);
         require(most > 0, "parallel.max_tokens_per_rank", most, "at least 1")?;
         let size = self.bucket_size.unwrap_or(1);

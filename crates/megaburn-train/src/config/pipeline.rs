@@ -24,7 +24,11 @@ impl ParallelConfig {
         });
         let (num_chunks, group_size) = (self.chunks, self.micro_batch_group);
         let config = ScheduleConfig::new(kind, pp, num_micro_batches);
-        ScheduleConfig { num_chunks, group_size, ..config }
+        ScheduleConfig {
+            num_chunks,
+            group_size,
+            ..config
+        }
     }
 
     /// How the layers are split over stages.
@@ -52,7 +56,9 @@ impl ParallelConfig {
         }
         let stages = self.schedule(layout.pp, 1).stages();
         let all = self.layer_split().stages(num_layers, stages.num_stages())?;
-        Ok((0..layout.pp).map(|rank| stages.chunks_of(rank, &all)).collect())
+        Ok((0..layout.pp)
+            .map(|rank| stages.chunks_of(rank, &all))
+            .collect())
     }
 
     /// Whether a model of so many layers can be split over the pipeline; without one, whether it could be
@@ -60,7 +66,12 @@ impl ParallelConfig {
     pub(crate) fn splits(&self, layout: &Layout, num_layers: usize) -> Result<(), TrainError> {
         let (first, last) = (self.first_stage_layers.unwrap_or(0), self.last_stage_layers);
         let rule = format!("at most the model's {num_layers} layers (model.layers)");
-        require(first <= num_layers, "parallel.first_stage_layers", first, rule)?;
+        require(
+            first <= num_layers,
+            "parallel.first_stage_layers",
+            first,
+            rule,
+        )?;
         let (left, last) = (num_layers - first, last.unwrap_or(0));
         let rule = format!(
             "at most {left}: the model has {num_layers} layers (model.layers), and the first stage {first} of them (parallel.first_stage_layers)"
@@ -102,10 +113,18 @@ impl ParallelConfig {
         ];
         for (key, size) in sizes {
             let size = size.unwrap_or(1);
-            require((1..=usize::from(u16::MAX)).contains(&size), key, size, "from 1 to 65535")?;
+            require(
+                (1..=usize::from(u16::MAX)).contains(&size),
+                key,
+                size,
+                "from 1 to 65535",
+            )?;
         }
         let is_alone = self.pipeline_layout.is_none()
-            || LayerSplit { layout: None, ..self.layer_split() } == LayerSplit::default();
+            || LayerSplit {
+                layout: None,
+                ..self.layer_split()
+            } == LayerSplit::default();
         if !is_alone {
             return Err(PipelineError::TwoSplits.into());
         }
@@ -117,9 +136,11 @@ impl ParallelConfig {
 /// Where a run says what an error is about.
 pub(crate) fn keys_of(error: &PipelineError) -> &'static str {
     match error {
-        PipelineError::FewLayers { first: None, last: None, .. } => {
-            " (`model.layers`; pp of `--layout`, `parallel.pp`; `parallel.chunks`)"
-        }
+        PipelineError::FewLayers {
+            first: None,
+            last: None,
+            ..
+        } => " (`model.layers`; pp of `--layout`, `parallel.pp`; `parallel.chunks`)",
         PipelineError::FewLayers { .. } => {
             " (`parallel.first_stage_layers`, `parallel.last_stage_layers`; `model.layers`; pp of `--layout`, `parallel.pp`; `parallel.chunks`)"
         }

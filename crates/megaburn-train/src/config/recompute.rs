@@ -87,7 +87,13 @@ impl RecomputeConfig {
     }
 
     pub(super) fn validate(&self) -> Result<(), TrainError> {
-        let twice = |module| self.modules.iter().filter(|&found| *found == module).count() > 1;
+        let twice = |module| {
+            self.modules
+                .iter()
+                .filter(|&found| *found == module)
+                .count()
+                > 1
+        };
         for (module, name) in [
             (RecomputeModule::Norm, "norm"),
             (RecomputeModule::Activation, "activation"),
@@ -95,10 +101,20 @@ impl RecomputeConfig {
             (RecomputeModule::Mlp, "mlp"),
         ] {
             let value = format!("a list with \"{name}\" more than once");
-            require(!twice(module), "recompute.modules", value, "a list that names each once")?;
+            require(
+                !twice(module),
+                "recompute.modules",
+                value,
+                "a list that names each once",
+            )?;
         }
         let rule = "1 or more (recompute.method = \"none\" computes no layer again)";
-        require(self.num_layers > 0, "recompute.num_layers", self.num_layers, rule)
+        require(
+            self.num_layers > 0,
+            "recompute.num_layers",
+            self.num_layers,
+            rule,
+        )
     }
 }
 
@@ -123,7 +139,13 @@ mod tests {
     #[case("modules = [\"activation\", \"norm\"]", [true, true, false, false])]
     fn modules_are_named(#[case] line: &str, #[case] expected: [bool; 4]) {
         let [norm, activation, core_attention, mlp] = expected;
-        let of_model = Recompute { norm, activation, core_attention, mlp, ..Recompute::default() };
+        let of_model = Recompute {
+            norm,
+            activation,
+            core_attention,
+            mlp,
+            ..Recompute::default()
+        };
         assert_eq!(of(line), of_model);
     }
 
@@ -131,10 +153,19 @@ mod tests {
     #[case("method = \"none\"", None)]
     #[case("num_layers = 3", None)]
     #[case("method = \"uniform\"", Some(RecomputeBlocks::Uniform(1)))]
-    #[case("method = \"uniform\"\nnum_layers = 3", Some(RecomputeBlocks::Uniform(3)))]
+    #[case(
+        "method = \"uniform\"\nnum_layers = 3",
+        Some(RecomputeBlocks::Uniform(3))
+    )]
     #[case("method = \"block\"\nnum_layers = 2", Some(RecomputeBlocks::Block(2)))]
     fn layers_are_chosen(#[case] lines: &str, #[case] blocks: Option<RecomputeBlocks>) {
-        assert_eq!(of(lines), Recompute { blocks, ..Recompute::default() });
+        assert_eq!(
+            of(lines),
+            Recompute {
+                blocks,
+                ..Recompute::default()
+            }
+        );
     }
 
     #[test]

@@ -69,7 +69,9 @@ impl Default for RopeScalingConfig {
 impl RopeScalingConfig {
     pub(super) fn scaling(&self) -> RopeScaling {
         match self.kind {
-            RopeScalingKind::Linear => RopeScaling::Linear { factor: self.factor },
+            RopeScalingKind::Linear => RopeScaling::Linear {
+                factor: self.factor,
+            },
             RopeScalingKind::Llama3 => RopeScaling::Llama3 {
                 factor: self.factor,
                 low_freq_factor: self.low_freq_factor,
@@ -92,9 +94,11 @@ impl RopeScalingConfig {
     pub(super) fn of(scaling: &RopeScaling) -> Option<Self> {
         match scaling.clone() {
             RopeScaling::None => None,
-            RopeScaling::Linear { factor } => {
-                Some(Self { kind: RopeScalingKind::Linear, factor, ..Self::default() })
-            }
+            RopeScaling::Linear { factor } => Some(Self {
+                kind: RopeScalingKind::Linear,
+                factor,
+                ..Self::default()
+            }),
             RopeScaling::Llama3 {
                 factor,
                 low_freq_factor,
@@ -124,9 +128,19 @@ impl RopeScalingConfig {
     }
 
     pub(super) fn validate(&self) -> Result<(), TrainError> {
-        let Self { factor, low_freq_factor: low, high_freq_factor: high, .. } = *self;
+        let Self {
+            factor,
+            low_freq_factor: low,
+            high_freq_factor: high,
+            ..
+        } = *self;
         let rule = "at least 1 and finite";
-        require(factor >= 1.0 && factor.is_finite(), "model.rope_scaling.factor", factor, rule)?;
+        require(
+            factor >= 1.0 && factor.is_finite(),
+            "model.rope_scaling.factor",
+            factor,
+            rule,
+        )?;
         positive("model.rope_scaling.low_freq_factor", low)?;
         let rule = format!("finite and more than low_freq_factor {low}");
         let ok = high > low && high.is_finite();
@@ -145,9 +159,17 @@ impl RopeScalingConfig {
         ];
         for (key, scale) in scales {
             let scale = scale.unwrap_or(0.0);
-            require(scale >= 0.0 && scale.is_finite(), key, scale, "at least 0 and finite")?;
+            require(
+                scale >= 0.0 && scale.is_finite(),
+                key,
+                scale,
+                "at least 0 and finite",
+            )?;
         }
         let original = self.original_max_position_embeddings;
-        at_least_one("model.rope_scaling.original_max_position_embeddings", original)
+        at_least_one(
+            "model.rope_scaling.original_max_position_embeddings",
+            original,
+        )
     }
 }

@@ -58,7 +58,10 @@ pub struct SgdSection {
 
 impl Default for SgdSection {
     fn default() -> Self {
-        Self { momentum: 0.9, nesterov: false }
+        Self {
+            momentum: 0.9,
+            nesterov: false,
+        }
     }
 }
 
@@ -74,7 +77,10 @@ pub struct LionSection {
 
 impl Default for LionSection {
     fn default() -> Self {
-        Self { beta1: 0.9, beta2: 0.99 }
+        Self {
+            beta1: 0.9,
+            beta2: 0.99,
+        }
     }
 }
 
@@ -188,12 +194,22 @@ impl OptimizerConfig {
             ("optimizer.muon.momentum", self.muon.momentum),
         ];
         for (key, decay) in decays {
-            require((0.0..1.0).contains(&decay), key, decay, "at least 0 and less than 1")?;
+            require(
+                (0.0..1.0).contains(&decay),
+                key,
+                decay,
+                "at least 0 and less than 1",
+            )?;
         }
         positive("optimizer.eps", self.eps)?;
         let (sgd, muon) = (&self.sgd, &self.muon);
         let rule = "more than 0 where optimizer.sgd.nesterov is true";
-        require(!sgd.nesterov || sgd.momentum > 0.0, "optimizer.sgd.momentum", sgd.momentum, rule)?;
+        require(
+            !sgd.nesterov || sgd.momentum > 0.0,
+            "optimizer.sgd.momentum",
+            sgd.momentum,
+            rule,
+        )?;
         positive("optimizer.muon.extra_scale_factor", muon.extra_scale_factor)?;
         let (rule, ok) = muon.coefficients.check_steps(muon.num_ns_steps);
         require(ok, "optimizer.muon.num_ns_steps", muon.num_ns_steps, rule)?;
@@ -202,10 +218,21 @@ impl OptimizerConfig {
         require(dtype != Dtype::F16, "optimizer.muon.dtype", dtype, rule)?;
         // Rounded to 8 bits, a mean that a step takes less than 1/256 off stays what it is.
         let rule = "at most 0.996 where its mean is kept in bf16, or the mean would never fall";
-        let (name, of) = (self.name, |is_used: bool, beta| if is_used { beta } else { 0.0 });
+        let (name, of) = (
+            self.name,
+            |is_used: bool, beta| if is_used { beta } else { 0.0 },
+        );
         for (key, beta, dtype) in [
-            ("optimizer.beta1", of(name.has_adamw(), self.beta1), self.exp_avg_dtype),
-            ("optimizer.beta2", of(name.has_adamw(), self.beta2), self.exp_avg_sq_dtype),
+            (
+                "optimizer.beta1",
+                of(name.has_adamw(), self.beta1),
+                self.exp_avg_dtype,
+            ),
+            (
+                "optimizer.beta2",
+                of(name.has_adamw(), self.beta2),
+                self.exp_avg_sq_dtype,
+            ),
             (
                 "optimizer.lion.beta2",
                 of(name == OptimizerName::Lion, self.lion.beta2),
@@ -235,8 +262,14 @@ mod tests {
     use crate::{ConfigLayers, Exit};
 
     #[rstest]
-    #[case("name = 'adagrad'", "unknown variant `adagrad`, expected one of `adamw`")]
-    #[case("[optimizer.sgd]\nmomentum = 1", "`optimizer.sgd.momentum` is 1: it must be at least 0")]
+    #[case(
+        "name = 'adagrad'",
+        "unknown variant `adagrad`, expected one of `adamw`"
+    )]
+    #[case(
+        "[optimizer.sgd]\nmomentum = 1",
+        "`optimizer.sgd.momentum` is 1: it must be at least 0"
+    )]
     #[case(
         "[optimizer.sgd]\nmomentum = 0.0\nnesterov = true",
         "`optimizer.sgd.momentum` is 0: it must be more than 0 where optimizer.sgd.nesterov is true"
@@ -246,7 +279,10 @@ mod tests {
         "`optimizer.lion.beta2` is -0.5: it must be at least 0"
     )]
     #[case("[optimizer.lion]\nbeta3 = 0.5", "beta3")]
-    #[case("[optimizer.muon]\nmomentum = nan", "`optimizer.muon.momentum` is NaN: it must be")]
+    #[case(
+        "[optimizer.muon]\nmomentum = nan",
+        "`optimizer.muon.momentum` is NaN: it must be"
+    )]
     #[case(
         "[optimizer.muon]\nnum_ns_steps = 6",
         "`optimizer.muon.num_ns_steps` is 6: it must be a multiple of 5 with quintic coefficients"
@@ -255,8 +291,14 @@ mod tests {
         "[optimizer.muon]\ncoefficients = 'polar_express'",
         "`optimizer.muon.num_ns_steps` is 5: it must be at least 8 with polar_express coefficients"
     )]
-    #[case("[optimizer.muon]\ndtype = 'f16'", "`optimizer.muon.dtype` is f16: it must be f32 or")]
-    #[case("[optimizer.muon]\nextra_scale_factor = 0", "`optimizer.muon.extra_scale_factor` is 0")]
+    #[case(
+        "[optimizer.muon]\ndtype = 'f16'",
+        "`optimizer.muon.dtype` is f16: it must be f32 or"
+    )]
+    #[case(
+        "[optimizer.muon]\nextra_scale_factor = 0",
+        "`optimizer.muon.extra_scale_factor` is 0"
+    )]
     #[case("[optimizer.muon]\ntp_mode = 'none'", "unknown variant `none`")]
     #[case(
         "name = 'sgd'\nmomentum_dtype = 'bf16'\n[optimizer.sgd]\nmomentum = 0.999",

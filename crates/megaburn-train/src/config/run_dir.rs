@@ -15,9 +15,10 @@ impl TrainConfig {
             None => format!("{}{}", self.model.family, self.size()),
         };
         let data = match &self.data.path {
-            Some(path) => Path::new(path)
-                .file_stem()
-                .map_or_else(|| "data".to_string(), |stem| stem.to_string_lossy().into_owned()),
+            Some(path) => Path::new(path).file_stem().map_or_else(
+                || "data".to_string(),
+                |stem| stem.to_string_lossy().into_owned(),
+            ),
             None => "burn-sources".to_string(),
         };
         format!("runs/{}-{}", plain(&model), plain(&data))
@@ -28,28 +29,48 @@ impl TrainConfig {
     fn size(&self) -> String {
         let of_tokenizer = || Some(self.data.tokenizer.open().ok()?.vocab_size());
         let vocab = self.model.vocab.or_else(of_tokenizer);
-        let plan =
-            vocab.and_then(|vocab| self.model.decoder(self.data.seq_len, vocab).whole_plan().ok());
-        plan.map_or_else(String::new, |plan| format!("-{}", human_number(plan.num_global() as f64)))
+        let plan = vocab.and_then(|vocab| {
+            self.model
+                .decoder(self.data.seq_len, vocab)
+                .whole_plan()
+                .ok()
+        });
+        plan.map_or_else(String::new, |plan| {
+            format!("-{}", human_number(plan.num_global() as f64))
+        })
     }
 }
 
 /// The last part of a path; of a checkpoint inside a run, the run's.
 fn name_of(path: &Path) -> String {
-    let folder = path.parent().filter(|folder| folder.ends_with("checkpoints"));
+    let folder = path
+        .parent()
+        .filter(|folder| folder.ends_with("checkpoints"));
     let path = folder.and_then(Path::parent).unwrap_or(path);
     // `.` and the like have a name only when they are resolved.
     let resolved = path.canonicalize();
-    let name = path.file_name().or_else(|| resolved.as_ref().ok()?.file_name());
-    name.map_or_else(|| "model".into(), |name| name.to_string_lossy().into_owned())
+    let name = path
+        .file_name()
+        .or_else(|| resolved.as_ref().ok()?.file_name());
+    name.map_or_else(
+        || "model".into(),
+        |name| name.to_string_lossy().into_owned(),
+    )
 }
 
 /// A name with nothing that a shell or a file system reads otherwise.
 fn plain(name: &str) -> String {
     let keeps = |c: char| c.is_alphanumeric() || "._-".contains(c);
-    let name: String = name.chars().map(|c| if keeps(c) { c } else { '-' }).collect();
+    let name: String = name
+        .chars()
+        .map(|c| if keeps(c) { c } else { '-' })
+        .collect();
     let name = name.trim_start_matches(['.', '-']);
-    if name.is_empty() { "unnamed".to_string() } else { name.to_string() }
+    if name.is_empty() {
+        "unnamed".to_string()
+    } else {
+        name.to_string()
+    }
 }
 
 #[cfg(test)]
@@ -59,7 +80,9 @@ mod tests {
     use crate::{ConfigLayers, config::RunConfig};
 
     fn dir(sets: &[&str]) -> String {
-        let layers = sets.iter().try_fold(ConfigLayers::new(), |layers, set| layers.with_set(set));
+        let layers = sets
+            .iter()
+            .try_fold(ConfigLayers::new(), |layers, set| layers.with_set(set));
         layers.unwrap().load().unwrap().run.dir
     }
 

@@ -23,7 +23,10 @@ static SCHEMA: LazyLock<Table> = LazyLock::new(|| {
         attention_factor: Some(1.0),
         ..RopeScalingConfig::default()
     });
-    config.model.latent = Some(LatentConfig { q_lora_rank: Some(1), ..LatentConfig::default() });
+    config.model.latent = Some(LatentConfig {
+        q_lora_rank: Some(1),
+        ..LatentConfig::default()
+    });
     let experts = ExpertsConfig {
         ffn: Some(1),
         shared_ffn: Some(1),
@@ -82,7 +85,11 @@ pub(super) fn keys() -> Vec<String> {
 
 /// Whether a key stands for other keys.
 pub(super) fn is_section(key: &str) -> bool {
-    keys().iter().any(|other| other.strip_prefix(key).is_some_and(|rest| rest.starts_with('.')))
+    keys().iter().any(|other| {
+        other
+            .strip_prefix(key)
+            .is_some_and(|rest| rest.starts_with('.'))
+    })
 }
 
 /// Refuses a key that does not exist and a value of another type. `origin` says where the layer
@@ -102,7 +109,11 @@ fn check_table(
         let origin = origin.to_string();
         let Some(expected) = schema.get(name) else {
             let nearest = nearest_key(&key);
-            return Err(TrainError::UnknownKey { key, origin, nearest });
+            return Err(TrainError::UnknownKey {
+                key,
+                origin,
+                nearest,
+            });
         };
         let expected = match (expected, found) {
             (Value::Table(schema), Value::Table(given)) => {
@@ -121,7 +132,12 @@ fn check_table(
             (Value::Array(_), _) => "a list in brackets",
             _ => "a string in quotes",
         };
-        return Err(TrainError::WrongType { key, origin, expected, found: describe(found) });
+        return Err(TrainError::WrongType {
+            key,
+            origin,
+            expected,
+            found: describe(found),
+        });
     }
     Ok(())
 }
@@ -135,7 +151,11 @@ fn describe(value: &Value) -> String {
 }
 
 fn join(prefix: &str, name: &str) -> String {
-    if prefix.is_empty() { name.to_string() } else { format!("{prefix}.{name}") }
+    if prefix.is_empty() {
+        name.to_string()
+    } else {
+        format!("{prefix}.{name}")
+    }
 }
 
 #[cfg(test)]
@@ -146,9 +166,19 @@ mod tests {
 
     // serde's refusal of an unknown field lists the fields that a section really has.
     fn fields<T: DeserializeOwned + std::fmt::Debug>() -> Vec<String> {
-        let text = toml::from_str::<T>("no_such_field = 1").unwrap_err().to_string();
-        let list = text.split("expected one of").nth(1).or(text.split("expected").nth(1)).unwrap();
-        list.split('`').skip(1).step_by(2).map(str::to_string).collect()
+        let text = toml::from_str::<T>("no_such_field = 1")
+            .unwrap_err()
+            .to_string();
+        let list = text
+            .split("expected one of")
+            .nth(1)
+            .or(text.split("expected").nth(1))
+            .unwrap();
+        list.split('`')
+            .skip(1)
+            .step_by(2)
+            .map(str::to_string)
+            .collect()
     }
 
     #[test]

@@ -29,13 +29,23 @@ pub struct RunConfig {
 impl Default for RunConfig {
     fn default() -> Self {
         let dir = "runs/llama-821k-burn-sources".into();
-        Self { dir, allow_other_files: false, seed: 1234, device: DeviceChoice::Auto }
+        Self {
+            dir,
+            allow_other_files: false,
+            seed: 1234,
+            device: DeviceChoice::Auto,
+        }
     }
 }
 
 impl RunConfig {
     pub(super) fn validate(&self) -> Result<(), TrainError> {
-        require(!self.dir.is_empty(), "run.dir", "empty", "the path of a folder")?;
+        require(
+            !self.dir.is_empty(),
+            "run.dir",
+            "empty",
+            "the path of a folder",
+        )?;
         fits_toml("run.seed", self.seed).map(drop)
     }
 }
@@ -87,11 +97,21 @@ impl DataConfig {
         }
         self.tokenizer.validate()?;
         at_least_one("data.seq_len", self.seq_len)?;
-        let Self { documents, document_multiple: multiple, seq_len, .. } = *self;
+        let Self {
+            documents,
+            document_multiple: multiple,
+            seq_len,
+            ..
+        } = *self;
         at_least_one("data.document_multiple", multiple)?;
         if documents {
             let rule = format!("a divisor of data.seq_len {seq_len}");
-            require(seq_len.is_multiple_of(multiple), "data.document_multiple", multiple, rule)?;
+            require(
+                seq_len.is_multiple_of(multiple),
+                "data.document_multiple",
+                multiple,
+                rule,
+            )?;
         }
         let fraction = self.validation_fraction;
         let ok = (0.0..1.0).contains(&fraction);
@@ -211,7 +231,10 @@ impl Default for LoopConfig {
 impl LoopConfig {
     /// What training drops.
     pub fn dropout(&self) -> Dropout {
-        Dropout { hidden: self.hidden_dropout, attention: self.attention_dropout }
+        Dropout {
+            hidden: self.hidden_dropout,
+            attention: self.attention_dropout,
+        }
     }
 
     pub(super) fn validate(&self) -> Result<(), TrainError> {
@@ -219,9 +242,17 @@ impl LoopConfig {
             ("train.hidden_dropout", self.hidden_dropout),
             ("train.attention_dropout", self.attention_dropout),
         ] {
-            require((0.0..1.0).contains(&share), key, share, "at least 0 and below 1")?;
+            require(
+                (0.0..1.0).contains(&share),
+                key,
+                share,
+                "at least 0 and below 1",
+            )?;
         }
-        positive("train.mtp_loss_scaling_factor", self.mtp_loss_scaling_factor)?;
+        positive(
+            "train.mtp_loss_scaling_factor",
+            self.mtp_loss_scaling_factor,
+        )?;
         require(self.steps >= 1, "train.steps", self.steps, "at least 1")?;
         at_least_one("train.global_batch", self.global_batch)?;
         at_least_one("train.micro_batch", self.micro_batch)?;
@@ -230,7 +261,12 @@ impl LoopConfig {
         }
         self.num_micro_batches(1)?;
         at_least_one("train.eval_batches", self.eval_batches)?;
-        require(self.log_interval >= 1, "train.log_interval", self.log_interval, "at least 1")?;
+        require(
+            self.log_interval >= 1,
+            "train.log_interval",
+            self.log_interval,
+            "at least 1",
+        )?;
         at_least_one("train.keep_checkpoints", self.keep_checkpoints)?;
         self.validate_exits()?;
         self.validate_limits()
@@ -253,14 +289,23 @@ pub struct GenerateConfig {
 
 impl Default for GenerateConfig {
     fn default() -> Self {
-        Self { prompt: None, tokens: 200, temperature: 0.8 }
+        Self {
+            prompt: None,
+            tokens: 200,
+            temperature: 0.8,
+        }
     }
 }
 
 impl GenerateConfig {
     pub(super) fn validate(&self) -> Result<(), TrainError> {
         let ok = self.prompt.as_deref() != Some("") || self.tokens == 0;
-        require(ok, "generate.prompt", "empty", "some text for a sample to start with")?;
+        require(
+            ok,
+            "generate.prompt",
+            "empty",
+            "some text for a sample to start with",
+        )?;
         not_negative("generate.temperature", self.temperature)
     }
 }
@@ -273,30 +318,60 @@ mod tests {
     use crate::{ConfigLayers, Exit};
 
     #[rstest]
-    #[case("run.dir = \"\"", "`run.dir` is empty: it must be the path of a folder")]
-    #[case("data.path = \"\"", "`data.path` is empty: it must be the path of a file")]
+    #[case(
+        "run.dir = \"\"",
+        "`run.dir` is empty: it must be the path of a folder"
+    )]
+    #[case(
+        "data.path = \"\"",
+        "`data.path` is empty: it must be the path of a file"
+    )]
     #[case(
         "data.tokenizer = \"bpe\"",
         "`data.tokenizer` is bpe: it must be `byte`, or the path of a tokenizer.json or of a folder that holds one"
     )]
-    #[case("data.tokenizer = \"\"", "`data.tokenizer` is empty: it must be `byte`, or the path")]
+    #[case(
+        "data.tokenizer = \"\"",
+        "`data.tokenizer` is empty: it must be `byte`, or the path"
+    )]
     #[case("data.seq_len = 0", "`data.seq_len` is 0: it must be at least 1")]
-    #[case("data.validation_fraction = -0.1", "is -0.1: it must be at least 0 (no evaluation)")]
+    #[case(
+        "data.validation_fraction = -0.1",
+        "is -0.1: it must be at least 0 (no evaluation)"
+    )]
     #[case(
         "data.validation_fraction = 1.0",
         "is 1: it must be at least 0 (no evaluation) and less"
     )]
     #[case("train.steps = 0", "`train.steps` is 0: it must be at least 1")]
-    #[case("train.global_batch = 0", "`train.global_batch` is 0: it must be at least 1")]
-    #[case("train.micro_batch = 0", "`train.micro_batch` is 0: it must be at least 1")]
+    #[case(
+        "train.global_batch = 0",
+        "`train.global_batch` is 0: it must be at least 1"
+    )]
+    #[case(
+        "train.micro_batch = 0",
+        "`train.micro_batch` is 0: it must be at least 1"
+    )]
     #[case(
         "train.micro_batch = 3",
         "`train.global_batch` is 8: it must be a multiple of train.micro_batch 3 x dp 1 = 3"
     )]
-    #[case("train.eval_batches = 0", "`train.eval_batches` is 0: it must be at least 1")]
-    #[case("train.log_interval = 0", "`train.log_interval` is 0: it must be at least 1")]
-    #[case("train.keep_checkpoints = 0", "`train.keep_checkpoints` is 0: it must be at least 1")]
-    #[case("generate.prompt = \"\"", "`generate.prompt` is empty: it must be some text")]
+    #[case(
+        "train.eval_batches = 0",
+        "`train.eval_batches` is 0: it must be at least 1"
+    )]
+    #[case(
+        "train.log_interval = 0",
+        "`train.log_interval` is 0: it must be at least 1"
+    )]
+    #[case(
+        "train.keep_checkpoints = 0",
+        "`train.keep_checkpoints` is 0: it must be at least 1"
+    )]
+    #[case(
+        "generate.prompt = \"\"",
+        "`generate.prompt` is empty: it must be some text"
+    )]
     #[case(
         "generate.temperature = -1",
         "`generate.temperature` is -1: it must be 0 or more and finite"
@@ -310,7 +385,10 @@ mod tests {
 
     #[test]
     fn a_seed_that_toml_cannot_hold_is_refused() {
-        let run = RunConfig { seed: 1 << 63, ..RunConfig::default() };
+        let run = RunConfig {
+            seed: 1 << 63,
+            ..RunConfig::default()
+        };
         let error = run.validate().unwrap_err().to_string();
         assert!(
             error.starts_with("`run.seed` is 9223372036854775808: it must be at most"),

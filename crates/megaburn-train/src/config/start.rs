@@ -54,7 +54,11 @@ impl TrainConfig {
                 data.vocab()
             );
             let value = model.vocab.to_string();
-            return Err(TrainError::Invalid { key: "model.vocab", value, rule });
+            return Err(TrainError::Invalid {
+                key: "model.vocab",
+                value,
+                rule,
+            });
         }
         data.samplers(self)?;
         Ok(model)

@@ -19,7 +19,11 @@ pub enum Tokenizer {
 
 impl From<String> for Tokenizer {
     fn from(text: String) -> Self {
-        if text == "byte" { Self::Byte } else { Self::File(text) }
+        if text == "byte" {
+            Self::Byte
+        } else {
+            Self::File(text)
+        }
     }
 }
 
@@ -47,7 +51,9 @@ impl Tokenizer {
     /// Refuses a bare word that is no file: it was meant as the name of a kind. A path is looked at
     /// when it is opened, so that a recipe can name one that comes later.
     pub(super) fn validate(&self) -> Result<(), TrainError> {
-        let Self::File(path) = self else { return Ok(()) };
+        let Self::File(path) = self else {
+            return Ok(());
+        };
         let is_path = path.contains(['/', '\\', '.']) || Path::new(path).exists();
         let value = if path.is_empty() { "empty" } else { path };
         let rule = "`byte`, or the path of a tokenizer.json or of a folder that holds one";
@@ -73,13 +79,18 @@ mod tests {
         let layers = ConfigLayers::new().with_set(&format!("data.tokenizer={text}"));
         let config = layers.and_then(ConfigLayers::load).unwrap();
         assert_eq!(config.data.tokenizer, expected);
-        let again = ConfigLayers::new().with_text("saved", &config.to_toml()).unwrap();
+        let again = ConfigLayers::new()
+            .with_text("saved", &config.to_toml())
+            .unwrap();
         assert_eq!(again.load().unwrap(), config);
     }
 
     #[test]
     fn a_path_without_a_tokenizer_is_named_when_it_is_opened() {
-        let error = Tokenizer::File("no/such".into()).open().unwrap_err().to_string();
+        let error = Tokenizer::File("no/such".into())
+            .open()
+            .unwrap_err()
+            .to_string();
         assert_eq!(
             error,
             "no tokenizer at `no/such`: there is no such file or folder; give a tokenizer.json, or a folder that holds one"

@@ -41,7 +41,10 @@ impl TrainConfig {
         let keys = [
             (
                 "recompute.modules",
-                again.modules.iter().any(|module| *module != RecomputeModule::Norm),
+                again
+                    .modules
+                    .iter()
+                    .any(|module| *module != RecomputeModule::Norm),
                 !again.has_all_layers(),
                 "with recompute.method = \"block\" or \"none\"",
             ),
@@ -66,7 +69,12 @@ impl TrainConfig {
             ("optimizer.beta1", mine.beta1 != default.beta1, adamw, ADAMW),
             ("optimizer.beta2", mine.beta2 != default.beta2, adamw, ADAMW),
             ("optimizer.eps", mine.eps != default.eps, adamw, ADAMW),
-            ("optimizer.exp_avg_sq_dtype", mine.exp_avg_sq_dtype != Dtype::F32, adamw, ADAMW),
+            (
+                "optimizer.exp_avg_sq_dtype",
+                mine.exp_avg_sq_dtype != Dtype::F32,
+                adamw,
+                ADAMW,
+            ),
             (
                 "optimizer.exp_avg_dtype",
                 mine.exp_avg_dtype != Dtype::F32,
@@ -79,18 +87,48 @@ impl TrainConfig {
                 sgd || muon,
                 "with optimizer.name = \"sgd\" or \"muon\"",
             ),
-            ("optimizer.sgd", mine.sgd != default.sgd, sgd, "with optimizer.name = \"sgd\""),
-            ("optimizer.lion", mine.lion != default.lion, lion, "with optimizer.name = \"lion\""),
-            ("optimizer.muon", mine.muon != default.muon, muon, "with optimizer.name = \"muon\""),
+            (
+                "optimizer.sgd",
+                mine.sgd != default.sgd,
+                sgd,
+                "with optimizer.name = \"sgd\"",
+            ),
+            (
+                "optimizer.lion",
+                mine.lion != default.lion,
+                lion,
+                "with optimizer.name = \"lion\"",
+            ),
+            (
+                "optimizer.muon",
+                mine.muon != default.muon,
+                muon,
+                "with optimizer.name = \"muon\"",
+            ),
             (
                 "optimizer.wsd_decay_style",
                 mine.wsd_decay_style != default.wsd_decay_style,
                 is_wsd,
                 WSD,
             ),
-            ("optimizer.wsd_decay_steps", mine.wsd_decay_steps.is_some(), is_wsd, WSD),
-            ("optimizer.wsd_decay_samples", mine.wsd_decay_samples.is_some(), is_wsd, WSD),
-            ("optimizer.loss_scale", mine.loss_scale.is_some(), is_f16, F16),
+            (
+                "optimizer.wsd_decay_steps",
+                mine.wsd_decay_steps.is_some(),
+                is_wsd,
+                WSD,
+            ),
+            (
+                "optimizer.wsd_decay_samples",
+                mine.wsd_decay_samples.is_some(),
+                is_wsd,
+                WSD,
+            ),
+            (
+                "optimizer.loss_scale",
+                mine.loss_scale.is_some(),
+                is_f16,
+                F16,
+            ),
             (
                 "optimizer.initial_loss_scale",
                 mine.initial_loss_scale != default.initial_loss_scale,
@@ -109,7 +147,12 @@ impl TrainConfig {
                 is_dynamic,
                 DYNAMIC,
             ),
-            ("optimizer.hysteresis", mine.hysteresis != default.hysteresis, is_dynamic, DYNAMIC),
+            (
+                "optimizer.hysteresis",
+                mine.hysteresis != default.hysteresis,
+                is_dynamic,
+                DYNAMIC,
+            ),
             (
                 "optimizer.decoupled_min_lr",
                 mine.decoupled_min_lr.is_some(),
@@ -176,7 +219,12 @@ impl TrainConfig {
                 self.model.mtp_layers > 0,
                 "with model.mtp_layers above 0",
             ),
-            ("moe", self.moe != Self::default().moe, has_experts, "with a model.family of experts"),
+            (
+                "moe",
+                self.moe != Self::default().moe,
+                has_experts,
+                "with a model.family of experts",
+            ),
             (
                 "moe.drop_policy",
                 self.moe.drop_policy != Self::default().moe.drop_policy,
@@ -197,15 +245,39 @@ impl TrainConfig {
             ),
             ("parallel.schedule", parallel.schedule.is_some(), pp, PP),
             ("parallel.chunks", parallel.chunks.is_some(), pp, PP),
-            ("parallel.micro_batch_group", parallel.micro_batch_group.is_some(), pp, PP),
-            ("parallel.pipeline_layout", parallel.pipeline_layout.is_some(), pp, PP),
-            ("parallel.first_stage_layers", parallel.first_stage_layers.is_some(), pp, PP),
-            ("parallel.last_stage_layers", parallel.last_stage_layers.is_some(), pp, PP),
+            (
+                "parallel.micro_batch_group",
+                parallel.micro_batch_group.is_some(),
+                pp,
+                PP,
+            ),
+            (
+                "parallel.pipeline_layout",
+                parallel.pipeline_layout.is_some(),
+                pp,
+                PP,
+            ),
+            (
+                "parallel.first_stage_layers",
+                parallel.first_stage_layers.is_some(),
+                pp,
+                PP,
+            ),
+            (
+                "parallel.last_stage_layers",
+                parallel.last_stage_layers.is_some(),
+                pp,
+                PP,
+            ),
             ("parallel.count_embedding", parallel.count_embedding, pp, PP),
             ("parallel.count_loss", parallel.count_loss, pp, PP),
         ];
-        let unused = keys.into_iter().filter(|(_, is_set, is_used, _)| *is_set && !is_used);
-        unused.map(|(key, _, _, used)| UnusedKey { key, used }).collect()
+        let unused = keys
+            .into_iter()
+            .filter(|(_, is_set, is_used, _)| *is_set && !is_used);
+        unused
+            .map(|(key, _, _, used)| UnusedKey { key, used })
+            .collect()
     }
 }
 
@@ -245,8 +317,13 @@ mod tests {
     #[case(&["parallel.overlap_moe=true", "parallel.ep=2", "model.family=mixtral"], &[])]
     #[case(&["parallel.zero_ranks=2", "parallel.zero=2"], &[])]
     fn what_changes_nothing_is_named(#[case] sets: &[&str], #[case] expected: &[&str]) {
-        let layers = sets.iter().try_fold(ConfigLayers::new(), |layers, set| layers.with_set(set));
+        let layers = sets
+            .iter()
+            .try_fold(ConfigLayers::new(), |layers, set| layers.with_set(set));
         let unused = layers.unwrap().load().unwrap().unused_keys();
-        assert_eq!(unused.iter().map(|key| key.key).collect::<Vec<_>>(), expected);
+        assert_eq!(
+            unused.iter().map(|key| key.key).collect::<Vec<_>>(),
+            expected
+        );
     }
 }

@@ -7,15 +7,27 @@ use crate::TrainError;
 
 /// One sentence of what is said of a value in two lines, the second of which names the key.
 pub(super) fn bad_value(text: &str, origin: &str) -> TrainError {
-    let (why, key) = text.trim_end().rsplit_once("\nin ").unwrap_or((text.trim_end(), ""));
-    let place = if key.is_empty() { origin.to_string() } else { format!("{key} in {origin}") };
+    let (why, key) = text
+        .trim_end()
+        .rsplit_once("\nin ")
+        .unwrap_or((text.trim_end(), ""));
+    let place = if key.is_empty() {
+        origin.to_string()
+    } else {
+        format!("{key} in {origin}")
+    };
     let quoted: Vec<&str> = why.split('`').skip(1).step_by(2).collect();
     let meant = match quoted.split_first() {
         Some((value, known)) if why.starts_with("unknown variant") => nearest_value(value, known),
         _ => None,
     };
-    let hint = meant.map(|meant| format!("; did you mean `{meant}`?")).unwrap_or_default();
-    TrainError::Value { place, why: format!("{}{hint}", why.replace('\n', " ")) }
+    let hint = meant
+        .map(|meant| format!("; did you mean `{meant}`?"))
+        .unwrap_or_default();
+    TrainError::Value {
+        place,
+        why: format!("{}{hint}", why.replace('\n', " ")),
+    }
 }
 
 /// `parallel.cp_comm` may be one way for all layers, without brackets.
@@ -42,7 +54,10 @@ mod tests {
     #[case("parallel.schedule=zbv", "; did you mean `zb-v`?")]
     #[case("optimizer.name=adam", "; did you mean `adamw`?")]
     #[case("optimizer.learning_rate=1", "; the nearest key is `optimizer.lr`")]
-    #[case("parallel.cp_comm=ring", "`parallel.cp_comm` in `--set parallel.cp_comm=ring`: `ring`")]
+    #[case(
+        "parallel.cp_comm=ring",
+        "`parallel.cp_comm` in `--set parallel.cp_comm=ring`: `ring`"
+    )]
     fn a_bad_value_is_one_line_that_names_the_key(#[case] set: &str, #[case] message: &str) {
         let error = ConfigLayers::new().with_set(set).unwrap_err();
         let text = error.to_string();

@@ -46,15 +46,32 @@ pub fn human_number(value: f64) -> String {
 
 /// The line of a step.
 pub(super) fn step_line(metrics: &StepMetrics, steps: u64, left: Duration) -> String {
-    let StepMetrics { step, loss, grad_norm, lr, tokens_per_second, tflops, memory_bytes, .. } =
-        *metrics;
-    let scale = metrics.loss_scale.map(|scale| format!("  loss scale {}", human_number(scale)));
-    let zeros = metrics.num_zeros.map(|zeros| format!("  zeros {}", human_number(zeros as f64)));
-    let params = metrics.params_norm.map(|norm| format!("  params norm {}", human_number(norm)));
+    let StepMetrics {
+        step,
+        loss,
+        grad_norm,
+        lr,
+        tokens_per_second,
+        tflops,
+        memory_bytes,
+        ..
+    } = *metrics;
+    let scale = metrics
+        .loss_scale
+        .map(|scale| format!("  loss scale {}", human_number(scale)));
+    let zeros = metrics
+        .num_zeros
+        .map(|zeros| format!("  zeros {}", human_number(zeros as f64)));
+    let params = metrics
+        .params_norm
+        .map(|norm| format!("  params norm {}", human_number(norm)));
     let skipped = if metrics.skipped { "  skipped" } else { "" };
     let width = steps.to_string().len();
-    let rest =
-        if left.is_zero() { "done".into() } else { format!("{} left", human_duration(left)) };
+    let rest = if left.is_zero() {
+        "done".into()
+    } else {
+        format!("{} left", human_duration(left))
+    };
     format!(
         "step {step:>width$}/{steps}  loss {loss:.4}  grad norm {}{}{}  lr {lr:.2e}{}{skipped}  {} tokens/s  {} TFLOP/s  {}  {rest}",
         human_number(grad_norm),
@@ -69,8 +86,15 @@ pub(super) fn step_line(metrics: &StepMetrics, steps: u64, left: Duration) -> St
 
 /// What fits beside a bar.
 pub(super) fn brief(metrics: &StepMetrics) -> String {
-    let StepMetrics { loss, tokens_per_second, .. } = *metrics;
-    format!("loss {loss:.4}  {} tokens/s", human_number(tokens_per_second))
+    let StepMetrics {
+        loss,
+        tokens_per_second,
+        ..
+    } = *metrics;
+    format!(
+        "loss {loss:.4}  {} tokens/s",
+        human_number(tokens_per_second)
+    )
 }
 
 #[cfg(test)]
@@ -134,7 +158,10 @@ mod tests {
             ..example_step(7, 5.5)
         };
         let line = step_line(&metrics, 9, Duration::ZERO);
-        assert!(line.contains("norm inf  lr 3.00e-4  loss scale 65.5k  skipped  12.3k"), "{line}");
+        assert!(
+            line.contains("norm inf  lr 3.00e-4  loss scale 65.5k  skipped  12.3k"),
+            "{line}"
+        );
     }
 
     #[test]
@@ -145,7 +172,10 @@ mod tests {
             ..example_step(1, 5.5)
         };
         let line = step_line(&metrics, 10, Duration::ZERO);
-        assert!(line.contains("norm 1.25  zeros 521M  params norm 123  lr 3.00e-4"), "{line}");
+        assert!(
+            line.contains("norm 1.25  zeros 521M  params norm 123  lr 3.00e-4"),
+            "{line}"
+        );
     }
 
     #[test]

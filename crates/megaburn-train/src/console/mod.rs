@@ -56,9 +56,18 @@ impl Console {
     /// with a line every `log_interval` steps.
     pub fn new(steps: u64, first_step: u64, log_interval: u64) -> Self {
         let terminal = io::stdout().is_terminal() && io::stderr().is_terminal();
-        let target =
-            if terminal { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
-        Self::with_target(Box::new(io::stdout()), target, steps, first_step, log_interval)
+        let target = if terminal {
+            ProgressDrawTarget::stderr()
+        } else {
+            ProgressDrawTarget::hidden()
+        };
+        Self::with_target(
+            Box::new(io::stdout()),
+            target,
+            steps,
+            first_step,
+            log_interval,
+        )
     }
 
     /// A console of plain lines on `out`.
@@ -84,7 +93,14 @@ impl Console {
         let screen = OutputQueue::spawn("console", WAITING, move |output| screen.show(output))
             .expect("the system has room for a thread");
         let log_interval = log_interval.max(1);
-        Self { screen, has_bar, steps, log_interval, first_step, started: Instant::now() }
+        Self {
+            screen,
+            has_bar,
+            steps,
+            log_interval,
+            first_step,
+            started: Instant::now(),
+        }
     }
 
     /// Prints any text, above the bar.
@@ -97,7 +113,10 @@ impl Console {
     pub fn step(&mut self, metrics: &StepMetrics) {
         let step = metrics.step;
         if self.has_bar {
-            self.screen.push_if_room(Show::Bar { step, message: brief(metrics) });
+            self.screen.push_if_room(Show::Bar {
+                step,
+                message: brief(metrics),
+            });
         }
         let first = step == self.first_step + 1;
         if first || metrics.skipped || step.is_multiple_of(self.log_interval) || step == self.steps
@@ -111,8 +130,15 @@ impl Console {
 
     /// Reports an evaluation.
     pub fn eval(&mut self, metrics: &EvalMetrics) {
-        let EvalMetrics { step, eval_loss, mtp_losses } = metrics;
-        let further = mtp_losses.iter().map(|loss| format!("{loss:.4}")).collect::<Vec<_>>();
+        let EvalMetrics {
+            step,
+            eval_loss,
+            mtp_losses,
+        } = metrics;
+        let further = mtp_losses
+            .iter()
+            .map(|loss| format!("{loss:.4}"))
+            .collect::<Vec<_>>();
         let further = match further.is_empty() {
             true => String::new(),
             false => format!("; of further tokens {}", further.join(", ")),

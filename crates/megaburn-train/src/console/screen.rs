@@ -52,7 +52,9 @@ impl Screen {
             }
             Output::Item(Show::End) => self.bar.finish_and_clear(),
             Output::Dropped(lines) => {
-                self.line(&format!("note     {lines} lines are missing here: nobody read them"));
+                self.line(&format!(
+                    "note     {lines} lines are missing here: nobody read them"
+                ));
             }
         }
     }

@@ -86,7 +86,12 @@ fn a_line_is_printed_first_last_and_at_the_interval(
         .text()
         .lines()
         .map(|line| {
-            line.split(['/', ' ']).filter(|s| !s.is_empty()).nth(1).unwrap().parse().unwrap()
+            line.split(['/', ' '])
+                .filter(|s| !s.is_empty())
+                .nth(1)
+                .unwrap()
+                .parse()
+                .unwrap()
         })
         .collect();
     assert_eq!(printed, expected);
@@ -102,7 +107,10 @@ fn plain_lines_have_no_control_characters() {
     console.finish();
     let text = buffer.text();
     assert!(text.ends_with("evaluation after step 1: loss 1.2346 on unseen data\nsaved\n"));
-    assert!(text.chars().all(|c| c == '\n' || !c.is_control()), "{text:?}");
+    assert!(
+        text.chars().all(|c| c == '\n' || !c.is_control()),
+        "{text:?}"
+    );
 }
 
 #[test]
@@ -115,9 +123,17 @@ fn on_a_terminal_a_bar_shows_the_last_step_and_goes_away_at_the_end() {
     assert!(console.screen.flush(Duration::from_secs(5)));
     let shown = terminal.0.text();
     assert!(shown.contains("4/10  loss 4.0000"), "{shown}");
-    assert_eq!(buffer.text().lines().count(), 1, "a line only for the first step");
+    assert_eq!(
+        buffer.text().lines().count(),
+        1,
+        "a line only for the first step"
+    );
     console.finish();
-    assert!(terminal.0.text().ends_with("CLEARED"), "{}", terminal.0.text());
+    assert!(
+        terminal.0.text().ends_with("CLEARED"),
+        "{}",
+        terminal.0.text()
+    );
 }
 
 #[test]
@@ -135,7 +151,10 @@ fn a_closed_pipe_does_not_end_the_run() {
     let mut console = Console::plain(Closed, 2, 0, 1);
     console.step(&example_step(1, 5.5));
     console.line("still here");
-    assert!(console.screen.flush(Duration::from_secs(5)), "it waits for a closed pipe");
+    assert!(
+        console.screen.flush(Duration::from_secs(5)),
+        "it waits for a closed pipe"
+    );
 }
 
 #[test]
@@ -157,15 +176,31 @@ fn a_reader_that_pauses_holds_up_nobody_and_what_it_missed_is_said() {
     let mut console = Console::plain(Paused(paused, buffer.clone()), 5000, 0, 1);
     let begin = Instant::now();
     (1..=5000).for_each(|step| console.step(&example_step(step, 5.5)));
-    assert!(begin.elapsed() < Duration::from_secs(30), "it waited for the reader");
+    assert!(
+        begin.elapsed() < Duration::from_secs(30),
+        "it waited for the reader"
+    );
     assert_eq!(buffer.text(), "");
     drop(goes_on);
     drop(console);
     let text = buffer.text();
-    let missing =
-        text.lines().find(|line| line.ends_with("lines are missing here: nobody read them"));
-    let missing: u64 = missing.expect(&text).split_whitespace().nth(1).unwrap().parse().unwrap();
-    let lines = text.lines().filter(|line| line.starts_with("step ")).count() as u64;
-    assert!(lines >= 1024 && text.starts_with("step    1/5000"), "{lines} lines");
+    let missing = text
+        .lines()
+        .find(|line| line.ends_with("lines are missing here: nobody read them"));
+    let missing: u64 = missing
+        .expect(&text)
+        .split_whitespace()
+        .nth(1)
+        .unwrap()
+        .parse()
+        .unwrap();
+    let lines = text
+        .lines()
+        .filter(|line| line.starts_with("step "))
+        .count() as u64;
+    assert!(
+        lines >= 1024 && text.starts_with("step    1/5000"),
+        "{lines} lines"
+    );
     assert_eq!(lines + missing, 5000);
 }

@@ -75,5 +75,9 @@ fn an_error_says_what_happened_and_how_to_exit(
 
 #[test]
 fn errors_stay_small_enough_to_return_by_value() {
-    assert!(size_of::<TrainError>() <= 128, "{}", size_of::<TrainError>());
+    assert!(
+        size_of::<TrainError>() <= 128,
+        "{}",
+        size_of::<TrainError>()
+    );
 }

@@ -23,9 +23,14 @@ pub(super) fn of_stages(
         Some(_) => 1,
         None => config.train.num_micro_batches(layout.dp)?,
     };
-    let schedule = config.parallel.schedule(layout.pp, num_micro_batches).build()?;
+    let schedule = config
+        .parallel
+        .schedule(layout.pp, num_micro_batches)
+        .build()?;
     let ranks = stages.iter().zip(&schedule.ranks);
-    Ok(ranks.map(|(chunks, actions)| peak(&of, chunks, actions)).collect())
+    Ok(ranks
+        .map(|(chunks, actions)| peak(&of, chunks, actions))
+        .collect())
 }
 
 fn activations(
@@ -39,7 +44,11 @@ fn activations(
     // Of documents that are dealt out a rank has a row in each pass.
     let (seq_len, micro_batch, cp) = match config.parallel.max_tokens_per_rank {
         Some(tokens) => (tokens, 1, 1),
-        None => (config.padded_seq_len(layout), config.train.micro_batch, layout.cp),
+        None => (
+            config.padded_seq_len(layout),
+            config.train.micro_batch,
+            layout.cp,
+        ),
     };
     Ok(Activations {
         element: match config.train.dtype {
@@ -68,13 +77,31 @@ fn peak(of: &Activations, chunks: &[StageLayers], actions: &[Action]) -> usize {
             Op::Backward | Op::BackwardWeight => in_flight[*chunk] -= 1,
             _ => continue,
         }
-        let held = chunks.iter().zip(&in_flight).filter(|(_, count)| **count > 0);
-        let held = held.map(|(StageLayers { embedding, layers, loss }, count)| {
-            let ends = Ends { first: *embedding, last: *loss };
-            of.stage(layers.clone(), ends, *count)
-        });
+        let held = chunks
+            .iter()
+            .zip(&in_flight)
+            .filter(|(_, count)| **count > 0);
+        let held = held.map(
+            |(
+                StageLayers {
+                    embedding,
+                    layers,
+                    loss,
+                },
+                count,
+            )| {
+                let ends = Ends {
+                    first: *embedding,
+                    last: *loss,
+                };
+                of.stage(layers.clone(), ends, *count)
+            },
+        );
         most = most.max(held.sum());
     }
-    let again = chunks.iter().map(|chunk| of.again(chunk.layers.clone())).max();
+    let again = chunks
+        .iter()
+        .map(|chunk| of.again(chunk.layers.clone()))
+        .max();
     most + again.unwrap_or(0)
 }

@@ -41,13 +41,18 @@ impl MemoryEstimate {
         layout: &Layout,
         scores: Scores,
     ) -> Result<Vec<Self>, TrainError> {
-        let model =
-            config.model.decoder(config.data.seq_len, megaburn_data::ByteTokenizer::VOCAB_SIZE);
+        let model = config.model.decoder(
+            config.data.seq_len,
+            megaburn_data::ByteTokenizer::VOCAB_SIZE,
+        );
         config.check_model(layout, &model)?;
         let stages = config.parallel.stages(layout, model.layers)?;
         let states = state::of_stages(config, layout, &model, &stages)?;
         let held = held::of_stages(config, layout, &model, &stages, scores)?;
-        let with = |(state, activations)| Self { activations, ..state };
+        let with = |(state, activations)| Self {
+            activations,
+            ..state
+        };
         Ok(states.into_iter().zip(held).map(with).collect())
     }
 
@@ -61,7 +66,10 @@ impl MemoryEstimate {
         scores: Scores,
     ) -> Result<Self, TrainError> {
         let stages = Self::of_stages(config, layout, scores)?;
-        Ok(stages.into_iter().max_by_key(Self::total).unwrap_or_default())
+        Ok(stages
+            .into_iter()
+            .max_by_key(Self::total)
+            .unwrap_or_default())
     }
 
     /// All of it.

@@ -43,9 +43,16 @@ fn params(
     stages: &[Vec<StageLayers>],
 ) -> Result<Vec<Vec<Param>>, TrainError> {
     let split = layout.ep * layout.etp;
-    let dp = (1..=split).find(|dp| (layout.tp * dp).is_multiple_of(split)).unwrap_or(split);
+    let dp = (1..=split)
+        .find(|dp| (layout.tp * dp).is_multiple_of(split))
+        .unwrap_or(split);
     let is_copied = layout.pp > 1 && (model.tied || model.mtp_layers > 0);
-    let grid = Layout { cp: 1, pp: 1, dp, ..*layout };
+    let grid = Layout {
+        cp: 1,
+        pp: 1,
+        dp,
+        ..*layout
+    };
     let ranks = run_threads(grid.world_size(), GroupOptions::default(), |world| {
         let groups = ProcessGroups::new(&world, grid)?;
         let of = |chunks: &Vec<StageLayers>| {
@@ -86,7 +93,11 @@ fn bytes(config: &TrainConfig, layout: &Layout, params: &[Param]) -> MemoryEstim
     // Elements of matrices that are gathered, and of gradients that are on their way.
     let (mut gathered, mut sent) = (0, 0);
     for param in params {
-        let shares = if zero == 0 { 1 } else { shares(config, layout, param.is_expert) };
+        let shares = if zero == 0 {
+            1
+        } else {
+            shares(config, layout, param.is_expert)
+        };
         let share = param.elements.div_ceil(shares);
         let is_shared_out = zero == 3 && param.is_direct && shares > 1;
         let parameter = if is_shared_out { share } else { param.elements };
@@ -94,14 +105,23 @@ fn bytes(config: &TrainConfig, layout: &Layout, params: &[Param]) -> MemoryEstim
         found.parameters += width(config.train.dtype) * parameter;
         found.gradients += width(config.optimizer.main_grads_dtype) * gradient;
         let kept = 1.0 - config.optimizer.cpu_offload_fraction;
-        let state = config.optimizer.bytes_of_element(config.train.dtype, param.is_orthogonalized);
+        let state = config
+            .optimizer
+            .bytes_of_element(config.train.dtype, param.is_orthogonalized);
         found.optimizer += ((share * state) as f64 * kept) as usize;
         gathered += if is_shared_out { param.elements } else { 0 };
-        sent += if zero >= 2 && shares > 1 { param.elements } else { 0 };
+        sent += if zero >= 2 && shares > 1 {
+            param.elements
+        } else {
+            0
+        };
     }
     // One bucket is computed with and the next one is on its way.
     let replicas = layout.dp * layout.cp;
-    let bucket = config.parallel.bucket_size.unwrap_or((40 << 20).max(replicas << 20));
+    let bucket = config
+        .parallel
+        .bucket_size
+        .unwrap_or((40 << 20).max(replicas << 20));
     found.parameters += width(config.train.dtype) * gathered.min(2 * bucket);
     found.gradients += width(config.optimizer.main_grads_dtype) * sent.min(2 * bucket);
     found
@@ -115,7 +135,10 @@ fn shares(config: &TrainConfig, layout: &Layout, is_expert: bool) -> usize {
     }
     let replicas = layout.degree(Axis::Edp);
     let most = config.parallel.zero_ranks.unwrap_or(replicas);
-    (1..=most).rev().find(|ranks| replicas.is_multiple_of(*ranks)).unwrap_or(1)
+    (1..=most)
+        .rev()
+        .find(|ranks| replicas.is_multiple_of(*ranks))
+        .unwrap_or(1)
 }
 
 fn width(dtype: Dtype) -> usize {

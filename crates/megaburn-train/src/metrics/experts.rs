@@ -38,14 +38,19 @@ impl ExpertMetrics {
         let tokens = tokens.max(1.0);
         // Expert by expert the part of what was sent, and the mean probability.
         let pairs = load.tokens.iter().zip(&load.probabilities);
-        let global = pairs.map(|(&own, p)| num * (own as f64 / sent) * (p / tokens)).sum::<f64>();
+        let global = pairs
+            .map(|(&own, p)| num * (own as f64 / sent) * (p / tokens))
+            .sum::<f64>();
         let layers = self.layers + 1.0;
         let mean = |mean: &mut f64, new: f64| *mean += (new - *mean) / layers;
         mean(&mut self.aux_loss, load.aux_loss / tokens);
         mean(&mut self.seq_aux_loss, load.seq_aux_loss / tokens);
         mean(&mut self.global_aux_loss, global);
         mean(&mut self.z_loss, load.z_loss / tokens);
-        mean(&mut self.dropped, load.dropped as f64 / (tokens * top_k as f64));
+        mean(
+            &mut self.dropped,
+            load.dropped as f64 / (tokens * top_k as f64),
+        );
         self.layers = layers;
         let of_mean = |own: Option<&u64>| own.map_or(0.0, |&own| own as f64 * num / sent);
         self.busiest.push(of_mean(load.tokens.iter().max()));
@@ -59,7 +64,10 @@ mod tests {
 
     #[test]
     fn numbers_that_are_none_are_written_and_read() {
-        let metrics = ExpertMetrics { z_loss: f64::NAN, ..ExpertMetrics::default() };
+        let metrics = ExpertMetrics {
+            z_loss: f64::NAN,
+            ..ExpertMetrics::default()
+        };
         let text = serde_json::to_string(&metrics).unwrap();
         let read: ExpertMetrics = serde_json::from_str(&text).unwrap();
         assert!(text.contains("\"z_loss\":null") && read.z_loss.is_nan());
@@ -80,6 +88,9 @@ mod tests {
         assert_eq!((metrics.aux_loss, metrics.dropped), (1.5, 0.25));
         // 2 (0.5 0.75 + 0.5 0.25) and 2 (0.75 0.75 + 0.25 0.25).
         assert_eq!(metrics.global_aux_loss, (1.0 + 1.25) / 2.0);
-        assert_eq!((metrics.busiest, metrics.idlest), (vec![1.0, 1.5], vec![1.0, 0.5]));
+        assert_eq!(
+            (metrics.busiest, metrics.idlest),
+            (vec![1.0, 1.5], vec![1.0, 0.5])
+        );
     }
 }

@@ -34,7 +34,11 @@ struct Failing {
 
 impl Journal {
     pub(crate) fn new(folder: Arc<RunFolder>, writer: MetricsWriter) -> Self {
-        Self { folder, writer, failing: None }
+        Self {
+            folder,
+            writer,
+            failing: None,
+        }
     }
 
     /// What stood in the file when it was opened.
@@ -118,7 +122,10 @@ impl Journal {
                 tracing::warn!(
                     "{error}; training goes on, and the lines are written when that works"
                 );
-                *failing = Some(Failing { since: Instant::now(), tries: 1 });
+                *failing = Some(Failing {
+                    since: Instant::now(),
+                    tries: 1,
+                });
             }
         }
     }
@@ -165,7 +172,11 @@ mod tests {
         fs::remove_dir(&path).unwrap();
         journal.write(example_step(31, 1.0)).unwrap();
         assert!(!journal.gives_up());
-        let steps: Vec<_> = read_metrics(&path).unwrap().iter().map(|line| line.step()).collect();
+        let steps: Vec<_> = read_metrics(&path)
+            .unwrap()
+            .iter()
+            .map(|line| line.step())
+            .collect();
         assert_eq!(steps, (1..=31).collect::<Vec<_>>());
     }
 
@@ -195,7 +206,10 @@ mod tests {
         fs::rename(&run, dir.path().join("gone")).unwrap();
         let _second = journal(&run);
         let error = first.write(example_step(1, 1.0)).unwrap_err();
-        assert!(error.to_string().contains("is not its own any more"), "{error}");
+        assert!(
+            error.to_string().contains("is not its own any more"),
+            "{error}"
+        );
         assert!(first.sync().is_err() && first.finish().is_err());
         assert_eq!(read_metrics(run.join(METRICS)).unwrap(), []);
     }

@@ -38,8 +38,13 @@ impl Line {
             let record = MetricsRecord::from_value(value);
             return record.map_or(Self::Foreign, |record| Self::Record(Box::new(record)));
         }
-        let run_id = value.get("run_id").and_then(Value::as_str).filter(|_| has("start"));
-        run_id.map_or(Self::Other, |run_id| Self::Start { run_id: run_id.to_string() })
+        let run_id = value
+            .get("run_id")
+            .and_then(Value::as_str)
+            .filter(|_| has("start"));
+        run_id.map_or(Self::Other, |run_id| Self::Start {
+            run_id: run_id.to_string(),
+        })
     }
 }
 

@@ -54,7 +54,11 @@ pub struct StepMetrics {
     pub params_norm: Option<f64>,
     /// Of a model that predicts further tokens: depth by depth the cross entropy over those, divided by all
     /// tokens of the step. `loss` is without it.
-    #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "nans_if_null")]
+    #[serde(
+        default,
+        skip_serializing_if = "Vec::is_empty",
+        deserialize_with = "nans_if_null"
+    )]
     pub mtp_losses: Vec<f64>,
     /// Of a model with experts: where tokens went.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -70,7 +74,11 @@ pub struct EvalMetrics {
     #[serde(deserialize_with = "nan_if_null")]
     pub eval_loss: f64,
     /// As in [`StepMetrics`].
-    #[serde(default, skip_serializing_if = "Vec::is_empty", deserialize_with = "nans_if_null")]
+    #[serde(
+        default,
+        skip_serializing_if = "Vec::is_empty",
+        deserialize_with = "nans_if_null"
+    )]
     pub mtp_losses: Vec<f64>,
 }
 
@@ -125,12 +133,19 @@ fn nan_if_null<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Err
 
 fn nans_if_null<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<f64>, D::Error> {
     let numbers: Vec<Option<f64>> = Deserialize::deserialize(deserializer)?;
-    Ok(numbers.into_iter().map(|number| number.unwrap_or(f64::NAN)).collect())
+    Ok(numbers
+        .into_iter()
+        .map(|number| number.unwrap_or(f64::NAN))
+        .collect())
 }
 
 #[cfg(test)]
 pub(crate) fn example_eval(step: u64, eval_loss: f64) -> EvalMetrics {
-    EvalMetrics { step, eval_loss, mtp_losses: Vec::new() }
+    EvalMetrics {
+        step,
+        eval_loss,
+        mtp_losses: Vec::new(),
+    }
 }
 
 #[cfg(test)]
@@ -167,16 +182,29 @@ mod tests {
             json(example_step(1, 5.5)),
             r#"{"step":1,"loss":5.5,"grad_norm":1.25,"lr":0.0003,"tokens":1024,"tokens_per_second":12345.678,"tflops":0.0123,"memory_bytes":128974848}"#
         );
-        let half = StepMetrics { loss_scale: Some(65536.0), skipped: true, ..example_step(1, 5.5) };
+        let half = StepMetrics {
+            loss_scale: Some(65536.0),
+            skipped: true,
+            ..example_step(1, 5.5)
+        };
         assert!(
             json(half.clone())
                 .ends_with(r#""memory_bytes":128974848,"loss_scale":65536.0,"skipped":true}"#)
         );
-        assert_eq!(MetricsRecord::parse(json(half.clone()).as_bytes()).unwrap(), half.into());
+        assert_eq!(
+            MetricsRecord::parse(json(half.clone()).as_bytes()).unwrap(),
+            half.into()
+        );
         assert_eq!(json(example_eval(2, 4.5)), r#"{"step":2,"eval_loss":4.5}"#);
-        let ahead = EvalMetrics { mtp_losses: vec![4.75, f64::NAN], ..example_eval(2, 4.5) };
+        let ahead = EvalMetrics {
+            mtp_losses: vec![4.75, f64::NAN],
+            ..example_eval(2, 4.5)
+        };
         let line = json(ahead);
-        assert_eq!(line, r#"{"step":2,"eval_loss":4.5,"mtp_losses":[4.75,null]}"#);
+        assert_eq!(
+            line,
+            r#"{"step":2,"eval_loss":4.5,"mtp_losses":[4.75,null]}"#
+        );
         assert!(matches!(
             MetricsRecord::parse(line.as_bytes()),
             Ok(MetricsRecord::Eval(back)) if back.mtp_losses[0] == 4.75 && back.mtp_losses[1].is_nan()
@@ -186,7 +214,10 @@ mod tests {
     #[test]
     fn a_number_that_is_not_finite_is_null_and_comes_back_as_nan() {
         for value in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
-            let line = json(StepMetrics { grad_norm: value, ..example_step(3, value) });
+            let line = json(StepMetrics {
+                grad_norm: value,
+                ..example_step(3, value)
+            });
             assert!(line.starts_with(r#"{"step":3,"loss":null,"grad_norm":null,"lr":0.0003"#));
             let Ok(MetricsRecord::Step(back)) = MetricsRecord::parse(line.as_bytes()) else {
                 panic!("{line}");
@@ -205,7 +236,10 @@ mod tests {
     fn numbers_come_back_to_the_bit() {
         for loss in [5.545177444479562, 1e-300, f64::from(0.1_f32), f64::MAX] {
             let record = MetricsRecord::from(example_step(u64::MAX, loss));
-            assert_eq!(MetricsRecord::parse(json(record.clone()).as_bytes()).unwrap(), record);
+            assert_eq!(
+                MetricsRecord::parse(json(record.clone()).as_bytes()).unwrap(),
+                record
+            );
         }
     }
 }

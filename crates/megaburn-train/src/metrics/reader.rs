@@ -10,12 +10,18 @@ use crate::TrainError;
 /// The file cannot be read.
 pub fn read_metrics(path: impl AsRef<Path>) -> Result<Vec<MetricsRecord>, TrainError> {
     let path = path.as_ref();
-    let bytes = fs::read(path).map_err(|source| TrainError::Read { path: path.into(), source })?;
+    let bytes = fs::read(path).map_err(|source| TrainError::Read {
+        path: path.into(),
+        source,
+    })?;
     let record = |line: &[u8]| match Line::parse(line) {
         Line::Record(record) => Some(*record),
         Line::Start { .. } | Line::Other | Line::Torn | Line::Foreign => None,
     };
-    Ok(bytes.split_inclusive(|&byte| byte == b'\n').filter_map(record).collect())
+    Ok(bytes
+        .split_inclusive(|&byte| byte == b'\n')
+        .filter_map(record)
+        .collect())
 }
 
 #[cfg(test)]
@@ -32,7 +38,10 @@ mod tests {
         writer.write(example_eval(1, 5.25)).unwrap();
         writer.write(example_step(2, 5.0)).unwrap();
         let whole = read_metrics(&path).unwrap();
-        assert_eq!(whole.iter().map(MetricsRecord::step).collect::<Vec<_>>(), [1, 1, 2]);
+        assert_eq!(
+            whole.iter().map(MetricsRecord::step).collect::<Vec<_>>(),
+            [1, 1, 2]
+        );
         let bytes = fs::read(&path).unwrap();
         fs::write(&path, &bytes[..bytes.len() - 1]).unwrap();
         assert_eq!(read_metrics(&path).unwrap(), whole[..2]);
@@ -51,7 +60,12 @@ mod tests {
     fn an_absent_file_is_an_error_and_an_empty_one_is_not() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("m.jsonl");
-        assert!(read_metrics(&path).unwrap_err().to_string().starts_with("cannot read `"));
+        assert!(
+            read_metrics(&path)
+                .unwrap_err()
+                .to_string()
+                .starts_with("cannot read `")
+        );
         fs::write(&path, "").unwrap();
         assert_eq!(read_metrics(&path).unwrap(), []);
     }

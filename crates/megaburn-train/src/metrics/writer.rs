@@ -49,7 +49,12 @@ impl MetricsWriter {
     pub fn open(path: impl Into<PathBuf>, step: u64, run_id: &str) -> Result<Self, TrainError> {
         let path = path.into();
         match cut_back(&path, step, run_id) {
-            Ok((file, found)) => Ok(Self { path, file, waiting: Vec::new(), found }),
+            Ok((file, found)) => Ok(Self {
+                path,
+                file,
+                waiting: Vec::new(),
+                found,
+            }),
             Err(source) => Err(TrainError::Write { path, source }),
         }
     }
@@ -89,7 +94,10 @@ impl MetricsWriter {
     /// As [`write`](Self::write).
     pub fn flush(&mut self) -> Result<(), TrainError> {
         let result = self.reopen_if_moved().and_then(|()| self.write_waiting());
-        result.map_err(|source| TrainError::Write { path: self.path.clone(), source })
+        result.map_err(|source| TrainError::Write {
+            path: self.path.clone(),
+            source,
+        })
     }
 
     /// Makes all lines up to now outlive a power loss.
@@ -99,7 +107,10 @@ impl MetricsWriter {
     pub fn sync(&mut self) -> Result<(), TrainError> {
         self.flush()?;
         let synced = self.file.sync_data();
-        synced.map_err(|source| TrainError::Write { path: self.path.clone(), source })
+        synced.map_err(|source| TrainError::Write {
+            path: self.path.clone(),
+            source,
+        })
     }
 
     /// Lines that wait.

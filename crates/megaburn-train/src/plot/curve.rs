@@ -16,14 +16,19 @@ impl Curve {
                 MetricsRecord::Step(metrics) => (&mut train, metrics.loss),
                 MetricsRecord::Eval(metrics) => (&mut validation, metrics.eval_loss),
             };
-            points.push((record.step() as f64, if loss.is_finite() { loss } else { f64::NAN }));
+            points.push((
+                record.step() as f64,
+                if loss.is_finite() { loss } else { f64::NAN },
+            ));
         }
         (Self(thinned(&train)), Self(thinned(&validation)))
     }
 
     /// The runs of finite points between gaps.
     pub(super) fn pieces(&self) -> impl Iterator<Item = &[(f64, f64)]> {
-        self.0.split(|(_, loss)| loss.is_nan()).filter(|piece| !piece.is_empty())
+        self.0
+            .split(|(_, loss)| loss.is_nan())
+            .filter(|piece| !piece.is_empty())
     }
 
     /// Whether there is no finite loss.
@@ -41,7 +46,10 @@ impl Curve {
                 return (step, loss);
             }
             let reach = (count / 60).min(index);
-            (step, mean(&self.0[index - reach..=(index + reach).min(count - 1)]))
+            (
+                step,
+                mean(&self.0[index - reach..=(index + reach).min(count - 1)]),
+            )
         });
         Self(smoothed.collect())
     }
@@ -49,7 +57,10 @@ impl Curve {
 
 /// The mean of the losses that are finite; NaN without one.
 fn mean(points: &[(f64, f64)]) -> f64 {
-    let finite = points.iter().map(|(_, loss)| *loss).filter(|loss| loss.is_finite());
+    let finite = points
+        .iter()
+        .map(|(_, loss)| *loss)
+        .filter(|loss| loss.is_finite());
     let (sum, count) = finite.fold((0.0, 0), |(sum, count), loss| (sum + loss, count + 1));
     sum / f64::from(count)
 }
@@ -59,7 +70,10 @@ fn thinned(points: &[(f64, f64)]) -> Vec<(f64, f64)> {
         return points.to_vec();
     }
     let size = points.len().div_ceil(MAX_POINTS);
-    points.chunks(size).map(|chunk| (chunk[chunk.len() / 2].0, mean(chunk))).collect()
+    points
+        .chunks(size)
+        .map(|chunk| (chunk[chunk.len() / 2].0, mean(chunk)))
+        .collect()
 }
 
 /// What the axes cover.
@@ -74,17 +88,29 @@ impl Frame {
     pub(super) fn around(curves: &[&Curve]) -> Self {
         let points = || curves.iter().flat_map(|curve| &curve.0);
         let last = points().map(|(step, _)| *step).fold(1.0, f64::max);
-        let losses = || points().map(|(_, loss)| *loss).filter(|loss| loss.is_finite());
-        let (low, high) =
-            (losses().fold(f64::INFINITY, f64::min), losses().fold(f64::NEG_INFINITY, f64::max));
+        let losses = || {
+            points()
+                .map(|(_, loss)| *loss)
+                .filter(|loss| loss.is_finite())
+        };
+        let (low, high) = (
+            losses().fold(f64::INFINITY, f64::min),
+            losses().fold(f64::NEG_INFINITY, f64::max),
+        );
         if low > high {
-            return Self { steps: (0.0, last), losses: (0.0, 1.0) };
+            return Self {
+                steps: (0.0, last),
+                losses: (0.0, 1.0),
+            };
         }
         // Halves first: the difference of two huge losses overflows.
         let air = ((high / 2.0 - low / 2.0) * 0.1).max(low.abs().max(1.0) * 0.02);
         Self {
             steps: (0.0, last),
-            losses: ((low - air).max(f64::MIN / 4.0), (high + air).min(f64::MAX / 4.0)),
+            losses: (
+                (low - air).max(f64::MIN / 4.0),
+                (high + air).min(f64::MAX / 4.0),
+            ),
         }
     }
 }
@@ -94,13 +120,23 @@ mod tests {
     use super::*;
 
     fn curve(losses: &[f64]) -> Curve {
-        Curve(losses.iter().enumerate().map(|(i, loss)| (i as f64 + 1.0, *loss)).collect())
+        Curve(
+            losses
+                .iter()
+                .enumerate()
+                .map(|(i, loss)| (i as f64 + 1.0, *loss))
+                .collect(),
+        )
     }
 
     #[test]
     fn a_loss_that_is_not_finite_is_a_gap() {
-        let lengths =
-            |losses: &[f64]| curve(losses).pieces().map(<[(f64, f64)]>::len).collect::<Vec<_>>();
+        let lengths = |losses: &[f64]| {
+            curve(losses)
+                .pieces()
+                .map(<[(f64, f64)]>::len)
+                .collect::<Vec<_>>()
+        };
         let nan = f64::NAN;
         assert_eq!(lengths(&[]), [] as [usize; 0]);
         assert_eq!(lengths(&[nan, nan]), [] as [usize; 0]);
@@ -115,7 +151,11 @@ mod tests {
         assert!((0..590).all(follows) && (590..600).all(|i| smooth.0[i].1 <= line[i]));
         let noise: Vec<f64> = (0..600).map(|i| f64::from(i % 2)).collect();
         let smooth = curve(&noise).smooth();
-        assert!(smooth.0[20..].iter().all(|(_, mean)| (mean - 0.5).abs() < 0.05));
+        assert!(
+            smooth.0[20..]
+                .iter()
+                .all(|(_, mean)| (mean - 0.5).abs() < 0.05)
+        );
         assert_eq!(smooth.0.len(), 600);
     }
 
@@ -125,7 +165,13 @@ mod tests {
         losses[100] = f64::NAN;
         let smooth = curve(&losses).smooth();
         assert!(smooth.0[100].1.is_nan());
-        assert!(smooth.0.iter().enumerate().all(|(i, (_, loss))| i == 100 || *loss == 2.0));
+        assert!(
+            smooth
+                .0
+                .iter()
+                .enumerate()
+                .all(|(i, (_, loss))| i == 100 || *loss == 2.0)
+        );
     }
 
     #[test]
@@ -133,15 +179,32 @@ mod tests {
         let losses: Vec<f64> = (0..10_001).map(|i| f64::from(i % 2)).collect();
         let points = thinned(&curve(&losses).0);
         assert!(points.len() <= MAX_POINTS && points.len() > MAX_POINTS / 2);
-        assert!(points[..points.len() - 1].iter().all(|(_, loss)| (loss - 0.5).abs() < 0.1));
+        assert!(
+            points[..points.len() - 1]
+                .iter()
+                .all(|(_, loss)| (loss - 0.5).abs() < 0.1)
+        );
         assert!(points.windows(2).all(|pair| pair[0].0 < pair[1].0));
     }
 
     #[test]
     fn a_frame_always_has_an_extent() {
-        for losses in [&[][..], &[f64::NAN], &[3.0], &[0.0, 0.0], &[1e9], &[f64::MAX, f64::MIN]] {
-            let Frame { steps, losses: (low, high) } = Frame::around(&[&curve(losses)]);
-            assert!(steps.0 < steps.1 && low < high && (high - low).is_finite(), "{losses:?}");
+        for losses in [
+            &[][..],
+            &[f64::NAN],
+            &[3.0],
+            &[0.0, 0.0],
+            &[1e9],
+            &[f64::MAX, f64::MIN],
+        ] {
+            let Frame {
+                steps,
+                losses: (low, high),
+            } = Frame::around(&[&curve(losses)]);
+            assert!(
+                steps.0 < steps.1 && low < high && (high - low).is_finite(),
+                "{losses:?}"
+            );
         }
     }
 

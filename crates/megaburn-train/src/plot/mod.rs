@@ -30,8 +30,11 @@ type Drawn<T> = Result<T, Box<dyn Error>>;
 /// The drawing library fails.
 pub fn loss_plot(title: &str, records: &[MetricsRecord]) -> Result<String, TrainError> {
     let mut svg = String::new();
-    draw(title, records, SVGBackend::with_string(&mut svg, SIZE))
-        .map_err(|error| TrainError::Plot { why: error.to_string() })?;
+    draw(title, records, SVGBackend::with_string(&mut svg, SIZE)).map_err(|error| {
+        TrainError::Plot {
+            why: error.to_string(),
+        }
+    })?;
     Ok(svg)
 }
 
@@ -89,7 +92,11 @@ fn axes(chart: &mut Chart<'_, '_>) -> Drawn<()> {
 
 /// There is no step between two steps.
 fn whole(step: &f64) -> String {
-    if step.fract() == 0.0 { step.to_string() } else { String::new() }
+    if step.fract() == 0.0 {
+        step.to_string()
+    } else {
+        String::new()
+    }
 }
 
 fn draw_train<'a, 'b: 'a>(chart: &mut Chart<'a, 'b>, curve: &Curve) -> Drawn<()> {
@@ -114,10 +121,16 @@ fn draw_train<'a, 'b: 'a>(chart: &mut Chart<'a, 'b>, curve: &Curve) -> Drawn<()>
 fn draw_validation<'a, 'b: 'a>(chart: &mut Chart<'a, 'b>, curve: &Curve) -> Drawn<()> {
     for piece in curve.pieces() {
         chart.draw_series(LineSeries::new(piece.to_vec(), VALIDATION.mix(0.6)))?;
-        chart.draw_series(piece.iter().map(|point| Circle::new(*point, 4, VALIDATION.filled())))?;
+        chart.draw_series(
+            piece
+                .iter()
+                .map(|point| Circle::new(*point, 4, VALIDATION.filled())),
+        )?;
     }
     if !curve.is_empty() {
-        label(chart, "validation", |(x, y)| Circle::new((x + 9, y), 4, VALIDATION.filled()))?;
+        label(chart, "validation", |(x, y)| {
+            Circle::new((x + 9, y), 4, VALIDATION.filled())
+        })?;
     }
     Ok(())
 }
@@ -131,7 +144,10 @@ fn label<'a, 'b: 'a, E>(
 where
     E: IntoDynElement<'a, SVGBackend<'b>, (i32, i32)> + 'a,
 {
-    chart.draw_series(LineSeries::new([], TRANSPARENT))?.label(text).legend(symbol);
+    chart
+        .draw_series(LineSeries::new([], TRANSPARENT))?
+        .label(text)
+        .legend(symbol);
     Ok(())
 }
 
@@ -143,16 +159,23 @@ mod tests {
     use crate::metrics::{example_eval, example_step};
 
     fn run(losses: &[f64], evaluations: &[f64]) -> Vec<MetricsRecord> {
-        let steps = (1..).zip(losses).map(|(step, loss)| example_step(step, *loss).into());
-        let evals =
-            (1..).zip(evaluations).map(|(step, loss)| example_eval(10 * step, *loss).into());
+        let steps = (1..)
+            .zip(losses)
+            .map(|(step, loss)| example_step(step, *loss).into());
+        let evals = (1..)
+            .zip(evaluations)
+            .map(|(step, loss)| example_eval(10 * step, *loss).into());
         steps.chain(evals).collect()
     }
 
     // (training lines, points, whether the picture says it is empty)
     fn counts(svg: &str) -> (usize, usize, bool) {
         let of = |tag| svg.matches(tag).count();
-        (of("<polyline"), of("<circle"), svg.contains("no finite loss was recorded"))
+        (
+            of("<polyline"),
+            of("<circle"),
+            svg.contains("no finite loss was recorded"),
+        )
     }
 
     #[rstest]

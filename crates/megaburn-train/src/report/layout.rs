@@ -5,11 +5,16 @@ pub(super) fn describe(layout: &Layout) -> String {
     let mesh = megaburn_mesh::Mesh::new(*layout);
     let ranks = layout.world_size();
     let groups = |axis| {
-        let groups = mesh.groups(&[axis]).into_iter().map(|group| format!("{group:?}"));
+        let groups = mesh
+            .groups(&[axis])
+            .into_iter()
+            .map(|group| format!("{group:?}"));
         format!("{axis} {}", groups.collect::<Vec<_>>().join(" "))
     };
-    let split =
-        megaburn_mesh::Axis::DENSE.into_iter().filter(|&axis| layout.degree(axis) > 1).map(groups);
+    let split = megaburn_mesh::Axis::DENSE
+        .into_iter()
+        .filter(|&axis| layout.degree(axis) > 1)
+        .map(groups);
     let split = split.collect::<Vec<_>>().join("; ");
     if ranks == 1 {
         format!("{layout}: 1 rank")

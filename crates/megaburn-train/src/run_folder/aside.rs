@@ -25,7 +25,10 @@ use super::{
 use crate::{TrainError, time::name_of_now};
 
 fn fail(path: &Path) -> impl Fn(io::Error) -> TrainError {
-    move |source| TrainError::Write { path: path.into(), source }
+    move |source| TrainError::Write {
+        path: path.into(),
+        source,
+    }
 }
 
 /// Moves the checkpoints of the run in `dir`, and of its files what `--fresh` moves, into a folder that will be
@@ -44,13 +47,20 @@ pub(super) fn set_aside(dir: &Path, marker: &Marker) -> Result<Option<String>, T
     let moving = beside(&dir.join(&name), TMP);
     fs::create_dir(&moving).map_err(fail(&moving))?;
     // The first file: the next start knows by it whose the folder is.
-    marker.clone().with_set_aside(Vec::new()).write(&moving).map_err(fail(&moving))?;
+    marker
+        .clone()
+        .with_set_aside(Vec::new())
+        .write(&moving)
+        .map_err(fail(&moving))?;
     let steps = moving.join(CHECKPOINTS);
     fs::create_dir(&steps).map_err(fail(&steps))?;
     move_steps(&checkpoints, &steps, &name)?;
     for name in names_in(dir).map_err(fail(dir))? {
         let (from, to) = (dir.join(&name), moving.join(&name));
-        match Owned::of(&name).filter(|owned| owned.is_ours(&from)).map(|owned| owned.fresh) {
+        match Owned::of(&name)
+            .filter(|owned| owned.is_ours(&from))
+            .map(|owned| owned.fresh)
+        {
             Some(Fresh::Moves) => fs::rename(&from, to).map_err(fail(&from))?,
             Some(Fresh::IsCopied) => fs::copy(&from, to).map(drop).map_err(fail(&from))?,
             Some(Fresh::Stays) | None => {}
@@ -68,14 +78,18 @@ fn move_steps(from: &Path, to: &Path, name: &str) -> Result<(), TrainError> {
     }
     let there = fs::canonicalize(from).map_err(fail(from))?.join(name);
     fs::create_dir(&there).map_err(fail(&there))?;
-    fs::remove_dir(to).and_then(|()| symlink(&there, to)).map_err(fail(to))?;
+    fs::remove_dir(to)
+        .and_then(|()| symlink(&there, to))
+        .map_err(fail(to))?;
     Ok(move_checkpoints(from, &there)?)
 }
 
 /// Brings each [`set_aside`] to its end that the marker of the folder names, and undoes others of this run.
 pub(super) fn settle(dir: &Path, marker: &Marker) -> Result<(), TrainError> {
     for found in names_in(dir).map_err(fail(dir))? {
-        let Some(name) = half_set_aside(&found) else { continue };
+        let Some(name) = half_set_aside(&found) else {
+            continue;
+        };
         let moving = dir.join(&found);
         let owner = Marker::read(&moving).ok().flatten();
         if owner.is_none() {
@@ -120,11 +134,17 @@ fn undo(dir: &Path, moving: &Path) -> Result<(), TrainError> {
 /// Removes a folder in which a run was set aside: what that run wrote, and the folder itself if nothing else
 /// is in it. Returns whether it is gone.
 pub(super) fn discard(folder: &Path) -> Result<bool, TrainError> {
-    let Some(marker) = Marker::read(folder)? else { return clear(folder).map_err(fail(folder)) };
+    let Some(marker) = Marker::read(folder)? else {
+        return clear(folder).map_err(fail(folder));
+    };
     for (_, checkpoint) in checkpoints_of(&folder.join(CHECKPOINTS), &marker.run_id)? {
         // Of a link only the link.
         let is_link = checkpoint.is_symlink();
-        let remove = if is_link { fs::remove_file } else { fs::remove_dir_all };
+        let remove = if is_link {
+            fs::remove_file
+        } else {
+            fs::remove_dir_all
+        };
         remove(&checkpoint).map_err(fail(&checkpoint))?;
     }
     for name in names_in(folder).map_err(fail(folder))? {

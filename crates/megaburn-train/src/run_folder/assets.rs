@@ -48,7 +48,10 @@ pub(crate) fn keep(
     }
     check(folder.path())?;
     let path = folder.path().join(ASSETS);
-    let fail = |source| TrainError::Write { path: path.clone(), source };
+    let fail = |source| TrainError::Write {
+        path: path.clone(),
+        source,
+    };
     replace(&path, &assets.kept(), &folder.id()).map_err(fail)
 }
 
@@ -94,7 +97,9 @@ pub(super) fn restore(dir: &Path) -> io::Result<()> {
     let folder = dir.join(ASSETS);
     for name in names_in(dir)? {
         let path = dir.join(&name);
-        let Some((ASSETS, suffix)) = leftover_of(&name) else { continue };
+        let Some((ASSETS, suffix)) = leftover_of(&name) else {
+            continue;
+        };
         if is_ours(&path) {
             match suffix == REPLACED && !is_there(&folder) {
                 true => fs::rename(&path, &folder)?,
@@ -133,7 +138,10 @@ fn of_tokenizer(path: &Path) -> Result<Assets, TrainError> {
         return Ok(Assets::read(path)?);
     }
     let mut assets = Assets::read(path.parent().unwrap_or(Path::new("")))?;
-    let bytes = fs::read(path).map_err(|source| TrainError::Read { path: path.into(), source })?;
+    let bytes = fs::read(path).map_err(|source| TrainError::Read {
+        path: path.into(),
+        source,
+    })?;
     assets.insert("tokenizer.json", bytes);
     Ok(assets)
 }
@@ -184,7 +192,12 @@ mod tests {
     #[test]
     fn what_only_looks_like_a_leftover_stays() {
         let dir = tempfile::tempdir().unwrap();
-        let mine = ["hf.tmp-mine", "hf.replaced-old", "hf.tmp-1-2", "hf.replaced-1-2"];
+        let mine = [
+            "hf.tmp-mine",
+            "hf.replaced-old",
+            "hf.tmp-1-2",
+            "hf.replaced-1-2",
+        ];
         for name in mine {
             let mine = dir.path().join(name);
             fs::create_dir(&mine).unwrap();

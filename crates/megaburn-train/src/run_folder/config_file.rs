@@ -16,7 +16,10 @@ const FIRST_LINE: &str = "# The resolved configuration of a megaburn run, writte
 
 /// The names that the file may have, in the order in which they are taken.
 fn names() -> impl Iterator<Item = String> {
-    [CONFIG, RESOLVED_CONFIG].map(String::from).into_iter().chain((2..).map(numbered))
+    [CONFIG, RESOLVED_CONFIG]
+        .map(String::from)
+        .into_iter()
+        .chain((2..).map(numbered))
 }
 
 /// The names that are taken in `dir`.
@@ -48,7 +51,10 @@ pub(super) fn find(dir: &Path) -> PathBuf {
     let was_ours =
         |path: &&PathBuf| fs::read_to_string(path).is_ok_and(|text| text.starts_with(FIRST_LINE));
     let found = paths.iter().find(|path| is_ours(path));
-    found.or_else(|| paths.iter().rev().find(was_ours)).unwrap_or(&paths[0]).clone()
+    found
+        .or_else(|| paths.iter().rev().find(was_ours))
+        .unwrap_or(&paths[0])
+        .clone()
 }
 
 /// Whether a run has written the file, and nobody has changed it since. A link is somebody's: it may point to
@@ -57,8 +63,11 @@ pub(super) fn is_ours(path: &Path) -> bool {
     if path.is_symlink() {
         return false;
     }
-    let Ok(text) = fs::read_to_string(path) else { return false };
-    text.split_once('\n').is_some_and(|(_, rest)| text == signed(rest))
+    let Ok(text) = fs::read_to_string(path) else {
+        return false;
+    };
+    text.split_once('\n')
+        .is_some_and(|(_, rest)| text == signed(rest))
 }
 
 fn signed(text: &str) -> String {
@@ -79,7 +88,10 @@ mod tests {
         for text in ["[run]\nseed = 1\n", "[run]\nseed = 2\n"] {
             assert_eq!(write(dir.path(), text).unwrap(), CONFIG);
             let written = read(dir.path(), CONFIG).unwrap();
-            assert!(written.starts_with('#') && written.ends_with(text), "{written}");
+            assert!(
+                written.starts_with('#') && written.ends_with(text),
+                "{written}"
+            );
             toml::from_str::<toml::Table>(&written).unwrap();
         }
     }
@@ -109,7 +121,10 @@ mod tests {
         let link = dir.path().join(CONFIG);
         std::os::unix::fs::symlink(another.path().join(CONFIG), &link).unwrap();
         fs::write(dir.path().join(RESOLVED_CONFIG), "mine").unwrap();
-        assert_eq!(write(dir.path(), "[run]\nseed = 2\n").unwrap(), "config.resolved-2.toml");
+        assert_eq!(
+            write(dir.path(), "[run]\nseed = 2\n").unwrap(),
+            "config.resolved-2.toml"
+        );
         assert!(link.is_symlink());
         assert_eq!(read(another.path(), CONFIG), others, "it is another run's");
         assert_eq!(read(dir.path(), RESOLVED_CONFIG).unwrap(), "mine");
@@ -120,10 +135,14 @@ mod tests {
     fn a_file_that_somebody_changed_stays() {
         let dir = tempfile::tempdir().unwrap();
         write(dir.path(), "[run]\nseed = 1\n").unwrap();
-        for (name, next) in [(CONFIG, RESOLVED_CONFIG), (RESOLVED_CONFIG, "config.resolved-2.toml")]
-        {
+        for (name, next) in [
+            (CONFIG, RESOLVED_CONFIG),
+            (RESOLVED_CONFIG, "config.resolved-2.toml"),
+        ] {
             let path = dir.path().join(name);
-            let changed = read(dir.path(), name).unwrap().replace("seed = 1", "seed = 3");
+            let changed = read(dir.path(), name)
+                .unwrap()
+                .replace("seed = 1", "seed = 3");
             fs::write(&path, &changed).unwrap();
             assert_eq!(find(dir.path()), path, "a change counts at the next start");
             assert_eq!(write(dir.path(), "[run]\nseed = 1\n").unwrap(), next);

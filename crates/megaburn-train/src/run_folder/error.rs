@@ -10,7 +10,10 @@ use crate::Exit;
 /// Why a folder cannot be a run's, or is not the run's any more.
 #[derive(Debug, Error)]
 #[non_exhaustive]
-#[allow(missing_docs, reason = "the message of each variant says what its fields are")]
+#[allow(
+    missing_docs,
+    reason = "the message of each variant says what its fields are"
+)]
 pub enum RunFolderError {
     #[error(
         "run.dir `{}` is not empty and is not a run's folder (it holds {names}): choose another folder with --set run.dir=..., or keep these files beside the run with --set run.allow_other_files=true",
@@ -25,12 +28,20 @@ pub enum RunFolderError {
     #[error("`{}` cannot be read as the marker of a run: {why}; choose another folder with --set run.dir=...", path.display())]
     Marker { path: PathBuf, why: String },
     #[error("host {host} cannot read `{}`: {why}; restore the access and start again", path.display())]
-    Unreadable { host: String, path: PathBuf, why: String },
+    Unreadable {
+        host: String,
+        path: PathBuf,
+        why: String,
+    },
     #[error(
         "`{}` belongs to a run that is going on ({holder}); choose another folder with --set run.dir=..., or start again when that run has ended",
         path.display()
     )]
-    InUse { path: PathBuf, holder: String, is_elsewhere: bool },
+    InUse {
+        path: PathBuf,
+        holder: String,
+        is_elsewhere: bool,
+    },
     #[error("`{}` cannot be the run's folder: {source}", path.display())]
     Unusable { path: PathBuf, source: io::Error },
     #[error(
@@ -42,7 +53,12 @@ pub enum RunFolderError {
         "rank {rank} on host {host} does not see rank 0's folder: its `{}` {why}; run.dir must be one folder that all hosts share, best an absolute path",
         path.display()
     )]
-    NotShared { rank: usize, host: String, path: PathBuf, why: String },
+    NotShared {
+        rank: usize,
+        host: String,
+        path: PathBuf,
+        why: String,
+    },
     #[error(
         "the run stops, because its folder `{}` is not its own any more: {why}; nothing more was written there",
         path.display()
@@ -56,7 +72,9 @@ impl RunFolderError {
         match self {
             Self::Lost { .. } | Self::Unreadable { .. } => Exit::Failed,
             // What runs on another host ends without a change here.
-            Self::InUse { is_elsewhere: true, .. } => Exit::Failed,
+            Self::InUse {
+                is_elsewhere: true, ..
+            } => Exit::Failed,
             Self::Unusable { source, .. } if !is_about_path(source.kind()) => Exit::Failed,
             _ => Exit::BadInput,
         }
@@ -92,6 +110,13 @@ mod tests {
     #[case(30, Exit::BadInput)]
     fn what_the_system_failed_at_is_not_bad_input(#[case] code: i32, #[case] exit: Exit) {
         let source = io::Error::from_raw_os_error(code);
-        assert_eq!(RunFolderError::Unusable { path: "run".into(), source }.exit(), exit);
+        assert_eq!(
+            RunFolderError::Unusable {
+                path: "run".into(),
+                source
+            }
+            .exit(),
+            exit
+        );
     }
 }

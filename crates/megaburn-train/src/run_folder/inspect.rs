@@ -59,7 +59,10 @@ impl Trace {
 /// It holds other files and `allow_other_files` is not set; it holds a file of a name that a run would
 /// write; it is no folder or cannot be read.
 pub(super) fn inspect(dir: &Path, allow_other_files: bool) -> Result<Found, RunFolderError> {
-    let fail = |source| RunFolderError::Unusable { path: dir.to_path_buf(), source };
+    let fail = |source| RunFolderError::Unusable {
+        path: dir.to_path_buf(),
+        source,
+    };
     let names = match retried_where(may_pass, || names_in(dir)) {
         Ok(names) => names,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Found::Empty),
@@ -75,8 +78,14 @@ pub(super) fn inspect(dir: &Path, allow_other_files: bool) -> Result<Found, RunF
     }
     let trace = Trace::find(dir);
     if trace.is_none() && !allow_other_files {
-        let others: Vec<_> = names.into_iter().filter(|name| !is_left_by_start(name)).collect();
-        return Err(RunFolderError::NotARun { path: dir.to_path_buf(), names: list(&others) });
+        let others: Vec<_> = names
+            .into_iter()
+            .filter(|name| !is_left_by_start(name))
+            .collect();
+        return Err(RunFolderError::NotARun {
+            path: dir.to_path_buf(),
+            names: list(&others),
+        });
     }
     // A configuration of the user's stays, and the resolved one gets another name.
     let is_taken = |name: &&String| {
@@ -85,7 +94,9 @@ pub(super) fn inspect(dir: &Path, allow_other_files: bool) -> Result<Found, RunF
         owned.is_some_and(|owned| !is_explained(owned)) && !is_left_by_start(name)
     };
     match (names.iter().find(is_taken), trace) {
-        (Some(name), _) => Err(RunFolderError::Taken { path: dir.join(name) }),
+        (Some(name), _) => Err(RunFolderError::Taken {
+            path: dir.join(name),
+        }),
         (None, Some(trace)) => Ok(Found::Unmarked(trace)),
         (None, None) => Ok(Found::Others),
     }
@@ -110,7 +121,9 @@ pub(super) fn names_in(dir: &Path) -> io::Result<Vec<String>> {
     let name = |entry: io::Result<fs::DirEntry>| {
         entry.map(|entry| entry.file_name().to_string_lossy().into_owned())
     };
-    let mut names = fs::read_dir(dir)?.map(name).collect::<io::Result<Vec<_>>>()?;
+    let mut names = fs::read_dir(dir)?
+        .map(name)
+        .collect::<io::Result<Vec<_>>>()?;
     names.sort();
     Ok(names)
 }
@@ -128,13 +141,23 @@ fn list(names: &[String]) -> String {
 
 /// Whether `path` is the run in the folder `run`, or a part of it. The checkpoints may be behind a link.
 pub(super) fn is_part_of(run: &Path, path: &Path) -> bool {
-    let [Ok(run), Ok(path)] = [run, path].map(fs::canonicalize) else { return false };
+    let [Ok(run), Ok(path)] = [run, path].map(fs::canonicalize) else {
+        return false;
+    };
     if fs::canonicalize(run.join(CHECKPOINTS)).is_ok_and(|steps| path.starts_with(steps)) {
         return true;
     }
-    let Ok(inside) = path.strip_prefix(&run) else { return false };
-    let set_aside = Marker::read(&run).ok().flatten().map_or(Vec::new(), |marker| marker.set_aside);
-    let first = inside.components().next().map(|first| first.as_os_str().to_string_lossy());
+    let Ok(inside) = path.strip_prefix(&run) else {
+        return false;
+    };
+    let set_aside = Marker::read(&run)
+        .ok()
+        .flatten()
+        .map_or(Vec::new(), |marker| marker.set_aside);
+    let first = inside
+        .components()
+        .next()
+        .map(|first| first.as_os_str().to_string_lossy());
     first.is_none_or(|name| is_owned(&name) || set_aside.iter().any(|aside| *aside == name))
 }
 
@@ -176,7 +199,10 @@ mod tests {
     fn a_folder_that_a_run_may_have(#[case] names: &[&str], #[case] expected: Found) {
         let dir = folder(names);
         assert_eq!(inspect(dir.path(), false).unwrap(), expected);
-        assert_eq!(inspect(&dir.path().join("absent"), false).unwrap(), Found::Empty);
+        assert_eq!(
+            inspect(&dir.path().join("absent"), false).unwrap(),
+            Found::Empty
+        );
     }
 
     #[rstest]
@@ -199,7 +225,10 @@ mod tests {
         for allowed in [false, true] {
             let error = inspect(dir.path(), allowed).unwrap_err().to_string();
             let path = dir.path().join(taken).display().to_string();
-            assert!(error.starts_with(&format!("`{path}` was not written by")), "{error}");
+            assert!(
+                error.starts_with(&format!("`{path}` was not written by")),
+                "{error}"
+            );
         }
     }
 
@@ -213,8 +242,14 @@ mod tests {
     fn a_folder_of_other_files_is_refused(#[case] names: &[&str], #[case] what: &str) {
         let dir = folder(names);
         let error = inspect(dir.path(), false).unwrap_err().to_string();
-        assert!(error.contains("is not empty and is not a run's folder"), "{error}");
-        assert!(error.contains(what) && error.contains("run.allow_other_files=true"), "{error}");
+        assert!(
+            error.contains("is not empty and is not a run's folder"),
+            "{error}"
+        );
+        assert!(
+            error.contains(what) && error.contains("run.allow_other_files=true"),
+            "{error}"
+        );
     }
 
     #[rstest]
@@ -232,17 +267,31 @@ mod tests {
             (found, Some(name)) => {
                 let error = found.unwrap_err().to_string();
                 let path = dir.path().join(name).display().to_string();
-                assert!(error.starts_with(&format!("`{path}` was not written by")), "{error}");
+                assert!(
+                    error.starts_with(&format!("`{path}` was not written by")),
+                    "{error}"
+                );
             }
         }
-        assert_eq!(names_in(dir.path()).unwrap().len(), names.len(), "nothing was written");
+        assert_eq!(
+            names_in(dir.path()).unwrap().len(),
+            names.len(),
+            "nothing was written"
+        );
     }
 
     #[test]
     fn the_parts_of_a_run_are_known_and_other_files_are_none() {
-        let dir = folder(&[IMPORTED, "hf/config.json", "mine/config.json", "before-2024/x"]);
+        let dir = folder(&[
+            IMPORTED,
+            "hf/config.json",
+            "mine/config.json",
+            "before-2024/x",
+        ]);
         fs::create_dir(dir.path().join("before-2026")).unwrap();
-        let marker = Marker::new().unwrap().with_set_aside(vec!["before-2026".into()]);
+        let marker = Marker::new()
+            .unwrap()
+            .with_set_aside(vec!["before-2026".into()]);
         marker.write(dir.path()).unwrap();
         let part = |name: &str| is_part_of(dir.path(), &dir.path().join(name));
         assert!(part("") && part("hf") && part("checkpoints/step-00000000") && part("before-2026"));

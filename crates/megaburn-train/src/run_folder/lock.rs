@@ -41,9 +41,16 @@ impl RunLock {
     /// # Errors
     /// The file cannot be made; another process holds it, on another machine for longer than `lease`.
     pub(super) fn take(dir: &Path, lease: Duration) -> Result<Self, RunFolderError> {
-        let fail = |source| RunFolderError::Unusable { path: dir.to_path_buf(), source };
+        let fail = |source| RunFolderError::Unusable {
+            path: dir.to_path_buf(),
+            source,
+        };
         let path = dir.join(LOCK);
-        let open = File::options().create(true).read(true).append(true).open(&path);
+        let open = File::options()
+            .create(true)
+            .read(true)
+            .append(true)
+            .open(&path);
         let file = open.map_err(fail)?;
         let (start, mut is_told) = (Instant::now(), false);
         loop {
@@ -53,7 +60,11 @@ impl RunLock {
                     let Holder { name, is_elsewhere } = Holder::read(&path);
                     if !is_elsewhere || start.elapsed() >= lease {
                         let path = dir.to_path_buf();
-                        return Err(RunFolderError::InUse { path, holder: name, is_elsewhere });
+                        return Err(RunFolderError::InUse {
+                            path,
+                            holder: name,
+                            is_elsewhere,
+                        });
                     }
                     if !is_told {
                         tracing::warn!(
@@ -72,7 +83,11 @@ impl RunLock {
                 }
             }
         }
-        Ok(Self { file, path, text: String::new() })
+        Ok(Self {
+            file,
+            path,
+            text: String::new(),
+        })
     }
 
     /// Writes into it whose it is.
@@ -93,7 +108,9 @@ impl RunLock {
         let held = self.file.metadata()?;
         match fs::metadata(&self.path) {
             Ok(found) if (found.dev(), found.ino()) == (held.dev(), held.ino()) => Ok(Ok(())),
-            Ok(_) => Ok(Err(format!("another run was started there (`{LOCK}` is another file)"))),
+            Ok(_) => Ok(Err(format!(
+                "another run was started there (`{LOCK}` is another file)"
+            ))),
             Err(error) if is_absent(&error) => {
                 Ok(Err(format!("it was removed (`{LOCK}` is gone)")))
             }
@@ -110,9 +127,10 @@ impl RunLock {
         file.read_to_string(&mut text)?;
         match text == self.text {
             true => Ok(Ok(())),
-            false => {
-                Ok(Err(format!("another run was started there (`{LOCK}` says: {})", text.trim())))
-            }
+            false => Ok(Err(format!(
+                "another run was started there (`{LOCK}` says: {})",
+                text.trim()
+            ))),
         }
     }
 }
@@ -183,7 +201,10 @@ mod tests {
     fn a_lock_of_another_machine_is_waited_for() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join(LOCK);
-        for text in ["run 1\nhost gone pid 7\nmachine other\n", "run 1\nhost gone pid 7\n"] {
+        for text in [
+            "run 1\nhost gone pid 7\nmachine other\n",
+            "run 1\nhost gone pid 7\n",
+        ] {
             fs::write(&path, text).unwrap();
             let held = File::options().read(true).open(&path).unwrap();
             held.try_lock().unwrap();
@@ -222,7 +243,10 @@ mod tests {
         fs::write(dir.path().join(LOCK), "run 1f\nstart 2\n").unwrap();
         assert!(first.is_in_place().unwrap().is_ok());
         let why = first.is_signed_by_us().unwrap().unwrap_err();
-        assert!(why.contains("another run was started") && why.contains("start 2"), "{why}");
+        assert!(
+            why.contains("another run was started") && why.contains("start 2"),
+            "{why}"
+        );
     }
 
     #[test]

@@ -36,7 +36,12 @@ impl Marker {
         let mut id = [0; 16];
         getrandom::fill(&mut id).map_err(io::Error::other)?;
         let run_id = format!("{:032x}", u128::from_be_bytes(id));
-        Ok(Self { format: FORMAT, run_id, created: now(), set_aside: Vec::new() })
+        Ok(Self {
+            format: FORMAT,
+            run_id,
+            created: now(),
+            set_aside: Vec::new(),
+        })
     }
 
     /// The same with these folders set aside.
@@ -57,7 +62,12 @@ impl Marker {
                 let (host, why) = (host_name(), error.to_string());
                 return Err(RunFolderError::Unreadable { host, path, why });
             }
-            Err(error) => return Err(RunFolderError::Marker { path, why: error.to_string() }),
+            Err(error) => {
+                return Err(RunFolderError::Marker {
+                    path,
+                    why: error.to_string(),
+                });
+            }
         };
         match serde_json::from_slice::<Self>(&text) {
             Ok(marker) if marker.format == FORMAT => Ok(Some(marker)),
@@ -65,7 +75,10 @@ impl Marker {
                 let why = format!("its format is {format}, and this version reads format {FORMAT}");
                 Err(RunFolderError::Marker { path, why })
             }
-            Err(error) => Err(RunFolderError::Marker { path, why: error.to_string() }),
+            Err(error) => Err(RunFolderError::Marker {
+                path,
+                why: error.to_string(),
+            }),
         }
     }
 
@@ -78,7 +91,10 @@ impl Marker {
 
 /// Whether an error says that there is nothing at a path.
 pub(super) fn is_absent(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
+    matches!(
+        error.kind(),
+        io::ErrorKind::NotFound | io::ErrorKind::NotADirectory
+    )
 }
 
 #[cfg(test)]
@@ -112,7 +128,10 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         for (text, why) in [
             ("my own notes", "expected value"),
-            ("{\"format\":2,\"run_id\":\"1\",\"created\":\"\"}", "its format is 2"),
+            (
+                "{\"format\":2,\"run_id\":\"1\",\"created\":\"\"}",
+                "its format is 2",
+            ),
         ] {
             fs::write(dir.path().join(MARKER), text).unwrap();
             let error = Marker::read(dir.path()).unwrap_err().to_string();

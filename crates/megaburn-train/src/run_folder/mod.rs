@@ -113,7 +113,12 @@ impl RunShare {
         world: &Group,
         config: &TrainConfig,
     ) -> Result<Self, TrainError> {
-        settle(world, self.folder.as_ref().map_or(Ok(()), |folder| folder.begin_anew()))?;
+        settle(
+            world,
+            self.folder
+                .as_ref()
+                .map_or(Ok(()), |folder| folder.begin_anew()),
+        )?;
         Self::shared(world, Path::new(&config.run.dir), self.folder)
     }
 
@@ -130,14 +135,19 @@ impl RunShare {
 
     /// Whether the folder is still the run's, as a reason why it is not. Only rank 0 looks.
     pub(crate) fn check(&self) -> Result<(), String> {
-        self.folder.as_ref().map_or(Ok(()), |folder| folder.check_all())
+        self.folder
+            .as_ref()
+            .map_or(Ok(()), |folder| folder.check_all())
     }
 }
 
 impl RunFolder {
     fn take(dir: &Path, allow_other_files: bool) -> Result<Self, TrainError> {
         inspect(dir, allow_other_files)?;
-        let fail = |source| RunFolderError::Unusable { path: dir.to_path_buf(), source };
+        let fail = |source| RunFolderError::Unusable {
+            path: dir.to_path_buf(),
+            source,
+        };
         fs::create_dir_all(dir).map_err(fail)?;
         let mut lock = RunLock::take(dir, lock::LEASE)?;
         // Once more behind the lock: another start may have been faster.
@@ -157,13 +167,19 @@ impl RunFolder {
         aside::settle(dir, &marker)?;
         remove_leftovers(dir).map_err(fail)?;
         lock.sign(&marker.run_id).map_err(fail)?;
-        Ok(Self { path: dir.to_path_buf(), held: Mutex::new(Held { lock, marker }) })
+        Ok(Self {
+            path: dir.to_path_buf(),
+            held: Mutex::new(Held { lock, marker }),
+        })
     }
 
     fn begin_anew(&self) -> Result<(), TrainError> {
         let Held { lock, marker } = &mut *self.held();
         let dir = &self.path;
-        let fail = |source| RunFolderError::Unusable { path: dir.clone(), source };
+        let fail = |source| RunFolderError::Unusable {
+            path: dir.clone(),
+            source,
+        };
         // Before anything moves.
         assets::check(dir)?;
         let aside = aside::set_aside(dir, marker)?;
@@ -192,7 +208,12 @@ impl RunFolder {
 
     /// Folders in it that hold what `--fresh` has set aside, until there is a checkpoint.
     pub(crate) fn set_aside(&self) -> Vec<PathBuf> {
-        self.held().marker.set_aside.iter().map(|name| self.path.join(name)).collect()
+        self.held()
+            .marker
+            .set_aside
+            .iter()
+            .map(|name| self.path.join(name))
+            .collect()
     }
 
     /// Whether the folder at the path is still this run's. Costs one `stat`: it is asked for each line of
@@ -202,8 +223,15 @@ impl RunFolder {
     /// [`RunFolderError::Lost`] if it was removed or replaced. What cannot be looked at now counts as ours: a
     /// network file system may be away for a while.
     pub(crate) fn check(&self) -> Result<(), RunFolderError> {
-        let lost = |why| RunFolderError::Lost { path: self.path.clone(), why };
-        self.held().lock.is_in_place().unwrap_or(Ok(())).map_err(lost)
+        let lost = |why| RunFolderError::Lost {
+            path: self.path.clone(),
+            why,
+        };
+        self.held()
+            .lock
+            .is_in_place()
+            .unwrap_or(Ok(()))
+            .map_err(lost)
     }
 
     /// The same with the marker and what the lock says, before a checkpoint is written and before it is
@@ -237,7 +265,10 @@ impl RunFolder {
     /// It cannot be written.
     pub(crate) fn write_config(&self, text: &str) -> Result<String, TrainError> {
         self.check()?;
-        let fail = |source| TrainError::Write { path: self.path.join(names::CONFIG), source };
+        let fail = |source| TrainError::Write {
+            path: self.path.join(names::CONFIG),
+            source,
+        };
         config_file::write(&self.path, text).map_err(fail)
     }
 
@@ -256,7 +287,10 @@ impl RunFolder {
             }
         }
         if let Err(error) = marker.write(&self.path) {
-            tracing::warn!("cannot write `{}`: {error}", self.path.join(names::MARKER).display());
+            tracing::warn!(
+                "cannot write `{}`: {error}",
+                self.path.join(names::MARKER).display()
+            );
         }
     }
 }

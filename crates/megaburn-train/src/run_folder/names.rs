@@ -68,7 +68,12 @@ pub(super) struct Owned {
 }
 
 const fn owned(name: &'static str, proof: Proof, fresh: Fresh, is_old: bool) -> Owned {
-    Owned { name, proof, fresh, is_old }
+    Owned {
+        name,
+        proof,
+        fresh,
+        is_old,
+    }
 }
 
 /// The files and folders that a run makes under exactly these names, and [`numbered`] ones of the resolved
@@ -89,7 +94,11 @@ const OWNED: [Owned; 10] = [
 impl Owned {
     /// What a run does under this name; none if it writes nothing there.
     pub(super) fn of(name: &str) -> Option<&'static Self> {
-        let name = if is_numbered(name) { RESOLVED_CONFIG } else { name };
+        let name = if is_numbered(name) {
+            RESOLVED_CONFIG
+        } else {
+            name
+        };
         OWNED.iter().find(|owned| owned.name == name)
     }
 
@@ -111,8 +120,12 @@ pub(super) fn numbered(number: u64) -> String {
 }
 
 fn is_numbered(name: &str) -> bool {
-    let number = name.strip_prefix("config.resolved-").and_then(|rest| rest.strip_suffix(".toml"));
-    number.and_then(|number| number.parse().ok()).is_some_and(|number| name == numbered(number))
+    let number = name
+        .strip_prefix("config.resolved-")
+        .and_then(|rest| rest.strip_suffix(".toml"));
+    number
+        .and_then(|number| number.parse().ok())
+        .is_some_and(|number| name == numbered(number))
 }
 
 /// Whether a run writes under this name.
@@ -123,7 +136,9 @@ pub(super) fn is_owned(name: &str) -> bool {
 /// Whether the name is that of a file that a kill has left half-written: `NAME.tmp-PID-TIME` of an owned
 /// NAME. Returns NAME.
 pub(super) fn half_written(name: &str) -> Option<&str> {
-    leftover_of(name).filter(|(of, suffix)| *suffix == TMP && is_owned(of)).map(|(of, _)| of)
+    leftover_of(name)
+        .filter(|(of, suffix)| *suffix == TMP && is_owned(of))
+        .map(|(of, _)| of)
 }
 
 /// Whether the name is that of a folder into which `--fresh` was moving a run: `before-TIME.tmp-PID-TIME`.
@@ -140,8 +155,16 @@ mod tests {
     #[test]
     fn only_leftovers_of_owned_names_are_leftovers() {
         assert_eq!(half_written("config.toml.tmp-1f-2a"), Some(CONFIG));
-        let others = ["config.toml", "notes.tmp-1-2", "my.config.toml.tmp-1-2", "run.json~"];
-        for name in others.into_iter().chain(["config.toml.tmp-mine", "config.toml.tmp-1-"]) {
+        let others = [
+            "config.toml",
+            "notes.tmp-1-2",
+            "my.config.toml.tmp-1-2",
+            "run.json~",
+        ];
+        for name in others
+            .into_iter()
+            .chain(["config.toml.tmp-mine", "config.toml.tmp-1-"])
+        {
             assert_eq!(half_written(name), None, "{name}");
         }
         assert_eq!(half_set_aside("before-2026.tmp-1f-2a"), Some("before-2026"));
@@ -152,7 +175,11 @@ mod tests {
     fn a_numbered_configuration_is_owned() {
         assert_eq!(numbered(2), "config.resolved-2.toml");
         assert!(is_owned("config.resolved-2.toml") && is_owned("config.resolved-13.toml"));
-        for name in ["config.resolved-.toml", "config.resolved-02.toml", "config.resolved-x.toml"] {
+        for name in [
+            "config.resolved-.toml",
+            "config.resolved-02.toml",
+            "config.resolved-x.toml",
+        ] {
             assert!(!is_owned(name), "{name}");
         }
     }

@@ -42,19 +42,49 @@ pub(super) fn agree(
     run_id: &str,
     patience: Duration,
 ) -> Result<(), TrainError> {
-    let path = path::absolute(dir).unwrap_or_else(|_| dir.to_path_buf()).join(MARKER);
+    let path = path::absolute(dir)
+        .unwrap_or_else(|_| dir.to_path_buf())
+        .join(MARKER);
     let unseen = look(dir, run_id, patience).err().map(|(why, is_fault)| {
         let (host, path) = (host_name(), path.display().to_string());
-        Unseen { host, path, why, is_fault }
+        Unseen {
+            host,
+            path,
+            why,
+            is_fault,
+        }
     });
     match first(world, unseen)? {
         None => Ok(()),
-        Some((_, Unseen { host, path, why, is_fault: true })) => {
-            Err(RunFolderError::Unreadable { host, path: path.into(), why }.into())
+        Some((
+            _,
+            Unseen {
+                host,
+                path,
+                why,
+                is_fault: true,
+            },
+        )) => Err(RunFolderError::Unreadable {
+            host,
+            path: path.into(),
+            why,
         }
-        Some((rank, Unseen { host, path, why, is_fault: false })) => {
-            Err(RunFolderError::NotShared { rank, host, path: path.into(), why }.into())
+        .into()),
+        Some((
+            rank,
+            Unseen {
+                host,
+                path,
+                why,
+                is_fault: false,
+            },
+        )) => Err(RunFolderError::NotShared {
+            rank,
+            host,
+            path: path.into(),
+            why,
         }
+        .into()),
     }
 }
 
@@ -71,7 +101,10 @@ fn look(dir: &Path, run_id: &str, patience: Duration) -> Result<(), (String, boo
     loop {
         let found = match Marker::read(dir) {
             Ok(Some(marker)) if marker.run_id == run_id => return Ok(()),
-            Ok(Some(marker)) => (format!("is that of run {}, not {run_id}", marker.run_id), false),
+            Ok(Some(marker)) => (
+                format!("is that of run {}, not {run_id}", marker.run_id),
+                false,
+            ),
             Ok(None) => ("is not there".to_string(), false),
             Err(RunFolderError::Unreadable { why, .. }) => (why, true),
             Err(error) => (format!("cannot be read ({error})"), false),
@@ -89,7 +122,11 @@ fn look(dir: &Path, run_id: &str, patience: Duration) -> Result<(), (String, boo
             );
             is_told = true;
         }
-        let pause = if is_told { Duration::from_secs(1) } else { Duration::from_millis(50) };
+        let pause = if is_told {
+            Duration::from_secs(1)
+        } else {
+            Duration::from_millis(50)
+        };
         sleep(pause.min(patience));
         // Listing a folder makes a network file system ask its server for what is in it.
         for folder in dir.parent().into_iter().chain([dir]) {
@@ -126,13 +163,23 @@ mod tests {
             marker.write(dir).unwrap();
         }
         let of = |second: &PathBuf| [shared.clone(), second.clone(), shared.clone()];
-        assert!(errors(&of(&shared), &marker.run_id).iter().all(Option::is_none));
+        assert!(
+            errors(&of(&shared), &marker.run_id)
+                .iter()
+                .all(Option::is_none)
+        );
         for (second, why) in [(&empty, "is not there"), (&other, "is that of run ")] {
             for error in errors(&of(second), &marker.run_id) {
                 let error = error.unwrap();
                 let text = error.to_string();
-                assert!(text.contains("rank 1 on host ") && text.contains(why), "{text}");
-                assert!(text.contains(&second.join(MARKER).display().to_string()), "{text}");
+                assert!(
+                    text.contains("rank 1 on host ") && text.contains(why),
+                    "{text}"
+                );
+                assert!(
+                    text.contains(&second.join(MARKER).display().to_string()),
+                    "{text}"
+                );
                 assert_eq!(error.exit(), Exit::BadInput);
             }
         }

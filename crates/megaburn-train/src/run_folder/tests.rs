@@ -30,7 +30,11 @@ fn put(dir: &Path, step: u64, id: &str) -> PathBuf {
     let step = dir.join(CHECKPOINTS).join(format!("step-{step:08}"));
     fs::create_dir_all(&step).unwrap();
     fs::write(step.join("weights"), "years").unwrap();
-    fs::write(step.join("manifest.json"), format!("{{\"run_id\":\"{id}\"}}")).unwrap();
+    fs::write(
+        step.join("manifest.json"),
+        format!("{{\"run_id\":\"{id}\"}}"),
+    )
+    .unwrap();
     step
 }
 
@@ -46,13 +50,22 @@ fn a_run_keeps_its_id_and_a_folder_is_no_other_runs() {
     let dir = tempfile::tempdir().unwrap();
     let run = dir.path().join("a/b");
     let first = take(&run).unwrap();
-    assert!(take(&run).unwrap_err().to_string().contains("belongs to a run that is going on"));
+    assert!(
+        take(&run)
+            .unwrap_err()
+            .to_string()
+            .contains("belongs to a run that is going on")
+    );
     let id = first.id.clone();
     drop(first);
     let again = take(&run).unwrap();
     assert_eq!(again.id, id);
     again.check().unwrap();
-    assert!(fs::read_to_string(run.join(names::LOCK)).unwrap().contains(&id));
+    assert!(
+        fs::read_to_string(run.join(names::LOCK))
+            .unwrap()
+            .contains(&id)
+    );
 }
 
 #[test]
@@ -61,7 +74,10 @@ fn a_file_is_no_folder_and_other_files_are_refused_before_anything_is_written() 
     let file = dir.path().join("file");
     fs::write(&file, "x").unwrap();
     let error = take(&file).unwrap_err();
-    assert!(error.to_string().contains("cannot be the run's folder"), "{error}");
+    assert!(
+        error.to_string().contains("cannot be the run's folder"),
+        "{error}"
+    );
     assert_eq!(error.exit(), Exit::BadInput);
     let error = take(dir.path()).unwrap_err();
     assert!(error.to_string().contains("it holds `file`"), "{error}");
@@ -86,7 +102,10 @@ fn a_folder_of_an_older_version_gets_a_marker_and_its_config_stays() {
     assert!(assets::is_ours(&dir.path().join(ASSETS)));
     let written = folder(&share).write_config("[run]\nseed = 2\n").unwrap();
     assert_eq!(written, names::RESOLVED_CONFIG);
-    assert_eq!(fs::read_to_string(dir.path().join(names::CONFIG)).unwrap(), config);
+    assert_eq!(
+        fs::read_to_string(dir.path().join(names::CONFIG)).unwrap(),
+        config
+    );
     assert_eq!(Marker::read(dir.path()).unwrap().unwrap().run_id, share.id);
 }
 
@@ -100,11 +119,18 @@ fn a_folder_that_was_removed_or_taken_by_another_run_is_not_written_to() {
     let error = lost(&first);
     assert!(error.to_string().contains("it was removed"), "{error}");
     assert_eq!(error.exit(), Exit::Failed);
-    assert!(first.check().is_err() && !run.exists(), "it is not made anew");
+    assert!(
+        first.check().is_err() && !run.exists(),
+        "it is not made anew"
+    );
 
     let second = take(&run).unwrap();
     assert_ne!(first.id, second.id);
-    assert!(lost(&first).to_string().contains("another run was started there"));
+    assert!(
+        lost(&first)
+            .to_string()
+            .contains("another run was started there")
+    );
     assert!(first.check().is_err());
     second.check().unwrap();
     assert!(!run.join(METRICS).exists());
@@ -124,11 +150,19 @@ fn what_fresh_sets_aside_is_a_runs_folder_until_there_is_a_checkpoint() {
     let old_id = old.id.clone();
     let new = anew(old, dir.path());
     assert_ne!(new.id, old_id);
-    let [aside] = &folder(&new).set_aside()[..] else { panic!("one was set aside") };
+    let [aside] = &folder(&new).set_aside()[..] else {
+        panic!("one was set aside")
+    };
     assert_eq!(Marker::read(aside).unwrap().unwrap().run_id, old_id);
     let kept = aside.join("checkpoints/step-00000007/weights");
     assert_eq!(fs::read_to_string(&kept).unwrap(), "years");
-    let expected = ["checkpoints", "config.toml", "metrics.jsonl", "run.json", "state.json"];
+    let expected = [
+        "checkpoints",
+        "config.toml",
+        "metrics.jsonl",
+        "run.json",
+        "state.json",
+    ];
     assert_eq!(names_in(aside).unwrap(), expected);
     assert_eq!(names_in(&dir.path().join(CHECKPOINTS)).unwrap(), ["notes"]);
 
@@ -141,7 +175,10 @@ fn what_fresh_sets_aside_is_a_runs_folder_until_there_is_a_checkpoint() {
     assert!(!aside.exists());
     drop(again);
     assert!(folder(&take(dir.path()).unwrap()).set_aside().is_empty());
-    assert_eq!(fs::read_to_string(dir.path().join("checkpoints/notes")).unwrap(), "mine");
+    assert_eq!(
+        fs::read_to_string(dir.path().join("checkpoints/notes")).unwrap(),
+        "mine"
+    );
 }
 
 #[test]
@@ -154,7 +191,9 @@ fn checkpoints_behind_a_link_stay_on_their_disk() {
     std::os::unix::fs::symlink(&disk, run.join(CHECKPOINTS)).unwrap();
     fill(&run, 7, &id);
     let new = anew(take(&run).unwrap(), &run);
-    let [aside] = &folder(&new).set_aside()[..] else { panic!("one was set aside") };
+    let [aside] = &folder(&new).set_aside()[..] else {
+        panic!("one was set aside")
+    };
     assert!(aside.join("checkpoints/step-00000007/weights").is_file());
     assert_eq!(names_in(&disk).unwrap().len(), 1, "and no step");
     folder(&new).discard_set_aside();
@@ -171,7 +210,9 @@ fn a_fresh_start_that_was_killed_half_way_is_undone() {
     }
     let before = names_in(dir.path()).unwrap();
     // Killed before the new run's marker was written.
-    aside::set_aside(dir.path(), &folder(&old).held().marker).unwrap().unwrap();
+    aside::set_aside(dir.path(), &folder(&old).held().marker)
+        .unwrap()
+        .unwrap();
     drop(old);
     let again = take(dir.path()).unwrap();
     assert_eq!(names_in(dir.path()).unwrap(), before);
@@ -193,7 +234,10 @@ fn a_fresh_start_that_was_killed_after_its_marker_is_brought_to_its_end() {
     moving.push(".tmp-1f-2a");
     fs::rename(&aside, moving).unwrap();
     let again = take(dir.path()).unwrap();
-    assert_eq!((&again.id, folder(&again).set_aside()), (&id, vec![aside.clone()]));
+    assert_eq!(
+        (&again.id, folder(&again).set_aside()),
+        (&id, vec![aside.clone()])
+    );
     assert!(aside.join("checkpoints/step-00000007/weights").is_file());
 }
 
@@ -202,18 +246,31 @@ fn a_folder_that_only_has_such_a_name_stays() {
     let dir = tempfile::tempdir().unwrap();
     drop(take(dir.path()).unwrap());
     // A name of somebody's, one without a marker, and one of another run.
-    let names = ["before-2026.moving", "before-2026.tmp-1-2", "before-2026.tmp-1-3"];
+    let names = [
+        "before-2026.moving",
+        "before-2026.tmp-1-2",
+        "before-2026.tmp-1-3",
+    ];
     for name in names {
         fs::create_dir(dir.path().join(name)).unwrap();
         fs::write(dir.path().join(name).join(METRICS), "years").unwrap();
     }
-    Marker::new().unwrap().write(&dir.path().join(names[2])).unwrap();
+    Marker::new()
+        .unwrap()
+        .write(&dir.path().join(names[2]))
+        .unwrap();
     fs::create_dir(dir.path().join("before-2026.tmp-1-4")).unwrap();
     drop(take(dir.path()).unwrap());
     for name in names {
-        assert_eq!(fs::read_to_string(dir.path().join(name).join(METRICS)).unwrap(), "years");
+        assert_eq!(
+            fs::read_to_string(dir.path().join(name).join(METRICS)).unwrap(),
+            "years"
+        );
     }
-    assert!(!dir.path().join("before-2026.tmp-1-4").exists(), "a kill left it, and it is empty");
+    assert!(
+        !dir.path().join("before-2026.tmp-1-4").exists(),
+        "a kill left it, and it is empty"
+    );
 }
 
 #[test]
@@ -242,9 +299,15 @@ fn fresh_moves_nothing_where_somebodys_files_are_in_its_way() {
     let before = names_in(dir.path()).unwrap();
     for error in [
         check_before_start(&config(dir.path()), true).unwrap_err(),
-        old.begin_anew(&Group::single(0), &config(dir.path())).unwrap_err(),
+        old.begin_anew(&Group::single(0), &config(dir.path()))
+            .unwrap_err(),
     ] {
-        assert!(error.to_string().contains("hf` was not written by megaburn"), "{error}");
+        assert!(
+            error
+                .to_string()
+                .contains("hf` was not written by megaburn"),
+            "{error}"
+        );
         assert_eq!(error.exit(), Exit::BadInput);
     }
     check_before_start(&config(dir.path()), false).unwrap();
@@ -258,14 +321,21 @@ fn fresh_does_not_begin_from_what_it_would_discard() {
     let id = take(dir.path()).unwrap().id;
     fill(dir.path(), 7, &id);
     fs::create_dir(dir.path().join("model")).unwrap();
-    for (init, is_refused) in [("", true), ("checkpoints/step-00000007", true), ("model", false)] {
+    for (init, is_refused) in [
+        ("", true),
+        ("checkpoints/step-00000007", true),
+        ("model", false),
+    ] {
         let mut config = config(dir.path());
         config.model.init = Some(dir.path().join(init).display().to_string());
         check_before_start(&config, false).unwrap();
         let result = check_before_start(&config, true);
         assert_eq!(result.is_err(), is_refused, "{init}");
         if let Err(error) = result {
-            assert!(error.to_string().contains("which --fresh would discard"), "{error}");
+            assert!(
+                error.to_string().contains("which --fresh would discard"),
+                "{error}"
+            );
         }
     }
 }

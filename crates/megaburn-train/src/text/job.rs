@@ -57,12 +57,20 @@ impl GenerateJob<'_> {
         if layout.dp > 1 && !shares_experts {
             let (key, value) = ("--layout", layout.to_string());
             let rule = "of tpN, ppN, cpN and epN: generation splits the model over ranks, and the reading of prompts";
-            return Err(TrainError::Invalid { key, value, rule: rule.into() });
+            return Err(TrainError::Invalid {
+                key,
+                value,
+                rule: rule.into(),
+            });
         }
         let config = &self.source.config().without_mtp();
         // The sequence is never split here.
-        Layout { sp: self.built_with_sp(layout), cp: 1, ..*layout }
-            .fits(&config.shape(layout.tp))?;
+        Layout {
+            sp: self.built_with_sp(layout),
+            cp: 1,
+            ..*layout
+        }
+        .fits(&config.shape(layout.tp))?;
         self.parallel.splits(layout, config.layers)?;
         let device = devices.of_this_process(layout, env.as_ref())?;
         let options = GroupOptions::default();
@@ -102,7 +110,12 @@ impl GenerateJob<'_> {
         layout: &Layout,
         device: &Device,
     ) -> Result<Vec<Continuation>, TrainError> {
-        let Self { prompts, options, stop, .. } = *self;
+        let Self {
+            prompts,
+            options,
+            stop,
+            ..
+        } = *self;
         let agreed = self.source.agreed(world)?;
         let source = agreed.as_ref().unwrap_or(self.source);
         let groups = ProcessGroups::new(world, *layout)?;
@@ -124,8 +137,11 @@ impl GenerateJob<'_> {
         }
         let go_on = |_, _| ControlFlow::Continue(());
         let generated = generate_with(&model, prompts, options, read, go_on)?.into_iter();
-        let tokens_only =
-            |Generated { tokens, finish }| Continuation { tokens, text: None, finish };
+        let tokens_only = |Generated { tokens, finish }| Continuation {
+            tokens,
+            text: None,
+            finish,
+        };
         Ok(generated.map(tokens_only).collect())
     }
 }

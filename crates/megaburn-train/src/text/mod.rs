@@ -58,28 +58,55 @@ pub(crate) fn continue_text(
 ) -> Result<Vec<Continuation>, TrainError> {
     if stop.iter().any(String::is_empty) {
         let (value, rule) = ("empty".into(), "a text of one character or more".into());
-        return Err(TrainError::Invalid { key: "--stop", value, rule });
+        return Err(TrainError::Invalid {
+            key: "--stop",
+            value,
+            rule,
+        });
     }
-    let mut writers: Vec<_> = prompts.iter().map(|prompt| writer(tokenizer, prompt)).collect();
+    let mut writers: Vec<_> = prompts
+        .iter()
+        .map(|prompt| writer(tokenizer, prompt))
+        .collect();
     let longest = stop.iter().map(String::len).max().unwrap_or(0);
     let generated = generate_with(model, prompts, options, read, |prompt, token| {
         let Writer { stream, text, end } = &mut writers[prompt];
         // A stop string may have begun in what came before.
         let seen = text.floor_char_boundary(text.len().saturating_sub(longest));
         text.push_str(&stream.push(token));
-        let found = stop.iter().filter_map(|stop| text[seen..].find(stop.as_str())).min();
+        let found = stop
+            .iter()
+            .filter_map(|stop| text[seen..].find(stop.as_str()))
+            .min();
         *end = found.map(|at| seen + at);
-        if end.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        if end.is_some() {
+            ControlFlow::Break(())
+        } else {
+            ControlFlow::Continue(())
+        }
     })?;
     let written = generated.into_iter().zip(writers);
     Ok(written
-        .map(|(generated, Writer { mut stream, mut text, end })| {
-            match end {
-                Some(end) => text.truncate(end),
-                None => text.push_str(&stream.finish()),
-            }
-            Continuation { tokens: generated.tokens, text: Some(text), finish: generated.finish }
-        })
+        .map(
+            |(
+                generated,
+                Writer {
+                    mut stream,
+                    mut text,
+                    end,
+                },
+            )| {
+                match end {
+                    Some(end) => text.truncate(end),
+                    None => text.push_str(&stream.finish()),
+                }
+                Continuation {
+                    tokens: generated.tokens,
+                    text: Some(text),
+                    finish: generated.finish,
+                }
+            },
+        )
         .collect())
 }
 
@@ -95,5 +122,9 @@ struct Writer<'a> {
 fn writer<'a>(tokenizer: &'a dyn Tokenizer, prompt: &[u32]) -> Writer<'a> {
     let mut stream = tokenizer.stream();
     prompt.iter().for_each(|&token| drop(stream.push(token)));
-    Writer { stream, text: String::new(), end: None }
+    Writer {
+        stream,
+        text: String::new(),
+        end: None,
+    }
 }

@@ -32,7 +32,8 @@ pub fn model_tokenizer(
 
 fn in_folder(folder: &Path) -> Option<Choice> {
     let file = folder.join("tokenizer.json");
-    file.is_file().then(|| Choice::File(file.display().to_string()))
+    file.is_file()
+        .then(|| Choice::File(file.display().to_string()))
 }
 
 /// The run that a checkpoint belongs to.
@@ -44,12 +45,17 @@ fn run_of(source: &ModelSource) -> Option<PathBuf> {
 /// What a run was trained with: its own copy of the tokenizer before the file it was taken from.
 fn run_choice(run: &Path) -> Result<Choice, TrainError> {
     let path = config_of(run);
-    let text = fs::read_to_string(&path)
-        .map_err(|source| TrainError::Read { path: path.clone(), source })?;
-    let table: toml::Table = text
-        .parse()
-        .map_err(|source| TrainError::Toml { origin: format!("`{}`", path.display()), source })?;
-    let said = table.get("data").and_then(|data| data.get("tokenizer")?.as_str());
+    let text = fs::read_to_string(&path).map_err(|source| TrainError::Read {
+        path: path.clone(),
+        source,
+    })?;
+    let table: toml::Table = text.parse().map_err(|source| TrainError::Toml {
+        origin: format!("`{}`", path.display()),
+        source,
+    })?;
+    let said = table
+        .get("data")
+        .and_then(|data| data.get("tokenizer")?.as_str());
     Ok(match Choice::from(said.unwrap_or("byte").to_string()) {
         Choice::Byte => Choice::Byte,
         Choice::File(path) => in_folder(&run.join(ASSETS)).unwrap_or(Choice::File(path)),

@@ -74,7 +74,13 @@ impl Batching {
             self.row(documents)
         };
         let rows: Vec<Row> = samples.iter().enumerate().map(row).collect();
-        batch(&rows, self.zigzag, self.documents.is_some(), self.depths, device)
+        batch(
+            &rows,
+            self.zigzag,
+            self.documents.is_some(),
+            self.depths,
+            device,
+        )
     }
 
     /// The documents of a sample: itself, where they are not split. What does not fit into a sequence is
@@ -85,11 +91,13 @@ impl Batching {
         };
         let mut room = self.seq_len;
         // An eos is what the last token of its document is asked for, and read by nobody.
-        let documents = sample.split_inclusive(|token| *token == eos).filter_map(|tokens| {
-            let document = Document::of(tokens).cut(room);
-            room -= document.len().next_multiple_of(multiple).min(room);
-            (document.len() > 0).then_some(document)
-        });
+        let documents = sample
+            .split_inclusive(|token| *token == eos)
+            .filter_map(|tokens| {
+                let document = Document::of(tokens).cut(room);
+                room -= document.len().next_multiple_of(multiple).min(room);
+                (document.len() > 0).then_some(document)
+            });
         documents.collect()
     }
 
@@ -128,13 +136,20 @@ pub(super) fn batch(
     };
     let (seq_len, count) = (rows.first().map_or(0, |row| row.tokens.len()), rows.len());
     let held: Vec<Vec<usize>> = match &documents {
-        Some(all) => (0..count).map(|row| all.tokens(row, zigzag).collect()).collect(),
+        Some(all) => (0..count)
+            .map(|row| all.tokens(row, zigzag).collect())
+            .collect(),
         None => vec![zigzag.positions(seq_len).collect(); count],
     };
     let len = seq_len / zigzag.ranks();
     let matrix = |of: &dyn Fn(&Row) -> Cow<'_, [i64]>| -> Vec<i64> {
         let whole: Vec<_> = rows.iter().map(of).collect();
-        let place = |at: usize| whole.iter().zip(&held).map(move |(row, held)| row[held[at]]);
+        let place = |at: usize| {
+            whole
+                .iter()
+                .zip(&held)
+                .map(move |(row, held)| row[held[at]])
+        };
         (0..len).flat_map(place).collect()
     };
     let tensor = |ids: Vec<i64>| Tensor::from_data(TensorData::new(ids, [len, count]), device);
@@ -146,24 +161,46 @@ pub(super) fn batch(
             ahead_in_row(labels, bounds, depth, IGNORED).into()
         });
         let (_, counted) = counted(&labels);
-        Ahead { tokens: tensor(tokens), labels: tensor(labels), counted }
+        Ahead {
+            tokens: tensor(tokens),
+            labels: tensor(labels),
+            counted,
+        }
     });
     let ahead = ahead.collect();
-    let (tokens, labels) =
-        (matrix(&|row| (&row.tokens).into()), matrix(&|row| (&row.labels).into()));
+    let (tokens, labels) = (
+        matrix(&|row| (&row.tokens).into()),
+        matrix(&|row| (&row.labels).into()),
+    );
     let (counted, is_counted) = counted(&labels);
     let documents = documents.map(PackedDocuments::new);
     let (tokens, labels) = (tensor(tokens), tensor(labels));
-    let (lens, ranks) = (rows.iter().flat_map(|row| row.lens.clone()).collect(), zigzag.ranks());
+    let (lens, ranks) = (
+        rows.iter().flat_map(|row| row.lens.clone()).collect(),
+        zigzag.ranks(),
+    );
     let parallel = None;
-    Ok(Batch { tokens, labels, counted, is_counted, ahead, lens, ranks, documents, parallel })
+    Ok(Batch {
+        tokens,
+        labels,
+        counted,
+        is_counted,
+        ahead,
+        lens,
+        ranks,
+        documents,
+        parallel,
+    })
 }
 
 /// How many labels take part in the loss, and which; none: all.
 fn counted(labels: &[i64]) -> (usize, Option<Arc<[bool]>>) {
     let is_counted = || labels.iter().map(|label| *label != IGNORED);
     let count = is_counted().filter(|is| *is).count();
-    (count, (count < labels.len()).then(|| is_counted().collect()))
+    (
+        count,
+        (count < labels.len()).then(|| is_counted().collect()),
+    )
 }
 
 #[cfg(test)]
@@ -175,7 +212,13 @@ mod tests {
     const NO: i64 = IGNORED;
 
     fn batching(seq_len: usize, documents: Option<Split>) -> Batching {
-        Batching { seq_len, padded: seq_len, zigzag: Zigzag::WHOLE, documents, depths: 0 }
+        Batching {
+            seq_len,
+            padded: seq_len,
+            zigzag: Zigzag::WHOLE,
+            documents,
+            depths: 0,
+        }
     }
 
     fn matrix(of: Tensor<2, Int>) -> Vec<i64> {
@@ -208,7 +251,13 @@ mod tests {
         #[case] labels: &[i64],
         #[case] bounds: &[usize],
     ) {
-        let of = batching(8, Some(Split { eos: 9, multiple: 2 }));
+        let of = batching(
+            8,
+            Some(Split {
+                eos: 9,
+                multiple: 2,
+            }),
+        );
         let row = of.row(of.documents_of(sample).into_iter());
         assert_eq!((&row.tokens[..], &row.labels[..]), (tokens, labels));
         assert_eq!(row.bounds, bounds);
@@ -218,19 +267,35 @@ mod tests {
     fn ranks_hold_what_the_zigzag_says() {
         let device = Device::flex();
         let samples: [Vec<u32>; 2] = [(0..9).collect(), (10..19).collect()];
-        let of = Batching { zigzag: Zigzag::new(0, 2), ..batching(8, None) };
+        let of = Batching {
+            zigzag: Zigzag::new(0, 2),
+            ..batching(8, None)
+        };
         let batch = of.batch(&samples, 1, &device).unwrap();
         assert_eq!(matrix(batch.tokens), [0, 10, 1, 11, 6, 16, 7, 17]);
         assert_eq!(matrix(batch.labels), [1, NO, 2, NO, 7, NO, 8, NO]);
         assert_eq!(batch.counted, 4);
         // Documents of 4 and 12 tokens, then of 8 and 8.
-        let split = Split { eos: 99, multiple: 4 };
-        let of =
-            Batching { zigzag: Zigzag::new(1, 2), documents: Some(split), ..batching(16, None) };
+        let split = Split {
+            eos: 99,
+            multiple: 4,
+        };
+        let of = Batching {
+            zigzag: Zigzag::new(1, 2),
+            documents: Some(split),
+            ..batching(16, None)
+        };
         let sample = |end: u32| [(1..end).collect(), vec![99], (50..70).collect()].concat();
         let batch = of.batch(&[sample(5), sample(9)], 2, &device).unwrap();
         let columns: Vec<i64> = matrix(batch.tokens);
-        let row = |at: usize| columns.iter().copied().skip(at).step_by(2).collect::<Vec<_>>();
+        let row = |at: usize| {
+            columns
+                .iter()
+                .copied()
+                .skip(at)
+                .step_by(2)
+                .collect::<Vec<_>>()
+        };
         assert_eq!(row(0), [2, 53, 54, 55, 3, 56, 57, 58]);
         assert_eq!(row(1), [3, 4, 52, 53, 5, 6, 54, 55]);
         assert!(batch.documents.is_some());
@@ -241,24 +306,44 @@ mod tests {
         let device = Device::flex();
         // Documents of 4 and 12 tokens, the second padded.
         let sample = [vec![1, 2, 3, 4, 99], (50..60).collect()].concat();
-        let split = Some(Split { eos: 99, multiple: 4 });
+        let split = Some(Split {
+            eos: 99,
+            multiple: 4,
+        });
         let of = |zigzag, depths| {
-            let of = Batching { zigzag, depths, ..batching(16, split) };
+            let of = Batching {
+                zigzag,
+                depths,
+                ..batching(16, split)
+            };
             of.batch(std::slice::from_ref(&sample), 1, &device).unwrap()
         };
         let whole = of(Zigzag::WHOLE, 4);
-        let [first, .., last] = &whole.ahead[..] else { panic!("four depths") };
+        let [first, .., last] = &whole.ahead[..] else {
+            panic!("four depths")
+        };
         let tokens = [2, 3, 4, 0, 51, 52, 53, 54, 55, 56, 57, 58, 0, 0, 0, 0];
         assert_eq!(matrix(first.tokens.clone()), tokens);
         let labels = [3, 4, 99, NO, 52, 53, 54, 55, 56, 57, 58, 59, NO, NO, NO, NO];
         assert_eq!(matrix(first.labels.clone()), labels);
-        assert_eq!(first.counted.as_deref().unwrap(), labels.map(|label| label != NO));
-        let labels = [NO, NO, NO, NO, 55, 56, 57, 58, 59, NO, NO, NO, NO, NO, NO, NO];
+        assert_eq!(
+            first.counted.as_deref().unwrap(),
+            labels.map(|label| label != NO)
+        );
+        let labels = [
+            NO, NO, NO, NO, 55, 56, 57, 58, 59, NO, NO, NO, NO, NO, NO, NO,
+        ];
         assert_eq!(matrix(last.labels.clone()), labels);
         // Chunks 1 and 2 of four of each document: the first ones, then the others.
         let part = of(Zigzag::new(1, 2), 1);
-        assert_eq!(matrix(part.ahead[0].tokens.clone()), [3, 54, 55, 56, 4, 57, 58, 0]);
-        assert_eq!(matrix(part.ahead[0].labels.clone()), [4, 55, 56, 57, 99, 58, 59, NO]);
+        assert_eq!(
+            matrix(part.ahead[0].tokens.clone()),
+            [3, 54, 55, 56, 4, 57, 58, 0]
+        );
+        assert_eq!(
+            matrix(part.ahead[0].labels.clone()),
+            [4, 55, 56, 57, 99, 58, 59, NO]
+        );
         assert_eq!(part.counted, 8);
     }
 }

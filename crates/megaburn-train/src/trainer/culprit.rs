@@ -38,7 +38,10 @@ impl fmt::Display for Diagnosis {
             ),
             Self::Culprit(culprit) => write!(f, ", {culprit}"),
             Self::Failed(why) => {
-                write!(f, ", and it could not be computed again to find where: {why}")
+                write!(
+                    f,
+                    ", and it could not be computed again to find where: {why}"
+                )
             }
         }
     }
@@ -59,7 +62,11 @@ impl fmt::Display for Culprit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { ranks, param } = self;
         let plural = if ranks.len() == 1 { "" } else { "s" };
-        let ranks = ranks.iter().map(usize::to_string).collect::<Vec<_>>().join(", ");
+        let ranks = ranks
+            .iter()
+            .map(usize::to_string)
+            .collect::<Vec<_>>()
+            .join(", ");
         write!(f, "in backward first in `{param}`, on rank{plural} {ranks}")
     }
 }
@@ -79,11 +86,16 @@ impl Trainer {
         self.accumulate_gradients(Sums::OfRank)?;
         self.sharding.check()?;
         self.sharding.release();
-        let model = self.model.as_ref().expect("the model is only away during an update");
+        let model = self
+            .model
+            .as_ref()
+            .expect("the model is only away during an update");
         let order = lazy_params(model).into_iter().map(|param| param.path);
         let bad = self.grads.find_non_finite()?;
         let place = |path: &String| place(path, self.model_config.layers);
-        let mine = order.filter(|path| bad.contains(path.as_str())).max_by_key(place);
+        let mine = order
+            .filter(|path| bad.contains(path.as_str()))
+            .max_by_key(place);
         let world = &self.groups.world;
         let all = objects::gather(world, &mine)?.into_iter().enumerate();
         let (ranks, params): (Vec<_>, Vec<String>) =
@@ -92,7 +104,10 @@ impl Trainer {
             true => next,
             false => first,
         };
-        let culprit = params.into_iter().reduce(latest).map(|param| Culprit { ranks, param });
+        let culprit = params
+            .into_iter()
+            .reduce(latest)
+            .map(|param| Culprit { ranks, param });
         Ok(objects::broadcast(world, &culprit)?)
     }
 
@@ -104,11 +119,12 @@ impl Trainer {
     pub(crate) fn diagnosed(&mut self, mut error: TrainError) -> TrainError {
         let diagnosis = match &mut error {
             TrainError::NonFinite { diagnosis, .. } => diagnosis,
-            TrainError::Stalled { loss, grad_norm, diagnosis, .. }
-                if !(loss.is_finite() && grad_norm.is_finite()) =>
-            {
-                diagnosis
-            }
+            TrainError::Stalled {
+                loss,
+                grad_norm,
+                diagnosis,
+                ..
+            } if !(loss.is_finite() && grad_norm.is_finite()) => diagnosis,
             _ => return error,
         };
         *diagnosis = match catch_unwind(AssertUnwindSafe(|| self.culprit())) {
@@ -157,8 +173,18 @@ mod tests {
     #[rstest]
     // Where the loss is lost, so is everything; ranks 2 and 3 compute with each other's.
     #[case("dp3", 2, "norm.gamma", "`norm.gamma`, on rank 2);")]
-    #[case("tp2-dp2", 3, "blocks.1.mlp.down.weight", "`norm.gamma`, on ranks 2, 3);")]
-    #[case("pp2-dp2", 3, "blocks.1.mlp.down.weight", "`norm.gamma`, on ranks 1, 3);")]
+    #[case(
+        "tp2-dp2",
+        3,
+        "blocks.1.mlp.down.weight",
+        "`norm.gamma`, on ranks 2, 3);"
+    )]
+    #[case(
+        "pp2-dp2",
+        3,
+        "blocks.1.mlp.down.weight",
+        "`norm.gamma`, on ranks 1, 3);"
+    )]
     #[case("cp2", 1, "norm.gamma", "`norm.gamma`, on ranks 0, 1);")]
     #[case("pp2", 0, "blocks.0.mlp.down.weight", "`norm.gamma`, on ranks 0, 1);")]
     fn the_ranks_whose_gradients_are_not_finite_are_named(
@@ -180,14 +206,23 @@ mod tests {
             Ok(trainer.step().unwrap_err().to_string())
         });
         for error in errors {
-            assert!(error.contains("first in `blocks.2.mtp.norm.gamma`"), "{layout}: {error}");
+            assert!(
+                error.contains("first in `blocks.2.mtp.norm.gamma`"),
+                "{layout}: {error}"
+            );
         }
     }
 
     /// Matrices are nobody's whole there, and norms every rank's.
     #[test]
     fn they_are_named_where_parameters_are_shared_out() {
-        assert_named("dp3", 2, "norm.gamma", "`norm.gamma`, on rank 2);", "parallel.zero=3");
+        assert_named(
+            "dp3",
+            2,
+            "norm.gamma",
+            "`norm.gamma`, on rank 2);",
+            "parallel.zero=3",
+        );
         trainers(&["parallel.zero=3"], "dp3", |trainer| {
             for (path, data) in read_params(trainer.model()) {
                 let is_nan = data.iter::<f32>().all(f32::is_nan);
@@ -210,7 +245,10 @@ mod tests {
         });
         for error in errors {
             let text = error.to_string();
-            assert!(text.contains("could not be computed again to find where: "), "{text}");
+            assert!(
+                text.contains("could not be computed again to find where: "),
+                "{text}"
+            );
             assert!(matches!(error, TrainError::NonFinite { step: 1, .. }));
             assert_eq!(error.exit(), Exit::NonFinite);
         }
@@ -225,9 +263,15 @@ mod tests {
             let before = read_params(trainer.model());
             let error = trainer.step().unwrap_err();
             let bits = |params: Vec<(String, TensorData)>| -> Vec<Vec<u8>> {
-                params.into_iter().map(|(_, data)| data.as_bytes().to_vec()).collect()
+                params
+                    .into_iter()
+                    .map(|(_, data)| data.as_bytes().to_vec())
+                    .collect()
             };
-            assert!(bits(before) == bits(read_params(trainer.model())), "a weight has changed");
+            assert!(
+                bits(before) == bits(read_params(trainer.model())),
+                "a weight has changed"
+            );
             assert_eq!(trainer.progress().step, 1);
             Ok(error.to_string())
         });

@@ -44,8 +44,12 @@ impl Dynamic {
         groups: &ProcessGroups,
     ) -> Result<Option<Self>, TrainError> {
         let (layout, all) = (groups.layout(), &groups.dp_cp);
-        let Some(context) = config.dealing(&layout, model) else { return Ok(None) };
-        let sizes = (0..).map(|power| 1usize << power).take_while(|size| *size <= all.size());
+        let Some(context) = config.dealing(&layout, model) else {
+            return Ok(None);
+        };
+        let sizes = (0..)
+            .map(|power| 1usize << power)
+            .take_while(|size| *size <= all.size());
         let shared = |size: usize| -> Result<Option<ContextParallel>, TrainError> {
             let comm = config.way_of_documents(&layout, model, size);
             let start = all.rank() / size * size;
@@ -61,7 +65,13 @@ impl Dynamic {
         let found: Result<Vec<_>, _> = sizes.map(shared).collect();
         let groups = found?.into_iter().flatten().collect();
         let (passes, depths) = (Vec::new(), model.mtp_layers);
-        Ok(Some(Self { context, rank: all.rank(), groups, passes, depths }))
+        Ok(Some(Self {
+            context,
+            rank: all.rank(),
+            groups,
+            passes,
+            depths,
+        }))
     }
 
     /// Deals out the documents of a global batch, which all ranks know.
@@ -82,7 +92,10 @@ impl Dynamic {
                 tokens += len;
             }
             let len = self.context.row_len(tokens, ranks.len());
-            Pass { row: row.fill(len), group: ranks.len().ilog2() as usize }
+            Pass {
+                row: row.fill(len),
+                group: ranks.len().ilog2() as usize,
+            }
         };
         self.passes = all.iter().map(mine).collect();
         if self.passes.is_empty() {
@@ -107,7 +120,10 @@ impl Dynamic {
         let parallel = &self.groups[*group];
         let rows = std::slice::from_ref(row);
         let batch = batch(rows, parallel.zigzag(), true, self.depths, device)?;
-        Ok(Batch { parallel: Some(parallel.clone()), ..batch })
+        Ok(Batch {
+            parallel: Some(parallel.clone()),
+            ..batch
+        })
     }
 }
 

@@ -30,7 +30,11 @@ impl Kept {
             kept.parameters += all;
             kept.gradients += gradient;
             kept.masters += len(trainer.optimizer.master(path));
-            kept.of_direct += if direct.contains_key(path) { gradient } else { 0 };
+            kept.of_direct += if direct.contains_key(path) {
+                gradient
+            } else {
+                0
+            };
         }
         kept
     }
@@ -47,16 +51,28 @@ impl Kept {
 #[case("pp2-dp2", &["model.layers=4", "parallel.zero=1", "parallel.schedule=zb-v"])]
 #[case("dp2-ep2", &["model.family=mixtral", "model.experts.num=4", "parallel.zero=1"])]
 fn a_rank_keeps_what_is_estimated(#[case] layout: &str, #[case] sets: &[&str]) {
-    let sets = [&["train.dtype=bf16", "model.hidden=32", "model.ffn=96"], sets].concat();
+    let sets = [
+        &["train.dtype=bf16", "model.hidden=32", "model.ffn=96"],
+        sets,
+    ]
+    .concat();
     let ranks = trainers(&sets, layout, |trainer| {
         let kept = Kept::of(&trainer);
-        Ok((trainer.config.clone(), trainer.layout(), trainer.groups.pp.rank(), kept))
+        Ok((
+            trainer.config.clone(),
+            trainer.layout(),
+            trainer.groups.pp.rank(),
+            kept,
+        ))
     });
     let (config, layout, ..) = &ranks[0];
     let estimates = MemoryEstimate::of_stages(config, layout, Scores::Kept).unwrap();
     assert_eq!(estimates.len(), layout.pp);
     for (rank, estimate) in estimates.into_iter().enumerate() {
-        let of_stage: Vec<_> = ranks.iter().filter(|(_, _, stage, _)| *stage == rank).collect();
+        let of_stage: Vec<_> = ranks
+            .iter()
+            .filter(|(_, _, stage, _)| *stage == rank)
+            .collect();
         let mean = |of: fn(&Kept) -> usize| {
             of_stage.iter().map(|(.., kept)| of(kept)).sum::<usize>() / of_stage.len()
         };
@@ -74,7 +90,11 @@ fn a_rank_keeps_what_is_estimated(#[case] layout: &str, #[case] sets: &[&str]) {
             _ => mean(|kept| kept.gradients) + all,
         };
         let (parameters, gradients) = (2 * parameters, 4 * gradients);
-        let moments = if config.optimizer.name.to_string() == "lion" { 4 } else { 8 };
+        let moments = if config.optimizer.name.to_string() == "lion" {
+            4
+        } else {
+            8
+        };
         let optimizer = (4 + moments) * mean(|kept| kept.masters);
         for (what, found, expected) in [
             ("parameters", estimate.parameters, parameters),
@@ -82,7 +102,10 @@ fn a_rank_keeps_what_is_estimated(#[case] layout: &str, #[case] sets: &[&str]) {
             ("optimizer", estimate.optimizer, optimizer),
         ] {
             let off = found as f64 / expected as f64 - 1.0;
-            assert!(off.abs() < 0.03, "{what}: {found} estimated, {expected} kept by rank {rank}");
+            assert!(
+                off.abs() < 0.03,
+                "{what}: {found} estimated, {expected} kept by rank {rank}"
+            );
         }
         assert!(estimate.activations > 0);
     }

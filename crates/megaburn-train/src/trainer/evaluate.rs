@@ -33,7 +33,11 @@ impl Trainer {
     ) -> Result<Option<EvalMetrics>, TrainError> {
         let Some(valid) = &self.valid else {
             let (key, rule) = ("data.validation_fraction", "more than 0 for an evaluation");
-            return Err(TrainError::Invalid { key, value: "0".into(), rule: rule.into() });
+            return Err(TrainError::Invalid {
+                key,
+                value: "0".into(),
+                rule: rule.into(),
+            });
         };
         let _compiling = self.first_times.begin(Work::Evaluation, &self.groups.world);
         let model = self.model().valid();
@@ -53,10 +57,20 @@ impl Trainer {
             let (model, plain, losses) = (&model, &plain, &mut losses);
             let first = step * global_batch;
             let dynamic = self.dealt(valid, first, total)?;
-            let own = dynamic.as_ref().map(|of| self.pipeline.forward_only(of.num_passes()));
+            let own = dynamic
+                .as_ref()
+                .map(|of| self.pipeline.forward_only(of.num_passes()));
             let (dynamic, own) = (dynamic.as_ref(), own.transpose()?);
-            let mut passes =
-                Evaluation { trainer: self, model, first, total, valid, plain, losses, dynamic };
+            let mut passes = Evaluation {
+                trainer: self,
+                model,
+                first,
+                total,
+                valid,
+                plain,
+                losses,
+                dynamic,
+            };
             run(own.as_ref().unwrap_or(&schedule), &wire, &mut passes)?;
         }
         // A rank that is gone says so, and not that the loss is no number.
@@ -64,7 +78,11 @@ impl Trainer {
         self.sharding.release();
         let sums = losses.read()?.over(&self.groups.batch)?;
         let (eval_loss, mtp_losses) = (sums.mean(), sums.mtp_means());
-        Ok(Some(EvalMetrics { step: self.progress.step, eval_loss, mtp_losses }))
+        Ok(Some(EvalMetrics {
+            step: self.progress.step,
+            eval_loss,
+            mtp_losses,
+        }))
     }
 
     /// The documents of the global batch from sample `first` on, dealt out to ranks, where they are.
@@ -74,7 +92,9 @@ impl Trainer {
         first: u64,
         total: u64,
     ) -> Result<Option<Dynamic>, TrainError> {
-        let Some(mut dynamic) = self.dynamic.clone() else { return Ok(None) };
+        let Some(mut dynamic) = self.dynamic.clone() else {
+            return Ok(None);
+        };
         let end = total.min(first + self.config.train.global_batch as u64);
         dynamic.deal(&self.documents_of(valid, first..end))?;
         Ok(Some(dynamic))

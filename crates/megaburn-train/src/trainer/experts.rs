@@ -35,7 +35,9 @@ impl Trainer {
         tokens: f64,
         is_update: bool,
     ) -> Result<Option<ExpertMetrics>, TrainError> {
-        let Some(experts) = self.model_config.experts.clone() else { return Ok(None) };
+        let Some(experts) = self.model_config.experts.clone() else {
+            return Ok(None);
+        };
         let loads = self.loads(experts.num)?;
         let mut metrics = ExpertMetrics::default();
         for load in loads.iter().flatten() {
@@ -45,17 +47,27 @@ impl Trainer {
             return Ok(Some(metrics));
         }
         if experts.bias {
-            let MoeConfig { bias_update, bias_update_rate, .. } = self.config.moe;
+            let MoeConfig {
+                bias_update,
+                bias_update_rate,
+                ..
+            } = self.config.moe;
             let moved = |own: &[f32], load: &LoadCounts| match bias_update {
                 BiasUpdate::Sign => moved_by_sign(own, &load.tokens, bias_update_rate as f32),
                 BiasUpdate::Quantile => quantile_biases(&load.margins, own, experts.top_k),
             };
-            let model = self.model.as_mut().expect("the model is only away during an update");
+            let model = self
+                .model
+                .as_mut()
+                .expect("the model is only away during an update");
             model.move_expert_biases(|layer, own| {
                 moved(own, loads[layer].as_ref().expect("the layer has experts"))
             });
         }
-        self.last_load = loads.iter().map(|load| Some(parts(load.as_ref()?))).collect();
+        self.last_load = loads
+            .iter()
+            .map(|load| Some(parts(load.as_ref()?)))
+            .collect();
         self.tell_last_load();
         Ok(Some(metrics))
     }
@@ -63,7 +75,10 @@ impl Trainer {
     /// Drops what routers have seen of a step that ended in an error.
     pub(super) fn forget_loads(&self) -> Result<(), TrainError> {
         for (_, router) in self.unsettled().routers() {
-            router.load().take().map_err(|why| TrainError::Device { why })?;
+            router
+                .load()
+                .take()
+                .map_err(|why| TrainError::Device { why })?;
         }
         Ok(())
     }
@@ -81,18 +96,32 @@ impl Trainer {
         let width = 2 * num + LOSSES;
         let (mut all, mut margins) = (vec![0.0; layers * width], vec![Vec::new(); layers]);
         for (layer, router) in self.unsettled().routers() {
-            let counts = router.load().take().map_err(|why| TrainError::Device { why })?;
+            let counts = router
+                .load()
+                .take()
+                .map_err(|why| TrainError::Device { why })?;
             let own = &mut all[layer * width..][..width];
             let tokens = counts.tokens.iter().map(|&tokens| tokens as f64);
-            own.iter_mut().zip(tokens).for_each(|(sum, tokens)| *sum = tokens);
+            own.iter_mut()
+                .zip(tokens)
+                .for_each(|(sum, tokens)| *sum = tokens);
             let probabilities = own[num..].iter_mut().zip(&counts.probabilities);
             probabilities.for_each(|(sum, probability)| *sum = *probability);
-            let LoadCounts { dropped, aux_loss, seq_aux_loss, z_loss, .. } = counts;
+            let LoadCounts {
+                dropped,
+                aux_loss,
+                seq_aux_loss,
+                z_loss,
+                ..
+            } = counts;
             own[2 * num..].copy_from_slice(&[dropped as f64, aux_loss, seq_aux_loss, z_loss]);
             margins[layer] = counts.margins;
         }
         let len = all.len();
-        let all = self.groups.world.all_reduce(TensorData::new(all, [len]), ReduceOp::Sum)?;
+        let all = self
+            .groups
+            .world
+            .all_reduce(TensorData::new(all, [len]), ReduceOp::Sum)?;
         let all: Vec<f64> = all.try_to_vec().expect("f64 went in");
         let of_layer = |(layer, margins): (usize, Vec<u64>)| {
             if self.model_config.layer_experts(layer).is_none() {
@@ -139,7 +168,10 @@ fn moved_by_sign(biases: &[f32], tokens: &[u64], rate: f32) -> Vec<f32> {
 /// The part of the tokens that each expert got.
 fn parts(load: &LoadCounts) -> Vec<f64> {
     let sum = load.tokens.iter().sum::<u64>().max(1) as f64;
-    load.tokens.iter().map(|&tokens| tokens as f64 / sum).collect()
+    load.tokens
+        .iter()
+        .map(|&tokens| tokens as f64 / sum)
+        .collect()
 }
 
 #[cfg(test)]

@@ -71,11 +71,15 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let run_dir = format!("run.dir={}", dir.path().display());
         for (lr, is_good) in [("optimizer.lr=0.001", true), ("optimizer.lr=1e39", false)] {
-            trainers(&[zero, dtype, &run_dir, lr, "optimizer.min_lr=0"], "dp2", |mut trainer| {
-                trainer.step()?;
-                assert_eq!(trainer.save().is_ok(), is_good, "{dtype}, {zero}");
-                Ok(())
-            });
+            trainers(
+                &[zero, dtype, &run_dir, lr, "optimizer.min_lr=0"],
+                "dp2",
+                |mut trainer| {
+                    trainer.step()?;
+                    assert_eq!(trainer.save().is_ok(), is_good, "{dtype}, {zero}");
+                    Ok(())
+                },
+            );
         }
     }
 }

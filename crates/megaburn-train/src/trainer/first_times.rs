@@ -22,7 +22,10 @@ pub(super) struct FirstTimes {
 impl FirstTimes {
     /// Of a rank that compiles kernels, or of one that does not.
     pub(super) fn new(compiles: bool) -> Self {
-        Self { compiles, ..Self::default() }
+        Self {
+            compiles,
+            ..Self::default()
+        }
     }
 
     /// Held while the work is done for the first time: the others wait for this rank as in the start.

@@ -172,10 +172,18 @@ impl Trainer {
         let plan = shard_plan(&model).map_err(megaburn_models::ModelError::from)?;
         let (main_grads, vector_grads) = (main_grads(&model), vector_grads(&model));
         let direct = main_grads.keys().cloned();
-        let chunks = plan.iter().map(|(path, _)| (path.to_string(), model.chunk_of(path)));
-        let sharding = config.parallel.sharding().with_direct(direct).with_apart(pipeline.shared());
-        let sharding =
-            sharding.with_chunks(chunks).with_experts(experts(&plan)).init(&model, &groups)?;
+        let chunks = plan
+            .iter()
+            .map(|(path, _)| (path.to_string(), model.chunk_of(path)));
+        let sharding = config
+            .parallel
+            .sharding()
+            .with_direct(direct)
+            .with_apart(pipeline.shared());
+        let sharding = sharding
+            .with_chunks(chunks)
+            .with_experts(experts(&plan))
+            .init(&model, &groups)?;
         sharding.attach(&main_grads, config.parallel.overlap);
         let dynamic = Dynamic::new(&config, &model_config, &groups)?;
         let dtype = config.train.dtype;
@@ -231,12 +239,18 @@ impl Trainer {
 
     /// Saves to the run's folder, and only as long as it is the run's.
     pub(crate) fn in_run(self, run: RunShare) -> Self {
-        Self { run: Some(run), ..self }
+        Self {
+            run: Some(run),
+            ..self
+        }
     }
 
     /// Says whether this rank compiles kernels, as on GPUs.
     pub(crate) fn compiling(self, compiles: bool) -> Self {
-        Self { first_times: FirstTimes::new(compiles), ..self }
+        Self {
+            first_times: FirstTimes::new(compiles),
+            ..self
+        }
     }
 
     /// How long the host took over the last step before it waited for its loss: on a GPU, for
@@ -265,7 +279,10 @@ impl Trainer {
 
     /// The batch of the next step.
     fn next_batch(&self) -> GlobalBatch {
-        let samples = self.schedules.batch.batch_size(self.progress.consumed_samples);
+        let samples = self
+            .schedules
+            .batch
+            .batch_size(self.progress.consumed_samples);
         let (micro, dp) = (self.batch.micro_batch_size(), self.batch.dp());
         GlobalBatch::new(samples, micro, dp).expect("every batch was checked")
     }
@@ -299,7 +316,9 @@ impl Trainer {
 
     /// The same as [`model`](Self::model), parameters of which may be on their way yet: to compute with, layer by layer.
     fn unsettled(&self) -> &Decoder {
-        self.model.as_ref().expect("the model is only away during an update")
+        self.model
+            .as_ref()
+            .expect("the model is only away during an update")
     }
 
     /// The optimizer, with the count of its steps.

@@ -49,7 +49,13 @@ impl Chunks for Training<'_> {
     type Error = TrainError;
 
     fn forward(&mut self, pass: Pass, input: Option<Tensor<3>>) -> Result<Output, TrainError> {
-        let Self { trainer, plain, losses, factor, .. } = self;
+        let Self {
+            trainer,
+            plain,
+            losses,
+            factor,
+            ..
+        } = self;
         trainer.groups.world.pulse().beat();
         let stage = trainer.unsettled().stage(pass.chunk);
         let stage = match trainer.dynamic {
@@ -83,8 +89,12 @@ impl Chunks for Training<'_> {
     fn backward(&mut self, pass: Pass, run: impl FnOnce() -> Gradients) -> Result<(), TrainError> {
         let _backward = self.begin(pass);
         let mut grads = run();
-        let Trainer { model, grads: sums, .. } = &mut *self.trainer;
-        let model = model.as_ref().expect("the model is only away during an update");
+        let Trainer {
+            model, grads: sums, ..
+        } = &mut *self.trainer;
+        let model = model
+            .as_ref()
+            .expect("the model is only away during an update");
         sums.accumulate(model, &mut grads);
         self.end()
     }
@@ -119,7 +129,13 @@ impl Chunks for Evaluation<'_> {
     type Error = TrainError;
 
     fn forward(&mut self, pass: Pass, input: Option<Tensor<3>>) -> Result<Output, TrainError> {
-        let Self { trainer, first, total, plain, .. } = *self;
+        let Self {
+            trainer,
+            first,
+            total,
+            plain,
+            ..
+        } = *self;
         trainer.groups.world.pulse().beat();
         let stage = self.model.stage(pass.chunk);
         let batch = || -> Result<Batch, TrainError> {
@@ -130,7 +146,9 @@ impl Chunks for Evaluation<'_> {
             let numbers = trainer.batch.micro_batch(first, dp, pass.micro_batch);
             // Behind the end the sampler starts again: those samples do not count.
             let counted = total.saturating_sub(numbers.start) as usize;
-            Ok(trainer.batching().batch(&self.valid.batch(numbers), counted, plain)?)
+            Ok(trainer
+                .batching()
+                .batch(&self.valid.batch(numbers), counted, plain)?)
         };
         // Experts get none of those samples, in no stage.
         let is_cut = total < first + trainer.config.train.global_batch as u64;
@@ -143,7 +161,8 @@ impl Chunks for Evaluation<'_> {
             return Ok(Output::Stream(stream.sum()));
         };
         let found = stage.losses(stream, batch.labels.clone(), &batch.ahead);
-        self.losses.add(found, &batch, &trainer.model_config.flop_shape());
+        self.losses
+            .add(found, &batch, &trainer.model_config.flop_shape());
         Ok(Output::Nothing)
     }
 }

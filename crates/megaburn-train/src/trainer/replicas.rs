@@ -77,7 +77,12 @@ fn held(path: &str, shard: &ShardSpec, bytes: &[u8]) -> Vec<Held> {
             hash.update(&bytes[local * size..(local + len) * size]);
         });
         let (start, end) = (piece.global.start, piece.global.end);
-        Held { param: path.to_string(), start, end, hash: hash.digest() }
+        Held {
+            param: path.to_string(),
+            start,
+            end,
+            hash: hash.digest(),
+        }
     };
     shard.pieces.iter().map(piece).collect()
 }
@@ -87,12 +92,28 @@ fn first_difference(all: Vec<Vec<Held>>) -> Option<Difference> {
     let mut first = BTreeMap::new();
     let mut found = None;
     for (rank, held) in all.into_iter().enumerate() {
-        for (place, Held { param, start, end, hash }) in held.into_iter().enumerate() {
-            let (other, expected) =
-                *first.entry((param.clone(), start, end)).or_insert((rank, hash));
+        for (
+            place,
+            Held {
+                param,
+                start,
+                end,
+                hash,
+            },
+        ) in held.into_iter().enumerate()
+        {
+            let (other, expected) = *first
+                .entry((param.clone(), start, end))
+                .or_insert((rank, hash));
             let is_first = found.as_ref().is_none_or(|(at, _)| place < *at);
             if hash != expected && is_first {
-                found = Some((place, Difference { param, ranks: [other, rank] }));
+                found = Some((
+                    place,
+                    Difference {
+                        param,
+                        ranks: [other, rank],
+                    },
+                ));
             }
         }
     }
@@ -141,7 +162,13 @@ mod tests {
     #[rstest]
     fn shares_of_masters_are_no_copies(
         #[values("dp2", "tp2-dp3")] layout: &str,
-        #[values("parallel.zero=0", "parallel.zero=1", "parallel.zero=2", "parallel.zero=3")] zero: &str,
+        #[values(
+            "parallel.zero=0",
+            "parallel.zero=1",
+            "parallel.zero=2",
+            "parallel.zero=3"
+        )]
+        zero: &str,
     ) {
         trainers(&[zero, "train.dtype=bf16"], layout, |mut trainer| {
             trainer.step()?;

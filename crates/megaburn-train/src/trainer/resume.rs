@@ -49,14 +49,19 @@ impl Trainer {
         let Some(checkpoint) = latest.checkpoint else {
             // Starting anew beside the remains of a run would bury them.
             return match latest.refused.into_iter().next() {
-                Some(refused) => {
-                    Err(ResumeError::AllDamaged { path: refused.path, why: refused.why }.into())
+                Some(refused) => Err(ResumeError::AllDamaged {
+                    path: refused.path,
+                    why: refused.why,
                 }
+                .into()),
                 None => Ok(None),
             };
         };
-        let progress_is_kept =
-            if self.groups.is_main() { self.check_own_progress(&checkpoint) } else { Ok(()) };
+        let progress_is_kept = if self.groups.is_main() {
+            self.check_own_progress(&checkpoint)
+        } else {
+            Ok(())
+        };
         settle(&self.groups.world, progress_is_kept)?;
         if self.groups.is_main() {
             set_aside(&latest.refused);
@@ -93,13 +98,19 @@ impl Trainer {
             saved => Some(saved),
         };
         let Some(saved) = saved else { return Ok(None) };
-        let mine = self.config.record(&self.groups.layout(), &self.model_config);
+        let mine = self
+            .config
+            .record(&self.groups.layout(), &self.model_config);
         let Changes { identity, numeric } = changes(&saved, &mine);
         match identity.first() {
             None => Ok(Some(numeric)),
             Some(Change { key, old, new }) => {
                 let what = format!("is of another run: {key} is {old} there and {new} here");
-                Err(ResumeError::Other { path: checkpoint.path().into(), what }.into())
+                Err(ResumeError::Other {
+                    path: checkpoint.path().into(),
+                    what,
+                }
+                .into())
             }
         }
     }
@@ -115,10 +126,26 @@ impl Trainer {
             kept == Dtype::Bf16 && names.any(|name| is_wide(name, prefix))
         };
         [
-            ("optimizer.main_params_dtype", "model", optimizer.main_params_dtype),
-            ("optimizer.exp_avg_dtype", Moment::ExpAvg.name(), optimizer.exp_avg_dtype),
-            ("optimizer.exp_avg_sq_dtype", Moment::ExpAvgSq.name(), optimizer.exp_avg_sq_dtype),
-            ("optimizer.momentum_dtype", Moment::MomentumBuffer.name(), optimizer.momentum_dtype),
+            (
+                "optimizer.main_params_dtype",
+                "model",
+                optimizer.main_params_dtype,
+            ),
+            (
+                "optimizer.exp_avg_dtype",
+                Moment::ExpAvg.name(),
+                optimizer.exp_avg_dtype,
+            ),
+            (
+                "optimizer.exp_avg_sq_dtype",
+                Moment::ExpAvgSq.name(),
+                optimizer.exp_avg_sq_dtype,
+            ),
+            (
+                "optimizer.momentum_dtype",
+                Moment::MomentumBuffer.name(),
+                optimizer.momentum_dtype,
+            ),
         ]
         .into_iter()
         .filter(|(_, prefix, kept)| is_rounded(prefix, *kept))
@@ -131,22 +158,31 @@ impl Trainer {
         let mut mine = json!(self.model_config);
         if self.model_config.rope().is_some() {
             // The length of a rotary table is no part of the weights.
-            mine.as_object_mut().map(|fields| fields.remove("max_seq_len"));
+            mine.as_object_mut()
+                .map(|fields| fields.remove("max_seq_len"));
         }
         difference(checkpoint.model(), &mine).map_or(Ok(()), |difference| {
-            let (path, what) =
-                (checkpoint.path().into(), format!("is of another model: {difference}"));
+            let (path, what) = (
+                checkpoint.path().into(),
+                format!("is of another model: {difference}"),
+            );
             Err(ResumeError::Other { path, what }.into())
         })
     }
 
     /// Refuses a checkpoint that lacks what this run's optimizer keeps.
     fn check_optimizer(&self, checkpoint: &Checkpoint) -> Result<(), TrainError> {
-        let TrainerState { optimizer: saved, progress, .. } = read_state(checkpoint)?;
+        let TrainerState {
+            optimizer: saved,
+            progress,
+            ..
+        } = read_state(checkpoint)?;
         let mine = self.optimizer.name();
         let names = &checkpoint.manifest().tensors;
         let has = |moment: &Moment| {
-            names.keys().any(|name| name.split('.').next() == Some(moment.name()))
+            names
+                .keys()
+                .any(|name| name.split('.').next() == Some(moment.name()))
         };
         let mut moments = self.optimizer.moments(&self.grads).into_iter();
         let lacks = moments.find(|moment| !has(moment));
@@ -154,13 +190,20 @@ impl Trainer {
         let what = match (saved == mine, lacks) {
             (true, None) => return Ok(()),
             (true, Some(moment)) => {
-                format!("lacks the {} that optimizer.name {mine} keeps here", moment.name())
+                format!(
+                    "lacks the {} that optimizer.name {mine} keeps here",
+                    moment.name()
+                )
             }
             (false, _) => format!(
                 "was trained with another optimizer: optimizer.name is {saved} there and {mine} here"
             ),
         };
-        Err(ResumeError::OtherOptimizer { path: checkpoint.path().into(), what }.into())
+        Err(ResumeError::OtherOptimizer {
+            path: checkpoint.path().into(),
+            what,
+        }
+        .into())
     }
 
     /// Refuses a checkpoint of another stream of samples.
@@ -170,7 +213,11 @@ impl Trainer {
             ("run.seed", saved.seed, mine.seed),
             ("data.seq_len", saved.seq_len as u64, mine.seq_len as u64),
             (HASH, saved.data_hash, mine.data_hash),
-            ("the number of training samples", saved.num_train_samples, mine.num_train_samples),
+            (
+                "the number of training samples",
+                saved.num_train_samples,
+                mine.num_train_samples,
+            ),
         ] {
             if saved != mine {
                 // As the line `data` of the console prints it.
@@ -182,7 +229,11 @@ impl Trainer {
                 let what = format!(
                     "was trained with another order of samples: {name} is {saved} there and {mine} here"
                 );
-                return Err(ResumeError::Other { path: checkpoint.path().into(), what }.into());
+                return Err(ResumeError::Other {
+                    path: checkpoint.path().into(),
+                    what,
+                }
+                .into());
             }
         }
         if saved.document_multiple != mine.document_multiple {
@@ -194,7 +245,11 @@ impl Trainer {
             let what = format!(
                 "was trained on samples that are read otherwise: {saved} there, {mine} here"
             );
-            return Err(ResumeError::Other { path: checkpoint.path().into(), what }.into());
+            return Err(ResumeError::Other {
+                path: checkpoint.path().into(),
+                what,
+            }
+            .into());
         }
         Ok(())
     }
@@ -205,7 +260,10 @@ impl Trainer {
         source: &ModelSource,
         progress: &PhaseProgress,
     ) -> Result<(), TrainError> {
-        let model = self.model.take().expect("the model is only away during an update");
+        let model = self
+            .model
+            .take()
+            .expect("the model is only away during an update");
         let (dtype, plan) = (self.config.train.dtype.into(), &self.plan);
         let model = self.optimizer.load_params(model, dtype, |path, _| {
             let data = source.local(path, plan)?;
@@ -233,11 +291,21 @@ impl Trainer {
         for (path, _) in plan.iter() {
             params.insert(path.to_string(), read("model", path)?);
         }
-        let TrainerState { progress, loss_scaler, last_load, .. } = read_state(checkpoint)?;
+        let TrainerState {
+            progress,
+            loss_scaler,
+            last_load,
+            ..
+        } = read_state(checkpoint)?;
         let updates = progress.step - progress.skipped_steps;
         self.optimizer
-            .load_state(updates, &self.grads, |path, moment| read(moment.name(), path))?;
-        let model = self.model.take().expect("the model is only away during an update");
+            .load_state(updates, &self.grads, |path, moment| {
+                read(moment.name(), path)
+            })?;
+        let model = self
+            .model
+            .take()
+            .expect("the model is only away during an update");
         let dtype = self.config.train.dtype.into();
         let model = self.optimizer.load_params(model, dtype, |path, _| {
             Ok::<_, TrainError>(params.remove(path).expect("the plan was checked"))
@@ -261,7 +329,11 @@ const HASH: &str = "the hash of text and tokenizer";
 fn read_state(checkpoint: &Checkpoint) -> Result<TrainerState, TrainError> {
     serde_json::from_value(checkpoint.trainer().clone()).map_err(|error| {
         let what = format!("has a trainer state that this version does not read: {error}");
-        ResumeError::Other { path: checkpoint.path().to_path_buf(), what }.into()
+        ResumeError::Other {
+            path: checkpoint.path().to_path_buf(),
+            what,
+        }
+        .into()
     })
 }
 
@@ -270,7 +342,9 @@ fn difference(saved: &Value, mine: &Value) -> Option<String> {
     let fields = mine.as_object()?;
     let differs = |(name, value): &(&String, &Value)| saved.get(name.as_str()) != Some(value);
     let (name, value) = fields.iter().find(differs)?;
-    let saved = saved.get(name).map_or("missing".to_string(), Value::to_string);
+    let saved = saved
+        .get(name)
+        .map_or("missing".to_string(), Value::to_string);
     Some(format!("{name} is {saved} there and {value} here"))
 }
 
@@ -286,7 +360,11 @@ mod tests {
             "schedule": {"init": 0.0, "max": 0.1, "min": 0.0, "warmup_steps": 20, "decay_steps": 300},
         });
         let state: TrainerState = serde_json::from_value(state).unwrap();
-        let progress = Progress { step: 3, consumed_samples: 24, ..Progress::default() };
+        let progress = Progress {
+            step: 3,
+            consumed_samples: 24,
+            ..Progress::default()
+        };
         assert_eq!((state.progress, state.loss_scaler), (progress, None));
     }
 }

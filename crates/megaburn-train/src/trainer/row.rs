@@ -26,7 +26,10 @@ impl Document {
     pub(super) fn of(tokens: &[u32]) -> Self {
         let ids = |tokens: &[u32]| tokens.iter().map(|token| i64::from(*token)).collect();
         let last = tokens.len().saturating_sub(1);
-        Self { tokens: ids(&tokens[..last]), labels: ids(&tokens[tokens.len().min(1)..]) }
+        Self {
+            tokens: ids(&tokens[..last]),
+            labels: ids(&tokens[tokens.len().min(1)..]),
+        }
     }
 
     pub(super) fn len(&self) -> usize {

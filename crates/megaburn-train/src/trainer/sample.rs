@@ -37,7 +37,11 @@ impl Trainer {
         let options = GenerateOptions {
             max_tokens: generate.tokens,
             eos: vec![tokenizer.eos()],
-            sampling: Sampling { temperature: generate.temperature, top_k: None, top_p: None },
+            sampling: Sampling {
+                temperature: generate.temperature,
+                top_k: None,
+                top_p: None,
+            },
             seed: self.config.run.seed,
         };
         let prompt = match &generate.prompt {
@@ -50,7 +54,11 @@ impl Trainer {
             self.groups.world.pulse().beat();
             let logits = self.pipeline.next_logits(model, next, cache, &device)?;
             // Products may have other last bits on each rank, and a choice between tokens must not.
-            Ok(if together { broadcast(logits, 0, &self.groups.dp)? } else { logits })
+            Ok(if together {
+                broadcast(logits, 0, &self.groups.dp)?
+            } else {
+                logits
+            })
         };
         let texts = continue_text(self.model(), tokenizer, &prompts, &options, &[], read);
         // A rank that is gone says so, and not that weights are no numbers.
@@ -66,7 +74,12 @@ impl Trainer {
         if self.config.data.path.is_none() {
             return "pub fn ".into();
         }
-        let RunData { tokenizer, train, valid, .. } = &*self.data;
+        let RunData {
+            tokenizer,
+            train,
+            valid,
+            ..
+        } = &*self.data;
         let read = |data: &TokenDataset| {
             let len = PROMPT_TOKENS.min(data.num_tokens().saturating_sub(1));
             tokenizer.decode(&data.sample(len, 0))
@@ -76,7 +89,9 @@ impl Trainer {
         }
         let text = read(valid);
         // It may begin inside a word.
-        let whole = text.split_once(char::is_whitespace).map_or(&*text, |(_, rest)| rest);
+        let whole = text
+            .split_once(char::is_whitespace)
+            .map_or(&*text, |(_, rest)| rest);
         first_words(whole).into()
     }
 }
@@ -89,7 +104,11 @@ fn first_words(text: &str) -> &str {
     let text = text.trim_start();
     let is_end = |pair: &[(usize, char)]| !pair[0].1.is_whitespace() && pair[1].1.is_whitespace();
     let chars: Vec<_> = text.char_indices().take(25).collect();
-    let ends = chars.windows(2).filter(|pair| is_end(pair)).map(|pair| pair[1].0).take(3);
+    let ends = chars
+        .windows(2)
+        .filter(|pair| is_end(pair))
+        .map(|pair| pair[1].0)
+        .take(3);
     let most = chars.get(24).map_or(text.len(), |(at, _)| *at);
     &text[..ends.last().unwrap_or(most)]
 }

@@ -66,8 +66,12 @@ impl Trainer {
         let shard = |path: &str| &self.plan.get(path).expect("the plan was checked").shard;
         self.sharding.settle();
         self.sharding.release();
-        let WholeState { mut masters, moments } =
-            self.optimizer.whole_state(|path| is_written_by(&self.groups, shard(path)))?;
+        let WholeState {
+            mut masters,
+            moments,
+        } = self
+            .optimizer
+            .whole_state(|path| is_written_by(&self.groups, shard(path)))?;
         let read = |state: StateTensor| state.read().map_err(|error| error.to_string());
         // A tensor comes to the host when it is written. What ZeRO shares out is there already: `whole_state` has
         // gathered all of it into the memory of the ranks that write.
@@ -87,8 +91,18 @@ impl Trainer {
         let keep = self.config.train.keep_checkpoints;
         let still_ours = || self.run.as_ref().map_or(Ok(()), RunShare::check);
         let guard: Option<Guard<'_>> = self.run.is_some().then_some(&still_ours as Guard<'_>);
-        let saved = save(&self.checkpoints(), keep, guard, &self.groups, &snapshot, tensors);
-        saved.map_err(|error| TrainError::Save { step: snapshot.step, source: Box::new(error) })?;
+        let saved = save(
+            &self.checkpoints(),
+            keep,
+            guard,
+            &self.groups,
+            &snapshot,
+            tensors,
+        );
+        saved.map_err(|error| TrainError::Save {
+            step: snapshot.step,
+            source: Box::new(error),
+        })?;
         if let Some(folder) = self.run.as_ref().and_then(|run| run.folder.as_ref()) {
             folder.discard_set_aside();
         }
@@ -103,7 +117,9 @@ impl Trainer {
             data_hash: self.data.hash,
             num_train_samples: self.train.num_samples(),
             document_multiple: self.config.data.split_into(),
-            config: self.config.record(&self.groups.layout(), &self.model_config),
+            config: self
+                .config
+                .record(&self.groups.layout(), &self.model_config),
             loss_scaler: self.loss_scaler,
             optimizer: self.optimizer.name().to_string(),
             last_load: self.last_load.clone(),

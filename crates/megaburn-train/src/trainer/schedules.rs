@@ -46,9 +46,16 @@ impl Schedules {
 impl StepRates {
     /// Of the parameter at `path`.
     pub(super) fn of(&self, path: &str) -> Rates {
-        let Self { lr, decoupled_lr, weight_decay } = *self;
+        let Self {
+            lr,
+            decoupled_lr,
+            weight_decay,
+        } = *self;
         let is_decoupled = path.starts_with("embedding.") || path.starts_with("head.");
-        Rates { lr: if is_decoupled { decoupled_lr } else { lr }, weight_decay }
+        Rates {
+            lr: if is_decoupled { decoupled_lr } else { lr },
+            weight_decay,
+        }
     }
 }
 
@@ -61,15 +68,32 @@ mod tests {
     fn only_embedding_and_head_are_decoupled() {
         let text = "[optimizer]\nwarmup_steps = 10\ndecoupled_lr = 1e-4\nend_weight_decay = 0.5
                     [train]\nsteps = 100\nglobal_batch = 8";
-        let config = ConfigLayers::new().with_text("s.toml", text).unwrap().load().unwrap();
+        let config = ConfigLayers::new()
+            .with_text("s.toml", text)
+            .unwrap()
+            .load()
+            .unwrap();
         let rates = Schedules::of(&config).unwrap().rates(40);
         let weight_decay = 0.1 + (0.5 - 0.1) * 0.05;
-        let (all, own) = (Rates { lr: 1.5e-3, weight_decay }, Rates { lr: 5e-5, weight_decay });
+        let (all, own) = (
+            Rates {
+                lr: 1.5e-3,
+                weight_decay,
+            },
+            Rates {
+                lr: 5e-5,
+                weight_decay,
+            },
+        );
         for path in ["embedding.weight", "head.weight"] {
             assert_eq!(rates.of(path), own, "{path}");
         }
-        for path in ["norm.weight", "positions.weight", "blocks.0.head.weight", "embedding_norm.w"]
-        {
+        for path in [
+            "norm.weight",
+            "positions.weight",
+            "blocks.0.head.weight",
+            "embedding_norm.w",
+        ] {
             assert_eq!(rates.of(path), all, "{path}");
         }
         assert_eq!(rates.lr, 1.5e-3);

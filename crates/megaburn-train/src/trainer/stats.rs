@@ -37,13 +37,21 @@ impl Losses {
     /// None yet, of a model that predicts so many further tokens.
     pub(super) fn of(depths: usize) -> Self {
         let (sums, tokens, flops) = Default::default();
-        Self { sums, mtp: vec![Vec::new(); depths], tokens, flops }
+        Self {
+            sums,
+            mtp: vec![Vec::new(); depths],
+            tokens,
+            flops,
+        }
     }
 
     /// A micro-batch's losses, of a model of this shape.
     pub(super) fn add(&mut self, losses: StageLosses, batch: &Batch, shape: &FlopShape) {
         self.sums.push(losses.main);
-        self.mtp.iter_mut().zip(losses.mtp).for_each(|(sums, loss)| sums.push(loss));
+        self.mtp
+            .iter_mut()
+            .zip(losses.mtp)
+            .for_each(|(sums, loss)| sums.push(loss));
         self.tokens += batch.counted;
         let flops: f64 = batch.lens.iter().map(|len| shape.training(1, *len)).sum();
         self.flops += flops / batch.ranks as f64;
@@ -71,7 +79,10 @@ impl Losses {
             Sum::of(Tensor::cat(sums, 0), group)
         };
         let loss = sum(self.sums)?;
-        Ok(StepSums { loss, mtp: self.mtp.into_iter().map(sum).collect::<Result<_, _>>()? })
+        Ok(StepSums {
+            loss,
+            mtp: self.mtp.into_iter().map(sum).collect::<Result<_, _>>()?,
+        })
     }
 
     /// The sums of this rank, waiting for the device.
@@ -80,10 +91,17 @@ impl Losses {
             if sums.is_empty() {
                 return Ok(0.0);
             }
-            Ok(read_all(Tensor::cat(sums, 0))?.into_iter().map(f64::from).sum())
+            Ok(read_all(Tensor::cat(sums, 0))?
+                .into_iter()
+                .map(f64::from)
+                .sum())
         };
         let mtp = self.mtp.into_iter().map(sum).collect::<Result<_, _>>()?;
-        Ok(Sums { loss: sum(self.sums)?, mtp, tokens: self.tokens as f64 })
+        Ok(Sums {
+            loss: sum(self.sums)?,
+            mtp,
+            tokens: self.tokens as f64,
+        })
     }
 }
 
@@ -95,7 +113,11 @@ impl Sums {
     pub(super) fn over(self, group: &Group) -> Result<Self, TrainError> {
         let own = [&[self.loss, self.tokens], &self.mtp[..]].concat();
         let sums = reduce(group, &own, ReduceOp::Sum)?;
-        Ok(Self { loss: sums[0], tokens: sums[1], mtp: sums[2..].to_vec() })
+        Ok(Self {
+            loss: sums[0],
+            tokens: sums[1],
+            mtp: sums[2..].to_vec(),
+        })
     }
 
     /// Nats per token.
@@ -105,7 +127,10 @@ impl Sums {
 
     /// The same of each depth, of as many tokens.
     pub(super) fn mtp_means(&self) -> Vec<f64> {
-        self.mtp.iter().map(|loss| loss / self.tokens.max(1.0)).collect()
+        self.mtp
+            .iter()
+            .map(|loss| loss / self.tokens.max(1.0))
+            .collect()
     }
 }
 

@@ -108,7 +108,11 @@ impl Trainer {
         let [seconds, memory] = self.agree(step, outcome, started.elapsed())?;
         self.count(step, samples, outcome)?;
         let experts = self.balance_experts(tokens, outcome.is_update)?;
-        let Outcome { loss, grad_norm, is_update } = outcome;
+        let Outcome {
+            loss,
+            grad_norm,
+            is_update,
+        } = outcome;
         let mean = |sum: &Sum| Ok::<_, TrainError>(self.told(sum.read())? / tokens.max(1.0));
         let mtp_losses = mtp.iter().map(mean).collect::<Result<_, _>>()?;
         let num_zeros = num_zeros.map(|zeros| self.told(zeros.read())).transpose()?;
@@ -154,21 +158,48 @@ impl Trainer {
     fn outcome(&self, loss: &Sum, norm: &GradNorm, tokens: f64) -> Result<Outcome, TrainError> {
         let loss = self.told(loss.read())? / tokens.max(1.0);
         let threshold = self.config.optimizer.grad_norm_skip_threshold;
-        let threshold = if threshold > 0.0 { threshold } else { f64::INFINITY };
+        let threshold = if threshold > 0.0 {
+            threshold
+        } else {
+            f64::INFINITY
+        };
         let (grad_norm, is_above) = self.told(norm.read_against(threshold))?;
-        let outcome = Outcome { loss, grad_norm, is_update: !is_above };
-        Ok(Outcome { is_update: !is_above && outcome.is_finite(), ..outcome })
+        let outcome = Outcome {
+            loss,
+            grad_norm,
+            is_update: !is_above,
+        };
+        Ok(Outcome {
+            is_update: !is_above && outcome.is_finite(),
+            ..outcome
+        })
     }
 
     /// Takes note of a step over so many samples.
     fn count(&mut self, step: u64, samples: u64, outcome: Outcome) -> Result<(), TrainError> {
-        let Outcome { loss, grad_norm, is_update } = outcome;
+        let Outcome {
+            loss,
+            grad_norm,
+            is_update,
+        } = outcome;
         if !outcome.is_finite() && self.loss_scaler.is_none() {
             let diagnosis = Diagnosis::None;
-            return Err(TrainError::NonFinite { step, loss, grad_norm, diagnosis });
+            return Err(TrainError::NonFinite {
+                step,
+                loss,
+                grad_norm,
+                diagnosis,
+            });
         }
-        self.skips_in_a_row = if is_update { 0 } else { self.skips_in_a_row + 1 };
-        let backoffs = self.loss_scaler.as_ref().map_or(0, LossScaler::max_backoffs);
+        self.skips_in_a_row = if is_update {
+            0
+        } else {
+            self.skips_in_a_row + 1
+        };
+        let backoffs = self
+            .loss_scaler
+            .as_ref()
+            .map_or(0, LossScaler::max_backoffs);
         if self.skips_in_a_row >= MAX_SKIPS_IN_A_ROW.saturating_add(backoffs) {
             let loss_scale = self.loss_scaler.as_ref().map_or(1.0, LossScaler::scale);
             let (skips, diagnosis) = (self.skips_in_a_row, Diagnosis::None);
@@ -199,7 +230,9 @@ impl Trainer {
     /// (Where documents are dealt out, by `parallel.max_tokens_per_rank`, ranks read others.)
     pub fn micro_batch(&self, index: usize) -> (Range<u64>, Vec<Vec<u32>>) {
         let consumed = self.progress.consumed_samples;
-        let numbers = self.next_batch().micro_batch(consumed, self.groups.dp.rank(), index);
+        let numbers = self
+            .next_batch()
+            .micro_batch(consumed, self.groups.dp.rank(), index);
         (numbers.clone(), self.train.batch(numbers))
     }
 
@@ -224,7 +257,10 @@ impl Trainer {
         let batch = self.next_batch();
         // As if the loss were a mean over all tokens, whose gradients f16 holds more easily.
         let tokens = batch.global_batch_size() * self.config.data.seq_len;
-        let factor = self.loss_scaler.as_ref().map(|scaler| scaler.scale() / tokens as f64);
+        let factor = self
+            .loss_scaler
+            .as_ref()
+            .map(|scaler| scaler.scale() / tokens as f64);
         if let Some(mut dynamic) = self.dynamic.take() {
             let consumed = self.progress.consumed_samples;
             let numbers = consumed..consumed + batch.global_batch_size() as u64;
@@ -233,11 +269,21 @@ impl Trainer {
             dealt?;
         }
         let passes = self.dynamic.as_ref().map(Dynamic::num_passes);
-        let schedule = self.pipeline.training(passes.unwrap_or(batch.num_micro_batches()))?;
+        let schedule = self
+            .pipeline
+            .training(passes.unwrap_or(batch.num_micro_batches()))?;
         let wire = self.wire();
-        let (plain, losses) =
-            (self.device.clone().inner(), Losses::of(self.model_config.mtp_layers));
-        let mut passes = Training { trainer: self, sums, factor, plain, losses };
+        let (plain, losses) = (
+            self.device.clone().inner(),
+            Losses::of(self.model_config.mtp_layers),
+        );
+        let mut passes = Training {
+            trainer: self,
+            sums,
+            factor,
+            plain,
+            losses,
+        };
         run(&schedule, &wire, &mut passes)?;
         let losses = passes.losses;
         Ok((losses, factor.unwrap_or(1.0)))
@@ -245,13 +291,22 @@ impl Trainer {
 
     /// How samples become what this rank's model reads.
     pub(super) fn batching(&self) -> Batching {
-        let (DataConfig { documents, document_multiple, .. }, eos) =
-            (&self.config.data, self.data.tokenizer.eos());
+        let (
+            DataConfig {
+                documents,
+                document_multiple,
+                ..
+            },
+            eos,
+        ) = (&self.config.data, self.data.tokenizer.eos());
         Batching {
             seq_len: self.config.data.seq_len,
             padded: self.config.padded_seq_len(&self.groups.layout()),
             zigzag: self.unsettled().zigzag(),
-            documents: documents.then_some(Split { eos, multiple: *document_multiple }),
+            documents: documents.then_some(Split {
+                eos,
+                multiple: *document_multiple,
+            }),
             depths: self.model_config.mtp_layers,
         }
     }
@@ -271,13 +326,30 @@ impl Trainer {
 
     fn update(&mut self, rates: &StepRates, norm: &GradNorm) -> Result<(), TrainError> {
         let _update = range("update");
-        let OptimizerConfig { clip_grad, grad_norm_skip_threshold, .. } = self.config.optimizer;
-        self.grads.clip(norm, if clip_grad > 0.0 { clip_grad } else { f64::INFINITY });
+        let OptimizerConfig {
+            clip_grad,
+            grad_norm_skip_threshold,
+            ..
+        } = self.config.optimizer;
+        self.grads.clip(
+            norm,
+            if clip_grad > 0.0 {
+                clip_grad
+            } else {
+                f64::INFINITY
+            },
+        );
         if grad_norm_skip_threshold > 0.0 {
             self.grads.skip_above(norm, grad_norm_skip_threshold);
         }
-        let model = self.model.take().expect("the model is only away during an update");
-        self.model = Some(self.optimizer.step_with(|path| rates.of(path), model, &self.grads)?);
+        let model = self
+            .model
+            .take()
+            .expect("the model is only away during an update");
+        self.model = Some(
+            self.optimizer
+                .step_with(|path| rates.of(path), model, &self.grads)?,
+        );
         Ok(())
     }
 

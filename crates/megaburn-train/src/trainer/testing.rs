@@ -34,14 +34,25 @@ pub(super) fn trainers<T: Send>(
     let file = dir.path().join("text.txt");
     std::fs::write(&file, "It was the best of times. ".repeat(100)).unwrap();
     let layers = ConfigLayers::new().with_text("testing.rs", CONFIG).unwrap();
-    let layers = layers.with_data(&file.to_string_lossy()).unwrap().with_layout(layout).unwrap();
-    let layers = sets.iter().fold(layers, |layers, set| layers.with_set(set).unwrap());
+    let layers = layers
+        .with_data(&file.to_string_lossy())
+        .unwrap()
+        .with_layout(layout)
+        .unwrap();
+    let layers = sets
+        .iter()
+        .fold(layers, |layers, set| layers.with_set(set).unwrap());
     let config = Arc::new(layers.load().unwrap());
     let data = Arc::new(RunData::load(&config).unwrap());
     let layout = config.layout(None).unwrap();
     let ranks = run_threads(layout.world_size(), GroupOptions::default(), |world| {
         let groups = ProcessGroups::new(&world, layout)?;
-        body(Trainer::new(config.clone(), groups, Device::flex().autodiff(), data.clone())?)
+        body(Trainer::new(
+            config.clone(),
+            groups,
+            Device::flex().autodiff(),
+            data.clone(),
+        )?)
     });
     ranks.into_iter().map(Result::unwrap).collect()
 }

@@ -30,8 +30,11 @@ pub(super) fn collect(world: &Group, mine: Found) -> Result<Option<Vec<Found>>, 
 }
 
 fn send(world: &Group, found: Found) -> Result<(), TrainError> {
-    let (grads, values): (Vec<_>, Vec<_>) =
-        found.grads.into_iter().map(|(path, values, spec)| ((path, spec), values)).unzip();
+    let (grads, values): (Vec<_>, Vec<_>) = found
+        .grads
+        .into_iter()
+        .map(|(path, values, spec)| ((path, spec), values))
+        .unzip();
     let header = Header {
         logits: found.logits.map(f64::to_bits),
         losses: found
@@ -53,16 +56,24 @@ fn send(world: &Group, found: Found) -> Result<(), TrainError> {
 
 fn receive(world: &Group, rank: usize) -> Result<Found, TrainError> {
     let header = world.recv(rank, None, DType::U8)?;
-    let Header { logits, losses, grads } =
-        serde_json::from_slice(header.as_bytes()).expect("ranks run one program");
+    let Header {
+        logits,
+        losses,
+        grads,
+    } = serde_json::from_slice(header.as_bytes()).expect("ranks run one program");
     let mut found = Found {
         logits: logits.map(f64::from_bits),
-        losses: losses.into_iter().map(|of| of.into_iter().map(f64::from_bits).collect()).collect(),
+        losses: losses
+            .into_iter()
+            .map(|of| of.into_iter().map(f64::from_bits).collect())
+            .collect(),
         grads: Vec::new(),
     };
     for (path, spec) in grads {
         let values = world.recv(rank, None, DType::F32)?;
-        found.grads.push((path, values.try_to_vec().expect("f32 was sent"), spec));
+        found
+            .grads
+            .push((path, values.try_to_vec().expect("f32 was sent"), spec));
     }
     Ok(found)
 }

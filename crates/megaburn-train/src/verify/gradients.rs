@@ -57,8 +57,16 @@ pub(super) fn compare_gradients(
     let floor = 1e-6 * all.sqrt();
     let relative = |(name, distance, norm): (String, f64, f64)| {
         // Nothing against nothing is no difference, and what is no number differs from everything.
-        let relative = if distance == 0.0 { 0.0 } else { distance / norm.max(floor) };
-        let relative = if relative.is_nan() { f64::INFINITY } else { relative };
+        let relative = if distance == 0.0 {
+            0.0
+        } else {
+            distance / norm.max(floor)
+        };
+        let relative = if relative.is_nan() {
+            f64::INFINITY
+        } else {
+            relative
+        };
         Difference { name, relative }
     };
     Ok((found.into_iter().map(relative).collect(), skipped))
@@ -87,7 +95,9 @@ fn gather(
 ) -> Result<BTreeMap<String, Vec<f32>>, TrainError> {
     let mut found: BTreeMap<String, Vec<Option<f32>>> = BTreeMap::new();
     for (path, local, spec) in ranks.flatten() {
-        let whole = found.entry(path.clone()).or_insert_with(|| vec![None; spec.num_global()]);
+        let whole = found
+            .entry(path.clone())
+            .or_insert_with(|| vec![None; spec.num_global()]);
         let mut same = true;
         for piece in &spec.pieces {
             spec.for_each_run(piece, |from, to, len| {
@@ -106,7 +116,13 @@ fn gather(
         }
     }
     let whole = |values: Vec<Option<f32>>| {
-        values.into_iter().map(|value| value.expect("the shards tile the parameter")).collect()
+        values
+            .into_iter()
+            .map(|value| value.expect("the shards tile the parameter"))
+            .collect()
     };
-    Ok(found.into_iter().map(|(path, values)| (path, whole(values))).collect())
+    Ok(found
+        .into_iter()
+        .map(|(path, values)| (path, whole(values)))
+        .collect())
 }

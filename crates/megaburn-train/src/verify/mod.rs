@@ -68,7 +68,9 @@ pub fn verify_on(
     let groups = ProcessGroups::new(world, *layout)?;
     let found = Rank::new(reference, groups, dtype, &device.clone().autodiff())?.run()?;
     let mut report = Report::new(reference, layout.to_string());
-    let Some(ranks) = collect(world, found)? else { return Ok(report) };
+    let Some(ranks) = collect(world, found)? else {
+        return Ok(report);
+    };
     let expected = reference.losses()?;
     for found in &ranks {
         report.logits(found.logits);

@@ -36,7 +36,16 @@ impl<'a> WholeBatch<'a> {
     ) -> Self {
         let (ahead, scaling_factor) = Default::default();
         let (grads, logits, losses) = Default::default();
-        Self { model, tokens, labels, ahead, scaling_factor, grads, logits, losses }
+        Self {
+            model,
+            tokens,
+            labels,
+            ahead,
+            scaling_factor,
+            grads,
+            logits,
+            losses,
+        }
     }
 }
 

@@ -50,7 +50,9 @@ pub(super) struct Found {
 /// What a rank holds of `[B, S, ..]`, as `[S / cp, B / dp, ..]`.
 fn share<const D: usize, K: Basic>(all: Tensor<D, K>, groups: &ProcessGroups) -> Tensor<D, K> {
     let samples = all.dims()[0] / groups.dp.size();
-    let all = all.narrow(0, groups.dp.rank() * samples, samples).swap_dims(0, 1);
+    let all = all
+        .narrow(0, groups.dp.rank() * samples, samples)
+        .swap_dims(0, 1);
     let zigzag = Zigzag::new(groups.cp.rank(), groups.cp.size());
     let stretches = zigzag.ranges(all.dims()[0]);
     let stretches = stretches.map(|range| all.clone().narrow(0, range.start, range.len()));
@@ -74,22 +76,35 @@ impl<'a> Rank<'a> {
         let main_grads = main_grads(&model);
         let sharding =
             ShardingConfig::new(ShardingLevel::None).with_direct(main_grads.keys().cloned());
-        let sharding = sharding.with_apart(pipeline.shared()).with_experts(experts(&plan));
+        let sharding = sharding
+            .with_apart(pipeline.shared())
+            .with_experts(experts(&plan));
         let sharding = sharding.init(&model, &groups)?;
         let optimizer = reference.optimizer.adamw().init(&sharding)?;
         let mut optimizer = optimizer.with_f32_params(model.f32_params());
         let model =
             optimizer.load_params(model, dtype.into(), |path, _| source.local(path, &plan))?;
-        let [tokens, labels] =
-            reference.batch(&device.clone().inner()).map(|all| share(all, &groups));
+        let [tokens, labels] = reference
+            .batch(&device.clone().inner())
+            .map(|all| share(all, &groups));
         let of_depth = |[tokens, labels]: [Tensor<2, Int>; 2]| {
             let [tokens, labels] = [tokens, labels].map(|all| share(all, &groups));
-            Ahead { tokens, labels, counted: None }
+            Ahead {
+                tokens,
+                labels,
+                counted: None,
+            }
         };
-        let ahead = reference.ahead(&device.clone().inner()).into_iter().map(of_depth).collect();
+        let ahead = reference
+            .ahead(&device.clone().inner())
+            .into_iter()
+            .map(of_depth)
+            .collect();
         let grads = GradientAccumulator::new(&model, &plan, &sharding)?;
         // As the trainer does, so that its way of summing gradients is what is compared.
-        let grads = grads.with_main_grads(main_grads).with_vector_grads(vector_grads(&model));
+        let grads = grads
+            .with_main_grads(main_grads)
+            .with_vector_grads(vector_grads(&model));
         Ok(Self {
             reference,
             model,
@@ -107,7 +122,10 @@ impl<'a> Rank<'a> {
     /// Compares the logits, then trains on the one batch for as many steps as the reference.
     pub(super) fn run(mut self) -> Result<Found, TrainError> {
         let logits = self.logits_difference()?;
-        let steps = self.reference.numbers("train_losses")?.map_or(1, |losses| losses.len());
+        let steps = self
+            .reference
+            .numbers("train_losses")?
+            .map_or(1, |losses| losses.len());
         let (mut first, mut losses) = (None, Vec::new());
         for _ in 0..steps.max(1) {
             losses.push(self.backward()?);
@@ -119,7 +137,11 @@ impl<'a> Rank<'a> {
             let lr = self.reference.optimizer.lr;
             self.model = self.optimizer.step(lr, self.model, &self.grads)?;
         }
-        Ok(Found { logits, grads: first.expect("there is a first step"), losses })
+        Ok(Found {
+            logits,
+            grads: first.expect("there is a first step"),
+            losses,
+        })
     }
 
     fn logits_difference(&self) -> Result<Option<f64>, TrainError> {
@@ -133,13 +155,19 @@ impl<'a> Rank<'a> {
         let mut pass = WholeBatch::new(&model, &self.tokens, None);
         run(&schedule, &self.wire(), &mut pass)?;
         // Another stage has them.
-        let Some(found) = pass.logits else { return Ok(Some(0.0)) };
+        let Some(found) = pass.logits else {
+            return Ok(Some(0.0));
+        };
         let found = found.cast(DType::F32);
         let differences = (found - share(expected, &self.groups)).abs().into_data();
         let differences: Vec<f32> = differences.try_to_vec().expect("they are f32");
         // `max` would lose a NaN.
         let worst = differences.into_iter().fold(0.0f32, |worst, difference| {
-            if difference.is_nan() { f32::INFINITY } else { worst.max(difference) }
+            if difference.is_nan() {
+                f32::INFINITY
+            } else {
+                worst.max(difference)
+            }
         });
         Ok(Some(worst.into()))
     }
@@ -155,12 +183,18 @@ impl<'a> Rank<'a> {
         let mut mine = vec![0.0; 2 + self.ahead.len()];
         if let Some(StageLosses { main, mtp }) = pass.losses {
             let labels = self.labels.to_data();
-            mine[0] = labels.iter::<i64>().filter(|&label| label != IGNORED).count() as f64;
+            mine[0] = labels
+                .iter::<i64>()
+                .filter(|&label| label != IGNORED)
+                .count() as f64;
             for (sum, loss) in mine[1..].iter_mut().zip([main].into_iter().chain(mtp)) {
                 *sum = read(loss)?;
             }
         }
-        let all = self.groups.batch.all_reduce(mine[..].into(), ReduceOp::Sum)?;
+        let all = self
+            .groups
+            .batch
+            .all_reduce(mine[..].into(), ReduceOp::Sum)?;
         let all: Vec<f64> = all.try_to_vec().expect("f64 went in");
         self.grads.reduce()?;
         self.pipeline.sum_copies(&mut self.grads)?;
@@ -170,13 +204,23 @@ impl<'a> Rank<'a> {
 
     fn wire(&self) -> Wire {
         let [len, samples] = self.tokens.dims();
-        self.pipeline.wire([len * self.groups.cp.size(), samples], &self.tokens.device())
+        self.pipeline.wire(
+            [len * self.groups.cp.size(), samples],
+            &self.tokens.device(),
+        )
     }
 
     fn local(&self) -> Vec<(String, Vec<f32>, ShardSpec)> {
-        let local =
-            |path| self.grads.get(path).expect("every parameter has a gradient").into_data();
-        let all = self.plan.iter().filter(|(path, _)| !self.reference.source.is_buffer(path));
+        let local = |path| {
+            self.grads
+                .get(path)
+                .expect("every parameter has a gradient")
+                .into_data()
+        };
+        let all = self
+            .plan
+            .iter()
+            .filter(|(path, _)| !self.reference.source.is_buffer(path));
         all.map(|(path, spec)| {
             let values = local(path).try_to_vec().expect("gradients are f32");
             (path.to_string(), values, spec.shard.clone())

@@ -84,19 +84,31 @@ impl Reference {
             }
             .into());
         }
-        let text = fs::read_to_string(&path)
-            .map_err(|source| TrainError::Read { path: path.clone(), source })?;
-        let fail = |path: &Path, why: String| ModelError::File { path: path.into(), why };
+        let text = fs::read_to_string(&path).map_err(|source| TrainError::Read {
+            path: path.clone(),
+            source,
+        })?;
+        let fail = |path: &Path, why: String| ModelError::File {
+            path: path.into(),
+            why,
+        };
         let meta: Meta =
             serde_json::from_str(&text).map_err(|error| fail(&path, error.to_string()))?;
         if meta.optimizer.name != "AdamW" {
-            let why = format!("optimizer `{}` is not supported; AdamW is", meta.optimizer.name);
+            let why = format!(
+                "optimizer `{}` is not supported; AdamW is",
+                meta.optimizer.name
+            );
             return Err(fail(&path, why).into());
         }
         meta.optimizer.adamw().init(&Sharding::none())?;
         let tensors = TensorFile::open(&dir.join("reference.safetensors"))?;
         // Transformers' own class passes over layers that predict further tokens.
-        let source = if tensors.contains("mtp_losses") { source } else { source.without_mtp() };
+        let source = if tensors.contains("mtp_losses") {
+            source
+        } else {
+            source.without_mtp()
+        };
         let (vocab, path) = (source.config().vocab, tensors.path().to_path_buf());
         let tokens = tensors.read("input_ids")?;
         let shape = tokens.shape().to_vec();
@@ -116,7 +128,11 @@ impl Reference {
         let outside = |id: &i64| *id < 0 || *id >= vocab as i64;
         let ids: Vec<i64> = tokens.try_to_vec().expect("the type was checked");
         if let Some(id) = ids.iter().find(|id| outside(id)) {
-            return Err(bad("input_ids", format!("holds {id}, the vocabulary is {vocab}")).into());
+            return Err(bad(
+                "input_ids",
+                format!("holds {id}, the vocabulary is {vocab}"),
+            )
+            .into());
         }
         if let Some(shape) = tensors.shape("train_losses")
             && (shape.len() != 1 || shape[0] == 0)
@@ -124,7 +140,10 @@ impl Reference {
             let why = format!("expected [N] with N of 1 or more, found {shape:?}");
             return Err(bad("train_losses", why).into());
         }
-        let labels = tensors.contains("labels").then(|| tensors.read("labels")).transpose()?;
+        let labels = tensors
+            .contains("labels")
+            .then(|| tensors.read("labels"))
+            .transpose()?;
         if let Some(labels) = &labels {
             if labels.shape() != tokens.shape() || labels.dtype() != DType::I64 {
                 let (found, dtype) = (labels.shape(), labels.dtype());
@@ -149,7 +168,10 @@ impl Reference {
             }
         }
         let steps = tensors.shape("train_losses").map_or(1, |shape| shape[0]);
-        expected.push(("mtp_losses".to_string(), vec![steps, source.config().mtp_layers]));
+        expected.push((
+            "mtp_losses".to_string(),
+            vec![steps, source.config().mtp_layers],
+        ));
         for (name, shape) in expected {
             if let Some(found) = tensors.shape(&name)
                 && found != shape
@@ -157,9 +179,20 @@ impl Reference {
                 return Err(bad(&name, format!("expected {shape:?}, found {found:?}")).into());
             }
         }
-        let Meta { optimizer, mtp_loss_scaling_factor } = meta;
+        let Meta {
+            optimizer,
+            mtp_loss_scaling_factor,
+        } = meta;
         let cp_comm = CpComm::Auto;
-        Ok(Self { source, tensors, optimizer, tokens, labels, cp_comm, mtp_loss_scaling_factor })
+        Ok(Self {
+            source,
+            tensors,
+            optimizer,
+            tokens,
+            labels,
+            cp_comm,
+            mtp_loss_scaling_factor,
+        })
     }
 
     /// Whether its model has experts.
@@ -174,7 +207,8 @@ impl Reference {
 
     /// That of a layout.
     pub(super) fn comm(&self, layout: &Layout) -> ContextComm {
-        self.cp_comm.resolved(layout, self.source.config(), self.tokens.shape()[1])
+        self.cp_comm
+            .resolved(layout, self.source.config(), self.tokens.shape()[1])
     }
 
     /// Whether a layout can split model and batch.
@@ -187,7 +221,11 @@ impl Reference {
         if !batch.is_multiple_of(layout.dp) {
             let rule = format!("a divisor of the reference's batch of {batch} samples");
             let value = layout.dp.to_string();
-            return Err(TrainError::Invalid { key: "dp", value, rule });
+            return Err(TrainError::Invalid {
+                key: "dp",
+                value,
+                rule,
+            });
         }
         Ok(())
     }
@@ -218,7 +256,9 @@ impl Reference {
                 Tensor::from_data(ahead, device)
             })
         };
-        (1..=self.source.config().mtp_layers).map(of_depth).collect()
+        (1..=self.source.config().mtp_layers)
+            .map(of_depth)
+            .collect()
     }
 
     /// Numbers of the reference, if they are there.
@@ -235,6 +275,10 @@ impl Reference {
         let loss = self.numbers("loss")?.map(wide);
         let train = self.numbers("train_losses")?.map(wide);
         let mtp = self.numbers("mtp_losses")?.map(wide).unwrap_or_default();
-        Ok(Expected { loss: loss.and_then(|loss| loss.first().copied()), train, mtp })
+        Ok(Expected {
+            loss: loss.and_then(|loss| loss.first().copied()),
+            train,
+            mtp,
+        })
     }
 }

@@ -22,8 +22,18 @@ impl Tolerances {
     /// rounds an eighth as much, is given the same.
     pub fn of(dtype: Dtype) -> Self {
         match dtype {
-            Dtype::F32 => Self { logits: 1e-4, loss: 1e-5, grad: 1e-3, train: 1e-4 },
-            Dtype::Bf16 | Dtype::F16 => Self { logits: 0.1, loss: 4e-3, grad: 0.08, train: 1e-2 },
+            Dtype::F32 => Self {
+                logits: 1e-4,
+                loss: 1e-5,
+                grad: 1e-3,
+                train: 1e-4,
+            },
+            Dtype::Bf16 | Dtype::F16 => Self {
+                logits: 0.1,
+                loss: 4e-3,
+                grad: 0.08,
+                train: 1e-2,
+            },
         }
     }
 }
@@ -86,7 +96,10 @@ impl Report {
     }
 
     pub(super) fn refuse(&mut self, why: String) {
-        *self = Self { error: Some(why), ..Self::empty(self.family.clone(), self.layout.clone()) };
+        *self = Self {
+            error: Some(why),
+            ..Self::empty(self.family.clone(), self.layout.clone())
+        };
     }
 
     /// A rank's logits.
@@ -118,7 +131,9 @@ impl Report {
     }
 
     pub(super) fn gradients(&mut self, found: Vec<Difference>, skipped: Vec<String>) {
-        let worst = found.into_iter().max_by(|a, b| a.relative.total_cmp(&b.relative));
+        let worst = found
+            .into_iter()
+            .max_by(|a, b| a.relative.total_cmp(&b.relative));
         if let Some(Difference { name, relative }) = worst {
             self.grad_rel_max = Some(relative);
             self.grad_worst = Some(name);
@@ -127,7 +142,12 @@ impl Report {
     }
 
     pub(super) fn judge(&mut self, tolerances: &Tolerances) {
-        let Tolerances { logits, loss, grad, train } = *tolerances;
+        let Tolerances {
+            logits,
+            loss,
+            grad,
+            train,
+        } = *tolerances;
         let within = |found: Option<f64>, tolerance| found.is_some_and(|found| found <= tolerance);
         self.ok = within(self.logits_max_abs, logits)
             && within(self.loss_abs, loss)

@@ -117,7 +117,12 @@ impl ConvertCommand {
 
 impl ImportArgs {
     fn run(self) -> Result<(), TrainError> {
-        let Self { from, to, dtype, force } = self;
+        let Self {
+            from,
+            to,
+            dtype,
+            force,
+        } = self;
         let source = import(&from, &to, dtype.map(DType::from), force)?;
         let (family, params) = (source.config().family, source.num_params());
         print::note(format!(
@@ -135,8 +140,21 @@ impl ImportArgs {
 
 impl UpcycleArgs {
     fn run(self) -> Result<(), TrainError> {
-        let Self { from, to, experts, top_k, granularity, seed, force } = self;
-        let options = UpcycleOptions { num: experts, top_k, granularity, seed };
+        let Self {
+            from,
+            to,
+            experts,
+            top_k,
+            granularity,
+            seed,
+            force,
+        } = self;
+        let options = UpcycleOptions {
+            num: experts,
+            top_k,
+            granularity,
+            seed,
+        };
         let config = upcycle(&from, &to, options, force)?;
         let experts = config.experts.expect("it has some now");
         print::note(format!(
@@ -154,17 +172,34 @@ impl UpcycleArgs {
 
 impl ExportArgs {
     fn run(self) -> Result<(), TrainError> {
-        let Self { from, to, dtype, max_shard_gb, force } = self;
+        let Self {
+            from,
+            to,
+            dtype,
+            max_shard_gb,
+            force,
+        } = self;
         if !(max_shard_gb > 0.0 && max_shard_gb.is_finite()) {
             let (key, value) = ("--max-shard-gb", max_shard_gb.to_string());
-            return Err(TrainError::Invalid { key, value, rule: "more than 0".into() });
+            return Err(TrainError::Invalid {
+                key,
+                value,
+                rule: "more than 0".into(),
+            });
         }
         let max_shard_bytes = (max_shard_gb * 1e9) as u64;
         let dtype = dtype.map(DType::from);
-        let options = HfWriteOptions { dtype, max_shard_bytes, force, ..Default::default() };
+        let options = HfWriteOptions {
+            dtype,
+            max_shard_bytes,
+            force,
+            ..Default::default()
+        };
         let written = export(&from, &to, &options)?;
-        let (num_files, plural) =
-            (written.files.len(), if written.files.len() == 1 { "" } else { "s" });
+        let (num_files, plural) = (
+            written.files.len(),
+            if written.files.len() == 1 { "" } else { "s" },
+        );
         print::note(format!(
             "{} tensors, {} bytes in {num_files} file{plural}: {} -> {}",
             written.num_tensors,

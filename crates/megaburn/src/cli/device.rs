@@ -54,5 +54,7 @@ pub(super) fn launch_silently(
 }
 
 fn watch(options: &LaunchOptions) -> Result<Outcome, TrainError> {
-    launch(options).map_err(|error| TrainError::Launch { why: error.to_string() })
+    launch(options).map_err(|error| TrainError::Launch {
+        why: error.to_string(),
+    })
 }

@@ -41,7 +41,12 @@ pub(super) struct GenerateArgs {
     #[arg(long, value_name = "N", default_value_t = 128)]
     max_tokens: usize,
     /// Below 1 the likely becomes likelier; 0 always takes the likeliest.
-    #[arg(long, value_name = "T", default_value_t = 0.0, allow_negative_numbers = true)]
+    #[arg(
+        long,
+        value_name = "T",
+        default_value_t = 0.0,
+        allow_negative_numbers = true
+    )]
     temperature: f64,
     /// Only the K likeliest tokens.
     #[arg(long, value_name = "K")]
@@ -92,14 +97,25 @@ const STAGE_KEYS: [&str; 7] = [
 impl GenerateArgs {
     pub(super) fn run(self) -> Result<ExitCode, TrainError> {
         let invalid = |key, value: &str, rule: &str| {
-            Err(TrainError::Invalid { key, value: value.into(), rule: rule.into() })
+            Err(TrainError::Invalid {
+                key,
+                value: value.into(),
+                rule: rule.into(),
+            })
         };
-        let devices = self.device.map(DeviceChoice::from).unwrap_or_default().find()?;
+        let devices = self
+            .device
+            .map(DeviceChoice::from)
+            .unwrap_or_default()
+            .find()?;
         let env = RankEnv::from_env()?;
         let world = env.as_ref().map(|env| env.world_size);
         let layout = match (&self.layout, world) {
             (Some(text), _) => Layout::parse(text, None)?,
-            (None, world) => Layout { tp: world.unwrap_or(1), ..Layout::SINGLE },
+            (None, world) => Layout {
+                tp: world.unwrap_or(1),
+                ..Layout::SINGLE
+            },
         };
         if let Some(world) = world {
             layout.check_world(world)?;
@@ -113,8 +129,10 @@ impl GenerateArgs {
         let tokenizer = model_tokenizer(&source, self.tokenizer.as_deref())?;
         let mut texts = self.prompt.clone();
         for path in &self.prompt_file {
-            let text = fs::read_to_string(path)
-                .map_err(|source| TrainError::Read { path: path.clone(), source })?;
+            let text = fs::read_to_string(path).map_err(|source| TrainError::Read {
+                path: path.clone(),
+                source,
+            })?;
             texts.push(text);
         }
         let mut prompts = Vec::new();
@@ -129,7 +147,10 @@ impl GenerateArgs {
             }
         }
         for text in &self.prompt_ids {
-            let ids = text.split(',').map(|id| id.trim().parse()).collect::<Result<Vec<u32>, _>>();
+            let ids = text
+                .split(',')
+                .map(|id| id.trim().parse())
+                .collect::<Result<Vec<u32>, _>>();
             match ids {
                 Ok(ids) => prompts.push(ids),
                 Err(_) => {
@@ -142,7 +163,11 @@ impl GenerateArgs {
             }
         }
         if prompts.is_empty() {
-            return invalid("--prompt", "absent", "given, or --prompt-ids or --prompt-file");
+            return invalid(
+                "--prompt",
+                "absent",
+                "given, or --prompt-ids or --prompt-file",
+            );
         }
         // The model's ids mean its own tokenizer's tokens.
         let mut eos = match self.tokenizer {
@@ -153,10 +178,17 @@ impl GenerateArgs {
         if self.ignore_eos {
             eos.clear();
         }
-        let sampling =
-            Sampling { temperature: self.temperature, top_k: self.top_k, top_p: self.top_p };
-        let options =
-            GenerateOptions { max_tokens: self.max_tokens, eos, sampling, seed: self.seed };
+        let sampling = Sampling {
+            temperature: self.temperature,
+            top_k: self.top_k,
+            top_p: self.top_p,
+        };
+        let options = GenerateOptions {
+            max_tokens: self.max_tokens,
+            eos,
+            sampling,
+            seed: self.seed,
+        };
         let job = GenerateJob {
             source: &source,
             tokenizer: tokenizer.as_deref(),
@@ -178,18 +210,37 @@ impl GenerateArgs {
 
     /// What `--set` says.
     fn stages(&self, layout: &Layout) -> Result<ParallelConfig, TrainError> {
-        let key_of = |text: &str| text.split('=').next().unwrap_or_default().trim().to_string();
+        let key_of = |text: &str| {
+            text.split('=')
+                .next()
+                .unwrap_or_default()
+                .trim()
+                .to_string()
+        };
         let refuse = |value: &str, rule: String| {
-            Err(TrainError::Invalid { key: "--set", value: value.into(), rule })
+            Err(TrainError::Invalid {
+                key: "--set",
+                value: value.into(),
+                rule,
+            })
         };
         let mut layers = ConfigLayers::new();
         for text in &self.set {
             layers = layers.with_set(text)?;
-            if !STAGE_KEYS.iter().any(|key| key_of(text) == format!("parallel.{key}")) {
-                return refuse(text, format!("parallel. and one of {}", STAGE_KEYS.join(", ")));
+            if !STAGE_KEYS
+                .iter()
+                .any(|key| key_of(text) == format!("parallel.{key}"))
+            {
+                return refuse(
+                    text,
+                    format!("parallel. and one of {}", STAGE_KEYS.join(", ")),
+                );
             }
             if layout.pp == 1 {
-                return refuse(text, format!("left out where --layout is {layout}, without pp"));
+                return refuse(
+                    text,
+                    format!("left out where --layout is {layout}, without pp"),
+                );
             }
         }
         Ok(layers.load()?.parallel)
@@ -202,7 +253,11 @@ impl GenerateArgs {
         ids: &[u32],
         found: &Continuation,
     ) -> Result<(), TrainError> {
-        let Continuation { tokens, text, finish } = found;
+        let Continuation {
+            tokens,
+            text,
+            finish,
+        } = found;
         let finish = match finish {
             Finish::Eos => "eos",
             Finish::MaxTokens => "max_tokens",

@@ -22,12 +22,24 @@ pub(super) fn end_clean_on_signals() -> Result<(), TrainError> {
     let fail = |source| TrainError::Signals { source };
     let mut signals = Signals::new([SIGINT, SIGTERM]).map_err(fail)?;
     let end = move || {
-        let Some(signal) = signals.forever().next() else { return };
+        let Some(signal) = signals.forever().next() else {
+            return;
+        };
         remove_unfinished();
-        let name = if signal == SIGINT { "SIGINT" } else { "SIGTERM" };
-        let _ = writeln!(io::stderr(), "error: stopped by {name}; nothing half-written stays");
+        let name = if signal == SIGINT {
+            "SIGINT"
+        } else {
+            "SIGTERM"
+        };
+        let _ = writeln!(
+            io::stderr(),
+            "error: stopped by {name}; nothing half-written stays"
+        );
         low_level::exit(128 + signal);
     };
-    thread::Builder::new().name("signals".into()).spawn(end).map_err(fail)?;
+    thread::Builder::new()
+        .name("signals".into())
+        .spawn(end)
+        .map_err(fail)?;
     Ok(())
 }

@@ -76,7 +76,10 @@ impl PlanArgs {
         print::result(text.trim_end())?;
         if let Some(path) = self.svg {
             let written = fs::write(&path, picture);
-            written.map_err(|source| TrainError::Write { path: path.clone(), source })?;
+            written.map_err(|source| TrainError::Write {
+                path: path.clone(),
+                source,
+            })?;
             print::note(format!("wrote    {}", path.display()));
         }
         Ok(())
@@ -104,7 +107,11 @@ fn report(
     timing: &Timing,
 ) -> Result<String, PipelineError> {
     let stages = schedule.stages;
-    let (p, v, m) = (stages.num_ranks, stages.num_chunks, schedule.num_micro_batches);
+    let (p, v, m) = (
+        stages.num_ranks,
+        stages.num_chunks,
+        schedule.num_micro_batches,
+    );
     let group = match schedule.kind {
         ScheduleKind::Interleaved => format!(", groups of {}", config.group_size()?),
         _ => String::new(),
@@ -115,8 +122,14 @@ fn report(
     };
     let ranks: Vec<String> = (0..p).map(of_rank).collect();
     let busy = timing.busy(0);
-    let between = (0..p).map(|rank| timing.idle_between(rank)).max().unwrap_or(0);
-    let units = match (schedule.kind.splits_backward(), schedule.kind.has_backward()) {
+    let between = (0..p)
+        .map(|rank| timing.idle_between(rank))
+        .max()
+        .unwrap_or(0);
+    let units = match (
+        schedule.kind.splits_backward(),
+        schedule.kind.has_backward(),
+    ) {
         (true, _) => "F forward, B backward for the input, W for the weights, 1 unit each",
         (_, true) => "F forward, 1 unit; B backward, 2 units",
         _ => "F forward, 1 unit",
@@ -134,7 +147,11 @@ fn report(
          bubble   {:.4} of the computing time; {formula}, which is {} for m large enough\n\
          peak     {:?} micro-batches of a chunk kept by rank; {}\n",
         // A file or a program has no width.
-        draw::text(schedule, timing, io::stdout().is_terminal().then_some(TERMINAL)),
+        draw::text(
+            schedule,
+            timing,
+            io::stdout().is_terminal().then_some(TERMINAL)
+        ),
         schedule.kind,
         ranks.join(" "),
         timing.makespan(),

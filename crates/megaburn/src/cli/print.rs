@@ -25,9 +25,10 @@ const PATIENCE: Duration = Duration::from_secs(2);
 pub(super) fn result(text: impl Display) -> Result<(), TrainError> {
     let mut out = io::stdout().lock();
     match writeln!(out, "{text}").and_then(|()| out.flush()) {
-        Err(source) if source.kind() != ErrorKind::BrokenPipe => {
-            Err(TrainError::Write { path: "standard output".into(), source })
-        }
+        Err(source) if source.kind() != ErrorKind::BrokenPipe => Err(TrainError::Write {
+            path: "standard output".into(),
+            source,
+        }),
         _ => Ok(()),
     }
 }

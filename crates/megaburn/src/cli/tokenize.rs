@@ -48,7 +48,10 @@ impl TokenizeArgs {
 
     fn start(self) -> Result<(), DataError> {
         let corpus = corpus(&self.data)?;
-        let note = corpus.note().map(|note| format!(" ({note})")).unwrap_or_default();
+        let note = corpus
+            .note()
+            .map(|note| format!(" ({note})"))
+            .unwrap_or_default();
         print::note(format!("data     {corpus}{note}"));
         let trainer = TokenizerTrainer::new(self.vocab).with_special_tokens(self.special);
         let trained = trainer.train(&corpus)?;
@@ -62,7 +65,10 @@ impl TokenizeArgs {
         };
         print::note(format!("vocab    {found} tokens{fewer}"));
         let bytes = tokens.bytes_per_token().unwrap_or_default();
-        print::note(format!("text     {} tokens, {bytes:.3} bytes per token", tokens.num_tokens()));
+        print::note(format!(
+            "text     {} tokens, {bytes:.3} bytes per token",
+            tokens.num_tokens()
+        ));
         let path = trained.save(&self.out, self.force)?;
         print::note(format!("wrote    {}", path.display()));
         print::note(format!(
@@ -93,7 +99,11 @@ fn corpus(files: &[PathBuf]) -> Result<Corpus, DataError> {
 fn shown(path: &Path) -> String {
     let text = path.display().to_string();
     let plain = |c: char| c.is_alphanumeric() || "/._-".contains(c);
-    if text.chars().all(plain) { text } else { format!("'{}'", text.replace('\'', "'\\''")) }
+    if text.chars().all(plain) {
+        text
+    } else {
+        format!("'{}'", text.replace('\'', "'\\''"))
+    }
 }
 
 /// The flag that trains on the same text, which takes one file.

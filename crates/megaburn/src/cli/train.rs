@@ -110,11 +110,13 @@ impl TrainArgs {
             Start::Ranks(ranks) => launch_again(ranks, std::env::args_os().skip(1)),
             Start::Here(config) => {
                 let stopped = config.train.stopped_exit_code;
-                Ok(match pretrain(*config, self.fresh, StopSignal::install()?)? {
-                    Ended::Finished => Exit::Done.into(),
-                    Ended::Stopped(StopReason::Metrics) => Exit::Failed.into(),
-                    Ended::Stopped(_) => ExitCode::from(stopped),
-                })
+                Ok(
+                    match pretrain(*config, self.fresh, StopSignal::install()?)? {
+                        Ended::Finished => Exit::Done.into(),
+                        Ended::Stopped(StopReason::Metrics) => Exit::Failed.into(),
+                        Ended::Stopped(_) => ExitCode::from(stopped),
+                    },
+                )
             }
         }
     }

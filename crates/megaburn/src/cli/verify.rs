@@ -146,7 +146,14 @@ impl VerifyArgs {
                         Err(error) => Report::refused(&reference, text, error.to_string()),
                     }
                 }
-                Ok(layout) => verify(&reference, &layout, dtype, &tolerances, devices, env.clone()),
+                Ok(layout) => verify(
+                    &reference,
+                    &layout,
+                    dtype,
+                    &tolerances,
+                    devices,
+                    env.clone(),
+                ),
                 Err(error) => Report::refused(&reference, text, error.to_string()),
             };
             if !is_first {
@@ -186,7 +193,9 @@ impl VerifyArgs {
             0 => Ok(true),
             // Rank 0 has printed what is out of tolerance.
             code if code == i32::from(Exit::Failed.code()) => Ok(false),
-            _ => Err(TrainError::Launch { why: outcome.to_string() }),
+            _ => Err(TrainError::Launch {
+                why: outcome.to_string(),
+            }),
         }
     }
 
@@ -231,7 +240,11 @@ impl VerifyArgs {
                 found.num_tensors,
                 found.num_bitwise_equal,
                 found.max_abs,
-                found.worst.as_ref().map(|name| format!(" in {name}")).unwrap_or_default()
+                found
+                    .worst
+                    .as_ref()
+                    .map(|name| format!(" in {name}"))
+                    .unwrap_or_default()
             ))?;
         }
         Ok(found.is_identical())
@@ -255,7 +268,9 @@ impl Side {
 }
 
 fn checkpoint(source: &ModelSource) -> &Checkpoint {
-    source.checkpoint().expect("a folder without config.json is one")
+    source
+        .checkpoint()
+        .expect("a folder without config.json is one")
 }
 
 /// Whether there is an optimizer's state beside the weights.

@@ -16,7 +16,10 @@ use super::visible::{Side, Visible, hide, queries_of};
 /// As [`flash_forward`](super::forward::flash_forward)'s, `dk: [s_k, b, hkv, d]`,
 /// `dv: [s_k, b, hkv, d_v]`.
 #[cube(launch_unchecked)]
-#[allow(clippy::too_many_arguments, reason = "a kernel's arguments are its interface")]
+#[allow(
+    clippy::too_many_arguments,
+    reason = "a kernel's arguments are its interface"
+)]
 pub(super) fn flash_backward_keys<F: Float>(
     q: &[F],
     k: &[F],
@@ -38,7 +41,18 @@ pub(super) fn flash_backward_keys<F: Float>(
     #[comptime] shape: Backward,
     #[define(F)] _dtype: ElemType,
 ) {
-    let Backward { d, d_v, tile, mask, capped, dropped, of_keys, of_values, products, .. } = shape;
+    let Backward {
+        d,
+        d_v,
+        tile,
+        mask,
+        capped,
+        dropped,
+        of_keys,
+        of_values,
+        products,
+        ..
+    } = shape;
     let (own_rows, units) = comptime!((shape.rows(), shape.units()));
     let mma = MmaDefinition::<F, F, f32>::new(16usize, 8usize, 16usize);
     let mut tiles = Shared::<[F]>::new_aligned_slice(comptime!(shape.shared()), 1024usize);
@@ -50,8 +64,12 @@ pub(super) fn flash_backward_keys<F: Float>(
     let first = CUBE_POS_X * comptime!(own_rows as u32);
     let start_k = batch as usize * of_k.batch + head as usize * of_k.head;
     let start_v = batch as usize * of_v.batch + head as usize * of_v.head;
-    copy_tile::<F>(k, &of_k, start_k, first, &mut tiles, 0usize, own_rows, d, units);
-    copy_tile::<F>(v, &of_v, start_v, first, &mut tiles, at_v, own_rows, d_v, units);
+    copy_tile::<F>(
+        k, &of_k, start_k, first, &mut tiles, 0usize, own_rows, d, units,
+    );
+    copy_tile::<F>(
+        v, &of_v, start_v, first, &mut tiles, at_v, own_rows, d_v, units,
+    );
 
     let last = min(first + comptime!(own_rows as u32), s_k) - 1;
     let of_first = queries_of(&visible, bounds, batch, first, s_q, s_k, mask);
@@ -69,7 +87,10 @@ pub(super) fn flash_backward_keys<F: Float>(
     let seen_by = queries_of(&visible, bounds, batch, own, s_q, s_k, mask);
     let below_seen_by = queries_of(&visible, bounds, batch, own + 8, s_q, s_k, mask);
     let mut sum_k = zeros(1usize, comptime!(if of_keys { 2 * steps(d) } else { 0 }));
-    let mut sum_v = zeros(1usize, comptime!(if of_values { 2 * steps(d_v) } else { 0 }));
+    let mut sum_v = zeros(
+        1usize,
+        comptime!(if of_values { 2 * steps(d_v) } else { 0 }),
+    );
     let count_of_tile = comptime!(tile / 4);
     let mut index = 0u32;
     // Tile and head of those that are asked for, and of those that are there.
@@ -106,8 +127,9 @@ pub(super) fn flash_backward_keys<F: Float>(
             let at_q = comptime!(shape.own()) + (done % 2) as usize * comptime!(shape.stage());
             let at_dout = at_q + comptime!(tile * row_len(d));
             let at_rows = (done % 2) * comptime!(2 * tile as u32);
-            let mut p =
-                multiply_rows::<F>(&mma, &tiles, 0usize, at_q, own_rows, 1usize, tile, d, products);
+            let mut p = multiply_rows::<F>(
+                &mma, &tiles, 0usize, at_q, own_rows, 1usize, tile, d, products,
+            );
             let mut ds = zeros(1usize, comptime!(if of_keys { tile / 8 } else { 0 }));
             if comptime!(of_keys) {
                 ds = multiply_rows::<F>(
@@ -115,7 +137,12 @@ pub(super) fn flash_backward_keys<F: Float>(
                 );
             }
             // Probabilities are made while `dO V^T` is multiplied, its gradients while `P^T dO` is.
-            settle(&mut p, count_of_tile, comptime!(usize::from(of_keys)), products);
+            settle(
+                &mut p,
+                count_of_tile,
+                comptime!(usize::from(of_keys)),
+                products,
+            );
             cap(&mut p, &of_scores, count_of_tile, capped);
             let under_cap = kept(&p, count_of_tile, capped);
             let is_dropped = comptime!(dropped != Dropped::No);
@@ -123,7 +150,15 @@ pub(super) fn flash_backward_keys<F: Float>(
             // Whether some key of the cube is not seen by some query of the tile.
             let next = i + comptime!(tile as u32);
             if next as i32 > of_first.end || (i as i32) < of_last.begin {
-                hide(&mut p, &seen_by, &below_seen_by, i, count_of_tile, mask, Side::Queries);
+                hide(
+                    &mut p,
+                    &seen_by,
+                    &below_seen_by,
+                    i,
+                    count_of_tile,
+                    mask,
+                    Side::Queries,
+                );
             }
             #[unroll]
             for at in 0..count_of_tile {
@@ -153,7 +188,12 @@ pub(super) fn flash_backward_keys<F: Float>(
                 );
             }
             if comptime!(of_keys) {
-                settle(&mut ds, count_of_tile, comptime!(usize::from(of_values)), products);
+                settle(
+                    &mut ds,
+                    count_of_tile,
+                    comptime!(usize::from(of_values)),
+                    products,
+                );
                 #[unroll]
                 for at in 0..count_of_tile {
                     let mut of_ds = ds[at];
@@ -173,7 +213,9 @@ pub(super) fn flash_backward_keys<F: Float>(
                     }
                     ds[at] = of_ds;
                 }
-                add_columns::<F>(&mma, &ds, &tiles, at_q, &mut sum_k, 1usize, tile, d, products);
+                add_columns::<F>(
+                    &mma, &ds, &tiles, at_q, &mut sum_k, 1usize, tile, d, products,
+                );
             }
             settle(
                 &mut sum_v,
@@ -181,7 +223,12 @@ pub(super) fn flash_backward_keys<F: Float>(
                 0usize,
                 products,
             );
-            settle(&mut sum_k, comptime!(if of_keys { 4 * steps(d) } else { 0 }), 0usize, products);
+            settle(
+                &mut sum_k,
+                comptime!(if of_keys { 4 * steps(d) } else { 0 }),
+                0usize,
+                products,
+            );
         }
         if UNIT_POS < comptime!(tile as u32) {
             let at = (index % 2 * comptime!(2 * tile as u32) + UNIT_POS) as usize;

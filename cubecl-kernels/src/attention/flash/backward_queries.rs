@@ -15,7 +15,10 @@ use super::visible::{Side, Visible, hide, keys_of};
 /// # Shapes
 /// As [`flash_forward`](super::forward::flash_forward)'s, `dq: [s_q, b, hq, d]`.
 #[cube(launch_unchecked)]
-#[allow(clippy::too_many_arguments, reason = "a kernel's arguments are its interface")]
+#[allow(
+    clippy::too_many_arguments,
+    reason = "a kernel's arguments are its interface"
+)]
 pub(super) fn flash_backward_queries<F: Float>(
     q: &[F],
     k: &[F],
@@ -36,7 +39,16 @@ pub(super) fn flash_backward_queries<F: Float>(
     #[comptime] shape: Backward,
     #[define(F)] _dtype: ElemType,
 ) {
-    let Backward { d, d_v, tile, mask, capped, dropped, products, .. } = shape;
+    let Backward {
+        d,
+        d_v,
+        tile,
+        mask,
+        capped,
+        dropped,
+        products,
+        ..
+    } = shape;
     let (own_rows, units) = comptime!((shape.rows(), shape.units()));
     let mma = MmaDefinition::<F, F, f32>::new(16usize, 8usize, 16usize);
     let mut tiles = Shared::<[F]>::new_aligned_slice(comptime!(shape.shared()), 1024usize);
@@ -51,8 +63,12 @@ pub(super) fn flash_backward_queries<F: Float>(
     let start_dout = batch as usize * of_dout.batch + head as usize * of_dout.head;
     let start_k = batch as usize * of_k.batch + of_head * of_k.head;
     let start_v = batch as usize * of_v.batch + of_head * of_v.head;
-    copy_tile::<F>(q, &of_q, start_q, first, &mut tiles, 0usize, own_rows, d, units);
-    copy_tile::<F>(dout, &of_dout, start_dout, first, &mut tiles, at_dout, own_rows, d_v, units);
+    copy_tile::<F>(
+        q, &of_q, start_q, first, &mut tiles, 0usize, own_rows, d, units,
+    );
+    copy_tile::<F>(
+        dout, &of_dout, start_dout, first, &mut tiles, at_dout, own_rows, d_v, units,
+    );
 
     let row = UNIT_POS_Y * 16;
     let mut lse_of = Array::<f32>::new(2usize);
@@ -99,8 +115,9 @@ pub(super) fn flash_backward_queries<F: Float>(
             let j = (begin + done) * comptime!(tile as u32);
             let at_k = comptime!(shape.own()) + (done % 2) as usize * comptime!(shape.stage());
             let at_v = at_k + comptime!(tile * row_len(d));
-            let mut p =
-                multiply_rows::<F>(&mma, &tiles, 0usize, at_k, own_rows, 1usize, tile, d, products);
+            let mut p = multiply_rows::<F>(
+                &mma, &tiles, 0usize, at_k, own_rows, 1usize, tile, d, products,
+            );
             let mut ds = multiply_rows::<F>(
                 &mma, &tiles, at_dout, at_v, own_rows, 1usize, tile, d_v, products,
             );
@@ -111,7 +128,15 @@ pub(super) fn flash_backward_queries<F: Float>(
             // Whether some query of the cube does not see some key of the tile.
             let next = j + comptime!(tile as u32);
             if next as i32 > of_first.end || (j as i32) < of_last.begin {
-                hide(&mut p, &seen, &seen_below, j, count_of_tile, mask, Side::Keys);
+                hide(
+                    &mut p,
+                    &seen,
+                    &seen_below,
+                    j,
+                    count_of_tile,
+                    mask,
+                    Side::Keys,
+                );
             }
             #[unroll]
             for at in 0..count_of_tile {

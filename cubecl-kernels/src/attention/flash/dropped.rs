@@ -39,7 +39,11 @@ impl Dropped {
             return Self::No;
         };
         let (first, by) = key.numbers();
-        match by[..3].iter().chain([&first]).all(|number| number.is_multiple_of(2)) {
+        match by[..3]
+            .iter()
+            .chain([&first])
+            .all(|number| number.is_multiple_of(2))
+        {
             true => Self::Pairs,
             false => Self::Each,
         }

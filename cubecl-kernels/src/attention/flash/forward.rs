@@ -68,7 +68,10 @@ impl Forward {
 ///
 /// Cubes `[tiles of queries, hq, b]`; planes of 32 units in x.
 #[cube(launch_unchecked)]
-#[allow(clippy::too_many_arguments, reason = "a kernel's arguments are its interface")]
+#[allow(
+    clippy::too_many_arguments,
+    reason = "a kernel's arguments are its interface"
+)]
 pub(super) fn flash_forward<F: Float>(
     q: &[F],
     k: &[F],
@@ -86,7 +89,15 @@ pub(super) fn flash_forward<F: Float>(
     #[comptime] shape: Forward,
     #[define(F)] _dtype: ElemType,
 ) {
-    let Forward { d, d_v, stretches, keys, mask, products, .. } = shape;
+    let Forward {
+        d,
+        d_v,
+        stretches,
+        keys,
+        mask,
+        products,
+        ..
+    } = shape;
     let (queries, units) = comptime!((shape.queries(), shape.units()));
     let mma = MmaDefinition::<F, F, f32>::new(16usize, 8usize, 16usize);
     let mut tiles = Shared::<[F]>::new_aligned_slice(comptime!(shape.shared()), 1024usize);
@@ -111,23 +122,42 @@ pub(super) fn flash_forward<F: Float>(
     let mut sums = zeros(stretches, columns);
     let mut softmax = Softmax::new(stretches);
     let query = first + UNIT_POS_Y * comptime!(16 * stretches as u32) + UNIT_POS_X / 4;
-    let place = Place { batch, head, query, s_q, s_k };
+    let place = Place {
+        batch,
+        head,
+        query,
+        s_q,
+        s_k,
+    };
 
     let at_k = comptime!(queries * row_len(d)).runtime();
     let at_v = at_k + comptime!(2 * keys * row_len(d));
     let (k_len, v_len) = comptime!((keys * row_len(d), keys * row_len(d_v)));
-    copy_tile::<F>(q, &of_q, start_q, first, &mut tiles, 0usize, queries, d, units);
+    copy_tile::<F>(
+        q, &of_q, start_q, first, &mut tiles, 0usize, queries, d, units,
+    );
     copy_tile::<F>(k, &of_k, start_k, begin, &mut tiles, at_k, keys, d, units);
     if begin < end {
         meet(products);
         let mut next = begin + comptime!(keys as u32);
         let mut slot = 0usize;
         if next < end {
-            copy_tile::<F>(k, &of_k, start_k, next, &mut tiles, at_k + k_len, keys, d, units);
+            copy_tile::<F>(
+                k,
+                &of_k,
+                start_k,
+                next,
+                &mut tiles,
+                at_k + k_len,
+                keys,
+                d,
+                units,
+            );
         }
         copy_tile::<F>(v, &of_v, start_v, begin, &mut tiles, at_v, keys, d_v, units);
-        let mut scores =
-            multiply_rows::<F>(&mma, &tiles, 0usize, at_k, queries, stretches, keys, d, products);
+        let mut scores = multiply_rows::<F>(
+            &mma, &tiles, 0usize, at_k, queries, stretches, keys, d, products,
+        );
         settle(&mut scores, num_scores, 0usize, products);
         // Whether some query of the cube does not see some key of the tile.
         let masked = next as i32 > of_first.end || (begin as i32) < of_last.begin;
@@ -168,7 +198,12 @@ pub(super) fn flash_forward<F: Float>(
             softmax.take(
                 &mut later, &place, next, masked, &visible, bounds, &of_scores, &dropout, shape,
             );
-            settle(&mut sums, comptime!(2 * stretches * columns), 0usize, products);
+            settle(
+                &mut sums,
+                comptime!(2 * stretches * columns),
+                0usize,
+                products,
+            );
             softmax.shrink(&mut sums, stretches, columns);
             #[unroll]
             for i in 0..num_scores {
@@ -182,7 +217,12 @@ pub(super) fn flash_forward<F: Float>(
         add_columns::<F>(
             &mma, &scores, &tiles, of_values, &mut sums, stretches, keys, d_v, products,
         );
-        settle(&mut sums, comptime!(2 * stretches * columns), 0usize, products);
+        settle(
+            &mut sums,
+            comptime!(2 * stretches * columns),
+            0usize,
+            products,
+        );
     }
 
     let heads = CUBE_COUNT_Y;

@@ -71,8 +71,13 @@ fn fits(q: &CubeTensor, grid: [usize; 2], shared: usize) -> bool {
 /// What the largest of the kernels takes of shared memory.
 fn shared_bytes(d: usize, d_v: usize, options: &AttentionOptions, products: Products) -> usize {
     let backward = backward_shapes(d, d_v, options, products);
-    let elements = backward.iter().map(|shape| (2 * shape.shared(), 16 * shape.tile));
-    let backward = elements.map(|(tiles, rows)| tiles + rows).max().unwrap_or(0);
+    let elements = backward
+        .iter()
+        .map(|shape| (2 * shape.shared(), 16 * shape.tile));
+    let backward = elements
+        .map(|(tiles, rows)| tiles + rows)
+        .max()
+        .unwrap_or(0);
     backward.max(2 * forward_shape(d, d_v, options, products).shared())
 }
 
@@ -81,7 +86,11 @@ pub(super) fn readable(x: CubeTensor) -> CubeTensor {
     let strides = x.meta.strides();
     let aligned = strides[..3].iter().all(|stride| stride.is_multiple_of(8));
     let offset = x.handle.offset_start.unwrap_or(0);
-    if aligned && strides[3] == 1 && offset.is_multiple_of(16) { x } else { tensor::contiguous(x) }
+    if aligned && strides[3] == 1 && offset.is_multiple_of(16) {
+        x
+    } else {
+        tensor::contiguous(x)
+    }
 }
 
 /// The result, `[s_q, b, hq, d_v]`, and the logarithms of the sums, `[b, hq, s_q]` in f32. Inputs are
@@ -131,7 +140,11 @@ pub(super) fn backward(
 ) -> [CubeTensor; 3] {
     let [q, _, v] = inputs;
     let dout = readable(dout);
-    let dout = if dout.is_contiguous() { dout } else { tensor::contiguous(dout) };
+    let dout = if dout.is_contiguous() {
+        dout
+    } else {
+        tensor::contiguous(dout)
+    };
     let delta = delta::row_sums(&out, &dout);
     let saved = [&dout, &lse, &delta];
     let [dq, dk, dv] = inputs.map(|x| tensor::empty(x, x.shape(), x.dtype));
@@ -220,7 +233,10 @@ fn queries(
 
 /// The bounds of what rows see; without packed sequences nobody reads what stands in their place.
 fn bounds_of(options: &AttentionOptions, side: Side, q: &CubeTensor) -> BufferArg {
-    let bounds = options.sequences.as_ref().map(|packed| packed::bounds(packed, q));
+    let bounds = options
+        .sequences
+        .as_ref()
+        .map(|packed| packed::bounds(packed, q));
     let tensor = bounds.map(|bounds| match side {
         Side::Keys => bounds.of_queries,
         Side::Queries => bounds.of_keys,

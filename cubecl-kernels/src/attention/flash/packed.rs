@@ -30,7 +30,13 @@ pub(super) fn bounds(packed: &PackedSequences, like: &CubeTensor) -> Bounds {
 
 fn bring(packed: &PackedSequences, like: &CubeTensor) -> Bounds {
     let (mut of_queries, mut of_keys) = (Vec::new(), Vec::new());
-    for Sequence { queries, keys, offset, .. } in packed.sequences() {
+    for Sequence {
+        queries,
+        keys,
+        offset,
+        ..
+    } in packed.sequences()
+    {
         let [queries, keys] = [queries, keys].map(|range| (range.start as i32, range.end as i32));
         for _ in queries.0..queries.1 {
             of_queries.extend([keys.0, keys.1, keys.0 - queries.0 + offset as i32]);
@@ -40,10 +46,22 @@ fn bring(packed: &PackedSequences, like: &CubeTensor) -> Bounds {
         }
     }
     let [of_queries, of_keys] = [of_queries, of_keys].map(|numbers| {
-        let bytes: Vec<u8> = numbers.iter().flat_map(|number: &i32| number.to_ne_bytes()).collect();
+        let bytes: Vec<u8> = numbers
+            .iter()
+            .flat_map(|number: &i32| number.to_ne_bytes())
+            .collect();
         let handle = like.client.create_from_slice(&bytes);
         let (client, device) = (like.client.clone(), like.device.clone());
-        CubeTensor::new_contiguous(client, device, Shape::from([numbers.len()]), handle, DType::I32)
+        CubeTensor::new_contiguous(
+            client,
+            device,
+            Shape::from([numbers.len()]),
+            handle,
+            DType::I32,
+        )
     });
-    Bounds { of_queries, of_keys }
+    Bounds {
+        of_queries,
+        of_keys,
+    }
 }

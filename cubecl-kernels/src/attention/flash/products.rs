@@ -18,7 +18,11 @@ pub(super) enum Products {
 impl Products {
     /// These if a cube of `planes` can have them.
     pub(super) fn of_planes(self, planes: usize) -> Self {
-        if planes.is_multiple_of(wgmma::PLANES) { self } else { Self::OfPlane }
+        if planes.is_multiple_of(wgmma::PLANES) {
+            self
+        } else {
+            Self::OfPlane
+        }
     }
 }
 
@@ -49,7 +53,10 @@ pub(super) fn settle(
 /// Begins the products of this plane's rows of the tile at `at_left`, `stretches` times 16, with all `columns`
 /// rows of the tile at `at_right`, both rows of `d`; the left tile has `left_rows`.
 #[cube]
-#[allow(clippy::too_many_arguments, reason = "a product has two operands and a shape")]
+#[allow(
+    clippy::too_many_arguments,
+    reason = "a product has two operands and a shape"
+)]
 pub(super) fn multiply_rows<F: Float>(
     mma: &MmaDefinition<F, F, f32>,
     tiles: &Shared<[F]>,
@@ -77,7 +84,10 @@ pub(super) fn multiply_rows<F: Float>(
 /// Begins to add to `sums` the products of `weights`, `rows` of them in a row, with the columns of the tile of
 /// `rows` rows of `d` at `at_right`.
 #[cube]
-#[allow(clippy::too_many_arguments, reason = "a product has two operands and a shape")]
+#[allow(
+    clippy::too_many_arguments,
+    reason = "a product has two operands and a shape"
+)]
 pub(super) fn add_columns<F: Float>(
     mma: &MmaDefinition<F, F, f32>,
     weights: &Array<Pair<f32>>,

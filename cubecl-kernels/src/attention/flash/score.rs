@@ -27,13 +27,18 @@ impl Scale {
     pub(super) fn fits(options: &AttentionOptions, d: usize) -> bool {
         let (share, base_2) = Self::numbers(options, d);
         let factor = options.factor(d) as f32;
-        [factor, share, base_2].iter().all(|number| number.is_normal() && *number > 0.0)
+        [factor, share, base_2]
+            .iter()
+            .all(|number| number.is_normal() && *number > 0.0)
     }
 
     fn numbers(options: &AttentionOptions, d: usize) -> (f32, f32) {
         let factor = options.factor(d);
         let cap = options.soft_cap.unwrap_or(factor);
-        ((factor / cap) as f32, (cap * std::f64::consts::LOG2_E) as f32)
+        (
+            (factor / cap) as f32,
+            (cap * std::f64::consts::LOG2_E) as f32,
+        )
     }
 }
 

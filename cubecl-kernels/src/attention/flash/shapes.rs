@@ -43,7 +43,11 @@ pub(super) fn forward_shape(
         Products::OfPlane if row_len(d) + row_len(d_v) <= 256 => [4, 1, 64],
         Products::OfPlane => [4, 1, 32],
     });
-    let products = if stretches == 1 { products.of_planes(planes) } else { Products::OfPlane };
+    let products = if stretches == 1 {
+        products.of_planes(planes)
+    } else {
+        Products::OfPlane
+    };
     Forward {
         d,
         d_v,
@@ -77,7 +81,11 @@ pub(super) fn backward_shapes(
         products: products.of_planes(planes),
     };
     let Choice { queries, keys, .. } = chosen();
-    let planes = if products == Products::OfPlane { 4 } else { 2 * wgmma::PLANES };
+    let planes = if products == Products::OfPlane {
+        4
+    } else {
+        2 * wgmma::PLANES
+    };
     // Own rows and two pairs of tiles are in shared memory, of which a multiprocessor of Hopper has 227 KB.
     let padded = row_len(d) + row_len(d_v);
     let (room, of_queries) = match products {
@@ -93,8 +101,14 @@ pub(super) fn backward_shapes(
     shapes.extend(match products {
         _ if halves <= 128 => vec![shape(of_keys(64), true, true)],
         Products::OfPlane if halves <= 160 => vec![shape(of_keys(32), true, true)],
-        Products::OfPlane => vec![shape(of_keys(32), true, false), shape(of_keys(32), false, true)],
-        _ => vec![shape(of_keys(64), true, false), shape(of_keys(64), false, true)],
+        Products::OfPlane => vec![
+            shape(of_keys(32), true, false),
+            shape(of_keys(32), false, true),
+        ],
+        _ => vec![
+            shape(of_keys(64), true, false),
+            shape(of_keys(64), false, true),
+        ],
     });
     shapes
 }
@@ -134,8 +148,10 @@ impl Choice {
                 continue;
             }
             let (name, numbers) = part.split_once('=')?;
-            let numbers: Vec<usize> =
-                numbers.split(',').map(|number| number.parse().ok()).collect::<Option<_>>()?;
+            let numbers: Vec<usize> = numbers
+                .split(',')
+                .map(|number| number.parse().ok())
+                .collect::<Option<_>>()?;
             let tile = *numbers.last()?;
             let fits = (1..=16).contains(&numbers[0]) && tile.is_multiple_of(16);
             if !fits || !(16..=256).contains(&tile) {

@@ -61,7 +61,14 @@ impl Softmax {
         dropout: &Dropout,
         #[comptime] shape: Forward,
     ) {
-        let Forward { stretches, keys, mask, capped, dropped, .. } = shape;
+        let Forward {
+            stretches,
+            keys,
+            mask,
+            capped,
+            dropped,
+            ..
+        } = shape;
         let tiles = comptime!(keys / 8);
         let scale = of_scores.base_2;
         cap(scores, of_scores, comptime!(2 * stretches * tiles), capped);
@@ -71,7 +78,9 @@ impl Softmax {
             for half in 0..2usize {
                 let i = place.query + comptime!((16 * stretch + 8 * half) as u32);
                 if masked {
-                    let Place { batch, s_q, s_k, .. } = place;
+                    let Place {
+                        batch, s_q, s_k, ..
+                    } = place;
                     let seen = keys_of(visible, bounds, *batch, i, *s_q, *s_k, mask);
                     #[unroll]
                     for tile in 0..tiles {

@@ -72,7 +72,10 @@ pub(super) fn copy_tile<F: Float>(
         let index = UNIT_POS + comptime!(ahead as u32);
         let all = comptime!(total.is_multiple_of(units));
         if all || UNIT_POS + comptime!((i * units) as u32) < comptime!(total as u32) {
-            let (row, chunk) = (index / comptime!(chunks as u32), index % comptime!(chunks as u32));
+            let (row, chunk) = (
+                index / comptime!(chunks as u32),
+                index % comptime!(chunks as u32),
+            );
             let first = first + comptime!((i * step) as u32);
             let mut is_there = first + row < of.len;
             if comptime!(!d.is_multiple_of(STEP)) {
@@ -111,8 +114,18 @@ fn block<F: Float>(
     #[comptime] transposed: bool,
 ) -> Array<Pair<F>> {
     let lane = UNIT_POS_X;
-    let from = at + place(row + lane % 16, comptime!(2 * step as u32) + lane / 16, rows);
-    mma.load_matrix::<F, Const<2>>(&tile[from..from + CHUNK], MatrixIdent::A, 4usize, transposed)
+    let from = at
+        + place(
+            row + lane % 16,
+            comptime!(2 * step as u32) + lane / 16,
+            rows,
+        );
+    mma.load_matrix::<F, Const<2>>(
+        &tile[from..from + CHUNK],
+        MatrixIdent::A,
+        4usize,
+        transposed,
+    )
 }
 
 /// Rows `row..row + 16` as the columns of two right operands of 8, summed over columns
@@ -186,7 +199,10 @@ pub(super) fn zeros(#[comptime] stretches: usize, #[comptime] tiles: usize) -> A
 /// The products of rows with rows: of `stretches` times 16 from `row` on of the tile at `at_left`
 /// with all `columns` of the one at `at_right`, both rows of `d`; the left tile has `left_rows`.
 #[cube]
-#[allow(clippy::too_many_arguments, reason = "a product has two operands and a shape")]
+#[allow(
+    clippy::too_many_arguments,
+    reason = "a product has two operands and a shape"
+)]
 pub(super) fn multiply_rows<F: Float>(
     mma: &MmaDefinition<F, F, f32>,
     tiles: &Shared<[F]>,
@@ -224,7 +240,10 @@ pub(super) fn multiply_rows<F: Float>(
 /// Adds to `sums` the products of `weights`, `rows` of them in a row, with the columns of the tile of
 /// `rows` rows of `d` at `at_right`.
 #[cube]
-#[allow(clippy::too_many_arguments, reason = "a product has two operands and a shape")]
+#[allow(
+    clippy::too_many_arguments,
+    reason = "a product has two operands and a shape"
+)]
 pub(super) fn add_columns<F: Float>(
     mma: &MmaDefinition<F, F, f32>,
     weights: &Array<Pair<f32>>,

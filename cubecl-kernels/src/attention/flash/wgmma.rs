@@ -31,7 +31,10 @@ struct Assembly {
 
 impl Assembly {
     fn new(dtype: &'static str) -> Self {
-        Self { text: "{\n.reg .b64 a, b;\n".into(), dtype }
+        Self {
+            text: "{\n.reg .b64 a, b;\n".into(),
+            dtype,
+        }
     }
 
     /// The result begins as the `count` numbers from register `first` on.
@@ -52,7 +55,10 @@ impl Assembly {
         let sums = registers(0..columns / 2);
         let dtype = self.dtype;
         for step in 0..steps(d) {
-            let (a, b) = (ahead_of_columns(step, left_rows), ahead_of_columns(step, columns));
+            let (a, b) = (
+                ahead_of_columns(step, left_rows),
+                ahead_of_columns(step, columns),
+            );
             let adds = usize::from(step > 0);
             let _ = writeln!(
                 self.text,
@@ -68,7 +74,10 @@ impl Assembly {
     fn with_columns(mut self, [left, right]: [usize; 2], [rows, columns]: [usize; 2]) -> Self {
         let (sums, dtype) = (registers(0..columns / 2), self.dtype);
         for step in 0..rows / STEP {
-            let (a, b) = (registers(left + 4 * step..left + 4 * step + 4), step * panel(STEP));
+            let (a, b) = (
+                registers(left + 4 * step..left + 4 * step + 4),
+                step * panel(STEP),
+            );
             let _ = writeln!(
                 self.text,
                 "add.s64 b, %{right}, {b};\n\
@@ -103,14 +112,20 @@ fn of_settling(pending: usize, count: usize, first: usize) -> String {
 fn of_rows(dtype: &'static str, left_rows: usize, columns: usize, d: usize) -> String {
     let count = registers_for(columns / 2);
     let assembly = Assembly::new(dtype).begun();
-    assembly.with_rows([count, count + 1], [left_rows, columns, d]).done()
+    assembly
+        .with_rows([count, count + 1], [left_rows, columns, d])
+        .done()
 }
 
 fn of_columns(dtype: &'static str, rows: usize, columns: usize) -> String {
     let count = registers_for(columns / 2);
     let (words, right) = (2 * count, 2 * count + registers_for(rows / 4));
-    let assembly = Assembly::new(dtype).with_result_of_inputs(columns / 2, count).begun();
-    assembly.with_columns([words, right], [rows, columns]).done()
+    let assembly = Assembly::new(dtype)
+        .with_result_of_inputs(columns / 2, count)
+        .begun();
+    assembly
+        .with_columns([words, right], [rows, columns])
+        .done()
 }
 
 // Registers of a result and of weights, as many as the call at hand says.
@@ -145,7 +160,10 @@ fn descriptor<F: Float>(tiles: &Shared<[F]>, at: usize, #[comptime] rows: usize)
 /// As [`multiply_rows`](super::tile::multiply_rows) for one stretch, begun: the four planes' 64 rows of
 /// the tile at `at_left`.
 #[cube]
-#[allow(clippy::too_many_arguments, reason = "a product has two operands and a shape")]
+#[allow(
+    clippy::too_many_arguments,
+    reason = "a product has two operands and a shape"
+)]
 pub(super) fn multiply_rows<F: Float>(
     tiles: &Shared<[F]>,
     at_left: usize,

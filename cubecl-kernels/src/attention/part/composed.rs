@@ -27,15 +27,24 @@ fn blocks(options: &AttentionOptions, [b, s_q, s_k]: [usize; 3]) -> Vec<Piece> {
         (0..len).step_by(step).map(move |start| {
             let end = (start + step).min(len);
             let seen = piece.options.visible_to_any(start..end, piece.keys.len());
-            let dropout = piece.options.dropout.clone().map(|AttentionDropout { p, key }| {
-                AttentionDropout { p, key: key.moved(2, start).moved(3, seen.start) }
-            });
+            let dropout = piece
+                .options
+                .dropout
+                .clone()
+                .map(|AttentionDropout { p, key }| AttentionDropout {
+                    p,
+                    key: key.moved(2, start).moved(3, seen.start),
+                });
             let query_offset = piece.options.query_offset + start - seen.start;
             Piece {
                 rows: piece.rows.clone(),
                 queries: piece.queries.start + start..piece.queries.start + end,
                 keys: piece.keys.start + seen.start..piece.keys.start + seen.end,
-                options: AttentionOptions { query_offset, dropout, ..piece.options.clone() },
+                options: AttentionOptions {
+                    query_offset,
+                    dropout,
+                    ..piece.options.clone()
+                },
             }
         })
     };
@@ -44,7 +53,9 @@ fn blocks(options: &AttentionOptions, [b, s_q, s_k]: [usize; 3]) -> Vec<Piece> {
 
 /// Positions and rows of the batch out of `[s, b, h, d]`.
 fn cut(x: &Tensor<4>, positions: &Range<usize>, rows: &Range<usize>) -> Tensor<4> {
-    x.clone().narrow(0, positions.start, positions.len()).narrow(1, rows.start, rows.len())
+    x.clone()
+        .narrow(0, positions.start, positions.len())
+        .narrow(1, rows.start, rows.len())
 }
 
 /// The same positions and rows, put in.
@@ -59,7 +70,13 @@ pub(super) fn forward([q, k, v]: &[Tensor<4>; 3], options: &AttentionOptions) ->
     let on = (&q.device(), DType::from(wide));
     let mut out = Tensor::zeros([s_q, b, hq, d_v], on);
     let mut lse = Tensor::full([b, hq, s_q], f32::NEG_INFINITY, on);
-    for Piece { rows, queries, keys, options } in blocks(options, [b, s_q, s_k]) {
+    for Piece {
+        rows,
+        queries,
+        keys,
+        options,
+    } in blocks(options, [b, s_q, s_k])
+    {
         let v = by_head(&cut(v, &keys, &rows), hq, wide);
         let weights = Weights::of(&cut(q, &queries, &rows), &cut(k, &keys, &rows), &options);
         let highest = weights.scores.clone().max_dim(3).clamp_min(LOWEST);
@@ -69,7 +86,10 @@ pub(super) fn forward([q, k, v]: &[Tensor<4>; 3], options: &AttentionOptions) ->
         lse = lse.slice_assign([rows.clone(), 0..hq, queries.clone()], of_block);
         out = put(out, &queries, &rows, attended.permute([2, 0, 1, 3]));
     }
-    AttentionPart { out: out.cast(dtype), lse }
+    AttentionPart {
+        out: out.cast(dtype),
+        lse,
+    }
 }
 
 pub(super) fn backward(
@@ -83,13 +103,26 @@ pub(super) fn backward(
     let wide = compute_dtype(q.dtype());
     let on = (&q.device(), DType::from(wide));
     let mut sums = inputs.each_ref().map(|x| Tensor::<4>::zeros(x.dims(), on));
-    for Piece { rows, queries, keys, options } in blocks(options, [b, s_q, s_k]) {
+    for Piece {
+        rows,
+        queries,
+        keys,
+        options,
+    } in blocks(options, [b, s_q, s_k])
+    {
         let of_queries = |x: &Tensor<4>| cut(x, &queries, &rows).cast(wide).permute([1, 2, 0, 3]);
         let [out, dout] = [&whole.out, dout].map(of_queries);
-        let lse = whole.lse.clone().cast(wide).narrow(0, rows.start, rows.len());
+        let lse = whole
+            .lse
+            .clone()
+            .cast(wide)
+            .narrow(0, rows.start, rows.len());
         let lse = lse.narrow(2, queries.start, queries.len());
-        let (of_q, of_k, of_v) =
-            (cut(q, &queries, &rows), cut(k, &keys, &rows), cut(v, &keys, &rows));
+        let (of_q, of_k, of_v) = (
+            cut(q, &queries, &rows),
+            cut(k, &keys, &rows),
+            cut(v, &keys, &rows),
+        );
         let weights = Weights::of(&of_q, &of_k, &options);
         let [of_q, of_k, of_v] = [of_q, of_k, of_v].map(|x| by_head(&x, hq, wide));
         let p = weights.probabilities(&lse);
@@ -105,7 +138,9 @@ pub(super) fn backward(
         // The query heads that share a head of keys and values.
         let summed = |x: Tensor<4>| {
             let [b, _, s, d] = x.dims();
-            x.reshape([b, hkv, hq / hkv, s, d]).sum_dim(2).squeeze_dim::<4>(2)
+            x.reshape([b, hkv, hq / hkv, s, d])
+                .sum_dim(2)
+                .squeeze_dim::<4>(2)
         };
         let found = [dq, summed(dk), summed(dv)].map(|x| x.permute([2, 0, 1, 3]));
         for ((sum, found), positions) in sums.iter_mut().zip(found).zip([&queries, &keys, &keys]) {
@@ -113,7 +148,10 @@ pub(super) fn backward(
             *sum = put(sum.clone(), positions, &rows, found);
         }
     }
-    let mut sums = sums.into_iter().zip(inputs).map(|(sum, x)| sum.cast(x.dtype()));
+    let mut sums = sums
+        .into_iter()
+        .zip(inputs)
+        .map(|(sum, x)| sum.cast(x.dtype()));
     std::array::from_fn(|_| sums.next().expect("as many as inputs"))
 }
 
@@ -149,7 +187,11 @@ impl Weights {
             let factors = TensorData::new(key.factors(&shape, *p), shape);
             Tensor::<4>::from_data(factors, (&device, DType::F32)).cast(dtype)
         });
-        Self { scores, slope, kept }
+        Self {
+            scores,
+            slope,
+            kept,
+        }
     }
 
     /// `exp(scores - lse)`; nothing of a row without keys.
@@ -177,8 +219,14 @@ mod tests {
             .with_offsets([[20, 80], [9, 40]]);
         for options in [
             AttentionOptions::default(),
-            AttentionOptions { query_offset: 50, ..AttentionOptions::causal() },
-            AttentionOptions { window: Some(13), ..AttentionOptions::causal() },
+            AttentionOptions {
+                query_offset: 50,
+                ..AttentionOptions::causal()
+            },
+            AttentionOptions {
+                window: Some(13),
+                ..AttentionOptions::causal()
+            },
             AttentionOptions {
                 sequences: Some(sequences),
                 window: Some(40),
@@ -188,7 +236,13 @@ mod tests {
             let shape = [2, 100, 200];
             let expected = hidden(shape, &options);
             let mut found = vec![true; expected.len()];
-            for Piece { rows, queries, keys, options } in blocks(&options, shape) {
+            for Piece {
+                rows,
+                queries,
+                keys,
+                options,
+            } in blocks(&options, shape)
+            {
                 let of_block = hidden([1, queries.len(), keys.len()], &options);
                 for row in rows {
                     for (i, query) in queries.clone().enumerate() {

@@ -23,11 +23,17 @@ pub(super) fn forward(
 ) -> Option<AttentionPart> {
     let inputs = all_on_gpu(inputs)?;
     if let Some([.., out, lse]) = cudnn::forward(&inputs, options) {
-        return Some(AttentionPart { out: wrap(out), lse: wrap(lse) });
+        return Some(AttentionPart {
+            out: wrap(out),
+            lse: wrap(lse),
+        });
     }
     let inputs = taken(inputs, options)?;
     let (out, lse) = flash::forward(inputs.each_ref(), options);
-    Some(AttentionPart { out: wrap(out), lse: wrap(lse) })
+    Some(AttentionPart {
+        out: wrap(out),
+        lse: wrap(lse),
+    })
 }
 
 pub(super) fn backward(

@@ -23,14 +23,29 @@ impl AttentionPart {
     /// If they are not, or logarithms of two dtypes.
     pub fn join(self, other: Self) -> Self {
         let shapes = |part: &Self| (part.out.dims(), part.lse.dims());
-        assert_eq!(shapes(&self), shapes(&other), "AttentionPart::join: parts of other shapes");
+        assert_eq!(
+            shapes(&self),
+            shapes(&other),
+            "AttentionPart::join: parts of other shapes"
+        );
         let ([s_q, b, hq, _], of_lse) = shapes(&self);
-        assert_eq!(of_lse, [b, hq, s_q], "AttentionPart::join: lse is not out's [b, hq, s_q]");
+        assert_eq!(
+            of_lse,
+            [b, hq, s_q],
+            "AttentionPart::join: lse is not out's [b, hq, s_q]"
+        );
         let dtypes = [self.lse.dtype(), other.lse.dtype()];
-        assert_eq!(dtypes[0], dtypes[1], "AttentionPart::join: logarithms of two dtypes");
+        assert_eq!(
+            dtypes[0], dtypes[1],
+            "AttentionPart::join: logarithms of two dtypes"
+        );
         let operands = [&self, &other].map(|x| [float("out", &x.out), float("lse", &x.lse)]);
         operands::check("AttentionPart::join", operands.into_iter().flatten());
-        let highest = self.lse.clone().max_pair(other.lse.clone()).clamp_min(LOWEST);
+        let highest = self
+            .lse
+            .clone()
+            .max_pair(other.lse.clone())
+            .clamp_min(LOWEST);
         let weights = [&self, &other].map(|part| (part.lse.clone() - highest.clone()).exp());
         let [a, b] = weights.each_ref().map(Clone::clone);
         let sum = a + b;
@@ -44,7 +59,10 @@ impl AttentionPart {
         });
         let both = "two parts";
         let out = outs.next().expect(both) + outs.next().expect(both);
-        Self { out, lse: sum.log() + highest }
+        Self {
+            out,
+            lse: sum.log() + highest,
+        }
     }
 }
 
@@ -60,7 +78,10 @@ mod tests {
     use crate::testing::{assert_refused, constant};
 
     fn part(out: [usize; 4], lse: [usize; 3]) -> AttentionPart {
-        AttentionPart { out: constant(out), lse: constant(lse) }
+        AttentionPart {
+            out: constant(out),
+            lse: constant(lse),
+        }
     }
 
     fn joined(out: [usize; 4], lse: [usize; 3]) {
@@ -69,7 +90,10 @@ mod tests {
 
     fn of_two_dtypes() {
         let [one, other] = [0; 2].map(|_| part([3, 2, 4, 6], [2, 4, 3]));
-        one.join(AttentionPart { lse: other.lse.cast(DType::F64), ..other });
+        one.join(AttentionPart {
+            lse: other.lse.cast(DType::F64),
+            ..other
+        });
     }
 
     #[rstest]

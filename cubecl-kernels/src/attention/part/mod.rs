@@ -69,10 +69,17 @@ pub fn attention_part_gradients(
         whole.lse.dims(),
         dout.dims()
     );
-    let others = [float("out", &whole.out), float("lse", &whole.lse), float("dout", &dout)];
+    let others = [
+        float("out", &whole.out),
+        float("lse", &whole.lse),
+        float("dout", &dout),
+    ];
     operands::check(name, [float("q", &q)].into_iter().chain(others));
     let inputs = [q, k, v].map(untracked);
-    let whole = AttentionPart { out: untracked(whole.out), lse: untracked(whole.lse) };
+    let whole = AttentionPart {
+        out: untracked(whole.out),
+        lse: untracked(whole.lse),
+    };
     let dout = untracked(dout);
     #[cfg(feature = "cuda")]
     if let Some(gradients) = cube::backward(&inputs, &whole, &dout, &options) {
@@ -82,7 +89,11 @@ pub fn attention_part_gradients(
 }
 
 fn untracked<const D: usize>(x: Tensor<D>) -> Tensor<D> {
-    if x.device().is_autodiff() { x.inner() } else { x }
+    if x.device().is_autodiff() {
+        x.inner()
+    } else {
+        x
+    }
 }
 
 #[cfg(test)]
@@ -104,11 +115,16 @@ mod tests {
     #[case(AttentionOptions { causal: false, window: Some(3), ..causal() })]
     #[case(AttentionOptions { sequences: Some(PackedSequences::new([[0, 4, 9]; 2])), ..causal() })]
     fn one_part_is_all_of_attention(#[case] options: AttentionOptions) {
-        let [q, k, v] = [normal([9, 2, 4, 8]), normal([9, 2, 2, 8]), normal([9, 2, 2, 6])];
+        let [q, k, v] = [
+            normal([9, 2, 4, 8]),
+            normal([9, 2, 2, 8]),
+            normal([9, 2, 2, 6]),
+        ];
         let dout = constant([9, 2, 4, 6]);
         let y = crate::attention(q.clone(), k.clone(), v.clone(), options.clone());
-        let grads =
-            (y.clone() * Tensor::from_inner(dout.clone().reshape([9, 2, 24]))).sum().backward();
+        let grads = (y.clone() * Tensor::from_inner(dout.clone().reshape([9, 2, 24])))
+            .sum()
+            .backward();
         let part = attention_part(q.clone(), k.clone(), v.clone(), options.clone());
         assert_close(part.out.clone().reshape([9, 2, 24]), y.inner(), 1e-6);
         let inputs = [q, k, v];
@@ -129,17 +145,29 @@ mod tests {
     ) {
         // The last queries of twelve, and keys in three parts.
         let (s_q, offset) = (5, 7);
-        let [q, k, v] =
-            [constant([s_q, 2, 4, 8]), constant([12, 2, 2, 8]), constant([12, 2, 2, 8])];
+        let [q, k, v] = [
+            constant([s_q, 2, 4, 8]),
+            constant([12, 2, 2, 8]),
+            constant([12, 2, 2, 8]),
+        ];
         let options = |start: usize| {
             let rng = PositionRng::new(3, Purpose::Dropout, "parts");
             let key = DropoutKey::new(rng, &[2, 4, s_q, 12]).with_offset(3, start);
             let dropout = dropped.map(|p| AttentionDropout::new(p, key));
-            AttentionOptions { query_offset: offset - start, window, dropout, ..causal() }
+            AttentionOptions {
+                query_offset: offset - start,
+                window,
+                dropout,
+                ..causal()
+            }
         };
         let whole = attention_part(q.clone(), k.clone(), v.clone(), options(0));
         let part = |start: usize, len: usize| {
-            [q.clone(), k.clone().narrow(0, start, len), v.clone().narrow(0, start, len)]
+            [
+                q.clone(),
+                k.clone().narrow(0, start, len),
+                v.clone().narrow(0, start, len),
+            ]
         };
         let ranges = [(0, 3), (3, 4), (7, 5)];
         let joined = ranges.map(|(start, len)| {
@@ -157,7 +185,12 @@ mod tests {
             options(0),
         );
         let found = ranges.map(|(start, len)| {
-            attention_part_gradients(part(start, len), joined.clone(), dout.clone(), options(start))
+            attention_part_gradients(
+                part(start, len),
+                joined.clone(),
+                dout.clone(),
+                options(start),
+            )
         });
         let [[q_0, k_0, v_0], [q_1, k_1, v_1], [q_2, k_2, v_2]] = found;
         let found = [
@@ -172,8 +205,16 @@ mod tests {
 
     #[test]
     fn parts_without_keys_join_to_nothing() {
-        let [q, k, v] = [constant([2, 1, 1, 4]), constant([3, 1, 1, 4]), constant([3, 1, 1, 4])];
-        let options = AttentionOptions { query_offset: 30, window: Some(2), ..causal() };
+        let [q, k, v] = [
+            constant([2, 1, 1, 4]),
+            constant([3, 1, 1, 4]),
+            constant([3, 1, 1, 4]),
+        ];
+        let options = AttentionOptions {
+            query_offset: 30,
+            window: Some(2),
+            ..causal()
+        };
         let part = || attention_part(q.clone(), k.clone(), v.clone(), options.clone());
         let AttentionPart { out, lse } = part().join(part());
         assert!(out.into_data().iter::<f32>().all(|x| x == 0.0));
@@ -181,8 +222,15 @@ mod tests {
     }
 
     fn gradients(out: [usize; 4], lse: [usize; 3], dout: [usize; 4]) {
-        let whole = AttentionPart { out: constant(out), lse: constant(lse) };
-        let inputs = [constant([3, 2, 4, 8]), constant([5, 2, 2, 8]), constant([5, 2, 2, 6])];
+        let whole = AttentionPart {
+            out: constant(out),
+            lse: constant(lse),
+        };
+        let inputs = [
+            constant([3, 2, 4, 8]),
+            constant([5, 2, 2, 8]),
+            constant([5, 2, 2, 6]),
+        ];
         attention_part_gradients(inputs, whole, constant(dout), causal());
     }
 

@@ -40,7 +40,10 @@ impl AttentionSum {
     /// # Shapes
     /// Of the result, `[s_q, b, hq, d_v]`.
     pub fn new(shape: [usize; 4]) -> Self {
-        Self { shape, joined: None }
+        Self {
+            shape,
+            joined: None,
+        }
     }
 
     /// Adds what the queries from `start` on see of further keys.
@@ -59,9 +62,10 @@ impl AttentionSum {
         let operands = [float("out", &part.out), float("lse", &part.lse)];
         operands::check("AttentionSum::add", operands);
         self.joined = Some(match self.joined.take() {
-            None if n == s_q => {
-                AttentionPart { out: part.out.cast(compute_dtype(part.lse.dtype())), ..part }
-            }
+            None if n == s_q => AttentionPart {
+                out: part.out.cast(compute_dtype(part.lse.dtype())),
+                ..part
+            },
             joined => add(joined.unwrap_or_else(|| self.nothing(&part)), start, part),
         });
     }
@@ -72,7 +76,10 @@ impl AttentionSum {
     /// If nothing was added.
     pub fn finish(self, dtype: DType) -> AttentionPart {
         let AttentionPart { out, lse } = self.joined.expect("AttentionSum: nothing was added");
-        AttentionPart { out: out.cast(dtype), lse }
+        AttentionPart {
+            out: out.cast(dtype),
+            lse,
+        }
     }
 
     fn nothing(&self, like: &AttentionPart) -> AttentionPart {
@@ -136,12 +143,18 @@ mod tests {
     use crate::testing::{assert_close, assert_refused, constant};
 
     fn part([s_q, b, hq, d_v]: [usize; 4]) -> AttentionPart {
-        AttentionPart { out: constant([s_q, b, hq, d_v]), lse: constant([b, hq, s_q]) }
+        AttentionPart {
+            out: constant([s_q, b, hq, d_v]),
+            lse: constant([b, hq, s_q]),
+        }
     }
 
     fn stretch(part: &AttentionPart, start: usize, len: usize) -> AttentionPart {
         let AttentionPart { out, lse } = part.clone();
-        AttentionPart { out: out.narrow(0, start, len), lse: lse.narrow(2, start, len) }
+        AttentionPart {
+            out: out.narrow(0, start, len),
+            lse: lse.narrow(2, start, len),
+        }
     }
 
     #[rstest]
@@ -174,15 +187,36 @@ mod tests {
         sum.add(2, first.clone());
         let found = sum.finish(DType::F32);
         assert_close(found.out.clone().narrow(0, 2, 3), first.out, 1e-6);
-        assert!(found.out.narrow(0, 0, 2).into_data().iter::<f32>().all(|x| x == 0.0));
-        assert!(found.lse.narrow(2, 0, 2).into_data().iter::<f32>().all(|x| x < -1e29));
+        assert!(
+            found
+                .out
+                .narrow(0, 0, 2)
+                .into_data()
+                .iter::<f32>()
+                .all(|x| x == 0.0)
+        );
+        assert!(
+            found
+                .lse
+                .narrow(2, 0, 2)
+                .into_data()
+                .iter::<f32>()
+                .all(|x| x < -1e29)
+        );
     }
 
     #[test]
     fn rows_are_added_in_the_dtype_of_the_sum() {
-        let (sum, x) = (constant([5, 2, 1, 3]), constant([2, 2, 1, 3]).cast(DType::BF16));
+        let (sum, x) = (
+            constant([5, 2, 1, 3]),
+            constant([2, 2, 1, 3]).cast(DType::BF16),
+        );
         let found = add_rows(sum.clone(), 3, x.clone());
-        assert_close(found.clone().narrow(0, 0, 3), sum.clone().narrow(0, 0, 3), 0.0);
+        assert_close(
+            found.clone().narrow(0, 0, 3),
+            sum.clone().narrow(0, 0, 3),
+            0.0,
+        );
         let expected = sum.narrow(0, 3, 2) + x.cast(DType::F32);
         assert_close(found.narrow(0, 3, 2), expected, 0.0);
     }

@@ -30,7 +30,9 @@ fn contiguous<const D: usize>(x: Tensor<D>) -> CubeTensor {
 /// The tensor's memory to be written, one row behind the other; a copy of it where others hold it.
 fn own<const D: usize>(x: Tensor<D>) -> CubeTensor {
     // What is taken out of `x` must be the only one left.
-    let inner = x.try_into_primitive::<burn::backend::Cube>().expect("it was found on the GPU");
+    let inner = x
+        .try_into_primitive::<burn::backend::Cube>()
+        .expect("it was found on the GPU");
     let inner = tensor::from_backend(inner);
     // Burn pads the rows of a copy.
     tensor::contiguous(if inner.can_mut() { inner } else { inner.copy() })
@@ -57,14 +59,20 @@ pub(super) fn join(joined: AttentionPart, start: usize, part: AttentionPart) -> 
         chunks,
         dtype_to_storage_type(of_part.dtype),
     );
-    AttentionPart { out: wrap(out), lse: wrap(lse) }
+    AttentionPart {
+        out: wrap(out),
+        lse: wrap(lse),
+    }
 }
 
 pub(super) fn add_rows(sum: Tensor<4>, start: usize, x: Tensor<4>) -> Tensor<4> {
     let [n, b, h, d] = x.dims();
     let (sum, x) = (own(sum), contiguous(x));
     let row = b * h * d;
-    let lanes = [4, 1].into_iter().find(|lanes| row.is_multiple_of(*lanes)).unwrap_or(1);
+    let lanes = [4, 1]
+        .into_iter()
+        .find(|lanes| row.is_multiple_of(*lanes))
+        .unwrap_or(1);
     let vectors = n * row / lanes;
     add_rows_kernel::launch(
         &sum.client.clone(),

@@ -17,8 +17,14 @@ pub(super) fn terms(
     if rows == 0 {
         let of_scores = losses.has_balance().then(|| scores.clone());
         let of_logits = losses.z_loss.map(|_| scores);
-        let gradients = RouterGradients { of_scores, of_logits };
-        return RouterLossTerms { gradients, sums: zeros(super::NUM_VALUES + e) };
+        let gradients = RouterGradients {
+            of_scores,
+            of_logits,
+        };
+        return RouterLossTerms {
+            gradients,
+            sums: zeros(super::NUM_VALUES + e),
+        };
     }
     let masked = |x: Tensor<2>| match &counted {
         Some(counted) => x * counted.clone(),
@@ -35,7 +41,9 @@ pub(super) fn terms(
         let counts = &loss.as_ref()?.counts;
         let [sequences, _] = counts.dims();
         let share = counts.clone() * e as f64 / counts.clone().sum_dim(1).clamp_min(1.0);
-        let all = share.reshape([1, sequences, e]).expand([rows / sequences, sequences, e]);
+        let all = share
+            .reshape([1, sequences, e])
+            .expand([rows / sequences, sequences, e]);
         Some(all.reshape([rows, e]))
     };
     let all = [&losses.micro_batch, &losses.sequences, &losses.global_batch];
@@ -47,14 +55,17 @@ pub(super) fn terms(
     let (aux, seq_aux) = (value(&weights[0]), value(&weights[1]));
     let weighed = all.into_iter().zip(weights);
     let weighed = weighed.filter_map(|(loss, weights)| Some(weights? * loss.as_ref()?.factor));
-    let of_scores = weighed.reduce(|a, b| a + b).map(masked).map(|weights| match losses.scores {
-        RouterScores::Softmax => weights,
-        // Of a score that the sum of all is divided by.
-        RouterScores::Sigmoid => {
-            let mean = (weights.clone() * probabilities.clone()).sum_dim(1);
-            (weights - mean) / sum.clone()
-        }
-    });
+    let of_scores = weighed
+        .reduce(|a, b| a + b)
+        .map(masked)
+        .map(|weights| match losses.scores {
+            RouterScores::Softmax => weights,
+            // Of a score that the sum of all is divided by.
+            RouterScores::Sigmoid => {
+                let mean = (weights.clone() * probabilities.clone()).sum_dim(1);
+                (weights - mean) / sum.clone()
+            }
+        });
     let (of_logits, z) = match losses.z_loss {
         Some(factor) => {
             let (gradient, squares) = z_loss(logits.cast(DType::F32));
@@ -64,7 +75,13 @@ pub(super) fn terms(
     };
     let of_experts = counted_probabilities.sum_dim(0).reshape([e]);
     let sums = Tensor::cat(vec![aux, seq_aux, z, of_experts], 0);
-    RouterLossTerms { gradients: RouterGradients { of_scores, of_logits }, sums }
+    RouterLossTerms {
+        gradients: RouterGradients {
+            of_scores,
+            of_logits,
+        },
+        sums,
+    }
 }
 
 /// The gradient of the sum of the squares of each row's log-sum-exp, and these, `[rows, 1]`.

@@ -42,7 +42,10 @@ pub(super) fn terms(
     };
     let [micro_batch, of_sequences, global_batch] = all.map(counts);
     let factor = |loss: &Option<BalanceLoss>| loss.as_ref().map_or(0.0, |loss| loss.factor) as f32;
-    let sequences = losses.sequences.as_ref().map_or(1, |loss| loss.counts.dims()[0]);
+    let sequences = losses
+        .sequences
+        .as_ref()
+        .map_or(1, |loss| loss.counts.dims()[0]);
     let gradient = |is_wanted: bool| {
         let shape = if is_wanted { [tokens, e] } else { [1, 1] };
         tensor::empty(&scores.tensor, shape, DType::F32)
@@ -88,5 +91,8 @@ pub(super) fn terms(
     };
     let sums = Cube::column_sum(tensor::into_backend(values), 1, DType::F32);
     let sums: Tensor<2> = wrap(tensor::from_backend(sums));
-    RouterLossTerms { gradients, sums: sums.reshape([NUM_VALUES + e]) }
+    RouterLossTerms {
+        gradients,
+        sums: sums.reshape([NUM_VALUES + e]),
+    }
 }

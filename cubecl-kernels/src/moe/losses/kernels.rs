@@ -113,18 +113,37 @@ pub(super) fn losses_kernel(
         terms[1] = f32::new(0.0);
         if comptime!(plan.balance[0]) {
             let factor = numbers.micro_batch;
-            terms[0] =
-                add_balance(micro_batch, 0usize, factor, &probabilities, &mut weights, experts);
+            terms[0] = add_balance(
+                micro_batch,
+                0usize,
+                factor,
+                &probabilities,
+                &mut weights,
+                experts,
+            );
         }
         if comptime!(plan.balance[1]) {
             let (factor, sequence) = (numbers.of_sequences, token % numbers.sequences);
             let from = sequence as usize * experts as usize;
-            terms[1] =
-                add_balance(of_sequences, from, factor, &probabilities, &mut weights, experts);
+            terms[1] = add_balance(
+                of_sequences,
+                from,
+                factor,
+                &probabilities,
+                &mut weights,
+                experts,
+            );
         }
         if comptime!(plan.balance[2]) {
             let factor = numbers.global_batch;
-            add_balance(global_batch, 0usize, factor, &probabilities, &mut weights, experts);
+            add_balance(
+                global_batch,
+                0usize,
+                factor,
+                &probabilities,
+                &mut weights,
+                experts,
+            );
         }
         if comptime!(plan.balance[0] || plan.balance[1] || plan.balance[2]) {
             let mut mean = f32::new(0.0);

@@ -61,7 +61,9 @@ const NUM_VALUES: usize = 3;
 
 impl RouterLosses {
     fn has_balance(&self) -> bool {
-        [&self.micro_batch, &self.sequences, &self.global_batch].iter().any(|loss| loss.is_some())
+        [&self.micro_batch, &self.sequences, &self.global_batch]
+            .iter()
+            .any(|loss| loss.is_some())
     }
 
     /// Panics unless the counts are those of so many sequences, or of all.
@@ -100,7 +102,11 @@ pub fn router_losses(
     let [rows, e] = scores.dims();
     assert_eq!(logits.dims(), [rows, e], "{name}: logits and scores");
     if let Some(counted) = &counted {
-        assert_eq!(counted.dims(), [rows, 1], "{name}: one number a token tells whether it counts");
+        assert_eq!(
+            counted.dims(),
+            [rows, 1],
+            "{name}: one number a token tells whether it counts"
+        );
     }
     losses.check(name, [rows, e]);
     #[cfg(feature = "cuda")]
@@ -132,7 +138,9 @@ mod tests {
         let value = |loss: &BalanceLoss| {
             let [sequences, _] = loss.counts.dims();
             let share = loss.counts.clone() * e as f64 / loss.counts.clone().sum_dim(1);
-            let share = share.reshape([1, sequences, e]).expand([rows / sequences, sequences, e]);
+            let share = share
+                .reshape([1, sequences, e])
+                .expand([rows / sequences, sequences, e]);
             let share =
                 Tensor::<2>::from_data(share.reshape([rows, e]).into_data(), &logits.device());
             (counted_probabilities.clone() * share).sum()
@@ -181,7 +189,9 @@ mod tests {
             z_loss,
         };
         let rows = s * b;
-        let counted: Vec<f32> = (0..rows).map(|row| f32::from(!padded || row % 3 > 0)).collect();
+        let counted: Vec<f32> = (0..rows)
+            .map(|row| f32::from(!padded || row % 3 > 0))
+            .collect();
         let counted = Tensor::<2>::from_data(TensorData::new(counted, [rows, 1]), &Device::flex());
         let logits = leaf(normal([rows, e]));
         let on_graph = Tensor::from_inner(counted.clone());
@@ -199,7 +209,9 @@ mod tests {
         let mut whole = again.zeros_like().inner();
         if let Some(of_scores) = found.gradients.of_scores {
             let weights = Tensor::from_inner(of_scores);
-            let through = (router_scores(again.clone(), scores) * weights).sum().backward();
+            let through = (router_scores(again.clone(), scores) * weights)
+                .sum()
+                .backward();
             whole = whole + again.grad(&through).unwrap();
         }
         if let Some(of_logits) = found.gradients.of_logits {

@@ -29,12 +29,18 @@ pub(super) fn rows_by_expert(experts: Tensor<2, Int>, num_experts: usize) -> Exp
     let tokens: Vec<usize> = slots.iter().map(|slot| slot / k).collect();
     let numbers = |of: &[usize]| -> Vec<i32> { of.iter().map(|&number| number as i32).collect() };
     let line = |of: &[usize]| {
-        Tensor::<1, Int>::from_data(TensorData::new(numbers(of), [of.len()]), (&device, DType::I32))
+        Tensor::<1, Int>::from_data(
+            TensorData::new(numbers(of), [of.len()]),
+            (&device, DType::I32),
+        )
     };
     ExpertRows {
         counts: line(&counts[..num_experts]),
         slots: line(&slots),
         tokens: line(&tokens),
-        rows: Tensor::from_data(TensorData::new(numbers(&rows), [t, k]), (&device, DType::I32)),
+        rows: Tensor::from_data(
+            TensorData::new(numbers(&rows), [t, k]),
+            (&device, DType::I32),
+        ),
     }
 }

@@ -66,7 +66,10 @@ mod tests {
     }
 
     fn experts(of: &[i64], shape: [usize; 2]) -> Tensor<2, Int> {
-        Tensor::from_data(TensorData::new(of.to_vec(), shape), (&device().inner(), DType::I64))
+        Tensor::from_data(
+            TensorData::new(of.to_vec(), shape),
+            (&device().inner(), DType::I64),
+        )
     }
 
     #[test]
@@ -76,7 +79,10 @@ mod tests {
         assert_eq!(of(all.counts), [2, 1, 2]);
         assert_eq!(of(all.slots), [1, 4, 2, 0, 5, 3]);
         assert_eq!(of(all.tokens), [0, 2, 1, 0, 2, 1]);
-        assert_eq!((all.rows.dims(), of(all.rows)), ([3, 2], vec![3, 0, 2, 5, 1, 4]));
+        assert_eq!(
+            (all.rows.dims(), of(all.rows)),
+            ([3, 2], vec![3, 0, 2, 5, 1, 4])
+        );
     }
 
     #[rstest]
@@ -95,7 +101,10 @@ mod tests {
         let num_rows = counts.iter().sum::<i64>();
         assert_eq!(of(all.counts), counts);
         let numbers = |f: fn(usize, usize) -> usize| {
-            order.iter().map(|&slot| f(slot, shape[1]) as i64).collect::<Vec<_>>()
+            order
+                .iter()
+                .map(|&slot| f(slot, shape[1]) as i64)
+                .collect::<Vec<_>>()
         };
         assert_eq!(of(all.slots), numbers(|slot, _| slot));
         assert_eq!(of(all.tokens), numbers(|slot, k| slot / k));
@@ -123,6 +132,9 @@ mod tests {
     #[case(4097)]
     fn no_experts_and_too_many_are_refused(#[case] num_experts: usize) {
         let message = format!("rows_by_expert: {num_experts} experts for 1 tokens with 2 each");
-        assert_refused(|| rows_by_expert(experts(&[0, 0], [1, 2]), num_experts), &message);
+        assert_refused(
+            || rows_by_expert(experts(&[0, 0], [1, 2]), num_experts),
+            &message,
+        );
     }
 }

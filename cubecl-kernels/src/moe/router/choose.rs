@@ -54,7 +54,10 @@ pub fn choose_experts(
                 order.sort_by(|&a, &b| all[b].total_cmp(&all[a]));
                 order.truncate(kept);
                 order.sort_unstable();
-                order.iter().flat_map(|group| group * of_group..(group + 1) * of_group).collect()
+                order
+                    .iter()
+                    .flat_map(|group| group * of_group..(group + 1) * of_group)
+                    .collect()
             }
         };
         // Stable, so that of equal ones the lower number stays in front.
@@ -66,7 +69,11 @@ pub fn choose_experts(
 
 /// What is not a number is worse than all that are.
 fn number(score: f32) -> f32 {
-    if score.is_nan() { f32::NEG_INFINITY } else { score }
+    if score.is_nan() {
+        f32::NEG_INFINITY
+    } else {
+        score
+    }
 }
 
 /// The weights of each token's experts.
@@ -83,7 +90,11 @@ pub fn expert_weights(scores: Tensor<2>, chosen: &[u32], options: &RouterOptions
         true => weights.clone() / (weights.sum_dim(1) + TINY),
         false => weights,
     };
-    if options.scale == 1.0 { weights } else { weights * options.scale }
+    if options.scale == 1.0 {
+        weights
+    } else {
+        weights * options.scale
+    }
 }
 
 #[cfg(test)]
@@ -96,7 +107,13 @@ mod tests {
     fn options(top_k: usize, groups: Option<[usize; 3]>) -> RouterOptions {
         let groups = groups.map(|[num, kept, best]| RouterGroups { num, kept, best });
         let scores = RouterScores::Softmax;
-        RouterOptions { top_k, scores, normalise: false, scale: 1.0, groups }
+        RouterOptions {
+            top_k,
+            scores,
+            normalise: false,
+            scale: 1.0,
+            groups,
+        }
     }
 
     #[rstest]
@@ -119,13 +136,28 @@ mod tests {
     ) {
         let scores = [0.1, 0.6, 0.1, 0.9, 0.5, 0.0];
         let bias = bias.as_ref().map(<[f32; 6]>::as_slice);
-        assert_eq!(choose_experts(&scores, 6, bias, &options(top_k, groups)), expected);
+        assert_eq!(
+            choose_experts(&scores, 6, bias, &options(top_k, groups)),
+            expected
+        );
     }
 
     #[test]
     fn what_is_no_number_is_chosen_last_and_by_all_alike() {
-        let scores = [f32::NAN, 0.2, f32::NAN, 0.1, f32::NAN, f32::NAN, f32::NAN, f32::NAN];
-        assert_eq!(choose_experts(&scores, 4, None, &options(2, None)), [1, 3, 0, 1]);
+        let scores = [
+            f32::NAN,
+            0.2,
+            f32::NAN,
+            0.1,
+            f32::NAN,
+            f32::NAN,
+            f32::NAN,
+            f32::NAN,
+        ];
+        assert_eq!(
+            choose_experts(&scores, 4, None, &options(2, None)),
+            [1, 3, 0, 1]
+        );
     }
 
     #[test]
@@ -139,7 +171,11 @@ mod tests {
         for [tokens, experts, top_k] in [[5, 6, 2], [3, 4, 4]] {
             let logits = constant([tokens, experts]);
             let scores = router_scores(logits.clone(), RouterScores::Softmax);
-            let how = RouterOptions { normalise: true, scale: 2.5, ..options(top_k, None) };
+            let how = RouterOptions {
+                normalise: true,
+                scale: 2.5,
+                ..options(top_k, None)
+            };
             let plain: Vec<f32> = values(scores.clone()).iter().map(|&v| v as f32).collect();
             let chosen = choose_experts(&plain, experts, None, &how);
             let found = expert_weights(scores, &chosen, &how);

@@ -16,7 +16,11 @@ pub(super) fn forward(logits: Tensor<2>, choice: Choice, options: &RouterOptions
     if t == 0 {
         let none = |columns| Tensor::empty([0, columns], (&device, DType::F32));
         let experts = Tensor::empty([0, k], (&device, DType::I32));
-        return Routed { weights: none(k), experts, scores: none(e) };
+        return Routed {
+            weights: none(k),
+            experts,
+            scores: none(e),
+        };
     }
     let scores = router_scores(logits, options.scores);
     let chosen = match choice {
@@ -30,7 +34,11 @@ pub(super) fn forward(logits: Tensor<2>, choice: Choice, options: &RouterOptions
     let experts = TensorData::new(numbers, [t, k]);
     let experts = Tensor::<2, Int>::from_data(experts, (&device, DType::I32));
     let weights = expert_weights(scores.clone(), &chosen, options);
-    Routed { weights, experts, scores }
+    Routed {
+        weights,
+        experts,
+        scores,
+    }
 }
 
 pub(super) fn gradient(
@@ -38,7 +46,11 @@ pub(super) fn gradient(
     extra: RouterGradients,
     options: &RouterOptions,
 ) -> Tensor<2> {
-    let Chosen { dweights, experts, scores } = chosen;
+    let Chosen {
+        dweights,
+        experts,
+        scores,
+    } = chosen;
     let shape = scores.dims();
     if shape[0] == 0 {
         return scores;
@@ -50,7 +62,9 @@ pub(super) fn gradient(
         let mean = (of_chosen.clone() * own).sum_dim(1) / sum.clone();
         of_chosen = (of_chosen - mean) / sum;
     }
-    let mut ds = scores.zeros_like().scatter(1, experts, of_chosen, IndexingUpdateOp::Add);
+    let mut ds = scores
+        .zeros_like()
+        .scatter(1, experts, of_chosen, IndexingUpdateOp::Add);
     if let Some(gradient) = extra.of_scores {
         ds = ds + gradient.cast(DType::F32).expand(shape);
     }

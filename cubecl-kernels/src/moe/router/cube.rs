@@ -22,9 +22,11 @@ pub(super) fn forward(logits: Tensor<2>, choice: Choice, options: &RouterOptions
     let logits = Rows::of(floats(logits));
     let (choice_of, bias, given) = match choice {
         Choice::Best(None) => (ChoiceOf::Scores, None, None),
-        Choice::Best(Some(bias)) => {
-            (ChoiceOf::Biased, Some(tensor::contiguous(floats(bias))), None)
-        }
+        Choice::Best(Some(bias)) => (
+            ChoiceOf::Biased,
+            Some(tensor::contiguous(floats(bias))),
+            None,
+        ),
         Choice::Given(experts) => (ChoiceOf::Others, None, Some(ints(experts))),
     };
     let [scores, weights] =
@@ -48,7 +50,11 @@ pub(super) fn forward(logits: Tensor<2>, choice: Choice, options: &RouterOptions
         choice_of,
         plan(options, e),
     );
-    Routed { weights: wrap(weights), experts: wrap_ints(experts), scores: wrap(scores) }
+    Routed {
+        weights: wrap(weights),
+        experts: wrap_ints(experts),
+        scores: wrap(scores),
+    }
 }
 
 pub(super) fn gradient(
@@ -91,7 +97,13 @@ pub(super) fn gradient(
 }
 
 fn plan(options: &RouterOptions, experts: usize) -> Plan {
-    let RouterOptions { top_k, scores, normalise, groups, .. } = *options;
+    let RouterOptions {
+        top_k,
+        scores,
+        normalise,
+        groups,
+        ..
+    } = *options;
     let groups = groups.map(|RouterGroups { num, kept, best }| {
         [num, kept, best.min(experts / num)].map(|n| n as u32)
     });

@@ -37,7 +37,9 @@ pub fn router_logits(x: Tensor<2>, weight: Tensor<2>, narrow: Option<Tensor<2>>)
         weight.dtype().name()
     );
     let narrow = narrow.filter(|_| x.dtype() == DType::BF16 && t > 0);
-    let Some(narrow) = narrow else { return wide(x, weight) };
+    let Some(narrow) = narrow else {
+        return wide(x, weight);
+    };
     assert!(
         narrow.dims() == [d, e] && narrow.dtype() == DType::BF16,
         "router_logits: a narrow weight {:?} in {}, not [{d}, {e}] in bf16",
@@ -68,7 +70,10 @@ fn wide(x: Tensor<2>, weight: Tensor<2>) -> Tensor<2> {
     // The rows are kept by nobody in f32 where they are narrower.
     let source = (x.dtype() != DType::F32).then(|| super::off_graph(&x));
     let again = source.map(|rows| Again::new(move || rows.clone().cast(DType::F32)));
-    let options = LinearOptions { again, ..Default::default() };
+    let options = LinearOptions {
+        again,
+        ..Default::default()
+    };
     reproducible(|| linear(x.cast(DType::F32), weight, None, options))
 }
 
@@ -85,7 +90,9 @@ fn parts(x: Tensor<2>) -> Tensor<2> {
 /// The same on every rank that has the same tokens.
 fn product(a: Tensor<2>, b: Tensor<2>, dtype: DType) -> Tensor<2> {
     let (a, b) = (a.into_dispatch(), b.into_dispatch());
-    Tensor::from_dispatch(reproducible(|| <Dispatch as LogitOps>::wide_product(a, b, dtype)))
+    Tensor::from_dispatch(reproducible(|| {
+        <Dispatch as LogitOps>::wide_product(a, b, dtype)
+    }))
 }
 
 #[backend_extension(Cube: cfg(feature = "cuda"), Flex: cfg(feature = "flex"))]
@@ -129,7 +136,11 @@ mod tests {
         let dy = normal([t, e]);
         let found = (found * dy.clone()).sum().backward();
         let expected = (expected * dy).sum().backward();
-        assert_close(found_w.grad(&found).unwrap(), expected_w.grad(&expected).unwrap(), 1e-6);
+        assert_close(
+            found_w.grad(&found).unwrap(),
+            expected_w.grad(&expected).unwrap(),
+            1e-6,
+        );
         let [found, expected] = [found, expected].map(|grads| x.grad(&grads).unwrap());
         assert_eq!(found.dtype(), DType::BF16);
         assert_close(found, expected, 1e-2);
@@ -137,9 +148,14 @@ mod tests {
 
     #[test]
     fn numbers_are_the_sums_of_their_parts() {
-        let x = Tensor::cat(vec![normal([9, 4]).inner(), normal([9, 4]).inner() * 1e-9], 0);
+        let x = Tensor::cat(
+            vec![normal([9, 4]).inner(), normal([9, 4]).inner() * 1e-9],
+            0,
+        );
         let three = parts(x.clone()).cast(DType::F64);
-        let sum = (0..3).map(|part| three.clone().narrow(1, 4 * part, 4)).reduce(|a, b| a + b);
+        let sum = (0..3)
+            .map(|part| three.clone().narrow(1, 4 * part, 4))
+            .reduce(|a, b| a + b);
         assert_eq!(values(sum.unwrap()), values(x));
     }
 
@@ -151,7 +167,11 @@ mod tests {
         let (x, w) = (leaf(normal([t, 5]).cast(dtype)), leaf(normal([5, 3])));
         let y = router_logits(x.clone(), w.clone(), None);
         assert_eq!((y.dims(), y.dtype()), ([t, 3], DType::F32));
-        assert_close(y.clone(), x.clone().cast(DType::F32).matmul(w.clone()), 1e-6);
+        assert_close(
+            y.clone(),
+            x.clone().cast(DType::F32).matmul(w.clone()),
+            1e-6,
+        );
         let grads = y.sum().backward();
         assert_eq!(w.grad(&grads).unwrap().dims(), [5, 3]);
         assert_eq!(x.grad(&grads).unwrap().dtype(), dtype);
@@ -169,7 +189,10 @@ mod tests {
             || router_logits(constant([2, 3]), narrow([3, 4]), None),
             "in bf16, not f32",
         );
-        assert_refused(|| with(narrow([3, 2])), "a narrow weight [3, 2] in bf16, not [3, 4]");
+        assert_refused(
+            || with(narrow([3, 2])),
+            "a narrow weight [3, 2] in bf16, not [3, 4]",
+        );
         assert_refused(|| with(constant([3, 4])), "in f32, not [3, 4] in bf16");
     }
 }

@@ -74,7 +74,10 @@ impl RouterOptions {
             );
             groups.kept * (num_experts / groups.num)
         });
-        assert!((1..=within).contains(&top_k), "{op}: {top_k} experts of {within}");
+        assert!(
+            (1..=within).contains(&top_k),
+            "{op}: {top_k} experts of {within}"
+        );
     }
 }
 
@@ -136,7 +139,10 @@ pub fn route(
     extra: impl FnOnce(&Routed) -> RouterGradients,
 ) -> Routed {
     let of_bias = bias.iter().map(|bias| float("bias", bias));
-    operands::check("route", [float("logits", &logits)].into_iter().chain(of_bias));
+    operands::check(
+        "route",
+        [float("logits", &logits)].into_iter().chain(of_bias),
+    );
     let bias = bias.map(|bias| {
         assert_eq!(bias.dims(), [logits.dims()[1]], "route: one bias an expert");
         off_graph(&bias).cast(DType::F32)
@@ -161,7 +167,13 @@ pub fn route_to(
     operands::check("route_to", of);
     let shape = [logits.dims()[0], options.top_k];
     assert_eq!(experts.dims(), shape, "route_to: experts are not [t, k]");
-    routed("route_to", logits, Choice::Given(experts.cast(DType::I32)), options, extra)
+    routed(
+        "route_to",
+        logits,
+        Choice::Given(experts.cast(DType::I32)),
+        options,
+        extra,
+    )
 }
 
 /// How experts are chosen.
@@ -184,24 +196,44 @@ fn routed(
     let routed = forward(off_graph(&logits), choice, options);
     let extra = extra(&routed);
     for gradient in [&extra.of_scores, &extra.of_logits].into_iter().flatten() {
-        let fits = gradient.dims().into_iter().zip([t, e]).all(|(n, all)| n == all || n == 1);
-        assert!(fits, "{op}: a gradient {:?} of scores [{t}, {e}]", gradient.dims());
+        let fits = gradient
+            .dims()
+            .into_iter()
+            .zip([t, e])
+            .all(|(n, all)| n == all || n == 1);
+        assert!(
+            fits,
+            "{op}: a gradient {:?} of scores [{t}, {e}]",
+            gradient.dims()
+        );
     }
     let device = logits.device();
     if !device.is_autodiff() {
         return routed;
     }
-    let Routed { weights, experts, scores } = routed;
+    let Routed {
+        weights,
+        experts,
+        scores,
+    } = routed;
     let mut operands = Operands::new(&device);
     operands.add(logits);
     let (found, options) = ((experts.clone(), scores.clone()), options.clone());
     let [weights] = operands.results([Tensor::from_inner(weights)], move |[dweights]| {
         let dweights: Tensor<2> = dweights.expect("backward came from it");
         let (experts, scores) = found;
-        let chosen = Chosen { dweights: dweights.cast(DType::F32), experts, scores };
+        let chosen = Chosen {
+            dweights: dweights.cast(DType::F32),
+            experts,
+            scores,
+        };
         vec![Some(as_row(gradient(chosen, extra, &options)))]
     });
-    Routed { weights, experts, scores }
+    Routed {
+        weights,
+        experts,
+        scores,
+    }
 }
 
 /// What the gradient of the logits is made of.
@@ -228,7 +260,11 @@ fn gradient(chosen: Chosen, extra: RouterGradients, options: &RouterOptions) -> 
 }
 
 fn off_graph<const D: usize>(x: &Tensor<D>) -> Tensor<D> {
-    if x.device().is_autodiff() { x.clone().inner() } else { x.clone() }
+    if x.device().is_autodiff() {
+        x.clone().inner()
+    } else {
+        x.clone()
+    }
 }
 
 #[cfg(test)]

@@ -15,16 +15,26 @@ pub fn route(
 ) -> Routed {
     let [tokens, num_experts] = logits.dims();
     let scores = router_scores(off_graph(&logits), options.scores);
-    let [plain, bias] = [Some(scores.clone().flatten(0, 1)), bias.map(|bias| off_graph(&bias))]
-        .map(|x: Option<Tensor<1>>| x.map(|x| -> Vec<f32> { x.into_data().iter().collect() }));
+    let [plain, bias] = [
+        Some(scores.clone().flatten(0, 1)),
+        bias.map(|bias| off_graph(&bias)),
+    ]
+    .map(|x: Option<Tensor<1>>| x.map(|x| -> Vec<f32> { x.into_data().iter().collect() }));
     let plain = plain.expect("there are scores");
     let chosen = choose_experts(&plain, num_experts, bias.as_deref(), options);
     let numbers: Vec<i32> = chosen.iter().map(|&expert| expert as i32).collect();
     let numbers = TensorData::new(numbers, [tokens, options.top_k]);
     let experts = Tensor::<2, Int>::from_data(numbers, (&scores.device(), DType::I32));
     let weights = expert_weights(scores.clone(), &chosen, options);
-    let found = Routed { weights, experts, scores };
-    let RouterGradients { of_scores, of_logits } = extra(&found);
+    let found = Routed {
+        weights,
+        experts,
+        scores,
+    };
+    let RouterGradients {
+        of_scores,
+        of_logits,
+    } = extra(&found);
     let logits = match of_logits {
         Some(gradient) => with_gradient(logits, gradient),
         None => logits,
@@ -34,5 +44,8 @@ pub fn route(
         Some(gradient) => with_gradient(scores, gradient),
         None => scores,
     };
-    Routed { weights: expert_weights(scores, &chosen, options), ..found }
+    Routed {
+        weights: expert_weights(scores, &chosen, options),
+        ..found
+    }
 }

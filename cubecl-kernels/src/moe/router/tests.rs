@@ -6,7 +6,13 @@ use crate::testing::{assert_close, assert_refused, constant, leaf, normal, quant
 
 fn options(top_k: usize, scores: RouterScores, groups: Option<[usize; 3]>) -> RouterOptions {
     let groups = groups.map(|[num, kept, best]| RouterGroups { num, kept, best });
-    RouterOptions { top_k, scores, normalise: false, scale: 1.0, groups }
+    RouterOptions {
+        top_k,
+        scores,
+        normalise: false,
+        scale: 1.0,
+        groups,
+    }
 }
 
 fn nothing(_: &Routed) -> RouterGradients {
@@ -27,7 +33,11 @@ fn values_and_gradients_are_those_of_the_steps(
     #[values([false, false], [true, false], [false, true], [true, true])] has: [bool; 2],
     #[values(false, true)] biased: bool,
 ) {
-    let how = RouterOptions { normalise, scale, ..options(top_k, scores, groups) };
+    let how = RouterOptions {
+        normalise,
+        scale,
+        ..options(top_k, scores, groups)
+    };
     let logits = leaf(normal(shape));
     let bias = biased.then(|| normal([shape[1]]));
     // A row for each token, and one for all.
@@ -49,7 +59,11 @@ fn values_and_gradients_are_those_of_the_steps(
     let dy = constant(found.weights.dims());
     let found = (found.weights * dy.clone()).sum().backward();
     let expected = (expected.weights * dy).sum().backward();
-    assert_close(logits.grad(&found).unwrap(), logits.grad(&expected).unwrap(), 2e-6);
+    assert_close(
+        logits.grad(&found).unwrap(),
+        logits.grad(&expected).unwrap(),
+        2e-6,
+    );
 }
 
 #[rstest]
@@ -57,13 +71,22 @@ fn tokens_go_where_they_are_sent(
     #[values(([5, 6], 2), ([3, 4], 3), ([0, 4], 1))] (shape, top_k): ([usize; 2], usize),
     #[values(DType::I32, DType::I64)] dtype: DType,
 ) {
-    let how = RouterOptions { normalise: true, ..options(top_k, RouterScores::Softmax, None) };
+    let how = RouterOptions {
+        normalise: true,
+        ..options(top_k, RouterScores::Softmax, None)
+    };
     let (logits, dy) = (leaf(normal(shape)), constant([shape[0], top_k]));
     let weighed = |found: Routed| {
         let grads = (found.weights.clone() * dy.clone()).sum().backward();
-        (numbers(found.experts), found.weights, logits.grad(&grads).unwrap())
+        (
+            numbers(found.experts),
+            found.weights,
+            logits.grad(&grads).unwrap(),
+        )
     };
-    let in_turn: Vec<i64> = (0..shape[0] * top_k).map(|slot| (slot % shape[1]) as i64).collect();
+    let in_turn: Vec<i64> = (0..shape[0] * top_k)
+        .map(|slot| (slot % shape[1]) as i64)
+        .collect();
     let sent = TensorData::new(in_turn.clone(), [shape[0], top_k]);
     let sent = Tensor::from_data(sent, (&logits.device().inner(), dtype));
     let (experts, weights, gradient) = weighed(route_to(logits.clone(), sent, &how, nothing));
@@ -111,7 +134,10 @@ fn no_tokens_go_nowhere() {
     let logits = leaf(normal([0, 6]));
     let how = options(2, RouterScores::Softmax, Some([3, 2, 1]));
     let found = route(logits.clone(), None, &how, nothing);
-    assert_eq!((found.experts.dims(), found.scores.dims()), ([0, 2], [0, 6]));
+    assert_eq!(
+        (found.experts.dims(), found.scores.dims()),
+        ([0, 2], [0, 6])
+    );
     let grads = found.weights.sum().backward();
     assert_eq!(logits.grad(&grads).unwrap().dims(), [0, 6]);
 }
@@ -120,7 +146,12 @@ fn no_tokens_go_nowhere() {
 fn weights_of_a_bias_are_those_without_it() {
     let logits = Tensor::from_data([[0.0f32, 2.0, 1.0, -1.0]], &crate::testing::device());
     let bias = Tensor::from_data([0.0f32, 0.0, 0.0, 9.0], &logits.device());
-    let found = route(logits, Some(bias), &options(2, RouterScores::Sigmoid, None), nothing);
+    let found = route(
+        logits,
+        Some(bias),
+        &options(2, RouterScores::Sigmoid, None),
+        nothing,
+    );
     assert_eq!(numbers(found.experts), [3, 1]);
     let sigmoid = |x: f32| 1.0 / (1.0 + (-x).exp());
     let expected = TensorData::new(vec![sigmoid(-1.0), sigmoid(2.0)], [1, 2]);

@@ -16,5 +16,10 @@ pub(super) fn sum_rows(y: Tensor<2>, index: Tensor<2, Int>) -> Tensor<2> {
         return terms;
     }
     let wide: DType = compute_dtype(dtype).into();
-    terms.reshape([t, k, n]).cast(wide).sum_dim(1).reshape([t, n]).cast(dtype)
+    terms
+        .reshape([t, k, n])
+        .cast(wide)
+        .sum_dim(1)
+        .reshape([t, n])
+        .cast(dtype)
 }

@@ -58,7 +58,10 @@ pub fn sum_rows(y: Tensor<2>, index: Tensor<2, Int>) -> Tensor<2> {
 
 /// Kernels count rows in 32 bits.
 fn check(op: &str, rows: usize) {
-    assert!(rows < i32::MAX as usize, "{op}: of {rows} rows not all have a number");
+    assert!(
+        rows < i32::MAX as usize,
+        "{op}: of {rows} rows not all have a number"
+    );
 }
 
 #[cfg(test)]
@@ -70,7 +73,10 @@ mod tests {
     use crate::testing::{assert_close, assert_refused, constant, quantized, values};
 
     fn ids<const D: usize>(ids: Vec<i64>, shape: [usize; D]) -> Tensor<D, Int> {
-        Tensor::from_data(TensorData::new(ids, shape), &crate::testing::device().inner())
+        Tensor::from_data(
+            TensorData::new(ids, shape),
+            &crate::testing::device().inner(),
+        )
     }
 
     #[test]
@@ -78,12 +84,20 @@ mod tests {
         let x = constant([3, 2]).inner();
         let of = values(x.clone());
         let taken = take_rows(x.clone(), ids(vec![2, 0, 2, 1], [4]));
-        assert_eq!(values(taken), [of[4], of[5], of[0], of[1], of[4], of[5], of[2], of[3]]);
+        assert_eq!(
+            values(taken),
+            [of[4], of[5], of[0], of[1], of[4], of[5], of[2], of[3]]
+        );
         let sums = values(sum_rows(x.clone(), ids(vec![2, 0, 3, 1, 3, 3], [3, 2])));
         let expected = [of[4] + of[0], of[5] + of[1], of[2], of[3], 0.0, 0.0];
-        sums.iter().zip(expected).for_each(|(a, b)| assert!((a - b).abs() < 1e-6));
+        sums.iter()
+            .zip(expected)
+            .for_each(|(a, b)| assert!((a - b).abs() < 1e-6));
         assert_eq!(
-            values(sum_rows(Tensor::empty([0, 2], &x.device()), ids(vec![0, 0], [2, 1]))),
+            values(sum_rows(
+                Tensor::empty([0, 2], &x.device()),
+                ids(vec![0, 0], [2, 1])
+            )),
             [0.0; 4]
         );
     }
@@ -98,7 +112,11 @@ mod tests {
     /// By numbers that the host has.
     fn summed(y: &[f64], n: usize, index: &[i64], k: usize) -> Vec<f64> {
         let rows = index.chunks(k).flat_map(|rows| {
-            let row = |&row: &i64| y.chunks(n).nth(row as usize).map_or(vec![0.0; n], Vec::from);
+            let row = |&row: &i64| {
+                y.chunks(n)
+                    .nth(row as usize)
+                    .map_or(vec![0.0; n], Vec::from)
+            };
             let add = |a: Vec<f64>, b: Vec<f64>| a.iter().zip(b).map(|(a, b)| a + b).collect();
             rows.iter().map(row).reduce(add).unwrap_or_default()
         });
@@ -115,7 +133,9 @@ mod tests {
     ) {
         let ([m, n], [t, k]) = (of, shape);
         let y = constant([m, n]).inner().cast(dtype);
-        let index: Vec<i64> = (0..t * k).map(|i| ((i * 7 + i / 3) % (m + 1)) as i64).collect();
+        let index: Vec<i64> = (0..t * k)
+            .map(|i| ((i * 7 + i / 3) % (m + 1)) as i64)
+            .collect();
         let expected = summed(&values(y.clone()), n, &index, k);
         let expected = TensorData::new(expected, [t, n]);
         let on = (&y.device(), DType::F64);
@@ -135,10 +155,22 @@ mod tests {
     #[test]
     fn what_does_not_fit_is_refused() {
         let x = || constant([3, 2]).inner();
-        assert_refused(|| take_rows(x(), ids(vec![3], [1])), "index 3 out of bounds");
-        assert_refused(|| sum_rows(x(), ids(vec![0, 4], [1, 2])), "index 4 out of bounds");
-        assert_refused(|| take_rows(quantized([4, 4]), ids(vec![0], [1])), "x is qfloat");
+        assert_refused(
+            || take_rows(x(), ids(vec![3], [1])),
+            "index 3 out of bounds",
+        );
+        assert_refused(
+            || sum_rows(x(), ids(vec![0, 4], [1, 2])),
+            "index 4 out of bounds",
+        );
+        assert_refused(
+            || take_rows(quantized([4, 4]), ids(vec![0], [1])),
+            "x is qfloat",
+        );
         let narrow = ids(vec![0], [1, 1]).cast(DType::U8);
-        assert_refused(|| sum_rows(x(), narrow), "sum_rows: index is u8, not i64 or i32");
+        assert_refused(
+            || sum_rows(x(), narrow),
+            "sum_rows: index is u8, not i64 or i32",
+        );
     }
 }

@@ -60,8 +60,24 @@ pub(in crate::norms) fn backward_kernel<F: Float, G: Float, N: Size>(
         #[unroll]
         for stage in 0..comptime!(stages - 1) {
             let ahead = min(worker + stage * teams, rows - 1) as usize;
-            fetch(x, ahead * x_stride as usize, &mut coming_x, stage, unit, width, team);
-            fetch(dy, ahead * dy_stride as usize, &mut coming_dy, stage, unit, width, team);
+            fetch(
+                x,
+                ahead * x_stride as usize,
+                &mut coming_x,
+                stage,
+                unit,
+                width,
+                team,
+            );
+            fetch(
+                dy,
+                ahead * dy_stride as usize,
+                &mut coming_dy,
+                stage,
+                unit,
+                width,
+                team,
+            );
             if comptime!(flavor.add) {
                 let from = ahead * dsum_stride as usize;
                 fetch(dsum, from, &mut coming_dsum, stage, unit, width, team);
@@ -87,8 +103,24 @@ pub(in crate::norms) fn backward_kernel<F: Float, G: Float, N: Size>(
         if staged {
             let last = (stage + comptime!(stages - 1)) % stages;
             let ahead = min(row + comptime!(stages - 1) * teams, rows - 1) as usize;
-            fetch(x, ahead * x_stride as usize, &mut coming_x, last, unit, width, team);
-            fetch(dy, ahead * dy_stride as usize, &mut coming_dy, last, unit, width, team);
+            fetch(
+                x,
+                ahead * x_stride as usize,
+                &mut coming_x,
+                last,
+                unit,
+                width,
+                team,
+            );
+            fetch(
+                dy,
+                ahead * dy_stride as usize,
+                &mut coming_dy,
+                last,
+                unit,
+                width,
+                team,
+            );
             if comptime!(flavor.add) {
                 let from = ahead * dsum_stride as usize;
                 fetch(dsum, from, &mut coming_dsum, last, unit, width, team);
@@ -104,8 +136,22 @@ pub(in crate::norms) fn backward_kernel<F: Float, G: Float, N: Size>(
                 row_dy[i] = coming_dy[at];
             }
         } else {
-            load(x, row as usize * x_stride as usize, &mut row_x, unit, width, team);
-            load(dy, row as usize * dy_stride as usize, &mut row_dy, unit, width, team);
+            load(
+                x,
+                row as usize * x_stride as usize,
+                &mut row_x,
+                unit,
+                width,
+                team,
+            );
+            load(
+                dy,
+                row as usize * dy_stride as usize,
+                &mut row_dy,
+                unit,
+                width,
+                team,
+            );
         }
         let mut sum_g = Vector::<f32, N>::new(0.0);
         let mut sum_gn = Vector::<f32, N>::new(0.0);
@@ -225,7 +271,11 @@ fn fetch<F: Float, N: Size>(
         if at < width {
             let (source, target) = (from + at as usize, slot(stage, i, team));
             let len = comptime!(lanes as u32);
-            copy_async(&rows[source..source + 1], &mut into[target..target + 1], len);
+            copy_async(
+                &rows[source..source + 1],
+                &mut into[target..target + 1],
+                len,
+            );
         }
     }
 }

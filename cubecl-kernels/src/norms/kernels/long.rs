@@ -59,8 +59,11 @@ pub(in crate::norms) fn long_forward_kernel<F: Float, G: Float, H: Float, N: Siz
         let mut squares = Vector::<f32, N>::new(0.0);
         let mut at = unit;
         while at < width {
-            let value =
-                if comptime!(flavor.add) { sum[to + at as usize] } else { x[from + at as usize] };
+            let value = if comptime!(flavor.add) {
+                sum[to + at as usize]
+            } else {
+                x[from + at as usize]
+            };
             let value = Vector::<f32, N>::cast_from(value) - Vector::new(average);
             squares += value * value;
             at += units;
@@ -75,8 +78,11 @@ pub(in crate::norms) fn long_forward_kernel<F: Float, G: Float, H: Float, N: Siz
         }
         let mut at = unit;
         while at < width {
-            let value =
-                if comptime!(flavor.add) { sum[to + at as usize] } else { x[from + at as usize] };
+            let value = if comptime!(flavor.add) {
+                sum[to + at as usize]
+            } else {
+                x[from + at as usize]
+            };
             let mut factor = Vector::<f32, N>::cast_from(gamma[at as usize]);
             if comptime!(flavor.zero_centered_gamma) {
                 factor += Vector::new(1.0);

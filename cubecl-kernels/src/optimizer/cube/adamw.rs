@@ -29,7 +29,10 @@ pub(in crate::optimizer) fn adamw_all(
     step: &AdamwStep,
 ) -> Vec<AdamwState> {
     let factor = factor.map(on_gpu);
-    let all: Vec<_> = all.into_iter().map(|(state, grad)| Buffers::of(state, grad)).collect();
+    let all: Vec<_> = all
+        .into_iter()
+        .map(|(state, grad)| Buffers::of(state, grad))
+        .collect();
     let mut alike: BTreeMap<_, Vec<&Buffers>> = BTreeMap::new();
     for one in &all {
         alike.entry(one.narrow_in_quads()).or_default().push(one);
@@ -37,7 +40,9 @@ pub(in crate::optimizer) fn adamw_all(
     for (narrow, those) in alike {
         match narrow {
             Some(narrow) if those.len() > 1 => step_many(&those, narrow, factor.clone(), step),
-            _ => those.into_iter().for_each(|one| one.step(factor.clone(), step)),
+            _ => those
+                .into_iter()
+                .for_each(|one| one.step(factor.clone(), step)),
         }
     }
     all.into_iter().map(Buffers::state).collect()
@@ -54,20 +59,42 @@ struct Buffers {
 impl Buffers {
     /// What is kept becomes nobody else's.
     fn of(state: AdamwState, grad: Tensor<1>) -> Self {
-        let AdamwState { param, exp_avg, exp_avg_sq, rounded } = state;
+        let AdamwState {
+            param,
+            exp_avg,
+            exp_avg_sq,
+            rounded,
+        } = state;
         let kept = [param, exp_avg, exp_avg_sq].map(|x| own(on_gpu(x)));
-        Self { grad: on_gpu(grad), kept, rounded: rounded.map(on_gpu) }
+        Self {
+            grad: on_gpu(grad),
+            kept,
+            rounded: rounded.map(on_gpu),
+        }
     }
 
     fn state(self) -> AdamwState {
-        let Self { kept: [param, exp_avg, exp_avg_sq], rounded, .. } = self;
+        let Self {
+            kept: [param, exp_avg, exp_avg_sq],
+            rounded,
+            ..
+        } = self;
         let [param, exp_avg, exp_avg_sq] = [param, exp_avg, exp_avg_sq].map(wrap);
-        AdamwState { param, exp_avg, exp_avg_sq, rounded: rounded.map(wrap) }
+        AdamwState {
+            param,
+            exp_avg,
+            exp_avg_sq,
+            rounded: rounded.map(wrap),
+        }
     }
 
     /// As PTX names it what the parameter is rounded to, if it is, where the kernel of many takes these.
     fn narrow_in_quads(&self) -> Option<Option<&'static str>> {
-        let Self { grad, kept, rounded } = self;
+        let Self {
+            grad,
+            kept,
+            rounded,
+        } = self;
         let name = match rounded {
             None => None,
             Some(narrow) if !has_quads(narrow, QUAD / 2) => return None,
@@ -81,15 +108,34 @@ impl Buffers {
     }
 
     fn step(&self, factor: Option<CubeTensor>, step: &AdamwStep) {
-        let Self { grad, kept: [param, exp_avg, exp_avg_sq], rounded } = self;
+        let Self {
+            grad,
+            kept: [param, exp_avg, exp_avg_sq],
+            rounded,
+        } = self;
         let len = grad.meta.num_elements();
         let (rounds, scales) = (rounded.is_some(), factor.is_some());
         let rounded = or_none(rounded, grad, DType::BF16);
         let factor = or_none(&factor, grad, DType::F32);
-        let dtypes = [grad.dtype, param.dtype, exp_avg.dtype, exp_avg_sq.dtype, rounded.dtype];
+        let dtypes = [
+            grad.dtype,
+            param.dtype,
+            exp_avg.dtype,
+            exp_avg_sq.dtype,
+            rounded.dtype,
+        ];
         let lanes = lanes(len, &dtypes);
-        let [grad_factor, beta_1, rest_1, beta_2, rest_2, root_factor, epsilon, keep, rate] =
-            numbers(step);
+        let [
+            grad_factor,
+            beta_1,
+            rest_1,
+            beta_2,
+            rest_2,
+            root_factor,
+            epsilon,
+            keep,
+            rate,
+        ] = numbers(step);
         adamw_kernel::launch(
             &grad.client.clone(),
             cubes(len / lanes),
@@ -120,11 +166,26 @@ impl Buffers {
 
 /// A step's numbers, as the kernels take them.
 fn numbers(step: &AdamwStep) -> [f32; 9] {
-    let AdamwStep { lr, beta_1, beta_2, epsilon, weight_decay, grad_factor, .. } = *step;
+    let AdamwStep {
+        lr,
+        beta_1,
+        beta_2,
+        epsilon,
+        weight_decay,
+        grad_factor,
+        ..
+    } = *step;
     let root_factor = 1.0 / step.correction(beta_2).sqrt();
     let (keep, rate) = (1.0 - lr * weight_decay, lr / step.correction(beta_1));
     let rest = |beta| 1.0 - beta;
-    let all = [grad_factor, beta_1, rest(beta_1), beta_2, rest(beta_2), root_factor];
+    let all = [
+        grad_factor,
+        beta_1,
+        rest(beta_1),
+        beta_2,
+        rest(beta_2),
+        root_factor,
+    ];
     let [a, b, c, d, e, f] = all.map(|number| number as f32);
     [a, b, c, d, e, f, epsilon as f32, keep as f32, rate as f32]
 }
@@ -154,8 +215,17 @@ fn step_many(
     let factor = or_none(&factor, &tensors[0], DType::F32);
     // (Gradients are not written; but who reads what another one failed to write fails either way.)
     let table = table(&tensors, Access::Write, entries);
-    let [grad_factor, beta_1, rest_1, beta_2, rest_2, root_factor, epsilon, keep, rate] =
-        numbers(step);
+    let [
+        grad_factor,
+        beta_1,
+        rest_1,
+        beta_2,
+        rest_2,
+        root_factor,
+        epsilon,
+        keep,
+        rate,
+    ] = numbers(step);
     // SAFETY: the tensors, which are held until this returns, have as many quads as the table says from where it says;
     // what is written is the caller's to write, and of no two of them the same.
     unsafe {
@@ -184,7 +254,10 @@ fn step_many(
 
 /// `rounded` is looked at only if it `rounds`, `factor` only if it `scales`.
 #[cube(launch)]
-#[allow(clippy::too_many_arguments, reason = "the state and what the host knows of the step")]
+#[allow(
+    clippy::too_many_arguments,
+    reason = "the state and what the host knows of the step"
+)]
 fn adamw_kernel<G: Float, P: Float, M: Float, V: Float, R: Float, N: Size>(
     grad: &[Vector<G, N>],
     param: &mut [Vector<P, N>],
@@ -212,7 +285,12 @@ fn adamw_kernel<G: Float, P: Float, M: Float, V: Float, R: Float, N: Size>(
         if goes {
             let g = Vector::cast_from(grad[ABSOLUTE_POS]) * Vector::new(grad_factor);
             let m = decayed(Vector::cast_from(exp_avg[ABSOLUTE_POS]), g, beta_1, rest_1);
-            let v = decayed(Vector::cast_from(exp_avg_sq[ABSOLUTE_POS]), g * g, beta_2, rest_2);
+            let v = decayed(
+                Vector::cast_from(exp_avg_sq[ABSOLUTE_POS]),
+                g * g,
+                beta_2,
+                rest_2,
+            );
             p = moved(p, m, v, root_factor, epsilon, keep, rate);
             exp_avg[ABSOLUTE_POS] = Vector::cast_from(m);
             exp_avg_sq[ABSOLUTE_POS] = Vector::cast_from(v);

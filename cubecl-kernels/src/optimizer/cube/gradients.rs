@@ -41,7 +41,10 @@ pub(in crate::optimizer) fn scaled(x: Tensor<1>, factor: Tensor<1>) -> Tensor<1>
 
 pub(in crate::optimizer) fn total(sums: Tensor<1>) -> Tensor<1> {
     let sums = on_gpu(sums);
-    let (out, len) = (tensor::empty(&sums, [1], DType::F32), sums.meta.num_elements());
+    let (out, len) = (
+        tensor::empty(&sums, [1], DType::F32),
+        sums.meta.num_elements(),
+    );
     total_kernel::launch(
         &sums.client.clone(),
         CubeCount::Static(1, 1, 1),
@@ -62,7 +65,9 @@ pub(in crate::optimizer) fn sums_of_squares(tensors: Vec<Tensor<1>>) -> Tensor<1
         _ => (many, others),
     };
     let together = (!many.is_empty()).then(|| sums_of_many(&many));
-    let sums = together.into_iter().chain(others.into_iter().map(sums_of_one));
+    let sums = together
+        .into_iter()
+        .chain(others.into_iter().map(sums_of_one));
     Tensor::cat(sums.map(wrap).collect(), 0)
 }
 

@@ -11,12 +11,22 @@ pub(in crate::optimizer) fn lion(
     factor: Option<Tensor<1>>,
     step: &LionStep,
 ) -> LionState {
-    let LionState { param, exp_avg, rounded } = state;
+    let LionState {
+        param,
+        exp_avg,
+        rounded,
+    } = state;
     let [grad, param, exp_avg] = [grad, param, exp_avg].map(on_gpu);
     let [rounded, factor] = [rounded, factor].map(|x| x.map(on_gpu));
     let len = grad.meta.num_elements();
     let [param, exp_avg] = [param, exp_avg].map(own);
-    let LionStep { lr, beta_1, beta_2, weight_decay, grad_factor } = *step;
+    let LionStep {
+        lr,
+        beta_1,
+        beta_2,
+        weight_decay,
+        grad_factor,
+    } = *step;
     let (rounds, scales) = (rounded.is_some(), factor.is_some());
     let rounded_arg = or_none(&rounded, &grad, DType::BF16);
     let factor = or_none(&factor, &grad, DType::F32);
@@ -44,7 +54,11 @@ pub(in crate::optimizer) fn lion(
         scales,
         dtypes.map(dtype_to_storage_type),
     );
-    LionState { param: wrap(param), exp_avg: wrap(exp_avg), rounded: rounded.map(wrap) }
+    LionState {
+        param: wrap(param),
+        exp_avg: wrap(exp_avg),
+        rounded: rounded.map(wrap),
+    }
 }
 
 /// 1 or -1; 0 and NaN are neither above nor below 0, and stay.
@@ -57,7 +71,10 @@ fn sign<N: Size>(x: Vector<f32, N>) -> Vector<f32, N> {
 
 /// `rounded` is looked at only if it `rounds`, `factor` only if it `scales`.
 #[cube(launch)]
-#[allow(clippy::too_many_arguments, reason = "the state and what the host knows of the step")]
+#[allow(
+    clippy::too_many_arguments,
+    reason = "the state and what the host knows of the step"
+)]
 fn lion_kernel<G: Float, P: Float, M: Float, R: Float, N: Size>(
     grad: &[Vector<G, N>],
     param: &mut [Vector<P, N>],

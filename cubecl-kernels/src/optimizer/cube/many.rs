@@ -59,7 +59,10 @@ pub(super) fn planes() -> CubeDim {
 pub(super) fn quad_at(at: u64) -> Quad {
     let at = value::<u64>(at);
     let quad: Quad;
-    let text = comptime!(format!("ld.global.v4.f32 {}, [%4];{OPERANDS}", registers(0..4)));
+    let text = comptime!(format!(
+        "ld.global.v4.f32 {}, [%4];{OPERANDS}",
+        registers(0..4)
+    ));
     gpu_asm!("{text}{quad} {at}", quad = out(_) quad, at = in(_) at);
     quad
 }

@@ -35,8 +35,15 @@ fn wrap(x: CubeTensor) -> Tensor<1> {
 
 /// Elements of a vector that divides `len`: 16 bytes of the widest buffer, else four elements, else one.
 fn lanes(len: usize, dtypes: &[DType]) -> usize {
-    let widest = dtypes.iter().map(|dtype| dtype.size()).max().expect("there is a buffer");
-    [16 / widest, 4].into_iter().find(|lanes| len.is_multiple_of(*lanes)).unwrap_or(1)
+    let widest = dtypes
+        .iter()
+        .map(|dtype| dtype.size())
+        .max()
+        .expect("there is a buffer");
+    [16 / widest, 4]
+        .into_iter()
+        .find(|lanes| len.is_multiple_of(*lanes))
+        .unwrap_or(1)
 }
 
 /// A buffer that nobody else sees, with the same content.

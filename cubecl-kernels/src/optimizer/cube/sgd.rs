@@ -24,13 +24,23 @@ pub(in crate::optimizer) fn sgd(
     factor: Option<Tensor<1>>,
     step: &SgdStep,
 ) -> SgdState {
-    let SgdState { param, momentum_buffer, rounded } = state;
+    let SgdState {
+        param,
+        momentum_buffer,
+        rounded,
+    } = state;
     let [grad, param] = [grad, param].map(on_gpu);
     let [momentum_buffer, rounded, factor] =
         [momentum_buffer, rounded, factor].map(|x| x.map(on_gpu));
     let len = grad.meta.num_elements();
     let (param, momentum_buffer) = (own(param), momentum_buffer.map(own));
-    let SgdStep { lr, momentum, nesterov, weight_decay, grad_factor } = *step;
+    let SgdStep {
+        lr,
+        momentum,
+        nesterov,
+        weight_decay,
+        grad_factor,
+    } = *step;
     let flavor = Flavor {
         decays: weight_decay != 0.0,
         momentum: momentum_buffer.is_some(),
@@ -70,7 +80,10 @@ pub(in crate::optimizer) fn sgd(
 
 /// Buffers that are not of its flavor are not looked at.
 #[cube(launch)]
-#[allow(clippy::too_many_arguments, reason = "the state and what the host knows of the step")]
+#[allow(
+    clippy::too_many_arguments,
+    reason = "the state and what the host knows of the step"
+)]
 fn sgd_kernel<G: Float, P: Float, B: Float, R: Float, N: Size>(
     grad: &[Vector<G, N>],
     param: &mut [Vector<P, N>],

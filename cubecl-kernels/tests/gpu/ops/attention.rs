@@ -40,7 +40,10 @@ fn attentions() -> Result<(), String> {
             ([20, 40, 1, 2, 1, 8], options(true, 30, Some(4))),
             ([40, 10, 1, 2, 1, 8], options(true, 0, Some(3))),
             ([90, 90, 2, 4, 2, 32], capped(options(true, 0, None))),
-            ([90, 90, 2, 4, 2, 32], packed([vec![0, 30, 90], vec![0, 66, 67, 90]])),
+            (
+                [90, 90, 2, 4, 2, 32],
+                packed([vec![0, 30, 90], vec![0, 66, 67, 90]]),
+            ),
             (
                 [90, 90, 2, 2, 1, 16],
                 AttentionOptions {
@@ -50,11 +53,20 @@ fn attentions() -> Result<(), String> {
             ),
             (
                 [90, 90, 1, 2, 1, 16],
-                AttentionOptions { causal: false, ..packed([vec![0, 70, 90]]) },
+                AttentionOptions {
+                    causal: false,
+                    ..packed([vec![0, 70, 90]])
+                },
             ),
             ([40, 90, 2, 2, 1, 16], crossed()),
             ([40, 90, 2, 2, 1, 16], last()),
-            ([40, 90, 2, 2, 1, 16], AttentionOptions { window: Some(12), ..last() }),
+            (
+                [40, 90, 2, 2, 1, 16],
+                AttentionOptions {
+                    window: Some(12),
+                    ..last()
+                },
+            ),
         ] {
             let what = format!("attention {s_q} {s_k} {b} {hq}/{hkv} {d} {options:?}");
             compare!(
@@ -70,12 +82,18 @@ fn attentions() -> Result<(), String> {
 }
 
 fn capped(options: AttentionOptions) -> AttentionOptions {
-    AttentionOptions { soft_cap: Some(1.3), ..options }
+    AttentionOptions {
+        soft_cap: Some(1.3),
+        ..options
+    }
 }
 
 fn packed<const B: usize>(cu_seqlens: [Vec<usize>; B]) -> AttentionOptions {
     let sequences = Some(PackedSequences::new(cu_seqlens));
-    AttentionOptions { sequences, ..AttentionOptions::causal() }
+    AttentionOptions {
+        sequences,
+        ..AttentionOptions::causal()
+    }
 }
 
 /// Sequences of 40 queries and 90 keys: with fewer queries than keys, more, none and no keys.
@@ -93,14 +111,22 @@ fn crossed() -> AttentionOptions {
 fn last() -> AttentionOptions {
     let queries = PackedSequences::new([[0, 10, 30, 40], [0, 4, 4, 40]]);
     let keys = [[0, 40, 60, 90], [0, 20, 30, 90]];
-    let sequences = queries.with_keys(keys).with_offsets([[30, 0, 15], [2, 0, 24]]);
-    AttentionOptions { sequences: Some(sequences), ..AttentionOptions::causal() }
+    let sequences = queries
+        .with_keys(keys)
+        .with_offsets([[30, 0, 15], [2, 0, 24]]);
+    AttentionOptions {
+        sequences: Some(sequences),
+        ..AttentionOptions::causal()
+    }
 }
 
 /// Heads of one to sixteen steps of a tensor core, values of another size, several tiles.
 fn head_sizes() -> Result<(), String> {
     let causal = AttentionOptions::causal();
-    let window = AttentionOptions { window: Some(70), ..causal.clone() };
+    let window = AttentionOptions {
+        window: Some(70),
+        ..causal.clone()
+    };
     for (dtype, tolerance) in [DTYPES[1], DTYPES[2]] {
         for ([s_q, s_k, hq, hkv, d, d_v], options) in [
             ([150, 150, 2, 1, 128, 128], &causal),
@@ -134,7 +160,11 @@ fn dropout() -> Result<(), String> {
     for (dtype, tolerance) in [DTYPES[1], DTYPES[2]] {
         for ([s, b, hq, hkv, d], options, key) in [
             ([70, 2, 4, 2, 32], &causal, whole([2, 4, 70, 70])),
-            ([67, 1, 2, 1, 16], &capped(packed([vec![0, 20, 67]])), whole([1, 2, 67, 67])),
+            (
+                [67, 1, 2, 1, 16],
+                &capped(packed([vec![0, 20, 67]])),
+                whole([1, 2, 67, 67]),
+            ),
             // A part of a tensor of more than 2^32 elements.
             (
                 [40, 1, 2, 2, 16],
@@ -146,7 +176,10 @@ fn dropout() -> Result<(), String> {
             ),
         ] {
             let dropout = Some(AttentionDropout::new(0.3, key));
-            let options = AttentionOptions { dropout, ..options.clone() };
+            let options = AttentionOptions {
+                dropout,
+                ..options.clone()
+            };
             compare!(
                 format!("attention {s} {b} {hq}/{hkv} {d} {options:?}"),
                 dtype,
@@ -213,7 +246,12 @@ fn large_numbers() -> Result<(), String> {
     };
     let (expected, _) = run(&Device::flex(), DType::F32)?;
     let (found, grad) = run(&Device::cuda(0), DType::BF16)?;
-    close("attention of scores of a million", &found, &expected, DTYPES[1].1)?;
+    close(
+        "attention of scores of a million",
+        &found,
+        &expected,
+        DTYPES[1].1,
+    )?;
     match grad.iter().all(|grad| grad.is_finite()) {
         true => Ok(()),
         false => Err("a gradient is not finite".into()),
@@ -238,8 +276,11 @@ fn choice() -> Result<(), String> {
         Ok::<_, String>(found)
     };
     let gpu = Device::cuda(0);
-    let (expected, fused, again) =
-        (run(&Device::flex(), DType::F32)?, run(&gpu, dtype)?, run(&gpu, dtype)?);
+    let (expected, fused, again) = (
+        run(&Device::flex(), DType::F32)?,
+        run(&gpu, dtype)?,
+        run(&gpu, dtype)?,
+    );
     set_attention_kernel(AttentionKernel::Reference);
     let composed = run(&gpu, dtype);
     set_attention_kernel(AttentionKernel::Auto);

@@ -32,7 +32,13 @@ fn parts() -> Result<(), String> {
             let part = |start: usize, len: usize| {
                 let keys = [&k, &v].map(|x| x.clone().narrow(0, start, len));
                 let query_offset = split - start;
-                (keys, AttentionOptions { query_offset, ..AttentionOptions::causal() })
+                (
+                    keys,
+                    AttentionOptions {
+                        query_offset,
+                        ..AttentionOptions::causal()
+                    },
+                )
             };
             let ranges = [part(0, split), part(split, s - split)];
             let [first, second] = ranges.each_ref().map(|([k, v], options)| {
@@ -51,8 +57,16 @@ fn parts() -> Result<(), String> {
             }
             Ok::<_, String>(found)
         };
-        let (expected, found) = (run(&Device::flex(), DType::F32)?, run(&Device::cuda(0), dtype)?);
-        close(&format!("attention in parts {dtype:?}"), &found, &expected, tolerance)?;
+        let (expected, found) = (
+            run(&Device::flex(), DType::F32)?,
+            run(&Device::cuda(0), dtype)?,
+        );
+        close(
+            &format!("attention in parts {dtype:?}"),
+            &found,
+            &expected,
+            tolerance,
+        )?;
     }
     Ok(())
 }
@@ -73,8 +87,10 @@ fn stretches([before, len, d]: [usize; 3]) -> Result<(), String> {
     let run = |device: &Device, dtype| {
         let tensor = |data: &TensorData| Tensor::<4>::from_data(data.clone(), (device, dtype));
         let [q, k, v, dout] = inputs.each_ref().map(tensor);
-        let parts =
-            [(0, before, AttentionOptions::default()), (before, len, AttentionOptions::causal())];
+        let parts = [
+            (0, before, AttentionOptions::default()),
+            (before, len, AttentionOptions::causal()),
+        ];
         let of = |(start, len, options): &(usize, usize, AttentionOptions)| {
             let [k, v] = [&k, &v].map(|x| x.clone().narrow(0, *start, *len));
             ([q.clone(), k, v], options.clone())
@@ -93,7 +109,10 @@ fn stretches([before, len, d]: [usize; 3]) -> Result<(), String> {
         }
         Ok::<_, String>(found)
     };
-    let (expected, found) = (run(&Device::flex(), DType::F32)?, run(&Device::cuda(0), dtype)?);
+    let (expected, found) = (
+        run(&Device::flex(), DType::F32)?,
+        run(&Device::cuda(0), dtype)?,
+    );
     close("attention in stretches", &found, &expected, DTYPES[1].1)
 }
 
@@ -115,7 +134,11 @@ fn sums() -> Result<(), String> {
         ] {
             let [len, b, hq, d_v] = shape;
             let of_some = [len - start, b, hq, d_v];
-            let parts = [part(shape, dtype), part(of_some, dtype), part(of_some, dtype)];
+            let parts = [
+                part(shape, dtype),
+                part(of_some, dtype),
+                part(of_some, dtype),
+            ];
             let run = |device: &Device, dtype| {
                 let [first, second, third] = parts.each_ref().map(|[out, lse]| AttentionPart {
                     out: Tensor::from_data(out.clone(), (device, dtype)),
@@ -159,9 +182,11 @@ fn sums() -> Result<(), String> {
 
 fn rows() -> Result<(), String> {
     for (dtype, _) in DTYPES {
-        for (shape, start, len) in
-            [([40, 2, 3, 16], 7, 20), ([5, 1, 1, 3], 4, 1), ([6, 1, 2, 9], 0, 6)]
-        {
+        for (shape, start, len) in [
+            ([40, 2, 3, 16], 7, 20),
+            ([5, 1, 1, 3], 4, 1),
+            ([6, 1, 2, 9], 0, 6),
+        ] {
             let [_, b, h, d] = shape;
             let (sum, x) = (normal(shape, DType::F32), normal([len, b, h, d], dtype));
             let run = |device: &Device| {
@@ -175,7 +200,12 @@ fn rows() -> Result<(), String> {
                 Ok::<_, String>(all)
             };
             let (expected, found) = (run(&Device::flex())?, run(&Device::cuda(0))?);
-            close(&format!("rows of {shape:?}, {dtype:?}"), &found, &expected, 1e-6)?;
+            close(
+                &format!("rows of {shape:?}, {dtype:?}"),
+                &found,
+                &expected,
+                1e-6,
+            )?;
         }
     }
     Ok(())

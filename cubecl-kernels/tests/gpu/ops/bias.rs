@@ -19,8 +19,14 @@ pub(super) const TESTS: &[super::Test] = &[
 ];
 
 /// Few rows are summed by one kernel and many by two; ragged features are read one by one.
-const SHAPES: [[usize; 3]; 6] =
-    [[64, 2, 128], [7, 3, 37], [1, 1, 5], [2100, 1, 40], [771, 3, 13], [3, 2, 2056]];
+const SHAPES: [[usize; 3]; 6] = [
+    [64, 2, 128],
+    [7, 3, 37],
+    [1, 1, 5],
+    [2100, 1, 40],
+    [771, 3, 13],
+    [3, 2, 2056],
+];
 
 /// Leaves NaN in the memory that is given next.
 fn poison(len: usize) {
@@ -59,7 +65,13 @@ fn views() -> Result<(), String> {
 
 fn positions() -> Result<(), String> {
     for (dtype, tolerance) in DTYPES {
-        for shape in [[64, 4, 128], [33, 17, 7], [5, 1, 24], [1, 3, 9], [2, 2500, 8]] {
+        for shape in [
+            [64, 4, 128],
+            [33, 17, 7],
+            [5, 1, 24],
+            [1, 3, 9],
+            [2, 2500, 8],
+        ] {
             poison(shape[2]);
             let [s, _, n] = shape;
             let what = format!("add_positions {shape:?}");
@@ -86,7 +98,12 @@ impl Layer {
             Self::Add => add_bias(x, bias),
             Self::Linear => {
                 let bias_grad = bias.main_grad;
-                let options = LinearOptions { out_in, main_grad: None, bias_grad, again };
+                let options = LinearOptions {
+                    out_in,
+                    main_grad: None,
+                    bias_grad,
+                    again,
+                };
                 linear(x, w, Some(bias.value), options)
             }
             Self::Gelu => bias_gelu_tanh(x, bias),
@@ -95,9 +112,11 @@ impl Layer {
 }
 
 fn main_grads() -> Result<(), String> {
-    for (dtype, [t, n]) in
-        [(DType::BF16, [2200, 64]), (DType::BF16, [33, 17]), (DType::F32, [50, 9])]
-    {
+    for (dtype, [t, n]) in [
+        (DType::BF16, [2200, 64]),
+        (DType::BF16, [33, 17]),
+        (DType::F32, [50, 9]),
+    ] {
         for layer in [Layer::Add, Layer::Linear, Layer::Gelu] {
             let (w, bias) = (normal([n, n], dtype), normal([n], dtype));
             let batches = [0; 3].map(|_| (normal([t, n], dtype), normal([t, n], dtype)));
@@ -107,7 +126,10 @@ fn main_grads() -> Result<(), String> {
                 let value: Tensor<1> = leaf(&bias, device, dtype);
                 for (x, weight) in &batches {
                     poison(n);
-                    let bias = Bias { value: value.clone(), main_grad: Some(main_grad.clone()) };
+                    let bias = Bias {
+                        value: value.clone(),
+                        main_grad: Some(main_grad.clone()),
+                    };
                     let y = layer.of(leaf(x, device, dtype), leaf(&w, device, dtype), bias);
                     let weight = Tensor::from_data(weight.clone(), (&y.device(), y.dtype()));
                     let grads = (y * weight).sum().backward();
@@ -120,7 +142,12 @@ fn main_grads() -> Result<(), String> {
             let expected = sum(&Device::flex(), DType::F32)?;
             let found = sum(&Device::cuda(0), dtype)?;
             // Nothing is rounded but f32 sums: bf16 gradients of results are exact.
-            close(&format!("{layer:?} {t}x{n} {dtype:?}"), &found, &expected, 5e-6)?;
+            close(
+                &format!("{layer:?} {t}x{n} {dtype:?}"),
+                &found,
+                &expected,
+                5e-6,
+            )?;
         }
     }
     Ok(())
@@ -136,7 +163,10 @@ fn repeats() -> Result<(), String> {
             let bias: Tensor<1> = leaf(&bias, &device, dtype);
             let y = add_bias::<3>(leaf(&x, &device, dtype), bias.clone());
             let weight = Tensor::from_data(weight.clone(), (&y.device(), dtype));
-            host(bias.grad(&(y * weight).sum().backward()).ok_or("no gradient")?)
+            host(
+                bias.grad(&(y * weight).sum().backward())
+                    .ok_or("no gradient")?,
+            )
         };
         if gradient()? != gradient()? {
             return Err(format!("{shape:?}: two gradients of the same differ"));

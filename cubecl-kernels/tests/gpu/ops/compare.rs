@@ -21,7 +21,10 @@ pub(super) fn leaf<const D: usize>(data: &TensorData, device: &Device, dtype: DT
 }
 
 pub(super) fn host<const D: usize>(x: Tensor<D>) -> Result<Vec<f32>, String> {
-    let data = x.cast(DType::F32).try_into_data().map_err(|error| error.to_string())?;
+    let data = x
+        .cast(DType::F32)
+        .try_into_data()
+        .map_err(|error| error.to_string())?;
     data.try_to_vec().map_err(|error| format!("{error:?}"))
 }
 
@@ -33,9 +36,15 @@ pub(super) fn close(
     tolerance: f64,
 ) -> Result<(), String> {
     if found.len() != expected.len() {
-        return Err(format!("{what}: {} elements for {}", found.len(), expected.len()));
+        return Err(format!(
+            "{what}: {} elements for {}",
+            found.len(),
+            expected.len()
+        ));
     }
-    let size = expected.iter().fold(1e-3f64, |size, x| size.max(f64::from(x.abs())));
+    let size = expected
+        .iter()
+        .fold(1e-3f64, |size, x| size.max(f64::from(x.abs())));
     let mut worst = 0.0f64;
     for (a, b) in found.iter().zip(expected) {
         let apart = f64::from((a - b).abs()) / size;
@@ -48,7 +57,9 @@ pub(super) fn close(
     }
     match worst <= tolerance {
         true => Ok(()),
-        false => Err(format!("{what}: {worst:.2e} apart, allowed {tolerance:.0e}")),
+        false => Err(format!(
+            "{what}: {worst:.2e} apart, allowed {tolerance:.0e}"
+        )),
     }
 }
 

@@ -88,8 +88,16 @@ fn compare_with(what: &str, dtype: DType, found: &Found, expected: &Found) -> Re
     close(&format!("{what}: losses"), &found.0, &expected.0, 2e-6)?;
     // Rounded once, to what the largest gradient is rounded to.
     let rounded = [(DType::F32, 2e-6), (DType::BF16, 4e-3), (DType::F16, 5e-4)];
-    let tolerance = rounded.iter().find(|(of, _)| *of == dtype).map_or(0.0, |(_, t)| *t);
-    close(&format!("{what}: gradient"), &found.1, &expected.1, tolerance)
+    let tolerance = rounded
+        .iter()
+        .find(|(of, _)| *of == dtype)
+        .map_or(0.0, |(_, t)| *t);
+    close(
+        &format!("{what}: gradient"),
+        &found.1,
+        &expected.1,
+        tolerance,
+    )
 }
 
 fn losses() -> Result<(), String> {
@@ -127,7 +135,10 @@ fn places() -> Result<(), String> {
         for (parts, columns, vocab) in [(3, 264, 700), (4, 17, 40), (2, 8200, 16300)] {
             for smoothing in [0.0, 0.2] {
                 let what = format!("{parts} parts of {columns} {dtype:?} {smoothing}");
-                let whole = CrossEntropyOptions { smoothing, ..CrossEntropyOptions::new(vocab) };
+                let whole = CrossEntropyOptions {
+                    smoothing,
+                    ..CrossEntropyOptions::new(vocab)
+                };
                 let x = normal([s, b, parts * columns], dtype);
                 let labels = labels(s * b, vocab, -100);
                 let weight = normal([s, b], DType::F32);
@@ -174,7 +185,12 @@ fn held() -> Result<(), String> {
     let data = normal([2, 2, 48], DType::F32);
     let x = Tensor::<3>::from_data(data.clone(), &gpu.clone().autodiff()).require_grad();
     let options = CrossEntropyOptions::new(48);
-    let loss = cross_entropy(x.clone(), on(&[0, 5, 7, 47], [2, 2], &gpu), options, |own| own);
+    let loss = cross_entropy(
+        x.clone(),
+        on(&[0, 5, 7, 47], [2, 2], &gpu),
+        options,
+        |own| own,
+    );
     let _ = host(x.grad(&loss.sum().backward()).ok_or("no gradient")?)?;
     close(
         "logits that are held",
@@ -191,9 +207,15 @@ fn chunks() -> Result<(), String> {
         for (columns, vocab, chunk) in [(48, 48, 4), (40, 37, 5), (24, 24, 100)] {
             for (out_in, attached) in [(true, true), (true, false), (false, true), (false, false)] {
                 let what = format!("{vocab} by {chunk} {dtype:?} {out_in} {attached}");
-                let options =
-                    CrossEntropyOptions { smoothing: 0.1, ..CrossEntropyOptions::new(vocab) };
-                let shape = if out_in { [columns, inputs] } else { [inputs, columns] };
+                let options = CrossEntropyOptions {
+                    smoothing: 0.1,
+                    ..CrossEntropyOptions::new(vocab)
+                };
+                let shape = if out_in {
+                    [columns, inputs]
+                } else {
+                    [inputs, columns]
+                };
                 let (x, w) = (normal([s, b, inputs], dtype), normal(shape, dtype));
                 let weight = normal([s, b], DType::F32);
                 let labels = labels(s * b, vocab, -100);
@@ -219,14 +241,22 @@ fn chunks() -> Result<(), String> {
                     };
                     let weight = Tensor::<2>::from_data(weight.clone(), &device.clone().autodiff());
                     let grads = (loss.clone() * weight).sum().backward();
-                    let dw = w.grad(&grads).or_else(|| main_grad.take()).ok_or("no gradient")?;
+                    let dw = w
+                        .grad(&grads)
+                        .or_else(|| main_grad.take())
+                        .ok_or("no gradient")?;
                     let dx = x.grad(&grads).ok_or("no gradient")?;
                     Ok::<_, String>([host(loss)?, host(dx)?, host(dw)?])
                 };
                 let expected = run(&Device::flex(), DType::F32)?;
                 let found = run(&Device::cuda(0), dtype)?;
                 for (name, i) in [("losses", 0), ("dx", 1), ("dw", 2)] {
-                    close(&format!("{what}: {name}"), &found[i], &expected[i], tolerance)?;
+                    close(
+                        &format!("{what}: {name}"),
+                        &found[i],
+                        &expected[i],
+                        tolerance,
+                    )?;
                 }
             }
         }

@@ -29,13 +29,18 @@ fn with_cudnn(plans: usize, test: impl FnOnce() -> Result<(), String>) -> Result
     outcome?;
     match num_plans() - before {
         made if made == plans => Ok(()),
-        made => Err(format!("{made} plans of cuDNN's, not {plans}: see the warnings")),
+        made => Err(format!(
+            "{made} plans of cuDNN's, not {plans}: see the warnings"
+        )),
     }
 }
 
 fn attentions() -> Result<(), String> {
     let (causal, whole) = (AttentionOptions::causal(), AttentionOptions::default());
-    let scaled = AttentionOptions { scale: Some(0.2), ..causal.clone() };
+    let scaled = AttentionOptions {
+        scale: Some(0.2),
+        ..causal.clone()
+    };
     let half = [DTYPES[1], DTYPES[2]];
     let cases = [
         ([128, 128, 2, 4, 2, 64], &causal),
@@ -119,8 +124,14 @@ fn views() -> Result<(), String> {
 /// Windows, offsets, other head sizes and f32 are computed all the same.
 fn fallback() -> Result<(), String> {
     let causal = AttentionOptions::causal();
-    let window = AttentionOptions { window: Some(9), ..causal.clone() };
-    let offset = AttentionOptions { query_offset: 20, ..causal.clone() };
+    let window = AttentionOptions {
+        window: Some(9),
+        ..causal.clone()
+    };
+    let offset = AttentionOptions {
+        query_offset: 20,
+        ..causal.clone()
+    };
     with_cudnn(0, || {
         for (dtype, tolerance, d, options) in [
             (DTYPES[1].0, DTYPES[1].1, 32, &window),
@@ -169,8 +180,11 @@ fn order() -> Result<(), String> {
 fn automatic() -> Result<(), String> {
     let causal = AttentionOptions::causal();
     let (dtype, tolerance) = DTYPES[1];
-    for (s_q, s_k, made) in [(AUTO_LEN, AUTO_LEN, 1), (AUTO_LEN - 8, AUTO_LEN - 8, 0), (8, 1100, 0)]
-    {
+    for (s_q, s_k, made) in [
+        (AUTO_LEN, AUTO_LEN, 1),
+        (AUTO_LEN - 8, AUTO_LEN - 8, 0),
+        (8, 1100, 0),
+    ] {
         let before = num_plans();
         compare!(
             format!("automatic attention {s_q} {s_k}"),
@@ -181,7 +195,9 @@ fn automatic() -> Result<(), String> {
         );
         let found = num_plans() - before;
         if found != made {
-            return Err(format!("{s_q} queries and {s_k} keys: {found} plans, not {made}"));
+            return Err(format!(
+                "{s_q} queries and {s_k} keys: {found} plans, not {made}"
+            ));
         }
     }
     Ok(())

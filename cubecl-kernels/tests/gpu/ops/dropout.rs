@@ -36,12 +36,24 @@ fn masks() -> Result<(), String> {
     for p in [0.1, 0.5] {
         same_mask([37], p, &DropoutKey::new(rng(), &[37]))?;
         same_mask([5, 64], p, &DropoutKey::new(rng(), &[5, 64]))?;
-        same_mask([5, 8], p, &DropoutKey::new(rng(), &[5, 64]).with_offset(1, 16))?;
-        same_mask([5, 8], p, &DropoutKey::new(rng(), &[5, 64]).with_offset(1, 17))?;
-        let key = DropoutKey::new(rng(), &[6, 4, 24]).with_offset(0, 2).with_offset(1, 1);
+        same_mask(
+            [5, 8],
+            p,
+            &DropoutKey::new(rng(), &[5, 64]).with_offset(1, 16),
+        )?;
+        same_mask(
+            [5, 8],
+            p,
+            &DropoutKey::new(rng(), &[5, 64]).with_offset(1, 17),
+        )?;
+        let key = DropoutKey::new(rng(), &[6, 4, 24])
+            .with_offset(0, 2)
+            .with_offset(1, 1);
         same_mask([3, 2, 24], p, &key)?;
         same_mask([3, 2, 7], p, &key.with_offset(2, 3))?;
-        let key = DropoutKey::new(rng(), &[4, 3, 5, 8]).with_offset(1, 1).with_offset(2, 2);
+        let key = DropoutKey::new(rng(), &[4, 3, 5, 8])
+            .with_offset(1, 1)
+            .with_offset(2, 2);
         same_mask([4, 2, 3, 8], p, &key)?;
         let key = DropoutKey::new(rng(), &[3, 4, 3, 5, 12]).with_offset(1, 2);
         same_mask([3, 2, 2, 3, 4], p, &key)?;
@@ -61,7 +73,10 @@ fn draws() -> Result<(), String> {
         for (p, dropped) in [(draw, false), (draw + (-24f64).exp2(), true)] {
             let y = host(dropout(ones.clone(), p, DropoutKey::new(rng, &[n])))?;
             if (y[index] == 0.0) != dropped {
-                return Err(format!("element {index} is {} at probability {p}", y[index]));
+                return Err(format!(
+                    "element {index} is {} at probability {p}",
+                    y[index]
+                ));
             }
         }
     }

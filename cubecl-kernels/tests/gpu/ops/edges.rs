@@ -16,7 +16,10 @@ pub(super) const TESTS: &[super::Test] = &[
     ("optimizers_of_nothing", steps_of_nothing),
     ("tokens_that_are_none_are_not_a_number", unknown),
     ("operands_of_two_devices_are_refused", two_devices),
-    ("what_is_differentiated_is_stepped_without_its_graph", differentiated),
+    (
+        "what_is_differentiated_is_stepped_without_its_graph",
+        differentiated,
+    ),
 ];
 
 fn nothing() -> Result<(), String> {
@@ -63,7 +66,10 @@ fn nothing() -> Result<(), String> {
     for rows in [0, 2, 0] {
         let x = Tensor::<2>::ones([rows, 4], &Device::cuda(0).autodiff());
         let w = Tensor::<2>::ones([4, 3], &x.device()).require_grad();
-        let options = LinearOptions { main_grad: Some(main_grad.clone()), ..Default::default() };
+        let options = LinearOptions {
+            main_grad: Some(main_grad.clone()),
+            ..Default::default()
+        };
         linear(x, w, None, options).sum().backward();
     }
     let sum = main_grad.take().ok_or("no main gradient")?;
@@ -81,21 +87,44 @@ const STEP: AdamwStep = AdamwStep {
 };
 
 fn state(of: impl Fn() -> Tensor<1>) -> AdamwState {
-    AdamwState { param: of(), exp_avg: of(), exp_avg_sq: of(), rounded: None }
+    AdamwState {
+        param: of(),
+        exp_avg: of(),
+        exp_avg_sq: of(),
+        rounded: None,
+    }
 }
 
-const SGD: SgdStep =
-    SgdStep { lr: 1e-2, momentum: 0.9, nesterov: false, weight_decay: 0.1, grad_factor: 1.0 };
+const SGD: SgdStep = SgdStep {
+    lr: 1e-2,
+    momentum: 0.9,
+    nesterov: false,
+    weight_decay: 0.1,
+    grad_factor: 1.0,
+};
 
 fn sgd_state(of: impl Fn() -> Tensor<1>) -> SgdState {
-    SgdState { param: of(), momentum_buffer: Some(of()), rounded: Some(of()) }
+    SgdState {
+        param: of(),
+        momentum_buffer: Some(of()),
+        rounded: Some(of()),
+    }
 }
 
-const LION: LionStep =
-    LionStep { lr: 1e-2, beta_1: 0.9, beta_2: 0.99, weight_decay: 0.1, grad_factor: 1.0 };
+const LION: LionStep = LionStep {
+    lr: 1e-2,
+    beta_1: 0.9,
+    beta_2: 0.99,
+    weight_decay: 0.1,
+    grad_factor: 1.0,
+};
 
 fn lion_state(of: impl Fn() -> Tensor<1>) -> LionState {
-    LionState { param: of(), exp_avg: of(), rounded: Some(of()) }
+    LionState {
+        param: of(),
+        exp_avg: of(),
+        rounded: Some(of()),
+    }
 }
 
 fn steps_of_nothing() -> Result<(), String> {
@@ -109,8 +138,10 @@ fn steps_of_nothing() -> Result<(), String> {
         scaled(none(), one()),
     ]
     .map(|x| x.dims());
-    let sums =
-        host(total(Tensor::cat(vec![partial_sums_of_squares(vec![none()]), total(none())], 0)))?;
+    let sums = host(total(Tensor::cat(
+        vec![partial_sums_of_squares(vec![none()]), total(none())],
+        0,
+    )))?;
     match (dims, sums.as_slice()) {
         ([[0], [0], [0], [0]], [0.0]) => Ok(()),
         _ => Err(format!("{dims:?} {sums:?}")),
@@ -124,17 +155,27 @@ fn unknown() -> Result<(), String> {
         let data = TensorData::new(tokens.to_vec(), [2, 2]);
         Tensor::<2, Int>::from_data(data, &device.clone().inner())
     };
-    let is_nan = |x: Vec<f32>| x.chunks(x.len() / 4).map(|x| x[0].is_nan()).collect::<Vec<_>>();
+    let is_nan = |x: Vec<f32>| {
+        x.chunks(x.len() / 4)
+            .map(|x| x[0].is_nan())
+            .collect::<Vec<_>>()
+    };
     for dtype in [DType::F32, DType::BF16] {
         let table: Tensor<2> = leaf(&normal([7, 4], dtype), &device, dtype);
         let vectors = embedding(table, tokens([0, 7, 6, -1]), EmbeddingOptions::default());
         let logits: Tensor<3> = leaf(&normal([2, 2, 9], dtype), &device, dtype);
-        let options = CrossEntropyOptions { smoothing: 0.1, ..CrossEntropyOptions::new(7) };
+        let options = CrossEntropyOptions {
+            smoothing: 0.1,
+            ..CrossEntropyOptions::new(7)
+        };
         let losses = cross_entropy(logits.clone(), tokens([0, 7, -100, -1]), options, |own| own);
         let found = [is_nan(host(vectors)?), is_nan(host(losses.clone())?)];
         let grad = logits.grad(&losses.sum().backward()).ok_or("no gradient")?;
         let found = [found[0].clone(), found[1].clone(), is_nan(host(grad)?)];
-        if found.iter().any(|found| found[..] != [false, true, false, true]) {
+        if found
+            .iter()
+            .any(|found| found[..] != [false, true, false, true])
+        {
             return Err(format!("{dtype:?}: {found:?}"));
         }
     }
@@ -142,7 +183,9 @@ fn unknown() -> Result<(), String> {
 }
 
 fn refused(name: &str, call: impl FnOnce()) -> Result<(), String> {
-    let panic = catch_unwind(AssertUnwindSafe(call)).err().ok_or(format!("{name}: not refused"))?;
+    let panic = catch_unwind(AssertUnwindSafe(call))
+        .err()
+        .ok_or(format!("{name}: not refused"))?;
     let said = panic.downcast_ref::<String>().cloned().unwrap_or_default();
     match said.starts_with(name) && said.ends_with("move one of them") {
         true => Ok(()),
@@ -157,11 +200,15 @@ fn two_devices() -> Result<(), String> {
     let heads = |device: &Device| Tensor::<4>::ones([2, 1, 2, 4], device);
     let tokens = |device: &Device| Tensor::<2, Int>::zeros([1, 2], device);
     for (here, there) in [(cpu, gpu), (gpu, cpu)] {
-        refused("rms_norm:", || drop(rms_norm(rows(here), ones(there), 1e-5)))?;
+        refused("rms_norm:", || {
+            drop(rms_norm(rows(here), ones(there), 1e-5))
+        })?;
         refused("layer_norm:", || {
             drop(layer_norm(rows(here), ones(here), Some(ones(there)), 1e-5))
         })?;
-        refused("rms_norm_add:", || drop(rms_norm_add(rows(here), rows(there), ones(here), 1e-5)))?;
+        refused("rms_norm_add:", || {
+            drop(rms_norm_add(rows(here), rows(there), ones(here), 1e-5))
+        })?;
         refused("bias_gelu:", || drop(bias_gelu(rows(here), ones(there))))?;
         refused("swiglu_weighted:", || {
             drop(swiglu_weighted(rows(here), Tensor::ones([2], there)))
@@ -171,22 +218,42 @@ fn two_devices() -> Result<(), String> {
             bias_dropout_add(rows(here), None, rows(there), 0.1, key);
         })?;
         refused("linear:", || {
-            linear(rows(here), Tensor::ones([4, 4], there), None, LinearOptions::default());
+            linear(
+                rows(here),
+                Tensor::ones([4, 4], there),
+                None,
+                LinearOptions::default(),
+            );
         })?;
         refused("embedding:", || {
             embedding(rows(here), tokens(there), EmbeddingOptions::default());
         })?;
         refused("cross_entropy:", || {
             let options = CrossEntropyOptions::new(4);
-            cross_entropy(Tensor::ones([1, 2, 4], here), tokens(there), options, |own| own);
+            cross_entropy(
+                Tensor::ones([1, 2, 4], here),
+                tokens(there),
+                options,
+                |own| own,
+            );
         })?;
         refused("cross_entropy:", || {
             let (options, there) = (CrossEntropyOptions::new(4), there.clone());
             let exchange = |own: Tensor<3>| own.to_device(&there);
-            cross_entropy(Tensor::ones([1, 2, 4], here), tokens(here), options, exchange);
+            cross_entropy(
+                Tensor::ones([1, 2, 4], here),
+                tokens(here),
+                options,
+                exchange,
+            );
         })?;
         refused("attention:", || {
-            attention(heads(here), heads(there), heads(here), AttentionOptions::causal());
+            attention(
+                heads(here),
+                heads(there),
+                heads(here),
+                AttentionOptions::causal(),
+            );
         })?;
         refused("apply_rope:", || {
             let table = RopeConfig::new(4).init(0..2, there).expect("it can be");
@@ -197,14 +264,22 @@ fn two_devices() -> Result<(), String> {
             scale_mask_softmax(heads(here), SoftmaxMask::Masked(mask), 1.0);
         })?;
         refused("seed:", || drop(seed(rows(here), rows(there))))?;
-        refused("adamw:", || drop(adamw(state(|| ones(there)), ones(here), &STEP)))?;
-        refused("sgd:", || drop(sgd(sgd_state(|| ones(there)), ones(here), &SGD)))?;
-        refused("lion:", || drop(lion(lion_state(|| ones(there)), ones(here), &LION)))?;
+        refused("adamw:", || {
+            drop(adamw(state(|| ones(there)), ones(here), &STEP))
+        })?;
+        refused("sgd:", || {
+            drop(sgd(sgd_state(|| ones(there)), ones(here), &SGD))
+        })?;
+        refused("lion:", || {
+            drop(lion(lion_state(|| ones(there)), ones(here), &LION))
+        })?;
         refused("lion_scaled:", || {
             let (state, factor) = (lion_state(|| ones(here)), Tensor::ones([1], there));
             lion_scaled(state, ones(here), factor, &LION);
         })?;
-        refused("scaled:", || drop(scaled(ones(here), Tensor::ones([1], there))))?;
+        refused("scaled:", || {
+            drop(scaled(ones(here), Tensor::ones([1], there)))
+        })?;
     }
     Ok(())
 }
@@ -222,5 +297,10 @@ fn differentiated() -> Result<(), String> {
         ];
         host(Tensor::cat(after.to_vec(), 0))
     };
-    close("param", &after(&gpu.clone().autodiff())?, &after(&gpu)?, 0.0)
+    close(
+        "param",
+        &after(&gpu.clone().autodiff())?,
+        &after(&gpu)?,
+        0.0,
+    )
 }

@@ -13,9 +13,11 @@ pub(super) const TESTS: &[super::Test] = &[("token_vectors_and_their_gradients",
 /// Many tokens of few ids, some of them of another rank's part, in one block of 256 and in several.
 fn embeddings() -> Result<(), String> {
     for dtype in [DType::BF16, DType::F32] {
-        for ([rows, d], tokens, first) in
-            [([50, 64], [300, 3], None), ([40, 36], [700, 1], Some(30)), ([9, 5], [7, 2], Some(2))]
-        {
+        for ([rows, d], tokens, first) in [
+            ([50, 64], [300, 3], None),
+            ([40, 36], [700, 1], Some(30)),
+            ([9, 5], [7, 2], Some(2)),
+        ] {
             let table = normal([rows, d], dtype);
             let ids = (0..tokens[0] * tokens[1]).map(|i| (i * i + i / 7) % (rows + 20));
             let last = rows - 1;
@@ -28,7 +30,10 @@ fn embeddings() -> Result<(), String> {
                 if attached {
                     main_grad.attach();
                 }
-                let options = EmbeddingOptions { first, main_grad: Some(main_grad.clone()) };
+                let options = EmbeddingOptions {
+                    first,
+                    main_grad: Some(main_grad.clone()),
+                };
                 let table: Tensor<2> = leaf(&table, device, dtype);
                 let weight = Tensor::<3>::from_data(weight.clone(), (device, dtype));
                 let weight = Tensor::from_inner(weight);
@@ -41,14 +46,21 @@ fn embeddings() -> Result<(), String> {
                     y = Some(found.inner());
                 }
                 let grad = if attached { main_grad.take() } else { grad };
-                Ok((host(y.ok_or("no vectors")?)?, host(grad.ok_or("no gradient")?)?))
+                Ok((
+                    host(y.ok_or("no vectors")?)?,
+                    host(grad.ok_or("no gradient")?)?,
+                ))
             };
             for attached in [true, false] {
                 let what = format!("embedding {rows}x{d} of {tokens:?} {dtype:?} {attached}");
                 let (y, grad) = run(&Device::flex(), DType::F32, attached)?;
                 let (found_y, found) = run(&Device::cuda(0), dtype, attached)?;
                 close(&what, &found_y, &y, 0.0)?;
-                let rounded = if attached || dtype == DType::F32 { 2e-6 } else { 4e-3 };
+                let rounded = if attached || dtype == DType::F32 {
+                    2e-6
+                } else {
+                    4e-3
+                };
                 close(&what, &found, &grad, rounded)?;
                 let (_, again) = run(&Device::cuda(0), dtype, attached)?;
                 if again != found {

@@ -18,7 +18,10 @@ use super::compare::*;
 pub(super) const TESTS: &[super::Test] = &[
     ("stretches_times_a_matrix_each", stretches),
     ("stretches_are_multiplied_together_as_one_by_one", together),
-    ("gradients_of_stretches_are_summed_together", summed_together),
+    (
+        "gradients_of_stretches_are_summed_together",
+        summed_together,
+    ),
     ("matrices_of_stretches_are_read_once", read_once),
     ("sums_of_stretches_tell_what_failed", failed),
 ];
@@ -63,7 +66,13 @@ fn together() -> Result<(), String> {
     let _chosen = Chosen::new(GroupedProducts::Together);
     for (dtype, tolerance) in DTYPES {
         for [inputs, outputs] in [[256, 512], [64, 256], [200, 328], [8, 40], [1032, 96]] {
-            for rows in [&[128, 128][..], &[300, 0, 1, 129, 77], &[0, 4, 0], &[513], &[0, 0]] {
+            for rows in [
+                &[128, 128][..],
+                &[300, 0, 1, 129, 77],
+                &[0, 4, 0],
+                &[513],
+                &[0, 0],
+            ] {
                 let what = format!("stretches together {rows:?} of {inputs}->{outputs}");
                 let x = [rows.iter().sum(), inputs];
                 let w = [rows.len() * inputs, outputs];
@@ -106,7 +115,11 @@ fn summed_together() -> Result<(), String> {
                 let num_rows = rows.iter().sum();
                 let w = normal([rows.len() * inputs, outputs], dtype);
                 let batch = |way| {
-                    (way, normal([num_rows, inputs], dtype), normal([num_rows, outputs], dtype))
+                    (
+                        way,
+                        normal([num_rows, inputs], dtype),
+                        normal([num_rows, outputs], dtype),
+                    )
                 };
                 let batches = ways.map(batch);
                 let sums = |device: &Device, dtype: DType| -> Result<Vec<f32>, String> {
@@ -129,7 +142,11 @@ fn summed_together() -> Result<(), String> {
                     for (way, x, weight) in &batches {
                         let _chosen = Chosen::new(*way);
                         let group = |(i, main_grad): (usize, &MainGrad)| GroupWeight {
-                            weight: w.clone().narrow(0, i * inputs, inputs).detach().require_grad(),
+                            weight: w
+                                .clone()
+                                .narrow(0, i * inputs, inputs)
+                                .detach()
+                                .require_grad(),
                             main_grad: Some(main_grad.clone()),
                         };
                         let groups = main_grads.iter().enumerate().map(group).collect();
@@ -174,7 +191,10 @@ fn read_once() -> Result<(), String> {
             let grads = y.clone().square().sum().backward();
             Ok([host(y)?, host(x.grad(&grads).ok_or("no gradient")?)?])
         };
-        let plain = |w: &Tensor<2>| GroupWeight { weight: w.clone(), main_grad: None };
+        let plain = |w: &Tensor<2>| GroupWeight {
+            weight: w.clone(),
+            main_grad: None,
+        };
         let expected = run(all.iter().map(plain).collect())?;
         let asked = Arc::new(Mutex::new(Vec::new()));
         let kept = |(i, w): (usize, &Tensor<2>)| {
@@ -186,7 +206,10 @@ fn read_once() -> Result<(), String> {
             });
             let nan = Tensor::full([1, 1], f32::NAN, (&device.clone().autodiff(), dtype));
             let weight = Tensor::<2>::expand(nan, [inputs, outputs]).require_grad();
-            GroupWeight { weight, main_grad: Some(main_grad) }
+            GroupWeight {
+                weight,
+                main_grad: Some(main_grad),
+            }
         };
         let found = run(all.iter().enumerate().map(kept).collect())?;
         for (found, expected) in found.iter().zip(&expected) {
@@ -194,7 +217,9 @@ fn read_once() -> Result<(), String> {
         }
         let asked = std::mem::take(&mut *asked.lock().expect("nobody panics"));
         let once = [Pass::Forward, Pass::Backward].into_iter();
-        let once: Vec<_> = once.flat_map(|pass| (0..3).map(move |i| (pass, i))).collect();
+        let once: Vec<_> = once
+            .flat_map(|pass| (0..3).map(move |i| (pass, i)))
+            .collect();
         if asked != once {
             return Err(format!("{inputs}->{outputs}: asked for {asked:?}"));
         }
@@ -211,17 +236,24 @@ fn failed() -> Result<(), String> {
         let group = |main_grad: &MainGrad| {
             main_grad.attach();
             let weight = leaf(&normal([64, 64], DType::BF16), &device, DType::BF16);
-            GroupWeight { weight, main_grad: Some(main_grad.clone()) }
+            GroupWeight {
+                weight,
+                main_grad: Some(main_grad.clone()),
+            }
         };
         let groups: Vec<_> = main_grads.iter().map(group).collect();
         let run = |x: Tensor<2>| {
-            grouped_linear(x, &rows, groups.clone(), GroupedOptions::default()).sum().backward()
+            grouped_linear(x, &rows, groups.clone(), GroupedOptions::default())
+                .sum()
+                .backward()
         };
         let x = || leaf::<2>(&normal([16, 64], DType::BF16), &device, DType::BF16);
         run(x());
         let lost = x().inner();
-        let cube =
-            lost.clone().try_into_primitive::<Cube>().map_err(|error| format!("{error:?}"))?;
+        let cube = lost
+            .clone()
+            .try_into_primitive::<Cube>()
+            .map_err(|error| format!("{error:?}"))?;
         let cube = tensor::from_backend(cube);
         let queue = CudaQueue::of(&cube).ok_or("no CUDA tensor")?;
         queue.enqueue(Op::new(|| "rows".into()).writes(&cube), |_, _| {

@@ -12,7 +12,10 @@ use super::compare::*;
 pub(super) const TESTS: &[super::Test] = &[
     ("linear_in_every_form", linear_forms),
     ("weight_gradients_are_summed_in_f32", main_grads),
-    ("weights_that_somebody_else_keeps_are_asked_for", kept_elsewhere),
+    (
+        "weights_that_somebody_else_keeps_are_asked_for",
+        kept_elsewhere,
+    ),
     ("tf32_is_off_until_it_is_asked_for", tf32),
 ];
 
@@ -21,8 +24,15 @@ fn linear_forms() -> Result<(), String> {
         for [s, b, inputs, outputs] in [[64, 2, 128, 256], [7, 3, 37, 65], [1, 1, 5, 1]] {
             for out_in in [false, true] {
                 let what = format!("linear {s}x{b}x{inputs}->{outputs} out_in={out_in}");
-                let shape = if out_in { [outputs, inputs] } else { [inputs, outputs] };
-                let options = || LinearOptions { out_in, ..Default::default() };
+                let shape = if out_in {
+                    [outputs, inputs]
+                } else {
+                    [inputs, outputs]
+                };
+                let options = || LinearOptions {
+                    out_in,
+                    ..Default::default()
+                };
                 compare!(what, dtype, tolerance, [x: [s, b, inputs], w: shape], |_, x, w| {
                     linear::<3>(x, w, None, options())
                 });
@@ -46,11 +56,17 @@ fn linear_forms() -> Result<(), String> {
 }
 
 fn main_grads() -> Result<(), String> {
-    for (dtype, [t, inputs, outputs]) in
-        [(DType::BF16, [256, 128, 64]), (DType::BF16, [33, 65, 17]), (DType::F32, [50, 31, 9])]
-    {
+    for (dtype, [t, inputs, outputs]) in [
+        (DType::BF16, [256, 128, 64]),
+        (DType::BF16, [33, 65, 17]),
+        (DType::F32, [50, 31, 9]),
+    ] {
         for out_in in [false, true] {
-            let shape = if out_in { [outputs, inputs] } else { [inputs, outputs] };
+            let shape = if out_in {
+                [outputs, inputs]
+            } else {
+                [inputs, outputs]
+            };
             let w = normal(shape, dtype);
             let batches = [0; 4].map(|_| (normal([t, inputs], dtype), normal([t, outputs], dtype)));
             let sum = |device: &Device, dtype: DType| -> Result<Vec<f32>, String> {
@@ -72,7 +88,12 @@ fn main_grads() -> Result<(), String> {
             let expected = sum(&Device::flex(), DType::F32)?;
             let found = sum(&Device::cuda(0), dtype)?;
             // Nothing is rounded but f32 sums: bf16 inputs are exact.
-            close(&format!("main_grad {t} {shape:?} {dtype:?}"), &found, &expected, 2e-6)?;
+            close(
+                &format!("main_grad {t} {shape:?} {dtype:?}"),
+                &found,
+                &expected,
+                2e-6,
+            )?;
         }
     }
     Ok(())
@@ -86,14 +107,22 @@ fn kept_elsewhere() -> Result<(), String> {
         let run = |weight: Tensor<2>, main_grad: &MainGrad| -> Result<_, String> {
             main_grad.attach();
             let (x, main_grad) = (leaf::<3>(&x, &device, dtype), Some(main_grad.clone()));
-            let options =
-                LinearOptions { out_in: true, main_grad: main_grad.clone(), ..Default::default() };
+            let options = LinearOptions {
+                out_in: true,
+                main_grad: main_grad.clone(),
+                ..Default::default()
+            };
             let y = linear(x.clone(), weight.clone(), None, options);
             let ids = Tensor::<2, Int>::from_data([[3i64, 0, 5], [8, 3, 1]], &device);
-            let options = EmbeddingOptions { first: None, main_grad: main_grad.clone() };
+            let options = EmbeddingOptions {
+                first: None,
+                main_grad: main_grad.clone(),
+            };
             let vectors = embedding(weight, ids, options);
             let grads = (y.clone().square().sum() + vectors.clone().square().sum()).backward();
-            let sum = main_grad.and_then(|main_grad| main_grad.take()).ok_or("no gradient")?;
+            let sum = main_grad
+                .and_then(|main_grad| main_grad.take())
+                .ok_or("no gradient")?;
             let dx = x.grad(&grads).ok_or("no gradient")?;
             Ok([host(y)?, host(vectors)?, host(dx)?, host(sum)?])
         };

@@ -55,7 +55,9 @@ pub(crate) fn tests() -> impl Iterator<Item = (String, fn() -> Result<(), String
         ("cudnn", cudnn::TESTS),
     ];
     modules.into_iter().flat_map(|(module, tests)| {
-        tests.iter().map(move |(name, test)| (format!("kernels::{module}::{name}"), *test))
+        tests
+            .iter()
+            .map(move |(name, test)| (format!("kernels::{module}::{name}"), *test))
     })
 }
 

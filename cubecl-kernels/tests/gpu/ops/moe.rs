@@ -42,7 +42,9 @@ pub(super) fn poison(bytes: &[usize]) -> Result<(), String> {
     let device = Device::cuda(0);
     let len = |bytes: &usize| bytes.div_ceil(4).max(1);
     let all = bytes.iter().flat_map(|bytes| [len(bytes); 3]);
-    let all: Vec<_> = all.map(|len| Tensor::<1>::full([len], f32::NAN, &device)).collect();
+    let all: Vec<_> = all
+        .map(|len| Tensor::<1>::full([len], f32::NAN, &device))
+        .collect();
     all.into_iter().try_for_each(|x| host(x).map(drop))
 }
 
@@ -64,7 +66,11 @@ fn rows() -> Result<(), String> {
                 let x = normal([m, n], dtype);
                 // One behind the last names none.
                 let index = random(t * k, m + 1);
-                let some: Vec<i64> = index.iter().copied().filter(|&row| row < m as i64).collect();
+                let some: Vec<i64> = index
+                    .iter()
+                    .copied()
+                    .filter(|&row| row < m as i64)
+                    .collect();
                 let run = |device: &Device, dtype| -> Result<_, String> {
                     let x = || Tensor::<2>::from_data(x.clone(), (device, dtype));
                     let taken = take_rows(x(), ints(&some, [some.len()], device, of_index));
@@ -99,7 +105,10 @@ fn views() -> Result<(), String> {
         let run = |device: &Device| -> Result<_, String> {
             let x = || cut(Tensor::<2>::from_data(x.clone(), device));
             let taken = take_rows(x(), ints(&index, [24], device, DType::I32));
-            let summed = sum_rows(x(), ints(&index, [3, 8], device, DType::I32).narrow(1, 1, 5));
+            let summed = sum_rows(
+                x(),
+                ints(&index, [3, 8], device, DType::I32).narrow(1, 1, 5),
+            );
             Ok([host(taken)?, host(summed)?].concat())
         };
         let (expected, found) = (run(&Device::flex())?, run(&Device::cuda(0))?);
@@ -114,7 +123,11 @@ fn unknown() -> Result<(), String> {
     let taken = host(take_rows(x(), ints(&[-1, 2, 3], [3], &device, DType::I64)))?;
     let index = ints(&[0, -1, 1, 3, 4, 2], [3, 2], &device, DType::I32);
     let summed = host(sum_rows(x(), index))?;
-    let is_nan = |x: &[f32]| x.chunks(4).map(|row| row.iter().all(|x| x.is_nan())).collect();
+    let is_nan = |x: &[f32]| {
+        x.chunks(4)
+            .map(|row| row.iter().all(|x| x.is_nan()))
+            .collect()
+    };
     let found: [Vec<bool>; 2] = [is_nan(&taken), is_nan(&summed)];
     match found == [vec![true, false, true], vec![true, false, true]] && summed[4..8] == [1.0; 4] {
         true => Ok(()),
@@ -132,16 +145,28 @@ fn order() -> Result<(), String> {
                 let mut experts = random(t * k, num_experts + dropped);
                 // Those that are no expert's: one behind the last, and -1.
                 let last = num_experts as i64;
-                experts.iter_mut().filter(|e| **e > last).for_each(|expert| *expert = -1);
+                experts
+                    .iter_mut()
+                    .filter(|e| **e > last)
+                    .for_each(|expert| *expert = -1);
                 let run = |device: &Device| -> Result<_, String> {
                     let experts = ints(&experts, [t, k], device, of_experts);
-                    let ExpertRows { counts, slots, tokens, rows } =
-                        rows_by_expert(experts, num_experts);
+                    let ExpertRows {
+                        counts,
+                        slots,
+                        tokens,
+                        rows,
+                    } = rows_by_expert(experts, num_experts);
                     let dtypes = [counts.dtype(), slots.dtype(), tokens.dtype(), rows.dtype()];
                     if dtypes != [DType::I32; 4] || rows.dims() != [t, k] {
                         return Err(format!("{what}: {dtypes:?} and rows {:?}", rows.dims()));
                     }
-                    Ok([numbers(counts)?, numbers(slots)?, numbers(tokens)?, numbers(rows)?])
+                    Ok([
+                        numbers(counts)?,
+                        numbers(slots)?,
+                        numbers(tokens)?,
+                        numbers(rows)?,
+                    ])
                 };
                 let expected = run(&Device::flex())?;
                 poison(&[4 * t * k, 4 * num_experts])?;
@@ -160,14 +185,25 @@ fn order() -> Result<(), String> {
 }
 
 fn ranks() -> Result<(), String> {
-    for ([t, k], of_rank) in [([0, 2], 3), ([3, 1], 1), ([700, 2], 4), ([259, 8], 16), ([1, 5], 7)]
-    {
+    for ([t, k], of_rank) in [
+        ([0, 2], 3),
+        ([3, 1], 1),
+        ([700, 2], 4),
+        ([259, 8], 16),
+        ([1, 5], 7),
+    ] {
         for dtype in [DType::I32, DType::I64] {
             let mut experts = random(t * k, 8 * of_rank + 2);
             let last = 8 * of_rank as i64;
-            experts.iter_mut().filter(|e| **e >= last).for_each(|expert| *expert = -1);
+            experts
+                .iter_mut()
+                .filter(|e| **e >= last)
+                .for_each(|expert| *expert = -1);
             let run = |device: &Device| {
-                numbers(ranks_of_experts(ints(&experts, [t, k], device, dtype), of_rank))
+                numbers(ranks_of_experts(
+                    ints(&experts, [t, k], device, dtype),
+                    of_rank,
+                ))
             };
             let expected = run(&Device::flex())?;
             poison(&[4 * t * k])?;

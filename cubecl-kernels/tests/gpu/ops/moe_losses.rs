@@ -13,8 +13,14 @@ pub(super) const TESTS: &[super::Test] =
     &[("losses_and_their_gradients_are_those_of_the_cpu", losses)];
 
 /// `[s, b, e]`: few tokens and many, experts that fill planes and ragged ones, more than the kernel takes.
-const SHAPES: [[usize; 3]; 6] =
-    [[16, 2, 8], [5, 3, 7], [1, 1, 1], [2111, 2, 64], [33, 1, 130], [3, 2, 520]];
+const SHAPES: [[usize; 3]; 6] = [
+    [16, 2, 8],
+    [5, 3, 7],
+    [1, 1, 1],
+    [2111, 2, 64],
+    [33, 1, 130],
+    [3, 2, 520],
+];
 
 struct Case {
     shape: [usize; 3],
@@ -29,11 +35,17 @@ struct Case {
 impl Case {
     fn new([s, b, e]: [usize; 3], scores: RouterScores, kind: usize) -> Self {
         let counts = |rows: usize| {
-            let of = random(rows * e, 50).into_iter().map(|count| count as f32 + 1.0);
+            let of = random(rows * e, 50)
+                .into_iter()
+                .map(|count| count as f32 + 1.0);
             TensorData::new(of.collect(), [rows, e])
         };
         let has = |bit: usize| kind & (1 << bit) != 0;
-        let all = [has(0).then(|| counts(1)), has(1).then(|| counts(b)), has(2).then(|| counts(1))];
+        let all = [
+            has(0).then(|| counts(1)),
+            has(1).then(|| counts(b)),
+            has(2).then(|| counts(1)),
+        ];
         let counted = (0..s * b).map(|row| f32::from(row % 3 != 1)).collect();
         Self {
             shape: [s, b, e],
@@ -49,7 +61,10 @@ impl Case {
     fn run(&self, device: &Device) -> Result<Vec<Vec<f32>>, String> {
         let on = |data: &TensorData| Tensor::<2>::from_data(data.clone(), (device, DType::F32));
         let loss = |counts: &Option<TensorData>, factor: f64| {
-            counts.as_ref().map(|counts| BalanceLoss { counts: on(counts), factor })
+            counts.as_ref().map(|counts| BalanceLoss {
+                counts: on(counts),
+                factor,
+            })
         };
         let [micro_batch, sequences, global_batch] = &self.counts;
         let losses = RouterLosses {

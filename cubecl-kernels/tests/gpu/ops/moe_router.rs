@@ -31,8 +31,18 @@ struct Case {
 }
 
 fn case(num_experts: usize, top_k: usize, scores: RouterScores) -> Case {
-    let options = RouterOptions { top_k, scores, normalise: false, scale: 1.0, groups: None };
-    Case { num_experts, options, biased: false }
+    let options = RouterOptions {
+        top_k,
+        scores,
+        normalise: false,
+        scale: 1.0,
+        groups: None,
+    };
+    Case {
+        num_experts,
+        options,
+        biased: false,
+    }
 }
 
 impl Case {
@@ -47,7 +57,10 @@ impl Case {
     }
 
     fn biased(self) -> Self {
-        Self { biased: true, ..self }
+        Self {
+            biased: true,
+            ..self
+        }
     }
 
     /// Of which many are equal, and others far enough apart for the CPU to order them alike.
@@ -58,7 +71,12 @@ impl Case {
     }
 
     fn bias(&self) -> Option<Vec<f32>> {
-        let of = || random(self.num_experts, 3).into_iter().map(|x| x as f32 / 2.0).collect();
+        let of = || {
+            random(self.num_experts, 3)
+                .into_iter()
+                .map(|x| x as f32 / 2.0)
+                .collect()
+        };
         self.biased.then(of)
     }
 }
@@ -74,7 +92,10 @@ fn cases() -> Vec<Case> {
         case(60, 2, Softmax).biased(),
         case(60, 8, Softmax),
         case(256, 2, Softmax).normalised(1.0),
-        case(256, 8, Sigmoid).normalised(2.5).biased().grouped([8, 4, 2]),
+        case(256, 8, Sigmoid)
+            .normalised(2.5)
+            .biased()
+            .grouped([8, 4, 2]),
         case(64, 8, Softmax).grouped([8, 3, 1]),
         // More groups than a lane holds, and fewer experts in each than are summed.
         case(72, 8, Sigmoid).biased().grouped([36, 9, 5]),
@@ -98,9 +119,16 @@ fn run(
     let of = |data: &Option<TensorData>| Some(Tensor::from_data(data.clone()?, device));
     let gradients = |_: &Routed| {
         let [of_scores, of_logits] = extra.each_ref().map(of);
-        RouterGradients { of_scores, of_logits }
+        RouterGradients {
+            of_scores,
+            of_logits,
+        }
     };
-    let Routed { weights, experts, scores } = match device == &Device::flex() {
+    let Routed {
+        weights,
+        experts,
+        scores,
+    } = match device == &Device::flex() {
         true => reference::route(logits.clone(), bias, &case.options, gradients),
         false => route(logits.clone(), bias, &case.options, gradients),
     };
@@ -110,19 +138,29 @@ fn run(
     if experts.dtype() != DType::I32 {
         return Err(format!("experts in {:?}", experts.dtype()));
     }
-    Ok((vec![host(weights)?, host(scores)?, host(gradient)?], numbers(experts)?))
+    Ok((
+        vec![host(weights)?, host(scores)?, host(gradient)?],
+        numbers(experts)?,
+    ))
 }
 
 fn routes() -> Result<(), String> {
     for case in cases() {
-        let Case { num_experts, options, .. } = &case;
+        let Case {
+            num_experts,
+            options,
+            ..
+        } = &case;
         let shape = [TOKENS, *num_experts];
         for kind in 0..4 {
             let what = format!("{case:?} with gradients {kind}");
             let (logits, bias) = (case.logits(TOKENS), case.bias());
             let dweights = normal([TOKENS, options.top_k], DType::F32);
             // A row for each token, and one for all.
-            let (all, one) = (normal(shape, DType::F32), normal([1, *num_experts], DType::F32));
+            let (all, one) = (
+                normal(shape, DType::F32),
+                normal([1, *num_experts], DType::F32),
+            );
             let extra = match kind {
                 0 => [None, None],
                 1 => [Some(all), None],
@@ -135,7 +173,12 @@ fn routes() -> Result<(), String> {
             poison(&sizes)?;
             let found = run(&Device::cuda(0), &case, inputs, bias.as_deref(), &extra)?;
             let of_scores = choose_experts(&found.0[1], *num_experts, bias.as_deref(), options);
-            if !found.1.iter().copied().eq(of_scores.iter().map(|&expert| i64::from(expert))) {
+            if !found
+                .1
+                .iter()
+                .copied()
+                .eq(of_scores.iter().map(|&expert| i64::from(expert)))
+            {
                 return Err(format!("{what}: experts that these scores do not choose"));
             }
             if found.1 != expected.1 {
@@ -157,7 +200,11 @@ fn routes() -> Result<(), String> {
 fn sent() -> Result<(), String> {
     let device = Device::cuda(0);
     for case in cases().into_iter().filter(|case| !case.biased) {
-        let Case { num_experts, options, .. } = &case;
+        let Case {
+            num_experts,
+            options,
+            ..
+        } = &case;
         let top_k = options.top_k;
         let (data, dweights) = (case.logits(TOKENS), normal([TOKENS, top_k], DType::F32));
         let weighed = |device: &Device, experts: Option<&[i64]>| -> Result<_, String> {
@@ -174,13 +221,18 @@ fn sent() -> Result<(), String> {
             let grads = (found.weights.clone() * dweights).sum().backward();
             let gradient = logits.grad(&grads).ok_or("no gradient")?;
             let floats = [found.weights, found.scores, gradient].map(host);
-            Ok((numbers(found.experts)?, floats.into_iter().collect::<Result<Vec<_>, _>>()?))
+            Ok((
+                numbers(found.experts)?,
+                floats.into_iter().collect::<Result<Vec<_>, _>>()?,
+            ))
         };
         let best = weighed(&device, None)?;
         if weighed(&device, Some(&best.0))? != best {
             return Err(format!("{case:?}: other bits of the best experts"));
         }
-        let in_turn: Vec<_> = (0..TOKENS * top_k).map(|slot| (slot % num_experts) as i64).collect();
+        let in_turn: Vec<_> = (0..TOKENS * top_k)
+            .map(|slot| (slot % num_experts) as i64)
+            .collect();
         let (experts, found) = weighed(&device, Some(&in_turn))?;
         let (_, expected) = weighed(&Device::flex(), Some(&in_turn))?;
         if experts != in_turn {
@@ -196,17 +248,28 @@ fn sent() -> Result<(), String> {
 fn not_numbers() -> Result<(), String> {
     let mut bias = vec![0.0; 60];
     (bias[7], bias[9], bias[50]) = (f32::NEG_INFINITY, f32::NAN, f32::NEG_INFINITY);
-    let plain = [case(8, 2, RouterScores::Softmax), case(60, 8, RouterScores::Sigmoid)];
-    let grouped = case(60, 8, RouterScores::Sigmoid).biased().grouped([12, 2, 3]);
+    let plain = [
+        case(8, 2, RouterScores::Softmax),
+        case(60, 8, RouterScores::Sigmoid),
+    ];
+    let grouped = case(60, 8, RouterScores::Sigmoid)
+        .biased()
+        .grouped([12, 2, 3]);
     for case in plain.into_iter().chain([grouped]) {
-        let Case { num_experts, options, biased } = &case;
+        let Case {
+            num_experts,
+            options,
+            biased,
+        } = &case;
         let bias = biased.then_some(bias.as_slice());
         let mut logits: Vec<f32> = case.logits(TOKENS).iter().collect();
         let odd = [f32::NAN, f32::NEG_INFINITY, f32::INFINITY];
         // One, almost all, and all of a token.
         for (token, row) in logits.chunks_mut(*num_experts).enumerate() {
             let last = [0, 1, num_experts - 1, *num_experts][token % 4];
-            row[..last].iter_mut().for_each(|logit| *logit = odd[token % 3]);
+            row[..last]
+                .iter_mut()
+                .for_each(|logit| *logit = odd[token % 3]);
         }
         let logits = TensorData::new(logits, [TOKENS, *num_experts]);
         let logits = Tensor::<2>::from_data(logits, &Device::cuda(0));
@@ -217,7 +280,9 @@ fn not_numbers() -> Result<(), String> {
         let chosen = choose_experts(&scores, *num_experts, bias, options);
         let chosen: Vec<i64> = chosen.into_iter().map(i64::from).collect();
         if experts != chosen || nans == 0 {
-            return Err(format!("{case:?}, {nans} are none: {experts:?} for {chosen:?}"));
+            return Err(format!(
+                "{case:?}, {nans} are none: {experts:?} for {chosen:?}"
+            ));
         }
     }
     Ok(())
@@ -226,10 +291,17 @@ fn not_numbers() -> Result<(), String> {
 fn nothing() -> Result<(), String> {
     let logits = Tensor::<2>::empty([0, 8], &Device::cuda(0).autodiff()).require_grad();
     let options = case(8, 2, RouterScores::Softmax).options;
-    let found = route(logits.clone(), None, &options, |_| RouterGradients::default());
+    let found = route(logits.clone(), None, &options, |_| {
+        RouterGradients::default()
+    });
     let grads = found.weights.clone().sum().backward();
     let gradient = logits.grad(&grads).ok_or("no gradient")?;
-    let dims = [found.weights.dims(), found.experts.dims(), found.scores.dims(), gradient.dims()];
+    let dims = [
+        found.weights.dims(),
+        found.experts.dims(),
+        found.scores.dims(),
+        gradient.dims(),
+    ];
     match dims == [[0, 2], [0, 2], [0, 8], [0, 8]] {
         true => Ok(()),
         false => Err(format!("{dims:?}")),
@@ -245,7 +317,11 @@ fn many() -> Result<(), String> {
         return Err("600 experts: others".into());
     }
     // All that are chosen have scores near 1: the last bit of one is more of what it lacks to 1, which the gradient has.
-    found.0.iter().zip(&expected.0).try_for_each(|(a, b)| close("600 experts", a, b, 2e-5))
+    found
+        .0
+        .iter()
+        .zip(&expected.0)
+        .try_for_each(|(a, b)| close("600 experts", a, b, 2e-5))
 }
 
 /// Tensor cores round what they sum a little more than f32 does, 3e-6 of the largest over 2048 columns; bf16 results

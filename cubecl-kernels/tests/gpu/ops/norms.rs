@@ -22,8 +22,14 @@ pub(super) const TESTS: &[super::Test] = &[
 ];
 
 /// Aligned rows, ragged ones, rows of one element.
-const SHAPES: [[usize; 3]; 6] =
-    [[16, 2, 256], [5, 3, 67], [1, 1, 3], [3, 1, 1], [3, 2, 1028], [2, 1, 4096]];
+const SHAPES: [[usize; 3]; 6] = [
+    [16, 2, 256],
+    [5, 3, 67],
+    [1, 1, 3],
+    [3, 1, 1],
+    [3, 2, 1028],
+    [2, 1, 4096],
+];
 
 fn norms() -> Result<(), String> {
     for (dtype, tolerance) in DTYPES {
@@ -209,9 +215,14 @@ fn main_grads() -> Result<(), String> {
                             return Err("an ordinary gradient of gamma too".to_string());
                         }
                     }
-                    let wanted =
-                        if is_layer_norm { vec![of_gamma, of_beta] } else { vec![of_gamma] };
-                    let sums = wanted.into_iter().map(|of| host(of.take().ok_or("no gradient")?));
+                    let wanted = if is_layer_norm {
+                        vec![of_gamma, of_beta]
+                    } else {
+                        vec![of_gamma]
+                    };
+                    let sums = wanted
+                        .into_iter()
+                        .map(|of| host(of.take().ok_or("no gradient")?));
                     sums.collect()
                 };
                 let expected = sums(&Device::flex(), DType::F32)?;

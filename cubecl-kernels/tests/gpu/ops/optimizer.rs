@@ -101,7 +101,12 @@ fn steps(
                 }
             };
         }
-        let AdamwState { param, exp_avg, exp_avg_sq, rounded: after } = state;
+        let AdamwState {
+            param,
+            exp_avg,
+            exp_avg_sq,
+            rounded: after,
+        } = state;
         if [&param, &exp_avg, &exp_avg_sq].map(|x| x.dtype()) != dtypes[1..] {
             return Err(format!("{dtypes:?} became other dtypes"));
         }
@@ -109,15 +114,35 @@ fn steps(
         if let (Some(after), Some(held)) = (after, rounded) {
             // The rounding of its own parameter, bit for bit, on the GPU in the memory that was given.
             let again = found[0].clone().cast(after.dtype());
-            let held = if is_on_gpu(&held) { held } else { after.clone() };
+            let held = if is_on_gpu(&held) {
+                held
+            } else {
+                after.clone()
+            };
             let [again, after, held] = [again, after, held].map(|x| x.cast(DType::F32));
             found.extend([again - after.clone(), held - after]);
         }
-        found.into_iter().map(host).collect::<Result<Vec<_>, String>>()
+        found
+            .into_iter()
+            .map(host)
+            .collect::<Result<Vec<_>, String>>()
     };
     let (expected, found) = (run(&Device::flex())?, run(&Device::cuda(0))?);
-    let names = ["parameter", "exp_avg", "exp_avg_sq", "before", "rounding", "what was given"];
-    let of = |dtype| DTYPES.iter().find(|(known, _)| *known == dtype).expect("it is known").1;
+    let names = [
+        "parameter",
+        "exp_avg",
+        "exp_avg_sq",
+        "before",
+        "rounding",
+        "what was given",
+    ];
+    let of = |dtype| {
+        DTYPES
+            .iter()
+            .find(|(known, _)| *known == dtype)
+            .expect("it is known")
+            .1
+    };
     let of = |dtype| if dtype == DType::F32 { 2e-6 } else { of(dtype) };
     // What a last bit of a narrow moment changes, the parameter sees as well.
     let of_moments = of(dtypes[2]).max(of(dtypes[3]));
@@ -132,11 +157,19 @@ fn steps(
     }
     // A step is far smaller than the largest parameter: by itself it is as it should be up to a bit of the
     // parameter, 1/256 of at most 5, or of the moments.
-    let moved =
-        |all: &[Vec<f32>]| all[0].iter().zip(&all[3]).map(|(a, b)| a - b).collect::<Vec<f32>>();
+    let moved = |all: &[Vec<f32>]| {
+        all[0]
+            .iter()
+            .zip(&all[3])
+            .map(|(a, b)| a - b)
+            .collect::<Vec<f32>>()
+    };
     let (found, expected) = (moved(&found), moved(&expected));
     let largest = expected.iter().fold(0.0f32, |most, x| most.max(x.abs()));
-    let apart = found.iter().zip(&expected).map(|(a, b)| f64::from((a - b).abs()));
+    let apart = found
+        .iter()
+        .zip(&expected)
+        .map(|(a, b)| f64::from((a - b).abs()));
     let mean = apart.sum::<f64>() / len as f64;
     let bound = 0.1 * f64::from(largest);
     if mean > bound {
@@ -158,7 +191,12 @@ fn totals() -> Result<(), String> {
             let expected: f64 = numbers[start..start + len].iter().sum();
             for stretch in [stretch.clone(), stretch + 0.0] {
                 let found = host(total(stretch))?;
-                close(&format!("{len} from {start}"), &found, &[expected as f32], 1e-6)?;
+                close(
+                    &format!("{len} from {start}"),
+                    &found,
+                    &[expected as f32],
+                    1e-6,
+                )?;
             }
         }
     }
@@ -192,18 +230,26 @@ fn scales() -> Result<(), String> {
 fn squares() -> Result<(), String> {
     let gpu = Device::cuda(0);
     let sum_of = |all: Vec<Tensor<1>>| -> Result<f64, String> {
-        Ok(host(partial_sums_of_squares(all))?.into_iter().map(f64::from).sum())
+        Ok(host(partial_sums_of_squares(all))?
+            .into_iter()
+            .map(f64::from)
+            .sum())
     };
     let sum = |x: Tensor<1>| sum_of(vec![x]);
     let dtypes = DTYPES.map(|(dtype, _)| dtype);
-    for (len, dtype) in LENS.into_iter().flat_map(|len| dtypes.map(|dtype| (len, dtype))) {
+    for (len, dtype) in LENS
+        .into_iter()
+        .flat_map(|len| dtypes.map(|dtype| (len, dtype)))
+    {
         let data = Tensor::<1>::from_data(normal(len), (&Device::flex(), dtype)).into_data();
         let expected: f64 = data.iter::<f64>().map(|x| x * x).sum();
         let x = Tensor::<1>::from_data(data, (&gpu, dtype));
         let found = sum(x.clone())?;
         let apart = (found - expected).abs() / expected;
         if apart.is_nan() || apart > 1e-5 {
-            return Err(format!("squares of {len} {dtype:?}: {found}, not {expected}"));
+            return Err(format!(
+                "squares of {len} {dtype:?}: {found}, not {expected}"
+            ));
         }
         let all = Tensor::cat(vec![partial_sums_of_squares(vec![x.clone()]); 3], 0);
         let total = host(total(all))?[0];
@@ -220,17 +266,26 @@ fn squares() -> Result<(), String> {
         let of = |(i, x): (usize, &Tensor<1>)| {
             let x = Tensor::<1>::from_data(x.clone().into_data(), device);
             let x = if i == 7 { x.cast(DType::BF16) } else { x };
-            if bad == Some(i) { x.slice_fill(lens[i] - 1..lens[i], f32::NAN) } else { x }
+            if bad == Some(i) {
+                x.slice_fill(lens[i] - 1..lens[i], f32::NAN)
+            } else {
+                x
+            }
         };
         let all: Vec<_> = many.iter().enumerate().map(of).collect();
-        let views = [all[1].clone().narrow(0, 8, 4096), all[1].clone().narrow(0, 3, 4096)];
+        let views = [
+            all[1].clone().narrow(0, 8, 4096),
+            all[1].clone().narrow(0, 3, 4096),
+        ];
         all.into_iter().chain(views).collect()
     };
     let square = |x: Tensor<1>| -> Result<f64, String> {
         Ok(host(x)?.into_iter().map(|x| f64::from(x).powi(2)).sum())
     };
-    let expected: f64 =
-        parts(&Device::flex(), None).into_iter().map(square).sum::<Result<_, _>>()?;
+    let expected: f64 = parts(&Device::flex(), None)
+        .into_iter()
+        .map(square)
+        .sum::<Result<_, _>>()?;
     let found = sum_of(parts(&gpu, None))?;
     let apart = (found - expected).abs() / expected;
     if apart.is_nan() || apart > 1e-6 {
@@ -276,8 +331,10 @@ fn neighbours() -> Result<(), String> {
     }
     for (i, param) in params.into_iter().enumerate() {
         // The first step of Adam is the sign of the gradient.
-        let expected: Vec<f32> =
-            values[i * 64..i * 64 + LEN].iter().map(|grad| 1.0 - 1e-2 * grad.signum()).collect();
+        let expected: Vec<f32> = values[i * 64..i * 64 + LEN]
+            .iter()
+            .map(|grad| 1.0 - 1e-2 * grad.signum())
+            .collect();
         close(&format!("parameter {i}"), &host(param)?, &expected, 1e-5)?;
     }
     Ok(())

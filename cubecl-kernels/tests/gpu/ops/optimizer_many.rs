@@ -42,11 +42,27 @@ fn states(device: &Device, rounded: Option<DType>) -> Vec<(AdamwState, Tensor<1>
             2 => stretch().narrow(0, 128, len),
             _ => random(),
         };
-        let grad = if i == 2 { stretch().narrow(0, 128, len) } else { random() };
+        let grad = if i == 2 {
+            stretch().narrow(0, 128, len)
+        } else {
+            random()
+        };
         let exp_avg_sq = random().abs();
-        let exp_avg_sq = if i == 6 { exp_avg_sq.cast(DType::BF16) } else { exp_avg_sq };
+        let exp_avg_sq = if i == 6 {
+            exp_avg_sq.cast(DType::BF16)
+        } else {
+            exp_avg_sq
+        };
         let rounded = rounded.map(|dtype| Tensor::full([len], f32::NAN, (device, dtype)));
-        (AdamwState { param, exp_avg: random(), exp_avg_sq, rounded }, grad)
+        (
+            AdamwState {
+                param,
+                exp_avg: random(),
+                exp_avg_sq,
+                rounded,
+            },
+            grad,
+        )
     };
     LENS.into_iter().enumerate().map(of).collect()
 }
@@ -68,17 +84,32 @@ fn together() -> Result<(), String> {
             let before = host(held.clone())?;
             let copy = |x: &Tensor<1>| Tensor::from_data(x.clone().into_data(), (&gpu, x.dtype()));
             let copies = all.iter().map(|(state, grad)| {
-                let AdamwState { param, exp_avg, exp_avg_sq, rounded } = state;
+                let AdamwState {
+                    param,
+                    exp_avg,
+                    exp_avg_sq,
+                    rounded,
+                } = state;
                 let rounded = rounded.as_ref().map(copy);
                 let [param, exp_avg, exp_avg_sq] = [param, exp_avg, exp_avg_sq].map(copy);
-                (AdamwState { param, exp_avg, exp_avg_sq, rounded }, copy(grad))
+                (
+                    AdamwState {
+                        param,
+                        exp_avg,
+                        exp_avg_sq,
+                        rounded,
+                    },
+                    copy(grad),
+                )
             });
             let copies: Vec<_> = copies.collect();
             let found = adamw_all(all, factor.clone(), &STEP);
-            let expected = copies.into_iter().map(|(state, grad)| match factor.clone() {
-                Some(factor) => adamw_scaled(state, grad, factor, &STEP),
-                None => adamw(state, grad, &STEP),
-            });
+            let expected = copies
+                .into_iter()
+                .map(|(state, grad)| match factor.clone() {
+                    Some(factor) => adamw_scaled(state, grad, factor, &STEP),
+                    None => adamw(state, grad, &STEP),
+                });
             for (i, (found, expected)) in found.into_iter().zip(expected).enumerate() {
                 let what = format!("{rounded:?} {factor:?}, number {i}");
                 let narrow = found.exp_avg_sq.dtype() == DType::BF16;
@@ -103,7 +134,9 @@ fn together() -> Result<(), String> {
 }
 
 fn cube(x: Tensor<1>) -> Result<CubeTensor, String> {
-    Ok(tensor::from_backend(x.try_into_primitive::<Cube>().map_err(|_| "no GPU's")?))
+    Ok(tensor::from_backend(
+        x.try_into_primitive::<Cube>().map_err(|_| "no GPU's")?,
+    ))
 }
 
 /// Rooms of a buffer of NaN, some beside each other, and what others hold of it; other parameters are not rounded.
@@ -118,7 +151,18 @@ fn rooms() -> Result<(), String> {
             let random = || Tensor::<1>::from_data(normal([place.len()], DType::F32), &gpu);
             let (param, exp_avg, exp_avg_sq) = (random(), random(), random().abs());
             let rounded = Some(rounding_room(&buffer, place.clone()).ok_or("no room")?);
-            all.insert(1, (AdamwState { param, exp_avg, exp_avg_sq, rounded }, random()));
+            all.insert(
+                1,
+                (
+                    AdamwState {
+                        param,
+                        exp_avg,
+                        exp_avg_sq,
+                        rounded,
+                    },
+                    random(),
+                ),
+            );
         }
         let found = adamw_all(all, None, &STEP);
         let mut expected = vec![f32::NAN; 8192];
@@ -126,7 +170,12 @@ fn rooms() -> Result<(), String> {
             let param = host(state.param.clone().cast(dtype))?;
             expected[place.clone()].copy_from_slice(&param);
             let rounded = state.rounded.clone().ok_or("it is not rounded")?;
-            close(&format!("{place:?} in {dtype:?}"), &host(rounded)?, &param, 0.0)?;
+            close(
+                &format!("{place:?} in {dtype:?}"),
+                &host(rounded)?,
+                &param,
+                0.0,
+            )?;
         }
         if found[6..].iter().any(|state| state.rounded.is_some()) {
             return Err("others are rounded".into());
@@ -134,7 +183,10 @@ fn rooms() -> Result<(), String> {
         let found = host(held)?;
         let same = |(a, b): (&f32, &f32)| a == b || (a.is_nan() && b.is_nan());
         if let Some(at) = found.iter().zip(&expected).position(|x| !same(x)) {
-            return Err(format!("{dtype:?}: {at} is {}, not {}", found[at], expected[at]));
+            return Err(format!(
+                "{dtype:?}: {at} is {}, not {}",
+                found[at], expected[at]
+            ));
         }
     }
     Ok(())

@@ -24,24 +24,68 @@ const RULES: [(&str, Rule); 3] = [
     ("adamw", |param, rounded, grad| {
         let (lr, beta_1, beta_2, epsilon) = (0.1, 0.9, 0.95, 1e-8);
         let (weight_decay, grad_factor, time) = (0.1, 0.7, 1);
-        let step = AdamwStep { lr, beta_1, beta_2, epsilon, weight_decay, grad_factor, time };
+        let step = AdamwStep {
+            lr,
+            beta_1,
+            beta_2,
+            epsilon,
+            weight_decay,
+            grad_factor,
+            time,
+        };
         let [exp_avg, exp_avg_sq] = [0; 2].map(|_| param.zeros_like());
-        let after =
-            adamw(AdamwState { param, exp_avg, exp_avg_sq, rounded: Some(rounded) }, grad, &step);
+        let after = adamw(
+            AdamwState {
+                param,
+                exp_avg,
+                exp_avg_sq,
+                rounded: Some(rounded),
+            },
+            grad,
+            &step,
+        );
         (after.param, after.rounded)
     }),
     ("sgd", |param, rounded, grad| {
         let (lr, momentum, nesterov, weight_decay, grad_factor) = (0.1, 0.9, false, 0.1, 0.7);
-        let step = SgdStep { lr, momentum, nesterov, weight_decay, grad_factor };
+        let step = SgdStep {
+            lr,
+            momentum,
+            nesterov,
+            weight_decay,
+            grad_factor,
+        };
         let momentum_buffer = Some(param.zeros_like());
-        let after = sgd(SgdState { param, momentum_buffer, rounded: Some(rounded) }, grad, &step);
+        let after = sgd(
+            SgdState {
+                param,
+                momentum_buffer,
+                rounded: Some(rounded),
+            },
+            grad,
+            &step,
+        );
         (after.param, after.rounded)
     }),
     ("lion", |param, rounded, grad| {
         let (lr, beta_1, beta_2, weight_decay, grad_factor) = (0.1, 0.9, 0.99, 0.1, 0.7);
-        let step = LionStep { lr, beta_1, beta_2, weight_decay, grad_factor };
+        let step = LionStep {
+            lr,
+            beta_1,
+            beta_2,
+            weight_decay,
+            grad_factor,
+        };
         let exp_avg = param.zeros_like();
-        let after = lion(LionState { param, exp_avg, rounded: Some(rounded) }, grad, &step);
+        let after = lion(
+            LionState {
+                param,
+                exp_avg,
+                rounded: Some(rounded),
+            },
+            grad,
+            &step,
+        );
         (after.param, after.rounded)
     }),
 ];

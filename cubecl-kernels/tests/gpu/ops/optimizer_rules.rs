@@ -25,19 +25,41 @@ enum Rule {
 }
 
 /// Steps as large as the gradients, so that a narrow parameter shows each of them.
-const SGD: SgdStep =
-    SgdStep { lr: 0.1, momentum: 0.9, nesterov: false, weight_decay: 0.1, grad_factor: 0.7 };
-const LION: LionStep =
-    LionStep { lr: 0.1, beta_1: 0.9, beta_2: 0.99, weight_decay: 0.1, grad_factor: 0.7 };
+const SGD: SgdStep = SgdStep {
+    lr: 0.1,
+    momentum: 0.9,
+    nesterov: false,
+    weight_decay: 0.1,
+    grad_factor: 0.7,
+};
+const LION: LionStep = LionStep {
+    lr: 0.1,
+    beta_1: 0.9,
+    beta_2: 0.99,
+    weight_decay: 0.1,
+    grad_factor: 0.7,
+};
 
 /// Every kernel that there is of a rule.
 const RULES: [Rule; 6] = [
     Rule::Sgd(SGD),
-    Rule::Sgd(SgdStep { nesterov: true, ..SGD }),
-    Rule::Sgd(SgdStep { weight_decay: 0.0, ..SGD }),
-    Rule::Sgd(SgdStep { momentum: 0.0, ..SGD }),
+    Rule::Sgd(SgdStep {
+        nesterov: true,
+        ..SGD
+    }),
+    Rule::Sgd(SgdStep {
+        weight_decay: 0.0,
+        ..SGD
+    }),
+    Rule::Sgd(SgdStep {
+        momentum: 0.0,
+        ..SGD
+    }),
     Rule::Lion(LION),
-    Rule::Lion(LionStep { weight_decay: 0.0, ..LION }),
+    Rule::Lion(LionStep {
+        weight_decay: 0.0,
+        ..LION
+    }),
 ];
 
 /// What a rule steps: the parameter, what it keeps of gradients, the rounded parameter.
@@ -53,24 +75,52 @@ impl Rule {
     }
 
     fn after(&self, held: Held, grad: Tensor<1>, factor: Option<Tensor<1>>) -> Held {
-        let Held { param, kept, rounded } = held;
+        let Held {
+            param,
+            kept,
+            rounded,
+        } = held;
         match self {
             Self::Sgd(step) => {
-                let state = SgdState { param, momentum_buffer: kept, rounded };
-                let SgdState { param, momentum_buffer: kept, rounded } = match factor {
+                let state = SgdState {
+                    param,
+                    momentum_buffer: kept,
+                    rounded,
+                };
+                let SgdState {
+                    param,
+                    momentum_buffer: kept,
+                    rounded,
+                } = match factor {
                     None => sgd(state, grad, step),
                     Some(factor) => sgd_scaled(state, grad, factor, step),
                 };
-                Held { param, kept, rounded }
+                Held {
+                    param,
+                    kept,
+                    rounded,
+                }
             }
             Self::Lion(step) => {
                 let exp_avg = kept.expect("Lion keeps a mean");
-                let state = LionState { param, exp_avg, rounded };
-                let LionState { param, exp_avg, rounded } = match factor {
+                let state = LionState {
+                    param,
+                    exp_avg,
+                    rounded,
+                };
+                let LionState {
+                    param,
+                    exp_avg,
+                    rounded,
+                } = match factor {
                     None => lion(state, grad, step),
                     Some(factor) => lion_scaled(state, grad, factor, step),
                 };
-                Held { param, kept: Some(exp_avg), rounded }
+                Held {
+                    param,
+                    kept: Some(exp_avg),
+                    rounded,
+                }
             }
         }
     }
@@ -126,9 +176,15 @@ fn steps(
     factor: Option<f32>,
 ) -> Result<(), String> {
     // A mean as small as the gradient's share of it, so that signs are of both.
-    let small = if matches!(rule, Rule::Lion(_)) { 0.0625 } else { 1.0 };
+    let small = if matches!(rule, Rule::Lion(_)) {
+        0.0625
+    } else {
+        1.0
+    };
     let (param, kept) = (normal([len], dtypes[1]), normal([len], dtypes[2]));
-    let kept = Tensor::<1>::from_data(kept, &Device::flex()).mul_scalar(small).into_data();
+    let kept = Tensor::<1>::from_data(kept, &Device::flex())
+        .mul_scalar(small)
+        .into_data();
     let grads = [0; 3].map(|_| normal([len], dtypes[0]));
     let run = |device: &Device| {
         let on = |data: &TensorData, dtype| Tensor::<1>::from_data(data.clone(), (device, dtype));
@@ -145,7 +201,11 @@ fn steps(
             let factor = factor.map(|factor| Tensor::from_floats([factor], device));
             held = rule.after(held, on(grad, dtypes[0]), factor);
         }
-        let Held { param, kept, rounded: after } = held;
+        let Held {
+            param,
+            kept,
+            rounded: after,
+        } = held;
         let found = [Some(&param), kept.as_ref(), after.as_ref()].map(|x| x.map(|x| x.dtype()));
         if found != [Some(dtypes[1]), rule.keeps().then_some(dtypes[2]), rounded] {
             return Err(format!("{dtypes:?} {rounded:?} became {found:?}"));
@@ -158,17 +218,41 @@ fn steps(
         let (param_before, kept_before) = before;
         let all = [Some(param), kept, Some(param_before), kept_before, rounding];
         let all = all.map(|x| x.map(host).transpose());
-        all.into_iter().collect::<Result<Vec<Option<Vec<f32>>>, String>>()
+        all.into_iter()
+            .collect::<Result<Vec<Option<Vec<f32>>>, String>>()
     };
     let (expected, found) = (run(&Device::flex())?, run(&Device::cuda(0))?);
-    let names = ["parameter", "what is kept", "parameter before", "kept before", "rounding"];
-    let of = |dtype| DTYPES.iter().find(|(known, _)| *known == dtype).expect("it is known").1;
+    let names = [
+        "parameter",
+        "what is kept",
+        "parameter before",
+        "kept before",
+        "rounding",
+    ];
+    let of = |dtype| {
+        DTYPES
+            .iter()
+            .find(|(known, _)| *known == dtype)
+            .expect("it is known")
+            .1
+    };
     let of = |dtype| if dtype == DType::F32 { 2e-6 } else { of(dtype) };
     // What a last bit of what is kept changes, the parameter of SGD sees as well.
-    let tolerances = [of(dtypes[1]).max(of(dtypes[2])), of(dtypes[2]), 0.0, 0.0, 0.0];
+    let tolerances = [
+        of(dtypes[1]).max(of(dtypes[2])),
+        of(dtypes[2]),
+        0.0,
+        0.0,
+        0.0,
+    ];
     for (i, (found, expected)) in found.into_iter().zip(expected).enumerate() {
-        let what = format!("{} of {rule:?} {len} {dtypes:?} {rounded:?} {factor:?}", names[i]);
-        let (Some(mut found), Some(mut expected)) = (found, expected) else { continue };
+        let what = format!(
+            "{} of {rule:?} {len} {dtypes:?} {rounded:?} {factor:?}",
+            names[i]
+        );
+        let (Some(mut found), Some(mut expected)) = (found, expected) else {
+            continue;
+        };
         if let (0, Rule::Lion(step)) = (i, rule) {
             forgive(&mut found, &expected, step.lr);
         }
@@ -195,7 +279,16 @@ fn forgive(found: &mut [f32], expected: &[f32], lr: f64) {
 
 /// Zeros, NaN and infinities as gradients: 0 has no sign, and NaN does not get one.
 fn nan() -> Result<(), String> {
-    let numbers = [0.0, -0.0, f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 3.0, -3.0, 0.0];
+    let numbers = [
+        0.0,
+        -0.0,
+        f32::NAN,
+        f32::INFINITY,
+        f32::NEG_INFINITY,
+        3.0,
+        -3.0,
+        0.0,
+    ];
     for (rule, len) in RULES.into_iter().flat_map(|rule| [(rule, 8), (rule, 7)]) {
         for dtype in [DType::F32, DType::BF16, DType::F16] {
             let run = |device: &Device| {
@@ -207,7 +300,10 @@ fn nan() -> Result<(), String> {
                 let data = TensorData::from(&numbers[..len]);
                 let grad = Tensor::from_data(data, (device, dtype));
                 let Held { param, kept, .. } = rule.after(held, grad, None);
-                Ok::<_, String>((host(param)?, kept.map(host).transpose()?.unwrap_or_default()))
+                Ok::<_, String>((
+                    host(param)?,
+                    kept.map(host).transpose()?.unwrap_or_default(),
+                ))
             };
             let (expected, found) = (run(&Device::flex())?, run(&Device::cuda(0))?);
             let of = |(param, kept): (Vec<f32>, Vec<f32>)| [param, kept].concat();
@@ -233,8 +329,9 @@ fn stretches() -> Result<(), String> {
     {
         for dtype in [DType::F32, DType::BF16] {
             let data = [0; 3].map(|_| normal([len], dtype));
-            let alone =
-                data.each_ref().map(|data| Tensor::<1>::from_data(data.clone(), (&gpu, dtype)));
+            let alone = data
+                .each_ref()
+                .map(|data| Tensor::<1>::from_data(data.clone(), (&gpu, dtype)));
             let place = s![start..start + len];
             let all = alone.clone().map(|x| {
                 let nan = Tensor::<1>::full([len + 2 * start], f32::NAN, (&gpu, dtype));
@@ -242,7 +339,15 @@ fn stretches() -> Result<(), String> {
             });
             let after = |[grad, param, kept]: [Tensor<1>; 3]| {
                 let kept = rule.keeps().then_some(kept);
-                let after = rule.after(Held { param, kept, rounded: None }, grad, None);
+                let after = rule.after(
+                    Held {
+                        param,
+                        kept,
+                        rounded: None,
+                    },
+                    grad,
+                    None,
+                );
                 let all = [Some(after.param), after.kept];
                 host(Tensor::cat(all.into_iter().flatten().collect(), 0))
             };
@@ -252,8 +357,10 @@ fn stretches() -> Result<(), String> {
             for (all, data) in all.into_iter().zip(data) {
                 let all = host(all)?;
                 let data: Vec<f32> = data.iter().collect();
-                let (inside, outside) =
-                    (&all[start..start + len], [&all[..start], &all[start + len..]].concat());
+                let (inside, outside) = (
+                    &all[start..start + len],
+                    [&all[..start], &all[start + len..]].concat(),
+                );
                 if inside != data || !outside.iter().all(|x| x.is_nan()) {
                     return Err(format!("{what}: what is held has changed"));
                 }

@@ -23,7 +23,9 @@ pub(crate) fn is_mine() -> bool {
 
 /// The part of this process, and how many there are.
 pub(crate) fn part() -> [usize; 2] {
-    let Ok(text) = env::var(VARIABLE) else { return [0, 1] };
+    let Ok(text) = env::var(VARIABLE) else {
+        return [0, 1];
+    };
     let numbers = text.split_once('/').and_then(|(part, parts)| {
         let [part, parts] = [part, parts].map(|number| number.parse::<usize>().ok());
         Some([part?, parts?])

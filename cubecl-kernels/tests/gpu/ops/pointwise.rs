@@ -61,11 +61,15 @@ fn rotations() -> Result<(), String> {
 /// Both layouts, heads that are rotated whole and in part, and positions of each sequence.
 fn layouts() -> Result<(), String> {
     for (dtype, tolerance) in DTYPES {
-        for ([s, b, h, d], part) in
-            [([5, 2, 3, 64], 0.5), ([4, 3, 2, 10], 0.4), ([3, 2, 2, 24], 1.0)]
-        {
+        for ([s, b, h, d], part) in [
+            ([5, 2, 3, 64], 0.5),
+            ([4, 3, 2, 10], 0.4),
+            ([3, 2, 2, 24], 1.0),
+        ] {
             for layout in [RopeLayout::Halves, RopeLayout::Interleaved] {
-                let config = RopeConfig::new(d).with_layout(layout).with_rotary_percent(part);
+                let config = RopeConfig::new(d)
+                    .with_layout(layout)
+                    .with_rotary_percent(part);
                 let ends = (0..b).map(|b| packed_positions(&[0, b, s]).expect("they ascend"));
                 let sequences: Vec<Vec<usize>> = ends.collect();
                 let what = format!("rope {layout:?} {part} of {s}x{b}x{h}x{d}");

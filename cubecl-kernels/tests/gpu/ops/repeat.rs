@@ -8,8 +8,10 @@ use megaburn_kernels::repeat_heads;
 
 use super::compare::*;
 
-pub(super) const TESTS: &[super::Test] =
-    &[("one_head_for_all", heads), ("one_head_beside_others", beside)];
+pub(super) const TESTS: &[super::Test] = &[
+    ("one_head_for_all", heads),
+    ("one_head_beside_others", beside),
+];
 
 /// Few heads and more than a cube has rows; ragged ones are read element by element.
 const CASES: [([usize; 4], usize); 5] = [

@@ -8,8 +8,10 @@ use megaburn_kernels::{SoftmaxMask, reference, scale_mask_softmax};
 
 use super::compare::*;
 
-pub(super) const TESTS: &[super::Test] =
-    &[("softmax_under_every_mask", softmaxes), ("scores_that_others_hold_stay", held)];
+pub(super) const TESTS: &[super::Test] = &[
+    ("softmax_under_every_mask", softmaxes),
+    ("scores_that_others_hold_stay", held),
+];
 
 /// A mask of a sequence and of a head each, or of all; the second query sees nothing, the first key is
 /// seen by nobody.
@@ -29,7 +31,12 @@ fn softmaxes() -> Result<(), String> {
             _ => 1e-3,
         };
         // A plane a row, several, more than registers hold; whole vectors and none.
-        for shape in [[2, 3, 9, 64], [1, 2, 5, 7], [2, 1, 3, 2056], [1, 1, 2, 17000]] {
+        for shape in [
+            [2, 3, 9, 64],
+            [1, 2, 5, 7],
+            [2, 1, 3, 2056],
+            [1, 1, 2, 17000],
+        ] {
             let [b, _, s_q, s_k] = shape;
             for size in [1.0, 1e4] {
                 for kind in 0..5 {
@@ -64,7 +71,12 @@ fn softmaxes() -> Result<(), String> {
                     let expected = run(&Device::flex(), DType::F32)?;
                     let found = run(&Device::cuda(0), dtype)?;
                     for (name, i) in [("values", 0), ("gradient", 1)] {
-                        close(&format!("{what}: {name}"), &found[i], &expected[i], tolerance)?;
+                        close(
+                            &format!("{what}: {name}"),
+                            &found[i],
+                            &expected[i],
+                            tolerance,
+                        )?;
                     }
                 }
             }

@@ -40,8 +40,12 @@ fn published_models_have_their_number_of_parameters(#[case] json: &str, #[case] 
     let whole = read_text(json).unwrap();
     let config = whole.without_mtp();
     assert_eq!(config.whole_plan().unwrap().num_global(), params);
-    let named: usize =
-        config.hf_params().unwrap().iter().map(|p| p.shape.iter().product::<usize>()).sum();
+    let named: usize = config
+        .hf_params()
+        .unwrap()
+        .iter()
+        .map(|p| p.shape.iter().product::<usize>())
+        .sum();
     assert_eq!(named, params);
     for config in [config, whole] {
         assert_eq!(read(&config.to_hf()).unwrap(), config);
@@ -54,15 +58,39 @@ fn deepseek_v3_has_a_layer_that_predicts_further_tokens() {
     let config = read_text(V3).unwrap();
     let params = |config: &DecoderConfig| config.whole_plan().unwrap().num_global();
     let own = params(&config) - params(&config.without_mtp());
-    assert_eq!((config.mtp_layers, own), (1, 11_507_286_272 + 2 * 7168 * 7168 + 3 * 7168));
-    let names = config.hf_params().unwrap().into_iter().flat_map(|param| param.names());
-    let names: Vec<_> = names.filter(|name| name.starts_with("model.layers.61.")).collect();
-    for name in ["eh_proj", "enorm", "hnorm", "shared_head.norm", "mlp.experts.255.up_proj"] {
-        assert!(names.contains(&format!("model.layers.61.{name}.weight")), "{name}");
+    assert_eq!(
+        (config.mtp_layers, own),
+        (1, 11_507_286_272 + 2 * 7168 * 7168 + 3 * 7168)
+    );
+    let names = config
+        .hf_params()
+        .unwrap()
+        .into_iter()
+        .flat_map(|param| param.names());
+    let names: Vec<_> = names
+        .filter(|name| name.starts_with("model.layers.61."))
+        .collect();
+    for name in [
+        "eh_proj",
+        "enorm",
+        "hnorm",
+        "shared_head.norm",
+        "mlp.experts.255.up_proj",
+    ] {
+        assert!(
+            names.contains(&format!("model.layers.61.{name}.weight")),
+            "{name}"
+        );
     }
     let copies = [
-        ("model.layers.61.embed_tokens.weight".to_string(), "embedding.weight"),
-        ("model.layers.61.shared_head.head.weight".to_string(), "head.weight"),
+        (
+            "model.layers.61.embed_tokens.weight".to_string(),
+            "embedding.weight",
+        ),
+        (
+            "model.layers.61.shared_head.head.weight".to_string(),
+            "head.weight",
+        ),
     ];
     assert_eq!(config.hf_copies(), copies);
 }
@@ -86,10 +114,17 @@ fn a_token_of_deepseek_v3_goes_through_37_billion_parameters() {
 fn a_published_deepseek_v3_is_read() {
     let config = read_text(V3).unwrap();
     let experts = config.experts.as_ref().unwrap();
-    assert_eq!((config.head_dim, experts.groups, experts.bias), (192, Some([8, 4, 2]), true));
+    assert_eq!(
+        (config.head_dim, experts.groups, experts.bias),
+        (192, Some([8, 4, 2]), true)
+    );
     assert_eq!(experts.dense_layers, [0, 1, 2]);
     assert_eq!((experts.shared_ffn, experts.sigmoid), (Some(2048), true));
-    let Positions::Rotary { scaling: RopeScaling::Yarn(yarn), .. } = &config.positions else {
+    let Positions::Rotary {
+        scaling: RopeScaling::Yarn(yarn),
+        ..
+    } = &config.positions
+    else {
         panic!("{:?}", config.positions)
     };
     assert_eq!((yarn.factor, yarn.original_max_position), (40.0, 4096));
@@ -108,7 +143,12 @@ fn a_published_deepseek_v3_is_read() {
 #[case(Family::DeepseekV3, "kv_lora_rank", json!(0), "`kv_lora_rank` is 0, which no model has")]
 #[case(Family::DeepseekV2, "topk_method", json!("noaux_tc"), "`topk_method` is noaux_tc; `greedy`")]
 #[case(Family::DeepseekV2, "norm_topk_prob", json!(true), "only false is supported")]
-#[case(Family::DeepseekV2, "num_experts_per_tok", Value::Null, "`num_experts_per_tok` is missing")]
+#[case(
+    Family::DeepseekV2,
+    "num_experts_per_tok",
+    Value::Null,
+    "`num_experts_per_tok` is missing"
+)]
 #[case(Family::DeepseekV2, "num_attention_heads", json!(3), "is not a multiple of `num_attention_heads` 3")]
 fn what_cannot_be_is_refused_by_name(
     #[case] family: Family,
@@ -133,6 +173,11 @@ fn what_no_config_says_is_refused(#[case] change: fn(&mut DecoderConfig), #[case
         let mut config = family.template();
         change(&mut config);
         let found = config.validate().and_then(|()| config.check_sayable());
-        assert!(found.as_ref().is_err_and(|e| e.to_string().contains(message)), "{found:?}");
+        assert!(
+            found
+                .as_ref()
+                .is_err_and(|e| e.to_string().contains(message)),
+            "{found:?}"
+        );
     }
 }

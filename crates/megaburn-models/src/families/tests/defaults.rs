@@ -38,13 +38,24 @@ pub(super) fn classes() -> Value {
 /// The optional keys that are read, as the class of a family has them.
 fn keys(classes: &Value, family: Family) -> Vec<(&str, &Value)> {
     let latent = family.template().latent.is_some();
-    let keys = classes[family.spec().model_type]["keys"].as_object().unwrap();
+    let keys = classes[family.spec().model_type]["keys"]
+        .as_object()
+        .unwrap();
     let is_read = |key: &str| !(NOT_READ.contains(&key) || (latent && key == "head_dim"));
-    keys.iter().map(|(key, is)| (key.as_str(), is)).filter(|(key, _)| is_read(key)).collect()
+    keys.iter()
+        .map(|(key, is)| (key.as_str(), is))
+        .filter(|(key, _)| is_read(key))
+        .collect()
 }
 
 fn find(family: Family, key: &str) -> Option<&'static KeyDefault> {
-    family.spec().defaults.iter().copied().flatten().find(|default| default.key == key)
+    family
+        .spec()
+        .defaults
+        .iter()
+        .copied()
+        .flatten()
+        .find(|default| default.key == key)
 }
 
 #[test]
@@ -57,12 +68,17 @@ fn the_defaults_are_those_of_the_classes() {
             for (meaning, value) in [(default.absent, &is["absent"]), (default.null, &is["null"])] {
                 // Computed from other keys, refused, or the empty list.
                 let is_open = value.is_object() || value.is_array();
-                assert!(is_open || meaning.to_json() == *value, "{family}: `{key}` is {value}");
+                assert!(
+                    is_open || meaning.to_json() == *value,
+                    "{family}: `{key}` is {value}"
+                );
             }
         }
         let known: BTreeSet<_> = keys.iter().map(|(key, _)| *key).collect();
         let stray = family.spec().defaults.iter().copied().flatten();
-        let stray = stray.map(|default| default.key).find(|key| !known.contains(key));
+        let stray = stray
+            .map(|default| default.key)
+            .find(|key| !known.contains(key));
         assert_eq!(stray, None, "{family}: the class has no such key");
     }
 }
@@ -179,15 +195,20 @@ fn null_switches_a_window_and_a_latent_of_queries_off() {
 
 #[test]
 fn numbers_are_compared_as_numbers() {
-    for (key, value) in [("partial_rotary_factor", 1.into()), ("partial_rotary_factor", 1.0.into())]
-    {
+    for (key, value) in [
+        ("partial_rotary_factor", 1.into()),
+        ("partial_rotary_factor", 1.0.into()),
+    ] {
         let mut json = sparse(Family::Llama);
         json[key] = value;
         assert_eq!(read(&json).unwrap(), read(&sparse(Family::Llama)).unwrap());
     }
     let mut json = sparse(Family::Mixtral);
     json["router_jitter_noise"] = 0.into();
-    assert_eq!(read(&json).unwrap(), read(&sparse(Family::Mixtral)).unwrap());
+    assert_eq!(
+        read(&json).unwrap(),
+        read(&sparse(Family::Mixtral)).unwrap()
+    );
     json["router_jitter_noise"] = 0.1.into();
     assert!(read(&json).unwrap_err().contains("only 0.0 is supported"));
 }
@@ -199,7 +220,9 @@ fn a_scaling_without_a_base_has_the_familys() {
         for key in ["rope_scaling", "rope_parameters"] {
             let mut json = sparse(family);
             json[key] = serde_json::json!({"rope_type": "linear", "factor": 2.0});
-            let Positions::Rotary { theta, .. } = read(&json).unwrap().positions else { panic!() };
+            let Positions::Rotary { theta, .. } = read(&json).unwrap().positions else {
+                panic!()
+            };
             assert_eq!(theta, base, "{family}, {key}");
         }
     }

@@ -13,14 +13,23 @@ use super::*;
 #[case(Family::DeepseekV3, &["num_hidden_layers", "num_nextn_predict_layers", "n_routed_experts", "n_group"])]
 fn an_absurd_size_is_refused_by_its_key(#[case] family: Family, #[case] keys: &[&str]) {
     for key in keys {
-        for size in [1u64 << 31, 10_000_000_000, 10u64.pow(18), 4 * 10u64.pow(18), u64::MAX] {
+        for size in [
+            1u64 << 31,
+            10_000_000_000,
+            10u64.pow(18),
+            4 * 10u64.pow(18),
+            u64::MAX,
+        ] {
             let mut json = family.template().to_hf();
             json["use_sliding_window"] = true.into();
             json["sliding_window"] = 9.into();
             json.as_object_mut().unwrap().remove("layer_types");
             json[*key] = size.into();
             let error = read(&json).unwrap_err();
-            assert!(error.contains(&format!("`{key}` is {size}, which no model has")), "{error}");
+            assert!(
+                error.contains(&format!("`{key}` is {size}, which no model has")),
+                "{error}"
+            );
         }
     }
 }
@@ -38,5 +47,8 @@ fn sizes_whose_product_no_model_has_are_refused() {
     let mut json = Family::Qwen3Moe.template().to_hf();
     json["num_experts"] = 1_000_000_000.into();
     let error = read(&json).unwrap_err();
-    assert!(error.contains("1000000000 experts in each of 4 layers"), "{error}");
+    assert!(
+        error.contains("1000000000 experts in each of 4 layers"),
+        "{error}"
+    );
 }

@@ -14,10 +14,18 @@ fn from_hf(json: &Value) -> Result<DecoderConfig, String> {
 fn the_keys_of_the_classes_are_known() {
     let classes = super::defaults::classes();
     for family in Family::ALL {
-        let keys = classes[family.spec().model_type]["keys"].as_object().unwrap();
-        let json =
-            keys.keys().map(|key| (key.clone(), json!(1))).collect::<serde_json::Map<_, _>>();
-        assert_eq!(unread(&Value::Object(json), family).unwrap(), [""; 0], "{family}");
+        let keys = classes[family.spec().model_type]["keys"]
+            .as_object()
+            .unwrap();
+        let json = keys
+            .keys()
+            .map(|key| (key.clone(), json!(1)))
+            .collect::<serde_json::Map<_, _>>();
+        assert_eq!(
+            unread(&Value::Object(json), family).unwrap(),
+            [""; 0],
+            "{family}"
+        );
     }
 }
 
@@ -51,6 +59,9 @@ fn other_keys_are_told() {
     json["mine"] = json!(7);
     json["unsloth_version"] = json!("2025.1");
     json["old"] = json!(false);
-    assert_eq!(unread(&json, Family::Qwen3).unwrap(), ["mine", "unsloth_version"]);
+    assert_eq!(
+        unread(&json, Family::Qwen3).unwrap(),
+        ["mine", "unsloth_version"]
+    );
     from_hf(&json).unwrap();
 }

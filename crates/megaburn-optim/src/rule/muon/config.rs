@@ -116,17 +116,32 @@ impl MuonConfig {
         let (must_be, ok) = self.coefficients.check_steps(steps);
         check("num_ns_steps", steps as f64, ok, must_be)?;
         let scale = self.extra_scale;
-        check("extra_scale", scale, scale > 0.0 && scale.is_finite(), "positive and finite")?;
+        check(
+            "extra_scale",
+            scale,
+            scale > 0.0 && scale.is_finite(),
+            "positive and finite",
+        )?;
         check_dtype("momentum_buffer", self.momentum_buffer)?;
         check_dtype("dtype", self.dtype)?;
         self.adamw.validate()?;
         let ProcessGroups { tp, etp, .. } = groups.clone();
-        Ok(Optimizer::new(Rule::Muon(Muon { config: self.clone(), tp, etp }), sharding))
+        Ok(Optimizer::new(
+            Rule::Muon(Muon {
+                config: self.clone(),
+                tp,
+                etp,
+            }),
+            sharding,
+        ))
     }
 
     /// Whether it is a matrix that it makes orthogonal.
     pub(in crate::rule) fn is_orthogonalized(&self, path: &str, spec: &ParamSpec) -> bool {
-        let is_excluded = self.excluded.iter().any(|start| path.starts_with(start.as_str()));
+        let is_excluded = self
+            .excluded
+            .iter()
+            .any(|start| path.starts_with(start.as_str()));
         spec.shard.global_shape.len() == 2 && !is_excluded
     }
 }

@@ -75,15 +75,23 @@ impl Muon {
             let key = Key::moment(path, Moment::MomentumBuffer);
             (path.to_string(), self.momentum(grads, entry, key, state))
         });
-        let tp = if kind == ParamKind::Expert { &self.etp } else { &self.tp };
+        let tp = if kind == ParamKind::Expert {
+            &self.etp
+        } else {
+            &self.tp
+        };
         let shards = Orthogonalizer::new(&self.config, tp);
         let local =
             |path: &str, momentum: Tensor<1>| shards.of(&matrices[path].spec.shard, momentum);
         if grads.sharding.replicas(kind).num_shares() == 1 {
-            return momenta.map(|(path, m)| local(&path, m).map(|m| (path, m))).collect();
+            return momenta
+                .map(|(path, m)| local(&path, m).map(|m| (path, m)))
+                .collect();
         }
         let momenta = momenta.collect();
-        let sizes = matrices.iter().map(|(path, entry)| (*path, &entry.spec.shard));
+        let sizes = matrices
+            .iter()
+            .map(|(path, entry)| (*path, &entry.spec.shard));
         Owners::new(&grads.sharding, kind, sizes).each_whole(momenta, local)
     }
 
@@ -96,13 +104,21 @@ impl Muon {
         key: Key,
         state: &mut Store,
     ) -> Tensor<1> {
-        let MuonConfig { momentum, nesterov, momentum_buffer: kept, .. } = self.config;
+        let MuonConfig {
+            momentum,
+            nesterov,
+            momentum_buffer: kept,
+            ..
+        } = self.config;
         if entry.kept.is_empty() {
             let none = Tensor::empty([0], (&entry.device, DType::F32));
             state.put(key, zeros(&none, kept));
             return none;
         }
-        let grad = entry.grad_or_zeros().cast(DType::F32).mul_scalar(grads.factor);
+        let grad = entry
+            .grad_or_zeros()
+            .cast(DType::F32)
+            .mul_scalar(grads.factor);
         let grad = match grads.factor_on_gpu.clone() {
             Some(factor) => grad * factor,
             None => grad,
@@ -120,18 +136,34 @@ impl Muon {
     }
 
     pub(super) fn update(&self, old: Values, force: Force) -> Values {
-        let Some(direction) = force.direction else { return self.config.adamw.update(old, force) };
+        let Some(direction) = force.direction else {
+            return self.config.adamw.update(old, force);
+        };
         let Rates { lr, weight_decay } = force.rates;
         // Without momentum a decay that is added to the direction is a decoupled one.
         let (momentum, nesterov, grad_factor) = (0.0, false, 1.0);
-        let step = SgdStep { lr, momentum, nesterov, weight_decay, grad_factor };
+        let step = SgdStep {
+            lr,
+            momentum,
+            nesterov,
+            weight_decay,
+            grad_factor,
+        };
         let (param, rounded, moments) = (old.param, old.rounded, old.moments);
-        let old = SgdState { param, momentum_buffer: None, rounded };
+        let old = SgdState {
+            param,
+            momentum_buffer: None,
+            rounded,
+        };
         let SgdState { param, rounded, .. } = match force.factor_on_gpu {
             // One where it is finite: it is in the direction already.
             Some(factor) => sgd_scaled(old, direction, factor * 0.0 + 1.0, &step),
             None => sgd(old, direction, &step),
         };
-        Values { param, rounded, moments }
+        Values {
+            param,
+            rounded,
+            moments,
+        }
     }
 }

@@ -121,7 +121,15 @@ pub(super) type Sum<'a> = &'a dyn Fn(Tensor<2>) -> Result<Tensor<2>, OptimError>
 
 /// `x y`, or `x yᵀ`; on GPUs cuBLASLt's.
 fn product(x: Tensor<2>, y: Tensor<2>, transpose: bool) -> Tensor<2> {
-    linear(x, y, None, LinearOptions { out_in: transpose, ..Default::default() })
+    linear(
+        x,
+        y,
+        None,
+        LinearOptions {
+            out_in: transpose,
+            ..Default::default()
+        },
+    )
 }
 
 #[cfg(test)]
@@ -143,7 +151,9 @@ mod tests {
         let times = |x: &[f64], y: &dyn Fn(usize, usize) -> f64, inner: usize, out: usize| {
             let rows = x.len() / inner;
             let at = |r: usize, c: usize| (0..inner).map(|i| x[r * inner + i] * y(i, c)).sum();
-            (0..rows * out).map(|i| at(i / out, i % out)).collect::<Vec<f64>>()
+            (0..rows * out)
+                .map(|i| at(i / out, i % out))
+                .collect::<Vec<f64>>()
         };
         for &[a, b, c] in coefficients {
             let s = times(&x, &|i, r| x[r * cols + i], cols, rows);
@@ -169,18 +179,30 @@ mod tests {
         let coefficients = kind.coefficients(steps);
         let found = orthogonalized(x.clone(), &coefficients, FloatDType::F32, None).unwrap();
         for (found, expected) in
-            values(found.clone()).iter().zip(by_definition(&values(x), shape, &coefficients))
+            values(found.clone())
+                .iter()
+                .zip(by_definition(&values(x), shape, &coefficients))
         {
-            assert!((f64::from(*found) - expected).abs() < 2e-5, "{found} {expected}");
+            assert!(
+                (f64::from(*found) - expected).abs() < 2e-5,
+                "{found} {expected}"
+            );
         }
         let [rows, cols] = shape;
-        let x = if rows > cols { found.transpose() } else { found };
+        let x = if rows > cols {
+            found.transpose()
+        } else {
+            found
+        };
         let size = rows.min(cols);
         // The squares of the singular values of x stand in x xᵀ.
         let gram = values(x.clone().matmul(x.transpose()));
         let trace: f32 = (0..size).map(|i| gram[i * size + i]).sum();
         let off = gram.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>() - f64::from(trace);
-        assert!((f64::from(trace) / size as f64 - 1.0).abs() < error, "{trace}");
+        assert!(
+            (f64::from(trace) / size as f64 - 1.0).abs() < error,
+            "{trace}"
+        );
         assert!(off.abs() / (size as f64) < error, "{off}");
     }
 

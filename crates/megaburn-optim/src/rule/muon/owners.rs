@@ -35,12 +35,17 @@ impl<'a> Owners<'a> {
             for slot in &bucket.slots {
                 if let Some(&owner) = owners.get(slot.path.as_str()) {
                     let share = |rank| bucket.share(rank, group.size());
-                    let kept = (0..group.size()).map(|rank| slot.within(&share(rank))).collect();
+                    let kept = (0..group.size())
+                        .map(|rank| slot.within(&share(rank)))
+                        .collect();
                     all.insert(slot.path.clone(), Owned { owner, kept });
                 }
             }
         }
-        Self { group, matrices: all }
+        Self {
+            group,
+            matrices: all,
+        }
     }
 
     /// Applies `f` to whole matrices, given what this rank keeps of each; gives back what it keeps of the
@@ -54,7 +59,9 @@ impl<'a> Owners<'a> {
         mut kept: BTreeMap<String, Tensor<1>>,
         mut f: impl FnMut(&str, Tensor<1>) -> Result<Tensor<1>, OptimError>,
     ) -> Result<BTreeMap<String, Tensor<1>>, OptimError> {
-        let Some(device) = kept.values().next().map(Tensor::device) else { return Ok(kept) };
+        let Some(device) = kept.values().next().map(Tensor::device) else {
+            return Ok(kept);
+        };
         let (rank, ranks) = (self.group.rank(), self.group.size());
         let (there, back) = (self.counts(rank, true), self.counts(rank, false));
         let none = || Tensor::<1>::empty([0], &device);
@@ -62,11 +69,17 @@ impl<'a> Owners<'a> {
         let mut parts = Vec::new();
         for to in 0..ranks {
             for (path, owned) in self.of(to) {
-                let part = kept.remove(path).expect("every rank has a stretch of every matrix");
+                let part = kept
+                    .remove(path)
+                    .expect("every rank has a stretch of every matrix");
                 parts.extend((!owned.kept[rank].is_empty()).then_some(part));
             }
         }
-        let sent = if parts.is_empty() { none() } else { joined(parts) };
+        let sent = if parts.is_empty() {
+            none()
+        } else {
+            joined(parts)
+        };
         let came = tensors::all_to_all(sent, &there, &back, self.group)?;
 
         let mut at: Vec<usize> = starts(&back);
@@ -84,14 +97,22 @@ impl<'a> Owners<'a> {
         }
         drop(came);
         let results: Vec<Tensor<1>> = results.into_iter().flatten().collect();
-        let sent = if results.is_empty() { none() } else { joined(results) };
+        let sent = if results.is_empty() {
+            none()
+        } else {
+            joined(results)
+        };
         let came = tensors::all_to_all(sent, &back, &there, self.group)?;
 
         let (mut at, mut mine) = (0, BTreeMap::new());
         for from in 0..ranks {
             for (path, owned) in self.of(from) {
                 let len = owned.kept[rank].len();
-                let part = if len == 0 { none() } else { came.clone().narrow(0, at, len) };
+                let part = if len == 0 {
+                    none()
+                } else {
+                    came.clone().narrow(0, at, len)
+                };
                 mine.insert(path.to_string(), part);
                 at += len;
             }
@@ -101,17 +122,30 @@ impl<'a> Owners<'a> {
 
     /// The matrices of a rank, in the order of their paths.
     fn of(&self, rank: usize) -> impl Iterator<Item = (&str, &Owned)> {
-        let all = self.matrices.iter().filter(move |(_, owned)| owned.owner == rank);
+        let all = self
+            .matrices
+            .iter()
+            .filter(move |(_, owned)| owned.owner == rank);
         all.map(|(path, owned)| (path.as_str(), owned))
     }
 
     /// How many elements `rank` sends to each other one, or gets from it, before the work.
     fn counts(&self, rank: usize, sends: bool) -> Vec<usize> {
         let between = |keeper: usize, owner: usize| -> usize {
-            self.of(owner).map(|(_, owned)| owned.kept[keeper].len()).sum()
+            self.of(owner)
+                .map(|(_, owned)| owned.kept[keeper].len())
+                .sum()
         };
         let others = 0..self.group.size();
-        others.map(|o| if sends { between(rank, o) } else { between(o, rank) }).collect()
+        others
+            .map(|o| {
+                if sends {
+                    between(rank, o)
+                } else {
+                    between(o, rank)
+                }
+            })
+            .collect()
     }
 }
 
@@ -126,7 +160,9 @@ fn dealt<'m>(
     let mut loads = vec![0; ranks];
     let mut owners = BTreeMap::new();
     for (Reverse(work), path) in works {
-        let least = (0..ranks).min_by_key(|&rank| loads[rank]).expect("there is a rank");
+        let least = (0..ranks)
+            .min_by_key(|&rank| loads[rank])
+            .expect("there is a rank");
         loads[least] += work;
         owners.insert(path, least);
     }
@@ -205,7 +241,10 @@ mod tests {
             .enumerate()
             .map(|(i, len)| {
                 let shape = [1, *len as usize];
-                (i.to_string(), ShardSpec::whole(&shape, megaburn_mesh::Axis::Tp, 0, 1))
+                (
+                    i.to_string(),
+                    ShardSpec::whole(&shape, megaburn_mesh::Axis::Tp, 0, 1),
+                )
             })
             .collect();
         let owners = dealt(shards.iter().map(|(path, shard)| (path.as_str(), shard)), 3);

@@ -20,7 +20,11 @@ pub(super) struct Orthogonalizer<'a> {
 impl<'a> Orthogonalizer<'a> {
     pub(super) fn new(config: &'a MuonConfig, tp: &'a Group) -> Self {
         let coefficients = config.coefficients.coefficients(config.num_ns_steps);
-        Self { config, tp, coefficients }
+        Self {
+            config,
+            tp,
+            coefficients,
+        }
     }
 
     /// This rank's shard of the direction, from its shard of the momentum.
@@ -36,8 +40,15 @@ impl<'a> Orthogonalizer<'a> {
     ) -> Result<Tensor<1>, OptimError> {
         let shape: [usize; 2] = shard.local_shape().try_into().expect("it is a matrix");
         let local = momentum.reshape(shape);
-        let is_split = shard.pieces.iter().any(|piece| piece.replicas < self.tp.size());
-        let mode = if is_split { self.config.tp_mode } else { MuonTpMode::Blockwise };
+        let is_split = shard
+            .pieces
+            .iter()
+            .any(|piece| piece.replicas < self.tp.size());
+        let mode = if is_split {
+            self.config.tp_mode
+        } else {
+            MuonTpMode::Blockwise
+        };
         let direction = match mode {
             MuonTpMode::Blockwise => {
                 self.each_part(local, shard, |x, part| self.alone(x, shard, part))
@@ -115,10 +126,16 @@ impl<'a> Orthogonalizer<'a> {
         for piece in &shard.pieces {
             let range = range_of(shard, piece);
             let holders = (0..ranks).step_by(piece.replicas);
-            let whole: Vec<_> = holders.map(|rank| cut(&of_rank(rank), dim, &range)).collect();
+            let whole: Vec<_> = holders
+                .map(|rank| cut(&of_rank(rank), dim, &range))
+                .collect();
             let held = whole.len() * range.len();
             let whole: Tensor<2> = Tensor::cat(whole, dim);
-            let len = if shard.pieces.len() == 1 { shard.global_shape[dim] } else { held };
+            let len = if shard.pieces.len() == 1 {
+                shard.global_shape[dim]
+            } else {
+                held
+            };
             let whole = whole.narrow(dim, 0, len);
             let shape = whole.dims();
             let whole = self.of_shape(whole, shape)?;
@@ -198,7 +215,9 @@ mod tests {
         let single = Group::single(0);
         let of = |tp: &Group, shard: &ShardSpec, local: Vec<f32>| {
             let local = Tensor::from_floats(local.as_slice(), &Device::default());
-            Orthogonalizer::new(&config, tp).of(shard, local).map(values)
+            Orthogonalizer::new(&config, tp)
+                .of(shard, local)
+                .map(values)
         };
         let expected = of(&single, &one, alone).unwrap();
         let mut by_global = vec![0.0; one.num_global()];
@@ -216,7 +235,10 @@ mod tests {
         for result in results {
             let (found, expected) = result.unwrap();
             for (found, expected) in found.iter().zip(&expected) {
-                assert!((found - expected).abs() < tolerance, "{kind}: {found} {expected}");
+                assert!(
+                    (found - expected).abs() < tolerance,
+                    "{kind}: {found} {expected}"
+                );
             }
         }
     }
@@ -227,14 +249,21 @@ mod tests {
         let x = Tensor::<2>::random([6, 24], Distribution::Normal(0.0, 1.0), &Device::default());
         let alone = Group::single(0);
         let of = |shard: &ShardSpec, x: Tensor<2>| {
-            values(Orthogonalizer::new(&config, &alone).of(shard, x.flatten(0, 1)).unwrap())
+            values(
+                Orthogonalizer::new(&config, &alone)
+                    .of(shard, x.flatten(0, 1))
+                    .unwrap(),
+            )
         };
         let joined = Tensor::<1>::from_floats(
             of(&shard("fused", 1, 0, 1), x.clone()).as_slice(),
             &Device::default(),
         );
         let keys = joined.reshape([6, 24]).narrow(1, 12, 6);
-        let expected = of(&ShardSpec::whole(&[6, 6], Axis::Tp, 0, 1), x.narrow(1, 12, 6));
+        let expected = of(
+            &ShardSpec::whole(&[6, 6], Axis::Tp, 0, 1),
+            x.narrow(1, 12, 6),
+        );
         assert_eq!(values(keys), expected);
     }
 }

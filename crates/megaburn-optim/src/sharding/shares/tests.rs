@@ -23,7 +23,10 @@ fn given(group: &Group) -> Shares {
     let params = ["a", "b", "c"].map(|path| (path.to_string(), 600));
     let buckets = Bucket::fill(ParamKind::Dense, 0, params.clone(), 600, group.size());
     let shapes = params.map(|(path, _)| (path, [3, 200])).into();
-    let shared = buckets.iter().map(|bucket| (bucket.clone(), group.clone())).collect();
+    let shared = buckets
+        .iter()
+        .map(|bucket| (bucket.clone(), group.clone()))
+        .collect();
     let shares = Shares::new(shared, &shapes);
     for (index, bucket) in buckets.iter().enumerate() {
         let slot = &bucket.slots[0];
@@ -51,7 +54,12 @@ fn what_is_read_is_whole_and_what_was_read_is_let_go() {
     let results = run_threads(3, GroupOptions::default(), |group| {
         let shares = given(&group);
         shares.attach(&BTreeMap::new(), true);
-        let order = [(Forward, "c"), (Forward, "b"), (Forward, "a"), (Backward, "a")];
+        let order = [
+            (Forward, "c"),
+            (Forward, "b"),
+            (Forward, "a"),
+            (Backward, "a"),
+        ];
         let order = order.into_iter().chain([(Backward, "b"), (Backward, "c")]);
         for round in 0..3 {
             let order: Vec<_> = order.clone().collect();
@@ -60,7 +68,9 @@ fn what_is_read_is_whole_and_what_was_read_is_let_go() {
                 assert_eq!(shares.read(path, *pass), numbers(1000 * index, 600));
                 // Once more, as tied layers do.
                 assert_eq!(shares.read(path, *pass), numbers(1000 * index, 600));
-                let next = order.get(at + 1).map(|(_, path)| (path.as_bytes()[0] - b'a') as usize);
+                let next = order
+                    .get(at + 1)
+                    .map(|(_, path)| (path.as_bytes()[0] - b'a') as usize);
                 for bucket in 0..3 {
                     let fetched = round > 0 && next == Some(bucket);
                     let here = shares.is_whole(bucket);
@@ -97,13 +107,23 @@ fn what_is_read_is_whole_and_what_was_read_is_let_go() {
 /// Two stages, of `a` and `b` and of `c`, whose passes come in another order each time.
 #[test]
 fn each_stage_has_an_order_of_its_own_forward_and_backward() {
-    let forward = [[(Forward, "a"), (Forward, "b")].to_vec(), [(Forward, "c")].to_vec()];
-    let backward = [[(Backward, "b"), (Backward, "a")].to_vec(), [(Backward, "c")].to_vec()];
+    let forward = [
+        [(Forward, "a"), (Forward, "b")].to_vec(),
+        [(Forward, "c")].to_vec(),
+    ];
+    let backward = [
+        [(Backward, "b"), (Backward, "a")].to_vec(),
+        [(Backward, "c")].to_vec(),
+    ];
     let [first, second] = forward;
     let [last, before] = backward;
     let plain = [&first, &second, &before, &last];
-    let warm = [&first, &first, &second, &before, &second, &last, &before, &last];
-    let cool = [&first, &second, &first, &before, &second, &before, &last, &last];
+    let warm = [
+        &first, &first, &second, &before, &second, &last, &before, &last,
+    ];
+    let cool = [
+        &first, &second, &first, &before, &second, &before, &last, &last,
+    ];
     let results = run_threads(2, GroupOptions::default(), |group| {
         let shares = given(&group);
         shares.attach(&BTreeMap::new(), true);
@@ -162,7 +182,11 @@ fn a_part_is_what_this_rank_keeps() {
     let results = run_threads(2, GroupOptions::default(), |group| {
         let shares = given(&group);
         // 600 elements in 1024.
-        let expected = if group.rank() == 0 { numbers(1000, 512) } else { numbers(1512, 88) };
+        let expected = if group.rank() == 0 {
+            numbers(1000, 512)
+        } else {
+            numbers(1512, 88)
+        };
         assert_eq!(values(shares.part("b").expect("it was given")), expected);
         assert!(shares.part("d").is_none() && !shares.has("d") && shares.has("a"));
         Ok::<_, OptimError>(())
@@ -181,7 +205,12 @@ fn what_could_not_be_gathered_is_no_number_and_is_told() {
         assert!(found.iter().all(|x| x.is_nan()));
         Ok(shares.check().err().map(|error| error.to_string()))
     });
-    let error = results.into_iter().next().unwrap().unwrap().expect("rank 1 is gone");
+    let error = results
+        .into_iter()
+        .next()
+        .unwrap()
+        .unwrap()
+        .expect("rank 1 is gone");
     assert!(error.contains("rank 1"), "{error}");
 }
 
@@ -215,8 +244,16 @@ fn a_layer_trains_on_what_it_gathers() {
                 let held = values(net.matrix.val());
                 assert_eq!(held.iter().all(|x| x.is_nan()), is_shared);
                 let x = Tensor::<2>::ones([3, 30], &device) * (step + world.rank()) as f32;
-                let options = LinearOptions { main_grad: Some(main.clone()), ..Default::default() };
-                let y = linear(x.require_grad(), net.matrix.val(), Some(net.bias.val()), options);
+                let options = LinearOptions {
+                    main_grad: Some(main.clone()),
+                    ..Default::default()
+                };
+                let y = linear(
+                    x.require_grad(),
+                    net.matrix.val(),
+                    Some(net.bias.val()),
+                    options,
+                );
                 grads.reset();
                 let loss = y.square().mean();
                 losses.extend(values(loss.clone().inner().reshape([1])));

@@ -60,10 +60,19 @@ struct Rank {
 impl Rank {
     /// A backward with these gradients; how many buckets were sent in it.
     fn micro_batch(&mut self, own: &Values, is_last: bool) -> Result<usize, OptimError> {
-        let Self { device, net, layers, grads, .. } = self;
+        let Self {
+            device,
+            net,
+            layers,
+            grads,
+            ..
+        } = self;
         grads.begin_micro_batch(is_last);
         grads.accumulate(net, &mut net.loss(own, layers, device).backward());
-        let num_sent = grads.overlap.as_ref().map_or(0, |overlap| overlap.num_started());
+        let num_sent = grads
+            .overlap
+            .as_ref()
+            .map_or(0, |overlap| overlap.num_started());
         grads.end_micro_batch()?;
         Ok(num_sent)
     }
@@ -82,16 +91,31 @@ struct Setup {
 
 impl Setup {
     fn new(layout: &str, rule: &'static str, config: ShardingConfig, layers_sum: bool) -> Self {
-        let seed = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_nanos() as u64;
+        let seed = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .unwrap()
+            .as_nanos() as u64;
         println!("seed {seed}");
         let (layout, offload) = (layout.parse().unwrap(), 0.0);
-        Self { layout, rule, config, layers_sum, offload, seed }
+        Self {
+            layout,
+            rule,
+            config,
+            layers_sum,
+            offload,
+            seed,
+        }
     }
 
     /// The run of one rank that has everything.
     fn alone(&self) -> Self {
         let config = ShardingConfig::new(ShardingLevel::None);
-        Self { config, layers_sum: false, offload: 0.0, ..self.clone() }
+        Self {
+            config,
+            layers_sum: false,
+            offload: 0.0,
+            ..self.clone()
+        }
     }
 
     fn optimizer(&self, sharding: &Sharding, groups: &ProcessGroups) -> Optimizer {
@@ -110,13 +134,19 @@ impl Setup {
         let grads = plan.iter().map(|(path, spec)| {
             let shard = &spec.shard;
             let of = |replica: usize| draw((self.seed, at, path, replica), shard.num_global());
-            let replica = if spec.is_expert() { groups.edp.rank() } else { groups.dp_cp.rank() };
+            let replica = if spec.is_expert() {
+                groups.edp.rank()
+            } else {
+                groups.dp_cp.rank()
+            };
             if !is_all {
                 return (path.to_string(), cut(shard, &of(replica)));
             }
             let mut sum = vec![0.0; shard.num_global()];
             for replica in 0..num_replicas(&self.layout, spec) {
-                sum.iter_mut().zip(of(replica)).for_each(|(sum, own)| *sum += own);
+                sum.iter_mut()
+                    .zip(of(replica))
+                    .for_each(|(sum, own)| *sum += own);
             }
             (path.to_string(), sum)
         });
@@ -127,22 +157,39 @@ impl Setup {
         let device = Device::default().autodiff();
         let plan = plan_of(groups);
         let whole = plan.iter().map(|(path, spec)| {
-            (path.to_string(), draw((self.seed, path), spec.shard.num_global()))
+            (
+                path.to_string(),
+                draw((self.seed, path), spec.shard.num_global()),
+            )
         });
         let net = Moe::new(&plan, &whole.collect(), &device);
         let mut config = self.config.clone().with_experts(experts_of(&plan));
         let mut layers = BTreeMap::new();
         if self.layers_sum {
-            layers.extend(net.matrices().into_iter().map(|path| (path, MainGrad::default())));
+            layers.extend(
+                net.matrices()
+                    .into_iter()
+                    .map(|path| (path, MainGrad::default())),
+            );
             config = config.with_direct(layers.keys().cloned());
         }
         let sharding = config.init(&net, groups)?;
         sharding.attach(&layers, true);
-        let mut optimizer = self.optimizer(&sharding, groups).with_cpu_offload(self.offload)?;
+        let mut optimizer = self
+            .optimizer(&sharding, groups)
+            .with_cpu_offload(self.offload)?;
         let net = optimizer.cast_params(net, FloatDType::F32);
         let grads =
             GradientAccumulator::new(&net, &plan, &sharding)?.with_main_grads(layers.clone());
-        Ok(Rank { device, plan, net, layers, sharding, optimizer, grads })
+        Ok(Rank {
+            device,
+            plan,
+            net,
+            layers,
+            sharding,
+            optimizer,
+            grads,
+        })
     }
 
     fn train(&self, groups: &ProcessGroups) -> Result<Found, OptimError> {
@@ -154,13 +201,23 @@ impl Setup {
                 let own = self.grads(&rank.plan, groups, (step, micro));
                 num_sent.push(rank.micro_batch(&own, micro + 1 == MICRO_BATCHES)?);
             }
-            let Rank { net, sharding, optimizer, grads, .. } = &mut rank;
+            let Rank {
+                net,
+                sharding,
+                optimizer,
+                grads,
+                ..
+            } = &mut rank;
             grads.reduce()?;
             grads.scale(0.25);
             let kept = |path: &str| sharding.kept(path, grads.entries[path].num_elements());
             let values = |path: &str| crate::testing::values(grads.get(path).unwrap());
             let paths = grads.paths();
-            all.push(paths.map(|path| (path.to_string(), (kept(path), values(path)))).collect());
+            all.push(
+                paths
+                    .map(|path| (path.to_string(), (kept(path), values(path))))
+                    .collect(),
+            );
             let norm = grads.norm()?;
             let zeros = grads.num_zeros()?.read()?;
             assert!((grads.norm_on(true)?.read()? / norm.read()? - 1.0).abs() < 1e-6);
@@ -174,7 +231,13 @@ impl Setup {
         let state = state.map(|(key, state)| (key, state.read().unwrap().try_to_vec().unwrap()));
         let state = state.collect();
         let params = rank.sharding.whole(rank.net)?.values();
-        Ok(Found { numbers, grads: all, params, state, num_sent })
+        Ok(Found {
+            numbers,
+            grads: all,
+            params,
+            state,
+            num_sent,
+        })
     }
 
     /// What every rank of the layout has is what one rank has.
@@ -198,12 +261,18 @@ impl Setup {
                     assert!((found - one).abs() <= most, "{path}: {found} {one}");
                 }
             };
-            found.params.iter().for_each(|(path, x)| is_near(path, x, &one.params[path]));
+            found
+                .params
+                .iter()
+                .for_each(|(path, x)| is_near(path, x, &one.params[path]));
             assert_eq!(found.params.len(), plan.len());
             for (key, x) in &found.state {
                 is_near(&key.1, x, &one.state[key]);
             }
-            let kept = one.state.keys().filter(|(_, path)| plan.get(path).is_some());
+            let kept = one
+                .state
+                .keys()
+                .filter(|(_, path)| plan.get(path).is_some());
             assert!(found.state.keys().eq(kept));
             Ok::<_, OptimError>(found)
         });
@@ -241,9 +310,12 @@ fn every_layout_takes_the_steps_of_one_rank(
     #[values("adamw", "muon", "muon, distributed")] rule: &'static str,
 ) {
     for level in LEVELS {
-        for (bucket, layers_sum) in
-            [(None, true), (Some(1), true), (Some(600), true), (None, false)]
-        {
+        for (bucket, layers_sum) in [
+            (None, true),
+            (Some(1), true),
+            (Some(600), true),
+            (None, false),
+        ] {
             println!("{level:?} {bucket:?} {layers_sum}");
             let config = ShardingConfig::new(level).with_bucket(bucket);
             Setup::new(layout, rule, config, layers_sum).check();
@@ -267,17 +339,29 @@ fn some_neighbours_share_and_the_others_have_copies(
     #[case] expected: [usize; 2],
 ) {
     for level in LEVELS {
-        let config = ShardingConfig::new(level).with_ranks(Some(ranks)).with_bucket(Some(600));
+        let config = ShardingConfig::new(level)
+            .with_ranks(Some(ranks))
+            .with_bucket(Some(600));
         let setup = Setup::new(layout, "adamw", config, true);
         setup.check();
-        let shared = run_threads(setup.layout.world_size(), GroupOptions::default(), |world| {
-            let Rank { plan, sharding, .. } =
-                setup.start(&ProcessGroups::new(&world, setup.layout)?)?;
-            let paths = ["blocks.0.norm".to_string(), experts_of(&plan).remove(0)];
-            Ok::<_, OptimError>(paths.map(|path| sharding.num_shares(&path)))
-        });
-        let expected = if level == ShardingLevel::None { [1, 1] } else { expected };
-        shared.into_iter().for_each(|found| assert_eq!(found.unwrap(), expected));
+        let shared = run_threads(
+            setup.layout.world_size(),
+            GroupOptions::default(),
+            |world| {
+                let Rank { plan, sharding, .. } =
+                    setup.start(&ProcessGroups::new(&world, setup.layout)?)?;
+                let paths = ["blocks.0.norm".to_string(), experts_of(&plan).remove(0)];
+                Ok::<_, OptimError>(paths.map(|path| sharding.num_shares(&path)))
+            },
+        );
+        let expected = if level == ShardingLevel::None {
+            [1, 1]
+        } else {
+            expected
+        };
+        shared
+            .into_iter()
+            .for_each(|found| assert_eq!(found.unwrap(), expected));
     }
 }
 
@@ -289,6 +373,10 @@ fn state_in_host_memory_comes_in_time(
 ) {
     for level in LEVELS {
         let config = ShardingConfig::new(level).with_bucket(Some(600));
-        Setup { offload, ..Setup::new(layout, rule, config, true) }.check();
+        Setup {
+            offload,
+            ..Setup::new(layout, rule, config, true)
+        }
+        .check();
     }
 }

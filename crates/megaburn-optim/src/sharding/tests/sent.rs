@@ -4,15 +4,19 @@ use super::*;
 
 /// What each rank does in a step, but for the update.
 fn steps<T: Send>(setup: &Setup, see: impl Fn(Rank, Vec<FlightRecord>) -> T + Sync) -> Vec<T> {
-    let ranks = run_threads(setup.layout.world_size(), GroupOptions::default(), |world| {
-        let groups = ProcessGroups::new(&world, setup.layout)?;
-        let mut rank = setup.start(&groups)?;
-        let own = setup.grads(&rank.plan, &groups, (0, 0));
-        rank.micro_batch(&own, true)?;
-        rank.grads.reduce()?;
-        rank.grads.norm()?;
-        Ok::<_, OptimError>(see(rank, world.flight_records()))
-    });
+    let ranks = run_threads(
+        setup.layout.world_size(),
+        GroupOptions::default(),
+        |world| {
+            let groups = ProcessGroups::new(&world, setup.layout)?;
+            let mut rank = setup.start(&groups)?;
+            let own = setup.grads(&rank.plan, &groups, (0, 0));
+            rank.micro_batch(&own, true)?;
+            rank.grads.reduce()?;
+            rank.grads.norm()?;
+            Ok::<_, OptimError>(see(rank, world.flight_records()))
+        },
+    );
     ranks.into_iter().map(Result::unwrap).collect()
 }
 
@@ -22,16 +26,23 @@ fn what_backward_completes_first_is_sent_first() {
     let setup = Setup::new("dp4-ep2", "adamw", config, true);
     let orders = steps(&setup, |rank, _| {
         let buckets = rank.sharding.buckets().iter();
-        buckets.map(|bucket| bucket.slots[0].path.clone()).collect::<Vec<_>>()
+        buckets
+            .map(|bucket| bucket.slots[0].path.clone())
+            .collect::<Vec<_>>()
     });
     let expected = "2.experts.1.down 2.experts.1.up 2.experts.0.down 2.experts.0.up 2.attention \
         1.experts.1.down 1.experts.1.up 1.experts.0.down 1.experts.0.up 1.attention 0.attention \
         2.norm 2.experts.1.bias 2.experts.0.bias 1.norm 1.experts.1.bias 1.experts.0.bias 0.norm";
-    let expected: Vec<_> = expected.split(' ').map(|path| format!("blocks.{path}")).collect();
+    let expected: Vec<_> = expected
+        .split(' ')
+        .map(|path| format!("blocks.{path}"))
+        .collect();
     assert_eq!(orders[0], expected);
     // The other experts are in the same places.
-    let others: Vec<_> =
-        expected.iter().map(|p| p.replace("ts.1.", "ts.3.").replace("ts.0.", "ts.2.")).collect();
+    let others: Vec<_> = expected
+        .iter()
+        .map(|p| p.replace("ts.1.", "ts.3.").replace("ts.0.", "ts.2."))
+        .collect();
     assert_eq!(orders[1], others);
 }
 
@@ -62,7 +73,9 @@ fn groups_used(layout: &str, level: ShardingLevel) -> Vec<BTreeMap<String, usize
     let setup = Setup::new(layout, "adamw", ShardingConfig::new(level), true);
     steps(&setup, |_, records| {
         let mut counts = BTreeMap::new();
-        records.into_iter().for_each(|record| *counts.entry(record.group).or_default() += 1);
+        records
+            .into_iter()
+            .for_each(|record| *counts.entry(record.group).or_default() += 1);
         counts
     })
 }
@@ -80,7 +93,10 @@ fn only_who_holds_copies_sums(
     #[case] level: ShardingLevel,
     #[case] expected: &[(&str, usize)],
 ) {
-    let expected = expected.iter().map(|(group, count)| (group.to_string(), *count)).collect();
+    let expected = expected
+        .iter()
+        .map(|(group, count)| (group.to_string(), *count))
+        .collect();
     for used in groups_used(layout, level) {
         assert_eq!(used, expected, "{layout} {level:?}");
     }
@@ -91,7 +107,10 @@ fn only_who_holds_copies_sums(
 fn a_stage_without_experts_does_nothing_for_them() {
     let used = groups_used("pp2-dp2-ep2", ShardingLevel::None);
     let of = |pairs: &[(&str, usize)]| -> BTreeMap<String, usize> {
-        pairs.iter().map(|(group, count)| (group.to_string(), *count)).collect()
+        pairs
+            .iter()
+            .map(|(group, count)| (group.to_string(), *count))
+            .collect()
     };
     let dense = of(&[("dp-cp", 2), ("model", 1)]);
     assert_eq!(used[..2], [dense.clone(), dense]);

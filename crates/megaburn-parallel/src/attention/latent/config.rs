@@ -72,14 +72,31 @@ impl MultiLatentAttentionConfig {
         group: &Group,
         device: &Device,
     ) -> Result<MultiLatentAttention, ParallelError> {
-        let Self { d_model, num_heads, kv_lora_rank, v_head_dim, .. } = *self;
+        let Self {
+            d_model,
+            num_heads,
+            kv_lora_rank,
+            v_head_dim,
+            ..
+        } = *self;
         let (nope, rope) = (self.qk_nope_head_dim, self.qk_rope_head_dim);
         if num_heads == 0 || !num_heads.is_multiple_of(group.size()) {
-            let why = format!("{num_heads} heads do not divide over {} ranks", group.size());
+            let why = format!(
+                "{num_heads} heads do not divide over {} ranks",
+                group.size()
+            );
             let name = self.path.clone().unwrap_or_else(|| "unnamed".into());
-            return Err(ParallelError::Config { layer: LAYER, name, why });
+            return Err(ParallelError::Config {
+                layer: LAYER,
+                name,
+                why,
+            });
         }
-        let parts = Parts { config: self, group, device };
+        let parts = Parts {
+            config: self,
+            group,
+            device,
+        };
         let queries = num_heads * (nope + rope);
         let (q_down, q_norm, q_up, q) = match self.q_lora_rank {
             Some(rank) => (
@@ -91,7 +108,11 @@ impl MultiLatentAttentionConfig {
             None => (None, None, None, Some(parts.up("q", [d_model, queries])?)),
         };
         let heads = num_heads / group.size();
-        let mask = Mask { causal: self.causal, scale: self.softmax_scale, ..Mask::default() };
+        let mask = Mask {
+            causal: self.causal,
+            scale: self.softmax_scale,
+            ..Mask::default()
+        };
         Ok(MultiLatentAttention {
             q_down,
             q_norm,
@@ -125,7 +146,10 @@ struct Parts<'a> {
 
 impl Parts<'_> {
     fn path(&self, field: &str) -> Option<String> {
-        self.config.path.as_ref().map(|name| format!("{name}.{field}"))
+        self.config
+            .path
+            .as_ref()
+            .map(|name| format!("{name}.{field}"))
     }
 
     /// To a latent, of the residual stream.

@@ -85,7 +85,10 @@ impl MultiLatentAttention {
     /// As [`SelfAttention::with_recompute`](crate::SelfAttention::with_recompute).
     #[must_use]
     pub fn with_recompute(self, recompute: bool) -> Self {
-        Self { core: self.core.with_recompute(recompute), ..self }
+        Self {
+            core: self.core.with_recompute(recompute),
+            ..self
+        }
     }
 
     /// As [`SelfAttention::with_dropout`](crate::SelfAttention::with_dropout).
@@ -93,7 +96,10 @@ impl MultiLatentAttention {
     /// # Errors
     /// A share outside of `[0, 1)`.
     pub fn with_dropout(self, prob: f64, name: &str, group: &Group) -> Result<Self, ParallelError> {
-        Ok(Self { core: self.core.with_dropout(prob, name, group)?, ..self })
+        Ok(Self {
+            core: self.core.with_dropout(prob, name, group)?,
+            ..self
+        })
     }
 
     /// As [`SelfAttention::with_context_parallel`](crate::SelfAttention::with_context_parallel): ranks
@@ -108,7 +114,10 @@ impl MultiLatentAttention {
         parallel: &ContextParallel,
         name: &str,
     ) -> Result<Self, ParallelError> {
-        Ok(Self { core: self.core.with_context_parallel(parallel, name)?, ..self })
+        Ok(Self {
+            core: self.core.with_context_parallel(parallel, name)?,
+            ..self
+        })
     }
 
     /// Applies the attention to whole sequences.
@@ -128,7 +137,8 @@ impl MultiLatentAttention {
     /// As [`forward`](Self::forward).
     pub fn forward_in(&self, x: impl Into<Input<3>>, context: &TokenContext) -> Tensor<3> {
         let queries_keys_values = self.queries_keys_values(x.into(), context.rope.as_ref());
-        self.output.forward(self.core.forward(queries_keys_values, context))
+        self.output
+            .forward(self.core.forward(queries_keys_values, context))
     }
 
     /// Applies the attention to the next tokens of some sequences, whose earlier keys and values
@@ -149,7 +159,8 @@ impl MultiLatentAttention {
         cache: &mut KvCache,
     ) -> Tensor<3> {
         let queries_keys_values = self.queries_keys_values(x.into(), rope);
-        self.output.forward(self.core.cached(queries_keys_values, packed, cache))
+        self.output
+            .forward(self.core.cached(queries_keys_values, packed, cache))
     }
 
     /// The same layer and weights for whole sequences, as generation needs it.
@@ -163,14 +174,23 @@ impl MultiLatentAttention {
             kv_norm: self.kv_norm.whole_sequence(),
             kv_up: self.kv_up.whole_sequence(),
             output: self.output.whole_sequence(),
-            plan: LatentPlan { sequence_parallel: false, ..self.plan },
+            plan: LatentPlan {
+                sequence_parallel: false,
+                ..self.plan
+            },
             core: self.core.whole_sequence(),
         }
     }
 
     /// Rotated, of this rank's heads: `[seq, batch, heads, nope + rope]` twice, and `[.., v]`.
     fn queries_keys_values(&self, x: Input<3>, rope: Option<&RopeTable>) -> [Tensor<4>; 3] {
-        let LatentPlan { heads, nope, rope: rotated, values, .. } = self.plan;
+        let LatentPlan {
+            heads,
+            nope,
+            rope: rotated,
+            values,
+            ..
+        } = self.plan;
         let rotate = |x: Tensor<4>| rope.into_iter().fold(x, apply_rope);
         let queries = self.queries(x.clone());
         let [seq, batch, _] = queries.dims();
@@ -184,7 +204,11 @@ impl MultiLatentAttention {
         let keys_values = keys_values.reshape([seq, batch, heads, nope + values]);
         // Backward reads values: as a view they would keep the keys that they lie beside, of which it
         // reads others.
-        let cut = if keys_values.device().is_autodiff() { Cut::Copy } else { Cut::View };
+        let cut = if keys_values.device().is_autodiff() {
+            Cut::Copy
+        } else {
+            Cut::View
+        };
         let [k, v] = split_last_with(keys_values, [nope, values], [Cut::View, cut]);
         let k_rope = self.for_all_heads(k_rope).reshape([seq, batch, 1, rotated]);
         let k_rope = repeat_heads(rotate(k_rope), heads);
@@ -199,12 +223,17 @@ impl MultiLatentAttention {
             _ => x,
         };
         let up = self.q_up.as_ref().or(self.q.as_ref());
-        up.expect("queries are made of a latent or of the stream").forward(x)
+        up.expect("queries are made of a latent or of the stream")
+            .forward(x)
     }
 
     /// What every rank's heads use, of all tokens: as the input of matrices that are split by columns.
     fn for_all_heads(&self, x: Tensor<3>) -> Tensor<3> {
-        let LatentPlan { group, sequence_parallel, .. } = &self.plan;
+        let LatentPlan {
+            group,
+            sequence_parallel,
+            ..
+        } = &self.plan;
         match sequence_parallel {
             true => gather_from_sequence(x, group),
             false => copy_to(x, group),

@@ -36,10 +36,17 @@ impl Exchanged {
     ) -> Result<Self, CollectiveError> {
         let [_, top_k] = slots.experts.dims();
         let sent = Unread::new(slots.experts, slots.num_experts);
-        let (counts, ahead) =
-            told(sent.counts(), &groups.experts, || sent.ahead(slots.tokens, top_k))?;
-        let counts: Vec<_> = counts.chunks(slots.num_experts).map(<[usize]>::to_vec).collect();
-        let place = |group: &Group| Place { rank: group.rank(), ranks: group.size() };
+        let (counts, ahead) = told(sent.counts(), &groups.experts, || {
+            sent.ahead(slots.tokens, top_k)
+        })?;
+        let counts: Vec<_> = counts
+            .chunks(slots.num_experts)
+            .map(<[usize]>::to_vec)
+            .collect();
+        let place = |group: &Group| Place {
+            rank: group.rank(),
+            ranks: group.size(),
+        };
         let [ep, etp] = [&groups.ep, &groups.etp].map(place);
         let mut exchange = Exchange::new(&counts, ep, etp, slots.padded.is_some());
         if let Some(rows) = slots.padded {
@@ -67,8 +74,14 @@ impl Way for Exchanged {
     }
 
     fn start(&self, x: Tensor<2>, of: Of, to: To) -> Result<Pending<2, Float>, CollectiveError> {
-        let Self { sent, exchange: Exchange { send, recv, .. }, arranged, ahead, groups, .. } =
-            self;
+        let Self {
+            sent,
+            exchange: Exchange { send, recv, .. },
+            arranged,
+            ahead,
+            groups,
+            ..
+        } = self;
         if to == To::Experts {
             let rows = match ahead.take(of) {
                 Some(ahead) => sent.of_ahead(ahead),
@@ -88,7 +101,13 @@ impl Way for Exchanged {
     }
 
     fn finish(&self, came: Tensor<2>, of: Of, to: To) -> Result<Tensor<2>, CollectiveError> {
-        let Self { sent, exchange: Exchange { shown, .. }, arranged, groups, .. } = self;
+        let Self {
+            sent,
+            exchange: Exchange { shown, .. },
+            arranged,
+            groups,
+            ..
+        } = self;
         if to == To::Tokens {
             return Ok(sent.back(came, of));
         }

@@ -46,7 +46,11 @@ impl Gathered {
         let own = groups.own(slots.num_experts);
         let all = tensors::all_gather(with_nobodys(slots.experts, shown), &groups.experts)?;
         // Numbers of others' experts are none of this rank's.
-        let all = if shown == 0 { all } else { all - own.start as i32 };
+        let all = if shown == 0 {
+            all
+        } else {
+            all - own.start as i32
+        };
         let taken = Unread::new(all, own.len());
         let (counts, ()) = told(taken.counts(), &Group::single(0), || ())?;
         let order = Order::as_they_are(counts.clone());
@@ -119,5 +123,9 @@ fn with_nobodys(experts: Tensor<2, Int>, len: usize) -> Tensor<2, Int> {
     let nobodys = vec![DROPPED; (len - tokens) * top_k];
     let nobodys = TensorData::new(nobodys, [len - tokens, top_k]);
     let nobodys = Tensor::from_data(nobodys, (&experts.device(), DType::I32));
-    if tokens == 0 { nobodys } else { Tensor::cat(vec![experts, nobodys], 0) }
+    if tokens == 0 {
+        nobodys
+    } else {
+        Tensor::cat(vec![experts, nobodys], 0)
+    }
 }

@@ -113,7 +113,11 @@ impl Dispatch {
             Dispatcher::AllToAll => Arc::new(ok(Exchanged::new(slots, groups, &device))),
             Dispatcher::AllGather => Arc::new(ok(Gathered::new(slots, groups, &device))),
         };
-        Self { way, num_slots, beside: Beside::default() }
+        Self {
+            way,
+            num_slots,
+            beside: Beside::default(),
+        }
     }
 
     /// Rows of each expert of this rank.

@@ -48,12 +48,22 @@ impl OnTheWay {
             let y = go(x.clone().inner(), to);
             State::Done(function(x, y, move |dy| go(dy, to.back())))
         };
-        Self { dispatch: dispatch.clone(), of, to, state }
+        Self {
+            dispatch: dispatch.clone(),
+            of,
+            to,
+            state,
+        }
     }
 
     /// Waits for them; on a GPU the host does not.
     pub(in crate::moe) fn arrived(self) -> Tensor<2> {
-        let Self { dispatch: Dispatch { way, .. }, of, to, state } = self;
+        let Self {
+            dispatch: Dispatch { way, .. },
+            of,
+            to,
+            state,
+        } = self;
         if of == Of::Tokens && way.sends() {
             Spare::compute_share();
         }
@@ -61,7 +71,11 @@ impl OnTheWay {
             State::Plain(came) => ok(way.finish(came.wait(), of, to)),
             State::Done(y) => y,
             State::Tracked(tracked) => {
-                let Tracked { came, sign, backward } = *tracked;
+                let Tracked {
+                    came,
+                    sign,
+                    backward,
+                } = *tracked;
                 let y = ok(way.finish(came.wait(), of, to));
                 function(sign, y, move |dy| {
                     let sign = a_number(&dy);
@@ -90,7 +104,11 @@ fn tracked(dispatch: &Dispatch, x: Tensor<2>, of: Of, to: To) -> Tracked {
         let came = came.expect("backward sent it before it came here").wait();
         ok(way.finish(came, of, to.back()))
     });
-    Tracked { came, sign, backward }
+    Tracked {
+        came,
+        sign,
+        backward,
+    }
 }
 
 fn a_number(like: &Tensor<2>) -> Tensor<2> {

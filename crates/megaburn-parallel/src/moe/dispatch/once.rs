@@ -43,7 +43,11 @@ impl Once {
     /// Experts that ranks share are read by several.
     pub(super) fn pays(num_experts: usize, top_k: usize, groups: &ExpertGroups) -> bool {
         let (ranks, slots) = (groups.ep.size(), top_k as f64);
-        let most = if plan::are_placed(num_experts) { 0.5 } else { 0.75 };
+        let most = if plan::are_placed(num_experts) {
+            0.5
+        } else {
+            0.75
+        };
         ranks > 1 && groups.etp.size() == 1 && copies(num_experts, top_k, ranks) <= most * slots
     }
 
@@ -66,14 +70,22 @@ impl Once {
             .map(|of_rank| of_rank.split_at(ranks))
             .collect();
         let send = of_ranks[groups.ep.rank()].0.to_vec();
-        let recv: Vec<usize> =
-            of_ranks.iter().map(|(tokens, _)| tokens[groups.ep.rank()]).collect();
-        let rows = own.clone().map(|expert| of_ranks.iter().map(|(_, rows)| rows[expert]).sum());
+        let recv: Vec<usize> = of_ranks
+            .iter()
+            .map(|(tokens, _)| tokens[groups.ep.rank()])
+            .collect();
+        let rows = own
+            .clone()
+            .map(|expert| of_ranks.iter().map(|(_, rows)| rows[expert]).sum());
         let rows: Vec<usize> = rows.collect();
         let sent = sent.with_rows(send.iter().sum());
         let came = tensors::all_to_all(sent.numbers(slots.experts), &send, &recv, &groups.ep)?;
         // Numbers of others' experts are none of this rank's.
-        let came = if came.dims()[0] == 0 { came } else { came - own.start as i32 };
+        let came = if came.dims()[0] == 0 {
+            came
+        } else {
+            came - own.start as i32
+        };
         let taken = Unread::new(came, own.len()).with_rows(rows.iter().sum());
         let order = Order::as_they_are(rows);
         let order = match slots.padded {
@@ -121,7 +133,16 @@ impl Way for Once {
     }
 
     fn start(&self, x: Tensor<2>, of: Of, to: To) -> Result<Pending<2, Float>, CollectiveError> {
-        let Self { sent, taken, arranged, send, recv, ahead, groups, .. } = self;
+        let Self {
+            sent,
+            taken,
+            arranged,
+            send,
+            recv,
+            ahead,
+            groups,
+            ..
+        } = self;
         if to == To::Experts {
             let rows = match ahead.take(of) {
                 Some(ahead) => sent.of_ahead(ahead),

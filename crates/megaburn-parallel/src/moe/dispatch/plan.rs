@@ -55,12 +55,28 @@ impl Exchange {
             let by_expert =
                 (0..of_rank).flat_map(|expert| came[0].iter().map(move |of| of[expert]));
             let by_expert = stretches(&by_expert.collect::<Vec<_>>());
-            let from = |rank| by_expert.iter().skip(rank).step_by(ep.ranks).cloned().collect();
+            let from = |rank| {
+                by_expert
+                    .iter()
+                    .skip(rank)
+                    .step_by(ep.ranks)
+                    .cloned()
+                    .collect()
+            };
             let recv = (0..ep.ranks).map(from).collect();
             let shown = rows.iter().sum();
-            return Self { send, recv, shown, order: Order::as_they_are(rows) };
+            return Self {
+                send,
+                recv,
+                shown,
+                order: Order::as_they_are(rows),
+            };
         }
-        let shown = came.iter().map(|all| all.iter().copied().flatten().sum()).max().unwrap_or(0);
+        let shown = came
+            .iter()
+            .map(|all| all.iter().copied().flatten().sum())
+            .max()
+            .unwrap_or(0);
         // What one rank sent to one expert, among those that one of `etp` shows.
         let came: Vec<Vec<_>> = came.iter().map(|all| stretches(&all.concat())).collect();
         let mut places = Vec::with_capacity(rows.iter().sum());
@@ -71,10 +87,19 @@ impl Exchange {
                 }
             }
         }
-        let order = Order { places: Some(places), rows, num_places: shown * etp.ranks };
+        let order = Order {
+            places: Some(places),
+            rows,
+            num_places: shown * etp.ranks,
+        };
         let recv = of_members(came[etp.rank].clone(), of_rank);
         let [send, recv] = [send, recv].map(|all| all.iter().map(|of| vec![joined(of)]).collect());
-        Self { send, recv, shown, order }
+        Self {
+            send,
+            recv,
+            shown,
+            order,
+        }
     }
 
     /// Rows that this rank sends, and that come to it from `ep`.
@@ -118,7 +143,11 @@ impl Order {
     /// Of rows that stand as they are read.
     pub(super) fn as_they_are(rows: Vec<usize>) -> Self {
         let num_places = rows.iter().sum();
-        Self { places: None, rows, num_places }
+        Self {
+            places: None,
+            rows,
+            num_places,
+        }
     }
 
     /// The same, every expert reading as many rows.
@@ -127,7 +156,10 @@ impl Order {
     /// If one has more.
     pub(super) fn padded(mut self, rows: usize) -> Self {
         let mut places = Vec::with_capacity(rows * self.rows.len());
-        let all = self.places.take().unwrap_or_else(|| (0..self.num_places).collect());
+        let all = self
+            .places
+            .take()
+            .unwrap_or_else(|| (0..self.num_places).collect());
         let mut rest = &all[..];
         for own in &mut self.rows {
             assert!(*own <= rows, "an expert has {own} rows, and takes {rows}");
@@ -136,7 +168,10 @@ impl Order {
             places.resize(places.len() + rows - *own, self.num_places);
             (rest, *own) = (others, rows);
         }
-        Self { places: Some(places), ..self }
+        Self {
+            places: Some(places),
+            ..self
+        }
     }
 
     /// The places of rows that do not stand as they are read.
@@ -147,13 +182,19 @@ impl Order {
 
     /// Whether some rows are padding.
     pub(super) fn is_padded(&self) -> bool {
-        self.places.iter().flatten().any(|place| *place == self.num_places)
+        self.places
+            .iter()
+            .flatten()
+            .any(|place| *place == self.num_places)
     }
 
     /// The row that each of these places has; as many as there are rows for one that has none.
     pub(super) fn back(&self, places: &[usize]) -> Vec<usize> {
         let mut back = vec![places.len(); self.num_places];
-        let rows = places.iter().enumerate().filter(|(_, place)| **place < self.num_places);
+        let rows = places
+            .iter()
+            .enumerate()
+            .filter(|(_, place)| **place < self.num_places);
         rows.for_each(|(row, &place)| back[place] = row);
         back
     }
@@ -167,7 +208,15 @@ mod tests {
     const ONE: Place = Place { rank: 0, ranks: 1 };
 
     fn of(counts: &[Vec<usize>], rank: usize, is_padded: bool) -> Exchange {
-        Exchange::new(counts, Place { rank, ranks: counts.len() }, ONE, is_padded)
+        Exchange::new(
+            counts,
+            Place {
+                rank,
+                ranks: counts.len(),
+            },
+            ONE,
+            is_padded,
+        )
     }
 
     #[test]
@@ -181,15 +230,22 @@ mod tests {
         assert_eq!(first.recv, [vec![0..1, 5..5], vec![1..5, 5..6]]);
         assert_eq!(second.recv, [vec![0..2, 2..5], vec![2..2, 5..7]]);
         assert_eq!((first.num_rows(), second.num_rows()), ([6, 6], [7, 7]));
-        assert_eq!((first.shown, &first.order), (6, &Order::as_they_are(vec![5, 1])));
-        assert_eq!((second.shown, &second.order), (7, &Order::as_they_are(vec![2, 5])));
+        assert_eq!(
+            (first.shown, &first.order),
+            (6, &Order::as_they_are(vec![5, 1]))
+        );
+        assert_eq!(
+            (second.shown, &second.order),
+            (7, &Order::as_they_are(vec![2, 5]))
+        );
         assert!(first.order.places().is_none() && !first.order.is_padded());
     }
 
     #[test]
     fn what_one_rank_sends_is_what_another_expects() {
-        let counts: Vec<Vec<usize>> =
-            (0..3).map(|rank| (0..6).map(|expert| (5 * rank + 3 * expert) % 4).collect()).collect();
+        let counts: Vec<Vec<usize>> = (0..3)
+            .map(|rank| (0..6).map(|expert| (5 * rank + 3 * expert) % 4).collect())
+            .collect();
         for is_padded in [false, true] {
             let all: Vec<_> = (0..3).map(|rank| of(&counts, rank, is_padded)).collect();
             for (from, to) in (0..3).flat_map(|from| (0..3).map(move |to| (from, to))) {
@@ -215,7 +271,10 @@ mod tests {
         );
         let order = exchange.order;
         let places = order.places().unwrap();
-        assert_eq!((places, &order.rows[..]), (&[0, 2, 3, 1, 4][..], &[3, 2][..]));
+        assert_eq!(
+            (places, &order.rows[..]),
+            (&[0, 2, 3, 1, 4][..], &[3, 2][..])
+        );
         assert_eq!(order.back(places), [0, 3, 1, 2, 4]);
         assert!(!order.is_padded());
     }
@@ -232,11 +291,17 @@ mod tests {
     fn experts_are_padded_to_as_many_rows() {
         let padded = two_of_each().order.padded(4);
         let places = padded.places().unwrap();
-        assert_eq!((places, &padded.rows[..]), (&[0, 2, 3, 5, 1, 4, 5, 5][..], &[4, 4][..]));
+        assert_eq!(
+            (places, &padded.rows[..]),
+            (&[0, 2, 3, 5, 1, 4, 5, 5][..], &[4, 4][..])
+        );
         assert_eq!(padded.back(places), [0, 4, 1, 2, 5]);
         assert!(padded.is_padded());
         let padded = Order::as_they_are(vec![0, 2]).padded(2);
-        assert_eq!((padded.places(), &padded.rows[..]), (Some(&[2, 2, 0, 1][..]), &[2, 2][..]));
+        assert_eq!(
+            (padded.places(), &padded.rows[..]),
+            (Some(&[2, 2, 0, 1][..]), &[2, 2][..])
+        );
         assert!(Order::as_they_are(vec![2, 2]).padded(2).places().is_none());
     }
 

@@ -34,7 +34,11 @@ pub(super) fn lengthened(x: Tensor<2>, len: usize) -> Tensor<2> {
         return x;
     }
     let zeros = Tensor::zeros([len - rows, n], (&x.device(), x.dtype()));
-    if rows == 0 { zeros } else { Tensor::cat(vec![x, zeros], 0) }
+    if rows == 0 {
+        zeros
+    } else {
+        Tensor::cat(vec![x, zeros], 0)
+    }
 }
 
 /// The first `len` rows.
@@ -71,7 +75,14 @@ pub(super) fn told<T>(
     group: &Group,
     meanwhile: impl FnOnce() -> T,
 ) -> Result<(Vec<usize>, T), CollectiveError> {
-    let all = if group.size() == 1 { own } else { tensors::all_gather(own, group)? };
+    let all = if group.size() == 1 {
+        own
+    } else {
+        tensors::all_gather(own, group)?
+    };
     let (numbers, done) = read_meanwhile(all, meanwhile);
-    Ok((numbers.into_iter().map(|number| number as usize).collect(), done))
+    Ok((
+        numbers.into_iter().map(|number| number as usize).collect(),
+        done,
+    ))
 }

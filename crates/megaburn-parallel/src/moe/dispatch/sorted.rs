@@ -34,7 +34,11 @@ impl Sorted {
                 Of::Tokens => rows,
                 Of::Slots => {
                     let [tokens, top_k] = rows.dims();
-                    if tokens == 0 { rows } else { rows.reshape([tokens * top_k, 1]) }
+                    if tokens == 0 {
+                        rows
+                    } else {
+                        rows.reshape([tokens * top_k, 1])
+                    }
                 }
             },
         )
@@ -92,6 +96,9 @@ impl Unread {
     }
 
     pub(super) fn with_rows(self, num_rows: usize) -> Sorted {
-        Sorted { of: self.0, num_rows }
+        Sorted {
+            of: self.0,
+            num_rows,
+        }
     }
 }

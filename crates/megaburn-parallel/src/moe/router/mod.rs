@@ -56,7 +56,12 @@ pub(super) struct RouterParts {
 
 impl Router {
     pub(super) fn new(parts: RouterParts, device: &Device) -> Result<Self, ParallelError> {
-        let RouterParts { d_model, num_experts, groups, .. } = parts;
+        let RouterParts {
+            d_model,
+            num_experts,
+            groups,
+            ..
+        } = parts;
         let tp = &groups.tp;
         let shape = [d_model, num_experts];
         let draw = Draw {
@@ -106,7 +111,9 @@ impl Router {
         let value = |old: Tensor<1>| {
             assert_eq!(old.dims(), [bias.len()], "one bias an expert");
             let (device, dtype) = (old.device(), old.dtype());
-            Tensor::<1>::from_data(bias, &device).cast(dtype).set_require_grad(false)
+            Tensor::<1>::from_data(bias, &device)
+                .cast(dtype)
+                .set_require_grad(false)
         };
         self.bias = self.bias.take().map(|bias| bias.map(value));
     }
@@ -139,11 +146,18 @@ impl Router {
 }
 
 fn read(x: Tensor<1>) -> Vec<f32> {
-    x.cast(DType::F32).into_data().try_to_vec().expect("it is f32")
+    x.cast(DType::F32)
+        .into_data()
+        .try_to_vec()
+        .expect("it is f32")
 }
 
 pub(super) fn off_graph<const D: usize>(x: &Tensor<D>) -> Tensor<D> {
-    if x.device().is_autodiff() { x.clone().inner() } else { x.clone() }
+    if x.device().is_autodiff() {
+        x.clone().inner()
+    } else {
+        x.clone()
+    }
 }
 
 impl Sharded for Router {

@@ -32,7 +32,9 @@ impl Router {
     /// # Shapes
     /// `x`: `[seq, batch, d_model]`
     pub(in crate::moe) fn route(&self, x: Tensor<3>, context: &TokenContext) -> Routed {
-        let How { options, groups, .. } = &self.how;
+        let How {
+            options, groups, ..
+        } = &self.how;
         let [seq, batch, _] = x.dims();
         let counted = self.counted(context, seq * batch);
         let logits = self.logits(x);
@@ -58,10 +60,21 @@ impl Router {
         };
         let routed = match given {
             Some(experts) => route_to(logits, experts, options, extra),
-            None => route(logits, self.bias.as_ref().map(|bias| bias.val()), options, extra),
+            None => route(
+                logits,
+                self.bias.as_ref().map(|bias| bias.val()),
+                options,
+                extra,
+            ),
         };
-        let megaburn_kernels::Routed { weights, experts, scores } = routed;
-        let Balance { choice, margins, .. } = self.how.balance;
+        let megaburn_kernels::Routed {
+            weights,
+            experts,
+            scores,
+        } = routed;
+        let Balance {
+            choice, margins, ..
+        } = self.how.balance;
         if is_counted && margins && choice == Choice::Scores {
             self.add_margins(scores, counted);
         }
@@ -77,7 +90,11 @@ impl Router {
             let all = sum_columns(counts).flatten::<1>(0, 1).int();
             self.load().add(all.cast(DType::I64), dropped, sums);
         }
-        Routed { experts, weights, padded }
+        Routed {
+            experts,
+            weights,
+            padded,
+        }
     }
 
     /// The experts that somebody else than the kernel chooses.
@@ -87,7 +104,13 @@ impl Router {
         counted: Option<&[bool]>,
         context: &TokenContext,
     ) -> Option<Tensor<2, Int>> {
-        let How { num_experts, options, groups, balance, .. } = &self.how;
+        let How {
+            num_experts,
+            options,
+            groups,
+            balance,
+            ..
+        } = &self.how;
         let experts: Vec<i32> = match balance.choice {
             Choice::InTurn => in_turn(logits.dims()[0] * options.top_k, *num_experts),
             Choice::Sinkhorn if context.loss_factor.is_some() => {
@@ -111,7 +134,9 @@ impl Router {
         tokens: &Tokens<'_>,
         factor: f64,
     ) -> (Tensor<2>, Option<Tensor<1>>, RouterGradients) {
-        let How { options, balance, .. } = &self.how;
+        let How {
+            options, balance, ..
+        } = &self.how;
         let counts = tokens.sent(&routed.experts, &routed.scores);
         if !balance.is_some() {
             return (counts, None, RouterGradients::default());
@@ -122,12 +147,18 @@ impl Router {
     }
 
     fn add_margins(&self, scores: Tensor<2>, counted: Option<&[bool]>) {
-        let How { num_experts, options, .. } = &self.how;
+        let How {
+            num_experts,
+            options,
+            ..
+        } = &self.how;
         let Some(biases) = self.biases() else { return };
         let scores = read(scores.flatten(0, 1));
         let rows = scores.chunks_exact(*num_experts).enumerate();
         let is_counted = |token: usize| counted.is_none_or(|all| all[token]);
-        let rows = rows.filter(|(token, _)| is_counted(*token)).map(|(_, row)| row);
+        let rows = rows
+            .filter(|(token, _)| is_counted(*token))
+            .map(|(_, row)| row);
         self.load().add_margins(rows, &biases, options.top_k);
     }
 
@@ -139,11 +170,26 @@ impl Router {
         [seq, batch]: [usize; 2],
         context: &TokenContext,
     ) -> (Tensor<2, Int>, u64, Option<usize>) {
-        let How { num_experts, options, groups, capacity, .. } = &self.how;
-        let Some(capacity) = capacity else { return (experts, 0, None) };
+        let How {
+            num_experts,
+            options,
+            groups,
+            capacity,
+            ..
+        } = &self.how;
+        let Some(capacity) = capacity else {
+            return (experts, 0, None);
+        };
         let documents = context.documents.as_ref();
         let (top_k, num_experts) = (options.top_k, *num_experts);
-        let slots = SharedSlots { seq, batch, top_k, num_experts, groups, documents };
+        let slots = SharedSlots {
+            seq,
+            batch,
+            top_k,
+            num_experts,
+            groups,
+            documents,
+        };
         let weights = off_graph(weights);
         let device = weights.device();
         let mut chosen: Vec<i32> = experts.into_data().iter().collect();
@@ -157,7 +203,11 @@ impl Router {
     /// Which of this rank's tokens count, of those that the ranks of its tensor-parallel group share; none: all.
     fn counted<'a>(&self, context: &'a TokenContext, tokens: usize) -> Option<&'a [bool]> {
         let all = context.counted.as_deref()?;
-        let start = if all.len() == tokens { 0 } else { self.how.groups.tp.rank() * tokens };
+        let start = if all.len() == tokens {
+            0
+        } else {
+            self.how.groups.tp.rank() * tokens
+        };
         Some(&all[start..start + tokens])
     }
 }
@@ -185,11 +235,20 @@ impl Tokens<'_> {
 }
 
 fn as_column(counted: &[bool], like: &Tensor<2>) -> Tensor<2> {
-    let values: Vec<f32> = counted.iter().map(|&is_counted| f32::from(is_counted)).collect();
-    Tensor::from_data(TensorData::new(values, [counted.len(), 1]), (&like.device(), DType::F32))
+    let values: Vec<f32> = counted
+        .iter()
+        .map(|&is_counted| f32::from(is_counted))
+        .collect();
+    Tensor::from_data(
+        TensorData::new(values, [counted.len(), 1]),
+        (&like.device(), DType::F32),
+    )
 }
 
 fn as_slots(experts: Vec<i32>, top_k: usize, like: &Tensor<2>) -> Tensor<2, Int> {
     let shape = [experts.len() / top_k, top_k];
-    Tensor::from_data(TensorData::new(experts, shape), (&like.device(), DType::I32))
+    Tensor::from_data(
+        TensorData::new(experts, shape),
+        (&like.device(), DType::I32),
+    )
 }

@@ -56,17 +56,29 @@ impl Case {
     /// Odd ones.
     pub(super) fn ragged(tokens: [usize; 2], heads: usize) -> Self {
         let (q_rank, kv_rank, dims) = (Some(7), 5, [3, 6, 5]);
-        Self { hidden: 11, q_rank, kv_rank, dims, ..Self::even(tokens, heads) }
+        Self {
+            hidden: 11,
+            q_rank,
+            kv_rank,
+            dims,
+            ..Self::even(tokens, heads)
+        }
     }
 
     pub(super) fn config(&self) -> MultiLatentAttentionConfig {
         let [nope, rope, values] = self.dims;
-        let scale = self.yarn.as_ref().map(|yarn| self.scale() * yarn.score_factor());
+        let scale = self
+            .yarn
+            .as_ref()
+            .map(|yarn| self.scale() * yarn.score_factor());
         MultiLatentAttentionConfig::new(self.hidden, self.heads, self.kv_rank, nope, rope, values)
             .with_q_lora_rank(self.q_rank)
             .with_softmax_scale(scale)
             // Wide enough that the scores matter.
-            .with_initializer(Initializer::Normal { mean: 0.0, std: 0.4 })
+            .with_initializer(Initializer::Normal {
+                mean: 0.0,
+                std: 0.4,
+            })
             .with_name("blocks.0.attention")
     }
 
@@ -77,7 +89,9 @@ impl Case {
 
 /// Longer by a half than what was trained on.
 fn yarn() -> YarnScaling {
-    YarnScaling::new(4.0, 16).with_mscale(Some(1.0)).with_mscale_all_dim(Some(0.6))
+    YarnScaling::new(4.0, 16)
+        .with_mscale(Some(1.0))
+        .with_mscale_all_dim(Some(0.6))
 }
 
 impl Subject for Case {
@@ -91,11 +105,17 @@ impl Subject for Case {
         RopeConfig::new(self.dims[1])
             .with_theta(50.0)
             .with_layout(RopeLayout::Interleaved)
-            .with_scaling(self.yarn.clone().map_or(RopeScaling::None, RopeScaling::Yarn))
+            .with_scaling(
+                self.yarn
+                    .clone()
+                    .map_or(RopeScaling::None, RopeScaling::Yarn),
+            )
     }
 
     fn documents(&self) -> Option<Documents> {
-        self.documents.clone().map(|rows| Documents::new(rows).unwrap())
+        self.documents
+            .clone()
+            .map(|rows| Documents::new(rows).unwrap())
     }
 
     fn layer(

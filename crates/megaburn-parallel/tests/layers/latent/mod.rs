@@ -64,9 +64,20 @@ fn ranks_compute_what_one_does(
 ) {
     let of: Layout = layout.parse().unwrap();
     let (multiple, heads) = (2 * of.cp * if of.sp { of.tp } else { 1 }, of.tp * of.cp);
-    for case in [Case::even([multiple, 2], 2 * heads), Case::ragged([3 * multiple, 3], heads)] {
+    for case in [
+        Case::even([multiple, 2], 2 * heads),
+        Case::ragged([3 * multiple, 3], heads),
+    ] {
         let q_rank = case.q_rank.filter(|_| with_latent);
-        check(&Case { q_rank, again, ..case }, layout, comm);
+        check(
+            &Case {
+                q_rank,
+                again,
+                ..case
+            },
+            layout,
+            comm,
+        );
     }
 }
 
@@ -89,7 +100,14 @@ fn documents_do_not_see_each_other(#[case] layout: &str, #[case] comm: ContextCo
     let chunk = 2 * of.cp;
     let bounds = |ends: &[usize]| ends.iter().map(|end| end * chunk).collect();
     let documents = Some(vec![bounds(&[0, 1, 5, 5, 8]), bounds(&[0, 8])]);
-    check(&Case { documents, ..Case::ragged([8 * chunk, 2], 2 * of.tp * of.cp) }, layout, comm);
+    check(
+        &Case {
+            documents,
+            ..Case::ragged([8 * chunk, 2], 2 * of.tp * of.cp)
+        },
+        layout,
+        comm,
+    );
 }
 
 #[rstest]
@@ -100,7 +118,15 @@ fn the_same_probabilities_drop(
 ) {
     let of: Layout = layout.parse().unwrap();
     let plain = Case::ragged([4 * of.cp * of.tp, 2], 2 * of.tp * of.cp);
-    check(&Case { dropout: 0.3, again, ..plain }, layout, comm);
+    check(
+        &Case {
+            dropout: 0.3,
+            again,
+            ..plain
+        },
+        layout,
+        comm,
+    );
 }
 
 #[rstest]
@@ -108,7 +134,14 @@ fn ranks_that_share_tokens_may_be_named_with_them(
     #[values("cp2", "tp2-cp2-sp")] layout: &str,
     #[values(RING, GATHERED, HEADS)] comm: ContextComm,
 ) {
-    check(&Case { told: true, ..Case::ragged([16, 2], 4) }, layout, comm);
+    check(
+        &Case {
+            told: true,
+            ..Case::ragged([16, 2], 4)
+        },
+        layout,
+        comm,
+    );
 }
 
 /// Of attention itself, and of all of the layer.
@@ -160,7 +193,9 @@ fn generation_goes_on_from_what_it_has_read(
         let config = case.config().with_sequence_parallel(ranks > 1);
         let layer = config.init(&group, &device.clone().autodiff()).unwrap();
         let layer: MultiLatentAttention = layer.valid().whole_sequence();
-        let inputs = inputs.clone().map(|data| Tensor::<3>::from_data(data, &device));
+        let inputs = inputs
+            .clone()
+            .map(|data| Tensor::<3>::from_data(data, &device));
         assert_goes_on(
             &inputs,
             |positions| Some(case.rope().init(positions, &device).unwrap()),
@@ -181,8 +216,9 @@ fn gradients_are_summed_where_they_are_computed(#[values(1, 2)] ranks: usize) {
             let layer = config.init(&group, &autodiff()).unwrap();
             let rope = case.rope().init(0..4, &autodiff()).unwrap();
             let len = if sequence_parallel { 4 / ranks } else { 4 };
-            let expected =
-                found(&layer, [len, 2, case.hidden], seed, |x| layer.forward(x, Some(&rope)));
+            let expected = found(&layer, [len, 2, case.hidden], seed, |x| {
+                layer.forward(x, Some(&rope))
+            });
             let main_grads = main_grads(&layer);
             let all = ["kv_down", "kv_up", "output", "q_down", "q_up"];
             let summed = all
@@ -205,11 +241,18 @@ fn gradients_are_summed_where_they_are_computed(#[values(1, 2)] ranks: usize) {
 }
 
 #[rstest]
-#[case(3, "MultiLatentAttention `blocks.0.attention`: 3 heads do not divide over 2 ranks")]
+#[case(
+    3,
+    "MultiLatentAttention `blocks.0.attention`: 3 heads do not divide over 2 ranks"
+)]
 #[case(0, "0 heads do not divide over 2 ranks")]
 fn heads_that_ranks_do_not_divide_are_refused(#[case] heads: usize, #[case] message: &str) {
     for error in on_ranks(2, 0, |group| {
-        Case::ragged([4, 1], heads).config().init(&group, &autodiff()).unwrap_err().to_string()
+        Case::ragged([4, 1], heads)
+            .config()
+            .init(&group, &autodiff())
+            .unwrap_err()
+            .to_string()
     }) {
         assert!(error.contains(message), "{error}");
     }

@@ -32,27 +32,38 @@ fn reference(case: &Case, layer: &MultiLatentAttention, x: Tensor<3>) -> Tensor<
 
     let q = match (&layer.q_down, &layer.q_norm, &layer.q_up, &layer.q) {
         (None, None, None, Some(q)) => linear(x.clone(), &q.weight),
-        (Some(down), Some(gamma), Some(up), None) => {
-            linear(norm(linear(x.clone(), &down.weight), &gamma.gamma), &up.weight)
-        }
+        (Some(down), Some(gamma), Some(up), None) => linear(
+            norm(linear(x.clone(), &down.weight), &gamma.gamma),
+            &up.weight,
+        ),
         _ => panic!("a layer with and without a latent of queries"),
     };
     let q = heads(q, nope + rope);
     let (q_pass, q_rot) = (q.clone().narrow(3, 0, nope), q.narrow(3, nope, rope));
     let compressed = linear(x, &layer.kv_down.weight);
     let k_pass = compressed.clone().narrow(2, 0, case.kv_rank);
-    let k_rot = compressed.narrow(2, case.kv_rank, rope).reshape([b, 1, s, rope]);
+    let k_rot = compressed
+        .narrow(2, case.kv_rank, rope)
+        .reshape([b, 1, s, rope]);
     let k_pass = linear(norm(k_pass, &layer.kv_norm.gamma), &layer.kv_up.weight);
     let k_pass = heads(k_pass, nope + values);
-    let (k_pass, v) = (k_pass.clone().narrow(3, 0, nope), k_pass.narrow(3, nope, values));
+    let (k_pass, v) = (
+        k_pass.clone().narrow(3, 0, nope),
+        k_pass.narrow(3, nope, values),
+    );
 
     // `apply_rotary_pos_emb_interleave`
     let frequencies = case.rope().frequencies().unwrap();
     let factor = case.yarn.as_ref().map_or(1.0, YarnScaling::table_factor);
     let table = |of: fn(f64) -> f64| {
         let angles = (0..s).flat_map(|p| {
-            let angles = frequencies.iter().chain(&frequencies).map(move |f| f * p as f64);
-            angles.map(|angle| (of(angle) * factor) as f32).collect::<Vec<_>>()
+            let angles = frequencies
+                .iter()
+                .chain(&frequencies)
+                .map(move |f| f * p as f64);
+            angles
+                .map(|angle| (of(angle) * factor) as f32)
+                .collect::<Vec<_>>()
         });
         let table = TensorData::new(angles.collect(), [1, 1, s, rope]);
         Tensor::<4>::from_data(table, &autodiff())
@@ -60,8 +71,14 @@ fn reference(case: &Case, layer: &MultiLatentAttention, x: Tensor<3>) -> Tensor<
     let (cos, sin) = (table(f64::cos), table(f64::sin));
     let rotated = |x: Tensor<4>| {
         let [b, h, s, d] = x.dims();
-        let x = x.reshape([b, h, s, d / 2, 2]).swap_dims(4, 3).reshape([b, h, s, d]);
-        let (first, second) = (x.clone().narrow(3, 0, d / 2), x.clone().narrow(3, d / 2, d / 2));
+        let x = x
+            .reshape([b, h, s, d / 2, 2])
+            .swap_dims(4, 3)
+            .reshape([b, h, s, d]);
+        let (first, second) = (
+            x.clone().narrow(3, 0, d / 2),
+            x.clone().narrow(3, d / 2, d / 2),
+        );
         x * cos.clone() + Tensor::cat(vec![-second, first], 3) * sin.clone()
     };
     let q = Tensor::cat(vec![q_pass, rotated(q_rot)], 3);
@@ -93,10 +110,15 @@ fn one_rank_computes_what_hugging_face_does(
     case.q_rank = case.q_rank.filter(|_| with_latent);
     case.yarn = case.yarn.filter(|_| with_yarn);
     let seed = fresh_seed();
-    let layer = case.config().init(&Group::single(seed), &autodiff()).unwrap();
+    let layer = case
+        .config()
+        .init(&Group::single(seed), &autodiff())
+        .unwrap();
     let layer = with_gammas(layer, seed);
     let rope = case.rope().init(0..case.tokens[0], &autodiff()).unwrap();
-    let ours = found(&layer, case.shape(), seed, |x| layer.forward(x, Some(&rope)));
+    let ours = found(&layer, case.shape(), seed, |x| {
+        layer.forward(x, Some(&rope))
+    });
     let theirs = found(&layer, case.shape(), seed, |x| reference(&case, &layer, x));
     assert_eq!(ours.len(), if with_latent { 9 } else { 7 });
     for ((path, ours), (_, theirs)) in ours.iter().zip(&theirs) {

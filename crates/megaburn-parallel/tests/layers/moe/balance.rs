@@ -23,7 +23,10 @@ fn balancing_losses_have_the_gradients_of_their_formulas(
 ) {
     let [seq, batch, d] = shape;
     let config = mixtral(d, 4, 5, 2).with_sigmoid(sigmoid);
-    let case = Case { balance, ..Case::new(shape, config) };
+    let case = Case {
+        balance,
+        ..Case::new(shape, config)
+    };
     let (experts, factor) = (5, 3.0);
     on_ranks(1, fresh_seed(), |world| {
         let layer = case.build(ExpertGroups::from(&world));
@@ -33,10 +36,17 @@ fn balancing_losses_have_the_gradients_of_their_formulas(
         let run = |balance: Balance, factor: f64| {
             let layer = layer.clone().with_balance(balance);
             let x = leaf::<3>(case.input(seed));
-            let context = TokenContext { loss_factor: Some(factor), ..TokenContext::default() };
+            let context = TokenContext {
+                loss_factor: Some(factor),
+                ..TokenContext::default()
+            };
             let grads = layer.forward(x.clone(), &context).sum().backward();
             let router = layer.router.weight.val().grad(&grads).unwrap();
-            (x.grad(&grads).unwrap(), router, layer.router.load().take().unwrap())
+            (
+                x.grad(&grads).unwrap(),
+                router,
+                layer.router.load().take().unwrap(),
+            )
         };
         let (x_plain, router_plain, seen) = run(Balance::default(), 1.0);
         let (x_found, router_found, found) = run(balance, factor);
@@ -44,7 +54,10 @@ fn balancing_losses_have_the_gradients_of_their_formulas(
 
         // The formulas, on the same choice of experts.
         let x = leaf::<3>(case.input(seed));
-        let logits = x.clone().reshape([seq * batch, d]).matmul(layer.router.weight.val());
+        let logits = x
+            .clone()
+            .reshape([seq * batch, d])
+            .matmul(layer.router.weight.val());
         let scores = match sigmoid {
             true => activation::sigmoid(logits.clone()),
             false => activation::softmax(logits.clone(), 1),
@@ -54,15 +67,24 @@ fn balancing_losses_have_the_gradients_of_their_formulas(
         for (token, scores) in plain.chunks(experts).enumerate() {
             let mut order: Vec<usize> = (0..experts).collect();
             order.sort_by(|a, b| scores[*b].total_cmp(&scores[*a]));
-            order[..2].iter().for_each(|e| counts[token % batch * experts + e] += 1.0);
+            order[..2]
+                .iter()
+                .for_each(|e| counts[token % batch * experts + e] += 1.0);
         }
         let p = scores.clone() / scores.sum_dim(1);
-        let p = p.reshape([seq, batch, experts]).sum_dim(0).reshape([batch, experts]);
+        let p = p
+            .reshape([seq, batch, experts])
+            .sum_dim(0)
+            .reshape([batch, experts]);
         let counts = TensorData::new(counts, [batch, experts]);
         let c = Tensor::<2>::from_data(counts, &autodiff());
         let (e, k) = (experts as f64, 2.0);
         let of = |c: Tensor<2>, p: Tensor<2>, tokens: f64| (c * p).sum() * (e / (k * tokens));
-        let aux = of(c.clone().sum_dim(0), p.clone().sum_dim(0), (seq * batch) as f64);
+        let aux = of(
+            c.clone().sum_dim(0),
+            p.clone().sum_dim(0),
+            (seq * batch) as f64,
+        );
         let seq_aux = of(c, p.clone(), seq as f64);
         let last: Vec<f32> = last.iter().map(|&part| part as f32).collect();
         let last = Tensor::<2>::from_data(TensorData::new(last, [1, experts]), &autodiff());
@@ -77,7 +99,10 @@ fn balancing_losses_have_the_gradients_of_their_formulas(
             (&z, found.z_loss, balance.z_loss),
         ] {
             let expected = if weight == 0.0 { 0.0 } else { value(loss) };
-            assert!((found - expected).abs() <= 1e-5 * expected.abs(), "{found} for {expected}");
+            assert!(
+                (found - expected).abs() <= 1e-5 * expected.abs(),
+                "{found} for {expected}"
+            );
         }
         let loss = aux * balance.aux_loss
             + seq_aux * balance.seq_aux_loss
@@ -87,7 +112,12 @@ fn balancing_losses_have_the_gradients_of_their_formulas(
         let of_x = x.grad(&grads).unwrap() + x_plain;
         let of_router = layer.router.weight.val().grad(&grads).unwrap() + router_plain;
         assert_close("input", &x_found.into_data(), &of_x.into_data(), 1e-5);
-        assert_close("router", &router_found.into_data(), &of_router.into_data(), 1e-5);
+        assert_close(
+            "router",
+            &router_found.into_data(),
+            &of_router.into_data(),
+            1e-5,
+        );
     });
 }
 
@@ -96,7 +126,10 @@ fn balancing_losses_have_the_gradients_of_their_formulas(
 fn experts_chosen_by_sinkhorn_are_the_same_under_every_grid_and_balanced(
     #[values(false, true)] recompute: bool,
 ) {
-    let balance = Balance { choice: Choice::Sinkhorn, ..Balance::default() };
+    let balance = Balance {
+        choice: Choice::Sinkhorn,
+        ..Balance::default()
+    };
     let case = Case {
         balance,
         recompute,
@@ -108,11 +141,20 @@ fn experts_chosen_by_sinkhorn_are_the_same_under_every_grid_and_balanced(
 
 #[test]
 fn sinkhorn_balances_experts_of_which_one_is_liked_best() {
-    let case =
-        Case { common: 2.0, ..Case::new([32, 4, 8], mixtral(8, 4, 4, 1).with_normalise(false)) };
+    let case = Case {
+        common: 2.0,
+        ..Case::new([32, 4, 8], mixtral(8, 4, 4, 1).with_normalise(false))
+    };
     let most = |choice| {
-        let balance = Balance { choice, ..Balance::default() };
-        let done = Case { balance, ..case.clone() }.run("dp1", 5);
+        let balance = Balance {
+            choice,
+            ..Balance::default()
+        };
+        let done = Case {
+            balance,
+            ..case.clone()
+        }
+        .run("dp1", 5);
         *done.load.tokens.iter().max().unwrap()
     };
     let [plain, balanced] = [Choice::Scores, Choice::Sinkhorn].map(most);

@@ -17,7 +17,11 @@ fn sums_are_what_ordinary_gradients_are(
     // Where it needs no gradient nothing is sent back to it.
     #[values(false, true)] is_trained_before: bool,
 ) {
-    let case = Case { dispatcher, recompute, ..Case::new([4, 2, 8], mixtral(8, 4, 4, 2)) };
+    let case = Case {
+        dispatcher,
+        recompute,
+        ..Case::new([4, 2, 8], mixtral(8, 4, 4, 2))
+    };
     let seed = fresh_seed();
     on_ranks(2, seed, |world| {
         let layer = case.build(groups(&world, layout).1);
@@ -59,7 +63,10 @@ fn passes_wait_twice_and_compute_what_was_put_off(
     #[case] expected: usize,
     #[values(false, true)] is_trained: bool,
 ) {
-    let case = Case { dispatcher, ..Case::new([4, 2, 8], mixtral(8, 4, 4, 2)) };
+    let case = Case {
+        dispatcher,
+        ..Case::new([4, 2, 8], mixtral(8, 4, 4, 2))
+    };
     let seed = fresh_seed();
     on_ranks(2, seed, |world| {
         let layer = case.build(groups(&world, layout).1);
@@ -70,18 +77,29 @@ fn passes_wait_twice_and_compute_what_was_put_off(
         let input = |name: &str| normal(&case.shape, seed, &format!("{name} {}", world.rank()));
         let x = leaf::<3>(input("input"));
         let put_off = WeightGradients::default();
-        let backward = || layer.forward(x.clone(), &TokenContext::default()).sum().backward();
+        let backward = || {
+            layer
+                .forward(x.clone(), &TokenContext::default())
+                .sum()
+                .backward()
+        };
         put_off.defer(backward);
         assert_eq!(num_given(), 0);
         // Of its first wait, and of its second.
         let share = put_off.size() * 2 / 3;
-        let spare = || Spare { put_off: vec![put_off.clone()], share };
+        let spare = || Spare {
+            put_off: vec![put_off.clone()],
+            share,
+        };
         let other = match is_trained {
             true => leaf::<3>(input("another")),
             false => Tensor::<3>::from_data(input("another"), &autodiff().inner()),
         };
         let (y, waits) = spare().beside_waits_of(|| layer.forward(other, &TokenContext::default()));
-        assert_eq!((waits, num_given()), (expected, if expected > 0 { all } else { 0 }));
+        assert_eq!(
+            (waits, num_given()),
+            (expected, if expected > 0 { all } else { 0 })
+        );
         put_off.compute();
         num_given();
         if is_trained {

@@ -14,7 +14,12 @@ use super::{
 use crate::support::{assert_close, autodiff, floats, fresh_seed, leaf, on_ranks};
 
 fn capacity(factor: f64, policy: DropPolicy, scope: CapacityScope, pad: bool) -> Option<Capacity> {
-    Some(Capacity { factor, policy, scope, pad })
+    Some(Capacity {
+        factor,
+        policy,
+        scope,
+        pad,
+    })
 }
 
 /// Each token through those of its experts that take it.
@@ -38,7 +43,10 @@ fn an_expert_takes_what_its_capacity_says(
     on_ranks(1, seed, |world| {
         let layer = case.build(ExpertGroups::from(&world));
         let x = leaf::<3>(case.input(seed));
-        let context = TokenContext { loss_factor: Some(1.0), ..TokenContext::default() };
+        let context = TokenContext {
+            loss_factor: Some(1.0),
+            ..TokenContext::default()
+        };
         let found = layer.forward(x.clone(), &context);
         let load = layer.router.load().take().unwrap();
 
@@ -52,11 +60,19 @@ fn an_expert_takes_what_its_capacity_says(
             order.sort_by(|a, b| scores[*b].total_cmp(&scores[*a]));
             let sum: f32 = order[..top_k].iter().map(|e| scores[*e]).sum();
             for &expert in &order[..top_k] {
-                let of = if scope == CapacityScope::Rank { 0 } else { token % batch };
+                let of = if scope == CapacityScope::Rank {
+                    0
+                } else {
+                    token % batch
+                };
                 all.push((of, expert, scores[expert] / sum, token));
             }
         }
-        let tokens = if scope == CapacityScope::Rank { seq * batch } else { seq };
+        let tokens = if scope == CapacityScope::Rank {
+            seq * batch
+        } else {
+            seq
+        };
         let takes = (factor * (tokens * top_k) as f64 / experts as f64).ceil() as usize;
         let (mut out, mut dropped) = (Tensor::<2>::zeros([seq * batch, d], &autodiff()), 0);
         for (of, expert) in (0..batch).flat_map(|of| (0..experts).map(move |e| (of, e))) {
@@ -78,7 +94,10 @@ fn an_expert_takes_what_its_capacity_says(
         let expected = out.reshape(shape).inner().into_data();
         assert_close("output", &found.inner().into_data(), &expected, 1e-5);
         assert_eq!(load.dropped, dropped);
-        assert_eq!(load.tokens.iter().sum::<u64>() as usize, seq * batch * top_k);
+        assert_eq!(
+            load.tokens.iter().sum::<u64>() as usize,
+            seq * batch * top_k
+        );
         assert!(factor > 0.5 || dropped > 0);
     });
 }
@@ -90,7 +109,11 @@ fn the_same_tokens_are_dropped_under_every_grid(
     #[values(false, true)] pad: bool,
     #[values(Dispatcher::AllToAll, Dispatcher::AllGather)] dispatcher: Dispatcher,
 ) {
-    let config = if is_deepseek { deepseek(6, 4) } else { mixtral(8, 4, 4, 2) };
+    let config = if is_deepseek {
+        deepseek(6, 4)
+    } else {
+        mixtral(8, 4, 4, 2)
+    };
     let case = Case {
         capacity: capacity(0.8, policy, CapacityScope::Sequence, pad),
         common: 1.0,
@@ -135,7 +158,12 @@ fn generation_drops_nothing() {
         let all = layer.clone().with_capacity(None);
         let x = leaf::<3>(case.input(1));
         let run = |layer: &megaburn_parallel::Moe| {
-            floats(&layer.forward(x.clone(), &TokenContext::default()).inner().into_data())
+            floats(
+                &layer
+                    .forward(x.clone(), &TokenContext::default())
+                    .inner()
+                    .into_data(),
+            )
         };
         assert_ne!(run(&layer), run(&all));
         assert_eq!(run(&layer.clone().whole_sequence()), run(&all));

@@ -46,29 +46,56 @@ pub(crate) fn groups(world: &Group, layout: &str) -> (ProcessGroups, ExpertGroup
 fn held(layout: &Layout, at: Coords, [seq, batch]: [usize; 2]) -> (Vec<usize>, Range<usize>) {
     let of_cp: Vec<usize> = Zigzag::new(at.cp, layout.cp).positions(seq).collect();
     let (len, samples) = (of_cp.len() / layout.tp, batch / layout.dp);
-    (of_cp[at.tp * len..][..len].to_vec(), at.dp * samples..(at.dp + 1) * samples)
+    (
+        of_cp[at.tp * len..][..len].to_vec(),
+        at.dp * samples..(at.dp + 1) * samples,
+    )
 }
 
 fn own(whole: &TensorData, groups: &ProcessGroups) -> Tensor<3> {
     let x = Tensor::<3>::from_data(whole.clone(), &autodiff().inner());
     let [seq, batch, _] = x.dims();
     let (tokens, samples) = held(&groups.layout(), groups.coords, [seq, batch]);
-    let rows = tokens.iter().map(|&at| x.clone().narrow(0, at, 1)).collect();
+    let rows = tokens
+        .iter()
+        .map(|&at| x.clone().narrow(0, at, 1))
+        .collect();
     Tensor::cat(rows, 0).narrow(1, samples.start, samples.len())
 }
 
 impl Case {
     pub(crate) fn new(shape: [usize; 3], config: MoeConfig) -> Self {
-        let MoeOptions { balance, capacity, dispatcher } = MoeOptions::default();
-        Self { shape, config, balance, capacity, dispatcher, common: 0.0, recompute: false }
+        let MoeOptions {
+            balance,
+            capacity,
+            dispatcher,
+        } = MoeOptions::default();
+        Self {
+            shape,
+            config,
+            balance,
+            capacity,
+            dispatcher,
+            common: 0.0,
+            recompute: false,
+        }
     }
 
     pub(crate) fn build(&self, groups: ExpertGroups) -> Moe {
         let config = self.config.clone().with_name("moe");
         let config = config.with_sequence_parallel(groups.tp.size() > 1);
-        let Self { balance, capacity, dispatcher, .. } = *self;
+        let Self {
+            balance,
+            capacity,
+            dispatcher,
+            ..
+        } = *self;
         let layer = config.init(groups, &autodiff()).unwrap();
-        let layer = layer.with_options(MoeOptions { balance, capacity, dispatcher });
+        let layer = layer.with_options(MoeOptions {
+            balance,
+            capacity,
+            dispatcher,
+        });
         layer.with_recompute(self.recompute)
     }
 
@@ -76,7 +103,11 @@ impl Case {
         let x = floats(&normal(&self.shape, seed, "input"));
         let d = self.shape[2];
         let same = floats(&normal(&[d], seed, "same"));
-        let x = x.iter().enumerate().map(|(i, x)| x + self.common * same[i % d]).collect();
+        let x = x
+            .iter()
+            .enumerate()
+            .map(|(i, x)| x + self.common * same[i % d])
+            .collect();
         TensorData::new::<f32, _>(x, self.shape)
     }
 
@@ -91,7 +122,10 @@ impl Case {
                 .map(|(path, data)| (path.clone(), plan.get(&path).unwrap().shard.clone(), data))
                 .collect();
             let x = leaf::<3>(own(&self.input(seed), &groups).into_data());
-            let context = TokenContext { loss_factor: Some(1.0), ..TokenContext::default() };
+            let context = TokenContext {
+                loss_factor: Some(1.0),
+                ..TokenContext::default()
+            };
             let y = layer.forward(x.clone(), &context);
             let weight = own(&normal(&self.shape, seed, "weight"), &groups);
             let grads = (y.clone() * Tensor::from_inner(weight)).sum().backward();
@@ -101,7 +135,11 @@ impl Case {
                 .into_iter()
                 .map(|(path, data)| {
                     let spec = &plan.get(&path).unwrap().shard;
-                    let copies = if spec.axis == Axis::Etp { "edp" } else { "dp-cp" };
+                    let copies = if spec.axis == Axis::Etp {
+                        "edp"
+                    } else {
+                        "dp-cp"
+                    };
                     (path.clone(), spec.clone(), copies, data)
                 })
                 .collect();
@@ -126,7 +164,10 @@ impl Case {
         let mut load = LoadCounts::default();
         for (coords, begins, _, _, grads, seen) in &ranks {
             for (path, spec, data) in begins {
-                start.entry(path.clone()).or_default().push((spec.clone(), data.clone()));
+                start
+                    .entry(path.clone())
+                    .or_default()
+                    .push((spec.clone(), data.clone()));
             }
             for (path, spec, copies, data) in grads {
                 // What is summed over replicas is the gradient.
@@ -152,7 +193,9 @@ impl Case {
             grads.entry(path).or_default().push((spec, data));
         }
         let joined = |all: BTreeMap<String, Vec<(ShardSpec, TensorData)>>| {
-            all.into_iter().map(|(path, shards)| (path.clone(), join(&path, &shards))).collect()
+            all.into_iter()
+                .map(|(path, shards)| (path.clone(), join(&path, &shards)))
+                .collect()
         };
         Done {
             start: joined(start),
@@ -181,26 +224,42 @@ fn param_grads_but(
 
 fn add(sum: &mut LoadCounts, term: &LoadCounts) {
     sum.tokens.resize(term.tokens.len(), 0);
-    sum.tokens.iter_mut().zip(&term.tokens).for_each(|(sum, term)| *sum += term);
+    sum.tokens
+        .iter_mut()
+        .zip(&term.tokens)
+        .for_each(|(sum, term)| *sum += term);
     sum.dropped += term.dropped;
     sum.aux_loss += term.aux_loss;
     sum.seq_aux_loss += term.seq_aux_loss;
     sum.z_loss += term.z_loss;
     sum.probabilities.resize(term.probabilities.len(), 0.0);
-    sum.probabilities.iter_mut().zip(&term.probabilities).for_each(|(sum, term)| *sum += term);
+    sum.probabilities
+        .iter_mut()
+        .zip(&term.probabilities)
+        .for_each(|(sum, term)| *sum += term);
 }
 
 pub(crate) fn assert_same(found: &Done, expected: &Done, tolerance: f64) {
     assert_close("output", &found.output, &expected.output, tolerance);
-    assert_close("input gradient", &found.input_grad, &expected.input_grad, tolerance);
-    assert_eq!(found.grads.keys().collect::<Vec<_>>(), expected.grads.keys().collect::<Vec<_>>());
+    assert_close(
+        "input gradient",
+        &found.input_grad,
+        &expected.input_grad,
+        tolerance,
+    );
+    assert_eq!(
+        found.grads.keys().collect::<Vec<_>>(),
+        expected.grads.keys().collect::<Vec<_>>()
+    );
     for (path, start) in &expected.start {
         assert_eq!(floats(start), floats(&found.start[path]), "{path}");
     }
     for (path, grad) in &expected.grads {
         let (found, grad) = (floats(&found.grads[path]), floats(grad));
         // An expert without tokens has zeros.
-        let size = grad.iter().fold(1e-3f64, |max, g| max.max(f64::from(g.abs())));
+        let size = grad
+            .iter()
+            .fold(1e-3f64, |max, g| max.max(f64::from(g.abs())));
         for (a, b) in found.iter().zip(&grad) {
             let off = f64::from((a - b).abs());
             assert!(off <= tolerance * size, "{path}: {a} for {b} of {size}");
@@ -209,19 +268,34 @@ pub(crate) fn assert_same(found: &Done, expected: &Done, tolerance: f64) {
     assert_eq!(found.load.tokens, expected.load.tokens);
     assert_eq!(found.load.dropped, expected.load.dropped);
     let close = |what: &str, a: f64, b: f64| {
-        assert!((a - b).abs() <= tolerance * b.abs().max(1.0), "{what}: {a} for {b}");
+        assert!(
+            (a - b).abs() <= tolerance * b.abs().max(1.0),
+            "{what}: {a} for {b}"
+        );
     };
     close("aux loss", found.load.aux_loss, expected.load.aux_loss);
-    close("sequence aux loss", found.load.seq_aux_loss, expected.load.seq_aux_loss);
+    close(
+        "sequence aux loss",
+        found.load.seq_aux_loss,
+        expected.load.seq_aux_loss,
+    );
     close("z loss", found.load.z_loss, expected.load.z_loss);
-    for (a, b) in found.load.probabilities.iter().zip(&expected.load.probabilities) {
+    for (a, b) in found
+        .load
+        .probabilities
+        .iter()
+        .zip(&expected.load.probabilities)
+    {
         close("probability", *a, *b);
     }
 }
 
 pub(crate) fn mixtral(d_model: usize, d_ffn: usize, experts: usize, top_k: usize) -> MoeConfig {
     use burn::nn::Initializer::Normal;
-    let wide = Normal { mean: 0.0, std: 0.4 };
+    let wide = Normal {
+        mean: 0.0,
+        std: 0.4,
+    };
     MoeConfig::new(d_model, d_ffn, experts, top_k)
         .with_initializer(wide.clone())
         .with_output_initializer(wide)

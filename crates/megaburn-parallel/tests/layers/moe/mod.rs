@@ -49,12 +49,23 @@ fn plainly(case: &Case, layer: &Moe, x: Tensor<3>) -> Tensor<3> {
         let chosen = &order[..case.config.top_k];
         let row = rows.clone().narrow(0, token, 1);
         let weight = |expert: usize| scores.clone().narrow(0, token, 1).narrow(1, expert, 1);
-        let sum = chosen.iter().map(|&e| weight(e)).reduce(|a, b| a + b).unwrap();
+        let sum = chosen
+            .iter()
+            .map(|&e| weight(e))
+            .reduce(|a, b| a + b)
+            .unwrap();
         let terms = chosen.iter().map(|&e| {
             let expert = layer.experts[e].as_ref().unwrap();
-            let w = if case.config.normalise { weight(e) / sum.clone() } else { weight(e) };
-            mlp(row.clone(), expert.up.weight.val(), expert.down.weight.val())
-                * w
+            let w = if case.config.normalise {
+                weight(e) / sum.clone()
+            } else {
+                weight(e)
+            };
+            mlp(
+                row.clone(),
+                expert.up.weight.val(),
+                expert.down.weight.val(),
+            ) * w
                 * case.config.scale
         });
         let mut y = terms.reduce(|a, b| a + b).unwrap();
@@ -82,10 +93,20 @@ fn one_rank_computes_every_token_by_its_experts(
         let layer = case.build(ExpertGroups::from(&world));
         let x = leaf::<3>(case.input(seed));
         let y = plainly(&case, &layer, x.clone());
-        assert_close("output", &found.output, &y.clone().inner().into_data(), 1e-5);
+        assert_close(
+            "output",
+            &found.output,
+            &y.clone().inner().into_data(),
+            1e-5,
+        );
         let weight = Tensor::from_data(normal(&shape, seed, "weight"), &autodiff());
         let grads = (y * weight).sum().backward();
-        assert_close("input", &found.input_grad, &x.grad(&grads).unwrap().into_data(), 1e-5);
+        assert_close(
+            "input",
+            &found.input_grad,
+            &x.grad(&grads).unwrap().into_data(),
+            1e-5,
+        );
         let router = layer.router.weight.val().grad(&grads).unwrap().into_data();
         assert_close("router", &found.grads["router.weight"], &router, 1e-5);
         for (index, expert) in layer.experts.iter().enumerate() {
@@ -126,12 +147,27 @@ fn every_grid_computes_what_one_rank_does(
     #[values(false, true)] recompute: bool,
     #[values(Dispatcher::AllToAll, Dispatcher::AllGather)] dispatcher: Dispatcher,
 ) {
-    let balance = Balance { aux_loss: 0.3, seq_aux_loss: 0.2, z_loss: 0.1, ..Balance::default() };
+    let balance = Balance {
+        aux_loss: 0.3,
+        seq_aux_loss: 0.2,
+        z_loss: 0.1,
+        ..Balance::default()
+    };
     // Of the last two tokens go once to each of two ranks, and of four.
-    let configs = [mixtral(8, 4, 4, 2), deepseek(6, 4), mixtral(6, 4, 8, 5), mixtral(6, 4, 8, 8)];
+    let configs = [
+        mixtral(8, 4, 4, 2),
+        deepseek(6, 4),
+        mixtral(6, 4, 8, 5),
+        mixtral(6, 4, 8, 8),
+    ];
     let shape = [8, 4, configs[which].d_model];
-    let case =
-        Case { balance, common, recompute, dispatcher, ..Case::new(shape, configs[which].clone()) };
+    let case = Case {
+        balance,
+        common,
+        recompute,
+        dispatcher,
+        ..Case::new(shape, configs[which].clone())
+    };
     assert_every_grid_does_what_one_rank_does(&case);
 }
 
@@ -158,13 +194,31 @@ fn a_router_that_sends_everything_to_the_same_experts_leaves_the_others_zero_gra
     #[values(Dispatcher::AllToAll, Dispatcher::AllGather)] dispatcher: Dispatcher,
 ) {
     let (aux_loss, seq_aux_loss, z_loss) = (0.1, 0.1, 1e-3);
-    let balance = Balance { aux_loss, seq_aux_loss, z_loss, ..Balance::default() };
+    let balance = Balance {
+        aux_loss,
+        seq_aux_loss,
+        z_loss,
+        ..Balance::default()
+    };
     let num = config.num_experts;
-    let case = Case { common: 1e4, balance, dispatcher, ..Case::new([8, 4, 8], config) };
+    let case = Case {
+        common: 1e4,
+        balance,
+        dispatcher,
+        ..Case::new([8, 4, 8], config)
+    };
     // A fixed seed: DeepSeek's experts that are all but level may change places from layout to layout.
-    for grid in ["tp1", "dp2-ep2", "dp4-ep4", "tp2-dp2-ep4-sp", "tp2-dp2-ep2-etp2-sp"] {
+    for grid in [
+        "tp1",
+        "dp2-ep2",
+        "dp4-ep4",
+        "tp2-dp2-ep4-sp",
+        "tp2-dp2-ep2-etp2-sp",
+    ] {
         let done = case.run(grid, 7);
-        let busy: Vec<_> = (0..num).filter(|&expert| done.load.tokens[expert] > 0).collect();
+        let busy: Vec<_> = (0..num)
+            .filter(|&expert| done.load.tokens[expert] > 0)
+            .collect();
         assert_eq!(busy.len(), top_k, "{grid}: {:?}", done.load.tokens);
         for expert in 0..num {
             let grad = floats(&done.grads[&format!("experts.{expert}.up.weight")]);
@@ -182,7 +236,11 @@ fn a_router_that_sends_everything_to_the_same_experts_leaves_the_others_zero_gra
 #[case(mixtral(8, 4, 4, 1).with_groups(Some([3, 1, 1])), "tp1", "3 groups do not divide 4 experts")]
 #[case(mixtral(8, 4, 4, 1).with_groups(Some([2, 3, 1])), "tp1", "3 of 2 groups")]
 #[case(mixtral(8, 4, 4, 3).with_groups(Some([2, 1, 1])), "tp1", "3 experts a token in 1 groups of 2")]
-#[case(mixtral(8, 5, 4, 1), "dp2-etp2", "5 units of 1 cannot be split over 2 ranks of etp")]
+#[case(
+    mixtral(8, 5, 4, 1),
+    "dp2-etp2",
+    "5 units of 1 cannot be split over 2 ranks of etp"
+)]
 fn what_does_not_fit_is_refused(
     #[case] config: MoeConfig,
     #[case] layout: &str,
@@ -191,7 +249,11 @@ fn what_does_not_fit_is_refused(
     let ranks = layout.parse::<Layout>().unwrap().world_size();
     on_ranks(ranks, 0, |world| {
         let (_, experts) = groups(&world, layout);
-        let error = config.clone().with_name("moe").init(experts, &autodiff()).unwrap_err();
+        let error = config
+            .clone()
+            .with_name("moe")
+            .init(experts, &autodiff())
+            .unwrap_err();
         assert!(error.to_string().contains(message), "{error}");
     });
 }

@@ -27,7 +27,10 @@ fn absent_degrees_follow_from_the_others(
     #[case] world: Option<usize>,
     #[case] layout: &str,
 ) {
-    assert_eq!(section(lines).unwrap().layout(world).unwrap().to_string(), layout);
+    assert_eq!(
+        section(lines).unwrap().layout(world).unwrap().to_string(),
+        layout
+    );
 }
 
 #[test]
@@ -37,7 +40,10 @@ fn a_layout_leaves_what_is_shared_out() {
     let config = layers.with_layout("dp4").unwrap().load().unwrap();
     assert_eq!((config.parallel.dp, config.parallel.zero), (Some(4), 1));
     let error = config.layout(None).unwrap_err().to_string();
-    assert!(error.contains("`parallel.zero_ranks` is 3: it must be a divisor of 4"), "{error}");
+    assert!(
+        error.contains("`parallel.zero_ranks` is 3: it must be a divisor of 4"),
+        "{error}"
+    );
 }
 
 #[rstest]
@@ -57,18 +63,38 @@ fn a_layout_text_becomes_a_section(
 
 #[rstest]
 #[case("tp = 0", None, "`parallel.tp` is 0: it must be from 1 to 65535")]
-#[case("zero = 4", None, "`parallel.zero` is 4: it must be 0 (nothing is shared out), 1")]
-#[case("zero_ranks = 0", None, "`parallel.zero_ranks` is 0: it must be from 1 to")]
-#[case("bucket_size = 0", None, "`parallel.bucket_size` is 0: it must be at least 1")]
+#[case(
+    "zero = 4",
+    None,
+    "`parallel.zero` is 4: it must be 0 (nothing is shared out), 1"
+)]
+#[case(
+    "zero_ranks = 0",
+    None,
+    "`parallel.zero_ranks` is 0: it must be from 1 to"
+)]
+#[case(
+    "bucket_size = 0",
+    None,
+    "`parallel.bucket_size` is 0: it must be at least 1"
+)]
 #[case("cp = 0", None, "`parallel.cp` is 0: it must be from 1 to 65535")]
 #[case("pp = 0", None, "`parallel.pp` is 0: it must be from 1 to 65535")]
 #[case("dp = 0", None, "`parallel.dp` is 0: it must be from 1 to 65535")]
 #[case("ep = 0", None, "`parallel.ep` is 0: it must be from 1 to 65535")]
-#[case("etp = 65536", None, "`parallel.etp` is 65536: it must be from 1 to 65535")]
+#[case(
+    "etp = 65536",
+    None,
+    "`parallel.etp` is 65536: it must be from 1 to 65535"
+)]
 #[case("ranks = 0", None, "`parallel.ranks` is 0: it must be from 1 to 65535")]
 #[case("tp = 1\nsp = true", None, "sequence parallelism (sp) needs tp > 1")]
 #[case("tp = 2\ndp = 2", Some(8), "= 4 ranks, and there are 8")]
-#[case("tp = 3", Some(8), "3 does not divide the 8 ranks, so no dp fills the world")]
+#[case(
+    "tp = 3",
+    Some(8),
+    "3 does not divide the 8 ranks, so no dp fills the world"
+)]
 #[case(
     "tp = 8",
     None,
@@ -79,7 +105,9 @@ fn a_section_that_is_no_layout_is_refused(
     #[case] world: Option<usize>,
     #[case] message: &str,
 ) {
-    let error = section(lines).and_then(|section| section.layout(world)).unwrap_err();
+    let error = section(lines)
+        .and_then(|section| section.layout(world))
+        .unwrap_err();
     assert!(error.to_string().contains(message), "{error}");
     assert_eq!(error.exit(), Exit::BadInput);
 }

@@ -12,7 +12,12 @@ impl OptimizerConfig {
         &self,
         train: &LoopConfig,
     ) -> Result<(), TrainError> {
-        let Self { lr, min_lr, init_lr, .. } = *self;
+        let Self {
+            lr,
+            min_lr,
+            init_lr,
+            ..
+        } = *self;
         positive("optimizer.lr", lr)?;
         let rule = format!("from 0 to optimizer.lr {lr}");
         let advice = match min_lr == Self::default().min_lr {
@@ -26,7 +31,12 @@ impl OptimizerConfig {
         };
         let ok = (0.0..=lr).contains(&min_lr);
         require(ok, "optimizer.min_lr", min_lr, format!("{rule}{advice}"))?;
-        require((0.0..=lr).contains(&init_lr), "optimizer.init_lr", init_lr, rule)?;
+        require(
+            (0.0..=lr).contains(&init_lr),
+            "optimizer.init_lr",
+            init_lr,
+            rule,
+        )?;
         if let Some(lr) = self.decoupled_lr {
             positive("optimizer.decoupled_lr", lr)?;
         }
@@ -36,12 +46,25 @@ impl OptimizerConfig {
                 None => format!("from 0 to optimizer.lr {lr}"),
             };
             let lr = self.decoupled_lr.unwrap_or(lr);
-            require((0.0..=lr).contains(&min), "optimizer.decoupled_min_lr", min, rule)?;
+            require(
+                (0.0..=lr).contains(&min),
+                "optimizer.decoupled_min_lr",
+                min,
+                rule,
+            )?;
         }
         not_negative("optimizer.weight_decay", self.weight_decay)?;
         let steps = self.weight_decay_steps.unwrap_or(1);
-        require(steps >= 1, "optimizer.weight_decay_steps", steps, "at least 1")?;
-        not_negative("optimizer.end_weight_decay", self.end_weight_decay.unwrap_or_default())?;
+        require(
+            steps >= 1,
+            "optimizer.weight_decay_steps",
+            steps,
+            "at least 1",
+        )?;
+        not_negative(
+            "optimizer.end_weight_decay",
+            self.end_weight_decay.unwrap_or_default(),
+        )?;
         self.validate_lengths(train)
     }
 
@@ -66,15 +89,30 @@ impl OptimizerConfig {
                 self.wsd_decay_steps.is_some(),
             ),
         ] {
-            require(!(given && instead), key, "given", format!("absent where {other} is given"))?;
+            require(
+                !(given && instead),
+                key,
+                "given",
+                format!("absent where {other} is given"),
+            )?;
         }
         if let Some(fraction) = self.warmup_fraction {
             let ok = (0.0..1.0).contains(&fraction);
-            require(ok, "optimizer.warmup_fraction", fraction, "at least 0 and less than 1")?;
+            require(
+                ok,
+                "optimizer.warmup_fraction",
+                fraction,
+                "at least 0 and less than 1",
+            )?;
         }
         let batches = train.batch_schedule()?;
         let schedule = self.lr_schedule(train.steps, &batches);
-        let LrSchedule { warmup_samples, decay_samples, decay, .. } = schedule;
+        let LrSchedule {
+            warmup_samples,
+            decay_samples,
+            decay,
+            ..
+        } = schedule;
         let (key, warmup) = self.warmup();
         let rule = format!("more than {key} {warmup}");
         // Where the decay is not given it follows the run, however short that is.
@@ -83,7 +121,12 @@ impl OptimizerConfig {
             require(ok, "optimizer.decay_steps", steps, rule.clone())?;
         }
         if let Some(samples) = self.decay_samples {
-            require(samples > warmup_samples, "optimizer.decay_samples", samples, rule)?;
+            require(
+                samples > warmup_samples,
+                "optimizer.decay_samples",
+                samples,
+                rule,
+            )?;
         }
         let needs_warmup = self.lr_decay_style == LrDecayStyle::InverseSquareRoot;
         let rule = "more than 0 samples where optimizer.lr_decay_style is inverse_square_root, which is \
@@ -94,9 +137,17 @@ impl OptimizerConfig {
             let (key, given, most) = match self.wsd_decay_steps {
                 Some(steps) => {
                     let most = stable / batches.largest() as u64;
-                    ("optimizer.wsd_decay_steps", steps, format!("{most} updates"))
+                    (
+                        "optimizer.wsd_decay_steps",
+                        steps,
+                        format!("{most} updates"),
+                    )
                 }
-                None => ("optimizer.wsd_decay_samples", samples, format!("{stable} samples")),
+                None => (
+                    "optimizer.wsd_decay_samples",
+                    samples,
+                    format!("{stable} samples"),
+                ),
             };
             let rule = format!("at most the {most} between warm-up and end of the decay");
             require(samples <= stable, key, given, rule)?;
@@ -123,20 +174,38 @@ mod tests {
     #[rstest]
     #[case("lr = 0", "`optimizer.lr` is 0: it must be more than 0 and finite")]
     #[case("lr = inf", "`optimizer.lr` is inf: it must be more than 0 and finite")]
-    #[case("min_lr = 1", "`optimizer.min_lr` is 1: it must be from 0 to optimizer.lr 0.003; lower")]
+    #[case(
+        "min_lr = 1",
+        "`optimizer.min_lr` is 1: it must be from 0 to optimizer.lr 0.003; lower"
+    )]
     #[case(
         "lr = 1e-4",
         "is 0.0003: it must be from 0 to optimizer.lr 0.0001; that is its default, so set optimizer.min_lr too, as to 1e-5"
     )]
-    #[case("weight_decay_steps = 0", "`optimizer.weight_decay_steps` is 0: it must be at least 1")]
-    #[case("init_lr = -0.1", "`optimizer.init_lr` is -0.1: it must be from 0 to optimizer.lr")]
-    #[case("decoupled_lr = 0", "`optimizer.decoupled_lr` is 0: it must be more than 0")]
+    #[case(
+        "weight_decay_steps = 0",
+        "`optimizer.weight_decay_steps` is 0: it must be at least 1"
+    )]
+    #[case(
+        "init_lr = -0.1",
+        "`optimizer.init_lr` is -0.1: it must be from 0 to optimizer.lr"
+    )]
+    #[case(
+        "decoupled_lr = 0",
+        "`optimizer.decoupled_lr` is 0: it must be more than 0"
+    )]
     #[case(
         "decoupled_lr = 1e-4\ndecoupled_min_lr = 1e-3",
         "`optimizer.decoupled_min_lr` is 0.001: it must be from 0 to optimizer.decoupled_lr 0.0001"
     )]
-    #[case("weight_decay = -1", "`optimizer.weight_decay` is -1: it must be 0 or more and finite")]
-    #[case("end_weight_decay = nan", "`optimizer.end_weight_decay` is NaN: it must be 0 or more")]
+    #[case(
+        "weight_decay = -1",
+        "`optimizer.weight_decay` is -1: it must be 0 or more and finite"
+    )]
+    #[case(
+        "end_weight_decay = nan",
+        "`optimizer.end_weight_decay` is NaN: it must be 0 or more"
+    )]
     #[case("weight_decay_style = 'square'", "unknown variant `square`")]
     #[case("lr_decay_style = 'cosin'", "unknown variant `cosin`")]
     #[case("wsd_decay_style = 'sqrt'", "unknown variant `sqrt`")]

@@ -27,7 +27,9 @@ pub enum LrDecayStyle {
 
 /// A tenth of a learning rate, the usual end of its decay, without the noise of its last digits.
 pub(in crate::config) fn tenth(lr: f64) -> f64 {
-    format!("{:.9e}", lr / 10.0).parse().expect("it was printed from a number")
+    format!("{:.9e}", lr / 10.0)
+        .parse()
+        .expect("it was printed from a number")
 }
 
 impl OptimizerConfig {
@@ -51,15 +53,37 @@ impl OptimizerConfig {
             LrDecayStyle::Wsd => {
                 let full = batches.largest() as u64;
                 let of_steps = self.wsd_decay_steps.map(|steps| steps.saturating_mul(full));
-                let samples = self.wsd_decay_samples.or(of_steps).unwrap_or(decay_samples / 10);
+                let samples = self
+                    .wsd_decay_samples
+                    .or(of_steps)
+                    .unwrap_or(decay_samples / 10);
                 // Where the decay follows the run, so does its end.
                 let stable = decay_samples - warmup_samples;
-                let samples = if self.has_decay() { samples } else { samples.min(stable) };
-                Decay::Wsd { samples, style: self.wsd_decay_style }
+                let samples = if self.has_decay() {
+                    samples
+                } else {
+                    samples.min(stable)
+                };
+                Decay::Wsd {
+                    samples,
+                    style: self.wsd_decay_style,
+                }
             }
         };
-        let Self { init_lr, lr, min_lr, .. } = *self;
-        LrSchedule { init: init_lr, max: lr, min: min_lr, warmup_samples, decay_samples, decay }
+        let Self {
+            init_lr,
+            lr,
+            min_lr,
+            ..
+        } = *self;
+        LrSchedule {
+            init: init_lr,
+            max: lr,
+            min: min_lr,
+            warmup_samples,
+            decay_samples,
+            decay,
+        }
     }
 
     /// The same of the token embedding and the output matrix.
@@ -67,7 +91,12 @@ impl OptimizerConfig {
         let schedule = self.lr_schedule(steps, batches);
         let max = self.decoupled_lr.unwrap_or(schedule.max);
         let min = self.decoupled_min_lr.unwrap_or(schedule.min.min(max));
-        LrSchedule { max, min, init: schedule.init.min(max), ..schedule }
+        LrSchedule {
+            max,
+            min,
+            init: schedule.init.min(max),
+            ..schedule
+        }
     }
 
     /// The weight decay of a run of `steps` updates, over which it changes unless
@@ -81,7 +110,12 @@ impl OptimizerConfig {
         match self.end_weight_decay.filter(|end| *end != start) {
             Some(end) => {
                 let samples = batches.samples_after(self.weight_decay_steps.unwrap_or(steps));
-                WeightDecaySchedule { start, end, samples, style }
+                WeightDecaySchedule {
+                    start,
+                    end,
+                    samples,
+                    style,
+                }
             }
             None => WeightDecaySchedule::constant(start),
         }
@@ -95,7 +129,9 @@ impl OptimizerConfig {
     /// Spells out over how many updates learning rate and weight decay change, so that another number of
     /// steps is seen to change them.
     pub(in crate::config) fn resolve_horizons(&mut self, train: &LoopConfig) {
-        let Ok(batches) = train.batch_schedule() else { return };
+        let Ok(batches) = train.batch_schedule() else {
+            return;
+        };
         let LrSchedule { warmup_samples, .. } = self.lr_schedule(train.steps, &batches);
         // A run that is all warm-up has no decay to speak of.
         if !self.has_decay() && batches.samples_after(train.steps) > warmup_samples {
@@ -117,10 +153,16 @@ mod tests {
     /// The rates behind each of the updates of a run.
     fn rates(lines: &str, steps: u64) -> Vec<f64> {
         let text = format!("[optimizer]\n{lines}");
-        let config = ConfigLayers::new().with_text("s.toml", &text).unwrap().load().unwrap();
+        let config = ConfigLayers::new()
+            .with_text("s.toml", &text)
+            .unwrap()
+            .load()
+            .unwrap();
         let batches = config.train.batch_schedule().unwrap();
         let schedule = config.optimizer.lr_schedule(steps, &batches);
-        (1..=steps).map(|step| schedule.lr(batches.samples_after(step))).collect()
+        (1..=steps)
+            .map(|step| schedule.lr(batches.samples_after(step)))
+            .collect()
     }
 
     #[test]
@@ -128,7 +170,10 @@ mod tests {
         let config = OptimizerConfig::default();
         let batches = BatchSchedule::constant(8).unwrap();
         assert_eq!(config.lr_schedule(300, &batches).lr(2400), config.min_lr);
-        let longer = OptimizerConfig { decay_steps: Some(600), ..config };
+        let longer = OptimizerConfig {
+            decay_steps: Some(600),
+            ..config
+        };
         assert!(longer.lr_schedule(300, &batches).lr(2400) > longer.min_lr);
         assert_eq!(longer.lr_schedule(300, &batches).lr(4800), longer.min_lr);
     }
@@ -154,7 +199,10 @@ mod tests {
         let wsd = "warmup_steps = 30\nlr_decay_style = 'wsd'\ndecay_steps = 300\n";
         let expected = rates(&format!("{wsd}wsd_decay_steps = 30"), 400);
         assert_eq!(rates(wsd, 400), expected);
-        assert_eq!(rates(&format!("{wsd}wsd_decay_samples = 240"), 400), expected);
+        assert_eq!(
+            rates(&format!("{wsd}wsd_decay_samples = 240"), 400),
+            expected
+        );
         assert_eq!(expected.iter().filter(|&&lr| lr == 3e-3).count(), 241);
         assert_eq!(expected[299..], [3e-4; 101]);
     }
@@ -162,10 +210,16 @@ mod tests {
     #[test]
     fn a_run_too_short_for_its_schedule_runs_all_the_same() {
         for style in ["wsd", "inverse_square_root", "cosine", "constant"] {
-            let found = rates(&format!("lr_decay_style = '{style}'\nwsd_decay_steps = 30"), 5);
+            let found = rates(
+                &format!("lr_decay_style = '{style}'\nwsd_decay_steps = 30"),
+                5,
+            );
             assert_eq!(found, rates("", 5), "{style}");
         }
-        let endless = OptimizerConfig { warmup_steps: u64::MAX, ..OptimizerConfig::default() };
+        let endless = OptimizerConfig {
+            warmup_steps: u64::MAX,
+            ..OptimizerConfig::default()
+        };
         let schedule = endless.lr_schedule(5, &BatchSchedule::constant(8).unwrap());
         assert!((0.0..1e-12).contains(&schedule.lr(40)));
     }
@@ -175,27 +229,59 @@ mod tests {
     fn a_batch_that_grows_reaches_the_same_rates_at_the_same_samples() {
         let text =
             "[train]\nsteps = 150\n[train.batch_ramp]\nstart = 4\nincrement = 4\nsamples = 400";
-        let ramped = ConfigLayers::new().with_text("r.toml", text).unwrap().load().unwrap();
+        let ramped = ConfigLayers::new()
+            .with_text("r.toml", text)
+            .unwrap()
+            .load()
+            .unwrap();
         let batches = ramped.train.batch_schedule().unwrap();
-        assert_eq!([0, 399, 400].map(|read| batches.batch_size(read)), [4, 4, 8]);
+        assert_eq!(
+            [0, 399, 400].map(|read| batches.batch_size(read)),
+            [4, 4, 8]
+        );
         assert_eq!(batches.samples_after(150), 800);
         let schedule = ramped.optimizer.lr_schedule(150, &batches);
         assert_eq!((schedule.warmup_samples, schedule.decay_samples), (80, 800));
-        let plain = OptimizerConfig { warmup_steps: 10, ..OptimizerConfig::default() };
-        assert_eq!(plain.lr_schedule(100, &BatchSchedule::constant(8).unwrap()), schedule);
+        let plain = OptimizerConfig {
+            warmup_steps: 10,
+            ..OptimizerConfig::default()
+        };
+        assert_eq!(
+            plain.lr_schedule(100, &BatchSchedule::constant(8).unwrap()),
+            schedule
+        );
     }
 
     #[test]
     fn embedding_and_head_have_a_rate_of_their_own() {
         let batches = BatchSchedule::constant(8).unwrap();
-        let config = OptimizerConfig { init_lr: 1e-3, ..OptimizerConfig::default() };
+        let config = OptimizerConfig {
+            init_lr: 1e-3,
+            ..OptimizerConfig::default()
+        };
         let all = config.lr_schedule(100, &batches);
         assert_eq!(config.decoupled_schedule(100, &batches), all);
-        let own = OptimizerConfig { decoupled_lr: Some(1e-4), ..config };
-        let expected = LrSchedule { init: 1e-4, max: 1e-4, min: 1e-4, ..all };
+        let own = OptimizerConfig {
+            decoupled_lr: Some(1e-4),
+            ..config
+        };
+        let expected = LrSchedule {
+            init: 1e-4,
+            max: 1e-4,
+            min: 1e-4,
+            ..all
+        };
         assert_eq!(own.decoupled_schedule(100, &batches), expected);
-        let own = OptimizerConfig { decoupled_min_lr: Some(1e-5), ..own };
-        let expected = LrSchedule { init: 1e-4, max: 1e-4, min: 1e-5, ..all };
+        let own = OptimizerConfig {
+            decoupled_min_lr: Some(1e-5),
+            ..own
+        };
+        let expected = LrSchedule {
+            init: 1e-4,
+            max: 1e-4,
+            min: 1e-5,
+            ..all
+        };
         assert_eq!(own.decoupled_schedule(100, &batches), expected);
         assert_eq!(own.lr_schedule(100, &batches), all);
     }
@@ -213,14 +299,26 @@ mod tests {
         };
         let schedule = config.weight_decay_schedule(100, &batches);
         let found = [0, 400, 800].map(|at| schedule.weight_decay(at));
-        assert_eq!(found.map(|decay| (decay * 1e9).round() / 1e9), [0.1, 0.2, 0.3]);
+        assert_eq!(
+            found.map(|decay| (decay * 1e9).round() / 1e9),
+            [0.1, 0.2, 0.3]
+        );
         // With a length of its own it is the same in a run that is stopped earlier or goes on longer.
-        let pinned = OptimizerConfig { weight_decay_steps: Some(100), ..config };
+        let pinned = OptimizerConfig {
+            weight_decay_steps: Some(100),
+            ..config
+        };
         for steps in [50, 100, 200] {
             assert_eq!(pinned.weight_decay_schedule(steps, &batches), schedule);
         }
-        let train = LoopConfig { steps: 70, ..LoopConfig::default() };
-        let mut resolved = OptimizerConfig { weight_decay_steps: None, ..pinned };
+        let train = LoopConfig {
+            steps: 70,
+            ..LoopConfig::default()
+        };
+        let mut resolved = OptimizerConfig {
+            weight_decay_steps: None,
+            ..pinned
+        };
         resolved.resolve_horizons(&train);
         assert_eq!(resolved.weight_decay_steps, Some(70));
         resolved.resolve_horizons(&LoopConfig { steps: 90, ..train });

@@ -7,7 +7,11 @@ use crate::{
 };
 
 fn steps(path: &Path) -> Vec<u64> {
-    read_metrics(path).unwrap().iter().map(MetricsRecord::step).collect()
+    read_metrics(path)
+        .unwrap()
+        .iter()
+        .map(MetricsRecord::step)
+        .collect()
 }
 
 fn open(path: &Path, step: u64) -> MetricsWriter {
@@ -37,7 +41,10 @@ fn resuming_keeps_the_lines_up_to_the_checkpoint(#[case] step: u64, #[case] kept
     let evaluated = kept.iter().copied().filter(|step| step % 2 == 0).max();
     assert_eq!(open(&path, step).found().evaluated, evaluated);
     assert_eq!(steps(&path), kept);
-    let names: Vec<_> = fs::read_dir(&dir).unwrap().map(|f| f.unwrap().file_name()).collect();
+    let names: Vec<_> = fs::read_dir(&dir)
+        .unwrap()
+        .map(|f| f.unwrap().file_name())
+        .collect();
     assert_eq!(names, ["metrics.jsonl"]);
 }
 
@@ -59,10 +66,17 @@ fn a_file_torn_at_any_byte_is_cut_to_its_whole_lines_and_goes_on() {
     let bytes = fs::read(&path).unwrap();
     for length in 0..bytes.len() {
         fs::write(&path, &bytes[..length]).unwrap();
-        let whole = bytes[..length].iter().filter(|&&byte| byte == b'\n').count();
+        let whole = bytes[..length]
+            .iter()
+            .filter(|&&byte| byte == b'\n')
+            .count();
         open(&path, 9).write(example_step(10, 1.0)).unwrap();
         let steps = steps(&path);
-        assert_eq!((steps.len(), steps[whole]), (whole + 1, 10), "cut at {length}");
+        assert_eq!(
+            (steps.len(), steps[whole]),
+            (whole + 1, 10),
+            "cut at {length}"
+        );
     }
 }
 
@@ -73,16 +87,38 @@ fn lines_that_no_run_wrote_are_kept() {
     let eval = |step: u64| format!("{{\"step\":{step},\"eval_loss\":1.0}}\n");
     let (mine, start) = ("{\"note\":\"mine\"}\n", "{\"start\":1,\"run_id\":\"1f\"}\n");
     let other = "{\"start\":1,\"run_id\":\"2e\"}\n";
-    let text =
-        [&eval(1), "my notes\n", start, &eval(3), "\0\0\n", mine, other, &eval(2), "the end"];
+    let text = [
+        &eval(1),
+        "my notes\n",
+        start,
+        &eval(3),
+        "\0\0\n",
+        mine,
+        other,
+        &eval(2),
+        "the end",
+    ];
     fs::write(&path, text.concat()).unwrap();
-    let expected = Found { starts: 1, evaluated: Some(2), other_lines: 3 };
+    let expected = Found {
+        starts: 1,
+        evaluated: Some(2),
+        other_lines: 3,
+    };
     assert_eq!(open(&path, 2).found(), expected);
     let kept = [&eval(1), start, mine, &eval(2)].concat();
     assert_eq!(fs::read_to_string(&path).unwrap(), kept);
     let others = dir.path().join(OTHER_LINES);
-    assert_eq!(fs::read_to_string(&others).unwrap(), "my notes\n\0\0\nthe end\n");
-    assert_eq!(open(&path, 0).found(), Found { starts: 1, ..Found::default() });
+    assert_eq!(
+        fs::read_to_string(&others).unwrap(),
+        "my notes\n\0\0\nthe end\n"
+    );
+    assert_eq!(
+        open(&path, 0).found(),
+        Found {
+            starts: 1,
+            ..Found::default()
+        }
+    );
     assert_eq!(fs::read_to_string(&path).unwrap(), [start, mine].concat());
     assert!(fs::read_to_string(&others).unwrap().ends_with("the end\n"));
 }
@@ -107,13 +143,21 @@ fn a_file_that_was_removed_is_written_anew_and_one_that_was_replaced_goes_on() {
         match step {
             2 => fs::remove_file(&path).unwrap(),
             4 => {
-                fs::write(dir.path().join("edited"), "{\"step\":3,\"eval_loss\":1.0}\n").unwrap();
+                fs::write(
+                    dir.path().join("edited"),
+                    "{\"step\":3,\"eval_loss\":1.0}\n",
+                )
+                .unwrap();
                 fs::rename(dir.path().join("edited"), &path).unwrap();
             }
             _ => {}
         }
         writer.write(example_step(step, 1.0)).unwrap();
-        let expected: &[u64] = if step == 4 { &[3, 4] } else { &[1, 2, 3][..step as usize] };
+        let expected: &[u64] = if step == 4 {
+            &[3, 4]
+        } else {
+            &[1, 2, 3][..step as usize]
+        };
         assert_eq!(steps(&path), expected);
     }
     writer.sync().unwrap();
@@ -141,6 +185,10 @@ fn a_line_that_cannot_be_written_waits_and_loses_nothing() {
 #[test]
 fn a_folder_that_does_not_exist_is_an_error_with_the_path() {
     let error = MetricsWriter::open("/no/such/folder/metrics.jsonl", 0, "1f").unwrap_err();
-    assert!(error.to_string().starts_with("cannot write `/no/such/folder/metrics.jsonl`: "));
+    assert!(
+        error
+            .to_string()
+            .starts_with("cannot write `/no/such/folder/metrics.jsonl`: ")
+    );
     assert_eq!(error.exit(), Exit::Failed);
 }

@@ -6,16 +6,24 @@ use serde_json::{Value, json};
 
 /// One layout, for people.
 pub(super) fn line(report: &Report) -> String {
-    let Report { family, layout, ok, .. } = report;
+    let Report {
+        family, layout, ok, ..
+    } = report;
     let verdict = if *ok { "ok    " } else { "FAILED" };
     if let Some(error) = &report.error {
         return format!("{verdict} {family} {layout}: {error}");
     }
     let number = |number: Option<f64>| number.map_or("-".into(), |number| format!("{number:.1e}"));
     let worst = report.grad_worst.as_deref().unwrap_or("-");
-    let further = report.mtp_losses_max_abs.map(|off| format!(", further tokens {off:.1e}"));
+    let further = report
+        .mtp_losses_max_abs
+        .map(|off| format!(", further tokens {off:.1e}"));
     let skipped = report.skipped.join(", ");
-    let skipped = if skipped.is_empty() { skipped } else { format!("; without {skipped}") };
+    let skipped = if skipped.is_empty() {
+        skipped
+    } else {
+        format!("; without {skipped}")
+    };
     format!(
         "{verdict} {family} {layout}: logits {}, loss {}, gradients {} ({worst}), training {}{}{skipped}",
         number(report.logits_max_abs),
@@ -41,7 +49,11 @@ pub(super) fn difference(tensor: &TensorComparison) -> Option<String> {
                 true => String::new(),
                 false => format!("{:?} and {:?}, ", a.dtype, b.dtype),
             };
-            let at = values.at.as_ref().map(|at| format!(" at {at:?}")).unwrap_or_default();
+            let at = values
+                .at
+                .as_ref()
+                .map(|at| format!(" at {at:?}"))
+                .unwrap_or_default();
             format!(
                 "{types}{} values differ, by {:e} at most{at}",
                 values.num_different, values.max_abs

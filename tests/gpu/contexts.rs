@@ -16,11 +16,13 @@ use megaburn::{
 
 use crate::{
     GroupTest,
-    gather::gather,
     kernels::part,
     layouts::{compare, train},
-    matrix::EPSILON,
     ranks::this_gpu,
+};
+use megaburn_test_support::{
+    gather::gather,
+    layout_grid::EPSILON,
     text::{write_random_documents, write_random_text},
 };
 

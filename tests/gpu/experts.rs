@@ -10,10 +10,12 @@ use megaburn::{
 
 use crate::{
     GroupTest,
-    expert_matrix::{Kind, Model, Row, SEED, product},
-    gather::gather,
     kernels::part,
     layouts::{Expected, compare, train},
+};
+use megaburn_test_support::{
+    expert_grid::{Kind, Model, Row, SEED, product},
+    gather::gather,
     text::write_random_text,
 };
 
@@ -31,8 +33,8 @@ fn rows(ranks: usize) -> Vec<Row> {
     let shares = |row: &Row| row.layout().dp * row.layout().cp > 1;
     let mut rows = product();
     rows.retain(|row| row.layout().world_size() == ranks && row.ep * row.etp > 1);
-    rows.retain(|row| !shares(row) || row.again as u8 == row.zero);
-    rows.retain(|row| row.drops == ((row.again as usize + row.family as usize) % 2 == 1));
+    rows.retain(|row| !shares(row) || row.recompute as u8 == row.zero);
+    rows.retain(|row| row.drops == ((row.recompute as usize + row.family as usize) % 2 == 1));
     // Odd, as the innermost columns have two and four values.
     let every = rows.len().div_ceil(MOST) | 1;
     rows.into_iter().step_by(every).collect()

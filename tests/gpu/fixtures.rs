@@ -11,7 +11,8 @@ use megaburn::{
     },
 };
 
-use crate::{GroupTest, Test, kernels::part, matrix::Matrix, ranks::this_gpu, root};
+use crate::{GroupTest, Test, kernels::part, ranks::this_gpu, root};
+use megaburn_test_support::layout_grid::Matrix;
 
 pub(crate) const TESTS: &[Test] = &[
     ("every_fixture_on_one_gpu", || on_one_gpu(Dtype::F32)),

@@ -16,11 +16,8 @@ use megaburn::{
     train::{ConfigLayers, TrainConfig, config::Dtype},
 };
 
-use crate::{
-    Test,
-    steps::trainer,
-    text::{fresh_seed, write_random_text},
-};
+use crate::{Test, steps::trainer};
+use megaburn_test_support::text::{fresh_seed, write_random_text};
 
 pub(crate) const TESTS: &[Test] = &[
     (

@@ -12,12 +12,10 @@ use megaburn::{
     },
 };
 
-use crate::{
-    GroupTest,
-    gather::{LocalParams, WholeParams, gather, local_params, relative_distance},
-    kernels::part,
-    matrix::{Matrix, Row},
-    ranks::this_gpu,
+use crate::{GroupTest, kernels::part, ranks::this_gpu};
+use megaburn_test_support::{
+    gather::{FullParams, LocalParams, gather, local_params, relative_distance},
+    layout_grid::{Matrix, Row},
     text::{fresh_seed, write_random_text},
 };
 
@@ -30,7 +28,7 @@ const TOLERANCE: f64 = 1e-5;
 pub(crate) type Trained = (Vec<Vec<f64>>, LocalParams);
 
 /// The same of one rank, its parameters whole.
-pub(crate) type Expected = (Vec<Vec<f64>>, WholeParams);
+pub(crate) type Expected = (Vec<Vec<f64>>, FullParams);
 
 /// All steps of a configuration.
 pub(crate) fn train(

@@ -4,8 +4,9 @@ use megaburn::collective::Group;
 
 use crate::{
     collectives, contexts, disagreements, experts, failures, fixtures, held, interop, kernels,
-    launches, layouts, offload, pipelines, ranks, regions, side_by_side::Room, steps, zero,
+    launches, layouts, offload, pipelines, ranks, regions, steps, zero,
 };
+use megaburn_test_support::task_pool::TaskSize;
 
 /// A test of one GPU, or of none: what is wrong is a text.
 pub(crate) type Test = (&'static str, fn() -> Result<(), String>);
@@ -156,11 +157,11 @@ impl Case {
     }
 
     /// What it takes of `places`; at most four groups run beside each other.
-    pub(crate) fn room(&self, places: usize) -> Room {
+    pub(crate) fn room(&self, places: usize) -> TaskSize {
         match &self.run {
-            _ if ALONE.iter().any(|start| self.name.starts_with(start)) => Room::Alone,
-            Run::Here(_) => Room::Places(1),
-            Run::Ranks(_, ranks) => Room::Places((*ranks).max(places.div_ceil(4))),
+            _ if ALONE.iter().any(|start| self.name.starts_with(start)) => TaskSize::Alone,
+            Run::Here(_) => TaskSize::Places(1),
+            Run::Ranks(_, ranks) => TaskSize::Places((*ranks).max(places.div_ceil(4))),
         }
     }
 

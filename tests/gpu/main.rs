@@ -12,13 +12,9 @@
 mod collectives;
 mod contexts;
 mod disagreements;
-#[path = "../suite/expert_matrix.rs"]
-mod expert_matrix;
 mod experts;
 mod failures;
 mod fixtures;
-#[path = "../suite/gather.rs"]
-mod gather;
 mod held;
 mod interop;
 #[path = "../../cubecl-kernels/tests/gpu/ops/mod.rs"]
@@ -26,8 +22,6 @@ mod kernels;
 mod launches;
 mod layouts;
 mod list;
-#[path = "../suite/matrix.rs"]
-mod matrix;
 mod offload;
 mod pipelines;
 mod ranks;
@@ -35,11 +29,7 @@ mod regions;
 mod rows;
 mod runner;
 mod runs;
-#[path = "../suite/side_by_side.rs"]
-mod side_by_side;
 mod steps;
-#[path = "../suite/text.rs"]
-mod text;
 mod zero;
 
 use std::{

@@ -12,12 +12,10 @@ use megaburn::{
 
 use crate::{
     GroupTest,
-    gather::gather,
     kernels::part,
     layouts::{compare, train},
-    matrix::EPSILON,
-    text::write_random_text,
 };
+use megaburn_test_support::{gather::gather, layout_grid::EPSILON, text::write_random_text};
 
 pub(crate) const GROUP_TESTS: &[GroupTest] =
     &[("every_schedule_trains_as_one_gpu_does", schedules)];

@@ -18,8 +18,8 @@ use megaburn::cuda::libraries::{gpu_memory, num_gpus};
 use crate::{
     kernels::{self, part},
     list::{Case, Run, cases, unknown},
-    side_by_side::run_all,
 };
+use megaburn_test_support::task_pool::run_all;
 
 /// The argument before the name of a test that a process runs for another one.
 pub(crate) const ONE: &str = "test-of";

@@ -17,7 +17,7 @@ use nix::{
 };
 use tempfile::TempDir;
 
-use crate::text::write_random_text;
+use megaburn_test_support::text::write_random_text;
 
 /// A small run: two layers, one short text.
 const CONFIG: &str = "

@@ -18,10 +18,9 @@ use megaburn::{
     },
 };
 
-use crate::{
-    Test,
-    kernels::part,
-    matrix::Matrix,
+use crate::{Test, kernels::part};
+use megaburn_test_support::{
+    layout_grid::Matrix,
     text::{fresh_seed, write_random_text},
 };
 

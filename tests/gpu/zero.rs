@@ -8,10 +8,9 @@ use megaburn::{
     train::{ConfigLayers, RunData, TrainConfig, TrainError, Trainer, config::OptimizerName},
 };
 
-use crate::{
-    GroupTest,
+use crate::{GroupTest, ranks::this_gpu};
+use megaburn_test_support::{
     gather::{LocalParams, relative_distance},
-    ranks::this_gpu,
     text::write_random_text,
 };
 

@@ -1,0 +1,7 @@
+//! Configuration: errors, warnings, recipes, estimates.
+
+pub(crate) mod estimates;
+pub(crate) mod plan;
+pub(crate) mod recipes;
+pub(crate) mod refused;
+pub(crate) mod warnings;

@@ -1,0 +1,9 @@
+//! Mixtures of experts.
+
+pub(crate) mod deepseek;
+pub(crate) mod grid;
+pub(crate) mod options;
+pub(crate) mod overlap_moe;
+pub(crate) mod runs;
+pub(crate) mod transformers;
+pub(crate) mod upcycling;

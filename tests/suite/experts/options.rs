@@ -1,0 +1,169 @@
+//! Other ways to choose experts, to send them tokens and to schedule them than `experts.toml` has.
+
+use std::{fs, path::Path};
+
+use megaburn::{
+    mesh::{Layout, PositionRng, Purpose},
+    train::{ConfigLayers, metrics::ExpertMetrics},
+};
+use rstest::rstest;
+
+use crate::layouts::grid::{compare, train};
+use megaburn_test_support::{
+    expert_grid::{Kind, Model, SEED},
+    text::write_random_text,
+};
+
+#[rstest]
+#[case::all_gather(Kind::Mixtral, "dispatcher = \"allgather\"", "")]
+#[case::padded(Kind::DeepseekV3, "capacity_factor = 1.1\npad_to_capacity = true", "")]
+#[case::padded_all_gather(
+    Kind::Mixtral,
+    "capacity_factor = 0.8\npad_to_capacity = true\ndispatcher = \"allgather\"\ndrop_policy = \"position\"",
+    ""
+)]
+#[case::in_turn(Kind::Mixtral, "force_balance = true", "")]
+#[case::quantile(Kind::DeepseekV3, "bias_update = \"quantile\"", "")]
+#[case::zero_bubble(Kind::Mixtral, "", "schedule = \"zb-h1\"")]
+#[case::vee(Kind::DeepseekV3, "", "schedule = \"zb-v\"")]
+#[case::interleaved(Kind::Mixtral, "", "schedule = \"interleaved\"")]
+#[case::overlapped(Kind::DeepseekV3, "", "overlap_moe = true")]
+#[case::overlapped_zero_bubble(Kind::Mixtral, "", "schedule = \"zb-h1\"\noverlap_moe = true")]
+fn every_option_trains_as_one_rank_does(
+    #[case] family: Kind,
+    #[case] moe: &str,
+    #[case] parallel: &str,
+    #[values("dp4-ep4", "tp2-dp2-ep2-sp", "pp2-dp2-ep2", "cp2-dp2-ep2-etp2")] layout: &str,
+) {
+    assert_as_one_rank(family, 2, [moe, parallel], layout.parse().unwrap());
+}
+
+/// Tokens with so many experts go once to each of two ranks.
+#[rstest]
+#[case::plain(Kind::Mixtral, "", "")]
+#[case::padded(Kind::Mixtral, "capacity_factor = 1.1\npad_to_capacity = true", "")]
+#[case::dropped(Kind::Mixtral, "capacity_factor = 0.8", "")]
+#[case::overlapped(Kind::DeepseekV3, "", "overlap_moe = true")]
+#[case::zero_bubble(Kind::Mixtral, "", "schedule = \"zb-h1\"")]
+fn many_experts_a_token_train_as_on_one_rank(
+    #[case] family: Kind,
+    #[case] moe: &str,
+    #[case] parallel: &str,
+    #[values("dp2-ep2", "tp2-dp2-ep2-sp", "pp2-dp2-ep2", "cp2-ep2")] layout: &str,
+) {
+    assert_as_one_rank(family, 5, [moe, parallel], layout.parse().unwrap());
+}
+
+/// Each sample begins with a letter eight times. These tokens see the same, so that they have the same weight but
+/// for rounding, which depends on the layout. What is dropped of them is seen at the last one, behind which the
+/// text goes on.
+#[rstest]
+fn of_tokens_with_the_same_weight_every_layout_drops_the_same(
+    #[values(Kind::Mixtral, Kind::DeepseekV3)] family: Kind,
+    #[values(
+        "dp4-ep4",
+        "tp2-dp2-ep2-sp",
+        "tp4-ep4-sp",
+        "pp2-dp2-ep2",
+        "cp4",
+        "cp2-dp2-ep2-etp2"
+    )]
+    layout: &str,
+) {
+    let write = |path: &Path| write_repeated_letters(path, 20_000, SEQ_LEN, SEED);
+    let moe = "capacity_factor = 0.6";
+    let told = assert_text_as_one_rank(write, family, 2, [moe, ""], layout.parse().unwrap());
+    let told = told.unwrap();
+    assert!(told.dropped > 0.1, "{told:?}");
+}
+
+const SEQ_LEN: usize = 16;
+
+fn assert_as_one_rank(family: Kind, top_k: usize, [moe, parallel]: [&str; 2], layout: Layout) {
+    if parallel.contains("schedule") && layout.pp == 1 {
+        return;
+    }
+    let write = |path: &Path| write_random_text(path, 20_000, SEED);
+    let told = assert_text_as_one_rank(write, family, top_k, [moe, parallel], layout);
+    if moe.contains("force_balance") {
+        let told = told.unwrap();
+        assert!(
+            told.busiest
+                .iter()
+                .chain(&told.idlest)
+                .all(|&load| load == 1.0),
+            "{told:?}"
+        );
+    }
+}
+
+/// Returns what one rank tells of its experts in the last step.
+fn assert_text_as_one_rank(
+    write: impl Fn(&Path),
+    family: Kind,
+    top_k: usize,
+    [moe, parallel]: [&str; 2],
+    layout: Layout,
+) -> Option<ExpertMetrics> {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("text.txt");
+    write(&path);
+    let (experts, ffn, kv_heads, layers) = (8, 12, 2, 4);
+    let (seq_len, batch, drops) = (SEQ_LEN, 4 * layout.dp, false);
+    let model = Model {
+        experts,
+        top_k,
+        ffn,
+        kv_heads,
+        layers,
+        seq_len,
+        batch,
+        drops,
+        family,
+    };
+    let text = model.text(path.to_str().unwrap());
+    // Groups have no quantiles.
+    let text = match moe.contains("quantile") {
+        true => text.replace("groups = [2, 1, 2]\n", ""),
+        false => text,
+    };
+    let text = text.replacen("[moe]", &format!("[moe]\n{moe}"), 1);
+    let load = |text: &str| {
+        let layers = ConfigLayers::new().with_text("options", text).unwrap();
+        layers
+            .with_layout(&layout.to_string())
+            .unwrap()
+            .load()
+            .unwrap()
+    };
+    let shared = load(&format!(
+        "{text}\n[parallel]\n{parallel}\nbucket_size = 3000"
+    ));
+    let one = ConfigLayers::new()
+        .with_text("one rank", &text)
+        .unwrap()
+        .load()
+        .unwrap();
+    let expected = train(one, Layout::SINGLE);
+    compare(
+        &train(shared, layout),
+        &expected,
+        &format!("{moe} {parallel} {layout}"),
+    );
+    expected.steps[4].experts.clone()
+}
+
+/// Writes `len` letters, in stretches of `stretch`: the first half of each is one letter, and the rest is random.
+fn write_repeated_letters(path: &Path, len: usize, stretch: usize, seed: u64) {
+    let rng = PositionRng::new(seed, Purpose::Sampling, "letters");
+    let letter = |index: usize| {
+        let start = index - index % stretch;
+        let drawn = if index - start < stretch / 2 {
+            start
+        } else {
+            index
+        };
+        char::from(b'a' + rng.below(drawn as u64, 26) as u8)
+    };
+    fs::write(path, (0..len).map(letter).collect::<String>()).unwrap();
+}

@@ -1,0 +1,78 @@
+//! Dense models that become mixtures of experts.
+
+use rstest::rstest;
+
+use crate::{models::transformers::fixture, runs::child::Ranks};
+
+/// Copies of an MLP, whose weights add up to one, compute what it does.
+#[rstest]
+fn an_upcycled_model_computes_what_the_dense_one_does(
+    #[values("llama", "mistral", "qwen3")] name: &str,
+    #[values("1", "4")] granularity: &str,
+) {
+    let dir = tempfile::tempdir().unwrap();
+    let (hf, up) = (fixture(name), dir.path().join("up"));
+    let [hf, up] = [&hf, &up].map(|path| path.to_str().unwrap());
+    let cuts = ["--experts", "4", "--granularity", granularity];
+    let told = Ranks::command(&[&["convert", "upcycle", hf, up], &cuts[..]].concat()).finish();
+    let experts = 4 * granularity.parse::<usize>().unwrap();
+    assert!(
+        told[0]
+            .stdout
+            .contains(&format!("{experts} experts a layer")),
+        "{told:?}"
+    );
+    let write = |model: &str, layout: &str| {
+        let ask = [
+            "generate",
+            model,
+            "--max-tokens",
+            "16",
+            "--ignore-eos",
+            "--layout",
+            layout,
+        ];
+        let prompts = [
+            "--prompt-ids",
+            "5,17,3",
+            "--prompt-ids",
+            "9,8,7,6,5,4,3,2,1,40,41,42",
+        ];
+        Ranks::command(&[&ask[..], &prompts].concat()).finish()[0]
+            .stdout
+            .clone()
+    };
+    let expected = write(hf, "tp1");
+    assert_eq!(write(up, "tp1"), expected);
+    assert_eq!(write(up, "dp4-ep4"), expected);
+    // It goes out, and is read again.
+    let out = dir.path().join("hf");
+    let out = out.to_str().unwrap();
+    Ranks::command(&["convert", "export", up, out]).finish();
+    assert_eq!(write(out, "dp2-ep2"), expected);
+}
+
+#[rstest]
+#[case("gpt2", &[], "a gpt2 has no family of experts like it; llama, mistral and qwen3 have")]
+#[case("llama-biases", &[], "experts have no biases")]
+#[case("llama", &["--granularity", "7"], "an MLP of width 160 is not cut into 7")]
+#[case("llama", &["--top-k", "9"], "a token goes to 9 experts of 8")]
+fn what_cannot_become_experts_is_refused(
+    #[case] name: &str,
+    #[case] flags: &[&str],
+    #[case] message: &str,
+) {
+    let dir = tempfile::tempdir().unwrap();
+    let (hf, up) = (fixture(name), dir.path().join("up"));
+    let args = [
+        "convert",
+        "upcycle",
+        hf.to_str().unwrap(),
+        up.to_str().unwrap(),
+    ];
+    let ended = Ranks::command(&[&args[..], flags].concat())
+        .wait_all()
+        .remove(0);
+    assert_eq!(ended.code, Some(2), "{ended:?}");
+    assert!(ended.stderr.contains(message) && !up.exists(), "{ended:?}");
+}

@@ -1,0 +1,200 @@
+//! What `docs/` and the README show: quotations are looked up, commands are run.
+
+use std::{
+    fs,
+    os::unix::fs::symlink,
+    path::{Path, PathBuf},
+};
+
+use megaburn::{
+    models::{DecoderConfig, Family, decoder::Positions},
+    parallel::{Activation, NormKind},
+};
+use rstest::rstest;
+
+use crate::{house::rules::visit, runs::child::Ranks};
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .parent()
+        .unwrap()
+        .to_path_buf()
+}
+
+fn read(path: &str) -> String {
+    fs::read_to_string(root().join(path)).unwrap()
+}
+
+/// The blocks of a page that are fenced as `language`.
+fn blocks(page: &str, language: &str) -> Vec<String> {
+    let fence = format!("```{language}\n");
+    page.split(&fence)
+        .skip(1)
+        .map(|rest| rest.split("```").next().unwrap().to_string())
+        .collect()
+}
+
+#[test]
+fn the_page_on_families_quotes_the_source() {
+    let mut sources = Vec::new();
+    for folder in ["crates", "tests"] {
+        visit(&root().join(folder), &mut |path| {
+            sources.push(fs::read_to_string(path).unwrap())
+        });
+    }
+    let quoted = blocks(&read("docs/families.md"), "rust");
+    assert!(quoted.len() > 5, "only {} blocks", quoted.len());
+    for block in quoted {
+        assert!(
+            sources.iter().any(|source| source.contains(&block)),
+            "nowhere:\n{block}"
+        );
+    }
+}
+
+/// How a row of the table of parts begins, and what it says of norms on heads and tied matrices.
+fn cells(config: &DecoderConfig) -> [&'static str; 6] {
+    let norm = match config.norm {
+        NormKind::Rms => "RMSNorm",
+        NormKind::Layer => "LayerNorm",
+    };
+    let positions = match config.positions {
+        Positions::Rotary { .. } => "rotary",
+        Positions::Learned => "learned",
+    };
+    let activation = match config.activation {
+        Activation::SwiGlu => "SwiGLU",
+        Activation::GeluTanh => "GELU-tanh",
+        Activation::Gelu => "GELU",
+        Activation::Relu => "ReLU",
+    };
+    let biases = match (config.qkv_bias, config.output_bias, config.mlp_bias) {
+        (false, false, false) => "none",
+        (true, false, false) => "queries, keys, values",
+        (true, true, true) => "all",
+        other => panic!("name the biases {other:?}"),
+    };
+    let yes_or_no = |yes| if yes { "yes" } else { "no" };
+    [
+        norm,
+        positions,
+        activation,
+        biases,
+        yes_or_no(config.qk_norm),
+        yes_or_no(config.tied),
+    ]
+}
+
+#[test]
+fn the_table_of_parts_has_every_family() {
+    let page = read("docs/families.md");
+    let rows: Vec<&str> = page
+        .lines()
+        .filter(|line| line.starts_with("| `"))
+        .collect();
+    assert_eq!(rows.len(), Family::ALL.len());
+    for family in Family::ALL {
+        let name = format!("`{family}`");
+        let row = rows
+            .iter()
+            .find(|row| row.contains(&name))
+            .unwrap_or_else(|| panic!("{name}"));
+        let row: Vec<&str> = row.trim_matches('|').split('|').map(str::trim).collect();
+        let found = [row[1], row[2], row[3], row[4], row[5], row[7]];
+        for (found, expected) in found.into_iter().zip(cells(&family.template())) {
+            let says = found == expected || found.starts_with(&format!("{expected}, "));
+            assert!(says, "{name}: `{found}`, and the template has {expected}");
+        }
+    }
+}
+
+/// All commands of a page, from a folder that is like a clone with a release build.
+#[rstest]
+#[case::context("docs/context.md", "")]
+#[case::experts("docs/experts.md", "")]
+#[case::families("docs/families.md", "")]
+#[case::huggingface("docs/huggingface.md", "")]
+#[case::mtp("docs/mtp.md", "")]
+#[case::readme("README.md", "## Models people already have")]
+fn the_commands_run_as_they_stand(#[case] page: &str, #[case] section: &str) {
+    let text = read(page);
+    let text = text
+        .split_once(section)
+        .unwrap_or_else(|| panic!("{page} has no {section}"))
+        .1;
+    let text = text.split("\n## ").enumerate();
+    let text: Vec<&str> = text
+        .take_while(|(index, _)| section.is_empty() || *index == 0)
+        .map(|(_, text)| text)
+        .collect();
+    let commands: Vec<String> = text.iter().flat_map(|text| blocks(text, "sh")).collect();
+    let commands: String = commands
+        .iter()
+        .flat_map(|block| block.split_inclusive('\n'))
+        .filter(|line| !line.starts_with("cargo build "))
+        .collect();
+    assert!(commands.contains("megaburn verify "), "{commands}");
+
+    let clone = tempfile::tempdir().unwrap();
+    let at = |name: &str| clone.path().join(name);
+    fs::create_dir_all(at("target/release")).unwrap();
+    symlink(
+        env!("CARGO_BIN_EXE_megaburn-under-test"),
+        at("target/release/megaburn"),
+    )
+    .unwrap();
+    symlink(root().join("tests"), at("tests")).unwrap();
+    fs::write(
+        at("corpus.txt"),
+        "The river goes on. In the evening they sat. ".repeat(400),
+    )
+    .unwrap();
+    Ranks::shell(&commands, clone.path()).finish();
+}
+
+/// What a scheduler calls a process, and what it is called by torchrun's names.
+#[rstest]
+#[case::slurm(
+    "SLURM_PROCID=9 SLURM_NTASKS=16 SLURM_LOCALID=1 SLURM_NTASKS_PER_NODE=8",
+    true
+)]
+#[case::open_mpi(
+    "OMPI_COMM_WORLD_RANK=9 OMPI_COMM_WORLD_SIZE=16 OMPI_COMM_WORLD_LOCAL_RANK=1 \
+     OMPI_COMM_WORLD_LOCAL_SIZE=8",
+    true
+)]
+#[case::mpich("PMI_RANK=9 PMI_SIZE=16 MPI_LOCALRANKID=1", false)]
+fn a_job_tells_each_process_which_rank_it_is(#[case] names: &str, #[case] tells_host: bool) {
+    let script = format!("env -i {names} docs/clusters/as-rank.sh /usr/bin/env");
+    let ended = Ranks::shell(&script, &root()).finish().remove(0);
+    let found = |name: &str| ended.stdout.lines().any(|line| line == name);
+    assert!(
+        ["RANK=9", "WORLD_SIZE=16", "LOCAL_RANK=1"]
+            .into_iter()
+            .all(found),
+        "{ended:?}"
+    );
+    assert_eq!(found("LOCAL_WORLD_SIZE=8"), tells_host, "{ended:?}");
+}
+
+#[test]
+fn every_job_file_is_named_and_is_a_script() {
+    let page = read("docs/clusters.md");
+    for entry in fs::read_dir(root().join("docs/clusters")).unwrap() {
+        let name = entry.unwrap().file_name().into_string().unwrap();
+        assert!(
+            page.contains(&format!("(clusters/{name})")),
+            "{name} is not in docs/clusters.md"
+        );
+        if name != "as-rank.sh" {
+            let file = read(&format!("docs/clusters/{name}"));
+            assert!(
+                file.contains("MEGABURN_JOB_TOKEN"),
+                "{name} gives the job no token"
+            );
+        }
+        if !name.ends_with(".yaml") {
+            Ranks::shell(&format!("bash -n docs/clusters/{name}"), &root()).finish();
+        }
+    }
+}

@@ -1,0 +1,8 @@
+//! Rules that the sources, documents and figures keep.
+
+pub(crate) mod docs;
+pub(crate) mod figures;
+pub(crate) mod outside;
+pub(crate) mod rules;
+pub(crate) mod stale;
+pub(crate) mod task_pool;

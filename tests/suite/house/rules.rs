@@ -1,0 +1,222 @@
+//! The rules of the house that a machine can check.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+};
+
+use cargo_metadata::{DependencyKind, MetadataCommand};
+
+/// A crate depends only on floors below its own.
+const FLOORS: [(&str, u8); 16] = [
+    ("megaburn-mesh", 0),
+    ("megaburn-cuda", 0),
+    ("megaburn-collective", 1),
+    ("megaburn-kernels", 1),
+    ("megaburn-data", 1),
+    ("megaburn-parallel", 2),
+    ("megaburn-pipeline", 2),
+    ("megaburn-optim", 2),
+    ("megaburn-checkpoint", 2),
+    ("megaburn-models", 3),
+    ("megaburn-train", 4),
+    ("megaburn", 5),
+    ("megaburn-examples", 6),
+    ("megaburn-benches", 6),
+    ("megaburn-test-support", 6),
+    ("megaburn-tests", 7),
+];
+
+/// The number of lines that a source file may have, without its tests.
+const LONGEST_FILE: usize = 400;
+
+/// The number of lines that a file of tests may have.
+const LONGEST_TEST_FILE: usize = 450;
+
+/// Characters that a line of a comment may have, but for the rows of a table.
+const LONGEST_COMMENT: usize = 125;
+
+/// Files that are allowed to be longer. This list may only shrink.
+const LONG_FILES: [&str; 0] = [];
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .parent()
+        .unwrap()
+        .to_path_buf()
+}
+
+#[test]
+fn floors_point_down() {
+    let floors = BTreeMap::from(FLOORS);
+    let metadata = MetadataCommand::new()
+        .manifest_path(root().join("Cargo.toml"))
+        .no_deps()
+        .exec()
+        .unwrap();
+    let mut edges = 0;
+    for package in &metadata.packages {
+        let name = package.name.as_str();
+        let floor = floors
+            .get(name)
+            .unwrap_or_else(|| panic!("{name} has no floor: add it"));
+        for dependency in &package.dependencies {
+            let Some(below) = floors.get(dependency.name.as_str()) else {
+                continue;
+            };
+            let is_test = dependency.kind == DependencyKind::Development;
+            assert!(
+                below < floor || is_test,
+                "{name} (floor {floor}) depends on {} (floor {below})",
+                dependency.name
+            );
+            edges += 1;
+        }
+    }
+    assert!(edges > 20, "only {edges} edges were looked at");
+}
+
+#[test]
+fn a_file_holds_one_idea() {
+    let mut long = Vec::new();
+    let mut files = 0;
+    for folder in ["crates", "cubecl-kernels", "examples", "tests", "benches"] {
+        visit(&root().join(folder), &mut |path| {
+            files += 1;
+            let code = fs::read_to_string(path).unwrap();
+            let name = path.strip_prefix(root()).unwrap().display().to_string();
+            let (lines, limit) = match is_test_file(&name) {
+                true => (code.lines().count(), LONGEST_TEST_FILE),
+                false => (lines_without_tests(&code), LONGEST_FILE),
+            };
+            if lines > limit && !LONG_FILES.contains(&name.as_str()) {
+                long.push(format!("{name}: {lines} lines, at most {limit}"));
+            }
+        });
+    }
+    assert!(files > 50, "only {files} files were looked at");
+    assert!(long.is_empty(), "split them: {long:#?}");
+}
+
+/// Whether all of a file is tests: it lies in a `tests` folder, or is a module of tests.
+fn is_test_file(name: &str) -> bool {
+    let folders = ["tests", "tests.rs"];
+    Path::new(name)
+        .iter()
+        .any(|part| folders.contains(&part.to_str().unwrap()))
+}
+
+/// The number of lines before the module of tests, which is the last item of a file.
+fn lines_without_tests(code: &str) -> usize {
+    let lines: Vec<&str> = code.lines().collect();
+    let is_start = |at: usize| {
+        let module = lines
+            .get(at + 1)
+            .is_some_and(|line| line.starts_with("mod "));
+        lines[at] == "#[cfg(test)]" && module && lines[at + 1].ends_with('{')
+    };
+    (0..lines.len())
+        .find(|at| is_start(*at))
+        .unwrap_or(lines.len())
+}
+
+#[test]
+fn tests_at_the_end_of_a_file_do_not_count() {
+    let code = "use a;\n\n#[cfg(test)]\nuse b;\n\nfn c() {}\n";
+    assert_eq!(lines_without_tests(code), 6);
+    let tests = "\n#[cfg(test)]\nmod tests {\n    #[test]\n    fn d() {}\n}\n";
+    assert_eq!(lines_without_tests(&format!("{code}{tests}")), 7);
+    assert!(is_test_file("crates/a/tests/b.rs") && is_test_file("crates/a/src/tests.rs"));
+    assert!(!is_test_file("crates/a/src/tested.rs"));
+}
+
+#[test]
+fn comments_are_wrapped() {
+    let mut long = Vec::new();
+    for folder in ["crates", "cubecl-kernels", "examples", "tests", "benches"] {
+        visit(&root().join(folder), &mut |path| {
+            let code = fs::read_to_string(path).unwrap();
+            for (number, line) in code.lines().enumerate() {
+                let text = line.trim_start();
+                let is_row = text.trim_start_matches(['/', '!', ' ']).starts_with('|');
+                if text.starts_with("//") && !is_row && line.chars().count() > LONGEST_COMMENT {
+                    long.push(format!("{}:{}", path.display(), number + 1));
+                }
+            }
+        });
+    }
+    assert!(long.is_empty(), "wrap them: {long:#?}");
+}
+
+#[test]
+fn unsafe_stands_where_foreign_code_is_called() {
+    let mut found = Vec::new();
+    for folder in ["crates", "cubecl-kernels", "examples", "benches"] {
+        visit(&root().join(folder), &mut |path| {
+            let code = fs::read_to_string(path).unwrap();
+            let path = path.strip_prefix(root()).unwrap().display().to_string();
+            let has_unsafe = lines_with_unsafe(&code) > 0;
+            // A launch without checks of bounds is such a call, and all that a kernel's file may have.
+            let launches = code.matches("::launch_unchecked(").count();
+            let launch =
+                path.starts_with("cubecl-kernels/src/") && lines_with_unsafe(&code) == launches;
+            if has_unsafe && !launch && !path.starts_with("crates/megaburn-cuda/") {
+                found.push(path);
+            }
+        });
+    }
+    assert_eq!(found, [""; 0]);
+    for code in [
+        "unsafe {",
+        "x = unsafe{ f() }",
+        "pub unsafe fn f()",
+        "unsafe impl Send for A {}",
+    ] {
+        assert_eq!(lines_with_unsafe(code), 1, "{code}");
+    }
+    for code in [
+        "unsafe extern \"C\" {",
+        "unsafe trait A {}",
+        "#[unsafe(no_mangle)]",
+        "(unsafe",
+    ] {
+        assert_eq!(lines_with_unsafe(code), 1, "{code}");
+    }
+    for code in [
+        "// unsafe",
+        "an_unsafe_name",
+        "unsafe_op_in_unsafe_fn",
+        "\"unsafe\"",
+    ] {
+        assert_eq!(lines_with_unsafe(code), 0, "{code}");
+    }
+}
+
+/// Lines on which the keyword stands, whatever is unsafe there: a block, a function, an `impl`, an
+/// `extern`, an attribute. Comments do not count.
+fn lines_with_unsafe(code: &str) -> usize {
+    let is_name = |c: char| c.is_alphanumeric() || c == '_' || c == '"';
+    let is_unsafe = |line: &str| {
+        line.match_indices("unsafe").any(|(at, word)| {
+            let (before, after) = (&line[..at], &line[at + word.len()..]);
+            !before.ends_with(is_name) && !after.starts_with(is_name)
+        })
+    };
+    let code = code
+        .lines()
+        .map(|line| line.split("//").next().unwrap_or_default());
+    code.filter(|line| is_unsafe(line)).count()
+}
+
+/// Every Rust source below a folder.
+pub(crate) fn visit(folder: &Path, f: &mut impl FnMut(&Path)) {
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() && path.file_name().is_some_and(|name| name != "target") {
+            visit(&path, f);
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            f(&path);
+        }
+    }
+}

@@ -1,0 +1,285 @@
+//! Every layout trains as one rank does.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+use burn::prelude::Device;
+use megaburn::{
+    collective::{GroupOptions, ProcessGroups, run_threads},
+    mesh::Layout,
+    optim::{Moment, StateTensor},
+    train::{RunData, TrainConfig, TrainError, Trainer, metrics::StepMetrics},
+};
+use rstest::rstest;
+
+use megaburn_test_support::{
+    gather::{FullParams, LocalParams, gather, local_params, relative_distance},
+    layout_grid::{Matrix, Row},
+    text::{fresh_seed, write_random_text},
+};
+
+/// Of losses, gradient norms, each gradient and each parameter, relative.
+const TOLERANCE: f64 = 1e-5;
+
+pub(crate) struct Trained {
+    pub(crate) steps: Vec<StepMetrics>,
+    /// After the last step.
+    params: FullParams,
+    /// Of the first step, each times the same number.
+    grads: FullParams,
+}
+
+/// The first moment of every parameter of a rank. After the first step it is the gradient that the update
+/// was given, times a number.
+fn local_moments(trainer: &Trainer) -> Result<LocalParams, TrainError> {
+    // Parameters that are on their way arrive.
+    trainer.model();
+    let moments = trainer
+        .optimizer()
+        .whole_state(|_| true)?
+        .moments
+        .into_iter();
+    let first = moments.filter(|((moment, _), _)| *moment == Moment::ExpAvg);
+    let read = |((_, path), state): ((Moment, String), StateTensor)| {
+        let shard = trainer.plan().get(&path).unwrap().shard.clone();
+        Ok((path, state.read()?.try_to_vec().unwrap(), shard))
+    };
+    first.map(read).collect()
+}
+
+pub(crate) fn train(config: TrainConfig, layout: Layout) -> Trained {
+    let data = Arc::new(RunData::load(&config).unwrap());
+    let config = Arc::new(config);
+    let num_steps = config.train.steps;
+    let options = GroupOptions {
+        seed: config.run.seed,
+        ..Default::default()
+    };
+    let ranks = run_threads(layout.world_size(), options, |world| {
+        let groups = ProcessGroups::new(&world, layout)?;
+        let device = Device::flex().autodiff();
+        let mut trainer = Trainer::new(config.clone(), groups, device, data.clone())?;
+        let mut steps = vec![trainer.step()?];
+        let grads = local_moments(&trainer)?;
+        for _ in 1..num_steps {
+            steps.push(trainer.step()?);
+        }
+        Ok::<_, TrainError>((steps, (local_params(&trainer)?, grads)))
+    });
+    let ranks: Vec<_> = ranks.into_iter().map(Result::unwrap).collect();
+    let (steps, local): (Vec<_>, Vec<_>) = ranks.into_iter().unzip();
+    let (params, grads): (Vec<_>, Vec<_>) = local.into_iter().unzip();
+    for rank in &steps {
+        let numbers = |steps: &[StepMetrics]| -> Vec<(f64, f64)> {
+            steps
+                .iter()
+                .map(|step| (step.loss, step.grad_norm))
+                .collect()
+        };
+        assert_eq!(
+            numbers(rank),
+            numbers(&steps[0]),
+            "ranks report different numbers"
+        );
+    }
+    let [params, grads] = [params, grads].map(|local| gather(&local));
+    // The biases by which experts are chosen have none.
+    let trained = params.keys().filter(|path| !path.ends_with(".router.bias"));
+    assert!(grads.keys().eq(trained), "a parameter has no gradient");
+    Trained {
+        steps: steps.into_iter().next().unwrap(),
+        params,
+        grads,
+    }
+}
+
+#[rstest]
+fn every_layout_trains_as_one_rank_does(
+    #[values("untied", "grouped", "one-group", "threes", "fives-and-sevens")] name: &str,
+) {
+    let Matrix { rows, models } = Matrix::read();
+    let model = &models[name];
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("text.txt");
+    write_random_text(&path, 200 * model.seq_len, fresh_seed());
+    let data = path.to_str().unwrap();
+
+    let mut one_rank: BTreeMap<usize, Trained> = BTreeMap::new();
+    for row in rows.iter().filter(|row| row.model == name) {
+        let batch = row.global_batch;
+        let expected = one_rank
+            .entry(batch)
+            .or_insert_with(|| train(model.config(data, batch, batch), Layout::SINGLE));
+        compare(
+            &train(row.config(model, data), row.layout),
+            expected,
+            &row.name(),
+        );
+    }
+    assert!(
+        one_rank
+            .values()
+            .all(|run| run.steps[2].loss != run.steps[0].loss)
+    );
+}
+
+#[rstest]
+fn a_loss_without_all_logits_trains_as_one_with_them_under_every_layout(
+    #[values("untied", "grouped")] name: &str,
+    #[values("tp1", "tp2", "tp2-sp", "tp4-sp", "tp8-sp", "dp2", "tp2-dp2-sp")] layout: &str,
+) {
+    let model = &Matrix::read().models[name];
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("text.txt");
+    write_random_text(&path, 200 * model.seq_len, fresh_seed());
+    let config = |micro_batch, fused| {
+        let mut config = model.config(path.to_str().unwrap(), 6, micro_batch);
+        config.train.fused_linear_cross_entropy = fused;
+        config
+    };
+    let expected = train(config(6, false), Layout::SINGLE);
+    let found = train(config(1, true), layout.parse().unwrap());
+    compare(&found, &expected, &format!("{name}, {layout}"));
+}
+
+pub(crate) fn compare(found: &Trained, expected: &Trained, row: &str) {
+    for (found, expected) in found.steps.iter().zip(&expected.steps) {
+        let numbers = [
+            ("loss", found.loss, expected.loss),
+            ("gradient norm", found.grad_norm, expected.grad_norm),
+        ];
+        assert_eq!(found.mtp_losses.len(), expected.mtp_losses.len(), "{row}");
+        let further = found.mtp_losses.iter().zip(&expected.mtp_losses);
+        let further = further.map(|(found, expected)| ("loss of a depth", *found, *expected));
+        for (what, found, expected) in numbers.into_iter().chain(further) {
+            let relative = (found - expected).abs() / expected;
+            assert!(
+                relative <= TOLERANCE,
+                "{row}: {what} {found}, on one rank {expected}"
+            );
+        }
+    }
+    for (found, expected) in found.steps.iter().zip(&expected.steps) {
+        compare_experts(found, expected, row);
+    }
+    assert!(
+        found.params.keys().eq(expected.params.keys()),
+        "{row}: other parameters"
+    );
+    for (path, params) in &found.params {
+        let relative = relative_distance(params, &expected.params[path]);
+        assert!(
+            relative <= TOLERANCE,
+            "{row}: {path} differs by {relative:e}"
+        );
+        let Some(expected) = expected.grads.get(path) else {
+            continue;
+        };
+        let found = &found.grads[path];
+        let is_zero = |values: &[f32]| values.iter().all(|value| *value == 0.0);
+        // An expert may have no tokens.
+        if path.contains(".experts.") && is_zero(expected) {
+            assert!(is_zero(found), "{row}: the gradient of {path} is not zero");
+            continue;
+        }
+        assert!(!is_zero(expected), "the gradient of {path} is zero");
+        let relative = relative_distance(found, expected);
+        assert!(
+            relative <= TOLERANCE,
+            "{row}: the gradient of {path} differs by {relative:e}"
+        );
+    }
+}
+
+/// What a step says of its experts.
+fn compare_experts(found: &StepMetrics, expected: &StepMetrics, row: &str) {
+    let (Some(found), Some(expected)) = (&found.experts, &expected.experts) else {
+        assert!(found.experts.is_none() && expected.experts.is_none());
+        return;
+    };
+    assert_eq!(
+        (&found.busiest, &found.idlest),
+        (&expected.busiest, &expected.idlest),
+        "{row}"
+    );
+    for (what, found, expected) in [
+        ("aux loss", found.aux_loss, expected.aux_loss),
+        (
+            "sequence aux loss",
+            found.seq_aux_loss,
+            expected.seq_aux_loss,
+        ),
+        (
+            "global aux loss",
+            found.global_aux_loss,
+            expected.global_aux_loss,
+        ),
+        ("z loss", found.z_loss, expected.z_loss),
+        ("dropped", found.dropped, expected.dropped),
+    ] {
+        let off = (found - expected).abs();
+        assert!(
+            off <= TOLERANCE * expected,
+            "{row}: {what} {found}, on one rank {expected}"
+        );
+    }
+}
+
+/// That a list holds every pair of values of two columns that `all` has, more than `least` of them.
+pub(crate) fn assert_every_pair<const N: usize>(
+    list: impl IntoIterator<Item = [String; N]>,
+    all: impl IntoIterator<Item = [String; N]>,
+    least: usize,
+) {
+    let (found, expected) = (pairs(list), pairs(all));
+    let missing: Vec<_> = expected.difference(&found).collect();
+    assert!(expected.len() > least && missing.is_empty(), "{missing:?}");
+}
+
+/// Pairs of values of two columns, in rows of what each column holds.
+fn pairs<const N: usize>(
+    rows: impl IntoIterator<Item = [String; N]>,
+) -> BTreeSet<(String, String)> {
+    let mut pairs = BTreeSet::new();
+    for row in rows {
+        for (index, a) in row.iter().enumerate() {
+            pairs.extend(row[index + 1..].iter().map(|b| (a.clone(), b.clone())));
+        }
+    }
+    pairs
+}
+
+#[test]
+fn the_matrix_covers_what_it_should() {
+    let Matrix { rows, models } = Matrix::read();
+    let all = |value: fn(&Row) -> usize| rows.iter().map(value).collect::<BTreeSet<_>>();
+    assert!((1..=8).all(|tp| all(|row| row.layout.tp).contains(&tp)));
+    assert!((1..=8).all(|dp| all(|row| row.layout.dp).contains(&dp)));
+    assert!(rows.iter().all(|row| row.layout.world_size() <= 8));
+    assert!(
+        rows.iter()
+            .filter(|row| row.layout.sp)
+            .any(|row| row.layout.world_size() == 8)
+    );
+    assert!((0..=3).all(|zero| all(|row| row.zero.into()).contains(&zero)));
+    assert!(
+        rows.iter()
+            .any(|row| row.zero_ranks.is_some_and(|ranks| ranks < row.layout.dp))
+    );
+    let micro_batches = all(|row| row.global_batch / row.micro_batch / row.layout.dp);
+    assert!(
+        [1, 3, 5, 7].iter().all(|odd| micro_batches.contains(odd)),
+        "{micro_batches:?}"
+    );
+    let run: BTreeSet<_> = rows.iter().map(|row| &row.model).collect();
+    assert!(
+        models.keys().eq(run),
+        "a model without rows, or the other way round"
+    );
+    let tied = models
+        .values()
+        .map(|model| model.sizes["tied"].as_bool().unwrap());
+    assert_eq!(tied.collect::<BTreeSet<_>>().len(), 2);
+}

@@ -1,0 +1,256 @@
+//! What backward computes once more instead of keeping it changes no bit of a run.
+
+use megaburn::{
+    models::Family,
+    pipeline::ScheduleKind,
+    train::{
+        TrainConfig,
+        config::{
+            CpComm, Dtype, RecomputeConfig,
+            RecomputeMethod::{self, Block, Uniform},
+            RecomputeModule::{self, Activation, CoreAttention, Mlp, Norm},
+        },
+    },
+};
+use rstest::rstest;
+
+use crate::{
+    optim::zero::{in_order, losses},
+    precision::bf16::{bits, config, saved, train},
+};
+use megaburn_test_support::{expert_grid::SEED, run::Run, text::write_random_text};
+
+/// Four steps of several micro-batches, with what each of `ways` computes again, and with nothing.
+fn assert_same_bits(
+    layout: &str,
+    dtype: Dtype,
+    ways: &[RecomputeConfig],
+    change: impl Fn(&mut TrainConfig),
+) {
+    let trained = |recompute: &RecomputeConfig| {
+        let run = Run::new();
+        let mut config = config(&run, layout, dtype);
+        config.train.global_batch = 12;
+        let mut config = in_order(config);
+        (config.train.micro_batch, config.model.layers) = (2, 3);
+        change(&mut config);
+        config.recompute = recompute.clone();
+        let steps = train(config, 4);
+        (losses(&steps), saved(&run), steps)
+    };
+    let expected = trained(&RecomputeConfig::default());
+    assert!(
+        expected.2[3].loss != expected.2[0].loss,
+        "nothing was learnt"
+    );
+    for way in ways {
+        let found = trained(way);
+        assert_eq!(found.0, expected.0, "losses, {way:?}");
+        assert_eq!(
+            bits(&found.1),
+            bits(&expected.1),
+            "parameters and moments, {way:?}"
+        );
+    }
+}
+
+fn modules(modules: &[RecomputeModule]) -> RecomputeConfig {
+    RecomputeConfig {
+        modules: modules.to_vec(),
+        ..RecomputeConfig::default()
+    }
+}
+
+fn layers(method: RecomputeMethod, num_layers: usize) -> RecomputeConfig {
+    RecomputeConfig {
+        method,
+        num_layers,
+        ..RecomputeConfig::default()
+    }
+}
+
+fn offloaded(of: RecomputeConfig) -> RecomputeConfig {
+    RecomputeConfig {
+        offload: true,
+        ..of
+    }
+}
+
+fn with_attention_kept(of: RecomputeConfig) -> RecomputeConfig {
+    RecomputeConfig {
+        keep_attention: true,
+        ..of
+    }
+}
+
+/// Modules one by one and together, and whole layers.
+fn ways() -> Vec<RecomputeConfig> {
+    let all = [Norm, Activation, CoreAttention, Mlp];
+    let mut ways: Vec<_> = all.iter().map(|&module| modules(&[module])).collect();
+    ways.extend([modules(&[Norm, Activation]), modules(&all)]);
+    ways.extend([layers(Uniform, 1), layers(Uniform, 2), layers(Block, 1)]);
+    ways.push(RecomputeConfig {
+        modules: all.to_vec(),
+        ..layers(Block, 2)
+    });
+    ways.extend([offloaded(layers(Uniform, 1)), offloaded(layers(Block, 2))]);
+    ways
+}
+
+#[rstest]
+fn four_steps_are_the_same_to_the_bit(
+    #[values(Family::Llama, Family::Gpt2)] family: Family,
+    #[values("tp1", "tp2", "tp2-sp", "tp2-dp3-sp")] layout: &str,
+    #[values(Dtype::F32, Dtype::Bf16, Dtype::F16)] dtype: Dtype,
+) {
+    assert_same_bits(layout, dtype, &ways(), |config| {
+        (config.train.hidden_dropout, config.train.attention_dropout) = (0.2, 0.3);
+        config.model.family = family;
+        if family == Family::Gpt2 {
+            config.model.kv_heads = config.model.heads;
+        }
+    });
+}
+
+/// Parameters shared out, copies of key/value heads, norms of heads, two matrices for tokens, a loss without
+/// all logits.
+#[rstest]
+#[case::zero_2("dp3", 2, Family::Llama, 2, true, false)]
+#[case::zero_3("dp3", 3, Family::Llama, 2, true, false)]
+#[case::zero_3_sp("tp2-dp3-sp", 3, Family::Llama, 2, false, true)]
+#[case::copied_heads("tp4-sp", 0, Family::Llama, 2, true, true)]
+#[case::norms_of_heads("tp2-dp2-sp", 1, Family::Qwen3, 2, false, false)]
+#[case::biases("tp2-sp", 0, Family::Qwen2, 2, true, true)]
+#[case::shared_sequences("cp2", 2, Family::Llama, 2, true, false)]
+#[case::shared_sequences_sp("tp2-cp2-sp", 3, Family::Llama, 2, true, true)]
+fn so_are_those_of_other_runs(
+    #[case] layout: &str,
+    #[case] zero: u8,
+    #[case] family: Family,
+    #[case] kv_heads: usize,
+    #[case] tied: bool,
+    #[case] fused_loss: bool,
+    #[values(Dtype::F32, Dtype::Bf16)] dtype: Dtype,
+) {
+    let mut ways = vec![
+        modules(&[Norm, Activation]),
+        modules(&[CoreAttention, Mlp]),
+        layers(Uniform, 2),
+    ];
+    if layout.contains("cp") {
+        ways.push(with_attention_kept(layers(Uniform, 2)));
+    }
+    assert_same_bits(layout, dtype, &ways, |config| {
+        (
+            config.model.family,
+            config.model.kv_heads,
+            config.model.tied,
+        ) = (family, kv_heads, tied);
+        config.train.fused_linear_cross_entropy = fused_loss;
+        (config.parallel.zero, config.parallel.bucket_size) = (zero, Some(5000));
+    });
+}
+
+#[rstest]
+#[case("pp2", ScheduleKind::OneForwardOneBackward, 1, 0)]
+#[case("pp2", ScheduleKind::ZbH1, 1, 0)]
+#[case("pp2-dp3", ScheduleKind::ZbV, 2, 2)]
+#[case("tp2-pp2-sp", ScheduleKind::Interleaved, 2, 0)]
+#[case("pp2-dp2", ScheduleKind::GPipe, 1, 3)]
+#[case("cp2-pp2", ScheduleKind::ZbH1, 1, 0)]
+fn so_are_those_of_pipelines(
+    #[case] layout: &str,
+    #[case] schedule: ScheduleKind,
+    #[case] chunks: usize,
+    #[case] zero: u8,
+    #[values(Dtype::F32, Dtype::Bf16)] dtype: Dtype,
+) {
+    let mixed = RecomputeConfig {
+        modules: vec![Norm],
+        ..layers(Block, 1)
+    };
+    let layers = [
+        layers(Uniform, 1),
+        layers(Uniform, 2),
+        offloaded(layers(Uniform, 1)),
+    ];
+    let mut ways = [&[modules(&[Norm, Mlp]), mixed], &layers[..]].concat();
+    if layout.contains("cp") {
+        ways.extend(layers.map(with_attention_kept));
+    }
+    assert_same_bits(layout, dtype, &ways, |config| {
+        config.model.layers = 6;
+        config.train.hidden_dropout = 0.1;
+        (config.parallel.schedule, config.parallel.chunks) = (Some(schedule), Some(chunks));
+        config.parallel.zero = zero;
+    });
+}
+
+/// In every way in which ranks exchange keys and values.
+#[rstest]
+fn attention_that_ranks_share_is_kept_to_the_bit(
+    #[values("cp2", "cp4", "tp2-cp2-sp")] layout: &str,
+    #[values("p2p", "all_gather", "a2a", "a2a2+p2p")] comm: &str,
+    #[values(false, true)] documents: bool,
+) {
+    if comm == "a2a2+p2p" && layout != "cp4" {
+        return;
+    }
+    let ways = [
+        layers(Uniform, 1),
+        offloaded(layers(Uniform, 2)),
+        layers(Block, 2),
+    ];
+    assert_same_bits(
+        layout,
+        Dtype::Bf16,
+        &ways.map(with_attention_kept),
+        |config| {
+            config.parallel.cp_comm = vec![CpComm::Way(comm.parse().unwrap())];
+            (config.model.heads, config.model.kv_heads) = (8, 8);
+            (config.data.documents, config.data.document_multiple) = (documents, 8);
+        },
+    );
+}
+
+/// Where ranks hold whole sequences attention that is kept is computed in other blocks, on CPUs.
+#[rstest]
+fn attention_that_is_kept_changes_numbers_by_rounding(
+    #[values(Family::Llama, Family::Gpt2, Family::DeepseekV3)] family: Family,
+    #[values("tp1", "tp2-sp", "pp2-dp2")] layout: &str,
+    #[values(false, true)] documents: bool,
+) {
+    let trained = |recompute: RecomputeConfig| {
+        let run = Run::new();
+        // Not a fresh one: of two experts that are all but equally good, rounding chooses.
+        write_random_text(&run.path("text.txt"), 10_000, SEED);
+        let mut config = config(&run, layout, Dtype::F32);
+        (
+            config.model.family,
+            config.model.layers,
+            config.model.kv_heads,
+        ) = (family, 4, 4);
+        config.data.documents = documents;
+        if !documents {
+            config.train.attention_dropout = 0.3;
+        }
+        (config.optimizer.lr, config.optimizer.eps) = (1e-3, 1e-5);
+        config.recompute = recompute;
+        let steps = train(config, 4);
+        let numbers = steps.iter().flat_map(|step| [step.loss, step.grad_norm]);
+        numbers.collect::<Vec<_>>()
+    };
+    let expected = trained(RecomputeConfig::default());
+    assert!(expected[6] != expected[0], "nothing was learnt");
+    for way in [
+        layers(Uniform, 1),
+        offloaded(layers(Uniform, 2)),
+        layers(Block, 1),
+    ] {
+        let found = trained(with_attention_kept(way.clone()));
+        for (found, expected) in found.iter().zip(&expected) {
+            let off = (found - expected).abs() / expected;
+            assert!(off <= 1e-5, "{way:?}: {found}, not {expected}");
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! Conversions that are interrupted at any moment: what stood at the target or what shall stand
+//! there is there, whole, and nothing else stays.
+
+use std::{
+    fs,
+    path::Path,
+    process::{Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+
+use crate::{
+    models::round_trip::{succeed, text},
+    models::transformers::fixture,
+};
+
+const ROUNDS: u32 = 16;
+
+fn names(dir: &Path) -> Vec<String> {
+    let names = fs::read_dir(dir)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name());
+    let mut names: Vec<_> = names.map(|name| name.into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+/// Starts a conversion, sends it a signal after a while and returns its exit code; none if the
+/// signal itself ended it.
+fn interrupted(args: &[&str], signal: Signal, after: Duration) -> Option<i32> {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_megaburn-under-test"))
+        .args(args)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    thread::sleep(after);
+    // It may have ended by itself, and is waited for only below.
+    kill(Pid::from_raw(child.id() as i32), signal).unwrap();
+    child.wait().unwrap().code()
+}
+
+#[test]
+fn a_conversion_that_is_interrupted_leaves_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let [checkpoint, hf] = ["checkpoint", "hf"].map(|name| dir.path().join(name));
+    let (from, hf_fixture) = (text(&checkpoint).to_string(), fixture("qwen3-tied"));
+    succeed(&["convert", "import", text(&hf_fixture), &from]);
+    let begin = Instant::now();
+    succeed(&["convert", "export", &from, text(&hf)]);
+    let whole = begin.elapsed();
+    let result = names(&hf);
+    let export = ["convert", "export", &from, text(&hf), "--force"];
+    let import = ["convert", "import", text(&hf_fixture), &from, "--force"];
+    let mut stopped = 0;
+    for round in 0..ROUNDS {
+        let (args, signal, code) = match round % 4 {
+            0 => (&import, Signal::SIGINT, 130),
+            1 => (&import, Signal::SIGTERM, 143),
+            2 => (&export, Signal::SIGINT, 130),
+            _ => (&export, Signal::SIGTERM, 143),
+        };
+        let found = interrupted(args, signal, whole * round / ROUNDS);
+        // Done, or ended before it listened to signals and wrote anything.
+        assert!(
+            [Some(0), Some(code), None].contains(&found),
+            "round {round}: {found:?}"
+        );
+        stopped += u32::from(found == Some(code));
+        assert_eq!(
+            names(dir.path()),
+            ["checkpoint", "hf"],
+            "round {round}: {found:?}"
+        );
+        assert_eq!(names(&hf), result, "round {round}");
+    }
+    assert!(stopped > 0, "no signal came in the middle of a conversion");
+
+    let mut left = 0;
+    for round in 0..ROUNDS {
+        let found = interrupted(&export, Signal::SIGKILL, whole * round / ROUNDS);
+        let there = names(&hf);
+        assert!(
+            result.iter().all(|name| there.contains(name)),
+            "round {round}: {there:?}"
+        );
+        let beside = names(dir.path()).len() - 2;
+        assert!(
+            beside <= 1,
+            "round {round}, {found:?}: {:?}",
+            names(dir.path())
+        );
+        left += beside;
+    }
+    assert!(left > 0, "no kill came in the middle of a conversion");
+    // Neither somebody's own folder of such a name nor another target's leftover is touched.
+    let own = dir.path().join("hf.tmp-1-2");
+    fs::create_dir(&own).unwrap();
+    fs::write(own.join("thesis"), "years").unwrap();
+    succeed(&export);
+    assert_eq!(names(dir.path()), ["checkpoint", "hf", "hf.tmp-1-2"]);
+    assert_eq!(names(&hf), result);
+    succeed(&["verify", text(&hf_fixture), text(&hf)]);
+}

@@ -1,0 +1,9 @@
+//! Models of Hugging Face: conversion, verification, generation.
+
+pub(crate) mod generate;
+pub(crate) mod interrupted;
+pub(crate) mod published;
+pub(crate) mod refused;
+pub(crate) mod round_trip;
+pub(crate) mod tokenizers;
+pub(crate) mod transformers;

@@ -1,0 +1,188 @@
+//! What Hugging Face Transformers computes on tiny models, under every layout.
+
+use std::path::{Path, PathBuf};
+
+use megaburn::{
+    mesh::Layout,
+    train::{
+        config::{CpComm, Dtype},
+        device::Devices,
+        verify::{Reference, Tolerances, verify},
+    },
+};
+use rstest::rstest;
+
+use crate::runs::child::Ranks;
+
+/// A model of Transformers, and what it computes.
+pub(crate) fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("fixtures")
+        .join(name)
+}
+
+/// Each of them, and of how many ways its heads are split.
+pub(crate) const FIXTURES: [(&str, usize); 14] = [
+    ("gpt2", 8),
+    ("gpt2-untied", 2),
+    ("llama", 8),
+    ("llama-biases", 4),
+    ("llama-linear", 4),
+    ("llama-one-group", 8),
+    ("llama3-ramp", 4),
+    ("llama3-scaled", 8),
+    ("mistral", 8),
+    ("mistral-full", 4),
+    ("qwen2", 8),
+    ("qwen2-windows", 2),
+    ("qwen3", 8),
+    ("qwen3-tied", 4),
+];
+
+const LAYOUTS: [&str; 17] = [
+    "tp1",
+    "dp2",
+    "tp2",
+    "tp2-sp",
+    "tp2-dp2",
+    "tp2-dp2-sp",
+    "tp4",
+    "tp4-sp",
+    "tp4-dp2",
+    "tp4-dp2-sp",
+    "tp8",
+    "tp8-sp",
+    "dp4",
+    "pp2",
+    "pp2-dp2",
+    "tp2-pp2-sp",
+    "tp2-pp2-dp2-sp",
+];
+
+#[rstest]
+fn a_model_equals_transformers_under_every_layout(
+    #[values(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13)] index: usize,
+) {
+    let (name, most) = FIXTURES[index];
+    let reference = Reference::open(&fixture(name)).unwrap();
+    let mut compared = 0;
+    for layout in LAYOUTS.map(|text| text.parse::<Layout>().unwrap()) {
+        let tolerances = Tolerances::of(Dtype::F32);
+        let report = verify(
+            &reference,
+            &layout,
+            Dtype::F32,
+            &tolerances,
+            Devices::Cpu,
+            None,
+        );
+        // Samples, and the sequence, may not divide either: then all numbers are in the error.
+        if let Some(error) = &report.error {
+            let of_heads = layout.tp > most && error.contains("heads");
+            let of_samples = layout.dp > 2 && error.contains("batch of 2 samples");
+            let of_sequence = layout.sp && error.contains("sequence length");
+            assert!(
+                of_heads || of_samples || of_sequence,
+                "{name}, {layout}: {error}"
+            );
+            continue;
+        }
+        assert!(
+            report.ok && report.skipped.is_empty(),
+            "{name}: {report:#?}"
+        );
+        assert!(report.train_losses_max_abs.is_some() && layout.tp <= most);
+        compared += 1;
+    }
+    let least = if most == 8 { 15 } else { 9 };
+    assert!(compared >= least, "{name}: {compared} layouts");
+}
+
+/// Ranks that share sequences.
+const CONTEXTS: [(&str, &str); 14] = [
+    ("cp2", "p2p"),
+    ("cp2", "all_gather"),
+    ("cp2", "a2a"),
+    ("cp3", "p2p"),
+    ("cp4", "p2p"),
+    ("cp4", "all_gather"),
+    ("cp4", "a2a2+p2p"),
+    ("tp2-cp2-sp", "p2p"),
+    ("tp2-cp2", "a2a"),
+    ("cp2-pp2", "all_gather"),
+    ("cp2-dp2", "auto"),
+    ("tp2-cp2-pp2-sp", "p2p"),
+    ("cp8", "p2p"),
+    ("cp11", "p2p"),
+];
+
+#[rstest]
+fn a_model_equals_transformers_where_ranks_share_sequences(
+    #[values(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13)] index: usize,
+) {
+    let (name, _) = FIXTURES[index];
+    let mut compared = 0;
+    for (layout, comm) in CONTEXTS {
+        let comm = CpComm::try_from(comm.to_string()).unwrap();
+        let reference = Reference::open(&fixture(name)).unwrap().with_cp_comm(comm);
+        let (layout, tolerances) = (layout.parse().unwrap(), Tolerances::of(Dtype::F32));
+        let report = verify(
+            &reference,
+            &layout,
+            Dtype::F32,
+            &tolerances,
+            Devices::Cpu,
+            None,
+        );
+        if let Some(error) = &report.error {
+            let of_length = error.contains("sequence length");
+            assert!(
+                of_length || error.contains("heads"),
+                "{name}, {layout}: {error}"
+            );
+            continue;
+        }
+        assert!(
+            report.ok && report.skipped.is_empty(),
+            "{name}, {comm:?}: {report:#?}"
+        );
+        compared += 1;
+    }
+    // Of 30 tokens, which are six chunks, and 22, which are those of eleven ranks.
+    let least = match name {
+        "gpt2-untied" => 1,
+        "qwen3-tied" => 1,
+        _ => 4,
+    };
+    assert!(compared >= least, "{name}: {compared} layouts");
+}
+
+#[test]
+fn processes_compare_as_threads_do() {
+    let qwen3 = fixture("qwen3");
+    let args = [
+        "verify",
+        qwen3.to_str().unwrap(),
+        "--layout",
+        "tp2-sp",
+        "--json",
+    ];
+    let threads = Ranks::command(&args).finish();
+    let processes = Ranks::commands(2, &args).finish();
+    assert!(threads[0].stdout.contains("\"ok\":true"), "{threads:?}");
+    assert_eq!(processes[0].stdout, threads[0].stdout);
+    assert_eq!(processes[1].stdout, "", "the first rank alone prints");
+    let args = [
+        "verify",
+        qwen3.to_str().unwrap(),
+        "--layout",
+        "cp2",
+        "--cp-comm",
+        "p2p",
+        "--json",
+    ];
+    let threads = Ranks::command(&args).finish();
+    let processes = Ranks::commands(2, &args).finish();
+    assert!(threads[0].stdout.contains("\"ok\":true"), "{threads:?}");
+    assert_eq!(processes[0].stdout, threads[0].stdout);
+}

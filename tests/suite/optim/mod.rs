@@ -1,0 +1,6 @@
+//! Optimizers, ZeRO, offloading and schedules.
+
+pub(crate) mod offload;
+pub(crate) mod optimizers;
+pub(crate) mod schedules;
+pub(crate) mod zero;

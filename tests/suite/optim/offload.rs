@@ -1,0 +1,95 @@
+//! Optimizer state in host memory changes no number.
+
+use megaburn::train::{
+    TrainConfig,
+    config::{Dtype, OptimizerName},
+};
+use rstest::rstest;
+
+use crate::{
+    optim::zero::{assert_resumes, in_order, losses},
+    precision::bf16::{bits, config, saved, train},
+};
+use megaburn_test_support::run::Run;
+
+/// A run by `name` that keeps a `fraction` of its state in host memory.
+fn by(
+    run: &Run,
+    (name, dtype): (OptimizerName, Dtype),
+    (layout, zero): (&str, u8),
+    fraction: f64,
+) -> TrainConfig {
+    let mut config = config(run, layout, dtype);
+    (config.parallel.zero, config.parallel.bucket_size) = (zero, Some(5000));
+    (config.optimizer.name, config.optimizer.cpu_offload_fraction) = (name, fraction);
+    config
+}
+
+#[rstest]
+fn ten_steps_are_the_same_to_the_bit(
+    #[values(
+        OptimizerName::AdamW,
+        OptimizerName::Sgd,
+        OptimizerName::Lion,
+        OptimizerName::Muon
+    )]
+    name: OptimizerName,
+    #[values(("tp1", 0), ("tp2-dp2-sp", 1), ("dp2", 2), ("dp4", 3))] way: (&str, u8),
+    #[values(Dtype::F32, Dtype::Bf16)] dtype: Dtype,
+) {
+    let run = |fraction| {
+        let run = Run::new();
+        let mut config = by(&run, (name, dtype), way, fraction);
+        config.optimizer.clip_grad = 0.5;
+        let steps = train(config, 10);
+        (losses(&steps), saved(&run))
+    };
+    let expected = run(0.0);
+    for fraction in [0.3, 1.0] {
+        let found = run(fraction);
+        assert_eq!(found.0, expected.0, "{fraction}");
+        assert!(bits(&found.1) == bits(&expected.1), "{fraction}");
+    }
+}
+
+/// Whose scale is so large that the first steps are skipped.
+#[rstest]
+fn a_skipped_step_changes_none_of_it(
+    #[values(("tp1", 0), ("dp2", 1), ("dp2", 3))] way: (&str, u8),
+) {
+    let run = |fraction| {
+        let run = Run::new();
+        let steps = train(
+            in_order(by(&run, (OptimizerName::AdamW, Dtype::F16), way, fraction)),
+            10,
+        );
+        let skipped: Vec<bool> = steps.iter().map(|step| step.skipped).collect();
+        assert!(
+            skipped.contains(&true) && skipped.contains(&false),
+            "{skipped:?}"
+        );
+        (losses(&steps), saved(&run))
+    };
+    let (found, expected) = (run(0.6), run(0.0));
+    assert_eq!(found.0, expected.0);
+    assert!(bits(&found.1) == bits(&expected.1));
+}
+
+#[rstest]
+#[case(OptimizerName::AdamW, ("dp2", 1), ("tp1", 0))]
+#[case(OptimizerName::Muon, ("tp1", 0), ("dp2", 2))]
+#[case(OptimizerName::Sgd, ("dp2", 3), ("dp2", 3))]
+fn it_resumes_bit_for_bit_with_another_fraction(
+    #[case] name: OptimizerName,
+    #[case] way: (&str, u8),
+    #[case] other: (&str, u8),
+    #[values(Dtype::F32, Dtype::Bf16)] dtype: Dtype,
+) {
+    // Different ones in each of the runs that follow each other.
+    let fractions = std::cell::Cell::new(0.0);
+    let config = |run: &Run, layout: &str, zero| {
+        fractions.set((fractions.get() + 0.4) % 1.0);
+        by(run, (name, dtype), (layout, zero), fractions.get())
+    };
+    assert_resumes(config, way, other);
+}

@@ -1,0 +1,8 @@
+//! Runs: resume, run folders, output, processes.
+
+pub(crate) mod changed_settings;
+pub(crate) mod child;
+pub(crate) mod output;
+pub(crate) mod processes;
+pub(crate) mod resume;
+pub(crate) mod run_folder;

@@ -1,0 +1,8 @@
+//! What several test programs of the workspace share.
+
+pub mod expert_grid;
+pub mod gather;
+pub mod layout_grid;
+pub mod run;
+pub mod task_pool;
+pub mod text;

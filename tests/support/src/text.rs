@@ -1,0 +1,44 @@
+//! Random text to train on.
+
+use std::{
+    env, fs,
+    hash::{BuildHasher, RandomState},
+    path::Path,
+    sync::OnceLock,
+};
+
+use megaburn::mesh::{PositionRng, Purpose};
+
+/// A seed that is drawn once a run of the tests and printed. `MEGABURN_TEST_SEED` sets it, to repeat a
+/// failure.
+///
+/// # Panics
+/// If `MEGABURN_TEST_SEED` is not a number.
+pub fn fresh_seed() -> u64 {
+    static SEED: OnceLock<u64> = OnceLock::new();
+    let seed = *SEED.get_or_init(|| match env::var("MEGABURN_TEST_SEED") {
+        Ok(seed) => seed.parse().expect("MEGABURN_TEST_SEED is a number"),
+        Err(_) => RandomState::new().hash_one("seed"),
+    });
+    println!("the text is drawn from seed {seed}");
+    seed
+}
+
+/// Writes `len` random characters; each is one byte and so one token of the byte tokenizer.
+pub fn write_random_text(path: &Path, len: usize, seed: u64) {
+    let rng = PositionRng::new(seed, Purpose::Sampling, "text");
+    let text = (0..len as u64).map(|index| rng.below(index, 128) as u8 as char);
+    fs::write(path, text.collect::<String>()).unwrap();
+}
+
+/// Writes `num` documents of 1 to `longest` random letters each, as JSON lines.
+pub fn write_random_documents(path: &Path, num: u64, longest: u64, seed: u64) {
+    let rng = PositionRng::new(seed, Purpose::Sampling, "documents");
+    let document = |index: u64| {
+        let rng = rng.with_stream(index);
+        let letters = (1..=1 + rng.below(0, longest)).map(|at| b'a' + rng.below(at, 26) as u8);
+        let text: String = letters.map(char::from).collect();
+        format!("{{\"text\": \"{text}\"}}\n")
+    };
+    fs::write(path, (0..num).map(document).collect::<String>()).unwrap();
+}

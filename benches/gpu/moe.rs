@@ -18,11 +18,10 @@ use burn::{
 };
 use clap::Parser;
 use megaburn::{
-    collective::{
-        ConnectOptions, Group, ProcessGroups, RankEnv, ReduceOp, connect, launcher::tie_to_launcher,
-    },
+    collective::{ConnectOptions, Group, ProcessGroups, RankEnv, ReduceOp, connect},
     cuda::{self, CudaQueue, timing::elapsed},
     kernels::{GroupedProducts, seed, set_grouped_products},
+    launch::tie_to_launcher,
     mesh::Layout,
     parallel::{
         Balance, Choice, ExpertGroups, Moe, MoeConfig, TokenContext, load_params, main_grads,

@@ -13,11 +13,9 @@ use burn::{
 };
 use clap::Parser;
 use megaburn::{
-    collective::{
-        CollectiveError, ConnectOptions, Group, RankEnv, ReduceOp, connect,
-        launcher::tie_to_launcher, tensors,
-    },
+    collective::{CollectiveError, ConnectOptions, Group, RankEnv, ReduceOp, connect, tensors},
     cuda::{self, CudaQueue, timing::elapsed},
+    launch::tie_to_launcher,
 };
 
 use super::peer_times;

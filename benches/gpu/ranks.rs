@@ -13,10 +13,9 @@ use std::{
 
 use burn::prelude::Device;
 use megaburn::{
-    collective::{
-        ConnectOptions, Group, ProcessGroups, RankEnv, ReduceOp, connect, launcher::tie_to_launcher,
-    },
+    collective::{ConnectOptions, Group, ProcessGroups, RankEnv, ReduceOp, connect},
     cuda,
+    launch::tie_to_launcher,
     mesh::{PositionRng, Purpose},
     train::{ConfigLayers, RunData, TrainConfig, Trainer},
 };

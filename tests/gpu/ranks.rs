@@ -3,11 +3,11 @@
 use std::{ffi::OsString, process::ExitCode, thread};
 
 use burn::prelude::Device;
-use megaburn::collective::{
-    ConnectOptions, Group, RankEnv, connect,
-    launcher::{LaunchOptions, launch, tie_to_launcher},
-};
 use megaburn::cuda::libraries::num_gpus;
+use megaburn::{
+    collective::{ConnectOptions, Group, RankEnv, connect},
+    launch::{LaunchOptions, launch, tie_to_launcher},
+};
 
 /// The argument before the name of a rank's test.
 const RANK: &str = "rank-of";

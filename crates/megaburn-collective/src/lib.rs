@@ -31,8 +31,6 @@ mod group;
 mod host_name;
 mod joined;
 mod launch;
-#[cfg(unix)]
-pub mod launcher;
 mod mailbox;
 mod message;
 pub mod objects;

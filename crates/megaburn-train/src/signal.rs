@@ -10,7 +10,7 @@ use std::{
     time::Instant,
 };
 
-use megaburn_collective::launcher::{StopRequests, stop_signals};
+use megaburn_launch::{StopRequests, stop_signals};
 use signal_hook::{flag, iterator::Signals, low_level::signal_name};
 
 use crate::{TrainError, last_words::end_process};

@@ -12,6 +12,7 @@ pub use megaburn_collective as collective;
 pub use megaburn_cuda as cuda;
 pub use megaburn_data as data;
 pub use megaburn_kernels as kernels;
+pub use megaburn_launch as launch;
 pub use megaburn_mesh as mesh;
 pub use megaburn_models as models;
 pub use megaburn_optim as optim;

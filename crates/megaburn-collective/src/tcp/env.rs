@@ -1,8 +1,5 @@
 use super::token::JobToken;
-use crate::{
-    CollectiveError,
-    launcher::gpus::{RANKS_PER_GPU, VISIBLE},
-};
+use crate::CollectiveError;
 
 /// Which rank of which run this process is, as launchers say it: torchrun's environment names.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,6 +27,12 @@ pub struct RankEnv {
 }
 
 impl RankEnv {
+    /// The environment variable with the GPUs that a process sees: numbers or names, separated by
+    /// commas.
+    pub const VISIBLE_GPUS: &str = "CUDA_VISIBLE_DEVICES";
+    /// The environment variable with the number of ranks that share a GPU.
+    pub const RANKS_PER_GPU: &str = "MEGABURN_RANKS_PER_GPU";
+
     /// What the environment says; `None` where neither `RANK` nor `WORLD_SIZE` is set, as in a
     /// program that was started by hand.
     ///
@@ -66,10 +69,10 @@ impl RankEnv {
             )?,
             None => world_size,
         };
-        let ranks_per_gpu = match get(RANKS_PER_GPU) {
+        let ranks_per_gpu = match get(Self::RANKS_PER_GPU) {
             Some(_) => number(
                 &get,
-                RANKS_PER_GPU,
+                Self::RANKS_PER_GPU,
                 1,
                 usize::MAX,
                 "a number of ranks, 1 or more",
@@ -98,7 +101,7 @@ impl RankEnv {
     /// Which of the `num_gpus` GPUs that this process sees is this rank's: that of its number on this host, or the
     /// only one where the launcher shows each rank its own (`CUDA_VISIBLE_DEVICES` is set). None: there are too few.
     pub fn gpu(&self, num_gpus: usize) -> Option<usize> {
-        self.gpu_of(num_gpus, std::env::var_os(VISIBLE).is_some())
+        self.gpu_of(num_gpus, std::env::var_os(Self::VISIBLE_GPUS).is_some())
     }
 
     fn gpu_of(&self, num_gpus: usize, is_chosen: bool) -> Option<usize> {
@@ -236,7 +239,9 @@ mod tests {
         );
         assert_eq!((env.gpu_of(1, false), env.gpu_of(1, true)), (None, Some(0)));
         assert_eq!(env.gpu_of(0, true), None);
-        let shared = read(&[(RANKS_PER_GPU, Some("2"))]).unwrap().unwrap();
+        let shared = read(&[(RankEnv::RANKS_PER_GPU, Some("2"))])
+            .unwrap()
+            .unwrap();
         assert_eq!((env.ranks_per_gpu, shared.ranks_per_gpu), (1, 2));
     }
 

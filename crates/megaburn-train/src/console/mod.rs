@@ -12,7 +12,7 @@ use std::{
 };
 
 use indicatif::ProgressDrawTarget;
-use megaburn_collective::launcher::OutputQueue;
+use megaburn_launch::OutputQueue;
 
 pub use format::{human_duration, human_number};
 

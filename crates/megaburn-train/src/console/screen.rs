@@ -3,7 +3,7 @@
 use std::io::Write;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use megaburn_collective::launcher::Output;
+use megaburn_launch::Output;
 
 /// Something to show.
 #[derive(Debug)]

@@ -3,7 +3,7 @@
 use std::{ffi::OsString, process::ExitCode};
 
 use clap::ValueEnum;
-use megaburn_collective::launcher::{LaunchOptions, Outcome, launch};
+use megaburn_launch::{LaunchOptions, Outcome, launch};
 use megaburn_train::{TrainError, device::DeviceChoice};
 
 use super::exit_code;

@@ -3,10 +3,8 @@
 use std::{ffi::OsString, path::PathBuf, process::ExitCode};
 
 use clap::{Args, builder::NonEmptyStringValueParser};
-use megaburn_collective::{
-    JobToken,
-    launcher::{LaunchOptions, launch},
-};
+use megaburn_collective::JobToken;
+use megaburn_launch::{LaunchOptions, launch};
 
 use super::{exit_code, print};
 

@@ -15,7 +15,7 @@ mod verify;
 use std::{ffi::OsString, process::ExitCode, sync::Arc};
 
 use clap::{Parser, Subcommand};
-use megaburn_collective::launcher::{launch_child, tie_to_launcher};
+use megaburn_launch::{launch_child, tie_to_launcher};
 use megaburn_train::{Exit, TrainError};
 
 pub use device::DeviceArg;

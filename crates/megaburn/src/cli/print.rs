@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use megaburn_collective::launcher::{Output, OutputQueue};
+use megaburn_launch::{Output, OutputQueue};
 use megaburn_train::TrainError;
 use tracing_subscriber::{EnvFilter, fmt::MakeWriter};
 

@@ -8,7 +8,7 @@
 
 mod child;
 mod command;
-pub(crate) mod gpus;
+mod gpus;
 mod guard;
 mod logs;
 mod output;
@@ -23,8 +23,8 @@ use std::{ffi::OsString, io, path::PathBuf, time::Duration};
 
 use thiserror::Error;
 
-use crate::JobToken;
 pub use child::{launch_child, tie_to_launcher};
+use megaburn_collective::{JobToken, RankEnv};
 use port::ReservedPort;
 pub use queue::{Output, OutputQueue};
 pub use signals::{StopRequests, stop_signals};
@@ -194,7 +194,7 @@ impl LaunchOptions {
         if *ranks_per_gpu == 0 {
             return bad("0 ranks per GPU are no run".into());
         }
-        let visible = std::env::var(gpus::VISIBLE).ok();
+        let visible = std::env::var(RankEnv::VISIBLE_GPUS).ok();
         gpus::check(self, visible.as_deref()).map_err(|why| LaunchError::BadOptions { why })?;
         if node_rank >= nnodes {
             return bad(format!(

@@ -19,7 +19,7 @@ use std::{
 };
 
 use libtest_mimic::{Arguments, Failed, Trial};
-use megaburn_collective::launcher::{LaunchOptions, launch, launch_child};
+use megaburn_launch::{LaunchOptions, launch, launch_child};
 use nix::sys::signal::Signal;
 use run::Run;
 

@@ -13,8 +13,8 @@ const TRIES: usize = 1000;
 /// Rank 0 binds the TCP port itself, later. Until then launchers keep out of each other's way by the
 /// UDP port of the same number, which nothing else uses: who holds it has the TCP port.
 #[derive(Debug)]
-pub(super) struct ReservedPort {
-    pub(super) number: u16,
+pub(crate) struct ReservedPort {
+    pub(crate) number: u16,
     _token: UdpSocket,
 }
 
@@ -23,8 +23,8 @@ impl ReservedPort {
     ///
     /// # Errors
     /// None is free.
-    pub(super) fn take() -> io::Result<Self> {
-        Self::first_of(std::iter::repeat_with(crate::free_port).take(TRIES))
+    pub(crate) fn take() -> io::Result<Self> {
+        Self::first_of(std::iter::repeat_with(megaburn_collective::free_port).take(TRIES))
     }
 
     fn first_of(ports: impl Iterator<Item = io::Result<u16>>) -> io::Result<Self> {
@@ -44,8 +44,12 @@ mod tests {
 
     #[test]
     fn two_launchers_that_guess_the_same_port_take_different_ones() {
-        let guess = crate::free_port().unwrap();
-        let guesses = || [guess, crate::free_port().unwrap()].into_iter().map(Ok);
+        let guess = megaburn_collective::free_port().unwrap();
+        let guesses = || {
+            [guess, megaburn_collective::free_port().unwrap()]
+                .into_iter()
+                .map(Ok)
+        };
         let first = ReservedPort::first_of(guesses()).unwrap();
         let second = ReservedPort::first_of(guesses()).unwrap();
         assert_eq!(first.number, guess);

@@ -12,7 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{
+use crate::{
     logs::Logs,
     queue::{Output, OutputQueue},
     repeats::Repeats,
@@ -31,25 +31,25 @@ const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Which stream of the launcher a line goes to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Sink {
+pub(crate) enum Sink {
     Out,
     Err,
 }
 
 /// The last lines of a rank.
-pub(super) type LastWords = Arc<Mutex<VecDeque<String>>>;
+pub(crate) type LastWords = Arc<Mutex<VecDeque<String>>>;
 
 /// Where a line comes from.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Source {
-    pub(super) rank: usize,
-    pub(super) local_rank: usize,
-    pub(super) sink: Sink,
+pub(crate) struct Source {
+    pub(crate) rank: usize,
+    pub(crate) local_rank: usize,
+    pub(crate) sink: Sink,
 }
 
 /// The launcher's own streams, and the files of [`super::LaunchOptions::log_dir`].
 #[derive(Clone, Debug)]
-pub(super) struct Streams {
+pub(crate) struct Streams {
     out: OutputQueue<Vec<u8>>,
     err: OutputQueue<Vec<u8>>,
     logs: Option<Logs>,
@@ -57,7 +57,7 @@ pub(super) struct Streams {
 }
 
 impl Streams {
-    pub(super) fn new() -> io::Result<Self> {
+    pub(crate) fn new() -> io::Result<Self> {
         let (out, err) = (
             stream("stdout", io::stdout())?,
             stream("stderr", io::stderr())?,
@@ -70,17 +70,17 @@ impl Streams {
         })
     }
 
-    pub(super) fn with_logs(self, logs: Option<Logs>) -> Self {
+    pub(crate) fn with_logs(self, logs: Option<Logs>) -> Self {
         Self { logs, ..self }
     }
 
     /// Says something of the launcher itself.
-    pub(super) fn say(&self, text: &str) {
+    pub(crate) fn say(&self, text: &str) {
         self.err.push(format!("{text}\n").into_bytes());
     }
 
     /// The queue behind [`say`](Self::say), for a thread that has something to say.
-    pub(super) fn errors(&self) -> OutputQueue<Vec<u8>> {
+    pub(crate) fn errors(&self) -> OutputQueue<Vec<u8>> {
         self.err.clone()
     }
 
@@ -105,12 +105,12 @@ impl Streams {
     }
 
     /// Says which ranks wrote the errors that were shown once.
-    pub(super) fn tell_repeats(&self) {
+    pub(crate) fn tell_repeats(&self) {
         self.repeats.lines().iter().for_each(|line| self.say(line));
     }
 
     /// Waits until all is written, as far as somebody reads it.
-    pub(super) fn flush(&self) {
+    pub(crate) fn flush(&self) {
         self.logs.iter().for_each(|logs| logs.flush(PATIENCE));
         self.out.flush(PATIENCE);
         self.err.flush(PATIENCE);
@@ -134,21 +134,21 @@ fn stream(name: &str, mut to: impl Write + Send + 'static) -> io::Result<OutputQ
 }
 
 /// Says something where there is no launcher yet.
-pub(super) fn complain(text: &str) {
+pub(crate) fn complain(text: &str) {
     let _ = writeln!(io::stderr(), "{text}");
 }
 
 /// Waits for the pumps that it started.
 #[derive(Debug)]
-pub(super) struct Pumps {
-    pub(super) streams: Streams,
+pub(crate) struct Pumps {
+    pub(crate) streams: Streams,
     done: Sender<()>,
     ended: Receiver<()>,
     started: usize,
 }
 
 impl Pumps {
-    pub(super) fn new(streams: Streams) -> Self {
+    pub(crate) fn new(streams: Streams) -> Self {
         let (done, ended) = channel();
         Self {
             streams,
@@ -159,7 +159,7 @@ impl Pumps {
     }
 
     /// Passes on what `pipe` says.
-    pub(super) fn start(
+    pub(crate) fn start(
         &mut self,
         from: Source,
         pipe: impl Read + Send + 'static,
@@ -179,7 +179,7 @@ impl Pumps {
 
     /// Returns when all has been passed on, or after `patience`: a process that a rank left behind
     /// may hold its output open.
-    pub(super) fn finish(&self, patience: Duration) {
+    pub(crate) fn finish(&self, patience: Duration) {
         let until = Instant::now() + patience;
         for _ in 0..self.started {
             let left = until.saturating_duration_since(Instant::now());

@@ -20,21 +20,21 @@ use nix::{
 };
 use signal_hook::flag;
 
-use super::signals::stop_signals;
+use crate::signals::stop_signals;
 
 /// What [`super::launch_child`] is called with to become a guard.
-pub(super) const GUARD: &str = "--guard";
+pub(crate) const GUARD: &str = "--guard";
 
 /// The launcher's end of a guard.
 #[derive(Debug)]
-pub(super) struct Guard {
+pub(crate) struct Guard {
     process: Child,
     pipe: Option<ChildStdin>,
 }
 
 impl Guard {
     /// Starts this program once more, called as `entry` says, as the guard.
-    pub(super) fn start(entry: &[OsString]) -> io::Result<Self> {
+    pub(crate) fn start(entry: &[OsString]) -> io::Result<Self> {
         let mut process = Command::new(std::env::current_exe()?)
             .args(entry)
             .arg(GUARD)
@@ -48,12 +48,12 @@ impl Guard {
     }
 
     /// The process group of a rank was made.
-    pub(super) fn add(&mut self, group: Pid) {
+    pub(crate) fn add(&mut self, group: Pid) {
         self.say('+', group);
     }
 
     /// The process group of a rank has ended; its number may soon be another's.
-    pub(super) fn remove(&mut self, group: Pid) {
+    pub(crate) fn remove(&mut self, group: Pid) {
         self.say('-', group);
     }
 
@@ -73,7 +73,7 @@ impl Drop for Guard {
 }
 
 /// Does a guard's work: reads from `pipe` to its end and kills the groups that are left.
-pub(super) fn run(pipe: impl BufRead) -> io::Result<()> {
+pub(crate) fn run(pipe: impl BufRead) -> io::Result<()> {
     // Who stops everything at once must not stop the guard before the launcher.
     for signal in stop_signals() {
         flag::register(signal, Arc::new(AtomicBool::new(false)))?;

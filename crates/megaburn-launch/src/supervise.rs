@@ -15,7 +15,7 @@ use nix::{
 };
 use signal_hook::iterator::Signals;
 
-use super::{
+use crate::{
     Job, LaunchError, LaunchOptions,
     child::{await_end, group_runs, signal, start},
     command,

@@ -12,8 +12,8 @@ use std::{
 use burn::tensor::TensorData;
 use megaburn_collective::{
     CollectiveError, ConnectOptions, Group, GroupOptions, RankEnv, ReduceOp, connect,
-    launcher::{EXIT_PEER_FAILED, tie_to_launcher},
 };
+use megaburn_launch::{EXIT_PEER_FAILED, tie_to_launcher};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
 
 /// Of a collective.

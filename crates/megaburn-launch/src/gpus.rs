@@ -1,16 +1,17 @@
-use super::LaunchOptions;
+use megaburn_collective::RankEnv;
 
-/// Which GPUs a process sees: numbers or names, with commas between them.
-pub(crate) const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
+use crate::LaunchOptions;
+
+const VISIBLE: &str = RankEnv::VISIBLE_GPUS;
+const RANKS_PER_GPU: &str = RankEnv::RANKS_PER_GPU;
+
 /// What NCCL takes for this host. Two ranks of one host on one GPU are refused.
 const HOST: &str = "NCCL_HOSTID";
 /// Through which network it sends.
 const NETWORK: &str = "NCCL_SOCKET_IFNAME";
-/// How many ranks have a GPU together, for those ranks.
-pub(crate) const RANKS_PER_GPU: &str = "MEGABURN_RANKS_PER_GPU";
 
 /// Refuses more ranks than those GPUs take together that this process sees, if it is told which.
-pub(super) fn check(options: &LaunchOptions, visible: Option<&str>) -> Result<(), String> {
+pub(crate) fn check(options: &LaunchOptions, visible: Option<&str>) -> Result<(), String> {
     let LaunchOptions {
         nproc,
         ranks_per_gpu,
@@ -32,7 +33,7 @@ pub(super) fn check(options: &LaunchOptions, visible: Option<&str>) -> Result<()
 }
 
 /// What a rank is told that shares its GPU with others; only that where each has its own.
-pub(super) fn of_rank(
+pub(crate) fn of_rank(
     options: &LaunchOptions,
     local_rank: usize,
     get: impl Fn(&str) -> Option<String>,

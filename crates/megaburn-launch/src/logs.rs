@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use super::queue::{Output, OutputQueue};
+use crate::queue::{Output, OutputQueue};
 
 /// Lines that may wait for the disk.
 const WAITING: usize = 4096;
@@ -16,12 +16,12 @@ const SLOW_DISK: Duration = Duration::from_secs(10);
 
 /// The files, which one thread writes.
 #[derive(Clone, Debug)]
-pub(super) struct Logs(OutputQueue<(usize, Vec<u8>)>);
+pub(crate) struct Logs(OutputQueue<(usize, Vec<u8>)>);
 
 impl Logs {
     /// Opens `rank-N.log` in `dir` for each of these ranks; makes the folder. What stands in a file
     /// stays, new lines come behind it. What goes wrong later is said through `errors`, once a file.
-    pub(super) fn open(
+    pub(crate) fn open(
         dir: &Path,
         ranks: std::ops::Range<usize>,
         errors: OutputQueue<Vec<u8>>,
@@ -62,12 +62,12 @@ impl Logs {
     }
 
     /// Writes a line of the rank of this number on its host.
-    pub(super) fn write(&self, local_rank: usize, line: Vec<u8>) {
+    pub(crate) fn write(&self, local_rank: usize, line: Vec<u8>) {
         self.0.push_within((local_rank, line), SLOW_DISK);
     }
 
     /// Waits until all is written, as long as something is.
-    pub(super) fn flush(&self, patience: Duration) {
+    pub(crate) fn flush(&self, patience: Duration) {
         self.0.flush(patience);
     }
 }

@@ -16,18 +16,18 @@ use nix::{
     unistd::{Pid, getppid},
 };
 
-use super::{Job, LaunchOptions, gpus, guard, output::complain};
-use crate::JobToken;
+use crate::{Job, LaunchOptions, gpus, guard, output::complain};
+use megaburn_collective::JobToken;
 
 /// Exit codes of a command that cannot be started, as shells have them.
-pub(super) const EXIT_CANNOT_START: i32 = 126;
-pub(super) const EXIT_NOT_FOUND: i32 = 127;
+pub(crate) const EXIT_CANNOT_START: i32 = 126;
+pub(crate) const EXIT_NOT_FOUND: i32 = 127;
 /// The environment name under which a rank finds its launcher's process id.
-pub(super) const LAUNCHER: &str = "MEGABURN_LAUNCHER";
+pub(crate) const LAUNCHER: &str = "MEGABURN_LAUNCHER";
 
 /// Starts local rank `local_rank` as the leader of its own process group, so that what it starts
 /// can be ended with it.
-pub(super) fn start(options: &LaunchOptions, local_rank: usize, job: &Job) -> io::Result<Child> {
+pub(crate) fn start(options: &LaunchOptions, local_rank: usize, job: &Job) -> io::Result<Child> {
     let LaunchOptions {
         nproc,
         nnodes,
@@ -74,7 +74,7 @@ pub(super) fn start(options: &LaunchOptions, local_rank: usize, job: &Job) -> io
 
 /// Waits until a child has ended and leaves it as a zombie, so that its process id (and that of its
 /// group) still means it. Tells whether a signal killed it.
-pub(super) fn await_end(pid: Pid) -> bool {
+pub(crate) fn await_end(pid: Pid) -> bool {
     let flags = WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT;
     loop {
         match waitid(Id::Pid(pid), flags) {
@@ -86,13 +86,13 @@ pub(super) fn await_end(pid: Pid) -> bool {
 }
 
 /// Sends a signal to a rank and everything that it started, as far as it is still there.
-pub(super) fn signal(pid: Pid, signal: Signal) {
+pub(crate) fn signal(pid: Pid, signal: Signal) {
     let _ = killpg(pid, signal);
 }
 
 /// Whether a process of the group still runs, as far as the system tells. One that ended and was not
 /// waited for by its parent does not run.
-pub(super) fn group_runs(group: Pid) -> bool {
+pub(crate) fn group_runs(group: Pid) -> bool {
     let Ok(processes) = fs::read_dir("/proc") else {
         return false;
     };

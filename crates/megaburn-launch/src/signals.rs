@@ -7,7 +7,7 @@ use std::{
 
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGTSTP, SIGUSR1, SIGUSR2};
 
-use super::child::LAUNCHER;
+use crate::child::LAUNCHER;
 
 /// Signals this close together are one request: a terminal and a launcher may both pass on a Ctrl-C.
 const ONE_REQUEST: Duration = Duration::from_secs(1);
@@ -22,7 +22,7 @@ pub fn stop_signals() -> Vec<i32> {
 }
 
 /// What a launcher passes on: [`stop_signals`], and SIGTSTP, which Ctrl-Z sends.
-pub(super) fn passed_on() -> Vec<i32> {
+pub(crate) fn passed_on() -> Vec<i32> {
     with_unless_ignored(stop_signals(), SIGTSTP)
 }
 

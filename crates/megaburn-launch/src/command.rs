@@ -8,13 +8,13 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::LaunchError;
+use crate::LaunchError;
 
 /// Refuses a command that no rank could start.
 ///
 /// # Errors
 /// There is no such program, or it may not be executed.
-pub(super) fn check(program: &OsStr) -> Result<(), LaunchError> {
+pub(crate) fn check(program: &OsStr) -> Result<(), LaunchError> {
     find(program, env::var_os("PATH").as_deref())
 }
 

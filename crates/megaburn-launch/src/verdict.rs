@@ -4,7 +4,7 @@ use std::{fmt, process::ExitStatus};
 
 use nix::sys::signal::Signal;
 
-use super::EXIT_PEER_FAILED;
+use crate::EXIT_PEER_FAILED;
 
 /// What ended a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,7 +21,7 @@ pub enum EndedBy {
 }
 
 impl EndedBy {
-    pub(super) fn of(status: ExitStatus) -> Self {
+    pub(crate) fn of(status: ExitStatus) -> Self {
         use std::os::unix::process::ExitStatusExt;
         match (status.code(), status.signal()) {
             (Some(code), _) => Self::Code(code),
@@ -36,7 +36,7 @@ impl EndedBy {
 
 /// The exit code of ranks that stopped: all that ended did so with this code, which means none of the
 /// failures of megaburn, of Rust or of shells. `train.stopped_exit_code` can be no other.
-pub(super) fn stopped_with(mut ends: impl Iterator<Item = EndedBy>) -> Option<i32> {
+pub(crate) fn stopped_with(mut ends: impl Iterator<Item = EndedBy>) -> Option<i32> {
     let first = ends.next()?;
     match first {
         EndedBy::Code(code) if code > EXIT_PEER_FAILED && code < 126 && code != 101 => {

@@ -7,11 +7,11 @@ const COMPARED: usize = 64;
 
 /// The errors that ranks wrote so far, each with its ranks in the order in which they wrote it.
 #[derive(Debug, Default)]
-pub(super) struct Repeats(Mutex<Vec<(Vec<u8>, Vec<usize>)>>);
+pub(crate) struct Repeats(Mutex<Vec<(Vec<u8>, Vec<usize>)>>);
 
 impl Repeats {
     /// Whether this line is an error (`error: ...`) that another rank has written before.
-    pub(super) fn is_repeated(&self, rank: usize, line: &[u8]) -> bool {
+    pub(crate) fn is_repeated(&self, rank: usize, line: &[u8]) -> bool {
         if !line.starts_with(b"error: ") {
             return false;
         }
@@ -29,7 +29,7 @@ impl Repeats {
     }
 
     /// Which ranks wrote what was not shown again.
-    pub(super) fn lines(&self) -> Vec<String> {
+    pub(crate) fn lines(&self) -> Vec<String> {
         let known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let repeated: Vec<_> = known.iter().filter(|(_, ranks)| ranks.len() > 1).collect();
         let line = |(error, ranks): &&(Vec<u8>, Vec<usize>)| {

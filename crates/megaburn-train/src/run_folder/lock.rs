@@ -35,11 +35,17 @@ const FIRST_WORD: &str = "run ";
 /// releases the lock when the lease of the machine ends, which is after 90 seconds for NFS.
 pub(super) const LEASE: Duration = Duration::from_secs(150);
 
+/// How long a start waits for a lock that a process of this machine holds. A process that was killed
+/// keeps its lock until the kernel has released its memory and its GPU, so a supervisor that starts the
+/// run again at once would otherwise be refused.
+const EXITING: Duration = Duration::from_secs(2);
+
 impl RunLock {
     /// Takes the folder, which must be there.
     ///
     /// # Errors
-    /// The file cannot be made; another process holds it, on another machine for longer than `lease`.
+    /// The file cannot be made, or another process holds it: one of this machine for longer than
+    /// [`EXITING`], one of another machine for longer than `lease`.
     pub(super) fn take(dir: &Path, lease: Duration) -> Result<Self, RunFolderError> {
         let fail = |source| RunFolderError::Unusable {
             path: dir.to_path_buf(),
@@ -58,7 +64,8 @@ impl RunLock {
                 Ok(()) => break,
                 Err(TryLockError::WouldBlock) => {
                     let Holder { name, is_elsewhere } = Holder::read(&path);
-                    if !is_elsewhere || start.elapsed() >= lease {
+                    let limit = if is_elsewhere { lease } else { EXITING };
+                    if start.elapsed() >= limit {
                         let path = dir.to_path_buf();
                         return Err(RunFolderError::InUse {
                             path,
@@ -66,7 +73,7 @@ impl RunLock {
                             is_elsewhere,
                         });
                     }
-                    if !is_told {
+                    if is_elsewhere && !is_told {
                         tracing::warn!(
                             "`{}` is held by a run on another machine ({name}); in case that is gone, its lock is waited for, {} seconds at most",
                             dir.display(),
@@ -74,7 +81,8 @@ impl RunLock {
                         );
                         is_told = true;
                     }
-                    sleep(Duration::from_secs(1).min(lease));
+                    let pause = if is_elsewhere { 1000 } else { 20 };
+                    sleep(Duration::from_millis(pause).min(limit));
                 }
                 // Some network file systems have no locks. The text tells a second start all the same.
                 Err(TryLockError::Error(error)) => {
@@ -195,6 +203,18 @@ mod tests {
         assert!(first.is_in_place().unwrap().is_ok() && first.is_signed_by_us().unwrap().is_ok());
         drop(first);
         signed(dir.path());
+    }
+
+    #[test]
+    fn a_process_that_is_exiting_is_waited_for() {
+        let dir = tempfile::tempdir().unwrap();
+        let exiting = signed(dir.path());
+        let ends = std::thread::spawn(move || {
+            sleep(Duration::from_millis(200));
+            drop(exiting);
+        });
+        signed(dir.path());
+        ends.join().unwrap();
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! What `docs/` and the README show: quotations are looked up, commands are run.
+//! What `docs/` shows: quotations are looked up, commands are run.
 
 use std::{
     fs,

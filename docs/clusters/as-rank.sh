@@ -1,6 +1,6 @@
 #!/bin/sh
-# Runs a command with torchrun's names for what Slurm, Open MPI or MPICH (in this order) call this
-# process. MASTER_ADDR and MASTER_PORT come from the job.
+# Runs a command with torchrun's environment variables, translated from those of Slurm, Open MPI or
+# MPICH (in this order). MASTER_ADDR and MASTER_PORT come from the job.
 export RANK="${SLURM_PROCID:-${OMPI_COMM_WORLD_RANK:-$PMI_RANK}}"
 export WORLD_SIZE="${SLURM_NTASKS:-${OMPI_COMM_WORLD_SIZE:-$PMI_SIZE}}"
 export LOCAL_RANK="${SLURM_LOCALID:-${OMPI_COMM_WORLD_LOCAL_RANK:-$MPI_LOCALRANKID}}"

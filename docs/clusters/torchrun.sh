@@ -1,7 +1,7 @@
 #!/bin/bash
-# The ranks of one host under torchrun, where that is what the cluster has. On each of NODES hosts:
-# `docs/clusters/torchrun.sh NODES RENDEZVOUS_HOST`, with the same MEGABURN_JOB_TOKEN on each
-# (`openssl rand -hex 16` draws one): who reaches the ports and does not know it is refused.
+# The ranks of one host under torchrun, for clusters that use it. On each of NODES hosts run
+# `docs/clusters/torchrun.sh NODES RENDEZVOUS_HOST`, with the same MEGABURN_JOB_TOKEN
+# (`openssl rand -hex 16` draws one): a caller that reaches the ports without it is refused.
 set -euo pipefail
 nodes=$1
 host=$2

@@ -51,7 +51,8 @@ impl Exit {
             .find(|exit| i32::from(exit.code()) == code)
     }
 
-    /// Every code that the commands exit with and what it means, as the README and `--help` have it.
+    /// Every code that the commands exit with and its meaning, as `docs/training.md` and `--help`
+    /// list them.
     pub fn table() -> Vec<(String, &'static str)> {
         let own = Exit::ALL.map(|exit| (exit.code().to_string(), exit.meaning()));
         let others = OTHERS.map(|(codes, meaning)| (codes.to_string(), meaning));
@@ -116,16 +117,16 @@ mod tests {
     }
 
     #[test]
-    fn the_readme_and_help_have_all_codes() {
-        let readme = include_str!("../../../README.md");
+    fn the_page_on_training_and_help_have_all_codes() {
+        let page = include_str!("../../../docs/training.md");
         let rows: Vec<String> = Exit::table()
             .into_iter()
             .map(|(codes, meaning)| format!("| {codes} | {meaning} |\n"))
             .collect();
         let table = format!("| exit code | meaning |\n|---|---|\n{}\n", rows.concat());
         assert!(
-            readme.contains(&table),
-            "the README has another table than:\n{table}"
+            page.contains(&table),
+            "docs/training.md has another table than:\n{table}"
         );
         assert_eq!(Exit::help().lines().count(), 1 + rows.len());
     }

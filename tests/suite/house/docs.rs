@@ -1,4 +1,4 @@
-//! What `docs/` and the README show: quotations are looked up, commands are run.
+//! What `docs/` shows: quotations are looked up, commands are run.
 
 use std::{
     fs,
@@ -110,25 +110,13 @@ fn the_table_of_parts_has_every_family() {
 
 /// All commands of a page, from a folder that is like a clone with a release build.
 #[rstest]
-#[case::context("docs/context.md", "")]
-#[case::experts("docs/experts.md", "")]
-#[case::families("docs/families.md", "")]
-#[case::huggingface("docs/huggingface.md", "")]
-#[case::mtp("docs/mtp.md", "")]
-#[case::readme("README.md", "## Models people already have")]
-fn the_commands_run_as_they_stand(#[case] page: &str, #[case] section: &str) {
-    let text = read(page);
-    let text = text
-        .split_once(section)
-        .unwrap_or_else(|| panic!("{page} has no {section}"))
-        .1;
-    let text = text.split("\n## ").enumerate();
-    let text: Vec<&str> = text
-        .take_while(|(index, _)| section.is_empty() || *index == 0)
-        .map(|(_, text)| text)
-        .collect();
-    let commands: Vec<String> = text.iter().flat_map(|text| blocks(text, "sh")).collect();
-    let commands: String = commands
+#[case::context("docs/context.md")]
+#[case::experts("docs/experts.md")]
+#[case::families("docs/families.md")]
+#[case::huggingface("docs/huggingface.md")]
+#[case::mtp("docs/mtp.md")]
+fn the_commands_run_as_they_stand(#[case] page: &str) {
+    let commands: String = blocks(&read(page), "sh")
         .iter()
         .flat_map(|block| block.split_inclusive('\n'))
         .filter(|line| !line.starts_with("cargo build "))

@@ -88,6 +88,13 @@ fn the_architecture_has_every_crate_on_its_floor() {
     }
 }
 
+#[test]
+fn ci_checks_the_oldest_rust() {
+    let toolchain = format!("toolchain: \"{}\"", env!("CARGO_PKG_RUST_VERSION"));
+    let workflow = read(".github/workflows/ci.yml");
+    assert!(workflow.contains(&toolchain), "ci.yml has no {toolchain}");
+}
+
 /// Code without indentation, the marks of doc comments and the lines that rustdoc hides.
 fn bare(code: &str) -> String {
     let lines = code.lines().map(|line| {

@@ -1,4 +1,4 @@
-//! What `docs/` shows: quotations are looked up, commands are run.
+//! What `docs/`, the README and other pages show: quotations and paths are looked up, commands run.
 
 use std::{
     fs,
@@ -12,7 +12,10 @@ use megaburn::{
 };
 use rstest::rstest;
 
-use crate::{house::rules::visit, runs::child::Ranks};
+use crate::{
+    house::rules::{FLOORS, visit},
+    runs::child::Ranks,
+};
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -50,6 +53,86 @@ fn the_page_on_families_quotes_the_source() {
             "nowhere:\n{block}"
         );
     }
+}
+
+/// The paths that a page names in backticks: texts with a slash or the ending of a file.
+fn paths(page: &str) -> Vec<&str> {
+    let is_path = |text: &&str| {
+        let endings = [".md", ".py", ".rs", ".toml"];
+        let has_ending = endings.iter().any(|ending| text.ends_with(ending));
+        !text.contains(' ') && (text.contains('/') || has_ending)
+    };
+    page.split('`').skip(1).step_by(2).filter(is_path).collect()
+}
+
+#[test]
+fn the_architecture_names_only_files_that_exist() {
+    let page = read("ARCHITECTURE.md");
+    assert!(!page.contains("```"), "a code block is no path");
+    let found = paths(&page);
+    assert!(found.len() > 80, "only {} paths", found.len());
+    let is_missing = |path: &&str| !root().join(path).exists();
+    let missing: Vec<&str> = found.into_iter().filter(is_missing).collect();
+    assert!(missing.is_empty(), "moved or removed: {missing:#?}");
+}
+
+#[test]
+fn the_architecture_has_every_crate_on_its_floor() {
+    let page = read("ARCHITECTURE.md");
+    for (name, floor) in FLOORS {
+        let row = format!("| {floor} | `{name}` | `");
+        assert!(
+            page.contains(&row),
+            "ARCHITECTURE.md has no row that begins {row}"
+        );
+    }
+}
+
+#[test]
+fn ci_checks_the_oldest_rust() {
+    let toolchain = format!("toolchain: \"{}\"", env!("CARGO_PKG_RUST_VERSION"));
+    let workflow = read(".github/workflows/ci.yml");
+    assert!(workflow.contains(&toolchain), "ci.yml has no {toolchain}");
+}
+
+/// Code without indentation, the marks of doc comments and the lines that rustdoc hides.
+fn bare(code: &str) -> String {
+    let lines = code.lines().map(|line| {
+        let line = line.trim();
+        let marks = ["//!", "///"];
+        let text = marks.iter().find_map(|mark| line.strip_prefix(mark));
+        text.unwrap_or(line).trim()
+    });
+    let shown: Vec<&str> = lines.filter(|line| !line.starts_with("# ")).collect();
+    shown.join("\n")
+}
+
+#[test]
+fn pages_of_crates_quote_code_that_is_compiled() {
+    let mut sources = Vec::new();
+    for folder in ["crates", "cubecl-kernels", "examples"] {
+        visit(&root().join(folder), &mut |path| {
+            sources.push(bare(&fs::read_to_string(path).unwrap()))
+        });
+    }
+    let mut folders = vec![root().join("cubecl-kernels")];
+    let crates = fs::read_dir(root().join("crates")).unwrap();
+    folders.extend(crates.map(|entry| entry.unwrap().path()));
+    let mut quoted = 0;
+    for folder in folders {
+        let page = fs::read_to_string(folder.join("README.md"))
+            .unwrap_or_else(|error| panic!("{}/README.md: {error}", folder.display()));
+        for block in blocks(&page, "rust") {
+            quoted += 1;
+            let block = bare(&block);
+            assert!(
+                sources.iter().any(|source| source.contains(&block)),
+                "{}/README.md shows what is nowhere:\n{block}",
+                folder.display()
+            );
+        }
+    }
+    assert!(quoted > 8, "only {quoted} blocks");
 }
 
 /// How a row of the table of parts begins, and what it says of norms on heads and tied matrices.

@@ -9,7 +9,7 @@ use std::{
 use cargo_metadata::{DependencyKind, MetadataCommand};
 
 /// A crate depends only on floors below its own.
-const FLOORS: [(&str, u8); 17] = [
+pub(crate) const FLOORS: [(&str, u8); 17] = [
     ("megaburn-mesh", 0),
     ("megaburn-cuda", 0),
     ("megaburn-collective", 1),

@@ -5,6 +5,15 @@
 //! asks the kernel to kill it when the launcher dies and then becomes the command; a program that
 //! starts itself several times ([`LaunchOptions::this_program`]) asks for that directly. What a
 //! command starts in its turn is ended by a guard (`guard.rs`) if the launcher dies.
+//!
+//! ```
+//! use megaburn_launch::LaunchOptions;
+//!
+//! let options = LaunchOptions::new(4, vec!["my-program".into()])
+//!     .with_nodes(2, 0)
+//!     .with_master(Some("host-0".into()), Some(29500));
+//! assert_eq!(options.nproc, 4);
+//! ```
 
 mod child;
 mod command;
